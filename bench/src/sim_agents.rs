@@ -7,13 +7,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use regatta_launch::crew::Event;
-use regatta_launch::fleet::boot::{REJOIN, Times};
-use regatta_launch::fleet::member::{Input, Member, Output, Patience};
-use regatta_launch::fleet::message::{Hello, decode, encode};
-use regatta_launch::fleet::tree::{Above, Tree};
-use regatta_launch::net::{ConnId, ListenerId, Net, NetEvent};
-use regatta_model::result::Ending;
+use regatta_launch::agents::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts};
+use regatta_launch::agents::bootstrap::{JobTimeouts, REJOIN_TIMEOUT};
+use regatta_launch::agents::message::{Registration, decode, encode};
+use regatta_launch::agents::tree::{Parent, Tree};
+use regatta_launch::net::{ConnId, ListenerId, NetEvent, Reactor};
+use regatta_launch::worker_group::JobEvent;
+use regatta_model::result::RankExit;
 use regatta_wire::secret::Secret;
 
 /// Timer interval of the agents. Real agents tick at least as often.
@@ -31,13 +31,13 @@ pub struct SimConfig {
     /// The job's secret.
     pub secret: Secret,
     /// Timeouts.
-    pub times: Times,
+    pub times: JobTimeouts,
     /// Description of the machine that each agent reports.
     pub machine: String,
 }
 
 struct SimAgent {
-    member: Member<ConnId>,
+    member: AgentState<ConnId>,
     connecting: Option<ConnId>,
     left: bool,
 }
@@ -45,7 +45,7 @@ struct SimAgent {
 /// The agents of a job.
 pub struct SimAgents {
     config: SimConfig,
-    net: Net,
+    net: Reactor,
     agents: Vec<SimAgent>,
     /// The agent of each connection and listener.
     conns: HashMap<ConnId, usize>,
@@ -68,17 +68,17 @@ impl SimAgents {
     /// The agents of these nodes; those with children listen.
     pub fn new(nodes: &[u32], config: SimConfig) -> io::Result<Self> {
         let now = Instant::now();
-        let mut net = Net::new(config.secret.clone(), config.times.timing())?;
-        let Times { grace, join, .. } = config.times;
-        let patience = Patience { grace, join, rejoin: REJOIN };
+        let mut net = Reactor::new(config.secret.clone(), config.times.timing())?;
+        let JobTimeouts { grace, join, .. } = config.times;
+        let patience = AgentTimeouts { grace, join, rejoin: REJOIN_TIMEOUT };
         let (mut agents, mut listeners) = (Vec::new(), HashMap::new());
         for &node in nodes {
-            if config.tree.has_below(node) {
+            if config.tree.has_children(node) {
                 let (listener, _) = net.listen(SocketAddr::new(address(node), config.port))?;
                 listeners.insert(listener, agents.len());
             }
-            let hello = Hello { node, machine: config.machine.clone(), port: None };
-            let member = Member::new(hello, config.tree, patience, now);
+            let hello = Registration { node, machine: config.machine.clone(), port: None };
+            let member = AgentState::new(hello, config.tree, patience, now);
             agents.push(SimAgent { member, connecting: None, left: false });
         }
         let (conns, events) = (HashMap::new(), Vec::new());
@@ -92,7 +92,7 @@ impl SimAgents {
 
     /// Flushes pending messages.
     pub fn finish(mut self) -> io::Result<()> {
-        self.net.finish(self.config.times.timing().beat)
+        self.net.shutdown(self.config.times.timing().heartbeat)
     }
 
     /// Processes network events and timers, waiting at most `timeout`.
@@ -105,7 +105,7 @@ impl SimAgents {
         let now = Instant::now();
         if now >= self.next_tick {
             self.next_tick = now + TICK;
-            (0..self.agents.len()).for_each(|agent| self.handle(agent, Input::Tick));
+            (0..self.agents.len()).for_each(|agent| self.handle(agent, AgentInput::Tick));
         }
         Ok(())
     }
@@ -118,14 +118,14 @@ impl SimAgents {
             NetEvent::Ready { conn, listener: None, .. } => {
                 let agent = self.conns[&conn];
                 self.agents[agent].connecting = None;
-                self.handle(agent, Input::Joined(conn));
+                self.handle(agent, AgentInput::Connected(conn));
             }
             NetEvent::Frame { conn, payload } => self.frame(conn, &payload),
             NetEvent::Closed { conn, why } => {
                 let Some(agent) = self.conns.remove(&conn) else { return };
                 let input = match self.agents[agent].connecting == Some(conn) {
-                    true => Input::CallFailed,
-                    false => Input::Closed(conn, why.to_string()),
+                    true => AgentInput::ConnectFailed,
+                    false => AgentInput::Closed(conn, why.to_string()),
                 };
                 self.handle(agent, input);
             }
@@ -134,16 +134,16 @@ impl SimAgents {
 
     fn frame(&mut self, conn: ConnId, payload: &[u8]) {
         let agent = self.conns[&conn];
-        let input = match self.agents[agent].member.above() == Some(conn) {
-            true => decode(payload).map(Input::Down),
-            false => decode(payload).map(|up| Input::Up(conn, up)),
+        let input = match self.agents[agent].member.parent_conn() == Some(conn) {
+            true => decode(payload).map(AgentInput::Downstream),
+            false => decode(payload).map(|up| AgentInput::Upstream(conn, up)),
         };
         if let Ok(input) = input {
             self.handle(agent, input);
         }
     }
 
-    fn handle(&mut self, agent: usize, input: Input<ConnId>) {
+    fn handle(&mut self, agent: usize, input: AgentInput<ConnId>) {
         if self.agents[agent].left {
             return;
         }
@@ -152,31 +152,34 @@ impl SimAgents {
         }
     }
 
-    fn apply(&mut self, agent: usize, output: Output<ConnId>) {
+    fn apply(&mut self, agent: usize, output: AgentOutput<ConnId>) {
         match output {
-            Output::Call(above) => {
+            AgentOutput::Connect(above) => {
                 let conn = self.net.connect(match above {
-                    Above::Root => self.config.root,
-                    Above::Node(node) => SocketAddr::new(address(node), self.config.port),
+                    Parent::Root => self.config.root,
+                    Parent::Node(node) => SocketAddr::new(address(node), self.config.port),
                 });
                 self.conns.insert(conn, agent);
                 self.agents[agent].connecting = Some(conn);
             }
-            Output::Up(conn, up) => {
+            AgentOutput::Upstream(conn, up) => {
                 self.net.send(conn, &encode(&up).unwrap_or_default());
             }
-            Output::Down(conn, down) => {
+            AgentOutput::Downstream(conn, down) => {
                 self.net.send(conn, &encode(&down).unwrap_or_default());
             }
-            Output::Start(work) => {
+            AgentOutput::Start(work) => {
                 for rank in work.ranks.iter().map(|r| r.rank) {
-                    self.handle(agent, Input::Ranks(Event::Started { rank, pid: 1 }));
-                    self.handle(agent, Input::Ranks(Event::Ended(rank, Ending::Exit(0))));
+                    self.handle(agent, AgentInput::Ranks(JobEvent::Started { rank, pid: 1 }));
+                    self.handle(
+                        agent,
+                        AgentInput::Ranks(JobEvent::Exited(rank, RankExit::Exit(0))),
+                    );
                 }
-                self.handle(agent, Input::Ranks(Event::Over));
+                self.handle(agent, AgentInput::Ranks(JobEvent::Finished));
             }
-            Output::Ranks(_) => {}
-            Output::Leave => self.agents[agent].left = true,
+            AgentOutput::Control(_) => {}
+            AgentOutput::Exit => self.agents[agent].left = true,
         }
     }
 }

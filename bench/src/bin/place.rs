@@ -8,16 +8,19 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use regatta_benchmarks::{RunTimes, measure, report};
-use regatta_model::{AllocatedNode, Allocation, Job, Machine, Reserve, SmtUse, document};
+use regatta_model::{
+    AllocatedNode, Allocation, JobSpec, Machine, ReservedCores, SmtPolicy, document,
+};
 
 const NODES: usize = 10_000;
 
 fn main() -> Result<()> {
     let machine = regatta_discover::systems::system("lumi-g").context("lumi-g")?;
-    let mut allocation = Allocation::alone("node1");
+    let mut allocation = Allocation::single_node("node1");
     allocation.nodes =
         (1..=NODES).map(|i| AllocatedNode { host: format!("node{i}"), ranks: None }).collect();
-    let job = Job { reserve: Reserve::FirstOfL3, smt: SmtUse::One, ..Job::default() };
+    let job =
+        JobSpec { reserve: ReservedCores::FirstOfL3, smt: SmtPolicy::One, ..JobSpec::default() };
 
     let work = || place(std::slice::from_ref(&machine), &allocation, &job);
     let text = work()?;
@@ -36,7 +39,7 @@ fn main() -> Result<()> {
     report("every node described", measure(work), &[("serialising the value tree", peer)])
 }
 
-fn place(machines: &[Machine], allocation: &Allocation, job: &Job) -> Result<String> {
+fn place(machines: &[Machine], allocation: &Allocation, job: &JobSpec) -> Result<String> {
     let placement = regatta_place::place(machines, allocation, job)?;
     Ok(document::to_json_line(&placement)?)
 }

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use regatta_benchmarks::sim_agents::{SimAgents, SimConfig, free_port};
 use regatta_benchmarks::{Contender, interleave, report};
+use regatta_launch::agents::bootstrap::JobTimeouts;
+use regatta_launch::agents::coordinator::Coordinator;
+use regatta_launch::agents::message::{NodeLaunch, RankLaunch};
+use regatta_launch::agents::tree::Tree;
 use regatta_launch::bind::Binding;
-use regatta_launch::crew::{Crew, Event};
-use regatta_launch::fleet::boot::Times;
-use regatta_launch::fleet::coordinator::Fleet;
-use regatta_launch::fleet::message::{RankWork, Work};
-use regatta_launch::fleet::tree::Tree;
+use regatta_launch::worker_group::{JobEvent, WorkerGroup};
 use regatta_model::{MemoryPolicy, document};
 use regatta_wire::secret::Secret;
 
@@ -27,7 +27,7 @@ const FAN_OUT: u32 = 32;
 const PROCESSES: u32 = 4;
 const ROUNDS: usize = 5;
 /// The defaults of `regatta launch`.
-const TIMES: Times = Times {
+const TIMES: JobTimeouts = JobTimeouts {
     grace: Duration::from_secs(30),
     join: Duration::from_secs(120),
     lost_after: Duration::from_secs(30),
@@ -74,26 +74,26 @@ fn rendezvous(fan_out: u32) -> Result<(Duration, Duration)> {
     let (secret, port) = (Secret::generate()?, free_port()?);
 
     let start = Instant::now();
-    let mut fleet = Fleet::listen(&hosts, secret.clone(), TIMES)?;
-    processes.go(&format!("{} {fan_out} {port} {}", fleet.port(), secret.to_hex()))?;
-    while !fleet.absent().is_empty() {
-        fleet.poll(TICK);
+    let mut coordinator = Coordinator::listen(&hosts, secret.clone(), TIMES)?;
+    processes.go(&format!("{} {fan_out} {port} {}", coordinator.port(), secret.to_hex()))?;
+    while !coordinator.missing().is_empty() {
+        coordinator.poll(TICK);
         if start.elapsed() > TIMES.join {
-            bail!("{} agents never connected", fleet.absent().len());
+            bail!("{} agents never connected", coordinator.missing().len());
         }
     }
     let join = start.elapsed();
 
     let start = Instant::now();
-    fleet.begin(0, (0..AGENTS).map(|node| (node, work(node))).collect());
+    coordinator.start(0, (0..AGENTS).map(|node| (node, work(node))).collect());
     let mut ended = 0;
     loop {
-        match fleet.next(TICK, false) {
-            Some(Event::Ended(_, ending)) if ending.is_good() => ended += 1,
-            Some(Event::Over) => break,
-            Some(Event::Started { .. }) | None => {}
+        match coordinator.next(TICK, false) {
+            Some(JobEvent::Exited(_, ending)) if ending.is_success() => ended += 1,
+            Some(JobEvent::Finished) => break,
+            Some(JobEvent::Started { .. }) | None => {}
             // Without a tree, some connections are rejected at first, which is logged.
-            Some(Event::Note(_)) => {}
+            Some(JobEvent::Warning(_)) => {}
             Some(other) => bail!("unexpected event of an empty job: {other:?}"),
         }
     }
@@ -101,26 +101,27 @@ fn rendezvous(fan_out: u32) -> Result<(Duration, Duration)> {
     if ended != AGENTS {
         bail!("{ended} of {AGENTS} ranks exited successfully");
     }
-    fleet.leave();
+    coordinator.shutdown();
     processes.wait()?;
     Ok((join, job))
 }
 
 /// One rank with a typical number of environment variables.
-fn work(node: u32) -> Work {
+fn work(node: u32) -> NodeLaunch {
     let setting =
         |i: u32| (format!("REGATTA_VARIABLE_{i}"), Some("a value of typical length".into()));
     let cpus = (0..8).collect();
     let binding = Binding::new(&cpus, &MemoryPolicy::Prefer(vec![0]));
-    Work {
+    NodeLaunch {
         attempt: 0,
         command: ["python", "train.py", "--config", "large.toml"].map(Into::into).to_vec(),
-        folder: "/scratch/project/run".into(),
-        base: Vec::new(),
-        without: Vec::new(),
-        common: (0..30).map(setting).collect(),
-        progress: false,
-        ranks: vec![RankWork {
+        cwd: "/scratch/project/run".into(),
+        base_env: Vec::new(),
+        env_remove_prefixes: Vec::new(),
+        common_env: (0..30).map(setting).collect(),
+        report_progress: false,
+        input: None,
+        ranks: vec![RankLaunch {
             rank: node,
             command: None,
             env: (30..40).map(setting).collect(),

@@ -20,7 +20,7 @@ use crate::tcp::{
     RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode, encode,
 };
 use crate::worker::Communicator;
-pub use config::BootstrapConfig;
+pub use config::{BootstrapConfig, host_name};
 pub use listen::listen;
 
 /// Time for a peer to authenticate.

@@ -1,5 +1,7 @@
 //! A collective or message as data. The part that ranks must agree on is its [`Signature`].
 
+use regatta_model::hash::fnv1a;
+
 use crate::counts::Counts;
 use crate::{CommError, DType, ReduceOp};
 
@@ -161,6 +163,13 @@ impl std::fmt::Display for Signature {
     }
 }
 
+impl<'a> Call<'a> {
+    /// An in-place call with reduction sum, root 0 and tag 0.
+    pub fn new(kind: CallKind, dtype: DType, counts: Counts<'a>, output: &'a mut [u8]) -> Self {
+        Self { kind, dtype, op: ReduceOp::Sum, root: 0, tag: 0, counts, input: None, output }
+    }
+}
+
 impl Call<'_> {
     /// The signature, which must be the same on all ranks.
     pub fn signature(&self, ranks: usize) -> Signature {
@@ -250,12 +259,8 @@ impl Call<'_> {
     }
 }
 
-/// FNV-1a over the counts.
 fn hash_counts(counts: &[usize]) -> u64 {
-    let bytes = counts.iter().flat_map(|c| (*c as u64).to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    fnv1a(counts.iter().flat_map(|c| (*c as u64).to_le_bytes()))
 }
 
 #[cfg(test)]
@@ -263,8 +268,7 @@ mod tests {
     use super::*;
 
     fn call(kind: CallKind, counts: Counts<'static>) -> Call<'static> {
-        let (dtype, op) = (DType::F32, ReduceOp::Sum);
-        Call { kind, dtype, op, root: 1, tag: 0, counts, input: Some(&[]), output: &mut [] }
+        Call { root: 1, input: Some(&[]), ..Call::new(kind, DType::F32, counts, &mut []) }
     }
 
     #[test]

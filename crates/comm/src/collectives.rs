@@ -7,8 +7,7 @@ use crate::{Call, CallKind, Comm, CommError, Counts, Element, ReduceOp};
 pub trait Collectives: Comm {
     /// Reduces `data` over all ranks, in place.
     fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<(), CommError> {
-        let counts = Counts::Equal(data.len());
-        self.run(Call { op, counts, output: bytes_of_mut(data), ..call::<T>(CallKind::AllReduce) })
+        self.run(Call { op, ..in_place(CallKind::AllReduce, data.len(), data) })
     }
 
     /// Reduces `input` over all ranks into `output`.
@@ -19,19 +18,12 @@ pub trait Collectives: Comm {
         op: ReduceOp,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(output.len());
-        self.run(Call { op, counts, ..with_buffers(CallKind::AllReduce, input, output) })
+        self.run(Call { op, ..out_of_place(CallKind::AllReduce, counts, input, output) })
     }
 
     /// Reduces `data` over all ranks in place at the root. Other ranks' `data` is unchanged.
     fn reduce<T: Element>(&self, data: &mut [T], op: ReduceOp, root: u32) -> Result<(), CommError> {
-        let counts = Counts::Equal(data.len());
-        self.run(Call {
-            op,
-            root,
-            counts,
-            output: bytes_of_mut(data),
-            ..call::<T>(CallKind::Reduce)
-        })
+        self.run(Call { op, root, ..in_place(CallKind::Reduce, data.len(), data) })
     }
 
     /// Reduces `input` over all ranks into the root's `output`, which is empty on other ranks.
@@ -43,24 +35,18 @@ pub trait Collectives: Comm {
         root: u32,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(input.len());
-        self.run(Call { op, root, counts, ..with_buffers(CallKind::Reduce, input, output) })
+        self.run(Call { op, root, ..out_of_place(CallKind::Reduce, counts, input, output) })
     }
 
     /// Copies the root's `data` to all ranks.
     fn broadcast<T: Element>(&self, data: &mut [T], root: u32) -> Result<(), CommError> {
-        let counts = Counts::Equal(data.len());
-        self.run(Call {
-            root,
-            counts,
-            output: bytes_of_mut(data),
-            ..call::<T>(CallKind::Broadcast)
-        })
+        self.run(Call { root, ..in_place(CallKind::Broadcast, data.len(), data) })
     }
 
     /// Concatenates the `part`s of all ranks in rank order.
     fn all_gather<T: Element>(&self, part: &[T], all: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { counts, ..with_buffers(CallKind::AllGather, part, all) })
+        self.run(out_of_place(CallKind::AllGather, counts, part, all))
     }
 
     /// The same with an element count per rank.
@@ -70,13 +56,13 @@ pub trait Collectives: Comm {
         all: &mut [T],
         counts: &[usize],
     ) -> Result<(), CommError> {
-        self.run(Call { counts: per_rank(counts), ..with_buffers(CallKind::AllGather, part, all) })
+        self.run(out_of_place(CallKind::AllGather, per_rank(counts), part, all))
     }
 
     /// An all-gather whose own part is already at its position in `all`.
     fn all_gather_in_place<T: Element>(&self, all: &mut [T]) -> Result<(), CommError> {
-        let counts = Counts::Equal(all.len() / (self.size() as usize).max(1));
-        self.run(Call { counts, output: bytes_of_mut(all), ..call::<T>(CallKind::AllGather) })
+        let count = all.len() / (self.size() as usize).max(1);
+        self.run(in_place(CallKind::AllGather, count, all))
     }
 
     /// Reduces `all` over all ranks and returns this rank's part.
@@ -87,7 +73,7 @@ pub trait Collectives: Comm {
         op: ReduceOp,
     ) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { op, counts, ..with_buffers(CallKind::ReduceScatter, all, part) })
+        self.run(Call { op, ..out_of_place(CallKind::ReduceScatter, counts, all, part) })
     }
 
     /// The same with an element count per rank.
@@ -98,11 +84,8 @@ pub trait Collectives: Comm {
         counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), CommError> {
-        self.run(Call {
-            op,
-            counts: per_rank(counts),
-            ..with_buffers(CallKind::ReduceScatter, all, part)
-        })
+        let counts = per_rank(counts);
+        self.run(Call { op, ..out_of_place(CallKind::ReduceScatter, counts, all, part) })
     }
 
     /// The same with the result at its position in `all`. The other parts are unspecified.
@@ -111,19 +94,14 @@ pub trait Collectives: Comm {
         all: &mut [T],
         op: ReduceOp,
     ) -> Result<(), CommError> {
-        let counts = Counts::Equal(all.len() / (self.size() as usize).max(1));
-        self.run(Call {
-            op,
-            counts,
-            output: bytes_of_mut(all),
-            ..call::<T>(CallKind::ReduceScatter)
-        })
+        let count = all.len() / (self.size() as usize).max(1);
+        self.run(Call { op, ..in_place(CallKind::ReduceScatter, count, all) })
     }
 
     /// Concatenates the `part`s of all ranks at the root. `all` is empty on other ranks.
     fn gather<T: Element>(&self, part: &[T], all: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { root, counts, ..with_buffers(CallKind::Gather, part, all) })
+        self.run(Call { root, ..out_of_place(CallKind::Gather, counts, part, all) })
     }
 
     /// The same with an element count per rank.
@@ -134,17 +112,13 @@ pub trait Collectives: Comm {
         counts: &[usize],
         root: u32,
     ) -> Result<(), CommError> {
-        self.run(Call {
-            root,
-            counts: per_rank(counts),
-            ..with_buffers(CallKind::Gather, part, all)
-        })
+        self.run(Call { root, ..out_of_place(CallKind::Gather, per_rank(counts), part, all) })
     }
 
     /// Distributes the parts of the root's `all`, which is empty on other ranks.
     fn scatter<T: Element>(&self, all: &[T], part: &mut [T], root: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(part.len());
-        self.run(Call { root, counts, ..with_buffers(CallKind::Scatter, all, part) })
+        self.run(Call { root, ..out_of_place(CallKind::Scatter, counts, all, part) })
     }
 
     /// The same with an element count per rank.
@@ -155,23 +129,19 @@ pub trait Collectives: Comm {
         counts: &[usize],
         root: u32,
     ) -> Result<(), CommError> {
-        self.run(Call {
-            root,
-            counts: per_rank(counts),
-            ..with_buffers(CallKind::Scatter, all, part)
-        })
+        self.run(Call { root, ..out_of_place(CallKind::Scatter, per_rank(counts), all, part) })
     }
 
     /// Sends a part to every rank and receives one from every rank, all of equal size.
     fn all_to_all<T: Element>(&self, to: &[T], from: &mut [T]) -> Result<(), CommError> {
         let counts = Counts::Equal(to.len() / (self.size() as usize).max(1));
-        self.run(Call { counts, ..with_buffers(CallKind::AllToAll, to, from) })
+        self.run(out_of_place(CallKind::AllToAll, counts, to, from))
     }
 
     /// The same in place: the part sent to a rank is replaced by the one received from it.
     fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), CommError> {
-        let counts = Counts::Equal(data.len() / (self.size() as usize).max(1));
-        self.run(Call { counts, output: bytes_of_mut(data), ..call::<T>(CallKind::AllToAll) })
+        let count = data.len() / (self.size() as usize).max(1);
+        self.run(in_place(CallKind::AllToAll, count, data))
     }
 
     /// The same with send and receive counts per rank.
@@ -183,25 +153,23 @@ pub trait Collectives: Comm {
         receive: &[usize],
     ) -> Result<(), CommError> {
         let counts = Counts::PerPair { send: send.into(), receive: receive.into() };
-        self.run(Call { counts, ..with_buffers(CallKind::AllToAll, to, from) })
+        self.run(out_of_place(CallKind::AllToAll, counts, to, from))
     }
 
     /// Sends to one rank, which must post a matching receive.
     fn send<T: Element>(&self, data: &[T], to: u32, tag: u32) -> Result<(), CommError> {
         let counts = Counts::Equal(data.len());
-        self.run(Call { root: to, tag, counts, ..with_buffers(CallKind::Send, data, &mut []) })
+        self.run(Call { root: to, tag, ..out_of_place(CallKind::Send, counts, data, &mut []) })
     }
 
     /// Receives from one rank.
     fn receive<T: Element>(&self, data: &mut [T], from: u32, tag: u32) -> Result<(), CommError> {
-        let counts = Counts::Equal(data.len());
-        let output = bytes_of_mut(data);
-        self.run(Call { root: from, tag, counts, output, ..call::<T>(CallKind::Receive) })
+        self.run(Call { root: from, tag, ..in_place(CallKind::Receive, data.len(), data) })
     }
 
     /// Returns when all ranks have entered the barrier.
     fn barrier(&self) -> Result<(), CommError> {
-        self.run(call::<u8>(CallKind::Barrier))
+        self.run(in_place::<u8>(CallKind::Barrier, 0, &mut []))
     }
 }
 
@@ -211,20 +179,16 @@ fn per_rank(counts: &[usize]) -> Counts<'_> {
     Counts::PerRank(counts.into())
 }
 
-/// A call without buffers.
-fn call<'a, T: Element>(kind: CallKind) -> Call<'a> {
-    Call {
-        kind,
-        dtype: T::DTYPE,
-        op: ReduceOp::Sum,
-        root: 0,
-        tag: 0,
-        counts: Counts::Equal(0),
-        input: None,
-        output: &mut [],
-    }
+fn in_place<T: Element>(kind: CallKind, count: usize, data: &mut [T]) -> Call<'_> {
+    Call::new(kind, T::DTYPE, Counts::Equal(count), bytes_of_mut(data))
 }
 
-fn with_buffers<'a, T: Element>(kind: CallKind, input: &'a [T], output: &'a mut [T]) -> Call<'a> {
-    Call { input: Some(bytes_of(input)), output: bytes_of_mut(output), ..call::<T>(kind) }
+fn out_of_place<'a, T: Element>(
+    kind: CallKind,
+    counts: Counts<'a>,
+    input: &'a [T],
+    output: &'a mut [T],
+) -> Call<'a> {
+    let call = Call::new(kind, T::DTYPE, counts, bytes_of_mut(output));
+    Call { input: Some(bytes_of(input)), ..call }
 }

@@ -65,6 +65,40 @@ pub trait Comm: Send + Sync {
     fn has_failed(&self) -> bool;
 }
 
+/// Delegates the methods of [`Comm`] that run no calls to `self.inner`.
+macro_rules! delegate_queries {
+    () => {
+        fn rank(&self) -> u32 {
+            self.inner.rank()
+        }
+
+        fn size(&self) -> u32 {
+            self.inner.size()
+        }
+
+        fn peer(&self, rank: u32) -> $crate::error::Peer {
+            self.inner.peer(rank)
+        }
+
+        fn buffer(&self, bytes: usize) -> $crate::Buffer {
+            self.inner.buffer(bytes)
+        }
+
+        fn device_buffer(&self, bytes: usize) -> Result<$crate::Buffer, $crate::CommError> {
+            self.inner.device_buffer(bytes)
+        }
+
+        fn abort(&self, why: &str) {
+            self.inner.abort(why);
+        }
+
+        fn has_failed(&self) -> bool {
+            self.inner.has_failed()
+        }
+    };
+}
+pub(crate) use delegate_queries;
+
 /// An asynchronous call in progress.
 #[must_use = "wait() returns the result and the buffers"]
 #[derive(Debug)]

@@ -44,40 +44,24 @@ impl std::fmt::Display for Peer {
 /// Why a call failed. After any error but [`CommError::InvalidCall`] the communicator is unusable:
 /// drop it and create a new one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum CommError {
     /// The arguments or buffers of a call are invalid. Nothing was sent.
     #[error("{call}: {what}")]
-    InvalidCall {
-        /// The collective.
-        call: &'static str,
-        /// What is invalid.
-        what: String,
-    },
+    InvalidCall { call: &'static str, what: String },
     /// A rank died or can no longer be reached.
     #[error("{peer} was lost during {call}: {why}")]
-    RankLost {
-        /// The lost rank.
-        peer: Peer,
-        /// How it was detected.
-        why: String,
-        /// The call in progress.
-        call: String,
-    },
+    RankLost { peer: Peer, why: String, call: String },
     /// Ranks issued different calls.
     #[error(
         "collective mismatch in call {sequence} of this communicator: {ours_by} called {ours}, \
          {theirs_by} called {theirs}; all ranks must issue the same calls in the same order"
     )]
     CallMismatch {
-        /// The sequence number of the call in the communicator.
         sequence: u64,
-        /// This rank.
         ours_by: Peer,
-        /// Its call.
         ours: Box<Signature>,
-        /// The other rank.
         theirs_by: Peer,
-        /// Its call.
         theirs: Box<Signature>,
     },
     /// The send count of an all-to-all or a message differs from the receive count.
@@ -85,64 +69,22 @@ pub enum CommError {
         "{from} sends {sent} {dtype} to {to}, which expects {expected}; send and receive counts \
          must match"
     )]
-    CountMismatch {
-        /// The sender.
-        from: Peer,
-        /// The receiver.
-        to: Peer,
-        /// The element type.
-        dtype: DType,
-        /// Elements sent.
-        sent: u64,
-        /// Elements expected.
-        expected: u64,
-    },
+    CountMismatch { from: Peer, to: Peer, dtype: DType, sent: u64, expected: u64 },
     /// Ranks did not enter the call in time.
     #[error("{call}: timed out after {seconds} s waiting for {}", list(.missing))]
-    Timeout {
-        /// The call in progress.
-        call: String,
-        /// The time waited.
-        seconds: u64,
-        /// The late ranks.
-        missing: Vec<Peer>,
-    },
+    Timeout { call: String, seconds: u64, missing: Vec<Peer> },
     /// Both ranks are alive, but messages from one do not reach the other.
     #[error("the link from {from} to {to} failed during {call}: {why}")]
-    LinkBroken {
-        /// The sender.
-        from: Peer,
-        /// The receiver.
-        to: Peer,
-        /// How it was detected.
-        why: String,
-        /// The call in progress.
-        call: String,
-    },
+    LinkBroken { from: Peer, to: Peer, why: String, call: String },
     /// A rank aborted the communicator.
     #[error("{by} aborted: {why}")]
-    Aborted {
-        /// The rank that aborted.
-        by: Peer,
-        /// Its reason.
-        why: String,
-    },
+    Aborted { by: Peer, why: String },
     /// The ranks could not be connected.
     #[error("bootstrap failed: {what}; {hint}")]
-    Bootstrap {
-        /// The cause.
-        what: String,
-        /// The fix.
-        hint: String,
-    },
+    Bootstrap { what: String, hint: String },
     /// An operating-system or library call failed.
     #[error("{what}: {why}")]
-    System {
-        /// The operation.
-        what: String,
-        /// The error.
-        why: String,
-    },
+    System { what: String, why: String },
 }
 
 impl CommError {

@@ -26,7 +26,7 @@ use crate::shm::ShmEngine;
 use crate::tcp::TcpEngine;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{
-    AbortFn, Allocator, Communicator, Engine, HasFailedFn, all_gather_bytes, split_p2p,
+    AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_words,
 };
 use crate::{Call, CommError, bootstrap, shm};
 use node_layout::NodeLayout;
@@ -142,18 +142,6 @@ impl Hierarchical {
 }
 
 impl Hierarchical {
-    /// Runs a group of messages.
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
-        self.check_not_failed()?;
-        self.exchange(messages).map_err(|mut error| {
-            // The sequence numbers of the shared-memory engine count its parts of collectives.
-            if let CommError::CallMismatch { sequence, .. } = &mut error {
-                *sequence = self.calls;
-            }
-            self.fail(error, "send and receive")
-        })
-    }
-
     /// Runs a collective on all ranks.
     fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
         self.check_not_failed()?;
@@ -209,15 +197,6 @@ impl Hierarchical {
     }
 }
 
-/// All-gathers two words per rank.
-fn all_gather_words(world: &mut dyn Engine, own: [u64; 2]) -> Result<Vec<[u64; 2]>, CommError> {
-    let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
-    let all = all_gather_bytes(world, &bytes)?;
-    let (words, _) = all.as_chunks::<8>();
-    let (pairs, _) = words.as_chunks::<2>();
-    Ok(pairs.iter().map(|pair| pair.map(u64::from_le_bytes)).collect())
-}
-
 impl Engine for Hierarchical {
     fn rank(&self) -> u32 {
         self.world.rank()
@@ -234,17 +213,18 @@ impl Engine for Hierarchical {
         }
     }
 
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = split_p2p(calls);
-        self.run_p2p(messages)?;
-        collectives.into_iter().try_for_each(|call| self.run(call))
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        self.check_not_failed()?;
+        self.exchange(messages).map_err(|mut error| {
+            // The sequence numbers of the shared-memory engine count its parts of collectives.
+            if let CommError::CallMismatch { sequence, .. } = &mut error {
+                *sequence = self.calls;
+            }
+            self.fail(error, "send and receive")
+        })
     }
 
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
         self.check_not_failed()?;
         let world = self.world.split_off(colour, key).map_err(|error| self.fail(error, "split"))?;
         let Some(world) = world else { return Ok(None) };

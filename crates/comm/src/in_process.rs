@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::reference::{all_to_all_v, expected_outputs};
-use crate::worker::{AbortFn, Communicator, Engine, HasFailedFn, split_p2p};
+use crate::worker::{AbortFn, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_split_args};
 use crate::{Call, CallKind, CommError, Counts, DType, Signature};
 
 /// The state shared by all ranks.
@@ -184,7 +184,7 @@ impl InProcessEngine {
         }
     }
 
-    fn run_p2p(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run_message(&self, call: Call<'_>) -> Result<(), CommError> {
         let mut state = self.world.lock();
         if call.kind == CallKind::Send {
             let key = (self.rank, call.root, call.tag);
@@ -218,7 +218,7 @@ impl Engine for InProcessEngine {
 
     fn run(&mut self, mut call: Call<'_>) -> Result<(), CommError> {
         if matches!(call.kind, CallKind::Send | CallKind::Receive) {
-            return self.run_p2p(call);
+            return self.run_message(call);
         }
         let (rank, size) = (self.rank as usize, self.world.size);
         // All ranks must have taken the results of the previous collective.
@@ -243,45 +243,16 @@ impl Engine for InProcessEngine {
         Ok(())
     }
 
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = split_p2p(calls);
+    fn run_p2p(&mut self, mut messages: Vec<Call<'_>>) -> Result<(), CommError> {
         // Sends do not block.
-        let (sends, receives): (Vec<_>, Vec<_>) =
-            messages.into_iter().partition(|call| call.kind == CallKind::Send);
-        let mut all = sends.into_iter().chain(receives).chain(collectives);
-        all.try_for_each(|call| self.run(call))
+        messages.sort_by_key(|call| call.kind != CallKind::Send);
+        messages.into_iter().try_for_each(|call| self.run(call))
     }
 
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError> {
-        let size = self.world.size;
-        let mut all = vec![0u8; size * 16];
-        let at = self.rank as usize * 16;
-        let code = colour.map_or(-1, i64::from);
-        all[at..at + 8].copy_from_slice(&code.to_le_bytes());
-        all[at + 8..at + 16].copy_from_slice(&key.to_le_bytes());
-        self.run(Call {
-            kind: CallKind::AllGather,
-            dtype: DType::U8,
-            op: crate::ReduceOp::Sum,
-            root: 0,
-            tag: 0,
-            counts: Counts::Equal(16),
-            input: None,
-            output: &mut all,
-        })?;
-        let word = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&all[at..at + 8]);
-            i64::from_le_bytes(bytes)
-        };
-        let of = |rank| (u32::try_from(word(rank * 16)).ok(), word(rank * 16 + 8));
-        let colours: Vec<_> = (0..size).map(of).collect();
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+        let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
-        let ranks = split_order(&colours, colour);
+        let ranks = split_order(&args, colour);
         let mut state = self.world.lock();
         // No rank can complete another collective before this one calls it.
         let now = state.sequence;

@@ -61,17 +61,9 @@ impl OwnedCall {
     /// # Panics
     /// If they are in device memory.
     pub fn as_call(&mut self) -> Call<'_> {
+        let call = self.without_buffers();
         let input = self.input.as_ref().map(Buffer::bytes);
-        Call {
-            kind: self.kind,
-            dtype: self.dtype,
-            op: self.op,
-            root: self.root,
-            tag: self.tag,
-            counts: self.counts.clone(),
-            input,
-            output: self.output.bytes_mut(),
-        }
+        Call { input, output: self.output.bytes_mut(), ..call }
     }
 
     /// The call with empty buffers.

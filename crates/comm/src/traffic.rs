@@ -7,9 +7,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::buffer::Buffer;
-use crate::error::Peer;
-use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending};
+use crate::comm::delegate_queries;
+use crate::{Call, CallKind, Comm, CommError, Counts, OwnedCall, Pending};
 
 /// The number of elements that a rank sends in a call. The root is that of [`Call`].
 ///
@@ -65,7 +64,6 @@ pub struct TrafficCounters {
     splits: Mutex<Vec<Arc<TrafficCounters>>>,
 }
 
-/// The number of call kinds.
 const KINDS: usize = CallKind::Receive as usize + 1;
 
 impl TrafficCounters {
@@ -119,24 +117,17 @@ impl TrafficSnapshot {
 
     /// The difference to an earlier snapshot.
     pub fn since(&self, before: &Self) -> Self {
-        let mut now = *self;
-        let subtract = |now: &mut [u64], before: &[u64]| {
-            now.iter_mut().zip(before).for_each(|(now, before)| *now = now.wrapping_sub(*before));
-        };
-        subtract(&mut now.calls, &before.calls);
-        subtract(&mut now.bytes, &before.bytes);
-        now
+        self.zip(before, u64::wrapping_sub)
     }
 
     /// The sum of two snapshots.
     pub fn plus(&self, other: &Self) -> Self {
-        let mut sum = *self;
-        let add = |sum: &mut [u64], other: &[u64]| {
-            sum.iter_mut().zip(other).for_each(|(sum, other)| *sum = sum.wrapping_add(*other));
-        };
-        add(&mut sum.calls, &other.calls);
-        add(&mut sum.bytes, &other.bytes);
-        sum
+        self.zip(other, u64::wrapping_add)
+    }
+
+    fn zip(&self, other: &Self, op: fn(u64, u64) -> u64) -> Self {
+        let zip = |a: &[u64; KINDS], b: &[u64; KINDS]| std::array::from_fn(|i| op(a[i], b[i]));
+        Self { calls: zip(&self.calls, &other.calls), bytes: zip(&self.bytes, &other.bytes) }
     }
 }
 
@@ -166,80 +157,44 @@ impl CountingComm {
         Ok(Some(split))
     }
 
-    fn count(&self, call: &Call<'_>) {
+    fn count(&self, call: &Call<'_>, times: u32) {
         let Call { kind, dtype, root, counts, .. } = call;
         let elements = elements_sent(*kind, counts, *root, self.rank(), self.size());
-        self.add(*kind, elements, *dtype, 1);
-    }
-
-    fn count_owned(&self, call: &OwnedCall, times: u32) {
-        let OwnedCall { kind, dtype, root, counts, .. } = call;
-        let elements = elements_sent(*kind, counts, *root, self.rank(), self.size());
-        self.add(*kind, elements, *dtype, times);
-    }
-
-    fn add(&self, kind: CallKind, elements: u64, dtype: DType, times: u32) {
-        self.counters.add(kind, u64::from(times), elements * dtype.size() as u64);
+        self.counters.add(*kind, u64::from(times), elements * dtype.size() as u64);
     }
 }
 
 impl Comm for CountingComm {
-    fn rank(&self) -> u32 {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> u32 {
-        self.inner.size()
-    }
-
-    fn peer(&self, rank: u32) -> Peer {
-        self.inner.peer(rank)
-    }
+    delegate_queries!();
 
     fn run(&self, call: Call<'_>) -> Result<(), CommError> {
-        self.count(&call);
+        self.count(&call, 1);
         self.inner.run(call)
     }
 
     fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        calls.iter().for_each(|call| self.count(call));
+        calls.iter().for_each(|call| self.count(call, 1));
         self.inner.run_group(calls)
     }
 
     fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
-        self.count_owned(call, times);
+        self.count(&call.without_buffers(), times);
         self.inner.run_owned(call, times)
     }
 
     fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
-        messages.iter().for_each(|call| self.count_owned(call, times));
+        messages.iter().for_each(|call| self.count(&call.without_buffers(), times));
         self.inner.run_p2p(messages, times)
     }
 
     fn start(&self, call: OwnedCall) -> Pending {
-        self.count_owned(&call, 1);
+        self.count(&call.without_buffers(), 1);
         self.inner.start(call)
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
         let split = self.split_counting(colour, key)?;
         Ok(split.map(|split| Box::new(split) as Box<dyn Comm>))
-    }
-
-    fn buffer(&self, bytes: usize) -> Buffer {
-        self.inner.buffer(bytes)
-    }
-
-    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
-        self.inner.device_buffer(bytes)
-    }
-
-    fn abort(&self, why: &str) {
-        self.inner.abort(why);
-    }
-
-    fn has_failed(&self) -> bool {
-        self.inner.has_failed()
     }
 }
 
@@ -248,7 +203,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Collectives, ReduceOp, in_process};
+    use crate::{Buffer, Collectives, DType, ReduceOp, in_process};
 
     /// The traffic of each rank while all run `work`.
     fn counted(ranks: u32, work: impl Fn(&CountingComm) + Sync) -> Vec<TrafficSnapshot> {

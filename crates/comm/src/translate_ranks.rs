@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::buffer::Buffer;
 use crate::call::Call;
 use crate::collectives::Collectives;
-use crate::comm::{Comm, Pending};
-use crate::error::{CommError, Peer};
+use crate::comm::{Comm, Pending, delegate_queries};
+use crate::error::CommError;
 use crate::owned::OwnedCall;
 
 /// A communicator whose errors use the ranks of another one.
@@ -32,17 +31,7 @@ impl TranslatedComm {
 }
 
 impl Comm for TranslatedComm {
-    fn rank(&self) -> u32 {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> u32 {
-        self.inner.size()
-    }
-
-    fn peer(&self, rank: u32) -> Peer {
-        self.inner.peer(rank)
-    }
+    delegate_queries!();
 
     fn run(&self, call: Call<'_>) -> Result<(), CommError> {
         self.translate(self.inner.run(call))
@@ -69,27 +58,12 @@ impl Comm for TranslatedComm {
         let own = self.ranks.get(self.rank() as usize).copied().unwrap_or_default();
         Ok(Some(Box::new(Self::new(Arc::from(split), own)?)))
     }
-
-    fn buffer(&self, bytes: usize) -> Buffer {
-        self.inner.buffer(bytes)
-    }
-
-    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
-        self.inner.device_buffer(bytes)
-    }
-
-    fn abort(&self, why: &str) {
-        self.inner.abort(why);
-    }
-
-    fn has_failed(&self) -> bool {
-        self.inner.has_failed()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Peer;
     use crate::{ReduceOp, in_process};
 
     #[test]

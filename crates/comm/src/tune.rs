@@ -78,11 +78,12 @@ fn fastest(
     engine.run_with(work.call(), algorithm)?;
     let mut fastest = f64::INFINITY;
     for _ in 0..config.rounds {
-        engine.run(in_place(CallKind::Barrier, ReduceOp::Sum, &mut []))?;
+        engine.run(in_place(CallKind::Barrier, DType::U8, &mut []))?;
         let start = Instant::now();
         (0..repeats).try_for_each(|_| engine.run_with(work.call(), algorithm))?;
         let mut slowest = (start.elapsed().as_secs_f64() / repeats as f64).to_ne_bytes();
-        engine.run(in_place(CallKind::AllReduce, ReduceOp::Max, &mut slowest))?;
+        let max = in_place(CallKind::AllReduce, DType::F64, &mut slowest);
+        engine.run(Call { op: ReduceOp::Max, ..max })?;
         fastest = fastest.min(f64::from_ne_bytes(slowest));
     }
     Ok(fastest)
@@ -111,23 +112,14 @@ impl Workload {
     }
 
     fn call(&mut self) -> Call<'_> {
-        Call {
-            kind: self.kind,
-            dtype: DType::F32,
-            op: ReduceOp::Sum,
-            root: 0,
-            tag: 0,
-            counts: self.counts.clone(),
-            input: Some(&self.input),
-            output: &mut self.output,
-        }
+        let call = Call::new(self.kind, DType::F32, self.counts.clone(), &mut self.output);
+        Call { input: Some(&self.input), ..call }
     }
 }
 
-/// An in-place collective of f64.
-fn in_place(kind: CallKind, op: ReduceOp, output: &mut [u8]) -> Call<'_> {
-    let counts = Counts::Equal(output.len() / DType::F64.size());
-    Call { kind, dtype: DType::F64, op, root: 0, tag: 0, counts, input: None, output }
+/// An in-place collective.
+fn in_place(kind: CallKind, dtype: DType, output: &mut [u8]) -> Call<'_> {
+    Call::new(kind, dtype, Counts::Equal(output.len() / dtype.size()), output)
 }
 
 /// Broadcasts the table of rank 0.
@@ -141,13 +133,9 @@ fn broadcast_table(
     };
     let mut text = to_json_line(own).map_err(|error| failed(error.to_string()))?.into_bytes();
     let mut length = (text.len() as f64).to_ne_bytes();
-    engine.run(in_place(CallKind::Broadcast, ReduceOp::Sum, &mut length))?;
+    engine.run(in_place(CallKind::Broadcast, DType::F64, &mut length))?;
     text.resize(f64::from_ne_bytes(length) as usize, b' ');
-    engine.run(Call {
-        dtype: DType::U8,
-        counts: Counts::Equal(text.len()),
-        ..in_place(CallKind::Broadcast, ReduceOp::Sum, &mut text)
-    })?;
+    engine.run(in_place(CallKind::Broadcast, DType::U8, &mut text))?;
     let text = String::from_utf8(text).map_err(|error| failed(error.to_string()))?;
     from_json(&text).map_err(|error| failed(error.to_string()))
 }

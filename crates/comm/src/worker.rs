@@ -11,7 +11,7 @@ use crate::comm::{Completion, no_device};
 use crate::error::Peer;
 use crate::fault_channel::FaultChannel;
 use crate::wait_graph::WaitEdges;
-use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending, ReduceOp};
+use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending};
 
 /// Aborts an engine from any thread, with a reason.
 pub type AbortFn = Arc<dyn Fn(&str) + Send + Sync>;
@@ -37,6 +37,9 @@ impl Default for Allocator {
         Self { host: Arc::new(Buffer::zeroed), device: None }
     }
 }
+
+/// An engine of any type.
+pub type BoxEngine = Box<dyn Engine>;
 
 /// Runs collectives, one at a time.
 pub trait Engine: Send {
@@ -68,21 +71,25 @@ pub trait Engine: Send {
             return Err(unsupported_memory(kind.name(), space));
         }
         (0..times)
-            .try_for_each(|_| self.run_group(messages.iter_mut().map(OwnedCall::as_call).collect()))
+            .try_for_each(|_| self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect()))
     }
 
-    /// Runs a group of calls, as [`Comm::run_group`]. An engine whose sends block until they are
-    /// received must override this.
+    /// Runs point-to-point messages concurrently. An engine whose sends block until they are received
+    /// must override this.
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        messages.into_iter().try_for_each(|call| self.run(call))
+    }
+
+    /// Runs a group of calls, as [`Comm::run_group`].
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        calls.into_iter().try_for_each(|call| self.run(call))
+        let (messages, collectives): (Vec<_>, Vec<_>) =
+            calls.into_iter().partition(|call| call.kind.is_p2p());
+        self.run_p2p(messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
     /// The engine of a sub-communicator, as [`Comm::split`].
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError>;
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError>;
 
     /// The allocator for its buffers.
     fn allocator(&self) -> Allocator {
@@ -116,25 +123,35 @@ pub trait Engine: Send {
     }
 }
 
-/// Splits a group into its point-to-point messages and its collectives, each in order.
-pub fn split_p2p(calls: Vec<Call<'_>>) -> (Vec<Call<'_>>, Vec<Call<'_>>) {
-    calls.into_iter().partition(|call| call.kind.is_p2p())
-}
-
 /// All-gathers the same number of bytes from every rank.
 pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>, CommError> {
     let mut all = vec![0; own.len() * engine.peers().len()];
-    engine.run(Call {
-        kind: CallKind::AllGather,
-        dtype: DType::U8,
-        op: ReduceOp::Sum,
-        root: 0,
-        tag: 0,
-        counts: Counts::Equal(own.len()),
-        input: Some(own),
-        output: &mut all,
-    })?;
+    let call = Call::new(CallKind::AllGather, DType::U8, Counts::Equal(own.len()), &mut all);
+    engine.run(Call { input: Some(own), ..call })?;
     Ok(all)
+}
+
+/// All-gathers two words per rank.
+pub(crate) fn all_gather_words(
+    engine: &mut dyn Engine,
+    own: [u64; 2],
+) -> Result<Vec<[u64; 2]>, CommError> {
+    let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
+    let all = all_gather_bytes(engine, &bytes)?;
+    let (words, _) = all.as_chunks::<8>();
+    let (pairs, _) = words.as_chunks::<2>();
+    Ok(pairs.iter().map(|pair| pair.map(u64::from_le_bytes)).collect())
+}
+
+/// All-gathers the arguments of [`Engine::split`].
+pub(crate) fn all_gather_split_args(
+    engine: &mut dyn Engine,
+    colour: Option<u32>,
+    key: i64,
+) -> Result<Vec<(Option<u32>, i64)>, CommError> {
+    let own = [colour.map_or(u64::MAX, u64::from), key.cast_unsigned()];
+    let args = |[colour, key]: [u64; 2]| (u32::try_from(colour).ok(), key.cast_signed());
+    Ok(all_gather_words(engine, own)?.into_iter().map(args).collect())
 }
 
 /// The first call with buffers in device memory.
@@ -169,7 +186,7 @@ pub struct Communicator {
 }
 
 struct WorkerState {
-    engine: Mutex<Box<dyn Engine>>,
+    engine: Mutex<BoxEngine>,
     tickets: Arc<TicketQueue>,
     /// Whether the ticket queue is shared with other engines.
     serialized: bool,
@@ -281,11 +298,11 @@ impl WorkerState {
 
 impl Communicator {
     /// A communicator on top of this engine.
-    pub fn new(engine: Box<dyn Engine>) -> Self {
+    pub fn new(engine: BoxEngine) -> Self {
         Self::with_tickets(engine, Arc::default())
     }
 
-    fn with_tickets(engine: Box<dyn Engine>, tickets: Arc<TicketQueue>) -> Self {
+    fn with_tickets(engine: BoxEngine, tickets: Arc<TicketQueue>) -> Self {
         Self {
             rank: engine.rank(),
             peers: engine.peers(),

@@ -195,9 +195,8 @@ fn message_mismatch_within_a_node_is_reported_on_every_node() {
 
 /// A message to be received, with tag 5.
 fn receive(from: u32, output: &mut [u8]) -> Call<'_> {
-    let (kind, dtype, op) = (CallKind::Receive, DType::U8, ReduceOp::Sum);
     let counts = Counts::Equal(output.len());
-    Call { kind, dtype, op, root: from, tag: 5, counts, input: None, output }
+    Call { root: from, tag: 5, ..Call::new(CallKind::Receive, DType::U8, counts, output) }
 }
 
 #[test]

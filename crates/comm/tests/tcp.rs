@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{CallKind, Collectives, Comm, DType, ReduceOp};
+use regatta_comm::{CallKind, DType, ReduceOp};
 use regatta_wire::secret::Secret;
 
 /// The configurations of all ranks on this machine.
@@ -112,40 +112,10 @@ fn many_ranks_and_large_messages_match_the_reference() {
 
 #[test]
 fn messages_with_other_tags_overtake_large_ones() {
-    let (large, small) = (vec![7u8; 3 << 20], [1u8]);
-    suite::on_all_ranks(world(2), |comm| match comm.rank() {
-        0 => {
-            comm.send(&large, 1, 1).unwrap();
-            comm.send(&small, 1, 2).unwrap();
-            comm.barrier().unwrap();
-        }
-        _ => {
-            let (mut a, mut b) = (vec![0; large.len()], [0]);
-            comm.receive(&mut b, 0, 2).unwrap();
-            comm.receive(&mut a, 0, 1).unwrap();
-            assert!(a == large && b == small);
-            comm.barrier().unwrap();
-        }
-    });
+    suite::messages_with_other_tags_overtake_large_ones(world(2));
 }
 
 #[test]
 fn communicators_of_one_rank_run_concurrently() {
-    suite::on_all_ranks(world(4), |comm| {
-        let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for i in 0..200 {
-                    let mut data = vec![i as f32; 1 + i * 97 % 5000];
-                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                    assert!(data.iter().all(|v| *v == 4.0 * i as f32));
-                }
-            });
-            for i in 0..300 {
-                let mut data = vec![i as i64; 1 + i * 31 % 3000];
-                pair.all_reduce(&mut data, ReduceOp::Max).unwrap();
-                assert!(data.iter().all(|v| *v == i as i64));
-            }
-        });
-    });
+    suite::communicators_of_one_rank_run_concurrently(world(4), 200, |i| 1 + i * 97 % 5000);
 }

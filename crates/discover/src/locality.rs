@@ -23,7 +23,6 @@ pub(crate) fn nic_distances(
 /// The location of a device, as far as it is known.
 #[derive(Clone, Copy)]
 struct DeviceLocation<'a> {
-    /// Its PCI device.
     device: Option<&'a PciDevice>,
     /// Its NUMA node.
     numa: Option<u32>,

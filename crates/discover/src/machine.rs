@@ -10,41 +10,24 @@ use crate::{cpu, gpu, hwloc, nic, os, pci, software};
 
 /// Why a machine file cannot be loaded.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum MachineFileError {
     /// I/O error.
     #[error(
         "{path}: {source}; expected a file of `regatta map --dump`, hwloc 2 XML, or a directory with a recorded /sys"
     )]
-    Io {
-        /// Path of the file.
-        path: String,
-        /// The I/O error.
-        source: std::io::Error,
-    },
+    Io { path: String, source: std::io::Error },
     /// Unknown format.
     #[error(
         "{path} is neither a file of `regatta map --dump`, nor hwloc 2 XML, nor a directory that contains sys/devices/system/cpu"
     )]
-    UnknownFormat {
-        /// Path of the file.
-        path: String,
-    },
+    UnknownFormat { path: String },
     /// Invalid dump.
     #[error("{path}: {source}")]
-    Dump {
-        /// Path of the file.
-        path: String,
-        /// The parse error.
-        source: DocumentError,
-    },
+    Dump { path: String, source: DocumentError },
     /// Invalid hwloc XML.
     #[error("{path}: {source}")]
-    Hwloc {
-        /// Path of the file.
-        path: String,
-        /// The parse error.
-        source: hwloc::HwlocError,
-    },
+    Hwloc { path: String, source: hwloc::HwlocError },
 }
 
 /// Discovers the machine below `root`, with the environment of the discovering process.

@@ -12,41 +12,21 @@ pub struct HostEntry {
 
 /// Parse error of a host file. Lines and columns start at 1.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum NodefileError {
     /// Invalid host name.
     #[error("line {line}, column {column}: invalid host name {host:?}")]
-    BadHost {
-        /// Line.
-        line: usize,
-        /// Column.
-        column: usize,
-        /// The text found.
-        host: String,
-    },
+    BadHost { line: usize, column: usize, host: String },
     /// Invalid slot count.
     #[error(
         "line {line}, column {column}: invalid slot count {text:?}; write `host slots=4` or `host:4`"
     )]
-    BadSlots {
-        /// Line.
-        line: usize,
-        /// Column.
-        column: usize,
-        /// The text found.
-        text: String,
-    },
+    BadSlots { line: usize, column: usize, text: String },
     /// Unknown word after the host.
     #[error(
         "line {line}, column {column}: unexpected {text:?}; write one host per line, as `host` or `host slots=4`"
     )]
-    Unknown {
-        /// Line.
-        line: usize,
-        /// Column.
-        column: usize,
-        /// The text found.
-        text: String,
-    },
+    Unknown { line: usize, column: usize, text: String },
 }
 
 /// Maximum slots per node; more is a typing error.

@@ -38,7 +38,6 @@ pub(crate) fn sysfs_dir(address: &str) -> String {
     format!("{DEVICES}/{address}")
 }
 
-/// The device at this address.
 pub(crate) fn find<'a>(devices: &'a [PciDevice], address: &str) -> Option<&'a PciDevice> {
     devices.iter().find(|d| d.address == address)
 }
@@ -74,7 +73,6 @@ pub(crate) fn parse_address(address: &str) -> Option<PciAddress> {
     Some((u32::from_str_radix(domain, 16).ok()?, byte(bus)?, byte(device)?, byte(function)?))
 }
 
-/// Formats an address.
 pub(crate) fn format_address(domain: u32, bus: u32, device: u32, function: u32) -> String {
     format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
 }

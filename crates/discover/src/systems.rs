@@ -35,29 +35,19 @@ systems!(
 
 /// Why there is no machine of this name.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum SystemError {
     /// Unknown name.
     #[error("unknown system {name:?}; known: {}, and cpu:SxNxC (S sockets, N NUMA nodes per socket, C cores per NUMA node)", NAMES.join(", "))]
-    Unknown {
-        /// The requested name.
-        name: String,
-    },
+    Unknown { name: String },
     /// Invalid synthetic machine.
     #[error(
         "{name:?} is not cpu:SxNxC with 1 to 8 sockets, 1 to 16 NUMA nodes per socket and 1 to 512 cores per NUMA node, such as cpu:2x4x8"
     )]
-    InvalidShape {
-        /// The requested name.
-        name: String,
-    },
+    InvalidShape { name: String },
     /// Invalid system file.
     #[error("invalid system file {name}: {reason}")]
-    InvalidSpec {
-        /// Name of the system.
-        name: String,
-        /// The error.
-        reason: String,
-    },
+    InvalidSpec { name: String, reason: String },
 }
 
 /// The format of a system file.

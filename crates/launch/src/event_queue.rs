@@ -5,8 +5,16 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Maximum number of queued output items.
+/// Maximum number of queued output items. A long item counts as several.
 const OUTPUT_CAPACITY: usize = 1024;
+/// Bytes that count as one item.
+const ITEM_BYTES: usize = 64 * 1024;
+
+/// Output with a length.
+pub trait ByteLen {
+    /// The length in bytes.
+    fn byte_len(&self) -> usize;
+}
 
 /// Called by the pushing thread after a push.
 pub type Notify = Arc<dyn Fn() + Send + Sync>;
@@ -22,12 +30,19 @@ pub struct EventQueue<C, O> {
 struct Queues<C, O> {
     control: VecDeque<C>,
     output: VecDeque<O>,
+    /// Number of queued output items, each weighted by its length.
+    output_size: usize,
 }
 
-impl<C, O> EventQueue<C, O> {
+/// How many items `output` counts as.
+fn size(output: &impl ByteLen) -> usize {
+    1 + output.byte_len() / ITEM_BYTES
+}
+
+impl<C, O: ByteLen> EventQueue<C, O> {
     /// Creates an empty queue.
     pub fn new(notify: Option<Notify>) -> Arc<Self> {
-        let queues = Queues { control: VecDeque::new(), output: VecDeque::new() };
+        let queues = Queues { control: VecDeque::new(), output: VecDeque::new(), output_size: 0 };
         Arc::new(Self {
             queues: Mutex::new(queues),
             not_empty: Condvar::new(),
@@ -57,9 +72,10 @@ impl<C, O> EventQueue<C, O> {
     /// Pushes output, blocking while the queue is full.
     pub fn push_output(&self, output: O) {
         let mut queues = self.lock();
-        while queues.output.len() >= OUTPUT_CAPACITY {
+        while queues.output_size >= OUTPUT_CAPACITY {
             queues = self.not_full.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
+        queues.output_size += size(&output);
         queues.output.push_back(output);
         // The consumer drains the queue once woken: one system call per line would cost more than
         // the line.
@@ -86,20 +102,52 @@ impl<C, O> EventQueue<C, O> {
     /// Pops the oldest output.
     pub fn pop_output(&self) -> Option<O> {
         let mut queues = self.lock();
-        let output = queues.output.pop_front();
+        let output = queues.output.pop_front()?;
+        let half = OUTPUT_CAPACITY / 2;
+        let was_above_half = queues.output_size > half;
+        queues.output_size -= size(&output);
         // A queue that was full passes through half full, so every blocked writer is woken.
-        let wake = output.is_some() && queues.output.len() == OUTPUT_CAPACITY / 2;
+        let wake = was_above_half && queues.output_size <= half;
         drop(queues);
         if wake {
             self.not_full.notify_all();
         }
-        output
+        Some(output)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl ByteLen for usize {
+        fn byte_len(&self) -> usize {
+            0
+        }
+    }
+
+    impl ByteLen for Vec<u8> {
+        fn byte_len(&self) -> usize {
+            self.len()
+        }
+    }
+
+    #[test]
+    fn long_items_are_bounded_by_their_bytes() {
+        let queue = EventQueue::<(), Vec<u8>>::new(None);
+        let writer = queue.clone();
+        let (count, len) = (10, OUTPUT_CAPACITY * ITEM_BYTES / 2);
+        let thread =
+            std::thread::spawn(move || (0..count).for_each(|_| writer.push_output(vec![0; len])));
+        for _ in 0..count {
+            queue.wait(Duration::from_secs(10), false);
+            while queue.pop_output().is_none() {
+                std::thread::yield_now();
+            }
+            assert!(queue.lock().output.len() <= 2);
+        }
+        thread.join().unwrap();
+    }
 
     #[test]
     fn control_events_overtake_a_full_output_queue() {

@@ -56,7 +56,7 @@ const START_FAILED: RankExit = RankExit::Exit(127);
 #[serde(rename_all = "kebab-case", tag = "event")]
 enum EventRecord<'a> {
     Started { rank: u32, pid: u32 },
-    Exited { rank: u32, ending: RankExit },
+    Exited { rank: u32, exit: RankExit },
     SignalReceived { signal: i32 },
     SignalSent { signal: i32 },
     Killed,
@@ -90,17 +90,23 @@ struct JobDriver<'a> {
     start: Instant,
 }
 
-/// Shows a line on the terminal if it accepts one now; never blocks.
-pub type ShowLine<'a> = &'a mut dyn FnMut(&MergedLine) -> bool;
+/// Receives the output and the messages of ranks. Neither method may block.
+pub trait JobObserver {
+    /// Shows a line on the terminal; false if it does not accept one now.
+    fn on_line(&mut self, line: &MergedLine) -> bool;
 
-/// Runs one attempt of a job until it is finished. `signals` may hold earlier ones; `show` gets the
-/// lines for the terminal.
+    /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
+    /// other ranks.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+}
+
+/// Runs one attempt of a job until it is finished. `signals` may hold earlier ones.
 pub fn run(
     job: &JobAttempt,
     workers: &mut dyn WorkerGroup,
     folder: &mut RunFolder,
     signals: &mut SignalCatcher,
-    show: ShowLine,
+    observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
     let mut driver = JobDriver {
         supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
@@ -117,12 +123,12 @@ pub fn run(
         workers,
         folder,
     };
-    driver.run(signals, show);
+    driver.run(signals, observer);
     driver.outcome()
 }
 
 impl JobDriver<'_> {
-    fn run(&mut self, signals: &mut SignalCatcher, show: ShowLine) {
+    fn run(&mut self, signals: &mut SignalCatcher, observer: &mut dyn JobObserver) {
         let mut last_check: Option<Instant> = None;
         let mut unshown: VecDeque<MergedLine> = VecDeque::new();
         loop {
@@ -138,8 +144,13 @@ impl JobDriver<'_> {
                 }
                 last_check = Some(Instant::now());
             }
-            if let Some(event) = event {
-                self.on_event(event);
+            match event {
+                Some(JobEvent::Frame { rank, bytes }) => {
+                    self.supervise(SupervisorInput::Progress);
+                    observer.on_frame(rank, &bytes);
+                }
+                Some(event) => self.on_event(event),
+                None => {}
             }
             self.supervise(SupervisorInput::Tick);
             if finished {
@@ -147,11 +158,11 @@ impl JobDriver<'_> {
             }
             let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
             unshown.extend(self.lines.ready_up_to(Instant::now(), space));
-            while unshown.pop_front_if(|line| show(line)).is_some() {}
+            while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {}
         }
         unshown.extend(self.lines.finish());
         while !unshown.is_empty() {
-            if unshown.pop_front_if(|line| show(line)).is_none() {
+            if unshown.pop_front_if(|line| observer.on_line(line)).is_none() {
                 std::thread::sleep(TERMINAL_BACKOFF);
             }
         }
@@ -166,9 +177,9 @@ impl JobDriver<'_> {
             }
             JobEvent::Output { rank, stderr, bytes } => self.append_log(rank, stderr, &bytes),
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
-            JobEvent::Exited(rank, ending) => {
-                self.record(EventRecord::Exited { rank, ending });
-                self.supervise(SupervisorInput::Exited(rank, ending));
+            JobEvent::Exited(rank, exit) => {
+                self.record(EventRecord::Exited { rank, exit });
+                self.supervise(SupervisorInput::Exited(rank, exit));
             }
             JobEvent::OutputTail(rank, lines) => drop(self.tails.insert(rank, lines)),
             JobEvent::RankStates(states) => self.rank_states.extend(states),
@@ -184,7 +195,7 @@ impl JobDriver<'_> {
                 self.supervise(SupervisorInput::Exited(rank, START_FAILED));
             }
             JobEvent::Warning(text) => self.warn(text),
-            JobEvent::Finished => {}
+            JobEvent::Frame { .. } | JobEvent::Finished => {}
         }
     }
 
@@ -252,10 +263,10 @@ impl JobDriver<'_> {
     fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
         let first_failure = self.supervisor.first_failure();
-        let failure = first_failure.map(|(rank, ending)| RankFailure {
+        let failure = first_failure.map(|(rank, exit)| RankFailure {
             rank,
             host: host(rank),
-            exit: ending,
+            exit,
             last_lines: self.tails.get(&rank).cloned().unwrap_or_default(),
             other_ranks: self.rank_states.clone(),
         });
@@ -268,7 +279,7 @@ impl JobDriver<'_> {
             failure,
             hang: self.supervisor.hung().then(|| self.rank_states.clone()),
             notes: self.warnings,
-            rank_exits: self.supervisor.endings().clone(),
+            rank_exits: self.supervisor.rank_exits().clone(),
             seconds: self.start.elapsed().as_secs_f64(),
         };
         let terminated = self.supervisor.termination_signal().is_some();

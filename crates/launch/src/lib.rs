@@ -6,6 +6,7 @@
 pub mod agent_launcher;
 pub mod agents;
 pub mod bind;
+pub mod channel;
 pub mod event_queue;
 pub mod job;
 pub mod lines;

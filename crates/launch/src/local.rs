@@ -10,7 +10,7 @@ use regatta_model::result::RankExit;
 use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
 use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
-use crate::process::{self, RankSpec, StartError};
+use crate::process::{self, OpenFilesLimit, RankSpec, SpawnedRank, StartError};
 use crate::run_folder::{LogFolder, RunFolderError};
 use crate::signals::is_termination_signal;
 use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
@@ -70,6 +70,7 @@ pub struct LocalWorkers {
     /// Number of open streams per rank.
     open_streams: BTreeMap<u32, u32>,
     oom: OomCounter,
+    open_files: OpenFilesLimit,
     report_progress: bool,
     /// CPU time of all descendants at the last progress check, and the time of the check.
     last_cpu: (u64, Instant),
@@ -96,6 +97,7 @@ impl LocalWorkers {
             failed: BTreeSet::new(),
             open_streams: BTreeMap::new(),
             oom: OomCounter::start(),
+            open_files: OpenFilesLimit::raise(),
             report_progress: options.report_progress,
             last_cpu: (0, Instant::now()),
             killed_at: None,
@@ -124,16 +126,20 @@ impl LocalWorkers {
             None => Ok(Log::Forward),
         };
         let (stdout_log, stderr_log) = (log(false)?, log(true)?);
-        let mut child = spec.spawn()?;
+        let SpawnedRank { mut child, channel } = spec.spawn(&self.open_files)?;
         let pid = child.id();
         let streams = (child.stdout.take(), child.stderr.take());
         self.running.insert(rank, child);
         if let (Some(out), Some(err)) = streams {
-            self.open_streams.insert(rank, 2);
+            self.open_streams.insert(rank, 2 + u32::from(channel.is_some()));
             let queue = || self.queue.clone();
             let id = |stderr| StreamId { rank, stderr };
             stdio::forward_stream(out, stdout_log, queue(), id(false))
                 .and_then(|()| stdio::forward_stream(err, stderr_log, queue(), id(true)))
+                .and_then(|()| match channel {
+                    Some(channel) => stdio::forward_frames(channel, queue(), rank),
+                    None => Ok(()),
+                })
                 .and_then(|()| stdio::watch_exit(pid, queue(), rank))
                 .map_err(LocalStartError::Thread)?;
         }
@@ -164,7 +170,7 @@ impl LocalWorkers {
             ControlEvent::StreamClosed(rank) => {
                 self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
-            ControlEvent::LogTruncated(warning) => {
+            ControlEvent::OutputLost(warning) => {
                 self.events.push_back(JobEvent::Warning(warning));
             }
         }
@@ -183,23 +189,26 @@ impl LocalWorkers {
             Output::Bytes { rank, stderr, bytes } => {
                 self.events.push_back(JobEvent::Output { rank, stderr, bytes });
             }
+            Output::Frame { rank, bytes } => {
+                self.events.push_back(JobEvent::Frame { rank, bytes });
+            }
         }
     }
 
     /// Reaps an exited rank. Its process ID stays reserved until then.
     fn reap_rank(&mut self, rank: u32) {
         let Some(mut child) = self.running.remove(&rank) else { return };
-        let mut ending = child.wait().map_or(RankExit::Exit(1), process::ending);
-        if ending == RankExit::Signal(libc::SIGKILL) && self.oom.has_increased() {
-            ending = RankExit::OutOfMemory;
+        let mut exit = child.wait().map_or(RankExit::Exit(1), process::rank_exit);
+        if exit == RankExit::Signal(libc::SIGKILL) && self.oom.has_increased() {
+            exit = RankExit::OutOfMemory;
         }
-        if !ending.is_success() {
+        if !exit.is_success() {
             self.failed.insert(rank);
         }
         if self.running.is_empty() {
             self.all_exited_at = Some(Instant::now());
         }
-        self.events.push_back(JobEvent::Exited(rank, ending));
+        self.events.push_back(JobEvent::Exited(rank, exit));
     }
 
     /// With nothing queued, reports the tails of failed ranks and the end of the attempt.

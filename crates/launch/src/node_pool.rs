@@ -13,26 +13,17 @@ pub struct NodePool {
 
 /// The options do not fit the allocation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum NodePoolError {
     /// No node is left to run on.
     #[error(
         "--spares {spares} leaves no node to run on: the allocation has {nodes}; use fewer spares, \
          or allocate more nodes"
     )]
-    NoActiveNode {
-        /// Nodes of the allocation.
-        nodes: usize,
-        /// Requested spares.
-        spares: usize,
-    },
+    NoActiveNode { nodes: usize, spares: usize },
     /// The minimum is zero or too large.
     #[error("--min-nodes {min} is out of range: the job runs on {active} nodes; use 1 to {active}")]
-    InvalidMinimum {
-        /// Requested minimum.
-        min: usize,
-        /// Nodes that the job runs on.
-        active: usize,
-    },
+    InvalidMinimum { min: usize, active: usize },
 }
 
 /// What a failure is attributed to.

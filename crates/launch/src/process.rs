@@ -2,14 +2,19 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::bind::{Binding, start_session};
+use crate::channel::{self, RankChannel};
 use crate::reaper;
 
 /// An environment variable and its value; `None` unsets it.
@@ -32,26 +37,48 @@ pub struct RankSpec {
     pub env: Vec<EnvSetting>,
     /// CPU and memory binding.
     pub binding: Binding,
+    /// Payload of the input frame of the rank's channel; `None`: the rank has no channel.
+    pub input: Option<Arc<[u8]>>,
+}
+
+/// A rank that was started.
+pub(crate) struct SpawnedRank {
+    pub child: Child,
+    pub channel: Option<RankChannel>,
+}
+
+/// Raises the soft limit on open files to the hard limit while ranks run: this process needs three
+/// descriptors per rank. Ranks start with the previous limit, because programs that use `select`
+/// fail with a higher one.
+pub(crate) struct OpenFilesLimit {
+    previous: Rlimit,
+}
+
+impl OpenFilesLimit {
+    /// Raises the limit.
+    pub fn raise() -> Self {
+        let previous = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: previous.maximum, ..previous });
+        Self { previous }
+    }
+}
+
+impl Drop for OpenFilesLimit {
+    fn drop(&mut self) {
+        let _ = setrlimit(Resource::Nofile, self.previous);
+    }
 }
 
 /// Why a rank could not be started.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum StartError {
     /// The command is empty.
     #[error("no command given: write it after --")]
     NoCommand,
     /// The program cannot be executed.
     #[error("rank {rank}: cannot execute {program}: {source}; {hint}")]
-    Spawn {
-        /// The rank.
-        rank: u32,
-        /// The program.
-        program: String,
-        /// Cause.
-        source: io::Error,
-        /// How to fix it.
-        hint: &'static str,
-    },
+    Spawn { rank: u32, program: String, source: io::Error, hint: &'static str },
 }
 
 impl RankSpec {
@@ -70,6 +97,7 @@ impl RankSpec {
         if let Some(cwd) = &self.cwd {
             command.current_dir(cwd);
         }
+        command.env_remove(channel::VARIABLE);
         for (variable, value) in &self.env {
             match value {
                 Some(value) => command.env(variable, value),
@@ -113,20 +141,31 @@ impl RankSpec {
         self.cwd.as_ref().is_some_and(|cwd| !cwd.is_dir())
     }
 
-    /// Spawns the rank in its own session, with its output piped to this process.
-    pub fn spawn(&self) -> Result<Child, StartError> {
+    /// Spawns the rank in its own session, with its output piped to this process, and with a
+    /// channel if it has an input.
+    pub(crate) fn spawn(&self, open_files: &OpenFilesLimit) -> Result<SpawnedRank, StartError> {
         let mut command = self.prepare()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let pair = self.input.clone().map(RankChannel::new).transpose();
+        let (channel, rank_end) = pair.map_err(|source| self.error(source))?.unzip();
+        if let Some(fd) = &rank_end {
+            command.env(channel::VARIABLE, fd.as_raw_fd().to_string());
+        }
         let binding = self.binding.clone();
+        let open_files = open_files.previous;
         let parent = std::process::id();
         // SAFETY: only system calls are made between fork and exec, on memory allocated before.
         unsafe {
             command.pre_exec(move || {
                 start_session(parent)?;
+                setrlimit(Resource::Nofile, open_files)?;
+                // Of the copy in the child only: no other rank inherits the descriptor.
+                rank_end.as_ref().map_or(Ok(()), |fd| fcntl_setfd(fd, FdFlags::empty()))?;
                 binding.apply()
             });
         }
-        command.spawn().map_err(|source| self.error(source))
+        let child = command.spawn().map_err(|source| self.error(source))?;
+        Ok(SpawnedRank { child, channel })
     }
 
     /// Binds this process and replaces it with the rank's command. Returns only on failure.
@@ -246,7 +285,7 @@ pub fn wait_for_exit(pid: u32) {
 }
 
 /// Converts an exit status.
-pub fn ending(status: ExitStatus) -> RankExit {
+pub fn rank_exit(status: ExitStatus) -> RankExit {
     match (status.code(), status.signal()) {
         (Some(code), _) => RankExit::Exit(code),
         (None, Some(signal)) => RankExit::Signal(signal),
@@ -260,7 +299,7 @@ mod tests {
 
     #[test]
     fn start_errors_have_specific_hints() {
-        let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::System);
+        let binding = Binding::new(&Default::default(), &regatta_model::MemoryPolicy::Default);
         let spec = RankSpec {
             rank: 0,
             command: vec!["x".into()],
@@ -269,6 +308,7 @@ mod tests {
             env_remove_prefixes: Vec::new(),
             env: Vec::new(),
             binding,
+            input: None,
         };
         let message = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
         assert!(

@@ -79,7 +79,7 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSet) ->
             Some(libc::SIGCHLD) => {
                 if let Some(status) = reap_children(worker) {
                     process::kill_and_reap_descendants(KILL_TIMEOUT);
-                    return process::ending(status).exit_code();
+                    return process::rank_exit(status).exit_code();
                 }
             }
             Some(signal) => {

@@ -1,11 +1,13 @@
-//! Standard output and error of ranks: one thread per stream, and one that waits for the exit.
+//! Standard output, standard error and channel of ranks: one thread for each, and one that waits for
+//! the exit.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::event_queue::EventQueue;
+use crate::channel::RankChannel;
+use crate::event_queue::{ByteLen, EventQueue};
 use crate::lines::LineSplitter;
 use crate::process;
 use crate::run_folder::log_truncated;
@@ -16,8 +18,8 @@ pub enum ControlEvent {
     Exited(u32),
     /// A stream of a rank reached end of file.
     StreamClosed(u32),
-    /// A log is incomplete; the text is a warning for the user.
-    LogTruncated(String),
+    /// Output is lost: a log is incomplete, or a channel failed. The text is a warning for the user.
+    OutputLost(String),
 }
 
 /// Output of a rank.
@@ -26,11 +28,21 @@ pub enum Output {
     Line { rank: u32, stderr: bool, text: String },
     /// Raw bytes for the log.
     Bytes { rank: u32, stderr: bool, bytes: Vec<u8> },
+    /// A frame of the rank's channel.
+    Frame { rank: u32, bytes: Vec<u8> },
+}
+
+impl ByteLen for Output {
+    fn byte_len(&self) -> usize {
+        match self {
+            Output::Line { text, .. } => text.len(),
+            Output::Bytes { bytes, .. } | Output::Frame { bytes, .. } => bytes.len(),
+        }
+    }
 }
 
 /// Where the complete output of a stream goes.
 pub enum Log {
-    /// A file.
     File(File),
     /// The queue, as [`Output::Bytes`].
     Forward,
@@ -83,7 +95,7 @@ pub fn forward_stream(
                 && !std::mem::replace(&mut truncated, true)
             {
                 let name = crate::run_folder::log_name(0, rank, stderr);
-                events.push_control(ControlEvent::LogTruncated(log_truncated(&name, &error)));
+                events.push_control(ControlEvent::OutputLost(log_truncated(&name, &error)));
             }
             for text in splitter.push(bytes, Instant::now()) {
                 events.push_output(Output::Line { rank, stderr, text });
@@ -91,6 +103,19 @@ pub fn forward_stream(
         }
         if let Some(text) = splitter.finish() {
             events.push_output(Output::Line { rank, stderr, text });
+        }
+        events.push_control(ControlEvent::StreamClosed(rank));
+    })
+}
+
+/// Sends a rank its input and forwards the frames that it sends. An invalid frame closes the
+/// channel, which the rank notices when it sends the next.
+pub fn forward_frames(channel: RankChannel, events: Events, rank: u32) -> io::Result<()> {
+    spawn_thread(move || {
+        let result = channel.run(|bytes| events.push_output(Output::Frame { rank, bytes }));
+        if let Err(error) = result {
+            let warning = format!("rank {rank}: {error}: its later messages are lost");
+            events.push_control(ControlEvent::OutputLost(warning));
         }
         events.push_control(ControlEvent::StreamClosed(rank));
     })

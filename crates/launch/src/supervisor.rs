@@ -73,7 +73,7 @@ pub struct Supervisor {
     stopped: bool,
     hung: bool,
     running: u32,
-    endings: BTreeMap<u32, RankExit>,
+    rank_exits: BTreeMap<u32, RankExit>,
     first_failure: Option<(u32, RankExit)>,
     signal: Option<i32>,
 }
@@ -88,7 +88,7 @@ impl Supervisor {
             stopped: false,
             hung: false,
             running: ranks,
-            endings: BTreeMap::new(),
+            rank_exits: BTreeMap::new(),
             first_failure: None,
             signal: None,
         }
@@ -97,7 +97,7 @@ impl Supervisor {
     /// Handles an event and returns the actions to carry out.
     pub fn handle(&mut self, input: SupervisorInput, now: Instant) -> Vec<SupervisorAction> {
         match input {
-            SupervisorInput::Exited(rank, ending) => self.on_exit(rank, ending, now),
+            SupervisorInput::Exited(rank, exit) => self.on_exit(rank, exit, now),
             SupervisorInput::ConnectionLost(rank) => self.on_connection_lost(rank, now),
             SupervisorInput::Signal(signal) => self.on_signal(signal, now),
             SupervisorInput::NodeSignal(signal) => self.on_node_signal(signal, now),
@@ -109,15 +109,15 @@ impl Supervisor {
         }
     }
 
-    fn on_exit(&mut self, rank: u32, ending: RankExit, now: Instant) -> Vec<SupervisorAction> {
-        if self.endings.insert(rank, ending).is_some() || self.running == 0 {
+    fn on_exit(&mut self, rank: u32, exit: RankExit, now: Instant) -> Vec<SupervisorAction> {
+        if self.rank_exits.insert(rank, exit).is_some() || self.running == 0 {
             return Vec::new();
         }
         self.running -= 1;
         // A rank that exits after the termination signal is a consequence, not the cause.
-        let failed = self.phase == JobPhase::Running && !ending.is_success();
-        if failed || self.is_root_cause(ending, now) {
-            self.first_failure = Some((rank, ending));
+        let failed = self.phase == JobPhase::Running && !exit.is_success();
+        if failed || self.is_root_cause(exit, now) {
+            self.first_failure = Some((rank, exit));
         }
         if self.running == 0 {
             self.phase = JobPhase::Finished;
@@ -131,11 +131,11 @@ impl Supervisor {
 
     /// Whether this exit by SIGKILL, not sent by us, is the cause of an earlier reported failure: a
     /// peer may notice the death and exit before the death itself is reported.
-    fn is_root_cause(&self, ending: RankExit, now: Instant) -> bool {
+    fn is_root_cause(&self, exit: RankExit, now: Instant) -> bool {
         let JobPhase::Terminating(since) = self.phase else { return false };
         let peer_exited = matches!(self.first_failure, Some((_, RankExit::Exit(_))));
         let delay = now.saturating_duration_since(since);
-        peer_exited && ending == RankExit::Signal(libc::SIGKILL) && delay < LATE_REPORT_WINDOW
+        peer_exited && exit == RankExit::Signal(libc::SIGKILL) && delay < LATE_REPORT_WINDOW
     }
 
     fn on_connection_lost(&mut self, rank: u32, now: Instant) -> Vec<SupervisorAction> {
@@ -233,16 +233,16 @@ impl Supervisor {
     }
 
     /// The exit of each rank so far.
-    pub fn endings(&self) -> &BTreeMap<u32, RankExit> {
-        &self.endings
+    pub fn rank_exits(&self) -> &BTreeMap<u32, RankExit> {
+        &self.rank_exits
     }
 
     /// The job's exit code: that of the first failed rank; 124 for a hang; that of the termination
     /// signal, unless all ranks succeeded.
     pub fn code(&self) -> u8 {
-        let all_good = self.running == 0 && self.endings.values().all(|e| e.is_success());
+        let all_good = self.running == 0 && self.rank_exits.values().all(|e| e.is_success());
         match (self.first_failure, self.signal) {
-            (Some((_, ending)), _) => ending.exit_code(),
+            (Some((_, exit)), _) => exit.exit_code(),
             _ if self.hung => HANG_CODE,
             (None, Some(signal)) if !all_good => RankExit::Signal(signal).exit_code(),
             _ => 0,
@@ -266,8 +266,8 @@ mod tests {
     #[test]
     fn code_is_zero_when_all_ranks_succeed() {
         let (mut job, now) = job(2);
-        assert!(job.handle(Input::Exited(1, Ending::Exit(0)), now).is_empty());
-        let last = job.handle(Input::Exited(0, Ending::Exit(0)), now);
+        assert!(job.handle(Input::Exited(1, RankExit::Exit(0)), now).is_empty());
+        let last = job.handle(Input::Exited(0, RankExit::Exit(0)), now);
         assert_eq!(last, [Action::Finish]);
         assert_eq!((job.code(), job.first_failure()), (0, None));
     }
@@ -275,21 +275,21 @@ mod tests {
     #[test]
     fn first_failure_sets_the_code_and_terminates_the_others() {
         let (mut job, now) = job(3);
-        let actions = job.handle(Input::Exited(2, Ending::Exit(7)), now);
+        let actions = job.handle(Input::Exited(2, RankExit::Exit(7)), now);
         assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
-        assert!(job.handle(Input::Exited(0, Ending::Signal(15)), now).is_empty());
+        assert!(job.handle(Input::Exited(0, RankExit::Signal(15)), now).is_empty());
         assert!(job.handle(Input::Tick, now + GRACE / 2).is_empty());
         assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
-        job.handle(Input::Exited(1, Ending::Signal(9)), now + GRACE);
-        assert_eq!((job.code(), job.first_failure()), (7, Some((2, Ending::Exit(7)))));
+        job.handle(Input::Exited(1, RankExit::Signal(9)), now + GRACE);
+        assert_eq!((job.code(), job.first_failure()), (7, Some((2, RankExit::Exit(7)))));
     }
 
     #[test]
     fn late_report_of_a_killed_rank_replaces_the_first_failure() {
-        let killed = Ending::Signal(libc::SIGKILL);
+        let killed = RankExit::Signal(libc::SIGKILL);
         let (mut job, now) = job(4);
-        job.handle(Input::Exited(2, Ending::Exit(1)), now);
-        job.handle(Input::Exited(3, Ending::Exit(1)), now);
+        job.handle(Input::Exited(2, RankExit::Exit(1)), now);
+        job.handle(Input::Exited(3, RankExit::Exit(1)), now);
         assert!(job.handle(Input::Exited(1, killed), now + LATE_REPORT_WINDOW / 2).is_empty());
         assert_eq!((job.code(), job.first_failure()), (137, Some((1, killed))));
         // A second killed rank does not replace the first.
@@ -299,11 +299,11 @@ mod tests {
 
     #[test]
     fn kill_after_the_report_window_or_a_signal_is_not_the_cause() {
-        let killed = Ending::Signal(libc::SIGKILL);
+        let killed = RankExit::Signal(libc::SIGKILL);
         let (mut late, now) = job(2);
-        late.handle(Input::Exited(1, Ending::Exit(7)), now);
+        late.handle(Input::Exited(1, RankExit::Exit(7)), now);
         late.handle(Input::Exited(0, killed), now + LATE_REPORT_WINDOW);
-        assert_eq!(late.first_failure(), Some((1, Ending::Exit(7))));
+        assert_eq!(late.first_failure(), Some((1, RankExit::Exit(7))));
         let (mut signalled, now) = job(2);
         signalled.handle(Input::Signal(2), now);
         signalled.handle(Input::Exited(0, killed), now);
@@ -315,7 +315,7 @@ mod tests {
         let (mut job, now) = job(1);
         assert_eq!(job.handle(Input::Signal(2), now), [Action::SignalRanks(2)]);
         assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
-        job.handle(Input::Exited(0, Ending::Signal(9)), now);
+        job.handle(Input::Exited(0, RankExit::Signal(9)), now);
         assert_eq!(
             (job.code(), job.termination_signal(), job.first_failure()),
             (130, Some(2), None)
@@ -325,9 +325,9 @@ mod tests {
     #[test]
     fn signal_after_a_failure_is_recorded_and_keeps_the_code() {
         let (mut job, now) = job(2);
-        job.handle(Input::Exited(1, Ending::Exit(7)), now);
+        job.handle(Input::Exited(1, RankExit::Exit(7)), now);
         assert_eq!(job.handle(Input::Signal(15), now), [Action::Kill]);
-        job.handle(Input::Exited(0, Ending::Signal(9)), now);
+        job.handle(Input::Exited(0, RankExit::Signal(9)), now);
         assert_eq!((job.code(), job.termination_signal()), (7, Some(15)));
     }
 
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn node_signal_after_a_failure_is_recorded_and_does_not_kill() {
         let (mut job, now) = job(2);
-        job.handle(Input::Exited(1, Ending::Signal(15)), now);
+        job.handle(Input::Exited(1, RankExit::Signal(15)), now);
         assert!(job.handle(Input::NodeSignal(15), now).is_empty());
         assert_eq!(job.termination_signal(), Some(15));
     }
@@ -351,7 +351,7 @@ mod tests {
     fn code_is_zero_when_ranks_exit_cleanly_on_a_signal() {
         let (mut job, now) = job(1);
         job.handle(Input::Signal(libc::SIGTERM), now);
-        job.handle(Input::Exited(0, Ending::Exit(0)), now);
+        job.handle(Input::Exited(0, RankExit::Exit(0)), now);
         assert_eq!(job.code(), 0);
     }
 
@@ -367,8 +367,8 @@ mod tests {
         let actions = job.handle(Input::Tick, at(119));
         assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
         assert_eq!(job.handle(Input::Tick, at(129)), [Action::Kill]);
-        job.handle(Input::Exited(0, Ending::Signal(9)), at(129));
-        job.handle(Input::Exited(1, Ending::Signal(9)), at(129));
+        job.handle(Input::Exited(0, RankExit::Signal(9)), at(129));
+        job.handle(Input::Exited(1, RankExit::Signal(9)), at(129));
         assert_eq!((job.code(), job.hung(), job.first_failure()), (124, true, None));
     }
 
@@ -391,10 +391,10 @@ mod tests {
         let actions = job.handle(Input::ConnectionLost(1), now);
         assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
         assert!(job.handle(Input::ConnectionLost(2), now).is_empty());
-        job.handle(Input::Exited(0, Ending::Signal(15)), now);
-        job.handle(Input::Exited(1, Ending::Lost), now);
-        assert_eq!(job.handle(Input::Exited(2, Ending::Exit(0)), now), [Action::Finish]);
-        assert_eq!((job.code(), job.first_failure()), (137, Some((1, Ending::Lost))));
+        job.handle(Input::Exited(0, RankExit::Signal(15)), now);
+        job.handle(Input::Exited(1, RankExit::NodeLost), now);
+        assert_eq!(job.handle(Input::Exited(2, RankExit::Exit(0)), now), [Action::Finish]);
+        assert_eq!((job.code(), job.first_failure()), (137, Some((1, RankExit::NodeLost))));
     }
 
     #[test]
@@ -414,11 +414,11 @@ mod tests {
         ) {
             let (mut job, now) = job(ranks);
             let mut finished = 0;
-            let exits = (0..ranks).map(|r| Input::Exited(r, Ending::Exit(0)));
+            let exits = (0..ranks).map(|r| Input::Exited(r, RankExit::Exit(0)));
             let inputs = noise.into_iter().map(|(variant, n)| match variant {
                 0 => Input::Signal(libc::SIGTERM),
                 1 => Input::Signal(libc::SIGUSR2),
-                2 => Input::Exited(n % ranks, Ending::Exit(n as i32)),
+                2 => Input::Exited(n % ranks, RankExit::Exit(n as i32)),
                 3 => Input::ConnectionLost(n % ranks),
                 _ => Input::Tick,
             });

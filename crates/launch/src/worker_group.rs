@@ -29,6 +29,13 @@ pub enum JobEvent {
         /// The bytes.
         bytes: Vec<u8>,
     },
+    /// A frame of a rank's channel.
+    Frame {
+        /// The rank.
+        rank: u32,
+        /// The payload.
+        bytes: Vec<u8>,
+    },
     /// A rank exited.
     Exited(u32, RankExit),
     /// Last lines of a failed rank.
@@ -80,7 +87,7 @@ pub enum RankControl {
 /// Runs the ranks of one attempt of a job.
 pub trait WorkerGroup {
     /// Waits up to `timeout` for the next event. While `output_paused`, neither output nor
-    /// [`JobEvent::Finished`] is delivered; full buffers eventually block the ranks' writes.
+    /// frames nor [`JobEvent::Finished`] are delivered; full buffers eventually block the ranks' writes.
     fn next(&mut self, timeout: Duration, output_paused: bool) -> Option<JobEvent>;
 
     /// Applies a command to all ranks.

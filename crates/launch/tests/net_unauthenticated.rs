@@ -10,14 +10,14 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 use regatta_launch::net::CloseReason;
-use regatta_wire::link::{LinkError, Timing};
+use regatta_wire::link::{LinkError, PROTOCOL_VERSION, Timing};
 use support::{NO_TIMEOUT, Pair, Peer, secret, set_file_limit, wait_until};
 
 const MAGIC: &[u8] = b"REGATTA\n";
 const HELLO: usize = 8 + 2 + 32;
 
-fn hello(version: u8) -> Vec<u8> {
-    [MAGIC, &[0, version], &[5; 32]].concat()
+fn hello(version: u16) -> Vec<u8> {
+    [MAGIC, &version.to_be_bytes(), &[5; 32]].concat()
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn server_with_a_wrong_secret_receives_no_proof_and_no_frame() {
     pair.client.net.send(conn, b"confidential");
     pair.poll();
     let (mut stream, _) = fake_server.accept().unwrap();
-    stream.write_all(&[&hello(1)[..], &[7; 32]].concat()).unwrap();
+    stream.write_all(&[&hello(PROTOCOL_VERSION)[..], &[7; 32]].concat()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     wait_until("the client gives up", || {
         pair.poll();
@@ -90,7 +90,7 @@ fn version_mismatch_is_reported_to_the_peer() {
         pair.server.net.closing() == 0
     });
     stream.read_to_end(&mut reply).unwrap();
-    assert_eq!(reply, [MAGIC, &[0, 1]].concat());
+    assert_eq!(reply, [MAGIC, &PROTOCOL_VERSION.to_be_bytes()].concat());
     let why = &pair.server.net.refusals()[0].why;
     assert!(why.contains("version 9") && why.contains("same regatta"), "{why}");
     pair.assert_still_connected();
@@ -117,7 +117,7 @@ fn bad_magic_is_refused_and_reported_once() {
 fn slow_handshake_is_refused() {
     let mut pair = Pair::new(Timing { handshake: Duration::from_millis(300), ..NO_TIMEOUT });
     let mut stream = TcpStream::connect(pair.address).unwrap();
-    let mut bytes = hello(1).into_iter();
+    let mut bytes = hello(PROTOCOL_VERSION).into_iter();
     wait_until("it is refused", || {
         if bytes.len() > 2 {
             // Fails once it is refused.
@@ -172,8 +172,8 @@ fn flood_of_junk_does_not_disturb_an_authenticated_connection() {
             let _ = match n % 4 {
                 0 => Ok(()),
                 1 => stream.write_all(&[n as u8; 200]),
-                2 => stream.write_all(&hello(1)),
-                _ => stream.write_all(&[&hello(1)[..], &[9; 5000]].concat()),
+                2 => stream.write_all(&hello(PROTOCOL_VERSION)),
+                _ => stream.write_all(&[&hello(PROTOCOL_VERSION)[..], &[9; 5000]].concat()),
             };
         }
     });
@@ -189,7 +189,7 @@ fn flood_of_junk_does_not_disturb_an_authenticated_connection() {
 fn half_closed_handshake_is_refused() {
     let mut pair = Pair::new(NO_TIMEOUT);
     let mut stream = TcpStream::connect(pair.address).unwrap();
-    stream.write_all(&hello(1)).unwrap();
+    stream.write_all(&hello(PROTOCOL_VERSION)).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     wait_until("it is refused", || {
         pair.poll();

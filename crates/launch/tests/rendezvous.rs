@@ -3,13 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../bench/src/flock.rs"]
-mod flock;
+#[path = "../../../bench/src/sim_agents.rs"]
+mod sim_agents;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use flock::{Common, Flock, free_port};
 use regatta_launch::agents::bootstrap::JobTimeouts;
 use regatta_launch::agents::coordinator::Coordinator;
 use regatta_launch::agents::message::{NodeLaunch, RankLaunch};
@@ -18,6 +17,7 @@ use regatta_launch::bind::Binding;
 use regatta_launch::worker_group::{JobEvent, WorkerGroup};
 use regatta_model::MemoryPolicy;
 use regatta_wire::secret::Secret;
+use sim_agents::{SimAgents, SimConfig, free_port};
 
 const AGENTS: u32 = 300;
 const FAN_OUT: u32 = 8;
@@ -27,7 +27,7 @@ const POLL: Duration = Duration::from_millis(1);
 
 struct Cluster {
     coordinator: Coordinator,
-    agents: Flock,
+    agents: SimAgents,
 }
 
 impl Cluster {
@@ -36,7 +36,7 @@ impl Cluster {
         let hosts: Vec<String> = (0..AGENTS).map(|i| format!("node{i}")).collect();
         let secret = Secret::generate().unwrap();
         let coordinator = Coordinator::listen(&hosts, secret.clone(), times).unwrap();
-        let common = Common {
+        let common = SimConfig {
             tree: Tree { nodes: AGENTS, fan_out: FAN_OUT },
             root: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), coordinator.port()),
             port: free_port().unwrap(),
@@ -45,7 +45,7 @@ impl Cluster {
             machine: "a machine\n".repeat(1000),
         };
         let nodes: Vec<u32> = (0..AGENTS).collect();
-        Self { coordinator, agents: Flock::new(&nodes, common).unwrap() }
+        Self { coordinator, agents: SimAgents::new(&nodes, common).unwrap() }
     }
 
     /// Polls both sides until the condition holds.
@@ -54,14 +54,14 @@ impl Cluster {
         while !condition(&mut self.coordinator) {
             assert!(start.elapsed() < LONG, "timed out waiting until {what}");
             self.coordinator.poll(POLL);
-            self.agents.turn(POLL).unwrap();
+            self.agents.poll(POLL).unwrap();
         }
     }
 }
 
 /// One rank per node.
 fn launches(attempt: u32) -> Vec<(u32, NodeLaunch)> {
-    let binding = Binding::new(&Default::default(), &MemoryPolicy::System);
+    let binding = Binding::new(&Default::default(), &MemoryPolicy::Default);
     let launch = |rank: u32| NodeLaunch {
         attempt,
         command: vec!["true".into()],
@@ -87,7 +87,7 @@ fn hundreds_of_agents_join_run_two_attempts_and_exit() {
             while let Some(event) = coordinator.next(Duration::ZERO, false) {
                 match event {
                     JobEvent::Started { rank, .. } => started.push(rank),
-                    JobEvent::Exited(rank, ending) if ending.is_good() => exited.push(rank),
+                    JobEvent::Exited(rank, exit) if exit.is_success() => exited.push(rank),
                     JobEvent::Finished => return true,
                     other => panic!("unexpected event: {other:?}"),
                 }
@@ -104,7 +104,7 @@ fn hundreds_of_agents_join_run_two_attempts_and_exit() {
     let start = Instant::now();
     while !agents.has_left() {
         assert!(start.elapsed() < LONG, "agents are still running");
-        agents.turn(POLL).unwrap();
+        agents.poll(POLL).unwrap();
     }
     shutdown.join().unwrap();
     agents.finish().unwrap();

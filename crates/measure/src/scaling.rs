@@ -54,7 +54,6 @@ pub fn scaling(runs: &[(u32, BenchResult)]) -> Vec<Scaling> {
     cases::cases(runs.iter().map(|(_, run)| run)).into_iter().filter_map(of).collect()
 }
 
-/// Sets the efficiency of each point.
 fn set_efficiency(points: &mut [ScalingPoint]) {
     let bus = |point: &ScalingPoint| point.busbw.filter(|bus| *bus > 0.0);
     let first_time = points.first().map(|point| point.time_us);

@@ -15,55 +15,29 @@ const TIE_RATIO: f64 = 1.02;
 
 /// An invalid `--sweep` argument.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum ParseSweepError {
     /// No `=`, or no name before it.
     #[error("invalid setting {word:?}: expected NAME=VALUE,VALUE, as in NCCL_ALGO=Ring,Tree")]
-    MissingValue {
-        /// The argument.
-        word: String,
-    },
+    MissingValue { word: String },
     /// Not a valid variable name.
     #[error("invalid variable name {name:?}: use letters, digits and _, not starting with a digit")]
-    InvalidName {
-        /// The name.
-        name: String,
-    },
+    InvalidName { name: String },
     /// A value is empty.
     #[error("empty value for {name}; separate values by commas, as in {name}=A,B")]
-    EmptyValue {
-        /// The variable.
-        name: String,
-    },
+    EmptyValue { name: String },
     /// A value contains a control character.
     #[error("value {value:?} of {name} contains a control character")]
-    InvalidValue {
-        /// The variable.
-        name: String,
-        /// The value.
-        value: String,
-    },
+    InvalidValue { name: String, value: String },
     /// A value is repeated.
     #[error("duplicate value {value:?} for {name}")]
-    DuplicateValue {
-        /// The variable.
-        name: String,
-        /// The value.
-        value: String,
-    },
+    DuplicateValue { name: String, value: String },
     /// A variable is repeated.
     #[error("{name} is given twice; list all its values together, as in {name}=A,B")]
-    DuplicateName {
-        /// The variable.
-        name: String,
-    },
+    DuplicateName { name: String },
     /// Too many combinations.
     #[error("{found} combinations exceed the maximum of {max}; remove some values")]
-    TooManySettings {
-        /// Requested combinations.
-        found: usize,
-        /// Maximum.
-        max: usize,
-    },
+    TooManySettings { found: usize, max: usize },
 }
 
 /// Variables with their values.

@@ -70,7 +70,6 @@ fn short(max: u32) -> BoxedStrategy<Option<f64>> {
     weighted(0.9, (0..max).prop_map(|n| f64::from(n) / 100.0)).boxed()
 }
 
-/// Any values.
 fn any_value(_: u32) -> BoxedStrategy<Option<f64>> {
     weighted(0.9, prop_oneof![0.0..1e3f64, 0.0..1e18f64, (0.0..1.0f64).prop_map(|x| x * 1e-12)])
         .boxed()

@@ -20,39 +20,20 @@ pub struct CpuSet {
 
 /// Parse error of a CPU set. `at` is a byte offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum CpuSetError {
     /// Not a number.
     #[error("expected a CPU number at byte {at} of {text:?}")]
-    NotANumber {
-        /// The input.
-        text: String,
-        /// Where a number was expected.
-        at: usize,
-    },
+    NotANumber { text: String, at: usize },
     /// A range with its bounds reversed.
     #[error("the bounds of the range at byte {at} of {text:?} are reversed")]
-    ReversedRange {
-        /// The input.
-        text: String,
-        /// Where the range starts.
-        at: usize,
-    },
+    ReversedRange { text: String, at: usize },
     /// A CPU number of at least [`MAX_CPUS`].
     #[error("the CPU number at byte {at} of {text:?} exceeds {}", MAX_CPUS - 1)]
-    TooLarge {
-        /// The input.
-        text: String,
-        /// Where the number starts.
-        at: usize,
-    },
+    TooLarge { text: String, at: usize },
     /// Not a hex digit.
     #[error("byte {at} of the mask {text:?} is not a hex digit")]
-    NotHex {
-        /// The input.
-        text: String,
-        /// Where the character is.
-        at: usize,
-    },
+    NotHex { text: String, at: usize },
 }
 
 impl CpuSet {

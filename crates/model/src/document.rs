@@ -20,33 +20,19 @@ pub trait Document: Serialize + DeserializeOwned {
 
 /// Why a file cannot be read as a document.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum DocumentError {
     /// Not JSON, or with other fields.
     #[error("not a {kind} file: {source}")]
-    Json {
-        /// The expected kind.
-        kind: &'static str,
-        /// The JSON error, with line and column.
-        source: serde_json::Error,
-    },
+    Json { kind: &'static str, source: serde_json::Error },
     /// Another kind or version.
     #[error(
         "format is {found:?}, expected {expected:?}; regenerate it with this version of regatta"
     )]
-    WrongFormat {
-        /// The `format` field found.
-        found: String,
-        /// The `format` field expected.
-        expected: String,
-    },
+    WrongFormat { found: String, expected: String },
     /// Well-formed but inconsistent.
     #[error("inconsistent {kind} file: {reason}")]
-    Inconsistent {
-        /// The kind.
-        kind: &'static str,
-        /// The inconsistency.
-        reason: String,
-    },
+    Inconsistent { kind: &'static str, reason: String },
 }
 
 #[derive(Serialize)]

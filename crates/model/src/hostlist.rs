@@ -16,56 +16,25 @@ pub const MAX_BYTES: usize = 1 << 24;
 
 /// Parse error of a hostlist expression. `at` is a byte offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum HostlistError {
     /// A `[` without `]`.
     #[error("the bracket at byte {at} of {text:?} is not closed")]
-    Unclosed {
-        /// The expression.
-        text: String,
-        /// Where the bracket opens.
-        at: usize,
-    },
+    Unclosed { text: String, at: usize },
     /// A `]` without `[`, or a nested `[`.
     #[error("unexpected bracket at byte {at} of {text:?}")]
-    UnexpectedBracket {
-        /// The expression.
-        text: String,
-        /// Where the bracket is.
-        at: usize,
-    },
+    UnexpectedBracket { text: String, at: usize },
     /// Neither a number nor a range.
     #[error("{item:?} at byte {at} of {text:?} is neither a number nor a range like 3-7")]
-    BadRange {
-        /// The expression.
-        text: String,
-        /// The item.
-        item: String,
-        /// Where it starts.
-        at: usize,
-    },
+    BadRange { text: String, item: String, at: usize },
     /// A range with its bounds reversed.
     #[error("the bounds of the range {item:?} at byte {at} of {text:?} are reversed")]
-    ReversedRange {
-        /// The expression.
-        text: String,
-        /// The range.
-        item: String,
-        /// Where it starts.
-        at: usize,
-    },
+    ReversedRange { text: String, item: String, at: usize },
     /// [`MAX_RANGE`], [`MAX_HOSTS`] or [`MAX_BYTES`] exceeded.
     #[error("{text:?} expands to too many hosts at byte {at} (limit {limit})")]
-    TooMany {
-        /// The expression.
-        text: String,
-        /// Where the limit was exceeded.
-        at: usize,
-        /// The limit.
-        limit: u64,
-    },
+    TooMany { text: String, at: usize, limit: u64 },
 }
 
-/// A segment of a name.
 enum Segment {
     Literal(String),
     Group(Vec<NumberRange>),

@@ -25,6 +25,7 @@ pub use layout::layout;
 
 /// Why a job cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum PlaceError {
     /// No machine description.
     #[error("no machine description: pass --machine or --system, or run on the node itself")]
@@ -34,29 +35,13 @@ pub enum PlaceError {
     NoNodes,
     /// No usable core.
     #[error("{host}: no usable core ({why}); {hint}")]
-    NoCores {
-        /// Host name.
-        host: String,
-        /// The cause.
-        why: String,
-        /// How to fix it.
-        hint: String,
-    },
+    NoCores { host: String, why: String, hint: String },
     /// More ranks than cores.
     #[error(
         "{host}: {ranks} ranks need {needed} cores, but {cores} are free; \
          request fewer ranks, or pass --oversubscribe to share cores"
     )]
-    TooFewCores {
-        /// Host name.
-        host: String,
-        /// Ranks on the node.
-        ranks: u32,
-        /// Cores needed in total.
-        needed: u64,
-        /// Free cores.
-        cores: u32,
-    },
+    TooFewCores { host: String, ranks: u32, needed: u64, cores: u32 },
     /// More GPUs requested than available.
     #[error(
         "{host}: {} with {per_rank} GPUs each need {} GPUs, but the node has {gpus}; \
@@ -64,16 +49,7 @@ pub enum PlaceError {
         pluralize(*ranks as usize, "rank"),
         u64::from(*ranks) * u64::from(*per_rank)
     )]
-    TooFewGpus {
-        /// Host name.
-        host: String,
-        /// Ranks on the node.
-        ranks: u32,
-        /// GPUs per rank.
-        per_rank: u32,
-        /// GPUs on the node.
-        gpus: u32,
-    },
+    TooFewGpus { host: String, ranks: u32, per_rank: u32, gpus: u32 },
     /// Inconsistent rank counts.
     #[error("{0}")]
     Counts(String),

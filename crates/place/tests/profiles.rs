@@ -17,7 +17,6 @@ fn builtin() -> Profiles {
     Profiles::builtin().unwrap()
 }
 
-/// Sets a version in a job context.
 type SetVersion = fn(&mut JobContext);
 
 /// Versions that change the settings, in addition to none known.

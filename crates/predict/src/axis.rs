@@ -1,30 +1,30 @@
-//! The axes of a mesh, as communication is counted by them.
+//! The communicators of a mesh, by which traffic is counted.
 
-/// What ranks say to each other, by what it is for.
+/// A communicator, named by what it carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
-    /// Parts of the stream, among ranks that share matrices.
+    /// Residual stream, within the tensor-parallel group.
     Tensor,
-    /// Keys and values, among ranks that share sequences.
+    /// Keys and values, within the context-parallel group.
     Context,
-    /// Gradients, among ranks with the same parameters.
+    /// Gradients, within the data-parallel group.
     Data,
-    /// Gradients and parameters, among ranks that share sharded state.
+    /// Gradients and parameters, within the sharding group (ZeRO).
     Shard,
-    /// Gradients, among ranks with the same share of it.
+    /// Gradients of equal shards, across sharding groups (HSDP).
     Replica,
     /// Activations, to the next pipeline stage.
     Forward,
-    /// Their gradients, to the stage before.
+    /// Activation gradients, to the previous pipeline stage.
     Backward,
-    /// Gradients of a tied table, between the first and the last stage.
+    /// Gradients of tied embeddings, between the first and the last stage.
     Tied,
-    /// A few numbers about a step, among all.
+    /// Gradient norm and step statistics, among all ranks.
     World,
 }
 
 impl Axis {
-    /// All there are.
+    /// All axes.
     pub const ALL: [Self; 9] = [
         Self::Tensor,
         Self::Context,
@@ -37,7 +37,7 @@ impl Axis {
         Self::World,
     ];
 
-    /// Its name.
+    /// Its name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tensor => "tensor",

@@ -1,54 +1,54 @@
-//! Bytes of a rank, expected and measured.
+//! Bytes of a rank, expected by the cost model and measured in a run.
 
 use serde::{Deserialize, Serialize};
 
-use crate::moved::Moved;
+use crate::io_bytes::IoBytes;
 
-/// Bytes that a rank holds of something, at most.
+/// Peak memory of one category.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct HeldBytes {
-    /// Of what, such as `gradients`.
+pub struct PeakBytes {
+    /// The category, such as `gradients`.
     pub what: String,
-    /// As `regatta train --explain` says.
+    /// By the cost model.
     pub expected: u64,
-    /// As was counted, in a run.
+    /// Measured in a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<u64>,
 }
 
-/// Bytes that a rank sends in a step on an axis.
+/// Bytes sent per step on one axis.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SentBytes {
     /// The axis, such as `tensor`.
     pub axis: String,
-    /// As `regatta train --explain` says.
+    /// By the cost model.
     pub expected: u64,
-    /// As was counted in a run, on the mean.
+    /// Measured in a run, mean over steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<u64>,
 }
 
-/// Bytes that a rank reads from disk or writes there in a step.
+/// Bytes read from or written to disk per step.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct MovedBytes {
+pub struct DiskIoBytes {
     /// `read` or `written`.
     pub what: String,
-    /// As `regatta train --explain` says.
+    /// By the cost model.
     pub expected: u64,
-    /// As was counted in a run, on the mean.
+    /// Measured in a run, mean over steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<u64>,
 }
 
-impl MovedBytes {
-    /// Both ways, without those on which nothing goes.
-    pub fn both(expected: Moved, measured: Option<Moved>) -> Vec<Self> {
-        let way = |what: &str, of: fn(Moved) -> u64| {
-            let (expected, measured) = (of(expected), measured.map(of));
-            let is_some = expected > 0 || measured.is_some_and(|bytes| bytes > 0);
-            is_some.then(|| Self { what: what.to_owned(), expected, measured })
+impl DiskIoBytes {
+    /// Reads and writes, without zero rows.
+    pub fn rows(expected: IoBytes, measured: Option<IoBytes>) -> Vec<Self> {
+        let row = |what: &str, bytes: fn(IoBytes) -> u64| {
+            let (expected, measured) = (bytes(expected), measured.map(bytes));
+            let is_used = expected > 0 || measured.is_some_and(|bytes| bytes > 0);
+            is_used.then(|| Self { what: what.to_owned(), expected, measured })
         };
-        let both = [way("read", |moved| moved.read), way("written", |moved| moved.written)];
-        both.into_iter().flatten().collect()
+        let rows = [row("read", |io| io.read), row("written", |io| io.written)];
+        rows.into_iter().flatten().collect()
     }
 }

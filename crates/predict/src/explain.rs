@@ -1,240 +1,240 @@
-//! What a configuration comes to on so many ranks, before anything is trained: who sits where, what
-//! each rank holds and sends, and what a pipeline's stages do when. No I/O.
+//! Explains a parallel configuration before anything is trained: mesh coordinates, memory, traffic and
+//! pipeline schedule of each rank. No I/O.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::bytes::{HeldBytes, MovedBytes, SentBytes};
-use crate::cost::{self, Cost, CostError, Form, costs};
+use crate::axis::Axis;
+use crate::bytes::{DiskIoBytes, PeakBytes, SentBytes};
+use crate::cost::{CostError, CostOptions, RankCost, RankCosts, rank_costs};
+use crate::mesh::MeshCoord;
 use crate::pipeline::{
-    Costs, Schedule, SimulateError, StageError, Timeline, balance, costs_of, simulate,
+    ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
 };
 use crate::plan::ParallelPlan;
-use crate::shape::Shape;
-use crate::{axis::Axis, mesh::Seat};
+use crate::shape::ModelShape;
 
-/// The largest number of ranks that is worth explaining.
+/// The largest number of ranks that is explained.
 pub const MAX_RANKS: usize = 1 << 16;
 
-/// What a configuration comes to.
+/// An explained configuration.
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// How many parameters it has.
+    /// Number of parameters.
     pub parameters: usize,
-    /// Whether that is certain: the data may say how many kinds of tokens there are, and then 65 are
-    /// assumed.
-    pub is_certain: bool,
-    /// Ranks on each axis.
-    pub split: Split,
-    /// How a step is shared.
-    pub step: Step,
-    /// What is worth a word.
+    /// Whether the vocabulary size is known; if the data determines it, 65 is assumed.
+    pub vocab_known: bool,
+    /// Ranks per axis.
+    pub mesh: MeshSummary,
+    /// Batch sizes of a step.
+    pub step: StepSummary,
+    /// Notes and warnings.
     pub notes: Vec<String>,
-    /// What ranks hold and send, once for all that are alike.
-    pub kinds: Vec<Kind>,
+    /// Memory and traffic, once for all equal ranks.
+    pub rank_classes: Vec<RankClass>,
     /// Each rank.
-    pub ranks: Vec<Rank>,
-    /// What pipeline stages do when, if there are several.
+    pub ranks: Vec<ExplainedRank>,
+    /// Simulated pipeline schedule, if there are several stages.
     #[serde(skip)]
     pub timeline: Option<Timeline>,
-    /// How much longer a step takes than its work, as a share of that: what stages wait.
+    /// Bubble ratio of the pipeline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
 }
 
-/// Ranks on each axis.
+/// Ranks per axis and sharding options.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Split {
-    /// Copies of the model.
+pub struct MeshSummary {
+    /// Data-parallel replicas.
     pub dp: usize,
-    /// Ranks that share each matrix.
+    /// Tensor-parallel ranks.
     pub tp: usize,
-    /// Ranks that share each sequence.
+    /// Context-parallel ranks.
     pub cp: usize,
     /// Pipeline stages.
     pub pp: usize,
-    /// What ranks with the same parameters share.
+    /// ZeRO stage.
     pub zero: usize,
-    /// How many of them share it.
+    /// Size of the sharding group.
     pub shard: usize,
-    /// Whether tensor-parallel ranks share the tokens, too.
-    pub sequence: bool,
-    /// Pieces in which matrices come and go.
+    /// Sequence parallelism.
+    pub sequence_parallel: bool,
+    /// Tiles per matrix.
     pub tiles: usize,
 }
 
-/// How a step is shared.
+/// Batch sizes of a step, in sequences.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Step {
-    /// Sequences of all copies of the model.
+pub struct StepSummary {
+    /// Over all replicas.
     pub batch: usize,
-    /// Sequences of each copy.
-    pub share: usize,
-    /// Sequences that it works on at once.
+    /// Per replica.
+    pub batch_per_replica: usize,
+    /// Per micro-batch.
     pub micro_batch: usize,
-    /// How often it does.
+    /// Micro-batches per step.
     pub micro_batches: usize,
     /// Tokens of a sequence.
-    pub context: usize,
+    pub seq_len: usize,
 }
 
-/// What a rank holds and sends.
+/// Memory and traffic of equal ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Kind {
-    /// The blocks that it has, or has shares of.
+pub struct RankClass {
+    /// The blocks that it has, or has shards of.
     pub blocks: Vec<String>,
-    /// What it is expected to hold at most.
-    pub held: Vec<HeldBytes>,
-    /// What it is expected to send in a step, on each axis on which it sends anything.
+    /// Expected peak memory.
+    pub memory: Vec<PeakBytes>,
+    /// Expected bytes sent per step, without zero rows.
     pub sent: Vec<SentBytes>,
-    /// What it is expected to read from disk and write there in a step, if anything.
+    /// Expected disk traffic per step.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub moved: Vec<MovedBytes>,
+    pub disk_io: Vec<DiskIoBytes>,
 }
 
-impl Kind {
-    fn new(cost: Cost) -> Self {
-        let Cost { blocks, holds, sends, moves } = cost;
-        let held = [
-            ("parameters", holds.parameters.most()),
-            ("gradients", holds.gradients.most()),
-            ("optimizer", holds.moments.most()),
-            ("activations", holds.activations),
-            ("working", holds.working),
+impl RankClass {
+    fn new(cost: RankCost) -> Self {
+        let RankCost { blocks, memory, traffic, disk_io } = cost;
+        let categories = [
+            ("parameters", memory.params.peak()),
+            ("gradients", memory.grads.peak()),
+            ("optimizer", memory.optimizer.peak()),
+            ("activations", memory.activations),
+            ("workspace", memory.workspace),
         ];
-        let held = held.map(|(what, expected)| HeldBytes {
+        let memory = categories.map(|(what, expected)| PeakBytes {
             what: what.to_owned(),
             expected,
             measured: None,
         });
         let sent = |axis: Axis| SentBytes {
             axis: axis.name().to_owned(),
-            expected: sends.on(axis),
+            expected: traffic.on(axis),
             measured: None,
         };
         let sent = Axis::ALL.map(sent).into_iter().filter(|sent| sent.expected > 0).collect();
-        Self { blocks, held: held.to_vec(), sent, moved: MovedBytes::both(moves, None) }
+        Self { blocks, memory: memory.to_vec(), sent, disk_io: DiskIoBytes::rows(disk_io, None) }
     }
 }
 
-/// Where a rank sits, and of which kind it is.
+/// Coordinates and class of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Rank {
-    /// Which.
+pub struct ExplainedRank {
+    /// Rank.
     pub rank: usize,
-    /// Where, if that is known.
+    /// Host, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its copy of the model.
+    /// Data-parallel index.
     pub dp: usize,
-    /// Its part of each matrix.
+    /// Tensor-parallel index.
     pub tp: usize,
-    /// Its part of each sequence.
+    /// Context-parallel index.
     pub cp: usize,
-    /// Its stage.
+    /// Pipeline stage.
     pub pp: usize,
-    /// What it holds and sends: the place among [`Explanation::kinds`].
-    pub kind: usize,
+    /// Index into [`Explanation::rank_classes`].
+    pub class: usize,
 }
 
-/// A training to explain.
+/// The configuration to explain.
 #[derive(Debug, Clone)]
-pub struct Subject<'a> {
-    /// The model's name.
+pub struct ExplainInput<'a> {
+    /// Name of the model.
     pub model: &'a str,
-    /// Its shape.
-    pub shape: &'a Shape,
-    /// Whether the vocabulary size is known, not assumed.
-    pub is_certain: bool,
-    /// How ranks share it.
+    /// Shape of the model.
+    pub shape: &'a ModelShape,
+    /// Whether the vocabulary size is known.
+    pub vocab_known: bool,
+    /// Parallel configuration.
     pub plan: &'a ParallelPlan,
-    /// How elements are stored.
-    pub form: Form,
-    /// Ranks on each host, if that is known.
-    pub per_host: Option<usize>,
+    /// Element sizes.
+    pub options: CostOptions,
+    /// Ranks per host, if known.
+    pub ranks_per_host: Option<usize>,
     /// Notes on the configuration.
     pub notes: Vec<String>,
 }
 
-/// A training that cannot be explained.
+/// A configuration that cannot be explained.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExplainError {
     /// The cost model refuses it.
     #[error(transparent)]
     Cost(#[from] CostError),
-    /// The model cannot be cut into stages so.
+    /// The model cannot be split into these stages.
     #[error(transparent)]
     Stage(#[from] StageError),
     /// The schedule cannot be simulated.
     #[error(transparent)]
-    Schedule(#[from] SimulateError),
+    Simulate(#[from] SimulateError),
 }
 
-/// Explains a training.
-pub fn explain(subject: Subject<'_>) -> Result<Explanation, ExplainError> {
-    let Subject { model, shape, is_certain, plan, form, per_host, mut notes } = subject;
-    let ranks = plan.mesh.ranks();
-    let (kinds, of) = kinds(costs(shape, plan, form)?);
-    let host = |rank: usize| Some(format!("node {}", rank / per_host.filter(|each| *each > 0)?));
-    let hosts: Option<Vec<String>> = (0..ranks).map(host).collect();
-    let seated = |(rank, kind): (usize, usize)| {
-        let Seat { dp, cp, tp, pp } = plan.mesh.seat(rank);
-        Rank { rank, host: host(rank), dp, tp, cp, pp, kind }
+/// Explains a configuration.
+pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
+    let ExplainInput { model, shape, vocab_known, plan, options, ranks_per_host, mut notes } =
+        input;
+    let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?);
+    let per_host = ranks_per_host.filter(|ranks| *ranks > 0);
+    let host = |rank: usize| Some(format!("node {}", rank / per_host?));
+    let hosts: Option<Vec<String>> = (0..class_of.len()).map(host).collect();
+    let explained = |(rank, class): (usize, usize)| {
+        let MeshCoord { dp, cp, tp, pp } = plan.mesh.coord(rank);
+        ExplainedRank { rank, host: host(rank), dp, tp, cp, pp, class }
     };
     let timeline = timeline(shape, plan)?;
-    notes.extend(hosts.as_deref().and_then(|hosts| plan.mesh.apart(hosts)));
+    notes.extend(hosts.as_deref().and_then(|hosts| plan.mesh.cross_host_warning(hosts)));
     Ok(Explanation {
         model: model.to_owned(),
-        parameters: shape.parameters(),
-        is_certain,
-        split: split(plan),
-        step: step(plan, shape),
+        parameters: shape.num_params(),
+        vocab_known,
+        mesh: mesh_summary(plan),
+        step: step_summary(plan, shape),
         notes,
-        kinds,
-        ranks: of.into_iter().enumerate().map(seated).collect(),
+        rank_classes,
+        ranks: class_of.into_iter().enumerate().map(explained).collect(),
         bubble: timeline.as_ref().map(Timeline::bubble),
         timeline,
     })
 }
 
-/// The kinds of ranks that are told apart by what they cost, and which each rank is of.
-fn kinds(costs: cost::Costs) -> (Vec<Kind>, Vec<usize>) {
-    let (mut kinds, mut known) = (Vec::new(), HashMap::new());
-    let mut place = |cost: Cost| {
+/// Merges classes of equal cost, and maps each rank to its class.
+fn rank_classes(costs: RankCosts) -> (Vec<RankClass>, Vec<usize>) {
+    let (mut classes, mut known) = (Vec::new(), HashMap::new());
+    let mut index = |cost: RankCost| {
         *known.entry(cost.clone()).or_insert_with(|| {
-            kinds.push(Kind::new(cost));
-            kinds.len() - 1
+            classes.push(RankClass::new(cost));
+            classes.len() - 1
         })
     };
-    let places: Vec<usize> = costs.kinds.into_iter().map(&mut place).collect();
-    (kinds, costs.of.into_iter().map(|kind| places[kind]).collect())
+    let merged: Vec<usize> = costs.classes.into_iter().map(&mut index).collect();
+    (classes, costs.class_of.into_iter().map(|class| merged[class]).collect())
 }
 
-fn split(plan: &ParallelPlan) -> Split {
-    let ParallelPlan { mesh, zero, sequence, tiles, .. } = *plan;
+fn mesh_summary(plan: &ParallelPlan) -> MeshSummary {
+    let ParallelPlan { mesh, zero, sequence_parallel, tiles, .. } = *plan;
     let (dp, tp, cp, pp, shard) = (mesh.dp, mesh.tp, mesh.cp, mesh.pp, mesh.shard);
-    Split { dp, tp, cp, pp, zero, shard, sequence, tiles }
+    MeshSummary { dp, tp, cp, pp, zero, shard, sequence_parallel, tiles }
 }
 
-fn step(plan: &ParallelPlan, shape: &Shape) -> Step {
-    let ParallelPlan { batch, share, micro_batch, accumulation, .. } = *plan;
-    Step { batch, share, micro_batch, micro_batches: accumulation, context: shape.context }
+fn step_summary(plan: &ParallelPlan, shape: &ModelShape) -> StepSummary {
+    let ParallelPlan { batch, batch_per_replica, micro_batch, micro_batches, .. } = *plan;
+    StepSummary { batch, batch_per_replica, micro_batch, micro_batches, seq_len: shape.seq_len }
 }
 
-/// What stages do when, as long as each chunk's operations take relative to the others'.
-fn timeline(shape: &Shape, plan: &ParallelPlan) -> Result<Option<Timeline>, ExplainError> {
+/// Simulates the pipeline with chunk durations proportional to their FLOPs.
+fn timeline(shape: &ModelShape, plan: &ParallelPlan) -> Result<Option<Timeline>, ExplainError> {
     if plan.mesh.pp == 1 {
         return Ok(None);
     }
-    let ParallelPlan { schedule, chunks, accumulation, .. } = *plan;
-    let schedule =
-        Schedule::new(schedule, plan.mesh.pp, chunks, accumulation).map_err(StageError::from)?;
-    let blocks = costs_of(shape, shape.context);
-    let parts = balance(&blocks, schedule.parts()).map_err(StageError::from)?;
-    let chunks: Vec<f64> = parts.into_iter().map(|part| blocks[part].iter().sum()).collect();
-    let timeline = simulate(&schedule, &Costs::thirds(&chunks))?;
-    Ok(Some(timeline))
+    let ParallelPlan { schedule, virtual_stages, micro_batches, .. } = *plan;
+    let schedule = Schedule::new(schedule, plan.mesh.pp, virtual_stages, micro_batches)
+        .map_err(StageError::from)?;
+    let blocks = block_costs(shape, shape.seq_len);
+    let chunks = balance(&blocks, schedule.num_chunks()).map_err(StageError::from)?;
+    let costs: Vec<f64> = chunks.into_iter().map(|chunk| blocks[chunk].iter().sum()).collect();
+    Ok(Some(simulate(&schedule, &ChunkCosts::equal_thirds(&costs))?))
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::shape::{BlockLayout, Shape};
+use crate::shape::{BlockLayout, ModelShape, Module};
 
 /// Elements of logits in memory at once, approximately.
 const MAX_LOGITS: usize = 1 << 22;
@@ -21,16 +21,19 @@ pub struct LogitChunks {
 
 impl LogitChunks {
     /// The chunking for a model.
-    pub fn new(shape: &Shape, layout: &BlockLayout) -> Self {
-        let (user, name) = if shape.tied { (0, "tokens") } else { (shape.layers + 1, "output") };
+    pub fn new(shape: &ModelShape, layout: &BlockLayout) -> Self {
+        let (user, module) = match shape.tie_embeddings {
+            true => (0, Module::TokenEmbedding),
+            false => (shape.num_layers + 1, Module::LmHead),
+        };
         let matrices = layout.matrices(user);
-        let (tiles, _) = matrices.find(name);
+        let (tiles, _) = matrices.weight(module);
         let largest = tiles.iter().map(|tile| tile.rows.len()).max();
-        let columns = largest.unwrap_or(shape.vocabulary.div_ceil(matrices.block.share.ranks));
+        let columns = largest.unwrap_or(shape.vocab_size.div_ceil(matrices.block.shard.ranks));
         Self { columns, tiles: tiles.len() }
     }
 
-    /// Rows of a chunk, for this many rows in all.
+    /// Rows per chunk of `rows` rows.
     pub fn rows(&self, rows: usize) -> usize {
         let max = (MAX_LOGITS / self.columns.max(1)).max(1);
         rows.div_ceil(rows.div_ceil(max).max(1)).max(1)
@@ -47,9 +50,8 @@ impl LogitChunks {
         self.rows(rows) * self.columns
     }
 
-    /// Elements that the head has in memory at once beside the residual stream, with this many ranks in
-    /// the tensor group.
-    pub fn working(&self, rows: usize, ranks: usize) -> usize {
+    /// Elements of the head's temporary buffers with `ranks` tensor-parallel ranks.
+    pub fn workspace(&self, rows: usize, ranks: usize) -> usize {
         let gathered = if ranks > 1 { ranks + 1 } else { 0 };
         match self.tiles {
             0 => self.len(rows),

@@ -1,92 +1,92 @@
-//! How ranks are laid out: each has a seat on every axis. No I/O.
+//! The device mesh: rank numbers and coordinates. No I/O.
 //!
-//! Tensor-parallel ranks, which talk most, are neighbours; then context, data, and pipeline, which
-//! talks least and may be farthest apart.
+//! Tensor-parallel ranks, which communicate most, are adjacent; then context, data, and pipeline, which
+//! communicates least.
 
 use std::fmt;
 
-use crate::shape::Share;
+use crate::shape::Shard;
 
-/// How many ranks there are on each axis; their product is all ranks.
+/// Ranks per axis; their product is the world size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mesh {
-    /// Copies of the model, each with a part of the batch.
+    /// Data-parallel replicas.
     pub dp: usize,
-    /// Ranks that share each sequence.
+    /// Context-parallel ranks.
     pub cp: usize,
-    /// Ranks that share each matrix.
+    /// Tensor-parallel ranks.
     pub tp: usize,
-    /// Stages that share the layers.
+    /// Pipeline stages.
     pub pp: usize,
-    /// Ranks among which sharded state is shared, neighbours of `dp * cp`; the others repeat it.
+    /// Size of the sharding group (ZeRO, HSDP): adjacent ranks of the `dp * cp` data ranks.
     pub shard: usize,
 }
 
-/// A rank's place on each axis.
+/// The coordinates of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
-    /// Which copy of the model.
+pub struct MeshCoord {
+    /// Data-parallel index.
     pub dp: usize,
-    /// Which part of each sequence.
+    /// Context-parallel index.
     pub cp: usize,
-    /// Which part of each matrix.
+    /// Tensor-parallel index.
     pub tp: usize,
-    /// Which stage.
+    /// Pipeline stage.
     pub pp: usize,
 }
 
 impl Mesh {
-    /// Data parallelism alone.
-    pub fn data(ranks: usize) -> Self {
+    /// Data parallelism only.
+    pub fn data_parallel(ranks: usize) -> Self {
         Self { dp: ranks, cp: 1, tp: 1, pp: 1, shard: ranks }
     }
 
-    /// How many ranks there are.
+    /// World size.
     pub fn ranks(&self) -> usize {
         self.dp * self.cp * self.tp * self.pp
     }
 
-    /// Ranks that have the same parameters, and see different tokens.
+    /// Ranks with the same parameters and different tokens.
     pub fn data_ranks(&self) -> usize {
         self.dp * self.cp
     }
 
-    /// Whether ranks share the model: none of them can compute with it alone.
-    pub fn is_shared(&self) -> bool {
+    /// Whether tensor, context or pipeline parallelism is in use.
+    pub fn is_model_parallel(&self) -> bool {
         self.ranks() > self.dp
     }
 
-    /// Where a rank sits.
-    pub fn seat(&self, rank: usize) -> Seat {
+    /// The coordinates of a rank.
+    pub fn coord(&self, rank: usize) -> MeshCoord {
         let (tp, rest) = (rank % self.tp, rank / self.tp);
         let (cp, rest) = (rest % self.cp, rest / self.cp);
-        Seat { tp, cp, dp: rest % self.dp, pp: rest / self.dp }
+        MeshCoord { tp, cp, dp: rest % self.dp, pp: rest / self.dp }
     }
 
-    /// What to say if ranks that share matrices are on different hosts, given the host of each rank.
-    /// They talk in every layer, and nothing between hosts is as fast as memory.
-    pub fn apart(&self, hosts: &[String]) -> Option<String> {
-        let together = |group: &&[String]| group.iter().all(|host| *host == group[0]);
+    /// A warning if a tensor-parallel group spans hosts, given the host of each rank: it communicates in
+    /// every layer.
+    pub fn cross_host_warning(&self, hosts: &[String]) -> Option<String> {
+        let on_one_host = |group: &&[String]| group.iter().all(|host| *host == group[0]);
         let groups = || (0..).step_by(self.tp).zip(hosts.chunks(self.tp));
-        let (first, group) = groups().find(|(_, group)| !together(group))?;
+        let (first, group) = groups().find(|(_, group)| !on_one_host(group))?;
         let last = first + group.len() - 1;
         let mut names: Vec<&str> = group.iter().map(String::as_str).collect();
         names.dedup();
         let fits = |tp: &usize| {
-            self.tp.is_multiple_of(*tp) && hosts.chunks(*tp).all(|group| together(&group))
+            self.tp.is_multiple_of(*tp) && hosts.chunks(*tp).all(|group| on_one_host(&group))
         };
-        let fewer = (1..self.tp).rev().find(fits).unwrap_or(1);
+        let smaller = (1..self.tp).rev().find(fits).unwrap_or(1);
         Some(format!(
-            "ranks {first}-{last} share matrices and are on {}: a split that crosses hosts is slow, \
-             parallel.tp {fewer} would not, nor would a multiple of {} ranks on every host",
+            "tensor-parallel ranks {first}-{last} span hosts {}, which is slow: use parallel.tp {smaller}, or \
+             a multiple of {} ranks per host",
             names.join(", "),
             self.tp
         ))
     }
 
-    /// Who sits there.
-    pub fn rank(&self, seat: Seat) -> usize {
-        ((seat.pp * self.dp + seat.dp) * self.cp + seat.cp) * self.tp + seat.tp
+    /// The rank at these coordinates.
+    pub fn rank(&self, coord: MeshCoord) -> usize {
+        ((coord.pp * self.dp + coord.dp) * self.cp + coord.cp) * self.tp + coord.tp
     }
 }
 
@@ -97,18 +97,18 @@ impl fmt::Display for Mesh {
     }
 }
 
-impl Seat {
-    /// What a rank has of each matrix.
-    pub fn tensor_share(&self, mesh: &Mesh) -> Share {
-        Share { rank: self.tp, ranks: mesh.tp }
+impl MeshCoord {
+    /// Its shard of tensor-parallel matrices.
+    pub fn tensor_shard(&self, mesh: &Mesh) -> Shard {
+        Shard { rank: self.tp, ranks: mesh.tp }
     }
 
-    /// What a rank has of each sequence.
-    pub fn context_share(&self, mesh: &Mesh) -> Share {
-        Share { rank: self.cp, ranks: mesh.cp }
+    /// Its shard of each sequence.
+    pub fn context_shard(&self, mesh: &Mesh) -> Shard {
+        Shard { rank: self.cp, ranks: mesh.cp }
     }
 
-    /// Its number among the ranks with the same parameters.
+    /// Its index among the ranks with the same parameters.
     pub fn data_rank(&self, mesh: &Mesh) -> usize {
         self.dp * mesh.cp + self.cp
     }
@@ -121,34 +121,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_rank_has_a_seat_of_its_own(dp in 1usize..4, cp in 1usize..4, tp in 1usize..4, pp in 1usize..4) {
+        fn ranks_and_coordinates_are_a_bijection(dp in 1usize..4, cp in 1usize..4, tp in 1usize..4, pp in 1usize..4) {
             let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
             for rank in 0..mesh.ranks() {
-                let seat = mesh.seat(rank);
-                prop_assert!(seat.dp < dp && seat.cp < cp && seat.tp < tp && seat.pp < pp);
-                prop_assert_eq!(mesh.rank(seat), rank);
+                let coord = mesh.coord(rank);
+                prop_assert!(coord.dp < dp && coord.cp < cp && coord.tp < tp && coord.pp < pp);
+                prop_assert_eq!(mesh.rank(coord), rank);
             }
         }
     }
 
     #[test]
-    fn tensor_ranks_on_different_hosts_are_named() {
+    fn tensor_groups_that_span_hosts_are_warned_about() {
         let hosts = |all: &str| all.chars().map(String::from).collect::<Vec<_>>();
         let mesh = |tp| Mesh { dp: 8 / tp, cp: 1, tp, pp: 1, shard: 8 / tp };
-        assert_eq!(mesh(4).apart(&hosts("aaaabbbb")), None);
-        assert_eq!(mesh(1).apart(&hosts("abababab")), None);
-        let note = mesh(4).apart(&hosts("aaaaaabb")).unwrap();
-        assert!(note.starts_with("ranks 4-7 share matrices and are on a, b: "), "{note}");
-        assert!(note.contains("parallel.tp 2 would not"), "{note}");
-        let note = mesh(2).apart(&hosts("abababab")).unwrap();
-        assert!(note.contains("parallel.tp 1 would not, nor would a multiple of 2"), "{note}");
+        assert_eq!(mesh(4).cross_host_warning(&hosts("aaaabbbb")), None);
+        assert_eq!(mesh(1).cross_host_warning(&hosts("abababab")), None);
+        let note = mesh(4).cross_host_warning(&hosts("aaaaaabb")).unwrap();
+        assert!(note.starts_with("tensor-parallel ranks 4-7 span hosts a, b, "), "{note}");
+        assert!(note.contains("use parallel.tp 2,"), "{note}");
+        let note = mesh(2).cross_host_warning(&hosts("abababab")).unwrap();
+        assert!(note.contains("use parallel.tp 1, or a multiple of 2 ranks"), "{note}");
     }
 
     #[test]
-    fn tensor_ranks_are_neighbours() {
+    fn tensor_parallel_ranks_are_adjacent() {
         let mesh = Mesh { dp: 2, cp: 1, tp: 2, pp: 2, shard: 2 };
-        let seats: Vec<_> = (0..8).map(|rank| mesh.seat(rank)).collect();
-        assert_eq!(seats.iter().map(|s| s.tp).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0, 1]);
-        assert_eq!(seats.iter().map(|s| s.pp).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1]);
+        let coords: Vec<_> = (0..8).map(|rank| mesh.coord(rank)).collect();
+        assert_eq!(coords.iter().map(|s| s.tp).collect::<Vec<_>>(), [0, 1, 0, 1, 0, 1, 0, 1]);
+        assert_eq!(coords.iter().map(|s| s.pp).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1]);
     }
 }

@@ -1,41 +1,52 @@
-//! How ranks share a training: the resolved parallel configuration. No I/O.
+//! The resolved parallel configuration of a training. No I/O.
 
 use crate::mesh::Mesh;
-use crate::pipeline::Kind as Pipeline;
+use crate::pipeline::{PipelineSize, ScheduleKind};
 
-/// How ranks share the model and the sequences of a step.
+/// How ranks divide the model and the batch of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParallelPlan {
-    /// How ranks are laid out.
+    /// The device mesh.
     pub mesh: Mesh,
-    /// What ranks with the same parameters share: nothing, or the optimizer's state (1), gradients
-    /// too (2), parameters too (3).
+    /// ZeRO stage: 0 replicates, 1 shards optimizer state, 2 gradients too, 3 parameters too.
     pub zero: usize,
-    /// Whether tensor-parallel ranks share the tokens, too, where nothing is multiplied.
-    pub sequence: bool,
-    /// The order in which pipeline stages work.
-    pub schedule: Pipeline,
-    /// Parts of the model that a stage has.
-    pub chunks: usize,
-    /// Sequences of a step, of all copies of the model together.
+    /// Megatron-style sequence parallelism.
+    pub sequence_parallel: bool,
+    /// Pipeline schedule.
+    pub schedule: ScheduleKind,
+    /// Model chunks per pipeline stage.
+    pub virtual_stages: usize,
+    /// Sequences per step, over all replicas.
     pub batch: usize,
-    /// Sequences of a step for each copy of the model.
-    pub share: usize,
-    /// Sequences that a copy works on at once.
+    /// Sequences per step and replica.
+    pub batch_per_replica: usize,
+    /// Sequences per micro-batch and replica.
     pub micro_batch: usize,
-    /// How often it does, a step.
-    pub accumulation: usize,
-    /// Pieces that layers' matrices are computed in.
+    /// Micro-batches per step (gradient accumulation).
+    pub micro_batches: usize,
+    /// Tiles per matrix.
     pub tiles: usize,
-    /// What is kept on disk.
-    pub on_disk: OnDisk,
+    /// State kept on disk.
+    pub disk_offload: DiskOffload,
 }
 
-/// State that is kept on disk.
+impl ParallelPlan {
+    /// The sizes of its pipeline.
+    pub fn pipeline_size(&self) -> PipelineSize {
+        PipelineSize {
+            kind: self.schedule,
+            stages: self.mesh.pp,
+            virtual_stages: self.virtual_stages,
+            micro_batches: self.micro_batches,
+        }
+    }
+}
+
+/// State kept on disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct OnDisk {
-    /// The optimizer's.
-    pub moments: bool,
+pub struct DiskOffload {
+    /// Optimizer state.
+    pub optimizer: bool,
     /// Parameters.
-    pub parameters: bool,
+    pub params: bool,
 }

@@ -1,341 +1,361 @@
-//! What a model is, in numbers, and what its parameters are called. No I/O.
+//! The shape of a model and the names, shapes and layout of its parameters. No I/O.
 
 mod layout;
-mod split;
+mod role;
+mod shard;
 mod tile;
 
 pub use layout::{BlockLayout, Matrices};
-pub use split::{Patch, Share};
+pub use role::{Module, ParamKind, ParamRole};
+pub use shard::{Shard, ShardSlice};
 pub use tile::Tile;
 
 use serde::{Deserialize, Serialize};
 
-use split::Cut;
+use shard::Sharding;
 
-/// Which family of models.
+/// Model architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
-    /// Learned positions, LayerNorm, GELU, biases, the head tied to the embedding.
+    /// Learned position embeddings, LayerNorm, GELU, biases, tied embeddings.
     Gpt2,
-    /// Rotated queries and keys, RMSNorm, SwiGLU, grouped queries, no biases.
+    /// RoPE, RMSNorm, SwiGLU, grouped-query attention, no biases.
     Llama,
-    /// GPT-2 without attention, for smoke tests: each token is predicted from the one before.
+    /// GPT-2 without attention, for smoke tests: a bigram model.
     Mlp,
 }
 
-/// A model's sizes.
+/// The sizes of a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shape {
-    /// The family.
+pub struct ModelShape {
+    /// Architecture.
     pub family: Family,
-    /// How many different tokens there are.
-    pub vocabulary: usize,
-    /// The longest sequence, in tokens.
-    pub context: usize,
-    /// Numbers of a token on its way through the layers.
-    pub width: usize,
-    /// How many layers.
-    pub layers: usize,
-    /// Heads of attention.
-    pub heads: usize,
-    /// Heads of keys and values: each serves `heads / kv_heads` queries.
-    pub kv_heads: usize,
-    /// Width of the feed-forward part.
-    pub feed_forward: usize,
-    /// Whether the head's matrix is the embedding's.
-    pub tied: bool,
-    /// Whether matrix products and norms have biases.
+    /// Vocabulary size.
+    pub vocab_size: usize,
+    /// Maximum sequence length in tokens.
+    pub seq_len: usize,
+    /// Hidden size (d_model).
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub num_layers: usize,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Key/value heads: each serves `num_heads / num_kv_heads` query heads.
+    pub num_kv_heads: usize,
+    /// Hidden size of the MLP.
+    pub intermediate_size: usize,
+    /// Whether the output matrix is the token embedding.
+    pub tie_embeddings: bool,
+    /// Whether linear layers and norms have biases.
     pub bias: bool,
-    /// What is added to a variance before its root is taken.
-    pub norm_epsilon: f64,
-    /// The base of rotary positions; only of Llama.
-    pub rope_base: f64,
+    /// Epsilon of the norms.
+    pub norm_eps: f64,
+    /// Base of the rotary position embedding; Llama only.
+    pub rope_theta: f64,
 }
 
-impl Shape {
-    /// Numbers of a head.
-    pub fn head_width(&self) -> usize {
-        self.width / self.heads
+impl ModelShape {
+    /// Elements of an attention head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.num_heads
     }
 
-    /// Numbers of queries, keys and values of a token, all heads together.
-    pub fn qkv_width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_width()
+    /// Elements of the packed queries, keys and values of a token.
+    pub fn qkv_dim(&self) -> usize {
+        (self.num_heads + 2 * self.num_kv_heads) * self.head_dim()
     }
 
-    /// Outputs of the first feed-forward product: SwiGLU has a gate for each.
-    pub fn up_width(&self) -> usize {
-        if self.is_gated() { 2 * self.feed_forward } else { self.feed_forward }
+    /// Outputs of the first MLP matrix; SwiGLU has gate and up projections in one matrix.
+    pub fn up_dim(&self) -> usize {
+        if self.is_gated() { 2 * self.intermediate_size } else { self.intermediate_size }
     }
 
-    /// Whether the feed-forward part has a gate.
+    /// Whether the MLP is gated (SwiGLU).
     pub fn is_gated(&self) -> bool {
         self.family == Family::Llama
     }
 
     /// Whether layers have attention.
-    pub fn attends(&self) -> bool {
+    pub fn has_attention(&self) -> bool {
         self.family != Family::Mlp
     }
 
-    /// What does not fit together, as a sentence with the keys' names.
+    /// Checks that the sizes are consistent. The error names the configuration keys.
     pub fn check(&self) -> Result<(), String> {
-        let all = [
-            ("vocabulary", self.vocabulary),
-            ("context", self.context),
-            ("width", self.width),
-            ("heads", self.heads),
-            ("kv_heads", self.kv_heads),
-            ("feed_forward", self.feed_forward),
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("seq_len", self.seq_len),
+            ("hidden_size", self.hidden_size),
+            ("num_heads", self.num_heads),
+            ("num_kv_heads", self.num_kv_heads),
+            ("intermediate_size", self.intermediate_size),
         ];
-        if let Some((name, _)) = all.iter().find(|(_, size)| *size == 0) {
-            return Err(format!("model.{name} is 0"));
+        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err(format!("model.{name} must not be 0"));
         }
-        let layers = ("layers", self.layers);
-        if let Some((name, size)) = all.iter().chain([&layers]).find(|(_, size)| *size > LARGEST) {
-            return Err(format!("model.{name} is {size}, and at most {LARGEST}"));
+        let layers = ("num_layers", self.num_layers);
+        if let Some((name, size)) = sizes.iter().chain([&layers]).find(|(_, s)| *s > MAX_SIZE) {
+            return Err(format!("model.{name} is {size}; the maximum is {MAX_SIZE}"));
         }
-        let (width, heads, kv) = (self.width, self.heads, self.kv_heads);
-        if !width.is_multiple_of(heads) {
-            let near = nearest_multiple(width, heads);
+        let (hidden, heads, kv) = (self.hidden_size, self.num_heads, self.num_kv_heads);
+        if !hidden.is_multiple_of(heads) {
+            let near = nearest_multiple(hidden, heads);
             return Err(format!(
-                "model.width {width} is not a multiple of model.heads {heads}: try {near}"
+                "model.hidden_size {hidden} is not a multiple of model.num_heads {heads}: try {near}"
             ));
         }
         if !heads.is_multiple_of(kv) {
-            return Err(format!("model.heads {heads} is not a multiple of model.kv_heads {kv}"));
-        }
-        if self.family == Family::Llama && !self.head_width().is_multiple_of(2) {
             return Err(format!(
-                "rotary positions turn pairs, and a head has {} numbers (model.width {width} / \
-                 model.heads {heads})",
-                self.head_width()
+                "model.num_heads {heads} is not a multiple of model.num_kv_heads {kv}"
+            ));
+        }
+        if self.family == Family::Llama && !self.head_dim().is_multiple_of(2) {
+            return Err(format!(
+                "RoPE rotates pairs of elements, but the head dimension is {} (model.hidden_size \
+                 {hidden} / model.num_heads {heads}): it must be even",
+                self.head_dim()
             ));
         }
         Ok(())
     }
 
-    /// The blocks with their parameters, in the order of the forward pass: embedding, layers, head.
-    pub fn blocks(&self) -> Vec<Block> {
-        self.blocks_of(Share::ALL)
+    /// The parameter blocks in forward order: embedding, layers, head.
+    pub fn blocks(&self) -> Vec<ParamBlock> {
+        self.sharded_blocks(Shard::UNSHARDED)
     }
 
-    /// What a rank of a tensor group has of the blocks.
-    pub fn blocks_of(&self, share: Share) -> Vec<Block> {
-        let mut blocks = vec![self.embedding(share)];
-        blocks.extend((0..self.layers).map(|layer| self.layer(share, layer)));
-        blocks.push(self.head(share));
-        for (number, block) in (0..).zip(&mut blocks) {
-            for (which, parameter) in (0..).zip(&mut block.parameters) {
-                parameter.key = [number, which];
+    /// The parameter blocks of one tensor-parallel rank.
+    pub fn sharded_blocks(&self, shard: Shard) -> Vec<ParamBlock> {
+        let mut blocks = vec![self.embedding(shard)];
+        blocks.extend((0..self.num_layers).map(|layer| self.layer(shard, layer)));
+        blocks.push(self.head(shard));
+        for (block_index, block) in (0..).zip(&mut blocks) {
+            for (index, parameter) in (0..).zip(&mut block.parameters) {
+                parameter.rng_key = [block_index, index];
             }
         }
         blocks
     }
 
-    /// How many parameters there are.
-    pub fn parameters(&self) -> usize {
-        self.blocks().iter().map(Block::len).sum()
+    /// Number of parameters.
+    pub fn num_params(&self) -> usize {
+        self.blocks().iter().map(ParamBlock::len).sum()
     }
 
-    /// Operations on numbers that training takes for a token in a sequence of this length: a
-    /// product counts two, attention half of its square, the backward pass twice the forward one.
+    /// Training FLOPs per token at a sequence length: a multiply-add counts two, causal attention half
+    /// of the full square, the backward pass twice the forward pass.
     /// 3·[L(4h²(1+g/a) + 2sh + (4 or 6)hf) + 2hV].
-    pub fn training_flops_per_token(&self, sequence: usize) -> f64 {
-        let [h, f, s] = [self.width, self.feed_forward, sequence].map(|n| n as f64);
-        let shared = self.kv_heads as f64 / self.heads as f64;
-        let attention = 4.0 * h * h * (1.0 + shared) + 2.0 * s * h;
-        let attention = if self.attends() { attention } else { 0.0 };
-        let forward = if self.is_gated() { 6.0 } else { 4.0 } * h * f;
-        let head = 2.0 * h * self.vocabulary as f64;
-        3.0 * (self.layers as f64 * (attention + forward) + head)
+    pub fn training_flops_per_token(&self, seq_len: usize) -> f64 {
+        let [h, f, s] = [self.hidden_size, self.intermediate_size, seq_len].map(|n| n as f64);
+        let kv_ratio = self.num_kv_heads as f64 / self.num_heads as f64;
+        let attention = 4.0 * h * h * (1.0 + kv_ratio) + 2.0 * s * h;
+        let attention = if self.has_attention() { attention } else { 0.0 };
+        let mlp = if self.is_gated() { 6.0 } else { 4.0 } * h * f;
+        let head = 2.0 * h * self.vocab_size as f64;
+        3.0 * (self.num_layers as f64 * (attention + mlp) + head)
     }
 
-    fn embedding(&self, share: Share) -> Block {
-        let (table, rows) = ([self.vocabulary, self.width], [self.vocabulary]);
-        let mut block = Block::new("embed", share);
-        block.add("tokens", &table, Init::Normal, Cut::Rows(&rows));
+    fn embedding(&self, shard: Shard) -> ParamBlock {
+        let (table, rows) = ([self.vocab_size, self.hidden_size], [self.vocab_size]);
+        let mut block = ParamBlock::new("embed", shard);
+        block.add_weight(Module::TokenEmbedding, &table, Init::Normal, Sharding::Rows(&rows));
         if self.family == Family::Gpt2 {
-            block.add("positions", &[self.context, self.width], Init::Normal, Cut::None);
+            let positions = [self.seq_len, self.hidden_size];
+            let (init, sharding) = (Init::Normal, Sharding::Replicated);
+            block.add_weight(Module::PositionEmbedding, &positions, init, sharding);
         }
         block
     }
 
-    fn layer(&self, share: Share, layer: usize) -> Block {
-        let (h, inner) = (self.width, self.heads * self.head_width());
-        let mut block = Block::new(&format!("layer.{layer}"), share);
-        if self.attends() {
-            self.add_norm(&mut block, "norm1");
-            let each = self.kv_heads * self.head_width();
-            self.add_expanding(&mut block, "qkv", &[inner, each, each]);
-            self.add_contracting(&mut block, "proj", inner, h);
+    fn layer(&self, shard: Shard, layer: usize) -> ParamBlock {
+        let (hidden, q) = (self.hidden_size, self.num_heads * self.head_dim());
+        let mut block = ParamBlock::new(&format!("layer.{layer}"), shard);
+        if self.has_attention() {
+            self.add_norm(&mut block, Module::AttentionNorm);
+            let kv = self.num_kv_heads * self.head_dim();
+            self.add_column_parallel(&mut block, Module::Qkv, &[q, kv, kv]);
+            self.add_row_parallel(&mut block, Module::AttentionOutput, q, hidden);
         }
-        self.add_norm(&mut block, "norm2");
-        let inner = self.feed_forward;
-        let groups = [inner, inner];
-        self.add_expanding(&mut block, "up", &groups[..if self.is_gated() { 2 } else { 1 }]);
-        self.add_contracting(&mut block, "down", inner, h);
+        self.add_norm(&mut block, Module::MlpNorm);
+        let inner = self.intermediate_size;
+        let gate_and_up = [inner, inner];
+        let groups = &gate_and_up[..if self.is_gated() { 2 } else { 1 }];
+        self.add_column_parallel(&mut block, Module::MlpUp, groups);
+        self.add_row_parallel(&mut block, Module::MlpDown, inner, hidden);
         block
     }
 
-    fn head(&self, share: Share) -> Block {
-        let mut block = Block::new("head", share);
-        self.add_norm(&mut block, "norm");
-        if !self.tied {
-            let (matrix, rows) = ([self.vocabulary, self.width], [self.vocabulary]);
-            block.add("output", &matrix, Init::Normal, Cut::Rows(&rows));
+    fn head(&self, shard: Shard) -> ParamBlock {
+        let mut block = ParamBlock::new("head", shard);
+        self.add_norm(&mut block, Module::FinalNorm);
+        if !self.tie_embeddings {
+            let (matrix, rows) = ([self.vocab_size, self.hidden_size], [self.vocab_size]);
+            block.add_weight(Module::LmHead, &matrix, Init::Normal, Sharding::Rows(&rows));
         }
         block
     }
 
-    fn add_norm(&self, block: &mut Block, name: &str) {
-        block.add(&format!("{name}.weight"), &[self.width], Init::One, Cut::None);
+    fn add_norm(&self, block: &mut ParamBlock, module: Module) {
+        let shape = [self.hidden_size];
+        block.add_weight(module, &shape, Init::One, Sharding::Replicated);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[self.width], Init::Zero, Cut::None);
+            block.add_bias(module, &shape, Sharding::Replicated);
         }
     }
 
-    /// A product from the stream; ranks share its outputs, group by group.
-    fn add_expanding(&self, block: &mut Block, name: &str, groups: &[usize]) {
-        let (outputs, cut) = (groups.iter().sum(), Cut::Rows(groups));
-        block.add(&format!("{name}.weight"), &[outputs, self.width], Init::Normal, cut);
+    /// A column-parallel linear layer: its outputs are sharded, group by group.
+    fn add_column_parallel(&self, block: &mut ParamBlock, module: Module, groups: &[usize]) {
+        let (outputs, sharding) = (groups.iter().sum(), Sharding::Rows(groups));
+        block.add_weight(module, &[outputs, self.hidden_size], Init::Normal, sharding);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[outputs], Init::Zero, cut);
+            block.add_bias(module, &[outputs], sharding);
         }
     }
 
-    /// A product back to the stream; ranks share its inputs, and their outputs are summed.
-    fn add_contracting(&self, block: &mut Block, name: &str, inputs: usize, outputs: usize) {
-        let matrix = [outputs, inputs];
-        block.add(&format!("{name}.weight"), &matrix, Init::Residual, Cut::Columns);
+    /// A row-parallel linear layer: its inputs are sharded, and the ranks' outputs are summed.
+    fn add_row_parallel(
+        &self,
+        block: &mut ParamBlock,
+        module: Module,
+        inputs: usize,
+        outputs: usize,
+    ) {
+        block.add_weight(module, &[outputs, inputs], Init::Residual, Sharding::Columns);
         if self.bias {
-            block.add(&format!("{name}.bias"), &[outputs], Init::Zero, Cut::None);
+            block.add_bias(module, &[outputs], Sharding::Replicated);
         }
     }
 }
 
-/// The name of the rows of tokens.
-pub const TABLE: &str = "embed.tokens";
-
-/// The name of the rows of positions.
-pub const POSITIONS: &str = "embed.positions";
-
-/// No size is larger: beyond it, numbers of parameters could not be counted.
-const LARGEST: usize = 1 << 24;
+/// Largest size of any dimension, so that parameter counts do not overflow.
+const MAX_SIZE: usize = 1 << 24;
 
 fn nearest_multiple(of: usize, unit: usize) -> usize {
     (of.saturating_add(unit / 2) / unit).max(1).saturating_mul(unit)
 }
 
-/// What a parameter is before training.
+/// Initialisation of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Init {
-    /// Nothing.
+    /// Zeros.
     Zero,
-    /// One.
+    /// Ones.
     One,
-    /// A normal distribution of width 0.02.
+    /// Normal with standard deviation 0.02.
     Normal,
-    /// The same, smaller by the root of how many are added to the residual stream.
+    /// Normal, scaled down by the square root of the number of residual additions.
     Residual,
 }
 
-/// A parameter: its name, its shape, and where in its block it lies.
+/// A parameter: name, shape, and position in its block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parameter {
-    /// Its whole name, such as `layer.3.qkv.weight`.
+pub struct ParamSpec {
+    /// Full name, such as `layer.3.qkv.weight`.
     pub name: String,
-    /// Rows and columns; a matrix product's is outputs by inputs. Of a rank's part, if ranks share it.
+    /// Role in its block.
+    pub role: ParamRole,
+    /// Local shape: rows and columns; a linear layer's is outputs by inputs.
     pub shape: Vec<usize>,
-    /// Rows and columns of the whole.
-    pub whole: Vec<usize>,
-    /// Which numbers of the whole these are, in their order.
-    pub patches: Vec<Patch>,
-    /// Where it begins in the numbers of its block.
-    pub start: usize,
-    /// What it is before training.
+    /// Shape of the unsharded parameter.
+    pub full_shape: Vec<usize>,
+    /// The slices of the unsharded parameter that this rank has, in memory order.
+    pub slices: Vec<ShardSlice>,
+    /// Offset of its first element in the block.
+    pub offset: usize,
+    /// Initialisation.
     pub init: Init,
-    /// What its random numbers are told apart from other parameters' by.
-    pub key: [u64; 2],
+    /// Key of its random stream.
+    pub rng_key: [u64; 2],
 }
 
-impl Parameter {
-    /// How many numbers it has.
+impl ParamSpec {
+    /// Number of local elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has none.
+    /// Whether this rank has none of it.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where in its block it lies.
+    /// Its elements in the block.
     pub fn range(&self) -> std::ops::Range<usize> {
-        self.start..self.start + self.len()
+        self.offset..self.offset + self.len()
     }
 
-    /// Matrices decay, norms and biases do not.
-    pub fn decays(&self) -> bool {
+    /// Whether weight decay applies: to matrices, not to norms and biases.
+    pub fn has_weight_decay(&self) -> bool {
         self.shape.len() > 1
     }
 }
 
-/// Parameters that are used, gathered, reduced and stepped together, one behind the other in memory.
+/// Parameters that are gathered, reduced and updated together, contiguous in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Block {
-    /// Its name, such as `layer.3`.
+pub struct ParamBlock {
+    /// Name, such as `layer.3`.
     pub name: String,
-    /// What it holds, in the order of memory.
-    pub parameters: Vec<Parameter>,
-    /// Which rank of a tensor group has this.
-    pub share: Share,
-    /// It has room for at least so many numbers, as others like it.
-    pub least: usize,
+    /// Its parameters in memory order.
+    pub parameters: Vec<ParamSpec>,
+    /// The tensor-parallel shard.
+    pub shard: Shard,
+    /// Minimum length in elements, so that tiles of one matrix have equal buffers.
+    pub min_len: usize,
 }
 
-/// Parameters begin at a multiple of so many numbers: a cache line of the smallest format.
-const ALIGNED: usize = 32;
+/// Parameters are aligned to this many elements: a cache line of the smallest data type.
+const ALIGNMENT: usize = 32;
 
-impl Block {
-    fn new(name: &str, share: Share) -> Self {
-        Self { name: name.to_owned(), parameters: Vec::new(), share, least: 0 }
+impl ParamBlock {
+    fn new(name: &str, shard: Shard) -> Self {
+        Self { name: name.to_owned(), parameters: Vec::new(), shard, min_len: 0 }
     }
 
-    fn add(&mut self, name: &str, whole: &[usize], init: Init, cut: Cut<'_>) {
-        let start = self.room();
-        let name = format!("{}.{name}", self.name);
-        let (rows, columns) = (whole[0], whole.get(1).copied());
-        let patches = cut.patches(self.share, (rows, columns.unwrap_or(1)));
-        let mut shape = vec![patches.iter().map(|patch| patch.rows.len()).sum()];
+    fn add_weight(&mut self, module: Module, shape: &[usize], init: Init, sharding: Sharding<'_>) {
+        self.add(ParamRole { module, kind: ParamKind::Weight }, shape, init, sharding);
+    }
+
+    fn add_bias(&mut self, module: Module, shape: &[usize], sharding: Sharding<'_>) {
+        self.add(ParamRole { module, kind: ParamKind::Bias }, shape, Init::Zero, sharding);
+    }
+
+    fn add(&mut self, role: ParamRole, full_shape: &[usize], init: Init, sharding: Sharding<'_>) {
+        let offset = self.padded_len();
+        let name = format!("{}.{}", self.name, role.name());
+        let (rows, columns) = (full_shape[0], full_shape.get(1).copied());
+        let slices = sharding.slices(self.shard, (rows, columns.unwrap_or(1)));
+        let mut shape = vec![slices.iter().map(|slice| slice.rows.len()).sum()];
         if columns.is_some() {
-            shape.push(patches[0].columns.len());
+            shape.push(slices[0].columns.len());
         }
-        let whole = whole.to_vec();
-        self.parameters.push(Parameter { name, shape, whole, patches, start, init, key: [0; 2] });
+        let full_shape = full_shape.to_vec();
+        self.parameters.push(ParamSpec {
+            name,
+            role,
+            shape,
+            full_shape,
+            slices,
+            offset,
+            init,
+            rng_key: [0; 2],
+        });
     }
 
-    /// How many numbers a tensor with all of them has, with gaps, which stay zero.
-    pub fn room(&self) -> usize {
+    /// Elements of the block's buffer, alignment padding included; padding stays zero.
+    pub fn padded_len(&self) -> usize {
         let end = self.parameters.last().map_or(0, |last| last.range().end);
-        end.max(self.least).next_multiple_of(ALIGNED)
+        end.max(self.min_len).next_multiple_of(ALIGNMENT)
     }
 
-    /// How many parameters there are.
+    /// Number of parameters (elements).
     pub fn len(&self) -> usize {
-        self.parameters.iter().map(Parameter::len).sum()
+        self.parameters.iter().map(ParamSpec::len).sum()
     }
 
-    /// Whether there are none.
+    /// Whether it has no parameters.
     pub fn is_empty(&self) -> bool {
         self.parameters.is_empty()
-    }
-
-    /// Where the parameter of this short name lies, such as `qkv.weight`.
-    pub fn find(&self, short: &str) -> Option<std::ops::Range<usize>> {
-        let is = |p: &&Parameter| p.name.strip_prefix(&self.name).is_some_and(|n| n[1..] == *short);
-        self.parameters.iter().find(is).map(Parameter::range)
     }
 }

@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use regatta_launch::starter::Starter;
+use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_model::CpuSet;
-use regatta_place::binding::Launcher;
+use regatta_place::binding::LauncherSyntax;
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;
@@ -76,6 +77,9 @@ pub enum Command {
     /// Run this node's ranks on behalf of `regatta launch`, which starts it
     #[command(hide = true)]
     Agent(AgentArgs),
+    /// Run as a rank of `regatta bench`, which starts it
+    #[command(hide = true)]
+    RankWorker,
     /// Print a shell completion script
     Completions(CompletionArgs),
     /// Print the manual page of regatta or of one of its commands
@@ -251,6 +255,9 @@ pub struct LaunchArgs {
     /// Command of every rank, executed without a shell
     #[arg(last = true, required = true, value_name = "COMMAND", help_heading = "Launch")]
     pub command: Vec<OsString>,
+    /// Input of the ranks' channels, for commands that launch their own ranks
+    #[arg(skip)]
+    pub rank_input: Option<Arc<[u8]>>,
 }
 
 impl LaunchArgs {
@@ -289,15 +296,15 @@ pub enum AgentLauncherName {
     Ssh,
 }
 
-impl From<AgentLauncherName> for Starter {
+impl From<AgentLauncherName> for AgentLauncher {
     fn from(name: AgentLauncherName) -> Self {
         match name {
-            AgentLauncherName::Srun => Starter::Srun,
-            AgentLauncherName::Pals => Starter::Pals,
-            AgentLauncherName::Hydra => Starter::Hydra,
-            AgentLauncherName::Openmpi => Starter::OpenMpi,
-            AgentLauncherName::Flux => Starter::Flux,
-            AgentLauncherName::Ssh => Starter::Ssh,
+            AgentLauncherName::Srun => AgentLauncher::Srun,
+            AgentLauncherName::Pals => AgentLauncher::Pals,
+            AgentLauncherName::Hydra => AgentLauncher::Hydra,
+            AgentLauncherName::Openmpi => AgentLauncher::OpenMpi,
+            AgentLauncherName::Flux => AgentLauncher::Flux,
+            AgentLauncherName::Ssh => AgentLauncher::Ssh,
         }
     }
 }
@@ -331,14 +338,14 @@ pub enum LauncherName {
     Mpich,
 }
 
-impl From<LauncherName> for Launcher {
+impl From<LauncherName> for LauncherSyntax {
     fn from(name: LauncherName) -> Self {
         match name {
-            LauncherName::Srun => Launcher::Srun,
-            LauncherName::Pals => Launcher::Pals,
-            LauncherName::Flux => Launcher::Flux,
-            LauncherName::Openmpi => Launcher::OpenMpi,
-            LauncherName::Mpich => Launcher::Mpich,
+            LauncherName::Srun => LauncherSyntax::Srun,
+            LauncherName::Pals => LauncherSyntax::Pals,
+            LauncherName::Flux => LauncherSyntax::Flux,
+            LauncherName::Openmpi => LauncherSyntax::OpenMpi,
+            LauncherName::Mpich => LauncherSyntax::Mpich,
         }
     }
 }

@@ -4,10 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use regatta_model::allocation::UNKNOWN_HOST;
-use regatta_model::hostlist::short;
+use regatta_model::hostlist::short_hostname;
 use regatta_model::{Launcher, Machine};
-use regatta_place::environment::{EnvLine, Framework, RankContext, Rendezvous, environment};
-use regatta_place::profile::Situation;
+use regatta_place::environment::{
+    CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
+};
+use regatta_place::profile::JobContext;
 use regatta_place::rendezvous::{self, Candidate};
 
 use crate::options::RankEnvArgs;
@@ -21,7 +23,7 @@ pub fn rank_env(
     args: &RankEnvArgs,
     rendezvous: &Rendezvous,
     rank: u32,
-) -> Result<Vec<EnvLine>> {
+) -> Result<Vec<EnvVar>> {
     let mut lines = full_rank_env(plan, args, rendezvous, rank)?;
     let excluded = [&args.without, &args.inherit];
     lines.retain(|l| !excluded.iter().any(|names| names.contains(&l.variable)));
@@ -33,22 +35,22 @@ fn full_rank_env(
     args: &RankEnvArgs,
     rendezvous: &Rendezvous,
     rank: u32,
-) -> Result<Vec<EnvLine>> {
+) -> Result<Vec<EnvVar>> {
     let framework: Framework = args.framework.into();
-    let Some((_, node, _)) = plan.placement.find(rank) else {
+    let Some((_, node, _)) = plan.placement.find_rank(rank) else {
         let last = plan.placement.ranks.saturating_sub(1);
         bail!("rank {rank} is out of range: the job has ranks 0 to {last}");
     };
     let machine = plan.machine(node);
     let (cache, cache_why) = cache_folder(plan);
-    let lines = environment(&RankContext {
+    let lines = environment(&EnvContext {
         placement: &plan.placement,
         rank,
         machine,
         nics: plan.nics(node),
         framework,
         rendezvous,
-        cache: (&cache, &cache_why),
+        cache: CacheDir { path: &cache, why: &cache_why },
         settings: &settings(plan, machine, framework),
     });
     Ok(lines.unwrap_or_default())
@@ -67,13 +69,13 @@ pub fn note_unknown_variables(
     Ok(())
 }
 
-fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvLine> {
+fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvVar> {
     let nodes = plan.placement.nodes.len() as u32;
-    let situation = Situation::of(machine, nodes, Some(framework.name()));
-    let line = |s: regatta_place::profile::Setting| EnvLine {
+    let situation = JobContext::of(machine, nodes, Some(framework.name()));
+    let line = |s: regatta_place::profile::SiteSetting| EnvVar {
         variable: s.variable,
         value: s.value,
-        why: format!("{} ({})", s.why.trim_end_matches('.'), s.from_profile),
+        why: format!("{} ({})", s.why.trim_end_matches('.'), s.profile),
     };
     plan.site.profile.settings(&situation).into_iter().map(line).collect()
 }
@@ -82,7 +84,7 @@ fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvL
 fn cache_folder(plan: &JobPlan) -> (String, String) {
     // Only folders of this node can be checked.
     let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
-    let candidates = plan.site.profile.node_local.expanded(plan.env.all());
+    let candidates = plan.site.profile.node_local.expanded(plan.env.as_map());
     let site = candidates.into_iter().find(|d| !live || Path::new(d).is_dir());
     let temporary = plan.env.get("TMPDIR").unwrap_or("/tmp");
     let (base, why) = match site {
@@ -132,7 +134,9 @@ fn master_address(plan: &JobPlan) -> Result<(String, String)> {
     if plan.placement.nodes.len() == 1 {
         return Ok(("127.0.0.1".to_owned(), "the job has one node".to_owned()));
     }
-    let Some((node, placed, _)) = plan.placement.find(0) else { bail!("the job has no rank 0") };
+    let Some((node, placed, _)) = plan.placement.find_rank(0) else {
+        bail!("the job has no rank 0")
+    };
     let is_local = plan.this_node() == Some(node);
     if placed.host == UNKNOWN_HOST {
         bail!(
@@ -152,7 +156,7 @@ fn master_address(plan: &JobPlan) -> Result<(String, String)> {
 /// Adds a suffix to a host name: `node1.site` and `i` give `node1i.site`. A suffix that is a domain
 /// replaces the domain.
 fn with_suffix(host: &str, suffix: &str) -> String {
-    let name = short(host);
+    let name = short_hostname(host);
     match host.strip_prefix(name) {
         Some(domain) if !suffix.starts_with('.') => format!("{name}{suffix}{domain}"),
         _ => format!("{name}{suffix}"),
@@ -170,8 +174,8 @@ fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
         }
     };
     let job = format!("{job}.{}", launch_id(plan).unwrap_or_default());
-    let port = rendezvous::port(&job);
-    let in_job = plan.allocation.me.is_some() || plan.allocation.job_id.is_none();
+    let port = rendezvous::job_port(&job);
+    let in_job = plan.allocation.this_rank.is_some() || plan.allocation.job_id.is_none();
     let checked = rank == 0 && in_job && plan.machines[0].is_live();
     if checked && !system::port_is_free(port) {
         bail!(

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args),
+        Command::RankWorker => commands::rank_worker::run(),
         Command::Completions(args) => commands::docs::completions(args.shell),
         Command::Man(args) => commands::docs::man(args.page.as_deref()),
     };

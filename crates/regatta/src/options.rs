@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
-use regatta_model::{CpuSet, Job, MemoryChoice, Reserve, SmtUse, Visibility};
+use regatta_model::{CpuSet, GpuVisibility, JobSpec, MemoryBinding, ReservedCores, SmtPolicy};
 use regatta_place::environment::Framework;
 
 /// Upper bound on `--nodes`, to catch typing errors.
@@ -63,7 +63,7 @@ pub struct JobArgs {
     /// Cores to keep free of ranks: first-of-l3, none, or a CPU list like 0,52 [default: from the
     /// site profile]
     #[arg(long, value_name = "WHICH", value_parser = parse_reserve)]
-    pub reserve: Option<Reserve>,
+    pub reserve: Option<ReservedCores>,
     /// Hardware threads per core to use [default: from the site profile]
     #[arg(long, value_enum, value_name = "WHICH")]
     pub smt: Option<SmtName>,
@@ -152,15 +152,16 @@ pub enum MemoryName {
     /// Bind to the NUMA node of the rank's cores
     Bind,
     /// The kernel's default policy
-    System,
+    #[value(alias = "system")]
+    Default,
 }
 
-fn parse_reserve(text: &str) -> Result<Reserve, String> {
+fn parse_reserve(text: &str) -> Result<ReservedCores, String> {
     match text {
-        "first-of-l3" => Ok(Reserve::FirstOfL3),
-        "none" => Ok(Reserve::None),
+        "first-of-l3" => Ok(ReservedCores::FirstOfL3),
+        "none" => Ok(ReservedCores::None),
         list => match list.parse::<CpuSet>() {
-            Ok(cpus) if !cpus.is_empty() => Ok(Reserve::Cpus(cpus)),
+            Ok(cpus) if !cpus.is_empty() => Ok(ReservedCores::Cpus(cpus)),
             Ok(_) => Err("expected first-of-l3, none, or a CPU list like 0,52".to_owned()),
             Err(error) => {
                 Err(format!("{error}; expected first-of-l3, none, or a CPU list like 0,52"))
@@ -171,8 +172,12 @@ fn parse_reserve(text: &str) -> Result<Reserve, String> {
 
 impl JobArgs {
     /// The job, with defaults from the site profile.
-    pub fn job(&self, site_reserve: Option<&Reserve>, site_smt: Option<SmtUse>) -> Job {
-        Job {
+    pub fn job(
+        &self,
+        site_reserve: Option<&ReservedCores>,
+        site_smt: Option<SmtPolicy>,
+    ) -> JobSpec {
+        JobSpec {
             ranks: self.ranks,
             ranks_per_node: self.ranks_per_node,
             gpus_per_rank: self.gpus_per_rank,
@@ -180,19 +185,19 @@ impl JobArgs {
             cores_per_rank: self.cores_per_rank,
             reserve: self.reserve.clone().or_else(|| site_reserve.cloned()).unwrap_or_default(),
             smt: match self.smt {
-                Some(SmtName::All) => SmtUse::All,
-                Some(SmtName::One) => SmtUse::One,
+                Some(SmtName::All) => SmtPolicy::All,
+                Some(SmtName::One) => SmtPolicy::One,
                 None => site_smt.unwrap_or_default(),
             },
             oversubscribe: self.oversubscribe,
             visibility: match self.visibility {
-                VisibilityName::All => Visibility::All,
-                VisibilityName::Own => Visibility::Own,
+                VisibilityName::All => GpuVisibility::All,
+                VisibilityName::Own => GpuVisibility::Own,
             },
             memory: match self.memory {
-                MemoryName::Prefer => MemoryChoice::Prefer,
-                MemoryName::Bind => MemoryChoice::Bind,
-                MemoryName::System => MemoryChoice::System,
+                MemoryName::Prefer => MemoryBinding::Prefer,
+                MemoryName::Bind => MemoryBinding::Bind,
+                MemoryName::Default => MemoryBinding::Default,
             },
         }
     }

@@ -31,7 +31,7 @@ pub fn note(text: &str) {
 
 /// Prints a warning and its hint to standard error.
 pub fn warn(warning: &Warning) {
-    let Warning { what, hint, .. } = warning;
+    let Warning { message: what, hint, .. } = warning;
     note(&format!("{what}\n      {FAINT}{hint}{FAINT:#}"));
 }
 

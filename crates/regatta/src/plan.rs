@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use regatta_discover::allocation::{self, Sources};
+use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Root, systems};
 use regatta_model::allocation::UNKNOWN_HOST;
-use regatta_model::hostlist::{self, short};
+use regatta_model::hostlist::{self, short_hostname};
 use regatta_model::{
-    AllocatedNode, Allocation, Job, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
+    AllocatedNode, Allocation, JobSpec, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
-use regatta_place::profile::{Facts, Profile, Profiles, Recognition};
-use regatta_place::visible;
+use regatta_place::gpu_visibility;
+use regatta_place::profile::{Profile, ProfileMatch, Profiles, SiteEvidence};
 
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
@@ -39,7 +39,7 @@ pub struct Discovery {
 impl Discovery {
     /// Loads the machines that the options name, or discovers this one.
     pub fn run(source: &SourceArgs, spares: u32) -> Result<Self> {
-        let env = Env::of_process();
+        let env = Env::from_process();
         let machines = machines(source, &env)?;
         let allocation = allocation(source, spares, &machines, &env)?;
         let (machine_index, nics) = Default::default();
@@ -48,8 +48,9 @@ impl Discovery {
 
     /// Index of a host's machine description.
     fn machine_of(&self, host: &str) -> usize {
-        let named = || self.machines.iter().position(|m| short(&m.host) == short(host));
-        self.machine_index.get(short(host)).copied().or_else(named).unwrap_or(0)
+        let named =
+            || self.machines.iter().position(|m| short_hostname(&m.host) == short_hostname(host));
+        self.machine_index.get(short_hostname(host)).copied().or_else(named).unwrap_or(0)
     }
 
     /// Whether the machines were reported by agents on the job's nodes.
@@ -59,11 +60,11 @@ impl Discovery {
 
     /// Index of the node this process runs on, if it belongs to the job.
     fn this_node(&self) -> Option<usize> {
-        if let Some(node) = self.allocation.me.and_then(|me| me.node) {
+        if let Some(node) = self.allocation.this_rank.and_then(|me| me.node) {
             return Some(node as usize);
         }
         let own = self.env.get("SLURMD_NODENAME").unwrap_or(&self.machines[0].host);
-        self.allocation.nodes.iter().position(|n| short(&n.host) == short(own))
+        self.allocation.nodes.iter().position(|n| short_hostname(&n.host) == short_hostname(own))
     }
 
     /// Whether the ranks run on other nodes, which need agents.
@@ -80,7 +81,11 @@ impl Discovery {
     }
 
     /// Detects the site and completes the user's options with its defaults.
-    pub fn resolve_job(&self, source: &SourceArgs, job: &JobArgs) -> Result<(Recognition, Job)> {
+    pub fn resolve_job(
+        &self,
+        source: &SourceArgs,
+        job: &JobArgs,
+    ) -> Result<(ProfileMatch, JobSpec)> {
         let site = site(source, &self.machines[0], &self.allocation, &self.env)?;
         let place = &site.profile.place;
         let job = job.job(place.reserve.as_ref(), place.smt);
@@ -88,11 +93,11 @@ impl Discovery {
     }
 
     /// Places a job with resolved options.
-    pub fn place(mut self, site: Recognition, job: Job) -> Result<JobPlan> {
-        let variable = |name: &str| self.env.all().get(name).cloned();
+    pub fn place(mut self, site: ProfileMatch, job: JobSpec) -> Result<JobPlan> {
+        let variable = |name: &str| self.env.as_map().get(name).cloned();
         let left = match self.is_reported_by_agents() {
             true => None,
-            false => visible::left_to_job(&self.machines[0], &self.allocation, &variable),
+            false => gpu_visibility::job_gpus(&self.machines[0], &self.allocation, &variable),
         };
         if let Some(left) = &left {
             self.machines[0].usable.gpus = Some(left.gpus.clone());
@@ -103,7 +108,8 @@ impl Discovery {
         let mut placement = regatta_place::place_on(&bases, &machine_of, &self.allocation, &job)?;
         check_size(&placement, &self.allocation, &job)?;
         placement.warnings.extend(self.stand_in_warning());
-        let cgroup = visible::gpu_cgroup_warning(&self.machines[0], &self.allocation, &variable);
+        let cgroup =
+            gpu_visibility::gpu_cgroup_warning(&self.machines[0], &self.allocation, &variable);
         placement.warnings.extend(cgroup);
         placement.warnings.extend(left.filter(|_| job.use_gpus).map(|left| left.warning));
         Ok(JobPlan { discovery: self, site, job, placement })
@@ -114,9 +120,9 @@ impl Discovery {
 pub struct JobPlan {
     discovery: Discovery,
     /// The site profile and the reason for choosing it.
-    pub site: Recognition,
+    pub site: ProfileMatch,
     /// The user's options, completed with the site's defaults.
-    pub job: Job,
+    pub job: JobSpec,
     /// Node, cores and devices of each rank.
     pub placement: Placement,
 }
@@ -142,18 +148,18 @@ impl JobPlan {
 
     /// The NICs of a node; `None` if only a similar node's are known.
     pub fn nics(&self, node: &PlacedNode) -> Option<&[Nic]> {
-        let host = short(&node.host);
-        let own = self.machines.iter().find(|machine| short(&machine.host) == host);
+        let host = short_hostname(&node.host);
+        let own = self.machines.iter().find(|machine| short_hostname(&machine.host) == host);
         self.discovery.nics.get(host).or(own.map(|machine| &machine.nics)).map(Vec::as_slice)
     }
 
     /// Index of the placed node this process runs on, if it belongs to the job.
     pub fn this_node(&self) -> Option<usize> {
-        if let Some(node) = self.allocation.me.and_then(|me| me.node) {
+        if let Some(node) = self.allocation.this_rank.and_then(|me| me.node) {
             return Some(node as usize);
         }
-        let host = short(&self.machines[0].host);
-        self.placement.nodes.iter().position(|n| short(&n.host) == host)
+        let host = short_hostname(&self.machines[0].host);
+        self.placement.nodes.iter().position(|n| short_hostname(&n.host) == host)
     }
 }
 
@@ -177,14 +183,14 @@ fn allocation(
     let live = source.system.is_none() && source.machines.is_empty();
     let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
-    let mut allocation = allocation::detect(&Sources {
+    let mut allocation = allocation::detect(&DetectionInputs {
         env,
         root: &Root::live(),
         host: if live { &machines[0].host } else { &own_name },
         hostfile: hostfile.as_deref(),
         flux_hosts: &system::flux_hosts,
     })?;
-    if allocation.scheduler == Scheduler::None && allocation.me.is_none() {
+    if allocation.scheduler == Scheduler::None && allocation.this_rank.is_none() {
         allocation.nodes = hypothetical_nodes(machines, source.nodes.unwrap_or(1));
     } else if let Some(wanted) = source.nodes {
         let available = allocation.nodes.len();
@@ -213,16 +219,16 @@ fn site(
     machine: &Machine,
     allocation: &Allocation,
     env: &Env,
-) -> Result<Recognition> {
+) -> Result<ProfileMatch> {
     let mut profiles = Profiles::builtin()?;
     for path in &source.profile_file {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path).with_context(|| shown.clone())?;
         profiles = profiles.with_file(&shown, &text)?;
     }
-    let named = |name: &str, why: &str| -> Result<Recognition> {
+    let named = |name: &str, why: &str| -> Result<ProfileMatch> {
         let profile: Profile = profiles.named(name)?.clone();
-        Ok(Recognition { profile, why: why.to_owned() })
+        Ok(ProfileMatch { profile, why: why.to_owned() })
     };
     if let Some(name) = &source.profile {
         return named(name, "selected by --profile");
@@ -233,19 +239,19 @@ fn site(
         return named(name, "the profile of the built-in system");
     }
     let live = source.machines.is_empty();
-    Ok(profiles.recognise(&Facts {
+    Ok(profiles.detect(&SiteEvidence {
         cluster: allocation.cluster.clone(),
         domains: Vec::new(),
-        env: if live { env.all().clone() } else { Default::default() },
+        env: if live { env.as_map().clone() } else { Default::default() },
         machine,
     }))
 }
 
 /// Fails if the launcher started another number of ranks than the plan has: they would wait for each
 /// other forever. An explicit rank count takes precedence over the launcher's.
-fn check_size(placement: &Placement, allocation: &Allocation, job: &Job) -> Result<()> {
+fn check_size(placement: &Placement, allocation: &Allocation, job: &JobSpec) -> Result<()> {
     let explicit = job.ranks.is_some() || job.ranks_per_node.is_some();
-    match allocation.me {
+    match allocation.this_rank {
         Some(me) if !explicit && me.size != placement.ranks => bail!(
             "this is rank {} of {}, but the plan has {} ranks: the launcher does not report the \
              ranks per node; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
@@ -261,7 +267,7 @@ fn check_size(placement: &Placement, allocation: &Allocation, job: &Job) -> Resu
 /// launcher has already bound: the plan covers all ranks of the node.
 fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
     let mut machine = machine.clone();
-    if !machine.is_live() || allocation.me.is_some() {
+    if !machine.is_live() || allocation.this_rank.is_some() {
         machine.usable.affinity = None;
     }
     machine
@@ -273,11 +279,13 @@ impl Discovery {
     fn stand_in_warning(&self) -> Option<Warning> {
         let Self { allocation, env, .. } = self;
         let machine = &self.machines[0];
-        let known = |host: &str| allocation.nodes.iter().any(|n| short(&n.host) == short(host));
+        let known = |host: &str| {
+            allocation.nodes.iter().any(|n| short_hostname(&n.host) == short_hostname(host))
+        };
         let in_job = known(&machine.host)
             || known(UNKNOWN_HOST)
             || env.get("SLURMD_NODENAME").is_some_and(known)
-            || allocation.me.is_some()
+            || allocation.this_rank.is_some()
             || self.is_reported_by_agents();
         if !machine.is_live() || in_job || allocation.scheduler == Scheduler::None {
             return None;
@@ -285,7 +293,7 @@ impl Discovery {
         let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
         Some(Warning {
             code: STAND_IN.to_owned(),
-            what: format!(
+            message: format!(
                 "{} is not a node of the job: the plan assumes that the job's nodes ({}) are identical to it",
                 machine.host,
                 hostlist::compress(&hosts)

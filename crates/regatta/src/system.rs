@@ -6,13 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use regatta_launch::started;
+use regatta_launch::agent_launcher::handle;
 use regatta_model::CpuSet;
-use regatta_place::check::ActualMemory;
-use regatta_predict::footprint::Room;
+use regatta_place::check::ActualMemoryPolicy;
+use regatta_predict::memory_check::MemoryLimit;
 
 /// NUMA memory policy of this thread.
-pub fn memory_policy() -> ActualMemory {
+pub fn memory_policy() -> ActualMemoryPolicy {
     const WORDS: usize = 64;
     let mut mode: libc::c_int = 0;
     let mut mask = [0u64; WORDS];
@@ -29,17 +29,17 @@ pub fn memory_policy() -> ActualMemory {
         )
     };
     if result != 0 {
-        return ActualMemory::Unknown;
+        return ActualMemoryPolicy::Unknown;
     }
     let nodes: CpuSet = (0..WORDS * 64).filter(|n| mask[n / 64] & (1 << (n % 64)) != 0).collect();
     // The upper bits are flags.
     match mode & 0xff {
-        libc::MPOL_PREFERRED if nodes.is_empty() => ActualMemory::Default,
+        libc::MPOL_PREFERRED if nodes.is_empty() => ActualMemoryPolicy::Default,
         // 5 is MPOL_PREFERRED_MANY.
-        libc::MPOL_PREFERRED | 5 => ActualMemory::Prefer(nodes),
-        libc::MPOL_BIND => ActualMemory::Bind(nodes),
-        libc::MPOL_INTERLEAVE => ActualMemory::Interleave(nodes),
-        _ => ActualMemory::Default,
+        libc::MPOL_PREFERRED | 5 => ActualMemoryPolicy::Prefer(nodes),
+        libc::MPOL_BIND => ActualMemoryPolicy::Bind(nodes),
+        libc::MPOL_INTERLEAVE => ActualMemoryPolicy::Interleave(nodes),
+        _ => ActualMemoryPolicy::Default,
     }
 }
 
@@ -50,15 +50,15 @@ pub fn available_memory() -> Option<u64> {
 
 /// The memory limits of this process, each with the bytes available now: the node, its cgroup and
 /// all enclosing cgroups.
-pub fn memory_limits(host: &str) -> Vec<Room> {
+pub fn memory_limits(host: &str) -> Vec<MemoryLimit> {
     memory_limits_below(Path::new("/"), host).unwrap_or_default()
 }
 
-fn memory_limits_below(root: &Path, host: &str) -> Option<Vec<Room>> {
+fn memory_limits_below(root: &Path, host: &str) -> Option<Vec<MemoryLimit>> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let free = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
-    let machine = Room { id: id(&(host, 0u8, 0u64)), free, name: "this node".to_owned() };
+    let machine = MemoryLimit { id: id(&(host, 0u8, 0u64)), free, name: "this node".to_owned() };
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mount = root.join("sys/fs/cgroup");
     let cgroups = text.lines().flat_map(|line| cgroup_limits(&mount, line, host));
@@ -67,7 +67,7 @@ fn memory_limits_below(root: &Path, host: &str) -> Option<Vec<Room>> {
 
 /// The memory limits of a cgroup and of those that enclose it. A line of /proc/self/cgroup is
 /// `id:controllers:/path`, without controllers in version 2.
-fn cgroup_limits(mount: &Path, line: &str, host: &str) -> Vec<Room> {
+fn cgroup_limits(mount: &Path, line: &str, host: &str) -> Vec<MemoryLimit> {
     let parts = line.split_once(':').and_then(|(_, rest)| rest.split_once(":/"));
     let Some((controllers, own)) = parts else { return Vec::new() };
     let (mount, files) = match controllers {
@@ -81,7 +81,7 @@ fn cgroup_limits(mount: &Path, line: &str, host: &str) -> Vec<Room> {
         // In different namespaces different cgroups may have the same path, but not the same inode.
         let inode = std::fs::metadata(&cgroup).ok()?.ino();
         let name = format!("cgroup /{}", path.display());
-        Some(Room { id: id(&(host, files.version, inode)), free, name })
+        Some(MemoryLimit { id: id(&(host, files.version, inode)), free, name })
     };
     Path::new(own).ancestors().filter_map(limit).collect()
 }
@@ -163,7 +163,7 @@ pub fn slurm_job(id: &str) -> Option<String> {
 const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn command_output(program: &str, args: &[&str]) -> Option<String> {
-    started::output_of(program, args, QUERY_TIMEOUT).map(|text| text.trim().to_owned())
+    handle::output_of(program, args, QUERY_TIMEOUT).map(|text| text.trim().to_owned())
 }
 
 /// User name, to make paths unique per user.

@@ -73,10 +73,10 @@ const IO: [&str; 11] = [
 /// The parts of `measure` that only read, write, compare and draw what they are given.
 const RESULTS: [&str; 8] = [
     "baseline.rs",
+    "buffer_mode.rs",
     "compare.rs",
-    "figure.rs",
     "formula.rs",
-    "place.rs",
+    "metric.rs",
     "plot/",
     "read/",
     "write/",
@@ -85,21 +85,24 @@ const RESULTS: [&str; 8] = [
 /// Files and folders of `train` that determine a run on any number of ranks and after a restart.
 const DETERMINISTIC: [&str; 11] = [
     "schedule.rs",
-    "config/advice.rs",
+    "config/mesh.rs",
     "config/notes.rs",
-    "config/plan.rs",
-    "config/split.rs",
-    "data/order.rs",
-    "job/keep/holding.rs",
-    "job/keep/place.rs",
-    "job/tally.rs",
-    "job/smoke/part.rs",
-    "job/smoke/places.rs",
+    "config/suggest.rs",
+    "config/validate.rs",
+    "data/sampler.rs",
+    "job/checkpointing/owned_shards.rs",
+    "job/checkpointing/slices.rs",
+    "job/smoke/event.rs",
+    "job/smoke/rank_notes.rs",
+    "job/step_stats.rs",
 ];
 
 /// Where `discover` may open files by itself: the root, files the user names, and the device files
 /// that are opened to see whether they can be.
 const OPENERS: [&str; 4] = ["root.rs", "machine.rs", "allocation/mod.rs", "gpu/mod.rs"];
+
+/// Endings of the names of files that are compiled for tests only.
+const TEST_FILES: [&str; 3] = ["tests.rs", "testing.rs", "fake_sysfs.rs"];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -146,7 +149,8 @@ fn sources(name: &str) -> BTreeMap<String, String> {
             }
         }
     }
-    found.retain(|path, _| !path.ends_with("tests.rs") && !path.ends_with("testing.rs"));
+    let is_test = |path: &str| TEST_FILES.iter().any(|name| path.ends_with(name));
+    found.retain(|path, _| !is_test(path));
     assert!(!found.is_empty(), "{name} has no source");
     found
 }
@@ -183,30 +187,29 @@ fn pure_crates_do_no_io() {
     }
 }
 
-#[test]
-fn result_formats_do_no_io() {
-    for (path, text) in sources("crates/measure") {
-        if RESULTS.iter().any(|part| path.starts_with(part)) {
+/// Asserts that `parts` (files, or folders with a trailing slash) of a crate exist and do no I/O.
+fn assert_no_io(name: &str, parts: &[&str]) {
+    let sources = sources(name);
+    for part in parts {
+        let is_part = |path: &str| path == *part || part.ends_with('/') && path.starts_with(part);
+        let mut files = sources.iter().filter(|(path, _)| is_part(path)).peekable();
+        assert!(files.peek().is_some(), "{name}/src/{part} does not exist");
+        for (path, text) in files {
             for word in IO {
-                assert!(!text.contains(word), "{word} in crates/measure/src/{path}");
+                assert!(!text.contains(word), "{word} in {name}/src/{path}");
             }
         }
     }
 }
 
 #[test]
+fn result_formats_do_no_io() {
+    assert_no_io("crates/measure", &RESULTS);
+}
+
+#[test]
 fn deterministic_parts_of_train_do_no_io() {
-    let sources = sources("crates/train");
-    for part in DETERMINISTIC {
-        let is_part = |path: &str| path == part || part.ends_with('/') && path.starts_with(part);
-        let mut files = sources.iter().filter(|(path, _)| is_part(path)).peekable();
-        assert!(files.peek().is_some(), "crates/train/src/{part} is gone");
-        for (path, text) in files {
-            for word in IO {
-                assert!(!text.contains(word), "{word} in crates/train/src/{path}");
-            }
-        }
-    }
+    assert_no_io("crates/train", &DETERMINISTIC);
 }
 
 #[test]

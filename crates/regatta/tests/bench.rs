@@ -10,7 +10,7 @@ use std::path::Path;
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, Measurement, document};
 use support::bench::{assert_complete_and_correct, bench, load_result, rows, run};
-use support::job::{run_command, rank_log};
+use support::job::{rank_log, run_command};
 use support::{TempDir, command};
 
 /// The rows of a result with two decimals, as a table prints them.
@@ -86,7 +86,8 @@ fn only_rank_0_of_a_launched_job_prints() {
     launch.env("TMPDIR", folder.path()).current_dir(folder.path());
     launch.args(["launch", "-n", "2", "--oversubscribe", "--run-dir", "run", "--"]);
     launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce", "-J", "own.json"]);
-    let launch_output = run_command(launch.args(["-b", "8", "-e", "64", "-f", "8", "-n", "3"])).ok();
+    let launch_output =
+        run_command(launch.args(["-b", "8", "-e", "64", "-f", "8", "-n", "3"])).ok();
     let result = load_result(&folder, "own.json");
     assert_complete_and_correct(&result, 1, 2);
     for text in [rank_log(&folder, "run", 0, "out"), launch_output] {
@@ -186,7 +187,7 @@ fn a_sweep_uses_the_default_number_of_ranks() {
     let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep REGATTA_OTHER=a");
     assert!(!swept.err.contains("note:"), "{}", swept.err);
     swept.ok();
-    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch=--start-within=60";
+    let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch=--start-timeout=60";
     run(&folder, more).ok();
     let ranks = load_result(&folder, "plain/bench.json").shape.ranks;
     assert!(ranks >= Some(2));
@@ -243,7 +244,7 @@ fn plots_are_well_formed() {
         assert!(plot.descendants().any(|node| node.tag_name().name() == "svg"), "{file}");
     }
     let pairs = load_result(&folder, "pairs/bench.json").pairs.unwrap();
-    assert_eq!(pairs.ends.len(), 3);
+    assert_eq!(pairs.endpoints.len(), 3);
 }
 
 /// A recorded output of another program.

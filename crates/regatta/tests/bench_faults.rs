@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, document};
 use support::bench::{bench, load_result, rows, run};
-use support::job::{run_command, shell_job, is_alive, send_signal, wait_until};
-use support::{TempDir, CommandOutput, command};
+use support::job::{is_alive, run_command, send_signal, shell_job, wait_until};
+use support::{CommandOutput, TempDir, command};
 
 /// The first sizes finish quickly; the last take long enough to interrupt the run.
 const LONG: &str = "-b 8 -e 64M -f 2 -n 500 -c 0";
@@ -242,7 +242,7 @@ fn a_disk_benchmark_removes_its_files() {
     assert!(shown.contains("disk write 1 MiB") && shown.contains("disk create"), "{shown}");
     let result = load_result(&folder, "run/bench.json");
     for rank in 0..2 {
-        assert!(result.ceilings.iter().filter(|one| one.rank == rank).count() >= 5);
+        assert!(result.roofline.iter().filter(|one| one.rank == rank).count() >= 5);
     }
     assert!(result.complete);
     assert_eq!(std::fs::read_dir(folder.path().join("disk")).unwrap().count(), 0);
@@ -268,7 +268,8 @@ fn invalid_utf8_in_arguments_and_environment_is_accepted() {
     let folder = TempDir::new();
     let foreign = OsStr::from_bytes(b"r\xff.json");
     let mut bench = bench(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run");
-    let found = run_command(bench.env("NCCL_FOO", foreign).env(foreign, "x").arg("--out").arg(foreign));
+    let found =
+        run_command(bench.env("NCCL_FOO", foreign).env(foreign, "x").arg("--out").arg(foreign));
     found.ok();
     let text = std::fs::read_to_string(folder.path().join(foreign)).unwrap();
     let result: BenchResult = document::from_json(&text).unwrap();

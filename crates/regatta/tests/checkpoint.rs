@@ -38,7 +38,7 @@ fn imported_model_is_shown_verified_and_exported_unchanged() {
         assert!(text.starts_with("ok "), "{text}");
         let shown = run_line(&format!("checkpoint show {run} --json")).ok();
         let shown: Value = serde_json::from_str(&shown).unwrap();
-        assert_eq!(shown["checkpoint"]["about"]["shape"]["layers"], 2);
+        assert_eq!(shown["checkpoint"]["meta"]["shape"]["num_layers"], 2);
         assert_eq!(shown["shards"]["ranges"], 0);
         let model = folder.file("model");
         let made = run_line(&format!("checkpoint export {run} --to {model} --json")).ok();
@@ -128,7 +128,7 @@ fn sharded_checkpoints_export_the_same_model_as_a_single_rank() {
     let folder = TempDir::new();
     let export = |name: &str, words: &str| {
         let words = format!(
-            "{MODEL} {LLAMA} checkpoint.every=100 clip=0 train.steps=6 {words} --run-dir {name}"
+            "{MODEL} {LLAMA} checkpoint.interval=100 grad_clip=0 train.steps=6 {words} --run-dir {name}"
         );
         run(&folder, &words).ok();
         let to = folder.file(&format!("{name}-model"));

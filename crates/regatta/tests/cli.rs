@@ -77,9 +77,9 @@ fn unknown_names_are_rejected_with_the_valid_ones() {
         assert!(error.contains("cpu:SxNxC"), "{error}");
     }
     let error = run_line("map --system cpu:2x4").error_line();
-    assert!(error.contains("as in cpu:2x4x8"), "{error}");
+    assert!(error.contains("such as cpu:2x4x8"), "{error}");
     let error = run_line("map --system lumi-g --profile frontire").error_line();
-    assert_eq!(error, "there is no profile \"frontire\"; did you mean frontier?");
+    assert_eq!(error, "unknown profile \"frontire\"; did you mean frontier?");
     let error = run_line("map --system lumi-g --profile zzzzzzzz").error_line();
     assert!(SYSTEMS.iter().all(|s| error.contains(s)), "{error}");
     let error = run_line("man mpa").error_line();

@@ -65,7 +65,7 @@ fn overwriting_requires_force() {
     let words = prepare_args(&folder);
     data(&words, &[]).ok();
     let error = data(&words, &[]).error_line();
-    assert!(error.contains("exists already") && error.contains("--force"), "{error}");
+    assert!(error.contains("already exists") && error.contains("--force"), "{error}");
     data(&words, &["--force", "--validation", "0.5"]).ok();
     let shown = json(&regatta(&["data", "show", "--json", &folder.file("out")]).ok());
     assert_eq!(shown["prepared"]["validation_tokens"], 630);
@@ -83,13 +83,13 @@ fn corrupt_files_are_reported() {
     let intact = std::fs::read(&path).unwrap();
     let show = || regatta(&["data", "show", &folder.file("out")]).error_line();
     std::fs::write(&path, &intact[..intact.len() - 1]).unwrap();
-    assert!(show().contains("train.tokens has 2395 bytes, and should have 2396"), "{}", show());
+    assert!(show().contains("train.tokens has 2395 bytes instead of 2396"), "{}", show());
     let mut flipped = intact;
     flipped[1000] ^= 1;
     std::fs::write(&path, flipped).unwrap();
     assert!(show().contains("train.tokens are damaged"), "{}", show());
     std::fs::write(&path, "text").unwrap();
-    assert!(show().contains("is no token file"), "{}", show());
+    assert!(show().contains("is not a token file"), "{}", show());
 }
 
 #[test]
@@ -100,15 +100,15 @@ fn invalid_inputs_are_rejected() {
         let words = ["data", "prepare", input, "-o", &out];
         regatta(&words.iter().chain(more).collect::<Vec<_>>()).error_line()
     };
-    assert!(error_of("nowhere.txt", &[]).contains("there is no data \"nowhere.txt\""));
-    assert!(error_of("builtin", &[]).contains("there is nothing to prepare"));
+    assert!(error_of("nowhere.txt", &[]).contains("no dataset \"nowhere.txt\""));
+    assert!(error_of("builtin", &[]).contains("needs no preparation"));
     assert!(error_of(&folder.write("empty.txt", ""), &[]).contains("empty.txt is empty"));
     std::fs::write(folder.file("bad.txt"), b"ab\xff").unwrap();
     assert!(error_of(&folder.file("bad.txt"), &[]).contains("not UTF-8 text: byte 2"));
     let good = folder.write("good.txt", "abc");
-    assert!(error_of(&good, &["--validation", "1"]).contains("from 0 to below 1"));
+    assert!(error_of(&good, &["--validation", "1"]).contains("expected a number in [0, 1)"));
     let other = folder.write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
-    assert!(error_of(&good, &["--tokenizer", &other]).contains("cannot be used as a tokenizer"));
+    assert!(error_of(&good, &["--tokenizer", &other]).contains("tokenizer.json as a tokenizer"));
     let refused =
         data(&prepare_args(&folder), &["--characters", "--tokenizer", &other]).usage_error();
     assert!(refused.contains("cannot be used with"), "{refused}");

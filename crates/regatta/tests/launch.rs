@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 use regatta_model::{CpuSet, document};
 use support::job::{
     is_alive, rank_log, run_command, run_result, send_signal, shell_job, wait_until,
@@ -31,12 +31,12 @@ fn ranks_are_bound_as_planned_and_share_a_rendezvous() {
         let words: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(words[..5], [&rank.to_string(), "3", &rank.to_string(), "3", "127.0.0.1"]);
         ports.insert(words[5].to_owned());
-        let planned = placement.find(rank).unwrap().2.cpus.to_string();
+        let planned = placement.find_rank(rank).unwrap().2.cpus.to_string();
         assert_eq!(words[7], planned, "rank {rank} is bound as planned");
     }
     assert_eq!(ports.len(), 1);
     let result = run_result(&folder, "run");
-    assert_eq!((result.code, result.ranks, result.endings.len()), (0, 3, 3));
+    assert_eq!((result.exit_code, result.ranks, result.rank_exits.len()), (0, 3, 3));
     for file in ["machine.json", "environment.json", "events.jsonl"] {
         assert!(folder.path().join("run").join(file).exists(), "{file}");
     }
@@ -63,9 +63,9 @@ fn first_failure_is_reported() {
     assert!(run.err.contains("| two") && run.err.contains("run/log"), "{}", run.err);
     let result = run_result(&folder, "run");
     let failure = result.failure.unwrap();
-    assert_eq!((failure.rank, failure.ending), (2, Ending::Exit(7)));
-    assert_eq!(failure.others.len(), 2, "the states of the other ranks are reported");
-    assert_eq!(result.endings[&0], Ending::Signal(15));
+    assert_eq!((failure.rank, failure.exit), (2, RankExit::Exit(7)));
+    assert_eq!(failure.other_ranks.len(), 2, "the states of the other ranks are reported");
+    assert_eq!(result.rank_exits[&0], RankExit::Signal(15));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn signals_are_forwarded_and_a_clean_exit_is_success() {
     for rank in 0..2 {
         assert!(rank_log(&folder, "run", rank, "out").ends_with("saved\n"), "rank {rank}");
     }
-    assert_eq!(run_result(&folder, "run").reason, "ended by signal 15 (TERM)");
+    assert_eq!(run_result(&folder, "run").reason, "terminated by signal 15 (TERM)");
 }
 
 #[test]
@@ -134,7 +134,8 @@ fn signal_after_a_failure_prevents_a_restart() {
     let options = ["-n", "2", "--run-dir", "run", "--max-restarts", "2", "--grace", "60"];
     let mut child = shell_job(&folder, &options, script).stderr(Stdio::null()).spawn().unwrap();
     let events = folder.path().join("run/events.jsonl");
-    let stopping = || std::fs::read_to_string(&events).unwrap_or_default().contains("\"told\"");
+    let stopping =
+        || std::fs::read_to_string(&events).unwrap_or_default().contains("\"signal-sent\"");
     wait_until("the failure", || stopping() && folder.path().join("up").exists());
     send_signal(&child, 15);
     assert_eq!(child.wait().unwrap().code(), Some(3));
@@ -157,7 +158,7 @@ fn ignored_signals_stay_ignored() {
     std::thread::sleep(Duration::from_millis(300));
     std::fs::write(folder.path().join("go"), "").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(run_result(&folder, "run").reason, "all ranks ended well");
+    assert_eq!(run_result(&folder, "run").reason, "all ranks exited successfully");
 }
 
 #[test]
@@ -260,7 +261,7 @@ fn launch_errors_are_reported() {
     let mut missing = command();
     missing.current_dir(folder.path()).args(["launch", "--", "no-such-program"]);
     let error = run_command(&mut missing).err;
-    assert!(error.contains("rank 0: no-such-program"), "{error}");
+    assert!(error.contains("rank 0: cannot execute no-such-program"), "{error}");
     assert!(error.contains("PATH"), "{error}");
 
     std::fs::create_dir_all(folder.path().join("run")).unwrap();
@@ -326,8 +327,8 @@ fn hang_is_reported_with_the_state_of_each_rank() {
     let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exec sleep 600";
     let run = run_command(&mut shell_job(&folder, &options, script));
     assert_eq!(run.code, Some(0), "the restart does not hang: {run:?}");
-    assert!(run.err.contains("used a processor for 2 s"), "{}", run.err);
-    assert!(run.err.contains("rank 0-1 was waiting"), "{}", run.err);
+    assert!(run.err.contains("used CPU time for 2 s"), "{}", run.err);
+    assert!(run.err.contains("ranks 0-1 were waiting"), "{}", run.err);
 
     let options = ["-n", "1", "--run-dir", "single", "--hang-timeout", "1"];
     let run = run_command(&mut shell_job(&folder, &options, "exec sleep 600"));
@@ -347,7 +348,7 @@ fn blocked_terminal_does_not_delay_signal_handling() {
     wait_until("enough output", || std::fs::metadata(&log).is_ok_and(|m| m.len() > 200_000));
     send_signal(&child, 15);
     wait_until("the launcher to exit", || child.try_wait().unwrap().is_some());
-    assert_eq!(run_result(&folder, "run").reason, "ended by signal 15 (TERM)");
+    assert_eq!(run_result(&folder, "run").reason, "terminated by signal 15 (TERM)");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 use support::TempDir;
 use support::job::{rank_log, run_command, run_result, send_signal, shell_job, wait_until};
 
@@ -140,7 +140,7 @@ fn no_process_is_left_when_the_job_is_terminated() {
     send_signal(&child, 15);
     let events = folder.path().join("run/events.jsonl");
     wait_until("the signal to arrive", || {
-        std::fs::read_to_string(&events).unwrap().contains("\"told\"")
+        std::fs::read_to_string(&events).unwrap().contains("\"signal-sent\"")
     });
     send_signal(&child, 15);
     assert_eq!(child.wait().unwrap().code(), Some(128 + 15), "{:?}", run_result(&folder, "run"));
@@ -165,7 +165,7 @@ fn assert_handled_once(name: &str, number: i32, send: impl Fn(&Child)) {
     folder.write("go", "");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let events = std::fs::read_to_string(folder.path().join("run/events.jsonl")).unwrap();
-    let event = format!("\"signal\",\"signal\":{number}");
+    let event = format!("\"signal-received\",\"signal\":{number}");
     assert_eq!(events.matches(&event).count(), 1, "{events}");
 }
 
@@ -241,7 +241,7 @@ fn job_under_nohup_survives_hangup() {
     std::thread::sleep(Duration::from_millis(200));
     folder.write("go", "");
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(run_result(&folder, "run").reason, "all ranks ended well");
+    assert_eq!(run_result(&folder, "run").reason, "all ranks exited successfully");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn job_on_a_terminal_writes_and_handles_ctrl_c() {
     wait_until("the job to exit", || child.try_wait().unwrap().is_some());
     assert_eq!(child.wait().unwrap().code(), Some(0), "{}", shown());
     assert!(shown().contains("] ready") && shown().contains("] saved"), "{}", shown());
-    assert_eq!(run_result(&folder, "run").reason, "ended by signal 2 (INT)");
+    assert_eq!(run_result(&folder, "run").reason, "terminated by signal 2 (INT)");
 }
 
 #[test]
@@ -355,5 +355,5 @@ fn rank_killed_by_the_oom_killer_is_reported() {
     assert_eq!(run.code, Some(128 + 9), "{run:?}");
     assert!(run.err.contains("rank 1 on") && run.err.contains("out of memory"), "{}", run.err);
     let failure = run_result(&folder, "run").failure.unwrap();
-    assert_eq!((failure.rank, failure.ending), (1, Ending::OutOfMemory));
+    assert_eq!((failure.rank, failure.exit), (1, RankExit::OutOfMemory));
 }

@@ -22,7 +22,7 @@ fn assert_same_as_described(name: &str, found: &MapOutput) {
     let described = map_json(&format!("--system {name}"));
     let gpus = |plan: &MapOutput| {
         let gpu = |g: &regatta_model::Gpu| {
-            (g.index, g.vendor, g.numa, g.cpus.to_string(), g.memory_bytes, g.card, g.part)
+            (g.index, g.vendor, g.numa, g.cpus.to_string(), g.memory_bytes, g.card, g.subdevice)
         };
         plan.machine().gpus.iter().map(gpu).collect::<Vec<_>>()
     };
@@ -149,7 +149,7 @@ fn ranks_stay_inside_a_partial_cpuset() {
         let cpus = found.cpus();
         assert_eq!([&cpus[0], &cpus[1], &cpus[4], &cpus[5]], ["49-51", "57-59", "1-3", "9-11"]);
         assert!(found.ranks().iter().all(|r| r.cpus.len() == 3), "{cpus:?}");
-        assert!(found.warnings().contains(&"far-cores"), "{:?}", found.warnings());
+        assert!(found.warnings().contains(&"remote-cores"), "{:?}", found.warnings());
         for rank in found.ranks() {
             assert_eq!(rank.memory, MemoryPolicy::Prefer(rank.numa.clone()));
         }
@@ -189,7 +189,7 @@ fn memory_policy_respects_the_cgroup() {
     tree.cgroup_v2("/job", "0-127", "0-1");
     let found = plan_of(&tree, "--profile lumi-g");
     assert_eq!(found.machine().usable.cgroup, None, "all CPUs: no restriction");
-    assert_eq!(found.ranks()[0].memory, MemoryPolicy::System, "node 3 is not allowed");
+    assert_eq!(found.ranks()[0].memory, MemoryPolicy::Default, "node 3 is not allowed");
     assert_eq!(found.ranks()[2].memory, MemoryPolicy::Prefer(vec![1]));
 }
 
@@ -254,7 +254,7 @@ fn nearly_empty_tree_gives_a_clear_error() {
     let tree = SysfsTree::empty();
     let run = || run_line(&format!("map --machine {}", tree.arg()));
     let error = run().error_line();
-    assert!(error.contains("nor a folder with sys/devices/system/cpu in it"), "{error}");
+    assert!(error.contains("nor a directory that contains sys/devices/system/cpu"), "{error}");
     tree.folder("/sys/devices/system/cpu");
     let error = run().error_line();
     assert!(error.contains("no usable core"), "{error}");

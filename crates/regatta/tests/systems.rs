@@ -219,7 +219,7 @@ fn describe(plan: &MapOutput) -> String {
             .zip(&machine.nics)
             .map(|(d, nic)| format!("{} {d:?}", nic.name).to_lowercase())
             .collect();
-        let part = gpu.part.map_or(String::new(), |p| format!(".{p}"));
+        let part = gpu.subdevice.map_or(String::new(), |p| format!(".{p}"));
         let (name, cpus, near) = (&gpu.name, &gpu.cpus, near.join(", "));
         let card = gpu.card;
         writeln!(
@@ -234,7 +234,7 @@ fn describe(plan: &MapOutput) -> String {
         writeln!(text, "reserved [{}] idle [{}]", layout.reserved, layout.idle).unwrap();
     }
     for warning in &plan.placement.warnings {
-        writeln!(text, "warning {}: {}; {}", warning.code, warning.what, warning.hint).unwrap();
+        writeln!(text, "warning {}: {}; {}", warning.code, warning.message, warning.hint).unwrap();
     }
     text
 }

@@ -1,11 +1,11 @@
-//! Trainings that are harmed again and again, as a seed says: whatever befalls them, in the end every
-//! step is as in a run that nothing befell, bit by bit. Ranks share the model in any way; where they
-//! go on in another way, numbers are added in another order, and it is the same to rounding.
+//! Training under seeded random faults: the metrics of every step are bitwise identical to those of an
+//! undisturbed run, with any parallel layout. If the layout changes on resume, the summation order
+//! changes too, and the metrics are identical up to rounding.
 //!
-//! `REGATTA_CHAOS_CASES` says how many trainings, `REGATTA_CHAOS_SEED` where they begin;
-//! `cargo xtask chaos --train` sets them.
+//! `REGATTA_CHAOS_CASES` is the number of runs and `REGATTA_CHAOS_SEED` the first seed; `cargo xtask
+//! chaos --train` sets them.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 #[path = "chaos/random.rs"]
 mod random;
@@ -17,14 +17,17 @@ use std::time::Duration;
 use random::Random;
 use support::TempDir;
 use support::job::wait_until;
-use support::metrics::{Metrics, assert_near, assert_same};
-use support::train::{Started, TINY, checkpoints, done, flip, metrics, processes, send, tiny};
+use support::metrics::{RunMetrics, assert_close, assert_identical};
+use support::train::{
+    TINY, TrainProcess, checkpoints, corrupt, last_step, metrics, processes, send_signal_to,
+    train_tiny,
+};
 
-/// Cases of a plain test.
-const FEW: u64 = 6;
+/// Default number of runs.
+const DEFAULT_CASES: u64 = 6;
 
-/// Ranks, and how they share the model. All keys are given, for each goes on with any other.
-const SPLITS: [Split; 14] = [
+/// Ranks and parallel layouts. All keys are set, because a run may resume with any other layout.
+const LAYOUTS: [ParallelLayout; 14] = [
     (1, "tp=1 cp=1 pp=1 zero=0"),
     (2, "tp=1 cp=1 pp=1 zero=0"),
     (3, "tp=1 cp=1 pp=1 zero=0"),
@@ -41,121 +44,130 @@ const SPLITS: [Split; 14] = [
     (8, "tp=2 cp=1 pp=2 zero=1"),
 ];
 
-type Split = (u32, &'static str);
+/// Number of ranks, and configuration keys.
+type ParallelLayout = (u32, &'static str);
 
-/// Steps of a training: it lasts about as long as the longest pause before it is harmed.
+/// Steps of a run: it takes about as long as the longest delay before a fault.
 const STEPS: u64 = 300;
 
-/// Layers for two stages, at a rate at which what was added in another order stays a matter of rounding:
-/// at twice that, 300 steps make 1e-5 of 1e-9.
-const MODEL: &str = "layers=2 optimizer.rate=5e-4";
+/// Two layers for two stages. At twice the learning rate, 300 steps amplify rounding differences of
+/// 1e-9 to 1e-5.
+const MODEL: &str = "num_layers=2 optimizer.lr=5e-4";
 
-const INT: i32 = 2;
-const KILL: i32 = 9;
-const TERM: i32 = 15;
+const SIGINT: i32 = 2;
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
 
-/// What befalls a training.
+/// A fault.
 #[derive(Debug, Clone, Copy)]
-enum Harm {
-    /// Any process of it is killed: the one that was started, the one below it, a rank.
+enum Fault {
+    /// Kill any process: the parent, the launcher or a rank.
     Kill,
-    /// Two of them at once.
+    /// Kill two processes.
     KillTwo,
-    /// Whoever watches has had enough.
+    /// Send a signal to the parent.
     Signal(i32),
 }
 
 #[test]
-fn whatever_befalls_a_training_every_step_is_the_same() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let first = number("REGATTA_CHAOS_SEED").unwrap_or(1);
-    let cases = number("REGATTA_CHAOS_CASES").unwrap_or(FEW);
+fn metrics_under_faults_are_identical_to_an_undisturbed_run() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let first = variable("REGATTA_CHAOS_SEED").unwrap_or(1);
+    let cases = variable("REGATTA_CHAOS_CASES").unwrap_or(DEFAULT_CASES);
     let folder = TempDir::new();
-    let mut undisturbed = BTreeMap::new();
+    let mut references = BTreeMap::new();
     for seed in first..first + cases {
-        println!("again: cargo xtask chaos --train --cases 1 --seed {seed}");
+        println!("reproduce: cargo xtask chaos --train --cases 1 --seed {seed}");
         let mut random = Random::new(seed);
-        let split = random.pick(&SPLITS);
-        let whole = undisturbed.entry(split).or_insert_with(|| whole(&folder, split));
-        // A third of the trainings go on in any other way each time.
-        let moves = random.within(0, 2) == 0;
-        play(&folder, &mut random, |random| if moves { random.pick(&SPLITS) } else { split });
+        let layout = random.pick(&LAYOUTS);
+        let reference = references.entry(layout).or_insert_with(|| reference(&folder, layout));
+        // A third of the runs change the layout on each resume.
+        let changes_layout = random.within(0, 2) == 0;
+        run_with_faults(&folder, &mut random, |random| {
+            if changes_layout { random.pick(&LAYOUTS) } else { layout }
+        });
         let found = metrics(&folder, "run");
-        if moves {
-            let missed = |step: &u64| !found.validations.contains_key(step);
-            assert_near(&found, &without_validations(whole, missed));
+        if changes_layout {
+            let missing = |step: &u64| !found.val_losses.contains_key(step);
+            assert_close(&found, &without_validations(reference, missing));
         } else {
-            assert_same(&found, whole, STEPS);
+            assert_identical(&found, reference, STEPS);
         }
         std::fs::remove_dir_all(folder.path().join("run")).unwrap();
     }
 }
 
-/// The metrics of a run that nothing befalls.
-fn whole(folder: &TempDir, (ranks, split): Split) -> Metrics {
-    let run = format!("whole-{ranks}-{}", split.replace([' ', '='], "-"));
-    let words = format!("{MODEL} train.steps={STEPS} {split} -n {ranks}");
-    tiny(folder, &format!("{words} --run-dir {run}")).ok();
+/// The metrics of an undisturbed run.
+fn reference(folder: &TempDir, (ranks, layout): ParallelLayout) -> RunMetrics {
+    let run = format!("reference-{ranks}-{}", layout.replace([' ', '='], "-"));
+    let words = format!("{MODEL} train.steps={STEPS} {layout} -n {ranks}");
+    train_tiny(folder, &format!("{words} --run-dir {run}")).ok();
     metrics(folder, &run)
 }
 
-/// A validation is missing where a run was killed in it that had kept the step already.
-fn without_validations(whole: &Metrics, missed: impl Fn(&u64) -> bool) -> Metrics {
-    let validations = whole.validations.iter().map(|(step, loss)| (*step, *loss));
-    let validations = validations.filter(|(step, _)| !missed(step)).collect();
-    Metrics { steps: whole.steps.clone(), validations }
+/// Drops missing validations: one is lost if the run is killed between a checkpoint and the validation
+/// of its step.
+fn without_validations(reference: &RunMetrics, missing: impl Fn(&u64) -> bool) -> RunMetrics {
+    let val_losses = reference.val_losses.iter().map(|(step, loss)| (*step, *loss));
+    let val_losses = val_losses.filter(|(step, _)| !missing(step)).collect();
+    RunMetrics { steps: reference.steps.clone(), val_losses }
 }
 
-/// Harms a run a few times, and then lets it come to its end.
-fn play(folder: &TempDir, random: &mut Random, next: impl Fn(&mut Random) -> Split) {
+/// Runs the training with one to four faults, then to its end.
+fn run_with_faults(
+    folder: &TempDir,
+    random: &mut Random,
+    next_layout: impl Fn(&mut Random) -> ParallelLayout,
+) {
+    let faults = [Fault::Kill, Fault::Kill, Fault::KillTwo];
+    let faults = [&faults[..], &[Fault::Signal(SIGINT), Fault::Signal(SIGTERM)]].concat();
     for _ in 0..random.within(1, 4) {
-        let split = next(random);
-        let training = started(folder, split);
-        let pause = random.within(0, 800);
-        let harms = [Harm::Kill, Harm::Kill, Harm::KillTwo, Harm::Signal(INT), Harm::Signal(TERM)];
-        let harm = random.pick(&harms);
-        std::thread::sleep(Duration::from_millis(pause.into()));
-        let after = done(folder, "run");
-        println!("  {} ranks, {}, {harm:?} after {pause} ms and {after} steps", split.0, split.1);
-        match harm {
-            Harm::Kill => kill_one(folder, random),
-            Harm::KillTwo => (0..2).for_each(|_| kill_one(folder, random)),
-            Harm::Signal(signal) => send(training.child.id(), signal),
+        let (ranks, layout) = next_layout(random);
+        let training = start_or_resume(folder, (ranks, layout));
+        let delay = random.within(0, 800);
+        let fault = random.pick(&faults);
+        std::thread::sleep(Duration::from_millis(delay.into()));
+        let step = last_step(folder, "run");
+        println!("  {ranks} ranks, {layout}, {fault:?} after {delay} ms and {step} steps");
+        match fault {
+            Fault::Kill => kill_any(folder, random),
+            Fault::KillTwo => (0..2).for_each(|_| kill_any(folder, random)),
+            Fault::Signal(signal) => send_signal_to(training.child.id(), signal),
         }
-        training.over();
-        wait_until("the end of all processes", || processes(folder).is_empty());
-        damage(folder, random);
+        training.wait();
+        wait_until("the exit of all processes", || processes(folder).is_empty());
+        maybe_corrupt_checkpoint(folder, random);
     }
-    let ended = started(folder, next(random)).over();
+    let ended = start_or_resume(folder, next_layout(random)).wait();
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
 
-/// Goes on with the run, or begins it if nothing of it is there.
-fn started(folder: &TempDir, (ranks, split): Split) -> Started {
+/// Resumes the run, or starts it if it has no configuration yet.
+fn start_or_resume(folder: &TempDir, (ranks, layout): ParallelLayout) -> TrainProcess {
     let run = folder.path().join("run");
     if run.join("config.toml").exists() {
-        return Started::new(folder, &format!("--resume run {split} -n {ranks}"));
+        return TrainProcess::spawn(folder, &format!("--resume run {layout} -n {ranks}"));
     }
     let _ = std::fs::remove_dir_all(run);
-    let words = format!("{TINY} {MODEL} train.steps={STEPS} {split} -n {ranks} --run-dir run");
-    Started::new(folder, &words)
+    let words = format!("{TINY} {MODEL} train.steps={STEPS} {layout} -n {ranks} --run-dir run");
+    TrainProcess::spawn(folder, &words)
 }
 
-fn kill_one(folder: &TempDir, random: &mut Random) {
+fn kill_any(folder: &TempDir, random: &mut Random) {
     let all = processes(folder);
     if !all.is_empty() {
-        send(random.pick(&all).0, KILL);
+        send_signal_to(random.pick(&all).0, SIGKILL);
     }
 }
 
-/// A third of the times a bit of the newest checkpoint changes, where there is one before it.
-fn damage(folder: &TempDir, random: &mut Random) {
+/// With a probability of 1/3, corrupts the newest checkpoint if there is an older one.
+fn maybe_corrupt_checkpoint(folder: &TempDir, random: &mut Random) {
     let all = checkpoints(folder, "run");
     let complete: Vec<&String> = all.iter().filter(|name| !name.contains('.')).collect();
     if complete.len() < 2 || random.within(0, 2) > 0 {
         return;
     }
     let file = folder.path().join("run/checkpoints").join(complete[complete.len() - 1]);
-    println!("  {} is damaged", file.display());
-    flip(&file.join("rank-00000.safetensors"));
+    println!("  corrupting {}", file.display());
+    corrupt(&file.join("rank-00000.safetensors"));
 }

@@ -1,205 +1,216 @@
-//! `regatta train` when something goes wrong: whatever is killed, full or damaged, nothing that was
-//! kept is lost, and what is trained again comes to the same bit by bit.
+//! `regatta train` under faults: killed ranks, full disks, corrupt files. No checkpoint is lost, and a
+//! resumed run is bitwise identical to an uninterrupted one.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use regatta_train::data::prepare::{Plan, prepare};
+use regatta_train::data::prepare::{PrepareOptions, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::job::{run_result, send_signal, wait_until};
-use support::metrics::{assert_agree, assert_same, metrics_of};
+use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
 use support::train::{
-    FOR_EVER, Started, TINY, checkpoints, done, flip, metrics, processes, regatta, run, send, tiny,
-    until_done,
+    ENDLESS, TINY, TrainProcess, checkpoints, corrupt, last_step, metrics, pid_of_rank,
+    regatta_command, run, send_signal_to, train_tiny, wait_for_step,
 };
 
-const KILL: i32 = 9;
+const SIGINT: i32 = 2;
+const SIGKILL: i32 = 9;
 
 #[test]
-fn ranks_that_are_started_anew_go_on_by_themselves() {
+fn restarted_ranks_resume_from_the_last_checkpoint() {
     let folder = TempDir::new();
-    // Wherever it first began from, then it goes on from its own.
+    // resume=never applies to the first launch only.
     let words = "train.steps=300 resume=never -n 3 --launch=--max-restarts=3 --run-dir run";
-    let training = Started::new(&folder, &format!("{TINY} {words}"));
+    let training = TrainProcess::spawn(&folder, &format!("{TINY} {words}"));
     for (victim, step) in [(0, 10), (2, 60)] {
-        until_done(&folder, "run", step);
-        let rank = || processes(&folder).into_iter().find(|(_, rank)| *rank == Some(victim));
-        wait_until("the rank", || rank().is_some());
-        send(rank().unwrap().0, KILL);
-        let going_on = victim / 2 + 1;
-        wait_until("the next start", || {
-            training.out().matches("goes on after step").count() as u32 >= going_on
+        wait_for_step(&folder, "run", step);
+        let pid = || pid_of_rank(&folder, victim);
+        wait_until("the rank", || pid().is_some());
+        send_signal_to(pid().unwrap(), SIGKILL);
+        let restarts = victim / 2 + 1;
+        wait_until("the restart", || {
+            training.stdout().matches("resumed after step").count() as u32 >= restarts
         });
     }
-    let ended = training.over();
+    let ended = training.wait();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(run_result(&folder, "run").restarts, 2);
-    tiny(&folder, "train.steps=300 -n 3 --run-dir whole").ok();
-    assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 300);
+    train_tiny(&folder, "train.steps=300 -n 3 --run-dir full").ok();
+    assert_identical(&metrics(&folder, "run"), &metrics(&folder, "full"), 300);
 }
 
 #[test]
-fn a_full_disk_costs_no_training() {
+fn training_continues_on_a_full_disk_and_fails_only_at_the_final_checkpoint() {
     let folder = TempDir::new();
     let small = folder.path().join("small");
     std::fs::create_dir(&small).unwrap();
     let Some(disk) = SmallDisk::over(&small) else {
-        eprintln!("skipped: no file system can be mounted here");
+        eprintln!("skipped: cannot mount a tmpfs");
         return;
     };
     let (ballast, run) = (disk.path(&small.join("ballast")), disk.path(&small.join("run")));
     let start = |words: &str| {
-        let command = regatta(&folder, &format!("train {words}"));
-        Started::of(&folder, &mut disk.enter(&command))
+        let command = regatta_command(&folder, &format!("train {words}"));
+        TrainProcess::spawn_command(&folder, &mut disk.enter(&command))
     };
-    // Few figures, so that these do not fill it.
-    let words = "checkpoint.every=20 eval_every=0 metrics.tensorboard=false";
-    let training = start(&format!("{TINY} {words} {FOR_EVER} -n 2 --run-dir small/run"));
-    wait_until("a checkpoint", || training.out().contains("checkpoint of step 20 "));
+    // Without TensorBoard and evaluations, so that metrics do not fill the disk.
+    let words = "checkpoint.interval=20 eval_interval=0 metrics.tensorboard=false";
+    let training = start(&format!("{TINY} {words} {ENDLESS} -n 2 --run-dir small/run"));
+    wait_until("a checkpoint", || training.stdout().contains("saved checkpoint at step 20 "));
     fill(&ballast);
-    wait_until("the note", || training.out().contains("note: no checkpoint after step "));
-    let notes = |training: &Started| training.out().matches("no checkpoint after").count();
+    let notes = |training: &TrainProcess| {
+        let is_note = |line: &&str| {
+            line.starts_with("note: checkpoint after step ") && line.contains(" failed: ")
+        };
+        training.stdout().lines().filter(is_note).count()
+    };
+    wait_until("the note", || notes(&training) > 0);
     let before = notes(&training);
-    wait_until("steps after it", || notes(&training) > before);
+    wait_until("the next note", || notes(&training) > before);
     std::fs::remove_file(&ballast).unwrap();
-    let kept = || training.out().rmatches("\ncheckpoint of step ").count();
-    let before = kept();
-    wait_until("the next checkpoint", || kept() > before);
+    let saved = || training.stdout().matches("\nsaved checkpoint at step ").count();
+    let before = saved();
+    wait_until("the next checkpoint", || saved() > before);
 
     fill(&ballast);
-    send_signal(&training.child, 2);
-    let ended = training.over();
+    send_signal(&training.child, SIGINT);
+    let ended = training.wait();
     assert!(ended.code.is_some_and(|code| code != 0), "{ended:?}");
-    assert!(ended.err.contains("error: what was trained in "), "{ended:?}");
-    assert!(ended.err.contains("make room or choose another checkpoint.folder"), "{ended:?}");
-    assert!(!ended.out.contains("stopped, and kept"), "{ended:?}");
+    assert!(ended.err.contains("error: the checkpoint after step "), "{ended:?}");
+    assert!(ended.err.contains("free space or set another checkpoint.dir"), "{ended:?}");
+    assert!(!ended.out.contains("interrupted; checkpoint saved"), "{ended:?}");
 
     std::fs::remove_file(&ballast).unwrap();
-    let last = ended.out.rsplit_once("checkpoint of step ").unwrap().1;
+    let last = ended.out.rsplit_once("saved checkpoint at step ").unwrap().1;
     let last: u64 = last.split_whitespace().next().unwrap().parse().unwrap();
     let steps = last + 10;
-    let ended = start(&format!("--resume small/run -n 2 train.steps={steps}")).over();
+    let ended = start(&format!("--resume small/run -n 2 train.steps={steps}")).wait();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.out.contains(&format!("goes on after step {last} of ")), "{ended:?}");
-    let found = metrics_of(&run.join("metrics.jsonl"));
+    assert!(ended.out.contains(&format!("resumed after step {last} from ")), "{ended:?}");
+    let found = read_metrics(&run.join("metrics.jsonl"));
     assert!((last + 1..=steps).all(|step| found.steps.contains_key(&step)), "{found:?}");
-    tiny(&folder, &format!("{words} train.steps={steps} -n 2 --run-dir whole")).ok();
-    assert_agree(&found, &metrics(&folder, "whole"));
+    train_tiny(&folder, &format!("{words} train.steps={steps} -n 2 --run-dir full")).ok();
+    assert_common_steps_identical(&found, &metrics(&folder, "full"));
 }
 
-/// A copy of a run.
+/// Copies a run folder.
 fn copy(folder: &TempDir, from: &str, to: &str) {
     let copied = Command::new("cp").args(["-r", from, to]).current_dir(folder.path()).status();
     assert!(copied.unwrap().success());
 }
 
-fn cut(path: &Path) {
+/// Truncates a file to half its length.
+fn truncate(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
 }
 
 #[test]
-fn a_damaged_checkpoint_is_passed_over_with_its_name() {
+fn resume_skips_corrupt_checkpoints_and_names_the_file() {
     let folder = TempDir::new();
-    tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
-    tiny(&folder, "train.steps=22 -n 2 --run-dir whole").ok();
-    let whole = metrics(&folder, "whole");
+    train_tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
+    train_tiny(&folder, "train.steps=22 -n 2 --run-dir full").ok();
+    let full = metrics(&folder, "full");
     assert_eq!(checkpoints(&folder, "run"), ["step-00000015", "step-00000020"]);
-    type Harm = fn(&Path);
-    let remove: Harm = |path| std::fs::remove_file(path).unwrap();
-    let cases: [(&str, Harm); 6] = [
-        ("rank-00001.safetensors", cut),
-        ("rank-00000.safetensors", flip),
+    type Damage = fn(&Path);
+    let remove: Damage = |path| std::fs::remove_file(path).unwrap();
+    let cases: [(&str, Damage); 6] = [
+        ("rank-00001.safetensors", truncate),
+        ("rank-00000.safetensors", corrupt),
         ("rank-00001.safetensors", remove),
-        ("checkpoint.json", cut),
-        ("checkpoint.json", flip),
+        ("checkpoint.json", truncate),
+        ("checkpoint.json", corrupt),
         ("checkpoint.json", remove),
     ];
-    for (number, (file, harm)) in cases.into_iter().enumerate() {
-        let harmed = format!("harmed-{number}");
-        copy(&folder, "run", &harmed);
-        let path = format!("{harmed}/checkpoints/step-00000020/{file}");
-        harm(&folder.path().join(&path));
-        let out = run(&folder, &format!("--resume {harmed} -n 2 train.steps=22")).ok();
-        let note = format!("note: {harmed}/checkpoints/step-00000020 is damaged and passed over:");
+    for (number, (file, damage)) in cases.into_iter().enumerate() {
+        let damaged = format!("damaged-{number}");
+        copy(&folder, "run", &damaged);
+        let path = format!("{damaged}/checkpoints/step-00000020/{file}");
+        damage(&folder.path().join(&path));
+        let out = run(&folder, &format!("--resume {damaged} -n 2 train.steps=22")).ok();
+        let note =
+            format!("note: skipped damaged checkpoint {damaged}/checkpoints/step-00000020: ");
         let note =
             out.lines().find(|line| line.starts_with(&note)).unwrap_or_else(|| panic!("{out}"));
         assert!(note.contains(&path), "{note}");
-        assert!(out.contains("goes on after step 15 of "), "{out}");
-        assert_same(&metrics(&folder, &harmed), &whole, 22);
+        assert!(out.contains("resumed after step 15 from "), "{out}");
+        assert_identical(&metrics(&folder, &damaged), &full, 22);
     }
-    // It does not count as kept: the good one stays until there are two good ones.
-    let newest = |run: &str, step: u64| {
+    // Corrupt checkpoints do not count: a valid one is removed only when there are two newer ones.
+    let shard = |run: &str, step: u64| {
         folder.path().join(format!("{run}/checkpoints/step-{step:08}/rank-00000.safetensors"))
     };
-    flip(&newest("run", 20));
-    run(&folder, "--resume run -n 2 train.steps=22 checkpoint.every=22").ok();
-    flip(&newest("run", 22));
+    corrupt(&shard("run", 20));
+    run(&folder, "--resume run -n 2 train.steps=22 checkpoint.interval=22").ok();
+    corrupt(&shard("run", 22));
     let out = run(&folder, "--resume run -n 2 train.steps=22").ok();
-    assert!(out.contains("goes on after step 15 of "), "{out}");
-    assert_same(&metrics(&folder, "run"), &whole, 22);
+    assert!(out.contains("resumed after step 15 from "), "{out}");
+    assert_identical(&metrics(&folder, "run"), &full, 22);
 }
 
 #[test]
-fn where_all_are_damaged_nothing_is_begun() {
+fn resume_fails_without_a_valid_checkpoint_and_keeps_the_metrics() {
     let folder = TempDir::new();
-    tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
+    train_tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
     let before = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     for name in checkpoints(&folder, "run") {
-        flip(&folder.path().join("run/checkpoints").join(name).join("rank-00000.safetensors"));
+        corrupt(&folder.path().join("run/checkpoints").join(name).join("rank-00000.safetensors"));
     }
     let refused = run(&folder, "--resume run -n 2");
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    let error = "error: run/checkpoints has no checkpoint to go on from: ";
-    let sentence = refused.err.lines().find(|line| line.contains(error)).unwrap();
-    for part in ["step-00000015/rank-", "step-00000020/rank-", "checkpoint.resume=never begins"] {
-        assert!(sentence.contains(part), "{part}: {sentence}");
+    let error = "error: no checkpoint to resume from in run/checkpoints: ";
+    let line = refused.err.lines().find(|line| line.contains(error)).unwrap();
+    for part in ["step-00000015/rank-", "step-00000020/rank-", "checkpoint.resume=never starts"] {
+        assert!(line.contains(part), "{part}: {line}");
     }
     let after = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     assert_eq!(after, before);
     run(&folder, "--resume run -n 2 checkpoint.resume=never").ok();
-    tiny(&folder, "train.steps=20 -n 2 --run-dir whole").ok();
-    assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 20);
+    train_tiny(&folder, "train.steps=20 -n 2 --run-dir full").ok();
+    assert_identical(&metrics(&folder, "run"), &metrics(&folder, "full"), 20);
 }
 
 #[test]
-fn a_run_that_begins_anew_is_not_taken_for_the_one_before() {
+fn checkpoints_of_an_earlier_run_in_the_folder_are_set_aside() {
     let folder = TempDir::new();
-    tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
-    let whole = metrics(&folder, "run");
+    train_tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
+    let full = metrics(&folder, "run");
     let out = run(&folder, "--resume run -n 2 checkpoint.resume=never train.steps=7").ok();
-    assert!(out.contains("step-00000020.aside-1 is of the run before"), "{out}");
+    assert!(out.contains("step-00000020.aside-1 belongs to the previous run"), "{out}");
     let out = run(&folder, "--resume run -n 2 train.steps=20").ok();
-    assert!(out.contains("goes on after step 7 of "), "{out}");
-    assert_same(&metrics(&folder, "run"), &whole, 20);
-    // Back to one that is named.
+    assert!(out.contains("resumed after step 7 from "), "{out}");
+    assert_identical(&metrics(&folder, "run"), &full, 20);
+    // An explicit checkpoint of the earlier run.
     let from = "checkpoint.resume=run/checkpoints/step-00000015.aside-1";
     let out = run(&folder, &format!("--resume run -n 2 {from}")).ok();
     assert!(
-        out.contains("goes on after step 15 of run/checkpoints/step-00000015.aside-1"),
+        out.contains("resumed after step 15 from run/checkpoints/step-00000015.aside-1"),
         "{out}"
     );
-    assert_same(&metrics(&folder, "run"), &whole, 20);
+    assert_identical(&metrics(&folder, "run"), &full, 20);
 }
 
 #[test]
-fn what_does_not_fit_a_run_leaves_it_as_it_was() {
+fn resume_with_an_incompatible_configuration_leaves_the_run_unchanged() {
     let folder = TempDir::new();
-    tiny(&folder, "train.steps=10 -n 2 --run-dir run").ok();
-    tiny(&folder, "train.steps=12 -n 2 --run-dir whole").ok();
+    train_tiny(&folder, "train.steps=10 -n 2 --run-dir run").ok();
+    train_tiny(&folder, "train.steps=12 -n 2 --run-dir full").ok();
     folder.write(
         "other.txt",
         &"Water, water, every where, and all the boards did shrink.\n".repeat(99),
     );
     let cases = [
-        ("heads=1", "is of another model: model.heads is 2 there, 1 here"),
-        ("source=other.txt", "is of another "),
-        ("train.batch=25", "train.batch 25 does not divide among 2 ranks"),
+        (
+            "num_heads=1",
+            "has a different model: model.num_heads is 2 in the checkpoint and 1 in the configuration",
+        ),
+        ("source=other.txt", " has a different "),
+        ("train.batch=25", "train.batch 25 is not divisible by 2 ranks"),
     ];
     let config = || std::fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
     let before = config();
@@ -210,83 +221,89 @@ fn what_does_not_fit_a_run_leaves_it_as_it_was() {
         assert_eq!(config(), before, "{words}");
     }
     run(&folder, "--resume run -n 2 train.steps=12").ok();
-    assert_same(&metrics(&folder, "run"), &metrics(&folder, "whole"), 12);
+    assert_identical(&metrics(&folder, "run"), &metrics(&folder, "full"), 12);
 }
 
 #[test]
-fn a_run_that_is_under_way_is_left_alone() {
+fn resume_of_a_running_run_is_rejected() {
     let folder = TempDir::new();
-    let training = Started::new(&folder, &format!("{TINY} {FOR_EVER} -n 2 --run-dir run"));
-    until_done(&folder, "run", 20);
+    let training = TrainProcess::spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
+    wait_for_step(&folder, "run", 20);
     let refused = run(&folder, "--resume run -n 2");
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.err.contains("error: another job (process "), "{refused:?}");
-    let before = done(&folder, "run");
-    until_done(&folder, "run", before + 1);
-    send_signal(&training.child, 2);
-    assert_eq!(training.over().code, Some(0));
+    assert!(refused.err.contains("run is in use by another job (process "), "{refused:?}");
+    let step = last_step(&folder, "run");
+    wait_for_step(&folder, "run", step + 1);
+    send_signal(&training.child, SIGINT);
+    assert_eq!(training.wait().code, Some(0));
     let found = metrics(&folder, "run");
     let steps = found.steps.len() as u64;
-    assert_same(&found, &found, steps);
+    assert_identical(&found, &found, steps);
     run(&folder, &format!("--resume run -n 2 train.steps={}", steps + 1)).ok();
 }
 
 #[test]
-fn a_rank_that_cannot_write_is_named_with_its_reason() {
+fn a_failed_checkpoint_write_names_rank_host_and_file() {
     let folder = TempDir::new();
-    let words = format!("{TINY} {FOR_EVER} checkpoint.every=100 -n 3 --run-dir run");
-    let training = Started::new(&folder, &words);
-    until_done(&folder, "run", 1);
-    // No file can be where there is a folder.
+    let words = format!("{TINY} {ENDLESS} checkpoint.interval=100 -n 3 --run-dir run");
+    let training = TrainProcess::spawn(&folder, &words);
+    wait_for_step(&folder, "run", 1);
+    // A folder in place of the shard makes the write fail.
     for step in (100..10_000).step_by(100) {
         let name = format!("run/checkpoints/step-{step:08}.partial/rank-00001.safetensors");
         std::fs::create_dir_all(folder.path().join(name)).unwrap();
     }
-    wait_until("the note", || training.out().contains(": no checkpoint after step "));
-    let out = training.out();
-    let note = out.lines().find(|line| line.contains("no checkpoint after step ")).unwrap();
-    assert!(note.contains(": rank 1 on ") && note.contains("/rank-00001.safetensors"), "{note}");
-    send_signal(&training.child, 2);
-    let run = training.over();
-    assert_eq!(run.code, Some(0), "the last one is kept: {run:?}");
+    let note = || {
+        let is_note = |line: &&str| line.starts_with("note: checkpoint after step ");
+        training.stdout().lines().find(is_note).map(str::to_owned)
+    };
+    wait_until("the note", || note().is_some());
+    let note = note().unwrap();
+    assert!(
+        note.contains(" failed: rank 1 on ") && note.contains("/rank-00001.safetensors"),
+        "{note}"
+    );
+    send_signal(&training.child, SIGINT);
+    let run = training.wait();
+    assert_eq!(run.code, Some(0), "the final checkpoint is saved: {run:?}");
 }
 
-/// Token files of a text.
-fn tokens(folder: &TempDir, name: &str, text: &str) -> PathBuf {
+/// Tokenizes a text.
+fn tokenize(folder: &TempDir, name: &str, text: &str) -> PathBuf {
     let input = folder.write(&format!("{name}.txt"), text);
-    let made = folder.path().join(name);
-    let plan = Plan {
+    let dataset = folder.path().join(name);
+    let options = PrepareOptions {
         inputs: vec![input.into()],
         tokenizer: None,
         validation: 0.1,
-        folder: made.clone(),
+        folder: dataset.clone(),
         replace: false,
     };
-    prepare(&plan, &mut |_| Ok(())).unwrap();
-    made
+    prepare(&options, &mut |_| Ok(())).unwrap();
+    dataset
 }
 
 #[test]
-fn damaged_token_files_are_not_trained_on() {
+fn corrupt_datasets_are_rejected() {
     let folder = TempDir::new();
     let verse = "It is an ancient Mariner, and he stoppeth one of three.\n".repeat(50);
     let other = "Water, water, every where, nor any drop to drink.\n".repeat(50);
-    let good = tokens(&folder, "good", &verse);
+    let good = tokenize(&folder, "good", &verse);
     let train = |name: &str| {
         let words = format!("{TINY} train.steps=3 source={name} -n 2 --run-dir of-{name}");
         run(&folder, &words)
     };
     train("good").ok();
-    tokens(&folder, "flipped", &verse);
-    flip(&folder.path().join("flipped/train.tokens"));
-    tokens(&folder, "cut", &verse);
-    cut(&folder.path().join("cut/validation.tokens"));
-    let foreign = tokens(&folder, "foreign", &other);
-    std::fs::copy(good.join("tokenizer.json"), foreign.join("tokenizer.json")).unwrap();
+    tokenize(&folder, "corrupt", &verse);
+    corrupt(&folder.path().join("corrupt/train.tokens"));
+    tokenize(&folder, "truncated", &verse);
+    truncate(&folder.path().join("truncated/validation.tokens"));
+    let mismatched = tokenize(&folder, "mismatched", &other);
+    std::fs::copy(good.join("tokenizer.json"), mismatched.join("tokenizer.json")).unwrap();
     let cases = [
-        ("flipped", "error: the tokens of flipped/train.tokens are damaged: SHA-256 is "),
-        ("cut", "it was cut short or altered, prepare it anew"),
-        ("foreign", "foreign/train.tokens was made with the tokenizer "),
+        ("corrupt", "error: the tokens of corrupt/train.tokens are damaged: SHA-256 is "),
+        ("truncated", "it was truncated or modified; prepare it again"),
+        ("mismatched", "mismatched/train.tokens was prepared with tokenizer "),
     ];
     for (name, expected) in cases {
         let refused = train(name);

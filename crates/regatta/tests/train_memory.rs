@@ -1,52 +1,52 @@
-//! `regatta train` in less memory than a model needs: refused or killed alone, it trains where ranks
-//! share its state, and alone where that is on disk.
+//! `regatta train` with less memory than the model needs on one rank: it is rejected, or trains with
+//! sharded or offloaded state.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use support::metrics::assert_near;
-use support::train::{metrics, regatta, run};
+use support::metrics::assert_close;
+use support::train::{metrics, regatta_command, run};
 use support::{CommandOutput, TempDir};
 
-/// Sixteen million parameters, which take 16 bytes each with gradients and moments; in many layers, so
-/// that those that come and go are small.
-const MODEL: &str = "layers=20 heads=4 width=256 context=16 batch=4 recompute=true threads=1 warmup=2 \
-                     decay_steps=50 eval_every=0 checkpoint.every=0 train.steps=3";
+/// 16M parameters at 16 bytes each with gradients and optimizer state, in many layers so that the
+/// resident ones are small.
+const MODEL: &str = "num_layers=20 num_heads=4 hidden_size=256 seq_len=16 batch=4 recompute=true \
+                     threads=1 warmup_steps=2 decay_steps=50 eval_interval=0 checkpoint.interval=0 \
+                     train.steps=3";
 
-/// More than half of what the model needs, and less than all.
+/// Between half and all of the memory the model needs.
 const LIMIT: u64 = 180 << 20;
 
-/// Control groups with a limit on memory, of either version, one for each rank. They go when this
-/// does.
-struct Groups(Vec<PathBuf>);
+/// Memory cgroups (v1 or v2), one per rank. Removed on drop.
+struct Cgroups(Vec<PathBuf>);
 
-impl Groups {
-    /// Where the system lets us make them; else a word.
+impl Cgroups {
+    /// Creates the cgroups; `None` with a message if that is not permitted.
     fn or_skip(ranks: usize) -> Option<Self> {
-        let mut groups = Self(Vec::new());
+        let mut cgroups = Self(Vec::new());
         for rank in 0..ranks {
-            if let Err(error) = groups.add(rank) {
-                eprintln!("skipped: no control group with a limit on memory: {error}");
+            if let Err(error) = cgroups.add(rank) {
+                eprintln!("skipped: cannot create a memory cgroup: {error}");
                 return None;
             }
         }
-        Some(groups)
+        Some(cgroups)
     }
 
     fn add(&mut self, rank: usize) -> io::Result<()> {
-        let [old, new] = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
-        let is_old = old.join("memory.limit_in_bytes").exists();
-        let group = if is_old { old } else { new };
-        let group = group.join(format!("regatta-test-{}-{rank}", std::process::id()));
-        std::fs::create_dir(&group)?;
-        self.0.push(group.clone());
-        let set = |name: &str, bytes: u64| std::fs::write(group.join(name), bytes.to_string());
-        // What could be swapped out would be no limit. Where nothing can, there is no such file.
-        if is_old {
+        let [v1, v2] = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
+        let is_v1 = v1.join("memory.limit_in_bytes").exists();
+        let cgroup = if is_v1 { v1 } else { v2 };
+        let cgroup = cgroup.join(format!("regatta-test-{}-{rank}", std::process::id()));
+        std::fs::create_dir(&cgroup)?;
+        self.0.push(cgroup.clone());
+        let set = |name: &str, bytes: u64| std::fs::write(cgroup.join(name), bytes.to_string());
+        // Swap would defeat the limit. Without swap accounting these files do not exist.
+        if is_v1 {
             set("memory.limit_in_bytes", LIMIT)?;
             let _ = set("memory.memsw.limit_in_bytes", LIMIT);
         } else {
@@ -56,30 +56,30 @@ impl Groups {
         Ok(())
     }
 
-    /// Trains with each rank in its group.
+    /// Trains with each rank in its cgroup.
     fn train(&self, folder: &TempDir, words: &str, run_dir: &str) -> CommandOutput {
-        let groups = self.0[0].to_str().unwrap().strip_suffix('0').unwrap();
-        let text = format!("echo $$ > {groups}$RANK/cgroup.procs && exec \"$@\"\n");
+        let prefix = self.0[0].to_str().unwrap().strip_suffix('0').unwrap();
+        let text = format!("echo $$ > {prefix}$RANK/cgroup.procs && exec \"$@\"\n");
         let enter = format!("sh {}", folder.write("enter.sh", &text));
         let launch = format!("launch -n {} --oversubscribe --run-dir {run_dir}", self.0.len());
         let program = env!("CARGO_BIN_EXE_regatta");
         let words = format!("{launch} -- {enter} {program} train {MODEL} {words}");
-        regatta(folder, &words).output().unwrap().into()
+        regatta_command(folder, &words).output().unwrap().into()
     }
 }
 
-impl Drop for Groups {
+impl Drop for Cgroups {
     fn drop(&mut self) {
-        for group in &self.0 {
-            let _ = std::fs::remove_dir(group);
+        for cgroup in &self.0 {
+            let _ = std::fs::remove_dir(cgroup);
         }
     }
 }
 
-/// On a disk, not in memory.
-struct Disk(PathBuf);
+/// An offload folder on disk, because the temporary folder may be in memory.
+struct OffloadFolder(PathBuf);
 
-impl Disk {
+impl OffloadFolder {
     fn new() -> Self {
         let path =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("offload-{}", std::process::id()));
@@ -88,34 +88,33 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for OffloadFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 #[test]
-fn what_does_not_fit_alone_trains_where_state_is_shared_or_on_disk() {
-    let (folder, disk) = (TempDir::new(), Disk::new());
-    run(&folder, &format!("{MODEL} -n 1 --run-dir plenty")).ok();
-    let plenty = metrics(&folder, "plenty");
+fn a_model_larger_than_the_memory_trains_with_zero_3_or_offload() {
+    let (folder, disk) = (TempDir::new(), OffloadFolder::new());
+    run(&folder, &format!("{MODEL} -n 1 --run-dir unlimited")).ok();
+    let unlimited = metrics(&folder, "unlimited");
 
-    let Some(group) = Groups::or_skip(1) else { return };
-    let refused = group.train(&folder, "", "refused");
+    let Some(cgroup) = Cgroups::or_skip(1) else { return };
+    let refused = cgroup.train(&folder, "", "refused");
     assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.err.contains("1 of this node's ranks need 2"), "{refused:?}");
+    assert!(refused.err.contains("1 rank of this node needs 2"), "{refused:?}");
     assert!(refused.err.contains("parallel.zero"), "{refused:?}");
-    let killed = group.train(&folder, "check_memory=false", "killed");
+    let killed = cgroup.train(&folder, "check_memory=false", "killed");
     assert!(killed.err.contains(" failed first: signal 9 (KILL)"), "{killed:?}");
 
-    let kept = disk.0.display();
-    let words = format!("offload.parameters=disk offload.optimizer=disk offload.folder={kept}");
-    group.train(&folder, &words, "on-disk").ok();
-    assert_near(&metrics(&folder, "on-disk"), &plenty);
-    drop(group);
+    let dir = disk.0.display();
+    let words = format!("offload.parameters=disk offload.optimizer=disk offload.dir={dir}");
+    cgroup.train(&folder, &words, "offload").ok();
+    assert_close(&metrics(&folder, "offload"), &unlimited);
+    drop(cgroup);
 
-    // Each rank has a group of its own, where there is room for one.
-    let Some(groups) = Groups::or_skip(2) else { return };
-    groups.train(&folder, "zero=3", "shared").ok();
-    assert_near(&metrics(&folder, "shared"), &plenty);
+    let Some(cgroups) = Cgroups::or_skip(2) else { return };
+    cgroups.train(&folder, "zero=3", "zero-3").ok();
+    assert_close(&metrics(&folder, "zero-3"), &unlimited);
 }

@@ -1,6 +1,6 @@
-//! `regatta train` as a person sees it: the display on a terminal.
+//! The dashboard of `regatta train` on a pseudoterminal.
 
-#![allow(clippy::unwrap_used, reason = "a test's own functions may panic as it may")]
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 mod support;
 
@@ -10,79 +10,77 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ExitStatus};
 
 use support::TempDir;
-use support::train::regatta;
+use support::train::regatta_command;
 
-/// Both ends of a terminal of 80 by 24: what a person has, and what a program has.
-fn terminal() -> (File, OwnedFd) {
-    let (mut person, mut program) = (-1, -1);
+/// Primary and replica of a pseudoterminal of 80 x 24 characters.
+fn open_pty() -> (File, OwnedFd) {
+    let (mut primary, mut replica) = (-1, -1);
     let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
     let name = std::ptr::null_mut();
-    // SAFETY: it writes to the two numbers and reads the size; no name or modes are asked for.
-    let made = unsafe { libc::openpty(&mut person, &mut program, name, std::ptr::null(), &size) };
-    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: both were opened just now, and nobody else has them.
-    unsafe { (File::from_raw_fd(person), OwnedFd::from_raw_fd(program)) }
+    // SAFETY: the file descriptors and the size are valid for the call; name and modes may be null.
+    let code = unsafe { libc::openpty(&mut primary, &mut replica, name, std::ptr::null(), &size) };
+    assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: both were opened above and have no other owner.
+    unsafe { (File::from_raw_fd(primary), OwnedFd::from_raw_fd(replica)) }
 }
 
 /// Three steps of a small model.
-const WORDS: &str = "train steps=3 model.layers=1 model.width=16 model.heads=2 context=16 batch=2 \
-                     eval_every=0 train.threads=1 --ranks 1 --run-dir run";
+const ARGS: &str = "train steps=3 model.num_layers=1 model.hidden_size=16 model.num_heads=2 \
+                    seq_len=16 batch=2 eval_interval=0 train.threads=1 --ranks 1 --run-dir run";
 
-/// Starts them on a terminal, with these variables.
-fn start(folder: &TempDir, variables: &[(&str, &str)]) -> (File, Child) {
-    let (person, program) = terminal();
-    let end = || program.try_clone().unwrap();
-    let mut command = regatta(folder, WORDS);
-    // Colours are for those who did not say otherwise.
+/// Starts the training on a pseudoterminal, with these environment variables.
+fn spawn_on_pty(folder: &TempDir, variables: &[(&str, &str)]) -> (File, Child) {
+    let (primary, replica) = open_pty();
+    let tty = || replica.try_clone().unwrap();
+    let mut command = regatta_command(folder, ARGS);
     command.env_remove("NO_COLOR").env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color");
-    command.envs(variables.iter().copied()).stdin(end()).stdout(end()).stderr(end());
+    command.envs(variables.iter().copied()).stdin(tty()).stdout(tty()).stderr(tty());
     let child = command.spawn().unwrap();
-    (person, child)
+    (primary, child)
 }
 
-/// All that is shown until the last program has closed the terminal, and how it ended.
-fn watch((mut person, mut child): (File, Child)) -> (String, ExitStatus) {
+/// Output until all processes have closed the replica, and the exit status.
+fn output((mut primary, mut child): (File, Child)) -> (String, ExitStatus) {
     let mut shown = Vec::new();
-    // A terminal that no program has any more is an error to read from.
-    let _ = person.read_to_end(&mut shown);
+    // Once the replica is closed, reading fails with EIO.
+    let _ = primary.read_to_end(&mut shown);
     (String::from_utf8_lossy(&shown).into_owned(), child.wait().unwrap())
 }
 
 #[test]
-fn a_training_is_drawn_in_place_and_ends_well() {
+fn dashboard_is_drawn_in_place_and_the_cursor_restored() {
     let folder = TempDir::new();
-    let (shown, ended) = watch(start(&folder, &[]));
-    assert!(ended.success(), "{ended}: {shown}");
+    let (shown, status) = output(spawn_on_pty(&folder, &[]));
+    assert!(status.success(), "{status}: {shown}");
     assert!(!shown.contains("panicked"), "{shown}");
     assert!(shown.contains("step 3/3") && shown.contains(": 3 steps in"), "{shown}");
-    // Each time the cursor goes away it comes back, so that it is there at the end.
-    let (away, back) = (shown.matches("\x1b[?25l").count(), shown.matches("\x1b[?25h").count());
-    assert!(away > 0 && away == back, "{away} {back}");
+    let [hidden, restored] = ["\x1b[?25l", "\x1b[?25h"].map(|code| shown.matches(code).count());
+    assert!(hidden > 0 && hidden == restored, "{hidden} {restored}");
 }
 
-/// How many sequences there are that set a colour, and how many others.
-fn sequences(shown: &str) -> [usize; 2] {
-    let ends = shown.split("\x1b[").skip(1).map(|rest| {
+/// Counts of colour sequences and of other escape sequences.
+fn count_sequences(shown: &str) -> [usize; 2] {
+    let is_colour = shown.split("\x1b[").skip(1).map(|rest| {
         rest.trim_start_matches(|c: char| c.is_ascii_digit() || ";?".contains(c)).starts_with('m')
     });
-    ends.fold([0, 0], |[colours, others], colour| match colour {
+    is_colour.fold([0, 0], |[colours, others], colour| match colour {
         true => [colours + 1, others],
         false => [colours, others + 1],
     })
 }
 
 #[test]
-fn what_a_terminal_cannot_show_or_nobody_wants_is_left_out() {
-    for (variables, colours, drawn) in [
+fn colours_and_dashboard_depend_on_no_color_term_and_locale() {
+    for (variables, has_colours, has_dashboard) in [
         (&[][..], true, true),
         (&[("NO_COLOR", "1")], false, true),
         (&[("TERM", "dumb")], false, false),
         (&[("LC_ALL", "C")], false, false),
     ] {
         let folder = TempDir::new();
-        let (shown, ended) = watch(start(&folder, variables));
-        assert!(ended.success() && shown.contains("step 3/3"), "{variables:?} {ended}: {shown}");
-        let found = sequences(&shown).map(|count| count > 0);
-        assert_eq!(found, [colours, drawn], "{variables:?}: {shown}");
+        let (shown, status) = output(spawn_on_pty(&folder, variables));
+        assert!(status.success() && shown.contains("step 3/3"), "{variables:?} {status}: {shown}");
+        let found = count_sequences(&shown).map(|count| count > 0);
+        assert_eq!(found, [has_colours, has_dashboard], "{variables:?}: {shown}");
     }
 }

@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 
 /// Why a cluster could not be started, or a command in it failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum TestbedError {
     /// This machine cannot run such a cluster.
     #[error("this machine cannot run a test cluster: {0}")]
@@ -14,88 +15,33 @@ pub enum TestbedError {
     InvalidConfig(String),
     /// There is no host of this name.
     #[error("the cluster has no host {name:?}, only {known}")]
-    NoHost {
-        /// The requested name.
-        name: String,
-        /// The existing names.
-        known: String,
-    },
+    NoHost { name: String, known: String },
     /// A file operation failed.
     #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// The operation.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
     /// A command could not be started.
     #[error("cannot start `{command}`: {source}")]
-    Start {
-        /// The command line.
-        command: String,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Start { command: String, source: std::io::Error },
     /// A command required by the cluster failed.
     #[error("`{command}` failed with {status}: {stderr}")]
-    Failed {
-        /// The command line.
-        command: String,
-        /// Exit status.
-        status: ExitStatus,
-        /// Standard error.
-        stderr: String,
-    },
+    Failed { command: String, status: ExitStatus, stderr: String },
     /// A command timed out.
     #[error(
         "`{command}` timed out after {seconds} s and was killed: stdout {stdout:?}, stderr {stderr:?}"
     )]
-    TimedOut {
-        /// The command line.
-        command: String,
-        /// The timeout.
-        seconds: f64,
-        /// Its standard output so far.
-        stdout: String,
-        /// Its standard error so far.
-        stderr: String,
-    },
+    TimedOut { command: String, seconds: f64, stdout: String, stderr: String },
     /// A host's first process exited during set-up.
     #[error("host {name} failed to start: {stderr}")]
-    HostFailed {
-        /// The host.
-        name: String,
-        /// Standard error of its first process.
-        stderr: String,
-    },
+    HostFailed { name: String, stderr: String },
     /// Slurm's nodes did not become idle in time.
     #[error("Slurm nodes are not idle after {seconds} s; ends of the logs:\n{logs}")]
-    SlurmNotReady {
-        /// The timeout.
-        seconds: u64,
-        /// The last lines of each log.
-        logs: String,
-    },
+    SlurmNotReady { seconds: u64, logs: String },
     /// A node's sshd did not listen in time.
     #[error("sshd on {name} does not listen after {seconds} s; its log:\n{log}")]
-    SshNotReady {
-        /// The node.
-        name: String,
-        /// The timeout.
-        seconds: u64,
-        /// Its log.
-        log: String,
-    },
+    SshNotReady { name: String, seconds: u64, log: String },
     /// Processes of a crashed host survived.
     #[error("host {name} still has processes {seconds} s after its crash")]
-    StillAlive {
-        /// The host.
-        name: String,
-        /// The timeout.
-        seconds: u64,
-    },
+    StillAlive { name: String, seconds: u64 },
 }
 
 /// Wraps an I/O error with the operation and the file.

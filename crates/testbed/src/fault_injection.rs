@@ -96,7 +96,6 @@ impl Cluster {
         succeed(mount.arg(path)).map(drop)
     }
 
-    /// The address of a node.
     fn address(&self, node: &str) -> Result<String, TestbedError> {
         let number = self.nodes().iter().position(|name| name == node);
         let number = number.ok_or_else(|| TestbedError::NoHost {

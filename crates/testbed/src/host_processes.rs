@@ -25,7 +25,6 @@ pub struct HostProcess {
     pub command: String,
 }
 
-/// A listening socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ListeningSocket {
     pub(crate) port: u16,
@@ -86,7 +85,6 @@ pub(crate) fn listening_ports(host: &Host) -> Result<Vec<u16>, TestbedError> {
     Ok(ports)
 }
 
-/// Listening sockets of a host.
 pub(crate) fn sockets(host: &Host) -> Result<Vec<ListeningSocket>, TestbedError> {
     let mut all = Vec::new();
     for name in ["tcp", "tcp6"] {

@@ -1,201 +1,231 @@
-//! Text from a model: what comes next, again and again.
+//! Text generation: sampling and decoding with a KV cache.
 
-use crate::model::{Cache, Given};
+use crate::data::Tokenizer;
+use crate::model::{KvCache, ResidentParams};
 use crate::state::StepError;
 use crate::step::Net;
-use regatta_device::memory::{Tensor, View};
 use regatta_device::random;
+use regatta_device::tensor::{Tensor, View};
 
-/// How the next token is chosen.
+/// How the next token is sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Below 1 likelier tokens get likelier still; at 0 the likeliest is taken.
+    /// Softmax temperature; 0 is greedy decoding.
     pub temperature: f64,
-    /// Only the so many likeliest; 0: all.
+    /// Sample from the k most likely tokens; 0: all.
     pub top_k: usize,
-    /// Only the likeliest that together have this probability; 1: all.
+    /// Nucleus sampling: sample from the most likely tokens with this total probability; 1: all.
     pub top_p: f64,
-    /// The same seed gives the same text.
+    /// Random seed.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// The token that a number from 0 to 1 stands for.
+    /// The token for a uniform random number in [0, 1). The vocabulary is not sorted: top-k selects, and top-p
+    /// sorts only the tokens that may be in the nucleus.
     pub fn choose(&self, logits: &[f32], uniform: f64) -> u32 {
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        // What is no number is never chosen if there is another.
-        let value = |token: usize| if logits[token].is_nan() { f32::MIN } else { logits[token] };
-        order.sort_unstable_by(|a, b| value(*b).total_cmp(&value(*a)).then(a.cmp(b)));
-        let Some(&likeliest) = order.first() else { return 0 };
+        // NaN is least likely.
+        let logit = |token: u32| match logits[token as usize] {
+            logit if logit.is_nan() => f32::MIN,
+            logit => logit,
+        };
+        let descending = |a: &u32, b: &u32| logit(*b).total_cmp(&logit(*a)).then(a.cmp(b));
+        let vocabulary = 0..logits.len() as u32;
+        let Some(likeliest) = vocabulary.clone().min_by(descending) else { return 0 };
         if self.temperature <= 0.0 {
-            return likeliest as u32;
+            return likeliest;
         }
-        let kept = if self.top_k == 0 { order.len() } else { self.top_k.min(order.len()) };
-        let most = f64::from(value(likeliest));
-        let weight = |token: &usize| ((f64::from(value(*token)) - most) / self.temperature).exp();
-        let weights: Vec<f64> = order[..kept].iter().map(weight).collect();
-        let nucleus = self.top_p * weights.iter().sum::<f64>();
-        let within = nucleus_len(&weights, nucleus);
-        let mut left = uniform * weights[..within].iter().sum::<f64>();
-        for (token, weight) in order.iter().zip(&weights[..within]) {
-            left -= weight;
-            if left < 0.0 {
-                return *token as u32;
-            }
+        let max = f64::from(logit(likeliest));
+        let weight = |token: &u32| ((f64::from(logit(*token)) - max) / self.temperature).exp();
+        let mut tokens: Vec<u32> = vocabulary.collect();
+        if (1..tokens.len()).contains(&self.top_k) {
+            tokens.select_nth_unstable_by(self.top_k - 1, descending);
+            tokens.truncate(self.top_k);
+            tokens.sort_unstable_by(descending);
         }
-        order[within - 1] as u32
+        if self.top_p < 1.0 {
+            let total: f64 = tokens.iter().map(weight).sum();
+            // Together, tokens below the mean of the tail have less than its probability.
+            let tail_mean = (1.0 - self.top_p) * total / tokens.len() as f64;
+            tokens.retain(|token| weight(token) >= tail_mean);
+            tokens.sort_unstable_by(descending);
+            tokens.truncate(nucleus_len(tokens.iter().map(weight), self.top_p * total));
+        }
+        let weights: Vec<f64> = tokens.iter().map(weight).collect();
+        let mut remaining = uniform * weights.iter().sum::<f64>();
+        let chosen = weights.iter().position(|weight| {
+            remaining -= weight;
+            remaining < 0.0
+        });
+        chosen.map_or(likeliest, |index| tokens[index])
     }
 }
 
-/// How many of the weights, at least one, come to that much.
-fn nucleus_len(weights: &[f64], wanted: f64) -> usize {
+/// Number of leading weights whose sum reaches `wanted`, at least one.
+fn nucleus_len(weights: impl Iterator<Item = f64>, wanted: f64) -> usize {
     let mut sum = 0.0;
-    let enough = weights.iter().position(|weight| {
+    let before = weights.take_while(|weight| {
         sum += weight;
-        sum >= wanted
+        sum < wanted
     });
-    enough.map_or(weights.len(), |at| at + 1)
+    before.count() + 1
 }
 
-/// A model that writes.
+/// Generates text with a KV cache.
 pub struct Generator<'a> {
     net: &'a Net,
     params: Vec<View<'a>>,
-    cache: Vec<Cache>,
-    /// What is in the cache, at most as many as the model has context.
+    cache: Vec<KvCache>,
+    /// Tokens in the cache, at most the model's sequence length.
     tokens: Vec<u32>,
-    /// What comes next, if anything was fed.
+    /// Logits of the next token; empty before the first prefill.
     logits: Vec<f32>,
-    written: u64,
-    /// How many kinds of tokens mean something.
-    kinds: usize,
+    /// Tokens sampled so far.
+    sampled: u64,
+    /// Tokens that may be sampled.
+    vocab_size: usize,
+    end_of_text: Option<u32>,
 }
 
 impl<'a> Generator<'a> {
-    /// One that has read nothing.
+    /// With an empty context.
     pub fn new(net: &'a Net, params: Vec<View<'a>>) -> Self {
-        let cache = Cache::of(&net.model, &*net.device);
-        let kinds = net.model.shape.vocabulary;
-        Self { net, params, cache, tokens: Vec::new(), logits: Vec::new(), written: 0, kinds }
+        Self {
+            net,
+            params,
+            cache: KvCache::for_model(&net.model, &*net.device),
+            tokens: Vec::new(),
+            logits: Vec::new(),
+            sampled: 0,
+            vocab_size: net.model.shape.vocab_size,
+            end_of_text: None,
+        }
     }
 
-    /// One that writes only the first so many kinds of tokens: models may have room for more.
-    pub fn among(self, kinds: usize) -> Self {
-        Self { kinds: kinds.min(self.kinds), ..self }
+    /// Samples only tokens of the tokenizer, whose vocabulary may be smaller than the model's, and stops at its
+    /// end-of-text token.
+    pub fn with_tokenizer(self, tokenizer: &Tokenizer) -> Self {
+        let vocab_size = tokenizer.vocab_size().min(self.vocab_size);
+        Self { vocab_size, end_of_text: tokenizer.end_of_text(), ..self }
     }
 
-    /// Reads a text anew; of one that is longer than the context, the end.
-    pub fn read(&mut self, tokens: &[u32]) -> Result<(), StepError> {
-        let context = self.net.model.shape.context;
-        self.tokens = tokens[tokens.len().saturating_sub(context)..].to_vec();
+    /// Replaces the context by a prompt, truncated from the left to the sequence length.
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), StepError> {
+        let seq_len = self.net.model.shape.seq_len;
+        self.tokens = tokens[tokens.len().saturating_sub(seq_len)..].to_vec();
         if self.tokens.is_empty() {
             self.logits.clear();
             return Ok(());
         }
-        let run = self.net.run(1, self.tokens.len());
+        let run = self.net.pass_ctx(1, self.tokens.len());
         let model = &self.net.model;
-        let given = |block| Given { all: &self.params, block };
+        let given = |block| ResidentParams { all: &self.params, block };
         let mut x = model.embedding.forward(&run, &mut given(0), &self.tokens)?;
         for (number, layer) in model.layers.iter().enumerate() {
             let (out, saved) = layer.forward(&run, &mut given(number + 1), x)?;
-            layer.keep(&run, &saved, &mut self.cache[number]);
+            layer.prefill_cache(&run, &saved, &mut self.cache[number]);
             x = out;
         }
         let last = self.tokens.len() - 1..self.tokens.len();
-        let logits = model.head.logits(&run, &mut given(model.last()), &x, last)?;
-        self.take(&logits);
+        let logits = model.head.logits(&run, &mut given(model.head_block()), &x, last)?;
+        self.read_logits(&logits);
         Ok(())
     }
 
-    /// The next token, which is read, too.
-    pub fn next(&mut self, sampling: &Sampling) -> Result<u32, StepError> {
-        let key = random::key(sampling.seed, &[WRITTEN]);
-        let logits = &self.logits[..self.kinds.min(self.logits.len())];
-        let token = sampling.choose(logits, random::uniform(key, self.written));
-        self.written += 1;
-        self.push(token)?;
-        Ok(token)
+    /// Samples the next token and adds it to the context. None at the end of the text.
+    pub fn next(&mut self, sampling: &Sampling) -> Result<Option<u32>, StepError> {
+        let key = random::key(sampling.seed, &[RANDOM_STREAM]);
+        let logits = &self.logits[..self.vocab_size.min(self.logits.len())];
+        let token = sampling.choose(logits, random::uniform(key, self.sampled));
+        self.sampled += 1;
+        if self.end_of_text == Some(token) {
+            return Ok(None);
+        }
+        self.decode(token)?;
+        Ok(Some(token))
     }
 
-    /// What the model holds of each token as the next one.
+    /// Logits of the next token.
     pub fn logits(&self) -> &[f32] {
         &self.logits
     }
 
-    fn push(&mut self, token: u32) -> Result<(), StepError> {
-        let context = self.net.model.shape.context;
-        if self.tokens.len() == context {
-            // Room for as much again, instead of a pass over the whole context for every token.
-            let mut kept = self.tokens.split_off(context - context / 2);
-            kept.push(token);
-            return self.read(&kept);
+    fn decode(&mut self, token: u32) -> Result<(), StepError> {
+        let seq_len = self.net.model.shape.seq_len;
+        if self.tokens.len() == seq_len {
+            // Drops half of the context, to prefill once per half instead of once per token.
+            let mut recent = self.tokens.split_off(seq_len - seq_len / 2);
+            recent.push(token);
+            return self.prefill(&recent);
         }
         let position = self.tokens.len();
         self.tokens.push(token);
-        let (run, model) = (self.net.run(1, 1), &self.net.model);
-        let given = |block| Given { all: &self.params, block };
-        let mut x = model.embedding.one(&run, &mut given(0), token, position)?;
+        let (run, model) = (self.net.pass_ctx(1, 1), &self.net.model);
+        let given = |block| ResidentParams { all: &self.params, block };
+        let mut x = model.embedding.decode(&run, &mut given(0), token, position)?;
         for (number, layer) in model.layers.iter().enumerate() {
-            x = layer.one(&run, &mut given(number + 1), x, &mut self.cache[number], position)?;
+            x = layer.decode(&run, &mut given(number + 1), x, &mut self.cache[number], position)?;
         }
-        let logits = model.head.logits(&run, &mut given(model.last()), &x, 0..1)?;
-        self.take(&logits);
+        let logits = model.head.logits(&run, &mut given(model.head_block()), &x, 0..1)?;
+        self.read_logits(&logits);
         Ok(())
     }
 
-    fn take(&mut self, logits: &Tensor) {
-        self.logits.resize(self.net.model.shape.vocabulary, 0.0);
-        self.net.device.fetch(logits.view(), &mut self.logits);
+    fn read_logits(&mut self, logits: &Tensor) {
+        self.logits.resize(self.net.model.shape.vocab_size, 0.0);
+        self.net.device.copy_to_host(logits.view(), &mut self.logits);
     }
 }
 
-/// What the random numbers of a text are told apart from others by.
-const WRITTEN: u64 = 0x7465_7874;
+/// Separates the random numbers of generation from others of the same seed.
+const RANDOM_STREAM: u64 = 0x7465_7874;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::model::Model;
     use crate::step::Engine;
     use regatta_device::reference::Reference;
-    use regatta_predict::shape::{Family, Shape, Share};
+    use regatta_predict::shape::{Family, ModelShape, Shard};
 
     fn engine(family: Family, tiles: usize) -> Engine {
-        let shape = Shape {
+        let shape = ModelShape {
             family,
-            vocabulary: 9,
-            context: 8,
-            width: 8,
-            layers: 2,
-            heads: 4,
-            kv_heads: 2,
-            feed_forward: 16,
-            tied: true,
+            vocab_size: 9,
+            seq_len: 8,
+            hidden_size: 8,
+            num_layers: 2,
+            num_heads: 4,
+            num_kv_heads: 2,
+            intermediate_size: 16,
+            tie_embeddings: true,
             bias: true,
-            norm_epsilon: 1e-5,
-            rope_base: 100.0,
+            norm_eps: 1e-5,
+            rope_theta: 100.0,
         };
-        let model = Model::tiled(shape, Share::ALL, tiles);
+        let model = Model::tiled(shape, Shard::UNSHARDED, tiles);
         let net = Net::new(model, Box::new(Reference));
-        let mut engine = Engine::alone(net, 5);
-        for block in engine.state.held() {
-            engine.net.device.scale(20.0, engine.state.weights.own_mut(block));
+        let mut engine = Engine::single_rank(net, 5);
+        for block in engine.state.local_blocks() {
+            engine.net.device.scale(20.0, engine.state.param_shard_mut(block));
         }
         engine
     }
 
-    /// Token by token is the same as all at once, also past the end of the context.
+    /// Also past the end of the context.
     #[test]
-    fn what_is_kept_changes_nothing() {
+    fn decoding_with_the_cache_equals_a_full_forward_pass() {
         for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
             let engine = engine(family, 1);
-            let mut one = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
-            one.read(&[3, 1]).unwrap();
+            let mut one = Generator::new(&engine.net, engine.state.all_params().unwrap());
+            one.prefill(&[3, 1]).unwrap();
             let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
             for _ in 0..20 {
                 one.next(&sampling).unwrap();
-                let mut all = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
-                all.read(&one.tokens).unwrap();
+                let mut all = Generator::new(&engine.net, engine.state.all_params().unwrap());
+                all.prefill(&one.tokens).unwrap();
                 let pairs = one.logits().iter().zip(all.logits());
                 let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(off < 1e-5, "{family:?}: {off}");
@@ -205,11 +235,11 @@ mod tests {
     }
 
     #[test]
-    fn tiles_change_nothing() {
+    fn tiles_do_not_change_logits() {
         let logits = |tiles| {
             let engine = engine(Family::Gpt2, tiles);
-            let mut one = Generator::new(&engine.net, engine.state.weights.whole().unwrap());
-            one.read(&[3, 1]).unwrap();
+            let mut one = Generator::new(&engine.net, engine.state.all_params().unwrap());
+            one.prefill(&[3, 1]).unwrap();
             let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
             for _ in 0..5 {
                 one.next(&sampling).unwrap();
@@ -221,20 +251,64 @@ mod tests {
         }
     }
 
+    const ALL: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
+
     #[test]
-    fn samples_follow_the_rules() {
+    fn sampling_follows_temperature_top_k_and_top_p() {
         let logits = [1.0, 3.0, 2.0, f32::NAN];
-        let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
-        assert_eq!(Sampling { temperature: 0.0, ..all }.choose(&logits, 0.99), 1);
-        assert_eq!(all.choose(&logits, 0.0), 1);
-        assert_eq!(all.choose(&logits, 0.999), 0);
-        let two = Sampling { top_k: 2, ..all };
-        assert_eq!(two.choose(&logits, 0.999), 2);
-        // The likeliest has two thirds, and is enough for a half.
-        assert_eq!(Sampling { top_p: 0.5, ..all }.choose(&logits, 0.999), 1);
-        assert_eq!(Sampling { top_p: 0.7, ..all }.choose(&logits, 0.999), 2);
-        let share = (0..1000).filter(|i| all.choose(&logits, *i as f64 / 1000.0) == 1).count();
-        assert!((660..670).contains(&share), "{share}");
-        assert_eq!(all.choose(&[], 0.5), 0);
+        assert_eq!(Sampling { temperature: 0.0, ..ALL }.choose(&logits, 0.99), 1);
+        assert_eq!(ALL.choose(&logits, 0.0), 0);
+        assert_eq!(ALL.choose(&logits, 0.999), 2);
+        let two = Sampling { top_k: 2, ..ALL };
+        assert_eq!((two.choose(&logits, 0.0), two.choose(&logits, 0.999)), (1, 2));
+        // The likeliest token has two thirds, which covers a half.
+        assert_eq!(Sampling { top_p: 0.5, ..ALL }.choose(&logits, 0.999), 1);
+        assert_eq!(Sampling { top_p: 0.7, ..ALL }.choose(&logits, 0.999), 2);
+        let count = (0..1000).filter(|i| ALL.choose(&logits, *i as f64 / 1000.0) == 1).count();
+        assert!((660..670).contains(&count), "{count}");
+        assert_eq!(ALL.choose(&[], 0.5), 0);
+    }
+
+    proptest! {
+        /// Against sorting the whole vocabulary.
+        #[test]
+        fn the_candidates_are_those_of_a_full_sort(
+            logits in prop::collection::vec(-8.0f32..8.0, 1..200), top_k in 0usize..210,
+            top_p in 0.05f64..1.0, uniform in 0.0f64..1.0,
+        ) {
+            let mut sorted: Vec<usize> = (0..logits.len()).collect();
+            sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+            sorted.truncate(if top_k == 0 { logits.len() } else { top_k });
+            let weight = |token: &usize| f64::from(logits[*token]).exp();
+            let total: f64 = sorted.iter().map(weight).sum();
+            let (mut sum, mut nucleus) = (0.0, Vec::new());
+            for token in sorted {
+                nucleus.push(token as u32);
+                sum += weight(&token);
+                // Rounding may add a token or not at the boundary.
+                if sum >= top_p * total * (1.0 + 1e-9) {
+                    break;
+                }
+            }
+            let chosen = Sampling { top_k, top_p, ..ALL }.choose(&logits, uniform);
+            prop_assert!(nucleus.contains(&chosen), "{chosen} is not in {nucleus:?}");
+        }
+    }
+
+    #[test]
+    fn generation_stops_at_the_end_of_text_token() {
+        let engine = engine(Family::Gpt2, 1);
+        let generator = || {
+            let mut one = Generator::new(&engine.net, engine.state.all_params().unwrap());
+            one.prefill(&[3, 1]).unwrap();
+            one
+        };
+        let mut endless = generator();
+        let tokens: Vec<u32> = (0..40).map(|_| endless.next(&ALL).unwrap().unwrap()).collect();
+        let end = tokens[20];
+        let first = tokens.iter().position(|token| *token == end).unwrap();
+        let mut stopping = Generator { end_of_text: Some(end), ..generator() };
+        let until_end: Vec<u32> = std::iter::from_fn(|| stopping.next(&ALL).unwrap()).collect();
+        assert_eq!(until_end, tokens[..first]);
     }
 }

@@ -1,15 +1,17 @@
-//! Training: a GPT engine with explicit forward and backward passes, readable from top to bottom.
+//! Training: a GPT engine with explicit forward and backward passes.
 //!
-//! Read [`shape`] for what a model is, [`model`] for its passes block by block, [`device`] for the
-//! operations that they are made of, [`step`] for one training step, and [`parallel`] for how ranks
-//! share the work.
+//! Read [`regatta_predict::shape`] for the shape of a model, [`model`] for its passes block by block,
+//! [`regatta_device::ops`] for the device operations, [`step`] for one training step, [`state`] for
+//! sharded and offloaded state, and [`parallel`] for the parallel axes.
 
+pub mod buffer_pool;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod generate;
 pub mod job;
 pub mod load;
+pub mod lock_file;
 pub mod metrics;
 pub mod model;
 pub mod offload;

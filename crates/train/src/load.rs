@@ -1,60 +1,61 @@
-//! A trained model, to be used: from a checkpoint, a run's folder, or a folder of Hugging Face's.
+//! Loads a trained model for inference from a run folder, a checkpoint or a Hugging Face folder.
 
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
-use crate::checkpoint::{Checkpoint, CheckpointError, Kind, MANIFEST, Part, newest_good};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, newest_valid,
+};
 use crate::job::TOKENIZER;
 use crate::run;
-use regatta_device::device::Device;
-use regatta_device::memory::Tensor;
-use regatta_predict::shape::{Parameter, Shape};
+use regatta_device::ops::Device;
+use regatta_device::tensor::Tensor;
+use regatta_predict::shape::{ModelShape, ParamSpec};
 
-/// Why there is no model.
+/// Why a model cannot be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// A checkpoint cannot be read.
+    /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A folder of Hugging Face's cannot be read.
+    /// The Hugging Face folder cannot be read.
     #[error(transparent)]
     HuggingFace(#[from] HuggingFaceError),
-    /// There is nothing.
+    /// No model found.
     #[error(
-        "{} has no model: name a run's folder, a checkpoint, or a folder with config.json and \
-         model.safetensors{}",
+        "no model in {}: expected a run folder, a checkpoint, or a folder with config.json and \
+        model.safetensors{}",
         folder.display(),
         if damaged.is_empty() { String::new() } else { format!(" ({damaged})") }
     )]
     Nothing {
-        /// Where it was looked for.
+        /// The folder searched.
         folder: PathBuf,
-        /// What was found, and is damaged.
+        /// Damaged checkpoints.
         damaged: String,
     },
 }
 
-/// A model with its parameters.
+/// A loaded model.
 #[derive(Debug)]
 pub struct Loaded {
-    /// What it is.
-    pub shape: Shape,
+    /// The model shape.
+    pub shape: ModelShape,
     /// Parameters of each block.
     pub parameters: Vec<Tensor>,
-    /// The file that says what its tokens mean, if there is one.
+    /// Its tokenizer file, if any.
     pub tokenizer: Option<PathBuf>,
-    /// The fingerprint of the tokenizer that it was trained with, where that is known.
+    /// Fingerprint of the tokenizer it was trained with, if known.
     pub made_by: Option<String>,
-    /// What it was read from.
+    /// The folder it was read from.
     pub from: PathBuf,
-    /// After how many steps, where that is known.
+    /// Steps trained, if known.
     pub step: Option<u64>,
 }
 
-/// Reads the model in a folder: the newest good checkpoint of a run's, a checkpoint, or Hugging
-/// Face's.
+/// Loads a Hugging Face folder, a checkpoint, or the newest valid checkpoint of a run folder.
 pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     if folder.join("config.json").is_file() {
         return from_hugging_face(folder, device);
@@ -64,7 +65,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
         Err(_) => {}
     }
-    let (checkpoint, skipped) = newest_good(&run::kept_in(folder))?;
+    let (checkpoint, skipped) = newest_valid(&run::find_checkpoint_dir(folder))?;
     let Some(checkpoint) = checkpoint else {
         let why = skipped.iter().flat_map(|skipped| &skipped.why).map(ToString::to_string);
         let damaged = why.collect::<Vec<_>>().join("; ");
@@ -73,40 +74,41 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     from_checkpoint(&checkpoint, device)
 }
 
-/// Reads the model of a checkpoint.
+/// Loads the model of a checkpoint.
 pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<Loaded, LoadError> {
-    let (about, from) = (checkpoint.about(), checkpoint.folder().to_owned());
+    let (meta, from) = (checkpoint.meta(), checkpoint.folder().to_owned());
     check(checkpoint)?;
-    let parameters = tensors(&about.shape, device, |parameter, numbers| {
-        checkpoint.read(&parameter.name, Kind::Parameter, &Part::Whole, numbers)
+    let parameters = tensors(&meta.shape, device, |parameter, elements| {
+        checkpoint.read(&parameter.name, StateTensor::Parameter, &TensorSlice::Whole, elements)
     })?;
     let tokenizer = tokenizer_of(checkpoint);
-    let made_by = Some(about.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
-    let (shape, step) = (about.shape.clone(), Some(about.step));
+    let made_by = Some(meta.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
+    let (shape, step) = (meta.shape.clone(), Some(meta.step));
     Ok(Loaded { shape, parameters, tokenizer, made_by, from, step })
 }
 
-/// Files have the numbers of all parameters: memory is asked for only then, for what is said of a
-/// model may be anything.
+/// Fails if a tensor is missing or too short. Checked before memory is allocated, because the declared shape
+/// is not trusted.
 fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-    let shape = &checkpoint.about().shape;
-    if shape.layers > checkpoint.manifest().tensors.len() {
+    let shape = &checkpoint.meta().shape;
+    if shape.num_layers > checkpoint.manifest().tensors.len() {
         let folder = checkpoint.folder().to_owned();
-        let tensor = format!("parameters of {} layers", shape.layers);
+        let tensor = format!("parameters of {} layers", shape.num_layers);
         return Err(CheckpointError::NoTensor { folder, tensor });
     }
     for parameter in shape.blocks().iter().flat_map(|block| &block.parameters) {
-        let (is, should) = (checkpoint.numbers(&parameter.name, Kind::Parameter)?, parameter.len());
+        let (is, should) =
+            (checkpoint.elements(&parameter.name, StateTensor::Parameter)?, parameter.len());
         if is != should {
             let (folder, tensor) = (checkpoint.folder().to_owned(), parameter.name.clone());
-            let why = format!("has {is} numbers, and by its model should have {should}");
+            let why = format!("has {is} elements instead of {should}");
             return Err(CheckpointError::Tensor { folder, tensor, why });
         }
     }
     Ok(())
 }
 
-/// The file that says what the tokens of a checkpoint mean: in it, or beside all of them.
+/// The tokenizer of a checkpoint: in its directory or next to it.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
     let folder = checkpoint.folder();
     let places = [Some(folder), folder.parent()].into_iter().flatten();
@@ -115,8 +117,8 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
 
 fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     let imported = huggingface::import(folder)?;
-    let parameters = tensors(&imported.shape, device, |parameter, numbers| {
-        numbers.copy_from_slice(&imported.read(parameter)?);
+    let parameters = tensors(&imported.shape, device, |parameter, elements| {
+        elements.copy_from_slice(&imported.read(parameter)?);
         Ok::<_, HuggingFaceError>(())
     })?;
     let tokenizer = Some(folder.join(TOKENIZER)).filter(|file| file.is_file());
@@ -124,19 +126,19 @@ fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadE
     Ok(Loaded { shape, parameters, tokenizer, made_by: None, from, step: None })
 }
 
-/// A tensor for each block, whose parameters are read one after the other.
+/// One tensor per block.
 fn tensors<E>(
-    shape: &Shape,
+    shape: &ModelShape,
     device: &dyn Device,
-    read: impl Fn(&Parameter, &mut [f32]) -> Result<(), E>,
+    read: impl Fn(&ParamSpec, &mut [f32]) -> Result<(), E>,
 ) -> Result<Vec<Tensor>, E> {
-    let one = |block: &regatta_predict::shape::Block| {
-        let mut numbers = vec![0.0; block.room()];
+    let one = |block: &regatta_predict::shape::ParamBlock| {
+        let mut elements = vec![0.0; block.padded_len()];
         for parameter in &block.parameters {
-            read(parameter, &mut numbers[parameter.range()])?;
+            read(parameter, &mut elements[parameter.range()])?;
         }
-        let mut tensor = device.real(block.room());
-        device.put(&numbers, tensor.view_mut());
+        let mut tensor = device.zeros_master(block.padded_len());
+        device.copy_from_host(&elements, tensor.view_mut());
         Ok(tensor)
     };
     shape.blocks().iter().map(one).collect()

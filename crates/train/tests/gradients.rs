@@ -1,51 +1,52 @@
-//! Gradients of whole models agree with differences of the loss, in double precision.
+//! Gradients of whole models agree with finite differences of the loss, in double precision.
 
 #![allow(clippy::unwrap_used)]
 
 use regatta_device::optimizer::Sgd;
 use regatta_device::random;
 use regatta_device::reference::Reference;
-use regatta_predict::shape::{Family, Shape};
+use regatta_predict::shape::{Family, ModelShape};
 use regatta_train::model::Model;
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
 
-fn shape(family: Family) -> Shape {
-    Shape {
+fn shape(family: Family) -> ModelShape {
+    ModelShape {
         family,
-        vocabulary: 11,
-        context: 6,
-        width: 8,
-        layers: 2,
-        heads: 4,
-        kv_heads: if family == Family::Llama { 2 } else { 4 },
-        feed_forward: 12,
-        tied: family != Family::Llama,
+        vocab_size: 11,
+        seq_len: 6,
+        hidden_size: 8,
+        num_layers: 2,
+        num_heads: 4,
+        num_kv_heads: if family == Family::Llama { 2 } else { 4 },
+        intermediate_size: 12,
+        tie_embeddings: family != Family::Llama,
         bias: family != Family::Llama,
-        norm_epsilon: 1e-5,
-        rope_base: 100.0,
+        norm_eps: 1e-5,
+        rope_theta: 100.0,
     }
 }
 
-/// Nothing changes: what is wanted are the gradients.
-fn plan(dropout: f32, recompute: bool, tokens: u64) -> Plan {
-    let rule = Rule::Sgd(Sgd { rate: 0.0, momentum: 0.0, decay: 0.0, scale: 1.0 });
-    Plan { step: 3, tokens, rule, clip: 0.0, dropout, seed: 9, recompute }
+/// A step with a learning rate of 0.
+fn config(dropout: f32, recompute: bool, tokens: u64) -> StepConfig {
+    let optimizer =
+        OptimizerStep::Sgd(Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0, grad_scale: 1.0 });
+    StepConfig { step: 3, tokens, optimizer, grad_clip: 0.0, dropout, seed: 9, recompute }
 }
 
 fn tokens(count: usize, seed: u64) -> Vec<u32> {
     (0..count as u64).map(|i| (random::mix(seed ^ (i << 8)) % 11) as u32).collect()
 }
 
-/// A model with parameters large enough that every part of it matters.
-fn engine(shape: &Shape) -> Engine {
+/// A model with parameters large enough that each affects the loss.
+fn engine(shape: &ModelShape) -> Engine {
     let net = Net::new(Model::new(shape.clone()), Box::new(Reference));
-    let mut engine = Engine::alone(net, 1);
+    let mut engine = Engine::single_rank(net, 1);
     for (number, block) in engine.net.model.blocks.iter().enumerate() {
         for parameter in &block.parameters {
-            let mut all = engine.state.weights.own_mut(number);
-            let numbers = all.part(parameter.range()).host::<f64>();
-            for (i, number) in (0..).zip(numbers) {
-                *number += 0.4 * random::normal(77, i + 1000 * parameter.start as u64);
+            let mut params = engine.state.param_shard_mut(number);
+            let elements = params.slice(parameter.range()).as_slice::<f64>();
+            for (i, element) in (0..).zip(elements) {
+                *element += 0.4 * random::normal(77, i + 1000 * parameter.offset as u64);
             }
         }
     }
@@ -54,96 +55,98 @@ fn engine(shape: &Shape) -> Engine {
 
 const BATCH: usize = 4;
 
-fn step(engine: &mut Engine, plan: &Plan, passes: usize) -> f64 {
+fn step(engine: &mut Engine, config: &StepConfig, micro_batches: usize) -> f64 {
     let sequence = 5;
     let (inputs, targets) = (tokens(BATCH * sequence, 1), tokens(BATCH * sequence, 2));
-    let each = BATCH / passes;
-    let micro = |pass: usize| {
-        let here = pass * each * sequence..(pass + 1) * each * sequence;
-        let (inputs, targets) = (&inputs[here.clone()], &targets[here]);
-        Micro { inputs, targets, batch: each, first: (pass * each) as u64 }
+    let batch = BATCH / micro_batches;
+    let micro_batch = |index: usize| {
+        let range = index * batch * sequence..(index + 1) * batch * sequence;
+        let (inputs, targets) = (&inputs[range.clone()], &targets[range]);
+        MicroBatch { inputs, targets, batch, first_sequence: (index * batch) as u64 }
     };
-    let outcome = engine.step(plan, (0..passes).map(micro)).unwrap();
-    outcome.loss_sum / plan.tokens as f64
+    let result = engine.step(config, (0..micro_batches).map(micro_batch)).unwrap();
+    result.loss_sum / config.tokens as f64
 }
 
 fn gradients(engine: &Engine) -> Vec<Vec<f64>> {
-    let numbers = |block| engine.state.gradients.own(block).host::<f64>().to_vec();
-    engine.state.held().map(numbers).collect()
+    let grads = |block| engine.state.grad_shard(block).as_slice::<f64>().to_vec();
+    engine.state.local_blocks().map(grads).collect()
 }
 
-/// Differences for a few numbers of every parameter.
-fn check(shape: &Shape, plan: &Plan) {
+/// Central differences for a few elements of every parameter.
+fn check(shape: &ModelShape, config: &StepConfig) {
     let mut engine = engine(shape);
-    step(&mut engine, plan, 1);
+    step(&mut engine, config, 1);
     let found = gradients(&engine);
     let blocks = engine.net.model.blocks.clone();
-    let tiny = 1e-5;
+    let delta = 1e-5;
     for (number, block) in blocks.iter().enumerate() {
         for parameter in &block.parameters {
             for pick in 0..4 {
-                let at = random::mix(pick) as usize % parameter.len() + parameter.start;
-                let mut moved = |by: f64| {
-                    engine.state.weights.own_mut(number).host::<f64>()[at] += by;
-                    let loss = step(&mut engine, plan, 1);
-                    engine.state.weights.own_mut(number).host::<f64>()[at] -= by;
+                let at = random::mix(pick) as usize % parameter.len() + parameter.offset;
+                let mut loss_at = |delta: f64| {
+                    engine.state.param_shard_mut(number).as_slice::<f64>()[at] += delta;
+                    let loss = step(&mut engine, config, 1);
+                    engine.state.param_shard_mut(number).as_slice::<f64>()[at] -= delta;
                     loss
                 };
-                let expected = (moved(tiny) - moved(-tiny)) / (2.0 * tiny);
+                let expected = (loss_at(delta) - loss_at(-delta)) / (2.0 * delta);
                 let found = found[number][at];
-                let off = (found - expected).abs();
+                let error = (found - expected).abs();
                 let name = &parameter.name;
-                assert!(off < 1e-8 + 1e-5 * expected.abs(), "{name}[{at}]: {found} != {expected}");
+                assert!(
+                    error < 1e-8 + 1e-5 * expected.abs(),
+                    "{name}[{at}]: {found} != {expected}"
+                );
             }
         }
     }
 }
 
 #[test]
-fn of_gpt2() {
-    check(&shape(Family::Gpt2), &plan(0.0, false, 20));
+fn gpt2_gradients_match() {
+    check(&shape(Family::Gpt2), &config(0.0, false, 20));
 }
 
 #[test]
-fn of_llama_with_shared_keys_and_its_own_head() {
-    check(&shape(Family::Llama), &plan(0.0, false, 20));
+fn llama_gradients_match_with_grouped_queries_and_untied_head() {
+    check(&shape(Family::Llama), &config(0.0, false, 20));
 }
 
 #[test]
-fn of_llama_with_a_tied_head() {
-    check(&Shape { tied: true, ..shape(Family::Llama) }, &plan(0.0, true, 20));
+fn llama_gradients_match_with_tied_head() {
+    check(&ModelShape { tie_embeddings: true, ..shape(Family::Llama) }, &config(0.0, true, 20));
 }
 
 #[test]
-fn of_gpt2_without_biases() {
-    check(&Shape { bias: false, ..shape(Family::Gpt2) }, &plan(0.0, false, 20));
+fn gpt2_gradients_match_without_biases() {
+    check(&ModelShape { bias: false, ..shape(Family::Gpt2) }, &config(0.0, false, 20));
 }
 
 #[test]
-fn of_an_mlp() {
-    check(&shape(Family::Mlp), &plan(0.0, false, 20));
+fn mlp_gradients_match() {
+    check(&shape(Family::Mlp), &config(0.0, false, 20));
 }
 
 #[test]
-fn with_dropout_and_recomputation() {
-    check(&shape(Family::Gpt2), &plan(0.3, true, 20));
-    check(&shape(Family::Llama), &plan(0.3, false, 20));
+fn gradients_match_with_dropout_and_recomputation() {
+    check(&shape(Family::Gpt2), &config(0.3, true, 20));
+    check(&shape(Family::Llama), &config(0.3, false, 20));
 }
 
-/// What is computed again, or in more passes, is the same.
 #[test]
-fn recomputation_and_accumulation_change_nothing() {
+fn recomputation_and_gradient_accumulation_do_not_change_gradients() {
     for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
         let shape = shape(family);
         let mut plain = engine(&shape);
-        let loss = step(&mut plain, &plan(0.2, false, 20), 1);
-        for (recompute, passes) in [(true, 1), (false, 2), (true, 4)] {
+        let loss = step(&mut plain, &config(0.2, false, 20), 1);
+        for (recompute, micro_batches) in [(true, 1), (false, 2), (true, 4)] {
             let mut other = engine(&shape);
-            let same = step(&mut other, &plan(0.2, recompute, 20), passes);
+            let same = step(&mut other, &config(0.2, recompute, 20), micro_batches);
             assert!((loss - same).abs() < 1e-12, "{loss} {same}");
             let pairs = gradients(&plain).concat().into_iter().zip(gradients(&other).concat());
-            let most = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            assert!(most < 1e-12, "{family:?} {recompute} {passes}: {most}");
+            let max = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(max < 1e-12, "{family:?} {recompute} {micro_batches}: {max}");
         }
     }
 }

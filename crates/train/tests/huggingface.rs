@@ -1,19 +1,19 @@
-//! Models as transformers saves them give the logits and losses that transformers computes. The
-//! files are by `fixtures/make_huggingface.py`.
+//! Imported models have the logits and losses that transformers computes. The fixtures are written by
+//! `fixtures/make_huggingface.py`.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
-use regatta_device::device::Device;
-use regatta_device::memory::Tensor;
+use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_device::reference::Reference;
+use regatta_device::tensor::Tensor;
 use regatta_kernels_cpu::Cpu;
 use regatta_train::generate::Generator;
 use regatta_train::load::load;
 use regatta_train::model::Model;
-use regatta_train::step::{Micro, Net};
+use regatta_train::step::{MicroBatch, Net};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -37,30 +37,30 @@ fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
     for (tokens, logits) in expected.tokens.iter().zip(&expected.logits) {
         for length in 1..=tokens.len() {
             let mut generator = Generator::new(&net, params.clone());
-            generator.read(&tokens[..length]).unwrap();
+            generator.prefill(&tokens[..length]).unwrap();
             let pairs = generator.logits().iter().zip(&logits[length - 1]);
             let off = pairs.map(|(found, expected)| (found - expected).abs()).fold(0.0, f32::max);
             assert!(off < tolerance, "{name}: {off} after {length} tokens");
         }
     }
-    // transformers leaves out what comes after the last token.
+    // transformers shifts the labels, so the last token has no target.
     let inputs: Vec<u32> = expected.tokens.iter().flat_map(|t| t[..t.len() - 1].to_vec()).collect();
     let targets: Vec<u32> = expected.tokens.iter().flat_map(|t| t[1..].to_vec()).collect();
-    let (batch, first) = (expected.tokens.len(), 0);
-    let micro = Micro { inputs: &inputs, targets: &targets, batch, first };
+    let (batch, first_sequence) = (expected.tokens.len(), 0);
+    let micro = MicroBatch { inputs: &inputs, targets: &targets, batch, first_sequence };
     let loss = net.loss(&params, &micro).unwrap() / targets.len() as f64;
     let off = (loss - expected.loss).abs();
     assert!(off < f64::from(tolerance), "{name}: {loss} != {}", expected.loss);
 }
 
 #[test]
-fn gpt2_is_gpt2() {
+fn gpt2_matches_transformers() {
     check("gpt2", Box::new(Reference), 2e-5);
     check("gpt2", Box::new(Cpu::new(2, Precision::F32)), 2e-5);
 }
 
 #[test]
-fn llama_is_llama() {
+fn llama_matches_transformers() {
     check("llama", Box::new(Reference), 2e-5);
     check("llama", Box::new(Cpu::new(1, Precision::F32)), 2e-5);
 }

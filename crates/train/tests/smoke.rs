@@ -1,4 +1,4 @@
-//! The check of all ranks: it finds nothing where all is well, and names who is at fault.
+//! Smoke tests pass on healthy ranks and name the rank at fault.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,29 +6,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use regatta_comm::background::Background;
 use regatta_comm::error::Peer;
-use regatta_comm::{Call, Comm, CommError, Kind, OwnedCall, Pending, fake};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{Call, CallKind, Comm, CommError, OwnedCall, Pending, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_train::config::{self, Config};
-use regatta_train::data::{self, Places, Spec};
-use regatta_train::job::smoke::{Figures, Name, Part, Smoke, Verdict};
+use regatta_train::data::{self, DataDirs, DataSpec};
+use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeTest, Verdict};
 use regatta_train::job::{Job, TrainError};
 
-/// How a communicator spoils what this rank gets.
+/// Fault injected on a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     None,
-    /// Sums of many numbers.
-    Sums,
-    /// Gradients.
+    /// Large all-reduces return wrong sums.
+    AllReduce,
+    /// Gradients are wrong.
     Gradients,
 }
 
-/// A communicator with a fault.
+/// A communicator with an injected fault.
 struct Faulty {
-    inner: Background,
+    inner: Communicator,
     fault: Fault,
 }
 
@@ -47,9 +47,10 @@ impl Comm for Faulty {
 
     fn run(&self, call: Call<'_>) -> Result<(), CommError> {
         let Call { kind, dtype, op, root, tag, counts, input, output } = call;
-        let spoils = self.fault == Fault::Sums && kind == Kind::AllReduce && output.len() > 1 << 12;
+        let is_corrupted =
+            self.fault == Fault::AllReduce && kind == CallKind::AllReduce && output.len() > 1 << 12;
         self.inner.run(Call { kind, dtype, op, root, tag, counts, input, output: &mut *output })?;
-        if spoils {
+        if is_corrupted {
             output[2] ^= 1;
         }
         Ok(())
@@ -59,8 +60,8 @@ impl Comm for Faulty {
         self.inner.run_owned(call, times)
     }
 
-    fn run_messages(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
-        self.inner.run_messages(messages, times)
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        self.inner.run_p2p(messages, times)
     }
 
     fn start(&self, call: OwnedCall) -> Pending {
@@ -68,12 +69,12 @@ impl Comm for Faulty {
         if self.fault != Fault::Gradients {
             return pending;
         }
-        let (spoilt, finish) = Pending::new();
+        let (corrupted, finish) = Pending::new();
         finish(pending.wait().map(|mut call| {
             call.output.as_mut_slice::<f32>()[0] += 1.0;
             call
         }));
-        spoilt
+        corrupted
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
@@ -84,23 +85,23 @@ impl Comm for Faulty {
         self.inner.abort(why);
     }
 
-    fn is_over(&self) -> bool {
-        self.inner.is_over()
+    fn has_failed(&self) -> bool {
+        self.inner.has_failed()
     }
 }
 
-fn config(words: &str) -> Config {
-    let small = "model.family=mlp model.width=16 model.layers=1 model.heads=1 model.context=8 \
-                 train.batch_per_rank=4 train.steps=10 optimizer.warmup=1 optimizer.rate=0.01";
-    let words: Vec<&str> = small.split_whitespace().chain(words.split_whitespace()).collect();
-    config::resolve(None, &words).unwrap().config
+fn config(args: &str) -> Config {
+    let small = "model.family=mlp model.hidden_size=16 model.num_layers=1 model.num_heads=1 \
+                 model.seq_len=8 train.batch_per_replica=4 train.steps=10 optimizer.warmup_steps=1 optimizer.lr=0.01";
+    let args: Vec<&str> = small.split_whitespace().chain(args.split_whitespace()).collect();
+    config::resolve(None, &args).unwrap().config
 }
 
-/// What a check comes to on rank 0: its parts, and whether all were as they should be.
-type Checked = Result<(Vec<Part>, bool), Box<(Name, TrainError)>>;
+/// The checks on rank 0 and whether all passed, or the check that could not be completed.
+type Outcome = Result<(Vec<CheckResult>, bool), Box<(Check, TrainError)>>;
 
-fn one(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Checked {
-    let dataset = data::open(&data::prepare(&Spec::default(), &Places::default()).unwrap());
+fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Outcome {
+    let dataset = data::open(&data::prepare(&DataSpec::default(), &DataDirs::default()).unwrap());
     let job = Job {
         config,
         name: "test".to_owned(),
@@ -112,27 +113,27 @@ fn one(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Checked {
         folder,
         run: String::new(),
     };
-    let mut parts = Vec::new();
-    let mut tell = |part| parts.push(part);
-    let mut smoke = Smoke::new(comm.clone(), &|| false, &mut tell);
-    let ended = smoke.training(job);
-    let (name, works) = (smoke.under_way(), smoke.works());
-    match ended {
-        Ok(()) => Ok((parts, works)),
+    let mut checks = Vec::new();
+    let mut emit = |check| checks.push(check);
+    let mut smoke = SmokeTest::new(comm.clone(), &|| false, &mut emit);
+    let result = smoke.training(job);
+    let (current, passed) = (smoke.current(), smoke.passed());
+    match result {
+        Ok(()) => Ok((checks, passed)),
         Err(error) => {
             comm.abort(&error.to_string());
-            Err(Box::new((name, error)))
+            Err(Box::new((current, error)))
         }
     }
 }
 
-/// Checks ranks that each have a fault and a configuration, or none.
-fn check(faults: &[Fault], configs: &[&str], folder: &Path) -> Checked {
+/// Runs a smoke test on ranks with these faults and configurations.
+fn smoke_test(faults: &[Fault], configs: &[&str], folder: &Path) -> Outcome {
     let ranks =
-        fake::world(faults.len() as u32).into_iter().zip(faults).zip(configs.iter().cycle());
-    let start = |((inner, &fault), words): ((Background, &Fault), &&str)| {
-        let (config, folder) = (config(words), folder.to_owned());
-        thread::spawn(move || one(Arc::new(Faulty { inner, fault }), config, folder))
+        in_process::world(faults.len() as u32).into_iter().zip(faults).zip(configs.iter().cycle());
+    let start = |((inner, &fault), args): ((Communicator, &Fault), &&str)| {
+        let (config, folder) = (config(args), folder.to_owned());
+        thread::spawn(move || run_rank(Arc::new(Faulty { inner, fault }), config, folder))
     };
     let ranks: Vec<_> = ranks.map(start).collect();
     let mut all: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
@@ -145,74 +146,73 @@ fn folder(name: &str) -> PathBuf {
 }
 
 #[test]
-fn nothing_is_found_where_all_is_well() {
-    use Name::{Agreement, AllReduce, Broadcast, Checkpoint, Same, Steps};
+fn all_checks_pass_on_healthy_ranks() {
+    use Check::{Agreement, AllReduce, Broadcast, Checkpoint, Consistency, Steps};
     for ranks in [1, 3] {
-        let folder = folder(&format!("well-{ranks}"));
-        let (parts, works) = check(&vec![Fault::None; ranks], &[""], &folder).unwrap();
-        let names: Vec<Name> = parts.iter().map(|part| part.part).collect();
-        assert_eq!(names, [Agreement, AllReduce, Broadcast, Steps, Same, Checkpoint]);
-        assert!(works && parts.iter().all(|part| part.verdict == Verdict::Ok), "{parts:?}");
-        let Figures::Trained { steps, first_loss, last_loss, .. } = parts[3].findings.figures
-        else {
-            panic!("{parts:?}")
+        let folder = folder(&format!("healthy-{ranks}"));
+        let (checks, passed) = smoke_test(&vec![Fault::None; ranks], &[""], &folder).unwrap();
+        let names: Vec<Check> = checks.iter().map(|check| check.check).collect();
+        assert_eq!(names, [Agreement, AllReduce, Broadcast, Steps, Consistency, Checkpoint]);
+        assert!(passed && checks.iter().all(|c| c.verdict == Verdict::Ok), "{checks:?}");
+        let Details::Steps { steps, first_loss, last_loss, .. } = checks[3].findings.details else {
+            panic!("{checks:?}")
         };
         assert!(steps == 10 && last_loss < first_loss);
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "its checkpoint is gone");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the checkpoint is removed");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
 
 #[test]
-fn a_wrong_sum_is_told_with_its_rank() {
-    let faults = [Fault::None, Fault::None, Fault::Sums];
-    let (part, error) = *check(&faults, &[""], &folder("sums")).unwrap_err();
-    assert_eq!(part, Name::AllReduce);
-    assert!(matches!(error, TrainError::Sum { rank: 2, .. }), "{error}");
+fn a_wrong_all_reduce_is_reported_with_its_rank() {
+    let faults = [Fault::None, Fault::None, Fault::AllReduce];
+    let (check, error) = *smoke_test(&faults, &[""], &folder("all-reduce")).unwrap_err();
+    assert_eq!(check, Check::AllReduce);
+    assert!(matches!(error, TrainError::WrongAllReduce { rank: 2, .. }), "{error}");
 }
 
 #[test]
-fn a_rank_with_other_parameters_is_named() {
+fn a_rank_with_different_parameters_is_named() {
     let folder = folder("gradients");
     let faults = [Fault::None, Fault::Gradients, Fault::None];
-    let (parts, works) = check(&faults, &[""], &folder).unwrap();
-    assert!(!works);
-    let same = parts.iter().find(|part| part.part == Name::Same).unwrap();
-    let wrong = same.findings.wrong.as_deref().unwrap();
-    assert!(wrong.starts_with("rank 1 on here has other parameters"), "{wrong}");
+    let (checks, passed) = smoke_test(&faults, &[""], &folder).unwrap();
+    assert!(!passed);
+    let consistency = checks.iter().find(|c| c.check == Check::Consistency).unwrap();
+    let error = consistency.findings.error.as_deref().unwrap();
+    assert!(error.starts_with("rank 1 on localhost has different parameters"), "{error}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn a_rank_that_was_told_something_else_is_named() {
+fn a_rank_with_a_different_configuration_is_named() {
     let configs = ["", "train.seed=2", ""];
-    let (part, error) = *check(&[Fault::None; 3], &configs, &folder("told")).unwrap_err();
-    assert_eq!(part, Name::Agreement);
-    assert!(matches!(error, TrainError::Disagree { rank: 1, .. }), "{error}");
+    let (check, error) =
+        *smoke_test(&[Fault::None; 3], &configs, &folder("configuration")).unwrap_err();
+    assert_eq!(check, Check::Agreement);
+    assert!(matches!(error, TrainError::RankMismatch { rank: 1, .. }), "{error}");
 }
 
 #[test]
-fn a_loss_that_goes_up_is_told_and_the_rest_is_looked_at() {
+fn a_rising_loss_fails_and_the_remaining_checks_run() {
     let folder = folder("loss");
-    let words =
-        "optimizer.kind=sgd optimizer.rate=100 optimizer.weight_decay=0 optimizer.momentum=0";
-    let (parts, works) = check(&[Fault::None; 2], &[words], &folder).unwrap();
-    assert!(!works);
-    let verdicts: Vec<Verdict> = parts[3..].iter().map(|part| part.verdict).collect();
+    let args = "optimizer.name=sgd optimizer.lr=100 optimizer.weight_decay=0 optimizer.momentum=0";
+    let (checks, passed) = smoke_test(&[Fault::None; 2], &[args], &folder).unwrap();
+    assert!(!passed);
+    let verdicts: Vec<Verdict> = checks[3..].iter().map(|check| check.verdict).collect();
     assert_eq!(verdicts, [Verdict::Failed, Verdict::Ok, Verdict::Ok]);
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_is_told() {
+fn an_unwritable_checkpoint_is_reported() {
     let file = folder("file");
     std::fs::write(&file, "").unwrap();
-    let (parts, works) = check(&[Fault::None; 2], &[""], &file).unwrap();
-    assert!(!works);
-    let wrong = parts[5].findings.wrong.as_deref().unwrap();
+    let (checks, passed) = smoke_test(&[Fault::None; 2], &[""], &file).unwrap();
+    assert!(!passed);
+    let error = checks[5].findings.error.as_deref().unwrap();
     assert!(
-        wrong.starts_with("rank 0 on here: ") && wrong.contains("regatta-smoke-file"),
-        "{wrong}"
+        error.starts_with("rank 0 on localhost: ") && error.contains("regatta-smoke-file"),
+        "{error}"
     );
     std::fs::remove_file(&file).unwrap();
 }

@@ -18,7 +18,7 @@ use handshake::Handshake;
 use send_buffer::SendBuffer;
 
 /// Version of this protocol and of the messages it carries.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Maximum payload length in bytes.
 pub const MAX_FRAME_LEN: usize = 64 << 20;
@@ -54,6 +54,7 @@ pub enum LinkEvent {
 
 /// Why a link failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum LinkError {
     /// The peer's proof is wrong, or the peer rejected ours.
     #[error(
@@ -65,27 +66,16 @@ pub enum LinkError {
         "protocol version mismatch: the peer uses version {theirs}, this process version {ours}; \
          run the same regatta version on every node"
     )]
-    VersionMismatch {
-        /// The peer's version.
-        theirs: u16,
-        /// Our version.
-        ours: u16,
-    },
+    VersionMismatch { theirs: u16, ours: u16 },
     /// The peer does not speak this protocol.
     #[error("the peer is not a regatta process: another program uses this port")]
     BadMagic,
     /// The peer announced a frame over the limit.
     #[error("the peer announced a frame of {bytes} bytes; the maximum is {MAX_FRAME_LEN}")]
-    FrameTooLong {
-        /// Announced length.
-        bytes: usize,
-    },
+    FrameTooLong { bytes: usize },
     /// Nothing arrived within [`Timing::lost_after`].
     #[error("no heartbeat for {seconds} s: the node or the network to it is down")]
-    HeartbeatTimeout {
-        /// Time since the last byte arrived.
-        seconds: u64,
-    },
+    HeartbeatTimeout { seconds: u64 },
     /// The handshake did not complete within [`Timing::handshake`].
     #[error("handshake timed out: the peer did not authenticate in time")]
     HandshakeTimeout,

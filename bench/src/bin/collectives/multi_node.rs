@@ -22,7 +22,7 @@ pub fn with_peers(
     bytes: &[u64],
     work: impl FnOnce(Contestants<'_>) -> Result<()>,
 ) -> Result<()> {
-    let cluster = Cluster::builder().nodes(ranks).slurm(false).up()?;
+    let cluster = Cluster::builder().nodes(ranks).slurm(false).build()?;
     let secret = secret_file(cluster.shared())?;
     let (cluster, secret) = (&cluster, &secret);
     let own = std::env::current_exe()?;
@@ -89,7 +89,7 @@ fn launch(
 /// MPI is restricted to TCP, so that it does not use shared memory between the hosts.
 fn mpi(cluster: &Cluster, name: &str, program: &Path, bytes: &[u64]) -> Result<String> {
     let nodes = cluster.nodes().join(",");
-    let ssh = cluster.ssh();
+    let ssh = cluster.ssh_shim();
     let mut command: Command = match name {
         "MPICH" => {
             let mut command = cluster.launcher("mpiexec.hydra", ["-launcher", "ssh"]);

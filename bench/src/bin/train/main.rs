@@ -1,99 +1,97 @@
-//! Whole training steps beside PyTorch's, if it is installed: forward, backward, clipping and AdamW of
-//! GPT-2 without biases, on one and two threads; and two data-parallel ranks beside one. With the
-//! word `ranks`, two ranks beside two of PyTorch's that talk by gloo: data parallel beside DDP, and
-//! ZeRO-3 beside FSDP2.
+//! Training steps compared with PyTorch, if it is installed: forward, backward, clipping and AdamW of GPT-2
+//! without biases, on one and two threads, and on two data-parallel ranks. With the argument `ranks`, two
+//! ranks are compared with two ranks of PyTorch over gloo: data parallelism with DDP, ZeRO-3 with FSDP2.
 //!
-//! Everybody is a process of its own that is bound to its processors and waits for its turn. The
-//! least time of a step in several turns counts, because whatever else the machine does only adds to
-//! it; of ranks, which also wait for each other, the median. Where the machine's own speed changes,
-//! ratios by turn tell more, and are printed beside. PyTorch is that of the Python in `PATH`,
-//! or of the one that `REGATTA_BENCH_PYTHON` names; it trains in single precision, eager and through
-//! `torch.compile` where that works.
+//! Every contender is a process of its own, or several, bound to its CPUs, and contenders run one after the
+//! other in each round. The minimum step time over rounds counts, because other load only adds to it; for
+//! ranks, which also wait for each other, the median. Ratios per round are printed as well, because they are
+//! more reliable where the machine's speed varies. PyTorch is that of `python3`, or of the Python in
+//! `REGATTA_BENCH_PYTHON`; it trains in f32, eager and with `torch.compile`.
 //!
-//! Arguments: the presets, `small` and `large`, by themselves both; `ranks`, and what they share, `data`
-//! and `zero3`, by itself each. Options: `--turns N`, by itself 7; `--eager` leaves `torch.compile`
-//! out, which takes a minute to begin; `--each` gives each rank as many sequences as one has alone,
-//! instead of half of them.
+//! Arguments: presets, `small` and `large`, default both; `ranks`; parallelism of ranks, `data` and `zero3`,
+//! default both. Options: `--rounds N`, default 7; `--eager` skips `torch.compile`, which takes a minute to
+//! start; `--weak-scaling` gives each rank the full batch instead of a share of it.
 
-mod answer;
-mod crew;
-mod figures;
+mod measurements;
 mod preset;
 mod ranks;
+mod report;
 mod table;
 mod threads;
 mod worker;
+mod workers;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use preset::{Preset, Split};
+use preset::{DataParallelism, Preset};
 
-/// The first argument of a process that trains.
+/// The first argument of a worker process.
 const WORKER: &str = "worker";
 
-/// Between turns: threads of the one before go to sleep.
+/// Pause between contenders, in which threads of the previous one go to sleep.
 const PAUSE: Duration = Duration::from_millis(50);
 
 struct Options {
     ranks: bool,
     presets: Vec<Preset>,
-    splits: Vec<Split>,
-    turns: usize,
-    compiled: bool,
-    each: bool,
+    parallelism: Vec<DataParallelism>,
+    rounds: usize,
+    compile: bool,
+    weak_scaling: bool,
 }
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|word| word == WORKER) {
-        return worker::be_one(&words[1..]);
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == WORKER) {
+        return worker::run(&args[1..]);
     }
-    let options = options(words.into_iter())?;
-    let cpus = processors()?;
+    let options = parse_options(args.into_iter())?;
+    let cpus = choose_cpus()?;
     let compare = if options.ranks { ranks::compare } else { threads::compare };
     options.presets.iter().try_for_each(|preset| compare(*preset, &options, &cpus))
 }
 
-fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
-    let (mut presets, mut splits) = (Vec::new(), Vec::new());
-    let (mut ranks, mut turns, mut compiled, mut each) = (false, 7, true, false);
-    while let Some(word) = words.next() {
-        match word.as_str() {
+fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
+    let (mut presets, mut parallelism) = (Vec::new(), Vec::new());
+    let (mut ranks, mut rounds, mut compile, mut weak_scaling) = (false, 7, true, false);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
             "ranks" => ranks = true,
-            "--turns" => turns = words.next().context("--turns needs a value")?.parse()?,
-            "--eager" => compiled = false,
-            "--each" => each = true,
-            // Cargo gives it to every program that it benchmarks.
+            "--rounds" => rounds = args.next().context("--rounds needs a value")?.parse()?,
+            "--eager" => compile = false,
+            "--weak-scaling" => weak_scaling = true,
+            // Cargo passes it to every benchmark.
             "--bench" => {}
-            _ => match (Preset::find(&word), Split::find(&word)) {
+            _ => match (Preset::find(&arg), DataParallelism::find(&arg)) {
                 (Some(preset), _) => presets.push(preset),
-                (_, Some(split)) => splits.push(split),
-                _ => bail!("{word} is no preset, small or large, and nothing that ranks share"),
+                (_, Some(kind)) => parallelism.push(kind),
+                _ => bail!("unknown argument {arg}: expected small, large, ranks, data or zero3"),
             },
         }
     }
-    let (presets, splits) = (or_all(presets, &preset::ALL), or_all(splits, &Split::ALL));
-    Ok(Options { ranks, presets, splits, turns, compiled, each })
+    let presets = or_all(presets, &preset::ALL);
+    let parallelism = or_all(parallelism, &DataParallelism::ALL);
+    Ok(Options { ranks, presets, parallelism, rounds, compile, weak_scaling })
 }
 
-fn or_all<T: Copy>(named: Vec<T>, all: &[T]) -> Vec<T> {
-    if named.is_empty() { all.to_vec() } else { named }
+fn or_all<T: Copy>(selected: Vec<T>, all: &[T]) -> Vec<T> {
+    if selected.is_empty() { all.to_vec() } else { selected }
 }
 
-/// Two processors that this process may use, of different cores where there are several: two
-/// threads of one core are no more than one and a bit.
-fn processors() -> Result<[usize; 2]> {
-    let may = rustix::thread::sched_getaffinity(None)?;
+/// Two CPUs of this process's affinity mask, on different cores if possible: hyperthreads of one core share
+/// its execution units.
+fn choose_cpus() -> Result<[usize; 2]> {
+    let affinity = rustix::thread::sched_getaffinity(None)?;
     let all: Vec<usize> =
-        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| may.is_set(*cpu)).collect();
-    let first = *all.first().context("this process may use no processor")?;
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| affinity.is_set(*cpu)).collect();
+    let first = *all.first().context("the affinity mask is empty")?;
     let siblings = |cpu: usize| {
         let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
         std::fs::read_to_string(file).ok()
     };
     let other_core = |cpu: &&usize| siblings(**cpu).is_none_or(|of| Some(of) != siblings(first));
     let second = all[1..].iter().find(other_core).or(all.get(1));
-    Ok([first, *second.context("this needs two processors")?])
+    Ok([first, *second.context("the benchmark needs two CPUs")?])
 }

@@ -1,6 +1,6 @@
-//! What is trained, and what ranks share.
+//! Models and parallelism of the benchmark.
 
-use regatta_predict::shape::{Family, Shape};
+use regatta_predict::shape::{Family, ModelShape};
 
 /// A model and its batch: GPT-2 without biases and dropout, on characters.
 #[derive(Debug, Clone, Copy)]
@@ -8,20 +8,36 @@ pub struct Preset {
     pub name: &'static str,
     pub layers: usize,
     pub heads: usize,
-    pub width: usize,
-    pub context: usize,
+    pub hidden_size: usize,
+    pub seq_len: usize,
     /// Sequences of a step.
     pub batch: usize,
-    /// Steps of a turn: enough that the clock and the first of them do not matter.
+    /// Steps of a round: enough that the clock's resolution and the first step do not matter.
     pub steps: usize,
 }
 
 /// The characters of English text.
-const VOCABULARY: usize = 65;
+const VOCAB_SIZE: usize = 65;
 
 pub const ALL: [Preset; 2] = [
-    Preset { name: "small", layers: 4, heads: 4, width: 128, context: 64, batch: 12, steps: 40 },
-    Preset { name: "large", layers: 6, heads: 6, width: 384, context: 256, batch: 4, steps: 5 },
+    Preset {
+        name: "small",
+        layers: 4,
+        heads: 4,
+        hidden_size: 128,
+        seq_len: 64,
+        batch: 12,
+        steps: 40,
+    },
+    Preset {
+        name: "large",
+        layers: 6,
+        heads: 6,
+        hidden_size: 384,
+        seq_len: 256,
+        batch: 4,
+        steps: 5,
+    },
 ];
 
 impl Preset {
@@ -29,76 +45,76 @@ impl Preset {
         ALL.into_iter().find(|preset| preset.name == name)
     }
 
-    pub fn shape(&self) -> Shape {
-        Shape {
+    pub fn shape(&self) -> ModelShape {
+        ModelShape {
             family: Family::Gpt2,
-            vocabulary: VOCABULARY,
-            context: self.context,
-            width: self.width,
-            layers: self.layers,
-            heads: self.heads,
-            kv_heads: self.heads,
-            feed_forward: 4 * self.width,
-            tied: true,
+            vocab_size: VOCAB_SIZE,
+            seq_len: self.seq_len,
+            hidden_size: self.hidden_size,
+            num_layers: self.layers,
+            num_heads: self.heads,
+            num_kv_heads: self.heads,
+            intermediate_size: 4 * self.hidden_size,
+            tie_embeddings: true,
             bias: false,
-            norm_epsilon: 1e-5,
-            rope_base: 10_000.0,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
         }
     }
 
-    /// Tokens of a step of so many sequences.
+    /// Tokens of a step of `batch` sequences.
     pub fn tokens(&self, batch: usize) -> usize {
-        batch * self.context
+        batch * self.seq_len
     }
 
-    /// The model and a batch, in the order in which the peer takes its numbers.
-    pub fn numbers(&self, batch: usize) -> [usize; 6] {
-        [VOCABULARY, self.layers, self.heads, self.width, self.context, batch]
+    /// Arguments of `peers/train.py` for the model and a batch.
+    pub fn torch_args(&self, batch: usize) -> [usize; 6] {
+        [VOCAB_SIZE, self.layers, self.heads, self.hidden_size, self.seq_len, batch]
     }
 
     pub fn describe(&self) -> String {
-        let Self { name, layers, heads, width, context, batch, .. } = self;
+        let Self { name, layers, heads, hidden_size, seq_len, batch, .. } = self;
         format!(
-            "{name}: {layers} layers, {heads} heads, width {width}, context {context}, batch {batch}"
+            "{name}: {layers} layers, {heads} heads, hidden size {hidden_size}, sequence length \
+             {seq_len}, batch {batch}"
         )
     }
 }
 
-/// What ranks share.
+/// Data parallelism of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Split {
-    /// The batch.
-    Data,
-    /// Parameters, gradients and moments, too.
+pub enum DataParallelism {
+    /// Every rank has all parameters.
+    Replicated,
+    /// Parameters, gradients and optimizer state are sharded.
     Zero3,
 }
 
-impl Split {
-    pub const ALL: [Self; 2] = [Self::Data, Self::Zero3];
+impl DataParallelism {
+    pub const ALL: [Self; 2] = [Self::Replicated, Self::Zero3];
 
-    /// In the arguments of our processes and of peers.
-    pub fn word(self) -> &'static str {
+    /// Its name in arguments.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Data => "data",
+            Self::Replicated => "data",
             Self::Zero3 => "zero3",
         }
     }
 
-    pub fn find(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|split| split.word() == word)
+    pub fn find(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|parallelism| parallelism.name() == name)
     }
 
-    pub fn ours(self) -> &'static str {
+    pub fn regatta_name(self) -> &'static str {
         match self {
-            Self::Data => "data parallel",
+            Self::Replicated => "data parallel",
             Self::Zero3 => "ZeRO-3",
         }
     }
 
-    /// What PyTorch calls it.
-    pub fn theirs(self) -> &'static str {
+    pub fn torch_name(self) -> &'static str {
         match self {
-            Self::Data => "DDP",
+            Self::Replicated => "DDP",
             Self::Zero3 => "FSDP2",
         }
     }

@@ -1,167 +1,178 @@
-//! Two ranks beside two of PyTorch's, and beside two processes that do the same without talking.
+//! Two ranks compared with two of PyTorch, and with two processes that do not communicate.
 
 use anyhow::{Result, bail};
 use regatta_device::precision::Precision;
 
-use crate::answer::{Laps, Step};
-use crate::crew::{self, Crew, Who};
-use crate::figures::{Figures, mean};
-use crate::preset::{Preset, Split};
+use crate::measurements::{Measurements, mean};
+use crate::preset::{DataParallelism, Preset};
+use crate::report::{PhaseTimes, StepTime};
+use crate::workers::{Framework, Workers, python_with_torch};
 use crate::{Options, PAUSE};
 
-/// How far the losses of the first step may be apart: parameters of the same distribution, but of
-/// other random numbers.
-const ALIKE: f64 = 0.05;
+/// Tolerance of the first losses: parameters have the same distribution, but other random values.
+const LOSS_TOLERANCE: f64 = 0.05;
 
-/// Where the time of a step goes.
-const PARTS: [Part; 5] = [
-    ("forward", |_, laps| laps.forward),
-    ("backward", |_, laps| laps.backward),
-    ("communication", |_, laps| laps.communication),
-    ("optimizer", |_, laps| laps.optimizer),
-    ("other", |step, laps| laps.other(step.seconds)),
+type Phase = (&'static str, fn(&StepTime, &PhaseTimes) -> f64);
+
+const PHASES: [Phase; 5] = [
+    ("forward", |_, phases| phases.forward),
+    ("backward", |_, phases| phases.backward),
+    ("communication", |_, phases| phases.communication),
+    ("optimizer", |_, phases| phases.optimizer),
+    ("other", |step, phases| phases.other(step.seconds)),
 ];
 
-type Part = (&'static str, fn(&Step, &Laps) -> f64);
-
-/// A crew and what it did.
-struct Entry {
-    crew: Crew,
-    /// `None`: by themselves.
-    split: Option<Split>,
-    figures: Figures,
+/// A group of workers and its measurements.
+struct Contender {
+    workers: Workers,
+    /// `None`: without communication.
+    parallelism: Option<DataParallelism>,
+    measurements: Measurements,
 }
 
-/// Compares all of these.
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
-    let each = if options.each { preset.batch } else { preset.batch / cpus.len() };
-    println!("{}, {} ranks, {each} sequences each", preset.describe(), cpus.len());
-    let mut entries = entries(preset, options, cpus, each)?;
-    look_alike(&entries)?;
-    let before = load();
-    for _ in 0..options.turns.max(1) {
-        for Entry { crew, figures, .. } in &mut entries {
+    let batch = if options.weak_scaling { preset.batch } else { preset.batch / cpus.len() };
+    println!("{}, {} ranks, {batch} sequences per rank", preset.describe(), cpus.len());
+    let mut contenders = start_contenders(preset, options, cpus, batch)?;
+    check_first_losses(&contenders)?;
+    let load_before = load_average();
+    for _ in 0..options.rounds.max(1) {
+        for Contender { workers, measurements, .. } in &mut contenders {
             std::thread::sleep(PAUSE);
-            figures.add(crew.turn(preset.steps)?);
+            measurements.add_round(workers.run_round(preset.steps)?);
         }
     }
-    println!("load average: {before} before, {} after", load());
-    print(&entries);
+    println!("load average: {load_before} before, {} after", load_average());
+    print(&contenders);
     Ok(())
 }
 
-/// All that take turns, ready.
-fn entries(
+fn start_contenders(
     preset: Preset,
     options: &Options,
     cpus: &[usize; 2],
-    each: usize,
-) -> Result<Vec<Entry>> {
-    let entry = |crew, split| Entry { crew, split, figures: Figures::default() };
-    let mut entries = vec![entry(Crew::apart(preset, cpus, each)?, None)];
-    let python = crew::python();
+    batch: usize,
+) -> Result<Vec<Contender>> {
+    let contender = |workers, parallelism| Contender {
+        workers,
+        parallelism,
+        measurements: Measurements::default(),
+    };
+    let independent = Workers::regatta_independent(preset, cpus, batch)?;
+    let mut contenders = vec![contender(independent, None)];
+    let python = python_with_torch();
     if python.is_none() {
-        println!("not installed: PyTorch");
+        println!("PyTorch is not installed");
     }
-    let kinds = if options.compiled { &[false, true][..] } else { &[false] };
-    for split in options.splits.iter().copied() {
-        let ours = Crew::ranks(preset, Precision::F32, split, cpus, each)?;
-        entries.push(entry(ours, Some(split)));
+    let modes = if options.compile { &[false, true][..] } else { &[false] };
+    for parallelism in options.parallelism.iter().copied() {
+        let ranks = Workers::regatta_ranks(preset, Precision::F32, parallelism, cpus, batch)?;
+        contenders.push(contender(ranks, Some(parallelism)));
         let Some(python) = &python else { continue };
-        for compiled in kinds.iter().copied() {
-            match Crew::torch_ranks(python, preset, compiled, split, cpus, each) {
-                Ok(crew) => entries.push(entry(crew, Some(split))),
+        for compiled in modes.iter().copied() {
+            match Workers::torch_ranks(python, preset, compiled, parallelism, cpus, batch) {
+                Ok(workers) => contenders.push(contender(workers, Some(parallelism))),
                 Err(error) => {
-                    let name = name(Who::Torch { compiled }, Some(split));
-                    println!("{name} does not work here: {error:#}");
+                    let name = name(Framework::Torch { compiled }, Some(parallelism));
+                    println!("{name} fails: {error:#}");
                 }
             }
         }
     }
-    Ok(entries)
+    Ok(contenders)
 }
 
-/// Whether all train the same: their losses begin the same.
-fn look_alike(entries: &[Entry]) -> Result<()> {
-    let first = entries[0].first_loss();
-    for entry in entries {
-        let loss = entry.first_loss();
-        if (loss / first - 1.0).abs() > ALIKE {
-            bail!("{} begins with a loss of {loss}, others with {first}", entry.name());
+/// Checks that all train the same model: their first losses agree.
+fn check_first_losses(contenders: &[Contender]) -> Result<()> {
+    let expected = contenders[0].first_loss();
+    for contender in contenders {
+        let loss = contender.first_loss();
+        if (loss / expected - 1.0).abs() > LOSS_TOLERANCE {
+            bail!("first loss of {} is {loss}, expected about {expected}", contender.name());
         }
     }
     Ok(())
 }
 
-impl Entry {
+impl Contender {
     fn first_loss(&self) -> f64 {
-        mean(self.crew.losses.iter().copied())
+        mean(self.workers.first_losses.iter().copied())
     }
 
     fn name(&self) -> String {
-        name(self.crew.who, self.split)
+        name(self.workers.framework, self.parallelism)
     }
 
     fn seconds(&self) -> f64 {
-        self.figures.times().median.as_secs_f64()
+        self.measurements.step_times().median.as_secs_f64()
     }
 
-    fn is_ours(&self) -> bool {
-        matches!(self.crew.who, Who::Ours(_))
+    fn is_regatta(&self) -> bool {
+        matches!(self.workers.framework, Framework::Regatta(_))
     }
 
-    /// How many times as fast as the better one of PyTorch, and as two that do not talk.
-    fn beside(&self, all: &[Entry]) -> String {
-        let Some(split) = self.split.filter(|_| self.is_ours()) else { return String::new() };
-        let apart = all[0].seconds() / self.seconds() * 100.0;
-        let theirs = all.iter().filter(|entry| !entry.is_ours() && entry.split == self.split);
-        let Some(best) = theirs.min_by(|a, b| a.seconds().total_cmp(&b.seconds())) else {
-            return format!("{apart:.0} % of apart");
+    /// Speed relative to the faster mode of PyTorch, and parallel efficiency: the speed relative to processes
+    /// that do not communicate.
+    fn comparison(&self, all: &[Contender]) -> String {
+        let Some(parallelism) = self.parallelism.filter(|_| self.is_regatta()) else {
+            return String::new();
         };
-        let times = best.seconds() / self.seconds();
-        let [least, most] = best.figures.beside(&self.figures);
-        let by_turn = format!("{least:.2} to {most:.2} by turn");
-        format!("{times:.2} times {} ({by_turn}), {apart:.0} % of apart", split.theirs())
+        let efficiency = all[0].seconds() / self.seconds() * 100.0;
+        let efficiency = format!("{efficiency:.0} % efficiency");
+        let torch =
+            all.iter().filter(|other| !other.is_regatta() && other.parallelism == self.parallelism);
+        let Some(torch) = torch.min_by(|a, b| a.seconds().total_cmp(&b.seconds())) else {
+            return efficiency;
+        };
+        let ratio = torch.seconds() / self.seconds();
+        let [min, max] = torch.measurements.ratio_range(&self.measurements);
+        let torch_name = parallelism.torch_name();
+        format!("{ratio:.2}x {torch_name} (per round {min:.2} to {max:.2}), {efficiency}")
     }
 }
 
-fn name(who: Who, split: Option<Split>) -> String {
-    match (who, split) {
-        (Who::Ours(_), None) => "ours, apart".to_owned(),
-        (Who::Ours(_), Some(split)) => format!("ours, {}", split.ours()),
-        (Who::Torch { compiled }, split) => {
-            let how = if compiled { "compiled" } else { "eager" };
-            format!("PyTorch, {}, {how}", split.map_or("apart", Split::theirs))
+fn name(framework: Framework, parallelism: Option<DataParallelism>) -> String {
+    match (framework, parallelism) {
+        (Framework::Regatta(_), None) => "Regatta, independent".to_owned(),
+        (Framework::Regatta(_), Some(parallelism)) => {
+            format!("Regatta, {}", parallelism.regatta_name())
+        }
+        (Framework::Torch { compiled }, parallelism) => {
+            let mode = if compiled { "compiled" } else { "eager" };
+            let parallelism = parallelism.map_or("independent", DataParallelism::torch_name);
+            format!("PyTorch, {parallelism}, {mode}")
         }
     }
 }
 
-fn print(entries: &[Entry]) {
+fn print(contenders: &[Contender]) {
     println!("{:<28}{:>9}{:>20}{:>9}{:>16}", "", "ms/step", "quartiles", "exposed", "loss");
-    for entry in entries {
-        let times = entry.figures.times();
+    for contender in contenders {
+        let times = contender.measurements.step_times();
         let [low, median, high] =
             [times.low, times.median, times.high].map(|time| time.as_secs_f64() * 1e3);
         let quartiles = format!("{low:.2} to {high:.2}");
-        let exposed = entry.figures.exposed();
-        let exposed = exposed.map_or_else(String::new, |share| format!("{:.1} %", share * 100.0));
-        let loss = format!("{:.3} to {:.3}", entry.first_loss(), entry.figures.loss);
-        let beside = entry.beside(entries);
-        let name = entry.name();
-        println!("{name:<28}{median:>9.2}{quartiles:>20}{exposed:>9}{loss:>16}  {beside}");
+        let exposed = contender.measurements.exposed_communication();
+        let exposed =
+            exposed.map_or_else(String::new, |fraction| format!("{:.1} %", fraction * 100.0));
+        let losses = [contender.first_loss(), contender.measurements.loss];
+        let loss = format!("{:.3} to {:.3}", losses[0], losses[1]);
+        let (name, comparison) = (contender.name(), contender.comparison(contenders));
+        println!("{name:<28}{median:>9.2}{quartiles:>20}{exposed:>9}{loss:>16}  {comparison}");
     }
-    let names = PARTS.map(|(name, _)| format!("{name:>15}")).concat();
-    println!("\n{:<28}{names}", "ms of a step");
-    for entry in entries.iter().filter(|entry| entry.is_ours()) {
-        let parts = PARTS.iter().filter_map(|(_, of)| entry.figures.part(*of));
-        let parts: String = parts.map(|seconds| format!("{:>15.2}", seconds * 1e3)).collect();
-        println!("{:<28}{parts}", entry.name());
+    let names = PHASES.map(|(name, _)| format!("{name:>15}")).concat();
+    println!("\n{:<28}{names}", "ms per step");
+    for contender in contenders.iter().filter(|contender| contender.is_regatta()) {
+        let phases =
+            PHASES.iter().filter_map(|(_, phase)| contender.measurements.median_phase(*phase));
+        let phases: String = phases.map(|seconds| format!("{:>15.2}", seconds * 1e3)).collect();
+        println!("{:<28}{phases}", contender.name());
     }
     println!();
 }
 
-/// Processes that wanted to run in the last minute, on the average.
-fn load() -> String {
+/// Load average of the last minute.
+fn load_average() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().unwrap_or_default().to_owned()
 }

@@ -1,64 +1,66 @@
-//! Processes of one and two threads beside PyTorch's, and two data-parallel ranks beside one.
+//! Processes of one and two threads compared with PyTorch, and two data-parallel ranks with one.
 
 use anyhow::Result;
 use regatta_device::precision::Precision;
 
-use crate::answer::Answer;
-use crate::crew::{self, Crew};
-use crate::preset::{Preset, Split};
-use crate::table::{self, Row};
+use crate::preset::{DataParallelism, Preset};
+use crate::report::RoundReport;
+use crate::table::{self, ResultRow};
+use crate::workers::{Workers, python_with_torch};
 use crate::{Options, PAUSE};
 
-/// Compares all of these.
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
     println!("{}", preset.describe());
-    let mut crews = crews(preset, options, cpus)?;
-    let mut turns = vec![Vec::new(); crews.len()];
-    for _ in 0..options.turns.max(1) {
-        for (crew, turns) in crews.iter_mut().zip(&mut turns) {
+    let mut groups = start_workers(preset, options, cpus)?;
+    let mut seconds = vec![Vec::new(); groups.len()];
+    for _ in 0..options.rounds.max(1) {
+        for (workers, seconds) in groups.iter_mut().zip(&mut seconds) {
             std::thread::sleep(PAUSE);
-            turns.push(slowest(&crew.turn(preset.steps)?));
+            seconds.push(slowest(&workers.run_round(preset.steps)?));
         }
     }
-    let rows: Vec<Row> =
-        crews.iter().zip(turns).map(|(crew, turns)| Row::new(crew, &preset, turns)).collect();
+    let rows: Vec<ResultRow> = groups
+        .iter()
+        .zip(seconds)
+        .map(|(workers, seconds)| ResultRow::new(workers, &preset, seconds))
+        .collect();
     table::print(&preset, &rows);
     Ok(())
 }
 
-/// The seconds of a step of the slowest process.
-fn slowest(answers: &[Answer]) -> f64 {
-    answers.iter().map(Answer::seconds).fold(0.0, f64::max)
+/// Mean step time of the slowest process.
+fn slowest(reports: &[RoundReport]) -> f64 {
+    reports.iter().map(RoundReport::mean_seconds).fold(0.0, f64::max)
 }
 
-/// All that take turns, ready.
-fn crews(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<Vec<Crew>> {
+fn start_workers(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<Vec<Workers>> {
     let precisions = [Precision::F32, Precision::Bf16];
-    let python = crew::python();
+    let python = python_with_torch();
     if python.is_none() {
-        println!("not installed: PyTorch");
+        println!("PyTorch is not installed");
     }
-    let mut crews = Vec::new();
+    let mut groups = Vec::new();
     for threads in 1..=cpus.len() {
         for precision in precisions {
-            crews.push(Crew::ours(preset, precision, &cpus[..threads])?);
+            groups.push(Workers::regatta(preset, precision, &cpus[..threads])?);
         }
         for compiled in [false, true] {
-            let Some(python) = python.as_ref().filter(|_| options.compiled || !compiled) else {
+            let Some(python) = python.as_ref().filter(|_| options.compile || !compiled) else {
                 continue;
             };
-            match Crew::torch(python, preset, compiled, &cpus[..threads]) {
-                Ok(crew) => crews.push(crew),
-                Err(error) if compiled => println!("torch.compile does not work here: {error:#}"),
+            match Workers::torch(python, preset, compiled, &cpus[..threads]) {
+                Ok(workers) => groups.push(workers),
+                Err(error) if compiled => println!("torch.compile fails: {error:#}"),
                 Err(error) => return Err(error.context("PyTorch")),
             }
         }
     }
-    // As many sequences as one rank has, shared, and as many for each.
+    // Strong scaling, then weak scaling.
     for precision in precisions {
-        for each in [preset.batch / cpus.len(), preset.batch] {
-            crews.push(Crew::ranks(preset, precision, Split::Data, cpus, each)?);
+        for batch in [preset.batch / cpus.len(), preset.batch] {
+            let parallelism = DataParallelism::Replicated;
+            groups.push(Workers::regatta_ranks(preset, precision, parallelism, cpus, batch)?);
         }
     }
-    Ok(crews)
+    Ok(groups)
 }

@@ -1,11 +1,11 @@
-//! A process that trains with our engine, a turn for each line that it reads.
+//! A worker process that trains with Regatta, one round per line of its stdin.
 
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use regatta_comm::{Comm, host, join::Settings};
+use regatta_comm::{Comm, bootstrap::BootstrapConfig, hierarchical};
 use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
 use regatta_device::random;
@@ -13,170 +13,188 @@ use regatta_kernels_cpu::Cpu;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_train::model::Model;
-use regatta_train::parallel::{Groups, Zero};
-use regatta_train::state::Sharing;
-use regatta_train::step::{Engine, Micro, Net, Plan, Rule};
+use regatta_train::parallel::{ProcessGroups, ZeroStage};
+use regatta_train::state::{ParamInit, ShardingConfig};
+use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
 use regatta_wire::secret::Secret;
 
-use crate::answer::{Answer, Laps, Step};
-use crate::preset::{Preset, Split};
+use crate::preset::{DataParallelism, Preset};
+use crate::report::{PhaseTimes, RoundReport, StepTime};
 
-/// Batches that are used again and again.
+/// Batches that are used in turn.
 const BATCHES: usize = 8;
 
-/// What a worker is told in its arguments, after [`crate::WORKER`].
-pub struct Job {
+/// Arguments of a worker, after [`crate::WORKER`].
+pub struct WorkerArgs {
     pub preset: Preset,
     pub precision: Precision,
-    /// What it shares with other ranks, if there are any.
-    pub split: Split,
-    /// Sequences of a step, of this process.
+    /// Parallelism of several ranks.
+    pub parallelism: DataParallelism,
+    /// Sequences of a step on this rank.
     pub batch: usize,
-    /// The processors to run on, a thread on each.
+    /// CPUs to bind to, with one thread each.
     pub cpus: Vec<usize>,
     pub ranks: usize,
     pub rank: usize,
 }
 
-impl Job {
-    pub fn arguments(&self) -> [String; 7] {
-        let words = [self.preset.name, self.precision.name(), self.split.word()];
-        let [preset, precision, split] = words.map(str::to_owned);
+impl WorkerArgs {
+    pub fn to_strings(&self) -> [String; 7] {
+        let names = [self.preset.name, self.precision.name(), self.parallelism.name()];
+        let [preset, precision, parallelism] = names.map(str::to_owned);
         let cpus: Vec<String> = self.cpus.iter().map(usize::to_string).collect();
         let [batch, ranks, rank] = [self.batch, self.ranks, self.rank].map(|n| n.to_string());
-        [preset, precision, split, batch, cpus.join(","), ranks, rank]
+        [preset, precision, parallelism, batch, cpus.join(","), ranks, rank]
     }
 
-    fn read(words: &[String]) -> Result<Self> {
-        let [preset, precision, split, batch, cpus, ranks, rank] = words else {
-            bail!("a worker takes 7 arguments, not {words:?}");
+    fn parse(args: &[String]) -> Result<Self> {
+        let [preset, precision, parallelism, batch, cpus, ranks, rank] = args else {
+            bail!("a worker takes 7 arguments, got {args:?}");
         };
-        let preset = Preset::find(preset).with_context(|| format!("no preset {preset}"))?;
+        let preset = Preset::find(preset).with_context(|| format!("unknown preset {preset}"))?;
         let precision = match precision.as_str() {
             "f32" => Precision::F32,
             "bf16" => Precision::Bf16,
-            other => bail!("no precision {other}"),
+            other => bail!("unknown precision {other}"),
         };
-        let split = Split::find(split).with_context(|| format!("ranks cannot share {split}"))?;
+        let parallelism = DataParallelism::find(parallelism)
+            .with_context(|| format!("unknown parallelism {parallelism}"))?;
         let cpus = cpus.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let (batch, ranks, rank) = (batch.parse()?, ranks.parse()?, rank.parse()?);
-        Ok(Self { preset, precision, split, batch, cpus, ranks, rank })
+        Ok(Self { preset, precision, parallelism, batch, cpus, ranks, rank })
     }
 }
 
-/// Says `ready` and the loss of the first step; then reads how many steps to take, and answers how
-/// many seconds each took.
-pub fn be_one(words: &[String]) -> Result<()> {
-    let job = Job::read(words)?;
-    let mut bound = rustix::thread::CpuSet::new();
-    job.cpus.iter().for_each(|cpu| bound.set(*cpu));
-    rustix::thread::sched_setaffinity(None, &bound).context("binding to processors")?;
+/// Prints `ready` and the loss of the first step; then, for each line with a number of steps, runs a round and
+/// prints its report.
+pub fn run(args: &[String]) -> Result<()> {
+    let args = WorkerArgs::parse(args)?;
+    let mut cpu_set = rustix::thread::CpuSet::new();
+    args.cpus.iter().for_each(|cpu| cpu_set.set(*cpu));
+    rustix::thread::sched_setaffinity(None, &cpu_set).context("sched_setaffinity")?;
     let mut lines = std::io::stdin().lock().lines();
-    let groups = match job.ranks {
-        1 => Groups::alone(),
+    let groups = match args.ranks {
+        1 => ProcessGroups::single_rank(),
         ranks => {
-            let comm = joined(&job, &lines.next().context("no meeting")??)?;
-            Groups::new(comm, Mesh::data(ranks))?
+            let rendezvous = lines.next().context("no rendezvous line")??;
+            let comm = connect(&args, &rendezvous)?;
+            ProcessGroups::new(comm, Mesh::data_parallel(ranks))?
         }
     };
-    let mut training = Training::new(&job, groups)?;
-    let first = training.turn(3)?;
-    say(&format!("ready {}", first[0].1))?;
+    let mut trainer = BenchTrainer::new(&args, groups)?;
+    let first = trainer.run_steps(3)?;
+    print_line(&format!("ready {}", first[0].1))?;
     for line in lines {
         let steps: usize = line?.trim().parse()?;
-        // What others did meanwhile is still in the caches.
-        training.turn(2)?;
-        let steps = training.turn(steps)?;
-        let (_, loss) = *steps.last().context("a turn without steps")?;
-        say(&Answer { steps: steps.into_iter().map(|(step, _)| step).collect(), loss }.line())?;
+        // Warm-up: the caches have the data of other processes.
+        trainer.run_steps(2)?;
+        let steps = trainer.run_steps(steps)?;
+        let (_, loss) = *steps.last().context("a round without steps")?;
+        let steps = steps.into_iter().map(|(step, _)| step).collect();
+        print_line(&RoundReport { steps, loss }.to_line())?;
     }
     Ok(())
 }
 
-fn say(line: &str) -> Result<()> {
+fn print_line(line: &str) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)
 }
 
-/// Meets the other ranks: the line is the port and the secret.
-fn joined(job: &Job, line: &str) -> Result<Arc<dyn Comm>> {
-    let (port, secret) = line.split_once(' ').context("no port and secret")?;
+/// Connects to the other ranks, given the port and the secret.
+fn connect(args: &WorkerArgs, rendezvous: &str) -> Result<Arc<dyn Comm>> {
+    let (port, secret) = rendezvous.split_once(' ').context("expected port and secret")?;
     let secret = Secret::from_hex(secret)?;
-    let (rank, ranks) = (job.rank as u32, job.ranks as u32);
-    let mut settings = Settings::new(rank, ranks, "127.0.0.1", port.parse()?, secret);
+    let (rank, ranks) = (args.rank as u32, args.ranks as u32);
+    let mut settings = BootstrapConfig::new(rank, ranks, "127.0.0.1", port.parse()?, secret);
     settings.local_rank = rank;
-    Ok(Arc::new(host::join(settings)?))
+    Ok(Arc::new(hierarchical::join(settings)?))
 }
 
-/// A model in training.
-struct Training {
+struct BenchTrainer {
     engine: Engine,
     /// Inputs and targets.
     batches: Vec<(Vec<u32>, Vec<u32>)>,
     batch: usize,
-    first: u64,
-    /// Tokens of a step, of all ranks.
+    /// Index of the first sequence of this rank.
+    first_sequence: u64,
+    /// Tokens of a step on all ranks.
     tokens: u64,
     step: u64,
 }
 
-impl Training {
-    fn new(job: &Job, groups: Groups) -> Result<Self> {
-        let device = Cpu::new(job.cpus.len(), job.precision);
-        let net = Net::new(Model::new(job.preset.shape()), Box::new(device));
-        let count = job.preset.tokens(job.batch);
-        let below = job.preset.shape().vocabulary as u64;
-        let token = |key: u64, i: u64| (random::mix(random::key(key, &[i])) % below) as u32;
-        let batch = |number: usize| {
-            let key = random::key(7, &[job.rank as u64, number as u64]);
-            let from = |first: u64| (first..first + count as u64).map(|i| token(key, i)).collect();
-            (from(0), from(1))
+impl BenchTrainer {
+    fn new(args: &WorkerArgs, groups: ProcessGroups) -> Result<Self> {
+        let device = Cpu::new(args.cpus.len(), args.precision);
+        let net = Net::new(Model::new(args.preset.shape()), Box::new(device));
+        let tokens = args.preset.tokens(args.batch) as u64;
+        let vocab_size = args.preset.shape().vocab_size as u64;
+        let token = |key: u64, i: u64| (random::mix(random::key(key, &[i])) % vocab_size) as u32;
+        let batch = |index: usize| {
+            let key = random::key(7, &[args.rank as u64, index as u64]);
+            let stream = |first: u64| (first..first + tokens).map(|i| token(key, i)).collect();
+            (stream(0), stream(1))
         };
-        let stage = Stage::whole(&job.preset.shape());
-        let zero = match job.split {
-            Split::Data => Zero::Nothing,
-            Split::Zero3 => Zero::Parameters,
+        let stage = Stage::single(&args.preset.shape());
+        let zero = match args.parallelism {
+            DataParallelism::Replicated => ZeroStage::Off,
+            DataParallelism::Zero3 => ZeroStage::Three,
         };
         Ok(Self {
-            engine: Engine::new(net, groups, stage, &Sharing::zero(zero), 1)?,
+            engine: Engine::new(
+                net,
+                groups,
+                stage,
+                &ShardingConfig::zero(zero),
+                ParamInit::Random { seed: 1 },
+            )?,
             batches: (0..BATCHES).map(batch).collect(),
-            batch: job.batch,
-            first: (job.rank * job.batch) as u64,
-            tokens: (count * job.ranks) as u64,
+            batch: args.batch,
+            first_sequence: (args.rank * args.batch) as u64,
+            tokens: tokens * args.ranks as u64,
             step: 0,
         })
     }
 
-    /// Some steps, and the mean loss of this rank's tokens in each.
-    fn turn(&mut self, steps: usize) -> Result<Vec<(Step, f64)>> {
-        (0..steps).map(|_| self.once()).collect()
+    /// Runs steps and returns their times and mean losses on this rank.
+    fn run_steps(&mut self, steps: usize) -> Result<Vec<(StepTime, f64)>> {
+        (0..steps).map(|_| self.run_step()).collect()
     }
 
-    fn once(&mut self) -> Result<(Step, f64)> {
+    fn run_step(&mut self) -> Result<(StepTime, f64)> {
         let start = Instant::now();
         let (inputs, targets) = &self.batches[self.step as usize % BATCHES];
-        let micro = Micro { inputs, targets, batch: self.batch, first: self.first };
-        let rule = Rule::AdamW(AdamW {
-            rate: 1e-3,
+        let micro =
+            MicroBatch { inputs, targets, batch: self.batch, first_sequence: self.first_sequence };
+        let rule = OptimizerStep::AdamW(AdamW {
+            lr: 1e-3,
             beta1: 0.9,
             beta2: 0.99,
-            epsilon: 1e-8,
-            decay: 0.1,
+            eps: 1e-8,
+            weight_decay: 0.1,
             step: self.step + 1,
-            scale: 1.0,
+            grad_scale: 1.0,
         });
         let (step, tokens) = (self.step, self.tokens);
-        let plan = Plan { step, tokens, rule, clip: 1.0, dropout: 0.0, seed: 1, recompute: false };
+        let plan = StepConfig {
+            step,
+            tokens,
+            optimizer: rule,
+            grad_clip: 1.0,
+            dropout: 0.0,
+            seed: 1,
+            recompute: false,
+        };
         let outcome = self.engine.step(&plan, std::iter::once(micro))?;
         self.step += 1;
-        let laps = Laps {
-            forward: outcome.laps.forward.as_secs_f64(),
-            backward: outcome.laps.backward.as_secs_f64(),
-            communication: outcome.laps.communication.as_secs_f64(),
-            optimizer: outcome.laps.optimizer.as_secs_f64(),
+        let phases = PhaseTimes {
+            forward: outcome.timings.forward.as_secs_f64(),
+            backward: outcome.timings.backward.as_secs_f64(),
+            communication: outcome.timings.communication.as_secs_f64(),
+            optimizer: outcome.timings.optimizer.as_secs_f64(),
         };
         let loss = outcome.loss_sum / inputs.len() as f64;
-        Ok((Step { seconds: start.elapsed().as_secs_f64(), laps: Some(laps) }, loss))
+        Ok((StepTime { seconds: start.elapsed().as_secs_f64(), phases: Some(phases) }, loss))
     }
 }

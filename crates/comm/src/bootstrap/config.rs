@@ -4,11 +4,12 @@ use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
 use crate::CommError;
 use crate::fabric::{ProviderChoice, has_fabric};
-use crate::tcp::{RankInfo, fnv1a};
+use crate::tcp::RankInfo;
 
 /// The configuration of a rank.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ impl BootstrapConfig {
             master_port,
             listener: None,
             secret,
-            host: host(),
+            host: host_name(),
             node: node(),
             bind: Vec::new(),
             connections: 2,
@@ -208,7 +209,8 @@ fn read_secret(file: &Path) -> Result<Secret, CommError> {
     Secret::from_hex(text.trim()).map_err(malformed)
 }
 
-fn host() -> String {
+/// The name of this host.
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -217,7 +219,7 @@ fn node() -> String {
     use std::os::unix::fs::MetadataExt;
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let shm = std::fs::metadata("/dev/shm").map_or(0, |meta| meta.dev());
-    format!("{} {} {shm}", host(), boot.trim())
+    format!("{} {} {shm}", host_name(), boot.trim())
 }
 
 #[cfg(test)]

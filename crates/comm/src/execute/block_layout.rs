@@ -130,7 +130,6 @@ impl<'a> BlockLayout<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ReduceOp;
 
     fn call<'a>(
         kind: CallKind,
@@ -138,16 +137,8 @@ mod tests {
         input: &'a [u8],
         output: &'a mut [u8],
     ) -> Call<'a> {
-        Call {
-            kind,
-            dtype: DType::U8,
-            op: ReduceOp::Sum,
-            root: 0,
-            tag: 0,
-            counts: Counts::PerRank(counts.to_vec().into()),
-            input: Some(input),
-            output,
-        }
+        let counts = Counts::PerRank(counts.to_vec().into());
+        Call { input: Some(input), ..Call::new(kind, DType::U8, counts, output) }
     }
 
     #[test]

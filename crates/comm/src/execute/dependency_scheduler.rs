@@ -79,7 +79,6 @@ impl StepOp {
     }
 }
 
-/// The progress of one step.
 #[derive(Debug)]
 struct StepProgress {
     round: usize,

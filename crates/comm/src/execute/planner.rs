@@ -97,11 +97,10 @@ fn table_bytes(call: &Call<'_>, ranks: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, ReduceOp};
+    use crate::DType;
 
     fn call(counts: Counts<'static>, kind: CallKind) -> Call<'static> {
-        let (dtype, op) = (DType::F32, ReduceOp::Sum);
-        Call { kind, dtype, op, root: 1, tag: 0, counts, input: None, output: &mut [] }
+        Call { root: 1, ..Call::new(kind, DType::F32, counts, &mut []) }
     }
 
     #[test]

@@ -70,7 +70,6 @@ impl Library {
         })
     }
 
-    /// The text of an error code.
     pub fn error_text(&self, code: impl TryInto<c_int>) -> String {
         let code: c_int = code.try_into().unwrap_or(c_int::MAX);
         // SAFETY: the function accepts any code and returns a static string.

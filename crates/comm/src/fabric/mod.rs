@@ -2,7 +2,7 @@
 //! (verbs), Omni-Path, or any other provider by name.
 //!
 //! Only data messages use libfabric. Bootstrap, authentication, heartbeats and fault reports stay on
-//! the TCP control plane. A [`FabricTransport`] replaces the data connections between ranks; the
+//! the TCP control plane. A `FabricTransport` replaces the data connections between ranks; the
 //! layers above it are unchanged.
 //!
 //! libfabric does not authenticate senders: any process that reaches a rank's endpoint can send to

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
@@ -14,7 +15,7 @@ use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
 use crate::CommError;
-use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode, fnv1a};
+use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
 use crate::worker::all_gather_bytes;
 
 /// The communicator for the negotiation.
@@ -158,7 +159,6 @@ impl Negotiation {
         FabricTransport::new(pool, job, addresses)
     }
 
-    /// The offers of all ranks.
     fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>, CommError> {
         let mut bytes = encode(&own);
         bytes.resize(OFFER_BYTES, 0);

@@ -128,7 +128,6 @@ impl FabricTransport {
         self.post_sends(comms);
     }
 
-    /// Posts a receive.
     pub fn receive(&mut self, from: u32, posted: PostedRecv, comms: &mut CommTable) {
         let Some(_guard) = enter() else { return };
         let queue = &mut self.peers.entry(from).or_default().queue;

@@ -51,8 +51,8 @@ fn stage_call<'a>(
     input: &'a [u8],
     output: &'a mut [u8],
 ) -> Call<'a> {
-    let (dtype, op) = (call.dtype, call.op);
-    Call { kind, dtype, op, root, tag: 0, counts: per_rank(counts), input: Some(input), output }
+    let stage = Call::new(kind, call.dtype, per_rank(counts), output);
+    Call { root, input: Some(input), ..stage }
 }
 
 impl Hierarchical {

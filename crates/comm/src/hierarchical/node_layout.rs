@@ -3,7 +3,6 @@
 /// The nodes of all ranks, from one rank's perspective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeLayout {
-    /// Number of nodes.
     pub nodes: u32,
     /// This rank's node, numbered by first occurrence.
     pub node: u32,
@@ -42,7 +41,6 @@ impl NodeLayout {
         }
     }
 
-    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.coords.len()
     }
@@ -61,7 +59,6 @@ impl NodeLayout {
         ranks.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// The ranks of a node.
     pub fn ranks_of(&self, node: u32) -> impl Iterator<Item = u32> {
         let on_node = move |((n, _), _): &(&(u32, u32), u32)| *n == node;
         self.coords.iter().zip(0..).filter(on_node).map(|(_, rank)| rank)
@@ -72,7 +69,6 @@ impl NodeLayout {
         self.nodes as usize == self.coords.len()
     }
 
-    /// Whether a rank is on this node.
     pub fn is_on_this_node(&self, rank: u32) -> bool {
         self.coords(rank).0 == self.node
     }

@@ -3,6 +3,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
 use crate::{bootstrap, shm};
@@ -24,7 +25,7 @@ impl ShmNaming {
     pub fn new(config: &bootstrap::BootstrapConfig) -> Self {
         Self {
             secret: config.secret.clone(),
-            node: fingerprint(&config.node),
+            node: fnv1a(config.node.bytes()),
             config: shm::ShmConfig {
                 desync_after: config.desync_after,
                 debug: config.debug,
@@ -48,13 +49,6 @@ impl ShmNaming {
 pub fn fresh_comm_id() -> u64 {
     // Each `RandomState` has different random keys.
     RandomState::new().hash_one("a communicator")
-}
-
-/// FNV-1a, identical on every machine.
-fn fingerprint(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) fn in_place_call<'a>(
     counts: Counts<'a>,
     output: &'a mut [u8],
 ) -> Call<'a> {
-    Call { kind, dtype, op, root, tag: 0, counts, input: None, output }
+    Call { op, root, ..Call::new(kind, dtype, counts, output) }
 }
 
 impl Hierarchical {

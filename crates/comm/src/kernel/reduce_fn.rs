@@ -37,38 +37,19 @@ pub trait ReduceFn {
     fn apply<T: Reducible>(a: T, b: T) -> T;
 }
 
-pub struct Sum;
-pub struct Product;
-pub struct Min;
-pub struct Max;
-
-impl ReduceFn for Sum {
-    #[inline(always)]
-    fn apply<T: Reducible>(a: T, b: T) -> T {
-        a.reduce_sum(b)
-    }
+macro_rules! reduce_fns {
+    ($($name:ident => $method:ident),*) => {$(
+        pub struct $name;
+        impl ReduceFn for $name {
+            #[inline(always)]
+            fn apply<T: Reducible>(a: T, b: T) -> T {
+                a.$method(b)
+            }
+        }
+    )*};
 }
 
-impl ReduceFn for Product {
-    #[inline(always)]
-    fn apply<T: Reducible>(a: T, b: T) -> T {
-        a.reduce_product(b)
-    }
-}
-
-impl ReduceFn for Min {
-    #[inline(always)]
-    fn apply<T: Reducible>(a: T, b: T) -> T {
-        a.reduce_min(b)
-    }
-}
-
-impl ReduceFn for Max {
-    #[inline(always)]
-    fn apply<T: Reducible>(a: T, b: T) -> T {
-        a.reduce_max(b)
-    }
-}
+reduce_fns!(Sum => reduce_sum, Product => reduce_product, Min => reduce_min, Max => reduce_max);
 
 macro_rules! integers {
     ($($type:ty),*) => {$(

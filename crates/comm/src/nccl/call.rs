@@ -182,7 +182,6 @@ impl NcclEngine {
         Ok(())
     }
 
-    /// The staging buffers.
     fn staging(&self) -> DeviceBuffers {
         DeviceBuffers { send: self.input.start, recv: self.output.start }
     }

@@ -144,7 +144,6 @@ impl Drop for CurrentDevice {
     }
 }
 
-/// Memory on a device.
 pub struct DeviceMemory {
     pub start: *mut c_void,
     pub bytes: usize,

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::device::{DeviceMemory, GpuDevice};
+use super::device::GpuDevice;
 use crate::CommError;
 use crate::buffer::{Buffer, DeviceCopy};
 use crate::gpu::sys::{Runtime, Vendor};
@@ -40,9 +40,8 @@ impl Gpu {
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
         let memory = self.device.alloc(bytes)?;
         let start = NonNull::new(memory.start.cast()).unwrap_or(NonNull::dangling());
-        let owner = MemoryOwner::Owned { _memory: memory };
         // SAFETY: it is memory of this device, which the owner frees.
-        Ok(unsafe { self.wrap(start, bytes, owner) })
+        Ok(unsafe { self.adopt(start, bytes, Box::new(memory)) })
     }
 
     /// Wraps device memory of another library, which frees it when `owner` is dropped: a tensor
@@ -61,29 +60,17 @@ impl Gpu {
         bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Buffer {
-        // SAFETY: as required of the caller.
-        unsafe { self.wrap(start, bytes, MemoryOwner::External { _owner: owner }) }
-    }
-
-    /// # Safety
-    /// As for [`Gpu::adopt`].
-    unsafe fn wrap(&self, start: NonNull<u8>, bytes: usize, owner: MemoryOwner) -> Buffer {
         let memory = GpuMemory { device: self.device.clone(), _owner: owner };
         // SAFETY: as required of the caller.
         unsafe { Buffer::on_device(start, bytes, Box::new(memory)) }
     }
 }
 
-/// MemoryOwner of the memory.
-enum MemoryOwner {
-    Owned { _memory: DeviceMemory },
-    External { _owner: Box<dyn Any + Send + Sync> },
-}
-
-/// GpuDevice memory of a buffer.
+/// Device memory of a buffer.
 struct GpuMemory {
     device: Arc<GpuDevice>,
-    _owner: MemoryOwner,
+    /// Keeps the memory valid.
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
 impl DeviceCopy for GpuMemory {

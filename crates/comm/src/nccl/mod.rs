@@ -36,11 +36,11 @@ use crate::buffer::{Buffer, MemorySpace};
 use crate::error::Peer;
 use crate::gpu::sys::{Runtime, SUCCESS};
 use crate::worker::{
-    AbortFn, Allocator, Communicator, Engine, HasFailedFn, first_device_buffer, split_p2p,
+    AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, first_device_buffer,
 };
 use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Signature};
 use device::{DeviceMemory, GpuDevice};
-use sys::{IN_PROGRESS, NcclApi, OK, RawComm, RawConfig, UniqueId};
+use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
 pub use crate::gpu::sys::Vendor;
 pub use gpu::Gpu;
@@ -269,7 +269,7 @@ fn all_ranks_have_devices<T>(
 /// Converts an NCCL result.
 fn check(api: &NcclApi, what: &str, code: c_int) -> Result<(), CommError> {
     match code {
-        OK | IN_PROGRESS => Ok(()),
+        SUCCESS | IN_PROGRESS => Ok(()),
         code => {
             let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
             Err(CommError::System { what: what.to_owned(), why })
@@ -292,13 +292,10 @@ impl Engine for NcclEngine {
         self.run_guarded(signature, |engine| engine.run_via_host(call))
     }
 
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = split_p2p(calls);
-        if let Some(first) = messages.first() {
-            let signature = first.signature(self.peers.len());
-            self.run_guarded(signature, |engine| engine.run_p2p_via_host(messages))?;
-        }
-        collectives.into_iter().try_for_each(|call| self.run(call))
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        let Some(first) = messages.first() else { return Ok(()) };
+        let signature = first.signature(self.peers.len());
+        self.run_guarded(signature, |engine| engine.run_p2p_via_host(messages))
     }
 
     fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
@@ -322,7 +319,7 @@ impl Engine for NcclEngine {
     fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
         if first_device_buffer(messages)?.is_none() {
             return (0..times).try_for_each(|_| {
-                self.run_group(messages.iter_mut().map(OwnedCall::as_call).collect())
+                self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect())
             });
         }
         let own = MemorySpace::Device(self.config.device);
@@ -334,11 +331,7 @@ impl Engine for NcclEngine {
         self.run_guarded(signature, |engine| engine.run_p2p_on_device(messages, times))
     }
 
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
         let Some(bootstrap) = self.bootstrap.split(colour, key)? else { return Ok(None) };
         let (runtime, api) = (self.device.runtime.clone(), self.api.clone());
         Ok(Some(Box::new(Self::join(runtime, api, bootstrap.into(), self.config)?)))

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-use crate::gpu::sys::{LibraryError, SUCCESS, Stream, Vendor, error_text, open_library, symbol};
+use crate::gpu::sys::{LibraryError, Stream, Vendor, error_text, open_library, symbol};
 
 /// `ncclUniqueId`, which identifies a communicator during its initialisation.
 #[repr(C)]
@@ -30,8 +30,6 @@ impl RawConfig {
     }
 }
 
-/// `ncclSuccess`.
-pub const OK: c_int = SUCCESS;
 /// `ncclInProgress`.
 pub const IN_PROGRESS: c_int = 7;
 

@@ -5,8 +5,9 @@
 use std::time::{Duration, Instant};
 
 use super::NcclEngine;
-use super::sys::{IN_PROGRESS, OK, RawComm};
+use super::sys::{IN_PROGRESS, RawComm};
 use crate::error::Peer;
+use crate::gpu::sys::SUCCESS;
 use crate::{CallKind, Collectives, CommError};
 
 /// How long the ranks may take to connect their devices, which takes a while for many ranks.
@@ -78,7 +79,7 @@ impl NcclEngine {
 
     /// Whether the library has finished its current operation.
     fn is_done(&self, raw: RawComm, what: &str) -> Result<bool, CommError> {
-        let mut state = OK;
+        let mut state = SUCCESS;
         // SAFETY: the communicator is valid; the function writes one integer.
         let code = unsafe { (self.api.comm_get_async_error)(raw, &mut state) };
         self.check(what, code).and_then(|()| self.check(what, state))?;

@@ -46,7 +46,7 @@ use self::store_policy::StorePolicy;
 use self::wait::{CallContext, ShmState};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
-use crate::worker::{AbortFn, Allocator, Communicator, Engine, HasFailedFn, split_p2p};
+use crate::worker::{AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn};
 use crate::{Call, CallKind, CommError, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};
@@ -246,21 +246,15 @@ impl Engine for ShmEngine {
         done
     }
 
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = split_p2p(calls);
-        let done = self.run_p2p(messages);
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        let done = self.post_group(messages).and_then(|mut group| self.wait_group(&mut group));
         self.shared.region.set_activity(Activity::Idle(self.calls));
-        done?;
-        collectives.into_iter().try_for_each(|call| self.run(call))
+        done
     }
 
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
         let child = self.split_off(colour, key)?;
-        Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
+        Ok(child.map(|child| Box::new(child) as BoxEngine))
     }
 
     fn allocator(&self) -> Allocator {

@@ -14,7 +14,6 @@ use crate::{Call, CallKind, Counts};
 pub struct SlotChunk {
     /// Offset in the buffer.
     pub offset: usize,
-    /// Offset in the slot.
     pub slot_offset: usize,
     pub bytes: usize,
 }
@@ -270,7 +269,7 @@ impl ReduceShards {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, ReduceOp};
+    use crate::DType;
 
     #[test]
     fn shards_cover_the_buffer_once() {
@@ -290,8 +289,7 @@ mod tests {
     }
 
     fn call(kind: CallKind, counts: Counts<'static>) -> Call<'static> {
-        let (dtype, op) = (DType::U8, ReduceOp::Sum);
-        Call { kind, dtype, op, root: 1, tag: 0, counts, input: None, output: &mut [] }
+        Call { root: 1, ..Call::new(kind, DType::U8, counts, &mut []) }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use super::layout::RegionLayout;
 use super::segment::Segment;
 use crate::comm::split_order;
 use crate::error::Peer;
-use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
+use crate::worker::{Engine, all_gather_split_args};
+use crate::{Call, CallKind, CommError, Counts, DType};
 
 /// The first page of the file holds its allocated size.
 pub const FIRST_PAGE: usize = 4096;
@@ -32,7 +32,7 @@ impl ShmEngine {
         colour: Option<u32>,
         key: i64,
     ) -> Result<Option<Self>, CommError> {
-        let all = self.colours(colour, key)?;
+        let all = all_gather_split_args(self, colour, key)?;
         let mut colours: Vec<u32> = all.iter().filter_map(|(colour, _)| *colour).collect();
         colours.sort_unstable();
         colours.dedup();
@@ -68,26 +68,6 @@ impl ShmEngine {
         Peer::new(rank, self.shared.peers[of].host.clone())
     }
 
-    /// All-gathers colours and keys.
-    fn colours(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Vec<(Option<u32>, i64)>, CommError> {
-        let mut all = vec![0u8; self.shared.peers.len() * 16];
-        let own = &mut all[self.shared.region.rank * 16..][..16];
-        own[..8].copy_from_slice(&colour.map_or(-1, i64::from).to_le_bytes());
-        own[8..].copy_from_slice(&key.to_le_bytes());
-        self.run(bytes(CallKind::AllGather, 16, &mut all))?;
-        let word = |bytes: &[u8]| {
-            let mut word = [0; 8];
-            word.copy_from_slice(bytes);
-            i64::from_le_bytes(word)
-        };
-        let of = |words: &[u8]| (u32::try_from(word(&words[..8])).ok(), word(&words[8..]));
-        Ok(all.chunks_exact(16).map(of).collect())
-    }
-
     /// Rank 0 allocates memory for all colours.
     fn allocate_children(&mut self, bytes_of_all: u64) -> Result<u64, CommError> {
         let mut start = [0; 8];
@@ -95,12 +75,8 @@ impl ShmEngine {
             let allocated = allocate(&self.shared.segment, bytes_of_all);
             start = allocated.map_err(|error| self.shared.publish_error(error))?.to_le_bytes();
         }
-        self.run(bytes(CallKind::Broadcast, 8, &mut start))?;
+        let counts = Counts::Equal(start.len());
+        self.run(Call::new(CallKind::Broadcast, DType::U8, counts, &mut start))?;
         Ok(u64::from_le_bytes(start))
     }
-}
-
-fn bytes(kind: CallKind, count: usize, output: &mut [u8]) -> Call<'_> {
-    let (dtype, op, counts) = (DType::U8, ReduceOp::Sum, Counts::Equal(count));
-    Call { kind, dtype, op, root: 0, tag: 0, counts, input: None, output }
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
 use crate::fabric::Preference;
@@ -12,9 +13,7 @@ use crate::{CallKind, DType, ReduceOp, Signature};
 pub struct RankInfo {
     /// The global rank.
     pub rank: u32,
-    /// The local rank.
     pub local_rank: u32,
-    /// The host name.
     pub host: String,
     /// An ID of the node that does not depend on the host name.
     pub node: u64,
@@ -36,7 +35,6 @@ pub enum Hello {
     Join {
         /// The number of ranks it expects.
         world_size: u32,
-        /// The rank.
         member: RankInfo,
     },
     /// Opens a data connection.
@@ -62,7 +60,6 @@ pub const ACCEPTED_REUSE: &[u8] = b"accepted, reuse";
 pub enum Fault {
     /// A rank was lost.
     Lost {
-        /// The rank.
         rank: u32,
         /// How it was detected.
         why: String,
@@ -96,7 +93,6 @@ pub enum Fault {
     },
     /// A rank aborted.
     Aborted {
-        /// The rank.
         rank: u32,
         /// Its reason.
         why: String,
@@ -187,7 +183,6 @@ pub enum ToRoot {
     },
     /// Answers [`FromRoot::QueryStatus`].
     Status {
-        /// The query.
         query: u64,
         /// The number of collectives started.
         calls: u64,
@@ -216,7 +211,6 @@ pub enum ToRoot {
 pub enum FromRoot {
     /// All ranks are registered.
     Ready {
-        /// The ranks.
         members: Vec<RankInfo>,
         /// The algorithm table, as a JSON document.
         algorithms: String,
@@ -230,7 +224,6 @@ pub enum FromRoot {
     },
     /// Asks for the rank's [`ToRoot::Status`] in a communicator.
     QueryStatus {
-        /// The query.
         query: u64,
         /// The communicator.
         comm_id: u64,
@@ -249,7 +242,6 @@ pub enum FromRoot {
     },
     /// A rank closed a communicator.
     Closed {
-        /// The rank.
         rank: u32,
         /// Its announcement.
         closed: CommClosed,
@@ -315,13 +307,6 @@ impl WireSignature {
         let hash = fnv1a(bytes);
         (hash ^ (hash >> 32)) as u32
     }
-}
-
-/// The 64-bit FNV-1a hash.
-pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 /// Serialises a message. Serialising these types is infallible.

@@ -12,11 +12,8 @@ use crate::schedule::selection::AlgorithmTable;
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
 use crate::tune::Tunable;
-use crate::worker::{AbortFn, Engine, HasFailedFn, all_gather_bytes, split_p2p};
-use crate::{Call, CallKind, CommError};
-
-/// Encoded size of a colour and a key.
-const SPLIT_ARGS_BYTES: usize = 16;
+use crate::worker::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
+use crate::{Call, CommError};
 
 /// Runs collectives on a [`TcpTransport`].
 pub struct TcpEngine {
@@ -53,7 +50,7 @@ impl TcpEngine {
         colour: Option<u32>,
         key: i64,
     ) -> Result<Option<Self>, CommError> {
-        let args = self.all_gather_split_args(colour, key)?;
+        let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
         let ranks = split_order(&args, colour);
         let own = self.transport.rank();
@@ -65,25 +62,6 @@ impl TcpEngine {
         let mut child = Self::new(transport);
         child.planner.set_table(self.planner.table().clone());
         Ok(Some(child))
-    }
-
-    /// The colour and key of every rank.
-    fn all_gather_split_args(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Vec<(Option<u32>, i64)>, CommError> {
-        let mut own = [0; SPLIT_ARGS_BYTES];
-        own[..8].copy_from_slice(&colour.map_or(-1, i64::from).to_le_bytes());
-        own[8..].copy_from_slice(&key.to_le_bytes());
-        let all = all_gather_bytes(self, &own)?;
-        let word = |bytes: &[u8]| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&bytes[..8]);
-            i64::from_le_bytes(eight)
-        };
-        let args = |bytes: &[u8]| (u32::try_from(word(bytes)).ok(), word(&bytes[8..]));
-        Ok(all.chunks_exact(SPLIT_ARGS_BYTES).map(args).collect())
     }
 }
 
@@ -97,26 +75,20 @@ impl Engine for TcpEngine {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        if matches!(call.kind, CallKind::Send | CallKind::Receive) {
-            return execute::run_p2p(&mut self.transport, vec![call]);
+        if call.kind.is_p2p() {
+            return self.run_p2p(vec![call]);
         }
         let program = self.planner.plan(&call)?;
         execute::run(&mut self.transport, call, &program, &mut self.scratch)
     }
 
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let (messages, collectives) = split_p2p(calls);
-        execute::run_p2p(&mut self.transport, messages)?;
-        collectives.into_iter().try_for_each(|call| self.run(call))
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+        execute::run_p2p(&mut self.transport, messages)
     }
 
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
         let child = self.split_off(colour, key)?;
-        Ok(child.map(|child| Box::new(child) as Box<dyn Engine>))
+        Ok(child.map(|child| Box::new(child) as BoxEngine))
     }
 
     fn abort_fn(&self) -> AbortFn {

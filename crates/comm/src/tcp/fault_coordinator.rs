@@ -23,7 +23,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The recipient of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recipient {
-    /// One rank.
     Rank(u32),
     /// All ranks, including rank 0.
     All,

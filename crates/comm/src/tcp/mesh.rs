@@ -88,7 +88,6 @@ impl Mesh {
         Self { unexpected_limit, ..Self::default() }
     }
 
-    /// The number of connections to a rank.
     pub fn connections_to(&self, rank: u32) -> usize {
         self.outgoing.get(&rank).map_or(0, Outgoing::connections)
     }

@@ -28,7 +28,6 @@ impl Rendezvous {
         Self { members: vec![None; world_size as usize], unauthenticated: Vec::new() }
     }
 
-    /// Registers a rank.
     pub fn register(&mut self, world_size: u32, member: RankInfo) -> Result<(), RendezvousError> {
         let ours = self.members.len();
         let failed =

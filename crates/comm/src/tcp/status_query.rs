@@ -44,7 +44,6 @@ pub struct RankStatus {
 pub struct StatusQuery {
     /// The ranks that asked for the diagnosis.
     pub requesters: Vec<u32>,
-    /// The call.
     pub stalled: StalledCall,
     /// The ranks that were queried.
     pub queried: BTreeSet<u32>,

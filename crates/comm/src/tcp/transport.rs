@@ -9,8 +9,10 @@ mod stall_detector;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+use regatta_model::hash::fnv1a;
+
 use super::context::TcpContext;
-use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot, fnv1a};
+use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
 use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
 use super::mesh::{LinkDirection, Mesh, PostedRecv};
 use crate::error::Peer;

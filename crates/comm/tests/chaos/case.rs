@@ -90,7 +90,6 @@ impl ChaosStep {
     }
 }
 
-/// A chaos case.
 #[derive(Debug)]
 pub struct ChaosCase {
     pub seed: u64,
@@ -164,7 +163,6 @@ impl ChaosCase {
         self.nodes.len()
     }
 
-    /// The host name of a rank.
     pub fn host(&self, rank: usize) -> String {
         format!("node{}", self.nodes[rank] + 1)
     }

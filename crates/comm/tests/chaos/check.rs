@@ -44,7 +44,6 @@ pub fn all(case: &ChaosCase, outcomes: &[Option<Outcome>]) -> Result<(), String>
     Ok(())
 }
 
-/// Checks the outcome of one rank.
 fn check_rank(case: &ChaosCase, rank: usize, outcome: &Outcome) -> Result<(), String> {
     let Some(kind) = outcome.kind.as_deref() else {
         return if case.may_succeed() { Ok(()) } else { Err("no error".to_owned()) };

@@ -367,19 +367,13 @@ fn ring(comm: &dyn Comm, count: usize) -> Result<(), CommError> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let data = vec![rank as u8; count];
     let mut got = vec![0; count];
-    let message = |kind, root| Call {
-        kind,
-        dtype: DType::U8,
-        op: ReduceOp::Sum,
-        root,
-        tag: 7,
-        counts: Counts::Equal(count),
-        input: None,
-        output: &mut [],
-    };
-    let send = Call { input: Some(&data), ..message(CallKind::Send, (rank + 1) % ranks) };
-    let left = (rank + ranks - 1) % ranks;
-    comm.run_group(vec![send, Call { output: &mut got, ..message(CallKind::Receive, left) }])?;
+    let (right, left) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let send = Call::new(CallKind::Send, DType::U8, Counts::Equal(count), &mut []);
+    let receive = Call::new(CallKind::Receive, DType::U8, Counts::Equal(count), &mut got);
+    comm.run_group(vec![
+        Call { root: right, tag: 7, input: Some(&data), ..send },
+        Call { root: left, tag: 7, ..receive },
+    ])?;
     assert!(got.iter().all(|byte| *byte == left as u8));
     Ok(())
 }

@@ -28,7 +28,6 @@ struct RankOutcome {
     text: Option<String>,
 }
 
-/// Runs a scenario.
 fn run_scenario(scenario: &str, ranks: u32) -> Vec<RankOutcome> {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -160,16 +159,8 @@ fn run_until_error(comm: &Communicator, operation: usize, count: usize) -> CommE
 }
 
 fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result<(), CommError> {
-    let mut call = Call {
-        kind,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 1,
-        tag: 0,
-        counts: Counts::Equal(count),
-        input: None,
-        output: &mut [],
-    };
+    let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
+    let mut call = Call { root: 1, ..call };
     let length = call.lengths(comm.rank() as usize, comm.size() as usize).1;
     let mut output = vec![0; length * 4];
     call.output = &mut output;

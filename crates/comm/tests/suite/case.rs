@@ -141,16 +141,8 @@ impl Case {
     }
 
     fn call<'a>(&self, rank: usize, input: Option<&'a [u8]>, output: &'a mut [u8]) -> Call<'a> {
-        Call {
-            kind: self.kind,
-            dtype: self.dtype,
-            op: self.op,
-            root: self.root,
-            tag: 0,
-            counts: self.counts(rank),
-            input,
-            output,
-        }
+        let call = Call::new(self.kind, self.dtype, self.counts(rank), output);
+        Call { op: self.op, root: self.root, input, ..call }
     }
 
     /// Runs the call and compares the result.

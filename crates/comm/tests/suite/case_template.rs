@@ -70,7 +70,6 @@ fn counts() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// Any template.
 pub fn template() -> impl Strategy<Value = CaseTemplate> {
     let shape = (counts(), any::<bool>())
         .prop_map(|(count, even)| if even { Shape::Even(count) } else { Shape::Uneven(count) });

@@ -1,7 +1,7 @@
 //! Random point-to-point messages.
 
 use proptest::prelude::*;
-use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
+use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending};
 
 use super::case::hash64;
 use super::on_all_ranks;
@@ -9,7 +9,6 @@ use super::on_all_ranks;
 /// Messages per group.
 const GROUP: usize = 12;
 
-/// One message.
 #[derive(Debug, Clone)]
 pub struct TestMessage {
     from: u32,
@@ -48,8 +47,8 @@ impl TestMessage {
         }
         let mut output = if sends { Vec::new() } else { empty };
         let input = sends.then_some(&bytes[..]);
-        let (op, tag) = (ReduceOp::Sum, self.tag);
-        comm.run(Call { kind, dtype, op, root, tag, counts, input, output: &mut output }).unwrap();
+        let call = Call::new(kind, dtype, counts, &mut output);
+        comm.run(Call { root, tag: self.tag, input, ..call }).unwrap();
         assert!(sends || output == bytes, "rank {}: {self:?}", comm.rank());
     }
 }
@@ -93,11 +92,9 @@ fn run_group_on_rank(comm: &dyn Comm, messages: &[TestMessage], reversed: bool) 
     let mut outputs: Vec<Vec<u8>> = bytes.iter().map(|expected| vec![0; expected.len()]).collect();
     let mut calls = Vec::new();
     for ((message, expected), output) in messages.iter().filter(own).zip(&bytes).zip(&mut outputs) {
-        let counts = || Counts::Equal(message.count);
-        let (dtype, op, tag) = (message.dtype, ReduceOp::Sum, message.tag);
         let call = |kind, root, input, output| {
-            let counts = counts();
-            Call { kind, dtype, op, root, tag, counts, input, output }
+            let call = Call::new(kind, message.dtype, Counts::Equal(message.count), output);
+            Call { root, tag: message.tag, input, ..call }
         };
         if message.from == comm.rank() {
             calls.push(call(CallKind::Send, message.to, Some(&expected[..]), &mut []));

@@ -84,7 +84,6 @@ pub fn sampled_combinations<C: Comm>(default: u32, world: impl Fn(u32) -> Vec<C>
     }
 }
 
-/// Random sessions.
 pub fn random_sessions<C: Comm>(
     default: u32,
     ranks: std::ops::Range<u32>,
@@ -93,7 +92,6 @@ pub fn random_sessions<C: Comm>(
     run_proptest(default, &session::session(ranks), |session| session.check(world(session.ranks)));
 }
 
-/// Random messages.
 pub fn random_messages<C: Comm>(
     default: u32,
     ranks: std::ops::Range<u32>,
@@ -362,8 +360,8 @@ fn part_of_group<'a>(
     output: &'a mut [u8],
 ) -> Call<'a> {
     let counts = Counts::Equal(input.map_or(output.len(), <[u8]>::len));
-    let (dtype, op) = (DType::U8, ReduceOp::Max);
-    Call { kind, dtype, op, root, tag, counts, input, output }
+    let call = Call::new(kind, DType::U8, counts, output);
+    Call { op: ReduceOp::Max, root, tag, input, ..call }
 }
 
 /// A bidirectional ring of messages larger than any buffer, a message to self, two small messages
@@ -401,4 +399,49 @@ pub fn group_on_rank(comm: &dyn Comm) {
     assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
     assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
     comm.run_group(Vec::new()).unwrap();
+}
+
+/// A small message is received before a large one that was sent first with another tag.
+pub fn messages_with_other_tags_overtake_large_ones<C: Comm>(world: Vec<C>) {
+    let (large, small) = (vec![7u8; 3 << 20], [1u8]);
+    on_all_ranks(world, |comm| match comm.rank() {
+        0 => {
+            comm.send(&large, 1, 1).unwrap();
+            comm.send(&small, 1, 2).unwrap();
+            comm.barrier().unwrap();
+        }
+        _ => {
+            let (mut a, mut b) = (vec![0; large.len()], [0]);
+            comm.receive(&mut b, 0, 2).unwrap();
+            comm.receive(&mut a, 0, 1).unwrap();
+            assert!(a == large && b == small);
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+/// Runs `calls` calls with `count(i)` elements on the communicator of four ranks, and more calls on
+/// one of two ranks at the same time.
+pub fn communicators_of_one_rank_run_concurrently<C: Comm>(
+    world: Vec<C>,
+    calls: usize,
+    count: impl Fn(usize) -> usize + Sync,
+) {
+    on_all_ranks(world, |comm| {
+        let pair = comm.split(Some(comm.rank() / 2), 0).unwrap().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..calls {
+                    let mut data = vec![i as f32; count(i)];
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert!(data.iter().all(|v| *v == 4.0 * i as f32));
+                }
+            });
+            for i in 0..calls * 8 / 5 {
+                let mut data = vec![i as i64; 1 + i * 31 % 3000];
+                pair.all_reduce(&mut data, ReduceOp::Max).unwrap();
+                assert!(data.iter().all(|v| *v == i as i64));
+            }
+        });
+    });
 }

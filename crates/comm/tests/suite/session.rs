@@ -182,7 +182,6 @@ impl Rng {
     }
 }
 
-/// Any session with this number of ranks.
 pub fn session(ranks: impl Strategy<Value = u32>) -> impl Strategy<Value = Session> {
     let args = (prop::option::weighted(0.9, 0u32..3), -2i64..3);
     let split = (any::<prop::sample::Index>(), prop::collection::vec(args, 17));

@@ -21,7 +21,12 @@ pub fn rank_waiting_in_another_communicator_is_not_reported<C: Comm>(world: Vec<
     });
     // Rank 2 has rank 1 in the split communicator.
     for (end, last) in ends.iter().zip([2, 1]) {
-        let Err(CommError::Timeout { missing, .. }) = end else { panic!("{end:?}") };
-        assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [last], "{end:?}");
+        assert_waits_for(end, last);
     }
+}
+
+/// Asserts that a call timed out waiting for this rank only.
+pub fn assert_waits_for(end: &Result<(), CommError>, rank: u32) {
+    let Err(CommError::Timeout { missing, .. }) = end else { panic!("{end:?}") };
+    assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [rank], "{end:?}");
 }

@@ -9,7 +9,7 @@ use regatta_comm::schedule::Algorithm;
 use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::tcp::TcpEngine;
 use regatta_comm::tune::{Tunable, TuneConfig, tune};
-use regatta_comm::worker::{AbortFn, Communicator, Engine};
+use regatta_comm::worker::{AbortFn, BoxEngine, Communicator, Engine};
 use regatta_comm::{Call, CallKind, CommError, Counts, DType, ReduceOp};
 use regatta_model::document::to_json;
 
@@ -34,11 +34,7 @@ impl Engine for FixedAlgorithm {
         self.engine.run_with(call, Algorithm::ALL[self.selected.load(Ordering::SeqCst)])
     }
 
-    fn split(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
         self.engine.split(colour, key)
     }
 
@@ -66,10 +62,7 @@ fn tuning_gives_all_ranks_the_same_table() {
             scope.spawn(move || {
                 let table = tune(&mut engine, config).unwrap();
                 let mut sum = 1f64.to_ne_bytes();
-                let counts = Counts::Equal(1);
-                let (kind, dtype, op) = (CallKind::AllReduce, DType::F64, ReduceOp::Sum);
-                let output = &mut sum[..];
-                let call = Call { kind, dtype, op, root: 0, tag: 0, counts, input: None, output };
+                let call = Call::new(CallKind::AllReduce, DType::F64, Counts::Equal(1), &mut sum);
                 engine.run(call).unwrap();
                 assert_eq!(f64::from_ne_bytes(sum), 3.0);
                 table

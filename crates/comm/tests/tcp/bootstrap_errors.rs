@@ -57,7 +57,7 @@ fn a_rank_with_another_secret_is_rejected_and_reported() {
     all[1].secret = Secret::generate().unwrap();
     let errors = errors(all);
     let error = |rank: usize| errors[rank].as_ref().unwrap().to_string();
-    assert!(error(1).contains("this job"), "{}", error(1));
+    assert!(error(1).contains("the peer does not have this job's secret"), "{}", error(1));
     assert!(error(0).contains("rank 1; rejected 1 connections from 127.0.0.1"), "{}", error(0));
 }
 

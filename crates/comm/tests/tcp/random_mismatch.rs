@@ -29,8 +29,8 @@ fn call(seeded: &mut SeededRng, ranks: u32) -> Action {
 fn run(comm: &Communicator, act: Action) -> Result<(), CommError> {
     let Action::Call { kind, dtype, op, root, count } = act else { return Ok(()) };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    let counts = Counts::Equal(count);
-    let mut call = Call { kind, dtype, op, root, tag: 0, counts, input: None, output: &mut [] };
+    let call = Call::new(kind, dtype, Counts::Equal(count), &mut []);
+    let mut call = Call { op, root, ..call };
     let size = dtype.size();
     let input = vec![0; call.lengths(rank, ranks).0 * size];
     if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
@@ -44,8 +44,8 @@ fn run(comm: &Communicator, act: Action) -> Result<(), CommError> {
 /// The signature of the action's call.
 fn signature(act: Action, ranks: u32) -> Option<String> {
     let Action::Call { kind, dtype, op, root, count } = act else { return None };
-    let counts = Counts::Equal(count);
-    let call = Call { kind, dtype, op, root, tag: 0, counts, input: None, output: &mut [] };
+    let call = Call::new(kind, dtype, Counts::Equal(count), &mut []);
+    let call = Call { op, root, ..call };
     Some(call.signature(ranks as usize).to_string())
 }
 

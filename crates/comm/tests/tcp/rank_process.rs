@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType};
 use regatta_wire::secret::Secret;
 
 use crate::port_file;
@@ -55,7 +55,6 @@ impl RankScript {
     }
 }
 
-/// The environment of a rank.
 pub fn environment(rank: u32, ranks: u32, master: &str, secret: &Path) -> Vec<(String, String)> {
     let pairs = [
         ("RANK", rank.to_string()),
@@ -83,7 +82,6 @@ fn port_file(secret: &Path) -> PathBuf {
     secret.with_extension("port")
 }
 
-/// Creates a file with a new secret.
 pub fn secret_file(folder: &Path, name: &str) -> SecretFile {
     use std::os::unix::fs::OpenOptionsExt;
     let path = folder.join(format!("{name}-{}", std::process::id()));
@@ -174,16 +172,8 @@ fn rank_main() {
 /// Runs one collective of `count` elements per part.
 fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    let mut call = Call {
-        kind,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 1,
-        tag: 0,
-        counts: Counts::Equal(count),
-        input: None,
-        output: &mut [],
-    };
+    let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
+    let mut call = Call { root: 1, ..call };
     let (input, output) = call.lengths(rank, ranks);
     let (input, mut output) = (vec![0; input * 4], vec![0; output * 4]);
     if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {

@@ -19,81 +19,32 @@ use env_reader::EnvReader;
 
 /// Why an allocation cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum AllocationError {
     /// A variable that should be a number is not.
     #[error("{name}={value:?} is not a number; unset it if it is left over from another job")]
-    NotANumber {
-        /// The variable.
-        name: String,
-        /// Its value.
-        value: String,
-    },
+    NotANumber { name: String, value: String },
     /// A malformed hostlist expression.
     #[error("{name}: {source}")]
-    Hostlist {
-        /// The variable.
-        name: String,
-        /// The parse error.
-        source: HostlistError,
-    },
+    Hostlist { name: String, source: HostlistError },
     /// A malformed list of task counts.
     #[error("{name}={value:?} is not a task list like 4(x2),3")]
-    TaskList {
-        /// The variable.
-        name: String,
-        /// Its value.
-        value: String,
-    },
+    TaskList { name: String, value: String },
     /// A required variable is missing.
     #[error("{present} is set but {missing} is not: {hint}")]
-    Missing {
-        /// The variable that is set.
-        present: String,
-        /// The missing variable.
-        missing: String,
-        /// How to fix it.
-        hint: String,
-    },
+    Missing { present: String, missing: String, hint: String },
     /// Contradicting variables.
     #[error("{names} contradict each other: {detail}; {hint}")]
-    Contradiction {
-        /// The variables with their values.
-        names: String,
-        /// The contradiction.
-        detail: String,
-        /// How to fix it.
-        hint: String,
-    },
+    Contradiction { names: String, detail: String, hint: String },
     /// A node file that cannot be opened.
     #[error("{name}={path}: {source}; {hint}")]
-    Nodefile {
-        /// The variable or option.
-        name: String,
-        /// The file.
-        path: String,
-        /// The I/O error.
-        source: std::io::Error,
-        /// How to fix it.
-        hint: &'static str,
-    },
+    Nodefile { name: String, path: String, source: std::io::Error, hint: &'static str },
     /// A malformed node file.
     #[error("{name}={path}: {source}")]
-    NodefileContent {
-        /// The variable or option.
-        name: String,
-        /// The file.
-        path: String,
-        /// The parse error.
-        source: NodefileError,
-    },
+    NodefileContent { name: String, path: String, source: NodefileError },
     /// An empty node list.
     #[error("{list} contains no host; {hint}")]
-    NoHosts {
-        /// The variable or option with its value.
-        list: String,
-        /// How to fix it.
-        hint: &'static str,
-    },
+    NoHosts { list: String, hint: &'static str },
     /// An allocation type that is not supported.
     #[error("{0}")]
     Unsupported(String),

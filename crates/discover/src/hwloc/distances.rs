@@ -11,7 +11,6 @@ const MAX_OBJECTS: usize = 1024;
 /// `HWLOC_DISTANCES_KIND_MEANS_LATENCY`.
 const MEANS_LATENCY: u64 = 1 << 2;
 
-/// An object of a matrix.
 pub(super) struct MatrixObject {
     /// OS index of a NUMA node, else hwloc's `gp_index`.
     pub(super) index: u64,

@@ -27,7 +27,6 @@ pub(super) struct FoundGpu {
     pub(super) indices: Vec<u64>,
 }
 
-/// A device of a runtime.
 struct RuntimeDevice<'t> {
     /// Index of its PCI device.
     pci: Option<usize>,

@@ -8,7 +8,6 @@ use super::topology::{Object, ObjectType, Topology};
 /// Maximum OS devices per node, including disks and virtual functions.
 const MAX_OS_DEVICES: usize = 16_384;
 
-/// The type of an OS device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OsDeviceType {
     /// A network interface: `eth0`.

@@ -211,7 +211,6 @@ fn info<'a>(node: Node<'a, 'a>, name: &str) -> Option<&'a str> {
 }
 
 impl<'a> Object<'a> {
-    /// Its position.
     pub(super) fn position(&self) -> TextPosition {
         position(self.node)
     }

@@ -1,257 +1,188 @@
-//! What is done to each number by itself: activations, sums, masks.
+//! Elementwise operations, dropout and the sum of squares.
+
+use std::sync::Mutex;
 
 use crate::Cpu;
+use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
-use crate::level::kernel;
-use crate::math::{gelu, sigmoid};
-use crate::numbers::{Apart, Source, Target};
-use regatta_device::memory::{View, ViewMut};
-use regatta_device::random::Mask;
+use crate::slice::{DisjointMut, Slice, SliceMut};
+use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
+use regatta_device::ElementwiseOps;
+use regatta_device::random::DropoutMask;
+use regatta_device::tensor::{View, ViewMut};
 
-/// A thread gets at least so many numbers: fewer are done before it wakes.
-const LEAST: usize = 8 * 1024;
+/// Squares that are summed in f32, few enough to be exact; chunks are summed in f64.
+const SQUARES_CHUNK: usize = 1024;
+
+/// Chunks of squares that are worth another thread.
+const MIN_SQUARES_CHUNKS: usize = 4;
+
+impl ElementwiseOps for Cpu {
+    fn add(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {
+        assert!(x.len() == z.len() && y.len() == z.len(), "tensor lengths differ");
+        let (x, y, z) = (Slice::from(x), Slice::from(y), DisjointMut::new(z));
+        self.pool.run_ranges(z.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+            // SAFETY: ranges are disjoint.
+            let z = unsafe { z.slice(range.clone()) };
+            add_kernel(self.isa, x.slice(range.clone()), y.slice(range), z);
+        });
+    }
+
+    fn add_assign(&self, x: View<'_>, y: ViewMut<'_>) {
+        self.zip_chunks(x, y, |x, y| add_assign_kernel(self.isa, x, y));
+    }
+
+    fn dropout(&self, mask: DropoutMask, x: ViewMut<'_>) {
+        self.map_chunks(x, |first, x| dropout_kernel(self.isa, mask, first, x));
+    }
+
+    fn scale(&self, by: f64, x: ViewMut<'_>) {
+        self.map_chunks(x, |_, x| scale_kernel(self.isa, by as f32, x));
+    }
+
+    /// Independent of the number of threads: chunk sums are added in order.
+    fn sum_of_squares(&self, x: View<'_>) -> f64 {
+        let x = Slice::from(x);
+        let chunks = x.len().div_ceil(SQUARES_CHUNK);
+        let sums = Mutex::new(vec![0.0; chunks]);
+        self.pool.run_ranges(chunks, MIN_SQUARES_CHUNKS, 1, |range| {
+            let partial: Vec<f64> = range
+                .clone()
+                .map(|chunk| {
+                    let end = x.len().min((chunk + 1) * SQUARES_CHUNK);
+                    f64::from(squares_kernel(self.isa, x.slice(chunk * SQUARES_CHUNK..end)))
+                })
+                .collect();
+            if let Ok(mut sums) = sums.lock() {
+                sums[range].copy_from_slice(&partial);
+            }
+        });
+        sums.into_inner().unwrap_or_default().into_iter().sum()
+    }
+}
 
 impl Cpu {
-    /// Applies a kernel to parts of two tensors of the same length.
-    fn each(&self, x: View<'_>, y: ViewMut<'_>, kernel: impl Fn(Source<'_>, Target<'_>) + Sync) {
-        assert_eq!(x.len(), y.len(), "tensors of different lengths");
-        let (x, y) = (Source::from(x), Apart::new(y));
-        self.pool.run_ranges(y.len(), LEAST, WIDTH, |range| {
+    /// Applies a kernel to corresponding chunks of two tensors of the same length.
+    pub(crate) fn zip_chunks(
+        &self,
+        x: View<'_>,
+        y: ViewMut<'_>,
+        kernel: impl Fn(Slice<'_>, SliceMut<'_>) + Sync,
+    ) {
+        assert_eq!(x.len(), y.len(), "tensor lengths differ");
+        let (x, y) = (Slice::from(x), DisjointMut::new(y));
+        self.pool.run_ranges(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
-            kernel(x.part(range.clone()), unsafe { y.part(range) });
+            kernel(x.slice(range.clone()), unsafe { y.slice(range) });
         });
     }
 
-    /// Applies a kernel to parts of a tensor; it is told where a part begins.
-    fn each_in_place(&self, x: ViewMut<'_>, kernel: impl Fn(usize, Target<'_>) + Sync) {
-        let x = Apart::new(x);
-        self.pool.run_ranges(x.len(), LEAST, WIDTH, |range| {
+    /// Applies a kernel to chunks of a tensor, given the index of the chunk's first element.
+    pub(crate) fn map_chunks(&self, x: ViewMut<'_>, kernel: impl Fn(usize, SliceMut<'_>) + Sync) {
+        let x = DisjointMut::new(x);
+        self.pool.run_ranges(x.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
-            kernel(range.start, unsafe { x.part(range) });
+            kernel(range.start, unsafe { x.slice(range) });
         });
-    }
-
-    pub(super) fn copy_numbers(&self, from: View<'_>, to: ViewMut<'_>) {
-        self.each(from, to, |x, y| copy(self.level, x, y));
-    }
-
-    pub(super) fn gelu_forward(&self, x: ViewMut<'_>, y: ViewMut<'_>) {
-        assert_eq!(x.len(), y.len(), "tensors of different lengths");
-        let (x, y) = (Apart::new(x), Apart::new(y));
-        self.pool.run_ranges(y.len(), LEAST, WIDTH, |range| {
-            // SAFETY: ranges are disjoint.
-            let (x, y) = unsafe { (x.part(range.clone()), y.part(range)) };
-            gelu_each(self.level, x, y);
-        });
-    }
-
-    pub(super) fn multiply_numbers(&self, x: View<'_>, y: ViewMut<'_>) {
-        self.each(x, y, |x, y| multiply_each(self.level, x, y));
-    }
-
-    pub(super) fn sum_numbers(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {
-        assert!(x.len() == z.len() && y.len() == z.len(), "tensors of different lengths");
-        let (x, y, z) = (Source::from(x), Source::from(y), Apart::new(z));
-        self.pool.run_ranges(z.len(), LEAST, WIDTH, |range| {
-            // SAFETY: ranges are disjoint.
-            let z = unsafe { z.part(range.clone()) };
-            sum_each(self.level, x.part(range.clone()), y.part(range), z);
-        });
-    }
-
-    pub(super) fn add_numbers(&self, x: View<'_>, y: ViewMut<'_>) {
-        self.each(x, y, |x, y| add_each(self.level, x, y));
-    }
-
-    pub(super) fn drop_numbers(&self, mask: Mask, x: ViewMut<'_>) {
-        self.each_in_place(x, |first, x| drop_each(self.level, mask, first, x));
-    }
-
-    pub(super) fn scale_numbers(&self, by: f64, x: ViewMut<'_>) {
-        self.each_in_place(x, |_, x| scale_each(self.level, by as f32, x));
-    }
-
-    pub(super) fn fill_numbers(&self, number: f32, x: ViewMut<'_>) {
-        self.each_in_place(x, |_, x| x.fill(number));
-    }
-
-    pub(super) fn swiglu_forward(&self, width: usize, x: View<'_>, y: ViewMut<'_>) {
-        assert_eq!(x.len(), 2 * y.len(), "gates and ups of each number");
-        let (rows, x, y) = (rows(y.len(), width), Source::from(x), Apart::new(y));
-        self.pool.run_ranges(rows, LEAST.div_ceil(width), 1, |range| {
-            // SAFETY: ranges are disjoint.
-            let mut y = unsafe { y.part(range.start * width..range.end * width) };
-            for (at, row) in range.enumerate() {
-                let x = x.part(2 * row * width..2 * (row + 1) * width);
-                swiglu_row(self.level, x, y.part(at * width..(at + 1) * width));
-            }
-        });
-    }
-
-    pub(super) fn swiglu_backward(&self, width: usize, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) {
-        assert!(x.len() == dx.len() && x.len() == 2 * dy.len(), "gates and ups of each number");
-        let rows = rows(dy.len(), width);
-        let (x, dy, dx) = (Source::from(x), Source::from(dy), Apart::new(dx));
-        self.pool.run_ranges(rows, LEAST.div_ceil(width), 1, |range| {
-            for row in range {
-                let both = 2 * row * width..2 * (row + 1) * width;
-                // SAFETY: rows are disjoint.
-                let dx = unsafe { dx.part(both.clone()) };
-                let dy = dy.part(row * width..(row + 1) * width);
-                swiglu_back_row(self.level, x.part(both), dy, dx);
-            }
-        });
-    }
-}
-
-/// How many rows of a width there are.
-///
-/// # Panics
-/// If the last one is not whole.
-pub(super) fn rows(elements: usize, width: usize) -> usize {
-    assert!(width > 0 && elements.is_multiple_of(width), "{elements} numbers in rows of {width}");
-    elements / width
-}
-
-kernel! {
-    /// `y = x`.
-    pub(super) fn copy<V>(x: Source<'_>, y: Target<'_>) {
-        let mut y = y;
-        for at in (0..y.len()).step_by(WIDTH) {
-            y.put(at, x.get::<V>(at));
-        }
     }
 }
 
 kernel! {
-    /// `y = gelu(x)`, and `x` becomes the slope.
-    fn gelu_each<V>(x: Target<'_>, y: Target<'_>) {
-        let (mut x, mut y) = (x, y);
-        for at in (0..y.len()).step_by(WIDTH) {
-            let [active, slope] = gelu(x.get::<V>(at));
-            y.put(at, active);
-            x.put(at, slope);
-        }
-    }
-}
-
-kernel! {
-    fn multiply_each<V>(x: Source<'_>, y: Target<'_>) {
-        let mut y = y;
-        for at in (0..y.len()).step_by(WIDTH) {
-            y.put(at, y.get::<V>(at).times(x.get(at)));
-        }
-    }
-}
-
-kernel! {
-    fn sum_each<V>(x: Source<'_>, y: Source<'_>, z: Target<'_>) {
+    fn add_kernel<V>(x: Slice<'_>, y: Slice<'_>, z: SliceMut<'_>) {
         let mut z = z;
         for at in (0..z.len()).step_by(WIDTH) {
-            z.put(at, x.get::<V>(at).plus(y.get(at)));
+            z.store_partial(at, x.load_padded::<V>(at).add(y.load_padded(at)));
         }
     }
 }
 
 kernel! {
-    fn add_each<V>(x: Source<'_>, y: Target<'_>) {
+    /// `y += x`.
+    pub fn add_assign_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
         let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
-            y.put(at, y.get::<V>(at).plus(x.get(at)));
+            y.store_partial(at, y.load_padded::<V>(at).add(x.load_padded(at)));
         }
     }
 }
 
 kernel! {
-    fn scale_each<V>(by: f32, x: Target<'_>) {
+    fn scale_kernel<V>(by: f32, x: SliceMut<'_>) {
         let mut x = x;
         for at in (0..x.len()).step_by(WIDTH) {
-            x.put(at, x.get::<V>(at).times(V::splat(by)));
+            x.store_partial(at, x.load_padded::<V>(at).mul(V::splat(by)));
         }
     }
 }
 
 kernel! {
-    fn drop_each<V>(mask: Mask, first: usize, x: Target<'_>) {
+    fn dropout_kernel<V>(mask: DropoutMask, first: usize, x: SliceMut<'_>) {
         let mut x = x;
         for at in (0..x.len()).step_by(WIDTH) {
-            let kept: V = factors(mask, (first + at) as u64);
-            x.put(at, x.get::<V>(at).times(kept));
+            let factors: V = dropout_factors(mask, (first + at) as u64);
+            x.store_partial(at, x.load_padded::<V>(at).mul(factors));
         }
     }
 }
 
-/// A mask's factors of sixteen numbers that follow each other.
+/// Factors of sixteen consecutive elements of a dropout mask.
 #[inline(always)]
-pub(super) fn factors<V: Lanes>(mask: Mask, index: u64) -> V {
-    let first = mask.first.wrapping_add(index);
+pub fn dropout_factors<V: Lanes>(mask: DropoutMask, index: u64) -> V {
+    let first = mask.offset.wrapping_add(index);
     let (low, high) = (first as u32, (first >> 32) as u32);
     let Some(_) = low.checked_add(WIDTH as u32) else {
-        return V::of(std::array::from_fn(|at| mask.factor(index.wrapping_add(at as u64))));
+        return V::from_array(std::array::from_fn(|at| mask.factor(index.wrapping_add(at as u64))));
     };
-    // As `random::word`, written so that it is compiled for all lanes at once.
-    let (key, later) = (mask.key as u32, (mask.key >> 32) as u32 ^ high.wrapping_mul(0x9e37_79b9));
-    let (limit, kept) = (mask.share * 16_777_216.0, 1.0 / (1.0 - mask.share));
+    // As `random::random_u32`, written so that it vectorises.
+    let (key, added) = (mask.key as u32, (mask.key >> 32) as u32 ^ high.wrapping_mul(0x9e37_79b9));
+    let (threshold, scale) = (mask.p * 16_777_216.0, 1.0 / (1.0 - mask.p));
     let mut factors = [0.0; WIDTH];
     for (at, factor) in factors.iter_mut().enumerate() {
         let mut z = low.wrapping_add(at as u32) ^ key;
         z = (z ^ (z >> 16)).wrapping_mul(0x7feb_352d);
-        z = z.wrapping_add(later);
+        z = z.wrapping_add(added);
         z = (z ^ (z >> 15)).wrapping_mul(0x846c_a68b);
         z ^= z >> 16;
-        *factor = if ((z >> 8) as i32 as f32) < limit { 0.0 } else { kept };
+        *factor = if ((z >> 8) as i32 as f32) < threshold { 0.0 } else { scale };
     }
-    V::of(factors)
+    V::from_array(factors)
 }
 
 kernel! {
-    fn swiglu_row<V>(x: Source<'_>, y: Target<'_>) {
-        let mut y = y;
-        let width = y.len();
-        let (gates, ups) = (x.part(0..width), x.part(width..2 * width));
-        for at in (0..width).step_by(WIDTH) {
-            let gate: V = gates.get(at);
-            y.put(at, gate.times(sigmoid(gate)).times(ups.get(at)));
+    fn squares_kernel<V>(x: Slice<'_>) -> f32 {
+        let mut sums = [V::splat(0.0); 2];
+        for at in (0..x.len()).step_by(2 * WIDTH) {
+            let first: V = x.load_padded(at);
+            sums[0] = first.mul_add(first, sums[0]);
+            if at + WIDTH < x.len() {
+                let second: V = x.load_padded(at + WIDTH);
+                sums[1] = second.mul_add(second, sums[1]);
+            }
         }
-    }
-}
-
-kernel! {
-    fn swiglu_back_row<V>(x: Source<'_>, dy: Source<'_>, dx: Target<'_>) {
-        let mut dx = dx;
-        let width = dy.len();
-        let (gates, ups) = (x.part(0..width), x.part(width..2 * width));
-        for at in (0..width).step_by(WIDTH) {
-            let (gate, up, dy): (V, V, V) = (gates.get(at), ups.get(at), dy.get(at));
-            let open = sigmoid(gate);
-            // silu' = s + x s (1 - s).
-            let slope = gate.times(open).fused(V::splat(1.0).minus(open), open);
-            dx.part(0..width).put(at, dy.times(up).times(slope));
-            dx.part(width..2 * width).put(at, dy.times(gate.times(open)));
-        }
+        sums[0].add(sums[1]).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::level::Level;
+    use crate::isa::Isa;
 
     kernel! {
-        fn some_factors<V>(mask: Mask, index: u64) -> [f32; WIDTH] {
-            factors::<V>(mask, index).array()
+        fn factors<V>(mask: DropoutMask, index: u64) -> [f32; WIDTH] {
+            dropout_factors::<V>(mask, index).to_array()
         }
     }
 
     #[test]
-    fn factors_are_those_of_the_mask() {
-        for level in Level::all() {
-            for first in [0, 5, u64::from(u32::MAX) - 7, 1 << 40, u64::MAX - 3] {
-                let mask = Mask { share: 0.4, key: 0x1234_5678_9abc_def0, first };
+    fn vectorised_dropout_factors_equal_those_of_the_mask() {
+        for isa in Isa::all() {
+            for offset in [0, 5, u64::from(u32::MAX) - 7, 1 << 40, u64::MAX - 3] {
+                let mask = DropoutMask { p: 0.4, key: 0x1234_5678_9abc_def0, offset };
                 for index in [0, 1, 100, 1 << 33] {
                     let expected: [f32; WIDTH] =
                         std::array::from_fn(|at| mask.factor(index + at as u64));
-                    assert_eq!(some_factors(level, mask, index), expected, "{first} {index}");
+                    assert_eq!(factors(isa, mask, index), expected, "{offset} {index}");
                 }
             }
         }

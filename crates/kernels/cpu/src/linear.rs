@@ -1,119 +1,124 @@
-//! Layers that multiply by a weight.
+//! Linear layers.
 
 use crate::Cpu;
+use crate::gemm::{Epilogue, GemmShape, MatrixView};
+use crate::isa::kernel;
 use crate::lanes::WIDTH;
-use crate::level::kernel;
-use crate::numbers::{Apart, Source, Target, get, put};
-use crate::packed::Start;
-use crate::product::{Operand, Sizes};
-use regatta_device::device::Linear;
-use regatta_device::memory::{View, ViewMut};
+use crate::memory::copy_kernel;
+use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, row_count, store_partial};
+use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
+use regatta_device::LinearOps;
+use regatta_device::ops::LinearShape;
+use regatta_device::tensor::{View, ViewMut};
 
-/// A thread gets at least so many numbers.
-const LEAST: usize = 8 * 1024;
-
-impl Cpu {
-    pub(super) fn linear_forward(
+impl LinearOps for Cpu {
+    fn linear(
         &self,
-        of: Linear,
+        shape: LinearShape,
         x: View<'_>,
         weight: View<'_>,
         bias: Option<View<'_>>,
         y: ViewMut<'_>,
     ) {
-        let Linear { rows, inputs, outputs } = of;
-        let sizes = Sizes { m: rows, n: outputs, k: inputs };
-        let (x, weight) = (Operand::rows(x, inputs), Operand::columns(weight, inputs));
-        let start = bias.map_or(Start::Zero, |bias| Start::Row(bias.host()));
-        self.product(sizes, x, weight, y, start);
+        let LinearShape { rows, inputs, outputs } = shape;
+        let (x, weight) =
+            (MatrixView::row_major(x, inputs), MatrixView::column_major(weight, inputs));
+        let epilogue = bias.map_or(Epilogue::Store, |bias| Epilogue::Bias(bias.as_slice()));
+        self.gemm(GemmShape { m: rows, n: outputs, k: inputs }, x, weight, y, epilogue);
     }
 
-    pub(super) fn linear_backward_input(
+    fn linear_backward_input(
         &self,
-        of: Linear,
+        shape: LinearShape,
         dy: View<'_>,
         weight: View<'_>,
         dx: ViewMut<'_>,
-        add: bool,
+        accumulate: bool,
     ) {
-        let Linear { rows, inputs, outputs } = of;
-        let sizes = Sizes { m: rows, n: inputs, k: outputs };
-        let (dy, weight) = (Operand::rows(dy, outputs), Operand::rows(weight, inputs));
-        self.product(sizes, dy, weight, dx, if add { Start::Add } else { Start::Zero });
+        let LinearShape { rows, inputs, outputs } = shape;
+        let (dy, weight) =
+            (MatrixView::row_major(dy, outputs), MatrixView::row_major(weight, inputs));
+        let epilogue = if accumulate { Epilogue::Accumulate } else { Epilogue::Store };
+        self.gemm(GemmShape { m: rows, n: inputs, k: outputs }, dy, weight, dx, epilogue);
     }
 
-    pub(super) fn linear_backward_weight(
+    fn linear_backward_weight(
         &self,
-        of: Linear,
+        shape: LinearShape,
         x: View<'_>,
         dy: View<'_>,
         dweight: ViewMut<'_>,
         dbias: Option<ViewMut<'_>>,
     ) {
-        let Linear { rows, inputs, outputs } = of;
+        let LinearShape { rows, inputs, outputs } = shape;
         if let Some(dbias) = dbias {
-            self.add_rows(rows, dy, dbias);
+            self.add_column_sums(rows, dy, dbias);
         }
-        let sizes = Sizes { m: outputs, n: inputs, k: rows };
-        let (dy, x) = (Operand::columns(dy, outputs), Operand::rows(x, inputs));
-        self.product(sizes, dy, x, dweight, Start::Add);
+        let (dy, x) = (MatrixView::column_major(dy, outputs), MatrixView::row_major(x, inputs));
+        let shape = GemmShape { m: outputs, n: inputs, k: rows };
+        self.gemm(shape, dy, x, dweight, Epilogue::Accumulate);
     }
+}
 
-    /// Every row of `y` becomes the same.
-    pub(super) fn fill_rows(&self, row: &[f32], y: ViewMut<'_>) {
-        let width = row.len();
-        let rows = super::elementwise::rows(y.len(), width);
-        let y = Apart::new(y);
-        self.pool.run_ranges(rows, LEAST.div_ceil(width), 1, |range| {
+impl Cpu {
+    /// Copies `row` to every row of `y`.
+    pub(crate) fn broadcast_row(&self, row: &[f32], y: ViewMut<'_>) {
+        let columns = row.len();
+        let rows = row_count(y.len(), columns);
+        let y = DisjointMut::new(y);
+        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(columns), 1, |range| {
             for at in range {
                 // SAFETY: rows are disjoint.
-                let y = unsafe { y.part(at * width..(at + 1) * width) };
-                match y {
-                    Target::F32(y) => y.copy_from_slice(row),
-                    y => super::elementwise::copy(self.level, Source::F32(row), y),
+                match unsafe { y.slice(at * columns..(at + 1) * columns) } {
+                    SliceMut::F32(y) => y.copy_from_slice(row),
+                    y => copy_kernel(self.isa, Slice::F32(row), y),
                 }
             }
         });
     }
 
-    /// Adds all rows to one. Cut by columns: the order is the same whatever the number of threads.
-    fn add_rows(&self, rows: usize, x: View<'_>, sums: ViewMut<'_>) {
-        let width = sums.len();
-        assert_eq!(x.len(), rows * width, "rows of another width");
-        let (x, sums) = (Source::from(x), Apart::new(sums));
-        self.pool.run_ranges(width, LEAST.div_ceil(rows.max(1)), WIDTH, |columns| {
+    /// Adds the column sums of `x` to `sums`. Split by columns, so that the order of additions does not
+    /// depend on the number of threads.
+    fn add_column_sums(&self, rows: usize, x: View<'_>, sums: ViewMut<'_>) {
+        let columns = sums.len();
+        assert_eq!(x.len(), rows * columns, "dy does not have the layer's shape");
+        let (x, sums) = (Slice::from(x), DisjointMut::new(sums));
+        let min_columns = MIN_ELEMENTS_PER_THREAD.div_ceil(rows.max(1));
+        self.pool.run_ranges(columns, min_columns, WIDTH, |range| {
             // SAFETY: columns are disjoint.
-            let sums = unsafe { sums.reals(columns.clone()) };
-            add_columns(self.level, x, width, columns.start, sums);
+            let sums = unsafe { sums.slice_f32(range.clone()) };
+            column_sums_kernel(self.isa, x, columns, range.start, sums);
         });
     }
 }
 
 kernel! {
-    /// Adds to each sum its column of all rows, four vectors of columns at a time.
-    fn add_columns<V>(x: Source<'_>, width: usize, first: usize, sums: &mut [f32]) {
-        const MANY: usize = 4 * WIDTH;
-        let rows = x.len() / width.max(1);
-        let whole = sums.len() / MANY * MANY;
-        for at in (0..whole).step_by(MANY) {
-            let mut four: [V; 4] = std::array::from_fn(|v| get(sums, at + v * WIDTH));
+    /// Adds to `sums` the columns from `first` on of `x`, four vectors of columns at a time.
+    fn column_sums_kernel<V>(x: Slice<'_>, row_len: usize, first: usize, sums: &mut [f32]) {
+        const UNROLLED: usize = 4 * WIDTH;
+        let rows = x.len() / row_len.max(1);
+        let unrolled = sums.len() / UNROLLED * UNROLLED;
+        for at in (0..unrolled).step_by(UNROLLED) {
+            let mut acc: [V; 4] = std::array::from_fn(|v| load_padded(sums, at + v * WIDTH));
             for row in 0..rows {
-                let x = x.part(row * width + first + at..row * width + first + at + MANY);
-                for (v, sum) in four.iter_mut().enumerate() {
-                    *sum = sum.plus(x.get(v * WIDTH));
+                let start = row * row_len + first + at;
+                let x = x.slice(start..start + UNROLLED);
+                for (v, sum) in acc.iter_mut().enumerate() {
+                    *sum = sum.add(x.load_padded(v * WIDTH));
                 }
             }
-            for (v, sum) in four.into_iter().enumerate() {
-                put(sums, at + v * WIDTH, sum);
+            for (v, sum) in acc.into_iter().enumerate() {
+                store_partial(sums, at + v * WIDTH, sum);
             }
         }
-        for at in (whole..sums.len()).step_by(WIDTH) {
+        for at in (unrolled..sums.len()).step_by(WIDTH) {
             let end = sums.len().min(at + WIDTH);
-            let mut sum: V = get(sums, at);
+            let mut sum: V = load_padded(sums, at);
             for row in 0..rows {
-                sum = sum.plus(x.part(row * width + first + at..row * width + first + end).get(0));
+                let start = row * row_len + first;
+                sum = sum.add(x.slice(start + at..start + end).load_padded(0));
             }
-            put(sums, at, sum);
+            store_partial(sums, at, sum);
         }
     }
 }

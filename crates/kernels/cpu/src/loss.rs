@@ -1,133 +1,136 @@
-//! The loss, of whole rows and of some of their columns.
+//! Cross-entropy, also vocabulary-parallel.
 
 use std::ops::Range;
 use std::sync::Mutex;
 
 use crate::Cpu;
-use crate::elementwise::rows;
+use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
-use crate::level::kernel;
 use crate::math::exp;
-use crate::numbers::{Apart, Source, Target};
-use crate::pool::cut;
-use regatta_device::device::{EntropyPart, merge_entropies};
-use regatta_device::memory::{View, ViewMut};
+use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
+use crate::thread_pool::task_range;
+use regatta_device::LossOps;
+use regatta_device::ops::{CrossEntropyPartial, merge_partials};
+use regatta_device::tensor::{View, ViewMut};
 
-/// A thread gets at least so many numbers.
-const LEAST: usize = 8 * 1024;
+/// Logits that are worth another thread: exponentials take longer than other elementwise operations.
+const MIN_LOGITS_PER_THREAD: usize = 2 * 1024;
 
-impl Cpu {
-    pub(super) fn loss(&self, targets: &[u32], logits: ViewMut<'_>, scale: Option<f64>) -> f64 {
+impl LossOps for Cpu {
+    fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, grad_scale: Option<f64>) -> f64 {
         if targets.is_empty() {
             return 0.0;
         }
-        let kinds = rows(logits.len(), targets.len());
-        let (logits, scale) = (Apart::new(logits), scale.map(|scale| scale as f32));
-        self.sum_of_rows(targets.len(), kinds, |range| {
+        let vocab = row_count(logits.len(), targets.len());
+        let (logits, scale) = (DisjointMut::new(logits), grad_scale.map(|scale| scale as f32));
+        self.sum_rows(targets.len(), vocab, |range| {
             // SAFETY: ranges are disjoint.
-            let logits = unsafe { logits.part(range.start * kinds..range.end * kinds) };
-            cross_entropy(self.level, &targets[range], logits, scale)
+            let logits = unsafe { logits.slice(range.start * vocab..range.end * vocab) };
+            cross_entropy_kernel(self.isa, &targets[range], logits, scale)
         })
     }
 
-    /// The sum of what is found of ranges of rows, each as wide. The same for a number of threads.
-    fn sum_of_rows(
-        &self,
-        rows: usize,
-        width: usize,
-        of: impl Fn(Range<usize>) -> f64 + Sync,
-    ) -> f64 {
-        let parts = self.pool.parts(rows, LEAST.div_ceil(4 * width));
-        let sums = Mutex::new(vec![0.0; parts]);
-        self.pool.run(parts, |part| {
-            let sum = of(cut(rows, parts, part, 1));
-            if let Ok(mut sums) = sums.lock() {
-                sums[part] = sum;
-            }
-        });
-        sums.into_inner().unwrap_or_default().into_iter().sum()
-    }
-
-    pub(super) fn loss_part(
+    fn cross_entropy_partials(
         &self,
         targets: &[u32],
         first: usize,
         logits: View<'_>,
-        parts: ViewMut<'_>,
+        partials: ViewMut<'_>,
     ) {
-        assert_eq!(parts.len(), 3 * targets.len(), "three numbers a row");
+        assert_eq!(partials.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
             return;
         }
-        let columns = rows(logits.len(), targets.len());
-        let (logits, parts) = (Source::from(logits), Apart::new(parts));
-        self.pool.run_ranges(targets.len(), LEAST.div_ceil(4 * columns), 1, |range| {
-            let logits = logits.part(range.start * columns..range.end * columns);
+        let columns = row_count(logits.len(), targets.len());
+        let (logits, partials) = (Slice::from(logits), DisjointMut::new(partials));
+        let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(columns);
+        self.pool.run_ranges(targets.len(), min_rows, 1, |range| {
+            let logits = logits.slice(range.start * columns..range.end * columns);
             // SAFETY: ranges are disjoint.
-            let parts = unsafe { parts.reals(3 * range.start..3 * range.end) };
-            parts_of_rows(self.level, &targets[range], first, logits, parts);
+            let partials = unsafe { partials.slice_f32(3 * range.start..3 * range.end) };
+            partials_kernel(self.isa, &targets[range], first, logits, partials);
         });
     }
 
-    pub(super) fn loss_whole(&self, parts: View<'_>, whole: ViewMut<'_>) -> f64 {
-        if whole.is_empty() {
+    fn merge_cross_entropy_partials(&self, partials: View<'_>, merged: ViewMut<'_>) -> f64 {
+        if merged.is_empty() {
             return 0.0;
         }
-        let count = rows(whole.len(), 3);
-        let ranks = rows(parts.len(), 3 * count);
-        let (parts, whole) = (parts.host::<f32>(), Apart::new(whole));
-        self.sum_of_rows(count, 8 * ranks, |range| {
+        let rows = row_count(merged.len(), 3);
+        let sets = row_count(partials.len(), 3 * rows);
+        let (partials, merged) = (partials.as_slice::<f32>(), DisjointMut::new(merged));
+        self.sum_rows(rows, 8 * sets, |range| {
             // SAFETY: ranges are disjoint.
-            let whole = unsafe { whole.reals(3 * range.start..3 * range.end) };
-            let one = |(row, whole): (usize, &mut [f32])| {
-                let merged = merge_entropies(parts.chunks_exact(3 * count).map(|part| {
-                    let numbers = [0, 1, 2].map(|at| f64::from(part[3 * row + at]));
-                    EntropyPart::from(numbers)
+            let merged = unsafe { merged.slice_f32(3 * range.start..3 * range.end) };
+            let merge_row = |(row, merged): (usize, &mut [f32])| {
+                let partial = merge_partials(partials.chunks_exact(3 * rows).map(|set| {
+                    CrossEntropyPartial::from([0, 1, 2].map(|at| f64::from(set[3 * row + at])))
                 }));
-                let EntropyPart { most, sum, wanted } = merged;
-                whole.copy_from_slice(&[most, sum, wanted].map(|number| number as f32));
-                merged.loss()
+                let CrossEntropyPartial { max, sum_exp, target_logit } = partial;
+                merged.copy_from_slice(&[max, sum_exp, target_logit].map(|x| x as f32));
+                partial.loss()
             };
-            range.zip(whole.chunks_exact_mut(3)).map(one).sum()
+            range.zip(merged.chunks_exact_mut(3)).map(merge_row).sum()
         })
     }
 
-    pub(super) fn loss_back(
+    fn cross_entropy_backward(
         &self,
         targets: &[u32],
         first: usize,
-        whole: View<'_>,
+        merged: View<'_>,
         logits: ViewMut<'_>,
-        scale: f64,
+        grad_scale: f64,
     ) {
-        assert_eq!(whole.len(), 3 * targets.len(), "three numbers a row");
+        assert_eq!(merged.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
             return;
         }
-        let columns = rows(logits.len(), targets.len());
-        let (whole, logits) = (whole.host::<f32>(), Apart::new(logits));
-        self.pool.run_ranges(targets.len(), LEAST.div_ceil(4 * columns), 1, |range| {
+        let columns = row_count(logits.len(), targets.len());
+        let (merged, logits) = (merged.as_slice::<f32>(), DisjointMut::new(logits));
+        let min_rows = MIN_LOGITS_PER_THREAD.div_ceil(columns);
+        self.pool.run_ranges(targets.len(), min_rows, 1, |range| {
             // SAFETY: ranges are disjoint.
-            let logits = unsafe { logits.part(range.start * columns..range.end * columns) };
-            let whole = &whole[3 * range.start..3 * range.end];
-            gradients_of_rows(self.level, &targets[range], first, whole, logits, scale as f32);
+            let logits = unsafe { logits.slice(range.start * columns..range.end * columns) };
+            let merged = &merged[3 * range.start..3 * range.end];
+            backward_kernel(self.isa, &targets[range], first, merged, logits, grad_scale as f32);
         });
     }
 }
 
+impl Cpu {
+    /// Sum over ranges of rows, in the order of the ranges.
+    fn sum_rows(
+        &self,
+        rows: usize,
+        row_len: usize,
+        sum: impl Fn(Range<usize>) -> f64 + Sync,
+    ) -> f64 {
+        let tasks = self.pool.tasks(rows, MIN_LOGITS_PER_THREAD.div_ceil(row_len));
+        let sums = Mutex::new(vec![0.0; tasks]);
+        self.pool.run(tasks, |task| {
+            let sum = sum(task_range(rows, tasks, task, 1));
+            if let Ok(mut sums) = sums.lock() {
+                sums[task] = sum;
+            }
+        });
+        sums.into_inner().unwrap_or_default().into_iter().sum()
+    }
+}
+
 kernel! {
-    /// The sum of the losses of rows, which become gradients if there is a scale.
-    fn cross_entropy<V>(targets: &[u32], logits: Target<'_>, scale: Option<f32>) -> f64 {
+    /// Sum of the losses. With a scale, `logits` become their gradient.
+    fn cross_entropy_kernel<V>(targets: &[u32], logits: SliceMut<'_>, scale: Option<f32>) -> f64 {
         let mut logits = logits;
-        let Some(kinds) = logits.len().checked_div(targets.len()) else { return 0.0 };
+        let Some(vocab) = logits.len().checked_div(targets.len()) else { return 0.0 };
         let mut loss = 0.0;
         for (row, target) in targets.iter().enumerate() {
-            let logits = logits.part(row * kinds..(row + 1) * kinds);
+            let logits = logits.slice(row * vocab..(row + 1) * vocab);
             let target = Some(*target as usize);
-            let [most, sum, wanted] = row_part::<V>(logits.source(), target);
-            loss += f64::from(most - wanted) + f64::from(sum).ln();
+            let [max, sum_exp, target_logit] = row_partial::<V>(logits.as_slice(), target);
+            loss += f64::from(max - target_logit) + f64::from(sum_exp).ln();
             if let Some(scale) = scale {
-                row_gradient::<V>(logits, target, [most, sum], scale);
+                row_gradient::<V>(logits, target, [max, sum_exp], scale);
             }
         }
         loss
@@ -135,93 +138,93 @@ kernel! {
 }
 
 kernel! {
-    fn parts_of_rows<V>(targets: &[u32], first: usize, logits: Source<'_>, parts: &mut [f32]) {
+    fn partials_kernel<V>(targets: &[u32], first: usize, logits: Slice<'_>, partials: &mut [f32]) {
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
-        for (row, (target, part)) in targets.iter().zip(parts.chunks_exact_mut(3)).enumerate() {
-            let logits = logits.part(row * columns..(row + 1) * columns);
-            part.copy_from_slice(&row_part::<V>(logits, column(*target, first, columns)));
+        for (row, (target, partial)) in targets.iter().zip(partials.chunks_exact_mut(3)).enumerate() {
+            let logits = logits.slice(row * columns..(row + 1) * columns);
+            partial.copy_from_slice(&row_partial::<V>(logits, local_column(*target, first, columns)));
         }
     }
 }
 
 kernel! {
-    fn gradients_of_rows<V>(
+    fn backward_kernel<V>(
         targets: &[u32],
         first: usize,
-        whole: &[f32],
-        logits: Target<'_>,
+        merged: &[f32],
+        logits: SliceMut<'_>,
         scale: f32,
     ) {
         let mut logits = logits;
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, target) in targets.iter().enumerate() {
-            let logits = logits.part(row * columns..(row + 1) * columns);
-            let target = column(*target, first, columns);
-            row_gradient::<V>(logits, target, [whole[3 * row], whole[3 * row + 1]], scale);
+            let logits = logits.slice(row * columns..(row + 1) * columns);
+            let target = local_column(*target, first, columns);
+            row_gradient::<V>(logits, target, [merged[3 * row], merged[3 * row + 1]], scale);
         }
     }
 }
 
-/// The column of a target, if it is here.
+/// The target's column, if it is one of the local ones.
 #[inline(always)]
-fn column(target: u32, first: usize, columns: usize) -> Option<usize> {
+fn local_column(target: u32, first: usize, columns: usize) -> Option<usize> {
     (target as usize).checked_sub(first).filter(|column| *column < columns)
 }
 
-/// The largest of a row, the sum of the exponentials of all less the largest, and the target's logit.
+/// Maximum logit, sum of `exp(logit - max)`, and the target's logit.
 #[inline(always)]
-fn row_part<V: Lanes>(logits: Source<'_>, target: Option<usize>) -> [f32; 3] {
-    let most = largest::<V>(logits);
-    [most, exp_sum::<V>(logits, most), target.map_or(0.0, |target| logits.one(target))]
+fn row_partial<V: Lanes>(logits: Slice<'_>, target: Option<usize>) -> [f32; 3] {
+    let max = row_max::<V>(logits);
+    [max, sum_exp::<V>(logits, max), target.map_or(0.0, |target| logits.get(target))]
 }
 
-/// A row becomes its gradient, times the scale.
+/// Replaces a row of logits by its gradient times the scale.
 #[inline(always)]
 fn row_gradient<V: Lanes>(
-    mut logits: Target<'_>,
+    mut logits: SliceMut<'_>,
     target: Option<usize>,
-    [most, sum]: [f32; 2],
+    [max, sum_exp]: [f32; 2],
     scale: f32,
 ) {
-    let wanted = target.map(|target| (target, logits.source().one(target)));
-    let by = V::splat(scale / sum);
+    let target = target.map(|target| (target, logits.as_slice().get(target)));
+    let by = V::splat(scale / sum_exp);
     for at in (0..logits.len()).step_by(WIDTH) {
-        let share = exp(logits.get::<V>(at).minus(V::splat(most)));
-        logits.put(at, share.times(by));
+        let exp_logit = exp(logits.load_padded::<V>(at).sub(V::splat(max)));
+        logits.store_partial(at, exp_logit.mul(by));
     }
-    let Some((target, wanted)) = wanted else { return };
+    let Some((target, target_logit)) = target else { return };
     match &mut logits {
-        Target::F32(logits) => logits[target] -= scale,
-        // In single precision, from what was wanted: brain floats were rounded.
-        Target::Bf16(logits) => {
-            let exact = ((wanted - most).exp() / sum - 1.0) * scale;
-            logits[target] = half::bf16::from_f32(exact);
+        SliceMut::F32(logits) => logits[target] -= scale,
+        // From the logit in f32, because the probability was already rounded to bf16.
+        SliceMut::Bf16(logits) => {
+            let gradient = ((target_logit - max).exp() / sum_exp - 1.0) * scale;
+            logits[target] = half::bf16::from_f32(gradient);
         }
     }
 }
 
-/// The largest of a row, which is not empty.
+/// Maximum of a row, which is not empty.
 #[inline(always)]
-pub(super) fn largest<V: Lanes>(x: Source<'_>) -> f32 {
-    let whole = x.len() / WIDTH * WIDTH;
-    let mut most = V::splat(f32::NEG_INFINITY);
-    for at in (0..whole).step_by(WIDTH) {
-        most = most.most(x.get(at));
+fn row_max<V: Lanes>(x: Slice<'_>) -> f32 {
+    let vectorised = x.len() / WIDTH * WIDTH;
+    let mut max = V::splat(f32::NEG_INFINITY);
+    for at in (0..vectorised).step_by(WIDTH) {
+        max = max.max(x.load_padded(at));
     }
-    (whole..x.len()).map(|at| x.one(at)).fold(most.largest(), f32::max)
+    (vectorised..x.len()).map(|at| x.get(at)).fold(max.reduce_max(), f32::max)
 }
 
 #[inline(always)]
-fn exp_sum<V: Lanes>(x: Source<'_>, most: f32) -> f32 {
+fn sum_exp<V: Lanes>(x: Slice<'_>, max: f32) -> f32 {
     let mut sum = V::splat(0.0);
-    let whole = x.len() / WIDTH * WIDTH;
-    for at in (0..whole).step_by(WIDTH) {
-        sum = sum.plus(exp(x.get::<V>(at).minus(V::splat(most))));
+    let vectorised = x.len() / WIDTH * WIDTH;
+    for at in (0..vectorised).step_by(WIDTH) {
+        sum = sum.add(exp(x.load_padded::<V>(at).sub(V::splat(max))));
     }
-    let mut all = sum.sum();
-    if whole < x.len() {
-        let rest = exp(x.get::<V>(whole).minus(V::splat(most))).array();
-        all += rest[..x.len() - whole].iter().sum::<f32>();
+    let mut sum = sum.sum();
+    if vectorised < x.len() {
+        let tail = exp(x.load_padded::<V>(vectorised).sub(V::splat(max))).to_array();
+        sum += tail[..x.len() - vectorised].iter().sum::<f32>();
     }
-    all
+    sum
 }

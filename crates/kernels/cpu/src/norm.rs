@@ -1,178 +1,177 @@
-//! Rows brought to the same scale.
+//! LayerNorm and RMSNorm.
 
 use crate::Cpu;
-use crate::elementwise::rows;
+use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
-use crate::level::kernel;
-use crate::numbers::{Apart, Source, Target, get, put};
-use regatta_device::device::{Norm, NormGrads, NormSaved};
-use regatta_device::memory::{View, ViewMut};
+use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, row_count, store_partial};
+use crate::thread_pool::{MIN_ELEMENTS_PER_THREAD, task_range};
+use regatta_device::NormOps;
+use regatta_device::ops::{Norm, NormGrads, NormSaved};
+use regatta_device::tensor::{View, ViewMut};
 
-/// A thread gets at least so many numbers.
-const LEAST: usize = 8 * 1024;
-
-impl Cpu {
-    pub(super) fn norm_forward(
+impl NormOps for Cpu {
+    fn norm(
         &self,
-        how: Norm,
+        norm: Norm,
         x: View<'_>,
         weight: View<'_>,
         bias: Option<View<'_>>,
         y: ViewMut<'_>,
-        statistics: ViewMut<'_>,
+        mean_rstd: ViewMut<'_>,
     ) {
-        let width = weight.len();
-        let rows = rows(x.len(), width);
-        assert!(y.len() == x.len() && statistics.len() == 2 * rows, "rows of different numbers");
-        assert!(bias.is_none_or(|bias| bias.len() == width), "a bias of another width");
-        let (weight, bias) = (weight.host::<f32>(), bias.map(View::host::<f32>));
-        let (x, y, statistics) = (Source::from(x), Apart::new(y), Apart::new(statistics));
-        self.pool.run_ranges(rows, LEAST.div_ceil(width), 1, |range| {
+        let dim = weight.len();
+        let rows = row_count(x.len(), dim);
+        assert!(y.len() == x.len() && mean_rstd.len() == 2 * rows, "row counts differ");
+        assert!(bias.is_none_or(|bias| bias.len() == dim), "weight and bias lengths differ");
+        let (weight, bias) = (weight.as_slice::<f32>(), bias.map(View::as_slice::<f32>));
+        let (x, y, mean_rstd) = (Slice::from(x), DisjointMut::new(y), DisjointMut::new(mean_rstd));
+        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
             // SAFETY: ranges are disjoint.
-            let (y, statistics) = unsafe {
-                let y = y.part(range.start * width..range.end * width);
-                (y, statistics.reals(2 * range.start..2 * range.end))
+            let (y, mean_rstd) = unsafe {
+                let y = y.slice(range.start * dim..range.end * dim);
+                (y, mean_rstd.slice_f32(2 * range.start..2 * range.end))
             };
-            let x = x.part(range.start * width..range.end * width);
-            forward(self.level, how, x, weight, bias, y, statistics);
+            let x = x.slice(range.start * dim..range.end * dim);
+            norm_kernel(self.isa, norm, x, weight, bias, y, mean_rstd);
         });
     }
 
-    /// Each part of the rows has its own sums for the parameters, which are added in order.
-    pub(super) fn norm_backward(
+    /// Each task sums the parameter gradients of its rows; these partial sums are added in order.
+    fn norm_backward(
         &self,
-        how: Norm,
+        norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
         dx: ViewMut<'_>,
         grads: NormGrads<'_>,
     ) {
-        let width = saved.weight.len();
-        let rows = rows(dy.len(), width);
-        let fit = saved.x.len() == dy.len() && dx.len() == dy.len();
-        assert!(fit && saved.statistics.len() == 2 * rows, "rows of different numbers");
-        let (x, dy, dx) = (Source::from(saved.x), Source::from(dy), Apart::new(dx));
-        let (weight, statistics) = (saved.weight.host::<f32>(), saved.statistics.host::<f32>());
-        let parts = self.pool.parts(rows, LEAST.div_ceil(width));
-        let mut sums = self.scratch(parts * 2 * width);
-        sums.fill(0.0);
-        let apart = Apart::new(&mut sums[..]);
-        self.pool.run(parts, |part| {
-            let range = super::pool::cut(rows, parts, part, 1);
-            // SAFETY: parts are disjoint.
-            let (dx, sums) = unsafe {
-                let dx = dx.part(range.start * width..range.end * width);
-                (dx, apart.reals(2 * part * width..2 * (part + 1) * width))
+        let dim = saved.weight.len();
+        let rows = row_count(dy.len(), dim);
+        let lengths_match = saved.x.len() == dy.len() && dx.len() == dy.len();
+        assert!(lengths_match && saved.mean_rstd.len() == 2 * rows, "row counts differ");
+        let (x, dy, dx) = (Slice::from(saved.x), Slice::from(dy), DisjointMut::new(dx));
+        let (weight, mean_rstd) =
+            (saved.weight.as_slice::<f32>(), saved.mean_rstd.as_slice::<f32>());
+        let tasks = self.pool.tasks(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim));
+        let mut partial = self.scratch(tasks * 2 * dim);
+        partial.fill(0.0);
+        let partial_of_tasks = DisjointMut::new(&mut partial[..]);
+        self.pool.run(tasks, |task| {
+            let range = task_range(rows, tasks, task, 1);
+            let elements = range.start * dim..range.end * dim;
+            // SAFETY: tasks are disjoint.
+            let (dx, partial) = unsafe {
+                let dx = dx.slice(elements.clone());
+                (dx, partial_of_tasks.slice_f32(2 * task * dim..2 * (task + 1) * dim))
             };
-            let (dweight, dbias) = sums.split_at_mut(width);
-            let both = range.start * width..range.end * width;
-            let (x, dy) = (x.part(both.clone()), dy.part(both));
-            let statistics = &statistics[2 * range.start..2 * range.end];
-            backward(self.level, how, weight, statistics, x, dy, dx, dweight, dbias);
+            let (dweight, dbias) = partial.split_at_mut(dim);
+            let (x, dy) = (x.slice(elements.clone()), dy.slice(elements));
+            let mean_rstd = &mean_rstd[2 * range.start..2 * range.end];
+            norm_backward_kernel(self.isa, norm, weight, mean_rstd, x, dy, dx, dweight, dbias);
         });
-        let add = |to: &mut [f32], first: usize| {
-            assert_eq!(to.len(), width, "a gradient of another width");
-            for part in 0..parts {
-                let sums = &sums[part * 2 * width + first..][..width];
-                to.iter_mut().zip(sums).for_each(|(to, sum)| *to += sum);
+        let accumulate = |grad: &mut [f32], offset: usize| {
+            assert_eq!(grad.len(), dim, "parameter and gradient lengths differ");
+            for task in 0..tasks {
+                let partial = &partial[task * 2 * dim + offset..][..dim];
+                grad.iter_mut().zip(partial).for_each(|(grad, partial)| *grad += partial);
             }
         };
-        add(grads.weight.host(), 0);
+        accumulate(grads.weight.as_slice(), 0);
         if let Some(bias) = grads.bias {
-            add(bias.host(), width);
+            accumulate(bias.as_slice(), dim);
         }
     }
 }
 
 kernel! {
-    fn forward<V>(
-        how: Norm,
-        x: Source<'_>,
+    fn norm_kernel<V>(
+        norm: Norm,
+        x: Slice<'_>,
         weight: &[f32],
         bias: Option<&[f32]>,
-        y: Target<'_>,
-        statistics: &mut [f32],
+        y: SliceMut<'_>,
+        mean_rstd: &mut [f32],
     ) {
         let mut y = y;
-        let width = weight.len();
-        for (row, statistics) in statistics.chunks_exact_mut(2).enumerate() {
-            let range = row * width..(row + 1) * width;
-            let (x, mut y) = (x.part(range.clone()), y.part(range));
-            let (mean, scale) = spread::<V>(how, x);
-            statistics.copy_from_slice(&[mean, scale]);
-            let (mean, scale) = (V::splat(mean), V::splat(scale));
-            for at in (0..width).step_by(WIDTH) {
-                let normal = x.get::<V>(at).minus(mean).times(scale);
-                let shift = bias.map_or(V::splat(0.0), |bias| get(bias, at));
-                y.put(at, normal.fused(get(weight, at), shift));
+        let dim = weight.len();
+        for (row, mean_rstd) in mean_rstd.chunks_exact_mut(2).enumerate() {
+            let range = row * dim..(row + 1) * dim;
+            let (x, mut y) = (x.slice(range.clone()), y.slice(range));
+            let (mean, rstd) = moments::<V>(norm, x);
+            mean_rstd.copy_from_slice(&[mean, rstd]);
+            let (mean, rstd) = (V::splat(mean), V::splat(rstd));
+            for at in (0..dim).step_by(WIDTH) {
+                let x_hat = x.load_padded::<V>(at).sub(mean).mul(rstd);
+                let bias = bias.map_or(V::splat(0.0), |bias| load_padded(bias, at));
+                y.store_partial(at, x_hat.mul_add(load_padded(weight, at), bias));
             }
         }
     }
 }
 
-/// The mean of a row (0 for RMS) and one over its deviation.
+/// Mean (0 for RMSNorm) and reciprocal standard deviation of a row.
 #[inline(always)]
-fn spread<V: Lanes>(how: Norm, x: Source<'_>) -> (f32, f32) {
-    let width = x.len() as f32;
-    let whole = x.len() / WIDTH * WIDTH;
-    let (mean, epsilon) = match how {
-        Norm::Rms { epsilon } => (0.0, epsilon),
-        Norm::Layer { epsilon } => {
+fn moments<V: Lanes>(norm: Norm, x: Slice<'_>) -> (f32, f32) {
+    let dim = x.len() as f32;
+    let vectorised = x.len() / WIDTH * WIDTH;
+    let (mean, eps) = match norm {
+        Norm::Rms { eps } => (0.0, eps),
+        Norm::Layer { eps } => {
             let mut sum = V::splat(0.0);
             for at in (0..x.len()).step_by(WIDTH) {
-                sum = sum.plus(x.get(at));
+                sum = sum.add(x.load_padded(at));
             }
-            (sum.sum() / width, epsilon)
+            (sum.sum() / dim, eps)
         }
     };
-    // In a second pass: the difference of large squares would be inexact.
+    // A second pass: the difference of large squares would cancel.
     let mut sum = V::splat(0.0);
-    for at in (0..whole).step_by(WIDTH) {
-        let away = x.get::<V>(at).minus(V::splat(mean));
-        sum = away.fused(away, sum);
+    for at in (0..vectorised).step_by(WIDTH) {
+        let deviation = x.load_padded::<V>(at).sub(V::splat(mean));
+        sum = deviation.mul_add(deviation, sum);
     }
-    let rest: f32 = (whole..x.len()).map(|at| (x.one(at) - mean) * (x.one(at) - mean)).sum();
-    let variance = (sum.sum() + rest) / width;
-    (mean, 1.0 / (variance + epsilon as f32).sqrt())
+    let tail: f32 = (vectorised..x.len()).map(|at| (x.get(at) - mean) * (x.get(at) - mean)).sum();
+    let variance = (sum.sum() + tail) / dim;
+    (mean, 1.0 / (variance + eps as f32).sqrt())
 }
 
 kernel! {
-    fn backward<V>(
-        how: Norm,
+    fn norm_backward_kernel<V>(
+        norm: Norm,
         weight: &[f32],
-        statistics: &[f32],
-        x: Source<'_>,
-        dy: Source<'_>,
-        dx: Target<'_>,
+        mean_rstd: &[f32],
+        x: Slice<'_>,
+        dy: Slice<'_>,
+        dx: SliceMut<'_>,
         dweight: &mut [f32],
         dbias: &mut [f32],
     ) {
         let mut dx = dx;
-        let width = weight.len();
-        for (row, statistics) in statistics.chunks_exact(2).enumerate() {
-            let range = row * width..(row + 1) * width;
-            let (x, dy, mut dx) = (x.part(range.clone()), dy.part(range.clone()), dx.part(range));
-            let (mean, scale) = (V::splat(statistics[0]), V::splat(statistics[1]));
-            let (mut sum, mut product) = (V::splat(0.0), V::splat(0.0));
-            for at in (0..width).step_by(WIDTH) {
-                let normal = x.get::<V>(at).minus(mean).times(scale);
-                let slope: V = dy.get(at);
-                put(dweight, at, slope.fused(normal, get(dweight, at)));
-                put(dbias, at, slope.plus(get(dbias, at)));
-                let slope = slope.times(get(weight, at));
-                sum = sum.plus(slope);
-                product = slope.fused(normal, product);
+        let dim = weight.len();
+        for (row, mean_rstd) in mean_rstd.chunks_exact(2).enumerate() {
+            let range = row * dim..(row + 1) * dim;
+            let (x, dy, mut dx) = (x.slice(range.clone()), dy.slice(range.clone()), dx.slice(range));
+            let (mean, rstd) = (V::splat(mean_rstd[0]), V::splat(mean_rstd[1]));
+            let (mut sum, mut dot) = (V::splat(0.0), V::splat(0.0));
+            for at in (0..dim).step_by(WIDTH) {
+                let x_hat = x.load_padded::<V>(at).sub(mean).mul(rstd);
+                let grad: V = dy.load_padded(at);
+                store_partial(dweight, at, grad.mul_add(x_hat, load_padded(dweight, at)));
+                store_partial(dbias, at, grad.add(load_padded(dbias, at)));
+                let grad = grad.mul(load_padded(weight, at));
+                sum = sum.add(grad);
+                dot = grad.mul_add(x_hat, dot);
             }
-            let sum = match how {
-                Norm::Layer { .. } => sum.sum() / width as f32,
+            let mean_grad = match norm {
+                Norm::Layer { .. } => sum.sum() / dim as f32,
                 Norm::Rms { .. } => 0.0,
             };
-            let (sum, product) = (V::splat(sum), V::splat(product.sum() / width as f32));
-            for at in (0..width).step_by(WIDTH) {
-                let normal = x.get::<V>(at).minus(mean).times(scale);
-                let slope = dy.get::<V>(at).times(get(weight, at)).minus(sum);
-                let slope = slope.minus(normal.times(product));
-                dx.put(at, slope.fused(scale, dx.get(at)));
+            let (mean_grad, mean_dot) = (V::splat(mean_grad), V::splat(dot.sum() / dim as f32));
+            for at in (0..dim).step_by(WIDTH) {
+                let x_hat = x.load_padded::<V>(at).sub(mean).mul(rstd);
+                let grad = dy.load_padded::<V>(at).mul(load_padded(weight, at)).sub(mean_grad);
+                let grad = grad.sub(x_hat.mul(mean_dot));
+                dx.store_partial(at, grad.mul_add(rstd, dx.load_padded(at)));
             }
         }
     }

@@ -1,103 +1,106 @@
-//! Positions that turn pairs of numbers.
+//! Rotary position embedding.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Cpu;
-use crate::elementwise::rows;
+use crate::isa::kernel;
 use crate::lanes::WIDTH;
-use crate::level::kernel;
-use crate::numbers::{Apart, Target, get};
-use regatta_device::device::{Attention, Turn};
-use regatta_device::memory::ViewMut;
+use crate::slice::{DisjointMut, SliceMut, load_padded};
+use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
+use regatta_device::ops::{AttentionShape, RopeDirection};
+use regatta_device::tensor::ViewMut;
 
-/// A thread gets at least so many numbers.
-const LEAST: usize = 8 * 1024;
-
-/// Cosines and sines of all positions so far, for they take long.
+/// Cached cosines and sines, which are expensive to compute.
 #[derive(Debug, Default)]
-pub struct Angles(Mutex<Arc<Table>>);
+pub struct RopeTable(Mutex<Arc<CosSin>>);
 
 #[derive(Debug, Default)]
-struct Table {
-    base: f64,
-    half: usize,
-    /// For each position the cosines of all pairs, then their sines.
-    numbers: Vec<f32>,
+struct CosSin {
+    theta: f64,
+    half_dim: usize,
+    /// Per position the cosines of all pairs, then their sines.
+    values: Vec<f32>,
 }
 
-impl Angles {
-    fn table(&self, base: f64, half: usize, positions: usize) -> Arc<Table> {
+impl RopeTable {
+    fn get(&self, theta: f64, half_dim: usize, positions: usize) -> Arc<CosSin> {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = table.base == base && table.half == half;
-        if !fits || table.numbers.len() < positions * 2 * half {
-            *table = Arc::new(Table::new(base, half, positions.next_power_of_two()));
+        let matches = table.theta == theta && table.half_dim == half_dim;
+        if !matches || table.values.len() < positions * 2 * half_dim {
+            *table = Arc::new(CosSin::new(theta, half_dim, positions.next_power_of_two()));
         }
         table.clone()
     }
 }
 
-impl Table {
-    fn new(base: f64, half: usize, positions: usize) -> Self {
-        let pace = |pair: usize| base.powf(-(pair as f64) / half as f64);
-        let paces: Vec<f64> = (0..half).map(pace).collect();
-        let mut numbers = Vec::with_capacity(positions * 2 * half);
+impl CosSin {
+    fn new(theta: f64, half_dim: usize, positions: usize) -> Self {
+        let frequency = |pair: usize| theta.powf(-(pair as f64) / half_dim as f64);
+        let frequencies: Vec<f64> = (0..half_dim).map(frequency).collect();
+        let mut values = Vec::with_capacity(positions * 2 * half_dim);
         for position in 0..positions {
-            let angle = |pace: &f64| position as f64 * pace;
-            numbers.extend(paces.iter().map(|pace| angle(pace).cos() as f32));
-            numbers.extend(paces.iter().map(|pace| angle(pace).sin() as f32));
+            let angle = |frequency: &f64| position as f64 * frequency;
+            values.extend(frequencies.iter().map(|frequency| angle(frequency).cos() as f32));
+            values.extend(frequencies.iter().map(|frequency| angle(frequency).sin() as f32));
         }
-        Self { base, half, numbers }
+        Self { theta, half_dim, values }
     }
 }
 
 impl Cpu {
-    pub(super) fn rope_turn(
+    /// [`AttentionOps::apply_rope`](regatta_device::AttentionOps::apply_rope).
+    pub(crate) fn rotate_qk(
         &self,
-        of: Attention,
-        base: f64,
-        places: &[u32],
-        turn: Turn,
+        shape: AttentionShape,
+        theta: f64,
+        positions: &[u32],
+        direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
-        let (width, half) = (of.qkv_width(), of.head_width / 2);
-        assert!(of.head_width.is_multiple_of(2), "rotary positions turn pairs");
-        assert_eq!(qkv.len(), of.rows() * width, "rows of another width");
-        assert_eq!(places.len(), of.sequence, "a place for each token of a sequence");
-        if qkv.is_empty() || half == 0 {
+        let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
+        assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
+        assert_eq!(qkv.len(), shape.rows() * row_len, "qkv does not have the given shape");
+        assert_eq!(positions.len(), shape.seq_len, "RoPE needs one position per token");
+        if qkv.is_empty() || half_dim == 0 {
             return;
         }
-        let rows = rows(qkv.len(), width);
-        let turned = (of.heads + of.kv_heads) * of.head_width;
-        let last = places.iter().max().map_or(0, |last| *last as usize);
-        let table = self.angles.table(base, half, last + 1);
-        let qkv = Apart::new(qkv);
-        self.pool.run_ranges(rows, LEAST.div_ceil(width), 1, |range| {
+        let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
+        let last = positions.iter().max().map_or(0, |last| *last as usize);
+        let table = self.rope_table.get(theta, half_dim, last + 1);
+        let min_rows = MIN_ELEMENTS_PER_THREAD.div_ceil(row_len);
+        let qkv = DisjointMut::new(qkv);
+        self.pool.run_ranges(shape.rows(), min_rows, 1, |range| {
             for row in range {
                 // SAFETY: rows are disjoint.
-                let heads = unsafe { qkv.part(row * width..row * width + turned) };
-                let position = places[row % of.sequence] as usize;
-                let (cosines, sines) =
-                    table.numbers[position * 2 * half..(position + 1) * 2 * half].split_at(half);
-                turn_row(self.level, turn, cosines, sines, heads);
+                let qk = unsafe { qkv.slice(row * row_len..row * row_len + rotated) };
+                let position = positions[row % shape.seq_len] as usize;
+                let cos_sin = position * 2 * half_dim..(position + 1) * 2 * half_dim;
+                let (cos, sin) = table.values[cos_sin].split_at(half_dim);
+                rope_kernel(self.isa, direction, cos, sin, qk);
             }
         });
     }
 }
 
 kernel! {
-    fn turn_row<V>(turn: Turn, cosines: &[f32], sines: &[f32], heads: Target<'_>) {
+    /// Rotates all heads of a row.
+    fn rope_kernel<V>(direction: RopeDirection, cos: &[f32], sin: &[f32], heads: SliceMut<'_>) {
         let mut heads = heads;
-        let half = cosines.len();
-        let way = V::splat(match turn { Turn::There => 1.0, Turn::Back => -1.0 });
-        for head in (0..heads.len()).step_by(2 * half) {
-            for at in (0..half).step_by(WIDTH) {
-                let (cosine, sine): (V, V) = (get(cosines, at), get::<V>(sines, at).times(way));
-                let first: V = heads.part(head..head + half).get(at);
-                let second: V = heads.part(head + half..head + 2 * half).get(at);
-                let turned = first.times(cosine).minus(second.times(sine));
-                heads.part(head..head + half).put(at, turned);
-                let turned = second.times(cosine).plus(first.times(sine));
-                heads.part(head + half..head + 2 * half).put(at, turned);
+        let half_dim = cos.len();
+        let sign = V::splat(match direction {
+            RopeDirection::Forward => 1.0,
+            RopeDirection::Inverse => -1.0,
+        });
+        for head in (0..heads.len()).step_by(2 * half_dim) {
+            let halves = [head..head + half_dim, head + half_dim..head + 2 * half_dim];
+            for at in (0..half_dim).step_by(WIDTH) {
+                let (cos, sin): (V, V) = (load_padded(cos, at), load_padded::<V>(sin, at).mul(sign));
+                let first: V = heads.slice(halves[0].clone()).load_padded(at);
+                let second: V = heads.slice(halves[1].clone()).load_padded(at);
+                let rotated = first.mul(cos).sub(second.mul(sin));
+                heads.slice(halves[0].clone()).store_partial(at, rotated);
+                let rotated = second.mul(cos).add(first.mul(sin));
+                heads.slice(halves[1].clone()).store_partial(at, rotated);
             }
         }
     }

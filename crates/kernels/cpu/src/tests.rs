@@ -1,109 +1,110 @@
-//! Every operation against the plain one in double precision: on all levels of instructions, in both
-//! precisions, with sizes that fit no vector, on one to three threads.
+//! Every operation against the f64 reference: on all instruction sets, in both precisions, with sizes that
+//! are no multiple of the vector width, on one to three threads.
 
 mod attention;
 mod elementwise;
-mod products;
-mod tokens;
+mod embedding_loss;
+mod linear_norm;
+
+use regatta_comm::DType;
 
 use crate::*;
 use regatta_device::random::{key, normal};
 use regatta_device::reference::Reference;
+use regatta_device::tensor::Tensor;
+use regatta_device::{Device, ElementwiseOps, LossOps};
 
-/// A tensor of an operation.
+/// Dtype and length of a tensor.
 #[derive(Clone, Copy)]
-enum Kind {
-    /// As parameters are stored.
-    Real(usize),
-    /// As activations are stored.
+enum TensorSpec {
+    Master(usize),
     Activation(usize),
 }
-use Kind::{Activation as Act, Real};
-
-/// Tensors on both devices.
-type Tensors<'a> = &'a mut [Tensor];
+use TensorSpec::{Activation as Act, Master};
 
 fn devices() -> Vec<Cpu> {
     let mut all = Vec::new();
-    for level in Level::all() {
+    for isa in Isa::all() {
         for precision in [Precision::F32, Precision::Bf16] {
-            all.extend([1, 3].map(|threads| Cpu::with_level(threads, precision, level)));
+            all.extend([1, 3].map(|threads| Cpu::with_isa(threads, precision, isa)));
         }
     }
     all.push(Cpu::new(2, Precision::F32));
     #[cfg(target_arch = "x86_64")]
-    all.extend([1, 3].map(|threads| with_kernel(threads, bf16::Kernel::AmxEmulated)));
+    all.extend([1, 3].map(|threads| {
+        let bf16_gemm = Bf16Gemm::with_kernel(bf16::Kernel::AmxEmulated);
+        Cpu { bf16_gemm, ..Cpu::new(threads, Precision::Bf16) }
+    }));
     all
 }
 
-/// One whose products of brain floats are made of other instructions than the best.
-#[cfg(target_arch = "x86_64")]
-fn with_kernel(threads: usize, kernel: bf16::Kernel) -> Cpu {
-    Cpu { halves: Halves::of(kernel), ..Cpu::new(threads, Precision::Bf16) }
+/// Random values that are exact in bf16.
+fn random_values(seed: u64, len: usize) -> Vec<f32> {
+    let value = |i| half::bf16::from_f64(normal(key(seed, &[]), i)).to_f32();
+    (0..len as u64).map(value).collect()
 }
 
-/// Numbers that both formats have.
-fn numbers(seed: u64, elements: usize) -> Vec<f32> {
-    let number = |i| half::bf16::from_f64(normal(key(seed, &[]), i)).to_f32();
-    (0..elements as u64).map(number).collect()
-}
-
-fn tensors(device: &dyn Device, kinds: &[Kind]) -> Vec<Tensor> {
-    let tensor = |(seed, kind): (u64, &Kind)| {
-        let mut tensor = match kind {
-            Real(elements) => device.real(*elements),
-            Act(elements) => device.activation(*elements),
+fn tensors(device: &dyn Device, specs: &[TensorSpec]) -> Vec<Tensor> {
+    let tensor = |(seed, spec): (u64, &TensorSpec)| {
+        let mut tensor = match spec {
+            Master(elements) => device.zeros_master(*elements),
+            Act(elements) => device.zeros_activation(*elements),
         };
-        device.put(&numbers(seed, tensor.len()), tensor.view_mut());
+        device.copy_from_host(&random_values(seed, tensor.len()), tensor.view_mut());
         tensor
     };
-    (0..).zip(kinds).map(tensor).collect()
+    (0..).zip(specs).map(tensor).collect()
 }
 
-fn fetched(device: &dyn Device, tensors: &[Tensor]) -> Vec<Vec<f32>> {
-    let fetch = |tensor: &Tensor| {
-        let mut numbers = vec![0.0; tensor.len()];
-        device.fetch(tensor.view(), &mut numbers);
-        numbers
+fn to_host(device: &dyn Device, tensors: &[Tensor]) -> Vec<Vec<f32>> {
+    let copy = |tensor: &Tensor| {
+        let mut values = vec![0.0; tensor.len()];
+        device.copy_to_host(tensor.view(), &mut values);
+        values
     };
-    tensors.iter().map(fetch).collect()
+    tensors.iter().map(copy).collect()
 }
 
-/// Runs an operation on both devices, and compares all tensors and what is returned. Twice here: it
-/// must be the same to the last bit.
+/// Runs an operation on the reference and on all CPU devices, and compares all tensors and the result. A
+/// second run on a device must give the same bits.
 #[track_caller]
-fn same(what: &str, kinds: &[Kind], operation: impl Fn(&dyn Device, Tensors<'_>) -> f64) {
+fn assert_matches_reference(
+    what: &str,
+    specs: &[TensorSpec],
+    operation: impl Fn(&dyn Device, &mut [Tensor]) -> f64,
+) {
     let reference = Reference::new();
-    let mut expected = tensors(&reference, kinds);
+    let mut expected = tensors(&reference, specs);
     let expected_result = operation(&reference, &mut expected);
-    let expected = fetched(&reference, &expected);
+    let expected = to_host(&reference, &expected);
     for cpu in devices() {
         let run = || {
-            let mut found = tensors(&cpu, kinds);
+            let mut found = tensors(&cpu, specs);
             let result = operation(&cpu, &mut found);
-            (fetched(&cpu, &found), result)
+            (to_host(&cpu, &found), result)
         };
         let (found, result) = run();
         let (again, result_again) = run();
-        assert!(again == found && result_again.to_bits() == result.to_bits(), "{what}: differs");
-        let error = match cpu.precision {
+        let reproducible = again == found && result_again.to_bits() == result.to_bits();
+        assert!(reproducible, "{what}: not reproducible");
+        let tolerance = match cpu.precision {
             Precision::F32 => 2e-5,
             Precision::Bf16 => 3e-2,
         };
         let case = format!("{what} on {}", cpu.describe());
-        let off = (result - expected_result).abs();
+        let error = (result - expected_result).abs();
         assert!(
-            off <= error * expected_result.abs().max(1.0),
+            error <= tolerance * expected_result.abs().max(1.0),
             "{case}: {result} {expected_result}"
         );
         for (tensor, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            // The largest number of a tensor says how exact its sums can be.
-            let most = expected.iter().fold(1.0f32, |most, x| most.max(x.abs()));
+            // Errors are relative to the largest element of a tensor.
+            let max = expected.iter().fold(1.0f32, |max, x| max.max(x.abs()));
             for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
-                let off = (found - expected).abs();
+                let error = (found - expected).abs();
                 assert!(
-                    f64::from(off) <= error * f64::from(most) && found.is_finite(),
-                    "{case}: number {at} of tensor {tensor} is {found}, not {expected}"
+                    f64::from(error) <= tolerance * f64::from(max) && found.is_finite(),
+                    "{case}: element {at} of tensor {tensor} is {found}, expected {expected}"
                 );
             }
         }
@@ -111,25 +112,25 @@ fn same(what: &str, kinds: &[Kind], operation: impl Fn(&dyn Device, Tensors<'_>)
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_propagates() {
     let cpu = Cpu::new(1, Precision::F32);
-    let mut logits = Tensor::zeroed(40, Format::F32);
-    logits.view_mut().host::<f32>()[17] = f32::NAN;
+    let mut logits = Tensor::zeros(40, DType::F32);
+    logits.view_mut().as_slice::<f32>()[17] = f32::NAN;
     assert!(cpu.cross_entropy(&[0, 3], logits.view_mut(), None).is_nan());
-    assert!(cpu.square_sum(logits.view()).is_nan());
+    assert!(cpu.sum_of_squares(logits.view()).is_nan());
 }
 
 #[test]
-#[should_panic(expected = "tensors of different lengths")]
-fn wrong_lengths_are_refused() {
+#[should_panic(expected = "tensor lengths differ")]
+fn different_lengths_panic() {
     let cpu = Cpu::new(2, Precision::F32);
-    cpu.add(Tensor::zeroed(3, Format::F32).view(), Tensor::zeroed(4, Format::F32).view_mut());
+    cpu.add_assign(Tensor::zeros(3, DType::F32).view(), Tensor::zeros(4, DType::F32).view_mut());
 }
 
 #[test]
-fn it_says_what_it_computes_with() {
-    let text = Cpu::with_level(2, Precision::Bf16, Level::Plain).describe();
+fn describe_names_threads_precision_and_kernel() {
+    let text = Cpu::with_isa(2, Precision::Bf16, Isa::PORTABLE).describe();
     assert_eq!(text, "2 threads, bf16 on portable");
-    assert_eq!(Cpu::with_level(2, Precision::F32, Level::Plain).kernels(), "plain");
+    assert_eq!(Cpu::with_isa(2, Precision::F32, Isa::PORTABLE).gemm_kernel(), "portable");
     assert_eq!(serde_json::to_string(&Precision::Bf16).unwrap(), "\"bf16\"");
 }

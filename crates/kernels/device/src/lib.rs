@@ -1,9 +1,20 @@
-//! The device interface of the training engine: tensors in a device's memory, the fused operations
-//! that training consists of ([`Device`](device::Device)), and a reference device in f64.
+//! The device interface of the training engine: tensors in a device's memory, the fused operations of
+//! training grouped into sub-traits of [`Device`], and a reference device in f64.
+//!
+//! Conventions: a tensor of activations has one row per token. The residual stream, parameters,
+//! gradients of parameters and statistics have the device's [`DeviceMemory::master_dtype`]; other
+//! activations and their gradients have its [`DeviceMemory::activation_dtype`], which may be narrower.
+//! Operations accept either, by the dtype of the view. Gradients of parameters are accumulated into their
+//! buffer. Wrong lengths are bugs of the caller and panic.
 
-pub mod device;
-pub mod memory;
+pub mod ops;
 pub mod optimizer;
 pub mod precision;
 pub mod random;
 pub mod reference;
+pub mod tensor;
+
+pub use ops::{
+    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, LinearOps,
+    LossOps, NormOps, OptimizerOps,
+};

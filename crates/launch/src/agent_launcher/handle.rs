@@ -32,27 +32,14 @@ const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 
 /// Why agents could not be launched.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum LaunchError {
     /// The launcher cannot be executed.
     #[error("cannot execute {program} to start agents on {hosts}: {source}; {hint}")]
-    Spawn {
-        /// The program.
-        program: String,
-        /// Its hosts.
-        hosts: String,
-        /// Cause.
-        source: io::Error,
-        /// How to fix it.
-        hint: &'static str,
-    },
+    Spawn { program: String, hosts: String, source: io::Error, hint: &'static str },
     /// The host file cannot be written.
     #[error("cannot write host file {path}: {source}; choose another folder with --run-dir")]
-    Hostfile {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
+    Hostfile { path: PathBuf, source: io::Error },
     /// The driver thread cannot be created.
     #[error(
         "cannot create a thread for the agent launchers: {0}; raise the process limit (ulimit -u)"

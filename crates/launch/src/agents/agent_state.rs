@@ -95,7 +95,7 @@ struct RankLog {
     /// The attempt; `None` before the first.
     attempt: Option<u32>,
     running: bool,
-    endings: BTreeMap<u32, RankExit>,
+    rank_exits: BTreeMap<u32, RankExit>,
     /// Events that are resent on request.
     events: Vec<RankEvent>,
     kill_at: Option<Instant>,
@@ -328,13 +328,18 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             JobEvent::Output { rank, stderr, bytes } => {
                 return self.send(Upstream::Output { rank, stderr, bytes }, out);
             }
+            JobEvent::Frame { rank, bytes } => {
+                self.on_progress(now, out);
+                let attempt = self.ranks.attempt.unwrap_or_default();
+                return self.send(Upstream::Frame { attempt, rank, bytes }, out);
+            }
             JobEvent::Progress => return self.on_progress(now, out),
             JobEvent::Warning(text) => return self.send(Upstream::Warning(text), out),
             JobEvent::Started { rank, pid } => RankEvent::Started { rank, pid },
             JobEvent::StartFailed { rank, why } => RankEvent::StartFailed { rank, why },
-            JobEvent::Exited(rank, ending) => {
-                self.ranks.endings.insert(rank, ending);
-                RankEvent::Exited(rank, ending)
+            JobEvent::Exited(rank, exit) => {
+                self.ranks.rank_exits.insert(rank, exit);
+                RankEvent::Exited(rank, exit)
             }
             JobEvent::OutputTail(rank, lines) => RankEvent::OutputTail(rank, lines),
             JobEvent::RankStates(states) => RankEvent::States(states),
@@ -343,7 +348,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
                 self.ranks.kill_at = None;
                 // Output must arrive before the end of the attempt.
                 self.send_lines(true, now, out);
-                RankEvent::Finished(std::mem::take(&mut self.ranks.endings))
+                RankEvent::Finished(std::mem::take(&mut self.ranks.rank_exits))
             }
             JobEvent::Signal(_) | JobEvent::ConnectionLost { .. } | JobEvent::NodeLost { .. } => {
                 return;
@@ -409,8 +414,8 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.send(Upstream::RankEvent { node: self.registration.node, attempt, event }, out);
     }
 
-    /// Sends a message to the parent, or queues it until there is one. Output and progress are
-    /// dropped without a parent.
+    /// Sends a message to the parent, or queues it until there is one. Output, frames and progress
+    /// are dropped without a parent: the attempt has failed.
     fn send(&mut self, message: Upstream, out: &mut Outputs<C>) {
         match self.parent {
             ParentLink::Connected(conn) => {

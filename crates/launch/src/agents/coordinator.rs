@@ -120,9 +120,9 @@ impl Coordinator {
     fn apply(&mut self, outputs: Vec<TableOutput<ConnId>>) {
         for output in outputs {
             match output {
-                TableOutput::Event(event @ (JobEvent::Line(_) | JobEvent::Output { .. })) => {
-                    self.output.push_back(event);
-                }
+                TableOutput::Event(
+                    event @ (JobEvent::Line(_) | JobEvent::Output { .. } | JobEvent::Frame { .. }),
+                ) => self.output.push_back(event),
                 TableOutput::Event(event) => self.events.push_back(event),
                 TableOutput::Downstream(conn, message @ Downstream::Credit(_)) => {
                     self.credits.push(Credit { conn, message });

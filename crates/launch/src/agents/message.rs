@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use regatta_model::result::RankExit;
 use serde::de::DeserializeOwned;
@@ -44,6 +45,15 @@ pub enum Upstream {
         /// Whether it came from standard error.
         stderr: bool,
         /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// A frame of a rank's channel.
+    Frame {
+        /// The attempt that it belongs to.
+        attempt: u32,
+        /// The rank.
+        rank: u32,
+        /// The payload.
         bytes: Vec<u8>,
     },
     /// An event of a node's ranks.
@@ -144,6 +154,8 @@ pub struct NodeLaunch {
     pub env_remove_prefixes: Vec<String>,
     /// Environment of all ranks of the job.
     pub common_env: Vec<EnvSetting>,
+    /// Payload of the input frame of the ranks' channels; `None`: the ranks have no channels.
+    pub input: Option<Vec<u8>>,
     /// Whether to report progress.
     pub report_progress: bool,
     /// The ranks.
@@ -166,6 +178,7 @@ pub struct RankLaunch {
 impl NodeLaunch {
     /// The complete specification of each rank.
     pub fn specs(&self) -> Vec<RankSpec> {
+        let input: Option<Arc<[u8]>> = self.input.as_deref().map(Arc::from);
         let spec = |rank: &RankLaunch| RankSpec {
             rank: rank.rank,
             command: rank.command.clone().unwrap_or_else(|| self.command.clone()),
@@ -174,18 +187,21 @@ impl NodeLaunch {
             env_remove_prefixes: self.env_remove_prefixes.clone(),
             env: self.common_env.iter().chain(&rank.env).cloned().collect(),
             binding: rank.binding.clone(),
+            input: input.clone(),
         };
         self.ranks.iter().map(spec).collect()
     }
 }
 
 impl Upstream {
-    /// Flow-control cost in bytes: non-zero for output, zero for control messages.
+    /// Flow-control cost in bytes: non-zero for output and frames, zero for control messages.
     pub fn cost(&self) -> u64 {
         let line = |l: &MergedLine| l.text.len() + 4 * l.ranks.len() + 16;
         match self {
             Upstream::Lines(lines) => lines.iter().map(line).sum::<usize>() as u64,
-            Upstream::Output { bytes, .. } => bytes.len() as u64 + 16,
+            Upstream::Output { bytes, .. } | Upstream::Frame { bytes, .. } => {
+                bytes.len() as u64 + 16
+            }
             _ => 0,
         }
     }
@@ -238,6 +254,13 @@ mod tests {
         };
         let message = Downstream::Start { node: 0, launch };
         assert_eq!(decode::<Downstream>(&encode(&message).unwrap()).unwrap(), message);
+    }
+
+    #[test]
+    fn the_longest_frame_fits_in_a_message() {
+        let bytes = vec![0; crate::channel::MAX_FRAME_LEN];
+        let message = Upstream::Frame { attempt: u32::MAX, rank: u32::MAX, bytes };
+        assert!(encode(&message).unwrap().len() <= regatta_wire::link::MAX_FRAME_LEN);
     }
 
     proptest! {

@@ -197,6 +197,8 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
                 return out.extend(lines.into_iter().map(event));
             }
             Upstream::Output { rank, stderr, bytes } => JobEvent::Output { rank, stderr, bytes },
+            Upstream::Frame { attempt, .. } if attempt != self.attempt => return,
+            Upstream::Frame { rank, bytes, .. } => JobEvent::Frame { rank, bytes },
             Upstream::Progress => JobEvent::Progress,
             Upstream::Signal(signal) => JobEvent::Signal(signal),
             Upstream::Warning(text) => JobEvent::Warning(text),
@@ -295,16 +297,17 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
                 entry.exited.insert(rank);
                 JobEvent::StartFailed { rank, why: format!("{}: {why}", entry.host) }
             }
-            RankEvent::Exited(rank, ending) => match entry.exited.insert(rank) {
-                true => JobEvent::Exited(rank, ending),
+            RankEvent::Exited(rank, exit) => match entry.exited.insert(rank) {
+                true => JobEvent::Exited(rank, exit),
                 false => return,
             },
             RankEvent::OutputTail(rank, lines) => JobEvent::OutputTail(rank, lines),
             RankEvent::States(states) => JobEvent::RankStates(states),
-            RankEvent::Finished(endings) => {
+            RankEvent::Finished(rank_exits) => {
                 entry.finished = true;
-                let unreported = endings.into_iter().filter(|(rank, _)| entry.exited.insert(*rank));
-                let exited = |(rank, ending)| TableOutput::Event(JobEvent::Exited(rank, ending));
+                let unreported =
+                    rank_exits.into_iter().filter(|(rank, _)| entry.exited.insert(*rank));
+                let exited = |(rank, exit)| TableOutput::Event(JobEvent::Exited(rank, exit));
                 out.extend(unreported.map(exited));
                 // Ranks that the node never started.
                 let why = format!("{}: the start command did not reach the node", entry.host);

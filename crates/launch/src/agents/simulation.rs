@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use regatta_model::MemoryPolicy;
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 
-use super::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts};
+use super::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts, WINDOW};
 use super::message::{Downstream, NodeLaunch, RankLaunch, Registration, Upstream, decode, encode};
 use super::node_table::{NodeTable, TableInput, TableOutput};
 use super::tree::{Parent, Tree};
@@ -23,7 +23,7 @@ type ConnId = u32;
 const GRACE: Duration = Duration::from_secs(10);
 const REJOIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Exit of a rank that was never started.
-const NEVER_STARTED: Ending = Ending::Exit(127);
+const NEVER_STARTED: RankExit = RankExit::Exit(127);
 /// An agent looks for another ancestor after its parent has given up: in the worst case, all do so
 /// one after the other.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(100);
@@ -83,7 +83,11 @@ struct Simulation {
     next: ConnId,
     /// The coordinator, while it is alive.
     root: Option<(NodeTable<ConnId>, Supervisor)>,
-    actual_exits: BTreeMap<u32, Ending>,
+    actual_exits: BTreeMap<u32, RankExit>,
+    /// Number of frames that each rank sent; their payload is their number and padding.
+    frames_sent: BTreeMap<u32, u32>,
+    /// Numbers of the frames that arrived before the end, of each rank.
+    frames_received: BTreeMap<u32, Vec<u32>>,
     finished_count: usize,
     ranks_per_node: u32,
     faults_injected: bool,
@@ -111,6 +115,8 @@ impl Simulation {
             next: 0,
             root: Some((NodeTable::new(&hosts, REJOIN_TIMEOUT), supervisor)),
             actual_exits: BTreeMap::new(),
+            frames_sent: BTreeMap::new(),
+            frames_received: BTreeMap::new(),
             finished_count: 0,
             ranks_per_node,
             faults_injected: false,
@@ -144,7 +150,7 @@ impl Simulation {
                 if self.nodes[lower as usize].agent.as_ref().and_then(|a| a.parent_conn())
                     == Some(conn)
                 {
-                    self.to_agent(lower, AgentInput::Downstream(down));
+                    self.step_agent(lower, AgentInput::Downstream(down));
                 }
             }
             (Some(Packet::Closed), true) => self.deliver_close(upper, conn),
@@ -155,33 +161,33 @@ impl Simulation {
     fn deliver_upstream(&mut self, at: Endpoint, conn: ConnId, bytes: &[u8]) {
         let up = decode::<Upstream>(bytes).unwrap();
         match at {
-            Endpoint::Node(node) => self.to_agent(node, AgentInput::Upstream(conn, up)),
-            Endpoint::Root => self.to_root(TableInput::Upstream(conn, up)),
+            Endpoint::Node(node) => self.step_agent(node, AgentInput::Upstream(conn, up)),
+            Endpoint::Root => self.step_root(TableInput::Upstream(conn, up)),
         }
     }
 
     fn deliver_close(&mut self, at: Endpoint, conn: ConnId) {
         match at {
             Endpoint::Node(node) => {
-                self.to_agent(node, AgentInput::Closed(conn, "broke".to_owned()))
+                self.step_agent(node, AgentInput::Closed(conn, "broke".to_owned()))
             }
-            Endpoint::Root => self.to_root(TableInput::Closed(conn, "broke".to_owned())),
+            Endpoint::Root => self.step_root(TableInput::Closed(conn, "broke".to_owned())),
         }
     }
 
     fn advance_time(&mut self, time: Duration) {
         self.now += time;
         for node in 0..self.nodes.len() as u32 {
-            self.to_agent(node, AgentInput::Tick);
+            self.step_agent(node, AgentInput::Tick);
         }
-        self.to_root(TableInput::Tick);
+        self.step_root(TableInput::Tick);
         if let Some((_, supervisor)) = &mut self.root {
             let actions = supervisor.handle(SupervisorInput::Tick, self.now);
             self.apply_actions(actions);
         }
     }
 
-    fn to_agent(&mut self, node: u32, input: AgentInput<ConnId>) {
+    fn step_agent(&mut self, node: u32, input: AgentInput<ConnId>) {
         let Some(agent) = &mut self.nodes[node as usize].agent else { return };
         for output in agent.handle(input, self.now) {
             self.apply_agent_output(node, output);
@@ -208,26 +214,40 @@ impl Simulation {
 
     fn control(&mut self, node: u32, control: RankControl) {
         let sim_node = &self.nodes[node as usize];
-        let ending = match control {
-            RankControl::Signal(signal) if !sim_node.ranks.ignores_term => Ending::Signal(signal),
-            RankControl::Kill => Ending::Signal(9),
+        let exit = match control {
+            RankControl::Signal(signal) if !sim_node.ranks.ignores_term => RankExit::Signal(signal),
+            RankControl::Kill => RankExit::Signal(9),
             _ => return,
         };
         for rank in sim_node.ranks.running.clone() {
-            self.exit_rank(node, rank, ending);
+            self.exit_rank(node, rank, exit);
         }
     }
 
-    fn exit_rank(&mut self, node: u32, rank: u32, ending: Ending) {
+    /// A rank sends a frame; the agent reads it unless the window is full.
+    fn send_frame(&mut self, node: u32, rank: u32) {
+        let agent = &self.nodes[node as usize].agent;
+        if agent.as_ref().is_none_or(|agent| agent.is_window_full()) {
+            return;
+        }
+        let number = self.frames_sent.entry(rank).or_default();
+        let mut bytes = number.to_be_bytes().to_vec();
+        *number += 1;
+        let padding = if self.rng.below(50) == 0 { WINDOW as usize / 2 } else { 10 };
+        bytes.resize(4 + padding, 0);
+        self.step_agent(node, AgentInput::Ranks(JobEvent::Frame { rank, bytes }));
+    }
+
+    fn exit_rank(&mut self, node: u32, rank: u32, exit: RankExit) {
         let ranks = &mut self.nodes[node as usize].ranks;
         if !ranks.running.remove(&rank) {
             return;
         }
         let finished = ranks.running.is_empty();
-        self.actual_exits.insert(rank, ending);
-        self.to_agent(node, AgentInput::Ranks(JobEvent::Exited(rank, ending)));
+        self.actual_exits.insert(rank, exit);
+        self.step_agent(node, AgentInput::Ranks(JobEvent::Exited(rank, exit)));
         if finished {
-            self.to_agent(node, AgentInput::Ranks(JobEvent::Finished));
+            self.step_agent(node, AgentInput::Ranks(JobEvent::Finished));
         }
     }
 
@@ -248,7 +268,7 @@ impl Simulation {
             Parent::Node(node) => Endpoint::Node(node),
         };
         if !self.is_reachable(upper) || !self.is_reachable(Endpoint::Node(node)) {
-            return self.to_agent(node, AgentInput::ConnectFailed);
+            return self.step_agent(node, AgentInput::ConnectFailed);
         }
         self.next += 1;
         let link = SimConn {
@@ -259,7 +279,7 @@ impl Simulation {
             broken: false,
         };
         self.conns.insert(self.next, link);
-        self.to_agent(node, AgentInput::Connected(self.next));
+        self.step_agent(node, AgentInput::Connected(self.next));
     }
 
     fn send(&mut self, conn: ConnId, up: bool, bytes: Vec<u8>) {
@@ -298,14 +318,14 @@ impl Simulation {
         let sim_node = &mut self.nodes[node as usize];
         sim_node.agent = None;
         for rank in std::mem::take(&mut sim_node.ranks.running) {
-            self.actual_exits.insert(rank, Ending::Signal(9));
+            self.actual_exits.insert(rank, RankExit::Signal(9));
         }
         for conn in self.conns_of(Endpoint::Node(node)) {
             self.break_conn(conn, graceful);
         }
     }
 
-    fn to_root(&mut self, input: TableInput<ConnId>) {
+    fn step_root(&mut self, input: TableInput<ConnId>) {
         let Some((table, _)) = &mut self.root else { return };
         let outputs = table.handle(input, self.now);
         self.apply_outputs(outputs);
@@ -324,16 +344,21 @@ impl Simulation {
 
     fn on_job_event(&mut self, event: JobEvent) {
         let inputs: Vec<SupervisorInput> = match event {
-            JobEvent::Exited(rank, ending) => vec![SupervisorInput::Exited(rank, ending)],
+            JobEvent::Exited(rank, exit) => vec![SupervisorInput::Exited(rank, exit)],
             JobEvent::ConnectionLost { rank, .. } => vec![SupervisorInput::ConnectionLost(rank)],
             JobEvent::StartFailed { rank, .. } => {
                 vec![SupervisorInput::Exited(rank, NEVER_STARTED)]
             }
             JobEvent::NodeLost { ranks, .. } => {
-                ranks.into_iter().map(|r| SupervisorInput::Exited(r, Ending::Lost)).collect()
+                ranks.into_iter().map(|r| SupervisorInput::Exited(r, RankExit::NodeLost)).collect()
             }
             JobEvent::Finished => {
                 self.finished_count += 1;
+                Vec::new()
+            }
+            JobEvent::Frame { rank, bytes } if self.finished_count == 0 => {
+                let number = u32::from_be_bytes(bytes[..4].try_into().unwrap());
+                self.frames_received.entry(rank).or_default().push(number);
                 Vec::new()
             }
             _ => Vec::new(),
@@ -365,7 +390,7 @@ impl Simulation {
             rank,
             command: None,
             env: Vec::new(),
-            binding: Binding::new(&Default::default(), &MemoryPolicy::System),
+            binding: Binding::new(&Default::default(), &MemoryPolicy::Default),
         };
         let launch = |node: u32| NodeLaunch {
             ranks: (node * ranks_per_node..(node + 1) * ranks_per_node).map(rank).collect(),
@@ -393,7 +418,7 @@ impl Simulation {
             2 => self.nodes[node as usize].partitioned = false,
             3 => {
                 let running = self.nodes[node as usize].ranks.running.first().copied();
-                running.into_iter().for_each(|r| self.exit_rank(node, r, Ending::Exit(3)));
+                running.into_iter().for_each(|r| self.exit_rank(node, r, RankExit::Exit(3)));
             }
             _ => {
                 let conns = self.conns_of(Endpoint::Node(node));
@@ -424,8 +449,9 @@ impl Simulation {
     fn let_ranks_exit(&mut self) {
         for node in 0..self.nodes.len() as u32 {
             for rank in self.nodes[node as usize].ranks.running.clone() {
+                self.send_frame(node, rank);
                 if self.rng.below(3) == 0 {
-                    self.exit_rank(node, rank, Ending::Exit(0));
+                    self.exit_rank(node, rank, RankExit::Exit(0));
                 }
             }
         }

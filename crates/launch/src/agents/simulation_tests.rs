@@ -12,7 +12,8 @@ fn running_job(nodes: u32, fan_out: u32, ranks_per_node: u32, seed: u64) -> Simu
 
 proptest! {
     /// Under any faults, the coordinator learns the exit of every rank or declares it lost, and the
-    /// job finishes exactly once; then all agents exit and no rank is left.
+    /// job finishes exactly once; then all agents exit and no rank is left. Frames arrive in order,
+    /// and all of them if the job succeeded.
     #[test]
     fn every_job_finishes_once_under_faults(
         nodes in 1u32..14, fan_out in 1u32..4, ranks_per_node in 1u32..3, seed: u64, faults in 0usize..5,
@@ -32,16 +33,21 @@ proptest! {
             prop_assert!(rounds < 200, "the job does not finish");
         }
         let (table, supervisor) = sim.root.as_ref().unwrap();
-        prop_assert_eq!(supervisor.endings().len() as u32, nodes * ranks_per_node);
-        for (rank, reported) in supervisor.endings() {
+        prop_assert_eq!(supervisor.rank_exits().len() as u32, nodes * ranks_per_node);
+        for (rank, reported) in supervisor.rank_exits() {
             let actual = sim.actual_exits.get(rank).copied().unwrap_or(NEVER_STARTED);
-            prop_assert!(*reported == Ending::Lost || actual == *reported);
+            prop_assert!(*reported == RankExit::NodeLost || actual == *reported);
         }
         if !sim.faults_injected {
             prop_assert_eq!(supervisor.code(), 0);
         }
-        let any_failed = sim.actual_exits.values().any(|e| !e.is_good());
+        let any_failed = sim.actual_exits.values().any(|e| !e.is_success());
         prop_assert!(!any_failed || supervisor.code() != 0);
+        for (rank, &sent) in &sim.frames_sent {
+            let received = sim.frames_received.get(rank).map_or(&[][..], Vec::as_slice);
+            prop_assert!(received.is_sorted_by(|a, b| a < b), "rank {}: {:?}", rank, received);
+            prop_assert!(supervisor.code() != 0 || received.len() as u32 == sent);
+        }
         let outputs = table.shutdown();
         sim.apply_outputs(outputs);
         // The coordinator exits afterwards.

@@ -31,11 +31,9 @@ pub(super) enum ReadOutcome {
     More,
     /// The peer closed the connection, or the socket failed.
     Eof,
-    /// The link failed.
     Failed(LinkError),
 }
 
-/// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) stream: TcpStream,

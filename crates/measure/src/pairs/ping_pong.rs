@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType};
 
 use super::burst::{self, Burst, BurstOptions, SentBurst};
 
@@ -149,10 +149,10 @@ impl<'a> PairWorker<'a> {
 }
 
 fn message(kind: CallKind, buffer: &mut [u8], peer: u32, tag: u32) -> Call<'_> {
-    let (dtype, op, counts) = (DType::U8, ReduceOp::Sum, Counts::Equal(buffer.len()));
+    let counts = Counts::Equal(buffer.len());
     let (input, output): (Option<&[u8]>, &mut [u8]) = match kind {
         CallKind::Send => (Some(buffer), &mut []),
         _ => (None, buffer),
     };
-    Call { kind, dtype, op, root: peer, tag, counts, input, output }
+    Call { root: peer, tag, input, ..Call::new(kind, DType::U8, counts, output) }
 }

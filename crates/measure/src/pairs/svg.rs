@@ -1,10 +1,10 @@
 //! The matrices as a self-contained SVG heat map, for light and dark mode.
 
 use regatta_model::bench::{PairMatrices, PairMatrix};
+use regatta_model::text::escape_xml;
 
 use super::diagnose::messages::short;
 use super::text::{ColorScale, in_unit, names};
-use crate::plot::escape;
 
 const MARGIN: f64 = 24.0;
 /// Cell sizes with and without values.
@@ -14,7 +14,6 @@ const CELL: f64 = 14.0;
 const MAX_LABELLED: usize = 16;
 /// Mean character width.
 const CHAR_WIDTH: f64 = 6.4;
-/// Line height.
 const LINE_HEIGHT: f64 = 18.0;
 /// Minimum line width of a finding in characters.
 const MIN_LINE_CHARS: usize = 60;
@@ -47,7 +46,7 @@ pub fn draw(pairs: &PairMatrices, title: &str) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          width=\"{width}\" height=\"{height}\" role=\"img\">\n<title>{}</title>\n<style>\n{}</style>\n\
          <rect width=\"{width}\" height=\"{height}\" class=\"page\"/>\n{}</svg>\n",
-        escape(title),
+        escape_xml(title),
         style(),
         page.out,
     )
@@ -64,7 +63,7 @@ struct SvgPage<'a> {
 
 impl SvgPage<'_> {
     fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        let text = escape(text);
+        let text = escape_xml(text);
         self.out.push_str(&format!("<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{text}</text>\n"));
     }
 
@@ -101,7 +100,7 @@ impl SvgPage<'_> {
     }
 
     fn tile(&mut self, x: f64, y: f64, height: f64, shade: usize, tip: &str) {
-        let (w, h, tip) = (self.cell - 1.0, height - 1.0, escape(tip));
+        let (w, h, tip) = (self.cell - 1.0, height - 1.0, escape_xml(tip));
         self.out.push_str(&format!(
             "<rect x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\" class=\"s{shade}\">\
              <title>{tip}</title></rect>\n"
@@ -165,20 +164,13 @@ fn style() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_model::bench::PairEndpoint;
+    use crate::pairs::text;
 
     fn pairs(n: usize) -> PairMatrices {
-        let end = |at: usize| PairEndpoint { rank: at as u32, host: format!("<n{at}>") };
-        let row = |i: usize| (0..n).map(|j| (i != j).then_some(((i + j) % 5) as f64)).collect();
-        let square: PairMatrix = (0..n).map(row).collect();
-        PairMatrices {
-            endpoints: (0..n).map(end).collect(),
-            bandwidth: square.clone(),
-            latency_us: square.clone(),
-            latency_median_us: square,
-            findings: vec!["<n1> & <n2>: slow\u{1b}".to_owned()],
-            ..PairMatrices::default()
-        }
+        let mut pairs = text::tests::pairs(n, |i, j| ((i + j) % 5) as f64);
+        pairs.endpoints.iter_mut().for_each(|end| end.host = format!("<n{}>", end.rank));
+        pairs.findings = vec!["<n1> & <n2>: slow\u{1b}".to_owned()];
+        pairs
     }
 
     #[test]

@@ -146,11 +146,11 @@ fn with_glyphs(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn pairs(n: usize, value: impl Fn(usize, usize) -> f64) -> PairMatrices {
+    pub(in super::super) fn pairs(n: usize, value: impl Fn(usize, usize) -> f64) -> PairMatrices {
         let end = |at: usize| PairEndpoint { rank: at as u32, host: format!("node{at}") };
         let row = |i: usize| (0..n).map(|j| (i != j).then(|| value(i, j))).collect();
         let square: PairMatrix = (0..n).map(row).collect();

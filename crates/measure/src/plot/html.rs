@@ -1,9 +1,10 @@
 //! An HTML page with the plots and their values as tables.
 
-use regatta_model::units::format_bytes;
+use regatta_model::text::escape_xml;
+use regatta_model::units::{format_bytes, pluralize};
 use regatta_model::{BenchResult, Operation};
 
-use super::{escape, svg};
+use super::svg;
 use crate::compare::{CompareOptions, Comparison, compare};
 
 /// Style sheet for light and dark mode.
@@ -20,7 +21,7 @@ th,td{border-color:#3a3a3a}.ratio{color:#a0a0a0}}";
 
 /// A self-contained page: for each operation its plot and its table.
 pub fn html(title: &str, results: &[BenchResult]) -> String {
-    let title = escape(title);
+    let title = escape_xml(title);
     let mut text = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
@@ -28,7 +29,7 @@ pub fn html(title: &str, results: &[BenchResult]) -> String {
     );
     text.push_str(&run_list(results));
     for operation in operations(results) {
-        text.push_str(&format!("<h2>{}</h2>\n", escape(operation.name())));
+        text.push_str(&format!("<h2>{}</h2>\n", escape_xml(operation.name())));
         text.push_str(&svg(results, operation).unwrap_or_default());
         for comparison in comparisons_of(results, operation) {
             text.push_str(&table(&comparison));
@@ -66,16 +67,14 @@ fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Compari
 fn run_list(results: &[BenchResult]) -> String {
     let mut text = String::from("<ul>\n");
     for result in results {
-        let count = |n: Option<u32>, noun: &str| {
-            n.map(|n| regatta_model::units::pluralize(n as usize, noun))
-        };
+        let count = |n: Option<u32>, noun: &str| n.map(|n| pluralize(n as usize, noun));
         let backend = result.backend.clone();
         let shape = [count(result.shape.ranks, "rank"), count(result.shape.nodes, "node"), backend];
         let mut details = vec![result.program.name().to_owned()];
         details.extend(shape.into_iter().flatten());
         details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
         details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
-        let (label, details) = (escape(&result.label), escape(&details.join(", ")));
+        let (label, details) = (escape_xml(&result.label), escape_xml(&details.join(", ")));
         text.push_str(&format!("<li><b>{label}</b>: {details}</li>\n"));
     }
     text.push_str("</ul>\n");
@@ -85,10 +84,10 @@ fn run_list(results: &[BenchResult]) -> String {
 fn table(comparison: &Comparison) -> String {
     let mut text = format!(
         "<table>\n<caption>{}</caption>\n<thead><tr><th scope=\"col\">size</th>",
-        escape(&comparison.title())
+        escape_xml(&comparison.title())
     );
     for (index, label) in comparison.labels.iter().enumerate() {
-        text.push_str(&format!("<th scope=\"col\">{}</th>", escape(label)));
+        text.push_str(&format!("<th scope=\"col\">{}</th>", escape_xml(label)));
         if index > 0 {
             text.push_str("<th scope=\"col\" class=\"ratio\">ratio</th>");
         }

@@ -6,6 +6,7 @@ mod axis;
 mod html;
 mod panel;
 
+use regatta_model::text::escape_xml;
 use regatta_model::{BenchResult, Operation};
 
 use crate::buffer_mode::BufferMode;
@@ -93,8 +94,8 @@ fn drawing(operation: &Operation, place: BufferMode, panels: &[(Metric, Vec<Seri
     let legend_height = LEGEND_LINE * labels.len() as f64;
     let each = PANEL_HEIGHT + BETWEEN;
     let height = TOP + legend_height + each * panels.len() as f64;
-    let title = escape(&format!("{operation}, {place}, by size"));
-    let names: Vec<String> = labels.iter().map(|label| escape(label)).collect();
+    let title = escape_xml(&format!("{operation}, {place}, by size"));
+    let names: Vec<String> = labels.iter().map(|label| escape_xml(label)).collect();
     let id = identifier(operation);
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"regatta-plot\" role=\"img\" \
@@ -159,22 +160,4 @@ fn style() -> String {
 fn identifier(operation: &Operation) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     format!("plot-{}", operation.name().chars().map(letter).collect::<String>())
-}
-
-/// Escapes text for SVG and HTML, also in attributes; invalid XML characters are replaced.
-pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            '\t' | '\n' | '\r' => out.push(' '),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use regatta_model::text::escape_xml;
 use regatta_model::units::format_bytes;
 
 use super::axis::PlotAxis;
-use super::escape;
 use crate::metric::Metric;
 
 /// Position and size of a panel.
@@ -116,7 +116,7 @@ fn line(
         format!("<polyline class=\"line c{colour}\" points=\"{}\"/>\n", points.join(" "));
     for (size, value) in &series.values {
         let (x, y) = place((size, value));
-        let (label, unit) = (escape(&series.label), metric.unit());
+        let (label, unit) = (escape_xml(&series.label), metric.unit());
         text.push_str(&format!(
             "<path class=\"mark c{colour}\" d=\"{}\"><title>{label}: {}, {} {unit}</title></path>\n",
             mark(index, x, y),

@@ -4,7 +4,6 @@ use regatta_model::{BenchRow, Measurement};
 
 use crate::buffer_mode::BufferMode;
 
-/// One column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Column {
     Size,

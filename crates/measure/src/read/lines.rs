@@ -1,6 +1,5 @@
 //! Lines of an output without launcher labels and log messages.
 
-/// One line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LogLine<'a> {
     /// Line number, from 1.

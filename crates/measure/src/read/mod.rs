@@ -18,44 +18,23 @@ mod tabular;
 
 /// A file that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum ReadError {
     /// A line does not match its table.
     #[error("{file}, line {line}: expected {expected}, found {found:?}")]
-    Line {
-        /// The file.
-        file: String,
-        /// The line, from 1.
-        line: usize,
-        /// Expected content.
-        expected: String,
-        /// Actual content.
-        found: String,
-    },
+    Line { file: String, line: usize, expected: String, found: String },
     /// An invalid document of our own.
     #[error("{file}: {source}")]
-    Document {
-        /// The file.
-        file: String,
-        /// The cause.
-        source: DocumentError,
-    },
+    Document { file: String, source: DocumentError },
     /// Invalid JSON of another program.
     #[error("{file}: invalid nccl-tests JSON (-J): {source}")]
-    Json {
-        /// The file.
-        file: String,
-        /// The parse error with line and column.
-        source: serde_json::Error,
-    },
+    Json { file: String, source: serde_json::Error },
     /// No result in the file.
     #[error(
         "{file}: found no table of nccl-tests, rccl-tests or the OSU micro-benchmarks, and no \
          JSON or CSV result of regatta bench"
     )]
-    NoResults {
-        /// The file.
-        file: String,
-    },
+    NoResults { file: String },
 }
 
 /// Parses all results of a text in any known format. `name` is the file name, used in errors and as

@@ -28,7 +28,6 @@ pub(super) struct NcclTestsParser {
     has_preamble: bool,
 }
 
-/// Whether a run starts with this line.
 pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     let words: Vec<&str> = line.words().collect();
     let header = line.comment().and_then(|c| ColumnLayout::from_header(c, BufferMode::OutOfPlace));
@@ -347,7 +346,6 @@ fn guess_operation(table: &BenchTable) -> Operation {
     }
 }
 
-/// Chunks per size.
 fn chunks_per_size(table: &BenchTable) -> Option<u32> {
     let element = element_bytes(table.dtype.as_deref()?)?;
     let row = table.rows.iter().rev().find(|row| row.count.is_some_and(|count| count > 0))?;

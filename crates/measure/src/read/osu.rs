@@ -16,7 +16,6 @@ pub(super) struct OsuParser {
     columns: Vec<String>,
 }
 
-/// Whether a run starts with this line.
 pub(super) fn starts_run(line: &LogLine<'_>) -> bool {
     line.text.trim_start().starts_with("# OSU ")
 }
@@ -106,7 +105,6 @@ impl OsuParser {
         Ok(())
     }
 
-    /// The result.
     pub fn finish(mut self) -> BenchResult {
         self.result.tables.push(self.table);
         self.result

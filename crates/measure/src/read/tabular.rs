@@ -94,7 +94,6 @@ impl<'a> TabularBlock<'a> {
     }
 }
 
-/// The run of one column.
 fn run_of_column(
     index: usize,
     label: &str,
@@ -122,7 +121,6 @@ fn run_of_column(
     }
 }
 
-/// The cells of a line.
 fn cells(line: &str, by_tabs: bool) -> Vec<&str> {
     match by_tabs {
         true => line.split('\t').map(str::trim).collect(),

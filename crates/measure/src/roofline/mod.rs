@@ -52,45 +52,26 @@ pub enum GpuChoice {
 
 /// A failed measurement.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum RooflineError {
     /// Not enough disk space or quota.
     #[error(
         "not enough space in {}: {why}; free some, or choose another directory or a smaller size",
         dir.display()
     )]
-    DiskFull {
-        /// The directory.
-        dir: PathBuf,
-        /// The system error, or the missing space.
-        why: String,
-    },
+    DiskFull { dir: PathBuf, why: String },
     /// A failed file or directory operation.
     #[error("cannot {doing} {}: {source}", path.display())]
-    File {
-        /// The operation.
-        doing: &'static str,
-        /// The path.
-        path: PathBuf,
-        /// The system error.
-        source: std::io::Error,
-    },
+    File { doing: &'static str, path: PathBuf, source: std::io::Error },
     /// Threads cannot be started.
     #[error(
         "cannot start {threads} threads: {source}; raise the limit (ulimit -u), or bind the rank \
          to fewer CPUs"
     )]
-    Threads {
-        /// Requested threads.
-        threads: usize,
-        /// The system error.
-        source: std::io::Error,
-    },
+    Threads { threads: usize, source: std::io::Error },
     /// An invalid setting.
     #[error("{message}")]
-    InvalidSetting {
-        /// What is wrong with it.
-        message: String,
-    },
+    InvalidSetting { message: String },
 }
 
 /// CPUs available to this rank, by affinity and cgroup quota.

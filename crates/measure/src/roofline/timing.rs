@@ -27,6 +27,13 @@ impl Default for TimingOptions {
 }
 
 impl TimingOptions {
+    /// The fewest calls, for tests.
+    #[cfg(test)]
+    pub(super) fn minimal() -> Self {
+        let (repetition_time, case_time) = (Duration::ZERO, Duration::ZERO);
+        Self { max_repetitions: 2, repetition_time, case_time }
+    }
+
     /// Calls to try next, given the time of `calls`; `None` if that is long enough.
     fn next_calls(&self, calls: u64, elapsed: Duration) -> Option<u64> {
         // Slightly short repetitions are accepted.

@@ -215,16 +215,8 @@ fn collective(
     let counts = Counts::Equal(spec.count);
     // A broadcast has a single buffer in either mode.
     let one_buffer = spec.in_place || kind == CallKind::Broadcast;
-    let call = Call {
-        kind,
-        dtype: spec.dtype,
-        op: spec.op,
-        root: spec.root,
-        tag: 0,
-        counts: counts.clone(),
-        input: (!one_buffer).then_some(&[]),
-        output: &mut [],
-    };
+    let call = Call::new(kind, spec.dtype, counts.clone(), &mut []);
+    let call = Call { root: spec.root, input: (!one_buffer).then_some(&[]), ..call };
     let (input, output) = call.lengths(comm.rank() as usize, comm.size() as usize);
     let size = spec.dtype.size();
     let call = OwnedCall::new(kind, spec.dtype, counts, buffer(output * size)?);

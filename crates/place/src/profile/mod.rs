@@ -221,69 +221,28 @@ impl Profile {
 
 /// Why a profile is invalid or unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum ProfileError {
     /// Syntax error.
     #[error("{file}:{line}: {message}")]
-    Syntax {
-        /// The file.
-        file: String,
-        /// Line, from 1.
-        line: usize,
-        /// The error and the expected input.
-        message: String,
-    },
+    Syntax { file: String, line: usize, message: String },
     /// Unknown base profile.
     #[error("{file}: profile {profile:?} extends the unknown profile {base:?}; {hint}")]
-    UnknownBase {
-        /// The file.
-        file: String,
-        /// The profile.
-        profile: String,
-        /// The base profile.
-        base: String,
-        /// Closest names.
-        hint: String,
-    },
+    UnknownBase { file: String, profile: String, base: String, hint: String },
     /// Cyclic `extends`.
     #[error("{file}: profile {profile:?} extends itself through {base:?}")]
-    Cycle {
-        /// The file.
-        file: String,
-        /// The profile.
-        profile: String,
-        /// The base profile.
-        base: String,
-    },
+    Cycle { file: String, profile: String, base: String },
     /// An excluded variable that the base does not set.
     #[error(
         "{file}: profile {profile:?} excludes {variable:?}, which its base does not set; {hint}"
     )]
-    UnknownExclusion {
-        /// The file.
-        file: String,
-        /// The profile.
-        profile: String,
-        /// The variable.
-        variable: String,
-        /// Closest names.
-        hint: String,
-    },
+    UnknownExclusion { file: String, profile: String, variable: String, hint: String },
     /// Duplicate name in a file.
     #[error("{file}: duplicate profile {profile:?}; remove or rename one")]
-    Duplicate {
-        /// The file.
-        file: String,
-        /// The name.
-        profile: String,
-    },
+    Duplicate { file: String, profile: String },
     /// Unknown profile name.
     #[error("unknown profile {name:?}; {hint}")]
-    UnknownName {
-        /// The name.
-        name: String,
-        /// Closest names.
-        hint: String,
-    },
+    UnknownName { name: String, hint: String },
 }
 
 #[cfg(test)]

@@ -1,340 +1,342 @@
-//! What a split costs: what each rank holds, and what it sends, reads and writes in a step.
-//! Counted from the model's blocks and from what the engine does, in whole bytes. No I/O.
+//! Cost model: peak memory of each rank, and the bytes it sends and reads from and writes to disk per
+//! step. Exact counts derived from the model's blocks and from what the engine does. No I/O.
 //!
-//! With P parameters, n data ranks, t tensor ranks, s·b tokens of a micro-batch of width h, all of it
-//! comes to the usual formulas: states 16·P/t bytes a rank (all is f32), (8+8/n)·P/t under ZeRO 1,
-//! (4+12/n)·P/t under ZeRO 2, 16·P/(n·t) and the blocks that are gathered under ZeRO 3; data parallel
-//! sends 2(n-1)/n of the gradients, ZeRO 3 (n-1)/n of the parameters twice and of the gradients once
-//! a micro-batch; tensor parallel 8(t-1)/t·s·b·h numbers a layer; a pipeline s·b·h numbers a boundary
-//! and way. What they leave out, such as padding, norms and positions, is counted here.
+//! With P parameters, n data ranks, t tensor ranks and s·b tokens of a micro-batch of hidden size h, the
+//! counts reduce to the usual formulas: 16·P/t bytes of state per rank (all f32), (8+8/n)·P/t with
+//! ZeRO 1, (4+12/n)·P/t with ZeRO 2, 16·P/(n·t) plus the unsharded blocks with ZeRO 3; data parallelism
+//! sends 2(n-1)/n of the gradients, ZeRO 3 (n-1)/n of the parameters twice and of the gradients once per
+//! micro-batch; tensor parallelism 8(t-1)/t·s·b·h elements per layer; a pipeline s·b·h elements per
+//! boundary and direction. Padding, norms and position embeddings are counted, too.
 
-mod blocks;
-mod holds;
-mod moves;
-mod sends;
+mod block_classes;
+mod disk_io;
+mod memory;
+mod traffic;
 
 use std::collections::HashMap;
 
-use blocks::{Alike, Blocks, Place};
+use block_classes::{BlockClass, BlockClasses};
 
-use crate::moved::Moved;
+use crate::axis::Axis;
+use crate::io_bytes::IoBytes;
+use crate::mesh::MeshCoord;
 use crate::pipeline::{Stage, StageError};
 use crate::plan::ParallelPlan;
-use crate::shape::Shape;
-use crate::{axis::Axis, mesh::Seat};
+use crate::shape::ModelShape;
 
-/// How numbers are kept.
+/// Element sizes and recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
-    /// Bytes of a number of parameters, gradients, moments, and of the stream.
-    pub real: u64,
-    /// Bytes of a number of other activations.
-    pub activation: u64,
-    /// Whether layers compute their activations again instead of keeping them.
+pub struct CostOptions {
+    /// Bytes per element of parameters, gradients, optimizer state and residual stream.
+    pub master_bytes: u64,
+    /// Bytes per element of other activations.
+    pub activation_bytes: u64,
+    /// Whether layers recompute their activations in the backward pass.
     pub recompute: bool,
 }
 
-impl Form {
+impl CostOptions {
     /// With f32 parameters and residual stream.
     pub fn new(activation_bytes: u64, recompute: bool) -> Self {
-        Self { real: 4, activation: activation_bytes, recompute }
+        Self { master_bytes: 4, activation_bytes, recompute }
     }
 }
 
 /// Bytes of one kind of state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Held {
-    /// What is always there.
-    pub kept: u64,
-    /// For blocks that come and go during a step.
-    pub passing: u64,
+pub struct StateBytes {
+    /// Always in memory.
+    pub resident: u64,
+    /// For blocks that are in memory only while they are used.
+    pub transient: u64,
 }
 
-impl Held {
-    /// The most at any time.
-    pub fn most(&self) -> u64 {
-        self.kept + self.passing
+impl StateBytes {
+    /// Peak.
+    pub fn peak(&self) -> u64 {
+        self.resident + self.transient
     }
 }
 
-/// What a rank holds, in bytes.
+/// Peak memory of a rank in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Holds {
+pub struct MemoryBytes {
     /// Parameters.
-    pub parameters: Held,
-    /// Their gradients.
-    pub gradients: Held,
-    /// What the optimizer remembers: two moments of each.
-    pub moments: Held,
-    /// What forward passes leave for backward passes, of all micro-batches that are under way at once.
+    pub params: StateBytes,
+    /// Gradients.
+    pub grads: StateBytes,
+    /// Optimizer state: two moments per parameter.
+    pub optimizer: StateBytes,
+    /// Saved activations of all micro-batches in flight.
     pub activations: u64,
-    /// What passes work with beside that: gradients of activations on their way back through a layer,
-    /// the logits that are in memory at once, messages between stages, and copies of a tied table's
-    /// gradients where two stages sum them.
-    pub working: u64,
+    /// Temporary buffers: activation gradients of a layer, a chunk of logits, pipeline messages, and
+    /// copies of tied embedding gradients.
+    pub workspace: u64,
 }
 
-impl Holds {
-    /// Parameters, gradients and the optimizer's state.
+impl MemoryBytes {
+    /// Parameters, gradients and optimizer state.
     pub fn state(&self) -> u64 {
-        self.parameters.most() + self.gradients.most() + self.moments.most()
+        self.params.peak() + self.grads.peak() + self.optimizer.peak()
     }
 
-    /// All of it.
+    /// Everything.
     pub fn total(&self) -> u64 {
-        self.state() + self.activations + self.working
+        self.state() + self.activations + self.workspace
     }
 }
 
-/// What a rank sends in a step, in bytes by the rules of [`regatta_comm::count::must_send`].
+/// Bytes a rank sends per step, counted as by [`regatta_comm::traffic::elements_sent`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Sends {
+pub struct TrafficBytes {
     by_axis: [u64; Axis::ALL.len()],
 }
 
-impl Sends {
-    /// On an axis.
+impl TrafficBytes {
+    /// On one axis.
     pub fn on(&self, axis: Axis) -> u64 {
         self.by_axis[axis as usize]
     }
 
-    /// On all.
+    /// On all axes.
     pub fn total(&self) -> u64 {
         self.by_axis.iter().sum()
     }
 }
 
-/// What a rank of a split has to do with.
+/// The cost of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Cost {
-    /// The names of the blocks that it has, or has shares of.
+pub struct RankCost {
+    /// Names of the blocks that it has, or has shards of.
     pub blocks: Vec<String>,
-    /// What it holds.
-    pub holds: Holds,
-    /// What it sends in a step.
-    pub sends: Sends,
-    /// What it reads from disk and writes there in a step.
-    pub moves: Moved,
+    /// Peak memory.
+    pub memory: MemoryBytes,
+    /// Bytes sent per step.
+    pub traffic: TrafficBytes,
+    /// Bytes read from and written to disk per step.
+    pub disk_io: IoBytes,
 }
 
-/// Why a split's cost cannot be said.
+/// A configuration without a cost.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CostError {
-    /// The model is not cut so.
+    /// The model cannot be split into these stages.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// Its bytes would not fit into 64 bits.
+    /// Byte counts would overflow 64 bits.
     #[error(
-        "a step over {tokens:.1e} tokens with {parameters:.1e} parameters is more than can be \
-         counted: make train.batch, model.context or the model smaller"
+        "a step over {tokens:.1e} tokens with {parameters:.1e} parameters overflows the cost model: \
+         reduce train.batch, model.seq_len or the model"
     )]
     TooLarge {
-        /// Tokens of a copy of the model.
+        /// Tokens per step and replica.
         tokens: f64,
         /// Parameters.
         parameters: f64,
     },
 }
 
-/// What the ranks of a split cost.
+/// The costs of all ranks, equal ranks counted once.
 #[derive(Debug, Clone)]
-pub struct Costs {
-    /// Of each kind of rank, counted once. Some kinds may cost the same.
-    pub kinds: Vec<Cost>,
-    /// Which kind each rank is of.
-    pub of: Vec<usize>,
+pub struct RankCosts {
+    /// The cost of each class of ranks. Several classes may have equal costs.
+    pub classes: Vec<RankCost>,
+    /// The class of each rank.
+    pub class_of: Vec<usize>,
 }
 
-impl Costs {
-    /// What a rank costs.
-    pub fn rank(&self, rank: usize) -> &Cost {
-        &self.kinds[self.of[rank]]
+impl RankCosts {
+    /// The cost of a rank.
+    pub fn rank(&self, rank: usize) -> &RankCost {
+        &self.classes[self.class_of[rank]]
     }
 }
 
-/// What each rank of a split costs. Ranks that differ in nothing that matters are of one kind: of the
-/// copies of the model there may be thousands.
-pub fn costs(shape: &Shape, plan: &ParallelPlan, form: Form) -> Result<Costs, CostError> {
+/// The costs of all ranks. Replicas, of which there may be thousands, are computed once.
+pub fn rank_costs(
+    shape: &ModelShape,
+    plan: &ParallelPlan,
+    options: CostOptions,
+) -> Result<RankCosts, CostError> {
     check_size(shape, plan)?;
     let mesh = &plan.mesh;
     let mut stage = stage(shape, plan, 0)?;
-    let mut costs = Costs { kinds: Vec::new(), of: vec![0; mesh.ranks()] };
+    let mut costs = RankCosts { classes: Vec::new(), class_of: vec![0; mesh.ranks()] };
     for tp in 0..mesh.tp {
-        let first = Seat { dp: 0, cp: 0, tp, pp: 0 };
-        let blocks = Blocks::new(shape, first.tensor_share(mesh), plan.tiles);
+        let first = MeshCoord { dp: 0, cp: 0, tp, pp: 0 };
+        let blocks = BlockClasses::new(shape, first.tensor_shard(mesh), plan.tiles);
         for pp in 0..mesh.pp {
-            stage.stage = pp;
-            let seat = Seat { pp, ..first };
-            costs.add(Part::new(shape, plan, form, seat, &stage, &blocks));
+            stage.index = pp;
+            let coord = MeshCoord { pp, ..first };
+            costs.add(RankModel::new(shape, plan, options, coord, &stage, &blocks));
         }
     }
     Ok(costs)
 }
 
-impl Costs {
-    /// All ranks that have the same stage and the same part of each matrix.
-    fn add(&mut self, mut part: Part<'_>) {
-        let mesh = part.plan.mesh;
+impl RankCosts {
+    /// Adds all ranks with the same stage and tensor shard.
+    fn add(&mut self, mut rank: RankModel<'_>) {
+        let mesh = rank.plan.mesh;
         let mut known = HashMap::new();
         for data in 0..mesh.data_ranks() {
-            part.seat = Seat { dp: data / mesh.cp, cp: data % mesh.cp, ..part.seat };
-            let kinds = &mut self.kinds;
-            let kind = *known.entry(part.kind()).or_insert_with(|| {
-                kinds.push(part.cost());
-                kinds.len() - 1
+            rank.coord = MeshCoord { dp: data / mesh.cp, cp: data % mesh.cp, ..rank.coord };
+            let classes = &mut self.classes;
+            let class = *known.entry(rank.traffic_class()).or_insert_with(|| {
+                classes.push(rank.cost());
+                classes.len() - 1
             });
-            self.of[mesh.rank(part.seat)] = kind;
+            self.class_of[mesh.rank(rank.coord)] = class;
         }
     }
 }
 
-/// What one rank costs.
-pub fn cost(
-    shape: &Shape,
+/// The cost of one rank.
+pub fn rank_cost(
+    shape: &ModelShape,
     plan: &ParallelPlan,
-    form: Form,
+    options: CostOptions,
     rank: usize,
-) -> Result<Cost, CostError> {
+) -> Result<RankCost, CostError> {
     check_size(shape, plan)?;
-    let seat = plan.mesh.seat(rank);
-    let stage = stage(shape, plan, seat.pp)?;
-    let blocks = Blocks::new(shape, seat.tensor_share(&plan.mesh), plan.tiles);
-    Ok(Part::new(shape, plan, form, seat, &stage, &blocks).cost())
+    let coord = plan.mesh.coord(rank);
+    let stage = stage(shape, plan, coord.pp)?;
+    let blocks = BlockClasses::new(shape, coord.tensor_shard(&plan.mesh), plan.tiles);
+    Ok(RankModel::new(shape, plan, options, coord, &stage, &blocks).cost())
 }
 
-/// A rank's part in the pipeline.
-fn stage(shape: &Shape, plan: &ParallelPlan, number: usize) -> Result<Stage, StageError> {
+fn stage(shape: &ModelShape, plan: &ParallelPlan, index: usize) -> Result<Stage, StageError> {
     match plan.mesh.pp {
-        1 => Ok(Stage::whole(shape)),
-        pp => {
-            let how = (plan.schedule, pp, plan.chunks, plan.accumulation);
-            Stage::new(shape, how, number)
-        }
+        1 => Ok(Stage::single(shape)),
+        _ => Stage::new(shape, plan.pipeline_size(), index),
     }
 }
 
-/// Nobody trains what is refused here, but somebody may mistype it.
-fn check_size(shape: &Shape, plan: &ParallelPlan) -> Result<(), CostError> {
-    // More than any of the sums below has for a number: bytes, ways, passes, and moments.
-    const TIMES: f64 = 128.0;
-    let parameters = shape.parameters() as f64;
-    let tokens = plan.share as f64 * shape.context as f64;
-    let widths = [4 * shape.width, shape.qkv_width(), 2 * shape.up_width(), shape.vocabulary];
-    let a_token = widths.iter().sum::<usize>() as f64 * (shape.layers + 2) as f64;
-    let most = tokens * a_token + parameters * plan.accumulation as f64;
-    match most * TIMES < u64::MAX as f64 {
+/// Rejects sizes, mostly typing errors, whose byte counts would overflow.
+fn check_size(shape: &ModelShape, plan: &ParallelPlan) -> Result<(), CostError> {
+    // An upper bound of the factors below: bytes, directions, passes and moments.
+    const FACTOR: f64 = 128.0;
+    let parameters = shape.num_params() as f64;
+    let tokens = plan.batch_per_replica as f64 * shape.seq_len as f64;
+    let widths = [4 * shape.hidden_size, shape.qkv_dim(), 2 * shape.up_dim(), shape.vocab_size];
+    let per_token = widths.iter().sum::<usize>() as f64 * (shape.num_layers + 2) as f64;
+    let elements = tokens * per_token + parameters * plan.micro_batches as f64;
+    match elements * FACTOR < u64::MAX as f64 {
         true => Ok(()),
         false => Err(CostError::TooLarge { tokens, parameters }),
     }
 }
 
-/// A rank's part of a training.
-struct Part<'a> {
-    shape: &'a Shape,
+/// The cost model of one rank.
+struct RankModel<'a> {
+    shape: &'a ModelShape,
     plan: &'a ParallelPlan,
-    form: Form,
-    seat: Seat,
+    options: CostOptions,
+    coord: MeshCoord,
     stage: &'a Stage,
-    /// What all stages of its tensor-parallel rank have.
-    blocks: &'a Blocks,
-    /// The blocks that this rank has.
-    held: Vec<Alike>,
+    /// The blocks of all stages of this tensor-parallel rank.
+    blocks: &'a BlockClasses,
+    /// The blocks of this rank.
+    local: Vec<BlockClass>,
 }
 
-/// Shares of blocks begin at a multiple of so many numbers.
-const ALIGNED: usize = 32;
+/// Shards are aligned to this many elements.
+const SHARD_ALIGNMENT: usize = 32;
 
-impl<'a> Part<'a> {
+impl<'a> RankModel<'a> {
     fn new(
-        shape: &'a Shape,
+        shape: &'a ModelShape,
         plan: &'a ParallelPlan,
-        form: Form,
-        seat: Seat,
+        options: CostOptions,
+        coord: MeshCoord,
         stage: &'a Stage,
-        blocks: &'a Blocks,
+        blocks: &'a BlockClasses,
     ) -> Self {
-        let mut part = Self { shape, plan, form, seat, stage, blocks, held: Vec::new() };
-        let layers: u64 = stage.chunks().map(|chunk| part.layers(chunk) as u64).sum();
-        let several = |alike: &Alike| Alike { count: alike.count * layers, ..*alike };
-        let first = match (stage.has(0), stage.has_copy(shape)) {
+        let mut rank = Self { shape, plan, options, coord, stage, blocks, local: Vec::new() };
+        let layers: u64 = stage.local_chunks().map(|chunk| rank.layers(chunk) as u64).sum();
+        let repeated = |class: &BlockClass| BlockClass { count: class.count * layers, ..*class };
+        let embedding = match (stage.owns(0), stage.has_tied_copy(shape)) {
             (true, _) => &blocks.embedding[..],
-            (_, true) => &blocks.table,
+            (_, true) => &blocks.token_embedding,
             _ => &[],
         };
-        part.held.extend(first);
-        part.held.extend(blocks.layer.iter().map(several).filter(|alike| alike.count > 0));
-        part.held.extend(part.has_head().then_some(&blocks.head).into_iter().flatten());
-        part
+        rank.local.extend(embedding);
+        rank.local.extend(blocks.layer.iter().map(repeated).filter(|class| class.count > 0));
+        rank.local.extend(rank.has_head().then_some(&blocks.head).into_iter().flatten());
+        rank
     }
 
-    fn cost(&self) -> Cost {
-        let (holds, sends, moves) = (self.holds(), self.sends(), self.moves());
-        Cost { blocks: self.names(), holds, sends, moves }
+    fn cost(&self) -> RankCost {
+        let (memory, traffic, disk_io) = (self.memory(), self.traffic(), self.disk_io());
+        RankCost { blocks: self.block_names(), memory, traffic, disk_io }
     }
 
-    /// The names of the blocks that this rank has. Tiles are parts of others.
-    fn names(&self) -> Vec<String> {
-        let (stage, last) = (self.stage, self.shape.layers + 1);
-        let own = stage.chunks().flat_map(|chunk| stage.parts[chunk].clone());
-        let copy = stage.has_copy(self.shape).then_some(0);
-        let name = |number: usize| match number {
+    /// Names of this rank's blocks, without tiles.
+    fn block_names(&self) -> Vec<String> {
+        let (stage, head) = (self.stage, self.shape.num_layers + 1);
+        let own = stage.local_chunks().flat_map(|chunk| stage.chunk_blocks[chunk].clone());
+        let copy = stage.has_tied_copy(self.shape).then_some(0);
+        let name = |block: usize| match block {
             0 => "embed".to_owned(),
-            head if head == last => "head".to_owned(),
+            block if block == head => "head".to_owned(),
             layer => format!("layer.{}", layer - 1),
         };
         copy.into_iter().chain(own).map(name).collect()
     }
 
-    /// All blocks that this rank has, as many numbers as are asked for of each.
-    fn sum(&self, numbers: impl Fn(&Alike) -> u64) -> u64 {
-        self.held.iter().map(|alike| alike.count * numbers(alike)).sum()
+    /// Sums a quantity over this rank's blocks.
+    fn sum(&self, of_block: impl Fn(&BlockClass) -> u64) -> u64 {
+        self.local.iter().map(|class| class.count * of_block(class)).sum()
     }
 
-    /// Whether matrices are in tiles: those of layers, the table of tokens and the head's.
     fn is_tiled(&self) -> bool {
         self.plan.tiles > 1
     }
 
     fn has_head(&self) -> bool {
-        self.stage.has(self.shape.layers + 1)
+        self.stage.owns(self.shape.num_layers + 1)
     }
 
-    /// The layers of each chunk of this rank, as many as there are.
+    /// Number of layers in a chunk.
     fn layers(&self, chunk: usize) -> usize {
-        let part = &self.stage.parts[chunk];
-        part.end.min(self.shape.layers + 1).saturating_sub(part.start.max(1))
+        let blocks = &self.stage.chunk_blocks[chunk];
+        blocks.end.min(self.shape.num_layers + 1).saturating_sub(blocks.start.max(1))
     }
 
-    /// What is shared: who shares with nobody has all, and parameters on disk are shared by those who
-    /// could.
+    /// Effective ZeRO stage: 0 in a sharding group of one; offloaded parameters are always sharded.
     fn zero(&self) -> usize {
-        match (self.plan.mesh.shard, self.plan.on_disk.parameters) {
+        match (self.plan.mesh.shard, self.plan.disk_offload.params) {
             (1, _) => 0,
             (_, true) => 3,
             _ => self.plan.zero,
         }
     }
 
-    /// How many ranks share a block.
-    fn sharing(&self) -> usize {
+    /// Ranks that shard a block.
+    fn shard_ranks(&self) -> usize {
         if self.zero() > 0 { self.plan.mesh.shard } else { 1 }
     }
 
-    /// Numbers of a block, with those that make it share equally.
-    fn room(&self, block: &Alike) -> usize {
-        match self.sharing() {
-            1 => block.room,
-            ranks => block.room.next_multiple_of(ranks * ALIGNED),
+    /// Elements of a block, padded to equal shards.
+    fn padded_len(&self, block: &BlockClass) -> usize {
+        match self.shard_ranks() {
+            1 => block.padded_len,
+            ranks => block.padded_len.next_multiple_of(ranks * SHARD_ALIGNMENT),
         }
+    }
+
+    /// Elements of a block's shard.
+    fn shard_len(&self, block: &BlockClass) -> usize {
+        self.padded_len(block) / self.shard_ranks()
     }
 
     /// This rank's tokens of a micro-batch.
     fn rows(&self) -> usize {
-        self.plan.micro_batch * self.shape.context / self.plan.mesh.cp
+        self.plan.micro_batch * self.shape.seq_len / self.plan.mesh.cp
     }
 
-    /// Those of them that it has where tensor-parallel ranks share the stream.
-    fn own_rows(&self) -> usize {
-        if self.plan.sequence { self.rows() / self.plan.mesh.tp } else { self.rows() }
+    /// Its rows of the residual stream, sharded under sequence parallelism.
+    fn local_rows(&self) -> usize {
+        if self.plan.sequence_parallel { self.rows() / self.plan.mesh.tp } else { self.rows() }
     }
 }

@@ -1,76 +1,74 @@
-//! Where the model is cut: contiguous parts of blocks, as equal in cost as they can be.
+//! Splits the model into contiguous chunks of blocks of about equal cost.
 
 use std::ops::Range;
 
-use crate::shape::{Family, Shape};
+use crate::shape::{Family, ModelShape};
 
-/// Why blocks cannot be shared among parts.
+/// Blocks that cannot be split.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BalanceError {
-    /// More parts than blocks.
+    /// More chunks than blocks.
     #[error(
-        "a model of {blocks} blocks (embedding, layers, head) cannot be cut into {parts} parts: at \
-         least 1, at most {blocks}"
+        "a model of {blocks} blocks (embedding, layers, head) cannot be split into {chunks} pipeline \
+         chunks: use 1 to {blocks} (parallel.pp x parallel.virtual_stages)"
     )]
-    Parts {
-        /// How many blocks.
+    Chunks {
+        /// Number of blocks.
         blocks: usize,
-        /// How many parts.
-        parts: usize,
+        /// Requested chunks.
+        chunks: usize,
     },
-    /// A cost that is none.
-    #[error("block {block} costs {cost}: a cost is a number from 0 on")]
-    NoCost {
+    /// A negative or non-finite cost.
+    #[error("cost {cost} of block {block} is not a finite number >= 0")]
+    InvalidCost {
         /// The block.
         block: usize,
-        /// What it is said to cost.
+        /// Its cost.
         cost: f64,
     },
 }
 
-/// Cuts blocks into parts, none of them empty, so that the most expensive part is as cheap as can be,
-/// and then so that the parts are as equal as can be: by the sum of their squares.
-pub fn balance(costs: &[f64], parts: usize) -> Result<Vec<Range<usize>>, BalanceError> {
+/// Splits blocks into non-empty chunks: minimises the most expensive chunk, then the sum of squared costs.
+pub fn balance(costs: &[f64], chunks: usize) -> Result<Vec<Range<usize>>, BalanceError> {
     let blocks = costs.len();
-    if parts == 0 || parts > blocks {
-        return Err(BalanceError::Parts { blocks, parts });
+    if chunks == 0 || chunks > blocks {
+        return Err(BalanceError::Chunks { blocks, chunks });
     }
     if let Some(block) = costs.iter().position(|cost| !cost.is_finite() || *cost < 0.0) {
-        return Err(BalanceError::NoCost { block, cost: costs[block] });
+        return Err(BalanceError::InvalidCost { block, cost: costs[block] });
     }
     let mut sums = vec![0.0];
     for cost in costs {
         sums.push(sums[sums.len() - 1] + cost);
     }
-    let cost = |part: &Range<usize>| sums[part.end] - sums[part.start];
-    let greatest = best(blocks, parts, |part, rest| cost(&part).max(rest));
-    let most = greatest.cost;
-    // The same sums in the same way, so that what was the most is not more now.
-    let smoothest = best(blocks, parts, |part, rest| match cost(&part) {
-        cost if cost > most => f64::INFINITY,
+    let cost = |chunk: &Range<usize>| sums[chunk.end] - sums[chunk.start];
+    let max = best(blocks, chunks, |chunk, rest| cost(&chunk).max(rest)).cost;
+    // Same additions in the same order, so that the maximum compares equal.
+    let smoothest = best(blocks, chunks, |chunk, rest| match cost(&chunk) {
+        cost if cost > max => f64::INFINITY,
         cost => cost * cost + rest,
     });
-    Ok(smoothest.cuts)
+    Ok(smoothest.chunks)
 }
 
 struct Best {
     cost: f64,
-    cuts: Vec<Range<usize>>,
+    chunks: Vec<Range<usize>>,
 }
 
-/// The cheapest way to cut the blocks, where `add` says what a part and what is before it come to.
-/// Of equal ways it is the one whose last parts are the longest.
-fn best(blocks: usize, parts: usize, add: impl Fn(Range<usize>, f64) -> f64) -> Best {
-    // What the first blocks cost in so many parts; one row a number of parts.
+/// Dynamic programme for the cheapest split, where `add` combines the cost of a chunk with that of the
+/// chunks before it. Of equally cheap splits, the one with the longest last chunks.
+fn best(blocks: usize, chunks: usize, add: impl Fn(Range<usize>, f64) -> f64) -> Best {
+    // Cost of the first `end` blocks in `chunk` chunks.
     let mut costs: Vec<f64> =
         (0..=blocks).map(|end| if end == 0 { 0.0 } else { f64::INFINITY }).collect();
     let mut starts: Vec<Vec<usize>> = Vec::new();
-    for part in 1..=parts {
+    for chunk in 1..=chunks {
         let mut row = vec![f64::INFINITY; blocks + 1];
-        let mut from = vec![part - 1; blocks + 1];
-        for end in part..=blocks {
-            let ways = (part - 1..end).map(|start| (add(start..end, costs[start]), start));
-            for (cost, start) in ways {
+        let mut from = vec![chunk - 1; blocks + 1];
+        for end in chunk..=blocks {
+            let candidates = (chunk - 1..end).map(|start| (add(start..end, costs[start]), start));
+            for (cost, start) in candidates {
                 if cost < row[end] {
                     (row[end], from[end]) = (cost, start);
                 }
@@ -79,26 +77,26 @@ fn best(blocks: usize, parts: usize, add: impl Fn(Range<usize>, f64) -> f64) -> 
         costs = row;
         starts.push(from);
     }
-    let mut cuts = Vec::with_capacity(parts);
+    let mut split = Vec::with_capacity(chunks);
     let mut end = blocks;
     for from in starts.iter().rev() {
-        cuts.push(from[end]..end);
+        split.push(from[end]..end);
         end = from[end];
     }
-    cuts.reverse();
-    Best { cost: costs[blocks], cuts }
+    split.reverse();
+    Best { cost: costs[blocks], chunks: split }
 }
 
-/// What the blocks of a model cost in training: embedding, layers, head, in operations a token in a
-/// sequence of this length, as [`Shape::training_flops_per_token`] counts them. The embedding has no
-/// products, only sums: its positions are added, and gradients are added to its rows.
-pub fn costs_of(shape: &Shape, sequence: usize) -> Vec<f64> {
-    let with = |layers| Shape { layers, ..shape.clone() }.training_flops_per_token(sequence);
-    let head = with(0);
-    let layer = with(1) - head;
-    let sums = if shape.family == Family::Gpt2 { 3 } else { 1 };
-    let mut costs = vec![(sums * shape.width) as f64];
-    costs.extend(std::iter::repeat_n(layer, shape.layers));
+/// Training FLOPs per token of embedding, layers and head, as counted by
+/// [`ModelShape::training_flops_per_token`]. The embedding has additions only.
+pub fn block_costs(shape: &ModelShape, seq_len: usize) -> Vec<f64> {
+    let with_layers =
+        |num_layers| ModelShape { num_layers, ..shape.clone() }.training_flops_per_token(seq_len);
+    let head = with_layers(0);
+    let layer = with_layers(1) - head;
+    let additions = if shape.family == Family::Gpt2 { 3 } else { 1 };
+    let mut costs = vec![(additions * shape.hidden_size) as f64];
+    costs.extend(std::iter::repeat_n(layer, shape.num_layers));
     costs.push(head);
     costs
 }
@@ -109,24 +107,24 @@ mod tests {
 
     use super::*;
 
-    fn total(costs: &[f64], part: &Range<usize>) -> f64 {
-        costs[part.clone()].iter().sum()
+    fn total(costs: &[f64], chunk: &Range<usize>) -> f64 {
+        costs[chunk.clone()].iter().sum()
     }
 
-    /// Greatest sum, then sum of squares.
-    fn grade(costs: &[f64], cuts: &[Range<usize>]) -> (f64, f64) {
-        let sums: Vec<f64> = cuts.iter().map(|part| total(costs, part)).collect();
+    /// Maximum chunk cost, then sum of squares.
+    fn objective(costs: &[f64], split: &[Range<usize>]) -> (f64, f64) {
+        let sums: Vec<f64> = split.iter().map(|chunk| total(costs, chunk)).collect();
         (sums.iter().copied().fold(0.0, f64::max), sums.iter().map(|sum| sum * sum).sum())
     }
 
-    /// Every way to cut `from..end` into so many parts.
-    fn all_cuts(from: usize, end: usize, parts: usize) -> Vec<Vec<Range<usize>>> {
-        if parts == 1 {
+    /// Every split of `from..end` into `chunks` chunks.
+    fn all_splits(from: usize, end: usize, chunks: usize) -> Vec<Vec<Range<usize>>> {
+        if chunks == 1 {
             return vec![std::iter::once(from..end).collect()];
         }
         let mut all = Vec::new();
-        for cut in from + 1..=end + 1 - parts {
-            for rest in all_cuts(cut, end, parts - 1) {
+        for cut in from + 1..=end + 1 - chunks {
+            for rest in all_splits(cut, end, chunks - 1) {
                 all.push(std::iter::once(from..cut).chain(rest).collect());
             }
         }
@@ -135,74 +133,77 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_other_cut_is_better(
-            costs in prop::collection::vec(0u32..20, 1..10), parts in 1usize..6,
+        fn no_other_split_is_cheaper(
+            costs in prop::collection::vec(0u32..20, 1..10), chunks in 1usize..6,
         ) {
             // Whole numbers, so that sums are exact.
             let costs: Vec<f64> = costs.into_iter().map(f64::from).collect();
-            prop_assume!(parts <= costs.len());
-            let cuts = balance(&costs, parts).unwrap();
-            prop_assert_eq!(cuts.len(), parts);
-            prop_assert!(cuts.iter().all(|part| !part.is_empty()));
-            prop_assert_eq!((cuts[0].start, cuts[parts - 1].end), (0, costs.len()));
-            prop_assert!(cuts.windows(2).all(|two| two[0].end == two[1].start));
-            let grades = all_cuts(0, costs.len(), parts).into_iter().map(|cuts| grade(&costs, &cuts));
-            let least = grades.reduce(|a, b| if b < a { b } else { a }).unwrap();
-            prop_assert_eq!(grade(&costs, &cuts), least);
+            prop_assume!(chunks <= costs.len());
+            let split = balance(&costs, chunks).unwrap();
+            prop_assert_eq!(split.len(), chunks);
+            prop_assert!(split.iter().all(|chunk| !chunk.is_empty()));
+            prop_assert_eq!((split[0].start, split[chunks - 1].end), (0, costs.len()));
+            prop_assert!(split.windows(2).all(|two| two[0].end == two[1].start));
+            let objectives = all_splits(0, costs.len(), chunks).into_iter().map(|split| objective(&costs, &split));
+            let min = objectives.reduce(|a, b| if b < a { b } else { a }).unwrap();
+            prop_assert_eq!(objective(&costs, &split), min);
         }
 
         #[test]
-        fn any_costs_are_shared(costs in prop::collection::vec(0f64..1e18, 1..30), parts in 1usize..30) {
-            prop_assume!(parts <= costs.len());
-            let cuts = balance(&costs, parts).unwrap();
-            prop_assert!(cuts.iter().all(|part| !part.is_empty()));
-            prop_assert_eq!((cuts[0].start, cuts[parts - 1].end), (0, costs.len()));
+        fn chunks_cover_all_blocks(costs in prop::collection::vec(0f64..1e18, 1..30), chunks in 1usize..30) {
+            prop_assume!(chunks <= costs.len());
+            let split = balance(&costs, chunks).unwrap();
+            prop_assert!(split.iter().all(|chunk| !chunk.is_empty()));
+            prop_assert_eq!((split[0].start, split[chunks - 1].end), (0, costs.len()));
         }
     }
 
     #[test]
-    fn what_cannot_be_shared_is_refused() {
-        assert_eq!(balance(&[1.0, 2.0], 3), Err(BalanceError::Parts { blocks: 2, parts: 3 }));
-        assert_eq!(balance(&[1.0], 0), Err(BalanceError::Parts { blocks: 1, parts: 0 }));
-        assert!(matches!(balance(&[1.0, f64::NAN], 1), Err(BalanceError::NoCost { block: 1, .. })));
-        assert!(matches!(balance(&[-1.0], 1), Err(BalanceError::NoCost { block: 0, .. })));
+    fn invalid_chunk_counts_and_costs_are_refused() {
+        assert_eq!(balance(&[1.0, 2.0], 3), Err(BalanceError::Chunks { blocks: 2, chunks: 3 }));
+        assert_eq!(balance(&[1.0], 0), Err(BalanceError::Chunks { blocks: 1, chunks: 0 }));
+        assert!(matches!(
+            balance(&[1.0, f64::NAN], 1),
+            Err(BalanceError::InvalidCost { block: 1, .. })
+        ));
+        assert!(matches!(balance(&[-1.0], 1), Err(BalanceError::InvalidCost { block: 0, .. })));
     }
 
-    fn gpt2() -> Shape {
-        Shape {
+    fn gpt2() -> ModelShape {
+        ModelShape {
             family: Family::Gpt2,
-            vocabulary: 50_257,
-            context: 1024,
-            width: 768,
-            layers: 12,
-            heads: 12,
-            kv_heads: 12,
-            feed_forward: 3072,
-            tied: true,
+            vocab_size: 50_257,
+            seq_len: 1024,
+            hidden_size: 768,
+            num_layers: 12,
+            num_heads: 12,
+            num_kv_heads: 12,
+            intermediate_size: 3072,
+            tie_embeddings: true,
             bias: true,
-            norm_epsilon: 1e-5,
-            rope_base: 0.0,
+            norm_eps: 1e-5,
+            rope_theta: 0.0,
         }
     }
 
     #[test]
-    fn the_costs_of_a_model_are_its_operations() {
+    fn block_costs_sum_to_training_flops() {
         let shape = gpt2();
-        let costs = costs_of(&shape, 1024);
+        let costs = block_costs(&shape, 1024);
         assert_eq!(costs.len(), shape.blocks().len());
-        let products: f64 = costs[1..].iter().sum();
-        assert_eq!(products, shape.training_flops_per_token(1024));
+        let gemms: f64 = costs[1..].iter().sum();
+        assert_eq!(gemms, shape.training_flops_per_token(1024));
         assert_eq!(costs[0], 3.0 * 768.0);
-        let llama = Shape { family: Family::Llama, ..shape };
-        assert_eq!(costs_of(&llama, 1024)[0], 768.0);
+        let llama = ModelShape { family: Family::Llama, ..shape };
+        assert_eq!(block_costs(&llama, 1024)[0], 768.0);
     }
 
     #[test]
-    fn the_head_counts_as_layers() {
-        // Of GPT-2 it is worth five layers: the last stage has fewer of them.
-        let cuts = balance(&costs_of(&gpt2(), 1024), 2).unwrap();
-        assert_eq!(cuts, [0..9, 9..14]);
-        let cuts = balance(&costs_of(&gpt2(), 1024), 4).unwrap();
-        assert_eq!(cuts, [0..5, 5..9, 9..13, 13..14]);
+    fn head_cost_moves_layers_to_earlier_stages() {
+        // The GPT-2 head costs as much as five layers.
+        let split = balance(&block_costs(&gpt2(), 1024), 2).unwrap();
+        assert_eq!(split, [0..9, 9..14]);
+        let split = balance(&block_costs(&gpt2(), 1024), 4).unwrap();
+        assert_eq!(split, [0..5, 5..9, 9..13, 13..14]);
     }
 }

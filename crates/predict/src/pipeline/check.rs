@@ -1,137 +1,138 @@
-//! Proof that a schedule is right: everything is done once, in an order that can be done, by ranks
-//! that never wait for each other in a circle.
+//! Verifies a schedule: every pass is there once and after its dependencies, messages match on both ends,
+//! and no set of ranks deadlocks.
 //!
-//! It is proved for the least room that a sender may have. A rank's sends leave one after the other,
-//! each when the one before it was received, whichever link it took; and a rank that has a send under
-//! way on a link waits for it before it begins the next one there. What ends under these conditions
-//! ends with more room as well.
+//! Deadlock freedom is shown for minimal buffering: a rank's sends complete in order, each when the
+//! previous one was received, and a link holds one send at a time. A schedule that completes under these
+//! conditions completes with more buffering, too.
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Action, Message, Schedule, ScheduleError, Way, Work, check_sizes};
+use super::{Action, Computation, Direction, Message, Schedule, ScheduleError, check_sizes};
 
-/// What is wrong with a schedule.
+/// A defect of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
-    /// Sizes that no schedule has.
+pub enum ScheduleFault {
+    /// Invalid sizes.
     #[error(transparent)]
     Sizes(#[from] ScheduleError),
-    /// More or fewer ranks than stages.
-    #[error("a schedule of {stages} stages has lists of {ranks} ranks")]
+    /// The number of action lists is not the number of stages.
+    #[error("a schedule of {stages} stages has action lists for {ranks} ranks")]
     Ranks {
-        /// How many lists there are.
+        /// Number of lists.
         ranks: usize,
-        /// How many stages.
+        /// Number of stages.
         stages: usize,
     },
-    /// An action with a chunk that the rank does not have, or a micro-batch that there is not.
-    #[error("rank {rank} does {action}, which is not its own or does not exist")]
+    /// An action on a chunk of another rank, or on a micro-batch out of range.
+    #[error("rank {rank} schedules {action}, which is out of range or belongs to another rank")]
     Foreign {
         /// The rank.
         rank: usize,
-        /// What it does.
+        /// The action.
         action: Action,
     },
-    /// Done before, by itself or as a part of something.
-    #[error("rank {rank} does {action} a second time")]
-    Twice {
+    /// An action repeated, alone or as part of a full backward.
+    #[error("rank {rank} schedules {action} twice")]
+    Duplicate {
         /// The rank.
         rank: usize,
-        /// What it does.
+        /// The action.
         action: Action,
     },
-    /// Never done.
-    #[error("rank {rank} never does {action}")]
+    /// An action that is missing.
+    #[error("rank {rank} does not schedule {action}")]
     Missing {
         /// The rank.
         rank: usize,
-        /// What it does not.
+        /// The action.
         action: Action,
     },
-    /// Before what it needs of the same rank.
-    #[error("rank {rank} does {action} before {needs}")]
-    Early {
+    /// An action before one of the same rank that it depends on.
+    #[error("rank {rank} schedules {action} before {dependency}")]
+    OutOfOrder {
         /// The rank.
         rank: usize,
-        /// What comes too early.
+        /// The action that comes too early.
         action: Action,
-        /// What must come before it.
-        needs: Action,
+        /// The action that must come before it.
+        dependency: Action,
     },
-    /// Sent in another order than received: a rank would take one message for another.
+    /// Messages sent in another order than received.
     #[error(
-        "rank {from} sends for chunk {} micro-batch {} where rank {to} receives for {action}",
-        sent.chunk, sent.micro
+        "rank {from} sends chunk {} micro-batch {} where rank {to} expects the input of {action}",
+        sent.chunk, sent.micro_batch
     )]
-    Crossed {
+    MessageOrder {
         /// The sender.
         from: usize,
         /// The receiver.
         to: usize,
-        /// The first message that comes at another time than it is expected.
+        /// The first message out of order.
         sent: Message,
-        /// What the receiver would use it for.
+        /// The action that would receive it.
         action: Action,
     },
-    /// Ranks that wait for each other for ever; the first of them.
+    /// Ranks that deadlock.
     #[error(
-        "rank {rank} waits for ever in {action}{}",
+        "deadlock: rank {rank} is blocked in {action}{}",
         others.iter().map(|(rank, action)| format!(", rank {rank} in {action}")).collect::<String>()
     )]
-    Stuck {
+    Deadlock {
         /// The rank.
         rank: usize,
-        /// What it cannot begin, or whose message it cannot send.
+        /// The action that it cannot start, or whose message it cannot send.
         action: Action,
-        /// The others that wait, and in what.
+        /// The other blocked ranks and their actions.
         others: Vec<(usize, Action)>,
     },
 }
 
-/// Whether every rank's part of a schedule is complete and in order, and all of them together come to
-/// an end.
-pub fn check(schedule: &Schedule) -> Result<(), Fault> {
+/// Verifies a schedule.
+pub fn check(schedule: &Schedule) -> Result<(), ScheduleFault> {
     order(schedule).map(|_| ())
 }
 
-/// An order in which one hand could do all actions of all ranks, each with its rank.
-pub(super) fn order(schedule: &Schedule) -> Result<Vec<(usize, Action)>, Fault> {
-    let Schedule { stages, chunks, micros, .. } = *schedule;
-    check_sizes(stages, chunks, micros)?;
+/// Verifies a schedule and returns a sequential order of all actions with their ranks.
+pub(super) fn order(schedule: &Schedule) -> Result<Vec<(usize, Action)>, ScheduleFault> {
+    let Schedule { stages, chunks, micro_batches, .. } = *schedule;
+    check_sizes(stages, chunks, micro_batches)?;
     if schedule.ranks.len() != stages {
-        return Err(Fault::Ranks { ranks: schedule.ranks.len(), stages });
+        return Err(ScheduleFault::Ranks { ranks: schedule.ranks.len(), stages });
     }
     for rank in 0..stages {
         check_once(schedule, rank)?;
-        check_needs(schedule, rank)?;
+        check_dependencies(schedule, rank)?;
     }
     for sender in 0..stages {
-        check_link(schedule, Way::Forward, sender)?;
-        check_link(schedule, Way::Backward, sender)?;
+        check_link(schedule, Direction::Forward, sender)?;
+        check_link(schedule, Direction::Backward, sender)?;
     }
-    Run::new(schedule).finish()
+    Execution::new(schedule).finish()
 }
 
-/// Each action of a rank once.
-fn check_once(schedule: &Schedule, rank: usize) -> Result<(), Fault> {
+/// Every action of a rank occurs once.
+fn check_once(schedule: &Schedule, rank: usize) -> Result<(), ScheduleFault> {
     let mut done = HashSet::new();
     for &action in &schedule.ranks[rank] {
-        let exists = action.chunk < schedule.parts() && action.micro < schedule.micros;
+        let exists =
+            action.chunk < schedule.num_chunks() && action.micro_batch < schedule.micro_batches;
         if !exists || schedule.stage(action.chunk) != rank {
-            return Err(Fault::Foreign { rank, action });
+            return Err(ScheduleFault::Foreign { rank, action });
         }
-        for part in parts(action) {
-            if !done.insert(part) {
-                return Err(Fault::Twice { rank, action });
+        for component in components(action) {
+            if !done.insert(component) {
+                return Err(ScheduleFault::Duplicate { rank, action });
             }
         }
     }
-    for chunk in (rank..schedule.parts()).step_by(schedule.stages) {
-        for micro in 0..schedule.micros {
-            for work in [Work::Forward, Work::Input, Work::Weight] {
-                let action = Action { work, chunk, micro };
+    for chunk in (rank..schedule.num_chunks()).step_by(schedule.stages) {
+        for micro_batch in 0..schedule.micro_batches {
+            for computation in
+                [Computation::Forward, Computation::BackwardInput, Computation::BackwardWeight]
+            {
+                let action = Action { computation, chunk, micro_batch };
                 if !done.contains(&action) {
-                    return Err(Fault::Missing { rank, action });
+                    return Err(ScheduleFault::Missing { rank, action });
                 }
             }
         }
@@ -139,129 +140,141 @@ fn check_once(schedule: &Schedule, rank: usize) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A backward pass is both of its parts.
-fn parts(action: Action) -> impl Iterator<Item = Action> {
-    let works: &[Work] = match action.work {
-        Work::Forward => &[Work::Forward],
-        Work::Backward => &[Work::Input, Work::Weight],
-        Work::Input => &[Work::Input],
-        Work::Weight => &[Work::Weight],
+/// A full backward counts as input and weight gradients.
+fn components(action: Action) -> impl Iterator<Item = Action> {
+    let computations: &[Computation] = match action.computation {
+        Computation::Forward => &[Computation::Forward],
+        Computation::Backward => &[Computation::BackwardInput, Computation::BackwardWeight],
+        Computation::BackwardInput => &[Computation::BackwardInput],
+        Computation::BackwardWeight => &[Computation::BackwardWeight],
     };
-    works.iter().map(move |&work| Action { work, ..action })
+    computations.iter().map(move |&computation| Action { computation, ..action })
 }
 
-/// Each action of a rank behind what it needs of the same rank.
-fn check_needs(schedule: &Schedule, rank: usize) -> Result<(), Fault> {
+/// Every action of a rank comes after its dependencies on the same rank.
+fn check_dependencies(schedule: &Schedule, rank: usize) -> Result<(), ScheduleFault> {
     let mut done = HashSet::new();
     for &action in &schedule.ranks[rank] {
-        if let Some(needs) = needs(action).find(|needs| !done.contains(needs)) {
-            return Err(Fault::Early { rank, action, needs });
+        if let Some(dependency) = dependencies(action).find(|action| !done.contains(action)) {
+            return Err(ScheduleFault::OutOfOrder { rank, action, dependency });
         }
-        done.extend(parts(action));
+        done.extend(components(action));
     }
     Ok(())
 }
 
-/// The activations or gradients of its own micro-batch; and gradients of weights are added up in the
-/// order of micro-batches.
-fn needs(action: Action) -> impl Iterator<Item = Action> {
-    let own = match action.work {
-        Work::Forward => None,
-        Work::Backward | Work::Input => Some(Action { work: Work::Forward, ..action }),
-        Work::Weight => Some(Action { work: Work::Input, ..action }),
+/// The activations or gradients of the same micro-batch; weight gradients are accumulated in micro-batch
+/// order.
+fn dependencies(action: Action) -> impl Iterator<Item = Action> {
+    let own = match action.computation {
+        Computation::Forward => None,
+        Computation::Backward | Computation::BackwardInput => {
+            Some(Action { computation: Computation::Forward, ..action })
+        }
+        Computation::BackwardWeight => {
+            Some(Action { computation: Computation::BackwardInput, ..action })
+        }
     };
-    let before = action.micro.checked_sub(1).filter(|_| action.work.ends());
-    own.into_iter().chain(before.map(|micro| Action { work: Work::Weight, micro, ..action }))
+    let before =
+        action.micro_batch.checked_sub(1).filter(|_| action.computation.computes_weight_grads());
+    own.into_iter().chain(before.map(|micro_batch| Action {
+        computation: Computation::BackwardWeight,
+        micro_batch,
+        ..action
+    }))
 }
 
-/// What is sent first is received first.
-fn check_link(schedule: &Schedule, way: Way, from: usize) -> Result<(), Fault> {
-    let to = match way {
-        Way::Forward => (from + 1) % schedule.stages,
-        Way::Backward => (from + schedule.stages - 1) % schedule.stages,
+/// Messages of a link are received in the order in which they are sent.
+fn check_link(schedule: &Schedule, direction: Direction, from: usize) -> Result<(), ScheduleFault> {
+    let to = match direction {
+        Direction::Forward => (from + 1) % schedule.stages,
+        Direction::Backward => (from + schedule.stages - 1) % schedule.stages,
     };
-    let sent = schedule.sent(from).filter(|message| message.way == way);
+    let sent = schedule.sent(from).filter(|message| message.direction == direction);
     let receiver = schedule.ranks[to].iter().filter_map(|action| {
-        let message = schedule.receives(*action).filter(|message| message.way == way)?;
+        let message =
+            schedule.receives(*action).filter(|message| message.direction == direction)?;
         Some((*action, message))
     });
-    // All that is sent is received, for every action is there: as many on both sides.
+    // Both sides have the same number of messages because every action is there.
     match sent.zip(receiver).find(|(sent, (_, received))| sent != received) {
         None => Ok(()),
-        Some((sent, (action, _))) => Err(Fault::Crossed { from, to, sent, action }),
+        Some((sent, (action, _))) => Err(ScheduleFault::MessageOrder { from, to, sent, action }),
     }
 }
 
-/// All ranks at work, as far as messages let them.
-struct Run<'a> {
+/// Executes all ranks as far as their messages allow.
+struct Execution<'a> {
     schedule: &'a Schedule,
-    /// The number of each message among all that its sender sends.
-    numbers: HashMap<Message, usize>,
-    ranks: Vec<Rank>,
+    /// The sequence number of each message at its sender.
+    sequence: HashMap<Message, usize>,
+    ranks: Vec<RankProgress>,
     order: Vec<(usize, Action)>,
 }
 
-/// How far a rank is.
+/// The progress of a rank.
 #[derive(Clone, Default)]
-struct Rank {
-    /// Actions that are done and whose message is on its way.
-    over: usize,
-    /// Whether the action after them is done, too, and only its message is not on its way.
+struct RankProgress {
+    /// Actions done, their message sent.
+    done: usize,
+    /// Whether the next action is done but its message is not sent.
     sending: bool,
-    /// Messages that it has begun to send.
+    /// Messages sent.
     sent: usize,
-    /// How many of these were received.
+    /// Messages received by their peers.
     received: usize,
-    /// Of the last ones forward and backward, the numbers.
+    /// Sequence number of the last message per direction.
     last: [Option<usize>; 2],
 }
 
-impl<'a> Run<'a> {
+impl<'a> Execution<'a> {
     fn new(schedule: &'a Schedule) -> Self {
-        let ranks = vec![Rank::default(); schedule.stages];
+        let ranks = vec![RankProgress::default(); schedule.stages];
         let all = (0..schedule.stages).flat_map(|rank| schedule.sent(rank).enumerate());
-        let numbers = all.map(|(number, message)| (message, number)).collect();
-        Self { schedule, numbers, ranks, order: Vec::new() }
+        let sequence = all.map(|(number, message)| (message, number)).collect();
+        Self { schedule, sequence, ranks, order: Vec::new() }
     }
 
-    /// Lets ranks go on until none can.
-    fn finish(mut self) -> Result<Vec<(usize, Action)>, Fault> {
+    /// Advances ranks until none can make progress.
+    fn finish(mut self) -> Result<Vec<(usize, Action)>, ScheduleFault> {
         loop {
-            let mut moved = false;
+            let mut progressed = false;
             for rank in 0..self.ranks.len() {
                 while self.advance(rank) {
-                    moved = true;
+                    progressed = true;
                 }
             }
-            if !moved {
+            if !progressed {
                 break;
             }
         }
-        let waits =
-            |rank: usize| Some((rank, *self.schedule.ranks[rank].get(self.ranks[rank].over)?));
-        let mut waiting = (0..self.ranks.len()).filter_map(waits);
-        match waiting.next() {
+        let blocked_in =
+            |rank: usize| Some((rank, *self.schedule.ranks[rank].get(self.ranks[rank].done)?));
+        let mut blocked = (0..self.ranks.len()).filter_map(blocked_in);
+        match blocked.next() {
             None => Ok(self.order),
-            Some((rank, action)) => Err(Fault::Stuck { rank, action, others: waiting.collect() }),
+            Some((rank, action)) => {
+                Err(ScheduleFault::Deadlock { rank, action, others: blocked.collect() })
+            }
         }
     }
 
-    /// Does the next thing that a rank has to do, if it can.
+    /// Executes the next receive-and-compute or send of a rank, if it is not blocked.
     fn advance(&mut self, rank: usize) -> bool {
-        let Some(&action) = self.schedule.ranks[rank].get(self.ranks[rank].over) else {
+        let Some(&action) = self.schedule.ranks[rank].get(self.ranks[rank].done) else {
             return false;
         };
         match self.ranks[rank].sending {
-            false => self.receive_and_do(rank, action),
+            false => self.receive_and_compute(rank, action),
             true => self.send(rank, action),
         }
     }
 
-    fn receive_and_do(&mut self, rank: usize, action: Action) -> bool {
+    fn receive_and_compute(&mut self, rank: usize, action: Action) -> bool {
         if let Some(message) = self.schedule.receives(action) {
             let sender = &mut self.ranks[message.from];
-            let number = self.numbers[&message];
-            // All before it must have left, and it must be on its way.
+            let number = self.sequence[&message];
+            // It must be sent, and all earlier messages of the sender received.
             if sender.received != number || sender.sent <= number {
                 return false;
             }
@@ -275,7 +288,7 @@ impl<'a> Run<'a> {
     fn send(&mut self, rank: usize, action: Action) -> bool {
         let this = &mut self.ranks[rank];
         if let Some(message) = self.schedule.sends(action) {
-            let last = &mut this.last[usize::from(message.way == Way::Backward)];
+            let last = &mut this.last[usize::from(message.direction == Direction::Backward)];
             if last.is_some_and(|last| last >= this.received) {
                 return false;
             }
@@ -283,107 +296,135 @@ impl<'a> Run<'a> {
             this.sent += 1;
         }
         this.sending = false;
-        this.over += 1;
+        this.done += 1;
         true
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Kind;
+    use super::super::ScheduleKind;
     use super::*;
 
-    fn action(work: Work, chunk: usize, micro: usize) -> Action {
-        Action { work, chunk, micro }
+    fn action(computation: Computation, chunk: usize, micro_batch: usize) -> Action {
+        Action { computation, chunk, micro_batch }
     }
 
     fn two_stages() -> Schedule {
-        Schedule::new(Kind::OneFOneB, 2, 1, 2).unwrap()
+        Schedule::new(ScheduleKind::OneFOneB, 2, 1, 2).unwrap()
     }
 
     #[test]
     fn faults_name_rank_and_action() {
         let mut twice = two_stages();
-        twice.ranks[1].push(action(Work::Input, 1, 1));
+        twice.ranks[1].push(action(Computation::BackwardInput, 1, 1));
         let text = check(&twice).unwrap_err().to_string();
-        assert_eq!(
-            text,
-            "rank 1 does the gradient of the input of micro-batch 1 in chunk 1 a second time"
-        );
+        assert_eq!(text, "rank 1 schedules backward-input of micro-batch 1 in chunk 1 twice");
 
         let mut foreign = two_stages();
         foreign.ranks[1][0].chunk = 0;
-        let expected = Fault::Foreign { rank: 1, action: action(Work::Forward, 0, 0) };
+        let expected =
+            ScheduleFault::Foreign { rank: 1, action: action(Computation::Forward, 0, 0) };
         assert_eq!(check(&foreign), Err(expected));
 
         let mut missing = two_stages();
         missing.ranks[0].pop();
-        let expected = Fault::Missing { rank: 0, action: action(Work::Input, 0, 1) };
+        let expected =
+            ScheduleFault::Missing { rank: 0, action: action(Computation::BackwardInput, 0, 1) };
         assert_eq!(check(&missing), Err(expected));
 
         let mut ranks = two_stages();
         ranks.ranks.pop();
-        assert_eq!(check(&ranks), Err(Fault::Ranks { ranks: 1, stages: 2 }));
+        assert_eq!(check(&ranks), Err(ScheduleFault::Ranks { ranks: 1, stages: 2 }));
 
-        let none = Schedule { micros: 0, ..two_stages() };
-        assert!(matches!(check(&none), Err(Fault::Sizes(ScheduleError::None { .. }))));
+        let zero = Schedule { micro_batches: 0, ..two_stages() };
+        assert!(matches!(check(&zero), Err(ScheduleFault::Sizes(ScheduleError::Zero { .. }))));
     }
 
     #[test]
-    fn gradients_before_their_activations_are_early() {
+    fn backward_before_forward_is_out_of_order() {
         let mut early = two_stages();
         early.ranks[1].swap(0, 1);
-        let (first, needs) = (action(Work::Backward, 1, 0), action(Work::Forward, 1, 0));
-        assert_eq!(check(&early), Err(Fault::Early { rank: 1, action: first, needs }));
+        let (first, dependency) =
+            (action(Computation::Backward, 1, 0), action(Computation::Forward, 1, 0));
+        assert_eq!(
+            check(&early),
+            Err(ScheduleFault::OutOfOrder { rank: 1, action: first, dependency })
+        );
     }
 
     #[test]
-    fn gradients_of_weights_come_in_the_order_of_micros() {
-        let mut swapped = Schedule::new(Kind::ZeroBubble, 2, 1, 2).unwrap();
+    fn weight_gradients_must_be_in_micro_batch_order() {
+        let mut swapped = Schedule::new(ScheduleKind::ZeroBubble, 2, 1, 2).unwrap();
         let list = &mut swapped.ranks[1];
-        let at: Vec<usize> = (0..list.len()).filter(|i| list[*i].work == Work::Weight).collect();
+        let at: Vec<usize> = (0..list.len())
+            .filter(|i| list[*i].computation == Computation::BackwardWeight)
+            .collect();
         list.swap(at[0], at[1]);
-        // Both inputs first, so that nothing else is wrong.
-        list.sort_by_key(|action| action.work == Work::Weight);
-        let (first, needs) = (action(Work::Weight, 1, 1), action(Work::Weight, 1, 0));
-        assert_eq!(check(&swapped), Err(Fault::Early { rank: 1, action: first, needs }));
+        // Both input gradients first, so that this is the only fault.
+        list.sort_by_key(|action| action.computation == Computation::BackwardWeight);
+        let (first, dependency) =
+            (action(Computation::BackwardWeight, 1, 1), action(Computation::BackwardWeight, 1, 0));
+        assert_eq!(
+            check(&swapped),
+            Err(ScheduleFault::OutOfOrder { rank: 1, action: first, dependency })
+        );
     }
 
     #[test]
-    fn another_order_at_the_other_end_is_crossed() {
-        let mut crossed = Schedule::new(Kind::GPipe, 2, 1, 2).unwrap();
+    fn mismatched_message_order_is_refused() {
+        let mut crossed = Schedule::new(ScheduleKind::GPipe, 2, 1, 2).unwrap();
         crossed.ranks[0].swap(0, 1);
-        let sent = Message { way: Way::Forward, from: 0, to: 1, chunk: 1, micro: 1 };
-        let action = action(Work::Forward, 1, 0);
-        assert_eq!(check(&crossed), Err(Fault::Crossed { from: 0, to: 1, sent, action }));
+        let sent =
+            Message { direction: Direction::Forward, from: 0, to: 1, chunk: 1, micro_batch: 1 };
+        let action = action(Computation::Forward, 1, 0);
+        assert_eq!(
+            check(&crossed),
+            Err(ScheduleFault::MessageOrder { from: 0, to: 1, sent, action })
+        );
     }
 
     #[test]
-    fn a_circle_is_found() {
-        // The first stage wants the first gradient before it sends what the second wants before it.
+    fn circular_waits_are_reported_as_deadlock() {
+        // Stage 0 waits for a gradient before it sends what stage 1 needs to compute it.
         let mut stuck = two_stages();
-        stuck.ranks[0] =
-            [(Work::Forward, 0), (Work::Backward, 0), (Work::Forward, 1), (Work::Backward, 1)]
-                .map(|(work, micro)| action(work, 0, micro))
-                .to_vec();
-        stuck.ranks[1] =
-            [(Work::Forward, 0), (Work::Forward, 1), (Work::Backward, 0), (Work::Backward, 1)]
-                .map(|(work, micro)| action(work, 1, micro))
-                .to_vec();
-        let others = vec![(1, action(Work::Forward, 1, 1))];
-        let fault = Fault::Stuck { rank: 0, action: action(Work::Backward, 0, 0), others };
+        stuck.ranks[0] = [
+            (Computation::Forward, 0),
+            (Computation::Backward, 0),
+            (Computation::Forward, 1),
+            (Computation::Backward, 1),
+        ]
+        .map(|(computation, micro_batch)| action(computation, 0, micro_batch))
+        .to_vec();
+        stuck.ranks[1] = [
+            (Computation::Forward, 0),
+            (Computation::Forward, 1),
+            (Computation::Backward, 0),
+            (Computation::Backward, 1),
+        ]
+        .map(|(computation, micro_batch)| action(computation, 1, micro_batch))
+        .to_vec();
+        let others = vec![(1, action(Computation::Forward, 1, 1))];
+        let fault = ScheduleFault::Deadlock {
+            rank: 0,
+            action: action(Computation::Backward, 0, 0),
+            others,
+        };
         assert_eq!(check(&stuck), Err(fault.clone()));
-        assert!(fault.to_string().starts_with("rank 0 waits for ever in the backward pass"));
+        assert!(fault.to_string().starts_with("deadlock: rank 0 is blocked in backward of"));
     }
 
     #[test]
-    fn what_needs_more_room_than_one_send_a_link_is_refused() {
-        // All forward passes on the first stage, and turns on the second: its second gradient waits
-        // for the first to be received, and for it the first stage's fourth message.
-        let mut stuck = Schedule::new(Kind::OneFOneB, 2, 1, 4).unwrap();
-        stuck.ranks[0] = Schedule::new(Kind::GPipe, 2, 1, 4).unwrap().ranks.swap_remove(0);
+    fn schedules_that_need_more_than_one_buffered_send_per_link_are_refused() {
+        // GPipe on stage 0 and 1F1B on stage 1: the second gradient of stage 1 waits for its first to be
+        // received, which waits for the fourth message of stage 0.
+        let mut stuck = Schedule::new(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
+        stuck.ranks[0] = Schedule::new(ScheduleKind::GPipe, 2, 1, 4).unwrap().ranks.swap_remove(0);
         let fault = check(&stuck).unwrap_err();
-        let others = vec![(1, action(Work::Backward, 1, 1))];
-        assert_eq!(fault, Fault::Stuck { rank: 0, action: action(Work::Forward, 0, 3), others });
+        let others = vec![(1, action(Computation::Backward, 1, 1))];
+        assert_eq!(
+            fault,
+            ScheduleFault::Deadlock { rank: 0, action: action(Computation::Forward, 0, 3), others }
+        );
     }
 }

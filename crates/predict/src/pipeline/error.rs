@@ -1,90 +1,87 @@
-//! Why there is no such schedule, and what there is instead.
+//! Errors of invalid schedule sizes.
 
-use super::Kind;
+use super::ScheduleKind;
 
-/// Why a schedule cannot be made.
+/// Invalid sizes of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     /// A size of zero.
-    #[error("a pipeline with 0 {what}: it needs at least 1")]
-    None {
-        /// Of what there are none.
+    #[error("a pipeline needs at least 1 of its {what}, got 0")]
+    Zero {
+        /// Which size.
         what: &'static str,
     },
-    /// Chunks that would all lie on one stage.
+    /// Several chunks on a single stage.
     #[error(
-        "a pipeline of one stage has the model in one chunk, not in {chunks}: set the chunks to 1, \
-         or take more stages"
+        "a pipeline of one stage cannot have {chunks} chunks: set parallel.virtual_stages to 1 or use \
+         more stages"
     )]
     OneStage {
-        /// How many were asked for.
+        /// Requested chunks.
         chunks: usize,
     },
-    /// Chunks for a kind that has one a stage.
+    /// Several chunks per stage for a schedule that supports one.
     #[error(
-        "{kind} has one chunk a stage, not {chunks}: set the chunks to 1, or the schedule to {}",
-        Kind::Interleaved
+        "the {kind} schedule has one chunk per stage, got {chunks}: set parallel.virtual_stages to 1 or \
+         parallel.schedule to {}",
+        ScheduleKind::Interleaved
     )]
     ManyChunks {
-        /// The kind.
-        kind: Kind,
-        /// How many were asked for.
+        /// The schedule.
+        kind: ScheduleKind,
+        /// Requested chunks.
         chunks: usize,
     },
-    /// One chunk for a kind that needs several.
+    /// One chunk per stage for the interleaved schedule.
     #[error(
-        "{} stages have at least 2 chunks each, not {chunks}: set the chunks to 2, or the schedule \
-         to {}",
-        Kind::Interleaved,
-        Kind::OneFOneB
+        "the {} schedule needs at least 2 chunks per stage, got {chunks}: set parallel.virtual_stages to \
+         2 or parallel.schedule to {}",
+        ScheduleKind::Interleaved,
+        ScheduleKind::OneFOneB
     )]
     FewChunks {
-        /// How many were asked for.
+        /// Requested chunks.
         chunks: usize,
     },
-    /// Micro-batches that do not come out even.
+    /// Micro-batches that are not a multiple of the stages.
     #[error(
-        "{} stages take as many micro-batches in turn as there are stages, and {micros} is no \
-         multiple of {stages}: try {}{above} micro-batches, or the schedule {}",
-        Kind::Interleaved,
+        "the {} schedule needs a multiple of {stages} micro-batches (the number of stages), got \
+         {micro_batches}: try {}{above}, or parallel.schedule {}",
+        ScheduleKind::Interleaved,
         .below.map_or(String::new(), |below| format!("{below} or ")),
-        Kind::OneFOneB
+        ScheduleKind::OneFOneB
     )]
-    UnevenMicros {
-        /// How many were asked for.
-        micros: usize,
+    UnevenMicroBatches {
+        /// Requested micro-batches.
+        micro_batches: usize,
         /// Stages.
         stages: usize,
-        /// The nearest number below that works, if there is one.
+        /// The next smaller valid number, if there is one.
         below: Option<usize>,
-        /// The nearest above.
+        /// The next larger valid number.
         above: usize,
     },
-    /// More than anybody can wait for.
+    /// Too many actions.
     #[error(
-        "{stages} stages with {chunks} chunks and {micros} micro-batches are more than {most} \
-         passes of chunks: take fewer or larger micro-batches"
+        "{stages} stages x {chunks} chunks x {micro_batches} micro-batches exceed the limit of {max} \
+         passes: use fewer or larger micro-batches"
     )]
     TooLarge {
         /// Stages.
         stages: usize,
-        /// Chunks of each.
+        /// Chunks per stage.
         chunks: usize,
         /// Micro-batches.
-        micros: usize,
-        /// The most that their product may be.
-        most: usize,
+        micro_batches: usize,
+        /// Limit of their product.
+        max: usize,
     },
 }
 
-/// A name that no kind of schedule has.
+/// An unknown schedule name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no pipeline schedule is called {name:?}: there are {}", all_names())]
-pub struct KindError {
+#[error("unknown pipeline schedule {name:?}; valid names: {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", "))]
+pub struct UnknownSchedule {
     /// The name.
     pub name: String,
-}
-
-fn all_names() -> String {
-    Kind::ALL.map(Kind::name).join(", ")
 }

@@ -1,231 +1,241 @@
-//! Pipeline parallel: the model is cut into chunks of blocks, a stage has one or several of them, and
-//! micro-batches flow through. What each rank does, in which order, is a [`Schedule`]: pure data,
-//! which can be drawn, checked and simulated before anything is computed.
+//! Pipeline parallelism: the model is split into chunks of blocks, each stage has one or several of
+//! them, and micro-batches flow through. What each rank does and in which order is a [`Schedule`]: pure
+//! data that is drawn, checked and simulated before anything is computed.
 //!
-//! Chunk *c* lies on stage *c* % stages. A forward message goes to the next stage, and from the last
-//! one around to the first, where a stage has several chunks; a gradient goes the other way. Each of
-//! these links has its own order, which is the same at both ends. Sends go on in the background; a
-//! receive waits.
+//! Chunk *c* is on stage *c* % stages. Activations go to the next stage, wrapping around from the last to
+//! the first where a stage has several chunks; gradients go the other way. Each of these links is FIFO at
+//! both ends. Sends are asynchronous; receives block.
 //!
-//! Under every schedule the gradients of a chunk are added up in the order of the micro-batches, so
-//! that their sums are the same to the last bit.
+//! Under every schedule the gradients of a chunk are accumulated in micro-batch order, so that sums are
+//! bit-identical.
 //!
-//! `kinds/` writes schedules, [`mod@check`] proves them right, [`mod@simulate`] says what they cost,
-//! [`draw`] shows them, [`mod@balance`] cuts the model.
+//! `schedules/` generates schedules, [`mod@check`] verifies them, [`mod@simulate`] computes their cost,
+//! [`draw`] renders them, [`mod@balance`] splits the model.
 
 pub mod balance;
 pub mod check;
 pub mod draw;
 mod error;
-mod kinds;
+mod schedules;
 pub mod simulate;
 mod stage;
 #[cfg(test)]
 mod tests;
 
-pub use balance::{balance, costs_of};
-pub use check::{Fault, check};
-pub use error::{KindError, ScheduleError};
-pub use kinds::Kind;
-pub use simulate::{Costs, SimulateError, Timeline, simulate};
-pub use stage::{Stage, StageError};
+pub use balance::{balance, block_costs};
+pub use check::{ScheduleFault, check};
+pub use error::{ScheduleError, UnknownSchedule};
+pub use schedules::ScheduleKind;
+pub use simulate::{ChunkCosts, SimulateError, Timeline, simulate};
+pub use stage::{PipelineSize, Stage, StageError};
 
 use std::fmt;
 
-/// What is done with a micro-batch in a chunk.
+/// A pass of a micro-batch through a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// The forward pass.
+pub enum Computation {
+    /// Forward.
     Forward,
-    /// The backward pass, gradients of the input and of the weights at once.
+    /// Full backward: input and weight gradients.
     Backward,
-    /// The gradient of the input only, for which the stage before waits.
-    Input,
-    /// The gradients of the weights, for which nobody waits: some time after [`Work::Input`].
-    Weight,
+    /// Input gradient only, which the previous stage waits for.
+    BackwardInput,
+    /// Weight gradients only, some time after [`Computation::BackwardInput`].
+    BackwardWeight,
 }
 
-impl Work {
-    /// As drawings have it.
+impl Computation {
+    /// Its letter in drawings.
     pub fn letter(self) -> char {
         match self {
             Self::Forward => 'F',
             Self::Backward => 'B',
-            Self::Input => 'I',
-            Self::Weight => 'W',
+            Self::BackwardInput => 'I',
+            Self::BackwardWeight => 'W',
         }
     }
 
-    /// Whether the gradients of the weights are there when it is done, and the activations are of no
-    /// more use.
-    pub fn ends(self) -> bool {
-        matches!(self, Self::Backward | Self::Weight)
+    /// Whether it computes weight gradients, after which the activations are freed.
+    pub fn computes_weight_grads(self) -> bool {
+        matches!(self, Self::Backward | Self::BackwardWeight)
     }
 
     fn name(self) -> &'static str {
         match self {
-            Self::Forward => "the forward pass",
-            Self::Backward => "the backward pass",
-            Self::Input => "the gradient of the input",
-            Self::Weight => "the gradients of the weights",
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+            Self::BackwardInput => "backward-input",
+            Self::BackwardWeight => "backward-weight",
         }
     }
 }
 
-/// Something that a rank does.
+/// One entry of a rank's schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Action {
-    /// What.
-    pub work: Work,
-    /// In which chunk of the model.
+    /// The pass.
+    pub computation: Computation,
+    /// The model chunk.
     pub chunk: usize,
-    /// With which micro-batch.
-    pub micro: usize,
+    /// The micro-batch.
+    pub micro_batch: usize,
 }
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { work, chunk, micro } = self;
-        write!(f, "{} of micro-batch {micro} in chunk {chunk}", work.name())
+        let Self { computation, chunk, micro_batch } = self;
+        write!(f, "{} of micro-batch {micro_batch} in chunk {chunk}", computation.name())
     }
 }
 
-/// Which way a message goes.
+/// Direction of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum Direction {
     /// Activations, to the next stage.
     Forward,
-    /// Gradients, to the stage before.
+    /// Gradients, to the previous stage.
     Backward,
 }
 
-/// Activations or gradients on their way from a stage to another.
+/// Activations or gradients sent from one stage to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Which way; with the sender it says which link.
-    pub way: Way,
-    /// The stage that sends.
+    /// Direction; with the sender it identifies the link.
+    pub direction: Direction,
+    /// Sending stage.
     pub from: usize,
-    /// The stage that receives.
+    /// Receiving stage.
     pub to: usize,
-    /// The chunk that it is for.
+    /// Destination chunk.
     pub chunk: usize,
-    /// Of which micro-batch.
-    pub micro: usize,
+    /// Micro-batch.
+    pub micro_batch: usize,
 }
 
-/// What all ranks of a pipeline do in a step.
+/// The actions of all ranks of a pipeline in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Schedule {
-    /// Which kind it is.
-    pub kind: Kind,
-    /// How many stages, each a rank.
+    /// Kind of schedule.
+    pub kind: ScheduleKind,
+    /// Stages, one rank each.
     pub stages: usize,
-    /// How many chunks of the model a stage has.
+    /// Model chunks per stage.
     pub chunks: usize,
-    /// How many micro-batches.
-    pub micros: usize,
-    /// What each rank does, one after the other.
+    /// Micro-batches.
+    pub micro_batches: usize,
+    /// The actions of each rank in order.
     pub ranks: Vec<Vec<Action>>,
 }
 
-/// No schedule has more forward passes of chunks: beyond it, a wrong number would fill the memory.
-const MOST: usize = 1 << 24;
+/// Limit of forward passes over all chunks, so that a mistyped size does not exhaust memory.
+const MAX_FORWARDS: usize = 1 << 24;
 
 impl Schedule {
-    /// The schedule of a kind; what does not fit together is refused with what would.
+    /// Generates a schedule; the error of an invalid size names valid ones.
     pub fn new(
-        kind: Kind,
+        kind: ScheduleKind,
         stages: usize,
         chunks: usize,
-        micros: usize,
+        micro_batches: usize,
     ) -> Result<Self, ScheduleError> {
-        check_sizes(stages, chunks, micros)?;
-        kind.check(stages, chunks, micros)?;
-        let ranks = (0..stages).map(|stage| kind.actions(stage, stages, chunks, micros)).collect();
-        Ok(Self { kind, stages, chunks, micros, ranks })
+        check_sizes(stages, chunks, micro_batches)?;
+        kind.check(stages, chunks, micro_batches)?;
+        let ranks =
+            (0..stages).map(|stage| kind.actions(stage, stages, chunks, micro_batches)).collect();
+        Ok(Self { kind, stages, chunks, micro_batches, ranks })
     }
 
-    /// How many chunks the model is cut into.
-    pub fn parts(&self) -> usize {
+    /// Number of chunks of the model.
+    pub fn num_chunks(&self) -> usize {
         self.stages * self.chunks
     }
 
-    /// The stage that has a chunk.
+    /// The stage of a chunk.
     pub fn stage(&self, chunk: usize) -> usize {
         chunk % self.stages
     }
 
-    /// What an action must receive before it begins. Nothing at the ends of the model, where there
-    /// are the tokens and the loss.
+    /// The message that an action waits for, except at the ends of the model.
     pub fn receives(&self, action: Action) -> Option<Message> {
-        let Action { work, chunk, micro } = action;
-        let (way, sender) = match work {
-            Work::Forward => (Way::Forward, chunk.checked_sub(1)?),
-            Work::Backward | Work::Input => (Way::Backward, self.after(chunk)?),
-            Work::Weight => return None,
+        let Action { computation, chunk, micro_batch } = action;
+        let (direction, sender) = match computation {
+            Computation::Forward => (Direction::Forward, chunk.checked_sub(1)?),
+            Computation::Backward | Computation::BackwardInput => {
+                (Direction::Backward, self.next(chunk)?)
+            }
+            Computation::BackwardWeight => return None,
         };
-        Some(Message { way, from: self.stage(sender), to: self.stage(chunk), chunk, micro })
+        Some(Message {
+            direction,
+            from: self.stage(sender),
+            to: self.stage(chunk),
+            chunk,
+            micro_batch,
+        })
     }
 
-    /// What an action sends when it is done.
+    /// The message that an action sends when it is done.
     pub fn sends(&self, action: Action) -> Option<Message> {
-        let Action { work, chunk, micro } = action;
-        let (way, receiver) = match work {
-            Work::Forward => (Way::Forward, self.after(chunk)?),
-            Work::Backward | Work::Input => (Way::Backward, chunk.checked_sub(1)?),
-            Work::Weight => return None,
+        let Action { computation, chunk, micro_batch } = action;
+        let (direction, receiver) = match computation {
+            Computation::Forward => (Direction::Forward, self.next(chunk)?),
+            Computation::Backward | Computation::BackwardInput => {
+                (Direction::Backward, chunk.checked_sub(1)?)
+            }
+            Computation::BackwardWeight => return None,
         };
         let (from, to) = (self.stage(chunk), self.stage(receiver));
-        Some(Message { way, from, to, chunk: receiver, micro })
+        Some(Message { direction, from, to, chunk: receiver, micro_batch })
     }
 
-    /// All that a rank sends, in its order.
+    /// All messages that a rank sends, in order.
     pub fn sent(&self, rank: usize) -> impl Iterator<Item = Message> {
         self.ranks[rank].iter().filter_map(|action| self.sends(*action))
     }
 
-    /// All that a rank receives, in its order.
+    /// All messages that a rank receives, in order.
     pub fn received(&self, rank: usize) -> impl Iterator<Item = Message> {
         self.ranks[rank].iter().filter_map(|action| self.receives(*action))
     }
 
-    /// Whether the gradients of a chunk are complete with this action.
+    /// Whether this action completes the gradients of its chunk.
     pub fn completes(&self, action: Action) -> bool {
-        action.work.ends() && action.micro + 1 == self.micros
+        action.computation.computes_weight_grads() && action.micro_batch + 1 == self.micro_batches
     }
 
-    /// The most micro-batches whose activations a rank keeps at once, each in each chunk counted.
-    pub fn alive(&self, rank: usize) -> usize {
-        let (mut alive, mut most) = (0usize, 0);
+    /// Peak number of micro-batches in flight on a rank, counted per chunk.
+    pub fn in_flight(&self, rank: usize) -> usize {
+        let (mut in_flight, mut peak) = (0usize, 0);
         for action in &self.ranks[rank] {
-            match action.work {
-                Work::Forward => alive += 1,
-                work if work.ends() => alive = alive.saturating_sub(1),
+            match action.computation {
+                Computation::Forward => in_flight += 1,
+                computation if computation.computes_weight_grads() => {
+                    in_flight = in_flight.saturating_sub(1);
+                }
                 _ => {}
             }
-            most = most.max(alive);
+            peak = peak.max(in_flight);
         }
-        most
+        peak
     }
 
-    fn after(&self, chunk: usize) -> Option<usize> {
-        (chunk + 1 < self.parts()).then_some(chunk + 1)
+    fn next(&self, chunk: usize) -> Option<usize> {
+        (chunk + 1 < self.num_chunks()).then_some(chunk + 1)
     }
 }
 
-/// What holds for the sizes of all kinds.
-fn check_sizes(stages: usize, chunks: usize, micros: usize) -> Result<(), ScheduleError> {
-    let all = [("stages", stages), ("chunks", chunks), ("micro-batches", micros)];
-    if let Some((what, _)) = all.into_iter().find(|(_, count)| *count == 0) {
-        return Err(ScheduleError::None { what });
+/// Checks of sizes that hold for all kinds.
+fn check_sizes(stages: usize, chunks: usize, micro_batches: usize) -> Result<(), ScheduleError> {
+    let sizes = [("stages", stages), ("chunks", chunks), ("micro-batches", micro_batches)];
+    if let Some((what, _)) = sizes.into_iter().find(|(_, count)| *count == 0) {
+        return Err(ScheduleError::Zero { what });
     }
     if stages == 1 && chunks > 1 {
         return Err(ScheduleError::OneStage { chunks });
     }
-    let actions = stages.checked_mul(chunks).and_then(|parts| parts.checked_mul(micros));
+    let actions = stages.checked_mul(chunks).and_then(|chunks| chunks.checked_mul(micro_batches));
     match actions {
-        Some(actions) if actions <= MOST => Ok(()),
-        _ => Err(ScheduleError::TooLarge { stages, chunks, micros, most: MOST }),
+        Some(actions) if actions <= MAX_FORWARDS => Ok(()),
+        _ => Err(ScheduleError::TooLarge { stages, chunks, micro_batches, max: MAX_FORWARDS }),
     }
 }

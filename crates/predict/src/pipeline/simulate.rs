@@ -1,156 +1,159 @@
-//! What a schedule costs: when each rank does what, and how long it waits.
+//! Simulation of a schedule: when each rank computes and how long it idles.
 
 use std::collections::HashMap;
 
-use super::check::{Fault, order};
-use super::{Action, Message, Schedule, Way, Work};
+use super::check::{ScheduleFault, order};
+use super::{Action, Computation, Direction, Message, Schedule};
 
-/// How long things take, in any unit.
+/// Durations of the passes of each chunk and of a message, in any unit.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Costs {
-    /// A micro-batch's forward pass, of each chunk of the model.
+pub struct ChunkCosts {
+    /// Forward pass.
     pub forward: Vec<f64>,
-    /// The gradient of its input.
-    pub input: Vec<f64>,
-    /// The gradients of its weights.
-    pub weight: Vec<f64>,
-    /// A message, from its send to its arrival; a link has one at a time.
+    /// Input gradient.
+    pub backward_input: Vec<f64>,
+    /// Weight gradients.
+    pub backward_weight: Vec<f64>,
+    /// A message from send to arrival; a link carries one at a time.
     pub message: f64,
 }
 
-impl Costs {
-    /// A forward pass, the gradient of the input and those of the weights take equally long, as
-    /// matrix products do: a third of the chunk's cost each. Messages take no time.
-    pub fn thirds(chunks: &[f64]) -> Self {
+impl ChunkCosts {
+    /// Forward, input gradient and weight gradients take a third of a chunk's cost each, as their GEMMs
+    /// are equal. Messages take no time.
+    pub fn equal_thirds(chunks: &[f64]) -> Self {
         let third: Vec<f64> = chunks.iter().map(|cost| cost / 3.0).collect();
-        Self { forward: third.clone(), input: third.clone(), weight: third, message: 0.0 }
+        let (forward, backward_input) = (third.clone(), third.clone());
+        Self { forward, backward_input, backward_weight: third, message: 0.0 }
     }
 
-    fn of(&self, action: Action) -> f64 {
-        let Action { work, chunk, .. } = action;
-        match work {
-            Work::Forward => self.forward[chunk],
-            Work::Backward => self.input[chunk] + self.weight[chunk],
-            Work::Input => self.input[chunk],
-            Work::Weight => self.weight[chunk],
+    fn duration(&self, action: Action) -> f64 {
+        let Action { computation, chunk, .. } = action;
+        match computation {
+            Computation::Forward => self.forward[chunk],
+            Computation::Backward => self.backward_input[chunk] + self.backward_weight[chunk],
+            Computation::BackwardInput => self.backward_input[chunk],
+            Computation::BackwardWeight => self.backward_weight[chunk],
         }
     }
 
-    fn check(&self, parts: usize) -> Result<(), SimulateError> {
-        let all = [("forward", &self.forward), ("input", &self.input), ("weight", &self.weight)];
-        if let Some((what, costs)) = all.into_iter().find(|(_, costs)| costs.len() != parts) {
-            return Err(SimulateError::Lengths { what, costs: costs.len(), parts });
+    fn check(&self, chunks: usize) -> Result<(), SimulateError> {
+        let all = [
+            ("forward", &self.forward),
+            ("backward-input", &self.backward_input),
+            ("backward-weight", &self.backward_weight),
+        ];
+        if let Some((what, costs)) = all.into_iter().find(|(_, costs)| costs.len() != chunks) {
+            return Err(SimulateError::Lengths { what, costs: costs.len(), chunks });
         }
         let message = vec![self.message];
         let all = all.into_iter().chain([("message", &message)]);
         let mut values = all.flat_map(|(what, costs)| costs.iter().map(move |cost| (what, *cost)));
         match values.find(|(_, cost)| !cost.is_finite() || *cost < 0.0) {
-            Some((what, cost)) => Err(SimulateError::NoCost { what, cost }),
+            Some((what, cost)) => Err(SimulateError::InvalidCost { what, cost }),
             None => Ok(()),
         }
     }
 }
 
-/// Why a schedule cannot be simulated.
+/// A schedule that cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SimulateError {
-    /// It is wrong.
+    /// The schedule is invalid.
     #[error(transparent)]
-    Fault(#[from] Fault),
-    /// Costs of more or fewer chunks than there are.
-    #[error("{what} costs of {costs} chunks for a schedule of {parts}")]
+    Fault(#[from] ScheduleFault),
+    /// The number of costs is not the number of chunks.
+    #[error("{costs} {what} costs for a schedule of {chunks} chunks")]
     Lengths {
         /// Which costs.
         what: &'static str,
-        /// How many they are.
+        /// Number of costs.
         costs: usize,
-        /// How many chunks there are.
-        parts: usize,
+        /// Number of chunks.
+        chunks: usize,
     },
-    /// A cost that is no time.
-    #[error("a {what} cost of {cost}: a cost is a number from 0 on")]
-    NoCost {
+    /// A negative or non-finite cost.
+    #[error("{what} cost {cost} is not a finite number >= 0")]
+    InvalidCost {
         /// Which cost.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         cost: f64,
     },
 }
 
-/// An action in its time.
+/// An action with its start and end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// What is done.
+    /// The action.
     pub action: Action,
-    /// When it begins.
+    /// Start time.
     pub start: f64,
-    /// When it is over.
+    /// End time.
     pub end: f64,
 }
 
-/// A schedule in time.
+/// A simulated schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timeline {
-    /// What each rank does, and when.
+    /// The spans of each rank.
     pub ranks: Vec<Vec<Span>>,
-    /// When all is done.
+    /// Duration of the step.
     pub total: f64,
-    /// The most micro-batches whose activations each rank keeps at once, in chunks.
-    pub alive: Vec<usize>,
+    /// Peak number of micro-batches in flight per rank, counted per chunk.
+    pub in_flight: Vec<usize>,
 }
 
 impl Timeline {
-    /// How long a rank works.
+    /// Compute time of a rank.
     pub fn busy(&self, rank: usize) -> f64 {
         self.ranks[rank].iter().map(|span| span.end - span.start).sum()
     }
 
-    /// The share of the time in which a rank waits, from 0 to 1.
+    /// Idle fraction of a rank.
     pub fn idle(&self, rank: usize) -> f64 {
-        share(self.total - self.busy(rank), self.total)
+        ratio(self.total - self.busy(rank), self.total)
     }
 
-    /// The share of the time in which ranks wait, all together.
+    /// Idle fraction over all ranks.
     pub fn idle_overall(&self) -> f64 {
         let busy: f64 = (0..self.ranks.len()).map(|rank| self.busy(rank)).sum();
         let all = self.total * self.ranks.len() as f64;
-        share(all - busy, all)
+        ratio(all - busy, all)
     }
 
-    /// The bubble as books have it: how much longer it takes than the rank with the most work would
-    /// take without waiting, as a share of the latter.
+    /// Bubble ratio as in the literature: idle time over compute time of the busiest rank.
     pub fn bubble(&self) -> f64 {
         let ideal = (0..self.ranks.len()).map(|rank| self.busy(rank)).fold(0.0, f64::max);
-        share(self.total - ideal, ideal)
+        ratio(self.total - ideal, ideal)
     }
 }
 
-/// Nothing of nothing is nothing.
-fn share(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
+fn ratio(part: f64, total: f64) -> f64 {
+    if total > 0.0 { part / total } else { 0.0 }
 }
 
-/// When each rank does what. An action begins when the one before it is over and what it receives is
-/// there; senders never wait.
-pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
+/// Simulates a schedule. An action starts when the previous one of its rank is done and its message has
+/// arrived; sends do not block.
+pub fn simulate(schedule: &Schedule, costs: &ChunkCosts) -> Result<Timeline, SimulateError> {
     let order = order(schedule)?;
-    costs.check(schedule.parts())?;
+    costs.check(schedule.num_chunks())?;
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); schedule.stages];
     let mut arrivals: HashMap<Message, f64> = HashMap::new();
-    let mut links: HashMap<(Way, usize), f64> = HashMap::new();
+    let mut links: HashMap<(Direction, usize), f64> = HashMap::new();
     for (rank, action) in order {
         let free = ranks[rank].last().map_or(0.0, |span| span.end);
         let message = schedule.receives(action).and_then(|message| arrivals.remove(&message));
         let start = message.unwrap_or(0.0).max(free);
-        let end = start + costs.of(action);
+        let end = start + costs.duration(action);
         ranks[rank].push(Span { action, start, end });
         if let Some(message) = schedule.sends(action) {
-            let link = links.entry((message.way, message.from)).or_default();
+            let link = links.entry((message.direction, message.from)).or_default();
             *link = link.max(end) + costs.message;
             arrivals.insert(message, *link);
         }
     }
     let total = ranks.iter().flatten().map(|span| span.end).fold(0.0, f64::max);
-    let alive = (0..schedule.stages).map(|rank| schedule.alive(rank)).collect();
-    Ok(Timeline { ranks, total, alive })
+    let in_flight = (0..schedule.stages).map(|rank| schedule.in_flight(rank)).collect();
+    Ok(Timeline { ranks, total, in_flight })
 }

@@ -1,100 +1,116 @@
-//! A rank's part in a pipeline: which blocks of the model it has, and what it does in a step.
+//! One rank's stage of a pipeline: its blocks and its actions.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::balance::BalanceError;
-use super::{Action, Kind, Schedule, ScheduleError, balance, costs_of};
-use crate::shape::Shape;
+use super::check::{ScheduleFault, check};
+use super::{Action, Schedule, ScheduleError, ScheduleKind, balance, block_costs};
+use crate::shape::ModelShape;
 
-/// A rank's part in a pipeline.
+/// The sizes of a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PipelineSize {
+    /// Schedule.
+    pub kind: ScheduleKind,
+    /// Stages.
+    pub stages: usize,
+    /// Model chunks per stage.
+    pub virtual_stages: usize,
+    /// Micro-batches per step.
+    pub micro_batches: usize,
+}
+
+/// A stage of a pipeline.
 #[derive(Debug, Clone)]
 pub struct Stage {
-    /// Which stage it is.
-    pub stage: usize,
-    /// The blocks of each chunk of the model; chunk *c* lies on stage *c* % stages.
-    pub parts: Vec<Range<usize>>,
-    /// What all stages do in a step.
+    /// Index of the stage.
+    pub index: usize,
+    /// The blocks of each chunk of the model; chunk *c* is on stage *c* % stages.
+    pub chunk_blocks: Vec<Range<usize>>,
+    /// The schedule of all stages.
     pub schedule: Schedule,
 }
 
-/// Why a model is not cut so.
+/// A model that cannot be split into these stages.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StageError {
-    /// There is no such schedule.
+    /// Invalid sizes.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// There are not so many blocks.
+    /// Too few blocks.
     #[error(transparent)]
     Balance(#[from] BalanceError),
+    /// The schedule is incomplete, out of order or deadlocks.
+    #[error("the pipeline schedule is invalid: {0}")]
+    Fault(#[from] ScheduleFault),
 }
 
 impl Stage {
-    /// All of the model on one rank.
-    pub fn whole(shape: &Shape) -> Self {
-        let blocks = shape.layers + 2;
+    /// The whole model on one stage.
+    pub fn single(shape: &ModelShape) -> Self {
+        let blocks = shape.num_layers + 2;
         let schedule = Schedule {
-            kind: Kind::OneFOneB,
+            kind: ScheduleKind::OneFOneB,
             stages: 1,
             chunks: 1,
-            micros: 1,
-            ranks: vec![Kind::OneFOneB.actions(0, 1, 1, 1)],
+            micro_batches: 1,
+            ranks: vec![ScheduleKind::OneFOneB.actions(0, 1, 1, 1)],
         };
-        Self { stage: 0, parts: std::iter::once(0..blocks).collect(), schedule }
+        Self { index: 0, chunk_blocks: std::iter::once(0..blocks).collect(), schedule }
     }
 
-    /// One of several stages, with chunks of about the same cost.
-    pub fn new(
-        shape: &Shape,
-        (kind, stages, chunks, micros): (Kind, usize, usize, usize),
-        stage: usize,
-    ) -> Result<Self, StageError> {
-        let schedule = Schedule::new(kind, stages, chunks, micros)?;
-        let parts = balance(&costs_of(shape, shape.context), schedule.parts())?;
-        Ok(Self { stage, parts, schedule })
+    /// One of several stages, with chunks of about equal cost. The schedule is verified: every pass is
+    /// there once and in order, and no set of ranks deadlocks.
+    pub fn new(shape: &ModelShape, size: PipelineSize, index: usize) -> Result<Self, StageError> {
+        let PipelineSize { kind, stages, virtual_stages, micro_batches } = size;
+        let schedule = Schedule::new(kind, stages, virtual_stages, micro_batches)?;
+        check(&schedule)?;
+        let chunk_blocks = balance(&block_costs(shape, shape.seq_len), schedule.num_chunks())?;
+        Ok(Self { index, chunk_blocks, schedule })
     }
 
-    /// What this rank does in a step of so many micro-batches.
+    /// The actions of this rank in a step.
     ///
     /// # Panics
-    /// If several stages were planned for another number.
-    pub fn actions(&self, micros: usize) -> Cow<'_, [Action]> {
+    /// If the schedule of several stages is for another number of micro-batches.
+    pub fn actions(&self, micro_batches: usize) -> Cow<'_, [Action]> {
         if self.schedule.stages == 1 {
-            return Cow::Owned(self.schedule.kind.actions(0, 1, 1, micros));
+            return Cow::Owned(self.schedule.kind.actions(0, 1, 1, micro_batches));
         }
-        assert_eq!(micros, self.schedule.micros, "micro-batches of a pipeline's step");
-        Cow::Borrowed(&self.schedule.ranks[self.stage])
+        assert_eq!(micro_batches, self.schedule.micro_batches, "micro-batches of the schedule");
+        Cow::Borrowed(&self.schedule.ranks[self.index])
     }
 
-    /// The chunks that this rank has, in their order.
-    pub fn chunks(&self) -> impl Iterator<Item = usize> + use<> {
-        (self.stage..self.parts.len()).step_by(self.schedule.stages)
+    /// The chunks of this rank in order.
+    pub fn local_chunks(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.index..self.chunk_blocks.len()).step_by(self.schedule.stages)
     }
 
-    /// Whether a chunk begins with the embedding.
+    /// Whether a chunk starts with the embedding.
     pub fn is_first(&self, chunk: usize) -> bool {
         chunk == 0
     }
 
     /// Whether a chunk ends with the head.
     pub fn is_last(&self, chunk: usize) -> bool {
-        chunk + 1 == self.parts.len()
+        chunk + 1 == self.chunk_blocks.len()
     }
 
-    /// Whether this rank has a block as its own.
-    pub fn has(&self, block: usize) -> bool {
-        self.chunks().any(|chunk| self.parts[chunk].contains(&block))
+    /// Whether this rank owns a block.
+    pub fn owns(&self, block: usize) -> bool {
+        self.local_chunks().any(|chunk| self.chunk_blocks[chunk].contains(&block))
     }
 
-    /// Whether this rank has the head, but not the embedding, whose table a tied head needs.
-    pub fn has_copy(&self, shape: &Shape) -> bool {
-        shape.tied && !self.has(0) && self.has(shape.layers + 1)
+    /// Whether this rank has a copy of the token embedding for a tied head.
+    pub fn has_tied_copy(&self, shape: &ModelShape) -> bool {
+        shape.tie_embeddings && !self.owns(0) && self.owns(shape.num_layers + 1)
     }
 
-    /// Whether the embedding's table is on this rank and on another one, too.
-    pub fn is_tied_apart(&self, shape: &Shape) -> bool {
-        let ends = self.has(0) || self.has(shape.layers + 1);
-        shape.tied && self.schedule.stages > 1 && ends
+    /// Whether this rank shares a tied token embedding with another stage.
+    pub fn ties_across_stages(&self, shape: &ModelShape) -> bool {
+        let is_end = self.owns(0) || self.owns(shape.num_layers + 1);
+        shape.tie_embeddings && self.schedule.stages > 1 && is_end
     }
 }
 
@@ -105,22 +121,24 @@ mod tests {
     use crate::testing::shape;
 
     #[test]
-    fn stages_have_all_blocks_and_the_ends_a_tied_table() {
+    fn every_block_is_on_one_stage_and_tied_embeddings_are_on_both_ends() {
         let mut shape = shape(Family::Gpt2);
-        shape.layers = 6;
-        for (kind, chunks) in [(Kind::OneFOneB, 1), (Kind::Interleaved, 2)] {
-            let of = |stage| Stage::new(&shape, (kind, 3, chunks, 6), stage).unwrap();
-            let stages: Vec<Stage> = (0..3).map(of).collect();
+        shape.num_layers = 6;
+        for (kind, virtual_stages) in [(ScheduleKind::OneFOneB, 1), (ScheduleKind::Interleaved, 2)]
+        {
+            let size = PipelineSize { kind, stages: 3, virtual_stages, micro_batches: 6 };
+            let stages: Vec<Stage> =
+                (0..3).map(|index| Stage::new(&shape, size, index).unwrap()).collect();
             for block in 0..8 {
-                assert_eq!(stages.iter().filter(|stage| stage.has(block)).count(), 1);
+                assert_eq!(stages.iter().filter(|stage| stage.owns(block)).count(), 1);
             }
-            let copies: Vec<bool> = stages.iter().map(|stage| stage.has_copy(&shape)).collect();
+            let copies: Vec<bool> = stages.iter().map(|s| s.has_tied_copy(&shape)).collect();
             assert_eq!(copies, [false, false, true]);
-            let tied: Vec<bool> = stages.iter().map(|stage| stage.is_tied_apart(&shape)).collect();
+            let tied: Vec<bool> = stages.iter().map(|s| s.ties_across_stages(&shape)).collect();
             assert_eq!(tied, [true, false, true]);
         }
-        let whole = Stage::whole(&shape);
-        assert!(!whole.has_copy(&shape) && !whole.is_tied_apart(&shape));
-        assert_eq!(whole.actions(3).len(), 6);
+        let single = Stage::single(&shape);
+        assert!(!single.has_tied_copy(&shape) && !single.ties_across_stages(&shape));
+        assert_eq!(single.actions(3).len(), 6);
     }
 }

@@ -1,60 +1,73 @@
-//! Tiles: rows of matrices that come, are used and go by themselves, so that a layer, a table or a head
-//! larger than memory can be trained. No I/O.
+//! Tiles: row ranges of matrices that are gathered and freed separately, so that a layer, an embedding
+//! or a head larger than memory can be trained. No I/O.
 
 use std::ops::Range;
 
-use super::{Block, POSITIONS, Parameter, Patch, Share};
+use super::{Module, ParamBlock, ParamSpec, Shard, ShardSlice};
 
-/// Some rows of a matrix, which mostly have a block of their own.
+/// A row range of a matrix, usually a block of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tile {
-    /// The number of the block that has them.
+    /// Index of the block that holds it.
     pub block: usize,
-    /// Which rows of the matrix, as this rank has it.
+    /// Rows of the local matrix.
     pub rows: Range<usize>,
 }
 
-impl Parameter {
-    /// Some of its rows.
-    fn rows(&self, rows: Range<usize>) -> Self {
+/// A tile before it has a place among the blocks.
+#[derive(Debug)]
+pub struct NewTile {
+    /// Module of its matrix.
+    pub module: Module,
+    /// Rows of the local matrix.
+    pub rows: Range<usize>,
+    /// The tile as a block.
+    pub block: ParamBlock,
+}
+
+impl ParamSpec {
+    fn row_range(&self, rows: Range<usize>) -> Self {
         let mut shape = self.shape.clone();
         shape[0] = rows.len();
-        let mut patches = Vec::new();
+        let mut slices = Vec::new();
         let mut before = 0;
-        for Patch { rows: own, columns } in &self.patches {
-            let clip = |row: usize| row.clamp(before, before + own.len()) - before + own.start;
+        for ShardSlice { rows: local, columns } in &self.slices {
+            let clip = |row: usize| row.clamp(before, before + local.len()) - before + local.start;
             let rows = clip(rows.start)..clip(rows.end);
             if !rows.is_empty() {
-                patches.push(Patch { rows, columns: columns.clone() });
+                slices.push(ShardSlice { rows, columns: columns.clone() });
             }
-            before += own.len();
+            before += local.len();
         }
-        Self { shape, patches, start: 0, ..self.clone() }
+        Self { shape, slices, offset: 0, ..self.clone() }
     }
 }
 
-impl Block {
-    /// Takes the matrices out, and gives each in so many tiles: its short name, which of its rows,
-    /// and the block that they are now. What is left is small: of matrices, positions, which are far
-    /// fewer than kinds of tokens.
-    pub fn take_tiles(&mut self, count: usize) -> Vec<(String, Range<usize>, Block)> {
-        let (matrices, small): (Vec<_>, Vec<_>) =
-            self.parameters.drain(..).partition(|p| p.shape.len() > 1 && p.name != POSITIONS);
+impl ParamBlock {
+    /// Moves the matrices into `count` tiles each. Vectors and the position embedding, which is far
+    /// smaller than the token embedding, stay in the block.
+    pub fn split_tiles(&mut self, count: usize) -> Vec<NewTile> {
+        let (matrices, small): (Vec<_>, Vec<_>) = self
+            .parameters
+            .drain(..)
+            .partition(|p| p.shape.len() > 1 && p.role.module != Module::PositionEmbedding);
         for parameter in small {
-            let start = self.room();
-            self.parameters.push(Parameter { start, ..parameter });
+            let offset = self.padded_len();
+            self.parameters.push(ParamSpec { offset, ..parameter });
         }
-        let tile = |matrix: &Parameter, number: usize| {
-            let short = matrix.name[self.name.len() + 1..].to_owned();
-            let rows = Share { rank: number, ranks: count }.of(matrix.shape[0]);
-            let name = format!("{}.{number}", matrix.name);
-            let parameters = vec![matrix.rows(rows.clone())];
-            // One row more or less must not make it need memory of another size.
-            let least = matrix.shape[0].div_ceil(count) * matrix.shape[1];
-            (short, rows, Block { name, parameters, share: self.share, least })
+        let tile = |matrix: &ParamSpec, index: usize| {
+            let rows = Shard { rank: index, ranks: count }.range(matrix.shape[0]);
+            let block = ParamBlock {
+                name: format!("{}.{index}", matrix.name),
+                parameters: vec![matrix.row_range(rows.clone())],
+                shard: self.shard,
+                // Tiles that differ by one row have equal buffers.
+                min_len: matrix.shape[0].div_ceil(count) * matrix.shape[1],
+            };
+            NewTile { module: matrix.role.module, rows, block }
         };
-        let all = matrices.iter().flat_map(|matrix| (0..count).map(move |n| tile(matrix, n)));
-        all.filter(|(_, rows, _)| !rows.is_empty()).collect()
+        let tiles = matrices.iter().flat_map(|matrix| (0..count).map(move |i| tile(matrix, i)));
+        tiles.filter(|tile| !tile.rows.is_empty()).collect()
     }
 }
 
@@ -67,34 +80,33 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tiles_have_all_that_the_block_had(llama: bool, tp in 1usize..3, count in 1usize..7) {
+        fn tiles_cover_every_row_of_every_matrix_once(llama: bool, tp in 1usize..3, count in 1usize..7) {
             let shape = shape(if llama { Family::Llama } else { Family::Gpt2 });
-            let blocks = |rank| shape.blocks_of(Share { rank, ranks: tp });
-            for whole in (0..tp).flat_map(blocks) {
-                let mut left = whole.clone();
-                let tiles = left.take_tiles(count);
-                let is_small = |p: &Parameter| p.shape.len() == 1 || p.name == POSITIONS;
+            let blocks = |rank| shape.sharded_blocks(Shard { rank, ranks: tp });
+            for full in (0..tp).flat_map(blocks) {
+                let mut left = full.clone();
+                let tiles = left.split_tiles(count);
+                let is_small = |p: &ParamSpec| p.shape.len() == 1 || p.role.module == Module::PositionEmbedding;
                 prop_assert!(left.parameters.iter().all(is_small));
                 prop_assert!(left.len() < 200);
-                for matrix in whole.parameters.iter().filter(|p| !is_small(p)) {
-                    let is_of = |short: &str| matrix.name.ends_with(&format!(".{short}"));
+                for matrix in full.parameters.iter().filter(|p| !is_small(p)) {
                     let tiles: Vec<_> =
-                        tiles.iter().filter(|(short, _, _)| is_of(short)).collect();
-                    let parts = |p: &Parameter| -> Vec<(usize, Range<usize>)> {
-                        let rows = |patch: &Patch| {
-                            let columns = patch.columns.clone();
-                            patch.rows.clone().map(move |row| (row, columns.clone())).collect()
+                        tiles.iter().filter(|tile| tile.module == matrix.role.module).collect();
+                    let row_columns = |p: &ParamSpec| -> Vec<(usize, Range<usize>)> {
+                        let rows = |slice: &ShardSlice| {
+                            let columns = slice.columns.clone();
+                            slice.rows.clone().map(move |row| (row, columns.clone())).collect()
                         };
-                        p.patches.iter().flat_map(|patch| -> Vec<_> { rows(patch) }).collect()
+                        p.slices.iter().flat_map(|slice| -> Vec<_> { rows(slice) }).collect()
                     };
                     let all: Vec<_> =
-                        tiles.iter().flat_map(|(_, _, tile)| parts(&tile.parameters[0])).collect();
-                    prop_assert_eq!(all, parts(matrix));
-                    let ends: Vec<usize> = tiles.iter().map(|(_, rows, _)| rows.end).collect();
+                        tiles.iter().flat_map(|tile| row_columns(&tile.block.parameters[0])).collect();
+                    prop_assert_eq!(all, row_columns(matrix));
+                    let ends: Vec<usize> = tiles.iter().map(|tile| tile.rows.end).collect();
                     prop_assert_eq!(ends.last(), Some(&matrix.shape[0]));
-                    for (_, rows, tile) in &tiles {
-                        prop_assert_eq!(tile.len(), rows.len() * matrix.shape[1]);
-                        prop_assert_eq!(tile.room(), tiles[0].2.room());
+                    for NewTile { rows, block, .. } in &tiles {
+                        prop_assert_eq!(block.len(), rows.len() * matrix.shape[1]);
+                        prop_assert_eq!(block.padded_len(), tiles[0].block.padded_len());
                     }
                 }
             }

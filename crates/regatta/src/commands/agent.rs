@@ -4,16 +4,16 @@ use std::io::Read;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use regatta_discover::allocation::{self, Sources};
+use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Root};
-use regatta_launch::fleet::agent;
-use regatta_launch::fleet::boot::Boot;
-use regatta_launch::fleet::message::Hello;
-use regatta_launch::signals::Caught;
-use regatta_launch::{port, warden};
-use regatta_model::hostlist::short;
+use regatta_launch::agents::agent;
+use regatta_launch::agents::bootstrap::Bootstrap;
+use regatta_launch::agents::message::Registration;
+use regatta_launch::signals::SignalCatcher;
+use regatta_launch::{port, reaper};
+use regatta_model::hostlist::short_hostname;
 use regatta_model::{Machine, document};
-use regatta_place::{rendezvous, visible};
+use regatta_place::{gpu_visibility, rendezvous};
 
 use crate::cli::AgentArgs;
 use crate::system;
@@ -23,10 +23,10 @@ const MAX_BOOT: u64 = 64 << 20;
 
 /// Runs the command.
 pub fn run(args: &AgentArgs) -> Result<ExitCode> {
-    let boot = Boot::from_text(&read(&args.boot)?)?;
-    warden::guard()?;
-    let mut signals = Caught::new()?;
-    let env = Env::of_process();
+    let boot = Bootstrap::from_text(&read(&args.boot)?)?;
+    reaper::fork_worker()?;
+    let mut signals = SignalCatcher::new()?;
+    let env = Env::from_process();
     let mut machine = regatta_discover::discover(&Root::live(), &env);
     let hosts = boot.hosts()?;
     let node = match args.node {
@@ -36,8 +36,9 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode> {
     };
     restrict_to_job_gpus(&mut machine, &env)?;
     machine.host = hosts[node as usize].clone();
-    let reserved = port::reserve(rendezvous::ports_from(rendezvous::port(&boot.run)).skip(8));
-    let hello = Hello {
+    let reserved =
+        port::reserve(rendezvous::fallback_ports(rendezvous::job_port(&boot.run)).skip(8));
+    let hello = Registration {
         node,
         machine: document::to_json_line(&machine)?,
         port: reserved.as_ref().map(|port| port.port()),
@@ -66,12 +67,12 @@ fn read(path: &std::path::Path) -> Result<String> {
 /// Index of this node in the job: by host name, else by the rank the launcher gave this agent.
 fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
     let names = [env.get("SLURMD_NODENAME"), Some(machine.host.as_str())];
-    let named = |name: &str| hosts.iter().position(|h| short(h) == short(name));
+    let named = |name: &str| hosts.iter().position(|h| short_hostname(h) == short_hostname(name));
     if let Some(node) = names.into_iter().flatten().find_map(named) {
         return Ok(node as u32);
     }
     let found = detect(env, machine)?;
-    match found.me {
+    match found.this_rank {
         Some(me) if (me.rank as usize) < hosts.len() => Ok(me.rank),
         _ => bail!(
             "{} is not in the job's node list, and the launcher did not set this agent's rank: list \
@@ -82,7 +83,7 @@ fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
 }
 
 fn detect(env: &Env, machine: &Machine) -> Result<regatta_model::Allocation> {
-    Ok(allocation::detect(&Sources {
+    Ok(allocation::detect(&DetectionInputs {
         env,
         root: &Root::live(),
         host: &machine.host,
@@ -93,10 +94,10 @@ fn detect(env: &Env, machine: &Machine) -> Result<regatta_model::Allocation> {
 
 /// Schedulers without device cgroups name the job's GPUs in a variable.
 fn restrict_to_job_gpus(machine: &mut Machine, env: &Env) -> Result<()> {
-    let mut allocation = regatta_model::Allocation::alone(&machine.host);
-    allocation.me = None;
-    let variable = |name: &str| env.all().get(name).cloned();
-    let job_gpus = visible::left_to_job(machine, &allocation, &variable);
+    let mut allocation = regatta_model::Allocation::single_node(&machine.host);
+    allocation.this_rank = None;
+    let variable = |name: &str| env.as_map().get(name).cloned();
+    let job_gpus = gpu_visibility::job_gpus(machine, &allocation, &variable);
     machine.usable.gpus = job_gpus.map(|job| job.gpus);
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use regatta_model::Machine;
-use regatta_place::check::{self, Actual, Difference};
-use regatta_place::visible;
+use regatta_place::check::{self, ActualBinding, Mismatch};
+use regatta_place::gpu_visibility;
 use serde::Serialize;
 
 use crate::cli::{ERROR, FAINT, GOOD, MapArgs};
@@ -19,15 +19,16 @@ struct CheckReport<'a> {
     rank: u32,
     local_rank: u32,
     ok: bool,
-    actual: &'a Actual,
-    differences: &'a [Difference],
+    actual: &'a ActualBinding,
+    differences: &'a [Mismatch],
 }
 
 /// Prints the differences; exits with failure if there are any.
 pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (rank, local_rank) = plan.allocation.me.map_or((0, 0), |me| (me.rank, me.local_rank));
-    let Some((node, _, _)) = plan.placement.find(rank) else {
+    let (rank, local_rank) =
+        plan.allocation.this_rank.map_or((0, 0), |me| (me.rank, me.local_rank));
+    let Some((node, _, _)) = plan.placement.find_rank(rank) else {
         bail!("{host}: rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
     };
     let machine = plan.machine(&plan.placement.nodes[node]);
@@ -54,14 +55,14 @@ pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
 }
 
 /// The actual binding of this process, independent of the machine that the plan is for.
-fn actual(machine: &Machine, plan: &JobPlan) -> Actual {
+fn actual(machine: &Machine, plan: &JobPlan) -> ActualBinding {
     // CUDA takes an empty list as "no GPU", not as unset.
-    let raw = |name: &str| plan.env.all().get(name).cloned();
+    let raw = |name: &str| plan.env.as_map().get(name).cloned();
     let variable = |name: &str| plan.env.get(name).map(str::to_owned);
-    let (gpus, gpu_variable) = visible::visible_gpus(machine, &raw);
+    let (gpus, gpu_variable) = gpu_visibility::visible_gpus(machine, &raw);
     // Only a live machine shows which GPUs this process can open.
     let live = machine.is_live();
-    Actual {
+    ActualBinding {
         cpus: regatta_discover::live_affinity().unwrap_or_default(),
         memory: system::memory_policy(),
         gpus: (live || gpu_variable.is_some()).then_some(gpus),
@@ -72,29 +73,29 @@ fn actual(machine: &Machine, plan: &JobPlan) -> Actual {
 }
 
 /// The launcher may distribute ranks over nodes in another order than the plan assumes.
-fn node_difference(plan: &JobPlan, planned: usize, rank: u32) -> Option<Difference> {
-    let actual = plan.allocation.me?.node? as usize;
-    (actual != planned).then(|| Difference {
-        what: "node".to_owned(),
+fn node_difference(plan: &JobPlan, planned: usize, rank: u32) -> Option<Mismatch> {
+    let actual = plan.allocation.this_rank?.node? as usize;
+    (actual != planned).then(|| Mismatch {
+        resource: "node".to_owned(),
         planned: plan.placement.nodes[planned].host.clone(),
         actual: plan.placement.nodes.get(actual).map_or_else(|| actual.to_string(), |n| n.host.clone()),
         why: format!("the launcher did not distribute the ranks in block order, which puts rank {rank} on another node: with Slurm, pass --distribution=block"),
     })
 }
 
-fn gpu_cgroup_difference(plan: &JobPlan, machine: &Machine) -> Option<Difference> {
-    let variable = |name: &str| plan.env.all().get(name).cloned();
-    let warning = visible::gpu_cgroup_warning(machine, &plan.allocation, &variable)?;
-    Some(Difference {
-        what: "gpu-cgroup".to_owned(),
+fn gpu_cgroup_difference(plan: &JobPlan, machine: &Machine) -> Option<Mismatch> {
+    let variable = |name: &str| plan.env.as_map().get(name).cloned();
+    let warning = gpu_visibility::gpu_cgroup_warning(machine, &plan.allocation, &variable)?;
+    Some(Mismatch {
+        resource: "gpu-cgroup".to_owned(),
         planned: "every rank can open every GPU of its node".to_owned(),
-        actual: warning.what,
+        actual: warning.message,
         why: warning.hint,
     })
 }
 
 /// The lines of one rank, printed with a single write because many ranks print at once.
-fn text(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> String {
+fn text(host: &str, rank: u32, actual: &ActualBinding, differences: &[Mismatch]) -> String {
     let mut text = String::new();
     if differences.is_empty() {
         text.push_str(&format!(
@@ -105,7 +106,7 @@ fn text(host: &str, rank: u32, actual: &Actual, differences: &[Difference]) -> S
     for d in differences {
         text.push_str(&format!(
             "{ERROR}fail{ERROR:#}  {host} rank {rank}: {}: planned {}, actual {}\n      {FAINT}{}{FAINT:#}\n",
-            d.what, d.planned, d.actual, d.why
+            d.resource, d.planned, d.actual, d.why
         ));
     }
     text

@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use regatta_model::units;
-use regatta_predict::shape::Shape;
+use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
-use regatta_train::checkpoint::manifest::{Manifest, Pieces};
+use regatta_train::checkpoint::manifest::{Manifest, ShardCounts};
 use regatta_train::checkpoint::{
-    About, Checkpoint, CheckpointError, Kind, Piece, SPLIT, State, Writer,
+    Checkpoint, CheckpointError, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer,
 };
 use regatta_train::data::Tokenizer;
 use regatta_train::job::TOKENIZER;
@@ -95,7 +95,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     if !folder.is_dir() {
         bail!("{} is not a folder", folder.display());
     }
-    for candidate in [folder.to_owned(), run::kept_in(folder)] {
+    for candidate in [folder.to_owned(), run::find_checkpoint_dir(folder)] {
         if let Some(newest) = Checkpoint::latest(&candidate)? {
             return Ok(newest);
         }
@@ -113,16 +113,16 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
     let checkpoint = find(&args.folder)?;
     let (folder, manifest) = (checkpoint.folder(), checkpoint.manifest());
     if args.json {
-        let shards = manifest.pieces();
+        let shards = manifest.shard_counts();
         let report = json!({ "folder": folder, "shards": shards, "checkpoint": manifest });
         output::print(&format!("{report}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let About { step, tokens, seed, shape, config, tokenizer, .. } = checkpoint.about();
-    let bytes = units::bytes(manifest.files.values().sum());
+    let CheckpointMeta { step, tokens, seed, shape, config, tokenizer, .. } = checkpoint.meta();
+    let bytes = units::format_bytes(manifest.files.values().sum());
     let (files, ranks) = (manifest.files.len(), manifest.ranks);
     let count = |kind| manifest.tensors.iter().filter(|tensor| tensor.kind == kind).count();
-    let [parameters, moments] = [Kind::Parameter, Kind::Moment1].map(count);
+    let [parameters, moments] = [StateTensor::Parameter, StateTensor::Moment1].map(count);
     let state = if moments > 0 { "with optimizer state" } else { "without optimizer state" };
     let mut text = format!("{HEADING}{}{HEADING:#}\n", folder.display());
     let lines = [
@@ -145,21 +145,21 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
 
 /// The parallelism of the ranks that wrote the checkpoint, and the shards of its tensors by kind.
 fn sharding(manifest: &Manifest) -> String {
-    let Pieces { whole, ranges, rectangles } = manifest.pieces();
+    let ShardCounts { whole, ranges, rectangles } = manifest.shard_counts();
     let shards = [(whole, "unsharded"), (ranges, "ranges"), (rectangles, "rectangles")];
     let shards = shards.into_iter().filter(|(count, _)| *count > 0);
     let shards: Vec<String> = shards.map(|(count, kind)| format!("{count} {kind}")).collect();
-    let split = manifest.about.extra.get(SPLIT).map_or(String::new(), |split| format!("{split}; "));
+    let split = manifest.meta.extra.get(SPLIT).map_or(String::new(), |split| format!("{split}; "));
     format!("{split}{} tensors, shards: {}", manifest.tensors.len(), shards.join(", "))
 }
 
-fn describe(shape: &Shape) -> String {
+fn describe(shape: &ModelShape) -> String {
     let family = format!("{:?}", shape.family).to_lowercase();
-    let Shape { layers, width, heads, context, vocabulary, .. } = shape;
+    let ModelShape { num_layers, hidden_size, num_heads, seq_len, vocab_size, .. } = shape;
     format!(
-        "{family}, {} parameters: {layers} layers, hidden size {width}, {heads} heads, sequence \
-         length {context}, vocabulary size {vocabulary}",
-        shape.parameters()
+        "{family}, {} parameters: {num_layers} layers, hidden size {hidden_size}, {num_heads} heads, sequence \
+         length {seq_len}, vocabulary size {vocab_size}",
+        shape.num_params()
     )
 }
 
@@ -175,7 +175,7 @@ fn verify(args: &FolderArgs) -> Result<ExitCode> {
         let report = json!({ "folder": folder, "ok": ok, "bytes": bytes, "errors": errors });
         output::print(&format!("{report}\n"))?;
     } else if ok {
-        let (folder, bytes) = (folder.display(), units::bytes(bytes));
+        let (folder, bytes) = (folder.display(), units::format_bytes(bytes));
         output::print(&format!(
             "{GOOD}ok{GOOD:#}    {folder}: {bytes} read, all checksums match\n"
         ))?;
@@ -191,16 +191,16 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 fn import(args: &ImportArgs) -> Result<ExitCode> {
     let model = huggingface::import(&args.model)?;
-    let read = |parameter| -> Result<Piece, HuggingFaceError> {
+    let read = |parameter| -> Result<Shard, HuggingFaceError> {
         let values = model.read(&parameter)?;
-        Ok(Piece::whole(&parameter.name, Kind::Parameter, &parameter.shape, values))
+        Ok(Shard::whole(&parameter.name, StateTensor::Parameter, &parameter.shape, values))
     };
     let tensors = model.parameters().into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let tokenizer = import_tokenizer(&args.model, &args.to)?;
     // An import keeps all existing checkpoints.
     let mut writer = Writer::new(&args.to, 0, 1, usize::MAX)?;
     let origin = args.model.display().to_string();
-    let about = About {
+    let about = CheckpointMeta {
         step: 0,
         tokens: 0,
         seed: 0,
@@ -252,9 +252,9 @@ enum ExportError {
 
 fn export(args: &ExportArgs) -> Result<ExitCode> {
     let checkpoint = find(&args.folder)?;
-    let shape = &checkpoint.about().shape;
+    let shape = &checkpoint.meta().shape;
     let mut read = |name: &str| -> Result<Vec<f32>, ExportError> {
-        Ok(checkpoint.read_whole(name, Kind::Parameter)?)
+        Ok(checkpoint.read_whole(name, StateTensor::Parameter)?)
     };
     let tokenizer = export_tokenizer(args, &checkpoint)?;
     huggingface::export(&args.to, shape, &mut read, tokenizer.as_deref())?;
@@ -269,7 +269,7 @@ fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option
     };
     match Tokenizer::load(&file)? {
         Tokenizer::Bpe(_) => Ok(Some(file)),
-        Tokenizer::Characters(_) => {
+        Tokenizer::Char(_) => {
             let file = file.display();
             output::note(&format!(
                 "{file} is a character-level tokenizer, which transformers does not support: not \
@@ -280,7 +280,7 @@ fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option
     }
 }
 
-fn report(json: bool, what: &str, path: &Path, shape: &Shape) -> Result<ExitCode> {
+fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<ExitCode> {
     let text = match json {
         true => json!({ what: path, "shape": shape }).to_string(),
         false => format!("{}: {}", path.display(), describe(shape)),

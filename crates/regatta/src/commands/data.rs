@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use regatta_launch::signals::Caught;
+use regatta_launch::signals::SignalCatcher;
 use regatta_measure::run::BenchProgress as BarProgress;
 use regatta_model::document;
-use regatta_train::data::prepare::{self, About, Plan, Progress};
-use regatta_train::data::{DataError, Places, source};
+use regatta_train::data::prepare::{self, PrepareOptions, PreparedMeta, Progress};
+use regatta_train::data::{DataDirs, DataError, source};
 
 use super::bench::progress_bar::ProgressBar;
 use crate::cli::{GOOD, HEADING, WARNING};
@@ -34,10 +34,10 @@ pub fn run(args: &DataArgs) -> Result<ExitCode> {
 }
 
 fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
-    let places = Places::of(|name| std::env::var_os(name));
+    let places = DataDirs::of(|name| std::env::var_os(name));
     let inputs: Result<Vec<_>, _> =
         args.inputs.iter().map(|input| source::file(input, &places)).collect();
-    let plan = Plan {
+    let plan = PrepareOptions {
         inputs: inputs?,
         tokenizer: args.tokenizer.clone(),
         validation: args.validation,
@@ -45,14 +45,14 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
         replace: args.force,
     };
     // Signals are handled between chunks of text, so that partial output is removed.
-    let mut caught = Caught::new()?;
+    let mut caught = SignalCatcher::new()?;
     let mut progress_bar = ThrottledBar::new();
     let prepared = prepare::prepare(&plan, &mut |progress| {
         progress_bar.update(progress, Instant::now());
-        caught.end().map_or(Ok(()), |_| Err(DataError::Interrupted))
+        caught.termination().map_or(Ok(()), |_| Err(DataError::Interrupted))
     });
     progress_bar.bar.hide();
-    if let (Err(DataError::Interrupted), Some(signal)) = (&prepared, caught.end()) {
+    if let (Err(DataError::Interrupted), Some(signal)) = (&prepared, caught.termination()) {
         output::eprint(&format!("{WARNING}interrupted{WARNING:#}: nothing was written\n"));
         return Ok(ExitCode::from(128 + signal as u8));
     }
@@ -64,7 +64,7 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn summary(about: &About, folder: &Path) -> String {
+fn summary(about: &PreparedMeta, folder: &Path) -> String {
     let folder = folder.display();
     format!(
         "{GOOD}prepared{GOOD:#} {folder}\n{}\n\nTrain on it with: {HEADING}regatta train \

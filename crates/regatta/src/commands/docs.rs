@@ -25,8 +25,8 @@ pub fn man(page: Option<&str>) -> Result<ExitCode> {
         Some(name) => match root.find_subcommand(name) {
             Some(found) => found.clone(),
             None => {
-                let names: Vec<&str> =
-                    root.get_subcommands().map(clap::Command::get_name).collect();
+                let shown = root.get_subcommands().filter(|c| !c.is_hide_set());
+                let names: Vec<&str> = shown.map(clap::Command::get_name).collect();
                 bail!("unknown command {name:?}; the commands are {}", names.join(", "));
             }
         },

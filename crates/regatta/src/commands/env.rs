@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_model::Warning;
-use regatta_place::environment::EnvLine;
-use regatta_place::visible::HIDDEN_GPUS;
+use regatta_place::environment::EnvVar;
+use regatta_place::gpu_visibility::HIDDEN_GPUS;
 
 use crate::cli::{EnvArgs, FAINT};
 use crate::plan::{JobPlan, STAND_IN};
@@ -16,7 +16,7 @@ use crate::{env, output};
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<ExitCode> {
     let plan = JobPlan::new(&args.source, &args.job)?;
-    let rank = args.rank.or(plan.allocation.me.map(|me| me.rank)).unwrap_or(0);
+    let rank = args.rank.or(plan.allocation.this_rank.map(|me| me.rank)).unwrap_or(0);
     let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;
     let lines = env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?;
     env::note_unknown_variables(&plan, &args.rank_env, &rendezvous)?;
@@ -33,13 +33,13 @@ pub fn run(args: &EnvArgs) -> Result<ExitCode> {
 
 /// `export` lines with the reasons as comments on a terminal, and as `: "why";` otherwise: unquoted
 /// `eval $(regatta env)` joins all lines, and a comment would swallow the rest.
-fn script(lines: &[EnvLine], terminal: bool) -> String {
-    let command = |l: &EnvLine| match &l.value {
+fn script(lines: &[EnvVar], terminal: bool) -> String {
+    let command = |l: &EnvVar| match &l.value {
         Some(value) => format!("export {}={}", l.variable, quote(value)),
         None => format!("unset {}", l.variable),
     };
     let width = lines.iter().map(|l| command(l).len()).max().unwrap_or(0).min(48);
-    let line = |l: &EnvLine| match terminal {
+    let line = |l: &EnvVar| match terminal {
         true => format!("{:<width$}  {FAINT}# {}{FAINT:#}\n", command(l), l.why),
         false => format!("{}; : {};\n", command(l), quote_comment(&l.why)),
     };

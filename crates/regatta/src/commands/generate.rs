@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use regatta_device::memory::Tensor;
 use regatta_device::precision::Precision;
+use regatta_device::tensor::Tensor;
 use regatta_kernels_cpu::Cpu;
-use regatta_train::data::{Stream, Tokenizer};
+use regatta_train::data::{StreamDecoder, Tokenizer};
 use regatta_train::generate::{Generator, Sampling};
 use regatta_train::load::{Loaded, load};
 use regatta_train::model::Model;
@@ -89,34 +89,34 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
     let Loaded { shape, parameters, from, step, .. } = loaded;
     let net = Net::new(Model::new(shape), Box::new(device));
     let mut generator = Generator::new(&net, parameters.iter().map(Tensor::view).collect())
-        .among(tokenizer.vocabulary());
-    generator.read(&prompt_tokens)?;
+        .with_tokenizer(&tokenizer);
+    generator.prefill(&prompt_tokens)?;
     let start = Instant::now();
-    let text = stream_text(args, &mut generator, &tokenizer, &prompt_tokens)?;
+    let (text, tokens) = stream_text(args, &mut generator, &tokenizer, &prompt_tokens)?;
     let seconds = start.elapsed().as_secs_f64();
     let model = from.display().to_string();
     if args.json {
-        let tokens = args.tokens;
         let report = GenerateReport { model, step, prompt: &prompt, text: &text, tokens, seconds };
         output::print(&(serde_json::to_string(&report)? + "\n"))?;
     } else if std::io::stdout().is_terminal() {
-        let speed = args.tokens as f64 / seconds.max(f64::MIN_POSITIVE);
+        let speed = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
         let step = step.map_or_else(String::new, |step| format!(" at step {step}"));
         output::eprint(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Generates token by token and prints each as soon as it decodes to text.
+/// Generates token by token and prints each as soon as it decodes to text, until end-of-text or the
+/// maximum number of tokens. Returns the text and the number of generated tokens.
 fn stream_text(
     args: &GenerateArgs,
     generator: &mut Generator<'_>,
     tokenizer: &Tokenizer,
     prompt: &[u32],
-) -> Result<String> {
+) -> Result<(String, usize)> {
     let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, seed };
-    let mut stream: Stream<'_> = tokenizer.stream();
+    let mut stream: StreamDecoder<'_> = tokenizer.stream();
     let mut text = String::new();
     let mut print = |piece: String| -> Result<()> {
         if !args.json {
@@ -131,12 +131,15 @@ fn stream_text(
     for token in prompt {
         print(stream.push(*token)?)?;
     }
-    for _ in 0..args.tokens {
-        print(stream.push(generator.next(&sampling)?)?)?;
+    let mut generated = 0;
+    while generated < args.tokens {
+        let Some(token) = generator.next(&sampling)? else { break };
+        print(stream.push(token)?)?;
+        generated += 1;
     }
     print(stream.finish() + "\n")?;
     text.truncate(text.len() - 1);
-    Ok(text)
+    Ok((text, generated))
 }
 
 fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
@@ -146,7 +149,7 @@ fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
     };
     let tokenizer = Tokenizer::load(file)?;
     check_fingerprint(args, loaded, file, &tokenizer.fingerprint())?;
-    let (tokenizer_size, model_size) = (tokenizer.vocabulary(), loaded.shape.vocabulary);
+    let (tokenizer_size, model_size) = (tokenizer.vocab_size(), loaded.shape.vocab_size);
     if tokenizer_size > model_size {
         let file = file.display();
         bail!(

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use regatta_model::{Layout, Machine, PlacedNode, Placement, Software, document, hostlist, units};
+use regatta_model::{
+    Machine, NodeLayout, PlacedNode, Placement, Software, document, hostlist, units,
+};
 use regatta_place::binding;
 use serde::Serialize;
 
@@ -33,7 +35,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         output::write_file(path, &draw::svg(machine, layout, &title))?;
     }
     if let Some(launcher) = args.format {
-        let (text, warnings) = binding::options(&plan.placement, launcher.into());
+        let (text, warnings) = binding::launcher_options(&plan.placement, launcher.into());
         output::print(&text)?;
         // GPU visibility is not part of the binding options.
         let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");
@@ -52,7 +54,7 @@ struct MapReport<'a> {
     machines: &'a [Machine],
     allocation: &'a regatta_model::Allocation,
     site: SiteReport<'a>,
-    job: &'a regatta_model::Job,
+    job: &'a regatta_model::JobSpec,
     placement: &'a Placement,
 }
 
@@ -76,7 +78,7 @@ fn json(plan: &JobPlan) -> Result<String> {
 }
 
 /// Machine and layout of the first node.
-fn first_layout(plan: &JobPlan) -> (&Machine, &Layout) {
+fn first_layout(plan: &JobPlan) -> (&Machine, &NodeLayout) {
     let layout = &plan.placement.layouts[0];
     let node = plan.placement.nodes.iter().find(|n| n.layout == 0);
     (node.map_or(&plan.machines[0], |n| plan.machine(n)), layout)
@@ -147,7 +149,7 @@ fn job_line(plan: &JobPlan) -> String {
         (scheduler, Some(id)) => format!("{scheduler:?} job {id}"),
         (scheduler, None) => format!("{scheduler:?}"),
     };
-    let me = match (allocation.me, allocation.launcher) {
+    let me = match (allocation.this_rank, allocation.launcher) {
         (Some(me), Some(launcher)) => {
             format!("; this process is rank {}, started by {launcher:?}", me.rank)
         }
@@ -156,8 +158,8 @@ fn job_line(plan: &JobPlan) -> String {
     let nodes = plan.placement.nodes.len();
     format!(
         "{} on {}, {scheduler}{me}",
-        units::count(plan.placement.ranks as usize, "rank"),
-        units::count(nodes, "node")
+        units::pluralize(plan.placement.ranks as usize, "rank"),
+        units::pluralize(nodes, "node")
     )
 }
 
@@ -184,18 +186,18 @@ fn limits_line(machine: &Machine) -> Option<String> {
     if os.memlock_known {
         parts.push(format!(
             "memlock {}",
-            os.memlock_bytes.map_or("unlimited".to_owned(), units::bytes)
+            os.memlock_bytes.map_or("unlimited".to_owned(), units::format_bytes)
         ));
     }
-    parts.extend(os.shm_bytes.map(|b| format!("/dev/shm {}", units::bytes(b))));
+    parts.extend(os.shm_bytes.map(|b| format!("/dev/shm {}", units::format_bytes(b))));
     let pages = |p: &regatta_model::machine::HugePages| {
-        format!("{} huge pages of {}", p.total, units::bytes(p.page_bytes))
+        format!("{} huge pages of {}", p.total, units::format_bytes(p.page_bytes))
     };
     parts.extend(os.hugepages.iter().map(pages));
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-fn rank_table(layout: &Layout, nodes: &[&PlacedNode]) -> Vec<String> {
+fn rank_table(layout: &NodeLayout, nodes: &[&PlacedNode]) -> Vec<String> {
     let row = |rank: &regatta_model::PlacedRank| {
         let gpus = rank.gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
         let numa = rank.numa.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -227,7 +229,7 @@ fn global_ranks(nodes: &[&PlacedNode], local: u32) -> String {
     }
 }
 
-fn placement_reasons(layout: &Layout) -> Vec<String> {
+fn placement_reasons(layout: &NodeLayout) -> Vec<String> {
     let mut lines = vec![String::new()];
     for rank in &layout.ranks {
         let why = &rank.reasons;

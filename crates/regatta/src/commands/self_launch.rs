@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
+use regatta_launch::channel::{self, Json};
 use regatta_launch::secret_file;
 
+use super::rank_worker::{self, RankRequest, RankTask};
 use crate::cli::{Cli, Command, LaunchArgs};
 use crate::options::SourceArgs;
 use crate::plan::Discovery;
@@ -28,8 +30,6 @@ pub struct LaunchRequest<'a> {
     pub gpus: bool,
     /// The user's options for `regatta launch` (`--launch`).
     pub user_options: Option<&'a str>,
-    /// Further options for `regatta launch`.
-    pub options: Vec<String>,
 }
 
 /// Whether this process is a rank of a job. A rank without the job's secret is an error.
@@ -48,50 +48,73 @@ pub fn is_rank(command: &str) -> Result<bool> {
 }
 
 impl LaunchRequest<'_> {
-    /// The arguments of `regatta launch` that run this program, with its own arguments, as each
-    /// rank; with `--events` if rank 0 reports events to this process.
-    pub fn launch_args(&self) -> Result<Box<LaunchArgs>> {
-        let mut words: Vec<OsString> =
-            ["regatta", "launch", "--run-dir"].map(OsString::from).to_vec();
-        words.push(self.run_dir.clone().into());
-        let mut option = |name: &str, value: Option<OsString>| {
-            if let Some(value) = value {
-                words.extend([name.into(), value]);
-            }
-        };
-        let count = |count: Option<u32>| count.map(|n| n.to_string().into());
-        option("--ranks-per-node", count(self.ranks_per_node));
-        option("--nodes", count(self.nodes));
-        option("--hostfile", self.hostfile.map(|file| file.as_os_str().to_owned()));
-        option("--ranks", count(self.ranks));
-        if !self.gpus {
-            words.push("--no-gpus".into());
-        }
+    /// The options of `regatta launch` for these ranks, completed by the user's. The command is
+    /// still to be set.
+    pub fn options(&self) -> Result<Box<LaunchArgs>> {
+        let mut args = parse_user_options(self.user_options)?;
+        merge("--nodes", &mut args.source.nodes, self.nodes)?;
+        merge("--hostfile", &mut args.source.hostfile, self.hostfile.map(Path::to_owned))?;
+        merge("--ranks", &mut args.job.ranks, self.ranks)?;
+        merge("--ranks-per-node", &mut args.job.ranks_per_node, self.ranks_per_node)?;
+        merge("--run-dir", &mut args.run_dir, Some(self.run_dir.clone()))?;
+        args.job.no_gpus |= !self.gpus;
         // An explicit rank count may exceed the cores.
-        words.push("--oversubscribe".into());
-        words.extend(self.options.iter().map(OsString::from));
-        words.extend(split_options(self.user_options)?);
-        words.push("--".into());
-        words.push(std::env::current_exe().context("path of this program")?.into());
-        words.extend(std::env::args_os().skip(1));
+        args.job.oversubscribe = true;
+        args.command = own_command()?;
+        Ok(args)
+    }
+
+    /// The same for ranks that run this program with its own arguments, and with `--events` if rank
+    /// 0 reports events to this process.
+    pub fn launch_args(&self) -> Result<Box<LaunchArgs>> {
+        let mut args = self.options()?;
         // A process that the scheduler started as a rank becomes that rank, and has no parent to
         // report events to.
         let discovery = Discovery::run(&SourceArgs::default(), 0);
-        if !discovery.is_ok_and(|discovery| discovery.allocation.me.is_some()) {
-            words.push("--events".into());
+        if !discovery.is_ok_and(|discovery| discovery.allocation.this_rank.is_some()) {
+            args.command.push("--events".into());
         }
-        parse(words)
+        Ok(args)
     }
 }
 
-fn split_options(launch: Option<&str>) -> Result<Vec<OsString>> {
-    let words = shlex::split(launch.unwrap_or_default()).context("--launch: unclosed quote")?;
-    Ok(words.into_iter().map(OsString::from).collect())
+/// Has the ranks run a request that they receive through their channels. A process that the
+/// scheduler started as a rank becomes that rank instead and keeps its own arguments.
+pub fn set_request(args: &mut LaunchArgs, discovery: &Discovery, task: RankTask) -> Result<()> {
+    if discovery.allocation.this_rank.is_some() {
+        return Ok(());
+    }
+    let machine = (!discovery.needs_agents()).then(|| Json(discovery.machines[0].clone()));
+    let request = RankRequest { task, command_line: rank_worker::command_line(), machine };
+    args.rank_input = Some(channel::encode(&request)?.into());
+    args.command = vec![program()?, "rank-worker".into()];
+    Ok(())
 }
 
-fn parse(words: Vec<OsString>) -> Result<Box<LaunchArgs>> {
-    match Cli::try_parse_from(words).map(|cli| cli.command) {
-        Ok(Command::Launch(args)) => Ok(args),
+/// This program with its own arguments.
+fn own_command() -> Result<Vec<OsString>> {
+    Ok([program()?].into_iter().chain(std::env::args_os().skip(1)).collect())
+}
+
+fn program() -> Result<OsString> {
+    Ok(std::env::current_exe().context("path of this program")?.into())
+}
+
+/// Sets an option that the user must not give again in `--launch`.
+fn merge<T>(name: &str, option: &mut Option<T>, value: Option<T>) -> Result<()> {
+    if option.is_some() && value.is_some() {
+        bail!("--launch: {name} is already set by this command");
+    }
+    *option = option.take().or(value);
+    Ok(())
+}
+
+/// Parses the user's options for `regatta launch`.
+fn parse_user_options(launch: Option<&str>) -> Result<Box<LaunchArgs>> {
+    let options = shlex::split(launch.unwrap_or_default()).context("--launch: unclosed quote")?;
+    let words = ["regatta", "launch"].map(str::to_owned).into_iter().chain(options);
+    match Cli::try_parse_from(words.chain(["--", "regatta"].map(str::to_owned))) {
+        Ok(Cli { command: Command::Launch(args) }) if args.command.len() == 1 => Ok(args),
         Ok(_) => bail!("--launch accepts only options of `regatta launch`"),
         Err(error) => {
             let error = error.to_string();
@@ -103,17 +126,39 @@ fn parse(words: Vec<OsString>) -> Result<Box<LaunchArgs>> {
 
 /// Whether the user's options for `regatta launch` set the number of ranks or the nodes.
 pub fn sets_rank_count(launch: Option<&str>) -> Result<bool> {
-    let mut words: Vec<OsString> = ["regatta", "launch"].map(OsString::from).to_vec();
-    words.extend(split_options(launch)?);
-    words.extend(["--".into(), "regatta".into()]);
-    let LaunchArgs { source, job, .. } = *parse(words)?;
+    Ok(has_rank_count(&*parse_user_options(launch)?))
+}
+
+/// Whether the number of ranks or the nodes are set.
+pub fn has_rank_count(LaunchArgs { source, job, .. }: &LaunchArgs) -> bool {
     let nodes = source.nodes.is_some() || source.hostfile.is_some();
-    Ok(nodes || job.ranks.is_some() || job.ranks_per_node.is_some())
+    nodes || job.ranks.is_some() || job.ranks_per_node.is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn user_options_complete_the_request_and_must_not_repeat_it() {
+        let request = |user_options| LaunchRequest {
+            nodes: Some(2),
+            run_dir: "run".into(),
+            user_options,
+            ..LaunchRequest::default()
+        };
+        let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
+        assert_eq!((args.source.nodes, args.grace), (Some(2), 1));
+        assert_eq!(args.source.hostfile.as_deref(), Some(Path::new("a b")));
+        assert!(args.job.no_gpus && args.job.oversubscribe);
+        for twice in ["-N 2", "--run-dir other"] {
+            let error = request(Some(twice)).options().unwrap_err().to_string();
+            assert!(error.contains("already set"), "{error}");
+        }
+        for invalid in ["--bogus", "'", "-- other"] {
+            assert!(request(Some(invalid)).options().is_err(), "{invalid}");
+        }
+    }
 
     #[test]
     fn options_for_ranks_or_nodes_set_the_rank_count() {

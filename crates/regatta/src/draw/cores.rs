@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{Core, CpuSet, Layout, Machine, units};
+use regatta_model::{Core, CpuSet, Machine, NodeLayout, units};
 
 use super::scene::{CoreState, CoreView, Devices, GroupView, NodeView, PackageView};
 
 /// The sockets with their cores, without devices.
-pub fn packages(machine: &Machine, layout: &Layout) -> Vec<PackageView> {
+pub fn packages(machine: &Machine, layout: &NodeLayout) -> Vec<PackageView> {
     let owners = owners(layout);
-    let usable = machine.usable.by_job();
+    let usable = machine.usable.job_cpus();
     let mut sorted: BTreeMap<u32, BTreeMap<Option<u32>, Vec<&Core>>> = BTreeMap::new();
     for core in &machine.cores {
         let nodes = sorted.entry(core.package).or_default();
@@ -69,7 +69,7 @@ fn node(machine: &Machine, socket: Option<u32>, numa: Option<u32>) -> NodeView {
     NodeView {
         numa,
         label,
-        memory: (bytes > 0).then(|| units::bytes(bytes)),
+        memory: (bytes > 0).then(|| units::format_bytes(bytes)),
         groups: Vec::new(),
         devices: Devices::default(),
     }
@@ -87,7 +87,7 @@ fn groups(machine: &Machine, cores: &[&Core], view: &impl Fn(&Core) -> CoreView)
             let cache = machine.l3.iter().find(|g| Some(g.id) == l3);
             GroupView {
                 label: l3.map_or_else(|| "cores".to_owned(), |id| format!("L3 {id}")),
-                size: cache.and_then(|g| g.size_bytes).map(units::bytes),
+                size: cache.and_then(|g| g.size_bytes).map(units::format_bytes),
                 cores,
             }
         })
@@ -95,7 +95,7 @@ fn groups(machine: &Machine, cores: &[&Core], view: &impl Fn(&Core) -> CoreView)
 }
 
 /// The local ranks bound to each CPU.
-fn owners(layout: &Layout) -> BTreeMap<usize, Vec<u32>> {
+fn owners(layout: &NodeLayout) -> BTreeMap<usize, Vec<u32>> {
     let mut owners: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
     for rank in &layout.ranks {
         for cpu in rank.cpus.iter() {
@@ -108,7 +108,7 @@ fn owners(layout: &Layout) -> BTreeMap<usize, Vec<u32>> {
 fn core_view(
     core: &Core,
     owners: &BTreeMap<usize, Vec<u32>>,
-    layout: &Layout,
+    layout: &NodeLayout,
     usable: &CpuSet,
 ) -> CoreView {
     let used: Vec<&Vec<u32>> = core.cpus.iter().filter_map(|cpu| owners.get(&cpu)).collect();

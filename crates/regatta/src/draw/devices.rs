@@ -1,9 +1,9 @@
 //! The devices and ranks of a scene, as text.
 
-use regatta_model::{Gpu, Layout, LinkState, MemoryPolicy, Nic, NicKind, PlacedRank, units};
+use regatta_model::{Gpu, LinkState, MemoryPolicy, Nic, NicKind, NodeLayout, PlacedRank, units};
 
 use super::scene::{Devices, GpuView, NicView, RankView};
-use super::text::{format_ranges, plural, sanitize, short_gpu_name, short_pci};
+use super::text::{format_ranges, sanitize, short_gpu_name, short_pci};
 
 /// Maximum number of unused NICs shown in full per NUMA node.
 const UNUSED_NICS_SHOWN: usize = 4;
@@ -23,19 +23,19 @@ impl Devices {
 }
 
 /// A GPU with its ranks.
-pub fn gpu(gpu: &Gpu, layout: &Layout) -> GpuView {
+pub fn gpu(gpu: &Gpu, layout: &NodeLayout) -> GpuView {
     let name = sanitize(&gpu.name);
     GpuView {
         index: gpu.index,
         name: short_gpu_name(&name, gpu.memory_bytes.is_some()).to_owned(),
-        memory: gpu.memory_bytes.map(units::bytes),
+        memory: gpu.memory_bytes.map(units::format_bytes),
         pci: gpu.pci.as_deref().map(|p| short_pci(&sanitize(p)).to_owned()),
         ranks: ranks(layout, |r| r.gpus.contains(&gpu.index)),
     }
 }
 
 /// A NIC with its ranks.
-pub fn nic(nic: &Nic, layout: &Layout) -> NicView {
+pub fn nic(nic: &Nic, layout: &NodeLayout) -> NicView {
     NicView {
         name: sanitize(&nic.name),
         kind: match nic.kind {
@@ -45,7 +45,7 @@ pub fn nic(nic: &Nic, layout: &Layout) -> NicView {
             NicKind::Ethernet => "Ethernet",
             NicKind::Virtual => "virtual",
         },
-        speed: nic.speed_mbit.map(units::megabits_per_second),
+        speed: nic.speed_mbit.map(units::format_mbit_per_s),
         state: match nic.state {
             LinkState::Up => "up",
             LinkState::Down => "DOWN",
@@ -55,7 +55,7 @@ pub fn nic(nic: &Nic, layout: &Layout) -> NicView {
     }
 }
 
-fn ranks(layout: &Layout, has: impl Fn(&PlacedRank) -> bool) -> Vec<u32> {
+fn ranks(layout: &NodeLayout, has: impl Fn(&PlacedRank) -> bool) -> Vec<u32> {
     layout.ranks.iter().filter(|r| has(r)).map(|r| r.local_rank).collect()
 }
 
@@ -69,7 +69,7 @@ pub fn rank(rank: &PlacedRank) -> RankView {
         resources.push(format!("CPUs {}", rank.cpus));
     }
     resources.extend(rank.nic.as_deref().map(sanitize));
-    resources.push(plural(rank.omp_num_threads as usize, "thread"));
+    resources.push(units::pluralize(rank.omp_num_threads as usize, "thread"));
     match &rank.memory {
         MemoryPolicy::Prefer(nodes) => {
             resources.push(format!("memory NUMA {}", format_ranges(nodes)))
@@ -77,7 +77,7 @@ pub fn rank(rank: &PlacedRank) -> RankView {
         MemoryPolicy::Bind(nodes) => {
             resources.push(format!("memory NUMA {} only", format_ranges(nodes)))
         }
-        MemoryPolicy::System => {}
+        MemoryPolicy::Default => {}
     }
     let why = &rank.reasons;
     let reasons = [&why.gpu, &why.cpus, &why.memory, &why.nic, &why.threads];

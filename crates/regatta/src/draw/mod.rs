@@ -22,7 +22,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use regatta_model::{Layout, Machine};
+use regatta_model::{Machine, NodeLayout};
 
 /// Capabilities of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +36,11 @@ pub struct TerminalOptions {
 }
 
 /// Draws the node for a terminal.
-pub fn terminal(machine: &Machine, layout: &Layout, options: TerminalOptions) -> String {
+pub fn terminal(machine: &Machine, layout: &NodeLayout, options: TerminalOptions) -> String {
     terminal::draw(&scene::Scene::new(machine, layout), options)
 }
 
 /// Draws the node as a self-contained SVG document.
-pub fn svg(machine: &Machine, layout: &Layout, title: &str) -> String {
+pub fn svg(machine: &Machine, layout: &NodeLayout, title: &str) -> String {
     svg::draw(&scene::Scene::new(machine, layout), title)
 }

@@ -2,29 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use regatta_model::{GpuLink, Layout, LinkKind, Machine, NicKind, NumaNode, units};
-
-use super::text::plural;
+use regatta_model::{GpuLink, LinkKind, Machine, NicKind, NodeLayout, NumaNode, units};
 
 /// Maximum number of links listed individually.
 const MAX_PAIRS: usize = 24;
 
 /// Numbers of cores, devices and ranks.
-pub fn counts(machine: &Machine, layout: &Layout) -> Vec<String> {
+pub fn counts(machine: &Machine, layout: &NodeLayout) -> Vec<String> {
     let mut counts: Vec<String> = Vec::new();
     let threads = match machine.threads_per_core() {
         1 => String::new(),
         n => format!(" with {n} threads"),
     };
-    counts.push(format!("{}{threads}", plural(machine.cores.len(), "core")));
+    counts.push(format!("{}{threads}", units::pluralize(machine.cores.len(), "core")));
     if !machine.gpus.is_empty() {
-        counts.push(plural(machine.gpus.len(), "GPU"));
+        counts.push(units::pluralize(machine.gpus.len(), "GPU"));
     }
     let nics = machine.nics.iter().filter(|n| n.kind != NicKind::Virtual).count();
     if nics > 0 {
-        counts.push(plural(nics, "NIC"));
+        counts.push(units::pluralize(nics, "NIC"));
     }
-    counts.push(plural(layout.ranks.len(), "rank"));
+    counts.push(units::pluralize(layout.ranks.len(), "rank"));
     counts
 }
 
@@ -93,14 +91,15 @@ fn memory(machine: &Machine) -> Option<String> {
     let same_size = bare.iter().all(|n| n.memory_bytes == first.memory_bytes);
     let texts: Vec<String> = match same_size {
         true => bare.iter().map(|n| n.id.to_string()).collect(),
-        false => {
-            bare.iter().map(|n| format!("{} ({})", n.id, units::bytes(n.memory_bytes))).collect()
-        }
+        false => bare
+            .iter()
+            .map(|n| format!("{} ({})", n.id, units::format_bytes(n.memory_bytes)))
+            .collect(),
     };
     let size = match (same_size, bare.len()) {
         (false, _) => String::new(),
-        (true, 1) => format!(" ({})", units::bytes(first.memory_bytes)),
-        (true, _) => format!(" ({} each)", units::bytes(first.memory_bytes)),
+        (true, 1) => format!(" ({})", units::format_bytes(first.memory_bytes)),
+        (true, _) => format!(" ({} each)", units::format_bytes(first.memory_bytes)),
     };
     Some(format!("Memory without cores: NUMA {}{size}", texts.join(", ")))
 }

@@ -1,8 +1,9 @@
 //! Machines and layouts for the tests.
 
 use regatta_model::{
-    Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, L3Group, Layout, LinkKind, LinkState, Machine,
-    MemoryPolicy, Nic, NicKind, NumaNode, Package, PlacedRank, Reasons, Usable, Visibility,
+    Core, CpuSet, Distance, Gpu, GpuLink, GpuVendor, GpuVisibility, L3Group, LinkKind, LinkState,
+    Machine, MemoryPolicy, Nic, NicKind, NodeLayout, NumaNode, Package, PlacedRank,
+    PlacementReasons, UsableResources,
 };
 
 /// Sockets, NUMA nodes per socket, L3 caches per NUMA node, cores per L3 cache, threads per core.
@@ -39,7 +40,10 @@ pub fn machine(host: &str, counts: CpuCounts, node_gib: u64) -> Machine {
     let l3 = (0..(sockets * nodes * groups) as u32)
         .map(|id| L3Group { id, cpus: cpus(&|c| c.l3 == Some(id)), size_bytes: Some(32 << 20) })
         .collect();
-    let usable = Usable { online: CpuSet::range(0, total * threads - 1), ..Usable::default() };
+    let usable = UsableResources {
+        online: CpuSet::range(0, total * threads - 1),
+        ..UsableResources::default()
+    };
     Machine { packages, numa, l3, usable, ..machine }
 }
 
@@ -83,23 +87,23 @@ pub fn rank(local_rank: u32, cpus: CpuSet, gpu: Option<u32>, nic: Option<&str>) 
         omp_num_threads: cpus.len() as u32,
         cpus,
         numa: Vec::new(),
-        memory: MemoryPolicy::System,
+        memory: MemoryPolicy::Default,
         nic: nic.map(str::to_owned),
-        visibility: Visibility::All,
-        reasons: Reasons {
+        visibility: GpuVisibility::All,
+        reasons: PlacementReasons {
             gpu: format!("local rank {local_rank} takes device {local_rank}"),
             cpus: "these cores are nearest to it".to_owned(),
-            ..Reasons::default()
+            ..PlacementReasons::default()
         },
     }
 }
 
 /// A layout in which all other CPUs are idle.
-pub fn layout(machine: &Machine, ranks: Vec<PlacedRank>, reserved: &str) -> Layout {
+pub fn layout(machine: &Machine, ranks: Vec<PlacedRank>, reserved: &str) -> NodeLayout {
     let reserved: CpuSet = reserved.parse().unwrap();
     let taken = ranks.iter().fold(reserved.clone(), |s, r| s.union(&r.cpus));
-    let idle = machine.usable.by_job().difference(&taken);
-    Layout { machine: machine.host.clone(), ranks, reserved, idle }
+    let idle = machine.usable.job_cpus().difference(&taken);
+    NodeLayout { machine: machine.host.clone(), ranks, reserved, idle }
 }
 
 fn cpus(list: &str) -> CpuSet {
@@ -107,7 +111,7 @@ fn cpus(list: &str) -> CpuSet {
 }
 
 /// Eight GCDs, not in the order of the cores; the first core of each L3 reserved.
-pub fn lumi() -> (Machine, Layout) {
+pub fn lumi() -> (Machine, NodeLayout) {
     let mut m = machine("nid005001", (1, 4, 2, 8, 2), 128);
     m.cpu_model = Some("AMD EPYC 7A53 64-Core Processor".to_owned());
     for (i, numa) in [3, 1, 0, 2].into_iter().enumerate() {
@@ -137,7 +141,7 @@ pub fn lumi() -> (Machine, Layout) {
 }
 
 /// A virtual machine: two cores, one NIC of unknown locality.
-pub fn vm() -> (Machine, Layout) {
+pub fn vm() -> (Machine, NodeLayout) {
     let mut m = machine("vm", (1, 1, 1, 2, 1), 8);
     add_nic(&mut m, "eth0", NicKind::Ethernet, None, 0);
     add_nic(&mut m, "docker0", NicKind::Virtual, None, 0);
@@ -146,7 +150,7 @@ pub fn vm() -> (Machine, Layout) {
 }
 
 /// Four GH200: 72 cores per L3, GPU memory in NUMA nodes without cores.
-pub fn gh200() -> (Machine, Layout) {
+pub fn gh200() -> (Machine, NodeLayout) {
     let mut m = machine("nid007777", (4, 1, 1, 72, 1), 120);
     for i in 0..4 {
         add_nic(&mut m, &format!("hsn{i}"), NicKind::Slingshot, Some(i), 200);
@@ -173,7 +177,7 @@ pub fn gh200() -> (Machine, Layout) {
 }
 
 /// Two sockets of 52 cores, twelve tiles, eight NICs, one rank per tile.
-pub fn aurora() -> (Machine, Layout) {
+pub fn aurora() -> (Machine, NodeLayout) {
     let mut m = machine("x4102c5s2b0n0", (2, 1, 1, 52, 2), 512);
     m.cpu_model = Some("Intel(R) Xeon(R) CPU Max 9470C".to_owned());
     for i in 0..8 {
@@ -199,7 +203,7 @@ pub fn aurora() -> (Machine, Layout) {
 
 /// Two sockets of 56 cores, eight GPUs; the job's cpuset covers a quarter of the CPUs, and ranks share
 /// GPUs and cores.
-pub fn part_of_dgx() -> (Machine, Layout) {
+pub fn part_of_dgx() -> (Machine, NodeLayout) {
     let mut m = machine("dgx-01", (2, 1, 1, 56, 2), 1024);
     for i in 0..8 {
         add_nic(&mut m, &format!("mlx5_{i}"), NicKind::InfiniBand, Some(i / 4), 400);

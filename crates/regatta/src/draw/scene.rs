@@ -1,7 +1,7 @@
 //! The content of a drawing, independent of its format: sockets, NUMA nodes, cores with their ranks,
 //! and devices.
 
-use regatta_model::{CpuSet, Layout, Machine, NicKind};
+use regatta_model::{CpuSet, Machine, NicKind, NodeLayout};
 
 use super::text::sanitize;
 use super::{cores, devices, notes};
@@ -147,7 +147,7 @@ pub struct RankView {
 
 impl Scene {
     /// Builds the scene of a node.
-    pub fn new(machine: &Machine, layout: &Layout) -> Self {
+    pub fn new(machine: &Machine, layout: &NodeLayout) -> Self {
         let mut packages = cores::packages(machine, layout);
         let mut unknown_locality = Devices::default();
         for gpu in &machine.gpus {

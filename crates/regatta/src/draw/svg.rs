@@ -2,12 +2,13 @@
 //! GPU to its rank's NIC, and a legend.
 
 use regatta_model::CpuSet;
+use regatta_model::text::escape_xml;
 
 use super::grid::{columns, row_length};
 use super::palette;
 use super::scene::{CoreState, Devices, GroupView, NodeView, Scene};
 use super::svg_tiles::{self, CARD, CARD_GAP, CARD_MAX, CARD_MIN, PITCH, TILE};
-use super::svg_writer::{Rect, SvgWriter, escape, fill, round, style};
+use super::svg_writer::{Rect, SvgWriter, fill, round, style};
 use super::text::{sanitize, wrap};
 
 /// Page margin.
@@ -90,8 +91,8 @@ fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> Strin
          width=\"{width}\" height=\"{height}\" role=\"img\" aria-labelledby=\"title desc\">\n\
          <title id=\"title\">{}</title>\n<desc id=\"desc\">{}</desc>\n<style>\n{}</style>\n\
          {}{}{}{}</svg>\n",
-        escape(&sanitize(title)),
-        escape(&about.join("\n")),
+        escape_xml(&sanitize(title)),
+        escape_xml(&about.join("\n")),
         style(),
         page.out,
         drawing.boxes.out,

@@ -1,7 +1,9 @@
 //! Tiles and cards of the SVG: cores, GPUs, NICs.
 
+use regatta_model::text::escape_xml;
+
 use super::scene::{CoreState, CoreView, GpuView, NicView, RankView};
-use super::svg_writer::{Rect, SvgWriter, escape, round};
+use super::svg_writer::{Rect, SvgWriter, round};
 use super::text::format_ranges;
 
 /// Side of a core's tile.
@@ -21,7 +23,7 @@ const RADIUS: f64 = 4.0;
 
 /// A core's tile with its tooltip.
 pub fn core(svg: &mut SvgWriter, x: f64, y: f64, core: &CoreView, ranks: &[RankView]) {
-    let attributes = format!(" data-core=\"{}\"", escape(&core.cpus.to_string()));
+    let attributes = format!(" data-core=\"{}\"", escape_xml(&core.cpus.to_string()));
     svg.open(&attributes, &core_tip(core, ranks));
     let area = Rect { x, y, w: TILE, h: TILE };
     let (middle, base) = (x + TILE / 2.0, y + TILE / 2.0 + 4.0);

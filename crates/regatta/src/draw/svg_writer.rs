@@ -1,5 +1,7 @@
 //! SVG elements with escaped text, and the style sheet.
 
+use regatta_model::text::escape_xml;
+
 use super::palette::{self, PALETTE};
 use super::text::{sanitize, truncate};
 
@@ -23,22 +25,6 @@ pub struct Rect {
     pub h: f64,
 }
 
-/// Escapes text for an element or an attribute.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
 /// Characters that fit in `width` at a font size, by the mean width of a sans-serif font.
 pub fn chars_in(width: f64, size: f64) -> usize {
     (width / (size * 0.54)).max(0.0) as usize
@@ -47,7 +33,7 @@ pub fn chars_in(width: f64, size: f64) -> usize {
 impl SvgWriter {
     /// Adds a line of untrusted text.
     pub fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        let text = escape(&sanitize(text));
+        let text = escape_xml(&sanitize(text));
         self.out.push_str(&format!("<text x=\"{x}\" y=\"{y}\" class=\"{class}\">{text}</text>\n"));
     }
 
@@ -91,7 +77,7 @@ impl SvgWriter {
 
     /// Opens a group with a tooltip.
     pub fn open(&mut self, attributes: &str, tip: &[String]) {
-        let lines: Vec<String> = tip.iter().map(|line| escape(&sanitize(line))).collect();
+        let lines: Vec<String> = tip.iter().map(|line| escape_xml(&sanitize(line))).collect();
         self.out.push_str(&format!("<g{attributes}><title>{}</title>\n", lines.join("\n")));
     }
 
@@ -150,11 +136,6 @@ pub fn style() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn special_characters_are_escaped() {
-        assert_eq!(escape("<&\"'>"), "&lt;&amp;&quot;&#39;&gt;");
-    }
 
     #[test]
     fn stripes_cover_the_width() {

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use regatta_model::{CpuSet, Layout, LinkState, Machine, NicKind};
+use regatta_model::{CpuSet, LinkState, Machine, NicKind, NodeLayout};
 
 use super::samples;
 use super::scene::{CoreState, Scene};
 use super::{TerminalOptions, svg, terminal};
 
-type Sample = (&'static str, fn() -> (Machine, Layout));
+type Sample = (&'static str, fn() -> (Machine, NodeLayout));
 
 const SAMPLES: [Sample; 5] = [
     ("lumi", samples::lumi),
@@ -127,9 +127,9 @@ fn svg_is_self_contained_and_accessible() {
 
 #[test]
 fn empty_machine_is_drawn() {
-    let text = terminal(&Machine::default(), &Layout::default(), options(0));
+    let text = terminal(&Machine::default(), &NodeLayout::default(), options(0));
     assert!(text.contains("0 cores"));
-    roxmltree::Document::parse(&svg(&Machine::default(), &Layout::default(), "")).unwrap();
+    roxmltree::Document::parse(&svg(&Machine::default(), &NodeLayout::default(), "")).unwrap();
 }
 
 fn assert_widths(text: &str, width: usize) {
@@ -181,7 +181,7 @@ prop_compose! {
         reserved in proptest::collection::vec(0usize..600, 0..9),
         cgroup in proptest::option::of(0usize..600),
         no_l3 in any::<bool>(),
-    ) -> (Machine, Layout) {
+    ) -> (Machine, NodeLayout) {
         let mut machine = samples::machine("host", shape, 64);
         // Some devices are on missing NUMA nodes, some on none.
         let numa_of = |n: u32| (n < 7).then_some(n);

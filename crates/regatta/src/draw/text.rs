@@ -55,11 +55,6 @@ pub fn format_ranges(numbers: &[u32]) -> String {
     numbers.iter().map(|&n| n as usize).collect::<CpuSet>().to_string()
 }
 
-/// `1 thread`, `7 threads`.
-pub fn plural(n: usize, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
-}
-
 /// GPU name without vendor, and without memory size if that is shown separately:
 /// `NVIDIA H100 80GB HBM3` gives `H100`.
 pub fn short_gpu_name(name: &str, memory_shown: bool) -> &str {

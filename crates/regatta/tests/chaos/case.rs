@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use regatta_model::result::Ending;
+use regatta_model::result::RankExit;
 
 use crate::env_number;
 use crate::random::Random;
@@ -118,13 +118,13 @@ pub enum ExpectedOutcome {
     NoReport,
 }
 
-/// The first failure: a rank of this node, with this ending.
+/// The first failure: a rank of this node, with this exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpectedFailure {
     pub node: u32,
     /// `None`: any rank of the node.
     pub rank: Option<u32>,
-    pub ending: Ending,
+    pub exit: RankExit,
 }
 
 /// The scenarios; consecutive seeds cycle through them.
@@ -316,14 +316,16 @@ impl Case {
 
     fn expected_failure(&self, fault: Fault) -> ExpectedFailure {
         let rank =
-            |rank, ending| ExpectedFailure { node: self.node_of(rank), rank: Some(rank), ending };
+            |rank, exit| ExpectedFailure { node: self.node_of(rank), rank: Some(rank), exit };
         match fault {
-            Fault::Killed { rank: r } => rank(r, Ending::Signal(libc::SIGKILL)),
-            Fault::Exits { rank: r, code } => rank(r, Ending::Exit(code)),
+            Fault::Killed { rank: r } => rank(r, RankExit::Signal(libc::SIGKILL)),
+            Fault::Exits { rank: r, code } => rank(r, RankExit::Exit(code)),
             Fault::Agent { node, .. }
             | Fault::Cut { node }
             | Fault::Flap { node, .. }
-            | Fault::Crash { node } => ExpectedFailure { node, rank: None, ending: Ending::Lost },
+            | Fault::Crash { node } => {
+                ExpectedFailure { node, rank: None, exit: RankExit::NodeLost }
+            }
             Fault::Launcher { .. } | Fault::Term | Fault::Cancel => {
                 unreachable!("not a failure of a rank")
             }

@@ -7,16 +7,21 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use regatta_model::result::{Ending, RunResult};
+use regatta_model::result::{RankExit, RunResult};
 use regatta_model::{document, hostlist};
-use regatta_testbed::{Cluster, Output, run};
+use regatta_testbed::{Cluster, CommandOutput, run};
 
 use crate::case::{Case, Condition, ExpectedFailure, ExpectedOutcome, Fault, When};
 use crate::inject::wait_for;
 use crate::rank_script::{LINE, exit_message, greeting, line_count};
 
 /// Runs all checks; returns the first failure.
-pub fn check(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
+pub fn check(
+    cluster: &Cluster,
+    case: &Case,
+    run_dir: &Path,
+    out: &CommandOutput,
+) -> Result<(), String> {
     assert_no_leftovers(cluster)?;
     report(cluster, case, run_dir, out)?;
     logs(case, run_dir)
@@ -30,7 +35,7 @@ pub fn assert_no_leftovers(cluster: &Cluster) -> Result<(), String> {
         for host in cluster.nodes().iter().map(String::as_str).chain(["login"]) {
             let processes = cluster.processes(host).unwrap();
             left.extend(processes.into_iter().map(|p| format!("{host}: {}", p.command)));
-            let ports = cluster.listening(host).unwrap();
+            let ports = cluster.listening_ports(host).unwrap();
             left.extend(ports.into_iter().map(|p| format!("{host}: port {p}")));
         }
         left.is_empty().then_some(()).or_else(|| {
@@ -41,7 +46,12 @@ pub fn assert_no_leftovers(cluster: &Cluster) -> Result<(), String> {
     gone.map_err(|why| format!("{why}: {left:?}"))
 }
 
-fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Result<(), String> {
+fn report(
+    cluster: &Cluster,
+    case: &Case,
+    run_dir: &Path,
+    out: &CommandOutput,
+) -> Result<(), String> {
     let code = out.status.code();
     let killed = code.or_else(|| out.status.signal().map(|s| 128 + s)) == Some(128 + libc::SIGKILL);
     let text = read(cluster, case, &run_dir.join("result.json"));
@@ -67,8 +77,8 @@ fn report(cluster: &Cluster, case: &Case, run_dir: &Path, out: &Output) -> Resul
         }
         (ExpectedOutcome::Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
         (ExpectedOutcome::Signalled, Some(result)) => {
-            let expected = Ending::Signal(libc::SIGTERM).code();
-            let ok = result.code == expected && code == Some(expected.into());
+            let expected = RankExit::Signal(libc::SIGTERM).exit_code();
+            let ok = result.exit_code == expected && code == Some(expected.into());
             let ok = ok && result.failure.is_none() && result.reason.contains("TERM");
             ok.then_some(()).ok_or_else(|| format!("code {code:?}, {result:?}"))
         }
@@ -100,7 +110,7 @@ fn failed(
     case: &Case,
     expected: &[ExpectedFailure],
     result: &RunResult,
-    out: &Output,
+    out: &CommandOutput,
 ) -> Result<(), String> {
     let wrong = |what: &str| Err(format!("{what}; result {result:?}"));
     let Some(failure) = &result.failure else { return wrong("no failure reported") };
@@ -109,35 +119,35 @@ fn failed(
         let ranks = b
             .rank
             .map_or(b.node * case.ranks_per_node..(b.node + 1) * case.ranks_per_node, |r| r..r + 1);
-        failure.host == host(b.node) && ranks.contains(&failure.rank) && failure.ending == b.ending
+        failure.host == host(b.node) && ranks.contains(&failure.rank) && failure.exit == b.exit
     };
     let Some(failure_found) = expected.iter().find(right) else {
         return wrong(&format!("expected one of {expected:?}"));
     };
-    let code = failure_found.ending.code();
-    if result.code != code || out.status.code() != Some(code.into()) {
+    let code = failure_found.exit.exit_code();
+    if result.exit_code != code || out.status.code() != Some(code.into()) {
         return wrong(&format!("exit code {:?} instead of {code}", out.status.code()));
     }
     if !out.stderr.contains(&result.reason) || !result.reason.contains(host(failure_found.node)) {
         return wrong("the reason does not name the node, or is not on standard error");
     }
-    if result.endings.len() != case.ranks() as usize {
-        return wrong("the endings of some ranks are missing");
+    if result.rank_exits.len() != case.ranks() as usize {
+        return wrong("the exits of some ranks are missing");
     }
     let on_live_node = |rank: &u32| !case.is_lost(case.node_of(*rank));
-    match result.endings.iter().find(|(r, e)| on_live_node(r) && **e == Ending::Lost) {
+    match result.rank_exits.iter().find(|(r, e)| on_live_node(r) && **e == RankExit::NodeLost) {
         Some((rank, _)) => wrong(&format!("rank {rank} is reported lost, but its node is up")),
         None => Ok(()),
     }
 }
 
 /// Checks that all ranks succeeded and that incomplete logs are reported.
-fn succeeded(case: &Case, result: Option<&RunResult>, out: &Output) -> Result<(), String> {
+fn succeeded(case: &Case, result: Option<&RunResult>, out: &CommandOutput) -> Result<(), String> {
     let small = case.has(|t| matches!(t, Condition::SmallDisk { .. }));
     for condition in &case.conditions {
         let message = match condition {
-            Condition::FullLog { rank } => format!("rank-{rank}.out misses"),
-            Condition::SmallDisk { .. } => ".out misses".to_owned(),
+            Condition::FullLog { rank } => format!("log rank-{rank}.out is incomplete"),
+            Condition::SmallDisk { .. } => ".out is incomplete".to_owned(),
             _ => continue,
         };
         if !out.stderr.contains(&message) {
@@ -146,7 +156,9 @@ fn succeeded(case: &Case, result: Option<&RunResult>, out: &Output) -> Result<()
     }
     match result {
         Some(r)
-            if r.code == 0 && r.failure.is_none() && r.endings.values().all(|e| e.is_good()) =>
+            if r.exit_code == 0
+                && r.failure.is_none()
+                && r.rank_exits.values().all(|e| e.is_success()) =>
         {
             Ok(())
         }

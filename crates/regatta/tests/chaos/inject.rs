@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use regatta_testbed::{Cluster, Process, run};
+use regatta_testbed::{Cluster, HostProcess, run};
 
 use crate::REGATTA;
 use crate::case::{Case, Fault, ProcessRole};
@@ -40,11 +40,11 @@ pub fn inject(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Re
         Fault::Launcher { role } => kill(cluster, "login", "launch", role, 9)?,
         Fault::Term => kill(cluster, "login", "launch", ProcessRole::Reaper, 15)?,
         Fault::Cancel => drop(run(&mut cluster.login("scancel", ["--user=root"])).unwrap()),
-        Fault::Cut { node } => cluster.cut(&host(node)).unwrap(),
+        Fault::Cut { node } => cluster.disconnect(&host(node)).unwrap(),
         Fault::Flap { node, ms } => {
-            cluster.cut(&host(node)).unwrap();
+            cluster.disconnect(&host(node)).unwrap();
             std::thread::sleep(Duration::from_millis(ms.into()));
-            cluster.mend(&host(node)).unwrap();
+            cluster.heal(&host(node)).unwrap();
         }
         Fault::Crash { node } => cluster.crash(&host(node)).unwrap(),
     }
@@ -69,9 +69,10 @@ fn kill(
 }
 
 /// PIDs of a command: the worker is a child of the reaper.
-fn pids(processes: &[Process], command: &str, role: ProcessRole) -> Option<Vec<u32>> {
+fn pids(processes: &[HostProcess], command: &str, role: ProcessRole) -> Option<Vec<u32>> {
     let start = format!("{REGATTA} {command} ");
-    let ours: Vec<&Process> = processes.iter().filter(|p| p.command.starts_with(&start)).collect();
+    let ours: Vec<&HostProcess> =
+        processes.iter().filter(|p| p.command.starts_with(&start)).collect();
     let reaper = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
     let worker = ours.iter().find(|p| p.parent == reaper).map(|p| p.pid);
     match role {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
 
 use crate::check::assert_no_leftovers;
 use crate::inject::wait_for;
@@ -25,7 +25,7 @@ fn run_job(
     (nodes, options): (usize, &[&str]),
     (folder, script): (&Path, &str),
     inject: impl FnOnce(),
-) -> Output {
+) -> CommandOutput {
     let quick = ["--fan-out", "2", "--heartbeat-timeout", "2", "--grace", "1"];
     let mut command = shell_job(cluster, nodes, folder, &[&quick, options].concat(), script);
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn all_ranks_are_restarted_on_the_same_nodes() {
         assert_eq!(outputs(&folder, attempt, 2), expected);
     }
     let result = run_result(&folder).unwrap();
-    assert_eq!((result.restarts, result.code, result.failure), (2, 0, None));
+    assert_eq!((result.restarts, result.exit_code, result.failure), (2, 0, None));
     assert_no_leftovers(&cluster).unwrap();
 }
 
@@ -122,7 +122,7 @@ fn job_ends_when_too_few_nodes_are_left() {
     let options: &[&str] = &["--max-restarts", "5", "--ranks-per-node", "1"];
     let out = run_job(&cluster, (2, options), (&folder, &script), || {
         wait_for_ranks(&folder, 2);
-        cluster.cut("node2").unwrap();
+        cluster.disconnect("node2").unwrap();
     });
     assert_eq!(out.status.code(), Some(137), "{}", out.stderr);
     assert!(out.stderr.contains("not restarting"), "{}", out.stderr);

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use regatta_testbed::{Cluster, Output, cluster_or_skip, run, run_within};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_within};
 
 use crate::case::{AgentLauncher, Case, Condition, Fault, HEARTBEAT_TIMEOUT, SCENARIO_COUNT, When};
 use crate::check::check;
@@ -92,7 +92,7 @@ fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
     checked.map_err(|why| format!("{why}\n{}", diagnostics(&out, &run_dir)))
 }
 
-fn diagnostics(out: &Output, run_dir: &Path) -> String {
+fn diagnostics(out: &CommandOutput, run_dir: &Path) -> String {
     let events = std::fs::read_to_string(run_dir.join("events.jsonl")).unwrap_or_default();
     format!("{:?}\nstderr: {}\nevents: {events}", out.status, out.stderr)
 }
@@ -105,7 +105,7 @@ fn prepare(cluster: &Cluster, case: &Case, run_dir: &Path) {
                 std::os::unix::fs::symlink("/dev/full", log).unwrap();
             }
             Condition::SmallDisk { kib } => {
-                cluster.small_disk("login", run_dir, u64::from(kib) << 10).unwrap();
+                cluster.limit_disk("login", run_dir, u64::from(kib) << 10).unwrap();
             }
             _ => {}
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use regatta_testbed::{Cluster, Output, cluster_or_skip, or_skip, run_within};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, or_skip, run_within};
 
 use crate::REGATTA;
 use crate::check::assert_no_leftovers;
@@ -51,7 +51,7 @@ fn secret_file_is_private_and_removed_after_bootstrap() {
     let path = format!("{}:{}", path_arg(&bin), std::env::var("PATH").unwrap());
     let mut command = cluster.launcher(&words[0], &words[1..]);
     command.env("PATH", path);
-    command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", cluster.ssh());
+    command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", cluster.ssh_shim());
     assert_not_leaked(&cluster, &folder, &mut command, &[folder.join("run/boot")]);
 }
 
@@ -90,7 +90,7 @@ fn assert_not_leaked(cluster: &Cluster, folder: &Path, command: &mut Command, fi
     assert_no_leftovers(cluster).unwrap();
 }
 
-fn contains(out: &Output, secret: &str) -> bool {
+fn contains(out: &CommandOutput, secret: &str) -> bool {
     out.stdout.contains(secret) || out.stderr.contains(secret)
 }
 

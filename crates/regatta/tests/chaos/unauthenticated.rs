@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use regatta_launch::fleet::boot::{Boot, Times};
+use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
 use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
 use regatta_wire::secret::Secret;
 
@@ -58,12 +58,16 @@ fn unauthenticated_peers_are_rejected_and_reported_once() {
 }
 
 /// The reported reason of each kind.
-const REASONS: [&str; 4] =
-    ["has not the secret", "speaks version 77", "is no regatta", "did not prove in time"];
+const REASONS: [&str; 4] = [
+    "the peer does not have this job's secret",
+    "the peer uses version 77",
+    "the peer is not a regatta process",
+    "the peer did not authenticate in time",
+];
 
 /// Opens all kinds of invalid connections from a node outside the job.
 fn connect_unauthenticated(cluster: &Cluster, folder: &Path) {
-    let ports = cluster.listening("login").unwrap();
+    let ports = cluster.listening_ports("login").unwrap();
     assert_eq!(ports.len(), 1, "{ports:?}");
     let port = ports[0].to_string();
     let from_node = |script: &str, bytes: &str| {
@@ -90,13 +94,22 @@ fn connect_unauthenticated(cluster: &Cluster, folder: &Path) {
 /// An agent of another job with this job's address.
 fn foreign_agent(cluster: &Cluster, folder: &Path, port: u16) {
     let second = Duration::from_secs(1);
-    let times = Times { grace: second, join: second, lost_after: second };
+    let timeouts = JobTimeouts { grace: second, join: second, lost_after: second };
     let login: IpAddr = "10.77.0.254".parse().unwrap();
     let root = vec![SocketAddr::new(login, port)];
     let hosts = ["node4".to_owned()];
     let marker = PathBuf::from("/nowhere");
     let secret = Secret::generate().unwrap();
-    let boot = Boot::new("other", &secret, &hosts, (2, times), (root, vec![]), marker);
+    let boot = Bootstrap::new(BootstrapParams {
+        run: "other",
+        secret: &secret,
+        hosts: &hosts,
+        fan_out: 2,
+        timeouts,
+        root,
+        ports: vec![],
+        marker,
+    });
     let file = folder.join("foreign");
     std::fs::write(&file, boot.to_text().unwrap()).unwrap();
     let words = ["agent", "--boot", &path_arg(&file)];

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use regatta_launch::slurm::whole_gres;
-use regatta_launch::started::{Started, output_of};
-use regatta_launch::starter::{Agents, Invocation, Starter};
+use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
+use regatta_launch::agent_launcher::handle::{LauncherHandle, output_of};
+use regatta_launch::slurm::full_node_gres;
 use regatta_model::{CpuSet, hostlist};
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 
@@ -52,43 +52,43 @@ fn starts_agents() {
     let Ok(folder) = std::env::var(FOLDER).map(PathBuf::from) else { return };
     let var = |name: &str| std::env::var(name).unwrap_or_default();
     let starter = match var(STARTER).as_str() {
-        "srun" => Starter::Srun,
-        "hydra" => Starter::Hydra,
-        "openmpi" => Starter::OpenMpi,
-        "ssh" => Starter::Ssh,
+        "srun" => AgentLauncher::Srun,
+        "hydra" => AgentLauncher::Hydra,
+        "openmpi" => AgentLauncher::OpenMpi,
+        "ssh" => AgentLauncher::Ssh,
         other => panic!("no starter {other}"),
     };
     let hosts = hostlist::expand(&var(HOSTS)).unwrap();
     let job = var("SLURM_JOB_ID");
     let scontrol = output_of("scontrol", &["show", "job", "-d", &job], LIMIT).unwrap_or_default();
     let boot_file = folder.join("boot");
-    let agents = Agents {
+    let agents = LaunchSpec {
         hosts: &hosts,
         program: &folder.join("agent"),
-        boot_file: (!starter.boots_by_stdin()).then_some(&boot_file),
+        bootstrap_file: (!starter.bootstraps_via_stdin()).then_some(&boot_file),
         ssh: &[var(SSH)],
-        gres: &whole_gres(&scontrol, &hosts),
+        gres: &full_node_gres(&scontrol, &hosts),
     };
-    let mut all = starter.invocations(&agents).unwrap();
+    let mut all = starter.commands(&agents).unwrap();
     all.iter_mut().for_each(select_mpiexec);
     let count = all.len();
-    let mut started = Started::spawn(all, SECRET, &hosts).unwrap();
+    let mut started = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
     if folder.join("stay").exists() {
         wait(|| agent_files(&folder).len() == hosts.len());
-        started.end(&[], Duration::ZERO, Duration::from_secs(10));
+        started.shutdown(&[], Duration::ZERO, Duration::from_secs(10));
         return;
     }
     let mut ended = Vec::new();
     wait(|| {
-        ended.extend(started.ended());
+        ended.extend(started.take_exited());
         ended.len() == count
     });
-    let output: Vec<_> = (0..hosts.len()).map(|host| started.said(host)).collect();
+    let output: Vec<_> = (0..hosts.len()).map(|host| started.output_tail(host)).collect();
     std::fs::write(folder.join("output"), format!("{ended:?} {output:?}")).unwrap();
 }
 
 /// Selects one of several installed `mpiexec`.
-fn select_mpiexec(invocation: &mut Invocation) {
+fn select_mpiexec(invocation: &mut LaunchCommand) {
     let name = |(name, _): (&str, &str)| name.to_owned().into();
     if invocation.program == "mpiexec" {
         let hydra = invocation.args.iter().any(|a| a == "-ppn");
@@ -265,7 +265,7 @@ fn other_launchers_start_one_unbound_agent_per_node() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
     let cpus = std::thread::available_parallelism().unwrap().get();
     let start = |starter: &str, hosts: &str, folder: &Path| {
-        let ssh = cluster.ssh();
+        let ssh = cluster.ssh_shim();
         let mut command = cluster.launcher("env", [""; 0]);
         command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &ssh);
         command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh);

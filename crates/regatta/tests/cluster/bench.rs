@@ -6,9 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use regatta_model::{BenchResult, document};
-use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
 
-use crate::support::{TestCluster, REGATTA};
+use crate::support::{REGATTA, TestCluster};
 
 /// Bandwidth of healthy, slow and very slow links.
 const FULL: &str = "80mbit";
@@ -27,7 +27,7 @@ fn slow_nodes_and_links_are_found_on_a_cluster() {
         return;
     };
     let bed = TestCluster::new(cluster);
-    bed.hosts.nodes().iter().for_each(|node| bed.hosts.slow(node, FULL).unwrap());
+    bed.hosts.nodes().iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
     in_slurm_allocation(&bed);
     started_by_srun_per_rank(&bed);
     scan(&bed);
@@ -36,7 +36,7 @@ fn slow_nodes_and_links_are_found_on_a_cluster() {
 }
 
 /// `regatta bench` over ssh on the first `nodes` nodes, one rank each.
-fn bench(bed: &TestCluster, nodes: usize, words: &str) -> Output {
+fn bench(bed: &TestCluster, nodes: usize, words: &str) -> CommandOutput {
     let hosts = bed.file("hosts", &(bed.hosts.nodes()[..nodes].join("\n") + "\n"));
     let ssh = format!("--ssh '{}'", bed.hosts.ssh_command().join(" "));
     let mut command = bed.hosts.login(REGATTA, ["bench"]);
@@ -44,7 +44,7 @@ fn bench(bed: &TestCluster, nodes: usize, words: &str) -> Output {
     ended(bed, command.args(["--ranks-per-node", "1"]))
 }
 
-fn ended(bed: &TestCluster, command: &mut Command) -> Output {
+fn ended(bed: &TestCluster, command: &mut Command) -> CommandOutput {
     run_within(command.current_dir(bed.hosts.shared()), TIMEOUT).unwrap()
 }
 
@@ -130,7 +130,7 @@ fn baseline(bed: &TestCluster) {
             "{out:?}"
         );
 
-        bed.hosts.slow_between("node1", "node2", HALF).unwrap();
+        bed.hosts.throttle_pair("node1", "node2", HALF).unwrap();
         let out = bench(bed, 2, &checked);
         assert_eq!(out.status.code(), Some(1), "repetition {repetition}: {out:?}");
         assert!(
@@ -141,7 +141,7 @@ fn baseline(bed: &TestCluster) {
             out.stderr.contains("all-reduce of 1 MiB (1048576 B)"),
             "repetition {repetition}: {out:?}"
         );
-        ["node1", "node2"].iter().for_each(|node| bed.hosts.slow(node, FULL).unwrap());
+        ["node1", "node2"].iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
     }
 }
 
@@ -152,7 +152,7 @@ fn pairs(bed: &TestCluster) {
         let words = format!("send-recv --pairs --plot {name}.svg -J {name}.json");
         let out = bench(bed, 6, &words);
         let pairs = load_result(bed, &format!("{name}.json")).pairs.unwrap();
-        assert_eq!(pairs.ends.len(), 6);
+        assert_eq!(pairs.endpoints.len(), 6);
         assert_eq!(out.status.code(), Some(i32::from(!pairs.findings.is_empty())), "{out:?}");
         assert!(pairs.findings.iter().all(|finding| out.stdout.contains(finding)), "{out:?}");
         pairs
@@ -162,8 +162,8 @@ fn pairs(bed: &TestCluster) {
             .collect()
     };
     assert_eq!(slow("healthy"), [""; 0]);
-    bed.hosts.slow("node5", QUARTER).unwrap();
-    bed.hosts.slow_between("node2", "node3", QUARTER).unwrap();
+    bed.hosts.throttle("node5", QUARTER).unwrap();
+    bed.hosts.throttle_pair("node2", "node3", QUARTER).unwrap();
     let found = slow("faulty");
     assert!(found.iter().all(|finding| !finding.contains("the cause may")), "{found:?}");
     let [node, link] = found.as_slice() else { panic!("{found:?}") };

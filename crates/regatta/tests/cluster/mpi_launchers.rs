@@ -55,9 +55,12 @@ fn no_host_list(cluster: &TestCluster) {
     let options = ["-f", &hosts, "-n", "4"];
     for rank in &cluster.hydra(&[], &options, &MAP).assert_success().ranks {
         let json = rank.json();
-        let me = &json["allocation"]["me"];
-        assert_eq!((&me["rank"], &me["size"]), (&rank.number.into(), &4.into()));
-        assert_eq!((&me["local_rank"], &me["local_size"]), (&(rank.number % 2).into(), &2.into()));
+        let this_rank = &json["allocation"]["this_rank"];
+        assert_eq!((&this_rank["rank"], &this_rank["size"]), (&rank.number.into(), &4.into()));
+        assert_eq!(
+            (&this_rank["local_rank"], &this_rank["local_size"]),
+            (&(rank.number % 2).into(), &2.into())
+        );
         assert_eq!(json["placement"]["ranks"], 4);
     }
     let assert_rejected = |job: &JobOutput, rank: usize| {

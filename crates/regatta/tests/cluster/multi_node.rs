@@ -138,7 +138,7 @@ fn assert_ranks(launcher: &str, run: &Path, nodes: usize, ranks_per_node: usize)
     assert_eq!((placement.nodes.len(), placement.ranks as usize), (nodes, nodes * ranks_per_node));
     let mut rendezvous = std::collections::HashSet::new();
     for rank in 0..placement.ranks {
-        let (node, placed, own) = placement.find(rank).unwrap();
+        let (node, placed, own) = placement.find_rank(rank).unwrap();
         let text = std::fs::read_to_string(run.join(format!("log/rank-{rank}.out"))).unwrap();
         assert!(text.ends_with("over the wire []\n"), "{launcher}: {text}");
         let words: Vec<&str> = text.split_whitespace().collect();
@@ -150,7 +150,7 @@ fn assert_ranks(launcher: &str, run: &Path, nodes: usize, ranks_per_node: usize)
     }
     assert_eq!(rendezvous.len(), 1, "{rendezvous:?}");
     let result: RunResult = read(run, "result.json");
-    assert_eq!((result.code, result.endings.len()), (0, nodes * ranks_per_node));
+    assert_eq!((result.exit_code, result.rank_exits.len()), (0, nodes * ranks_per_node));
     let left: Vec<_> = std::fs::read_dir(run.join("log")).unwrap().flatten().collect();
     assert_eq!(left.len(), 2 * nodes * ranks_per_node, "only logs: {left:?}");
     assert!(!run.join("boot").exists() && !run.join("boot.hosts").exists());

@@ -44,7 +44,7 @@ fn assert_saved(run: &Path) {
     wait_for("the result", || run.join("result.json").exists());
     let text = std::fs::read_to_string(run.join("result.json")).unwrap();
     let result: RunResult = document::from_json(&text).unwrap();
-    assert_eq!((result.code, result.endings.len()), (0, 2), "{text}");
+    assert_eq!((result.exit_code, result.rank_exits.len()), (0, 2), "{text}");
     for rank in 0..2 {
         let log = std::fs::read_to_string(run.join(format!("log/rank-{rank}.out"))).unwrap();
         assert_eq!(log, "saved\n");

@@ -34,12 +34,12 @@ fn allocation_and_environment_are_correct_under_slurm() {
 /// `regatta train --smoke` on several nodes, with ranks started by `srun` or by agents in an
 /// allocation.
 fn smoke(cluster: &TestCluster) {
-    let assert_works = |text: &str| {
+    let assert_passed = |text: &str| {
         let found: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
-        assert_eq!(found["works"], true, "{text}");
-        let parts = found["parts"].as_array().unwrap();
-        assert!(parts.iter().any(|part| part["part"] == "checkpoint"), "{text}");
-        let world = parts.iter().find(|part| part["part"] == "join").unwrap().to_string();
+        assert_eq!(found["passed"], true, "{text}");
+        let checks = found["checks"].as_array().unwrap();
+        assert!(checks.iter().any(|check| check["check"] == "checkpoint"), "{text}");
+        let world = checks.iter().find(|check| check["check"] == "join").unwrap().to_string();
         assert!(world.contains("\"ranks\":4") && world.contains("\"hosts\":2"), "{world}");
     };
     let run_dir = |name: &str| cluster.hosts.shared().join(name).display().to_string();
@@ -52,12 +52,12 @@ fn smoke(cluster: &TestCluster) {
     let by_srun = [&words[..], &[&folder]].concat();
     let job = cluster.srun(&[], &options, &by_srun).assert_success();
     assert_eq!(job.hosts(), ["node1", "node1", "node2", "node2"]);
-    assert_works(&job.ranks[0].text);
+    assert_passed(&job.ranks[0].text);
     let mut inside = cluster.hosts.login("salloc", ["--quiet", NODES, "--exclusive", REGATTA]);
     inside.args(words).arg(run_dir("smoke-in-salloc")).args(["--ranks-per-node", "2"]);
     let output = run(&mut inside).unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_works(&output.stdout);
+    assert_passed(&output.stdout);
 }
 
 /// `regatta launch` as the task of `srun` becomes that rank, bound as planned.
@@ -123,7 +123,7 @@ fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
     let json: Value = serde_json::from_str(lines.pop().unwrap()).unwrap();
     let allocation = &json["allocation"];
     assert_eq!(json["machines"][0]["host"], host);
-    assert_eq!((&allocation["me"], &allocation["launcher"]), (&Value::Null, &Value::Null));
+    assert_eq!((&allocation["this_rank"], &allocation["launcher"]), (&Value::Null, &Value::Null));
     assert_eq!(allocation["scheduler"], "slurm");
     let nodes = allocation["nodes"].as_array().unwrap();
     let named: Vec<&str> = nodes.iter().filter_map(|n| n["host"].as_str()).collect();
@@ -153,10 +153,10 @@ fn launchers_inside(cluster: &TestCluster) {
         for (rank, host) in ["node1", "node1", "node2", "node2"].into_iter().enumerate() {
             let text = std::fs::read_to_string(format!("{}-{rank}", out.display())).unwrap();
             let json: Value = serde_json::from_str(&text).unwrap();
-            let me = serde_json::json!({
+            let expected = serde_json::json!({
                 "rank": rank, "size": 4, "local_rank": rank % 2, "local_size": 2, "node": rank / 2,
             });
-            assert_eq!(json["allocation"]["me"], me, "{launcher}");
+            assert_eq!(json["allocation"]["this_rank"], expected, "{launcher}");
             assert_eq!(json["allocation"]["launcher"], launcher);
             assert_eq!(json["machines"][0]["host"], host, "{launcher}");
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use regatta_testbed::{Cluster, ClusterBuilder, Output, cluster_or_skip, or_skip, run};
+use regatta_testbed::{Cluster, ClusterBuilder, CommandOutput, cluster_or_skip, or_skip, run};
 use serde_json::Value;
 
 /// The binary under test.
@@ -78,7 +78,7 @@ impl RankOutput {
 #[derive(Debug)]
 pub struct JobOutput {
     pub ranks: Vec<RankOutput>,
-    pub output: Output,
+    pub output: CommandOutput,
 }
 
 impl JobOutput {
@@ -143,7 +143,7 @@ impl TestCluster {
     ) -> JobOutput {
         let folder = self.output_folder();
         let mut command = self.hosts.launcher(HYDRA.0, ["-launcher", "ssh", "-launcher-exec"]);
-        command.arg(self.hosts.ssh()).arg("-outfile-pattern").arg(folder.join("%r"));
+        command.arg(self.hosts.ssh_shim()).arg("-outfile-pattern").arg(folder.join("%r"));
         command.args(options).args(RANK).arg(REGATTA).args(regatta);
         command.envs(variables.iter().copied());
         run_job(&mut command, |n| folder.join(n.to_string()))
@@ -153,7 +153,7 @@ impl TestCluster {
     pub fn open_mpi(&self, options: &[&str], regatta: &[&str]) -> JobOutput {
         let folder = self.output_folder();
         let mut command = self.hosts.launcher(OPEN_MPI.0, ["--mca", "plm_rsh_agent"]);
-        command.arg(self.hosts.ssh()).arg("--output-filename").arg(&folder);
+        command.arg(self.hosts.ssh_shim()).arg("--output-filename").arg(&folder);
         command.args(options).args(RANK).arg(REGATTA).args(regatta);
         // Required to run as root.
         let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
@@ -197,11 +197,11 @@ pub fn assert_allocation(job: &JobOutput, launcher: &str) {
         let json = rank.json();
         let local = hosts[..rank.number as usize].iter().filter(|h| *h == host).count();
         let node = nodes.iter().position(|n| n == host).unwrap();
-        let me = serde_json::json!({
+        let expected = serde_json::json!({
             "rank": rank.number, "size": hosts.len(), "local_rank": local, "local_size": on(host),
             "node": node,
         });
-        assert_eq!(json["allocation"]["me"], me, "{host}");
+        assert_eq!(json["allocation"]["this_rank"], expected, "{host}");
         assert_eq!(json["allocation"]["launcher"], launcher);
         let planned = &json["placement"]["nodes"];
         assert_eq!(planned.as_array().unwrap().len(), nodes.len(), "{planned}");

@@ -1,51 +1,47 @@
-//! `regatta train` on several nodes: over the network the losses are those of one rank, and a run
-//! outlives a node.
+//! `regatta train` on several nodes: losses match a single rank, and a run survives the loss of a node.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use regatta_testbed::{Cluster, Output, cluster_or_skip, run_within};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
 
-use crate::metrics::{Metrics, assert_near, assert_same, done_of, metrics_of};
+use crate::metrics::{RunMetrics, assert_close, assert_identical, last_step_in, read_metrics};
 use crate::support::{REGATTA, TestCluster};
 
-/// Nothing takes so long, unless it hangs.
-pub const LIMIT: Duration = Duration::from_secs(90);
+/// Timeout of a command.
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A model that is trained in no time.
-const TINY: &str = "layers=1 heads=2 width=16 context=16 batch=24 threads=1 warmup=5 eval_every=10 \
-                    eval_batches=1 checkpoint.every=10";
+/// A tiny model.
+const TINY: &str = "num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
+                    warmup_steps=5 eval_interval=10 eval_batches=1 checkpoint.interval=10";
 
 #[test]
-fn a_training_on_several_nodes_is_that_of_one_rank() {
+fn losses_on_several_nodes_match_a_single_rank_and_a_lost_node_is_replaced() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let bed = TestCluster::new(cluster);
-    let mut alone = bed.hosts.login(REGATTA, ["train"]);
-    ended(&bed, alone.args("train.steps=20 -n 1 --run-dir one".split(' ')).args(words()));
+    let mut single = bed.hosts.login(REGATTA, ["train"]);
+    single.args("train.steps=20 -n 1 --run-dir one".split(' ')).args(TINY.split_whitespace());
+    run_successfully(&bed, &mut single);
     let one = metrics(&bed, "one");
-    assert_eq!((one.steps.len(), one.validations.len()), (20, 2));
+    assert_eq!((one.steps.len(), one.val_losses.len()), (20, 2));
     for (nodes, each) in [(2, 1), (3, 1), (2, 2), (4, 2)] {
         let run = format!("on-{nodes}-nodes-{each}");
         let options = format!("train.steps=20 --ranks-per-node {each} --run-dir {run}");
-        ended(&bed, &mut train(&bed, nodes, &options, ""));
-        assert_near(&metrics(&bed, &run), &one);
+        run_successfully(&bed, &mut train_tiny(&bed, nodes, &options, ""));
+        assert_close(&metrics(&bed, &run), &one);
     }
-    outlives_a_node(&bed);
+    assert_survives_a_lost_node(&bed);
 }
 
-fn words() -> std::str::SplitWhitespace<'static> {
-    TINY.split_whitespace()
+/// Trains the tiny model over ssh on the first `nodes` nodes.
+fn train_tiny(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> Command {
+    train_on_nodes(bed, nodes, &format!("{TINY} {words}"), launch)
 }
 
-/// The tiny model, by ssh on the first so many nodes.
-fn train(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> Command {
-    on_nodes(bed, nodes, &format!("{TINY} {words}"), launch)
-}
-
-/// `regatta train` by ssh on the first so many nodes.
-pub fn on_nodes(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> Command {
+/// `regatta train` over ssh on the first `nodes` nodes.
+pub fn train_on_nodes(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> Command {
     let hosts = bed.file("hosts", &(bed.hosts.nodes()[..nodes].join("\n") + "\n"));
     let launch = format!("--ssh '{}' {launch}", bed.hosts.ssh_command().join(" "));
     let mut command = bed.hosts.login(REGATTA, ["train"]);
@@ -55,45 +51,45 @@ pub fn on_nodes(bed: &TestCluster, nodes: usize, words: &str, launch: &str) -> C
     command
 }
 
-/// Runs it to its good end, and returns what it said.
-pub fn ended(bed: &TestCluster, command: &mut Command) -> String {
-    good(run_within(command.current_dir(bed.hosts.shared()), LIMIT).unwrap())
+/// Runs a command that must succeed, and returns its output.
+pub fn run_successfully(bed: &TestCluster, command: &mut Command) -> String {
+    output_of_success(run_within(command.current_dir(bed.hosts.shared()), TIMEOUT).unwrap())
 }
 
-fn good(out: Output) -> String {
+fn output_of_success(out: CommandOutput) -> String {
     assert!(out.status.success(), "{out:?}");
     out.stdout + &out.stderr
 }
 
-/// Where a run writes its metrics.
-pub fn file(bed: &TestCluster, run: &str) -> PathBuf {
+/// The metrics file of a run.
+pub fn metrics_file(bed: &TestCluster, run: &str) -> PathBuf {
     bed.hosts.shared().join(run).join("metrics.jsonl")
 }
 
 /// The metrics of a run.
-pub fn metrics(bed: &TestCluster, run: &str) -> Metrics {
-    metrics_of(&file(bed, run))
+pub fn metrics(bed: &TestCluster, run: &str) -> RunMetrics {
+    read_metrics(&metrics_file(bed, run))
 }
 
-/// The node of rank 0 loses its power in the middle; a spare one takes its place, and the run goes
-/// on as if nothing had been.
-fn outlives_a_node(bed: &TestCluster) {
+/// Crashes the node of rank 0 during the run: a spare replaces it, and the resumed run is bitwise
+/// identical to an undisturbed one.
+fn assert_survives_a_lost_node(bed: &TestCluster) {
     const STEPS: u64 = 400;
     let words = format!("train.steps={STEPS} --ranks-per-node 1");
-    ended(bed, &mut train(bed, 3, &format!("{words} --run-dir whole"), ""));
-    let launch = "--spares 1 --max-restarts 3 --lost-after 2 --grace 1";
-    let mut command = train(bed, 4, &format!("{words} --run-dir harmed"), launch);
-    let said = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut command, LIMIT).unwrap());
+    run_successfully(bed, &mut train_tiny(bed, 3, &format!("{words} --run-dir full"), ""));
+    let launch = "--spares 1 --max-restarts 3 --heartbeat-timeout 2 --grace 1";
+    let mut command = train_tiny(bed, 4, &format!("{words} --run-dir faulty"), launch);
+    let output = std::thread::scope(|scope| {
+        let job = scope.spawn(|| run_within(&mut command, TIMEOUT).unwrap());
         let start = Instant::now();
-        while done_of(&file(bed, "harmed")) < 25 {
-            assert!(start.elapsed() < LIMIT, "no steps");
+        while last_step_in(&metrics_file(bed, "faulty")) < 25 {
+            assert!(start.elapsed() < TIMEOUT, "timed out waiting for steps");
             std::thread::sleep(Duration::from_millis(10));
         }
         bed.hosts.crash("node1").unwrap();
-        good(job.join().unwrap())
+        output_of_success(job.join().unwrap())
     });
-    assert!(said.contains("node1 is bad: node4 takes its place"), "{said}");
-    assert!(said.contains("note: goes on after step "), "{said}");
-    assert_same(&metrics(bed, "harmed"), &metrics(bed, "whole"), STEPS);
+    assert!(output.contains("node1 failed: replaced by spare node4"), "{output}");
+    assert!(output.contains("note: resumed after step "), "{output}");
+    assert_identical(&metrics(bed, "faulty"), &metrics(bed, "full"), STEPS);
 }

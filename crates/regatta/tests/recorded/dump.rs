@@ -98,7 +98,7 @@ fn invalid_machine_files_are_rejected() {
     let plain = refused("plain.json", r#"{"host":"a"}"#);
     assert!(plain.contains("format"), "{plain}");
     let twice = refused("twice.json", &good.replace("\"cpus\": \"1,33\"", "\"cpus\": \"0,33\""));
-    assert!(twice.contains("contradicts itself: CPU 0 is in two cores"), "{twice}");
+    assert!(twice.contains("inconsistent machine file: CPU 0 belongs to two cores"), "{twice}");
     let shape = refused("shape.json", &good.replace("\"gpus\": [", "\"gpus\": {\"a\": ["));
     assert!(shape.contains("line "), "{shape}");
     let nested = format!("{{\"format\":\"regatta-machine/1\",\"x\":{}", "[".repeat(100_000));

@@ -5,7 +5,7 @@ use std::process::Command;
 use regatta_model::{BenchResult, BenchRow, Measurement, document};
 
 use super::job::run_command;
-use super::{TempDir, CommandOutput, command};
+use super::{CommandOutput, TempDir, command};
 
 /// `regatta bench` with the given arguments in a folder.
 pub fn bench(folder: &TempDir, words: &str) -> Command {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use regatta_model::{Layout, Machine, PlacedRank, Placement};
+use regatta_model::{Machine, NodeLayout, PlacedRank, Placement};
 use serde::Deserialize;
 
 /// The built-in systems, listed so that a missing one is noticed.
@@ -81,7 +81,7 @@ impl MapOutput {
     }
 
     /// The only layout.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &NodeLayout {
         assert_eq!(self.placement.layouts.len(), 1);
         &self.placement.layouts[0]
     }

@@ -1,27 +1,27 @@
-//! Splits of a model among ranks, and a model that all of them can share.
+//! Parallel layouts to test, and a model that supports all of them.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, reason = "no test file uses all of them")]
 
-/// Four layers and heads, for up to as many stages and tensor-parallel ranks. The rate falls until a
-/// step that does not depend on how many there are.
-pub const MODEL: &str = "layers=4 heads=4 width=32 context=32 batch=16 threads=1 warmup=5 \
-                         decay_steps=50 eval_every=10 eval_batches=2 checkpoint.every=0";
+/// Four layers and heads, for up to pp=4 and tp=4. `decay_steps` is set, so that the learning rate
+/// does not depend on the number of steps.
+pub const MODEL: &str = "num_layers=4 num_heads=4 hidden_size=32 seq_len=32 batch=16 threads=1 \
+                         warmup_steps=5 decay_steps=50 eval_interval=10 eval_batches=2 \
+                         checkpoint.interval=0";
 
-/// What is trained where nothing else is said.
+/// The default architecture.
 pub const GPT2: &str = "family=gpt2";
 
-/// Two queries share keys and values.
-pub const LLAMA: &str = "family=llama kv_heads=2";
+/// Grouped-query attention with two query heads per KV head.
+pub const LLAMA: &str = "family=llama num_kv_heads=2";
 
-/// What is left out at random must be the same wherever it is left out.
+/// Dropout masks must not depend on the parallel layout.
 pub const DROPOUT: &str = "family=gpt2 dropout=0.2";
 
-/// So many ranks, the model, and how they share it. Names of keys are written out where there could
-/// be others.
-pub type Split = (u32, &'static str, &'static str);
+/// Number of ranks, model, and parallel layout.
+pub type ParallelCase = (u32, &'static str, &'static str);
 
-/// The name of a run's folder.
-pub fn name((ranks, model, how): Split) -> String {
-    let words = format!("{ranks} {model} {how}");
+/// The name of a case's run folder.
+pub fn run_name((ranks, model, layout): ParallelCase) -> String {
+    let words = format!("{ranks} {model} {layout}");
     words.replace([' ', '.', '='], "-").replace("family-", "")
 }

@@ -47,7 +47,7 @@ fn launcher_options_have_one_line_per_node_layout() {
         ("flux", ["-N 1 -n 4 ", "host:node1", "-N 1 -n 3 ", "host:node2"]),
     ] {
         let run = shown(launcher);
-        let hint = if launcher == "flux" { "flux run takes one line" } else { "a colon between" };
+        let hint = if launcher == "flux" { "accepts a single line" } else { "separated by colons" };
         assert!(run.err.contains(hint), "{launcher}: {}", run.err);
         let text = run.ok();
         let lines: Vec<&str> = text.lines().collect();
@@ -99,7 +99,7 @@ fn gpus_per_rank_and_no_gpus() {
     assert_eq!(map_json("--system lumi-g --gpus-per-rank 3").ranks().len(), 2);
 
     let error = run_line("map --system lumi-g --gpus-per-rank 3 -n 3").error_line();
-    assert!(error.contains("need 9 GPUs and the node has 8"), "{error}");
+    assert!(error.contains("need 9 GPUs, but the node has 8"), "{error}");
     assert!(run_line("map --system lumi-g --gpus-per-rank 0").usage_error().contains("'0'"));
 
     let none = map_json("--system lumi-g --no-gpus");
@@ -120,7 +120,7 @@ fn gpus_per_rank_and_no_gpus() {
 fn own_visibility_warns_about_local_rank() {
     let own = map_json("--system lumi-g --visibility own");
     let warning = own.placement.warnings.iter().find(|w| w.code == "visibility").unwrap();
-    assert!(warning.what.contains("its own GPU only"), "{}", warning.what);
+    assert!(warning.message.contains("only its own GPU"), "{}", warning.message);
     assert!(warning.hint.contains("LOCAL_RANK"), "{}", warning.hint);
     let env = run_line("env --system lumi-g --rank 5 --visibility own").ok();
     assert!(env.contains("export HIP_VISIBLE_DEVICES=5;"), "{env}");
@@ -132,12 +132,12 @@ fn cores_per_rank_and_oversubscription() {
     let few = map_json("--system lumi-g --cores-per-rank 2");
     assert_eq!(few.cpus()[..2], ["49-50", "57-58"]);
     let error = run_line("map --system lumi-g --cores-per-rank 8").error_line();
-    assert!(error.contains("8 ranks need 64 cores and 56 are free"), "{error}");
+    assert!(error.contains("8 ranks need 64 cores, but 56 are free"), "{error}");
     let far = map_json("--system lumi-g -n 2 --cores-per-rank 14");
-    assert!(far.warnings().contains(&"far-cores"), "{:?}", far.warnings());
+    assert!(far.warnings().contains(&"remote-cores"), "{:?}", far.warnings());
 
     let error = run_line("map --system cpu:1x2x2 -n 5").error_line();
-    assert!(error.contains("5 ranks need 5 cores and 4 are free"), "{error}");
+    assert!(error.contains("5 ranks need 5 cores, but 4 are free"), "{error}");
     assert!(error.contains("--oversubscribe"), "{error}");
     let shared = map_json("--system cpu:1x2x2 -n 8 --oversubscribe");
     assert_eq!(shared.ranks().len(), 8);
@@ -150,7 +150,8 @@ fn memory_option_sets_the_numa_policy() {
         |how: &str| map_json(&format!("--system lumi-g --memory {how}")).ranks()[0].memory.clone();
     assert_eq!(memory("prefer"), MemoryPolicy::Prefer(vec![3]));
     assert_eq!(memory("bind"), MemoryPolicy::Bind(vec![3]));
-    assert_eq!(memory("system"), MemoryPolicy::System);
+    assert_eq!(memory("default"), MemoryPolicy::Default);
+    assert_eq!(memory("system"), MemoryPolicy::Default, "alias");
     let srun = run_line("map --system lumi-g --memory bind --format srun").ok();
     assert!(srun.contains("--mem-bind=mask_mem:0x8,0x8,0x2,0x2,0x1,0x1,0x4,0x4"), "{srun}");
 }

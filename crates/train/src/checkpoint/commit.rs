@@ -1,42 +1,41 @@
-//! What rank 0 does in the folder of checkpoints: a partial one gets its name, old ones go,
-//! left-overs of killed jobs are put in order.
+//! Operations of rank 0 in the checkpoint directory: committing, pruning, and cleaning up after killed jobs.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
+use super::dir_layout::{self, MANIFEST, MANIFEST_SUM, Role};
 use super::disk::Disk;
 use super::error::CheckpointError;
-use super::folder::{self, MANIFEST, MANIFEST_SUM, Role};
-use super::manifest::{About, Manifest, Sidecar};
-use super::shard::hex;
+use super::manifest::{CheckpointMeta, Manifest, Sidecar};
 
-/// A checkpoint that is complete.
+/// A committed checkpoint.
 #[derive(Debug)]
 pub struct Committed {
-    /// Its folder.
+    /// Its directory.
     pub path: PathBuf,
-    /// Why old ones could not be removed: no harm but to the room on the disk.
+    /// Why old checkpoints could not be removed; they only waste space.
     pub left: Vec<CheckpointError>,
 }
 
-/// Describes what the ranks wrote and gives the folder its name. Everything is on the disk before
-/// the name is, and the name before this returns.
+/// Writes the manifest and renames the directory to its final name. All data is synced before the rename, and
+/// the rename before this returns.
 pub(super) fn commit(
     disk: &dyn Disk,
     checkpoints: &Path,
-    about: About,
+    meta: CheckpointMeta,
     ranks: usize,
 ) -> Result<Committed, CheckpointError> {
-    let step = about.step;
-    let partial = folder::path(checkpoints, step, Role::Partial);
+    let step = meta.step;
+    let partial = dir_layout::path(checkpoints, step, Role::Partial);
     let sidecars: Vec<Sidecar> = (0..ranks)
         .map(|rank| sidecar(disk, &partial, step, rank, ranks))
         .collect::<Result<_, _>>()?;
     let path = partial.join(MANIFEST);
-    let manifest = Manifest::gather(about, sidecars)
+    let manifest = Manifest::gather(meta, sidecars)
         .map_err(|why| CheckpointError::Manifest { path: path.clone(), why })?;
     clean(disk, &partial, &manifest)?;
     let text = manifest.to_text();
@@ -46,10 +45,10 @@ pub(super) fn commit(
     disk.sync_folder(&partial).map_err(CheckpointError::io("sync", &partial))?;
     let replaced = give_name(disk, checkpoints, step)?;
     let left = replaced.and_then(|old| remove(disk, &old).err()).into_iter().collect();
-    Ok(Committed { path: folder::path(checkpoints, step, Role::Complete), left })
+    Ok(Committed { path: dir_layout::path(checkpoints, step, Role::Complete), left })
 }
 
-/// Leaves in the folder what the manifest names: files of another number of ranks may be there.
+/// Removes files that the manifest does not list, such as those of an earlier attempt with more ranks.
 fn clean(disk: &dyn Disk, partial: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     for name in disk.list(partial).map_err(CheckpointError::io("list", partial))? {
         if !manifest.files.contains_key(&name) {
@@ -60,19 +59,19 @@ fn clean(disk: &dyn Disk, partial: &Path, manifest: &Manifest) -> Result<(), Che
     Ok(())
 }
 
-/// A step that was trained again after a damaged checkpoint may have one of its name already: that
-/// is returned, to be removed.
+/// Renames a checkpoint to its final name. An existing one of the same step, kept until then, is returned for
+/// removal.
 fn give_name(
     disk: &dyn Disk,
     checkpoints: &Path,
     step: u64,
 ) -> Result<Option<PathBuf>, CheckpointError> {
     let [complete, partial, replaced] = [Role::Complete, Role::Partial, Role::Replaced]
-        .map(|role| folder::path(checkpoints, step, role));
+        .map(|role| dir_layout::path(checkpoints, step, role));
     let rename = |from: &Path, to: &Path| {
         disk.rename(from, to).map_err(CheckpointError::io("rename to its final name", from))
     };
-    let name = folder::path(Path::new(""), step, Role::Complete).to_string_lossy().into_owned();
+    let name = dir_layout::path(Path::new(""), step, Role::Complete).to_string_lossy().into_owned();
     let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
     let again = names.contains(&name);
     if again {
@@ -80,7 +79,7 @@ fn give_name(
     }
     if let Err(error) = rename(&partial, &complete) {
         if again {
-            // The one that was there counts until the new one does.
+            // The existing checkpoint stays valid until the new one is.
             let _ = disk.rename(&replaced, &complete);
         }
         return Err(error);
@@ -96,7 +95,7 @@ fn sidecar(
     rank: usize,
     ranks: usize,
 ) -> Result<Sidecar, CheckpointError> {
-    let path = partial.join(folder::sidecar(rank));
+    let path = partial.join(dir_layout::sidecar(rank));
     let bytes = match disk.read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(CheckpointError::NotShared { path, rank });
@@ -112,16 +111,15 @@ fn sidecar(
     if is != (step, rank, ranks) {
         let (step_is, rank_is, ranks_are) = is;
         return Err(wrong(format!(
-            "is of step {step_is}, rank {rank_is} of {ranks_are}, not of step {step}, rank {rank} \
+            "belongs to step {step_is}, rank {rank_is} of {ranks_are}, not to step {step}, rank {rank} \
              of {ranks}"
         )));
     }
     Ok(sidecar)
 }
 
-/// Removes the oldest beyond those to keep, of the steps up to the one that was just completed:
-/// later ones are of another run from here, and not this one's to judge. Damaged ones do not count
-/// as kept, and go with those that are as old.
+/// Removes the oldest checkpoints beyond `keep`, up to the step just committed: later ones belong to another
+/// run. Damaged checkpoints do not count, and are removed with those of their age.
 pub(super) fn prune(
     disk: &dyn Disk,
     checkpoints: &Path,
@@ -144,30 +142,31 @@ pub(super) fn prune(
     old.filter_map(|step| remove_step(disk, checkpoints, step).err()).collect()
 }
 
-/// Gives complete checkpoints, all or those of later steps, names that nobody looks for, and
-/// returns these.
-pub(super) fn set_aside(
+/// Renames complete checkpoints, all or those after a step, so that they are no longer found. Returns the new
+/// paths.
+pub(super) fn move_aside(
     disk: &dyn Disk,
     checkpoints: &Path,
     after: Option<u64>,
 ) -> Result<Vec<PathBuf>, CheckpointError> {
     let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
-    let found = names.iter().filter_map(|name| folder::parse(name));
+    let found = names.iter().filter_map(|name| dir_layout::parse(name));
     let is_later = |step: u64| after.is_none_or(|after| step > after);
     let later = found.filter(|(step, role)| *role == Role::Complete && is_later(*step));
-    let moved = later.map(|(step, role)| {
-        let mut free = (1..).map(|n| folder::aside(step, n)).filter(|name| !names.contains(name));
+    let renamed = later.map(|(step, role)| {
+        let mut free =
+            (1..).map(|n| dir_layout::aside(step, n)).filter(|name| !names.contains(name));
         let to = checkpoints.join(free.next().unwrap_or_default());
-        let from = folder::path(checkpoints, step, role);
+        let from = dir_layout::path(checkpoints, step, role);
         disk.rename(&from, &to).map_err(CheckpointError::io("set aside", &from)).map(|()| to)
     });
-    moved.collect()
+    renamed.collect()
 }
 
 fn remove_step(disk: &dyn Disk, checkpoints: &Path, step: u64) -> Result<(), CheckpointError> {
     let [complete, removed] =
-        [Role::Complete, Role::Removed].map(|role| folder::path(checkpoints, step, role));
-    // Half of a checkpoint must not look like one.
+        [Role::Complete, Role::Removed].map(|role| dir_layout::path(checkpoints, step, role));
+    // A partially removed checkpoint must not look complete.
     disk.rename(&complete, &removed).map_err(CheckpointError::io("remove", &complete))?;
     remove(disk, &removed)
 }
@@ -176,16 +175,16 @@ fn remove(disk: &dyn Disk, folder: &Path) -> Result<(), CheckpointError> {
     disk.remove_folder(folder).map_err(CheckpointError::io("remove", folder))
 }
 
-/// Puts in order what killed jobs left.
+/// Cleans up after killed jobs.
 pub(super) fn sweep(disk: &dyn Disk, checkpoints: &Path) -> Result<(), CheckpointError> {
     let all = entries(disk, checkpoints)?;
     for &(step, role) in &all {
-        let path = folder::path(checkpoints, step, role);
-        let alone = !all.contains(&(step, Role::Complete));
+        let path = dir_layout::path(checkpoints, step, role);
+        let is_only = !all.contains(&(step, Role::Complete));
         match role {
             Role::Complete => {}
-            Role::Replaced if alone => {
-                let complete = folder::path(checkpoints, step, Role::Complete);
+            Role::Replaced if is_only => {
+                let complete = dir_layout::path(checkpoints, step, Role::Complete);
                 disk.rename(&path, &complete).map_err(CheckpointError::io("restore", &path))?;
             }
             Role::Replaced | Role::Partial | Role::Removed => {
@@ -196,21 +195,21 @@ pub(super) fn sweep(disk: &dyn Disk, checkpoints: &Path) -> Result<(), Checkpoin
     Ok(())
 }
 
-/// Removes a partial checkpoint; what cannot be removed now is removed at the next start.
+/// Removes a partial checkpoint; leftovers are removed at the next start.
 pub(super) fn discard(disk: &dyn Disk, checkpoints: &Path, step: u64) {
-    let _ = disk.remove_folder(&folder::path(checkpoints, step, Role::Partial));
+    let _ = disk.remove_folder(&dir_layout::path(checkpoints, step, Role::Partial));
 }
 
-/// The steps that have folders, and what these are.
+/// The steps with directories, and their roles.
 pub(super) fn entries(
     disk: &dyn Disk,
     checkpoints: &Path,
 ) -> Result<Vec<(u64, Role)>, CheckpointError> {
     let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
-    Ok(names.iter().filter_map(|name| folder::parse(name)).collect())
+    Ok(names.iter().filter_map(|name| dir_layout::parse(name)).collect())
 }
 
-/// Writes a small file so that it survives a loss of power.
+/// Writes a small file and syncs it.
 pub(super) fn write_text(disk: &dyn Disk, path: &Path, text: &str) -> Result<(), CheckpointError> {
     let failed = || CheckpointError::writing(path, text.len() as u64);
     let mut file = disk.create(path).map_err(failed())?;

@@ -1,34 +1,38 @@
-//! How a part of a tensor is put together from the pieces that cover it. No I/O.
+//! Assembles a slice of a tensor from the shards that cover it. No I/O.
 
-use super::piece::Part;
+use super::shard::TensorSlice;
 
-/// Numbers to copy: so many from a place in a piece to a place in what is wanted.
+/// A contiguous copy from a shard to the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Copying {
-    /// Which piece.
-    pub piece: usize,
-    /// Where in the piece.
+pub(super) struct CopySpan {
+    /// Index of the shard.
+    pub shard: usize,
+    /// Offset in the shard.
     pub from: usize,
-    /// Where in what is wanted.
+    /// Offset in the destination.
     pub to: usize,
-    /// How many numbers.
+    /// Number of elements.
     pub len: usize,
 }
 
-/// The copies that make up the wanted part, or the place of the first number that no piece has.
-pub(super) fn cover(want: &Part, shape: &[usize], have: &[&Part]) -> Result<Vec<Copying>, usize> {
-    let mut copies: Vec<Copying> = Vec::new();
+/// The copies that assemble `want`, or the position of the first element that no shard has.
+pub(super) fn cover(
+    want: &TensorSlice,
+    shape: &[usize],
+    have: &[&TensorSlice],
+) -> Result<Vec<CopySpan>, usize> {
+    let mut copies: Vec<CopySpan> = Vec::new();
     let (mut to, mut last) = (0, 0);
     for run in want.runs(shape) {
         let (mut place, end) = (run.start, run.start + run.len);
         while place < end {
-            // Neighbours are mostly in the piece that had the last one, or in the next.
+            // The next element is usually in the same shard or the following one.
             let order = (last..have.len()).chain(0..last);
-            let mut found = order.map(|piece| (piece, have[piece].locate(shape, place)));
-            let (piece, at) = found.find_map(|(piece, at)| Some((piece, at?))).ok_or(place)?;
+            let mut found = order.map(|shard| (shard, have[shard].locate(shape, place)));
+            let (shard, at) = found.find_map(|(shard, at)| Some((shard, at?))).ok_or(place)?;
             let len = at.len.min(end - place);
-            copies.push(Copying { piece, from: at.start, to, len });
-            (place, to, last) = (place + len, to + len, piece);
+            copies.push(CopySpan { shard, from: at.start, to, len });
+            (place, to, last) = (place + len, to + len, shard);
         }
     }
     Ok(copies)
@@ -40,50 +44,50 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of a part of a tensor whose numbers are their places.
-    fn numbers(part: &Part, shape: &[usize]) -> Vec<usize> {
-        part.runs(shape).flat_map(|run| run.start..run.start + run.len).collect()
+    /// The elements of a slice of a tensor whose elements are their positions.
+    fn elements(slice: &TensorSlice, shape: &[usize]) -> Vec<usize> {
+        slice.runs(shape).flat_map(|run| run.start..run.start + run.len).collect()
     }
 
-    fn split(shape: [usize; 2], ways: usize, how: u8) -> Vec<Part> {
+    fn split(shape: [usize; 2], ways: usize, how: u8) -> Vec<TensorSlice> {
         let [rows, columns] = shape;
         let share = |n: usize, i: usize| n * i / ways..n * (i + 1) / ways;
         (0..ways)
             .map(|i| match how {
-                0 => Part::Flat(share(rows * columns, i)),
-                1 => Part::Rectangle { rows: share(rows, i), columns: 0..columns },
-                _ => Part::Rectangle { rows: 0..rows, columns: share(columns, i) },
+                0 => TensorSlice::Flat(share(rows * columns, i)),
+                1 => TensorSlice::Rectangle { rows: share(rows, i), columns: 0..columns },
+                _ => TensorSlice::Rectangle { rows: 0..rows, columns: share(columns, i) },
             })
             .collect()
     }
 
     proptest! {
         #[test]
-        fn what_was_split_in_any_way_is_put_together_in_any_other(
+        fn any_sharding_assembles_to_any_other(
             rows in 1usize..9, columns in 1usize..9,
             ways in 1usize..5, how in 0u8..3, other_ways in 1usize..5, other in 0u8..3,
         ) {
             let shape = [rows, columns];
-            let parts = split(shape, ways, how);
-            let stored: Vec<_> = parts.iter().map(|part| numbers(part, &shape)).collect();
-            let have: Vec<&Part> = parts.iter().collect();
+            let slices = split(shape, ways, how);
+            let stored: Vec<_> = slices.iter().map(|slice| elements(slice, &shape)).collect();
+            let have: Vec<&TensorSlice> = slices.iter().collect();
             for want in split(shape, other_ways, other) {
                 let mut out = vec![usize::MAX; want.len(&shape)];
-                for copy in cover(&want, &shape, &have).expect("all is covered") {
-                    let from = &stored[copy.piece][copy.from..copy.from + copy.len];
+                for copy in cover(&want, &shape, &have).expect("covered") {
+                    let from = &stored[copy.shard][copy.from..copy.from + copy.len];
                     out[copy.to..copy.to + copy.len].copy_from_slice(from);
                 }
-                prop_assert_eq!(out, numbers(&want, &shape));
+                prop_assert_eq!(out, elements(&want, &shape));
             }
         }
     }
 
     #[test]
-    fn a_gap_is_named_by_its_first_number() {
-        let parts = [Part::Flat(0..5), Part::Flat(6..12)];
-        let have: Vec<&Part> = parts.iter().collect();
-        assert_eq!(cover(&Part::Whole, &[3, 4], &have), Err(5));
-        let corner = Part::Rectangle { rows: 1..3, columns: 2..4 };
+    fn a_gap_is_reported_by_its_first_element() {
+        let slices = [TensorSlice::Flat(0..5), TensorSlice::Flat(6..12)];
+        let have: Vec<&TensorSlice> = slices.iter().collect();
+        assert_eq!(cover(&TensorSlice::Whole, &[3, 4], &have), Err(5));
+        let corner = TensorSlice::Rectangle { rows: 1..3, columns: 2..4 };
         assert_eq!(cover(&corner, &[3, 4], &have).map(|copies| copies.len()), Ok(2));
     }
 }

@@ -1,45 +1,44 @@
-//! The file operations that a checkpoint is made of, behind a trait so that tests can make any of
-//! them fail, or be the last one.
+//! File operations of checkpoints, behind a trait for fault injection in tests.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What a checkpoint asks of a file system.
+/// A file system.
 pub trait Disk: Send + Sync {
-    /// Makes a folder and those above it; one that exists is fine.
+    /// Creates a directory and its parents; existing ones are fine.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
-    /// Makes a file, or empties it.
+    /// Creates or truncates a file.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Output>>;
-    /// All of a file.
+    /// Reads a file.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
-    /// Names of what is in a folder.
+    /// Names in a directory.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
-    /// Gives a file or folder another name, at once.
+    /// Renames a file or directory atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Removes a folder with all that is in it.
+    /// Removes a directory and its contents.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
-    /// Makes the names in a folder survive a loss of power.
+    /// Syncs a directory.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// Bytes that can still be written there, if the system says.
+    /// Free bytes, if known.
     fn free(&self, path: &Path) -> Option<u64>;
 }
 
-/// A file that is being written.
+/// A file open for writing.
 pub trait Output {
-    /// Writes all of it.
+    /// Writes all bytes.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Makes what was written survive a loss of power.
+    /// Syncs the file.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// The real one.
+/// The real file system.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct System;
+pub struct SystemDisk;
 
-impl Disk for System {
+impl Disk for SystemDisk {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }
@@ -55,7 +54,7 @@ impl Disk for System {
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         let names = fs::read_dir(path)?.map(|entry| Ok(entry?.file_name().into_string().ok()));
-        // A name that is no text is none of ours.
+        // Names that are not UTF-8 are not ours.
         names.filter_map(Result::transpose).collect()
     }
 
@@ -73,7 +72,7 @@ impl Disk for System {
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
-            // Some network file systems cannot, and keep the order by themselves.
+            // Some network file systems do not support it, and preserve the order without it.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
             result => result,
         }

@@ -1,4 +1,4 @@
-//! What can be wrong with checkpoints, each with the file and what to do.
+//! Checkpoint errors, each with the file and the fix.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,83 +6,83 @@ use std::path::{Path, PathBuf};
 /// Why a checkpoint could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The system refused.
+    /// An I/O error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was to be done.
+        /// The operation.
         action: &'static str,
-        /// With which file or folder.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// Cause.
         source: io::Error,
     },
-    /// There is not enough room, found before or while writing.
+    /// The disk is full, found before or while writing.
     #[error(
-        "{} needs {needed} bytes and the disk has {} free; the last good checkpoint is kept: \
-         make room or choose another checkpoint.folder",
+        "no space for {} ({needed} bytes needed, {} free); the last checkpoint is unaffected: free space \
+        or set another checkpoint.dir",
         path.display(),
-        free.map_or_else(|| "nothing".to_owned(), |free| free.to_string())
+        free.map_or_else(|| "unknown".to_owned(), |free| free.to_string())
     )]
-    NoRoom {
+    NoSpace {
         /// The file.
         path: PathBuf,
-        /// Bytes it needs.
+        /// Its size.
         needed: u64,
-        /// Bytes that are free, if the system says.
+        /// Free bytes, if known.
         free: Option<u64>,
     },
-    /// The folder cannot be written to.
+    /// The directory is not writable.
     #[error(
-        "cannot write {} ({needed} bytes): {source}; choose a checkpoint.folder that can be written"
+        "cannot write {} ({needed} bytes): {source}; set checkpoint.dir to a writable directory"
         , path.display()
     )]
     NotWritable {
         /// The file.
         path: PathBuf,
-        /// Bytes it needs.
+        /// Its size.
         needed: u64,
-        /// What the system said.
+        /// Cause.
         source: io::Error,
     },
-    /// Another job writes checkpoints here.
+    /// The directory is locked by another job.
     #[error(
-        "another job ({owner}) writes checkpoints in {}: end it, or choose another \
-         checkpoint.folder",
+        "another job ({owner}) is writing checkpoints in {}: stop it, or set another \
+        checkpoint.dir",
         folder.display()
     )]
-    InUse {
-        /// The checkpoints' folder.
+    Locked {
+        /// The checkpoint directory.
         folder: PathBuf,
-        /// What its lock file says about it.
+        /// Contents of the lock file.
         owner: String,
     },
-    /// The last one is not written yet.
+    /// The previous save is still in progress.
     #[error("the checkpoint of step {writing} is still being written")]
     Busy {
         /// Its step.
         writing: u64,
     },
-    /// What is to be saved does not make sense.
+    /// An invalid shard.
     #[error("cannot save tensor {name}: it {why}")]
-    Piece {
+    InvalidShard {
         /// The tensor.
         name: String,
         /// What is wrong with it.
         why: String,
     },
-    /// Another rank's file is not seen from rank 0.
+    /// Rank 0 does not see another rank's file.
     #[error(
-        "rank 0 does not see {}, which rank {rank} has written: checkpoint.folder must be on a \
+        "rank 0 does not see {}, written by rank {rank}: checkpoint.dir must be on a \
          file system that all nodes share",
         path.display()
     )]
     NotShared {
         /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// The rank.
         rank: usize,
     },
-    /// A rank wrote something else than the others.
+    /// Shards of different ranks are inconsistent.
     #[error("{}: {why}", path.display())]
     Sidecar {
         /// The file.
@@ -90,15 +90,15 @@ pub enum CheckpointError {
         /// What is wrong with it.
         why: String,
     },
-    /// A call out of turn.
+    /// A commit without a finished save.
     #[error("the checkpoint of step {step} cannot be committed: {why}")]
     NotWritten {
         /// The step.
         step: u64,
-        /// What it is instead.
+        /// The state of the writer.
         why: String,
     },
-    /// It is no checkpoint, or one of another version.
+    /// Not a checkpoint, or one of another format version.
     #[error("{}: {why}", path.display())]
     Manifest {
         /// The file.
@@ -106,38 +106,38 @@ pub enum CheckpointError {
         /// What is wrong with it.
         why: String,
     },
-    /// A file of the checkpoint is not as it was written.
+    /// A damaged file.
     #[error("{}: {why}", path.display())]
-    Shard {
+    DamagedFile {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         why: String,
     },
-    /// Numbers of a tensor are not as they were written.
+    /// A damaged tensor.
     #[error("{}: {key} {why}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which piece of a tensor.
+        /// The shard.
         key: String,
         /// What is wrong with it.
         why: String,
     },
-    /// There is no such tensor.
-    #[error("the checkpoint {} has no {tensor}", folder.display())]
+    /// The tensor does not exist.
+    #[error("checkpoint {} has no {tensor}", folder.display())]
     NoTensor {
         /// The checkpoint.
         folder: PathBuf,
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
     },
-    /// A tensor is there, but is of another shape, or not all of it is there.
-    #[error("the checkpoint {}: {tensor} {why}", folder.display())]
+    /// The tensor has another shape or is incomplete.
+    #[error("checkpoint {}: {tensor} {why}", folder.display())]
     Tensor {
         /// The checkpoint.
         folder: PathBuf,
-        /// Which tensor.
+        /// The tensor.
         tensor: String,
         /// What is wrong with it.
         why: String,
@@ -145,18 +145,18 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Wraps what the system said.
+    /// Wraps an I/O error.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }
     }
 
-    /// The same for a file that was to be written, with the commonest reasons told apart.
+    /// Wraps an error of writing a file, with the most common causes distinguished.
     pub(super) fn writing(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Self::NoRoom { path, needed, free: None }
+                Self::NoSpace { path, needed, free: None }
             }
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 Self::NotWritable { path, needed, source }

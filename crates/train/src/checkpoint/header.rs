@@ -1,4 +1,4 @@
-//! The header of a safetensors file: which tensors it has, and where.
+//! The header of a safetensors file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,24 +8,24 @@ use std::os::unix::fs::FileExt;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-/// Bytes of the header's length, before it.
+/// Bytes of the length field before the header.
 const LENGTH: usize = 8;
-/// No header is longer: what says so is damaged.
+/// Maximum length of a header, as in the safetensors library.
 const LONGEST: u64 = 100_000_000;
 
-/// Where in a file a tensor is.
+/// Location of a tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// How its numbers are stored.
+pub struct TensorLocation {
+    /// Element type.
     pub dtype: Dtype,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<usize>,
-    /// Its bytes.
+    /// Byte range.
     pub bytes: Range<u64>,
 }
 
-/// Reads the header of a file of so many bytes. What is wrong with it is the end of a sentence.
-pub(super) fn read(file: &File, bytes: u64) -> Result<HashMap<String, Place>, String> {
+/// Reads the header of a file of `bytes` bytes. Errors are predicates about the file.
+pub(super) fn read(file: &File, bytes: u64) -> Result<HashMap<String, TensorLocation>, String> {
     let damaged = |why: &str| format!("is damaged: its header {why}");
     let mut length = [0; LENGTH];
     file.read_exact_at(&mut length, 0).map_err(|error| format!("cannot be read: {error}"))?;
@@ -44,8 +44,8 @@ pub(super) fn read(file: &File, bytes: u64) -> Result<HashMap<String, Place>, St
     Ok(places)
 }
 
-/// Where the tensors of a file are, by name. The header, without its length, may be anything.
-pub fn parse(header: &[u8]) -> Result<HashMap<String, Place>, String> {
+/// Locations of the tensors of a file, by name. The header may be arbitrary bytes.
+pub fn parse(header: &[u8]) -> Result<HashMap<String, TensorLocation>, String> {
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let base = (LENGTH + header.len()) as u64;
     let mut places = HashMap::new();
@@ -53,19 +53,19 @@ pub fn parse(header: &[u8]) -> Result<HashMap<String, Place>, String> {
         let (start, end) = info.data_offsets;
         let at = |offset: usize| base.checked_add(offset as u64).ok_or("it is too long");
         let bytes = at(start)?..at(end)?;
-        places.insert(name, Place { dtype: info.dtype, shape: info.shape.clone(), bytes });
+        places.insert(name, TensorLocation { dtype: info.dtype, shape: info.shape.clone(), bytes });
     }
     Ok(places)
 }
 
-/// The first bytes of a file with these tensors, whose numbers follow in this order.
+/// The header of a file with these tensors, in this order.
 pub(super) fn write(
     about: Option<HashMap<String, String>>,
     tensors: Vec<(String, TensorInfo)>,
 ) -> Result<Vec<u8>, String> {
     let metadata = Metadata::new(about, tensors).map_err(|error| error.to_string())?;
     let mut text = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
-    // Numbers begin at a multiple of 8, so that other programs can map them.
+    // Data starts at a multiple of 8, for memory mapping.
     text.resize(text.len().next_multiple_of(LENGTH), b' ');
     let mut header = (text.len() as u64).to_le_bytes().to_vec();
     header.extend(text);

@@ -1,31 +1,30 @@
-//! Checkpoints: each rank writes its pieces of tensors into one folder, in the background; the
-//! folder gets its name when all is there, so that a crash at any moment leaves the last good one.
+//! Sharded checkpoints. Every rank writes its shards in the background to one directory, which is renamed to its
+//! final name once all shards are there: a crash at any time leaves the previous checkpoint valid.
 //!
-//! Read [`piece`] for what is stored, [`manifest`] for the description beside it, [`writer`] for
-//! how it comes onto the disk and [`reader`] for how any part is read back, on any number of ranks.
-//! The format is described in `docs/checkpoints.md`.
+//! [`shard`] defines what is stored, [`manifest`] its description, [`writer`] writes and [`reader`] reads slices
+//! on any number of ranks. The format is described in `docs/checkpoints.md`.
 
 mod commit;
 mod cover;
+mod dir_layout;
 pub mod disk;
 mod error;
-mod folder;
+pub mod find;
 pub mod header;
 pub mod huggingface;
 pub mod manifest;
-pub mod newest;
-pub mod piece;
 pub mod reader;
-mod shard;
+pub mod shard;
+mod shard_file;
 #[cfg(test)]
 mod tests;
 pub mod writer;
 
 pub use commit::Committed;
+pub use dir_layout::MANIFEST;
 pub use error::CheckpointError;
-pub use folder::MANIFEST;
-pub use manifest::{About, SPLIT};
-pub use newest::{Skipped, any, any_of_run, is_among, newest_good};
-pub use piece::{Kind, Outline, Part, Piece};
+pub use find::{Skipped, has_checkpoint, has_checkpoint_of_run, is_in_dir, newest_valid};
+pub use manifest::{CheckpointMeta, SPLIT};
 pub use reader::Checkpoint;
+pub use shard::{Shard, ShardMeta, StateTensor, TensorSlice};
 pub use writer::{State, Writer};

@@ -1,5 +1,5 @@
-//! Reading a checkpoint: any part of any tensor, whatever pieces it was written in. Nothing is
-//! given out whose checksum was not compared.
+//! Reads slices of tensors from a checkpoint, independent of how it was sharded. Checksums are verified
+//! before data is returned.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -8,18 +8,18 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use regatta_model::text::hex;
 use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
-use super::cover::{Copying, cover};
+use super::cover::{CopySpan, cover};
+use super::dir_layout::{self, MANIFEST, MANIFEST_SUM};
 use super::error::CheckpointError;
-use super::folder::{self, MANIFEST, MANIFEST_SUM};
-use super::header::{self, Place};
-use super::manifest::{About, Manifest, Stored, Tensor};
-use super::piece::{Kind, Part, key};
-use super::shard::hex;
+use super::header::{self, TensorLocation};
+use super::manifest::{CheckpointMeta, Manifest, StoredShard, Tensor};
+use super::shard::{StateTensor, TensorSlice, key};
 
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const AT_A_TIME: u64 = 1 << 20;
 
 /// A complete checkpoint.
@@ -27,15 +27,15 @@ const AT_A_TIME: u64 = 1 << 20;
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
-    tensors: HashMap<(Kind, String), usize>,
-    /// Where the tensors of the files are that were looked into.
-    shards: Mutex<HashMap<String, Arc<HashMap<String, Place>>>>,
-    /// Pieces whose checksums are right, by tensor and number.
+    tensors: HashMap<(StateTensor, String), usize>,
+    /// Headers of the files opened so far.
+    shards: Mutex<HashMap<String, Arc<HashMap<String, TensorLocation>>>>,
+    /// Shards with verified checksums, by tensor and index.
     verified: Mutex<HashSet<(usize, usize)>>,
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in this folder: reads its description, not the numbers.
+    /// Opens a checkpoint and reads its manifest, not its tensors.
     pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let manifest = read_manifest(folder)?;
         let key = |(index, tensor): (usize, &Tensor)| ((tensor.kind, tensor.name.clone()), index);
@@ -44,105 +44,105 @@ impl Checkpoint {
         Ok(Self { folder: folder.to_owned(), manifest, tensors, shards, verified })
     }
 
-    /// The newest complete one in a folder of checkpoints, if there is any.
+    /// The newest complete checkpoint in a directory, if any.
     pub fn latest(checkpoints: &Path) -> Result<Option<Self>, CheckpointError> {
-        let folders = super::newest::folders(checkpoints)?;
+        let folders = super::find::folders(checkpoints)?;
         folders.first().map(|folder| Self::open(folder)).transpose()
     }
 
-    /// Where it is.
+    /// Its directory.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What it is about.
-    pub fn about(&self) -> &About {
-        &self.manifest.about
+    /// Its metadata.
+    pub fn meta(&self) -> &CheckpointMeta {
+        &self.manifest.meta
     }
 
-    /// All that is said about it.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// A tensor's whole shape, if it is there.
-    pub fn shape(&self, name: &str, kind: Kind) -> Option<&[usize]> {
+    /// Full shape of a tensor, if it exists.
+    pub fn shape(&self, name: &str, kind: StateTensor) -> Option<&[usize]> {
         let index = self.tensors.get(&(kind, name.to_owned()))?;
         Some(&self.manifest.tensors[*index].shape)
     }
 
-    /// Reads a part of a tensor, from whatever pieces have it.
+    /// Reads a slice of a tensor from the shards that cover it.
     pub fn read(
         &self,
         name: &str,
-        kind: Kind,
-        part: &Part,
-        numbers: &mut [f32],
+        kind: StateTensor,
+        slice: &TensorSlice,
+        elements: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let (index, tensor) = self.find(name, kind)?;
-        part.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
-        let (needed, given) = (part.len(&tensor.shape), numbers.len());
+        slice.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
+        let (needed, given) = (slice.len(&tensor.shape), elements.len());
         if needed != given {
-            let why = format!("has {needed} numbers in {part}, and room for {given} was given");
+            let why = format!("has {needed} elements in {slice}, but the buffer has {given}");
             return Err(self.wrong(tensor, why));
         }
-        let mut copies = self.cover(tensor, part)?;
+        let mut copies = self.cover(tensor, slice)?;
         // Each file is opened once.
-        copies.sort_by_key(|copy| copy.piece);
-        for group in copies.chunk_by(|a, b| a.piece == b.piece) {
-            self.copy(index, group, numbers)?;
+        copies.sort_by_key(|copy| copy.shard);
+        for group in copies.chunk_by(|a, b| a.shard == b.shard) {
+            self.copy(index, group, elements)?;
         }
         Ok(())
     }
 
-    /// Reads a whole tensor.
-    pub fn read_whole(&self, name: &str, kind: Kind) -> Result<Vec<f32>, CheckpointError> {
-        let mut numbers = vec![0.0; self.numbers(name, kind)?];
-        self.read(name, kind, &Part::Whole, &mut numbers)?;
-        Ok(numbers)
+    /// Reads a full tensor.
+    pub fn read_whole(&self, name: &str, kind: StateTensor) -> Result<Vec<f32>, CheckpointError> {
+        let mut elements = vec![0.0; self.elements(name, kind)?];
+        self.read(name, kind, &TensorSlice::Whole, &mut elements)?;
+        Ok(elements)
     }
 
-    /// How many numbers a tensor has, if files have them all. What a description says may be anything,
-    /// so no memory should be asked for before this is known.
-    pub fn numbers(&self, name: &str, kind: Kind) -> Result<usize, CheckpointError> {
+    /// Number of elements of a tensor, if the files contain all of them. The manifest is not trusted, so check
+    /// this before allocating memory.
+    pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize, CheckpointError> {
         let (_, tensor) = self.find(name, kind)?;
-        for stored in &tensor.pieces {
+        for stored in &tensor.shards {
             self.place(tensor, stored)?;
         }
-        self.cover(tensor, &Part::Whole)?;
+        self.cover(tensor, &TensorSlice::Whole)?;
         Ok(tensor.shape.iter().product())
     }
 
-    fn find(&self, name: &str, kind: Kind) -> Result<(usize, &Tensor), CheckpointError> {
+    fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor), CheckpointError> {
         match self.tensors.get(&(kind, name.to_owned())) {
             Some(&index) => Ok((index, &self.manifest.tensors[index])),
             None => {
-                let (folder, tensor) = (self.folder.clone(), key(kind, name, &Part::Whole));
+                let (folder, tensor) = (self.folder.clone(), key(kind, name, &TensorSlice::Whole));
                 Err(CheckpointError::NoTensor { folder, tensor })
             }
         }
     }
 
-    /// Reads everything and compares the checksums: the bytes that are right, or all that is wrong.
+    /// Verifies all checksums. Returns the bytes verified, or all errors.
     pub fn verify(&self) -> Result<u64, Vec<CheckpointError>> {
         self.verify_share(0, 1)
     }
 
-    /// The same for a share of the pieces, so that many ranks can do it together.
+    /// Verifies every `of`-th shard, to distribute the work over ranks.
     pub fn verify_share(&self, share: usize, of: usize) -> Result<u64, Vec<CheckpointError>> {
         let mut wrong = Vec::new();
         let (mut bytes, mut number, mut bad) = (0, 0, HashSet::new());
         for (index, tensor) in self.manifest.tensors.iter().enumerate() {
-            wrong.extend(self.cover(tensor, &Part::Whole).err());
-            for (piece, stored) in tensor.pieces.iter().enumerate() {
+            wrong.extend(self.cover(tensor, &TensorSlice::Whole).err());
+            for (shard, stored) in tensor.shards.iter().enumerate() {
                 number += 1;
                 if number % of.max(1) != share || bad.contains(&stored.file) {
                     continue;
                 }
-                match self.verify_piece(index, piece) {
+                match self.verify_shard(index, shard) {
                     Ok(more) => bytes += more,
                     Err(error) => {
-                        // A file that is missing is said once, not for each of its tensors.
+                        // A missing file is reported once, not for each tensor.
                         if !matches!(error, CheckpointError::Damaged { .. }) {
                             bad.insert(&stored.file);
                         }
@@ -154,47 +154,51 @@ impl Checkpoint {
         if wrong.is_empty() { Ok(bytes) } else { Err(wrong) }
     }
 
-    fn cover(&self, tensor: &Tensor, part: &Part) -> Result<Vec<Copying>, CheckpointError> {
-        let have: Vec<&Part> = tensor.pieces.iter().map(|piece| &piece.part).collect();
-        cover(part, &tensor.shape, &have).map_err(|place| {
-            self.wrong(tensor, format!("is not all there: no rank wrote number {place}"))
+    fn cover(
+        &self,
+        tensor: &Tensor,
+        slice: &TensorSlice,
+    ) -> Result<Vec<CopySpan>, CheckpointError> {
+        let have: Vec<&TensorSlice> = tensor.shards.iter().map(|shard| &shard.slice).collect();
+        cover(slice, &tensor.shape, &have).map_err(|place| {
+            self.wrong(tensor, format!("is incomplete: no rank wrote element {place}"))
         })
     }
 
     fn copy(
         &self,
         index: usize,
-        copies: &[Copying],
-        numbers: &mut [f32],
+        copies: &[CopySpan],
+        elements: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let Some(first) = copies.first() else { return Ok(()) };
-        self.verify_piece(index, first.piece)?;
+        self.verify_shard(index, first.shard)?;
         let tensor = &self.manifest.tensors[index];
-        let stored = &tensor.pieces[first.piece];
+        let stored = &tensor.shards[first.shard];
         let (path, place) = self.place(tensor, stored)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
-        // What follows each other in the file is read at once: rows of few columns are short.
+        // Coalesces adjacent reads: rows of few columns are short.
         for run in copies.chunk_by(|a, b| a.from + a.len == b.from) {
             let from = place.bytes.start + run[0].from as u64 * 4;
             bytes.resize(run.iter().map(|copy| copy.len * 4).sum(), 0);
             file.read_exact_at(&mut bytes, from).map_err(CheckpointError::io("read", &path))?;
             let mut four = bytes.as_chunks::<4>().0.iter();
             for copy in run {
-                let to = &mut numbers[copy.to..copy.to + copy.len];
+                let to = &mut elements[copy.to..copy.to + copy.len];
                 to.iter_mut().zip(&mut four).for_each(|(to, four)| *to = f32::from_le_bytes(*four));
             }
         }
         Ok(())
     }
 
-    /// Compares the checksum of a piece, unless that was done before.
-    fn verify_piece(&self, index: usize, piece: usize) -> Result<u64, CheckpointError> {
+    /// Verifies the checksum of a shard, unless already done.
+    fn verify_shard(&self, index: usize, shard: usize) -> Result<u64, CheckpointError> {
         let tensor = &self.manifest.tensors[index];
-        let stored = &tensor.pieces[piece];
+        let stored = &tensor.shards[shard];
         let (path, place) = self.place(tensor, stored)?;
         let length = place.bytes.end - place.bytes.start;
-        if lock(&self.verified).contains(&(index, piece)) {
+        if lock(&self.verified).contains(&(index, shard)) {
             return Ok(length);
         }
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
@@ -208,35 +212,39 @@ impl Checkpoint {
             at += bytes.len() as u64;
         }
         if hex(&sum.finalize()) != stored.sha256 {
-            let key = key(tensor.kind, &tensor.name, &stored.part);
-            let why = "is not as it was written: its checksum differs".to_owned();
+            let key = key(tensor.kind, &tensor.name, &stored.slice);
+            let why = "is damaged: its checksum differs".to_owned();
             return Err(CheckpointError::Damaged { path, key, why });
         }
-        lock(&self.verified).insert((index, piece));
+        lock(&self.verified).insert((index, shard));
         Ok(length)
     }
 
-    /// The file of a piece and where in it the piece is.
-    fn place(&self, tensor: &Tensor, stored: &Stored) -> Result<(PathBuf, Place), CheckpointError> {
+    /// The file of a shard and its location in it.
+    fn place(
+        &self,
+        tensor: &Tensor,
+        stored: &StoredShard,
+    ) -> Result<(PathBuf, TensorLocation), CheckpointError> {
         let path = self.folder.join(&stored.file);
         let known = lock(&self.shards).get(&stored.file).cloned();
-        let places = match known {
-            Some(places) => places,
+        let dirs = match known {
+            Some(dirs) => dirs,
             None => {
-                let places = Arc::new(self.look_into(&path, &stored.file)?);
-                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&places));
-                places
+                let dirs = Arc::new(self.look_into(&path, &stored.file)?);
+                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&dirs));
+                dirs
             }
         };
-        let key = key(tensor.kind, &tensor.name, &stored.part);
+        let key = key(tensor.kind, &tensor.name, &stored.slice);
         let damaged = |key: String, why: String| {
             let path = path.clone();
             CheckpointError::Damaged { path, key, why }
         };
-        let Some(place) = places.get(&key) else {
+        let Some(place) = dirs.get(&key) else {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
-        let shape = stored.part.own_shape(&tensor.shape);
+        let shape = stored.slice.own_shape(&tensor.shape);
         if place.shape != shape || place.dtype != Dtype::F32 {
             let (dtype, other) = (place.dtype, &place.shape);
             let why = format!("is {dtype:?} of shape {other:?} in the file, not F32 of {shape:?}");
@@ -245,24 +253,24 @@ impl Checkpoint {
         Ok((path, place.clone()))
     }
 
-    /// Reads a file's header.
+    /// Reads the header of a file.
     fn look_into(
         &self,
         path: &Path,
         name: &str,
-    ) -> Result<HashMap<String, Place>, CheckpointError> {
-        let wrong = |why: String| CheckpointError::Shard { path: path.to_owned(), why };
+    ) -> Result<HashMap<String, TensorLocation>, CheckpointError> {
+        let wrong = |why: String| CheckpointError::DamagedFile { path: path.to_owned(), why };
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(wrong("is missing from the checkpoint".to_owned()));
             }
             result => result.map_err(CheckpointError::io("open", path))?,
         };
-        let is = file.metadata().map_err(CheckpointError::io("look at", path))?.len();
+        let is = file.metadata().map_err(CheckpointError::io("stat", path))?.len();
         let was = self.manifest.files.get(name).copied().unwrap_or_default();
         if is != was {
-            let what = if is < was { "truncated" } else { "something else" };
-            return Err(wrong(format!("has {is} bytes and was written with {was}: it is {what}")));
+            let what = if is < was { "truncated" } else { "a different file" };
+            return Err(wrong(format!("has {is} bytes instead of {was}: it is {what}")));
         }
         header::read(&file, is).map_err(wrong)
     }
@@ -273,7 +281,7 @@ impl Checkpoint {
     }
 }
 
-/// What is behind these locks is whole at any moment.
+/// Poisoning is ignored, because the data is valid at any time.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -283,8 +291,9 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let wrong = |why: String| CheckpointError::Manifest { path: path.clone(), why };
     let bytes = match std::fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let what = if folder::is_partial(folder) { "was not completed" } else { "is none" };
-            return Err(wrong(format!("is missing: this checkpoint {what}")));
+            let what =
+                if dir_layout::is_partial(folder) { "is incomplete" } else { "does not exist" };
+            return Err(wrong(format!("is missing: the checkpoint {what}")));
         }
         result => result.map_err(CheckpointError::io("read", &path))?,
     };
@@ -292,11 +301,11 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let sum = std::fs::read_to_string(&sum_path).map_err(CheckpointError::io("read", &sum_path))?;
     let sum = sum.split_whitespace().next().unwrap_or_default();
     let manifest = std::str::from_utf8(&bytes)
-        .map_err(|error| wrong(format!("is no text: {error}")))
+        .map_err(|error| wrong(format!("is not UTF-8: {error}")))
         .and_then(|text| Manifest::parse(text).map_err(wrong))?;
-    // After the version: another one may have its checksum elsewhere.
+    // After the version, because other versions may store it elsewhere.
     if hex(&Sha256::digest(&bytes)) != sum {
-        return Err(wrong(format!("is not as it was written: {MANIFEST_SUM} differs")));
+        return Err(wrong(format!("is damaged: it does not match {MANIFEST_SUM}")));
     }
     Ok(manifest)
 }

@@ -1,99 +1,292 @@
-//! A rank's file of numbers, as safetensors: a header, then every piece's bytes.
+//! Shards: slices of tensors, and their positions in the full tensor. No I/O.
 
-use std::collections::HashSet;
-use std::path::Path;
+use std::fmt;
+use std::ops::Range;
 
-use safetensors::Dtype;
-use safetensors::tensor::TensorInfo;
-use sha2::{Digest, Sha256};
+use serde::{Deserialize, Serialize};
 
-use super::disk::Disk;
-use super::error::CheckpointError;
-use super::header;
-use super::manifest::Written;
-use super::piece::{Outline, Piece, key};
-
-/// Numbers that are turned into bytes, hashed and written at a time.
-const AT_A_TIME: usize = 1 << 18;
-
-/// A shard that is laid out: all but the numbers.
-#[derive(Debug)]
-pub(super) struct Layout {
-    header: Vec<u8>,
-    /// Bytes of the whole file.
-    pub bytes: u64,
+/// Which tensor of the training state: a parameter or one of its moments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateTensor {
+    /// The parameter.
+    Parameter,
+    /// First moment (AdamW) or momentum (SGD).
+    Moment1,
+    /// Second moment (AdamW).
+    Moment2,
 }
 
-/// Checks the pieces and says where each will be.
-pub(super) fn lay_out(pieces: &[Outline]) -> Result<Layout, CheckpointError> {
-    let mut keys = HashSet::new();
-    let mut infos = Vec::with_capacity(pieces.len());
-    let mut end = 0;
-    for piece in pieces {
-        piece.part.check(&piece.shape).map_err(|why| refuse(&piece.name, why))?;
-        let key = key(piece.kind, &piece.name, &piece.part);
-        let start = end;
-        end += piece.part.len(&piece.shape) * size_of::<f32>();
-        let shape = piece.part.own_shape(&piece.shape);
-        let data_offsets = (start, end);
-        infos.push((key.clone(), TensorInfo { dtype: Dtype::F32, shape, data_offsets }));
-        if !keys.insert(key) {
-            return Err(refuse(&piece.name, "is given twice".to_owned()));
+impl StateTensor {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Parameter, Self::Moment1, Self::Moment2];
+}
+
+impl fmt::Display for StateTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Parameter => "parameter",
+            Self::Moment1 => "moment1",
+            Self::Moment2 => "moment2",
+        })
+    }
+}
+
+/// A slice of a tensor. Tensors are treated as matrices: the first dimension is the rows, the others are
+/// flattened to columns; a vector is one column.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TensorSlice {
+    /// The full tensor.
+    Whole,
+    /// A contiguous range in row-major order, as with ZeRO.
+    Flat(Range<usize>),
+    /// Some rows and columns, as with tensor parallelism.
+    Rectangle {
+        /// Rows.
+        rows: Range<usize>,
+        /// Columns.
+        columns: Range<usize>,
+    },
+}
+
+/// Rows and columns of a tensor as a matrix; None if its size in bytes overflows.
+pub fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
+    let rows = shape.first().copied().unwrap_or(1);
+    let columns = shape.iter().skip(1).try_fold(1usize, |all, n| all.checked_mul(*n))?;
+    // In bytes.
+    rows.checked_mul(columns)?.checked_mul(size_of::<f32>())?;
+    Some((rows, columns))
+}
+
+/// A contiguous range of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Position of its first element in the full tensor.
+    pub start: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl TensorSlice {
+    /// Checks it against a shape. Errors are predicates about the tensor.
+    pub fn check(&self, shape: &[usize]) -> Result<(), String> {
+        let (rows, columns) =
+            matrix(shape).ok_or_else(|| format!("has the invalid shape {shape:?}"))?;
+        let inside = |range: &Range<usize>, end| range.start <= range.end && range.end <= end;
+        let fits = match self {
+            Self::Whole => true,
+            Self::Flat(range) => inside(range, rows * columns),
+            Self::Rectangle { rows: some, columns: few } => {
+                inside(some, rows) && inside(few, columns)
+            }
+        };
+        if fits {
+            Ok(())
+        } else {
+            Err(format!("has a slice {self} outside of its shape {shape:?}"))
         }
     }
-    let header = header::write(None, infos).map_err(|why| {
-        let name = pieces.first().map_or_else(String::new, |piece| piece.name.clone());
-        CheckpointError::Piece { name, why }
-    })?;
-    let bytes = (header.len() + end) as u64;
-    Ok(Layout { header, bytes })
-}
 
-/// A piece has as many numbers as its part, which was checked.
-pub(super) fn check(piece: &Piece) -> Result<(), CheckpointError> {
-    let Piece { name, shape, part, numbers, .. } = piece;
-    let (needed, given) = (part.len(shape), numbers.len());
-    if needed != given {
-        return Err(refuse(name, format!("has {given} numbers for its part {part} of {needed}")));
-    }
-    Ok(())
-}
-
-fn refuse(name: &str, why: String) -> CheckpointError {
-    CheckpointError::Piece { name: name.to_owned(), why }
-}
-
-/// Writes the file so that it survives a loss of power, and says what is in it. The pieces are those
-/// that were laid out.
-pub(super) fn write(
-    disk: &dyn Disk,
-    path: &Path,
-    layout: &Layout,
-    pieces: impl Iterator<Item = Result<Piece, CheckpointError>>,
-) -> Result<Vec<Written>, CheckpointError> {
-    let failed = || CheckpointError::writing(path, layout.bytes);
-    let mut file = disk.create(path).map_err(failed())?;
-    file.write(&layout.header).map_err(failed())?;
-    let mut written = Vec::new();
-    let mut bytes = Vec::new();
-    for piece in pieces {
-        let piece = piece?;
-        check(&piece)?;
-        let Piece { name, kind, shape, part, numbers } = piece;
-        let mut sum = Sha256::new();
-        for some in numbers.chunks(AT_A_TIME) {
-            bytes.clear();
-            bytes.extend(some.iter().flat_map(|number| number.to_le_bytes()));
-            sum.update(&bytes);
-            file.write(&bytes).map_err(failed())?;
+    /// Number of elements; the slice must be valid.
+    pub fn len(&self, shape: &[usize]) -> usize {
+        match self {
+            Self::Whole => shape.iter().product(),
+            Self::Flat(range) => range.len(),
+            Self::Rectangle { rows, columns } => rows.len() * columns.len(),
         }
-        written.push(Written { name, kind, shape, part, sha256: hex(&sum.finalize()) });
     }
-    file.sync().map_err(failed())?;
-    Ok(written)
+
+    /// Shape of the slice itself.
+    pub fn own_shape(&self, shape: &[usize]) -> Vec<usize> {
+        match self {
+            Self::Whole => shape.to_vec(),
+            Self::Flat(range) => vec![range.len()],
+            Self::Rectangle { rows, columns } => vec![rows.len(), columns.len()],
+        }
+    }
+
+    /// Its contiguous ranges in the full tensor, in order.
+    pub fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> + use<> {
+        let (rows, width) = matrix(shape).unwrap_or((0, 0));
+        let (lines, first, stride, len) = match self {
+            Self::Whole => (0..1, 0, 0, rows * width),
+            Self::Flat(range) => (0..1, range.start, 0, range.len()),
+            // Full rows are contiguous.
+            Self::Rectangle { rows, columns } if columns.len() == width => {
+                (0..1, rows.start * width, 0, rows.len() * width)
+            }
+            Self::Rectangle { rows, columns } => {
+                (rows.clone(), columns.start, width, columns.len())
+            }
+        };
+        lines.map(move |line| Run { start: first + line * stride, len }).filter(|run| run.len > 0)
+    }
+
+    /// Position in this slice of an element of the tensor, and how many elements follow contiguously in both.
+    pub fn locate(&self, shape: &[usize], place: usize) -> Option<Run> {
+        let (rows, width) = matrix(shape)?;
+        let (all, base) = match self {
+            Self::Whole => (0..rows * width, 0),
+            Self::Flat(range) => (range.clone(), 0),
+            Self::Rectangle { rows, columns } => {
+                let line = place.checked_div(width)?;
+                let begin = line * width;
+                let inside = begin + columns.start..begin + columns.end;
+                let before = line.checked_sub(rows.start)? * columns.len();
+                (if line < rows.end { inside } else { 0..0 }, before)
+            }
+        };
+        let found = all.contains(&place);
+        found.then(|| Run { start: base + place - all.start, len: all.end - place })
+    }
 }
 
-/// A checksum as text.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+impl fmt::Display for TensorSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Whole => f.write_str("[..]"),
+            Self::Flat(range) => write!(f, "[{}..{}]", range.start, range.end),
+            Self::Rectangle { rows, columns } => {
+                let (r, c) = (rows, columns);
+                write!(f, "[{}..{}, {}..{}]", r.start, r.end, c.start, c.end)
+            }
+        }
+    }
+}
+
+/// A shard of a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shard {
+    /// Name of the tensor, such as `layer.3.qkv.weight`.
+    pub name: String,
+    /// Parameter or moment.
+    pub kind: StateTensor,
+    /// Full shape of the tensor.
+    pub shape: Vec<usize>,
+    /// The slice of the tensor.
+    pub slice: TensorSlice,
+    /// The elements, row-major.
+    pub elements: Vec<f32>,
+}
+
+/// A shard without its elements.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardMeta {
+    /// Name of the tensor.
+    pub name: String,
+    /// Parameter or moment.
+    pub kind: StateTensor,
+    /// Full shape of the tensor.
+    pub shape: Vec<usize>,
+    /// The slice of the tensor.
+    pub slice: TensorSlice,
+}
+
+impl ShardMeta {
+    /// Adds the elements.
+    pub fn with(self, elements: Vec<f32>) -> Shard {
+        let Self { name, kind, shape, slice } = self;
+        Shard { name, kind, shape, slice, elements }
+    }
+}
+
+impl Shard {
+    /// Without the elements.
+    pub fn meta(&self) -> ShardMeta {
+        let Self { name, kind, shape, slice, .. } = self;
+        let (name, shape, slice) = (name.clone(), shape.clone(), slice.clone());
+        ShardMeta { name, kind: *kind, shape, slice }
+    }
+
+    /// A full tensor.
+    pub fn whole(name: &str, kind: StateTensor, shape: &[usize], elements: Vec<f32>) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            shape: shape.to_vec(),
+            slice: TensorSlice::Whole,
+            elements,
+        }
+    }
+}
+
+/// Name of a shard in its file: kind, name, and the slice unless full.
+pub fn key(kind: StateTensor, name: &str, slice: &TensorSlice) -> String {
+    match slice {
+        TensorSlice::Whole => format!("{kind}/{name}"),
+        slice => format!("{kind}/{name}{slice}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slice(rows: usize, columns: usize) -> impl Strategy<Value = TensorSlice> {
+        let range = |n: usize| (0..=n, 0..=n).prop_map(|(a, b)| a.min(b)..a.max(b));
+        prop_oneof![
+            Just(TensorSlice::Whole),
+            range(rows * columns).prop_map(TensorSlice::Flat),
+            (range(rows), range(columns))
+                .prop_map(|(rows, columns)| TensorSlice::Rectangle { rows, columns }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn runs_and_locate_agree(
+            (shape, slice) in (1usize..6, 1usize..6)
+                .prop_flat_map(|(r, c)| (Just(vec![r, c]), slice(r, c)))
+        ) {
+            prop_assert_eq!(slice.check(&shape), Ok(()));
+            let mut own = 0;
+            let mut inside = std::collections::HashSet::new();
+            for run in slice.runs(&shape) {
+                for place in run.start..run.start + run.len {
+                    let found = slice.locate(&shape, place).map(|found| found.start);
+                    prop_assert_eq!(found, Some(own));
+                    inside.insert(place);
+                    own += 1;
+                }
+            }
+            prop_assert_eq!(own, slice.len(&shape));
+            prop_assert_eq!(own, slice.own_shape(&shape).iter().product::<usize>());
+            for place in 0..shape.iter().product() {
+                prop_assert_eq!(slice.locate(&shape, place).is_some(), inside.contains(&place));
+            }
+        }
+    }
+
+    #[test]
+    fn slices_outside_of_the_shape_are_refused() {
+        let shape = [3, 4];
+        assert_eq!(TensorSlice::Flat(0..12).check(&shape), Ok(()));
+        let outside = [
+            TensorSlice::Flat(5..13),
+            TensorSlice::Flat(Range { start: 4, end: 3 }),
+            TensorSlice::Rectangle { rows: 0..4, columns: 0..4 },
+            TensorSlice::Rectangle { rows: 0..3, columns: 2..5 },
+        ];
+        for slice in outside {
+            assert!(slice.check(&shape).is_err(), "{slice}");
+        }
+        assert!(TensorSlice::Whole.check(&[usize::MAX, 2]).is_err());
+        assert!(
+            TensorSlice::Whole.check(&[usize::MAX / 2]).is_err(),
+            "its size in bytes overflows"
+        );
+    }
+
+    #[test]
+    fn vectors_are_one_column_and_keys_contain_the_slice() {
+        assert_eq!(matrix(&[7]), Some((7, 1)));
+        assert_eq!(matrix(&[]), Some((1, 1)));
+        assert_eq!(matrix(&[2, 3, 4]), Some((2, 12)));
+        let slice = TensorSlice::Rectangle { rows: 0..2, columns: 4..8 };
+        assert_eq!(key(StateTensor::Moment1, "a.b", &slice), "moment1/a.b[0..2, 4..8]");
+        assert_eq!(key(StateTensor::Parameter, "a.b", &TensorSlice::Whole), "parameter/a.b");
+    }
 }

@@ -1,48 +1,49 @@
-//! How a checkpoint comes onto the disk: every rank writes its pieces in the background into a
-//! folder that is called partial; when all have, rank 0 describes them and gives it its name.
+//! Writes checkpoints: every rank writes its shards in the background to a partial directory; once all have,
+//! rank 0 writes the manifest and renames the directory.
 
 use std::collections::BTreeSet;
-use std::fs::{File, TryLockError};
-use std::io::{self, Write};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::commit::{self, Committed};
-use super::disk::{Disk, System};
+use super::dir_layout::{self, LOCK, Role};
+use super::disk::{Disk, SystemDisk};
 use super::error::CheckpointError;
-use super::folder::{self, LOCK, Role};
-use super::manifest::{About, Sidecar, VERSION};
-use super::piece::{Outline, Piece};
-use super::shard::{self, Layout};
+use super::manifest::{CheckpointMeta, Sidecar, VERSION};
+use super::shard::{Shard, ShardMeta};
+use super::shard_file::{self, ShardFileLayout};
+use crate::lock_file::{LockResult, lock_file};
 
-/// Where a writer stands.
+/// State of a writer.
 #[derive(Debug, Clone)]
 pub enum State {
-    /// There is nothing to do.
+    /// No save in progress.
     Idle,
-    /// This rank's pieces are being written.
+    /// This rank is writing its shards.
     Writing {
-        /// Of this step.
+        /// The step.
         step: u64,
     },
-    /// This rank's pieces are on the disk. When all ranks' are, rank 0 commits.
+    /// This rank has written its shards. Rank 0 commits once all have.
     Written {
-        /// Of this step.
+        /// The step.
         step: u64,
     },
-    /// They could not be written; this rank's are removed, and the last good checkpoint is as it
-    /// was. Rank 0 abandons the rest, the next one can begin.
+    /// This rank failed to write its shards, and removed them; earlier checkpoints are unaffected. Rank 0
+    /// abandons the save.
     Failed {
-        /// Of this step.
+        /// The step.
         step: u64,
-        /// Why.
+        /// Cause.
         error: Arc<CheckpointError>,
     },
 }
 
-/// A rank's writer of checkpoints.
+/// A rank's checkpoint writer.
 pub struct Writer {
     checkpoints: PathBuf,
     rank: usize,
@@ -50,17 +51,17 @@ pub struct Writer {
     keep: usize,
     disk: Arc<dyn Disk>,
     stage: Stage,
-    /// What the last one is about: rank 0 writes it at the end.
-    about: Option<About>,
-    /// Steps whose checkpoints were found to be damaged.
+    /// Metadata of the save in progress; rank 0 writes it on commit.
+    meta: Option<CheckpointMeta>,
+    /// Steps whose checkpoints are damaged.
     damaged: BTreeSet<u64>,
-    /// Held by rank 0 as long as it lives: left-overs of others are nobody's then.
+    /// Held by rank 0 for its lifetime: leftovers of others are then safe to remove.
     lock: Option<File>,
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Closing alone would not do while a process that was just started has the file too.
+        // Unlocks explicitly, because a child process may have inherited the descriptor.
         if let Some(lock) = &self.lock {
             let _ = lock.unlock();
         }
@@ -73,19 +74,19 @@ enum Stage {
 }
 
 impl Writer {
-    /// The writer of a rank, for checkpoints in this folder, of which the newest are kept. Rank 0
-    /// removes what killed jobs left there: all ranks' writers are to be made before any begins.
+    /// A writer for this directory that keeps the newest `keep` checkpoints. Rank 0 cleans up after killed jobs,
+    /// so all ranks must create their writers before any starts to write.
     pub fn new(
         checkpoints: &Path,
         rank: usize,
         ranks: usize,
         keep: usize,
     ) -> Result<Self, CheckpointError> {
-        Self::on(Arc::new(System), checkpoints, rank, ranks, keep)
+        Self::with_disk(Arc::new(SystemDisk), checkpoints, rank, ranks, keep)
     }
 
-    /// The same on another disk.
-    pub fn on(
+    /// On another file system.
+    pub fn with_disk(
         disk: Arc<dyn Disk>,
         checkpoints: &Path,
         rank: usize,
@@ -94,87 +95,89 @@ impl Writer {
     ) -> Result<Self, CheckpointError> {
         disk.create_folder(checkpoints).map_err(CheckpointError::writing(checkpoints, 0))?;
         let lock = if rank == 0 { lock(checkpoints)? } else { None };
-        // Where nobody can lock, the left-overs may be of a job that still runs.
+        // Without a lock, leftovers may belong to a running job.
         if lock.is_some() {
             commit::sweep(&*disk, checkpoints)?;
         }
         let (checkpoints, keep) = (checkpoints.to_owned(), keep.max(1));
         let stage = Stage::Resting(State::Idle);
         let damaged = BTreeSet::new();
-        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, about: None, damaged, lock })
+        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, meta: None, damaged, lock })
     }
 
-    /// Learns which checkpoints are damaged: they do not count among those to keep.
-    pub fn pass_over(&mut self, folders: &[PathBuf]) {
+    /// Marks checkpoints as damaged: they do not count towards `keep`.
+    pub fn mark_damaged(&mut self, folders: &[PathBuf]) {
         let names = folders.iter().filter_map(|folder| folder.file_name()?.to_str());
-        self.damaged.extend(names.filter_map(folder::parse).map(|(step, _)| step));
+        self.damaged.extend(names.filter_map(dir_layout::parse).map(|(step, _)| step));
     }
 
-    /// Takes complete checkpoints out of the way of a run that does not go on from them, as they
-    /// would be taken for its own: those after the step that it begins from, or all. By rank 0,
-    /// which learns where they are now.
-    pub fn set_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// Moves complete checkpoints, all or those after a step, out of the way of a run that does not resume from
+    /// them. On rank 0, which gets the new paths.
+    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
         match self.rank {
-            0 => commit::set_aside(&*self.disk, &self.checkpoints, after),
+            0 => commit::move_aside(&*self.disk, &self.checkpoints, after),
             _ => Ok(Vec::new()),
         }
     }
 
-    /// Begins to write this rank's pieces, which may be none, and returns at once.
-    pub fn begin(&mut self, about: About, pieces: Vec<Piece>) -> Result<(), CheckpointError> {
-        let outlines: Vec<Outline> = pieces.iter().map(Piece::outline).collect();
-        let (task, layout) = self.prepare(about, &outlines)?;
-        pieces.iter().try_for_each(shard::check)?;
+    /// Starts to write this rank's shards, possibly none, in the background.
+    pub fn begin(
+        &mut self,
+        meta: CheckpointMeta,
+        shards: Vec<Shard>,
+    ) -> Result<(), CheckpointError> {
+        let metas: Vec<ShardMeta> = shards.iter().map(Shard::meta).collect();
+        let (task, layout) = self.prepare(meta, &metas)?;
+        shards.iter().try_for_each(shard_file::check)?;
         let step = task.step;
         let thread = thread::Builder::new()
             .name("checkpoint".to_owned())
-            .spawn(move || task.run(&layout, pieces.into_iter().map(Ok)))
-            .map_err(CheckpointError::io("start a thread to write", &self.checkpoints))?;
+            .spawn(move || task.run(&layout, shards.into_iter().map(Ok)))
+            .map_err(CheckpointError::io("start a thread for", &self.checkpoints))?;
         self.stage = Stage::Working(step, thread);
         Ok(())
     }
 
-    /// Writes this rank's pieces before it returns, each when its numbers were asked for: where not
-    /// all of them are in memory at once. Only what they could not be got for is an error here;
-    /// what else goes wrong, the state says.
-    pub fn write_now<E: From<CheckpointError>>(
+    /// Writes this rank's shards before it returns, requesting the elements of one shard at a time, to save
+    /// memory. Only errors of these requests are returned; others are in the state.
+    pub fn write_blocking<E: From<CheckpointError>>(
         &mut self,
-        about: About,
-        pieces: Vec<Outline>,
-        numbers: &mut dyn FnMut(usize) -> Result<Vec<f32>, E>,
+        meta: CheckpointMeta,
+        shards: Vec<ShardMeta>,
+        elements: &mut dyn FnMut(usize) -> Result<Vec<f32>, E>,
     ) -> Result<(), E> {
-        let (task, layout) = self.prepare(about, &pieces)?;
+        let (task, layout) = self.prepare(meta, &shards)?;
         let mut missing = None;
-        let pieces = pieces.into_iter().enumerate().map(|(number, piece)| match numbers(number) {
-            Ok(numbers) => Ok(piece.with(numbers)),
+        let shards = shards.into_iter().enumerate().map(|(number, shard)| match elements(number) {
+            Ok(elements) => Ok(shard.with(elements)),
             Err(error) => {
                 missing = Some(error);
-                let (name, why) = (piece.name, "cannot be read".to_owned());
-                Err(CheckpointError::Piece { name, why })
+                let (name, why) = (shard.name, "cannot be read".to_owned());
+                Err(CheckpointError::InvalidShard { name, why })
             }
         });
-        let (step, result) = (task.step, task.run(&layout, pieces));
+        let (step, result) = (task.step, task.run(&layout, shards));
         self.rest(step, result);
         missing.map_or(Ok(()), Err)
     }
 
-    /// What is to be done, if nothing is under way.
+    /// The task of a new save.
     fn prepare(
         &mut self,
-        about: About,
-        pieces: &[Outline],
-    ) -> Result<(Task, Layout), CheckpointError> {
+        meta: CheckpointMeta,
+        shards: &[ShardMeta],
+    ) -> Result<(Task, ShardFileLayout), CheckpointError> {
         if let State::Writing { step } = self.state() {
             return Err(CheckpointError::Busy { writing: step });
         }
-        let layout = shard::lay_out(pieces)?;
+        let layout = shard_file::lay_out(shards)?;
         let (disk, checkpoints) = (Arc::clone(&self.disk), self.checkpoints.clone());
-        let (step, rank, ranks) = (about.step, self.rank, self.ranks);
-        self.about = Some(about);
+        let (step, rank, ranks) = (meta.step, self.rank, self.ranks);
+        self.meta = Some(meta);
         Ok((Task { disk, checkpoints, step, rank, ranks }, layout))
     }
 
-    /// Where it stands, without waiting.
+    /// The state, without waiting.
     pub fn state(&mut self) -> State {
         if let Stage::Working(step, thread) = &self.stage {
             let step = *step;
@@ -193,7 +196,7 @@ impl Writer {
         let idle = Stage::Resting(State::Idle);
         let Stage::Working(_, thread) = std::mem::replace(&mut self.stage, idle) else { return };
         let result = thread.join().unwrap_or_else(|_| {
-            let path = folder::path(&self.checkpoints, step, Role::Partial);
+            let path = dir_layout::path(&self.checkpoints, step, Role::Partial);
             Err(CheckpointError::io("write", &path)(io::Error::other("the thread panicked")))
         });
         self.rest(step, result);
@@ -206,9 +209,8 @@ impl Writer {
         });
     }
 
-    /// Makes a checkpoint of what all ranks have written, and removes the oldest beyond those to
-    /// keep: by rank 0, once all ranks' state is [`State::Written`]. If it fails, nothing of it
-    /// stays, and the ones before do. On other ranks it only forgets that they have written.
+    /// Commits the checkpoint and prunes old ones. For rank 0, once the state of all ranks is
+    /// [`State::Written`]; other ranks only become idle. A failed commit leaves earlier checkpoints unaffected.
     pub fn commit(&mut self, step: u64) -> Result<Option<Committed>, CheckpointError> {
         let refuse = |why: String| CheckpointError::NotWritten { step, why };
         match self.state() {
@@ -216,12 +218,12 @@ impl Writer {
             state => return Err(refuse(format!("the writer is {state:?}"))),
         }
         self.stage = Stage::Resting(State::Idle);
-        let about = self.about.take().ok_or_else(|| refuse("nothing was begun".to_owned()))?;
+        let meta = self.meta.take().ok_or_else(|| refuse("no save was started".to_owned()))?;
         if self.rank != 0 {
             return Ok(None);
         }
         let (disk, checkpoints) = (&*self.disk, self.checkpoints.as_path());
-        match commit::commit(disk, checkpoints, about, self.ranks) {
+        match commit::commit(disk, checkpoints, meta, self.ranks) {
             Ok(mut committed) => {
                 self.damaged.remove(&step);
                 let left = commit::prune(disk, checkpoints, step, self.keep, &self.damaged);
@@ -235,20 +237,19 @@ impl Writer {
         }
     }
 
-    /// Gives up a checkpoint that some rank could not write: rank 0 removes what the others wrote,
-    /// once none of them is writing any more.
+    /// Abandons a save that failed on some rank: rank 0 removes its files, once no rank is writing.
     pub fn abandon(&mut self, step: u64) {
         if matches!(self.state(), State::Written { step: s } | State::Failed { step: s, .. } if s == step)
         {
             self.stage = Stage::Resting(State::Idle);
-            self.about = None;
+            self.meta = None;
         }
         if self.rank == 0 {
             commit::discard(&*self.disk, &self.checkpoints, step);
         }
     }
 
-    /// Waits until this rank's pieces are written, or for so long.
+    /// Waits until this rank's shards are written, with a timeout.
     pub fn finish(&mut self, patience: Duration) -> State {
         let deadline = Instant::now() + patience;
         loop {
@@ -261,7 +262,7 @@ impl Writer {
     }
 }
 
-/// What the thread needs to know.
+/// The input of the writing thread.
 struct Task {
     disk: Arc<dyn Disk>,
     checkpoints: PathBuf,
@@ -273,18 +274,18 @@ struct Task {
 impl Task {
     fn run(
         self,
-        layout: &Layout,
-        pieces: impl ExactSizeIterator<Item = Result<Piece, CheckpointError>>,
+        layout: &ShardFileLayout,
+        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
     ) -> Result<(), CheckpointError> {
-        let result = self.write(layout, pieces);
+        let result = self.write(layout, shards);
         if result.is_err() {
-            // What cannot be removed now is removed at the next start.
-            let folder = folder::path(&self.checkpoints, self.step, Role::Partial);
+            // Leftovers are removed at the next start.
+            let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
             if self.ranks == 1 {
                 let _ = self.disk.remove_folder(&folder);
             } else {
-                let _ = self.disk.remove(&folder.join(folder::sidecar(self.rank)));
-                let _ = self.disk.remove(&folder.join(folder::shard(self.rank)));
+                let _ = self.disk.remove(&folder.join(dir_layout::sidecar(self.rank)));
+                let _ = self.disk.remove(&folder.join(dir_layout::shard(self.rank)));
             }
         }
         result
@@ -292,46 +293,38 @@ impl Task {
 
     fn write(
         &self,
-        layout: &Layout,
-        pieces: impl ExactSizeIterator<Item = Result<Piece, CheckpointError>>,
+        layout: &ShardFileLayout,
+        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
     ) -> Result<(), CheckpointError> {
         let disk = &*self.disk;
-        let folder = folder::path(&self.checkpoints, self.step, Role::Partial);
-        let path = folder.join(folder::shard(self.rank));
+        let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
+        let path = folder.join(dir_layout::shard(self.rank));
         let (needed, free) = (layout.bytes, disk.free(&self.checkpoints));
         if free.is_some_and(|free| free < needed) {
-            return Err(CheckpointError::NoRoom { path, needed, free });
+            return Err(CheckpointError::NoSpace { path, needed, free });
         }
         disk.create_folder(&folder).map_err(CheckpointError::writing(&folder, needed))?;
-        let (bytes, pieces) = if pieces.len() == 0 {
+        let (bytes, shards) = if shards.len() == 0 {
             (0, Vec::new())
         } else {
-            (needed, shard::write(disk, &path, layout, pieces)?)
+            (needed, shard_file::write(disk, &path, layout, shards)?)
         };
         let (step, rank, ranks) = (self.step, self.rank, self.ranks);
-        let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, pieces };
-        // Its being there says that the numbers are.
-        commit::write_text(disk, &folder.join(folder::sidecar(rank)), &sidecar.to_text())?;
+        let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, shards };
+        // The sidecar is written last: it marks the data as complete.
+        commit::write_text(disk, &folder.join(dir_layout::sidecar(rank)), &sidecar.to_text())?;
         disk.sync_folder(&folder).map_err(CheckpointError::io("sync", &folder))
     }
 }
 
-/// Takes the folder for this job. Nothing where the file system cannot lock.
+/// Locks the directory for this job. None if the file system does not support locks.
 fn lock(checkpoints: &Path) -> Result<Option<File>, CheckpointError> {
     let path = checkpoints.join(LOCK);
-    let options = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-    let mut file = options.map_err(CheckpointError::writing(&path, 0))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let owner = std::fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
-            return Err(CheckpointError::InUse { folder: checkpoints.to_owned(), owner });
+    match lock_file(&path).map_err(CheckpointError::writing(&path, 0))? {
+        LockResult::Locked(file) => Ok(Some(file)),
+        LockResult::Unsupported => Ok(None),
+        LockResult::HeldBy(owner) => {
+            Err(CheckpointError::Locked { folder: checkpoints.to_owned(), owner })
         }
-        Err(TryLockError::Error(_)) => return Ok(None),
     }
-    let node = rustix::system::uname();
-    let text = format!("process {} on {}\n", std::process::id(), node.nodename().to_string_lossy());
-    // Only for people to read: no reason to fail.
-    let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
-    Ok(Some(file))
 }

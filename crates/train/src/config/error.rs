@@ -1,20 +1,20 @@
-//! What is wrong with a configuration, in one sentence with the fix.
+//! Configuration errors: one sentence each, with the fix.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use super::Origin;
 
-/// Where something was written.
+/// Where a key was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// By whom.
+pub struct SourceLocation {
+    /// The layer.
     pub origin: Origin,
-    /// In which line, from 1.
+    /// Line number, from 1.
     pub line: Option<usize>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             Some(line) => write!(f, "{}, line {line}", self.origin),
@@ -23,77 +23,77 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with a configuration.
+/// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A key that does not exist.
-    #[error("{place}: unknown key {key}: {hint}")]
+    /// The key does not exist.
+    #[error("{location}: unknown key {key}: {hint}")]
     UnknownKey {
-        /// Where it stands.
-        place: Place,
+        /// Where it was set.
+        location: SourceLocation,
         /// The key.
         key: String,
-        /// What it may have been meant to be.
+        /// The key to use instead, if one is known or similar.
         hint: String,
     },
-    /// A key of several sections.
-    #[error("{place}: {key} may be {all}: write which")]
+    /// A short form that matches keys of several sections.
+    #[error("{location}: {key} is ambiguous: use {candidates}")]
     AmbiguousKey {
-        /// Where it stands.
-        place: Place,
-        /// The key.
+        /// Where it was set.
+        location: SourceLocation,
+        /// The short form.
         key: String,
-        /// The keys that it may be.
-        all: String,
+        /// The full names that match.
+        candidates: String,
     },
-    /// A value that a key cannot have.
-    #[error("{place}: {key} is {value}, and must be {expected}")]
-    WrongValue {
-        /// Where it stands.
-        place: Place,
+    /// The value has the wrong type or is out of range.
+    #[error("{location}: {key} is {value}, expected {expected}")]
+    InvalidValue {
+        /// Where it was set.
+        location: SourceLocation,
         /// The key.
         key: String,
         /// The value.
         value: String,
-        /// What the key takes.
+        /// Accepted values.
         expected: String,
     },
-    /// A word that is no `key=value`.
-    #[error("{word} is not key=value, as in steps=100: `regatta train --keys` lists all keys")]
-    NotAKey {
-        /// The word.
-        word: String,
+    /// A command-line argument without `=`.
+    #[error("`{arg}` is not key=value, as in steps=100; `regatta train --keys` lists all keys")]
+    NotKeyValue {
+        /// The argument.
+        arg: String,
     },
-    /// A name that is neither a preset's nor a file's.
-    #[error("there is no preset and no file {name}: {hint}")]
+    /// Neither a preset nor a file.
+    #[error("no preset or file named {name}: {hint}")]
     UnknownPreset {
         /// The name.
         name: String,
-        /// What it may have been meant to be.
+        /// The preset it may have been meant to be.
         hint: String,
     },
-    /// A file that is no TOML.
-    #[error("{place}: {what}")]
+    /// The file is not valid TOML.
+    #[error("{location}: invalid TOML: {reason}")]
     Toml {
-        /// Where it ceases to be.
-        place: Place,
-        /// What is wrong.
-        what: String,
+        /// Where parsing failed.
+        location: SourceLocation,
+        /// The parser's message.
+        reason: String,
     },
-    /// A file that cannot be read.
-    #[error("{}: {error}", path.display())]
-    File {
+    /// The file could not be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         error: std::io::Error,
     },
-    /// Keys that do not fit together.
+    /// Keys that contradict each other, the data or the number of ranks.
     #[error("{0}")]
-    Contradiction(String),
+    Inconsistent(String),
 }
 
-/// Only the first line of another's message, which may draw the place below.
+/// First line of the TOML parser's message; the rest quotes the source.
 pub(super) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().trim().to_owned()
 }

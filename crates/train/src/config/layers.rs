@@ -1,24 +1,24 @@
-//! A configuration layer by layer, and who set what. No I/O.
+//! Applies configuration layers and records the origin of each value. No I/O.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use regatta_model::suggest::closest_match;
 use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
-use super::nearest::nearest;
-use super::value::{Quotes, Word, quoted};
-use super::{Config, ConfigError, KEYS, Key, Place, Preset, presets};
+use super::value::{Quoting, RawValue, quoted};
+use super::{Config, ConfigError, KEYS, Key, Preset, SourceLocation, aliases, presets};
 
-/// The key of a file that names the preset under it.
+/// Top-level key of a file: the preset it is based on.
 const PRESET: &str = "preset";
-/// The key of a file that says what it is called; else by its own name.
+/// Top-level key of a file: the name of the configuration, instead of the file name.
 const NAME: &str = "name";
 
-/// Who set a key; later ones over earlier ones.
+/// The layer that set a key. Later layers override earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody.
+    /// Built-in default.
     Default,
     /// A preset.
     Preset(String),
@@ -39,14 +39,14 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A configuration, and who set what of it.
+/// A configuration and the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
     /// The configuration.
     pub config: Config,
-    /// What it is called: the preset's name, or what the file says, or the file's own.
+    /// Name: that of the preset, the `name` in the file, or the file name.
     pub name: String,
-    /// Who set each of [`KEYS`].
+    /// Origin of each of [`KEYS`].
     origins: Vec<Origin>,
 }
 
@@ -58,101 +58,101 @@ impl Default for Resolved {
 }
 
 impl Resolved {
-    /// All keys, with what they are as TOML, and who set them.
+    /// All keys with their values as TOML and their origins.
     pub fn entries(&self) -> impl Iterator<Item = (&'static Key, String, &Origin)> {
         let value = |key: &'static Key| (key, key.get(&self.config));
         KEYS.iter().map(value).zip(&self.origins).map(|((key, value), origin)| (key, value, origin))
     }
 
-    /// Who set a key, by its whole name.
+    /// Origin of a key, by its full name.
     pub fn origin(&self, key: &str) -> Option<&Origin> {
-        let at = KEYS.iter().position(|k| k.full() == key)?;
+        let at = KEYS.iter().position(|k| k.full_name() == key)?;
         Some(&self.origins[at])
     }
 
-    /// Puts a preset over what is there.
-    pub fn put_preset(&mut self, preset: &Preset) -> Result<(), ConfigError> {
-        self.put(&Origin::Preset(preset.name.to_owned()), preset.text)?;
+    /// Applies a preset.
+    pub fn apply_preset(&mut self, preset: &Preset) -> Result<(), ConfigError> {
+        self.apply_toml(&Origin::Preset(preset.name.to_owned()), preset.text)?;
         self.name = preset.name.to_owned();
         Ok(())
     }
 
-    /// Puts a file over what is there, and under it the preset that it names, if it does.
-    pub fn put_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
-        let own = self.put(&Origin::File(path.to_owned()), text)?;
+    /// Applies a file, after the preset that it names, if any.
+    pub fn apply_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let own_name = self.apply_toml(&Origin::File(path.to_owned()), text)?;
         let stem = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        self.name = own.unwrap_or_else(stem);
+        self.name = own_name.unwrap_or_else(stem);
         Ok(())
     }
 
-    /// Puts `key=value` words over what is there.
-    pub fn put_words<S: AsRef<str>>(&mut self, words: &[S]) -> Result<(), ConfigError> {
-        let place = Place { origin: Origin::CommandLine, line: None };
-        for word in words.iter().map(AsRef::as_ref) {
-            let parts = word.split_once('=').filter(|(key, _)| !key.trim().is_empty());
+    /// Applies `key=value` arguments.
+    pub fn apply_args<S: AsRef<str>>(&mut self, args: &[S]) -> Result<(), ConfigError> {
+        let location = SourceLocation { origin: Origin::CommandLine, line: None };
+        for arg in args.iter().map(AsRef::as_ref) {
+            let parts = arg.split_once('=').filter(|(key, _)| !key.trim().is_empty());
             let Some((key, text)) = parts else {
-                return Err(ConfigError::NotAKey { word: word.to_owned() });
+                return Err(ConfigError::NotKeyValue { arg: arg.to_owned() });
             };
-            let at = find(&full_name(key.trim(), KEYS, &place)?, &place)?;
-            self.set(at, &Word { text: text.trim(), quotes: Quotes::Unknown }, &place)?;
+            let index = find(&expand_short_form(key.trim(), &location)?, &location)?;
+            self.set(index, &RawValue { text: text.trim(), quoting: Quoting::Unknown }, &location)?;
         }
-        self.settle_batch(&Origin::CommandLine)
+        self.resolve_batch(&Origin::CommandLine)
     }
 
-    /// Puts all keys of a TOML document over what is there. Returns what it calls itself.
-    fn put(&mut self, origin: &Origin, text: &str) -> Result<Option<String>, ConfigError> {
-        let place = |at: usize| {
+    /// Applies a TOML document. Returns its `name`, if any.
+    fn apply_toml(&mut self, origin: &Origin, text: &str) -> Result<Option<String>, ConfigError> {
+        let location = |at: usize| {
             let before = text.get(..at).unwrap_or(text);
-            Place { origin: origin.clone(), line: Some(1 + before.matches('\n').count()) }
+            SourceLocation { origin: origin.clone(), line: Some(1 + before.matches('\n').count()) }
         };
         let mut table = DeTable::parse(text)
             .map_err(|error| ConfigError::Toml {
-                place: place(error.span().map_or(0, |span| span.start)),
-                what: first_line(error.message()),
+                location: location(error.span().map_or(0, |span| span.start)),
+                reason: first_line(error.message()),
             })?
             .into_inner();
-        let mut own = None;
+        let mut own_name = None;
         if matches!(origin, Origin::File(_)) {
             if let Some(preset) = table.remove(PRESET) {
-                let place = place(preset.span().start);
-                self.put_preset(presets::find(word(PRESET, preset.get_ref(), &place)?)?)?;
+                let location = location(preset.span().start);
+                self.apply_preset(presets::find(string(PRESET, preset.get_ref(), &location)?)?)?;
             }
             if let Some(name) = table.remove(NAME) {
-                let place = place(name.span().start);
-                own = Some(word(NAME, name.get_ref(), &place)?.to_owned());
+                let location = location(name.span().start);
+                own_name = Some(string(NAME, name.get_ref(), &location)?.to_owned());
             }
         }
         for (section, keys) in table.iter() {
             let DeValue::Table(keys) = keys.get_ref() else {
-                return Err(unknown(section.get_ref(), &place(section.span().start)));
+                return Err(unknown(section.get_ref(), &location(section.span().start)));
             };
             for (key, value) in keys.iter() {
-                let place = place(key.span().start);
-                let at = find(&format!("{}.{}", section.get_ref(), key.get_ref()), &place)?;
-                self.set_toml(at, value.get_ref(), &place)?;
+                let location = location(key.span().start);
+                let full_name = format!("{}.{}", section.get_ref(), key.get_ref());
+                self.set_toml(find(&full_name, &location)?, value.get_ref(), &location)?;
             }
         }
-        self.settle_batch(origin)?;
-        Ok(own)
+        self.resolve_batch(origin)?;
+        Ok(own_name)
     }
 
-    /// One of train.batch and train.batch_per_rank says how large a step is: the one that was set
-    /// later. The other becomes 0.
-    fn settle_batch(&mut self, origin: &Origin) -> Result<(), ConfigError> {
+    /// train.batch and train.batch_per_replica are mutually exclusive: the later layer wins and the other
+    /// is reset to 0.
+    fn resolve_batch(&mut self, origin: &Origin) -> Result<(), ConfigError> {
         let set = |key| self.origin(key) == Some(origin);
-        let (whole, each) = (set("train.batch"), set("train.batch_per_rank"));
+        let (global, per_replica) = (set("train.batch"), set("train.batch_per_replica"));
         let train = &mut self.config.train;
-        if train.batch == 0 || train.batch_per_rank == 0 {
+        if train.batch == 0 || train.batch_per_replica == 0 {
             return Ok(());
         }
-        if whole && each {
-            return Err(ConfigError::Contradiction(format!(
-                "{origin}: train.batch is {} and train.batch_per_rank is {}: set one of them",
-                train.batch, train.batch_per_rank
+        if global && per_replica {
+            return Err(ConfigError::Inconsistent(format!(
+                "{origin}: train.batch is {} and train.batch_per_replica is {}: set only one of them",
+                train.batch, train.batch_per_replica
             )));
         }
-        if whole {
-            train.batch_per_rank = 0;
+        if global {
+            train.batch_per_replica = 0;
         } else {
             train.batch = 0;
         }
@@ -161,89 +161,105 @@ impl Resolved {
 
     fn set_toml(
         &mut self,
-        at: usize,
+        index: usize,
         value: &DeValue<'_>,
-        place: &Place,
+        location: &SourceLocation,
     ) -> Result<(), ConfigError> {
-        let (text, quotes) = match value {
-            DeValue::String(text) => (text.to_string(), Quotes::Quoted),
+        let (text, quoting) = match value {
+            DeValue::String(text) => (text.to_string(), Quoting::Quoted),
             DeValue::Integer(number) => {
                 let decimal = i128::from_str_radix(number.as_str(), number.radix());
-                (decimal.map_or_else(|_| number.to_string(), |n| n.to_string()), Quotes::Bare)
+                (decimal.map_or_else(|_| number.to_string(), |n| n.to_string()), Quoting::Bare)
             }
-            DeValue::Float(number) => (number.as_str().to_owned(), Quotes::Bare),
-            DeValue::Boolean(yes) => (yes.to_string(), Quotes::Bare),
+            DeValue::Float(number) => (number.as_str().to_owned(), Quoting::Bare),
+            DeValue::Boolean(yes) => (yes.to_string(), Quoting::Bare),
             other => {
                 let value = format!("a TOML {}", other.type_str());
-                return Err(wrong(&KEYS[at], value, place));
+                return Err(invalid(&KEYS[index], value, location));
             }
         };
-        self.set(at, &Word { text: &text, quotes }, place)
+        self.set(index, &RawValue { text: &text, quoting }, location)
     }
 
-    fn set(&mut self, at: usize, word: &Word<'_>, place: &Place) -> Result<(), ConfigError> {
-        let key = &KEYS[at];
-        if !(key.set)(&mut self.config, word) {
-            let value = match word.quotes {
-                Quotes::Quoted => quoted(word.text),
-                _ if word.text.is_empty() => "empty".to_owned(),
-                _ => word.text.to_owned(),
+    fn set(
+        &mut self,
+        index: usize,
+        raw: &RawValue<'_>,
+        location: &SourceLocation,
+    ) -> Result<(), ConfigError> {
+        let key = &KEYS[index];
+        if !(key.set)(&mut self.config, raw) {
+            let value = match raw.quoting {
+                Quoting::Quoted => quoted(raw.text),
+                _ if raw.text.is_empty() => "empty".to_owned(),
+                _ => raw.text.to_owned(),
             };
-            return Err(wrong(key, value, place));
+            return Err(invalid(key, value, location));
         }
-        self.origins[at] = place.origin.clone();
+        self.origins[index] = location.origin.clone();
         Ok(())
     }
 }
 
-/// What a file says about itself, which must be a word.
-fn word<'a>(key: &str, value: &'a DeValue<'_>, place: &Place) -> Result<&'a str, ConfigError> {
+/// A top-level key of a file, which must be a string.
+fn string<'a>(
+    key: &str,
+    value: &'a DeValue<'_>,
+    location: &SourceLocation,
+) -> Result<&'a str, ConfigError> {
     let DeValue::String(text) = value else {
-        let what = if key == PRESET { "the name of a preset" } else { "a text" };
-        return Err(ConfigError::WrongValue {
-            place: place.clone(),
+        let expected = if key == PRESET { "the name of a preset" } else { "a string" };
+        return Err(ConfigError::InvalidValue {
+            location: location.clone(),
             key: key.to_owned(),
             value: format!("a TOML {}", value.type_str()),
-            expected: what.to_owned(),
+            expected: expected.to_owned(),
         });
     };
     Ok(text)
 }
 
-/// Where in [`KEYS`] a key is, by its whole name.
-fn find(full: &str, place: &Place) -> Result<usize, ConfigError> {
-    KEYS.iter().position(|key| key.full() == full).ok_or_else(|| unknown(full, place))
+/// Index in [`KEYS`] of a key, by its full name.
+fn find(full_name: &str, location: &SourceLocation) -> Result<usize, ConfigError> {
+    let index = KEYS.iter().position(|key| key.full_name() == full_name);
+    index.ok_or_else(|| unknown(full_name, location))
 }
 
-/// The whole name of a key that may be written without its section, where only one has it.
-pub(super) fn full_name(key: &str, keys: &[Key], place: &Place) -> Result<String, ConfigError> {
-    let all: Vec<String> = keys.iter().filter(|k| k.name == key).map(Key::full).collect();
+/// The full name of a key given without its section, if only one section has it.
+fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String, ConfigError> {
+    let all: Vec<String> = KEYS.iter().filter(|k| k.name == key).map(Key::full_name).collect();
     match all.as_slice() {
         [one] => Ok(one.clone()),
         [] => Ok(key.to_owned()),
         many => Err(ConfigError::AmbiguousKey {
-            place: place.clone(),
+            location: location.clone(),
             key: key.to_owned(),
-            all: many.join(" or "),
+            candidates: many.join(" or "),
         }),
     }
 }
 
-fn unknown(key: &str, place: &Place) -> ConfigError {
-    let full: Vec<String> = KEYS.iter().map(Key::full).collect();
-    let by_name = |name| KEYS.iter().find(|k| k.name == name).map(Key::full);
-    // What follows the last point may be right where the section is not, or is missing.
-    let name = key.rsplit('.').next().unwrap_or(key);
-    let near = nearest(key, full.iter().map(String::as_str)).map(str::to_owned);
-    let near = near.or_else(|| by_name(nearest(name, KEYS.iter().map(|k| k.name))?));
-    let hint = match near {
-        Some(near) => format!("did you mean {near}?"),
-        None => "`regatta train --keys` lists all".to_owned(),
+fn unknown(key: &str, location: &SourceLocation) -> ConfigError {
+    let hint = match (aliases::key_for(key), similar_key(key)) {
+        (Some(known), _) => format!("use {}", known.full_name()),
+        (None, Some(similar)) => format!("did you mean {similar}?"),
+        (None, None) => "`regatta train --keys` lists all keys".to_owned(),
     };
-    ConfigError::UnknownKey { place: place.clone(), key: key.to_owned(), hint }
+    ConfigError::UnknownKey { location: location.clone(), key: key.to_owned(), hint }
 }
 
-fn wrong(key: &Key, value: String, place: &Place) -> ConfigError {
-    let (place, expected) = (place.clone(), key.expected());
-    ConfigError::WrongValue { place, key: key.full(), value, expected }
+/// The key that a misspelled one may have been meant to be: one of another section with the same name, or
+/// the most similar.
+fn similar_key(key: &str) -> Option<String> {
+    let name = key.rsplit('.').next().unwrap_or(key);
+    let by_name = |name: &str| KEYS.iter().find(|k| k.name == name).map(Key::full_name);
+    let full: Vec<String> = KEYS.iter().map(Key::full_name).collect();
+    let by_full_name = || closest_match(key, full.iter().map(String::as_str)).map(str::to_owned);
+    let by_similar_name = || by_name(closest_match(name, KEYS.iter().map(|k| k.name))?);
+    by_name(name).or_else(by_full_name).or_else(by_similar_name)
+}
+
+fn invalid(key: &Key, value: String, location: &SourceLocation) -> ConfigError {
+    let (location, expected) = (location.clone(), key.expected());
+    ConfigError::InvalidValue { location, key: key.full_name(), value, expected }
 }

@@ -1,195 +1,193 @@
-//! What a training run is told: every key declared once, here; parsing, errors, listings and the
-//! documentation's table all derive from it.
+//! The training configuration. Every key is declared once, here; parsing, errors, listings and the key
+//! reference in the documentation are derived from that declaration.
 //!
-//! [`load`] reads what the user typed: defaults, then a preset, then a file, then `key=value` words,
-//! each over the ones before. [`Resolved`] is the outcome, and knows for each key who set it.
+//! [`load`] resolves what the user typed: defaults, then a preset, then a file, then `key=value`
+//! arguments, each overriding the ones before. [`Resolved`] also records the origin of each value.
 
-mod advice;
-mod declare;
+mod aliases;
+mod base;
 mod error;
 mod explain;
 mod layers;
-mod load;
-mod nearest;
+mod mesh;
 mod notes;
-mod plan;
 mod presets;
-mod split;
-mod text;
+mod render;
+mod schema;
+mod suggest;
+mod validate;
 mod value;
 
-pub use declare::Key;
-pub use error::{ConfigError, Place};
-pub use explain::{explain, ranks_asked};
+pub use base::{Base, load, resolve};
+pub use error::{ConfigError, SourceLocation};
+pub use explain::{explain, implied_ranks};
 pub use layers::{Origin, Resolved};
-pub use load::{First, load, resolve};
 pub use presets::{PRESETS, Preset};
-pub use text::{keys_markdown, keys_text, presets_markdown};
-pub use value::{Kind, Memory, Resume, Switch};
+pub use render::{keys_markdown, keys_text, presets_markdown};
+pub use schema::Key;
+pub use value::{AutoBool, OptimizerKind, Resume};
 
-use declare::{
-    ANY, COUNT, NOT_NEGATIVE, ONE_OR_MORE, POSITIVE, SHARE, SIZE, SIZE_OR_ZERO, STAGE,
+use schema::{
+    ANY, AT_LEAST_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, ZERO_STAGE,
     configuration,
 };
 
-use crate::schedule::{Curve, Scaling};
+use crate::offload::Tier;
+use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
-use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;
 
 configuration! {
-    /// What is trained.
+    /// Model architecture.
     model: Model {
-        /// The family of models.
+        /// Model family.
         family: Family = Family::Gpt2, ANY;
-        /// How many layers.
-        layers: usize = 4, COUNT;
-        /// Heads of attention; they share the width.
-        heads: usize = 4, SIZE;
-        /// Heads of keys and values, each for several of queries; 0: as many as heads.
-        kv_heads: usize = 0, SIZE_OR_ZERO;
-        /// Numbers of a token on its way through the layers.
-        width: usize = 128, SIZE;
-        /// Width of the feed-forward part; 0: four times the width, of llama 8/3 of it, rounded up
-        /// to a multiple of 32.
-        feed_forward: usize = 0, SIZE_OR_ZERO;
-        /// Tokens of a sequence.
-        context: usize = 64, SIZE;
-        /// Kinds of tokens; 0: as many as the data has.
-        vocabulary: usize = 0, SIZE_OR_ZERO;
-        /// Whether the head's matrix is the embedding's; auto: of all but llama.
-        tied: Switch = Switch::Auto, ANY;
-        /// Whether matrix products and norms have biases; auto: of all but llama.
-        bias: Switch = Switch::Auto, ANY;
-        /// The share of numbers that are left out, at random, in training.
-        dropout: f64 = 0.0, SHARE;
-        /// What is added to a variance before its root is taken.
-        norm_epsilon: f64 = 1e-5, POSITIVE;
-        /// The base of llama's rotary positions.
-        rope_base: f64 = 10_000.0, POSITIVE;
+        /// Number of transformer layers.
+        num_layers: usize = 4, COUNT;
+        /// Number of attention heads; must divide hidden_size.
+        num_heads: usize = 4, SIZE;
+        /// Number of key/value heads (grouped-query attention); 0: same as num_heads.
+        num_kv_heads: usize = 0, SIZE_OR_ZERO;
+        /// Hidden size (d_model).
+        hidden_size: usize = 128, SIZE;
+        /// Hidden size of the MLP; 0: 4 x hidden_size, for llama 8/3 x hidden_size rounded up to a
+        /// multiple of 32.
+        intermediate_size: usize = 0, SIZE_OR_ZERO;
+        /// Sequence length in tokens (context length).
+        seq_len: usize = 64, SIZE;
+        /// Vocabulary size; 0: the tokenizer's.
+        vocab_size: usize = 0, SIZE_OR_ZERO;
+        /// Tie the output head to the token embedding; auto: true except for llama.
+        tie_embeddings: AutoBool = AutoBool::Auto, ANY;
+        /// Biases in linear layers and norms; auto: true except for llama.
+        bias: AutoBool = AutoBool::Auto, ANY;
+        /// Dropout probability.
+        dropout: f64 = 0.0, FRACTION;
+        /// Epsilon of LayerNorm and RMSNorm.
+        norm_eps: f64 = 1e-5, POSITIVE;
+        /// Base of the rotary position embedding (llama).
+        rope_theta: f64 = 10_000.0, POSITIVE;
     }
-    /// What it is trained on.
+    /// Training data.
     data: Data {
-        /// The text: builtin, tinyshakespeare, the path of a text file or of a folder of
-        /// `regatta data prepare`, or raw-u16:FOLDER for nanoGPT's files.
+        /// Dataset: builtin, tinyshakespeare, the path of a text file or of a folder written by
+        /// `regatta data prepare`, or raw-u16:FOLDER for nanoGPT's train.bin and val.bin.
         source: String = "builtin".to_owned(), ANY;
-        /// What makes tokens of it: char, or the path of a tokenizer.json; auto: what the data was
-        /// prepared with, or char.
+        /// Tokenizer: char, or the path of a tokenizer.json; auto: the one the data was prepared
+        /// with, otherwise char.
         tokenizer: String = "auto".to_owned(), ANY;
-        /// The share at the end that is kept for validation; prepared data has its own.
-        validation: f64 = 0.1, SHARE;
+        /// Fraction of the text held out for validation, taken from its end; ignored for prepared
+        /// data.
+        val_fraction: f64 = 0.1, FRACTION;
     }
-    /// How it is trained.
+    /// Training loop.
     train: Train {
-        /// How many steps.
-        steps: u64 = 1000, ONE_OR_MORE;
-        /// Sequences of a step, of all ranks together; 0: as batch_per_rank says.
+        /// Number of training steps.
+        steps: u64 = 1000, AT_LEAST_ONE;
+        /// Global batch size: sequences per step over all ranks; 0: use batch_per_replica.
         batch: usize = 24, SIZE_OR_ZERO;
-        /// Sequences of a step for each copy of the model, instead of batch: more of them, larger
-        /// steps.
-        batch_per_rank: usize = 0, SIZE_OR_ZERO;
-        /// Sequences that a rank works on at once, and adds up gradients; 0: its whole share, and in a
-        /// pipeline as many as leave two micro-batches for each stage, if there are so many.
+        /// Sequences per step and data-parallel replica, instead of batch; the global batch size grows
+        /// with the number of replicas.
+        batch_per_replica: usize = 0, SIZE_OR_ZERO;
+        /// Micro-batch size: sequences per forward and backward pass, with gradient accumulation over
+        /// the rest; 0: the replica's whole batch, with pp > 1 two micro-batches per stage if possible.
         micro_batch: usize = 0, SIZE_OR_ZERO;
-        /// What all that is random follows from.
+        /// Random seed.
         seed: u64 = 1337, ANY;
-        /// How numbers are multiplied and activations stored; parameters are always f32.
+        /// Precision of matrix products and activations; master weights and optimizer state are f32.
         precision: Precision = Precision::F32, ANY;
-        /// Threads of a rank; 0: one for each of its cores.
+        /// Compute threads per rank; 0: one per core.
         threads: usize = 0, SIZE_OR_ZERO;
-        /// Whether activations are computed again in the backward pass: less memory, more work.
+        /// Recompute activations in the backward pass (activation checkpointing).
         recompute: bool = false, ANY;
-        /// Whether what memory cannot hold is refused before it begins.
+        /// Check before the start that the run fits in memory.
         check_memory: bool = true, ANY;
-        /// Steps between validations, the last step has one too; 0: none.
-        eval_every: u64 = 250, ANY;
-        /// Batches of a validation.
+        /// Steps between evaluations, in addition to the one after the last step; 0: no evaluation.
+        eval_interval: u64 = 250, ANY;
+        /// Batches per evaluation.
         eval_batches: usize = 20, COUNT;
-        /// Steps between lines, where the output is no terminal.
-        log_every: u64 = 10, ONE_OR_MORE;
+        /// Steps between log lines if the output is not a terminal.
+        log_interval: u64 = 10, AT_LEAST_ONE;
     }
-    /// How parameters follow their gradients.
+    /// Optimizer and learning-rate schedule.
     optimizer: Optimizer {
-        /// The kind.
-        kind: Kind = Kind::AdamW, ANY;
-        /// The learning rate, after the warm-up.
-        rate: f64 = 1e-3, POSITIVE;
-        /// What it falls to.
-        minimum_rate: f64 = 1e-4, NOT_NEGATIVE;
-        /// Steps in which it rises from nearly 0.
-        warmup: u64 = 100, ANY;
-        /// The step at which it has fallen; 0: the last.
+        /// Optimizer.
+        name: OptimizerKind = OptimizerKind::AdamW, ANY;
+        /// Peak learning rate.
+        lr: f64 = 1e-3, POSITIVE;
+        /// Learning rate at the end of the decay.
+        min_lr: f64 = 1e-4, NON_NEGATIVE;
+        /// Linear warmup steps.
+        warmup_steps: u64 = 100, ANY;
+        /// Step at which the learning rate reaches min_lr; 0: the last step.
         decay_steps: u64 = 0, ANY;
-        /// How it falls.
-        schedule: Curve = Curve::Cosine, ANY;
-        /// AdamW: how slowly the mean of gradients changes.
-        beta1: f64 = 0.9, SHARE;
-        /// AdamW: how slowly the mean of their squares changes.
-        beta2: f64 = 0.99, SHARE;
-        /// AdamW: what is added to the root of that mean.
-        epsilon: f64 = 1e-8, POSITIVE;
-        /// What matrices lose a step, times the rate.
-        weight_decay: f64 = 0.1, NOT_NEGATIVE;
-        /// SGD: how much of the last step is repeated.
-        momentum: f64 = 0.9, SHARE;
-        /// The most that the norm of all gradients may be; 0: whatever it is.
-        clip: f64 = 1.0, NOT_NEGATIVE;
-        /// How the learning rate grows with the number of data-parallel ranks.
-        scale_rate: Scaling = Scaling::None, ANY;
+        /// Learning-rate decay after the warmup.
+        lr_schedule: LrDecay = LrDecay::Cosine, ANY;
+        /// AdamW: decay rate of the first moment.
+        beta1: f64 = 0.9, FRACTION;
+        /// AdamW: decay rate of the second moment.
+        beta2: f64 = 0.99, FRACTION;
+        /// AdamW: epsilon added to the root of the second moment.
+        eps: f64 = 1e-8, POSITIVE;
+        /// Weight decay, decoupled (matrices only).
+        weight_decay: f64 = 0.1, NON_NEGATIVE;
+        /// SGD: momentum.
+        momentum: f64 = 0.9, FRACTION;
+        /// Maximum gradient norm; 0 disables clipping.
+        grad_clip: f64 = 1.0, NON_NEGATIVE;
+        /// Scaling of lr and min_lr with the number of data-parallel replicas.
+        lr_scaling: LrScaling = LrScaling::None, ANY;
     }
-    /// What is kept of it.
+    /// Checkpoints.
     checkpoint: Checkpoint {
-        /// Steps between checkpoints, the last step has one too; 0: none at all.
-        every: u64 = 250, ANY;
-        /// How many of the latest are kept.
-        keep: usize = 2, COUNT;
-        /// Where they are; empty: in the run folder.
-        folder: String = String::new(), ANY;
-        /// What to go on from: auto (the latest of this run's folder, if there is one), never, or
-        /// the path of a checkpoint or a run folder.
+        /// Steps between checkpoints, in addition to the one after the last step; 0: no checkpoints.
+        interval: u64 = 250, ANY;
+        /// Number of most recent checkpoints to keep.
+        keep_last: usize = 2, COUNT;
+        /// Directory of the checkpoints; empty: inside the run folder.
+        dir: String = String::new(), ANY;
+        /// Where to resume from: auto (the latest checkpoint of this run folder, if any), never, or the
+        /// path of a checkpoint or run folder.
         resume: Resume = Resume::Auto, ANY;
     }
-    /// How ranks share the work.
+    /// Parallelism.
     parallel: Parallel {
-        /// Data parallel: copies of the model, each with a part of the batch; 0: as many as the other
-        /// splits leave ranks for.
+        /// Data-parallel replicas; 0: ranks / (tp x cp x pp).
         dp: usize = 0, SIZE_OR_ZERO;
-        /// Tensor parallel: ranks that share every matrix; they talk in every layer and belong on one
-        /// host.
+        /// Tensor-parallel size; communicates in every layer, so keep it within a node.
         tp: usize = 1, SIZE;
-        /// Context parallel: ranks that share every sequence, for long ones.
+        /// Context-parallel size: ranks that share each sequence (ring attention).
         cp: usize = 1, SIZE;
-        /// Pipeline parallel: stages that share the layers.
+        /// Pipeline-parallel size: number of stages.
         pp: usize = 1, SIZE;
-        /// What ranks with the same parameters share instead of each having all of it: 0 nothing, 1 the
-        /// optimizer's state, 2 gradients too, 3 parameters too.
-        zero: usize = 0, STAGE;
-        /// Ranks among which it is shared, such as those of a node, the others repeat it; 0: all with
-        /// the same parameters.
-        shard: usize = 0, SIZE_OR_ZERO;
-        /// Whether tensor-parallel ranks share the tokens, too, where nothing is multiplied; auto: if
-        /// there are such ranks and a sequence's tokens divide among them.
-        sequence: Switch = Switch::Auto, ANY;
-        /// The order in which pipeline stages work.
-        schedule: Pipeline = Pipeline::default(), ANY;
-        /// Parts of the model that a stage has, each of some layers; more than 1 is for interleaved.
-        chunks: usize = 1, COUNT;
-        /// Pieces in which each matrix of a layer, the table of tokens and the head's matrix are computed,
-        /// one after the other, where they are larger than memory.
+        /// ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
+        zero: usize = 0, ZERO_STAGE;
+        /// Ranks per ZeRO shard group, replicated across groups (HSDP), e.g. the ranks of a node; 0: all
+        /// dp x cp ranks.
+        hsdp_shard: usize = 0, SIZE_OR_ZERO;
+        /// Megatron-style sequence parallelism; auto: on if tp > 1 and tp divides the tokens of a rank.
+        sequence_parallel: AutoBool = AutoBool::Auto, ANY;
+        /// Pipeline schedule.
+        schedule: ScheduleKind = ScheduleKind::default(), ANY;
+        /// Virtual pipeline stages (model chunks) per rank, for the interleaved schedule.
+        virtual_stages: usize = 1, COUNT;
+        /// Tiles in which each weight matrix, the embedding and the output head are gathered and
+        /// computed, one at a time, to bound the memory for unsharded parameters.
         tiles: usize = 1, COUNT;
     }
-    /// What is kept out of the device's memory.
+    /// Offloading.
     offload: Offload {
-        /// Where the optimizer's state is.
-        optimizer: Memory = Memory::Device, ANY;
-        /// Where parameters are while they are not used.
-        parameters: Memory = Memory::Device, ANY;
-        /// Where files are, if any are on disk: a folder of the rank's host; empty: in the run folder.
-        folder: String = String::new(), ANY;
+        /// Where optimizer state is stored.
+        optimizer: Tier = Tier::Device, ANY;
+        /// Where parameters are stored while not in use.
+        parameters: Tier = Tier::Device, ANY;
+        /// Directory of offloaded state, on a disk local to each node; empty: inside the run folder.
+        dir: String = String::new(), ANY;
     }
-    /// What is written of its progress, beside metrics.jsonl.
+    /// Metrics in addition to metrics.jsonl.
     metrics: Metrics {
-        /// Whether there are event files for TensorBoard.
+        /// Write TensorBoard event files.
         tensorboard: bool = true, ANY;
     }
 }

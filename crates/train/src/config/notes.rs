@@ -1,50 +1,53 @@
-//! Keys that do nothing here, or more than they say. What contradicts another key is refused; what only
-//! comes to nothing on these ranks is said, for the same file may be used on others. No I/O.
+//! Notes about keys that have no effect, or a different one, on these ranks. They are not errors because
+//! the same file may be used on other ranks. No I/O.
 
 use regatta_predict::plan::ParallelPlan;
 
-use super::{Config, Memory, Pipeline};
+use super::{Config, ScheduleKind};
+use crate::offload::Tier;
 
 impl Config {
-    /// What is to be said about a configuration that ranks share so.
+    /// Notes to print before the start.
     pub fn notes(&self, plan: &ParallelPlan) -> Vec<String> {
         let (parallel, offload) = (&self.parallel, &self.offload);
-        let is_alone = plan.mesh.shard == 1;
-        let parameters_on_disk = offload.parameters == Memory::Disk;
+        let is_unsharded = plan.mesh.shard == 1;
+        let parameters_on_disk = offload.parameters == Tier::Disk;
         let mut notes = Vec::new();
         let mut note = |applies: bool, text: &dyn Fn() -> String| {
             notes.extend(applies.then(text));
         };
-        for (key, place) in [("optimizer", offload.optimizer), ("parameters", offload.parameters)] {
-            note(place == Memory::Host, &|| {
-                format!("offload.{key} host does nothing: the device's memory is the host's")
+        for (key, target) in [("optimizer", offload.optimizer), ("parameters", offload.parameters)]
+        {
+            note(target == Tier::Host, &|| {
+                format!(
+                    "offload.{key} host has no effect: the device is the CPU and uses host memory"
+                )
             });
         }
-        note(parameters_on_disk && !is_alone && parallel.zero < 3, &|| {
-            "parameters on disk are shared among ranks, as by parallel.zero 3".to_owned()
+        note(parameters_on_disk && !is_unsharded && parallel.zero < 3, &|| {
+            "offload.parameters disk implies parallel.zero 3".to_owned()
         });
-        note(parallel.zero > 0 && is_alone, &|| {
+        note(parallel.zero > 0 && is_unsharded, &|| {
             format!(
-                "parallel.zero {} does nothing: no two ranks have the same parameters, or \
-                 parallel.shard is 1",
+                "parallel.zero {} has no effect: no two ranks have the same parameters, or \
+                 parallel.hsdp_shard is 1",
                 parallel.zero
             )
         });
-        let are_shared = parallel.zero >= 2 && !is_alone;
-        note(parallel.tiles > 1 && !are_shared && !parameters_on_disk, &|| {
+        let is_sharded = parallel.zero >= 2 && !is_unsharded;
+        note(parallel.tiles > 1 && !is_sharded && !parameters_on_disk, &|| {
             format!(
-                "parallel.tiles {} save nothing: parameters are whole in memory, and logits are \
-                 computed twice; they are not whole with parallel.zero 3 on several ranks, or \
-                 offload.parameters disk",
+                "parallel.tiles {} saves no memory and computes logits twice: parameters are not \
+                 sharded; use it with parallel.zero 3 on several ranks or offload.parameters disk",
                 parallel.tiles
             )
         });
-        note(plan.mesh.pp == 1 && parallel.schedule != Pipeline::default(), &|| {
-            format!("parallel.schedule {} does nothing: there is one stage", parallel.schedule)
+        note(plan.mesh.pp == 1 && parallel.schedule != ScheduleKind::default(), &|| {
+            format!("parallel.schedule {} has no effect with parallel.pp 1", parallel.schedule)
         });
-        let any_on_disk = parameters_on_disk || offload.optimizer == Memory::Disk;
-        note(!offload.folder.is_empty() && !any_on_disk, &|| {
-            "offload.folder does nothing: neither offload.optimizer nor offload.parameters is disk"
+        let any_on_disk = parameters_on_disk || offload.optimizer == Tier::Disk;
+        note(!offload.dir.is_empty() && !any_on_disk, &|| {
+            "offload.dir has no effect: neither offload.optimizer nor offload.parameters is disk"
                 .to_owned()
         });
         notes
@@ -55,33 +58,36 @@ impl Config {
 mod tests {
     use crate::config::resolve;
 
-    fn notes(words: &str, ranks: usize) -> Vec<String> {
-        let words: Vec<&str> = words.split_whitespace().collect();
-        let config = resolve(None, &words).unwrap().config;
+    fn notes(args: &str, ranks: usize) -> Vec<String> {
+        let args: Vec<&str> = args.split_whitespace().collect();
+        let config = resolve(None, &args).unwrap().config;
         config.notes(&config.validate(ranks).unwrap())
     }
 
     #[test]
-    fn what_does_nothing_here_is_said() {
+    fn keys_without_effect_are_noted() {
         let cases = [
-            ("zero=1 offload.parameters=disk", 2, "shared among ranks, as by parallel.zero 3"),
-            ("zero=2", 1, "parallel.zero 2 does nothing"),
-            ("zero=2 shard=1", 2, "parallel.zero 2 does nothing"),
-            ("tp=2 zero=1", 2, "parallel.zero 1 does nothing"),
-            ("parallel.schedule=zero-bubble", 2, "zero-bubble does nothing: there is one stage"),
-            ("tiles=4", 2, "parallel.tiles 4 save nothing"),
-            ("tiles=4 zero=1", 2, "parallel.tiles 4 save nothing"),
-            ("offload.optimizer=host", 1, "offload.optimizer host does nothing"),
-            ("offload.folder=x", 1, "offload.folder does nothing"),
+            (
+                "zero=1 offload.parameters=disk",
+                2,
+                "offload.parameters disk implies parallel.zero 3",
+            ),
+            ("zero=2", 1, "parallel.zero 2 has no effect"),
+            ("zero=2 hsdp_shard=1", 2, "parallel.zero 2 has no effect"),
+            ("tp=2 zero=1", 2, "parallel.zero 1 has no effect"),
+            ("parallel.schedule=zero-bubble", 2, "zero-bubble has no effect with parallel.pp 1"),
+            ("tiles=4", 2, "parallel.tiles 4 saves no memory"),
+            ("tiles=4 zero=1", 2, "parallel.tiles 4 saves no memory"),
+            ("offload.optimizer=host", 1, "offload.optimizer host has no effect"),
+            ("offload.dir=x", 1, "offload.dir has no effect"),
         ];
-        for (words, ranks, part) in cases {
-            let notes = notes(words, ranks);
-            assert!(notes.len() == 1 && notes[0].contains(part), "{words}: {notes:?}");
+        for (args, ranks, part) in cases {
+            let notes = notes(args, ranks);
+            assert!(notes.len() == 1 && notes[0].contains(part), "{args}: {notes:?}");
         }
-        let fine =
-            ["", "zero=3 tiles=4", "offload.parameters=disk zero=3 offload.folder=x tiles=2"];
-        for words in fine {
-            assert_eq!(notes(words, 2), [""; 0], "{words}");
+        let fine = ["", "zero=3 tiles=4", "offload.parameters=disk zero=3 offload.dir=x tiles=2"];
+        for args in fine {
+            assert_eq!(notes(args, 2), [""; 0], "{args}");
         }
     }
 }

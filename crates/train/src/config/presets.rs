@@ -1,20 +1,21 @@
-//! Configurations that come with the program, as files.
+//! Built-in configurations.
 
-use super::nearest::nearest;
-use super::{Config, ConfigError, First, resolve};
+use regatta_model::suggest::closest_match;
 
-/// A configuration that comes with the program.
+use super::{Base, Config, ConfigError, resolve};
+
+/// A built-in configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// The file.
+    /// Contents, as TOML.
     pub text: &'static str,
 }
 
 macro_rules! presets {
     ($($name:literal),* $(,)?) => {
-        /// All of them; the first one is used if nobody says which.
+        /// All presets; the first one is the default.
         pub static PRESETS: &[Preset] = &[$(
             Preset { name: $name, text: include_str!(concat!("../../presets/", $name, ".toml")) },
         )*];
@@ -38,37 +39,39 @@ presets![
     "mlp",
 ];
 
-/// Characters of tinyshakespeare: what is assumed where the data is not known yet.
-const CHARACTERS: usize = 65;
+/// Vocabulary size assumed if it follows from the data: the characters of tinyshakespeare.
+pub(super) const CHAR_VOCAB_SIZE: usize = 65;
 
 impl Preset {
-    /// What it is for: the comment that its file begins with.
-    pub fn about(&self) -> String {
+    /// Description: the comment at the top of the file.
+    pub fn description(&self) -> String {
         let lines = self.text.lines().map_while(|line| line.strip_prefix('#'));
         lines.map(str::trim).collect::<Vec<_>>().join(" ")
     }
 
     /// The configuration.
     pub fn config(&self) -> Result<Config, ConfigError> {
-        resolve::<&str>(Some(First::Preset(self.name.to_owned())), &[]).map(|all| all.config)
+        resolve::<&str>(Some(Base::Preset(self.name.to_owned())), &[]).map(|all| all.config)
     }
 
-    /// How many parameters its model has, and whether that is for certain: the vocabulary may be
-    /// the data's, and then is taken for 65 characters.
+    /// Number of parameters, and whether it is exact: if the vocabulary size follows from the data,
+    /// `CHAR_VOCAB_SIZE` is assumed.
     pub fn parameters(&self) -> Result<(usize, bool), ConfigError> {
         let config = self.config()?;
-        let certain = config.model.vocabulary != 0;
-        let vocabulary = if certain { config.model.vocabulary } else { CHARACTERS };
-        Ok((config.shape(vocabulary)?.parameters(), certain))
+        let is_exact = config.model.vocab_size != 0;
+        let vocab_size = if is_exact { config.model.vocab_size } else { CHAR_VOCAB_SIZE };
+        Ok((config.shape(vocab_size)?.num_params(), is_exact))
     }
 }
 
-/// The preset of a name.
+/// Finds a preset by name.
 pub(super) fn find(name: &str) -> Result<&'static Preset, ConfigError> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
-        let hint = match nearest(name, PRESETS.iter().map(|preset| preset.name)) {
+        let hint = match closest_match(name, PRESETS.iter().map(|preset| preset.name)) {
             Some(near) => format!("did you mean {near}?"),
-            None => "`regatta train --presets` lists them; a file's name ends in .toml".to_owned(),
+            None => {
+                "`regatta train --presets` lists the presets; file names end in .toml".to_owned()
+            }
         };
         ConfigError::UnknownPreset { name: name.to_owned(), hint }
     })

@@ -1,4 +1,4 @@
-mod plans;
+mod validate;
 
 use std::path::{Path, PathBuf};
 
@@ -6,184 +6,192 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The configuration of a file's text and words over it.
-fn file(text: &str, words: &[&str]) -> Result<Resolved, ConfigError> {
-    resolve(Some(First::File(PathBuf::from("run.toml"), text.to_owned())), words)
+/// Resolves the text of a file and arguments.
+fn file(text: &str, args: &[&str]) -> Result<Resolved, ConfigError> {
+    resolve(Some(Base::File(PathBuf::from("run.toml"), text.to_owned())), args)
 }
 
-fn words(words: &[&str]) -> Result<Resolved, ConfigError> {
-    resolve(None, words)
+fn args(args: &[&str]) -> Result<Resolved, ConfigError> {
+    resolve(None, args)
 }
 
-fn sentence<T: std::fmt::Debug>(result: Result<T, ConfigError>) -> String {
+fn message<T: std::fmt::Debug>(result: Result<T, ConfigError>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[test]
-fn later_layers_win_and_are_known() {
+fn later_layers_override_earlier_ones_and_record_their_origin() {
     let text = "preset = \"gpt2\"\n[train]\nsteps = 7\nbatch = 8\n";
-    let all = file(text, &["batch=16", "optimizer.rate=1e-2", "model.bias=auto"]).unwrap();
+    let all = file(text, &["batch=16", "optimizer.lr=1e-2", "model.bias=auto"]).unwrap();
     assert_eq!((all.config.train.steps, all.config.train.batch), (7, 16));
-    assert_eq!((all.config.model.layers, all.config.model.vocabulary), (12, 50257));
-    assert_eq!(all.config.optimizer.rate, 0.01);
+    assert_eq!((all.config.model.num_layers, all.config.model.vocab_size), (12, 50257));
+    assert_eq!(all.config.optimizer.lr, 0.01);
     assert_eq!(all.name, "run");
     let origin = |key| all.origin(key).unwrap().to_string();
     assert_eq!(origin("train.steps"), "run.toml");
     assert_eq!(origin("train.batch"), "command line");
-    assert_eq!(origin("model.layers"), "preset gpt2");
+    assert_eq!(origin("model.num_layers"), "preset gpt2");
     assert_eq!(origin("train.seed"), "default");
-    assert_eq!(words(&[]).unwrap().name, "tiny");
-    // A file without a preset stands on the defaults, not on the default preset.
+    assert_eq!(args(&[]).unwrap().name, "tiny");
+    // A file without a preset is based on the defaults, not on the default preset.
     assert_eq!(file("", &[]).unwrap().config, Config::default());
 }
 
 #[test]
-fn a_file_may_say_what_it_is_called() {
+fn a_file_may_set_the_configuration_name() {
     let named = file("name = \"my \\\"own\\\"\"\n[train]\nsteps = 3\n", &[]).unwrap();
     assert_eq!((named.name.as_str(), named.config.train.steps), ("my \"own\"", 3));
     assert_eq!(file(&named.to_toml(), &["steps=4"]).unwrap().name, named.name);
-    assert_eq!(file(&words(&[]).unwrap().to_toml(), &[]).unwrap().name, "tiny");
-    // Over the name of the preset that it stands on.
+    assert_eq!(file(&args(&[]).unwrap().to_toml(), &[]).unwrap().name, "tiny");
+    // Overrides the name of its preset.
     assert_eq!(file("preset = \"mlp\"\nname = \"mine\"\n", &[]).unwrap().name, "mine");
-    let error = sentence(file("name = 3\n", &[]));
-    assert_eq!(error, "run.toml, line 1: name is a TOML integer, and must be a text");
+    let error = message(file("name = 3\n", &[]));
+    assert_eq!(error, "run.toml, line 1: name is a TOML integer, expected a string");
 }
 
 #[test]
-fn a_misspelled_key_is_answered_with_the_right_one() {
+fn a_misspelled_key_is_refused_with_the_right_one() {
     let cases = [
         ("train.setps=3", "unknown key train.setps: did you mean train.steps?"),
         ("setps=3", "unknown key setps: did you mean train.steps?"),
         ("trian.steps=3", "did you mean train.steps?"),
         ("optimizer.steps=3", "did you mean train.steps?"),
-        ("nonsense.whatever=3", "`regatta train --keys` lists all"),
+        ("nonsense.qqq=3", "`regatta train --keys` lists all keys"),
     ];
     for (word, expected) in cases {
-        let error = sentence(words(&[word]));
+        let error = message(args(&[word]));
         assert!(error.contains(expected), "{word}: {error}");
         assert!(error.starts_with("command line: "), "{error}");
     }
-    let error = sentence(file("[train]\nseed = 1\n\nstep = 3\n", &[]));
+    let error = message(file("[train]\nseed = 1\n\nstep = 3\n", &[]));
     assert_eq!(error, "run.toml, line 4: unknown key train.step: did you mean train.steps?");
-    let error = sentence(file("steps = 3\n", &[]));
+    let error = message(file("steps = 3\n", &[]));
     assert_eq!(error, "run.toml, line 1: unknown key steps: did you mean train.steps?");
 }
 
 #[test]
-fn a_wrong_value_is_answered_with_what_is_expected() {
+fn an_invalid_value_is_refused_with_the_accepted_ones() {
     let cases = [
-        ("steps=many", "train.steps is many, and must be a whole number, 1 or more"),
-        ("steps=0", "train.steps is 0, and must be a whole number, 1 or more"),
+        ("steps=many", "train.steps is many, expected an integer >= 1"),
+        ("steps=0", "train.steps is 0, expected an integer >= 1"),
         ("steps=-1", "train.steps is -1,"),
         ("steps=", "train.steps is empty,"),
-        ("layers=99999999999999999999999", "a whole number, 1 to 10000"),
-        ("width=2000000", "model.width is 2000000, and must be a whole number, 1 to 1048576"),
-        ("dropout=1", "model.dropout is 1, and must be a number from 0 to 0.9999999"),
-        // As a number of 32 bits it is 1.
-        ("dropout=0.99999999", "model.dropout is 0.99999999, and must be a number from 0 to"),
+        ("num_layers=99999999999999999999999", "an integer in [1, 10000]"),
+        (
+            "hidden_size=2000000",
+            "model.hidden_size is 2000000, expected an integer in [1, 1048576]",
+        ),
+        ("dropout=1", "model.dropout is 1, expected a number in [0, 0.9999999]"),
+        // Rounds to 1 in f32.
+        ("dropout=0.99999999", "model.dropout is 0.99999999, expected a number in"),
         ("beta2=0.99999999", "optimizer.beta2 is 0.99999999,"),
-        ("rate=nan", "optimizer.rate is nan, and must be a number above 0"),
-        ("rate=inf", "optimizer.rate is inf,"),
-        ("rate=0", "optimizer.rate is 0,"),
-        ("precision=fp8", "train.precision is fp8, and must be f32 or bf16"),
-        ("family=bert", "model.family is bert, and must be gpt2, llama or mlp"),
-        ("recompute=yes", "train.recompute is yes, and must be true or false"),
-        ("bias=perhaps", "model.bias is perhaps, and must be true, false or auto"),
-        ("resume=", "checkpoint.resume is empty, and must be auto, never or a path"),
+        ("lr=nan", "optimizer.lr is nan, expected a number > 0"),
+        ("lr=inf", "optimizer.lr is inf,"),
+        ("lr=0", "optimizer.lr is 0,"),
+        ("precision=fp8", "train.precision is fp8, expected f32 or bf16"),
+        ("family=bert", "model.family is bert, expected gpt2, llama or mlp"),
+        ("recompute=yes", "train.recompute is yes, expected true or false"),
+        ("bias=perhaps", "model.bias is perhaps, expected true, false or auto"),
+        ("resume=", "checkpoint.resume is empty, expected auto, never or a path"),
     ];
     for (word, expected) in cases {
-        let error = sentence(words(&[word]));
+        let error = message(args(&[word]));
         assert!(error.contains(expected), "{word}: {error}");
     }
     let in_file = [
-        ("[train]\n\nsteps = \"100\"", "run.toml, line 3: train.steps is \"100\", and must be"),
+        ("[train]\n\nsteps = \"100\"", "run.toml, line 3: train.steps is \"100\", expected"),
         ("[train]\nsteps = 1.5", "line 2: train.steps is 1.5,"),
         ("[train]\nsteps = [1]", "line 2: train.steps is a TOML array,"),
-        ("[data]\nsource = 3", "data.source is 3, and must be a text"),
+        ("[data]\nsource = 3", "data.source is 3, expected a string"),
         ("[model]\nbias = \"true\"", "model.bias is \"true\","),
-        ("preset = 3", "line 1: preset is a TOML integer, and must be the name of a preset"),
+        ("preset = 3", "line 1: preset is a TOML integer, expected the name of a preset"),
         ("preset = \"gtp2\"", "did you mean gpt2?"),
         ("[train\nsteps = 3", "run.toml, line 1: "),
-        ("[train]\nsteps = 3\nsteps = 4", "run.toml, line 3: duplicate key"),
+        ("[train]\nsteps = 3\nsteps = 4", "run.toml, line 3: invalid TOML: duplicate key"),
     ];
     for (text, expected) in in_file {
-        let error = sentence(file(text, &[]));
+        let error = message(file(text, &[]));
         assert!(error.contains(expected), "{text}: {error}");
     }
 }
 
 #[test]
-fn numbers_may_be_written_as_people_and_toml_do() {
-    let text = "[train]\nsteps = 1_000\nseed = 0x10\n[optimizer]\nclip = 2\n";
-    let config = file(text, &["warmup=1_0", "rate=3e-4"]).unwrap().config;
+fn numbers_accept_underscores_and_toml_notations() {
+    let text = "[train]\nsteps = 1_000\nseed = 0x10\n[optimizer]\ngrad_clip = 2\n";
+    let config = file(text, &["warmup_steps=1_0", "lr=3e-4"]).unwrap().config;
     assert_eq!((config.train.steps, config.train.seed), (1000, 16));
-    assert_eq!((config.optimizer.clip, config.optimizer.warmup), (2.0, 10));
-    assert!(words(&["steps=1__0"]).is_err() && words(&["steps=_1"]).is_err());
+    assert_eq!((config.optimizer.grad_clip, config.optimizer.warmup_steps), (2.0, 10));
+    assert!(args(&["steps=1__0"]).is_err() && args(&["steps=_1"]).is_err());
 }
 
 #[test]
-fn the_largest_share_leaves_something_over() {
-    let config = words(&["dropout=0.9999999", "beta2=0.9999999"]).unwrap().config;
+fn the_largest_fraction_is_below_one_in_f32() {
+    let config = args(&["dropout=0.9999999", "beta2=0.9999999"]).unwrap().config;
     assert!((config.model.dropout as f32) < 1.0 && (config.optimizer.beta2 as f32) < 1.0);
 }
 
 #[test]
-fn words_that_are_no_keys_are_refused() {
+fn arguments_without_a_key_and_unknown_presets_are_refused() {
     for word in ["steps", "=3", " =3"] {
-        let error = sentence(words(&["seed=1", word]));
+        let error = message(args(&["seed=1", word]));
         assert!(error.contains("is not key=value"), "{error}");
     }
-    let error = sentence(load(&["shakespear-char"]));
-    assert!(
-        error.contains("no preset and no file shakespear-char: did you mean shakespeare-char?")
-    );
-    let error = sentence(load(&["does-not-exist.toml"]));
-    assert!(error.starts_with("does-not-exist.toml: "), "{error}");
+    let error = message(load(&["shakespear-char"]));
+    assert_eq!(error, "no preset or file named shakespear-char: did you mean shakespeare-char?");
+    let error = message(load(&["does-not-exist.toml"]));
+    assert!(error.starts_with("cannot read does-not-exist.toml: "), "{error}");
     assert_eq!(load(&["steps=3"]).unwrap().config.train.steps, 3);
     assert_eq!(load(&["mlp", "steps=3"]).unwrap().name, "mlp");
 }
 
 #[test]
-fn a_name_that_several_sections_have_must_be_written_out() {
-    let error = sentence(words(&["schedule=linear"]));
-    let expected =
-        "command line: schedule may be optimizer.schedule or parallel.schedule: write which";
-    assert_eq!(error, expected);
-    assert!(words(&["parallel.schedule=gpipe", "optimizer.schedule=linear"]).is_ok());
+fn a_short_form_that_several_sections_have_is_ambiguous() {
+    let error = message(args(&["dir=x"]));
+    assert_eq!(error, "command line: dir is ambiguous: use checkpoint.dir or offload.dir");
+    let config =
+        args(&["checkpoint.dir=x", "schedule=gpipe", "lr_schedule=linear"]).unwrap().config;
+    assert_eq!((config.checkpoint.dir.as_str(), config.offload.dir.as_str()), ("x", ""));
+    assert_eq!(config.optimizer.lr_schedule, LrDecay::Linear);
 }
 
 #[test]
-fn the_batch_is_what_was_said_last() {
-    let batch = |all: Resolved| (all.config.train.batch, all.config.train.batch_per_rank);
-    let text = "[train]\nbatch_per_rank = 4\n";
+fn the_later_of_batch_and_batch_per_replica_wins() {
+    let batch = |all: Resolved| (all.config.train.batch, all.config.train.batch_per_replica);
+    let text = "[train]\nbatch_per_replica = 4\n";
     assert_eq!(batch(file(text, &[]).unwrap()), (0, 4));
     assert_eq!(batch(file(text, &["batch=8"]).unwrap()), (8, 0));
-    assert_eq!(batch(words(&["batch_per_rank=2"]).unwrap()), (0, 2));
-    let error = sentence(words(&["batch_per_rank=2", "batch=8"]));
-    assert!(error.contains("train.batch is 8 and train.batch_per_rank is 2: set one"), "{error}");
+    assert_eq!(batch(args(&["batch_per_replica=2"]).unwrap()), (0, 2));
+    let error = message(args(&["batch_per_replica=2", "batch=8"]));
+    assert!(
+        error.contains("train.batch is 8 and train.batch_per_replica is 2: set only one"),
+        "{error}"
+    );
     let again = file(text, &[]).unwrap().config;
     assert_eq!(Config::from_toml(Path::new("x"), &again.to_toml()).unwrap(), again);
 }
 
 #[test]
-fn shapes_follow_their_family() {
-    let shape = |all: &[&str]| words(all).unwrap().config.shape(65).unwrap();
+fn shape_defaults_depend_on_the_family() {
+    let shape = |all: &[&str]| args(all).unwrap().config.shape(65).unwrap();
     let gpt = shape(&["bias=auto"]);
-    assert_eq!((gpt.vocabulary, gpt.feed_forward, gpt.kv_heads), (65, 512, 4));
-    assert!(gpt.tied && gpt.bias);
+    assert_eq!((gpt.vocab_size, gpt.intermediate_size, gpt.num_kv_heads), (65, 512, 4));
+    assert!(gpt.tie_embeddings && gpt.bias);
     let llama = shape(&["family=llama", "bias=auto"]);
-    assert_eq!(llama.feed_forward, 352);
-    assert!(!llama.tied && !llama.bias);
-    assert_eq!(shape(&["vocabulary=100"]).vocabulary, 100);
-    let error = sentence(words(&["vocabulary=50"]).unwrap().config.shape(65));
-    assert!(error.contains("model.vocabulary 50 is less than the 65"), "{error}");
-    let error = sentence(words(&["width=130"]).unwrap().config.shape(65));
-    assert!(error.contains("model.width 130 is not a multiple of model.heads 4"), "{error}");
+    assert_eq!(llama.intermediate_size, 352);
+    assert!(!llama.tie_embeddings && !llama.bias);
+    assert_eq!(shape(&["vocab_size=100"]).vocab_size, 100);
+    let error = message(args(&["vocab_size=50"]).unwrap().config.shape(65));
+    assert!(
+        error.contains("model.vocab_size 50 is smaller than the tokenizer's vocabulary of 65"),
+        "{error}"
+    );
+    let error = message(args(&["hidden_size=130"]).unwrap().config.shape(65));
+    assert!(error.contains("130 is not a multiple of "), "{error}");
 }
 
 #[test]
-fn presets_have_the_published_numbers_of_parameters() {
-    // Of the models' cards, and counted from their weight files.
+fn presets_have_the_published_parameter_counts() {
+    // From the model cards and weight files.
     let published = [
         ("gpt2", 124_439_808),
         ("gpt2-medium", 354_823_168),
@@ -204,98 +212,101 @@ fn presets_have_the_published_numbers_of_parameters() {
     }
     for preset in PRESETS {
         let config = preset.config().unwrap();
-        config.shape(config.model.vocabulary.max(65)).unwrap();
+        config.shape(config.model.vocab_size.max(65)).unwrap();
         config.validate(1).unwrap();
         assert!(config.validate(4).is_ok(), "{} on four ranks", preset.name);
-        assert!(preset.about().ends_with('.'), "{}: {}", preset.name, preset.about());
+        assert!(preset.description().ends_with('.'), "{}: {}", preset.name, preset.description());
     }
 }
 
 #[test]
-fn the_nanogpt_preset_has_nanogpts_sizes() {
+fn the_nanogpt_preset_has_the_sizes_of_nanogpt() {
     let config = presets::find("shakespeare-char").unwrap().config().unwrap();
     let shape = config.shape(65).unwrap();
-    // nanoGPT prints 0.80M, positions not counted: 4 layers of 12 * 128 * 128 and two norms, the
-    // characters, and the last norm.
+    // nanoGPT prints 0.80M without position embeddings: 4 layers of 12 * 128 * 128 and two norms, the
+    // token embedding and the final norm.
     let layers = 4 * (12 * 128 * 128 + 2 * 128);
-    assert_eq!(shape.parameters() - 64 * 128, layers + 65 * 128 + 128);
+    assert_eq!(shape.num_params() - 64 * 128, layers + 65 * 128 + 128);
     assert_eq!((config.train.batch, config.train.steps), (12, 2000));
-    // As nanoGPT counts the warm-up.
-    assert_eq!(config.schedule(1).rate(0), config.optimizer.rate / 101.0);
+    // The warmup of nanoGPT.
+    assert_eq!(config.lr_schedule(1).at(0), config.optimizer.lr / 101.0);
 }
 
 #[test]
-fn every_key_is_documented_and_named_once() {
-    let mut names: Vec<String> = KEYS.iter().map(Key::full).collect();
+fn keys_are_documented_and_unique() {
+    let mut names: Vec<String> = KEYS.iter().map(Key::full_name).collect();
     names.sort();
     names.dedup();
     assert_eq!(names.len(), KEYS.len());
     for key in KEYS {
-        let about = key.about();
-        assert!(about.ends_with('.') && !about.contains("  "), "{}: {about}", key.full());
-        assert!(keys_text().contains(&format!("  {} = {}  (", key.full(), key.default())));
+        let text = key.description();
+        assert!(text.ends_with('.') && !text.contains("  "), "{}: {text}", key.full_name());
+        assert!(keys_text().contains(&format!("  {} = {}  (", key.full_name(), key.default())));
     }
 }
 
 #[test]
-fn the_resolved_configuration_says_who_set_what() {
+fn the_resolved_configuration_lists_origins() {
     let all = file("[train]\nseed = 5\n", &["steps=9"]).unwrap();
     let text = all.to_toml();
     let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap();
     assert_eq!(line("steps"), "steps = 9                     # command line, default 1000");
     assert_eq!(line("seed"), "seed = 5                      # run.toml, default 1337");
-    assert_eq!(line("layers"), "layers = 4                    # default");
+    assert_eq!(line("num_layers"), "num_layers = 4                # default");
     assert_eq!(Config::from_toml(Path::new("x"), &text).unwrap(), all.config);
 }
 
-/// The documentation has the tables between such lines.
-fn table_of(page: &str, name: &str) -> String {
+/// The table between the markers of a page.
+fn table_between_markers(page: &str, name: &str) -> String {
     let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->"));
     let after = page.split_once(&begin).map_or("", |(_, after)| after);
     after.split_once(&end).map_or("", |(table, _)| table).to_owned()
 }
 
 #[test]
-fn the_documentation_has_all_keys_and_presets() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/train.md");
+fn the_documentation_lists_all_keys_and_presets() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/train/reference.md");
     let mut page = std::fs::read_to_string(&path).unwrap();
     for (name, table) in [("keys", keys_markdown()), ("presets", presets_markdown().unwrap())] {
-        let there = table_of(&page, name);
-        if there == table {
+        let current = table_between_markers(&page, name);
+        if current == table {
             continue;
         }
-        assert!(!there.is_empty(), "docs/train.md has no table between <!-- {name} --> marks");
+        assert!(
+            !current.is_empty(),
+            "docs/train/reference.md has no table between <!-- {name} --> markers"
+        );
         assert!(
             std::env::var_os("REGATTA_BLESS").is_some(),
-            "the table of {name} in docs/train.md is old: write it anew with \
+            "the {name} table in docs/train/reference.md is out of date: regenerate it by \
              REGATTA_BLESS=1 cargo test -p regatta-train config"
         );
-        let mark = format!("<!-- {name} -->\n");
-        page = page.replace(&(mark.clone() + &there), &(mark + &table));
+        let marker = format!("<!-- {name} -->\n");
+        page = page.replace(&(marker.clone() + &current), &(marker + &table));
         std::fs::write(&path, &page).unwrap();
     }
 }
 
 proptest! {
     #[test]
-    fn texts_come_back_from_toml(text in any::<String>(), rate in 1e-300f64..1e300) {
+    fn values_round_trip_through_toml(text in any::<String>(), lr in 1e-300f64..1e300) {
         let mut config = Config::default();
         config.data.source = text;
-        config.optimizer.rate = rate;
+        config.optimizer.lr = lr;
         let again = Config::from_toml(Path::new("x"), &config.to_toml()).unwrap();
         prop_assert_eq!(again, config);
     }
 
     #[test]
-    fn foreign_text_is_refused_and_nothing_else(text in any::<String>(), word in any::<String>()) {
-        let _ = file(&text, &[&word]);
+    fn arbitrary_input_never_panics(text in any::<String>(), arg in any::<String>()) {
+        let _ = file(&text, &[&arg]);
     }
 
     #[test]
-    fn keys_take_any_word_or_refuse_it(at in 0..KEYS.len(), word in "[0-9a-z.e_-]{0,30}") {
-        if let Ok(all) = words(&[&format!("{}={word}", KEYS[at].full())]) {
+    fn keys_accept_or_refuse_any_value(at in 0..KEYS.len(), word in "[0-9a-z.e_-]{0,30}") {
+        if let Ok(all) = args(&[&format!("{}={word}", KEYS[at].full_name())]) {
             let _ = all.config.validate(3);
-            let _ = all.config.shape(65).map(|shape| shape.parameters());
+            let _ = all.config.shape(65).map(|shape| shape.num_params());
             let again = Config::from_toml(Path::new("x"), &all.config.to_toml()).unwrap();
             prop_assert_eq!(again, all.config);
         }

@@ -1,72 +1,73 @@
-//! What a key may be: read from a word, written as TOML.
+//! Types of configuration values: parsing and TOML output.
 
 use std::path::PathBuf;
 
-use crate::schedule::{Curve, Scaling};
+use crate::offload::Tier;
+use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
-use regatta_predict::pipeline::Kind as Pipeline;
+use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;
 
-/// A value as somebody wrote it.
+/// An unparsed value.
 #[derive(Debug, Clone, Copy)]
-pub struct Word<'a> {
-    /// The characters, without quotes.
+pub struct RawValue<'a> {
+    /// The text, without quotes.
     pub text: &'a str,
-    /// How sure it is that they are meant as a text.
-    pub quotes: Quotes,
+    /// Whether it was quoted.
+    pub quoting: Quoting,
 }
 
-/// Whether a value was in quotes.
+/// Whether a value was quoted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quotes {
-    /// It is a text.
+pub enum Quoting {
+    /// A TOML string.
     Quoted,
-    /// It is none.
+    /// A TOML number or boolean.
     Bare,
-    /// The command line has none to tell by.
+    /// From the command line, which does not distinguish.
     Unknown,
 }
 
-impl<'a> Word<'a> {
-    /// The characters, if it may be a text.
+impl<'a> RawValue<'a> {
+    /// The text, if this may be a string.
     fn as_text(&self) -> Option<&'a str> {
-        (self.quotes != Quotes::Bare).then_some(self.text)
+        (self.quoting != Quoting::Bare).then_some(self.text)
     }
 
-    /// The characters, if it may be something else.
+    /// The text, if this may be a number or boolean.
     fn as_bare(&self) -> Option<&'a str> {
-        (self.quotes != Quotes::Quoted).then_some(self.text)
+        (self.quoting != Quoting::Quoted).then_some(self.text)
     }
 }
 
-/// A type that keys have.
+/// A type of configuration values.
 pub trait Value: Sized {
-    /// What it is, such as `a whole number`.
-    fn kind() -> String;
-    /// Reads it.
-    fn read(word: &Word<'_>) -> Option<Self>;
-    /// Writes it as TOML.
+    /// Name for messages, such as `an integer`.
+    fn type_name() -> String;
+    /// Parses a value.
+    fn parse(raw: &RawValue<'_>) -> Option<Self>;
+    /// Formats it as TOML.
     fn to_toml(&self) -> String;
-    /// Its size, if it has one.
+    /// The value as a number, for range checks, if it is numeric.
     fn number(&self) -> Option<f64> {
         None
     }
 }
 
-/// TOML and people write 10_000, and both must be read.
+/// Removes digit separators as in 10_000.
 fn without_underscores(text: &str) -> Option<String> {
-    let lonely = text.starts_with('_') || text.ends_with('_') || text.contains("__");
-    (!lonely).then(|| text.replace('_', ""))
+    let misplaced = text.starts_with('_') || text.ends_with('_') || text.contains("__");
+    (!misplaced).then(|| text.replace('_', ""))
 }
 
-macro_rules! whole_numbers {
+macro_rules! integers {
     ($($Type:ty),*) => {$(
         impl Value for $Type {
-            fn kind() -> String {
-                "a whole number".to_owned()
+            fn type_name() -> String {
+                "an integer".to_owned()
             }
-            fn read(word: &Word<'_>) -> Option<Self> {
-                without_underscores(word.as_bare()?)?.parse().ok()
+            fn parse(raw: &RawValue<'_>) -> Option<Self> {
+                without_underscores(raw.as_bare()?)?.parse().ok()
             }
             fn to_toml(&self) -> String {
                 self.to_string()
@@ -77,20 +78,20 @@ macro_rules! whole_numbers {
         }
     )*};
 }
-whole_numbers!(usize, u64);
+integers!(usize, u64);
 
 impl Value for f64 {
-    fn kind() -> String {
+    fn type_name() -> String {
         "a number".to_owned()
     }
 
-    fn read(word: &Word<'_>) -> Option<Self> {
-        let number: f64 = without_underscores(word.as_bare()?)?.parse().ok()?;
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        let number: f64 = without_underscores(raw.as_bare()?)?.parse().ok()?;
         number.is_finite().then_some(number)
     }
 
     fn to_toml(&self) -> String {
-        // With a point or an exponent, so that it stays a float.
+        // With a decimal point or an exponent, so that it parses as a float again.
         format!("{self:?}")
     }
 
@@ -100,12 +101,12 @@ impl Value for f64 {
 }
 
 impl Value for bool {
-    fn kind() -> String {
+    fn type_name() -> String {
         "true or false".to_owned()
     }
 
-    fn read(word: &Word<'_>) -> Option<Self> {
-        word.as_bare()?.parse().ok()
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        raw.as_bare()?.parse().ok()
     }
 
     fn to_toml(&self) -> String {
@@ -114,12 +115,12 @@ impl Value for bool {
 }
 
 impl Value for String {
-    fn kind() -> String {
-        "a text".to_owned()
+    fn type_name() -> String {
+        "a string".to_owned()
     }
 
-    fn read(word: &Word<'_>) -> Option<Self> {
-        word.as_text().map(str::to_owned)
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        raw.as_text().map(str::to_owned)
     }
 
     fn to_toml(&self) -> String {
@@ -127,7 +128,7 @@ impl Value for String {
     }
 }
 
-/// A text as a basic string of TOML.
+/// A TOML basic string.
 pub fn quoted(text: &str) -> String {
     let mut all = String::from("\"");
     for c in text.chars() {
@@ -149,15 +150,15 @@ fn either(names: &[&str]) -> String {
     }
 }
 
-/// One of a few names.
-macro_rules! names {
+/// Implements [`Value`] for an enum by the names of its variants.
+macro_rules! named_variants {
     ($Type:ty: $($variant:ident = $name:literal),+) => {
         impl Value for $Type {
-            fn kind() -> String {
+            fn type_name() -> String {
                 either(&[$($name),+])
             }
-            fn read(word: &Word<'_>) -> Option<Self> {
-                match word.as_text()? {
+            fn parse(raw: &RawValue<'_>) -> Option<Self> {
+                match raw.as_text()? {
                     $($name => Some(Self::$variant),)+
                     _ => None,
                 }
@@ -171,33 +172,22 @@ macro_rules! names {
     };
 }
 
-/// How parameters follow their gradients.
+/// Optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum OptimizerKind {
     /// [`regatta_device::optimizer::AdamW`].
     AdamW,
     /// [`regatta_device::optimizer::Sgd`].
     Sgd,
 }
 
-/// Where something is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Memory {
-    /// Where it is computed.
-    Device,
-    /// In the host's memory.
-    Host,
-    /// In files.
-    Disk,
-}
-
-impl Value for Pipeline {
-    fn kind() -> String {
+impl Value for ScheduleKind {
+    fn type_name() -> String {
         either(&Self::ALL.map(Self::name))
     }
 
-    fn read(word: &Word<'_>) -> Option<Self> {
-        word.as_text()?.parse().ok()
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        raw.as_text()?.parse().ok()
     }
 
     fn to_toml(&self) -> String {
@@ -205,45 +195,45 @@ impl Value for Pipeline {
     }
 }
 
-names!(Memory: Device = "device", Host = "host", Disk = "disk");
-names!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
-names!(Precision: F32 = "f32", Bf16 = "bf16");
-names!(Kind: AdamW = "adamw", Sgd = "sgd");
-names!(Curve: Cosine = "cosine", Linear = "linear", Constant = "constant");
-names!(Scaling: None = "none", Sqrt = "sqrt", Linear = "linear");
+named_variants!(Tier: Device = "device", Host = "host", Disk = "disk");
+named_variants!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
+named_variants!(Precision: F32 = "f32", Bf16 = "bf16");
+named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
+named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
+named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
 
-/// Yes, no, or what is usual.
+/// A boolean with a default that depends on other keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Switch {
-    /// What is usual.
+pub enum AutoBool {
+    /// The default.
     Auto,
-    /// Yes.
+    /// True.
     On,
-    /// No.
+    /// False.
     Off,
 }
 
-impl Switch {
-    /// Whether it is on, given what is usual.
-    pub fn or(self, usual: bool) -> bool {
+impl AutoBool {
+    /// The value, given the default.
+    pub fn unwrap_or(self, default: bool) -> bool {
         match self {
-            Self::Auto => usual,
+            Self::Auto => default,
             Self::On => true,
             Self::Off => false,
         }
     }
 }
 
-impl Value for Switch {
-    fn kind() -> String {
+impl Value for AutoBool {
+    fn type_name() -> String {
         "true, false or auto".to_owned()
     }
 
-    fn read(word: &Word<'_>) -> Option<Self> {
-        match bool::read(word) {
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        match bool::parse(raw) {
             Some(true) => Some(Self::On),
             Some(false) => Some(Self::Off),
-            None => (word.as_text()? == "auto").then_some(Self::Auto),
+            None => (raw.as_text()? == "auto").then_some(Self::Auto),
         }
     }
 
@@ -256,24 +246,24 @@ impl Value for Switch {
     }
 }
 
-/// What a run goes on from.
+/// Where to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
-    /// The latest checkpoint of its own folder, if there is one.
+    /// The latest checkpoint of the run folder, if any.
     Auto,
-    /// Nothing: it begins anew.
+    /// Start from scratch.
     Never,
-    /// A checkpoint, or the latest of a run folder.
+    /// A checkpoint, or the latest one of a run folder.
     From(PathBuf),
 }
 
 impl Value for Resume {
-    fn kind() -> String {
+    fn type_name() -> String {
         "auto, never or a path".to_owned()
     }
 
-    fn read(word: &Word<'_>) -> Option<Self> {
-        match word.as_text()? {
+    fn parse(raw: &RawValue<'_>) -> Option<Self> {
+        match raw.as_text()? {
             "" => None,
             "auto" => Some(Self::Auto),
             "never" => Some(Self::Never),

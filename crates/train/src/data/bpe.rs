@@ -1,7 +1,7 @@
-//! Byte-level BPE from a Hugging Face `tokenizer.json`: what GPT-2, Llama 3 and their relatives use.
+//! Byte-level BPE from a Hugging Face `tokenizer.json`, as used by GPT-2, Llama 3 and others.
 //!
-//! Words are cut by one of the known patterns ([`super::split`]); a word's bytes are tokens at
-//! first, and the pair of neighbours that was learned first becomes one, again and again.
+//! Text is split into words by a known pattern ([`super::pre_tokenizer`]); the bytes of a word are then merged by
+//! rank.
 
 mod file;
 mod merge;
@@ -10,52 +10,57 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::error::{DataError, Result};
-use super::split::Words;
+use super::pre_tokenizer::PreTokenizer;
 use merge::Merges;
 
 /// A byte-level BPE tokenizer.
 #[derive(Debug, Clone)]
 pub struct Bpe {
-    /// The file as it was.
+    /// The file, verbatim.
     file: Vec<u8>,
-    /// The bytes of each token; None where the numbers have a gap.
+    /// The bytes of each token; None for gaps in the ids.
     bytes: Vec<Option<Box<[u8]>>>,
-    /// Tokens by their bytes, without added ones.
+    /// Tokens by their bytes, without added tokens.
     tokens: HashMap<Box<[u8]>, u32>,
-    /// The token of each single byte.
+    /// The token of each byte.
     alphabet: Box<[Option<u32>; 256]>,
     merges: Merges,
-    /// Whether a word that is a token is taken as it is.
+    /// Whether a word in the vocabulary becomes one token without merges (`ignore_merges`).
     whole_words: bool,
-    /// Tokens that are found in a text as they are, the longest first.
+    /// Added tokens, longest first.
     added: Vec<(String, u32)>,
-    /// The bytes that added tokens begin with.
+    /// First bytes of added tokens.
     added_begins: Box<[bool; 256]>,
-    words: Words,
+    words: PreTokenizer,
 }
 
 impl Bpe {
-    /// Reads a file; the path is for errors only.
+    /// Parses a file; the path is for errors only.
     pub fn parse(file: &[u8], path: &Path) -> Result<Self> {
         file::parse(file).map_err(|reason| DataError::tokenizer(path, reason))
     }
 
-    /// The file as it was.
+    /// The file, verbatim.
     pub fn file(&self) -> &[u8] {
         &self.file
     }
 
-    /// How many tokens there are, gaps included.
-    pub fn vocabulary(&self) -> usize {
+    /// Vocabulary size, including gaps.
+    pub fn vocab_size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The bytes of a token, if there is such a one.
+    /// The id of an added token, such as `<|endoftext|>`.
+    pub fn added_token(&self, content: &str) -> Option<u32> {
+        self.added.iter().find(|(text, _)| text == content).map(|(_, id)| *id)
+    }
+
+    /// The bytes of a token.
     pub fn bytes(&self, token: u32) -> Option<&[u8]> {
         self.bytes.get(token as usize)?.as_deref()
     }
 
-    /// The tokens of a text.
+    /// Encodes a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut tokens = Vec::with_capacity(text.len() / 3);
         let mut known = HashMap::new();
@@ -69,7 +74,7 @@ impl Bpe {
         Ok(tokens)
     }
 
-    /// Where the first added token of a text begins and ends, and which it is.
+    /// Range and id of the first added token in a text.
     fn next_added(&self, text: &str) -> (usize, usize, Option<u32>) {
         for start in 0..text.len() {
             let rest = &text.as_bytes()[start..];
@@ -83,7 +88,7 @@ impl Bpe {
         (text.len(), text.len(), None)
     }
 
-    /// The tokens of a text without added ones. Words come again and again: known ones are kept.
+    /// Encodes a text without added tokens. Words are cached.
     fn encode_words<'a>(
         &self,
         text: &'a str,

@@ -1,72 +1,72 @@
-//! What can be wrong with data.
+//! Data errors.
 
 use std::path::{Path, PathBuf};
 
 /// A result about data.
 pub type Result<T> = std::result::Result<T, DataError>;
 
-/// What is wrong with data, with the file and the way out.
+/// What is wrong with data, with the file and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// A file cannot be read or written.
+    /// An I/O error.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// With what.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause.
         source: std::io::Error,
     },
-    /// There is neither such a file nor such a name.
+    /// Neither a file nor a known dataset.
     #[error(
-        "there is no data {name:?}: give a text file, a folder of `regatta data prepare`, or one of {known}"
+        "no dataset {name:?}: expected a text file, a folder written by `regatta data prepare`, or one of {known}"
     )]
     Unknown {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// What there is.
+        /// Known datasets.
         known: String,
     },
-    /// The project's own text, as if it were a file.
+    /// The built-in dataset cannot be prepared.
     #[error(
-        "builtin is a part of the program, and there is nothing to prepare: `regatta train` trains \
-         on it as it is"
+        "the builtin dataset needs no preparation: `regatta train` uses it \
+        directly"
     )]
     Builtin,
-    /// A text without a character.
+    /// An empty text.
     #[error("{what} is empty")]
     Empty {
         /// The file.
         what: String,
     },
-    /// A text that is a folder, a pipe or a device.
-    #[error("{} is no file of text, and texts are read more than once: name the files themselves", path.display())]
+    /// Not a regular file.
+    #[error("{} is not a regular file, but texts are read more than once: pass the files themselves", path.display())]
     NoFile {
-        /// What it is instead.
+        /// The path.
         path: PathBuf,
     },
-    /// A text of which all is for validation.
+    /// The training split is empty.
     #[error(
-        "of {bytes} bytes of text nothing is left to learn from beside what is for validation: take \
-         more text, or a smaller share for validation"
+        "the training split is empty ({bytes} bytes in total): use more text or a smaller \
+        validation fraction"
     )]
     Short {
-        /// How long it is.
+        /// Size of the text.
         bytes: u64,
     },
-    /// Whoever asked for it wants it no more.
-    #[error("interrupted: nothing was made")]
+    /// Interrupted by the caller.
+    #[error("interrupted: nothing was written")]
     Interrupted,
-    /// A text that is none.
+    /// Not UTF-8.
     #[error("{} is not UTF-8 text: byte {byte}", path.display())]
     NotUtf8 {
         /// The file.
         path: PathBuf,
-        /// Where it stops being text, from 0.
+        /// Offset of the first invalid byte.
         byte: u64,
     },
-    /// A character that the tokenizer has never seen.
+    /// The character is not in the vocabulary.
     #[error(
         "the character {character:?} at position {position} is not in the tokenizer's vocabulary \
          of {vocabulary} characters"
@@ -74,118 +74,118 @@ pub enum DataError {
     UnknownCharacter {
         /// The character.
         character: char,
-        /// How many characters are before it.
+        /// Its position, in characters.
         position: usize,
-        /// How many characters the tokenizer knows.
+        /// Vocabulary size.
         vocabulary: usize,
     },
-    /// A byte that the tokenizer has no token for.
-    #[error("the tokenizer has no token for the byte 0x{byte:02x} of {text:?}")]
+    /// The tokenizer has no token for a byte.
+    #[error("the tokenizer has no token for byte 0x{byte:02x} of {text:?}")]
     UnknownByte {
         /// The byte.
         byte: u8,
-        /// The word it is in, shortened.
+        /// The word, truncated.
         text: String,
     },
-    /// A token that the tokenizer has not.
-    #[error("there is no token {token} in a vocabulary of {vocabulary}")]
+    /// The token is not in the vocabulary.
+    #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
     NoSuchToken {
         /// The token.
         token: u32,
-        /// How many tokens there are.
+        /// Vocabulary size.
         vocabulary: usize,
     },
-    /// A tokenizer file that cannot be used.
-    #[error("{} cannot be used as a tokenizer: {reason}", path.display())]
+    /// An unsupported or invalid tokenizer file.
+    #[error("cannot use {} as a tokenizer: {reason}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is unsupported.
         reason: String,
     },
-    /// A file that is no token file.
-    #[error("{} is no token file of regatta; for bare numbers of 16 bits, as nanoGPT has them, say raw-u16:{}", path.display(), path.display())]
+    /// Not a token file.
+    #[error("{} is not a token file of regatta; for raw 16-bit tokens as written by nanoGPT use raw-u16:{}", path.display(), path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
     },
     /// A token file of another version.
-    #[error("{} is a token file of version {found}, this regatta reads {known}: prepare it anew", path.display())]
+    #[error("{} has token file version {found}, but this regatta reads version {known}: prepare it again", path.display())]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
-        /// What is read.
+        /// The supported version.
         known: u32,
     },
-    /// A token file whose header has been altered.
-    #[error("the header of {} is damaged: prepare it anew", path.display())]
+    /// The header is damaged.
+    #[error("the header of {} is damaged: prepare it again", path.display())]
     Header {
         /// The file.
         path: PathBuf,
     },
-    /// A token file of another length than its header says.
-    #[error("{} has {found} bytes, and should have {expected}: it was cut short or altered, prepare it anew", path.display())]
+    /// The size does not match the header.
+    #[error("{} has {found} bytes instead of {expected}: it was truncated or modified; prepare it again", path.display())]
     Length {
         /// The file.
         path: PathBuf,
-        /// What it should have.
+        /// Expected size.
         expected: u64,
-        /// What it has.
+        /// Actual size.
         found: u64,
     },
-    /// A token file with other tokens than were written.
-    #[error("the tokens of {} are damaged: SHA-256 is {found}, and was {expected} when it was written; prepare it anew", path.display())]
+    /// The tokens do not match their checksum.
+    #[error("the tokens of {} are damaged: SHA-256 is {found} instead of {expected}; prepare it again", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// As its header says.
+        /// SHA-256 in the header.
         expected: String,
-        /// As it is.
+        /// Actual SHA-256.
         found: String,
     },
-    /// A token in a file that the vocabulary has not.
-    #[error("token {token} at offset {offset} of {} is not below the vocabulary of {vocabulary}", path.display())]
+    /// A token in a file is out of range.
+    #[error("token {token} at offset {offset} of {} exceeds the vocabulary of {vocabulary} tokens", path.display())]
     OutOfVocabulary {
         /// The file.
         path: PathBuf,
-        /// Which token, from 0.
+        /// Index of the token.
         offset: u64,
-        /// What it is.
+        /// The token.
         token: u32,
-        /// How many there are.
+        /// Vocabulary size.
         vocabulary: usize,
     },
-    /// Tokens that are not there.
-    #[error("tokens {start}..{end} of {what} do not exist: there are {tokens}")]
+    /// A range outside of the file.
+    #[error("tokens {start}..{end} are out of range: {what} has {tokens}")]
     OutOfRange {
         /// The file.
         what: String,
-        /// The first asked for.
+        /// Start of the range.
         start: u64,
-        /// Behind the last asked for.
+        /// End of the range.
         end: u64,
-        /// How many there are.
+        /// Number of tokens.
         tokens: u64,
     },
-    /// Fewer tokens than a sample has.
+    /// Fewer tokens than a sequence.
     #[error(
-        "there are {tokens} tokens, and a sample of context {context} needs {}: take more text or a \
-         smaller context", context + 1
+        "{tokens} tokens are too few for model.seq_len {context}, which needs {}: use more text or a \
+        smaller model.seq_len", context + 1
     )]
     TooShort {
-        /// How many there are.
+        /// Number of tokens.
         tokens: u64,
-        /// Inputs of a sample.
+        /// Sequence length.
         context: u64,
     },
-    /// Samples of nothing.
-    #[error("a context of 0 tokens holds nothing to learn")]
+    /// Sequence length 0.
+    #[error("the sequence length is 0")]
     NoContext,
-    /// Token files made with another tokenizer than the one beside them.
+    /// The token files were made with another tokenizer.
     #[error(
-        "{} was made with the tokenizer {of_file}, and {} is {of_tokenizer}: prepare it anew",
+        "{} was prepared with tokenizer {of_file}, but {} is {of_tokenizer}: prepare it again",
         path.display(), tokenizer.display()
     )]
     OtherTokenizer {
@@ -193,75 +193,75 @@ pub enum DataError {
         path: PathBuf,
         /// The tokenizer file.
         tokenizer: PathBuf,
-        /// The fingerprint in the token file.
+        /// Fingerprint in the token file.
         of_file: String,
-        /// The fingerprint of the tokenizer.
+        /// Fingerprint of the tokenizer.
         of_tokenizer: String,
     },
-    /// A folder that is none of ours.
-    #[error("{} is no folder of `regatta data prepare`: {reason}", path.display())]
+    /// Not a prepared folder.
+    #[error("{} is not a folder written by `regatta data prepare`: {reason}", path.display())]
     Folder {
         /// The folder.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
-    /// Something is there already.
-    #[error("{} exists already: take another folder, or --force to replace it", path.display())]
+    /// The output exists.
+    #[error("{} already exists: choose another folder, or replace it with --force", path.display())]
     Exists {
-        /// What is there.
+        /// The folder.
         path: PathBuf,
     },
-    /// A set cannot be fetched.
+    /// A download failed.
     #[error(
-        "cannot fetch {name} from {address}: {reason}. Without a network: put the file where it is \
-         looked for, {}", path.display()
+        "cannot download {name} from {address}: {reason}. Without network access, copy the file to \
+        {}", path.display()
     )]
     Fetch {
-        /// The set.
+        /// The dataset.
         name: String,
-        /// From where.
+        /// The URL.
         address: String,
-        /// What went wrong.
+        /// Cause.
         reason: String,
-        /// Where the file may be put by hand.
+        /// Where the file can be copied to.
         path: PathBuf,
     },
-    /// A set of other bytes than are known.
-    #[error("{} is not {name}: SHA-256 is {found}, and should be {expected}", path.display())]
+    /// The file has the wrong checksum.
+    #[error("{} is not {name}: SHA-256 is {found} instead of {expected}", path.display())]
     WrongSet {
-        /// The set.
+        /// The dataset.
         name: String,
-        /// The file, or where it came from.
+        /// The file or URL.
         path: PathBuf,
-        /// What it should be.
+        /// Expected SHA-256.
         expected: String,
-        /// What it is.
+        /// Actual SHA-256.
         found: String,
     },
-    /// A share for validation that leaves nothing.
-    #[error("the share for validation is {share}, and must be from 0 to below 1")]
-    Share {
-        /// What was asked for.
-        share: f64,
+    /// An invalid validation fraction.
+    #[error("the validation fraction is {fraction}, expected a number in [0, 1)")]
+    ValFraction {
+        /// The fraction.
+        fraction: f64,
     },
-    /// A thread that reads ahead cannot be started, or is gone.
-    #[error("cannot read ahead: {reason}")]
-    Ahead {
-        /// Why.
+    /// The loader thread cannot be started, or panicked.
+    #[error("data prefetching failed: {reason}")]
+    Prefetch {
+        /// Cause.
         reason: String,
     },
 }
 
 impl DataError {
-    /// Something failed with a file.
+    /// Wraps an I/O error.
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { doing, path, source }
     }
 
-    /// The same fault, if so many characters were before the text.
-    pub(super) fn behind(self, characters: usize) -> Self {
+    /// The same error with the position shifted by `characters`.
+    pub(super) fn shifted_by(self, characters: usize) -> Self {
         match self {
             Self::UnknownCharacter { character, position, vocabulary } => {
                 let position = position + characters;
@@ -271,7 +271,7 @@ impl DataError {
         }
     }
 
-    /// A tokenizer file cannot be used.
+    /// An unsupported or invalid tokenizer file.
     pub(super) fn tokenizer(path: &Path, reason: impl Into<String>) -> Self {
         Self::Tokenizer { path: path.to_owned(), reason: reason.into() }
     }

@@ -1,50 +1,49 @@
-//! Sets of text that are known by name: looked for on this machine, else fetched, and never used
-//! without a look at their checksum.
+//! NamedDataset datasets: found locally or downloaded, and verified by their checksum.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
 use super::beside;
 use super::error::{DataError, Result};
-use super::source::Places;
-use super::tokenizer::hex;
+use super::source::DataDirs;
 
-/// A set that is known by name.
+/// A named dataset.
 #[derive(Debug, Clone, Copy)]
-pub struct Named {
-    /// Its name.
+pub struct NamedDataset {
+    /// Name.
     pub name: &'static str,
-    /// Where it is to be had.
+    /// URL.
     pub address: &'static str,
-    /// Its SHA-256.
+    /// SHA-256.
     pub sha256: &'static str,
 }
 
-/// The sets.
-pub const NAMED: [Named; 1] = [Named {
+/// All named datasets.
+pub const DATASETS: [NamedDataset; 1] = [NamedDataset {
     name: "tinyshakespeare",
     address: "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     sha256: "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }];
 
-/// Brings a file from an address, or says why not.
+/// Downloads a URL to a file.
 pub type Download<'a> = dyn Fn(&str, &Path) -> std::result::Result<(), String> + 'a;
 
-/// The file of a set, fetched if need be.
-pub fn find(named: &Named, places: &Places, download: &Download) -> Result<PathBuf> {
+/// The file of a dataset, downloaded if necessary.
+pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Result<PathBuf> {
     let file = format!("{}.txt", named.name);
-    if let Some(path) = places.folders().map(|folder| folder.join(&file)).find(|p| p.exists()) {
+    if let Some(path) = dirs.folders().map(|folder| folder.join(&file)).find(|p| p.exists()) {
         check(named, &path)?;
         return Ok(path);
     }
-    let cache = places.cache()?;
-    std::fs::create_dir_all(cache).map_err(DataError::io("make", cache))?;
+    let cache = dirs.cache()?;
+    std::fs::create_dir_all(cache).map_err(DataError::io("create", cache))?;
     let path = cache.join(&file);
-    // Several ranks may fetch at once: each to a file of its own, and the last one's stays.
+    // Ranks may download concurrently: each to its own file, and the last rename wins.
     let part = Part(beside(&path, "part"));
     download(named.address, &part.0).map_err(|reason| DataError::Fetch {
         name: named.name.to_owned(),
@@ -55,11 +54,11 @@ pub fn find(named: &Named, places: &Places, download: &Download) -> Result<PathB
     check(named, &part.0)?;
     let synced = File::open(&part.0).and_then(|file| file.sync_all());
     synced.map_err(DataError::io("write", &part.0))?;
-    std::fs::rename(&part.0, &path).map_err(DataError::io("name", &path))?;
+    std::fs::rename(&part.0, &path).map_err(DataError::io("rename to", &path))?;
     Ok(path)
 }
 
-/// A file that goes away unless it got another name.
+/// A temporary file, removed unless renamed.
 struct Part(PathBuf);
 
 impl Drop for Part {
@@ -68,7 +67,7 @@ impl Drop for Part {
     }
 }
 
-fn check(named: &Named, path: &Path) -> Result<()> {
+fn check(named: &NamedDataset, path: &Path) -> Result<()> {
     let found = sha256(path, |_| Ok(()))?;
     if found == named.sha256 {
         return Ok(());
@@ -77,7 +76,7 @@ fn check(named: &Named, path: &Path) -> Result<()> {
     Err(DataError::WrongSet { name, path: path.to_owned(), expected, found })
 }
 
-/// The SHA-256 of a file. `read` hears how many bytes were read once more, and may end it.
+/// SHA-256 of a file. `read` is called with the size of each chunk, and may abort.
 pub fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<String> {
     let mut file = File::open(path).map_err(DataError::io("open", path))?;
     let (mut sum, mut bytes) = (Sha256::new(), vec![0; 1 << 16]);
@@ -92,15 +91,15 @@ pub fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<St
     }
 }
 
-/// Has curl bring it, or wget. No client of our own: most nodes have no way out, and those that do
-/// have one of these, set up for the site's proxy.
+/// Downloads with curl or wget. There is no built-in client, because most compute nodes have no network access,
+/// and the others have one of these configured for the site's proxy.
 pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
     let curl =
         ["--fail", "--silent", "--show-error", "--location", "--max-time", "600", "--output"];
     let wget = ["--quiet", "--timeout=60", "--tries=2", "-O"];
     match run("curl", &curl, to, address) {
         Err(None) => match run("wget", &wget, to, address) {
-            Err(None) => Err("there is neither curl nor wget".to_owned()),
+            Err(None) => Err("neither curl nor wget is installed".to_owned()),
             Err(Some(reason)) => Err(reason),
             Ok(()) => Ok(()),
         },
@@ -109,7 +108,7 @@ pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
     }
 }
 
-/// Runs a program; None if there is no such program.
+/// Runs a program; the error is None if it is not installed.
 fn run(
     program: &str,
     options: &[&str],
@@ -122,9 +121,9 @@ fn run(
         Err(error) => Err(Some(format!("{program}: {error}"))),
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let said = said.trim().lines().next_back().unwrap_or_default();
-            Err(Some(format!("{program} ended with {} {said}", output.status).trim().to_owned()))
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let stderr = stderr.trim().lines().next_back().unwrap_or_default();
+            Err(Some(format!("{program} failed: {} {stderr}", output.status).trim().to_owned()))
         }
     }
 }
@@ -137,19 +136,19 @@ mod tests {
     use crate::data::testing::Folder;
 
     /// "abc".
-    const SET: Named = Named {
+    const SET: NamedDataset = NamedDataset {
         name: "letters",
         address: "https://example.org/letters",
         sha256: "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     };
 
-    fn places(folder: &Folder, own: &str) -> Places {
+    fn dirs(folder: &Folder, own: &str) -> DataDirs {
         let own = folder.path().join(own);
-        Places { folder: Some(own), cache: Some(folder.path().join("cache")) }
+        DataDirs { folder: Some(own), cache: Some(folder.path().join("cache")) }
     }
 
     #[test]
-    fn a_set_is_fetched_once() {
+    fn a_dataset_is_downloaded_once() {
         let folder = Folder::new();
         let count = Cell::new(0);
         let download = |address: &str, to: &Path| {
@@ -158,45 +157,45 @@ mod tests {
             std::fs::write(to, "abc").map_err(|error| error.to_string())
         };
         let download = &download as &Download;
-        let path = find(&SET, &places(&folder, "own"), download).unwrap();
+        let path = find(&SET, &dirs(&folder, "own"), download).unwrap();
         assert_eq!(path, folder.path().join("cache/letters.txt"));
-        assert_eq!(find(&SET, &places(&folder, "own"), download).unwrap(), path);
+        assert_eq!(find(&SET, &dirs(&folder, "own"), download).unwrap(), path);
         assert_eq!(count.get(), 1);
-        // A folder that the user names goes first.
+        // The folder named by the user has priority.
         std::fs::create_dir(folder.path().join("own")).unwrap();
         let own = folder.file("own/letters.txt", "abc");
-        assert_eq!(find(&SET, &places(&folder, "own"), download).unwrap(), own);
+        assert_eq!(find(&SET, &dirs(&folder, "own"), download).unwrap(), own);
     }
 
     #[test]
-    fn other_bytes_are_refused_and_not_kept() {
+    fn a_wrong_checksum_is_refused_and_the_file_removed() {
         let folder = Folder::new();
         let other = |_: &str, to: &Path| std::fs::write(to, "abd").map_err(|e| e.to_string());
-        let error = find(&SET, &places(&folder, "own"), &other).unwrap_err().to_string();
+        let error = find(&SET, &dirs(&folder, "own"), &other).unwrap_err().to_string();
         assert!(error.contains(SET.sha256), "{error}");
         assert!(error.contains("a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9"));
         assert_eq!(std::fs::read_dir(folder.path().join("cache")).unwrap().count(), 0);
         std::fs::create_dir(folder.path().join("own")).unwrap();
         folder.file("own/letters.txt", "abd");
         assert!(matches!(
-            find(&SET, &places(&folder, "own"), &other),
+            find(&SET, &dirs(&folder, "own"), &other),
             Err(DataError::WrongSet { .. })
         ));
     }
 
     #[test]
-    fn without_a_network_it_says_where_to_put_the_file() {
+    fn without_network_the_error_names_the_path() {
         let folder = Folder::new();
         let none = |_: &str, _: &Path| Err("no route".to_owned());
-        let error = find(&SET, &places(&folder, "own"), &none).unwrap_err().to_string();
+        let error = find(&SET, &dirs(&folder, "own"), &none).unwrap_err().to_string();
         assert!(error.contains("no route") && error.contains("cache/letters.txt"), "{error}");
     }
 
     #[test]
-    fn programs_that_fail_say_why() {
+    fn errors_of_the_downloader_are_reported() {
         let nowhere = Path::new("/nonexistent/file");
         assert_eq!(run("no-such-program", &[], nowhere, ""), Err(None));
-        let said = run("ls", &["--"], nowhere, "x").unwrap_err().unwrap();
-        assert!(said.starts_with("ls ended with"), "{said}");
+        let stderr = run("ls", &["--"], nowhere, "x").unwrap_err().unwrap();
+        assert!(stderr.starts_with("ls failed:"), "{stderr}");
     }
 }

@@ -1,38 +1,37 @@
-//! Data: text to tokens, token files, and which rank reads which sample at which step.
+//! Data: tokenizers, token files, and which rank reads which sequence at which step.
 //!
-//! Read [`order`] for the order of samples, [`source`] for where data comes from, [`token_file`]
-//! for what is on disk.
+//! [`sampler`] defines the order of sequences, [`source`] where data comes from, [`token_file`] the format on disk.
 
 mod bpe;
 mod builtin;
+pub mod data_loader;
 mod error;
 mod fetch;
-pub mod loader;
-pub mod order;
-mod pieces;
+mod pre_tokenizer;
 pub mod prepare;
+pub mod sampler;
 pub mod source;
-mod split;
 #[cfg(test)]
 pub(crate) mod testing;
+mod text_chunks;
 pub mod token_file;
 pub mod tokenizer;
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+pub use data_loader::{Batch, DataLoader, Prefetcher};
 pub use error::{DataError, Result};
-pub use loader::{Ahead, Batch, Loader};
-pub use order::Order;
-pub use source::{Dataset, Places, Prepared, Spec, Tokens, open, prepare};
+pub use sampler::Sampler;
+pub use source::{DataDirs, DataSpec, Dataset, Prepared, Tokens, open, prepare};
 pub use token_file::{TokenFile, TokenWriter};
-pub use tokenizer::{Stream, Tokenizer};
+pub use tokenizer::{StreamDecoder, Tokenizer};
 
-/// A name of this process's own beside a path: `path.word-…`. Processes of several nodes may have
-/// the same number, but do not begin at the same nanosecond too.
+/// A unique temporary name next to a path: `path.word-...`. Includes a timestamp, because processes on several
+/// nodes may have the same id.
 fn beside(path: &Path, word: &str) -> PathBuf {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let own = format!("{word}-{}-{:x}", std::process::id(), now.as_nanos());
-    // Components, for a folder's name may end in a slash.
+    // Components, because the path may end in a slash.
     path.components().collect::<PathBuf>().with_added_extension(own)
 }

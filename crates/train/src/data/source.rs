@@ -1,112 +1,112 @@
-//! Where data comes from: a name, a text file, or a folder of `regatta data prepare`.
+//! Data sources: a named dataset, a text file, or a folder of `regatta data prepare`.
 //!
-//! [`prepare`] does what only one process of a node should do (it may fetch, and writes files);
-//! [`open`] is then cheap enough for each rank.
+//! [`prepare`] runs in one process per node (it may download and write files); [`open`] is cheap and runs on
+//! every rank.
 
 use std::ffi::OsString;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use regatta_model::text::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::{DataError, Result};
-use super::pieces;
-use super::prepare::{self as folder, Plan};
+use super::prepare::{self as folder, PrepareOptions};
+use super::text_chunks;
 use super::token_file::TokenFile;
-use super::tokenizer::{Tokenizer, hex};
+use super::tokenizer::Tokenizer;
 use super::{builtin, fetch};
 
-/// The share of a text that is for validation, unless it says otherwise.
+/// Default fraction of a text for validation.
 pub const VALIDATION: f64 = 0.1;
-/// Larger texts are made into token files; smaller ones every rank reads by itself.
+/// Larger texts are converted to token files; smaller ones are tokenized by every rank.
 const IN_MEMORY: u64 = 64 << 20;
-/// The project's own text.
+/// The built-in dataset.
 const BUILTIN: &str = "builtin";
-/// How bare numbers are asked for.
+/// Prefix of raw 16-bit token files.
 const RAW_U16: &str = "raw-u16:";
 
-/// What the user asks for.
+/// The requested data.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Spec {
-    /// `builtin`, a named set, a text file, a folder of `regatta data prepare`, or `raw-u16:FOLDER`
-    /// with `train.bin` and `val.bin` as nanoGPT writes them.
+pub struct DataSpec {
+    /// `builtin`, a named dataset, a text file, a folder of `regatta data prepare`, or `raw-u16:FOLDER` with
+    /// `train.bin` and `val.bin` as nanoGPT writes them.
     pub data: String,
-    /// A tokenizer file; without one a text's tokens are its characters.
+    /// Tokenizer file; None: character tokenizer.
     pub tokenizer: Option<PathBuf>,
-    /// The share at the end of a text that is for validation. Token files have theirs already.
+    /// Fraction of a text for validation. Token files have their own split.
     pub validation: f64,
 }
 
-impl Default for Spec {
+impl Default for DataSpec {
     fn default() -> Self {
         Self { data: BUILTIN.to_owned(), tokenizer: None, validation: VALIDATION }
     }
 }
 
-/// Where files are looked for and kept.
+/// Directories of datasets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Places {
-    /// The user's folder of sets.
+pub struct DataDirs {
+    /// The user's directory of datasets.
     pub folder: Option<PathBuf>,
-    /// What was fetched or prepared.
+    /// Downloaded and prepared data.
     pub cache: Option<PathBuf>,
 }
 
-impl Places {
-    /// As the environment says: `REGATTA_DATA`, and `regatta/data` in `XDG_CACHE_HOME` or
-    /// `~/.cache`.
+impl DataDirs {
+    /// From the environment: `REGATTA_DATA`, and `regatta/data` in `XDG_CACHE_HOME` or `~/.cache`.
     pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        // A relative one is to be ignored, says the standard.
+        // The XDG specification says to ignore relative paths.
         let cache = path("XDG_CACHE_HOME").filter(|path| path.is_absolute());
         let cache = cache.or_else(|| Some(path("HOME")?.join(".cache")));
         Self { folder: path("REGATTA_DATA"), cache: cache.map(|path| path.join("regatta/data")) }
     }
 
-    /// Where a set may be, in this order.
+    /// Where a dataset may be, in order.
     pub(super) fn folders(&self) -> impl Iterator<Item = &PathBuf> {
         self.folder.iter().chain(&self.cache)
     }
 
-    /// Where something can be kept.
+    /// The cache directory.
     pub(super) fn cache(&self) -> Result<&Path> {
         self.cache.as_deref().ok_or_else(|| DataError::Io {
-            doing: "find a place to keep data in",
+            doing: "find a cache directory for data",
             path: PathBuf::from("~/.cache"),
             source: std::io::Error::other("neither XDG_CACHE_HOME nor HOME is set"),
         })
     }
 }
 
-/// Data that is on this machine, so that every rank can open it.
+/// Data on this machine, which every rank can open.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Prepared {
-    /// The project's own text.
+    /// The built-in dataset.
     Builtin {
-        /// A tokenizer file, if not characters.
+        /// Tokenizer file, if not characters.
         tokenizer: Option<PathBuf>,
-        /// The share at the end that is for validation.
+        /// Fraction for validation.
         validation: f64,
     },
-    /// A text that fits into memory.
+    /// A text that fits in memory.
     Text {
         /// The file.
         path: PathBuf,
-        /// A tokenizer file, if not characters.
+        /// Tokenizer file, if not characters.
         tokenizer: Option<PathBuf>,
-        /// The share at the end that is for validation.
+        /// Fraction for validation.
         validation: f64,
     },
     /// A folder of token files.
     Folder {
         /// The folder.
         path: PathBuf,
-        /// A tokenizer file that must be the folder's, if one was asked for.
+        /// Tokenizer file that must match the folder's, if requested.
         tokenizer: Option<PathBuf>,
     },
-    /// A folder of bare numbers.
+    /// A folder of raw 16-bit tokens.
     RawU16 {
         /// The folder.
         path: PathBuf,
@@ -115,20 +115,20 @@ pub enum Prepared {
     },
 }
 
-/// Brings data to this machine: fetches a named set, makes token files of a large text. Done by one
-/// process a node, or where the cache is shared, by one at all.
-pub fn prepare(spec: &Spec, places: &Places) -> Result<Prepared> {
-    prepare_with(spec, places, &fetch::download, IN_MEMORY)
+/// Downloads a named dataset, and converts a large text to token files. Runs in one process per node, or one in
+/// total if the cache is shared.
+pub fn prepare(spec: &DataSpec, dirs: &DataDirs) -> Result<Prepared> {
+    prepare_with(spec, dirs, &fetch::download, IN_MEMORY)
 }
 
 fn prepare_with(
-    spec: &Spec,
-    places: &Places,
+    spec: &DataSpec,
+    dirs: &DataDirs,
     download: &fetch::Download,
     in_memory: u64,
 ) -> Result<Prepared> {
     let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
-    check_share(validation)?;
+    check_val_fraction(validation)?;
     if spec.data == BUILTIN {
         return Ok(Prepared::Builtin { tokenizer, validation });
     }
@@ -136,31 +136,31 @@ fn prepare_with(
         let path = PathBuf::from(path);
         let missing = || DataError::Folder {
             path: path.clone(),
-            reason: "bare numbers need the tokenizer file that made them".to_owned(),
+            reason: "raw tokens need the tokenizer file they were made with".to_owned(),
         };
         let tokenizer = tokenizer.ok_or_else(missing)?;
         return Ok(Prepared::RawU16 { path, tokenizer });
     }
-    let path = file_with(&spec.data, places, download)?;
-    let found = std::fs::metadata(&path).map_err(DataError::io("look at", &path))?;
+    let path = file_with(&spec.data, dirs, download)?;
+    let found = std::fs::metadata(&path).map_err(DataError::io("stat", &path))?;
     match found.len() {
         _ if found.is_dir() => Ok(Prepared::Folder { path, tokenizer }),
         bytes if bytes <= in_memory => Ok(Prepared::Text { path, tokenizer, validation }),
         _ => {
-            let path = into_cache(path, spec, &found, places)?;
+            let path = prepare_in_cache(path, spec, &found, dirs)?;
             Ok(Prepared::Folder { path, tokenizer })
         }
     }
 }
 
-/// The file or folder that a name or a path stands for; a named set is fetched if need be.
-pub fn file(data: &str, places: &Places) -> Result<PathBuf> {
-    file_with(data, places, &fetch::download)
+/// The file or folder of a name or path; a named dataset is downloaded if necessary.
+pub fn file(data: &str, dirs: &DataDirs) -> Result<PathBuf> {
+    file_with(data, dirs, &fetch::download)
 }
 
-fn file_with(data: &str, places: &Places, download: &fetch::Download) -> Result<PathBuf> {
-    if let Some(named) = fetch::NAMED.iter().find(|named| named.name == data) {
-        return fetch::find(named, places, download);
+fn file_with(data: &str, dirs: &DataDirs, download: &fetch::Download) -> Result<PathBuf> {
+    if let Some(named) = fetch::DATASETS.iter().find(|named| named.name == data) {
+        return fetch::find(named, dirs, download);
     }
     let path = PathBuf::from(data);
     match std::fs::metadata(&path) {
@@ -168,42 +168,42 @@ fn file_with(data: &str, places: &Places, download: &fetch::Download) -> Result<
             BUILTIN => Err(DataError::Builtin),
             _ => Err(unknown(data)),
         },
-        Err(error) => Err(DataError::io("look at", &path)(error)),
+        Err(error) => Err(DataError::io("stat", &path)(error)),
         Ok(_) => Ok(path),
     }
 }
 
-/// A share for validation leaves something to learn from.
-pub(super) fn check_share(share: f64) -> Result<()> {
-    if (0.0..1.0).contains(&share) { Ok(()) } else { Err(DataError::Share { share }) }
+/// Checks a validation fraction.
+pub(super) fn check_val_fraction(fraction: f64) -> Result<()> {
+    if (0.0..1.0).contains(&fraction) { Ok(()) } else { Err(DataError::ValFraction { fraction }) }
 }
 
 fn unknown(name: &str) -> DataError {
-    let named = fetch::NAMED.iter().map(|named| named.name);
+    let named = fetch::DATASETS.iter().map(|named| named.name);
     let known: Vec<&str> = std::iter::once(BUILTIN).chain(named).collect();
     DataError::Unknown { name: name.to_owned(), known: known.join(", ") }
 }
 
-/// Makes token files of a large text, unless they are there from an earlier time.
-fn into_cache(
+/// Converts a large text to token files, unless cached.
+fn prepare_in_cache(
     path: PathBuf,
-    spec: &Spec,
+    spec: &DataSpec,
     found: &std::fs::Metadata,
-    places: &Places,
+    dirs: &DataDirs,
 ) -> Result<PathBuf> {
-    let path = path.canonicalize().map_err(DataError::io("look at", &path))?;
+    let path = path.canonicalize().map_err(DataError::io("stat", &path))?;
     let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
-    let made_by = tokenizer.as_deref().map(Tokenizer::load).transpose()?;
-    let made_by = made_by.map(|tokenizer| tokenizer.fingerprint());
+    let fingerprint = tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+    let fingerprint = fingerprint.map(|tokenizer| tokenizer.fingerprint());
     let (bytes, time) = (found.len(), found.modified().ok());
-    let what = format!("{path:?} {bytes} {time:?} {made_by:?} {validation}");
-    let name = &hex(&Sha256::digest(what))[..16];
-    let folder = places.cache()?.join("prepared").join(name);
-    if folder.join(folder::ABOUT).exists() {
+    let cache_key = format!("{path:?} {bytes} {time:?} {fingerprint:?} {validation}");
+    let name = &hex(&Sha256::digest(cache_key))[..16];
+    let folder = dirs.cache()?.join("prepared").join(name);
+    if folder.join(folder::METADATA).exists() {
         return Ok(folder);
     }
     let inputs = vec![path];
-    let plan = Plan { inputs, tokenizer, validation, folder, replace: false };
+    let plan = PrepareOptions { inputs, tokenizer, validation, folder, replace: false };
     match folder::prepare(&plan, &mut |_| Ok(())) {
         // Another process was faster.
         Ok(_) | Err(DataError::Exists { .. }) => Ok(plan.folder),
@@ -211,21 +211,21 @@ fn into_cache(
     }
 }
 
-/// Data, ready to be read.
+/// An open dataset.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    /// To learn from.
+    /// Training split.
     pub train: Tokens,
-    /// To see what was learned.
+    /// Validation split.
     pub validation: Tokens,
-    /// What the tokens mean.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// What tells it from other data, tokens and tokenizer.
+    /// Digest of tokens and tokenizer.
     pub digest: String,
 }
 
 impl Dataset {
-    /// Tokens and what they mean.
+    /// From both splits and the tokenizer.
     pub fn new(train: Tokens, validation: Tokens, tokenizer: Tokenizer) -> Result<Self> {
         let mut sum = Sha256::new_with_prefix(tokenizer.fingerprint());
         for tokens in [&train, &validation] {
@@ -236,7 +236,7 @@ impl Dataset {
         Ok(Self { train, validation, tokenizer, digest })
     }
 
-    /// Reads all of what is in files, and compares with their checksums.
+    /// Verifies the checksums of token files.
     pub fn verify(&self) -> Result<()> {
         [&self.train, &self.validation].into_iter().try_for_each(|tokens| match tokens {
             Tokens::Memory(_) => Ok(()),
@@ -245,11 +245,11 @@ impl Dataset {
     }
 }
 
-/// Opens data that is on this machine.
+/// Opens prepared data.
 pub fn open(prepared: &Prepared) -> Result<Dataset> {
     match prepared {
         Prepared::Builtin { tokenizer, validation } => {
-            of_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
+            from_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
         }
         Prepared::Text { path, tokenizer, validation } => {
             let bytes = std::fs::read(path).map_err(DataError::io("read", path))?;
@@ -257,13 +257,13 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
                 path: path.clone(),
                 byte: error.utf8_error().valid_up_to() as u64,
             })?;
-            of_text(&text, tokenizer.as_deref(), *validation, &path.display().to_string())
+            from_text(&text, tokenizer.as_deref(), *validation, &path.display().to_string())
         }
         Prepared::Folder { path, tokenizer } => of_folder(path, tokenizer.as_deref()),
         Prepared::RawU16 { path, tokenizer } => {
             let tokenizer = Tokenizer::load(tokenizer)?;
             let file = |name: &str| {
-                let file = TokenFile::open_raw_u16(&path.join(name), tokenizer.vocabulary())?;
+                let file = TokenFile::open_raw_u16(&path.join(name), tokenizer.vocab_size())?;
                 Ok(Tokens::File(Arc::new(file)))
             };
             let (train, validation) = (file("train.bin")?, file("val.bin")?);
@@ -272,24 +272,23 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
     }
 }
 
-fn of_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) -> Result<Dataset> {
+fn from_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) -> Result<Dataset> {
     if text.is_empty() {
         return Err(DataError::Empty { what: what.to_owned() });
     }
     let tokenizer = match tokenizer {
         Some(path) => Tokenizer::load(path)?,
-        None => Tokenizer::of_characters(text.chars()),
+        None => Tokenizer::from_characters(text.chars()),
     };
-    let (train, validation) = pieces::cut(text, validation);
+    let (train, validation) = text_chunks::cut(text, validation);
     let tokens = |text: &str| Ok(Tokens::Memory(tokenizer.encode(text)?.into()));
     let (train, validation) = (tokens(train)?, tokens(validation)?);
     Dataset::new(train, validation, tokenizer)
 }
 
-/// A folder's tokens, if they were made with the tokenizer beside them, and with the one that was
-/// asked for.
+/// Opens a prepared folder, and checks that its tokens match its tokenizer and the requested one.
 fn of_folder(path: &Path, wanted: Option<&Path>) -> Result<Dataset> {
-    folder::about(path)?;
+    folder::metadata(path)?;
     let own = path.join(folder::TOKENIZER);
     let tokenizer = Tokenizer::load(&own)?;
     let file = |name: &str| {
@@ -317,17 +316,17 @@ fn made_with(file: &TokenFile, path: &Path, tokenizer: &Tokenizer) -> Result<()>
     }
 }
 
-/// Tokens in memory or in a file. Copies share them.
+/// Tokens in memory or in a file; cheap to clone.
 #[derive(Debug, Clone)]
 pub enum Tokens {
-    /// All of them.
+    /// In memory.
     Memory(Arc<[u32]>),
-    /// Those of a file.
+    /// In a file.
     File(Arc<TokenFile>),
 }
 
 impl Tokens {
-    /// How many there are.
+    /// Number of tokens.
     pub fn len(&self) -> u64 {
         match self {
             Self::Memory(all) => all.len() as u64,
@@ -335,12 +334,12 @@ impl Tokens {
         }
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What tells them from other tokens. Files say it of themselves, or it is cheap.
+    /// Digest of the tokens; that of a file is stored in it or sampled.
     fn digest(&self) -> Result<[u8; 32]> {
         match self {
             Self::File(file) => file.digest(),
@@ -357,7 +356,7 @@ impl Tokens {
         }
     }
 
-    /// Reads some into `out`, whose content is replaced.
+    /// Reads a range into `out`, replacing its contents.
     pub fn read(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
         let all = match self {
             Self::Memory(all) => all,

@@ -1,9 +1,8 @@
 //! Token files: a header, then the tokens, 2 or 4 bytes each, little-endian.
 //!
-//! They are mapped into memory, so that ranks of a node share what they read. A mapped file that is
-//! cut shorter ends the program that reads behind its end (SIGBUS), so its length is checked when it
-//! is opened and again before each read; a new file never replaces the content of an old one, but
-//! its name ([`TokenWriter`] renames), so that who reads the old one goes on with it.
+//! They are memory-mapped, so that the ranks of a node share the page cache. Reading past the end of a truncated map
+//! raises SIGBUS, so the size is checked on open and before each read. Files are never overwritten in place:
+//! [`TokenWriter`] renames, so that readers of the old file are unaffected.
 
 mod header;
 mod writer;
@@ -14,32 +13,31 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
 use super::error::{DataError, Result};
-use super::tokenizer::hex;
 pub use header::{HEADER_BYTES, Header, VERSION};
 pub use writer::TokenWriter;
-pub(super) use writer::sync_folder_of;
+pub(super) use writer::sync_parent_dir;
 
-/// How many parts are looked at to tell a file without a checksum from others, and how many tokens
-/// each has.
+/// Sampling for the digest of a file without a checksum: number of samples, and tokens per sample.
 const LOOKS: u64 = 1024;
 const LOOK: u64 = 2048;
 
-/// A file of tokens, open for reading.
+/// A token file, open for reading.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
     file: File,
     map: Mmap,
     header: Header,
-    /// Where the tokens begin.
+    /// Offset of the tokens.
     start: u64,
 }
 
 impl TokenFile {
-    /// Opens a file and checks that it is one, and whole.
+    /// Opens a file and checks its header and size.
     pub fn open(path: &Path) -> Result<Self> {
         let mut file = File::open(path).map_err(DataError::io("open the token file", path))?;
         let length = length(&file, path)?;
@@ -50,8 +48,7 @@ impl TokenFile {
         Self::mapped(path, file, header, HEADER_BYTES as u64)
     }
 
-    /// Opens bare numbers of 16 bits, as nanoGPT writes them. Nothing can be checked but their
-    /// range.
+    /// Opens raw 16-bit tokens as nanoGPT writes them. Only their range can be checked.
     pub fn open_raw_u16(path: &Path, vocabulary: usize) -> Result<Self> {
         let file = File::open(path).map_err(DataError::io("open the token file", path))?;
         let length = length(&file, path)?;
@@ -67,33 +64,33 @@ impl TokenFile {
     }
 
     fn mapped(path: &Path, file: File, header: Header, start: u64) -> Result<Self> {
-        // SAFETY: the map is only read, in `bytes`, after a look at whether the file still is as
-        // long; the values that are read are checked, whatever they have become.
+        // SAFETY: the map is only read in `bytes`, after a check that the file still has its size; values are validated,
+        // so concurrent modification is harmless.
         let map = unsafe { Mmap::map(&file) }.map_err(DataError::io("map", path))?;
         Ok(Self { path: path.to_owned(), file, map, header, start })
     }
 
-    /// Where it is.
+    /// Path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What its header says.
+    /// Header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn len(&self) -> u64 {
         self.header.tokens
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reads tokens into `out`, whose content is replaced.
+    /// Reads a range into `out`, replacing its contents.
     pub fn tokens(&self, range: Range<u64>, out: &mut Vec<u32>) -> Result<()> {
         let first = range.start;
         let bytes = self.bytes(range)?;
@@ -115,7 +112,7 @@ impl TokenFile {
         }
     }
 
-    /// Reads all of it and compares with the checksum in the header, if there is one.
+    /// Verifies the checksum, if there is one.
     pub fn verify(&self) -> Result<()> {
         let Some(expected) = self.header.checksum else { return Ok(()) };
         let mut sum = Sha256::new();
@@ -131,8 +128,8 @@ impl TokenFile {
         Err(DataError::Damaged { path: self.path.clone(), expected, found })
     }
 
-    /// What tells its tokens from others: the checksum in its header. Of a file without one only
-    /// some parts are looked at, all over it: all of it would take long.
+    /// Digest of the tokens: the checksum in the header. A file without one is sampled, because reading all of it
+    /// would take long.
     pub fn digest(&self) -> Result<[u8; 32]> {
         if let Some(sum) = self.header.checksum {
             return Ok(sum);
@@ -146,7 +143,7 @@ impl TokenFile {
         Ok(sum.finalize().into())
     }
 
-    /// The bytes of tokens, if the file still has them.
+    /// The bytes of a range, if the file still has its size.
     fn bytes(&self, range: Range<u64>) -> Result<&[u8]> {
         let Range { start, end } = range;
         if start > end || end > self.len() {
@@ -164,7 +161,7 @@ impl TokenFile {
 }
 
 fn length(file: &File, path: &Path) -> Result<u64> {
-    Ok(file.metadata().map_err(DataError::io("look at", path))?.len())
+    Ok(file.metadata().map_err(DataError::io("stat", path))?.len())
 }
 
 #[cfg(test)]

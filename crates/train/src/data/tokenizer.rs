@@ -1,10 +1,10 @@
-//! Text to tokens and back: single characters, or byte-level BPE as in a Hugging Face
-//! `tokenizer.json`.
+//! Tokenizers: characters, or byte-level BPE from a Hugging Face `tokenizer.json`.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+use regatta_model::text::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -12,43 +12,46 @@ use super::beside;
 use super::bpe::Bpe;
 use super::error::{DataError, Result};
 
-/// What a text's tokens are.
+/// A tokenizer.
 #[derive(Debug, Clone)]
 pub enum Tokenizer {
-    /// The characters of the text itself.
-    Characters(Characters),
+    /// Character tokenizer.
+    Char(CharVocab),
     /// Byte-level BPE.
     Bpe(Box<Bpe>),
 }
 
-/// Characters in order; a token is the number of one.
+/// Sorted characters; the token of a character is its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Characters(Vec<char>);
+pub struct CharVocab(Vec<char>);
 
-/// Our own file of characters.
+/// File format of the character tokenizer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CharactersFile {
+struct CharVocabFile {
     kind: String,
     characters: String,
 }
 
 const CHARACTERS: &str = "characters";
 
+/// Names of the end-of-text token, by preference: GPT-2, Llama 3, Llama 2, Gemma, ours.
+const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end|>"];
+
 impl Tokenizer {
-    /// The characters of texts, sorted.
-    pub fn of_characters(characters: impl IntoIterator<Item = char>) -> Self {
+    /// A character tokenizer of these characters.
+    pub fn from_characters(characters: impl IntoIterator<Item = char>) -> Self {
         let all: std::collections::BTreeSet<char> = characters.into_iter().collect();
-        Self::Characters(Characters(all.into_iter().collect()))
+        Self::Char(CharVocab(all.into_iter().collect()))
     }
 
-    /// Reads a file: one of ours, or a `tokenizer.json` of Hugging Face.
+    /// Loads a character tokenizer or a Hugging Face `tokenizer.json`.
     pub fn load(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(DataError::io("read the tokenizer", path))?;
         Self::from_bytes(&bytes, path)
     }
 
-    /// Reads what is in a file; the path is for errors only.
+    /// Parses a file; the path is for errors only.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
         #[derive(Deserialize)]
         struct Kind {
@@ -58,38 +61,36 @@ impl Tokenizer {
         match serde_json::from_slice::<Kind>(bytes).map_err(json)?.kind {
             None => Ok(Self::Bpe(Box::new(Bpe::parse(bytes, path)?))),
             Some(kind) if kind == CHARACTERS => {
-                let file: CharactersFile = serde_json::from_slice(bytes).map_err(json)?;
+                let file: CharVocabFile = serde_json::from_slice(bytes).map_err(json)?;
                 let characters: Vec<char> = file.characters.chars().collect();
                 match characters.windows(2).find(|two| two[0] >= two[1]) {
                     Some(two) => {
-                        let reason = format!("{:?} is not behind {:?}", two[1], two[0]);
+                        let reason =
+                            format!("characters are not sorted: {:?} follows {:?}", two[1], two[0]);
                         Err(DataError::tokenizer(path, reason))
                     }
                     None if characters.is_empty() => {
-                        Err(DataError::tokenizer(path, "it has no characters"))
+                        Err(DataError::tokenizer(path, "its vocabulary is empty"))
                     }
-                    None => Ok(Self::Characters(Characters(characters))),
+                    None => Ok(Self::Char(CharVocab(characters))),
                 }
             }
-            Some(kind) => {
-                Err(DataError::tokenizer(path, format!("its kind {kind:?} is not known")))
-            }
+            Some(kind) => Err(DataError::tokenizer(path, format!("unknown kind {kind:?}"))),
         }
     }
 
-    /// What its file holds.
+    /// Contents of its file.
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Bpe(bpe) => bpe.file().to_vec(),
-            Self::Characters(Characters(all)) => {
+            Self::Char(CharVocab(all)) => {
                 let characters = serde_json::Value::String(all.iter().collect());
                 format!("{{\"kind\":\"{CHARACTERS}\",\"characters\":{characters}}}\n").into_bytes()
             }
         }
     }
 
-    /// Writes it to a file, which is there whole or as it was before. One that has it already is
-    /// left alone: others may read it at any time.
+    /// Writes its file atomically. An identical file is left untouched, because others may be reading it.
     pub fn save(&self, path: &Path) -> Result<()> {
         let bytes = self.to_bytes();
         if std::fs::read(path).is_ok_and(|there| there == bytes) {
@@ -108,15 +109,15 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of a text, without any that mark its begin or end.
+    /// Encodes a text, without special tokens at its start or end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self {
-            Self::Characters(characters) => characters.encode(text),
+            Self::Char(characters) => characters.encode(text),
             Self::Bpe(bpe) => bpe.encode(text),
         }
     }
 
-    /// The text of tokens. Bytes that are no text become replacement characters.
+    /// Decodes tokens. Invalid UTF-8 becomes replacement characters.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let mut bytes = Vec::new();
         for token in tokens {
@@ -128,40 +129,48 @@ impl Tokenizer {
         })
     }
 
-    /// How many tokens there are; each is below that.
-    pub fn vocabulary(&self) -> usize {
+    /// Vocabulary size.
+    pub fn vocab_size(&self) -> usize {
         match self {
-            Self::Characters(Characters(all)) => all.len(),
-            Self::Bpe(bpe) => bpe.vocabulary(),
+            Self::Char(CharVocab(all)) => all.len(),
+            Self::Bpe(bpe) => bpe.vocab_size(),
         }
     }
 
-    /// What tells it from others: the first 16 digits of its file's SHA-256.
+    /// The end-of-text token, if it has one.
+    pub fn end_of_text(&self) -> Option<u32> {
+        match self {
+            Self::Char(_) => None,
+            Self::Bpe(bpe) => END_OF_TEXT.iter().find_map(|name| bpe.added_token(name)),
+        }
+    }
+
+    /// Fingerprint: the first 16 digits of the SHA-256 of its file.
     pub fn fingerprint(&self) -> String {
         let mut digits = hex(&Sha256::digest(self.to_bytes()));
         digits.truncate(16);
         digits
     }
 
-    /// In a word, for people.
+    /// Kind, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Characters(_) => CHARACTERS,
+            Self::Char(_) => CHARACTERS,
             Self::Bpe(_) => "BPE",
         }
     }
 
-    /// A decoder of tokens that come one by one.
-    pub fn stream(&self) -> Stream<'_> {
-        Stream { tokenizer: self, bytes: Vec::new() }
+    /// An incremental decoder.
+    pub fn stream(&self) -> StreamDecoder<'_> {
+        StreamDecoder { tokenizer: self, bytes: Vec::new() }
     }
 
-    /// Adds a token's bytes, which need not be whole characters.
+    /// Appends the bytes of a token, which may be part of a character.
     fn append(&self, token: u32, bytes: &mut Vec<u8>) -> Result<()> {
-        let missing = || DataError::NoSuchToken { token, vocabulary: self.vocabulary() };
+        let missing = || DataError::NoSuchToken { token, vocabulary: self.vocab_size() };
         match self {
             Self::Bpe(bpe) => bytes.extend_from_slice(bpe.bytes(token).ok_or_else(missing)?),
-            Self::Characters(Characters(all)) => {
+            Self::Char(CharVocab(all)) => {
                 let character = all.get(token as usize).ok_or_else(missing)?;
                 bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
             }
@@ -170,7 +179,7 @@ impl Tokenizer {
     }
 }
 
-impl Characters {
+impl CharVocab {
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let number = |(position, character): (usize, char)| match self.0.binary_search(&character) {
             Ok(number) => Ok(number as u32),
@@ -183,16 +192,16 @@ impl Characters {
     }
 }
 
-/// Decodes tokens one by one: a character may be cut between tokens, and comes when it is whole.
+/// Decodes tokens incrementally: a character split over tokens is returned once complete.
 #[derive(Debug, Clone)]
-pub struct Stream<'a> {
+pub struct StreamDecoder<'a> {
     tokenizer: &'a Tokenizer,
-    /// The begin of a character.
+    /// An incomplete character.
     bytes: Vec<u8>,
 }
 
-impl Stream<'_> {
-    /// Takes a token, and gives the text that is complete with it.
+impl StreamDecoder<'_> {
+    /// Adds a token, and returns the text it completes.
     pub fn push(&mut self, token: u32) -> Result<String> {
         self.tokenizer.append(token, &mut self.bytes)?;
         let whole = whole(&self.bytes);
@@ -201,13 +210,13 @@ impl Stream<'_> {
         Ok(text)
     }
 
-    /// What is left at the end: nothing, or a replacement for what is no whole character.
+    /// A replacement for an incomplete character at the end, if any.
     pub fn finish(self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 }
 
-/// How many bytes are not the begin of a character that may still become whole.
+/// Length without an incomplete character at the end.
 pub(super) fn whole(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Err(error) = std::str::from_utf8(&bytes[at..]) {
@@ -218,16 +227,6 @@ pub(super) fn whole(bytes: &[u8]) -> usize {
         }
     }
     bytes.len()
-}
-
-/// Bytes as hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

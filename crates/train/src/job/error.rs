@@ -1,4 +1,4 @@
-//! Why a training ends before its time.
+//! Training errors.
 
 use std::path::PathBuf;
 
@@ -8,143 +8,143 @@ use thiserror::Error;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
-use crate::offload::StoreError;
+use crate::offload::OffloadError;
 use crate::step::StepError;
 
-/// Why a training ends before its time.
+/// Why a training run failed.
 #[derive(Debug, Error)]
 pub enum TrainError {
-    /// What it was told does not fit together.
+    /// The configuration is inconsistent.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// What it is trained on cannot be read.
+    /// The data cannot be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// What it is trained on cannot be used.
+    /// The data cannot be used for training.
     #[error("{data}: {source}")]
-    Unfit {
-        /// What it is called.
+    UnusableData {
+        /// The dataset.
         data: String,
-        /// Why.
+        /// Cause.
         source: Box<DataError>,
     },
     /// A checkpoint cannot be read, or the last one cannot be written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Another rank is gone, or does something else.
+    /// Communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// What is on disk while it is trained cannot be read or written.
+    /// Offloaded state cannot be read or written.
     #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The loss, the gradients or the parameters are no numbers.
+    Offload(#[from] OffloadError),
+    /// The loss, the gradients or the parameters are not finite.
     #[error(
-        "rank {rank} of {host}: {what} {number} in step {step}: a lower optimizer.rate, a longer \
-         optimizer.warmup or optimizer.clip=1 may help; the last checkpoint is as it was"
+        "step {step} on rank {rank} ({host}): {what} is {number}; lower optimizer.lr, increase \
+        optimizer.warmup_steps or set optimizer.grad_clip=1; the last checkpoint is unaffected"
     )]
     NotFinite {
-        /// Which rank saw it; all ranks see the same.
+        /// The rank that reports it; all ranks see the same value.
         rank: u32,
-        /// Where it is.
+        /// Its host.
         host: String,
-        /// What is no number, such as `the loss is`.
+        /// What is not finite, such as `loss`.
         what: &'static str,
-        /// What it is instead.
+        /// The value.
         number: f64,
-        /// In which step.
+        /// The step.
         step: u64,
     },
-    /// Ranks were told different things.
+    /// Ranks have different configurations or data.
     #[error(
-        "rank {rank} on {host} has another {what} than rank 0: all ranks must be given the same \
-         configuration, and see the same data"
+        "rank {rank} on {host} has a different {what} than rank 0: give all ranks the same configuration \
+        and data"
     )]
-    Disagree {
-        /// The first rank that differs.
+    RankMismatch {
+        /// The first rank that differs from rank 0.
         rank: u32,
-        /// Where it is.
+        /// Its host.
         host: String,
-        /// In what.
+        /// What differs.
         what: &'static str,
     },
-    /// An all-reduce gave something else than the sum.
+    /// An all-reduce returned wrong sums.
     #[error(
-        "an all-reduce of {bytes} bytes is wrong on rank {rank} on {host}: {wrong} of its numbers \
-         are not the sum of all ranks'"
+        "all-reduce of {bytes} bytes returned {wrong} wrong elements on rank {rank} ({host}); check the \
+        network with `regatta bench`"
     )]
-    Sum {
-        /// The first rank that has a wrong one.
+    WrongAllReduce {
+        /// The first rank with wrong elements.
         rank: u32,
-        /// Where it is.
+        /// Its host.
         host: String,
-        /// How long it was.
+        /// Message size.
         bytes: u64,
-        /// How many numbers are wrong there.
+        /// Number of wrong elements on that rank.
         wrong: u64,
     },
-    /// A rank was told to end before all was looked at.
-    #[error("told to end before all was looked at")]
-    Stopped,
-    /// What was trained could not be kept.
-    #[error("what was trained in {step} steps is not kept: {why}")]
-    Unkept {
-        /// Steps that are done.
+    /// Interrupted during a smoke test.
+    #[error("interrupted before all checks finished")]
+    Interrupted,
+    /// The final checkpoint could not be written.
+    #[error("the checkpoint after step {step} could not be saved: {why}")]
+    FinalCheckpoint {
+        /// Steps finished.
         step: u64,
-        /// Why.
+        /// Cause.
         why: String,
     },
-    /// A rank cannot read its parts of the checkpoint that rank 0 found.
+    /// A rank cannot read its shards of the checkpoint that rank 0 found.
     #[error(
-        "rank {rank} on {host} cannot go on from {}: {source}; every rank reads its parts of it, so \
-         it must be on a file system that all nodes share",
+        "rank {rank} on {host} cannot read {}: {source}; checkpoints must be on a file system that all \
+        nodes share",
         folder.display()
     )]
-    Unread {
-        /// Which rank.
+    UnreadableCheckpoint {
+        /// The rank.
         rank: u32,
-        /// Where it is.
+        /// Its host.
         host: String,
         /// The checkpoint.
         folder: PathBuf,
-        /// Why.
+        /// Cause.
         source: Box<CheckpointError>,
     },
-    /// There is no checkpoint to go on from, where there should be one.
+    /// No checkpoint to resume from.
     #[error(
-        "{} has no checkpoint to go on from{}; checkpoint.resume=never begins anew",
+        "no checkpoint to resume from in {}{}; checkpoint.resume=never starts from scratch",
         folder.display(),
         if skipped.is_empty() { String::new() } else { format!(": {skipped}") }
     )]
-    Nothing {
-        /// Where it was looked for.
+    NoCheckpoint {
+        /// The directory searched.
         folder: PathBuf,
-        /// What was found, and is damaged.
+        /// Damaged checkpoints that were skipped.
         skipped: String,
     },
-    /// The checkpoint to go on from is of something else.
-    #[error("{} is of another {what}: {why}", folder.display())]
-    Other {
+    /// The checkpoint does not match the configuration.
+    #[error("{} has a different {what}: {why}", folder.display())]
+    Incompatible {
         /// The checkpoint.
         folder: PathBuf,
-        /// Model or tokenizer.
+        /// `model` or `tokenizer`.
         what: &'static str,
-        /// How it differs.
+        /// The difference.
         why: String,
     },
-    /// The data has changed since the run has begun.
+    /// The data has changed since the run started.
     #[error(
-        "{} was trained on other data ({then}) than {source_now} has now ({now}): give it the data \
-         back, or begin from it on this data by checkpoint.resume={}",
+        "{} was trained on different data ({then}) than {source_now} is now ({now}): restore the data, or \
+        start a new run on this data from the checkpoint by checkpoint.resume={}",
         folder.display(), folder.display()
     )]
-    OtherData {
+    DataChanged {
         /// The checkpoint.
         folder: PathBuf,
-        /// What the data is called.
+        /// The dataset.
         source_now: String,
-        /// What told it from other data.
+        /// Digest of the data in the checkpoint.
         then: String,
-        /// What does now.
+        /// Digest of the data now.
         now: String,
     },
 }
@@ -153,14 +153,14 @@ impl From<StepError> for TrainError {
     fn from(error: StepError) -> Self {
         match error {
             StepError::Comm(error) => Self::Comm(error),
-            StepError::Store(error) => Self::Store(error),
+            StepError::Offload(error) => Self::Offload(error),
         }
     }
 }
 
 impl TrainError {
-    /// This data cannot be used.
-    pub(super) fn unfit(data: &str, source: DataError) -> Self {
-        Self::Unfit { data: data.to_owned(), source: Box::new(source) }
+    /// The data cannot be used for training.
+    pub(super) fn unusable_data(data: &str, source: DataError) -> Self {
+        Self::UnusableData { data: data.to_owned(), source: Box::new(source) }
     }
 }

@@ -1,88 +1,94 @@
-//! Checkpoints on the way, and the end of a training.
+//! Checkpoints during a run, and the end of the run.
 
 use regatta_comm::{Collectives, ReduceOp};
 
-use super::keep::Kept;
+use super::checkpointing::SaveOutcome;
 use super::{TrainError, Training, is_due};
-use crate::checkpoint::About;
-use crate::metrics::{Ended, Event, RankBytes, Summary};
+use crate::checkpoint::CheckpointMeta;
+use crate::metrics::{EndReason, Event, RankBytes, Summary};
 
-/// Bytes of a reason that ranks tell each other; more is cut away.
-const REASON: usize = 1024;
+/// Bytes of an error message that ranks exchange; the rest is truncated.
+const MAX_REASON_BYTES: usize = 1024;
 
-/// Ranks of whose bytes is told.
-const TOLD: usize = 64;
+/// Maximum number of ranks with individual byte counts in the summary.
+const MAX_REPORTED_RANKS: usize = 64;
 
 impl Training {
-    /// Begins a checkpoint. One that is still being written is waited for: two at a time would need
-    /// twice the memory.
-    pub(super) fn begin_keeping(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
-        self.end_keeping(tell)?;
-        self.check_parameters()?;
-        let about = self.about();
-        let Some(keeper) = &mut self.keeper else { return Ok(()) };
-        self.kept = Some(self.done);
-        keeper.begin(&mut self.engine, about)
-    }
-
-    /// Waits for the checkpoint that is under way, if one is on any rank.
-    fn end_keeping(&mut self, tell: &mut dyn FnMut(Event)) -> Result<Option<String>, TrainError> {
-        let Some(keeper) = &mut self.keeper else { return Ok(None) };
-        keeper.wait();
-        let mut said = keeper.says();
-        self.comm.all_reduce(&mut said, ReduceOp::Sum)?;
-        self.hear(said, tell)
-    }
-
-    /// Hears what ranks have to say about a checkpoint. Returns why it failed, if it did.
-    pub(super) fn hear(
+    /// Starts a checkpoint, after the previous one has finished: two at a time would need twice the memory.
+    pub(super) fn start_checkpoint(
         &mut self,
-        said: [f64; 2],
-        tell: &mut dyn FnMut(Event),
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<(), TrainError> {
+        self.finish_checkpoint(emit)?;
+        self.check_parameters()?;
+        let meta = self.checkpoint_meta();
+        let Some(manager) = &mut self.manager else { return Ok(()) };
+        self.last_checkpoint = Some(self.done);
+        manager.start(&mut self.engine, meta)
+    }
+
+    /// Waits for the checkpoint in progress, if any.
+    fn finish_checkpoint(
+        &mut self,
+        emit: &mut dyn FnMut(Event),
     ) -> Result<Option<String>, TrainError> {
-        let Some(kept) = self.keeper.as_mut().and_then(|keeper| keeper.hear(said)) else {
+        let Some(manager) = &mut self.manager else { return Ok(None) };
+        manager.wait();
+        let mut counts = manager.save_counts();
+        self.comm.all_reduce(&mut counts, ReduceOp::Sum)?;
+        self.handle_save_counts(counts, emit)
+    }
+
+    /// Handles the save counts of all ranks. Returns why the checkpoint failed, if it did.
+    pub(super) fn handle_save_counts(
+        &mut self,
+        counts: [f64; 2],
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<Option<String>, TrainError> {
+        let Some(outcome) = self.manager.as_mut().and_then(|manager| manager.resolve(counts))
+        else {
             return Ok(None);
         };
-        match kept {
-            Kept::Complete { step, folder, seconds, notes } => {
-                notes.into_iter().for_each(|note| tell(Event::Note(note)));
+        match outcome {
+            SaveOutcome::Complete { step, folder, seconds, notes } => {
+                notes.into_iter().for_each(|note| emit(Event::Note(note)));
                 if let Some(folder) = folder {
-                    let folder = folder.display().to_string();
-                    tell(Event::Checkpoint { step, folder, seconds });
+                    let dir = folder.display().to_string();
+                    emit(Event::Checkpoint { step, dir, seconds });
                 }
                 Ok(None)
             }
-            Kept::Failed { step, why } => {
+            SaveOutcome::Failed { step, why } => {
                 let own = why.map(|error| error.to_string());
-                // Rank 0 may fail alone, when all have written.
-                let why = match said {
+                // If all ranks have written, only the commit on rank 0 can have failed.
+                let why = match counts {
                     [_, failed] if failed > 0.0 => self.first_reason(own)?,
                     _ => own.unwrap_or_default(),
                 };
-                tell(Event::Note(format!("no checkpoint after step {step}: {why}")));
+                emit(Event::Note(format!("checkpoint after step {step} failed: {why}")));
                 Ok(Some(why))
             }
         }
     }
 
-    /// Tells all ranks why the first of those failed that did.
+    /// All-gathers the error of the first rank that failed.
     fn first_reason(&self, own: Option<String>) -> Result<String, TrainError> {
-        let mut room = [0; REASON];
+        let mut buffer = [0; MAX_REASON_BYTES];
         let own = own.unwrap_or_default();
-        room.iter_mut().zip(own.bytes()).for_each(|(to, from)| *to = from);
-        let mut all = vec![0; REASON * self.comm.size() as usize];
-        self.comm.all_gather(&room, &mut all)?;
-        let mut ranks = (0..).zip(all.chunks_exact(REASON));
+        buffer.iter_mut().zip(own.bytes()).for_each(|(to, from)| *to = from);
+        let mut all = vec![0; MAX_REASON_BYTES * self.comm.size() as usize];
+        self.comm.all_gather(&buffer, &mut all)?;
+        let mut ranks = (0..).zip(all.chunks_exact(MAX_REASON_BYTES));
         let first = ranks.find(|(_, text)| text[0] != 0);
         Ok(first.map_or_else(String::new, |(rank, text)| {
-            let end = text.iter().position(|byte| *byte == 0).unwrap_or(REASON);
+            let end = text.iter().position(|byte| *byte == 0).unwrap_or(MAX_REASON_BYTES);
             let host = self.comm.peer(rank).host;
             format!("rank {rank} on {host}: {}", String::from_utf8_lossy(&text[..end]))
         }))
     }
 
-    pub(super) fn about(&self) -> About {
-        About {
+    pub(super) fn checkpoint_meta(&self) -> CheckpointMeta {
+        CheckpointMeta {
             step: self.done,
             tokens: self.tokens,
             seed: self.config.train.seed,
@@ -93,39 +99,39 @@ impl Training {
         }
     }
 
-    /// Keeps what was trained, writes a text, and says how it went.
+    /// Saves the final checkpoint, validates, generates a sample and reports the summary.
     pub(super) fn finish(
         &mut self,
-        ended: Ended,
-        tell: &mut dyn FnMut(Event),
+        reason: EndReason,
+        emit: &mut dyn FnMut(Event),
     ) -> Result<(), TrainError> {
-        let keeping = self.keep_last(tell);
-        let is_new = self.speed.is_new(self.done);
-        let is_whole = is_new && ended == Ended::Done;
-        if is_whole || is_new && is_due(self.done, self.config.train.eval_every) {
-            self.validate(tell)?;
+        let saved = self.save_final_checkpoint(emit);
+        let is_new = self.throughput.is_new(self.done);
+        let is_complete = is_new && reason == EndReason::Completed;
+        if is_complete || is_new && is_due(self.done, self.config.train.eval_interval) {
+            self.validate(emit)?;
         }
-        if is_whole && self.comm.rank() == 0 {
-            self.sample().into_iter().for_each(&mut *tell);
+        if is_complete && self.comm.rank() == 0 {
+            self.sample().into_iter().for_each(&mut *emit);
         }
-        keeping?;
-        let summary = self.speed.summary(ended, self.done, &self.folder);
+        saved?;
+        let summary = self.throughput.summary(reason, self.done, &self.folder);
         let own = RankBytes {
             rank: self.comm.rank() as usize,
-            held: self.traffic.held(&self.engine),
-            sent: self.traffic.sent(),
-            moved: self.traffic.moved(),
+            memory: self.usage.memory(&self.engine),
+            sent: self.usage.sent(),
+            disk_io: self.usage.disk_io(),
         };
-        let ranks = self.bytes_of_all(&own)?;
-        let RankBytes { held, sent, moved, .. } = own;
-        tell(Event::End(Box::new(Summary { held, sent, moved, ranks, ..summary })));
+        let ranks = self.all_gather_bytes(&own)?;
+        let RankBytes { memory, sent, disk_io, .. } = own;
+        emit(Event::End(Box::new(Summary { memory, sent, disk_io, ranks, ..summary })));
         Ok(())
     }
 
-    /// What every rank held and sent, unless there are too many to be told.
-    fn bytes_of_all(&self, own: &RankBytes) -> Result<Vec<RankBytes>, TrainError> {
+    /// Byte counts of every rank, unless there are too many.
+    fn all_gather_bytes(&self, own: &RankBytes) -> Result<Vec<RankBytes>, TrainError> {
         let ranks = self.comm.size() as usize;
-        if ranks > TOLD {
+        if ranks > MAX_REPORTED_RANKS {
             return Ok(Vec::new());
         }
         let own = serde_json::to_vec(own).unwrap_or_default();
@@ -143,16 +149,16 @@ impl Training {
         Ok(sizes.into_iter().filter_map(read).collect())
     }
 
-    /// The last checkpoint is what all was for: it must not fail quietly.
-    fn keep_last(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
-        if self.keeper.is_none() {
+    /// A failure of the final checkpoint is an error.
+    fn save_final_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+        if self.manager.is_none() {
             return Ok(());
         }
-        if self.kept != Some(self.done) {
-            self.begin_keeping(tell)?;
+        if self.last_checkpoint != Some(self.done) {
+            self.start_checkpoint(emit)?;
         }
-        match self.end_keeping(tell)? {
-            Some(why) => Err(TrainError::Unkept { step: self.done, why }),
+        match self.finish_checkpoint(emit)? {
+            Some(why) => Err(TrainError::FinalCheckpoint { step: self.done, why }),
             None => Ok(()),
         }
     }

@@ -1,18 +1,18 @@
-//! A training from its first step to its last: data, steps, validations, checkpoints, metrics.
+//! The training loop: data, steps, validation, checkpoints, metrics.
 //!
-//! Every rank does this. Nothing here prints: what happens is told as events.
+//! Runs on every rank. Nothing here prints; progress is reported as events.
 
-mod begin;
+mod checkpointing;
 mod error;
 mod evaluate;
 mod finish;
-mod keep;
 mod report;
 mod resume;
 mod sample;
 pub mod smoke;
-mod tally;
-mod traffic;
+mod start;
+mod step_stats;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,282 +21,292 @@ use std::time::Instant;
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-pub use begin::go_on;
+use checkpointing::CheckpointManager;
 pub use error::TrainError;
-use keep::Keeper;
-use report::Speed;
-use tally::Tally;
-use traffic::{Counted, Traffic};
+use report::{FinishedStep, Throughput};
+pub use start::resume_own_run;
+use step_stats::StepStats;
+use usage::{Counters, Usage};
 
 use crate::checkpoint;
-use crate::config::{Config, Kind};
-use crate::data::{Ahead, Batch, Dataset, Loader, Order, order};
-use crate::metrics::{Ended, Event};
-use crate::schedule::Schedule;
-use crate::step::{self, Engine, Micro, Rule};
-use regatta_device::device::Device;
+use crate::config::{Config, OptimizerKind};
+use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
+use crate::metrics::{EndReason, Event};
+use crate::schedule::LrSchedule;
+use crate::step::{self, Engine, MicroBatch, OptimizerStep};
+use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_predict::plan::ParallelPlan;
 
-/// The tokenizer's file, beside the checkpoints.
+/// The tokenizer file, next to the checkpoints.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// Passes whose data is read ahead.
-const AHEAD: usize = 8;
+/// Micro-batches to prefetch.
+const PREFETCH_DEPTH: usize = 8;
 
-/// What a training is given.
+/// A training run.
 pub struct Job {
-    /// What it is told.
+    /// The configuration.
     pub config: Config,
-    /// What that is called.
+    /// Its name.
     pub name: String,
     /// The ranks.
     pub comm: Arc<dyn Comm>,
-    /// Where it computes.
+    /// The compute device.
     pub device: Box<dyn Device>,
-    /// With how many threads, and what else is to be said of that.
+    /// Compute threads of this rank.
     pub threads: usize,
-    /// What the processor does it with.
+    /// Description of the kernels in use.
     pub kernels: String,
-    /// What it is trained on.
+    /// The data.
     pub dataset: Dataset,
-    /// Where metrics and checkpoints are kept.
+    /// The run folder.
     pub folder: PathBuf,
-    /// What tells this run from others, if that is known: ranks that take the place of others have
-    /// the same.
+    /// Identifies the run, if known; the same after a restart.
     pub run: String,
 }
 
-/// Trains. `stop` is asked after every step: if it says so on any rank, all save and end.
+/// Trains. `stop` is polled after every step; if it returns true on any rank, all ranks save and end.
 pub fn run(
     job: Job,
     stop: &dyn Fn() -> bool,
-    tell: &mut dyn FnMut(Event),
-) -> Result<Ended, TrainError> {
+    emit: &mut dyn FnMut(Event),
+) -> Result<EndReason, TrainError> {
     let comm = job.comm.clone();
-    // Others may wait for this rank, and should know why they wait in vain.
-    let trained = Training::begin(job, tell).and_then(|mut training| {
-        let ended = training.go_to_the_end(stop, tell);
+    // Aborting tells ranks that wait for this one why it ended.
+    let result = Training::start(job, emit).and_then(|mut training| {
+        let ended = training.train_to_end(stop, emit);
         ended.inspect_err(|error| training.engine.groups.abort(&error.to_string()))
     });
-    trained.inspect_err(|error| comm.abort(&error.to_string()))
+    result.inspect_err(|error| comm.abort(&error.to_string()))
 }
 
-/// A rank's training.
+/// The state of a rank's training loop.
 struct Training {
     config: Config,
     plan: ParallelPlan,
-    schedule: Schedule,
+    schedule: LrSchedule,
     comm: Arc<dyn Comm>,
     engine: Engine,
     dataset: Dataset,
-    validation: Option<Loader>,
-    keeper: Option<Keeper>,
+    validation: Option<DataLoader>,
+    manager: Option<CheckpointManager>,
     folder: PathBuf,
-    /// Steps that are done.
+    /// Steps finished.
     done: u64,
-    /// Tokens that were trained on in them.
+    /// Tokens trained on.
     tokens: u64,
-    /// The steps of the last checkpoint that was begun.
-    kept: Option<u64>,
-    /// What else checkpoints tell.
+    /// Step of the last checkpoint started.
+    last_checkpoint: Option<u64>,
+    /// Additional metadata for checkpoints.
     extra: BTreeMap<String, String>,
-    speed: Speed,
-    traffic: Traffic,
+    throughput: Throughput,
+    usage: Usage,
 }
 
 impl Training {
-    fn go_to_the_end(
+    fn train_to_end(
         &mut self,
         stop: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(Event),
-    ) -> Result<Ended, TrainError> {
-        let ended = self.steps(stop, tell)?;
-        self.finish(ended, tell)?;
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<EndReason, TrainError> {
+        let ended = self.steps(stop, emit)?;
+        self.finish(ended, emit)?;
         Ok(ended)
     }
 
-    /// All steps that are left, or until it is told to stop.
+    /// Runs the remaining steps, or until interrupted.
     fn steps(
         &mut self,
         stop: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(Event),
-    ) -> Result<Ended, TrainError> {
-        let mut data = self.read_ahead()?;
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<EndReason, TrainError> {
+        let mut data = self.prefetch_data()?;
         let steps = self.config.train.steps;
         if self.done >= steps {
-            tell(Event::Note(format!("all {steps} steps are done: train.steps=MORE goes on")));
+            emit(Event::Note(format!(
+                "all {steps} steps are finished; set train.steps higher to continue"
+            )));
         }
         while self.done < steps {
-            if self.step(&mut data, stop, tell)? {
-                return Ok(Ended::Interrupted);
+            if self.step(&mut data, stop, emit)? {
+                return Ok(EndReason::Interrupted);
             }
         }
-        Ok(Ended::Done)
+        Ok(EndReason::Completed)
     }
 
-    /// One step. Returns whether it is to be the last because some rank was told to stop.
+    /// Runs one step. Returns whether any rank was interrupted.
     fn step(
         &mut self,
-        data: &mut Ahead,
+        data: &mut Prefetcher,
         stop: &dyn Fn() -> bool,
-        tell: &mut dyn FnMut(Event),
+        emit: &mut dyn FnMut(Event),
     ) -> Result<bool, TrainError> {
-        let began = Instant::now();
+        let start = Instant::now();
         let batches = self.batches(data)?;
-        let waited = began.elapsed();
-        let first = self.engine.groups.seat.dp * self.plan.share;
+        let data_time = start.elapsed();
+        let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
-        let before = Counted::by(&self.engine);
-        let outcome = self.engine.step(&self.step_plan(), micros)?;
-        self.traffic.after(before, &self.engine);
-        let kept = self.keeper.as_mut().map_or([0.0; 2], Keeper::says);
-        let own = Tally { stops: f64::from(stop()), kept, ..Tally::new(&outcome, waited) };
-        let all = self.tally(own)?;
-        let loss = all.loss_sum / self.step_tokens() as f64;
-        self.check(loss, outcome.gradient_norm)?;
+        let before = Counters::of(&self.engine);
+        let outcome = self.engine.step(&self.step_config(), micros)?;
+        self.usage.add_step(before, &self.engine);
+        let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
+        let interrupted = f64::from(stop());
+        let stats = StepStats { interrupted, saves, ..StepStats::new(&outcome, data_time) };
+        let stats = self.sum_over_ranks(stats)?;
+        let loss = stats.loss_sum / self.tokens_per_step() as f64;
+        self.check(loss, outcome.grad_norm)?;
         self.done += 1;
-        self.tokens += self.step_tokens();
-        let keeping = Instant::now();
-        self.hear(all.kept, tell)?;
-        let stopping = all.stops > 0.0;
+        self.tokens += self.tokens_per_step();
+        let checkpoint_start = Instant::now();
+        self.handle_save_counts(stats.saves, emit)?;
+        let stopping = stats.interrupted > 0.0;
         let is_last = stopping || self.done == self.config.train.steps;
-        if !is_last && is_due(self.done, self.config.checkpoint.every) {
-            self.begin_keeping(tell)?;
+        if !is_last && is_due(self.done, self.config.checkpoint.interval) {
+            self.start_checkpoint(emit)?;
         }
-        let times = (began.elapsed(), keeping.elapsed());
-        let rate = self.schedule.rate(self.done - 1);
-        let metrics = self.speed.step(
-            (self.done, self.tokens),
+        let metrics = self.throughput.metrics(FinishedStep {
+            step: self.done,
+            tokens: self.tokens,
             loss,
-            rate,
-            outcome.gradient_norm,
-            &all,
-            times,
-        );
-        tell(Event::Step(Box::new(metrics)));
-        // The last one is after the last checkpoint: who is told to end may not have much time.
-        if !is_last && is_due(self.done, self.config.train.eval_every) {
-            self.validate(tell)?;
+            lr: self.schedule.at(self.done - 1),
+            grad_norm: outcome.grad_norm,
+            stats: &stats,
+            total: start.elapsed(),
+            checkpoint: checkpoint_start.elapsed(),
+        });
+        emit(Event::Step(Box::new(metrics)));
+        // The last validation runs after the last checkpoint, because an interrupted run may be killed soon.
+        if !is_last && is_due(self.done, self.config.train.eval_interval) {
+            self.validate(emit)?;
         }
         Ok(stopping)
     }
 
-    /// What is the same for all of the next step.
-    fn step_plan(&self) -> step::Plan {
+    /// Parameters of the next step.
+    fn step_config(&self) -> step::StepConfig {
         let Config { train, optimizer, model, .. } = &self.config;
-        let (rate, scale) = (self.schedule.rate(self.done), 1.0);
-        let rule = match optimizer.kind {
-            Kind::AdamW => Rule::AdamW(AdamW {
-                rate,
+        let (rate, scale) = (self.schedule.at(self.done), 1.0);
+        let rule = match optimizer.name {
+            OptimizerKind::AdamW => OptimizerStep::AdamW(AdamW {
+                lr: rate,
                 beta1: optimizer.beta1,
                 beta2: optimizer.beta2,
-                epsilon: optimizer.epsilon,
-                decay: optimizer.weight_decay,
+                eps: optimizer.eps,
+                weight_decay: optimizer.weight_decay,
                 step: self.done + 1,
-                scale,
+                grad_scale: scale,
             }),
-            Kind::Sgd => {
+            OptimizerKind::Sgd => {
                 let (momentum, decay) = (optimizer.momentum, optimizer.weight_decay);
-                Rule::Sgd(Sgd { rate, momentum, decay, scale })
+                OptimizerStep::Sgd(Sgd {
+                    lr: rate,
+                    momentum,
+                    weight_decay: decay,
+                    grad_scale: scale,
+                })
             }
         };
-        step::Plan {
+        step::StepConfig {
             step: self.done,
-            tokens: self.step_tokens(),
-            rule,
-            clip: optimizer.clip,
+            tokens: self.tokens_per_step(),
+            optimizer: rule,
+            grad_clip: optimizer.grad_clip,
             dropout: model.dropout as f32,
             seed: train.seed,
             recompute: train.recompute,
         }
     }
 
-    /// Tokens of a step, of all ranks.
-    fn step_tokens(&self) -> u64 {
-        (self.plan.batch * self.config.model.context) as u64
+    /// Tokens per step, over all ranks.
+    fn tokens_per_step(&self) -> u64 {
+        (self.plan.batch * self.config.model.seq_len) as u64
     }
 
-    /// The data of all steps that are left, a pass after the other.
-    fn read_ahead(&self) -> Result<Ahead, TrainError> {
-        let context = self.config.model.context as u64;
-        let order = Order::shuffled(self.config.train.seed, self.dataset.train.len(), context)
-            .map_err(|error| TrainError::unfit(&self.config.data.source, error))?;
-        let loader = Loader::new(self.dataset.train.clone(), order);
-        // Ranks that share a copy of the model all see its sequences.
-        let [copy, copies] = [self.engine.groups.seat.dp, self.plan.mesh.dp].map(|n| n as u64);
-        let ParallelPlan { batch, micro_batch, accumulation, .. } = self.plan;
+    /// Prefetches the data of the remaining steps, micro-batch by micro-batch.
+    fn prefetch_data(&self) -> Result<Prefetcher, TrainError> {
+        let context = self.config.model.seq_len as u64;
+        let order = Sampler::shuffled(self.config.train.seed, self.dataset.train.len(), context)
+            .map_err(|error| TrainError::unusable_data(&self.config.data.source, error))?;
+        let loader = DataLoader::new(self.dataset.train.clone(), order);
+        // Ranks of the same replica read the same sequences.
+        let [copy, copies] = [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
+        let ParallelPlan { batch, micro_batch, micro_batches: accumulation, .. } = self.plan;
         let passes = accumulation as u64;
-        // Counted by samples, for a batch may be larger than it was in the steps before.
+        // Counters in sequences, because the batch size may have changed on resume.
         let (done, seen) = (self.done, self.tokens / context);
         let lists = (self.done..self.config.train.steps)
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
                 let [batch, each] = [batch, micro_batch].map(|n| n as u64);
-                let share = order::share(step - done, batch, copy, copies, pass, each);
+                let share =
+                    sampler::micro_batch_range(step - done, batch, copy, copies, pass, each);
                 seen + share.start..seen + share.end
             });
-        Ok(Ahead::new(loader, lists, AHEAD)?)
+        Ok(Prefetcher::new(loader, lists, PREFETCH_DEPTH)?)
     }
 
-    /// The batches of the next step.
-    fn batches(&self, data: &mut Ahead) -> Result<Vec<Batch>, TrainError> {
-        Ok(data.take(self.plan.accumulation).collect::<Result<_, _>>()?)
+    /// The micro-batches of the next step.
+    fn batches(&self, data: &mut Prefetcher) -> Result<Vec<Batch>, TrainError> {
+        Ok(data.take(self.plan.micro_batches).collect::<Result<_, _>>()?)
     }
 
-    /// What all ranks say about a step, summed.
-    fn tally(&self, own: Tally) -> Result<Tally, TrainError> {
-        let mut numbers = own.numbers();
-        self.comm.all_reduce(&mut numbers, ReduceOp::Sum)?;
-        Ok(Tally::from_numbers(numbers))
+    /// Sums the statistics of a step over all ranks.
+    fn sum_over_ranks(&self, own: StepStats) -> Result<StepStats, TrainError> {
+        let mut elements = own.to_array();
+        self.comm.all_reduce(&mut elements, ReduceOp::Sum)?;
+        Ok(StepStats::from_array(elements))
     }
 
-    /// The loss is a number, and so are the gradients.
+    /// Fails if the loss or the gradient norm is not finite.
     fn check(&self, loss: f64, gradient_norm: f64) -> Result<(), TrainError> {
-        self.finite(self.done + 1, "the loss is", loss)?;
-        self.finite(self.done + 1, "the norm of the gradients is", gradient_norm)
+        self.check_finite(self.done + 1, "loss", loss)?;
+        self.check_finite(self.done + 1, "gradient norm", gradient_norm)
     }
 
-    /// A number of a step is one.
-    fn finite(&self, step: u64, what: &'static str, number: f64) -> Result<(), TrainError> {
+    /// Fails if a value is not finite.
+    fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<(), TrainError> {
         let rank = self.comm.rank();
         let host = self.comm.peer(rank).host;
-        let wrong = TrainError::NotFinite { rank, host, what, number, step };
-        if number.is_finite() { Ok(()) } else { Err(wrong) }
+        let error = TrainError::NotFinite { rank, host, what, number, step };
+        if number.is_finite() { Ok(()) } else { Err(error) }
     }
 
-    /// What was trained is worth keeping: an update can spoil what no later loss would show.
+    /// Fails if the parameters are not finite. An update can overflow without affecting an earlier loss.
     fn check_parameters(&mut self) -> Result<(), TrainError> {
         let Engine { net, state, .. } = &mut self.engine;
         let mut squares = 0.0;
-        for block in state.held() {
-            squares +=
-                state.look(block, checkpoint::Kind::Parameter, |own| net.device.square_sum(own))?;
+        for block in state.local_blocks() {
+            squares += state.with_shard(block, checkpoint::StateTensor::Parameter, |own| {
+                net.device.sum_of_squares(own)
+            })?;
         }
-        self.finite(self.done, "the norm of the parameters is", squares.sqrt())
+        self.check_finite(self.done, "parameter norm", squares.sqrt())
     }
 
-    /// Tries the model on what it is not trained on.
-    pub(super) fn validate(&mut self, tell: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+    /// Evaluates the model on the validation split.
+    pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
         let Some(loader) = &self.validation else { return Ok(()) };
-        let wanted = (self.config.train.eval_batches * self.plan.batch) as u64;
+        let count = (self.config.train.eval_batches * self.plan.batch) as u64;
         let at_once = self.plan.micro_batch;
-        // Its passes have other sizes, and memory for both at once would be more than for each.
-        self.engine.net.trim();
-        let loss = evaluate::loss(&mut self.engine, &*self.comm, loader, wanted, at_once)?;
-        self.engine.net.trim();
-        self.speed.validated(loss);
-        tell(Event::Validation { step: self.done, loss });
+        // Buffers of both batch sizes at once would need more memory.
+        self.engine.net.trim_buffers();
+        let loss =
+            evaluate::validation_loss(&mut self.engine, &*self.comm, loader, count, at_once)?;
+        self.engine.net.trim_buffers();
+        self.throughput.set_val_loss(loss);
+        emit(Event::Validation { step: self.done, loss });
         Ok(())
     }
 }
 
-/// Whether something that is done every so many steps is due after so many; 0 is never.
-fn is_due(done: u64, every: u64) -> bool {
-    every != 0 && done.is_multiple_of(every)
+/// Whether an action with this interval is due after `done` steps; 0 means never.
+fn is_due(done: u64, interval: u64) -> bool {
+    interval != 0 && done.is_multiple_of(interval)
 }
 
-fn micro((first, batch): (usize, &Batch)) -> Micro<'_> {
+fn micro((first, batch): (usize, &Batch)) -> MicroBatch<'_> {
     let Batch { inputs, targets, batch, .. } = batch;
-    Micro { inputs, targets, batch: *batch, first: first as u64 }
+    MicroBatch { inputs, targets, batch: *batch, first_sequence: first as u64 }
 }

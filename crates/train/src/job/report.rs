@@ -1,101 +1,114 @@
-//! What is told of a training: what it is, how fast it goes.
+//! Run information, step metrics and the summary.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Job;
-use super::tally::Tally;
-use crate::metrics::{About, Ended, FLOPS_FORMULA, StepMetrics, StepSeconds, Summary};
+use super::step_stats::StepStats;
+use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::plan::ParallelPlan;
-use regatta_predict::shape::Shape;
+use regatta_predict::shape::ModelShape;
 
-/// What is trained, on what, by whom.
-pub fn about(job: &Job, plan: &ParallelPlan, shape: &Shape, done: u64) -> About {
+/// Model, data and ranks of a run.
+pub fn run_info(job: &Job, plan: &ParallelPlan, shape: &ModelShape, done: u64) -> RunInfo {
     let config = &job.config;
     let hosts: BTreeSet<String> =
         (0..job.comm.size()).map(|rank| job.comm.peer(rank).host).collect();
-    About {
+    RunInfo {
         model: job.name.clone(),
-        parameters: shape.parameters() as u64,
+        parameters: shape.num_params() as u64,
         ranks: plan.mesh.ranks(),
-        split: Some(plan.mesh).filter(Mesh::is_shared).map_or_else(String::new, |m| m.to_string()),
+        mesh: Some(plan.mesh)
+            .filter(Mesh::is_model_parallel)
+            .map_or_else(String::new, |m| m.to_string()),
         hosts: hosts.len(),
         threads: job.threads,
         precision: config.train.precision.name().to_owned(),
         kernels: job.kernels.clone(),
         data: config.data.source.clone(),
         data_tokens: job.dataset.train.len(),
-        step_tokens: (plan.batch * shape.context) as u64,
+        tokens_per_step: (plan.batch * shape.seq_len) as u64,
         steps: config.train.steps,
-        done,
-        log_every: config.train.log_every,
+        start_step: done,
+        log_interval: config.train.log_interval,
         flops_formula: FLOPS_FORMULA.to_owned(),
         folder: job.folder.display().to_string(),
     }
 }
 
-/// How fast a training goes.
+/// A step that has just finished.
 #[derive(Debug)]
-pub struct Speed {
-    ranks: f64,
-    steps: u64,
-    step_tokens: u64,
-    flops_per_token: f64,
-    began: Instant,
-    /// Steps before it began.
-    before: u64,
-    loss: f64,
-    validation_loss: Option<f64>,
+pub struct FinishedStep<'a> {
+    /// Steps finished, including this one.
+    pub step: u64,
+    /// Tokens trained on so far.
+    pub tokens: u64,
+    /// Mean training loss.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Statistics summed over all ranks.
+    pub stats: &'a StepStats,
+    /// Duration of the step.
+    pub total: Duration,
+    /// Duration of checkpointing in it.
+    pub checkpoint: Duration,
 }
 
-impl Speed {
-    /// Of a training that begins now, after so many steps.
-    pub fn new(about: &About, shape: &Shape) -> Self {
+/// Throughput and losses of a run.
+#[derive(Debug)]
+pub struct Throughput {
+    ranks: f64,
+    steps: u64,
+    tokens_per_step: u64,
+    flops_per_token: f64,
+    start: Instant,
+    /// Steps finished before the start.
+    start_step: u64,
+    loss: f64,
+    val_loss: Option<f64>,
+}
+
+impl Throughput {
+    /// Of a run that starts now.
+    pub fn new(info: &RunInfo, shape: &ModelShape) -> Self {
         Self {
-            ranks: about.ranks as f64,
-            steps: about.steps,
-            step_tokens: about.step_tokens,
-            flops_per_token: shape.training_flops_per_token(shape.context),
-            began: Instant::now(),
-            before: about.done,
+            ranks: info.ranks as f64,
+            steps: info.steps,
+            tokens_per_step: info.tokens_per_step,
+            flops_per_token: shape.training_flops_per_token(shape.seq_len),
+            start: Instant::now(),
+            start_step: info.start_step,
             loss: f64::NAN,
-            validation_loss: None,
+            val_loss: None,
         }
     }
 
-    /// A step in numbers: the whole and what was spent on a checkpoint by this rank, the rest by
-    /// ranks on average.
-    pub fn step(
-        &mut self,
-        (done, tokens): (u64, u64),
-        loss: f64,
-        rate: f64,
-        gradient_norm: f64,
-        all: &Tally,
-        (whole, keeping): (Duration, Duration),
-    ) -> StepMetrics {
-        self.loss = loss;
-        let whole = whole.as_secs_f64();
-        let checkpoint = keeping.as_secs_f64();
+    /// Metrics of a step. The total and the checkpoint time are this rank's, the others means over all ranks.
+    pub fn metrics(&mut self, step: FinishedStep<'_>) -> StepMetrics {
+        self.loss = step.loss;
+        let [total, checkpoint] = [step.total, step.checkpoint].map(|time| time.as_secs_f64());
         let [data, forward, backward, communication, optimizer] =
-            all.seconds.map(|seconds| seconds / self.ranks);
+            step.stats.seconds.map(|seconds| seconds / self.ranks);
         let known = data + forward + backward + communication + optimizer + checkpoint;
-        let other = (whole - known).max(0.0);
-        let tokens_per_second = self.step_tokens as f64 / whole.max(f64::MIN_POSITIVE);
+        let other = (total - known).max(0.0);
+        let tokens_per_second = self.tokens_per_step as f64 / total.max(f64::MIN_POSITIVE);
         StepMetrics {
-            step: done,
+            step: step.step,
             steps: self.steps,
-            loss,
-            validation_loss: None,
-            rate,
-            gradient_norm,
-            tokens,
+            loss: step.loss,
+            val_loss: None,
+            lr: step.lr,
+            grad_norm: step.grad_norm,
+            tokens: step.tokens,
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
             seconds: StepSeconds {
-                step: whole,
+                step: total,
                 data,
                 forward,
                 backward,
@@ -104,45 +117,45 @@ impl Speed {
                 checkpoint,
                 other,
             },
-            time: since_1970(),
+            time: unix_time(),
         }
     }
 
-    /// Whether any of the steps that are done were done since it began.
+    /// Whether any step was run since the start.
     pub fn is_new(&self, done: u64) -> bool {
-        done > self.before
+        done > self.start_step
     }
 
-    /// The last loss on what is not trained on.
-    pub fn validated(&mut self, loss: f64) {
-        self.validation_loss = Some(loss);
+    /// Records the last validation loss.
+    pub fn set_val_loss(&mut self, loss: f64) {
+        self.val_loss = Some(loss);
     }
 
-    /// All of it.
-    pub fn summary(&self, ended: Ended, done: u64, folder: &Path) -> Summary {
-        let seconds = self.began.elapsed().as_secs_f64();
-        let tokens = (done - self.before) * self.step_tokens;
+    /// Summary of the run.
+    pub fn summary(&self, reason: EndReason, done: u64, folder: &Path) -> Summary {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let tokens = (done - self.start_step) * self.tokens_per_step;
         let tokens_per_second = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
         Summary {
-            ended,
+            reason,
             step: done,
             loss: self.loss,
-            validation_loss: self.validation_loss,
+            val_loss: self.val_loss,
             tokens,
             seconds,
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
             folder: folder.display().to_string(),
-            held: Vec::new(),
+            memory: Vec::new(),
             sent: Vec::new(),
-            moved: Vec::new(),
+            disk_io: Vec::new(),
             ranks: Vec::new(),
         }
     }
 }
 
-/// Now, in seconds since 1970.
-fn since_1970() -> f64 {
+/// Seconds since the Unix epoch.
+fn unix_time() -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(0.0, |now| now.as_secs_f64())
 }

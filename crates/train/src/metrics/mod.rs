@@ -1,26 +1,26 @@
-//! What is told of a run while it goes on: [`Event`]s for whoever watches, files for later.
+//! Events and metrics of a training run.
 //!
-//! [`Recorder`] writes `metrics.jsonl`, a line a step, and event files for TensorBoard. Nothing
-//! that goes wrong there ends the training.
+//! [`Recorder`] writes `metrics.jsonl`, one line per step, and TensorBoard event files. I/O errors there
+//! never end the training.
 
-mod crc;
+mod crc32c;
 mod event;
-mod lines;
-mod number;
+mod finite_or_null;
+mod json_lines;
 mod recorder;
 mod tensorboard;
 
-pub use event::{About, Ended, Event, RankBytes, StepMetrics, StepSeconds, Summary};
-pub use lines::JsonLines;
+pub use event::{EndReason, Event, RankBytes, RunInfo, StepMetrics, StepSeconds, Summary};
+pub use json_lines::JsonLines;
 pub use recorder::Recorder;
 pub use tensorboard::TensorBoard;
 
-/// How floating point operations are counted, by [`regatta_predict::shape::Shape::training_flops_per_token`]:
-/// L layers, width h, g of a heads for keys, sequence s, feed-forward f (4, or 6 with a gate),
-/// vocabulary V.
-pub const FLOPS_FORMULA: &str = "3[L(4h²(1+g/a)+2sh+(4|6)hf)+2hV] a token";
+/// Model FLOPs per token, as counted by [`regatta_predict::shape::ModelShape::training_flops_per_token`]: L layers,
+/// hidden size h, g key/value heads of a heads, sequence length s, intermediate size f (factor 4, or 6 with
+/// a gated MLP), vocabulary size V.
+pub const FLOPS_FORMULA: &str = "3[L(4h²(1+g/a)+2sh+(4|6)hf)+2hV] per token";
 
-/// The file with a line a step, in the run folder.
+/// Metrics file in the run folder, one line per step.
 pub const METRICS_FILE: &str = "metrics.jsonl";
-/// The folder with event files, in the run folder.
-pub const TENSORBOARD_FOLDER: &str = "tensorboard";
+/// Directory of TensorBoard event files in the run folder.
+pub const TENSORBOARD_DIR: &str = "tensorboard";

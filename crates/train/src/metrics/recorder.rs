@@ -1,45 +1,46 @@
-//! Writes what happens into the run folder. A full disk costs metrics, never the training.
+//! Writes events to the run folder. A full disk loses metrics but never ends the training.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::lines::Validated;
-use super::{Event, JsonLines, METRICS_FILE, StepMetrics, TENSORBOARD_FOLDER, TensorBoard};
+use super::json_lines::ValidationLine;
+use super::{Event, JsonLines, METRICS_FILE, StepMetrics, TENSORBOARD_DIR, TensorBoard};
 
-/// The files that events go to.
+/// The metrics files of a run.
 #[derive(Debug)]
 pub struct Recorder {
     lines: Option<JsonLines>,
-    board: Option<TensorBoard>,
+    tensorboard: Option<TensorBoard>,
     folder: PathBuf,
-    /// Whether somebody knows that something is missing.
-    complained: bool,
+    /// Whether a warning was already returned.
+    warned: bool,
 }
 
 impl Recorder {
-    /// Opens the files of a run of which so many steps are done; `host` and `time`, in seconds since
-    /// 1970, are for the name of the event file. Returns a warning too, where one cannot be opened.
+    /// Opens the files of a run that resumes after step `last_step`. `host` and `time`, in seconds since
+    /// the Unix epoch, name the event file. Also returns a warning if a file cannot be opened.
     pub fn open(
         folder: &Path,
         tensorboard: bool,
-        done: u64,
+        last_step: u64,
         host: &str,
         time: f64,
     ) -> (Self, Option<String>) {
-        let lines = JsonLines::open(&folder.join(METRICS_FILE), done);
-        let board = tensorboard
-            .then(|| TensorBoard::create(&folder.join(TENSORBOARD_FOLDER), host, time, done))
+        let lines = JsonLines::open(&folder.join(METRICS_FILE), last_step);
+        let tensorboard = tensorboard
+            .then(|| TensorBoard::create(&folder.join(TENSORBOARD_DIR), host, time, last_step))
             .transpose();
         let mut recorder =
-            Self { lines: None, board: None, folder: folder.to_owned(), complained: false };
-        let warnings = [lines.as_ref().err(), board.as_ref().err()].map(|e| recorder.warning(e));
+            Self { lines: None, tensorboard: None, folder: folder.to_owned(), warned: false };
+        let warnings =
+            [lines.as_ref().err(), tensorboard.as_ref().err()].map(|e| recorder.warning(e));
         recorder.lines = lines.ok();
-        recorder.board = board.ok().flatten();
+        recorder.tensorboard = tensorboard.ok().flatten();
         (recorder, warnings.into_iter().flatten().next())
     }
 
-    /// Writes what happened; `time` is in seconds since 1970. Returns a warning the first time that
-    /// this fails. The next event is tried again: there may be room by then.
+    /// Writes an event; `time` is in seconds since the Unix epoch. Returns a warning for the first error.
+    /// Later events are still written, because space may have been freed.
     pub fn record(&mut self, event: &Event, time: f64) -> Option<String> {
         let written = match event {
             Event::Step(step) => self.step(step),
@@ -51,38 +52,40 @@ impl Recorder {
 
     fn step(&mut self, step: &StepMetrics) -> io::Result<()> {
         let lines = self.lines.as_mut().map_or(Ok(()), |lines| lines.write(step));
-        let parts =
-            step.seconds.parts().map(|(name, seconds)| (format!("seconds/{name}"), seconds));
-        let mut figures = vec![
+        let phases =
+            step.seconds.phases().map(|(name, seconds)| (format!("seconds/{name}"), seconds));
+        let mut scalars = vec![
             ("loss/train", step.loss),
-            ("rate", step.rate),
-            ("gradient_norm", step.gradient_norm),
+            ("lr", step.lr),
+            ("grad_norm", step.grad_norm),
             ("speed/tokens_per_second", step.tokens_per_second),
             ("speed/flops_per_second", step.flops_per_second),
             ("seconds/step", step.seconds.step),
         ];
-        figures.extend(parts.iter().map(|(name, seconds)| (name.as_str(), *seconds)));
-        figures.extend(step.validation_loss.map(|loss| ("loss/validation", loss)));
-        let board = self.board.as_mut();
-        let board = board.map_or(Ok(()), |board| board.add(step.time, step.step, &figures));
-        lines.and(board)
+        scalars.extend(phases.iter().map(|(name, seconds)| (name.as_str(), *seconds)));
+        scalars.extend(step.val_loss.map(|loss| ("loss/val", loss)));
+        lines.and(self.add_scalars(step.time, step.step, &scalars))
     }
 
     fn validation(&mut self, step: u64, loss: f64, time: f64) -> io::Result<()> {
-        let line = Validated { step, validation_loss: loss, time };
+        let line = ValidationLine { step, val_loss: loss, time };
         let lines = self.lines.as_mut().map_or(Ok(()), |lines| lines.write(&line));
-        let board = self.board.as_mut();
-        let board =
-            board.map_or(Ok(()), |board| board.add(time, step, &[("loss/validation", loss)]));
-        lines.and(board)
+        lines.and(self.add_scalars(time, step, &[("loss/val", loss)]))
     }
 
-    /// What is said of a failure, once.
+    fn add_scalars(&mut self, time: f64, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
+        match &mut self.tensorboard {
+            Some(tensorboard) => tensorboard.add_scalars(time, step, scalars),
+            None => Ok(()),
+        }
+    }
+
+    /// A warning for the first error.
     fn warning(&mut self, error: Option<&io::Error>) -> Option<String> {
-        let error = error.filter(|_| !self.complained)?;
-        self.complained = true;
+        let error = error.filter(|_| !self.warned)?;
+        self.warned = true;
         let folder = self.folder.display();
-        Some(format!("metrics in {folder} miss something: {error}; the training goes on"))
+        Some(format!("metrics in {folder} are incomplete: {error}; training continues"))
     }
 }
 
@@ -101,15 +104,15 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_has_every_step_once() {
+    fn a_resumed_run_records_every_step_once() {
         let folder = folder("recorder");
-        let (mut first, warning) = Recorder::open(&folder, true, 0, "here", 1e9);
+        let (mut first, warning) = Recorder::open(&folder, true, 0, "host", 1e9);
         assert_eq!(warning, None);
         for n in 1..=5 {
             assert_eq!(first.record(&step(n), 1e9), None);
         }
         assert_eq!(first.record(&Event::Validation { step: 5, loss: 2.0 }, 1e9), None);
-        let (mut second, warning) = Recorder::open(&folder, true, 3, "here", 1e9);
+        let (mut second, warning) = Recorder::open(&folder, true, 3, "host", 1e9);
         assert_eq!(warning, None);
         (4..=6).for_each(|n| assert_eq!(second.record(&step(n), 1e9), None));
         let validation = Event::Validation { step: 6, loss: f64::NAN };
@@ -118,31 +121,31 @@ mod tests {
         assert!(matches!(last, Some(Event::Validation { step: 6, loss }) if loss.is_nan()));
         let text = std::fs::read_to_string(folder.join(METRICS_FILE)).unwrap();
         let before = JsonLines::read(&folder.join(METRICS_FILE), 2).unwrap();
-        let boards = std::fs::read_dir(folder.join(TENSORBOARD_FOLDER)).unwrap().count();
+        let event_files = std::fs::read_dir(folder.join(TENSORBOARD_DIR)).unwrap().count();
         std::fs::remove_dir_all(&folder).unwrap();
         let line = |line| serde_json::from_str::<StepMetrics>(line).unwrap().step;
-        let steps = text.lines().filter(|line| !line.contains("validation"));
+        let steps = text.lines().filter(|line| !line.contains("val_loss"));
         assert_eq!(steps.map(line).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
-        assert_eq!(boards, 2);
+        assert_eq!(event_files, 2);
         assert_eq!(before, [step(1), step(2)]);
     }
 
     #[test]
-    fn a_full_disk_is_said_once_and_nothing_more() {
+    fn a_full_disk_is_warned_about_once() {
         let folder = folder("full");
         std::os::unix::fs::symlink("/dev/full", folder.join(METRICS_FILE)).unwrap();
-        let (mut recorder, warning) = Recorder::open(&folder, false, 0, "here", 1e9);
+        let (mut recorder, warning) = Recorder::open(&folder, false, 0, "host", 1e9);
         assert_eq!(warning, None);
-        let said = recorder.record(&step(1), 1e9).unwrap();
-        assert!(said.contains("No space left on device") && said.contains("goes on"), "{said}");
+        let warning = recorder.record(&step(1), 1e9).unwrap();
+        assert!(warning.contains("No space left on device"), "{warning}");
         assert_eq!(recorder.record(&step(2), 1e9), None);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_said_once() {
+    fn an_unwritable_folder_is_warned_about_once() {
         let missing = Path::new("/proc/regatta-is-not-here");
-        let (mut recorder, warning) = Recorder::open(missing, true, 0, "here", 1e9);
+        let (mut recorder, warning) = Recorder::open(missing, true, 0, "host", 1e9);
         assert!(warning.unwrap().contains("/proc/regatta-is-not-here"));
         assert_eq!(recorder.record(&step(1), 1e9), None);
     }

@@ -1,6 +1,6 @@
-//! Event files of TensorBoard: records of a few protocol buffer messages, put together by hand.
+//! TensorBoard event files: TFRecords of protocol buffer messages, encoded by hand.
 //!
-//! A record is the length, its sum, the message, its sum. The message `Event` has the fields 1
+//! A record is the length, its masked CRC-32C, the message, its masked CRC-32C. The message `Event` has the fields 1
 //! wall_time, 2 step, 3 file_version, 5 summary, 7 session_log; `Summary` repeats field 1, with 1
 //! tag and 2 simple_value; `SessionLog` has 1 status.
 
@@ -8,105 +8,103 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
 
-use super::crc::masked;
-use super::lines::Growing;
+use super::crc32c::masked;
+use super::json_lines::AppendFile;
 
 /// An event file.
 #[derive(Debug)]
-pub struct TensorBoard(Growing);
+pub struct TensorBoard(AppendFile);
 
 impl TensorBoard {
-    /// Begins a file in a folder; `time` is in seconds since 1970. Where there are others, TensorBoard
-    /// is told to forget what they say of steps that are not done: these come again, all of them if
-    /// the run was ended before its first checkpoint.
-    pub fn create(folder: &Path, host: &str, time: f64, done: u64) -> io::Result<Self> {
+    /// Creates an event file; `time` is in seconds since the Unix epoch. If the directory has earlier files, a
+    /// session start makes TensorBoard purge their steps after `last_step`, which will run again.
+    pub fn create(folder: &Path, host: &str, time: f64, last_step: u64) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
-        let goes_on = done > 0 || std::fs::read_dir(folder)?.next().is_some();
+        let is_resumed = last_step > 0 || std::fs::read_dir(folder)?.next().is_some();
         let file = create_new(folder, &format!("events.out.tfevents.{}.{host}", time as u64))?;
-        let mut board = Self(Growing::new(file, 0));
-        board.0.add(&record(&version(time)))?;
-        if goes_on {
-            board.0.add(&record(&begin_again(time, done + 1)))?;
+        let mut file = Self(AppendFile::new(file, 0));
+        file.0.append(&record(&file_version(time)))?;
+        if is_resumed {
+            file.0.append(&record(&session_start(time, last_step + 1)))?;
         }
-        Ok(board)
+        Ok(file)
     }
 
-    /// Adds figures of a step. What is no number is left out.
-    pub fn add(&mut self, time: f64, step: u64, figures: &[(&str, f64)]) -> io::Result<()> {
-        let figures: Vec<_> =
-            figures.iter().filter(|(_, value)| value.is_finite()).copied().collect();
-        match figures.is_empty() {
+    /// Adds scalars of a step. Values that are not finite are left out.
+    pub fn add_scalars(&mut self, time: f64, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
+        let values: Vec<_> =
+            values.iter().filter(|(_, value)| value.is_finite()).copied().collect();
+        match values.is_empty() {
             true => Ok(()),
-            false => self.0.add(&record(&scalars(time, step, &figures))),
+            false => self.0.append(&record(&scalars(time, step, &values))),
         }
     }
 }
 
-/// Creates a file that is not there yet, with a number behind its name if need be: a run may begin
-/// twice in a second.
+/// Creates a new file, with a numeric suffix if the name exists: a run may start twice within a second.
 fn create_new(folder: &Path, name: &str) -> io::Result<File> {
     let create =
         |name: &str| OpenOptions::new().write(true).create_new(true).open(folder.join(name));
-    let taken = |file: &io::Result<File>| {
+    let exists = |file: &io::Result<File>| {
         file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists)
     };
     let others = (1..100).map(|n| create(&format!("{name}.{n}")));
     Some(create(name))
         .into_iter()
         .chain(others)
-        .find(|file| !taken(file))
+        .find(|file| !exists(file))
         .unwrap_or_else(|| create(name))
 }
 
 /// The first event of a file.
-fn version(time: f64) -> Vec<u8> {
+fn file_version(time: f64) -> Vec<u8> {
     let mut event = Message::default();
     event.double(1, time);
     event.bytes(3, b"brain.Event:2");
     event.0
 }
 
-/// From this step on, what came before does not count.
-fn begin_again(time: f64, step: u64) -> Vec<u8> {
+/// Purges earlier events from `step` on.
+fn session_start(time: f64, step: u64) -> Vec<u8> {
     const START: u64 = 1;
     let mut session = Message::default();
-    session.number(1, START);
+    session.uint64(1, START);
     let mut event = Message::default();
     event.double(1, time);
-    event.number(2, step);
+    event.uint64(2, step);
     event.bytes(7, &session.0);
     event.0
 }
 
-fn scalars(time: f64, step: u64, figures: &[(&str, f64)]) -> Vec<u8> {
+fn scalars(time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
     let mut summary = Message::default();
-    for (tag, value) in figures {
-        let mut figure = Message::default();
-        figure.bytes(1, tag.as_bytes());
-        figure.float(2, *value as f32);
-        summary.bytes(1, &figure.0);
+    for (tag, value) in values {
+        let mut scalar = Message::default();
+        scalar.bytes(1, tag.as_bytes());
+        scalar.float(2, *value as f32);
+        summary.bytes(1, &scalar.0);
     }
     let mut event = Message::default();
     event.double(1, time);
-    event.number(2, step);
+    event.uint64(2, step);
     event.bytes(5, &summary.0);
     event.0
 }
 
-/// A message with its length and the sums of both.
+/// A TFRecord.
 fn record(message: &[u8]) -> Vec<u8> {
     let length = (message.len() as u64).to_le_bytes();
-    let sums = [masked(&length), masked(message)].map(u32::to_le_bytes);
-    [&length[..], &sums[0], message, &sums[1]].concat()
+    let crcs = [masked(&length), masked(message)].map(u32::to_le_bytes);
+    [&length[..], &crcs[0], message, &crcs[1]].concat()
 }
 
-/// A message of protocol buffers, field after field.
+/// A protocol buffer message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
 impl Message {
-    fn key(&mut self, field: u64, kind: u64) {
-        self.varint(field << 3 | kind);
+    fn tag(&mut self, field: u64, wire_type: u64) {
+        self.varint(field << 3 | wire_type);
     }
 
     fn varint(&mut self, mut number: u64) {
@@ -117,23 +115,23 @@ impl Message {
         self.0.push(number as u8);
     }
 
-    fn number(&mut self, field: u64, number: u64) {
-        self.key(field, 0);
+    fn uint64(&mut self, field: u64, number: u64) {
+        self.tag(field, 0);
         self.varint(number);
     }
 
     fn double(&mut self, field: u64, number: f64) {
-        self.key(field, 1);
+        self.tag(field, 1);
         self.0.extend(number.to_le_bytes());
     }
 
     fn float(&mut self, field: u64, number: f32) {
-        self.key(field, 5);
+        self.tag(field, 5);
         self.0.extend(number.to_le_bytes());
     }
 
     fn bytes(&mut self, field: u64, bytes: &[u8]) {
-        self.key(field, 2);
+        self.tag(field, 2);
         self.varint(bytes.len() as u64);
         self.0.extend(bytes);
     }
@@ -143,45 +141,45 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// What TensorBoard's own writer makes of the same events: fixtures/make_events.py.
-    const GOOD: &[u8] = include_bytes!("fixtures/tensorboard.events");
+    /// The same events by TensorBoard's own writer: fixtures/make_events.py.
+    const EXPECTED: &[u8] = include_bytes!("fixtures/tensorboard.events");
 
     #[test]
-    fn records_are_those_of_tensorboard() {
+    fn records_match_those_of_tensorboard() {
         let ours = [
-            version(1_700_000_000.5),
-            begin_again(1_700_000_000.5, 3),
+            file_version(1_700_000_000.5),
+            session_start(1_700_000_000.5, 3),
             scalars(1_700_000_001.25, 3, &[("loss/train", 2.5)]),
             scalars(1_700_000_002.0, 300, &[("loss/train", 1.75), ("loss/validation", 1.875)]),
             scalars(1_700_000_003.0, 5_000_000_000, &[("rate", 0.001)]),
         ];
         let ours: Vec<u8> = ours.iter().flat_map(|message| record(message)).collect();
-        assert_eq!(ours, GOOD);
+        assert_eq!(ours, EXPECTED);
     }
 
-    /// A run that is killed before its first checkpoint begins with its first step again.
+    /// A run killed before its first checkpoint starts again from step 1.
     #[test]
-    fn what_is_done_again_from_the_first_step_on_is_forgotten() {
+    fn a_restart_from_the_first_step_purges_earlier_events() {
         let folder = std::env::temp_dir().join(format!("regatta-again-{}", std::process::id()));
-        let begin = |name: &str| {
-            TensorBoard::create(&folder, "here", 1.5, 0).unwrap();
+        let create = |name: &str| {
+            TensorBoard::create(&folder, "host", 1.5, 0).unwrap();
             std::fs::read(folder.join(name)).unwrap()
         };
-        let first = begin("events.out.tfevents.1.here");
-        let second = begin("events.out.tfevents.1.here.1");
+        let first = create("events.out.tfevents.1.host");
+        let second = create("events.out.tfevents.1.host.1");
         std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(first, record(&version(1.5)));
-        assert_eq!(second, [record(&version(1.5)), record(&begin_again(1.5, 1))].concat());
+        assert_eq!(first, record(&file_version(1.5)));
+        assert_eq!(second, [record(&file_version(1.5)), record(&session_start(1.5, 1))].concat());
     }
 
     #[test]
-    fn files_are_named_as_tensorboard_looks_for_them() {
+    fn event_files_have_the_name_tensorboard_expects() {
         let folder = std::env::temp_dir().join(format!("regatta-board-{}", std::process::id()));
-        let mut board = TensorBoard::create(&folder, "here", 1_700_000_000.5, 2).unwrap();
-        board.add(1_700_000_001.25, 3, &[("loss/train", 2.5), ("rate", f64::NAN)]).unwrap();
-        board.add(1_700_000_001.25, 4, &[("loss/train", f64::NAN)]).unwrap();
-        let bytes = std::fs::read(folder.join("events.out.tfevents.1700000000.here")).unwrap();
+        let mut file = TensorBoard::create(&folder, "host", 1_700_000_000.5, 2).unwrap();
+        file.add_scalars(1_700_000_001.25, 3, &[("loss/train", 2.5), ("rate", f64::NAN)]).unwrap();
+        file.add_scalars(1_700_000_001.25, 4, &[("loss/train", f64::NAN)]).unwrap();
+        let bytes = std::fs::read(folder.join("events.out.tfevents.1700000000.host")).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
-        assert!(GOOD.starts_with(&bytes) && bytes.len() > 100, "{}", bytes.len());
+        assert!(EXPECTED.starts_with(&bytes) && bytes.len() > 100, "{}", bytes.len());
     }
 }

@@ -1,167 +1,160 @@
-//! The first half of a layer: tokens look at those before them.
+//! Attention: the first half of a transformer layer.
 
-use super::parts::Scaling;
-use super::product::Product;
-use super::{Bank, Held, Lent, Matrices, Params, Place, Run};
+use super::linear::{ColumnParallelLinear, RowParallelLinear};
+use super::norm::NormLayer;
+use super::pass_ctx::DropoutSite;
+use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
+use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::device::{Attention, AttentionDrop, AttentionSaved, Turn};
-use regatta_device::memory::{Tensor, View, ViewMut};
-use regatta_predict::shape::{Family, Shape};
+use regatta_device::ops::{AttentionDropout, AttentionSaved, AttentionShape, RopeDirection};
+use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_predict::shape::{Family, Matrices, ModelShape, Module};
 
-/// The attention half.
+/// Causal self-attention with its norm and projections.
 #[derive(Debug, Clone)]
-pub struct AttentionHalf {
-    pub(super) norm: Scaling,
-    pub(super) qkv: Product,
-    pub(super) proj: Product,
+pub struct Attention {
+    pub(super) norm: NormLayer,
+    pub(super) qkv: ColumnParallelLinear,
+    pub(super) proj: RowParallelLinear,
     heads: usize,
     kv_heads: usize,
-    head_width: usize,
-    pub(super) width: usize,
-    /// The base of rotary positions, if positions are that.
-    pub(super) rope: Option<f64>,
+    head_dim: usize,
+    hidden_size: usize,
+    /// Base frequency of rotary position embeddings, if the model has them.
+    pub(super) rope_theta: Option<f64>,
     block: usize,
 }
 
-/// What its backward pass needs.
+/// Activations for the backward pass.
 #[derive(Debug)]
-pub struct AttentionHalfSaved {
-    normed: Lent,
-    statistics: Lent,
-    qkv: Lent,
-    heads: Lent,
-    log_sums: Lent,
+pub struct AttentionActivations {
+    normed: PooledTensor,
+    norm_stats: PooledTensor,
+    /// Queries, keys and values, after RoPE.
+    pub(super) qkv: PooledTensor,
+    heads: PooledTensor,
+    lse: PooledTensor,
 }
 
-impl AttentionHalfSaved {
-    /// Queries, keys and values.
-    pub fn qkv(&self) -> &Tensor {
-        &self.qkv
-    }
-}
-
-impl AttentionHalf {
-    pub fn new(shape: &Shape, layer: usize, of: &Matrices<'_>) -> Self {
-        let ranks = of.block.share.ranks;
+impl Attention {
+    pub fn new(shape: &ModelShape, block: usize, of: &Matrices<'_>) -> Self {
+        let tp = of.block.shard.ranks;
         Self {
-            norm: Scaling::new(shape, of.block, "norm1"),
-            qkv: Product::expanding(of, "qkv"),
-            proj: Product::contracting(of, "proj"),
-            heads: shape.heads / ranks,
-            kv_heads: shape.kv_heads / ranks,
-            head_width: shape.head_width(),
-            width: shape.width,
-            rope: (shape.family == Family::Llama).then_some(shape.rope_base),
-            block: layer + 1,
+            norm: NormLayer::new(shape, of.block, Module::AttentionNorm),
+            qkv: ColumnParallelLinear::new(of, Module::Qkv),
+            proj: RowParallelLinear::new(of, Module::AttentionOutput),
+            heads: shape.num_heads / tp,
+            kv_heads: shape.num_kv_heads / tp,
+            head_dim: shape.head_dim(),
+            hidden_size: shape.hidden_size,
+            rope_theta: (shape.family == Family::Llama).then_some(shape.rope_theta),
+            block,
         }
     }
 
-    /// The sizes of attention in a pass.
-    pub fn sizes(&self, run: &Run<'_>) -> Attention {
-        let Self { heads, kv_heads, head_width, .. } = *self;
-        Attention { batch: run.batch, sequence: run.sequence, heads, kv_heads, head_width }
+    /// The problem size of the attention kernel.
+    pub fn size(&self, ctx: &PassCtx<'_>) -> AttentionShape {
+        AttentionShape {
+            batch: ctx.batch,
+            seq_len: ctx.seq_len,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+        }
     }
 
     /// `mid = x + dropout(proj(attention(qkv(norm(x)))))`.
     pub fn forward(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(AttentionHalfSaved, Lent), StepError> {
-        let (device, rows, sizes) = (run.device, run.rows(), self.sizes(run));
-        let own = run.own_rows();
-        let mut normed = run.activation(own * self.width);
-        let mut statistics = run.real(2 * own);
-        self.norm.forward(run, params.own(), x.view(), normed.view_mut(), statistics.view_mut());
-        let normed = run.tensor.enter(run, normed)?;
-        let mut qkv = run.activation(rows * sizes.qkv_width());
-        self.qkv.forward(run, params, &normed, &mut qkv)?;
-        self.turn(run, Turn::There, qkv.view_mut());
-        let (heads, log_sums) = self.look(run, qkv.view())?;
-        let mut out = run.activation(rows * self.width);
-        self.proj.forward(run, params, &heads, &mut out)?;
-        let mut out = run.tensor.leave(run, out)?;
-        run.drop_rows(self.output_place(), self.width, out.view_mut());
-        let mut mid = run.real(own * self.width);
-        device.sum(x.view(), out.view(), mid.view_mut());
-        Ok((AttentionHalfSaved { normed, statistics, qkv, heads, log_sums }, mid))
+    ) -> Result<(AttentionActivations, PooledTensor), StepError> {
+        let (normed, norm_stats) = self.norm.forward(ctx, params.block(), x);
+        let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
+        let mut qkv = self.qkv.forward(ctx, params, &normed)?;
+        self.apply_rope(ctx, RopeDirection::Forward, qkv.view_mut());
+        let (heads, lse) = self.attention(ctx, qkv.view())?;
+        let mut out = self.proj.forward(ctx, params, &heads)?;
+        let site = DropoutSite::attention_output(self.block);
+        ctx.apply_dropout(site, self.hidden_size, out.view_mut());
+        let mut mid = ctx.full_precision(x.len());
+        ctx.device.add(x.view(), out.view(), mid.view_mut());
+        Ok((AttentionActivations { normed, norm_stats, qkv, heads, lse }, mid))
     }
 
-    /// `dx`, the gradient of `mid`, becomes that of `x`.
+    /// Turns `dx` from the gradient of `mid` into that of `x`.
     pub fn backward(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
-        (x, saved): (&Tensor, AttentionHalfSaved),
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        x: &Tensor,
+        saved: AttentionActivations,
         dx: &mut Tensor,
     ) -> Result<(), StepError> {
-        let (rows, sizes) = (run.rows(), self.sizes(run));
-        let dropped = run.dropped(self.output_place(), self.width, dx);
-        let dout = run.tensor.gather(run, dropped)?;
-        let mut dheads = run.activation(rows * sizes.width());
-        self.proj.back_input(run, bank, &dout, &mut dheads)?;
-        let mut dqkv = self.look_back(run, &saved, dheads.view())?;
-        self.proj.back_weight(run, saved.heads, dout, bank)?;
-        self.turn(run, Turn::Back, dqkv.view_mut());
-        let mut dnormed = run.activation(rows * self.width);
-        self.qkv.back_input(run, bank, &dqkv, &mut dnormed)?;
-        self.qkv.back_weight(run, saved.normed, Held::Own(dqkv), bank)?;
-        let dnormed = run.tensor.leave(run, dnormed)?;
-        let needed = [x.view(), saved.statistics.view(), dnormed.view()];
-        let (params, mut grads) = bank.both();
-        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads);
+        let site = DropoutSite::attention_output(self.block);
+        let dropped = ctx.dropout_grad(site, self.hidden_size, dx);
+        let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
+        let dheads = self.proj.backward_input(ctx, params, &dout)?;
+        let mut dqkv = self.attention_backward(ctx, &saved, dheads.view())?;
+        self.proj.backward_weight(ctx, params, saved.heads, dout)?;
+        self.apply_rope(ctx, RopeDirection::Inverse, dqkv.view_mut());
+        let dnormed = self.qkv.backward_input(ctx, params, &dqkv)?;
+        self.qkv.backward_weight(ctx, params, saved.normed, MaybeOwned::Owned(dqkv))?;
+        let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
+        self.norm.backward(ctx, params, x, &saved.norm_stats, &dnormed, dx);
         Ok(())
     }
 
-    /// What heads leave out, from the first of this rank's on.
-    fn attention_drop(&self, run: &Run<'_>) -> Option<AttentionDrop> {
-        let place = Place { block: self.block, part: 0 };
-        let (share, whole) = (run.tensor.share, run.whole());
-        let heads = self.heads * share.ranks;
-        let mask = run.mask(place, heads * whole * whole)?;
-        Some(AttentionDrop::whole(mask, heads, whole).from([0, self.heads * share.rank, 0, 0]))
+    /// Dropout of the attention weights, offset to this rank's first head.
+    fn attention_dropout(&self, ctx: &PassCtx<'_>) -> Option<AttentionDropout> {
+        let (shard, seq_len) = (ctx.tensor.shard, ctx.full_seq_len());
+        let heads = self.heads * shard.ranks;
+        let site = DropoutSite::attention_weights(self.block);
+        let mask = ctx.dropout_mask(site, heads * seq_len * seq_len)?;
+        let full = AttentionDropout::new(mask, heads, seq_len);
+        Some(full.shard([0, self.heads * shard.rank, 0, 0]))
     }
 
-    fn output_place(&self) -> Place {
-        Place { block: self.block, part: 1 }
+    fn apply_rope(&self, ctx: &PassCtx<'_>, direction: RopeDirection, mut qkv: ViewMut<'_>) {
+        let Some(theta) = self.rope_theta else { return };
+        let positions = ctx.positions();
+        // With context parallelism there is a position for each row.
+        let (batch, sequence) = (ctx.rows() / positions.len(), positions.len());
+        let size = AttentionShape { batch, seq_len: sequence, ..self.size(ctx) };
+        ctx.device.apply_rope(size, theta, &positions, direction, qkv.reborrow());
     }
 
-    /// Positions turn queries and keys.
-    fn turn(&self, run: &Run<'_>, turn: Turn, mut qkv: ViewMut<'_>) {
-        let Some(base) = self.rope else { return };
-        let (sizes, places) = (self.sizes(run), run.places());
-        // Ranks that share sequences have a place for each row.
-        let (batch, sequence) = (run.rows() / places.len(), places.len());
-        run.device.rope(Attention { batch, sequence, ..sizes }, base, &places, turn, qkv.again());
-    }
-
-    /// What the heads find, and the logarithms of their softmaxes' sums.
-    fn look(&self, run: &Run<'_>, qkv: View<'_>) -> Result<(Lent, Lent), StepError> {
-        let (sizes, drop) = (self.sizes(run), self.attention_drop(run));
-        if !run.context.is_alone() {
-            return Ok(run.context.attend(run, sizes, qkv, drop)?);
-        }
-        let mut heads = run.activation(run.rows() * sizes.width());
-        let mut log_sums = run.real(sizes.heads * run.rows());
-        run.device.attention(sizes, qkv, drop, heads.view_mut(), log_sums.view_mut());
-        Ok((heads, log_sums))
-    }
-
-    fn look_back(
+    /// The outputs of the heads, and the softmax lse.
+    fn attention(
         &self,
-        run: &Run<'_>,
-        saved: &AttentionHalfSaved,
-        dheads: View<'_>,
-    ) -> Result<Lent, StepError> {
-        let (sizes, drop) = (self.sizes(run), self.attention_drop(run));
-        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.log_sums.view());
-        let needed = AttentionSaved { qkv, y, log_sums };
-        if !run.context.is_alone() {
-            return Ok(run.context.attend_back(run, sizes, needed, drop, dheads)?);
+        ctx: &PassCtx<'_>,
+        qkv: View<'_>,
+    ) -> Result<(PooledTensor, PooledTensor), StepError> {
+        let (size, drop) = (self.size(ctx), self.attention_dropout(ctx));
+        if ctx.context.is_enabled() {
+            return Ok(ctx.context.attention(ctx, size, qkv, drop)?);
         }
-        let mut dqkv = run.activation(run.rows() * sizes.qkv_width());
-        run.device.attention_back(sizes, needed, drop, dheads, dqkv.view_mut());
+        let mut heads = ctx.activation(ctx.rows() * size.out_dim());
+        let mut lse = ctx.full_precision(size.heads * ctx.rows());
+        ctx.device.attention(size, qkv, drop, heads.view_mut(), lse.view_mut());
+        Ok((heads, lse))
+    }
+
+    fn attention_backward(
+        &self,
+        ctx: &PassCtx<'_>,
+        saved: &AttentionActivations,
+        dheads: View<'_>,
+    ) -> Result<PooledTensor, StepError> {
+        let (size, drop) = (self.size(ctx), self.attention_dropout(ctx));
+        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.lse.view());
+        let saved = AttentionSaved { qkv, y, lse: log_sums };
+        if ctx.context.is_enabled() {
+            return Ok(ctx.context.attention_backward(ctx, size, saved, drop, dheads)?);
+        }
+        let mut dqkv = ctx.activation(ctx.rows() * size.qkv_dim());
+        ctx.device.attention_backward(size, saved, drop, dheads, dqkv.view_mut());
         Ok(dqkv)
     }
 }

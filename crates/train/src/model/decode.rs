@@ -1,96 +1,98 @@
-//! Token by token: keys and values of the tokens so far are kept, so that a new one costs one row.
+//! Decoding with a KV cache: each new token costs one row.
 
-use super::attention::AttentionHalf;
-use super::{Layer, Lent, Model, Params, Run, Saved};
+use super::attention::Attention;
+use super::{Layer, LayerSaved, Model, Params, PassCtx};
+use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::device::{Device, Turn};
-use regatta_device::memory::{Tensor, View};
+use regatta_device::ops::{Device, RopeDirection};
+use regatta_device::tensor::{Tensor, View};
 
-/// Keys and values of the tokens so far, of one layer.
+/// The KV cache of a layer: keys and values of the tokens so far.
 #[derive(Debug)]
-pub struct Cache {
+pub struct KvCache {
     keys: Tensor,
     values: Tensor,
 }
 
-impl Cache {
-    /// Room for as many tokens as the model has context, for each of its layers.
-    pub fn of(model: &Model, device: &dyn Device) -> Vec<Self> {
+impl KvCache {
+    /// A cache per layer, each for a full sequence.
+    pub fn for_model(model: &Model, device: &dyn Device) -> Vec<Self> {
         let shape = &model.shape;
-        let room = shape.context * shape.kv_heads * shape.head_width();
-        let tensor = || device.activation(room);
-        (0..shape.layers).map(|_| Self { keys: tensor(), values: tensor() }).collect()
+        let elements = shape.seq_len * shape.num_kv_heads * shape.head_dim();
+        let tensor = || device.zeros_activation(elements);
+        (0..shape.num_layers).map(|_| Self { keys: tensor(), values: tensor() }).collect()
     }
 }
 
 impl Layer {
-    /// The stream of one token behind the layer, whose position is `position`.
-    pub fn one(
+    /// The residual stream of one token after the layer; `position` is its position.
+    pub fn decode(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
-        x: Lent,
-        cache: &mut Cache,
+        x: PooledTensor,
+        cache: &mut KvCache,
         position: usize,
-    ) -> Result<Lent, StepError> {
+    ) -> Result<PooledTensor, StepError> {
         let mid = match &self.attention {
-            Some(half) => half.one(run, &mut *params, &x, cache, position)?,
+            Some(attention) => attention.decode(ctx, &mut *params, &x, cache, position)?,
             None => x,
         };
-        Ok(self.feed_forward.forward(run, params, &mid)?.1)
+        Ok(self.mlp.forward(ctx, params, &mid)?.1)
     }
 
-    /// Keeps the keys and values of the first sequence of a forward pass.
-    pub fn keep(&self, run: &Run<'_>, saved: &Saved, cache: &mut Cache) {
-        if let (Some(half), Some(qkv)) = (&self.attention, saved.qkv()) {
-            let row = half.sizes(run).qkv_width();
-            for position in 0..run.sequence {
-                let here = qkv.view().part(position * row..(position + 1) * row);
-                half.remember(run, here, cache, position);
+    /// Fills the cache with the keys and values of a forward pass over the prompt.
+    pub fn prefill_cache(&self, ctx: &PassCtx<'_>, saved: &LayerSaved, cache: &mut KvCache) {
+        if let (Some(attention), Some(qkv)) = (&self.attention, saved.qkv()) {
+            let row_len = attention.size(ctx).qkv_dim();
+            for position in 0..ctx.seq_len {
+                let row = qkv.view().slice(position * row_len..(position + 1) * row_len);
+                attention.cache_token(ctx, row, cache, position);
             }
         }
     }
 }
 
-impl AttentionHalf {
-    fn one(
+impl Attention {
+    fn decode(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
-        cache: &mut Cache,
+        cache: &mut KvCache,
         position: usize,
-    ) -> Result<Lent, StepError> {
-        let (device, sizes) = (run.device, self.sizes(run));
-        let mut normed = run.activation(self.width);
-        let mut statistics = run.real(2);
-        self.norm.forward(run, params.own(), x.view(), normed.view_mut(), statistics.view_mut());
-        let mut qkv = run.activation(sizes.qkv_width());
-        self.qkv.forward(run, params, &normed, &mut qkv)?;
-        if let Some(base) = self.rope {
-            device.rope(sizes, base, &[position as u32], Turn::There, qkv.view_mut());
+    ) -> Result<PooledTensor, StepError> {
+        let (device, size) = (ctx.device, self.size(ctx));
+        let (normed, _) = self.norm.forward(ctx, params.block(), x);
+        let mut qkv = self.qkv.forward(ctx, params, &normed)?;
+        if let Some(theta) = self.rope_theta {
+            device.apply_rope(
+                size,
+                theta,
+                &[position as u32],
+                RopeDirection::Forward,
+                qkv.view_mut(),
+            );
         }
-        self.remember(run, qkv.view(), cache, position);
-        let so_far = 0..(position + 1) * sizes.kv_heads * sizes.head_width;
-        let (keys, values) = (cache.keys.view().part(so_far.clone()), cache.values.view());
-        let mut heads = run.activation(sizes.width());
-        let queries = qkv.view().part(0..sizes.width());
-        device.attend(sizes, queries, keys, values.part(so_far), heads.view_mut());
-        let mut out = run.activation(self.width);
-        self.proj.forward(run, params, &heads, &mut out)?;
-        let mut mid = run.real(self.width);
-        device.sum(x.view(), out.view(), mid.view_mut());
+        self.cache_token(ctx, qkv.view(), cache, position);
+        let cached = 0..(position + 1) * size.kv_heads * size.head_dim;
+        let (keys, values) = (cache.keys.view().slice(cached.clone()), cache.values.view());
+        let mut heads = ctx.activation(size.out_dim());
+        let queries = qkv.view().slice(0..size.out_dim());
+        device.decode_attention(size, queries, keys, values.slice(cached), heads.view_mut());
+        let out = self.proj.forward(ctx, params, &heads)?;
+        let mut mid = ctx.full_precision(x.len());
+        device.add(x.view(), out.view(), mid.view_mut());
         Ok(mid)
     }
 
-    /// Copies the keys and values of a token.
-    fn remember(&self, run: &Run<'_>, qkv: View<'_>, cache: &mut Cache, position: usize) {
-        let sizes = self.sizes(run);
-        let (queries, each) = (sizes.width(), sizes.kv_heads * sizes.head_width);
-        let there = position * each..(position + 1) * each;
+    /// Copies the keys and values of a token into the cache.
+    fn cache_token(&self, ctx: &PassCtx<'_>, qkv: View<'_>, cache: &mut KvCache, position: usize) {
+        let size = self.size(ctx);
+        let (q_len, kv_len) = (size.out_dim(), size.kv_heads * size.head_dim);
+        let row = position * kv_len..(position + 1) * kv_len;
         let (mut keys, mut values) = (cache.keys.view_mut(), cache.values.view_mut());
-        let part = |start: usize| qkv.part(start..start + each);
-        run.device.copy(part(queries), keys.part(there.clone()));
-        run.device.copy(part(queries + each), values.part(there));
+        ctx.device.copy(qkv.slice(q_len..q_len + kv_len), keys.slice(row.clone()));
+        ctx.device.copy(qkv.slice(q_len + kv_len..q_len + 2 * kv_len), values.slice(row));
     }
 }

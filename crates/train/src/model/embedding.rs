@@ -1,106 +1,106 @@
-//! The first block: tokens become rows of the stream.
+//! Token and position embeddings: the first block.
 
 use std::ops::Range;
 
-use super::table::Table;
-use super::{Bank, Lent, Matrices, Params, Place, Run};
+use super::pass_ctx::DropoutSite;
+use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
+use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::memory::Tensor;
-use regatta_predict::shape::Shape;
+use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, ParamSpec};
 
 /// The embedding.
 #[derive(Debug, Clone)]
 pub struct Embedding {
-    /// The rows of tokens, which a tied head has, too.
-    pub table: Table,
+    /// The token embedding, which a tied head shares.
+    pub table: VocabTable,
     positions: Option<Range<usize>>,
-    width: usize,
+    hidden_size: usize,
 }
 
-const PLACE: Place = Place { block: 0, part: 0 };
-
 impl Embedding {
-    pub(super) fn new(shape: &Shape, of: &Matrices<'_>) -> Self {
-        let table = Table::new(shape, 0, of, "tokens");
-        Self { table, positions: of.block.find("positions"), width: shape.width }
+    pub(super) fn new(shape: &ModelShape, of: &Matrices<'_>) -> Self {
+        let positions = of.block.param(Module::PositionEmbedding, ParamKind::Weight);
+        Self {
+            table: VocabTable::new(shape, 0, of, Module::TokenEmbedding),
+            positions: positions.map(ParamSpec::range),
+            hidden_size: shape.hidden_size,
+        }
     }
 
-    /// `x = table[token] + positions[position]`.
+    /// `x = tokens[token] + positions[position]`.
     pub fn forward(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         tokens: &[u32],
-    ) -> Result<Lent, StepError> {
-        let mut x = run.real(run.rows() * self.width);
-        self.rows(run, params, tokens, &run.places(), &mut x)?;
-        let mut x = run.tensor.leave(run, x)?;
-        run.drop_rows(PLACE, self.width, x.view_mut());
+    ) -> Result<PooledTensor, StepError> {
+        let partial = self.embed(ctx, params, tokens, &ctx.positions())?;
+        let mut x = ctx.tensor.reduce_scatter_rows(ctx, partial)?;
+        ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, x.view_mut());
         Ok(x)
     }
 
-    /// The row of one token at a position of its sequence.
-    pub fn one(
+    /// The embedding of one token in decoding.
+    pub fn decode(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         token: u32,
         position: usize,
-    ) -> Result<Lent, StepError> {
-        let mut x = run.real(self.width);
-        self.rows(run, params, &[token], &[position as u32], &mut x)?;
+    ) -> Result<PooledTensor, StepError> {
+        self.embed(ctx, params, &[token], &[position as u32])
+    }
+
+    /// This rank's part of the sum of all embeddings. `positions` are those of one sequence, or of all
+    /// rows.
+    fn embed(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        tokens: &[u32],
+        positions: &[u32],
+    ) -> Result<PooledTensor, StepError> {
+        let mut x = ctx.full_precision(tokens.len() * self.hidden_size);
+        for tile in self.table.tiles() {
+            self.table.unshard(params, tile)?;
+            let (first, table) = (self.table.first_token(tile), self.table.tile(params, tile));
+            if tile == 0 {
+                ctx.device.embedding(tokens, first, table, x.view_mut());
+            } else {
+                // Each token is in one tile; its rows of the other tiles are zero.
+                let mut rows = ctx.like(&x, x.len());
+                ctx.device.embedding(tokens, first, table, rows.view_mut());
+                ctx.device.add_assign(rows.view(), x.view_mut());
+            }
+            self.table.reshard(params, tile);
+        }
+        // The rows are summed over the tensor-parallel group: one rank only adds the positions.
+        if let Some(range) = self.positions.clone().filter(|_| ctx.tensor.shard.rank == 0) {
+            let table = params.block().slice(range);
+            ctx.device.add_position_embedding(self.hidden_size, positions, table, x.view_mut());
+        }
         Ok(x)
     }
 
-    /// The rows of tokens at places, those of a sequence.
-    fn rows(
-        &self,
-        run: &Run<'_>,
-        params: &mut dyn Params,
-        tokens: &[u32],
-        places: &[u32],
-        x: &mut Tensor,
-    ) -> Result<(), StepError> {
-        for tile in self.table.tiles() {
-            self.table.bring(params, tile)?;
-            let (first, table) = (self.table.first(tile), self.table.of(params, tile));
-            if tile == 0 {
-                run.device.embed(tokens, first, table, x.view_mut());
-            } else {
-                // Each token is in one tile, and zeros in the others.
-                let mut more = run.like(x, x.len());
-                run.device.embed(tokens, first, table, more.view_mut());
-                run.device.add(more.view(), x.view_mut());
-            }
-            self.table.free(params, tile);
-        }
-        // Ranks' rows are summed, and positions are to be in the sum once.
-        if let Some(positions) = self.positions.clone().filter(|_| run.tensor.share.rank == 0) {
-            let positions = params.own().part(positions);
-            run.device.add_positions(self.width, places, positions, x.view_mut());
-        }
-        Ok(())
-    }
-
-    /// Adds to the gradients of the rows that the tokens name.
+    /// Accumulates the gradients of the embeddings.
     pub fn backward(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
         tokens: &[u32],
-        mut dx: Lent,
+        mut dx: PooledTensor,
     ) -> Result<(), StepError> {
-        run.drop_rows(PLACE, self.width, dx.view_mut());
-        let dx = run.tensor.enter(run, dx)?;
+        ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, dx.view_mut());
+        let dx = ctx.tensor.all_gather_rows(ctx, dx)?;
         for tile in self.table.tiles() {
-            let (first, grads) = (self.table.first(tile), self.table.grads(bank, tile));
-            run.device.embed_back(tokens, first, dx.view(), grads);
-            self.table.done(bank, tile)?;
+            let (first, grads) = (self.table.first_token(tile), self.table.grads(params, tile));
+            ctx.device.embedding_backward(tokens, first, dx.view(), grads);
+            self.table.reduce_grads(params, tile)?;
         }
-        if let Some(positions) = self.positions.clone() {
-            let mut grads = bank.grads();
-            let positions = grads.part(positions);
-            run.device.add_positions_back(self.width, &run.places(), dx.view(), positions);
+        if let Some(range) = self.positions.clone() {
+            let mut grads = params.grads();
+            let (positions, grads) = (ctx.positions(), grads.slice(range));
+            ctx.device.position_embedding_backward(self.hidden_size, &positions, dx.view(), grads);
         }
         Ok(())
     }

@@ -1,215 +1,268 @@
-//! The last block: rows of the stream become the loss.
+//! The LM head: final norm, output layer and cross-entropy loss.
 //!
-//! A row of logits has a number for each kind of token, far more than the stream. They are made, used
-//! and forgotten for a few rows at a time, together with their gradients, so that the whole never is
-//! in memory: the loss and the first step of the backward pass are one.
+//! Logits are far larger than the residual stream. They are computed and consumed for a chunk of rows
+//! at a time, together with their gradients, so that they never exist as a whole: the loss and the
+//! first step of the backward pass are fused.
 //!
-//! Where the matrix is in tiles, these come one after the other, each for all rows, and come again for
-//! the gradients: a row's loss must be known before any of its logits has a gradient. So logits are
-//! computed twice, and never kept.
+//! A tiled output matrix is processed one tile at a time, each for all rows, in two rounds: a row's
+//! softmax statistics must be complete before any of its logits has a gradient. Logits are recomputed
+//! in the second round rather than stored.
 
 use std::ops::Range;
 
-use super::parts::Scaling;
-use super::table::Table;
-use super::{Bank, Lent, Matrices, Params, Run};
+use super::norm::NormLayer;
+use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
+use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::memory::{Tensor, View, ViewMut};
+use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::head::{LogitChunks, PARTIALS_PER_ROW};
-use regatta_predict::shape::Shape;
+use regatta_predict::shape::{Matrices, ModelShape, Module};
 
 /// The head.
 #[derive(Debug, Clone)]
-pub struct Head {
-    norm: Scaling,
-    /// Its matrix, which may be the embedding's.
-    pub table: Table,
-    width: usize,
-    logits: LogitChunks,
+pub struct LmHead {
+    norm: NormLayer,
+    /// The output layer, which may be tied to the token embedding.
+    pub table: VocabTable,
+    hidden_size: usize,
+    logit_chunks: LogitChunks,
 }
 
-impl Head {
-    /// With a matrix of its own, or with that of the embedding.
+/// The rows of a micro-batch after the final norm, and their target tokens.
+#[derive(Clone, Copy)]
+struct HeadInput<'a> {
+    normed: &'a Tensor,
+    targets: &'a [u32],
+}
+
+/// A block of the logits: a chunk of rows for the tokens of a tile.
+#[derive(Clone)]
+struct LogitChunk<'a> {
+    normed: &'a Tensor,
+    rows: Range<usize>,
+    tile: usize,
+}
+
+/// Softmax statistics of all rows over the full vocabulary.
+struct LossStats {
+    /// Sum of the cross-entropy losses.
+    loss: f64,
+    per_row: PooledTensor,
+}
+
+/// Whether the gradient round follows the statistics round.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gradients {
+    Needed,
+    NotNeeded,
+}
+
+impl LmHead {
+    /// A head with an output layer of its own, or tied to the token embedding.
     pub(super) fn new(
-        shape: &Shape,
+        shape: &ModelShape,
         of: &Matrices<'_>,
-        tied: Option<&Table>,
-        logits: LogitChunks,
+        tied: Option<&VocabTable>,
+        logit_chunks: LogitChunks,
     ) -> Self {
-        let own = || Table::new(shape, shape.layers + 1, of, "output");
-        let table = tied.cloned().unwrap_or_else(own);
-        Self { norm: Scaling::new(shape, of.block, "norm"), table, width: shape.width, logits }
+        let own = || VocabTable::new(shape, shape.num_layers + 1, of, Module::LmHead);
+        Self {
+            norm: NormLayer::new(shape, of.block, Module::FinalNorm),
+            table: tied.cloned().unwrap_or_else(own),
+            hidden_size: shape.hidden_size,
+            logit_chunks,
+        }
     }
 
-    /// The sum of the cross entropies, without gradients.
+    /// Sum of the cross-entropy losses, without gradients.
     pub fn loss(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
         targets: &[u32],
     ) -> Result<f64, StepError> {
-        let (normed, _) = self.normed(run, params, x)?;
+        let (normed, _) = self.final_norm(ctx, params, x)?;
+        let input = HeadInput { normed: &normed, targets };
         if self.table.is_tiled() {
-            return Ok(self.entropies(run, params, (&normed, targets), false)?.0);
+            return Ok(self.softmax_stats(ctx, params, input, Gradients::NotNeeded)?.loss);
         }
-        let (mut room, mut loss) = (self.room(run), 0.0);
-        self.table.bring(params, 0)?;
-        for rows in self.logits.ranges(run.rows()) {
-            let mut logits = self.some(run, params, 0, (&normed, rows.clone()), &mut room);
-            loss += self.entropy(run, &targets[rows], &mut logits, None)?;
+        let (mut buffer, mut loss) = (self.logit_buffer(ctx), 0.0);
+        self.table.unshard(params, 0)?;
+        for rows in self.logit_chunks.ranges(ctx.rows()) {
+            let chunk = LogitChunk { normed: &normed, rows: rows.clone(), tile: 0 };
+            let mut logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
+            loss += self.cross_entropy(ctx, &targets[rows], &mut logits, None)?;
         }
-        self.table.free(params, 0);
+        self.table.reshard(params, 0);
         Ok(loss)
     }
 
-    /// The same, and the gradients, times the scale: those of the parameters are added to what is
-    /// there, that of the stream is returned.
-    pub fn loss_and_gradients(
+    /// The loss, and its gradient times `grad_scale`: parameter gradients are accumulated, that of the
+    /// residual stream is returned.
+    pub fn loss_and_grads(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
-        (x, targets): (&Tensor, &[u32]),
-        scale: f64,
-    ) -> Result<(f64, Lent), StepError> {
-        let (normed, statistics) = self.normed(run, bank, x)?;
-        let mut dnormed = run.activation(run.rows() * self.width);
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        x: &Tensor,
+        targets: &[u32],
+        grad_scale: f64,
+    ) -> Result<(f64, PooledTensor), StepError> {
+        let (normed, norm_stats) = self.final_norm(ctx, params, x)?;
+        let mut dnormed = ctx.activation(ctx.rows() * self.hidden_size);
+        let input = HeadInput { normed: &normed, targets };
         let loss = match self.table.is_tiled() {
-            true => self.tile_by_tile(run, bank, (&normed, targets), scale, &mut dnormed)?,
-            false => self.at_once(run, bank, (&normed, targets), scale, &mut dnormed)?,
+            true => self.tiled_loss_and_grads(ctx, params, input, grad_scale, &mut dnormed)?,
+            false => self.fused_loss_and_grads(ctx, params, input, grad_scale, &mut dnormed)?,
         };
-        let dnormed = run.tensor.leave(run, dnormed)?;
-        let mut dx = run.real(x.len());
-        run.device.clear(dx.view_mut());
-        let needed = [x.view(), statistics.view(), dnormed.view()];
-        let (params, mut grads) = bank.both();
-        self.norm.backward(run, params, needed, dx.view_mut(), &mut grads);
+        let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
+        let mut dx = ctx.full_precision(x.len());
+        ctx.device.zero(dx.view_mut());
+        self.norm.backward(ctx, params, x, &norm_stats, &dnormed, &mut dx);
         Ok((loss, dx))
     }
 
-    /// The loss and the gradients of a few rows after the others, with all of the matrix.
-    fn at_once(
+    /// Loss and gradients in one round over chunks of rows.
+    fn fused_loss_and_grads(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
-        (normed, targets): (&Tensor, &[u32]),
-        scale: f64,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        input: HeadInput<'_>,
+        grad_scale: f64,
         dnormed: &mut Tensor,
     ) -> Result<f64, StepError> {
-        let (mut room, mut loss) = (self.room(run), 0.0);
-        self.table.bring(bank, 0)?;
-        for rows in self.logits.ranges(run.rows()) {
-            let mut logits = self.some(run, bank, 0, (normed, rows.clone()), &mut room);
-            loss += self.entropy(run, &targets[rows.clone()], &mut logits, Some(scale))?;
-            self.back(run, bank, 0, (normed, rows), logits.view(), dnormed);
+        let HeadInput { normed, targets } = input;
+        let (mut buffer, mut loss) = (self.logit_buffer(ctx), 0.0);
+        self.table.unshard(params, 0)?;
+        for rows in self.logit_chunks.ranges(ctx.rows()) {
+            let chunk = LogitChunk { normed, rows: rows.clone(), tile: 0 };
+            let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
+            loss += self.cross_entropy(ctx, &targets[rows], &mut logits, Some(grad_scale))?;
+            self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
         }
-        self.table.free(bank, 0);
-        self.table.done(bank, 0)?;
+        self.table.reshard(params, 0);
+        self.table.reduce_grads(params, 0)?;
         Ok(loss)
     }
 
-    /// The loss of all rows, tile by tile; then the gradients, tile by tile.
-    fn tile_by_tile(
+    /// Softmax statistics in a first round over all tiles, gradients in a second.
+    fn tiled_loss_and_grads(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
-        (normed, targets): (&Tensor, &[u32]),
-        scale: f64,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        input: HeadInput<'_>,
+        grad_scale: f64,
         dnormed: &mut Tensor,
     ) -> Result<f64, StepError> {
-        let (loss, whole) = self.entropies(run, bank, (normed, targets), true)?;
-        let mut room = self.room(run);
+        let stats = self.softmax_stats(ctx, params, input, Gradients::Needed)?;
+        let HeadInput { normed, targets } = input;
+        let mut buffer = self.logit_buffer(ctx);
         for tile in self.table.tiles() {
-            self.table.bring(bank, tile)?;
-            for rows in self.logits.ranges(run.rows()) {
-                let mut logits = self.some(run, bank, tile, (normed, rows.clone()), &mut room);
-                let whole =
-                    whole.view().part(PARTIALS_PER_ROW * rows.start..PARTIALS_PER_ROW * rows.end);
-                let (targets, first) = (&targets[rows.clone()], self.table.first(tile));
-                run.device.entropy_back(targets, first, whole, logits.again(), scale);
-                self.back(run, bank, tile, (normed, rows), logits.view(), dnormed);
+            self.table.unshard(params, tile)?;
+            for rows in self.logit_chunks.ranges(ctx.rows()) {
+                let chunk = LogitChunk { normed, rows: rows.clone(), tile };
+                let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
+                let row_stats = stats.per_row.view().slice(stats_range(0, &rows));
+                let (targets, first) = (&targets[rows], self.table.first_token(tile));
+                ctx.device.cross_entropy_backward(
+                    targets,
+                    first,
+                    row_stats,
+                    logits.reborrow(),
+                    grad_scale,
+                );
+                self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
             }
-            self.table.free(bank, tile);
-            self.table.done(bank, tile)?;
+            self.table.reshard(params, tile);
+            self.table.reduce_grads(params, tile)?;
         }
-        Ok(loss)
+        Ok(stats.loss)
     }
 
-    /// The gradients by way of the logits of some rows and a tile: the first tile's are those of the
-    /// stream, others' are added.
-    fn back(
+    /// Backward pass of the output layer for a chunk of the logits. The first tile overwrites the rows
+    /// of `dnormed`, the others add to them.
+    fn backward_chunk(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
-        tile: usize,
-        (normed, rows): (&Tensor, Range<usize>),
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        chunk: LogitChunk<'_>,
         dlogits: View<'_>,
         dnormed: &mut Tensor,
     ) {
-        let (of, here) = (self.table.sizes(tile, rows.len()), self.numbers(rows));
-        let (mut dx, add) = (dnormed.view_mut(), tile > 0);
-        let dx = dx.part(here.clone());
-        run.device.linear_back_input(of, dlogits, self.table.of(bank, tile), dx, add);
-        let (normed, grads) = (normed.view().part(here), self.table.grads(bank, tile));
-        run.device.linear_back_weight(of, normed, dlogits, grads, None);
+        let LogitChunk { normed, rows, tile } = chunk;
+        let (size, elements) = (self.table.gemm_shape(tile, rows.len()), self.elements(rows));
+        let (mut dnormed, add) = (dnormed.view_mut(), tile > 0);
+        let dx = dnormed.slice(elements.clone());
+        ctx.device.linear_backward_input(size, dlogits, self.table.tile(params, tile), dx, add);
+        let (x, grads) = (normed.view().slice(elements), self.table.grads(params, tile));
+        ctx.device.linear_backward_weight(size, x, dlogits, grads, None);
     }
 
-    /// The sum of the cross entropies of all rows, and what their gradients need, tile by tile. These
-    /// may be needed again at once.
-    fn entropies(
+    /// Softmax statistics and loss of all rows, tile by tile.
+    fn softmax_stats(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
-        (normed, targets): (&Tensor, &[u32]),
-        again: bool,
-    ) -> Result<(f64, Lent), StepError> {
-        let (mut room, all) = (self.room(run), run.rows());
-        let mut parts = run.real(self.table.tiles().len() * PARTIALS_PER_ROW * all);
+        input: HeadInput<'_>,
+        gradients: Gradients,
+    ) -> Result<LossStats, StepError> {
+        let HeadInput { normed, targets } = input;
+        let (mut buffer, all_rows) = (self.logit_buffer(ctx), ctx.rows());
+        let tiles = self.table.tiles().len();
+        let mut partials = ctx.full_precision(tiles * PARTIALS_PER_ROW * all_rows);
         for tile in self.table.tiles() {
-            self.table.bring(params, tile)?;
-            if again && tile + 1 == self.table.tiles().len() {
-                self.table.ask(params);
+            self.table.unshard(params, tile)?;
+            if gradients == Gradients::Needed && tile + 1 == tiles {
+                self.table.prefetch(params);
             }
-            for rows in self.logits.ranges(all) {
-                let logits = self.some(run, params, tile, (normed, rows.clone()), &mut room);
-                let here = PARTIALS_PER_ROW * (tile * all + rows.start)
-                    ..PARTIALS_PER_ROW * (tile * all + rows.end);
-                let (mut parts, first) = (parts.view_mut(), self.table.first(tile));
-                run.device.entropy_part(&targets[rows], first, logits.view(), parts.part(here));
+            for rows in self.logit_chunks.ranges(all_rows) {
+                let chunk = LogitChunk { normed, rows: rows.clone(), tile };
+                let logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
+                let (mut partials, first) = (partials.view_mut(), self.table.first_token(tile));
+                let partials = partials.slice(stats_range(tile * all_rows, &rows));
+                ctx.device.cross_entropy_partials(&targets[rows], first, logits.view(), partials);
             }
-            self.table.free(params, tile);
+            self.table.reshard(params, tile);
         }
-        let mut own = run.real(PARTIALS_PER_ROW * all);
-        let loss = run.device.entropy_whole(parts.view(), own.view_mut());
-        if run.tensor.share.ranks == 1 { Ok((loss, own)) } else { self.together(run, own) }
+        let mut per_row = ctx.full_precision(PARTIALS_PER_ROW * all_rows);
+        let loss = ctx.device.merge_cross_entropy_partials(partials.view(), per_row.view_mut());
+        if ctx.tensor.shard.ranks == 1 {
+            return Ok(LossStats { loss, per_row });
+        }
+        self.merge_vocab_shards(ctx, per_row)
     }
 
-    /// What ranks know of their columns becomes what is to be known of all, and the loss.
-    fn together(&self, run: &Run<'_>, own: Lent) -> Result<(f64, Lent), StepError> {
-        let mut whole = run.real(own.len());
-        let parts = run.tensor.together(run, own)?;
-        let loss = run.device.entropy_whole(parts.view(), whole.view_mut());
-        Ok((loss, whole))
-    }
-
-    /// The sum of the cross entropies of some rows of logits, of which this rank may have some
-    /// columns. With a scale, they become their gradient.
-    fn entropy(
+    /// Merges the softmax statistics of the tensor-parallel ranks' vocabulary shards.
+    fn merge_vocab_shards(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
+        local: PooledTensor,
+    ) -> Result<LossStats, StepError> {
+        let mut per_row = ctx.full_precision(local.len());
+        let partials = ctx.tensor.all_gather(ctx, local)?;
+        let loss = ctx.device.merge_cross_entropy_partials(partials.view(), per_row.view_mut());
+        Ok(LossStats { loss, per_row })
+    }
+
+    /// Vocab-parallel cross-entropy of a chunk of rows. With `grad_scale`, the logits become their
+    /// gradient.
+    fn cross_entropy(
+        &self,
+        ctx: &PassCtx<'_>,
         targets: &[u32],
         logits: &mut ViewMut<'_>,
-        scale: Option<f64>,
+        grad_scale: Option<f64>,
     ) -> Result<f64, StepError> {
-        let device = run.device;
-        if run.tensor.share.ranks == 1 {
-            return Ok(device.cross_entropy(targets, logits.again(), scale));
+        let device = ctx.device;
+        if ctx.tensor.shard.ranks == 1 {
+            return Ok(device.cross_entropy(targets, logits.reborrow(), grad_scale));
         }
-        let (mut own, first) = (run.real(PARTIALS_PER_ROW * targets.len()), self.table.first(0));
-        device.entropy_part(targets, first, logits.view(), own.view_mut());
-        let (loss, whole) = self.together(run, own)?;
-        if let Some(scale) = scale {
-            device.entropy_back(targets, first, whole.view(), logits.again(), scale);
+        let mut local = ctx.full_precision(PARTIALS_PER_ROW * targets.len());
+        let first = self.table.first_token(0);
+        device.cross_entropy_partials(targets, first, logits.view(), local.view_mut());
+        let LossStats { loss, per_row } = self.merge_vocab_shards(ctx, local)?;
+        if let Some(scale) = grad_scale {
+            device.cross_entropy_backward(targets, first, per_row.view(), logits.reborrow(), scale);
         }
         Ok(loss)
     }
@@ -217,61 +270,65 @@ impl Head {
     /// The logits of some rows.
     pub fn logits(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
         rows: Range<usize>,
-    ) -> Result<Lent, StepError> {
-        let (normed, _) = self.normed(run, params, x)?;
-        let kinds = self.table.all_rows();
-        let mut logits = run.real(rows.len() * kinds);
-        let mut room = run.real(rows.len() * self.table.most_rows());
+    ) -> Result<PooledTensor, StepError> {
+        let (normed, _) = self.final_norm(ctx, params, x)?;
+        let vocab_size = self.table.local_rows();
+        let mut logits = ctx.full_precision(rows.len() * vocab_size);
+        let mut buffer = ctx.full_precision(rows.len() * self.table.max_tile_rows());
         for tile in self.table.tiles() {
-            self.table.bring(params, tile)?;
-            let some = self.some(run, params, tile, (&normed, rows.clone()), &mut room);
-            let columns = self.table.rows(tile);
-            run.device.put_columns(some.view(), logits.view_mut(), kinds, columns);
-            self.table.free(params, tile);
+            self.table.unshard(params, tile)?;
+            let chunk = LogitChunk { normed: &normed, rows: rows.clone(), tile };
+            let tile_logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
+            let columns = self.table.tile_rows(tile);
+            ctx.device.copy_to_columns(tile_logits.view(), logits.view_mut(), vocab_size, columns);
+            self.table.reshard(params, tile);
         }
         Ok(logits)
     }
 
-    /// All rows, normed, and the statistics of this rank's.
-    fn normed(
+    /// All rows after the final norm, and the norm statistics of the local ones.
+    fn final_norm(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &dyn Params,
         x: &Tensor,
-    ) -> Result<(Lent, Lent), StepError> {
-        let mut normed = run.activation(x.len());
-        let mut statistics = run.real(2 * run.own_rows());
-        self.norm.forward(run, params.own(), x.view(), normed.view_mut(), statistics.view_mut());
-        Ok((run.tensor.enter(run, normed)?, statistics))
+    ) -> Result<(PooledTensor, PooledTensor), StepError> {
+        let (normed, stats) = self.norm.forward(ctx, params.block(), x);
+        Ok((ctx.tensor.all_gather_rows(ctx, normed)?, stats))
     }
 
-    /// The logits of some normed rows for the tokens of a tile.
-    fn some<'r>(
+    /// Computes a chunk of the logits in `buffer`.
+    fn chunk_logits<'b>(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &dyn Params,
-        tile: usize,
-        (normed, rows): (&Tensor, Range<usize>),
-        room: &'r mut Tensor,
-    ) -> ViewMut<'r> {
-        let of = self.table.sizes(tile, rows.len());
-        let (mut logits, _) = room.view_mut().split_at(of.rows * of.outputs);
-        let normed = normed.view().part(self.numbers(rows));
-        run.device.linear(of, normed, self.table.of(params, tile), None, logits.again());
+        chunk: LogitChunk<'_>,
+        buffer: &'b mut Tensor,
+    ) -> ViewMut<'b> {
+        let LogitChunk { normed, rows, tile } = chunk;
+        let size = self.table.gemm_shape(tile, rows.len());
+        let (mut logits, _) = buffer.view_mut().split_at(size.rows * size.outputs);
+        let x = normed.view().slice(self.elements(rows));
+        ctx.device.linear(size, x, self.table.tile(params, tile), None, logits.reborrow());
         logits
     }
 
-    /// Room for logits of a few rows.
-    fn room(&self, run: &Run<'_>) -> Lent {
-        run.real(self.logits.len(run.rows()))
+    /// A buffer for the logits of a chunk of rows.
+    fn logit_buffer(&self, ctx: &PassCtx<'_>) -> PooledTensor {
+        ctx.full_precision(self.logit_chunks.len(ctx.rows()))
     }
 
-    /// Where the numbers of some rows of the stream are.
-    fn numbers(&self, rows: Range<usize>) -> Range<usize> {
-        rows.start * self.width..rows.end * self.width
+    /// The elements of rows of hidden states.
+    fn elements(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.hidden_size..rows.end * self.hidden_size
     }
+}
+
+/// The softmax statistics of rows behind `first`.
+fn stats_range(first: usize, rows: &Range<usize>) -> Range<usize> {
+    PARTIALS_PER_ROW * (first + rows.start)..PARTIALS_PER_ROW * (first + rows.end)
 }

@@ -1,94 +1,95 @@
-//! A layer: attention, then feed-forward, each added to the stream.
+//! A transformer layer: attention, then MLP, each added to the residual stream.
 
-use super::attention::{AttentionHalf, AttentionHalfSaved};
-use super::feed_forward::{FeedForward, FeedForwardSaved};
-use super::{Bank, Lent, Matrices, Params, Run};
+use super::attention::{Attention, AttentionActivations};
+use super::mlp::{Mlp, MlpActivations};
+use super::{Params, ParamsAndGrads, PassCtx};
+use crate::buffer_pool::PooledTensor;
 use crate::state::StepError;
-use regatta_device::memory::Tensor;
-use regatta_predict::shape::Shape;
+use regatta_device::tensor::Tensor;
+use regatta_predict::shape::{Matrices, ModelShape};
 
-/// A layer.
+/// A transformer layer.
 #[derive(Debug, Clone)]
 pub struct Layer {
-    pub(super) attention: Option<AttentionHalf>,
-    pub(super) feed_forward: FeedForward,
+    pub(super) attention: Option<Attention>,
+    pub(super) mlp: Mlp,
 }
 
-/// What a layer's backward pass needs of the forward one.
+/// What the backward pass of a layer needs from the forward pass.
 #[derive(Debug)]
-pub struct Saved {
-    x: Lent,
-    /// `None` if it is to be computed again.
-    inner: Option<Inner>,
+pub struct LayerSaved {
+    x: PooledTensor,
+    /// `None` with activation recomputation.
+    activations: Option<LayerActivations>,
 }
 
-impl Saved {
-    /// Queries, keys and values, if there are any and they were saved.
+#[derive(Debug)]
+struct LayerActivations {
+    /// With the residual stream after attention; `None` in a model without attention.
+    attention: Option<(AttentionActivations, PooledTensor)>,
+    mlp: MlpActivations,
+}
+
+impl LayerSaved {
+    /// Queries, keys and values, if they were saved.
     pub(super) fn qkv(&self) -> Option<&Tensor> {
-        let (attention, _) = self.inner.as_ref()?.attention.as_ref()?;
-        Some(attention.qkv())
+        let (attention, _) = self.activations.as_ref()?.attention.as_ref()?;
+        Some(&attention.qkv)
     }
-}
-
-#[derive(Debug)]
-struct Inner {
-    /// What attention left, and the stream behind it, if there is attention.
-    attention: Option<(AttentionHalfSaved, Lent)>,
-    feed_forward: FeedForwardSaved,
 }
 
 impl Layer {
-    pub(super) fn new(shape: &Shape, layer: usize, of: &Matrices<'_>) -> Self {
-        let attention = shape.attends().then(|| AttentionHalf::new(shape, layer, of));
-        Self { attention, feed_forward: FeedForward::new(shape, layer, of) }
+    pub(super) fn new(shape: &ModelShape, block: usize, of: &Matrices<'_>) -> Self {
+        let attention = shape.has_attention().then(|| Attention::new(shape, block, of));
+        Self { attention, mlp: Mlp::new(shape, block, of) }
     }
 
-    /// The stream behind the layer, and what the backward pass needs.
+    /// The residual stream after the layer, and what the backward pass needs.
     pub fn forward(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
-        x: Lent,
-    ) -> Result<(Lent, Saved), StepError> {
-        let (inner, out) = self.halves(run, params, &x)?;
-        let inner = (!run.recompute).then_some(inner);
-        Ok((out, Saved { x, inner }))
+        x: PooledTensor,
+    ) -> Result<(PooledTensor, LayerSaved), StepError> {
+        let (activations, out) = self.activations(ctx, params, &x)?;
+        let activations = (!ctx.recompute).then_some(activations);
+        Ok((out, LayerSaved { x, activations }))
     }
 
-    fn halves(
+    fn activations(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(Inner, Lent), StepError> {
+    ) -> Result<(LayerActivations, PooledTensor), StepError> {
         let attention = match &self.attention {
-            Some(half) => Some(half.forward(run, &mut *params, x)?),
+            Some(attention) => Some(attention.forward(ctx, &mut *params, x)?),
             None => None,
         };
         let mid = attention.as_ref().map_or(x, |(_, mid)| mid);
-        let (feed_forward, out) = self.feed_forward.forward(run, params, mid)?;
-        Ok((Inner { attention, feed_forward }, out))
+        let (mlp, out) = self.mlp.forward(ctx, params, mid)?;
+        Ok((LayerActivations { attention, mlp }, out))
     }
 
-    /// `dx`, the gradient of the stream behind the layer, becomes that of the stream before it.
+    /// Turns `dx` from the gradient of the residual stream after the layer into that before it.
     pub fn backward(
         &self,
-        run: &Run<'_>,
-        bank: &mut dyn Bank,
-        saved: Saved,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        saved: LayerSaved,
         dx: &mut Tensor,
     ) -> Result<(), StepError> {
-        let Saved { x, inner } = saved;
-        let inner = match inner {
-            Some(inner) => inner,
-            None => self.halves(run, bank, &x)?.0,
+        let LayerSaved { x, activations } = saved;
+        let activations = match activations {
+            Some(activations) => activations,
+            None => self.activations(ctx, params, &x)?.0,
         };
-        let Inner { attention, feed_forward } = inner;
+        let LayerActivations { attention, mlp } = activations;
         let mid: &Tensor = attention.as_ref().map_or(&x, |(_, mid)| mid);
-        self.feed_forward.backward(run, bank, (mid, feed_forward), dx)?;
-        if let (Some(half), Some((saved, mid))) = (&self.attention, attention) {
+        self.mlp.backward(ctx, params, mid, mlp, dx)?;
+        if let (Some(attention), Some((saved, mid))) = (&self.attention, attention) {
             drop(mid);
-            half.backward(run, bank, (&x, saved), dx)?;
+            attention.backward(ctx, params, &x, saved, dx)?;
         }
         Ok(())
     }

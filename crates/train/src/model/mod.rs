@@ -1,234 +1,97 @@
-//! Models as chains of blocks, each with its own forward and backward pass: embedding, layers, head.
-//! There is no graph: what the backward pass needs, the forward pass leaves in a `Saved`.
+//! The model: embedding, layers and head, each with an explicit forward and backward pass. There is no
+//! autograd graph: the forward pass returns the activations that the backward pass needs.
 
 mod attention;
-mod bank;
 mod decode;
 mod embedding;
-mod feed_forward;
 mod head;
-mod held;
 mod layer;
-mod parts;
-mod product;
-mod scratch;
-mod table;
+mod linear;
+mod maybe_owned;
+mod mlp;
+mod norm;
+mod params;
+mod pass_ctx;
+mod vocab_table;
+mod weight_bias;
 
-pub use bank::{Bank, Given, Params};
-pub use decode::Cache;
+pub use decode::KvCache;
 pub use embedding::Embedding;
-pub use head::Head;
-pub use held::Held;
-pub use layer::{Layer, Saved};
-pub use product::Later;
-pub use scratch::{Home, Lent, Scratch};
-pub use table::Table;
+pub use head::LmHead;
+pub use layer::{Layer, LayerSaved};
+pub use linear::DeferredWeightGrad;
+pub use maybe_owned::MaybeOwned;
+pub use params::{Params, ParamsAndGrads, ResidentParams};
+pub use pass_ctx::{Dropout, PassCtx};
+pub use vocab_table::VocabTable;
 
-use std::ops::Range;
-
-use crate::parallel::context::Ring;
-use crate::parallel::tensor::Group;
-use regatta_device::device::Device;
-use regatta_device::memory::{Tensor, ViewMut};
-use regatta_device::random::{self, Mask};
 use regatta_predict::head::LogitChunks;
 use regatta_predict::pipeline::Stage;
-use regatta_predict::shape::{Block, BlockLayout, Matrices, Shape, Share, TABLE};
+use regatta_predict::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
 
-/// A model: what its blocks do, and which parameters they have. The parameters themselves are
-/// elsewhere: whoever calls a block brings them.
+/// The structure of a model. It owns no parameters: callers pass them to each block.
 #[derive(Debug, Clone)]
 pub struct Model {
     /// Its sizes.
-    pub shape: Shape,
+    pub shape: ModelShape,
     /// The parameters of each block: embedding, layers, head, then tiles of their matrices.
-    pub blocks: Vec<Block>,
-    /// The block whose passes use each of them: itself, or of a tile the one that it was cut from.
+    pub blocks: Vec<ParamBlock>,
+    /// For each block, the block whose pass uses it: itself, or for a tile the block it belongs to.
     pub users: Vec<usize>,
     /// The first block.
     pub embedding: Embedding,
-    /// The blocks between.
+    /// The transformer layers.
     pub layers: Vec<Layer>,
     /// The last block.
-    pub head: Head,
+    pub head: LmHead,
 }
 
 impl Model {
-    /// The model of a shape, which must have been checked.
-    pub fn new(shape: Shape) -> Self {
-        Self::of(shape, Share::ALL)
+    /// The unsharded model of a shape, which must have been checked.
+    pub fn new(shape: ModelShape) -> Self {
+        Self::tensor_parallel(shape, Shard::UNSHARDED)
     }
 
-    /// What a rank of a tensor group has of it.
-    pub fn of(shape: Shape, share: Share) -> Self {
-        Self::tiled(shape, share, 1)
+    /// A tensor-parallel shard.
+    pub fn tensor_parallel(shape: ModelShape, shard: Shard) -> Self {
+        Self::tiled(shape, shard, 1)
     }
 
-    /// The same, with the matrices of layers, the table of tokens and the head's matrix in so many
-    /// tiles each.
-    pub fn tiled(shape: Shape, share: Share, count: usize) -> Self {
-        let layout = BlockLayout::new(&shape, share, count);
+    /// A tensor-parallel shard with the matrices of layers, token embedding and head in `tiles` tiles
+    /// each.
+    pub fn tiled(shape: ModelShape, shard: Shard, tiles: usize) -> Self {
+        let layout = BlockLayout::new(&shape, shard, tiles);
         let embedding = Embedding::new(&shape, &layout.matrices(0));
-        let layer = |layer| Layer::new(&shape, layer, &layout.matrices(layer + 1));
-        let layers = (0..shape.layers).map(layer).collect();
-        let tied = shape.tied.then_some(&embedding.table);
+        let layer = |block| Layer::new(&shape, block, &layout.matrices(block));
+        let layers = (1..=shape.num_layers).map(layer).collect();
+        let tied = shape.tie_embeddings.then_some(&embedding.table);
         let logits = LogitChunks::new(&shape, &layout);
-        let head = Head::new(&shape, &layout.matrices(shape.layers + 1), tied, logits);
+        let head = LmHead::new(&shape, &layout.matrices(shape.num_layers + 1), tied, logits);
         let BlockLayout { blocks, users, .. } = layout;
         Self { shape, blocks, users, embedding, layers, head }
     }
 
-    /// Leaves what a stage of a pipeline has of it, and says of each block whether it is among that.
-    /// Where a tied head is without the embedding, it has the table.
-    pub fn keep(&mut self, stage: &Stage) -> Vec<bool> {
-        let has_copy = stage.has_copy(&self.shape);
+    /// Removes the parameters that a pipeline stage does not have, and returns for each block whether
+    /// the stage has it. A stage with a tied head but without the embedding has a copy of the table.
+    pub fn retain_stage(&mut self, stage: &Stage) -> Vec<bool> {
+        let has_copy = stage.has_tied_copy(&self.shape);
         if has_copy {
-            self.blocks[0].parameters.retain(|parameter| parameter.name == TABLE);
+            let is_table = |module| module == Module::TokenEmbedding;
+            self.blocks[0].parameters.retain(|parameter| is_table(parameter.role.module));
         }
-        let is_held = |(block, user): (&Block, &usize)| {
-            !block.is_empty() && (stage.has(*user) || *user == 0 && has_copy)
+        let is_local = |(block, user): (&ParamBlock, &usize)| {
+            !block.is_empty() && (stage.owns(*user) || *user == 0 && has_copy)
         };
-        self.blocks.iter().zip(&self.users).map(is_held).collect()
+        self.blocks.iter().zip(&self.users).map(is_local).collect()
     }
 
-    /// The number of the head's block.
-    pub fn last(&self) -> usize {
-        self.shape.layers + 1
-    }
-}
-
-/// What a pass through blocks works with.
-#[derive(Clone, Copy)]
-pub struct Run<'a> {
-    /// Where it is computed.
-    pub device: &'a dyn Device,
-    /// Memory for what is computed.
-    pub scratch: &'a Scratch,
-    /// The ranks that share matrices.
-    pub tensor: &'a Group,
-    /// The ranks that share sequences.
-    pub context: &'a Ring,
-    /// Sequences in this pass.
-    pub batch: usize,
-    /// This rank's tokens of each.
-    pub sequence: usize,
-    /// What is left out, in training.
-    pub dropout: Option<Dropout>,
-    /// Whether layers keep only their input, and compute the rest again in the backward pass.
-    pub recompute: bool,
-}
-
-impl Run<'_> {
-    /// Tokens in this pass.
-    pub fn rows(&self) -> usize {
-        self.batch * self.sequence
+    /// The layer of a block.
+    pub fn layer(&self, block: usize) -> &Layer {
+        &self.layers[block - 1]
     }
 
-    /// How many of them are this rank's where ranks share the stream.
-    pub fn own_rows(&self) -> usize {
-        self.tensor.rows(self.rows()).len()
+    /// The head's block.
+    pub fn head_block(&self) -> usize {
+        self.shape.num_layers + 1
     }
-
-    /// Tokens of each sequence, of all ranks that share it.
-    pub fn whole(&self) -> usize {
-        self.sequence * self.context.share.ranks
-    }
-
-    /// The positions of the tokens of a sequence; of all rows, if ranks share sequences.
-    fn places(&self) -> Vec<u32> {
-        let chunks = self.context.chunks(self.context.share.rank, self.whole());
-        let times = if self.context.is_alone() { 1 } else { self.batch };
-        let of = |chunk: Range<usize>| (0..times).flat_map(move |_| chunk.clone());
-        chunks.into_iter().flat_map(of).map(|place| place as u32).collect()
-    }
-
-    /// Memory for numbers of the stream, of gradients of it, and of statistics. Nobody cleared it.
-    pub(crate) fn real(&self, elements: usize) -> Lent {
-        self.scratch.lend(self.device, elements, self.device.real_format())
-    }
-
-    /// Memory for activations. Nobody cleared it.
-    pub(crate) fn activation(&self, elements: usize) -> Lent {
-        self.scratch.lend(self.device, elements, self.device.activation_format())
-    }
-
-    /// Memory for so many numbers as another tensor's are.
-    pub(crate) fn like(&self, other: &Tensor, elements: usize) -> Lent {
-        self.scratch.lend(self.device, elements, other.format())
-    }
-
-    /// The gradient of rows of which some numbers were left out.
-    fn dropped<'t>(&self, place: Place, width: usize, dx: &'t Tensor) -> Held<'t> {
-        if self.dropout.is_none_or(|dropout| dropout.share <= 0.0) {
-            return Held::Other(dx);
-        }
-        let mut dropped = self.real(dx.len());
-        self.device.copy(dx.view(), dropped.view_mut());
-        self.drop_rows(place, width, dropped.view_mut());
-        Held::Own(dropped)
-    }
-
-    /// Leaves out some numbers of this rank's rows of the stream, at one place in the model.
-    fn drop_rows(&self, place: Place, width: usize, mut x: ViewMut<'_>) {
-        let Some(mask) = self.mask(place, self.whole() * width) else { return };
-        for (here, place) in self.spans() {
-            let first = mask.first + (place * width) as u64;
-            let here = here.start * width..here.end * width;
-            self.device.dropout(Mask { first, ..mask }, x.part(here));
-        }
-    }
-
-    /// This rank's rows of the stream, by where they lie one after the other in those of whole
-    /// sequences.
-    fn spans(&self) -> Vec<(Range<usize>, usize)> {
-        let own = self.tensor.rows(self.rows());
-        let first = own.start;
-        let mut spans: Vec<(Range<usize>, usize)> = Vec::new();
-        if self.context.is_alone() {
-            return vec![(0..own.len(), first)];
-        }
-        let places = self.places();
-        let each = self.sequence / 2;
-        for row in own {
-            let sequence = row / each % self.batch;
-            let place = sequence * self.whole() + places[row] as usize;
-            match spans.last_mut() {
-                Some((here, start)) if *start + here.len() == place => here.end += 1,
-                _ => spans.push((row - first..row - first + 1, place)),
-            }
-        }
-        spans
-    }
-
-    /// The mask for one place in the model, with so many numbers for each sequence.
-    fn mask(&self, place: Place, each: usize) -> Option<Mask> {
-        let Dropout { share, seed, step, first } = self.dropout?;
-        let Place { block, part } = place;
-        let key = random::key(seed, &[DROPOUT, step, block as u64, part]);
-        (share > 0.0).then_some(Mask { share, key, first: first * each as u64 })
-    }
-}
-
-/// What dropout's random numbers are told apart from others by.
-const DROPOUT: u64 = 0x6472_6f70;
-
-/// A place in the model where numbers are left out.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    block: usize,
-    part: u64,
-}
-
-/// Which numbers are left out: a function of the step and of the number that a sequence has among
-/// all of the step, and so the same however the sequences are shared among ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Dropout {
-    /// What share is left out.
-    pub share: f32,
-    /// The seed of the training.
-    pub seed: u64,
-    /// The step.
-    pub step: u64,
-    /// The number of the first sequence of this pass among all of the step.
-    pub first: u64,
 }

@@ -1,48 +1,48 @@
-//! Why state on disk cannot be used.
+//! Errors of swap files.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why state on disk cannot be used.
+/// An I/O error of a swap file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum StoreError {
-    /// The file cannot be made.
-    #[error("{}: cannot be made with {bytes} bytes: {why}; {hint}", file.display())]
-    Make {
-        /// Which.
+pub enum OffloadError {
+    /// The file cannot be created.
+    #[error("{}: cannot create a swap file of {bytes} bytes: {why}; {hint}", file.display())]
+    Create {
+        /// The file.
         file: PathBuf,
-        /// How long it should be.
+        /// Its size.
         bytes: u64,
-        /// Why not.
+        /// The system's error.
         why: String,
-        /// What to do.
+        /// How to fix it.
         hint: &'static str,
     },
-    /// The file cannot be read or written any more.
-    #[error("{}: {bytes} bytes from byte {at} on cannot be {what}: {why}; {hint}", file.display())]
-    Use {
-        /// Which.
+    /// A read or write failed.
+    #[error("{}: cannot {operation} {bytes} bytes at offset {offset}: {why}; {hint}", file.display())]
+    Io {
+        /// The file.
         file: PathBuf,
-        /// Where.
-        at: u64,
-        /// How many.
+        /// Offset in the file.
+        offset: u64,
+        /// Bytes of the operation.
         bytes: usize,
-        /// Read or written.
-        what: &'static str,
-        /// Why not.
+        /// Read or write.
+        operation: &'static str,
+        /// The system's error.
         why: String,
-        /// What to do.
+        /// How to fix it.
         hint: &'static str,
     },
 }
 
-/// What to do about an error of the system.
+/// How to fix an error of the system.
 pub(super) fn hint(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-            "make room there, or name another place by offload.folder"
+            "free disk space there, or set offload.dir to another directory"
         }
-        _ => "name another place by offload.folder",
+        _ => "set offload.dir to another directory",
     }
 }

@@ -1,35 +1,35 @@
-//! State that is not in the memory where it is computed with, but on disk, read ahead and written
-//! behind.
+//! Offloading: training state in a memory tier other than the device's, with read-ahead and
+//! write-behind.
 
+mod blocks;
 mod error;
-mod shelf;
-mod store;
+mod swap_file;
 
 use std::path::PathBuf;
 
-pub use error::StoreError;
-pub use shelf::Shelf;
-pub use store::{Store, Ticket};
+pub use blocks::OffloadedBlocks;
+pub use error::OffloadError;
+pub use swap_file::{PendingIo, SwapFile};
 
-/// Where state is kept while nobody computes with it.
+/// A memory tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Where {
-    /// In the memory of the device.
+pub enum Tier {
+    /// Device memory.
     #[default]
     Device,
-    /// In the memory of the host, which devices so far have in common with it.
+    /// Host memory, which is the device's on CPUs.
     Host,
-    /// In a file.
+    /// A file.
     Disk,
 }
 
-/// Which state is kept elsewhere than in the memory of the device.
+/// The memory tiers of the training state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Offload {
-    /// The moments of the optimizer.
-    pub optimizer: Where,
-    /// Parameters.
-    pub parameters: Where,
-    /// Where files are made; each rank has its own, which are gone when the training is.
-    pub folder: PathBuf,
+pub struct OffloadTiers {
+    /// Tier of the optimizer's moments.
+    pub optimizer: Tier,
+    /// Tier of the parameters.
+    pub parameters: Tier,
+    /// Directory of the swap files; each rank has its own, which it removes at the end.
+    pub dir: PathBuf,
 }

@@ -1,253 +1,262 @@
-//! Context parallel: ranks share every sequence. Keys and values go round a ring of the ranks, and
-//! each rank's queries look at them as they come by.
+//! Context parallelism (ring attention): ranks shard every sequence. Keys and values circulate around
+//! a ring of the ranks, and each rank's queries attend to them as they pass.
 //!
-//! A sequence is cut into two chunks a rank, and rank *i* of *n* has chunks *i* and *2n-1-i*: late
-//! tokens see more than early ones, and so each rank has as much to do as the others. A rank's rows
-//! are those of its first chunk of all sequences, then those of its second.
+//! A sequence is split into two chunks per rank, and rank *i* of *n* has chunks *i* and *2n-1-i*:
+//! causal attention of late tokens costs more, and this balances the load. A rank's rows are those of
+//! its first chunk of all sequences, then those of its second.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-use regatta_comm::{CommError, Kind};
+use regatta_comm::{CallKind, CommError};
 
-use super::message::Message;
-use super::{Link, Waits};
-use crate::model::{Lent, Run};
-use regatta_device::device::{
-    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved,
+use super::p2p::P2pTransfer;
+use super::{P2pLink, WaitTime};
+use crate::buffer_pool::PooledTensor;
+use crate::model::PassCtx;
+use regatta_device::ops::{
+    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
 };
-use regatta_device::memory::{Tensor, View};
-use regatta_predict::shape::Share;
+use regatta_device::tensor::{Tensor, View};
+use regatta_predict::shape::Shard;
 
-/// The ranks that share sequences, seen by one of them.
+/// A rank of a context-parallel group.
 #[derive(Clone)]
-pub struct Ring {
-    link: Link,
-    /// Which of them this is.
-    pub share: Share,
-    /// How long passes waited for the others.
-    pub waits: Waits,
+pub struct ContextParallel {
+    ring: P2pLink,
+    /// This rank's shard of the sequences.
+    pub shard: Shard,
+    /// Time blocked on the ring.
+    pub wait_time: WaitTime,
 }
 
-impl Ring {
-    /// No other ranks.
-    pub fn alone() -> Self {
-        Self::new(Link::default(), Share::ALL)
+impl ContextParallel {
+    /// No context parallelism.
+    pub fn disabled() -> Self {
+        Self::new(P2pLink::default(), Shard::UNSHARDED)
     }
 
-    /// A rank of several, with links to its neighbours.
-    pub fn new(link: Link, share: Share) -> Self {
-        Self { link, share, waits: Waits::default() }
+    /// Context parallelism over a ring.
+    pub fn new(ring: P2pLink, shard: Shard) -> Self {
+        Self { ring, shard, wait_time: WaitTime::default() }
     }
 
-    /// Whether there are no other ranks.
-    pub fn is_alone(&self) -> bool {
-        self.share.ranks == 1
+    /// Whether sequences are sharded.
+    pub fn is_enabled(&self) -> bool {
+        self.shard.ranks > 1
     }
 
-    /// The positions of a rank's tokens in sequences of this length.
-    pub fn chunks(&self, rank: usize, whole: usize) -> Vec<Range<usize>> {
-        let ranks = self.share.ranks;
+    /// The positions of a rank's tokens in sequences of `seq_len` tokens.
+    pub fn chunks(&self, rank: usize, seq_len: usize) -> Vec<Range<usize>> {
+        let ranks = self.shard.ranks;
         if ranks == 1 {
-            return std::iter::once(0..whole).collect();
+            return std::iter::once(0..seq_len).collect();
         }
-        let each = whole / (2 * ranks);
-        [rank, 2 * ranks - 1 - rank].map(|chunk| chunk * each..(chunk + 1) * each).to_vec()
+        let len = seq_len / (2 * ranks);
+        [rank, 2 * ranks - 1 - rank].map(|chunk| chunk * len..(chunk + 1) * len).to_vec()
     }
 
-    /// This rank's tokens of whole sequences.
-    pub fn take<'t>(&self, tokens: &'t [u32], whole: usize) -> Cow<'t, [u32]> {
-        if self.is_alone() {
+    /// This rank's tokens of full sequences.
+    pub fn local_tokens<'t>(&self, tokens: &'t [u32], seq_len: usize) -> Cow<'t, [u32]> {
+        if !self.is_enabled() {
             return Cow::Borrowed(tokens);
         }
-        let chunks = self.chunks(self.share.rank, whole).into_iter();
-        let of =
-            |chunk: Range<usize>| tokens.chunks(whole).flat_map(move |all| &all[chunk.clone()]);
-        Cow::Owned(chunks.flat_map(of).copied().collect())
+        let chunks = self.chunks(self.shard.rank, seq_len).into_iter();
+        let of_chunk = |chunk: Range<usize>| {
+            tokens.chunks(seq_len).flat_map(move |sequence| &sequence[chunk.clone()])
+        };
+        Cow::Owned(chunks.flat_map(of_chunk).copied().collect())
     }
 
-    /// Causal attention over whole sequences: what this rank's heads find, and the logarithms of
-    /// the softmaxes' sums. `drop` is that of the whole, of the first of this rank's heads on.
-    pub fn attend(
+    /// Causal attention over full sequences: the outputs of this rank's queries, and the softmax lse.
+    /// `drop` is the dropout of the full sequences, offset to this rank's first head.
+    pub fn attention(
         &self,
-        run: &Run<'_>,
-        of: Attention,
+        ctx: &PassCtx<'_>,
+        of: AttentionShape,
         qkv: View<'_>,
-        drop: Option<AttentionDrop>,
-    ) -> Result<(Lent, Lent), CommError> {
-        let device = run.device;
-        let (q, mut kv) = apart(run, of, qkv);
-        let mut y = run.real(of.rows() * of.width());
-        let mut log_sums = run.real(of.rows() * of.heads);
-        device.fill(f64::NEG_INFINITY, log_sums.view_mut());
-        for hop in 0..self.share.ranks {
-            let passing = self.pass_on(run, &kv, hop)?;
-            for pair in self.pairs(run, of, hop) {
-                let Pair { part, rows, keys, .. } = &pair;
-                let (mut y, mut sums) = (y.view_mut(), log_sums.view_mut());
-                device.attention_part(
+        drop: Option<AttentionDropout>,
+    ) -> Result<(PooledTensor, PooledTensor), CommError> {
+        let device = ctx.device;
+        let (q, mut kv) = split_qkv(ctx, of, qkv);
+        let mut y = ctx.full_precision(of.rows() * of.out_dim());
+        let mut lse = ctx.full_precision(of.rows() * of.heads);
+        device.fill(f64::NEG_INFINITY, lse.view_mut());
+        for hop in 0..self.shard.ranks {
+            let next_kv = self.forward_kv(ctx, &kv, hop)?;
+            for tile in self.tiles(ctx, of, hop) {
+                let AttentionTile { part, queries, keys, .. } = &tile;
+                let (mut y, mut lse) = (y.view_mut(), lse.view_mut());
+                device.attention_chunk(
                     *part,
-                    q.view().part(times(rows, part.width())),
-                    kv.view().part(times(keys, part.kv_width())),
-                    pair.drop(drop),
-                    y.part(times(rows, part.width())),
-                    sums.part(times(rows, part.heads)),
+                    q.view().slice(scale(queries, part.out_dim())),
+                    kv.view().slice(scale(keys, part.kv_dim())),
+                    tile.dropout(drop),
+                    y.slice(scale(queries, part.out_dim())),
+                    lse.slice(scale(queries, part.heads)),
                 );
             }
-            if let Some(passing) = passing {
-                kv = self.waits.count(|| passing.wait())?;
+            if let Some(next_kv) = next_kv {
+                kv = self.wait_time.measure(|| next_kv.wait())?;
             }
         }
-        let mut heads = run.activation(y.len());
+        let mut heads = ctx.activation(y.len());
         device.copy(y.view(), heads.view_mut());
-        Ok((heads, log_sums))
+        Ok((heads, lse))
     }
 
-    /// The gradient of queries, keys and values. Those of keys and values go round with them, and
-    /// one hop farther, home.
-    pub fn attend_back(
+    /// The gradient of queries, keys and values. The gradients of keys and values circulate with them,
+    /// and take one hop more, back to their owner.
+    pub fn attention_backward(
         &self,
-        run: &Run<'_>,
-        of: Attention,
+        ctx: &PassCtx<'_>,
+        of: AttentionShape,
         saved: AttentionSaved<'_>,
-        drop: Option<AttentionDrop>,
+        drop: Option<AttentionDropout>,
         dy: View<'_>,
-    ) -> Result<Lent, CommError> {
-        let device = run.device;
-        let (q, mut kv) = apart(run, of, saved.qkv);
-        let [mut dq, mut dkv] = [run.real(q.len()), run.real(kv.len())];
-        device.clear(dq.view_mut());
-        device.clear(dkv.view_mut());
-        for hop in 0..self.share.ranks {
-            let passing = self.pass_on(run, &kv, hop)?;
-            for pair in self.pairs(run, of, hop) {
-                let Pair { part, rows, keys, .. } = &pair;
-                let numbers = times(rows, part.width());
-                let needed = AttentionPartSaved {
-                    q: q.view().part(numbers.clone()),
-                    kv: kv.view().part(times(keys, part.kv_width())),
-                    y: saved.y.part(numbers.clone()),
-                    log_sums: saved.log_sums.part(times(rows, part.heads)),
+    ) -> Result<PooledTensor, CommError> {
+        let device = ctx.device;
+        let (q, mut kv) = split_qkv(ctx, of, saved.qkv);
+        let [mut dq, mut dkv] = [ctx.full_precision(q.len()), ctx.full_precision(kv.len())];
+        device.zero(dq.view_mut());
+        device.zero(dkv.view_mut());
+        for hop in 0..self.shard.ranks {
+            let next_kv = self.forward_kv(ctx, &kv, hop)?;
+            for tile in self.tiles(ctx, of, hop) {
+                let AttentionTile { part, queries, keys, .. } = &tile;
+                let elements = scale(queries, part.out_dim());
+                let saved = AttentionChunkSaved {
+                    q: q.view().slice(elements.clone()),
+                    kv: kv.view().slice(scale(keys, part.kv_dim())),
+                    y: saved.y.slice(elements.clone()),
+                    lse: saved.lse.slice(scale(queries, part.heads)),
                 };
                 let (mut dq, mut dkv) = (dq.view_mut(), dkv.view_mut());
-                device.attention_part_back(
+                device.attention_chunk_backward(
                     *part,
-                    needed,
-                    pair.drop(drop),
-                    dy.part(numbers.clone()),
-                    dq.part(numbers),
-                    dkv.part(times(keys, part.kv_width())),
+                    saved,
+                    tile.dropout(drop),
+                    dy.slice(elements.clone()),
+                    dq.slice(elements),
+                    dkv.slice(scale(keys, part.kv_dim())),
                 );
             }
-            let next = self.pass(run, dkv)?;
-            if let Some(passing) = passing {
-                kv = self.waits.count(|| passing.wait())?;
+            let next_dkv = self.send_recv(ctx, dkv)?;
+            if let Some(next_kv) = next_kv {
+                kv = self.wait_time.measure(|| next_kv.wait())?;
             }
-            dkv = self.waits.count(|| next.wait())?;
+            dkv = self.wait_time.measure(|| next_dkv.wait())?;
         }
-        let mut dqkv = run.activation(saved.qkv.len());
-        let (wide, width) = (of.qkv_width(), of.width());
-        device.put_columns(dq.view(), dqkv.view_mut(), wide, 0..width);
-        device.put_columns(dkv.view(), dqkv.view_mut(), wide, width..wide);
+        let mut dqkv = ctx.activation(saved.qkv.len());
+        let (qkv_width, q_width) = (of.qkv_dim(), of.out_dim());
+        device.copy_to_columns(dq.view(), dqkv.view_mut(), qkv_width, 0..q_width);
+        device.copy_to_columns(dkv.view(), dqkv.view_mut(), qkv_width, q_width..qkv_width);
         Ok(dqkv)
     }
 
-    /// Which of this rank's rows look at which of the rows that are here after so many hops.
-    fn pairs(&self, run: &Run<'_>, of: Attention, hop: usize) -> Vec<Pair> {
-        let Share { rank, ranks } = self.share;
-        let whole = run.sequence * ranks;
-        let from = (rank + ranks - hop) % ranks;
-        let mut pairs = Vec::new();
-        for (i, queries) in self.chunks(rank, whole).into_iter().enumerate() {
-            for (j, keys) in self.chunks(from, whole).into_iter().enumerate() {
+    /// The attention tiles of a hop: this rank's query chunks against the key chunks of the hop.
+    /// Key chunks after a query chunk are fully masked, and skipped.
+    fn tiles(&self, ctx: &PassCtx<'_>, of: AttentionShape, hop: usize) -> Vec<AttentionTile> {
+        let Shard { rank, ranks } = self.shard;
+        let seq_len = ctx.full_seq_len();
+        let kv_owner = (rank + ranks - hop) % ranks;
+        let mut tiles = Vec::new();
+        for (i, queries) in self.chunks(rank, seq_len).into_iter().enumerate() {
+            for (j, keys) in self.chunks(kv_owner, seq_len).into_iter().enumerate() {
                 if keys.start > queries.start {
                     continue;
                 }
-                let each = run.batch * queries.len();
-                let part = AttentionPart {
-                    batch: run.batch,
+                let part = AttentionChunkShape {
+                    batch: ctx.batch,
                     queries: queries.len(),
                     keys: keys.len(),
                     heads: of.heads,
                     kv_heads: of.kv_heads,
-                    head_width: of.head_width,
+                    head_dim: of.head_dim,
                     causal: keys.start == queries.start,
                 };
-                let (rows, keyed) = (i * each..(i + 1) * each, j * each..(j + 1) * each);
-                let at = [queries.start, keys.start];
-                pairs.push(Pair { part, rows, keys: keyed, at });
+                let rows = ctx.batch * queries.len();
+                tiles.push(AttentionTile {
+                    part,
+                    queries: i * rows..(i + 1) * rows,
+                    keys: j * rows..(j + 1) * rows,
+                    first_query: queries.start,
+                    first_key: keys.start,
+                });
             }
         }
-        pairs
+        tiles
     }
 
-    /// Passes a copy of keys and values on, if somebody still needs them.
-    fn pass_on(
+    /// Starts sending a copy of keys and values to the next rank, unless this is the last hop.
+    fn forward_kv(
         &self,
-        run: &Run<'_>,
+        ctx: &PassCtx<'_>,
         kv: &Tensor,
         hop: usize,
-    ) -> Result<Option<Passing>, CommError> {
-        if hop + 1 == self.share.ranks {
+    ) -> Result<Option<SendRecv>, CommError> {
+        if hop + 1 == self.shard.ranks {
             return Ok(None);
         }
-        let mut copy = run.like(kv, kv.len());
-        run.device.copy(kv.view(), copy.view_mut());
-        self.pass(run, copy).map(Some)
+        let mut copy = ctx.like(kv, kv.len());
+        ctx.device.copy(kv.view(), copy.view_mut());
+        self.send_recv(ctx, copy).map(Some)
     }
 
-    /// Passes something on to the next rank, while the rank before passes as much on to this one.
-    fn pass(&self, run: &Run<'_>, message: Lent) -> Result<Passing, CommError> {
-        let (Some(to), Some(from)) = (&self.link.to, &self.link.from) else {
-            let what = "the ring has no link there".to_owned();
-            return Err(CommError::Shape { call: Kind::Send.name(), what });
+    /// Starts a send to the next rank, and a receive of the same size from the previous one.
+    fn send_recv(&self, ctx: &PassCtx<'_>, message: PooledTensor) -> Result<SendRecv, CommError> {
+        let (Some(next), Some(previous)) = (&self.ring.send_to, &self.ring.recv_from) else {
+            let what = "this rank has no context-parallel ring".to_owned();
+            return Err(CommError::InvalidCall { call: CallKind::Send.name(), what });
         };
-        let room = run.like(&message, message.len());
-        let sent = Message::send(&**to, message);
-        Ok(Passing { sent, coming: Message::receive(&**from, room) })
+        let buffer = ctx.like(&message, message.len());
+        let send = P2pTransfer::send(&**next, message);
+        Ok(SendRecv { send, recv: P2pTransfer::recv(&**previous, buffer) })
     }
 }
 
-/// Some rows of this rank and some that came by, the latter not behind the former.
-struct Pair {
-    part: AttentionPart,
-    rows: Range<usize>,
+/// One chunk of queries against one chunk of keys.
+struct AttentionTile {
+    part: AttentionChunkShape,
+    /// Rows of the local queries.
+    queries: Range<usize>,
+    /// Rows of the keys of the hop.
     keys: Range<usize>,
-    /// The positions of the first query and the first key.
-    at: [usize; 2],
+    first_query: usize,
+    first_key: usize,
 }
 
-impl Pair {
-    fn drop(&self, whole: Option<AttentionDrop>) -> Option<AttentionDrop> {
-        let [query, key] = self.at;
-        whole.map(|whole| whole.from([0, 0, query, key]))
+impl AttentionTile {
+    fn dropout(&self, full: Option<AttentionDropout>) -> Option<AttentionDropout> {
+        full.map(|full| full.shard([0, 0, self.first_query, self.first_key]))
     }
 }
 
-struct Passing {
-    sent: Message,
-    coming: Message,
+struct SendRecv {
+    send: P2pTransfer,
+    recv: P2pTransfer,
 }
 
-impl Passing {
-    fn wait(self) -> Result<Lent, CommError> {
-        let message = self.coming.wait()?;
-        drop(self.sent.wait()?);
+impl SendRecv {
+    fn wait(self) -> Result<PooledTensor, CommError> {
+        let message = self.recv.wait()?;
+        drop(self.send.wait()?);
         Ok(message)
     }
 }
 
 /// Queries, and keys with values.
-fn apart(run: &Run<'_>, of: Attention, qkv: View<'_>) -> (Lent, Lent) {
-    let (rows, wide, width) = (of.rows(), of.qkv_width(), of.width());
-    let mut q = run.activation(rows * width);
-    let mut kv = run.activation(rows * (wide - width));
-    run.device.take_columns(qkv, wide, 0..width, q.view_mut());
-    run.device.take_columns(qkv, wide, width..wide, kv.view_mut());
+fn split_qkv(ctx: &PassCtx<'_>, of: AttentionShape, qkv: View<'_>) -> (PooledTensor, PooledTensor) {
+    let (rows, qkv_width, q_width) = (of.rows(), of.qkv_dim(), of.out_dim());
+    let mut q = ctx.activation(rows * q_width);
+    let mut kv = ctx.activation(rows * (qkv_width - q_width));
+    ctx.device.copy_from_columns(qkv, qkv_width, 0..q_width, q.view_mut());
+    ctx.device.copy_from_columns(qkv, qkv_width, q_width..qkv_width, kv.view_mut());
     (q, kv)
 }
 
-fn times(rows: &Range<usize>, width: usize) -> Range<usize> {
+/// The elements of rows that are `width` wide.
+fn scale(rows: &Range<usize>, width: usize) -> Range<usize> {
     rows.start * width..rows.end * width
 }
 
@@ -256,16 +265,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_token_is_one_ranks_and_all_have_as_much_to_do() {
-        let ring = |rank| Ring::new(Link::default(), Share { rank, ranks: 3 });
+    fn chunks_cover_all_tokens_and_balance_causal_attention() {
+        let rank = |rank| ContextParallel::new(P2pLink::default(), Shard { rank, ranks: 3 });
         let tokens: Vec<u32> = (0..24).collect();
-        let all: Vec<Vec<u32>> = (0..3).map(|rank| ring(rank).take(&tokens, 12).to_vec()).collect();
-        assert_eq!(all[0], [0, 1, 12, 13, 10, 11, 22, 23]);
-        assert_eq!(all[2], [4, 5, 16, 17, 6, 7, 18, 19]);
-        let mut whole: Vec<u32> = all.concat();
-        whole.sort_unstable();
-        assert_eq!(whole, tokens);
-        let seen = |one: &Vec<u32>| one.iter().map(|token| token % 12 + 1).sum::<u32>();
-        assert!(all.iter().all(|one| seen(one) == seen(&all[0])));
+        let local: Vec<Vec<u32>> =
+            (0..3).map(|i| rank(i).local_tokens(&tokens, 12).to_vec()).collect();
+        assert_eq!(local[0], [0, 1, 12, 13, 10, 11, 22, 23]);
+        assert_eq!(local[2], [4, 5, 16, 17, 6, 7, 18, 19]);
+        let mut all: Vec<u32> = local.concat();
+        all.sort_unstable();
+        assert_eq!(all, tokens);
+        let attended = |local: &Vec<u32>| local.iter().map(|token| token % 12 + 1).sum::<u32>();
+        assert!(local.iter().all(|other| attended(other) == attended(&local[0])));
     }
 }

@@ -1,233 +1,232 @@
-//! The communicators of a rank: one for each axis of the mesh on which it has company.
+//! The process groups of a rank: one communicator per mesh axis on which there are other ranks.
 
 use std::sync::Arc;
 
-use regatta_comm::{Comm, CommError, Counted, Counters, Named, Sent};
+use regatta_comm::{
+    Comm, CommError, CountingComm, TrafficCounters, TrafficSnapshot, TranslatedComm,
+};
 
 use regatta_predict::axis::Axis;
-use regatta_predict::mesh::{Mesh, Seat};
+use regatta_predict::mesh::{Mesh, MeshCoord};
 
-/// A communicator that was split off, or nothing where a rank would be by itself.
-pub type Company = Option<Arc<dyn Comm>>;
+/// The communicator of a group; `None` if the group has one rank.
+pub type ProcessGroup = Option<Arc<dyn Comm>>;
 
-/// A rank and its company on each axis.
+/// All process groups of a rank.
 #[derive(Clone)]
-pub struct Groups {
-    /// How ranks are laid out.
+pub struct ProcessGroups {
+    /// The device mesh.
     pub mesh: Mesh,
-    /// Where this one sits.
-    pub seat: Seat,
-    /// All ranks; nothing if there is one.
-    pub world: Company,
-    /// Those that share its matrices.
-    pub tensor: Company,
-    /// Those that share its sequences.
-    pub context: Company,
-    /// Links to the next and from the one before of those.
-    pub ring: Link,
-    /// Those with the same parameters: other copies, and other parts of sequences.
-    pub data: Company,
-    /// Those of them that share sharded state.
-    pub shard: Company,
-    /// Those of them that have the same share of it.
-    pub replica: Company,
-    /// Pipeline stages: messages to the next stage, and from the one before.
-    pub forward: Link,
-    /// The same of gradients: messages to the stage before, and from the next.
-    pub backward: Link,
-    /// The first and the last stage, which both have a tied table.
-    pub tied: Company,
-    /// What goes through each of them.
-    counters: Vec<(Axis, Arc<Counters>)>,
+    /// This rank's coordinate in the mesh.
+    pub coord: MeshCoord,
+    /// All ranks.
+    pub world: ProcessGroup,
+    /// Tensor-parallel group.
+    pub tensor: ProcessGroup,
+    /// Context-parallel group.
+    pub context: ProcessGroup,
+    /// Ring of the context-parallel group.
+    pub context_ring: P2pLink,
+    /// Ranks with the same parameters: data-parallel replicas and context-parallel ranks.
+    pub data: ProcessGroup,
+    /// ZeRO shard group: ranks of `data` that partition the state.
+    pub shard: ProcessGroup,
+    /// ZeRO replica group: ranks of `data` with the same shard.
+    pub replica: ProcessGroup,
+    /// Pipeline activations: to the next stage, from the previous one.
+    pub forward: P2pLink,
+    /// Pipeline gradients: to the previous stage, from the next one.
+    pub backward: P2pLink,
+    /// Embedding group: first and last pipeline stage, which both have a tied embedding.
+    pub embedding: ProcessGroup,
+    counters: Vec<(Axis, Arc<TrafficCounters>)>,
 }
 
-/// The two ends of a pipeline's links, each with the sender as rank 0 and the receiver as rank 1.
+/// A directed link between neighbours. Each communicator has two ranks: 0 sends, 1 receives.
 #[derive(Clone, Default)]
-pub struct Link {
-    /// Where messages go.
-    pub to: Company,
-    /// Where they come from.
-    pub from: Company,
+pub struct P2pLink {
+    /// To the peer that this rank sends to.
+    pub send_to: ProcessGroup,
+    /// From the peer that this rank receives from.
+    pub recv_from: ProcessGroup,
 }
 
-impl Groups {
-    /// No other ranks.
-    pub fn alone() -> Self {
-        let mesh = Mesh::data(1);
+impl ProcessGroups {
+    /// A world of one rank.
+    pub fn single_rank() -> Self {
+        let mesh = Mesh::data_parallel(1);
         Self {
             mesh,
-            seat: mesh.seat(0),
+            coord: mesh.coord(0),
             world: None,
             tensor: None,
             context: None,
-            ring: Link::default(),
+            context_ring: P2pLink::default(),
             data: None,
             shard: None,
             replica: None,
-            forward: Link::default(),
-            backward: Link::default(),
-            tied: None,
+            forward: P2pLink::default(),
+            backward: P2pLink::default(),
+            embedding: None,
             counters: Vec::new(),
         }
     }
 
-    /// All ranks of a communicator, which all call this with the same mesh.
+    /// Splits the world by the mesh. Collective: all ranks call it with the same mesh.
     pub fn new(world: Arc<dyn Comm>, mesh: Mesh) -> Result<Self, CommError> {
         if mesh.ranks() == 1 {
-            return Ok(Self::alone());
+            return Ok(Self::single_rank());
         }
-        let seat = mesh.seat(world.rank() as usize);
+        let coord = mesh.coord(world.rank() as usize);
         let Mesh { dp, cp, tp, pp, shard } = mesh;
-        let Seat { dp: copy, cp: part, tp: slice, pp: stage } = seat;
-        let data = seat.data_rank(&mesh);
-        // Who has the same number is together, if there are several.
-        let together = |ranks: usize, number: usize, key: usize| match ranks {
+        let data_rank = coord.data_rank(&mesh);
+        let replicas = mesh.data_ranks() / shard;
+        // Ranks that differ on one axis only have the same color for that axis.
+        let tensor_color = (coord.pp * dp + coord.dp) * cp + coord.cp;
+        let context_color = (coord.pp * dp + coord.dp) * tp + coord.tp;
+        let data_color = coord.pp * tp + coord.tp;
+        let shard_color = data_color * replicas + data_rank / shard;
+        let replica_color = data_color * shard + data_rank % shard;
+        let pipeline_color = data_rank * tp + coord.tp;
+        let group = |size: usize, color: usize, key: usize| match size {
             1 => Ok(None),
-            // All together are there already.
-            all if all == mesh.ranks() => Ok(Some(world.clone())),
-            _ => split(&*world, Some(number), key),
+            size if size == mesh.ranks() => Ok(Some(world.clone())),
+            _ => split(&*world, Some(color), key),
         };
-        let chain = data * tp + slice;
-        let link = |from: usize, to: usize| {
-            let colour = (stage == from || stage == to).then_some(chain);
-            split(&*world, colour, usize::from(stage == to))
-        };
-        let circle = (stage * dp + copy) * tp + slice;
-        let ring = |from: usize, to: usize| {
-            let colour = (part == from || part == to).then_some(circle);
-            split(&*world, colour, usize::from(part == to))
+        // A two-rank communicator between two coordinates of an axis, for all colors at once.
+        let pair = |at: usize, color: usize, from: usize, to: usize| {
+            let color = (at == from || at == to).then_some(color);
+            split(&*world, color, usize::from(at == to))
         };
         let mut groups = Self {
             mesh,
-            seat,
-            tensor: together(tp, (stage * dp + copy) * cp + part, slice)?,
-            context: together(cp, circle, part)?,
-            ring: Link::default(),
-            data: together(dp * cp, stage * tp + slice, data)?,
-            shard: together(
-                shard,
-                (stage * tp + slice) * (dp * cp / shard) + data / shard,
-                data % shard,
-            )?,
-            replica: together(
-                dp * cp / shard,
-                (stage * tp + slice) * shard + data % shard,
-                data / shard,
-            )?,
-            forward: Link::default(),
-            backward: Link::default(),
-            tied: None,
-            counters: Vec::new(),
+            coord,
+            tensor: group(tp, tensor_color, coord.tp)?,
+            context: group(cp, context_color, coord.cp)?,
+            data: group(mesh.data_ranks(), data_color, data_rank)?,
+            shard: group(shard, shard_color, data_rank % shard)?,
+            replica: group(replicas, replica_color, data_rank / shard)?,
             world: Some(world.clone()),
+            ..Self::single_rank()
         };
         if cp > 1 {
-            for sender in 0..cp {
-                let receiver = (sender + 1) % cp;
-                groups.ring.take(ring(sender, receiver)?, part, (sender, receiver));
+            for from in 0..cp {
+                let to = (from + 1) % cp;
+                let comm = pair(coord.cp, context_color, from, to)?;
+                groups.context_ring.connect(comm, coord.cp, from, to);
             }
         }
         if pp > 1 {
-            for sender in 0..pp {
-                let receiver = (sender + 1) % pp;
-                groups.forward.take(link(sender, receiver)?, stage, (sender, receiver));
-                groups.backward.take(link(receiver, sender)?, stage, (receiver, sender));
+            for from in 0..pp {
+                let to = (from + 1) % pp;
+                let forward = pair(coord.pp, pipeline_color, from, to)?;
+                groups.forward.connect(forward, coord.pp, from, to);
+                let backward = pair(coord.pp, pipeline_color, to, from)?;
+                groups.backward.connect(backward, coord.pp, to, from);
             }
-            groups.tied = link(0, pp - 1)?;
+            groups.embedding = pair(coord.pp, pipeline_color, 0, pp - 1)?;
         }
-        groups.count();
+        groups.count_traffic();
         Ok(groups)
     }
 
-    /// What this rank had to send on an axis since it has company there.
-    pub fn sent(&self, axis: Axis) -> Sent {
-        let here = self.counters.iter().filter(|(which, _)| *which == axis);
-        here.fold(Sent::default(), |sum, (_, counters)| sum.and(&counters.sent_in_all()))
+    /// What this rank sent on an axis since the groups exist.
+    pub fn sent(&self, axis: Axis) -> TrafficSnapshot {
+        let counters = self.counters.iter().filter(|(other, _)| *other == axis);
+        counters.fold(TrafficSnapshot::default(), |sum, (_, counters)| {
+            sum.plus(&counters.snapshot_with_splits())
+        })
     }
 
-    /// Gives up on every axis, so that nobody takes this rank, which ends because of another, for one
-    /// that is simply gone.
+    /// Aborts all groups, so that peers report the cause instead of a lost connection.
     pub fn abort(&mut self, why: &str) {
-        for (_, company) in self.all() {
-            company.iter().for_each(|comm| comm.abort(why));
+        for (_, group) in self.by_axis() {
+            group.iter().for_each(|comm| comm.abort(why));
         }
     }
 
-    fn all(&mut self) -> [(Axis, &mut Company); 13] {
+    fn by_axis(&mut self) -> [(Axis, &mut ProcessGroup); 13] {
         [
             (Axis::World, &mut self.world),
             (Axis::Tensor, &mut self.tensor),
             (Axis::Context, &mut self.context),
-            (Axis::Context, &mut self.ring.to),
-            (Axis::Context, &mut self.ring.from),
+            (Axis::Context, &mut self.context_ring.send_to),
+            (Axis::Context, &mut self.context_ring.recv_from),
             (Axis::Data, &mut self.data),
             (Axis::Shard, &mut self.shard),
             (Axis::Replica, &mut self.replica),
-            (Axis::Forward, &mut self.forward.to),
-            (Axis::Forward, &mut self.forward.from),
-            (Axis::Backward, &mut self.backward.to),
-            (Axis::Backward, &mut self.backward.from),
-            (Axis::Tied, &mut self.tied),
+            (Axis::Forward, &mut self.forward.send_to),
+            (Axis::Forward, &mut self.forward.recv_from),
+            (Axis::Backward, &mut self.backward.send_to),
+            (Axis::Backward, &mut self.backward.recv_from),
+            (Axis::Tied, &mut self.embedding),
         ]
     }
 
-    /// Has everything counted from now on, each axis by itself, also where the company is the same.
-    fn count(&mut self) {
+    /// Wraps each group in a traffic counter of its own, also groups with the same ranks.
+    fn count_traffic(&mut self) {
         let mut counters = Vec::new();
-        for (axis, company) in self.all() {
-            if let Some(comm) = company.take() {
-                let counted = Counted::new(comm);
+        for (axis, group) in self.by_axis() {
+            if let Some(comm) = group.take() {
+                let counted = CountingComm::new(comm);
                 counters.push((axis, counted.counters()));
-                *company = Some(Arc::new(counted));
+                *group = Some(Arc::new(counted));
             }
         }
         self.counters = counters;
     }
 }
 
-impl Link {
-    fn take(&mut self, company: Company, stage: usize, (sender, receiver): (usize, usize)) {
-        if stage == sender {
-            self.to = company;
-        } else if stage == receiver {
-            self.from = company;
+impl P2pLink {
+    /// Keeps a pair's communicator at the end where this rank is.
+    fn connect(&mut self, comm: ProcessGroup, at: usize, from: usize, to: usize) {
+        if at == from {
+            self.send_to = comm;
+        } else if at == to {
+            self.recv_from = comm;
         }
     }
 }
 
-/// Some of the ranks. What goes wrong among them is told with their numbers in the world.
-fn split(world: &dyn Comm, colour: Option<usize>, key: usize) -> Result<Company, CommError> {
-    let part = world.split(colour.map(|colour| colour as u32), key as i64)?;
-    let Some(part) = part else { return Ok(None) };
-    Ok(Some(Arc::new(Named::new(Arc::from(part), world.rank())?)))
+/// Splits the world. Errors of the group name ranks by their world rank.
+fn split(world: &dyn Comm, color: Option<usize>, key: usize) -> Result<ProcessGroup, CommError> {
+    let group = world.split(color.map(|color| color as u32), key as i64)?;
+    let Some(group) = group else { return Ok(None) };
+    Ok(Some(Arc::new(TranslatedComm::new(Arc::from(group), world.rank())?)))
 }
 
 #[cfg(test)]
 mod tests {
-    use regatta_comm::{Collectives, ReduceOp, fake};
+    use regatta_comm::{Collectives, ReduceOp, in_process};
 
     use super::*;
 
     #[test]
-    fn what_is_sent_is_known_by_axis() {
+    fn traffic_is_counted_per_axis() {
         let mesh = Mesh { dp: 2, cp: 1, tp: 2, pp: 2, shard: 2 };
         std::thread::scope(|scope| {
-            for world in fake::world(8) {
+            for world in in_process::world(8) {
                 scope.spawn(move || {
-                    let groups = Groups::new(Arc::new(world), mesh).unwrap();
-                    assert!(Axis::ALL.iter().all(|axis| groups.sent(*axis) == Sent::default()));
-                    let sum = |company: &Company, numbers: usize| {
-                        let comm = company.as_ref().unwrap();
-                        comm.all_reduce(&mut vec![0f32; numbers], ReduceOp::Sum).unwrap();
+                    let groups = ProcessGroups::new(Arc::new(world), mesh).unwrap();
+                    assert!(
+                        Axis::ALL
+                            .iter()
+                            .all(|axis| groups.sent(*axis) == TrafficSnapshot::default())
+                    );
+                    let all_reduce = |group: &ProcessGroup, elements: usize| {
+                        let comm = group.as_ref().unwrap();
+                        comm.all_reduce(&mut vec![0f32; elements], ReduceOp::Sum).unwrap();
                     };
-                    sum(&groups.tensor, 2);
-                    sum(&groups.data, 4);
-                    sum(&groups.world, 8);
-                    match &groups.forward.to {
+                    all_reduce(&groups.tensor, 2);
+                    all_reduce(&groups.data, 4);
+                    all_reduce(&groups.world, 8);
+                    match &groups.forward.send_to {
                         Some(comm) if comm.rank() == 0 => comm.send(&[0u8; 5], 1, 0).unwrap(),
                         _ => unreachable!("every stage sends to one"),
                     }
-                    groups.forward.from.as_ref().unwrap().receive(&mut [0u8; 5], 0, 0).unwrap();
-                    let sent = |axis| groups.sent(axis).all_bytes();
+                    let recv_from = groups.forward.recv_from.as_ref().unwrap();
+                    recv_from.receive(&mut [0u8; 5], 0, 0).unwrap();
+                    let sent = |axis| groups.sent(axis).total_bytes();
                     assert_eq!([sent(Axis::Tensor), sent(Axis::Data)], [8, 16]);
                     // 2 * 7/8 of 32 bytes.
                     assert_eq!([sent(Axis::World), sent(Axis::Forward)], [56, 5]);

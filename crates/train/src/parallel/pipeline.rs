@@ -1,97 +1,103 @@
-//! What stages of a pipeline send each other: the stream behind a chunk, and its gradient.
+//! Pipeline parallelism: the messages between stages, activations forward and gradients backward.
 //!
-//! Sending goes on in the background. The next message is received in the background, too, while
-//! this rank works on the one before.
+//! Sends complete in the background. The next receive is posted while this rank works on the message
+//! before it.
 
 use std::collections::VecDeque;
 
 use regatta_comm::CommError;
 
-use crate::model::{Lent, Run};
-use crate::parallel::message::Message;
-use crate::parallel::{Groups, Link};
-use regatta_predict::pipeline::{Action, Stage, Way};
+use crate::buffer_pool::PooledTensor;
+use crate::model::PassCtx;
+use crate::parallel::p2p::P2pTransfer;
+use crate::parallel::{P2pLink, ProcessGroups};
+use regatta_predict::pipeline::{Action, Direction, Stage};
 
-/// The links of a rank, for one step.
-pub struct Lines {
-    forward: Line,
-    backward: Line,
+/// A rank's links to its neighbour stages, for one step.
+pub struct P2pLinks {
+    forward: LinkQueue,
+    backward: LinkQueue,
 }
 
-struct Line {
-    link: Link,
-    /// Messages that are still to be received.
-    left: usize,
-    coming: Option<Message>,
-    sent: VecDeque<Message>,
+struct LinkQueue {
+    link: P2pLink,
+    /// Receives that are not yet posted.
+    receives_left: usize,
+    receiving: Option<P2pTransfer>,
+    sending: VecDeque<P2pTransfer>,
 }
 
-/// Messages of a line that are being sent at once, at most: each needs memory. A schedule needs no
-/// more than one to come to its end.
-const UNDER_WAY: usize = 2;
+/// Limit on concurrent sends per link, because each owns a buffer. No schedule needs more than one to
+/// make progress.
+const MAX_SENDS_IN_FLIGHT: usize = 2;
 
-impl Lines {
-    /// For these actions.
-    pub fn new(groups: &Groups, stage: &Stage, actions: &[Action]) -> Self {
-        let line = |link: &Link, way: Way| {
-            let received = actions.iter().filter_map(|action| stage.schedule.receives(*action));
-            let left = received.filter(|message| message.way == way).count();
-            Line { link: link.clone(), left, coming: None, sent: VecDeque::new() }
+impl P2pLinks {
+    /// Links for the given actions of a schedule.
+    pub fn new(groups: &ProcessGroups, stage: &Stage, actions: &[Action]) -> Self {
+        let queue = |link: &P2pLink, direction: Direction| {
+            let messages = actions.iter().filter_map(|action| stage.schedule.receives(*action));
+            let receives_left = messages.filter(|message| message.direction == direction).count();
+            let (receiving, sending) = (None, VecDeque::new());
+            LinkQueue { link: link.clone(), receives_left, receiving, sending }
         };
         Self {
-            forward: line(&groups.forward, Way::Forward),
-            backward: line(&groups.backward, Way::Backward),
+            forward: queue(&groups.forward, Direction::Forward),
+            backward: queue(&groups.backward, Direction::Backward),
         }
     }
 
-    /// Waits for the next message of so many numbers.
-    pub fn receive(&mut self, way: Way, run: &Run<'_>, elements: usize) -> Result<Lent, CommError> {
-        let line = self.line(way);
-        line.expect(run, elements);
-        let Some(coming) = line.coming.take() else { return Err(no_link("receive")) };
-        let message = coming.wait()?;
-        line.expect(run, elements);
+    /// Waits for the next message of `elements` elements, and posts the receive after it.
+    pub fn recv(
+        &mut self,
+        direction: Direction,
+        ctx: &PassCtx<'_>,
+        elements: usize,
+    ) -> Result<PooledTensor, CommError> {
+        let queue = self.queue(direction);
+        queue.post_recv(ctx, elements);
+        let Some(receiving) = queue.receiving.take() else { return Err(no_link("receive")) };
+        let message = receiving.wait()?;
+        queue.post_recv(ctx, elements);
         Ok(message)
     }
 
-    /// Sends a message; waits only for those that were sent long before it.
-    pub fn send(&mut self, way: Way, message: Lent) -> Result<(), CommError> {
-        let line = self.line(way);
-        let Some(comm) = &line.link.to else { return Err(no_link("send")) };
-        line.sent.push_back(Message::send(&**comm, message));
-        while line.sent.len() > UNDER_WAY {
-            line.sent.pop_front().map_or(Ok(()), |oldest| oldest.wait().map(drop))?;
+    /// Starts a send; blocks only while too many earlier ones are in flight.
+    pub fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<(), CommError> {
+        let queue = self.queue(direction);
+        let Some(comm) = &queue.link.send_to else { return Err(no_link("send")) };
+        queue.sending.push_back(P2pTransfer::send(&**comm, message));
+        while queue.sending.len() > MAX_SENDS_IN_FLIGHT {
+            queue.sending.pop_front().map_or(Ok(()), |oldest| oldest.wait().map(drop))?;
         }
         Ok(())
     }
 
-    /// Waits until all that was sent is.
+    /// Waits until all sends completed.
     pub fn finish(self) -> Result<(), CommError> {
-        let mut sent = self.forward.sent.into_iter().chain(self.backward.sent);
-        sent.try_for_each(|message| message.wait().map(drop))
+        let mut sends = self.forward.sending.into_iter().chain(self.backward.sending);
+        sends.try_for_each(|send| send.wait().map(drop))
     }
 
-    fn line(&mut self, way: Way) -> &mut Line {
-        match way {
-            Way::Forward => &mut self.forward,
-            Way::Backward => &mut self.backward,
+    fn queue(&mut self, direction: Direction) -> &mut LinkQueue {
+        match direction {
+            Direction::Forward => &mut self.forward,
+            Direction::Backward => &mut self.backward,
         }
     }
 }
 
-impl Line {
-    /// Begins to receive the next message, if there is to be one and it is not on its way.
-    fn expect(&mut self, run: &Run<'_>, elements: usize) {
-        if let Some(comm) =
-            self.link.from.as_ref().filter(|_| self.coming.is_none() && self.left > 0)
-        {
-            self.left -= 1;
-            self.coming = Some(Message::receive(&**comm, run.real(elements)));
+impl LinkQueue {
+    /// Posts the next receive unless one is posted or none is left.
+    fn post_recv(&mut self, ctx: &PassCtx<'_>, elements: usize) {
+        let is_due = self.receiving.is_none() && self.receives_left > 0;
+        if let Some(comm) = self.link.recv_from.as_ref().filter(|_| is_due) {
+            self.receives_left -= 1;
+            self.receiving = Some(P2pTransfer::recv(&**comm, ctx.full_precision(elements)));
         }
     }
 }
 
-/// A schedule that was made for other links than there are.
+/// The schedule does not match the links.
 fn no_link(call: &'static str) -> CommError {
-    CommError::Shape { call, what: "the pipeline has no link there".to_owned() }
+    CommError::InvalidCall { call, what: "this pipeline stage has no such link".to_owned() }
 }

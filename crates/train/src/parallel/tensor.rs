@@ -1,147 +1,170 @@
-//! Tensor parallel: ranks share every matrix. Products from the stream are shared by their outputs,
-//! products back to it by their inputs, so that between the two nobody needs to talk.
+//! Megatron-style tensor parallelism: column-parallel linear layers shard their outputs, row-parallel
+//! ones their inputs, so that no communication is needed between the two.
 //!
-//! With sequence parallelism the ranks share the rows of the stream, too, where it is not
-//! multiplied: all rows come together before a product, and each rank gets its own, summed, behind
-//! the next. Without it all ranks have all rows, and sums go to all. The backward pass goes the same
-//! ways in the other direction: what gathers there scatters here.
+//! With sequence parallelism the ranks also shard the rows of the residual stream outside of the
+//! linear layers: an all-gather before a column-parallel layer, a reduce-scatter after a row-parallel
+//! one. Without it every rank has all rows, and the outputs of row-parallel layers are all-reduced. The
+//! backward pass mirrors this: all-gather and reduce-scatter swap places.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use regatta_comm::{Comm, CommError, Counts, Kind, OwnedCall, ReduceOp};
+use regatta_comm::{CallKind, Comm, CommError, Counts, OwnedCall, ReduceOp};
 
-use super::Waits;
-use crate::model::{Held, Lent, Run};
-use regatta_device::memory::{Tensor, ViewMut};
-use regatta_predict::shape::{Block, Share};
+use super::{ProcessGroup, WaitTime};
+use crate::buffer_pool::PooledTensor;
+use crate::model::{MaybeOwned, PassCtx};
+use regatta_device::tensor::{Tensor, ViewMut};
+use regatta_predict::shape::{ParamBlock, Shard};
 
-/// The ranks that share matrices, seen by one of them.
+/// A rank of a tensor-parallel group.
 #[derive(Clone)]
-pub struct Group {
-    company: Option<Arc<dyn Comm>>,
-    /// Which of them this is.
-    pub share: Share,
-    /// Whether they share the rows of the stream.
-    pub sequence: bool,
-    /// How long passes waited for the others.
-    pub waits: Waits,
+pub struct TensorParallel {
+    group: ProcessGroup,
+    /// This rank's shard of the matrices.
+    pub shard: Shard,
+    /// Whether the rows of the residual stream are sharded, too.
+    pub sequence_parallel: bool,
+    /// Time blocked on the group.
+    pub wait_time: WaitTime,
 }
 
-impl Group {
-    /// No other ranks.
-    pub fn alone() -> Self {
-        Self { company: None, share: Share::ALL, sequence: false, waits: Waits::default() }
+impl TensorParallel {
+    /// No tensor parallelism.
+    pub fn disabled() -> Self {
+        let (shard, wait_time) = (Shard::UNSHARDED, WaitTime::default());
+        Self { group: None, shard, sequence_parallel: false, wait_time }
     }
 
-    /// The ranks of a communicator, if there are several.
-    pub fn new(company: Option<Arc<dyn Comm>>, sequence: bool) -> Self {
-        let Some(comm) = &company else { return Self::alone() };
-        let share = Share { rank: comm.rank() as usize, ranks: comm.size() as usize };
-        Self { company, share, sequence, waits: Waits::default() }
+    /// Tensor parallelism over a group.
+    pub fn new(group: ProcessGroup, sequence_parallel: bool) -> Self {
+        let Some(comm) = &group else { return Self::disabled() };
+        let shard = Shard { rank: comm.rank() as usize, ranks: comm.size() as usize };
+        Self { group, shard, sequence_parallel, wait_time: WaitTime::default() }
     }
 
-    /// This rank's rows of the stream.
-    pub fn rows(&self, rows: usize) -> Range<usize> {
-        if self.sequence { self.share.of(rows) } else { 0..rows }
+    /// This rank's rows of the residual stream.
+    pub fn local_rows(&self, rows: usize) -> Range<usize> {
+        if self.sequence_parallel { self.shard.range(rows) } else { 0..rows }
     }
 
-    /// This rank's rows of the stream become all rows.
-    pub fn enter(&self, run: &Run<'_>, own: Lent) -> Result<Lent, CommError> {
-        match &self.company {
-            Some(_) if self.sequence => self.together(run, own),
-            _ => Ok(own),
-        }
-    }
-
-    /// What all ranks have, one after the other.
-    pub fn together(&self, run: &Run<'_>, own: Lent) -> Result<Lent, CommError> {
-        let Some(comm) = &self.company else { return Ok(own) };
-        let all = run.like(&own, own.len() * self.share.ranks);
-        self.waits.count(|| moved(&**comm, Kind::AllGather, own, all))
-    }
-
-    /// What this rank adds to all rows becomes the sum of all ranks', of its own rows.
-    pub fn leave(&self, run: &Run<'_>, part: Lent) -> Result<Lent, CommError> {
-        match &self.company {
-            None => Ok(part),
-            Some(comm) if self.sequence => {
-                let own = run.like(&part, part.len() / self.share.ranks);
-                self.waits.count(|| moved(&**comm, Kind::ReduceScatter, part, own))
-            }
-            Some(comm) => {
-                let (tensor, home) = part.take();
-                Ok(home.lent(self.waits.count(|| sum(&**comm, tensor))?))
-            }
-        }
-    }
-
-    /// All rows of a gradient of the stream of which this rank has its own.
-    pub fn gather<'t>(&self, run: &Run<'_>, own: Held<'t>) -> Result<Held<'t>, CommError> {
-        if !self.sequence {
-            return Ok(own);
-        }
-        let mut rows = run.activation(own.len());
-        run.device.copy(own.view(), rows.view_mut());
-        self.enter(run, rows).map(Held::Own)
-    }
-
-    /// Sums the gradients of norms, which ranks with rows of their own have parts of.
-    pub fn settle(
+    /// All-gathers sequence-parallel rows before a column-parallel layer.
+    pub fn all_gather_rows(
         &self,
-        run: &Run<'_>,
-        block: &Block,
+        ctx: &PassCtx<'_>,
+        local: PooledTensor,
+    ) -> Result<PooledTensor, CommError> {
+        if self.sequence_parallel { self.all_gather(ctx, local) } else { Ok(local) }
+    }
+
+    /// Concatenates the tensors of all ranks.
+    pub fn all_gather(
+        &self,
+        ctx: &PassCtx<'_>,
+        local: PooledTensor,
+    ) -> Result<PooledTensor, CommError> {
+        let Some(comm) = &self.group else { return Ok(local) };
+        let full = ctx.like(&local, local.len() * self.shard.ranks);
+        self.wait_time.measure(|| collective(&**comm, CallKind::AllGather, local, full))
+    }
+
+    /// Sums the partial outputs of a row-parallel layer: reduce-scatter to the local rows with sequence
+    /// parallelism, else all-reduce.
+    pub fn reduce_scatter_rows(
+        &self,
+        ctx: &PassCtx<'_>,
+        partial: PooledTensor,
+    ) -> Result<PooledTensor, CommError> {
+        match &self.group {
+            None => Ok(partial),
+            Some(comm) if self.sequence_parallel => {
+                let local = ctx.like(&partial, partial.len() / self.shard.ranks);
+                self.wait_time
+                    .measure(|| collective(&**comm, CallKind::ReduceScatter, partial, local))
+            }
+            Some(comm) => self.wait_time.measure(|| all_reduce(&**comm, partial)),
+        }
+    }
+
+    /// All-gathers the rows of an output gradient before the backward pass of a row-parallel layer.
+    pub fn all_gather_grad_rows<'t>(
+        &self,
+        ctx: &PassCtx<'_>,
+        local: MaybeOwned<'t>,
+    ) -> Result<MaybeOwned<'t>, CommError> {
+        if !self.sequence_parallel {
+            return Ok(local);
+        }
+        let mut rows = ctx.activation(local.len());
+        ctx.device.copy(local.view(), rows.view_mut());
+        self.all_gather_rows(ctx, rows).map(MaybeOwned::Owned)
+    }
+
+    /// All-reduces the norm gradients of a block: with sequence parallelism each rank has those of its
+    /// own rows only.
+    pub fn all_reduce_norm_grads(
+        &self,
+        ctx: &PassCtx<'_>,
+        block: &ParamBlock,
         mut grads: ViewMut<'_>,
     ) -> Result<(), CommError> {
-        let Some(comm) = self.company.as_ref().filter(|_| self.sequence) else { return Ok(()) };
-        let norms = || block.parameters.iter().filter(|p| p.name.contains(".norm"));
-        let mut all = run.real(norms().map(|p| p.len()).sum());
-        let mut start = 0;
+        let Some(comm) = self.group.as_ref().filter(|_| self.sequence_parallel) else {
+            return Ok(());
+        };
+        let norms = || block.parameters.iter().filter(|param| param.role.module.is_norm());
+        let mut bucket = ctx.full_precision(norms().map(|norm| norm.len()).sum());
+        let mut offset = 0;
         for norm in norms() {
-            let mut there = all.view_mut();
-            run.device.copy(grads.part(norm.range()).view(), there.part(start..start + norm.len()));
-            start += norm.len();
+            let (norm_grads, mut bucket) = (grads.slice(norm.range()), bucket.view_mut());
+            ctx.device.copy(norm_grads.view(), bucket.slice(offset..offset + norm.len()));
+            offset += norm.len();
         }
-        let (tensor, home) = all.take();
-        let all = home.lent(self.waits.count(|| sum(&**comm, tensor))?);
-        let mut start = 0;
+        let bucket = self.wait_time.measure(|| all_reduce(&**comm, bucket))?;
+        let mut offset = 0;
         for norm in norms() {
-            let here = all.view().part(start..start + norm.len());
-            run.device.copy(here, grads.part(norm.range()));
-            start += norm.len();
+            let reduced = bucket.view().slice(offset..offset + norm.len());
+            ctx.device.copy(reduced, grads.slice(norm.range()));
+            offset += norm.len();
         }
         Ok(())
     }
 }
 
-/// The sum of all ranks' numbers.
-fn sum(comm: &dyn Comm, tensor: Tensor) -> Result<Tensor, CommError> {
-    let format = tensor.format();
-    let mut call = OwnedCall::all_reduce(format.into(), ReduceOp::Sum, tensor.into_buffer());
+fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor, CommError> {
+    let (tensor, slot) = tensor.take();
+    let dtype = tensor.dtype();
+    let mut call = OwnedCall::all_reduce(dtype, ReduceOp::Sum, tensor.into_buffer());
     comm.run_owned(&mut call, 1)?;
-    Ok(Tensor::from_buffer(call.output, format))
+    Ok(slot.fill(Tensor::from_buffer(call.output, dtype)))
 }
 
-/// The same in place, through memory that can be sent.
-pub fn sum_of(comm: &dyn Comm, run: &Run<'_>, mut numbers: ViewMut<'_>) -> Result<(), CommError> {
-    let mut copy = run.real(numbers.len());
-    run.device.copy(numbers.view(), copy.view_mut());
-    let (tensor, home) = copy.take();
-    let copy = home.lent(sum(comm, tensor)?);
-    run.device.copy(copy.view(), numbers.again());
+/// All-reduces a view in place, through a pooled buffer that the collective can own.
+pub fn all_reduce_view(
+    comm: &dyn Comm,
+    ctx: &PassCtx<'_>,
+    mut elements: ViewMut<'_>,
+) -> Result<(), CommError> {
+    let mut copy = ctx.full_precision(elements.len());
+    ctx.device.copy(elements.view(), copy.view_mut());
+    let sum = all_reduce(comm, copy)?;
+    ctx.device.copy(sum.view(), elements.reborrow());
     Ok(())
 }
 
-/// Does a collective from one tensor to another, and gives the first one back.
-fn moved(comm: &dyn Comm, kind: Kind, input: Lent, output: Lent) -> Result<Lent, CommError> {
-    let each = input.len().min(output.len());
-    let ((input, lender), (output, home)) = (input.take(), output.take());
-    let format = output.format();
-    let mut call = OwnedCall::new(kind, format.into(), Counts::Equal(each), output.into_buffer());
+/// Runs a collective from `input` to `output`, and returns `input` to its pool.
+fn collective(
+    comm: &dyn Comm,
+    kind: CallKind,
+    input: PooledTensor,
+    output: PooledTensor,
+) -> Result<PooledTensor, CommError> {
+    let counts = Counts::Equal(input.len().min(output.len()));
+    let ((input, input_slot), (output, output_slot)) = (input.take(), output.take());
+    let dtype = output.dtype();
+    let mut call = OwnedCall::new(kind, dtype, counts, output.into_buffer());
     call.input = Some(input.into_buffer());
     comm.run_owned(&mut call, 1)?;
     if let Some(input) = call.input {
-        drop(lender.lent(Tensor::from_buffer(input, format)));
+        drop(input_slot.fill(Tensor::from_buffer(input, dtype)));
     }
-    Ok(home.lent(Tensor::from_buffer(call.output, format)))
+    Ok(output_slot.fill(Tensor::from_buffer(call.output, dtype)))
 }

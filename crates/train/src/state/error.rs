@@ -1,17 +1,17 @@
-//! Why state cannot be brought to where it is needed.
+//! Errors of a training step.
 
 use regatta_comm::CommError;
 use thiserror::Error;
 
-use crate::offload::StoreError;
+use crate::offload::OffloadError;
 
-/// Why a step cannot be done, or state cannot be reached.
+/// Why a step failed or state cannot be accessed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StepError {
-    /// Another rank is gone, or does something else.
+    /// Communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// What is on disk cannot be read or written.
+    /// Offloaded state cannot be read or written.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Offload(#[from] OffloadError),
 }

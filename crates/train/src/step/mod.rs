@@ -1,195 +1,208 @@
-//! One training step: forward, backward, exchange, update.
+//! One training step: forward, backward, gradient reduction, optimizer update.
 
-mod bank;
+mod chunk;
+mod layer_params;
 mod net;
-mod pass;
-mod update;
+mod optimizer;
+mod schedule;
 
 pub use net::Net;
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use crate::parallel::Groups;
-use crate::parallel::context::Ring;
+use crate::parallel::ProcessGroups;
+use crate::parallel::context::ContextParallel;
 pub use crate::state::StepError;
-use crate::state::{Sharing, State};
+use crate::state::{BlockStore, ParamInit, ShardingConfig};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_predict::pipeline::Stage;
 
-/// Sequences that go through the model at once.
+/// Sequences that pass through the model together.
 #[derive(Debug, Clone, Copy)]
-pub struct Micro<'a> {
-    /// Tokens, sequence after sequence.
+pub struct MicroBatch<'a> {
+    /// Input tokens, sequence after sequence.
     pub inputs: &'a [u32],
-    /// The token behind each.
+    /// Target tokens: the inputs shifted by one.
     pub targets: &'a [u32],
-    /// How many sequences.
+    /// Number of sequences.
     pub batch: usize,
-    /// The number of the first one among all of the step.
-    pub first: u64,
+    /// Index of the first sequence in the step.
+    pub first_sequence: u64,
 }
 
-impl Micro<'_> {
-    pub(crate) fn sequence(&self) -> usize {
+impl MicroBatch<'_> {
+    pub(crate) fn seq_len(&self) -> usize {
         self.inputs.len() / self.batch.max(1)
     }
 }
 
-/// This rank's tokens of sequences that it may share with others.
-struct Own<'a> {
+/// This rank's tokens of a micro-batch whose sequences context parallelism may shard.
+struct LocalTokens<'a> {
     inputs: Cow<'a, [u32]>,
     targets: Cow<'a, [u32]>,
     batch: usize,
-    first: u64,
+    first_sequence: u64,
 }
 
-impl<'a> Own<'a> {
-    fn of(micro: Micro<'a>, ring: &Ring) -> Self {
-        let (whole, Micro { inputs, targets, batch, first }) = (micro.sequence(), micro);
-        let [inputs, targets] = [inputs, targets].map(|tokens| ring.take(tokens, whole));
-        Self { inputs, targets, batch, first }
+impl<'a> LocalTokens<'a> {
+    fn new(micro_batch: MicroBatch<'a>, context: &ContextParallel) -> Self {
+        let seq_len = micro_batch.seq_len();
+        let MicroBatch { inputs, targets, batch, first_sequence } = micro_batch;
+        let [inputs, targets] =
+            [inputs, targets].map(|tokens| context.local_tokens(tokens, seq_len));
+        Self { inputs, targets, batch, first_sequence }
     }
 
-    fn micro(&self) -> Micro<'_> {
-        let Self { inputs, targets, batch, first } = self;
-        Micro { inputs, targets, batch: *batch, first: *first }
+    fn micro_batch(&self) -> MicroBatch<'_> {
+        let Self { inputs, targets, batch, first_sequence } = self;
+        MicroBatch { inputs, targets, batch: *batch, first_sequence: *first_sequence }
     }
 }
 
-/// How parameters follow their gradients in this step.
+/// The optimizer of a step, with its hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Rule {
-    /// AdamW; its decay is for matrices only, its scale is set here.
+pub enum OptimizerStep {
+    /// AdamW. Weight decay applies to matrices only; the gradient scale is set by clipping.
     AdamW(AdamW),
-    /// Gradient descent; likewise.
+    /// SGD with momentum; likewise.
     Sgd(Sgd),
 }
 
-/// What is the same for all of a step.
+/// The configuration of a step.
 #[derive(Debug, Clone, Copy)]
-pub struct Plan {
-    /// The step's number, from 0.
+pub struct StepConfig {
+    /// Index of the step, from 0.
     pub step: u64,
-    /// Tokens of all ranks and passes: what the loss is a mean over.
+    /// Tokens of the global batch: the loss is their mean.
     pub tokens: u64,
-    /// How parameters are changed.
-    pub rule: Rule,
-    /// The greatest norm that gradients may have, all together; 0: any.
-    pub clip: f64,
-    /// The share of numbers that is left out.
+    /// The optimizer.
+    pub optimizer: OptimizerStep,
+    /// Maximum gradient norm; 0 disables clipping.
+    pub grad_clip: f64,
+    /// Dropout probability.
     pub dropout: f32,
-    /// The seed of the training.
+    /// Random seed of the training.
     pub seed: u64,
-    /// Whether layers compute their activations again instead of keeping them.
+    /// Activation recomputation in the backward pass.
     pub recompute: bool,
 }
 
-/// Where the time of a step went.
+/// Time spent in each phase of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Laps {
-    /// Embedding and layers.
+pub struct StepTimings {
+    /// Forward passes of embedding and layers.
     pub forward: Duration,
-    /// The head, whose loss and gradients are one pass, layers and embedding.
+    /// Backward passes, and the head, whose loss and gradients are fused.
     pub backward: Duration,
-    /// Waiting for other ranks, or for the disk, when there was nothing else to do.
+    /// Blocked on other ranks or the disk.
     pub communication: Duration,
-    /// Clearing, adding up and clipping gradients, and the update.
+    /// Zeroing, reducing and clipping gradients, and the update.
     pub optimizer: Duration,
 }
 
-/// What a step came to on this rank.
+/// The result of a step on this rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outcome {
-    /// The sum of the losses of this rank's tokens.
+pub struct StepResult {
+    /// Sum of the losses of this rank's tokens.
     pub loss_sum: f64,
-    /// The norm of the gradients of all ranks, before it was clipped.
-    pub gradient_norm: f64,
-    /// Where the time went.
-    pub laps: Laps,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Time spent in each phase.
+    pub timings: StepTimings,
 }
 
 /// A model in training.
 pub struct Engine {
-    /// What is trained, and where.
+    /// The model on its device.
     pub net: Net,
-    /// Parameters and what belongs to them.
-    pub state: State,
-    /// The other ranks.
-    pub groups: Groups,
-    /// Which part of the model this rank has, and what it does in a step.
+    /// Parameters, gradients and optimizer moments.
+    pub state: BlockStore,
+    /// The process groups.
+    pub groups: ProcessGroups,
+    /// This rank's pipeline stage and its schedule.
     pub stage: Stage,
 }
 
 impl Engine {
-    /// A model with its initial parameters, on one rank.
-    pub fn alone(net: Net, seed: u64) -> Self {
-        let stage = Stage::whole(&net.model.shape);
-        match Self::new(net, Groups::alone(), stage, &Sharing::default(), seed) {
+    /// An engine on a single rank, with random parameters.
+    pub fn single_rank(net: Net, seed: u64) -> Self {
+        let stage = Stage::single(&net.model.shape);
+        let (groups, config) = (ProcessGroups::single_rank(), ShardingConfig::default());
+        match Self::new(net, groups, stage, &config, ParamInit::Random { seed }) {
             Ok(engine) => engine,
-            Err(_) => unreachable!("nobody else is there, and nothing is on disk"),
+            Err(_) => unreachable!("a single rank in memory does no I/O"),
         }
     }
 
-    /// A model with its initial parameters, shared with other ranks.
+    /// An engine on a rank of several.
     pub fn new(
         mut net: Net,
-        groups: Groups,
+        groups: ProcessGroups,
         stage: Stage,
-        how: &Sharing,
-        seed: u64,
+        config: &ShardingConfig,
+        init: ParamInit,
     ) -> Result<Self, StepError> {
-        let held = net.model.keep(&stage);
-        let is_held = |block: usize| held[block];
-        let state = State::new(&net.model, &*net.device, &groups, how, is_held, seed)?;
+        let is_local = net.model.retain_stage(&stage);
+        let state = BlockStore::new(&net.model, &net.device, &groups, config, &is_local, init)?;
         Ok(Self { net, state, groups, stage })
     }
 
-    /// One step over this rank's part of the batch, in as many passes as it comes in.
+    /// One step over this rank's micro-batches.
     pub fn step<'a>(
         &mut self,
-        plan: &Plan,
-        micros: impl Iterator<Item = Micro<'a>>,
-    ) -> Result<Outcome, StepError> {
-        let mut laps = Laps::default();
-        self.state.take_waited();
-        self.net.ask(&mut self.state.weights, self.stage.parts[self.stage.stage].start);
-        timed(&mut laps.optimizer, || self.state.gradients.clear(&*self.net.device));
-        let own: Vec<Own<'a>> = micros.map(|micro| Own::of(micro, &self.net.context)).collect();
-        let micros: Vec<Micro<'_>> = own.iter().map(Own::micro).collect();
-        let loss_sum = self.passes(plan, &micros, &mut laps)?;
-        let began = Instant::now();
-        self.state.gradients.finish(&*self.net.device)?;
-        laps.optimizer += worked(&self.net, &mut self.state, began, &mut laps.communication);
-        let gradient_norm = timed(&mut laps.optimizer, || self.update(plan))?;
-        Ok(Outcome { loss_sum: self.counted(loss_sum), gradient_norm, laps })
+        config: &StepConfig,
+        micro_batches: impl Iterator<Item = MicroBatch<'a>>,
+    ) -> Result<StepResult, StepError> {
+        let mut timings = StepTimings::default();
+        self.state.take_wait_time();
+        let first_block = self.stage.chunk_blocks[self.stage.index].start;
+        self.net.prefetch(&mut self.state, first_block);
+        timed(&mut timings.optimizer, || self.state.zero_grads());
+        let local = |micro_batch| LocalTokens::new(micro_batch, &self.net.context);
+        let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
+        let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
+        let loss_sum = self.run_schedule(config, &micro_batches, &mut timings)?;
+        let start = Instant::now();
+        self.state.wait_grads()?;
+        timings.optimizer += self.compute_time(start, &mut timings.communication);
+        let grad_norm = timed(&mut timings.optimizer, || self.optimizer_step(config))?;
+        Ok(StepResult { loss_sum: self.counted_loss(loss_sum), grad_norm, timings })
     }
 
-    /// The sum of the losses of sequences, without training. Of ranks that share a model, one says
-    /// it and the others nothing.
-    pub fn loss(&mut self, micro: &Micro<'_>) -> Result<f64, StepError> {
-        let own = Own::of(*micro, &self.net.context);
-        let loss = self.forward_loss(&own.micro())?;
-        Ok(self.counted(loss))
+    /// The sum of the losses of a micro-batch, without training. One rank of each model replica returns
+    /// it, the others 0.
+    pub fn loss(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64, StepError> {
+        let tokens = LocalTokens::new(*micro_batch, &self.net.context);
+        let loss = self.evaluate(&tokens.micro_batch())?;
+        Ok(self.counted_loss(loss))
     }
 
-    /// Ranks that share matrices all know the whole loss; it counts once.
-    fn counted(&self, loss: f64) -> f64 {
-        if self.groups.seat.tp == 0 { loss } else { 0.0 }
+    /// All ranks of a tensor-parallel group have the same loss; the first one counts it.
+    fn counted_loss(&self, loss: f64) -> f64 {
+        if self.groups.coord.tp == 0 { loss } else { 0.0 }
+    }
+
+    /// The time since `start` without blocking, which is added to `communication`.
+    fn compute_time(&mut self, start: Instant, communication: &mut Duration) -> Duration {
+        compute_time(&self.net, &mut self.state, start, communication)
     }
 }
 
-/// How long this rank was at work since then; what it waited for other ranks or the disk is added to
-/// communication.
-fn worked(net: &Net, state: &mut State, began: Instant, communication: &mut Duration) -> Duration {
-    let waited = net.waited() + state.take_waited();
-    *communication += waited;
-    began.elapsed().saturating_sub(waited)
+fn compute_time(
+    net: &Net,
+    state: &mut BlockStore,
+    start: Instant,
+    communication: &mut Duration,
+) -> Duration {
+    let blocked = net.take_wait_time() + state.take_wait_time();
+    *communication += blocked;
+    start.elapsed().saturating_sub(blocked)
 }
 
-fn timed<T>(lap: &mut Duration, work: impl FnOnce() -> T) -> T {
-    let started = Instant::now();
-    let done = work();
-    *lap += started.elapsed();
-    done
+fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    *total += start.elapsed();
+    result
 }

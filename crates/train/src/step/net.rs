@@ -1,74 +1,92 @@
 //! A model on a device.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Micro, StepError};
-use crate::model::{Given, Model, Run, Scratch};
-use crate::parallel::context::Ring;
-use crate::parallel::tensor::Group;
-use regatta_device::device::Device;
-use regatta_device::memory::View;
+use super::{MicroBatch, StepError};
+use crate::buffer_pool::BufferPool;
+use crate::model::{Model, PassCtx, ResidentParams};
+use crate::parallel::context::ContextParallel;
+use crate::parallel::tensor::TensorParallel;
+use regatta_device::ops::Device;
+use regatta_device::tensor::View;
 
-/// A model on a device.
+/// A model on a device, with its intra-layer parallelism.
 pub struct Net {
-    /// What it is.
+    /// The model.
     pub model: Model,
-    /// Where it is.
-    pub device: Box<dyn Device>,
-    /// The ranks that share its matrices.
-    pub tensor: Group,
-    /// The ranks that share its sequences.
-    pub context: Ring,
-    scratch: Scratch,
+    /// The device.
+    pub device: Arc<dyn Device>,
+    /// Tensor parallelism.
+    pub tensor: TensorParallel,
+    /// Context parallelism.
+    pub context: ContextParallel,
+    pool: BufferPool,
 }
 
 impl Net {
-    /// A whole model.
+    /// An unsharded model.
     pub fn new(model: Model, device: Box<dyn Device>) -> Self {
-        Self::within(Group::alone(), model, device)
+        Self::tensor_parallel(TensorParallel::disabled(), model, device)
     }
 
-    /// A rank's part of a model that a group shares.
-    pub fn within(tensor: Group, model: Model, device: Box<dyn Device>) -> Self {
-        Self { model, device, tensor, context: Ring::alone(), scratch: Scratch::new() }
+    /// A tensor-parallel shard of a model.
+    pub fn tensor_parallel(tensor: TensorParallel, model: Model, device: Box<dyn Device>) -> Self {
+        Self::on_device(tensor, model, device.into())
     }
 
-    /// With ranks that share its sequences.
-    pub fn in_ring(self, context: Ring) -> Self {
+    /// Another, unsharded model on the same device.
+    pub fn unsharded(&self, model: Model) -> Self {
+        Self::on_device(TensorParallel::disabled(), model, self.device.clone())
+    }
+
+    fn on_device(tensor: TensorParallel, model: Model, device: Arc<dyn Device>) -> Self {
+        let pool = BufferPool::new(device.clone());
+        Self { model, device, tensor, context: ContextParallel::disabled(), pool }
+    }
+
+    /// With context parallelism.
+    pub fn with_context_parallel(self, context: ContextParallel) -> Self {
         Self { context, ..self }
     }
 
-    /// Bytes of memory that passes have used at once.
-    pub fn passing_bytes(&self) -> usize {
-        self.scratch.most_bytes()
+    /// Peak memory of activations and their gradients, in bytes.
+    pub fn activation_bytes(&self) -> usize {
+        self.pool.peak_bytes()
     }
 
-    /// Gives memory back that passes have used: what follows needs other sizes.
-    pub fn trim(&self) {
-        self.scratch.trim();
+    /// Frees unused activation buffers, before passes of another size.
+    pub fn trim_buffers(&self) {
+        self.pool.trim();
     }
 
-    /// How long passes waited for other ranks since this was last asked.
-    pub(super) fn waited(&self) -> Duration {
-        self.tensor.waits.take() + self.context.waits.take()
+    /// Returns the time that passes were blocked on tensor- and context-parallel ranks, and resets it.
+    pub(super) fn take_wait_time(&self) -> Duration {
+        self.tensor.wait_time.take() + self.context.wait_time.take()
     }
 
-    /// What a pass works with, in which this rank has so many tokens of each sequence.
-    pub fn run(&self, batch: usize, sequence: usize) -> Run<'_> {
-        let Self { device, scratch, tensor, context, .. } = self;
-        let device = &**device;
-        Run { device, scratch, tensor, context, batch, sequence, dropout: None, recompute: false }
+    /// The context of a pass over `batch` sequences, of which this rank has `seq_len` tokens each.
+    pub fn pass_ctx(&self, batch: usize, seq_len: usize) -> PassCtx<'_> {
+        let Self { device, pool, tensor, context, .. } = self;
+        let (device, dropout, recompute) = (&**device, None, false);
+        PassCtx { device, pool, tensor, context, batch, seq_len, dropout, recompute }
     }
 
-    /// The sum of the losses of sequences, with these parameters of all blocks.
-    pub fn loss(&self, all: &[View<'_>], micro: &Micro<'_>) -> Result<f64, StepError> {
-        // What layers would save for a backward pass is dropped by each at once.
-        let run = Run { recompute: true, ..self.run(micro.batch, micro.sequence()) };
-        let given = |block| Given { all, block };
-        let mut x = self.model.embedding.forward(&run, &mut given(0), micro.inputs)?;
-        for (number, layer) in self.model.layers.iter().enumerate() {
-            x = layer.forward(&run, &mut given(number + 1), x)?.0;
+    /// The sum of the losses of a micro-batch, with the given parameters of all blocks.
+    pub fn loss(
+        &self,
+        params: &[View<'_>],
+        micro_batch: &MicroBatch<'_>,
+    ) -> Result<f64, StepError> {
+        let model = &self.model;
+        let MicroBatch { inputs, targets, batch, .. } = *micro_batch;
+        // Recomputation: no activations are saved.
+        let ctx = PassCtx { recompute: true, ..self.pass_ctx(batch, micro_batch.seq_len()) };
+        let params_of = |block| ResidentParams { all: params, block };
+        let mut x = model.embedding.forward(&ctx, &mut params_of(0), inputs)?;
+        for block in 1..model.head_block() {
+            x = model.layer(block).forward(&ctx, &mut params_of(block), x)?.0;
         }
-        self.model.head.loss(&run, &mut given(self.model.last()), &x, micro.targets)
+        model.head.loss(&ctx, &mut params_of(model.head_block()), &x, targets)
     }
 }

@@ -18,7 +18,6 @@ impl RankGroup {
         Some(Self { members, me })
     }
 
-    /// All ranks.
     pub fn all(ranks: u32, rank: u32) -> Self {
         Self { members: (0..ranks).collect(), me: rank }
     }

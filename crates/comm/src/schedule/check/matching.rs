@@ -16,7 +16,6 @@ pub(in crate::schedule) struct ScheduledMessage {
     pub peer: u32,
     /// Index of the matching message of the peer.
     pub other: u32,
-    /// Whether it is a send.
     pub is_send: bool,
 }
 

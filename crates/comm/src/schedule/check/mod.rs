@@ -31,130 +31,56 @@ pub struct CheckError {
 
 /// A defect of a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum ScheduleProblem {
     /// Ranks cut their buffers differently.
     #[error("block layout differs from rank 0")]
     BlockCountMismatch,
     /// A peer or root that does not exist or is the rank itself.
     #[error("invalid peer: rank {peer}")]
-    InvalidPeer {
-        /// The rank.
-        peer: u32,
-    },
+    InvalidPeer { peer: u32 },
     /// An access to a block that this buffer does not have, or a write to the input.
     #[error("block {block} of the {buffer} cannot be {used}")]
-    InvalidBlock {
-        /// The buffer.
-        buffer: BufferKind,
-        /// The block.
-        block: u32,
-        /// "read" or "written".
-        used: &'static str,
-    },
+    InvalidBlock { buffer: BufferKind, block: u32, used: &'static str },
     /// Source and destination of a copy differ in length.
     #[error("copy of {from} blocks to {to} blocks")]
-    CopyLength {
-        /// Source blocks.
-        from: usize,
-        /// Destination blocks.
-        to: usize,
-    },
+    CopyLength { from: usize, to: usize },
     /// Two steps of a round write the same block.
     #[error("two steps write block {block} of the {buffer}")]
-    WrittenTwice {
-        /// The buffer.
-        buffer: BufferKind,
-        /// The block.
-        block: u32,
-    },
+    WrittenTwice { buffer: BufferKind, block: u32 },
     /// A step reads a block that another step of the round writes.
     #[error("block {block} of the {buffer} is read and written in the same round")]
-    ReadWhileWritten {
-        /// The buffer.
-        buffer: BufferKind,
-        /// The block.
-        block: u32,
-    },
+    ReadWhileWritten { buffer: BufferKind, block: u32 },
     /// A send without a matching receive.
     #[error("the send to rank {to} has no matching receive")]
-    NotReceived {
-        /// The destination rank.
-        to: u32,
-    },
+    NotReceived { to: u32 },
     /// A receive without a matching send.
     #[error("the receive from rank {from} has no matching send")]
-    NotSent {
-        /// The source rank.
-        from: u32,
-    },
+    NotSent { from: u32 },
     /// Sender and receiver disagree about the length of a message.
     #[error("rank {from} sends {sent} blocks, {wanted} are expected")]
-    MessageLength {
-        /// The source rank.
-        from: u32,
-        /// Blocks sent.
-        sent: usize,
-        /// Blocks expected.
-        wanted: usize,
-    },
+    MessageLength { from: u32, sent: usize, wanted: usize },
     /// A circular wait.
     #[error("deadlock: waits for rank {peer}, which waits in its round {peer_round}")]
-    Deadlock {
-        /// The peer.
-        peer: u32,
-        /// The peer's round.
-        peer_round: usize,
-    },
+    Deadlock { peer: u32, peer_round: usize },
     /// A read of a block that was never written.
     #[error("block {block} of the {buffer} is read before it is written")]
-    Uninitialized {
-        /// The buffer.
-        buffer: BufferKind,
-        /// The block.
-        block: u32,
-    },
+    Uninitialized { buffer: BufferKind, block: u32 },
     /// A read of an input block that is already overwritten in an in-place call.
     #[error("block {block} of the input is read after it was overwritten in place")]
-    Overwritten {
-        /// The block.
-        block: u32,
-    },
+    Overwritten { block: u32 },
     /// A contribution is reduced into a block twice.
     #[error("block {block} of the {buffer} counts the contribution of rank {of} twice")]
-    DuplicateContribution {
-        /// The buffer.
-        buffer: BufferKind,
-        /// The block.
-        block: u32,
-        /// The contributing rank.
-        of: u32,
-    },
+    DuplicateContribution { buffer: BufferKind, block: u32, of: u32 },
     /// A block receives data of another block.
     #[error("block {block} of the {buffer} receives data of block {from_block}")]
-    WrongBlock {
-        /// The buffer.
-        buffer: BufferKind,
-        /// The destination block.
-        block: u32,
-        /// The block that the data belongs to.
-        from_block: u32,
-    },
+    WrongBlock { buffer: BufferKind, block: u32, from_block: u32 },
     /// A wrong result.
     #[error("at the end block {block} of the output holds {holds} instead of {wanted}")]
-    WrongResult {
-        /// The block.
-        block: u32,
-        /// The contributions it holds.
-        holds: String,
-        /// The contributions it should hold.
-        wanted: String,
-    },
+    WrongResult { block: u32, holds: String, wanted: String },
     /// A rank leaves a barrier before all ranks have entered it.
     #[error("leaves the barrier after only {seen} entered it")]
-    EarlyBarrierExit {
-        /// The ranks known to have entered.
-        seen: String,
-    },
+    EarlyBarrierExit { seen: String },
 }
 
 impl std::fmt::Display for BufferKind {

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-/// A set of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RankSet(Rc<Vec<Range<u32>>>);
 

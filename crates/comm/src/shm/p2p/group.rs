@@ -29,7 +29,7 @@ struct PendingRecv<'a> {
 
 /// The messages of a group.
 #[derive(Default)]
-pub(super) struct P2pGroup<'a> {
+pub(in crate::shm) struct P2pGroup<'a> {
     sends: Vec<PendingSend<'a>>,
     receives: Vec<PendingRecv<'a>>,
 }
@@ -61,13 +61,8 @@ impl P2pGroup<'_> {
 }
 
 impl ShmEngine {
-    pub(in crate::shm) fn run_p2p(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
-        let mut group = self.post_group(calls)?;
-        self.wait_group(&mut group)
-    }
-
     /// Runs the group to completion.
-    pub(super) fn wait_group(&mut self, group: &mut P2pGroup<'_>) -> Result<(), CommError> {
+    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup<'_>) -> Result<(), CommError> {
         loop {
             let moved = self.progress(group)?;
             let (ranks, ctx) = group.awaited();
@@ -95,7 +90,7 @@ impl ShmEngine {
 
     /// Posts the messages of a group. Messages to this rank itself are delivered at once, and
     /// unexpected messages are matched.
-    pub(super) fn post_group<'a>(
+    pub(in crate::shm) fn post_group<'a>(
         &mut self,
         calls: Vec<Call<'a>>,
     ) -> Result<P2pGroup<'a>, CommError> {

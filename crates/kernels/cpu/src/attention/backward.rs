@@ -1,371 +1,314 @@
-//! Attention's backward pass. The softmax is computed again from the logarithms of its sums.
+//! Backward pass of attention. Probabilities are recomputed from the log-sum-exp.
 
 use std::ops::Range;
 
 use super::super::Cpu;
-use super::super::elementwise::factors;
+use super::super::elementwise::dropout_factors;
+use super::super::isa::kernel;
 use super::super::lanes::{Lanes, WIDTH};
-use super::super::level::kernel;
 use super::super::math::exp;
-use super::super::numbers::{Apart, Source};
-use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
-use super::{Columns, Head, Layout, QUERIES, blocks, mask_of, take};
-use regatta_device::device::{
-    Attention, AttentionDrop, AttentionPart, AttentionPartSaved, AttentionSaved,
-};
-use regatta_device::memory::{View, ViewMut};
-use regatta_device::random::Mask;
+use super::super::slice::{DisjointMut, Slice};
+use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
+use super::{AttentionHead, BLOCK_QUERIES, QkvLayout, blocks, take};
+use regatta_device::ops::{AttentionChunkShape, AttentionDropout};
+use regatta_device::random::DropoutMask;
 
-/// What the passes of all heads share.
+/// Inputs and outputs of all heads.
 #[derive(Clone, Copy)]
-pub(super) struct Pass<'a> {
-    pub q: Source<'a>,
-    pub kv: Source<'a>,
-    pub y: Source<'a>,
-    pub log_sums: &'a [f32],
-    pub drop: Option<AttentionDrop>,
-    pub dy: Source<'a>,
-    pub dq: Apart<'a>,
-    pub dkv: Apart<'a>,
-    /// Whether gradients are added to what is there.
-    pub add: bool,
+pub(super) struct BackwardArgs<'a> {
+    pub q: Slice<'a>,
+    pub kv: Slice<'a>,
+    pub y: Slice<'a>,
+    pub lse: &'a [f32],
+    pub dropout: Option<AttentionDropout>,
+    pub dy: Slice<'a>,
+    pub dq: DisjointMut<'a>,
+    pub dkv: DisjointMut<'a>,
+    /// Whether gradients are accumulated.
+    pub accumulate: bool,
 }
 
-/// Keys and values of a head, and where their gradients go.
-struct Shared {
-    k: Matrix,
-    k_turned: MatrixMut,
-    v_turned: MatrixMut,
-    dk: MatrixMut,
-    dv: MatrixMut,
-    /// Whether these are added to what is there.
-    add: bool,
+/// Keys and values of a group of heads, and their gradients.
+struct KvOperands {
+    k: MatrixPtr,
+    k_transposed: MatrixPtrMut,
+    v_transposed: MatrixPtrMut,
+    dk: MatrixPtrMut,
+    dv: MatrixPtrMut,
+    accumulate: bool,
 }
 
-/// Queries of a head, the gradient of what came out, and where theirs goes.
-struct Own {
-    q: Matrix,
-    dy: Matrix,
-    dq: MatrixMut,
+/// Queries of a head, their gradient, and the gradient of the output.
+struct QueryOperands {
+    q: MatrixPtr,
+    dy: MatrixPtr,
+    dq: MatrixPtrMut,
 }
 
-/// A few queries at once, against all keys: the softmax and the gradient of the scores.
-struct Slopes {
+/// Probabilities of a block of queries, and the gradient of their scores.
+struct ScoreGradients {
     queries: Range<usize>,
-    p: MatrixMut,
-    ds: MatrixMut,
+    p: MatrixPtrMut,
+    ds: MatrixPtrMut,
 }
 
 impl Cpu {
-    pub(in super::super) fn attention_backward(
+    pub(super) fn backward_groups(
         &self,
-        of: Attention,
-        saved: AttentionSaved<'_>,
-        drop: Option<AttentionDrop>,
-        dy: View<'_>,
-        dqkv: ViewMut<'_>,
+        shape: AttentionChunkShape,
+        layout: QkvLayout,
+        args: BackwardArgs<'_>,
     ) {
-        let inside = of.rows() * of.qkv_width();
-        let fit = saved.qkv.len() == inside && dqkv.len() == inside;
-        let outside = of.rows() * of.width();
-        assert!(fit && dy.len() == outside && saved.y.len() == outside, "rows of another width");
-        assert_eq!(saved.log_sums.len(), of.rows() * of.heads, "sums of other heads");
-        let (qkv, dqkv) = (Source::from(saved.qkv), Apart::new(dqkv));
-        let pass = Pass {
-            q: qkv,
-            kv: qkv,
-            y: saved.y.into(),
-            log_sums: saved.log_sums.host(),
-            drop,
-            dy: dy.into(),
-            dq: dqkv,
-            dkv: dqkv,
-            add: false,
-        };
-        self.backward_groups(of.into(), Layout::whole(of), pass);
-    }
-
-    pub(in super::super) fn attention_part_backward(
-        &self,
-        of: AttentionPart,
-        saved: AttentionPartSaved<'_>,
-        drop: Option<AttentionDrop>,
-        dy: View<'_>,
-        dq: ViewMut<'_>,
-        dkv: ViewMut<'_>,
-    ) {
-        let (outside, inside) = (of.rows() * of.width(), of.kv_rows() * of.kv_width());
-        let rows = [saved.q.len(), saved.y.len(), dy.len(), dq.len()];
-        let fit = rows == [outside; 4] && [saved.kv.len(), dkv.len()] == [inside; 2];
-        assert!(fit, "rows of another width");
-        assert_eq!(saved.log_sums.len(), of.rows() * of.heads, "sums of other heads");
-        let (dq, dkv) = (Apart::new(dq), Apart::new(dkv));
-        assert!(dq.is_real() && dkv.is_real(), "parts are added in single precision");
-        let pass = Pass {
-            q: saved.q.into(),
-            kv: saved.kv.into(),
-            y: saved.y.into(),
-            log_sums: saved.log_sums.host(),
-            drop,
-            dy: dy.into(),
-            dq,
-            dkv,
-            add: true,
-        };
-        self.backward_groups(of, Layout::part(of), pass);
-    }
-
-    fn backward_groups(&self, of: AttentionPart, layout: Layout, pass: Pass<'_>) {
-        if of.rows() == 0 || of.keys == 0 {
+        if shape.rows() == 0 || shape.keys == 0 {
             return;
         }
-        // Heads of queries that share keys add to the same gradients, one after the other.
-        self.pool.run_ranges(of.batch * of.kv_heads, 1, 1, |units| {
+        // Query heads that share a key/value head accumulate into the same gradients, so one task has them.
+        self.pool.run_ranges(shape.batch * shape.kv_heads, 1, 1, |units| {
             for unit in units {
-                let (batch, kv_head) = (unit / of.kv_heads, unit % of.kv_heads);
-                let head = kv_head * (of.heads / of.kv_heads);
-                let first = Head { of, layout, batch, head };
-                if self.attends_in_halves() {
-                    self.backward_group_halves(first, pass);
+                let (sequence, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
+                let head = kv_head * (shape.heads / shape.kv_heads);
+                let first = AttentionHead { shape, layout, sequence, head };
+                if self.uses_bf16_attention() {
+                    self.backward_group_bf16(first, args);
                 } else {
-                    self.backward_group(first, pass);
+                    self.backward_group(first, args);
                 }
             }
         });
     }
 
-    /// All heads of queries that share a head of keys; the first is given.
-    fn backward_group(&self, first: Head, pass: Pass<'_>) {
-        let of = first.of;
-        let (padded, keys) = (first.padded(), first.padded_keys());
-        let (q_size, k_size) = (of.queries * padded, of.keys * padded);
-        let need = 3 * q_size + 3 * k_size + 2 * padded * keys + 2 * QUERIES * keys;
-        let mut scratch = self.scratch(need);
+    /// All query heads that share a key/value head; `first` is the first of them.
+    fn backward_group(&self, first: AttentionHead, args: BackwardArgs<'_>) {
+        let shape = first.shape;
+        let (padded_dim, padded_keys) = (first.padded_dim(), first.padded_keys());
+        let (q_len, k_len) = (shape.queries * padded_dim, shape.keys * padded_dim);
+        let scratch_len =
+            3 * q_len + 3 * k_len + 2 * padded_dim * padded_keys + 2 * BLOCK_QUERIES * padded_keys;
+        let mut scratch = self.scratch(scratch_len);
         let mut rest = &mut scratch[..];
-        let [k_columns, v_columns] = first.keys_and_values();
-        let k = self.gather(pass.kv, k_columns, take(&mut rest, k_size));
-        let (k_turned, v_turned) = {
-            // The values themselves are not needed again: their room is used below.
-            let v = self.gather(pass.kv, v_columns, &mut rest[2 * padded * keys..]);
-            let mut turn = |from: Matrix| {
-                let start = take(&mut rest, padded * keys).as_mut_ptr();
-                let to = MatrixMut { start, row: keys };
-                // SAFETY: there is room for as many columns as keys and as many rows as the head
-                // is wide.
-                unsafe { transpose(self.level, of.keys, padded, from, to) };
+        let [k_columns, v_columns] = first.kv_columns();
+        let k = self.gather(args.kv, k_columns, take(&mut rest, k_len));
+        let (k_transposed, v_transposed) = {
+            // V itself is not needed again, so its buffer is reused below.
+            let v = self.gather(args.kv, v_columns, &mut rest[2 * padded_dim * padded_keys..]);
+            let mut transposed = |from: MatrixPtr| {
+                let ptr = take(&mut rest, padded_dim * padded_keys).as_mut_ptr();
+                let to = MatrixPtrMut { ptr, row_stride: padded_keys };
+                // SAFETY: `to` has `padded_dim` rows of `padded_keys` columns.
+                unsafe { transpose(self.isa, shape.keys, padded_dim, from, to) };
                 to
             };
-            (turn(k), turn(v))
+            (transposed(k), transposed(v))
         };
-        let (k_room, v_room) = (take(&mut rest, k_size), take(&mut rest, k_size));
+        let (dk_buffer, dv_buffer) = (take(&mut rest, k_len), take(&mut rest, k_len));
         // SAFETY: each group has its own columns.
         let [dk, dv] = unsafe {
-            [(k_columns, &mut *k_room), (v_columns, &mut *v_room)]
-                .map(|(columns, room)| self.place_gradient(pass.dkv, columns, room, pass.add))
+            [(k_columns, &mut *dk_buffer), (v_columns, &mut *dv_buffer)].map(|(columns, buffer)| {
+                self.accumulator_matrix(args.dkv, columns, buffer, args.accumulate)
+            })
         };
-        let mut shared = Shared { k, k_turned, v_turned, dk, dv, add: pass.add };
-        for head in first.head..first.head + of.heads / of.kv_heads {
-            self.backward_head(Head { head, ..first }, pass, &shared, rest);
-            shared.add = true;
+        let accumulate = args.accumulate;
+        let mut kv = KvOperands { k, k_transposed, v_transposed, dk, dv, accumulate };
+        for head in first.head..first.head + shape.heads / shape.kv_heads {
+            self.backward_head(AttentionHead { head, ..first }, args, &kv, rest);
+            kv.accumulate = true;
         }
         // SAFETY: each group has its own columns.
         unsafe {
-            self.scatter(pass.dkv, k_columns, k_room);
-            self.scatter(pass.dkv, v_columns, v_room);
+            self.write_back(args.dkv, k_columns, dk_buffer);
+            self.write_back(args.dkv, v_columns, dv_buffer);
         }
     }
 
-    /// Where a gradient can be written, or added to what is there.
-    ///
-    /// # Safety
-    /// Nobody else may have these columns.
-    unsafe fn place_gradient(
+    fn backward_head(
         &self,
-        to: Apart<'_>,
-        columns: Columns,
-        room: &mut [f32],
-        add: bool,
-    ) -> MatrixMut {
-        match add {
-            // SAFETY: the caller's promise.
-            true => unsafe { self.place_kept(to, columns, room) },
-            false => self.place(to, columns, room),
-        }
-    }
-
-    fn backward_head(&self, head: Head, pass: Pass<'_>, shared: &Shared, mut rest: &mut [f32]) {
-        let size = head.of.queries * head.padded();
-        let (inside, outside) = (head.queries(), head.results());
-        let q = self.gather(pass.q, inside, take(&mut rest, size));
-        let dy = self.gather(pass.dy, outside, take(&mut rest, size));
-        let room = take(&mut rest, size);
+        head: AttentionHead,
+        args: BackwardArgs<'_>,
+        kv: &KvOperands,
+        mut rest: &mut [f32],
+    ) {
+        let q_len = head.shape.queries * head.padded_dim();
+        let (q_columns, y_columns) = (head.q_columns(), head.y_columns());
+        let q = self.gather(args.q, q_columns, take(&mut rest, q_len));
+        let dy = self.gather(args.dy, y_columns, take(&mut rest, q_len));
+        let buffer = take(&mut rest, q_len);
         // SAFETY: each head has its own columns.
-        let dq = unsafe { self.place_gradient(pass.dq, inside, room, pass.add) };
-        let own = Own { q, dy, dq };
-        for start in (0..head.of.queries).step_by(QUERIES) {
-            let queries = start..head.of.queries.min(start + QUERIES);
-            let slopes = self.backward_slopes(head, pass, shared, &own, queries, rest);
-            self.backward_keys(head, shared, &own, slopes);
+        let dq = unsafe { self.accumulator_matrix(args.dq, q_columns, buffer, args.accumulate) };
+        let operands = QueryOperands { q, dy, dq };
+        for queries in blocks(0..head.shape.queries, BLOCK_QUERIES) {
+            let gradients = self.backward_queries(head, args, kv, &operands, queries, rest);
+            self.backward_keys(head, kv, &operands, gradients);
         }
         // SAFETY: each head has its own columns.
-        unsafe { self.scatter(pass.dq, inside, room) };
+        unsafe { self.write_back(args.dq, q_columns, buffer) };
     }
 
-    /// A few queries: their softmax, the gradients of their scores, and their own gradients.
-    fn backward_slopes(
+    /// Probabilities, gradient of the scores, and gradient of the queries.
+    fn backward_queries(
         &self,
-        head: Head,
-        pass: Pass<'_>,
-        shared: &Shared,
-        own: &Own,
+        head: AttentionHead,
+        args: BackwardArgs<'_>,
+        kv: &KvOperands,
+        operands: &QueryOperands,
         queries: Range<usize>,
         rest: &mut [f32],
-    ) -> Slopes {
-        let (level, start) = (self.level, queries.start);
-        let (padded, keys) = (head.padded(), head.padded_keys());
-        let (softmax, slopes) = rest[..2 * QUERIES * keys].split_at_mut(QUERIES * keys);
-        let p = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
-        let ds = MatrixMut { start: slopes.as_mut_ptr(), row: keys };
+    ) -> ScoreGradients {
+        let isa = self.isa;
+        let (padded_dim, row_stride) = (head.padded_dim(), head.padded_keys());
+        let size = BLOCK_QUERIES * row_stride;
+        let (p_rows, ds_rows) = rest[..2 * size].split_at_mut(size);
+        let p = MatrixPtrMut { ptr: p_rows.as_mut_ptr(), row_stride };
+        let ds = MatrixPtrMut { ptr: ds_rows.as_mut_ptr(), row_stride };
         for block in blocks(queries.clone(), ROWS) {
-            let (rows, seen, at) = (block.len(), head.seen(&block), block.start - start);
-            let columns = seen.next_multiple_of(WIDTH);
-            let tile = Tile { rows, columns, depth: head.of.head_width };
-            // SAFETY: keys, values and scores are in whole lanes.
+            let (rows, keys) = (block.len(), head.visible_keys(&block));
+            let at = block.start - queries.start;
+            let columns = keys.next_multiple_of(WIDTH);
+            let tile = TileShape { rows, columns, depth: head.shape.head_dim };
+            // SAFETY: keys, values and scores are padded.
             unsafe {
-                let q = own.q.at_row(block.start);
-                multiply(level, tile, q, shared.k_turned.read(), p.at_row(at), false);
-                let dy = own.dy.at_row(block.start);
-                multiply(level, tile, dy, shared.v_turned.read(), ds.at_row(at), false);
+                let (q, k_transposed) =
+                    (operands.q.at_row(block.start), kv.k_transposed.as_const());
+                gemm_small(isa, tile, q, k_transposed, p.at_row(at), false);
+                let (dy, v_transposed) =
+                    (operands.dy.at_row(block.start), kv.v_transposed.as_const());
+                gemm_small(isa, tile, dy, v_transposed, ds.at_row(at), false);
             }
-            let from = at * keys;
-            self.slope_rows(head, &pass, &block, &mut softmax[from..], &mut slopes[from..]);
-            let tile = Tile { rows, columns: padded, depth: seen };
-            // SAFETY: keys and gradients are in whole lanes.
+            let first = at * row_stride;
+            let (p_rows, ds_rows) = (&mut p_rows[first..], &mut ds_rows[first..]);
+            score_gradients_block(isa, head, &args, &block, p_rows, ds_rows);
+            let tile = TileShape { rows, columns: padded_dim, depth: keys };
+            // SAFETY: keys and gradients are padded.
             unsafe {
-                let dq = own.dq.at_row(block.start);
-                multiply(level, tile, ds.at_row(at).read(), shared.k, dq, pass.add);
+                let dq = operands.dq.at_row(block.start);
+                gemm_small(isa, tile, ds.at_row(at).as_const(), kv.k, dq, args.accumulate);
             }
         }
-        Slopes { queries, p, ds }
+        ScoreGradients { queries, p, ds }
     }
 
-    /// Scores of a few queries, in rows of all keys, become their softmax, and the gradients of that
-    /// become gradients of the scores. Those of keys that only others of them see become zero.
-    pub(super) fn slope_rows(
+    /// Gradients of keys and values from a block of queries.
+    fn backward_keys(
         &self,
-        head: Head,
-        pass: &Pass<'_>,
-        block: &Range<usize>,
-        softmax: &mut [f32],
-        slopes: &mut [f32],
+        head: AttentionHead,
+        kv: &KvOperands,
+        operands: &QueryOperands,
+        gradients: ScoreGradients,
     ) {
-        slope_block(self.level, head, pass, block, softmax, slopes);
-    }
-
-    /// What a few queries add to the gradients of the keys and values that they see.
-    fn backward_keys(&self, head: Head, shared: &Shared, own: &Own, slopes: Slopes) {
-        let Slopes { queries, p, ds } = slopes;
-        let causal = head.of.causal;
-        for block in blocks(0..head.seen(&queries), ROWS) {
-            // Queries before a key do not see it.
-            let from = if causal { block.start.max(queries.start) } else { queries.start };
-            let depth = queries.end - from;
-            let tile = Tile { rows: block.len(), columns: head.padded(), depth };
-            // The first queries that see a key write, others add.
-            let seen_before = if causal { block.start < queries.start } else { queries.start > 0 };
-            let add = shared.add || seen_before;
-            let seen_by = |of: MatrixMut| {
-                let first = of.at_row(from - queries.start).read().transposed();
-                first.at_row(block.start)
+        let ScoreGradients { queries, p, ds } = gradients;
+        let causal = head.shape.causal;
+        for block in blocks(0..head.visible_keys(&queries), ROWS) {
+            // Earlier queries do not attend to these keys.
+            let first = if causal { block.start.max(queries.start) } else { queries.start };
+            let tile = TileShape {
+                rows: block.len(),
+                columns: head.padded_dim(),
+                depth: queries.end - first,
             };
-            // SAFETY: queries and gradients are in whole lanes; what a query does not see of a
-            // block that it sees some of is zero.
+            // The first queries that attend to a key store, later ones accumulate.
+            let stored = if causal { block.start < queries.start } else { queries.start > 0 };
+            let accumulate = kv.accumulate || stored;
+            let transposed = |matrix: MatrixPtrMut| {
+                let rows = matrix.at_row(first - queries.start).as_const();
+                rows.transposed().at_row(block.start)
+            };
+            // SAFETY: queries and gradients are padded; masked elements are zero.
             unsafe {
-                let dv = shared.dv.at_row(block.start);
-                multiply(self.level, tile, seen_by(p), own.dy.at_row(from), dv, add);
-                let dk = shared.dk.at_row(block.start);
-                multiply(self.level, tile, seen_by(ds), own.q.at_row(from), dk, add);
+                let (dy, dv) = (operands.dy.at_row(first), kv.dv.at_row(block.start));
+                gemm_small(self.isa, tile, transposed(p), dy, dv, accumulate);
+                let (q, dk) = (operands.q.at_row(first), kv.dk.at_row(block.start));
+                gemm_small(self.isa, tile, transposed(ds), q, dk, accumulate);
             }
         }
     }
 }
 
 kernel! {
-    fn slope_block<V>(
-        head: Head,
-        pass: &Pass<'_>,
+    /// Replaces the scores `p` of a block of queries, in rows of all keys, by probabilities with dropout
+    /// applied, and the gradient `ds` of those by the gradient of the scores. Masked ones become zero.
+    pub(super) fn score_gradients_block<V>(
+        head: AttentionHead,
+        args: &BackwardArgs<'_>,
         block: &Range<usize>,
-        softmax: &mut [f32],
-        slopes: &mut [f32],
+        p: &mut [f32],
+        ds: &mut [f32],
     ) {
-        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
-        let (scale, results) = (head.scale(), head.results());
+        let row_len = head.padded_keys();
+        let columns = head.visible_keys(block).next_multiple_of(WIDTH);
+        let (scale, y_columns) = (head.scale(), head.y_columns());
         for (at, query) in block.clone().enumerate() {
-            let (log_sum, row) = (pass.log_sums[head.sum(query)], results.range(query));
-            let along = dot::<V>(pass.y.part(row.clone()), pass.dy.part(row));
-            let row = Row { scale, log_sum, along, mask: mask_of(pass.drop, head, query) };
-            let here = at * keys..at * keys + columns;
-            let p = softmax[here.clone()].as_chunks_mut().0;
-            row.slopes::<V>(head.of.seen(query), p, slopes[here].as_chunks_mut().0);
+            let y_range = y_columns.range(query);
+            let query_stats = QueryStats {
+                scale,
+                lse: args.lse[head.lse_index(query)],
+                y_dot_dy: dot::<V>(args.y.slice(y_range.clone()), args.dy.slice(y_range)),
+                mask: head.dropout_mask(args.dropout, query),
+            };
+            let row = at * row_len..at * row_len + columns;
+            let p = p[row.clone()].as_chunks_mut().0;
+            let ds = ds[row].as_chunks_mut().0;
+            query_stats.score_gradients::<V>(head.shape.visible_keys(query), p, ds);
         }
     }
 }
 
-/// The sum of the products of two rows.
 #[inline(always)]
-fn dot<V: Lanes>(a: Source<'_>, b: Source<'_>) -> f32 {
-    let (mut sum, whole) = (V::splat(0.0), a.len().min(b.len()) / WIDTH * WIDTH);
-    for at in (0..whole).step_by(WIDTH) {
+fn dot<V: Lanes>(a: Slice<'_>, b: Slice<'_>) -> f32 {
+    let (mut sum, vectorised) = (V::splat(0.0), a.len().min(b.len()) / WIDTH * WIDTH);
+    for at in (0..vectorised).step_by(WIDTH) {
         // SAFETY: both have sixteen more.
-        sum = unsafe { a.load::<V>(at).fused(b.load(at), sum) };
+        sum = unsafe { a.load::<V>(at).mul_add(b.load(at), sum) };
     }
-    if whole < a.len() {
-        sum = a.get::<V>(whole).fused(b.get(whole), sum);
+    if vectorised < a.len() {
+        sum = a.load_padded::<V>(vectorised).mul_add(b.load_padded(vectorised), sum);
     }
     sum.sum()
 }
 
-/// What is known of a query.
-struct Row {
+/// Statistics of a query.
+struct QueryStats {
     scale: f32,
-    log_sum: f32,
-    /// The product of what came out and its gradient.
-    along: f32,
-    mask: Option<Mask>,
+    lse: f32,
+    /// Dot product of the output and its gradient.
+    y_dot_dy: f32,
+    mask: Option<DropoutMask>,
 }
 
-impl Row {
-    /// `p`, the scores of a query, become its softmax as it was multiplied with the values; `ds`, the
-    /// gradient of that, becomes the gradient of the scores. What the query does not see becomes zero.
+impl QueryStats {
+    /// One row of [`score_gradients_block`].
     #[inline(always)]
-    fn slopes<V: Lanes>(&self, seen: usize, p: &mut [[f32; WIDTH]], ds: &mut [[f32; WIDTH]]) {
-        let (whole, zero) = (seen / WIDTH, V::splat(0.0));
-        for at in 0..whole {
-            let new = self.some::<V>(at, V::of(p[at]), V::of(ds[at]));
-            (p[at], ds[at]) = (new[0].array(), new[1].array());
+    fn score_gradients<V: Lanes>(
+        &self,
+        keys: usize,
+        p: &mut [[f32; WIDTH]],
+        ds: &mut [[f32; WIDTH]],
+    ) {
+        let (full, zero) = (keys / WIDTH, V::splat(0.0));
+        for at in 0..full {
+            let new = self.lanes::<V>(at, V::from_array(p[at]), V::from_array(ds[at]));
+            (p[at], ds[at]) = (new[0].to_array(), new[1].to_array());
         }
-        let rest = seen - whole * WIDTH;
-        if rest > 0 {
-            let new = self.some::<V>(whole, V::of(p[whole]), V::of(ds[whole]));
-            p[whole] = new[0].first(rest, zero).array();
-            ds[whole] = new[1].first(rest, zero).array();
+        let tail = keys - full * WIDTH;
+        if tail > 0 {
+            let new = self.lanes::<V>(full, V::from_array(p[full]), V::from_array(ds[full]));
+            p[full] = new[0].select_first(tail, zero).to_array();
+            ds[full] = new[1].select_first(tail, zero).to_array();
         }
-        let unseen = seen.div_ceil(WIDTH);
-        p[unseen..].fill([0.0; WIDTH]);
-        ds[unseen..].fill([0.0; WIDTH]);
+        let masked = keys.div_ceil(WIDTH);
+        p[masked..].fill([0.0; WIDTH]);
+        ds[masked..].fill([0.0; WIDTH]);
     }
 
-    /// Sixteen of them.
+    /// Probabilities and gradients of the scores of sixteen keys.
     #[inline(always)]
-    fn some<V: Lanes>(&self, at: usize, scores: V, slopes: V) -> [V; 2] {
-        let share = exp(scores.fused(V::splat(self.scale), V::splat(-self.log_sum)));
-        let scaled = share.times(V::splat(self.scale));
-        let away = V::splat(-self.along);
+    fn lanes<V: Lanes>(&self, at: usize, scores: V, dp: V) -> [V; 2] {
+        let p = exp(scores.mul_add(V::splat(self.scale), V::splat(-self.lse)));
+        let scaled = p.mul(V::splat(self.scale));
+        let minus_dot = V::splat(-self.y_dot_dy);
         match self.mask {
-            None => [share, slopes.plus(away).times(scaled)],
+            None => [p, dp.add(minus_dot).mul(scaled)],
             Some(mask) => {
-                let kept: V = factors(mask, (at * WIDTH) as u64);
-                [share.times(kept), slopes.fused(kept, away).times(scaled)]
+                let factors: V = dropout_factors(mask, (at * WIDTH) as u64);
+                [p.mul(factors), dp.mul_add(factors, minus_dot).mul(scaled)]
             }
         }
     }

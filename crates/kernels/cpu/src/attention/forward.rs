@@ -1,229 +1,225 @@
-//! Attention's forward pass.
+//! Forward pass of attention.
 
 use std::ops::Range;
 
 use super::super::Cpu;
-use super::super::elementwise::factors;
+use super::super::elementwise::dropout_factors;
+use super::super::isa::kernel;
 use super::super::lanes::{Lanes, WIDTH};
-use super::super::level::{Level, kernel};
 use super::super::math::exp;
-use super::super::numbers::{Apart, Source};
-use super::super::tile::{Matrix, MatrixMut, ROWS, Tile, multiply, transpose};
-use super::halves::QUERIES as MOST;
-use super::{Head, Layout, blocks, mask_of, take};
-use regatta_device::device::{Attention, AttentionDrop};
-use regatta_device::memory::{View, ViewMut};
-use regatta_device::random::Mask;
+use super::super::slice::{DisjointMut, Slice};
+use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
+use super::bf16_forward::BLOCK_QUERIES as MAX_BLOCK_QUERIES;
+use super::{AttentionHead, QkvLayout, blocks, take};
+use regatta_device::ops::{AttentionDropout, AttentionShape};
+use regatta_device::random::DropoutMask;
+use regatta_device::tensor::ViewMut;
 
-/// What all heads read.
+/// Inputs of all heads.
 #[derive(Clone, Copy)]
-pub(super) struct Inputs<'a> {
-    pub q: Source<'a>,
-    pub kv: Source<'a>,
-    pub drop: Option<AttentionDrop>,
+pub(super) struct ForwardArgs<'a> {
+    pub q: Slice<'a>,
+    pub kv: Slice<'a>,
+    pub dropout: Option<AttentionDropout>,
 }
 
-/// What a head's pass works with.
-pub(super) struct Own {
-    q: Matrix,
-    /// A column a key.
-    keys: MatrixMut,
-    v: Matrix,
-    drop: Option<AttentionDrop>,
+/// Operands of a head as padded f32 matrices.
+pub(super) struct HeadOperands {
+    q: MatrixPtr,
+    k_transposed: MatrixPtrMut,
+    v: MatrixPtr,
+    dropout: Option<AttentionDropout>,
 }
 
-/// What is known of a few queries once their exponentials were multiplied with the values.
-pub(super) struct Sums {
-    /// The logarithm of each one's sum.
-    pub logs: [f32; MOST],
-    /// One over each one's sum, which results are not yet multiplied by.
-    pub shares: [f32; MOST],
+/// Softmax statistics of a block of queries.
+pub(super) struct SoftmaxStats {
+    /// Log-sum-exp.
+    pub lse: [f32; MAX_BLOCK_QUERIES],
+    /// Reciprocal of the sum of exponentials, by which the output is still to be scaled.
+    pub inv_sum: [f32; MAX_BLOCK_QUERIES],
 }
 
 impl Cpu {
-    pub(in super::super) fn attention_forward(
+    pub(super) fn attention_forward(
         &self,
-        of: Attention,
-        qkv: View<'_>,
-        drop: Option<AttentionDrop>,
+        shape: AttentionShape,
+        args: ForwardArgs<'_>,
         y: ViewMut<'_>,
-        log_sums: ViewMut<'_>,
+        lse: ViewMut<'_>,
     ) {
-        assert_eq!(qkv.len(), of.rows() * of.qkv_width(), "rows of another width");
-        assert_eq!(y.len(), of.rows() * of.width(), "rows of another width");
-        assert_eq!(log_sums.len(), of.rows() * of.heads, "sums of other heads");
-        if of.rows() == 0 {
+        if shape.rows() == 0 {
             return;
         }
-        let (qkv, y, log_sums) = (Source::from(qkv), Apart::new(y), Apart::new(log_sums));
-        let (inputs, layout) = (Inputs { q: qkv, kv: qkv, drop }, Layout::whole(of));
-        self.pool.run_ranges(of.batch * of.heads, 1, 1, |units| {
+        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
+        let layout = QkvLayout::fused(shape);
+        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
             for unit in units {
-                let (batch, head) = (unit / of.heads, unit % of.heads);
-                let head = Head { of: of.into(), layout, batch, head };
-                // SAFETY: each head has its own sums.
-                let log_sums = unsafe { log_sums.reals(head.sum(0)..head.sum(of.sequence)) };
-                if self.attends_in_halves() {
-                    self.forward_head_halves(head, inputs, y, log_sums);
+                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+                let head = AttentionHead { shape: shape.into(), layout, sequence, head };
+                // SAFETY: each head has its own range of `lse`.
+                let lse =
+                    unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len)) };
+                if self.uses_bf16_attention() {
+                    self.forward_head_bf16(head, args, y, lse);
                 } else {
-                    self.forward_head(head, inputs, y, log_sums);
+                    self.forward_head(head, args, y, lse);
                 }
             }
         });
     }
 
-    fn forward_head(&self, head: Head, inputs: Inputs<'_>, y: Apart<'_>, log_sums: &mut [f32]) {
-        let size = head.of.queries * head.padded();
-        let mut scratch = self.scratch(size + forward_room(head));
+    fn forward_head(
+        &self,
+        head: AttentionHead,
+        args: ForwardArgs<'_>,
+        y: DisjointMut<'_>,
+        lse: &mut [f32],
+    ) {
+        let out_len = head.shape.queries * head.padded_dim();
+        let mut scratch = self.scratch(out_len + forward_scratch_len(head));
         let mut rest = &mut scratch[..];
-        let room = take(&mut rest, size);
-        let out = self.place(y, head.results(), room);
-        let own = self.forward_own(head, inputs, &mut rest);
-        for block in blocks(0..head.of.queries, ROWS) {
+        let buffer = take(&mut rest, out_len);
+        let out = self.output_matrix(y, head.y_columns(), buffer);
+        let operands = self.head_operands(head, args, &mut rest);
+        for block in blocks(0..head.shape.queries, ROWS) {
             let out = out.at_row(block.start);
-            let sums = self.forward_block(head, &own, block.clone(), out, rest);
+            let stats = self.forward_block(head, &operands, block.clone(), out, rest);
             let rows = block.len();
-            log_sums[block].copy_from_slice(&sums.logs[..rows]);
-            // SAFETY: results are in whole lanes.
-            unsafe { scale_rows(self.level, head.padded(), out, &sums.shares[..rows]) };
+            lse[block].copy_from_slice(&stats.lse[..rows]);
+            // SAFETY: rows of `out` are padded.
+            unsafe { scale_rows(self.isa, head.padded_dim(), out, &stats.inv_sum[..rows]) };
         }
         // SAFETY: each head has its own columns.
-        unsafe { self.scatter(y, head.results(), room) };
+        unsafe { self.write_back(y, head.y_columns(), buffer) };
     }
 
-    /// A head's queries, keys and values, as they are multiplied.
-    pub(super) fn forward_own(&self, head: Head, inputs: Inputs<'_>, rest: &mut &mut [f32]) -> Own {
-        let (padded, keys) = (head.padded(), head.padded_keys());
-        let q = self.gather(inputs.q, head.queries(), take(rest, head.of.queries * padded));
+    pub(super) fn head_operands(
+        &self,
+        head: AttentionHead,
+        args: ForwardArgs<'_>,
+        rest: &mut &mut [f32],
+    ) -> HeadOperands {
+        let (padded_dim, padded_keys) = (head.padded_dim(), head.padded_keys());
+        let q_len = head.shape.queries * padded_dim;
+        let q = self.gather(args.q, head.q_columns(), take(rest, q_len));
         let [k, v] = head
-            .keys_and_values()
-            .map(|columns| self.gather(inputs.kv, columns, take(rest, head.of.keys * padded)));
-        let turned = MatrixMut { start: take(rest, padded * keys).as_mut_ptr(), row: keys };
-        // SAFETY: there is room for as many columns as keys and as many rows as the head is wide.
-        unsafe { transpose(self.level, head.of.keys, padded, k, turned) };
-        Own { q, keys: turned, v, drop: inputs.drop }
+            .kv_columns()
+            .map(|columns| self.gather(args.kv, columns, take(rest, head.shape.keys * padded_dim)));
+        let ptr = take(rest, padded_dim * padded_keys).as_mut_ptr();
+        let k_transposed = MatrixPtrMut { ptr, row_stride: padded_keys };
+        // SAFETY: `k_transposed` has `padded_dim` rows of `padded_keys` columns.
+        unsafe { transpose(self.isa, head.shape.keys, padded_dim, k, k_transposed) };
+        HeadOperands { q, k_transposed, v, dropout: args.dropout }
     }
 
-    /// A few queries of a head. `out` gets the values, times exponentials that nothing has divided
-    /// by their sums yet.
+    /// A block of queries. `out` receives the unnormalised output: exponentials times values.
     pub(super) fn forward_block(
         &self,
-        head: Head,
-        own: &Own,
+        head: AttentionHead,
+        operands: &HeadOperands,
         block: Range<usize>,
-        out: MatrixMut,
-        softmax: &mut [f32],
-    ) -> Sums {
-        let (rows, seen, keys) = (block.len(), head.seen(&block), own.keys.row);
-        let columns = seen.next_multiple_of(WIDTH);
-        let softmax = &mut softmax[..rows * keys];
-        let scores = MatrixMut { start: softmax.as_mut_ptr(), row: keys };
-        let tile = Tile { rows, columns, depth: head.of.head_width };
-        // SAFETY: the keys are padded to whole lanes, and so are the scores.
-        unsafe {
-            let q = own.q.at_row(block.start);
-            multiply(self.level, tile, q, own.keys.read(), scores, false);
-        }
-        let sums = self.softmax_rows(head, own.drop, &block, softmax);
-        let tile = Tile { rows, columns: head.padded(), depth: seen };
-        // SAFETY: values and results are in whole lanes.
-        unsafe { multiply(self.level, tile, scores.read(), own.v, out, false) };
-        sums
-    }
-
-    /// Scores of a few queries, in rows of all keys, become exponentials. Those of keys that only
-    /// others of them see become zero.
-    pub(super) fn softmax_rows(
-        &self,
-        head: Head,
-        drop: Option<AttentionDrop>,
-        block: &Range<usize>,
+        out: MatrixPtrMut,
         scores: &mut [f32],
-    ) -> Sums {
-        softmax_block(self.level, head, drop, block, scores)
+    ) -> SoftmaxStats {
+        let (rows, keys) = (block.len(), head.visible_keys(&block));
+        let row_stride = operands.k_transposed.row_stride;
+        let scores = &mut scores[..rows * row_stride];
+        let p = MatrixPtrMut { ptr: scores.as_mut_ptr(), row_stride };
+        let columns = keys.next_multiple_of(WIDTH);
+        let tile = TileShape { rows, columns, depth: head.shape.head_dim };
+        // SAFETY: keys and scores are padded.
+        unsafe {
+            let q = operands.q.at_row(block.start);
+            gemm_small(self.isa, tile, q, operands.k_transposed.as_const(), p, false);
+        }
+        let stats = softmax_block(self.isa, head, operands.dropout, &block, scores);
+        let tile = TileShape { rows, columns: head.padded_dim(), depth: keys };
+        // SAFETY: values and output are padded.
+        unsafe { gemm_small(self.isa, tile, p.as_const(), operands.v, out, false) };
+        stats
     }
 }
 
-/// Scratch memory that [`Cpu::forward_own`] and [`Cpu::forward_block`] need.
-pub(super) fn forward_room(head: Head) -> usize {
-    let (padded, keys) = (head.padded(), head.padded_keys());
-    (head.of.queries + 2 * head.of.keys + keys) * padded + ROWS * keys
+/// Scratch elements of [`Cpu::head_operands`] and [`Cpu::forward_block`].
+pub(super) fn forward_scratch_len(head: AttentionHead) -> usize {
+    let (padded_dim, padded_keys) = (head.padded_dim(), head.padded_keys());
+    (head.shape.queries + 2 * head.shape.keys + padded_keys) * padded_dim + ROWS * padded_keys
 }
 
 kernel! {
-    fn softmax_block<V>(
-        head: Head,
-        drop: Option<AttentionDrop>,
+    /// Replaces the scores of a block of queries, in rows of all keys, by exponentials with dropout applied.
+    /// Masked ones become zero.
+    pub(super) fn softmax_block<V>(
+        head: AttentionHead,
+        dropout: Option<AttentionDropout>,
         block: &Range<usize>,
         scores: &mut [f32],
-    ) -> Sums {
-        let (keys, columns) = (head.padded_keys(), head.seen(block).next_multiple_of(WIDTH));
-        let (scale, mut sums) = (head.scale(), Sums { logs: [0.0; MOST], shares: [0.0; MOST] });
+    ) -> SoftmaxStats {
+        let row_len = head.padded_keys();
+        let columns = head.visible_keys(block).next_multiple_of(WIDTH);
+        let scale = head.scale();
+        let zeros = [0.0; MAX_BLOCK_QUERIES];
+        let mut stats = SoftmaxStats { lse: zeros, inv_sum: zeros };
         for (at, query) in block.clone().enumerate() {
-            let row = scores[at * keys..at * keys + columns].as_chunks_mut().0;
-            let (most, sum) = softmax_row::<V>(scale, head.of.seen(query), row);
-            (sums.logs[at], sums.shares[at]) = (most + sum.ln(), 1.0 / sum);
-            if let Some(mask) = mask_of(drop, head, query) {
-                drop_row::<V>(mask, row);
+            let row = scores[at * row_len..at * row_len + columns].as_chunks_mut().0;
+            let (max, sum) = softmax_row::<V>(scale, head.shape.visible_keys(query), row);
+            (stats.lse[at], stats.inv_sum[at]) = (max + sum.ln(), 1.0 / sum);
+            if let Some(mask) = head.dropout_mask(dropout, query) {
+                dropout_row::<V>(mask, row);
             }
         }
-        sums
+        stats
     }
 }
 
-/// Exponentials of a query's scores, those of keys that it does not see zero. Returns the largest
-/// score and the sum, which the exponentials are not yet divided by.
+/// Replaces a query's scores by exponentials, zero for masked keys. Returns the maximum score and the sum,
+/// by which the exponentials are not yet divided.
 #[inline(always)]
-fn softmax_row<V: Lanes>(scale: f32, seen: usize, row: &mut [[f32; WIDTH]]) -> (f32, f32) {
-    let (row, unseen) = row.split_at_mut(seen.div_ceil(WIDTH));
-    unseen.fill([0.0; WIDTH]);
-    let Some((last, whole)) = row.split_last_mut() else {
+fn softmax_row<V: Lanes>(scale: f32, keys: usize, row: &mut [[f32; WIDTH]]) -> (f32, f32) {
+    let (row, masked) = row.split_at_mut(keys.div_ceil(WIDTH));
+    masked.fill([0.0; WIDTH]);
+    let Some((last, full)) = row.split_last_mut() else {
         return (f32::NEG_INFINITY, 0.0);
     };
-    let rest = seen - whole.len() * WIDTH;
-    let end = V::of(*last).first(rest, V::splat(f32::NEG_INFINITY));
-    let mut most = end;
-    for some in &*whole {
-        most = most.most(V::of(*some));
+    let tail_keys = keys - full.len() * WIDTH;
+    let tail = V::from_array(*last).select_first(tail_keys, V::splat(f32::NEG_INFINITY));
+    let mut max = tail;
+    for lanes in &*full {
+        max = max.max(V::from_array(*lanes));
     }
-    let most = most.largest() * scale;
-    let (scale, least) = (V::splat(scale), V::splat(-most));
-    let end = exp(end.fused(scale, least)).first(rest, V::splat(0.0));
-    *last = end.array();
-    let mut sum = end;
-    for some in whole {
-        let number = exp(V::of(*some).fused(scale, least));
-        *some = number.array();
-        sum = sum.plus(number);
+    let max = max.reduce_max() * scale;
+    let (scale, minus_max) = (V::splat(scale), V::splat(-max));
+    let tail = exp(tail.mul_add(scale, minus_max)).select_first(tail_keys, V::splat(0.0));
+    *last = tail.to_array();
+    let mut sum = tail;
+    for lanes in full {
+        let exponential = exp(V::from_array(*lanes).mul_add(scale, minus_max));
+        *lanes = exponential.to_array();
+        sum = sum.add(exponential);
     }
-    (most, sum.sum())
+    (max, sum.sum())
 }
 
-/// What is left of a query's exponentials.
 #[inline(always)]
-fn drop_row<V: Lanes>(mask: Mask, row: &mut [[f32; WIDTH]]) {
-    for (at, some) in row.iter_mut().enumerate() {
-        let kept: V = factors(mask, (at * WIDTH) as u64);
-        *some = kept.times(V::of(*some)).array();
+fn dropout_row<V: Lanes>(mask: DropoutMask, row: &mut [[f32; WIDTH]]) {
+    for (at, lanes) in row.iter_mut().enumerate() {
+        let factors: V = dropout_factors(mask, (at * WIDTH) as u64);
+        *lanes = factors.mul(V::from_array(*lanes)).to_array();
     }
-}
-
-/// Multiplies each row by its number.
-///
-/// # Safety
-/// Rows of this width must be there.
-pub(super) unsafe fn scale_rows(level: Level, width: usize, rows: MatrixMut, by: &[f32]) {
-    scale_rows_kernel(level, width, rows, by);
 }
 
 kernel! {
-    fn scale_rows_kernel<V>(width: usize, rows: MatrixMut, by: &[f32]) {
-        for (row, by) in by.iter().enumerate() {
-            for at in (0..width).step_by(WIDTH) {
-                // SAFETY: the caller of `scale_rows` promised that they are there.
+    /// Multiplies each row by its factor.
+    ///
+    /// # Safety
+    /// There must be a row of `columns` elements, a multiple of [`WIDTH`], per factor.
+    pub(super) unsafe fn scale_rows<V>(columns: usize, rows: MatrixPtrMut, factors: &[f32]) {
+        for (row, factor) in factors.iter().enumerate() {
+            for at in (0..columns).step_by(WIDTH) {
+                // SAFETY: the caller's promise.
                 unsafe {
-                    let start = rows.at_row(row).start.add(at);
-                    V::load(start).times(V::splat(*by)).store(start);
+                    let ptr = rows.at_row(row).ptr.add(at);
+                    V::load(ptr).mul(V::splat(*factor)).store(ptr);
                 }
             }
         }

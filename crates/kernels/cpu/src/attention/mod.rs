@@ -1,282 +1,298 @@
-//! Attention, head by head. What is masked is not computed, but for the few numbers that share a
-//! block with others. Attention of whole sequences is the part of all tokens, in place.
+//! Causal attention, head by head. Masked scores are not computed, except within the block of the diagonal.
+//! Attention of full sequences is a single chunk, computed in place in `qkv`.
 
 mod backward;
+mod bf16_backward;
+mod bf16_forward;
+mod chunk;
+mod decode;
 mod forward;
-mod halves;
-mod halves_back;
-mod one;
-mod part;
+mod layout;
 
 use std::ops::Range;
 
-pub use halves::HeadMemory;
+pub use bf16_forward::HeadScratch;
 
+use self::backward::BackwardArgs;
+use self::forward::ForwardArgs;
+use self::layout::{AttentionHead, HeadColumns, QkvLayout};
 use super::Cpu;
+use super::isa::kernel;
 use super::lanes::WIDTH;
-use super::level::kernel;
-use super::numbers::{Apart, Source, get, put};
-use super::tile::{Matrix, MatrixMut, ROWS};
-use regatta_device::device::{Attention, AttentionDrop, AttentionPart};
-use regatta_device::random::Mask;
+use super::slice::{DisjointMut, Slice, load_padded, store_partial};
+use super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
+use regatta_device::AttentionOps;
+use regatta_device::ops::{
+    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
+    RopeDirection,
+};
+use regatta_device::tensor::{View, ViewMut};
 
-/// Queries whose softmax is in memory at once: few enough for the cache, in whole blocks.
-const QUERIES: usize = 8 * ROWS;
+/// Queries whose probabilities are in memory at once: few enough for the cache.
+const BLOCK_QUERIES: usize = 8 * ROWS;
 
-/// Where the numbers of heads are.
-#[derive(Debug, Clone, Copy)]
-struct Layout {
-    /// Numbers of a row that has queries.
-    q_row: usize,
-    /// Numbers of a row that has keys and values.
-    kv_row: usize,
-    /// Where the first head's keys and its values begin in that.
-    kv_columns: [usize; 2],
-    /// From the sum of a head to that of the next one, of the same query.
-    head_sums: usize,
-    /// From the sum of a query to that of the next one, of the same head.
-    query_sums: usize,
+impl AttentionOps for Cpu {
+    fn attention(
+        &self,
+        shape: AttentionShape,
+        qkv: View<'_>,
+        dropout: Option<AttentionDropout>,
+        y: ViewMut<'_>,
+        lse: ViewMut<'_>,
+    ) {
+        assert_eq!(qkv.len(), shape.rows() * shape.qkv_dim(), "qkv does not have the given shape");
+        assert_eq!(y.len(), shape.rows() * shape.out_dim(), "y does not have the given shape");
+        assert_eq!(lse.len(), shape.rows() * shape.heads, "lse does not have the given shape");
+        let qkv = Slice::from(qkv);
+        self.attention_forward(shape, ForwardArgs { q: qkv, kv: qkv, dropout }, y, lse);
+    }
+
+    fn attention_backward(
+        &self,
+        shape: AttentionShape,
+        saved: AttentionSaved<'_>,
+        dropout: Option<AttentionDropout>,
+        dy: View<'_>,
+        dqkv: ViewMut<'_>,
+    ) {
+        let (qkv_len, out_len) = (shape.rows() * shape.qkv_dim(), shape.rows() * shape.out_dim());
+        assert_eq!(
+            [saved.qkv.len(), dqkv.len()],
+            [qkv_len; 2],
+            "qkv does not have the given shape"
+        );
+        assert_eq!([saved.y.len(), dy.len()], [out_len; 2], "y does not have the given shape");
+        assert_eq!(
+            saved.lse.len(),
+            shape.rows() * shape.heads,
+            "lse does not have the given shape"
+        );
+        let (qkv, dqkv) = (Slice::from(saved.qkv), DisjointMut::new(dqkv));
+        let args = BackwardArgs {
+            q: qkv,
+            kv: qkv,
+            y: saved.y.into(),
+            lse: saved.lse.as_slice(),
+            dropout,
+            dy: dy.into(),
+            dq: dqkv,
+            dkv: dqkv,
+            accumulate: false,
+        };
+        self.backward_groups(shape.into(), QkvLayout::fused(shape), args);
+    }
+
+    fn attention_chunk(
+        &self,
+        shape: AttentionChunkShape,
+        q: View<'_>,
+        kv: View<'_>,
+        dropout: Option<AttentionDropout>,
+        y: ViewMut<'_>,
+        lse: ViewMut<'_>,
+    ) {
+        let (out_len, kv_len) = (shape.rows() * shape.out_dim(), shape.kv_rows() * shape.kv_dim());
+        assert_eq!([q.len(), y.len()], [out_len; 2], "q or y does not have the given shape");
+        assert_eq!(kv.len(), kv_len, "kv does not have the given shape");
+        assert_eq!(lse.len(), shape.rows() * shape.heads, "lse does not have the given shape");
+        self.merge_chunk(shape, ForwardArgs { q: q.into(), kv: kv.into(), dropout }, y, lse);
+    }
+
+    fn attention_chunk_backward(
+        &self,
+        shape: AttentionChunkShape,
+        saved: AttentionChunkSaved<'_>,
+        dropout: Option<AttentionDropout>,
+        dy: View<'_>,
+        dq: ViewMut<'_>,
+        dkv: ViewMut<'_>,
+    ) {
+        let (out_len, kv_len) = (shape.rows() * shape.out_dim(), shape.kv_rows() * shape.kv_dim());
+        let out_lens = [saved.q.len(), saved.y.len(), dy.len(), dq.len()];
+        assert_eq!(out_lens, [out_len; 4], "q or y does not have the given shape");
+        assert_eq!([saved.kv.len(), dkv.len()], [kv_len; 2], "kv does not have the given shape");
+        assert_eq!(
+            saved.lse.len(),
+            shape.rows() * shape.heads,
+            "lse does not have the given shape"
+        );
+        let (dq, dkv) = (DisjointMut::new(dq), DisjointMut::new(dkv));
+        assert!(dq.is_f32() && dkv.is_f32(), "chunk gradients are accumulated in f32");
+        let args = BackwardArgs {
+            q: saved.q.into(),
+            kv: saved.kv.into(),
+            y: saved.y.into(),
+            lse: saved.lse.as_slice(),
+            dropout,
+            dy: dy.into(),
+            dq,
+            dkv,
+            accumulate: true,
+        };
+        self.backward_groups(shape, QkvLayout::separate(shape), args);
+    }
+
+    fn decode_attention(
+        &self,
+        shape: AttentionShape,
+        q: View<'_>,
+        keys: View<'_>,
+        values: View<'_>,
+        y: ViewMut<'_>,
+    ) {
+        self.attend_to_cache(shape, q, keys, values, y);
+    }
+
+    fn apply_rope(
+        &self,
+        shape: AttentionShape,
+        theta: f64,
+        positions: &[u32],
+        direction: RopeDirection,
+        qkv: ViewMut<'_>,
+    ) {
+        self.rotate_qk(shape, theta, positions, direction, qkv);
+    }
 }
 
-impl Layout {
-    /// Queries, keys and values in one row. Sums of a head follow each other.
-    fn whole(of: Attention) -> Self {
-        let row = of.qkv_width();
-        let kv_columns = [of.heads, of.heads + of.kv_heads].map(|heads| heads * of.head_width);
-        Self { q_row: row, kv_row: row, kv_columns, head_sums: of.sequence, query_sums: 1 }
-    }
-
-    /// Queries apart from keys and values. Sums of a query follow each other.
-    fn part(of: AttentionPart) -> Self {
-        let kv_columns = [0, of.kv_heads * of.head_width];
-        let (q_row, kv_row) = (of.width(), of.kv_width());
-        Self { q_row, kv_row, kv_columns, head_sums: 1, query_sums: of.heads }
-    }
-}
-
-/// One head of one sequence.
-#[derive(Debug, Clone, Copy)]
-struct Head {
-    of: AttentionPart,
-    layout: Layout,
-    batch: usize,
-    head: usize,
-}
-
-impl Head {
-    fn scale(self) -> f32 {
-        (1.0 / (self.of.head_width as f64).sqrt()) as f32
-    }
-
-    fn queries(self) -> Columns {
-        Columns {
-            first_row: self.batch * self.of.queries,
-            rows: self.of.queries,
-            stride: self.layout.q_row,
-            column: self.head * self.of.head_width,
-            width: self.of.head_width,
-        }
-    }
-
-    /// Where what comes out goes.
-    fn results(self) -> Columns {
-        Columns { stride: self.of.width(), ..self.queries() }
-    }
-
-    /// Keys, and values.
-    fn keys_and_values(self) -> [Columns; 2] {
-        let kv_head = self.head / (self.of.heads / self.of.kv_heads);
-        self.layout.kv_columns.map(|column| Columns {
-            first_row: self.batch * self.of.keys,
-            rows: self.of.keys,
-            stride: self.layout.kv_row,
-            column: column + kv_head * self.of.head_width,
-            width: self.of.head_width,
-        })
-    }
-
-    /// Where the sum of one of its queries is.
-    fn sum(self, query: usize) -> usize {
-        let first = self.batch * self.of.heads * self.of.queries;
-        first + self.head * self.layout.head_sums + query * self.layout.query_sums
-    }
-
-    /// Numbers of the head in whole lanes.
-    fn padded(self) -> usize {
-        self.of.head_width.next_multiple_of(WIDTH)
-    }
-
-    /// Keys in whole lanes.
-    fn padded_keys(self) -> usize {
-        self.of.keys.next_multiple_of(WIDTH)
-    }
-
-    /// Keys that any of a block of queries sees.
-    fn seen(self, queries: &Range<usize>) -> usize {
-        self.of.seen(queries.end - 1)
-    }
-}
-
-/// The blocks of so many rows of a range, which begins at a whole block.
+/// Splits a range into blocks of `rows`.
 fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(rows).map(move |start| start..end.min(start + rows))
 }
 
-/// One head's columns of all tokens of a sequence.
-#[derive(Debug, Clone, Copy)]
-struct Columns {
-    /// Rows before those of the sequence.
-    first_row: usize,
-    rows: usize,
-    /// From a row to the next.
-    stride: usize,
-    column: usize,
-    width: usize,
-}
-
-impl Columns {
-    #[inline(always)]
-    fn range(&self, row: usize) -> Range<usize> {
-        let start = (self.first_row + row) * self.stride + self.column;
-        start..start + self.width
-    }
-
-    /// Some of the rows.
-    fn part(self, rows: &Range<usize>) -> Self {
-        Self { first_row: self.first_row + rows.start, rows: rows.len(), ..self }
-    }
-
-    /// Whether kernels can take them from where they are.
-    fn whole(&self) -> bool {
-        self.width.is_multiple_of(WIDTH)
-    }
-}
-
 impl Cpu {
-    /// Has the columns as a matrix in single precision and whole lanes: where they are if they are
-    /// so already, else in `room`, which is then as many rows of padded width.
-    fn gather(&self, from: Source<'_>, columns: Columns, room: &mut [f32]) -> Matrix {
-        if let (Source::F32(numbers), true) = (from, columns.whole()) {
-            let all = &numbers[columns.range(0).start..columns.range(columns.rows - 1).end];
-            return Matrix { start: all.as_ptr(), row: columns.stride, column: 1 };
+    /// The columns as a padded f32 matrix: in place if possible, otherwise copied into `buffer`.
+    fn gather(&self, from: Slice<'_>, columns: HeadColumns, buffer: &mut [f32]) -> MatrixPtr {
+        if let (Slice::F32(elements), true) = (from, columns.is_unpadded()) {
+            let elements = &elements[columns.range(0).start..columns.range(columns.rows - 1).end];
+            let ptr = elements.as_ptr();
+            return MatrixPtr { ptr, row_stride: columns.row_stride, column_stride: 1 };
         }
-        let padded = columns.width.next_multiple_of(WIDTH);
-        gather_rows(self.level, from, columns, &mut room[..columns.rows * padded]);
-        Matrix { start: room.as_ptr(), row: padded, column: 1 }
+        let padded_dim = columns.padded_dim();
+        gather_rows(self.isa, from, columns, &mut buffer[..columns.rows * padded_dim]);
+        MatrixPtr { ptr: buffer.as_ptr(), row_stride: padded_dim, column_stride: 1 }
     }
 
-    /// Where a matrix for the columns can be written: in place, or in `room`.
-    fn place(&self, to: Apart<'_>, columns: Columns, room: &mut [f32]) -> MatrixMut {
-        if to.is_real() && columns.whole() {
-            assert!(columns.range(columns.rows - 1).end <= to.len(), "rows of another width");
-            return MatrixMut { start: to.address(columns.range(0).start), row: columns.stride };
+    /// A padded f32 matrix to write the columns to: in place if possible, otherwise zeros in `buffer`.
+    fn output_matrix(
+        &self,
+        to: DisjointMut<'_>,
+        columns: HeadColumns,
+        buffer: &mut [f32],
+    ) -> MatrixPtrMut {
+        if to.is_f32() && columns.is_unpadded() {
+            assert!(columns.range(columns.rows - 1).end <= to.len(), "columns are out of bounds");
+            let ptr = to.ptr_f32(columns.range(0).start);
+            return MatrixPtrMut { ptr, row_stride: columns.row_stride };
         }
-        let padded = columns.width.next_multiple_of(WIDTH);
-        let room = &mut room[..columns.rows * padded];
-        room.fill(0.0);
-        MatrixMut { start: room.as_mut_ptr(), row: padded }
+        let padded_dim = columns.padded_dim();
+        let buffer = &mut buffer[..columns.rows * padded_dim];
+        buffer.fill(0.0);
+        MatrixPtrMut { ptr: buffer.as_mut_ptr(), row_stride: padded_dim }
     }
 
-    /// As [`Self::place`], with what is there.
+    /// As [`Self::output_matrix`], with the current contents if `accumulate`.
     ///
     /// # Safety
-    /// Nobody else may have these columns.
-    unsafe fn place_kept(&self, to: Apart<'_>, columns: Columns, room: &mut [f32]) -> MatrixMut {
-        if !(to.is_real() && columns.whole()) {
-            let padded = columns.width.next_multiple_of(WIDTH);
+    /// No other thread may access these columns.
+    unsafe fn accumulator_matrix(
+        &self,
+        to: DisjointMut<'_>,
+        columns: HeadColumns,
+        buffer: &mut [f32],
+        accumulate: bool,
+    ) -> MatrixPtrMut {
+        if accumulate && !(to.is_f32() && columns.is_unpadded()) {
             // SAFETY: the caller's promise.
-            unsafe { self.read_rows(to, columns, room) };
-            return MatrixMut { start: room.as_mut_ptr(), row: padded };
+            unsafe { self.load_rows(to, columns, buffer) };
+            return MatrixPtrMut { ptr: buffer.as_mut_ptr(), row_stride: columns.padded_dim() };
         }
-        self.place(to, columns, room)
+        self.output_matrix(to, columns, buffer)
     }
 
-    /// Writes what [`Self::place`] or [`Self::place_kept`] had to put elsewhere.
+    /// Writes back the buffer of [`Self::output_matrix`] or [`Self::accumulator_matrix`], if it was used.
     ///
     /// # Safety
-    /// Nobody else may have these columns.
-    unsafe fn scatter(&self, to: Apart<'_>, columns: Columns, room: &[f32]) {
-        if to.is_real() && columns.whole() {
+    /// No other thread may access these columns.
+    unsafe fn write_back(&self, to: DisjointMut<'_>, columns: HeadColumns, buffer: &[f32]) {
+        if to.is_f32() && columns.is_unpadded() {
             return;
         }
         // SAFETY: the caller's promise.
-        unsafe { self.write_rows(to, columns, room) };
+        unsafe { self.store_rows(to, columns, buffer) };
     }
 
-    /// What is in the columns goes into rows of padded width.
+    /// Copies the columns into padded rows.
     ///
     /// # Safety
-    /// Nobody else may have these columns.
-    unsafe fn read_rows(&self, from: Apart<'_>, columns: Columns, room: &mut [f32]) {
-        let padded = columns.width.next_multiple_of(WIDTH);
-        keep_rows(self.level, from, columns, &mut room[..columns.rows * padded]);
+    /// No other thread may access these columns.
+    unsafe fn load_rows(&self, from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
+        let rows = &mut rows[..columns.rows * columns.padded_dim()];
+        // SAFETY: the caller's promise.
+        unsafe { load_rows_kernel(self.isa, from, columns, rows) };
     }
 
-    /// Rows of padded width go into the columns.
+    /// Copies padded rows into the columns.
     ///
     /// # Safety
-    /// Nobody else may have these columns.
-    unsafe fn write_rows(&self, to: Apart<'_>, columns: Columns, room: &[f32]) {
-        let padded = columns.width.next_multiple_of(WIDTH);
-        scatter_rows(self.level, &room[..columns.rows * padded], columns, to);
+    /// No other thread may access these columns.
+    unsafe fn store_rows(&self, to: DisjointMut<'_>, columns: HeadColumns, rows: &[f32]) {
+        let rows = &rows[..columns.rows * columns.padded_dim()];
+        // SAFETY: the caller's promise.
+        unsafe { store_rows_kernel(self.isa, rows, columns, to) };
     }
 }
 
 kernel! {
-    fn gather_rows<V>(from: Source<'_>, columns: Columns, room: &mut [f32]) {
-        let padded = columns.width.next_multiple_of(WIDTH);
-        for (row, to) in room.chunks_exact_mut(padded).enumerate() {
-            let from = from.part(columns.range(row));
-            // What is not there is read as zeros.
-            for at in (0..padded).step_by(WIDTH) {
-                put(to, at, from.get::<V>(at));
+    fn gather_rows<V>(from: Slice<'_>, columns: HeadColumns, rows: &mut [f32]) {
+        let padded_dim = columns.padded_dim();
+        for (row, to) in rows.chunks_exact_mut(padded_dim).enumerate() {
+            let from = from.slice(columns.range(row));
+            for at in (0..padded_dim).step_by(WIDTH) {
+                store_partial(to, at, from.load_padded::<V>(at));
             }
         }
     }
 }
 
 kernel! {
-    /// The caller is the only one who has these columns.
-    fn keep_rows<V>(from: Apart<'_>, columns: Columns, room: &mut [f32]) {
-        let padded = columns.width.next_multiple_of(WIDTH);
-        for (row, to) in room.chunks_exact_mut(padded).enumerate() {
-            // SAFETY: the caller of `read_rows`, the only one, promised that they are its own.
-            let from = unsafe { from.part(columns.range(row)) };
-            for at in (0..padded).step_by(WIDTH) {
-                put(to, at, from.get::<V>(at));
+    /// # Safety
+    /// No other thread may access these columns.
+    unsafe fn load_rows_kernel<V>(from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
+        let padded_dim = columns.padded_dim();
+        for (row, to) in rows.chunks_exact_mut(padded_dim).enumerate() {
+            // SAFETY: the caller's promise.
+            let from = unsafe { from.slice(columns.range(row)) };
+            for at in (0..padded_dim).step_by(WIDTH) {
+                store_partial(to, at, from.load_padded::<V>(at));
             }
         }
     }
 }
 
 kernel! {
-    /// The caller is the only one who has these columns.
-    fn scatter_rows<V>(room: &[f32], columns: Columns, to: Apart<'_>) {
-        let padded = columns.width.next_multiple_of(WIDTH);
-        for (row, from) in room.chunks_exact(padded).enumerate() {
-            // SAFETY: the caller of `write_rows`, the only one, promised that they are its own.
-            let mut to = unsafe { to.part(columns.range(row)) };
-            let whole = columns.width / WIDTH * WIDTH;
-            for at in (0..whole).step_by(WIDTH) {
+    /// # Safety
+    /// No other thread may access these columns.
+    unsafe fn store_rows_kernel<V>(rows: &[f32], columns: HeadColumns, to: DisjointMut<'_>) {
+        for (row, from) in rows.chunks_exact(columns.padded_dim()).enumerate() {
+            // SAFETY: the caller's promise.
+            let mut to = unsafe { to.slice(columns.range(row)) };
+            let vectorised = columns.dim / WIDTH * WIDTH;
+            for at in (0..vectorised).step_by(WIDTH) {
                 // SAFETY: both have sixteen more.
                 unsafe { to.store(at, V::load(from.as_ptr().add(at))) };
             }
-            if whole < columns.width {
-                to.put(whole, get::<V>(from, whole));
+            if vectorised < columns.dim {
+                to.store_partial(vectorised, load_padded::<V>(from, vectorised));
             }
         }
     }
 }
 
-/// A part of scratch memory, and the rest.
-fn take<'a>(rest: &mut &'a mut [f32], elements: usize) -> &'a mut [f32] {
-    let (part, after) = std::mem::take(rest).split_at_mut(elements);
+/// Takes `len` elements off the front of a scratch buffer.
+fn take<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    let (taken, after) = std::mem::take(rest).split_at_mut(len);
     *rest = after;
-    part
-}
-
-/// A head's mask of a query.
-fn mask_of(drop: Option<AttentionDrop>, head: Head, query: usize) -> Option<Mask> {
-    drop.map(|drop| drop.from([head.batch, head.head, query, 0]).mask)
+    taken
 }

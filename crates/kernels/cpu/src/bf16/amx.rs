@@ -1,103 +1,110 @@
-//! Tiles of AMX. Their instructions are not in the standard library, so they are written out here.
+//! AMX kernel, in assembly because the standard library has no stable intrinsics for it.
 //!
-//! Eight tiles of sixteen rows by 64 bytes: four for the sums of 32 rows by 32 columns, two for the
-//! left operand, two for the right one. The packing is theirs: sixteen lines in a row are a tile of
-//! either operand.
+//! Of the eight tiles of 16 rows by 64 bytes, four accumulate 32 rows by 32 columns, two hold A and two hold
+//! B. The packing matches: sixteen consecutive lines are a tile of either operand.
 
 use std::arch::asm;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::finish::{COLUMNS, Goal, Sums, finish};
-use super::kernel::Plan;
-use super::lines::{Line, WORDS};
-use super::tile::{Run, Tile};
-use super::x86::Natively;
+use super::aligned_lines::{Line, WORDS};
+use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput, write_tile};
+use super::kernel::Blocking;
+use super::microkernel::{GemmTile, MicroKernelFn};
+use super::microkernel_x86::NativeRounding;
+use crate::small_gemm::MatrixPtrMut;
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;
 /// Bytes of a row of a tile, and of a line.
 const ROW_BYTES: usize = size_of::<Line>();
 
-/// How AMX cuts products.
-pub fn plan(run: Run) -> Plan {
-    Plan { rows: 2 * TILE_ROWS, panels: 2, depth: 512, left_widens: 0, in_place: true, run }
+/// Blocking parameters of AMX.
+pub fn blocking(run: MicroKernelFn) -> Blocking {
+    Blocking {
+        tile_rows: 2 * TILE_ROWS,
+        tile_panels: 2,
+        kc: 512,
+        widen_a: false,
+        a_in_place: true,
+        run,
+    }
 }
 
-/// Whether the processor has it and the kernel lets this process use it.
+/// Whether the CPU has AMX and the operating system lets this process use it.
 pub fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| has_instructions() && has_state() && is_permitted())
+    *AVAILABLE.get_or_init(|| has_instructions() && has_xsave_state() && is_permitted())
 }
 
 fn has_instructions() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
-    let wanted = AMX_BF16 | AMX_TILE;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & wanted == wanted
+    let needed = AMX_BF16 | AMX_TILE;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & needed == needed
 }
 
-/// Whether the system saves tiles when it switches threads.
-fn has_state() -> bool {
+/// Whether the operating system saves tile state on context switches.
+fn has_xsave_state() -> bool {
     #[target_feature(enable = "xsave")]
-    fn enabled() -> u64 {
-        // SAFETY: register 0 is there where the system uses `xsave`.
+    fn xcr0() -> u64 {
+        // SAFETY: XCR0 exists where the operating system uses `xsave`.
         unsafe { std::arch::x86_64::_xgetbv(0) }
     }
     const TILE_CONFIG: u64 = 1 << 17;
     const TILE_DATA: u64 = 1 << 18;
-    let wanted = TILE_CONFIG | TILE_DATA;
-    // SAFETY: detection of `xsave` says that the processor has it and the system uses it.
-    is_x86_feature_detected!("xsave") && unsafe { enabled() } & wanted == wanted
+    let needed = TILE_CONFIG | TILE_DATA;
+    // SAFETY: detection of `xsave` includes its use by the operating system.
+    is_x86_feature_detected!("xsave") && unsafe { xcr0() } & needed == needed
 }
 
-/// Tiles are large, so Linux gives the memory for them only to processes that ask.
+/// Linux allocates the large tile state only for processes that request it.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call takes two numbers and touches no memory of ours.
+    // SAFETY: the call takes two integers and no pointers.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Nobody has tried it elsewhere.
+/// Only Linux is supported.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false
 }
 
-/// The shapes of this thread's tiles, until the last of them is dropped. Then the system has less to
-/// save.
-pub struct Configured {
-    /// It is of one thread.
-    stays: PhantomData<*const ()>,
+/// Keeps this thread's tiles configured. Dropping the last one releases them, so that context switches save
+/// less state.
+pub struct TileConfigGuard {
+    /// Not `Send`: the configuration belongs to the thread.
+    not_send: PhantomData<*const ()>,
 }
 
 thread_local! {
-    static HOLDERS: Holders = const { Holders(Cell::new(0)) };
+    static GUARDS: GuardCount = const { GuardCount(Cell::new(0)) };
 }
 
-/// How many hold this thread's tiles. Configuring them takes longer than a small product.
-struct Holders(Cell<usize>);
+/// Guards of this thread. Configuring tiles takes longer than a small GEMM.
+struct GuardCount(Cell<usize>);
 
-impl Holders {
+impl GuardCount {
     /// Whether it is the first.
-    fn enter(&self) -> bool {
+    fn acquire(&self) -> bool {
         self.0.replace(self.0.get() + 1) == 0
     }
 
     /// Whether it was the last.
-    fn leave(&self) -> bool {
+    fn release(&self) -> bool {
         self.0.set(self.0.get() - 1);
         self.0.get() == 0
     }
 }
 
-/// What `ldtilecfg` reads.
+/// Operand of `ldtilecfg`.
 #[repr(C, align(64))]
-struct Configuration {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -105,131 +112,140 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-const _: () = assert!(size_of::<Configuration>() == 64);
+const _: () = assert!(size_of::<TileConfig>() == 64);
 
-/// Eight whole tiles; the other places are reserved.
-const WHOLE_TILES: Configuration = Configuration {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    row_bytes: {
-        let mut row_bytes = [0; 16];
-        let mut tile = 0;
-        while tile < 8 {
-            row_bytes[tile] = ROW_BYTES as u16;
-            tile += 1;
-        }
-        row_bytes
-    },
-    rows: {
-        let mut rows = [0; 16];
-        let mut tile = 0;
-        while tile < 8 {
-            rows[tile] = TILE_ROWS as u8;
-            tile += 1;
-        }
-        rows
-    },
+/// Eight full tiles; the other entries are reserved.
+const FULL_TILES: TileConfig = {
+    let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+    let mut tile = 0;
+    while tile < 8 {
+        row_bytes[tile] = ROW_BYTES as u16;
+        rows[tile] = TILE_ROWS as u8;
+        tile += 1;
+    }
+    TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
-impl Configured {
-    /// Configures the tiles. Only where AMX is available.
+/// `asm!` that clobbers all tiles. The compiler never allocates tiles itself, because no function enables
+/// AMX, so the configuration persists between these blocks.
+macro_rules! tile_asm {
+    ($($arg:tt)*) => {
+        asm!(
+            $($arg)*
+            out("tmm0") _,
+            out("tmm1") _,
+            out("tmm2") _,
+            out("tmm3") _,
+            out("tmm4") _,
+            out("tmm5") _,
+            out("tmm6") _,
+            out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
+impl TileConfigGuard {
+    /// Configures the tiles.
+    ///
+    /// # Panics
+    /// If AMX is not available.
     pub fn new() -> Self {
-        assert!(is_available(), "tiles are configured where there are none");
-        if HOLDERS.with(Holders::enter) {
-            // SAFETY: there are tiles, and the configuration is one of palette 1.
-            unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE_TILES, options(nostack, readonly)) };
+        assert!(is_available(), "AMX is not available");
+        if GUARDS.with(GuardCount::acquire) {
+            // SAFETY: AMX is available, and the configuration is valid. It zeroes the tiles, in which nothing
+            // is live between blocks.
+            unsafe { tile_asm!("ldtilecfg [{}]", in(reg) &FULL_TILES,) };
         }
-        Self { stays: PhantomData }
+        Self { not_send: PhantomData }
     }
 }
 
-impl Drop for Configured {
+impl Drop for TileConfigGuard {
     fn drop(&mut self) {
-        if HOLDERS.with(Holders::leave) {
-            // SAFETY: there are tiles; nothing is left in them.
-            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        if GUARDS.with(GuardCount::release) {
+            // SAFETY: AMX is available, and nothing is live in the tiles.
+            unsafe { tile_asm!("tilerelease",) };
         }
     }
 }
 
-/// Where the four corners of a tile come from and go to.
-struct Corners {
-    /// Upper and lower sixteen rows of the left operand.
-    left: [*const Line; 2],
-    /// Bytes from a row of it to the next.
-    left_row: usize,
-    /// Bytes from sixteen pairs to the next.
-    left_step: usize,
-    /// The two panels of the right operand.
-    right: [*const Line; 2],
-    /// How often sixteen pairs there are.
+/// Addresses and strides of the 2 by 2 tiles of a micro-kernel.
+struct TileOperands {
+    /// Upper and lower sixteen rows of A.
+    a: [*const Line; 2],
+    /// Bytes between rows of A.
+    a_row: usize,
+    /// Bytes between groups of sixteen pairs of A.
+    a_step: usize,
+    /// The two panels of B.
+    b: [*const Line; 2],
+    /// Number of groups of sixteen pairs.
     steps: usize,
-    /// Upper and lower sixteen rows of the result.
-    to: [*mut f32; 2],
-    /// Bytes from a row of it to the next.
-    to_row: usize,
+    /// Upper and lower sixteen rows of the output.
+    c: [*mut f32; 2],
+    /// Bytes between rows of the output.
+    c_row: usize,
 }
 
-impl Corners {
-    fn of(tile: &Tile, sums: &mut Sums, goal: &mut Goal<'_>) -> Self {
-        // Without a second panel the first is taken twice: those sums are not used.
-        let second = (tile.panels - 1) * tile.right_stride;
-        let (to, stride) =
-            straight(tile, goal).unwrap_or((sums.0.as_flattened_mut().as_mut_ptr(), COLUMNS));
+impl TileOperands {
+    fn new(tile: &GemmTile, acc: &mut Accumulators, output: &mut TileOutput<'_>) -> Self {
+        // Without a second panel, the first is read twice and its second result is not used.
+        let second = (tile.panels - 1) * tile.b_stride;
+        let c = direct_store(tile, output).unwrap_or_else(|| acc.as_mut_ptr());
         Self {
-            left: [0, TILE_ROWS].map(|row| tile.left.at_row(row).start),
-            left_row: tile.left.row,
-            left_step: tile.left.step,
-            right: [tile.right, tile.right.wrapping_add(second)],
+            a: [0, TILE_ROWS].map(|row| tile.a.at_row(row).start),
+            a_row: tile.a.row_bytes,
+            a_step: tile.a.step_bytes,
+            b: [tile.b, tile.b.wrapping_add(second)],
             steps: tile.pairs.div_ceil(WORDS),
-            to: [to, to.wrapping_add(TILE_ROWS * stride)],
-            to_row: stride * size_of::<f32>(),
+            c: [0, TILE_ROWS].map(|row| c.at_row(row).ptr),
+            c_row: c.row_stride * size_of::<f32>(),
         }
     }
 }
 
-/// Where a whole tile goes, if not to sums first.
-fn straight(tile: &Tile, goal: &mut Goal<'_>) -> Option<(*mut f32, usize)> {
-    let is_whole = tile.rows == 2 * TILE_ROWS;
-    if is_whole { goal.straight(tile.rows, COLUMNS) } else { None }
+/// Where a full tile can be stored directly.
+fn direct_store(tile: &GemmTile, output: &mut TileOutput<'_>) -> Option<MatrixPtrMut> {
+    let is_full = tile.rows == 2 * TILE_ROWS;
+    if is_full { output.direct_store(tile.rows, TILE_COLUMNS) } else { None }
 }
 
 /// # Safety
-/// See [`Run`]; and this thread's tiles must be configured.
+/// See [`MicroKernelFn`]; and a [`TileConfigGuard`] must exist on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
-    let Corners { left, left_row, left_step, right, steps, to, to_row } =
-        Corners::of(tile, sums, &mut goal);
-    // SAFETY: the caller vouches for configured tiles and for operands of that many steps; what
-    // is written has room for four tiles. Nothing but this uses the tiles.
+pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
+    let TileOperands { a, a_row, a_step, b, steps, c, c_row } =
+        TileOperands::new(tile, acc, &mut output);
+    // SAFETY: the caller promises configured tiles and operands of that many steps; the output has 32 rows of
+    // 32 columns.
     unsafe {
-        asm!(
+        tile_asm!(
             "tilezero tmm0",
             "tilezero tmm1",
             "tilezero tmm2",
             "tilezero tmm3",
             "test {steps}, {steps}",
             "jz 4f",
-            "tileloadd tmm6, [{right_0} + {row}*1]",
-            "tileloadd tmm4, [{left_0} + {left_row}*1]",
-            "tileloadd tmm7, [{right_1} + {row}*1]",
-            "tileloadd tmm5, [{left_1} + {left_row}*1]",
+            "tileloadd tmm6, [{b_0} + {row}*1]",
+            "tileloadd tmm4, [{a_0} + {a_row}*1]",
+            "tileloadd tmm7, [{b_1} + {row}*1]",
+            "tileloadd tmm5, [{a_1} + {a_row}*1]",
             "dec {steps}",
             "jz 3f",
             "2:",
-            "add {left_0}, {left_step}",
-            "add {left_1}, {left_step}",
-            "add {right_0}, 1024",
-            "add {right_1}, 1024",
+            "add {a_0}, {a_step}",
+            "add {a_1}, {a_step}",
+            "add {b_0}, 1024",
+            "add {b_1}, 1024",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm4, [{left_0} + {left_row}*1]",
+            "tileloadd tmm4, [{a_0} + {a_row}*1]",
             "tdpbf16ps tmm2, tmm5, tmm6",
-            "tileloadd tmm6, [{right_0} + {row}*1]",
+            "tileloadd tmm6, [{b_0} + {row}*1]",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            "tileloadd tmm5, [{left_1} + {left_row}*1]",
-            "tileloadd tmm7, [{right_1} + {row}*1]",
+            "tileloadd tmm5, [{a_1} + {a_row}*1]",
+            "tileloadd tmm7, [{b_1} + {row}*1]",
             "dec {steps}",
             "jnz 2b",
             "3:",
@@ -238,27 +254,26 @@ pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
             "4:",
-            "tilestored [{upper} + {to_row}*1], tmm0",
-            "tilestored [{upper} + {to_row}*1 + 64], tmm1",
-            "tilestored [{lower} + {to_row}*1], tmm2",
-            "tilestored [{lower} + {to_row}*1 + 64], tmm3",
-            left_0 = inout(reg) left[0] => _,
-            left_1 = inout(reg) left[1] => _,
-            left_row = in(reg) left_row,
-            left_step = in(reg) left_step,
-            right_0 = inout(reg) right[0] => _,
-            right_1 = inout(reg) right[1] => _,
+            "tilestored [{c_upper} + {c_row}*1], tmm0",
+            "tilestored [{c_upper} + {c_row}*1 + 64], tmm1",
+            "tilestored [{c_lower} + {c_row}*1], tmm2",
+            "tilestored [{c_lower} + {c_row}*1 + 64], tmm3",
+            a_0 = inout(reg) a[0] => _,
+            a_1 = inout(reg) a[1] => _,
+            a_row = in(reg) a_row,
+            a_step = in(reg) a_step,
+            b_0 = inout(reg) b[0] => _,
+            b_1 = inout(reg) b[1] => _,
             row = in(reg) ROW_BYTES,
             steps = inout(reg) steps => _,
-            upper = in(reg) to[0],
-            lower = in(reg) to[1],
-            to_row = in(reg) to_row,
-            options(nostack),
+            c_upper = in(reg) c[0],
+            c_lower = in(reg) c[1],
+            c_row = in(reg) c_row,
         );
     }
-    if straight(tile, &mut goal).is_none() {
-        // SAFETY: as the caller says.
-        unsafe { finish::<Natively>(sums, tile.rows, goal) };
+    if direct_store(tile, &mut output).is_none() {
+        // SAFETY: the caller's promise.
+        unsafe { write_tile::<NativeRounding>(acc, tile.rows, output) };
     }
 }
 
@@ -270,12 +285,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_holder_configures_and_the_last_releases() {
-        let holders = Holders(Cell::new(0));
-        assert!(holders.enter());
-        assert!(!holders.enter());
-        assert!(!holders.leave());
-        assert!(holders.leave());
-        assert!(holders.enter());
+    fn first_guard_configures_and_last_guard_releases() {
+        let guards = GuardCount(Cell::new(0));
+        assert!(guards.acquire());
+        assert!(!guards.acquire());
+        assert!(!guards.release());
+        assert!(guards.release());
+        assert!(guards.acquire());
     }
 }

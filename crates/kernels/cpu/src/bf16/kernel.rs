@@ -1,58 +1,58 @@
-//! Which instructions products are made of: looked for once, chosen at run time.
+//! GEMM kernels and their runtime detection.
 
 use std::sync::OnceLock;
 
-use super::tile::{self, Lanes, Portable, Run};
+use super::microkernel::{self, MicroKernel, MicroKernelFn, Portable};
 #[cfg(target_arch = "x86_64")]
-use super::{amx, x86};
+use super::{amx, microkernel_x86};
 
-/// What multiplies.
+/// A GEMM kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// Tiles of AMX: Sapphire Rapids and later.
+    /// AMX tiles: Sapphire Rapids and later.
     Amx,
-    /// Pairs of brain floats in vectors of 512 bits: Cooper Lake, Zen 4 and later.
+    /// AVX512_BF16 dot products: Cooper Lake, Zen 4 and later.
     Avx512Bf16,
-    /// Vectors of 512 bits; brain floats are widened to single precision.
+    /// AVX-512, with operands widened to f32.
     Avx512,
-    /// The same with 256 bits.
+    /// AVX2, with operands widened to f32.
     Avx2,
-    /// Plain loops.
+    /// Scalar loops.
     Portable,
-    /// The tiles of AMX, played by plain loops.
+    /// AMX tiles emulated by scalar loops.
     #[cfg(test)]
     AmxEmulated,
 }
 
-/// How a kernel cuts products.
-pub struct Plan {
-    /// Rows of its tallest tile.
-    pub rows: usize,
-    /// Panels of its widest.
-    pub panels: usize,
-    /// Numbers of `k` after which sums go to memory, a multiple of 32.
-    pub depth: usize,
-    /// 1 if it wants the left operand widened, else 0.
-    pub left_widens: usize,
-    /// Whether it reads rows of brain floats from wherever they are.
-    pub in_place: bool,
+/// Blocking parameters and micro-kernel of a kernel.
+pub struct Blocking {
+    /// Rows of the largest tile.
+    pub tile_rows: usize,
+    /// Panels of the largest tile.
+    pub tile_panels: usize,
+    /// Depth after which accumulators go to memory, a multiple of 32.
+    pub kc: usize,
+    /// Whether the micro-kernel needs A widened to f32.
+    pub widen_a: bool,
+    /// Whether the micro-kernel reads rows of bf16 elements in place, without packing.
+    pub a_in_place: bool,
     /// Computes a tile.
-    pub run: Run,
+    pub run: MicroKernelFn,
 }
 
 impl Kernel {
-    /// All, best first.
+    /// All, the fastest first.
     pub const ALL: [Self; 5] =
         [Self::Amx, Self::Avx512Bf16, Self::Avx512, Self::Avx2, Self::Portable];
 
-    /// The best that this processor has.
+    /// The fastest that this CPU supports.
     pub fn best() -> Self {
         static BEST: OnceLock<Kernel> = OnceLock::new();
-        let found = || Self::ALL.into_iter().find(|kernel| kernel.is_available());
-        *BEST.get_or_init(|| found().unwrap_or(Self::Portable))
+        let detect = || Self::ALL.into_iter().find(|kernel| kernel.is_available());
+        *BEST.get_or_init(|| detect().unwrap_or(Self::Portable))
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Amx => "amx-bf16",
@@ -65,7 +65,7 @@ impl Kernel {
         }
     }
 
-    /// Whether this processor has its instructions.
+    /// Whether this CPU supports it.
     #[cfg(target_arch = "x86_64")]
     pub fn is_available(self) -> bool {
         match self {
@@ -83,14 +83,14 @@ impl Kernel {
         }
     }
 
-    /// Whether this processor has its instructions.
+    /// Whether this CPU supports it.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_available(self) -> bool {
         !matches!(self, Self::Amx | Self::Avx512Bf16 | Self::Avx512 | Self::Avx2)
     }
 
-    /// Whether its instructions multiply brain floats, rather than what they are widened to.
-    pub fn multiplies_halves(self) -> bool {
+    /// Whether it multiplies bf16 elements without widening them first.
+    pub fn has_bf16_instructions(self) -> bool {
         match self {
             Self::Amx | Self::Avx512Bf16 => true,
             Self::Avx512 | Self::Avx2 | Self::Portable => false,
@@ -100,45 +100,51 @@ impl Kernel {
     }
 
     /// # Panics
-    /// If it is not available.
+    /// If this CPU does not support it.
     pub(super) fn assert_available(self) {
-        assert!(self.is_available(), "this processor has no {}", self.name());
+        assert!(self.is_available(), "this CPU does not support {}", self.name());
     }
 
-    /// How it cuts products.
+    /// Its blocking parameters.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn plan(self) -> Plan {
+    pub(super) fn blocking(self) -> Blocking {
+        use microkernel_x86::{Avx2, Avx512, Avx512Bf16, run_avx2, run_avx512, run_avx512_bf16};
         match self {
-            Self::Amx => amx::plan(amx::run),
-            Self::Avx512Bf16 => plan::<x86::Avx512Bf16>(x86::run_avx512_bf16),
-            Self::Avx512 => plan::<x86::Avx512>(x86::run_avx512),
-            Self::Avx2 => plan::<x86::Avx2>(x86::run_avx2),
-            Self::Portable => plan::<Portable>(tile::run::<Portable>),
+            Self::Amx => amx::blocking(amx::run),
+            Self::Avx512Bf16 => blocking::<Avx512Bf16>(run_avx512_bf16),
+            Self::Avx512 => blocking::<Avx512>(run_avx512),
+            Self::Avx2 => blocking::<Avx2>(run_avx2),
+            Self::Portable => blocking::<Portable>(microkernel::run::<Portable>),
             #[cfg(test)]
-            Self::AmxEmulated => amx::plan(amx::emulated::run),
+            Self::AmxEmulated => amx::blocking(amx::emulated::run),
         }
     }
 
-    /// How it cuts products.
+    /// Its blocking parameters.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn plan(self) -> Plan {
-        plan::<Portable>(tile::run::<Portable>)
+    pub(super) fn blocking(self) -> Blocking {
+        blocking::<Portable>(microkernel::run::<Portable>)
     }
 
-    /// What this thread must have while it multiplies. Products see to it themselves; who holds it
-    /// over many small ones spares each of them the time.
+    /// Configures this thread's AMX tiles, if the kernel uses them, until the guard is dropped. GEMMs do so
+    /// themselves; holding a guard over many small ones avoids the cost for each.
     #[cfg(target_arch = "x86_64")]
-    pub(in super::super) fn made_ready(self) -> Option<amx::Configured> {
-        (self == Self::Amx).then(amx::Configured::new)
+    pub(crate) fn configure_thread(self) -> Option<amx::TileConfigGuard> {
+        (self == Self::Amx).then(amx::TileConfigGuard::new)
     }
 
-    /// What this thread must have while it multiplies: nothing.
+    /// Nothing to configure.
     #[cfg(not(target_arch = "x86_64"))]
-    pub(in super::super) fn made_ready(self) {}
+    pub(crate) fn configure_thread(self) {}
 }
 
-fn plan<L: Lanes>(run: Run) -> Plan {
-    let left_widens = L::LEFT_LINES - 1;
-    let (rows, panels, in_place) = (L::ROWS, L::PANELS, false);
-    Plan { rows, panels, depth: 1024, left_widens, in_place, run }
+fn blocking<M: MicroKernel>(run: MicroKernelFn) -> Blocking {
+    Blocking {
+        tile_rows: M::ROWS,
+        tile_panels: M::PANELS,
+        kc: 1024,
+        widen_a: M::A_LINES == 2,
+        a_in_place: false,
+        run,
+    }
 }

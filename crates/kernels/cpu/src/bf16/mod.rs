@@ -1,176 +1,161 @@
-//! Matrix products of brain floats, summed in single precision, by the best instructions that the
-//! processor has.
+//! bf16 GEMM with f32 accumulators, by the fastest instructions of the CPU.
 //!
-//! Both operands are packed first: rounded to brain floats, two neighbours along `k` in one word,
-//! sixteen words in one line of the cache. All kernels read the same packing, whatever the
-//! order and format of what was packed, so transposed operands cost nothing more. AMX can also read
-//! rows of the left operand from where they are, if they are brain floats already. Read
-//! `pack` for the layout, `block` for the loops, `tile` for the heart of them.
+//! Both operands are packed first: rounded to bf16, two neighbours along `k` in one word, sixteen words in
+//! one cache line. All kernels read the same packing, whatever the layout and dtype of the operands, so
+//! transposed operands cost nothing more. AMX can also read rows of A in place if they are already bf16. See
+//! `pack` for the layout, `blocking` for the loops, `microkernel` for the inner loop.
 //!
-//! There are no threads here. A product whose rows are cut in any way has the same bits.
+//! There are no threads here. Splitting the rows of a GEMM does not change its result.
 
-mod block;
+mod aligned_lines;
+mod blocking;
 mod convert;
-mod finish;
+mod epilogue;
 mod kernel;
-mod lines;
-mod operand;
+mod matrix;
+mod microkernel;
 mod pack;
-mod pack_plain;
-mod tile;
+mod pack_portable;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
-mod pack_avx512;
+mod microkernel_x86;
 #[cfg(target_arch = "x86_64")]
-mod x86;
+mod pack_avx512;
 
 #[cfg(test)]
 mod tests;
 
-pub use convert::{round_to, widen};
-pub use finish::{Ending, ROWS};
+pub use crate::gemm::{Epilogue, GemmShape};
+pub use crate::slice::{Slice, SliceMut};
+pub use epilogue::MAX_TILE_ROWS;
 pub use kernel::Kernel;
-pub use operand::{Matrix, Numbers, NumbersMut, Output};
-pub use pack::Parts;
+pub use matrix::{MatrixSlice, MatrixSliceMut};
+pub use pack::ParallelFor;
+
+pub(crate) use convert::round_to_bf16;
 
 use std::ops::Range;
 
-use finish::Sums;
-use lines::Lines;
+use aligned_lines::AlignedLines;
+use epilogue::Accumulators;
 
-/// How large a product is: `m` times `k` by `k` times `n`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// Rows of the left operand and of the result.
-    pub m: usize,
-    /// Columns of the right operand and of the result.
-    pub n: usize,
-    /// Columns of the left operand, rows of the right one.
-    pub k: usize,
-}
-
-/// Memory that products pack their operands into: one a thread, used again by every call.
+/// Buffers of a GEMM: one per thread, reused by every call.
 #[derive(Debug, Default)]
-pub struct Scratch {
-    left: Lines,
-    right: Packed,
-    sums: Box<Sums>,
+pub struct GemmScratch {
+    packed_a: AlignedLines,
+    packed_b: PackedB,
+    acc: Box<Accumulators>,
 }
 
-/// A right operand, packed once for many products. Threads may share it.
+/// B, packed once for many GEMMs. Threads may share it.
 #[derive(Debug)]
-pub struct Packed {
+pub struct PackedB {
     kernel: Kernel,
     k: usize,
     n: usize,
-    lines: Lines,
+    lines: AlignedLines,
 }
 
-impl Default for Packed {
-    /// Nothing yet: no rows, no columns.
+impl Default for PackedB {
+    /// An empty matrix.
     fn default() -> Self {
-        Self { kernel: Kernel::Portable, k: 0, n: 0, lines: Lines::default() }
+        Self { kernel: Kernel::Portable, k: 0, n: 0, lines: AlignedLines::default() }
     }
 }
 
-impl Packed {
-    /// Packs an operand of `k` rows and `n` columns for a kernel, over what was here.
+impl PackedB {
+    /// Packs a matrix of `k` rows and `n` columns for a kernel.
     ///
     /// # Panics
-    /// If the operand is not that large, or the processor lacks the kernel's instructions.
-    pub fn fill(&mut self, kernel: Kernel, k: usize, n: usize, b: Matrix<'_>) {
-        self.becomes(kernel, [k, n], &b);
-        pack::right(kernel, &b, [k, n], &mut self.lines);
+    /// If `b` is too short, or the CPU does not support the kernel.
+    pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
+        self.reset(kernel, [k, n], &b);
+        pack::pack_b(kernel, &b, [k, n], &mut self.lines);
     }
 
-    /// The same in at most so many parts, which `run` is given to do, in any order or at the same
-    /// time.
+    /// As [`Self::pack`], in at most `tasks` tasks run by `parallel_for`.
     ///
     /// # Panics
-    /// As above.
-    pub fn fill_in_parts(
+    /// As [`Self::pack`].
+    pub fn pack_parallel(
         &mut self,
         kernel: Kernel,
         [k, n]: [usize; 2],
-        b: Matrix<'_>,
-        parts: usize,
-        run: &Parts<'_>,
+        b: MatrixSlice<'_>,
+        tasks: usize,
+        parallel_for: &ParallelFor<'_>,
     ) {
-        self.becomes(kernel, [k, n], &b);
-        pack::right_in_parts(kernel, &b, [k, n], &mut self.lines, parts, run);
+        self.reset(kernel, [k, n], &b);
+        pack::pack_b_parallel(kernel, &b, [k, n], &mut self.lines, tasks, parallel_for);
     }
 
-    fn becomes(&mut self, kernel: Kernel, [k, n]: [usize; 2], b: &Matrix<'_>) {
+    fn reset(&mut self, kernel: Kernel, [k, n]: [usize; 2], b: &MatrixSlice<'_>) {
         kernel.assert_available();
-        b.assert_holds(k, n);
+        b.assert_in_bounds(k, n);
         (self.kernel, self.k, self.n) = (kernel, k, n);
     }
 
-    /// The kernel that it is packed for.
-    pub fn kernel(&self) -> Kernel {
-        self.kernel
-    }
-
-    /// Some of its rows and the first `n` of its columns. Rows that share a step of 32 with the
-    /// last one are multiplied by zeros, so they must be finite.
+    /// A range of rows and the first `n` columns. Further rows up to a multiple of 32 are multiplied by
+    /// zeros, so they must be finite.
     ///
     /// # Panics
-    /// If they are not there, or the first one is none that a step of 32 begins with.
-    pub fn part(&self, rows: Range<usize>, n: usize) -> Right<'_> {
-        let inside = rows.start <= rows.end && rows.end <= self.k && n <= self.n;
-        assert!(inside, "{rows:?} by {n} is no part of {} by {}", self.k, self.n);
-        assert!(rows.start.is_multiple_of(pack::DEPTH), "a step of rows begins before {rows:?}");
-        Right { packed: self, first: rows.start, k: rows.len(), n }
+    /// If they are out of bounds, or the first row is not a multiple of 32.
+    pub fn slice(&self, rows: Range<usize>, n: usize) -> PackedBView<'_> {
+        let in_bounds = rows.start <= rows.end && rows.end <= self.k && n <= self.n;
+        assert!(in_bounds, "rows {rows:?} by {n} are out of bounds for {} by {}", self.k, self.n);
+        let aligned = rows.start.is_multiple_of(pack::DEPTH);
+        assert!(aligned, "the first of rows {rows:?} is not a multiple of {}", pack::DEPTH);
+        PackedBView { packed: self, first: rows.start, k: rows.len(), n }
     }
 }
 
-/// A right operand, or a part of it.
+/// Packed B, or some of its rows and columns.
 #[derive(Debug, Clone, Copy)]
-pub struct Right<'a> {
-    packed: &'a Packed,
-    /// The first of its rows.
+pub struct PackedBView<'a> {
+    packed: &'a PackedB,
+    /// First row.
     first: usize,
     k: usize,
     n: usize,
 }
 
-impl<'a> From<&'a Packed> for Right<'a> {
-    fn from(packed: &'a Packed) -> Self {
+impl<'a> From<&'a PackedB> for PackedBView<'a> {
+    fn from(packed: &'a PackedB) -> Self {
         Self { packed, first: 0, k: packed.k, n: packed.n }
     }
 }
 
-/// `c = a b`, ended as `ending` says. Operands in single precision are rounded to brain floats.
+/// GEMM. f32 operands are rounded to bf16.
 ///
 /// # Panics
-/// If an operand is not as large as said, or the processor lacks the kernel's instructions.
-pub fn product(
+/// If an operand is too short, or the CPU does not support the kernel.
+pub fn gemm(
     kernel: Kernel,
-    sizes: Sizes,
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    ending: Ending<'_>,
-    c: Output<'_>,
-    scratch: &mut Scratch,
+    shape: GemmShape,
+    a: MatrixSlice<'_>,
+    b: MatrixSlice<'_>,
+    epilogue: Epilogue<'_>,
+    c: MatrixSliceMut<'_>,
+    scratch: &mut GemmScratch,
 ) {
-    let Scratch { left, right, sums } = scratch;
-    right.fill(kernel, sizes.k, sizes.n, b);
-    block::product(sizes.m, a, (&*right).into(), ending, c, left, sums);
+    let GemmScratch { packed_a, packed_b, acc } = scratch;
+    packed_b.pack(kernel, shape.k, shape.n, b);
+    blocking::gemm(shape.m, a, (&*packed_b).into(), epilogue, c, packed_a, acc);
 }
 
-/// The same of `m` rows and a right operand that is packed already, or a part of one.
+/// GEMM of `m` rows by packed B.
 ///
 /// # Panics
-/// If an operand is not as large as said.
-pub fn product_packed<'b>(
+/// If an operand is too short.
+pub fn gemm_packed<'b>(
     m: usize,
-    a: Matrix<'_>,
-    b: impl Into<Right<'b>>,
-    ending: Ending<'_>,
-    c: Output<'_>,
-    scratch: &mut Scratch,
+    a: MatrixSlice<'_>,
+    b: impl Into<PackedBView<'b>>,
+    epilogue: Epilogue<'_>,
+    c: MatrixSliceMut<'_>,
+    scratch: &mut GemmScratch,
 ) {
-    block::product(m, a, b.into(), ending, c, &mut scratch.left, &mut scratch.sums);
+    blocking::gemm(m, a, b.into(), epilogue, c, &mut scratch.packed_a, &mut scratch.acc);
 }

@@ -1,255 +1,266 @@
-//! Packing: operands are rounded to brain floats and laid out as the kernels read them.
+//! Packing: operands are rounded to bf16 and laid out as the kernels read them.
 //!
-//! Both operands have *lanes*: rows of the left one, columns of the right one. Their numbers go in
-//! pairs along `k`, in blocks of sixteen lanes by sixteen pairs; what is missing at the edges is
-//! zero. The left operand keeps a line a lane (sixteen pairs of it), the lines of all lanes
-//! together, one such group after the other along `k`. The right one keeps a line a pair (sixteen
-//! lanes of it), the lines of all pairs together: a panel; one panel after the other.
+//! Both operands have *lanes*: rows of A, columns of B. Elements are packed in pairs along `k`, in blocks of
+//! sixteen lanes by sixteen pairs, padded with zeros. In A a line has sixteen pairs of one lane; the lines of
+//! all lanes are adjacent, one such group after the other along `k`. In B a line has one pair of sixteen
+//! lanes; the lines of all pairs are adjacent and form a panel, one panel after the other.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 
-use super::convert::fastest;
-use super::kernel::{Kernel, Plan};
-use super::lines::{Line, Lines, WORDS};
-use super::operand::{Matrix, Numbers};
-use super::pack_plain::{Number, gathered};
-use super::tile::Left;
+use super::aligned_lines::{AlignedLines, Line, WORDS};
+use super::convert::{GemmElement, with_widest_vectors};
+use super::kernel::{Blocking, Kernel};
+use super::matrix::MatrixSlice;
+use super::microkernel::PanelA;
+use super::pack_portable::gather_line;
+use crate::slice::Slice;
 
-/// Numbers along `k` of a block.
+/// Elements along `k` of a block.
 pub const DEPTH: usize = 2 * WORDS;
 
-/// What is packed.
-pub struct Source<'a> {
-    /// All numbers.
-    pub numbers: Numbers<'a>,
-    /// Where the first one is.
-    pub first: usize,
-    /// How many lanes there are, and from one to the next.
-    pub lanes: usize,
+/// An operand to pack.
+struct PackSource<'a> {
+    elements: Slice<'a>,
+    /// Index of the first element.
+    first: usize,
+    lanes: usize,
     lane_stride: usize,
-    /// How many numbers a lane has, and from one to the next.
-    pub k: usize,
+    k: usize,
     k_stride: usize,
 }
 
-impl Source<'_> {
-    /// Whether a line is loaded from one lane, not across lanes.
-    fn is_line_a_lane(&self) -> bool {
+impl PackSource<'_> {
+    /// Whether lines are loaded along `k`, not across lanes.
+    fn loads_along_k(&self) -> bool {
         self.k_stride == 1 || self.lane_stride != 1
     }
 }
 
-/// How the lines are laid out.
+/// Layout of the packed lines.
 #[derive(Clone, Copy)]
-enum Layout {
-    /// A line a lane. The stride leads to the next sixteen pairs.
-    Left { stride: usize },
-    /// A line a pair. The stride leads to the next panel.
-    Right { stride: usize },
+enum PackedLayout {
+    /// A line per lane; the stride is between groups of sixteen pairs.
+    A { stride: usize },
+    /// A line per pair; the stride is between panels.
+    B { stride: usize },
 }
 
-/// A line in whatever holds one best.
-pub trait Vector: Copy {
-    /// # Safety
-    /// Here and below: the processor must have the instructions.
-    ///
+/// A line in a register, or in memory.
+///
+/// # Safety
+/// All methods need the CPU to have the instructions.
+pub trait LineVector: Copy {
     /// From memory.
-    unsafe fn of(line: Line) -> Self;
-    /// Rows for columns.
-    unsafe fn transposed(block: [Self; WORDS]) -> [Self; WORDS];
+    unsafe fn from_line(line: Line) -> Self;
+    /// Transposes a 16 by 16 matrix of words.
+    unsafe fn transpose(block: [Self; WORDS]) -> [Self; WORDS];
     /// To memory.
-    unsafe fn write(self, to: &mut Line);
+    unsafe fn store(self, to: &mut Line);
 }
 
-/// Numbers that are rounded to brain floats on their way into a line.
-pub trait Rounds<N>: Vector {
-    /// # Safety
-    /// Here and below: the processor must have the instructions, and the numbers must be there.
-    ///
-    /// `count` numbers next to each other along `k`, then zeros.
-    unsafe fn along(numbers: &[N], at: usize, count: usize) -> Self;
-    /// Lanes next to each other: the even numbers of so many, and the odd ones of so many.
-    unsafe fn across(numbers: &[N], at: [usize; 2], count: [usize; 2]) -> Self;
+/// Loads of a line, with rounding to bf16.
+///
+/// # Safety
+/// All methods need the CPU to have the instructions, and the elements to be in bounds.
+pub trait LoadLine<T>: LineVector {
+    /// `count` adjacent elements along `k`, padded with zeros.
+    unsafe fn load_along_k(elements: &[T], at: usize, count: usize) -> Self;
+    /// Adjacent lanes: their even elements from `at[0]` on, their odd ones from `at[1]` on.
+    unsafe fn load_across_lanes(elements: &[T], at: [usize; 2], count: [usize; 2]) -> Self;
 }
 
-/// Lines from a panel of a right operand to the next. Odd, so that lines of two panels do not
-/// compete for the same places of the cache.
+/// Lines between panels of B. Odd, to avoid cache conflicts between two panels.
 pub fn panel_stride(k: usize) -> usize {
     (k.div_ceil(DEPTH) * WORDS) | 1
 }
 
-/// Does as many parts of something as it is told to, in any order or at the same time.
-pub type Parts<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
+/// Runs a number of tasks, in any order or in parallel.
+pub type ParallelFor<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
 
-/// Packs a right operand.
-pub fn right(kernel: Kernel, b: &Matrix<'_>, [k, n]: [usize; 2], lines: &mut Lines) {
+/// Packs B.
+pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], lines: &mut AlignedLines) {
     let out = lines.at_least(n.div_ceil(WORDS) * panel_stride(k));
-    right_lanes(kernel, b, k, 0..n, out);
+    pack_columns(kernel, b, k, 0..n, out);
 }
 
-/// The same in as many parts as are wanted, which `run` may do at the same time.
-pub fn right_in_parts(
+/// Packs B in at most `tasks` tasks.
+pub fn pack_b_parallel(
     kernel: Kernel,
-    b: &Matrix<'_>,
+    b: &MatrixSlice<'_>,
     [k, n]: [usize; 2],
-    lines: &mut Lines,
-    parts: usize,
-    run: &Parts<'_>,
+    lines: &mut AlignedLines,
+    tasks: usize,
+    parallel_for: &ParallelFor<'_>,
 ) {
     let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
-    let each = panels.div_ceil(parts.max(1)).max(1);
+    let task_panels = panels.div_ceil(tasks.max(1)).max(1);
     let out = lines.at_least(panels * stride);
-    let parts: Vec<Mutex<&mut [Line]>> = out.chunks_mut(each * stride).map(Mutex::new).collect();
-    run(parts.len(), &|part| {
-        let lane = part * each * WORDS;
-        let lanes = lane..n.min(lane + each * WORDS);
-        let mut out = parts[part].lock().unwrap_or_else(PoisonError::into_inner);
-        right_lanes(kernel, b, k, lanes, &mut out);
+    let chunks: Vec<Mutex<&mut [Line]>> =
+        out.chunks_mut(task_panels * stride).map(Mutex::new).collect();
+    parallel_for(chunks.len(), &|task| {
+        let first = task * task_panels * WORDS;
+        let columns = first..n.min(first + task_panels * WORDS);
+        let mut out = chunks[task].lock().unwrap_or_else(PoisonError::into_inner);
+        pack_columns(kernel, b, k, columns, &mut out);
     });
 }
 
-/// Packs some columns of a right operand: whole panels, but for the last.
-fn right_lanes(kernel: Kernel, b: &Matrix<'_>, k: usize, lanes: Range<usize>, out: &mut [Line]) {
-    let source = Source {
-        numbers: b.numbers,
-        first: lanes.start * b.column_stride,
-        lanes: lanes.len(),
+/// Packs some columns of B, from the start of a panel on.
+fn pack_columns(
+    kernel: Kernel,
+    b: &MatrixSlice<'_>,
+    k: usize,
+    columns: Range<usize>,
+    out: &mut [Line],
+) {
+    let source = PackSource {
+        elements: b.elements,
+        first: columns.start * b.column_stride,
+        lanes: columns.len(),
         lane_stride: b.column_stride,
         k,
         k_stride: b.row_stride,
     };
-    dispatch(kernel, &source, Layout::Right { stride: panel_stride(k) }, out);
+    dispatch(kernel, &source, PackedLayout::B { stride: panel_stride(k) }, out);
 }
 
-/// Some rows and columns of a left operand: from where they are if the kernel can, else packed.
-pub fn left(
+/// Packs some rows and columns of A, or returns them in place if the kernel can read them there.
+pub fn pack_a(
     kernel: Kernel,
-    plan: &Plan,
-    a: &Matrix<'_>,
+    blocking: &Blocking,
+    a: &MatrixSlice<'_>,
     rows: Range<usize>,
     ks: Range<usize>,
-    lines: &mut Lines,
-) -> Left {
-    if let Some(left) = in_place(plan, a, &rows, &ks) {
-        return left;
+    lines: &mut AlignedLines,
+) -> PanelA {
+    if let Some(panel) = in_place(blocking, a, &rows, &ks) {
+        return panel;
     }
-    // A tile may read, but not use, more rows than there are. The rest of the stride spreads the
-    // groups of a tile over the cache. It is a multiple of sixteen, so whole blocks fit.
-    let stride = (rows.len() + plan.rows - 1 + 47) / 64 * 64 + 16;
+    // A tile may read, but not use, rows past the end. The rest of the stride spreads the groups of a tile
+    // over the cache sets. It is a multiple of sixteen, so that full blocks fit.
+    let stride = (rows.len() + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
     let count = ks.len().div_ceil(DEPTH) * stride;
-    let source = Source {
-        numbers: a.numbers,
+    let source = PackSource {
+        elements: a.elements,
         first: rows.start * a.row_stride + ks.start * a.column_stride,
         lanes: rows.len(),
         lane_stride: a.row_stride,
         k: ks.len(),
         k_stride: a.column_stride,
     };
-    let (narrow, wide) = lines.at_least(count * (1 + plan.left_widens * 2)).split_at_mut(count);
-    dispatch(kernel, &source, Layout::Left { stride }, narrow);
-    if wide.is_empty() {
-        return packed_left(narrow, stride, 1);
+    let widened_count = if blocking.widen_a { 2 * count } else { 0 };
+    let (packed, widened) = lines.at_least(count + widened_count).split_at_mut(count);
+    dispatch(kernel, &source, PackedLayout::A { stride }, packed);
+    if widened.is_empty() {
+        return packed_panel(packed, stride, 1);
     }
-    widen_lines(narrow, wide);
-    packed_left(wide, 2 * stride, 2)
+    widen_lines(packed, widened);
+    packed_panel(widened, 2 * stride, 2)
 }
 
-/// A row a line, or two if they are widened.
-fn packed_left(lines: &[Line], stride: usize, lines_of_row: usize) -> Left {
-    let [row, step] = [lines_of_row, stride].map(|lines| lines * size_of::<Line>());
-    Left { start: lines.as_ptr(), row, step }
+/// A packed panel with one line per row and group, or two if widened.
+fn packed_panel(lines: &[Line], stride: usize, row_lines: usize) -> PanelA {
+    let [row_bytes, step_bytes] = [row_lines, stride].map(|lines| lines * size_of::<Line>());
+    PanelA { start: lines.as_ptr(), row_bytes, step_bytes }
 }
 
-/// Rows of brain floats that a kernel reads from where they are: whole tiles of whole lines, for it
-/// would read what is beside others.
-fn in_place(plan: &Plan, a: &Matrix<'_>, rows: &Range<usize>, ks: &Range<usize>) -> Option<Left> {
-    let Numbers::Bf16(numbers) = a.numbers else { return None };
-    let whole = rows.len().is_multiple_of(plan.rows) && ks.len().is_multiple_of(DEPTH);
-    if !(plan.in_place && whole && a.column_stride == 1) || ks.is_empty() {
+/// Rows of bf16 elements that a kernel can read in place: only full tiles of full lines, because it would
+/// read past the end of others.
+fn in_place(
+    blocking: &Blocking,
+    a: &MatrixSlice<'_>,
+    rows: &Range<usize>,
+    ks: &Range<usize>,
+) -> Option<PanelA> {
+    let Slice::Bf16(elements) = a.elements else { return None };
+    let full = rows.len().is_multiple_of(blocking.tile_rows) && ks.len().is_multiple_of(DEPTH);
+    if !(blocking.a_in_place && full && a.column_stride == 1) || ks.is_empty() {
         return None;
     }
-    let start = numbers[rows.start * a.row_stride + ks.start..].as_ptr().cast();
-    Some(Left { start, row: a.row_stride * size_of::<bf16>(), step: size_of::<Line>() })
+    let start = elements[rows.start * a.row_stride + ks.start..].as_ptr().cast();
+    let row_bytes = a.row_stride * size_of::<bf16>();
+    Some(PanelA { start, row_bytes, step_bytes: size_of::<Line>() })
 }
 
-/// Each line becomes two: the first numbers of its pairs, then the second ones.
-fn widen_lines(narrow: &[Line], wide: &mut [Line]) {
-    fastest(
+/// Widens each line to two of f32: the first elements of its pairs, then the second ones.
+fn widen_lines(packed: &[Line], widened: &mut [Line]) {
+    with_widest_vectors(
         #[inline(always)]
         || {
-            for (line, wide) in narrow.iter().zip(wide.as_chunks_mut::<2>().0) {
+            for (line, widened) in packed.iter().zip(widened.as_chunks_mut::<2>().0) {
                 for i in 0..WORDS {
-                    wide[0].0[i] = line.0[i] << 16;
-                    wide[1].0[i] = line.0[i] & 0xffff_0000;
+                    widened[0].0[i] = line.0[i] << 16;
+                    widened[1].0[i] = line.0[i] & 0xffff_0000;
                 }
             }
         },
     );
 }
 
-fn dispatch(kernel: Kernel, source: &Source<'_>, layout: Layout, out: &mut [Line]) {
+fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: &mut [Line]) {
     match kernel {
         #[cfg(target_arch = "x86_64")]
         Kernel::Amx | Kernel::Avx512Bf16 => {
-            use super::pack_avx512::{By, native};
-            // SAFETY: whoever chose the kernel has made sure of its instructions.
+            use super::pack_avx512::{ZmmLine, with_avx512_bf16};
+            // SAFETY: `PackedB` checked that the CPU supports the kernel.
             unsafe {
-                native(
+                with_avx512_bf16(
                     #[inline(always)]
-                    || pack::<By<true>>(source, layout, out),
+                    || pack::<ZmmLine<true>>(source, layout, out),
                 )
             }
         }
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx512 => {
-            use super::pack_avx512::{By, plain};
+            use super::pack_avx512::{ZmmLine, with_avx512};
             // SAFETY: as above.
             unsafe {
-                plain(
+                with_avx512(
                     #[inline(always)]
-                    || pack::<By<false>>(source, layout, out),
+                    || pack::<ZmmLine<false>>(source, layout, out),
                 )
             }
         }
-        _ => fastest(
+        _ => with_widest_vectors(
             #[inline(always)]
             || {
-                // SAFETY: plain words need no instructions of their own.
+                // SAFETY: a line in memory needs no particular instructions.
                 unsafe { pack::<Line>(source, layout, out) }
             },
         ),
     }
 }
 
-/// Asks for format and order once, so that nothing is asked again for every block.
+/// Dispatches on the dtype once for all blocks.
 #[inline(always)]
-unsafe fn pack<V: Rounds<f32> + Rounds<bf16>>(
-    source: &Source<'_>,
-    layout: Layout,
+unsafe fn pack<V: LoadLine<f32> + LoadLine<bf16>>(
+    source: &PackSource<'_>,
+    layout: PackedLayout,
     out: &mut [Line],
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe {
-        match source.numbers {
-            Numbers::F32(numbers) => pack_numbers::<f32, V>(numbers, source, layout, out),
-            Numbers::Bf16(numbers) => pack_numbers::<bf16, V>(numbers, source, layout, out),
+        match source.elements {
+            Slice::F32(elements) => pack_elements::<f32, V>(elements, source, layout, out),
+            Slice::Bf16(elements) => pack_elements::<bf16, V>(elements, source, layout, out),
         }
     }
 }
 
+/// Dispatches on the strides once for all blocks.
 #[inline(always)]
-unsafe fn pack_numbers<N: Number, V: Rounds<N>>(
-    numbers: &[N],
-    source: &Source<'_>,
-    layout: Layout,
+unsafe fn pack_elements<T: GemmElement, V: LoadLine<T>>(
+    elements: &[T],
+    source: &PackSource<'_>,
+    layout: PackedLayout,
     out: &mut [Line],
 ) {
-    let Source { lane_stride, k_stride, .. } = *source;
-    // SAFETY: as the caller says; all places are inside, for the operand holds its last number, and
-    // what is not there is not read.
+    let PackSource { lane_stride, k_stride, .. } = *source;
+    // SAFETY: the caller promises the instructions. The operand's last element is in bounds, and padding is
+    // not read.
     unsafe {
         if k_stride == 1 {
             pack_blocks(
@@ -257,10 +268,7 @@ unsafe fn pack_numbers<N: Number, V: Rounds<N>>(
                 layout,
                 out,
                 #[inline(always)]
-                |at, [lanes, depth], i| {
-                    let count = if i < lanes { depth } else { 0 };
-                    V::along(numbers, at, count)
-                },
+                |at, block, i| V::load_along_k(elements, at, block.lane_len(i)),
             );
         } else if lane_stride == 1 {
             pack_blocks(
@@ -268,65 +276,89 @@ unsafe fn pack_numbers<N: Number, V: Rounds<N>>(
                 layout,
                 out,
                 #[inline(always)]
-                |at, [lanes, depth], i| {
-                    let count = |k: usize| if k < depth { lanes } else { 0 };
-                    let counts = [count(2 * i), count(2 * i + 1)];
-                    V::across(numbers, [at, at + k_stride], counts)
+                |at, block, i| {
+                    let counts = [block.k_len(2 * i), block.k_len(2 * i + 1)];
+                    V::load_across_lanes(elements, [at, at + k_stride], counts)
                 },
             );
         } else {
-            pack_blocks(source, layout, out, |at, [lanes, depth], i| {
-                let count = if i < lanes { depth } else { 0 };
-                V::of(gathered(numbers, at, k_stride, count))
+            pack_blocks(source, layout, out, |at, block, i| {
+                V::from_line(gather_line(elements, at, k_stride, block.lane_len(i)))
             });
         }
     }
 }
 
-/// Block by block, along what lies together in memory. `line` loads a line whose first number is
-/// at a place, of a block of so many lanes and so many numbers of each; then it is told which line.
+/// Lanes and depth of a block within the operand; the rest is padding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct BlockExtent {
+    lanes: usize,
+    depth: usize,
+}
+
+impl BlockExtent {
+    const FULL: Self = Self { lanes: WORDS, depth: DEPTH };
+
+    /// Elements of a lane.
+    #[inline(always)]
+    fn lane_len(self, lane: usize) -> usize {
+        if lane < self.lanes { self.depth } else { 0 }
+    }
+
+    /// Lanes that have an element at `k`.
+    #[inline(always)]
+    fn k_len(self, k: usize) -> usize {
+        if k < self.depth { self.lanes } else { 0 }
+    }
+}
+
+/// Packs block by block, in the order of memory. `load` loads a line of a block: given the index of its first
+/// element, the block's extent, and the index of the line in the block.
 #[inline(always)]
-unsafe fn pack_blocks<V: Vector>(
-    source: &Source<'_>,
-    layout: Layout,
+unsafe fn pack_blocks<V: LineVector>(
+    source: &PackSource<'_>,
+    layout: PackedLayout,
     out: &mut [Line],
-    line: impl Fn(usize, [usize; 2], usize) -> V,
+    load: impl Fn(usize, BlockExtent, usize) -> V,
 ) {
     let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
-    let along = source.k_stride == 1;
-    let step = if source.is_line_a_lane() { source.lane_stride } else { 2 * source.k_stride };
-    let (outer, inner) = if along { (groups, depths) } else { (depths, groups) };
+    let k_contiguous = source.k_stride == 1;
+    let step = if source.loads_along_k() { source.lane_stride } else { 2 * source.k_stride };
+    let (outer, inner) = if k_contiguous { (groups, depths) } else { (depths, groups) };
     for i in 0..outer {
         for j in 0..inner {
-            let (group, depth) = if along { (i, j) } else { (j, i) };
+            let (group, depth) = if k_contiguous { (i, j) } else { (j, i) };
             let to = match layout {
-                Layout::Left { stride } => depth * stride + group * WORDS,
-                Layout::Right { stride } => group * stride + depth * WORDS,
+                PackedLayout::A { stride } => depth * stride + group * WORDS,
+                PackedLayout::B { stride } => group * stride + depth * WORDS,
             };
-            // All of them, also those of lanes that are missing: there is room.
+            // All lines, including padding.
             let to = &mut out[to..to + WORDS];
             let [lane, k] = [group * WORDS, depth * DEPTH];
             let at = source.first + lane * source.lane_stride + k * source.k_stride;
-            let counts = [(source.lanes - lane).min(WORDS), (source.k - k).min(DEPTH)];
-            let turned = source.is_line_a_lane() != matches!(layout, Layout::Left { .. });
-            // SAFETY: as the caller says.
+            let block = BlockExtent {
+                lanes: (source.lanes - lane).min(WORDS),
+                depth: (source.k - k).min(DEPTH),
+            };
+            let transposed = source.loads_along_k() != matches!(layout, PackedLayout::A { .. });
+            // SAFETY: the caller's promise.
             unsafe {
-                // Whole blocks are the most; counts that are known need no masks.
-                if counts == [WORDS, DEPTH] {
+                // Most blocks are full; a constant extent needs no masks.
+                if block == BlockExtent::FULL {
                     pack_block(
-                        turned,
+                        transposed,
                         to,
                         [at, step],
                         #[inline(always)]
-                        |at, i| line(at, [WORDS, DEPTH], i),
+                        |at, i| load(at, BlockExtent::FULL, i),
                     );
                 } else {
                     pack_block(
-                        turned,
+                        transposed,
                         to,
                         [at, step],
                         #[inline(always)]
-                        |at, i| line(at, counts, i),
+                        |at, i| load(at, block, i),
                     );
                 }
             }
@@ -334,35 +366,35 @@ unsafe fn pack_blocks<V: Vector>(
     }
 }
 
-/// Sixteen lanes by sixteen pairs, a line a lane or a line a pair as they lie in memory. The loop has
-/// sixteen turns whatever is there, so that the block stays in registers.
+/// Sixteen lanes by sixteen pairs, loaded as they are in memory. The loop always has sixteen iterations, so
+/// that the block stays in registers.
 #[inline(always)]
-unsafe fn pack_block<V: Vector>(
-    turned: bool,
+unsafe fn pack_block<V: LineVector>(
+    transposed: bool,
     out: &mut [Line],
     [mut at, step]: [usize; 2],
-    line: impl Fn(usize, usize) -> V,
+    load: impl Fn(usize, usize) -> V,
 ) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe {
-        let mut block = [V::of(Line::ZERO); WORDS];
-        for (i, to) in block.iter_mut().enumerate() {
-            *to = line(at, i);
+        let mut block = [V::from_line(Line::ZERO); WORDS];
+        for (i, line) in block.iter_mut().enumerate() {
+            *line = load(at, i);
             at += step;
         }
-        // Written in either case, so that the block never goes to memory in between.
-        if turned {
-            write_lines(V::transposed(block), out);
+        // Stored in both branches, so that the block is not spilled in between.
+        if transposed {
+            store_lines(V::transpose(block), out);
         } else {
-            write_lines(block, out);
+            store_lines(block, out);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn write_lines<V: Vector>(block: [V; WORDS], out: &mut [Line]) {
+unsafe fn store_lines<V: LineVector>(block: [V; WORDS], out: &mut [Line]) {
     for (line, to) in block.iter().zip(out) {
-        // SAFETY: as the caller says.
-        unsafe { line.write(to) };
+        // SAFETY: the caller's promise.
+        unsafe { line.store(to) };
     }
 }

@@ -1,4 +1,4 @@
-//! Every kernel that this processor has, against sums in double precision.
+//! Every kernel that this CPU supports, against sums in f64.
 
 use half::bf16;
 use proptest::prelude::*;
@@ -14,146 +14,149 @@ fn kernels() -> impl Iterator<Item = Kernel> {
     return all;
 }
 
-/// An operand somewhere in memory, with numbers between its own that must not matter.
+/// A strided operand, with elements in between that must not matter.
 #[derive(Debug, Clone)]
 struct Operand {
-    wide: Vec<f32>,
-    narrow: Option<Vec<bf16>>,
+    values: Vec<f32>,
+    bf16: Option<Vec<bf16>>,
     strides: [usize; 2],
 }
 
 impl Operand {
-    fn new(seed: u64, [rows, columns]: [usize; 2], how: Placing) -> Self {
-        let strides = match how.order {
-            0 => [columns + how.gap, 1],
-            1 => [1, rows + how.gap],
-            _ => [2 * (columns + how.gap), 2],
+    fn new(seed: u64, [rows, columns]: [usize; 2], layout: OperandLayout) -> Self {
+        let strides = match layout.order {
+            0 => [columns + layout.gap, 1],
+            1 => [1, rows + layout.gap],
+            _ => [2 * (columns + layout.gap), 2],
         };
         let len = rows * strides[0] + columns * strides[1];
-        let wide: Vec<f32> =
+        let values: Vec<f32> =
             (0..len as u64).map(|i| (uniform(key(seed, &[3]), i) - 0.5) as f32).collect();
-        let narrow = how.narrow.then(|| wide.iter().map(|x| bf16::from_f32(*x)).collect());
-        Self { wide, narrow, strides }
+        let bf16 = layout.is_bf16.then(|| values.iter().map(|x| bf16::from_f32(*x)).collect());
+        Self { values, bf16, strides }
     }
 
-    /// From a row on.
-    fn matrix(&self, row: usize) -> Matrix<'_> {
-        self.starting(row * self.strides[0])
+    fn rows_from(&self, row: usize) -> MatrixSlice<'_> {
+        self.elements_from(row * self.strides[0])
     }
 
-    /// From a column on.
-    fn columns(&self, first: usize) -> Matrix<'_> {
-        self.starting(first * self.strides[1])
+    fn columns_from(&self, first: usize) -> MatrixSlice<'_> {
+        self.elements_from(first * self.strides[1])
     }
 
-    fn starting(&self, first: usize) -> Matrix<'_> {
-        let numbers = match &self.narrow {
-            Some(narrow) => Numbers::Bf16(&narrow[first..]),
-            None => Numbers::F32(&self.wide[first..]),
+    fn elements_from(&self, first: usize) -> MatrixSlice<'_> {
+        let elements = match &self.bf16 {
+            Some(bf16) => Slice::Bf16(&bf16[first..]),
+            None => Slice::F32(&self.values[first..]),
         };
-        Matrix { numbers, row_stride: self.strides[0], column_stride: self.strides[1] }
+        MatrixSlice { elements, row_stride: self.strides[0], column_stride: self.strides[1] }
     }
 
     fn rounded(&self, row: usize, column: usize) -> f64 {
-        bf16::from_f32(self.wide[row * self.strides[0] + column * self.strides[1]]).to_f64()
+        bf16::from_f32(self.values[row * self.strides[0] + column * self.strides[1]]).to_f64()
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Placing {
-    narrow: bool,
+struct OperandLayout {
+    is_bf16: bool,
     order: usize,
     gap: usize,
 }
 
-fn placing() -> impl Strategy<Value = Placing> {
-    (any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(narrow, order, gap)| Placing {
-        narrow,
+fn operand_layout() -> impl Strategy<Value = OperandLayout> {
+    (any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(is_bf16, order, gap)| OperandLayout {
+        is_bf16,
         order,
         gap,
     })
 }
 
-fn sizes() -> impl Strategy<Value = Sizes> {
-    // Whole tiles are read from where they are.
-    let whole = || (1..4_usize).prop_map(|tiles| 32 * tiles);
-    let size = || prop_oneof![0..5_usize, 5..80_usize, whole()];
+fn gemm_shape() -> impl Strategy<Value = GemmShape> {
+    // Full tiles are read in place.
+    let full = || (1..4_usize).prop_map(|tiles| 32 * tiles);
+    let size = || prop_oneof![0..5_usize, 5..80_usize, full()];
     let depth = prop_oneof![
         0..5_usize,
         5..100_usize,
-        whole(),
+        full(),
         500..530_usize,
         544..545_usize,
         1020..1030_usize
     ];
-    (size(), size(), depth).prop_map(|(m, n, k)| Sizes { m, n, k })
+    (size(), size(), depth).prop_map(|(m, n, k)| GemmShape { m, n, k })
 }
 
 #[derive(Debug, Clone, Copy)]
-enum End {
-    Set,
+enum EpilogueKind {
+    Store,
     Bias,
-    Add,
+    Accumulate,
 }
 
 #[derive(Debug, Clone)]
 struct Case {
-    sizes: Sizes,
+    shape: GemmShape,
     a: Operand,
     b: Operand,
     bias: Vec<f32>,
-    end: End,
-    before: Vec<f32>,
+    epilogue: EpilogueKind,
+    initial: Vec<f32>,
     stride: usize,
 }
 
 impl Case {
-    fn new(sizes: Sizes, places: [Placing; 2], end: End, gap: usize) -> Self {
-        let Sizes { m, n, k } = sizes;
-        let some = |purpose: u64, count: usize| -> Vec<f32> {
+    fn new(
+        shape: GemmShape,
+        layouts: [OperandLayout; 2],
+        epilogue: EpilogueKind,
+        gap: usize,
+    ) -> Self {
+        let GemmShape { m, n, k } = shape;
+        let random = |purpose: u64, count: usize| -> Vec<f32> {
             (0..count as u64).map(|i| (uniform(key(5, &[purpose]), i) - 0.5) as f32).collect()
         };
         let stride = n + gap;
         Self {
-            sizes,
-            a: Operand::new(1, [m, k], places[0]),
-            b: Operand::new(2, [k, n], places[1]),
-            bias: some(1, n),
-            end,
-            before: some(2, m * stride),
+            shape,
+            a: Operand::new(1, [m, k], layouts[0]),
+            b: Operand::new(2, [k, n], layouts[1]),
+            bias: random(1, n),
+            epilogue,
+            initial: random(2, m * stride),
             stride,
         }
     }
 
-    fn ending(&self) -> Ending<'_> {
-        match self.end {
-            End::Set => Ending::Set,
-            End::Bias => Ending::Bias(&self.bias),
-            End::Add => Ending::Add,
+    fn epilogue(&self) -> Epilogue<'_> {
+        match self.epilogue {
+            EpilogueKind::Store => Epilogue::Store,
+            EpilogueKind::Bias => Epilogue::Bias(&self.bias),
+            EpilogueKind::Accumulate => Epilogue::Accumulate,
         }
     }
 
-    fn product(&self, kernel: Kernel, scratch: &mut Scratch) -> Vec<f32> {
-        let mut c = self.before.clone();
-        let output = Output::rows(NumbersMut::F32(&mut c), self.stride);
-        let (a, b) = (self.a.matrix(0), self.b.matrix(0));
-        product(kernel, self.sizes, a, b, self.ending(), output, scratch);
+    fn gemm(&self, kernel: Kernel, scratch: &mut GemmScratch) -> Vec<f32> {
+        let mut c = self.initial.clone();
+        let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), self.stride);
+        let (a, b) = (self.a.rows_from(0), self.b.rows_from(0));
+        gemm(kernel, self.shape, a, b, self.epilogue(), output, scratch);
         c
     }
 
-    /// What number `i` of the result should be, and the size of what it is a sum of.
+    /// Exact element `i` of the output, and the sum of the magnitudes of its terms.
     fn exact(&self, i: usize) -> (f64, f64) {
         let (row, column) = (i / self.stride, i % self.stride);
-        let before = f64::from(self.before[i]);
-        if column >= self.sizes.n {
-            return (before, 0.0);
+        let initial = f64::from(self.initial[i]);
+        if column >= self.shape.n {
+            return (initial, 0.0);
         }
-        let start = match self.end {
-            End::Set => 0.0,
-            End::Bias => f64::from(self.bias[column]),
-            End::Add => before,
+        let start = match self.epilogue {
+            EpilogueKind::Store => 0.0,
+            EpilogueKind::Bias => f64::from(self.bias[column]),
+            EpilogueKind::Accumulate => initial,
         };
-        (0..self.sizes.k).fold((start, start.abs()), |(sum, size), i| {
+        (0..self.shape.k).fold((start, start.abs()), |(sum, size), i| {
             let term = self.a.rounded(row, i) * self.b.rounded(i, column);
             (sum + term, size + term.abs())
         })
@@ -161,125 +164,119 @@ impl Case {
 }
 
 fn case() -> impl Strategy<Value = Case> {
-    let end = prop_oneof![Just(End::Set), Just(End::Bias), Just(End::Add)];
-    (sizes(), [placing(), placing()], end, 0..4_usize)
-        .prop_map(|(sizes, places, end, gap)| Case::new(sizes, places, end, gap))
+    let epilogue = prop_oneof![
+        Just(EpilogueKind::Store),
+        Just(EpilogueKind::Bias),
+        Just(EpilogueKind::Accumulate)
+    ];
+    (gemm_shape(), [operand_layout(), operand_layout()], epilogue, 0..4_usize)
+        .prop_map(|(shape, layouts, epilogue, gap)| Case::new(shape, layouts, epilogue, gap))
 }
 
-/// Each sum is rounded once an addition at most, and products not at all or once.
+/// Sums are rounded at most once per addition, products at most once.
 fn tolerance(k: usize, size: f64) -> f64 {
     (k as f64 + 4.0) * size * f64::from(f32::EPSILON)
 }
 
-/// Fewer where nothing is optimised: tiles played by plain loops are slow.
+/// Fewer in debug builds, where emulated tiles are slow.
 const CASES: u32 = if cfg!(debug_assertions) { 20 } else { 200 };
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(CASES))]
 
     #[test]
-    fn products_are_right(case in case()) {
-        // What an earlier product left must not matter.
-        let mut scratch = Scratch::default();
+    fn gemm_matches_f64(case in case()) {
+        // Scratch of an earlier GEMM must not matter.
+        let mut scratch = GemmScratch::default();
         for kernel in kernels() {
-            let c = case.product(kernel, &mut scratch);
+            let c = case.gemm(kernel, &mut scratch);
             for (i, found) in c.iter().enumerate() {
                 let (exact, size) = case.exact(i);
                 let error = (f64::from(*found) - exact).abs();
                 prop_assert!(
-                    error <= tolerance(case.sizes.k, size),
-                    "{}: number {i} is {found}, not {exact}", kernel.name()
+                    error <= tolerance(case.shape.k, size),
+                    "{}: element {i} is {found}, expected {exact}", kernel.name()
                 );
             }
         }
     }
 
     #[test]
-    fn results_in_brain_floats_are_the_same_rounded(case in case()) {
-        let mut scratch = Scratch::default();
+    fn bf16_output_is_the_rounded_f32_output(case in case()) {
+        let mut scratch = GemmScratch::default();
         for kernel in kernels() {
-            let mut c: Vec<bf16> = case.before.iter().map(|x| bf16::from_f32(*x)).collect();
-            let rounded = Case { before: c.iter().map(|x| x.to_f32()).collect(), ..case.clone() };
-            let output = Output::rows(NumbersMut::Bf16(&mut c), case.stride);
-            let (a, b) = (case.a.matrix(0), case.b.matrix(0));
-            product(kernel, case.sizes, a, b, case.ending(), output, &mut scratch);
+            let mut c: Vec<bf16> = case.initial.iter().map(|x| bf16::from_f32(*x)).collect();
+            let rounded = Case { initial: c.iter().map(|x| x.to_f32()).collect(), ..case.clone() };
+            let output = MatrixSliceMut::row_major(SliceMut::Bf16(&mut c), case.stride);
+            let (a, b) = (case.a.rows_from(0), case.b.rows_from(0));
+            gemm(kernel, case.shape, a, b, case.epilogue(), output, &mut scratch);
             for (i, found) in c.iter().enumerate() {
                 let (exact, size) = rounded.exact(i);
                 let error = (found.to_f64() - exact).abs();
-                let of_rounding = exact.abs() / 256.0 * 1.001;
+                let rounding = exact.abs() / 256.0 * 1.001;
                 prop_assert!(
-                    error <= of_rounding + tolerance(case.sizes.k, size),
-                    "{}: number {i} is {found}, not {exact}", kernel.name()
+                    error <= rounding + tolerance(case.shape.k, size),
+                    "{}: element {i} is {found}, expected {exact}", kernel.name()
                 );
             }
         }
     }
 
     #[test]
-    fn packed_operands_and_cut_rows_give_the_same_bits(case in case(), cut in 0.0..1.0_f64) {
-        let Sizes { m, n, k } = case.sizes;
-        let cut = (cut * m as f64) as usize;
-        let (mut scratch, mut packed) = (Scratch::default(), Packed::default());
+    fn packing_and_splitting_rows_do_not_change_bits(case in case(), split in 0.0..1.0_f64) {
+        let GemmShape { m, n, k } = case.shape;
+        let split = (split * m as f64) as usize;
+        let (mut scratch, mut packed) = (GemmScratch::default(), PackedB::default());
         for kernel in kernels() {
-            let whole = case.product(kernel, &mut scratch);
-            packed.fill(kernel, k, n, case.b.matrix(0));
-            let mut parts = case.before.clone();
-            let (upper, lower) = parts.split_at_mut(cut * case.stride);
-            for (c, rows) in [(upper, 0..cut), (lower, cut..m)] {
-                let output = Output::rows(NumbersMut::F32(c), case.stride);
-                let (a, ending) = (case.a.matrix(rows.start), case.ending());
-                product_packed(rows.len(), a, &packed, ending, output, &mut scratch);
+            let expected = case.gemm(kernel, &mut scratch);
+            packed.pack(kernel, k, n, case.b.rows_from(0));
+            let mut found = case.initial.clone();
+            let (upper, lower) = found.split_at_mut(split * case.stride);
+            for (c, rows) in [(upper, 0..split), (lower, split..m)] {
+                let output = MatrixSliceMut::row_major(SliceMut::F32(c), case.stride);
+                let (a, epilogue) = (case.a.rows_from(rows.start), case.epilogue());
+                gemm_packed(rows.len(), a, &packed, epilogue, output, &mut scratch);
             }
-            let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            prop_assert_eq!(bits(&whole), bits(&parts), "{}", kernel.name());
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&expected), bits(&found), "{}", kernel.name());
         }
     }
 
-    /// A part of a packed operand gives what that part gives, packed alone. Other rows and columns
-    /// do not count.
+    /// Rows and columns outside the slice do not matter.
     #[test]
-    fn parts_of_packed_operands_are_operands(
-        case in case(), cuts in [0.0..1.0_f64, 0.0..1.0, 0.0..1.0],
+    fn slice_of_packed_b_equals_the_packed_slice(
+        case in case(), fractions in [0.0..1.0_f64, 0.0..1.0, 0.0..1.0],
     ) {
-        let Sizes { m, n, k } = case.sizes;
-        let some = |of: usize, cut: f64| (cut * (of + 1) as f64) as usize;
-        let (first, columns) = (some(k / 32, cuts[0]) * 32, some(n, cuts[1]));
-        let rows = first..first + some(k - first, cuts[2]);
-        let (mut scratch, mut packed) = (Scratch::default(), Packed::default());
+        let GemmShape { m, n, k } = case.shape;
+        let part = |of: usize, fraction: f64| (fraction * (of + 1) as f64) as usize;
+        let (first, columns) = (part(k / 32, fractions[0]) * 32, part(n, fractions[1]));
+        let rows = first..first + part(k - first, fractions[2]);
+        let (mut scratch, mut packed) = (GemmScratch::default(), PackedB::default());
         for kernel in kernels() {
-            let mut product_of = |a: Matrix<'_>, b: Right<'_>| {
-                let mut c = case.before.clone();
-                let output = Output::rows(NumbersMut::F32(&mut c), case.stride);
-                product_packed(m, a, b, case.ending(), output, &mut scratch);
+            let mut multiply = |a: MatrixSlice<'_>, b: PackedBView<'_>| {
+                let mut c = case.initial.clone();
+                let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), case.stride);
+                gemm_packed(m, a, b, case.epilogue(), output, &mut scratch);
                 c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
-            let a = case.a.columns(rows.start);
-            packed.fill(kernel, rows.len(), columns, case.b.matrix(rows.start));
-            let expected = product_of(a, (&packed).into());
-            packed.fill(kernel, k, n, case.b.matrix(0));
-            let found = product_of(a, packed.part(rows.clone(), columns));
+            let a = case.a.columns_from(rows.start);
+            packed.pack(kernel, rows.len(), columns, case.b.rows_from(rows.start));
+            let expected = multiply(a, (&packed).into());
+            packed.pack(kernel, k, n, case.b.rows_from(0));
+            let found = multiply(a, packed.slice(rows.clone(), columns));
             prop_assert_eq!(expected, found, "{}: {:?} by {}", kernel.name(), rows, columns);
         }
     }
 
     #[test]
-    fn rounding_is_that_of_the_half_crate(bits in prop::collection::vec(any::<u32>(), 0..100)) {
-        let numbers: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
-        let mut found = vec![bf16::ZERO; numbers.len()];
-        round_to(&numbers, &mut found);
-        for (number, found) in numbers.iter().zip(&found) {
-            prop_assert_eq!(found.to_bits(), bf16::from_f32(*number).to_bits(), "{}", number);
-        }
-        let mut wide = vec![0.0; found.len()];
-        widen(&found, &mut wide);
-        for (found, wide) in found.iter().zip(&wide) {
-            prop_assert_eq!(found.to_f32().to_bits(), wide.to_bits());
-        }
+    fn rounding_matches_the_half_crate(bits: u32) {
+        let value = f32::from_bits(bits);
+        prop_assert_eq!(round_to_bf16(value), bf16::from_f32(value).to_bits(), "{}", value);
     }
 }
 
 #[test]
-fn hard_cases_are_rounded_to_even_and_nothing_becomes_a_number() {
+fn rounding_is_to_nearest_even_and_keeps_nan() {
     let cases = [
         (0x3f80_8000, 0x3f80),
         (0x3f81_8000, 0x3f82),
@@ -291,43 +288,39 @@ fn hard_cases_are_rounded_to_even_and_nothing_becomes_a_number() {
         (0x0000_8001, 0x0001),
     ];
     for (from, to) in cases {
-        let mut found = [bf16::ZERO];
-        round_to(&[f32::from_bits(from)], &mut found);
-        assert_eq!(found[0].to_bits(), to, "{from:x}");
+        assert_eq!(round_to_bf16(f32::from_bits(from)), to, "{from:x}");
     }
-    for none in [0x7f80_0001, 0x7fff_ffff, 0xffc0_0000, 0xffff_ffff] {
-        let mut found = [bf16::ZERO];
-        round_to(&[f32::from_bits(none)], &mut found);
-        assert!(found[0].is_nan(), "{none:x}");
+    for nan in [0x7f80_0001, 0x7fff_ffff, 0xffc0_0000, 0xffff_ffff] {
+        assert!(bf16::from_bits(round_to_bf16(f32::from_bits(nan))).is_nan(), "{nan:x}");
     }
 }
 
 #[test]
-fn what_is_no_number_stays_visible_in_products() {
+fn nan_and_infinity_propagate() {
     for kernel in kernels() {
         let mut a = vec![1.0; 20 * 40];
         a[3 * 40 + 7] = f32::NAN;
         a[5 * 40 + 8] = f32::INFINITY;
         let b = vec![1.0; 40 * 20];
         let mut c = vec![0.0; 20 * 20];
-        let a = Matrix::rows(Numbers::F32(&a), 40);
-        let b = Matrix::rows(Numbers::F32(&b), 40).transposed();
-        let output = Output::rows(NumbersMut::F32(&mut c), 20);
-        let sizes = Sizes { m: 20, n: 20, k: 40 };
-        product(kernel, sizes, a, b, Ending::Set, output, &mut Scratch::default());
+        let a = MatrixSlice::row_major(Slice::F32(&a), 40);
+        let b = MatrixSlice::row_major(Slice::F32(&b), 40).transposed();
+        let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), 20);
+        let shape = GemmShape { m: 20, n: 20, k: 40 };
+        gemm(kernel, shape, a, b, Epilogue::Store, output, &mut GemmScratch::default());
         for (row, c) in c.chunks(20).enumerate() {
-            let right = |x: &f32| match row {
+            let is_expected = |x: &f32| match row {
                 3 => x.is_nan(),
                 5 => *x == f32::INFINITY,
                 _ => *x == 40.0,
             };
-            assert!(c.iter().all(right), "{}: row {row} is {c:?}", kernel.name());
+            assert!(c.iter().all(is_expected), "{}: row {row} is {c:?}", kernel.name());
         }
     }
 }
 
 #[test]
-fn the_best_kernel_is_available_and_has_a_name() {
+fn best_kernel_is_the_first_available_one() {
     let best = Kernel::best();
     assert!(best.is_available());
     assert_eq!(kernels().next(), Some(best));
@@ -337,28 +330,28 @@ fn the_best_kernel_is_available_and_has_a_name() {
 }
 
 #[test]
-#[should_panic(expected = "32..50 by 3 is no part of 40 by 4")]
-fn rows_that_are_not_packed_are_refused() {
-    let mut packed = Packed::default();
-    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Numbers::F32(&[0.0; 160]), 4));
-    packed.part(32..50, 3);
+#[should_panic(expected = "rows 32..50 by 3 are out of bounds for 40 by 4")]
+fn slice_out_of_bounds_panics() {
+    let mut packed = PackedB::default();
+    packed.pack(Kernel::Portable, 40, 4, MatrixSlice::row_major(Slice::F32(&[0.0; 160]), 4));
+    packed.slice(32..50, 3);
 }
 
 #[test]
-#[should_panic(expected = "a step of rows begins before 16..32")]
-fn rows_within_a_step_are_refused() {
-    let mut packed = Packed::default();
-    packed.fill(Kernel::Portable, 40, 4, Matrix::rows(Numbers::F32(&[0.0; 160]), 4));
-    packed.part(16..32, 4);
+#[should_panic(expected = "the first of rows 16..32 is not a multiple of 32")]
+fn unaligned_slice_panics() {
+    let mut packed = PackedB::default();
+    packed.pack(Kernel::Portable, 40, 4, MatrixSlice::row_major(Slice::F32(&[0.0; 160]), 4));
+    packed.slice(16..32, 4);
 }
 
 #[test]
-#[should_panic(expected = "11 numbers do not hold a matrix of 3 by 4 with strides [4, 1]")]
-fn an_operand_that_is_too_short_is_refused() {
-    let a = Matrix::rows(Numbers::F32(&[0.0; 11]), 4);
-    let b = Matrix::rows(Numbers::F32(&[0.0; 8]), 2);
+#[should_panic(expected = "11 elements are too few for a 3 by 4 matrix with strides [4, 1]")]
+fn short_operand_panics() {
+    let a = MatrixSlice::row_major(Slice::F32(&[0.0; 11]), 4);
+    let b = MatrixSlice::row_major(Slice::F32(&[0.0; 8]), 2);
     let mut c = [0.0; 6];
-    let output = Output::rows(NumbersMut::F32(&mut c), 2);
-    let sizes = Sizes { m: 3, n: 2, k: 4 };
-    product(Kernel::Portable, sizes, a, b, Ending::Set, output, &mut Scratch::default());
+    let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), 2);
+    let shape = GemmShape { m: 3, n: 2, k: 4 };
+    gemm(Kernel::Portable, shape, a, b, Epilogue::Store, output, &mut GemmScratch::default());
 }

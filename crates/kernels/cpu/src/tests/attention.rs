@@ -1,9 +1,16 @@
-//! Attention, of whole sequences, of parts and of one token, and the positions of its queries and
-//! keys.
+//! Attention of full sequences, of chunks and of one token, and RoPE.
 
+use super::embedding_loss::random_tokens;
 use super::*;
+use regatta_device::AttentionOps;
+use regatta_device::ops::{
+    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
+    RopeDirection,
+};
+use regatta_device::random::DropoutMask;
 
-const ATTENTIONS: [[usize; 5]; 13] = [
+/// Batch, tokens, heads, key/value heads, head_dim.
+const SHAPES: [[usize; 5]; 13] = [
     [1, 1, 1, 1, 1],
     [2, 1, 2, 1, 16],
     [3, 5, 2, 2, 6],
@@ -19,68 +26,76 @@ const ATTENTIONS: [[usize; 5]; 13] = [
     [1, 100, 4, 2, 40],
 ];
 
-fn attention_of([batch, sequence, heads, kv_heads, head_width]: [usize; 5]) -> Attention {
-    Attention { batch, sequence, heads, kv_heads, head_width }
+fn attention_shape([batch, seq_len, heads, kv_heads, head_dim]: [usize; 5]) -> AttentionShape {
+    AttentionShape { batch, seq_len, heads, kv_heads, head_dim }
 }
 
-/// Nothing dropped, what one rank drops, and what a rank with some of the heads and tokens drops.
-fn drops(of: Attention) -> [Option<AttentionDrop>; 3] {
-    let mask = Mask { share: 0.3, key: key(5, &[1]), first: 1000 };
-    let larger = AttentionDrop::whole(mask, 3 * of.heads, of.sequence + 9);
-    let whole = AttentionDrop::whole(mask, of.heads, of.sequence);
-    [None, Some(whole), Some(larger.from([0, of.heads, 9, 0]))]
+/// No dropout, that of all heads and tokens, and that of a shard.
+fn dropouts(shape: AttentionShape) -> [Option<AttentionDropout>; 3] {
+    let mask = DropoutMask { p: 0.3, key: key(5, &[1]), offset: 1000 };
+    let global = AttentionDropout::new(mask, 3 * shape.heads, shape.seq_len + 9);
+    let full = AttentionDropout::new(mask, shape.heads, shape.seq_len);
+    [None, Some(full), Some(global.shard([0, shape.heads, 9, 0]))]
 }
 
 #[test]
-fn attention() {
-    for of in ATTENTIONS.map(attention_of) {
-        let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
-        let sums = of.rows() * of.heads;
-        for drop in drops(of) {
-            let what = format!("{of:?} {drop:?}");
-            same(&what, &[Act(inside), Act(outside), Real(sums)], |device, t| {
-                let [qkv, y, log_sums] = t else { panic!() };
-                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-                0.0
-            });
-            let kinds = [Act(inside), Act(outside), Real(sums), Act(outside), Act(inside)];
-            same(&what, &kinds, |device, t| {
-                let [qkv, y, log_sums, dy, dqkv] = t else { panic!() };
-                device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-                let (y, log_sums) = (y.view(), log_sums.view());
-                let saved = AttentionSaved { qkv: qkv.view(), y, log_sums };
-                device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
+fn attention_matches_reference() {
+    for shape in SHAPES.map(attention_shape) {
+        let (qkv_len, out_len) = (shape.rows() * shape.qkv_dim(), shape.rows() * shape.out_dim());
+        let lse_len = shape.rows() * shape.heads;
+        for dropout in dropouts(shape) {
+            let what = format!("{shape:?} {dropout:?}");
+            assert_matches_reference(
+                &what,
+                &[Act(qkv_len), Act(out_len), Master(lse_len)],
+                |device, t| {
+                    let [qkv, y, lse] = t else { unreachable!() };
+                    device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
+                    0.0
+                },
+            );
+            let specs = [Act(qkv_len), Act(out_len), Master(lse_len), Act(out_len), Act(qkv_len)];
+            assert_matches_reference(&what, &specs, |device, t| {
+                let [qkv, y, lse, dy, dqkv] = t else { unreachable!() };
+                device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
+                let (y, lse) = (y.view(), lse.view());
+                let saved = AttentionSaved { qkv: qkv.view(), y, lse };
+                device.attention_backward(shape, saved, dropout, dy.view(), dqkv.view_mut());
                 0.0
             });
         }
     }
 }
 
-/// What comes out, and all gradients, as bits.
-fn attended(device: &Cpu, of: Attention, drop: Option<AttentionDrop>) -> Vec<Vec<u32>> {
-    let (inside, outside) = (of.rows() * of.qkv_width(), of.rows() * of.width());
-    let sums = Real(of.rows() * of.heads);
-    let mut all = tensors(device, &[Act(inside), Act(outside), sums, Act(outside), Act(inside)]);
-    let [qkv, y, log_sums, dy, dqkv] = &mut all[..] else { panic!() };
-    device.attention(of, qkv.view(), drop, y.view_mut(), log_sums.view_mut());
-    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), log_sums: log_sums.view() };
-    device.attention_back(of, saved, drop, dy.view(), dqkv.view_mut());
-    let bits = |numbers: Vec<f32>| numbers.iter().map(|x| x.to_bits()).collect();
-    fetched(device, &all).into_iter().map(bits).collect()
+/// Bits of the output and of all gradients.
+fn attention_bits(
+    device: &Cpu,
+    shape: AttentionShape,
+    dropout: Option<AttentionDropout>,
+) -> Vec<Vec<u32>> {
+    let (qkv_len, out_len) = (shape.rows() * shape.qkv_dim(), shape.rows() * shape.out_dim());
+    let lse = Master(shape.rows() * shape.heads);
+    let mut all = tensors(device, &[Act(qkv_len), Act(out_len), lse, Act(out_len), Act(qkv_len)]);
+    let [qkv, y, lse, dy, dqkv] = &mut all[..] else { unreachable!() };
+    device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
+    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
+    device.attention_backward(shape, saved, dropout, dy.view(), dqkv.view_mut());
+    let bits = |values: Vec<f32>| values.iter().map(|x| x.to_bits()).collect();
+    to_host(device, &all).into_iter().map(bits).collect()
 }
 
 #[test]
-fn attention_is_the_same_on_any_number_of_threads() {
-    let of = attention_of([2, 100, 6, 3, 40]);
-    for drop in drops(of) {
+fn attention_does_not_depend_on_the_number_of_threads() {
+    let shape = attention_shape([2, 100, 6, 3, 40]);
+    for dropout in dropouts(shape) {
         let mut all: Vec<(String, Vec<Vec<u32>>)> = Vec::new();
         for device in devices() {
-            let how = device.describe();
-            let kernels = how.split_once(", ").unwrap().1.to_owned();
-            let found = attended(&device, of, drop);
-            match all.iter().find(|(others, _)| *others == kernels) {
-                Some((_, expected)) => assert!(*expected == found, "{how} differs"),
-                None => all.push((kernels, found)),
+            let name = device.describe();
+            let kernel = name.split_once(", ").unwrap().1.to_owned();
+            let found = attention_bits(&device, shape, dropout);
+            match all.iter().find(|(other, _)| *other == kernel) {
+                Some((_, expected)) => assert!(*expected == found, "{name} differs"),
+                None => all.push((kernel, found)),
             }
         }
         assert!(all.len() < devices().len());
@@ -88,37 +103,41 @@ fn attention_is_the_same_on_any_number_of_threads() {
 }
 
 #[test]
-fn attention_of_one_token() {
-    for [_, tokens, heads, kv_heads, head_width] in ATTENTIONS {
-        let of = Attention { batch: 1, sequence: 1, heads, kv_heads, head_width };
-        let cache = tokens * kv_heads * head_width;
-        let kinds = [Act(of.width()), Act(cache), Act(cache), Act(of.width())];
-        same(&format!("{of:?}"), &kinds, |device, t| {
-            let [q, keys, values, y] = t else { panic!() };
-            device.attend(of, q.view(), keys.view(), values.view(), y.view_mut());
+fn decode_attention_matches_reference() {
+    for [_, tokens, heads, kv_heads, head_dim] in SHAPES {
+        let shape = AttentionShape { batch: 1, seq_len: 1, heads, kv_heads, head_dim };
+        let cache_len = tokens * kv_heads * head_dim;
+        let specs = [Act(shape.out_dim()), Act(cache_len), Act(cache_len), Act(shape.out_dim())];
+        assert_matches_reference(&format!("{shape:?}"), &specs, |device, t| {
+            let [q, keys, values, y] = t else { unreachable!() };
+            device.decode_attention(shape, q.view(), keys.view(), values.view(), y.view_mut());
             0.0
         });
     }
 }
 
 #[test]
-fn rope() {
-    for of in ATTENTIONS.map(attention_of).into_iter().filter(|of| of.head_width % 2 == 0) {
-        let scattered = super::tokens::tokens(4, of.sequence, 300);
-        let in_order: Vec<u32> = (0..of.sequence as u32).collect();
-        let all = [(&in_order, Turn::There), (&scattered, Turn::There), (&scattered, Turn::Back)];
-        for (places, turn) in all {
-            let what = format!("{of:?} {places:?} {turn:?}");
-            same(&what, &[Act(of.rows() * of.qkv_width())], |device, t| {
-                device.rope(of, 10_000.0, places, turn, t[0].view_mut());
+fn rope_matches_reference() {
+    for shape in SHAPES.map(attention_shape).into_iter().filter(|shape| shape.head_dim % 2 == 0) {
+        let scattered = random_tokens(4, shape.seq_len, 300);
+        let in_order: Vec<u32> = (0..shape.seq_len as u32).collect();
+        let all = [
+            (&in_order, RopeDirection::Forward),
+            (&scattered, RopeDirection::Forward),
+            (&scattered, RopeDirection::Inverse),
+        ];
+        for (positions, direction) in all {
+            let what = format!("{shape:?} {positions:?} {direction:?}");
+            assert_matches_reference(&what, &[Act(shape.rows() * shape.qkv_dim())], |device, t| {
+                device.apply_rope(shape, 10_000.0, positions, direction, t[0].view_mut());
                 0.0
             });
         }
     }
 }
 
-/// Batch, queries, keys, heads, heads of keys, width of a head.
-const PARTS: [[usize; 6]; 9] = [
+/// Batch, queries, keys, heads, key/value heads, head_dim.
+const CHUNKS: [[usize; 6]; 9] = [
     [1, 1, 1, 1, 1, 1],
     [2, 3, 5, 2, 1, 6],
     [1, 5, 3, 4, 2, 16],
@@ -130,40 +149,41 @@ const PARTS: [[usize; 6]; 9] = [
     [1, 150, 64, 2, 1, 48],
 ];
 
-/// What is there already is kept; where there is nothing yet, what lies there does not count.
+/// Earlier chunks are merged; where `lse` is -∞, the contents of `y` are ignored.
 #[test]
-fn attention_of_parts() {
-    for [batch, queries, keys, heads, kv_heads, head_width] in PARTS {
+fn attention_chunk_matches_reference() {
+    for [batch, queries, keys, heads, kv_heads, head_dim] in CHUNKS {
         for causal in [false, true] {
-            let of = AttentionPart { batch, queries, keys, heads, kv_heads, head_width, causal };
-            let mask = Mask { share: 0.3, key: key(5, &[1]), first: 1000 };
-            let drop = AttentionDrop::whole(mask, heads, 300).from([0, 0, 64, 32]);
-            for drop in [None, Some(drop)] {
-                merged_and_back(of, drop);
+            let shape =
+                AttentionChunkShape { batch, queries, keys, heads, kv_heads, head_dim, causal };
+            let mask = DropoutMask { p: 0.3, key: key(5, &[1]), offset: 1000 };
+            let dropout = AttentionDropout::new(mask, heads, 300).shard([0, 0, 64, 32]);
+            for dropout in [None, Some(dropout)] {
+                check_chunk(shape, dropout);
             }
         }
     }
 }
 
-fn merged_and_back(of: AttentionPart, drop: Option<AttentionDrop>) {
-    let (outside, inside) = (of.rows() * of.width(), of.kv_rows() * of.kv_width());
-    let (q, kv, sums) = (Act(outside), Act(inside), Real(of.rows() * of.heads));
-    let what = format!("{of:?} {drop:?}");
-    same(&what, &[q, kv, Real(outside), sums], |device, t| {
-        let [q, kv, y, log_sums] = t else { panic!() };
-        device.attention_part(of, q.view(), kv.view(), drop, y.view_mut(), log_sums.view_mut());
+fn check_chunk(shape: AttentionChunkShape, dropout: Option<AttentionDropout>) {
+    let (out_len, kv_len) = (shape.rows() * shape.out_dim(), shape.kv_rows() * shape.kv_dim());
+    let (q, kv, lse) = (Act(out_len), Act(kv_len), Master(shape.rows() * shape.heads));
+    let what = format!("{shape:?} {dropout:?}");
+    assert_matches_reference(&what, &[q, kv, Master(out_len), lse], |device, t| {
+        let [q, kv, y, lse] = t else { unreachable!() };
+        device.attention_chunk(shape, q.view(), kv.view(), dropout, y.view_mut(), lse.view_mut());
         0.0
     });
-    let kinds = [q, kv, Real(outside), sums, Act(outside), Real(outside), Real(inside)];
-    same(&what, &kinds, |device, t| {
-        let [q, kv, y, log_sums, dy, dq, dkv] = t else { panic!() };
-        device.fill(f64::NEG_INFINITY, log_sums.view_mut());
+    let specs = [q, kv, Master(out_len), lse, Act(out_len), Master(out_len), Master(kv_len)];
+    assert_matches_reference(&what, &specs, |device, t| {
+        let [q, kv, y, lse, dy, dq, dkv] = t else { unreachable!() };
+        device.fill(f64::NEG_INFINITY, lse.view_mut());
         device.fill(f64::NAN, y.view_mut());
-        device.attention_part(of, q.view(), kv.view(), drop, y.view_mut(), log_sums.view_mut());
+        device.attention_chunk(shape, q.view(), kv.view(), dropout, y.view_mut(), lse.view_mut());
         let (q, kv) = (q.view(), kv.view());
-        let saved = AttentionPartSaved { q, kv, y: y.view(), log_sums: log_sums.view() };
+        let saved = AttentionChunkSaved { q, kv, y: y.view(), lse: lse.view() };
         let (dq, dkv) = (dq.view_mut(), dkv.view_mut());
-        device.attention_part_back(of, saved, drop, dy.view(), dq, dkv);
+        device.attention_chunk_backward(shape, saved, dropout, dy.view(), dq, dkv);
         0.0
     });
 }

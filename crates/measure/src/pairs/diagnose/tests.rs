@@ -53,6 +53,22 @@ fn change(cell: &mut Option<f64>, by: f64) {
     *cell = cell.map(|value| value * by);
 }
 
+/// Slows down a link, in one direction or both. Returns the name of the finding.
+fn throttle_link(
+    pairs: &mut PairMatrices,
+    from: usize,
+    to: usize,
+    fraction: f64,
+    both: bool,
+) -> String {
+    change(&mut pairs.bandwidth[from][to], fraction);
+    if !both {
+        return format!("n{from}>n{to} Send");
+    }
+    change(&mut pairs.bandwidth[to][from], fraction);
+    format!("{} Both", sorted(vec![format!("n{from}"), format!("n{to}")]).join("="))
+}
+
 /// Short names of the findings: `n3 Both`, `n1>n2 Send`.
 fn names(pairs: &PairMatrices) -> Vec<String> {
     let mut names: Vec<String> = diagnose(pairs, &Thresholds::default()).iter().map(name).collect();
@@ -121,13 +137,7 @@ proptest! {
     ) {
         prop_assume!(from != to);
         let mut pairs = healthy(nodes, 1, seed);
-        change(&mut pairs.bandwidth[from][to], fraction);
-        let name = if both {
-            change(&mut pairs.bandwidth[to][from], fraction);
-            format!("{} Both", sorted(vec![format!("n{from}"), format!("n{to}")]).join("="))
-        } else {
-            format!("n{from}>n{to} Send")
-        };
+        let name = throttle_link(&mut pairs, from, to, fraction, both);
         prop_assert_eq!(names(&pairs), [name]);
     }
 
@@ -140,13 +150,7 @@ proptest! {
         prop_assume!(from != to);
         let mut pairs = healthy(nodes, 1, seed);
         throttle(&mut pairs, slow, sending, receiving);
-        change(&mut pairs.bandwidth[from][to], fraction);
-        let link = if both {
-            change(&mut pairs.bandwidth[to][from], fraction);
-            format!("{} Both", sorted(vec![format!("n{from}"), format!("n{to}")]).join("="))
-        } else {
-            format!("n{from}>n{to} Send")
-        };
+        let link = throttle_link(&mut pairs, from, to, fraction, both);
         prop_assert_eq!(names(&pairs), sorted(vec![format!("n{slow} {direction}"), link]));
     }
 

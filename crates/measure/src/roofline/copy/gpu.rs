@@ -46,7 +46,6 @@ pub(super) fn measure(
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
-    use std::time::Duration;
 
     use super::super::super::gpu::{self, fake};
     use super::super::super::{GpuChoice, TimingOptions};
@@ -58,11 +57,7 @@ mod tests {
         let stop = AtomicBool::new(false);
         let mut report = |_: super::super::CaseProgress<'_>| ();
         let mut cases = Cases::new(&stop, &mut report);
-        let timing = TimingOptions {
-            max_repetitions: 2,
-            repetition_time: Duration::ZERO,
-            case_time: Duration::ZERO,
-        };
+        let timing = TimingOptions::minimal();
         let settings = CopySettings { gpu_sizes: vec![4096], timing, ..CopySettings::default() };
         measure(&device, &mut cases, &settings).unwrap();
         let rows = cases.into_rows();

@@ -29,7 +29,6 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// A memory kernel.
 trait MemoryKernel: ThreadKernel + Sized {
     const NAME: &'static str;
     /// Arrays that count for the bandwidth.

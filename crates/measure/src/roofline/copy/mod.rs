@@ -107,11 +107,7 @@ mod tests {
             sizes: vec![1 << 10, 1 << 20],
             threads: 2,
             gpu: GpuChoice::None,
-            timing: TimingOptions {
-                max_repetitions: 2,
-                repetition_time: Duration::ZERO,
-                case_time: Duration::ZERO,
-            },
+            timing: TimingOptions::minimal(),
             ..CopySettings::default()
         };
         let rows = measure(&settings, &AtomicBool::new(false), &mut |_| ()).unwrap();

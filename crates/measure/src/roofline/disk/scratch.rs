@@ -87,7 +87,6 @@ impl ScratchDir {
         Ok(Self { path, inside: dir.to_owned(), files: 0 })
     }
 
-    /// Path of a file.
     pub fn file(&self, number: u32) -> PathBuf {
         self.path.join(number.to_string())
     }

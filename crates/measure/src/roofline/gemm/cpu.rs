@@ -14,61 +14,37 @@ pub(super) trait GemmElement: Copy + Send + Sync + 'static {
 
     fn from_f64(value: f64) -> Self;
 
-    /// The GEMM function of this type.
     fn gemm() -> GemmKernel<Self>;
 }
 
 /// Signature of the `gemm` crate: m, n, k; dst with column and row stride; accumulate; lhs and rhs
 /// with strides; alpha, beta; conjugations; parallelism.
+#[rustfmt::skip]
 type GemmKernel<T> = unsafe fn(
-    usize,
-    usize,
-    usize,
-    *mut T,
-    isize,
-    isize,
-    bool,
-    *const T,
-    isize,
-    isize,
-    *const T,
-    isize,
-    isize,
-    T,
-    T,
-    bool,
-    bool,
-    bool,
-    gemm_common::Parallelism,
+    usize, usize, usize, *mut T, isize, isize, bool, *const T, isize, isize, *const T, isize, isize,
+    T, T, bool, bool, bool, gemm_common::Parallelism,
 );
 
-impl GemmElement for f32 {
-    const NAME: &'static str = "f32";
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
+macro_rules! gemm_element {
+    ($type:ident, $gemm:path) => {
+        impl GemmElement for $type {
+            const NAME: &'static str = stringify!($type);
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
 
-    fn from_f64(value: f64) -> Self {
-        value as f32
-    }
+            fn from_f64(value: f64) -> Self {
+                value as Self
+            }
 
-    fn gemm() -> GemmKernel<Self> {
-        gemm_f32::gemm::f32::get_gemm_fn()
-    }
+            fn gemm() -> GemmKernel<Self> {
+                $gemm()
+            }
+        }
+    };
 }
 
-impl GemmElement for f64 {
-    const NAME: &'static str = "f64";
-    const ZERO: Self = 0.0;
-    const ONE: Self = 1.0;
-
-    fn from_f64(value: f64) -> Self {
-        value
-    }
-
-    fn gemm() -> GemmKernel<Self> {
-        gemm_f64::gemm::f64::get_gemm_fn()
-    }
-}
+gemm_element!(f32, gemm_f32::gemm::f32::get_gemm_fn);
+gemm_element!(f64, gemm_f64::gemm::f64::get_gemm_fn);
 
 /// Pseudo-random values in [-1, 1): zeros would draw less power and run faster.
 pub(super) fn pseudo_random(at: usize) -> f64 {
@@ -134,26 +110,10 @@ impl<T: GemmElement> ThreadKernel for GemmTile<'_, T> {
         // the right one `size` rows and `columns` columns, and the result holds `rows * columns`
         // elements.
         unsafe {
+            #[rustfmt::skip]
             T::gemm()(
-                rows,
-                columns,
-                size,
-                result,
-                rows as isize,
-                1,
-                false,
-                left,
-                stride,
-                1,
-                right,
-                stride,
-                1,
-                T::ZERO,
-                T::ONE,
-                false,
-                false,
-                false,
-                gemm_common::Parallelism::None,
+                rows, columns, size, result, rows as isize, 1, false, left, stride, 1, right, stride, 1,
+                T::ZERO, T::ONE, false, false, false, gemm_common::Parallelism::None,
             );
         }
     }

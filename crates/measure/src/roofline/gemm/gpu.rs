@@ -11,7 +11,6 @@ use super::{GemmSettings, row};
 /// Distinct elements of a matrix: a prime, so that no two rows are equal.
 const PATTERN_ELEMENTS: usize = 65_521;
 
-/// GEMM on one GPU.
 pub(super) struct GpuGemm {
     /// Dropped before the device, whose stream it uses.
     blas: Blas,
@@ -29,7 +28,6 @@ impl GpuGemm {
         GemmType::ALL.into_iter().filter(|dtype| self.blas.supports(*dtype))
     }
 
-    /// Number of cases.
     pub(super) fn cases(&self, settings: &GemmSettings) -> usize {
         self.dtypes().count() * settings.gpu_sizes.len()
     }

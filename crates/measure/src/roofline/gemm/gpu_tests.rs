@@ -1,16 +1,11 @@
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use super::super::super::gpu::{self, fake};
 use super::super::super::{GpuChoice, TimingOptions};
 use super::*;
 
 fn settings(gpu_sizes: Vec<usize>) -> GemmSettings {
-    let timing = TimingOptions {
-        max_repetitions: 2,
-        repetition_time: Duration::ZERO,
-        case_time: Duration::ZERO,
-    };
+    let timing = TimingOptions::minimal();
     GemmSettings { gpu_sizes, timing, ..GemmSettings::default() }
 }
 

@@ -92,22 +92,13 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Minimal repetitions.
-    fn quick() -> TimingOptions {
-        TimingOptions {
-            max_repetitions: 2,
-            repetition_time: Duration::ZERO,
-            case_time: Duration::ZERO,
-        }
-    }
-
     #[test]
     fn rows_are_named_by_type_size_and_threads() {
         let settings = GemmSettings {
             sizes: vec![5, 16],
             threads: 3,
             gpu: GpuChoice::None,
-            timing: quick(),
+            timing: TimingOptions::minimal(),
             ..GemmSettings::default()
         };
         let mut totals = Vec::new();

@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use super::sys::{BlasFunctions, BlasHandle, CublasGemmEx, GemmFn, RocblasGemmEx, SUCCESS};
+use regatta_comm::gpu::sys::SUCCESS;
+
+use super::blas_sys::{BlasFunctions, BlasHandle, CublasGemmEx, GemmFn, RocblasGemmEx};
 use super::{GpuBuffer, GpuDevice, GpuError};
 
 /// Element types. All but `f64` accumulate in `f32`.

@@ -5,15 +5,16 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_comm::nccl::Vendor;
+use regatta_comm::gpu::sys::{
+    DEVICE_PROPERTIES_BYTES, MEMCPY_DEFAULT, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream, Vendor,
+};
 
 use super::GpuError;
-use super::sys::{MEMCPY_DEFAULT, NON_BLOCKING, PROPERTIES_BYTES, Runtime, SUCCESS, StreamHandle};
 
 /// A device with one stream.
 pub struct GpuDevice {
     runtime: Arc<Runtime>,
-    stream: StreamHandle,
+    stream: Stream,
     index: c_int,
     name: String,
 }
@@ -30,7 +31,7 @@ impl GpuDevice {
         let mut device = Self { runtime, stream: null_mut(), index, name: String::new() };
         let mut count = 0;
         // SAFETY: the function writes one integer.
-        let code = unsafe { (device.runtime.device_count)(&mut count) };
+        let code = unsafe { (device.runtime.get_device_count)(&mut count) };
         device.check("device count", code)?;
         if index >= count {
             let what = format!("GPU {index}");
@@ -40,7 +41,9 @@ impl GpuDevice {
         let code = unsafe { (device.runtime.set_device)(index) };
         device.check("select device", code)?;
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (device.runtime.stream_create)(&mut device.stream, NON_BLOCKING) };
+        let code = unsafe {
+            (device.runtime.stream_create_with_flags)(&mut device.stream, STREAM_NON_BLOCKING)
+        };
         device.check("a stream", code)?;
         device.name = device.read_name()?;
         Ok(device)
@@ -48,9 +51,11 @@ impl GpuDevice {
 
     /// The model name, the first field of the device properties.
     fn read_name(&self) -> Result<String, GpuError> {
-        let mut properties = vec![0u64; PROPERTIES_BYTES / 8];
+        let mut properties = vec![0u64; DEVICE_PROPERTIES_BYTES / 8];
         // SAFETY: the buffer is larger than the properties of any version.
-        let code = unsafe { (self.runtime.properties)(properties.as_mut_ptr().cast(), self.index) };
+        let code = unsafe {
+            (self.runtime.get_device_properties)(properties.as_mut_ptr().cast(), self.index)
+        };
         self.check("device properties", code)?;
         let bytes: Vec<u8> =
             properties.iter().take(32).flat_map(|word| word.to_ne_bytes()).collect();
@@ -68,19 +73,18 @@ impl GpuDevice {
         &self.name
     }
 
-    /// Vendor.
     pub fn vendor(&self) -> Vendor {
         self.runtime.vendor
     }
 
-    pub(super) fn stream(&self) -> StreamHandle {
+    pub(super) fn stream(&self) -> Stream {
         self.stream
     }
 
     fn check(&self, what: &str, code: c_int) -> Result<(), GpuError> {
         match code {
             SUCCESS => Ok(()),
-            code => Err(GpuError { what: what.to_owned(), why: self.runtime.error_message(code) }),
+            code => Err(GpuError { what: what.to_owned(), why: self.runtime.error_string(code) }),
         }
     }
 
@@ -97,7 +101,7 @@ impl GpuDevice {
     pub fn alloc_pinned(&self, bytes: usize) -> Result<GpuBuffer, GpuError> {
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
-        let code = unsafe { (self.runtime.host_malloc)(&mut start, bytes.max(1), 0) };
+        let code = unsafe { (self.runtime.host_alloc)(&mut start, bytes.max(1), 0) };
         self.check(&format!("allocation of {bytes} bytes of pinned memory"), code)?;
         Ok(GpuBuffer { start, bytes, pinned: true, runtime: self.runtime.clone() })
     }
@@ -108,7 +112,7 @@ impl GpuDevice {
         // SAFETY: both hold `bytes` bytes and outlive the synchronisation below.
         let code = unsafe {
             let from = from.as_ptr().cast();
-            (self.runtime.copy)(to.start, from, bytes, MEMCPY_DEFAULT, self.stream)
+            (self.runtime.memcpy_async)(to.start, from, bytes, MEMCPY_DEFAULT, self.stream)
         };
         self.check("copy to the GPU", code)?;
         self.synchronize()
@@ -121,7 +125,7 @@ impl GpuDevice {
         // SAFETY: both hold `bytes` bytes and outlive the synchronisation below.
         let code = unsafe {
             let to = to.as_mut_ptr().cast();
-            (self.runtime.copy)(to, from.start, bytes, MEMCPY_DEFAULT, self.stream)
+            (self.runtime.memcpy_async)(to, from.start, bytes, MEMCPY_DEFAULT, self.stream)
         };
         self.check("copy from the GPU", code)?;
         self.synchronize()
@@ -132,7 +136,7 @@ impl GpuDevice {
         let bytes = to.bytes.min(from.bytes);
         // SAFETY: both hold `bytes` bytes, and buffers are freed only after the stream is idle.
         let code = unsafe {
-            (self.runtime.copy)(to.start, from.start, bytes, MEMCPY_DEFAULT, self.stream)
+            (self.runtime.memcpy_async)(to.start, from.start, bytes, MEMCPY_DEFAULT, self.stream)
         };
         self.check("a copy", code)
     }
@@ -180,7 +184,7 @@ impl Drop for GpuBuffer {
         // SAFETY: allocated by the matching function; both wait for outstanding work.
         unsafe {
             match self.pinned {
-                true => (self.runtime.host_free)(self.start),
+                true => (self.runtime.free_host)(self.start),
                 false => (self.runtime.free)(self.start),
             }
         };

@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use regatta_comm::nccl::Vendor;
+use regatta_comm::gpu::sys::{Runtime, Stream, Vendor};
 
-use super::sys::{BlasFunctions, BlasHandle, GemmFn, Runtime, StreamHandle};
+use super::blas_sys::{BlasFunctions, BlasHandle, GemmFn};
 use super::{Blas, GpuDevice};
 
 thread_local! {
@@ -26,19 +26,24 @@ pub(in super::super) fn device(gemm_calls: i64) -> (GpuDevice, Blas) {
     GEMM_CALLS_LEFT.set(gemm_calls);
     let runtime = Runtime {
         vendor: Vendor::Nvidia,
-        device_count,
+        get_device_count,
+        get_device: get_device_count,
         set_device,
-        properties,
+        get_device_properties,
+        device_get_pci_bus_id,
+        mem_get_info,
         malloc,
         free,
-        host_malloc,
-        host_free: free,
-        copy,
-        stream_create,
+        stream_ordered: None,
+        host_alloc,
+        free_host: free,
+        memcpy_async,
+        stream_create_with_flags,
         stream_destroy: stream_synchronize,
         stream_synchronize,
-        error_string,
-        _library: None,
+        stream_query: stream_synchronize,
+        get_error_string,
+        library: None,
     };
     let device = GpuDevice::with(runtime, 1).unwrap();
     let gemm = GemmFn::Cublas(gemm_ex);
@@ -48,7 +53,7 @@ pub(in super::super) fn device(gemm_calls: i64) -> (GpuDevice, Blas) {
     (device, blas)
 }
 
-unsafe extern "C" fn device_count(count: *mut c_int) -> c_int {
+unsafe extern "C" fn get_device_count(count: *mut c_int) -> c_int {
     // SAFETY: the caller passes a valid pointer.
     unsafe { *count = 2 };
     0
@@ -58,10 +63,18 @@ unsafe extern "C" fn set_device(index: c_int) -> c_int {
     c_int::from(index != 1)
 }
 
-unsafe extern "C" fn properties(to: *mut c_void, _number: c_int) -> c_int {
+unsafe extern "C" fn get_device_properties(to: *mut c_void, _number: c_int) -> c_int {
     let name = c"Fake 3000".to_bytes_with_nul();
     // SAFETY: the caller's buffer is larger.
     unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), to.cast(), name.len()) };
+    0
+}
+
+unsafe extern "C" fn device_get_pci_bus_id(_id: *mut c_char, _len: c_int, _device: c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn mem_get_info(_free: *mut usize, _total: *mut usize) -> c_int {
     0
 }
 
@@ -72,7 +85,7 @@ unsafe extern "C" fn malloc(start: *mut *mut c_void, bytes: usize) -> c_int {
     0
 }
 
-unsafe extern "C" fn host_malloc(start: *mut *mut c_void, bytes: usize, _flags: c_uint) -> c_int {
+unsafe extern "C" fn host_alloc(start: *mut *mut c_void, bytes: usize, _flags: c_uint) -> c_int {
     // SAFETY: guaranteed by the caller.
     unsafe { malloc(start, bytes) }
 }
@@ -84,29 +97,29 @@ unsafe extern "C" fn free(start: *mut c_void) -> c_int {
     0
 }
 
-unsafe extern "C" fn copy(
+unsafe extern "C" fn memcpy_async(
     to: *mut c_void,
     from: *const c_void,
     bytes: usize,
     _direction: c_int,
-    _stream: StreamHandle,
+    _stream: Stream,
 ) -> c_int {
     // SAFETY: both buffers hold `bytes` bytes.
     unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
     0
 }
 
-unsafe extern "C" fn stream_create(stream: *mut StreamHandle, _flags: c_uint) -> c_int {
+unsafe extern "C" fn stream_create_with_flags(stream: *mut Stream, _flags: c_uint) -> c_int {
     // SAFETY: the caller passes a valid pointer.
     unsafe { *stream = null_mut() };
     0
 }
 
-unsafe extern "C" fn stream_synchronize(_stream: StreamHandle) -> c_int {
+unsafe extern "C" fn stream_synchronize(_stream: Stream) -> c_int {
     0
 }
 
-unsafe extern "C" fn error_string(_code: c_int) -> *const c_char {
+unsafe extern "C" fn get_error_string(_code: c_int) -> *const c_char {
     c"fake error".as_ptr()
 }
 
@@ -120,7 +133,7 @@ unsafe extern "C" fn destroy(_handle: BlasHandle) -> c_int {
     0
 }
 
-unsafe extern "C" fn set_stream(_handle: BlasHandle, _stream: StreamHandle) -> c_int {
+unsafe extern "C" fn set_stream(_handle: BlasHandle, _stream: Stream) -> c_int {
     0
 }
 

@@ -1,16 +1,17 @@
-//! A GPU of this rank: memory, copies and GEMM. The vendor libraries are loaded at run time: `sys`
-//! declares their functions, `device` and `blas` wrap them safely.
+//! A GPU of this rank: memory, copies and GEMM. The vendor libraries are loaded at run time:
+//! `regatta_comm::gpu::sys` and `blas_sys` declare their functions, `device` and `blas` wrap them
+//! safely.
 
 mod blas;
+mod blas_sys;
 mod device;
 #[cfg(test)]
 pub(super) mod fake;
-mod sys;
 
 pub(super) use blas::{Blas, GemmType};
 pub(super) use device::{GpuBuffer, GpuDevice};
 
-use regatta_comm::nccl::Vendor;
+use regatta_comm::gpu::sys::{LibraryError, Vendor};
 
 use super::{Cases, GpuChoice};
 
@@ -20,6 +21,12 @@ use super::{Cases, GpuChoice};
 pub(super) struct GpuError {
     pub what: String,
     pub why: String,
+}
+
+impl From<LibraryError> for GpuError {
+    fn from(LibraryError { what, why, hint }: LibraryError) -> Self {
+        Self { what, why: format!("{why}; {hint}") }
+    }
 }
 
 /// Opens the GPU to measure, from either vendor.

@@ -1,10 +1,12 @@
-//! For a page, light or dark as its reader's screen is.
+//! SVG with light and dark colours.
 
 use std::fmt::Write;
 
-use super::{Span, Timeline, Work, has_several, labels, legend};
+use regatta_model::text::escape_xml;
 
-/// Sizes, in the drawing's own units.
+use super::{Computation, Span, Timeline, has_virtual_stages, labels, legend};
+
+/// Sizes in user units.
 const WIDTH: f64 = 900.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 60.0;
@@ -12,10 +14,10 @@ const TOP: f64 = 52.0;
 const ROW: f64 = 30.0;
 const BAR: f64 = 24.0;
 const LEGEND: f64 = 34.0;
-/// A letter of a cell is about so wide.
+/// Approximate width of a character.
 const LETTER: f64 = 7.0;
 
-/// The looks, for light and for dark screens. All rules are for our drawings alone.
+/// Styles, scoped to the class of the drawing.
 const STYLE: &str = "\
 .regatta-pipeline{font:12px system-ui,sans-serif}\
 .regatta-pipeline text{fill:#222}.regatta-pipeline .paper{fill:#fff}\
@@ -30,22 +32,22 @@ const STYLE: &str = "\
 .regatta-pipeline .B{fill:#94531a}.regatta-pipeline .I{fill:#7d6a14}\
 .regatta-pipeline .W{fill:#1d6e52}}";
 
-/// A timeline as an SVG file with a title.
+/// Renders a timeline as an SVG file.
 pub fn svg(timeline: &Timeline, title: &str) -> String {
     let stages = timeline.ranks.len();
     let height = TOP + ROW * stages as f64 + LEGEND;
-    let (title, idle) = (escaped(title), 100.0 * timeline.idle_overall());
+    let (title, idle) = (escape_xml(title), 100.0 * timeline.idle_overall());
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"regatta-pipeline\" role=\"img\" \
          viewBox=\"0 0 {WIDTH} {height}\">\n<title>{title}</title>\n\
-         <desc>What each of {stages} stages does over time; they wait {idle:.0} % of it.</desc>\n\
+         <desc>Schedule of {stages} pipeline stages over time; {idle:.0} % idle.</desc>\n\
          <style>{STYLE}</style>\n<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n\
          <text class=\"title\" x=\"{LEFT}\" y=\"32\">{title}</text>\n"
     );
     for stage in 0..stages {
         row(&mut text, timeline, stage);
     }
-    key(&mut text, timeline, TOP + ROW * stages as f64);
+    draw_legend(&mut text, timeline, TOP + ROW * stages as f64);
     text.push_str("</svg>\n");
     text
 }
@@ -53,7 +55,7 @@ pub fn svg(timeline: &Timeline, title: &str) -> String {
 fn row(text: &mut String, timeline: &Timeline, stage: usize) {
     let (top, room) = (TOP + ROW * stage as f64, WIDTH - LEFT - RIGHT);
     let (base, idle) = (top + 16.0, 100.0 * timeline.idle(stage));
-    // Writing to a string cannot fail.
+    // Writing to a String is infallible.
     let _ = writeln!(
         text,
         "<text x=\"12\" y=\"{base:.1}\">stage {stage}</text>\
@@ -61,16 +63,16 @@ fn row(text: &mut String, timeline: &Timeline, stage: usize) {
          <rect class=\"idle\" x=\"{LEFT:.1}\" y=\"{top:.1}\" width=\"{room:.1}\" height=\"{BAR:.1}\"/>",
         WIDTH - RIGHT + 4.0
     );
-    let (stages, several) = (timeline.ranks.len(), has_several(timeline));
+    let (stages, show_chunk) = (timeline.ranks.len(), has_virtual_stages(timeline));
     for span in timeline.ranks[stage].iter().filter(|span| span.end > span.start) {
         let scale = room / timeline.total;
         let (x, width) = (LEFT + span.start * scale, (span.end - span.start) * scale);
-        cell(text, span, (x, top, width), &labels(span, stages, several));
+        cell(text, span, (x, top, width), &labels(span, stages, show_chunk));
     }
 }
 
 fn cell(text: &mut String, span: &Span, (x, y, width): (f64, f64, f64), labels: &[String]) {
-    let class = span.action.work.letter();
+    let class = span.action.computation.letter();
     let _ = write!(
         text,
         "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{BAR:.1}\"/>"
@@ -82,13 +84,15 @@ fn cell(text: &mut String, span: &Span, (x, y, width): (f64, f64, f64), labels: 
     text.push('\n');
 }
 
-/// What the letters and colours mean.
-fn key(text: &mut String, timeline: &Timeline, top: f64) {
+/// Draws the legend.
+fn draw_legend(text: &mut String, timeline: &Timeline, top: f64) {
     let mut x = LEFT;
-    let letters = legend(timeline).into_iter().map(|(work, name)| (Some(work), name));
-    for (work, name) in letters.chain([(None, "idle")]) {
-        let class = work.map_or("idle".to_owned(), |work: Work| work.letter().to_string());
-        let label = work.map_or(name.to_owned(), |work| format!("{} {name}", work.letter()));
+    let letters = legend(timeline).into_iter().map(|(computation, name)| (Some(computation), name));
+    for (computation, name) in letters.chain([(None, "idle")]) {
+        let class = computation
+            .map_or("idle".to_owned(), |computation: Computation| computation.letter().to_string());
+        let label = computation
+            .map_or(name.to_owned(), |computation| format!("{} {name}", computation.letter()));
         let (text_x, base) = (x + 18.0, top + 18.0);
         let _ = writeln!(
             text,
@@ -100,43 +104,28 @@ fn key(text: &mut String, timeline: &Timeline, top: f64) {
     }
 }
 
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            // No XML has them, however they are written.
-            letter if letter.is_control() => out.push(' '),
-            letter => out.push(letter),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Costs, Kind, Schedule, simulate};
+    use super::super::super::{ChunkCosts, Schedule, ScheduleKind, simulate};
     use super::*;
 
-    fn drawn(kind: Kind, stages: usize, micros: usize, title: &str) -> String {
-        let schedule = Schedule::new(kind, stages, 1, micros).unwrap();
-        let timeline = simulate(&schedule, &Costs::thirds(&vec![3.0; stages])).unwrap();
+    fn render(kind: ScheduleKind, stages: usize, micro_batches: usize, title: &str) -> String {
+        let schedule = Schedule::new(kind, stages, 1, micro_batches).unwrap();
+        let timeline = simulate(&schedule, &ChunkCosts::equal_thirds(&vec![3.0; stages])).unwrap();
         svg(&timeline, title)
     }
 
-    /// All but the style, which is long and says nothing.
-    fn body(svg: &str) -> String {
+    /// The SVG without its style.
+    fn without_style(svg: &str) -> String {
         let (before, rest) = svg.split_once("<style>").unwrap();
         format!("{before}{}", rest.split_once("</style>\n").unwrap().1)
     }
 
     #[test]
-    fn a_small_one_is_as_it_was() {
+    fn small_schedule_matches_the_golden_svg() {
         let expected = r#"<svg xmlns="http://www.w3.org/2000/svg" class="regatta-pipeline" role="img" viewBox="0 0 900 146">
 <title>zero-bubble</title>
-<desc>What each of 2 stages does over time; they wait 40 % of it.</desc>
+<desc>Schedule of 2 pipeline stages over time; 40 % idle.</desc>
 <rect class="paper" width="100%" height="100%"/>
 <text class="title" x="76" y="32">zero-bubble</text>
 <text x="12" y="68.0">stage 0</text><text x="844.0" y="68.0">40 % idle</text><rect class="idle" x="76.0" y="52.0" width="764.0" height="24.0"/>
@@ -153,20 +142,20 @@ mod tests {
 <rect class="idle" x="582.0" y="119.0" width="13" height="13"/><text x="600.0" y="130.0">idle</text>
 </svg>
 "#;
-        assert_eq!(body(&drawn(Kind::ZeroBubble, 2, 1, "zero-bubble")), expected);
+        assert_eq!(without_style(&render(ScheduleKind::ZeroBubble, 2, 1, "zero-bubble")), expected);
     }
 
     #[test]
-    fn every_action_has_its_cell() {
-        let svg = drawn(Kind::OneFOneB, 4, 8, "1f1b");
+    fn every_action_has_a_cell() {
+        let svg = render(ScheduleKind::OneFOneB, 4, 8, "1f1b");
         assert_eq!(svg.matches("class=\"cell\"").count(), 2 * 4 * 8);
         assert_eq!(svg.matches("<rect class=\"F\"").count(), 4 * 8 + 1);
         assert_eq!(svg.matches("<rect class=\"idle\"").count(), 4 + 1);
     }
 
     #[test]
-    fn titles_are_text() {
-        let svg = drawn(Kind::GPipe, 1, 1, "a<b & c>d\u{7}");
-        assert_eq!(svg.matches("a&lt;b &amp; c&gt;d ").count(), 2);
+    fn titles_are_escaped() {
+        let svg = render(ScheduleKind::GPipe, 1, 1, "a<b & c>d\u{7}");
+        assert_eq!(svg.matches("a&lt;b &amp; c&gt;d\u{fffd}").count(), 2);
     }
 }

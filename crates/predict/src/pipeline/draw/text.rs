@@ -1,73 +1,75 @@
-//! For a terminal.
+//! Text for a terminal.
 
 use std::fmt::Write;
 
-use super::{Span, Timeline, has_several, labels, legend};
+use super::{Span, Timeline, has_virtual_stages, labels, legend};
 
-/// The least width that there is something to be seen in.
-const LEAST: usize = 40;
-/// Behind a row, what share of the time the stage waits.
+/// Minimum width.
+const MIN_WIDTH: usize = 40;
+/// Width of the idle percentage at the end of a row.
 const TAIL: usize = 5;
 
-/// A timeline in so many columns, or in 40 if there are fewer: a row a stage, dots where it waits, and
-/// at its end how much of the time that is. Below it what the letters mean.
+/// Renders a timeline in `width` columns, at least 40: one row per stage, dots where it idles, its idle
+/// percentage at the end, and a legend below.
 pub fn text(timeline: &Timeline, width: usize) -> String {
     let stages = timeline.ranks.len();
     let name = |stage: usize| format!("stage {stage} ");
     let margin = name(stages.saturating_sub(1)).len();
-    let room = width.max(LEAST).saturating_sub(margin + TAIL).max(1);
-    let scale = columns_a_unit(timeline, room);
+    let room = width.max(MIN_WIDTH).saturating_sub(margin + TAIL).max(1);
+    let scale = columns_per_unit(timeline, room);
     let mut text = String::new();
     for stage in 0..stages {
         let (cells, idle) = (row(timeline, stage, scale), 100.0 * timeline.idle(stage));
-        // Writing to a string cannot fail.
+        // Writing to a String is infallible.
         let _ = writeln!(text, "{:margin$}{cells}{idle:>4.0}%", name(stage));
     }
-    let mut words: Vec<String> =
-        legend(timeline).iter().map(|(work, name)| format!("{} {name}", work.letter())).collect();
-    words.push(". idle, in % at the end".to_owned());
-    text.push_str(&wrapped(&words, width.max(LEAST)));
+    let mut words: Vec<String> = legend(timeline)
+        .iter()
+        .map(|(computation, name)| format!("{} {name}", computation.letter()))
+        .collect();
+    words.push(". idle (% at the end)".to_owned());
+    text.push_str(&wrapped(&words, width.max(MIN_WIDTH)));
     text
 }
 
-/// As many columns for a unit of time as fit; whole columns for the shortest action if they can be,
-/// so that equal cells look equal.
-fn columns_a_unit(timeline: &Timeline, room: usize) -> f64 {
+/// Columns per unit of time: as many as fit, and if possible whole columns for the shortest action, so
+/// that equal cells look equal.
+fn columns_per_unit(timeline: &Timeline, room: usize) -> f64 {
     if timeline.total <= 0.0 {
         return 0.0;
     }
     let most = room as f64 / timeline.total;
     let lengths = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = lengths.filter(|length| *length > 0.0).fold(f64::INFINITY, f64::min);
-    // What is whole but for rounding is whole.
+    // Tolerates rounding errors.
     let whole = (most * shortest + 1e-9).floor();
     if whole >= 1.0 { whole / shortest } else { most }
 }
 
-/// A stage's cells. Where there is no room for the numbers of most, there are only letters.
+/// The cells of a stage; letters only, if most micro-batch numbers do not fit.
 fn row(timeline: &Timeline, stage: usize, scale: f64) -> String {
-    let (stages, several) = (timeline.ranks.len(), has_several(timeline));
+    let (stages, show_chunk) = (timeline.ranks.len(), has_virtual_stages(timeline));
     let column = |time: f64| (time * scale).round() as usize;
-    let place = |span: &Span| column(span.start)..column(span.end);
+    let columns = |span: &Span| column(span.start)..column(span.end);
     let spans = &timeline.ranks[stage];
-    let fits = |span: &&Span| labels(span, stages, several)[1].len() <= place(span).len();
+    let fits = |span: &&Span| labels(span, stages, show_chunk)[1].len() <= columns(span).len();
     let numbered = 2 * spans.iter().filter(fits).count() >= spans.len();
     let mut cells = vec!['.'; column(timeline.total)];
     for span in spans {
-        let cell = &mut cells[place(span)];
-        let labels = labels(span, stages, several);
+        let cell = &mut cells[columns(span)];
+        let labels = labels(span, stages, show_chunk);
         match labels.iter().find(|label| label.len() <= cell.len()).filter(|_| numbered) {
             Some(label) => {
                 let padded = label.chars().chain(std::iter::repeat(' '));
                 cell.iter_mut().zip(padded).for_each(|(cell, letter)| *cell = letter);
             }
-            None => cell.fill(span.action.work.letter()),
+            None => cell.fill(span.action.computation.letter()),
         }
     }
     cells.into_iter().collect()
 }
 
-/// Words with commas, in lines of a width.
+/// Joins words with commas and wraps lines at `width`.
 fn wrapped(words: &[String], width: usize) -> String {
     let mut text = String::new();
     let mut line = 0;
@@ -92,84 +94,88 @@ fn wrapped(words: &[String], width: usize) -> String {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::super::{Costs, Kind, Schedule, simulate};
+    use super::super::super::{ChunkCosts, Schedule, ScheduleKind, simulate};
     use super::*;
 
-    fn drawn(kind: Kind, (stages, chunks, micros): (usize, usize, usize), width: usize) -> String {
-        let schedule = Schedule::new(kind, stages, chunks, micros).unwrap();
-        let costs = Costs::thirds(&vec![3.0; stages * chunks]);
+    fn render(
+        kind: ScheduleKind,
+        (stages, chunks, micro_batches): (usize, usize, usize),
+        width: usize,
+    ) -> String {
+        let schedule = Schedule::new(kind, stages, chunks, micro_batches).unwrap();
+        let costs = ChunkCosts::equal_thirds(&vec![3.0; stages * chunks]);
         text(&simulate(&schedule, &costs).unwrap(), width)
     }
 
     #[test]
-    fn gpipe_fits_the_width() {
+    fn gpipe_matches_the_golden_text() {
         let expected = "\
 stage 0 F0F1F2............B0  B1  B2    40%
 stage 1 ..F0F1F2......B0  B1  B2  ....  40%
 stage 2 ....F0F1F2B0  B1  B2  ........  40%
-F forward, B backward, . idle, in % at the end
+F forward, B backward, . idle (% at the end)
 ";
-        assert_eq!(drawn(Kind::GPipe, (3, 1, 3), 50), expected);
+        assert_eq!(render(ScheduleKind::GPipe, (3, 1, 3), 50), expected);
     }
 
     #[test]
-    fn one_f_one_b() {
+    fn one_f_one_b_matches_the_golden_text() {
         let expected = "\
 stage 0 F0 F1 F2 F3 ..................B0    F4 B1    F5 B2    ...B3    ...B4    ...B5      33%
 stage 1 ...F0 F1 F2 ............B0    F3 B1    F4 B2    F5 B3    ...B4    ...B5    ......  33%
 stage 2 ......F0 F1 ......B0    F2 B1    F3 B2    F4 B3    F5 B4    ...B5    ............  33%
 stage 3 .........F0 B0    F1 B1    F2 B2    F3 B3    F4 B4    F5 B5    ..................  33%
-F forward, B backward, . idle, in % at the end
+F forward, B backward, . idle (% at the end)
 ";
-        assert_eq!(drawn(Kind::OneFOneB, (4, 1, 6), 100), expected);
+        assert_eq!(render(ScheduleKind::OneFOneB, (4, 1, 6), 100), expected);
     }
 
     #[test]
-    fn chunks_have_letters() {
+    fn virtual_stages_are_lettered() {
         let expected = "\
 stage 0 F0aF1aF0bF1bF2a...B0b   F3aB1b   F2bB0a   F3bB1a   ...B2b   ...B3b   B2a   B3a     11%
 stage 1 ...F0aF1aF0bB0b   F1bB1b   F2aB0a   F3aB1a   F2bB2b   F3bB3b   B2a   B3a   ......  11%
-F forward, B backward, . idle, in % at the end
+F forward, B backward, . idle (% at the end)
 ";
-        assert_eq!(drawn(Kind::Interleaved, (2, 2, 4), 100), expected);
+        assert_eq!(render(ScheduleKind::Interleaved, (2, 2, 4), 100), expected);
     }
 
     #[test]
-    fn weights_fill_the_bubble() {
+    fn weight_gradients_fill_the_bubble() {
         let expected = "\
 stage 0 F0 F1 F2 F3 .........B0    F4 B1    F5 B2    B3    B4    B5      14%
 stage 1 ...F0 F1 F2 ......I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5   14%
 stage 2 ......F0 F1 ...I0 F2 I1 F3 I2 W0 F4 I3 W1 F5 I4 W2 I5 W3 W4 W5   14%
 stage 3 .........F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5   14%
 F forward, B backward, I input gradients, W weight gradients,
-. idle, in % at the end
+. idle (% at the end)
 ";
-        assert_eq!(drawn(Kind::ZeroBubble, (4, 1, 6), 80), expected);
+        assert_eq!(render(ScheduleKind::ZeroBubble, (4, 1, 6), 80), expected);
     }
 
     #[test]
-    fn without_room_only_letters_are_left() {
+    fn narrow_output_has_letters_only() {
         let expected = "\
 stage 0 FF....BFBFBBBBFBFBFBBBB.B.B  20%
 stage 1 .F...BFBBBBFBFBFBBBBFB.B.B.  20%
 stage 2 .F..BBBBFBFBFBBBBFBFBFBBB..  20%
 stage 3 ..BBBFBFBFBBBBFBFBFBBBB....  20%
 F forward, B backward,
-. idle, in % at the end
+. idle (% at the end)
 ";
-        assert_eq!(drawn(Kind::OneFOneB, (4, 1, 12), 30), expected);
+        assert_eq!(render(ScheduleKind::OneFOneB, (4, 1, 12), 30), expected);
     }
 
     proptest! {
         #[test]
         fn no_line_is_longer_than_the_width(
-            stages in 1usize..12, micros in 1usize..30, width in 0usize..200,
+            stages in 1usize..12, micro_batches in 1usize..30, width in 0usize..200,
             costs in prop::collection::vec(0f64..9.0, 12), message in 0f64..2.0,
         ) {
-            let schedule = Schedule::new(Kind::ZeroBubble, stages, 1, micros).unwrap();
-            let costs = Costs { message, ..Costs::thirds(&costs[..stages]) };
+            let schedule = Schedule::new(ScheduleKind::ZeroBubble, stages, 1, micro_batches).unwrap();
+            let costs = ChunkCosts { message, ..ChunkCosts::equal_thirds(&costs[..stages]) };
             let text = text(&simulate(&schedule, &costs).unwrap(), width);
-            prop_assert!(text.lines().all(|line| line.len() <= width.max(LEAST)), "{}", text);
+            prop_assert!(text.lines().all(|line| line.len() <= width.max(MIN_WIDTH)), "{}", text);
             prop_assert!(text.lines().count() > stages);
         }
     }

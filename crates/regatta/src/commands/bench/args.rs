@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::run::parse_size;
 use regatta_model::Operation;
+use serde::{Deserialize, Serialize};
 
 use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
@@ -17,8 +18,8 @@ pub struct BenchArgs {
     pub command: BenchCommand,
 }
 
-/// Subcommands of `regatta bench`.
-#[derive(Debug, Subcommand)]
+/// Subcommands of `regatta bench`. Ranks receive them without what only the parent process needs.
+#[derive(Debug, Clone, Serialize, Deserialize, Subcommand)]
 pub enum BenchCommand {
     /// All-reduce: the reduction of all ranks' data, on every rank
     #[command(alias = "all_reduce", alias = "allreduce", alias = "all_reduce_perf")]
@@ -57,9 +58,11 @@ pub enum BenchCommand {
     Disk(DiskArgs),
     /// Compare results side by side, with ratios to the first: files of `regatta bench`,
     /// nccl-tests, rccl-tests or the OSU micro-benchmarks
+    #[serde(skip)]
     Compare(CompareArgs),
     /// Read results of `regatta bench`, nccl-tests, rccl-tests or the OSU micro-benchmarks, and
     /// print, convert or plot them
+    #[serde(skip)]
     Read(ReadArgs),
 }
 
@@ -112,7 +115,7 @@ const ALL: [Operation; 9] = [
 ];
 
 /// Transport or library under test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 pub enum Backend {
     /// NCCL or RCCL if every rank has a GPU and the library, else host
     Auto,
@@ -129,7 +132,7 @@ pub enum Backend {
 }
 
 /// Arguments of a collective benchmark.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 pub struct CollectiveArgs {
     #[command(flatten)]
     pub sizes: SizeArgs,
@@ -142,6 +145,7 @@ pub struct CollectiveArgs {
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]
+    #[serde(skip)]
     pub child: ChildArgs,
 }
 
@@ -153,7 +157,7 @@ impl CollectiveArgs {
 }
 
 /// Other kinds of measurement.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Modes")]
 pub struct ModeArgs {
     /// Run once for each combination of environment variables and show the best for each size, e.g.
@@ -180,7 +184,7 @@ pub struct ModeArgs {
 }
 
 /// `regatta bench gemm` and `copy`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 pub struct RooflineArgs {
     #[command(flatten)]
     pub outliers: OutlierArgs,
@@ -191,7 +195,7 @@ pub struct RooflineArgs {
 }
 
 /// `regatta bench disk`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 pub struct DiskArgs {
     /// Directory on the file system to measure
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -204,7 +208,7 @@ pub struct DiskArgs {
 }
 
 /// Outlier detection.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 pub struct OutlierArgs {
     /// Report ranks slower than the median of all ranks by more than this
     #[arg(long, value_name = "PERCENT", default_value = "10%")]
@@ -212,7 +216,7 @@ pub struct OutlierArgs {
 }
 
 /// Sizes and data types.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Sizes (as nccl-tests)")]
 pub struct SizeArgs {
     /// Minimum size in bytes, with suffix K, M or G (powers of 1024). Without any of -b, -e, -f and
@@ -247,7 +251,7 @@ impl SizeArgs {
 }
 
 /// Iterations and timing.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Iterations (as nccl-tests)")]
 pub struct IterationArgs {
     /// Timed iterations [default: 20, or more if they take less than 2 ms in total]
@@ -296,7 +300,7 @@ pub struct IterationArgs {
 }
 
 /// Which ranks to launch.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Ranks (without `regatta launch`)")]
 pub struct BenchRankArgs {
     /// Transport or library to benchmark
@@ -313,6 +317,7 @@ pub struct BenchRankArgs {
     pub nodes: Option<u32>,
     /// Take the nodes from FILE instead of the scheduler
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub hostfile: Option<PathBuf>,
     /// Number of ranks: threads times GPUs
     #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
@@ -320,26 +325,25 @@ pub struct BenchRankArgs {
     /// See -t
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub gpus: Option<u32>,
-    /// Additional options for `regatta launch`, e.g. '--starter ssh --start-within 60'
+    /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
     /// Run folder [default: a new one in runs/]
     #[arg(long, value_name = "FOLDER")]
+    #[serde(skip)]
     pub run_dir: Option<PathBuf>,
     /// Environment variable of a sweep, not to be set from the site profile
     #[arg(long, value_name = "VARIABLE", hide = true)]
     pub sweep_var: Vec<String>,
-    /// Send events to the parent process instead of printing
-    #[arg(long, hide = true)]
-    pub events: bool,
 }
 
 /// Output options.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
     /// Write the result to FILE, updated during the run [default: bench.json in the run folder]
     #[arg(short = 'J', long = "output_file", visible_alias = "out", value_name = "FILE")]
+    #[serde(skip)]
     pub out: Option<PathBuf>,
     /// Print the final result as JSON instead of the table
     #[arg(long, conflicts_with = "csv")]
@@ -349,6 +353,7 @@ pub struct OutputArgs {
     pub csv: bool,
     /// Plot bandwidth and latency over size to FILE: .svg, or .html with tables
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub plot: Option<PathBuf>,
     /// Add per-iteration statistics: minimum, maximum, 99th percentile, coefficient of variation
     #[arg(short = 'I', long)]
@@ -358,6 +363,7 @@ pub struct OutputArgs {
     pub label: Option<String>,
     /// Compare with the result in FILE; exit code 1 on a regression
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub baseline: Option<PathBuf>,
     /// Allowed regression against the baseline
     #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use regatta_comm::background::Background;
-use regatta_comm::fabric::Choice;
-use regatta_comm::join::{self, Settings};
+use regatta_comm::bootstrap::{self, BootstrapConfig};
+use regatta_comm::fabric::ProviderChoice;
 use regatta_comm::nccl::{self, Vendor};
-use regatta_comm::{Collectives, Comm, host};
+use regatta_comm::worker::Communicator;
+use regatta_comm::{Collectives, Comm, hierarchical};
 use regatta_model::units;
 
 use super::args::Backend;
 
 /// A communicator over a backend.
 pub struct Connection {
-    pub comm: Background,
+    pub comm: Communicator,
     pub name: &'static str,
     /// Device of the buffers; `None` for host memory.
     pub device: Option<(Vendor, u32)>,
@@ -28,16 +28,16 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
     let in_memory = |comm, name| Connection { comm, name, device: None, version: None };
     let limits = (settings.local_rank, settings.desync_after);
     Ok(match backend {
-        Backend::Host => in_memory(host::join(settings)?, "host"),
+        Backend::Host => in_memory(hierarchical::join(settings)?, "host"),
         Backend::Tcp => {
-            settings.fabric = Choice::Tcp;
-            in_memory(join::join(settings)?, "tcp")
+            settings.fabric = ProviderChoice::Tcp;
+            in_memory(bootstrap::join(settings)?, "tcp")
         }
         Backend::Libfabric => libfabric(settings)?,
-        Backend::Nccl => over_nccl(join::join(settings)?, Vendor::Nvidia, limits)?,
-        Backend::Rccl => over_nccl(join::join(settings)?, Vendor::Amd, limits)?,
+        Backend::Nccl => over_nccl(bootstrap::join(settings)?, Vendor::Nvidia, limits)?,
+        Backend::Rccl => over_nccl(bootstrap::join(settings)?, Vendor::Amd, limits)?,
         Backend::Auto => {
-            let bootstrap = host::join(settings)?;
+            let bootstrap = hierarchical::join(settings)?;
             match common_vendor(&bootstrap, limits.0)? {
                 Some(vendor) => over_nccl(bootstrap, vendor, limits)?,
                 None => in_memory(bootstrap, "host"),
@@ -47,29 +47,29 @@ pub fn connect(backend: Backend, timeout: Option<u64>) -> Result<Connection> {
 }
 
 /// Communicator settings from the environment; `timeout` overrides the call timeout.
-pub fn settings(timeout: Option<u64>) -> Result<Settings> {
-    let mut settings = Settings::from_environment()?;
+pub fn settings(timeout: Option<u64>) -> Result<BootstrapConfig> {
+    let mut settings = BootstrapConfig::from_env()?;
     if let Some(seconds) = timeout {
         settings.desync_after = Duration::from_secs(seconds);
     }
     Ok(settings)
 }
 
-fn libfabric(settings: Settings) -> Result<Connection> {
-    let engine = join::engine(settings)?;
-    let carried = engine.carried().to_owned();
+fn libfabric(settings: BootstrapConfig) -> Result<Connection> {
+    let engine = bootstrap::engine(settings)?;
+    let carried = engine.transport_name().to_owned();
     if carried.contains("TCP") {
         bail!(
             "libfabric is not in use: {carried}; select a provider with REGATTA_FABRIC, e.g. \
              REGATTA_FABRIC=tcp, and the library with REGATTA_LIBFABRIC"
         );
     }
-    let comm = Background::new(Box::new(engine));
+    let comm = Communicator::new(Box::new(engine));
     Ok(Connection { comm, name: "libfabric", device: None, version: Some(carried) })
 }
 
 /// The vendor of which every rank has a GPU of its own, if there is one.
-fn common_vendor(bootstrap: &Background, local_rank: u32) -> Result<Option<Vendor>> {
+fn common_vendor(bootstrap: &Communicator, local_rank: u32) -> Result<Option<Vendor>> {
     for vendor in [Vendor::Nvidia, Vendor::Amd] {
         let buses = buses(bootstrap, device_of(vendor, local_rank).map(|device| (vendor, device)))?;
         let locations: Vec<(String, &str)> = (0..)
@@ -89,14 +89,15 @@ fn common_vendor(bootstrap: &Background, local_rank: u32) -> Result<Option<Vendo
 
 /// The device of a local rank, among the visible ones.
 fn device_of(vendor: Vendor, local_rank: u32) -> Option<u32> {
-    let count = nccl::devices(vendor).ok().filter(|count| *count > 0)?;
+    let count = nccl::device_count(vendor).ok().filter(|count| *count > 0)?;
     Some(local_rank % count)
 }
 
 /// PCI bus ids of all ranks' devices; empty for ranks without one.
 pub fn buses(comm: &dyn Comm, own: Option<(Vendor, u32)>) -> Result<Vec<String>> {
-    let own = own.and_then(|(vendor, device)| nccl::bus(vendor, device).ok()).unwrap_or_default();
-    let mut own_bytes = [0u8; nccl::BUS_BYTES];
+    let own =
+        own.and_then(|(vendor, device)| nccl::pci_bus_id(vendor, device).ok()).unwrap_or_default();
+    let mut own_bytes = [0u8; nccl::PCI_BUS_ID_BYTES];
     let length = own.len().min(own_bytes.len());
     own_bytes[..length].copy_from_slice(&own.as_bytes()[..length]);
     let mut all = vec![0u8; own_bytes.len() * comm.size() as usize];
@@ -106,7 +107,7 @@ pub fn buses(comm: &dyn Comm, own: Option<(Vendor, u32)>) -> Result<Vec<String>>
 }
 
 fn over_nccl(
-    bootstrap: Background,
+    bootstrap: Communicator,
     vendor: Vendor,
     (local_rank, desync_after): (u32, Duration),
 ) -> Result<Connection> {
@@ -114,23 +115,23 @@ fn over_nccl(
         Vendor::Nvidia => ("nccl", nccl::version(vendor)?),
         Vendor::Amd => ("rccl", nccl::version(vendor)?),
     };
-    let count = nccl::devices(vendor)?.max(1);
+    let count = nccl::device_count(vendor)?.max(1);
     let device = local_rank % count;
     // Blocking, as in nccl-tests: measures the library, not our polling.
-    let settings = nccl::Settings { vendor, device, desync_after, debug: false, blocking: true };
+    let settings = nccl::NcclConfig { vendor, device, desync_after, debug: false, blocking: true };
     if bootstrap.rank() == 0 && bootstrap.size() > count {
         warn_shared_gpus(&bootstrap, count);
     }
-    let comm = nccl::over(Box::new(bootstrap), settings)?;
+    let comm = nccl::init(Box::new(bootstrap), settings)?;
     Ok(Connection { comm, name, device: Some((vendor, device)), version: Some(version) })
 }
 
 /// Warns if ranks of a node share a GPU, which NCCL refuses unless they look like separate hosts.
-fn warn_shared_gpus(bootstrap: &Background, devices: u32) {
+fn warn_shared_gpus(bootstrap: &Communicator, devices: u32) {
     let host = bootstrap.peer(0).host;
     let local = (0..bootstrap.size()).filter(|rank| bootstrap.peer(*rank).host == host).count();
     if local > devices as usize && std::env::var_os("NCCL_HOSTID").is_none() {
-        let gpus = units::count(devices as usize, "GPU");
+        let gpus = units::pluralize(devices as usize, "GPU");
         crate::output::eprint(&format!(
             "note: {local} ranks on {host} share {gpus}, which NCCL refuses: launch them with \
              `regatta launch --wrap 'env NCCL_HOSTID={{rank}}'`; the results then do not reflect the network\n"

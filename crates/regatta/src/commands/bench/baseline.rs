@@ -31,7 +31,7 @@ impl BaselineGate {
     /// Prints whether a result passes, and returns the exit code.
     pub fn check(&self, result: &BenchResult) -> Result<ExitCode> {
         let report = baseline::check(result, &self.baseline, self.tolerance);
-        let (count, file) = (units::count(report.checks.len(), "value"), self.file.display());
+        let (count, file) = (units::pluralize(report.checks.len(), "value"), self.file.display());
         if report.passed() {
             output::eprint(&format!(
                 "{GOOD}no regression against {file}{GOOD:#}: {count} within {}\n",

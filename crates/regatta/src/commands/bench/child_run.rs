@@ -9,7 +9,7 @@ use clap::Args;
 use super::args::CollectiveArgs;
 
 /// Hidden options of a child run.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Clone, Args)]
 pub struct ChildArgs {
     /// Run as a child of a sweep or scan, with this run folder
     #[arg(long, value_name = "FOLDER", hide = true)]

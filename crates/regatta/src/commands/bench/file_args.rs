@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use regatta_model::CpuSet;
 
 /// `regatta bench compare`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
     /// Result files; the others are compared with the first
     #[arg(required = true, value_name = "FILE")]
@@ -25,7 +25,7 @@ pub struct CompareArgs {
 }
 
 /// `regatta bench read`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ReadArgs {
     /// Result files (`-`: standard input)
     #[arg(required = true, value_name = "FILE")]
@@ -35,7 +35,7 @@ pub struct ReadArgs {
 }
 
 /// Selection and output format.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct FormatArgs {
     /// Select results by number, e.g. 1,3-4; the first is 1

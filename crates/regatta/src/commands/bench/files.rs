@@ -80,7 +80,7 @@ pub fn as_list(results: &[BenchResult]) -> Result<String> {
 /// A result in nccl-tests' format, with its label.
 fn shown(result: &BenchResult) -> String {
     let mut text = format!("# {}\n{}", result.label, write::nccl_tests(result));
-    for sheet in &result.sheets {
+    for sheet in &result.raw_tables {
         text.push_str(&format!("# {}\n", sheet.title));
         for row in &sheet.rows {
             text.push_str(&format!("{}\n", row.join("\t")));

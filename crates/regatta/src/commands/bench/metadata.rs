@@ -6,18 +6,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
-use regatta_launch::folder;
-use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchShape, Program};
+use regatta_launch::run_folder;
+use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchProgram, BenchShape};
 use regatta_model::{BenchResult, Machine, units};
 
 use super::backend::{self, Connection};
 use super::child_run;
 use super::options::{BenchOptions, Workload};
+use crate::commands::rank_worker::RankContext;
 use crate::options::SourceArgs;
 use crate::plan::Discovery;
 
 /// Collects the metadata of a run.
-pub fn collect(connection: &Connection, options: &BenchOptions<'_>) -> Result<BenchResult> {
+pub fn collect(
+    connection: &Connection,
+    options: &BenchOptions<'_>,
+    context: RankContext,
+) -> Result<BenchResult> {
     let comm = &connection.comm;
     let mut hosts: Vec<String> = Vec::new();
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
@@ -29,9 +34,8 @@ pub fn collect(connection: &Connection, options: &BenchOptions<'_>) -> Result<Be
         *counts.entry(host).or_default() += 1;
     }
     let each = counts.values().next().copied();
-    let is_hidden = |word: &str| word == "--events" || child_run::is_hidden_option(word);
-    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let command: Vec<String> = words.filter(|word| !is_hidden(word)).collect();
+    let mut command = context.command_line;
+    command.retain(|word| !child_run::is_hidden_option(word));
     let mut versions =
         BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     if let Some(version) = &connection.version {
@@ -44,13 +48,14 @@ pub fn collect(connection: &Connection, options: &BenchOptions<'_>) -> Result<Be
         hosts,
     };
     let label = options.output.label.clone().unwrap_or_else(|| {
-        let ranks = units::count(comm.size() as usize, "rank");
-        let nodes = units::count(shape.hosts.len(), "node");
+        let ranks = units::pluralize(comm.size() as usize, "rank");
+        let nodes = units::pluralize(shape.hosts.len(), "node");
         format!("{}, {ranks} on {nodes}", connection.name)
     });
-    let machine = machine();
+    // Rank 0 reports the metadata; the others only take part in the collectives.
+    let machine = context.machine.or_else(|| (comm.rank() == 0).then(discover).flatten());
     Ok(BenchResult {
-        program: Program::Regatta,
+        program: BenchProgram::Regatta,
         label,
         command: Some(command.join(" ")),
         started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).ok().map(|t| t.as_secs()),
@@ -105,7 +110,7 @@ fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<Ben
 }
 
 /// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
-fn machine() -> Option<Machine> {
+fn discover() -> Option<Machine> {
     let survey = Discovery::run(&SourceArgs::default(), 0).ok()?;
     survey.machines.into_iter().next()
 }
@@ -130,7 +135,7 @@ fn settings(all: impl Iterator<Item = (OsString, OsString)>) -> BTreeMap<String,
         let upper = name.to_ascii_uppercase();
         FAMILIES.iter().any(|family| name.starts_with(family))
             && !SECRET.iter().any(|word| upper.contains(word))
-            && name != folder::VARIABLE
+            && name != run_folder::VARIABLE
     };
     let text = |(name, value): (OsString, OsString)| {
         let name = name.into_string().ok().filter(|name| is_relevant(name))?;

@@ -5,7 +5,6 @@ pub mod args;
 mod backend;
 mod baseline;
 mod child_run;
-mod chunks;
 mod file_args;
 mod files;
 mod metadata;
@@ -25,6 +24,7 @@ use anyhow::{Result, bail};
 pub use args::BenchArgs;
 use args::BenchCommand;
 
+use super::rank_worker::RankContext;
 use super::self_launch::is_rank;
 
 /// Runs the command, either as a rank of a job or as the parent that launches the ranks.
@@ -41,11 +41,19 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
     let in_a_job = is_rank("bench")?;
     let collective = args.command.collective().map(|(_, args)| args);
     match (in_a_job, collective.filter(|args| args.is_multi_run())) {
-        (true, None) => rank::run(options),
+        (true, None) => rank::run(options, RankContext::without_parent()),
         (true, Some(_)) => {
             bail!("--sweep and --scan launch the ranks themselves: run them outside of a job")
         }
         (false, Some(args)) => multi_run::run(args),
-        (false, None) => parent::run(&options),
+        (false, None) => parent::run(&args.command, &options),
+    }
+}
+
+/// Runs a rank that the parent process launched.
+pub fn run_rank(command: &BenchCommand, context: RankContext) -> Result<ExitCode> {
+    match options::parse(command)? {
+        Some(options) => rank::run(options, context),
+        None => bail!("invalid request: {command:?} does not measure"),
     }
 }

@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::folder::run_id;
-use regatta_launch::signals::Caught;
+use regatta_launch::run_folder::run_id;
+use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
 use regatta_model::BenchResult;
@@ -66,7 +66,7 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     let counts = scaling::node_counts(nodes);
     let child = |count: &u32| ChildRun {
         folder: folder.join(format!("{count}-nodes")),
-        label: regatta_model::units::count(*count as usize, "node"),
+        label: regatta_model::units::pluralize(*count as usize, "node"),
         environment: Vec::new(),
         nodes: Some(*count),
     };
@@ -135,13 +135,13 @@ fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOut
     if let Some(existing) = children.iter().map(ChildRun::out).find(|out| out.exists()) {
         bail!("{} already exists: choose another folder with --run-dir", existing.display());
     }
-    let mut signals = Caught::new()?;
+    let mut signals = SignalCatcher::new()?;
     let mut outcomes = ChildOutcomes::default();
     for (number, child) in (1..).zip(children) {
         let heading = format!("{number} of {}: {}", children.len(), child.label);
         output::eprint(&format!("{HEADING}{heading}{HEADING:#}\n"));
         let status = wait_for(&mut command(args, child)?, &mut signals)?;
-        outcomes.signal = signals.end();
+        outcomes.signal = signals.termination();
         outcomes.children.push(outcome(child, status, outcomes.signal.is_some()));
         // Standard output gets the results once, at the end.
         if let Some(out) = args.output.out.as_deref().filter(|out| *out != Path::new("-")) {
@@ -167,7 +167,7 @@ fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
 }
 
 /// Waits for a child and forwards signals, so that it can save its result.
-fn wait_for(command: &mut Command, signals: &mut Caught) -> Result<ExitStatus> {
+fn wait_for(command: &mut Command, signals: &mut SignalCatcher) -> Result<ExitStatus> {
     let mut child = command.spawn().context("cannot start a child run")?;
     loop {
         if let Some(status) = child.try_wait().context("cannot wait for a child run")? {

@@ -37,7 +37,7 @@ pub enum Workload {
     /// All pairs of ranks.
     Pairs(PairsOptions),
     /// All algorithms; the tuning table goes to the file.
-    Tune(PathBuf, tune::Effort),
+    Tune(PathBuf, tune::TuneConfig),
     /// Node roofline, and the tolerance of slow ranks.
     Roofline(RooflineTest, f64),
 }
@@ -111,14 +111,14 @@ fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Res
 }
 
 /// Sizes and iterations of the tuning run; defaults unless given.
-fn tuning_effort(args: &CollectiveArgs) -> Result<tune::Effort> {
-    let mut effort = tune::Effort::default();
+fn tuning_effort(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
+    let mut effort = tune::TuneConfig::default();
     if !args.sizes.is_default() {
         effort.bytes =
             sizes(&args.sizes).and_then(|sizes| sizes.list()).map_err(anyhow::Error::msg)?;
     }
     if let Some(iterations) = args.iterations.timed {
-        effort.most = u64::from(iterations);
+        effort.max_repeats = u64::from(iterations);
     }
     Ok(effort)
 }

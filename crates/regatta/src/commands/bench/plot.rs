@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_measure::{pairs, plot};
 use regatta_model::BenchResult;
-use regatta_model::bench::Pairs;
+use regatta_model::bench::PairMatrices;
 
 use crate::output;
 
@@ -57,7 +57,7 @@ pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
 }
 
 /// Plots the matrices of pairs.
-pub fn draw_pairs(path: &Path, pairs: &Pairs) -> Result<()> {
+pub fn draw_pairs(path: &Path, pairs: &PairMatrices) -> Result<()> {
     check_pairs(path)?;
     output::write_file(path, &pairs::svg::draw(pairs, "regatta bench --pairs"))
 }

@@ -7,21 +7,18 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, bail};
 use regatta_comm::nccl::Gpu;
-use regatta_comm::{Collectives, Comm, ReduceOp, join, tune};
-use regatta_launch::folder;
+use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, tune};
+use regatta_launch::channel::{ChannelError, Json, RankEnd};
+use regatta_launch::run_folder;
 use regatta_measure::run::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use regatta_measure::{pairs, roofline};
 use regatta_model::{document, units};
 
 use super::backend::{self, Connection};
-use super::chunks;
 use super::metadata;
 use super::options::{BenchOptions, RooflineTest, Workload};
 use super::reporter::Reporter;
-use crate::output;
-
-/// Prefix of event lines to the parent process.
-pub const EVENT_PREFIX: &str = "regatta-bench-event ";
+use crate::commands::rank_worker::RankContext;
 
 /// Upper bound on result files in a run folder.
 const MAX_RESULT_FILES: u32 = 9999;
@@ -30,14 +27,14 @@ const MAX_RESULT_FILES: u32 = 9999;
 const BUFFERS: u64 = 3;
 
 /// Runs the benchmark on this rank.
-pub fn run(options: BenchOptions<'_>) -> Result<ExitCode> {
+pub fn run(options: BenchOptions<'_>, mut context: RankContext) -> Result<ExitCode> {
     if let Workload::Tune(_, effort) = &options.workload {
-        return run_tuning(&options, effort);
+        return run_tuning(&options, effort, context.channel);
     }
     let connection = backend::connect(options.ranks.backend, options.timeout)?;
     options.workload.check_ranks(connection.comm.size())?;
-    let mut sink = EventSink::new(connection.comm.rank(), &options)?;
-    let metadata = metadata::collect(&connection, &options)?;
+    let mut sink = EventSink::new(connection.comm.rank(), &options, context.channel.take())?;
+    let metadata = metadata::collect(&connection, &options, context)?;
     sink.emit(BenchEvent::Started(Box::new(metadata)));
     let measured = match options.workload {
         Workload::Collectives { config, register, .. } => {
@@ -80,11 +77,11 @@ fn fit_to_memory(connection: &Connection, config: &mut RunConfig) -> Result<Opti
     let before = config.sizes.len();
     config.sizes.retain(|size| *size <= max);
     let skipped = before - config.sizes.len();
-    let available = units::bytes(max);
+    let available = units::format_bytes(max);
     if config.sizes.is_empty() {
         bail!("all sizes exceed the available memory of {available} per rank");
     }
-    let skipped = (skipped > 0).then(|| units::count(skipped, "size"));
+    let skipped = (skipped > 0).then(|| units::pluralize(skipped, "size"));
     Ok(skipped
         .map(|sizes| format!("{sizes} skipped: only {available} of memory available per rank")))
 }
@@ -150,10 +147,14 @@ fn measure_roofline(
 }
 
 /// Benchmarks all algorithms over the network.
-fn run_tuning(options: &BenchOptions<'_>, effort: &tune::Effort) -> Result<ExitCode> {
-    let mut engine = join::engine(backend::settings(options.timeout)?)?;
-    let rank = regatta_comm::background::Engine::rank(&engine);
-    let mut sink = EventSink::new(rank, options)?;
+fn run_tuning(
+    options: &BenchOptions<'_>,
+    effort: &tune::TuneConfig,
+    channel: Option<RankEnd>,
+) -> Result<ExitCode> {
+    let mut engine = bootstrap::engine(backend::settings(options.timeout)?)?;
+    let rank = regatta_comm::worker::Engine::rank(&engine);
+    let mut sink = EventSink::new(rank, options, channel)?;
     let task = "all algorithms of all collectives".to_owned();
     sink.emit(BenchEvent::Progress(BenchProgress { task, done: 0, total: 1, eta_s: 0.0 }));
     let table = tune::tune(&mut engine, effort)?;
@@ -165,7 +166,7 @@ fn run_tuning(options: &BenchOptions<'_>, effort: &tune::Effort) -> Result<ExitC
 /// A new result file in the run folder, if it is visible here. Another `regatta bench` of the job
 /// may have left its own.
 fn new_result_file() -> Option<PathBuf> {
-    let folder = PathBuf::from(std::env::var_os(folder::VARIABLE)?);
+    let folder = PathBuf::from(std::env::var_os(run_folder::VARIABLE)?);
     let more = (2..=MAX_RESULT_FILES).map(|number| format!("bench-{number}.json"));
     let mut files = iter::once("bench.json".to_owned()).chain(more).map(|name| folder.join(name));
     files.find(|file| folder.is_dir() && !file.exists())
@@ -176,15 +177,19 @@ enum EventSink {
     /// Ranks other than 0.
     Discard,
     /// The parent process.
-    Parent,
+    Parent {
+        channel: RankEnd,
+        /// The first event that could not be sent.
+        error: Option<ChannelError>,
+    },
     Local(Box<Reporter>),
 }
 
 impl EventSink {
-    fn new(rank: u32, options: &BenchOptions<'_>) -> Result<Self> {
-        Ok(match rank {
-            0 if options.ranks.events => Self::Parent,
-            0 => {
+    fn new(rank: u32, options: &BenchOptions<'_>, channel: Option<RankEnd>) -> Result<Self> {
+        Ok(match (rank, channel) {
+            (0, Some(channel)) => Self::Parent { channel, error: None },
+            (0, None) => {
                 let out = options.output.out.clone().or_else(new_result_file);
                 Self::Local(Box::new(Reporter::new(options, out)?))
             }
@@ -195,11 +200,9 @@ impl EventSink {
     fn emit(&mut self, event: BenchEvent) {
         match self {
             Self::Discard => {}
-            Self::Parent => {
-                // A closed pipe means that the parent is gone; this rank will be ended soon.
-                let text = serde_json::to_string(&event).unwrap_or_default();
-                for chunk in chunks::split(&text) {
-                    let _ = output::print(&format!("{EVENT_PREFIX}{chunk}\n"));
+            Self::Parent { channel, error } => {
+                if error.is_none() {
+                    *error = channel.send(&Json(event)).err();
                 }
             }
             Self::Local(reporter) => reporter.on_event(event),
@@ -216,7 +219,8 @@ impl EventSink {
     fn finish(self) -> Result<ExitCode> {
         match self {
             Self::Local(mut reporter) => reporter.finish(),
-            _ => Ok(ExitCode::SUCCESS),
+            Self::Parent { error: Some(error), .. } => Err(error.into()),
+            Self::Parent { .. } | Self::Discard => Ok(ExitCode::SUCCESS),
         }
     }
 }

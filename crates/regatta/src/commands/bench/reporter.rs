@@ -5,14 +5,14 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use regatta_launch::channel::{self, Json};
 use regatta_measure::run::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
-use regatta_model::bench::{BenchDevice, BenchSummary, Ceiling, Pairs};
+use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::baseline::BaselineGate;
-use super::chunks::ChunkAssembler;
 use super::options::{BenchOptions, Workload};
 use super::plot;
 use super::progress_bar::ProgressBar;
@@ -26,8 +26,6 @@ pub struct Reporter {
     format: OutputFormat,
     layout: TableLayout,
     file: ResultFile,
-    /// Reassembles events of rank 0.
-    assembler: ChunkAssembler,
     /// The first event that could not be read.
     event_error: Option<String>,
     plot: Option<PathBuf>,
@@ -70,7 +68,6 @@ impl Reporter {
             format,
             layout: if args.spread { TableLayout::Iterations } else { TableLayout::Means },
             file: ResultFile::new(out),
-            assembler: ChunkAssembler::default(),
             event_error: None,
             plot: args.plot.clone(),
             baseline: BaselineGate::new(args)?,
@@ -88,17 +85,12 @@ impl Reporter {
         })
     }
 
-    /// Adds a chunk of an event from rank 0.
-    pub fn on_chunk(&mut self, chunk: &str) {
-        let event = match self.assembler.push(chunk) {
-            Ok(None) => return,
-            Ok(Some(text)) => serde_json::from_str(&text).map_err(|error| error.to_string()),
-            Err(error) => Err(error.to_string()),
-        };
-        match event {
-            Ok(event) => self.on_event(event),
+    /// Handles a message of a rank.
+    pub fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
+        match channel::decode_from(rank, bytes) {
+            Ok(Json(event)) => self.on_event(event),
             // Later errors may be consequences of the first.
-            Err(error) => drop(self.event_error.get_or_insert(error)),
+            Err(error) => drop(self.event_error.get_or_insert(error.to_string())),
         }
     }
 
@@ -154,7 +146,7 @@ impl Reporter {
         self.update_file();
     }
 
-    fn set_pairs(&mut self, pairs: Pairs) {
+    fn set_pairs(&mut self, pairs: PairMatrices) {
         let mut text = pairs::text::draw(&pairs, COLUMNS);
         pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
         if pairs.findings.is_empty() {
@@ -165,14 +157,14 @@ impl Reporter {
         self.print_table(&text);
     }
 
-    fn set_rooflines(&mut self, rooflines: Vec<Ceiling>) {
+    fn set_rooflines(&mut self, rooflines: Vec<RankRoofline>) {
         let of = |device: &BenchDevice| (device.rank, device.host.clone());
         let ranks: Vec<(u32, String)> = self.result.devices.iter().map(of).collect();
         let outliers = roofline::outliers::find(&ranks, &rooflines, self.outlier_tolerance);
         let mut lines = roofline::text::table(&rooflines, &outliers);
         lines.extend(roofline::text::findings(&outliers));
         lines.extend(roofline::text::notes(&rooflines));
-        self.result.ceilings = rooflines;
+        self.result.roofline = rooflines;
         self.print_table(&(lines.join("\n") + "\n"));
     }
 
@@ -221,7 +213,7 @@ impl Reporter {
         self.flush();
         let code = self.exit_code()?;
         match self.event_error.take() {
-            Some(why) => bail!("the result is incomplete: cannot read an event of rank 0: {why}"),
+            Some(why) => bail!("the result is incomplete: {why}"),
             None => Ok(code),
         }
     }
@@ -231,7 +223,7 @@ impl Reporter {
             return self.tuning_error.take().map_or(Ok(ExitCode::SUCCESS), Err);
         }
         let rows = self.result.tables.iter().map(|table| table.rows.len()).sum();
-        if rows == 0 && self.result.ceilings.is_empty() && self.result.pairs.is_none() {
+        if rows == 0 && self.result.roofline.is_empty() && self.result.pairs.is_none() {
             return Ok(ExitCode::FAILURE);
         }
         match self.format {
@@ -251,7 +243,7 @@ impl Reporter {
         self.print_location(rows);
         let wrong = wrong(&self.result);
         if wrong > 0 {
-            let wrong = units::count(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
+            let wrong = units::pluralize(usize::try_from(wrong).unwrap_or(usize::MAX), "element");
             output::eprint(&format!("{ERROR}{wrong} wrong{ERROR:#}: see column #wrong\n"));
             return Ok(ExitCode::FAILURE);
         }
@@ -266,7 +258,7 @@ impl Reporter {
         let Some(out) = self.file.file() else { return };
         let what = match self.result.complete {
             true => "result".to_owned(),
-            false => format!("interrupted; {} saved", units::count(rows, "size")),
+            false => format!("interrupted; {} saved", units::pluralize(rows, "size")),
         };
         output::eprint(&format!("{FAINT}{what}: {}{FAINT:#}\n", out.display()));
     }
@@ -291,7 +283,7 @@ fn summary(result: &BenchResult) -> BenchSummary {
     BenchSummary {
         out_of_bounds: Some(wrong(result)),
         average_busbw: (!bandwidths.is_empty()).then_some(mean),
-        average_good: None,
+        average_ok: None,
     }
 }
 
@@ -299,13 +291,12 @@ fn summary(result: &BenchResult) -> BenchSummary {
 mod tests {
     use clap::Parser;
 
-    use super::super::chunks::split;
     use super::super::options;
     use super::*;
     use crate::cli::{Cli, Command};
 
-    /// Finishes a run with one row after these chunks from rank 0.
-    fn finish(chunks: &[String]) -> Result<ExitCode> {
+    /// Finishes a run with one row after this frame from rank 0.
+    fn finish(frame: &[u8]) -> Result<ExitCode> {
         let words = ["regatta", "bench", "all-reduce", "--csv"];
         let Command::Bench(args) = Cli::try_parse_from(words)?.command else {
             bail!("not a benchmark")
@@ -314,18 +305,18 @@ mod tests {
         let mut reporter = Reporter::new(&options, None)?;
         reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
         reporter.on_event(BenchEvent::Row(Box::default()));
-        chunks.iter().for_each(|chunk| reporter.on_chunk(chunk));
+        reporter.on_frame(0, frame);
         reporter.finish()
     }
 
     #[test]
     fn an_unreadable_event_fails_the_run() {
-        let event = serde_json::to_string(&BenchEvent::Note("x".repeat(70_000))).unwrap();
-        let all = split(&event);
-        assert!(all.len() > 1 && finish(&all).is_ok());
-        for chunks in [&all[1..], &split("{")[..], &split("{\"other\": 1}"), &["x".to_owned()]] {
-            let error = finish(chunks).unwrap_err().to_string();
-            assert!(error.contains("event of rank 0") && error.contains("incomplete"), "{error}");
+        let event = channel::encode(&Json(BenchEvent::Note("x".repeat(70_000)))).unwrap();
+        assert!(finish(&event).is_ok());
+        let unknown = channel::encode(&"{\"other\": 1}").unwrap();
+        for frame in [&event[1..], &unknown, &[], b"x"] {
+            let error = finish(frame).unwrap_err().to_string();
+            assert!(error.contains("rank 0") && error.contains("incomplete"), "{error}");
         }
     }
 }

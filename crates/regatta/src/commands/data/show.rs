@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use regatta_train::data::prepare::{self, About};
+use regatta_train::data::prepare::{self, PreparedMeta};
 use regatta_train::data::{Prepared, TokenFile, Tokenizer, open};
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ struct DatasetSummary {
     path: PathBuf,
     /// `None` for a single file.
     #[serde(skip_serializing_if = "Option::is_none")]
-    prepared: Option<About>,
+    prepared: Option<PreparedMeta>,
     files: Vec<TokenFileSummary>,
 }
 
@@ -55,7 +55,7 @@ pub fn run(args: &ShowArgs) -> Result<ExitCode> {
 }
 
 fn folder(path: &Path) -> Result<DatasetSummary> {
-    let prepared = prepare::about(path)?;
+    let prepared = prepare::metadata(path)?;
     // The same consistency check as in training.
     let data = open(&Prepared::Folder { path: path.to_owned(), tokenizer: None })?;
     let files: Result<Vec<TokenFileSummary>> = [prepare::TRAIN, prepare::VALIDATION]
@@ -109,14 +109,14 @@ fn text(summary: &DatasetSummary) -> String {
 }
 
 /// Inputs, splits and vocabulary of a dataset, as lines.
-pub fn dataset_lines(about: &About) -> String {
+pub fn dataset_lines(about: &PreparedMeta) -> String {
     let bytes = about.inputs.iter().map(|input| input.bytes).sum();
     let files = match about.inputs.as_slice() {
         [one] => one.name.clone(),
         many => format!("{} files", many.len()),
     };
     let (train, validation) = (grouped(about.train_tokens), grouped(about.validation_tokens));
-    let About { tokenizer, fingerprint, .. } = about;
+    let PreparedMeta { tokenizer, fingerprint, .. } = about;
     format!(
         "  text        {files}, {} bytes\n  tokens      {train} training, {validation} validation\n  vocabulary  {} ({tokenizer}, {fingerprint})",
         grouped(bytes),

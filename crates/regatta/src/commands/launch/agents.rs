@@ -5,19 +5,19 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::crew::Crew;
-use regatta_launch::fleet::coordinator::Fleet;
-use regatta_launch::fleet::message::{RankWork, Work};
-use regatta_launch::folder::RunFolder;
-use regatta_launch::job::Outcome;
-use regatta_launch::process::Setting;
-use regatta_launch::roster::{Blame, Roster, Verdict};
-use regatta_launch::signals::Caught;
-use regatta_launch::started::Started;
-use regatta_launch::starter::Starter;
-use regatta_model::hostlist::short;
+use regatta_launch::agent_launcher::command::AgentLauncher;
+use regatta_launch::agent_launcher::handle::LauncherHandle;
+use regatta_launch::agents::coordinator::Coordinator;
+use regatta_launch::agents::message::{NodeLaunch, RankLaunch};
+use regatta_launch::job::AttemptOutcome;
+use regatta_launch::node_pool::{FailureCause, NodePool, PoolUpdate};
+use regatta_launch::process::EnvSetting;
+use regatta_launch::run_folder::RunFolder;
+use regatta_launch::signals::SignalCatcher;
+use regatta_launch::worker_group::WorkerGroup;
+use regatta_model::hostlist::short_hostname;
 use regatta_model::{Machine, document};
-use regatta_place::environment::{EnvLine, Rendezvous};
+use regatta_place::environment::{EnvVar, Rendezvous};
 use regatta_place::rendezvous::{self, Candidate};
 
 use super::LaunchTarget;
@@ -37,11 +37,11 @@ pub struct AgentTarget<'a> {
     run: String,
     /// All nodes, the spares last.
     hosts: Vec<String>,
-    roster: Roster,
-    starter: Starter,
+    node_pool: NodePool,
+    launcher: AgentLauncher,
     unset: BTreeSet<String>,
-    fleet: Fleet,
-    started: Started,
+    coordinator: Coordinator,
+    launcher_handle: LauncherHandle,
     /// Agents check that they see this file.
     _marker: TempFile,
     /// Number of nodes requested.
@@ -57,21 +57,28 @@ impl<'a> AgentTarget<'a> {
         discovery: Discovery,
         run: &str,
         folder: &RunFolder,
-        signals: &mut Caught,
+        signals: &mut SignalCatcher,
     ) -> Result<Self> {
-        let ConnectedAgents { hosts, roster, starter, unset, fleet, started, marker } =
-            bootstrap::start_agents(args, &discovery, run, folder, signals)?;
+        let ConnectedAgents {
+            hosts,
+            node_pool,
+            launcher,
+            unset,
+            coordinator,
+            launcher_handle,
+            marker,
+        } = bootstrap::start_agents(args, &discovery, run, folder, signals)?;
         let mut target = Self {
             args,
             discovery,
             run: run.to_owned(),
             node_count: hosts.len() - args.spares as usize,
             hosts,
-            roster,
-            starter,
+            node_pool,
+            launcher,
             unset,
-            fleet,
-            started,
+            coordinator,
+            launcher_handle,
             _marker: marker,
             ranks_per_node: None,
         };
@@ -83,17 +90,17 @@ impl<'a> AgentTarget<'a> {
     fn collect_machines(&mut self) -> Result<()> {
         let (mut machines, mut index, mut known) = (Vec::new(), HashMap::new(), HashMap::new());
         let mut nics = HashMap::new();
-        let spares = self.roster.spares().iter();
-        for &node in self.roster.active().iter().chain(spares) {
+        let spares = self.node_pool.spares().iter();
+        for &node in self.node_pool.active().iter().chain(spares) {
             let host = &self.hosts[node];
             let machine = self.machine(node).with_context(|| format!("machine of {host}"))?;
-            let key = serde_json::to_string(&machine.kind())?;
-            nics.insert(short(host).to_owned(), machine.nics.clone());
+            let key = serde_json::to_string(&machine.node_class())?;
+            nics.insert(short_hostname(host).to_owned(), machine.nics.clone());
             let position = *known.entry(key).or_insert_with(|| {
                 machines.push(machine);
                 machines.len() - 1
             });
-            index.insert(short(host).to_owned(), position);
+            index.insert(short_hostname(host).to_owned(), position);
         }
         (self.discovery.machines, self.discovery.machine_index) = (machines, index);
         self.discovery.nics = nics;
@@ -101,8 +108,9 @@ impl<'a> AgentTarget<'a> {
     }
 
     fn machine(&self, node: usize) -> Result<Machine> {
-        let hello = self.fleet.hello(node as u32).context("the agent has not reported")?;
-        Ok(document::from_json(&hello.machine)?)
+        let registration =
+            self.coordinator.registration(node as u32).context("the agent has not reported")?;
+        Ok(document::from_json(&registration.machine)?)
     }
 
     /// Places the job on the active nodes.
@@ -110,10 +118,10 @@ impl<'a> AgentTarget<'a> {
         let mut discovery = self.discovery.clone();
         let all = &self.discovery.allocation.nodes;
         discovery.allocation.nodes =
-            self.roster.active().iter().filter_map(|&n| all.get(n).cloned()).collect();
+            self.node_pool.active().iter().filter_map(|&n| all.get(n).cloned()).collect();
         let (site, mut job) = discovery.resolve_job(&self.args.source, &self.args.job)?;
         // On fewer nodes the job keeps its ranks per node.
-        if self.roster.active().len() < self.node_count {
+        if self.node_pool.active().len() < self.node_count {
             (job.ranks, job.ranks_per_node) = (None, self.ranks_per_node);
         }
         let plan = discovery.place(site, job)?;
@@ -124,7 +132,9 @@ impl<'a> AgentTarget<'a> {
 
     /// Master address and port: rank 0's node, with the port that its agent has reserved.
     fn rendezvous(&self, plan: &JobPlan) -> Result<Rendezvous> {
-        let Some((_, placed, _)) = plan.placement.find(0) else { bail!("the job has no rank 0") };
+        let Some((_, placed, _)) = plan.placement.find_rank(0) else {
+            bail!("the job has no rank 0")
+        };
         let node = self.hosts.iter().position(|h| *h == placed.host).unwrap_or(0);
         let rank_env = &self.args.rank_env;
         let (address, address_why) = match &rank_env.master_addr {
@@ -138,7 +148,7 @@ impl<'a> AgentTarget<'a> {
                 rendezvous::master_address(&self.machine(node)?, true, &[candidate])?
             }
         };
-        let reserved = self.fleet.hello(node as u32).and_then(|h| h.port);
+        let reserved = self.coordinator.registration(node as u32).and_then(|h| h.port);
         let (port, port_why) = match (rank_env.master_port, reserved) {
             (Some(port), _) => (port, "given by --master-port".to_owned()),
             (None, Some(port)) => (port, format!("reserved for this job on {}", placed.host)),
@@ -147,46 +157,47 @@ impl<'a> AgentTarget<'a> {
         Ok(Rendezvous { address, address_why, port, port_why })
     }
 
-    /// The work of each node's agent.
-    fn work(&self, plan: &LaunchPlan, attempt: u32) -> Result<Vec<(u32, Work)>> {
+    /// The ranks of each node.
+    fn node_launches(&self, plan: &LaunchPlan, attempt: u32) -> Result<Vec<(u32, NodeLaunch)>> {
         let environment = plan.environment();
-        let set = |l: &&EnvLine| -> Setting { (l.variable.clone(), l.value.clone()) };
-        let common: Vec<Setting> = environment.common.iter().map(set).collect();
+        let set = |l: &&EnvVar| -> EnvSetting { (l.variable.clone(), l.value.clone()) };
+        let common: Vec<EnvSetting> = environment.common.iter().map(set).collect();
         let folder = std::env::current_dir().context("current directory")?;
-        let work = |ranks: &[u32]| {
-            let rank_work = |&rank: &u32| {
+        let node_launch = |ranks: &[u32]| {
+            let rank_launch = |&rank: &u32| {
                 let spec = &plan.ranks[rank as usize].spec;
                 let own = environment.ranks.get(&rank).into_iter().flatten();
-                RankWork {
+                RankLaunch {
                     rank,
                     command: (spec.command != self.args.command).then(|| spec.command.clone()),
                     env: own.map(set).collect(),
                     binding: spec.binding.clone(),
                 }
             };
-            Work {
+            NodeLaunch {
                 attempt,
                 command: self.args.command.clone(),
-                folder: folder.clone().into(),
-                base: inherited_env(self.starter, &self.unset),
-                without: removed_prefixes(self.starter),
-                common: common.clone(),
-                progress: self.args.hang_timeout.is_some(),
-                ranks: ranks.iter().map(rank_work).collect(),
+                cwd: folder.clone().into(),
+                base_env: inherited_env(self.launcher, &self.unset),
+                env_remove_prefixes: removed_prefixes(self.launcher),
+                common_env: common.clone(),
+                input: self.args.rank_input.as_deref().map(<[u8]>::to_vec),
+                report_progress: self.args.hang_timeout.is_some(),
+                ranks: ranks.iter().map(rank_launch).collect(),
             }
         };
         let position: HashMap<&str, usize> =
             self.hosts.iter().enumerate().map(|(i, h)| (h.as_str(), i)).collect();
         let nodes = plan.job.placement.nodes.iter();
         let found = nodes.filter_map(|n| Some((*position.get(n.host.as_str())?, &n.ranks)));
-        Ok(found.map(|(node, ranks)| (node as u32, work(ranks))).collect())
+        Ok(found.map(|(node, ranks)| (node as u32, node_launch(ranks))).collect())
     }
 }
 
 /// The variables that ranks inherit from the launcher in addition to the agent's environment. With
 /// ssh, which Open MPI uses too, all but those of the host or the login session; otherwise those that
 /// were unset for the agent launcher, which forwards all others itself.
-fn inherited_env(starter: Starter, unset: &BTreeSet<String>) -> Vec<(OsString, OsString)> {
+fn inherited_env(launcher: AgentLauncher, unset: &BTreeSet<String>) -> Vec<(OsString, OsString)> {
     const HOST_SPECIFIC: [&str; 13] = [
         "HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM",
         "TMPDIR", "USER", "_",
@@ -195,8 +206,8 @@ fn inherited_env(starter: Starter, unset: &BTreeSet<String>) -> Vec<(OsString, O
     let host_specific = |name: &str| {
         HOST_SPECIFIC.contains(&name) || HOST_SPECIFIC_PREFIXES.iter().any(|p| name.starts_with(p))
     };
-    let inherited = |name: &str| match starter {
-        Starter::Ssh | Starter::OpenMpi => !host_specific(name),
+    let inherited = |name: &str| match launcher {
+        AgentLauncher::Ssh | AgentLauncher::OpenMpi => !host_specific(name),
         _ => unset.contains(name),
     };
     std::env::vars_os().filter(|(name, _)| inherited(&name.to_string_lossy())).collect()
@@ -204,9 +215,9 @@ fn inherited_env(starter: Starter, unset: &BTreeSet<String>) -> Vec<(OsString, O
 
 /// Prefixes of the agent launcher's variables that ranks must not see: they describe the MPI job of
 /// the agents.
-fn removed_prefixes(starter: Starter) -> Vec<String> {
-    let prefixes: &[&str] = match starter {
-        Starter::Pals | Starter::Hydra | Starter::OpenMpi => &[
+fn removed_prefixes(launcher: AgentLauncher) -> Vec<String> {
+    let prefixes: &[&str] = match launcher {
+        AgentLauncher::Pals | AgentLauncher::Hydra | AgentLauncher::OpenMpi => &[
             "PMI_",
             "PMIX_",
             "OMPI_",
@@ -218,8 +229,8 @@ fn removed_prefixes(starter: Starter) -> Vec<String> {
             "PALS_LOCAL_RANKID",
             "PALS_LOCAL_SIZE",
         ],
-        Starter::Flux => &["FLUX_TASK_", "PMI_"],
-        Starter::Srun | Starter::Ssh => &[],
+        AgentLauncher::Flux => &["FLUX_TASK_", "PMI_"],
+        AgentLauncher::Srun | AgentLauncher::Ssh => &[],
     };
     prefixes.iter().map(|p| (*p).to_owned()).collect()
 }
@@ -231,23 +242,23 @@ impl LaunchTarget for AgentTarget<'_> {
         LaunchPlan::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
     }
 
-    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn Crew> {
-        let work = self.work(plan, attempt)?;
-        self.fleet.begin(attempt, work);
-        Ok(&mut self.fleet)
+    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup> {
+        let launches = self.node_launches(plan, attempt)?;
+        self.coordinator.start(attempt, launches);
+        Ok(&mut self.coordinator)
     }
 
-    fn restart_decision(&mut self, outcome: &Outcome) -> Verdict {
+    fn restart_decision(&mut self, outcome: &AttemptOutcome) -> PoolUpdate {
         let in_use =
-            |n: &usize| self.roster.active().contains(n) || self.roster.spares().contains(n);
-        let lost = self.fleet.absent().into_iter().map(|n| n as usize);
+            |n: &usize| self.node_pool.active().contains(n) || self.node_pool.spares().contains(n);
+        let lost = self.coordinator.missing().into_iter().map(|n| n as usize);
         let lost: Vec<usize> = lost.filter(in_use).collect();
         let failure = outcome.result.failure.as_ref();
         let node = failure.and_then(|f| self.hosts.iter().position(|h| *h == f.host));
         match node {
-            _ if !lost.is_empty() => self.roster.failed(Blame::Lost(lost)),
-            Some(node) => self.roster.failed(Blame::Rank(node)),
-            None => self.roster.failed(Blame::Nobody),
+            _ if !lost.is_empty() => self.node_pool.on_failure(FailureCause::NodesLost(lost)),
+            Some(node) => self.node_pool.on_failure(FailureCause::Rank(node)),
+            None => self.node_pool.on_failure(FailureCause::Unknown),
         }
     }
 
@@ -256,8 +267,8 @@ impl LaunchTarget for AgentTarget<'_> {
     }
 
     fn shutdown(self: Box<Self>) {
-        let lost = self.fleet.absent();
-        self.fleet.leave();
-        bootstrap::wait_for_exit(self.started, &lost, &self.hosts, EXIT_TIMEOUT);
+        let lost = self.coordinator.missing();
+        self.coordinator.shutdown();
+        bootstrap::wait_for_exit(self.launcher_handle, &lost, &self.hosts, EXIT_TIMEOUT);
     }
 }

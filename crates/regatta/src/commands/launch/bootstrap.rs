@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::fleet::boot::{Boot, Times};
-use regatta_launch::fleet::coordinator::Fleet;
-use regatta_launch::folder::RunFolder;
-use regatta_launch::roster::{Roster, Verdict};
-use regatta_launch::signals::Caught;
+use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
+use regatta_launch::agent_launcher::handle::LauncherHandle;
+use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
+use regatta_launch::agents::coordinator::Coordinator;
+use regatta_launch::node_pool::{NodePool, PoolUpdate};
+use regatta_launch::run_folder::RunFolder;
+use regatta_launch::signals::SignalCatcher;
 use regatta_launch::slurm::{self, Gres};
-use regatta_launch::started::Started;
-use regatta_launch::starter::{Agents, Invocation, Starter};
 use regatta_model::hostlist;
-use regatta_model::result::Ending;
-use regatta_model::units::count;
+use regatta_model::result::RankExit;
+use regatta_model::units::pluralize;
 use regatta_place::rendezvous;
 use regatta_wire::secret::Secret;
 
@@ -42,12 +42,12 @@ const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Nodes whose agents have connected.
 pub struct ConnectedAgents {
     pub hosts: Vec<String>,
-    pub roster: Roster,
-    pub starter: Starter,
+    pub node_pool: NodePool,
+    pub launcher: AgentLauncher,
     /// Variables that were unset for the agent launcher, and are therefore missing in the agents.
     pub unset: BTreeSet<String>,
-    pub fleet: Fleet,
-    pub started: Started,
+    pub coordinator: Coordinator,
+    pub launcher_handle: LauncherHandle,
     /// By this file agents recognise the shared run folder.
     pub marker: TempFile,
 }
@@ -55,7 +55,7 @@ pub struct ConnectedAgents {
 /// A signal arrived before any rank ran.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted by {0} while starting agents")]
-pub struct Interrupted(pub Ending);
+pub struct Interrupted(pub RankExit);
 
 /// A file that is removed on drop.
 pub struct TempFile(PathBuf);
@@ -80,11 +80,11 @@ impl TempFile {
 /// The commands that would start the agents, for `--dry-run`.
 pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
     let hosts = hosts(discovery)?;
-    let starter = starter(args, discovery)?;
-    let boot = (!starter.boots_by_stdin()).then(|| PathBuf::from("RUN-FOLDER/boot"));
+    let launcher = launcher(args, discovery)?;
+    let boot = (!launcher.bootstraps_via_stdin()).then(|| PathBuf::from("RUN-FOLDER/boot"));
     let mut text = String::new();
-    for invocation in invocations(args, starter, discovery, &hosts, boot.as_deref())? {
-        let words = std::iter::once(&invocation.program).chain(&invocation.args);
+    for command in commands(args, launcher, discovery, &hosts, boot.as_deref())? {
+        let words = std::iter::once(&command.program).chain(&command.args);
         let words: Vec<String> = words.map(|w| quote(&w.to_string_lossy())).collect();
         text.push_str(&format!("agent command  {}\n", words.join(" ")));
     }
@@ -98,46 +98,64 @@ pub fn start_agents(
     discovery: &Discovery,
     run: &str,
     folder: &RunFolder,
-    signals: &mut Caught,
+    signals: &mut SignalCatcher,
 ) -> Result<ConnectedAgents> {
     let hosts = hosts(discovery)?;
-    let mut roster =
-        Roster::new(hosts.len(), args.spares as usize, args.min_nodes.map(|n| n as usize))?;
-    let starter = starter(args, discovery)?;
+    let mut node_pool =
+        NodePool::new(hosts.len(), args.spares as usize, args.min_nodes.map(|n| n as usize))?;
+    let launcher = launcher(args, discovery)?;
     let times = times(args);
     let secret = Secret::generate().context("generate the job's secret")?;
-    let mut fleet = Fleet::listen(&hosts, secret.clone(), times).context("listen for agents")?;
+    let mut coordinator =
+        Coordinator::listen(&hosts, secret.clone(), times).context("listen for agents")?;
     let path = std::path::absolute(folder.path()).context("path of the run folder")?;
     let marker = TempFile::create(path.join(format!("log/.{run}")), "")?;
-    let root = addresses(discovery).into_iter().map(|a| SocketAddr::new(a, fleet.port())).collect();
-    let ports = rendezvous::ports_from(rendezvous::port(run)).take(PORTS).collect();
-    let boot =
-        Boot::new(run, &secret, &hosts, (args.fan_out, times), (root, ports), marker.0.clone());
+    let root =
+        addresses(discovery).into_iter().map(|a| SocketAddr::new(a, coordinator.port())).collect();
+    let ports = rendezvous::fallback_ports(rendezvous::job_port(run)).take(PORTS).collect();
+    let boot = Bootstrap::new(BootstrapParams {
+        run,
+        secret: &secret,
+        hosts: &hosts,
+        fan_out: args.fan_out,
+        timeouts: times,
+        root,
+        ports,
+        marker: marker.0.clone(),
+    });
     let boot = boot.to_text()?;
-    let file = match starter.boots_by_stdin() {
+    let file = match launcher.bootstraps_via_stdin() {
         true => None,
         false => Some(TempFile::create(path.join("boot"), &boot)?),
     };
     let file_path = file.as_ref().map(|f| f.0.as_path());
-    let invocations = invocations(args, starter, discovery, &hosts, file_path)?;
-    let unset = invocations.iter().flat_map(|i| i.unset.clone()).collect();
-    let hostfiles = invocations.iter().filter_map(|i| i.hostfile.as_ref());
+    let commands = commands(args, launcher, discovery, &hosts, file_path)?;
+    let unset = commands.iter().flat_map(|i| i.env_remove.clone()).collect();
+    let hostfiles = commands.iter().filter_map(|i| i.hostfile.as_ref());
     let _hostfiles: Vec<TempFile> = hostfiles.map(|(path, _)| TempFile(path.clone())).collect();
-    let mut started = Started::spawn(invocations, &boot, &hosts)?;
-    let connected = wait_for_agents(&mut fleet, &mut started, &hosts, times.join, signals)
-        .and_then(|()| replace_missing(&fleet, &started, &mut roster, &hosts, times.join));
+    let mut launcher_handle = LauncherHandle::spawn(commands, &boot, &hosts)?;
+    let connected =
+        wait_for_agents(&mut coordinator, &mut launcher_handle, &hosts, times.join, signals)
+            .and_then(|()| {
+                replace_missing(&coordinator, &launcher_handle, &mut node_pool, &hosts, times.join)
+            });
     if let Err(error) = connected {
-        let lost = fleet.absent();
-        fleet.leave();
-        wait_for_exit(started, &lost, &hosts, Duration::from_secs(1));
+        let lost = coordinator.missing();
+        coordinator.shutdown();
+        wait_for_exit(launcher_handle, &lost, &hosts, Duration::from_secs(1));
         return Err(error);
     }
-    Ok(ConnectedAgents { hosts, roster, starter, unset, fleet, started, marker })
+    Ok(ConnectedAgents { hosts, node_pool, launcher, unset, coordinator, launcher_handle, marker })
 }
 
 /// Waits until the agents have exited, and names the nodes for which that is not certain.
-pub fn wait_for_exit(started: Started, lost: &[u32], hosts: &[String], grace: Duration) {
-    let killed = started.end(lost, AGENT_EXIT_TIMEOUT, grace);
+pub fn wait_for_exit(
+    launcher_handle: LauncherHandle,
+    lost: &[u32],
+    hosts: &[String],
+    grace: Duration,
+) {
+    let killed = launcher_handle.shutdown(lost, AGENT_EXIT_TIMEOUT, grace);
     if !killed.is_empty() {
         let names: Vec<&str> = killed.iter().map(|&node| hosts[node].as_str()).collect();
         output::note(&format!(
@@ -148,8 +166,8 @@ pub fn wait_for_exit(started: Started, lost: &[u32], hosts: &[String], grace: Du
     }
 }
 
-fn times(args: &LaunchArgs) -> Times {
-    Times {
+fn times(args: &LaunchArgs) -> JobTimeouts {
+    JobTimeouts {
         grace: Duration::from_secs(args.grace),
         join: Duration::from_secs(args.start_timeout),
         lost_after: Duration::from_secs(args.heartbeat_timeout),
@@ -163,20 +181,20 @@ fn hosts(discovery: &Discovery) -> Result<Vec<String>> {
     Ok(discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect())
 }
 
-fn starter(args: &LaunchArgs, discovery: &Discovery) -> Result<Starter> {
+fn launcher(args: &LaunchArgs, discovery: &Discovery) -> Result<AgentLauncher> {
     if let Some(name) = args.launcher {
         return Ok(name.into());
     }
-    Ok(Starter::choose(discovery.allocation.scheduler, system::mpiexec_version)?)
+    Ok(AgentLauncher::for_scheduler(discovery.allocation.scheduler, system::mpiexec_version)?)
 }
 
-fn invocations(
+fn commands(
     args: &LaunchArgs,
-    starter: Starter,
+    launcher: AgentLauncher,
     discovery: &Discovery,
     hosts: &[String],
     boot_file: Option<&Path>,
-) -> Result<Vec<Invocation>> {
+) -> Result<Vec<LaunchCommand>> {
     let own = std::env::current_exe().context("path of this program")?;
     let program = args.agent.as_deref().unwrap_or(&own);
     let ssh: Vec<String> = match &args.ssh {
@@ -185,11 +203,11 @@ fn invocations(
         }
         None => Vec::new(),
     };
-    let job = discovery.env.get("SLURM_JOB_ID").filter(|_| starter == Starter::Srun);
+    let job = discovery.env.get("SLURM_JOB_ID").filter(|_| launcher == AgentLauncher::Srun);
     let job = job.and_then(system::slurm_job);
-    let gres = job.map_or(Gres::Inherited, |job| slurm::whole_gres(&job, hosts));
-    let agents = Agents { hosts, program, boot_file, ssh: &ssh, gres: &gres };
-    Ok(starter.invocations(&agents)?)
+    let gres = job.map_or(Gres::Inherited, |job| slurm::full_node_gres(&job, hosts));
+    let agents = LaunchSpec { hosts, program, bootstrap_file: boot_file, ssh: &ssh, gres: &gres };
+    Ok(launcher.commands(&agents)?)
 }
 
 /// The addresses by which nodes may reach this host, that of the high-speed network first.
@@ -223,31 +241,31 @@ fn is_link_local(address: &IpAddr) -> bool {
 /// Waits until all agents have connected, the launchers of the missing ones have exited, or the time
 /// limit has passed.
 fn wait_for_agents(
-    fleet: &mut Fleet,
-    started: &mut Started,
+    coordinator: &mut Coordinator,
+    launcher_handle: &mut LauncherHandle,
     hosts: &[String],
     limit: Duration,
-    signals: &mut Caught,
+    signals: &mut SignalCatcher,
 ) -> Result<()> {
     let start = Instant::now();
     let mut last_message = start + PROGRESS_DELAY - PROGRESS_INTERVAL;
     let mut launcher_exited = vec![false; hosts.len()];
     loop {
-        let absent = fleet.absent();
-        if absent.iter().all(|&n| launcher_exited[n as usize]) || start.elapsed() >= limit {
+        let missing = coordinator.missing();
+        if missing.iter().all(|&n| launcher_exited[n as usize]) || start.elapsed() >= limit {
             return Ok(());
         }
-        if let Some(signal) = signals.end() {
-            return Err(Interrupted(Ending::Signal(signal)).into());
+        if let Some(signal) = signals.termination() {
+            return Err(Interrupted(RankExit::Signal(signal)).into());
         }
-        fleet.poll(Duration::from_millis(50));
-        for (range, _) in started.ended() {
+        coordinator.poll(Duration::from_millis(50));
+        for (range, _) in launcher_handle.take_exited() {
             launcher_exited[range].fill(true);
         }
         if last_message.elapsed() >= PROGRESS_INTERVAL {
             last_message = Instant::now();
-            let names: Vec<&str> = absent.iter().map(|&n| hosts[n as usize].as_str()).collect();
-            let (missing, all) = (names.len(), count(hosts.len(), "node"));
+            let names: Vec<&str> = missing.iter().map(|&n| hosts[n as usize].as_str()).collect();
+            let (missing, all) = (names.len(), pluralize(hosts.len(), "node"));
             let names = hostlist::compress(&names);
             output::eprint(&format!(
                 "{FAINT}waiting for agents on {missing} of {all}: {names}{FAINT:#}\n"
@@ -258,23 +276,24 @@ fn wait_for_agents(
 
 /// Replaces or drops nodes without an agent; fails with the output of their launchers otherwise.
 fn replace_missing(
-    fleet: &Fleet,
-    started: &Started,
-    roster: &mut Roster,
+    coordinator: &Coordinator,
+    launcher_handle: &LauncherHandle,
+    node_pool: &mut NodePool,
     hosts: &[String],
     limit: Duration,
 ) -> Result<()> {
-    let absent: Vec<usize> = fleet.absent().into_iter().map(|n| n as usize).collect();
-    if absent.is_empty() {
+    let missing: Vec<usize> = coordinator.missing().into_iter().map(|n| n as usize).collect();
+    if missing.is_empty() {
         return Ok(());
     }
-    let decision = roster.missing(&absent, "its agent never connected");
-    let Verdict::GiveUp(_) = decision else {
+    let decision = node_pool.on_missing(&missing, "its agent never connected");
+    let PoolUpdate::GiveUp(_) = decision else {
         report::print_restart_decision(&decision, hosts);
         return Ok(());
     };
-    let names: Vec<&str> = absent.iter().map(|&n| hosts[n].as_str()).collect();
-    let mut output: Vec<String> = absent.iter().flat_map(|&n| started.said(n)).collect();
+    let names: Vec<&str> = missing.iter().map(|&n| hosts[n].as_str()).collect();
+    let mut output: Vec<String> =
+        missing.iter().flat_map(|&n| launcher_handle.output_tail(n)).collect();
     // One launcher may serve many hosts.
     let mut seen = HashSet::new();
     output.retain(|line| seen.insert(line.clone()));

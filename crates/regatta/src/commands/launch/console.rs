@@ -8,10 +8,11 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use regatta_launch::lines::Folded;
+use regatta_launch::job::JobObserver;
+use regatta_launch::lines::MergedLine;
 use regatta_model::{CpuSet, hostlist};
 
-use super::LineObserver;
+use super::RankObserver;
 use crate::cli::FAINT;
 use crate::output;
 
@@ -49,7 +50,7 @@ pub struct Console {
     /// When the queue became full.
     stalled_since: Option<Instant>,
     dropped: u64,
-    observer: Option<LineObserver>,
+    observer: Option<Box<dyn RankObserver>>,
 }
 
 impl Console {
@@ -57,7 +58,7 @@ impl Console {
     pub fn new(
         shown_ranks: &[u32],
         tee: Option<&Path>,
-        observer: Option<LineObserver>,
+        observer: Option<Box<dyn RankObserver>>,
     ) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let (writer, receiver) = sync_channel(QUEUE);
@@ -79,12 +80,12 @@ impl Console {
     }
 
     /// Shows a line prefixed with its hosts and ranks; returns false if the queue is full.
-    pub fn show(&mut self, line: &Folded) -> bool {
+    fn show(&mut self, line: &MergedLine) -> bool {
         if !self.send_pending() {
             return false;
         }
         if let Some(observer) = &mut self.observer {
-            (observer.on_line)(&line.text);
+            observer.on_line(&line.text);
         }
         if !self.is_shown(&line.text) {
             return true;
@@ -99,19 +100,19 @@ impl Console {
             self.tee_error = self.tee_error.take().or(written.err());
         }
         let text = format!("{FAINT}[{prefix}]{FAINT:#} {}\n", line.text);
-        self.pending = Some(WriterMessage::Line { error: line.error, text });
+        self.pending = Some(WriterMessage::Line { error: line.stderr, text });
         self.send_pending();
         true
     }
 
     /// Whether a line is shown, that is, not an event for the observer.
     pub fn is_shown(&self, line: &str) -> bool {
-        !self.observer.as_ref().is_some_and(|observer| (observer.is_event)(line))
+        !self.observer.as_ref().is_some_and(|observer| observer.is_event(line))
     }
 
     /// Whether the observer prints the path of the run folder.
     pub fn prints_run_dir(&self) -> bool {
-        self.observer.as_ref().is_some_and(|observer| observer.prints_run_dir)
+        self.observer.as_ref().is_some_and(|observer| observer.prints_run_dir())
     }
 
     /// Sets the host of each rank.
@@ -153,7 +154,7 @@ impl Console {
             output::note(&format!("the file of --tee is incomplete: {error}"));
         }
         if self.dropped > 0 {
-            let lines = regatta_model::units::count(self.dropped as usize, "line");
+            let lines = regatta_model::units::pluralize(self.dropped as usize, "line");
             output::note(&format!(
                 "{lines} not shown because the terminal was blocked; the logs are complete"
             ));
@@ -184,6 +185,18 @@ impl Console {
     fn wait_for_writer(&mut self) {
         while !self.send_pending() {
             std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl JobObserver for Console {
+    fn on_line(&mut self, line: &MergedLine) -> bool {
+        self.show(line)
+    }
+
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
+        if let Some(observer) = &mut self.observer {
+            observer.on_frame(rank, bytes);
         }
     }
 }

@@ -1,15 +1,15 @@
 //! Ranks on this node.
 
 use anyhow::{Context, Result};
-use regatta_launch::crew::Crew;
-use regatta_launch::folder::LogFolder;
-use regatta_launch::job::Outcome;
-use regatta_launch::local::{LocalCrew, Watch};
-use regatta_launch::port::{self, Reserved};
+use regatta_launch::job::AttemptOutcome;
+use regatta_launch::local::{LocalOptions, LocalWorkers};
+use regatta_launch::node_pool::PoolUpdate;
+use regatta_launch::port::{self, ReservedPort};
 use regatta_launch::process::RankSpec;
-use regatta_launch::roster::Verdict;
+use regatta_launch::run_folder::LogFolder;
 use regatta_launch::secret_file::{self, SecretFile};
-use regatta_place::rendezvous::ports_from;
+use regatta_launch::worker_group::WorkerGroup;
+use regatta_place::rendezvous::fallback_ports;
 use regatta_wire::secret::Secret;
 
 use super::LaunchTarget;
@@ -25,11 +25,11 @@ pub struct LocalTarget<'a> {
     run: String,
     logs: Option<LogFolder>,
     hosts: Vec<String>,
-    crew: Option<LocalCrew>,
+    workers: Option<LocalWorkers>,
     /// Secret by which the ranks authenticate each other.
     secret: Option<SecretFile>,
     /// Port of rank 0, reserved while the launcher runs.
-    port: Option<Reserved>,
+    port: Option<ReservedPort>,
 }
 
 impl<'a> LocalTarget<'a> {
@@ -42,7 +42,7 @@ impl<'a> LocalTarget<'a> {
     ) -> Self {
         let hosts = discovery.allocation.nodes.iter().map(|n| n.host.clone()).collect();
         let run = run.to_owned();
-        Self { args, discovery, run, logs, hosts, crew: None, secret: None, port: None }
+        Self { args, discovery, run, logs, hosts, workers: None, secret: None, port: None }
     }
 
     /// Passes the job's secret to the ranks. Ranks that do not use regatta's collectives run without
@@ -66,7 +66,7 @@ impl LaunchTarget for LocalTarget<'_> {
         let mut rendezvous = env::rendezvous(&self.args.rank_env, &plan, 1)?;
         if self.args.rank_env.master_port.is_none() {
             self.port = None;
-            let port = port::reserve(ports_from(rendezvous.port))
+            let port = port::reserve(fallback_ports(rendezvous.port))
                 .context("no free port on this node: pass --master-port")?;
             rendezvous.port = port.port();
             rendezvous.port_why = "free on this node when the job started".to_owned();
@@ -75,17 +75,21 @@ impl LaunchTarget for LocalTarget<'_> {
         LaunchPlan::new(self.args, plan, &rendezvous, Attempt { run: &self.run, number: attempt })
     }
 
-    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn Crew> {
+    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup> {
         let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
         self.share_secret(&mut specs);
-        let progress = self.args.hang_timeout.is_some();
-        let watch = Watch { logs: self.logs.clone(), attempt, progress, notify: None };
-        let crew = LocalCrew::start(&specs, &watch);
-        Ok(self.crew.insert(crew.with_context(|| self.hosts.join(","))?))
+        let options = LocalOptions {
+            logs: self.logs.clone(),
+            attempt,
+            report_progress: self.args.hang_timeout.is_some(),
+            notify: None,
+        };
+        let workers = LocalWorkers::start(&specs, &options);
+        Ok(self.workers.insert(workers.with_context(|| self.hosts.join(","))?))
     }
 
-    fn restart_decision(&mut self, _: &Outcome) -> Verdict {
-        Verdict::Same
+    fn restart_decision(&mut self, _: &AttemptOutcome) -> PoolUpdate {
+        PoolUpdate::Unchanged
     }
 
     fn hosts(&self) -> &[String] {

@@ -12,18 +12,19 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
-use regatta_launch::crew::Crew;
-use regatta_launch::folder::{RunFolder, run_id};
-use regatta_launch::job::{self, Job, Outcome};
-use regatta_launch::local::CrewError;
+use regatta_launch::job::{self, AttemptOutcome, JobAttempt};
+use regatta_launch::local::LocalStartError;
+use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::process::StartError;
-use regatta_launch::roster::{Roster, Verdict};
-use regatta_launch::signals::Caught;
-use regatta_launch::supervise::Limits;
-use regatta_launch::warden;
+use regatta_launch::reaper;
+use regatta_launch::run_folder::{RunFolder, run_id};
+use regatta_launch::signals::SignalCatcher;
+use regatta_launch::supervisor::JobLimits;
+use regatta_launch::worker_group::WorkerGroup;
 use regatta_model::document;
 
 use crate::cli::LaunchArgs;
+use crate::commands::rank_worker;
 use crate::output;
 use crate::plan::Discovery;
 use console::Console;
@@ -35,16 +36,51 @@ trait LaunchTarget {
     fn plan(&mut self, attempt: u32) -> Result<LaunchPlan>;
 
     /// Starts the ranks.
-    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn Crew>;
+    fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup>;
 
     /// Decides on which nodes the job can be restarted.
-    fn restart_decision(&mut self, outcome: &Outcome) -> Verdict;
+    fn restart_decision(&mut self, outcome: &AttemptOutcome) -> PoolUpdate;
 
     /// Host names of the nodes.
     fn hosts(&self) -> &[String];
 
     /// Shuts down after the last attempt.
     fn shutdown(self: Box<Self>);
+}
+
+/// Receives the output and the messages of the ranks, for the command that launches them.
+pub trait RankObserver {
+    /// Called for each line of output before it is shown.
+    fn on_line(&mut self, line: &str);
+
+    /// Whether a line is an event, which is not shown.
+    fn is_event(&self, _line: &str) -> bool {
+        false
+    }
+
+    /// Called for each frame of a rank's channel.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+
+    /// Whether the observer itself prints the path of the run folder at the end.
+    fn prints_run_dir(&self) -> bool {
+        false
+    }
+}
+
+impl RankObserver for LineObserver {
+    fn on_line(&mut self, line: &str) {
+        (self.on_line)(line);
+    }
+
+    fn is_event(&self, line: &str) -> bool {
+        (self.is_event)(line)
+    }
+
+    fn on_frame(&mut self, _rank: u32, _bytes: &[u8]) {}
+
+    fn prints_run_dir(&self) -> bool {
+        self.prints_run_dir
+    }
 }
 
 /// Receives every output line of the ranks before it is shown.
@@ -59,16 +95,30 @@ pub struct LineObserver {
 
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
-    run_with_observer(args, None)
+    launch(args, discover(args)?, None)
 }
 
 /// Runs the command on behalf of another one, which observes the output of the ranks.
 pub fn run_with_observer(args: &LaunchArgs, observer: Option<LineObserver>) -> Result<ExitCode> {
-    let discovery = Discovery::run(&args.source, args.spares)?;
+    let observer = observer.map(|observer| Box::new(observer) as Box<dyn RankObserver>);
+    launch(args, discover(args)?, observer)
+}
+
+/// Discovers this machine and the allocation.
+pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
+    Discovery::run(&args.source, args.spares)
+}
+
+/// Launches the ranks on the nodes that [`discover`] found.
+pub fn launch(
+    args: &LaunchArgs,
+    discovery: Discovery,
+    observer: Option<Box<dyn RankObserver>>,
+) -> Result<ExitCode> {
     if !discovery.machines[0].is_live() && !args.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
     }
-    match discovery.allocation.me {
+    match discovery.allocation.this_rank {
         Some(me) if !args.dry_run => return become_rank(args, discovery, me.rank),
         _ => check_nodes(args, &discovery)?,
     }
@@ -78,9 +128,9 @@ pub fn run_with_observer(args: &LaunchArgs, observer: Option<LineObserver>) -> R
 /// Exit code of an error: 127 if the user's command cannot be executed, like a shell.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     let command = error.downcast_ref::<StartError>().is_some()
-        || matches!(error.downcast_ref(), Some(CrewError::Start(_)));
+        || matches!(error.downcast_ref(), Some(LocalStartError::Start(_)));
     match error.downcast_ref::<bootstrap::Interrupted>() {
-        Some(bootstrap::Interrupted(ending)) => ExitCode::from(ending.code()),
+        Some(bootstrap::Interrupted(ending)) => ExitCode::from(ending.exit_code()),
         None if command => ExitCode::from(127),
         None => ExitCode::FAILURE,
     }
@@ -89,7 +139,7 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 /// Checks `--spares` and `--min-nodes` against the number of nodes.
 fn check_nodes(args: &LaunchArgs, discovery: &Discovery) -> Result<()> {
     let nodes = discovery.allocation.nodes.len();
-    Roster::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?;
+    NodePool::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?;
     Ok(())
 }
 
@@ -103,7 +153,7 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
             plan.placement.ranks
         );
     }
-    Err(rank_specs::adopted_rank(args, &plan, rank)?.become_it().into())
+    Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
 }
 
 fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
@@ -125,16 +175,16 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
 fn start(
     args: &LaunchArgs,
     discovery: Discovery,
-    observer: Option<LineObserver>,
+    observer: Option<Box<dyn RankObserver>>,
 ) -> Result<ExitCode> {
-    warden::guard()?;
+    reaper::fork_worker()?;
     let id = run_id(SystemTime::now(), std::process::id());
     let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
     let mut folder = RunFolder::create(&path)?;
     let console = Console::new(&args.show, args.tee.as_deref(), observer);
     let ended = console.and_then(|console| supervise(args, discovery, &id, &mut folder, console));
     if ended.is_err() {
-        folder.abandon();
+        folder.discard();
     }
     ended
 }
@@ -146,7 +196,7 @@ fn supervise(
     folder: &mut RunFolder,
     console: Console,
 ) -> Result<ExitCode> {
-    let mut signals = Caught::new()?;
+    let mut signals = SignalCatcher::new()?;
     let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
         true => Box::new(agents::AgentTarget::connect(args, discovery, id, folder, &mut signals)?),
         false => Box::new(local::LocalTarget::new(args, discovery, id, Some(folder.logs()))),
@@ -161,7 +211,7 @@ fn run_attempts(
     args: &LaunchArgs,
     target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
-    signals: &mut Caught,
+    signals: &mut SignalCatcher,
     mut console: Console,
 ) -> Result<ExitCode> {
     let mut attempt = 0;
@@ -177,19 +227,20 @@ fn run_attempts(
         console.flush();
         report::print_result(&outcome.result, folder, console.prints_run_dir());
         // A full disk may be the cause of the failure and must not hide it.
-        if let Err(error) = folder.write_safely("result.json", &document::to_json(&outcome.result)?)
+        if let Err(error) =
+            folder.write_durable("result.json", &document::to_json(&outcome.result)?)
         {
             output::note(&error.to_string());
         }
         let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
-        let code = ExitCode::from(outcome.result.code);
-        let interrupted = outcome.asked_to_end || signals.end().is_some();
+        let code = ExitCode::from(outcome.result.exit_code);
+        let interrupted = outcome.terminated || signals.termination().is_some();
         if !failed || attempt == args.restarts() || interrupted {
             return Ok(code);
         }
         let decision = target.restart_decision(&outcome);
         report::print_restart_decision(&decision, target.hosts());
-        if matches!(decision, Verdict::GiveUp(_)) {
+        if matches!(decision, PoolUpdate::GiveUp(_)) {
             return Ok(code);
         }
         attempt += 1;
@@ -206,22 +257,26 @@ fn run_attempt(
     target: &mut dyn LaunchTarget,
     plan: &LaunchPlan,
     folder: &mut RunFolder,
-    signals: &mut Caught,
+    signals: &mut SignalCatcher,
     console: &mut Console,
     attempt: u32,
-) -> Result<Outcome> {
-    let job = Job {
-        command: args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+) -> Result<AttemptOutcome> {
+    let job = JobAttempt {
+        command: match args.rank_input {
+            // The ranks' own command says nothing to the user.
+            Some(_) => rank_worker::command_line(),
+            None => args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+        },
         hosts: plan.hosts(),
         limits: limits(args),
         attempt,
     };
-    let crew = target.start(plan, attempt)?;
-    Ok(job::run(&job, crew, folder, signals, &mut |line| console.show(line)))
+    let workers = target.start(plan, attempt)?;
+    Ok(job::run(&job, workers, folder, signals, console))
 }
 
-fn limits(args: &LaunchArgs) -> Limits {
-    Limits {
+fn limits(args: &LaunchArgs) -> JobLimits {
+    JobLimits {
         grace: Duration::from_secs(args.grace),
         hang_after: args.hang_timeout.map(Duration::from_secs),
     }

@@ -6,11 +6,11 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use regatta_launch::bind::Binding;
-use regatta_launch::folder;
-use regatta_launch::process::{RankSpec, Setting};
+use regatta_launch::process::{EnvSetting, RankSpec};
+use regatta_launch::run_folder;
 use regatta_launch::wrap::Wrap;
 use regatta_model::hostlist;
-use regatta_place::environment::{EnvLine, Rendezvous};
+use regatta_place::environment::{EnvVar, Rendezvous};
 use serde::Serialize;
 
 use crate::cli::LaunchArgs;
@@ -34,7 +34,7 @@ pub struct Attempt<'a> {
 /// A rank, with the reasons for its environment.
 pub struct RankPlan {
     pub spec: RankSpec,
-    pub lines: Vec<EnvLine>,
+    pub lines: Vec<EnvVar>,
     pub host: String,
 }
 
@@ -73,8 +73,8 @@ impl LaunchPlan {
     pub fn set_run_dir(&mut self, path: &Path) {
         let path = std::path::absolute(path).ok();
         let Some(path) = path.as_deref().and_then(Path::to_str) else { return };
-        let line = EnvLine {
-            variable: folder::VARIABLE.to_owned(),
+        let line = EnvVar {
+            variable: run_folder::VARIABLE.to_owned(),
             value: Some(path.to_owned()),
             why: "the run folder".to_owned(),
         };
@@ -90,7 +90,7 @@ impl LaunchPlan {
         for line in self.ranks.iter().flat_map(|r| &r.lines) {
             *counts.entry((&line.variable, line.value.as_deref())).or_default() += 1;
         }
-        let is_common = |line: &&EnvLine| {
+        let is_common = |line: &&EnvVar| {
             counts[&(line.variable.as_str(), line.value.as_deref())] == self.ranks.len()
         };
         let ranks = self.ranks.iter();
@@ -112,9 +112,9 @@ impl LaunchPlan {
 #[derive(Serialize)]
 pub struct JobEnvironment<'a> {
     /// Variables with the same value in all ranks.
-    pub common: Vec<&'a EnvLine>,
+    pub common: Vec<&'a EnvVar>,
     /// All other variables, by rank.
-    pub ranks: BTreeMap<u32, Vec<&'a EnvLine>>,
+    pub ranks: BTreeMap<u32, Vec<&'a EnvVar>>,
 }
 
 /// Checks that the ranks named by options exist.
@@ -142,24 +142,25 @@ fn rank_plan(
     plan: &JobPlan,
     wrap: Option<&Wrap>,
     rank: u32,
-    lines: Vec<EnvLine>,
+    lines: Vec<EnvVar>,
 ) -> Result<RankPlan> {
-    let Some((_, node, placed)) = plan.placement.find(rank) else {
+    let Some((_, node, placed)) = plan.placement.find_rank(rank) else {
         bail!("rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
     };
     let command: Vec<OsString> = match wrap {
-        Some(wrap) => wrap.around(rank, &node.host, &args.command),
+        Some(wrap) => wrap.apply(rank, &node.host, &args.command),
         None => args.command.clone(),
     };
-    let setting = |line: &EnvLine| -> Setting { (line.variable.clone(), line.value.clone()) };
+    let setting = |line: &EnvVar| -> EnvSetting { (line.variable.clone(), line.value.clone()) };
     let spec = RankSpec {
         rank,
         command,
-        folder: None,
-        base: Vec::new(),
-        without: Vec::new(),
+        cwd: None,
+        base_env: Vec::new(),
+        env_remove_prefixes: Vec::new(),
         env: lines.iter().map(setting).collect(),
         binding: Binding::new(&placed.cpus, &placed.memory),
+        input: args.rank_input.clone(),
     };
     Ok(RankPlan { spec, lines, host: node.host.clone() })
 }
@@ -171,8 +172,8 @@ fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
 
 /// Corrects Slurm's task variables, which ranks would otherwise inherit from the batch script or the
 /// agent: each of these is a single task to Slurm.
-fn slurm_env(plan: &JobPlan, tasks_per_node: &str, rank: u32) -> Vec<EnvLine> {
-    let Some((node, placed, own)) = plan.placement.find(rank) else { return Vec::new() };
+fn slurm_env(plan: &JobPlan, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
+    let Some((node, placed, own)) = plan.placement.find_rank(rank) else { return Vec::new() };
     let ranks = plan.placement.ranks.to_string();
     let hosts: Vec<&str> = plan.placement.nodes.iter().map(|n| n.host.as_str()).collect();
     let nodes = hosts.len().to_string();
@@ -192,13 +193,13 @@ fn slurm_env(plan: &JobPlan, tasks_per_node: &str, rank: u32) -> Vec<EnvLine> {
         ("SLURM_STEP_TASKS_PER_NODE", tasks_per_node.to_owned()),
     ];
     // The agents' step sets variables that the launcher's environment lacks.
-    let agents = plan.is_reported_by_agents() && plan.env.has("SLURM_JOB_ID");
-    let line = |(variable, value): (&str, String)| EnvLine {
+    let agents = plan.is_reported_by_agents() && plan.env.is_set("SLURM_JOB_ID");
+    let line = |(variable, value): (&str, String)| EnvVar {
         variable: variable.to_owned(),
         value: Some(value),
         why: "Slurm's value describes another task".to_owned(),
     };
-    let inherited = |name: &str| agents || plan.env.has(name);
+    let inherited = |name: &str| agents || plan.env.is_set(name);
     values.into_iter().filter(|(name, _)| inherited(name)).map(line).collect()
 }
 
@@ -212,8 +213,8 @@ fn tasks_per_node(counts: &[usize]) -> String {
 }
 
 /// torchrun's variables about restarts.
-fn torchelastic_env(attempt: Attempt<'_>, max_restarts: u32) -> [EnvLine; 3] {
-    let line = |variable: &str, value: &str, why: &str| EnvLine {
+fn torchelastic_env(attempt: Attempt<'_>, max_restarts: u32) -> [EnvVar; 3] {
+    let line = |variable: &str, value: &str, why: &str| EnvVar {
         variable: variable.to_owned(),
         value: Some(value.to_owned()),
         why: why.to_owned(),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use regatta_launch::folder::RunFolder;
-use regatta_launch::roster::{Change, Verdict};
+use regatta_launch::node_pool::{NodeChange, PoolUpdate};
+use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::RunResult;
 use regatta_model::{CpuSet, document};
 
@@ -30,7 +30,9 @@ pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
 pub fn describe(plan: &LaunchPlan) -> String {
     let mut text = String::new();
     for rank in &plan.ranks {
-        let Some((_, node, placed)) = plan.job.placement.find(rank.spec.rank) else { continue };
+        let Some((_, node, placed)) = plan.job.placement.find_rank(rank.spec.rank) else {
+            continue;
+        };
         let words = rank.spec.command.iter().map(|w| quote(&w.to_string_lossy()));
         let words: Vec<String> = words.collect();
         text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", rank.spec.rank, node.host));
@@ -53,7 +55,7 @@ pub fn describe(plan: &LaunchPlan) -> String {
 pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_dir: bool) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
-    if result.code == 0 {
+    if result.exit_code == 0 {
         if !caller_prints_run_dir {
             text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
         }
@@ -63,7 +65,7 @@ pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_di
     text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
     if let Some(failure) = &result.failure {
         failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
-        text.push_str(&states(&failure.others));
+        text.push_str(&states(&failure.other_ranks));
     } else {
         text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
     }
@@ -77,22 +79,28 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
     for (rank, state) in ranks {
         by_state.entry(state).or_default().insert(*rank as usize);
     }
-    by_state.iter().map(|(state, ranks)| format!("  rank {ranks} was {state}\n")).collect()
+    let line = |(state, ranks): (&&str, &CpuSet)| match ranks.len() {
+        1 => format!("  rank {ranks} was {state}\n"),
+        _ => format!("  ranks {ranks} were {state}\n"),
+    };
+    by_state.iter().map(line).collect()
 }
 
 /// Prints which nodes are replaced or dropped, or why the job is not restarted.
-pub fn print_restart_decision(decision: &Verdict, hosts: &[String]) {
+pub fn print_restart_decision(decision: &PoolUpdate, hosts: &[String]) {
     let name = |node: &usize| hosts.get(*node).map_or("?", String::as_str);
     let text = match decision {
-        Verdict::Same => return,
-        Verdict::GiveUp(why) => format!("{ERROR}not restarting: {why}{ERROR:#}\n"),
-        Verdict::Changed(changes) => changes
+        PoolUpdate::Unchanged => return,
+        PoolUpdate::GiveUp(why) => format!("{ERROR}not restarting: {why}{ERROR:#}\n"),
+        PoolUpdate::Changed(changes) => changes
             .iter()
             .map(|change| match change {
-                Change::Replaced { bad, by } => {
-                    format!("{} failed: replaced by spare {}\n", name(bad), name(by))
+                NodeChange::Replaced { failed, spare } => {
+                    format!("{} failed: replaced by spare {}\n", name(failed), name(spare))
                 }
-                Change::Dropped { bad } => format!("{} failed: continuing without it\n", name(bad)),
+                NodeChange::Dropped { failed } => {
+                    format!("{} failed: continuing without it\n", name(failed))
+                }
             })
             .collect(),
     };

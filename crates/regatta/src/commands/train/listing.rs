@@ -1,19 +1,23 @@
-//! What is printed without training: keys, presets, a configuration.
+//! Lists of configuration keys and presets, and the resolved configuration.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_train::config::{PRESETS, Resolved, keys_text};
 
-use super::figures;
+use super::format::format_params;
 use crate::cli::{FAINT, HEADING};
 use crate::{output, table};
 
-/// Prints every key.
-pub fn keys() -> Result<ExitCode> {
+/// Explains the `~` before a number of parameters.
+pub const ASSUMED_VOCABULARY: &str =
+    "~ assumes a vocabulary of 65 characters; the actual size depends on the data";
+
+/// Prints all configuration keys.
+pub fn print_keys() -> Result<ExitCode> {
     let mut text = String::new();
     for line in keys_text().lines() {
-        // Sections stand at the margin, what keys are for below them.
+        // Section headings are not indented; descriptions are indented below their key.
         let line = match line.len() - line.trim_start().len() {
             0 => format!("{HEADING}{line}{HEADING:#}"),
             6 => format!("{FAINT}{line}{FAINT:#}"),
@@ -26,24 +30,22 @@ pub fn keys() -> Result<ExitCode> {
 }
 
 /// Prints the presets.
-pub fn presets() -> Result<ExitCode> {
+pub fn print_presets() -> Result<ExitCode> {
     let mut rows = Vec::new();
     for preset in PRESETS {
-        let (parameters, certain) = preset.parameters()?;
-        let about = if certain { "" } else { "~" };
-        let parameters = format!("{about}{}", figures::parameters(parameters as f64));
-        rows.push(vec![preset.name.to_owned(), parameters, preset.about()]);
+        let (parameters, is_exact) = preset.parameters()?;
+        let tilde = if is_exact { "" } else { "~" };
+        let parameters = format!("{tilde}{}", format_params(parameters as f64));
+        rows.push(vec![preset.name.to_owned(), parameters, preset.description()]);
     }
-    let mut text = table::table(&["preset", "parameters", "what it is"], &rows).join("\n") + "\n";
-    text.push_str(&format!(
-        "{FAINT}~ counted with 65 characters: the vocabulary comes from the data{FAINT:#}\n"
-    ));
+    let mut text = table::table(&["preset", "parameters", "description"], &rows).join("\n") + "\n";
+    text.push_str(&format!("{FAINT}{ASSUMED_VOCABULARY}{FAINT:#}\n"));
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints a configuration, with who set what.
-pub fn configuration(resolved: &Resolved) -> Result<ExitCode> {
+/// Prints the resolved configuration.
+pub fn print_config(resolved: &Resolved) -> Result<ExitCode> {
     output::print(&resolved.to_toml())?;
     Ok(ExitCode::SUCCESS)
 }

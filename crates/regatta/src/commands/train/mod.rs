@@ -1,20 +1,20 @@
-//! `regatta train`: trains a model, and shows how that goes.
+//! `regatta train`: trains a model and shows the progress.
 
-mod alone;
 pub mod args;
-mod asked;
-mod bytes;
-mod curve;
+mod dashboard;
 mod explain;
-mod face;
-mod figures;
+mod format;
+mod history;
 mod listing;
-mod place;
+mod loss_plot;
+mod options;
+mod parent;
 mod rank;
-mod report;
-mod screen;
+mod reporter;
+mod run_dir;
 mod smoke;
-mod watch;
+mod terminal;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -28,31 +28,31 @@ use super::self_launch::is_rank;
 /// Runs the command.
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {
     if args.keys {
-        return listing::keys();
+        return listing::print_keys();
     }
     if args.presets {
-        return listing::presets();
+        return listing::print_presets();
     }
-    let resolved = asked::resolved(args)?;
+    let resolved = options::resolve(args)?;
     if args.print_config {
-        return listing::configuration(&resolved);
+        return listing::print_config(&resolved);
     }
-    // A rank does what is asked for; who started it has explained it.
+    // With --measure, the parent has printed the explanation before it launched the ranks.
     if args.explain && !(args.measure && is_rank("train")?) {
-        let told = explain::run(&resolved, args)?;
+        let code = explain::run(&resolved, args)?;
         if !args.measure {
-            return Ok(told);
+            return Ok(code);
         }
     }
     train(&resolved, args)
 }
 
-/// Trains, or looks whether that works: as a rank of a job, or as one that starts the ranks.
+/// Runs the training or the smoke test, as a rank of a job or as the parent that launches the ranks.
 fn train(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     match (is_rank("train")?, args.smoke) {
         (true, false) => rank::run(resolved, args),
-        (false, false) => alone::run(resolved, args),
+        (false, false) => parent::run(resolved, args),
         (true, true) => smoke::rank::run(resolved, args),
-        (false, true) => smoke::alone::run(resolved, args),
+        (false, true) => smoke::parent::run(resolved, args),
     }
 }

@@ -1,55 +1,55 @@
-//! What a `config.json` says about a model, and what we say in one. No I/O.
+//! Reads and writes the `config.json` of Hugging Face models. No I/O.
 
 use serde_json::{Map, Value, json};
 
-use regatta_predict::shape::{Family, Shape};
+use regatta_predict::shape::{Family, ModelShape};
 
-/// No size is larger: so all products of sizes can be counted.
+/// Maximum size; keeps products from overflowing.
 const LARGEST: u64 = 1 << 24;
-/// No model has more layers.
+/// Maximum number of layers.
 const MOST_LAYERS: u64 = 1 << 12;
 
-/// Reads a model's sizes. Anything that our models would do otherwise is refused by its key.
-pub fn parse(text: &str) -> Result<Shape, String> {
-    let all: Map<String, Value> =
-        serde_json::from_str(text).map_err(|error| format!("is no config: {error}"))?;
+/// Parses the model shape. Unsupported settings are refused by their key.
+pub fn parse(text: &str) -> Result<ModelShape, String> {
+    let all: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| format!("is not a model configuration: {error}"))?;
     let keys = Keys(&all);
     keys.refuse("quantization_config", &[])?;
     let shape = match keys.text("model_type")? {
         "gpt2" => gpt2(&keys)?,
         "llama" => llama(&keys)?,
         other => {
-            return Err(format!("has model_type {other:?}, and only gpt2 and llama are known"));
+            return Err(format!("has model_type {other:?}; only gpt2 and llama are supported"));
         }
     };
     shape.check()?;
     Ok(shape)
 }
 
-fn gpt2(keys: &Keys) -> Result<Shape, String> {
+fn gpt2(keys: &Keys) -> Result<ModelShape, String> {
     keys.refuse("activation_function", &[json!("gelu_new"), json!("gelu_pytorch_tanh")])?;
     keys.refuse("scale_attn_weights", &[json!(true)])?;
     keys.refuse("scale_attn_by_inverse_layer_idx", &[json!(false)])?;
     keys.refuse("add_cross_attention", &[json!(false)])?;
     let width = keys.size("n_embd", None)?;
     let heads = keys.size("n_head", None)?;
-    Ok(Shape {
+    Ok(ModelShape {
         family: Family::Gpt2,
-        vocabulary: keys.size("vocab_size", None)?,
-        context: keys.size("n_positions", None)?,
-        width,
-        layers: keys.layers("n_layer")?,
-        heads,
-        kv_heads: heads,
-        feed_forward: keys.size("n_inner", Some(4 * width))?,
-        tied: keys.truth("tie_word_embeddings", true)?,
+        vocab_size: keys.size("vocab_size", None)?,
+        seq_len: keys.size("n_positions", None)?,
+        hidden_size: width,
+        num_layers: keys.layers("n_layer")?,
+        num_heads: heads,
+        num_kv_heads: heads,
+        intermediate_size: keys.size("n_inner", Some(4 * width))?,
+        tie_embeddings: keys.truth("tie_word_embeddings", true)?,
         bias: true,
-        norm_epsilon: keys.number("layer_norm_epsilon", 1e-5)?,
-        rope_base: 10000.0,
+        norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
+        rope_theta: 10000.0,
     })
 }
 
-fn llama(keys: &Keys) -> Result<Shape, String> {
+fn llama(keys: &Keys) -> Result<ModelShape, String> {
     keys.refuse("hidden_act", &[json!("silu")])?;
     keys.refuse("attention_bias", &[json!(false)])?;
     keys.refuse("mlp_bias", &[json!(false)])?;
@@ -61,36 +61,36 @@ fn llama(keys: &Keys) -> Result<Shape, String> {
     }
     let width = keys.size("hidden_size", None)?;
     let heads = keys.size("num_attention_heads", None)?;
-    let usual = width.checked_div(heads).unwrap_or_default();
-    let head = keys.size("head_dim", Some(usual))?;
+    let default = width.checked_div(heads).unwrap_or_default();
+    let head = keys.size("head_dim", Some(default))?;
     if head * heads != width {
         return Err(format!(
-            "has head_dim {head}, and only hidden_size / num_attention_heads = {usual} is supported"
+            "has head_dim {head}; only hidden_size / num_attention_heads = {default} is supported"
         ));
     }
-    Ok(Shape {
+    Ok(ModelShape {
         family: Family::Llama,
-        vocabulary: keys.size("vocab_size", None)?,
-        context: keys.size("max_position_embeddings", None)?,
-        width,
-        layers: keys.layers("num_hidden_layers")?,
-        heads,
-        kv_heads: keys.size("num_key_value_heads", Some(heads))?,
-        feed_forward: keys.size("intermediate_size", None)?,
-        tied: keys.truth("tie_word_embeddings", false)?,
+        vocab_size: keys.size("vocab_size", None)?,
+        seq_len: keys.size("max_position_embeddings", None)?,
+        hidden_size: width,
+        num_layers: keys.layers("num_hidden_layers")?,
+        num_heads: heads,
+        num_kv_heads: keys.size("num_key_value_heads", Some(heads))?,
+        intermediate_size: keys.size("intermediate_size", None)?,
+        tie_embeddings: keys.truth("tie_word_embeddings", false)?,
         bias: false,
-        norm_epsilon: keys.number("rms_norm_eps", 1e-6)?,
-        rope_base: rope_base(keys)?,
+        norm_eps: keys.number("rms_norm_eps", 1e-6)?,
+        rope_theta: rope_base(keys)?,
     })
 }
 
-/// Newer files have it among `rope_parameters`, with how it is scaled.
+/// Newer files have it in `rope_parameters`, with the scaling.
 fn rope_base(keys: &Keys) -> Result<f64, String> {
     let Some(parameters) = keys.get("rope_parameters") else {
         return keys.number("rope_theta", 10000.0);
     };
     let Value::Object(parameters) = parameters else {
-        return Err("has rope_parameters that are none".to_owned());
+        return Err("has invalid rope_parameters".to_owned());
     };
     let inner = Keys(parameters);
     inner.refuse("rope_type", &[json!("default")])?;
@@ -99,16 +99,16 @@ fn rope_base(keys: &Keys) -> Result<f64, String> {
     inner.number("rope_theta", outer)
 }
 
-/// The keys of a file that may be anything.
+/// The keys of an untrusted file.
 struct Keys<'a>(&'a Map<String, Value>);
 
 impl<'a> Keys<'a> {
-    /// What a key says; null is as if it was not there.
+    /// The value of a key; null counts as absent.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    /// Goes on only if the key is absent or says one of these.
+    /// Fails unless the key is absent or has one of these values.
     fn refuse(&self, key: &str, but: &[Value]) -> Result<(), String> {
         match self.get(key) {
             Some(value) if !but.contains(value) => {
@@ -119,7 +119,7 @@ impl<'a> Keys<'a> {
     }
 
     fn text(&self, key: &str) -> Result<&'a str, String> {
-        self.get(key).and_then(Value::as_str).ok_or_else(|| format!("has no text {key}"))
+        self.get(key).and_then(Value::as_str).ok_or_else(|| format!("has no string {key}"))
     }
 
     fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {
@@ -134,23 +134,23 @@ impl<'a> Keys<'a> {
         let Some(value) = self.get(key) else {
             return absent.ok_or_else(|| format!("has no {key}"));
         };
-        let wrong = || format!("has {key} {}: a size up to {most} is needed", short(value));
+        let wrong = || format!("has {key} {}, expected an integer in [1, {most}]", short(value));
         value.as_u64().filter(|size| *size <= most).map(|size| size as usize).ok_or_else(wrong)
     }
 
     fn truth(&self, key: &str, absent: bool) -> Result<bool, String> {
         let Some(value) = self.get(key) else { return Ok(absent) };
-        value.as_bool().ok_or_else(|| format!("has {key} {}, not true or false", short(value)))
+        value.as_bool().ok_or_else(|| format!("has {key} {}, expected true or false", short(value)))
     }
 
     fn number(&self, key: &str, absent: f64) -> Result<f64, String> {
         let Some(value) = self.get(key) else { return Ok(absent) };
         let good = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
-        good.ok_or_else(|| format!("has {key} {}: a number above 0 is needed", short(value)))
+        good.ok_or_else(|| format!("has {key} {}, expected a number > 0", short(value)))
     }
 }
 
-/// The beginning of a value: it may be long.
+/// A value, truncated for messages.
 fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -159,15 +159,18 @@ fn short(value: &Value) -> String {
     }
 }
 
-/// The `config.json` of a model, or why there is none.
-pub fn to_text(shape: &Shape) -> Result<String, String> {
+/// The `config.json` of a model, or why it has none.
+pub fn to_text(shape: &ModelShape) -> Result<String, String> {
     let config = match shape.family {
-        Family::Mlp => return Err("transformers has no model of the family mlp".to_owned()),
-        Family::Gpt2 if shape.kv_heads != shape.heads => {
-            return Err("GPT-2 of transformers has no grouped queries (model.kv_heads)".to_owned());
+        Family::Mlp => return Err("transformers has no model of family mlp".to_owned()),
+        Family::Gpt2 if shape.num_kv_heads != shape.num_heads => {
+            return Err(
+                "GPT-2 in transformers has no grouped-query attention (model.num_kv_heads)"
+                    .to_owned(),
+            );
         }
         Family::Llama if shape.bias => {
-            return Err("Llama of transformers has no biases in its norms (model.bias)".to_owned());
+            return Err("Llama in transformers has no norm biases (model.bias)".to_owned());
         }
         Family::Gpt2 => gpt2_config(shape),
         Family::Llama => llama_config(shape),
@@ -175,43 +178,43 @@ pub fn to_text(shape: &Shape) -> Result<String, String> {
     Ok(format!("{config:#}\n"))
 }
 
-fn gpt2_config(shape: &Shape) -> Value {
+fn gpt2_config(shape: &ModelShape) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": shape.vocabulary,
-        "n_positions": shape.context,
-        "n_embd": shape.width,
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "n_inner": shape.feed_forward,
+        "vocab_size": shape.vocab_size,
+        "n_positions": shape.seq_len,
+        "n_embd": shape.hidden_size,
+        "n_layer": shape.num_layers,
+        "n_head": shape.num_heads,
+        "n_inner": shape.intermediate_size,
         "activation_function": "gelu_new",
-        "layer_norm_epsilon": shape.norm_epsilon,
-        "tie_word_embeddings": shape.tied,
-        // Those of the original are of its vocabulary, and may be outside of this one.
+        "layer_norm_epsilon": shape.norm_eps,
+        "tie_word_embeddings": shape.tie_embeddings,
+        // The original token ids may be outside of this vocabulary.
         "bos_token_id": null,
         "eos_token_id": null,
         "torch_dtype": "float32",
     })
 }
 
-fn llama_config(shape: &Shape) -> Value {
+fn llama_config(shape: &ModelShape) -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": shape.vocabulary,
-        "max_position_embeddings": shape.context,
-        "hidden_size": shape.width,
-        "intermediate_size": shape.feed_forward,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.seq_len,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
         "hidden_act": "silu",
-        "rms_norm_eps": shape.norm_epsilon,
-        "rope_theta": shape.rope_base,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
         "attention_bias": false,
         "mlp_bias": false,
-        "tie_word_embeddings": shape.tied,
+        "tie_word_embeddings": shape.tie_embeddings,
         "bos_token_id": null,
         "eos_token_id": null,
         "torch_dtype": "float32",

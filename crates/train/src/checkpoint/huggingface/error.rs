@@ -1,4 +1,4 @@
-//! What can be wrong with models of others.
+//! Errors of importing and exporting Hugging Face models.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 /// Why a model could not be imported or exported.
 #[derive(Debug, thiserror::Error)]
 pub enum HuggingFaceError {
-    /// The system refused.
+    /// An I/O error.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was to be done.
+        /// The operation.
         action: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Cause.
         source: io::Error,
     },
-    /// There is no model.
+    /// No model in the folder.
     #[error(
-        "{} has neither model.safetensors nor model.safetensors.index.json: a folder is needed as \
-         `save_pretrained` of transformers writes it",
+        "no model in {}: it has neither model.safetensors nor model.safetensors.index.json; expected a \
+         folder written by `save_pretrained` of transformers",
         folder.display()
     )]
     NoModel {
         /// The folder.
         folder: PathBuf,
     },
-    /// A file is not what it should be, or says what our models cannot do.
+    /// An invalid file, or unsupported settings.
     #[error("{}: {why}", path.display())]
     File {
         /// The file.
@@ -34,7 +34,7 @@ pub enum HuggingFaceError {
         /// What is wrong with it.
         why: String,
     },
-    /// A tensor is not what it should be.
+    /// An invalid tensor.
     #[error("{}: tensor {name} {why}", path.display())]
     Tensor {
         /// The file or folder.
@@ -44,16 +44,16 @@ pub enum HuggingFaceError {
         /// What is wrong with it.
         why: String,
     },
-    /// Such a model is not known there.
-    #[error("this model cannot be exported: {why}")]
+    /// transformers does not support the model.
+    #[error("cannot export this model: {why}")]
     Shape {
-        /// What is in the way.
+        /// Why.
         why: String,
     },
 }
 
 impl HuggingFaceError {
-    /// Wraps what the system said.
+    /// Wraps an I/O error.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { action, path, source }

@@ -1,4 +1,4 @@
-//! Writing a model so that `transformers` loads it, a tensor at a time.
+//! Exports a model for `transformers`, one tensor at a time.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -11,25 +11,25 @@ use safetensors::tensor::TensorInfo;
 use super::super::header;
 use super::config;
 use super::error::HuggingFaceError;
-use super::names::{self, Source};
-use regatta_predict::shape::{Family, Parameter, Shape};
+use super::names::{self, HfSource};
+use regatta_predict::shape::{Family, ModelShape, ParamSpec};
 
-/// The file of numbers.
+/// The weights file.
 pub(super) const MODEL: &str = "model.safetensors";
 
-/// Writes `config.json`, `model.safetensors` and, if there is one, the tokenizer into a folder.
-/// The numbers of each of our parameters are asked for by name, once.
+/// Writes `config.json`, `model.safetensors` and the tokenizer, if any, to a folder. `elements` is called once
+/// per parameter.
 pub fn export<E: From<HuggingFaceError>>(
     folder: &Path,
-    shape: &Shape,
-    numbers: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
+    shape: &ModelShape,
+    elements: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
     tokenizer: Option<&Path>,
 ) -> Result<(), E> {
     let config = config::to_text(shape).map_err(|why| HuggingFaceError::Shape { why })?;
-    fs::create_dir_all(folder).map_err(HuggingFaceError::io("make", folder))?;
-    // The model gets its name when it is whole; without it, nobody takes the folder for a model.
+    fs::create_dir_all(folder).map_err(HuggingFaceError::io("create", folder))?;
+    // Renamed when complete, so that a partial export is not taken for a model.
     let (path, partial) = (folder.join(MODEL), folder.join("model.safetensors.partial"));
-    write_model(&partial, shape, numbers).inspect_err(|_| {
+    write_model(&partial, shape, elements).inspect_err(|_| {
         let _ = fs::remove_file(&partial);
     })?;
     write_text(&folder.join("config.json"), &config)?;
@@ -49,8 +49,8 @@ fn write_text(path: &Path, text: &str) -> Result<(), HuggingFaceError> {
 
 fn write_model<E: From<HuggingFaceError>>(
     path: &Path,
-    shape: &Shape,
-    numbers: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
+    shape: &ModelShape,
+    elements: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
     let parameters = with_biases(shape);
     let wrong = |why| HuggingFaceError::File { path: path.to_owned(), why };
@@ -60,10 +60,10 @@ fn write_model<E: From<HuggingFaceError>>(
     let failed = || HuggingFaceError::io("write", path);
     file.write_all(&header).map_err(failed())?;
     for (parameter, ours) in &parameters {
-        let mut all = if *ours { numbers(&parameter.name)? } else { vec![0.0; parameter.len()] };
+        let mut all = if *ours { elements(&parameter.name)? } else { vec![0.0; parameter.len()] };
         if all.len() != parameter.len() {
             let (name, path) = (parameter.name.clone(), path.to_owned());
-            let why = format!("has {} numbers for shape {:?}", all.len(), parameter.shape);
+            let why = format!("has {} elements for shape {:?}", all.len(), parameter.shape);
             return Err(HuggingFaceError::Tensor { path, name, why }.into());
         }
         if names::source(shape, parameter).transposed
@@ -80,12 +80,12 @@ fn write_model<E: From<HuggingFaceError>>(
     Ok(())
 }
 
-/// What is to be written, and whether it is ours: GPT-2 always has biases there, zeros if we have
-/// none.
-fn with_biases(shape: &Shape) -> Vec<(Parameter, bool)> {
-    let list = |shape: &Shape| shape.blocks().into_iter().flat_map(|block| block.parameters);
+/// The parameters to write, and whether the model has them: GPT-2 in transformers always has biases, so
+/// missing ones are zero.
+fn with_biases(shape: &ModelShape) -> Vec<(ParamSpec, bool)> {
+    let list = |shape: &ModelShape| shape.blocks().into_iter().flat_map(|block| block.parameters);
     let biases = shape.bias || shape.family == Family::Gpt2;
-    let whole = Shape { bias: biases, ..shape.clone() };
+    let whole = ModelShape { bias: biases, ..shape.clone() };
     list(&whole)
         .map(|parameter| {
             let ours = shape.bias || !parameter.name.ends_with(".bias");
@@ -94,29 +94,29 @@ fn with_biases(shape: &Shape) -> Vec<(Parameter, bool)> {
         .collect()
 }
 
-fn lay_out(shape: &Shape, parameters: &[(Parameter, bool)]) -> Result<Vec<u8>, String> {
+fn lay_out(shape: &ModelShape, parameters: &[(ParamSpec, bool)]) -> Result<Vec<u8>, String> {
     let mut infos = Vec::new();
     let mut end = 0;
     for (parameter, _) in parameters {
-        let Source { tensors, .. } = names::source(shape, parameter);
-        for theirs in tensors {
-            let prefix = if theirs.name == names::HEAD { "" } else { names::prefix(shape.family) };
+        let HfSource { tensors, .. } = names::source(shape, parameter);
+        for tensor in tensors {
+            let prefix = if tensor.name == names::HEAD { "" } else { names::prefix(shape.family) };
             let start = end;
-            end += theirs.shape.iter().product::<usize>() * size_of::<f32>();
-            let (dtype, shape, data_offsets) = (Dtype::F32, theirs.shape, (start, end));
+            end += tensor.shape.iter().product::<usize>() * size_of::<f32>();
+            let (dtype, shape, data_offsets) = (Dtype::F32, tensor.shape, (start, end));
             infos.push((
-                format!("{prefix}{}", theirs.name),
+                format!("{prefix}{}", tensor.name),
                 TensorInfo { dtype, shape, data_offsets },
             ));
         }
     }
-    // Without this, transformers does not know whose layout it is and refuses the file.
+    // transformers refuses files without it.
     let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     header::write(Some(about), infos)
 }
 
-/// A matrix of so many rows and columns, with columns as rows.
-pub(super) fn transpose(numbers: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let column = |c: usize| (0..rows).map(move |r| numbers[r * columns + c]);
+/// Transposes a row-major matrix.
+pub(super) fn transpose(elements: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    let column = |c: usize| (0..rows).map(move |r| elements[r * columns + c]);
     (0..columns).flat_map(column).collect()
 }

@@ -1,4 +1,4 @@
-//! Reading a model of Hugging Face, a tensor at a time: a large one is never in memory twice.
+//! Imports Hugging Face models, one tensor at a time to save memory.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -10,25 +10,25 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::super::header::{self, Place};
+use super::super::header::{self, TensorLocation};
 use super::error::HuggingFaceError;
-use super::names::{self, Theirs};
+use super::names::{self, HfTensor};
 use super::{config, export};
-use regatta_predict::shape::{Parameter, Shape};
+use regatta_predict::shape::{ModelShape, ParamSpec};
 
-/// A model that is there to be read.
+/// An opened model.
 #[derive(Debug)]
 pub struct Imported {
-    /// What model it is.
-    pub shape: Shape,
+    /// The model shape.
+    pub shape: ModelShape,
     folder: PathBuf,
     prefix: &'static str,
     files: Vec<(PathBuf, File)>,
-    /// The file of each tensor and where in it the tensor is, by their names.
-    tensors: HashMap<String, (usize, Place)>,
+    /// File and location of each tensor, by name.
+    tensors: HashMap<String, (usize, TensorLocation)>,
 }
 
-/// Opens the model in a folder, and checks that all of our tensors are there, and no others.
+/// Opens the model in a folder, and checks that exactly the expected tensors are there.
 pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(HuggingFaceError::io("read", &path))?;
@@ -36,11 +36,11 @@ pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
     let (mut files, mut tensors) = (Vec::new(), HashMap::new());
     for path in model_files(folder)? {
         let file = File::open(&path).map_err(HuggingFaceError::io("open", &path))?;
-        let length = file.metadata().map_err(HuggingFaceError::io("look at", &path))?.len();
-        let places = header::read(&file, length)
+        let length = file.metadata().map_err(HuggingFaceError::io("stat", &path))?.len();
+        let dirs = header::read(&file, length)
             .map_err(|why| HuggingFaceError::File { path: path.clone(), why })?;
         let index = files.len();
-        tensors.extend(places.into_iter().map(|(name, place)| (name, (index, place))));
+        tensors.extend(dirs.into_iter().map(|(name, place)| (name, (index, place))));
         files.push((path, file));
     }
     let prefix = names::prefix(shape.family);
@@ -51,7 +51,7 @@ pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
     Ok(imported)
 }
 
-/// The files of a model: one, or those that an index names.
+/// The weights file, or those listed in the index.
 fn model_files(folder: &Path) -> Result<Vec<PathBuf>, HuggingFaceError> {
     let single = folder.join(export::MODEL);
     if single.exists() {
@@ -68,59 +68,64 @@ fn model_files(folder: &Path) -> Result<Vec<PathBuf>, HuggingFaceError> {
     Ok(files.into_iter().map(|name| folder.join(name)).collect())
 }
 
-/// The names of the files that an index speaks of, each once.
+/// The files listed in an index.
 pub fn parse_index(text: &str) -> Result<Vec<String>, String> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let Index { weight_map } =
-        serde_json::from_str(text).map_err(|error| format!("is no index: {error}"))?;
+    let Index { weight_map } = serde_json::from_str(text)
+        .map_err(|error| format!("is not a safetensors index: {error}"))?;
     let mut files: Vec<String> = weight_map.into_values().collect();
     files.sort();
     files.dedup();
-    // Nothing outside of the folder is a part of the model.
+    // Paths outside of the folder are refused.
     match files.iter().find(|name| name.contains(['/', '\0']) || !name.ends_with(".safetensors")) {
-        Some(other) => Err(format!("names {other:?}, which is no safetensors file of the folder")),
+        Some(other) => {
+            Err(format!("names {other:?}, which is not a safetensors file in the folder"))
+        }
         None => Ok(files),
     }
 }
 
 impl Imported {
-    /// Our parameters, in the order of the forward pass.
-    pub fn parameters(&self) -> Vec<Parameter> {
+    /// Our parameters, in forward order.
+    pub fn parameters(&self) -> Vec<ParamSpec> {
         self.shape.blocks().into_iter().flat_map(|block| block.parameters).collect()
     }
 
     /// Reads one of our parameters.
-    pub fn read(&self, parameter: &Parameter) -> Result<Vec<f32>, HuggingFaceError> {
+    pub fn read(&self, parameter: &ParamSpec) -> Result<Vec<f32>, HuggingFaceError> {
         let source = names::source(&self.shape, parameter);
-        let mut numbers = Vec::with_capacity(parameter.len());
-        for theirs in &source.tensors {
-            let (name, index, place) = self.find(theirs)?;
+        let mut elements = Vec::with_capacity(parameter.len());
+        for tensor in &source.tensors {
+            let (name, index, place) = self.find(tensor)?;
             let (path, file) = &self.files[index];
-            read_numbers(path, file, &name, place, &mut numbers)?;
+            read_elements(path, file, &name, place, &mut elements)?;
         }
         if source.transposed
             && let [rows, columns] = parameter.shape[..]
         {
-            numbers = export::transpose(&numbers, columns, rows);
+            elements = export::transpose(&elements, columns, rows);
         }
-        Ok(numbers)
+        Ok(elements)
     }
 
-    /// The folder it is in.
+    /// Its folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    fn their_name(&self, theirs: &Theirs) -> String {
-        let prefix = if theirs.name == names::HEAD { "" } else { self.prefix };
-        format!("{prefix}{}", theirs.name)
+    fn hf_name(&self, tensor: &HfTensor) -> String {
+        let prefix = if tensor.name == names::HEAD { "" } else { self.prefix };
+        format!("{prefix}{}", tensor.name)
     }
 
-    fn find(&self, theirs: &Theirs) -> Result<(String, usize, &Place), HuggingFaceError> {
-        let name = self.their_name(theirs);
+    fn find(
+        &self,
+        tensor: &HfTensor,
+    ) -> Result<(String, usize, &TensorLocation), HuggingFaceError> {
+        let name = self.hf_name(tensor);
         let wrong = |path: &Path, name: String, why: String| {
             let path = path.to_owned();
             HuggingFaceError::Tensor { path, name, why }
@@ -129,51 +134,51 @@ impl Imported {
             return Err(wrong(&self.folder, name, "is missing".to_owned()));
         };
         let path = &self.files[*index].0;
-        if place.shape != theirs.shape {
-            let (is, should) = (&place.shape, &theirs.shape);
-            let why = format!("has shape {is:?} and by config.json should have {should:?}");
+        if place.shape != tensor.shape {
+            let (is, should) = (&place.shape, &tensor.shape);
+            let why = format!("has shape {is:?}, but config.json implies {should:?}");
             return Err(wrong(path, name, why));
         }
         if !matches!(place.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            let why = format!("is of {:?}, and only F32, F16 and BF16 are read", place.dtype);
+            let why = format!("has type {:?}; only F32, F16 and BF16 are supported", place.dtype);
             return Err(wrong(path, name, why));
         }
         Ok((name, *index, place))
     }
 
-    /// All is there, and nothing that would be forgotten.
+    /// Checks that all tensors are present, and no others.
     fn check(&self) -> Result<(), HuggingFaceError> {
         let mut used = HashSet::new();
         for parameter in self.parameters() {
-            for theirs in &names::source(&self.shape, &parameter).tensors {
-                used.insert(self.find(theirs)?.0);
+            for tensor in &names::source(&self.shape, &parameter).tensors {
+                used.insert(self.find(tensor)?.0);
             }
         }
-        if self.shape.tied {
-            // The same numbers as the embedding's.
+        if self.shape.tie_embeddings {
+            // Tied to the embedding.
             used.insert(names::HEAD.to_owned());
         }
         let mut others: Vec<&String> = self.tensors.keys().collect();
         others.retain(|name| !used.contains(*name) && !names::is_constant(name));
         others.sort();
         let Some(name) = others.first() else { return Ok(()) };
-        let why = format!("has no place in a {:?} model of ours", self.shape.family);
+        let why = format!("is unexpected in a {:?} model", self.shape.family);
         let (path, name) = (self.folder.clone(), (*name).clone());
         Err(HuggingFaceError::Tensor { path, name, why })
     }
 }
 
-/// Bytes that are read at a time: a multiple of every size of a number.
+/// Bytes read at a time: a multiple of every element size.
 const AT_A_TIME: u64 = 1 << 20;
 
-fn read_numbers(
+fn read_elements(
     path: &Path,
     file: &File,
     name: &str,
-    place: &Place,
-    numbers: &mut Vec<f32>,
+    place: &TensorLocation,
+    elements: &mut Vec<f32>,
 ) -> Result<(), HuggingFaceError> {
-    let before = numbers.len();
+    let before = elements.len();
     let (mut at, end) = (place.bytes.start, place.bytes.end);
     let mut bytes = Vec::new();
     while at < end {
@@ -182,15 +187,15 @@ fn read_numbers(
         at += bytes.len() as u64;
         let pairs = bytes.as_chunks::<2>().0;
         match place.dtype {
-            Dtype::F16 => numbers.extend(pairs.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-            Dtype::BF16 => numbers.extend(pairs.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
-            _ => numbers.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
+            Dtype::F16 => elements.extend(pairs.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+            Dtype::BF16 => elements.extend(pairs.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+            _ => elements.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
         }
     }
-    if numbers[before..].iter().all(|number| number.is_finite()) {
+    if elements[before..].iter().all(|number| number.is_finite()) {
         return Ok(());
     }
     let (path, name) = (path.to_owned(), name.to_owned());
-    let why = "has numbers that are infinite or none".to_owned();
+    let why = "contains NaN or infinity".to_owned();
     Err(HuggingFaceError::Tensor { path, name, why })
 }

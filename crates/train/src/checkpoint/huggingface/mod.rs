@@ -1,7 +1,6 @@
-//! Models of Hugging Face: GPT-2 and Llama, as `transformers` writes and reads them.
+//! Hugging Face models: GPT-2 and Llama in the format of `transformers`.
 //!
-//! Read [`names`] for what our tensors are called there, and [`config`] for what a `config.json`
-//! says; [`import()`] and [`export()`] only move numbers.
+//! [`names`] maps tensor names, [`config`] maps `config.json`; [`import()`] and [`export()`] copy tensors.
 
 pub mod config;
 mod error;

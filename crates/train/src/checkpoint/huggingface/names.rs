@@ -1,40 +1,40 @@
-//! What our tensors are called in models of Hugging Face, and how they lie there. No I/O.
+//! Names and layouts of our tensors in Hugging Face models. No I/O.
 
-use regatta_predict::shape::{Family, Parameter, Shape};
+use regatta_predict::shape::{Family, ModelShape, ParamSpec};
 
-/// Where the numbers of one of our tensors are.
+/// The tensors that one of ours is stored in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
-    /// The tensors that have them, rows of the one behind those of the other.
-    pub tensors: Vec<Theirs>,
-    /// Whether theirs are inputs by outputs, where ours are outputs by inputs.
+pub struct HfSource {
+    /// Their rows are concatenated.
+    pub tensors: Vec<HfTensor>,
+    /// Whether they are [in, out] instead of [out, in].
     pub transposed: bool,
 }
 
-/// One of their tensors.
+/// A tensor of a Hugging Face model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Theirs {
-    /// Its name, without the model's prefix.
+pub struct HfTensor {
+    /// Name, without the model prefix.
     pub name: String,
-    /// Its shape there.
+    /// Shape.
     pub shape: Vec<usize>,
 }
 
-/// The prefix that most names have in a model with a head. Models without one have none.
+/// Prefix of most names in models with a head.
 pub fn prefix(family: Family) -> &'static str {
     if family == Family::Llama { "model." } else { "transformer." }
 }
 
-/// The head's name, which never has the prefix.
+/// Name of the head, which has no prefix.
 pub const HEAD: &str = "lm_head.weight";
 
-/// The text index of vocabulary to width: the tensor by which a model's prefix is found.
+/// Name of the token embedding, by which the prefix is detected.
 pub fn embedding(family: Family) -> &'static str {
     if family == Family::Llama { "embed_tokens.weight" } else { "wte.weight" }
 }
 
-/// Where a parameter of ours is found in a model of this shape.
-pub fn source(shape: &Shape, parameter: &Parameter) -> Source {
+/// Where a parameter is stored.
+pub fn source(shape: &ModelShape, parameter: &ParamSpec) -> HfSource {
     let name = parameter.name.as_str();
     if name == "head.output" {
         return one(HEAD.to_owned(), &parameter.shape, false);
@@ -45,32 +45,32 @@ pub fn source(shape: &Shape, parameter: &Parameter) -> Source {
     }
 }
 
-fn one(name: String, shape: &[usize], transposed: bool) -> Source {
+fn one(name: String, shape: &[usize], transposed: bool) -> HfSource {
     let mut shape = shape.to_vec();
     if transposed {
         shape.reverse();
     }
-    Source { tensors: vec![Theirs { name, shape }], transposed }
+    HfSource { tensors: vec![HfTensor { name, shape }], transposed }
 }
 
-/// `layer.3.qkv.weight` in its parts: `3`, `qkv`, `weight`.
+/// Splits `layer.3.qkv.weight` into `3`, `qkv`, `weight`.
 fn layer_parts(name: &str) -> Option<(&str, &str, &str)> {
     let (layer, rest) = name.strip_prefix("layer.")?.split_once('.')?;
     let (part, what) = rest.split_once('.')?;
     Some((layer, part, what))
 }
 
-fn gpt2(parameter: &Parameter) -> Source {
+fn gpt2(parameter: &ParamSpec) -> HfSource {
     let shape = &parameter.shape;
     let Some((layer, part, what)) = layer_parts(&parameter.name) else {
-        let theirs = match parameter.name.as_str() {
+        let hf_name = match parameter.name.as_str() {
             "embed.tokens" => "wte.weight".to_owned(),
             "embed.positions" => "wpe.weight".to_owned(),
             other => other.replace("head.norm", "ln_f"),
         };
-        return one(theirs, shape, false);
+        return one(hf_name, shape, false);
     };
-    let theirs = match part {
+    let hf_name = match part {
         "norm1" => "ln_1",
         "qkv" => "attn.c_attn",
         "proj" => "attn.c_proj",
@@ -78,37 +78,37 @@ fn gpt2(parameter: &Parameter) -> Source {
         "up" => "mlp.c_fc",
         _ => "mlp.c_proj",
     };
-    // Its products are of a kind of convolution, whose matrices are inputs by outputs.
-    one(format!("h.{layer}.{theirs}.{what}"), shape, shape.len() == 2)
+    // Conv1D in GPT-2 stores [in, out] matrices.
+    one(format!("h.{layer}.{hf_name}.{what}"), shape, shape.len() == 2)
 }
 
-fn llama(shape: &Shape, parameter: &Parameter) -> Source {
+fn llama(shape: &ModelShape, parameter: &ParamSpec) -> HfSource {
     let Some((layer, part, what)) = layer_parts(&parameter.name) else {
-        let theirs = match parameter.name.as_str() {
+        let hf_name = match parameter.name.as_str() {
             "embed.tokens" => "embed_tokens.weight".to_owned(),
             other => other.replace("head.norm", "norm"),
         };
-        return one(theirs, &parameter.shape, false);
+        return one(hf_name, &parameter.shape, false);
     };
-    let head = shape.head_width();
-    let (q, kv, f) = (shape.heads * head, shape.kv_heads * head, shape.feed_forward);
+    let head = shape.head_dim();
+    let (q, kv, f) = (shape.num_heads * head, shape.num_kv_heads * head, shape.intermediate_size);
     let rows: &[(&str, usize)] = match part {
-        "norm1" => &[("input_layernorm", shape.width)],
+        "norm1" => &[("input_layernorm", shape.hidden_size)],
         "qkv" => &[("self_attn.q_proj", q), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
-        "proj" => &[("self_attn.o_proj", shape.width)],
-        "norm2" => &[("post_attention_layernorm", shape.width)],
+        "proj" => &[("self_attn.o_proj", shape.hidden_size)],
+        "norm2" => &[("post_attention_layernorm", shape.hidden_size)],
         "up" => &[("mlp.gate_proj", f), ("mlp.up_proj", f)],
-        _ => &[("mlp.down_proj", shape.width)],
+        _ => &[("mlp.down_proj", shape.hidden_size)],
     };
-    let theirs = |&(theirs, rows): &(&str, usize)| {
+    let hf_name = |&(hf_name, rows): &(&str, usize)| {
         let mut shape = parameter.shape.clone();
         shape[0] = rows;
-        Theirs { name: format!("layers.{layer}.{theirs}.{what}"), shape }
+        HfTensor { name: format!("layers.{layer}.{hf_name}.{what}"), shape }
     };
-    Source { tensors: rows.iter().map(theirs).collect(), transposed: false }
+    HfSource { tensors: rows.iter().map(hf_name).collect(), transposed: false }
 }
 
-/// Whether a tensor of theirs is no parameter but a constant that older versions stored.
+/// Whether a tensor is a buffer that older versions stored.
 pub fn is_constant(name: &str) -> bool {
     let ends = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
     ends.iter().any(|end| name.ends_with(end))

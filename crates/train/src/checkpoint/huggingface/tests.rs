@@ -1,4 +1,4 @@
-//! Models of `transformers` are read as it means them, and survive being written again.
+//! Import and export of `transformers` models.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::header;
 use super::*;
-use regatta_predict::shape::{Family, Shape};
+use regatta_predict::shape::{Family, ModelShape};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface").join(name)
@@ -33,16 +33,16 @@ impl Drop for Scratch {
     }
 }
 
-/// The tensors of a file as they are there.
-fn theirs(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+/// The tensors of a file.
+fn read_tensors(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let bytes = std::fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let numbers = |data: &[u8]| {
+    let elements = |data: &[u8]| {
         data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     };
     let mut all: Vec<_> = tensors
         .iter()
-        .map(|(name, view)| (name.to_owned(), view.shape().to_vec(), numbers(view.data())))
+        .map(|(name, view)| (name.to_owned(), view.shape().to_vec(), elements(view.data())))
         .collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all
@@ -50,9 +50,9 @@ fn theirs(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
 
 fn write(file: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)], dtype: Dtype) {
     let (mut infos, mut data) = (Vec::new(), Vec::new());
-    for (name, shape, numbers) in tensors {
+    for (name, shape, elements) in tensors {
         let start = data.len();
-        for number in numbers {
+        for number in elements {
             match dtype {
                 Dtype::F16 => data.extend(f16::from_f32(*number).to_le_bytes()),
                 Dtype::BF16 => data.extend(bf16::from_f32(*number).to_le_bytes()),
@@ -73,13 +73,13 @@ fn find(imported: &Imported, name: &str) -> Vec<f32> {
 }
 
 #[test]
-fn gpt2_is_read_as_it_is_meant() {
+fn gpt2_is_imported() {
     let model = import(&fixture("gpt2")).unwrap();
     let shape = &model.shape;
-    assert_eq!((shape.family, shape.tied, shape.bias), (Family::Gpt2, true, true));
-    assert_eq!((shape.width, shape.feed_forward, shape.context), (32, 128, 24));
-    let theirs = theirs(&fixture("gpt2/model.safetensors"));
-    let of = |name: &str| &theirs.iter().find(|t| t.0 == name).unwrap().2;
+    assert_eq!((shape.family, shape.tie_embeddings, shape.bias), (Family::Gpt2, true, true));
+    assert_eq!((shape.hidden_size, shape.intermediate_size, shape.seq_len), (32, 128, 24));
+    let tensors = read_tensors(&fixture("gpt2/model.safetensors"));
+    let of = |name: &str| &tensors.iter().find(|t| t.0 == name).unwrap().2;
     let (ours, original) =
         (find(&model, "layer.1.qkv.weight"), of("transformer.h.1.attn.c_attn.weight"));
     for (out, input) in [(0, 0), (1, 0), (0, 1), (95, 31), (40, 7)] {
@@ -91,13 +91,13 @@ fn gpt2_is_read_as_it_is_meant() {
 }
 
 #[test]
-fn llama_is_read_as_it_is_meant() {
+fn llama_is_imported() {
     let model = import(&fixture("llama")).unwrap();
     let shape = &model.shape;
-    assert_eq!((shape.family, shape.tied, shape.bias), (Family::Llama, false, false));
-    assert_eq!((shape.kv_heads, shape.feed_forward, shape.rope_base), (2, 48, 10000.0));
-    let theirs = theirs(&fixture("llama/model.safetensors"));
-    let of = |name: &str| theirs.iter().find(|t| t.0 == name).unwrap().2.clone();
+    assert_eq!((shape.family, shape.tie_embeddings, shape.bias), (Family::Llama, false, false));
+    assert_eq!((shape.num_kv_heads, shape.intermediate_size, shape.rope_theta), (2, 48, 10000.0));
+    let tensors = read_tensors(&fixture("llama/model.safetensors"));
+    let of = |name: &str| tensors.iter().find(|t| t.0 == name).unwrap().2.clone();
     let joined = |parts: [&str; 2]| [of(parts[0]), of(parts[1])].concat();
     let layer = "model.layers.1";
     let up =
@@ -109,13 +109,13 @@ fn llama_is_read_as_it_is_meant() {
 }
 
 #[test]
-fn what_is_imported_is_exported_to_the_bit() {
+fn import_and_export_round_trip_bit_exactly() {
     for name in ["gpt2", "llama"] {
         let (model, scratch) = (import(&fixture(name)).unwrap(), Scratch::new(name));
         let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
         export(&scratch.0, &model.shape, &mut give, None).unwrap();
         let written = scratch.0.join("model.safetensors");
-        assert_eq!(theirs(&written), theirs(&fixture(name).join("model.safetensors")));
+        assert_eq!(read_tensors(&written), read_tensors(&fixture(name).join("model.safetensors")));
         assert_eq!(import(&scratch.0).unwrap().shape, model.shape);
         let left: Vec<_> = std::fs::read_dir(&scratch.0).unwrap().collect();
         assert_eq!(left.len(), 2, "{left:?}");
@@ -123,9 +123,9 @@ fn what_is_imported_is_exported_to_the_bit() {
 }
 
 #[test]
-fn half_numbers_several_files_no_prefix_and_constants_are_read() {
+fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
     let scratch = Scratch::new("several");
-    let mut all = theirs(&fixture("gpt2/model.safetensors"));
+    let mut all = read_tensors(&fixture("gpt2/model.safetensors"));
     for tensor in &mut all {
         tensor.0 = tensor.0.replace("transformer.", "");
     }
@@ -150,10 +150,13 @@ fn half_numbers_several_files_no_prefix_and_constants_are_read() {
     }
 }
 
-/// What is said about the fixture with a change to its tensors.
-fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>)) -> String {
+/// The error for the fixture with changed tensors.
+fn import_error(
+    name: &str,
+    change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>),
+) -> String {
     let scratch = Scratch::new(name);
-    let mut all = theirs(&fixture("llama/model.safetensors"));
+    let mut all = read_tensors(&fixture("llama/model.safetensors"));
     change(&mut all);
     std::fs::copy(fixture("llama/config.json"), scratch.0.join("config.json")).unwrap();
     write(&scratch.0.join("model.safetensors"), &all, Dtype::F32);
@@ -163,20 +166,20 @@ fn said(name: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>
 }
 
 #[test]
-fn tensors_that_are_missing_wrong_or_too_many_are_named() {
+fn missing_wrong_and_unexpected_tensors_are_named() {
     let q = "model.layers.0.self_attn.q_proj";
-    let missing = said("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
+    let missing = import_error("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
     assert!(missing.contains(&format!("{q}.weight is missing")), "{missing}");
     let bias = (format!("{q}.bias"), vec![1], vec![0.0]);
-    let many = said("many", |all| all.push(bias));
-    assert!(many.contains(&format!("{q}.bias has no place")), "{many}");
-    let shape = said("shape", |all| {
+    let many = import_error("many", |all| all.push(bias));
+    assert!(many.contains(&format!("{q}.bias is unexpected")), "{many}");
+    let shape = import_error("shape", |all| {
         let (_, shape, _) = all.iter_mut().find(|t| t.1.len() == 2).unwrap();
         shape.reverse();
     });
-    assert!(shape.contains("by config.json should have"), "{shape}");
-    let odd = said("odd", |all| all[0].2[3] = f32::NAN);
-    assert!(odd.contains("infinite or none"), "{odd}");
+    assert!(shape.contains("config.json implies"), "{shape}");
+    let nan = import_error("odd", |all| all[0].2[3] = f32::NAN);
+    assert!(nan.contains("NaN or infinity"), "{nan}");
 }
 
 #[test]
@@ -187,16 +190,20 @@ fn damaged_and_missing_files_are_named() {
     std::fs::copy(fixture("llama/config.json"), &config).unwrap();
     assert!(import(&scratch.0).unwrap_err().to_string().contains("neither model.safetensors"));
     let whole = std::fs::read(fixture("llama/model.safetensors")).unwrap();
-    for (length, says) in [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
+    for (length, expected) in
+        [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
     {
         std::fs::write(scratch.0.join("model.safetensors"), &whole[..length]).unwrap();
         let error = import(&scratch.0).unwrap_err().to_string();
-        assert!(error.contains("model.safetensors") && error.contains(says), "{length}: {error}");
+        assert!(
+            error.contains("model.safetensors") && error.contains(expected),
+            "{length}: {error}"
+        );
     }
 }
 
 #[test]
-fn what_our_models_cannot_do_is_refused_by_its_key() {
+fn unsupported_settings_are_refused_by_key() {
     let text = |name: &str| std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
     let cases = [
         ("llama", "rope_scaling", json!({ "rope_type": "llama3", "factor": 8.0 })),
@@ -227,23 +234,27 @@ fn what_our_models_cannot_do_is_refused_by_its_key() {
 }
 
 #[test]
-fn models_that_are_unknown_there_are_not_exported() {
+fn unsupported_models_are_not_exported() {
     let shape = import(&fixture("gpt2")).unwrap().shape;
     let cases = [
-        (Shape { family: Family::Mlp, ..shape.clone() }, "mlp"),
-        (Shape { kv_heads: 2, ..shape.clone() }, "kv_heads"),
-        (Shape { family: Family::Llama, ..shape.clone() }, "bias"),
+        (ModelShape { family: Family::Mlp, ..shape.clone() }, "mlp"),
+        (ModelShape { num_kv_heads: 2, ..shape.clone() }, "kv_heads"),
+        (ModelShape { family: Family::Llama, ..shape.clone() }, "bias"),
     ];
-    for (shape, says) in cases {
+    for (shape, expected) in cases {
         let error = config::to_text(&shape).unwrap_err();
-        assert!(error.contains(says), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
 #[test]
-fn gpt2_without_biases_gets_zeros() {
+fn gpt2_without_biases_is_exported_with_zeros() {
     let scratch = Scratch::new("zeros");
-    let shape = Shape { bias: false, tied: false, ..import(&fixture("gpt2")).unwrap().shape };
+    let shape = ModelShape {
+        bias: false,
+        tie_embeddings: false,
+        ..import(&fixture("gpt2")).unwrap().shape
+    };
     let parameters: Vec<_> = shape.blocks().into_iter().flat_map(|b| b.parameters).collect();
     let mut give = |name: &str| {
         let parameter = parameters.iter().find(|p| p.name == name).expect("it is ours");
@@ -251,13 +262,13 @@ fn gpt2_without_biases_gets_zeros() {
     };
     export(&scratch.0, &shape, &mut give, None).unwrap();
     let model = import(&scratch.0).unwrap();
-    assert_eq!(model.shape, Shape { bias: true, ..shape });
+    assert_eq!(model.shape, ModelShape { bias: true, ..shape });
     assert!(find(&model, "layer.1.up.bias").iter().all(|number| *number == 0.0));
     assert!(find(&model, "head.output").iter().all(|number| *number == 1.0));
 }
 
 #[test]
-fn an_index_stays_in_its_folder() {
+fn an_index_cannot_leave_its_folder() {
     for file in ["../a.safetensors", "/etc/passwd", "a.bin", ""] {
         let index = json!({ "weight_map": { "a": file } }).to_string();
         assert!(import::parse_index(&index).is_err(), "{file}");
@@ -268,10 +279,10 @@ fn an_index_stays_in_its_folder() {
 
 proptest! {
     #[test]
-    fn a_matrix_transposed_twice_is_itself(rows in 1usize..20, columns in 1usize..20) {
-        let numbers: Vec<f32> = (0..rows * columns).map(|n| n as f32).collect();
-        let turned = export::transpose(&numbers, rows, columns);
-        prop_assert_eq!(turned.get(1).copied(), numbers.get(if rows > 1 { columns } else { 1 }).copied());
-        prop_assert_eq!(export::transpose(&turned, columns, rows), numbers);
+    fn transposing_twice_is_the_identity(rows in 1usize..20, columns in 1usize..20) {
+        let elements: Vec<f32> = (0..rows * columns).map(|n| n as f32).collect();
+        let turned = export::transpose(&elements, rows, columns);
+        prop_assert_eq!(turned.get(1).copied(), elements.get(if rows > 1 { columns } else { 1 }).copied());
+        prop_assert_eq!(export::transpose(&turned, columns, rows), elements);
     }
 }

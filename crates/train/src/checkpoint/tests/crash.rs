@@ -1,4 +1,4 @@
-//! Processes that are killed at every operation: what they leave is a good checkpoint.
+//! Processes killed at every file operation leave a valid checkpoint.
 
 use std::process::Command;
 
@@ -8,10 +8,10 @@ use super::*;
 const FOLDER: &str = "REGATTA_TEST_CRASH_FOLDER";
 const AT: &str = "REGATTA_TEST_CRASH_AT";
 
-/// What the child does: the same as a job that goes on, saves two steps, the second over one that is
-/// there already, and is killed at some operation.
+/// What the child does: resumes, saves two steps, the second over an existing one, and is killed at some
+/// operation.
 fn train(disk: &Faulty, folder: &Path) -> Result<(), String> {
-    let one = |rank| Writer::on(Arc::new(disk.clone()), folder, rank, 2, 1);
+    let one = |rank| Writer::with_disk(Arc::new(disk.clone()), folder, rank, 2, 1);
     let writers: Result<Vec<Writer>, _> = (0..2).map(one).collect();
     let mut writers = writers.map_err(|error| error.to_string())?;
     for step in [2, 3] {
@@ -20,23 +20,23 @@ fn train(disk: &Faulty, folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// What a job finds that starts after the other died: at least step 1, whole, and no rest.
+/// What the next job finds: at least step 1, complete, and no leftovers.
 fn check(scratch: &Scratch, at: usize) -> u64 {
-    let (good, skipped) = newest_good(&scratch.0).unwrap();
+    let (good, skipped) = newest_valid(&scratch.0).unwrap();
     assert!(skipped.is_empty(), "killed at {at}: {skipped:?}");
     let good = good.unwrap_or_else(|| panic!("killed at {at}: nothing is left"));
-    let step = good.about().step;
+    let step = good.meta().step;
     assert_is(&good, step);
     let mut next = writers(&scratch.0, 1, 1);
     assert!(scratch.names().iter().all(|name| !name.contains('.')), "{:?}", scratch.names());
-    let (still, _) = newest_good(&scratch.0).unwrap();
-    assert_eq!(still.unwrap().about().step, step, "putting in order loses nothing");
+    let (still, _) = newest_valid(&scratch.0).unwrap();
+    assert_eq!(still.unwrap().meta().step, step, "putting in order loses nothing");
     save(&mut next, 9, Split::Rows).unwrap();
-    assert_eq!(Checkpoint::latest(&scratch.0).unwrap().unwrap().about().step, 9);
+    assert_eq!(Checkpoint::latest(&scratch.0).unwrap().unwrap().meta().step, 9);
     step
 }
 
-/// Step 1, and a step 3 that is to be replaced.
+/// Step 1, and a step 3 to be replaced.
 fn before(name: &str) -> Scratch {
     let scratch = Scratch::new(name);
     let mut writers = writers(&scratch.0, 1, 3);
@@ -52,7 +52,7 @@ fn operations() -> usize {
     disk.count()
 }
 
-/// Not a test of its own: it is what the next one starts and kills.
+/// Not a test: the process that the next one starts and kills.
 #[test]
 fn child() {
     let (Ok(folder), Ok(at)) = (std::env::var(FOLDER), std::env::var(AT)) else { return };
@@ -61,7 +61,7 @@ fn child() {
 }
 
 #[test]
-fn a_process_killed_at_any_operation_leaves_a_good_checkpoint() {
+fn a_process_killed_at_any_operation_leaves_a_valid_checkpoint() {
     let own = std::env::current_exe().unwrap();
     let name = "checkpoint::tests::crash::child";
     let (operations, mut killed) = (operations(), 0);
@@ -78,7 +78,7 @@ fn a_process_killed_at_any_operation_leaves_a_good_checkpoint() {
 }
 
 #[test]
-fn a_disk_that_dies_at_any_operation_leaves_a_good_checkpoint() {
+fn a_disk_that_fails_from_any_operation_on_leaves_a_valid_checkpoint() {
     let mut steps = std::collections::BTreeSet::new();
     for at in 0..operations() {
         let scratch = before("dead");

@@ -1,4 +1,4 @@
-//! Damaged checkpoints are recognised, named and passed over.
+//! Damaged checkpoints are detected, named and skipped.
 
 use std::fs;
 
@@ -17,9 +17,9 @@ fn two(name: &str) -> Scratch {
     scratch
 }
 
-/// The newest is passed over, and the one before is good.
+/// The newest is skipped, and the previous one is valid.
 fn skipped(scratch: &Scratch) -> String {
-    let (good, skipped) = newest_good(&scratch.0).unwrap();
+    let (good, skipped) = newest_valid(&scratch.0).unwrap();
     assert_is(&good.unwrap(), 1);
     let [newest] = skipped.as_slice() else { panic!("{skipped:?}") };
     assert_eq!(newest.folder, scratch.0.join("step-00000002"));
@@ -41,7 +41,7 @@ fn a_truncated_file_is_named() {
     change(&scratch, SHARD, |bytes| bytes.truncate(bytes.len() - 4));
     let why = skipped(&scratch);
     assert!(why.contains(SHARD) && why.contains("truncated"), "{why}");
-    assert_eq!(why.lines().count(), 1, "said once, not for each tensor");
+    assert_eq!(why.lines().count(), 1, "reported once, not for each tensor");
 }
 
 #[test]
@@ -53,20 +53,20 @@ fn a_missing_file_is_named() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_with_its_tensor_and_only_there() {
+fn a_flipped_bit_is_detected_in_its_tensor_only() {
     let scratch = two("flipped");
     change(&scratch, SHARD, |bytes| *bytes.last_mut().unwrap() ^= 1);
     let why = skipped(&scratch);
     assert!(why.contains(SHARD) && why.contains("checksum differs"), "{why}");
     assert_eq!(why.lines().count(), 1, "{why}");
-    // What is not touched by it can still be read.
+    // Other tensors can still be read.
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
     let (mut good, mut bad) = (0, 0);
     for (kind, name, shape) in tensors() {
         match checkpoint.read_whole(&name, kind) {
             Ok(read) => {
                 good += 1;
-                assert_eq!(read, numbers(2, kind, &name, shape.iter().product()));
+                assert_eq!(read, elements(2, kind, &name, shape.iter().product()));
             }
             Err(error) => {
                 bad += 1;
@@ -78,12 +78,12 @@ fn a_flipped_bit_is_found_with_its_tensor_and_only_there() {
 }
 
 #[test]
-fn no_flipped_bit_of_any_file_passes() {
+fn a_flipped_bit_in_any_file_is_detected() {
     let scratch = two("bits");
     for file in ["rank-00000.safetensors", "checkpoint.json", "checkpoint.json.sha256"] {
         let path = scratch.0.join("step-00000002").join(file);
         let whole = fs::read(&path).unwrap();
-        // The name behind the checksum is for `sha256sum`.
+        // The file name after the checksum is not checked.
         let end = if file.ends_with("sha256") { 64 } else { whole.len() };
         for place in (0..end).step_by(end.div_ceil(200)) {
             let mut bytes = whole.clone();
@@ -104,23 +104,23 @@ fn no_flipped_bit_of_any_file_passes() {
 }
 
 #[test]
-fn another_version_and_another_program_are_told_apart() {
+fn other_versions_and_other_files_are_distinguished() {
     let scratch = two("version");
     let manifest = scratch.0.join("step-00000002/checkpoint.json");
     let text = fs::read_to_string(&manifest).unwrap();
-    fs::write(&manifest, text.replacen("\"version\": 1", "\"version\": 2", 1)).unwrap();
+    fs::write(&manifest, text.replacen("\"version\": 2", "\"version\": 3", 1)).unwrap();
     let why = skipped(&scratch);
-    assert!(why.contains("version 2") && why.contains("newer regatta"), "{why}");
+    assert!(why.contains("version 3") && why.contains("newer regatta"), "{why}");
     fs::write(&manifest, "{\"weights\": 3}").unwrap();
     let why = skipped(&scratch);
-    assert!(why.contains("no checkpoint's"), "{why}");
+    assert!(why.contains("is not a checkpoint manifest"), "{why}");
     fs::remove_file(&manifest).unwrap();
     let why = skipped(&scratch);
     assert!(why.contains("is missing"), "{why}");
 }
 
 #[test]
-fn shards_of_another_checkpoint_are_recognised() {
+fn shards_of_another_checkpoint_are_detected() {
     let scratch = two("foreign");
     let other = fs::read(scratch.0.join("step-00000001").join(SHARD)).unwrap();
     change(&scratch, SHARD, |bytes| *bytes = other);
@@ -129,27 +129,27 @@ fn shards_of_another_checkpoint_are_recognised() {
 }
 
 #[test]
-fn what_no_rank_wrote_is_named() {
+fn missing_elements_are_named() {
     let scratch = Scratch::new("gap");
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
-    let part = Part::Rectangle { rows: 0..2, columns: 1..3 };
+    let slice = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
     let (name, shape) = ("a".to_owned(), vec![2, 3]);
-    let piece = Piece { name, kind: Kind::Parameter, shape, part, numbers: vec![0.5; 4] };
-    writer.begin(about(1), vec![piece]).unwrap();
-    writer.finish(PATIENCE);
+    let shard = Shard { name, kind: StateTensor::Parameter, shape, slice, elements: vec![0.5; 4] };
+    writer.begin(meta(1), vec![shard]).unwrap();
+    writer.finish(TIMEOUT);
     writer.commit(1).unwrap();
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
-    let error = checkpoint.read_whole("a", Kind::Parameter).unwrap_err().to_string();
-    assert!(error.contains("parameter/a") && error.contains("number 0"), "{error}");
-    let mut there = [0.0; 2];
-    checkpoint.read("a", Kind::Parameter, &Part::Flat(4..6), &mut there).unwrap();
-    assert_eq!(there, [0.5; 2]);
-    assert!(checkpoint.verify().unwrap_err()[0].to_string().contains("number 0"));
+    let error = checkpoint.read_whole("a", StateTensor::Parameter).unwrap_err().to_string();
+    assert!(error.contains("parameter/a") && error.contains("element 0"), "{error}");
+    let mut elements = [0.0; 2];
+    checkpoint.read("a", StateTensor::Parameter, &TensorSlice::Flat(4..6), &mut elements).unwrap();
+    assert_eq!(elements, [0.5; 2]);
+    assert!(checkpoint.verify().unwrap_err()[0].to_string().contains("element 0"));
 }
 
-/// Who wrote the description wrote its checksum, too.
+/// Even with a valid checksum of the manifest.
 #[test]
-fn a_model_of_which_files_have_little_is_refused_before_memory_is_asked_for() {
+fn a_shape_beyond_the_files_is_refused_before_memory_is_allocated() {
     let path = |scratch: &Scratch| scratch.0.join("step-00000002");
     let lie = |from: &str, to: &str| {
         let scratch = two("lie");
@@ -159,13 +159,13 @@ fn a_model_of_which_files_have_little_is_refused_before_memory_is_asked_for() {
             *bytes = text.replace(from, to).into_bytes();
         });
         let text = fs::read(path(&scratch).join(MANIFEST)).unwrap();
-        let sum = crate::checkpoint::shard::hex(&Sha256::digest(&text));
+        let sum = regatta_model::text::hex(&Sha256::digest(&text));
         fs::write(path(&scratch).join("checkpoint.json.sha256"), sum).unwrap();
         crate::load::load(&path(&scratch), &Reference).unwrap_err().to_string()
     };
-    let error = lie("\"vocabulary\": 7", "\"vocabulary\": 16777216");
-    assert!(error.contains("has 28 numbers, and by its model should have 67108864"), "{error}");
-    let error = lie("\"layers\": 2", "\"layers\": 16777216");
+    let error = lie("\"vocab_size\": 7", "\"vocab_size\": 16777216");
+    assert!(error.contains("has 28 elements instead of 67108864"), "{error}");
+    let error = lie("\"num_layers\": 2", "\"num_layers\": 16777216");
     assert!(error.contains("has no parameters of 16777216 layers"), "{error}");
     assert!(crate::load::load(&path(&two("truth")), &Reference).is_ok());
 }

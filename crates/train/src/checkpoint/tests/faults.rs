@@ -1,14 +1,14 @@
-//! Disks that fail: one clear error, and the last good checkpoint stays.
+//! I/O errors: one clear error, and earlier checkpoints are unaffected.
 
 use super::faulty::{Fault, Faulty};
 use super::*;
 
 fn on(disk: &Faulty, folder: &Path, ranks: usize) -> Result<Vec<Writer>, CheckpointError> {
-    let one = |rank| Writer::on(Arc::new(disk.clone()), folder, rank, ranks, 1);
+    let one = |rank| Writer::with_disk(Arc::new(disk.clone()), folder, rank, ranks, 1);
     (0..ranks).map(one).collect()
 }
 
-/// Saves step 1 and then, on a disk that fails at this operation, step 2. Whether it succeeded.
+/// Saves step 1, then step 2 on a disk that fails at this operation.
 fn fail_at(at: usize, error: i32) -> (Scratch, Result<(), String>) {
     let scratch = Scratch::new("fault");
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
@@ -20,26 +20,26 @@ fn fail_at(at: usize, error: i32) -> (Scratch, Result<(), String>) {
 }
 
 #[test]
-fn a_failure_of_any_operation_leaves_a_good_checkpoint_and_no_rest() {
+fn a_failure_of_any_operation_leaves_a_valid_checkpoint_and_no_leftovers() {
     let disk = Faulty::new(0, Fault::None);
     let scratch = Scratch::new("count");
     save(&mut on(&disk, &scratch.0, 2).unwrap(), 2, Split::Flat).unwrap();
-    // What the other rank does at the same time may come before or after: some more are tried.
+    // The other rank's operations interleave arbitrarily: try some more.
     let operations = disk.count() + 8;
     assert!(operations > 20, "{:?}", disk.log());
     for error in [libc::EIO, libc::ENOSPC] {
         for at in 0..operations {
             let (scratch, result) = fail_at(at, error);
-            let (good, skipped) = newest_good(&scratch.0).unwrap();
+            let (good, skipped) = newest_valid(&scratch.0).unwrap();
             assert!(skipped.is_empty(), "operation {at}: {skipped:?}");
-            let step = good.as_ref().unwrap().about().step;
+            let step = good.as_ref().unwrap().meta().step;
             assert_is(&good.unwrap(), step);
             match result {
                 Ok(()) => assert_eq!(step, 2, "operation {at}"),
-                // Its name was given before something failed, or it was not.
+                // The failure was after the rename, or before.
                 Err(why) => assert!(why.contains(&*scratch.0.to_string_lossy()), "{why}"),
             }
-            // The next start finds everything in order.
+            // The next start cleans up.
             drop(writers(&scratch.0, 1, 1));
             assert!(
                 scratch.names().iter().all(|name| !name.contains('.')),
@@ -51,50 +51,50 @@ fn a_failure_of_any_operation_leaves_a_good_checkpoint_and_no_rest() {
 }
 
 #[test]
-fn a_full_disk_is_named_with_the_file_and_the_bytes() {
+fn a_full_disk_is_reported_with_file_and_size() {
     let scratch = Scratch::new("full");
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
-    // Making the writer: folder, list. Then the partial folder, the file, its header.
+    // Creating the writer: directory, list. Then the partial directory, the file, its header.
     let disk = Faulty::new(4, Fault::Error(libc::ENOSPC));
     let mut full = on(&disk, &scratch.0, 1).unwrap();
     let error = save(&mut full, 2, Split::Rows).unwrap_err();
-    let CheckpointError::NoRoom { path, needed, .. } = &*error else { panic!("{error}") };
+    let CheckpointError::NoSpace { path, needed, .. } = &*error else { panic!("{error}") };
     assert_eq!(path, &scratch.0.join("step-00000002.partial/rank-00000.safetensors"));
     assert!(*needed > 1000);
-    assert!(error.to_string().contains("last good checkpoint is kept"), "{error}");
+    assert!(error.to_string().contains("the last checkpoint is unaffected"), "{error}");
     assert_eq!(scratch.names(), ["step-00000001"]);
-    // Once there is room, it goes on.
+    // Once there is space, saving works again.
     save(&mut full, 3, Split::Rows).unwrap();
     assert_eq!(scratch.names(), ["step-00000003"]);
 }
 
-/// A disk that says it is full.
+/// A disk with little space.
 struct Small(u64);
 
 impl Disk for Small {
     fn create_folder(&self, path: &Path) -> std::io::Result<()> {
-        System.create_folder(path)
+        SystemDisk.create_folder(path)
     }
     fn create(&self, path: &Path) -> std::io::Result<Box<dyn disk::Output>> {
-        System.create(path)
+        SystemDisk.create(path)
     }
     fn read(&self, path: &Path) -> std::io::Result<Vec<u8>> {
-        System.read(path)
+        SystemDisk.read(path)
     }
     fn list(&self, path: &Path) -> std::io::Result<Vec<String>> {
-        System.list(path)
+        SystemDisk.list(path)
     }
     fn rename(&self, from: &Path, to: &Path) -> std::io::Result<()> {
-        System.rename(from, to)
+        SystemDisk.rename(from, to)
     }
     fn remove(&self, path: &Path) -> std::io::Result<()> {
-        System.remove(path)
+        SystemDisk.remove(path)
     }
     fn remove_folder(&self, path: &Path) -> std::io::Result<()> {
-        System.remove_folder(path)
+        SystemDisk.remove_folder(path)
     }
     fn sync_folder(&self, path: &Path) -> std::io::Result<()> {
-        System.sync_folder(path)
+        SystemDisk.sync_folder(path)
     }
     fn free(&self, _: &Path) -> Option<u64> {
         Some(self.0)
@@ -102,21 +102,21 @@ impl Disk for Small {
 }
 
 #[test]
-fn too_little_room_is_said_before_anything_is_written() {
+fn insufficient_space_is_reported_before_anything_is_written() {
     let scratch = Scratch::new("small");
-    let mut writer = Writer::on(Arc::new(Small(100)), &scratch.0, 0, 1, 1).unwrap();
+    let mut writer = Writer::with_disk(Arc::new(Small(100)), &scratch.0, 0, 1, 1).unwrap();
     let error = save(std::slice::from_mut(&mut writer), 1, Split::Rows).unwrap_err().to_string();
     assert!(error.contains("100 free") && error.contains("rank-00000.safetensors"), "{error}");
     assert!(scratch.names().is_empty());
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_named() {
+fn an_unwritable_directory_is_named() {
     for code in [libc::EROFS, libc::EACCES] {
         let scratch = Scratch::new("readonly");
         let error = on(&Faulty::new(0, Fault::Error(code)), &scratch.0, 1).err().unwrap();
         assert!(matches!(error, CheckpointError::NotWritable { .. }), "{error}");
-        assert!(error.to_string().contains("checkpoint.folder"), "{error}");
+        assert!(error.to_string().contains("checkpoint.dir"), "{error}");
     }
 }
 
@@ -131,7 +131,7 @@ fn files_that_rank_0_does_not_see_are_named() {
 }
 
 #[test]
-fn left_overs_of_a_running_job_stay_and_those_of_a_killed_one_go() {
+fn leftovers_of_a_running_job_stay_and_those_of_a_killed_one_are_removed() {
     let scratch = Scratch::new("left");
     let partial = scratch.0.join("step-00000007.partial");
     std::fs::create_dir(&partial).unwrap();
@@ -146,7 +146,7 @@ fn left_overs_of_a_running_job_stay_and_those_of_a_killed_one_go() {
 }
 
 #[test]
-fn everything_is_on_the_disk_before_the_name_is_and_the_old_goes_after() {
+fn data_is_synced_before_the_rename_and_old_checkpoints_are_removed_after() {
     let scratch = Scratch::new("sequence");
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     let disk = Faulty::new(0, Fault::None);

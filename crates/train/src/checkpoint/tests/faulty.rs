@@ -1,20 +1,20 @@
-//! A disk whose nth operation fails, or is the last one.
+//! A disk with fault injection at the nth operation.
 
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::checkpoint::disk::{Disk, Output, System};
+use crate::checkpoint::disk::{Disk, Output, SystemDisk};
 
 /// What happens at the nth operation.
 #[derive(Debug, Clone, Copy)]
 pub enum Fault {
     /// Nothing.
     None,
-    /// It alone fails, with this error of the system.
+    /// It fails with this errno.
     Error(i32),
-    /// It and all that follow do nothing, as if the power was gone.
+    /// It and all later ones do nothing, as after a power failure.
     Dead,
     /// The process is killed.
     Kill,
@@ -43,7 +43,7 @@ impl Faulty {
         self.shared.count.load(Ordering::SeqCst)
     }
 
-    /// What they were, each with the last part of its path.
+    /// The operations, each with its file name.
     pub fn log(&self) -> Vec<String> {
         self.shared.log.lock().unwrap().clone()
     }
@@ -81,9 +81,9 @@ impl Faulty {
     }
 }
 
-/// Removes half of what is in a folder.
+/// Removes half of a directory's contents.
 fn remove_half(path: &Path) {
-    let mut names = System.list(path).unwrap_or_default();
+    let mut names = SystemDisk.list(path).unwrap_or_default();
     names.sort();
     for name in names.iter().take(names.len() / 2) {
         let _ = std::fs::remove_file(path.join(name));
@@ -92,40 +92,40 @@ fn remove_half(path: &Path) {
 
 impl Disk for Faulty {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("make", path, || (), || System.create_folder(path))
+        self.step("make", path, || (), || SystemDisk.create_folder(path))
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn Output>> {
-        let file = self.step("create", path, || (), || System.create(path))?;
+        let file = self.step("create", path, || (), || SystemDisk.create(path))?;
         Ok(Box::new(FaultyFile { disk: self.clone(), path: path.to_owned(), file }))
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.step("read", path, || (), || System.read(path))
+        self.step("read", path, || (), || SystemDisk.read(path))
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.step("list", path, || (), || System.list(path))
+        self.step("list", path, || (), || SystemDisk.list(path))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step("rename", from, || (), || System.rename(from, to))
+        self.step("rename", from, || (), || SystemDisk.rename(from, to))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.step("remove", path, || (), || System.remove(path))
+        self.step("remove", path, || (), || SystemDisk.remove(path))
     }
 
     fn remove_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("remove", path, || remove_half(path), || System.remove_folder(path))
+        self.step("remove", path, || remove_half(path), || SystemDisk.remove_folder(path))
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("sync", path, || (), || System.sync_folder(path))
+        self.step("sync", path, || (), || SystemDisk.sync_folder(path))
     }
 
     fn free(&self, path: &Path) -> Option<u64> {
-        System.free(path)
+        SystemDisk.free(path)
     }
 }
 

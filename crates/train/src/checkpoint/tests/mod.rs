@@ -1,4 +1,4 @@
-//! Checkpoints as a whole: written by several ranks, read by others, damaged, interrupted.
+//! Checkpoints end to end: written by several ranks, read by others, damaged, interrupted.
 
 mod crash;
 mod damage;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::disk::{Disk, System};
+use super::disk::{Disk, SystemDisk};
 use super::*;
-use regatta_predict::shape::{Family, Shape};
+use regatta_predict::shape::{Family, ModelShape};
 
-/// A folder that goes when the test ends.
+/// A temporary directory.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -23,15 +23,15 @@ impl Scratch {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("regatta-checkpoint-{name}-{}-{number}", std::process::id());
-        // In memory if there is such a place: a real disk takes its time to sync.
+        // In memory if possible, because syncing a real disk is slow.
         let places = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
         let made = places.into_iter().map(|place| place.join(&name));
         Self(made.into_iter().find(|path| std::fs::create_dir_all(path).is_ok()).unwrap())
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names = System.list(&self.0).unwrap();
-        names.retain(|name| name != folder::LOCK);
+        let mut names = SystemDisk.list(&self.0).unwrap();
+        names.retain(|name| name != dir_layout::LOCK);
         names.sort();
         names
     }
@@ -44,88 +44,95 @@ impl Drop for Scratch {
 }
 
 /// A tiny model.
-fn shape() -> Shape {
-    Shape {
+fn shape() -> ModelShape {
+    ModelShape {
         family: Family::Llama,
-        vocabulary: 7,
-        context: 8,
-        width: 4,
-        layers: 2,
-        heads: 2,
-        kv_heads: 1,
-        feed_forward: 6,
-        tied: false,
+        vocab_size: 7,
+        seq_len: 8,
+        hidden_size: 4,
+        num_layers: 2,
+        num_heads: 2,
+        num_kv_heads: 1,
+        intermediate_size: 6,
+        tie_embeddings: false,
         bias: false,
-        norm_epsilon: 1e-5,
-        rope_base: 10000.0,
+        norm_eps: 1e-5,
+        rope_theta: 10000.0,
     }
 }
 
-fn about(step: u64) -> About {
+fn meta(step: u64) -> CheckpointMeta {
     let config = "[train]\nsteps = 10\n".to_owned();
     let (tokenizer, extra) = ("characters".to_owned(), Default::default());
-    About { step, tokens: step * 32, seed: 7, shape: shape(), config, tokenizer, extra }
+    CheckpointMeta { step, tokens: step * 32, seed: 7, shape: shape(), config, tokenizer, extra }
 }
 
-/// The numbers of a tensor at a step.
-fn numbers(step: u64, kind: Kind, name: &str, len: usize) -> Vec<f32> {
+/// The elements of a tensor at a step.
+fn elements(step: u64, kind: StateTensor, name: &str, len: usize) -> Vec<f32> {
     let start = name.bytes().map(u64::from).sum::<u64>() + 1000 * step + 7 * kind as u64;
     (0..len as u64).map(|i| (start + i) as f32 / 16.0).collect()
 }
 
-/// How ranks share a tensor.
+/// How tensors are sharded.
 #[derive(Debug, Clone, Copy)]
 enum Split {
-    /// Each rank every so many'th tensor.
+    /// Each rank has every n-th tensor.
     Tensors,
-    /// Each a range of the numbers.
+    /// Each rank has a flat range.
     Flat,
-    /// Each some rows.
+    /// Each rank has some rows.
     Rows,
-    /// Each some columns.
+    /// Each rank has some columns.
     Columns,
 }
 
-fn part(split: Split, shape: &[usize], tensor: usize, rank: usize, ranks: usize) -> Option<Part> {
-    let (rows, columns) = piece::matrix(shape).unwrap();
+fn slice(
+    split: Split,
+    shape: &[usize],
+    tensor: usize,
+    rank: usize,
+    ranks: usize,
+) -> Option<TensorSlice> {
+    let (rows, columns) = shard::matrix(shape).unwrap();
     let share = |n: usize| n * rank / ranks..n * (rank + 1) / ranks;
     match split {
-        Split::Tensors => (tensor % ranks == rank).then_some(Part::Whole),
-        Split::Flat => Some(Part::Flat(share(rows * columns))),
-        Split::Rows => Some(Part::Rectangle { rows: share(rows), columns: 0..columns }),
-        Split::Columns => Some(Part::Rectangle { rows: 0..rows, columns: share(columns) }),
+        Split::Tensors => (tensor % ranks == rank).then_some(TensorSlice::Whole),
+        Split::Flat => Some(TensorSlice::Flat(share(rows * columns))),
+        Split::Rows => Some(TensorSlice::Rectangle { rows: share(rows), columns: 0..columns }),
+        Split::Columns => Some(TensorSlice::Rectangle { rows: 0..rows, columns: share(columns) }),
     }
 }
 
-fn cut(part: &Part, shape: &[usize], all: &[f32]) -> Vec<f32> {
-    part.runs(shape).flat_map(|run| all[run.start..run.start + run.len].iter().copied()).collect()
+fn cut(slice: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
+    slice.runs(shape).flat_map(|run| all[run.start..run.start + run.len].iter().copied()).collect()
 }
 
-const KINDS: [Kind; 3] = [Kind::Parameter, Kind::Moment1, Kind::Moment2];
+const KINDS: [StateTensor; 3] =
+    [StateTensor::Parameter, StateTensor::Moment1, StateTensor::Moment2];
 
-fn tensors() -> Vec<(Kind, String, Vec<usize>)> {
+fn tensors() -> Vec<(StateTensor, String, Vec<usize>)> {
     let blocks = shape().blocks();
     let parameters = blocks.iter().flat_map(|block| &block.parameters);
-    let of = |p: &regatta_predict::shape::Parameter| {
+    let of = |p: &regatta_predict::shape::ParamSpec| {
         KINDS.map(|kind| (kind, p.name.clone(), p.shape.clone()))
     };
     parameters.flat_map(of).collect()
 }
 
-fn pieces(step: u64, split: Split, rank: usize, ranks: usize) -> Vec<Piece> {
-    let mut pieces = Vec::new();
+fn shards(step: u64, split: Split, rank: usize, ranks: usize) -> Vec<Shard> {
+    let mut shards = Vec::new();
     for (index, (kind, name, shape)) in tensors().into_iter().enumerate() {
-        let Some(part) = part(split, &shape, index, rank, ranks) else { continue };
-        let all = numbers(step, kind, &name, shape.iter().product());
-        let numbers = cut(&part, &shape, &all);
-        pieces.push(Piece { name, kind, shape, part, numbers });
+        let Some(slice) = slice(split, &shape, index, rank, ranks) else { continue };
+        let all = elements(step, kind, &name, shape.iter().product());
+        let elements = cut(&slice, &shape, &all);
+        shards.push(Shard { name, kind, shape, slice, elements });
     }
-    pieces
+    shards
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a training loop does: all ranks begin, all finish, rank 0 commits or gives up.
+/// What a training loop does: all ranks start and finish, rank 0 commits or abandons.
 fn save(
     writers: &mut [Writer],
     step: u64,
@@ -133,9 +140,9 @@ fn save(
 ) -> Result<Option<Committed>, Arc<CheckpointError>> {
     let ranks = writers.len();
     for (rank, writer) in writers.iter_mut().enumerate() {
-        writer.begin(about(step), pieces(step, split, rank, ranks)).map_err(Arc::new)?;
+        writer.begin(meta(step), shards(step, split, rank, ranks)).map_err(Arc::new)?;
     }
-    let states: Vec<State> = writers.iter_mut().map(|writer| writer.finish(PATIENCE)).collect();
+    let states: Vec<State> = writers.iter_mut().map(|writer| writer.finish(TIMEOUT)).collect();
     for state in states {
         match state {
             State::Written { .. } => {}
@@ -143,10 +150,10 @@ fn save(
                 writers.iter_mut().for_each(|writer| writer.abandon(step));
                 return Err(error);
             }
-            state => panic!("{state:?} after {PATIENCE:?}"),
+            state => panic!("{state:?} after {TIMEOUT:?}"),
         }
     }
-    // Rank 0 first: it says what became of it.
+    // Rank 0 first, because it reports the result.
     let results: Vec<_> = writers.iter_mut().map(|writer| writer.commit(step)).collect();
     results.into_iter().next().unwrap().map_err(Arc::new)
 }
@@ -155,12 +162,12 @@ fn writers(folder: &Path, ranks: usize, keep: usize) -> Vec<Writer> {
     (0..ranks).map(|rank| Writer::new(folder, rank, ranks, keep).unwrap()).collect()
 }
 
-/// All numbers are those of the step, wherever they were.
+/// All elements are those of the step.
 fn assert_is(checkpoint: &Checkpoint, step: u64) {
-    assert_eq!(checkpoint.about(), &about(step));
+    assert_eq!(checkpoint.meta(), &meta(step));
     for (kind, name, shape) in tensors() {
         assert_eq!(checkpoint.shape(&name, kind), Some(shape.as_slice()));
-        let expected = numbers(step, kind, &name, shape.iter().product());
+        let expected = elements(step, kind, &name, shape.iter().product());
         assert_eq!(checkpoint.read_whole(&name, kind).unwrap(), expected, "{kind}/{name}");
     }
 }

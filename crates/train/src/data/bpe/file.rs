@@ -1,15 +1,14 @@
-//! What is in a `tokenizer.json`, as far as byte-level BPE needs it. What would be read otherwise
-//! than Hugging Face reads it is refused.
+//! Parses a `tokenizer.json` of byte-level BPE. Unsupported components are refused by name.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::split::Words;
+use super::super::pre_tokenizer::PreTokenizer;
 use super::{Bpe, Merges};
 
-/// More gaps than this between the tokens' numbers are no tokenizer's.
+/// Maximum number of gaps in token ids.
 const GAPS: usize = 1 << 16;
 
 #[derive(Deserialize)]
@@ -65,12 +64,12 @@ impl Merge {
     }
 }
 
-/// Reads a file, or says what is wrong with it.
+/// Parses a file.
 pub fn parse(bytes: &[u8]) -> Result<Bpe, String> {
     let file: File = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let words = pre_tokenizer(&file.pre_tokenizer)?;
     check(&file)?;
-    let letters = letters();
+    let letters = byte_alphabet();
     let (tokens, by_number) = vocabulary(&file, &letters)?;
     let merges = merges(&file.model)?;
     let alphabet = std::array::from_fn(|byte| tokens.get(&[byte as u8][..]).copied());
@@ -94,39 +93,43 @@ pub fn parse(bytes: &[u8]) -> Result<Bpe, String> {
     })
 }
 
-/// What would be read otherwise than it is meant.
+/// Refuses unsupported components.
 fn check(file: &File) -> Result<(), String> {
     let model = &file.model;
     let has = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
     match &model.kind {
         Some(kind) if kind != "BPE" => {
-            return Err(format!("its model is {kind}, and only byte-level BPE is read"));
+            return Err(format!("model type {kind} is not supported, only byte-level BPE"));
         }
         _ if model.byte_fallback => {
-            return Err("it is BPE of characters (byte_fallback), and only byte-level BPE is \
-                        read, as of GPT-2 and Llama 3"
-                .to_owned());
+            return Err(
+                "model.byte_fallback (BPE over characters, as in Llama 2) is not supported, only \
+            byte-level BPE"
+                    .to_owned(),
+            );
         }
         _ if has(&model.continuing_subword_prefix) || has(&model.end_of_word_suffix) => {
-            return Err("it marks parts of words, and only byte-level BPE is read".to_owned());
+            return Err("model.continuing_subword_prefix and end_of_word_suffix are not supported"
+                .to_owned());
         }
         _ => {}
     }
     if !file.normalizer.is_null() {
-        return Err(format!("its normalizer {} is not known", kind(&file.normalizer)));
+        return Err(format!("normalizer {} is not supported", kind(&file.normalizer)));
     }
-    let odd = |added: &&Added| added.single_word || added.lstrip || added.rstrip;
-    match file.added_tokens.iter().find(|added| odd(added) || added.content.is_empty()) {
-        Some(added) => {
-            Err(format!("its added token {:?} is matched in an unknown way", added.content))
-        }
+    let is_unsupported = |added: &&Added| added.single_word || added.lstrip || added.rstrip;
+    match file.added_tokens.iter().find(|added| is_unsupported(added) || added.content.is_empty()) {
+        Some(added) => Err(format!(
+            "added token {:?} uses lstrip, rstrip or single_word, which are not supported",
+            added.content
+        )),
         None => Ok(()),
     }
 }
 
-/// How the file says that words are cut.
-fn pre_tokenizer(value: &Value) -> Result<Words, String> {
-    let unknown = || format!("its pre-tokenizer {} is not known", kind(value));
+/// Parses the pre-tokenizer.
+fn pre_tokenizer(value: &Value) -> Result<PreTokenizer, String> {
+    let unknown = || format!("pre_tokenizer {} is not supported", kind(value));
     let parts = match kind(value).as_str() {
         "ByteLevel" => std::slice::from_ref(value),
         "Sequence" => value["pretokenizers"].as_array().ok_or_else(unknown)?,
@@ -141,39 +144,41 @@ fn pre_tokenizer(value: &Value) -> Result<Words, String> {
         return Err(unknown());
     }
     if bytes["add_prefix_space"] != false {
-        return Err("it puts a space in front of a text (add_prefix_space)".to_owned());
+        return Err("pre_tokenizer.add_prefix_space is not supported".to_owned());
     }
     let own = bytes["use_regex"] != false;
     let split = match split {
         Some(split) => split,
-        None if own => return Ok(Words::Gpt2),
-        None => return Err("it does not say where words end".to_owned()),
+        None if own => return Ok(PreTokenizer::Gpt2),
+        None => {
+            return Err("pre_tokenizer.use_regex false without a Split is not supported".to_owned());
+        }
     };
     let plain = split["behavior"] == "Isolated" && split["invert"] != true;
     if kind(split) != "Split" || own || !plain {
         return Err(unknown());
     }
     let pattern = split["pattern"]["Regex"].as_str().ok_or_else(unknown)?;
-    let words = Words::of_pattern(pattern);
-    words.ok_or_else(|| format!("it cuts words by the unknown pattern {pattern:?}"))
+    let words = PreTokenizer::of_pattern(pattern);
+    words.ok_or_else(|| format!("pre_tokenizer pattern {pattern:?} is not supported"))
 }
 
 fn kind(value: &Value) -> String {
-    value["type"].as_str().map_or_else(|| "of no type".to_owned(), str::to_owned)
+    value["type"].as_str().map_or_else(|| "null".to_owned(), str::to_owned)
 }
 
 type Tokens = (HashMap<Box<[u8]>, u32>, Vec<Option<Box<[u8]>>>);
 
-/// Tokens by their bytes, and bytes by token; added tokens only in the second.
+/// Tokens by bytes, without added tokens, and bytes by token, with them.
 fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String> {
     let model = file.model.vocab.iter().map(|(text, id)| (text.as_str(), *id));
     let added = file.added_tokens.iter().map(|added| (added.content.as_str(), added.id));
     let count = file.model.vocab.len() + file.added_tokens.len();
     let Some((text, last)) = model.clone().chain(added.clone()).max_by_key(|(_, id)| *id) else {
-        return Err("it has no tokens".to_owned());
+        return Err("its vocabulary is empty".to_owned());
     };
     if last as usize >= count + GAPS {
-        return Err(format!("{text:?} is token {last} of only {count}"));
+        return Err(format!("{text:?} has id {last}, but there are only {count} tokens"));
     }
     let mut by_number = vec![None; last as usize + 1];
     let mut tokens = HashMap::with_capacity(file.model.vocab.len());
@@ -181,14 +186,14 @@ fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String
     for (text, id) in model {
         let bytes: Option<Box<[u8]>> = text.chars().map(|c| letters.get(&c).copied()).collect();
         let Some(bytes) = bytes else {
-            // An added one is looked for as it is.
+            // Added tokens are matched verbatim.
             match special.contains(&(text, id)) {
                 true => continue,
-                false => return Err(format!("the token {text:?} is not made of bytes")),
+                false => return Err(format!("token {text:?} is not in the byte-level alphabet")),
             }
         };
         if by_number[id as usize].replace(bytes.clone()).is_some() {
-            return Err(format!("two tokens have the number {id}"));
+            return Err(format!("two tokens have id {id}"));
         }
         tokens.insert(bytes, id);
     }
@@ -196,7 +201,7 @@ fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String
         let own: Box<[u8]> = text.as_bytes().into();
         let other = by_number[id as usize].replace(own.clone());
         if other.is_some_and(|other| other != own) {
-            return Err(format!("{text:?} has the number {id}, and another token has it too"));
+            return Err(format!("{text:?} and another token have id {id}"));
         }
     }
     Ok((tokens, by_number))
@@ -204,10 +209,13 @@ fn vocabulary(file: &File, letters: &HashMap<char, u8>) -> Result<Tokens, String
 
 fn merges(model: &Model) -> Result<Merges, String> {
     let learned = |merge: &Merge| {
-        let (left, right) = merge.pair().ok_or("one of its merges is not a pair")?;
+        let (left, right) = merge.pair().ok_or("a merge is not a pair")?;
         let token = |text: &str| {
-            let missing =
-                || format!("its merge of {left:?} and {right:?} needs {text:?}, which is no token");
+            let missing = || {
+                format!(
+                    "the merge of {left:?} and {right:?} needs token {text:?}, which does not exist"
+                )
+            };
             model.vocab.get(text).copied().ok_or_else(missing)
         };
         Ok(((token(left)?, token(right)?), token(&format!("{left}{right}"))?))
@@ -216,11 +224,10 @@ fn merges(model: &Model) -> Result<Merges, String> {
     Ok(Merges::new(all?))
 }
 
-/// The letters that stand for bytes in the file: a printable byte for itself, the others in order
-/// for those from U+0100 on.
-fn letters() -> HashMap<char, u8> {
+/// The byte-level alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
+fn byte_alphabet() -> HashMap<char, u8> {
     let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let others = (0..=255u8).filter(|byte| !printable(byte));
-    let moved = others.zip('\u{100}'..).map(|(byte, letter)| (letter, byte));
-    (0..=255u8).filter(printable).map(|byte| (char::from(byte), byte)).chain(moved).collect()
+    let remapped = others.zip('\u{100}'..).map(|(byte, letter)| (letter, byte));
+    (0..=255u8).filter(printable).map(|byte| (char::from(byte), byte)).chain(remapped).collect()
 }

@@ -1,33 +1,33 @@
-//! Folders that are made, replaced and not harmed.
+//! Prepared folders.
 
 use super::*;
 use crate::data::testing::Folder;
 
-fn plan(folder: &Folder, inputs: &[PathBuf]) -> Plan {
+fn plan(folder: &Folder, inputs: &[PathBuf]) -> PrepareOptions {
     let (inputs, folder) = (inputs.to_vec(), folder.path().join("out"));
-    Plan { inputs, tokenizer: None, validation: 0.1, folder, replace: false }
+    PrepareOptions { inputs, tokenizer: None, validation: 0.1, folder, replace: false }
 }
 
 #[test]
-fn texts_become_a_folder() {
+fn texts_are_prepared() {
     let folder = Folder::new();
     let inputs =
         [folder.file("one.txt", "ab\n".repeat(20)), folder.file("two.txt", "cb\n".repeat(20))];
     let plan = plan(&folder, &inputs);
     let mut seen = Vec::new();
-    let mut hear = |progress| {
+    let mut on_progress = |progress| {
         seen.push(progress);
         Ok(())
     };
-    let made = prepare(&plan, &mut hear).unwrap();
+    let made = prepare(&plan, &mut on_progress).unwrap();
     assert_eq!((made.train_tokens, made.validation_tokens, made.vocabulary), (108, 12, 4));
     assert_eq!((made.inputs[1].name.as_str(), made.inputs[1].bytes), ("two.txt", 60));
-    assert_eq!(about(&plan.folder).unwrap(), made);
+    assert_eq!(metadata(&plan.folder).unwrap(), made);
     assert_eq!(folder.names(), ["one.txt", "out", "two.txt"]);
     assert!(seen.iter().any(|p| p.doing == "writing tokens" && p.done == p.of && p.of == 120));
     let error = prepare(&plan, &mut |_| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("out exists already") && error.contains("--force"), "{error}");
-    let again = Plan { replace: true, validation: 0.0, ..plan };
+    assert!(error.contains("out already exists") && error.contains("--force"), "{error}");
+    let again = PrepareOptions { replace: true, validation: 0.0, ..plan };
     assert_eq!(prepare(&again, &mut |_| Ok(())).unwrap().validation_tokens, 0);
     assert_eq!(folder.names(), ["one.txt", "out", "two.txt"]);
 }
@@ -35,75 +35,81 @@ fn texts_become_a_folder() {
 #[test]
 fn a_folder_with_other_files_is_never_replaced() {
     let folder = Folder::new();
-    let plan = Plan { replace: true, ..plan(&folder, &[folder.file("one.txt", "ab")]) };
+    let plan = PrepareOptions { replace: true, ..plan(&folder, &[folder.file("one.txt", "ab")]) };
     std::fs::create_dir(&plan.folder).unwrap();
     folder.file("out/thesis.tex", "precious");
     let error = prepare(&plan, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("thesis.tex") && error.contains("not replaced"), "{error}");
     assert_eq!(folder.names(), ["one.txt", "out"]);
-    // An empty one is as good as none.
+    // An empty folder may be used.
     std::fs::remove_file(folder.path().join("out/thesis.tex")).unwrap();
-    prepare(&Plan { replace: false, ..plan }, &mut |_| Ok(())).unwrap();
+    prepare(&PrepareOptions { replace: false, ..plan }, &mut |_| Ok(())).unwrap();
 }
 
 #[test]
-fn what_fails_leaves_nothing() {
+fn a_failed_preparation_leaves_nothing() {
     let folder = Folder::new();
     let characters = folder.path().join("characters.json");
-    Tokenizer::of_characters("abcd\n".chars()).save(&characters).unwrap();
+    Tokenizer::from_characters("abcd\n".chars()).save(&characters).unwrap();
     let text = folder.file("text.txt", format!("{}é", "abcd\n".repeat(300_000)));
-    let unknown = Plan { tokenizer: Some(characters), ..plan(&folder, &[text]) };
+    let unknown = PrepareOptions { tokenizer: Some(characters), ..plan(&folder, &[text]) };
     let error = prepare(&unknown, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("'é' at position 1500000"), "{error}");
-    let say = |plan: &Plan| prepare(plan, &mut |_| Ok(())).unwrap_err().to_string();
+    let say = |plan: &PrepareOptions| prepare(plan, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("byte 1"));
     assert!(say(&plan(&folder, &[folder.file("no.txt", "")])).contains("no.txt is empty"));
     assert!(say(&plan(&folder, &[folder.path().join("none")])).contains("none"));
-    assert!(say(&plan(&folder, &[folder.file("no.txt", "é")])).contains("of 2 bytes of text"));
+    assert!(
+        say(&plan(&folder, &[folder.file("no.txt", "é")]))
+            .contains("the training split is empty (2 bytes in total)")
+    );
     for validation in [-0.1, 1.0, f64::NAN] {
-        assert!(say(&Plan { validation, ..unknown.clone() }).contains("from 0 to below 1"));
+        assert!(
+            say(&PrepareOptions { validation, ..unknown.clone() })
+                .contains("expected a number in [0, 1)")
+        );
     }
     assert_eq!(folder.names(), ["bad.txt", "characters.json", "no.txt", "text.txt"]);
 }
 
 #[test]
-fn what_is_interrupted_leaves_nothing() {
+fn an_interrupted_preparation_leaves_nothing() {
     let folder = Folder::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(100))]);
-    for doing in ["taking its checksum", "looking for characters", "writing tokens"] {
-        let mut hear = |progress: Progress| match progress.doing == doing {
+    for doing in ["computing checksums", "collecting characters", "writing tokens"] {
+        let mut on_progress = |progress: Progress| match progress.doing == doing {
             true => Err(DataError::Interrupted),
             false => Ok(()),
         };
-        let error = prepare(&plan, &mut hear).unwrap_err();
+        let error = prepare(&plan, &mut on_progress).unwrap_err();
         assert!(matches!(error, DataError::Interrupted), "{doing}: {error}");
         assert_eq!(folder.names(), ["text.txt"], "{doing}");
     }
 }
 
 #[test]
-fn what_is_no_file_is_no_text() {
+fn texts_must_be_regular_files() {
     let folder = Folder::new();
     for path in [folder.path().to_owned(), PathBuf::from("/dev/null")] {
         let error = prepare(&plan(&folder, &[path]), &mut |_| Ok(())).unwrap_err().to_string();
-        assert!(error.contains("is no file of text"), "{error}");
+        assert!(error.contains("is not a regular file"), "{error}");
     }
 }
 
 #[test]
-fn a_link_stays_a_link_to_the_folder_behind_it() {
+fn symbolic_links_are_followed() {
     let folder = Folder::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(10))]);
-    let behind = folder.path().join("behind");
-    std::fs::create_dir(&behind).unwrap();
-    std::os::unix::fs::symlink(&behind, &plan.folder).unwrap();
+    let target = folder.path().join("target");
+    std::fs::create_dir(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &plan.folder).unwrap();
     let made = prepare(&plan, &mut |_| Ok(())).unwrap();
-    let again = Plan { replace: true, validation: 0.5, ..plan.clone() };
+    let again = PrepareOptions { replace: true, validation: 0.5, ..plan.clone() };
     assert_ne!(prepare(&again, &mut |_| Ok(())).unwrap(), made);
     assert!(plan.folder.is_symlink());
-    assert_eq!(about(&behind).unwrap().validation, 0.5);
-    assert_eq!(folder.names(), ["behind", "out", "text.txt"]);
-    std::fs::remove_dir_all(&behind).unwrap();
+    assert_eq!(metadata(&target).unwrap().validation, 0.5);
+    assert_eq!(folder.names(), ["out", "target", "text.txt"]);
+    std::fs::remove_dir_all(&target).unwrap();
     let error = prepare(&plan, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("cannot follow the link") && error.contains("out"), "{error}");
 }

@@ -1,11 +1,11 @@
-//! Data from each kind of place.
+//! All kinds of data sources.
 
 use super::*;
-use crate::data::order::Order;
+use crate::data::sampler::Sampler;
 use crate::data::testing::Folder;
 
-fn spec(data: impl Into<String>) -> Spec {
-    Spec { data: data.into(), ..Spec::default() }
+fn spec(data: impl Into<String>) -> DataSpec {
+    DataSpec { data: data.into(), ..DataSpec::default() }
 }
 
 fn no_network(_: &str, _: &Path) -> std::result::Result<(), String> {
@@ -19,57 +19,56 @@ fn all(tokens: &Tokens) -> Vec<u32> {
 }
 
 #[test]
-fn the_built_in_text_is_always_there() {
-    let prepared = prepare(&Spec::default(), &Places::default()).unwrap();
+fn the_built_in_dataset_opens() {
+    let prepared = prepare(&DataSpec::default(), &DataDirs::default()).unwrap();
     let data = open(&prepared).unwrap();
     assert!(data.train.len() > 50_000 && data.validation.len() > 5_000);
     assert!(data.tokenizer.decode(&all(&data.train)[..9]).unwrap().starts_with("# Regatta"));
-    assert!(Order::shuffled(1, data.validation.len(), 256).is_ok());
+    assert!(Sampler::shuffled(1, data.validation.len(), 256).is_ok());
 }
 
 #[test]
-fn a_large_text_is_the_same_as_a_small_one() {
+fn a_large_text_gives_the_same_tokens_as_in_memory() {
     let folder = Folder::new();
-    let places = Places { folder: None, cache: Some(folder.path().join("cache")) };
+    let dirs = DataDirs { folder: None, cache: Some(folder.path().join("cache")) };
     let text = "Wind from the north-west, 12 knots.\n\nThe crew's ready.\n".repeat(50);
     let path = folder.file("text.txt", &text).display().to_string();
     let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
     for tokenizer in [None, Some(bpe)] {
-        let spec = Spec { tokenizer, ..spec(path.clone()) };
-        let small = prepare_with(&spec, &places, &no_network, 1 << 20).unwrap();
-        let large = prepare_with(&spec, &places, &no_network, 10).unwrap();
+        let spec = DataSpec { tokenizer, ..spec(path.clone()) };
+        let small = prepare_with(&spec, &dirs, &no_network, 1 << 20).unwrap();
+        let large = prepare_with(&spec, &dirs, &no_network, 10).unwrap();
         assert!(matches!((&small, &large), (Prepared::Text { .. }, Prepared::Folder { .. })));
         let (a, b) = (open(&small).unwrap(), open(&large).unwrap());
         assert_eq!(all(&a.train), all(&b.train));
         assert_eq!(all(&a.validation), all(&b.validation));
         assert_eq!(a.tokenizer.fingerprint(), b.tokenizer.fingerprint());
-        // A second time it is there already.
-        assert_eq!(prepare_with(&spec, &places, &no_network, 10).unwrap(), large);
+        // The second time it is cached.
+        assert_eq!(prepare_with(&spec, &dirs, &no_network, 10).unwrap(), large);
     }
 }
 
 #[test]
-fn the_last_tenth_is_for_validation() {
+fn the_end_of_the_text_is_the_validation_split() {
     let folder = Folder::new();
     let path = folder.file("text.txt", "abcdefghij".repeat(10));
-    let prepared = prepare(&spec(path.display().to_string()), &Places::default()).unwrap();
+    let prepared = prepare(&spec(path.display().to_string()), &DataDirs::default()).unwrap();
     let data = open(&prepared).unwrap();
     assert_eq!((data.train.len(), data.validation.len()), (90, 10));
     assert_eq!(all(&data.validation), (0..10).collect::<Vec<u32>>());
     assert!(data.train.read(80..91, &mut Vec::new()).is_err());
-    let half = Spec { validation: 0.5, ..spec(path.display().to_string()) };
-    let data = open(&prepare(&half, &Places::default()).unwrap()).unwrap();
+    let half = DataSpec { validation: 0.5, ..spec(path.display().to_string()) };
+    let data = open(&prepare(&half, &DataDirs::default()).unwrap()).unwrap();
     assert_eq!((data.train.len(), data.validation.len()), (50, 50));
-    assert!(prepare(&Spec { validation: 1.0, ..half }, &Places::default()).is_err());
+    assert!(prepare(&DataSpec { validation: 1.0, ..half }, &DataDirs::default()).is_err());
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_problem() {
     let folder = Folder::new();
-    let places = Places::default();
+    let dirs = DataDirs::default();
     let say = |data: &str| {
-        let answer =
-            prepare_with(&spec(data), &places, &no_network, 1 << 20).and_then(|p| open(&p));
+        let answer = prepare_with(&spec(data), &dirs, &no_network, 1 << 20).and_then(|p| open(&p));
         answer.unwrap_err().to_string()
     };
     let error = say("tinyshakespear");
@@ -89,7 +88,7 @@ fn token_files_of_another_tokenizer_are_refused() {
         (folder.file("one", "abcabc".repeat(9)), folder.file("two", "abcdef".repeat(9)));
     let make = |input: PathBuf, name: &str| {
         let at = folder.path().join(name);
-        let plan = Plan {
+        let plan = PrepareOptions {
             inputs: vec![input],
             tokenizer: None,
             validation: 0.1,
@@ -102,40 +101,40 @@ fn token_files_of_another_tokenizer_are_refused() {
     let (a, b) = (make(one, "a"), make(two, "b"));
     let prepared = Prepared::Folder { path: a.clone(), tokenizer: None };
     assert_eq!(open(&prepared).unwrap().train.len(), 48);
-    let asked = |tokenizer: PathBuf| {
+    let open_with = |tokenizer: PathBuf| {
         open(&Prepared::Folder { path: a.clone(), tokenizer: Some(tokenizer) })
     };
-    assert!(asked(a.join(folder::TOKENIZER)).is_ok());
-    let error = asked(b.join(folder::TOKENIZER)).unwrap_err().to_string();
+    assert!(open_with(a.join(folder::TOKENIZER)).is_ok());
+    let error = open_with(b.join(folder::TOKENIZER)).unwrap_err().to_string();
     assert!(error.contains("b/tokenizer.json is"), "{error}");
     std::fs::copy(b.join(folder::TOKENIZER), a.join(folder::TOKENIZER)).unwrap();
     let error = open(&prepared).unwrap_err().to_string();
-    assert!(error.contains("train.tokens was made with the tokenizer"), "{error}");
+    assert!(error.contains("train.tokens was prepared with tokenizer"), "{error}");
     std::fs::remove_file(a.join(folder::TOKENIZER)).unwrap();
     assert!(open(&prepared).unwrap_err().to_string().contains("tokenizer.json"));
 }
 
 #[test]
-fn bare_numbers_of_nanogpt_can_be_read() {
+fn raw_tokens_of_nanogpt_can_be_read() {
     let folder = Folder::new();
     folder.file("train.bin", [0, 0, 1, 0, 2, 0]);
     folder.file("val.bin", [1, 0]);
     let tokenizer = folder.path().join("characters.json");
-    Tokenizer::of_characters("abc".chars()).save(&tokenizer).unwrap();
+    Tokenizer::from_characters("abc".chars()).save(&tokenizer).unwrap();
     let data = format!("raw-u16:{}", folder.path().display());
-    let spec = Spec { tokenizer: Some(tokenizer), ..spec(data) };
-    let data = open(&prepare(&spec, &Places::default()).unwrap()).unwrap();
+    let spec = DataSpec { tokenizer: Some(tokenizer), ..spec(data) };
+    let data = open(&prepare(&spec, &DataDirs::default()).unwrap()).unwrap();
     assert_eq!(data.tokenizer.decode(&all(&data.train)).unwrap(), "abc");
 }
 
 #[test]
-fn the_environment_says_where() {
+fn directories_come_from_the_environment() {
     let of = |pairs: &[(&str, &str)]| {
-        Places::of(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
+        DataDirs::of(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| v.into()))
     };
     let home = of(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "not/absolute")]);
     assert_eq!(home.cache, Some("/home/a/.cache/regatta/data".into()));
     let both = of(&[("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c"), ("REGATTA_DATA", "d")]);
     assert_eq!(both.folders().collect::<Vec<_>>(), [Path::new("d"), Path::new("/c/regatta/data")]);
-    assert_eq!(of(&[("HOME", "")]), Places::default());
+    assert_eq!(of(&[("HOME", "")]), DataDirs::default());
 }

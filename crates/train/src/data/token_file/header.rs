@@ -1,4 +1,4 @@
-//! What is in front of the tokens. No I/O.
+//! Header of a token file. No I/O.
 
 use std::path::Path;
 
@@ -6,40 +6,40 @@ use sha2::{Digest, Sha256};
 
 use super::super::error::{DataError, Result};
 
-/// What a token file begins with.
+/// Magic bytes.
 const MAGIC: [u8; 8] = *b"regtoken";
-/// Raised whenever an older reader would misunderstand a newer file.
+/// Format version.
 pub const VERSION: u32 = 1;
-/// Bytes of a header, with room to spare: tokens are aligned behind it.
+/// Size of the header; aligns the tokens.
 pub const HEADER_BYTES: usize = 128;
-/// Digits of a tokenizer's fingerprint.
+/// Digits of a tokenizer fingerprint.
 const FINGERPRINT: usize = 16;
-/// Where the header's own checksum is, of all that is before it.
+/// Offset of the checksum of the header up to here.
 const OWN_SUM: usize = 80;
 
-/// What is known of the tokens in a file.
+/// The header of a token file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// 2 or 4.
+    /// Bytes per token: 2 or 4.
     pub token_bytes: u64,
-    /// How many there are.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Each token is below that.
+    /// Vocabulary size.
     pub vocabulary: u64,
-    /// The fingerprint of their tokenizer, if it is known.
+    /// Fingerprint of the tokenizer, if known.
     pub fingerprint: Option<String>,
-    /// The SHA-256 of their bytes, if it is known.
+    /// SHA-256 of the tokens, if known.
     pub checksum: Option<[u8; 32]>,
 }
 
 impl Header {
-    /// Of a file that has none.
+    /// For a file without a header.
     pub(super) fn raw_u16(tokens: u64, vocabulary: usize) -> Self {
         let vocabulary = vocabulary as u64;
         Self { token_bytes: 2, tokens, vocabulary, fingerprint: None, checksum: None }
     }
 
-    /// As bytes.
+    /// Serialises it.
     pub(super) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut fingerprint = [0; FINGERPRINT];
         let digits = self.fingerprint.as_deref().unwrap_or_default().bytes();
@@ -60,7 +60,7 @@ impl Header {
         header
     }
 
-    /// Reads the begin of a file of this length.
+    /// Parses the start of a file of this size.
     pub fn parse(bytes: &[u8], length: u64, path: &Path) -> Result<Self> {
         let owned = || path.to_owned();
         if bytes.len() < MAGIC.len() || bytes[..MAGIC.len()] != MAGIC {

@@ -1,4 +1,4 @@
-//! Token files, whole and harmed.
+//! Token files, valid and damaged.
 
 use proptest::prelude::*;
 
@@ -17,11 +17,11 @@ fn written(folder: &Folder, vocabulary: usize, tokens: &[u32]) -> PathBuf {
     path
 }
 
-/// The file with one change, as what opening and reading all of it says.
-fn harmed(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
+/// The error of opening and reading the file after a change.
+fn damaged(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
     let mut bytes = std::fs::read(path).unwrap();
     change(&mut bytes);
-    let path = folder.file("harmed.tokens", bytes);
+    let path = folder.file("damaged.tokens", bytes);
     let answer = TokenFile::open(&path).and_then(|file| {
         file.tokens(0..file.len(), &mut Vec::new())?;
         file.verify()
@@ -30,11 +30,11 @@ fn harmed(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String
 }
 
 proptest! {
-    // Each case waits for the disk.
+    // Each case syncs the disk.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_written_is_read(
+    fn token_files_round_trip(
         vocabulary in prop_oneof![Just(300usize), Just(1 << 16), Just(128_256)],
         tokens in prop::collection::vec(0u32..300, 0..200),
         cut in 0.0..1.0,
@@ -53,48 +53,48 @@ proptest! {
     }
 
     #[test]
-    fn any_flipped_bit_is_noticed(at in 0usize..(128 + 40), bit in 0u8..8) {
+    fn any_flipped_bit_is_detected(at in 0usize..(128 + 40), bit in 0u8..8) {
         let folder = Folder::new();
         let path = written(&folder, 256, &[7; 20]);
-        // Behind the header's own checksum there is nothing.
+        // After the checksum of the header there is padding.
         prop_assume!(!(112..128).contains(&at));
-        harmed(&folder, &path, |bytes| bytes[at] ^= 1 << bit);
+        damaged(&folder, &path, |bytes| bytes[at] ^= 1 << bit);
     }
 }
 
 #[test]
-fn each_harm_has_its_sentence() {
+fn each_kind_of_damage_has_its_error() {
     let folder = Folder::new();
     let path = written(&folder, 100, &[1, 2, 3, 99]);
     let say = |change: &dyn Fn(&mut Vec<u8>), wanted: &str| {
-        let error = harmed(&folder, &path, change);
-        assert!(error.contains(wanted) && error.contains("harmed.tokens"), "{error}");
+        let error = damaged(&folder, &path, change);
+        assert!(error.contains(wanted) && error.contains("damaged.tokens"), "{error}");
     };
-    say(&|bytes| bytes.truncate(135), "has 135 bytes, and should have 136");
-    say(&|bytes| bytes.push(0), "has 137 bytes, and should have 136");
-    say(&|bytes| bytes.truncate(100), "has 100 bytes, and should have 128");
-    say(&|bytes| bytes.truncate(5), "is no token file");
-    say(&|bytes| bytes.clear(), "is no token file");
-    say(&|bytes| bytes[0] = b'R', "is no token file");
-    say(&|bytes| bytes[8] = 2, "of version 2, this regatta reads 1");
+    say(&|bytes| bytes.truncate(135), "has 135 bytes instead of 136");
+    say(&|bytes| bytes.push(0), "has 137 bytes instead of 136");
+    say(&|bytes| bytes.truncate(100), "has 100 bytes instead of 128");
+    say(&|bytes| bytes.truncate(5), "is not a token file");
+    say(&|bytes| bytes.clear(), "is not a token file");
+    say(&|bytes| bytes[0] = b'R', "is not a token file");
+    say(&|bytes| bytes[8] = 2, "has token file version 2, but this regatta reads version 1");
     say(&|bytes| bytes[20] = 1, "header of");
     say(&|bytes| bytes[130] = 3, "are damaged: SHA-256");
     say(&|bytes| bytes[132] = 100, "token 100 at offset 2 of");
 }
 
 #[test]
-fn a_file_cut_while_it_is_open_is_an_error() {
+fn truncating_an_open_file_is_an_error() {
     let folder = Folder::new();
     let path = written(&folder, 100, &[5; 100_000]);
     let file = TokenFile::open(&path).unwrap();
     let cut = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     cut.set_len(4096).unwrap();
     let error = file.tokens(90_000..90_010, &mut Vec::new()).unwrap_err().to_string();
-    assert!(error.contains("has 4096 bytes, and should have 200128"), "{error}");
+    assert!(error.contains("has 4096 bytes instead of 200128"), "{error}");
 }
 
 #[test]
-fn a_new_file_leaves_readers_of_the_old_one_alone() {
+fn replacing_a_file_does_not_affect_its_readers() {
     let folder = Folder::new();
     let old = TokenFile::open(&written(&folder, 100, &[5; 1000])).unwrap();
     let new = TokenFile::open(&written(&folder, 100, &[6; 10])).unwrap();
@@ -105,7 +105,7 @@ fn a_new_file_leaves_readers_of_the_old_one_alone() {
 }
 
 #[test]
-fn what_is_not_finished_leaves_nothing() {
+fn an_unfinished_file_leaves_nothing() {
     let folder = Folder::new();
     let path = folder.path().join("some.tokens");
     let mut writer = TokenWriter::create(&path, 10, FINGERPRINT).unwrap();
@@ -119,7 +119,7 @@ fn what_is_not_finished_leaves_nothing() {
 }
 
 #[test]
-fn bare_numbers_are_read_if_asked_for() {
+fn raw_tokens_are_read_on_request() {
     let folder = Folder::new();
     let path = folder.file("train.bin", [1, 0, 80, 195]);
     let file = TokenFile::open_raw_u16(&path, 50_257).unwrap();
@@ -136,7 +136,7 @@ fn bare_numbers_are_read_if_asked_for() {
 }
 
 #[test]
-fn bare_numbers_are_told_apart_by_a_look_at_parts_of_them() {
+fn digests_of_raw_tokens_are_sampled() {
     let folder = Folder::new();
     let digest = |change: Option<usize>, tokens: usize| {
         let mut bytes = vec![1; 2 * tokens];

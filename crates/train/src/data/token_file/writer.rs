@@ -1,4 +1,4 @@
-//! Writing a token file: beside its place at first, and there only when it is whole and on disk.
+//! Writes a token file under a temporary name, renamed when complete and synced.
 
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -10,11 +10,11 @@ use super::super::beside;
 use super::super::error::{DataError, Result};
 use super::header::{HEADER_BYTES, Header};
 
-/// A token file on its way.
+/// A token file being written.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    /// Where it is until it is finished.
+    /// Temporary path.
     part: PathBuf,
     file: BufWriter<File>,
     sum: Sha256,
@@ -23,7 +23,7 @@ pub struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// Begins a file of tokens below `vocabulary`. What has this name stays until the end.
+    /// Starts a file of tokens below `vocabulary`. An existing file stays until the end.
     pub fn create(path: &Path, vocabulary: usize, fingerprint: &str) -> Result<Self> {
         let part = beside(path, "part");
         let file = File::create(&part).map_err(DataError::io("write", &part))?;
@@ -41,7 +41,7 @@ impl TokenWriter {
         Ok(writer)
     }
 
-    /// Adds tokens.
+    /// Appends tokens.
     pub fn push(&mut self, tokens: &[u32]) -> Result<()> {
         self.bytes.clear();
         for (at, token) in tokens.iter().enumerate() {
@@ -61,7 +61,7 @@ impl TokenWriter {
         self.file.write_all(&self.bytes).map_err(DataError::io("write", &self.part))
     }
 
-    /// How many tokens there are so far.
+    /// Number of tokens so far.
     pub fn len(&self) -> u64 {
         self.header.tokens
     }
@@ -71,17 +71,17 @@ impl TokenWriter {
         self.len() == 0
     }
 
-    /// Writes the header, waits for the disk, and gives the file its name.
+    /// Writes the header, syncs and renames the file.
     pub fn finish(mut self) -> Result<Header> {
         self.header.checksum = Some(std::mem::take(&mut self.sum).finalize().into());
         let header = self.header.clone();
-        self.settle(&header).map_err(DataError::io("write", &self.part))?;
-        std::fs::rename(&self.part, &self.path).map_err(DataError::io("name", &self.path))?;
-        sync_folder_of(&self.path)?;
+        self.write_header(&header).map_err(DataError::io("write", &self.part))?;
+        std::fs::rename(&self.part, &self.path).map_err(DataError::io("rename to", &self.path))?;
+        sync_parent_dir(&self.path)?;
         Ok(header)
     }
 
-    fn settle(&mut self, header: &Header) -> std::io::Result<()> {
+    fn write_header(&mut self, header: &Header) -> std::io::Result<()> {
         self.file.seek(SeekFrom::Start(0))?;
         self.file.write_all(&header.to_bytes())?;
         self.file.flush()?;
@@ -90,15 +90,15 @@ impl TokenWriter {
 }
 
 impl Drop for TokenWriter {
-    /// What was not finished leaves nothing.
+    /// Removes an unfinished file.
     fn drop(&mut self) {
-        // It is gone already if it was finished.
+        // Already renamed on success.
         let _ = std::fs::remove_file(&self.part);
     }
 }
 
-/// Waits until a new name is on disk.
-pub fn sync_folder_of(path: &Path) -> Result<()> {
+/// Syncs the directory of a file.
+pub fn sync_parent_dir(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let synced = File::open(folder).and_then(|folder| folder.sync_all());

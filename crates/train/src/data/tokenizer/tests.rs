@@ -1,17 +1,17 @@
-//! Tokenizers against what others say and against themselves.
+//! Tokenizers against Hugging Face's and against themselves.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::data::testing::Folder;
 
-/// Learned from pages of the documentation by Hugging Face's `tokenizers` 0.22.2 (BpeTrainer,
-/// ByteLevel, 384 tokens, `<|end|>` added).
+/// Trained on pages of the documentation by Hugging Face's `tokenizers` 0.22.2 (BpeTrainer, ByteLevel, 384 tokens,
+/// `<|end|>` added).
 const BPE: &str = include_str!("../../../tests/tokenizer/bpe.json");
-/// What `Tokenizer::encode(text, false)` of the same crate says, line by line.
+/// The output of `Tokenizer::encode(text, false)` of the same crate, line by line.
 const GOLDEN: &str = include_str!("../../../tests/tokenizer/golden.jsonl");
 
-/// The same tokens, with words cut as Llama 3 does and words that are tokens taken as they are.
+/// The same vocabulary with the pre-tokenizer of Llama 3 and ignore_merges.
 fn llama3() -> Vec<u8> {
     let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
     let pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -28,7 +28,7 @@ fn of(bytes: &[u8]) -> Result<Tokenizer> {
 }
 
 #[test]
-fn bpe_is_as_hugging_face_has_it() {
+fn bpe_matches_hugging_face() {
     let (gpt2, llama3) = (of(BPE.as_bytes()).unwrap(), of(&llama3()).unwrap());
     for line in GOLDEN.lines() {
         #[derive(Deserialize)]
@@ -43,18 +43,29 @@ fn bpe_is_as_hugging_face_has_it() {
         assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
     }
     assert_eq!(GOLDEN.lines().count(), 16);
-    assert_eq!((gpt2.vocabulary(), gpt2.kind()), (384, "BPE"));
+    assert_eq!((gpt2.vocab_size(), gpt2.kind()), (384, "BPE"));
 }
 
 #[test]
-fn a_file_is_replaced_whole_and_only_by_another() {
+fn the_end_of_text_token_is_the_added_one_of_a_known_name() {
+    assert_eq!(of(BPE.as_bytes()).unwrap().end_of_text(), Some(0));
+    assert_eq!(
+        of(BPE.replace("<|end|>", "<|endoftext|>").as_bytes()).unwrap().end_of_text(),
+        Some(0)
+    );
+    assert_eq!(of(BPE.replace("<|end|>", "<|start|>").as_bytes()).unwrap().end_of_text(), None);
+    assert_eq!(Tokenizer::from_characters("ab".chars()).end_of_text(), None);
+}
+
+#[test]
+fn files_are_replaced_atomically_and_only_if_different() {
     use std::os::unix::fs::MetadataExt;
     let folder = Folder::new();
     let path = folder.path().join("tokenizer.json");
-    let (one, other) = (Tokenizer::of_characters("ab".chars()), of(BPE.as_bytes()).unwrap());
+    let (one, other) = (Tokenizer::from_characters("ab".chars()), of(BPE.as_bytes()).unwrap());
     one.save(&path).unwrap();
     let number = || std::fs::metadata(&path).unwrap().ino();
-    // Held open, so that its number is not given to another file.
+    // Held open, so that its inode is not reused.
     let held = std::fs::File::open(&path).unwrap();
     let first = number();
     one.save(&path).unwrap();
@@ -70,21 +81,22 @@ fn a_file_is_replaced_whole_and_only_by_another() {
 }
 
 #[test]
-fn characters_are_numbered_in_order() {
-    let tokenizer = Tokenizer::of_characters("hello, Wörld".chars());
-    assert_eq!(tokenizer.vocabulary(), 10);
+fn characters_are_sorted() {
+    let tokenizer = Tokenizer::from_characters("hello, Wörld".chars());
+    assert_eq!(tokenizer.vocab_size(), 10);
     assert_eq!(tokenizer.encode("W, d").unwrap(), [2, 1, 0, 3]);
     assert_eq!(tokenizer.decode(&[2, 9]).unwrap(), "Wö");
     let error = tokenizer.encode("höx").unwrap_err().to_string();
     assert!(error.contains("'x' at position 2"), "{error}");
     let error = tokenizer.decode(&[10]).unwrap_err().to_string();
-    assert_eq!(error, "there is no token 10 in a vocabulary of 10");
+    assert_eq!(error, "token 10 is not in the vocabulary of 10 tokens");
 }
 
 #[test]
-fn files_are_read_again() {
+fn tokenizer_files_round_trip() {
     let folder = Folder::new();
-    let all = [Tokenizer::of_characters("\"\\\n\u{1f6a3}ab".chars()), of(BPE.as_bytes()).unwrap()];
+    let all =
+        [Tokenizer::from_characters("\"\\\n\u{1f6a3}ab".chars()), of(BPE.as_bytes()).unwrap()];
     for tokenizer in &all {
         let path = folder.path().join("tokenizer.json");
         tokenizer.save(&path).unwrap();
@@ -97,38 +109,42 @@ fn files_are_read_again() {
 }
 
 #[test]
-fn other_tokenizers_are_refused_in_words() {
+fn unsupported_tokenizers_are_refused_by_component() {
     let changed = |place: &str, value: serde_json::Value| {
         let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
         *file.pointer_mut(place).unwrap() = value;
         of(file.to_string().as_bytes()).unwrap_err().to_string()
     };
     let wrong = [
-        ("/model/type", serde_json::json!("Unigram"), "its model is Unigram"),
-        ("/model/byte_fallback", serde_json::json!(true), "BPE of characters"),
-        ("/model/end_of_word_suffix", serde_json::json!("</w>"), "marks parts of words"),
-        ("/normalizer", serde_json::json!({"type": "NFC"}), "its normalizer NFC"),
-        ("/pre_tokenizer", serde_json::json!(null), "its pre-tokenizer of no type"),
-        ("/pre_tokenizer/use_regex", serde_json::json!(false), "where words end"),
+        ("/model/type", serde_json::json!("Unigram"), "model type Unigram is not supported"),
+        ("/model/byte_fallback", serde_json::json!(true), "model.byte_fallback"),
+        ("/model/end_of_word_suffix", serde_json::json!("</w>"), "end_of_word_suffix"),
+        ("/normalizer", serde_json::json!({"type": "NFC"}), "normalizer NFC is not supported"),
+        ("/pre_tokenizer", serde_json::json!(null), "pre_tokenizer null"),
+        ("/pre_tokenizer/use_regex", serde_json::json!(false), "pre_tokenizer.use_regex"),
         ("/pre_tokenizer/add_prefix_space", serde_json::json!(true), "add_prefix_space"),
-        ("/added_tokens/0/lstrip", serde_json::json!(true), "\"<|end|>\" is matched"),
-        ("/added_tokens/0/id", serde_json::json!(4_000_000_000u32), "token 4000000000 of only"),
-        ("/added_tokens/0/id", serde_json::json!(9), "has the number 9, and another"),
-        ("/model/merges/0", serde_json::json!(["a", "€"]), "which is no token"),
+        ("/added_tokens/0/lstrip", serde_json::json!(true), "\"<|end|>\" uses lstrip"),
+        (
+            "/added_tokens/0/id",
+            serde_json::json!(4_000_000_000u32),
+            "has id 4000000000, but there are only",
+        ),
+        ("/added_tokens/0/id", serde_json::json!(9), "and another token have id 9"),
+        ("/model/merges/0", serde_json::json!(["a", "€"]), "which does not exist"),
         ("/model/merges/0", serde_json::json!("ab"), "not a pair"),
-        ("/model/vocab/e", serde_json::json!(7), "two tokens have the number 7"),
+        ("/model/vocab/e", serde_json::json!(7), "two tokens have id 7"),
     ];
     for (place, value, reason) in wrong {
         let error = changed(place, value);
-        assert!(error.starts_with("tokenizer.json cannot be used"), "{error}");
+        assert!(error.starts_with("cannot use tokenizer.json as a tokenizer: "), "{error}");
         assert!(error.contains(reason), "{place}: {error}");
     }
     for (text, reason) in [
         ("", "EOF"),
         ("{}", "missing field `model`"),
-        ("{\"kind\":\"words\"}", "\"words\" is not known"),
-        ("{\"kind\":\"characters\",\"characters\":\"ba\"}", "'a' is not behind 'b'"),
-        ("{\"kind\":\"characters\",\"characters\":\"\"}", "no characters"),
+        ("{\"kind\":\"words\"}", "unknown kind \"words\""),
+        ("{\"kind\":\"characters\",\"characters\":\"ba\"}", "'a' follows 'b'"),
+        ("{\"kind\":\"characters\",\"characters\":\"\"}", "vocabulary is empty"),
     ] {
         let error = of(text.as_bytes()).unwrap_err().to_string();
         assert!(error.contains(reason), "{text}: {error}");
@@ -147,16 +163,16 @@ fn a_byte_without_a_token_is_named() {
     assert!(error.contains("0x20 of \" cab\""), "{error}");
 }
 
-/// Merges of a token under a number that is another's would make that one's text.
+/// Otherwise merges of one token would produce the text of another with the same id.
 #[test]
-fn a_token_that_is_not_made_of_bytes_must_be_added_as_it_is() {
+fn tokens_outside_the_byte_level_alphabet_must_be_added_tokens() {
     let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
     file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "€": 0, "€b": 2});
     file["model"]["merges"] = serde_json::json!(["€ b"]);
     file["added_tokens"] =
         serde_json::json!([{"id": 0, "content": "a"}, {"id": 2, "content": "zz"}]);
     let error = of(file.to_string().as_bytes()).unwrap_err().to_string();
-    assert!(error.contains("is not made of bytes"), "{error}");
+    assert!(error.contains("is not in the byte-level alphabet"), "{error}");
     file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "€": 2});
     file["model"]["merges"] = serde_json::json!([]);
     file["added_tokens"] = serde_json::json!([{"id": 2, "content": "€"}]);
@@ -164,7 +180,7 @@ fn a_token_that_is_not_made_of_bytes_must_be_added_as_it_is() {
 }
 
 #[test]
-fn a_character_comes_when_it_is_whole() {
+fn incomplete_characters_are_held_back() {
     let tokenizer = of(BPE.as_bytes()).unwrap();
     let tokens = tokenizer.encode("a\u{1f6a3}b").unwrap();
     assert_eq!(tokens.len(), 6);
@@ -180,7 +196,7 @@ fn a_character_comes_when_it_is_whole() {
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(text in "\\PC{0,30}[ \\n\\r\\t'a-z0-9]{0,30}") {
+    fn encode_and_decode_round_trip(text in "\\PC{0,30}[ \\n\\r\\t'a-z0-9]{0,30}") {
         for tokenizer in [of(BPE.as_bytes()).unwrap(), of(&llama3()).unwrap()] {
             let tokens = tokenizer.encode(&text).unwrap();
             prop_assert_eq!(tokenizer.decode(&tokens).unwrap(), text.as_str());
@@ -188,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_gives_what_decoding_gives(tokens in prop::collection::vec(0u32..384, 0..40)) {
+    fn streaming_equals_decoding(tokens in prop::collection::vec(0u32..384, 0..40)) {
         let tokenizer = of(BPE.as_bytes()).unwrap();
         let mut stream = tokenizer.stream();
         let mut text = String::new();

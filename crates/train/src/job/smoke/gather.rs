@@ -1,12 +1,11 @@
-//! Something of every rank to every rank.
+//! All-gathers of serialised values.
 
 use regatta_comm::{Collectives, Comm, CommError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What all ranks have to say. What cannot be read, of a rank with another version of this program,
-/// is as if it had said nothing.
-pub fn gather<T>(comm: &dyn Comm, own: &T) -> Result<Vec<T>, CommError>
+/// The values of all ranks. A value that does not parse, from a rank of another version, becomes the default.
+pub fn all_gather<T>(comm: &dyn Comm, own: &T) -> Result<Vec<T>, CommError>
 where
     T: Serialize + DeserializeOwned + Default,
 {
@@ -26,10 +25,10 @@ where
     Ok(counts.into_iter().map(read).collect())
 }
 
-/// The first rank that has something to complain about, and what.
-pub fn complaint(comm: &dyn Comm, own: Option<String>) -> Result<Option<String>, CommError> {
-    let all: Vec<Option<String>> = gather(comm, &own)?;
+/// The error of the first rank that has one.
+pub fn first_error(comm: &dyn Comm, own: Option<String>) -> Result<Option<String>, CommError> {
+    let all: Vec<Option<String>> = all_gather(comm, &own)?;
     let mut ranks = (0..).zip(all);
-    let first = ranks.find_map(|(rank, said)| said.map(|why| (rank, why)));
+    let first = ranks.find_map(|(rank, counts)| counts.map(|why| (rank, why)));
     Ok(first.map(|(rank, why)| format!("{}: {why}", comm.peer(rank))))
 }

@@ -1,8 +1,7 @@
-//! The instructions that [`super::run`] is made of, played by plain loops: the same packing and
-//! the same places on processors without tiles.
+//! Scalar emulation of the instructions of [`super::run`], to test packing and addressing on CPUs without
+//! AMX.
 
-use super::super::convert::widened;
-use super::super::finish::Plainly;
+use super::super::convert::PortableRounding;
 use super::*;
 
 type Words = [[u32; WORDS]; TILE_ROWS];
@@ -11,56 +10,56 @@ type Floats = [[f32; WORDS]; TILE_ROWS];
 /// `tileloadd`.
 unsafe fn load(from: *const Line, row_bytes: usize) -> Words {
     let row = |row: usize| from.wrapping_byte_add(row * row_bytes).cast::<[u32; WORDS]>();
-    // SAFETY: as the caller of `run` says.
+    // SAFETY: the caller's promise.
     std::array::from_fn(|at| unsafe { row(at).read_unaligned() })
 }
 
 /// `tdpbf16ps`.
-fn multiply(sums: &mut Floats, left: &Words, right: &Words) {
-    let halves = |word: u32| [widened(word as u16), widened((word >> 16) as u16)];
-    for (sums, left) in sums.iter_mut().zip(left) {
-        for (left, right) in left.iter().zip(right) {
-            for (sum, right) in sums.iter_mut().zip(right) {
-                let (left, right) = (halves(*left), halves(*right));
-                *sum += left[0] * right[0];
-                *sum += left[1] * right[1];
+fn dot(acc: &mut Floats, a: &Words, b: &Words) {
+    let pair = |word: u32| [f32::from_bits(word << 16), f32::from_bits(word & 0xffff_0000)];
+    for (acc, a) in acc.iter_mut().zip(a) {
+        for (a, b) in a.iter().zip(b) {
+            for (acc, b) in acc.iter_mut().zip(b) {
+                let (a, b) = (pair(*a), pair(*b));
+                *acc += a[0] * b[0];
+                *acc += a[1] * b[1];
             }
         }
     }
 }
 
 /// `tilestored`.
-unsafe fn store(sums: &Floats, to: *mut f32, row_bytes: usize) {
-    for (row, sums) in sums.iter().enumerate() {
-        // SAFETY: as the caller of `run` says.
-        unsafe { to.byte_add(row * row_bytes).cast::<[f32; WORDS]>().write_unaligned(*sums) };
+unsafe fn store(acc: &Floats, to: *mut f32, row_bytes: usize) {
+    for (row, acc) in acc.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { to.byte_add(row * row_bytes).cast::<[f32; WORDS]>().write_unaligned(*acc) };
     }
 }
 
 /// # Safety
-/// See [`Run`].
-pub unsafe fn run(tile: &Tile, sums: &mut Sums, mut goal: Goal<'_>) {
-    let Corners { mut left, left_row, left_step, mut right, steps, to, to_row } =
-        Corners::of(tile, sums, &mut goal);
-    let mut corners = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
+/// See [`MicroKernelFn`].
+pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
+    let TileOperands { mut a, a_row, a_step, mut b, steps, c, c_row } =
+        TileOperands::new(tile, acc, &mut output);
+    let mut tiles = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
     for _ in 0..steps {
-        for (corners, left) in corners.iter_mut().zip(left) {
-            for (corner, right) in corners.iter_mut().zip(right) {
-                // SAFETY: as the caller says.
-                unsafe { multiply(corner, &load(left, left_row), &load(right, ROW_BYTES)) };
+        for (tiles, a) in tiles.iter_mut().zip(a) {
+            for (tile, b) in tiles.iter_mut().zip(b) {
+                // SAFETY: the caller's promise.
+                unsafe { dot(tile, &load(a, a_row), &load(b, ROW_BYTES)) };
             }
         }
-        left = left.map(|at| at.wrapping_byte_add(left_step));
-        right = right.map(|at| at.wrapping_byte_add(1024));
+        a = a.map(|at| at.wrapping_byte_add(a_step));
+        b = b.map(|at| at.wrapping_byte_add(1024));
     }
-    for (corners, to) in corners.iter().zip(to) {
-        for (side, corner) in corners.iter().enumerate() {
-            // SAFETY: as the caller says.
-            unsafe { store(corner, to.byte_add(side * 64), to_row) };
+    for (tiles, c) in tiles.iter().zip(c) {
+        for (side, tile) in tiles.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { store(tile, c.byte_add(side * 64), c_row) };
         }
     }
-    if straight(tile, &mut goal).is_none() {
-        // SAFETY: it takes no instructions in particular.
-        unsafe { finish::<Plainly>(sums, tile.rows, goal) };
+    if direct_store(tile, &mut output).is_none() {
+        // SAFETY: it needs no particular instructions.
+        unsafe { write_tile::<PortableRounding>(acc, tile.rows, output) };
     }
 }

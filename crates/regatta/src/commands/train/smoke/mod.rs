@@ -1,7 +1,7 @@
-//! `regatta train --smoke`: whether training on all ranks works here, and how long each part takes.
+//! `regatta train --smoke`: a smoke test that checks and times each part of training on all ranks.
 
-pub mod alone;
-mod face;
+pub mod parent;
 pub mod rank;
 mod report;
-mod show;
+mod reporter;
+mod text;

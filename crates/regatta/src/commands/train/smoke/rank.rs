@@ -1,4 +1,4 @@
-//! A rank of a check: does its part in all parts; rank 0 tells.
+//! A rank of the smoke test. Rank 0 reports the events.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -6,56 +6,57 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Result;
-use regatta_comm::{Comm, host, join};
+use regatta_comm::{Comm, bootstrap, hierarchical};
 use regatta_kernels_cpu::Cpu;
 use regatta_train::config::Resolved;
-use regatta_train::job::smoke::{Figures, Findings, Name, Place, Smoke, Told};
+use regatta_train::job::smoke::{Check, Details, Findings, RankInfo, SmokeEvent, SmokeTest};
 use regatta_train::job::{Job, TrainError};
 
-use super::show::Show;
+use super::report::ReportingProcess;
+use super::reporter::SmokeReporter;
 use crate::commands::train::{TrainArgs, rank as training};
 use crate::output;
 
-/// What a line begins with that is for the process that started the ranks.
-pub const TOLD: &str = "regatta-smoke ";
+/// Prefix of event lines to the parent process.
+pub const EVENT_PREFIX: &str = "regatta-smoke-event ";
 
-/// Does this rank's part.
+/// Runs the smoke test on this rank.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let settings = join::Settings::from_environment()?;
+    let settings = bootstrap::BootstrapConfig::from_env()?;
     let rank = settings.rank;
-    let mut teller = Teller::new(rank, args);
-    let began = Instant::now();
-    let comm: Arc<dyn Comm> = match host::join(settings) {
+    let mut sink = EventSink::new(rank, args);
+    let start = Instant::now();
+    let comm: Arc<dyn Comm> = match hierarchical::join(settings) {
         Ok(comm) => Arc::new(comm),
-        Err(error) => return broken(&mut teller, Name::Join, TrainError::from(error).into()),
+        Err(error) => return fail(&mut sink, Check::Join, TrainError::from(error).into()),
     };
-    let took = began.elapsed();
-    // Not before: until there is somebody to tell, a signal ends it at once.
+    let elapsed = start.elapsed();
+    // Installed only now: before the ranks are connected, a signal ends the process at once.
     let stop = training::stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
-    let mut tell = |part| teller.tell(Told::Part(Box::new(part)));
-    let mut smoke = Smoke::new(comm.clone(), &stop, &mut tell);
-    let ended = smoke
-        .joined(took)
+    let mut on_check = |result| sink.emit(SmokeEvent::Check(Box::new(result)));
+    let mut smoke = SmokeTest::new(comm.clone(), &stop, &mut on_check);
+    let result = smoke
+        .joined(elapsed)
         .map_err(Into::into)
-        .and_then(|()| parts(&mut smoke, &comm, resolved, args));
-    let (part, works) = (smoke.under_way(), smoke.works());
-    match ended {
+        .and_then(|()| run_checks(&mut smoke, &comm, resolved, args));
+    let (current, passed) = (smoke.current(), smoke.passed());
+    match result {
         Ok(()) => {
-            teller.tell(Told::Done);
-            Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            sink.emit(SmokeEvent::Done);
+            Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Err(error) => {
-            // Others may wait for this rank, and should know why they wait in vain.
+            // Tells the other ranks the cause, because they wait for this one.
             comm.abort(&error.to_string());
-            broken(&mut teller, part, error)
+            fail(&mut sink, current, error)
         }
     }
 }
 
-/// All parts after the ranks have met.
-fn parts(
-    smoke: &mut Smoke<'_>,
+/// Runs all checks after the bootstrap.
+fn run_checks(
+    smoke: &mut SmokeTest<'_>,
     comm: &Arc<dyn Comm>,
     resolved: &Resolved,
     args: &TrainArgs,
@@ -67,74 +68,74 @@ fn parts(
     let rank = comm.rank();
     let host = comm.peer(rank).host;
     let cpus = regatta_discover::live_affinity().unwrap_or_default();
-    smoke.ranks(&Place { rank, host, cpus, threads, kernels: kernels.clone() })?;
-    let folder = training::training_folder(args, &**comm)?;
-    let dataset = smoke.part(Name::Data, |comm| {
-        let dataset = training::prepared(&config, comm)?;
-        training::check_memory(&config, dataset.tokenizer.vocabulary(), comm)?;
+    smoke.ranks(&RankInfo { rank, host, cpus, threads, kernels: kernels.clone() })?;
+    let folder = training::run_folder(args, &**comm)?;
+    let dataset = smoke.check(Check::Data, |comm| {
+        let dataset = training::open_dataset(&config, comm)?;
+        training::check_memory(&config, dataset.tokenizer.vocab_size(), comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
-        Ok::<_, anyhow::Error>((dataset, Findings::of(Figures::Data { source, tokens })))
+        Ok::<_, anyhow::Error>((dataset, Findings::of(Details::Data { source, tokens })))
     })?;
     let (name, comm, device) = (resolved.name.clone(), comm.clone(), Box::new(device));
-    let run = training::run_name();
+    let run = training::run_id();
     smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder, run })?;
     Ok(())
 }
 
-/// A part could not be brought to its end. Rank 0 says so for all; another rank only if it alone
-/// knows what is wrong.
-fn broken(teller: &mut Teller, part: Name, error: anyhow::Error) -> Result<ExitCode> {
-    let known_to_all = matches!(
+/// Reports an incomplete check. Rank 0 reports for all ranks; another rank prints only an error that
+/// the others do not have.
+fn fail(sink: &mut EventSink, check: Check, error: anyhow::Error) -> Result<ExitCode> {
+    let is_on_all_ranks = matches!(
         error.downcast_ref(),
         Some(
             TrainError::Comm(_)
-                | TrainError::Disagree { .. }
+                | TrainError::RankMismatch { .. }
                 | TrainError::NotFinite { .. }
-                | TrainError::Sum { .. }
-                | TrainError::Stopped
+                | TrainError::WrongAllReduce { .. }
+                | TrainError::Interrupted
         )
     );
-    match teller {
-        Teller::Nobody if !known_to_all => Err(error),
-        Teller::Nobody => Ok(ExitCode::FAILURE),
+    match sink {
+        EventSink::Discard if !is_on_all_ranks => Err(error),
+        EventSink::Discard => Ok(ExitCode::FAILURE),
         _ => {
-            let told = match error.downcast_ref() {
-                Some(TrainError::Stopped) => Told::Stopped(part),
-                _ => Told::Broken { part, why: format!("{error:#}") },
+            let event = match error.downcast_ref() {
+                Some(TrainError::Interrupted) => SmokeEvent::Interrupted(check),
+                _ => SmokeEvent::Aborted { check, reason: format!("{error:#}") },
             };
-            teller.tell(told);
+            sink.emit(event);
             Ok(ExitCode::FAILURE)
         }
     }
 }
 
-/// Who takes what is told.
-enum Teller {
-    /// Ranks but the first have nothing to say.
-    Nobody,
-    /// The process that started the ranks.
-    Starter,
-    Here(Show),
+/// Where events go.
+enum EventSink {
+    /// Ranks other than 0.
+    Discard,
+    /// The parent process.
+    Parent,
+    Local(SmokeReporter),
 }
 
-impl Teller {
+impl EventSink {
     fn new(rank: u32, args: &TrainArgs) -> Self {
         match rank {
-            0 if args.ranks.events => Self::Starter,
-            0 => Self::Here(Show::new(false, args.json)),
-            _ => Self::Nobody,
+            0 if args.ranks.events => Self::Parent,
+            0 => Self::Local(SmokeReporter::new(ReportingProcess::Rank, args.json)),
+            _ => Self::Discard,
         }
     }
 
-    fn tell(&mut self, told: Told) {
-        // Whoever does not listen is gone, and so is soon this rank.
+    fn emit(&mut self, event: SmokeEvent) {
+        // A closed pipe means that the parent is gone; this rank will be ended soon.
         let _ = match self {
-            Self::Nobody => Ok(()),
-            Self::Starter => {
-                let text = serde_json::to_string(&told).unwrap_or_default();
-                output::print(&format!("{TOLD}{text}\n"))
+            Self::Discard => Ok(()),
+            Self::Parent => {
+                let text = serde_json::to_string(&event).unwrap_or_default();
+                output::print(&format!("{EVENT_PREFIX}{text}\n"))
             }
-            Self::Here(show) => show.hear(told),
+            Self::Local(reporter) => reporter.on_event(event),
         };
     }
 }

@@ -1,139 +1,155 @@
-//! What is known of a check of all ranks, from what rank 0 told. No I/O; times are given, in seconds
-//! since the check began.
+//! The report of a smoke test, accumulated from the events of rank 0. No I/O; times are arguments,
+//! in seconds since the start.
 
-use regatta_train::job::smoke::{Figures, Name, Part, Told, Verdict};
+use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeEvent, Verdict};
 use serde::Serialize;
 
-/// All parts, and what they come to. As JSON this is what `--json` prints.
+/// The process that writes the report.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReportingProcess {
+    /// The parent of the ranks, which knows how long their launch took.
+    Parent,
+    /// Rank 0.
+    #[default]
+    Rank,
+}
+
+/// All checks and the result. `--json` prints it.
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
-    /// Whether training on all ranks works here.
-    pub works: bool,
-    /// How many ranks met.
+pub struct SmokeReport {
+    /// Whether all checks passed.
+    pub passed: bool,
+    /// Number of ranks.
     pub ranks: u32,
-    /// On how many hosts.
+    /// Number of hosts.
     pub hosts: u32,
-    /// How long all of it took.
+    /// Total time.
     pub seconds: f64,
-    /// What does not work.
+    /// The failure, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub failure: Option<Failure>,
-    /// The parts that are over.
-    pub parts: Vec<Part>,
+    pub failure: Option<SmokeFailure>,
+    /// The finished checks.
+    pub checks: Vec<CheckResult>,
     #[serde(skip)]
-    is_starter: bool,
+    process: ReportingProcess,
     #[serde(skip)]
-    ended: bool,
+    complete: bool,
 }
 
-/// What does not work.
+/// The failure of a check.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Failure {
-    /// The part.
-    pub part: Name,
-    /// What is wrong with it, and where.
-    pub what: String,
-    /// What to look at.
+pub struct SmokeFailure {
+    /// The check.
+    pub check: Check,
+    /// The error, with rank and host.
+    pub error: String,
+    /// What to check.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub look_at: Option<&'static str>,
+    pub hint: Option<&'static str>,
 }
 
-impl Failure {
-    fn new(part: Name, what: String) -> Self {
-        Self { part, what, look_at: Some(look_at(part)) }
+impl SmokeFailure {
+    fn new(check: Check, error: String) -> Self {
+        Self { check, error, hint: Some(hint(check)) }
     }
 }
 
-impl Report {
-    /// Nothing is known yet. Who started the ranks knows how long that took.
-    pub fn new(is_starter: bool) -> Self {
-        Self { is_starter, ..Self::default() }
+impl SmokeReport {
+    /// An empty report.
+    pub fn new(process: ReportingProcess) -> Self {
+        Self { process, ..Self::default() }
     }
 
-    /// Takes what rank 0 told.
-    pub fn hear(&mut self, told: Told, now: f64) {
-        match told {
-            Told::Part(part) => self.part(*part, now),
-            Told::Broken { part, why } => self.end(Some(Failure::new(part, why)), now),
-            Told::Stopped(part) => {
-                let what = "told to end before all was looked at".to_owned();
-                self.end(Some(Failure { part, what, look_at: None }), now);
+    /// Adds an event of rank 0.
+    pub fn on_event(&mut self, event: SmokeEvent, now: f64) {
+        match event {
+            SmokeEvent::Check(result) => self.add(*result, now),
+            SmokeEvent::Aborted { check, reason } => {
+                self.complete(Some(SmokeFailure::new(check, reason)), now)
             }
-            Told::Done => {
-                let failure = self.failed().map(|(part, why)| Failure::new(part, why));
-                self.end(failure, now);
+            SmokeEvent::Interrupted(check) => {
+                let error = "interrupted before all checks finished".to_owned();
+                self.complete(Some(SmokeFailure { check, error, hint: None }), now);
             }
+            SmokeEvent::Done => self.complete(self.first_failure(), now),
         }
     }
 
-    fn part(&mut self, part: Part, now: f64) {
-        if self.is_starter && self.parts.is_empty() {
-            let seconds = (now - part.seconds).max(0.0);
-            self.parts.push(Part { part: Name::Start, seconds, ..Part::default() });
+    fn add(&mut self, result: CheckResult, now: f64) {
+        if self.process == ReportingProcess::Parent && self.checks.is_empty() {
+            let seconds = (now - result.seconds).max(0.0);
+            self.checks.push(CheckResult {
+                check: Check::Start,
+                seconds,
+                ..CheckResult::default()
+            });
         }
-        if let Figures::World { ranks, hosts } = part.findings.figures {
+        if let Details::World { ranks, hosts } = result.findings.details {
             (self.ranks, self.hosts) = (ranks, hosts);
         }
-        self.parts.push(part);
+        self.checks.push(result);
     }
 
-    /// The part that failed. Where numbers differ, a loss that does not go down follows from that.
-    fn failed(&self) -> Option<(Name, String)> {
-        let failed = || self.parts.iter().filter(|part| part.verdict == Verdict::Failed);
-        let differs = failed().find(|part| part.part == Name::Same);
-        let part = differs.or_else(|| failed().next())?;
-        Some((part.part, part.findings.wrong.clone().unwrap_or_default()))
+    /// The first failed check, or that of differing parameters, which is the cause of a loss that does
+    /// not decrease.
+    fn first_failure(&self) -> Option<SmokeFailure> {
+        let failed = || self.checks.iter().filter(|result| result.verdict == Verdict::Failed);
+        let differing = failed().find(|result| result.check == Check::Consistency);
+        let result = differing.or_else(|| failed().next())?;
+        Some(SmokeFailure::new(result.check, result.findings.error.clone().unwrap_or_default()))
     }
 
-    /// All ranks have ended. If rank 0 did not say how, it was not given the time.
-    pub fn ranks_ended(&mut self, now: f64) {
-        if !self.ended {
-            let part = self.parts.last().map_or(Name::Start, |part| part.part);
-            let what = match part {
-                Name::Start => "the ranks ended before they had met".to_owned(),
-                part => format!("the ranks ended after the part {}", part.text()),
+    /// Completes the report after all ranks have exited, if rank 0 was ended before it could.
+    pub fn on_ranks_exited(&mut self, now: f64) {
+        if !self.complete {
+            let last = self.checks.last().map_or(Check::Start, |result| result.check);
+            let error = match last {
+                Check::Start => "the ranks exited before the bootstrap completed".to_owned(),
+                check => format!("the ranks exited after the check `{}`", check.name()),
             };
-            self.end(Some(Failure::new(Name::Start, what)), now);
+            self.complete(Some(SmokeFailure::new(Check::Start, error)), now);
         }
     }
 
-    /// Whether it is known what it comes to.
-    pub fn is_over(&self) -> bool {
-        self.ended
+    /// Whether the result is known.
+    pub fn is_complete(&self) -> bool {
+        self.complete
     }
 
-    fn end(&mut self, failure: Option<Failure>, now: f64) {
-        self.ended = true;
-        self.works = failure.is_none();
+    fn complete(&mut self, failure: Option<SmokeFailure>, now: f64) {
+        self.complete = true;
+        self.passed = failure.is_none();
         self.failure = failure;
         self.seconds = now;
     }
 }
 
-/// What to look at when a part does not work.
-fn look_at(part: Name) -> &'static str {
-    match part {
-        Name::Start | Name::Ranks => "what the ranks wrote, in log/ of the run folder",
-        Name::Join => {
-            "whether all nodes reach rank 0's, and what the ranks wrote, in log/ of the \
+/// What to check after a failure.
+fn hint(check: Check) -> &'static str {
+    match check {
+        Check::Start | Check::Ranks => "check the ranks' logs in log/ of the run folder",
+        Check::Join => {
+            "check that all nodes can connect to rank 0's node, and the ranks' logs in log/ of the \
              run folder"
         }
-        Name::Data => {
-            "data.source, and whether every node sees it and may write what is made of it"
+        Check::Data => {
+            "check data.source, and that every node can read it and write the tokenized data"
         }
-        Name::Agreement => "how each rank is started: all need the same words, files and data",
-        Name::AllReduce | Name::Broadcast => {
-            "`regatta bench all-reduce`, which checks all sizes, and `regatta bench send-recv \
-             --pairs`, which names nodes and links"
+        Check::Agreement => {
+            "check how each rank is started: all need the same arguments, files and data"
         }
-        Name::Steps => "optimizer.rate and the data, then `regatta bench gemm` for the processors",
-        Name::Same => {
-            "that rank's node, its memory and processor (`regatta bench gemm`), and \
-             whether all ranks run the same build"
+        Check::AllReduce | Check::Broadcast => {
+            "run `regatta bench all-reduce`, which verifies all sizes, and `regatta bench \
+             send-recv --pairs`, which finds slow or faulty nodes and links"
         }
-        Name::Checkpoint => {
-            "the run folder: it must be on a file system that all nodes share, with \
-             room; --run-dir names another"
+        Check::Steps => "check optimizer.lr and the data, then the CPUs with `regatta bench gemm`",
+        Check::Consistency => {
+            "check that rank's node, its memory and CPU (`regatta bench gemm`), and that all ranks \
+             run the same build"
+        }
+        Check::Checkpoint => {
+            "check the run folder: it must be on a file system shared by all nodes, with free \
+             space; --run-dir sets another"
         }
     }
 }
@@ -143,68 +159,90 @@ mod tests {
     use super::*;
     use regatta_train::job::smoke::Findings;
 
-    fn part(name: Name, wrong: Option<&str>) -> Told {
-        let figures = match name {
-            Name::Join => Figures::World { ranks: 4, hosts: 2 },
-            _ => Figures::None,
+    fn finished(check: Check, error: Option<&str>) -> SmokeEvent {
+        let details = match check {
+            Check::Join => Details::World { ranks: 4, hosts: 2 },
+            _ => Details::None,
         };
-        let findings = Findings { figures, notes: Vec::new(), wrong: wrong.map(str::to_owned) };
+        let findings = Findings { details, notes: Vec::new(), error: error.map(str::to_owned) };
         let verdict = findings.verdict();
-        Told::Part(Box::new(Part { part: name, verdict, seconds: 0.5, findings, slowest: None }))
+        SmokeEvent::Check(Box::new(CheckResult {
+            check,
+            verdict,
+            seconds: 0.5,
+            findings,
+            slowest: None,
+        }))
     }
 
-    fn heard(is_starter: bool, all: Vec<Told>) -> Report {
-        let mut report = Report::new(is_starter);
-        all.into_iter().for_each(|told| report.hear(told, 2.0));
+    fn report(process: ReportingProcess, events: Vec<SmokeEvent>) -> SmokeReport {
+        let mut report = SmokeReport::new(process);
+        events.into_iter().for_each(|event| report.on_event(event, 2.0));
         report
     }
 
+    fn parent_report(events: Vec<SmokeEvent>) -> SmokeReport {
+        report(ReportingProcess::Parent, events)
+    }
+
+    fn rank_report(events: Vec<SmokeEvent>) -> SmokeReport {
+        report(ReportingProcess::Rank, events)
+    }
+
     #[test]
-    fn all_parts_in_order_make_it_work() {
-        let report = heard(true, vec![part(Name::Join, None), part(Name::Steps, None), Told::Done]);
-        assert!(report.works && report.is_over());
+    fn the_report_passes_if_all_checks_do() {
+        let report = parent_report(vec![
+            finished(Check::Join, None),
+            finished(Check::Steps, None),
+            SmokeEvent::Done,
+        ]);
+        assert!(report.passed && report.is_complete());
         assert_eq!((report.ranks, report.hosts, report.seconds), (4, 2, 2.0));
-        let parts: Vec<(Name, f64)> = report.parts.iter().map(|p| (p.part, p.seconds)).collect();
-        assert_eq!(parts, [(Name::Start, 1.5), (Name::Join, 0.5), (Name::Steps, 0.5)]);
-        let inside = heard(false, vec![part(Name::Join, None), Told::Done]);
-        assert_eq!(inside.parts.len(), 1, "a rank does not know when it was started");
+        let checks: Vec<(Check, f64)> =
+            report.checks.iter().map(|c| (c.check, c.seconds)).collect();
+        assert_eq!(checks, [(Check::Start, 1.5), (Check::Join, 0.5), (Check::Steps, 0.5)]);
+        let report = rank_report(vec![finished(Check::Join, None), SmokeEvent::Done]);
+        assert_eq!(report.checks.len(), 1, "a rank does not know how long the launch took");
     }
 
     #[test]
-    fn what_failed_is_named_with_what_to_look_at() {
-        let (loss, rank) = (part(Name::Steps, Some("up")), part(Name::Same, Some("rank 1")));
-        let report = heard(false, vec![loss, rank, Told::Done]);
+    fn a_failure_has_its_check_and_a_hint() {
+        let (loss, rank) =
+            (finished(Check::Steps, Some("up")), finished(Check::Consistency, Some("rank 1")));
+        let report = rank_report(vec![loss, rank, SmokeEvent::Done]);
         let failure = report.failure.unwrap();
-        assert_eq!((failure.part, failure.what.as_str()), (Name::Same, "rank 1"));
-        assert!(failure.look_at.is_some_and(|text| text.contains("memory")));
-        assert!(!report.works);
-        let broken = Told::Broken { part: Name::AllReduce, why: "rank 3 is gone".to_owned() };
-        let report = heard(false, vec![part(Name::Join, None), broken]);
-        assert_eq!(report.failure.unwrap().part, Name::AllReduce);
-        let stopped = heard(false, vec![part(Name::Join, None), Told::Stopped(Name::Steps)]);
-        assert_eq!(stopped.failure.unwrap().look_at, None);
+        assert_eq!((failure.check, failure.error.as_str()), (Check::Consistency, "rank 1"));
+        assert!(failure.hint.is_some_and(|text| text.contains("memory")));
+        assert!(!report.passed);
+        let broken =
+            SmokeEvent::Aborted { check: Check::AllReduce, reason: "rank 3 exited".to_owned() };
+        let report = rank_report(vec![finished(Check::Join, None), broken]);
+        assert_eq!(report.failure.unwrap().check, Check::AllReduce);
+        let stopped =
+            rank_report(vec![finished(Check::Join, None), SmokeEvent::Interrupted(Check::Steps)]);
+        assert_eq!(stopped.failure.unwrap().hint, None);
     }
 
     #[test]
-    fn ranks_that_end_without_a_word_have_failed() {
-        let mut report = heard(true, vec![part(Name::Join, None), part(Name::Data, None)]);
-        report.ranks_ended(3.0);
-        let failure = report.failure.as_ref().unwrap();
-        assert_eq!(failure.what, "the ranks ended after the part data");
-        let mut silent = Report::new(true);
-        silent.ranks_ended(3.0);
-        assert!(!silent.works && silent.failure.unwrap().what.contains("before they had met"));
-        let mut done = heard(true, vec![part(Name::Join, None), Told::Done]);
-        done.ranks_ended(3.0);
-        assert!(done.works);
+    fn ranks_that_exit_without_a_result_fail_the_test() {
+        let mut report =
+            parent_report(vec![finished(Check::Join, None), finished(Check::Data, None)]);
+        report.on_ranks_exited(3.0);
+        assert_eq!(report.failure.unwrap().error, "the ranks exited after the check `data`");
+        let mut empty = parent_report(Vec::new());
+        empty.on_ranks_exited(3.0);
+        assert!(!empty.passed && empty.failure.unwrap().error.contains("before the bootstrap"));
+        let mut done = parent_report(vec![finished(Check::Join, None), SmokeEvent::Done]);
+        done.on_ranks_exited(3.0);
+        assert!(done.passed);
     }
 
     #[test]
-    fn as_json_it_is_one_object() {
-        let report = heard(true, vec![part(Name::Join, None), Told::Done]);
+    fn the_report_serializes_to_one_json_object() {
+        let report = parent_report(vec![finished(Check::Join, None), SmokeEvent::Done]);
         let value = serde_json::to_value(&report).unwrap();
-        assert_eq!(value["works"], true);
-        assert_eq!(value["parts"][1]["figures"]["world"]["ranks"], 4);
-        assert_eq!(value["parts"][1]["verdict"], "ok");
+        assert_eq!(value["passed"], true);
+        assert_eq!(value["checks"][1]["details"]["world"]["ranks"], 4);
+        assert_eq!(value["checks"][1]["verdict"], "ok");
     }
 }

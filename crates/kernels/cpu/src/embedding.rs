@@ -1,0 +1,114 @@
+//! Token and position embeddings.
+
+use crate::Cpu;
+use crate::elementwise::add_assign_kernel;
+use crate::lanes::WIDTH;
+use crate::memory::copy_kernel;
+use crate::slice::{DisjointMut, Slice, row_count};
+use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
+use regatta_device::EmbeddingOps;
+use regatta_device::tensor::{View, ViewMut};
+
+impl EmbeddingOps for Cpu {
+    fn embedding(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>) {
+        if tokens.is_empty() {
+            return;
+        }
+        let dim = row_count(y.len(), tokens.len());
+        let local_rows = row_count(table.len(), dim);
+        let (table, y) = (Slice::from(table), DisjointMut::new(y));
+        self.pool.run_ranges(tokens.len(), MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
+            for row in range {
+                // SAFETY: rows are disjoint.
+                let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
+                match local_row(tokens[row], first, local_rows) {
+                    Some(at) => copy_kernel(self.isa, table.slice(at * dim..(at + 1) * dim), y),
+                    None => y.fill(0.0),
+                }
+            }
+        });
+    }
+
+    fn embedding_backward(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>) {
+        if tokens.is_empty() {
+            return;
+        }
+        let dim = row_count(dy.len(), tokens.len());
+        let local_rows = row_count(dtable.len(), dim);
+        self.scatter_add(dim, dy, dtable, |row| local_row(tokens[row], first, local_rows));
+    }
+
+    fn add_position_embedding(
+        &self,
+        dim: usize,
+        positions: &[u32],
+        table: View<'_>,
+        y: ViewMut<'_>,
+    ) {
+        let rows = positioned_rows(dim, positions, y.len());
+        let (table, y) = (Slice::from(table), DisjointMut::new(y));
+        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
+            for row in range {
+                let position = positions[row % positions.len()] as usize;
+                // SAFETY: rows are disjoint.
+                let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
+                let embedding = table.slice(position * dim..(position + 1) * dim);
+                add_assign_kernel(self.isa, embedding, y);
+            }
+        });
+    }
+
+    fn position_embedding_backward(
+        &self,
+        dim: usize,
+        positions: &[u32],
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+    ) {
+        positioned_rows(dim, positions, dy.len());
+        let position = |row: usize| Some(positions[row % positions.len()] as usize);
+        self.scatter_add(dim, dy, dtable, position);
+    }
+}
+
+impl Cpu {
+    /// Accumulates rows of `dy` into rows of `dtable`. Split by columns: every thread adds all rows in the
+    /// same order, so the result does not depend on the number of threads.
+    fn scatter_add(
+        &self,
+        dim: usize,
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+        target_row: impl Fn(usize) -> Option<usize> + Sync,
+    ) {
+        let rows = row_count(dy.len(), dim);
+        let (dy, dtable) = (Slice::from(dy), DisjointMut::new(dtable));
+        let min_columns = MIN_ELEMENTS_PER_THREAD.div_ceil(rows.max(1));
+        self.pool.run_ranges(dim, min_columns, WIDTH, |columns| {
+            let range = |row: usize| row * dim + columns.start..row * dim + columns.end;
+            for row in 0..rows {
+                if let Some(target) = target_row(row) {
+                    // SAFETY: columns are disjoint.
+                    let target = unsafe { dtable.slice(range(target)) };
+                    add_assign_kernel(self.isa, dy.slice(range(row)), target);
+                }
+            }
+        });
+    }
+}
+
+/// A token's row in the local part of a table, which starts at token `first`.
+fn local_row(token: u32, first: usize, local_rows: usize) -> Option<usize> {
+    (token as usize).checked_sub(first).filter(|row| *row < local_rows)
+}
+
+/// Number of rows, which must be a multiple of the number of positions.
+fn positioned_rows(dim: usize, positions: &[u32], elements: usize) -> usize {
+    let rows = row_count(elements, dim);
+    assert!(
+        rows == 0 || (!positions.is_empty() && rows.is_multiple_of(positions.len())),
+        "{rows} rows are not a multiple of {} positions",
+        positions.len()
+    );
+    rows
+}

@@ -1,0 +1,207 @@
+//! GEMM: all matrix multiplications of layers go through [`Cpu::gemm`].
+
+use regatta_comm::DType;
+
+use crate::Cpu;
+use crate::lanes::WIDTH;
+use crate::packed_gemm;
+use crate::slice::DisjointMut;
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut};
+use crate::thread_pool::task_range;
+use regatta_device::DeviceMemory;
+use regatta_device::precision::Precision;
+use regatta_device::tensor::{View, ViewMut};
+
+/// Multiply-adds that are worth another thread.
+pub const MIN_WORK_PER_THREAD: usize = 64 * 1024;
+
+/// Shape of a GEMM: `c` is `m` by `n`, `a` is `m` by `k`, `b` is `k` by `n`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GemmShape {
+    /// Rows of `a` and `c`.
+    pub m: usize,
+    /// Columns of `b` and `c`.
+    pub n: usize,
+    /// Depth.
+    pub k: usize,
+}
+
+impl GemmShape {
+    /// Number of multiply-adds.
+    pub fn work(self) -> usize {
+        self.m.saturating_mul(self.n).saturating_mul(self.k)
+    }
+}
+
+/// Epilogue of a GEMM.
+#[derive(Debug, Clone, Copy)]
+pub enum Epilogue<'a> {
+    /// `c = a b`.
+    Store,
+    /// `c = a b + bias`, one element per column.
+    Bias(&'a [f32]),
+    /// `c += a b`.
+    Accumulate,
+}
+
+/// A strided matrix in a tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct MatrixView<'a> {
+    /// Elements.
+    pub view: View<'a>,
+    /// Stride between rows.
+    pub row_stride: usize,
+    /// Stride between columns.
+    pub column_stride: usize,
+}
+
+impl<'a> MatrixView<'a> {
+    /// A row-major matrix.
+    pub fn row_major(view: View<'a>, row_len: usize) -> Self {
+        Self { view, row_stride: row_len, column_stride: 1 }
+    }
+
+    /// A column-major matrix.
+    pub fn column_major(view: View<'a>, column_len: usize) -> Self {
+        Self { view, row_stride: 1, column_stride: column_len }
+    }
+
+    /// A pointer to it.
+    ///
+    /// # Panics
+    /// If it is not f32.
+    fn as_ptr(&self) -> MatrixPtr {
+        let Self { row_stride, column_stride, .. } = *self;
+        MatrixPtr { ptr: self.view.as_slice::<f32>().as_ptr(), row_stride, column_stride }
+    }
+
+    /// Number of elements from the first to the last one.
+    fn span(&self, rows: usize, columns: usize) -> usize {
+        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride + 1
+    }
+}
+
+impl Cpu {
+    /// GEMM into the row-major matrix `c`: in bf16 if that is the device's precision or any matrix is bf16.
+    pub(crate) fn gemm(
+        &self,
+        shape: GemmShape,
+        a: MatrixView<'_>,
+        b: MatrixView<'_>,
+        c: ViewMut<'_>,
+        epilogue: Epilogue<'_>,
+    ) {
+        let GemmShape { m, n, k } = shape;
+        assert_eq!(c.len(), m * n, "c is not {m} by {n}");
+        if m * n == 0 {
+            return;
+        }
+        if let Epilogue::Bias(bias) = epilogue {
+            assert_eq!(bias.len(), n, "the bias must have one element per column");
+        }
+        if k == 0 {
+            match epilogue {
+                Epilogue::Store => self.zero(c),
+                Epilogue::Accumulate => {}
+                Epilogue::Bias(bias) => self.broadcast_row(bias, c),
+            }
+            return;
+        }
+        let in_bounds = a.span(m, k) <= a.view.len() && b.span(k, n) <= b.view.len();
+        assert!(in_bounds, "an operand is too short for {shape:?}");
+        let dtypes = [a.view.dtype(), b.view.dtype(), c.dtype()];
+        if self.precision == Precision::Bf16 || dtypes.contains(&DType::Bf16) {
+            self.gemm_bf16(shape, a, b, c, epilogue);
+        } else {
+            self.gemm_f32(shape, a, b, c.as_slice(), epilogue);
+        }
+    }
+
+    fn gemm_f32(
+        &self,
+        shape: GemmShape,
+        a: MatrixView<'_>,
+        b: MatrixView<'_>,
+        c: &mut [f32],
+        epilogue: Epilogue<'_>,
+    ) {
+        if packed_gemm::is_faster(self.isa, shape) {
+            // SAFETY: `gemm` checked the bounds of both operands.
+            return unsafe { self.gemm_packed(shape, a.as_ptr(), b.as_ptr(), c, epilogue) };
+        }
+        if let Epilogue::Bias(bias) = epilogue {
+            self.broadcast_row(bias, ViewMut::from_slice(c));
+        }
+        self.gemm_fallback(shape, a, b, c, !matches!(epilogue, Epilogue::Store));
+    }
+
+    /// By the `gemm` crate; the longer side of `c` is split between threads.
+    fn gemm_fallback(
+        &self,
+        shape: GemmShape,
+        a: MatrixView<'_>,
+        b: MatrixView<'_>,
+        c: &mut [f32],
+        accumulate: bool,
+    ) {
+        let GemmShape { m, n, k } = shape;
+        let (a, b) = (a.as_ptr(), b.as_ptr());
+        let c = DisjointMut::new(c);
+        let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);
+        self.pool.run(tasks, |task| {
+            let (rows, columns) = if m >= n {
+                (task_range(m, tasks, task, WIDTH), 0..n)
+            } else {
+                (0..m, task_range(n, tasks, task, WIDTH))
+            };
+            if rows.is_empty() || columns.is_empty() {
+                return;
+            }
+            let shape = GemmShape { m: rows.len(), n: columns.len(), k };
+            let ptr = c.ptr_f32(rows.start * n + columns.start);
+            // SAFETY: `gemm` checked the bounds of both operands; tasks have disjoint parts of `c`.
+            unsafe {
+                let (a, b) = (a.at_row(rows.start), b.at_column(columns.start));
+                gemm_by_crate(shape, a, b, MatrixPtrMut { ptr, row_stride: n }, accumulate);
+            }
+        });
+    }
+}
+
+/// Calls the `gemm` crate. Its output is column-major, so it computes `cᵀ = bᵀ aᵀ`.
+///
+/// # Safety
+/// The matrices must have the given shape, and `c` must not be accessed otherwise.
+unsafe fn gemm_by_crate(
+    shape: GemmShape,
+    a: MatrixPtr,
+    b: MatrixPtr,
+    c: MatrixPtrMut,
+    accumulate: bool,
+) {
+    let gemm = gemm_f32::gemm::f32::get_gemm_fn();
+    // SAFETY: the caller's promise.
+    unsafe {
+        gemm(
+            shape.n,
+            shape.m,
+            shape.k,
+            c.ptr,
+            c.row_stride as isize,
+            1,
+            accumulate,
+            b.ptr,
+            b.row_stride as isize,
+            b.column_stride as isize,
+            a.ptr,
+            a.row_stride as isize,
+            a.column_stride as isize,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm_common::Parallelism::None,
+        );
+    }
+}

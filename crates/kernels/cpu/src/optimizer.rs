@@ -1,0 +1,84 @@
+//! Optimizer updates, in one pass over memory.
+
+use crate::Cpu;
+use crate::isa::kernel;
+use crate::lanes::WIDTH;
+use crate::slice::{DisjointMut, load_padded, store_partial};
+use regatta_device::OptimizerOps;
+use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_device::tensor::{View, ViewMut};
+
+const MIN_PARAMS_PER_THREAD: usize = 4 * 1024;
+
+impl OptimizerOps for Cpu {
+    fn adamw(
+        &self,
+        config: &AdamW,
+        grads: View<'_>,
+        moments: [ViewMut<'_>; 2],
+        params: ViewMut<'_>,
+    ) {
+        let len = params.len();
+        let [m, v] = moments;
+        assert_eq!([grads.len(), m.len(), v.len()], [len; 3], "tensor lengths differ");
+        let grads = grads.as_slice::<f32>();
+        let (params, m, v) = (DisjointMut::new(params), DisjointMut::new(m), DisjointMut::new(v));
+        self.pool.run_ranges(len, MIN_PARAMS_PER_THREAD, WIDTH, |range| {
+            // SAFETY: ranges are disjoint.
+            let [m, v, params] = unsafe { [m, v, params].map(|all| all.slice_f32(range.clone())) };
+            adamw_kernel(self.isa, config, &grads[range], m, v, params);
+        });
+    }
+
+    fn sgd(&self, config: &Sgd, grads: View<'_>, momentum: ViewMut<'_>, params: ViewMut<'_>) {
+        let len = params.len();
+        assert_eq!([grads.len(), momentum.len()], [len; 2], "tensor lengths differ");
+        let grads = grads.as_slice::<f32>();
+        let (params, momentum) = (DisjointMut::new(params), DisjointMut::new(momentum));
+        self.pool.run_ranges(len, MIN_PARAMS_PER_THREAD, WIDTH, |range| {
+            // SAFETY: ranges are disjoint.
+            let [momentum, params] =
+                unsafe { [momentum, params].map(|all| all.slice_f32(range.clone())) };
+            sgd_kernel(self.isa, config, &grads[range], momentum, params);
+        });
+    }
+}
+
+kernel! {
+    fn adamw_kernel<V>(
+        config: &AdamW, grads: &[f32], m: &mut [f32], v: &mut [f32], params: &mut [f32],
+    ) {
+        let factors = config.factors();
+        let splat = |x: f64| V::splat(x as f32);
+        let (beta1, one_minus_beta1) = (splat(config.beta1), splat(1.0 - config.beta1));
+        let (beta2, one_minus_beta2) = (splat(config.beta2), splat(1.0 - config.beta2));
+        let (grad_scale, eps) = (splat(config.grad_scale), splat(config.eps));
+        let (step_size, v_correction) = (splat(-factors.step_size), splat(factors.v_correction));
+        let decay = splat(factors.decay);
+        for at in (0..params.len()).step_by(WIDTH) {
+            let grad = load_padded::<V>(grads, at).mul(grad_scale);
+            let new_m = load_padded::<V>(m, at).mul_add(beta1, grad.mul(one_minus_beta1));
+            let new_v = load_padded::<V>(v, at).mul_add(beta2, grad.mul(grad).mul(one_minus_beta2));
+            let update = new_m.div(new_v.sqrt().mul_add(v_correction, eps));
+            let decayed = load_padded::<V>(params, at).mul(decay);
+            store_partial(m, at, new_m);
+            store_partial(v, at, new_v);
+            store_partial(params, at, update.mul_add(step_size, decayed));
+        }
+    }
+}
+
+kernel! {
+    fn sgd_kernel<V>(config: &Sgd, grads: &[f32], momentum: &mut [f32], params: &mut [f32]) {
+        let splat = |x: f64| V::splat(x as f32);
+        let (beta, weight_decay) = (splat(config.momentum), splat(config.weight_decay));
+        let (grad_scale, lr) = (splat(config.grad_scale), splat(-config.lr));
+        for at in (0..params.len()).step_by(WIDTH) {
+            let param: V = load_padded(params, at);
+            let grad = load_padded::<V>(grads, at).mul_add(grad_scale, param.mul(weight_decay));
+            let m = load_padded::<V>(momentum, at).mul_add(beta, grad);
+            store_partial(momentum, at, m);
+            store_partial(params, at, m.mul_add(lr, param));
+        }
+    }
+}

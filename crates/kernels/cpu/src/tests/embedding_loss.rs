@@ -1,0 +1,99 @@
+//! Token and position embeddings, and cross-entropy.
+
+use super::*;
+use regatta_device::random::uniform;
+
+pub(super) fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
+    (0..count as u64).map(|i| (uniform(key(seed, &[]), i) * vocab as f64) as u32).collect()
+}
+
+#[test]
+fn embedding_matches_reference() {
+    for (rows, dim, vocab) in [(1, 1, 1), (15, 17, 9), (256, 100, 65)] {
+        let tokens = random_tokens(1, rows, vocab);
+        // The full table, and a shard of it.
+        for local in [0..vocab, vocab / 3..vocab / 2 + 1] {
+            for y in [Master(rows * dim), Act(rows * dim)] {
+                let what = format!("{rows} rows of {dim}, tokens {local:?}");
+                let specs = [Master(local.len() * dim), y];
+                assert_matches_reference(&what, &specs, |device, t| {
+                    let [table, y] = t else { unreachable!() };
+                    device.embedding(&tokens, local.start, table.view(), y.view_mut());
+                    0.0
+                });
+                assert_matches_reference(&what, &specs, |device, t| {
+                    let [table, y] = t else { unreachable!() };
+                    device.embedding_backward(&tokens, local.start, y.view(), table.view_mut());
+                    0.0
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn position_embedding_matches_reference() {
+    for (rows, seq_len, dim) in [(1, 1, 1), (15, 5, 17), (256, 64, 100), (9, 9, 33)] {
+        let positions = random_tokens(3, seq_len, 70);
+        for y in [Master(rows * dim), Act(rows * dim)] {
+            let what = format!("{rows} rows of {dim}");
+            assert_matches_reference(&what, &[Master(70 * dim), y], |device, t| {
+                let [table, y] = t else { unreachable!() };
+                device.add_position_embedding(dim, &positions, table.view(), y.view_mut());
+                0.0
+            });
+            assert_matches_reference(&what, &[Master(70 * dim), y], |device, t| {
+                let [dtable, dy] = t else { unreachable!() };
+                let (dy, dtable) = (dy.view(), dtable.view_mut());
+                device.position_embedding_backward(dim, &positions, dy, dtable);
+                0.0
+            });
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_matches_reference() {
+    for (rows, vocab) in [(1, 1), (3, 16), (5, 65), (700, 33), (2, 1000)] {
+        let targets = random_tokens(2, rows, vocab);
+        for grad_scale in [None, Some(0.125)] {
+            for logits in [Act(rows * vocab), Master(rows * vocab)] {
+                let what = format!("{rows} rows of {vocab}, {grad_scale:?}");
+                assert_matches_reference(&what, &[logits], |device, t| {
+                    device.cross_entropy(&targets, t[0].view_mut(), grad_scale)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn vocab_parallel_cross_entropy_matches_reference() {
+    for (rows, bounds) in [(1, vec![0, 1]), (3, vec![0, 16, 33]), (700, vec![0, 1, 20, 65])] {
+        let vocab = bounds[bounds.len() - 1];
+        let targets = random_tokens(2, rows, vocab);
+        let ranks = bounds.len() - 1;
+        let lens = || bounds.windows(2).map(|bounds| rows * (bounds[1] - bounds[0]));
+        for logits in [lens().map(Act).collect::<Vec<_>>(), lens().map(Master).collect()] {
+            let mut specs = logits;
+            specs.extend([Master(3 * rows * ranks), Master(3 * rows)]);
+            let what = format!("{rows} rows split at {bounds:?}");
+            assert_matches_reference(&what, &specs, |device, t| {
+                let (logits, others) = t.split_at_mut(ranks);
+                let [partials, merged] = others else { unreachable!() };
+                for (rank, logits) in logits.iter().enumerate() {
+                    let mut partials = partials.view_mut();
+                    let local = partials.slice(3 * rows * rank..3 * rows * (rank + 1));
+                    device.cross_entropy_partials(&targets, bounds[rank], logits.view(), local);
+                }
+                let loss = device.merge_cross_entropy_partials(partials.view(), merged.view_mut());
+                for (rank, logits) in logits.iter_mut().enumerate() {
+                    let (first, merged) = (bounds[rank], merged.view());
+                    let logits = logits.view_mut();
+                    device.cross_entropy_backward(&targets, first, merged, logits, 0.125);
+                }
+                loss
+            });
+        }
+    }
+}

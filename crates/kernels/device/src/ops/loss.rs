@@ -1,0 +1,108 @@
+//! Cross-entropy, also vocabulary-parallel.
+
+use crate::tensor::{View, ViewMut};
+
+/// Partial cross-entropy of a row over some columns of its logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CrossEntropyPartial {
+    /// Maximum logit.
+    pub max: f64,
+    /// Sum of `exp(logit - max)`.
+    pub sum_exp: f64,
+    /// Logit of the target, 0 if it is in other columns.
+    pub target_logit: f64,
+}
+
+impl CrossEntropyPartial {
+    /// The cross-entropy, if all columns are included.
+    pub fn loss(&self) -> f64 {
+        self.max - self.target_logit + self.sum_exp.ln()
+    }
+}
+
+impl From<[f64; 3]> for CrossEntropyPartial {
+    fn from([max, sum_exp, target_logit]: [f64; 3]) -> Self {
+        Self { max, sum_exp, target_logit }
+    }
+}
+
+/// Merges the partials of disjoint columns of a row.
+pub fn merge_partials(
+    partials: impl Iterator<Item = CrossEntropyPartial> + Clone,
+) -> CrossEntropyPartial {
+    let max = partials.clone().map(|partial| partial.max).fold(f64::NEG_INFINITY, f64::max);
+    // f64::max ignores NaN, but a NaN sum still propagates here.
+    let sum_exp = partials.clone().map(|partial| partial.sum_exp * (partial.max - max).exp()).sum();
+    let target_logit = partials.map(|partial| partial.target_logit).sum();
+    CrossEntropyPartial { max, sum_exp, target_logit }
+}
+
+/// Cross-entropy.
+pub trait LossOps {
+    /// Sum of the cross-entropies of the rows of `logits`. With `grad_scale`, `logits` are replaced by their
+    /// gradient times the scale.
+    fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, grad_scale: Option<f64>) -> f64;
+
+    /// Partial cross-entropy of each row over the logits of the tokens from `first` on. `partials` receives
+    /// three elements per row, as in [`CrossEntropyPartial`].
+    fn cross_entropy_partials(
+        &self,
+        targets: &[u32],
+        first: usize,
+        logits: View<'_>,
+        partials: ViewMut<'_>,
+    );
+
+    /// Merges several sets of partials, each of all rows, into `merged`. Returns the sum of the
+    /// cross-entropies, if all columns are included.
+    fn merge_cross_entropy_partials(&self, partials: View<'_>, merged: ViewMut<'_>) -> f64;
+
+    /// Replaces `logits` of the tokens from `first` on by their gradient times `grad_scale`, given the merged
+    /// partials of all columns.
+    fn cross_entropy_backward(
+        &self,
+        targets: &[u32],
+        first: usize,
+        merged: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: f64,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn partial(logits: &[f64], target: Option<usize>) -> CrossEntropyPartial {
+        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum_exp = logits.iter().map(|x| (x - max).exp()).sum();
+        CrossEntropyPartial { max, sum_exp, target_logit: target.map_or(0.0, |at| logits[at]) }
+    }
+
+    #[test]
+    fn merged_partials_equal_the_cross_entropy_of_all_columns() {
+        // Far apart, so that exponentials relative to another partial's maximum overflow.
+        let logits = [-3.0, 900.0, 2.5, 899.0, -900.0, 0.0];
+        for target in 0..logits.len() {
+            let expected = partial(&logits, Some(target)).loss();
+            for middle in 1..logits.len() {
+                let (left, right) = logits.split_at(middle);
+                let local = |range: std::ops::Range<usize>| {
+                    range.contains(&target).then(|| target - range.start)
+                };
+                let right_target = local(middle..logits.len());
+                let parts = [partial(left, local(0..middle)), partial(right, right_target)];
+                let merged = merge_partials(parts.into_iter());
+                assert!((merged.loss() - expected).abs() < 1e-12, "{target} {middle}");
+                assert_eq!(merged.max, 900.0);
+            }
+        }
+    }
+
+    #[test]
+    fn nan_propagates() {
+        let good = partial(&[1.0, 2.0], Some(0));
+        let bad = CrossEntropyPartial { sum_exp: f64::NAN, ..partial(&[1.0], None) };
+        assert!(merge_partials([good, bad].into_iter()).loss().is_nan());
+    }
+}

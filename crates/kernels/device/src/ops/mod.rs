@@ -1,0 +1,52 @@
+//! The operations of a device, one sub-trait per group of kernels. A device implements each next to its
+//! kernels.
+
+mod activation;
+mod attention;
+mod elementwise;
+mod embedding;
+mod linear;
+mod loss;
+mod memory;
+mod norm;
+mod optimizer;
+
+pub use activation::ActivationOps;
+pub use attention::{
+    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionOps, AttentionSaved,
+    AttentionShape, RopeDirection,
+};
+pub use elementwise::ElementwiseOps;
+pub use embedding::EmbeddingOps;
+pub use linear::{LinearOps, LinearShape};
+pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
+pub use memory::DeviceMemory;
+pub use norm::{Norm, NormGrads, NormOps, NormSaved};
+pub use optimizer::OptimizerOps;
+
+/// A device that trains.
+pub trait Device:
+    DeviceMemory
+    + LinearOps
+    + NormOps
+    + AttentionOps
+    + ActivationOps
+    + EmbeddingOps
+    + LossOps
+    + ElementwiseOps
+    + OptimizerOps
+{
+}
+
+impl<D> Device for D where
+    D: DeviceMemory
+        + LinearOps
+        + NormOps
+        + AttentionOps
+        + ActivationOps
+        + EmbeddingOps
+        + LossOps
+        + ElementwiseOps
+        + OptimizerOps
+{
+}

@@ -1,0 +1,63 @@
+//! LayerNorm and RMSNorm.
+
+use crate::tensor::{View, ViewMut};
+
+/// Kind of norm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Norm {
+    /// LayerNorm.
+    Layer {
+        /// Added to the variance.
+        eps: f64,
+    },
+    /// RMSNorm.
+    Rms {
+        /// Added to the mean square.
+        eps: f64,
+    },
+}
+
+/// Inputs of a norm's backward pass from the forward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct NormSaved<'a> {
+    /// Input.
+    pub x: View<'a>,
+    /// Weight.
+    pub weight: View<'a>,
+    /// Mean and rstd of each row.
+    pub mean_rstd: View<'a>,
+}
+
+/// Parameter gradients of a norm.
+#[derive(Debug)]
+pub struct NormGrads<'a> {
+    /// Of the weight.
+    pub weight: ViewMut<'a>,
+    /// Of the bias, if there is one.
+    pub bias: Option<ViewMut<'a>>,
+}
+
+/// Norms.
+pub trait NormOps {
+    /// `y = norm(x) * weight + bias` of rows as long as `weight`. `mean_rstd` receives two elements per
+    /// row: mean (0 for RMSNorm) and reciprocal standard deviation.
+    fn norm(
+        &self,
+        norm: Norm,
+        x: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        y: ViewMut<'_>,
+        mean_rstd: ViewMut<'_>,
+    );
+
+    /// Accumulates into `dx`, which is the gradient of the residual stream, and into `grads`.
+    fn norm_backward(
+        &self,
+        norm: Norm,
+        saved: NormSaved<'_>,
+        dy: View<'_>,
+        dx: ViewMut<'_>,
+        grads: NormGrads<'_>,
+    );
+}

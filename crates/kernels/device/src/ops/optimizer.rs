@@ -1,0 +1,19 @@
+//! Optimizer updates.
+
+use crate::optimizer::{AdamW, Sgd};
+use crate::tensor::{View, ViewMut};
+
+/// Optimizer updates over flat buffers of equal length.
+pub trait OptimizerOps {
+    /// One AdamW step; `moments` are the first and the second moment.
+    fn adamw(
+        &self,
+        config: &AdamW,
+        grads: View<'_>,
+        moments: [ViewMut<'_>; 2],
+        params: ViewMut<'_>,
+    );
+
+    /// One step of SGD with momentum.
+    fn sgd(&self, config: &Sgd, grads: View<'_>, momentum: ViewMut<'_>, params: ViewMut<'_>);
+}

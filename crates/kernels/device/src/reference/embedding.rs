@@ -1,0 +1,69 @@
+//! Token and position embeddings.
+
+use super::Reference;
+use crate::ops::EmbeddingOps;
+use crate::tensor::{View, ViewMut};
+
+impl EmbeddingOps for Reference {
+    fn embedding(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>) {
+        let (table, y) = (table.as_slice::<f64>(), y.as_slice::<f64>());
+        let dim = row_len(y.len(), tokens);
+        for (row, token) in tokens.iter().enumerate() {
+            let y = &mut y[row * dim..(row + 1) * dim];
+            match local_row(*token, first, dim, table.len()) {
+                Some(start) => y.copy_from_slice(&table[start..start + dim]),
+                None => y.fill(0.0),
+            }
+        }
+    }
+
+    fn embedding_backward(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>) {
+        let (dy, dtable) = (dy.as_slice::<f64>(), dtable.as_slice::<f64>());
+        let dim = row_len(dy.len(), tokens);
+        for (row, token) in tokens.iter().enumerate() {
+            if let Some(start) = local_row(*token, first, dim, dtable.len()) {
+                (0..dim).for_each(|i| dtable[start + i] += dy[row * dim + i]);
+            }
+        }
+    }
+
+    fn add_position_embedding(
+        &self,
+        dim: usize,
+        positions: &[u32],
+        table: View<'_>,
+        y: ViewMut<'_>,
+    ) {
+        let (table, y) = (table.as_slice::<f64>(), y.as_slice::<f64>());
+        assert!(y.len().is_multiple_of(dim * positions.len()));
+        for (y, position) in y.chunks_exact_mut(dim).zip(positions.iter().cycle()) {
+            (0..dim).for_each(|i| y[i] += table[*position as usize * dim + i]);
+        }
+    }
+
+    fn position_embedding_backward(
+        &self,
+        dim: usize,
+        positions: &[u32],
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+    ) {
+        let (dy, dtable) = (dy.as_slice::<f64>(), dtable.as_slice::<f64>());
+        assert!(dy.len().is_multiple_of(dim * positions.len()));
+        for (dy, position) in dy.chunks_exact(dim).zip(positions.iter().cycle()) {
+            (0..dim).for_each(|i| dtable[*position as usize * dim + i] += dy[i]);
+        }
+    }
+}
+
+/// Offset of a token's row in the local part of a table, if it is there.
+fn local_row(token: u32, first: usize, dim: usize, table_len: usize) -> Option<usize> {
+    let start = (token as usize).checked_sub(first)? * dim;
+    (start < table_len).then_some(start)
+}
+
+fn row_len(elements: usize, tokens: &[u32]) -> usize {
+    let dim = elements / tokens.len().max(1);
+    assert_eq!(elements, tokens.len() * dim);
+    dim
+}

@@ -1,0 +1,73 @@
+//! Host memory in f64.
+
+use std::ops::Range;
+
+use regatta_comm::DType;
+
+use super::Reference;
+use crate::ops::DeviceMemory;
+use crate::tensor::{Tensor, View, ViewMut};
+
+impl DeviceMemory for Reference {
+    fn master_dtype(&self) -> DType {
+        DType::F64
+    }
+
+    fn activation_dtype(&self) -> DType {
+        DType::F64
+    }
+
+    fn zeros(&self, elements: usize, dtype: DType) -> Tensor {
+        Tensor::zeros(elements, dtype)
+    }
+
+    fn copy_from_host(&self, from: &[f32], to: ViewMut<'_>) {
+        let to = to.as_slice::<f64>();
+        assert_eq!(from.len(), to.len());
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = f64::from(*from));
+    }
+
+    fn copy_to_host(&self, from: View<'_>, to: &mut [f32]) {
+        let from = from.as_slice::<f64>();
+        assert_eq!(from.len(), to.len());
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as f32);
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        to.as_slice::<f64>().copy_from_slice(from.as_slice());
+    }
+
+    fn copy_from_columns(
+        &self,
+        from: View<'_>,
+        row_len: usize,
+        columns: Range<usize>,
+        to: ViewMut<'_>,
+    ) {
+        let (from, to) = (from.as_slice::<f64>(), to.as_slice::<f64>());
+        assert_eq!(from.len() * columns.len(), to.len() * row_len);
+        for (row, from) in from.chunks_exact(row_len).enumerate() {
+            let local = row * columns.len()..(row + 1) * columns.len();
+            to[local].copy_from_slice(&from[columns.clone()]);
+        }
+    }
+
+    fn copy_to_columns(
+        &self,
+        from: View<'_>,
+        to: ViewMut<'_>,
+        row_len: usize,
+        columns: Range<usize>,
+    ) {
+        let (from, to) = (from.as_slice::<f64>(), to.as_slice::<f64>());
+        assert_eq!(to.len() * columns.len(), from.len() * row_len);
+        for (row, to) in to.chunks_exact_mut(row_len).enumerate() {
+            let local = row * columns.len()..(row + 1) * columns.len();
+            to[columns.clone()].copy_from_slice(&from[local]);
+        }
+    }
+
+    fn fill(&self, value: f64, x: ViewMut<'_>) {
+        x.as_slice::<f64>().fill(value);
+    }
+}

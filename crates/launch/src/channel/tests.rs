@@ -1,0 +1,132 @@
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn stream_of(frames: &[Vec<u8>]) -> Vec<u8> {
+    frames.iter().flat_map(|f| [&frame::prefix(f).unwrap()[..], f].concat()).collect()
+}
+
+/// Frames that arrive at the launcher's end, and the error that ends them.
+fn run(channel: RankChannel) -> (Vec<Vec<u8>>, Result<(), FrameError>) {
+    let mut frames = Vec::new();
+    let result = channel.run(|frame| frames.push(frame));
+    (frames, result)
+}
+
+proptest! {
+    #[test]
+    fn frames_are_independent_of_how_the_stream_is_split(
+        frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..50), 0..20),
+        splits in proptest::collection::vec(1usize..30, 1..50),
+    ) {
+        let stream = stream_of(&frames);
+        let mut decoder = FrameDecoder::default();
+        let (mut rest, mut decoded) = (&stream[..], Vec::new());
+        for split in splits.iter().cycle() {
+            let (bytes, next) = rest.split_at(rest.len().min(*split));
+            decoder.push(bytes, &mut decoded).unwrap();
+            rest = next;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        decoder.finish().unwrap();
+        prop_assert_eq!(decoded, frames);
+    }
+
+    #[test]
+    fn a_truncated_stream_yields_the_complete_frames_and_an_error(
+        frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..50), 1..20),
+        missing in 1usize..1000,
+    ) {
+        let stream = stream_of(&frames);
+        let end = stream.len().saturating_sub(missing);
+        let mut decoder = FrameDecoder::default();
+        let mut decoded = Vec::new();
+        decoder.push(&stream[..end], &mut decoded).unwrap();
+        prop_assert_eq!(&decoded[..], &frames[..decoded.len()]);
+        prop_assert_eq!(decoder.finish().is_ok(), stream_of(&decoded).len() == end);
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let mut decoder = FrameDecoder::default();
+        let mut frames = Vec::new();
+        let result = decoder.push(&bytes, &mut frames);
+        let _ = (result, decoder.finish());
+        for frame in frames.iter().chain([&bytes]) {
+            let _ = decode_from::<(u32, String, Vec<f64>)>(3, frame);
+        }
+    }
+}
+
+#[test]
+fn documents_in_frames_keep_omitted_fields() {
+    #[derive(Debug, PartialEq, Serialize, serde::Deserialize)]
+    struct Document {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        first: Option<u32>,
+        second: String,
+    }
+    let document = || Document { first: None, second: "x".to_owned() };
+    let bytes = encode(&(Json(document()), 7u8)).unwrap();
+    assert_eq!(decode::<(Json<Document>, u8)>(&bytes).unwrap(), (Json(document()), 7));
+    assert!(decode::<Json<Document>>(&encode(&"{}").unwrap()).is_err());
+}
+
+#[test]
+fn frames_before_an_oversized_one_arrive() {
+    let (channel, fd) = RankChannel::new(Arc::from([])).unwrap();
+    let mut rank_end = std::os::unix::net::UnixStream::from(fd);
+    let stream = [stream_of(&[vec![1], vec![]]), (u32::MAX).to_be_bytes().to_vec()].concat();
+    std::io::Write::write_all(&mut rank_end, &stream).unwrap();
+    let (frames, result) = run(channel);
+    assert_eq!(frames, [vec![1], vec![]]);
+    assert_eq!(result, Err(FrameError::TooLong(u32::MAX as usize)));
+}
+
+#[test]
+fn oversized_messages_are_refused_by_the_sender() {
+    let payload = vec![0; MAX_FRAME_LEN + 1];
+    assert_eq!(frame::prefix(&payload), Err(FrameError::TooLong(MAX_FRAME_LEN + 1)));
+    assert!(RankChannel::new(payload.into()).is_err());
+}
+
+/// Longer than the buffers of the socket, in both directions at once.
+#[test]
+fn a_rank_may_send_before_it_reads_its_input() {
+    let (input, message) = ("i".repeat(1 << 20), "m".repeat(1 << 20));
+    let (channel, fd) = RankChannel::new(encode(&input).unwrap().into()).unwrap();
+    let sent = message.clone();
+    let rank = std::thread::spawn(move || {
+        let mut rank_end = RankEnd::new(fd).unwrap();
+        rank_end.send(&sent).unwrap();
+        rank_end.recv_input::<String>().unwrap()
+    });
+    let (frames, result) = run(channel);
+    assert_eq!(result, Ok(()));
+    assert_eq!(decode_from::<String>(0, &frames[0]).unwrap(), message);
+    assert_eq!(rank.join().unwrap(), input);
+}
+
+#[test]
+fn a_rank_that_does_not_read_its_input_is_no_error() {
+    for input_len in [0, 10, 10 << 20] {
+        let (channel, fd) = RankChannel::new(vec![0; input_len].into()).unwrap();
+        drop(fd);
+        assert_eq!(run(channel), (vec![], Ok(())));
+    }
+}
+
+#[test]
+fn the_rank_reports_a_launcher_that_is_gone_and_input_of_another_type() {
+    let (channel, fd) = RankChannel::new(Arc::from([])).unwrap();
+    drop(channel);
+    let mut rank_end = RankEnd::new(fd).unwrap();
+    assert!(matches!(rank_end.recv_input::<u32>(), Err(ChannelError::Closed)));
+    assert!(matches!(rank_end.send(&1u32), Err(ChannelError::Io(_))));
+    let error = decode_from::<u8>(7, &[1, 2]).unwrap_err().to_string();
+    assert!(error.contains("rank 7") && error.contains("1 trailing bytes"), "{error}");
+}

@@ -1,0 +1,102 @@
+//! The blocks of a tensor-parallel rank grouped into classes of equal ones: a model may have ten
+//! thousand layers and as many tiles in each.
+
+use std::collections::BTreeMap;
+
+use crate::head::LogitChunks;
+use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
+
+/// What a block is. Where several roles share a buffer size, the first determines it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BlockRole {
+    /// The embedding, or its untiled rest.
+    Embedding,
+    /// A layer, or its untiled rest.
+    Layer,
+    /// A tile of a layer's matrix.
+    LayerTile,
+    /// A tile of the token embedding.
+    EmbeddingTile,
+    /// The head, or its untiled rest.
+    Head,
+    /// A tile of an untied output matrix.
+    HeadTile,
+}
+
+/// Equal blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BlockClass {
+    /// What they are.
+    pub role: BlockRole,
+    /// Elements of each, padding included.
+    pub padded_len: usize,
+    /// Elements of norms in each.
+    pub norm_len: usize,
+    /// Number of blocks.
+    pub count: u64,
+}
+
+/// The blocks of one tensor-parallel rank.
+#[derive(Debug, Clone)]
+pub(super) struct BlockClasses {
+    /// The embedding and its tiles.
+    pub embedding: Vec<BlockClass>,
+    /// Of these the token embedding only, which is all that a tied head needs.
+    pub token_embedding: Vec<BlockClass>,
+    /// Lengths of the token embedding or its tiles, with their number.
+    pub token_embedding_lens: BTreeMap<usize, u64>,
+    /// One layer and its tiles.
+    pub layer: Vec<BlockClass>,
+    /// The head and its tiles.
+    pub head: Vec<BlockClass>,
+    /// Chunking of the logits.
+    pub logits: LogitChunks,
+}
+
+impl BlockClasses {
+    /// Blocks with `tiles` tiles per matrix. All layers are equal.
+    pub fn new(shape: &ModelShape, shard: Shard, tiles: usize) -> Self {
+        let shape = ModelShape { num_layers: 1, ..shape.clone() };
+        let layout = BlockLayout::new(&shape, shard, tiles);
+        let logits = LogitChunks::new(&shape, &layout);
+        let BlockLayout { mut blocks, users, .. } = layout;
+        let embedding =
+            classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
+        let layer = classes(&blocks, &users, 1, [BlockRole::Layer, BlockRole::LayerTile]);
+        let head = classes(&blocks, &users, 2, [BlockRole::Head, BlockRole::HeadTile]);
+        blocks[0].parameters.retain(|parameter| parameter.role.module == Module::TokenEmbedding);
+        let token_embedding =
+            classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
+        let mut token_embedding_lens = BTreeMap::new();
+        for parameter in blocks.iter().flat_map(|block| &block.parameters) {
+            if parameter.role.module == Module::TokenEmbedding {
+                *token_embedding_lens.entry(parameter.len()).or_default() += 1;
+            }
+        }
+        Self { embedding, token_embedding, token_embedding_lens, layer, head, logits }
+    }
+}
+
+/// The classes of the blocks that one pass uses: the block itself, unless it is empty, and its tiles.
+fn classes(
+    blocks: &[ParamBlock],
+    users: &[usize],
+    user: usize,
+    [whole, tile]: [BlockRole; 2],
+) -> Vec<BlockClass> {
+    let mut counts: BTreeMap<(BlockRole, usize, usize), u64> = BTreeMap::new();
+    for (index, block) in blocks.iter().enumerate() {
+        if users[index] == user && !block.is_empty() {
+            let role = if index == user { whole } else { tile };
+            *counts.entry((role, block.padded_len(), norm_len(block))).or_default() += 1;
+        }
+    }
+    let class =
+        |((role, padded_len, norm_len), count)| BlockClass { role, padded_len, norm_len, count };
+    counts.into_iter().map(class).collect()
+}
+
+fn norm_len(block: &ParamBlock) -> usize {
+    let norms = block.parameters.iter().filter(|parameter| parameter.role.module.is_norm());
+    norms.map(|parameter| parameter.len()).sum()
+}

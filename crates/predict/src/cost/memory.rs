@@ -1,0 +1,238 @@
+//! Peak memory of a rank.
+
+use std::collections::BTreeMap;
+
+use super::block_classes::BlockRole;
+use super::{MemoryBytes, RankModel, StateBytes};
+use crate::pipeline::Computation;
+
+impl RankModel<'_> {
+    /// Peak memory of this rank.
+    pub(super) fn memory(&self) -> MemoryBytes {
+        let (zero, element) = (self.zero(), self.options.master_bytes);
+        let full = self.sum(|block| self.padded_len(block) as u64);
+        let shard = full / self.shard_ranks() as u64;
+        let unsharded = self.at_once(2);
+        let state = |is_sharded: bool| match is_sharded {
+            true => StateBytes { resident: shard * element, transient: unsharded * element },
+            false => StateBytes { resident: full * element, transient: 0 },
+        };
+        // Offloaded shards in memory: one being read, one in use, one being written.
+        let staged = self.at_once(3) / self.shard_ranks() as u64 * element;
+        let params = match (self.plan.disk_offload.params, zero) {
+            (false, _) => state(zero >= 3),
+            (true, 0) => StateBytes { resident: 0, transient: staged },
+            (true, _) => StateBytes { resident: 0, transient: unsharded * element + staged },
+        };
+        let optimizer = match self.plan.disk_offload.optimizer {
+            false => StateBytes { resident: 2 * shard * element, transient: 0 },
+            true => StateBytes { resident: 0, transient: 2 * staged },
+        };
+        MemoryBytes {
+            params,
+            grads: self.grads(full),
+            optimizer,
+            activations: self.activations(),
+            workspace: self.layer_backward()
+                + self.logits()
+                + self.p2p_buffers()
+                + self.tied_copies(),
+        }
+    }
+
+    /// Gradients of all blocks, `full` elements without sharding.
+    fn grads(&self, full: u64) -> StateBytes {
+        let (element, ranks) = (self.options.master_bytes, self.shard_ranks() as u64);
+        let has_replicas = self.plan.mesh.data_ranks() as u64 > ranks;
+        match self.zero() {
+            // Shards that are being all-reduced with the other sharding groups.
+            1 if has_replicas => {
+                let transient = self.at_once(2) / ranks * element;
+                StateBytes { resident: full * element, transient }
+            }
+            0 | 1 => StateBytes { resident: full * element, transient: 0 },
+            _ => {
+                let count = |role, count| self.unsharded_grads(role, count);
+                let transient = self.transient_len(|role| self.waits_for_tie(role), count);
+                StateBytes { resident: full / ranks * element, transient: transient * element }
+            }
+        }
+    }
+
+    /// Of `count` blocks, how many have unsharded gradients at once: one being computed and one being
+    /// reduced; with deferred weight gradients all layers, because their norms have theirs already.
+    fn unsharded_grads(&self, role: BlockRole, count: u64) -> u64 {
+        let mut actions = self.stage.schedule.ranks[self.stage.index].iter();
+        let defers =
+            |action: &crate::pipeline::Action| action.computation == Computation::BackwardInput;
+        match role {
+            BlockRole::Layer if actions.any(defers) => {
+                // The head, if this stage has it, gives the last reduction time to finish.
+                count + u64::from(!self.has_head())
+            }
+            _ if self.waits_for_tie(role) => count,
+            _ => count.min(2),
+        }
+    }
+
+    /// Whether gradients of a block stay unsharded until the end of the step: tiles of an embedding
+    /// that is tied across stages.
+    fn waits_for_tie(&self, role: BlockRole) -> bool {
+        role == BlockRole::EmbeddingTile && self.stage.ties_across_stages(self.shape)
+    }
+
+    /// Elements of unsharded blocks, at most `max` of each size at once.
+    fn at_once(&self, max: u64) -> u64 {
+        self.transient_len(|_| false, |_, count| count.min(max))
+    }
+
+    /// Elements of unsharded blocks, where `at_once` says how many of each size there are at a time.
+    /// Layers and tiles of one size share buffers; embedding and head, and blocks that are
+    /// `separate`, have their own.
+    fn transient_len(
+        &self,
+        separate: impl Fn(BlockRole) -> bool,
+        at_once: impl Fn(BlockRole, u64) -> u64,
+    ) -> u64 {
+        let mut sizes = BTreeMap::new();
+        for block in &self.local {
+            let is_end = [BlockRole::Embedding, BlockRole::Head].contains(&block.role);
+            let is_separate = is_end || separate(block.role);
+            let key = (is_separate.then_some(block.role), self.padded_len(block) as u64);
+            let (role, count) = sizes.entry(key).or_insert((block.role, 0));
+            (*role, *count) = (block.role.min(*role), *count + block.count);
+        }
+        let sizes = sizes.into_iter();
+        sizes.map(|((_, len), (role, count))| len * at_once(role, count)).sum()
+    }
+
+    /// Peak of saved activations over the schedule. With recomputation also the activations of the
+    /// layer that is being recomputed.
+    fn activations(&self) -> u64 {
+        let recomputed = if self.options.recompute { self.layer_activations() } else { 0 };
+        let (mut saved, mut peak) = (0u64, 0);
+        for action in self.stage.actions(self.plan.micro_batches).iter() {
+            let chunk = self.saved(action.chunk);
+            let before = saved;
+            match action.computation {
+                Computation::Forward => saved += chunk,
+                Computation::Backward => saved = saved.saturating_sub(chunk),
+                Computation::BackwardInput => {
+                    saved = saved.saturating_sub(chunk) + self.deferred(action.chunk);
+                }
+                Computation::BackwardWeight => {
+                    saved = saved.saturating_sub(self.deferred(action.chunk));
+                }
+            }
+            // After BackwardInput the last layer's activations are among the deferred ones.
+            let during = match action.computation {
+                Computation::Forward => saved + recomputed,
+                Computation::Backward | Computation::BackwardInput => before + recomputed,
+                Computation::BackwardWeight => before,
+            };
+            peak = peak.max(saved).max(during);
+        }
+        peak
+    }
+
+    /// Activations that the forward pass of a micro-batch through a chunk saves: the input of each
+    /// layer, and without recomputation its intermediate activations.
+    fn saved(&self, chunk: usize) -> u64 {
+        let residual =
+            (self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes;
+        let layer = if self.options.recompute { 0 } else { self.layer_activations() };
+        let output = if self.stage.is_last(chunk) { residual } else { 0 };
+        self.layers(chunk) as u64 * (residual + layer) + output
+    }
+
+    /// What a chunk keeps for deferred weight gradients: input and output gradient of each linear layer.
+    fn deferred(&self, chunk: usize) -> u64 {
+        let (shape, tp, rows) = (self.shape, self.plan.mesh.tp, self.rows());
+        let mut inner = shape.hidden_size + (shape.intermediate_size + shape.up_dim()) / tp;
+        let mut outer = shape.hidden_size;
+        if shape.has_attention() {
+            let heads = shape.num_heads * shape.head_dim();
+            inner += shape.hidden_size + (heads + shape.qkv_dim()) / tp;
+            outer += shape.hidden_size;
+        }
+        // The gradient of the residual stream is gathered under sequence parallelism, otherwise copied.
+        let outer_bytes = match self.plan.sequence_parallel {
+            true => self.options.activation_bytes,
+            false => self.options.master_bytes,
+        };
+        let row = inner as u64 * self.options.activation_bytes + outer as u64 * outer_bytes;
+        self.layers(chunk) as u64 * rows as u64 * row
+    }
+
+    /// Intermediate activations of a layer: normalised input, mean and rstd, output of the first
+    /// matrix and input of the second, for attention and MLP.
+    fn layer_activations(&self) -> u64 {
+        let (shape, tp) = (self.shape, self.plan.mesh.tp);
+        let (rows, local) = (self.rows(), self.local_rows());
+        let mlp = shape.up_dim() / tp + shape.intermediate_size / tp;
+        let mut activations = rows * (shape.hidden_size + mlp);
+        let mut master = 2 * local;
+        if shape.has_attention() {
+            let heads = shape.num_heads * shape.head_dim();
+            activations += rows * (shape.hidden_size + shape.qkv_dim() / tp + heads / tp);
+            // lse, and the residual stream between attention and MLP.
+            master += 2 * local + rows * shape.num_heads / tp + local * shape.hidden_size;
+        }
+        activations as u64 * self.options.activation_bytes
+            + master as u64 * self.options.master_bytes
+    }
+
+    /// Gradients in memory at once in the backward pass of a layer: of the residual stream, of the
+    /// intermediate activations, and of the normalised input.
+    fn layer_backward(&self) -> u64 {
+        let (shape, tp) = (self.shape, self.plan.mesh.tp);
+        let (rows, hidden) = (self.rows(), shape.hidden_size);
+        let gate_up = if shape.is_gated() { shape.up_dim() } else { 0 };
+        let mut inner = rows * (hidden + (shape.intermediate_size + gate_up) / tp);
+        if shape.has_attention() {
+            inner += rows * shape.qkv_dim() / tp;
+        }
+        let mut residual = self.local_rows() * hidden;
+        if self.plan.sequence_parallel {
+            // The gathered gradient of the residual stream.
+            inner += rows * hidden;
+        }
+        if self.options.recompute {
+            // Recomputed outputs of attention or MLP, and of the layer.
+            (inner, residual) = (inner + rows * hidden, residual + self.local_rows() * hidden);
+        }
+        if self.plan.mesh.cp > 1 && shape.has_attention() {
+            // Unpacked q, k and v, the received k and v, and the f32 accumulators.
+            let (qkv, heads) = (shape.qkv_dim() / tp, shape.num_heads * shape.head_dim() / tp);
+            (inner, residual) = (inner + rows * (2 * qkv - heads), residual + rows * (qkv + heads));
+        }
+        inner as u64 * self.options.activation_bytes + residual as u64 * self.options.master_bytes
+    }
+
+    /// Pipeline messages: one being received and two being sent, per direction.
+    fn p2p_buffers(&self) -> u64 {
+        let messages = match (self.plan.mesh.pp, self.coord.pp) {
+            (1, _) => 0,
+            (pp, stage) if stage == 0 || stage + 1 == pp => 3,
+            _ => 6,
+        };
+        (messages * self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes
+    }
+
+    /// Copies in which two stages sum the gradients of a tied embedding: one of each tile length.
+    fn tied_copies(&self) -> u64 {
+        if !self.stage.ties_across_stages(self.shape) {
+            return 0;
+        }
+        let lens = self.blocks.token_embedding_lens.keys();
+        lens.sum::<usize>() as u64 * self.options.master_bytes
+    }
+
+    fn logits(&self) -> u64 {
+        if !self.has_head() {
+            return 0;
+        }
+        let elements = self.blocks.logits.workspace(self.rows(), self.plan.mesh.tp);
+        elements as u64 * self.options.master_bytes
+    }
+}

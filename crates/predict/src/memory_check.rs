@@ -1,0 +1,178 @@
+//! Checks before the start that the ranks of a node fit in its memory. No I/O.
+
+use std::fmt;
+
+use regatta_model::units::pluralize;
+use thiserror::Error;
+
+use crate::cost::MemoryBytes;
+
+/// Minimum memory of a rank in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNeed {
+    /// Parameters, gradients and optimizer state.
+    pub state: u64,
+    /// Saved activations and workspace.
+    pub activations: u64,
+    /// Copy of parameters and optimizer state that a background checkpoint writes.
+    pub checkpoint: u64,
+}
+
+impl MemoryNeed {
+    /// By the cost model, without checkpoints.
+    pub fn new(memory: &MemoryBytes) -> Self {
+        let activations = memory.activations + memory.workspace;
+        Self { state: memory.state(), activations, checkpoint: 0 }
+    }
+
+    /// With the copy of a background checkpoint.
+    pub fn with_checkpoint(self, checkpoint: u64) -> Self {
+        Self { checkpoint, ..self }
+    }
+
+    fn total(&self) -> u64 {
+        self.state.saturating_add(self.activations).saturating_add(self.checkpoint)
+    }
+
+    /// This rank's entry of the all-gather that precedes the check.
+    pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
+        let mut entry = [0; ENTRY_LEN];
+        entry[0] = self.total();
+        entry[1..].iter_mut().zip(limits).for_each(|(id, limit)| *id = limit.id);
+        entry
+    }
+
+    /// Checks that all ranks under each of this rank's limits fit, given the entries of all ranks.
+    pub fn check(&self, limits: &[MemoryLimit], all: &[MemoryEntry]) -> Result<(), OutOfMemory> {
+        let Self { state, activations, checkpoint } = *self;
+        for MemoryLimit { id, free, name } in limits.iter().take(ENTRY_LEN - 1) {
+            let under = all.iter().filter(|entry| entry[1..].contains(id));
+            let (ranks, needed) = under
+                .fold((0, 0u64), |(ranks, sum), entry| (ranks + 1, sum.saturating_add(entry[0])));
+            if needed > *free {
+                let (free, limit) = (*free, name.clone());
+                let need =
+                    OutOfMemory { ranks, needed, state, activations, checkpoint, free, limit };
+                return Err(need);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A memory limit that ranks share: that of their node or of a control group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Identifier, not 0: equal on all ranks under the limit, and on no others.
+    pub id: u64,
+    /// Free bytes.
+    pub free: u64,
+    /// Name, such as `this node`.
+    pub name: String,
+}
+
+const ENTRY_LEN: usize = 16;
+
+/// What a rank reports to all others: the bytes it needs, then the [`MemoryLimit::id`]s that apply to it,
+/// padded with 0.
+pub type MemoryEntry = [u64; ENTRY_LEN];
+
+/// A training that does not fit in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "out of memory: {} of this node {} {}, but {limit} has only {} free. This rank needs {} \
+     for parameters, gradients and optimizer state (model.num_layers, model.hidden_size, \
+     model.vocab_size), {} for activations (train.micro_batch, train.recompute) and {} for background \
+     checkpoints (checkpoint.interval). Reduce these, shard them (parallel.zero, parallel.tp, \
+     parallel.pp), offload them (offload.optimizer, offload.parameters) or start fewer ranks; \
+     train.check_memory=false skips this check",
+    pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" },
+    Size(*needed), Size(*free), Size(*state), Size(*activations), Size(*checkpoint)
+)]
+pub struct OutOfMemory {
+    /// Ranks under the limit.
+    pub ranks: usize,
+    /// Bytes that they need.
+    pub needed: u64,
+    /// Bytes of this rank's state.
+    pub state: u64,
+    /// Bytes of its activations.
+    pub activations: u64,
+    /// Bytes of its copy for a background checkpoint.
+    pub checkpoint: u64,
+    /// Free bytes.
+    pub free: u64,
+    /// Name of the limit.
+    pub limit: String,
+}
+
+/// Bytes in MiB or GiB with one decimal.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = self.0 as f64 / (1u64 << 30) as f64;
+        match gib < 1.0 {
+            true => write!(f, "{:.1} MiB", gib * 1024.0),
+            false => write!(f, "{gib:.1} GiB"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(id: u64, free: u64) -> MemoryLimit {
+        MemoryLimit { id, free, name: format!("limit {id}") }
+    }
+
+    #[test]
+    fn out_of_memory_names_sizes_and_keys() {
+        let need = MemoryNeed { state: 2 << 30, activations: 1 << 29, checkpoint: 0 }
+            .with_checkpoint(1 << 30);
+        let check = |free| {
+            let node = [limit(1, free)];
+            need.check(&node, &[need.entry(&node); 2])
+        };
+        let both = 7 << 30;
+        assert_eq!(check(both), Ok(()));
+        let error = check(both - 1).unwrap_err().to_string();
+        for part in [
+            "2 ranks of this node need 7.0 GiB, but limit 1 has only 7.0 GiB free",
+            "2.0 GiB for par",
+            "512.0 MiB for act",
+            "1.0 GiB for back",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        // Sums saturate.
+        let max = MemoryNeed { state: u64::MAX, activations: u64::MAX, checkpoint: u64::MAX };
+        let node = [limit(1, u64::MAX - 1)];
+        assert!(max.check(&node, &[max.entry(&node); 2]).is_err());
+    }
+
+    #[test]
+    fn each_limit_counts_the_ranks_under_it() {
+        let need = MemoryNeed { state: 50, activations: 10, checkpoint: 0 };
+        let (node, own, other) = (limit(1, 200), limit(2, 70), limit(3, 70));
+        let (mine, theirs) = ([node.clone(), own.clone()], [node.clone(), other.clone()]);
+        // One control group per rank, on one node.
+        let all = [need.entry(&mine), need.entry(&theirs)];
+        assert_eq!(need.check(&mine, &all), Ok(()));
+        let small = [limit(1, 119), own.clone()];
+        assert_eq!(need.check(&small, &all).unwrap_err().limit, "limit 1");
+        // One control group for both.
+        let error = need.check(&mine, &[need.entry(&mine); 2]).unwrap_err();
+        assert_eq!((error.ranks, error.needed, error.limit.as_str()), (2, 120, "limit 2"));
+        // Ranks of other nodes do not count.
+        let elsewhere = need.entry(&[limit(9, 0)]);
+        assert_eq!(need.check(&mine, &[need.entry(&mine), elsewhere]), Ok(()));
+        // Each rank counts with its own need.
+        let large = MemoryNeed { state: 150, activations: 0, checkpoint: 0 };
+        assert!(need.check(&mine, &[need.entry(&mine), large.entry(&theirs)]).is_err());
+        // More nested limits than an entry holds.
+        let deep: Vec<MemoryLimit> = (1..100).map(|id| limit(id, 60)).collect();
+        assert_eq!(need.check(&deep, &[need.entry(&deep)]), Ok(()));
+    }
+}

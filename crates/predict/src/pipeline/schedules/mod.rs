@@ -1,0 +1,109 @@
+//! Pipeline schedules, one file each: the actions of one rank.
+
+mod gpipe;
+mod interleaved;
+mod one_f_one_b;
+mod zero_bubble;
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Action, Computation, ScheduleError, UnknownSchedule};
+
+/// A pipeline schedule. The bubble is idle time over compute time; with *p* stages, *m* micro-batches and
+/// *v* chunks per stage:
+///
+/// | schedule | bubble | micro-batches in flight on the first stage |
+/// |---|---|---|
+/// | GPipe | (p-1)/m | m |
+/// | 1F1B | (p-1)/m | p |
+/// | interleaved | (p-1)/(v·m) | p + (p-1)/v |
+/// | zero-bubble | (p-1)/(3m), if forward, input and weight gradients take equally long | p |
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum ScheduleKind {
+    /// All forward passes, then all backward passes.
+    GPipe,
+    /// One forward, one backward: backward as early as possible, so that few micro-batches are in flight.
+    #[default]
+    OneFOneB,
+    /// 1F1B with several chunks per stage: a smaller bubble for more messages.
+    Interleaved,
+    /// 1F1B with deferred weight gradients that fill the bubble (ZB-H1).
+    ZeroBubble,
+}
+
+impl ScheduleKind {
+    /// All schedules.
+    pub const ALL: [Self; 4] = [Self::GPipe, Self::OneFOneB, Self::Interleaved, Self::ZeroBubble];
+
+    /// Its name in `parallel.schedule`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GPipe => "gpipe",
+            Self::OneFOneB => "1f1b",
+            Self::Interleaved => "interleaved",
+            Self::ZeroBubble => "zero-bubble",
+        }
+    }
+
+    /// Checks the sizes. A single stage is valid for every schedule.
+    pub(super) fn check(
+        self,
+        stages: usize,
+        chunks: usize,
+        micro_batches: usize,
+    ) -> Result<(), ScheduleError> {
+        match self {
+            _ if stages == 1 => Ok(()),
+            Self::Interleaved => interleaved::check(stages, chunks, micro_batches),
+            kind if chunks > 1 => Err(ScheduleError::ManyChunks { kind, chunks }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The actions of a stage.
+    pub(super) fn actions(
+        self,
+        stage: usize,
+        stages: usize,
+        chunks: usize,
+        micro_batches: usize,
+    ) -> Vec<Action> {
+        match self {
+            _ if stages == 1 => one_f_one_b::actions(0, 1, micro_batches),
+            Self::GPipe => gpipe::actions(stage, micro_batches),
+            Self::OneFOneB => one_f_one_b::actions(stage, stages, micro_batches),
+            Self::Interleaved => interleaved::actions(stage, stages, chunks, micro_batches),
+            Self::ZeroBubble => zero_bubble::actions(stage, stages, micro_batches),
+        }
+    }
+}
+
+impl fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ScheduleKind {
+    type Err = UnknownSchedule;
+
+    fn from_str(name: &str) -> Result<Self, UnknownSchedule> {
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| UnknownSchedule { name: name.to_owned() })
+    }
+}
+
+fn action(computation: Computation, chunk: usize, micro_batch: usize) -> Action {
+    Action { computation, chunk, micro_batch }
+}
+
+/// Actions as text, for tests: `F0` for micro-batch 0; with `show_chunk`, `F0.2` in chunk 2.
+#[cfg(test)]
+fn render(actions: &[Action], show_chunk: bool) -> String {
+    let label = |a: &Action| match show_chunk {
+        true => format!("{}{}.{}", a.computation.letter(), a.micro_batch, a.chunk),
+        false => format!("{}{}", a.computation.letter(), a.micro_batch),
+    };
+    actions.iter().map(label).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,99 @@
+//! `regatta rank-worker`: a rank of a command that launches its own ranks. The command sends it the
+//! request through the rank's channel, and receives its messages.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use regatta_launch::channel::{Json, RankEnd};
+use regatta_model::Machine;
+use serde::{Deserialize, Serialize};
+
+use super::bench::{self, args::BenchCommand};
+
+/// What a rank is to do.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RankRequest {
+    /// The work.
+    pub task: RankTask,
+    /// Command line of the parent process.
+    pub command_line: Vec<String>,
+    /// The node, if the ranks run on the parent's.
+    pub machine: Option<Json<Machine>>,
+}
+
+/// The work of a rank.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum RankTask {
+    /// `regatta bench`.
+    Bench(BenchCommand),
+}
+
+/// What a rank knows from the process that launched it.
+#[derive(Debug)]
+pub struct RankContext {
+    /// Command line of the user.
+    pub command_line: Vec<String>,
+    /// The node; `None` if the rank has to discover it.
+    pub machine: Option<Machine>,
+    /// The channel; `None` if the rank itself reports to the user.
+    pub channel: Option<RankEnd>,
+}
+
+impl RankContext {
+    /// The context of a rank that another launcher started.
+    pub fn without_parent() -> Self {
+        Self { command_line: command_line(), machine: None, channel: None }
+    }
+}
+
+/// The command line of this process.
+pub fn command_line() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
+/// Runs the command.
+pub fn run() -> Result<ExitCode> {
+    // SAFETY: the first action of this process, which has no other thread.
+    let channel = unsafe { RankEnd::take_from_env() }?;
+    let mut channel = channel.context("this command is for the ranks of `regatta bench`")?;
+    let RankRequest { task, command_line, machine } = channel.recv_input()?;
+    let machine = machine.map(|Json(machine)| machine);
+    let context = RankContext { command_line, machine, channel: Some(channel) };
+    match task {
+        RankTask::Bench(command) => bench::run_rank(&command, context),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use regatta_launch::channel;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn ranks_receive_the_options_without_the_paths_of_the_parent() {
+        let words = "regatta bench all-reduce -b 8 -e 1M -f 2 -a 3 -T 9 --backend tcp --label x \
+                     -J out.json --plot p.svg --run-dir r --hostfile h --launch '-N2'";
+        let Command::Bench(args) = Cli::parse_from(words.split_whitespace()).command else {
+            panic!("not a benchmark");
+        };
+        let machine = Some(Json(Machine { host: "n1".to_owned(), ..Machine::default() }));
+        let command_line = command_line();
+        let request = RankRequest { task: RankTask::Bench(args.command), command_line, machine };
+        let bytes = channel::encode(&request).unwrap();
+        let received: RankRequest = channel::decode(&bytes).unwrap();
+        let RankTask::Bench(BenchCommand::AllReduce(args)) = received.task else {
+            panic!("another benchmark");
+        };
+        assert_eq!((args.sizes.max, args.iterations.average), (Some(1 << 20), Some(3)));
+        assert_eq!(args.output.label.as_deref(), Some("x"));
+        assert_eq!((args.output.out, args.output.plot), (None, None));
+        assert_eq!((args.ranks.run_dir, args.ranks.hostfile), (None, None));
+        assert_eq!(
+            (received.machine, received.command_line),
+            (request.machine, request.command_line)
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! The dashboard and the log lines of a run, as text for a terminal of any size. No I/O.
+
+use anstyle::{AnsiColor, Style};
+use regatta_model::units::{format_duration, format_si, format_si_unit, format_time, pluralize};
+use regatta_train::metrics::{EndReason, RunInfo, Summary};
+
+use super::format::{format_count, format_loss, format_params, format_token_rate};
+use super::history::{PHASES, RunHistory};
+use super::loss_plot::{self, LossPlot, VAL_MARKER};
+use super::usage;
+use crate::cli::{FAINT, GOOD, HEADING, WARNING};
+use crate::draw::text::{sanitize, to_ascii, truncate, wrap};
+
+/// Rows of the loss plot, including its x-axis.
+const PLOT_ROWS: std::ops::RangeInclusive<usize> = 4..=13;
+/// Maximum width of bars and plot.
+const MAX_WIDTH: usize = 120;
+/// Separator of items in header and footer.
+const ITEM_GAP: &str = "   ";
+/// Separator of values.
+const VALUE_GAP: &str = "  ";
+
+/// Pattern and style of each phase of a step. Patterns differ, for terminals without colours.
+const PHASE_STYLES: [(char, Style); PHASES] = [
+    ('░', AnsiColor::White.on_default()),
+    ('▓', AnsiColor::Cyan.on_default()),
+    ('█', AnsiColor::Blue.on_default()),
+    ('▒', AnsiColor::Red.on_default()),
+    ('▚', AnsiColor::Green.on_default()),
+    ('▞', AnsiColor::Magenta.on_default()),
+    ('·', Style::new().dimmed()),
+];
+
+/// Size of a terminal in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TerminalSize {
+    /// Columns.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+}
+
+/// Renders the dashboard. It never exceeds the terminal: in a small one, metrics take precedence over
+/// the loss plot, and the plot over step times, header and footer.
+pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String> {
+    // The last column stays empty, because terminals differ in whether a full line wraps.
+    let width = size.width.saturating_sub(1).clamp(20, MAX_WIDTH);
+    let rows = size.height.saturating_sub(1).max(1);
+    let mut metrics = vec![progress_bar(history, width, now)];
+    metrics.extend(wrap(&current_metrics(history), VALUE_GAP, width));
+    metrics.truncate(rows);
+    let mut free = rows - metrics.len();
+    let min_plot = if history.train_losses.points().is_empty() { 0 } else { *PLOT_ROWS.start() };
+    let plot_rows = if free >= min_plot { min_plot } else { 0 };
+    free -= plot_rows;
+    let mut if_fits = |lines: Vec<String>| match free.checked_sub(lines.len()) {
+        Some(rest) => {
+            free = rest;
+            lines
+        }
+        None => Vec::new(),
+    };
+    let times = if_fits(step_times(history, width));
+    let header = if_fits(header(&history.about, width));
+    let footer = if_fits(vec![footer(history, width)]);
+    let plot = LossPlot {
+        train: history.train_losses.points(),
+        val: history.val_losses.points(),
+        steps: history.steps() as f64,
+    };
+    let plot = match plot_rows {
+        0 => Vec::new(),
+        rows => loss_plot::draw(&plot, width, (rows + free).min(*PLOT_ROWS.end())),
+    };
+    let title = |line: &String| format!("{HEADING}{}{HEADING:#}", fit(line, width));
+    let mut lines: Vec<String> = header.iter().map(title).collect();
+    lines.extend(metrics.iter().map(|line| fit(line.trim_end(), width)));
+    lines.extend(plot);
+    lines.extend(times);
+    lines.extend(footer);
+    lines
+}
+
+/// Truncates a line without escape sequences.
+fn fit(line: &str, width: usize) -> String {
+    truncate(line, width, '…')
+}
+
+/// A name from outside, safe to print.
+fn name(text: &str) -> String {
+    to_ascii(&sanitize(text))
+}
+
+fn header(about: &RunInfo, width: usize) -> Vec<String> {
+    let ranks = match about.hosts {
+        0 | 1 => pluralize(about.ranks, "rank"),
+        hosts => format!("{} on {hosts} hosts", pluralize(about.ranks, "rank")),
+    };
+    let ranks = match about.mesh.as_str() {
+        "" => ranks,
+        layout => format!("{ranks} ({})", name(layout)),
+    };
+    let per_rank = if about.ranks == 1 { "" } else { " per rank" };
+    let items = [
+        format!("{}, {} parameters", name(&about.model), format_params(about.parameters as f64)),
+        format!("{ranks}, {}{per_rank}", pluralize(about.threads, "thread")),
+        format!("{} ({})", name(&about.precision), name(&about.kernels)),
+        format!("{}, {} tokens", name(&about.data), format_count(about.data_tokens as f64)),
+    ];
+    wrap(&items, ITEM_GAP, width)
+}
+
+/// The progress bar, with the ETA.
+fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
+    let (done, steps) = (history.done().min(history.steps()), history.steps());
+    let eta = match (&history.summary, history.eta(now)) {
+        (Some(summary), _) => format!("took {}", format_duration(summary.seconds)),
+        (None, Some(eta)) => format!("eta {}", format_duration(eta)),
+        (None, None) => "starting".to_owned(),
+    };
+    let fraction = done as f64 / steps as f64;
+    let text = format!("step {done}/{steps}  {:.0}%  {eta}", (fraction * 100.0).floor());
+    let bar_width = |text: &str| width.saturating_sub(text.chars().count() + 2).min(50);
+    // Sized for the longest text if possible, so that the bar does not change with the ETA.
+    let longest = format!("step {steps}/{steps}  100%  eta 59 min 59 s");
+    let bar_width = [bar_width(&longest), bar_width(&text)].into_iter().find(|width| *width >= 8);
+    let Some(bar_width) = bar_width else { return text };
+    let filled = (fraction * bar_width as f64).floor() as usize;
+    format!("{}{}  {text}", "█".repeat(filled), "░".repeat(bar_width - filled))
+}
+
+/// The current metrics, padded to their usual width so that the layout does not change with their
+/// digits.
+fn current_metrics(history: &RunHistory) -> Vec<String> {
+    let Some(step) = &history.last_step else { return Vec::new() };
+    let flops = history.throughput(|step| step.flops_per_second).unwrap_or(0.0);
+    let mut metrics = vec![format!("loss {:<6}", format_loss(step.loss))];
+    metrics.extend(history.val_loss.map(|loss| format!("val {:<6}", format_loss(loss))));
+    metrics.push(format!("grad norm {:<4}", format_si(step.grad_norm)));
+    metrics.push(format!("lr {:<7}", format!("{:.2e}", step.lr)));
+    metrics.push(format!("{:<11}", format_token_rate(token_rate(history).unwrap_or(0.0))));
+    metrics.push(format!("{:<12}", format_si_unit(flops, "FLOP/s")));
+    metrics.push(format!("FLOPs = {}", sanitize(&history.about.flops_formula)));
+    metrics
+}
+
+fn token_rate(history: &RunHistory) -> Option<f64> {
+    history.throughput(|step| step.tokens_per_second)
+}
+
+/// The step time as a bar of its phases, with a legend.
+fn step_times(history: &RunHistory, width: usize) -> Vec<String> {
+    let times = history.step_times();
+    let phases = times.phases();
+    let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
+    if sum <= 0.0 || !sum.is_finite() {
+        return Vec::new();
+    }
+    let label = format!("{}/step ", format_time(times.step));
+    let bar_width = width.saturating_sub(label.chars().count()).min(60);
+    let mut bar = label;
+    let (mut elapsed, mut drawn) = (0.0, 0);
+    let mut legend = Vec::new();
+    let styles = PHASE_STYLES.into_iter().zip(history.visible_phases);
+    for ((phase, seconds), ((pattern, style), is_visible)) in phases.iter().zip(styles) {
+        elapsed += seconds;
+        // Rounds the ends of the segments, not their lengths, so that these add up to the bar.
+        let end = (elapsed / sum * bar_width as f64).round() as usize;
+        let segment = pattern.to_string().repeat(end.saturating_sub(drawn));
+        bar.push_str(&format!("{style}{segment}{style:#}"));
+        drawn = end.max(drawn);
+        let percent = seconds / sum * 100.0;
+        if is_visible {
+            // Communication overlapped with computation takes no step time.
+            let exposed = if *phase == "communication" { "exposed " } else { "" };
+            legend.push(format!("{pattern} {exposed}{phase} {percent:>2.0}%"));
+        }
+    }
+    let mut lines = vec![bar];
+    lines.extend(
+        wrap(&legend, VALUE_GAP, width).iter().map(|line| colour_legend(&fit(line, width))),
+    );
+    lines
+}
+
+/// Colours the patterns in a line of the legend.
+fn colour_legend(line: &str) -> String {
+    let colour = |line: String, (pattern, style): (char, Style)| {
+        line.replace(pattern, &format!("{style}{pattern}{style:#}"))
+    };
+    PHASE_STYLES.into_iter().fold(line.to_owned(), colour)
+}
+
+/// Legend of the plot, last checkpoint and run folder.
+fn footer(history: &RunHistory, width: usize) -> String {
+    let mut text = format!("⠒ train  {VAL_MARKER} val");
+    if let Some(step) = history.checkpoint {
+        text.push_str(&format!("{ITEM_GAP}checkpoint at step {step}"));
+    }
+    text.push_str(&format!("{ITEM_GAP}{}", name(&history.about.folder)));
+    format!("{FAINT}{}{FAINT:#}", fit(&text, width))
+}
+
+/// The first line of a log.
+pub fn log_header(about: &RunInfo) -> String {
+    format!("{}\n", header(about, usize::MAX).join(ITEM_GAP))
+}
+
+/// A log line of the last step, with the validation loss since the previous line.
+pub fn log_line(history: &RunHistory, val_loss: Option<f64>, now: f64) -> String {
+    let (done, steps) = (history.done(), history.steps());
+    let mut values = vec![format!("step {done}/{steps}")];
+    if let Some(step) = &history.last_step {
+        values.push(format!("loss {}", format_loss(step.loss)));
+    }
+    values.extend(val_loss.map(|loss| format!("val {}", format_loss(loss))));
+    values.extend(token_rate(history).map(format_token_rate));
+    let flops = history.throughput(|step| step.flops_per_second);
+    values.extend(flops.map(|flops| format_si_unit(flops, "FLOP/s")));
+    values.extend(history.eta(now).map(|eta| format!("eta {}", format_duration(eta))));
+    values.join(VALUE_GAP) + "\n"
+}
+
+/// The summary at the end of a run, wrapped to `width`.
+pub fn summary(summary: &Summary, width: usize) -> String {
+    let (style, outcome) = match summary.reason {
+        EndReason::Completed => (GOOD, "done"),
+        EndReason::Interrupted => (WARNING, "interrupted; checkpoint saved"),
+    };
+    let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", sanitize(&summary.folder));
+    let steps = pluralize(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
+    // Without a step in this launch there is no loss.
+    if summary.loss.is_nan() {
+        return format!(
+            "{style}{outcome}{style:#}: no steps in this launch, {steps} in total\n{folder}"
+        );
+    }
+    let mut values = vec![format!("{outcome}: {steps} in {}", format_duration(summary.seconds))];
+    values.push(format!("loss {}", format_loss(summary.loss)));
+    values.extend(summary.val_loss.map(|loss| format!("val {}", format_loss(loss))));
+    values.push(format_token_rate(summary.tokens_per_second));
+    values.push(format_si_unit(summary.flops_per_second, "FLOP/s"));
+    let text = wrap(&values, ", ", width.saturating_sub(1)).join(",\n");
+    let text = text.replacen(outcome, &format!("{style}{outcome}{style:#}"), 1);
+    format!("{text}\n{}{folder}", usage::tables(summary))
+}
+
+/// A text sampled from the model, which may contain any characters.
+pub fn sample(text: &str) -> String {
+    let lines: Vec<String> = text.trim_end().lines().map(sanitize).collect();
+    format!("{HEADING}sample:{HEADING:#}\n{}\n", lines.join("\n"))
+}

@@ -1,0 +1,219 @@
+//! The state of a run, accumulated from its events. No I/O; times are arguments, in seconds since
+//! the start.
+
+use std::collections::VecDeque;
+
+use regatta_train::metrics::{Event, RunInfo, StepMetrics, StepSeconds, Summary};
+
+/// Steps over which throughput and times are averaged.
+const WINDOW: usize = 50;
+/// Phases of a step.
+pub const PHASES: usize = 7;
+/// Fraction of a step from which a phase is in the legend.
+const VISIBLE_FRACTION: f64 = 0.005;
+/// Upper bound on points of a loss history; no terminal has as many dots.
+const MAX_POINTS: usize = 4096;
+
+/// Losses over steps, downsampled so that memory is bounded.
+#[derive(Debug, Clone, Default)]
+pub struct LossHistory {
+    points: Vec<(f64, f64)>,
+    /// Number of losses averaged per point.
+    bucket_size: usize,
+    /// Sum of steps, sum of losses and count of the incomplete last point.
+    bucket: (f64, f64, usize),
+}
+
+impl LossHistory {
+    /// Adds the loss of a step.
+    pub fn add(&mut self, step: u64, loss: f64) {
+        self.bucket_size = self.bucket_size.max(1);
+        let (steps, losses, count) = self.bucket;
+        self.bucket = (steps + step as f64, losses + loss, count + 1);
+        if self.bucket.2 >= self.bucket_size {
+            let (steps, losses, count) = std::mem::take(&mut self.bucket);
+            self.points.push((steps / count as f64, losses / count as f64));
+        }
+        if self.points.len() >= MAX_POINTS {
+            let mean = |pair: &[(f64, f64)]| {
+                let n = pair.len() as f64;
+                (
+                    pair.iter().map(|p| p.0).sum::<f64>() / n,
+                    pair.iter().map(|p| p.1).sum::<f64>() / n,
+                )
+            };
+            self.points = self.points.chunks(2).map(mean).collect();
+            self.bucket_size *= 2;
+        }
+    }
+
+    /// Steps and losses.
+    pub fn points(&self) -> &[(f64, f64)] {
+        &self.points
+    }
+}
+
+/// The state of a run.
+#[derive(Debug, Clone, Default)]
+pub struct RunHistory {
+    /// Description of the run.
+    pub about: RunInfo,
+    /// Metrics of the last step.
+    pub last_step: Option<StepMetrics>,
+    /// The last validation loss.
+    pub val_loss: Option<f64>,
+    /// Training losses.
+    pub train_losses: LossHistory,
+    /// Validation losses.
+    pub val_losses: LossHistory,
+    /// Step of the last checkpoint.
+    pub checkpoint: Option<u64>,
+    /// Summary at the end.
+    pub summary: Option<Summary>,
+    /// Phases of a step shown in the legend, in the order of [`StepSeconds::phases`]. A phase that
+    /// was visible once stays, so that the layout is stable.
+    pub visible_phases: [bool; PHASES],
+    /// Recent steps with their times.
+    recent: VecDeque<(f64, StepMetrics)>,
+}
+
+impl RunHistory {
+    /// Applies an event.
+    pub fn on_event(&mut self, event: &Event, now: f64) {
+        match event {
+            Event::Start(about) => self.about = (**about).clone(),
+            Event::Step(step) => self.add_step(step, now),
+            Event::Validation { step, loss } => self.add_validation(*step, *loss),
+            Event::Checkpoint { step, .. } => self.checkpoint = Some(*step),
+            Event::End(summary) => self.summary = Some((**summary).clone()),
+            Event::Note(_) | Event::Sample(_) => {}
+        }
+    }
+
+    /// Replaces the losses by those recorded before a resume. Steps after the checkpoint are repeated,
+    /// so their losses are dropped; throughput does not include earlier steps.
+    pub fn restore(&mut self, recorded: &[Event]) {
+        (self.train_losses, self.val_losses) = Default::default();
+        for event in recorded {
+            match event {
+                Event::Step(step) => self.train_losses.add(step.step, step.loss),
+                Event::Validation { step, loss } => self.add_validation(*step, *loss),
+                _ => {}
+            }
+        }
+    }
+
+    fn add_step(&mut self, step: &StepMetrics, now: f64) {
+        self.train_losses.add(step.step, step.loss);
+        if let Some(loss) = step.val_loss {
+            self.add_validation(step.step, loss);
+        }
+        if self.recent.len() >= WINDOW {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((now, step.clone()));
+        self.last_step = Some(step.clone());
+        let phases = self.step_times().phases();
+        let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
+        for (visible, (_, seconds)) in self.visible_phases.iter_mut().zip(phases) {
+            *visible |= seconds > VISIBLE_FRACTION * sum;
+        }
+    }
+
+    fn add_validation(&mut self, step: u64, loss: f64) {
+        self.val_losses.add(step, loss);
+        self.val_loss = Some(loss);
+    }
+
+    /// Completed steps.
+    pub fn done(&self) -> u64 {
+        self.last_step.as_ref().map_or(self.about.start_step, |step| step.step)
+    }
+
+    /// Total steps of the run.
+    pub fn steps(&self) -> u64 {
+        self.last_step.as_ref().map_or(self.about.steps, |step| step.steps).max(1)
+    }
+
+    /// Estimated seconds to the last step, from the recent steps.
+    pub fn eta(&self, now: f64) -> Option<f64> {
+        let ((first, from), (last, to)) = (self.recent.front()?, self.recent.back()?);
+        let steps = to.step.saturating_sub(from.step) as f64;
+        // The interval between steps includes validations and checkpoints.
+        let interval = if steps > 0.0 { (last - first) / steps } else { to.seconds.step };
+        let remaining = to.steps.saturating_sub(to.step) as f64;
+        Some((remaining * interval - (now - last)).max(0.0))
+    }
+
+    /// The harmonic mean of a throughput over the recent steps, which have the same number of tokens.
+    pub fn throughput(&self, of: fn(&StepMetrics) -> f64) -> Option<f64> {
+        let times = self.recent.iter().map(|(_, step)| 1.0 / of(step));
+        let mean = times.sum::<f64>() / self.recent.len() as f64;
+        (mean.is_finite() && mean > 0.0).then(|| 1.0 / mean)
+    }
+
+    /// Mean times of the recent steps by phase.
+    pub fn step_times(&self) -> StepSeconds {
+        let n = self.recent.len().max(1) as f64;
+        let mean = |of: fn(&StepSeconds) -> f64| {
+            self.recent.iter().map(|(_, step)| of(&step.seconds)).sum::<f64>() / n
+        };
+        StepSeconds {
+            step: mean(|s| s.step),
+            data: mean(|s| s.data),
+            forward: mean(|s| s.forward),
+            backward: mean(|s| s.backward),
+            communication: mean(|s| s.communication),
+            optimizer: mean(|s| s.optimizer),
+            checkpoint: mean(|s| s.checkpoint),
+            other: mean(|s| s.other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loss_history_of_a_long_run_is_downsampled_to_means() {
+        let mut history = LossHistory::default();
+        (1..=1_000_000).for_each(|step| history.add(step, step as f64));
+        let points = history.points();
+        assert!((1000..MAX_POINTS).contains(&points.len()), "{}", points.len());
+        assert!(points.iter().all(|(step, loss)| step == loss));
+        assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0));
+    }
+
+    #[test]
+    fn restored_steps_are_in_the_losses_but_not_in_the_throughput() {
+        let mut history = RunHistory::default();
+        let step = StepMetrics { step: 1, loss: 4.0, ..Default::default() };
+        history.restore(&[Event::Step(Box::new(step)), Event::Validation { step: 1, loss: 3.0 }]);
+        assert_eq!(history.train_losses.points(), [(1.0, 4.0)]);
+        assert_eq!((history.val_loss, history.done(), history.eta(0.0)), (Some(3.0), 0, None));
+    }
+
+    #[test]
+    fn eta_and_throughput_follow_the_recent_steps() {
+        let mut history = RunHistory::default();
+        assert_eq!((history.eta(0.0), history.throughput(|s| s.tokens_per_second)), (None, None));
+        for step in 1..=100u64 {
+            let seconds = StepSeconds { step: 0.1, ..Default::default() };
+            let interval = if step <= 40 { 1.0 } else { 0.5 };
+            let metrics = StepMetrics {
+                step,
+                steps: 200,
+                seconds,
+                tokens_per_second: 10.0,
+                ..Default::default()
+            };
+            history.on_event(&Event::Step(Box::new(metrics)), 1000.0 + step as f64 * interval);
+        }
+        assert_eq!(history.eta(1050.0), Some(50.0));
+        assert_eq!(history.eta(1051.0), Some(49.0));
+        assert_eq!(history.eta(9999.0), Some(0.0));
+        let rate = history.throughput(|s| s.tokens_per_second).unwrap();
+        assert!((rate - 10.0).abs() < 1e-9, "{rate}");
+    }
+}

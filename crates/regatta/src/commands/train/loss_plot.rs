@@ -1,0 +1,189 @@
+//! Plot of the loss in Braille characters of 2 x 4 dots. No I/O.
+
+use anstyle::{AnsiColor, Style};
+
+/// Style of training losses.
+const TRAIN_STYLE: Style = AnsiColor::Cyan.on_default();
+/// Style of validation losses.
+const VAL_STYLE: Style = AnsiColor::Yellow.on_default().bold();
+/// Marker of a validation loss.
+pub const VAL_MARKER: char = 'o';
+/// Columns of the y-axis and its labels.
+const Y_AXIS_WIDTH: usize = 8;
+
+/// Bits of the dots of a Braille character (U+2800), by column and row.
+const DOT_BITS: [[u32; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
+
+/// Points `(step, loss)` to plot.
+pub struct LossPlot<'a> {
+    /// Training losses, drawn as a line.
+    pub train: &'a [(f64, f64)],
+    /// Validation losses, drawn as markers.
+    pub val: &'a [(f64, f64)],
+    /// Total steps: the end of the x-axis.
+    pub steps: f64,
+}
+
+/// Draws the plot and its axes in `width` x `height` characters. Empty without finite losses.
+pub fn draw(plot: &LossPlot<'_>, width: usize, height: usize) -> Vec<String> {
+    let (columns, rows) = (width.saturating_sub(Y_AXIS_WIDTH), height.saturating_sub(1));
+    if columns < 4 || rows < 2 {
+        return Vec::new();
+    }
+    let train = column_means(plot.train, plot.steps, 2 * columns);
+    let val: Vec<(usize, f64)> = plot
+        .val
+        .iter()
+        .filter(|(_, loss)| loss.is_finite())
+        .map(|(step, loss)| (dot_column(*step, plot.steps, 2 * columns), *loss))
+        .collect();
+    let all = train.iter().flatten().copied().chain(val.iter().map(|(_, loss)| *loss));
+    let Some((low, high)) = range(all) else { return Vec::new() };
+    let dot_row = |loss: f64| {
+        let down = (high - loss) / (high - low) * (4 * rows - 1) as f64;
+        (down.round() as usize).min(4 * rows - 1)
+    };
+    let mut cells = vec![vec![0u32; columns]; rows];
+    for (column, from, to) in line_segments(&train, dot_row) {
+        for row in from.min(to)..=from.max(to) {
+            cells[row / 4][column / 2] |= DOT_BITS[column % 2][row % 4];
+        }
+    }
+    let mut markers = vec![vec![false; columns]; rows];
+    val.iter().for_each(|(column, loss)| markers[dot_row(*loss) / 4][column / 2] = true);
+    let mut lines: Vec<String> = (0..rows)
+        .map(|row| {
+            let label = match row {
+                0 => format!("{high:>6.3}"),
+                _ if row == rows - 1 => format!("{low:>6.3}"),
+                _ => " ".repeat(6),
+            };
+            format!("{:.6} │{}", label, text_row(&cells[row], &markers[row]))
+        })
+        .collect();
+    lines.push(x_axis(plot.steps, columns));
+    lines
+}
+
+/// The dot column of a step.
+fn dot_column(step: f64, steps: f64, columns: usize) -> usize {
+    ((step / steps.max(1.0) * (columns - 1) as f64).round() as usize).min(columns - 1)
+}
+
+/// The mean loss of each dot column, `None` without losses.
+fn column_means(points: &[(f64, f64)], steps: f64, columns: usize) -> Vec<Option<f64>> {
+    let mut sums = vec![(0.0, 0usize); columns];
+    for (step, loss) in points.iter().filter(|(_, loss)| loss.is_finite()) {
+        let sum = &mut sums[dot_column(*step, steps, columns)];
+        *sum = (sum.0 + loss, sum.1 + 1);
+    }
+    sums.into_iter().map(|(sum, n)| (n > 0).then(|| sum / n as f64)).collect()
+}
+
+/// Minimum and maximum, widened if equal.
+fn range(losses: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    let range = losses.fold(None, |range: Option<(f64, f64)>, loss| {
+        Some(range.map_or((loss, loss), |(low, high)| (low.min(loss), high.max(loss))))
+    });
+    range.map(|(low, high)| if high - low < 1e-6 { (low - 0.5, high + 0.5) } else { (low, high) })
+}
+
+/// `(column, first row, last row)` of the dots of a continuous line through the means, interpolated
+/// over columns without losses.
+fn line_segments(
+    means: &[Option<f64>],
+    dot_row: impl Fn(f64) -> usize,
+) -> Vec<(usize, usize, usize)> {
+    let known: Vec<(usize, f64)> =
+        means.iter().enumerate().filter_map(|(column, mean)| Some((column, (*mean)?))).collect();
+    let mut segments: Vec<(usize, usize, usize)> = known
+        .first()
+        .map(|(column, loss)| (*column, dot_row(*loss), dot_row(*loss)))
+        .into_iter()
+        .collect();
+    for pair in known.windows(2) {
+        let ((from, a), (to, b)) = (pair[0], pair[1]);
+        let mut last = dot_row(a);
+        for column in from + 1..=to {
+            let fraction = (column - from) as f64 / (to - from) as f64;
+            let row = dot_row(a + fraction * (b - a));
+            segments.push((column, last, row));
+            last = row;
+        }
+    }
+    segments
+}
+
+/// A row of characters, with one escape sequence per change of colour.
+fn text_row(cells: &[u32], markers: &[bool]) -> String {
+    let last = cells.iter().zip(markers).rposition(|(dots, marker)| *dots != 0 || *marker);
+    let used = last.map_or(0, |last| last + 1);
+    let mut text = String::new();
+    let mut open: Option<Style> = None;
+    for (dots, marker) in cells.iter().zip(markers).take(used) {
+        let style = if *marker { VAL_STYLE } else { TRAIN_STYLE };
+        if open != Some(style) {
+            text.push_str(&open.map_or_else(String::new, |open| format!("{open:#}")));
+            text.push_str(&style.to_string());
+            open = Some(style);
+        }
+        text.push(match (marker, dots) {
+            (true, _) => VAL_MARKER,
+            (_, 0) => ' ',
+            (_, dots) => char::from_u32(0x2800 + dots).unwrap_or(' '),
+        });
+    }
+    text + &open.map_or_else(String::new, |open| format!("{open:#}"))
+}
+
+/// The x-axis.
+fn x_axis(steps: f64, columns: usize) -> String {
+    let last = format!(" {steps:.0}");
+    let rule = "─".repeat(columns.saturating_sub(last.len()));
+    format!("{:>6} └{rule}{last}", 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(plot: &LossPlot<'_>, width: usize, height: usize) -> Vec<String> {
+        let strip = |line: &String| anstream::adapter::strip_str(line).to_string();
+        draw(plot, width, height).iter().map(strip).collect()
+    }
+
+    #[test]
+    fn decreasing_losses_are_drawn_with_axes_and_validation_markers() {
+        let train: Vec<(f64, f64)> =
+            (0..=60).map(|step| (f64::from(step), 4.0 / (1.0 + f64::from(step) / 10.0))).collect();
+        let val = [(30.0, 1.2), (60.0, 0.7)];
+        let plot = LossPlot { train: &train, val: &val, steps: 100.0 };
+        let expected = [
+            " 3.818 │⢹",
+            "       │⠈⢧",
+            "       │ ⠘⢦⡀",
+            "       │   ⠳⢤⣀o",
+            " 0.571 │     ⠈⠙⠒⠲⠤⠤⣄⣀o",
+            "     0 └────────────────── 100",
+        ];
+        assert_eq!(plain(&plot, 30, 6), expected, "{}", plain(&plot, 30, 6).join("\n"));
+    }
+
+    #[test]
+    fn sparse_points_are_interpolated_and_no_points_draw_nothing() {
+        let none = LossPlot { train: &[], val: &[], steps: 10.0 };
+        assert!(draw(&none, 80, 10).is_empty());
+        let nan = LossPlot { train: &[(1.0, f64::NAN)], val: &[], steps: 10.0 };
+        assert!(draw(&nan, 80, 10).is_empty());
+        let two = LossPlot { train: &[(0.0, 1.0), (10.0, 1.0)], val: &[], steps: 10.0 };
+        let lines = plain(&two, 20, 4);
+        assert!(lines[1].chars().skip(8).all(|dots| dots == '⠒' || dots == '⠤'), "{lines:?}");
+        assert_eq!(lines[1].chars().count(), 20);
+        for (width, height) in [(0, 0), (9, 9), (12, 1), (12, 3), (300, 100)] {
+            let lines = plain(&two, width, height);
+            assert!(
+                lines.len() <= height && lines.iter().all(|l| l.chars().count() <= width.max(1))
+            );
+        }
+    }
+}

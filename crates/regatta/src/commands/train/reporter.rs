@@ -1,0 +1,146 @@
+//! Consumes the events of a run: shows the progress, and records metrics in the run folder.
+//!
+//! Rank 0 itself records the metrics, so that those of a step are written before its checkpoint. A
+//! resumed run then has the metrics of every step, whichever process was killed.
+
+use std::io::Stdout;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
+
+use super::args::TrainArgs;
+use super::terminal::{OutputMode, TerminalOutput, terminal_size};
+
+/// Interval of dashboard updates between events.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
+
+type SharedOutput = Arc<Mutex<TerminalOutput<Stdout>>>;
+
+/// Shows the progress of a run on standard output.
+pub struct ProgressReporter {
+    output: SharedOutput,
+    start: Instant,
+    run_dir: PathBuf,
+    /// Started by the first event: the launcher forks before it, and a thread does not survive a
+    /// fork.
+    refresh: Option<RefreshThread>,
+    has_dashboard: bool,
+}
+
+impl ProgressReporter {
+    /// A reporter of the run in `run_dir`.
+    pub fn new(args: &TrainArgs, run_dir: &Path) -> Self {
+        let mode = OutputMode::of_stdout(args.json);
+        let output = TerminalOutput::new(mode, std::io::stdout(), Box::new(terminal_size));
+        Self {
+            output: Arc::new(Mutex::new(output)),
+            start: Instant::now(),
+            run_dir: run_dir.to_owned(),
+            refresh: None,
+            has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
+        }
+    }
+
+    /// Handles an event of rank 0 in JSON.
+    pub fn on_event_json(&mut self, text: &str) {
+        match serde_json::from_str(text) {
+            Ok(event) => self.on_event(&event),
+            Err(error) => {
+                let note = format!("cannot parse an event of rank 0: {error}");
+                self.on_event(&Event::Note(note));
+            }
+        }
+    }
+
+    /// Handles an event.
+    pub fn on_event(&mut self, event: &Event) {
+        if self.has_dashboard && self.refresh.is_none() {
+            self.refresh = RefreshThread::start(self.output.clone(), self.start);
+        }
+        let mut output = lock(&self.output);
+        // The loss plot of a resumed run includes the earlier steps.
+        if let Event::Start(about) = event
+            && about.start_step > 0
+        {
+            let file = self.run_dir.join(METRICS_FILE);
+            output.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
+        }
+        output.on_event(event, self.start.elapsed().as_secs_f64());
+    }
+
+    /// Erases the dashboard before other output.
+    pub fn hide_dashboard(&mut self) {
+        lock(&self.output).hide_dashboard();
+    }
+}
+
+/// Records events in the run folder.
+pub struct EventRecorder {
+    run_dir: PathBuf,
+    tensorboard: bool,
+    /// Opened by the first event, which has the number of steps done before.
+    recorder: Option<Recorder>,
+}
+
+impl EventRecorder {
+    /// Records in `run_dir`, also for TensorBoard if enabled.
+    pub fn new(run_dir: &Path, tensorboard: bool) -> Self {
+        Self { run_dir: run_dir.to_owned(), tensorboard, recorder: None }
+    }
+
+    /// Records an event. Returns a warning if that fails.
+    pub fn record(&mut self, event: &Event) -> Option<String> {
+        let now = unix_time();
+        if let Event::Start(about) = event {
+            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let (recorder, warning) =
+                Recorder::open(&self.run_dir, self.tensorboard, about.start_step, &host, now);
+            self.recorder = Some(recorder);
+            return warning;
+        }
+        self.recorder.as_mut().and_then(|recorder| recorder.record(event, now))
+    }
+}
+
+/// Redraws the dashboard periodically until it is dropped.
+struct RefreshThread {
+    /// Dropping the sender ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RefreshThread {
+    fn start(output: SharedOutput, start: Instant) -> Option<Self> {
+        let (stop, stopped) = channel();
+        let refresh = move || {
+            while stopped.recv_timeout(REFRESH_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                lock(&output).refresh(start.elapsed().as_secs_f64());
+            }
+        };
+        let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(refresh).ok()?;
+        Some(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for RefreshThread {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<Stdout>> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Seconds since the Unix epoch.
+fn unix_time() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0.0, |now| now.as_secs_f64())
+}

@@ -1,0 +1,149 @@
+//! Checks and locks the run folder. It must be new, without training progress, or hold the same run.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use regatta_train::checkpoint;
+use regatta_train::config::{Config, KEYS, Resume};
+use regatta_train::lock_file::{LockResult, lock_file};
+use regatta_train::metrics::{JsonLines, METRICS_FILE};
+use regatta_train::run;
+
+/// Lock file of the run folder, locked by rank 0 during the run.
+const LOCK_FILE: &str = "train.lock";
+
+/// Subfolder of the run folder with the launch folders of later launches.
+const RELAUNCH_FOLDER: &str = "relaunch";
+
+/// Contents of a run folder.
+#[derive(Debug, Default, PartialEq)]
+struct RunDirContents {
+    /// A launch used the folder before.
+    launched: bool,
+    /// There are metrics of steps.
+    has_steps: bool,
+    has_checkpoints: bool,
+    /// The configuration of the run, if it can be parsed.
+    config: Option<Config>,
+}
+
+/// How a launch uses the run folder.
+#[derive(Debug, PartialEq)]
+enum RunDirUse {
+    New,
+    /// An earlier launch used it: it trained no step, or its run is resumed.
+    Relaunch,
+}
+
+/// The launch folder of launch `id` in a run folder. Fails if the folder holds another run, or one
+/// that cannot be resumed.
+pub fn launch_folder(folder: &Path, config: &Config, id: &str) -> Result<PathBuf> {
+    match check(&read_contents(folder, config), config) {
+        Ok(RunDirUse::New) => Ok(folder.to_owned()),
+        Ok(RunDirUse::Relaunch) => Ok(relaunch_folder(folder, id)),
+        Err(why) => {
+            let folder = folder.display();
+            bail!(
+                "{folder} already contains a run{why}: resume it with --resume {folder}, or choose \
+                 another --run-dir"
+            )
+        }
+    }
+}
+
+/// The launch folder of a later launch, next to the logs of earlier ones.
+pub fn relaunch_folder(folder: &Path, id: &str) -> PathBuf {
+    folder.join(RELAUNCH_FOLDER).join(id)
+}
+
+/// The error is the reason why an existing run is not resumed, possibly empty.
+fn check(contents: &RunDirContents, config: &Config) -> Result<RunDirUse, String> {
+    let resumes = contents.has_checkpoints && config.checkpoint.resume == Resume::Auto;
+    match (contents.has_steps || contents.has_checkpoints, resumes) {
+        (false, _) if contents.launched => Ok(RunDirUse::Relaunch),
+        (false, _) => Ok(RunDirUse::New),
+        (true, false) => Err(String::new()),
+        (true, true) => match contents.config.as_ref().map(|saved| difference(saved, config)) {
+            None => Err(" whose configuration cannot be read".to_owned()),
+            Some(None) => Ok(RunDirUse::Relaunch),
+            Some(Some(difference)) => Err(format!(" with {difference}")),
+        },
+    }
+}
+
+/// The first key in which two runs differ, except where they start from.
+fn difference(saved: &Config, new: &Config) -> Option<String> {
+    let keys = KEYS.iter().filter(|key| key.full_name() != "checkpoint.resume");
+    let mut values = keys.map(|key| (key.full_name(), key.get(saved), key.get(new)));
+    let (key, saved, new) = values.find(|(_, saved, new)| saved != new)?;
+    Some(format!("{key}={saved}, not {new}"))
+}
+
+fn read_contents(folder: &Path, config: &Config) -> RunDirContents {
+    let path = folder.join(run::CONFIG);
+    let text = std::fs::read_to_string(&path).ok();
+    let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
+    let checkpoints = run::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
+    let steps = JsonLines::read(&folder.join(METRICS_FILE), u64::MAX).unwrap_or_default();
+    RunDirContents {
+        launched: text.is_some() || folder.join("events.jsonl").exists(),
+        has_steps: !steps.is_empty(),
+        has_checkpoints: checkpoint::has_checkpoint(&checkpoints).unwrap_or(false),
+        config: saved,
+    }
+}
+
+/// Locks a run folder until the result is dropped. Returns `None` if the file system does not
+/// support locks.
+pub fn lock(folder: &Path) -> Result<Option<File>> {
+    let path = folder.join(LOCK_FILE);
+    let shown = || path.display().to_string();
+    std::fs::create_dir_all(folder).with_context(shown)?;
+    match lock_file(&path).with_context(shown)? {
+        LockResult::Locked(file) => Ok(Some(file)),
+        LockResult::Unsupported => Ok(None),
+        LockResult::HeldBy(owner) => bail!(
+            "{} is in use by another job ({owner}): stop it, or choose another --run-dir",
+            folder.display()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use regatta_train::config;
+
+    use super::*;
+
+    fn config(words: &[&str]) -> Config {
+        config::resolve(None, words).unwrap().config
+    }
+
+    #[test]
+    fn a_run_folder_is_reused_by_the_same_run_or_without_progress() {
+        let auto = config(&["steps=7"]);
+        let same = || Some(config(&["steps=7", "resume=never"]));
+        assert_eq!(check(&RunDirContents::default(), &auto), Ok(RunDirUse::New));
+        let failed = RunDirContents { launched: true, config: same(), ..Default::default() };
+        assert_eq!(check(&failed, &auto), Ok(RunDirUse::Relaunch));
+        let run = RunDirContents {
+            launched: true,
+            has_steps: true,
+            has_checkpoints: true,
+            config: same(),
+        };
+        assert_eq!(check(&run, &auto), Ok(RunDirUse::Relaunch));
+        let error = |contents: &RunDirContents, words: &[&str]| {
+            check(contents, &config(words)).unwrap_err()
+        };
+        assert_eq!(error(&run, &["steps=8"]), " with train.steps=7, not 8");
+        for resume in ["resume=never", "resume=other"] {
+            assert_eq!(error(&run, &["steps=7", resume]), "");
+        }
+        let no_checkpoints = RunDirContents { has_checkpoints: false, config: same(), ..run };
+        assert_eq!(error(&no_checkpoints, &["steps=7"]), "");
+        let unreadable = RunDirContents { has_checkpoints: true, config: None, ..no_checkpoints };
+        assert!(error(&unreadable, &["steps=7"]).contains("cannot be read"));
+    }
+}

@@ -1,0 +1,266 @@
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use regatta_train::metrics::{FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
+
+use super::*;
+
+/// A shared in-memory writer.
+#[derive(Clone, Default)]
+struct Buffer(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Buffer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Buffer {
+    fn take(&self) -> String {
+        String::from_utf8(self.0.take()).unwrap()
+    }
+}
+
+fn begin() -> Event {
+    Event::Start(Box::new(RunInfo {
+        model: "tiny".to_owned(),
+        parameters: 804_096,
+        ranks: 2,
+        hosts: 1,
+        threads: 4,
+        precision: "f32".to_owned(),
+        kernels: "avx512".to_owned(),
+        data: "builtin".to_owned(),
+        data_tokens: 1_203_000,
+        steps: 600,
+        log_interval: 100,
+        flops_formula: FLOPS_FORMULA.to_owned(),
+        folder: "runs/1".to_owned(),
+        ..Default::default()
+    }))
+}
+
+fn step(step: u64) -> Event {
+    let seconds = StepSeconds {
+        step: 0.1,
+        data: 0.002,
+        forward: 0.03,
+        backward: 0.055,
+        communication: 0.003,
+        optimizer: 0.01,
+        ..Default::default()
+    };
+    Event::Step(Box::new(StepMetrics {
+        step,
+        steps: 600,
+        loss: 4.0 / (1.0 + step as f64 / 60.0),
+        lr: 9.1e-4,
+        grad_norm: 0.52,
+        tokens_per_second: 121_034.0,
+        flops_per_second: 38.24e9,
+        seconds,
+        ..Default::default()
+    }))
+}
+
+fn end() -> Event {
+    Event::End(Box::new(Summary {
+        step: 600,
+        loss: 1.5,
+        val_loss: Some(1.6),
+        seconds: 58.2,
+        tokens_per_second: 121_034.0,
+        flops_per_second: 38.24e9,
+        folder: "runs/1".to_owned(),
+        ..Default::default()
+    }))
+}
+
+fn history(steps: u64) -> RunHistory {
+    let mut history = RunHistory::default();
+    history.on_event(&begin(), 0.0);
+    for n in 1..=steps {
+        history.on_event(&step(n), n as f64 / 10.0);
+        if n % 100 == 0 {
+            let loss = 5.0 / (1.0 + n as f64 / 60.0);
+            history.on_event(&Event::Validation { step: n, loss }, 0.0);
+        }
+    }
+    history
+}
+
+fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<String> {
+    let lines = dashboard::render(history, TerminalSize { width, height }, now);
+    lines.iter().map(|line| strip_str(line).to_string()).collect()
+}
+
+#[test]
+fn dashboard_80x24_shows_all_sections() {
+    let shown = render(&history(300), 80, 24, 30.0).join("\n");
+    let expected = include_str!("frame-80x24.txt");
+    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
+}
+
+#[test]
+fn dashboard_wraps_in_a_narrow_terminal() {
+    let shown = render(&history(300), 40, 24, 30.0).join("\n");
+    let expected = include_str!("frame-40x24.txt");
+    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
+}
+
+#[test]
+fn dashboard_in_a_small_terminal_keeps_metrics_and_plot() {
+    let shown = render(&history(300), 40, 12, 30.0).join("\n");
+    let expected = include_str!("frame-40x12.txt");
+    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
+}
+
+#[test]
+fn dashboard_layout_does_not_depend_on_the_number_of_digits() {
+    let label_columns = |scale: f64| {
+        let mut history = history(99);
+        for n in 100..150 {
+            let Event::Step(mut step) = step(n) else { panic!() };
+            step.tokens_per_second *= scale;
+            step.flops_per_second *= scale;
+            step.seconds.data *= scale;
+            history.on_event(&Event::Step(step), n as f64 / 10.0);
+        }
+        let columns = |line: String| ["grad norm", "lr", "data"].map(|label| line.find(label));
+        render(&history, 80, 24, 30.0).into_iter().map(columns).collect::<Vec<_>>()
+    };
+    for scale in [0.01, 0.1, 3.3, 7.0] {
+        assert_eq!(label_columns(scale), label_columns(1.0), "{scale}");
+    }
+}
+
+#[test]
+fn dashboard_never_exceeds_the_terminal() {
+    for steps in [0, 1, 2, 300, 600] {
+        let history = history(steps);
+        for width in [1, 20, 21, 39, 40, 41, 80, 200] {
+            for height in [1, 2, 5, 9, 10, 12, 24, 60] {
+                let lines = render(&history, width, height, 30.0);
+                assert!(lines.len() < height.max(2), "{width}x{height}: {}", lines.len());
+                let widest = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
+                assert!(widest < width.max(21), "{width}x{height}: {widest}");
+            }
+        }
+    }
+}
+
+#[test]
+fn escape_sequences_in_names_are_sanitized() {
+    let mut history = history(3);
+    history.about.model = "\x1b[2Jevil\u{202e}".to_owned();
+    history.about.folder = "a\nb".to_owned();
+    assert!(
+        render(&history, 80, 24, 1.0).iter().all(|line| !line.contains(['\x1b', '\n', '\u{202e}']))
+    );
+    assert!(!dashboard::sample("x\x1b[31my").contains("\x1b[31m"));
+}
+
+/// An output to a buffer, and the terminal size it sees.
+fn output(mode: OutputMode) -> (TerminalOutput<Buffer>, Buffer, Arc<Mutex<TerminalSize>>) {
+    let buffer = Buffer::default();
+    let size = Arc::new(Mutex::new(TerminalSize { width: 80, height: 24 }));
+    let current = size.clone();
+    let get_size = Box::new(move || *current.lock().unwrap());
+    (TerminalOutput::new(mode, buffer.clone(), get_size), buffer, size)
+}
+
+#[test]
+fn dashboard_is_redrawn_in_place_at_most_ten_times_per_second() {
+    let (mut output, buffer, size) = output(OutputMode::Dashboard { colour: false });
+    output.on_event(&begin(), 0.0);
+    let first = buffer.take();
+    let rows = first.matches("\r\n").count();
+    assert!(first.starts_with("\x1b[?25l") && first.ends_with("\x1b[J\x1b[?25h"), "{first:?}");
+    output.on_event(&step(1), 0.05);
+    output.refresh(0.09);
+    assert_eq!(buffer.take(), "");
+    output.on_event(&step(2), 0.1);
+    let second = buffer.take();
+    assert!(second.starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")), "{second:?}");
+    assert!(!second.contains("\x1b[3"), "no colours: {second:?}");
+    // At half the width, the terminal has wrapped the lines.
+    let rows: usize = render(&output.history, 80, 24, 0.1)
+        .iter()
+        .map(|line| line.chars().count().div_ceil(40).max(1))
+        .sum();
+    *size.lock().unwrap() = TerminalSize { width: 40, height: 24 };
+    output.refresh(0.3);
+    assert!(buffer.take().starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")));
+    output.hide_dashboard();
+    assert!(buffer.take().ends_with("A\x1b[J"));
+    output.hide_dashboard();
+    assert_eq!(buffer.take(), "");
+}
+
+#[test]
+fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
+    let (mut output, buffer, _) = output(OutputMode::Dashboard { colour: true });
+    output.on_event(&begin(), 0.0);
+    output.on_event(&step(600), 1.0);
+    buffer.take();
+    output.on_event(&Event::Note("the disk is full".to_owned()), 1.01);
+    let text = buffer.take();
+    let note = text.find("the disk is full").unwrap();
+    assert!(text.find("\x1b[J").unwrap() < note && note < text.find("step 600/600").unwrap());
+    assert!(text.contains("\x1b[36m"), "{text:?}");
+    output.on_event(&Event::Sample("To be\nor not".to_owned()), 1.015);
+    assert_eq!(buffer.take(), "");
+    output.on_event(&end(), 1.02);
+    let text = strip_str(&buffer.take()).to_string();
+    assert!(text.ends_with(
+        "sample:\nTo be\nor not\n\
+         done: 600 steps in 59 s, loss 1.5000, val 1.6000, 121k tok/s, 38.2 GFLOP/s\n\
+         run folder: runs/1\n"
+    ));
+    output.refresh(9.0);
+    assert_eq!(buffer.take(), "");
+}
+
+#[test]
+fn log_has_a_line_per_interval_with_the_last_validation_loss() {
+    let (mut output, buffer, _) = output(OutputMode::Log);
+    output.on_event(&begin(), 0.0);
+    for n in 1..=600 {
+        output.on_event(&step(n), n as f64 / 10.0);
+        if n == 250 {
+            output.on_event(&Event::Validation { step: n, loss: 2.5 }, 25.0);
+        }
+    }
+    output.on_event(&end(), 60.0);
+    let expected = "\
+tiny, 804k parameters   2 ranks, 4 threads per rank   f32 (avx512)   builtin, 1.20M tokens
+step 1/600  loss 3.9344  121k tok/s  38.2 GFLOP/s  eta 1 min 0 s
+step 100/600  loss 1.5000  121k tok/s  38.2 GFLOP/s  eta 50 s
+step 200/600  loss 0.9231  121k tok/s  38.2 GFLOP/s  eta 40 s
+step 300/600  loss 0.6667  val 2.5000  121k tok/s  38.2 GFLOP/s  eta 30 s
+step 400/600  loss 0.5217  121k tok/s  38.2 GFLOP/s  eta 20 s
+step 500/600  loss 0.4286  121k tok/s  38.2 GFLOP/s  eta 10 s
+step 600/600  loss 0.3636  121k tok/s  38.2 GFLOP/s  eta 0 s
+done: 600 steps in 59 s, loss 1.5000, val 1.6000, 121k tok/s, 38.2 GFLOP/s
+run folder: runs/1
+";
+    assert_eq!(buffer.take(), expected);
+}
+
+#[test]
+fn json_mode_prints_only_events() {
+    let (mut output, buffer, _) = output(OutputMode::Json);
+    let events = [begin(), step(1), Event::Note("x".to_owned()), end()];
+    events.iter().for_each(|event| output.on_event(event, 0.0));
+    output.refresh(9.0);
+    output.hide_dashboard();
+    let text = buffer.take();
+    let read: Vec<Event> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(read, events);
+}

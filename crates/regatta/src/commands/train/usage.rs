@@ -1,0 +1,110 @@
+//! Memory, traffic and disk I/O of ranks, expected and measured. No I/O.
+
+use regatta_model::CpuSet;
+use regatta_model::units::format_si_unit;
+use regatta_train::metrics::{RankBytes, Summary};
+
+use crate::cli::FAINT;
+use crate::table;
+
+/// Upper bound on printed groups of ranks.
+const MAX_GROUPS: usize = 8;
+
+/// Ranks with identical usage.
+struct RankGroup<'a> {
+    ranks: Vec<usize>,
+    usage: &'a RankBytes,
+}
+
+/// Tables of expected and measured usage, one per group of ranks with identical usage. Empty if
+/// ranks neither communicate nor offload state to disk.
+pub fn tables(summary: &Summary) -> String {
+    let first = RankBytes {
+        rank: 0,
+        memory: summary.memory.clone(),
+        sent: summary.sent.clone(),
+        disk_io: summary.disk_io.clone(),
+    };
+    let ranks =
+        if summary.ranks.is_empty() { std::slice::from_ref(&first) } else { &summary.ranks };
+    if ranks.iter().all(|rank| rank.sent.is_empty() && rank.disk_io.is_empty()) {
+        return String::new();
+    }
+    let groups = group_by_usage(ranks);
+    let mut lines: Vec<String> = groups.iter().take(MAX_GROUPS).flat_map(group_table).collect();
+    if let Some(more) = groups.len().checked_sub(MAX_GROUPS).filter(|more| *more > 0) {
+        lines.push(format!("... and {more} more groups of ranks; --json prints all"));
+    }
+    format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
+}
+
+fn group_by_usage(ranks: &[RankBytes]) -> Vec<RankGroup<'_>> {
+    let mut groups: Vec<RankGroup<'_>> = Vec::new();
+    let same = |a: &RankBytes, b: &RankBytes| {
+        (&a.memory, &a.sent, &a.disk_io) == (&b.memory, &b.sent, &b.disk_io)
+    };
+    for rank in ranks {
+        match groups.iter_mut().find(|group| same(group.usage, rank)) {
+            Some(group) => group.ranks.push(rank.rank),
+            None => groups.push(RankGroup { ranks: vec![rank.rank], usage: rank }),
+        }
+    }
+    groups
+}
+
+fn group_table(group: &RankGroup<'_>) -> Vec<String> {
+    let RankGroup { ranks, usage } = group;
+    let row = |label: String, expected: u64, measured: Option<u64>| {
+        let measured = measured.map_or("-".to_owned(), |bytes| format_si_unit(bytes as f64, "B"));
+        vec![label, format_si_unit(expected as f64, "B"), measured]
+    };
+    let memory = usage.memory.iter();
+    let memory = memory.map(|m| row(format!("memory: {}", m.what), m.expected, m.measured));
+    let sent = usage.sent.iter();
+    let sent = sent.map(|s| row(format!("sent per step: {}", s.axis), s.expected, s.measured));
+    let disk = usage.disk_io.iter();
+    let disk = disk.map(|d| row(format!("disk per step: {}", d.what), d.expected, d.measured));
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
+    let rows: Vec<_> = memory.chain(sent).chain(disk).collect();
+    table::table(&[&title, "expected", "measured"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use anstream::adapter::strip_str;
+    use regatta_predict::bytes::{PeakBytes, SentBytes};
+
+    use super::*;
+
+    fn rank(rank: usize, bytes: u64) -> RankBytes {
+        let measured = Some(bytes);
+        let memory = PeakBytes { what: "gradients".to_owned(), expected: bytes, measured };
+        let sent = SentBytes { axis: "data".to_owned(), expected: bytes, measured };
+        RankBytes { rank, memory: vec![memory], sent: vec![sent], disk_io: Vec::new() }
+    }
+
+    fn text(ranks: Vec<RankBytes>) -> String {
+        let text = tables(&Summary { ranks, ..Default::default() });
+        strip_str(&text).to_string()
+    }
+
+    #[test]
+    fn ranks_with_identical_usage_share_a_table() {
+        let text = text(vec![rank(0, 1000), rank(1, 1000), rank(2, 2000), rank(3, 1000)]);
+        let titles: Vec<&str> = text.lines().filter(|line| line.contains("expected")).collect();
+        assert!(titles[0].starts_with("ranks 0-1,3  "), "{text}");
+        assert!(titles[1].starts_with("rank 2  ") && titles.len() == 2, "{text}");
+        assert!(
+            text.contains("memory: gradients") && text.contains("sent per step: data"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn many_groups_are_truncated_and_no_traffic_prints_nothing() {
+        let all = text((0..20).map(|number| rank(number, number as u64)).collect());
+        assert!(all.ends_with("... and 12 more groups of ranks; --json prints all\n"), "{all}");
+        assert_eq!(text(Vec::new()), "");
+    }
+}

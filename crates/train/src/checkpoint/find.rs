@@ -1,0 +1,74 @@
+//! Finds the newest valid checkpoint.
+
+use std::cmp::Reverse;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::commit::entries;
+use super::dir_layout::{self, Role};
+use super::disk::SystemDisk;
+use super::error::CheckpointError;
+use super::manifest::RUN;
+use super::reader::Checkpoint;
+
+/// A damaged checkpoint that was skipped.
+#[derive(Debug)]
+pub struct Skipped {
+    /// Its directory.
+    pub folder: PathBuf,
+    /// All errors found.
+    pub why: Vec<CheckpointError>,
+}
+
+/// The newest valid checkpoint, if any, and newer ones that are damaged. Reads all data, so one rank does it
+/// for all.
+pub fn newest_valid(
+    checkpoints: &Path,
+) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+    let mut skipped = Vec::new();
+    for folder in folders(checkpoints)? {
+        let checked = Checkpoint::open(&folder).map_err(|error| vec![error]);
+        match checked.and_then(|checkpoint| checkpoint.verify().map(|_| checkpoint)) {
+            Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
+            Err(why) => skipped.push(Skipped { folder, why }),
+        }
+    }
+    Ok((None, skipped))
+}
+
+/// Whether there is any checkpoint, valid or not.
+pub fn has_checkpoint(checkpoints: &Path) -> Result<bool, CheckpointError> {
+    Ok(!folders(checkpoints)?.is_empty())
+}
+
+/// Whether a checkpoint is one of the complete ones in a directory.
+pub fn is_in_dir(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
+    let real = |folder: &Path| folder.canonicalize().ok();
+    let own = real(checkpoint.folder());
+    let all = folders(checkpoints).unwrap_or_default();
+    own.is_some() && all.iter().any(|folder| real(folder) == own)
+}
+
+/// Whether any complete checkpoint in a directory was written by this run.
+pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool, CheckpointError> {
+    let is_its = |folder: &PathBuf| {
+        let meta = Checkpoint::open(folder);
+        meta.is_ok_and(|one| one.meta().extra.get(RUN).is_some_and(|name| name == run))
+    };
+    Ok(folders(checkpoints)?.iter().any(is_its))
+}
+
+/// Directories of complete checkpoints, newest first. One about to be replaced counts if its replacement is
+/// missing.
+pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+    let mut found = match entries(&SystemDisk, checkpoints) {
+        Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(Vec::new());
+        }
+        found => found?,
+    };
+    found.retain(|(_, role)| matches!(role, Role::Complete | Role::Replaced));
+    found.sort_by_key(|(step, role)| (Reverse(*step), *role != Role::Complete));
+    found.dedup_by_key(|(step, _)| *step);
+    Ok(found.into_iter().map(|(step, role)| dir_layout::path(checkpoints, step, role)).collect())
+}

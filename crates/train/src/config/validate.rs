@@ -1,0 +1,268 @@
+//! Validates a configuration for a number of ranks and derives shape, plan and schedule from it.
+//! Inconsistencies are refused with values that fit. No I/O.
+
+use super::mesh::divisors;
+use super::suggest::{Candidates, Infeasible, Suggestion};
+use super::{Config, ConfigError};
+use crate::offload::Tier;
+use crate::schedule::LrSchedule;
+use regatta_predict::cost::MemoryBytes;
+use regatta_predict::memory_check::MemoryNeed;
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::ScheduleKind;
+use regatta_predict::plan::{DiskOffload, ParallelPlan};
+use regatta_predict::shape::{Family, ModelShape};
+
+impl Config {
+    /// The model shape, for data with this vocabulary size.
+    pub fn shape(&self, vocab_size: usize) -> Result<ModelShape, ConfigError> {
+        let model = &self.model;
+        if model.vocab_size != 0 && model.vocab_size < vocab_size {
+            return Err(ConfigError::Inconsistent(format!(
+                "model.vocab_size {} is smaller than the tokenizer's vocabulary of {vocab_size}: set it \
+                 to 0 to use the tokenizer's",
+                model.vocab_size
+            )));
+        }
+        let default = model.family != Family::Llama;
+        let shape = ModelShape {
+            family: model.family,
+            vocab_size: if model.vocab_size == 0 { vocab_size } else { model.vocab_size },
+            seq_len: model.seq_len,
+            hidden_size: model.hidden_size,
+            num_layers: model.num_layers,
+            num_heads: model.num_heads,
+            num_kv_heads: if model.num_kv_heads == 0 {
+                model.num_heads
+            } else {
+                model.num_kv_heads
+            },
+            intermediate_size: self.intermediate_size(),
+            tie_embeddings: model.tie_embeddings.unwrap_or(default),
+            bias: model.bias.unwrap_or(default),
+            norm_eps: model.norm_eps,
+            rope_theta: model.rope_theta,
+        };
+        shape.check().map_err(ConfigError::Inconsistent)?;
+        Ok(shape)
+    }
+
+    fn intermediate_size(&self) -> usize {
+        let hidden_size = self.model.hidden_size;
+        match (self.model.intermediate_size, self.model.family) {
+            (0, Family::Llama) => (hidden_size * 8).div_ceil(3).next_multiple_of(32),
+            (0, _) => 4 * hidden_size,
+            (given, _) => given,
+        }
+    }
+
+    /// The parallel plan for a number of ranks.
+    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan, ConfigError> {
+        let error = |infeasible: Infeasible| infeasible.message(self, ranks);
+        self.plan(ranks).map_err(|infeasible| ConfigError::Inconsistent(error(infeasible)))
+    }
+
+    /// The parallel plan and the model shape once the vocabulary size is known, which limits tp.
+    pub fn validate_with_vocab(
+        &self,
+        ranks: usize,
+        vocab_size: usize,
+    ) -> Result<(ParallelPlan, ModelShape), ConfigError> {
+        let shape = self.shape(vocab_size)?;
+        let mut known = self.clone();
+        known.model.vocab_size = shape.vocab_size;
+        Ok((known.validate(ranks)?, shape))
+    }
+
+    /// As [`Config::validate`], but without evaluating suggestions.
+    pub(super) fn plan(&self, ranks: usize) -> Result<ParallelPlan, Infeasible> {
+        self.check_lr_schedule()?;
+        let mesh = self.mesh(ranks)?;
+        let replica_batch = self.replica_batch(&mesh)?;
+        let micro_batch = self.micro_batch(replica_batch, &mesh)?;
+        Ok(ParallelPlan {
+            mesh,
+            zero: self.parallel.zero,
+            sequence_parallel: self.sequence_parallel(&mesh)?,
+            schedule: self.parallel.schedule,
+            virtual_stages: self.parallel.virtual_stages,
+            batch: replica_batch * mesh.dp,
+            batch_per_replica: replica_batch,
+            micro_batch,
+            micro_batches: replica_batch / micro_batch,
+            tiles: self.parallel.tiles,
+            disk_offload: DiskOffload {
+                optimizer: self.offload.optimizer == Tier::Disk,
+                params: self.offload.parameters == Tier::Disk,
+            },
+        })
+    }
+
+    /// Whether checkpoints are copied and written while training continues. Offloaded state may not fit in
+    /// memory, so it is written synchronously.
+    pub fn saves_in_background(&self) -> bool {
+        let targets = [self.offload.optimizer, self.offload.parameters];
+        self.checkpoint.interval != 0 && !targets.contains(&Tier::Disk)
+    }
+
+    /// The memory that a rank needs, including the copy that a background checkpoint writes.
+    pub fn memory_need(&self, plan: &ParallelPlan, memory: &MemoryBytes) -> MemoryNeed {
+        let sharding = if plan.zero == 0 { 1 } else { plan.mesh.shard };
+        let replicas = (plan.mesh.data_ranks() / sharding) as u64;
+        // Replicas of the same shards write equal parts of the parameter and both moments.
+        let copy = memory.optimizer.resident / 2 * 3 / replicas;
+        MemoryNeed::new(memory).with_checkpoint(if self.saves_in_background() { copy } else { 0 })
+    }
+
+    /// The learning-rate schedule for a number of data-parallel replicas.
+    pub fn lr_schedule(&self, replicas: usize) -> LrSchedule {
+        let (optimizer, steps) = (&self.optimizer, self.train.steps);
+        let factor = optimizer.lr_scaling.factor(replicas);
+        LrSchedule {
+            decay: optimizer.lr_schedule,
+            lr: optimizer.lr * factor,
+            min_lr: optimizer.min_lr * factor,
+            warmup_steps: optimizer.warmup_steps,
+            decay_steps: if optimizer.decay_steps == 0 { steps } else { optimizer.decay_steps },
+        }
+    }
+
+    fn check_lr_schedule(&self) -> Result<(), Infeasible> {
+        let LrSchedule { lr, min_lr, warmup_steps, decay_steps, .. } = self.lr_schedule(1);
+        if min_lr > lr {
+            return Err(Infeasible::new(format!(
+                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: a tenth of it, {:.1e}, is \
+                 common",
+                lr / 10.0
+            )));
+        }
+        // A run that ends during the warmup is a short trial, and valid.
+        if self.optimizer.decay_steps != 0 && warmup_steps > decay_steps {
+            let tenth = Candidates::Only(decay_steps as usize / 10);
+            return Err(Infeasible::new(format!(
+                "optimizer.warmup_steps {warmup_steps} exceeds optimizer.decay_steps {decay_steps}"
+            ))
+            .suggest(Suggestion::Key("optimizer.warmup_steps", tenth)));
+        }
+        Ok(())
+    }
+
+    /// Sequences per step and data-parallel replica.
+    fn replica_batch(&self, mesh: &Mesh) -> Result<usize, Infeasible> {
+        let (batch, per_replica, dp) = (self.train.batch, self.train.batch_per_replica, mesh.dp);
+        if batch == 0 && per_replica == 0 {
+            let reason = "train.batch and train.batch_per_replica are both 0: set one of them";
+            return Err(Infeasible::new(reason.to_owned()));
+        }
+        if batch == 0 {
+            return Ok(per_replica);
+        }
+        if !batch.is_multiple_of(dp) {
+            let times = mesh.ranks() / dp;
+            let multiples = Candidates::Multiples { of: dp, near: batch };
+            let divisors = Candidates::Divisors { of: batch, near: dp, times };
+            let error = Infeasible::new(format!(
+                "train.batch {batch} is not divisible by {}",
+                replicas(mesh)
+            ))
+            .suggest(Suggestion::Key("train.batch", multiples))
+            .suggest(Suggestion::Ranks(divisors));
+            return Err(Infeasible { alternative: "set train.batch_per_replica instead", ..error });
+        }
+        Ok(batch / dp)
+    }
+
+    /// Sequences per forward and backward pass.
+    fn micro_batch(&self, replica_batch: usize, mesh: &Mesh) -> Result<usize, Infeasible> {
+        let size = self.train.micro_batch;
+        if size == 0 {
+            return self.default_micro_batch(replica_batch, mesh);
+        }
+        let others = Candidates::Divisors { of: replica_batch, near: size, times: 1 };
+        let others = Suggestion::Key("train.micro_batch", others);
+        if !replica_batch.is_multiple_of(size) {
+            let origin = match self.train.batch {
+                0 => "train.batch_per_replica".to_owned(),
+                batch => format!("train.batch {batch} over {}", replicas(mesh)),
+            };
+            return Err(Infeasible::new(format!(
+                "train.micro_batch {size} does not divide the {replica_batch} sequences of a replica \
+                 ({origin})"
+            ))
+            .suggest(others));
+        }
+        if self.fills_pipeline(replica_batch / size, mesh.pp) {
+            return Ok(size);
+        }
+        let fits = |size| self.fills_pipeline(replica_batch / size, mesh.pp);
+        if !divisors(replica_batch).into_iter().any(fits) {
+            return Err(self.too_few_sequences(replica_batch, mesh));
+        }
+        Err(Infeasible::new(format!(
+            "train.micro_batch {size} gives {} per step ({replica_batch} sequences), but parallel.pp {} \
+             with parallel.schedule {} needs {}",
+            counted(replica_batch / size, "micro-batch", "micro-batches"),
+            mesh.pp,
+            self.parallel.schedule,
+            self.needed_micro_batches(mesh.pp)
+        ))
+        .suggest(others))
+    }
+
+    /// The whole batch; with a pipeline, the largest size that leaves two micro-batches per stage, so
+    /// that the bubble stays below half, otherwise the smallest.
+    fn default_micro_batch(&self, replica_batch: usize, mesh: &Mesh) -> Result<usize, Infeasible> {
+        if mesh.pp == 1 {
+            return Ok(replica_batch);
+        }
+        let sizes = divisors(replica_batch);
+        let fits = |size: &usize| self.fills_pipeline(replica_batch / size, mesh.pp);
+        let mut fitting = sizes.iter().copied().filter(fits);
+        let two_per_stage = |size: &usize| replica_batch / size >= 2 * mesh.pp;
+        let size = fitting.clone().rfind(two_per_stage).or_else(|| fitting.next());
+        size.ok_or_else(|| self.too_few_sequences(replica_batch, mesh))
+    }
+
+    /// Whether there are enough micro-batches for the pipeline schedule.
+    fn fills_pipeline(&self, micro_batches: usize, pp: usize) -> bool {
+        let is_interleaved = self.parallel.schedule == ScheduleKind::Interleaved;
+        pp == 1 || micro_batches >= pp && (!is_interleaved || micro_batches.is_multiple_of(pp))
+    }
+
+    fn needed_micro_batches(&self, pp: usize) -> String {
+        match self.parallel.schedule {
+            ScheduleKind::Interleaved => format!("a multiple of {pp}"),
+            _ => format!("at least {pp}"),
+        }
+    }
+
+    fn too_few_sequences(&self, replica_batch: usize, mesh: &Mesh) -> Infeasible {
+        let (key, times) = match self.train.batch {
+            0 => ("train.batch_per_replica", 1),
+            _ => ("train.batch", mesh.dp),
+        };
+        let near = Candidates::Multiples { of: mesh.pp * times, near: replica_batch * times };
+        Infeasible::new(format!(
+            "parallel.pp {} with parallel.schedule {} needs {} micro-batches per step, but a replica \
+             has {}",
+            mesh.pp,
+            self.parallel.schedule,
+            self.needed_micro_batches(mesh.pp),
+            counted(replica_batch, "sequence", "sequences")
+        ))
+        .suggest(Suggestion::Key(key, near))
+    }
+}
+
+/// The replicas that share a batch, as text.
+fn replicas(mesh: &Mesh) -> String {
+    match mesh.ranks() {
+        ranks if ranks == mesh.dp => counted(ranks, "rank", "ranks"),
+        ranks => format!("{} on {ranks} ranks", counted(mesh.dp, "replica", "replicas")),
+    }
+}
+
+/// `1 sequence`, `2 sequences`.
+pub(super) fn counted(count: usize, singular: &str, plural: &str) -> String {
+    format!("{count} {}", if count == 1 { singular } else { plural })
+}

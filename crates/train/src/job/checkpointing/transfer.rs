@@ -1,0 +1,126 @@
+//! Copies a rank's shards to a checkpoint and back, as slices of the full parameters.
+
+use std::ops::Range;
+
+use super::owned_shards::{OwnedShards, ShardRange};
+use super::slices::slices;
+use crate::checkpoint::{Checkpoint, ShardMeta, StateTensor};
+use crate::job::TrainError;
+use crate::step::Engine;
+
+/// Elements copied at a time.
+const CHUNK_LEN: usize = 1 << 20;
+
+/// Copies elements of this rank's shard of a block, from offset `start` in the block.
+pub fn fetch(
+    engine: &mut Engine,
+    what: (usize, StateTensor),
+    start: usize,
+    elements: &mut [f32],
+) -> Result<(), TrainError> {
+    let state = &mut engine.state;
+    Ok(state.read_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
+}
+
+/// Overwrites elements of this rank's shard of a block, from offset `start` in the block.
+pub fn put(
+    engine: &mut Engine,
+    what: (usize, StateTensor),
+    start: usize,
+    elements: &[f32],
+) -> Result<(), TrainError> {
+    let state = &mut engine.state;
+    Ok(state.write_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
+}
+
+/// A shard of a checkpoint and its location in the engine.
+#[derive(Debug, Clone)]
+pub struct OwnedShard {
+    /// Name, kind, shape and slice.
+    pub meta: ShardMeta,
+    block: usize,
+    start: usize,
+}
+
+impl OwnedShard {
+    /// Its elements.
+    pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>, TrainError> {
+        let ShardMeta { kind, shape, slice, .. } = &self.meta;
+        let mut elements = vec![0.0; slice.len(shape)];
+        fetch(engine, (self.block, *kind), self.start, &mut elements)?;
+        Ok(elements)
+    }
+}
+
+/// The shards that this rank writes.
+pub fn owned_shards(engine: &Engine) -> Vec<OwnedShard> {
+    let mut shards = Vec::new();
+    for range in OwnedShards::of(engine).written(&engine.net.model.blocks) {
+        let ShardRange { block, parameter, kind, .. } = range;
+        let mut start = range.start();
+        for slice in slices(range.parameter, range.range.clone()) {
+            let (name, shape) = (parameter.name.clone(), parameter.full_shape.clone());
+            let len = slice.len(&shape);
+            shards.push(OwnedShard { meta: ShardMeta { name, kind, shape, slice }, block, start });
+            start += len;
+        }
+    }
+    shards
+}
+
+/// Reads this rank's shards of all parameters, and of optimizer state if present (imported models have
+/// none). Unsharded copies are updated later.
+pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let blocks = engine.net.model.blocks.clone();
+    let mut buffer = Vec::new();
+    for range in OwnedShards::of(engine).all(&blocks) {
+        match checkpoint.shape(&range.parameter.name, range.kind) {
+            Some(shape) if shape != range.parameter.full_shape => {
+                return Err(shape_mismatch(checkpoint, &range));
+            }
+            None if range.kind != StateTensor::Parameter => continue,
+            _ => {}
+        }
+        for chunk in chunks(range.range.clone()) {
+            let start = range.parameter.offset + chunk.start;
+            read(checkpoint, &range, chunk, &mut buffer)?;
+            put(engine, (range.block, range.kind), start, &buffer)?;
+        }
+    }
+    Ok(())
+}
+
+/// The error of a tensor with a different shape.
+fn shape_mismatch(checkpoint: &Checkpoint, range: &ShardRange<'_>) -> TrainError {
+    let (folder, name) = (checkpoint.folder().to_owned(), &range.parameter.name);
+    let stored = checkpoint.shape(name, range.kind).unwrap_or_default();
+    let why = format!(
+        "{name} has shape {stored:?} in the checkpoint and {:?} in the model",
+        range.parameter.full_shape
+    );
+    TrainError::Incompatible { folder, what: "model", why }
+}
+
+/// Reads a range of this rank's slice of a parameter.
+fn read(
+    checkpoint: &Checkpoint,
+    owned: &ShardRange<'_>,
+    range: Range<usize>,
+    elements: &mut Vec<f32>,
+) -> Result<(), TrainError> {
+    let (parameter, kind) = (owned.parameter, owned.kind);
+    elements.resize(range.len(), 0.0);
+    let mut rest = &mut elements[..];
+    for slice in slices(parameter, range) {
+        let (part, after) = rest.split_at_mut(slice.len(&parameter.full_shape));
+        checkpoint.read(&parameter.name, kind, &slice, part)?;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// A range in chunks of limited size.
+pub fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(CHUNK_LEN).map(move |start| start..(start + CHUNK_LEN).min(end))
+}

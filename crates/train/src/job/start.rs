@@ -1,0 +1,300 @@
+//! Start of a training run: checks that all ranks agree, then initialises or restores their state.
+
+use std::path::{Path, PathBuf};
+
+use regatta_comm::{Collectives, Comm};
+use sha2::{Digest, Sha256};
+
+use super::checkpointing::{self, CheckpointManager, OwnedShards};
+use super::error::TrainError;
+use super::report::{self, Throughput};
+use super::usage::Usage;
+use super::{Job, TOKENIZER, Training, resume};
+use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
+use crate::checkpoint::{
+    Checkpoint, CheckpointMeta, StateTensor, has_checkpoint, has_checkpoint_of_run, is_in_dir,
+};
+use crate::config::{self, Config, ConfigError, Resume};
+use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
+use crate::metrics::{self, Event};
+use crate::model::Model;
+use crate::offload::OffloadTiers;
+use crate::parallel::context::ContextParallel;
+use crate::parallel::tensor::TensorParallel;
+use crate::parallel::{ProcessGroups, ZeroStage};
+use crate::run;
+use crate::state::{ParamInit, ShardingConfig};
+use crate::step::{Engine, Net};
+use regatta_predict::cost::{CostOptions, rank_cost};
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::{Stage, StageError};
+use regatta_predict::plan::ParallelPlan;
+use regatta_predict::shape::ModelShape;
+
+/// Directory of offloaded state in the run folder.
+const OFFLOADED: &str = "offloaded";
+
+impl Training {
+    /// Initialises or restores the state of all ranks.
+    pub(super) fn start(job: Job, emit: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
+        let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
+        let (plan, shape) = plan(&job)?;
+        check_agreement(&job)?;
+        let checkpoints = checkpoint_dir(&job.config, &job.folder);
+        // First, to take the lock before anything of a run in use by another job changes.
+        let mut manager = match &checkpoints {
+            Some(folder) => {
+                Some(CheckpointManager::new(folder, rank, ranks, job.config.checkpoint.keep_last)?)
+            }
+            None => None,
+        };
+        if !job.config.saves_in_background() {
+            manager.iter_mut().for_each(CheckpointManager::save_in_foreground);
+        }
+        let found = resume::find_on_all_ranks(&job, checkpoints.as_deref())?;
+        if let Some(found) = &found {
+            resume::check_compatible(
+                &found.checkpoint,
+                &shape,
+                &job.dataset.tokenizer.fingerprint(),
+            )?;
+            if job.config.checkpoint.resume == Resume::Auto {
+                let Job { config, dataset, .. } = &job;
+                resume::check_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
+            }
+        }
+        let progress = |f: &resume::ResumePoint| {
+            let CheckpointMeta { step, tokens, .. } = f.checkpoint.meta();
+            let is_own = checkpoints.iter().any(|own| is_in_dir(&f.checkpoint, own));
+            // A checkpoint of another run is not a checkpoint of this one.
+            (*step, *tokens, is_own.then_some(*step))
+        };
+        let (done, tokens, last_checkpoint) = found.as_ref().map_or((0, 0, None), progress);
+        let info = report::run_info(&job, &plan, &shape, done);
+        emit(Event::Start(Box::new(info.clone())));
+        unused_vocab_note(&shape, job.dataset.tokenizer.vocab_size())
+            .into_iter()
+            .for_each(&mut *emit);
+        multi_host_note(&plan.mesh, &*job.comm).into_iter().for_each(&mut *emit);
+        let init = match &found {
+            Some(_) => ParamInit::FromCheckpoint,
+            None => ParamInit::Random { seed: job.config.train.seed },
+        };
+        let mut training = Self::new(job, plan, shape, &info, init)?;
+        (training.tokens, training.last_checkpoint) = (tokens, last_checkpoint);
+        let notes = training.config.notes(&training.plan);
+        notes.into_iter().for_each(|note| emit(Event::Note(note)));
+        if let Some(found) = found {
+            found.skipped.iter().for_each(|note| emit(Event::Note(note.clone())));
+            manager.iter_mut().for_each(|manager| manager.mark_damaged(&found.damaged));
+            training.restore(&found.checkpoint)?;
+            let from = found.checkpoint.folder().display();
+            emit(Event::Note(format!("resumed after step {done} from {from}")));
+        }
+        if let Some(manager) = &manager
+            && training.config.checkpoint.resume != Resume::Auto
+        {
+            for path in manager.move_aside(last_checkpoint)? {
+                let note = "belongs to the previous run and was moved here";
+                emit(Event::Note(format!("{} {note}", path.display())));
+            }
+        }
+        training.manager = manager;
+        broadcast_state(&mut training.engine)?;
+        // All checkpoint managers must exist before any rank starts to write.
+        training.comm.barrier()?;
+        let Dataset { tokenizer, validation: tokens, .. } = &training.dataset;
+        if let (0, Some(folder)) = (rank, &checkpoints) {
+            tokenizer.save(&folder.join(TOKENIZER))?;
+        }
+        training.validation = validation_loader(&training.config, tokens, emit);
+        Ok(training)
+    }
+
+    /// Reads this rank's shards of a checkpoint. Of the replicas only the first one reads, and the others
+    /// receive a broadcast: thousands of ranks reading the whole model would overload any file system.
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        if OwnedShards::of(&self.engine).replica().rank != 0 {
+            return Ok(());
+        }
+        checkpointing::restore(&mut self.engine, checkpoint).map_err(|error| match error {
+            TrainError::Checkpoint(why) => {
+                resume::unreadable(&*self.comm, checkpoint.folder(), why)
+            }
+            other => other,
+        })
+    }
+
+    /// With initial parameters, and without checkpoints and validation.
+    pub(super) fn new(
+        job: Job,
+        plan: ParallelPlan,
+        shape: ModelShape,
+        info: &metrics::RunInfo,
+        init: ParamInit,
+    ) -> Result<Self, TrainError> {
+        let throughput = Throughput::new(info, &shape);
+        let Job { config, comm, device, dataset, folder, run, .. } = job;
+        let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
+        let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
+        let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
+        let options =
+            CostOptions::new(config.train.precision.activation_bytes(), config.train.recompute);
+        let cost = rank_cost(&shape, &plan, options, comm.rank() as usize)
+            .map_err(|error| ConfigError::Inconsistent(error.to_string()))?;
+        let groups = ProcessGroups::new(comm.clone(), plan.mesh)?;
+        let stage = stage(&plan, &shape, &groups)?;
+        let tensor = TensorParallel::new(groups.tensor.clone(), plan.sequence_parallel);
+        let ring = ContextParallel::new(
+            groups.context_ring.clone(),
+            groups.coord.context_shard(&plan.mesh),
+        );
+        let model = Model::tiled(shape, tensor.shard, config.parallel.tiles);
+        let net = Net::tensor_parallel(tensor, model, device).with_context_parallel(ring);
+        let sharding = sharding_config(&config, &plan, &folder);
+        let engine = Engine::new(net, groups, stage, &sharding, init)?;
+        Ok(Self {
+            schedule: config.lr_schedule(plan.mesh.dp),
+            config,
+            plan,
+            comm,
+            engine,
+            dataset,
+            validation: None,
+            manager: None,
+            folder,
+            done: info.start_step,
+            tokens: 0,
+            last_checkpoint: None,
+            extra,
+            throughput,
+            usage: Usage::new(cost),
+        })
+    }
+}
+
+/// The parallel plan and the model shape.
+pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape), TrainError> {
+    let (ranks, vocabulary) = (job.comm.size() as usize, job.dataset.tokenizer.vocab_size());
+    Ok(job.config.validate_with_vocab(ranks, vocabulary)?)
+}
+
+/// This rank's pipeline stage.
+fn stage(
+    plan: &ParallelPlan,
+    shape: &ModelShape,
+    groups: &ProcessGroups,
+) -> Result<Stage, ConfigError> {
+    if plan.mesh.pp == 1 {
+        return Ok(Stage::single(shape));
+    }
+    let contradiction = |error: StageError| ConfigError::Inconsistent(error.to_string());
+    Stage::new(shape, plan.pipeline_size(), groups.coord.pp).map_err(contradiction)
+}
+
+/// ZeRO stage and offloading.
+fn sharding_config(config: &Config, plan: &ParallelPlan, run: &Path) -> ShardingConfig {
+    let config::Offload { optimizer, parameters, dir } = &config.offload;
+    let dir = match dir.as_str() {
+        "" => run.join(OFFLOADED),
+        dir => PathBuf::from(dir),
+    };
+    let zero = ZeroStage::from_number(plan.zero).unwrap_or_default();
+    let offload = OffloadTiers { optimizer: *optimizer, parameters: *parameters, dir };
+    ShardingConfig { zero, offload }
+}
+
+/// A note if ranks that communicate in every layer are on different hosts.
+fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+    let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
+    mesh.cross_host_warning(&hosts).map(Event::Note)
+}
+
+/// A note if the model's vocabulary is far larger than the tokenizer's: the data is probably not the
+/// intended one.
+fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<Event> {
+    let vocab_size = shape.vocab_size;
+    (vocab_size > 4 * tokens).then(|| {
+        Event::Note(format!(
+            "model.vocab_size is {vocab_size}, but the tokenizer has {tokens} tokens: check data.source \
+             and data.tokenizer"
+        ))
+    })
+}
+
+/// Fails if ranks have different configurations or data.
+pub(super) fn check_agreement(job: &Job) -> Result<(), TrainError> {
+    let Job { config, dataset, comm, .. } = job;
+    check_identical(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
+}
+
+/// The checkpoint directory, if checkpoints are enabled.
+pub(super) fn checkpoint_dir(config: &Config, folder: &Path) -> Option<PathBuf> {
+    (config.checkpoint.interval != 0).then(|| run::checkpoint_dir(config, folder))
+}
+
+/// Makes restarted ranks resume from the checkpoints of their own run, regardless of the configured
+/// `checkpoint.resume`. Checkpoints of other runs count only if the `name` of this one is unknown.
+pub fn resume_own_run(config: &mut Config, run: &Path, name: &str) -> Result<(), TrainError> {
+    if let Some(own) = checkpoint_dir(config, run)
+        && if name.is_empty() { has_checkpoint(&own)? } else { has_checkpoint_of_run(&own, name)? }
+    {
+        config.checkpoint.resume = Resume::Auto;
+    }
+    Ok(())
+}
+
+/// The validation data. A text too short for it can still be trained on.
+fn validation_loader(
+    config: &Config,
+    tokens: &Tokens,
+    emit: &mut dyn FnMut(Event),
+) -> Option<DataLoader> {
+    if config.train.eval_interval == 0 {
+        return None;
+    }
+    let order = Sampler::sequential(tokens.len(), config.model.seq_len as u64);
+    let note = |error: &DataError| emit(Event::Note(format!("validation is off: {error}")));
+    let order = order.inspect_err(note).ok()?;
+    Some(DataLoader::new(tokens.clone(), order))
+}
+
+/// Fails with the first rank that differs from rank 0.
+pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Result<(), TrainError> {
+    for (what, text) in values {
+        let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
+        let mut all = vec![0u8; own.len() * comm.size() as usize];
+        comm.all_gather(&own, &mut all)?;
+        let mut ranks = (0..).zip(all.chunks_exact(own.len()));
+        if let Some((rank, _)) = ranks.find(|(_, digest)| *digest != &all[..own.len()]) {
+            let host = comm.peer(rank).host;
+            return Err(TrainError::RankMismatch { rank, host, what });
+        }
+    }
+    Ok(())
+}
+
+/// Broadcasts the state of the first replica to the others, and all-gathers updated parameters.
+pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
+    for block in engine.state.local_blocks() {
+        for kind in StateTensor::ALL {
+            broadcast_block(engine, (block, kind))?;
+        }
+        engine.state.all_gather_updated(block)?;
+    }
+    Ok(())
+}
+
+fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<(), TrainError> {
+    let groups = &engine.groups;
+    let copies = if engine.state.shard_count == 1 { &groups.data } else { &groups.replica };
+    let Some(comm) = copies.clone() else { return Ok(()) };
+    let mut elements = Vec::new();
+    for chunk in checkpointing::chunks(engine.state.shards[what.0].clone()) {
+        elements.resize(chunk.len(), 0.0);
+        checkpointing::fetch(engine, what, chunk.start, &mut elements)?;
+        comm.broadcast(&mut elements, 0)?;
+        checkpointing::put(engine, what, chunk.start, &elements)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! Lock files: exclusive use of a folder by one process.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, Write};
+use std::path::Path;
+
+use regatta_comm::bootstrap::host_name;
+
+/// Result of [`lock_file`].
+#[derive(Debug)]
+pub enum LockResult {
+    /// Locked until the file is dropped.
+    Locked(File),
+    /// The file system does not support locks.
+    Unsupported,
+    /// Another process has the lock: `process 1234 on node7`.
+    HeldBy(String),
+}
+
+/// Creates and locks a file, and writes this process into it.
+pub fn lock_file(path: &Path) -> io::Result<LockResult> {
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(false).open(path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let owner = std::fs::read_to_string(path).unwrap_or_default();
+            return Ok(LockResult::HeldBy(owner.trim().to_owned()));
+        }
+        Err(TryLockError::Error(_)) => return Ok(LockResult::Unsupported),
+    }
+    let text = format!("process {} on {}\n", std::process::id(), host_name());
+    // The owner is only informative, so a failure to write it is ignored.
+    let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
+    Ok(LockResult::Locked(file))
+}

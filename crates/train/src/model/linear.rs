@@ -1,0 +1,284 @@
+//! Column- and row-parallel linear layers, whole or tile by tile.
+
+use std::ops::Range;
+
+use super::params::{Params, ParamsAndGrads, unshard_tile};
+use super::weight_bias::{WeightBias, bias};
+use super::{MaybeOwned, PassCtx};
+use crate::buffer_pool::PooledTensor;
+use crate::state::StepError;
+use regatta_device::ops::LinearShape;
+use regatta_device::tensor::Tensor;
+use regatta_predict::shape::{Matrices, Module, Tile};
+
+/// A linear layer whose outputs are sharded over the tensor-parallel group.
+#[derive(Debug, Clone)]
+pub struct ColumnParallelLinear(LocalLinear);
+
+impl ColumnParallelLinear {
+    pub fn new(of: &Matrices<'_>, module: Module) -> Self {
+        Self(LocalLinear::new(of, module, true))
+    }
+
+    /// `y = x weightᵀ + bias`, this rank's outputs of all rows.
+    pub fn forward(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        x: &Tensor,
+    ) -> Result<PooledTensor, StepError> {
+        self.0.forward(ctx, params, x)
+    }
+
+    /// `dx = dy weight`, this rank's part of a sum over the tensor-parallel group. The caller reduces it
+    /// after `backward_weight`, when `dy` is freed.
+    pub fn backward_input(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        dy: &Tensor,
+    ) -> Result<PooledTensor, StepError> {
+        self.0.backward_input(ctx, params, dy)
+    }
+
+    /// Accumulates the gradients of weight and bias, now or deferred.
+    pub fn backward_weight(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        x: PooledTensor,
+        dy: MaybeOwned<'_>,
+    ) -> Result<(), StepError> {
+        self.0.backward_weight(ctx, params, x, dy)
+    }
+}
+
+/// A linear layer whose inputs are sharded over the tensor-parallel group.
+#[derive(Debug, Clone)]
+pub struct RowParallelLinear(LocalLinear);
+
+impl RowParallelLinear {
+    pub fn new(of: &Matrices<'_>, module: Module) -> Self {
+        // The outputs are summed, so that one rank only adds the bias.
+        Self(LocalLinear::new(of, module, of.block.shard.rank == 0))
+    }
+
+    /// `y = x weightᵀ + bias`, summed over the tensor-parallel group.
+    pub fn forward(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        x: &Tensor,
+    ) -> Result<PooledTensor, StepError> {
+        let partial = self.0.forward(ctx, params, x)?;
+        Ok(ctx.tensor.reduce_scatter_rows(ctx, partial)?)
+    }
+
+    /// `dx = dy weight`, this rank's inputs of all rows.
+    pub fn backward_input(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        dy: &Tensor,
+    ) -> Result<PooledTensor, StepError> {
+        self.0.backward_input(ctx, params, dy)
+    }
+
+    /// Accumulates the gradients of weight and bias, now or deferred.
+    pub fn backward_weight(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        x: PooledTensor,
+        dy: MaybeOwned<'_>,
+    ) -> Result<(), StepError> {
+        self.0.backward_weight(ctx, params, x, dy)
+    }
+}
+
+/// A weight gradient whose computation is deferred: nothing downstream depends on it.
+#[derive(Debug)]
+pub struct DeferredWeightGrad {
+    linear: LocalLinear,
+    x: PooledTensor,
+    dy: PooledTensor,
+}
+
+impl DeferredWeightGrad {
+    /// Accumulates the gradient.
+    pub fn compute(
+        self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+    ) -> Result<(), StepError> {
+        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy)
+    }
+}
+
+/// The local part of a linear layer.
+#[derive(Debug, Clone)]
+struct LocalLinear {
+    storage: Storage,
+    inputs: usize,
+    outputs: usize,
+    adds_bias: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Storage {
+    /// Weight and bias are in the layer's block.
+    InBlock(WeightBias),
+    /// Rows of the weight have blocks of their own; the bias is in the layer's.
+    Tiled { tiles: Vec<Tile>, bias: Option<Range<usize>> },
+}
+
+impl LocalLinear {
+    fn new(of: &Matrices<'_>, module: Module, adds_bias: bool) -> Self {
+        let (tiles, [outputs, inputs]) = of.weight(module);
+        let storage = match tiles.is_empty() {
+            true => Storage::InBlock(WeightBias::new(of.block, module)),
+            false => Storage::Tiled { tiles, bias: bias(of.block, module) },
+        };
+        Self { storage, inputs, outputs, adds_bias }
+    }
+
+    fn size(&self, ctx: &PassCtx<'_>) -> LinearShape {
+        LinearShape { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
+    }
+
+    fn forward(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        x: &Tensor,
+    ) -> Result<PooledTensor, StepError> {
+        let size = self.size(ctx);
+        let mut y = ctx.activation(size.rows * size.outputs);
+        match &self.storage {
+            Storage::InBlock(at) => {
+                let (weight, bias) = at.of(params.block());
+                let bias = bias.filter(|_| self.adds_bias);
+                ctx.device.linear(size, x.view(), weight, bias, y.view_mut());
+            }
+            Storage::Tiled { tiles, bias } => for_each_tile(params, tiles, |params, tile| {
+                let rows = &tile.rows;
+                let bias = bias.as_ref().filter(|_| self.adds_bias);
+                let bias = bias.map(|bias| params.block().slice(rows_of(bias, rows)));
+                let mut columns = ctx.like(&y, size.rows * rows.len());
+                let tile_size = LinearShape { outputs: rows.len(), ..size };
+                let weight = params.tile(tile.block).slice(0..rows.len() * size.inputs);
+                ctx.device.linear(tile_size, x.view(), weight, bias, columns.view_mut());
+                let (columns, y) = (columns.view(), y.view_mut());
+                ctx.device.copy_to_columns(columns, y, size.outputs, rows.clone());
+            })?,
+        }
+        Ok(y)
+    }
+
+    fn backward_input(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn Params,
+        dy: &Tensor,
+    ) -> Result<PooledTensor, StepError> {
+        let size = self.size(ctx);
+        let mut dx = ctx.activation(size.rows * size.inputs);
+        match &self.storage {
+            Storage::InBlock(at) => {
+                let (weight, _) = at.of(params.block());
+                ctx.device.linear_backward_input(size, dy.view(), weight, dx.view_mut(), false);
+            }
+            Storage::Tiled { tiles, .. } => for_each_tile(params, tiles, |params, tile| {
+                let rows = &tile.rows;
+                let columns = columns_of(ctx, size, dy, rows);
+                let (tile_size, add) =
+                    (LinearShape { outputs: rows.len(), ..size }, rows.start > 0);
+                let weight = params.tile(tile.block).slice(0..rows.len() * size.inputs);
+                let (dy, dx) = (columns.view(), dx.view_mut());
+                ctx.device.linear_backward_input(tile_size, dy, weight, dx, add);
+            })?,
+        }
+        Ok(dx)
+    }
+
+    fn backward_weight(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        x: PooledTensor,
+        dy: MaybeOwned<'_>,
+    ) -> Result<(), StepError> {
+        if let Some(deferred) = params.deferred() {
+            let (linear, dy) = (self.clone(), dy.into_owned(ctx));
+            deferred.push(DeferredWeightGrad { linear, x, dy });
+            return Ok(());
+        }
+        self.accumulate_weight_grad(ctx, params, &x, &dy)
+    }
+
+    fn accumulate_weight_grad(
+        &self,
+        ctx: &PassCtx<'_>,
+        params: &mut dyn ParamsAndGrads,
+        x: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(), StepError> {
+        let size = self.size(ctx);
+        match &self.storage {
+            Storage::InBlock(at) => {
+                let mut grads = params.grads();
+                let (dweight, dbias) = at.of_mut(&mut grads);
+                ctx.device.linear_backward_weight(size, x.view(), dy.view(), dweight, dbias);
+            }
+            Storage::Tiled { tiles, bias } => {
+                for Tile { block, rows } in tiles {
+                    let columns = columns_of(ctx, size, dy, rows);
+                    let [mut own, mut dweight] = params.block_and_tile_grads(*block);
+                    let dweight = dweight.slice(0..rows.len() * size.inputs);
+                    let dbias = bias.as_ref().map(|bias| own.slice(rows_of(bias, rows)));
+                    let size = LinearShape { outputs: rows.len(), ..size };
+                    ctx.device.linear_backward_weight(
+                        size,
+                        x.view(),
+                        columns.view(),
+                        dweight,
+                        dbias,
+                    );
+                    params.reduce_grads(*block)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Unshards one tile after the other and prefetches the next while one is in use.
+fn for_each_tile(
+    params: &mut dyn Params,
+    tiles: &[Tile],
+    mut work: impl FnMut(&dyn Params, &Tile),
+) -> Result<(), StepError> {
+    for (index, tile) in tiles.iter().enumerate() {
+        unshard_tile(params, tiles, index)?;
+        work(params, tile);
+        params.reshard(tile.block);
+    }
+    Ok(())
+}
+
+/// The elements of a bias for some rows of the weight.
+fn rows_of(bias: &Range<usize>, rows: &Range<usize>) -> Range<usize> {
+    bias.start + rows.start..bias.start + rows.end
+}
+
+/// The columns of an output gradient for some rows of the weight.
+fn columns_of(
+    ctx: &PassCtx<'_>,
+    size: LinearShape,
+    dy: &Tensor,
+    rows: &Range<usize>,
+) -> PooledTensor {
+    let mut columns = ctx.like(dy, size.rows * rows.len());
+    ctx.device.copy_from_columns(dy.view(), size.outputs, rows.clone(), columns.view_mut());
+    columns
+}

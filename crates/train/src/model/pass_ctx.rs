@@ -1,0 +1,179 @@
+//! The context of a pass: device, buffers, parallel groups, micro-batch size, dropout.
+
+use std::ops::Range;
+
+use super::MaybeOwned;
+use crate::buffer_pool::{BufferPool, PooledTensor};
+use crate::parallel::context::ContextParallel;
+use crate::parallel::tensor::TensorParallel;
+use regatta_device::ops::Device;
+use regatta_device::random::{self, DropoutMask};
+use regatta_device::tensor::{Tensor, ViewMut};
+
+/// The context of a pass of one micro-batch.
+#[derive(Clone, Copy)]
+pub struct PassCtx<'a> {
+    /// The device.
+    pub device: &'a dyn Device,
+    /// Buffers for activations and their gradients.
+    pub pool: &'a BufferPool,
+    /// Tensor parallelism.
+    pub tensor: &'a TensorParallel,
+    /// Context parallelism.
+    pub context: &'a ContextParallel,
+    /// Sequences of the micro-batch.
+    pub batch: usize,
+    /// This rank's tokens of each sequence.
+    pub seq_len: usize,
+    /// Dropout; `None` outside of training.
+    pub dropout: Option<Dropout>,
+    /// Activation checkpointing: layers save their input only, and recompute the rest.
+    pub recompute: bool,
+}
+
+impl PassCtx<'_> {
+    /// Tokens of the micro-batch on this rank.
+    pub fn rows(&self) -> usize {
+        self.batch * self.seq_len
+    }
+
+    /// Rows of the residual stream on this rank: fewer than `rows` with sequence parallelism.
+    pub fn local_rows(&self) -> usize {
+        self.tensor.local_rows(self.rows()).len()
+    }
+
+    /// Tokens of each sequence over all context-parallel ranks.
+    pub fn full_seq_len(&self) -> usize {
+        self.seq_len * self.context.shard.ranks
+    }
+
+    /// The positions of the tokens of one sequence; with context parallelism, of all rows.
+    pub(super) fn positions(&self) -> Vec<u32> {
+        let chunks = self.context.chunks(self.context.shard.rank, self.full_seq_len());
+        let times = if self.context.is_enabled() { self.batch } else { 1 };
+        let repeat = |chunk: Range<usize>| (0..times).flat_map(move |_| chunk.clone());
+        chunks.into_iter().flat_map(repeat).map(|position| position as u32).collect()
+    }
+
+    /// A buffer in full precision: residual stream, its gradients, softmax and norm statistics. Its
+    /// contents are arbitrary.
+    pub(crate) fn full_precision(&self, elements: usize) -> PooledTensor {
+        self.pool.get(elements, self.device.master_dtype())
+    }
+
+    /// A buffer for activations. Its contents are arbitrary.
+    pub(crate) fn activation(&self, elements: usize) -> PooledTensor {
+        self.pool.get(elements, self.device.activation_dtype())
+    }
+
+    /// A buffer in the dtype of another tensor. Its contents are arbitrary.
+    pub(crate) fn like(&self, other: &Tensor, elements: usize) -> PooledTensor {
+        self.pool.get(elements, other.dtype())
+    }
+
+    /// The gradient of rows to which dropout was applied.
+    pub(super) fn dropout_grad<'t>(
+        &self,
+        site: DropoutSite,
+        width: usize,
+        dx: &'t Tensor,
+    ) -> MaybeOwned<'t> {
+        if self.dropout.is_none_or(|dropout| dropout.p <= 0.0) {
+            return MaybeOwned::Borrowed(dx);
+        }
+        let mut dropped = self.full_precision(dx.len());
+        self.device.copy(dx.view(), dropped.view_mut());
+        self.apply_dropout(site, width, dropped.view_mut());
+        MaybeOwned::Owned(dropped)
+    }
+
+    /// Applies dropout to this rank's rows of the residual stream.
+    pub(super) fn apply_dropout(&self, site: DropoutSite, width: usize, mut x: ViewMut<'_>) {
+        let Some(mask) = self.dropout_mask(site, self.full_seq_len() * width) else { return };
+        for RowSpan { local, first } in self.row_spans() {
+            let first = mask.offset + (first * width) as u64;
+            let elements = local.start * width..local.end * width;
+            self.device.dropout(DropoutMask { offset: first, ..mask }, x.slice(elements));
+        }
+    }
+
+    /// This rank's rows of the residual stream as contiguous spans of the micro-batch's.
+    fn row_spans(&self) -> Vec<RowSpan> {
+        let rows = self.tensor.local_rows(self.rows());
+        let first_row = rows.start;
+        if !self.context.is_enabled() {
+            return vec![RowSpan { local: 0..rows.len(), first: first_row }];
+        }
+        let mut spans: Vec<RowSpan> = Vec::new();
+        let positions = self.positions();
+        let chunk_len = self.seq_len / 2;
+        for row in rows {
+            let sequence = row / chunk_len % self.batch;
+            let first = sequence * self.full_seq_len() + positions[row] as usize;
+            match spans.last_mut() {
+                Some(span) if span.first + span.local.len() == first => span.local.end += 1,
+                _ => spans.push(RowSpan { local: row - first_row..row - first_row + 1, first }),
+            }
+        }
+        spans
+    }
+
+    /// The dropout mask of a site with `per_sequence` elements per sequence.
+    pub(super) fn dropout_mask(
+        &self,
+        site: DropoutSite,
+        per_sequence: usize,
+    ) -> Option<DropoutMask> {
+        let Dropout { p, seed, step, first_sequence } = self.dropout?;
+        let key = random::key(seed, &[DROPOUT_STREAM, step, site.block as u64, site.index]);
+        (p > 0.0).then_some(DropoutMask { p, key, offset: first_sequence * per_sequence as u64 })
+    }
+}
+
+/// Contiguous rows.
+struct RowSpan {
+    /// Among this rank's rows.
+    local: Range<usize>,
+    /// The first one among the rows of full sequences.
+    first: usize,
+}
+
+/// Random stream of dropout masks.
+const DROPOUT_STREAM: u64 = 0x6472_6f70;
+
+/// Where in the model dropout is applied: part of the key of its mask.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DropoutSite {
+    block: usize,
+    index: u64,
+}
+
+impl DropoutSite {
+    pub const EMBEDDING: Self = Self { block: 0, index: 0 };
+
+    pub fn attention_weights(block: usize) -> Self {
+        Self { block, index: 0 }
+    }
+
+    pub fn attention_output(block: usize) -> Self {
+        Self { block, index: 1 }
+    }
+
+    pub fn mlp_output(block: usize) -> Self {
+        Self { block, index: 2 }
+    }
+}
+
+/// Dropout of a micro-batch. Masks depend on the step and on a sequence's index in the step only, so
+/// that they do not depend on how sequences are distributed over ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// Dropout probability.
+    pub p: f32,
+    /// Random seed of the training.
+    pub seed: u64,
+    /// The step.
+    pub step: u64,
+    /// Index of the micro-batch's first sequence in the step.
+    pub first_sequence: u64,
+}

@@ -1,0 +1,126 @@
+//! A matrix with one row per token of the vocabulary: the token embedding or the output layer, whole
+//! or in tiles.
+
+use std::ops::Range;
+
+use super::params::{Params, ParamsAndGrads, unshard_tile};
+use crate::state::StepError;
+use regatta_device::ops::LinearShape;
+use regatta_device::tensor::{View, ViewMut};
+use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, Tile};
+
+/// This rank's rows of a vocabulary matrix (vocab-parallel).
+#[derive(Debug, Clone)]
+pub struct VocabTable {
+    /// One tile with all rows if the matrix is not tiled.
+    tiles: Vec<Tile>,
+    is_tiled: bool,
+    /// Offset of a tile in its block.
+    offset: usize,
+    /// The token of the first row.
+    first_token: usize,
+    hidden_size: usize,
+}
+
+impl VocabTable {
+    /// The weight of a module; `block` has it unless it is tiled.
+    pub(super) fn new(shape: &ModelShape, block: usize, of: &Matrices<'_>, module: Module) -> Self {
+        let local = of.block.shard.range(shape.vocab_size);
+        let (mut tiles, _) = of.weight(module);
+        let is_tiled = !tiles.is_empty();
+        if !is_tiled {
+            tiles.push(Tile { block, rows: 0..local.len() });
+        }
+        let offset = of.block.param(module, ParamKind::Weight).map_or(0, |weight| weight.offset);
+        Self { tiles, is_tiled, offset, first_token: local.start, hidden_size: shape.hidden_size }
+    }
+
+    /// Whether its tiles are blocks of their own.
+    pub fn is_tiled(&self) -> bool {
+        self.is_tiled
+    }
+
+    /// Whether a block has rows of it.
+    pub fn is_in_block(&self, block: usize) -> bool {
+        self.tiles.iter().any(|tile| tile.block == block)
+    }
+
+    /// The blocks that have rows of it.
+    pub fn blocks(&self) -> impl Iterator<Item = usize> {
+        self.tiles.iter().map(|tile| tile.block)
+    }
+
+    /// The indices of its tiles.
+    pub(super) fn tiles(&self) -> Range<usize> {
+        0..self.tiles.len()
+    }
+
+    /// The local rows of a tile.
+    pub(super) fn tile_rows(&self, tile: usize) -> Range<usize> {
+        self.tiles[tile].rows.clone()
+    }
+
+    /// Rows of the largest tile.
+    pub(super) fn max_tile_rows(&self) -> usize {
+        self.tiles.iter().map(|tile| tile.rows.len()).max().unwrap_or(0)
+    }
+
+    /// Rows of all tiles.
+    pub(super) fn local_rows(&self) -> usize {
+        self.tiles.last().map_or(0, |tile| tile.rows.end)
+    }
+
+    /// The token of a tile's first row.
+    pub(super) fn first_token(&self, tile: usize) -> usize {
+        self.first_token + self.tiles[tile].rows.start
+    }
+
+    /// The GEMM of `rows` hidden states with a tile.
+    pub(super) fn gemm_shape(&self, tile: usize, rows: usize) -> LinearShape {
+        LinearShape { rows, inputs: self.hidden_size, outputs: self.tiles[tile].rows.len() }
+    }
+
+    /// Prefetches the first tile.
+    pub(super) fn prefetch(&self, params: &mut dyn Params) {
+        self.tiles.iter().take(1).for_each(|first| params.prefetch(first.block));
+    }
+
+    /// Unshards a tile and prefetches the next.
+    pub(super) fn unshard(&self, params: &mut dyn Params, tile: usize) -> Result<(), StepError> {
+        unshard_tile(params, &self.tiles, tile)
+    }
+
+    /// Ends the use of an unsharded tile.
+    pub(super) fn reshard(&self, params: &mut dyn Params, tile: usize) {
+        params.reshard(self.tiles[tile].block);
+    }
+
+    /// The rows of an unsharded tile.
+    pub(super) fn tile<'a>(&self, params: &'a dyn Params, tile: usize) -> View<'a> {
+        let Tile { block, rows } = &self.tiles[tile];
+        params.tile(*block).slice(self.offset..self.offset + rows.len() * self.hidden_size)
+    }
+
+    /// The gradients of a tile.
+    pub(super) fn grads<'a>(&self, params: &'a mut dyn ParamsAndGrads, tile: usize) -> ViewMut<'a> {
+        let block = self.tiles[tile].block;
+        self.part_of_block(block, params.grads_of(block))
+    }
+
+    /// Reduces the gradients of a tile that is a block of its own; else its block is reduced later,
+    /// together with the other parameters.
+    pub(super) fn reduce_grads(
+        &self,
+        params: &mut dyn ParamsAndGrads,
+        tile: usize,
+    ) -> Result<(), StepError> {
+        if self.is_tiled { params.reduce_grads(self.tiles[tile].block) } else { Ok(()) }
+    }
+
+    /// The table's elements of a block that has rows of it.
+    pub fn part_of_block<'a>(&self, block: usize, elements: ViewMut<'a>) -> ViewMut<'a> {
+        let tile = self.tiles.iter().find(|tile| tile.block == block);
+        let len = tile.map_or(0, |tile| tile.rows.len() * self.hidden_size);
+        elements.split_at(self.offset).1.split_at(len).0
+    }
+}

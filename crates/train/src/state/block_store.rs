@@ -1,0 +1,375 @@
+//! The training state of a rank, and how passes access parameters: prefetch, unshard, use, reshard.
+//!
+//! Parameters are *replicated* (ZeRO 0 to 2) or *sharded* (ZeRO 3, or offloaded to disk). Replicated
+//! blocks are always in memory; after an update their shards are all-gathered in the background. Of
+//! sharded blocks only the local shard is stored, in its memory tier; the full block exists between
+//! `unshard` and the last `reshard`.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use regatta_comm::Pending;
+
+use super::grads::GradStore;
+use super::init::Initializer;
+use super::{MemoryUse, ParamInit, ShardingConfig, StateMemory, StepError, ZeroPartition};
+use crate::buffer_pool::BufferPool;
+use crate::model::Model;
+use crate::offload::{OffloadedBlocks, Tier};
+use crate::parallel::{ProcessGroups, ZeroStage, collective};
+use regatta_comm::DType;
+use regatta_device::ops::Device;
+use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_predict::io_bytes::IoBytes;
+use regatta_predict::shape::ParamRole;
+
+/// A rank's parameters, gradients and optimizer moments.
+pub struct BlockStore {
+    /// This rank's shard of each block.
+    pub shards: Vec<Range<usize>>,
+    /// Ranks that shard a block.
+    pub shard_count: usize,
+    pub(super) device: Arc<dyn Device>,
+    dtype: DType,
+    partition: ZeroPartition,
+    pub(super) blocks: Vec<ParamSlot>,
+    /// Local parameter shards; `None` if parameters are replicated.
+    pub(super) param_shards: Option<OffloadedBlocks>,
+    /// Buffers for unsharded blocks.
+    pool: BufferPool,
+    last_prefetched: usize,
+    pub(super) grads: GradStore,
+    /// First and second moment of this rank's shards, one behind the other.
+    pub(super) moments: OffloadedBlocks,
+    wait_time: Duration,
+    generated: usize,
+}
+
+/// The parameters of a block.
+pub(super) struct ParamSlot {
+    is_local: bool,
+    padded_len: usize,
+    /// Calls of `unshard` without `reshard`.
+    users: usize,
+    full: FullBlock,
+    sequence: Sequence,
+}
+
+enum FullBlock {
+    /// Sharded, or of another rank.
+    Absent,
+    /// The all-gather is in flight.
+    InFlight(Pending),
+    Resident(Tensor),
+    /// A prefetch failed; `unshard` reports it.
+    Failed(StepError),
+}
+
+/// Blocks that are used one after the other: embedding, layers and head, or the tiles of one matrix.
+#[derive(PartialEq, Eq)]
+enum Sequence {
+    Layers,
+    Tiles { user: usize, matrix: ParamRole },
+}
+
+impl ParamSlot {
+    /// This rank's shard of a resident block; empty if the block is of another rank.
+    pub fn shard(&self, range: &Range<usize>) -> View<'_> {
+        match &self.full {
+            FullBlock::Resident(full) => full.view().slice(range.clone()),
+            _ if !self.is_local => View::from_slice::<f32>(&[]),
+            _ => unreachable!("a block is not resident"),
+        }
+    }
+
+    /// Mutable view of this rank's shard of a resident block.
+    pub fn shard_mut(&mut self, range: &Range<usize>) -> ViewMut<'_> {
+        match &mut self.full {
+            FullBlock::Resident(full) => {
+                full.view_mut().split_at(range.end).0.split_at(range.start).1
+            }
+            _ if !self.is_local => ViewMut::from_slice::<f32>(&mut []),
+            _ => unreachable!("a block is not resident"),
+        }
+    }
+}
+
+impl BlockStore {
+    /// The state before the first step. Collective over the shard group.
+    pub fn new(
+        model: &Model,
+        device: &Arc<dyn Device>,
+        groups: &ProcessGroups,
+        config: &ShardingConfig,
+        is_local: &[bool],
+        init: ParamInit,
+    ) -> Result<Self, StepError> {
+        let partition = ZeroPartition::new(config, groups)?;
+        let dtype = device.master_dtype();
+        let shards: Vec<_> = model.blocks.iter().map(|block| partition.shard(block)).collect();
+        let lens = |per_element: usize| -> Vec<Option<usize>> {
+            let local = shards.iter().zip(is_local);
+            local.map(|(shard, is_local)| is_local.then(|| per_element * shard.len())).collect()
+        };
+        let rank = groups.world.as_ref().map_or(0, |world| world.rank());
+        let offload = &config.offload;
+        let offloaded = |tier, name: &str, per_element, pool| {
+            let path = offload.dir.join(format!("{name}-{rank}"));
+            OffloadedBlocks::new(tier, &path, &lens(per_element), dtype, pool)
+        };
+        let shard_pool = || BufferPool::for_group(device.clone(), partition.shard_group.clone());
+        let is_sharded = offload.parameters == Tier::Disk || partition.stage == ZeroStage::Three;
+        let param_shards = match is_sharded {
+            true => Some(offloaded(offload.parameters, "parameters", 1, shard_pool())?),
+            false => None,
+        };
+        let moments = offloaded(offload.optimizer, "moments", 2, BufferPool::new(device.clone()))?;
+        let gather_pool = BufferPool::for_group(device.clone(), partition.gather_group.clone());
+        let new_block = |index: usize| {
+            let (block, user) = (&model.blocks[index], model.users[index]);
+            let padded_len = partition.padded_len(block);
+            let full = match is_local[index] && !is_sharded {
+                true => FullBlock::Resident(gather_pool.alloc(padded_len, dtype)),
+                false => FullBlock::Absent,
+            };
+            let sequence = match user == index {
+                true => Sequence::Layers,
+                false => Sequence::Tiles { user, matrix: block.parameters[0].role },
+            };
+            ParamSlot { is_local: is_local[index], padded_len, users: 0, full, sequence }
+        };
+        let mut store = Self {
+            blocks: (0..model.blocks.len()).map(new_block).collect(),
+            shard_count: partition.ranks(),
+            device: device.clone(),
+            dtype,
+            param_shards,
+            pool: shard_pool(),
+            last_prefetched: 0,
+            grads: GradStore::new(device, &partition, &model.blocks, is_local),
+            moments,
+            wait_time: Duration::ZERO,
+            generated: 0,
+            partition,
+            shards,
+        };
+        if let ParamInit::Random { seed } = init {
+            store.init_params(model, seed)?;
+        }
+        Ok(store)
+    }
+
+    /// Generates the initial parameters: local shards, or full blocks if they are replicated.
+    fn init_params(&mut self, model: &Model, seed: u64) -> Result<(), StepError> {
+        let mut initializer = Initializer::new(seed, model.shape.num_layers);
+        for index in self.local_blocks() {
+            let block = &model.blocks[index];
+            match (&mut self.param_shards, &mut self.blocks[index].full) {
+                (Some(shards), _) => {
+                    shards.load(index)?;
+                    let (range, shard) = (self.shards[index].clone(), shards.view_mut(index));
+                    initializer.fill(&*self.device, block, range, shard);
+                    shards.write_back(index)?;
+                }
+                (None, FullBlock::Resident(full)) => {
+                    initializer.fill(&*self.device, block, 0..full.len(), full.view_mut());
+                }
+                (None, _) => {}
+            }
+        }
+        self.generated = initializer.generated;
+        Ok(())
+    }
+
+    /// Random values that this rank generated to initialise its parameters.
+    pub fn generated_elements(&self) -> usize {
+        self.generated
+    }
+
+    /// The blocks that this rank has.
+    pub fn local_blocks(&self) -> impl Iterator<Item = usize> + use<> {
+        let local = (0..self.blocks.len()).filter(|block| self.blocks[*block].is_local);
+        local.collect::<Vec<_>>().into_iter()
+    }
+
+    /// Starts to unshard a block that is needed soon.
+    pub fn prefetch(&mut self, block: usize) {
+        let start = Instant::now();
+        self.start_unshard(block);
+        // It may have waited for the disk.
+        self.wait_time += start.elapsed();
+    }
+
+    /// Unshards a block: its full parameters are in memory until `reshard` is called as often.
+    pub fn unshard(&mut self, block: usize) -> Result<(), StepError> {
+        let start = Instant::now();
+        let result = self.finish_unshard(block);
+        self.wait_time += start.elapsed();
+        result
+    }
+
+    fn start_unshard(&mut self, block: usize) {
+        let ParamSlot { is_local, full, .. } = &self.blocks[block];
+        if *is_local
+            && let FullBlock::Absent = full
+            && let Err(error) = self.start_all_gather(block)
+        {
+            self.blocks[block].full = FullBlock::Failed(error);
+        }
+    }
+
+    fn start_all_gather(&mut self, block: usize) -> Result<(), StepError> {
+        let Some(shards) = &mut self.param_shards else { return Ok(()) };
+        let Some(comm) = &self.partition.shard_group else {
+            shards.prefetch(block);
+            return Ok(());
+        };
+        shards.load(block)?;
+        let full = self.pool.take(self.blocks[block].padded_len, self.dtype);
+        let pending = collective::all_gather_into(&**comm, shards.take(block), full);
+        self.blocks[block].full = FullBlock::InFlight(pending);
+        // Reads ahead from disk in the direction of the pass. Prefetches of a pass have the same order on
+        // all ranks, and so have these reads. At the end of a sequence the next block is unknown, and a
+        // wrong guess would occupy a buffer until the block is used.
+        let next = (2 * block).checked_sub(self.last_prefetched);
+        if block.abs_diff(self.last_prefetched) == 1
+            && let Some(next) = next.filter(|next| *next < self.blocks.len())
+            && self.blocks[next].sequence == self.blocks[block].sequence
+        {
+            shards.prefetch(next);
+        }
+        self.last_prefetched = block;
+        Ok(())
+    }
+
+    fn finish_unshard(&mut self, block: usize) -> Result<(), StepError> {
+        if !self.blocks[block].is_local {
+            return Ok(());
+        }
+        self.start_unshard(block);
+        self.blocks[block].users += 1;
+        let full = match std::mem::replace(&mut self.blocks[block].full, FullBlock::Absent) {
+            FullBlock::Failed(error) => return Err(error),
+            FullBlock::Resident(full) => full,
+            FullBlock::InFlight(pending) => {
+                let call = pending.wait()?;
+                if let (Some(shard), Some(shards)) = (call.input, &mut self.param_shards) {
+                    shards.put_back(block, Tensor::from_buffer(shard, self.dtype));
+                }
+                Tensor::from_buffer(call.output, self.dtype)
+            }
+            FullBlock::Absent => match &mut self.param_shards {
+                Some(shards) => {
+                    shards.load(block)?;
+                    shards.take(block)
+                }
+                None => unreachable!("replicated block {block} was lost by a failed all-gather"),
+            },
+        };
+        self.blocks[block].full = FullBlock::Resident(full);
+        Ok(())
+    }
+
+    /// The full parameters of an unsharded block; empty if this rank does not have it.
+    pub fn params(&self, block: usize) -> View<'_> {
+        match &self.blocks[block] {
+            ParamSlot { full: FullBlock::Resident(full), .. } => full.view(),
+            ParamSlot { is_local: false, .. } => View::from_slice::<f32>(&[]),
+            _ => unreachable!("block {block} is not unsharded"),
+        }
+    }
+
+    /// Ends one use of an unsharded block; the last one frees it if parameters are sharded.
+    pub fn reshard(&mut self, block: usize) {
+        let ParamSlot { users, full, .. } = &mut self.blocks[block];
+        *users = users.saturating_sub(1);
+        let Some(shards) = self.param_shards.as_mut().filter(|_| *users == 0) else { return };
+        if let FullBlock::Resident(tensor) = std::mem::replace(full, FullBlock::Absent) {
+            match self.partition.shard_group {
+                Some(_) => self.pool.give(tensor),
+                None => shards.put_back(block, tensor),
+            }
+        }
+    }
+
+    /// Cancels a prefetch, because the shard is about to change.
+    pub(super) fn cancel(&mut self, block: usize) -> Result<(), StepError> {
+        if let FullBlock::InFlight(_) | FullBlock::Failed(_) = self.blocks[block].full {
+            self.finish_unshard(block)?;
+            self.reshard(block);
+        }
+        Ok(())
+    }
+
+    /// Starts to all-gather a block whose shards all ranks have updated, if parameters are replicated;
+    /// else stores the shard in its tier.
+    pub fn all_gather_updated(&mut self, block: usize) -> Result<(), StepError> {
+        if let Some(shards) = &mut self.param_shards {
+            return Ok(shards.write_back(block)?);
+        }
+        let (Some(comm), full) = (&self.partition.gather_group, &mut self.blocks[block].full)
+        else {
+            return Ok(());
+        };
+        *full = match std::mem::replace(full, FullBlock::Absent) {
+            FullBlock::Resident(tensor) => {
+                FullBlock::InFlight(collective::all_gather(&**comm, tensor))
+            }
+            other => other,
+        };
+        Ok(())
+    }
+
+    /// Waits for all-gathers of updated parameters.
+    pub fn wait(&mut self) -> Result<(), StepError> {
+        if self.param_shards.is_some() {
+            return Ok(());
+        }
+        self.local_blocks().try_for_each(|block| self.finish_unshard(block))
+    }
+
+    /// The parameters of all blocks, if this rank has all of them in memory.
+    pub fn all_params(&self) -> Option<Vec<View<'_>>> {
+        let resident = |block: usize| match &self.blocks[block].full {
+            FullBlock::Resident(full) if self.param_shards.is_none() => Some(full.view()),
+            _ => None,
+        };
+        (0..self.blocks.len()).map(resident).collect()
+    }
+
+    /// The full parameters of an unsharded block, and its gradients.
+    pub fn params_and_grads(&mut self, block: usize) -> (View<'_>, ViewMut<'_>) {
+        let params = match &self.blocks[block].full {
+            FullBlock::Resident(full) => full.view(),
+            _ => unreachable!("block {block} is not unsharded"),
+        };
+        (params, self.grads.full(block))
+    }
+
+    /// Returns the time that passes were blocked on other ranks or the disk, and resets it.
+    pub fn take_wait_time(&mut self) -> Duration {
+        std::mem::take(&mut self.wait_time) + self.grads.take_wait_time()
+    }
+
+    /// Memory of the state on this rank.
+    pub fn memory(&self) -> StateMemory {
+        let tier = |blocks: &OffloadedBlocks| MemoryUse {
+            resident: blocks.resident_bytes(),
+            transient: blocks.transient_bytes(),
+        };
+        let local = self.blocks.iter().filter(|block| block.is_local);
+        let full = local.map(|block| block.padded_len).sum::<usize>() * self.dtype.size();
+        let replicated = MemoryUse { resident: full, transient: 0 };
+        let mut parameters = self.param_shards.as_ref().map_or(replicated, tier);
+        parameters.transient += self.pool.peak_bytes();
+        StateMemory { parameters, gradients: self.grads.memory(), moments: tier(&self.moments) }
+    }
+
+    /// Bytes read from and written to swap files so far.
+    pub fn io_bytes(&self) -> IoBytes {
+        let params =
+            self.param_shards.as_ref().map_or(IoBytes::default(), OffloadedBlocks::io_bytes);
+        params + self.moments.io_bytes()
+    }
+}

@@ -1,0 +1,233 @@
+//! The pipeline schedule of a step: the passes of all micro-batches through this rank's chunks, and
+//! the messages between stages.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::chunk::{ChunkPass, DeferredBlock, TiedEmbedding, WeightGrads};
+use super::{Engine, MicroBatch, StepConfig, StepTimings, compute_time, timed};
+use crate::buffer_pool::PooledTensor;
+use crate::model::{LayerSaved, PassCtx};
+use crate::parallel::pipeline::P2pLinks;
+use crate::parallel::tensor::all_reduce_view;
+use crate::state::{GradSync, StepError};
+use regatta_predict::pipeline::{Action, Computation, Direction};
+
+/// What the forward pass of a micro-batch through a chunk leaves for the backward pass.
+struct SavedActivations {
+    /// The residual stream after the last chunk of the model, the input of the head.
+    head_input: Option<PooledTensor>,
+    layers: Vec<LayerSaved>,
+}
+
+/// The state of a step in progress.
+struct StepState<'a> {
+    config: &'a StepConfig,
+    micro_batches: &'a [MicroBatch<'a>],
+    links: P2pLinks,
+    /// By chunk and micro-batch.
+    saved: HashMap<(usize, usize), SavedActivations>,
+    deferred: HashMap<(usize, usize), Vec<DeferredBlock>>,
+    loss: f64,
+    timings: &'a mut StepTimings,
+}
+
+impl Engine {
+    /// Runs the passes of a step. Returns the sum of the losses on the stage with the head, else 0.
+    pub(super) fn run_schedule(
+        &mut self,
+        config: &StepConfig,
+        micro_batches: &[MicroBatch<'_>],
+        timings: &mut StepTimings,
+    ) -> Result<f64, StepError> {
+        let actions = self.stage.actions(micro_batches.len()).into_owned();
+        let mut step = StepState {
+            config,
+            micro_batches,
+            links: P2pLinks::new(&self.groups, &self.stage, &actions),
+            saved: HashMap::new(),
+            deferred: HashMap::new(),
+            loss: 0.0,
+            timings,
+        };
+        for action in actions {
+            match action.computation {
+                Computation::Forward => self.forward(action, &mut step)?,
+                Computation::Backward => {
+                    self.backward(action, &mut step, WeightGrads::Immediate)?
+                }
+                Computation::BackwardInput => {
+                    self.backward(action, &mut step, WeightGrads::Deferred)?
+                }
+                Computation::BackwardWeight => self.backward_weights(action, &mut step)?,
+            }
+        }
+        let StepState { links, loss, timings, .. } = step;
+        timed(&mut timings.communication, || links.finish())?;
+        timed(&mut timings.communication, || self.all_reduce_tied_embedding())?;
+        Ok(loss)
+    }
+
+    fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<(), StepError> {
+        let mut pass = self.chunk_pass(action, step);
+        pass.prefetch_first();
+        let input = match pass.has_embedding() {
+            true => None,
+            false => Some(step.recv(Direction::Forward, &pass)?),
+        };
+        let start = Instant::now();
+        let (x, layers) = pass.forward(input)?;
+        step.timings.forward += pass.compute_time(start, &mut step.timings.communication);
+        let head_input = match pass.has_head() {
+            true => Some(x),
+            false => step.send(Direction::Forward, x).map(|()| None)?,
+        };
+        step.saved
+            .insert((action.chunk, action.micro_batch), SavedActivations { head_input, layers });
+        Ok(())
+    }
+
+    fn backward(
+        &mut self,
+        action: Action,
+        step: &mut StepState<'_>,
+        weight_grads: WeightGrads,
+    ) -> Result<(), StepError> {
+        let key = (action.chunk, action.micro_batch);
+        let Some(SavedActivations { head_input, layers }) = step.saved.remove(&key) else {
+            unreachable!("{action} without its forward pass")
+        };
+        let mut pass = self.chunk_pass(action, step);
+        pass.prefetch_last_layer();
+        let mut dx = match head_input {
+            None => step.recv(Direction::Backward, &pass)?,
+            Some(x) => {
+                let start = Instant::now();
+                let (loss, dx) = pass.head_backward(&x, 1.0 / step.config.tokens as f64)?;
+                step.loss += loss;
+                step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
+                dx
+            }
+        };
+        let start = Instant::now();
+        let deferred = pass.layers_backward(layers, &mut dx, weight_grads)?;
+        let dx = match pass.has_embedding() {
+            true => pass.embedding_backward(dx).map(|()| None)?,
+            false => Some(dx),
+        };
+        step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
+        if let Some(dx) = dx {
+            step.send(Direction::Backward, dx)?;
+        }
+        if weight_grads == WeightGrads::Deferred {
+            step.deferred.insert(key, deferred);
+        }
+        Ok(())
+    }
+
+    fn backward_weights(
+        &mut self,
+        action: Action,
+        step: &mut StepState<'_>,
+    ) -> Result<(), StepError> {
+        let Some(deferred) = step.deferred.remove(&(action.chunk, action.micro_batch)) else {
+            unreachable!("{action} without the gradient of its input")
+        };
+        let mut pass = self.chunk_pass(action, step);
+        let start = Instant::now();
+        pass.backward_weights(deferred)?;
+        step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
+        Ok(())
+    }
+
+    fn chunk_pass<'e>(&'e mut self, action: Action, step: &StepState<'e>) -> ChunkPass<'e> {
+        let Self { net, state, stage, .. } = self;
+        let micro_batch = step.micro_batches[action.micro_batch];
+        let is_last = action.micro_batch + 1 == step.micro_batches.len();
+        ChunkPass {
+            ctx: net.train_ctx(step.config, &micro_batch),
+            micro_batch,
+            blocks: stage.chunk_blocks[action.chunk].clone(),
+            sync: if is_last { GradSync::Final } else { GradSync::Accumulate },
+            tied: TiedEmbedding::new(net, stage),
+            net,
+            store: state,
+        }
+    }
+
+    /// Sums the gradients of a tied embedding that the first and the last stage both have.
+    fn all_reduce_tied_embedding(&mut self) -> Result<(), StepError> {
+        let Self { net, state, stage, groups } = self;
+        if TiedEmbedding::new(net, stage) != TiedEmbedding::SplitAcrossStages {
+            return Ok(());
+        }
+        let (ctx, table) = (net.pass_ctx(1, 1), &net.model.embedding.table);
+        for block in table.blocks() {
+            if let Some(comm) = &groups.embedding {
+                all_reduce_view(&**comm, &ctx, table.part_of_block(block, state.grads(block)))?;
+            }
+            state.reduce_grads(block, GradSync::Final)?;
+        }
+        Ok(())
+    }
+
+    /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
+    pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64, StepError> {
+        let Self { net, state, stage, groups } = self;
+        // Recomputation: no activations are saved.
+        let ctx = net.pass_ctx(micro_batch.batch, micro_batch.seq_len());
+        let ctx = PassCtx { recompute: true, ..ctx };
+        let forward = |chunk| Action { computation: Computation::Forward, chunk, micro_batch: 0 };
+        let actions: Vec<Action> = stage.local_chunks().map(forward).collect();
+        let mut links = P2pLinks::new(groups, stage, &actions);
+        let mut loss = 0.0;
+        for chunk in stage.local_chunks() {
+            let mut pass = ChunkPass {
+                ctx,
+                micro_batch: *micro_batch,
+                blocks: stage.chunk_blocks[chunk].clone(),
+                sync: GradSync::Deferred,
+                tied: TiedEmbedding::new(net, stage),
+                net,
+                store: state,
+            };
+            let input = match pass.has_embedding() {
+                true => None,
+                false => Some(links.recv(Direction::Forward, &ctx, pass.residual_len())?),
+            };
+            let (x, _) = pass.forward(input)?;
+            if pass.has_head() {
+                loss = pass.head_loss(&x)?;
+            } else {
+                links.send(Direction::Forward, x)?;
+            }
+        }
+        links.finish()?;
+        Ok(loss)
+    }
+}
+
+impl StepState<'_> {
+    /// Receives the residual stream, or its gradient, from a neighbour stage.
+    fn recv(
+        &mut self,
+        direction: Direction,
+        pass: &ChunkPass<'_>,
+    ) -> Result<PooledTensor, StepError> {
+        let Self { links, timings, .. } = self;
+        let recv = || links.recv(direction, &pass.ctx, pass.residual_len());
+        Ok(timed(&mut timings.communication, recv)?)
+    }
+
+    /// Sends the residual stream, or its gradient, to a neighbour stage.
+    fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<(), StepError> {
+        Ok(timed(&mut self.timings.communication, || self.links.send(direction, message))?)
+    }
+}
+
+impl ChunkPass<'_> {
+    /// The time since `start` without blocking, which is added to `communication`.
+    fn compute_time(&mut self, start: Instant, communication: &mut Duration) -> Duration {
+        compute_time(self.net, self.store, start, communication)
+    }
+}
