@@ -10,6 +10,7 @@ pub mod env;
 pub mod generate;
 pub mod launch;
 pub mod map;
+pub mod rank_events;
 pub mod rank_worker;
 pub mod self_launch;
 pub mod train;

@@ -9,6 +9,7 @@ use regatta_model::Machine;
 use serde::{Deserialize, Serialize};
 
 use super::bench::{self, args::BenchCommand};
+use super::train::{self, TrainTask};
 
 /// What a rank is to do.
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,6 +27,8 @@ pub struct RankRequest {
 pub enum RankTask {
     /// `regatta bench`.
     Bench(BenchCommand),
+    /// `regatta train`.
+    Train(TrainTask),
 }
 
 /// What a rank knows from the process that launched it.
@@ -55,12 +58,14 @@ pub fn command_line() -> Vec<String> {
 pub fn run() -> Result<ExitCode> {
     // SAFETY: the first action of this process, which has no other thread.
     let channel = unsafe { RankEnd::take_from_env() }?;
-    let mut channel = channel.context("this command is for the ranks of `regatta bench`")?;
+    let mut channel =
+        channel.context("this command is for the ranks of `regatta bench` and `regatta train`")?;
     let RankRequest { task, command_line, machine } = channel.recv_input()?;
     let machine = machine.map(|Json(machine)| machine);
     let context = RankContext { command_line, machine, channel: Some(channel) };
     match task {
         RankTask::Bench(command) => bench::run_rank(&command, context),
+        RankTask::Train(task) => train::run_rank(&task, context.channel),
     }
 }
 

@@ -10,7 +10,6 @@ use regatta_launch::secret_file;
 
 use super::rank_worker::{self, RankRequest, RankTask};
 use crate::cli::{Cli, Command, LaunchArgs};
-use crate::options::SourceArgs;
 use crate::plan::Discovery;
 
 /// The ranks to launch.
@@ -63,19 +62,6 @@ impl LaunchRequest<'_> {
         args.command = own_command()?;
         Ok(args)
     }
-
-    /// The same for ranks that run this program with its own arguments, and with `--events` if rank
-    /// 0 reports events to this process.
-    pub fn launch_args(&self) -> Result<Box<LaunchArgs>> {
-        let mut args = self.options()?;
-        // A process that the scheduler started as a rank becomes that rank, and has no parent to
-        // report events to.
-        let discovery = Discovery::run(&SourceArgs::default(), 0);
-        if !discovery.is_ok_and(|discovery| discovery.allocation.this_rank.is_some()) {
-            args.command.push("--events".into());
-        }
-        Ok(args)
-    }
 }
 
 /// Has the ranks run a request that they receive through their channels. A process that the
@@ -124,9 +110,11 @@ fn parse_user_options(launch: Option<&str>) -> Result<Box<LaunchArgs>> {
     }
 }
 
-/// Whether the user's options for `regatta launch` set the number of ranks or the nodes.
-pub fn sets_rank_count(launch: Option<&str>) -> Result<bool> {
-    Ok(has_rank_count(&*parse_user_options(launch)?))
+/// The default number of ranks on a single machine without GPUs; elsewhere the launcher determines it.
+/// Communication needs two ranks.
+pub fn local_rank_count(discovery: &Discovery) -> Option<u32> {
+    let by_launcher = discovery.needs_agents() || discovery.allocation.this_rank.is_some();
+    (!by_launcher).then(|| discovery.machines[0].cores.len().clamp(2, 8) as u32)
 }
 
 /// Whether the number of ranks or the nodes are set.
@@ -162,13 +150,12 @@ mod tests {
 
     #[test]
     fn options_for_ranks_or_nodes_set_the_rank_count() {
+        let sets_rank_count = |launch| has_rank_count(&parse_user_options(Some(launch)).unwrap());
         for launch in ["-N2", "--nodes=2", "--hostfile hosts", "-n 4", "--ranks-per-node 2"] {
-            assert!(sets_rank_count(Some(launch)).unwrap(), "{launch}");
+            assert!(sets_rank_count(launch), "{launch}");
         }
         for launch in ["--start-timeout 60", "--without NCCL_ALGO --grace 1", ""] {
-            assert!(!sets_rank_count(Some(launch)).unwrap(), "{launch}");
+            assert!(!sets_rank_count(launch), "{launch}");
         }
-        assert!(sets_rank_count(Some("'")).is_err());
-        assert!(!sets_rank_count(None).unwrap());
     }
 }

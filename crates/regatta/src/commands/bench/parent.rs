@@ -1,9 +1,7 @@
 //! The parent process: launches the ranks and reports the events of rank 0.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::rc::Rc;
 use std::time::SystemTime;
 
 use anyhow::Result;
@@ -15,13 +13,10 @@ use super::args::{Backend, BenchCommand, BenchRankArgs};
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
-use crate::commands::launch::{self, RankObserver};
+use crate::commands::launch;
 use crate::commands::rank_worker::RankTask;
-use crate::commands::self_launch::{LaunchRequest, has_rank_count, set_request};
+use crate::commands::self_launch::{LaunchRequest, has_rank_count, local_rank_count, set_request};
 use crate::plan::Discovery;
-
-/// Default number of ranks on a single machine without GPUs.
-const LOCAL_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 
 /// Launches the ranks.
 pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCode> {
@@ -35,24 +30,10 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
     args.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
     set_request(&mut args, &discovery, RankTask::Bench(command.clone()))?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
-    let reporter = Rc::new(RefCell::new(Reporter::new(options, Some(out))?));
-    let observer = Box::new(EventReceiver(reporter.clone()));
-    let code = launch::launch(&args, discovery, Some(observer))?;
-    let exit_code = reporter.borrow_mut().finish()?;
+    let mut reporter = Reporter::new(options, Some(out))?;
+    let code = launch::launch(&args, discovery, Some(&mut reporter))?;
+    let exit_code = reporter.finish()?;
     Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
-}
-
-/// Passes the events of rank 0 to the reporter.
-struct EventReceiver(Rc<RefCell<Reporter>>);
-
-impl RankObserver for EventReceiver {
-    fn on_line(&mut self, _line: &str) {
-        self.0.borrow_mut().hide_progress();
-    }
-
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
-        self.0.borrow_mut().on_frame(rank, bytes);
-    }
 }
 
 /// Options of `regatta launch` for these ranks.
@@ -79,12 +60,8 @@ fn may_use_gpus(backend: Backend) -> bool {
 
 /// The number of ranks on a single machine without GPUs; otherwise the launcher determines it.
 fn default_rank_count(discovery: &Discovery, backend: Backend) -> Option<u32> {
-    let machine = &discovery.machines[0];
-    let by_launcher = discovery.needs_agents()
-        || discovery.allocation.this_rank.is_some()
-        || (may_use_gpus(backend) && uses_gpus(machine, backend));
-    let cores = machine.cores.len().clamp(*LOCAL_RANKS.start(), *LOCAL_RANKS.end());
-    (!by_launcher).then_some(cores as u32)
+    let by_gpus = may_use_gpus(backend) && uses_gpus(&discovery.machines[0], backend);
+    local_rank_count(discovery).filter(|_| !by_gpus)
 }
 
 /// Whether ranks use GPUs: if requested, or if there are several (a single rank has no peer) and

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Result, bail};
 use regatta_comm::nccl::Gpu;
 use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, tune};
-use regatta_launch::channel::{ChannelError, Json, RankEnd};
+use regatta_launch::channel::RankEnd;
 use regatta_launch::run_folder;
 use regatta_measure::run::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use regatta_measure::{pairs, roofline};
@@ -18,6 +18,7 @@ use super::backend::{self, Connection};
 use super::metadata;
 use super::options::{BenchOptions, RooflineTest, Workload};
 use super::reporter::Reporter;
+use crate::commands::rank_events::EventSink;
 use crate::commands::rank_worker::RankContext;
 
 /// Upper bound on result files in a run folder.
@@ -33,7 +34,7 @@ pub fn run(options: BenchOptions<'_>, mut context: RankContext) -> Result<ExitCo
     }
     let connection = backend::connect(options.ranks.backend, options.timeout)?;
     options.workload.check_ranks(connection.comm.size())?;
-    let mut sink = EventSink::new(connection.comm.rank(), &options, context.channel.take())?;
+    let mut sink = event_sink(connection.comm.rank(), &options, context.channel.take())?;
     let metadata = metadata::collect(&connection, &options, context)?;
     sink.emit(BenchEvent::Started(Box::new(metadata)));
     let measured = match options.workload {
@@ -44,9 +45,12 @@ pub fn run(options: BenchOptions<'_>, mut context: RankContext) -> Result<ExitCo
         Workload::Roofline(test, _) => measure_roofline(&connection, &test, &mut sink),
         Workload::Tune(..) => Ok(()),
     };
-    measured.inspect_err(|_| sink.flush())?;
+    if let (Err(_), EventSink::Local(reporter)) = (&measured, &mut sink) {
+        reporter.flush();
+    }
+    measured?;
     sink.emit(BenchEvent::Finished);
-    sink.finish()
+    finish(sink)
 }
 
 /// Measures collectives over the size range.
@@ -54,7 +58,7 @@ fn measure_collectives(
     connection: &Connection,
     mut config: RunConfig,
     register: bool,
-    sink: &mut EventSink,
+    sink: &mut BenchSink,
 ) -> Result<()> {
     let comm = &connection.comm;
     config.memory = match (connection.device, register) {
@@ -106,7 +110,7 @@ fn max_size(connection: &Connection) -> Result<u64> {
 fn measure_pairs(
     comm: &dyn Comm,
     options: &pairs::PairsOptions,
-    sink: &mut EventSink,
+    sink: &mut BenchSink,
 ) -> Result<()> {
     let mut progress = |done, total| {
         let task = "pairs of ranks".to_owned();
@@ -124,7 +128,7 @@ fn measure_pairs(
 fn measure_roofline(
     connection: &Connection,
     test: &RooflineTest,
-    sink: &mut EventSink,
+    sink: &mut BenchSink,
 ) -> Result<()> {
     let comm = &connection.comm;
     let stop = AtomicBool::new(false);
@@ -154,13 +158,13 @@ fn run_tuning(
 ) -> Result<ExitCode> {
     let mut engine = bootstrap::engine(backend::settings(options.timeout)?)?;
     let rank = regatta_comm::worker::Engine::rank(&engine);
-    let mut sink = EventSink::new(rank, options, channel)?;
+    let mut sink = event_sink(rank, options, channel)?;
     let task = "all algorithms of all collectives".to_owned();
     sink.emit(BenchEvent::Progress(BenchProgress { task, done: 0, total: 1, eta_s: 0.0 }));
     let table = tune::tune(&mut engine, effort)?;
     sink.emit(BenchEvent::TuningTable(document::to_json(&table)?));
     sink.emit(BenchEvent::Finished);
-    sink.finish()
+    finish(sink)
 }
 
 /// A new result file in the run folder, if it is visible here. Another `regatta bench` of the job
@@ -172,55 +176,20 @@ fn new_result_file() -> Option<PathBuf> {
     files.find(|file| folder.is_dir() && !file.exists())
 }
 
-/// Where events go.
-enum EventSink {
-    /// Ranks other than 0.
-    Discard,
-    /// The parent process.
-    Parent {
-        channel: RankEnd,
-        /// The first event that could not be sent.
-        error: Option<ChannelError>,
-    },
-    Local(Box<Reporter>),
+/// Where the events of a rank go.
+type BenchSink = EventSink<Reporter>;
+
+fn event_sink(
+    rank: u32,
+    options: &BenchOptions<'_>,
+    channel: Option<RankEnd>,
+) -> Result<BenchSink> {
+    EventSink::new(rank, channel, || {
+        let out = options.output.out.clone().or_else(new_result_file);
+        Reporter::new(options, out)
+    })
 }
 
-impl EventSink {
-    fn new(rank: u32, options: &BenchOptions<'_>, channel: Option<RankEnd>) -> Result<Self> {
-        Ok(match (rank, channel) {
-            (0, Some(channel)) => Self::Parent { channel, error: None },
-            (0, None) => {
-                let out = options.output.out.clone().or_else(new_result_file);
-                Self::Local(Box::new(Reporter::new(options, out)?))
-            }
-            _ => Self::Discard,
-        })
-    }
-
-    fn emit(&mut self, event: BenchEvent) {
-        match self {
-            Self::Discard => {}
-            Self::Parent { channel, error } => {
-                if error.is_none() {
-                    *error = channel.send(&Json(event)).err();
-                }
-            }
-            Self::Local(reporter) => reporter.on_event(event),
-        }
-    }
-
-    /// Saves the partial result after an error.
-    fn flush(&mut self) {
-        if let Self::Local(reporter) = self {
-            reporter.flush();
-        }
-    }
-
-    fn finish(self) -> Result<ExitCode> {
-        match self {
-            Self::Local(mut reporter) => reporter.finish(),
-            Self::Parent { error: Some(error), .. } => Err(error.into()),
-            Self::Parent { .. } | Self::Discard => Ok(ExitCode::SUCCESS),
-        }
-    }
+fn finish(sink: BenchSink) -> Result<ExitCode> {
+    sink.finish()?.map_or(Ok(ExitCode::SUCCESS), |mut reporter| reporter.finish())
 }

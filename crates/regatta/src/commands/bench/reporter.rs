@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use regatta_launch::channel::{self, Json};
+use regatta_launch::channel::ChannelError;
 use regatta_measure::run::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
@@ -18,6 +18,7 @@ use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
 use crate::cli::{ERROR, FAINT, WARNING};
+use crate::commands::rank_events::EventReporter;
 use crate::output;
 
 /// The result so far, and its outputs.
@@ -54,6 +55,45 @@ enum OutputFormat {
     Csv,
 }
 
+impl EventReporter for Reporter {
+    type Event = BenchEvent;
+
+    fn on_event(&mut self, event: BenchEvent) {
+        match event {
+            BenchEvent::Started(result) => self.result = *result,
+            BenchEvent::TableStarted(table) => self.start_table(table),
+            BenchEvent::Row(row) => self.add_row(*row),
+            BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
+            BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
+            BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
+            BenchEvent::Progress(progress) => self.bar.show(&progress),
+            BenchEvent::Note(note) => {
+                self.bar.hide();
+                output::eprint(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+                self.result.notes.push(note);
+            }
+            BenchEvent::Finished => {
+                self.result.complete = true;
+                self.print_footer();
+                if !self.result.tables.is_empty() {
+                    self.result.summary = Some(summary(&self.result));
+                }
+                self.update_file();
+                self.flush();
+            }
+        }
+    }
+
+    fn on_event_error(&mut self, error: ChannelError) {
+        // Later errors may be consequences of the first.
+        self.event_error.get_or_insert(error.to_string());
+    }
+
+    fn hide_progress(&mut self) {
+        self.bar.hide();
+    }
+}
+
 impl Reporter {
     /// An empty result. Fails on options that would only be used at the end.
     pub fn new(options: &BenchOptions<'_>, out: Option<PathBuf>) -> Result<Self> {
@@ -83,47 +123,6 @@ impl Reporter {
             healthy: true,
             bar: ProgressBar::new(),
         })
-    }
-
-    /// Handles a message of a rank.
-    pub fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
-        match channel::decode_from(rank, bytes) {
-            Ok(Json(event)) => self.on_event(event),
-            // Later errors may be consequences of the first.
-            Err(error) => drop(self.event_error.get_or_insert(error.to_string())),
-        }
-    }
-
-    /// Erases the progress bar before other output.
-    pub fn hide_progress(&mut self) {
-        self.bar.hide();
-    }
-
-    /// Handles an event.
-    pub fn on_event(&mut self, event: BenchEvent) {
-        match event {
-            BenchEvent::Started(result) => self.result = *result,
-            BenchEvent::TableStarted(table) => self.start_table(table),
-            BenchEvent::Row(row) => self.add_row(*row),
-            BenchEvent::Pairs(pairs) => self.set_pairs(*pairs),
-            BenchEvent::Rooflines(rooflines) => self.set_rooflines(rooflines),
-            BenchEvent::TuningTable(table) => self.write_tuning_table(&table),
-            BenchEvent::Progress(progress) => self.bar.show(&progress),
-            BenchEvent::Note(note) => {
-                self.bar.hide();
-                output::eprint(&format!("{WARNING}note:{WARNING:#} {note}\n"));
-                self.result.notes.push(note);
-            }
-            BenchEvent::Finished => {
-                self.result.complete = true;
-                self.print_footer();
-                if !self.result.tables.is_empty() {
-                    self.result.summary = Some(summary(&self.result));
-                }
-                self.update_file();
-                self.flush();
-            }
-        }
     }
 
     /// Starts a table.
@@ -290,10 +289,12 @@ fn summary(result: &BenchResult) -> BenchSummary {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use regatta_launch::channel::{self, Json};
 
     use super::super::options;
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::commands::launch::RankObserver;
 
     /// Finishes a run with one row after this frame from rank 0.
     fn finish(frame: &[u8]) -> Result<ExitCode> {

@@ -36,7 +36,7 @@ enum WriterMessage {
 }
 
 /// The terminal, and the file of `--tee`.
-pub struct Console {
+pub struct Console<'a> {
     /// Host of each rank.
     hosts: Vec<String>,
     /// Ranks to show; all if empty.
@@ -50,15 +50,15 @@ pub struct Console {
     /// When the queue became full.
     stalled_since: Option<Instant>,
     dropped: u64,
-    observer: Option<Box<dyn RankObserver>>,
+    observer: Option<&'a mut dyn RankObserver>,
 }
 
-impl Console {
+impl<'a> Console<'a> {
     /// A console that shows the lines of `shown_ranks`, or of all ranks if empty.
     pub fn new(
         shown_ranks: &[u32],
         tee: Option<&Path>,
-        observer: Option<Box<dyn RankObserver>>,
+        observer: Option<&'a mut dyn RankObserver>,
     ) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let (writer, receiver) = sync_channel(QUEUE);
@@ -85,10 +85,7 @@ impl Console {
             return false;
         }
         if let Some(observer) = &mut self.observer {
-            observer.on_line(&line.text);
-        }
-        if !self.is_shown(&line.text) {
-            return true;
+            observer.on_line();
         }
         let is_shown_rank = |rank: &u32| self.shown_ranks.contains(rank);
         if !self.shown_ranks.is_empty() && !line.ranks.iter().any(is_shown_rank) {
@@ -103,11 +100,6 @@ impl Console {
         self.pending = Some(WriterMessage::Line { error: line.stderr, text });
         self.send_pending();
         true
-    }
-
-    /// Whether a line is shown, that is, not an event for the observer.
-    pub fn is_shown(&self, line: &str) -> bool {
-        !self.observer.as_ref().is_some_and(|observer| observer.is_event(line))
     }
 
     /// Whether the observer prints the path of the run folder.
@@ -189,7 +181,7 @@ impl Console {
     }
 }
 
-impl JobObserver for Console {
+impl JobObserver for Console<'_> {
     fn on_line(&mut self, line: &MergedLine) -> bool {
         self.show(line)
     }

@@ -48,60 +48,21 @@ trait LaunchTarget {
     fn shutdown(self: Box<Self>);
 }
 
-/// Receives the output and the messages of the ranks, for the command that launches them.
+/// Receives the messages of the ranks, for the command that launches them.
 pub trait RankObserver {
-    /// Called for each line of output before it is shown.
-    fn on_line(&mut self, line: &str);
-
-    /// Whether a line is an event, which is not shown.
-    fn is_event(&self, _line: &str) -> bool {
-        false
-    }
+    /// Called before a line of output is shown.
+    fn on_line(&mut self);
 
     /// Called for each frame of a rank's channel.
     fn on_frame(&mut self, rank: u32, bytes: &[u8]);
 
     /// Whether the observer itself prints the path of the run folder at the end.
-    fn prints_run_dir(&self) -> bool {
-        false
-    }
-}
-
-impl RankObserver for LineObserver {
-    fn on_line(&mut self, line: &str) {
-        (self.on_line)(line);
-    }
-
-    fn is_event(&self, line: &str) -> bool {
-        (self.is_event)(line)
-    }
-
-    fn on_frame(&mut self, _rank: u32, _bytes: &[u8]) {}
-
-    fn prints_run_dir(&self) -> bool {
-        self.prints_run_dir
-    }
-}
-
-/// Receives every output line of the ranks before it is shown.
-pub struct LineObserver {
-    /// Whether a line is an event, which is not shown.
-    pub is_event: fn(&str) -> bool,
-    /// Called for each line.
-    pub on_line: Box<dyn FnMut(&str)>,
-    /// Whether the observer itself prints the path of the run folder at the end.
-    pub prints_run_dir: bool,
+    fn prints_run_dir(&self) -> bool;
 }
 
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     launch(args, discover(args)?, None)
-}
-
-/// Runs the command on behalf of another one, which observes the output of the ranks.
-pub fn run_with_observer(args: &LaunchArgs, observer: Option<LineObserver>) -> Result<ExitCode> {
-    let observer = observer.map(|observer| Box::new(observer) as Box<dyn RankObserver>);
-    launch(args, discover(args)?, observer)
 }
 
 /// Discovers this machine and the allocation.
@@ -113,7 +74,7 @@ pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
 pub fn launch(
     args: &LaunchArgs,
     discovery: Discovery,
-    observer: Option<Box<dyn RankObserver>>,
+    observer: Option<&mut dyn RankObserver>,
 ) -> Result<ExitCode> {
     if !discovery.machines[0].is_live() && !args.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
@@ -175,7 +136,7 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
 fn start(
     args: &LaunchArgs,
     discovery: Discovery,
-    observer: Option<Box<dyn RankObserver>>,
+    observer: Option<&mut dyn RankObserver>,
 ) -> Result<ExitCode> {
     reaper::fork_worker()?;
     let id = run_id(SystemTime::now(), std::process::id());
@@ -194,7 +155,7 @@ fn supervise(
     discovery: Discovery,
     id: &str,
     folder: &mut RunFolder,
-    console: Console,
+    console: Console<'_>,
 ) -> Result<ExitCode> {
     let mut signals = SignalCatcher::new()?;
     let mut target: Box<dyn LaunchTarget> = match discovery.needs_agents() {
@@ -212,7 +173,7 @@ fn run_attempts(
     target: &mut dyn LaunchTarget,
     folder: &mut RunFolder,
     signals: &mut SignalCatcher,
-    mut console: Console,
+    mut console: Console<'_>,
 ) -> Result<ExitCode> {
     let mut attempt = 0;
     loop {
@@ -220,10 +181,7 @@ fn run_attempts(
         plan.set_run_dir(folder.path());
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
-        let mut outcome = run_attempt(args, target, &plan, folder, signals, &mut console, attempt)?;
-        if let Some(failure) = &mut outcome.result.failure {
-            failure.last_lines.retain(|line| console.is_shown(line));
-        }
+        let outcome = run_attempt(args, target, &plan, folder, signals, &mut console, attempt)?;
         console.flush();
         report::print_result(&outcome.result, folder, console.prints_run_dir());
         // A full disk may be the cause of the failure and must not hide it.
@@ -258,7 +216,7 @@ fn run_attempt(
     plan: &LaunchPlan,
     folder: &mut RunFolder,
     signals: &mut SignalCatcher,
-    console: &mut Console,
+    console: &mut Console<'_>,
     attempt: u32,
 ) -> Result<AttemptOutcome> {
     let job = JobAttempt {

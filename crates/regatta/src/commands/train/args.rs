@@ -80,9 +80,6 @@ pub struct TrainRankArgs {
     /// Additional options for `regatta launch`, e.g. '--spares 1 --max-restarts 5'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
-    /// Send events to the parent process instead of printing
-    #[arg(long, hide = true)]
-    pub events: bool,
 }
 
 impl TrainArgs {

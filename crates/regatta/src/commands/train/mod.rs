@@ -13,15 +13,17 @@ mod rank;
 mod reporter;
 mod run_dir;
 mod smoke;
+mod task;
 mod terminal;
 mod usage;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
-use regatta_train::config::Resolved;
+use regatta_launch::channel::RankEnd;
 
 pub use args::TrainArgs;
+pub use task::TrainTask;
 
 use super::self_launch::is_rank;
 
@@ -44,15 +46,17 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
             return Ok(code);
         }
     }
-    train(&resolved, args)
+    let task = TrainTask::new(&resolved, args)?;
+    match is_rank("train")? {
+        true => run_rank(&task, None),
+        false => parent::run(task, args),
+    }
 }
 
-/// Runs the training or the smoke test, as a rank of a job or as the parent that launches the ranks.
-fn train(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    match (is_rank("train")?, args.smoke) {
-        (true, false) => rank::run(resolved, args),
-        (false, false) => parent::run(resolved, args),
-        (true, true) => smoke::rank::run(resolved, args),
-        (false, true) => smoke::parent::run(resolved, args),
+/// Runs a rank, with a channel if the parent process launched it.
+pub fn run_rank(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
+    match task.smoke {
+        true => smoke::rank::run(task, channel),
+        false => rank::run(task, channel),
     }
 }

@@ -1,7 +1,7 @@
 //! A rank of the training. Rank 0 reports the events.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,22 +10,20 @@ use std::time::SystemTime;
 use anyhow::{Context, Result};
 use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_kernels_cpu::Cpu;
+use regatta_launch::channel::RankEnd;
 use regatta_launch::run_folder;
 use regatta_predict::cost::{CostOptions, rank_cost};
-use regatta_train::config::{Config, Resolved};
+use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::job::{self, Job};
 use regatta_train::metrics::Event;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
-use super::args::TrainArgs;
 use super::reporter::{EventRecorder, ProgressReporter};
-use super::{parent, run_dir};
-use crate::output;
+use super::run_dir;
+use super::task::TrainTask;
+use crate::commands::rank_events::EventSink;
 use crate::system::memory_limits;
-
-/// Prefix of event lines to the parent process.
-pub const EVENT_PREFIX: &str = "regatta-train-event ";
 
 /// Upper bound on threads per rank.
 const MAX_THREADS: usize = 4096;
@@ -37,16 +35,20 @@ const MAX_RUN_ID_LEN: usize = 64;
 const STOP_SIGNALS: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
 
 /// Trains on this rank.
-pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
-    let mut config = resolved.config.clone();
+pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
+    let mut config = task.config()?;
     let comm: Arc<dyn Comm> =
         Arc::new(hierarchical::join(bootstrap::BootstrapConfig::from_env()?)?);
-    let folder = run_folder(args, &*comm)?;
+    let folder = run_folder(task, &*comm)?;
     if is_restart() {
         job::resume_own_run(&mut config, &folder, &run_id())?;
     }
     let rank = comm.rank();
-    let mut sink = EventSink::new(rank, args, &folder, &config);
+    let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
+    let mut events = TrainEvents {
+        recorder: (rank == 0).then(recorder),
+        sink: EventSink::new(rank, channel, || Ok(ProgressReporter::new(task.json, &folder)))?,
+    };
     // Tells the other ranks the cause, because they wait for this one.
     let abort = |e: &anyhow::Error| comm.abort(&e.to_string());
     let _lock = (rank == 0).then(|| run_dir::lock(&folder)).transpose().inspect_err(abort)?;
@@ -57,7 +59,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let kernels = device.gemm_kernel().to_owned();
     let job = Job {
         config,
-        name: resolved.name.clone(),
+        name: task.name.clone(),
         comm,
         device: Box::new(device),
         threads,
@@ -72,17 +74,16 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let mut emit = |event: Event| {
         // By now the configuration has been checked against the checkpoint.
         let saves_config = rank == 0 && matches!(event, Event::Start(_));
-        sink.emit(event);
-        if let Some(error) =
-            saves_config.then(|| parent::save_config(resolved, &folder).err()).flatten()
-        {
+        events.emit(event);
+        if let Some(error) = saves_config.then(|| task.save_config(&folder).err()).flatten() {
             let note = format!(
                 "cannot save the configuration, so --resume will use the previous one: {error:#}"
             );
-            sink.emit(Event::Note(note));
+            events.emit(Event::Note(note));
         }
     };
     job::run(job, &stop, &mut emit)?;
+    events.sink.finish()?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,10 +109,9 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
 
 /// The run folder, for metrics and checkpoints: that of `--resume` or `--run-dir`, or the job's. If a
 /// scheduler started the ranks, rank 0 names a new one.
-pub fn run_folder(args: &TrainArgs, comm: &dyn Comm) -> Result<PathBuf> {
-    let explicit = args.resume.clone().or_else(|| args.run_dir.clone());
+pub fn run_folder(task: &TrainTask, comm: &dyn Comm) -> Result<PathBuf> {
     let of_job = || std::env::var_os(run_folder::VARIABLE).map(PathBuf::from);
-    if let Some(folder) = explicit.or_else(of_job) {
+    if let Some(folder) = task.run_dir().or_else(of_job) {
         return Ok(folder);
     }
     let mut name = [0u8; MAX_RUN_ID_LEN];
@@ -175,44 +175,17 @@ fn data_spec(config: &Config) -> DataSpec {
     DataSpec { data: config.data.source.clone(), tokenizer, validation }
 }
 
-/// Where events go.
-enum EventSink {
-    /// Ranks other than 0.
-    Discard,
-    /// The parent process.
-    Parent(EventRecorder),
-    Local(EventRecorder, Box<ProgressReporter>),
+/// Records and reports the events of rank 0.
+struct TrainEvents {
+    /// `None` on other ranks.
+    recorder: Option<EventRecorder>,
+    sink: EventSink<ProgressReporter>,
 }
 
-impl EventSink {
-    fn new(rank: u32, args: &TrainArgs, folder: &Path, config: &Config) -> Self {
-        let recorder = || EventRecorder::new(folder, config.metrics.tensorboard);
-        match rank {
-            0 if args.ranks.events => Self::Parent(recorder()),
-            0 => Self::Local(recorder(), Box::new(ProgressReporter::new(args, folder))),
-            _ => Self::Discard,
-        }
-    }
-
-    /// Records and reports an event.
+impl TrainEvents {
     fn emit(&mut self, event: Event) {
-        let warning = match self {
-            Self::Discard => return,
-            Self::Parent(recorder) | Self::Local(recorder, _) => recorder.record(&event),
-        };
-        self.report(&event);
-        warning.into_iter().for_each(|warning| self.report(&Event::Note(warning)));
-    }
-
-    fn report(&mut self, event: &Event) {
-        match self {
-            Self::Discard => {}
-            Self::Parent(_) => {
-                // A closed pipe means that the parent is gone; this rank will be ended soon.
-                let text = serde_json::to_string(event).unwrap_or_default();
-                let _ = output::print(&format!("{EVENT_PREFIX}{text}\n"));
-            }
-            Self::Local(_, reporter) => reporter.on_event(event),
-        }
+        let warning = self.recorder.as_mut().and_then(|recorder| recorder.record(&event));
+        self.sink.emit(event);
+        warning.into_iter().for_each(|warning| self.sink.emit(Event::Note(warning)));
     }
 }

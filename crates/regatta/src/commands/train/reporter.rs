@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use regatta_launch::channel::ChannelError;
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
 
-use super::args::TrainArgs;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
+use crate::commands::rank_events::EventReporter;
 
 /// Interval of dashboard updates between events.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
@@ -33,8 +34,8 @@ pub struct ProgressReporter {
 
 impl ProgressReporter {
     /// A reporter of the run in `run_dir`.
-    pub fn new(args: &TrainArgs, run_dir: &Path) -> Self {
-        let mode = OutputMode::of_stdout(args.json);
+    pub fn new(json: bool, run_dir: &Path) -> Self {
+        let mode = OutputMode::of_stdout(json);
         let output = TerminalOutput::new(mode, std::io::stdout(), Box::new(terminal_size));
         Self {
             output: Arc::new(Mutex::new(output)),
@@ -44,36 +45,33 @@ impl ProgressReporter {
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
         }
     }
+}
 
-    /// Handles an event of rank 0 in JSON.
-    pub fn on_event_json(&mut self, text: &str) {
-        match serde_json::from_str(text) {
-            Ok(event) => self.on_event(&event),
-            Err(error) => {
-                let note = format!("cannot parse an event of rank 0: {error}");
-                self.on_event(&Event::Note(note));
-            }
-        }
-    }
+impl EventReporter for ProgressReporter {
+    type Event = Event;
 
-    /// Handles an event.
-    pub fn on_event(&mut self, event: &Event) {
+    const PRINTS_RUN_DIR: bool = true;
+
+    fn on_event(&mut self, event: Event) {
         if self.has_dashboard && self.refresh.is_none() {
             self.refresh = RefreshThread::start(self.output.clone(), self.start);
         }
         let mut output = lock(&self.output);
         // The loss plot of a resumed run includes the earlier steps.
-        if let Event::Start(about) = event
+        if let Event::Start(about) = &event
             && about.start_step > 0
         {
             let file = self.run_dir.join(METRICS_FILE);
             output.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
         }
-        output.on_event(event, self.start.elapsed().as_secs_f64());
+        output.on_event(&event, self.start.elapsed().as_secs_f64());
     }
 
-    /// Erases the dashboard before other output.
-    pub fn hide_dashboard(&mut self) {
+    fn on_event_error(&mut self, error: ChannelError) {
+        self.on_event(Event::Note(format!("an event of the training is not shown: {error}")));
+    }
+
+    fn hide_progress(&mut self) {
         lock(&self.output).hide_dashboard();
     }
 }

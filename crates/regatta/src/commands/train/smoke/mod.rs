@@ -1,7 +1,9 @@
 //! `regatta train --smoke`: a smoke test that checks and times each part of training on all ranks.
 
-pub mod parent;
 pub mod rank;
 mod report;
 mod reporter;
 mod text;
+
+pub use report::ReportingProcess;
+pub use reporter::SmokeReporter;

@@ -8,23 +8,21 @@ use std::time::Instant;
 use anyhow::Result;
 use regatta_comm::{Comm, bootstrap, hierarchical};
 use regatta_kernels_cpu::Cpu;
-use regatta_train::config::Resolved;
+use regatta_launch::channel::RankEnd;
 use regatta_train::job::smoke::{Check, Details, Findings, RankInfo, SmokeEvent, SmokeTest};
 use regatta_train::job::{Job, TrainError};
 
 use super::report::ReportingProcess;
 use super::reporter::SmokeReporter;
-use crate::commands::train::{TrainArgs, rank as training};
-use crate::output;
-
-/// Prefix of event lines to the parent process.
-pub const EVENT_PREFIX: &str = "regatta-smoke-event ";
+use crate::commands::rank_events::EventSink;
+use crate::commands::train::{TrainTask, rank as training};
 
 /// Runs the smoke test on this rank.
-pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let settings = bootstrap::BootstrapConfig::from_env()?;
     let rank = settings.rank;
-    let mut sink = EventSink::new(rank, args);
+    let reporter = || Ok(SmokeReporter::new(ReportingProcess::Rank, task.json));
+    let mut sink = EventSink::new(rank, channel, reporter)?;
     let start = Instant::now();
     let comm: Arc<dyn Comm> = match hierarchical::join(settings) {
         Ok(comm) => Arc::new(comm),
@@ -39,7 +37,7 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
     let result = smoke
         .joined(elapsed)
         .map_err(Into::into)
-        .and_then(|()| run_checks(&mut smoke, &comm, resolved, args));
+        .and_then(|()| run_checks(&mut smoke, &comm, task));
     let (current, passed) = (smoke.current(), smoke.passed());
     match result {
         Ok(()) => {
@@ -55,13 +53,8 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
 }
 
 /// Runs all checks after the bootstrap.
-fn run_checks(
-    smoke: &mut SmokeTest<'_>,
-    comm: &Arc<dyn Comm>,
-    resolved: &Resolved,
-    args: &TrainArgs,
-) -> Result<()> {
-    let config = resolved.config.clone();
+fn run_checks(smoke: &mut SmokeTest<'_>, comm: &Arc<dyn Comm>, task: &TrainTask) -> Result<()> {
+    let config = task.config()?;
     let threads = training::threads(&config);
     let device = Cpu::new(threads, config.train.precision);
     let kernels = device.describe();
@@ -69,14 +62,14 @@ fn run_checks(
     let host = comm.peer(rank).host;
     let cpus = regatta_discover::live_affinity().unwrap_or_default();
     smoke.ranks(&RankInfo { rank, host, cpus, threads, kernels: kernels.clone() })?;
-    let folder = training::run_folder(args, &**comm)?;
+    let folder = training::run_folder(task, &**comm)?;
     let dataset = smoke.check(Check::Data, |comm| {
         let dataset = training::open_dataset(&config, comm)?;
         training::check_memory(&config, dataset.tokenizer.vocab_size(), comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
         Ok::<_, anyhow::Error>((dataset, Findings::of(Details::Data { source, tokens })))
     })?;
-    let (name, comm, device) = (resolved.name.clone(), comm.clone(), Box::new(device));
+    let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
     let run = training::run_id();
     smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder, run })?;
     Ok(())
@@ -84,7 +77,11 @@ fn run_checks(
 
 /// Reports an incomplete check. Rank 0 reports for all ranks; another rank prints only an error that
 /// the others do not have.
-fn fail(sink: &mut EventSink, check: Check, error: anyhow::Error) -> Result<ExitCode> {
+fn fail(
+    sink: &mut EventSink<SmokeReporter>,
+    check: Check,
+    error: anyhow::Error,
+) -> Result<ExitCode> {
     let is_on_all_ranks = matches!(
         error.downcast_ref(),
         Some(
@@ -106,36 +103,5 @@ fn fail(sink: &mut EventSink, check: Check, error: anyhow::Error) -> Result<Exit
             sink.emit(event);
             Ok(ExitCode::FAILURE)
         }
-    }
-}
-
-/// Where events go.
-enum EventSink {
-    /// Ranks other than 0.
-    Discard,
-    /// The parent process.
-    Parent,
-    Local(SmokeReporter),
-}
-
-impl EventSink {
-    fn new(rank: u32, args: &TrainArgs) -> Self {
-        match rank {
-            0 if args.ranks.events => Self::Parent,
-            0 => Self::Local(SmokeReporter::new(ReportingProcess::Rank, args.json)),
-            _ => Self::Discard,
-        }
-    }
-
-    fn emit(&mut self, event: SmokeEvent) {
-        // A closed pipe means that the parent is gone; this rank will be ended soon.
-        let _ = match self {
-            Self::Discard => Ok(()),
-            Self::Parent => {
-                let text = serde_json::to_string(&event).unwrap_or_default();
-                output::print(&format!("{EVENT_PREFIX}{text}\n"))
-            }
-            Self::Local(reporter) => reporter.on_event(event),
-        };
     }
 }

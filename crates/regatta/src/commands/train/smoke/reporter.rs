@@ -3,11 +3,27 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use regatta_launch::channel::ChannelError;
 use regatta_train::job::smoke::SmokeEvent;
 
 use super::report::{ReportingProcess, SmokeReport};
 use super::text;
+use crate::commands::rank_events::EventReporter;
 use crate::output;
+
+impl EventReporter for SmokeReporter {
+    type Event = SmokeEvent;
+
+    fn on_event(&mut self, event: SmokeEvent) {
+        self.report.on_event(event, self.start.elapsed().as_secs_f64());
+        // A closed pipe must not end the job.
+        let _ = self.print();
+    }
+
+    fn on_event_error(&mut self, error: ChannelError) {
+        output::note(&format!("a check is not shown: {error}"));
+    }
+}
 
 /// Consumes the events of a smoke test.
 pub struct SmokeReporter {
@@ -22,12 +38,6 @@ impl SmokeReporter {
     /// A reporter that has printed nothing yet.
     pub fn new(process: ReportingProcess, json: bool) -> Self {
         Self { report: SmokeReport::new(process), start: Instant::now(), json, printed: 0 }
-    }
-
-    /// Handles an event of rank 0.
-    pub fn on_event(&mut self, event: SmokeEvent) -> Result<()> {
-        self.report.on_event(event, self.start.elapsed().as_secs_f64());
-        self.print()
     }
 
     /// Completes the report after all ranks have exited.
@@ -59,5 +69,31 @@ impl SmokeReporter {
             lines.push_str(&text::result(&self.report));
         }
         output::print(&lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use regatta_launch::channel::{self, Json};
+    use regatta_train::job::smoke::{Check, CheckResult, Details, Findings, RankInfo};
+
+    use super::*;
+    use crate::commands::launch::RankObserver;
+
+    /// The event with the ranks of the job is a few MB.
+    #[test]
+    fn events_of_16384_ranks_arrive() {
+        let rank = |rank| RankInfo {
+            rank,
+            host: format!("frontier{rank:05}"),
+            kernels: "AVX-512 bf16, AMX bf16".repeat(4),
+            ..RankInfo::default()
+        };
+        let findings = Findings::of(Details::Ranks((0..16_384).map(rank).collect()));
+        let check = CheckResult { check: Check::Ranks, findings, ..CheckResult::default() };
+        let mut reporter = SmokeReporter::new(ReportingProcess::Parent, true);
+        let event = SmokeEvent::Check(Box::new(check.clone()));
+        reporter.on_frame(0, &channel::encode(&Json(event)).unwrap());
+        assert_eq!(reporter.report.checks.last(), Some(&check));
     }
 }

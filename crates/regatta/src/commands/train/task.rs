@@ -1,0 +1,94 @@
+//! What the parent process has the ranks train.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use regatta_train::config::{Config, Resolved};
+use regatta_train::run::CONFIG as CONFIG_FILE;
+use serde::{Deserialize, Serialize};
+
+use super::args::TrainArgs;
+use crate::output;
+
+/// A training or a smoke test.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainTask {
+    /// Name of the configuration.
+    pub name: String,
+    /// The configuration as TOML, as it is saved in the run folder.
+    config: String,
+    /// Run folder, if the command line names it.
+    run_dir: Option<OsString>,
+    /// Run the smoke test.
+    pub smoke: bool,
+    /// Rank 0 prints JSON, if it reports the events itself.
+    pub json: bool,
+}
+
+impl TrainTask {
+    pub fn new(resolved: &Resolved, args: &TrainArgs) -> Result<Self> {
+        Ok(Self {
+            name: resolved.name.clone(),
+            config: with_absolute_paths(resolved)?.to_toml(),
+            run_dir: args.resume.as_ref().or(args.run_dir.as_ref()).map(Into::into),
+            smoke: args.smoke,
+            json: args.json,
+        })
+    }
+
+    pub fn config(&self) -> Result<Config> {
+        Ok(Config::from_toml(Path::new(CONFIG_FILE), &self.config)?)
+    }
+
+    pub fn run_dir(&self) -> Option<PathBuf> {
+        self.run_dir.as_ref().map(PathBuf::from)
+    }
+
+    /// Saves the configuration in the run folder, for `--resume` and for commands that look up the
+    /// run's checkpoints.
+    pub fn save_config(&self, run_dir: &Path) -> Result<()> {
+        std::fs::create_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+        output::write_file(&run_dir.join(CONFIG_FILE), &self.config)
+    }
+}
+
+/// The configuration with an absolute checkpoint folder, valid in any working directory.
+fn with_absolute_paths(resolved: &Resolved) -> Result<Resolved> {
+    let mut resolved = resolved.clone();
+    let checkpoints = &mut resolved.config.checkpoint.dir;
+    if !checkpoints.is_empty() {
+        let absolute = std::path::absolute(&checkpoints);
+        let absolute = absolute.with_context(|| format!("checkpoint.dir {checkpoints}"))?;
+        *checkpoints = absolute.to_string_lossy().into_owned();
+    }
+    Ok(resolved)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use regatta_launch::channel;
+
+    use super::super::options;
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn ranks_receive_the_resolved_configuration() {
+        let words = "regatta train gpt2 --smoke --run-dir r lr=3e-4 dropout=0.1 \
+                     data.source='a\"b' checkpoint.dir=c tp=2";
+        let Command::Train(args) = Cli::parse_from(words.split_whitespace()).command else {
+            panic!("not a training");
+        };
+        let resolved = options::resolve(&args).unwrap();
+        let task = TrainTask::new(&resolved, &args).unwrap();
+        let received: TrainTask = channel::decode(&channel::encode(&task).unwrap()).unwrap();
+        assert_eq!(received, task);
+        let mut config = received.config().unwrap();
+        assert_eq!(config.checkpoint.dir, std::path::absolute("c").unwrap().to_str().unwrap());
+        config.checkpoint.dir = "c".to_owned();
+        assert_eq!(config, resolved.config);
+        assert_eq!((received.name.as_str(), received.run_dir()), ("gpt2", Some("r".into())));
+    }
+}
