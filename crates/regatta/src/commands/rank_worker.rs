@@ -26,7 +26,7 @@ pub struct RankRequest {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RankTask {
     /// `regatta bench`.
-    Bench(BenchCommand),
+    Bench(Box<BenchCommand>),
     /// `regatta train`.
     Train(TrainTask),
 }
@@ -86,12 +86,12 @@ mod tests {
         };
         let machine = Some(Json(Machine { host: "n1".to_owned(), ..Machine::default() }));
         let command_line = command_line();
-        let request = RankRequest { task: RankTask::Bench(args.command), command_line, machine };
+        let request =
+            RankRequest { task: RankTask::Bench(Box::new(args.command)), command_line, machine };
         let bytes = channel::encode(&request).unwrap();
         let received: RankRequest = channel::decode(&bytes).unwrap();
-        let RankTask::Bench(BenchCommand::AllReduce(args)) = received.task else {
-            panic!("another benchmark");
-        };
+        let RankTask::Bench(command) = received.task else { panic!("not a benchmark") };
+        let BenchCommand::AllReduce(args) = *command else { panic!("another benchmark") };
         assert_eq!((args.sizes.max, args.iterations.average), (Some(1 << 20), Some(3)));
         assert_eq!(args.output.label.as_deref(), Some("x"));
         assert_eq!((args.output.out, args.output.plot), (None, None));

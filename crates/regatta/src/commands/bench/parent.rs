@@ -28,7 +28,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
         args.job.ranks = default_rank_count(&discovery, options.ranks.backend);
     }
     args.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
-    set_request(&mut args, &discovery, RankTask::Bench(command.clone()))?;
+    set_request(&mut args, &discovery, RankTask::Bench(Box::new(command.clone())))?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
     let mut reporter = Reporter::new(options, Some(out))?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
