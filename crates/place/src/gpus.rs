@@ -3,7 +3,7 @@
 use regatta_model::units::pluralize;
 use regatta_model::{GpuVisibility, JobSpec, Machine, Warning};
 
-use crate::PlaceError;
+use crate::{PlaceError, Result};
 
 /// The GPUs of a rank, with the reason.
 pub(crate) struct GpuAssignment {
@@ -13,11 +13,7 @@ pub(crate) struct GpuAssignment {
 
 /// Local rank *i* gets device *i*, as programs assume. More ranks than GPUs share them round robin,
 /// which matches `LOCAL_RANK % device_count` in programs.
-pub(crate) fn assign(
-    machine: &Machine,
-    ranks: u32,
-    job: &JobSpec,
-) -> Result<Vec<GpuAssignment>, PlaceError> {
+pub(crate) fn assign(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<Vec<GpuAssignment>> {
     let visible = machine.visible_gpus();
     let gpus = visible.len() as u32;
     let per_rank = job.gpus_per_rank.max(1);
