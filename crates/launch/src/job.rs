@@ -211,7 +211,7 @@ impl JobDriver<'_> {
 
     /// Stores the cause of the first failure.
     fn set_cause(&mut self, why: String) {
-        if self.supervisor.first_failure().is_none() {
+        if self.supervisor.first_failure.is_none() {
             self.cause = Some(why);
         }
     }
@@ -256,13 +256,13 @@ impl JobDriver<'_> {
     }
 
     fn record(&mut self, record: EventRecord) {
-        self.folder
-            .append_event(&TimedRecord { seconds: self.start.elapsed().as_secs_f64(), record });
+        let seconds = self.start.elapsed().as_secs_f64();
+        self.folder.append_event(&TimedRecord { seconds, record });
     }
 
     fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
-        let first_failure = self.supervisor.first_failure();
+        let first_failure = self.supervisor.first_failure;
         let failure = first_failure.map(|(rank, exit)| RankFailure {
             rank,
             host: host(rank),
@@ -277,19 +277,19 @@ impl JobDriver<'_> {
             restarts: self.job.attempt,
             reason: self.reason(failure.as_ref()),
             failure,
-            hang: self.supervisor.hung().then(|| self.rank_states.clone()),
+            hang: self.supervisor.hung.then(|| self.rank_states.clone()),
             notes: self.warnings,
-            rank_exits: self.supervisor.rank_exits().clone(),
+            rank_exits: self.supervisor.rank_exits,
             seconds: self.start.elapsed().as_secs_f64(),
         };
-        let terminated = self.supervisor.termination_signal().is_some();
+        let terminated = self.supervisor.signal.is_some();
         AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
     }
 
     fn reason(&self, failure: Option<&RankFailure>) -> String {
         let limit = self.job.limits.hang_after.unwrap_or_default().as_secs();
-        match (failure, self.supervisor.termination_signal(), &self.cause) {
-            _ if self.supervisor.hung() => {
+        match (failure, self.supervisor.signal, &self.cause) {
+            _ if self.supervisor.hung => {
                 format!("hang detected: no rank wrote output or used CPU time for {limit} s")
             }
             (Some(_), _, Some(cause)) => cause.clone(),

@@ -52,10 +52,8 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(Secret::from_hex(&text).is_ok() && text != job.to_hex());
-        assert!(
-            SecretFile::write(&folder, "a-test", &job).is_err(),
-            "an existing file is not overwritten"
-        );
+        let again = SecretFile::write(&folder, "a-test", &job);
+        assert!(again.is_err(), "an existing file is not overwritten");
         drop(file);
         assert!(!path.exists());
     }

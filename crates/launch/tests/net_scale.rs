@@ -30,20 +30,14 @@ fn thousands_of_connections_work(files: u64) {
         assert!(reactor.net.send(conn, &n.to_be_bytes()));
         numbers.insert(conn, n);
     }
-    wait_until("every number has arrived", || {
-        reactor.poll();
-        reactor.frames.len() == count
-    });
+    reactor.wait_until("every number has arrived", |reactor| reactor.frames.len() == count);
     assert!(reactor.closed.is_empty() && reactor.net.refusals().is_empty());
     assert_eq!(reactor.ready.len(), 2 * count);
 
     for (conn, number) in std::mem::take(&mut reactor.frames) {
         assert!(reactor.net.send(conn, &number));
     }
-    wait_until("every number has returned", || {
-        reactor.poll();
-        reactor.frames.len() == count
-    });
+    reactor.wait_until("every number has returned", |reactor| reactor.frames.len() == count);
     for (conn, number) in reactor.frames {
         assert_eq!(number, numbers[&conn].to_be_bytes());
     }

@@ -95,7 +95,7 @@ impl Coordinator {
 
     /// Makes all agents exit.
     pub fn shutdown(mut self) {
-        let outputs = self.nodes.shutdown();
+        let outputs = self.nodes.broadcast(&Downstream::Shutdown);
         self.apply(outputs);
         // On failure the agents notice the lost connection, only later.
         let _ = self.net.shutdown(SHUTDOWN_TIMEOUT);
@@ -165,13 +165,11 @@ impl Coordinator {
 
     /// The next queued event; [`JobEvent::Finished`] comes after all output.
     fn pop_event(&mut self, output_paused: bool) -> Option<JobEvent> {
-        match self.events.front() {
-            Some(JobEvent::Finished) if !self.output.is_empty() => {}
-            None => {}
-            Some(_) => return self.events.pop_front(),
-        }
-        if output_paused {
-            return None;
+        let deferred =
+            |event: &mut JobEvent| *event == JobEvent::Finished && !self.output.is_empty();
+        let event = self.events.pop_front_if(|event| !deferred(event));
+        if event.is_some() || output_paused {
+            return event;
         }
         let output = self.output.pop_front();
         if self.output.is_empty() {
@@ -200,7 +198,7 @@ impl WorkerGroup for Coordinator {
             }
             self.last_kill = Some(Instant::now());
         }
-        let outputs = self.nodes.control(control);
+        let outputs = self.nodes.broadcast(&Downstream::Broadcast(control));
         self.apply(outputs);
     }
 }

@@ -53,6 +53,14 @@ impl Peer {
         Self { net, ready: Vec::new(), frames: Vec::new(), closed: Vec::new() }
     }
 
+    /// Polls until the condition holds.
+    pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        wait_until(what, || {
+            self.poll();
+            condition(self)
+        });
+    }
+
     pub fn poll(&mut self) {
         let mut events = Vec::new();
         self.net.poll(Duration::from_millis(1), &mut events).unwrap();
@@ -91,6 +99,35 @@ impl Pair {
     pub fn poll(&mut self) {
         self.server.poll();
         self.client.poll();
+    }
+
+    /// Polls until the condition holds.
+    pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        wait_until(what, || {
+            self.poll();
+            condition(self)
+        });
+    }
+
+    /// Polls, together with another peer, until the condition holds.
+    pub fn wait_with(
+        &mut self,
+        peer: &mut Peer,
+        what: &str,
+        mut condition: impl FnMut(&Self, &Peer) -> bool,
+    ) {
+        self.wait_until(what, |pair| {
+            peer.poll();
+            condition(pair, peer)
+        });
+    }
+
+    /// Connects another peer with the same secret; returns it and its connection on the server.
+    pub fn connect_peer(&mut self, timing: Timing) -> (Peer, ConnId) {
+        let mut peer = Peer::new(secret('a'), timing);
+        peer.net.connect(self.address);
+        self.wait_with(&mut peer, "the peer is ready", |pair, _| pair.server.ready.len() == 2);
+        (peer, self.server.ready[1].0)
     }
 
     /// Number of refused connections so far.
