@@ -29,12 +29,7 @@ struct Location<'a> {
 }
 
 /// By the PCI hierarchy if the devices share a part of it, else by NUMA node and package.
-fn distance(
-    a: Location<'_>,
-    b: Location<'_>,
-    nodes: &[NumaNode],
-    packages: &[Package],
-) -> Distance {
+fn distance(a: Location, b: Location, nodes: &[NumaNode], packages: &[Package]) -> Distance {
     let by_numa = || numa_distance(a.numa, b.numa, nodes, packages);
     pci_distance(a.device, b.device).unwrap_or_else(by_numa)
 }
@@ -53,9 +48,8 @@ fn pci_distance(a: Option<&PciDevice>, b: Option<&PciDevice>) -> Option<Distance
     if a.path.is_empty() || b.path.is_empty() {
         return None;
     }
-    let chain = |d: &PciDevice| d.path.iter().chain([&d.address]).cloned().collect::<Vec<_>>();
-    let shared = chain(a).iter().zip(&chain(b)).take_while(|(x, y)| x == y).count();
-    match shared {
+    let (chain_a, chain_b) = (a.path.iter().chain([&a.address]), b.path.iter().chain([&b.address]));
+    match chain_a.zip(chain_b).take_while(|(x, y)| x == y).count() {
         0 => None,
         1 => Some(Distance::Root),
         _ => Some(Distance::Switch),

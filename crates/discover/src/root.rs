@@ -117,9 +117,9 @@ impl Root {
 }
 
 fn components(path: &Path) -> Vec<String> {
-    let kept = |c: &Component| matches!(c, Component::Normal(_) | Component::ParentDir);
-    let kept = path.components().filter(kept);
-    kept.map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
+    let is_name = |c: &Component| matches!(c, Component::Normal(_) | Component::ParentDir);
+    let names = path.components().filter(is_name);
+    names.map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
 }
 
 /// Natural sort key: pairs of text and number.

@@ -53,9 +53,9 @@ fn frames_before_close_are_delivered(unread: bool) {
     // The server writes before it reads.
     assert!(pair.server.net.send(conn, b"after close"));
     pair.wait_until("the close is reported", |pair| !pair.server.closed.is_empty());
-    assert!(matches!(pair.server.closed[..], [(gone, CloseReason::PeerClosed)] if gone == conn));
-    let numbers: Vec<_> = (0..1000u32).map(|n| (conn, n.to_be_bytes().to_vec())).collect();
-    assert_eq!(pair.server.frames, numbers);
+    assert!(matches!(pair.server.closed[..], [(id, CloseReason::PeerClosed)] if id == conn));
+    let frames: Vec<_> = (0..1000u32).map(|n| (conn, n.to_be_bytes().to_vec())).collect();
+    assert_eq!(pair.server.frames, frames);
     pair.assert_still_connected();
 }
 

@@ -80,18 +80,12 @@ pub fn compare(
 
 type Check = Option<Mismatch>;
 
-fn cpus(
-    machine: &Machine,
-    layout: &NodeLayout,
-    plan: &PlacedRank,
-    actual: &ActualBinding,
-) -> Check {
+fn cpus(machine: &Machine, node: &NodeLayout, plan: &PlacedRank, actual: &ActualBinding) -> Check {
     if actual.cpus == plan.cpus {
         return None;
     }
-    let other =
-        layout.ranks.iter().find(|r| r.local_rank != plan.local_rank && r.cpus == actual.cpus);
-    let cause = if let Some(other) = other {
+    let is_other = |r: &&PlacedRank| r.local_rank != plan.local_rank && r.cpus == actual.cpus;
+    let cause = if let Some(other) = node.ranks.iter().find(is_other) {
         &format!(
             "these are the cores of local rank {}: the launcher assigns cores in core order, not in GPU order;",
             other.local_rank

@@ -24,15 +24,13 @@ pub(crate) enum Granularity {
     Contiguous,
 }
 
+type Groups = Vec<Vec<FreeCore>>;
+
 /// Splits `cores` into `ranks` equal shares of at most `max` cores. A remainder stays idle, because
 /// a rank with one core more would only wait for the others.
 ///
 /// Requires at least one core per rank.
-pub(crate) fn split(
-    cores: &[FreeCore],
-    ranks: usize,
-    max: usize,
-) -> (Vec<Vec<FreeCore>>, Granularity) {
+pub(crate) fn split(cores: &[FreeCore], ranks: usize, max: usize) -> (Groups, Granularity) {
     let limit = |share: &[FreeCore]| share[..share.len().min(max)].to_vec();
     if ranks == 1 {
         return (vec![limit(cores)], Granularity::All);
@@ -57,8 +55,8 @@ pub(crate) fn split(
 }
 
 /// The cores by L3 group, ordered by the first core of each group.
-fn l3_groups(cores: &[FreeCore]) -> Vec<Vec<FreeCore>> {
-    let mut groups: Vec<Vec<FreeCore>> = Vec::new();
+fn l3_groups(cores: &[FreeCore]) -> Groups {
+    let mut groups = Groups::new();
     for core in cores {
         match groups.iter_mut().find(|g| g[0].l3 == core.l3) {
             Some(group) => group.push(core.clone()),

@@ -67,9 +67,9 @@ fn difference(usual: &str, other: &str) -> String {
         text.lines().filter(|l| !l.starts_with(' ')).map(str::to_owned).collect()
     };
     let (usual, other) = (set(usual), set(other));
-    let gone = usual.iter().filter(|l| !other.contains(l)).map(|l| format!("- {l}\n"));
-    let come = other.iter().filter(|l| !usual.contains(l)).map(|l| format!("+ {l}\n"));
-    gone.chain(come).collect()
+    let removed = usual.iter().filter(|l| !other.contains(l)).map(|l| format!("- {l}\n"));
+    let added = other.iter().filter(|l| !usual.contains(l)).map(|l| format!("+ {l}\n"));
+    removed.chain(added).collect()
 }
 
 fn golden(profile: &Profile) -> String {
@@ -107,9 +107,9 @@ fn golden(profile: &Profile) -> String {
 
 #[test]
 fn settings_match_the_golden_files() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     for profile in builtin().iter() {
-        let path = folder.join(format!("profile-{}.txt", profile.name));
+        let path = dir.join(format!("profile-{}.txt", profile.name));
         let text = golden(profile);
         if std::env::var_os("REGATTA_BLESS").is_some() {
             std::fs::write(&path, &text).unwrap();

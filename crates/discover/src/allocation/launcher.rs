@@ -225,11 +225,7 @@ pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation>
 }
 
 /// Adds the rank to its allocation, and the launcher's counts if the scheduler has none.
-pub(crate) fn attach_rank(
-    allocation: &mut Allocation,
-    rank: LaunchedRank,
-    host: &str,
-) -> Result<()> {
+pub(crate) fn attach(allocation: &mut Allocation, rank: LaunchedRank, host: &str) -> Result<()> {
     let is_this = |n: &AllocatedNode| short_hostname(&n.host) == short_hostname(host);
     let by_name = allocation.nodes.iter().position(is_this);
     let node = rank.node.or(by_name.map(|i| i as u32));
@@ -239,7 +235,7 @@ pub(crate) fn attach_rank(
         return Err(contradiction(&names, &format!("the allocation has {nodes} nodes")));
     }
     if rank.launcher != Launcher::Srun {
-        apply_launcher_counts(allocation, &rank, node)?;
+        apply_counts(allocation, &rank, node)?;
     }
     let allocated = node.and_then(|n| allocation.nodes.get(n as usize)?.ranks);
     let local_size =
@@ -292,11 +288,7 @@ fn infer_distribution(
 /// Replaces the scheduler's counts by those of a launcher inside the allocation: the scheduler's are
 /// only the maximum the launcher could start. Assumes equal counts on all nodes if this node's count
 /// allows it, else distributes the other ranks evenly.
-fn apply_launcher_counts(
-    allocation: &mut Allocation,
-    rank: &LaunchedRank,
-    node: Option<u32>,
-) -> Result<()> {
+fn apply_counts(allocation: &mut Allocation, rank: &LaunchedRank, node: Option<u32>) -> Result<()> {
     let Some(local_size) = rank.local_size else { return Ok(()) };
     let nodes = allocation.nodes.len() as u32;
     if nodes == 1 && local_size < rank.size {

@@ -82,7 +82,7 @@ pub fn detect(inputs: &DetectionInputs<'_>) -> Result<Allocation> {
         (None, None) => Allocation::single_node(inputs.host),
     };
     if let Some(rank) = rank {
-        launcher::attach_rank(&mut allocation, rank, inputs.host)?;
+        launcher::attach(&mut allocation, rank, inputs.host)?;
     }
     allocation.evidence = env.into_evidence();
     if let Some(path) = inputs.hostfile {

@@ -269,15 +269,15 @@ fn distribution_is_inferred_from_the_local_rank() {
 
 /// The allocation from the recorded environment of a rank; two nodes with two ranks each.
 fn recorded(launcher: &str, rank: u32) -> Allocation {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../testbed/fixtures/env");
-    let text = std::fs::read_to_string(format!("{folder}/{launcher}-rank{rank}.env")).unwrap();
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../testbed/fixtures/env");
+    let text = std::fs::read_to_string(format!("{dir}/{launcher}-rank{rank}.env")).unwrap();
     let pairs = text.lines().filter_map(|line| line.split_once('='));
     let relocate = |(name, value)| match name {
         "PBS_NODEFILE" => (name, "/pbs-nodefile"),
         _ => (name, value),
     };
     let env: Env = pairs.map(relocate).collect();
-    let (root, host) = (&Root::at(folder), &format!("node{}", rank / 2 + 1));
+    let (root, host) = (&Root::at(dir), &format!("node{}", rank / 2 + 1));
     let flux_hosts = &|| None;
     detect(&DetectionInputs { env: &env, root, host, hostfile: None, flux_hosts }).unwrap()
 }

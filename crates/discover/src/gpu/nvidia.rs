@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn gpus_hidden_from_nvml_are_noted() {
-        let gone = DriverGpu { excluded: true, ..DriverGpu::at("0000:c1:00.0") };
-        let all = [DriverGpu::at("0000:03:00.0"), DriverGpu::at("0000:41:00.0"), gone];
+        let excluded = DriverGpu { excluded: true, ..DriverGpu::at("0000:c1:00.0") };
+        let all = [DriverGpu::at("0000:03:00.0"), DriverGpu::at("0000:41:00.0"), excluded];
         let note = hidden_gpus_note(&all, &[]).unwrap();
         assert!(note.contains("0 of the node's 2") && note.contains("0000:03:00.0, 0000:41:00.0"));
         assert_eq!(hidden_gpus_note(&all[2..], &[]), None);

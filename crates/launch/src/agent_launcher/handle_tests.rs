@@ -198,9 +198,9 @@ fn host_file_is_written_before_the_launcher_starts() {
     exit_codes(&mut launchers, 1);
     assert_eq!(launchers.output_tail(0), ["n0:1"]);
     std::fs::remove_file(&file).unwrap();
-    cat.hostfile = Some(("/no/such/folder/hosts".into(), String::new()));
+    cat.hostfile = Some(("/no/such/dir/hosts".into(), String::new()));
     let error = LauncherHandle::spawn(vec![cat], "", &hosts(1)).unwrap_err().to_string();
-    assert!(error.contains("/no/such/folder/hosts"), "{error}");
+    assert!(error.contains("/no/such/dir/hosts"), "{error}");
 }
 
 #[test]

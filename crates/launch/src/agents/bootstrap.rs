@@ -31,7 +31,7 @@ pub struct Bootstrap {
     /// Timeouts of the job.
     #[serde(flatten)]
     pub timeouts: JobTimeouts,
-    /// Not a `PathBuf`: serde requires UTF-8 for those, and a folder may have any name.
+    /// Not a `PathBuf`: serde requires UTF-8 for those, and a path may be any byte string.
     marker: OsString,
 }
 
