@@ -175,7 +175,11 @@ impl JobDriver<'_> {
                 self.supervise(SupervisorInput::Progress);
                 self.lines.push(line, Instant::now());
             }
-            JobEvent::Output { rank, stderr, bytes } => self.append_log(rank, stderr, &bytes),
+            // The rank's node does not see the run folder.
+            JobEvent::Output { rank, stderr, bytes } => {
+                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
+                warning.into_iter().for_each(|warning| self.warn(warning));
+            }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
                 self.record(EventRecord::Exited { rank, exit });
@@ -189,7 +193,12 @@ impl JobDriver<'_> {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::ConnectionLost(rank));
             }
-            JobEvent::NodeLost { node, ranks } => self.on_node_lost(node, &ranks),
+            JobEvent::NodeLost { node, ranks } => {
+                self.lost_nodes.push(node);
+                self.record(EventRecord::NodeLost { ranks: &ranks });
+                let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
+                ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
+            }
             JobEvent::StartFailed { rank, why } => {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::Exited(rank, START_FAILED));
@@ -213,21 +222,6 @@ impl JobDriver<'_> {
     fn set_cause(&mut self, why: String) {
         if self.supervisor.first_failure.is_none() {
             self.cause = Some(why);
-        }
-    }
-
-    fn on_node_lost(&mut self, node: u32, ranks: &[u32]) {
-        self.lost_nodes.push(node);
-        self.record(EventRecord::NodeLost { ranks });
-        for &rank in ranks {
-            self.supervise(SupervisorInput::Exited(rank, RankExit::NodeLost));
-        }
-    }
-
-    /// Writes the output of a rank whose node does not see the run folder.
-    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
-        if let Some(warning) = self.folder.append_log(self.job.attempt, rank, stderr, bytes) {
-            self.warn(warning);
         }
     }
 

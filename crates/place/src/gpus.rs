@@ -6,6 +6,7 @@ use regatta_model::{GpuVisibility, JobSpec, Machine, Warning};
 use crate::{PlaceError, Result};
 
 /// The GPUs of a rank, with the reason.
+#[derive(Clone)]
 pub(crate) struct GpuAssignment {
     pub gpus: Vec<u32>,
     pub reason: String,
@@ -18,8 +19,7 @@ pub(crate) fn assign(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<Vec
     let gpus = visible.len() as u32;
     let per_rank = job.gpus_per_rank.max(1);
     let none = |reason: &str| {
-        let reason = reason.to_owned();
-        (0..ranks).map(|_| GpuAssignment { gpus: Vec::new(), reason: reason.clone() }).collect()
+        vec![GpuAssignment { gpus: Vec::new(), reason: reason.to_owned() }; ranks as usize]
     };
     if !job.use_gpus {
         return Ok(none("no GPU requested"));
