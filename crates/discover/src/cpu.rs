@@ -173,8 +173,7 @@ impl Cgroup {
         let text = root.read_text("/proc/self/cgroup")?;
         let path_of = |controller: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-            let line =
-                lines.find(|(controllers, _)| controllers.split(',').any(|c| c == controller));
+            let line = lines.find(|(names, _)| names.split(',').any(|c| c == controller));
             line.map(|(_, path)| path.to_owned())
         };
         let v1 = path_of("cpuset").map(|path| Cgroup { mount: "/sys/fs/cgroup/cpuset", path });

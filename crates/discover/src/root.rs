@@ -64,8 +64,7 @@ impl Root {
     pub fn list_dir(&self, dir: &str) -> Vec<String> {
         let entries = self.follow(dir).and_then(|dir| std::fs::read_dir(dir).ok());
         let entries = entries.into_iter().flatten().flatten();
-        let mut names: Vec<String> =
-            entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+        let mut names: Vec<_> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
         names.sort_by(|a, b| natural_key(a).cmp(&natural_key(b)).then(a.cmp(b)));
         names
     }

@@ -32,8 +32,7 @@ impl ProcessSignalDedup {
         let reaper = reaper.iter().map(|s| (*s, Recipient::Reaper));
         let worker = worker.iter().map(|s| (*s, Recipient::Worker));
         let signals = reaper.chain(worker);
-        let originals =
-            signals.filter(|&(signal, recipient)| !self.is_copy(signal, recipient, now));
+        let originals = signals.filter(|&(signal, to)| !self.is_copy(signal, to, now));
         originals.map(|(signal, _)| signal).collect()
     }
 

@@ -26,8 +26,7 @@ pub fn launcher_options(placement: &Placement, launcher: LauncherSyntax) -> (Str
     }
     let mut text = String::new();
     for (i, layout) in placement.layouts.iter().enumerate() {
-        let nodes: Vec<&PlacedNode> =
-            placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
+        let nodes: Vec<_> = placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
         let group = NodeGroup { layout, nodes, is_only: placement.layouts.len() == 1 };
         text.push_str(&match launcher {
             LauncherSyntax::Srun => group.srun(),

@@ -110,8 +110,7 @@ pub(crate) fn assign(
     let short = groups.iter().any(is_short);
     let max_fair = if short { fair_share(&all, affinities) } else { usize::MAX };
     for AffinityGroup { affinity, ranks, max_cores } in groups {
-        let local: Vec<FreeCore> =
-            rest.iter().filter(|c| affinity.contains(&c.numa)).cloned().collect();
+        let local: Vec<_> = rest.iter().filter(|c| affinity.contains(&c.numa)).cloned().collect();
         let min_cores = job.cores_per_rank.map_or(1, |n| n.max(1) as usize);
         let fitting = ranks.len().min(local.len() / min_cores);
         if fitting == 0 {

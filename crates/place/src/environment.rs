@@ -273,8 +273,7 @@ fn visible_indices(machine: &Machine, rank: &PlacedRank) -> Vec<u32> {
 
 /// Keeps bootstrap and TCP traffic on the fabric, independent of the site profile.
 fn network(machine: &Machine, framework: Framework) -> Vec<EnvVar> {
-    let names: Vec<&str> =
-        nic::socket_interfaces(machine).iter().map(|n| n.name.as_str()).collect();
+    let names: Vec<_> = nic::socket_interfaces(machine).iter().map(|n| n.name.as_str()).collect();
     let Some(first) = names.first() else { return Vec::new() };
     let on_fabric = machine.fabric_nics().iter().any(|n| n.name == *first);
     let (why, gloo) = match on_fabric {

@@ -168,8 +168,7 @@ mod tests {
     }
 
     fn variables(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<> {
-        let own: Vec<(String, String)> =
-            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let own: Vec<_> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         move |name| own.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
     }
 

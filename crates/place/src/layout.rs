@@ -27,15 +27,13 @@ pub fn layout(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<(NodeLayou
     let assignable = free.iter().fold(CpuSet::new(), |all, c| all.union(&c.cpus));
 
     let devices = gpus::assign(machine, ranks, job)?;
-    let gpu_numa: Vec<Option<Vec<u32>>> =
-        devices.iter().map(|d| gpu_numa_nodes(machine, d)).collect();
+    let gpu_numa: Vec<_> = devices.iter().map(|d| gpu_numa_nodes(machine, d)).collect();
     let affinities = cores::affinities(&free, &gpu_numa);
     let first_gpus: Vec<Option<u32>> = devices.iter().map(|d| d.gpus.first().copied()).collect();
     let assignments = cores::assign(machine, free, &affinities, &first_gpus, job)?;
 
     let place = |((devices, cores), i)| placed_rank(machine, i, devices, cores, job);
-    let mut placed: Vec<PlacedRank> =
-        devices.into_iter().zip(assignments).zip(0..).map(place).collect();
+    let mut placed: Vec<_> = devices.into_iter().zip(assignments).zip(0..).map(place).collect();
     nic::assign(machine, &mut placed);
 
     let used = placed.iter().fold(CpuSet::new(), |all, r| all.union(&r.cpus));

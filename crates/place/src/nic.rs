@@ -9,8 +9,7 @@ pub(crate) fn assign(machine: &Machine, ranks: &mut [PlacedRank]) {
     let fabric = machine.fabric_nics();
     let is_fabric = |&i: &usize| fabric.iter().any(|f| std::ptr::eq(*f, &machine.nics[i]));
     let candidates: Vec<usize> = (0..machine.nics.len()).filter(is_fabric).collect();
-    let closest: Vec<(Distance, Vec<usize>)> =
-        ranks.iter().map(|rank| closest(machine, rank, &candidates)).collect();
+    let closest: Vec<_> = ranks.iter().map(|rank| closest(machine, rank, &candidates)).collect();
     let mut used = vec![0u32; machine.nics.len()];
     let mut order: Vec<usize> = (0..ranks.len()).collect();
     order.sort_by_key(|&r| closest[r].1.len());
@@ -76,8 +75,7 @@ fn distance(machine: &Machine, rank: &PlacedRank, nic: usize) -> Distance {
     if rank.numa.contains(&numa) {
         return Distance::Numa;
     }
-    let package =
-        |numa: u32| machine.cores.iter().find(|c| c.numa == Some(numa)).map(|c| c.package);
+    let package = |id: u32| machine.cores.iter().find(|c| c.numa == Some(id)).map(|c| c.package);
     match (rank.numa.first().and_then(|&n| package(n)), package(numa)) {
         (Some(a), Some(b)) if a == b => Distance::Package,
         (Some(_), Some(_)) => Distance::Remote,

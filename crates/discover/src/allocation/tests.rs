@@ -131,9 +131,8 @@ fn contradictions_name_both_variables() {
         SLURM_TASKS_PER_NODE=8(x2)";
     let m = error(two_of_four);
     assert!(m.contains("SLURM_JOB_NODELIST=n[1-4] and SLURM_NNODES=2"), "{m}");
-    let two_counts =
-        "SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n[1-2] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=4";
-    let m = error(two_counts);
+    let counts = "SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n[1-2] SLURM_JOB_NUM_NODES=2 SLURM_NNODES=4";
+    let m = error(counts);
     assert!(m.contains("SLURM_NNODES=4"), "{m}");
     let cases: [(&str, &[&str]); 7] = [
         (

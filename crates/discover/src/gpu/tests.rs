@@ -236,8 +236,7 @@ fn dgx_h100_node_is_discovered() {
     assert_eq!(scan.nvidia_driver.as_deref(), Some("535.104.05"));
     assert!(scan.notes.is_empty(), "{:?}", scan.notes);
 
-    let expected: Vec<(String, Distance)> =
-        (0..8).map(|i| (format!("mlx5_{i}"), Distance::Switch)).collect();
+    let expected: Vec<_> = (0..8).map(|i| (format!("mlx5_{i}"), Distance::Switch)).collect();
     assert_eq!(closest_nics(&scan, &nics), expected);
     use Distance::{Numa, Remote, Switch};
     let far = [Switch, Numa, Numa, Numa, Remote, Remote, Remote, Remote, Numa];

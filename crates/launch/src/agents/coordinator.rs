@@ -158,8 +158,7 @@ impl Coordinator {
 
     /// The next queued event; [`JobEvent::Finished`] comes after all output.
     fn pop_event(&mut self, output_paused: bool) -> Option<JobEvent> {
-        let deferred =
-            |event: &mut JobEvent| *event == JobEvent::Finished && !self.output.is_empty();
+        let deferred = |e: &mut JobEvent| *e == JobEvent::Finished && !self.output.is_empty();
         let event = self.events.pop_front_if(|event| !deferred(event));
         if event.is_some() || output_paused {
             return event;

@@ -270,8 +270,7 @@ impl Reactor {
     }
 
     fn report_failed_connects(&mut self, events: &mut NetEvents) {
-        let closed =
-            |(conn, error)| NetEvent::Closed { conn, why: CloseReason::Unreachable(error) };
+        let closed = |(conn, e)| NetEvent::Closed { conn, why: CloseReason::Unreachable(e) };
         events.extend(self.failed_connects.drain(..).map(closed));
     }
 

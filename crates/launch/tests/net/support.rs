@@ -137,13 +137,12 @@ impl Pair {
 
     /// Exchanges frames in both directions.
     pub fn assert_still_connected(&mut self) {
-        let server_conn = self.server.ready[0].0;
+        let accepted = self.server.ready[0].0;
         assert!(self.client.net.send(self.conn, b"ping"));
-        assert!(self.server.net.send(server_conn, b"pong"));
+        assert!(self.server.net.send(accepted, b"pong"));
         wait_until("both frames arrive", || {
             self.poll();
-            let ping =
-                self.server.frames.iter().position(|f| *f == (server_conn, b"ping".to_vec()));
+            let ping = self.server.frames.iter().position(|f| *f == (accepted, b"ping".to_vec()));
             let pong = self.client.frames.iter().position(|f| *f == (self.conn, b"pong".to_vec()));
             let (Some(ping), Some(pong)) = (ping, pong) else { return false };
             self.server.frames.remove(ping);
