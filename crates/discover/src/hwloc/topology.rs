@@ -183,9 +183,10 @@ fn major(topology: Node<'_, '_>) -> Result<u32> {
 }
 
 fn object_type(node: Node<'_, '_>) -> Result<ObjectType> {
-    let (at, object) = (position(node), "object".to_owned());
-    let missing = HwlocError::Missing { at, object, attribute: "type" };
-    node.attribute("type").map(ObjectType::of).ok_or(missing)
+    node.attribute("type").map(ObjectType::of).ok_or_else(|| {
+        let (at, object) = (position(node), "object".to_owned());
+        HwlocError::Missing { at, object, attribute: "type" }
+    })
 }
 
 /// Position of an element.
