@@ -96,8 +96,8 @@ fn l3_groups(root: &Root, online: &CpuSet) -> Vec<L3Group> {
             continue;
         }
         let cache = format!("{CPU}/cpu{cpu}/cache");
-        let level3 =
-            |name: &String| root.read_value::<u32>(&format!("{cache}/{name}/level")) == Some(3);
+        let level = |name: &String| root.read_value::<u32>(&format!("{cache}/{name}/level"));
+        let level3 = |name: &String| level(name) == Some(3);
         let Some(index) = root.list_dir(&cache).into_iter().find(level3) else { continue };
         let shared = list(root, &format!("{cache}/{index}/shared_cpu_list"));
         let cpus = shared.unwrap_or_default().intersection(online);
@@ -128,19 +128,14 @@ fn cores(
     for cpu in online.iter() {
         let topology = format!("{CPU}/cpu{cpu}/topology");
         // Virtual machines may report -1.
-        let package = root
-            .read_value::<i64>(&format!("{topology}/physical_package_id"))
-            .and_then(|id| u32::try_from(id).ok())
-            .unwrap_or(0);
+        let package = root.read_value(&format!("{topology}/physical_package_id")).unwrap_or(0);
         packages.entry(package).or_default().insert(cpu);
         if seen.contains(cpu) {
             continue;
         }
-        let siblings = list(root, &format!("{topology}/thread_siblings_list"))
-            .or_else(|| list(root, &format!("{topology}/core_cpus_list")))
-            .unwrap_or_default()
-            .intersection(online)
-            .difference(&seen);
+        let files = ["thread_siblings_list", "core_cpus_list"];
+        let siblings = files.iter().find_map(|file| list(root, &format!("{topology}/{file}")));
+        let siblings = siblings.unwrap_or_default().intersection(online).difference(&seen);
         let cpus = if siblings.contains(cpu) { siblings } else { CpuSet::range(cpu, cpu) };
         seen = seen.union(&cpus);
         cores.push(Core {
@@ -157,16 +152,11 @@ fn cores(
 fn usable(root: &Root, online: CpuSet) -> UsableResources {
     let cgroup = Cgroup::find(root);
     let narrower = |set: &CpuSet| !online.is_subset(set);
-    let cpus = cgroup.as_ref().and_then(|c| c.read(root, "cpus")).filter(narrower);
-    let memory_nodes = cgroup.as_ref().and_then(|c| c.read(root, "mems"));
+    let read = |what: &str| cgroup.as_ref().and_then(|cgroup| cgroup.read(root, what));
+    let (cgroup, memory_nodes) = (read("cpus").filter(narrower), read("mems"));
     let affinity = if root.is_live() { live_affinity() } else { recorded_affinity(root) };
-    UsableResources {
-        affinity: affinity.filter(narrower),
-        cgroup: cpus,
-        memory_nodes,
-        online,
-        gpus: None,
-    }
+    let affinity = affinity.filter(narrower);
+    UsableResources { affinity, cgroup, memory_nodes, online, gpus: None }
 }
 
 /// The cpuset cgroup of this process.
@@ -182,12 +172,9 @@ impl Cgroup {
     fn find(root: &Root) -> Option<Self> {
         let text = root.read_text("/proc/self/cgroup")?;
         let path_of = |controller: &str| {
-            text.lines().find_map(|line| {
-                let mut parts = line.splitn(3, ':').skip(1);
-                let controllers = parts.next()?;
-                let path = parts.next()?.to_owned();
-                controllers.split(',').any(|c| c == controller).then_some(path)
-            })
+            let mut lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+            let line = lines.find(|(names, _)| names.split(',').any(|c| c == controller));
+            line.map(|(_, path)| path.to_owned())
         };
         let v1 = path_of("cpuset").map(|path| Cgroup { mount: "/sys/fs/cgroup/cpuset", path });
         v1.or_else(|| path_of("").map(|path| Cgroup { mount: "/sys/fs/cgroup", path }))

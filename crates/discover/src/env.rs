@@ -9,11 +9,8 @@ pub struct Env(BTreeMap<String, String>);
 impl Env {
     /// The environment of this process, without values that are not UTF-8.
     pub fn from_process() -> Self {
-        Self(
-            std::env::vars_os()
-                .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
-                .collect(),
-        )
+        let vars = std::env::vars_os();
+        vars.filter_map(|(k, v)| k.into_string().ok().zip(v.into_string().ok())).collect()
     }
 
     /// The value of a variable. An empty value counts as unset, as schedulers mean it.

@@ -60,10 +60,11 @@ impl FakeSysfs {
     pub(crate) fn pci(&self, device: FakePciDevice) {
         let dir = format!("/sys/devices/{}", device.path);
         let address = device.path.rsplit('/').next().unwrap();
-        self.file(&format!("{dir}/class"), &format!("{:#08x}\n", device.class));
-        self.file(&format!("{dir}/vendor"), &format!("{:#06x}\n", device.vendor));
-        self.file(&format!("{dir}/device"), &format!("{:#06x}\n", device.device));
-        self.file(&format!("{dir}/numa_node"), &format!("{}\n", device.numa));
+        let file = |name: &str, text: String| self.file(&format!("{dir}/{name}"), &text);
+        file("class", format!("{:#08x}\n", device.class));
+        file("vendor", format!("{:#06x}\n", device.vendor));
+        file("device", format!("{:#06x}\n", device.device));
+        file("numa_node", format!("{}\n", device.numa));
         if let Some(driver) = device.driver {
             self.dir(&format!("/sys/bus/pci/drivers/{driver}"));
             self.link(&format!("{dir}/driver"), &format!("/sys/bus/pci/drivers/{driver}"));
@@ -97,6 +98,14 @@ impl FakeSysfs {
         self.link(&format!("/sys/class/infiniband/{name}"), &dir);
     }
 
+    /// Writes a Slingshot (cxi) device.
+    pub(crate) fn cxi(&self, name: &str, pci: &str) {
+        let dir = format!("/sys/bus/pci/devices/{pci}/cxi/{name}");
+        self.dir(&dir);
+        self.link(&format!("{dir}/device"), &format!("/sys/bus/pci/devices/{pci}"));
+        self.link(&format!("/sys/class/cxi/{name}"), &dir);
+    }
+
     /// Writes a DRM card with its render node below a PCI device.
     pub(crate) fn drm(&self, number: u32, pci: &str) {
         let dir = format!("/sys/bus/pci/devices/{pci}/drm");
@@ -123,12 +132,12 @@ pub(crate) struct FakePciDevice {
     driver: Option<&'static str>,
 }
 
-impl FakePciDevice {
-    /// `path` follows `/sys/devices/`: host bridge, bridges, the device.
-    pub(crate) fn new(path: &str, class: u32, vendor: u16, device: u16) -> Self {
-        Self { path: path.to_owned(), class, vendor, device, numa: -1, driver: None }
-    }
+/// A PCI device; `path` follows `/sys/devices/`: host bridge, bridges, the device.
+pub(crate) fn pci_device(path: &str, class: u32, vendor: u16, device: u16) -> FakePciDevice {
+    FakePciDevice { path: path.to_owned(), class, vendor, device, numa: -1, driver: None }
+}
 
+impl FakePciDevice {
     pub(crate) fn numa(self, numa: i32) -> Self {
         Self { numa, ..self }
     }

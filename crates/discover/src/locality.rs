@@ -12,7 +12,7 @@ pub(crate) fn nic_distances(
     nodes: &[NumaNode],
     packages: &[Package],
 ) -> Vec<Distance> {
-    let location = |address: &Option<String>, numa| DeviceLocation {
+    let location = |address: &Option<String>, numa| Location {
         device: address.as_deref().and_then(|a| pci::find(devices, a)),
         numa,
     };
@@ -22,21 +22,16 @@ pub(crate) fn nic_distances(
 
 /// The location of a device, as far as it is known.
 #[derive(Clone, Copy)]
-struct DeviceLocation<'a> {
+struct Location<'a> {
     device: Option<&'a PciDevice>,
     /// Its NUMA node.
     numa: Option<u32>,
 }
 
 /// By the PCI hierarchy if the devices share a part of it, else by NUMA node and package.
-fn distance(
-    a: DeviceLocation<'_>,
-    b: DeviceLocation<'_>,
-    nodes: &[NumaNode],
-    packages: &[Package],
-) -> Distance {
-    pci_distance(a.device, b.device)
-        .unwrap_or_else(|| numa_distance(a.numa, b.numa, nodes, packages))
+fn distance(a: Location, b: Location, nodes: &[NumaNode], packages: &[Package]) -> Distance {
+    let by_numa = || numa_distance(a.numa, b.numa, nodes, packages);
+    pci_distance(a.device, b.device).unwrap_or_else(by_numa)
 }
 
 /// The distance in the PCI hierarchy. The chain of a device is its host bridge (`pci0000:c0`), the
@@ -53,9 +48,8 @@ fn pci_distance(a: Option<&PciDevice>, b: Option<&PciDevice>) -> Option<Distance
     if a.path.is_empty() || b.path.is_empty() {
         return None;
     }
-    let chain = |d: &PciDevice| d.path.iter().chain([&d.address]).cloned().collect::<Vec<_>>();
-    let shared = chain(a).iter().zip(&chain(b)).take_while(|(x, y)| x == y).count();
-    match shared {
+    let (chain_a, chain_b) = (a.path.iter().chain([&a.address]), b.path.iter().chain([&b.address]));
+    match chain_a.zip(chain_b).take_while(|(x, y)| x == y).count() {
         0 => None,
         1 => Some(Distance::Root),
         _ => Some(Distance::Switch),
@@ -120,12 +114,10 @@ mod tests {
 
     fn between(a: &PciDevice, b: &PciDevice) -> Distance {
         let (nodes, packages) = two_packages();
-        let location = |d| DeviceLocation { device: Some(d), numa: d.numa };
-        assert_eq!(
-            distance(location(a), location(b), &nodes, &packages),
-            distance(location(b), location(a), &nodes, &packages)
-        );
-        distance(location(a), location(b), &nodes, &packages)
+        let location = |d| Location { device: Some(d), numa: d.numa };
+        let distance = |a, b| distance(location(a), location(b), &nodes, &packages);
+        assert_eq!(distance(a, b), distance(b, a));
+        distance(a, b)
     }
 
     #[test]
@@ -140,10 +132,8 @@ mod tests {
         assert_eq!(between(&gpu, &other_port), Distance::Root);
         assert_eq!(between(&gpu, &at("pci0000:15/0000:15:00.1", 0)), Distance::Root);
         assert_eq!(between(&gpu, &at("pci0000:00/0000:00:1f.6", 0)), Distance::Numa);
-        assert_eq!(
-            between(&gpu, &at("pci0000:37/0000:37:01.0/0000:38:00.0", 1)),
-            Distance::Package
-        );
+        let other_numa = at("pci0000:37/0000:37:01.0/0000:38:00.0", 1);
+        assert_eq!(between(&gpu, &other_numa), Distance::Package);
         assert_eq!(between(&gpu, &at("pci0000:b7/0000:b7:01.0/0000:b8:00.0", 2)), Distance::Remote);
         assert_eq!(between(&gpu, &at("pci0000:b7/0000:b8:00.0", 4)), Distance::Unknown);
         assert_eq!(between(&gpu, &device("pci0000:b7/0000:b8:00.0", None)), Distance::Unknown);
@@ -152,8 +142,8 @@ mod tests {
     #[test]
     fn unknown_numa_nodes_matter_only_with_several() {
         let (nodes, packages) = two_packages();
-        let unknown = DeviceLocation { device: None, numa: None };
-        let on = |numa| DeviceLocation { device: None, numa: Some(numa) };
+        let unknown = Location { device: None, numa: None };
+        let on = |numa| Location { device: None, numa: Some(numa) };
         assert_eq!(distance(unknown, on(1), &nodes, &packages), Distance::Unknown);
         assert_eq!(distance(unknown, unknown, &nodes[..1], &packages[..1]), Distance::Numa);
         assert_eq!(distance(unknown, on(1), &nodes[..2], &packages[..1]), Distance::Package);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use regatta_model::{DocumentError, Machine, NumaNode, document};
+use regatta_model::{DocumentError, Machine, NumaNode, Software, document};
 
 use crate::env::Env;
 use crate::root::Root;
@@ -41,10 +41,6 @@ pub fn discover(root: &Root, env: &Env) -> Machine {
         scan.gpus.iter_mut().for_each(|g| g.numa = g.numa.or(Some(only)));
         nics.iter_mut().filter(|n| n.pci.is_some()).for_each(|n| n.numa = n.numa.or(Some(only)));
     }
-    let mut software = software::scan(root, env);
-    software.nvidia_driver = scan.nvidia_driver;
-    software.cuda_driver = scan.cuda_driver;
-    software.amdgpu_driver = scan.amdgpu_driver;
     Machine {
         os: os::scan(root, env, &host),
         source: root.describe(),
@@ -60,7 +56,12 @@ pub fn discover(root: &Root, env: &Env) -> Machine {
         gpus: scan.gpus,
         gpu_links: scan.links,
         nics,
-        software,
+        software: Software {
+            nvidia_driver: scan.nvidia_driver,
+            cuda_driver: scan.cuda_driver,
+            amdgpu_driver: scan.amdgpu_driver,
+            ..software::scan(root, env)
+        },
         notes: scan.notes,
     }
 }
@@ -88,8 +89,8 @@ pub fn load(path: &Path) -> Result<Machine, MachineFileError> {
     let text = String::from_utf8_lossy(&bytes);
     match text.trim_start().chars().next() {
         Some('{') => {
-            let mut machine: Machine = document::from_json(&text)
-                .map_err(|source| MachineFileError::Dump { path: shown(), source })?;
+            let invalid = |source| MachineFileError::Dump { path: shown(), source };
+            let mut machine: Machine = document::from_json(&text).map_err(invalid)?;
             // It was live when written; now it is a recording.
             if machine.is_live() {
                 machine.source = format!("dump:{}", shown());
@@ -98,10 +99,9 @@ pub fn load(path: &Path) -> Result<Machine, MachineFileError> {
             Ok(machine)
         }
         Some('<') => {
-            let mut machine = hwloc::parse(&text)
-                .map_err(|source| MachineFileError::Hwloc { path: shown(), source })?;
-            machine.source = format!("hwloc:{}", shown());
-            Ok(machine)
+            let invalid = |source| MachineFileError::Hwloc { path: shown(), source };
+            let machine = hwloc::parse(&text).map_err(invalid)?;
+            Ok(Machine { source: format!("hwloc:{}", shown()), ..machine })
         }
         _ => Err(MachineFileError::UnknownFormat { path: shown() }),
     }

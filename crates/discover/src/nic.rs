@@ -21,14 +21,11 @@ const VENDOR_CRAY: u16 = 0x17db;
 pub(crate) fn scan(root: &Root, devices: &[PciDevice]) -> Vec<Nic> {
     let fabric = FabricDevices { cxi: fabric_devices(root, CXI), rdma: rdma_devices(root) };
     let addresses = addresses::read(root);
-    let mut nics: Vec<Nic> = root
-        .list_dir(NET)
-        .iter()
-        .filter_map(|name| network_device(root, devices, &fabric, name))
-        .map(|nic| Nic { addresses: addresses.get(&nic.name).cloned().unwrap_or_default(), ..nic })
-        .collect();
-    let without_netdev = fabric.without_netdev(&nics, devices);
-    nics.extend(without_netdev);
+    let of = |nic: &Nic| addresses.get(&nic.name).cloned().unwrap_or_default();
+    let netdevs = root.list_dir(NET);
+    let netdevs = netdevs.iter().filter_map(|name| netdev(root, devices, &fabric, name));
+    let mut nics: Vec<Nic> = netdevs.map(|nic| Nic { addresses: of(&nic), ..nic }).collect();
+    nics.extend(fabric.without_netdev(&nics, devices));
     nics.sort_by_key(|n| n.kind);
     nics
 }
@@ -110,14 +107,12 @@ impl FabricDevices {
     fn without_netdev(&self, nics: &[Nic], devices: &[PciDevice]) -> Vec<Nic> {
         let is_bare = |d: &&FabricDevice| !nics.iter().any(|n| n.pci.as_ref() == Some(&d.pci));
         let nic = |d: &FabricDevice, kind, speed_mbit, state| Nic {
-            name: d.name.clone(),
-            kind,
             fabric_device: Some(d.name.clone()),
             numa: pci::find(devices, &d.pci).and_then(|p| p.numa),
             pci: Some(d.pci.clone()),
             speed_mbit,
             state,
-            addresses: Vec::new(),
+            ..Nic::new(&d.name, kind)
         };
         let cxi = self.cxi.iter().filter(is_bare);
         let cxi = cxi.map(|d| nic(d, NicKind::Slingshot, None, LinkState::Unknown));
@@ -135,12 +130,7 @@ impl RdmaPort {
     }
 }
 
-fn network_device(
-    root: &Root,
-    devices: &[PciDevice],
-    fabric: &FabricDevices,
-    name: &str,
-) -> Option<Nic> {
+fn netdev(root: &Root, devices: &[PciDevice], fabric: &FabricDevices, name: &str) -> Option<Nic> {
     let dir = format!("{NET}/{name}");
     // The bonding driver adds a plain file to the directory.
     let hardware: u32 = root.read_value(&format!("{dir}/type"))?;
@@ -167,17 +157,14 @@ fn network_device(
     };
     // IP over InfiniBand may be down on a link that carries RDMA.
     let port = port.filter(|_| kind == NicKind::InfiniBand);
-    let own_speed = root.read_value::<i64>(&format!("{dir}/speed"));
-    let own_speed = own_speed.and_then(|s| u64::try_from(s).ok()).filter(|s| *s > 0);
+    let own_speed = root.read_value(&format!("{dir}/speed")).filter(|speed| *speed > 0);
     Some(Nic {
-        name: name.to_owned(),
-        kind,
         fabric_device: cxi.or(rdma.map(|r| &r.device)).map(|d| d.name.clone()),
         pci: address.map(str::to_owned),
         numa: device.and_then(|d| d.numa),
         speed_mbit: port.and_then(|p| p.speed_mbit).or(own_speed),
         state: port.map_or_else(|| link_state(root, &dir), RdmaPort::state),
-        addresses: Vec::new(),
+        ..Nic::new(name, kind)
     })
 }
 
@@ -210,30 +197,28 @@ mod tests {
     use regatta_model::machine::NicAddress;
 
     use super::*;
-    use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
+    use crate::fake_sysfs::{FakeSysfs, pci_device};
 
     const UP: [(&str, &str); 3] = [("type", "1\n"), ("operstate", "up\n"), ("speed", "25000\n")];
 
     fn mellanox(tree: &FakeSysfs, address: &str, numa: i32) {
         let path = format!("pci0000:00/0000:00:01.0/{address}");
-        tree.pci(
-            FakePciDevice::new(&path, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"),
-        );
+        tree.pci(pci_device(&path, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"));
     }
 
-    fn kinds(tree: &FakeSysfs) -> Vec<(String, NicKind, LinkState)> {
-        let root = tree.root();
-        let nics = scan(&root, &pci::scan(&root));
-        nics.into_iter().map(|n| (n.name, n.kind, n.state)).collect()
+    fn nics(tree: &FakeSysfs) -> Vec<Nic> {
+        scan(&tree.root(), &pci::scan(&tree.root()))
+    }
+
+    fn kinds(nics: &[Nic]) -> Vec<(&str, NicKind, LinkState)> {
+        nics.iter().map(|n| (n.name.as_str(), n.kind, n.state)).collect()
     }
 
     #[test]
     fn interfaces_are_sorted_by_kind() {
         let tree = FakeSysfs::new();
-        for (i, address) in
-            ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"].iter().enumerate()
-        {
-            mellanox(&tree, address, i as i32);
+        for i in 0..4 {
+            mellanox(&tree, &format!("0000:{:02x}:00.0", i + 1), i);
         }
         tree.net("lo", None, &[("type", "772\n")]);
         tree.file("/sys/class/net/bonding_masters", "bond0\n");
@@ -247,19 +232,15 @@ mod tests {
         tree.dir("/sys/devices/virtual/infiniband/rxe0/ports/1");
         tree.link("/sys/class/infiniband/rxe0", "/sys/devices/virtual/infiniband/rxe0");
 
-        let name = |n: &str, kind, state| (n.to_owned(), kind, state);
-        assert_eq!(
-            kinds(&tree),
-            [
-                name("ib0", NicKind::InfiniBand, LinkState::Up),
-                name("mlx5_3", NicKind::InfiniBand, LinkState::Down),
-                name("eth9", NicKind::Roce, LinkState::Up),
-                name("eth10", NicKind::Ethernet, LinkState::Up),
-                name("docker0", NicKind::Virtual, LinkState::Down),
-            ]
-        );
-        let root = tree.root();
-        let nics = scan(&root, &pci::scan(&root));
+        let expected = [
+            ("ib0", NicKind::InfiniBand, LinkState::Up),
+            ("mlx5_3", NicKind::InfiniBand, LinkState::Down),
+            ("eth9", NicKind::Roce, LinkState::Up),
+            ("eth10", NicKind::Ethernet, LinkState::Up),
+            ("docker0", NicKind::Virtual, LinkState::Down),
+        ];
+        let nics = nics(&tree);
+        assert_eq!(kinds(&nics), expected);
         assert_eq!(nics[0].speed_mbit, Some(400_000));
         assert_eq!(nics[0].fabric_device.as_deref(), Some("mlx5_2"));
         assert_eq!((nics[1].pci.as_deref(), nics[1].numa), (Some("0000:04:00.0"), Some(3)));
@@ -273,32 +254,24 @@ mod tests {
         mellanox(&tree, "0000:01:00.0", 0);
         tree.net("eth0", Some("0000:01:00.0"), &UP);
         tree.rdma("irdma0", "0000:01:00.0", "Ethernet\n", "1: DOWN\n", "25 Gb/sec (1X EDR)\n");
-        assert_eq!(kinds(&tree), [("eth0".to_owned(), NicKind::Ethernet, LinkState::Up)]);
+        assert_eq!(kinds(&nics(&tree)), [("eth0", NicKind::Ethernet, LinkState::Up)]);
     }
 
     #[test]
     fn slingshot_is_detected_by_class_driver_or_vendor() {
         let tree = FakeSysfs::new();
         let path = |n: u32| format!("pci0000:c4/0000:c4:01.{n}/0000:c{n}:00.0");
-        tree.pci(FakePciDevice::new(&path(5), 0x020000, 0x1590, 0x0371));
-        tree.dir("/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0");
-        tree.link(
-            "/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0/device",
-            "/sys/bus/pci/devices/0000:c5:00.0",
-        );
-        tree.link("/sys/class/cxi/cxi0", "/sys/bus/pci/devices/0000:c5:00.0/cxi/cxi0");
-        tree.pci(FakePciDevice::new(&path(6), 0x020000, 0x1590, 0x0371).driver("cxi_ss1"));
-        tree.pci(FakePciDevice::new(&path(7), 0x020000, VENDOR_CRAY, 0x0501));
-        tree.pci(FakePciDevice::new(&path(8), 0x020000, 0x15b3, 0x1017));
+        tree.pci(pci_device(&path(5), 0x020000, 0x1590, 0x0371));
+        tree.cxi("cxi0", "0000:c5:00.0");
+        tree.pci(pci_device(&path(6), 0x020000, 0x1590, 0x0371).driver("cxi_ss1"));
+        tree.pci(pci_device(&path(7), 0x020000, VENDOR_CRAY, 0x0501));
+        tree.pci(pci_device(&path(8), 0x020000, 0x15b3, 0x1017));
         for (name, address) in [("hsn0", 5), ("hsn1", 6), ("hsn2", 7), ("hsn3", 8)] {
             tree.net(name, Some(&format!("0000:c{address}:00.0")), &UP);
         }
-        tree.file(
-            "/ip-addr.json",
-            r#"[{"ifname":"hsn0","addr_info":[{"local":"10.253.6.67","prefixlen":16}]}]"#,
-        );
-        let root = tree.root();
-        let nics = scan(&root, &pci::scan(&root));
+        let json = r#"[{"ifname":"hsn0","addr_info":[{"local":"10.253.6.67","prefixlen":16}]}]"#;
+        tree.file("/ip-addr.json", json);
+        let nics = nics(&tree);
         let kinds: Vec<NicKind> = nics.iter().map(|n| n.kind).collect();
         use NicKind::{Ethernet, Slingshot};
         assert_eq!(kinds, [Slingshot, Slingshot, Slingshot, Ethernet], "hsn3 is Slingshot 10");

@@ -1,6 +1,8 @@
 //! Host files: PBS node files (one line per slot), and the host files of Open MPI (`host slots=4`)
 //! and MPICH (`host:4`).
 
+use std::collections::HashMap;
+
 /// A host and its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostEntry {
@@ -34,18 +36,14 @@ const MAX_SLOTS: u32 = 65_536;
 
 /// Parses a host file. Blank lines and `#` comments are skipped.
 pub fn parse(text: &str) -> Result<Vec<HostEntry>, NodefileError> {
-    let mut lines = Vec::new();
-    for (i, line) in text.lines().enumerate() {
-        let content = line.split('#').next().unwrap_or_default();
-        lines.extend(parse_line(i + 1, content)?);
-    }
-    Ok(lines)
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
+    lines.zip(1..).filter_map(|(content, line)| parse_line(line, content).transpose()).collect()
 }
 
 /// The distinct hosts in order of first occurrence. The slots of a host are the number of its
 /// lines, or the sum of its `slots`.
 pub fn merge_hosts(lines: &[HostEntry]) -> Vec<HostEntry> {
-    let mut index_of: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();
+    let mut index_of: HashMap<&str, usize> = HashMap::new();
     let mut hosts: Vec<(HostEntry, u32)> = Vec::new();
     for line in lines {
         let at = *index_of.entry(&line.host).or_insert(hosts.len());
@@ -127,10 +125,8 @@ mod tests {
     #[test]
     fn pbs_openmpi_and_mpich_forms_are_parsed() {
         assert_eq!(read("a\na\nb\nb\n"), [("a".into(), Some(2)), ("b".into(), Some(2))]);
-        assert_eq!(
-            read("a slots=4 max-slots=8\nb:2 # x\n\n# c\n"),
-            [("a".into(), Some(4)), ("b".into(), Some(2))]
-        );
+        let mixed = "a slots=4 max-slots=8\nb:2 # x\n\n# c\n";
+        assert_eq!(read(mixed), [("a".into(), Some(4)), ("b".into(), Some(2))]);
         assert_eq!(read("x3005c0s7b0n0.hsn.cm\n"), [("x3005c0s7b0n0.hsn.cm".into(), None)]);
         assert_eq!(read("fe80::1\n"), [("fe80::1".into(), None)]);
     }

@@ -22,27 +22,22 @@ pub(crate) fn scan(root: &Root, env: &Env, host: &str) -> Os {
 
 /// The host name: the kernel's, or the file in a recorded tree.
 pub(crate) fn hostname(root: &Root) -> String {
-    let files = ["/proc/sys/kernel/hostname", "/etc/hostname"];
-    files
-        .iter()
-        .find_map(|f| root.read_text(f))
-        .filter(|h| !h.is_empty())
-        .unwrap_or_else(|| "localhost".to_owned())
+    let mut files = ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter();
+    let name = files.find_map(|file| root.read_text(file)).filter(|name| !name.is_empty());
+    name.unwrap_or_else(|| "localhost".to_owned())
 }
 
 fn domains(root: &Root, host: &str) -> Vec<String> {
     let mut domains: Vec<String> = Vec::new();
-    let own = host.split_once('.').map(|(_, domain)| domain.to_owned());
+    let own = host.split_once('.').map(|(_, domain)| domain);
     let resolver = root.read_text("/etc/resolv.conf").unwrap_or_default();
     let listed = resolver.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
-        matches!(words.next(), Some("search" | "domain"))
-            .then(|| words.map(str::to_owned).collect::<Vec<_>>())
+        matches!(words.next(), Some("search" | "domain")).then_some(words)
     });
-    for domain in own.into_iter().chain(listed.flatten()) {
-        let domain = domain.trim_matches('.').to_owned();
-        if !domain.is_empty() && !domains.contains(&domain) {
-            domains.push(domain);
+    for domain in own.into_iter().chain(listed.flatten()).map(|d| d.trim_matches('.')) {
+        if !domain.is_empty() && !domains.iter().any(|known| known == domain) {
+            domains.push(domain.to_owned());
         }
     }
     domains
@@ -60,12 +55,9 @@ fn container(root: &Root, env: &Env) -> Option<String> {
         ("/.dockerenv", "docker"),
         ("/run/.containerenv", "podman"),
     ];
-    by_variable
-        .iter()
-        .find(|(name, _)| env.is_set(name))
-        .or_else(|| by_file.iter().find(|(path, _)| root.exists(path)))
-        .map(|(_, runtime)| (*runtime).to_owned())
-        .or_else(|| env.get("container").map(str::to_owned))
+    let by_variable = by_variable.iter().find(|(name, _)| env.is_set(name));
+    let found = by_variable.or_else(|| by_file.iter().find(|(path, _)| root.exists(path)));
+    found.map(|(_, runtime)| *runtime).or_else(|| env.get("container")).map(str::to_owned)
 }
 
 /// Outer `None`: unknown; inner `None`: unlimited.

@@ -27,9 +27,8 @@ fn device(root: &Root, address: &str) -> Option<PciDevice> {
         class: root.read_hex(&format!("{dir}/class"))?,
         vendor: u16::try_from(root.read_hex(&format!("{dir}/vendor"))?).ok()?,
         device: u16::try_from(root.read_hex(&format!("{dir}/device"))?).ok()?,
-        numa: root
-            .read_value::<i64>(&format!("{dir}/numa_node"))
-            .and_then(|n| u32::try_from(n).ok()),
+        // -1 means none.
+        numa: root.read_value(&format!("{dir}/numa_node")),
     })
 }
 
@@ -83,21 +82,14 @@ fn bridges(path: &str) -> Vec<String> {
     let parts: Vec<&str> = path.split('/').collect();
     let above = &parts[..parts.len().saturating_sub(1)];
     let is_bridge = |part: &&str| is_host_bridge(part) || parse_address(part).is_some();
-    above
-        .iter()
-        .copied()
-        .skip_while(|part| !is_host_bridge(part))
-        .filter(is_bridge)
-        .map(str::to_owned)
-        .collect()
+    let below_root = above.iter().copied().skip_while(|part| !is_host_bridge(part));
+    below_root.filter(is_bridge).map(str::to_owned).collect()
 }
 
 fn is_host_bridge(part: &str) -> bool {
-    let Some((domain, bus)) = part.strip_prefix("pci").and_then(|p| p.split_once(':')) else {
-        return false;
-    };
     let hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
-    hex(domain) && hex(bus)
+    let parts = part.strip_prefix("pci").and_then(|p| p.split_once(':'));
+    parts.is_some_and(|(domain, bus)| hex(domain) && hex(bus))
 }
 
 /// The last component of a path.
@@ -110,22 +102,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
+    use crate::fake_sysfs::{FakeSysfs, pci_device};
 
     #[test]
     fn devices_are_listed_in_bus_order() {
         let tree = FakeSysfs::new();
-        tree.pci(FakePciDevice::new(
-            "pci10000:e0/10000:e0:06.0/10000:e1:00.0",
-            0x010802,
-            0x8086,
-            1,
-        ));
-        tree.pci(
-            FakePciDevice::new("pci0000:c0/0000:c0:01.1/0000:c1:00.0", 0x038000, 0x1002, 0x7408)
-                .numa(3),
-        );
-        tree.pci(FakePciDevice::new("pci0000:00/0000:00:02.0", 0x030000, 0x8086, 0x46a6));
+        tree.pci(pci_device("pci10000:e0/10000:e0:06.0/10000:e1:00.0", 0x010802, 0x8086, 1));
+        let path = "pci0000:c0/0000:c0:01.1/0000:c1:00.0";
+        tree.pci(pci_device(path, 0x038000, 0x1002, 0x7408).numa(3));
+        tree.pci(pci_device("pci0000:00/0000:00:02.0", 0x030000, 0x8086, 0x46a6));
         tree.file("/sys/bus/pci/devices/0000:c1:00.0/local_cpulist", "48-63,112-127\n");
         tree.file("/sys/bus/pci/devices/nonsense/class", "0x030000");
 

@@ -61,11 +61,10 @@ impl Root {
 
     /// The entries of a directory in natural order (`node2` before `node10`); empty if it does not
     /// exist.
-    pub fn list_dir(&self, folder: &str) -> Vec<String> {
-        let Some(folder) = self.follow(folder) else { return Vec::new() };
-        let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-        let mut names: Vec<String> =
-            entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+    pub fn list_dir(&self, dir: &str) -> Vec<String> {
+        let entries = self.follow(dir).and_then(|dir| std::fs::read_dir(dir).ok());
+        let entries = entries.into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
         names.sort_by(|a, b| natural_key(a).cmp(&natural_key(b)).then(a.cmp(b)));
         names
     }
@@ -99,21 +98,17 @@ impl Root {
                 done.pop();
                 continue;
             }
-            let current =
-                format!("/{}", done.iter().chain([&part]).cloned().collect::<Vec<_>>().join("/"));
-            let meta = std::fs::symlink_metadata(self.path(&current)).ok()?;
-            if !meta.file_type().is_symlink() {
-                done.push(part);
+            done.push(part);
+            let current = self.path(&done.join("/"));
+            if !std::fs::symlink_metadata(&current).ok()?.is_symlink() {
                 continue;
             }
             links += 1;
             if links > MAX_LINKS {
                 return None;
             }
-            let target = std::fs::read_link(self.path(&current)).ok()?;
-            if target.is_absolute() {
-                done.clear();
-            }
+            let target = std::fs::read_link(current).ok()?;
+            done.truncate(if target.is_absolute() { 0 } else { done.len() - 1 });
             todo.extend(components(&target).into_iter().rev());
         }
         Some(format!("/{}", done.join("/")))
@@ -121,13 +116,9 @@ impl Root {
 }
 
 fn components(path: &Path) -> Vec<String> {
-    path.components()
-        .filter_map(|c| match c {
-            Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
-            Component::ParentDir => Some("..".to_owned()),
-            _ => None,
-        })
-        .collect()
+    let is_name = |c: &Component| matches!(c, Component::Normal(_) | Component::ParentDir);
+    let names = path.components().filter(is_name);
+    names.map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
 }
 
 /// Natural sort key: pairs of text and number.
@@ -162,10 +153,8 @@ mod tests {
         std::os::unix::fs::symlink("loop", dir.join("loop")).unwrap();
         let root = Root::at(&dir);
         assert_eq!(root.read_hex("/sys/bus/pci/devices/0000:00:01.0/vendor"), Some(0x10de));
-        assert_eq!(
-            root.resolve("/absolute/pci/devices/0000:00:01.0").as_deref(),
-            Some("/sys/devices/pci0000:00/0000:00:01.0")
-        );
+        let resolved = root.resolve("/absolute/pci/devices/0000:00:01.0");
+        assert_eq!(resolved.as_deref(), Some("/sys/devices/pci0000:00/0000:00:01.0"));
         assert_eq!(root.read_text("/loop"), None);
         assert_eq!(root.resolve("/../../etc/passwd"), None);
         std::fs::remove_dir_all(&dir).unwrap();

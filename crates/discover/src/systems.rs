@@ -8,7 +8,7 @@ use regatta_model::{
 use serde::Deserialize;
 
 macro_rules! systems {
-    ($($name:literal),* $(,)?) => {
+    ($($name:literal)*) => {
         /// Names of the built-in systems.
         pub const NAMES: &[&str] = &[$($name),*];
         fn text(name: &str) -> Option<&'static str> {
@@ -20,18 +20,10 @@ macro_rules! systems {
     };
 }
 
-systems!(
-    "lumi-g",
-    "frontier",
-    "perlmutter",
-    "polaris",
-    "aurora",
-    "alps",
-    "jupiter",
-    "marenostrum5-acc",
-    "el-capitan",
-    "dgx-h100",
-);
+systems! {
+    "lumi-g" "frontier" "perlmutter" "polaris" "aurora" "alps" "jupiter" "marenostrum5-acc"
+    "el-capitan" "dgx-h100"
+}
 
 /// Why there is no machine of this name.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +43,7 @@ pub enum SystemError {
 }
 
 /// The format of a system file.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SystemSpec {
     name: String,
@@ -116,34 +108,30 @@ struct LinkSpec {
 
 /// The machine with this name.
 pub fn system(name: &str) -> Result<Machine, SystemError> {
-    let description = match name.strip_prefix("cpu:") {
+    let invalid_spec = |reason| SystemError::InvalidSpec { name: name.to_owned(), reason };
+    let spec = match name.strip_prefix("cpu:") {
         Some(shape) => synthetic(name, shape)?,
         None => {
             let text = text(name).ok_or_else(|| SystemError::Unknown { name: name.to_owned() })?;
-            toml::from_str(text).map_err(|e| invalid_spec(name, e.to_string()))?
+            toml::from_str(text).map_err(|error| invalid_spec(error.to_string()))?
         }
     };
-    let machine = build(description);
+    let machine = build(spec);
     match regatta_model::Document::inconsistency(&machine) {
-        Some(reason) => Err(invalid_spec(name, reason)),
+        Some(reason) => Err(invalid_spec(reason)),
         None => Ok(machine),
     }
 }
 
-fn invalid_spec(name: &str, reason: String) -> SystemError {
-    SystemError::InvalidSpec { name: name.to_owned(), reason }
-}
-
 fn synthetic(name: &str, shape: &str) -> Result<SystemSpec, SystemError> {
     let invalid = || SystemError::InvalidShape { name: name.to_owned() };
-    let parts: Vec<u32> =
-        shape.split('x').map(|p| p.parse().map_err(|_| invalid())).collect::<Result<_, _>>()?;
+    let parts: Result<Vec<u32>, _> = shape.split('x').map(str::parse).collect();
+    let parts = parts.map_err(|_| invalid())?;
     let [packages @ 1..=8, numa_per_package @ 1..=16, cores @ 1..=512] = parts[..] else {
         return Err(invalid());
     };
     Ok(SystemSpec {
         name: name.to_owned(),
-        title: String::new(),
         cpu: "synthetic CPU".to_owned(),
         packages,
         numa_per_package,
@@ -151,10 +139,7 @@ fn synthetic(name: &str, shape: &str) -> Result<SystemSpec, SystemError> {
         cores_per_l3: cores,
         threads: 1,
         memory_gib_per_numa: 64,
-        memory_node: Vec::new(),
-        gpu: Vec::new(),
-        nic: Vec::new(),
-        link: Vec::new(),
+        ..SystemSpec::default()
     })
 }
 
@@ -175,40 +160,25 @@ fn build(d: SystemSpec) -> Machine {
         numa: Some(i / per_numa),
         l3: Some(i / d.cores_per_l3),
     });
-    let numa = (0..d.packages * d.numa_per_package).map(|id| NumaNode {
-        id,
-        cpus: cpus(id * per_numa, per_numa),
-        memory_bytes: d.memory_gib_per_numa * GIB,
-        distances: Vec::new(),
-    });
-    let memory_nodes = d.memory_node.iter().map(|m| NumaNode {
-        id: m.id,
-        cpus: CpuSet::new(),
-        memory_bytes: m.gib * GIB,
-        distances: Vec::new(),
-    });
-    let l3 = (0..total / d.cores_per_l3).map(|id| L3Group {
-        id,
-        cpus: cpus(id * d.cores_per_l3, d.cores_per_l3),
-        size_bytes: None,
-    });
+    let numa_node =
+        |id, cpus, gib: u64| NumaNode { id, cpus, memory_bytes: gib * GIB, distances: Vec::new() };
+    let numa = (0..d.packages * d.numa_per_package)
+        .map(|id| numa_node(id, cpus(id * per_numa, per_numa), d.memory_gib_per_numa));
+    let memory_nodes = d.memory_node.iter().map(|m| numa_node(m.id, CpuSet::new(), m.gib));
+    let per_l3 = d.cores_per_l3;
+    let l3_group = |id| L3Group { id, cpus: cpus(id * per_l3, per_l3), size_bytes: None };
+    let package = |id| Package { id, cpus: cpus(id * per_package, per_package) };
+    let gpu = |(i, g): (usize, &GpuSpec)| gpu(i, g, &d, &cpus(g.numa * per_numa, per_numa));
     Machine {
         host: d.name.clone(),
         source: format!("system:{}", d.name),
         system: Some(d.name.clone()),
         cpu_model: Some(d.cpu.clone()),
-        packages: (0..d.packages)
-            .map(|id| Package { id, cpus: cpus(id * per_package, per_package) })
-            .collect(),
+        packages: (0..d.packages).map(package).collect(),
         cores: cores.collect(),
-        l3: l3.collect(),
+        l3: (0..total / per_l3).map(l3_group).collect(),
         usable: UsableResources { online: cpus(0, total), ..UsableResources::default() },
-        gpus: d
-            .gpu
-            .iter()
-            .enumerate()
-            .map(|(i, g)| gpu(i, g, &d, &cpus(g.numa * per_numa, per_numa)))
-            .collect(),
+        gpus: d.gpu.iter().enumerate().map(gpu).collect(),
         nics: d.nic.iter().map(nic).collect(),
         gpu_links: d.link.iter().map(link).collect(),
         numa: numa.chain(memory_nodes).collect(),

@@ -54,10 +54,8 @@ fn synthetic_machine_with_four_numa_nodes_is_parsed() {
 #[test]
 fn cpu_numbers_are_os_indices_and_cores_are_sorted() {
     let m = machine("synthetic-interleaved");
-    assert_eq!(
-        m.packages.iter().map(|p| p.cpus.to_string()).collect::<Vec<_>>(),
-        ["0,2,4,6,8,10", "1,3,5,7,9,11"]
-    );
+    let packages: Vec<String> = m.packages.iter().map(|p| p.cpus.to_string()).collect();
+    assert_eq!(packages, ["0,2,4,6,8,10", "1,3,5,7,9,11"]);
     assert_eq!(m.cores[1].package, 1);
     assert!(m.cores.is_sorted_by_key(|c| c.cpus.first()));
     assert!(m.l3.is_empty() && m.cores.iter().all(|c| c.l3.is_none()));
@@ -100,10 +98,8 @@ fn slingshot_nics_have_distances() {
         m.nics.iter().map(|n| (n.name.as_str(), n.fabric_device.as_deref())).collect();
     assert_eq!(names[..2], [("hsn0", Some("cxi0")), ("hsn1", Some("cxi1"))]);
     assert!(m.nics.iter().all(|n| n.kind == NicKind::Slingshot));
-    assert_eq!(
-        m.gpus[1].nic_distance,
-        [Distance::Switch, Distance::Package, Distance::Package, Distance::Package]
-    );
+    use Distance::{Package, Switch};
+    assert_eq!(m.gpus[1].nic_distance, [Switch, Package, Package, Package]);
     assert_eq!(m.gpus[0].nic_distance[0], Distance::Root);
     let device = m.pci.iter().find(|d| d.address == "0000:c7:00.0").unwrap();
     assert_eq!(device.path, ["pci0000:c0", "0000:c0:03.1"]);
@@ -114,15 +110,12 @@ fn slingshot_nics_have_distances() {
 #[test]
 fn xgmi_and_on_card_links_are_distinguished() {
     let m = machine("four-mi250x");
-    let link = |a: u32, b: u32| m.gpu_links.iter().find(|l| (l.a, l.b) == (a, b));
-    assert_eq!(
-        link(0, 1).map(|l| (l.kind, l.megabytes_per_second)),
-        Some((LinkKind::OnCard, Some(200_000)))
-    );
-    assert_eq!(
-        link(0, 2).map(|l| (l.kind, l.megabytes_per_second)),
-        Some((LinkKind::Xgmi, Some(50_000)))
-    );
+    let link = |a: u32, b: u32| {
+        let link = m.gpu_links.iter().find(|l| (l.a, l.b) == (a, b));
+        link.map(|l| (l.kind, l.megabytes_per_second.unwrap()))
+    };
+    assert_eq!(link(0, 1), Some((LinkKind::OnCard, 200_000)));
+    assert_eq!(link(0, 2), Some((LinkKind::Xgmi, 50_000)));
     assert_eq!(link(0, 3), None);
     assert_eq!(m.gpu_links.len(), 4 + 12);
 }
@@ -141,20 +134,16 @@ fn h100_gpus_are_in_cuda_order_in_format_3() {
     let cards: Vec<_> = m.gpus.iter().map(|g| (g.card, g.subdevice)).collect();
     assert_eq!(cards, [(0, None), (1, None), (2, None), (3, None)]);
     assert_eq!(m.gpu_links.len(), 6, "all pairs through the NVSwitches");
-    assert!(
-        m.gpu_links
-            .iter()
-            .all(|l| l.kind == LinkKind::NvLink && l.megabytes_per_second == Some(450_000))
-    );
+    let nv_link = (LinkKind::NvLink, Some(450_000));
+    assert!(m.gpu_links.iter().all(|l| (l.kind, l.megabytes_per_second) == nv_link));
 }
 
 #[test]
 fn gpu_memory_has_no_cpus_and_allowed_sets_apply() {
     let m = machine("four-h100-format-3");
     let nodes: Vec<_> = m.numa.iter().map(|n| (n.id, n.cpus.to_string())).collect();
-    let expected =
-        [(0, "0-3,8-11"), (1, "4-7,12-15"), (2, ""), (3, "")].map(|(i, s)| (i, s.to_owned()));
-    assert_eq!(nodes, expected);
+    let expected = [(0, "0-3,8-11"), (1, "4-7,12-15"), (2, ""), (3, "")];
+    assert_eq!(nodes, expected.map(|(id, cpus)| (id, cpus.to_owned())));
     assert_eq!(m.usable.online, set("0-15"));
     assert_eq!(m.usable.job_cpus(), set("1-7,9-15"));
     assert_eq!(m.usable.memory_nodes, Some(set("0-1")));
@@ -165,15 +154,13 @@ fn gpu_memory_has_no_cpus_and_allowed_sets_apply() {
 fn infiniband_and_roce_ports_have_a_state() {
     let m = machine("four-h100-format-3");
     let nics: Vec<_> = m.nics.iter().map(|n| (n.name.as_str(), n.kind, n.state)).collect();
-    assert_eq!(
-        nics,
-        [
-            ("enp0s0", NicKind::Roce, LinkState::Up),
-            ("enp1s0", NicKind::Roce, LinkState::Down),
-            ("ib0", NicKind::InfiniBand, LinkState::Up),
-            ("ib1", NicKind::InfiniBand, LinkState::Down),
-        ]
-    );
+    let expected = [
+        ("enp0s0", NicKind::Roce, LinkState::Up),
+        ("enp1s0", NicKind::Roce, LinkState::Down),
+        ("ib0", NicKind::InfiniBand, LinkState::Up),
+        ("ib1", NicKind::InfiniBand, LinkState::Down),
+    ];
+    assert_eq!(nics, expected);
     // GPU 3 is the first of package 0, and ib0 is behind its switch.
     let of_gpu = &m.gpus[3].nic_distance;
     assert_eq!(*of_gpu, [Distance::Numa, Distance::Remote, Distance::Switch, Distance::Remote]);

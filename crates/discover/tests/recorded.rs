@@ -77,9 +77,7 @@ fn h200_virtual_machine_is_loaded() {
     assert_eq!(gpu.accessible, None, "device files of a recorded machine are not opened");
 
     let [nic] = &machine.nics[..] else { panic!("{:?}", machine.nics) };
-    assert_eq!(
-        (nic.name.as_str(), nic.kind, nic.state),
-        ("eth0", NicKind::Ethernet, LinkState::Up)
-    );
+    assert_eq!((nic.name.as_str(), nic.kind), ("eth0", NicKind::Ethernet));
+    assert_eq!(nic.state, LinkState::Up);
     assert_eq!(gpu.nic_distance, [Distance::Root]);
 }

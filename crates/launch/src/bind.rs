@@ -45,32 +45,18 @@ impl Binding {
         if self.mode == libc::MPOL_DEFAULT {
             return Ok(());
         }
-        match self.set_memory_policy(self.mode) {
-            // Kernels before 5.15 support one preferred node only; local memory is as close.
-            Err(error)
-                if self.mode == PREFERRED_MANY && error.raw_os_error() == Some(libc::EINVAL) =>
-            {
-                Ok(())
-            }
-            // A container may forbid the call. A preference is not worth failing the job.
-            Err(error)
-                if self.mode != libc::MPOL_BIND && error.raw_os_error() == Some(libc::EPERM) =>
-            {
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
-    fn set_memory_policy(&self, mode: libc::c_int) -> io::Result<()> {
+        let (mode, nodes, bits) = (self.mode, self.nodes.as_ptr(), self.nodes.len() * 64);
         // SAFETY: the kernel reads at most `bits` bits, which `nodes` holds.
-        let result = unsafe {
-            let bits = self.nodes.len() * 64;
-            libc::syscall(libc::SYS_set_mempolicy, mode, self.nodes.as_ptr(), bits + 1)
-        };
-        match result {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+        if unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, bits + 1) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // Kernels before 5.15 support one preferred node only; local memory is as close.
+            Some(libc::EINVAL) if mode == PREFERRED_MANY => Ok(()),
+            // A container may forbid the call. A preference is not worth failing the job.
+            Some(libc::EPERM) if mode != libc::MPOL_BIND => Ok(()),
+            _ => Err(error),
         }
     }
 }

@@ -175,7 +175,11 @@ impl JobDriver<'_> {
                 self.supervise(SupervisorInput::Progress);
                 self.lines.push(line, Instant::now());
             }
-            JobEvent::Output { rank, stderr, bytes } => self.append_log(rank, stderr, &bytes),
+            // The rank's node does not see the run folder.
+            JobEvent::Output { rank, stderr, bytes } => {
+                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
+                warning.into_iter().for_each(|warning| self.warn(warning));
+            }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
                 self.record(EventRecord::Exited { rank, exit });
@@ -189,7 +193,12 @@ impl JobDriver<'_> {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::ConnectionLost(rank));
             }
-            JobEvent::NodeLost { node, ranks } => self.on_node_lost(node, &ranks),
+            JobEvent::NodeLost { node, ranks } => {
+                self.lost_nodes.push(node);
+                self.record(EventRecord::NodeLost { ranks: &ranks });
+                let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
+                ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
+            }
             JobEvent::StartFailed { rank, why } => {
                 self.set_cause(why);
                 self.supervise(SupervisorInput::Exited(rank, START_FAILED));
@@ -211,23 +220,8 @@ impl JobDriver<'_> {
 
     /// Stores the cause of the first failure.
     fn set_cause(&mut self, why: String) {
-        if self.supervisor.first_failure().is_none() {
+        if self.supervisor.first_failure.is_none() {
             self.cause = Some(why);
-        }
-    }
-
-    fn on_node_lost(&mut self, node: u32, ranks: &[u32]) {
-        self.lost_nodes.push(node);
-        self.record(EventRecord::NodeLost { ranks });
-        for &rank in ranks {
-            self.supervise(SupervisorInput::Exited(rank, RankExit::NodeLost));
-        }
-    }
-
-    /// Writes the output of a rank whose node does not see the run folder.
-    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
-        if let Some(warning) = self.folder.append_log(self.job.attempt, rank, stderr, bytes) {
-            self.warn(warning);
         }
     }
 
@@ -256,13 +250,13 @@ impl JobDriver<'_> {
     }
 
     fn record(&mut self, record: EventRecord) {
-        self.folder
-            .append_event(&TimedRecord { seconds: self.start.elapsed().as_secs_f64(), record });
+        let seconds = self.start.elapsed().as_secs_f64();
+        self.folder.append_event(&TimedRecord { seconds, record });
     }
 
     fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
-        let first_failure = self.supervisor.first_failure();
+        let first_failure = self.supervisor.first_failure;
         let failure = first_failure.map(|(rank, exit)| RankFailure {
             rank,
             host: host(rank),
@@ -277,19 +271,19 @@ impl JobDriver<'_> {
             restarts: self.job.attempt,
             reason: self.reason(failure.as_ref()),
             failure,
-            hang: self.supervisor.hung().then(|| self.rank_states.clone()),
+            hang: self.supervisor.hung.then(|| self.rank_states.clone()),
             notes: self.warnings,
-            rank_exits: self.supervisor.rank_exits().clone(),
+            rank_exits: self.supervisor.rank_exits,
             seconds: self.start.elapsed().as_secs_f64(),
         };
-        let terminated = self.supervisor.termination_signal().is_some();
+        let terminated = self.supervisor.signal.is_some();
         AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
     }
 
     fn reason(&self, failure: Option<&RankFailure>) -> String {
         let limit = self.job.limits.hang_after.unwrap_or_default().as_secs();
-        match (failure, self.supervisor.termination_signal(), &self.cause) {
-            _ if self.supervisor.hung() => {
+        match (failure, self.supervisor.signal, &self.cause) {
+            _ if self.supervisor.hung => {
                 format!("hang detected: no rank wrote output or used CPU time for {limit} s")
             }
             (Some(_), _, Some(cause)) => cause.clone(),

@@ -33,6 +33,8 @@ pub enum LocalStartError {
     Thread(std::io::Error),
 }
 
+type Result<T> = std::result::Result<T, LocalStartError>;
+
 /// Number of last lines kept per rank, for the failure report.
 const TAIL_LINES: usize = 10;
 /// Interval between progress checks.
@@ -87,7 +89,7 @@ pub struct LocalWorkers {
 impl LocalWorkers {
     /// Starts the ranks from this thread, whose death kills them (`PR_SET_PDEATHSIG`). If one
     /// cannot be started, none is left running.
-    pub fn start(specs: &[RankSpec], options: &LocalOptions) -> Result<Self, LocalStartError> {
+    pub fn start(specs: &[RankSpec], options: &LocalOptions) -> Result<Self> {
         process::become_subreaper();
         let mut workers = Self {
             running: BTreeMap::new(),
@@ -115,11 +117,7 @@ impl LocalWorkers {
         Ok(workers)
     }
 
-    fn start_rank(
-        &mut self,
-        spec: &RankSpec,
-        options: &LocalOptions,
-    ) -> Result<(), LocalStartError> {
+    fn start_rank(&mut self, spec: &RankSpec, options: &LocalOptions) -> Result<()> {
         let rank = spec.rank;
         let log = |stderr| match &options.logs {
             Some(logs) => logs.create(options.attempt, rank, stderr).map(Log::File),
@@ -170,29 +168,23 @@ impl LocalWorkers {
             ControlEvent::StreamClosed(rank) => {
                 self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
-            ControlEvent::OutputLost(warning) => {
-                self.events.push_back(JobEvent::Warning(warning));
-            }
+            ControlEvent::OutputLost(warning) => self.events.push_back(JobEvent::Warning(warning)),
         }
     }
 
     fn handle_output(&mut self, output: Output) {
-        match output {
+        self.events.push_back(match output {
             Output::Line { rank, stderr, text } => {
                 let tail = self.tails.entry(rank).or_default();
                 if tail.len() == TAIL_LINES {
                     tail.pop_front();
                 }
                 tail.push_back(text.clone());
-                self.events.push_back(JobEvent::Line(MergedLine::of(rank, stderr, text)));
+                JobEvent::Line(MergedLine::of(rank, stderr, text))
             }
-            Output::Bytes { rank, stderr, bytes } => {
-                self.events.push_back(JobEvent::Output { rank, stderr, bytes });
-            }
-            Output::Frame { rank, bytes } => {
-                self.events.push_back(JobEvent::Frame { rank, bytes });
-            }
-        }
+            Output::Bytes { rank, stderr, bytes } => JobEvent::Output { rank, stderr, bytes },
+            Output::Frame { rank, bytes } => JobEvent::Frame { rank, bytes },
+        });
     }
 
     /// Reaps an exited rank. Its process ID stays reserved until then.
@@ -257,10 +249,8 @@ impl LocalWorkers {
     fn abandon_unkillable(&mut self) {
         for (rank, child) in std::mem::take(&mut self.running) {
             let (pid, state) = (child.id(), describe_state(child.id()));
-            let seconds = KILL_TIMEOUT.as_secs();
-            let warning = format!(
-                "rank {rank} (pid {pid}) is still alive {seconds} s after SIGKILL: it is {state}"
-            );
+            let after = format!("{} s after SIGKILL", KILL_TIMEOUT.as_secs());
+            let warning = format!("rank {rank} (pid {pid}) is still alive {after}: it is {state}");
             self.events.push_back(JobEvent::Warning(warning));
             self.events.push_back(JobEvent::Exited(rank, RankExit::Signal(libc::SIGKILL)));
             self.all_exited_at = Some(Instant::now());

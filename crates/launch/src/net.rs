@@ -37,31 +37,15 @@ pub struct ListenerId(pub u64);
 
 /// An event of the reactor.
 #[derive(Debug)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum NetEvent {
-    /// The handshake is complete.
-    Ready {
-        /// The connection.
-        conn: ConnId,
-        /// The listener that accepted it; `None` if this side connected.
-        listener: Option<ListenerId>,
-        /// Address of the peer.
-        peer: SocketAddr,
-    },
+    /// The handshake is complete, on a connection accepted by `listener` or opened by this side.
+    Ready { conn: ConnId, listener: Option<ListenerId>, peer: SocketAddr },
     /// A payload arrived.
-    Frame {
-        /// The connection.
-        conn: ConnId,
-        /// The payload.
-        payload: Vec<u8>,
-    },
+    Frame { conn: ConnId, payload: Vec<u8> },
     /// A connection ended, after all its frames were reported. Not reported for connections that
     /// this side closed, nor for accepted ones that never authenticated, which are a [`Refusal`].
-    Closed {
-        /// The connection.
-        conn: ConnId,
-        /// Cause.
-        why: CloseReason,
-    },
+    Closed { conn: ConnId, why: CloseReason },
 }
 
 /// Why a connection ended.
@@ -182,12 +166,12 @@ impl Reactor {
     /// Closes a connection after sending its queued data, or after one second; one that is
     /// not ready is closed at once. No event is reported.
     pub fn close(&mut self, id: ConnId) {
-        let Some(conn) = self.conns.get_mut(&id) else { return self.abort(id) };
-        if conn.link.is_ready() {
-            conn.phase = ConnPhase::Closing(Instant::now() + CLOSE_TIMEOUT);
-            self.queue_flush(id);
-        } else {
-            self.abort(id);
+        match self.conns.get_mut(&id).filter(|conn| conn.link.is_ready()) {
+            Some(conn) => {
+                conn.phase = ConnPhase::Closing(Instant::now() + CLOSE_TIMEOUT);
+                self.queue_flush(id);
+            }
+            None => self.abort(id),
         }
     }
 
@@ -236,7 +220,18 @@ impl Reactor {
         let link = Link::new(role, &self.secret, secret::random_bytes()?, self.timing, now);
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.poll.registry().register(&mut stream, token(id.0), interest)?;
-        self.conns.insert(id, Connection::new(stream, link, peer, listener, phase));
+        let conn = Connection {
+            stream,
+            link,
+            peer,
+            listener,
+            phase,
+            blocked: false,
+            flush_queued: false,
+            peer_closed: false,
+            write_failed: false,
+        };
+        self.conns.insert(id, conn);
         Ok(())
     }
 
@@ -254,11 +249,8 @@ impl Reactor {
     }
 
     fn queue_flush(&mut self, id: ConnId) {
-        if let Some(conn) = self.conns.get_mut(&id)
-            && !conn.flush_queued
-        {
-            conn.flush_queued = true;
-            self.to_flush.push(id);
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.queue_flush(id, &mut self.to_flush);
         }
     }
 

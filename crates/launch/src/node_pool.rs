@@ -50,33 +50,22 @@ pub enum PoolUpdate {
 
 /// A change of the nodes that the job runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum NodeChange {
     /// A spare takes the position of a failed node; ranks on other nodes keep their numbers.
-    Replaced {
-        /// The failed node.
-        failed: usize,
-        /// Its replacement.
-        spare: usize,
-    },
+    Replaced { failed: usize, spare: usize },
     /// The job continues without a failed node; those after it move up.
-    Dropped {
-        /// The failed node.
-        failed: usize,
-    },
+    Dropped { failed: usize },
 }
 
 impl NodePool {
-    /// A job on all nodes but the last `spares`. Without `min_nodes` it never shrinks.
-    pub fn new(
-        nodes: usize,
-        spares: usize,
-        min_nodes: Option<usize>,
-    ) -> Result<Self, NodePoolError> {
+    /// A job on all nodes but the last `spares`. Without a minimum it never shrinks.
+    pub fn new(nodes: usize, spares: usize, min: Option<usize>) -> Result<Self, NodePoolError> {
         let active = nodes.saturating_sub(spares);
         if active == 0 {
             return Err(NodePoolError::NoActiveNode { nodes, spares });
         }
-        let min_nodes = min_nodes.unwrap_or(active);
+        let min_nodes = min.unwrap_or(active);
         if !(1..=active).contains(&min_nodes) {
             return Err(NodePoolError::InvalidMinimum { min: min_nodes, active });
         }
@@ -137,8 +126,8 @@ impl NodePool {
                 self.spares.retain(|spare| *spare != node);
             }
         }
-        let failed: Vec<usize> =
-            self.active.iter().copied().filter(|&n| self.is_excluded(n)).collect();
+        let mut failed = self.active.clone();
+        failed.retain(|&node| self.is_excluded(node));
         let left = self.active.len() - failed.len().saturating_sub(self.spares.len());
         if failed.is_empty() {
             return PoolUpdate::Unchanged;
@@ -215,11 +204,8 @@ mod tests {
         assert_eq!(update, PoolUpdate::Changed(vec![NodeChange::Replaced { failed: 0, spare: 3 }]));
         assert_eq!(pool.active(), [3, 1]);
         let mut pool = NodePool::new(3, 1, None).unwrap();
-        assert_eq!(
-            pool.on_missing(&[2], "no answer"),
-            PoolUpdate::Unchanged,
-            "only a spare is missing"
-        );
+        let update = pool.on_missing(&[2], "no answer");
+        assert_eq!(update, PoolUpdate::Unchanged, "only a spare is missing");
         assert!(pool.spares().is_empty());
         assert!(matches!(pool.on_failure(lost(&[0])), PoolUpdate::GiveUp(_)));
     }
@@ -227,23 +213,14 @@ mod tests {
     #[test]
     fn node_is_excluded_after_two_consecutive_first_failures() {
         let mut pool = NodePool::new(3, 1, None).unwrap();
-        assert_eq!(pool.on_failure(FailureCause::Rank(1)), PoolUpdate::Unchanged);
-        assert_eq!(pool.on_failure(FailureCause::Rank(0)), PoolUpdate::Unchanged);
-        assert_eq!(pool.on_failure(FailureCause::Rank(1)), PoolUpdate::Unchanged);
-        assert_eq!(pool.on_failure(FailureCause::Unknown), PoolUpdate::Unchanged);
-        assert_eq!(
-            pool.on_failure(FailureCause::Rank(1)),
-            PoolUpdate::Unchanged,
-            "not consecutive"
-        );
-        let update = pool.on_failure(FailureCause::Rank(1));
+        use FailureCause::{Rank, Unknown};
+        for (i, cause) in [Rank(1), Rank(0), Rank(1), Unknown, Rank(1)].into_iter().enumerate() {
+            assert_eq!(pool.on_failure(cause), PoolUpdate::Unchanged, "{i}: not consecutive");
+        }
+        let update = pool.on_failure(Rank(1));
         assert_eq!(update, PoolUpdate::Changed(vec![NodeChange::Replaced { failed: 1, spare: 2 }]));
         for _ in 0..3 {
-            assert_eq!(
-                pool.on_failure(FailureCause::Rank(0)),
-                PoolUpdate::Unchanged,
-                "no spare is left"
-            );
+            assert_eq!(pool.on_failure(Rank(0)), PoolUpdate::Unchanged, "no spare is left");
         }
     }
 
@@ -295,12 +272,10 @@ mod tests {
                         prop_assert!(old == new || is_excluded(old), "usable nodes keep their positions");
                     }
                 }
-                let remaining = |r: &NodePool| -> Vec<usize> {
-                    before.active().iter().copied().filter(|n| r.active().contains(n)).collect()
+                let common = |of: &NodePool, other: &NodePool| -> Vec<usize> {
+                    of.active().iter().copied().filter(|n| other.active().contains(n)).collect()
                 };
-                let order: Vec<usize> =
-                    pool.active().iter().copied().filter(|n| before.active().contains(n)).collect();
-                prop_assert_eq!(remaining(&pool), order, "and their order");
+                prop_assert_eq!(common(&before, &pool), common(&pool, &before), "and their order");
             }
         }
     }

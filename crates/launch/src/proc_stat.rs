@@ -34,9 +34,8 @@ pub fn cpu_ticks(pids: &[u32]) -> u64 {
     let ticks = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-        let (user, system): (u64, u64) =
-            (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-        Some(user + system)
+        let mut next = || fields.next()?.parse::<u64>().ok();
+        Some(next()? + next()?)
     };
     pids.iter().filter_map(ticks).sum()
 }
@@ -78,11 +77,10 @@ fn candidates(groups: &str) -> Vec<String> {
     let of_line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) = (parts.next()?, parts.next()?.trim_end_matches('/'));
+        let has_memory = controllers.split(',').any(|controller| controller == "memory");
         let (mount, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.events"),
-            c if c.split(',').any(|c| c == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.oom_control")
-            }
+            _ if has_memory => ("/sys/fs/cgroup/memory", "memory.oom_control"),
             _ => return None,
         };
         Some([format!("{mount}{path}/{file}"), format!("{mount}/{file}")])

@@ -1,7 +1,7 @@
 //! Rank processes: spawned with binding and environment, killed with all their descendants.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -50,22 +50,20 @@ pub(crate) struct SpawnedRank {
 /// Raises the soft limit on open files to the hard limit while ranks run: this process needs three
 /// descriptors per rank. Ranks start with the previous limit, because programs that use `select`
 /// fail with a higher one.
-pub(crate) struct OpenFilesLimit {
-    previous: Rlimit,
-}
+pub(crate) struct OpenFilesLimit(Rlimit);
 
 impl OpenFilesLimit {
     /// Raises the limit.
     pub fn raise() -> Self {
         let previous = getrlimit(Resource::Nofile);
         let _ = setrlimit(Resource::Nofile, Rlimit { current: previous.maximum, ..previous });
-        Self { previous }
+        Self(previous)
     }
 }
 
 impl Drop for OpenFilesLimit {
     fn drop(&mut self) {
-        let _ = setrlimit(Resource::Nofile, self.previous);
+        let _ = setrlimit(Resource::Nofile, self.0);
     }
 }
 
@@ -114,21 +112,19 @@ impl RankSpec {
             _ if source.raw_os_error() == Some(libc::EPERM) => {
                 "binding to CPUs or memory is not permitted here, as in some containers"
             }
-            io::ErrorKind::WouldBlock => {
-                "raise the process limit (ulimit -u), or start fewer ranks"
-            }
+            ErrorKind::WouldBlock => "raise the process limit (ulimit -u), or start fewer ranks",
             _ if source.raw_os_error() == Some(libc::EMFILE) => {
                 "raise the limit on open files (ulimit -n), or start fewer ranks"
             }
-            io::ErrorKind::NotFound if self.is_cwd_missing() => {
+            ErrorKind::NotFound if self.is_cwd_missing() => {
                 "the working directory of the launch does not exist on this node"
             }
-            io::ErrorKind::NotFound if program.as_ref().is_some_and(|p| p.contains('/')) => {
+            ErrorKind::NotFound if program.as_ref().is_some_and(|p| p.contains('/')) => {
                 "there is no such file on this node, or the interpreter in its #! line is missing"
             }
-            io::ErrorKind::NotFound => "it is not in PATH on this node",
-            io::ErrorKind::PermissionDenied => "it is not executable: chmod +x",
-            io::ErrorKind::InvalidInput => {
+            ErrorKind::NotFound => "it is not in PATH on this node",
+            ErrorKind::PermissionDenied => "it is not executable: chmod +x",
+            ErrorKind::InvalidInput => {
                 "the placement's CPUs or memory nodes are not available here: run regatta map \
                  --check"
             }
@@ -152,7 +148,7 @@ impl RankSpec {
             command.env(channel::VARIABLE, fd.as_raw_fd().to_string());
         }
         let binding = self.binding.clone();
-        let open_files = open_files.previous;
+        let open_files = open_files.0;
         let parent = std::process::id();
         // SAFETY: only system calls are made between fork and exec, on memory allocated before.
         unsafe {
@@ -231,7 +227,8 @@ pub fn kill_and_reap_descendants(timeout: Duration) {
     let start = Instant::now();
     let mut pause = Duration::from_millis(1);
     reap_orphans(|_| false);
-    while has_children() && start.elapsed() < timeout {
+    // Fails without children, which include adopted orphans.
+    while wait_unreaped(libc::P_ALL, 0, libc::WNOHANG).is_ok() && start.elapsed() < timeout {
         kill_descendants();
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
@@ -239,12 +236,16 @@ pub fn kill_and_reap_descendants(timeout: Duration) {
     }
 }
 
-/// Whether this process has children, including adopted orphans.
-fn has_children() -> bool {
+/// Waits for a child to exit without reaping it; returns its process ID, or 0 if none has exited
+/// under `WNOHANG`.
+pub(crate) fn wait_unreaped(kind: libc::idtype_t, id: u32, flags: i32) -> io::Result<u32> {
     // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
-        libc::waitid(libc::P_ALL, 0, &mut info, libc::WEXITED | libc::WNOHANG | libc::WNOWAIT) == 0
+        match libc::waitid(kind, id, &mut info, libc::WEXITED | libc::WNOWAIT | flags) {
+            0 => Ok(info.si_pid() as u32),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -252,18 +253,12 @@ fn has_children() -> bool {
 /// reaped. Call it only from the thread that spawns ranks: another thread could take a newly
 /// spawned rank for an orphan.
 pub fn reap_orphans(is_rank: impl Fn(u32) -> bool) {
-    // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
-    unsafe {
-        let mut info: libc::siginfo_t = std::mem::zeroed();
-        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-        // waitid keeps returning an exited rank until it is reaped, which hides the others.
-        while libc::waitid(libc::P_ALL, 0, &mut info, options) == 0
-            && info.si_pid() > 0
-            && !is_rank(info.si_pid() as u32)
-        {
-            libc::waitpid(info.si_pid(), std::ptr::null_mut(), libc::WNOHANG);
-            info = std::mem::zeroed();
-        }
+    // waitid keeps returning an exited rank until it is reaped, which hides the others.
+    while let Ok(pid @ 1..) = wait_unreaped(libc::P_ALL, 0, libc::WNOHANG)
+        && !is_rank(pid)
+    {
+        // SAFETY: a null status is allowed.
+        unsafe { libc::waitpid(pid as libc::pid_t, std::ptr::null_mut(), libc::WNOHANG) };
     }
 }
 
@@ -271,14 +266,8 @@ pub fn reap_orphans(is_rank: impl Fn(u32) -> bool) {
 /// returns if the reaper has died: the child was then killed by this process, which must not count
 /// as its failure.
 pub fn wait_for_exit(pid: u32) {
-    // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
-    unsafe {
-        let mut info: libc::siginfo_t = std::mem::zeroed();
-        let options = libc::WEXITED | libc::WNOWAIT;
-        while libc::waitid(libc::P_PID, pid, &mut info, options) != 0
-            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
-        {}
-    }
+    let interrupted = |error: io::Error| error.kind() == ErrorKind::Interrupted;
+    while wait_unreaped(libc::P_PID, pid, 0).is_err_and(interrupted) {}
     while reaper::has_died() {
         std::thread::park();
     }
@@ -311,13 +300,15 @@ mod tests {
             input: None,
         };
         let message = |code| spec.error(io::Error::from_raw_os_error(code)).to_string();
-        assert!(
-            message(libc::EPERM).contains("binding") && message(libc::EACCES).contains("chmod")
-        );
-        assert!(
-            message(libc::EAGAIN).contains("ulimit -u")
-                && message(libc::EMFILE).contains("ulimit -n")
-        );
+        let hints = [
+            (libc::EPERM, "binding"),
+            (libc::EACCES, "chmod"),
+            (libc::EAGAIN, "ulimit -u"),
+            (libc::EMFILE, "ulimit -n"),
+        ];
+        for (code, hint) in hints {
+            assert!(message(code).contains(hint), "{}", message(code));
+        }
     }
 
     #[test]

@@ -19,6 +19,13 @@ pub struct RunFolderError {
     source: io::Error,
 }
 
+impl RunFolderError {
+    fn at(path: &Path) -> impl Fn(io::Error) -> Self {
+        let path = path.display().to_string();
+        move |source| Self { path: path.clone(), source }
+    }
+}
+
 /// A run folder.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -31,11 +38,12 @@ pub struct RunFolder {
 impl RunFolder {
     /// Creates the folder. Fails if it already holds a run: nothing is overwritten.
     pub fn create(path: &Path) -> Result<Self, RunFolderError> {
-        let wrap = |source| RunFolderError { path: path.display().to_string(), source };
-        std::fs::create_dir_all(path.join("log")).map_err(wrap)?;
+        let error = RunFolderError::at(path);
+        std::fs::create_dir_all(path.join("log")).map_err(&error)?;
         let events =
             OpenOptions::new().append(true).create_new(true).open(path.join("events.jsonl"));
-        Ok(Self { path: path.to_owned(), events: events.map_err(wrap)?, truncated: HashSet::new() })
+        let events = events.map_err(error)?;
+        Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }
 
     /// Removes a folder in which nothing ran, so that its name can be reused. Non-empty logs are
@@ -79,7 +87,7 @@ impl RunFolder {
             then(&file)?;
             std::fs::rename(&part, &path)
         };
-        write().map_err(|source| RunFolderError { path: path.display().to_string(), source })
+        write().map_err(RunFolderError::at(&path))
     }
 
     /// Appends an event as a JSON line. Errors are ignored: a full disk must not end a run.
@@ -141,9 +149,8 @@ impl LogFolder {
         let path = self.path.join(log_name(attempt, rank, stderr));
         let folder = path.parent().unwrap_or(&self.path);
         let open = || File::create(&path);
-        open()
-            .or_else(|_| std::fs::create_dir_all(folder).and_then(|()| open()))
-            .map_err(|source| RunFolderError { path: path.display().to_string(), source })
+        let file = open().or_else(|_| std::fs::create_dir_all(folder).and_then(|()| open()));
+        file.map_err(RunFolderError::at(&path))
     }
 }
 

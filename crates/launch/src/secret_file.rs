@@ -17,8 +17,8 @@ pub struct SecretFile(PathBuf);
 
 impl SecretFile {
     /// Writes the ranks' secret, derived from the job's: a rank cannot impersonate an agent.
-    pub fn write(folder: &Path, run: &str, job: &Secret) -> io::Result<Self> {
-        let path = folder.join(format!("regatta-{run}-{}.secret", std::process::id()));
+    pub fn write(dir: &Path, run: &str, job: &Secret) -> io::Result<Self> {
+        let path = dir.join(format!("regatta-{run}-{}.secret", std::process::id()));
         // Fails on an existing file, which another user may have created.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = Self(path);
@@ -46,16 +46,14 @@ mod tests {
     #[test]
     fn file_is_private_exclusive_and_removed_on_drop() {
         let job = Secret::generate().unwrap();
-        let folder = std::env::temp_dir();
-        let file = SecretFile::write(&folder, "a-test", &job).unwrap();
+        let dir = std::env::temp_dir();
+        let file = SecretFile::write(&dir, "a-test", &job).unwrap();
         let path = file.path().to_owned();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let text = std::fs::read_to_string(&path).unwrap();
         assert!(Secret::from_hex(&text).is_ok() && text != job.to_hex());
-        assert!(
-            SecretFile::write(&folder, "a-test", &job).is_err(),
-            "an existing file is not overwritten"
-        );
+        let again = SecretFile::write(&dir, "a-test", &job);
+        assert!(again.is_err(), "an existing file is not overwritten");
         drop(file);
         assert!(!path.exists());
     }

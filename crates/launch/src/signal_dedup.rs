@@ -31,19 +31,15 @@ impl ProcessSignalDedup {
         self.unmatched.retain(|(.., when)| now.saturating_duration_since(*when) < PROCESS_WINDOW);
         let reaper = reaper.iter().map(|s| (*s, Recipient::Reaper));
         let worker = worker.iter().map(|s| (*s, Recipient::Worker));
-        reaper
-            .chain(worker)
-            .filter(|&(signal, recipient)| !self.is_copy(signal, recipient, now))
-            .map(|(signal, _)| signal)
-            .collect()
+        let signals = reaper.chain(worker);
+        let originals = signals.filter(|&(signal, to)| !self.is_copy(signal, to, now));
+        originals.map(|(signal, _)| signal).collect()
     }
 
     fn is_copy(&mut self, signal: i32, recipient: Recipient, now: Instant) -> bool {
         let original = self.unmatched.iter().position(|(s, r, _)| *s == signal && *r != recipient);
         match original {
-            Some(index) => {
-                self.unmatched.remove(index);
-            }
+            Some(index) => drop(self.unmatched.remove(index)),
             None => self.unmatched.push((signal, recipient, now)),
         }
         original.is_some()

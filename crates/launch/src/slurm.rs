@@ -45,8 +45,7 @@ pub fn full_node_gres(scontrol: &str, hosts: &[String]) -> Gres {
         }
         None => Gres::Inherited,
         Some(_) => {
-            let gres =
-                |host: &String| by_node.get(hostlist::short_hostname(host)).cloned().flatten();
+            let gres = |host: &String| by_node.get(hostlist::short_hostname(host))?.clone();
             Gres::PerNode(hosts.iter().map(gres).collect())
         }
     }
@@ -109,10 +108,8 @@ mod tests {
         let found = full_node_gres(job, &hosts("node2,node1.site,other"));
         let each = [Some("gpu:1".to_owned()), Some("gpu:2".to_owned()), None];
         assert_eq!(found, Gres::PerNode(each.to_vec()));
-        assert_eq!(
-            single_node_options("gpu:a100:2,nvme:1,gpu:1"),
-            ["--gpus=a100:2,1", "--gres=nvme:1"]
-        );
+        let options = single_node_options("gpu:a100:2,nvme:1,gpu:1");
+        assert_eq!(options, ["--gpus=a100:2,1", "--gres=nvme:1"]);
     }
 
     #[test]
@@ -127,10 +124,8 @@ mod tests {
     #[test]
     fn request_drops_device_indices_and_zero_counts() {
         let request = |text| request(text).unwrap_or_default();
-        assert_eq!(
-            request("gpu:a100:2(IDX:0,2),gpu:v100:1(IDX:3),nvme:1"),
-            "gpu:a100:2,gpu:v100:1,nvme:1"
-        );
+        let listing = "gpu:a100:2(IDX:0,2),gpu:v100:1(IDX:3),nvme:1";
+        assert_eq!(request(listing), "gpu:a100:2,gpu:v100:1,nvme:1");
         assert_eq!(request("gpu:0,shard:0(0/8)"), "");
         assert_eq!(request("(("), "");
     }

@@ -76,9 +76,8 @@ pub fn forward_stream(
     mut stream: impl Read + Send + 'static,
     mut log: Log,
     events: Events,
-    id: StreamId,
+    StreamId { rank, stderr }: StreamId,
 ) -> io::Result<()> {
-    let StreamId { rank, stderr } = id;
     spawn_thread(move || {
         let mut splitter = LineSplitter::default();
         let mut buffer = vec![0; 64 * 1024];
@@ -90,8 +89,15 @@ pub fn forward_stream(
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
+            let written = match &mut log {
+                Log::File(file) => file.write_all(bytes),
+                Log::Forward => {
+                    events.push_output(Output::Bytes { rank, stderr, bytes: bytes.to_vec() });
+                    Ok(())
+                }
+            };
             // A full disk must not stop the rank, but the user must learn of it.
-            if let Err(error) = write_log(&mut log, bytes, &events, id)
+            if let Err(error) = written
                 && !std::mem::replace(&mut truncated, true)
             {
                 let name = crate::run_folder::log_name(0, rank, stderr);
@@ -119,15 +125,4 @@ pub fn forward_frames(channel: RankChannel, events: Events, rank: u32) -> io::Re
         }
         events.push_control(ControlEvent::StreamClosed(rank));
     })
-}
-
-fn write_log(log: &mut Log, bytes: &[u8], events: &Events, id: StreamId) -> io::Result<()> {
-    match log {
-        Log::File(file) => file.write_all(bytes),
-        Log::Forward => {
-            let StreamId { rank, stderr } = id;
-            events.push_output(Output::Bytes { rank, stderr, bytes: bytes.to_vec() });
-            Ok(())
-        }
-    }
 }

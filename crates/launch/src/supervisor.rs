@@ -71,11 +71,15 @@ pub struct Supervisor {
     last_progress: Instant,
     /// Whether the user stopped the ranks (SIGTSTP).
     stopped: bool,
-    hung: bool,
+    /// Whether the job was terminated because it hung.
+    pub(crate) hung: bool,
     running: u32,
-    rank_exits: BTreeMap<u32, RankExit>,
-    first_failure: Option<(u32, RankExit)>,
-    signal: Option<i32>,
+    /// The exit of each rank so far.
+    pub(crate) rank_exits: BTreeMap<u32, RankExit>,
+    /// The rank that failed first, before any termination signal.
+    pub(crate) first_failure: Option<(u32, RankExit)>,
+    /// The signal that terminated the job.
+    pub(crate) signal: Option<i32>,
 }
 
 impl Supervisor {
@@ -217,26 +221,6 @@ impl Supervisor {
         !self.stopped && self.limits.hang_after.is_some_and(|limit| idle >= limit)
     }
 
-    /// Whether the job was terminated because it hung.
-    pub fn hung(&self) -> bool {
-        self.hung
-    }
-
-    /// The rank that failed first, before any termination signal.
-    pub fn first_failure(&self) -> Option<(u32, RankExit)> {
-        self.first_failure
-    }
-
-    /// The signal that terminated the job.
-    pub fn termination_signal(&self) -> Option<i32> {
-        self.signal
-    }
-
-    /// The exit of each rank so far.
-    pub fn rank_exits(&self) -> &BTreeMap<u32, RankExit> {
-        &self.rank_exits
-    }
-
     /// The job's exit code: that of the first failed rank; 124 for a hang; that of the termination
     /// signal, unless all ranks succeeded.
     pub fn code(&self) -> u8 {
@@ -258,9 +242,13 @@ mod tests {
 
     const GRACE: Duration = Duration::from_secs(10);
 
-    fn job(ranks: u32) -> (Supervisor, Instant) {
+    fn job_with(ranks: u32, hang_after: Option<Duration>) -> (Supervisor, Instant) {
         let now = Instant::now();
-        (Supervisor::new(ranks, JobLimits { grace: GRACE, hang_after: None }, now), now)
+        (Supervisor::new(ranks, JobLimits { grace: GRACE, hang_after }, now), now)
+    }
+
+    fn job(ranks: u32) -> (Supervisor, Instant) {
+        job_with(ranks, None)
     }
 
     #[test]
@@ -269,7 +257,7 @@ mod tests {
         assert!(job.handle(Input::Exited(1, RankExit::Exit(0)), now).is_empty());
         let last = job.handle(Input::Exited(0, RankExit::Exit(0)), now);
         assert_eq!(last, [Action::Finish]);
-        assert_eq!((job.code(), job.first_failure()), (0, None));
+        assert_eq!((job.code(), job.first_failure), (0, None));
     }
 
     #[test]
@@ -281,7 +269,7 @@ mod tests {
         assert!(job.handle(Input::Tick, now + GRACE / 2).is_empty());
         assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
         job.handle(Input::Exited(1, RankExit::Signal(9)), now + GRACE);
-        assert_eq!((job.code(), job.first_failure()), (7, Some((2, RankExit::Exit(7)))));
+        assert_eq!((job.code(), job.first_failure), (7, Some((2, RankExit::Exit(7)))));
     }
 
     #[test]
@@ -291,10 +279,10 @@ mod tests {
         job.handle(Input::Exited(2, RankExit::Exit(1)), now);
         job.handle(Input::Exited(3, RankExit::Exit(1)), now);
         assert!(job.handle(Input::Exited(1, killed), now + LATE_REPORT_WINDOW / 2).is_empty());
-        assert_eq!((job.code(), job.first_failure()), (137, Some((1, killed))));
+        assert_eq!((job.code(), job.first_failure), (137, Some((1, killed))));
         // A second killed rank does not replace the first.
         job.handle(Input::Exited(0, killed), now + LATE_REPORT_WINDOW / 2);
-        assert_eq!(job.first_failure(), Some((1, killed)));
+        assert_eq!(job.first_failure, Some((1, killed)));
     }
 
     #[test]
@@ -303,11 +291,11 @@ mod tests {
         let (mut late, now) = job(2);
         late.handle(Input::Exited(1, RankExit::Exit(7)), now);
         late.handle(Input::Exited(0, killed), now + LATE_REPORT_WINDOW);
-        assert_eq!(late.first_failure(), Some((1, RankExit::Exit(7))));
+        assert_eq!(late.first_failure, Some((1, RankExit::Exit(7))));
         let (mut signalled, now) = job(2);
         signalled.handle(Input::Signal(2), now);
         signalled.handle(Input::Exited(0, killed), now);
-        assert_eq!(signalled.first_failure(), None);
+        assert_eq!(signalled.first_failure, None);
     }
 
     #[test]
@@ -316,10 +304,7 @@ mod tests {
         assert_eq!(job.handle(Input::Signal(2), now), [Action::SignalRanks(2)]);
         assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
         job.handle(Input::Exited(0, RankExit::Signal(9)), now);
-        assert_eq!(
-            (job.code(), job.termination_signal(), job.first_failure()),
-            (130, Some(2), None)
-        );
+        assert_eq!((job.code(), job.signal, job.first_failure), (130, Some(2), None));
     }
 
     #[test]
@@ -328,7 +313,7 @@ mod tests {
         job.handle(Input::Exited(1, RankExit::Exit(7)), now);
         assert_eq!(job.handle(Input::Signal(15), now), [Action::Kill]);
         job.handle(Input::Exited(0, RankExit::Signal(9)), now);
-        assert_eq!((job.code(), job.termination_signal()), (7, Some(15)));
+        assert_eq!((job.code(), job.signal), (7, Some(15)));
     }
 
     #[test]
@@ -344,7 +329,7 @@ mod tests {
         let (mut job, now) = job(2);
         job.handle(Input::Exited(1, RankExit::Signal(15)), now);
         assert!(job.handle(Input::NodeSignal(15), now).is_empty());
-        assert_eq!(job.termination_signal(), Some(15));
+        assert_eq!(job.signal, Some(15));
     }
 
     #[test]
@@ -357,9 +342,7 @@ mod tests {
 
     #[test]
     fn hang_terminates_the_job() {
-        let now = Instant::now();
-        let limits = JobLimits { grace: GRACE, hang_after: Some(Duration::from_secs(60)) };
-        let mut job = Supervisor::new(2, limits, now);
+        let (mut job, now) = job_with(2, Some(Duration::from_secs(60)));
         let at = |seconds| now + Duration::from_secs(seconds);
         assert!(job.handle(Input::Tick, at(59)).is_empty());
         job.handle(Input::Progress, at(59));
@@ -369,14 +352,12 @@ mod tests {
         assert_eq!(job.handle(Input::Tick, at(129)), [Action::Kill]);
         job.handle(Input::Exited(0, RankExit::Signal(9)), at(129));
         job.handle(Input::Exited(1, RankExit::Signal(9)), at(129));
-        assert_eq!((job.code(), job.hung(), job.first_failure()), (124, true, None));
+        assert_eq!((job.code(), job.hung, job.first_failure), (124, true, None));
     }
 
     #[test]
     fn stopped_job_is_not_a_hang() {
-        let now = Instant::now();
-        let limits = JobLimits { grace: GRACE, hang_after: Some(Duration::from_secs(60)) };
-        let mut job = Supervisor::new(1, limits, now);
+        let (mut job, now) = job_with(1, Some(Duration::from_secs(60)));
         let at = |seconds| now + Duration::from_secs(seconds);
         job.handle(Input::Signal(libc::SIGTSTP), at(10));
         assert!(job.handle(Input::Tick, at(1000)).is_empty());
@@ -394,7 +375,7 @@ mod tests {
         job.handle(Input::Exited(0, RankExit::Signal(15)), now);
         job.handle(Input::Exited(1, RankExit::NodeLost), now);
         assert_eq!(job.handle(Input::Exited(2, RankExit::Exit(0)), now), [Action::Finish]);
-        assert_eq!((job.code(), job.first_failure()), (137, Some((1, RankExit::NodeLost))));
+        assert_eq!((job.code(), job.first_failure), (137, Some((1, RankExit::NodeLost))));
     }
 
     #[test]

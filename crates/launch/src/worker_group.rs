@@ -10,32 +10,16 @@ use crate::lines::MergedLine;
 
 /// An event of one attempt of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum JobEvent {
     /// A rank's process was started.
-    Started {
-        /// The rank.
-        rank: u32,
-        /// Process ID on its node.
-        pid: u32,
-    },
+    Started { rank: u32, pid: u32 },
     /// A line of output.
     Line(MergedLine),
     /// Raw output of a rank whose node does not write the log itself.
-    Output {
-        /// The rank.
-        rank: u32,
-        /// Whether it came from standard error.
-        stderr: bool,
-        /// The bytes.
-        bytes: Vec<u8>,
-    },
-    /// A frame of a rank's channel.
-    Frame {
-        /// The rank.
-        rank: u32,
-        /// The payload.
-        bytes: Vec<u8>,
-    },
+    Output { rank: u32, stderr: bool, bytes: Vec<u8> },
+    /// The payload of a frame of a rank's channel.
+    Frame { rank: u32, bytes: Vec<u8> },
     /// A rank exited.
     Exited(u32, RankExit),
     /// Last lines of a failed rank.
@@ -46,27 +30,13 @@ pub enum JobEvent {
     Progress,
     /// The scheduler sent a signal to an agent.
     Signal(i32),
-    /// The connection to a node failed: its ranks are lost, or the node terminates them itself.
-    ConnectionLost {
-        /// First rank of the node.
-        rank: u32,
-        /// Cause.
-        why: String,
-    },
+    /// The connection to a node with this first rank failed: its ranks are lost, or the node
+    /// terminates them itself.
+    ConnectionLost { rank: u32, why: String },
     /// A node is lost together with its ranks.
-    NodeLost {
-        /// Index of the node.
-        node: u32,
-        /// Its ranks.
-        ranks: Vec<u32>,
-    },
-    /// A rank could not be started.
-    StartFailed {
-        /// The rank.
-        rank: u32,
-        /// Cause, with host and fix.
-        why: String,
-    },
+    NodeLost { node: u32, ranks: Vec<u32> },
+    /// A rank could not be started; the cause includes host and fix.
+    StartFailed { rank: u32, why: String },
     /// A warning for the user.
     Warning(String),
     /// The attempt is finished; no further event follows.

@@ -39,8 +39,7 @@ impl Wrap {
             return command.to_vec();
         }
         let rank = rank.to_string();
-        let substitute =
-            |word: &String| word.replace("{rank}", &rank).replace("{host}", host).into();
+        let substitute = |w: &String| w.replace("{rank}", &rank).replace("{host}", host).into();
         self.words.iter().map(substitute).chain(command.iter().cloned()).collect()
     }
 }

@@ -5,13 +5,15 @@ mod bodies;
 
 use std::path::{Path, PathBuf};
 
+const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
+
 fn inputs(target: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    let dir = Path::new(CORPUS).join(target);
     let entries =
-        std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        std::fs::read_dir(&dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
     let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     files.sort();
-    assert!(!files.is_empty(), "{} holds no input", folder.display());
+    assert!(!files.is_empty(), "{} holds no input", dir.display());
     files
 }
 
@@ -28,8 +30,7 @@ fn no_corpus_input_panics() {
 
 #[test]
 fn every_corpus_has_a_fuzz_target() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
-    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+    for entry in std::fs::read_dir(CORPUS).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
         assert!(bodies::TARGETS.iter().any(|(target, _)| *target == name), "{name} has no target");
     }

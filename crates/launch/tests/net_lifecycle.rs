@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use regatta_launch::net::CloseReason;
 use regatta_wire::link::{Link, LinkError, LinkEvent, MAX_FRAME_LEN, Role, Timing};
-use support::{NO_TIMEOUT, Pair, Peer, secret, wait_until};
+use support::{NO_TIMEOUT, Pair, Peer, secret};
 
 /// An authenticated peer whose socket the test reads and writes itself.
 fn raw_peer(pair: &mut Pair) -> (Link, TcpStream) {
@@ -21,19 +21,13 @@ fn raw_peer(pair: &mut Pair) -> (Link, TcpStream) {
     write_pending(&mut link, &mut stream);
     let (mut reply, mut events) = ([0; 74], Vec::new());
     stream.set_nonblocking(true).unwrap();
-    wait_until("the reply arrives", || {
-        pair.poll();
-        matches!(stream.peek(&mut reply), Ok(74))
-    });
+    pair.wait_until("the reply arrives", |_| matches!(stream.peek(&mut reply), Ok(74)));
     stream.set_nonblocking(false).unwrap();
     stream.read_exact(&mut reply).unwrap();
     link.receive(&reply, now, &mut events).unwrap();
     assert_eq!(events, [LinkEvent::Ready]);
     write_pending(&mut link, &mut stream);
-    wait_until("the server has authenticated the peer", || {
-        pair.poll();
-        pair.server.ready.len() == 2
-    });
+    pair.wait_until("the server has authenticated the peer", |pair| pair.server.ready.len() == 2);
     (link, stream)
 }
 
@@ -58,13 +52,10 @@ fn frames_before_close_are_delivered(unread: bool) {
     drop(stream);
     // The server writes before it reads.
     assert!(pair.server.net.send(conn, b"after close"));
-    wait_until("the close is reported", || {
-        pair.poll();
-        !pair.server.closed.is_empty()
-    });
-    assert!(matches!(pair.server.closed[..], [(gone, CloseReason::PeerClosed)] if gone == conn));
-    let numbers: Vec<_> = (0..1000u32).map(|n| (conn, n.to_be_bytes().to_vec())).collect();
-    assert_eq!(pair.server.frames, numbers);
+    pair.wait_until("the close is reported", |pair| !pair.server.closed.is_empty());
+    assert!(matches!(pair.server.closed[..], [(id, CloseReason::PeerClosed)] if id == conn));
+    let frames: Vec<_> = (0..1000u32).map(|n| (conn, n.to_be_bytes().to_vec())).collect();
+    assert_eq!(pair.server.frames, frames);
     pair.assert_still_connected();
 }
 
@@ -81,14 +72,7 @@ fn frames_before_a_reset_are_delivered() {
 #[test]
 fn slow_reader_builds_a_backlog_without_blocking_others() {
     let mut pair = Pair::new(NO_TIMEOUT);
-    let mut peer = Peer::new(secret('a'), NO_TIMEOUT);
-    peer.net.connect(pair.address);
-    wait_until("it is ready", || {
-        peer.poll();
-        pair.poll();
-        pair.server.ready.len() == 2
-    });
-    let slow = pair.server.ready[1].0;
+    let (mut peer, slow) = pair.connect_peer(NO_TIMEOUT);
     let payload = vec![3; 1 << 20];
     for _ in 0..64 {
         assert!(pair.server.net.send(slow, &payload));
@@ -96,11 +80,7 @@ fn slow_reader_builds_a_backlog_without_blocking_others() {
     }
     assert!(pair.server.net.backlog(slow) > 16 << 20);
     assert!(!pair.server.net.send(slow, &vec![0; MAX_FRAME_LEN + 1]), "too long");
-    wait_until("the slow reader has received everything", || {
-        peer.poll();
-        pair.poll();
-        peer.frames.len() == 64
-    });
+    pair.wait_with(&mut peer, "all is received", |_, peer| peer.frames.len() == 64);
     assert_eq!(pair.server.net.backlog(slow), 0);
     assert!(peer.frames.iter().all(|(_, got)| *got == payload));
 }
@@ -118,8 +98,7 @@ fn close_sends_queued_frames_and_reports_no_event() {
     pair.server.net.close(conn);
     assert!(!pair.server.net.send(conn, b"too late"));
     assert_eq!(pair.server.net.closing(), 1);
-    wait_until("it is closed", || {
-        pair.poll();
+    pair.wait_until("it is closed", |pair| {
         !pair.client.closed.is_empty() && pair.server.net.closing() == 0
     });
     assert_eq!(pair.client.frames.len(), 4);
@@ -133,10 +112,7 @@ fn close_times_out_if_the_peer_does_not_read() {
     let conn = pair.server.ready[0].0;
     pair.server.net.send(conn, &vec![3; MAX_FRAME_LEN]);
     pair.server.net.close(conn);
-    wait_until("the close times out", || {
-        pair.server.poll();
-        pair.server.net.closing() == 0
-    });
+    pair.server.wait_until("the close times out", |server| server.net.closing() == 0);
     assert!(pair.server.closed.is_empty());
 }
 
@@ -144,10 +120,7 @@ fn close_times_out_if_the_peer_does_not_read() {
 fn abort_closes_immediately() {
     let mut pair = Pair::new(NO_TIMEOUT);
     pair.server.net.abort(pair.server.ready[0].0);
-    wait_until("the peer notices", || {
-        pair.poll();
-        !pair.client.closed.is_empty()
-    });
+    pair.wait_until("the peer notices", |pair| !pair.client.closed.is_empty());
     assert!(pair.server.closed.is_empty());
 }
 
@@ -159,36 +132,21 @@ fn failed_connect_is_reported() {
         let mut client = Peer::new(secret('a'), NO_TIMEOUT);
         let (failed, aborted) = (client.net.connect(address), client.net.connect(address));
         client.net.abort(aborted);
-        wait_until("the failure is reported", || {
-            client.poll();
-            !client.closed.is_empty()
-        });
+        client.wait_until("the failure is reported", |client| !client.closed.is_empty());
         client.poll();
-        assert!(
-            matches!(&client.closed[..], [(conn, CloseReason::Unreachable(_))] if *conn == failed)
-        );
+        let [(conn, CloseReason::Unreachable(_))] = client.closed[..] else { panic!("{address}") };
+        assert_eq!(conn, failed);
     }
 }
 
 #[test]
 fn silent_peer_is_lost_after_the_heartbeat_timeout() {
-    let short = Timing {
-        heartbeat: Duration::from_millis(20),
-        lost_after: Duration::from_millis(300),
-        ..NO_TIMEOUT
-    };
+    let (heartbeat, lost_after) = (Duration::from_millis(20), Duration::from_millis(300));
+    let short = Timing { heartbeat, lost_after, ..NO_TIMEOUT };
     let mut pair = Pair::new(short);
-    let mut silent_peer = Peer::new(secret('a'), short);
-    silent_peer.net.connect(pair.address);
-    wait_until("it is ready", || {
-        silent_peer.poll();
-        pair.poll();
-        pair.server.ready.len() == 2
-    });
     // It is no longer polled: its socket stays open, but no heartbeat is sent.
-    let lost = pair.server.ready[1].0;
-    wait_until("it is lost", || {
-        pair.poll();
+    let (_silent_peer, lost) = pair.connect_peer(short);
+    pair.wait_until("it is lost", |pair| {
         pair.server.closed.iter().any(|(conn, why)| {
             *conn == lost && matches!(why, CloseReason::Link(LinkError::HeartbeatTimeout { .. }))
         })

@@ -24,28 +24,22 @@ fn thousands_of_connections_work(files: u64) {
         reactor.net.listen(address).unwrap();
         addresses.push(address);
     }
-    let mut numbers = HashMap::new();
+    let mut indices = HashMap::new();
     for n in 0..count {
         let conn = reactor.net.connect(addresses[n % addresses.len()]);
         assert!(reactor.net.send(conn, &n.to_be_bytes()));
-        numbers.insert(conn, n);
+        indices.insert(conn, n);
     }
-    wait_until("every number has arrived", || {
-        reactor.poll();
-        reactor.frames.len() == count
-    });
+    reactor.wait_until("every frame has arrived", |reactor| reactor.frames.len() == count);
     assert!(reactor.closed.is_empty() && reactor.net.refusals().is_empty());
     assert_eq!(reactor.ready.len(), 2 * count);
 
-    for (conn, number) in std::mem::take(&mut reactor.frames) {
-        assert!(reactor.net.send(conn, &number));
+    for (conn, index) in std::mem::take(&mut reactor.frames) {
+        assert!(reactor.net.send(conn, &index));
     }
-    wait_until("every number has returned", || {
-        reactor.poll();
-        reactor.frames.len() == count
-    });
-    for (conn, number) in reactor.frames {
-        assert_eq!(number, numbers[&conn].to_be_bytes());
+    reactor.wait_until("every frame has returned", |reactor| reactor.frames.len() == count);
+    for (conn, index) in reactor.frames {
+        assert_eq!(index, indices[&conn].to_be_bytes());
     }
 }
 

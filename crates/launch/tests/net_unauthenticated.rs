@@ -35,9 +35,7 @@ fn wrong_secret_is_refused_and_reported_by_both_sides() {
     let mut other = Peer::new(secret('b'), NO_TIMEOUT);
     let conn = other.net.connect(pair.address);
     other.net.send(conn, b"unauthenticated");
-    wait_until("both sides report the failure", || {
-        other.poll();
-        pair.poll();
+    pair.wait_with(&mut other, "both sides report the failure", |pair, other| {
         !other.closed.is_empty() && pair.refused() > 0
     });
     assert!(matches!(other.closed[..], [(_, CloseReason::Link(LinkError::AuthenticationFailed))]));
@@ -58,14 +56,11 @@ fn server_with_a_wrong_secret_receives_no_proof_and_no_frame() {
     let (mut stream, _) = fake_server.accept().unwrap();
     stream.write_all(&[&hello(PROTOCOL_VERSION)[..], &[7; 32]].concat()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    wait_until("the client gives up", || {
-        pair.poll();
+    pair.wait_until("the client gives up", |pair| {
         !pair.client.closed.is_empty() && pair.client.net.closing() == 0
     });
-    assert!(matches!(
-        pair.client.closed[..],
-        [(_, CloseReason::Link(LinkError::AuthenticationFailed))]
-    ));
+    let closed = &pair.client.closed[..];
+    assert!(matches!(closed, [(_, CloseReason::Link(LinkError::AuthenticationFailed))]));
     let mut received = Vec::new();
     stream.read_to_end(&mut received).unwrap();
     assert_eq!(received[HELLO..], [0; 32], "a rejection instead of a proof, and no frame");
@@ -77,18 +72,12 @@ fn version_mismatch_is_reported_to_the_peer() {
     let mut pair = Pair::new(NO_TIMEOUT);
     let mut stream = TcpStream::connect(pair.address).unwrap();
     stream.write_all(&hello(9)).unwrap();
-    wait_until("it is refused", || {
-        pair.poll();
-        pair.refused() > 0
-    });
+    pair.wait_until("it is refused", |pair| pair.refused() > 0);
     // Data after the hello must not reset the connection before the reply is read.
     stream.write_all(&[1; 1000]).unwrap();
     let mut reply = Vec::new();
     stream.shutdown(Shutdown::Write).unwrap();
-    wait_until("the reply is sent", || {
-        pair.poll();
-        pair.server.net.closing() == 0
-    });
+    pair.wait_until("the reply is sent", |pair| pair.server.net.closing() == 0);
     stream.read_to_end(&mut reply).unwrap();
     assert_eq!(reply, [MAGIC, &PROTOCOL_VERSION.to_be_bytes()].concat());
     let why = &pair.server.net.refusals()[0].why;
@@ -103,10 +92,7 @@ fn bad_magic_is_refused_and_reported_once() {
         let before = pair.refused();
         let mut stream = TcpStream::connect(pair.address).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        wait_until("it is refused", || {
-            pair.poll();
-            pair.refused() > before
-        });
+        pair.wait_until("it is refused", |pair| pair.refused() > before);
         assert_eq!(pair.server.net.refusals().len(), reported);
     }
     assert_eq!(pair.server.net.all_refusals()[0].count, 3);
@@ -150,9 +136,7 @@ fn flood_of_silent_connections_does_not_block_authenticated_ones() {
             pair.poll();
         }
     }
-    wait_until("all peers are authenticated", || {
-        peers.poll();
-        pair.poll();
+    pair.wait_with(&mut peers, "all peers are authenticated", |pair, peers| {
         peers.ready.len() == calls && pair.server.ready.len() == calls + 1
     });
     assert!(peers.closed.is_empty() && pair.server.closed.is_empty());
@@ -191,10 +175,7 @@ fn half_closed_handshake_is_refused() {
     let mut stream = TcpStream::connect(pair.address).unwrap();
     stream.write_all(&hello(PROTOCOL_VERSION)).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
-    wait_until("it is refused", || {
-        pair.poll();
-        pair.refused() > 0
-    });
+    pair.wait_until("it is refused", |pair| pair.refused() > 0);
     assert_eq!(pair.server.ready.len(), 1);
     pair.assert_still_connected();
 }
@@ -205,9 +186,6 @@ fn client_times_out_on_a_silent_server() {
     let short = Timing { handshake: Duration::from_millis(100), ..NO_TIMEOUT };
     let mut client = Peer::new(secret('a'), short);
     client.net.connect(fake_server.local_addr().unwrap());
-    wait_until("the timeout is reported", || {
-        client.poll();
-        !client.closed.is_empty()
-    });
+    client.wait_until("the timeout is reported", |client| !client.closed.is_empty());
     assert!(matches!(client.closed[..], [(_, CloseReason::Link(LinkError::HandshakeTimeout))]));
 }

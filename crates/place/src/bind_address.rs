@@ -3,7 +3,7 @@
 use regatta_model::machine::NicAddress;
 use regatta_model::{Machine, Nic};
 
-use crate::environment::EnvVar;
+use crate::environment::{EnvVar, var};
 use crate::nic;
 
 /// `REGATTA_BIND`. Interfaces of one subnet reach each other, so each rank uses its closest one;
@@ -23,7 +23,7 @@ pub(crate) fn regatta_bind(nics: &[Nic], closest: Option<&str>) -> Option<EnvVar
         false => (all, "one interface per subnet, for Regatta's collectives"),
     };
     let addresses: Vec<String> = chosen.iter().map(|a| a.address.to_string()).collect();
-    Some(EnvVar::new("REGATTA_BIND", addresses.join(","), why))
+    Some(var("REGATTA_BIND", addresses.join(","), why))
 }
 
 #[cfg(test)]

@@ -26,8 +26,7 @@ pub fn launcher_options(placement: &Placement, launcher: LauncherSyntax) -> (Str
     }
     let mut text = String::new();
     for (i, layout) in placement.layouts.iter().enumerate() {
-        let nodes: Vec<&PlacedNode> =
-            placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
+        let nodes: Vec<_> = placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
         let group = NodeGroup { layout, nodes, is_only: placement.layouts.len() == 1 };
         text.push_str(&match launcher {
             LauncherSyntax::Srun => group.srun(),
@@ -51,11 +50,10 @@ fn warnings(placement: &Placement, launcher: LauncherSyntax) -> Vec<Warning> {
     }
     let layouts = placement.layouts.len();
     if layouts > 1 {
-        let hint = match launcher {
-            LauncherSyntax::Flux => {
-                "flux run accepts a single line: use the same number of ranks on every node"
-            }
-            _ => "start them as one MPMD job, the lines separated by colons",
+        let hint = if launcher == LauncherSyntax::Flux {
+            "flux run accepts a single line: use the same number of ranks on every node"
+        } else {
+            "start them as one MPMD job, the lines separated by colons"
         };
         let message = format!("the nodes have {layouts} different layouts, one line each");
         warnings.push(Warning::new("uneven-nodes", message, hint));
@@ -84,6 +82,12 @@ impl NodeGroup<'_> {
         self.layout.ranks.iter().map(of).collect::<Vec<_>>().join(separator)
     }
 
+    /// One argument with all hosts, unless all nodes are of this type.
+    fn host_option(&self, name: &str) -> Option<String> {
+        let hosts: Vec<&str> = self.nodes.iter().map(|n| n.host.as_str()).collect();
+        (!self.is_only).then(|| format!("{name} {}", hosts.join(",")))
+    }
+
     fn has_gpus(&self) -> bool {
         self.layout.ranks.iter().any(|r| !r.gpus.is_empty())
     }
@@ -107,20 +111,20 @@ impl NodeGroup<'_> {
     }
 
     fn srun_memory(&self) -> Option<String> {
-        let mask = |nodes: &[u32]| {
-            let set: CpuSet = nodes.iter().map(|&n| n as usize).collect();
-            format!("0x{}", set.to_mask())
-        };
         let kind = match self.layout.ranks.first()?.memory {
             MemoryPolicy::Prefer(_) => "prefer,mask_mem:",
             MemoryPolicy::Bind(_) => "mask_mem:",
             MemoryPolicy::Default => return None,
         };
-        let nodes = self.join_ranks(",", |r| match &r.memory {
-            MemoryPolicy::Prefer(n) | MemoryPolicy::Bind(n) => mask(n),
-            MemoryPolicy::Default => mask(&r.numa),
+        let masks = self.join_ranks(",", |r| {
+            let nodes = match &r.memory {
+                MemoryPolicy::Prefer(nodes) | MemoryPolicy::Bind(nodes) => nodes,
+                MemoryPolicy::Default => &r.numa,
+            };
+            let nodes: CpuSet = nodes.iter().map(|&n| n as usize).collect();
+            format!("0x{}", nodes.to_mask())
         });
-        Some(format!("--mem-bind={kind}{nodes}"))
+        Some(format!("--mem-bind={kind}{masks}"))
     }
 
     fn pals(&self) -> String {
@@ -129,10 +133,7 @@ impl NodeGroup<'_> {
             format!("--ppn {}", self.layout.ranks.len()),
             format!("--cpu-bind list:{}", self.join_ranks(":", |r| r.cpus.to_string())),
         ];
-        if !self.is_only {
-            let hosts: Vec<&str> = self.nodes.iter().map(|n| n.host.as_str()).collect();
-            words.push(format!("--hosts {}", hosts.join(",")));
-        }
+        words.extend(self.host_option("--hosts"));
         words.join(" ")
     }
 
@@ -160,10 +161,7 @@ impl NodeGroup<'_> {
             format!("-ppn {}", self.layout.ranks.len()),
             format!("-bind-to user:{}", self.join_ranks(",", cpus)),
         ];
-        if !self.is_only {
-            let hosts: Vec<&str> = self.nodes.iter().map(|n| n.host.as_str()).collect();
-            words.push(format!("-hosts {}", hosts.join(",")));
-        }
+        words.extend(self.host_option("-hosts"));
         words.join(" ")
     }
 }
@@ -179,13 +177,13 @@ fn rankfile(placement: &Placement) -> String {
             placement.ranks
         ),
     ];
-    let mut ranks: Vec<(u32, &str, &PlacedRank)> = Vec::new();
+    let mut ranks: Vec<(u32, &str, &CpuSet)> = Vec::new();
     for node in &placement.nodes {
         let Some(layout) = placement.layouts.get(node.layout as usize) else { continue };
-        ranks
-            .extend(node.ranks.iter().zip(&layout.ranks).map(|(&n, r)| (n, node.host.as_str(), r)));
+        let placed = node.ranks.iter().zip(&layout.ranks);
+        ranks.extend(placed.map(|(&rank, placed)| (rank, node.host.as_str(), &placed.cpus)));
     }
-    ranks.sort_by_key(|(number, ..)| *number);
-    lines.extend(ranks.iter().map(|(n, host, rank)| format!("rank {n}={host} slot={}", rank.cpus)));
+    ranks.sort_by_key(|(rank, ..)| *rank);
+    lines.extend(ranks.iter().map(|(rank, host, cpus)| format!("rank {rank}={host} slot={cpus}")));
     lines.join("\n") + "\n"
 }

@@ -1,6 +1,8 @@
 //! Compares the actual binding of a rank with its placement and diagnoses mismatches.
 
-use regatta_model::{CpuSet, Machine, MemoryPolicy, NodeLayout, PlacedRank};
+use regatta_model::{
+    CpuSet, GpuVisibility, LinkState, Machine, MemoryPolicy, NicKind, NodeLayout, PlacedRank,
+};
 use serde::Serialize;
 
 /// The memory policy reported by the kernel.
@@ -49,14 +51,9 @@ pub struct Mismatch {
     pub why: String,
 }
 
-fn mismatch(
-    resource: &str,
-    planned: impl ToString,
-    actual: impl ToString,
-    why: impl Into<String>,
-) -> Mismatch {
+fn mismatch(resource: &str, planned: impl ToString, actual: impl ToString, why: &str) -> Mismatch {
     let (planned, actual) = (planned.to_string(), actual.to_string());
-    Mismatch { resource: resource.to_owned(), planned, actual, why: why.into() }
+    Mismatch { resource: resource.to_owned(), planned, actual, why: why.to_owned() }
 }
 
 /// The mismatches of the rank `local_rank` of a layout.
@@ -68,90 +65,73 @@ pub fn compare(
 ) -> Vec<Mismatch> {
     let Some(plan) = layout.ranks.get(local_rank as usize) else {
         let planned = format!("{} ranks on the node", layout.ranks.len());
-        return vec![mismatch(
-            "rank",
-            planned,
-            format!("local rank {local_rank}"),
-            "the launcher started a different number of ranks per node: pass the same --ranks-per-node",
-        )];
+        let why = "the launcher started a different number of ranks per node: pass the same --ranks-per-node";
+        return vec![mismatch("rank", planned, format!("local rank {local_rank}"), why)];
     };
-    let mut mismatches = Vec::new();
-    mismatches.extend(cpus(machine, layout, plan, actual));
-    mismatches.extend(memory(machine, plan, actual));
-    mismatches.extend(gpus(machine, plan, actual));
-    mismatches.extend(socket_interface(machine, plan, actual));
-    mismatches.extend(threads(plan, actual));
-    mismatches
+    let mismatches = [
+        cpus(machine, layout, plan, actual),
+        memory(machine, plan, actual),
+        gpus(machine, plan, actual),
+        socket_interface(machine, plan, actual),
+        threads(plan, actual),
+    ];
+    mismatches.into_iter().flatten().collect()
 }
 
-fn cpus(
-    machine: &Machine,
-    layout: &NodeLayout,
-    plan: &PlacedRank,
-    actual: &ActualBinding,
-) -> Option<Mismatch> {
+type Check = Option<Mismatch>;
+
+fn cpus(machine: &Machine, node: &NodeLayout, plan: &PlacedRank, actual: &ActualBinding) -> Check {
     if actual.cpus == plan.cpus {
         return None;
     }
-    let other =
-        layout.ranks.iter().find(|r| r.local_rank != plan.local_rank && r.cpus == actual.cpus);
-    let why = if let Some(other) = other {
-        format!(
-            "these are the cores of local rank {}: the launcher assigns cores in core order, not in GPU order; use the binding options of `regatta map --format`",
+    let is_other = |r: &&PlacedRank| r.local_rank != plan.local_rank && r.cpus == actual.cpus;
+    let cause = if let Some(other) = node.ranks.iter().find(is_other) {
+        &format!(
+            "these are the cores of local rank {}: the launcher assigns cores in core order, not in GPU order;",
             other.local_rank
         )
     } else if machine.usable.job_cpus().is_subset(&actual.cpus) {
-        "the launcher does not bind: use the binding options of `regatta map --format`".to_owned()
+        "the launcher does not bind:"
     } else if actual.cpus.is_subset(&plan.cpus) {
-        "the launcher binds to fewer CPUs: with Slurm, export SRUN_CPUS_PER_TASK or pass --cpus-per-task to srun, which does not inherit it from sbatch since 22.05".to_owned()
+        let why = "the launcher binds to fewer CPUs: with Slurm, export SRUN_CPUS_PER_TASK or pass --cpus-per-task to srun, which does not inherit it from sbatch since 22.05";
+        return Some(mismatch("cpus", &plan.cpus, &actual.cpus, why));
     } else if plan.cpus.is_subset(&actual.cpus) {
-        "the launcher binds to more CPUs than the rank's share: use the binding options of `regatta map --format`"
-            .to_owned()
+        "the launcher binds to more CPUs than the rank's share:"
     } else if !actual.cpus.intersects(&plan.cpus) {
-        "none of these CPUs is local to the rank's GPU: use the binding options of `regatta map --format`".to_owned()
+        "none of these CPUs is local to the rank's GPU:"
     } else {
-        "the launcher uses a different binding: use the binding options of `regatta map --format`"
-            .to_owned()
+        "the launcher uses a different binding:"
     };
-    Some(mismatch("cpus", &plan.cpus, &actual.cpus, why))
+    let why = format!("{cause} use the binding options of `regatta map --format`");
+    Some(mismatch("cpus", &plan.cpus, &actual.cpus, &why))
 }
 
 /// The default policy is equivalent to preferring the NUMA nodes of the rank's cores.
-fn memory(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Option<Mismatch> {
-    let set = |nodes: &[u32]| nodes.iter().map(|&n| n as usize).collect::<CpuSet>();
-    let (planned, fits) = match &plan.memory {
+fn memory(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Check {
+    use ActualMemoryPolicy::{Bind, Default, Interleave, Prefer, Unknown};
+    let (nodes, prefers) = match &plan.memory {
         MemoryPolicy::Default => return None,
-        MemoryPolicy::Prefer(nodes) => {
-            let planned = set(nodes);
-            let fits = match &actual.memory {
-                ActualMemoryPolicy::Default => numa_of(machine, &actual.cpus).is_subset(&planned),
-                ActualMemoryPolicy::Prefer(n) | ActualMemoryPolicy::Bind(n) => {
-                    n.is_subset(&planned)
-                }
-                ActualMemoryPolicy::Interleave(_) => false,
-                ActualMemoryPolicy::Unknown => true,
-            };
-            (format!("prefer NUMA {planned}"), fits)
-        }
-        MemoryPolicy::Bind(nodes) => {
-            let planned = set(nodes);
-            let fits = match &actual.memory {
-                ActualMemoryPolicy::Bind(n) => n.is_subset(&planned),
-                ActualMemoryPolicy::Unknown => true,
-                _ => false,
-            };
-            (format!("bind to NUMA {planned}"), fits)
-        }
+        MemoryPolicy::Prefer(nodes) => (nodes, true),
+        MemoryPolicy::Bind(nodes) => (nodes, false),
+    };
+    let planned: CpuSet = nodes.iter().map(|&n| n as usize).collect();
+    let fits = match &actual.memory {
+        Unknown => true,
+        Bind(nodes) => nodes.is_subset(&planned),
+        Prefer(nodes) => prefers && nodes.is_subset(&planned),
+        Default => prefers && numa_of(machine, &actual.cpus).is_subset(&planned),
+        Interleave(_) => false,
     };
     if fits {
         return None;
     }
     let why = match &actual.memory {
-        ActualMemoryPolicy::Default => {
+        Default => {
             "memory is allocated on the NUMA node of the CPU (first touch), and the CPUs are unbound or on other NUMA nodes"
         }
         _ => "numactl or the launcher's --mem-bind selects other NUMA nodes",
     };
+    let planned = describe_policy(&if prefers { Prefer(planned) } else { Bind(planned) });
     Some(mismatch("memory", planned, describe_policy(&actual.memory), why))
 }
 
@@ -178,12 +158,12 @@ fn list(gpus: &[u32]) -> String {
     }
 }
 
-fn gpus(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Option<Mismatch> {
+fn gpus(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Check {
     let seen = actual.gpus.as_ref()?;
     let planned = match plan.visibility {
-        regatta_model::GpuVisibility::All if plan.gpus.is_empty() => return None,
-        regatta_model::GpuVisibility::All => machine.visible_gpus(),
-        regatta_model::GpuVisibility::Own => plan.gpus.clone(),
+        GpuVisibility::All if plan.gpus.is_empty() => return None,
+        GpuVisibility::All => machine.visible_gpus(),
+        GpuVisibility::Own => plan.gpus.clone(),
     };
     if *seen == planned {
         return None;
@@ -200,7 +180,7 @@ fn gpus(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Option<
     } else {
         format!("the visible GPUs are restricted{}", variable_hint(actual))
     };
-    Some(mismatch("gpus", list(&planned), list(seen), why))
+    Some(mismatch("gpus", list(&planned), list(seen), &why))
 }
 
 /// The effect of a per-task GPU cgroup, with the fix.
@@ -215,39 +195,26 @@ fn variable_hint(actual: &ActualBinding) -> String {
 
 /// Whether NCCL's bootstrap would use the fabric. An unset variable is a mismatch only if NCCL
 /// could select a worse interface.
-fn socket_interface(
-    machine: &Machine,
-    plan: &PlacedRank,
-    actual: &ActualBinding,
-) -> Option<Mismatch> {
+fn socket_interface(machine: &Machine, plan: &PlacedRank, actual: &ActualBinding) -> Check {
     let nic = plan.nic.as_deref()?;
     let found = machine.nics.iter().find(|n| n.name == nic);
-    if found.is_none_or(|n| n.state == regatta_model::LinkState::Down) {
-        return Some(mismatch(
-            "nic",
-            nic,
-            "missing or down",
-            "the link is down, or the interface is not in the container",
-        ));
+    if found.is_none_or(|n| n.state == LinkState::Down) {
+        let why = "the link is down, or the interface is not in the container";
+        return Some(mismatch("nic", nic, "missing or down", why));
     }
-    let socket_interfaces = crate::nic::socket_interfaces(machine);
+    let usable = crate::nic::socket_interfaces(machine);
     let Some(value) = &actual.socket_ifname else {
-        let others: Vec<&str> = machine
-            .nics
-            .iter()
-            .filter(|n| !socket_interfaces.contains(n) && !n.addresses.is_empty())
-            .map(|n| n.name.as_str())
-            .collect();
-        let risky = socket_interfaces.iter().any(|n| n.kind != regatta_model::NicKind::Virtual)
-            && !others.is_empty();
+        let others = machine.nics.iter().filter(|n| !usable.contains(n) && !n.addresses.is_empty());
+        let others: Vec<&str> = others.map(|n| n.name.as_str()).collect();
+        let risky = usable.iter().any(|n| n.kind != NicKind::Virtual) && !others.is_empty();
         return risky.then(|| {
             let why = format!("NCCL may select {}: set it as in `regatta env`", others.join(", "));
-            mismatch("nic", nic, "NCCL_SOCKET_IFNAME is not set", why)
+            mismatch("nic", nic, "NCCL_SOCKET_IFNAME is not set", &why)
         });
     };
     // The closest interface cannot be selected without an IP address.
-    let by_ip = || socket_interfaces.iter().any(|n| ifname_matches(value, &n.name));
-    if ifname_matches(value, nic) || (!socket_interfaces.iter().any(|n| n.name == nic) && by_ip()) {
+    let by_ip = || usable.iter().any(|n| ifname_matches(value, &n.name));
+    if ifname_matches(value, nic) || (!usable.iter().any(|n| n.name == nic) && by_ip()) {
         return None;
     }
     let why = "NCCL's bootstrap and socket fallback would use another network: set it as in `regatta env`";
@@ -256,19 +223,13 @@ fn socket_interface(
 
 /// NCCL's syntax: a list of prefixes, exact with `=`, negated with `^`.
 fn ifname_matches(value: &str, nic: &str) -> bool {
-    let (negated, rest) = match value.strip_prefix('^') {
-        Some(rest) => (true, rest),
-        None => (false, value),
-    };
-    let (exact, rest) = match rest.strip_prefix('=') {
-        Some(rest) => (true, rest),
-        None => (false, rest),
-    };
+    let (negated, rest) = (value.starts_with('^'), value.strip_prefix('^').unwrap_or(value));
+    let (exact, rest) = (rest.starts_with('='), rest.strip_prefix('=').unwrap_or(rest));
     let hit = rest.split(',').any(|item| if exact { nic == item } else { nic.starts_with(item) });
     hit != negated
 }
 
-fn threads(plan: &PlacedRank, actual: &ActualBinding) -> Option<Mismatch> {
+fn threads(plan: &PlacedRank, actual: &ActualBinding) -> Check {
     let value = actual.omp_num_threads.as_ref()?;
     let why = match value.parse::<u32>() {
         Ok(n) if n == plan.omp_num_threads => return None,

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use regatta_model::units::pluralize;
-use regatta_model::{CpuSet, JobSpec, Machine, ReservedCores, SmtPolicy};
+use regatta_model::{CpuSet, JobSpec, L3Group, Machine, ReservedCores, SmtPolicy};
 
-use crate::PlaceError;
-use crate::core_split::{FreeCore, SplitGranularity, split};
+use crate::core_split::{FreeCore, Granularity, split};
+use crate::{PlaceError, Result};
 
 /// The NUMA nodes whose cores a rank should get. `None` stands for cores of no known node.
 pub(crate) type NumaAffinity = Vec<Option<u32>>;
@@ -41,19 +41,15 @@ pub(crate) fn free_cores(machine: &Machine, job: &JobSpec) -> (Vec<FreeCore>, Cp
 
 /// The CPUs of reserved cores, including all SMT siblings.
 fn reserved_cpus(machine: &Machine, reserve: &ReservedCores) -> CpuSet {
-    let cores: Vec<&CpuSet> = match reserve {
+    let cores_with = |cpus: &CpuSet| {
+        let cores = machine.cores.iter().map(|c| &c.cpus);
+        cores.filter(|c| c.intersects(cpus)).collect::<Vec<_>>()
+    };
+    let first = |group: &L3Group| cores_with(&group.cpus).into_iter().min_by_key(|c| c.first());
+    let cores = match reserve {
         ReservedCores::None => Vec::new(),
-        ReservedCores::Cpus(cpus) => {
-            machine.cores.iter().map(|c| &c.cpus).filter(|c| c.intersects(cpus)).collect()
-        }
-        ReservedCores::FirstOfL3 => machine
-            .l3
-            .iter()
-            .filter_map(|group| {
-                let cores = machine.cores.iter().map(|c| &c.cpus);
-                cores.filter(|c| c.intersects(&group.cpus)).min_by_key(|c| c.first())
-            })
-            .collect(),
+        ReservedCores::Cpus(cpus) => cores_with(cpus),
+        ReservedCores::FirstOfL3 => machine.l3.iter().filter_map(first).collect(),
     };
     cores.into_iter().fold(CpuSet::new(), |all, c| all.union(c))
 }
@@ -61,10 +57,7 @@ fn reserved_cpus(machine: &Machine, reserve: &ReservedCores) -> CpuSet {
 /// The NUMA affinity of each rank, given the NUMA nodes of its GPUs (`None`: no GPU, or a GPU of
 /// unknown locality). If no rank has GPU locality, the ranks are distributed over the NUMA nodes in
 /// proportion to their free cores.
-pub(crate) fn numa_affinities(
-    free: &[FreeCore],
-    gpu_numa: &[Option<Vec<u32>>],
-) -> Vec<NumaAffinity> {
+pub(crate) fn affinities(free: &[FreeCore], gpu_numa: &[Option<Vec<u32>>]) -> Vec<NumaAffinity> {
     let mut cores_per_node: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     for core in free {
         *cores_per_node.entry(core.numa).or_default() += 1;
@@ -106,20 +99,18 @@ pub(crate) fn assign(
     affinities: &[NumaAffinity],
     devices: &[Option<u32>],
     job: &JobSpec,
-) -> Result<Vec<CoreAssignment>, PlaceError> {
-    let all = free.clone();
-    let mut rest = free;
+) -> Result<Vec<CoreAssignment>> {
+    let (all, mut rest) = (free.clone(), free);
     let mut assigned: Vec<Option<CoreAssignment>> = vec![None; affinities.len()];
     let groups = affinity_groups(&rest, affinities, devices);
     // Ranks whose NUMA nodes are full or outside of the cpuset need a part of the others' cores.
     let is_short = |group: &AffinityGroup| {
         all.iter().filter(|c| group.affinity.contains(&c.numa)).count() < group.ranks.len()
     };
-    let max_fair =
-        if groups.iter().any(is_short) { fair_share(&all, affinities) } else { usize::MAX };
+    let short = groups.iter().any(is_short);
+    let max_fair = if short { fair_share(&all, affinities) } else { usize::MAX };
     for AffinityGroup { affinity, ranks, max_cores } in groups {
-        let local: Vec<FreeCore> =
-            rest.iter().filter(|c| affinity.contains(&c.numa)).cloned().collect();
+        let local: Vec<_> = rest.iter().filter(|c| affinity.contains(&c.numa)).cloned().collect();
         let min_cores = job.cores_per_rank.map_or(1, |n| n.max(1) as usize);
         let fitting = ranks.len().min(local.len() / min_cores);
         if fitting == 0 {
@@ -127,9 +118,8 @@ pub(crate) fn assign(
         }
         let max_cores = job.cores_per_rank.map_or(max_cores.min(max_fair), |n| n.max(1) as usize);
         let (shares, granularity) = split(&local, fitting, max_cores);
-
-        for (&rank, cores) in ranks.iter().zip(shares).filter(|(_, cores)| cores.len() >= min_cores)
-        {
+        let served = ranks.iter().zip(shares).filter(|(_, cores)| cores.len() >= min_cores);
+        for (&rank, cores) in served {
             rest.retain(|c| !cores.contains(c));
             let reason = local_reason(&affinity, ranks.len(), cores.len(), granularity);
             assigned[rank] = Some(CoreAssignment { cores, reason });
@@ -159,9 +149,8 @@ fn affinity_groups(
     }
     distinct.values_mut().for_each(|ranks| ranks.sort_by_key(|&rank| devices[rank]));
     let group = |(affinity, ranks): (&&NumaAffinity, &Vec<usize>)| {
-        let overlaps = distinct
-            .keys()
-            .any(|other| other != affinity && other.iter().any(|n| affinity.contains(n)));
+        let mut others = distinct.keys().filter(|other| *other != affinity);
+        let overlaps = others.any(|other| other.iter().any(|n| affinity.contains(n)));
         let max_cores = if overlaps { fair_share(free, affinities) } else { usize::MAX };
         AffinityGroup { affinity: (*affinity).clone(), ranks: ranks.clone(), max_cores }
     };
@@ -174,25 +163,15 @@ fn fair_share(free: &[FreeCore], affinities: &[NumaAffinity]) -> usize {
     (free.len() / affinities.len()).max(1)
 }
 
-fn local_reason(
-    affinity: &NumaAffinity,
-    ranks: usize,
-    cores: usize,
-    granularity: SplitGranularity,
-) -> String {
-    let numa = format_numa_nodes(affinity);
-    let cores = pluralize(cores, "core");
-    match granularity {
-        SplitGranularity::All => format!("{cores} of {numa}, exclusive to this rank"),
-        SplitGranularity::WholeL3 => {
-            format!("{cores} of {numa} in whole L3 groups; {ranks} ranks share it")
+fn local_reason(affinity: &NumaAffinity, ranks: usize, cores: usize, by: Granularity) -> String {
+    let cores = format!("{} of {}", pluralize(cores, "core"), format_numa_nodes(affinity));
+    match by {
+        Granularity::All => format!("{cores}, exclusive to this rank"),
+        Granularity::WholeL3 => format!("{cores} in whole L3 groups; {ranks} ranks share it"),
+        Granularity::WithinL3 => {
+            format!("{cores} within one L3 group; {ranks} ranks share it equally")
         }
-        SplitGranularity::WithinL3 => {
-            format!("{cores} of {numa} within one L3 group; {ranks} ranks share it equally")
-        }
-        SplitGranularity::Contiguous => {
-            format!("{cores} of {numa}, contiguous; {ranks} ranks share it equally")
-        }
+        Granularity::Contiguous => format!("{cores}, contiguous; {ranks} ranks share it equally"),
     }
 }
 
@@ -214,7 +193,7 @@ fn assign_remote(
     affinities: &[NumaAffinity],
     assigned: &mut [Option<CoreAssignment>],
     job: &JobSpec,
-) -> Result<(), PlaceError> {
+) -> Result<()> {
     let pending: Vec<usize> = (0..affinities.len()).filter(|&r| assigned[r].is_none()).collect();
     if pending.is_empty() {
         return Ok(());
@@ -240,13 +219,10 @@ fn assign_remote(
         let cores: Vec<FreeCore> =
             closest.into_iter().cycle().skip(start).take(per_rank.min(len)).collect();
         rest.retain(|c| !cores.contains(c));
-        let count = pluralize(cores.len(), "core");
+        let (count, numa) = (pluralize(cores.len(), "core"), format_numa_nodes(&affinities[rank]));
         let reason = match oversubscribed {
             true => format!("{count} shared with other ranks: there are more ranks than cores"),
-            false => {
-                let numa = format_numa_nodes(&affinities[rank]);
-                format!("{count} closest to {numa}, which has too few free cores")
-            }
+            false => format!("{count} closest to {numa}, which has too few free cores"),
         };
         assigned[rank] = Some(CoreAssignment { cores, reason });
     }

@@ -46,10 +46,9 @@ pub struct EnvVar {
     pub why: String,
 }
 
-impl EnvVar {
-    pub(crate) fn new(variable: &str, value: impl ToString, why: &str) -> Self {
-        Self { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
-    }
+/// A variable to set.
+pub(crate) fn var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
+    EnvVar { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
 }
 
 /// Rendezvous of the ranks.
@@ -100,15 +99,15 @@ pub struct EnvContext<'a> {
 /// ones.
 pub fn environment(context: &EnvContext<'_>) -> Option<Vec<EnvVar>> {
     let (node, placed_node, rank) = context.placement.find_rank(context.rank)?;
-    let env = RankEnv { context, node, placed_node, rank };
+    let nodes = context.placement.nodes.len();
+    let env = RankEnv { context, node, nodes, placed_node, rank };
     let mut vars = env.framework_variables();
-    vars.push(EnvVar::new("OMP_NUM_THREADS", rank.omp_num_threads, &rank.reasons.threads));
+    vars.push(var("OMP_NUM_THREADS", rank.omp_num_threads, &rank.reasons.threads));
     vars.extend(visibility(context.machine, rank));
-    if context.placement.nodes.len() > 1 {
+    if nodes > 1 {
         vars.extend(network(context.machine, context.framework));
-        vars.extend(
-            context.nics.and_then(|nics| bind_address::regatta_bind(nics, rank.nic.as_deref())),
-        );
+        let bind = |nics| bind_address::regatta_bind(nics, rank.nic.as_deref());
+        vars.extend(context.nics.and_then(bind));
     }
     vars.extend(caches(context.machine, context.framework, context.cache));
     for setting in context.settings {
@@ -121,6 +120,7 @@ pub fn environment(context: &EnvContext<'_>) -> Option<Vec<EnvVar>> {
 struct RankEnv<'a> {
     context: &'a EnvContext<'a>,
     node: usize,
+    nodes: usize,
     placed_node: &'a PlacedNode,
     rank: &'a PlacedRank,
 }
@@ -130,23 +130,12 @@ impl RankEnv<'_> {
         match self.context.framework {
             Framework::Torch | Framework::Accelerate => self.torch(),
             Framework::Deepspeed => {
+                let why = |what: &str| format!("{what}, as set by DeepSpeed's launcher");
                 let mut vars = self.torch();
                 vars.extend([
-                    EnvVar::new(
-                        "LOCAL_SIZE",
-                        self.local_size(),
-                        "ranks on this node, as set by DeepSpeed's launcher",
-                    ),
-                    EnvVar::new(
-                        "CROSS_RANK",
-                        self.node,
-                        "node index, as set by DeepSpeed's launcher",
-                    ),
-                    EnvVar::new(
-                        "CROSS_SIZE",
-                        self.nodes(),
-                        "number of nodes, as set by DeepSpeed's launcher",
-                    ),
+                    var("LOCAL_SIZE", self.local_size(), &why("ranks on this node")),
+                    var("CROSS_RANK", self.node, &why("node index")),
+                    var("CROSS_SIZE", self.nodes, &why("number of nodes")),
                 ]);
                 vars
             }
@@ -155,121 +144,86 @@ impl RankEnv<'_> {
         }
     }
 
-    fn nodes(&self) -> usize {
-        self.context.placement.nodes.len()
-    }
-
     fn local_size(&self) -> usize {
         self.placed_node.ranks.len()
     }
 
-    fn rank_variables(&self) -> [EnvVar; 4] {
-        [
-            EnvVar::new("RANK", self.context.rank, "global rank"),
-            EnvVar::new("WORLD_SIZE", self.context.placement.ranks, "world size"),
-            EnvVar::new(
-                "LOCAL_RANK",
-                self.rank.local_rank,
-                "local rank, which is also its device index",
-            ),
-            EnvVar::new("LOCAL_WORLD_SIZE", self.local_size(), "ranks on this node"),
+    fn rank_variables(&self) -> Vec<EnvVar> {
+        let local_rank = self.rank.local_rank;
+        vec![
+            var("RANK", self.context.rank, "global rank"),
+            var("WORLD_SIZE", self.context.placement.ranks, "world size"),
+            var("LOCAL_RANK", local_rank, "local rank, which is also its device index"),
+            var("LOCAL_WORLD_SIZE", self.local_size(), "ranks on this node"),
         ]
     }
 
     fn torch(&self) -> Vec<EnvVar> {
         let rendezvous = self.context.rendezvous;
-        let mut vars = self.rank_variables().to_vec();
+        let abort = "a failed collective aborts the rank instead of hanging the job";
+        let mut vars = self.rank_variables();
         vars.extend([
-            EnvVar::new("GROUP_RANK", self.node, "node index"),
-            EnvVar::new("GROUP_WORLD_SIZE", self.nodes(), "number of nodes"),
-            EnvVar::new("MASTER_ADDR", &rendezvous.address, &rendezvous.address_why),
-            EnvVar::new("MASTER_PORT", rendezvous.port, &rendezvous.port_why),
-            EnvVar::new(
-                "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-                1,
-                "a failed collective aborts the rank instead of hanging the job",
-            ),
+            var("GROUP_RANK", self.node, "node index"),
+            var("GROUP_WORLD_SIZE", self.nodes, "number of nodes"),
+            var("MASTER_ADDR", &rendezvous.address, &rendezvous.address_why),
+            var("MASTER_PORT", rendezvous.port, &rendezvous.port_why),
+            var("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, abort),
         ]);
         vars
     }
 
     fn horovod(&self) -> Vec<EnvVar> {
-        let rendezvous = self.context.rendezvous;
+        let Rendezvous { address, address_why, port, port_why } = self.context.rendezvous;
+        let server = format!("{address_why}; the rendezvous server of horovodrun listens there");
         let mut vars = vec![
-            EnvVar::new("HOROVOD_HOSTNAME", &self.placed_node.host, "this node"),
-            EnvVar::new("HOROVOD_RANK", self.context.rank, "global rank"),
-            EnvVar::new("HOROVOD_SIZE", self.context.placement.ranks, "world size"),
-            EnvVar::new("HOROVOD_LOCAL_RANK", self.rank.local_rank, "local rank"),
-            EnvVar::new("HOROVOD_LOCAL_SIZE", self.local_size(), "ranks on this node"),
-            EnvVar::new("HOROVOD_CROSS_RANK", self.node, "node index"),
-            EnvVar::new("HOROVOD_CROSS_SIZE", self.nodes(), "number of nodes"),
-            EnvVar::new("HOROVOD_CONTROLLER", "gloo", "start without MPI"),
-            EnvVar::new("HOROVOD_CPU_OPERATIONS", "gloo", "host collectives without MPI"),
-            EnvVar::new(
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-                &rendezvous.address,
-                &format!(
-                    "{}; the rendezvous server of horovodrun listens there",
-                    rendezvous.address_why
-                ),
-            ),
-            EnvVar::new("HOROVOD_GLOO_RENDEZVOUS_PORT", rendezvous.port, &rendezvous.port_why),
+            var("HOROVOD_HOSTNAME", &self.placed_node.host, "this node"),
+            var("HOROVOD_RANK", self.context.rank, "global rank"),
+            var("HOROVOD_SIZE", self.context.placement.ranks, "world size"),
+            var("HOROVOD_LOCAL_RANK", self.rank.local_rank, "local rank"),
+            var("HOROVOD_LOCAL_SIZE", self.local_size(), "ranks on this node"),
+            var("HOROVOD_CROSS_RANK", self.node, "node index"),
+            var("HOROVOD_CROSS_SIZE", self.nodes, "number of nodes"),
+            var("HOROVOD_CONTROLLER", "gloo", "start without MPI"),
+            var("HOROVOD_CPU_OPERATIONS", "gloo", "host collectives without MPI"),
+            var("HOROVOD_GLOO_RENDEZVOUS_ADDR", address, &server),
+            var("HOROVOD_GLOO_RENDEZVOUS_PORT", port, port_why),
         ];
         // The same on all ranks, because interfaces of different rails may not reach each other.
-        if let Some(first) = first_interface(self.context.machine) {
-            vars.push(EnvVar::new("HOROVOD_GLOO_IFACE", first, "Gloo uses the fabric"));
+        if let Some(first) = nic::socket_interfaces(self.context.machine).first() {
+            vars.push(var("HOROVOD_GLOO_IFACE", &first.name, "Gloo uses the fabric"));
         }
         vars
     }
 
     fn jax(&self) -> Vec<EnvVar> {
-        let rendezvous = self.context.rendezvous;
-        let ids = match self.rank.visibility {
-            GpuVisibility::Own => {
-                (0..self.rank.gpus.len()).map(|i| i.to_string()).collect::<Vec<_>>()
-            }
-            GpuVisibility::All => visible_indices(self.context.machine, self.rank)
-                .iter()
-                .map(u32::to_string)
-                .collect(),
+        let Rendezvous { address, address_why, port, port_why } = self.context.rendezvous;
+        // An IPv6 address needs brackets, and an IPv6-only host does not listen on IPv4.
+        let (host, any) = match address.contains(':') {
+            true => (format!("[{address}]"), "[::]"),
+            false => (address.clone(), "0.0.0.0"),
         };
-        // An IPv6-only host does not listen on IPv4.
-        let any = if rendezvous.address.contains(':') { "[::]" } else { "0.0.0.0" };
-        let mut vars = self.rank_variables().to_vec();
+        let listens = "the coordinator listens on all interfaces of its node";
+        let why = format!("{address_why}; {port_why}");
+        let mut vars = self.rank_variables();
         vars.extend([
-            EnvVar::new(
-                "JAX_COORDINATOR_ADDRESS",
-                format!("{}:{}", bracketed(&rendezvous.address), rendezvous.port),
-                &format!("{}; {}", rendezvous.address_why, rendezvous.port_why),
-            ),
-            EnvVar::new("JAX_COORDINATOR_PORT", rendezvous.port, &rendezvous.port_why),
-            EnvVar::new(
-                "JAX_COORDINATOR_BIND_ADDRESS",
-                format!("{any}:{}", rendezvous.port),
-                "the coordinator listens on all interfaces of its node",
-            ),
+            var("JAX_COORDINATOR_ADDRESS", format!("{host}:{port}"), &why),
+            var("JAX_COORDINATOR_PORT", port, port_why),
+            var("JAX_COORDINATOR_BIND_ADDRESS", format!("{any}:{port}"), listens),
         ]);
+        let ids = match self.rank.visibility {
+            GpuVisibility::Own => (0..self.rank.gpus.len() as u32).collect(),
+            GpuVisibility::All => visible_indices(self.context.machine, self.rank),
+        };
         if !ids.is_empty() {
-            vars.push(EnvVar::new(
-                "JAX_LOCAL_DEVICE_IDS",
-                ids.join(","),
-                "devices of this rank, among those visible to it",
-            ));
+            let why = "devices of this rank, among those visible to it";
+            vars.push(var("JAX_LOCAL_DEVICE_IDS", join(ids), why));
         }
         vars
     }
 }
 
-/// IPv6 addresses need brackets before a port.
-fn bracketed(address: &str) -> String {
-    match address.contains(':') {
-        true => format!("[{address}]"),
-        false => address.to_owned(),
-    }
-}
-
-fn first_interface(machine: &Machine) -> Option<&str> {
-    nic::socket_interfaces(machine).first().map(|n| n.name.as_str())
+fn join(ids: impl IntoIterator<Item = u32>) -> String {
+    ids.into_iter().map(|id| id.to_string()).collect::<Vec<_>>().join(",")
 }
 
 fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvVar> {
@@ -277,44 +231,35 @@ fn visibility(machine: &Machine, rank: &PlacedRank) -> Vec<EnvVar> {
     else {
         return Vec::new();
     };
-    let join = |ids: &mut dyn Iterator<Item = u32>| {
-        ids.map(|i| i.to_string()).collect::<Vec<_>>().join(",")
-    };
     let visible = machine.visible_gpus();
-    let all = join(&mut visible.iter().copied());
-    let own = join(&mut rank.gpus.iter().copied());
     let all_why = match visible.len() == machine.gpus.len() {
         true => "all GPUs of the node, which permits peer-to-peer copies between ranks",
         false => "all GPUs of the job, which permits peer-to-peer copies between ranks",
     };
-    let own_why = "only the GPU of this rank, as requested";
-    let (shown, why) = match rank.visibility {
-        GpuVisibility::All => (all.clone(), all_why),
-        GpuVisibility::Own => (own, own_why),
-    };
+    let all = join(visible.iter().copied());
     // HIP indices refer to the devices of ROCR_VISIBLE_DEVICES.
-    let hip_indices = match rank.visibility {
-        GpuVisibility::All => join(&mut (0..visible.len() as u32)),
-        GpuVisibility::Own => join(&mut visible_indices(machine, rank).into_iter()),
+    let (shown, hip_indices, why) = match rank.visibility {
+        GpuVisibility::All => (all.clone(), join(0..visible.len() as u32), all_why),
+        GpuVisibility::Own => {
+            let why = "only the GPU of this rank, as requested";
+            (join(rank.gpus.iter().copied()), join(visible_indices(machine, rank)), why)
+        }
     };
+    let pci_order = "CUDA indices follow the PCI bus order, even with different GPU models";
     match vendor {
         GpuVendor::Nvidia => vec![
-            EnvVar::new(
-                "CUDA_DEVICE_ORDER",
-                "PCI_BUS_ID",
-                "CUDA indices follow the PCI bus order, even with different GPU models",
-            ),
-            EnvVar::new("CUDA_VISIBLE_DEVICES", shown, why),
+            var("CUDA_DEVICE_ORDER", "PCI_BUS_ID", pci_order),
+            var("CUDA_VISIBLE_DEVICES", shown, why),
         ],
         // HIP_VISIBLE_DEVICES hides GPUs from the program only; ROCR_VISIBLE_DEVICES would also
         // hide them from the runtime below, which copies between GPUs.
         GpuVendor::Amd => vec![
-            EnvVar::new("ROCR_VISIBLE_DEVICES", all, all_why),
-            EnvVar::new("HIP_VISIBLE_DEVICES", hip_indices, why),
+            var("ROCR_VISIBLE_DEVICES", all, all_why),
+            var("HIP_VISIBLE_DEVICES", hip_indices, why),
         ],
         GpuVendor::Intel => vec![
-            EnvVar::new("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "each tile is one device"),
-            EnvVar::new("ZE_AFFINITY_MASK", shown, why),
+            var("ZE_FLAT_DEVICE_HIERARCHY", "FLAT", "each tile is one device"),
+            var("ZE_AFFINITY_MASK", shown, why),
         ],
     }
 }
@@ -328,8 +273,7 @@ fn visible_indices(machine: &Machine, rank: &PlacedRank) -> Vec<u32> {
 
 /// Keeps bootstrap and TCP traffic on the fabric, independent of the site profile.
 fn network(machine: &Machine, framework: Framework) -> Vec<EnvVar> {
-    let names: Vec<&str> =
-        nic::socket_interfaces(machine).iter().map(|n| n.name.as_str()).collect();
+    let names: Vec<_> = nic::socket_interfaces(machine).iter().map(|n| n.name.as_str()).collect();
     let Some(first) = names.first() else { return Vec::new() };
     let on_fabric = machine.fabric_nics().iter().any(|n| n.name == *first);
     let (why, gloo) = match on_fabric {
@@ -339,41 +283,30 @@ fn network(machine: &Machine, framework: Framework) -> Vec<EnvVar> {
             "Gloo uses these, because the fabric has no IP address",
         ),
     };
-    let mut vars = vec![EnvVar::new("NCCL_SOCKET_IFNAME", format!("={}", names.join(",")), why)];
+    let mut vars = vec![var("NCCL_SOCKET_IFNAME", format!("={}", names.join(",")), why)];
     if !matches!(framework, Framework::Jax | Framework::Horovod) {
-        vars.push(EnvVar::new("GLOO_SOCKET_IFNAME", first, gloo));
+        vars.push(var("GLOO_SOCKET_IFNAME", first, gloo));
     }
     vars
 }
 
 fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<EnvVar> {
-    let amd = machine.gpus.iter().any(|g| g.vendor == GpuVendor::Amd);
-    let torch = !matches!(framework, Framework::Jax);
     let mut vars = Vec::new();
     let mut add = |variable: &str, name: &str, why: &str| {
-        vars.push(EnvVar::new(
-            variable,
-            format!("{}/{name}", cache.path),
-            &format!("{why}; {}", cache.why),
-        ));
+        let (path, why) = (format!("{}/{name}", cache.path), format!("{why}; {}", cache.why));
+        vars.push(var(variable, path, &why));
     };
-    if amd {
+    if machine.gpus.iter().any(|g| g.vendor == GpuVendor::Amd) {
         let why = "MIOpen's SQLite databases deadlock on parallel file systems";
         add("MIOPEN_USER_DB_PATH", "miopen", why);
         add("MIOPEN_CUSTOM_CACHE_DIR", "miopen", why);
     }
-    if torch {
-        add("TRITON_CACHE_DIR", "triton", "ranks of all nodes would compile into one directory");
-        add(
-            "TORCH_EXTENSIONS_DIR",
-            "torch-extensions",
-            "ranks of all nodes would contend for one lock",
-        );
-        add(
-            "TORCHINDUCTOR_CACHE_DIR",
-            "inductor",
-            "ranks of all nodes would compile into one directory",
-        );
+    if framework != Framework::Jax {
+        let compile = "ranks of all nodes would compile into one directory";
+        let lock = "ranks of all nodes would contend for one lock";
+        add("TRITON_CACHE_DIR", "triton", compile);
+        add("TORCH_EXTENSIONS_DIR", "torch-extensions", lock);
+        add("TORCHINDUCTOR_CACHE_DIR", "inductor", compile);
         add("HF_DATASETS_CACHE", "hf-datasets", "Arrow caches are locked and memory-mapped");
         add("HF_MODULES_CACHE", "hf-modules", "every rank copies model code there");
     }

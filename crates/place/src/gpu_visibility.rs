@@ -1,15 +1,15 @@
 //! GPUs visible to a process, and detection of device cgroups.
 
-use regatta_model::{Allocation, GpuVendor, Machine, Warning};
+use regatta_model::{Allocation, Gpu, GpuVendor, Machine, Warning};
 
 use crate::check::GPU_CGROUP_HINT;
 
+/// Looks up an environment variable.
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
 /// The GPUs visible to a process, by machine index in runtime order, and the variable that
-/// restricts them. `variable` looks up an environment variable.
-pub fn visible_gpus(
-    machine: &Machine,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> (Vec<u32>, Option<(String, String)>) {
+/// restricts them.
+pub fn visible_gpus(machine: &Machine, variable: Env<'_>) -> (Vec<u32>, Option<(String, String)>) {
     let open = machine.gpus.iter().filter(|g| g.accessible != Some(false));
     let mut visible: Vec<u32> = open.map(|g| g.index).collect();
     let mut cause = None;
@@ -47,7 +47,7 @@ fn apply_list(machine: &Machine, visible: &[u32], value: &str) -> Vec<u32> {
             return visible.get(position).copied();
         }
         let tile = item.split_once('.').map(|(card, sub)| (card.parse().ok(), sub.parse().ok()));
-        let named = |g: &&regatta_model::Gpu| match tile {
+        let named = |g: &&Gpu| match tile {
             Some((card, sub)) => card == Some(g.card) && sub == Some(g.subdevice.unwrap_or(0)),
             None => !item.is_empty() && g.uuid.as_deref().is_some_and(|u| u.starts_with(item)),
         };
@@ -62,7 +62,7 @@ fn apply_list(machine: &Machine, visible: &[u32], value: &str) -> Vec<u32> {
 pub fn gpu_cgroup_warning(
     machine: &Machine,
     allocation: &Allocation,
-    variable: &dyn Fn(&str) -> Option<String>,
+    variable: Env<'_>,
 ) -> Option<Warning> {
     let this_rank = allocation.this_rank.filter(|r| r.local_size > 1)?;
     let on_node = gpus_on_node(machine)?;
@@ -95,24 +95,18 @@ pub struct JobGpus {
 /// The GPUs available to a job as restricted by a variable: schedulers without device cgroups set
 /// it, and the other GPUs may belong to another job. If there are fewer than ranks on the node, the
 /// variable is a rank's own and `None` is returned.
-pub fn job_gpus(
-    machine: &Machine,
-    allocation: &Allocation,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Option<JobGpus> {
+pub fn job_gpus(machine: &Machine, allocation: &Allocation, variable: Env<'_>) -> Option<JobGpus> {
     let (gpus, cause) = visible_gpus(machine, variable);
     let ranks = allocation.this_rank.map_or(1, |r| r.local_size as usize);
     let (name, value) = cause.filter(|_| machine.is_live() && gpus.len() >= ranks)?;
     if slurm_gpu_binding(variable).is_some() {
         return None;
     }
+    let (visible, all, host) = (gpus.len(), machine.gpus.len(), &machine.host);
     let warning = Warning::new(
         HIDDEN_GPUS,
         format!(
-            "{name}={value} restricts this job to {} of {} GPUs of {}, which the placement uses",
-            gpus.len(),
-            machine.gpus.len(),
-            machine.host
+            "{name}={value} restricts this job to {visible} of {all} GPUs of {host}, which the placement uses"
         ),
         "the others may belong to another job; unset the variable if the node is exclusive",
     );
@@ -124,8 +118,13 @@ pub const HIDDEN_GPUS: &str = "hidden-gpus";
 
 /// The GPUs of the node, including hidden ones: a device cgroup does not hide the PCI bus.
 fn gpus_on_node(machine: &Machine) -> Option<usize> {
-    let vendor = machine.gpus.first()?.vendor;
-    let on_bus = machine.pci.iter().filter(|d| is_gpu(d.class, d.vendor, vendor)).count();
+    let vendor = match machine.gpus.first()?.vendor {
+        GpuVendor::Nvidia => 0x10de,
+        GpuVendor::Amd => 0x1002,
+        GpuVendor::Intel => 0x8086,
+    };
+    let is_gpu = |class: u32| matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200);
+    let on_bus = machine.pci.iter().filter(|d| d.vendor == vendor && is_gpu(d.class)).count();
     let mut cards: Vec<_> = machine.gpus.iter().filter_map(|g| g.pci.as_ref()).collect();
     cards.sort_unstable();
     cards.dedup();
@@ -134,52 +133,33 @@ fn gpus_on_node(machine: &Machine) -> Option<usize> {
 }
 
 /// Slurm's binding of GPUs to tasks: `gpu:per_task:1`, `gpu:verbose,mask_gpu:0x3,0xc`.
-fn slurm_gpu_binding(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+fn slurm_gpu_binding(variable: Env<'_>) -> Option<String> {
     let name = "SLURMD_TRES_BIND";
     let value = variable(name)?;
     let kinds = ["per_task", "single", "map_gpu", "mask_gpu", "map:", "mask:"];
     kinds.iter().any(|kind| value.contains(kind)).then(|| format!("{name}={value}"))
 }
 
-fn is_gpu(class: u32, pci_vendor: u16, vendor: GpuVendor) -> bool {
-    let id = match vendor {
-        GpuVendor::Nvidia => 0x10de,
-        GpuVendor::Amd => 0x1002,
-        GpuVendor::Intel => 0x8086,
-    };
-    pci_vendor == id && matches!(class >> 8, 0x0300 | 0x0302 | 0x0380 | 0x1200)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_model::{Gpu, PciDevice, RankId};
+    use regatta_model::{PciDevice, RankId};
 
     /// A node with four GPUs on the bus, of which the driver lists the first `listed` and `open`
     /// are accessible.
     fn node(listed: u32, open: &[u32]) -> Machine {
         let address = |i: u32| format!("0000:{i:02x}:00.0");
-        let pci = |i: u32| PciDevice {
-            address: address(i),
-            path: Vec::new(),
-            class: 0x030200,
-            vendor: 0x10de,
-            device: 0,
-            numa: None,
-        };
+        let (class, vendor) = (0x030200, 0x10de);
+        let pci =
+            |address| PciDevice { address, path: vec![], class, vendor, device: 0, numa: None };
         let gpu = |i: u32| Gpu {
             pci: Some(address(i)),
             accessible: Some(open.contains(&i)),
             uuid: Some(format!("GPU-{i}")),
             ..Gpu::new(i, GpuVendor::Nvidia, "A100")
         };
-        let gpus = (0..listed).map(gpu).collect();
-        Machine {
-            host: "n1".to_owned(),
-            pci: (0..4).map(pci).collect(),
-            gpus,
-            ..Machine::default()
-        }
+        let (pci, gpus) = ((0..4).map(address).map(pci).collect(), (0..listed).map(gpu).collect());
+        Machine { host: "n1".to_owned(), pci, gpus, ..Machine::default() }
     }
 
     fn rank(local_rank: u32) -> Allocation {
@@ -188,13 +168,12 @@ mod tests {
     }
 
     fn variables(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> + use<> {
-        let own: Vec<(String, String)> =
-            pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let own: Vec<_> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         move |name| own.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone())
     }
 
     #[test]
-    fn hidden_hardware_tells() {
+    fn hidden_gpus_are_detected() {
         let none = variables(&[]);
         let denied = gpu_cgroup_warning(&node(4, &[2]), &rank(2), &none).unwrap();
         assert!(denied.message.contains("rank 2 on n1 can use 1 of 4 GPUs"), "{}", denied.message);
@@ -238,20 +217,15 @@ mod tests {
 
     #[test]
     fn visible_devices_syntax_is_followed() {
-        let visible = |value: &str| {
-            let env = variables(&[("CUDA_VISIBLE_DEVICES", value)]);
-            visible_gpus(&node(4, &[0, 1, 2, 3]), &env).0
+        let visible_on = |node: Machine, value: &str| {
+            visible_gpus(&node, &variables(&[("CUDA_VISIBLE_DEVICES", value)])).0
         };
+        let visible = |value: &str| visible_on(node(4, &[0, 1, 2, 3]), value);
         assert_eq!(visible("2,0"), [2, 0]);
         assert_eq!(visible("1,7,2"), [1], "up to the first that does not exist");
         assert_eq!(visible("GPU-3"), [3]);
         assert!(visible("").is_empty() && visible("-1").is_empty());
-        let second = variables(&[("CUDA_VISIBLE_DEVICES", "0")]);
-        assert_eq!(
-            visible_gpus(&node(4, &[2, 3]), &second).0,
-            [2],
-            "indices refer to accessible GPUs"
-        );
+        assert_eq!(visible_on(node(4, &[2, 3]), "0"), [2], "indices refer to accessible GPUs");
     }
 
     fn visible_to(vendor: GpuVendor, pairs: &[(&str, &str)]) -> Vec<u32> {

@@ -3,9 +3,10 @@
 use regatta_model::units::pluralize;
 use regatta_model::{GpuVisibility, JobSpec, Machine, Warning};
 
-use crate::PlaceError;
+use crate::{PlaceError, Result};
 
 /// The GPUs of a rank, with the reason.
+#[derive(Clone)]
 pub(crate) struct GpuAssignment {
     pub gpus: Vec<u32>,
     pub reason: String,
@@ -13,17 +14,12 @@ pub(crate) struct GpuAssignment {
 
 /// Local rank *i* gets device *i*, as programs assume. More ranks than GPUs share them round robin,
 /// which matches `LOCAL_RANK % device_count` in programs.
-pub(crate) fn assign(
-    machine: &Machine,
-    ranks: u32,
-    job: &JobSpec,
-) -> Result<Vec<GpuAssignment>, PlaceError> {
+pub(crate) fn assign(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<Vec<GpuAssignment>> {
     let visible = machine.visible_gpus();
     let gpus = visible.len() as u32;
     let per_rank = job.gpus_per_rank.max(1);
     let none = |reason: &str| {
-        let reason = reason.to_owned();
-        (0..ranks).map(|_| GpuAssignment { gpus: Vec::new(), reason: reason.clone() }).collect()
+        vec![GpuAssignment { gpus: Vec::new(), reason: reason.to_owned() }; ranks as usize]
     };
     if !job.use_gpus {
         return Ok(none("no GPU requested"));

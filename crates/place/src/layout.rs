@@ -7,14 +7,10 @@ use regatta_model::{
 
 use crate::cores::{self, CoreAssignment};
 use crate::gpus::{self, GpuAssignment};
-use crate::{PlaceError, nic};
+use crate::{PlaceError, Result, nic};
 
 /// Places `ranks` ranks on `machine`.
-pub fn layout(
-    machine: &Machine,
-    ranks: u32,
-    job: &JobSpec,
-) -> Result<(NodeLayout, Vec<Warning>), PlaceError> {
+pub fn layout(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<(NodeLayout, Vec<Warning>)> {
     let (free, reserved) = cores::free_cores(machine, job);
     if free.is_empty() {
         return Err(no_cores(machine, &reserved));
@@ -31,18 +27,13 @@ pub fn layout(
     let assignable = free.iter().fold(CpuSet::new(), |all, c| all.union(&c.cpus));
 
     let devices = gpus::assign(machine, ranks, job)?;
-    let gpu_numa: Vec<Option<Vec<u32>>> =
-        devices.iter().map(|d| gpu_numa_nodes(machine, d)).collect();
-    let affinities = cores::numa_affinities(&free, &gpu_numa);
+    let gpu_numa: Vec<_> = devices.iter().map(|d| gpu_numa_nodes(machine, d)).collect();
+    let affinities = cores::affinities(&free, &gpu_numa);
     let first_gpus: Vec<Option<u32>> = devices.iter().map(|d| d.gpus.first().copied()).collect();
     let assignments = cores::assign(machine, free, &affinities, &first_gpus, job)?;
 
-    let mut placed: Vec<PlacedRank> = devices
-        .into_iter()
-        .zip(assignments)
-        .zip(0..)
-        .map(|((devices, assignment), i)| placed_rank(machine, i, devices, assignment, job))
-        .collect();
+    let place = |((devices, cores), i)| placed_rank(machine, i, devices, cores, job);
+    let mut placed: Vec<_> = devices.into_iter().zip(assignments).zip(0..).map(place).collect();
     nic::assign(machine, &mut placed);
 
     let used = placed.iter().fold(CpuSet::new(), |all, r| all.union(&r.cpus));
@@ -95,7 +86,6 @@ fn placed_rank(
     numa.sort_unstable();
     numa.dedup();
     let (memory, memory_reason) = memory(machine, &numa, job);
-    let threads = assignment.cores.len() as u32;
     PlacedRank {
         local_rank,
         gpus: devices.gpus,
@@ -104,12 +94,12 @@ fn placed_rank(
         numa,
         memory,
         nic: None,
-        omp_num_threads: threads,
+        omp_num_threads: assignment.cores.len() as u32,
         visibility: job.visibility,
         reasons: PlacementReasons {
             gpu: devices.reason,
             cpus: assignment.reason,
-            memory: memory_reason,
+            memory: memory_reason.to_owned(),
             nic: String::new(),
             threads: "one thread per physical core of the rank".to_owned(),
         },
@@ -118,28 +108,25 @@ fn placed_rank(
 
 /// Memory on the NUMA nodes of the rank's cores, as far as the cgroup allows and they have memory.
 /// The memory node of a GPU (GH200) is never among them, because it has no cores.
-fn memory(machine: &Machine, numa: &[u32], job: &JobSpec) -> (MemoryPolicy, String) {
+fn memory(machine: &Machine, numa: &[u32], job: &JobSpec) -> (MemoryPolicy, &'static str) {
     let allowed = |n: &u32| {
         machine.usable.memory_nodes.as_ref().is_none_or(|m| m.contains(*n as usize))
             && machine.numa_node(*n).is_some_and(|node| node.memory_bytes > 0)
     };
     let nodes: Vec<u32> = numa.iter().copied().filter(allowed).collect();
-    if nodes.is_empty() {
-        return (
-            MemoryPolicy::Default,
-            "kernel default: no NUMA node of its cores is known or allowed".to_owned(),
-        );
-    }
     match job.memory {
-        MemoryBinding::Prefer => (
-            MemoryPolicy::Prefer(nodes),
-            "NUMA nodes of its cores preferred, others when full".to_owned(),
-        ),
+        _ if nodes.is_empty() => {
+            let why = "kernel default: no NUMA node of its cores is known or allowed";
+            (MemoryPolicy::Default, why)
+        }
+        MemoryBinding::Prefer => {
+            (MemoryPolicy::Prefer(nodes), "NUMA nodes of its cores preferred, others when full")
+        }
         MemoryBinding::Bind => {
-            (MemoryPolicy::Bind(nodes), "NUMA nodes of its cores only, as requested".to_owned())
+            (MemoryPolicy::Bind(nodes), "NUMA nodes of its cores only, as requested")
         }
         MemoryBinding::Default => {
-            (MemoryPolicy::Default, "kernel default (first touch), as requested".to_owned())
+            (MemoryPolicy::Default, "kernel default (first touch), as requested")
         }
     }
 }
@@ -150,83 +137,66 @@ fn warnings(
     gpu_numa: &[Option<Vec<u32>>],
     job: &JobSpec,
 ) -> Vec<Warning> {
-    let ranks = layout.ranks.len();
+    let (host, ranks) = (&machine.host, layout.ranks.len());
     let mut warnings = Vec::new();
     warnings.extend(gpus::sharing_warning(machine, ranks as u32, job));
     let idle_cores = machine.cores.iter().filter(|c| c.cpus.intersects(&layout.idle)).count();
     if idle_cores >= ranks {
         warnings.push(Warning::new(
             "idle-cores",
-            format!("{}: {idle_cores} cores are unused: {}", machine.host, layout.idle),
+            format!("{host}: {idle_cores} cores are unused: {}", layout.idle),
             "use more ranks per node or --cores-per-rank; cores that are not local to \
              a rank's GPU are unused unless requested",
         ));
     }
-    warnings.extend(remote_cores_warning(machine, layout, gpu_numa));
-    warnings.extend(unknown_numa_warning(machine, layout, gpu_numa));
+    let ranks_where = |predicate| ranks_where(layout, gpu_numa, predicate);
+    let is_remote = |rank: &PlacedRank, numa: Option<&Vec<u32>>| {
+        numa.is_some_and(|nodes| !rank.numa.iter().all(|n| nodes.contains(n)))
+    };
+    if let Some(ranks) = ranks_where(&is_remote) {
+        warnings.push(Warning::new(
+            "remote-cores",
+            format!("{host}: cores of local ranks {ranks} are not local to their GPU's NUMA node"),
+            "the NUMA node has too few free cores: extend the cpuset, reserve fewer cores, or \
+             reduce --cores-per-rank",
+        ));
+    }
+    // Virtual machines may not report the locality of GPUs.
+    if let Some(ranks) = ranks_where(&|rank, numa| !rank.gpus.is_empty() && numa.is_none()) {
+        warnings.push(Warning::new(
+            "unknown-numa",
+            format!(
+                "{host}: the NUMA node of the GPUs of local ranks {ranks} is unknown; their cores \
+                 are a guess, in NUMA node order"
+            ),
+            "describe the machine with the correct NUMA nodes by --machine",
+        ));
+    }
     if let ReservedCores::Cpus(cpus) = &job.reserve
         && !cpus.is_subset(&layout.reserved)
     {
         let missing = cpus.difference(&layout.reserved);
         warnings.push(Warning::new(
             "no-such-cpu",
-            format!("{}: CPU {missing} cannot be reserved: it does not exist", machine.host),
+            format!("{host}: CPU {missing} cannot be reserved: it does not exist"),
             "compare --reserve with the map",
         ));
     }
     if job.reserve == ReservedCores::FirstOfL3 && machine.l3.is_empty() {
         warnings.push(Warning::new(
             "no-l3",
-            format!("{}: the L3 groups are unknown, so no core is reserved", machine.host),
+            format!("{host}: the L3 groups are unknown, so no core is reserved"),
             "list the cores: --reserve 0,8",
         ));
     }
     warnings
 }
 
-fn remote_cores_warning(
-    machine: &Machine,
-    layout: &NodeLayout,
-    gpu_numa: &[Option<Vec<u32>>],
-) -> Option<Warning> {
-    let ranks = ranks_where(layout, gpu_numa, |rank, numa| {
-        numa.is_some_and(|nodes| !rank.numa.iter().all(|n| nodes.contains(n)))
-    })?;
-    Some(Warning::new(
-        "remote-cores",
-        format!(
-            "{}: cores of local ranks {ranks} are not local to their GPU's NUMA node",
-            machine.host
-        ),
-        "the NUMA node has too few free cores: extend the cpuset, reserve fewer cores, or \
-         reduce --cores-per-rank",
-    ))
-}
-
-/// Virtual machines may not report the locality of GPUs.
-fn unknown_numa_warning(
-    machine: &Machine,
-    layout: &NodeLayout,
-    gpu_numa: &[Option<Vec<u32>>],
-) -> Option<Warning> {
-    let ranks =
-        ranks_where(layout, gpu_numa, |rank, numa| !rank.gpus.is_empty() && numa.is_none())?;
-    Some(Warning::new(
-        "unknown-numa",
-        format!(
-            "{}: the NUMA node of the GPUs of local ranks {ranks} is unknown; their cores are a \
-             guess, in NUMA node order",
-            machine.host
-        ),
-        "describe the machine with the correct NUMA nodes by --machine",
-    ))
-}
-
 /// The local ranks for which a predicate holds, as a list; `None` if there are none.
 fn ranks_where(
     layout: &NodeLayout,
     gpu_numa: &[Option<Vec<u32>>],
-    predicate: impl Fn(&PlacedRank, Option<&Vec<u32>>) -> bool,
+    predicate: &dyn Fn(&PlacedRank, Option<&Vec<u32>>) -> bool,
 ) -> Option<String> {
     let ranks =
         layout.ranks.iter().zip(gpu_numa).filter(|(rank, numa)| predicate(rank, numa.as_ref()));

@@ -55,24 +55,18 @@ pub enum PlaceError {
     Counts(String),
 }
 
+type Result<T, E = PlaceError> = std::result::Result<T, E>;
+
 /// Places a job. Each of `machines` describes the node with its host name; the first one also
 /// describes all other nodes.
 ///
 /// Local rank *i* gets device *i*, the cores and memory local to it, and the closest NIC. Identical
 /// nodes are computed once.
-pub fn place(
-    machines: &[Machine],
-    allocation: &Allocation,
-    job: &JobSpec,
-) -> Result<Placement, PlaceError> {
+pub fn place(machines: &[Machine], allocation: &Allocation, job: &JobSpec) -> Result<Placement> {
     let by_host: HashMap<&str, usize> =
         machines.iter().enumerate().map(|(i, m)| (short_hostname(&m.host), i)).collect();
-    place_on(
-        machines,
-        &|host| by_host.get(short_hostname(host)).copied().unwrap_or(0),
-        allocation,
-        job,
-    )
+    let machine_of = |host: &str| by_host.get(short_hostname(host)).copied().unwrap_or(0);
+    place_on(machines, &machine_of, allocation, job)
 }
 
 /// Like [`place`], with a function that maps a host to the index of its machine.
@@ -81,7 +75,7 @@ pub fn place_on(
     machine_of: &dyn Fn(&str) -> usize,
     allocation: &Allocation,
     job: &JobSpec,
-) -> Result<Placement, PlaceError> {
+) -> Result<Placement> {
     let first = machines.first().ok_or(PlaceError::NoMachine)?;
     if allocation.nodes.is_empty() {
         return Err(PlaceError::NoNodes);
@@ -97,7 +91,7 @@ pub fn place_on(
 
     let mut placement = Placement {
         ranks: counts.iter().sum(),
-        warnings: job_warnings(first, job),
+        warnings: gpus::visibility_warning(first, job).into_iter().collect(),
         ..Placement::default()
     };
     let mut layout_ids: HashMap<(usize, u32), u32> = HashMap::new();
@@ -109,7 +103,9 @@ pub fn place_on(
             None => {
                 let (layout, warnings) = layout::layout(&machines[key.0], key.1, job)?;
                 placement.layouts.push(layout);
-                warnings.into_iter().for_each(|w| add_warning(&mut placement.warnings, w));
+                // Warnings common to several layouts are reported once.
+                let is_new = |w: &Warning| !placement.warnings.contains(w);
+                placement.warnings.extend(warnings.into_iter().filter(is_new).collect::<Vec<_>>());
                 let id = placement.layouts.len() as u32 - 1;
                 layout_ids.insert(key, id);
                 id
@@ -127,17 +123,6 @@ pub fn place_on(
         ));
     }
     Ok(placement)
-}
-
-/// Warnings common to several layouts are reported once.
-fn add_warning(warnings: &mut Vec<Warning>, warning: Warning) {
-    if !warnings.contains(&warning) {
-        warnings.push(warning);
-    }
-}
-
-fn job_warnings(machine: &Machine, job: &JobSpec) -> Vec<Warning> {
-    gpus::visibility_warning(machine, job).into_iter().collect()
 }
 
 #[cfg(test)]

@@ -7,15 +7,9 @@ use regatta_model::{Distance, LinkState, Machine, Nic, PlacedRank};
 /// choice are served first and the others take the least used one.
 pub(crate) fn assign(machine: &Machine, ranks: &mut [PlacedRank]) {
     let fabric = machine.fabric_nics();
-    let candidates: Vec<usize> = machine
-        .nics
-        .iter()
-        .enumerate()
-        .filter(|(_, nic)| fabric.iter().any(|f| std::ptr::eq(*f, *nic)))
-        .map(|(i, _)| i)
-        .collect();
-    let closest: Vec<(Distance, Vec<usize>)> =
-        ranks.iter().map(|rank| closest_nics(machine, rank, &candidates)).collect();
+    let is_fabric = |&i: &usize| fabric.iter().any(|f| std::ptr::eq(*f, &machine.nics[i]));
+    let candidates: Vec<usize> = (0..machine.nics.len()).filter(is_fabric).collect();
+    let closest: Vec<_> = ranks.iter().map(|rank| closest(machine, rank, &candidates)).collect();
     let mut used = vec![0u32; machine.nics.len()];
     let mut order: Vec<usize> = (0..ranks.len()).collect();
     order.sort_by_key(|&r| closest[r].1.len());
@@ -53,47 +47,35 @@ pub(crate) fn socket_interfaces(machine: &Machine) -> Vec<&Nic> {
 }
 
 fn reason(machine: &Machine, distance: Distance, choices: usize, all: usize) -> String {
+    let host = &machine.host;
     match (all, choices) {
         (1, _) => "the only fabric interface".to_owned(),
         (_, 1) => distance.description().to_owned(),
         _ if distance == Distance::Unknown => {
-            format!(
-                "{} reports no distances; ranks are spread over {choices} interfaces",
-                machine.host
-            )
+            format!("{host} reports no distances; ranks are spread over {choices} interfaces")
         }
         _ => format!("one of {choices} {}; ranks are spread over them", distance.description()),
     }
 }
 
 /// The minimum distance from a rank to any candidate, and the candidates at that distance.
-fn closest_nics(
-    machine: &Machine,
-    rank: &PlacedRank,
-    candidates: &[usize],
-) -> (Distance, Vec<usize>) {
-    let distances: Vec<(Distance, usize)> =
-        candidates.iter().map(|&nic| (distance(machine, rank, nic), nic)).collect();
-    let best = distances.iter().map(|(d, _)| *d).min().unwrap_or(Distance::Unknown);
-    (best, distances.into_iter().filter(|(d, _)| *d == best).map(|(_, n)| n).collect())
+fn closest(machine: &Machine, rank: &PlacedRank, candidates: &[usize]) -> (Distance, Vec<usize>) {
+    let distance = |&nic: &usize| distance(machine, rank, nic);
+    let best = candidates.iter().map(distance).min().unwrap_or(Distance::Unknown);
+    (best, candidates.iter().copied().filter(|nic| distance(nic) == best).collect())
 }
 
 /// From the rank's GPU if its distances are known, else from its cores.
 fn distance(machine: &Machine, rank: &PlacedRank, nic: usize) -> Distance {
-    let gpu_distance = rank
-        .gpus
-        .iter()
-        .filter_map(|&g| machine.gpus.get(g as usize)?.nic_distance.get(nic).copied())
-        .min();
-    if let Some(distance) = gpu_distance {
+    let from_gpu = |&g: &u32| machine.gpus.get(g as usize)?.nic_distance.get(nic).copied();
+    if let Some(distance) = rank.gpus.iter().filter_map(from_gpu).min() {
         return distance;
     }
     let Some(numa) = machine.nics[nic].numa else { return Distance::Unknown };
     if rank.numa.contains(&numa) {
         return Distance::Numa;
     }
-    let package =
-        |numa: u32| machine.cores.iter().find(|c| c.numa == Some(numa)).map(|c| c.package);
+    let package = |id: u32| machine.cores.iter().find(|c| c.numa == Some(id)).map(|c| c.package);
     match (rank.numa.first().and_then(|&n| package(n)), package(numa)) {
         (Some(a), Some(b)) if a == b => Distance::Package,
         (Some(_), Some(_)) => Distance::Remote,
@@ -120,14 +102,10 @@ mod tests {
     #[test]
     fn socket_interfaces_need_an_address() {
         let ib = |address| nic("ib0", NicKind::InfiniBand, address);
-        let eth = nic("eth0", NicKind::Ethernet, "10.0.0.1");
-        assert_eq!(names(&[ib("10.1.0.1"), eth.clone()]), ["ib0"]);
-        assert_eq!(names(&[ib(""), eth]), ["eth0"]);
-        assert_eq!(
-            names(&[ib(""), nic("eth0", NicKind::Ethernet, "")]),
-            ["ib0"],
-            "no address is known"
-        );
+        let eth = |address| nic("eth0", NicKind::Ethernet, address);
+        assert_eq!(names(&[ib("10.1.0.1"), eth("10.0.0.1")]), ["ib0"]);
+        assert_eq!(names(&[ib(""), eth("10.0.0.1")]), ["eth0"]);
+        assert_eq!(names(&[ib(""), eth("")]), ["ib0"], "no address is known");
         let bare = Nic { fabric_device: Some("ib0".to_owned()), ..ib("") };
         assert!(names(&[bare]).is_empty(), "no network device");
         let bond = [
@@ -140,18 +118,12 @@ mod tests {
 
     #[test]
     fn slow_links_are_not_socket_interfaces() {
-        let eth = |name: &str, gigabits: Option<u64>| Nic {
-            speed_mbit: gigabits.map(|g| g * 1000),
-            ..nic(name, NicKind::Ethernet, "10.0.0.1")
-        };
-        assert_eq!(names(&[eth("eno1", Some(1)), eth("ens3", Some(100))]), ["ens3"]);
-        let alike = [eth("ens3", Some(200)), eth("ens4", Some(100)), eth("ens5", None)];
+        let at = |nic: Nic, gigabits: u64| Nic { speed_mbit: Some(gigabits * 1000), ..nic };
+        let eth = |name: &str| nic(name, NicKind::Ethernet, "10.0.0.1");
+        assert_eq!(names(&[at(eth("eno1"), 1), at(eth("ens3"), 100)]), ["ens3"]);
+        let alike = [at(eth("ens3"), 200), at(eth("ens4"), 100), eth("ens5")];
         assert_eq!(names(&alike), ["ens3", "ens4", "ens5"]);
-        let ib = Nic { speed_mbit: Some(40_000), ..nic("ib0", NicKind::InfiniBand, "10.1.0.1") };
-        assert_eq!(
-            names(&[ib, eth("ens3", Some(400))]),
-            ["ib0"],
-            "kind takes precedence over speed"
-        );
+        let mixed = [at(nic("ib0", NicKind::InfiniBand, "10.1.0.1"), 40), at(eth("ens3"), 400)];
+        assert_eq!(names(&mixed), ["ib0"], "kind takes precedence over speed");
     }
 }

@@ -2,7 +2,7 @@
 
 use regatta_model::{Allocation, Distribution, JobSpec, Machine};
 
-use crate::PlaceError;
+use crate::{PlaceError, Result};
 
 /// Maximum world size. More is a typing error, and the placement would not fit in memory.
 const MAX_RANKS: u64 = 16_000_000;
@@ -26,16 +26,15 @@ pub(crate) fn ranks_per_node(
     allocation: &Allocation,
     job: &JobSpec,
     default: impl Fn(usize) -> u32,
-) -> Result<Vec<u32>, PlaceError> {
+) -> Result<Vec<u32>> {
     let counts = requested(allocation, job, default)?;
     let total: u64 = counts.iter().map(|&n| u64::from(n)).sum();
     if total > MAX_RANKS {
         return Err(PlaceError::Counts(format!("{total} ranks exceed the limit of {MAX_RANKS}")));
     }
     if let Some(max) = counts.iter().max().filter(|&&n| n > MAX_RANKS_PER_NODE) {
-        return Err(PlaceError::Counts(format!(
-            "{max} ranks per node exceed the limit of {MAX_RANKS_PER_NODE}"
-        )));
+        let why = format!("{max} ranks per node exceed the limit of {MAX_RANKS_PER_NODE}");
+        return Err(PlaceError::Counts(why));
     }
     Ok(counts)
 }
@@ -44,28 +43,26 @@ fn requested(
     allocation: &Allocation,
     job: &JobSpec,
     default: impl Fn(usize) -> u32,
-) -> Result<Vec<u32>, PlaceError> {
+) -> Result<Vec<u32>> {
     let nodes = allocation.nodes.len() as u32;
-    match (job.ranks, job.ranks_per_node) {
+    Ok(match (job.ranks, job.ranks_per_node) {
         (Some(0), _) | (_, Some(0)) => {
-            Err(PlaceError::Counts("a job needs at least one rank".to_owned()))
+            return Err(PlaceError::Counts("a job needs at least one rank".to_owned()));
         }
         (Some(all), Some(each)) if u64::from(all) > u64::from(each) * u64::from(nodes) => {
-            Err(PlaceError::Counts(format!(
+            return Err(PlaceError::Counts(format!(
                 "{all} ranks do not fit on {nodes} nodes with {each} ranks each; \
                  request more nodes, or omit --ranks or --ranks-per-node"
-            )))
+            )));
         }
-        (Some(all), Some(each)) => Ok(fill(all, each, nodes)),
-        (Some(all), None) => Ok(spread(all, nodes)),
-        (None, Some(each)) => Ok(vec![each; nodes as usize]),
-        (None, None) => Ok(allocation
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(i, node)| node.ranks.unwrap_or_else(|| default(i)))
-            .collect()),
-    }
+        (Some(all), Some(each)) => fill(all, each, nodes),
+        (Some(all), None) => spread(all, nodes),
+        (None, Some(each)) => vec![each; nodes as usize],
+        (None, None) => {
+            let nodes = allocation.nodes.iter().enumerate();
+            nodes.map(|(i, node)| node.ranks.unwrap_or_else(|| default(i))).collect()
+        }
+    })
 }
 
 /// `each` ranks per node until all are placed.
@@ -92,13 +89,9 @@ pub(crate) fn global_ranks(counts: &[u32], distribution: Distribution) -> Vec<Ve
         }
         Distribution::Cyclic => {
             let mut ranks: Vec<Vec<u32>> = vec![Vec::new(); counts.len()];
-            let mut next = 0;
-            for round in 0..counts.iter().copied().max().unwrap_or(0) {
-                for (node, _) in counts.iter().enumerate().filter(|&(_, &c)| c > round) {
-                    ranks[node].push(next);
-                    next += 1;
-                }
-            }
+            let rounds = 0..counts.iter().copied().max().unwrap_or(0);
+            let nodes = rounds.flat_map(|r| (0..counts.len()).filter(move |&n| counts[n] > r));
+            nodes.zip(0..).for_each(|(node, rank)| ranks[node].push(rank));
             ranks
         }
     }
@@ -116,13 +109,8 @@ mod tests {
 
     #[test]
     fn cyclic_distribution_is_round_robin() {
-        assert_eq!(
-            global_ranks(&[2, 1, 2], Distribution::Cyclic),
-            [vec![0, 3], vec![1], vec![2, 4]]
-        );
-        assert_eq!(
-            global_ranks(&[2, 1, 2], Distribution::Block),
-            [vec![0, 1], vec![2], vec![3, 4]]
-        );
+        let ranks = |distribution| global_ranks(&[2, 1, 2], distribution);
+        assert_eq!(ranks(Distribution::Cyclic), [vec![0, 3], vec![1], vec![2, 4]]);
+        assert_eq!(ranks(Distribution::Block), [vec![0, 1], vec![2], vec![3, 4]]);
     }
 }

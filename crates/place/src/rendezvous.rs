@@ -18,13 +18,11 @@ pub struct Candidate {
 
 /// Why there is no rendezvous address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum RendezvousError {
     /// No candidate resolves.
     #[error("no address found for rank 0's node (tried {tried}); pass --master-addr")]
-    NoAddress {
-        /// The names looked up.
-        tried: String,
-    },
+    NoAddress { tried: String },
 }
 
 /// The address of rank 0's node on the fabric, with the reason. On that node it is the address of
@@ -43,18 +41,15 @@ pub fn master_address(
             Some((nic, v4.or(nic.addresses.first())?.address))
         });
         if let Some((nic, address)) = own {
-            return Ok((
-                address.to_string(),
-                format!("rank 0 is on this node; address of {}", nic.name),
-            ));
+            let why = format!("rank 0 is on this node; address of {}", nic.name);
+            return Ok((address.to_string(), why));
         }
     }
-    for candidate in candidates {
-        for address in &candidate.addresses {
+    for Candidate { name, addresses } in candidates {
+        for address in addresses {
             let nic = fabric.iter().find(|n| n.addresses.iter().any(|a| a.same_subnet(*address)));
             if let Some(nic) = nic {
-                let why =
-                    format!("{} on rank 0's node, in the subnet of {}", candidate.name, nic.name);
+                let why = format!("{name} on rank 0's node, in the subnet of {}", nic.name);
                 return Ok((address.to_string(), why));
             }
         }
@@ -92,10 +87,8 @@ mod tests {
     use regatta_model::{Nic, NicKind};
 
     fn nic(name: &str, kind: NicKind, address: &str, prefix: u8) -> Nic {
-        Nic {
-            addresses: vec![NicAddress { address: address.parse().unwrap(), prefix }],
-            ..Nic::new(name, kind)
-        }
+        let address = NicAddress { address: address.parse().unwrap(), prefix };
+        Nic { addresses: vec![address], ..Nic::new(name, kind) }
     }
 
     fn lumi() -> Machine {

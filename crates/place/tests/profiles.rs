@@ -5,7 +5,6 @@
 // Test helpers may panic.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -68,9 +67,9 @@ fn difference(usual: &str, other: &str) -> String {
         text.lines().filter(|l| !l.starts_with(' ')).map(str::to_owned).collect()
     };
     let (usual, other) = (set(usual), set(other));
-    let gone = usual.iter().filter(|l| !other.contains(l)).map(|l| format!("- {l}\n"));
-    let come = other.iter().filter(|l| !usual.contains(l)).map(|l| format!("+ {l}\n"));
-    gone.chain(come).collect()
+    let removed = usual.iter().filter(|l| !other.contains(l)).map(|l| format!("- {l}\n"));
+    let added = other.iter().filter(|l| !usual.contains(l)).map(|l| format!("+ {l}\n"));
+    removed.chain(added).collect()
 }
 
 fn golden(profile: &Profile) -> String {
@@ -108,9 +107,9 @@ fn golden(profile: &Profile) -> String {
 
 #[test]
 fn settings_match_the_golden_files() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     for profile in builtin().iter() {
-        let path = folder.join(format!("profile-{}.txt", profile.name));
+        let path = dir.join(format!("profile-{}.txt", profile.name));
         let text = golden(profile);
         if std::env::var_os("REGATTA_BLESS").is_some() {
             std::fs::write(&path, &text).unwrap();
@@ -140,36 +139,28 @@ fn built_in_profiles_are_well_formed() {
 
 fn machine(gpu: Option<(GpuVendor, &str, u32)>, nic: Option<(NicKind, &str)>) -> Machine {
     let (vendor, name, count) = gpu.unwrap_or((GpuVendor::Amd, "", 0));
-    let gpus = (0..count).map(|index| Gpu::new(index, vendor, name));
-    let nics = nic.into_iter().map(|(kind, name)| Nic::new(name, kind));
-    Machine {
-        host: "nid001000".to_owned(),
-        gpus: gpus.collect(),
-        nics: nics.collect(),
-        ..Machine::default()
-    }
+    let gpus = (0..count).map(|index| Gpu::new(index, vendor, name)).collect();
+    let nics = nic.into_iter().map(|(kind, name)| Nic::new(name, kind)).collect();
+    Machine { host: "nid001000".to_owned(), gpus, nics, ..Machine::default() }
+}
+
+fn with_slingshot(vendor: GpuVendor, gpu: &str, count: u32) -> Machine {
+    machine(Some((vendor, gpu, count)), Some((NicKind::Slingshot, "hsn0")))
 }
 
 fn lumi_node() -> Machine {
-    machine(Some((GpuVendor::Amd, "AMD Instinct MI250X", 8)), Some((NicKind::Slingshot, "hsn0")))
+    with_slingshot(GpuVendor::Amd, "AMD Instinct MI250X", 8)
 }
 
-fn env(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-    pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+fn evidence<'a>(machine: &'a Machine, cluster: Option<&str>, env: Pairs) -> SiteEvidence<'a> {
+    let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    SiteEvidence { cluster: cluster.map(str::to_owned), domains: Vec::new(), env, machine }
 }
 
-fn detect_profile(
-    machine: &Machine,
-    cluster: Option<&str>,
-    pairs: &[(&str, &str)],
-) -> (String, String) {
-    let evidence = SiteEvidence {
-        cluster: cluster.map(str::to_owned),
-        domains: Vec::new(),
-        env: env(pairs),
-        machine,
-    };
-    let found = builtin().detect(&evidence);
+type Pairs<'a> = &'a [(&'a str, &'a str)];
+
+fn detect_profile(machine: &Machine, cluster: Option<&str>, env: Pairs) -> (String, String) {
+    let found = builtin().detect(&evidence(machine, cluster, env));
     (found.profile.name, found.why)
 }
 
@@ -180,52 +171,41 @@ fn assert_profile(found: (String, String), name: &str, why: &str) {
 #[test]
 fn cluster_name_identifies_a_site() {
     let node = lumi_node();
-    assert_profile(
-        detect_profile(&node, Some("lumi"), &[]),
-        "lumi-g",
-        "the cluster name \"lumi\" identifies LUMI-G",
-    );
+    let by_option = detect_profile(&node, Some("lumi"), &[]);
+    assert_profile(by_option, "lumi-g", "the cluster name \"lumi\" identifies LUMI-G");
     let from_env = detect_profile(&node, None, &[("SLURM_CLUSTER_NAME", "frontier")]);
     assert_profile(from_env, "frontier", "the cluster name \"frontier\" identifies Frontier");
-    let one_gpu = machine(
-        Some((GpuVendor::Amd, "AMD INSTINCT MI250X (MCM) OAM AC MBA", 1)),
-        Some((NicKind::Slingshot, "hsn0")),
-    );
+    let one_gpu = with_slingshot(GpuVendor::Amd, "AMD INSTINCT MI250X (MCM) OAM AC MBA", 1);
     assert_eq!(detect_profile(&one_gpu, Some("lumi"), &[]).0, "lumi-g", "a job may see fewer GPUs");
 }
 
 #[test]
 fn domain_or_variable_identifies_a_site() {
-    let a100 = machine(
-        Some((GpuVendor::Nvidia, "NVIDIA A100-SXM4-40GB", 4)),
-        Some((NicKind::Slingshot, "hsn0")),
-    );
-    let server = "640002.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov";
-    assert_profile(
-        detect_profile(&a100, None, &[("PBS_JOBID", server)]),
-        "polaris",
-        "the PBS server \"polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov\" identifies Polaris",
-    );
-    let login = "polaris-login-01.hsn.cm.polaris.alcf.anl.gov";
-    assert_profile(
-        detect_profile(&a100, None, &[("PBS_O_HOST", login)]),
-        "polaris",
-        "PBS_O_HOST \"polaris-login-01.hsn.cm.polaris.alcf.anl.gov\" identifies Polaris",
-    );
-    assert_profile(
-        detect_profile(&a100, None, &[("NERSC_HOST", "perlmutter")]),
-        "perlmutter",
-        "NERSC_HOST=perlmutter identifies Perlmutter",
-    );
+    let a100 = with_slingshot(GpuVendor::Nvidia, "NVIDIA A100-SXM4-40GB", 4);
+    let (server, login) = ("640002.pbs.hsn.cm.polaris.alcf.anl.gov", "l1.polaris.alcf.anl.gov");
+    let cases = [
+        (
+            ("PBS_JOBID", server),
+            "polaris",
+            "the PBS server \"pbs.hsn.cm.polaris.alcf.anl.gov\" identifies Polaris",
+        ),
+        (
+            ("PBS_O_HOST", login),
+            "polaris",
+            "PBS_O_HOST \"l1.polaris.alcf.anl.gov\" identifies Polaris",
+        ),
+        (("NERSC_HOST", "perlmutter"), "perlmutter", "NERSC_HOST=perlmutter identifies Perlmutter"),
+    ];
+    for (variable, name, why) in cases {
+        assert_profile(detect_profile(&a100, None, &[variable]), name, why);
+    }
     let mut own = a100.clone();
     own.os.domains = vec!["chn.perlmutter.nersc.gov.".to_owned()];
     assert_eq!(detect_profile(&own, None, &[]).0, "perlmutter");
     own.os.domains = vec!["notperlmutter.nersc.gov".to_owned()];
     assert_eq!(detect_profile(&own, None, &[]).0, "slingshot", "suffixes match at dots only");
-    let apu = machine(
-        Some((GpuVendor::Amd, "AMD Instinct MI300A", 4)),
-        Some((NicKind::Slingshot, "hsi0")),
-    );
+    let mi300a = (GpuVendor::Amd, "AMD Instinct MI300A", 4);
+    let apu = machine(Some(mi300a), Some((NicKind::Slingshot, "hsi0")));
     assert_eq!(detect_profile(&apu, None, &[("LCSCHEDCLUSTER", "tuolumne")]).0, "el-capitan");
 }
 
@@ -245,14 +225,12 @@ fn other_hardware_of_a_site_uses_the_network_profile() {
         "the cluster name \"lumi\" identifies LUMI-G, but GPU 0 is NVIDIA A40; \
          no network better than Ethernet found",
     );
-    let many =
-        machine(Some((GpuVendor::Nvidia, "NVIDIA A100", 8)), Some((NicKind::InfiniBand, "ib0")));
-    let why = detect_profile(&many, Some("perlmutter"), &[]).1;
-    assert!(why.contains("but this node has 8 GPUs, not 4"), "{why}");
-    let few =
-        machine(Some((GpuVendor::Nvidia, "NVIDIA A100", 4)), Some((NicKind::InfiniBand, "ib0")));
-    let why = detect_profile(&few, Some("perlmutter"), &[]).1;
-    assert!(why.contains("but this node has no Slingshot interface"), "{why}");
+    for (gpus, mismatch) in [(8, "8 GPUs, not 4"), (4, "no Slingshot interface")] {
+        let a100 = (GpuVendor::Nvidia, "NVIDIA A100", gpus);
+        let node = machine(Some(a100), Some((NicKind::InfiniBand, "ib0")));
+        let why = detect_profile(&node, Some("perlmutter"), &[]).1;
+        assert!(why.contains(&format!("but this node has {mismatch}")), "{why}");
+    }
 }
 
 #[test]
@@ -306,14 +284,7 @@ fn user_profile_precedes_built_in_ones() {
         reserve = "none"
     "#;
     let profiles = builtin().with_file("site.toml", text).unwrap();
-    let node = lumi_node();
-    let evidence = SiteEvidence {
-        cluster: Some("lumi".to_owned()),
-        domains: Vec::new(),
-        env: BTreeMap::new(),
-        machine: &node,
-    };
-    let found = profiles.detect(&evidence);
+    let found = profiles.detect(&evidence(&lumi_node(), Some("lumi"), &[]));
     assert_eq!(found.why, "the cluster name \"lumi\" identifies our LUMI project");
     assert_eq!(found.profile.place.reserve, Some(ReservedCores::None));
     let lumi = profiles.named("lumi-g").unwrap();
@@ -348,12 +319,8 @@ proptest! {
     #[test]
     fn detection_never_panics(cluster in "\\PC{0,12}", domain in "\\PC{0,24}", job in "\\PC{0,24}") {
         let node = lumi_node();
-        let evidence = SiteEvidence {
-            cluster: Some(cluster),
-            domains: vec![domain],
-            env: env(&[("PBS_JOBID", &job), ("PBS_O_HOST", &job)]),
-            machine: &node,
-        };
+        let env = [("PBS_JOBID", job.as_str()), ("PBS_O_HOST", &job)];
+        let evidence = SiteEvidence { domains: vec![domain], ..evidence(&node, Some(&cluster), &env) };
         prop_assert!(!builtin().detect(&evidence).why.is_empty());
     }
 }

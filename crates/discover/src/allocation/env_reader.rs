@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use regatta_model::allocation::Evidence;
 
-use super::AllocationError;
+use super::{AllocationError, Result};
 use crate::env::Env;
 
 pub(crate) struct EnvReader<'a> {
@@ -31,24 +31,18 @@ impl<'a> EnvReader<'a> {
         names.iter().find_map(|&name| Some((name, self.get(name)?)))
     }
 
-    pub fn u32(&self, name: &str) -> Result<Option<u32>, AllocationError> {
+    pub fn u32(&self, name: &str) -> Result<Option<u32>> {
         let Some(value) = self.get(name) else { return Ok(None) };
-        let not_a_number =
-            || AllocationError::NotANumber { name: name.to_owned(), value: value.to_owned() };
-        value.trim().parse().map(Some).map_err(|_| not_a_number())
+        let (name, owned) = (name.to_owned(), value.to_owned());
+        let not_a_number = |_| AllocationError::NotANumber { name, value: owned };
+        value.trim().parse().map(Some).map_err(not_a_number)
     }
 
     /// The first of these variables that is set, parsed, with its name.
-    pub fn first_u32(
-        &self,
-        names: &[&'static str],
-    ) -> Result<Option<(&'static str, u32)>, AllocationError> {
-        for &name in names {
-            if let Some(value) = self.u32(name)? {
-                return Ok(Some((name, value)));
-            }
-        }
-        Ok(None)
+    pub fn first_u32(&self, names: &[&'static str]) -> Result<Option<(&'static str, u32)>> {
+        let set = |&name: &&'static str| Some((name, self.u32(name).transpose()?));
+        let first = names.iter().find_map(set);
+        first.map(|(name, value)| Ok((name, value?))).transpose()
     }
 
     pub fn into_evidence(self) -> Vec<Evidence> {

@@ -4,13 +4,13 @@ use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist;
 use regatta_model::{AllocatedNode, Allocation, Scheduler};
 
-use super::AllocationError;
 use super::env_reader::EnvReader;
+use super::{AllocationError, Result};
 
 pub(crate) fn allocation(
     env: &EnvReader<'_>,
     hostlist: &dyn Fn() -> Option<String>,
-) -> Result<Option<Allocation>, AllocationError> {
+) -> Result<Option<Allocation>> {
     let Some(job_id) = env.get("FLUX_JOB_ID") else { return Ok(None) };
     let count = env.u32("FLUX_JOB_NNODES")?;
     let hosts = match hostlist() {
@@ -31,8 +31,7 @@ pub(crate) fn allocation(
     let nodes = hosts.len() as u32;
     let ranks = |i: u32| size.map(|s| s / nodes + u32::from(i < s % nodes));
     let node = |(host, i)| AllocatedNode { host, ranks: ranks(i) };
-    Ok(Some(Allocation {
-        job_id: Some(job_id.to_owned()),
-        ..Allocation::new(Scheduler::Flux, hosts.into_iter().zip(0..).map(node).collect())
-    }))
+    let nodes = hosts.into_iter().zip(0..).map(node).collect();
+    let job_id = Some(job_id.to_owned());
+    Ok(Some(Allocation { job_id, ..Allocation::new(Scheduler::Flux, nodes) }))
 }

@@ -4,8 +4,8 @@ use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short_hostname;
 use regatta_model::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
 
-use super::AllocationError;
 use super::env_reader::EnvReader;
+use super::{AllocationError, Result};
 
 /// A rank as described by its launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,10 +131,10 @@ const GENERIC_LAUNCHERS: [LauncherVariables; 3] = [
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
 /// The rank that this process was launched as, if any.
-pub(crate) fn detect_rank(env: &EnvReader<'_>) -> Result<Option<LaunchedRank>, AllocationError> {
+pub(crate) fn detect_rank(env: &EnvReader<'_>) -> Result<Option<LaunchedRank>> {
     let step = env.get("SLURM_STEP_ID");
-    let special_step =
-        step.and_then(|s| s.parse().ok()).is_some_and(|s: u32| s >= FIRST_SPECIAL_STEP);
+    let step_id = step.and_then(|step| step.parse::<u32>().ok());
+    let special_step = step_id.is_some_and(|id| id >= FIRST_SPECIAL_STEP);
     // On HPE machines Slurm sets PALS variables for its tasks, some versions only a part of them.
     let slurm_as_pals = step.is_some_and(|step| {
         let job = env.first(&["SLURM_JOB_ID", "SLURM_JOBID"]);
@@ -152,7 +152,7 @@ pub(crate) fn detect_rank(env: &EnvReader<'_>) -> Result<Option<LaunchedRank>, A
     launcher.map(|variables| read(env, variables)).transpose()
 }
 
-fn read(env: &EnvReader<'_>, v: &LauncherVariables) -> Result<LaunchedRank, AllocationError> {
+fn read(env: &EnvReader<'_>, v: &LauncherVariables) -> Result<LaunchedRank> {
     let required = |names: &'static [&'static str]| {
         env.first_u32(names)?.ok_or_else(|| AllocationError::Missing {
             present: v.marker.to_owned(),
@@ -197,7 +197,7 @@ fn contradiction(names: &str, detail: &str) -> AllocationError {
 }
 
 /// The nodes of a job whose launcher names none: this host, and unnamed nodes for the other ranks.
-pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation, AllocationError> {
+pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation> {
     let local_size = rank.local_size.unwrap_or(rank.size).max(1);
     if !rank.size.is_multiple_of(local_size) {
         return Err(AllocationError::Missing {
@@ -225,13 +225,9 @@ pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation,
 }
 
 /// Adds the rank to its allocation, and the launcher's counts if the scheduler has none.
-pub(crate) fn attach_rank(
-    allocation: &mut Allocation,
-    rank: LaunchedRank,
-    host: &str,
-) -> Result<(), AllocationError> {
-    let by_name =
-        allocation.nodes.iter().position(|n| short_hostname(&n.host) == short_hostname(host));
+pub(crate) fn attach(allocation: &mut Allocation, rank: LaunchedRank, host: &str) -> Result<()> {
+    let is_this = |n: &AllocatedNode| short_hostname(&n.host) == short_hostname(host);
+    let by_name = allocation.nodes.iter().position(is_this);
     let node = rank.node.or(by_name.map(|i| i as u32));
     let nodes = allocation.nodes.len() as u32;
     if let Some(node) = node.filter(|&n| n >= nodes) {
@@ -239,7 +235,7 @@ pub(crate) fn attach_rank(
         return Err(contradiction(&names, &format!("the allocation has {nodes} nodes")));
     }
     if rank.launcher != Launcher::Srun {
-        apply_launcher_counts(allocation, &rank, node)?;
+        apply_counts(allocation, &rank, node)?;
     }
     let allocated = node.and_then(|n| allocation.nodes.get(n as usize)?.ranks);
     let local_size =
@@ -250,13 +246,8 @@ pub(crate) fn attach_rank(
     }
     allocation.distribution = infer_distribution(allocation, &rank, node)?;
     allocation.launcher = Some(rank.launcher);
-    allocation.this_rank = Some(RankId {
-        rank: rank.rank,
-        size: rank.size,
-        local_rank: rank.local_rank,
-        local_size,
-        node,
-    });
+    let LaunchedRank { rank, size, local_rank, .. } = rank;
+    allocation.this_rank = Some(RankId { rank, size, local_rank, local_size, node });
     Ok(())
 }
 
@@ -265,7 +256,7 @@ fn infer_distribution(
     allocation: &Allocation,
     rank: &LaunchedRank,
     node: Option<u32>,
-) -> Result<Distribution, AllocationError> {
+) -> Result<Distribution> {
     let counts: Option<Vec<u32>> = allocation.nodes.iter().map(|n| n.ranks).collect();
     let (Some(counts), Some(node)) = (counts, node) else { return Ok(allocation.distribution) };
     let (before, local_rank) = (&counts[..node as usize], rank.local_rank);
@@ -281,12 +272,12 @@ fn infer_distribution(
         expected == u64::from(rank.rank)
     };
     let candidates = [allocation.distribution, Distribution::Block, Distribution::Cyclic];
+    let nodes = counts.len();
     candidates.into_iter().find(fits).ok_or_else(|| AllocationError::Contradiction {
         names: rank.names.clone(),
         detail: format!(
-            "local rank {local_rank} on node {node} of {} fits neither block nor cyclic \
-             distribution",
-            counts.len()
+            "local rank {local_rank} on node {node} of {nodes} fits neither block nor cyclic \
+             distribution"
         ),
         hint: "start with srun --distribution=block, mpiexec -ppn or mpirun --map-by slot, and \
                list the nodes in --hostfile in the launcher's order"
@@ -297,11 +288,7 @@ fn infer_distribution(
 /// Replaces the scheduler's counts by those of a launcher inside the allocation: the scheduler's are
 /// only the maximum the launcher could start. Assumes equal counts on all nodes if this node's count
 /// allows it, else distributes the other ranks evenly.
-fn apply_launcher_counts(
-    allocation: &mut Allocation,
-    rank: &LaunchedRank,
-    node: Option<u32>,
-) -> Result<(), AllocationError> {
+fn apply_counts(allocation: &mut Allocation, rank: &LaunchedRank, node: Option<u32>) -> Result<()> {
     let Some(local_size) = rank.local_size else { return Ok(()) };
     let nodes = allocation.nodes.len() as u32;
     if nodes == 1 && local_size < rank.size {

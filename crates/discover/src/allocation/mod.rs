@@ -8,6 +8,8 @@ mod launcher;
 mod pbs;
 mod slurm;
 
+use std::path::Path;
+
 use regatta_model::allocation::Evidence;
 use regatta_model::hostlist::HostlistError;
 use regatta_model::{AllocatedNode, Allocation, Scheduler};
@@ -50,6 +52,8 @@ pub enum AllocationError {
     Unsupported(String),
 }
 
+type Result<T, E = AllocationError> = std::result::Result<T, E>;
+
 /// Inputs of [`detect`].
 pub struct DetectionInputs<'a> {
     /// The environment.
@@ -65,7 +69,7 @@ pub struct DetectionInputs<'a> {
 }
 
 /// Detects the allocation of this process.
-pub fn detect(inputs: &DetectionInputs<'_>) -> Result<Allocation, AllocationError> {
+pub fn detect(inputs: &DetectionInputs<'_>) -> Result<Allocation> {
     let env = EnvReader::new(inputs.env);
     let rank = launcher::detect_rank(&env)?;
     let allocation = match inputs.hostfile {
@@ -78,13 +82,12 @@ pub fn detect(inputs: &DetectionInputs<'_>) -> Result<Allocation, AllocationErro
         (None, None) => Allocation::single_node(inputs.host),
     };
     if let Some(rank) = rank {
-        launcher::attach_rank(&mut allocation, rank, inputs.host)?;
+        launcher::attach(&mut allocation, rank, inputs.host)?;
     }
     allocation.evidence = env.into_evidence();
     if let Some(path) = inputs.hostfile {
-        allocation
-            .evidence
-            .push(Evidence { name: "--hostfile".to_owned(), value: path.to_owned() });
+        let (name, value) = ("--hostfile".to_owned(), path.to_owned());
+        allocation.evidence.push(Evidence { name, value });
     }
     Ok(allocation)
 }
@@ -93,7 +96,7 @@ fn from_scheduler(
     inputs: &DetectionInputs<'_>,
     env: &EnvReader<'_>,
     rank: Option<&launcher::LaunchedRank>,
-) -> Result<Option<Allocation>, AllocationError> {
+) -> Result<Option<Allocation>> {
     if let Some(allocation) = slurm::allocation(env, rank)? {
         return Ok(Some(allocation));
     }
@@ -103,31 +106,23 @@ fn from_scheduler(
     flux::allocation(env, inputs.flux_hosts)
 }
 
-fn from_hostfile(inputs: &DetectionInputs<'_>, path: &str) -> Result<Allocation, AllocationError> {
-    let nodes = read_nodefile("--hostfile", path, std::path::Path::new(path))?;
-    let job_id =
-        ["SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID"].iter().find_map(|n| inputs.env.get(n));
-    Ok(Allocation {
-        job_id: job_id.map(str::to_owned),
-        ..Allocation::new(Scheduler::Hostfile, nodes)
-    })
+fn from_hostfile(inputs: &DetectionInputs<'_>, path: &str) -> Result<Allocation> {
+    let nodes = read_nodefile("--hostfile", path, Path::new(path))?;
+    let names = ["SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID"];
+    let job_id = names.iter().find_map(|name| inputs.env.get(name)).map(str::to_owned);
+    Ok(Allocation { job_id, ..Allocation::new(Scheduler::Hostfile, nodes) })
 }
 
 /// The hosts of a node file; `name` is the variable or option that refers to it.
-fn read_nodefile(
-    name: &str,
-    path: &str,
-    real: &std::path::Path,
-) -> Result<Vec<AllocatedNode>, AllocationError> {
+fn read_nodefile(name: &str, path: &str, real: &Path) -> Result<Vec<AllocatedNode>> {
     let owned = || (name.to_owned(), path.to_owned());
     let text = std::fs::read_to_string(real).map_err(|source| {
         let (name, path) = owned();
-        let hint = match name.starts_with("--") {
-            true => "check the path",
-            false => {
-                "the scheduler writes it on the first node of the job only: run there, or \
-                 bind-mount the file into the container"
-            }
+        let hint = if name.starts_with("--") {
+            "check the path"
+        } else {
+            "the scheduler writes it on the first node of the job only: run there, or \
+             bind-mount the file into the container"
         };
         AllocationError::Nodefile { name, path, source, hint }
     })?;

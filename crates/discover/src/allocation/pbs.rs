@@ -3,13 +3,10 @@
 use regatta_model::{Allocation, Scheduler};
 
 use super::env_reader::EnvReader;
-use super::{AllocationError, read_nodefile};
+use super::{AllocationError, Result, read_nodefile};
 use crate::root::Root;
 
-pub(crate) fn allocation(
-    env: &EnvReader<'_>,
-    root: &Root,
-) -> Result<Option<Allocation>, AllocationError> {
+pub(crate) fn allocation(env: &EnvReader<'_>, root: &Root) -> Result<Option<Allocation>> {
     let job_id = env.get("PBS_JOBID");
     let Some(path) = env.get("PBS_NODEFILE") else {
         let Some(job_id) = job_id else { return Ok(None) };

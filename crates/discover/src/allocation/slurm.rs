@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use regatta_model::{AllocatedNode, Allocation, Distribution, Launcher, Scheduler};
 use regatta_model::{hostlist, units};
 
-use super::AllocationError;
 use super::env_reader::EnvReader;
 use super::launcher::LaunchedRank;
+use super::{AllocationError, Result};
 
 const STALE_HINT: &str =
     "unset the SLURM_ variables if they are left over from another job, or pass --hostfile";
@@ -17,7 +17,7 @@ const STALE_HINT: &str =
 pub(crate) fn allocation(
     env: &EnvReader<'_>,
     rank: Option<&LaunchedRank>,
-) -> Result<Option<Allocation>, AllocationError> {
+) -> Result<Option<Allocation>> {
     let Some((_, job_id)) = env.first(&["SLURM_JOB_ID", "SLURM_JOBID"]) else { return Ok(None) };
     if env.u32("SLURM_HET_SIZE")?.is_some_and(|n| n > 1) {
         return Err(AllocationError::Unsupported(
@@ -30,30 +30,18 @@ pub(crate) fn allocation(
     // Another launcher inside the job starts its daemons by srun, one per node: Slurm's task counts
     // are those of the daemons.
     let by_slurm = in_step || rank.is_none();
-    let (lists, counts, tasks, totals): (&[_], &[_], &[_], &[_]) = if in_step {
-        (
-            &["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"],
-            &["SLURM_STEP_NUM_NODES"],
-            &["SLURM_STEP_TASKS_PER_NODE"],
-            &["SLURM_STEP_NUM_TASKS"],
-        )
-    } else {
-        (
-            &["SLURM_JOB_NODELIST", "SLURM_NODELIST"],
-            if by_slurm {
-                &["SLURM_JOB_NUM_NODES", "SLURM_NNODES"]
-            } else {
-                &["SLURM_JOB_NUM_NODES"]
-            },
-            &["SLURM_TASKS_PER_NODE"],
-            &["SLURM_NTASKS", "SLURM_NPROCS"],
-        )
+    let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+    let lists = if in_step { &lists[..] } else { &lists[1..] };
+    let counts: &[_] = match (in_step, by_slurm) {
+        (true, _) => &["SLURM_STEP_NUM_NODES"],
+        (false, true) => &["SLURM_JOB_NUM_NODES", "SLURM_NNODES"],
+        (false, false) => &["SLURM_JOB_NUM_NODES"],
     };
     let hosts = hosts(env, lists)?;
     check_count(env, &hosts, counts)?;
     check_step(env, &hosts)?;
     let ranks = match by_slurm {
-        true => tasks_per_node(env, &hosts, tasks, totals, in_step)?,
+        true => tasks_per_node(env, &hosts, in_step)?,
         false => vec![None; hosts.list.len()],
     };
     let node = |(host, ranks)| AllocatedNode { host, ranks };
@@ -66,13 +54,17 @@ pub(crate) fn allocation(
     }))
 }
 
+fn contradiction(names: String, detail: String) -> AllocationError {
+    AllocationError::Contradiction { names, detail, hint: STALE_HINT.to_owned() }
+}
+
 struct Hosts {
     variable: &'static str,
     value: String,
     list: Vec<String>,
 }
 
-fn hosts(env: &EnvReader<'_>, names: &[&'static str]) -> Result<Hosts, AllocationError> {
+fn hosts(env: &EnvReader<'_>, names: &[&'static str]) -> Result<Hosts> {
     let Some((variable, value)) = env.first(names) else {
         return Err(AllocationError::Missing {
             present: "SLURM_JOB_ID".to_owned(),
@@ -89,26 +81,21 @@ fn hosts(env: &EnvReader<'_>, names: &[&'static str]) -> Result<Hosts, Allocatio
     Ok(Hosts { variable, value: value.to_owned(), list })
 }
 
-fn check_count(
-    env: &EnvReader<'_>,
-    hosts: &Hosts,
-    names: &[&'static str],
-) -> Result<(), AllocationError> {
+fn check_count(env: &EnvReader<'_>, hosts: &Hosts, names: &[&'static str]) -> Result<()> {
     for name in names {
         let Some(count) = env.u32(name)? else { continue };
         if count as usize != hosts.list.len() {
-            return Err(AllocationError::Contradiction {
-                names: format!("{}={} and {name}={count}", hosts.variable, hosts.value),
-                detail: format!("the list has {}", units::pluralize(hosts.list.len(), "host")),
-                hint: STALE_HINT.to_owned(),
-            });
+            return Err(contradiction(
+                format!("{}={} and {name}={count}", hosts.variable, hosts.value),
+                format!("the list has {}", units::pluralize(hosts.list.len(), "host")),
+            ));
         }
     }
     Ok(())
 }
 
 /// A job that was submitted from inside another job's step inherits that step's variables.
-fn check_step(env: &EnvReader<'_>, hosts: &Hosts) -> Result<(), AllocationError> {
+fn check_step(env: &EnvReader<'_>, hosts: &Hosts) -> Result<()> {
     if hosts.variable != "SLURM_STEP_NODELIST" || env.get("SLURM_JOB_NODELIST").is_none() {
         return Ok(());
     }
@@ -116,39 +103,34 @@ fn check_step(env: &EnvReader<'_>, hosts: &Hosts) -> Result<(), AllocationError>
     let known: HashSet<&String> = job.list.iter().collect();
     match hosts.list.iter().find(|host| !known.contains(host)) {
         None => Ok(()),
-        Some(host) => Err(AllocationError::Contradiction {
-            names: format!("{}={} and {}={}", hosts.variable, hosts.value, job.variable, job.value),
-            detail: format!("{host} is in the step but not in the job"),
-            hint: STALE_HINT.to_owned(),
-        }),
+        Some(host) => Err(contradiction(
+            format!("{}={} and {}={}", hosts.variable, hosts.value, job.variable, job.value),
+            format!("{host} is in the step but not in the job"),
+        )),
     }
 }
 
 /// The ranks of each host. `SLURM_TASKS_PER_NODE` of a job that requests no number of tasks only
 /// reflects the number of CPUs, so it is used only together with a total.
-fn tasks_per_node(
-    env: &EnvReader<'_>,
-    hosts: &Hosts,
-    names: &[&'static str],
-    totals: &[&'static str],
-    in_step: bool,
-) -> Result<Vec<Option<u32>>, AllocationError> {
+fn tasks_per_node(env: &EnvReader<'_>, hosts: &Hosts, in_step: bool) -> Result<Vec<Option<u32>>> {
+    let (name, totals): (_, &[_]) = match in_step {
+        true => ("SLURM_STEP_TASKS_PER_NODE", &["SLURM_STEP_NUM_TASKS"]),
+        false => ("SLURM_TASKS_PER_NODE", &["SLURM_NTASKS", "SLURM_NPROCS"]),
+    };
     let total = env.first_u32(totals)?;
-    let (Some((name, value)), Some((total_name, total))) = (env.first(names), total) else {
+    let (Some(value), Some((total_name, total))) = (env.get(name), total) else {
         // Older versions do not set the total with `--ntasks-per-node`.
         let each = if in_step { None } else { env.u32("SLURM_NTASKS_PER_NODE")? };
         return Ok(vec![each; hosts.list.len()]);
     };
-    let tasks = expand_tasks(value).ok_or_else(|| AllocationError::TaskList {
-        name: name.to_owned(),
-        value: value.to_owned(),
-    })?;
+    let owned = || (name.to_owned(), value.to_owned());
+    let invalid = |(name, value)| AllocationError::TaskList { name, value };
+    let tasks = expand_tasks(value).ok_or_else(|| invalid(owned()))?;
     if tasks.len() != hosts.list.len() {
-        return Err(AllocationError::Contradiction {
-            names: format!("{}={} and {name}={value}", hosts.variable, hosts.value),
-            detail: format!("{} hosts, but task counts for {}", hosts.list.len(), tasks.len()),
-            hint: STALE_HINT.to_owned(),
-        });
+        return Err(contradiction(
+            format!("{}={} and {name}={value}", hosts.variable, hosts.value),
+            format!("{} hosts, but task counts for {}", hosts.list.len(), tasks.len()),
+        ));
     }
     let sum: u64 = tasks.iter().map(|&n| u64::from(n)).sum();
     let nodes = tasks.len() as u64;
@@ -158,11 +140,10 @@ fn tasks_per_node(
         return Ok(fill(&tasks, total).into_iter().map(Some).collect());
     }
     if sum != u64::from(total) {
-        return Err(AllocationError::Contradiction {
-            names: format!("{name}={value} and {total_name}={total}"),
-            detail: format!("the task counts add up to {sum}"),
-            hint: STALE_HINT.to_owned(),
-        });
+        return Err(contradiction(
+            format!("{name}={value} and {total_name}={total}"),
+            format!("the task counts add up to {sum}"),
+        ));
     }
     Ok(tasks.into_iter().map(Some).collect())
 }

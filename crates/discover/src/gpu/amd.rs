@@ -82,9 +82,7 @@ fn gpu_nodes(root: &Root, names: &[String], notes: &mut Vec<String>) -> Vec<KfdN
     for name in names {
         let Ok(id) = name.parse() else { continue };
         match properties(root, &format!("{NODES}/{name}/properties")) {
-            Some(p) if p.get("simd_count").is_some_and(|n| *n > 0) => {
-                nodes.push(KfdNode::new(id, p))
-            }
+            Some(p) if p.get("simd_count") > Some(&0) => nodes.push(KfdNode::new(id, p)),
             Some(p) if !p.is_empty() => {}
             // The kernel denies the properties of a GPU outside of the device cgroup; in a copied
             // tree the file is empty or missing.
@@ -132,9 +130,10 @@ impl KfdNode {
             name: self.name(root),
             memory_bytes: self.memory(root),
             uuid: unique.map(|id| format!("GPU-{id:016x}")),
+            // A process needs both files.
             accessible: file
                 .as_deref()
-                .and_then(|f| all_accessible(is_accessible(root, f), is_accessible(root, KFD))),
+                .and_then(|f| Some(is_accessible(root, f)? && is_accessible(root, KFD)?)),
             device_file: file,
             ..gpu_from_pci(root, devices, GpuVendor::Amd, index, self.address.as_deref())
         }
@@ -158,19 +157,8 @@ impl KfdNode {
             bank.get("size_in_bytes").copied().filter(|_| own)
         };
         let total = root.list_dir(&banks).into_iter().filter_map(size).fold(0, u64::saturating_add);
-        let vram = || {
-            root.read_value(&format!(
-                "{}/mem_info_vram_total",
-                pci::sysfs_dir(self.address.as_deref()?)
-            ))
-        };
-        Some(total).filter(|t| *t > 0).or_else(vram)
+        Some(total).filter(|t| *t > 0).or_else(|| vram(root, self.address.as_deref()?))
     }
-}
-
-/// A process needs both the render node and /dev/kfd.
-fn all_accessible(own: Option<bool>, kfd: Option<bool>) -> Option<bool> {
-    Some(own? && kfd?)
 }
 
 /// `gfx90a` from 90010: major, minor and stepping in two decimal digits each, of which the last two
@@ -180,8 +168,12 @@ fn gfx_name(version: u64) -> String {
 }
 
 fn product_name(root: &Root, address: &str) -> Option<String> {
-    root.read_text(&format!("{}/product_name", pci::sysfs_dir(address)))
-        .filter(|name| !name.is_empty())
+    let name = root.read_text(&format!("{}/product_name", pci::sysfs_dir(address)));
+    name.filter(|name| !name.is_empty())
+}
+
+fn vram(root: &Root, address: &str) -> Option<u64> {
+    root.read_value(&format!("{}/mem_info_vram_total", pci::sysfs_dir(address)))
 }
 
 /// The direct Infinity Fabric links, once per pair. kfd lists all pairs of a hive, including those
@@ -192,10 +184,8 @@ fn links(root: &Root, nodes: &[KfdNode]) -> Vec<GpuLink> {
     let mut found: BTreeMap<(u32, u32), GpuLink> = BTreeMap::new();
     for (from, node) in nodes.iter().enumerate() {
         let dir = format!("{NODES}/{}/io_links", node.id);
-        for name in root.list_dir(&dir) {
-            let Some(link) = properties(root, &format!("{dir}/{name}/properties")) else {
-                continue;
-            };
+        let names = root.list_dir(&dir).into_iter();
+        for link in names.filter_map(|name| properties(root, &format!("{dir}/{name}/properties"))) {
             let Some(to) = direct_peer(&link).and_then(|id| position.get(&id)) else { continue };
             let (a, b) = ((from as u32).min(*to), (from as u32).max(*to));
             if a != b {
@@ -220,13 +210,8 @@ fn xgmi_link(a: u32, b: u32, link: &Properties) -> GpuLink {
     let get = |key: &str| link.get(key).copied().filter(|v| *v > 0);
     let (one, all) = (get("min_bandwidth"), get("max_bandwidth"));
     let count = one.zip(all).filter(|(one, all)| all % one == 0).map(|(one, all)| all / one);
-    GpuLink {
-        a,
-        b,
-        kind: LinkKind::Xgmi,
-        count: count.and_then(|c| u32::try_from(c).ok()),
-        megabytes_per_second: all,
-    }
+    let count = count.and_then(|count| u32::try_from(count).ok());
+    GpuLink { a, b, kind: LinkKind::Xgmi, count, megabytes_per_second: all }
 }
 
 /// The sibling GCD of each GPU, which has the fastest link. Kernels that do not report bandwidth
@@ -234,8 +219,8 @@ fn xgmi_link(a: u32, b: u32, link: &Properties) -> GpuLink {
 fn sibling_gcds(nodes: &[KfdNode], links: &[GpuLink]) -> Vec<Option<usize>> {
     let has_sibling = |i: u32| nodes[i as usize].has_two_gcds();
     let gcds: Vec<usize> = (0..nodes.len()).filter(|i| nodes[*i].has_two_gcds()).collect();
-    let links: Vec<&GpuLink> =
-        links.iter().filter(|l| has_sibling(l.a) && has_sibling(l.b)).collect();
+    let links = links.iter().filter(|l| has_sibling(l.a) && has_sibling(l.b));
+    let links: Vec<&GpuLink> = links.collect();
     let mut sibling_gcds = vec![None; nodes.len()];
     if links.iter().all(|l| l.megabytes_per_second.is_none()) && gcds.len().is_multiple_of(2) {
         let adjacent = |pair: &&[usize]| nodes[pair[0]].id + 1 == nodes[pair[1]].id;
@@ -245,8 +230,8 @@ fn sibling_gcds(nodes: &[KfdNode], links: &[GpuLink]) -> Vec<Option<usize>> {
         return sibling_gcds;
     }
     let fastest = |i: usize| {
-        let mut own: Vec<&&GpuLink> =
-            links.iter().filter(|l| [l.a, l.b].contains(&(i as u32))).collect();
+        let mut own = links.clone();
+        own.retain(|l| [l.a, l.b].contains(&(i as u32)));
         own.sort_by_key(|l| std::cmp::Reverse(l.megabytes_per_second));
         let first = own.first()?;
         let tie = own.get(1).is_some_and(|l| l.megabytes_per_second == first.megabytes_per_second);
@@ -289,16 +274,15 @@ fn assign_cards(nodes: &[KfdNode], sibling_gcds: &[Option<usize>], gpus: &mut [G
 fn without_kfd(root: &Root, devices: &[PciDevice]) -> VendorScan {
     let bound =
         |d: &&PciDevice| is_gpu(d) && pci::driver(root, &d.address).as_deref() == Some("amdgpu");
-    let gpu = |(i, device): (usize, &PciDevice)| {
-        let file = render_node(root, &device.address);
+    let gpu = |(i, PciDevice { address, device, .. }): (usize, &PciDevice)| {
+        let file = render_node(root, address);
+        let name = product_name(root, address);
         Gpu {
-            name: product_name(root, &device.address)
-                .unwrap_or_else(|| format!("AMD GPU {:04x}", device.device)),
-            memory_bytes: root
-                .read_value(&format!("{}/mem_info_vram_total", pci::sysfs_dir(&device.address))),
+            name: name.unwrap_or_else(|| format!("AMD GPU {device:04x}")),
+            memory_bytes: vram(root, address),
             accessible: file.as_deref().and_then(|f| is_accessible(root, f)),
             device_file: file,
-            ..gpu_from_pci(root, devices, GpuVendor::Amd, i, Some(&device.address))
+            ..gpu_from_pci(root, devices, GpuVendor::Amd, i, Some(address))
         }
     };
     let gpus: Vec<Gpu> = devices.iter().filter(bound).enumerate().map(gpu).collect();
@@ -333,10 +317,8 @@ mod tests {
     #[test]
     fn only_direct_peers_are_linked() {
         let peer = |text: &str| direct_peer(&link(text));
-        assert_eq!(
-            peer("type=11 node_to=5 weight=15 min_bandwidth=50000 max_bandwidth=200000"),
-            Some(5)
-        );
+        let direct = "type=11 node_to=5 weight=15 min_bandwidth=50000 max_bandwidth=200000";
+        assert_eq!(peer(direct), Some(5));
         assert_eq!(peer("type=11 node_to=5 weight=15"), Some(5), "kernels without bandwidth");
         assert_eq!(peer("type=11 node_to=5 weight=30 min_bandwidth=50000 max_bandwidth=0"), None);
         assert_eq!(peer("type=11 node_to=5 weight=15 min_bandwidth=50000 max_bandwidth=0"), None);

@@ -15,27 +15,21 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
 }
 
 pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> VendorScan {
-    let mut cards: Vec<Card> = root
-        .list_dir("/sys/class/drm")
-        .into_iter()
-        // Other entries are connectors such as card0-HDMI-A-1, and render nodes.
-        .filter(|n| n.strip_prefix("card").is_some_and(|n| n.parse::<u32>().is_ok()))
-        .filter_map(|name| Card::read(root, devices, &name))
-        .collect();
+    // Other entries are connectors such as card0-HDMI-A-1, and render nodes.
+    let names = numbered(root, "/sys/class/drm", "card");
+    let mut cards: Vec<Card> =
+        names.iter().filter_map(|name| Card::read(root, devices, name)).collect();
     cards.sort_by_key(|c| pci::parse_address(&c.address));
     let mut scan = VendorScan::default();
-    let mut index = 0;
-    for card in cards {
-        if !card.discrete {
-            scan.notes.push(format!(
-                "the Intel GPU at {} is integrated in the CPU and not listed: it has no dedicated \
-                 memory",
-                card.address
-            ));
-            continue;
-        }
-        card.append_to(root, devices, index, &mut scan);
-        index += 1;
+    let (discrete, integrated): (Vec<_>, Vec<_>) = cards.into_iter().partition(|c| c.discrete);
+    for Card { address, .. } in integrated {
+        scan.notes.push(format!(
+            "the Intel GPU at {address} is integrated in the CPU and not listed: it has no \
+             dedicated memory"
+        ));
+    }
+    for (index, card) in discrete.iter().enumerate() {
+        card.append_to(root, devices, index as u32, &mut scan);
     }
     scan
 }
@@ -80,13 +74,9 @@ impl Card {
         }
         for a in 0..self.tiles.len() {
             for b in a + 1..self.tiles.len() {
-                scan.links.push(GpuLink {
-                    a: (first + a) as u32,
-                    b: (first + b) as u32,
-                    kind: LinkKind::OnCard,
-                    count: None,
-                    megabytes_per_second: None,
-                });
+                let (a, b) = ((first + a) as u32, (first + b) as u32);
+                let kind = LinkKind::OnCard;
+                scan.links.push(GpuLink { a, b, kind, count: None, megabytes_per_second: None });
             }
         }
     }
@@ -95,17 +85,22 @@ impl Card {
 /// The tiles of xe, below the PCI device.
 fn xe_tiles(root: &Root, card: &str) -> Vec<Option<u64>> {
     let device = format!("{card}/device");
-    let is_tile = |n: &&String| n.strip_prefix("tile").is_some_and(|n| n.parse::<u32>().is_ok());
     let size = |tile: &String| memory(root, &format!("{device}/{tile}/physical_vram_size_bytes"));
-    root.list_dir(&device).iter().filter(is_tile).map(size).collect()
+    numbered(root, &device, "tile").iter().map(size).collect()
+}
+
+/// The entries of a directory that are a prefix and a number.
+fn numbered(root: &Root, dir: &str, prefix: &str) -> Vec<String> {
+    let mut names = root.list_dir(dir);
+    names.retain(|n| n.strip_prefix(prefix).is_some_and(|n| n.parse::<u32>().is_ok()));
+    names
 }
 
 /// The tiles of i915, one `gt` each. An integrated GPU may have a second `gt` for media on its only
 /// tile, but is not listed anyway. Only Intel's own driver builds report the memory, of the whole
 /// card.
 fn i915_tiles(root: &Root, card: &str) -> Vec<Option<u64>> {
-    let is_gt = |n: &&String| n.strip_prefix("gt").is_some_and(|n| n.parse::<u32>().is_ok());
-    let count = root.list_dir(&format!("{card}/gt")).iter().filter(is_gt).count().max(1);
+    let count = numbered(root, &format!("{card}/gt"), "gt").len().max(1);
     let total = memory(root, &format!("{card}/lmem_total_bytes"));
     vec![total.map(|bytes| bytes / count as u64); count]
 }

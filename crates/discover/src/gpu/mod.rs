@@ -47,14 +47,15 @@ pub(crate) fn scan(
     nodes: &[NumaNode],
     packages: &[Package],
 ) -> GpuScan {
-    let mut scan = GpuScan::default();
     let nvidia = nvidia::scan(root, devices);
-    scan.nvidia_driver = nvidia.driver;
-    scan.cuda_driver = nvidia.cuda;
+    let mut scan = GpuScan {
+        nvidia_driver: nvidia.driver,
+        cuda_driver: nvidia.cuda,
+        amdgpu_driver: root.read_text("/sys/module/amdgpu/version"),
+        ..GpuScan::default()
+    };
     scan.append(nvidia.gpus);
-    let amd = amd::scan(root, devices);
-    scan.amdgpu_driver = root.read_text("/sys/module/amdgpu/version");
-    scan.append(amd);
+    scan.append(amd::scan(root, devices));
     scan.append(intel::scan(root, devices));
     scan.notes.extend(unbound_gpu_notes(root, devices, &scan.gpus));
     scan.drop_inaccessible();
@@ -102,11 +103,8 @@ impl GpuScan {
                 gpu.name, gpu.vendor, before.vendor
             ));
         }
-        self.gpus.extend(vendor.gpus.into_iter().map(|g| Gpu {
-            index: g.index + first,
-            card: g.card + first_card,
-            ..g
-        }));
+        let offset = |g: Gpu| Gpu { index: g.index + first, card: g.card + first_card, ..g };
+        self.gpus.extend(vendor.gpus.into_iter().map(offset));
         let offset_link = |l: GpuLink| GpuLink { a: l.a + first, b: l.b + first, ..l };
         self.links.extend(vendor.links.into_iter().map(offset_link));
         self.notes.extend(vendor.notes);
@@ -129,14 +127,11 @@ fn unbound_gpu_notes(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<St
         if driver.as_deref().is_some_and(|d| drivers.contains(&d)) {
             continue;
         }
-        let state = match driver {
-            Some(other) => format!("bound to driver {other}"),
-            None => "not bound to a driver".to_owned(),
-        };
+        let bound = |other| format!("bound to driver {other}");
+        let state = driver.map_or("not bound to a driver".to_owned(), bound);
+        let (address, drivers) = (&device.address, drivers.join(" or "));
         notes.push(format!(
-            "the {vendor} GPU at {} is {state} and cannot be used; it needs {}",
-            device.address,
-            drivers.join(" or ")
+            "the {vendor} GPU at {address} is {state} and cannot be used; it needs {drivers}"
         ));
     }
     notes

@@ -45,14 +45,14 @@ pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> NvidiaScan {
             NvidiaScan { gpus: scan, driver: report.driver.or(driver), cuda: report.cuda }
         }
         Err(error) => {
-            let mut scan = from_driver(root, devices, &known);
-            if !scan.gpus.is_empty() {
-                scan.notes.push(format!(
+            let mut gpus = from_driver(root, devices, &known);
+            if !gpus.gpus.is_empty() {
+                gpus.notes.push(format!(
                     "NVML is unavailable ({error}): memory, MIG mode and NVLinks of the GPUs are \
                      unknown; libnvidia-ml.so.1 is part of the driver"
                 ));
             }
-            NvidiaScan { gpus: scan, driver, cuda: None }
+            NvidiaScan { gpus, driver, cuda: None }
         }
     }
 }
@@ -114,25 +114,25 @@ struct DriverGpu {
     excluded: bool,
 }
 
+impl DriverGpu {
+    fn at(address: &str) -> Self {
+        Self { address: address.to_owned(), ..Self::default() }
+    }
+}
+
 /// The GPUs in the driver's procfs directory, else those bound to the driver.
 fn driver_gpus(root: &Root, devices: &[PciDevice]) -> Vec<DriverGpu> {
     let dir = format!("{PROC}/gpus");
-    let mut known: Vec<DriverGpu> = root
-        .list_dir(&dir)
-        .into_iter()
-        .filter(|address| pci::parse_address(address).is_some())
-        .map(|address| {
-            let text = root.read_text(&format!("{dir}/{address}/information"));
-            parse_information(address, &text.unwrap_or_default())
-        })
-        .collect();
+    let read = |address: String| {
+        pci::parse_address(&address)?;
+        let text = root.read_text(&format!("{dir}/{address}/information"));
+        Some(parse_information(address, &text.unwrap_or_default()))
+    };
+    let mut known: Vec<DriverGpu> = root.list_dir(&dir).into_iter().filter_map(read).collect();
     if known.is_empty() {
-        let bound = |d: &&PciDevice| {
-            is_gpu(d) && pci::driver(root, &d.address).as_deref() == Some("nvidia")
-        };
-        let from_pci =
-            |d: &PciDevice| DriverGpu { address: d.address.clone(), ..DriverGpu::default() };
-        known = devices.iter().filter(bound).map(from_pci).collect();
+        let driver = |d: &PciDevice| pci::driver(root, &d.address);
+        let bound = devices.iter().filter(|d| is_gpu(d) && driver(d).as_deref() == Some("nvidia"));
+        known = bound.map(|d| DriverGpu::at(&d.address)).collect();
     }
     known.sort_by_key(|k| pci::parse_address(&k.address));
     known
@@ -191,7 +191,7 @@ fn driver_version(root: &Root) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
+    use crate::fake_sysfs::{FakeSysfs, pci_device};
 
     #[test]
     fn information_files_are_parsed() {
@@ -199,17 +199,9 @@ mod tests {
                     GPU-????????-????-????-????-????????????\nVideo BIOS: \t \
                     ??.??.??.??.??\nBus Type: \t PCIe\nBus Location: \t 0000:03:00.0\nDevice \
                     Minor: \t 3\nGPU Excluded:\t No\n";
-        let known = parse_information("0000:03:00.0".to_owned(), text);
-        assert_eq!(
-            known,
-            DriverGpu {
-                address: "0000:03:00.0".to_owned(),
-                name: Some("NVIDIA A100-SXM4-40GB".to_owned()),
-                uuid: None,
-                minor: Some(3),
-                excluded: false,
-            }
-        );
+        let name = Some("NVIDIA A100-SXM4-40GB".to_owned());
+        let expected = DriverGpu { name, minor: Some(3), ..DriverGpu::at("0000:03:00.0") };
+        assert_eq!(parse_information("0000:03:00.0".to_owned(), text), expected);
     }
 
     #[test]
@@ -226,10 +218,8 @@ mod tests {
 
     #[test]
     fn gpus_hidden_from_nvml_are_noted() {
-        let known =
-            |address: &str| DriverGpu { address: address.to_owned(), ..DriverGpu::default() };
-        let gone = DriverGpu { excluded: true, ..known("0000:c1:00.0") };
-        let all = [known("0000:03:00.0"), known("0000:41:00.0"), gone];
+        let excluded = DriverGpu { excluded: true, ..DriverGpu::at("0000:c1:00.0") };
+        let all = [DriverGpu::at("0000:03:00.0"), DriverGpu::at("0000:41:00.0"), excluded];
         let note = hidden_gpus_note(&all, &[]).unwrap();
         assert!(note.contains("0 of the node's 2") && note.contains("0000:03:00.0, 0000:41:00.0"));
         assert_eq!(hidden_gpus_note(&all[2..], &[]), None);
@@ -237,14 +227,9 @@ mod tests {
 
     #[test]
     fn mig_mode_is_noted() {
-        let gpu = |bus: u32, mig| NvmlGpu {
-            address: format!("0000:{bus:02x}:00.0"),
-            name: "NVIDIA A100".to_owned(),
-            uuid: None,
-            memory_bytes: None,
-            minor: None,
-            mig,
-            remotes: Vec::new(),
+        let gpu = |bus: u32, mig| {
+            let address = format!("0000:{bus:02x}:00.0");
+            NvmlGpu { address, mig, ..NvmlGpu::default() }
         };
         let scan = from_nvml(&FakeSysfs::new().root(), &[], &[gpu(1, false), gpu(2, true)]);
         assert!(scan.notes[0].starts_with("MIG mode is enabled on GPU 1:"), "{:?}", scan.notes);
@@ -255,8 +240,8 @@ mod tests {
     fn gpus_without_procfs_are_found_by_driver() {
         let tree = FakeSysfs::new();
         let path = |bus: &str| format!("pci0000:00/0000:00:01.0/0000:{bus}:00.0");
-        tree.pci(FakePciDevice::new(&path("02"), 0x030200, VENDOR, 0x20b0).driver("nvidia"));
-        tree.pci(FakePciDevice::new(&path("03"), 0x030200, VENDOR, 0x20b0).driver("vfio-pci"));
+        tree.pci(pci_device(&path("02"), 0x030200, VENDOR, 0x20b0).driver("nvidia"));
+        tree.pci(pci_device(&path("03"), 0x030200, VENDOR, 0x20b0).driver("vfio-pci"));
         let devices = pci::scan(&tree.root());
         let scan = scan(&tree.root(), &devices).gpus;
         let names: Vec<&str> = scan.gpus.iter().map(|g| g.name.as_str()).collect();

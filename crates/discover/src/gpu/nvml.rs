@@ -16,6 +16,7 @@ pub(super) struct NvmlReport {
 }
 
 /// NVML's view of a GPU.
+#[derive(Default)]
 pub(super) struct NvmlGpu {
     pub(super) address: String,
     pub(super) name: String,
@@ -44,17 +45,12 @@ const MAX_LINKS: u32 = 36;
 /// Queries NVML; an error if it cannot be loaded or initialised.
 pub(super) fn read(devices: &[PciDevice]) -> Result<NvmlReport, NvmlError> {
     let nvml = Nvml::init()?;
-    let mut report = NvmlReport {
-        gpus: Vec::new(),
-        driver: nvml.sys_driver_version().ok(),
-        cuda: None,
-        notes: Vec::new(),
-    };
-    report.cuda = nvml.sys_cuda_driver_version().ok().map(|version| {
-        let (major, minor) =
-            (cuda_driver_version_major(version), cuda_driver_version_minor(version));
-        format!("{major}.{minor}")
+    let cuda = nvml.sys_cuda_driver_version().ok().map(|version| {
+        let minor = cuda_driver_version_minor(version);
+        format!("{}.{minor}", cuda_driver_version_major(version))
     });
+    let driver = nvml.sys_driver_version().ok();
+    let mut report = NvmlReport { gpus: Vec::new(), driver, cuda, notes: Vec::new() };
     for index in 0..nvml.device_count()? {
         match nvml.device_by_index(index).and_then(|device| gpu(&device, devices)) {
             Ok(gpu) => report.gpus.push(gpu),
@@ -86,9 +82,8 @@ fn remotes(device: &Device<'_>, device_id: u32, devices: &[PciDevice]) -> Vec<Nv
         let link = device.link_wrapper_for(number);
         match link.is_active() {
             Ok(true) => {}
-            Ok(false) => continue,
             Err(NvmlError::InvalidArg | NvmlError::NotSupported) => break,
-            Err(_) => continue,
+            Ok(false) | Err(_) => continue,
         }
         found.push(match link.remote_pci_info() {
             Ok(far) => {
@@ -125,13 +120,8 @@ pub(super) fn links(gpus: &[NvmlGpu]) -> Vec<GpuLink> {
                 .max(link_count(right, &NvLinkRemote::Gpu(left.address.clone())));
             let count = direct.max(switched[a].min(switched[b]));
             if count > 0 {
-                links.push(GpuLink {
-                    a: a as u32,
-                    b: b as u32,
-                    kind: LinkKind::NvLink,
-                    count: Some(count),
-                    megabytes_per_second: None,
-                });
+                let (a, b, count, kind) = (a as u32, b as u32, Some(count), LinkKind::NvLink);
+                links.push(GpuLink { a, b, kind, count, megabytes_per_second: None });
             }
         }
     }
@@ -147,15 +137,7 @@ mod tests {
     use super::*;
 
     fn gpu(address: &str, remotes: Vec<NvLinkRemote>) -> NvmlGpu {
-        NvmlGpu {
-            address: address.to_owned(),
-            name: "NVIDIA A100".to_owned(),
-            uuid: None,
-            memory_bytes: None,
-            minor: None,
-            mig: false,
-            remotes,
-        }
+        NvmlGpu { address: address.to_owned(), remotes, ..NvmlGpu::default() }
     }
 
     fn pairs(gpus: &[NvmlGpu]) -> Vec<(u32, u32, Option<u32>)> {
@@ -182,13 +164,9 @@ mod tests {
 
     #[test]
     fn remote_ends_are_classified() {
-        let device = |address: &str, vendor, class| PciDevice {
-            address: address.to_owned(),
-            path: Vec::new(),
-            class,
-            vendor,
-            device: 0,
-            numa: None,
+        let device = |address: &str, vendor, class| {
+            let address = address.to_owned();
+            PciDevice { address, path: vec![], class, vendor, device: 0, numa: None }
         };
         let devices = [
             device("0000:18:00.0", nvidia::VENDOR, 0x030200),

@@ -4,34 +4,35 @@
 use regatta_model::{Distance, LinkKind, NicKind};
 
 use super::*;
-use crate::fake_sysfs::{FakePciDevice, FakeSysfs};
+use crate::fake_sysfs::{FakeSysfs, pci_device};
 use crate::nic;
 
 const UP: [(&str, &str); 3] = [("type", "1\n"), ("operstate", "up\n"), ("speed", "200000\n")];
 
 /// NUMA nodes of equal size, evenly divided among the packages.
-fn numa_topology(
-    nodes: usize,
-    sockets: usize,
-    cpus_per_node: usize,
-) -> (Vec<NumaNode>, Vec<Package>) {
-    let cpus = |first: usize, count: usize| CpuSet::range(first, first + count - 1);
+fn numa_topology([nodes, sockets, cpus_per_node]: [usize; 3]) -> (Vec<NumaNode>, Vec<Package>) {
+    let cpus = |i: usize, count: usize| CpuSet::range(i * count, (i + 1) * count - 1);
     let node = |i: usize| NumaNode {
         id: i as u32,
-        cpus: cpus(i * cpus_per_node, cpus_per_node),
+        cpus: cpus(i, cpus_per_node),
         memory_bytes: 1 << 36,
         distances: Vec::new(),
     };
-    let size = nodes * cpus_per_node / sockets;
-    let package = |i: usize| Package { id: i as u32, cpus: cpus(i * size, size) };
+    let per_package = nodes * cpus_per_node / sockets;
+    let package = |i: usize| Package { id: i as u32, cpus: cpus(i, per_package) };
     ((0..nodes).map(node).collect(), (0..sockets).map(package).collect())
 }
 
-fn scan(tree: &FakeSysfs, nodes: &[NumaNode], packages: &[Package]) -> (GpuScan, Vec<Nic>) {
-    let root = tree.root();
-    let devices = pci::scan(&root);
-    let nics = nic::scan(&root, &devices);
-    (super::scan(&root, &devices, &nics, nodes, packages), nics)
+/// Scans a node with this number of NUMA nodes, sockets and CPUs per NUMA node.
+fn scan(tree: &FakeSysfs, shape: [usize; 3]) -> (GpuScan, Vec<Nic>) {
+    let (nodes, packages) = numa_topology(shape);
+    scan_root(&tree.root(), &nodes, &packages)
+}
+
+fn scan_root(root: &Root, nodes: &[NumaNode], packages: &[Package]) -> (GpuScan, Vec<Nic>) {
+    let devices = pci::scan(root);
+    let nics = nic::scan(root, &devices);
+    (super::scan(root, &devices, &nics, nodes, packages), nics)
 }
 
 fn addresses(scan: &GpuScan) -> Vec<&str> {
@@ -82,7 +83,7 @@ fn lumi() -> FakeSysfs {
         let host = bus_number & !3;
         let port = bus_number - host;
         let path = format!("pci0000:{host:02x}/0000:{host:02x}:0{port}.1/0000:{bus}:00.0");
-        let device = FakePciDevice::new(&path, 0x038000, amd::VENDOR, 0x7408);
+        let device = pci_device(&path, 0x038000, amd::VENDOR, 0x7408);
         tree.pci(device.numa(GCD_NODES[i]).driver("amdgpu"));
         let node = format!("{KFD}/{}", 4 + i);
         let text = format!(
@@ -94,10 +95,8 @@ fn lumi() -> FakeSysfs {
             0x1234 + i
         );
         tree.file(&format!("{node}/properties"), &text);
-        tree.file(
-            &format!("{node}/mem_banks/0/properties"),
-            "heap_type 1\nsize_in_bytes 68702699520\n",
-        );
+        let bank = format!("{node}/mem_banks/0/properties");
+        tree.file(&bank, "heap_type 1\nsize_in_bytes 68702699520\n");
         // The CPU is linked by Infinity Fabric, too.
         let to_cpu = format!("type 11\nnode_to {}\nweight 15\n", GCD_NODES[i]);
         tree.file(&format!("{node}/io_links/0/properties"), &to_cpu);
@@ -117,12 +116,9 @@ fn lumi() -> FakeSysfs {
         let host = u32::from_str_radix(bus, 16).unwrap() & !3;
         let address = format!("0000:{bus}:00.0");
         let path = format!("pci0000:{host:02x}/0000:{host:02x}:01.1/{address}");
-        tree.pci(FakePciDevice::new(&path, 0x020000, 0x17db, 0x0501).numa(numa).driver("cxi_ss1"));
+        tree.pci(pci_device(&path, 0x020000, 0x17db, 0x0501).numa(numa).driver("cxi_ss1"));
         tree.net(&format!("hsn{i}"), Some(&address), &UP);
-        let cxi = format!("/sys/bus/pci/devices/{address}/cxi/cxi{i}");
-        tree.dir(&cxi);
-        tree.link(&format!("{cxi}/device"), &format!("/sys/bus/pci/devices/{address}"));
-        tree.link(&format!("/sys/class/cxi/cxi{i}"), &cxi);
+        tree.cxi(&format!("cxi{i}"), &address);
     }
     tree.file("/sys/module/amdgpu/version", "6.3.6\n");
     tree
@@ -133,8 +129,7 @@ fn lumi_node_is_discovered() {
     let tree = lumi();
     tree.file("/sys/bus/pci/devices/0000:c1:00.0/local_cpulist", "48-63,112-127\n");
     tree.file("/sys/bus/pci/devices/0000:de:00.0/product_name", "AMD INSTINCT MI250X\n");
-    let (nodes, packages) = numa_topology(4, 1, 16);
-    let (scan, nics) = scan(&tree, &nodes, &packages);
+    let (scan, nics) = scan(&tree, [4, 1, 16]);
 
     let buses: Vec<String> = GCDS.iter().map(|b| format!("0000:{b}:00.0")).collect();
     assert_eq!(addresses(&scan), buses);
@@ -152,12 +147,8 @@ fn lumi_node_is_discovered() {
     assert_eq!(scan.amdgpu_driver.as_deref(), Some("6.3.6"));
     assert!(scan.notes.is_empty(), "{:?}", scan.notes);
 
-    let links: Vec<(usize, usize, u64)> = scan
-        .links
-        .iter()
-        .map(|l| (l.a as usize, l.b as usize, u64::from(l.count.unwrap())))
-        .collect();
-    assert_eq!(links, XGMI_LINKS);
+    let link = |l: &GpuLink| (l.a as usize, l.b as usize, u64::from(l.count.unwrap()));
+    assert_eq!(scan.links.iter().map(link).collect::<Vec<_>>(), XGMI_LINKS);
     assert!(scan.links.iter().all(|l| (l.kind == LinkKind::OnCard) == (l.count == Some(4))));
     assert_eq!(scan.links[0].megabytes_per_second, Some(200_000));
 
@@ -175,8 +166,7 @@ fn gpus_outside_of_the_cgroup_are_noted() {
     let file = |id: u32| format!("/sys/class/kfd/kfd/topology/nodes/{id}/properties");
     std::fs::remove_file(tree.root().path(&file(5))).unwrap();
     tree.file(&file(7), "");
-    let (nodes, packages) = numa_topology(4, 1, 16);
-    let (scan, _) = scan(&tree, &nodes, &packages);
+    let (scan, _) = scan(&tree, [4, 1, 16]);
     assert_eq!(addresses(&scan)[..3], ["0000:c1:00.0", "0000:c9:00.0", "0000:d1:00.0"]);
     // GCDs whose sibling is hidden are on cards of their own.
     assert_eq!(column(&scan, |g| g.card), [0, 1, 2, 2, 3, 3]);
@@ -189,16 +179,12 @@ fn gpus_outside_of_the_cgroup_are_noted() {
 fn amd_gpus_without_kfd_are_listed_with_a_note() {
     let tree = FakeSysfs::new();
     let path = "pci0000:00/0000:00:01.1/0000:03:00.0";
-    tree.pci(FakePciDevice::new(path, 0x120000, amd::VENDOR, 0x74a1).driver("amdgpu"));
-    tree.pci(FakePciDevice::new(
-        "pci0000:00/0000:00:02.1/0000:04:00.0",
-        0x120000,
-        amd::VENDOR,
-        0x74a1,
-    ));
+    tree.pci(pci_device(path, 0x120000, amd::VENDOR, 0x74a1).driver("amdgpu"));
+    let path = "pci0000:00/0000:00:02.1/0000:04:00.0";
+    tree.pci(pci_device(path, 0x120000, amd::VENDOR, 0x74a1));
     tree.drm(0, "0000:03:00.0");
     tree.file("/sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total", "206141652992\n");
-    let (scan, _) = scan(&tree, &[], &[]);
+    let (scan, _) = scan_root(&tree.root(), &[], &[]);
     assert_eq!(column(&scan, |g| g.name.clone()), ["AMD GPU 74a1"]);
     assert_eq!(scan.gpus[0].memory_bytes, Some(206_141_652_992));
     assert_eq!(scan.gpus[0].device_file.as_deref(), Some("/dev/dri/renderD128"));
@@ -217,12 +203,10 @@ fn hgx() -> FakeSysfs {
         let switch = format!("pci0000:{host:02x}/0000:{host:02x}:01.0/0000:{up:02x}:00.0");
         let gpu = format!("{switch}/0000:{down:02x}:00.0/0000:{bus}:00.0");
         let numa = (i / 4) as i32;
-        tree.pci(
-            FakePciDevice::new(&gpu, 0x030200, nvidia::VENDOR, 0x2330).numa(numa).driver("nvidia"),
-        );
+        tree.pci(pci_device(&gpu, 0x030200, nvidia::VENDOR, 0x2330).numa(numa).driver("nvidia"));
         let address = format!("0000:{nic:02x}:00.0");
         let nic = format!("{switch}/0000:{down:02x}:01.0/{address}");
-        tree.pci(FakePciDevice::new(&nic, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"));
+        tree.pci(pci_device(&nic, 0x020700, 0x15b3, 0x1021).numa(numa).driver("mlx5_core"));
         tree.rdma(&format!("mlx5_{i}"), &address, "InfiniBand", "4: ACTIVE", "400 Gb/sec (4X NDR)");
         let text = format!(
             "Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t GPU-{i}\nDevice Minor: \t {}\nGPU \
@@ -231,10 +215,7 @@ fn hgx() -> FakeSysfs {
         );
         tree.file(&format!("/proc/driver/nvidia/gpus/0000:{bus}:00.0/information"), &text);
     }
-    tree.pci(
-        FakePciDevice::new("pci0000:00/0000:00:1c.0/0000:01:00.0", 0x020000, 0x8086, 0x1593)
-            .numa(0),
-    );
+    tree.pci(pci_device("pci0000:00/0000:00:1c.0/0000:01:00.0", 0x020000, 0x8086, 0x1593).numa(0));
     tree.net("eno1", Some("0000:01:00.0"), &UP);
     let line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n";
     tree.file("/proc/driver/nvidia/version", line);
@@ -244,8 +225,7 @@ fn hgx() -> FakeSysfs {
 #[test]
 fn dgx_h100_node_is_discovered() {
     let tree = hgx();
-    let (nodes, packages) = numa_topology(2, 2, 56);
-    let (scan, nics) = scan(&tree, &nodes, &packages);
+    let (scan, nics) = scan(&tree, [2, 2, 56]);
     assert_eq!(addresses(&scan)[..2], ["0000:18:00.0", "0000:2a:00.0"]);
     assert_eq!(scan.gpus.len(), 8);
     assert!(scan.gpus.iter().all(|g| g.name == "NVIDIA H100 80GB HBM3" && g.subdevice.is_none()));
@@ -256,8 +236,7 @@ fn dgx_h100_node_is_discovered() {
     assert_eq!(scan.nvidia_driver.as_deref(), Some("535.104.05"));
     assert!(scan.notes.is_empty(), "{:?}", scan.notes);
 
-    let expected: Vec<(String, Distance)> =
-        (0..8).map(|i| (format!("mlx5_{i}"), Distance::Switch)).collect();
+    let expected: Vec<_> = (0..8).map(|i| (format!("mlx5_{i}"), Distance::Switch)).collect();
     assert_eq!(closest_nics(&scan, &nics), expected);
     use Distance::{Numa, Remote, Switch};
     let far = [Switch, Numa, Numa, Numa, Remote, Remote, Remote, Remote, Numa];
@@ -267,8 +246,7 @@ fn dgx_h100_node_is_discovered() {
 
 #[test]
 fn unknown_numa_node_is_ignored() {
-    let (nodes, packages) = numa_topology(1, 1, 56);
-    let (scan, _) = scan(&hgx(), &nodes, &packages);
+    let (scan, _) = scan(&hgx(), [1, 1, 56]);
     assert_eq!(scan.gpus[7].numa, None);
     assert_eq!(scan.gpus[7].nic_distance[0], Distance::Numa, "there is only one NUMA node");
 }
@@ -281,11 +259,8 @@ fn aurora(write_tiles: impl Fn(&FakeSysfs, u32, &str)) -> FakeSysfs {
         let host = u32::from_str_radix(bus, 16).unwrap() - 1;
         let address = format!("{domain:04x}:{bus}:00.0");
         let path = format!("pci{domain:04x}:{host:02x}/{domain:04x}:{host:02x}:01.0/{address}");
-        tree.pci(
-            FakePciDevice::new(&path, 0x038000, intel::VENDOR, 0x0bd6)
-                .numa(domain as i32)
-                .driver("i915"),
-        );
+        let device = pci_device(&path, 0x038000, intel::VENDOR, 0x0bd6);
+        tree.pci(device.numa(domain as i32).driver("i915"));
         // The kernel numbers cards in probe order; here reversed.
         let number = 5 - i as u32;
         tree.drm(number, &address);
@@ -310,13 +285,10 @@ fn aurora_node_is_discovered_with_i915_and_xe() {
         }
     });
     for tree in [i915, xe] {
-        let (nodes, packages) = numa_topology(2, 2, 52);
-        let (scan, _) = scan(&tree, &nodes, &packages);
+        let (scan, _) = scan(&tree, [2, 2, 52]);
         assert_eq!(scan.gpus.len(), 12);
-        assert_eq!(
-            addresses(&scan)[4..8],
-            ["0000:6c:00.0", "0000:6c:00.0", "0001:18:00.0", "0001:18:00.0"]
-        );
+        let cards = ["0000:6c:00.0", "0000:6c:00.0", "0001:18:00.0", "0001:18:00.0"];
+        assert_eq!(addresses(&scan)[4..8], cards);
         assert_eq!(column(&scan, |g| g.card), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
         assert_eq!(column(&scan, |g| g.subdevice.unwrap())[..4], [0, 1, 0, 1]);
         assert!(scan.gpus.iter().all(|g| g.memory_bytes == Some(1 << 36)));
@@ -332,21 +304,15 @@ fn aurora_node_is_discovered_with_i915_and_xe() {
 #[test]
 fn integrated_gpu_is_not_listed() {
     let tree = FakeSysfs::new();
-    tree.pci(
-        FakePciDevice::new("pci0000:00/0000:00:02.0", 0x030000, intel::VENDOR, 0x7d55)
-            .driver("i915"),
-    );
+    tree.pci(pci_device("pci0000:00/0000:00:02.0", 0x030000, intel::VENDOR, 0x7d55).driver("i915"));
     tree.drm(1, "0000:00:02.0");
     // Meteor Lake: the second gt is the media engine on the same tile.
     tree.dir("/sys/class/drm/card1/gt/gt0");
     tree.dir("/sys/class/drm/card1/gt/gt1");
-    tree.pci(
-        FakePciDevice::new("pci0000:00/0000:00:14.3", 0x028000, intel::VENDOR, 0x7e40)
-            .driver("iwlwifi"),
-    );
+    let wifi = pci_device("pci0000:00/0000:00:14.3", 0x028000, intel::VENDOR, 0x7e40);
+    tree.pci(wifi.driver("iwlwifi"));
     tree.net("wlp0s20f3", Some("0000:00:14.3"), &[("type", "1\n"), ("operstate", "up\n")]);
-    let (nodes, packages) = numa_topology(1, 1, 16);
-    let (scan, nics) = scan(&tree, &nodes, &packages);
+    let (scan, nics) = scan(&tree, [1, 1, 16]);
     assert!(scan.gpus.is_empty());
     assert!(scan.notes[0].contains("0000:00:02.0 is integrated"), "{:?}", scan.notes);
     assert_eq!(scan.notes.len(), 1);
@@ -357,9 +323,8 @@ fn integrated_gpu_is_not_listed() {
 fn gpus_of_two_vendors_have_distinct_indices() {
     let tree = lumi();
     let path = "pci0000:00/0000:00:01.0/0000:01:00.0";
-    tree.pci(FakePciDevice::new(path, 0x030000, nvidia::VENDOR, 0x1234).driver("nvidia"));
-    let (nodes, packages) = numa_topology(4, 1, 16);
-    let (scan, _) = scan(&tree, &nodes, &packages);
+    tree.pci(pci_device(path, 0x030000, nvidia::VENDOR, 0x1234).driver("nvidia"));
+    let (scan, _) = scan(&tree, [4, 1, 16]);
     assert_eq!(column(&scan, |g| g.index), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(column(&scan, |g| g.card), [0, 1, 1, 2, 2, 3, 3, 4, 4]);
     assert_eq!((scan.links[0].a, scan.links[0].b), (1, 2));
@@ -368,10 +333,7 @@ fn gpus_of_two_vendors_have_distinct_indices() {
 
 #[test]
 fn running_node_is_discovered() {
-    let root = Root::live();
-    let devices = pci::scan(&root);
-    let nics = nic::scan(&root, &devices);
-    let scan = super::scan(&root, &devices, &nics, &[], &[]);
+    let (scan, nics) = scan_root(&Root::live(), &[], &[]);
     for (i, gpu) in scan.gpus.iter().enumerate() {
         assert_eq!(gpu.index as usize, i);
         assert_eq!(gpu.nic_distance.len(), nics.len());
@@ -398,9 +360,6 @@ fn inaccessible_gpus_are_dropped_and_the_rest_renumbered() {
     let left: Vec<_> = scan.gpus.iter().map(|g| (g.index, g.device_file.as_deref())).collect();
     assert_eq!(left, [(0, Some("/dev/nvidia1")), (1, Some("/dev/nvidia3"))]);
     assert_eq!(scan.links, [link(0, 1)]);
-    assert!(
-        scan.notes[0].contains("GPU 0 (/dev/nvidia0), GPU 2 (/dev/nvidia2)"),
-        "{:?}",
-        scan.notes
-    );
+    let note = &scan.notes[0];
+    assert!(note.contains("GPU 0 (/dev/nvidia0), GPU 2 (/dev/nvidia2)"), "{note}");
 }

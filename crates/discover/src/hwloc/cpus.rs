@@ -3,7 +3,7 @@
 use regatta_model::{Core, CpuSet, L3Group, Package};
 
 use super::MAX_CPUS;
-use super::error::HwlocError;
+use super::error::{HwlocError, Result};
 use super::topology::{ObjectType, Topology};
 
 /// The CPUs of a topology. The NUMA nodes of the cores are set later.
@@ -22,56 +22,39 @@ struct Ancestors {
     core: Option<usize>,
 }
 
-#[derive(Default)]
-struct DraftPackage {
-    id: Option<u32>,
-    cpus: CpuSet,
-}
-
-#[derive(Default)]
-struct DraftL3 {
-    size_bytes: Option<u64>,
-    cpus: CpuSet,
-}
-
-struct DraftCore {
-    ancestors: Ancestors,
-    cpus: CpuSet,
-}
-
+/// The objects with their attribute and the CPUs found so far.
 #[derive(Default)]
 struct Drafts {
     online: CpuSet,
-    packages: Vec<DraftPackage>,
-    l3: Vec<DraftL3>,
-    cores: Vec<DraftCore>,
+    /// By OS index.
+    packages: Vec<(Option<u32>, CpuSet)>,
+    /// By size in bytes.
+    l3: Vec<(Option<u64>, CpuSet)>,
+    /// By enclosing objects.
+    cores: Vec<(Ancestors, CpuSet)>,
 }
 
-pub(super) fn read(topology: &Topology<'_>) -> Result<HwlocCpus, HwlocError> {
+pub(super) fn read(topology: &Topology<'_>) -> Result<HwlocCpus> {
     let drafts = drafts(topology)?;
     if drafts.online.is_empty() {
         return Err(HwlocError::NoPu { at: topology.position() });
     }
     let (l3, l3_ids) = groups(drafts.l3);
-    let mut cores: Vec<Core> = (drafts.cores.into_iter())
-        .filter(|core| !core.cpus.is_empty())
-        .map(|core| Core {
-            package: 0,
-            numa: None,
-            l3: core.ancestors.l3.and_then(|draft| l3_ids.get(draft).copied().flatten()),
-            cpus: core.cpus,
-        })
-        .collect();
-    cores.sort_by_key(|core| core.cpus.first());
     let packages = packages(drafts.packages, &drafts.online);
     let package_by_cpu = owner_by_cpu(packages.iter().map(|p| (p.id, &p.cpus)));
-    for core in &mut cores {
-        core.package = common_owner(&package_by_cpu, &core.cpus).unwrap_or_default();
-    }
+    let core = |(ancestors, cpus): (Ancestors, CpuSet)| Core {
+        package: common_owner(&package_by_cpu, &cpus).unwrap_or_default(),
+        numa: None,
+        l3: ancestors.l3.and_then(|draft| l3_ids[draft]),
+        cpus,
+    };
+    let cores = drafts.cores.into_iter().filter(|(_, cpus)| !cpus.is_empty());
+    let mut cores: Vec<Core> = cores.map(core).collect();
+    cores.sort_by_key(|core| core.cpus.first());
     Ok(HwlocCpus { online: drafts.online, packages, l3, cores })
 }
 
-fn drafts(topology: &Topology<'_>) -> Result<Drafts, HwlocError> {
+fn drafts(topology: &Topology<'_>) -> Result<Drafts> {
     let mut drafts = Drafts::default();
     let mut ancestors_of: Vec<Ancestors> = Vec::with_capacity(topology.objects.len());
     for object in &topology.objects {
@@ -79,17 +62,16 @@ fn drafts(topology: &Topology<'_>) -> Result<Drafts, HwlocError> {
         match object.kind {
             ObjectType::Package => {
                 ancestors.package = Some(drafts.packages.len());
-                let id = object.integer("os_index")?;
-                drafts.packages.push(DraftPackage { id, ..DraftPackage::default() });
+                drafts.packages.push((object.integer("os_index")?, CpuSet::new()));
             }
             ObjectType::L3 => {
                 ancestors.l3 = Some(drafts.l3.len());
                 let size_bytes = object.integer("cache_size")?.filter(|&bytes| bytes > 0);
-                drafts.l3.push(DraftL3 { size_bytes, ..DraftL3::default() });
+                drafts.l3.push((size_bytes, CpuSet::new()));
             }
             ObjectType::Core => {
                 ancestors.core = Some(drafts.cores.len());
-                drafts.cores.push(DraftCore { ancestors, cpus: CpuSet::new() });
+                drafts.cores.push((ancestors, CpuSet::new()));
             }
             ObjectType::Pu => {
                 let cpu: usize = object.os_index()?;
@@ -97,8 +79,7 @@ fn drafts(topology: &Topology<'_>) -> Result<Drafts, HwlocError> {
                     return Err(object.bad("os_index", "a CPU index below 16384"));
                 }
                 if drafts.online.contains(cpu) {
-                    let (at, number) = (object.position(), cpu as u64);
-                    return Err(HwlocError::Duplicate { at, what: "CPU", number });
+                    return Err(object.duplicate("CPU", cpu as u64));
                 }
                 drafts.add(cpu, ancestors);
             }
@@ -113,53 +94,47 @@ impl Drafts {
     fn add(&mut self, cpu: usize, ancestors: Ancestors) {
         self.online.insert(cpu);
         if let Some(package) = ancestors.package {
-            self.packages[package].cpus.insert(cpu);
+            self.packages[package].1.insert(cpu);
         }
         if let Some(l3) = ancestors.l3 {
-            self.l3[l3].cpus.insert(cpu);
+            self.l3[l3].1.insert(cpu);
         }
         match ancestors.core {
-            Some(core) => self.cores[core].cpus.insert(cpu),
+            Some(core) => self.cores[core].1.insert(cpu),
             // The file was exported without cores: each PU is one.
-            None => self.cores.push(DraftCore { ancestors, cpus: [cpu].into_iter().collect() }),
+            None => self.cores.push((ancestors, CpuSet::range(cpu, cpu))),
         }
     }
 }
 
 /// The L3 groups with CPUs, ordered by their first CPU, and the ID of each draft.
-fn groups(drafts: Vec<DraftL3>) -> (Vec<L3Group>, Vec<Option<u32>>) {
+fn groups(drafts: Vec<(Option<u64>, CpuSet)>) -> (Vec<L3Group>, Vec<Option<u32>>) {
     let mut ids = vec![None; drafts.len()];
-    let mut non_empty: Vec<(usize, DraftL3)> =
-        drafts.into_iter().enumerate().filter(|(_, draft)| !draft.cpus.is_empty()).collect();
-    non_empty.sort_by_key(|(_, draft)| draft.cpus.first());
-    let mut groups = Vec::with_capacity(non_empty.len());
-    for (id, (position, draft)) in (0u32..).zip(non_empty) {
+    let mut drafts: Vec<_> = drafts.into_iter().enumerate().collect();
+    drafts.retain(|(_, (_, cpus))| !cpus.is_empty());
+    drafts.sort_by_key(|(_, (_, cpus))| cpus.first());
+    let mut groups = Vec::with_capacity(drafts.len());
+    for (id, (position, (size_bytes, cpus))) in (0u32..).zip(drafts) {
         ids[position] = Some(id);
-        groups.push(L3Group { id, cpus: draft.cpus, size_bytes: draft.size_bytes });
+        groups.push(L3Group { id, cpus, size_bytes });
     }
     (groups, ids)
 }
 
 /// The packages with CPUs. CPUs outside of all packages form one more, because every core needs
 /// one.
-fn packages(drafts: Vec<DraftPackage>, online: &CpuSet) -> Vec<Package> {
-    let mut drafts: Vec<DraftPackage> =
-        drafts.into_iter().filter(|draft| !draft.cpus.is_empty()).collect();
-    let inside = drafts.iter().fold(CpuSet::new(), |all, draft| all.union(&draft.cpus));
-    let outside = online.difference(&inside);
-    if !outside.is_empty() {
-        drafts.push(DraftPackage { id: None, cpus: outside });
-    }
-    drafts.sort_by_key(|draft| (draft.id.is_none(), draft.id, draft.cpus.first()));
-    let numbered = drafts.iter().all(|draft| draft.id.is_some());
-    let distinct = drafts.windows(2).all(|pair| pair[0].id != pair[1].id);
-    (0u32..)
-        .zip(drafts)
-        .map(|(position, draft)| Package {
-            id: draft.id.filter(|_| numbered && distinct).unwrap_or(position),
-            cpus: draft.cpus,
-        })
-        .collect()
+fn packages(mut drafts: Vec<(Option<u32>, CpuSet)>, online: &CpuSet) -> Vec<Package> {
+    let inside = drafts.iter().fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
+    drafts.push((None, online.difference(&inside)));
+    drafts.retain(|(_, cpus)| !cpus.is_empty());
+    drafts.sort_by_key(|(id, cpus)| (id.is_none(), *id, cpus.first()));
+    let numbered = drafts.iter().all(|(id, _)| id.is_some());
+    let distinct = drafts.windows(2).all(|pair| pair[0].0 != pair[1].0);
+    let package = |(position, (id, cpus)): (u32, (Option<u32>, CpuSet))| Package {
+        id: id.filter(|_| numbered && distinct).unwrap_or(position),
+        cpus,
+    };
+    (0u32..).zip(drafts).map(package).collect()
 }
 
 /// The ID of the disjoint set that contains each CPU.

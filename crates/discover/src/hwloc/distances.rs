@@ -3,7 +3,7 @@
 
 use roxmltree::Node;
 
-use super::error::{HwlocError, TextPosition, truncated};
+use super::error::{HwlocError, Result, TextPosition, truncated};
 use super::topology::position;
 
 /// Maximum objects per matrix: Linux's maximum number of NUMA nodes.
@@ -44,29 +44,29 @@ pub(super) fn are_numa_latencies(element: Node<'_, '_>) -> bool {
 }
 
 /// Parses a matrix. In heterogeneous ones each index has its type: `OSDev:802`.
-pub(super) fn read(element: Node<'_, '_>) -> Result<DistanceMatrix, HwlocError> {
-    let invalid = |why: String| HwlocError::Distances { at: position(element), why };
+pub(super) fn read(element: Node<'_, '_>) -> Result<DistanceMatrix> {
+    let at = position(element);
+    let invalid = |why: String| HwlocError::Distances { at, why };
+    let number = |digits: &str, word: &str| {
+        digits.parse().map_err(|_| invalid(format!("{:?} is not a number", truncated(word))))
+    };
     let common = element.attribute("type").unwrap_or_default();
-    let mut objects = Vec::new();
-    for word in tokens(element, "indexes") {
-        let (kind, digits) = word.split_once(':').unwrap_or((common, word));
-        let index = digits.parse();
-        let index = index.map_err(|_| invalid(format!("{:?} is not a number", truncated(word))))?;
-        objects.push(MatrixObject { index, is_pci: kind == "PCIDev" });
+    let object = |word| {
+        let (kind, digits) = str::split_once(word, ':').unwrap_or((common, word));
+        Ok(MatrixObject { index: number(digits, word)?, is_pci: kind == "PCIDev" })
+    };
+    let objects: Vec<MatrixObject> =
+        tokens(element, "indexes").map(object).collect::<Result<_>>()?;
+    let count = objects.len();
+    if count > MAX_OBJECTS {
+        return Err(invalid(format!("{count} objects, limit {MAX_OBJECTS}")));
     }
-    if objects.len() > MAX_OBJECTS {
-        return Err(invalid(format!("{} objects, limit {MAX_OBJECTS}", objects.len())));
+    let values = tokens(element, "u64values").map(|word| number(word, word));
+    let values: Vec<u64> = values.collect::<Result<_>>()?;
+    if values.len() != count * count {
+        return Err(invalid(format!("{count} objects but {} values", values.len())));
     }
-    let mut values = Vec::new();
-    for word in tokens(element, "u64values") {
-        let value = word.parse();
-        values.push(value.map_err(|_| invalid(format!("{:?} is not a number", truncated(word))))?);
-    }
-    let expected = objects.len() * objects.len();
-    if values.len() != expected {
-        return Err(invalid(format!("{} objects but {} values", objects.len(), values.len())));
-    }
-    Ok(DistanceMatrix { position: position(element), objects, values })
+    Ok(DistanceMatrix { position: at, objects, values })
 }
 
 fn tokens<'a>(element: Node<'a, 'a>, name: &'static str) -> impl Iterator<Item = &'a str> {

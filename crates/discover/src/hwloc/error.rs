@@ -88,6 +88,8 @@ pub enum HwlocError {
     Inconsistent { reason: String },
 }
 
+pub(super) type Result<T> = std::result::Result<T, HwlocError>;
+
 /// Truncates untrusted text for an error message.
 pub(super) fn truncated(text: &str) -> String {
     const MAX_CHARS: usize = 80;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use regatta_model::{Gpu, GpuVendor};
+use regatta_model::{Gpu, GpuVendor, PciDevice};
 
-use super::error::HwlocError;
+use super::error::{HwlocError, Result};
 use super::os_devices::{ByPci, OsDevice};
 use super::pci::{HwlocPciDevice, LocalityCache};
 use super::topology::Topology;
@@ -27,6 +27,7 @@ pub(super) struct FoundGpu {
     pub(super) indices: Vec<u64>,
 }
 
+#[derive(Default)]
 struct RuntimeDevice<'t> {
     /// Index of its PCI device.
     pci: Option<usize>,
@@ -50,7 +51,7 @@ pub(super) fn read(
     inputs: &GpuInputs<'_, '_>,
     localities: &mut LocalityCache<'_>,
     notes: &mut Vec<String>,
-) -> Result<Vec<FoundGpu>, HwlocError> {
+) -> Result<Vec<FoundGpu>> {
     let mut found: Vec<FoundGpu> = Vec::new();
     for (vendor, vendor_id, runtimes) in VENDORS {
         let devices = inputs.runtime_devices(vendor_id, runtimes, notes);
@@ -62,11 +63,8 @@ pub(super) fn read(
         let cards = inputs.cards(&devices, first_card);
         for (device, (card, subdevice)) in devices.iter().zip(cards) {
             let index = found.len() as u32;
-            found.push(inputs.gpu(
-                device,
-                Gpu { card, subdevice, ..Gpu::new(index, vendor, "") },
-                localities,
-            )?);
+            let blank = Gpu { card, subdevice, ..Gpu::new(index, vendor, "") };
+            found.push(inputs.gpu(device, blank, localities)?);
         }
     }
     Ok(found)
@@ -81,10 +79,9 @@ impl<'t> GpuInputs<'_, 't> {
         runtimes: &[&str],
         notes: &mut Vec<String>,
     ) -> Vec<RuntimeDevice<'t>> {
-        let mut cards: Vec<usize> = (self.pci_devices.iter())
-            .filter(|(_, d)| d.pci.vendor == vendor && GPU_CLASSES.contains(&(d.pci.class >> 8)))
-            .map(|(&position, _)| position)
-            .collect();
+        let is_gpu = |d: &PciDevice| d.vendor == vendor && GPU_CLASSES.contains(&(d.class >> 8));
+        let gpus = self.pci_devices.iter().filter(|(_, d)| is_gpu(&d.pci));
+        let mut cards: Vec<usize> = gpus.map(|(&position, _)| position).collect();
         cards.sort_by_key(|position| self.address(*position));
         let listed =
             |runtime: &str, pci: Option<usize>| devices_of_runtime(self.os_devices(pci), runtime);
@@ -92,22 +89,15 @@ impl<'t> GpuInputs<'_, 't> {
             |runtime: &str| cards.iter().filter(|c| !listed(runtime, Some(**c)).is_empty()).count();
         // On a tie the first runtime wins, but `max_by_key` returns the last.
         let best = runtimes.iter().rev().max_by_key(|runtime| covered(runtime));
-        let without_runtime = |&card: &usize| RuntimeDevice {
-            pci: Some(card),
-            os_device: None,
-            index: None,
-            shares_card: false,
-        };
         match best {
             Some(runtime) if covered(runtime) > 0 => {
                 let mut devices = Vec::new();
                 for card in cards {
                     let of_card = listed(runtime, Some(card));
                     if of_card.is_empty() {
+                        let what = "is a GPU-class PCI device that";
                         let address = self.address(card).unwrap_or_default();
-                        notes.push(format!(
-                            "{address} is a GPU-class PCI device that {runtime} does not list"
-                        ));
+                        notes.push(format!("{address} {what} {runtime} does not list"));
                     }
                     let shares_card = of_card.len() > 1;
                     let device = |u| RuntimeDevice { pci: Some(card), shares_card, ..u };
@@ -123,7 +113,10 @@ impl<'t> GpuInputs<'_, 't> {
                 devices.sort_by_key(|device| device.index);
                 devices
             }
-            _ => cards.iter().map(without_runtime).collect(),
+            _ => {
+                let device = |card| RuntimeDevice { pci: Some(card), ..Default::default() };
+                cards.into_iter().map(device).collect()
+            }
         }
     }
 
@@ -158,10 +151,22 @@ impl<'t> GpuInputs<'_, 't> {
         with_key.map(|(key, (card, part))| (card, several(key).then_some(part))).collect()
     }
 
+    /// The OS devices of the card.
+    fn of_card(&self, device: &RuntimeDevice<'t>) -> &[OsDevice<'t>] {
+        device.pci.map_or(&[], |pci| self.os_devices(Some(pci)))
+    }
+
+    /// Like [`Self::info`], but a subdevice must not report an attribute of the whole card.
+    fn own_info(&self, device: &RuntimeDevice<'t>, names: &[&str]) -> Option<&'t str> {
+        match device.shares_card {
+            true => names.iter().find_map(|name| device.os_device?.object.info(name)),
+            false => self.info(device, names),
+        }
+    }
+
     /// The first of these info attributes on the device itself, else on its card.
     fn info(&self, device: &RuntimeDevice<'t>, names: &[&str]) -> Option<&'t str> {
-        let of_card = device.pci.map_or(&[][..], |pci| self.os_devices(Some(pci)));
-        let all = || device.os_device.iter().chain(of_card);
+        let all = || device.os_device.iter().chain(self.of_card(device));
         names.iter().find_map(|name| all().find_map(|d| d.object.info(name)))
     }
 
@@ -170,7 +175,7 @@ impl<'t> GpuInputs<'_, 't> {
         device: &RuntimeDevice<'t>,
         blank: Gpu,
         localities: &mut LocalityCache<'_>,
-    ) -> Result<FoundGpu, HwlocError> {
+    ) -> Result<FoundGpu> {
         let pci_device = device.pci.and_then(|pci| self.pci_devices.get(&pci));
         let locality = match (pci_device, device.os_device) {
             (Some(pci_device), _) => pci_device.locality.clone(),
@@ -179,15 +184,16 @@ impl<'t> GpuInputs<'_, 't> {
         };
         let pci_id = || pci_device.map(|d| format!("{:04x}:{:04x}", d.pci.vendor, d.pci.device));
         let name = self.info(device, &["GPUModel", "LevelZeroModel"]).map(str::to_owned);
-        let of_card = device.pci.map_or(&[][..], |pci| self.os_devices(Some(pci)));
-        let render = of_card.iter().map(|d| d.name).find(|name| name.starts_with("renderD"));
+        let render =
+            self.of_card(device).iter().map(|d| d.name).find(|name| name.starts_with("renderD"));
+        let uuid = self.own_info(device, &["NVIDIAUUID", "AMDUUID", "LevelZeroUUID"]);
         let gpu = Gpu {
             name: name.or_else(pci_id).unwrap_or_else(|| "GPU".to_owned()),
             pci: pci_device.map(|d| d.pci.address.clone()),
             numa: locality.numa,
             cpus: locality.cpus,
             memory_bytes: self.memory_bytes(device),
-            uuid: self.uuid(device).map(str::to_owned),
+            uuid: uuid.map(str::to_owned),
             device_file: render.map(|name| format!("/dev/dri/{name}")),
             ..blank
         };
@@ -196,32 +202,17 @@ impl<'t> GpuInputs<'_, 't> {
     }
 
     /// The `gp_index` of every OS device of the GPU, one per runtime.
-    fn indices(&self, device: &RuntimeDevice<'t>) -> Result<Vec<u64>, HwlocError> {
-        let card = device
-            .pci
-            .filter(|_| !device.shares_card)
-            .map_or(&[][..], |pci| self.os_devices(Some(pci)));
+    fn indices(&self, device: &RuntimeDevice<'t>) -> Result<Vec<u64>> {
+        let card = if device.shares_card { &[] } else { self.of_card(device) };
         let all = device.os_device.iter().chain(card).map(|d| d.object.integer("gp_index"));
         all.filter_map(Result::transpose).collect()
     }
 
-    /// A subdevice must not report the memory of the whole card.
     fn memory_bytes(&self, device: &RuntimeDevice<'t>) -> Option<u64> {
-        const NAMES: [&str; 3] = ["CUDAGlobalMemorySize", "RSMIVRAMSize", "LevelZeroHBMSize"];
-        let text = match device.shares_card {
-            true => NAMES.iter().find_map(|name| device.os_device?.object.info(name)),
-            false => self.info(device, &NAMES),
-        }?;
+        let names = ["CUDAGlobalMemorySize", "RSMIVRAMSize", "LevelZeroHBMSize"];
+        let text = self.own_info(device, &names)?;
         let kib: u64 = text.strip_suffix("KiB").unwrap_or(text).parse().ok()?;
         kib.checked_mul(1024)
-    }
-
-    fn uuid(&self, device: &RuntimeDevice<'t>) -> Option<&'t str> {
-        const NAMES: [&str; 3] = ["NVIDIAUUID", "AMDUUID", "LevelZeroUUID"];
-        match device.shares_card {
-            true => NAMES.iter().find_map(|name| device.os_device?.object.info(name)),
-            false => self.info(device, &NAMES),
-        }
     }
 }
 
@@ -229,20 +220,15 @@ impl<'t> GpuInputs<'_, 't> {
 fn devices_of_runtime<'t>(os_devices: &[OsDevice<'t>], runtime: &str) -> Vec<RuntimeDevice<'t>> {
     let all: Vec<(OsDevice<'t>, (u32, Option<u32>))> =
         os_devices.iter().filter_map(|d| Some((*d, d.index_after(runtime)?))).collect();
-    let with_subdevices: HashSet<u32> = all
-        .iter()
-        .filter(|(_, (_, subdevice))| subdevice.is_some())
-        .map(|(_, (index, _))| *index)
-        .collect();
-    let is_listed_by_subdevice = |(index, subdevice): (u32, Option<u32>)| {
-        subdevice.is_none() && with_subdevices.contains(&index)
+    let with_subdevices: HashSet<u32> =
+        all.iter().filter_map(|(_, (index, subdevice))| subdevice.map(|_| *index)).collect();
+    let is_represented = |(index, subdevice): &(u32, Option<u32>)| {
+        subdevice.is_none() && with_subdevices.contains(index)
     };
-    (all.into_iter().filter(|(_, index)| !is_listed_by_subdevice(*index)))
-        .map(|(os_device, index)| RuntimeDevice {
-            pci: None,
-            os_device: Some(os_device),
-            index: Some(index),
-            shares_card: false,
-        })
-        .collect()
+    let device = |(os_device, index)| RuntimeDevice {
+        os_device: Some(os_device),
+        index: Some(index),
+        ..Default::default()
+    };
+    all.into_iter().filter(|(_, index)| !is_represented(index)).map(device).collect()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use regatta_model::{GpuLink, LinkKind};
 
 use super::distances::{self, DistanceMatrix};
-use super::error::HwlocError;
+use super::error::Result;
 use super::gpus::FoundGpu;
 use super::topology::Topology;
 
@@ -16,7 +16,7 @@ const MATRICES: [(&str, LinkKind); 3] = [
     ("XeLinkBandwidth", LinkKind::XeLink),
 ];
 
-pub(super) fn read(topology: &Topology<'_>, gpus: &[FoundGpu]) -> Result<Vec<GpuLink>, HwlocError> {
+pub(super) fn read(topology: &Topology<'_>, gpus: &[FoundGpu]) -> Result<Vec<GpuLink>> {
     let indices = gpus.iter().flat_map(|f| f.indices.iter().map(|&index| (index, f.gpu.index)));
     let gpu_by_index: HashMap<u64, u32> = indices.collect();
     let mut links = BTreeMap::new();

@@ -3,7 +3,7 @@
 use regatta_model::{CpuSet, NumaNode};
 
 use super::distances;
-use super::error::HwlocError;
+use super::error::{HwlocError, Result};
 use super::topology::{ObjectType, Topology};
 
 /// Linux's maximum number of NUMA nodes.
@@ -20,7 +20,7 @@ struct Draft {
 /// The NUMA nodes by ID. The kernel assigns each CPU to one node, but hwloc gives every node its
 /// local CPUs, including HBM and GPU memory. DRAM nodes take their CPUs first, then nodes with
 /// fewer CPUs, because a CPU must belong to one node.
-pub(super) fn read(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<NumaNode>, HwlocError> {
+pub(super) fn read(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<NumaNode>> {
     let mut drafts = drafts(topology, online)?;
     drafts.sort_by_key(|d| (d.is_special, d.node.cpus.len(), d.node.id));
     let mut taken = CpuSet::new();
@@ -34,17 +34,15 @@ pub(super) fn read(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<NumaN
     Ok(nodes)
 }
 
-fn drafts(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<Draft>, HwlocError> {
+fn drafts(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<Draft>> {
     let mut drafts: Vec<Draft> = Vec::new();
     for (_, object) in topology.of_type(ObjectType::Numa) {
         let id: u32 = object.os_index()?;
         if drafts.iter().any(|d| d.node.id == id) {
-            let (at, number) = (object.position(), id.into());
-            return Err(HwlocError::Duplicate { at, what: "NUMA node", number });
+            return Err(object.duplicate("NUMA node", id.into()));
         }
         if drafts.len() == MAX_NODES {
-            let (at, what) = (object.position(), "NUMA nodes");
-            return Err(HwlocError::TooMany { at, what, limit: MAX_NODES });
+            return Err(object.too_many("NUMA nodes", MAX_NODES));
         }
         let subtype = object.text("subtype").unwrap_or_default();
         drafts.push(Draft {
@@ -61,23 +59,20 @@ fn drafts(topology: &Topology<'_>, online: &CpuSet) -> Result<Vec<Draft>, HwlocE
 }
 
 /// Sets the kernel's distances if they cover all nodes.
-fn set_distances(topology: &Topology<'_>, nodes: &mut [NumaNode]) -> Result<(), HwlocError> {
-    for element in topology.elements("distances2") {
-        if !distances::are_numa_latencies(element) {
-            continue;
-        }
+fn set_distances(topology: &Topology<'_>, nodes: &mut [NumaNode]) -> Result<()> {
+    let mut elements = topology.elements("distances2");
+    while let Some(element) = elements.find(|e| distances::are_numa_latencies(*e)) {
         let matrix = distances::read(element)?;
-        let ids: Vec<u64> = nodes.iter().map(|node| node.id.into()).collect();
-        let index_of = |id: &u64| matrix.objects.iter().position(|object| object.index == *id);
-        let Some(indices) = ids.iter().map(index_of).collect::<Option<Vec<usize>>>() else {
-            continue;
+        let index_of = |node: &NumaNode| {
+            matrix.objects.iter().position(|object| object.index == u64::from(node.id))
         };
+        let indices: Option<Vec<usize>> = nodes.iter().map(index_of).collect();
+        let Some(indices) = indices else { continue };
         for (node, &from) in nodes.iter_mut().zip(&indices) {
             let row = indices.iter().map(|&to| u32::try_from(matrix.at(from, to)));
-            node.distances = row.collect::<Result<_, _>>().map_err(|_| HwlocError::Distances {
-                at: matrix.position,
-                why: "a distance exceeds 4294967295".to_owned(),
-            })?;
+            let why = || "a distance exceeds 4294967295".to_owned();
+            let error = |_| HwlocError::Distances { at: matrix.position, why: why() };
+            node.distances = row.collect::<std::result::Result<_, _>>().map_err(error)?;
         }
         return Ok(());
     }

@@ -19,6 +19,7 @@ pub use error::{HwlocError, TextPosition};
 
 use regatta_model::{CpuSet, Document, Machine, Os, UsableResources};
 
+use error::Result;
 use gpus::GpuInputs;
 use topology::{ObjectType, Topology};
 
@@ -26,7 +27,7 @@ use topology::{ObjectType, Topology};
 const MAX_CPUS: usize = 16_384;
 
 /// Parses hwloc XML. The `source` of the result is `hwloc`; the caller adds the file name.
-pub fn parse(xml: &str) -> Result<Machine, HwlocError> {
+pub fn parse(xml: &str) -> Result<Machine> {
     let document = topology::parse_xml(xml)?;
     let topology = Topology::new(&document)?;
     let mut cpus = cpus::read(&topology)?;
@@ -71,7 +72,7 @@ fn os(topology: &Topology<'_>) -> Os {
 
 /// hwloc's allowed sets reflect the cgroup. They differ from the complete sets only if lstopo was
 /// run with `--disallowed`.
-fn usable(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources, HwlocError> {
+fn usable(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources> {
     let mut usable = UsableResources { online: online.clone(), ..UsableResources::default() };
     let Some(machine) = topology.objects.first() else { return Ok(usable) };
     let allowed = machine.set("allowed_cpuset")?.map(|allowed| allowed.intersection(online));
@@ -83,11 +84,7 @@ fn usable(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources, H
     Ok(usable)
 }
 
-fn add_devices(
-    topology: &Topology<'_>,
-    online: &CpuSet,
-    machine: &mut Machine,
-) -> Result<(), HwlocError> {
+fn add_devices(topology: &Topology<'_>, online: &CpuSet, machine: &mut Machine) -> Result<()> {
     let mut localities = pci::LocalityCache::new(online, &machine.numa);
     let devices = pci::read(topology, &mut localities)?;
     let by_pci = os_devices::read(topology)?;
@@ -99,14 +96,9 @@ fn add_devices(
     machine.nics = nics;
     machine.pci = devices.into_values().map(|device| device.pci).collect();
     machine.pci.sort_by(|a, b| a.address.cmp(&b.address));
-    for gpu in &mut machine.gpus {
-        gpu.nic_distance = crate::locality::nic_distances(
-            gpu,
-            &machine.pci,
-            &machine.nics,
-            &machine.numa,
-            &machine.packages,
-        );
+    let Machine { gpus, pci, nics, numa, packages, .. } = machine;
+    for gpu in gpus {
+        gpu.nic_distance = crate::locality::nic_distances(gpu, pci, nics, numa, packages);
     }
     Ok(())
 }

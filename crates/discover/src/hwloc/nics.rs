@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use regatta_model::{LinkState, Nic, NicKind};
 
-use super::error::HwlocError;
+use super::error::Result;
 use super::os_devices::{ByPci, OsDevice, OsDeviceType, natural_sort_key};
 use super::pci::{HwlocPciDevice, LocalityCache};
 use super::topology::Topology;
@@ -23,31 +23,26 @@ pub(super) fn read(
     devices: &BTreeMap<usize, HwlocPciDevice>,
     by_pci: &ByPci<'_>,
     localities: &mut LocalityCache<'_>,
-) -> Result<Vec<Nic>, HwlocError> {
+) -> Result<Vec<Nic>> {
     let mut found = Vec::new();
     for (pci, os_devices) in by_pci {
         let device = pci.and_then(|position| devices.get(&position));
         for (network, fabric) in pairs(os_devices) {
             let Some(named) = network.or(fabric) else { continue };
             if found.len() == MAX_NICS {
-                let (at, what) = (named.object.position(), "network interfaces");
-                return Err(HwlocError::TooMany { at, what, limit: MAX_NICS });
+                return Err(named.object.too_many("network interfaces", MAX_NICS));
             }
             let numa = match device {
                 Some(device) => device.locality.numa,
                 None => localities.of(topology, named.position)?.numa,
             };
-            let nic = Nic {
-                name: named.name.to_owned(),
-                kind: kind(device, network, fabric),
+            found.push(Nic {
                 fabric_device: fabric.map(|f| f.name.to_owned()),
                 pci: device.map(|d| d.pci.address.clone()),
                 numa,
-                speed_mbit: None,
                 state: state(network, fabric),
-                addresses: Vec::new(),
-            };
-            found.push(nic);
+                ..Nic::new(named.name, kind(device, network, fabric))
+            });
         }
     }
     found.sort_by(|a, b| natural_sort_key(&a.name).cmp(&natural_sort_key(&b.name)));
@@ -80,11 +75,8 @@ fn kind(
     network: Option<&OsDevice<'_>>,
     fabric: Option<&OsDevice<'_>>,
 ) -> NicKind {
-    let any = |test: &dyn Fn(&OsDevice<'_>) -> bool| {
-        network.is_some_and(test) || fabric.is_some_and(test)
-    };
     let class = device.map(|d| d.pci.class >> 8);
-    let slingshot = any(&|d| {
+    let slingshot = network.into_iter().chain(fabric).any(|d| {
         let named = d.name.starts_with("hsn") || d.name.starts_with("cxi");
         named || d.object.text("subtype") == Some("Slingshot")
     });
@@ -96,12 +88,12 @@ fn kind(
         Some(ETHERNET_ADDRESS_BYTES) => false,
         _ => class.is_some_and(|class| INFINIBAND_CLASSES.contains(&class)),
     };
-    match () {
-        () if slingshot => NicKind::Slingshot,
-        () if infiniband => NicKind::InfiniBand,
-        () if fabric.is_some() => NicKind::Roce,
-        () if device.is_some() => NicKind::Ethernet,
-        () => NicKind::Virtual,
+    match (fabric, device) {
+        _ if slingshot => NicKind::Slingshot,
+        _ if infiniband => NicKind::InfiniBand,
+        (Some(_), _) => NicKind::Roce,
+        (None, Some(_)) => NicKind::Ethernet,
+        (None, None) => NicKind::Virtual,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::error::HwlocError;
+use super::error::Result;
 use super::topology::{Object, ObjectType, Topology};
 
 /// Maximum OS devices per node, including disks and virtual functions.
@@ -30,18 +30,17 @@ pub(super) struct OsDevice<'t> {
 /// OS devices by the index of their PCI device; `None` for those without one.
 pub(super) type ByPci<'t> = BTreeMap<Option<usize>, Vec<OsDevice<'t>>>;
 
-pub(super) fn read<'t>(topology: &'t Topology<'t>) -> Result<ByPci<'t>, HwlocError> {
+pub(super) fn read<'t>(topology: &'t Topology<'t>) -> Result<ByPci<'t>> {
     let mut by_pci = ByPci::new();
     for (count, (position, object)) in topology.of_type(ObjectType::Os).enumerate() {
         if count == MAX_OS_DEVICES {
-            let (at, what) = (object.position(), "OS devices");
-            return Err(HwlocError::TooMany { at, what, limit: MAX_OS_DEVICES });
+            return Err(object.too_many("OS devices", MAX_OS_DEVICES));
         }
         let Some(name) = object.text("name") else { continue };
         let flags = object.integer("osdev_type")?.unwrap_or(0);
         let kind = device_type(topology.major, flags, name);
-        let pci =
-            topology.ancestors(position).find(|(_, o)| o.kind == ObjectType::Pci).map(|(p, _)| p);
+        let mut ancestors = topology.ancestors(position);
+        let pci = ancestors.find(|(_, o)| o.kind == ObjectType::Pci).map(|(p, _)| p);
         by_pci.entry(pci).or_default().push(OsDevice { position, name, kind, object });
     }
     Ok(by_pci)

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use regatta_model::{CpuSet, NumaNode, PciDevice};
 
 use super::cpus::{common_owner, owner_by_cpu};
-use super::error::HwlocError;
+use super::error::Result;
 use super::topology::{Object, ObjectType, Topology};
 
 /// Maximum PCI devices and bridges per node, including virtual functions.
@@ -30,21 +30,14 @@ pub(super) struct Locality {
 pub(super) fn read(
     topology: &Topology<'_>,
     localities: &mut LocalityCache<'_>,
-) -> Result<BTreeMap<usize, HwlocPciDevice>, HwlocError> {
+) -> Result<BTreeMap<usize, HwlocPciDevice>> {
     let mut devices = BTreeMap::new();
-    for (position, object) in topology.objects.iter().enumerate() {
-        let is_device = match object.kind {
-            ObjectType::Pci => true,
-            // A host bridge has no PCI address.
-            ObjectType::Bridge => object.text("pci_busid").is_some(),
-            _ => false,
-        };
-        if !is_device {
-            continue;
-        }
+    // A host bridge has no PCI address.
+    let is_bridge = |o: &Object| o.kind == ObjectType::Bridge && o.text("pci_busid").is_some();
+    let is_device = |o: &Object| o.kind == ObjectType::Pci || is_bridge(o);
+    for (position, object) in topology.objects.iter().enumerate().filter(|(_, o)| is_device(o)) {
         if devices.len() == MAX_DEVICES {
-            let (at, what) = (object.position(), "PCI devices");
-            return Err(HwlocError::TooMany { at, what, limit: MAX_DEVICES });
+            return Err(object.too_many("PCI devices", MAX_DEVICES));
         }
         let locality = localities.of(topology, position)?;
         let (class, vendor, device) = identity(object)?;
@@ -57,7 +50,7 @@ pub(super) fn read(
 }
 
 /// The address in the kernel's notation: `0000:c1:00.0`.
-fn address(object: &Object<'_>) -> Result<String, HwlocError> {
+fn address(object: &Object<'_>) -> Result<String> {
     let text = object.need("pci_busid")?;
     let parts = || {
         let (domain, rest) = text.split_once(':')?;
@@ -72,7 +65,7 @@ fn address(object: &Object<'_>) -> Result<String, HwlocError> {
 
 /// Class, vendor and device from `0302 [10de:2330] [10de:16c1] a1`. Since hwloc 3 the programming
 /// interface, the last byte of the class, follows.
-fn identity(object: &Object<'_>) -> Result<(u32, u16, u16), HwlocError> {
+fn identity(object: &Object<'_>) -> Result<(u32, u16, u16)> {
     let text = object.need("pci_type")?;
     let parts = || {
         let mut words = text.split_ascii_whitespace();
@@ -92,7 +85,7 @@ fn parse_hex(text: &str, max: u32) -> Option<u32> {
 }
 
 /// The bridges above a device, root first.
-fn path(topology: &Topology<'_>, position: usize) -> Result<Vec<String>, HwlocError> {
+fn path(topology: &Topology<'_>, position: usize) -> Result<Vec<String>> {
     let mut path = Vec::new();
     for (_, object) in topology.ancestors(position).filter(|(_, o)| o.kind == ObjectType::Bridge) {
         if object.text("pci_busid").is_some() {
@@ -106,7 +99,7 @@ fn path(topology: &Topology<'_>, position: usize) -> Result<Vec<String>, HwlocEr
 }
 
 /// The kernel's name of a host bridge, `pci0000:c0`, from its bus range `0000:[c0-c7]`.
-fn host_bridge(object: &Object<'_>) -> Result<String, HwlocError> {
+fn host_bridge(object: &Object<'_>) -> Result<String> {
     let text = object.need("bridge_pci")?;
     let parts = || {
         let (domain, buses) = text.split_once(':')?;
@@ -135,19 +128,12 @@ impl<'m> LocalityCache<'m> {
     }
 
     /// The locality given by the innermost ancestor with a cpuset.
-    pub(super) fn of(
-        &mut self,
-        topology: &Topology<'_>,
-        position: usize,
-    ) -> Result<Locality, HwlocError> {
-        let Some((ancestor, object)) =
-            topology.ancestors(position).find(|(_, o)| o.kind.has_cpus())
-        else {
+    pub(super) fn of(&mut self, topology: &Topology<'_>, position: usize) -> Result<Locality> {
+        let ancestor = topology.ancestors(position).find(|(_, o)| o.kind.has_cpus());
+        let is_known = |o: &Object| o.kind != ObjectType::Machine || !self.several_nodes;
+        let Some((ancestor, object)) = ancestor.filter(|(_, o)| is_known(o)) else {
             return Ok(Locality::default());
         };
-        if object.kind == ObjectType::Machine && self.several_nodes {
-            return Ok(Locality::default());
-        }
         if let Some(locality) = self.cache.get(&ancestor) {
             return Ok(locality.clone());
         }

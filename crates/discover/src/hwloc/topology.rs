@@ -6,7 +6,7 @@ use std::str::FromStr;
 use regatta_model::CpuSet;
 use roxmltree::{Document, Node, ParsingOptions};
 
-use super::error::{HwlocError, TextPosition, truncated};
+use super::error::{HwlocError, Result, TextPosition, truncated};
 use super::mask;
 
 /// A topology of a thousand CPUs takes about 2 MB.
@@ -14,7 +14,7 @@ const MAX_BYTES: usize = 32 << 20;
 /// XML nodes, including white space.
 const MAX_NODES: u32 = 500_000;
 /// Nesting depth. Real topologies reach about 20, including PCI bridges.
-const MAX_DEPTH: u16 = 64;
+const MAX_DEPTH: usize = 64;
 
 /// hwloc object types (`hwloc_obj_type_t`) that Regatta uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub(super) struct Topology<'a> {
 }
 
 /// Parses the XML, within limits.
-pub(super) fn parse_xml(xml: &str) -> Result<Document<'_>, HwlocError> {
+pub(super) fn parse_xml(xml: &str) -> Result<Document<'_>> {
     if xml.len() > MAX_BYTES {
         return Err(HwlocError::TooLarge { bytes: xml.len(), limit: MAX_BYTES });
     }
@@ -86,11 +86,10 @@ pub(super) fn parse_xml(xml: &str) -> Result<Document<'_>, HwlocError> {
     let options =
         ParsingOptions { allow_dtd: true, nodes_limit: MAX_NODES, ..ParsingOptions::default() };
     Document::parse_with_options(xml, options).map_err(|error| match error {
-        roxmltree::Error::NodesLimitReached => HwlocError::TooMany {
-            at: position_in(xml, xml.len()),
-            what: "XML nodes",
-            limit: MAX_NODES as usize,
-        },
+        roxmltree::Error::NodesLimitReached => {
+            let at = position_in(xml, xml.len());
+            HwlocError::TooMany { at, what: "XML nodes", limit: MAX_NODES as usize }
+        }
         other => HwlocError::NotXml {
             at: other.pos().into(),
             // It ends with the position, which the message already starts with.
@@ -110,32 +109,24 @@ fn position_in(text: &str, at: usize) -> TextPosition {
 }
 
 impl<'a> Topology<'a> {
-    pub(super) fn new(document: &'a Document<'a>) -> Result<Self, HwlocError> {
+    pub(super) fn new(document: &'a Document<'a>) -> Result<Self> {
         let topology = document.root_element();
         let major = major(topology)?;
         let mut objects: Vec<Object<'a>> = Vec::new();
-        let mut depths: Vec<u16> = Vec::new();
+        let mut depths: Vec<usize> = Vec::new();
         // Index in `objects` by element ID. Objects inside other elements, such as userdata, are
         // skipped.
         let mut positions: Vec<Option<usize>> = Vec::new();
         for node in topology.descendants().filter(|n| n.has_tag_name("object")) {
-            let parent_element = node.parent_element().filter(|parent| *parent != topology);
-            let parent = match parent_element {
-                None => None,
-                Some(element) => match positions.get(element.id().get_usize()).copied().flatten() {
-                    Some(position) => Some(position),
-                    None => continue,
-                },
-            };
+            let element = node.parent_element().filter(|parent| *parent != topology);
+            let parent = element.and_then(|e| *positions.get(e.id().get_usize())?);
+            if element.is_some() && parent.is_none() {
+                continue;
+            }
             let depth = parent.map_or(0, |p| depths[p] + 1);
             let object = Object { kind: object_type(node)?, parent, node };
             if depth >= MAX_DEPTH {
-                let what = "nested objects";
-                return Err(HwlocError::TooMany {
-                    at: object.position(),
-                    what,
-                    limit: MAX_DEPTH.into(),
-                });
+                return Err(object.too_many("nested objects", MAX_DEPTH));
             }
             positions.resize(node.id().get_usize() + 1, None);
             positions[node.id().get_usize()] = Some(objects.len());
@@ -174,7 +165,7 @@ impl<'a> Topology<'a> {
     }
 }
 
-fn major(topology: Node<'_, '_>) -> Result<u32, HwlocError> {
+fn major(topology: Node<'_, '_>) -> Result<u32> {
     let at = position(topology);
     if !topology.has_tag_name("topology") {
         let found = truncated(topology.tag_name().name());
@@ -191,13 +182,11 @@ fn major(topology: Node<'_, '_>) -> Result<u32, HwlocError> {
     }
 }
 
-fn object_type(node: Node<'_, '_>) -> Result<ObjectType, HwlocError> {
-    let missing = || HwlocError::Missing {
-        at: position(node),
-        object: "object".to_owned(),
-        attribute: "type",
-    };
-    node.attribute("type").map(ObjectType::of).ok_or_else(missing)
+fn object_type(node: Node<'_, '_>) -> Result<ObjectType> {
+    node.attribute("type").map(ObjectType::of).ok_or_else(|| {
+        let (at, object) = (position(node), "object".to_owned());
+        HwlocError::Missing { at, object, attribute: "type" }
+    })
 }
 
 /// Position of an element.
@@ -221,29 +210,26 @@ impl<'a> Object<'a> {
     }
 
     /// The text of a required attribute.
-    pub(super) fn need(&self, attribute: &'static str) -> Result<&'a str, HwlocError> {
+    pub(super) fn need(&self, attribute: &'static str) -> Result<&'a str> {
         let object = || truncated(self.node.attribute("type").unwrap_or("object"));
         let missing = || HwlocError::Missing { at: self.position(), object: object(), attribute };
         self.text(attribute).ok_or_else(missing)
     }
 
     /// An optional integer attribute.
-    pub(super) fn integer<T: FromStr>(
-        &self,
-        attribute: &'static str,
-    ) -> Result<Option<T>, HwlocError> {
+    pub(super) fn integer<T: FromStr>(&self, attribute: &'static str) -> Result<Option<T>> {
         let Some(text) = self.text(attribute) else { return Ok(None) };
         text.parse().map(Some).map_err(|_| self.bad(attribute, "an integer in range"))
     }
 
     /// The required OS index.
-    pub(super) fn os_index<T: FromStr>(&self) -> Result<T, HwlocError> {
+    pub(super) fn os_index<T: FromStr>(&self) -> Result<T> {
         self.need("os_index")?;
         self.integer("os_index")?.ok_or_else(|| self.bad("os_index", "an integer in range"))
     }
 
     /// An optional cpuset or nodeset.
-    pub(super) fn set(&self, attribute: &'static str) -> Result<Option<CpuSet>, HwlocError> {
+    pub(super) fn set(&self, attribute: &'static str) -> Result<Option<CpuSet>> {
         let Some(text) = self.text(attribute) else { return Ok(None) };
         let expected = "a mask like 0x000000ff,,0x0";
         mask::parse(text).map(Some).ok_or_else(|| self.bad(attribute, expected))
@@ -252,6 +238,16 @@ impl<'a> Object<'a> {
     /// An `<info>` attribute.
     pub(super) fn info(&self, name: &str) -> Option<&'a str> {
         info(self.node, name).filter(|value| !value.is_empty())
+    }
+
+    /// The error for an object with the index of another.
+    pub(super) fn duplicate(&self, what: &'static str, number: u64) -> HwlocError {
+        HwlocError::Duplicate { at: self.position(), what, number }
+    }
+
+    /// The error for an object beyond a limit.
+    pub(super) fn too_many(&self, what: &'static str, limit: usize) -> HwlocError {
+        HwlocError::TooMany { at: self.position(), what, limit }
     }
 
     /// The error for an invalid attribute value.

@@ -48,11 +48,11 @@ struct AddrInfo {
 
 fn from_json(text: &str) -> Vec<(String, NicAddress)> {
     let interfaces: Vec<Interface> = serde_json::from_str(text).unwrap_or_default();
-    let pairs = |i: Interface| {
-        let address =
-            |info: AddrInfo| Some(NicAddress { address: info.local?, prefix: info.prefixlen? });
-        let found: Vec<NicAddress> = i.addr_info.into_iter().filter_map(address).collect();
-        found.into_iter().map(move |a| (i.ifname.clone(), a))
+    let pairs = |Interface { ifname, addr_info }: Interface| {
+        addr_info.into_iter().filter_map(move |info| {
+            let (address, prefix) = (info.local?, info.prefixlen?);
+            Some((ifname.clone(), NicAddress { address, prefix }))
+        })
     };
     interfaces.into_iter().flat_map(pairs).collect()
 }
@@ -137,10 +137,7 @@ mod tests {
     #[test]
     fn netmasks_convert_to_prefix_lengths() {
         let length = |mask: &str| prefix_len(mask.parse().unwrap());
-        assert_eq!(
-            [length("255.255.240.0"), length("0.0.0.0"), length("ffff:ffff::")],
-            [20, 0, 32]
-        );
+        assert_eq!(["255.255.240.0", "0.0.0.0", "ffff:ffff::"].map(length), [20, 0, 32]);
     }
 
     #[test]

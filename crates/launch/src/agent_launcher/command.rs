@@ -68,6 +68,7 @@ pub struct LaunchCommand {
 
 /// Why agents cannot be launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum LauncherError {
     /// PBS has no launcher of its own.
     #[error(
@@ -80,10 +81,7 @@ pub enum LauncherError {
         "unrecognised mpiexec in PATH, version {version:?}: put mpiexec of PALS, MPICH or Open MPI \
          first in PATH, or start agents by ssh with --hostfile $PBS_NODEFILE"
     )]
-    UnknownMpiexec {
-        /// First line of `mpiexec --version`.
-        version: String,
-    },
+    UnknownMpiexec { version: String },
     /// Not in an allocation.
     #[error("no allocation found: list the hosts with --hostfile to start agents by ssh")]
     NoNodes,
@@ -95,13 +93,9 @@ pub enum LauncherError {
 impl AgentLauncher {
     /// Whether agents read the bootstrap document from standard input instead of a file.
     pub fn bootstraps_via_stdin(self) -> bool {
-        match self {
-            Self::Srun | Self::Ssh => true,
-            // These pass it to the first agent only.
-            Self::Pals | Self::Hydra | Self::OpenMpi => false,
-            // Flux stores it with the job, readable by others.
-            Self::Flux => false,
-        }
+        // The others pass it to the first agent only; Flux stores it with the job, readable by
+        // others.
+        matches!(self, Self::Srun | Self::Ssh)
     }
 
     /// Identifies an `mpiexec` by the output of `mpiexec --version`.
@@ -149,7 +143,7 @@ impl AgentLauncher {
             (false, Some(file)) => file,
             (false, None) => return Err(LauncherError::NoBootstrapFile(self)),
         };
-        let command = spec.command(bootstrap);
+        let command = vec![spec.program.into(), "agent".into(), "--boot".into(), bootstrap.into()];
         let nodes = 0..spec.hosts.len();
         Ok(match self {
             Self::Srun => srun(spec, &command),
@@ -159,13 +153,6 @@ impl AgentLauncher {
             Self::OpenMpi => vec![open_mpi(spec, bootstrap, command)],
             Self::Flux => vec![flux(spec, command)],
         })
-    }
-}
-
-impl LaunchSpec<'_> {
-    /// Command line of an agent.
-    fn command(&self, bootstrap: &Path) -> Vec<OsString> {
-        vec![self.program.into(), "agent".into(), "--boot".into(), bootstrap.into()]
     }
 }
 
@@ -311,10 +298,8 @@ fn mpiexec(
     args.push(file.clone().into());
     args.extend(options.iter().map(OsString::from));
     args.extend(command);
-    LaunchCommand {
-        hostfile: Some((file, text)),
-        ..LaunchCommand::new("mpiexec", args, 0..spec.hosts.len())
-    }
+    let command = LaunchCommand::new("mpiexec", args, 0..spec.hosts.len());
+    LaunchCommand { hostfile: Some((file, text)), ..command }
 }
 
 /// `--exclusive`: whole nodes. `exit-timeout=none`: otherwise Flux ends the job 30 s after the first

@@ -42,10 +42,8 @@ fn srun_command_line() {
     let wanted: Vec<&str> = wanted.split_whitespace().chain(agent).collect();
     assert_eq!(words(&step), wanted);
     assert!(step.env_remove.iter().any(|name| name == "SRUN_CPUS_PER_TASK"));
-    assert!(
-        !step.env_remove.iter().any(|name| name.starts_with("SLURM_JOB")),
-        "srun needs the job"
-    );
+    let removes_job = step.env_remove.iter().any(|name| name.starts_with("SLURM_JOB"));
+    assert!(!removes_job, "srun needs the job");
 }
 
 #[test]
@@ -54,9 +52,8 @@ fn heterogeneous_nodes_get_one_step_each() {
     let gres_options = |gres: &Gres| -> Vec<(Range<usize>, Vec<String>)> {
         let all = Srun.commands(&LaunchSpec { gres, ..spec(&hosts, None) }).unwrap();
         let is_gres = |w: &String| w.starts_with("--gres") || w.starts_with("--gpus");
-        all.iter()
-            .map(|i| (i.hosts.clone(), words(i).into_iter().filter(is_gres).collect()))
-            .collect()
+        let gres = |c: &LaunchCommand| words(c).into_iter().filter(is_gres).collect();
+        all.iter().map(|command| (command.hosts.clone(), gres(command))).collect()
     };
     let same = Gres::Uniform("gpu:4".to_owned());
     assert_eq!(gres_options(&same), [(0..3, vec!["--gres=gpu:4".to_owned()])]);
@@ -120,11 +117,8 @@ fn ssh_command_per_host() {
     let wanted: Vec<&str> = options.split_whitespace().chain([remote]).collect();
     assert_eq!(words(&all[0]), wanted);
     let second = words(&all[1]);
-    assert_eq!(
-        second[6..8],
-        ["--", "-oProxyCommand=evil"],
-        "a host name is not parsed as an option"
-    );
+    // A host name is not parsed as an option.
+    assert_eq!(second[6..8], ["--", "-oProxyCommand=evil"]);
     assert!(second[8].ends_with("--node 1"));
     assert_eq!((all[1].hosts.clone(), all[1].bootstrap_on_stdin), (1..2, true));
     let ssh = ["/usr/bin/myssh", "-p", "2222"].map(str::to_owned);
@@ -165,18 +159,20 @@ fn mpiexec_is_identified_by_its_version() {
 #[test]
 fn launcher_follows_the_scheduler() {
     let not_called = || -> Option<String> { panic!("mpiexec must not be queried") };
-    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Slurm, not_called), Ok(Srun));
-    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Flux, not_called), Ok(Flux));
-    assert_eq!(AgentLauncher::for_scheduler(Scheduler::Hostfile, not_called), Ok(Ssh));
-    assert_eq!(
-        AgentLauncher::for_scheduler(Scheduler::None, not_called),
-        Err(LauncherError::NoNodes)
-    );
-    assert_eq!(
-        AgentLauncher::for_scheduler(Scheduler::Pbs, || None),
-        Err(LauncherError::NoMpiexec)
-    );
-    let unknown = AgentLauncher::for_scheduler(Scheduler::Pbs, || Some("my mpi\nmore".to_owned()));
+    let cases = [
+        (Scheduler::Slurm, Ok(Srun)),
+        (Scheduler::Flux, Ok(Flux)),
+        (Scheduler::Hostfile, Ok(Ssh)),
+        (Scheduler::None, Err(LauncherError::NoNodes)),
+    ];
+    for (scheduler, expected) in cases {
+        assert_eq!(AgentLauncher::for_scheduler(scheduler, not_called), expected);
+    }
+    let on_pbs = |version: Option<&str>| {
+        AgentLauncher::for_scheduler(Scheduler::Pbs, || version.map(str::to_owned))
+    };
+    assert_eq!(on_pbs(None), Err(LauncherError::NoMpiexec));
+    let unknown = on_pbs(Some("my mpi\nmore"));
     assert!(unknown.unwrap_err().to_string().contains("\"my mpi\""));
 }
 

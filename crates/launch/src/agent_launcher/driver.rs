@@ -17,7 +17,7 @@ use super::handle::{
 };
 use crate::bind::start_session;
 use crate::lines::LineSplitter;
-use crate::process::signal_group;
+use crate::process::{signal_group, wait_unreaped};
 
 /// Maximum number of concurrent logins: an sshd refuses more from one host, and each uses a CPU for
 /// encryption.
@@ -81,10 +81,9 @@ impl LauncherDriver {
     /// later it is recorded as an exit.
     fn start_waiting(&mut self, first: bool) -> Result<(), LaunchError> {
         let now = Instant::now();
-        let mut logins = 0;
-        for process in &mut self.running {
-            logins += usize::from(process.is_logging_in(now, self.login_timeout));
-        }
+        let timeout = self.login_timeout;
+        let logging_in = |process: &mut LauncherProcess| process.is_logging_in(now, timeout);
+        let mut logins = self.running.iter_mut().map(logging_in).filter(|&login| login).count();
         while logins < MAX_LOGINS {
             let Some(index) = self.waiting.pop_front() else { break };
             match self.start(index, now) {
@@ -109,8 +108,8 @@ impl LauncherDriver {
     /// Starts one launcher; `None` during a shutdown.
     fn start(&self, index: usize, now: Instant) -> io::Result<Option<LauncherProcess>> {
         let launch = &self.commands[index];
-        let bootstrap =
-            launch.bootstrap_on_stdin.then(|| memory_file(&self.bootstrap)).transpose()?;
+        let bootstrap = launch.bootstrap_on_stdin.then(|| memory_file(&self.bootstrap));
+        let bootstrap = bootstrap.transpose()?;
         let (output, writer) = io::pipe()?;
         fcntl_setfl(&output, OFlags::NONBLOCK)?;
         let mut command = Command::new(&launch.program);
@@ -222,14 +221,9 @@ impl LauncherProcess {
 
 /// Whether a child has exited; does not reap it.
 fn has_exited(pid: u32) -> bool {
-    // SAFETY: an all-zero siginfo_t is valid, and waitid writes to it alone.
-    unsafe {
-        let mut info: libc::siginfo_t = std::mem::zeroed();
-        let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
-        match libc::waitid(libc::P_PID, pid, &mut info, options) {
-            0 => info.si_pid() != 0,
-            // Reaped elsewhere.
-            _ => io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD),
-        }
+    match wait_unreaped(libc::P_PID, pid, libc::WNOHANG) {
+        Ok(pid) => pid != 0,
+        // Reaped elsewhere.
+        Err(error) => error.raw_os_error() == Some(libc::ECHILD),
     }
 }

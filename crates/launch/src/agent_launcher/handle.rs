@@ -74,10 +74,8 @@ pub(crate) struct SharedState {
 /// A shutdown of all launchers.
 #[derive(Debug)]
 pub(crate) struct Shutdown {
-    /// When each launcher is sent SIGTERM, unless it exits before.
-    terminate_at: Vec<Instant>,
-    /// Whether it was sent.
-    terminated: Vec<bool>,
+    /// When each launcher is sent SIGTERM, unless it exits before, and whether it was sent.
+    terminate: Vec<(Instant, bool)>,
     /// Time between SIGTERM and SIGKILL.
     grace: Duration,
 }
@@ -85,8 +83,7 @@ pub(crate) struct Shutdown {
 impl Shutdown {
     /// Kills all launchers at once.
     pub(crate) fn immediate(launchers: usize) -> Self {
-        let (terminate_at, terminated) = (vec![Instant::now(); launchers], vec![false; launchers]);
-        Self { terminate_at, terminated, grace: Duration::ZERO }
+        Self { terminate: vec![(Instant::now(), false); launchers], grace: Duration::ZERO }
     }
 }
 
@@ -109,15 +106,11 @@ impl SharedState {
 
     /// Sends SIGTERM or SIGKILL to launchers whose deadline has passed.
     pub(crate) fn escalate(&mut self, now: Instant) {
-        let Some(shutdown) = &mut self.shutdown else { return };
-        for (launcher, pid) in self.running.iter().enumerate() {
-            let Some(pid) = *pid else { continue };
-            let terminate_at = shutdown.terminate_at[launcher];
-            if now < terminate_at {
-                continue;
-            }
-            let already = std::mem::replace(&mut shutdown.terminated[launcher], true);
-            if now >= add_saturating(terminate_at, shutdown.grace) {
+        let Some(Shutdown { terminate, grace }) = &mut self.shutdown else { return };
+        for (pid, (terminate_at, terminated)) in self.running.iter().zip(terminate) {
+            let Some(pid) = pid.filter(|_| now >= *terminate_at) else { continue };
+            let already = std::mem::replace(terminated, true);
+            if now >= add_saturating(*terminate_at, *grace) {
                 signal_group(pid, libc::SIGKILL);
             } else if !already {
                 signal_group(pid, libc::SIGTERM);
@@ -213,15 +206,13 @@ impl LauncherHandle {
             |range: &Range<usize>| lost.iter().any(|&host| range.contains(&(host as usize)));
         let now = Instant::now();
         let deadline = |range| if is_lost(range) { now } else { add_saturating(now, timeout) };
-        let terminate_at: Vec<Instant> = self.ranges.iter().map(deadline).collect();
-        let terminated = vec![false; terminate_at.len()];
-        self.join(Shutdown { terminate_at, terminated, grace });
+        let terminate = self.ranges.iter().map(|range| (deadline(range), false)).collect();
+        self.join(Shutdown { terminate, grace });
         let state = lock(&self.state);
-        let was_terminated =
-            |launcher: usize| state.shutdown.as_ref().is_some_and(|s| s.terminated[launcher]);
-        let ranges = self.ranges.iter().enumerate();
-        let late = ranges.filter(|(launcher, range)| was_terminated(*launcher) && !is_lost(range));
-        late.flat_map(|(_, range)| range.clone()).collect()
+        let terminate = state.shutdown.iter().flat_map(|shutdown| &shutdown.terminate);
+        let ranges = self.ranges.iter().zip(terminate);
+        let late = ranges.filter(|(range, (_, terminated))| *terminated && !is_lost(range));
+        late.flat_map(|(range, _)| range.clone()).collect()
     }
 
     /// Requests a shutdown and waits for the driver thread.

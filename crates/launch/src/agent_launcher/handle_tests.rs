@@ -153,10 +153,8 @@ fn missing_program_is_an_error_and_kills_the_others() {
 #[test]
 fn concurrent_logins_are_limited() {
     let gate = std::env::temp_dir().join(format!("regatta-gate-{}", std::process::id()));
-    let script = format!(
-        "echo connected; while [ ! -e {} ]; do sleep 0.05; done; cat > /dev/null",
-        gate.display()
-    );
+    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", gate.display());
+    let script = format!("echo connected; {wait}; cat > /dev/null");
     let all = (0..100).map(|host| shell(host, &script)).collect();
     let forever = Duration::from_secs(86_400);
     let mut launchers = LauncherHandle::spawn_with(all, "bootstrap", &hosts(100), forever).unwrap();
@@ -187,11 +185,8 @@ fn later_launcher_that_cannot_be_executed_is_reported_as_exited() {
     all[64].program = "/no/such/ssh".into();
     let mut launchers = LauncherHandle::spawn(all, "bootstrap", &hosts(65)).unwrap();
     assert_eq!(exit_codes(&mut launchers, 65)[64], Some(127));
-    assert!(
-        launchers.output_tail(64)[0].contains("/no/such/ssh"),
-        "{:?}",
-        launchers.output_tail(64)
-    );
+    let line = launchers.output_tail(64).remove(0);
+    assert!(line.contains("/no/such/ssh"), "{line}");
 }
 
 #[test]
@@ -203,9 +198,9 @@ fn host_file_is_written_before_the_launcher_starts() {
     exit_codes(&mut launchers, 1);
     assert_eq!(launchers.output_tail(0), ["n0:1"]);
     std::fs::remove_file(&file).unwrap();
-    cat.hostfile = Some(("/no/such/folder/hosts".into(), String::new()));
+    cat.hostfile = Some(("/no/such/dir/hosts".into(), String::new()));
     let error = LauncherHandle::spawn(vec![cat], "", &hosts(1)).unwrap_err().to_string();
-    assert!(error.contains("/no/such/folder/hosts"), "{error}");
+    assert!(error.contains("/no/such/dir/hosts"), "{error}");
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use super::agent_state::{AgentInput, AgentOutput, AgentState};
 use super::bootstrap::{Bootstrap, BootstrapError};
 use super::message::{NodeLaunch, Registration, decode, encode};
@@ -20,6 +22,7 @@ use crate::worker_group::{JobEvent, WorkerGroup};
 
 /// Why an agent failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum AgentError {
     /// The bootstrap document is unusable.
     #[error(transparent)]
@@ -29,12 +32,7 @@ pub enum AgentError {
         "timed out after {seconds} s connecting to the coordinator at {addresses}: check that this \
          node can reach it by TCP"
     )]
-    Unreachable {
-        /// Addresses of the coordinator.
-        addresses: String,
-        /// The timeout.
-        seconds: u64,
-    },
+    Unreachable { addresses: String, seconds: u64 },
     /// A socket operation failed.
     #[error("network error: {0}")]
     Net(#[from] io::Error),
@@ -78,7 +76,7 @@ pub fn run(
     signals: &mut SignalCatcher,
 ) -> Result<(), AgentError> {
     let hosts = bootstrap.hosts()?;
-    let mut net = Reactor::new(bootstrap.secret()?, bootstrap.timeouts().timing())?;
+    let mut net = Reactor::new(bootstrap.secret()?, bootstrap.timeouts.timing())?;
     let tree = bootstrap.tree(hosts.len());
     if tree.has_children(registration.node) {
         listen(&mut net, &bootstrap.ports);
@@ -129,7 +127,7 @@ impl Agent<'_> {
             more = self.poll_ranks();
             self.handle(AgentInput::Tick);
         }
-        let timeouts = self.bootstrap.timeouts();
+        let timeouts = self.bootstrap.timeouts;
         self.net.shutdown(timeouts.timing().heartbeat)?;
         if self.state.has_joined() {
             return Ok(());
@@ -191,12 +189,8 @@ impl Agent<'_> {
                 self.untried = self.addresses(parent);
                 self.connect_next();
             }
-            AgentOutput::Upstream(conn, message) => {
-                self.send(conn, encode(&message).unwrap_or_default());
-            }
-            AgentOutput::Downstream(conn, message) => {
-                self.send(conn, encode(&message).unwrap_or_default());
-            }
+            AgentOutput::Upstream(conn, message) => self.send(conn, &message),
+            AgentOutput::Downstream(conn, message) => self.send(conn, &message),
             AgentOutput::Start(launch) => self.start(&launch),
             AgentOutput::Control(control) => {
                 if let Some(workers) = &mut self.workers {
@@ -208,8 +202,8 @@ impl Agent<'_> {
     }
 
     /// A closed connection is reported as an event.
-    fn send(&mut self, conn: ConnId, payload: Vec<u8>) {
-        self.net.send(conn, &payload);
+    fn send(&mut self, conn: ConnId, message: &impl Serialize) {
+        self.net.send(conn, &encode(message).unwrap_or_default());
     }
 
     fn addresses(&self, parent: Parent) -> VecDeque<SocketAddr> {
@@ -217,10 +211,8 @@ impl Agent<'_> {
             return self.bootstrap.root.iter().copied().collect();
         };
         let addresses = self.hosts.get(node as usize).map(|host| (self.resolve)(host));
-        let with_port = |port: &u16| {
-            let addresses = addresses.iter().flatten();
-            addresses.map(|a| SocketAddr::new(*a, *port)).collect::<Vec<_>>()
-        };
+        let addresses = addresses.unwrap_or_default();
+        let with_port = |&port| addresses.iter().map(move |&ip| SocketAddr::new(ip, port));
         self.bootstrap.ports.iter().flat_map(with_port).collect()
     }
 

@@ -168,7 +168,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
 
     /// Whether the output of ranks must pause because the window is full.
     pub fn is_window_full(&self) -> bool {
-        matches!(self.parent, ParentLink::Connected(_)) && self.in_flight >= WINDOW
+        self.parent_conn().is_some() && self.in_flight >= WINDOW
     }
 
     /// Whether a parent was ever connected.
@@ -296,12 +296,11 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
         if self.ranks.attempt == Some(attempt) {
             for event in self.ranks.events.clone() {
-                self.send_rank_event(event, out);
+                self.send_rank_event(attempt, event, out);
             }
         } else {
             // The start command was lost: this attempt has no ranks here.
-            let event = RankEvent::Finished(BTreeMap::new());
-            self.send(Upstream::RankEvent { node: self.registration.node, attempt, event }, out);
+            self.send_rank_event(attempt, RankEvent::Finished(BTreeMap::new()), out);
         }
     }
 
@@ -357,19 +356,17 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         if !matches!(event, RankEvent::Started { .. } | RankEvent::States(_)) {
             self.ranks.events.push(event.clone());
         }
-        self.send_rank_event(event, out);
+        self.send_rank_event(self.ranks.attempt.unwrap_or_default(), event, out);
     }
 
     fn on_signal(&mut self, signal: i32, now: Instant, out: &mut Outputs<C>) {
-        match self.parent {
-            ParentLink::Connected(_) => self.send(Upstream::Signal(signal), out),
-            // Without a coordinator the agent decides.
-            ParentLink::Connecting { .. } => {
-                self.broadcast(RankControl::Signal(signal), now, out);
-                if is_termination_signal(signal) && !self.ranks.running {
-                    out.push(AgentOutput::Exit);
-                }
-            }
+        if self.parent_conn().is_some() {
+            return self.send(Upstream::Signal(signal), out);
+        }
+        // Without a coordinator the agent decides.
+        self.broadcast(RankControl::Signal(signal), now, out);
+        if is_termination_signal(signal) && !self.ranks.running {
+            out.push(AgentOutput::Exit);
         }
     }
 
@@ -409,22 +406,18 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    fn send_rank_event(&mut self, event: RankEvent, out: &mut Outputs<C>) {
-        let attempt = self.ranks.attempt.unwrap_or_default();
+    fn send_rank_event(&mut self, attempt: u32, event: RankEvent, out: &mut Outputs<C>) {
         self.send(Upstream::RankEvent { node: self.registration.node, attempt, event }, out);
     }
 
     /// Sends a message to the parent, or queues it until there is one. Output, frames and progress
     /// are dropped without a parent: the attempt has failed.
     fn send(&mut self, message: Upstream, out: &mut Outputs<C>) {
-        match self.parent {
-            ParentLink::Connected(conn) => {
-                self.in_flight += message.cost();
-                out.push(AgentOutput::Upstream(conn, message));
-            }
-            ParentLink::Connecting { .. }
-                if message.cost() > 0 || message == Upstream::Progress => {}
-            ParentLink::Connecting { .. } => self.queued.push(message),
+        if let Some(conn) = self.parent_conn() {
+            self.in_flight += message.cost();
+            out.push(AgentOutput::Upstream(conn, message));
+        } else if message.cost() == 0 && message != Upstream::Progress {
+            self.queued.push(message);
         }
     }
 

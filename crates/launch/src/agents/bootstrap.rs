@@ -28,10 +28,10 @@ pub struct Bootstrap {
     /// Candidate ports of agents; an agent listens on the first free one.
     pub ports: Vec<u16>,
     fan_out: u32,
-    grace: Duration,
-    join: Duration,
-    lost_after: Duration,
-    /// Not a `PathBuf`: serde requires UTF-8 for those, and a folder may have any name.
+    /// Timeouts of the job.
+    #[serde(flatten)]
+    pub timeouts: JobTimeouts,
+    /// Not a `PathBuf`: serde requires UTF-8 for those, and a path may be any byte string.
     marker: OsString,
 }
 
@@ -63,7 +63,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const REJOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeouts of a job on many nodes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct JobTimeouts {
     /// Time between the termination signal and SIGKILL.
     pub grace: Duration,
@@ -109,9 +109,7 @@ impl Bootstrap {
             root: params.root,
             ports: params.ports,
             fan_out: params.fan_out,
-            grace: params.timeouts.grace,
-            join: params.timeouts.join,
-            lost_after: params.timeouts.lost_after,
+            timeouts: params.timeouts,
             marker: params.marker.into(),
         }
     }
@@ -151,14 +149,10 @@ impl Bootstrap {
         Tree { nodes: nodes as u32, fan_out: self.fan_out.max(1) }
     }
 
-    /// Timeouts of the job.
-    pub fn timeouts(&self) -> JobTimeouts {
-        JobTimeouts { grace: self.grace, join: self.join, lost_after: self.lost_after }
-    }
-
     /// Timeouts of an agent.
     pub fn agent_timeouts(&self) -> AgentTimeouts {
-        AgentTimeouts { grace: self.grace, join: self.join, rejoin: REJOIN_TIMEOUT }
+        let JobTimeouts { grace, join, .. } = self.timeouts;
+        AgentTimeouts { grace, join, rejoin: REJOIN_TIMEOUT }
     }
 }
 

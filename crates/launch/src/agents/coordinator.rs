@@ -17,19 +17,14 @@ const KILL_INTERVAL: Duration = Duration::from_secs(1);
 /// Time to send the shutdown message to all agents.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A flow-control credit, granted once the output has been consumed.
-struct Credit {
-    conn: ConnId,
-    message: Downstream,
-}
-
 /// The agents of a job.
 pub struct Coordinator {
     net: Reactor,
     nodes: NodeTable<ConnId>,
     events: VecDeque<JobEvent>,
     output: VecDeque<JobEvent>,
-    credits: Vec<Credit>,
+    /// Flow-control credits, granted once the output has been consumed.
+    credits: Vec<(ConnId, Downstream)>,
     net_events: Vec<NetEvent>,
     last_kill: Option<Instant>,
     port: u16,
@@ -95,7 +90,7 @@ impl Coordinator {
 
     /// Makes all agents exit.
     pub fn shutdown(mut self) {
-        let outputs = self.nodes.shutdown();
+        let outputs = self.nodes.broadcast(&Downstream::Shutdown);
         self.apply(outputs);
         // On failure the agents notice the lost connection, only later.
         let _ = self.net.shutdown(SHUTDOWN_TIMEOUT);
@@ -125,7 +120,7 @@ impl Coordinator {
                 ) => self.output.push_back(event),
                 TableOutput::Event(event) => self.events.push_back(event),
                 TableOutput::Downstream(conn, message @ Downstream::Credit(_)) => {
-                    self.credits.push(Credit { conn, message });
+                    self.credits.push((conn, message));
                 }
                 TableOutput::Downstream(conn, message) => self.send(conn, &message),
             }
@@ -136,12 +131,10 @@ impl Coordinator {
         match (encode(message), message) {
             (Ok(payload), _) if self.net.send(conn, &payload) => {}
             // Without a start command the node reports nothing, so its ranks fail here.
-            (Ok(_), Downstream::Start { node, launch }) => {
-                let why = "the start command is too long, or the connection is closed";
-                self.fail_start(*node, launch, why);
-            }
-            (Err(error), Downstream::Start { node, launch }) => {
-                self.fail_start(*node, launch, &error.to_string());
+            (result, Downstream::Start { node, launch }) => {
+                let rejected = "the start command is too long, or the connection is closed";
+                let why = result.map_or_else(|error| error.to_string(), |_| rejected.to_owned());
+                self.fail_start(*node, launch, &why);
             }
             _ => {}
         }
@@ -158,20 +151,17 @@ impl Coordinator {
 
     /// Grants agents the credits for consumed output.
     fn flush_credits(&mut self) {
-        for Credit { conn, message } in std::mem::take(&mut self.credits) {
+        for (conn, message) in std::mem::take(&mut self.credits) {
             self.send(conn, &message);
         }
     }
 
     /// The next queued event; [`JobEvent::Finished`] comes after all output.
     fn pop_event(&mut self, output_paused: bool) -> Option<JobEvent> {
-        match self.events.front() {
-            Some(JobEvent::Finished) if !self.output.is_empty() => {}
-            None => {}
-            Some(_) => return self.events.pop_front(),
-        }
-        if output_paused {
-            return None;
+        let deferred = |e: &mut JobEvent| *e == JobEvent::Finished && !self.output.is_empty();
+        let event = self.events.pop_front_if(|event| !deferred(event));
+        if event.is_some() || output_paused {
+            return event;
         }
         let output = self.output.pop_front();
         if self.output.is_empty() {
@@ -200,7 +190,7 @@ impl WorkerGroup for Coordinator {
             }
             self.last_kill = Some(Instant::now());
         }
-        let outputs = self.nodes.control(control);
+        let outputs = self.nodes.broadcast(&Downstream::Broadcast(control));
         self.apply(outputs);
     }
 }

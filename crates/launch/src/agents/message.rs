@@ -15,56 +15,23 @@ use crate::worker_group::RankControl;
 
 /// From agents towards the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum Upstream {
     /// Registers a node. The first message of an agent on a new connection.
     Register(Registration),
-    /// A node has reconnected after it lost its parent; it is terminating its ranks.
-    Reconnected {
-        /// The node.
-        node: u32,
-        /// The lost parent, if it was not the coordinator.
-        lost_parent: Option<u32>,
-        /// Cause.
-        why: String,
-    },
-    /// A node, and those below it, are disconnected.
-    Disconnected {
-        /// The node, unless it has another route.
-        node: Option<u32>,
-        /// Cause.
-        why: String,
-        /// Nodes below it.
-        descendants: Vec<u32>,
-    },
+    /// A node has reconnected after it lost its parent, another node or the coordinator; it is
+    /// terminating its ranks.
+    Reconnected { node: u32, lost_parent: Option<u32>, why: String },
+    /// A node, unless it has another route, and those below it are disconnected.
+    Disconnected { node: Option<u32>, why: String, descendants: Vec<u32> },
     /// Lines of output.
     Lines(Vec<MergedLine>),
     /// Raw output of a rank whose node does not see the run folder.
-    Output {
-        /// The rank.
-        rank: u32,
-        /// Whether it came from standard error.
-        stderr: bool,
-        /// The bytes.
-        bytes: Vec<u8>,
-    },
-    /// A frame of a rank's channel.
-    Frame {
-        /// The attempt that it belongs to.
-        attempt: u32,
-        /// The rank.
-        rank: u32,
-        /// The payload.
-        bytes: Vec<u8>,
-    },
+    Output { rank: u32, stderr: bool, bytes: Vec<u8> },
+    /// The payload of a frame of a rank's channel.
+    Frame { attempt: u32, rank: u32, bytes: Vec<u8> },
     /// An event of a node's ranks.
-    RankEvent {
-        /// The node.
-        node: u32,
-        /// The attempt that it belongs to.
-        attempt: u32,
-        /// The event.
-        event: RankEvent,
-    },
+    RankEvent { node: u32, attempt: u32, event: RankEvent },
     /// A rank wrote output or used CPU time.
     Progress,
     /// An agent received a signal.
@@ -86,21 +53,12 @@ pub struct Registration {
 
 /// An event of ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum RankEvent {
     /// A rank's process was started.
-    Started {
-        /// The rank.
-        rank: u32,
-        /// Process ID.
-        pid: u32,
-    },
+    Started { rank: u32, pid: u32 },
     /// A rank could not be started.
-    StartFailed {
-        /// The rank.
-        rank: u32,
-        /// Cause.
-        why: String,
-    },
+    StartFailed { rank: u32, why: String },
     /// A rank exited.
     Exited(u32, RankExit),
     /// Last lines of a failed rank.
@@ -114,25 +72,14 @@ pub enum RankEvent {
 
 /// From the coordinator towards agents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum Downstream {
-    /// Start ranks.
-    Start {
-        /// The node.
-        node: u32,
-        /// What to start.
-        launch: NodeLaunch,
-    },
+    /// Start ranks on a node.
+    Start { node: u32, launch: NodeLaunch },
     /// A command to all ranks of all nodes.
     Broadcast(RankControl),
-    /// Resend earlier messages, which may be lost.
-    Resend {
-        /// The node.
-        node: u32,
-        /// Whether to register again.
-        register: bool,
-        /// The attempt whose events are needed.
-        attempt: u32,
-    },
+    /// Resend the events of an attempt, which may be lost, and the registration if requested.
+    Resend { node: u32, register: bool, attempt: u32 },
     /// Flow-control credit: this many bytes of output have been consumed. Not forwarded.
     Credit(u64),
     /// The job is finished: exit.
@@ -197,13 +144,12 @@ impl Upstream {
     /// Flow-control cost in bytes: non-zero for output and frames, zero for control messages.
     pub fn cost(&self) -> u64 {
         let line = |l: &MergedLine| l.text.len() + 4 * l.ranks.len() + 16;
-        match self {
-            Upstream::Lines(lines) => lines.iter().map(line).sum::<usize>() as u64,
-            Upstream::Output { bytes, .. } | Upstream::Frame { bytes, .. } => {
-                bytes.len() as u64 + 16
-            }
+        let cost = match self {
+            Upstream::Lines(lines) => lines.iter().map(line).sum(),
+            Upstream::Output { bytes, .. } | Upstream::Frame { bytes, .. } => bytes.len() + 16,
             _ => 0,
-        }
+        };
+        cost as u64
     }
 }
 

@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use regatta_model::CpuSet;
+
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream};
 use super::routes::Routes;
-use crate::worker_group::{JobEvent, RankControl};
+use crate::worker_group::JobEvent;
 
 /// An event for the coordinator.
 #[derive(Debug)]
@@ -141,17 +143,8 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         out
     }
 
-    /// Sends a command to all ranks.
-    pub fn control(&self, control: RankControl) -> Vec<TableOutput<C>> {
-        self.broadcast(&Downstream::Broadcast(control))
-    }
-
-    /// Makes all agents exit.
-    pub fn shutdown(&self) -> Vec<TableOutput<C>> {
-        self.broadcast(&Downstream::Shutdown)
-    }
-
-    fn broadcast(&self, message: &Downstream) -> Vec<TableOutput<C>> {
+    /// Sends a message to all agents.
+    pub fn broadcast(&self, message: &Downstream) -> Vec<TableOutput<C>> {
         let send = |conn| TableOutput::Downstream(conn, message.clone());
         self.routes.children().map(send).collect()
     }
@@ -273,19 +266,15 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             self.update_pending(disconnected);
         }
         let Some(entry) = node.and_then(|n| self.nodes.get(n as usize)) else { return };
-        match entry.finished {
-            false => {
-                let ranks: regatta_model::CpuSet =
-                    entry.ranks.iter().map(|&r| r as usize).collect();
-                let noun = if entry.ranks.len() == 1 { "rank" } else { "ranks" };
-                let why = format!("lost {} with {noun} {ranks}: {why}", entry.host);
-                self.report_lost(node.unwrap_or_default(), 0, why, out);
-            }
-            true if self.running => {
-                let text = format!("lost {}, which runs no rank: {why}", entry.host);
-                out.push(TableOutput::Event(JobEvent::Warning(text)));
-            }
-            true => {}
+        let host = &entry.host;
+        if !entry.finished {
+            let ranks: CpuSet = entry.ranks.iter().map(|&r| r as usize).collect();
+            let noun = if entry.ranks.len() == 1 { "rank" } else { "ranks" };
+            let why = format!("lost {host} with {noun} {ranks}: {why}");
+            self.report_lost(node.unwrap_or_default(), 0, why, out);
+        } else if self.running {
+            let text = format!("lost {host}, which runs no rank: {why}");
+            out.push(TableOutput::Event(JobEvent::Warning(text)));
         }
     }
 
@@ -305,8 +294,8 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             RankEvent::States(states) => JobEvent::RankStates(states),
             RankEvent::Finished(rank_exits) => {
                 entry.finished = true;
-                let unreported =
-                    rank_exits.into_iter().filter(|(rank, _)| entry.exited.insert(*rank));
+                let exits = rank_exits.into_iter();
+                let unreported = exits.filter(|(rank, _)| entry.exited.insert(*rank));
                 let exited = |(rank, exit)| TableOutput::Event(JobEvent::Exited(rank, exit));
                 out.extend(unreported.map(exited));
                 // Ranks that the node never started.
@@ -321,12 +310,9 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
     }
 
     fn on_tick(&mut self, now: Instant, out: &mut Outputs<C>) {
-        let lost = self.indices(|n| match n.state {
-            NodeState::Disconnected(since) => {
-                now.saturating_duration_since(since) >= self.rejoin_timeout
-            }
-            _ => false,
-        });
+        let expired = |since| now.saturating_duration_since(since) >= self.rejoin_timeout;
+        let is_lost = |state| matches!(state, NodeState::Disconnected(since) if expired(since));
+        let lost = self.indices(|node| is_lost(node.state));
         for node in lost {
             self.give_up(node, out);
         }

@@ -125,15 +125,11 @@ impl Simulation {
 
     /// Delivers a random message or advances the time.
     fn step(&mut self) {
-        let busy: Vec<(ConnId, bool)> = self
-            .conns
-            .iter()
-            .flat_map(|(&c, w)| [(c, true, w.up.is_empty()), (c, false, w.down.is_empty())])
-            .filter(|(.., empty)| !empty)
-            .map(|(c, up, _)| (c, up))
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .collect();
+        let up = self.conns.iter().filter(|(_, link)| !link.up.is_empty());
+        let down = self.conns.iter().filter(|(_, link)| !link.down.is_empty());
+        let busy = up.map(|(&conn, _)| (conn, true)).chain(down.map(|(&conn, _)| (conn, false)));
+        let mut busy: Vec<(ConnId, bool)> = busy.collect();
+        busy.sort_unstable();
         if busy.is_empty() || self.rng.below(8) == 0 {
             let time = Duration::from_millis(self.rng.below(400) as u64);
             return self.advance_time(time);
@@ -147,9 +143,8 @@ impl Simulation {
             (Some(Packet::Bytes(bytes)), true) => self.deliver_upstream(upper, conn, &bytes),
             (Some(Packet::Bytes(bytes)), false) => {
                 let down = decode::<Downstream>(&bytes).unwrap();
-                if self.nodes[lower as usize].agent.as_ref().and_then(|a| a.parent_conn())
-                    == Some(conn)
-                {
+                let agent = &self.nodes[lower as usize].agent;
+                if agent.as_ref().and_then(AgentState::parent_conn) == Some(conn) {
                     self.step_agent(lower, AgentInput::Downstream(down));
                 }
             }
@@ -167,11 +162,10 @@ impl Simulation {
     }
 
     fn deliver_close(&mut self, at: Endpoint, conn: ConnId) {
+        let why = "broke".to_owned();
         match at {
-            Endpoint::Node(node) => {
-                self.step_agent(node, AgentInput::Closed(conn, "broke".to_owned()))
-            }
-            Endpoint::Root => self.step_root(TableInput::Closed(conn, "broke".to_owned())),
+            Endpoint::Node(node) => self.step_agent(node, AgentInput::Closed(conn, why)),
+            Endpoint::Root => self.step_root(TableInput::Closed(conn, why)),
         }
     }
 
@@ -181,10 +175,7 @@ impl Simulation {
             self.step_agent(node, AgentInput::Tick);
         }
         self.step_root(TableInput::Tick);
-        if let Some((_, supervisor)) = &mut self.root {
-            let actions = supervisor.handle(SupervisorInput::Tick, self.now);
-            self.apply_actions(actions);
-        }
+        self.supervise(SupervisorInput::Tick);
     }
 
     fn step_agent(&mut self, node: u32, input: AgentInput<ConnId>) {
@@ -198,7 +189,7 @@ impl Simulation {
         match output {
             AgentOutput::Connect(parent) => self.connect(node, parent),
             AgentOutput::Upstream(conn, up) => self.send(conn, true, encode(&up).unwrap()),
-            AgentOutput::Downstream(conn, down) => self.send(conn, false, encode(&down).unwrap()),
+            AgentOutput::Downstream(conn, down) => self.send_down(conn, &down),
             AgentOutput::Start(launch) => {
                 let ranks = launch.ranks.iter().map(|r| r.rank).collect();
                 let ignores_term = self.rng.below(4) == 0;
@@ -271,13 +262,8 @@ impl Simulation {
             return self.step_agent(node, AgentInput::ConnectFailed);
         }
         self.next += 1;
-        let link = SimConn {
-            lower: node,
-            upper,
-            up: VecDeque::new(),
-            down: VecDeque::new(),
-            broken: false,
-        };
+        let (up, down) = (VecDeque::new(), VecDeque::new());
+        let link = SimConn { lower: node, upper, up, down, broken: false };
         self.conns.insert(self.next, link);
         self.step_agent(node, AgentInput::Connected(self.next));
     }
@@ -320,9 +306,11 @@ impl Simulation {
         for rank in std::mem::take(&mut sim_node.ranks.running) {
             self.actual_exits.insert(rank, RankExit::Signal(9));
         }
-        for conn in self.conns_of(Endpoint::Node(node)) {
-            self.break_conn(conn, graceful);
-        }
+        self.break_conns_of(Endpoint::Node(node), graceful);
+    }
+
+    fn break_conns_of(&mut self, end: Endpoint, graceful: bool) {
+        self.conns_of(end).into_iter().for_each(|conn| self.break_conn(conn, graceful));
     }
 
     fn step_root(&mut self, input: TableInput<ConnId>) {
@@ -334,40 +322,42 @@ impl Simulation {
     fn apply_outputs(&mut self, outputs: Vec<TableOutput<ConnId>>) {
         for output in outputs {
             match output {
-                TableOutput::Downstream(conn, down) => {
-                    self.send(conn, false, encode(&down).unwrap())
-                }
+                TableOutput::Downstream(conn, down) => self.send_down(conn, &down),
                 TableOutput::Event(event) => self.on_job_event(event),
             }
         }
     }
 
+    fn send_down(&mut self, conn: ConnId, message: &Downstream) {
+        self.send(conn, false, encode(message).unwrap());
+    }
+
     fn on_job_event(&mut self, event: JobEvent) {
-        let inputs: Vec<SupervisorInput> = match event {
-            JobEvent::Exited(rank, exit) => vec![SupervisorInput::Exited(rank, exit)],
-            JobEvent::ConnectionLost { rank, .. } => vec![SupervisorInput::ConnectionLost(rank)],
+        match event {
+            JobEvent::Exited(rank, exit) => self.supervise(SupervisorInput::Exited(rank, exit)),
+            JobEvent::ConnectionLost { rank, .. } => {
+                self.supervise(SupervisorInput::ConnectionLost(rank))
+            }
             JobEvent::StartFailed { rank, .. } => {
-                vec![SupervisorInput::Exited(rank, NEVER_STARTED)]
+                self.supervise(SupervisorInput::Exited(rank, NEVER_STARTED))
             }
             JobEvent::NodeLost { ranks, .. } => {
-                ranks.into_iter().map(|r| SupervisorInput::Exited(r, RankExit::NodeLost)).collect()
+                let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
+                ranks.into_iter().map(lost).for_each(|input| self.supervise(input));
             }
-            JobEvent::Finished => {
-                self.finished_count += 1;
-                Vec::new()
-            }
+            JobEvent::Finished => self.finished_count += 1,
             JobEvent::Frame { rank, bytes } if self.finished_count == 0 => {
                 let number = u32::from_be_bytes(bytes[..4].try_into().unwrap());
                 self.frames_received.entry(rank).or_default().push(number);
-                Vec::new()
             }
-            _ => Vec::new(),
-        };
-        for input in inputs {
-            let Some((_, supervisor)) = &mut self.root else { return };
-            let actions = supervisor.handle(input, self.now);
-            self.apply_actions(actions);
+            _ => {}
         }
+    }
+
+    fn supervise(&mut self, input: SupervisorInput) {
+        let Some((_, supervisor)) = &mut self.root else { return };
+        let actions = supervisor.handle(input, self.now);
+        self.apply_actions(actions);
     }
 
     fn apply_actions(&mut self, actions: Vec<Action>) {
@@ -379,7 +369,7 @@ impl Simulation {
                 Action::Finish => continue,
             };
             let Some((table, _)) = &self.root else { return };
-            let outputs = table.control(control);
+            let outputs = table.broadcast(&Downstream::Broadcast(control));
             self.apply_outputs(outputs);
         }
     }
@@ -411,9 +401,7 @@ impl Simulation {
             0 => self.stop_agent(node, false),
             1 => {
                 self.nodes[node as usize].partitioned = true;
-                self.conns_of(Endpoint::Node(node))
-                    .into_iter()
-                    .for_each(|c| self.break_conn(c, false));
+                self.break_conns_of(Endpoint::Node(node), false);
             }
             2 => self.nodes[node as usize].partitioned = false,
             3 => {

@@ -2,10 +2,8 @@ use super::*;
 
 fn running_job(nodes: u32, fan_out: u32, ranks_per_node: u32, seed: u64) -> Simulation {
     let mut sim = Simulation::new(nodes, fan_out, ranks_per_node, seed);
-    assert!(
-        sim.run_until(Duration::from_secs(60), Simulation::all_registered),
-        "not all agents joined"
-    );
+    let joined = sim.run_until(Duration::from_secs(60), Simulation::all_registered);
+    assert!(joined, "not all agents joined");
     sim.start_ranks();
     sim
 }
@@ -33,8 +31,8 @@ proptest! {
             prop_assert!(rounds < 200, "the job does not finish");
         }
         let (table, supervisor) = sim.root.as_ref().unwrap();
-        prop_assert_eq!(supervisor.rank_exits().len() as u32, nodes * ranks_per_node);
-        for (rank, reported) in supervisor.rank_exits() {
+        prop_assert_eq!(supervisor.rank_exits.len() as u32, nodes * ranks_per_node);
+        for (rank, reported) in &supervisor.rank_exits {
             let actual = sim.actual_exits.get(rank).copied().unwrap_or(NEVER_STARTED);
             prop_assert!(*reported == RankExit::NodeLost || actual == *reported);
         }
@@ -48,12 +46,12 @@ proptest! {
             prop_assert!(received.is_sorted_by(|a, b| a < b), "rank {}: {:?}", rank, received);
             prop_assert!(supervisor.code() != 0 || received.len() as u32 == sent);
         }
-        let outputs = table.shutdown();
+        let outputs = table.broadcast(&Downstream::Shutdown);
         sim.apply_outputs(outputs);
         // The coordinator exits afterwards.
         sim.run_until(Duration::from_millis(500), Simulation::is_quiescent);
         sim.root = None;
-        sim.conns_of(Endpoint::Root).into_iter().for_each(|c| sim.break_conn(c, false));
+        sim.break_conns_of(Endpoint::Root, false);
         prop_assert!(sim.run_until(EXIT_TIMEOUT, Simulation::is_quiescent), "an agent is still running");
         prop_assert_eq!(sim.finished_count, 1);
     }
@@ -68,7 +66,7 @@ proptest! {
             sim.step();
         }
         sim.root = None;
-        sim.conns_of(Endpoint::Root).into_iter().for_each(|c| sim.break_conn(c, false));
+        sim.break_conns_of(Endpoint::Root, false);
         prop_assert!(sim.run_until(EXIT_TIMEOUT, Simulation::is_quiescent), "an agent is still running");
         prop_assert!(sim.nodes.iter().all(|s| s.exited));
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use mio::net::TcpStream;
 
-use super::ListenerId;
+use super::{ConnId, ListenerId};
 use regatta_wire::link::{Link, LinkError, LinkEvent};
 
 /// Maximum number of reads per connection and poll.
@@ -52,30 +52,18 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(
-        stream: TcpStream,
-        link: Link,
-        peer: SocketAddr,
-        listener: Option<ListenerId>,
-        phase: ConnPhase,
-    ) -> Self {
-        Self {
-            stream,
-            link,
-            peer,
-            listener,
-            phase,
-            blocked: false,
-            flush_queued: false,
-            peer_closed: false,
-            write_failed: false,
+    /// Queues the connection for flushing, once.
+    pub(super) fn queue_flush(&mut self, id: ConnId, queue: &mut Vec<ConnId>) {
+        if !std::mem::replace(&mut self.flush_queued, true) {
+            queue.push(id);
         }
     }
 
-    /// Whether data is pending, can be written, and is not yet queued for flushing.
-    pub(super) fn needs_flush(&self) -> bool {
-        let could_be = self.phase == ConnPhase::Open && !self.blocked && !self.flush_queued;
-        could_be && !self.link.pending().is_empty()
+    /// Queues it if data is pending and can be written.
+    pub(super) fn queue_pending(&mut self, id: ConnId, queue: &mut Vec<ConnId>) {
+        if self.phase == ConnPhase::Open && !self.blocked && !self.link.pending().is_empty() {
+            self.queue_flush(id, queue);
+        }
     }
 
     /// Whether it was accepted and the peer has not authenticated.

@@ -26,6 +26,8 @@ const MAX_BATCHES: usize = 16;
 /// Shortest and longest interval between timeout checks.
 const TICK_RANGE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 
+type NetEvents = Vec<NetEvent>;
+
 /// Readiness of one socket.
 #[derive(Debug, Clone, Copy)]
 struct Readiness {
@@ -82,14 +84,10 @@ impl Reactor {
     pub fn flush_and_heartbeat(&mut self) {
         let now = Instant::now();
         if now >= self.next_heartbeat {
-            self.next_heartbeat =
-                now + (self.timing.heartbeat / 4).clamp(TICK_RANGE.0, TICK_RANGE.1);
+            self.next_heartbeat = now + tick_interval(self.timing.heartbeat);
             for (&id, conn) in self.conns.iter_mut().filter(|(_, c)| c.phase == ConnPhase::Open) {
                 conn.link.heartbeat(now);
-                if conn.needs_flush() {
-                    conn.flush_queued = true;
-                    self.to_flush.push(id);
-                }
+                conn.queue_pending(id, &mut self.to_flush);
             }
         }
         self.flush_queued_conns();
@@ -123,24 +121,18 @@ impl Reactor {
         }
     }
 
-    fn handle_ready(&mut self, ready: Readiness, now: Instant, events: &mut Vec<NetEvent>) {
+    fn handle_ready(&mut self, ready: Readiness, now: Instant, events: &mut NetEvents) {
         let (id, listener) = (ConnId(ready.token.0 as u64), ListenerId(ready.token.0 as u64));
         if ready.token == WAKE_TOKEN {
             self.waker.clear();
         } else if self.conns.contains_key(&id) {
-            self.handle_conn_ready(id, ready, now, events);
+            self.conn_ready(id, ready, now, events);
         } else if self.listeners.contains_key(&listener) {
             self.to_accept.insert(listener);
         }
     }
 
-    fn handle_conn_ready(
-        &mut self,
-        id: ConnId,
-        ready: Readiness,
-        now: Instant,
-        events: &mut Vec<NetEvent>,
-    ) {
+    fn conn_ready(&mut self, id: ConnId, ready: Readiness, now: Instant, events: &mut NetEvents) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.peer_closed |= ready.peer_closed;
         let mut writable = ready.writable;
@@ -160,7 +152,7 @@ impl Reactor {
         }
     }
 
-    fn read(&mut self, id: ConnId, now: Instant, events: &mut Vec<NetEvent>) {
+    fn read(&mut self, id: ConnId, now: Instant, events: &mut NetEvents) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let (listener, peer) = (conn.listener, conn.peer);
         let outcome = conn.read(&mut self.buffer, now, &mut self.link_events);
@@ -180,7 +172,7 @@ impl Reactor {
             ReadOutcome::WouldBlock => {}
             ReadOutcome::More => self.to_read.push(id),
             ReadOutcome::Eof => self.close_conn(id, CloseReason::PeerClosed, events),
-            ReadOutcome::Failed(error) => self.close_with_error(id, error, now, events),
+            ReadOutcome::Failed(error) => self.on_error(id, error, now, events),
         }
     }
 
@@ -253,13 +245,12 @@ impl Reactor {
     }
 
     /// Checks the timeouts of all links if it is time.
-    fn tick(&mut self, now: Instant, events: &mut Vec<NetEvent>) {
+    fn tick(&mut self, now: Instant, events: &mut NetEvents) {
         if now < self.next_tick {
             return;
         }
         let Timing { handshake, heartbeat, lost_after } = self.timing;
-        self.next_tick =
-            now + (handshake.min(heartbeat).min(lost_after) / 4).clamp(TICK_RANGE.0, TICK_RANGE.1);
+        self.next_tick = now + tick_interval(handshake.min(heartbeat).min(lost_after));
         let mut closed = Vec::new();
         for (&id, conn) in &mut self.conns {
             let why = match conn.phase {
@@ -268,11 +259,9 @@ impl Reactor {
                 ConnPhase::Closing(until) if now < until => None,
                 _ => Some(CloseReason::Unreachable(ErrorKind::TimedOut.into())),
             };
-            if let Some(why) = why {
-                closed.push((id, why));
-            } else if conn.needs_flush() {
-                conn.flush_queued = true;
-                self.to_flush.push(id);
+            match why {
+                Some(why) => closed.push((id, why)),
+                None => conn.queue_pending(id, &mut self.to_flush),
             }
         }
         for (id, why) in closed {
@@ -280,20 +269,13 @@ impl Reactor {
         }
     }
 
-    fn report_failed_connects(&mut self, events: &mut Vec<NetEvent>) {
-        for (conn, error) in std::mem::take(&mut self.failed_connects) {
-            events.push(NetEvent::Closed { conn, why: CloseReason::Unreachable(error) });
-        }
+    fn report_failed_connects(&mut self, events: &mut NetEvents) {
+        let closed = |(conn, e)| NetEvent::Closed { conn, why: CloseReason::Unreachable(e) };
+        events.extend(self.failed_connects.drain(..).map(closed));
     }
 
     /// Handles a link error. A pending rejection or version is still sent to the peer.
-    fn close_with_error(
-        &mut self,
-        id: ConnId,
-        error: LinkError,
-        now: Instant,
-        events: &mut Vec<NetEvent>,
-    ) {
+    fn on_error(&mut self, id: ConnId, error: LinkError, now: Instant, events: &mut NetEvents) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if conn.link.is_ready() || conn.link.pending().is_empty() {
             return self.close_conn(id, error.into(), events);
@@ -309,7 +291,7 @@ impl Reactor {
     }
 
     /// Closes a connection and reports it, or counts a refusal.
-    fn close_conn(&mut self, id: ConnId, why: CloseReason, events: &mut Vec<NetEvent>) {
+    fn close_conn(&mut self, id: ConnId, why: CloseReason, events: &mut NetEvents) {
         let Some(conn) = self.remove(id) else { return };
         if matches!(conn.phase, ConnPhase::Closing(_)) {
             return;
@@ -323,6 +305,10 @@ impl Reactor {
         };
         self.refusals.count(conn.peer.ip(), &reason);
     }
+}
+
+fn tick_interval(timeout: Duration) -> Duration {
+    (timeout / 4).clamp(TICK_RANGE.0, TICK_RANGE.1)
 }
 
 /// Whether the error concerns a single peer or the network to it, not this process.

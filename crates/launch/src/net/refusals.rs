@@ -2,7 +2,7 @@
 //! records are bounded, and each combination of peer and reason is reported once.
 
 use std::collections::HashMap;
-use std::mem::Discriminant;
+use std::mem::{Discriminant, discriminant};
 use std::net::{IpAddr, Ipv4Addr};
 
 use regatta_wire::link::LinkError;
@@ -46,12 +46,11 @@ pub(super) struct Refusals {
 
 impl Refusals {
     pub(super) fn count(&mut self, peer: IpAddr, reason: &RefusalReason) {
-        let error = if let RefusalReason::Link(e) = reason {
-            Some(std::mem::discriminant(e))
-        } else {
-            None
+        let error = match reason {
+            RefusalReason::Link(error) => Some(discriminant(error)),
+            _ => None,
         };
-        let key = RefusalKey(peer, std::mem::discriminant(reason), error);
+        let key = RefusalKey(peer, discriminant(reason), error);
         let position = match self.index.get(&key) {
             Some(&position) => position,
             None if self.all.len() >= MAX_ENTRIES => self.overflow_index(),
@@ -66,9 +65,8 @@ impl Refusals {
 
     /// Records that have not been reported.
     pub(super) fn take_new(&mut self) -> Vec<Refusal> {
-        let take_new = self.all[self.reported..].to_vec();
-        self.reported = self.all.len();
-        take_new
+        let first = std::mem::replace(&mut self.reported, self.all.len());
+        self.all[first..].to_vec()
     }
 
     pub(super) fn all(&self) -> &[Refusal] {
@@ -96,9 +94,8 @@ mod tests {
     fn each_peer_and_reason_is_reported_once_and_counted() {
         let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let mut refusals = Refusals::default();
-        for reason in
-            [RefusalReason::Disconnected, version(7), version(8), LinkError::BadMagic.into()]
-        {
+        let bad_magic = LinkError::BadMagic.into();
+        for reason in [RefusalReason::Disconnected, version(7), version(8), bad_magic] {
             refusals.count(one, &reason);
         }
         refusals.count(two, &RefusalReason::Disconnected);

@@ -53,6 +53,14 @@ impl Peer {
         Self { net, ready: Vec::new(), frames: Vec::new(), closed: Vec::new() }
     }
 
+    /// Polls until the condition holds.
+    pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        wait_until(what, || {
+            self.poll();
+            condition(self)
+        });
+    }
+
     pub fn poll(&mut self) {
         let mut events = Vec::new();
         self.net.poll(Duration::from_millis(1), &mut events).unwrap();
@@ -93,6 +101,35 @@ impl Pair {
         self.client.poll();
     }
 
+    /// Polls until the condition holds.
+    pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        wait_until(what, || {
+            self.poll();
+            condition(self)
+        });
+    }
+
+    /// Polls, together with another peer, until the condition holds.
+    pub fn wait_with(
+        &mut self,
+        peer: &mut Peer,
+        what: &str,
+        mut condition: impl FnMut(&Self, &Peer) -> bool,
+    ) {
+        self.wait_until(what, |pair| {
+            peer.poll();
+            condition(pair, peer)
+        });
+    }
+
+    /// Connects another peer with the same secret; returns it and its connection on the server.
+    pub fn connect_peer(&mut self, timing: Timing) -> (Peer, ConnId) {
+        let mut peer = Peer::new(secret('a'), timing);
+        peer.net.connect(self.address);
+        self.wait_with(&mut peer, "the peer is ready", |pair, _| pair.server.ready.len() == 2);
+        (peer, self.server.ready[1].0)
+    }
+
     /// Number of refused connections so far.
     pub fn refused(&self) -> u64 {
         self.server.net.all_refusals().iter().map(|refusal| refusal.count).sum()
@@ -100,13 +137,12 @@ impl Pair {
 
     /// Exchanges frames in both directions.
     pub fn assert_still_connected(&mut self) {
-        let server_conn = self.server.ready[0].0;
+        let accepted = self.server.ready[0].0;
         assert!(self.client.net.send(self.conn, b"ping"));
-        assert!(self.server.net.send(server_conn, b"pong"));
+        assert!(self.server.net.send(accepted, b"pong"));
         wait_until("both frames arrive", || {
             self.poll();
-            let ping =
-                self.server.frames.iter().position(|f| *f == (server_conn, b"ping".to_vec()));
+            let ping = self.server.frames.iter().position(|f| *f == (accepted, b"ping".to_vec()));
             let pong = self.client.frames.iter().position(|f| *f == (self.conn, b"pong".to_vec()));
             let (Some(ping), Some(pong)) = (ping, pong) else { return false };
             self.server.frames.remove(ping);

@@ -1,7 +1,5 @@
 //! Conditions of a setting on the job, the GPUs and the versions of libraries.
 
-use std::cmp::Ordering;
-use std::fmt;
 use std::str::FromStr;
 
 use regatta_model::{GpuVendor, Machine};
@@ -61,17 +59,15 @@ impl JobContext {
 
 /// State of the network plug-in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the variants explain the fields")]
 pub enum PluginState {
     /// Unknown.
     #[default]
     Unknown,
     /// Not installed.
     Absent,
-    /// Installed.
-    Present {
-        /// Its version, if known.
-        version: Option<String>,
-    },
+    /// Installed, with its version if known.
+    Present { version: Option<String> },
 }
 
 /// A condition on the network plug-in.
@@ -120,41 +116,39 @@ pub struct Conditions {
 impl Conditions {
     /// Whether all conditions are met.
     pub fn are_met(&self, job: &JobContext) -> bool {
-        let count = |condition: &Option<Constraint>, n: u32| match condition {
-            Some(constraint) => constraint.matches(&Version::from(n)),
-            None => true,
+        let count = |condition: &Option<Constraint>, n: u32| {
+            condition.as_ref().is_none_or(|c| c.matches(&Version::new(vec![n.into()])))
         };
+        let version = |condition: &Option<Constraint>, text: &Option<String>| {
+            condition.as_ref().is_none_or(|c| self.version_matches(c, text))
+        };
+        let framework = job.framework.as_ref();
         count(&self.nodes, job.nodes)
             && count(&self.gpus_per_node, job.gpus_per_node)
             && (self.vendor.is_empty() || job.vendor.is_some_and(|v| self.vendor.contains(&v)))
             && self.gpu.as_ref().is_none_or(|part| contains_ignore_case(job.gpu.as_deref(), part))
-            && (self.framework.is_empty()
-                || job.framework.as_ref().is_some_and(|f| self.framework.contains(f)))
-            && self.version_matches(&self.rocm, job.rocm.as_deref())
-            && self.version_matches(&self.nccl, job.nccl.as_deref())
-            && self.version_matches(&self.rccl, job.rccl.as_deref())
-            && self.version_matches(&self.libfabric, job.libfabric.as_deref())
-            && self.plugin_matches(&job.plugin)
+            && (self.framework.is_empty() || framework.is_some_and(|f| self.framework.contains(f)))
+            && version(&self.rocm, &job.rocm)
+            && version(&self.nccl, &job.nccl)
+            && version(&self.rccl, &job.rccl)
+            && version(&self.libfabric, &job.libfabric)
+            && self.plugin.as_ref().is_none_or(|plugin| self.plugin_matches(plugin, &job.plugin))
     }
 
-    fn version_matches(&self, condition: &Option<Constraint>, text: Option<&str>) -> bool {
-        let Some(constraint) = condition else { return true };
-        match text.and_then(Version::leading) {
-            Some(version) => constraint.matches(&version),
-            None => self.assume_unknown,
-        }
+    fn version_matches(&self, constraint: &Constraint, text: &Option<String>) -> bool {
+        let version = text.as_deref().and_then(Version::leading);
+        version.map_or(self.assume_unknown, |version| constraint.matches(&version))
     }
 
-    fn plugin_matches(&self, state: &PluginState) -> bool {
-        match (&self.plugin, state) {
-            (None, _) => true,
-            (Some(_), PluginState::Unknown) => self.assume_unknown,
-            (Some(PluginCondition::Installed(expected)), state) => {
+    fn plugin_matches(&self, condition: &PluginCondition, state: &PluginState) -> bool {
+        match (condition, state) {
+            (_, PluginState::Unknown) => self.assume_unknown,
+            (PluginCondition::Installed(expected), state) => {
                 *expected == matches!(state, PluginState::Present { .. })
             }
-            (Some(PluginCondition::Version(_)), PluginState::Absent) => false,
-            (Some(PluginCondition::Version(condition)), PluginState::Present { version }) => {
-                self.version_matches(&Some(condition.clone()), version.as_deref())
+            (PluginCondition::Version(_), PluginState::Absent) => false,
+            (PluginCondition::Version(constraint), PluginState::Present { version }) => {
+                self.version_matches(constraint, version)
             }
         }
     }
@@ -165,8 +159,8 @@ pub(super) fn contains_ignore_case(name: Option<&str>, part: &str) -> bool {
     name.is_some_and(|name| name.to_lowercase().contains(&part.to_lowercase()))
 }
 
-/// A dotted version. Missing components are 0: 6.2 is 6.2.0.
-#[derive(Debug, Clone, Eq)]
+/// A dotted version without trailing zeros: 6.2 is 6.2.0.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(Vec<u64>);
 
 impl Version {
@@ -179,84 +173,33 @@ impl Version {
     }
 
     fn exact(text: &str) -> Option<Self> {
-        text.split('.').map(|part| part.parse().ok()).collect::<Option<Vec<u64>>>().map(Self)
+        let parts = text.split('.').map(|part| part.parse().ok());
+        parts.collect::<Option<Vec<u64>>>().map(Self::new)
     }
-}
 
-impl From<u32> for Version {
-    fn from(number: u32) -> Self {
-        Self(vec![number.into()])
-    }
-}
-
-impl Ord for Version {
-    fn cmp(&self, other: &Self) -> Ordering {
-        let length = self.0.len().max(other.0.len());
-        let part = |v: &Self, i: usize| v.0.get(i).copied().unwrap_or(0);
-        (0..length)
-            .map(|i| part(self, i).cmp(&part(other, i)))
-            .find(|order| order.is_ne())
-            .unwrap_or(Ordering::Equal)
-    }
-}
-
-impl PartialOrd for Version {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Version {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts: Vec<String> = self.0.iter().map(u64::to_string).collect();
-        f.write_str(&parts.join("."))
+    fn new(mut parts: Vec<u64>) -> Self {
+        parts.truncate(parts.iter().rposition(|&part| part > 0).map_or(0, |last| last + 1));
+        Self(parts)
     }
 }
 
 /// A constraint on a number or version: `>=2.27.3,<2.29`; all comparisons must hold.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Constraint(Vec<(Comparator, Version)>);
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Comparator {
-    AtLeast,
-    AtMost,
-    Greater,
-    Less,
-    NotEqual,
-    Equal,
-}
+pub struct Constraint(Vec<(&'static str, Version)>);
 
 /// Longer operators first, because `>=` must not parse as `>`.
-const COMPARATORS: [(&str, Comparator); 7] = [
-    (">=", Comparator::AtLeast),
-    ("<=", Comparator::AtMost),
-    ("!=", Comparator::NotEqual),
-    ("==", Comparator::Equal),
-    (">", Comparator::Greater),
-    ("<", Comparator::Less),
-    ("=", Comparator::Equal),
-];
+const COMPARATORS: [&str; 7] = [">=", "<=", "!=", "==", ">", "<", "="];
 
 impl Constraint {
     /// Whether `version` satisfies the constraint.
     pub fn matches(&self, version: &Version) -> bool {
-        self.0.iter().all(|(comparator, bound)| {
-            let order = version.cmp(bound);
-            match comparator {
-                Comparator::AtLeast => order.is_ge(),
-                Comparator::AtMost => order.is_le(),
-                Comparator::Greater => order.is_gt(),
-                Comparator::Less => order.is_lt(),
-                Comparator::NotEqual => order.is_ne(),
-                Comparator::Equal => order.is_eq(),
-            }
+        self.0.iter().all(|(comparator, bound)| match *comparator {
+            ">=" => version >= bound,
+            "<=" => version <= bound,
+            ">" => version > bound,
+            "<" => version < bound,
+            "!=" => version != bound,
+            _ => version == bound,
         })
     }
 }
@@ -268,10 +211,8 @@ impl FromStr for Constraint {
     fn from_str(text: &str) -> Result<Self, String> {
         let part = |item: &str| {
             let item = item.trim();
-            let (comparator, rest) = COMPARATORS
-                .iter()
-                .find_map(|(sign, c)| item.strip_prefix(sign).map(|rest| (*c, rest)))
-                .unwrap_or((Comparator::Equal, item));
+            let comparator = COMPARATORS.into_iter().find(|c| item.starts_with(c)).unwrap_or("");
+            let rest = &item[comparator.len()..];
             Version::exact(rest.trim()).map(|version| (comparator, version)).ok_or_else(|| {
                 format!("{text:?} is not a version constraint such as \">=2.27.3,<2.29\"")
             })
@@ -317,36 +258,24 @@ mod tests {
 
     #[test]
     fn unknown_versions_match_only_with_assume_unknown() {
-        let known = JobContext { rocm: Some("6.1.3".into()), ..JobContext::default() };
-        let garbled = JobContext { rocm: Some("local build".into()), ..JobContext::default() };
-        let unknown = JobContext::default();
-        let plain = when(r#"rocm = "<6.2""#);
-        assert!(plain.are_met(&known) && !plain.are_met(&unknown) && !plain.are_met(&garbled));
-        let assumed = when("rocm = \"<6.2\"\nassume_unknown = true");
-        assert!(assumed.are_met(&known) && assumed.are_met(&unknown) && assumed.are_met(&garbled));
-        let newer = JobContext { rocm: Some("6.2".into()), ..JobContext::default() };
-        assert!(!assumed.are_met(&newer));
+        let rocm = |version: &str| JobContext { rocm: Some(version.into()), ..Default::default() };
+        let contexts = [rocm("6.1.3"), JobContext::default(), rocm("local build"), rocm("6.2")];
+        let met = |text: &str| contexts.each_ref().map(|context| when(text).are_met(context));
+        assert_eq!(met("rocm = '<6.2'"), [true, false, false, false]);
+        assert_eq!(met("rocm = '<6.2'\nassume_unknown = true"), [true, true, true, false]);
     }
 
     #[test]
     fn plugin_conditions_are_evaluated() {
-        let absent = JobContext { plugin: PluginState::Absent, ..JobContext::default() };
-        let present = |version: Option<&str>| JobContext {
-            plugin: PluginState::Present { version: version.map(str::to_owned) },
-            ..JobContext::default()
-        };
-        let unknown = JobContext::default();
-        let installed = when("plugin = true");
-        assert!(
-            installed.are_met(&present(None))
-                && !installed.are_met(&absent)
-                && !installed.are_met(&unknown)
-        );
-        let none = when("plugin = false");
-        assert!(none.are_met(&absent) && !none.are_met(&present(None)) && !none.are_met(&unknown));
-        let new = when(r#"plugin = ">=1.9""#);
-        assert!(new.are_met(&present(Some("1.19.2"))) && !new.are_met(&present(Some("1.4.0"))));
-        assert!(!new.are_met(&present(None)) && !new.are_met(&absent));
+        let present =
+            |version: Option<&str>| PluginState::Present { version: version.map(str::to_owned) };
+        let (new, old) = (present(Some("1.19.2")), present(Some("1.4.0")));
+        let contexts = [PluginState::Unknown, PluginState::Absent, present(None), new, old]
+            .map(|plugin| JobContext { plugin, ..JobContext::default() });
+        let met = |text: &str| contexts.each_ref().map(|context| when(text).are_met(context));
+        assert_eq!(met("plugin = true"), [false, false, true, true, true]);
+        assert_eq!(met("plugin = false"), [false, true, false, false, false]);
+        assert_eq!(met("plugin = '>=1.9'"), [false, false, false, true, false]);
     }
 
     #[test]
@@ -368,12 +297,19 @@ mod tests {
             ..JobContext::default()
         };
         assert!(when.are_met(&good));
-        assert!(!when.are_met(&JobContext { nodes: 1, ..good.clone() }));
-        assert!(!when.are_met(&JobContext { gpus_per_node: 4, ..good.clone() }));
-        assert!(!when.are_met(&JobContext { vendor: Some(GpuVendor::Intel), ..good.clone() }));
-        assert!(!when.are_met(&JobContext { vendor: None, ..good.clone() }));
-        assert!(!when.are_met(&JobContext { gpu: None, ..good.clone() }));
-        assert!(!when.are_met(&JobContext { framework: None, ..good.clone() }));
+        let changes: [fn(&mut JobContext); 6] = [
+            |job| job.nodes = 1,
+            |job| job.gpus_per_node = 4,
+            |job| job.vendor = Some(GpuVendor::Intel),
+            |job| job.vendor = None,
+            |job| job.gpu = None,
+            |job| job.framework = None,
+        ];
+        for change in changes {
+            let mut job = good.clone();
+            change(&mut job);
+            assert!(!when.are_met(&job), "{job:?}");
+        }
     }
 
     proptest! {

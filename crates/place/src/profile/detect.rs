@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{Machine, NicKind};
+use regatta_model::{Gpu, Machine, Nic, NicKind};
 
 use super::conditions::contains_ignore_case;
 use super::{HardwareMatch, Profile, Profiles, SiteMatch};
@@ -58,21 +58,16 @@ impl Profiles {
     /// hardware-only profiles that match, at least the network type.
     pub fn detect(&self, evidence: &SiteEvidence<'_>) -> ProfileMatch {
         let profiles: Vec<&Profile> = self.iter().collect();
-        let mut rejected = Vec::new();
+        let mut reasons = Vec::new();
         for profile in profiles.into_iter().rev() {
             let Some(sign) = identify_site(&profile.matches, evidence) else { continue };
+            let why = format!("{sign} identifies {}", profile.title);
             match hardware_mismatch(&profile.matches.hardware, evidence.machine) {
-                None => {
-                    let why = format!("{sign} identifies {}", profile.title);
-                    return ProfileMatch { profile: profile.clone(), why };
-                }
-                Some(mismatch) => {
-                    rejected.push(format!("{sign} identifies {}, but {mismatch}", profile.title));
-                }
+                None => return ProfileMatch { profile: profile.clone(), why },
+                Some(mismatch) => reasons.push(format!("{why}, but {mismatch}")),
             }
         }
         let (profile, reason) = self.by_hardware(evidence.machine);
-        let mut reasons = rejected;
         if reasons.is_empty() {
             reasons.push("no cluster name, domain or variable identifies a known site".to_owned());
         }
@@ -127,16 +122,9 @@ fn domain_matches(domain: &str, pattern: &str) -> bool {
 impl HardwareMatch {
     /// Number of fields that are set.
     fn specificity(&self) -> usize {
-        [
-            self.cpu.is_some(),
-            self.gpu.is_some(),
-            self.vendor.is_some(),
-            self.gpus.is_some(),
-            self.nic.is_some(),
-        ]
-        .into_iter()
-        .filter(|&is_set| is_set)
-        .count()
+        let Self { cpu, gpu, vendor, gpus, nic } = self;
+        let set = [cpu.is_some(), gpu.is_some(), vendor.is_some(), gpus.is_some(), nic.is_some()];
+        set.into_iter().filter(|&is_set| is_set).count()
     }
 
     fn requires_gpus(&self) -> bool {
@@ -154,7 +142,7 @@ fn hardware_mismatch(required: &HardwareMatch, machine: &Machine) -> Option<Stri
     if required.requires_gpus() && machine.gpus.is_empty() {
         return Some("this node has no visible GPU".to_owned());
     }
-    let other = |gpu: &&regatta_model::Gpu| {
+    let other = |gpu: &&Gpu| {
         required.gpu.as_ref().is_some_and(|part| !contains_ignore_case(Some(&gpu.name), part))
             || required.vendor.is_some_and(|vendor| gpu.vendor != vendor)
     };
@@ -166,8 +154,9 @@ fn hardware_mismatch(required: &HardwareMatch, machine: &Machine) -> Option<Stri
         return Some(format!("this node has {count} GPUs, not {max}"));
     }
     let nic = required.nic?;
-    let has_nic = machine.nics.is_empty() || machine.nics.iter().any(|n| kind_matches(n.kind, nic));
-    (!has_nic).then(|| format!("this node has no {} interface", kind_name(nic)))
+    let nics: Vec<&Nic> = machine.nics.iter().collect();
+    let missing = !nics.is_empty() && !has_nic(&nics, nic);
+    missing.then(|| format!("this node has no {} interface", kind_name(nic)))
 }
 
 /// Whether the machine has everything that is required.
@@ -175,14 +164,13 @@ fn satisfies(required: &HardwareMatch, machine: &Machine) -> bool {
     required.specificity() > 0
         && hardware_mismatch(required, machine).is_none()
         && (required.cpu.is_none() || machine.cpu_model.is_some())
-        && required
-            .nic
-            .is_none_or(|nic| machine.fabric_nics().iter().any(|n| kind_matches(n.kind, nic)))
+        && required.nic.is_none_or(|nic| has_nic(&machine.fabric_nics(), nic))
 }
 
 /// RoCE uses InfiniBand verbs and needs the same settings.
-fn kind_matches(found: NicKind, required: NicKind) -> bool {
-    found == required || (found == NicKind::Roce && required == NicKind::InfiniBand)
+fn has_nic(nics: &[&Nic], kind: NicKind) -> bool {
+    let is_roce = |nic: &Nic| kind == NicKind::InfiniBand && nic.kind == NicKind::Roce;
+    nics.iter().any(|nic| nic.kind == kind || is_roce(nic))
 }
 
 fn kind_name(kind: NicKind) -> &'static str {

@@ -205,15 +205,10 @@ impl Profile {
     pub fn settings(&self, context: &JobContext) -> Vec<SiteSetting> {
         let mut settings: Vec<SiteSetting> = Vec::new();
         for rule in self.rules.iter().filter(|rule| rule.when.are_met(context)) {
-            if settings.iter().any(|s| s.variable == rule.variable) {
-                continue;
+            if !settings.iter().any(|s| s.variable == rule.variable) {
+                let SettingRule { variable, value, why, profile, .. } = rule.clone();
+                settings.push(SiteSetting { variable, value, why, profile });
             }
-            settings.push(SiteSetting {
-                variable: rule.variable.clone(),
-                value: rule.value.clone(),
-                why: rule.why.clone(),
-                profile: rule.profile.clone(),
-            });
         }
         settings
     }
@@ -262,19 +257,11 @@ mod tests {
     fn first_matching_rule_applies() {
         let text = r#"
             name = "t"
-            [[set]]
-            variable = "A"
-            value = "small"
-            why = "Few nodes."
-            when = { nodes = "<4" }
-            [[set]]
-            variable = "B"
-            unset = true
-            why = "Never."
-            [[set]]
-            variable = "A"
-            value = 7
-            why = "Many nodes."
+            set = [
+                { variable = "A", value = "small", why = "Few nodes.", when = { nodes = "<4" } },
+                { variable = "B", unset = true, why = "Never." },
+                { variable = "A", value = 7, why = "Many nodes." },
+            ]
         "#;
         let profile = Profile::parse("t.toml", text).unwrap();
         let at = |nodes| {

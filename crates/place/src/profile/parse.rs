@@ -93,10 +93,9 @@ impl TryFrom<RawSettingRule> for SettingRule {
 
     fn try_from(raw: RawSettingRule) -> Result<Self, String> {
         let RawSettingRule { variable, value, unset, why, when } = raw;
-        let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
-        if !variable.starts_with(letter)
-            || !variable.chars().all(|c| letter(c) || c.is_ascii_digit())
-        {
+        let is_valid = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let starts_with_digit = variable.starts_with(|c: char| c.is_ascii_digit());
+        if variable.is_empty() || starts_with_digit || !variable.chars().all(is_valid) {
             return Err(format!("{variable:?} is not a valid environment variable name"));
         }
         let value = value.map(|scalar| scalar.0);
@@ -173,20 +172,17 @@ pub(super) fn reserve<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Reserved
         "none" => ReservedCores::None,
         "first-of-l3" => ReservedCores::FirstOfL3,
         list => ReservedCores::Cpus(list.parse().map_err(|error| {
-            D::Error::custom(format!(
-                "reserve must be \"first-of-l3\", \"none\" or a CPU list: {error}"
-            ))
+            let expected = "reserve must be \"first-of-l3\", \"none\" or a CPU list";
+            D::Error::custom(format!("{expected}: {error}"))
         })?),
     };
     Ok(Some(reserve))
 }
 
 /// One value, or a list of them.
-pub(super) fn one_or_more<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de>,
-{
+pub(super) fn one_or_more<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
     struct OneOrMore<T>(PhantomData<T>);
     impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrMore<T> {
         type Value = Vec<T>;
@@ -204,12 +200,9 @@ where
 }
 
 /// Names, each with one value or a list of them.
-pub(super) fn value_lists<'de, D>(
+pub(super) fn value_lists<'de, D: Deserializer<'de>>(
     deserializer: D,
-) -> Result<BTreeMap<String, Vec<String>>, D::Error>
-where
-    D: Deserializer<'de>,
-{
+) -> Result<BTreeMap<String, Vec<String>>, D::Error> {
     #[derive(serde::Deserialize)]
     struct Values(#[serde(deserialize_with = "one_or_more")] Vec<String>);
     struct ListsVisitor;
@@ -270,41 +263,49 @@ mod tests {
 
     #[test]
     fn unknown_key_error_has_line_and_closest_key() {
-        let text = "name = \"a\"\n\n[[set]]\nvariable = \"A\"\nvlaue = \"1\"\nwhy = \"So.\"\n";
-        assert_eq!(error(text), "my.toml:5: unknown key \"vlaue\"; did you mean value?");
-        let text = "name = \"a\"\n[match]\nclusters = [\"b\"]\n";
-        assert_eq!(error(text), "my.toml:3: unknown key \"clusters\"; did you mean cluster?");
-        let text = "name = \"a\"\n[match]\nhardware = { colour = 1 }\n";
-        assert_eq!(
-            error(text),
-            "my.toml:3: unknown key \"colour\"; known: cpu, gpu, vendor, gpus, nic"
-        );
-        let text = "[[profile]]\nname = \"a\"\n[[profile.set]]\nvariable = \"A\"\nvalue = 1\nwhy = \"So.\"\nwhen = { rcom = \"6\" }\n";
-        assert_eq!(error(text), "my.toml:7: unknown key \"rcom\"; did you mean rocm?");
+        let cases = [
+            (
+                "name = 'a'\n\n[[set]]\nvariable = 'A'\nvlaue = '1'\nwhy = 'So.'\n",
+                "5: unknown key \"vlaue\"; did you mean value?",
+            ),
+            (
+                "name = 'a'\n[match]\nclusters = ['b']\n",
+                "3: unknown key \"clusters\"; did you mean cluster?",
+            ),
+            (
+                "name = 'a'\n[match]\nhardware = { colour = 1 }\n",
+                "3: unknown key \"colour\"; known: cpu, gpu, vendor, gpus, nic",
+            ),
+            (
+                "[[profile]]\nname = 'a'\n[[profile.set]]\nvariable = 'A'\nvalue = 1\nwhy = 'So.'\nwhen = { rcom = '6' }\n",
+                "7: unknown key \"rcom\"; did you mean rocm?",
+            ),
+        ];
+        for (text, message) in cases {
+            assert_eq!(error(text), format!("my.toml:{message}"));
+        }
     }
 
     #[test]
     fn errors_have_a_line() {
         let starts = |text: &str, start: &str| {
             let error = error(text);
-            assert!(error.starts_with(start), "{error}");
+            assert!(error.starts_with(&format!("my.toml:{start}")), "{error}");
         };
-        starts("name = \"a\"\nextends = 3\n", "my.toml:2: invalid type: integer `3`");
-        starts("name = \"two words\"\n", "my.toml:1: a profile name is a single word");
-        starts("title = \"a\"\n", "my.toml:1: missing field `name`");
-        starts("name = \"a\"\n[place]\nreserve = \"x\"\n", "my.toml:3: reserve must be");
-        starts("name = \"a\"\nname = \"b\"\n", "my.toml:2: duplicate key");
-        starts("name = [\n", "my.toml:");
-        let rule = |body: &str| format!("name = \"a\"\n\n[[set]]\nvariable = \"A\"\n{body}");
-        starts(&rule("why = \"So.\"\n"), "my.toml:3: A needs either value or unset = true");
-        starts(&rule("value = \"1\"\nunset = true\nwhy = \"So.\"\n"), "my.toml:3: A needs either");
-        starts(&rule("value = 1\nwhy = \" \"\n"), "my.toml:3: A needs a reason");
-        starts(
-            &rule("value = 1\nwhy = \"So.\"\nwhen = { nodes = \"many\" }\n"),
-            "my.toml:7: \"many\" is not a version constraint",
-        );
-        let text = "name = \"a\"\n[[set]]\nvariable = \"A=B\"\nvalue = 1\nwhy = \"So.\"\n";
-        starts(text, "my.toml:2: \"A=B\" is not a valid environment variable name");
+        starts("name = 'a'\nextends = 3\n", "2: invalid type: integer `3`");
+        starts("name = 'two words'\n", "1: a profile name is a single word");
+        starts("title = 'a'\n", "1: missing field `name`");
+        starts("name = 'a'\n[place]\nreserve = 'x'\n", "3: reserve must be");
+        starts("name = 'a'\nname = 'b'\n", "2: duplicate key");
+        starts("name = [\n", "");
+        let rule = |body: &str| format!("name = 'a'\n\n[[set]]\nvariable = 'A'\n{body}");
+        starts(&rule("why = 'So.'\n"), "3: A needs either value or unset = true");
+        starts(&rule("value = '1'\nunset = true\nwhy = 'So.'\n"), "3: A needs either");
+        starts(&rule("value = 1\nwhy = ' '\n"), "3: A needs a reason");
+        let when = rule("value = 1\nwhy = 'So.'\nwhen = { nodes = 'many' }\n");
+        starts(&when, "7: \"many\" is not a version constraint");
+        let text = "name = 'a'\n[[set]]\nvariable = 'A=B'\nvalue = 1\nwhy = 'So.'\n";
+        starts(text, "2: \"A=B\" is not a valid environment variable name");
     }
 
     #[test]

@@ -3,22 +3,19 @@
 use super::{Profile, ProfileError, SettingRule, parse};
 use regatta_model::suggest::did_you_mean;
 
+macro_rules! files {
+    ($($name:literal)*) => {
+        &[$((concat!($name, ".toml"), include_str!(concat!("../../profiles/", $name, ".toml")))),*]
+    };
+}
+
 /// The built-in profiles; a base precedes the profiles that extend it.
-const BUILTIN: [(&str, &str); 13] = [
-    ("ethernet.toml", include_str!("../../profiles/ethernet.toml")),
-    ("infiniband.toml", include_str!("../../profiles/infiniband.toml")),
-    ("slingshot.toml", include_str!("../../profiles/slingshot.toml")),
-    ("lumi-g.toml", include_str!("../../profiles/lumi-g.toml")),
-    ("frontier.toml", include_str!("../../profiles/frontier.toml")),
-    ("perlmutter.toml", include_str!("../../profiles/perlmutter.toml")),
-    ("polaris.toml", include_str!("../../profiles/polaris.toml")),
-    ("aurora.toml", include_str!("../../profiles/aurora.toml")),
-    ("alps.toml", include_str!("../../profiles/alps.toml")),
-    ("jupiter.toml", include_str!("../../profiles/jupiter.toml")),
-    ("marenostrum5-acc.toml", include_str!("../../profiles/marenostrum5-acc.toml")),
-    ("el-capitan.toml", include_str!("../../profiles/el-capitan.toml")),
-    ("dgx-h100.toml", include_str!("../../profiles/dgx-h100.toml")),
-];
+const BUILTIN: &[(&str, &str)] = files! {
+    "ethernet" "infiniband" "slingshot" "lumi-g" "frontier" "perlmutter" "polaris" "aurora" "alps"
+    "jupiter" "marenostrum5-acc" "el-capitan" "dgx-h100"
+};
+
+type Result<T> = std::result::Result<T, ProfileError>;
 
 /// Profiles by name, with inherited settings.
 #[derive(Debug, Clone, Default)]
@@ -31,30 +28,26 @@ pub struct Profiles {
 
 impl Profiles {
     /// The built-in profiles.
-    pub fn builtin() -> Result<Self, ProfileError> {
-        let mut profiles = Self::default();
-        for (file, text) in BUILTIN {
-            profiles.written.push((file.to_owned(), Profile::parse(file, text)?));
-        }
-        profiles.merge()
+    pub fn builtin() -> Result<Self> {
+        let parse =
+            |&(file, text): &(&str, &str)| Ok((file.to_owned(), Profile::parse(file, text)?));
+        let written = BUILTIN.iter().map(parse).collect::<Result<_>>()?;
+        Self { written, merged: Vec::new() }.merge()
     }
 
     /// Adds the profiles of a user's file: one, or several under `[[profile]]`. A profile with the
     /// name of an earlier one replaces it, also as the base of others, and may extend it.
-    pub fn with_file(mut self, file: &str, text: &str) -> Result<Self, ProfileError> {
+    pub fn with_file(mut self, file: &str, text: &str) -> Result<Self> {
         let added = parse::profiles(file, text)?;
         self.written.extend(added.into_iter().map(|profile| (file.to_owned(), profile)));
         self.merge()
     }
 
     /// The profile with this name.
-    pub fn named(&self, name: &str) -> Result<&Profile, ProfileError> {
-        self.merged.iter().find(|profile| profile.name == name).ok_or_else(|| {
-            ProfileError::UnknownName {
-                name: name.to_owned(),
-                hint: did_you_mean(name, self.names()),
-            }
-        })
+    pub fn named(&self, name: &str) -> Result<&Profile> {
+        let hint = || did_you_mean(name, self.names());
+        let unknown = || ProfileError::UnknownName { name: name.to_owned(), hint: hint() };
+        self.merged.iter().find(|profile| profile.name == name).ok_or_else(unknown)
     }
 
     /// All names, in order of reading.
@@ -67,11 +60,10 @@ impl Profiles {
         self.merged.iter()
     }
 
-    fn merge(mut self) -> Result<Self, ProfileError> {
+    fn merge(mut self) -> Result<Self> {
         self.merged.clear();
         for (at, (_, profile)) in self.written.iter().enumerate() {
-            let latest = self.position(&profile.name, self.written.len());
-            if latest == Some(at) {
+            if self.position(&profile.name, self.written.len()) == Some(at) {
                 self.merged.push(self.resolve(at, &mut Vec::new())?);
             }
         }
@@ -85,37 +77,27 @@ impl Profiles {
 
     /// The profile at an index with its inherited settings; `path` holds the profiles being
     /// resolved.
-    fn resolve(&self, at: usize, path: &mut Vec<usize>) -> Result<Profile, ProfileError> {
-        let (file, profile) = &self.written[at];
-        let Some(base_name) = &profile.extends else {
-            return inherit(file, &Profile::default(), profile);
-        };
+    fn resolve(&self, at: usize, path: &mut Vec<usize>) -> Result<Profile> {
+        let (file, own) = &self.written[at];
+        let Some(base) = &own.extends else { return inherit(file, &Profile::default(), own) };
+        let (file, profile, base) = (file.clone(), own.name.clone(), base.clone());
         // A profile that extends its namesake refers to the one it replaces.
-        let end = if *base_name == profile.name { at } else { self.written.len() };
-        let Some(base_at) = self.position(base_name, end) else {
+        let end = if base == profile { at } else { self.written.len() };
+        let Some(base_at) = self.position(&base, end) else {
             let known = self.written.iter().map(|(_, p)| p.name.as_str());
-            return Err(ProfileError::UnknownBase {
-                file: file.clone(),
-                profile: profile.name.clone(),
-                base: base_name.clone(),
-                hint: did_you_mean(base_name, known.filter(|name| *name != profile.name)),
-            });
+            let hint = did_you_mean(&base, known.filter(|name| *name != profile));
+            return Err(ProfileError::UnknownBase { file, profile, base, hint });
         };
         path.push(at);
         if path.contains(&base_at) {
-            return Err(ProfileError::Cycle {
-                file: file.clone(),
-                profile: profile.name.clone(),
-                base: base_name.clone(),
-            });
+            return Err(ProfileError::Cycle { file, profile, base });
         }
-        let base = self.resolve(base_at, path)?;
-        inherit(file, &base, profile)
+        inherit(&file, &self.resolve(base_at, path)?, own)
     }
 }
 
 /// Merges a profile with its base.
-fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile, ProfileError> {
+fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile> {
     let missing = own.without.iter().find(|v| !base.rules.iter().any(|r| r.variable == **v));
     if let Some(variable) = missing {
         return Err(ProfileError::UnknownExclusion {
@@ -133,10 +115,9 @@ fn inherit(file: &str, base: &Profile, own: &Profile) -> Result<Profile, Profile
     if own.title.is_empty() {
         merged.title = if namesake { base.title.clone() } else { own.name.clone() };
     }
-    merged.place.reserve = own.place.reserve.clone().or_else(|| base.place.reserve.clone());
+    merged.place.reserve = merged.place.reserve.or_else(|| base.place.reserve.clone());
     merged.place.smt = own.place.smt.or(base.place.smt);
-    merged.fabric.interfaces =
-        own.fabric.interfaces.clone().or_else(|| base.fabric.interfaces.clone());
+    merged.fabric.interfaces = merged.fabric.interfaces.or_else(|| base.fabric.interfaces.clone());
     if own.fabric.host_suffix.is_empty() {
         merged.fabric.host_suffix.clone_from(&base.fabric.host_suffix);
     }
@@ -153,18 +134,16 @@ fn inherit_rules(base: &Profile, own: &Profile) -> Vec<SettingRule> {
     let of = |variable: &str| -> Vec<SettingRule> {
         own.rules.iter().filter(|r| r.variable == variable).cloned().collect()
     };
+    let has = |rules: &[SettingRule], rule: &SettingRule| {
+        rules.iter().any(|r| r.variable == rule.variable)
+    };
     let mut rules: Vec<SettingRule> = Vec::new();
-    for rule in base.rules.iter().filter(|r| !own.without.contains(&r.variable)) {
-        let has_own = own.rules.iter().any(|r| r.variable == rule.variable);
-        match (has_own, rules.iter().any(|r| r.variable == rule.variable)) {
+    let inherited = base.rules.iter().filter(|r| !own.without.contains(&r.variable));
+    for rule in inherited.chain(&own.rules) {
+        match (has(&own.rules, rule), has(&rules, rule)) {
             (false, _) => rules.push(rule.clone()),
             (true, false) => rules.extend(of(&rule.variable)),
             (true, true) => {}
-        }
-    }
-    for rule in &own.rules {
-        if !rules.iter().any(|r| r.variable == rule.variable) {
-            rules.extend(of(&rule.variable));
         }
     }
     rules
@@ -179,35 +158,21 @@ mod tests {
     const BASE: &str = r#"
         [[profile]]
         name = "base"
-        [profile.match]
-        cluster = ["here"]
-        [profile.fabric]
-        interfaces = "hsn"
-        [[profile.set]]
-        variable = "A"
-        value = "base"
-        why = "Because."
-        [[profile.set]]
-        variable = "B"
-        value = "base"
-        why = "Because."
-        [[profile.set]]
-        variable = "C"
-        value = "base"
-        why = "Because."
+        match = { cluster = ["here"] }
+        fabric = { interfaces = "hsn" }
+        set = [
+            { variable = "A", value = "base", why = "Because." },
+            { variable = "B", value = "base", why = "Because." },
+            { variable = "C", value = "base", why = "Because." },
+        ]
         [[profile]]
         name = "child"
         extends = "base"
         without = ["C"]
-        [[profile.set]]
-        variable = "D"
-        value = "child"
-        why = "Because."
-        [[profile.set]]
-        variable = "A"
-        value = "child, many nodes"
-        why = "Because."
-        when = { nodes = ">9" }
+        set = [
+            { variable = "D", value = "child", why = "Because." },
+            { variable = "A", value = "child, >9 nodes", why = "So.", when = { nodes = ">9" } },
+        ]
     "#;
 
     fn lines(profiles: &Profiles, name: &str, nodes: u32) -> Vec<String> {
@@ -228,10 +193,8 @@ mod tests {
         let profiles = Profiles::default().with_file("f", BASE).unwrap();
         // The child's rules replace all of the base's for A, even if their conditions are not met.
         assert_eq!(lines(&profiles, "child", 1), ["B=base base", "D=child child"]);
-        assert_eq!(
-            lines(&profiles, "child", 10),
-            ["A=child, many nodes child", "B=base base", "D=child child"]
-        );
+        let many_nodes = ["A=child, >9 nodes child", "B=base base", "D=child child"];
+        assert_eq!(lines(&profiles, "child", 10), many_nodes);
         let child = profiles.named("child").unwrap();
         assert_eq!(child.fabric.interfaces.as_deref(), Some("hsn"));
         assert!(!child.matches.identifies_site(), "the base's match is not inherited");
@@ -243,10 +206,7 @@ mod tests {
         let text = r#"
             name = "base"
             extends = "base"
-            [[set]]
-            variable = "B"
-            unset = true
-            why = "Because."
+            set = [{ variable = "B", unset = true, why = "Because." }]
         "#;
         let profiles = Profiles::default().with_file("f", BASE).unwrap();
         let profiles = profiles.with_file("my.toml", text).unwrap();
@@ -260,8 +220,8 @@ mod tests {
     #[test]
     fn base_setting_can_be_excluded() {
         let text = "name = \"lumi-g\"\nextends = \"lumi-g\"\nwithout = [\"NCCL_NET_GDR_LEVEL\"]\n";
-        let context =
-            JobContext { nodes: 2, vendor: Some(GpuVendor::Amd), ..JobContext::default() };
+        let amd = Some(GpuVendor::Amd);
+        let context = JobContext { nodes: 2, vendor: amd, ..JobContext::default() };
         let set = |profiles: &Profiles| {
             let settings = profiles.named("lumi-g").unwrap().settings(&context);
             settings.iter().any(|s| s.variable == "NCCL_NET_GDR_LEVEL")
@@ -275,19 +235,23 @@ mod tests {
     fn unknown_names_are_reported() {
         let unknown = Profiles::builtin().unwrap().named("lumig").unwrap_err();
         assert_eq!(unknown.to_string(), "unknown profile \"lumig\"; did you mean lumi-g?");
-        assert_eq!(
-            fail("name = \"a\"\nextends = \"slingshott\"\n"),
-            "my.toml: profile \"a\" extends the unknown profile \"slingshott\"; \
-             did you mean slingshot?"
-        );
-        assert_eq!(
-            fail("name = \"a\"\nextends = \"slingshot\"\nwithout = [\"NCCL_NETT\"]\n"),
-            "my.toml: profile \"a\" excludes \"NCCL_NETT\", which its base does not set; \
-             did you mean NCCL_NET?"
-        );
-        assert!(fail("name = \"a\"\nextends = \"a\"\n").contains("extends the unknown profile"));
-        let cycle = "[[profile]]\nname = \"a\"\nextends = \"b\"\n\
-                      [[profile]]\nname = \"b\"\nextends = \"a\"\n";
-        assert_eq!(fail(cycle), "my.toml: profile \"b\" extends itself through \"a\"");
+        let cases = [
+            (
+                "name = 'a'\nextends = 'slingshott'\n",
+                r#"profile "a" extends the unknown profile "slingshott"; did you mean slingshot?"#,
+            ),
+            (
+                "name = 'a'\nextends = 'slingshot'\nwithout = ['NCCL_NETT']\n",
+                r#"profile "a" excludes "NCCL_NETT", which its base does not set; did you mean NCCL_NET?"#,
+            ),
+            (
+                "profile = [{ name = 'a', extends = 'b' }, { name = 'b', extends = 'a' }]",
+                r#"profile "b" extends itself through "a""#,
+            ),
+        ];
+        for (text, message) in cases {
+            assert_eq!(fail(text), format!("my.toml: {message}"));
+        }
+        assert!(fail("name = 'a'\nextends = 'a'\n").contains("extends the unknown profile"));
     }
 }
