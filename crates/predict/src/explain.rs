@@ -98,25 +98,20 @@ pub struct RankClass {
 impl RankClass {
     fn new(cost: RankCost) -> Self {
         let RankCost { blocks, memory, traffic, disk_io } = cost;
-        let categories = [
-            ("parameters", memory.params.peak()),
-            ("gradients", memory.grads.peak()),
-            ("optimizer", memory.optimizer.peak()),
-            ("activations", memory.activations),
-            ("workspace", memory.workspace),
+        let peak = |what: &str, expected| PeakBytes { what: what.into(), expected, measured: None };
+        let memory = vec![
+            peak("parameters", memory.params.peak()),
+            peak("gradients", memory.grads.peak()),
+            peak("optimizer", memory.optimizer.peak()),
+            peak("activations", memory.activations),
+            peak("workspace", memory.workspace),
         ];
-        let memory = categories.map(|(what, expected)| PeakBytes {
-            what: what.to_owned(),
-            expected,
-            measured: None,
-        });
-        let sent = |axis: Axis| SentBytes {
-            axis: axis.name().to_owned(),
-            expected: traffic.on(axis),
-            measured: None,
+        let sent = |axis: Axis| {
+            let (expected, axis) = (traffic.on(axis), axis.name().to_owned());
+            (expected > 0).then_some(SentBytes { axis, expected, measured: None })
         };
-        let sent = Axis::ALL.map(sent).into_iter().filter(|sent| sent.expected > 0).collect();
-        Self { blocks, memory: memory.to_vec(), sent, disk_io: DiskIoBytes::rows(disk_io, None) }
+        let sent = Axis::ALL.into_iter().filter_map(sent).collect();
+        Self { blocks, memory, sent, disk_io: DiskIoBytes::rows(disk_io, None) }
     }
 }
 
@@ -175,10 +170,9 @@ pub enum ExplainError {
 
 /// Explains a configuration.
 pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
-    let ExplainInput { model, shape, vocab_known, plan, options, ranks_per_host, mut notes } =
-        input;
+    let ExplainInput { model, shape, vocab_known, plan, options, mut notes, .. } = input;
     let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?);
-    let per_host = ranks_per_host.filter(|ranks| *ranks > 0);
+    let per_host = input.ranks_per_host.filter(|ranks| *ranks > 0);
     let host = |rank: usize| Some(format!("node {}", rank / per_host?));
     let hosts: Option<Vec<String>> = (0..class_of.len()).map(host).collect();
     let explained = |(rank, class): (usize, usize)| {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::head::LogitChunks;
-use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
+use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, ParamSpec, Shard};
 
 /// What a block is. Where several roles share a buffer size, the first determines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,17 +56,16 @@ pub(super) struct BlockClasses {
 impl BlockClasses {
     /// Blocks with `tiles` tiles per matrix. All layers are equal.
     pub fn new(shape: &ModelShape, shard: Shard, tiles: usize) -> Self {
+        use BlockRole::{Embedding, EmbeddingTile, Head, HeadTile, Layer, LayerTile};
         let shape = ModelShape { num_layers: 1, ..shape.clone() };
         let layout = BlockLayout::new(&shape, shard, tiles);
         let logits = LogitChunks::new(&shape, &layout);
         let BlockLayout { mut blocks, users, .. } = layout;
-        let embedding =
-            classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
-        let layer = classes(&blocks, &users, 1, [BlockRole::Layer, BlockRole::LayerTile]);
-        let head = classes(&blocks, &users, 2, [BlockRole::Head, BlockRole::HeadTile]);
+        let embedding = classes(&blocks, &users, 0, [Embedding, EmbeddingTile]);
+        let layer = classes(&blocks, &users, 1, [Layer, LayerTile]);
+        let head = classes(&blocks, &users, 2, [Head, HeadTile]);
         blocks[0].parameters.retain(|parameter| parameter.role.module == Module::TokenEmbedding);
-        let token_embedding =
-            classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
+        let token_embedding = classes(&blocks, &users, 0, [Embedding, EmbeddingTile]);
         let mut token_embedding_lens = BTreeMap::new();
         for parameter in blocks.iter().flat_map(|block| &block.parameters) {
             if parameter.role.module == Module::TokenEmbedding {
@@ -82,21 +81,27 @@ fn classes(
     blocks: &[ParamBlock],
     users: &[usize],
     user: usize,
-    [whole, tile]: [BlockRole; 2],
+    [untiled, tile]: [BlockRole; 2],
 ) -> Vec<BlockClass> {
     let mut counts: BTreeMap<(BlockRole, usize, usize), u64> = BTreeMap::new();
     for (index, block) in blocks.iter().enumerate() {
         if users[index] == user && !block.is_empty() {
-            let role = if index == user { whole } else { tile };
+            let role = if index == user { untiled } else { tile };
             *counts.entry((role, block.padded_len(), norm_len(block))).or_default() += 1;
         }
     }
-    let class =
-        |((role, padded_len, norm_len), count)| BlockClass { role, padded_len, norm_len, count };
-    counts.into_iter().map(class).collect()
+    let counts = counts.into_iter();
+    counts
+        .map(|((role, padded_len, norm_len), count)| BlockClass {
+            role,
+            padded_len,
+            norm_len,
+            count,
+        })
+        .collect()
 }
 
 fn norm_len(block: &ParamBlock) -> usize {
     let norms = block.parameters.iter().filter(|parameter| parameter.role.module.is_norm());
-    norms.map(|parameter| parameter.len()).sum()
+    norms.map(ParamSpec::len).sum()
 }

@@ -119,6 +119,7 @@ pub struct RankCost {
 
 /// A configuration without a cost.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum CostError {
     /// The model cannot be split into these stages.
     #[error(transparent)]
@@ -128,12 +129,7 @@ pub enum CostError {
         "a step over {tokens:.1e} tokens with {parameters:.1e} parameters overflows the cost model: \
          reduce train.batch, model.seq_len or the model"
     )]
-    TooLarge {
-        /// Tokens per step and replica.
-        tokens: f64,
-        /// Parameters.
-        parameters: f64,
-    },
+    TooLarge { tokens: f64, parameters: f64 },
 }
 
 /// The costs of all ranks, equal ranks counted once.
@@ -143,13 +139,6 @@ pub struct RankCosts {
     pub classes: Vec<RankCost>,
     /// The class of each rank.
     pub class_of: Vec<usize>,
-}
-
-impl RankCosts {
-    /// The cost of a rank.
-    pub fn rank(&self, rank: usize) -> &RankCost {
-        &self.classes[self.class_of[rank]]
-    }
 }
 
 /// The costs of all ranks. Replicas, of which there may be thousands, are computed once.
@@ -175,6 +164,11 @@ pub fn rank_costs(
 }
 
 impl RankCosts {
+    /// The cost of a rank.
+    pub fn rank(&self, rank: usize) -> &RankCost {
+        &self.classes[self.class_of[rank]]
+    }
+
     /// Adds all ranks with the same stage and tensor shard.
     fn add(&mut self, mut rank: RankModel<'_>) {
         let mesh = rank.plan.mesh;

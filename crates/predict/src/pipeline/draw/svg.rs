@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use regatta_model::text::escape_xml;
 
-use super::{Computation, Span, Timeline, has_virtual_stages, labels, legend};
+use super::{Span, Timeline, has_virtual_stages, labels, legend};
 
 /// Sizes in user units.
 const WIDTH: f64 = 900.0;
@@ -87,12 +87,9 @@ fn cell(text: &mut String, span: &Span, (x, y, width): (f64, f64, f64), labels: 
 /// Draws the legend.
 fn draw_legend(text: &mut String, timeline: &Timeline, top: f64) {
     let mut x = LEFT;
-    let letters = legend(timeline).into_iter().map(|(computation, name)| (Some(computation), name));
-    for (computation, name) in letters.chain([(None, "idle")]) {
-        let class = computation
-            .map_or("idle".to_owned(), |computation: Computation| computation.letter().to_string());
-        let label = computation
-            .map_or(name.to_owned(), |computation| format!("{} {name}", computation.letter()));
+    let passes = legend(timeline).into_iter();
+    let passes = passes.map(|(letter, name)| (letter.to_string(), format!("{letter} {name}")));
+    for (class, label) in passes.chain([("idle".to_owned(), "idle".to_owned())]) {
         let (text_x, base) = (x + 18.0, top + 18.0);
         let _ = writeln!(
             text,
