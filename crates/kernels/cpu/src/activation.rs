@@ -59,27 +59,20 @@ impl ActivationOps for Cpu {
 kernel! {
     /// `y = gelu(x)`; `x` becomes the derivative.
     fn gelu_kernel<V>(x: SliceMut<'_>, y: SliceMut<'_>) {
-        let (mut x, mut y) = (x, y);
         for at in (0..y.len()).step_by(WIDTH) {
             let [activation, derivative] = gelu(x.load_padded::<V>(at));
             y.store_partial(at, activation);
             x.store_partial(at, derivative);
         }
     }
-}
 
-kernel! {
     fn mul_assign_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, y.load_padded::<V>(at).mul(x.load_padded(at)));
         }
     }
-}
 
-kernel! {
     fn swiglu_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         let dim = y.len();
         let (gates, ups) = (x.slice(0..dim), x.slice(dim..2 * dim));
         for at in (0..dim).step_by(WIDTH) {
@@ -87,11 +80,8 @@ kernel! {
             y.store_partial(at, gate.mul(sigmoid(gate)).mul(ups.load_padded(at)));
         }
     }
-}
 
-kernel! {
     fn swiglu_backward_kernel<V>(x: Slice<'_>, dy: Slice<'_>, dx: SliceMut<'_>) {
-        let mut dx = dx;
         let dim = dy.len();
         let (gates, ups) = (x.slice(0..dim), x.slice(dim..2 * dim));
         for at in (0..dim).step_by(WIDTH) {

@@ -89,35 +89,25 @@ impl Cpu {
 
 kernel! {
     fn add_kernel<V>(x: Slice<'_>, y: Slice<'_>, z: SliceMut<'_>) {
-        let mut z = z;
         for at in (0..z.len()).step_by(WIDTH) {
             z.store_partial(at, x.load_padded::<V>(at).add(y.load_padded(at)));
         }
     }
-}
 
-kernel! {
     /// `y += x`.
     pub fn add_assign_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, y.load_padded::<V>(at).add(x.load_padded(at)));
         }
     }
-}
 
-kernel! {
     fn scale_kernel<V>(by: f32, x: SliceMut<'_>) {
-        let mut x = x;
         for at in (0..x.len()).step_by(WIDTH) {
             x.store_partial(at, x.load_padded::<V>(at).mul(V::splat(by)));
         }
     }
-}
 
-kernel! {
     fn dropout_kernel<V>(mask: DropoutMask, first: usize, x: SliceMut<'_>) {
-        let mut x = x;
         for at in (0..x.len()).step_by(WIDTH) {
             let factors: V = dropout_factors(mask, (first + at) as u64);
             x.store_partial(at, x.load_padded::<V>(at).mul(factors));

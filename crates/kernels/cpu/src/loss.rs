@@ -121,7 +121,6 @@ impl Cpu {
 kernel! {
     /// Sum of the losses. With a scale, `logits` become their gradient.
     fn cross_entropy_kernel<V>(targets: &[u32], logits: SliceMut<'_>, scale: Option<f32>) -> f64 {
-        let mut logits = logits;
         let Some(vocab) = logits.len().checked_div(targets.len()) else { return 0.0 };
         let mut loss = 0.0;
         for (row, target) in targets.iter().enumerate() {
@@ -135,9 +134,7 @@ kernel! {
         }
         loss
     }
-}
 
-kernel! {
     fn partials_kernel<V>(targets: &[u32], first: usize, logits: Slice<'_>, partials: &mut [f32]) {
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, (target, partial)) in targets.iter().zip(partials.chunks_exact_mut(3)).enumerate() {
@@ -145,9 +142,7 @@ kernel! {
             partial.copy_from_slice(&row_partial::<V>(logits, local_column(*target, first, columns)));
         }
     }
-}
 
-kernel! {
     fn backward_kernel<V>(
         targets: &[u32],
         first: usize,
@@ -155,7 +150,6 @@ kernel! {
         logits: SliceMut<'_>,
         scale: f32,
     ) {
-        let mut logits = logits;
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, target) in targets.iter().enumerate() {
             let logits = logits.slice(row * columns..(row + 1) * columns);

@@ -110,7 +110,6 @@ impl Cpu {
 kernel! {
     /// `y = x`.
     pub fn copy_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, x.load_padded::<V>(at));
         }

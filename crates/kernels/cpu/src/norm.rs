@@ -92,7 +92,6 @@ kernel! {
         y: SliceMut<'_>,
         mean_rstd: &mut [f32],
     ) {
-        let mut y = y;
         let dim = weight.len();
         for (row, mean_rstd) in mean_rstd.chunks_exact_mut(2).enumerate() {
             let range = row * dim..(row + 1) * dim;
@@ -146,7 +145,6 @@ kernel! {
         dweight: &mut [f32],
         dbias: &mut [f32],
     ) {
-        let mut dx = dx;
         let dim = weight.len();
         for (row, mean_rstd) in mean_rstd.chunks_exact(2).enumerate() {
             let range = row * dim..(row + 1) * dim;

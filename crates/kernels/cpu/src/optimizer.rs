@@ -66,9 +66,7 @@ kernel! {
             store_partial(params, at, update.mul_add(step_size, decayed));
         }
     }
-}
 
-kernel! {
     fn sgd_kernel<V>(config: &Sgd, grads: &[f32], momentum: &mut [f32], params: &mut [f32]) {
         let splat = |x: f64| V::splat(x as f32);
         let (beta, weight_decay) = (splat(config.momentum), splat(config.weight_decay));

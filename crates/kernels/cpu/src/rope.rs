@@ -85,7 +85,6 @@ impl Cpu {
 kernel! {
     /// Rotates all heads of a row.
     fn rope_kernel<V>(direction: RopeDirection, cos: &[f32], sin: &[f32], heads: SliceMut<'_>) {
-        let mut heads = heads;
         let half_dim = cos.len();
         let sign = V::splat(match direction {
             RopeDirection::Forward => 1.0,

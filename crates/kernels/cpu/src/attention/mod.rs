@@ -254,9 +254,7 @@ kernel! {
             }
         }
     }
-}
 
-kernel! {
     /// # Safety
     /// No other thread may access these columns.
     unsafe fn load_rows_kernel<V>(from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
@@ -269,9 +267,7 @@ kernel! {
             }
         }
     }
-}
 
-kernel! {
     /// # Safety
     /// No other thread may access these columns.
     unsafe fn store_rows_kernel<V>(rows: &[f32], columns: HeadColumns, to: DisjointMut<'_>) {
