@@ -21,21 +21,16 @@ impl ActivationOps for Cpu {
     }
 
     fn gelu_backward(&self, derivative: View<'_>, dy: ViewMut<'_>) {
-        self.zip_chunks(derivative, dy, |derivative, dy| {
-            mul_assign_kernel(self.isa, derivative, dy);
-        });
+        self.zip_chunks(derivative, dy, |by, dy| mul_assign_kernel(self.isa, by, dy));
     }
 
     fn swiglu(&self, dim: usize, x: View<'_>, y: ViewMut<'_>) {
         assert_eq!(x.len(), 2 * y.len(), "a row of x has a gate and an up element per output");
         let (rows, x, y) = (row_count(y.len(), dim), Slice::from(x), DisjointMut::new(y));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
-            // SAFETY: ranges are disjoint.
-            let mut y = unsafe { y.slice(range.start * dim..range.end * dim) };
-            for (at, row) in range.enumerate() {
-                let x = x.slice(2 * row * dim..2 * (row + 1) * dim);
-                swiglu_kernel(self.isa, x, y.slice(at * dim..(at + 1) * dim));
-            }
+        self.for_each_row(rows, dim, |row| {
+            // SAFETY: rows are disjoint.
+            let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
+            swiglu_kernel(self.isa, x.slice(2 * row * dim..2 * (row + 1) * dim), y);
         });
     }
 
@@ -44,14 +39,12 @@ impl ActivationOps for Cpu {
         assert!(lengths_match, "a row of x has a gate and an up element per output");
         let rows = row_count(dy.len(), dim);
         let (x, dy, dx) = (Slice::from(x), Slice::from(dy), DisjointMut::new(dx));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
-            for row in range {
-                let gate_up = 2 * row * dim..2 * (row + 1) * dim;
-                // SAFETY: rows are disjoint.
-                let dx = unsafe { dx.slice(gate_up.clone()) };
-                let dy = dy.slice(row * dim..(row + 1) * dim);
-                swiglu_backward_kernel(self.isa, x.slice(gate_up), dy, dx);
-            }
+        self.for_each_row(rows, dim, |row| {
+            let gate_up = 2 * row * dim..2 * (row + 1) * dim;
+            // SAFETY: rows are disjoint.
+            let dx = unsafe { dx.slice(gate_up.clone()) };
+            let dy = dy.slice(row * dim..(row + 1) * dim);
+            swiglu_backward_kernel(self.isa, x.slice(gate_up), dy, dx);
         });
     }
 }

@@ -3,14 +3,15 @@
 use regatta_comm::DType;
 
 use crate::Cpu;
+use crate::bf16::MatrixSlice;
 use crate::lanes::WIDTH;
 use crate::packed_gemm;
-use crate::slice::DisjointMut;
+use crate::slice::{DisjointMut, Slice};
 use crate::small_gemm::{MatrixPtr, MatrixPtrMut};
 use crate::thread_pool::task_range;
 use regatta_device::DeviceMemory;
 use regatta_device::precision::Precision;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::tensor::ViewMut;
 
 /// Multiply-adds that are worth another thread.
 pub const MIN_WORK_PER_THREAD: usize = 64 * 1024;
@@ -44,50 +45,13 @@ pub enum Epilogue<'a> {
     Accumulate,
 }
 
-/// A strided matrix in a tensor.
-#[derive(Debug, Clone, Copy)]
-pub struct MatrixView<'a> {
-    /// Elements.
-    pub view: View<'a>,
-    /// Stride between rows.
-    pub row_stride: usize,
-    /// Stride between columns.
-    pub column_stride: usize,
-}
-
-impl<'a> MatrixView<'a> {
-    /// A row-major matrix.
-    pub fn row_major(view: View<'a>, row_len: usize) -> Self {
-        Self { view, row_stride: row_len, column_stride: 1 }
-    }
-
-    /// A column-major matrix.
-    pub fn column_major(view: View<'a>, column_len: usize) -> Self {
-        Self { view, row_stride: 1, column_stride: column_len }
-    }
-
-    /// A pointer to it.
-    ///
-    /// # Panics
-    /// If it is not f32.
-    fn as_ptr(&self) -> MatrixPtr {
-        let Self { row_stride, column_stride, .. } = *self;
-        MatrixPtr { ptr: self.view.as_slice::<f32>().as_ptr(), row_stride, column_stride }
-    }
-
-    /// Number of elements from the first to the last one.
-    fn span(&self, rows: usize, columns: usize) -> usize {
-        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride + 1
-    }
-}
-
 impl Cpu {
     /// GEMM into the row-major matrix `c`: in bf16 if that is the device's precision or any matrix is bf16.
     pub(crate) fn gemm(
         &self,
         shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
+        a: MatrixSlice<'_>,
+        b: MatrixSlice<'_>,
         c: ViewMut<'_>,
         epilogue: Epilogue<'_>,
     ) {
@@ -107,10 +71,11 @@ impl Cpu {
             }
             return;
         }
-        let in_bounds = a.span(m, k) <= a.view.len() && b.span(k, n) <= b.view.len();
-        assert!(in_bounds, "an operand is too short for {shape:?}");
-        let dtypes = [a.view.dtype(), b.view.dtype(), c.dtype()];
-        if self.precision == Precision::Bf16 || dtypes.contains(&DType::Bf16) {
+        a.assert_in_bounds(m, k);
+        b.assert_in_bounds(k, n);
+        let is_bf16 = |matrix: &MatrixSlice<'_>| matches!(matrix.elements, Slice::Bf16(_));
+        let any_bf16 = is_bf16(&a) || is_bf16(&b) || c.dtype() == DType::Bf16;
+        if self.precision == Precision::Bf16 || any_bf16 {
             self.gemm_bf16(shape, a, b, c, epilogue);
         } else {
             self.gemm_f32(shape, a, b, c.as_slice(), epilogue);
@@ -120,8 +85,8 @@ impl Cpu {
     fn gemm_f32(
         &self,
         shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
+        a: MatrixSlice<'_>,
+        b: MatrixSlice<'_>,
         c: &mut [f32],
         epilogue: Epilogue<'_>,
     ) {
@@ -139,8 +104,8 @@ impl Cpu {
     fn gemm_fallback(
         &self,
         shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
+        a: MatrixSlice<'_>,
+        b: MatrixSlice<'_>,
         c: &mut [f32],
         accumulate: bool,
     ) {
@@ -172,8 +137,8 @@ impl Cpu {
 ///
 /// # Safety
 /// The matrices must have the given shape, and `c` must not be accessed otherwise.
-unsafe fn gemm_by_crate(
-    shape: GemmShape,
+pub unsafe fn gemm_by_crate(
+    GemmShape { m, n, k }: GemmShape,
     a: MatrixPtr,
     b: MatrixPtr,
     c: MatrixPtrMut,
@@ -183,9 +148,9 @@ unsafe fn gemm_by_crate(
     // SAFETY: the caller's promise.
     unsafe {
         gemm(
-            shape.n,
-            shape.m,
-            shape.k,
+            n,
+            m,
+            k,
             c.ptr,
             c.row_stride as isize,
             1,

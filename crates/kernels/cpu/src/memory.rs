@@ -8,7 +8,6 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
 use regatta_device::DeviceMemory;
 use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View, ViewMut};
@@ -97,12 +96,10 @@ impl Cpu {
         let rows = row_count(from.len(), from_columns.row_len);
         assert_eq!(rows, row_count(to.len(), to_columns.row_len), "row counts differ");
         let (from, to) = (Slice::from(from), DisjointMut::new(to));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(columns), 1, |range| {
-            for row in range {
-                // SAFETY: rows are disjoint.
-                let to = unsafe { to.slice(to_columns.row(row)) };
-                copy_kernel(self.isa, from.slice(from_columns.row(row)), to);
-            }
+        self.for_each_row(rows, columns, |row| {
+            // SAFETY: rows are disjoint.
+            let to = unsafe { to.slice(to_columns.row(row)) };
+            copy_kernel(self.isa, from.slice(from_columns.row(row)), to);
         });
     }
 }

@@ -6,7 +6,6 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, SliceMut, load_padded};
-use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
 use regatta_device::ops::{AttentionShape, RopeDirection};
 use regatta_device::tensor::ViewMut;
 
@@ -39,9 +38,9 @@ impl CosSin {
         let frequencies: Vec<f64> = (0..half_dim).map(frequency).collect();
         let mut values = Vec::with_capacity(positions * 2 * half_dim);
         for position in 0..positions {
-            let angle = |frequency: &f64| position as f64 * frequency;
-            values.extend(frequencies.iter().map(|frequency| angle(frequency).cos() as f32));
-            values.extend(frequencies.iter().map(|frequency| angle(frequency).sin() as f32));
+            let angles = frequencies.iter().map(|frequency| position as f64 * frequency);
+            values.extend(angles.clone().map(|angle| angle.cos() as f32));
+            values.extend(angles.map(|angle| angle.sin() as f32));
         }
         Self { theta, half_dim, values }
     }
@@ -67,17 +66,14 @@ impl Cpu {
         let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
         let last = positions.iter().max().map_or(0, |last| *last as usize);
         let table = self.rope_table.get(theta, half_dim, last + 1);
-        let min_rows = MIN_ELEMENTS_PER_THREAD.div_ceil(row_len);
         let qkv = DisjointMut::new(qkv);
-        self.pool.run_ranges(shape.rows(), min_rows, 1, |range| {
-            for row in range {
-                // SAFETY: rows are disjoint.
-                let qk = unsafe { qkv.slice(row * row_len..row * row_len + rotated) };
-                let position = positions[row % shape.seq_len] as usize;
-                let cos_sin = position * 2 * half_dim..(position + 1) * 2 * half_dim;
-                let (cos, sin) = table.values[cos_sin].split_at(half_dim);
-                rope_kernel(self.isa, direction, cos, sin, qk);
-            }
+        self.for_each_row(shape.rows(), row_len, |row| {
+            // SAFETY: rows are disjoint.
+            let qk = unsafe { qkv.slice(row * row_len..row * row_len + rotated) };
+            let position = positions[row % shape.seq_len] as usize;
+            let cos_sin = position * 2 * half_dim..(position + 1) * 2 * half_dim;
+            let (cos, sin) = table.values[cos_sin].split_at(half_dim);
+            rope_kernel(self.isa, direction, cos, sin, qk);
         });
     }
 }
@@ -86,10 +82,7 @@ kernel! {
     /// Rotates all heads of a row.
     fn rope_kernel<V>(direction: RopeDirection, cos: &[f32], sin: &[f32], heads: SliceMut<'_>) {
         let half_dim = cos.len();
-        let sign = V::splat(match direction {
-            RopeDirection::Forward => 1.0,
-            RopeDirection::Inverse => -1.0,
-        });
+        let sign = V::splat(if direction == RopeDirection::Forward { 1.0 } else { -1.0 });
         for head in (0..heads.len()).step_by(2 * half_dim) {
             let halves = [head..head + half_dim, head + half_dim..head + 2 * half_dim];
             for at in (0..half_dim).step_by(WIDTH) {

@@ -49,6 +49,12 @@ impl<'a> From<ViewMut<'a>> for SliceMut<'a> {
     }
 }
 
+impl<'a> From<&'a [f32]> for Slice<'a> {
+    fn from(elements: &'a [f32]) -> Self {
+        Self::F32(elements)
+    }
+}
+
 impl<'a> From<&'a mut [f32]> for SliceMut<'a> {
     fn from(elements: &'a mut [f32]) -> Self {
         Self::F32(elements)

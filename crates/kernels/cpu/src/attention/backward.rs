@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::elementwise::dropout_factors;
-use super::super::isa::kernel;
-use super::super::lanes::{Lanes, WIDTH};
-use super::super::math::exp;
-use super::super::slice::{DisjointMut, Slice};
-use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
 use super::{AttentionHead, BLOCK_QUERIES, QkvLayout, blocks, take};
+use crate::Cpu;
+use crate::elementwise::dropout_factors;
+use crate::gemm::GemmShape;
+use crate::isa::kernel;
+use crate::lanes::{Lanes, WIDTH};
+use crate::math::exp;
+use crate::slice::{DisjointMut, Slice};
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
 use regatta_device::ops::{AttentionChunkShape, AttentionDropout};
 use regatta_device::random::DropoutMask;
 
@@ -163,7 +164,7 @@ impl Cpu {
             let (rows, keys) = (block.len(), head.visible_keys(&block));
             let at = block.start - queries.start;
             let columns = keys.next_multiple_of(WIDTH);
-            let tile = TileShape { rows, columns, depth: head.shape.head_dim };
+            let tile = GemmShape { m: rows, n: columns, k: head.shape.head_dim };
             // SAFETY: keys, values and scores are padded.
             unsafe {
                 let (q, k_transposed) =
@@ -176,7 +177,7 @@ impl Cpu {
             let first = at * row_stride;
             let (p_rows, ds_rows) = (&mut p_rows[first..], &mut ds_rows[first..]);
             score_gradients_block(isa, head, &args, &block, p_rows, ds_rows);
-            let tile = TileShape { rows, columns: padded_dim, depth: keys };
+            let tile = GemmShape { m: rows, n: padded_dim, k: keys };
             // SAFETY: keys and gradients are padded.
             unsafe {
                 let dq = operands.dq.at_row(block.start);
@@ -199,11 +200,8 @@ impl Cpu {
         for block in blocks(0..head.visible_keys(&queries), ROWS) {
             // Earlier queries do not attend to these keys.
             let first = if causal { block.start.max(queries.start) } else { queries.start };
-            let tile = TileShape {
-                rows: block.len(),
-                columns: head.padded_dim(),
-                depth: queries.end - first,
-            };
+            let (m, n, k) = (block.len(), head.padded_dim(), queries.end - first);
+            let tile = GemmShape { m, n, k };
             // The first queries that attend to a key store, later ones accumulate.
             let stored = if causal { block.start < queries.start } else { queries.start > 0 };
             let accumulate = kv.accumulate || stored;

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::bf16::gemm_packed;
-use super::super::gemm::Epilogue;
-use super::super::slice::DisjointMut;
 use super::backward::{BackwardArgs, score_gradients_block};
 use super::bf16_forward::{BLOCK_QUERIES, HeadScratch, operand, output};
 use super::{AttentionHead, HeadColumns, blocks, take};
+use crate::Cpu;
+use crate::bf16::gemm_packed;
+use crate::gemm::Epilogue;
+use crate::slice::DisjointMut;
 
 /// f32 buffers of a group of heads, in padded rows.
 struct GroupBuffers<'a> {

@@ -4,13 +4,13 @@
 
 use std::ops::Range;
 
-use super::super::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
-use super::super::gemm::Epilogue;
-use super::super::slice::{DisjointMut, Slice, SliceMut};
-use super::super::small_gemm::MatrixPtrMut;
-use super::super::{Cpu, Precision};
 use super::forward::{ForwardArgs, SoftmaxStats, scale_rows, softmax_block};
 use super::{AttentionHead, HeadColumns, blocks};
+use crate::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
+use crate::gemm::Epilogue;
+use crate::slice::{DisjointMut, Slice, SliceMut};
+use crate::small_gemm::MatrixPtrMut;
+use crate::{Cpu, Precision};
 
 /// Queries of a block: rows of the largest tile, and a depth step of packed operands.
 pub(super) const BLOCK_QUERIES: usize = 32;

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::isa::kernel;
-use super::super::lanes::WIDTH;
-use super::super::slice::DisjointMut;
-use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 use super::forward::{ForwardArgs, SoftmaxStats, forward_scratch_len};
 use super::{AttentionHead, QkvLayout, blocks, take};
+use crate::Cpu;
+use crate::isa::kernel;
+use crate::lanes::WIDTH;
+use crate::slice::DisjointMut;
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 use regatta_device::ops::AttentionChunkShape;
 use regatta_device::tensor::ViewMut;
 

@@ -2,15 +2,16 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::elementwise::dropout_factors;
-use super::super::isa::kernel;
-use super::super::lanes::{Lanes, WIDTH};
-use super::super::math::exp;
-use super::super::slice::{DisjointMut, Slice};
-use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
 use super::bf16_forward::BLOCK_QUERIES as MAX_BLOCK_QUERIES;
 use super::{AttentionHead, QkvLayout, blocks, take};
+use crate::Cpu;
+use crate::elementwise::dropout_factors;
+use crate::gemm::GemmShape;
+use crate::isa::kernel;
+use crate::lanes::{Lanes, WIDTH};
+use crate::math::exp;
+use crate::slice::{DisjointMut, Slice};
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
 use regatta_device::ops::{AttentionDropout, AttentionShape};
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::ViewMut;
@@ -126,14 +127,14 @@ impl Cpu {
         let scores = &mut scores[..rows * row_stride];
         let p = MatrixPtrMut { ptr: scores.as_mut_ptr(), row_stride };
         let columns = keys.next_multiple_of(WIDTH);
-        let tile = TileShape { rows, columns, depth: head.shape.head_dim };
+        let tile = GemmShape { m: rows, n: columns, k: head.shape.head_dim };
         // SAFETY: keys and scores are padded.
         unsafe {
             let q = operands.q.at_row(block.start);
             gemm_small(self.isa, tile, q, operands.k_transposed.as_const(), p, false);
         }
         let stats = softmax_block(self.isa, head, operands.dropout, &block, scores);
-        let tile = TileShape { rows, columns: head.padded_dim(), depth: keys };
+        let tile = GemmShape { m: rows, n: head.padded_dim(), k: keys };
         // SAFETY: values and output are padded.
         unsafe { gemm_small(self.isa, tile, p.as_const(), operands.v, out, false) };
         stats

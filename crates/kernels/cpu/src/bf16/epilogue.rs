@@ -11,15 +11,9 @@ pub const TILE_COLUMNS: usize = 32;
 pub const MAX_TILE_ROWS: usize = 32;
 
 /// Accumulators of a tile, row-major.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Accumulators([[f32; TILE_COLUMNS]; MAX_TILE_ROWS]);
-
-impl Default for Accumulators {
-    fn default() -> Self {
-        Self([[0.0; TILE_COLUMNS]; MAX_TILE_ROWS])
-    }
-}
 
 impl Accumulators {
     /// A pointer to them.
