@@ -8,7 +8,7 @@ use super::forward::{ForwardArgs, SoftmaxStats, scale_rows, softmax_block};
 use super::{AttentionHead, HeadColumns, blocks};
 use crate::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
 use crate::gemm::Epilogue;
-use crate::slice::{DisjointMut, Slice, SliceMut};
+use crate::slice::{DisjointMut, Slice};
 use crate::small_gemm::MatrixPtrMut;
 use crate::{Cpu, Precision};
 
@@ -41,12 +41,12 @@ impl HeadColumns {
 
 /// A scratch buffer as a GEMM output.
 pub(super) fn output(rows: &mut [f32], row_len: usize) -> MatrixSliceMut<'_> {
-    MatrixSliceMut::row_major(SliceMut::F32(rows), row_len)
+    MatrixSliceMut::row_major(rows, row_len)
 }
 
 /// A scratch buffer as a GEMM operand.
 pub(super) fn operand(rows: &[f32], row_len: usize) -> MatrixSlice<'_> {
-    MatrixSlice::row_major(Slice::F32(rows), row_len)
+    MatrixSlice::row_major(rows, row_len)
 }
 
 impl Cpu {

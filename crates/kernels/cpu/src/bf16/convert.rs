@@ -110,7 +110,7 @@ pub fn with_widest_vectors(run: impl FnOnce()) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn with_avx512(run: impl FnOnce()) {
+pub fn with_avx512(run: impl FnOnce()) {
     run();
 }
 

@@ -27,7 +27,7 @@ mod pack_avx512;
 #[cfg(test)]
 mod tests;
 
-pub use crate::gemm::{Epilogue, GemmShape};
+pub use crate::gemm::{Epilogue, GemmShape, gemm_f32_baseline};
 pub use crate::slice::{Slice, SliceMut};
 pub use epilogue::MAX_TILE_ROWS;
 pub use kernel::Kernel;
@@ -38,7 +38,7 @@ pub(crate) use convert::round_to_bf16;
 
 use std::ops::Range;
 
-use aligned_lines::AlignedLines;
+use aligned_lines::{AlignedLines, WORDS};
 use epilogue::Accumulators;
 
 /// Buffers of a GEMM: one per thread, reused by every call.
@@ -72,7 +72,8 @@ impl PackedB {
     /// If `b` is too short, or the CPU does not support the kernel.
     pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
         self.reset(kernel, [k, n], &b);
-        pack::pack_b(kernel, &b, [k, n], &mut self.lines);
+        let out = self.lines.at_least(n.div_ceil(WORDS) * pack::panel_stride(k));
+        pack::pack_columns(kernel, &b, k, 0..n, out);
     }
 
     /// As [`Self::pack`], in at most `tasks` tasks run by `parallel_for`.

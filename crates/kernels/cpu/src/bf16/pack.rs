@@ -80,12 +80,6 @@ pub fn panel_stride(k: usize) -> usize {
 /// Runs a number of tasks, in any order or in parallel.
 pub type ParallelFor<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
 
-/// Packs B.
-pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], lines: &mut AlignedLines) {
-    let out = lines.at_least(n.div_ceil(WORDS) * panel_stride(k));
-    pack_columns(kernel, b, k, 0..n, out);
-}
-
 /// Packs B in at most `tasks` tasks.
 pub fn pack_b_parallel(
     kernel: Kernel,
@@ -109,7 +103,7 @@ pub fn pack_b_parallel(
 }
 
 /// Packs some columns of B, from the start of a panel on.
-fn pack_columns(
+pub fn pack_columns(
     kernel: Kernel,
     b: &MatrixSlice<'_>,
     k: usize,
@@ -215,7 +209,7 @@ fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: 
         }
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx512 => {
-            use super::pack_avx512::{ZmmLine, with_avx512};
+            use super::{convert::with_avx512, pack_avx512::ZmmLine};
             // SAFETY: as above.
             unsafe {
                 with_avx512(

@@ -26,18 +26,13 @@ struct ChunkedAttention {
     chunks: Vec<(AttentionChunkShape, Option<AttentionDropout>)>,
 }
 
-/// Output over all chunks.
-struct ChunkedOutput {
-    y: Tensor,
-    lse: Tensor,
-}
-
 impl ChunkedAttention {
     fn first_shape(&self) -> AttentionChunkShape {
         self.chunks[0].0
     }
 
-    fn merge_chunks(&self, device: &dyn Device, q: &Tensor, kvs: &[Tensor]) -> ChunkedOutput {
+    /// Output and log-sum-exp over all chunks.
+    fn merge_chunks(&self, device: &dyn Device, q: &Tensor, kvs: &[Tensor]) -> [Tensor; 2] {
         let shape = self.first_shape();
         let mut y = master(device, &nans(shape.rows() * shape.out_dim()));
         let mut lse = device.zeros_master(shape.rows() * shape.heads);
@@ -46,7 +41,7 @@ impl ChunkedAttention {
             let (y, lse) = (y.view_mut(), lse.view_mut());
             device.attention_chunk(*shape, q.view(), kv.view(), *dropout, y, lse);
         }
-        ChunkedOutput { y, lse }
+        [y, lse]
     }
 
     fn tensors(device: &dyn Device, inputs: &[Vec<f64>]) -> (Tensor, Vec<Tensor>) {
@@ -64,12 +59,12 @@ impl Operation for ChunkedAttention {
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
         let (q, kvs) = Self::tensors(device, inputs);
-        copy_to_f64(device, self.merge_chunks(device, &q, &kvs).y.view())
+        copy_to_f64(device, self.merge_chunks(device, &q, &kvs)[0].view())
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (q, kvs) = Self::tensors(device, inputs);
-        let ChunkedOutput { y, lse } = self.merge_chunks(device, &q, &kvs);
+        let [y, lse] = self.merge_chunks(device, &q, &kvs);
         let (dy, mut dq) = (activation(device, dy), initial_grad(device, q.len()));
         let mut gradients = Vec::new();
         for ((shape, dropout), kv) in self.chunks.iter().zip(&kvs) {
@@ -88,24 +83,23 @@ impl Operation for ChunkedAttention {
 /// Queries with their own keys and those of earlier chunks, in any order.
 fn chunked_attention(max: usize) -> impl Strategy<Value = ChunkedAttention> {
     let earlier = proptest::collection::vec(1..max, 1..4);
-    (attention_shape(max, 1), earlier, proptest::option::of(dropout_mask()), any::<u64>()).prop_map(
-        |(shape, earlier, mask, seed)| {
-            let first_query = earlier.iter().sum::<usize>();
-            let seq_len = first_query + shape.seq_len;
-            let dropout = mask.map(|mask| AttentionDropout::new(mask, shape.heads, seq_len));
-            let mut first_key = 0;
-            let mut chunks = Vec::new();
-            let own = (shape.seq_len, true);
-            for (keys, causal) in earlier.iter().map(|keys| (*keys, false)).chain([own]) {
-                let start = [0, 0, first_query, first_key];
-                let chunk = AttentionChunkShape { keys, causal, ..shape.into() };
-                chunks.push((chunk, dropout.map(|dropout| dropout.shard(start))));
-                first_key += keys;
-            }
-            shuffle(&mut chunks, seed);
-            ChunkedAttention { chunks }
-        },
-    )
+    let mask = proptest::option::of(dropout_mask());
+    let fields = (attention_shape(max, 1), earlier, mask, any::<u64>());
+    fields.prop_map(|(shape, earlier, mask, seed)| {
+        let first_query = earlier.iter().sum::<usize>();
+        let seq_len = first_query + shape.seq_len;
+        let dropout = mask.map(|mask| AttentionDropout::new(mask, shape.heads, seq_len));
+        let (mut first_key, mut chunks) = (0, Vec::new());
+        let own = (shape.seq_len, true);
+        for (keys, causal) in earlier.iter().map(|keys| (*keys, false)).chain([own]) {
+            let start = [0, 0, first_query, first_key];
+            let chunk = AttentionChunkShape { keys, causal, ..shape.into() };
+            chunks.push((chunk, dropout.map(|dropout| dropout.shard(start))));
+            first_key += keys;
+        }
+        shuffle(&mut chunks, seed);
+        ChunkedAttention { chunks }
+    })
 }
 
 fn shuffle<T>(all: &mut [T], seed: u64) {
@@ -262,9 +256,8 @@ fn check_chunks(
         let q = block(&queries, qkv_dim, 0..out_dim);
         let out = block(&queries, out_dim, 0..out_dim);
         let kv = |keys: &Range<usize>| block(keys, qkv_dim, out_dim..qkv_dim);
-        let inputs: Vec<_> = std::iter::once(q.get(&qkv))
-            .chain(visible.iter().map(|keys| kv(keys).get(&qkv)))
-            .collect();
+        let kvs = visible.iter().map(|keys| kv(keys).get(&qkv));
+        let inputs: Vec<_> = std::iter::once(q.get(&qkv)).chain(kvs).collect();
         out.set(&operation.forward(device, &inputs), &mut y);
         let gradients = operation.backward(device, &inputs, &out.get(&dy));
         q.add(&gradients[0], &mut dqkv);
