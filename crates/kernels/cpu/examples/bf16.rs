@@ -38,12 +38,9 @@ struct Case {
 }
 
 fn cases([rows, inputs, outputs]: [usize; 3]) -> [Case; 3] {
-    let case = |name, [m, n, k]: [usize; 3], a_transposed, b_transposed, accumulate| Case {
-        name,
-        shape: GemmShape { m, n, k },
-        a_transposed,
-        b_transposed,
-        accumulate,
+    let case = |name, [m, n, k]: [usize; 3], a_transposed, b_transposed, accumulate| {
+        let shape = GemmShape { m, n, k };
+        Case { name, shape, a_transposed, b_transposed, accumulate }
     };
     [
         case("y = x Wt", [rows, outputs, inputs], false, true, false),
@@ -136,14 +133,13 @@ fn measure(kernel: Kernel, case: &Case) {
     packed.pack(kernel, k, n, right_f32);
     let with_packed = gflops(case.shape, || {
         let output = MatrixSliceMut::row_major(&mut black_box(&mut c)[..], n);
-        gemm_packed(m, left_f32, &packed, epilogue, output, &mut scratch);
+        gemm_packed(m, left_f32, (&packed).into(), epilogue, output, &mut scratch);
     });
     let operands = (left(Slice::Bf16(&a_bf16)), right(Slice::Bf16(&b_bf16)));
     let from_bf16 = gflops(case.shape, || {
-        let output = if case.accumulate {
-            SliceMut::F32(black_box(&mut c))
-        } else {
-            SliceMut::Bf16(black_box(&mut c_bf16))
+        let output = match case.accumulate {
+            true => SliceMut::F32(black_box(&mut c)),
+            false => SliceMut::Bf16(black_box(&mut c_bf16)),
         };
         let output = MatrixSliceMut::row_major(output, n);
         gemm(kernel, case.shape, operands.0, operands.1, epilogue, output, &mut scratch);

@@ -70,7 +70,7 @@ impl Cpu {
             let elements = unsafe { c.slice(rows.start * n..rows.end * n) };
             let mut scratch = scratch_pool.take();
             let (a, c) = (a.at_row(rows.start), MatrixSliceMut::row_major(elements, n));
-            bf16::gemm_packed(rows.len(), a, &packed, epilogue, c, &mut scratch);
+            bf16::gemm_packed(rows.len(), a, (&packed).into(), epilogue, c, &mut scratch);
             scratch_pool.put_back(scratch);
         });
         packed_pool.put_back(packed);

@@ -27,9 +27,8 @@ impl RankModel<'_> {
             true => bytes(0, 2 * staged),
         };
         let (grads, activations) = (self.grads(full), self.activations());
-        let buffers =
-            [self.layer_backward(), self.logits(), self.p2p_buffers(), self.tied_copies()];
-        let workspace = buffers.into_iter().sum();
+        let workspace =
+            self.layer_backward() + self.logits() + self.messages() + self.tied_copies();
         MemoryBytes { params, grads, optimizer, activations, workspace }
     }
 
@@ -189,13 +188,13 @@ impl RankModel<'_> {
     }
 
     /// Pipeline messages: one being received and two being sent, per direction.
-    fn p2p_buffers(&self) -> u64 {
-        let messages = match (self.plan.mesh.pp, self.coord.pp) {
+    fn messages(&self) -> u64 {
+        let count = match (self.plan.mesh.pp, self.coord.pp) {
             (1, _) => 0,
             (pp, stage) if stage == 0 || stage + 1 == pp => 3,
             _ => 6,
         };
-        (messages * self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes
+        (count * self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes
     }
 
     /// Copies in which two stages sum the gradients of a tied embedding: one of each tile length.

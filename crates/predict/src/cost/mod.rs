@@ -157,7 +157,9 @@ pub fn rank_costs(
         for pp in 0..mesh.pp {
             stage.index = pp;
             let coord = MeshCoord { pp, ..first };
-            costs.add(RankModel::new(shape, plan, options, coord, &stage, &blocks));
+            let (stage, blocks, local) = (&stage, &blocks, Vec::new());
+            let rank = RankModel { shape, plan, options, coord, stage, blocks, local };
+            costs.add(rank.with_local_blocks());
         }
     }
     Ok(costs)
@@ -196,7 +198,9 @@ pub fn rank_cost(
     let coord = plan.mesh.coord(rank);
     let stage = stage(shape, plan, coord.pp)?;
     let blocks = BlockClasses::new(shape, coord.tensor_shard(&plan.mesh), plan.tiles);
-    Ok(RankModel::new(shape, plan, options, coord, &stage, &blocks).cost())
+    let (stage, blocks, local) = (&stage, &blocks, Vec::new());
+    let rank = RankModel { shape, plan, options, coord, stage, blocks, local };
+    Ok(rank.with_local_blocks().cost())
 }
 
 fn stage(shape: &ModelShape, plan: &ParallelPlan, index: usize) -> Result<Stage, StageError> {
@@ -237,27 +241,21 @@ struct RankModel<'a> {
 /// Shards are aligned to this many elements.
 const SHARD_ALIGNMENT: usize = 32;
 
-impl<'a> RankModel<'a> {
-    fn new(
-        shape: &'a ModelShape,
-        plan: &'a ParallelPlan,
-        options: CostOptions,
-        coord: MeshCoord,
-        stage: &'a Stage,
-        blocks: &'a BlockClasses,
-    ) -> Self {
-        let mut rank = Self { shape, plan, options, coord, stage, blocks, local: Vec::new() };
-        let layers: u64 = stage.local_chunks().map(|chunk| rank.layers(chunk) as u64).sum();
+impl RankModel<'_> {
+    /// With the blocks of its stage.
+    fn with_local_blocks(mut self) -> Self {
+        let Self { stage, blocks, .. } = self;
+        let layers = self.local_layers();
         let repeated = |class: &BlockClass| BlockClass { count: class.count * layers, ..*class };
-        let embedding = match (stage.owns(0), stage.has_tied_copy(shape)) {
+        let embedding = match (stage.owns(0), stage.has_tied_copy(self.shape)) {
             (true, _) => &blocks.embedding[..],
             (_, true) => &blocks.token_embedding,
             _ => &[],
         };
-        rank.local.extend(embedding);
-        rank.local.extend(blocks.layer.iter().map(repeated).filter(|class| class.count > 0));
-        rank.local.extend(rank.has_head().then_some(&blocks.head).into_iter().flatten());
-        rank
+        self.local.extend(embedding);
+        self.local.extend(blocks.layer.iter().map(repeated).filter(|class| class.count > 0));
+        self.local.extend(self.has_head().then_some(&blocks.head).into_iter().flatten());
+        self
     }
 
     fn cost(&self) -> RankCost {

@@ -50,7 +50,7 @@ impl RankModel<'_> {
         self.plan.micro_batches as u64
     }
 
-    fn local_layers(&self) -> u64 {
+    pub(super) fn local_layers(&self) -> u64 {
         self.stage.local_chunks().map(|chunk| self.layers(chunk) as u64).sum()
     }
 

@@ -68,8 +68,7 @@ fn all_small_schedules_are_valid() {
             (1..=8).flat_map(|p| (1..=4).flat_map(move |v| (1..=24).map(move |m| (p, v, m))))
         {
             let Ok(schedule) = Schedule::new(kind, stages, chunks, micro_batches) else { continue };
-            let sizes =
-                format!("{kind}: {stages} stages, {chunks} chunks, {micro_batches} micro-batches");
+            let sizes = format!("{kind}: {stages} by {chunks}, {micro_batches} micro-batches");
             check(&schedule).unwrap_or_else(|fault| panic!("{sizes}: {fault}"));
             assert!(completes(&schedule), "{sizes}");
             valid += 1;

@@ -40,7 +40,9 @@ struct KvOperands {
 }
 
 /// Queries of a head, their gradient, and the gradient of the output.
-struct QueryOperands {
+struct QueryOperands<'a> {
+    head: AttentionHead,
+    args: BackwardArgs<'a>,
     q: MatrixPtr,
     dy: MatrixPtr,
     dq: MatrixPtrMut,
@@ -83,9 +85,8 @@ impl Cpu {
         let shape = first.shape;
         let (padded_dim, padded_keys) = (first.padded_dim(), first.padded_keys());
         let (q_len, k_len) = (shape.queries * padded_dim, shape.keys * padded_dim);
-        let scratch_len =
-            3 * q_len + 3 * k_len + 2 * padded_dim * padded_keys + 2 * BLOCK_QUERIES * padded_keys;
-        let mut scratch = self.scratch(scratch_len);
+        let block_len = (padded_dim + BLOCK_QUERIES) * padded_keys;
+        let mut scratch = self.scratch(3 * q_len + 3 * k_len + 2 * block_len);
         let mut rest = &mut scratch[..];
         let [k_columns, v_columns] = first.kv_columns();
         let k = self.gather(args.kv, k_columns, take(&mut rest, k_len));
@@ -135,10 +136,10 @@ impl Cpu {
         let buffer = take(&mut rest, q_len);
         // SAFETY: each head has its own columns.
         let dq = unsafe { self.accumulator_matrix(args.dq, q_columns, buffer, args.accumulate) };
-        let operands = QueryOperands { q, dy, dq };
+        let operands = QueryOperands { head, args, q, dy, dq };
         for queries in blocks(0..head.shape.queries, BLOCK_QUERIES) {
-            let gradients = self.backward_queries(head, args, kv, &operands, queries, rest);
-            self.backward_keys(head, kv, &operands, gradients);
+            let gradients = self.backward_queries(kv, &operands, queries, rest);
+            self.backward_keys(kv, &operands, gradients);
         }
         // SAFETY: each head has its own columns.
         unsafe { self.write_back(args.dq, q_columns, buffer) };
@@ -147,13 +148,12 @@ impl Cpu {
     /// Probabilities, gradient of the scores, and gradient of the queries.
     fn backward_queries(
         &self,
-        head: AttentionHead,
-        args: BackwardArgs<'_>,
         kv: &KvOperands,
-        operands: &QueryOperands,
+        operands: &QueryOperands<'_>,
         queries: Range<usize>,
         rest: &mut [f32],
     ) -> ScoreGradients {
+        let QueryOperands { head, ref args, .. } = *operands;
         let isa = self.isa;
         let (padded_dim, row_stride) = (head.padded_dim(), head.padded_keys());
         let size = BLOCK_QUERIES * row_stride;
@@ -167,16 +167,13 @@ impl Cpu {
             let tile = GemmShape { m: rows, n: columns, k: head.shape.head_dim };
             // SAFETY: keys, values and scores are padded.
             unsafe {
-                let (q, k_transposed) =
-                    (operands.q.at_row(block.start), kv.k_transposed.as_const());
-                gemm_small(isa, tile, q, k_transposed, p.at_row(at), false);
-                let (dy, v_transposed) =
-                    (operands.dy.at_row(block.start), kv.v_transposed.as_const());
-                gemm_small(isa, tile, dy, v_transposed, ds.at_row(at), false);
+                let (q, dy) = (operands.q.at_row(block.start), operands.dy.at_row(block.start));
+                gemm_small(isa, tile, q, kv.k_transposed.as_const(), p.at_row(at), false);
+                gemm_small(isa, tile, dy, kv.v_transposed.as_const(), ds.at_row(at), false);
             }
             let first = at * row_stride;
             let (p_rows, ds_rows) = (&mut p_rows[first..], &mut ds_rows[first..]);
-            score_gradients_block(isa, head, &args, &block, p_rows, ds_rows);
+            score_gradients_block(isa, head, args, &block, p_rows, ds_rows);
             let tile = GemmShape { m: rows, n: padded_dim, k: keys };
             // SAFETY: keys and gradients are padded.
             unsafe {
@@ -190,12 +187,12 @@ impl Cpu {
     /// Gradients of keys and values from a block of queries.
     fn backward_keys(
         &self,
-        head: AttentionHead,
         kv: &KvOperands,
-        operands: &QueryOperands,
+        operands: &QueryOperands<'_>,
         gradients: ScoreGradients,
     ) {
         let ScoreGradients { queries, p, ds } = gradients;
+        let head = operands.head;
         let causal = head.shape.causal;
         for block in blocks(0..head.visible_keys(&queries), ROWS) {
             // Earlier queries do not attend to these keys.

@@ -111,11 +111,10 @@ impl Cpu {
         let HeadScratch { k_transposed, v: v_transposed, k, gemm, .. } = packed;
         let GroupBuffers { p, ds, dq, .. } = buffers;
         let q_columns = head.q_columns().slice_rows(block);
-        let (q, dy) =
-            (q_columns.as_matrix(args.q), head.y_columns().slice_rows(block).as_matrix(args.dy));
-        let (k_transposed, v_transposed) =
-            (k_transposed.slice(0..dim, visible), v_transposed.slice(0..dim, visible));
+        let (q, k_transposed) = (q_columns.as_matrix(args.q), k_transposed.slice(0..dim, visible));
         gemm_packed(rows, q, k_transposed, Epilogue::Store, output(p, padded_keys), gemm);
+        let dy = head.y_columns().slice_rows(block).as_matrix(args.dy);
+        let v_transposed = v_transposed.slice(0..dim, visible);
         gemm_packed(rows, dy, v_transposed, Epilogue::Store, output(ds, padded_keys), gemm);
         score_gradients_block(self.isa, head, &args, block, p, ds);
         let dq = &mut dq[..rows * padded_dim];

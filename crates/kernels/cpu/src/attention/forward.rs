@@ -52,14 +52,13 @@ impl Cpu {
             return;
         }
         let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
-        let layout = QkvLayout::fused(shape);
+        let (layout, seq_len) = (QkvLayout::fused(shape), shape.seq_len);
         self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
             for unit in units {
                 let (sequence, head) = (unit / shape.heads, unit % shape.heads);
                 let head = AttentionHead { shape: shape.into(), layout, sequence, head };
                 // SAFETY: each head has its own range of `lse`.
-                let lse =
-                    unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len)) };
+                let lse = unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(seq_len)) };
                 if self.uses_bf16_attention() {
                     self.forward_head_bf16(head, args, y, lse);
                 } else {
@@ -103,9 +102,9 @@ impl Cpu {
         let (padded_dim, padded_keys) = (head.padded_dim(), head.padded_keys());
         let q_len = head.shape.queries * padded_dim;
         let q = self.gather(args.q, head.q_columns(), take(rest, q_len));
-        let [k, v] = head
-            .kv_columns()
-            .map(|columns| self.gather(args.kv, columns, take(rest, head.shape.keys * padded_dim)));
+        let kv_len = head.shape.keys * padded_dim;
+        let kv = head.kv_columns();
+        let [k, v] = kv.map(|columns| self.gather(args.kv, columns, take(rest, kv_len)));
         let ptr = take(rest, padded_dim * padded_keys).as_mut_ptr();
         let k_transposed = MatrixPtrMut { ptr, row_stride: padded_keys };
         // SAFETY: `k_transposed` has `padded_dim` rows of `padded_keys` columns.

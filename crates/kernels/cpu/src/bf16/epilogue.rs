@@ -1,6 +1,6 @@
 //! Epilogue of a tile: writes its accumulators to the output.
 
-use super::convert::{GemmElement, Rounding};
+use super::convert::{Element, Rounding};
 use crate::gemm::Epilogue;
 use crate::slice::SliceMut;
 use crate::small_gemm::MatrixPtrMut;
@@ -66,7 +66,7 @@ pub unsafe fn write_tile<R: Rounding>(acc: &Accumulators, rows: usize, output: T
 }
 
 #[inline(always)]
-unsafe fn write_rows<R: Rounding, T: GemmElement>(
+unsafe fn write_rows<R: Rounding, T: Element>(
     acc: &Accumulators,
     rows: usize,
     c: &mut [T],
@@ -91,7 +91,7 @@ unsafe fn write_rows<R: Rounding, T: GemmElement>(
 
 /// `c = f(c, acc, bias)`, with a constant length for full rows.
 #[inline(always)]
-unsafe fn write_row<R: Rounding, T: GemmElement>(
+unsafe fn write_row<R: Rounding, T: Element>(
     c: &mut [T],
     acc: &[f32],
     bias: &[f32],

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use half::bf16;
 
 use super::aligned_lines::{AlignedLines, Line, WORDS};
-use super::convert::{GemmElement, with_widest_vectors};
+use super::convert::{Element, with_widest_vectors};
 use super::kernel::{Blocking, Kernel};
 use super::matrix::MatrixSlice;
 use super::microkernel::PanelA;
@@ -246,7 +246,7 @@ unsafe fn pack<V: LoadLine<f32> + LoadLine<bf16>>(
 
 /// Dispatches on the strides once for all blocks.
 #[inline(always)]
-unsafe fn pack_elements<T: GemmElement, V: LoadLine<T>>(
+unsafe fn pack_elements<T: Element, V: LoadLine<T>>(
     elements: &[T],
     source: &PackSource<'_>,
     layout: PackedLayout,

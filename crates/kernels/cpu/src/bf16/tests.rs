@@ -151,6 +151,16 @@ impl Case {
             (sum + term, size + term.abs())
         })
     }
+
+    /// Sums are rounded at most once per addition, products at most once, and the output by `rounding`.
+    fn assert_close(&self, kernel: Kernel, c: impl Iterator<Item = f64>, rounding: f64) {
+        for (i, found) in c.enumerate() {
+            let (exact, size) = self.exact(i);
+            let tolerance = (self.shape.k as f64 + 4.0) * size * f64::from(f32::EPSILON);
+            let close = (found - exact).abs() <= exact.abs() * rounding + tolerance;
+            assert!(close, "{}: element {i} is {found}, expected {exact}", kernel.name());
+        }
+    }
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -160,11 +170,6 @@ fn case() -> impl Strategy<Value = Case> {
         Just(EpilogueKind::Accumulate)
     ];
     (gemm_shape(), [operand_layout(), operand_layout()], epilogue, 0..4_usize).prop_map(Case::new)
-}
-
-/// Sums are rounded at most once per addition, products at most once.
-fn tolerance(k: usize, size: f64) -> f64 {
-    (k as f64 + 4.0) * size * f64::from(f32::EPSILON)
 }
 
 /// Fewer in debug builds, where emulated tiles are slow.
@@ -179,14 +184,7 @@ proptest! {
         let mut scratch = GemmScratch::default();
         for kernel in kernels() {
             let c = case.gemm(kernel, &mut scratch);
-            for (i, found) in c.iter().enumerate() {
-                let (exact, size) = case.exact(i);
-                let error = (f64::from(*found) - exact).abs();
-                prop_assert!(
-                    error <= tolerance(case.shape.k, size),
-                    "{}: element {i} is {found}, expected {exact}", kernel.name()
-                );
-            }
+            case.assert_close(kernel, c.into_iter().map(f64::from), 0.0);
         }
     }
 
@@ -199,15 +197,7 @@ proptest! {
             let output = MatrixSliceMut::row_major(SliceMut::Bf16(&mut c), case.stride);
             let (a, b) = (case.a.rows_from(0), case.b.rows_from(0));
             gemm(kernel, case.shape, a, b, case.epilogue(), output, &mut scratch);
-            for (i, found) in c.iter().enumerate() {
-                let (exact, size) = rounded.exact(i);
-                let error = (found.to_f64() - exact).abs();
-                let rounding = exact.abs() / 256.0 * 1.001;
-                prop_assert!(
-                    error <= rounding + tolerance(case.shape.k, size),
-                    "{}: element {i} is {found}, expected {exact}", kernel.name()
-                );
-            }
+            rounded.assert_close(kernel, c.into_iter().map(f64::from), 1.001 / 256.0);
         }
     }
 
@@ -224,7 +214,7 @@ proptest! {
             for (c, rows) in [(upper, 0..split), (lower, split..m)] {
                 let output = MatrixSliceMut::row_major(c, case.stride);
                 let (a, epilogue) = (case.a.rows_from(rows.start), case.epilogue());
-                gemm_packed(rows.len(), a, &packed, epilogue, output, &mut scratch);
+                gemm_packed(rows.len(), a, (&packed).into(), epilogue, output, &mut scratch);
             }
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&expected), bits(&found), "{}", kernel.name());

@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
-    Device,
+    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionShape, Device,
 };
 use regatta_device::precision::Precision;
 use regatta_device::random;
@@ -13,6 +12,7 @@ use regatta_device::reference::Reference;
 use regatta_device::tensor::Tensor;
 use regatta_kernels_cpu::Cpu;
 
+use crate::attention::CausalAttention;
 use crate::gradient_check::{
     Operation, accumulated, activation, assert_close, check_finite_differences, check_reference,
     initial_grad, master, nans, random_values,
@@ -124,42 +124,40 @@ proptest! {
     }
 
     #[test]
-    fn chunks_in_any_order_equal_full_attention(
-        shape in attention_shape(40, 1), case in split_case(), seed: u64,
-    ) {
-        check_chunks(&Reference, shape, &case, seed, 1e-12);
-        check_chunks(&Cpu::new(2, Precision::F32), shape, &case, seed, 1e-5);
-        check_chunks(&Cpu::new(1, Precision::Bf16), shape, &case, seed, 2e-2);
+    fn chunks_in_any_order_equal_full_attention(case in split_case(40), seed: u64) {
+        check_chunks(&Reference, &case, seed, 1e-12);
+        check_chunks(&Cpu::new(2, Precision::F32), &case, seed, 1e-5);
+        check_chunks(&Cpu::new(1, Precision::Bf16), &case, seed, 2e-2);
     }
 
     #[test]
-    fn head_shards_equal_full_attention(
-        shape in attention_shape(20, 1), case in split_case(), seed: u64,
-    ) {
-        check_head_shards(&Reference, shape, &case, seed, 1e-12);
-        check_head_shards(&Cpu::new(2, Precision::F32), shape, &case, seed, 1e-5);
+    fn head_shards_equal_full_attention(case in split_case(20), seed: u64) {
+        check_head_shards(&Reference, &case, seed, 1e-12);
+        check_head_shards(&Cpu::new(2, Precision::F32), &case, seed, 1e-5);
     }
 }
 
-/// Where sequences are split, as fractions of their length, and dropout.
+/// A shape, where its sequences are split, as fractions of their length, and dropout.
 #[derive(Debug)]
 struct SplitCase {
+    shape: AttentionShape,
     splits: Vec<f64>,
-    mask: Option<random::DropoutMask>,
+    dropout: Option<AttentionDropout>,
 }
 
-fn split_case() -> impl Strategy<Value = SplitCase> {
-    (proptest::collection::vec(0.0..1.0, 0..5), proptest::option::of(dropout_mask()))
-        .prop_map(|(splits, mask)| SplitCase { splits, mask })
+fn split_case(max: usize) -> impl Strategy<Value = SplitCase> {
+    let splits = proptest::collection::vec(0.0..1.0, 0..5);
+    let fields = (attention_shape(max, 1), splits, proptest::option::of(dropout_mask()));
+    fields.prop_map(|(shape, splits, mask)| {
+        let dropout = mask.map(|mask| AttentionDropout::new(mask, shape.heads, shape.seq_len));
+        SplitCase { shape, splits, dropout }
+    })
 }
 
 impl SplitCase {
-    fn dropout(&self, shape: AttentionShape) -> Option<AttentionDropout> {
-        self.mask.map(|mask| AttentionDropout::new(mask, shape.heads, shape.seq_len))
-    }
-
     /// Non-empty chunks of tokens.
-    fn chunks(&self, seq_len: usize) -> Vec<Range<usize>> {
+    fn chunks(&self) -> Vec<Range<usize>> {
+        let seq_len = self.shape.seq_len;
         let mut bounds: Vec<usize> =
             self.splits.iter().map(|split| (split * seq_len as f64) as usize).collect();
         bounds.extend([0, seq_len]);
@@ -171,20 +169,14 @@ impl SplitCase {
 
 /// Output of full attention, and gradient of qkv.
 fn full_attention(
+    attention: CausalAttention,
     device: &dyn Device,
-    shape: AttentionShape,
-    dropout: Option<AttentionDropout>,
-    qkv: &[f64],
+    qkv: Vec<f64>,
     dy: &[f64],
 ) -> [Vec<f64>; 2] {
-    let (qkv, dy) = (activation(device, qkv), activation(device, dy));
-    let mut y = activation(device, &nans(shape.rows() * shape.out_dim()));
-    let mut lse = master(device, &nans(shape.rows() * shape.heads));
-    device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
-    let mut dqkv = activation(device, &nans(qkv.len()));
-    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
-    device.attention_backward(shape, saved, dropout, dy.view(), dqkv.view_mut());
-    [y, dqkv].map(|tensor| copy_to_f64(device, tensor.view()))
+    let inputs = [qkv];
+    let gradient = attention.backward(device, &inputs, dy).remove(0);
+    [attention.forward(device, &inputs), gradient]
 }
 
 /// Some tokens of each sequence, and some of their columns.
@@ -219,22 +211,17 @@ impl TokenBlock {
     }
 }
 
-fn check_chunks(
-    device: &dyn Device,
-    shape: AttentionShape,
-    case: &SplitCase,
-    seed: u64,
-    tolerance: f64,
-) {
-    let dropout = case.dropout(shape);
+fn check_chunks(device: &dyn Device, case: &SplitCase, seed: u64, tolerance: f64) {
+    let SplitCase { shape, dropout, .. } = *case;
     let (qkv_dim, out_dim, seq_len) = (shape.qkv_dim(), shape.out_dim(), shape.seq_len);
     let values = |len, seed| random_values(len, seed).into_iter().map(round_bf16).collect();
     let qkv: Vec<f64> = values(shape.rows() * qkv_dim, seed);
     let dy: Vec<f64> = values(shape.rows() * out_dim, seed ^ 1);
-    let [expected, gradient] = full_attention(device, shape, dropout, &qkv, &dy);
+    let [expected, gradient] =
+        full_attention(CausalAttention { shape, dropout }, device, qkv.clone(), &dy);
     let (mut y, mut dqkv) = (vec![0.0; expected.len()], vec![0.0; gradient.len()]);
-    for queries in case.chunks(seq_len) {
-        let mut visible = case.chunks(seq_len);
+    for queries in case.chunks() {
+        let mut visible = case.chunks();
         visible.retain(|keys| keys.start <= queries.start);
         shuffle(&mut visible, seed);
         let chunk = |keys: &Range<usize>| {
@@ -268,18 +255,13 @@ fn check_chunks(
 }
 
 /// One shard per key/value head.
-fn check_head_shards(
-    device: &dyn Device,
-    shape: AttentionShape,
-    case: &SplitCase,
-    seed: u64,
-    tolerance: f64,
-) {
+fn check_head_shards(device: &dyn Device, case: &SplitCase, seed: u64, tolerance: f64) {
+    let SplitCase { shape, dropout, .. } = *case;
     let (qkv_dim, out_dim, seq_len) = (shape.qkv_dim(), shape.out_dim(), shape.seq_len);
     let qkv = random_values(shape.rows() * qkv_dim, seed);
     let dy = random_values(shape.rows() * out_dim, seed ^ 1);
-    let dropout = case.dropout(shape);
-    let [expected, gradient] = full_attention(device, shape, dropout, &qkv, &dy);
+    let [expected, gradient] =
+        full_attention(CausalAttention { shape, dropout }, device, qkv.clone(), &dy);
     let heads = shape.heads / shape.kv_heads;
     for rank in 0..shape.kv_heads {
         let local = AttentionShape { heads, kv_heads: 1, ..shape };
@@ -301,7 +283,8 @@ fn check_head_shards(
         }
         let out = block(out_dim, rank * heads, heads);
         let dropout = dropout.map(|dropout| dropout.shard([0, rank * heads, 0, 0]));
-        let [y, dqkv] = full_attention(device, local, dropout, &local_qkv, &out.get(&dy));
+        let local = CausalAttention { shape: local, dropout };
+        let [y, dqkv] = full_attention(local, device, local_qkv, &out.get(&dy));
         assert_close(&y, &out.get(&expected), tolerance, "output of a head shard");
         assert_close(&dqkv, &local_gradient, tolerance, "gradient of a head shard");
     }

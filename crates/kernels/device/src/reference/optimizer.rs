@@ -2,7 +2,7 @@
 
 use super::Reference;
 use crate::ops::OptimizerOps;
-use crate::optimizer::{AdamW, Sgd};
+use crate::optimizer::{AdamW, AdamWFactors, Sgd};
 use crate::tensor::{View, ViewMut};
 
 impl OptimizerOps for Reference {
@@ -14,16 +14,14 @@ impl OptimizerOps for Reference {
         params: ViewMut<'_>,
     ) {
         let [m, v] = moments.map(ViewMut::as_slice::<f64>);
-        let factors = config.factors();
+        let AdamWFactors { step_size, v_correction, decay } = config.factors();
         let p = params.as_slice::<f64>();
         assert!([grads.len(), m.len(), v.len()].iter().all(|len| *len == p.len()));
         for (i, g) in grads.as_slice::<f64>().iter().enumerate() {
             let g = g * config.grad_scale;
             m[i] = config.beta1 * m[i] + (1.0 - config.beta1) * g;
             v[i] = config.beta2 * v[i] + (1.0 - config.beta2) * g * g;
-            let update =
-                factors.step_size * m[i] / (v[i].sqrt() * factors.v_correction + config.eps);
-            p[i] = p[i] * factors.decay - update;
+            p[i] = p[i] * decay - step_size * m[i] / (v[i].sqrt() * v_correction + config.eps);
         }
     }
 
