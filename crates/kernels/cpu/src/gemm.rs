@@ -82,6 +82,7 @@ impl Cpu {
         }
     }
 
+    /// By packed panels, or by the `gemm` crate; then the longer side of `c` is split between threads.
     fn gemm_f32(
         &self,
         shape: GemmShape,
@@ -90,28 +91,16 @@ impl Cpu {
         c: &mut [f32],
         epilogue: Epilogue<'_>,
     ) {
+        let (a, b) = (a.as_ptr(), b.as_ptr());
         if packed_gemm::is_faster(self.isa, shape) {
             // SAFETY: `gemm` checked the bounds of both operands.
-            return unsafe { self.gemm_packed(shape, a.as_ptr(), b.as_ptr(), c, epilogue) };
+            return unsafe { self.gemm_packed(shape, a, b, c, epilogue) };
         }
         if let Epilogue::Bias(bias) = epilogue {
             self.broadcast_row(bias, ViewMut::from_slice(c));
         }
-        self.gemm_fallback(shape, a, b, c, !matches!(epilogue, Epilogue::Store));
-    }
-
-    /// By the `gemm` crate; the longer side of `c` is split between threads.
-    fn gemm_fallback(
-        &self,
-        shape: GemmShape,
-        a: MatrixSlice<'_>,
-        b: MatrixSlice<'_>,
-        c: &mut [f32],
-        accumulate: bool,
-    ) {
-        let GemmShape { m, n, k } = shape;
-        let (a, b) = (a.as_ptr(), b.as_ptr());
-        let c = DisjointMut::new(c);
+        let accumulate = !matches!(epilogue, Epilogue::Store);
+        let (GemmShape { m, n, k }, c) = (shape, DisjointMut::new(c));
         let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);
         self.pool.run(tasks, |task| {
             let (rows, columns) = if m >= n {

@@ -144,11 +144,7 @@ kernel! {
     }
 
     fn backward_kernel<V>(
-        targets: &[u32],
-        first: usize,
-        merged: &[f32],
-        logits: SliceMut<'_>,
-        scale: f32,
+        targets: &[u32], first: usize, merged: &[f32], logits: SliceMut<'_>, scale: f32,
     ) {
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, target) in targets.iter().enumerate() {

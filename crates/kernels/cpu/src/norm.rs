@@ -85,12 +85,8 @@ impl NormOps for Cpu {
 
 kernel! {
     fn norm_kernel<V>(
-        norm: Norm,
-        x: Slice<'_>,
-        weight: &[f32],
-        bias: Option<&[f32]>,
-        y: SliceMut<'_>,
-        mean_rstd: &mut [f32],
+        norm: Norm, x: Slice<'_>, weight: &[f32], bias: Option<&[f32]>,
+        y: SliceMut<'_>, mean_rstd: &mut [f32],
     ) {
         let dim = weight.len();
         for (row, mean_rstd) in mean_rstd.chunks_exact_mut(2).enumerate() {
@@ -136,14 +132,8 @@ fn moments<V: Lanes>(norm: Norm, x: Slice<'_>) -> (f32, f32) {
 
 kernel! {
     fn norm_backward_kernel<V>(
-        norm: Norm,
-        weight: &[f32],
-        mean_rstd: &[f32],
-        x: Slice<'_>,
-        dy: Slice<'_>,
-        dx: SliceMut<'_>,
-        dweight: &mut [f32],
-        dbias: &mut [f32],
+        norm: Norm, weight: &[f32], mean_rstd: &[f32], x: Slice<'_>, dy: Slice<'_>,
+        dx: SliceMut<'_>, dweight: &mut [f32], dbias: &mut [f32],
     ) {
         let dim = weight.len();
         for (row, mean_rstd) in mean_rstd.chunks_exact(2).enumerate() {

@@ -57,8 +57,8 @@ fn best(
         let mut row = vec![f64::INFINITY; blocks + 1];
         let mut from = vec![chunk - 1; blocks + 1];
         for end in chunk..=blocks {
-            for start in chunk - 1..end {
-                let cost = add(start..end, costs[start]);
+            for (start, rest) in costs.iter().enumerate().take(end).skip(chunk - 1) {
+                let cost = add(start..end, *rest);
                 if cost < row[end] {
                     (row[end], from[end]) = (cost, start);
                 }

@@ -221,11 +221,8 @@ kernel! {
     /// Replaces the scores `p` of a block of queries, in rows of all keys, by probabilities with dropout
     /// applied, and the gradient `ds` of those by the gradient of the scores. Masked ones become zero.
     pub(super) fn score_gradients_block<V>(
-        head: AttentionHead,
-        args: &BackwardArgs<'_>,
-        block: &Range<usize>,
-        p: &mut [f32],
-        ds: &mut [f32],
+        head: AttentionHead, args: &BackwardArgs<'_>, block: &Range<usize>,
+        p: &mut [f32], ds: &mut [f32],
     ) {
         let row_len = head.padded_keys();
         let columns = head.visible_keys(block).next_multiple_of(WIDTH);

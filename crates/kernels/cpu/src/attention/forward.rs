@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::bf16_forward::BLOCK_QUERIES as MAX_BLOCK_QUERIES;
-use super::{AttentionHead, QkvLayout, blocks, take};
+use super::{AttentionHead, blocks, take};
 use crate::Cpu;
 use crate::elementwise::dropout_factors;
 use crate::gemm::GemmShape;
@@ -12,9 +12,8 @@ use crate::lanes::{Lanes, WIDTH};
 use crate::math::exp;
 use crate::slice::{DisjointMut, Slice};
 use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
-use regatta_device::ops::{AttentionDropout, AttentionShape};
+use regatta_device::ops::AttentionDropout;
 use regatta_device::random::DropoutMask;
-use regatta_device::tensor::ViewMut;
 
 /// Inputs of all heads.
 #[derive(Clone, Copy)]
@@ -41,34 +40,7 @@ pub(super) struct SoftmaxStats {
 }
 
 impl Cpu {
-    pub(super) fn attention_forward(
-        &self,
-        shape: AttentionShape,
-        args: ForwardArgs<'_>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
-        if shape.rows() == 0 {
-            return;
-        }
-        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
-        let (layout, seq_len) = (QkvLayout::fused(shape), shape.seq_len);
-        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
-            for unit in units {
-                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
-                let head = AttentionHead { shape: shape.into(), layout, sequence, head };
-                // SAFETY: each head has its own range of `lse`.
-                let lse = unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(seq_len)) };
-                if self.uses_bf16_attention() {
-                    self.forward_head_bf16(head, args, y, lse);
-                } else {
-                    self.forward_head(head, args, y, lse);
-                }
-            }
-        });
-    }
-
-    fn forward_head(
+    pub(super) fn forward_head(
         &self,
         head: AttentionHead,
         args: ForwardArgs<'_>,
@@ -150,9 +122,7 @@ kernel! {
     /// Replaces the scores of a block of queries, in rows of all keys, by exponentials with dropout applied.
     /// Masked ones become zero.
     pub(super) fn softmax_block<V>(
-        head: AttentionHead,
-        dropout: Option<AttentionDropout>,
-        block: &Range<usize>,
+        head: AttentionHead, dropout: Option<AttentionDropout>, block: &Range<usize>,
         scores: &mut [f32],
     ) -> SoftmaxStats {
         let row_len = head.padded_keys();

@@ -46,8 +46,16 @@ impl AttentionOps for Cpu {
         assert_lens("qkv", [qkv.len()], shape.rows() * shape.qkv_dim());
         assert_lens("y", [y.len()], shape.rows() * shape.out_dim());
         assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
-        let qkv = Slice::from(qkv);
-        self.attention_forward(shape, ForwardArgs { q: qkv, kv: qkv, dropout }, y, lse);
+        let args = ForwardArgs { q: qkv.into(), kv: qkv.into(), dropout };
+        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
+        self.for_each_head(shape.into(), QkvLayout::fused(shape), |head| {
+            // SAFETY: each head has its own range of `lse`.
+            let lse = unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len)) };
+            match self.uses_bf16_attention() {
+                true => self.forward_head_bf16(head, args, y, lse),
+                false => self.forward_head(head, args, y, lse),
+            }
+        });
     }
 
     fn attention_backward(
@@ -80,7 +88,11 @@ impl AttentionOps for Cpu {
         assert_lens("q or y", [q.len(), y.len()], shape.rows() * shape.out_dim());
         assert_lens("kv", [kv.len()], shape.kv_rows() * shape.kv_dim());
         assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
-        self.merge_chunk(shape, ForwardArgs { q: q.into(), kv: kv.into(), dropout }, y, lse);
+        let args = ForwardArgs { q: q.into(), kv: kv.into(), dropout };
+        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
+        assert!(y.is_f32() && lse.is_f32(), "chunks are merged in f32");
+        let layout = QkvLayout::separate(shape);
+        self.for_each_head(shape, layout, |head| self.merge_head(head, args, y, lse));
     }
 
     fn attention_chunk_backward(
@@ -174,6 +186,24 @@ fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>
 }
 
 impl Cpu {
+    /// Calls `work` for each head of each sequence, unless there are no queries or no keys.
+    fn for_each_head(
+        &self,
+        shape: AttentionChunkShape,
+        layout: QkvLayout,
+        work: impl Fn(AttentionHead) + Sync,
+    ) {
+        if shape.rows() == 0 || shape.keys == 0 {
+            return;
+        }
+        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
+            for unit in units {
+                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+                work(AttentionHead { shape, layout, sequence, head });
+            }
+        });
+    }
+
     /// The columns as a padded f32 matrix: in place if possible, otherwise copied into `buffer`.
     fn gather(&self, from: Slice<'_>, columns: HeadColumns, buffer: &mut [f32]) -> MatrixPtr {
         if let (Slice::F32(elements), true) = (from, columns.is_unpadded()) {

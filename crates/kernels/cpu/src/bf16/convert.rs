@@ -141,7 +141,7 @@ pub fn with_widest_vectors(run: impl FnOnce()) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub fn with_avx512(run: impl FnOnce()) {
+fn with_avx512(run: impl FnOnce()) {
     run();
 }
 
