@@ -2,8 +2,8 @@
 
 use crate::Cpu;
 use crate::attention::HeadScratch;
-use crate::bf16::{self, GemmScratch, Kernel, MatrixSlice, MatrixSliceMut, PackedB};
-use crate::gemm::{Epilogue, GemmShape, MIN_WORK_PER_THREAD};
+use crate::bf16::{self, GemmScratch, Kernel, MatrixSliceMut, PackedB};
+use crate::gemm::{GemmArgs, GemmShape, MIN_WORK_PER_THREAD};
 use crate::isa::{Isa, IsaKind};
 use crate::scratch::ObjectPool;
 use crate::slice::DisjointMut;
@@ -45,14 +45,8 @@ impl Bf16Gemm {
 
 impl Cpu {
     /// All threads pack B; then each multiplies some rows.
-    pub(crate) fn gemm_bf16(
-        &self,
-        shape: GemmShape,
-        a: MatrixSlice<'_>,
-        b: MatrixSlice<'_>,
-        c: ViewMut<'_>,
-        epilogue: Epilogue<'_>,
-    ) {
+    pub(crate) fn gemm_bf16(&self, args: GemmArgs<'_>, c: ViewMut<'_>) {
+        let GemmArgs { shape, a, b, epilogue } = args;
         let GemmShape { m, n, k } = shape;
         let Bf16Gemm { kernel, packed: packed_pool, scratch: scratch_pool, .. } = &self.bf16_gemm;
         let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);

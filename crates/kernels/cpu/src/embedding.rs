@@ -36,17 +36,11 @@ impl EmbeddingOps for Cpu {
         self.scatter_add(dim, dy, dtable, |row| local_row(tokens[row], first, local_rows));
     }
 
-    fn add_position_embedding(
-        &self,
-        dim: usize,
-        positions: &[u32],
-        table: View<'_>,
-        y: ViewMut<'_>,
-    ) {
-        let rows = positioned_rows(dim, positions, y.len());
+    fn add_position_embedding(&self, dim: usize, pos: &[u32], table: View<'_>, y: ViewMut<'_>) {
+        let rows = positioned_rows(dim, pos, y.len());
         let (table, y) = (Slice::from(table), DisjointMut::new(y));
         self.for_each_row(rows, dim, |row| {
-            let position = positions[row % positions.len()] as usize;
+            let position = pos[row % pos.len()] as usize;
             // SAFETY: rows are disjoint.
             let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
             add_assign_kernel(self.isa, table.slice(position * dim..(position + 1) * dim), y);

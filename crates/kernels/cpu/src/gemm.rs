@@ -45,17 +45,23 @@ pub enum Epilogue<'a> {
     Accumulate,
 }
 
+/// Operands and epilogue of a GEMM.
+#[derive(Debug, Clone, Copy)]
+pub struct GemmArgs<'a> {
+    /// Shape.
+    pub shape: GemmShape,
+    /// Left operand.
+    pub a: MatrixSlice<'a>,
+    /// Right operand.
+    pub b: MatrixSlice<'a>,
+    /// Epilogue.
+    pub epilogue: Epilogue<'a>,
+}
+
 impl Cpu {
     /// GEMM into the row-major matrix `c`: in bf16 if that is the device's precision or any matrix is bf16.
-    pub(crate) fn gemm(
-        &self,
-        shape: GemmShape,
-        a: MatrixSlice<'_>,
-        b: MatrixSlice<'_>,
-        c: ViewMut<'_>,
-        epilogue: Epilogue<'_>,
-    ) {
-        let GemmShape { m, n, k } = shape;
+    pub(crate) fn gemm(&self, args: GemmArgs<'_>, c: ViewMut<'_>) {
+        let GemmArgs { shape: GemmShape { m, n, k }, a, b, epilogue } = args;
         assert_eq!(c.len(), m * n, "c is not {m} by {n}");
         if m * n == 0 {
             return;
@@ -76,22 +82,16 @@ impl Cpu {
         let is_bf16 = |matrix: &MatrixSlice<'_>| matches!(matrix.elements, Slice::Bf16(_));
         let any_bf16 = is_bf16(&a) || is_bf16(&b) || c.dtype() == DType::Bf16;
         if self.precision == Precision::Bf16 || any_bf16 {
-            self.gemm_bf16(shape, a, b, c, epilogue);
+            self.gemm_bf16(args, c);
         } else {
-            self.gemm_f32(shape, a, b, c.as_slice(), epilogue);
+            self.gemm_f32(args, c.as_slice());
         }
     }
 
     /// By packed panels, or by the `gemm` crate; then the longer side of `c` is split between threads.
-    fn gemm_f32(
-        &self,
-        shape: GemmShape,
-        a: MatrixSlice<'_>,
-        b: MatrixSlice<'_>,
-        c: &mut [f32],
-        epilogue: Epilogue<'_>,
-    ) {
-        let (a, b) = (a.as_ptr(), b.as_ptr());
+    fn gemm_f32(&self, args: GemmArgs<'_>, c: &mut [f32]) {
+        let GemmArgs { shape, epilogue, .. } = args;
+        let (a, b) = (args.a.as_ptr(), args.b.as_ptr());
         if packed_gemm::is_faster(self.isa, shape) {
             // SAFETY: `gemm` checked the bounds of both operands.
             return unsafe { self.gemm_packed(shape, a, b, c, epilogue) };

@@ -2,7 +2,7 @@
 
 use crate::Cpu;
 use crate::bf16::MatrixSlice;
-use crate::gemm::{Epilogue, GemmShape};
+use crate::gemm::{Epilogue, GemmArgs, GemmShape};
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
@@ -22,11 +22,11 @@ impl LinearOps for Cpu {
         y: ViewMut<'_>,
     ) {
         let LinearShape { rows, inputs, outputs } = shape;
-        let weight = MatrixSlice::row_major(weight, inputs).transposed();
         let shape = GemmShape { m: rows, n: outputs, k: inputs };
-        let x = MatrixSlice::row_major(x, inputs);
+        let a = MatrixSlice::row_major(x, inputs);
+        let b = MatrixSlice::row_major(weight, inputs).transposed();
         let epilogue = bias.map_or(Epilogue::Store, |bias| Epilogue::Bias(bias.as_slice()));
-        self.gemm(shape, x, weight, y, epilogue);
+        self.gemm(GemmArgs { shape, a, b, epilogue }, y);
     }
 
     fn linear_backward_input(
@@ -39,10 +39,10 @@ impl LinearOps for Cpu {
     ) {
         let LinearShape { rows, inputs, outputs } = shape;
         let shape = GemmShape { m: rows, n: inputs, k: outputs };
-        let dy = MatrixSlice::row_major(dy, outputs);
-        let weight = MatrixSlice::row_major(weight, inputs);
+        let a = MatrixSlice::row_major(dy, outputs);
+        let b = MatrixSlice::row_major(weight, inputs);
         let epilogue = if accumulate { Epilogue::Accumulate } else { Epilogue::Store };
-        self.gemm(shape, dy, weight, dx, epilogue);
+        self.gemm(GemmArgs { shape, a, b, epilogue }, dx);
     }
 
     fn linear_backward_weight(
@@ -58,9 +58,9 @@ impl LinearOps for Cpu {
             self.add_column_sums(rows, dy, dbias);
         }
         let shape = GemmShape { m: outputs, n: inputs, k: rows };
-        let dy = MatrixSlice::row_major(dy, outputs).transposed();
-        let x = MatrixSlice::row_major(x, inputs);
-        self.gemm(shape, dy, x, dweight, Epilogue::Accumulate);
+        let a = MatrixSlice::row_major(dy, outputs).transposed();
+        let b = MatrixSlice::row_major(x, inputs);
+        self.gemm(GemmArgs { shape, a, b, epilogue: Epilogue::Accumulate }, dweight);
     }
 }
 

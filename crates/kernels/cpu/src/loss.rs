@@ -100,13 +100,8 @@ impl LossOps for Cpu {
 
 impl Cpu {
     /// Sum over ranges of rows, in the order of the ranges.
-    fn sum_rows(
-        &self,
-        rows: usize,
-        row_len: usize,
-        sum: impl Fn(Range<usize>) -> f64 + Sync,
-    ) -> f64 {
-        let tasks = self.pool.tasks(rows, MIN_LOGITS_PER_THREAD.div_ceil(row_len));
+    fn sum_rows(&self, rows: usize, len: usize, sum: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
+        let tasks = self.pool.tasks(rows, MIN_LOGITS_PER_THREAD.div_ceil(len));
         let sums = Mutex::new(vec![0.0; tasks]);
         self.pool.run(tasks, |task| {
             let sum = sum(task_range(rows, tasks, task, 1));

@@ -52,26 +52,14 @@ impl DeviceMemory for Cpu {
         self.zip_chunks(from, to, |from, to| copy_kernel(self.isa, from, to));
     }
 
-    fn copy_from_columns(
-        &self,
-        from: View<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-        to: ViewMut<'_>,
-    ) {
-        let packed = ColumnRange { row_len: columns.len(), columns: 0..columns.len() };
-        self.copy_columns(from, &ColumnRange { row_len, columns }, to, &packed);
+    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
+        let packed = ColumnRange { row_len: cols.len(), columns: 0..cols.len() };
+        self.copy_columns(x, &ColumnRange { row_len, columns: cols }, y, &packed);
     }
 
-    fn copy_to_columns(
-        &self,
-        from: View<'_>,
-        to: ViewMut<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-    ) {
-        let packed = ColumnRange { row_len: columns.len(), columns: 0..columns.len() };
-        self.copy_columns(from, &packed, to, &ColumnRange { row_len, columns });
+    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
+        let packed = ColumnRange { row_len: cols.len(), columns: 0..cols.len() };
+        self.copy_columns(x, &packed, y, &ColumnRange { row_len, columns: cols });
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {

@@ -2,27 +2,27 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
-use crate::slice::{DisjointMut, SliceMut, load_padded};
-use regatta_device::ops::{AttentionShape, RopeDirection};
-use regatta_device::tensor::ViewMut;
+use crate::slice::{SliceMut, load_padded};
+use regatta_device::ops::RopeDirection;
 
 /// Cached cosines and sines, which are expensive to compute.
 #[derive(Debug, Default)]
 pub struct RopeTable(Mutex<Arc<CosSin>>);
 
+/// Cosines and sines of the angles of all positions.
 #[derive(Debug, Default)]
-struct CosSin {
+pub struct CosSin {
     theta: f64,
     half_dim: usize,
     /// Per position the cosines of all pairs, then their sines.
-    values: Vec<f32>,
+    pub values: Vec<f32>,
 }
 
 impl RopeTable {
-    fn get(&self, theta: f64, half_dim: usize, positions: usize) -> Arc<CosSin> {
+    /// At least `positions` positions.
+    pub fn get(&self, theta: f64, half_dim: usize, positions: usize) -> Arc<CosSin> {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let matches = table.theta == theta && table.half_dim == half_dim;
         if !matches || table.values.len() < positions * 2 * half_dim {
@@ -46,41 +46,9 @@ impl CosSin {
     }
 }
 
-impl Cpu {
-    /// [`AttentionOps::apply_rope`](regatta_device::AttentionOps::apply_rope).
-    pub(crate) fn rotate_qk(
-        &self,
-        shape: AttentionShape,
-        theta: f64,
-        positions: &[u32],
-        direction: RopeDirection,
-        qkv: ViewMut<'_>,
-    ) {
-        let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
-        assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
-        assert_eq!(qkv.len(), shape.rows() * row_len, "qkv does not have the given shape");
-        assert_eq!(positions.len(), shape.seq_len, "RoPE needs one position per token");
-        if qkv.is_empty() || half_dim == 0 {
-            return;
-        }
-        let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
-        let last = positions.iter().max().map_or(0, |last| *last as usize);
-        let table = self.rope_table.get(theta, half_dim, last + 1);
-        let qkv = DisjointMut::new(qkv);
-        self.for_each_row(shape.rows(), row_len, |row| {
-            // SAFETY: rows are disjoint.
-            let qk = unsafe { qkv.slice(row * row_len..row * row_len + rotated) };
-            let position = positions[row % shape.seq_len] as usize;
-            let cos_sin = position * 2 * half_dim..(position + 1) * 2 * half_dim;
-            let (cos, sin) = table.values[cos_sin].split_at(half_dim);
-            rope_kernel(self.isa, direction, cos, sin, qk);
-        });
-    }
-}
-
 kernel! {
     /// Rotates all heads of a row.
-    fn rope_kernel<V>(direction: RopeDirection, cos: &[f32], sin: &[f32], heads: SliceMut<'_>) {
+    pub fn rope_kernel<V>(direction: RopeDirection, cos: &[f32], sin: &[f32], heads: SliceMut<'_>) {
         let half_dim = cos.len();
         let sign = V::splat(if direction == RopeDirection::Forward { 1.0 } else { -1.0 });
         for head in (0..heads.len()).step_by(2 * half_dim) {

@@ -138,8 +138,8 @@ impl Cpu {
         let dq = unsafe { self.accumulator_matrix(args.dq, q_columns, buffer, args.accumulate) };
         let operands = QueryOperands { head, args, q, dy, dq };
         for queries in blocks(0..head.shape.queries, BLOCK_QUERIES) {
-            let gradients = self.backward_queries(kv, &operands, queries, rest);
-            self.backward_keys(kv, &operands, gradients);
+            let scores = self.backward_queries(kv, &operands, queries, rest);
+            self.backward_keys(kv, &operands, scores);
         }
         // SAFETY: each head has its own columns.
         unsafe { self.write_back(args.dq, q_columns, buffer) };
@@ -185,13 +185,8 @@ impl Cpu {
     }
 
     /// Gradients of keys and values from a block of queries.
-    fn backward_keys(
-        &self,
-        kv: &KvOperands,
-        operands: &QueryOperands<'_>,
-        gradients: ScoreGradients,
-    ) {
-        let ScoreGradients { queries, p, ds } = gradients;
+    fn backward_keys(&self, kv: &KvOperands, operands: &QueryOperands<'_>, scores: ScoreGradients) {
+        let ScoreGradients { queries, p, ds } = scores;
         let head = operands.head;
         let causal = head.shape.causal;
         for block in blocks(0..head.visible_keys(&queries), ROWS) {

@@ -8,7 +8,7 @@ use super::forward::{ForwardArgs, SoftmaxStats, scale_rows, softmax_block};
 use super::{AttentionHead, HeadColumns, blocks};
 use crate::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
 use crate::gemm::Epilogue;
-use crate::slice::{DisjointMut, Slice};
+use crate::slice::Slice;
 use crate::small_gemm::MatrixPtrMut;
 use crate::{Cpu, Precision};
 
@@ -55,21 +55,16 @@ impl Cpu {
         self.precision == Precision::Bf16 && self.bf16_gemm.kernel.has_bf16_instructions()
     }
 
-    pub(super) fn forward_head_bf16(
-        &self,
-        head: AttentionHead,
-        args: ForwardArgs<'_>,
-        y: DisjointMut<'_>,
-        lse: &mut [f32],
-    ) {
-        let padded_dim = head.padded_dim();
+    pub(super) fn forward_head_bf16(&self, head: AttentionHead, args: ForwardArgs<'_>) {
+        // SAFETY: each head has its own range of `lse`.
+        let (padded_dim, lse) = (head.padded_dim(), unsafe { args.head_lse(head) });
         self.forward_bf16(head, args, |block, stats, out| {
             lse[block.clone()].copy_from_slice(&stats.lse[..block.len()]);
             let rows = MatrixPtrMut { ptr: out.as_mut_ptr(), row_stride: padded_dim };
             // SAFETY: rows are padded, and each head has its own columns.
             unsafe {
                 scale_rows(self.isa, padded_dim, rows, &stats.inv_sum[..block.len()]);
-                self.store_rows(y, head.y_columns().slice_rows(&block), out);
+                self.store_rows(args.y, head.y_columns().slice_rows(&block), out);
             }
         });
     }

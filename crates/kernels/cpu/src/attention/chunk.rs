@@ -11,13 +11,8 @@ use crate::slice::DisjointMut;
 use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 
 impl Cpu {
-    pub(super) fn merge_head(
-        &self,
-        head: AttentionHead,
-        args: ForwardArgs<'_>,
-        y: DisjointMut<'_>,
-        lse: DisjointMut<'_>,
-    ) {
+    pub(super) fn merge_head(&self, head: AttentionHead, args: ForwardArgs<'_>) {
+        let ForwardArgs { y, lse, .. } = args;
         let padded_dim = head.padded_dim();
         let out_len = head.shape.queries * padded_dim;
         let bf16 = self.uses_bf16_attention();

@@ -15,12 +15,25 @@ use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
 use regatta_device::ops::AttentionDropout;
 use regatta_device::random::DropoutMask;
 
-/// Inputs of all heads.
+/// Inputs and outputs of all heads.
 #[derive(Clone, Copy)]
 pub(super) struct ForwardArgs<'a> {
     pub q: Slice<'a>,
     pub kv: Slice<'a>,
     pub dropout: Option<AttentionDropout>,
+    pub y: DisjointMut<'a>,
+    pub lse: DisjointMut<'a>,
+}
+
+impl<'a> ForwardArgs<'a> {
+    /// The `lse` of a head, where it is contiguous.
+    ///
+    /// # Safety
+    /// No other reference to it may exist.
+    pub unsafe fn head_lse(&self, head: AttentionHead) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.lse.slice_f32(head.lse_index(0)..head.lse_index(head.shape.queries)) }
+    }
 }
 
 /// Operands of a head as padded f32 matrices.
@@ -40,13 +53,9 @@ pub(super) struct SoftmaxStats {
 }
 
 impl Cpu {
-    pub(super) fn forward_head(
-        &self,
-        head: AttentionHead,
-        args: ForwardArgs<'_>,
-        y: DisjointMut<'_>,
-        lse: &mut [f32],
-    ) {
+    pub(super) fn forward_head(&self, head: AttentionHead, args: ForwardArgs<'_>) {
+        // SAFETY: each head has its own range of `lse`.
+        let (y, lse) = (args.y, unsafe { args.head_lse(head) });
         let out_len = head.shape.queries * head.padded_dim();
         let mut scratch = self.scratch(out_len + forward_scratch_len(head));
         let mut rest = &mut scratch[..];

@@ -19,6 +19,7 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
+use crate::rope::rope_kernel;
 use crate::slice::{DisjointMut, Slice, load_padded, row_count, store_partial};
 use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 use regatta_device::AttentionOps;
@@ -46,15 +47,12 @@ impl AttentionOps for Cpu {
         assert_lens("qkv", [qkv.len()], shape.rows() * shape.qkv_dim());
         assert_lens("y", [y.len()], shape.rows() * shape.out_dim());
         assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
-        let args = ForwardArgs { q: qkv.into(), kv: qkv.into(), dropout };
-        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
-        self.for_each_head(shape.into(), QkvLayout::fused(shape), |head| {
-            // SAFETY: each head has its own range of `lse`.
-            let lse = unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len)) };
-            match self.uses_bf16_attention() {
-                true => self.forward_head_bf16(head, args, y, lse),
-                false => self.forward_head(head, args, y, lse),
-            }
+        let (q, kv, y, lse) = (qkv.into(), qkv.into(), DisjointMut::new(y), DisjointMut::new(lse));
+        let args = ForwardArgs { q, kv, dropout, y, lse };
+        let layout = QkvLayout::fused(shape);
+        self.for_each_head(shape.into(), layout, |head| match self.uses_bf16_attention() {
+            true => self.forward_head_bf16(head, args),
+            false => self.forward_head(head, args),
         });
     }
 
@@ -88,11 +86,11 @@ impl AttentionOps for Cpu {
         assert_lens("q or y", [q.len(), y.len()], shape.rows() * shape.out_dim());
         assert_lens("kv", [kv.len()], shape.kv_rows() * shape.kv_dim());
         assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
-        let args = ForwardArgs { q: q.into(), kv: kv.into(), dropout };
-        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
+        let (q, kv, y, lse) = (q.into(), kv.into(), DisjointMut::new(y), DisjointMut::new(lse));
         assert!(y.is_f32() && lse.is_f32(), "chunks are merged in f32");
+        let args = ForwardArgs { q, kv, dropout, y, lse };
         let layout = QkvLayout::separate(shape);
-        self.for_each_head(shape, layout, |head| self.merge_head(head, args, y, lse));
+        self.for_each_head(shape, layout, |head| self.merge_head(head, args));
     }
 
     fn attention_chunk_backward(
@@ -169,7 +167,25 @@ impl AttentionOps for Cpu {
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
-        self.rotate_qk(shape, theta, positions, direction, qkv);
+        let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
+        assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
+        assert_lens("qkv", [qkv.len()], shape.rows() * row_len);
+        assert_eq!(positions.len(), shape.seq_len, "RoPE needs one position per token");
+        if qkv.is_empty() || half_dim == 0 {
+            return;
+        }
+        let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
+        let last = positions.iter().max().map_or(0, |last| *last as usize);
+        let table = self.rope_table.get(theta, half_dim, last + 1);
+        let qkv = DisjointMut::new(qkv);
+        self.for_each_row(shape.rows(), row_len, |row| {
+            // SAFETY: rows are disjoint.
+            let qk = unsafe { qkv.slice(row * row_len..row * row_len + rotated) };
+            let position = positions[row % shape.seq_len] as usize;
+            let cos_sin = position * 2 * half_dim..(position + 1) * 2 * half_dim;
+            let (cos, sin) = table.values[cos_sin].split_at(half_dim);
+            rope_kernel(self.isa, direction, cos, sin, qk);
+        });
     }
 }
 
