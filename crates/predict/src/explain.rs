@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::axis::Axis;
 use crate::bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use crate::cost::{CostError, CostOptions, RankCost, RankCosts, rank_costs};
-use crate::mesh::MeshCoord;
+use crate::mesh::{Mesh, MeshCoord};
 use crate::pipeline::{
     ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
 };
@@ -181,12 +181,16 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
     };
     let timeline = timeline(shape, plan)?;
     notes.extend(hosts.as_deref().and_then(|hosts| plan.mesh.cross_host_warning(hosts)));
+    let ParallelPlan { zero, sequence_parallel, tiles, batch, batch_per_replica, .. } = *plan;
+    let ParallelPlan { mesh: Mesh { dp, cp, tp, pp, shard }, micro_batch, micro_batches, .. } =
+        *plan;
+    let seq_len = shape.seq_len;
     Ok(Explanation {
         model: model.to_owned(),
         parameters: shape.num_params(),
         vocab_known,
-        mesh: mesh_summary(plan),
-        step: step_summary(plan, shape),
+        mesh: MeshSummary { dp, tp, cp, pp, zero, shard, sequence_parallel, tiles },
+        step: StepSummary { batch, batch_per_replica, micro_batch, micro_batches, seq_len },
         notes,
         rank_classes,
         ranks: class_of.into_iter().enumerate().map(explained).collect(),
@@ -206,17 +210,6 @@ fn rank_classes(costs: RankCosts) -> (Vec<RankClass>, Vec<usize>) {
     };
     let merged: Vec<usize> = costs.classes.into_iter().map(&mut index).collect();
     (classes, costs.class_of.into_iter().map(|class| merged[class]).collect())
-}
-
-fn mesh_summary(plan: &ParallelPlan) -> MeshSummary {
-    let ParallelPlan { mesh, zero, sequence_parallel, tiles, .. } = *plan;
-    let (dp, tp, cp, pp, shard) = (mesh.dp, mesh.tp, mesh.cp, mesh.pp, mesh.shard);
-    MeshSummary { dp, tp, cp, pp, zero, shard, sequence_parallel, tiles }
-}
-
-fn step_summary(plan: &ParallelPlan, shape: &ModelShape) -> StepSummary {
-    let ParallelPlan { batch, batch_per_replica, micro_batch, micro_batches, .. } = *plan;
-    StepSummary { batch, batch_per_replica, micro_batch, micro_batches, seq_len: shape.seq_len }
 }
 
 /// Simulates the pipeline with chunk durations proportional to their FLOPs.

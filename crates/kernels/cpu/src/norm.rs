@@ -50,8 +50,7 @@ impl NormOps for Cpu {
         let lengths_match = saved.x.len() == dy.len() && dx.len() == dy.len();
         assert!(lengths_match && saved.mean_rstd.len() == 2 * rows, "row counts differ");
         let (x, dy, dx) = (Slice::from(saved.x), Slice::from(dy), DisjointMut::new(dx));
-        let (weight, mean_rstd) =
-            (saved.weight.as_slice::<f32>(), saved.mean_rstd.as_slice::<f32>());
+        let [weight, mean_rstd] = [saved.weight, saved.mean_rstd].map(View::as_slice::<f32>);
         let tasks = self.pool.tasks(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim));
         let mut partial = self.scratch(tasks * 2 * dim);
         partial.fill(0.0);

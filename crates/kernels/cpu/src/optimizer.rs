@@ -28,12 +28,11 @@ impl OptimizerOps for Cpu {
         let len = param.len();
         assert_eq!([grad.len(), momentum.len()], [len; 2], "tensor lengths differ");
         let grad = grad.as_slice::<f32>();
-        let (param, momentum) = (DisjointMut::new(param), DisjointMut::new(momentum));
+        let (param, m) = (DisjointMut::new(param), DisjointMut::new(momentum));
         self.pool.run_ranges(len, MIN_PARAMS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
-            let [momentum, param] =
-                unsafe { [momentum, param].map(|all| all.slice_f32(range.clone())) };
-            sgd_kernel(self.isa, config, &grad[range], momentum, param);
+            let [m, param] = unsafe { [m, param].map(|all| all.slice_f32(range.clone())) };
+            sgd_kernel(self.isa, config, &grad[range], m, param);
         });
     }
 }

@@ -9,15 +9,15 @@ use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, ParamSpec, Shard
 /// What a block is. Where several roles share a buffer size, the first determines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlockRole {
-    /// The embedding, or its untiled rest.
+    /// The embedding, or its untiled parameters.
     Embedding,
-    /// A layer, or its untiled rest.
+    /// A layer, or its untiled parameters.
     Layer,
     /// A tile of a layer's matrix.
     LayerTile,
     /// A tile of the token embedding.
     EmbeddingTile,
-    /// The head, or its untiled rest.
+    /// The head, or its untiled parameters.
     Head,
     /// A tile of an untied output matrix.
     HeadTile,

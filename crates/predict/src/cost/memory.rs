@@ -27,8 +27,7 @@ impl RankModel<'_> {
             true => bytes(0, 2 * staged),
         };
         let (grads, activations) = (self.grads(full), self.activations());
-        let workspace =
-            self.layer_backward() + self.logits() + self.messages() + self.tied_copies();
+        let workspace = self.layer_grads() + self.logits() + self.messages() + self.tied_copies();
         MemoryBytes { params, grads, optimizer, activations, workspace }
     }
 
@@ -162,7 +161,7 @@ impl RankModel<'_> {
 
     /// Gradients in memory at once in the backward pass of a layer: of the residual stream, of the
     /// intermediate activations, and of the normalised input.
-    fn layer_backward(&self) -> u64 {
+    fn layer_grads(&self) -> u64 {
         let (shape, tp) = (self.shape, self.plan.mesh.tp);
         let (rows, hidden) = (self.rows(), shape.hidden_size);
         let gate_up = if shape.is_gated() { shape.up_dim() } else { 0 };

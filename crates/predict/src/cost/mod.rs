@@ -216,8 +216,8 @@ fn check_size(shape: &ModelShape, plan: &ParallelPlan) -> Result<(), CostError> 
     const FACTOR: f64 = 128.0;
     let parameters = shape.num_params() as f64;
     let tokens = plan.batch_per_replica as f64 * shape.seq_len as f64;
-    let widths = [4 * shape.hidden_size, shape.qkv_dim(), 2 * shape.up_dim(), shape.vocab_size];
-    let per_token = widths.iter().sum::<usize>() as f64 * (shape.num_layers + 2) as f64;
+    let dims = [4 * shape.hidden_size, shape.qkv_dim(), 2 * shape.up_dim(), shape.vocab_size];
+    let per_token = dims.iter().sum::<usize>() as f64 * (shape.num_layers + 2) as f64;
     let elements = tokens * per_token + parameters * plan.micro_batches as f64;
     match elements * FACTOR < u64::MAX as f64 {
         true => Ok(()),

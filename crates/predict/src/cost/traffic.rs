@@ -21,21 +21,19 @@ impl Shard {
 impl RankModel<'_> {
     /// Bytes that this rank sends per step.
     pub(super) fn traffic(&self) -> TrafficBytes {
-        let mut traffic = TrafficBytes::default();
-        for (axis, bytes) in [
-            (Axis::Tensor, self.tensor()),
-            (Axis::Context, self.context()),
-            (Axis::Data, if self.zero() == 0 { self.grad_all_reduce() } else { 0 }),
-            (Axis::Shard, self.shard()),
-            (Axis::Replica, if self.zero() == 0 { 0 } else { self.grad_all_reduce() }),
-            (Axis::Forward, self.p2p(Direction::Forward)),
-            (Axis::Backward, self.p2p(Direction::Backward)),
-            (Axis::Tied, self.tied()),
-            (Axis::World, self.world()),
-        ] {
-            traffic.by_axis[axis as usize] = bytes;
-        }
-        traffic
+        let by_axis = Axis::ALL.map(|axis| match axis {
+            Axis::Tensor => self.tensor(),
+            Axis::Context => self.context(),
+            Axis::Data if self.zero() == 0 => self.grad_all_reduce(),
+            Axis::Replica if self.zero() > 0 => self.grad_all_reduce(),
+            Axis::Data | Axis::Replica => 0,
+            Axis::Shard => self.shard(),
+            Axis::Forward => self.p2p(Direction::Forward),
+            Axis::Backward => self.p2p(Direction::Backward),
+            Axis::Tied => self.tied(),
+            Axis::World => self.world(),
+        });
+        TrafficBytes { by_axis }
     }
 
     /// Distinguishes ranks with equal blocks: in an indivisible all-reduce the first ranks send one

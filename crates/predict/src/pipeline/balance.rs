@@ -111,9 +111,9 @@ mod tests {
         if chunks == 1 {
             return vec![std::iter::once(from..end).collect()];
         }
-        let splits = |cut: usize| {
-            let rests = all_splits(cut, end, chunks - 1).into_iter();
-            rests.map(move |rest| std::iter::once(from..cut).chain(rest).collect())
+        let splits = |middle: usize| {
+            let rests = all_splits(middle, end, chunks - 1).into_iter();
+            rests.map(move |rest| std::iter::once(from..middle).chain(rest).collect())
         };
         (from + 1..=end + 1 - chunks).flat_map(splits).collect()
     }
@@ -123,7 +123,7 @@ mod tests {
         fn no_other_split_is_cheaper(
             costs in prop::collection::vec(0u32..20, 1..10), chunks in 1usize..6,
         ) {
-            // Whole numbers, so that sums are exact.
+            // Integers, so that sums are exact.
             let costs: Vec<f64> = costs.into_iter().map(f64::from).collect();
             prop_assume!(chunks <= costs.len());
             let split = balance(&costs, chunks).unwrap();

@@ -47,7 +47,7 @@ pub enum StageError {
 }
 
 impl Stage {
-    /// The whole model on one stage.
+    /// The full model on one stage.
     pub fn single(shape: &ModelShape) -> Self {
         let (kind, stages, chunks, micro_batches) = (ScheduleKind::OneFOneB, 1, 1, 1);
         let size = PipelineSize { kind, stages, virtual_stages: chunks, micro_batches };

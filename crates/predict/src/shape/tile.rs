@@ -14,7 +14,7 @@ pub struct Tile {
     pub rows: Range<usize>,
 }
 
-/// A tile before it has a place among the blocks.
+/// A tile before it has a block index.
 #[derive(Debug)]
 pub struct NewTile {
     /// Module of its matrix.
@@ -84,11 +84,11 @@ mod tests {
             let shape = shape(if llama { Family::Llama } else { Family::Gpt2 });
             let blocks = |rank| shape.sharded_blocks(Shard { rank, ranks: tp });
             for full in (0..tp).flat_map(blocks) {
-                let mut left = full.clone();
-                let tiles = left.split_tiles(count);
+                let mut remaining = full.clone();
+                let tiles = remaining.split_tiles(count);
                 let is_small = |p: &ParamSpec| p.shape.len() == 1 || p.role.module == Module::PositionEmbedding;
-                prop_assert!(left.parameters.iter().all(is_small));
-                prop_assert!(left.len() < 200);
+                prop_assert!(remaining.parameters.iter().all(is_small));
+                prop_assert!(remaining.len() < 200);
                 for matrix in full.parameters.iter().filter(|p| !is_small(p)) {
                     let module = matrix.role.module;
                     let tiles: Vec<_> = tiles.iter().filter(|tile| tile.module == module).collect();

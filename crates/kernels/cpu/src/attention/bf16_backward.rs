@@ -86,11 +86,11 @@ impl Cpu {
         packed: &mut HeadScratch,
         buffers: &mut GroupBuffers<'_>,
     ) {
-        let (kernel, queries, dim) =
-            (self.bf16_gemm.kernel, head.shape.queries, head.shape.head_dim);
-        packed.q.pack(kernel, queries, dim, head.q_columns().as_matrix(args.q));
-        packed.dy.pack(kernel, queries, dim, head.y_columns().as_matrix(args.dy));
-        for block in blocks(0..queries, BLOCK_QUERIES) {
+        let (kernel, shape) = (self.bf16_gemm.kernel, head.shape);
+        let (q, dy) = (head.q_columns().as_matrix(args.q), head.y_columns().as_matrix(args.dy));
+        packed.q.pack(kernel, shape.queries, shape.head_dim, q);
+        packed.dy.pack(kernel, shape.queries, shape.head_dim, dy);
+        for block in blocks(0..shape.queries, BLOCK_QUERIES) {
             self.backward_queries_bf16(head, args, &block, packed, buffers);
             backward_keys_bf16(head, &block, packed, buffers);
         }

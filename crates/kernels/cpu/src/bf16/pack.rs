@@ -282,7 +282,7 @@ unsafe fn pack_elements<T: Element, V: LoadLine<T>>(
     }
 }
 
-/// Lanes and depth of a block within the operand; the rest is padding.
+/// Lanes and depth of a block within the operand; all else is padding.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct BlockExtent {
     lanes: usize,

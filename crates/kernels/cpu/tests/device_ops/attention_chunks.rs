@@ -190,8 +190,7 @@ struct TokenBlock {
 impl TokenBlock {
     /// Its ranges in a tensor of `len` elements.
     fn rows(&self, len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        let rows =
-            (0..len / self.row_len).filter(|row| self.tokens.contains(&(row % self.seq_len)));
+        let rows = (0..len / self.row_len).filter(|at| self.tokens.contains(&(at % self.seq_len)));
         rows.map(|row| row * self.row_len).map(|at| at + self.columns.start..at + self.columns.end)
     }
 

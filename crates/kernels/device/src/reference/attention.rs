@@ -145,8 +145,8 @@ impl AttentionOps for Reference {
         for head in 0..shape.heads {
             let [local, kv_head] =
                 [head, head / (shape.heads / shape.kv_heads)].map(|h| h * d..(h + 1) * d);
-            let score =
-                |key: &[f64]| dot(&q[local.clone()], &key[kv_head.clone()]) / (d as f64).sqrt();
+            let q = &q[local.clone()];
+            let score = |key: &[f64]| dot(q, &key[kv_head.clone()]) / (d as f64).sqrt();
             let (p, _) = softmax(keys.chunks_exact(row).map(score).collect());
             for (p, value) in p.iter().zip(values.chunks_exact(row)) {
                 add(&mut y[local.clone()], &value[kv_head.clone()], *p);

@@ -53,19 +53,19 @@ pub fn svg(timeline: &Timeline, title: &str) -> String {
 }
 
 fn row(text: &mut String, timeline: &Timeline, stage: usize) {
-    let (top, room) = (TOP + ROW * stage as f64, WIDTH - LEFT - RIGHT);
+    let (top, plot_width) = (TOP + ROW * stage as f64, WIDTH - LEFT - RIGHT);
     let (base, idle) = (top + 16.0, 100.0 * timeline.idle(stage));
     // Writing to a String is infallible.
     let _ = writeln!(
         text,
         "<text x=\"12\" y=\"{base:.1}\">stage {stage}</text>\
          <text x=\"{:.1}\" y=\"{base:.1}\">{idle:.0} % idle</text>\
-         <rect class=\"idle\" x=\"{LEFT:.1}\" y=\"{top:.1}\" width=\"{room:.1}\" height=\"{BAR:.1}\"/>",
+         <rect class=\"idle\" x=\"{LEFT:.1}\" y=\"{top:.1}\" width=\"{plot_width:.1}\" height=\"{BAR:.1}\"/>",
         WIDTH - RIGHT + 4.0
     );
     let (stages, show_chunk) = (timeline.ranks.len(), has_virtual_stages(timeline));
     for span in timeline.ranks[stage].iter().filter(|span| span.end > span.start) {
-        let scale = room / timeline.total;
+        let scale = plot_width / timeline.total;
         let (x, width) = (LEFT + span.start * scale, (span.end - span.start) * scale);
         cell(text, span, (x, top, width), &labels(span, stages, show_chunk));
     }

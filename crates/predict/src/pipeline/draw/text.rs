@@ -15,8 +15,8 @@ pub fn text(timeline: &Timeline, width: usize) -> String {
     let stages = timeline.ranks.len();
     let name = |stage: usize| format!("stage {stage} ");
     let margin = name(stages.saturating_sub(1)).len();
-    let room = width.max(MIN_WIDTH).saturating_sub(margin + TAIL).max(1);
-    let scale = columns_per_unit(timeline, room);
+    let columns = width.max(MIN_WIDTH).saturating_sub(margin + TAIL).max(1);
+    let scale = columns_per_unit(timeline, columns);
     let mut text = String::new();
     for stage in 0..stages {
         let (cells, idle) = (row(timeline, stage, scale), 100.0 * timeline.idle(stage));
@@ -31,16 +31,16 @@ pub fn text(timeline: &Timeline, width: usize) -> String {
 
 /// Columns per unit of time: as many as fit, and if possible whole columns for the shortest action, so
 /// that equal cells look equal.
-fn columns_per_unit(timeline: &Timeline, room: usize) -> f64 {
+fn columns_per_unit(timeline: &Timeline, columns: usize) -> f64 {
     if timeline.total <= 0.0 {
         return 0.0;
     }
-    let most = room as f64 / timeline.total;
+    let max = columns as f64 / timeline.total;
     let lengths = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = lengths.filter(|length| *length > 0.0).fold(f64::INFINITY, f64::min);
     // Tolerates rounding errors.
-    let whole = (most * shortest + 1e-9).floor();
-    if whole >= 1.0 { whole / shortest } else { most }
+    let shortest_columns = (max * shortest + 1e-9).floor();
+    if shortest_columns >= 1.0 { shortest_columns / shortest } else { max }
 }
 
 /// The cells of a stage; letters only, if most micro-batch numbers do not fit.

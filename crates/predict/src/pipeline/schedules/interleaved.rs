@@ -24,13 +24,13 @@ pub(super) fn check(size: PipelineSize) -> Result<(), ScheduleError> {
 pub(super) fn actions(size: PipelineSize, stage: usize) -> Vec<Action> {
     let PipelineSize { stages, virtual_stages: chunks, micro_batches, .. } = size;
     let passes = micro_batches * chunks;
-    // The index of a pass encodes group, lap in the group, and position in the lap.
-    let lap_of = |pass: usize| pass / stages % chunks;
+    // The index of a pass encodes group of micro-batches, local chunk, and micro-batch in the group.
+    let chunk_of = |pass: usize| pass / stages % chunks;
     let micro_of = |pass: usize| pass / (stages * chunks) * stages + pass % stages;
-    let forward = |pass| action(Forward, lap_of(pass) * stages + stage, micro_of(pass));
+    let forward = |pass| action(Forward, chunk_of(pass) * stages + stage, micro_of(pass));
     let backward = |pass| {
-        let lap = chunks - 1 - lap_of(pass);
-        action(Backward, lap * stages + stage, micro_of(pass))
+        let chunk = chunks - 1 - chunk_of(pass);
+        action(Backward, chunk * stages + stage, micro_of(pass))
     };
     let warmup = ((chunks - 1) * stages + 2 * (stages - 1 - stage)).min(passes);
     let mut all: Vec<Action> = (0..warmup).map(forward).collect();
