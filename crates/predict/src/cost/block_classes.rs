@@ -58,34 +58,28 @@ impl BlockClasses {
     pub fn new(shape: &ModelShape, shard: Shard, tiles: usize) -> Self {
         use BlockRole::{Embedding, EmbeddingTile, Head, HeadTile, Layer, LayerTile};
         let shape = ModelShape { num_layers: 1, ..shape.clone() };
-        let layout = BlockLayout::new(&shape, shard, tiles);
+        let mut layout = BlockLayout::new(&shape, shard, tiles);
         let logits = LogitChunks::new(&shape, &layout);
-        let BlockLayout { mut blocks, users, .. } = layout;
-        let embedding = classes(&blocks, &users, 0, [Embedding, EmbeddingTile]);
-        let layer = classes(&blocks, &users, 1, [Layer, LayerTile]);
-        let head = classes(&blocks, &users, 2, [Head, HeadTile]);
-        blocks[0].parameters.retain(|parameter| parameter.role.module == Module::TokenEmbedding);
-        let token_embedding = classes(&blocks, &users, 0, [Embedding, EmbeddingTile]);
+        let embedding = classes(&layout, 0, [Embedding, EmbeddingTile]);
+        let layer = classes(&layout, 1, [Layer, LayerTile]);
+        let head = classes(&layout, 2, [Head, HeadTile]);
+        let is_token_embedding = |p: &ParamSpec| p.role.module == Module::TokenEmbedding;
+        layout.blocks[0].parameters.retain(is_token_embedding);
+        let token_embedding = classes(&layout, 0, [Embedding, EmbeddingTile]);
         let mut token_embedding_lens = BTreeMap::new();
-        for parameter in blocks.iter().flat_map(|block| &block.parameters) {
-            if parameter.role.module == Module::TokenEmbedding {
-                *token_embedding_lens.entry(parameter.len()).or_default() += 1;
-            }
+        let parameters = layout.blocks.iter().flat_map(|block| &block.parameters);
+        for parameter in parameters.filter(|parameter| is_token_embedding(parameter)) {
+            *token_embedding_lens.entry(parameter.len()).or_default() += 1;
         }
         Self { embedding, token_embedding, token_embedding_lens, layer, head, logits }
     }
 }
 
 /// The classes of the blocks that one pass uses: the block itself, unless it is empty, and its tiles.
-fn classes(
-    blocks: &[ParamBlock],
-    users: &[usize],
-    user: usize,
-    [untiled, tile]: [BlockRole; 2],
-) -> Vec<BlockClass> {
+fn classes(layout: &BlockLayout, user: usize, [untiled, tile]: [BlockRole; 2]) -> Vec<BlockClass> {
     let mut counts: BTreeMap<(BlockRole, usize, usize), u64> = BTreeMap::new();
-    for (index, block) in blocks.iter().enumerate() {
-        if users[index] == user && !block.is_empty() {
+    for (index, block) in layout.blocks.iter().enumerate() {
+        if layout.users[index] == user && !block.is_empty() {
             let role = if index == user { untiled } else { tile };
             *counts.entry((role, block.padded_len(), norm_len(block))).or_default() += 1;
         }
