@@ -24,7 +24,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// All axes.
+    /// All axes, in the order of their declaration.
     pub const ALL: [Self; 9] = [
         Self::Tensor,
         Self::Context,

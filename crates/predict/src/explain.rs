@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::axis::Axis;
 use crate::bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use crate::cost::{CostError, CostOptions, RankCost, RankCosts, rank_costs};
-use crate::mesh::MeshCoord;
+use crate::mesh::{Mesh, MeshCoord};
 use crate::pipeline::{
     ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
 };
@@ -98,25 +98,20 @@ pub struct RankClass {
 impl RankClass {
     fn new(cost: RankCost) -> Self {
         let RankCost { blocks, memory, traffic, disk_io } = cost;
-        let categories = [
-            ("parameters", memory.params.peak()),
-            ("gradients", memory.grads.peak()),
-            ("optimizer", memory.optimizer.peak()),
-            ("activations", memory.activations),
-            ("workspace", memory.workspace),
+        let peak = |what: &str, expected| PeakBytes { what: what.into(), expected, measured: None };
+        let memory = vec![
+            peak("parameters", memory.params.peak()),
+            peak("gradients", memory.grads.peak()),
+            peak("optimizer", memory.optimizer.peak()),
+            peak("activations", memory.activations),
+            peak("workspace", memory.workspace),
         ];
-        let memory = categories.map(|(what, expected)| PeakBytes {
-            what: what.to_owned(),
-            expected,
-            measured: None,
-        });
-        let sent = |axis: Axis| SentBytes {
-            axis: axis.name().to_owned(),
-            expected: traffic.on(axis),
-            measured: None,
+        let sent = |axis: Axis| {
+            let (expected, axis) = (traffic.on(axis), axis.name().to_owned());
+            (expected > 0).then_some(SentBytes { axis, expected, measured: None })
         };
-        let sent = Axis::ALL.map(sent).into_iter().filter(|sent| sent.expected > 0).collect();
-        Self { blocks, memory: memory.to_vec(), sent, disk_io: DiskIoBytes::rows(disk_io, None) }
+        let sent = Axis::ALL.into_iter().filter_map(sent).collect();
+        Self { blocks, memory, sent, disk_io: DiskIoBytes::rows(disk_io, None) }
     }
 }
 
@@ -175,10 +170,9 @@ pub enum ExplainError {
 
 /// Explains a configuration.
 pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
-    let ExplainInput { model, shape, vocab_known, plan, options, ranks_per_host, mut notes } =
-        input;
+    let ExplainInput { model, shape, vocab_known, plan, options, mut notes, .. } = input;
     let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?);
-    let per_host = ranks_per_host.filter(|ranks| *ranks > 0);
+    let per_host = input.ranks_per_host.filter(|ranks| *ranks > 0);
     let host = |rank: usize| Some(format!("node {}", rank / per_host?));
     let hosts: Option<Vec<String>> = (0..class_of.len()).map(host).collect();
     let explained = |(rank, class): (usize, usize)| {
@@ -187,12 +181,16 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
     };
     let timeline = timeline(shape, plan)?;
     notes.extend(hosts.as_deref().and_then(|hosts| plan.mesh.cross_host_warning(hosts)));
+    let ParallelPlan { zero, sequence_parallel, tiles, batch, batch_per_replica, .. } = *plan;
+    let ParallelPlan { mesh: Mesh { dp, cp, tp, pp, shard }, micro_batch, micro_batches, .. } =
+        *plan;
+    let seq_len = shape.seq_len;
     Ok(Explanation {
         model: model.to_owned(),
         parameters: shape.num_params(),
         vocab_known,
-        mesh: mesh_summary(plan),
-        step: step_summary(plan, shape),
+        mesh: MeshSummary { dp, tp, cp, pp, zero, shard, sequence_parallel, tiles },
+        step: StepSummary { batch, batch_per_replica, micro_batch, micro_batches, seq_len },
         notes,
         rank_classes,
         ranks: class_of.into_iter().enumerate().map(explained).collect(),
@@ -212,17 +210,6 @@ fn rank_classes(costs: RankCosts) -> (Vec<RankClass>, Vec<usize>) {
     };
     let merged: Vec<usize> = costs.classes.into_iter().map(&mut index).collect();
     (classes, costs.class_of.into_iter().map(|class| merged[class]).collect())
-}
-
-fn mesh_summary(plan: &ParallelPlan) -> MeshSummary {
-    let ParallelPlan { mesh, zero, sequence_parallel, tiles, .. } = *plan;
-    let (dp, tp, cp, pp, shard) = (mesh.dp, mesh.tp, mesh.cp, mesh.pp, mesh.shard);
-    MeshSummary { dp, tp, cp, pp, zero, shard, sequence_parallel, tiles }
-}
-
-fn step_summary(plan: &ParallelPlan, shape: &ModelShape) -> StepSummary {
-    let ParallelPlan { batch, batch_per_replica, micro_batch, micro_batches, .. } = *plan;
-    StepSummary { batch, batch_per_replica, micro_batch, micro_batches, seq_len: shape.seq_len }
 }
 
 /// Simulates the pipeline with chunk durations proportional to their FLOPs.

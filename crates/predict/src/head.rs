@@ -1,4 +1,4 @@
-//! How the head chunks its logits, so that the logits of a whole micro-batch are never in memory. No I/O.
+//! How the head chunks its logits, so that the logits of a full micro-batch are never in memory. No I/O.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub const PARTIALS_PER_ROW: usize = 3;
 pub struct LogitChunks {
     /// Columns of a chunk.
     pub columns: usize,
-    /// Tiles of the output matrix; 0 if it is in one piece.
+    /// Tiles of the output matrix; 0 if it is not tiled.
     pub tiles: usize,
 }
 

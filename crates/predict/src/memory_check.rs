@@ -44,16 +44,22 @@ impl MemoryNeed {
 
     /// Checks that all ranks under each of this rank's limits fit, given the entries of all ranks.
     pub fn check(&self, limits: &[MemoryLimit], all: &[MemoryEntry]) -> Result<(), OutOfMemory> {
-        let Self { state, activations, checkpoint } = *self;
         for MemoryLimit { id, free, name } in limits.iter().take(ENTRY_LEN - 1) {
             let under = all.iter().filter(|entry| entry[1..].contains(id));
-            let (ranks, needed) = under
-                .fold((0, 0u64), |(ranks, sum), entry| (ranks + 1, sum.saturating_add(entry[0])));
+            let ranks = under.clone().count();
+            let needed = under.fold(0u64, |sum, entry| sum.saturating_add(entry[0]));
             if needed > *free {
                 let (free, limit) = (*free, name.clone());
-                let need =
-                    OutOfMemory { ranks, needed, state, activations, checkpoint, free, limit };
-                return Err(need);
+                let Self { state, activations, checkpoint } = *self;
+                return Err(OutOfMemory {
+                    ranks,
+                    needed,
+                    state,
+                    activations,
+                    checkpoint,
+                    free,
+                    limit,
+                });
             }
         }
         Ok(())

@@ -170,20 +170,18 @@ impl ModelShape {
     }
 
     fn layer(&self, shard: Shard, layer: usize) -> ParamBlock {
-        let (hidden, q) = (self.hidden_size, self.num_heads * self.head_dim());
         let mut block = ParamBlock::new(&format!("layer.{layer}"), shard);
         if self.has_attention() {
             self.add_norm(&mut block, Module::AttentionNorm);
-            let kv = self.num_kv_heads * self.head_dim();
+            let [q, kv] = [self.num_heads, self.num_kv_heads].map(|heads| heads * self.head_dim());
             self.add_column_parallel(&mut block, Module::Qkv, &[q, kv, kv]);
-            self.add_row_parallel(&mut block, Module::AttentionOutput, q, hidden);
+            self.add_row_parallel(&mut block, Module::AttentionOutput, q);
         }
         self.add_norm(&mut block, Module::MlpNorm);
         let inner = self.intermediate_size;
-        let gate_and_up = [inner, inner];
-        let groups = &gate_and_up[..if self.is_gated() { 2 } else { 1 }];
-        self.add_column_parallel(&mut block, Module::MlpUp, groups);
-        self.add_row_parallel(&mut block, Module::MlpDown, inner, hidden);
+        let groups = vec![inner; if self.is_gated() { 2 } else { 1 }];
+        self.add_column_parallel(&mut block, Module::MlpUp, &groups);
+        self.add_row_parallel(&mut block, Module::MlpDown, inner);
         block
     }
 
@@ -215,13 +213,8 @@ impl ModelShape {
     }
 
     /// A row-parallel linear layer: its inputs are sharded, and the ranks' outputs are summed.
-    fn add_row_parallel(
-        &self,
-        block: &mut ParamBlock,
-        module: Module,
-        inputs: usize,
-        outputs: usize,
-    ) {
+    fn add_row_parallel(&self, block: &mut ParamBlock, module: Module, inputs: usize) {
+        let outputs = self.hidden_size;
         block.add_weight(module, &[outputs, inputs], Init::Residual, Sharding::Columns);
         if self.bias {
             block.add_bias(module, &[outputs], Sharding::Replicated);
@@ -327,20 +320,10 @@ impl ParamBlock {
         let (rows, columns) = (full_shape[0], full_shape.get(1).copied());
         let slices = sharding.slices(self.shard, (rows, columns.unwrap_or(1)));
         let mut shape = vec![slices.iter().map(|slice| slice.rows.len()).sum()];
-        if columns.is_some() {
-            shape.push(slices[0].columns.len());
-        }
-        let full_shape = full_shape.to_vec();
-        self.parameters.push(ParamSpec {
-            name,
-            role,
-            shape,
-            full_shape,
-            slices,
-            offset,
-            init,
-            rng_key: [0; 2],
-        });
+        shape.extend(columns.map(|_| slices[0].columns.len()));
+        let (full_shape, rng_key) = (full_shape.to_vec(), [0; 2]);
+        let spec = ParamSpec { name, role, shape, full_shape, slices, offset, init, rng_key };
+        self.parameters.push(spec);
     }
 
     /// Elements of the block's buffer, alignment padding included; padding stays zero.

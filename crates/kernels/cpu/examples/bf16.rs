@@ -10,7 +10,7 @@ use half::bf16;
 use regatta_device::random::uniform;
 use regatta_kernels_cpu::bf16::{
     Epilogue, GemmScratch, GemmShape, Kernel, MatrixSlice, MatrixSliceMut, PackedB, Slice,
-    SliceMut, gemm, gemm_packed,
+    SliceMut, gemm, gemm_f32_baseline, gemm_packed,
 };
 
 /// Rows, inputs and outputs of linear layers.
@@ -38,12 +38,9 @@ struct Case {
 }
 
 fn cases([rows, inputs, outputs]: [usize; 3]) -> [Case; 3] {
-    let case = |name, [m, n, k]: [usize; 3], a_transposed, b_transposed, accumulate| Case {
-        name,
-        shape: GemmShape { m, n, k },
-        a_transposed,
-        b_transposed,
-        accumulate,
+    let case = |name, [m, n, k]: [usize; 3], a_transposed, b_transposed, accumulate| {
+        let shape = GemmShape { m, n, k };
+        Case { name, shape, a_transposed, b_transposed, accumulate }
     };
     [
         case("y = x Wt", [rows, outputs, inputs], false, true, false),
@@ -110,37 +107,6 @@ fn max_error(case: &Case, a: &[bf16], b: &[bf16], c: &[f32]) -> f64 {
     max
 }
 
-fn gemm_crate_f32(case: &Case, a: &[f32], b: &[f32], c: &mut [f32]) {
-    let GemmShape { m, n, k } = case.shape;
-    let (a_row, a_column) = strides(m, k, case.a_transposed);
-    let (b_row, b_column) = strides(k, n, case.b_transposed);
-    // SAFETY: the operands have this shape, and `c` is borrowed mutably.
-    unsafe {
-        // Its output is column-major, so it computes the transposed product.
-        gemm_f32::gemm::f32::get_gemm_fn()(
-            n,
-            m,
-            k,
-            c.as_mut_ptr(),
-            n as isize,
-            1,
-            case.accumulate,
-            b.as_ptr(),
-            b_row as isize,
-            b_column as isize,
-            a.as_ptr(),
-            a_row as isize,
-            a_column as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm_common::Parallelism::None,
-        );
-    }
-}
-
 fn measure(kernel: Kernel, case: &Case) {
     let GemmShape { m, n, k } = case.shape;
     let (a, a_bf16) = random_values(1, m * k);
@@ -150,29 +116,30 @@ fn measure(kernel: Kernel, case: &Case) {
     let (mut scratch, mut packed) = (GemmScratch::default(), PackedB::default());
     let left = |elements| matrix(elements, m, k, case.a_transposed);
     let right = |elements| matrix(elements, k, n, case.b_transposed);
-    let by_gemm_crate = gflops(case.shape, || gemm_crate_f32(case, &a, &b, black_box(&mut c)));
-
-    let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), n);
     let (left_f32, right_f32) = (left(Slice::F32(&a)), right(Slice::F32(&b)));
+    let by_gemm_crate = gflops(case.shape, || {
+        gemm_f32_baseline(case.shape, left_f32, right_f32, black_box(&mut c), case.accumulate);
+    });
+
+    let output = MatrixSliceMut::row_major(&mut c[..], n);
     gemm(kernel, case.shape, left_f32, right_f32, Epilogue::Store, output, &mut scratch);
     let error = max_error(case, &a_bf16, &b_bf16, &c);
 
     let epilogue = if case.accumulate { Epilogue::Accumulate } else { Epilogue::Store };
     let from_f32 = gflops(case.shape, || {
-        let output = MatrixSliceMut::row_major(SliceMut::F32(black_box(&mut c)), n);
+        let output = MatrixSliceMut::row_major(&mut black_box(&mut c)[..], n);
         gemm(kernel, case.shape, left_f32, right_f32, epilogue, output, &mut scratch);
     });
     packed.pack(kernel, k, n, right_f32);
     let with_packed = gflops(case.shape, || {
-        let output = MatrixSliceMut::row_major(SliceMut::F32(black_box(&mut c)), n);
-        gemm_packed(m, left_f32, &packed, epilogue, output, &mut scratch);
+        let output = MatrixSliceMut::row_major(&mut black_box(&mut c)[..], n);
+        gemm_packed(m, left_f32, (&packed).into(), epilogue, output, &mut scratch);
     });
     let operands = (left(Slice::Bf16(&a_bf16)), right(Slice::Bf16(&b_bf16)));
     let from_bf16 = gflops(case.shape, || {
-        let output = if case.accumulate {
-            SliceMut::F32(black_box(&mut c))
-        } else {
-            SliceMut::Bf16(black_box(&mut c_bf16))
+        let output = match case.accumulate {
+            true => SliceMut::F32(black_box(&mut c)),
+            false => SliceMut::Bf16(black_box(&mut c_bf16)),
         };
         let output = MatrixSliceMut::row_major(output, n);
         gemm(kernel, case.shape, operands.0, operands.1, epilogue, output, &mut scratch);

@@ -21,21 +21,16 @@ impl ActivationOps for Cpu {
     }
 
     fn gelu_backward(&self, derivative: View<'_>, dy: ViewMut<'_>) {
-        self.zip_chunks(derivative, dy, |derivative, dy| {
-            mul_assign_kernel(self.isa, derivative, dy);
-        });
+        self.zip_chunks(derivative, dy, |by, dy| mul_assign_kernel(self.isa, by, dy));
     }
 
     fn swiglu(&self, dim: usize, x: View<'_>, y: ViewMut<'_>) {
         assert_eq!(x.len(), 2 * y.len(), "a row of x has a gate and an up element per output");
         let (rows, x, y) = (row_count(y.len(), dim), Slice::from(x), DisjointMut::new(y));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
-            // SAFETY: ranges are disjoint.
-            let mut y = unsafe { y.slice(range.start * dim..range.end * dim) };
-            for (at, row) in range.enumerate() {
-                let x = x.slice(2 * row * dim..2 * (row + 1) * dim);
-                swiglu_kernel(self.isa, x, y.slice(at * dim..(at + 1) * dim));
-            }
+        self.for_each_row(rows, dim, |row| {
+            // SAFETY: rows are disjoint.
+            let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
+            swiglu_kernel(self.isa, x.slice(2 * row * dim..2 * (row + 1) * dim), y);
         });
     }
 
@@ -44,14 +39,12 @@ impl ActivationOps for Cpu {
         assert!(lengths_match, "a row of x has a gate and an up element per output");
         let rows = row_count(dy.len(), dim);
         let (x, dy, dx) = (Slice::from(x), Slice::from(dy), DisjointMut::new(dx));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
-            for row in range {
-                let gate_up = 2 * row * dim..2 * (row + 1) * dim;
-                // SAFETY: rows are disjoint.
-                let dx = unsafe { dx.slice(gate_up.clone()) };
-                let dy = dy.slice(row * dim..(row + 1) * dim);
-                swiglu_backward_kernel(self.isa, x.slice(gate_up), dy, dx);
-            }
+        self.for_each_row(rows, dim, |row| {
+            let gate_up = 2 * row * dim..2 * (row + 1) * dim;
+            // SAFETY: rows are disjoint.
+            let dx = unsafe { dx.slice(gate_up.clone()) };
+            let dy = dy.slice(row * dim..(row + 1) * dim);
+            swiglu_backward_kernel(self.isa, x.slice(gate_up), dy, dx);
         });
     }
 }
@@ -59,27 +52,20 @@ impl ActivationOps for Cpu {
 kernel! {
     /// `y = gelu(x)`; `x` becomes the derivative.
     fn gelu_kernel<V>(x: SliceMut<'_>, y: SliceMut<'_>) {
-        let (mut x, mut y) = (x, y);
         for at in (0..y.len()).step_by(WIDTH) {
             let [activation, derivative] = gelu(x.load_padded::<V>(at));
             y.store_partial(at, activation);
             x.store_partial(at, derivative);
         }
     }
-}
 
-kernel! {
     fn mul_assign_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, y.load_padded::<V>(at).mul(x.load_padded(at)));
         }
     }
-}
 
-kernel! {
     fn swiglu_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         let dim = y.len();
         let (gates, ups) = (x.slice(0..dim), x.slice(dim..2 * dim));
         for at in (0..dim).step_by(WIDTH) {
@@ -87,11 +73,8 @@ kernel! {
             y.store_partial(at, gate.mul(sigmoid(gate)).mul(ups.load_padded(at)));
         }
     }
-}
 
-kernel! {
     fn swiglu_backward_kernel<V>(x: Slice<'_>, dy: Slice<'_>, dx: SliceMut<'_>) {
-        let mut dx = dx;
         let dim = dy.len();
         let (gates, ups) = (x.slice(0..dim), x.slice(dim..2 * dim));
         for at in (0..dim).step_by(WIDTH) {

@@ -2,11 +2,11 @@
 
 use crate::Cpu;
 use crate::attention::HeadScratch;
-use crate::bf16::{self, GemmScratch, Kernel, MatrixSlice, MatrixSliceMut, PackedB};
-use crate::gemm::{Epilogue, GemmShape, MIN_WORK_PER_THREAD, MatrixView};
+use crate::bf16::{self, GemmScratch, Kernel, MatrixSliceMut, PackedB};
+use crate::gemm::{GemmArgs, GemmShape, MIN_WORK_PER_THREAD};
 use crate::isa::{Isa, IsaKind};
 use crate::scratch::ObjectPool;
-use crate::slice::{DisjointMut, Slice};
+use crate::slice::DisjointMut;
 use crate::thread_pool::task_range;
 use regatta_device::tensor::ViewMut;
 
@@ -43,31 +43,16 @@ impl Bf16Gemm {
     }
 }
 
-impl MatrixView<'_> {
-    /// As a GEMM operand, from a row on.
-    fn slice_rows(&self, row: usize) -> MatrixSlice<'_> {
-        let Self { view, row_stride, column_stride } = *self;
-        let elements = Slice::from(view.slice(row * row_stride..view.len()));
-        MatrixSlice { elements, row_stride, column_stride }
-    }
-}
-
 impl Cpu {
     /// All threads pack B; then each multiplies some rows.
-    pub(crate) fn gemm_bf16(
-        &self,
-        shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
-        c: ViewMut<'_>,
-        epilogue: Epilogue<'_>,
-    ) {
+    pub(crate) fn gemm_bf16(&self, args: GemmArgs<'_>, c: ViewMut<'_>) {
+        let GemmArgs { shape, a, b, epilogue } = args;
         let GemmShape { m, n, k } = shape;
         let Bf16Gemm { kernel, packed: packed_pool, scratch: scratch_pool, .. } = &self.bf16_gemm;
         let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);
         let mut packed = packed_pool.take();
         let run = |tasks: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(tasks, work);
-        packed.pack_parallel(*kernel, [k, n], b.slice_rows(0), tasks, &run);
+        packed.pack_parallel(*kernel, [k, n], b, tasks, &run);
         let c = DisjointMut::new(c);
         let tasks = self.pool.balanced_tasks(shape.work(), MIN_WORK_PER_THREAD, BALANCED_WORK);
         self.pool.run(tasks, |task| {
@@ -78,8 +63,8 @@ impl Cpu {
             // SAFETY: rows are disjoint.
             let elements = unsafe { c.slice(rows.start * n..rows.end * n) };
             let mut scratch = scratch_pool.take();
-            let (a, c) = (a.slice_rows(rows.start), MatrixSliceMut::row_major(elements, n));
-            bf16::gemm_packed(rows.len(), a, &packed, epilogue, c, &mut scratch);
+            let (a, c) = (a.at_row(rows.start), MatrixSliceMut::row_major(elements, n));
+            bf16::gemm_packed(rows.len(), a, (&packed).into(), epilogue, c, &mut scratch);
             scratch_pool.put_back(scratch);
         });
         packed_pool.put_back(packed);

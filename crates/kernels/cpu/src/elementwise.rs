@@ -46,13 +46,11 @@ impl ElementwiseOps for Cpu {
         let chunks = x.len().div_ceil(SQUARES_CHUNK);
         let sums = Mutex::new(vec![0.0; chunks]);
         self.pool.run_ranges(chunks, MIN_SQUARES_CHUNKS, 1, |range| {
-            let partial: Vec<f64> = range
-                .clone()
-                .map(|chunk| {
-                    let end = x.len().min((chunk + 1) * SQUARES_CHUNK);
-                    f64::from(squares_kernel(self.isa, x.slice(chunk * SQUARES_CHUNK..end)))
-                })
-                .collect();
+            let sum = |chunk: usize| {
+                let end = x.len().min((chunk + 1) * SQUARES_CHUNK);
+                f64::from(squares_kernel(self.isa, x.slice(chunk * SQUARES_CHUNK..end)))
+            };
+            let partial: Vec<f64> = range.clone().map(sum).collect();
             if let Ok(mut sums) = sums.lock() {
                 sums[range].copy_from_slice(&partial);
             }
@@ -62,6 +60,12 @@ impl ElementwiseOps for Cpu {
 }
 
 impl Cpu {
+    /// Calls `work` for each of `rows` rows of `row_len` elements.
+    pub(crate) fn for_each_row(&self, rows: usize, row_len: usize, work: impl Fn(usize) + Sync) {
+        let min_rows = MIN_ELEMENTS_PER_THREAD.div_ceil(row_len);
+        self.pool.run_ranges(rows, min_rows, 1, |range| range.for_each(&work));
+    }
+
     /// Applies a kernel to corresponding chunks of two tensors of the same length.
     pub(crate) fn zip_chunks(
         &self,
@@ -89,35 +93,25 @@ impl Cpu {
 
 kernel! {
     fn add_kernel<V>(x: Slice<'_>, y: Slice<'_>, z: SliceMut<'_>) {
-        let mut z = z;
         for at in (0..z.len()).step_by(WIDTH) {
             z.store_partial(at, x.load_padded::<V>(at).add(y.load_padded(at)));
         }
     }
-}
 
-kernel! {
     /// `y += x`.
     pub fn add_assign_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, y.load_padded::<V>(at).add(x.load_padded(at)));
         }
     }
-}
 
-kernel! {
     fn scale_kernel<V>(by: f32, x: SliceMut<'_>) {
-        let mut x = x;
         for at in (0..x.len()).step_by(WIDTH) {
             x.store_partial(at, x.load_padded::<V>(at).mul(V::splat(by)));
         }
     }
-}
 
-kernel! {
     fn dropout_kernel<V>(mask: DropoutMask, first: usize, x: SliceMut<'_>) {
-        let mut x = x;
         for at in (0..x.len()).step_by(WIDTH) {
             let factors: V = dropout_factors(mask, (first + at) as u64);
             x.store_partial(at, x.load_padded::<V>(at).mul(factors));
@@ -180,8 +174,7 @@ mod tests {
             for offset in [0, 5, u64::from(u32::MAX) - 7, 1 << 40, u64::MAX - 3] {
                 let mask = DropoutMask { p: 0.4, key: 0x1234_5678_9abc_def0, offset };
                 for index in [0, 1, 100, 1 << 33] {
-                    let expected: [f32; WIDTH] =
-                        std::array::from_fn(|at| mask.factor(index + at as u64));
+                    let expected = std::array::from_fn(|at| mask.factor(index + at as u64));
                     assert_eq!(factors(isa, mask, index), expected, "{offset} {index}");
                 }
             }

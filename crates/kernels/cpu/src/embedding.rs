@@ -17,14 +17,12 @@ impl EmbeddingOps for Cpu {
         let dim = row_count(y.len(), tokens.len());
         let local_rows = row_count(table.len(), dim);
         let (table, y) = (Slice::from(table), DisjointMut::new(y));
-        self.pool.run_ranges(tokens.len(), MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
-            for row in range {
-                // SAFETY: rows are disjoint.
-                let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
-                match local_row(tokens[row], first, local_rows) {
-                    Some(at) => copy_kernel(self.isa, table.slice(at * dim..(at + 1) * dim), y),
-                    None => y.fill(0.0),
-                }
+        self.for_each_row(tokens.len(), dim, |row| {
+            // SAFETY: rows are disjoint.
+            let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
+            match local_row(tokens[row], first, local_rows) {
+                Some(at) => copy_kernel(self.isa, table.slice(at * dim..(at + 1) * dim), y),
+                None => y.fill(0.0),
             }
         });
     }
@@ -38,23 +36,14 @@ impl EmbeddingOps for Cpu {
         self.scatter_add(dim, dy, dtable, |row| local_row(tokens[row], first, local_rows));
     }
 
-    fn add_position_embedding(
-        &self,
-        dim: usize,
-        positions: &[u32],
-        table: View<'_>,
-        y: ViewMut<'_>,
-    ) {
-        let rows = positioned_rows(dim, positions, y.len());
+    fn add_position_embedding(&self, dim: usize, pos: &[u32], table: View<'_>, y: ViewMut<'_>) {
+        let rows = positioned_rows(dim, pos, y.len());
         let (table, y) = (Slice::from(table), DisjointMut::new(y));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim), 1, |range| {
-            for row in range {
-                let position = positions[row % positions.len()] as usize;
-                // SAFETY: rows are disjoint.
-                let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
-                let embedding = table.slice(position * dim..(position + 1) * dim);
-                add_assign_kernel(self.isa, embedding, y);
-            }
+        self.for_each_row(rows, dim, |row| {
+            let position = pos[row % pos.len()] as usize;
+            // SAFETY: rows are disjoint.
+            let y = unsafe { y.slice(row * dim..(row + 1) * dim) };
+            add_assign_kernel(self.isa, table.slice(position * dim..(position + 1) * dim), y);
         });
     }
 

@@ -3,14 +3,15 @@
 use regatta_comm::DType;
 
 use crate::Cpu;
+use crate::bf16::MatrixSlice;
 use crate::lanes::WIDTH;
 use crate::packed_gemm;
-use crate::slice::DisjointMut;
+use crate::slice::{DisjointMut, Slice};
 use crate::small_gemm::{MatrixPtr, MatrixPtrMut};
 use crate::thread_pool::task_range;
 use regatta_device::DeviceMemory;
 use regatta_device::precision::Precision;
-use regatta_device::tensor::{View, ViewMut};
+use regatta_device::tensor::ViewMut;
 
 /// Multiply-adds that are worth another thread.
 pub const MIN_WORK_PER_THREAD: usize = 64 * 1024;
@@ -44,54 +45,23 @@ pub enum Epilogue<'a> {
     Accumulate,
 }
 
-/// A strided matrix in a tensor.
+/// Operands and epilogue of a GEMM.
 #[derive(Debug, Clone, Copy)]
-pub struct MatrixView<'a> {
-    /// Elements.
-    pub view: View<'a>,
-    /// Stride between rows.
-    pub row_stride: usize,
-    /// Stride between columns.
-    pub column_stride: usize,
-}
-
-impl<'a> MatrixView<'a> {
-    /// A row-major matrix.
-    pub fn row_major(view: View<'a>, row_len: usize) -> Self {
-        Self { view, row_stride: row_len, column_stride: 1 }
-    }
-
-    /// A column-major matrix.
-    pub fn column_major(view: View<'a>, column_len: usize) -> Self {
-        Self { view, row_stride: 1, column_stride: column_len }
-    }
-
-    /// A pointer to it.
-    ///
-    /// # Panics
-    /// If it is not f32.
-    fn as_ptr(&self) -> MatrixPtr {
-        let Self { row_stride, column_stride, .. } = *self;
-        MatrixPtr { ptr: self.view.as_slice::<f32>().as_ptr(), row_stride, column_stride }
-    }
-
-    /// Number of elements from the first to the last one.
-    fn span(&self, rows: usize, columns: usize) -> usize {
-        (rows - 1) * self.row_stride + (columns - 1) * self.column_stride + 1
-    }
+pub struct GemmArgs<'a> {
+    /// Shape.
+    pub shape: GemmShape,
+    /// Left operand.
+    pub a: MatrixSlice<'a>,
+    /// Right operand.
+    pub b: MatrixSlice<'a>,
+    /// Epilogue.
+    pub epilogue: Epilogue<'a>,
 }
 
 impl Cpu {
     /// GEMM into the row-major matrix `c`: in bf16 if that is the device's precision or any matrix is bf16.
-    pub(crate) fn gemm(
-        &self,
-        shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
-        c: ViewMut<'_>,
-        epilogue: Epilogue<'_>,
-    ) {
-        let GemmShape { m, n, k } = shape;
+    pub(crate) fn gemm(&self, args: GemmArgs<'_>, c: ViewMut<'_>) {
+        let GemmArgs { shape: GemmShape { m, n, k }, a, b, epilogue } = args;
         assert_eq!(c.len(), m * n, "c is not {m} by {n}");
         if m * n == 0 {
             return;
@@ -107,46 +77,30 @@ impl Cpu {
             }
             return;
         }
-        let in_bounds = a.span(m, k) <= a.view.len() && b.span(k, n) <= b.view.len();
-        assert!(in_bounds, "an operand is too short for {shape:?}");
-        let dtypes = [a.view.dtype(), b.view.dtype(), c.dtype()];
-        if self.precision == Precision::Bf16 || dtypes.contains(&DType::Bf16) {
-            self.gemm_bf16(shape, a, b, c, epilogue);
+        a.assert_in_bounds(m, k);
+        b.assert_in_bounds(k, n);
+        let is_bf16 = |matrix: &MatrixSlice<'_>| matches!(matrix.elements, Slice::Bf16(_));
+        let any_bf16 = is_bf16(&a) || is_bf16(&b) || c.dtype() == DType::Bf16;
+        if self.precision == Precision::Bf16 || any_bf16 {
+            self.gemm_bf16(args, c);
         } else {
-            self.gemm_f32(shape, a, b, c.as_slice(), epilogue);
+            self.gemm_f32(args, c.as_slice());
         }
     }
 
-    fn gemm_f32(
-        &self,
-        shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
-        c: &mut [f32],
-        epilogue: Epilogue<'_>,
-    ) {
+    /// By packed panels, or by the `gemm` crate; then the longer side of `c` is split between threads.
+    fn gemm_f32(&self, args: GemmArgs<'_>, c: &mut [f32]) {
+        let GemmArgs { shape, epilogue, .. } = args;
+        let (a, b) = (args.a.as_ptr(), args.b.as_ptr());
         if packed_gemm::is_faster(self.isa, shape) {
             // SAFETY: `gemm` checked the bounds of both operands.
-            return unsafe { self.gemm_packed(shape, a.as_ptr(), b.as_ptr(), c, epilogue) };
+            return unsafe { self.gemm_packed(shape, a, b, c, epilogue) };
         }
         if let Epilogue::Bias(bias) = epilogue {
             self.broadcast_row(bias, ViewMut::from_slice(c));
         }
-        self.gemm_fallback(shape, a, b, c, !matches!(epilogue, Epilogue::Store));
-    }
-
-    /// By the `gemm` crate; the longer side of `c` is split between threads.
-    fn gemm_fallback(
-        &self,
-        shape: GemmShape,
-        a: MatrixView<'_>,
-        b: MatrixView<'_>,
-        c: &mut [f32],
-        accumulate: bool,
-    ) {
-        let GemmShape { m, n, k } = shape;
-        let (a, b) = (a.as_ptr(), b.as_ptr());
-        let c = DisjointMut::new(c);
+        let accumulate = !matches!(epilogue, Epilogue::Store);
+        let (GemmShape { m, n, k }, c) = (shape, DisjointMut::new(c));
         let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);
         self.pool.run(tasks, |task| {
             let (rows, columns) = if m >= n {
@@ -168,12 +122,31 @@ impl Cpu {
     }
 }
 
+/// f32 GEMM by the `gemm` crate on one thread: the baseline of benchmarks.
+///
+/// # Panics
+/// If a matrix is not f32 or does not have the given shape.
+pub fn gemm_f32_baseline(
+    shape: GemmShape,
+    a: MatrixSlice<'_>,
+    b: MatrixSlice<'_>,
+    c: &mut [f32],
+    accumulate: bool,
+) {
+    a.assert_in_bounds(shape.m, shape.k);
+    b.assert_in_bounds(shape.k, shape.n);
+    assert_eq!(c.len(), shape.m * shape.n, "c does not have the given shape");
+    let c = MatrixPtrMut { ptr: c.as_mut_ptr(), row_stride: shape.n };
+    // SAFETY: the matrices have this shape, and `c` is borrowed mutably.
+    unsafe { gemm_by_crate(shape, a.as_ptr(), b.as_ptr(), c, accumulate) }
+}
+
 /// Calls the `gemm` crate. Its output is column-major, so it computes `cᵀ = bᵀ aᵀ`.
 ///
 /// # Safety
 /// The matrices must have the given shape, and `c` must not be accessed otherwise.
 unsafe fn gemm_by_crate(
-    shape: GemmShape,
+    GemmShape { m, n, k }: GemmShape,
     a: MatrixPtr,
     b: MatrixPtr,
     c: MatrixPtrMut,
@@ -183,9 +156,9 @@ unsafe fn gemm_by_crate(
     // SAFETY: the caller's promise.
     unsafe {
         gemm(
-            shape.n,
-            shape.m,
-            shape.k,
+            n,
+            m,
+            k,
             c.ptr,
             c.row_stride as isize,
             1,

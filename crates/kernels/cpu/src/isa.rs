@@ -68,10 +68,12 @@ impl Isa {
     }
 }
 
-/// Turns a function that is generic over [`Lanes`](crate::lanes::Lanes) into one that takes an [`Isa`]
-/// first and dispatches to a version compiled for it. Callees must be `#[inline(always)]`, otherwise
+/// Turns functions that are generic over [`Lanes`](crate::lanes::Lanes) into ones that take an [`Isa`]
+/// first and dispatch to a version compiled for it. Callees must be `#[inline(always)]`, otherwise
 /// they are compiled for the baseline. An `unsafe fn` stays unsafe, with the kernel's own preconditions.
+/// The body may assign to its arguments.
 macro_rules! kernel {
+    () => {};
     ($(#[$attribute:meta])* $vis:vis unsafe fn $($rest:tt)*) => {
         $crate::isa::kernel! { @define [$(#[$attribute])*] [$vis] [unsafe] $($rest)* }
     };
@@ -80,7 +82,7 @@ macro_rules! kernel {
     };
     (@define [$($attribute:tt)*] [$($vis:tt)*] [$($safety:tt)?] $name:ident<$lanes:ident>(
         $($arg:ident: $type:ty),* $(,)?
-    ) $(-> $result:ty)? $body:block) => {
+    ) $(-> $result:ty)? $body:block $($rest:tt)*) => {
         $($attribute)*
         // Calls of a safe body need no unsafe block, those of an unsafe one do.
         #[allow(clippy::too_many_arguments, unused_unsafe)]
@@ -88,7 +90,8 @@ macro_rules! kernel {
             use $crate::isa::IsaKind;
 
             #[inline(always)]
-            $($safety)? fn body<$lanes: $crate::lanes::Lanes>($($arg: $type),*) $(-> $result)? $body
+            #[allow(unused_mut)]
+            $($safety)? fn body<$lanes: $crate::lanes::Lanes>($(mut $arg: $type),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
@@ -125,6 +128,8 @@ macro_rules! kernel {
                 }
             }
         }
+
+        $crate::isa::kernel! { $($rest)* }
     };
 }
 pub(crate) use kernel;

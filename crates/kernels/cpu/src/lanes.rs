@@ -129,8 +129,28 @@ impl Portable {
     }
 }
 
+/// Methods that apply an operation to pairs of lanes.
+macro_rules! zip {
+    ($($name:ident = |$a:ident, $b:ident| $result:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, b: Self) -> Self {
+            self.zip(b, |$a, $b| $result)
+        }
+    )*};
+}
+
 impl Lanes for Portable {
     const HAS_32_REGISTERS: bool = false;
+
+    zip! {
+        add = |a, b| a + b;
+        sub = |a, b| a - b;
+        mul = |a, b| a * b;
+        div = |a, b| a / b;
+        max = |a, b| if a > b { a } else { b };
+        min = |a, b| if a < b { a } else { b };
+        scale_pow2 = |a, n| f32::from_bits(a.to_bits().wrapping_add(n.to_bits() << 23));
+    }
 
     #[inline(always)]
     fn splat(value: f32) -> Self {
@@ -163,41 +183,11 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn add(self, b: Self) -> Self {
-        self.zip(b, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    fn sub(self, b: Self) -> Self {
-        self.zip(b, |a, b| a - b)
-    }
-
-    #[inline(always)]
-    fn mul(self, b: Self) -> Self {
-        self.zip(b, |a, b| a * b)
-    }
-
-    #[inline(always)]
-    fn div(self, b: Self) -> Self {
-        self.zip(b, |a, b| a / b)
-    }
-
-    #[inline(always)]
     fn mul_add(self, b: Self, c: Self) -> Self {
         if cfg!(target_arch = "aarch64") {
             return Self(std::array::from_fn(|at| self.0[at].mul_add(b.0[at], c.0[at])));
         }
         self.mul(b).add(c)
-    }
-
-    #[inline(always)]
-    fn max(self, b: Self) -> Self {
-        self.zip(b, |a, b| if a > b { a } else { b })
-    }
-
-    #[inline(always)]
-    fn min(self, b: Self) -> Self {
-        self.zip(b, |a, b| if a < b { a } else { b })
     }
 
     #[inline(always)]
@@ -208,13 +198,6 @@ impl Lanes for Portable {
     #[inline(always)]
     fn select_first(self, count: usize, b: Self) -> Self {
         Self(std::array::from_fn(|at| if at < count { self.0[at] } else { b.0[at] }))
-    }
-
-    #[inline(always)]
-    fn scale_pow2(self, exponent: Self) -> Self {
-        self.zip(exponent, |a, exponent| {
-            f32::from_bits(a.to_bits().wrapping_add(exponent.to_bits() << 23))
-        })
     }
 }
 
@@ -227,15 +210,11 @@ mod tests {
         fn transpose<V>(rows: [[f32; WIDTH]; WIDTH]) -> [[f32; WIDTH]; WIDTH] {
             V::transpose(rows.map(V::from_array)).map(V::to_array)
         }
-    }
 
-    kernel! {
         fn reduce<V>(lanes: [f32; WIDTH]) -> [f32; 2] {
             [V::from_array(lanes).sum(), V::from_array(lanes).reduce_max()]
         }
-    }
 
-    kernel! {
         fn to_bf16<V>(lanes: [f32; WIDTH]) -> [u16; WIDTH] {
             let mut bits = [0; WIDTH];
             // SAFETY: there are sixteen.
@@ -250,12 +229,8 @@ mod tests {
             std::array::from_fn(|row| std::array::from_fn(|column| (100 * row + column) as f32));
         for isa in Isa::all() {
             let columns = transpose(isa, rows);
-            let is_transposed =
-                |row: usize, column: usize| columns[column][row] == rows[row][column];
-            assert!(
-                (0..WIDTH).all(|row| (0..WIDTH).all(|column| is_transposed(row, column))),
-                "{isa:?}"
-            );
+            let expected = std::array::from_fn(|column| rows.map(|row| row[column]));
+            assert_eq!(columns, expected, "{isa:?}");
         }
     }
 
@@ -274,9 +249,7 @@ mod tests {
         fn select<V>(lanes: [f32; WIDTH], count: usize) -> [f32; WIDTH] {
             V::from_array(lanes).select_first(count, V::splat(-1.0)).to_array()
         }
-    }
 
-    kernel! {
         fn recip<V>(lanes: [f32; WIDTH]) -> [f32; WIDTH] {
             V::from_array(lanes).recip().to_array()
         }

@@ -6,7 +6,7 @@ use crate::lanes::{Lanes, WIDTH};
 
 /// Two AVX2 registers.
 #[derive(Clone, Copy)]
-pub struct Avx2(__m256, __m256);
+pub struct Avx2(pub __m256, pub __m256);
 
 /// Methods that apply an intrinsic to both registers.
 macro_rules! both {
@@ -75,8 +75,7 @@ impl Lanes for Avx2 {
     fn select_first(self, count: usize, b: Self) -> Self {
         // SAFETY: only kernels dispatched for AVX2 use this type.
         unsafe {
-            let [low, high] =
-                [count, count.saturating_sub(WIDTH / 2)].map(|count| mask_first(count));
+            let (low, high) = (mask_first(count), mask_first(count.saturating_sub(WIDTH / 2)));
             Self(_mm256_blendv_ps(b.0, self.0, low), _mm256_blendv_ps(b.1, self.1, high))
         }
     }
@@ -144,10 +143,8 @@ unsafe fn mask_first(count: usize) -> __m256 {
 /// Reductions of eight lanes, by halves as the default methods of [`Lanes`] do.
 macro_rules! reduce_8 {
     ($($name:ident = $packed:ident, $scalar:ident;)*) => {$(
-        /// # Safety
-        /// The CPU must have AVX2.
         #[inline(always)]
-        pub unsafe fn $name(lanes: __m256) -> f32 {
+        unsafe fn $name(lanes: __m256) -> f32 {
             // SAFETY: the caller has AVX2.
             unsafe {
                 let low = _mm256_castps256_ps128(lanes);

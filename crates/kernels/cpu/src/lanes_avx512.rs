@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use crate::lanes::{Lanes, WIDTH};
-use crate::lanes_avx2::{max_8, sum_8};
+use crate::lanes_avx2::Avx2;
 
 /// An AVX-512 register. `BF16`: with `vcvtneps2bf16`, which flushes subnormals to zero.
 #[derive(Clone, Copy)]
@@ -96,20 +96,12 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
 
     #[inline(always)]
     fn sum(self) -> f32 {
-        // SAFETY: only kernels dispatched for AVX-512 use this type.
-        unsafe {
-            let [low, high] = split(self.0);
-            sum_8(_mm256_add_ps(low, high))
-        }
+        self.halves().sum()
     }
 
     #[inline(always)]
     fn reduce_max(self) -> f32 {
-        // SAFETY: only kernels dispatched for AVX-512 use this type.
-        unsafe {
-            let [low, high] = split(self.0);
-            max_8(_mm256_max_ps(low, high))
-        }
+        self.halves().reduce_max()
     }
 
     #[inline(always)]
@@ -135,10 +127,12 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     }
 }
 
-#[inline(always)]
-unsafe fn split(lanes: __m512) -> [__m256; 2] {
-    // SAFETY: the caller has AVX-512.
-    unsafe { [_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps::<1>(lanes)] }
+impl<const BF16: bool> Avx512<BF16> {
+    #[inline(always)]
+    fn halves(self) -> Avx2 {
+        // SAFETY: only kernels dispatched for AVX-512 use this type.
+        unsafe { Avx2(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0)) }
+    }
 }
 
 /// Rounds to bf16 without AVX512_BF16: to nearest even, NaNs become quiet.

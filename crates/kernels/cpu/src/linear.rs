@@ -1,7 +1,8 @@
 //! Linear layers.
 
 use crate::Cpu;
-use crate::gemm::{Epilogue, GemmShape, MatrixView};
+use crate::bf16::MatrixSlice;
+use crate::gemm::{Epilogue, GemmArgs, GemmShape};
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
@@ -21,10 +22,11 @@ impl LinearOps for Cpu {
         y: ViewMut<'_>,
     ) {
         let LinearShape { rows, inputs, outputs } = shape;
-        let (x, weight) =
-            (MatrixView::row_major(x, inputs), MatrixView::column_major(weight, inputs));
+        let shape = GemmShape { m: rows, n: outputs, k: inputs };
+        let a = MatrixSlice::row_major(x, inputs);
+        let b = MatrixSlice::row_major(weight, inputs).transposed();
         let epilogue = bias.map_or(Epilogue::Store, |bias| Epilogue::Bias(bias.as_slice()));
-        self.gemm(GemmShape { m: rows, n: outputs, k: inputs }, x, weight, y, epilogue);
+        self.gemm(GemmArgs { shape, a, b, epilogue }, y);
     }
 
     fn linear_backward_input(
@@ -36,10 +38,11 @@ impl LinearOps for Cpu {
         accumulate: bool,
     ) {
         let LinearShape { rows, inputs, outputs } = shape;
-        let (dy, weight) =
-            (MatrixView::row_major(dy, outputs), MatrixView::row_major(weight, inputs));
+        let shape = GemmShape { m: rows, n: inputs, k: outputs };
+        let a = MatrixSlice::row_major(dy, outputs);
+        let b = MatrixSlice::row_major(weight, inputs);
         let epilogue = if accumulate { Epilogue::Accumulate } else { Epilogue::Store };
-        self.gemm(GemmShape { m: rows, n: inputs, k: outputs }, dy, weight, dx, epilogue);
+        self.gemm(GemmArgs { shape, a, b, epilogue }, dx);
     }
 
     fn linear_backward_weight(
@@ -54,9 +57,10 @@ impl LinearOps for Cpu {
         if let Some(dbias) = dbias {
             self.add_column_sums(rows, dy, dbias);
         }
-        let (dy, x) = (MatrixView::column_major(dy, outputs), MatrixView::row_major(x, inputs));
         let shape = GemmShape { m: outputs, n: inputs, k: rows };
-        self.gemm(shape, dy, x, dweight, Epilogue::Accumulate);
+        let a = MatrixSlice::row_major(dy, outputs).transposed();
+        let b = MatrixSlice::row_major(x, inputs);
+        self.gemm(GemmArgs { shape, a, b, epilogue: Epilogue::Accumulate }, dweight);
     }
 }
 
@@ -66,13 +70,11 @@ impl Cpu {
         let columns = row.len();
         let rows = row_count(y.len(), columns);
         let y = DisjointMut::new(y);
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(columns), 1, |range| {
-            for at in range {
-                // SAFETY: rows are disjoint.
-                match unsafe { y.slice(at * columns..(at + 1) * columns) } {
-                    SliceMut::F32(y) => y.copy_from_slice(row),
-                    y => copy_kernel(self.isa, Slice::F32(row), y),
-                }
+        self.for_each_row(rows, columns, |at| {
+            // SAFETY: rows are disjoint.
+            match unsafe { y.slice(at * columns..(at + 1) * columns) } {
+                SliceMut::F32(y) => y.copy_from_slice(row),
+                y => copy_kernel(self.isa, Slice::F32(row), y),
             }
         });
     }

@@ -100,13 +100,8 @@ impl LossOps for Cpu {
 
 impl Cpu {
     /// Sum over ranges of rows, in the order of the ranges.
-    fn sum_rows(
-        &self,
-        rows: usize,
-        row_len: usize,
-        sum: impl Fn(Range<usize>) -> f64 + Sync,
-    ) -> f64 {
-        let tasks = self.pool.tasks(rows, MIN_LOGITS_PER_THREAD.div_ceil(row_len));
+    fn sum_rows(&self, rows: usize, len: usize, sum: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
+        let tasks = self.pool.tasks(rows, MIN_LOGITS_PER_THREAD.div_ceil(len));
         let sums = Mutex::new(vec![0.0; tasks]);
         self.pool.run(tasks, |task| {
             let sum = sum(task_range(rows, tasks, task, 1));
@@ -121,7 +116,6 @@ impl Cpu {
 kernel! {
     /// Sum of the losses. With a scale, `logits` become their gradient.
     fn cross_entropy_kernel<V>(targets: &[u32], logits: SliceMut<'_>, scale: Option<f32>) -> f64 {
-        let mut logits = logits;
         let Some(vocab) = logits.len().checked_div(targets.len()) else { return 0.0 };
         let mut loss = 0.0;
         for (row, target) in targets.iter().enumerate() {
@@ -135,9 +129,7 @@ kernel! {
         }
         loss
     }
-}
 
-kernel! {
     fn partials_kernel<V>(targets: &[u32], first: usize, logits: Slice<'_>, partials: &mut [f32]) {
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, (target, partial)) in targets.iter().zip(partials.chunks_exact_mut(3)).enumerate() {
@@ -145,17 +137,10 @@ kernel! {
             partial.copy_from_slice(&row_partial::<V>(logits, local_column(*target, first, columns)));
         }
     }
-}
 
-kernel! {
     fn backward_kernel<V>(
-        targets: &[u32],
-        first: usize,
-        merged: &[f32],
-        logits: SliceMut<'_>,
-        scale: f32,
+        targets: &[u32], first: usize, merged: &[f32], logits: SliceMut<'_>, scale: f32,
     ) {
-        let mut logits = logits;
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, target) in targets.iter().enumerate() {
             let logits = logits.slice(row * columns..(row + 1) * columns);

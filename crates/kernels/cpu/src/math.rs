@@ -74,17 +74,13 @@ mod tests {
     }
 
     fn expected(which: usize, x: f64) -> f64 {
-        let gate =
-            |x: f64| 0.5 * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044715 * x * x * x)).tanh());
+        let (scale, cube) = ((2.0 / std::f64::consts::PI).sqrt(), 0.044715);
+        let gate = 0.5 * (1.0 + (scale * (x + cube * x * x * x)).tanh());
         match which {
             0 => x.exp(),
             1 => 1.0 / (1.0 + (-x).exp()),
-            2 => x * gate(x),
-            _ => {
-                let (gate, by) =
-                    (gate(x), 0.797_884_560_802_865_4 * (1.0 + 3.0 * 0.044715 * x * x));
-                gate + x * 2.0 * gate * (1.0 - gate) * by
-            }
+            2 => x * gate,
+            _ => gate + x * 2.0 * gate * (1.0 - gate) * scale * (1.0 + 3.0 * cube * x * x),
         }
     }
 

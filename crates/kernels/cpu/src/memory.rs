@@ -8,7 +8,6 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use crate::thread_pool::MIN_ELEMENTS_PER_THREAD;
 use regatta_device::DeviceMemory;
 use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View, ViewMut};
@@ -53,26 +52,14 @@ impl DeviceMemory for Cpu {
         self.zip_chunks(from, to, |from, to| copy_kernel(self.isa, from, to));
     }
 
-    fn copy_from_columns(
-        &self,
-        from: View<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-        to: ViewMut<'_>,
-    ) {
-        let packed = ColumnRange { row_len: columns.len(), columns: 0..columns.len() };
-        self.copy_columns(from, &ColumnRange { row_len, columns }, to, &packed);
+    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
+        let packed = ColumnRange { row_len: cols.len(), columns: 0..cols.len() };
+        self.copy_columns(x, &ColumnRange { row_len, columns: cols }, y, &packed);
     }
 
-    fn copy_to_columns(
-        &self,
-        from: View<'_>,
-        to: ViewMut<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-    ) {
-        let packed = ColumnRange { row_len: columns.len(), columns: 0..columns.len() };
-        self.copy_columns(from, &packed, to, &ColumnRange { row_len, columns });
+    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
+        let packed = ColumnRange { row_len: cols.len(), columns: 0..cols.len() };
+        self.copy_columns(x, &packed, y, &ColumnRange { row_len, columns: cols });
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
@@ -97,12 +84,10 @@ impl Cpu {
         let rows = row_count(from.len(), from_columns.row_len);
         assert_eq!(rows, row_count(to.len(), to_columns.row_len), "row counts differ");
         let (from, to) = (Slice::from(from), DisjointMut::new(to));
-        self.pool.run_ranges(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(columns), 1, |range| {
-            for row in range {
-                // SAFETY: rows are disjoint.
-                let to = unsafe { to.slice(to_columns.row(row)) };
-                copy_kernel(self.isa, from.slice(from_columns.row(row)), to);
-            }
+        self.for_each_row(rows, columns, |row| {
+            // SAFETY: rows are disjoint.
+            let to = unsafe { to.slice(to_columns.row(row)) };
+            copy_kernel(self.isa, from.slice(from_columns.row(row)), to);
         });
     }
 }
@@ -110,7 +95,6 @@ impl Cpu {
 kernel! {
     /// `y = x`.
     pub fn copy_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
-        let mut y = y;
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, x.load_padded::<V>(at));
         }

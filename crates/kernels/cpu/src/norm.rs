@@ -50,8 +50,7 @@ impl NormOps for Cpu {
         let lengths_match = saved.x.len() == dy.len() && dx.len() == dy.len();
         assert!(lengths_match && saved.mean_rstd.len() == 2 * rows, "row counts differ");
         let (x, dy, dx) = (Slice::from(saved.x), Slice::from(dy), DisjointMut::new(dx));
-        let (weight, mean_rstd) =
-            (saved.weight.as_slice::<f32>(), saved.mean_rstd.as_slice::<f32>());
+        let [weight, mean_rstd] = [saved.weight, saved.mean_rstd].map(View::as_slice::<f32>);
         let tasks = self.pool.tasks(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim));
         let mut partial = self.scratch(tasks * 2 * dim);
         partial.fill(0.0);
@@ -85,14 +84,9 @@ impl NormOps for Cpu {
 
 kernel! {
     fn norm_kernel<V>(
-        norm: Norm,
-        x: Slice<'_>,
-        weight: &[f32],
-        bias: Option<&[f32]>,
-        y: SliceMut<'_>,
-        mean_rstd: &mut [f32],
+        norm: Norm, x: Slice<'_>, weight: &[f32], bias: Option<&[f32]>,
+        y: SliceMut<'_>, mean_rstd: &mut [f32],
     ) {
-        let mut y = y;
         let dim = weight.len();
         for (row, mean_rstd) in mean_rstd.chunks_exact_mut(2).enumerate() {
             let range = row * dim..(row + 1) * dim;
@@ -137,16 +131,9 @@ fn moments<V: Lanes>(norm: Norm, x: Slice<'_>) -> (f32, f32) {
 
 kernel! {
     fn norm_backward_kernel<V>(
-        norm: Norm,
-        weight: &[f32],
-        mean_rstd: &[f32],
-        x: Slice<'_>,
-        dy: Slice<'_>,
-        dx: SliceMut<'_>,
-        dweight: &mut [f32],
-        dbias: &mut [f32],
+        norm: Norm, weight: &[f32], mean_rstd: &[f32], x: Slice<'_>, dy: Slice<'_>,
+        dx: SliceMut<'_>, dweight: &mut [f32], dbias: &mut [f32],
     ) {
-        let mut dx = dx;
         let dim = weight.len();
         for (row, mean_rstd) in mean_rstd.chunks_exact(2).enumerate() {
             let range = row * dim..(row + 1) * dim;

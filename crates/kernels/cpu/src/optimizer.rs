@@ -11,35 +11,28 @@ use regatta_device::tensor::{View, ViewMut};
 const MIN_PARAMS_PER_THREAD: usize = 4 * 1024;
 
 impl OptimizerOps for Cpu {
-    fn adamw(
-        &self,
-        config: &AdamW,
-        grads: View<'_>,
-        moments: [ViewMut<'_>; 2],
-        params: ViewMut<'_>,
-    ) {
-        let len = params.len();
+    fn adamw(&self, config: &AdamW, grad: View<'_>, moments: [ViewMut<'_>; 2], param: ViewMut<'_>) {
+        let len = param.len();
         let [m, v] = moments;
-        assert_eq!([grads.len(), m.len(), v.len()], [len; 3], "tensor lengths differ");
-        let grads = grads.as_slice::<f32>();
-        let (params, m, v) = (DisjointMut::new(params), DisjointMut::new(m), DisjointMut::new(v));
+        assert_eq!([grad.len(), m.len(), v.len()], [len; 3], "tensor lengths differ");
+        let grad = grad.as_slice::<f32>();
+        let (param, m, v) = (DisjointMut::new(param), DisjointMut::new(m), DisjointMut::new(v));
         self.pool.run_ranges(len, MIN_PARAMS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
-            let [m, v, params] = unsafe { [m, v, params].map(|all| all.slice_f32(range.clone())) };
-            adamw_kernel(self.isa, config, &grads[range], m, v, params);
+            let [m, v, param] = unsafe { [m, v, param].map(|all| all.slice_f32(range.clone())) };
+            adamw_kernel(self.isa, config, &grad[range], m, v, param);
         });
     }
 
-    fn sgd(&self, config: &Sgd, grads: View<'_>, momentum: ViewMut<'_>, params: ViewMut<'_>) {
-        let len = params.len();
-        assert_eq!([grads.len(), momentum.len()], [len; 2], "tensor lengths differ");
-        let grads = grads.as_slice::<f32>();
-        let (params, momentum) = (DisjointMut::new(params), DisjointMut::new(momentum));
+    fn sgd(&self, config: &Sgd, grad: View<'_>, momentum: ViewMut<'_>, param: ViewMut<'_>) {
+        let len = param.len();
+        assert_eq!([grad.len(), momentum.len()], [len; 2], "tensor lengths differ");
+        let grad = grad.as_slice::<f32>();
+        let (param, m) = (DisjointMut::new(param), DisjointMut::new(momentum));
         self.pool.run_ranges(len, MIN_PARAMS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
-            let [momentum, params] =
-                unsafe { [momentum, params].map(|all| all.slice_f32(range.clone())) };
-            sgd_kernel(self.isa, config, &grads[range], momentum, params);
+            let [m, param] = unsafe { [m, param].map(|all| all.slice_f32(range.clone())) };
+            sgd_kernel(self.isa, config, &grad[range], m, param);
         });
     }
 }
@@ -66,9 +59,7 @@ kernel! {
             store_partial(params, at, update.mul_add(step_size, decayed));
         }
     }
-}
 
-kernel! {
     fn sgd_kernel<V>(config: &Sgd, grads: &[f32], momentum: &mut [f32], params: &mut [f32]) {
         let splat = |x: f64| V::splat(x as f32);
         let (beta, weight_decay) = (splat(config.momentum), splat(config.weight_decay));

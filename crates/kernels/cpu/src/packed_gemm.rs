@@ -8,7 +8,7 @@ use crate::gemm::{Epilogue, GemmShape, MIN_WORK_PER_THREAD};
 use crate::isa::{Isa, kernel};
 use crate::lanes::{Lanes, WIDTH};
 use crate::slice::DisjointMut;
-use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_inline};
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_inline};
 use crate::thread_pool::task_range;
 
 /// Columns of a panel.
@@ -233,7 +233,7 @@ unsafe fn multiply_panel<V: Lanes>(
     let panel = &gemm.packed[column * k..][..PANEL * k];
     let b = MatrixPtr { ptr: panel.as_ptr(), row_stride: PANEL, column_stride: 1 };
     let columns = PANEL.min(n - column);
-    let tile = TileShape { rows, columns, depth: k };
+    let tile = GemmShape { m: rows, n: columns, k };
     let c = MatrixPtrMut { ptr: gemm.c.ptr_f32(row * n + column), row_stride: n };
     if columns.is_multiple_of(WIDTH) {
         let init = match gemm.epilogue {
@@ -266,6 +266,7 @@ unsafe fn multiply_panel<V: Lanes>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bf16::MatrixSlice;
     use regatta_device::precision::Precision;
 
     #[test]
@@ -279,9 +280,8 @@ mod tests {
         for isa in Isa::all().into_iter().filter(|isa| is_faster(*isa, shape)) {
             for max_kc in [16, 33, 100, 1536] {
                 let cpu = Cpu { max_kc, ..Cpu::with_isa(2, Precision::F32, isa) };
-                let row_major =
-                    |ptr: *const f32, row_stride| MatrixPtr { ptr, row_stride, column_stride: 1 };
-                let (left, right) = (row_major(a.as_ptr(), k), row_major(b.as_ptr(), n));
+                let left = MatrixSlice::row_major(&a[..], k).as_ptr();
+                let right = MatrixSlice::row_major(&b[..], n).as_ptr();
                 let mut c = vec![f32::NAN; m * n];
                 // SAFETY: the matrices have this shape.
                 unsafe { cpu.gemm_packed(shape, left, right, &mut c, Epilogue::Bias(&bias)) };

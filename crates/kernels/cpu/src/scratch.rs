@@ -60,14 +60,8 @@ impl DerefMut for Scratch<'_> {
 }
 
 /// Free objects that own buffers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ObjectPool<T>(Mutex<Vec<T>>);
-
-impl<T> Default for ObjectPool<T> {
-    fn default() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
-}
 
 impl<T: Default> ObjectPool<T> {
     /// A free object, or a new one.

@@ -6,6 +6,7 @@ use std::ops::Range;
 use half::bf16;
 use regatta_comm::DType;
 
+use crate::bf16::Element;
 use crate::lanes::{Lanes, WIDTH};
 use regatta_device::tensor::{View, ViewMut};
 
@@ -49,20 +50,33 @@ impl<'a> From<ViewMut<'a>> for SliceMut<'a> {
     }
 }
 
+impl<'a> From<&'a [f32]> for Slice<'a> {
+    fn from(elements: &'a [f32]) -> Self {
+        Self::F32(elements)
+    }
+}
+
 impl<'a> From<&'a mut [f32]> for SliceMut<'a> {
     fn from(elements: &'a mut [f32]) -> Self {
         Self::F32(elements)
     }
 }
 
+/// Evaluates an expression for elements of either type.
+macro_rules! either {
+    ($slice:expr, $elements:ident => $result:expr) => {
+        match $slice {
+            Self::F32($elements) => $result,
+            Self::Bf16($elements) => $result,
+        }
+    };
+}
+
 impl Slice<'_> {
     /// Number of elements.
     #[inline(always)]
     pub(crate) fn len(self) -> usize {
-        match self {
-            Self::F32(elements) => elements.len(),
-            Self::Bf16(elements) => elements.len(),
-        }
+        either!(self, elements => elements.len())
     }
 
     /// A range of the elements.
@@ -77,10 +91,7 @@ impl Slice<'_> {
     /// Loads sixteen elements, with zeros past the end.
     #[inline(always)]
     pub fn load_padded<V: Lanes>(self, at: usize) -> V {
-        match self {
-            Self::F32(elements) => load_padded(elements, at),
-            Self::Bf16(elements) => load_padded_bf16(elements, at),
-        }
+        either!(self, elements => load_padded(elements, at))
     }
 
     /// Loads sixteen elements. Without a branch for the end, loops keep their accumulators in registers.
@@ -91,21 +102,13 @@ impl Slice<'_> {
     pub unsafe fn load<V: Lanes>(self, at: usize) -> V {
         debug_assert!(at + WIDTH <= self.len());
         // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Self::F32(elements) => V::load(elements.as_ptr().add(at)),
-                Self::Bf16(elements) => V::load_bf16(elements.as_ptr().add(at).cast()),
-            }
-        }
+        either!(self, elements => unsafe { Element::load(elements.as_ptr().add(at)) })
     }
 
     /// One element.
     #[inline(always)]
     pub fn get(self, at: usize) -> f32 {
-        match self {
-            Self::F32(elements) => elements[at],
-            Self::Bf16(elements) => elements[at].to_f32(),
-        }
+        either!(self, elements => Element::to_f32(elements[at]))
     }
 }
 
@@ -142,10 +145,7 @@ impl SliceMut<'_> {
 
     /// Fills with a value.
     pub fn fill(self, value: f32) {
-        match self {
-            Self::F32(elements) => elements.fill(value),
-            Self::Bf16(elements) => elements.fill(bf16::from_f32(value)),
-        }
+        either!(self, elements => elements.fill(Element::from_f32(value)));
     }
 
     /// Stores sixteen elements. Without a branch for the end, loops keep their accumulators in registers.
@@ -156,74 +156,42 @@ impl SliceMut<'_> {
     pub unsafe fn store<V: Lanes>(&mut self, at: usize, lanes: V) {
         debug_assert!(at + WIDTH <= self.len());
         // SAFETY: the caller's promise.
-        unsafe {
-            match self {
-                Self::F32(elements) => lanes.store(elements.as_mut_ptr().add(at)),
-                Self::Bf16(elements) => lanes.store_bf16(elements.as_mut_ptr().add(at).cast()),
-            }
-        }
+        either!(self, elements => unsafe { Element::store(lanes, elements.as_mut_ptr().add(at)) });
     }
 
     /// Stores those of sixteen elements that are in bounds.
     #[inline(always)]
     pub fn store_partial<V: Lanes>(&mut self, at: usize, lanes: V) {
-        match self {
-            Self::F32(elements) => store_partial(elements, at, lanes),
-            Self::Bf16(elements) => store_partial_bf16(elements, at, lanes),
-        }
+        either!(self, elements => store_partial(elements, at, lanes));
     }
 }
 
 /// Loads sixteen elements, with zeros past the end.
 #[inline(always)]
-pub fn load_padded<V: Lanes>(elements: &[f32], at: usize) -> V {
+pub fn load_padded<V: Lanes>(elements: &[impl Element], at: usize) -> V {
     let tail = &elements[at..];
     if tail.len() >= WIDTH {
         // SAFETY: there are sixteen.
-        return unsafe { V::load(tail.as_ptr()) };
+        return unsafe { Element::load(tail.as_ptr()) };
     }
-    let mut padded = [0.0; WIDTH];
-    padded[..tail.len()].copy_from_slice(tail);
-    V::from_array(padded)
-}
-
-#[inline(always)]
-fn load_padded_bf16<V: Lanes>(elements: &[bf16], at: usize) -> V {
-    let tail = &elements[at..];
-    if tail.len() >= WIDTH {
-        // SAFETY: there are sixteen.
-        return unsafe { V::load_bf16(tail.as_ptr().cast()) };
-    }
-    let mut padded = [bf16::ZERO; WIDTH];
+    let mut padded = [Default::default(); WIDTH];
     padded[..tail.len()].copy_from_slice(tail);
     // SAFETY: there are sixteen.
-    unsafe { V::load_bf16(padded.as_ptr().cast()) }
+    unsafe { Element::load(padded.as_ptr()) }
 }
 
 /// Stores those of sixteen elements that are in bounds.
 #[inline(always)]
-pub fn store_partial<V: Lanes>(elements: &mut [f32], at: usize, lanes: V) {
+pub fn store_partial<V: Lanes>(elements: &mut [impl Element], at: usize, lanes: V) {
     let tail = &mut elements[at..];
     if tail.len() >= WIDTH {
         // SAFETY: there are sixteen.
-        return unsafe { lanes.store(tail.as_mut_ptr()) };
+        return unsafe { Element::store(lanes, tail.as_mut_ptr()) };
     }
-    let len = tail.len();
-    tail.copy_from_slice(&lanes.to_array()[..len]);
-}
-
-#[inline(always)]
-fn store_partial_bf16<V: Lanes>(elements: &mut [bf16], at: usize, lanes: V) {
-    let tail = &mut elements[at..];
-    if tail.len() >= WIDTH {
-        // SAFETY: there are sixteen.
-        return unsafe { lanes.store_bf16(tail.as_mut_ptr().cast()) };
-    }
-    let mut padded = [bf16::ZERO; WIDTH];
+    let mut padded = [Default::default(); WIDTH];
     // SAFETY: there are sixteen.
-    unsafe { lanes.store_bf16(padded.as_mut_ptr().cast()) };
-    let len = tail.len();
-    tail.copy_from_slice(&padded[..len]);
+    unsafe { Element::store(lanes, padded.as_mut_ptr()) };
+    tail.copy_from_slice(&padded[..tail.len()]);
 }
 
 /// Number of rows of a length.

@@ -1,5 +1,6 @@
 //! Small f32 GEMMs of operands that are in the cache: no packing, any strides.
 
+use crate::gemm::GemmShape;
 use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
 
@@ -64,17 +65,6 @@ impl MatrixPtrMut {
     }
 }
 
-/// Shape of a small GEMM.
-#[derive(Debug, Clone, Copy)]
-pub struct TileShape {
-    /// Rows.
-    pub rows: usize,
-    /// Columns, rounded up to a multiple of [`WIDTH`].
-    pub columns: usize,
-    /// Depth.
-    pub depth: usize,
-}
-
 kernel! {
     /// `c = a b`, or `c += a b`. `b` must have a column stride of 1.
     ///
@@ -82,7 +72,7 @@ kernel! {
     /// The matrices must have the given shape, with columns rounded up to a multiple of [`WIDTH`], and `c`
     /// must not be accessed otherwise.
     pub unsafe fn gemm_small<V>(
-        shape: TileShape, a: MatrixPtr, b: MatrixPtr, c: MatrixPtrMut, accumulate: bool,
+        shape: GemmShape, a: MatrixPtr, b: MatrixPtr, c: MatrixPtrMut, accumulate: bool,
     ) {
         debug_assert_eq!(b.column_stride, 1);
         // SAFETY: the caller's promise.
@@ -96,15 +86,15 @@ kernel! {
 /// As [`gemm_small`]; `init` must have the shape of `c`.
 #[inline(always)]
 pub unsafe fn gemm_inline<V: Lanes, const AHEAD: usize>(
-    shape: TileShape,
+    shape: GemmShape,
     a: MatrixPtr,
     b: MatrixPtr,
     c: MatrixPtrMut,
     init: Option<MatrixPtr>,
 ) {
     let mut at = 0;
-    while at < shape.columns {
-        let vectors_left = (shape.columns - at).div_ceil(WIDTH);
+    while at < shape.n {
+        let vectors_left = (shape.n - at).div_ceil(WIDTH);
         let init = init.map(|init| init.at_column(at));
         let (b, c) = (b.at_column(at), MatrixPtrMut { ptr: c.ptr.wrapping_add(at), ..c });
         // 6 rows by 4 vectors of accumulators fit into 32 registers, 6 by 1 into 16.
@@ -124,13 +114,13 @@ pub unsafe fn gemm_inline<V: Lanes, const AHEAD: usize>(
 
 #[inline(always)]
 unsafe fn gemm_rows<V: Lanes, const C: usize, const AHEAD: usize>(
-    shape: TileShape,
+    shape: GemmShape,
     a: MatrixPtr,
     b: MatrixPtr,
     c: MatrixPtrMut,
     init: Option<MatrixPtr>,
 ) {
-    let (rows, depth) = (shape.rows, shape.depth);
+    let (rows, depth) = (shape.m, shape.k);
     let init_at = |row: usize| init.map(|init| init.at_row(row));
     let mut row = 0;
     // SAFETY: the caller's promise.

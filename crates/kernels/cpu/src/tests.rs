@@ -11,7 +11,7 @@ use regatta_comm::DType;
 use crate::*;
 use regatta_device::random::{key, normal};
 use regatta_device::reference::Reference;
-use regatta_device::tensor::Tensor;
+use regatta_device::tensor::{Tensor, ViewMut};
 use regatta_device::{Device, ElementwiseOps, LossOps};
 
 /// Dtype and length of a tensor.
@@ -68,7 +68,7 @@ fn to_host(device: &dyn Device, tensors: &[Tensor]) -> Vec<Vec<f32>> {
 /// Runs an operation on the reference and on all CPU devices, and compares all tensors and the result. A
 /// second run on a device must give the same bits.
 #[track_caller]
-fn assert_matches_reference(
+fn check_result(
     what: &str,
     specs: &[TensorSpec],
     operation: impl Fn(&dyn Device, &mut [Tensor]) -> f64,
@@ -93,10 +93,8 @@ fn assert_matches_reference(
         };
         let case = format!("{what} on {}", cpu.describe());
         let error = (result - expected_result).abs();
-        assert!(
-            error <= tolerance * expected_result.abs().max(1.0),
-            "{case}: {result} {expected_result}"
-        );
+        let max = expected_result.abs().max(1.0);
+        assert!(error <= tolerance * max, "{case}: {result} {expected_result}");
         for (tensor, (found, expected)) in found.iter().zip(&expected).enumerate() {
             // Errors are relative to the largest element of a tensor.
             let max = expected.iter().fold(1.0f32, |max, x| max.max(x.abs()));
@@ -109,6 +107,20 @@ fn assert_matches_reference(
             }
         }
     }
+}
+
+/// As [`check_result`], for an operation without a result.
+#[track_caller]
+fn check_reference<const N: usize>(
+    what: &str,
+    specs: [TensorSpec; N],
+    operation: impl Fn(&dyn Device, [ViewMut<'_>; N]),
+) {
+    check_result(what, &specs, |device, tensors| {
+        let tensors: &mut [Tensor; N] = tensors.try_into().unwrap();
+        operation(device, tensors.each_mut().map(Tensor::view_mut));
+        0.0
+    });
 }
 
 #[test]

@@ -289,8 +289,7 @@ mod tests {
     #[test]
     fn task_ranges_are_even_and_cover_all_items() {
         for (items, tasks, unit) in [(0, 2, 1), (10, 3, 1), (65, 2, 16), (5, 4, 16), (33, 3, 8)] {
-            let ranges: Vec<_> =
-                (0..tasks).map(|task| task_range(items, tasks, task, unit)).collect();
+            let ranges: Vec<_> = (0..tasks).map(|at| task_range(items, tasks, at, unit)).collect();
             assert_eq!((ranges[0].start, ranges[tasks - 1].end), (0, items));
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             assert!(ranges.iter().all(|range| range.len() <= items.div_ceil(tasks) + unit));

@@ -52,8 +52,7 @@ impl Tensor {
 
     /// Borrows it mutably.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        let (start, space) = (self.buffer.address(), self.buffer.space());
-        ViewMut { start, len: self.len(), dtype: self.dtype, space, lifetime: PhantomData }
+        ViewMut { view: self.view(), exclusive: PhantomData }
     }
 }
 
@@ -100,8 +99,12 @@ impl<'a> View<'a> {
     /// # Panics
     /// If the range is out of bounds.
     pub fn slice(self, range: Range<usize>) -> Self {
-        let (start, len) = subrange(self.start, self.len, self.dtype, &range);
-        Self { start, len, ..self }
+        let len = self.len;
+        let in_bounds = range.start <= range.end && range.end <= len;
+        assert!(in_bounds, "range {range:?} is out of bounds for {len} elements");
+        // SAFETY: it stays in bounds, or one past the end.
+        let start = unsafe { self.start.add(range.start * self.dtype.size()) };
+        Self { start, len: range.len(), ..self }
     }
 
     /// The elements as a host slice.
@@ -109,20 +112,23 @@ impl<'a> View<'a> {
     /// # Panics
     /// If they have another dtype or are not in host memory.
     pub fn as_slice<E: Element>(self) -> &'a [E] {
-        assert_host(self.space, self.dtype, E::DTYPE);
+        self.assert_host::<E>();
         // SAFETY: initialised elements of this type, aligned as tensors and slices are, borrowed for 'a.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len) }
+    }
+
+    fn assert_host<E: Element>(self) {
+        let (space, dtype, wanted) = (self.space, self.dtype, E::DTYPE);
+        assert!(space == MemorySpace::Host, "the elements are in {space}, not in host memory");
+        assert!(dtype == wanted, "the elements are {dtype}, not {wanted}");
     }
 }
 
 /// Mutably borrowed elements.
 #[derive(Debug)]
 pub struct ViewMut<'a> {
-    start: NonNull<u8>,
-    len: usize,
-    dtype: DType,
-    space: MemorySpace,
-    lifetime: PhantomData<&'a mut [u8]>,
+    view: View<'a>,
+    exclusive: PhantomData<&'a mut [u8]>,
 }
 
 // SAFETY: it is an exclusive slice of elements that are Send.
@@ -133,36 +139,35 @@ unsafe impl Sync for ViewMut<'_> {}
 impl<'a> ViewMut<'a> {
     /// Borrows host memory mutably.
     pub fn from_slice<E: Element>(elements: &'a mut [E]) -> Self {
-        let (len, dtype) = (elements.len(), E::DTYPE);
+        let (len, dtype, space) = (elements.len(), E::DTYPE, MemorySpace::Host);
         let start = NonNull::from(elements).cast();
-        Self { start, len, dtype, space: MemorySpace::Host, lifetime: PhantomData }
+        let view = View { start, len, dtype, space, lifetime: PhantomData };
+        Self { view, exclusive: PhantomData }
     }
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.len
+        self.view.len
     }
 
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.view.len == 0
     }
 
     /// Data type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.view.dtype
     }
 
     /// Reborrows it as shared.
     pub fn view(&self) -> View<'_> {
-        let Self { start, len, dtype, space, .. } = *self;
-        View { start, len, dtype, space, lifetime: PhantomData }
+        self.view
     }
 
     /// Reborrows it.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        let Self { start, len, dtype, space, .. } = *self;
-        ViewMut { start, len, dtype, space, lifetime: PhantomData }
+        ViewMut { view: self.view, exclusive: PhantomData }
     }
 
     /// A range of the elements.
@@ -170,8 +175,7 @@ impl<'a> ViewMut<'a> {
     /// # Panics
     /// If the range is out of bounds.
     pub fn slice(&mut self, range: Range<usize>) -> ViewMut<'_> {
-        let (start, len) = subrange(self.start, self.len, self.dtype, &range);
-        ViewMut { start, len, ..self.reborrow() }
+        ViewMut { view: self.view.slice(range), exclusive: PhantomData }
     }
 
     /// The elements before and from an index on.
@@ -179,11 +183,8 @@ impl<'a> ViewMut<'a> {
     /// # Panics
     /// If the index is out of bounds.
     pub fn split_at(self, index: usize) -> (ViewMut<'a>, ViewMut<'a>) {
-        let (first, before) = subrange(self.start, self.len, self.dtype, &(0..index));
-        let (second, after) = subrange(self.start, self.len, self.dtype, &(index..self.len));
-        let Self { dtype, space, lifetime, .. } = self;
-        let view = |start, len| ViewMut { start, len, dtype, space, lifetime };
-        (view(first, before), view(second, after))
+        let part = |range| ViewMut { view: self.view.slice(range), exclusive: PhantomData };
+        (part(0..index), part(index..self.len()))
     }
 
     /// The elements as a host slice.
@@ -191,31 +192,11 @@ impl<'a> ViewMut<'a> {
     /// # Panics
     /// If they have another dtype or are not in host memory.
     pub fn as_slice<E: Element>(self) -> &'a mut [E] {
-        assert_host(self.space, self.dtype, E::DTYPE);
+        self.view.assert_host::<E>();
         // SAFETY: initialised elements of this type, aligned as tensors and slices are, borrowed
         // exclusively for 'a.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.view.start.as_ptr().cast(), self.view.len) }
     }
-}
-
-fn subrange(
-    start: NonNull<u8>,
-    len: usize,
-    dtype: DType,
-    range: &Range<usize>,
-) -> (NonNull<u8>, usize) {
-    assert!(
-        range.start <= range.end && range.end <= len,
-        "range {range:?} is out of bounds for {len} elements"
-    );
-    // SAFETY: it stays in bounds, or one past the end.
-    let start = unsafe { start.add(range.start * dtype.size()) };
-    (start, range.len())
-}
-
-fn assert_host(space: MemorySpace, dtype: DType, wanted: DType) {
-    assert!(space == MemorySpace::Host, "the elements are in {space}, not in host memory");
-    assert!(dtype == wanted, "the elements are {dtype}, not {wanted}");
 }
 
 #[cfg(test)]

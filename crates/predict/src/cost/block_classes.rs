@@ -4,20 +4,20 @@
 use std::collections::BTreeMap;
 
 use crate::head::LogitChunks;
-use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
+use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, ParamSpec, Shard};
 
 /// What a block is. Where several roles share a buffer size, the first determines it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlockRole {
-    /// The embedding, or its untiled rest.
+    /// The embedding, or its untiled parameters.
     Embedding,
-    /// A layer, or its untiled rest.
+    /// A layer, or its untiled parameters.
     Layer,
     /// A tile of a layer's matrix.
     LayerTile,
     /// A tile of the token embedding.
     EmbeddingTile,
-    /// The head, or its untiled rest.
+    /// The head, or its untiled parameters.
     Head,
     /// A tile of an untied output matrix.
     HeadTile,
@@ -56,47 +56,46 @@ pub(super) struct BlockClasses {
 impl BlockClasses {
     /// Blocks with `tiles` tiles per matrix. All layers are equal.
     pub fn new(shape: &ModelShape, shard: Shard, tiles: usize) -> Self {
+        use BlockRole::{Embedding, EmbeddingTile, Head, HeadTile, Layer, LayerTile};
         let shape = ModelShape { num_layers: 1, ..shape.clone() };
-        let layout = BlockLayout::new(&shape, shard, tiles);
+        let mut layout = BlockLayout::new(&shape, shard, tiles);
         let logits = LogitChunks::new(&shape, &layout);
-        let BlockLayout { mut blocks, users, .. } = layout;
-        let embedding =
-            classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
-        let layer = classes(&blocks, &users, 1, [BlockRole::Layer, BlockRole::LayerTile]);
-        let head = classes(&blocks, &users, 2, [BlockRole::Head, BlockRole::HeadTile]);
-        blocks[0].parameters.retain(|parameter| parameter.role.module == Module::TokenEmbedding);
-        let token_embedding =
-            classes(&blocks, &users, 0, [BlockRole::Embedding, BlockRole::EmbeddingTile]);
+        let embedding = classes(&layout, 0, [Embedding, EmbeddingTile]);
+        let layer = classes(&layout, 1, [Layer, LayerTile]);
+        let head = classes(&layout, 2, [Head, HeadTile]);
+        let is_token_embedding = |p: &ParamSpec| p.role.module == Module::TokenEmbedding;
+        layout.blocks[0].parameters.retain(is_token_embedding);
+        let token_embedding = classes(&layout, 0, [Embedding, EmbeddingTile]);
         let mut token_embedding_lens = BTreeMap::new();
-        for parameter in blocks.iter().flat_map(|block| &block.parameters) {
-            if parameter.role.module == Module::TokenEmbedding {
-                *token_embedding_lens.entry(parameter.len()).or_default() += 1;
-            }
+        let parameters = layout.blocks.iter().flat_map(|block| &block.parameters);
+        for parameter in parameters.filter(|parameter| is_token_embedding(parameter)) {
+            *token_embedding_lens.entry(parameter.len()).or_default() += 1;
         }
         Self { embedding, token_embedding, token_embedding_lens, layer, head, logits }
     }
 }
 
 /// The classes of the blocks that one pass uses: the block itself, unless it is empty, and its tiles.
-fn classes(
-    blocks: &[ParamBlock],
-    users: &[usize],
-    user: usize,
-    [whole, tile]: [BlockRole; 2],
-) -> Vec<BlockClass> {
+fn classes(layout: &BlockLayout, user: usize, [untiled, tile]: [BlockRole; 2]) -> Vec<BlockClass> {
     let mut counts: BTreeMap<(BlockRole, usize, usize), u64> = BTreeMap::new();
-    for (index, block) in blocks.iter().enumerate() {
-        if users[index] == user && !block.is_empty() {
-            let role = if index == user { whole } else { tile };
+    for (index, block) in layout.blocks.iter().enumerate() {
+        if layout.users[index] == user && !block.is_empty() {
+            let role = if index == user { untiled } else { tile };
             *counts.entry((role, block.padded_len(), norm_len(block))).or_default() += 1;
         }
     }
-    let class =
-        |((role, padded_len, norm_len), count)| BlockClass { role, padded_len, norm_len, count };
-    counts.into_iter().map(class).collect()
+    let counts = counts.into_iter();
+    counts
+        .map(|((role, padded_len, norm_len), count)| BlockClass {
+            role,
+            padded_len,
+            norm_len,
+            count,
+        })
+        .collect()
 }
 
 fn norm_len(block: &ParamBlock) -> usize {
     let norms = block.parameters.iter().filter(|parameter| parameter.role.module.is_norm());
-    norms.map(|parameter| parameter.len()).sum()
+    norms.map(ParamSpec::len).sum()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::block_classes::BlockRole;
 use super::{MemoryBytes, RankModel, StateBytes};
-use crate::pipeline::Computation;
+use crate::pipeline::{Action, Computation};
 
 impl RankModel<'_> {
     /// Peak memory of this rank.
@@ -13,63 +13,48 @@ impl RankModel<'_> {
         let full = self.sum(|block| self.padded_len(block) as u64);
         let shard = full / self.shard_ranks() as u64;
         let unsharded = self.at_once(2);
-        let state = |is_sharded: bool| match is_sharded {
-            true => StateBytes { resident: shard * element, transient: unsharded * element },
-            false => StateBytes { resident: full * element, transient: 0 },
-        };
         // Offloaded shards in memory: one being read, one in use, one being written.
         let staged = self.at_once(3) / self.shard_ranks() as u64 * element;
+        let bytes = |resident, transient| StateBytes { resident, transient };
         let params = match (self.plan.disk_offload.params, zero) {
-            (false, _) => state(zero >= 3),
-            (true, 0) => StateBytes { resident: 0, transient: staged },
-            (true, _) => StateBytes { resident: 0, transient: unsharded * element + staged },
+            (true, 0) => bytes(0, staged),
+            (true, _) => bytes(0, unsharded * element + staged),
+            (false, 3..) => bytes(shard * element, unsharded * element),
+            (false, _) => bytes(full * element, 0),
         };
         let optimizer = match self.plan.disk_offload.optimizer {
-            false => StateBytes { resident: 2 * shard * element, transient: 0 },
-            true => StateBytes { resident: 0, transient: 2 * staged },
+            false => bytes(2 * shard * element, 0),
+            true => bytes(0, 2 * staged),
         };
-        MemoryBytes {
-            params,
-            grads: self.grads(full),
-            optimizer,
-            activations: self.activations(),
-            workspace: self.layer_backward()
-                + self.logits()
-                + self.p2p_buffers()
-                + self.tied_copies(),
-        }
+        let (grads, activations) = (self.grads(full), self.activations());
+        let workspace = self.layer_grads() + self.logits() + self.messages() + self.tied_copies();
+        MemoryBytes { params, grads, optimizer, activations, workspace }
     }
 
     /// Gradients of all blocks, `full` elements without sharding.
     fn grads(&self, full: u64) -> StateBytes {
         let (element, ranks) = (self.options.master_bytes, self.shard_ranks() as u64);
         let has_replicas = self.plan.mesh.data_ranks() as u64 > ranks;
-        match self.zero() {
+        let (resident, transient) = match self.zero() {
             // Shards that are being all-reduced with the other sharding groups.
-            1 if has_replicas => {
-                let transient = self.at_once(2) / ranks * element;
-                StateBytes { resident: full * element, transient }
-            }
-            0 | 1 => StateBytes { resident: full * element, transient: 0 },
+            1 if has_replicas => (full, self.at_once(2) / ranks),
+            0 | 1 => (full, 0),
             _ => {
                 let count = |role, count| self.unsharded_grads(role, count);
-                let transient = self.transient_len(|role| self.waits_for_tie(role), count);
-                StateBytes { resident: full / ranks * element, transient: transient * element }
+                (full / ranks, self.transient_len(|role| self.waits_for_tie(role), count))
             }
-        }
+        };
+        StateBytes { resident: resident * element, transient: transient * element }
     }
 
     /// Of `count` blocks, how many have unsharded gradients at once: one being computed and one being
     /// reduced; with deferred weight gradients all layers, because their norms have theirs already.
     fn unsharded_grads(&self, role: BlockRole, count: u64) -> u64 {
         let mut actions = self.stage.schedule.ranks[self.stage.index].iter();
-        let defers =
-            |action: &crate::pipeline::Action| action.computation == Computation::BackwardInput;
+        let defers = |action: &Action| action.computation == Computation::BackwardInput;
         match role {
-            BlockRole::Layer if actions.any(defers) => {
-                // The head, if this stage has it, gives the last reduction time to finish.
-                count + u64::from(!self.has_head())
-            }
+            // The head, if this stage has it, gives the last reduction time to finish.
+            BlockRole::Layer if actions.any(defers) => count + u64::from(!self.has_head()),
             _ if self.waits_for_tie(role) => count,
             _ => count.min(2),
         }
@@ -112,24 +97,16 @@ impl RankModel<'_> {
         let recomputed = if self.options.recompute { self.layer_activations() } else { 0 };
         let (mut saved, mut peak) = (0u64, 0);
         for action in self.stage.actions(self.plan.micro_batches).iter() {
-            let chunk = self.saved(action.chunk);
-            let before = saved;
-            match action.computation {
-                Computation::Forward => saved += chunk,
-                Computation::Backward => saved = saved.saturating_sub(chunk),
-                Computation::BackwardInput => {
-                    saved = saved.saturating_sub(chunk) + self.deferred(action.chunk);
-                }
-                Computation::BackwardWeight => {
-                    saved = saved.saturating_sub(self.deferred(action.chunk));
-                }
-            }
+            let (chunk, deferred) = (self.saved(action.chunk), self.deferred(action.chunk));
+            let freed = saved.saturating_sub(chunk);
             // After BackwardInput the last layer's activations are among the deferred ones.
-            let during = match action.computation {
-                Computation::Forward => saved + recomputed,
-                Computation::Backward | Computation::BackwardInput => before + recomputed,
-                Computation::BackwardWeight => before,
+            let (during, after) = match action.computation {
+                Computation::Forward => (saved + chunk + recomputed, saved + chunk),
+                Computation::Backward => (saved + recomputed, freed),
+                Computation::BackwardInput => (saved + recomputed, freed + deferred),
+                Computation::BackwardWeight => (saved, saved.saturating_sub(deferred)),
             };
+            saved = after;
             peak = peak.max(saved).max(during);
         }
         peak
@@ -138,8 +115,8 @@ impl RankModel<'_> {
     /// Activations that the forward pass of a micro-batch through a chunk saves: the input of each
     /// layer, and without recomputation its intermediate activations.
     fn saved(&self, chunk: usize) -> u64 {
-        let residual =
-            (self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes;
+        let elements = self.local_rows() * self.shape.hidden_size;
+        let residual = elements as u64 * self.options.master_bytes;
         let layer = if self.options.recompute { 0 } else { self.layer_activations() };
         let output = if self.stage.is_last(chunk) { residual } else { 0 };
         self.layers(chunk) as u64 * (residual + layer) + output
@@ -184,7 +161,7 @@ impl RankModel<'_> {
 
     /// Gradients in memory at once in the backward pass of a layer: of the residual stream, of the
     /// intermediate activations, and of the normalised input.
-    fn layer_backward(&self) -> u64 {
+    fn layer_grads(&self) -> u64 {
         let (shape, tp) = (self.shape, self.plan.mesh.tp);
         let (rows, hidden) = (self.rows(), shape.hidden_size);
         let gate_up = if shape.is_gated() { shape.up_dim() } else { 0 };
@@ -210,13 +187,13 @@ impl RankModel<'_> {
     }
 
     /// Pipeline messages: one being received and two being sent, per direction.
-    fn p2p_buffers(&self) -> u64 {
-        let messages = match (self.plan.mesh.pp, self.coord.pp) {
+    fn messages(&self) -> u64 {
+        let count = match (self.plan.mesh.pp, self.coord.pp) {
             (1, _) => 0,
             (pp, stage) if stage == 0 || stage + 1 == pp => 3,
             _ => 6,
         };
-        (messages * self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes
+        (count * self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes
     }
 
     /// Copies in which two stages sum the gradients of a tied embedding: one of each tile length.

@@ -119,6 +119,7 @@ pub struct RankCost {
 
 /// A configuration without a cost.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum CostError {
     /// The model cannot be split into these stages.
     #[error(transparent)]
@@ -128,12 +129,7 @@ pub enum CostError {
         "a step over {tokens:.1e} tokens with {parameters:.1e} parameters overflows the cost model: \
          reduce train.batch, model.seq_len or the model"
     )]
-    TooLarge {
-        /// Tokens per step and replica.
-        tokens: f64,
-        /// Parameters.
-        parameters: f64,
-    },
+    TooLarge { tokens: f64, parameters: f64 },
 }
 
 /// The costs of all ranks, equal ranks counted once.
@@ -143,13 +139,6 @@ pub struct RankCosts {
     pub classes: Vec<RankCost>,
     /// The class of each rank.
     pub class_of: Vec<usize>,
-}
-
-impl RankCosts {
-    /// The cost of a rank.
-    pub fn rank(&self, rank: usize) -> &RankCost {
-        &self.classes[self.class_of[rank]]
-    }
 }
 
 /// The costs of all ranks. Replicas, of which there may be thousands, are computed once.
@@ -168,13 +157,20 @@ pub fn rank_costs(
         for pp in 0..mesh.pp {
             stage.index = pp;
             let coord = MeshCoord { pp, ..first };
-            costs.add(RankModel::new(shape, plan, options, coord, &stage, &blocks));
+            let (stage, blocks, local) = (&stage, &blocks, Vec::new());
+            let rank = RankModel { shape, plan, options, coord, stage, blocks, local };
+            costs.add(rank.with_local_blocks());
         }
     }
     Ok(costs)
 }
 
 impl RankCosts {
+    /// The cost of a rank.
+    pub fn rank(&self, rank: usize) -> &RankCost {
+        &self.classes[self.class_of[rank]]
+    }
+
     /// Adds all ranks with the same stage and tensor shard.
     fn add(&mut self, mut rank: RankModel<'_>) {
         let mesh = rank.plan.mesh;
@@ -202,7 +198,9 @@ pub fn rank_cost(
     let coord = plan.mesh.coord(rank);
     let stage = stage(shape, plan, coord.pp)?;
     let blocks = BlockClasses::new(shape, coord.tensor_shard(&plan.mesh), plan.tiles);
-    Ok(RankModel::new(shape, plan, options, coord, &stage, &blocks).cost())
+    let (stage, blocks, local) = (&stage, &blocks, Vec::new());
+    let rank = RankModel { shape, plan, options, coord, stage, blocks, local };
+    Ok(rank.with_local_blocks().cost())
 }
 
 fn stage(shape: &ModelShape, plan: &ParallelPlan, index: usize) -> Result<Stage, StageError> {
@@ -218,8 +216,8 @@ fn check_size(shape: &ModelShape, plan: &ParallelPlan) -> Result<(), CostError> 
     const FACTOR: f64 = 128.0;
     let parameters = shape.num_params() as f64;
     let tokens = plan.batch_per_replica as f64 * shape.seq_len as f64;
-    let widths = [4 * shape.hidden_size, shape.qkv_dim(), 2 * shape.up_dim(), shape.vocab_size];
-    let per_token = widths.iter().sum::<usize>() as f64 * (shape.num_layers + 2) as f64;
+    let dims = [4 * shape.hidden_size, shape.qkv_dim(), 2 * shape.up_dim(), shape.vocab_size];
+    let per_token = dims.iter().sum::<usize>() as f64 * (shape.num_layers + 2) as f64;
     let elements = tokens * per_token + parameters * plan.micro_batches as f64;
     match elements * FACTOR < u64::MAX as f64 {
         true => Ok(()),
@@ -243,27 +241,21 @@ struct RankModel<'a> {
 /// Shards are aligned to this many elements.
 const SHARD_ALIGNMENT: usize = 32;
 
-impl<'a> RankModel<'a> {
-    fn new(
-        shape: &'a ModelShape,
-        plan: &'a ParallelPlan,
-        options: CostOptions,
-        coord: MeshCoord,
-        stage: &'a Stage,
-        blocks: &'a BlockClasses,
-    ) -> Self {
-        let mut rank = Self { shape, plan, options, coord, stage, blocks, local: Vec::new() };
-        let layers: u64 = stage.local_chunks().map(|chunk| rank.layers(chunk) as u64).sum();
+impl RankModel<'_> {
+    /// With the blocks of its stage.
+    fn with_local_blocks(mut self) -> Self {
+        let Self { stage, blocks, .. } = self;
+        let layers = self.local_layers();
         let repeated = |class: &BlockClass| BlockClass { count: class.count * layers, ..*class };
-        let embedding = match (stage.owns(0), stage.has_tied_copy(shape)) {
+        let embedding = match (stage.owns(0), stage.has_tied_copy(self.shape)) {
             (true, _) => &blocks.embedding[..],
             (_, true) => &blocks.token_embedding,
             _ => &[],
         };
-        rank.local.extend(embedding);
-        rank.local.extend(blocks.layer.iter().map(repeated).filter(|class| class.count > 0));
-        rank.local.extend(rank.has_head().then_some(&blocks.head).into_iter().flatten());
-        rank
+        self.local.extend(embedding);
+        self.local.extend(blocks.layer.iter().map(repeated).filter(|class| class.count > 0));
+        self.local.extend(self.has_head().then_some(&blocks.head).into_iter().flatten());
+        self
     }
 
     fn cost(&self) -> RankCost {

@@ -1,27 +1,19 @@
 //! Bytes a rank sends per step.
 
+use regatta_comm::CallKind::{self, AllGather, AllReduce, ReduceScatter};
+use regatta_comm::Counts;
 use regatta_comm::traffic::elements_sent;
-use regatta_comm::{CallKind, Counts};
 
 use super::block_classes::{BlockClass, BlockRole};
 use super::{RankModel, TrafficBytes};
 use crate::axis::Axis;
 use crate::pipeline::Direction;
+use crate::shape::Shard;
 
-/// A rank of a communicator.
-#[derive(Debug, Clone, Copy)]
-struct Member {
-    rank: usize,
-    ranks: usize,
-}
-
-impl Member {
-    /// Elements that it sends in a collective over `full` elements.
+impl Shard {
+    /// Elements that this rank sends in a collective of its group over `full` elements.
     fn sends(self, kind: CallKind, full: usize) -> u64 {
-        let each = match kind {
-            CallKind::AllReduce => full,
-            _ => full / self.ranks,
-        };
+        let each = if kind == AllReduce { full } else { full / self.ranks };
         elements_sent(kind, &Counts::Equal(each), 0, self.rank as u32, self.ranks as u32)
     }
 }
@@ -29,21 +21,19 @@ impl Member {
 impl RankModel<'_> {
     /// Bytes that this rank sends per step.
     pub(super) fn traffic(&self) -> TrafficBytes {
-        let mut traffic = TrafficBytes::default();
-        for (axis, bytes) in [
-            (Axis::Tensor, self.tensor()),
-            (Axis::Context, self.context()),
-            (Axis::Data, if self.zero() == 0 { self.grad_all_reduce() } else { 0 }),
-            (Axis::Shard, self.shard()),
-            (Axis::Replica, if self.zero() == 0 { 0 } else { self.grad_all_reduce() }),
-            (Axis::Forward, self.p2p(Direction::Forward)),
-            (Axis::Backward, self.p2p(Direction::Backward)),
-            (Axis::Tied, self.tied()),
-            (Axis::World, self.world()),
-        ] {
-            traffic.by_axis[axis as usize] = bytes;
-        }
-        traffic
+        let by_axis = Axis::ALL.map(|axis| match axis {
+            Axis::Tensor => self.tensor(),
+            Axis::Context => self.context(),
+            Axis::Data if self.zero() == 0 => self.grad_all_reduce(),
+            Axis::Replica if self.zero() > 0 => self.grad_all_reduce(),
+            Axis::Data | Axis::Replica => 0,
+            Axis::Shard => self.shard(),
+            Axis::Forward => self.p2p(Direction::Forward),
+            Axis::Backward => self.p2p(Direction::Backward),
+            Axis::Tied => self.tied(),
+            Axis::World => self.world(),
+        });
+        TrafficBytes { by_axis }
     }
 
     /// Distinguishes ranks with equal blocks: in an indivisible all-reduce the first ranks send one
@@ -58,7 +48,7 @@ impl RankModel<'_> {
         self.plan.micro_batches as u64
     }
 
-    fn local_layers(&self) -> u64 {
+    pub(super) fn local_layers(&self) -> u64 {
         self.stage.local_chunks().map(|chunk| self.layers(chunk) as u64).sum()
     }
 
@@ -70,16 +60,16 @@ impl RankModel<'_> {
     /// The residual stream enters and leaves attention and MLP of each layer in every pass, and
     /// embedding and head.
     fn tensor(&self) -> u64 {
-        let member = Member { rank: self.coord.tp, ranks: self.plan.mesh.tp };
+        let member = self.coord.tensor_shard(&self.plan.mesh);
         if member.ranks == 1 {
             return 0;
         }
-        let (rows, sequence_parallel) = (self.rows(), self.plan.sequence_parallel);
+        let rows = self.rows();
         let residual = rows * self.shape.hidden_size;
-        let gather =
-            if sequence_parallel { member.sends(CallKind::AllGather, residual) } else { 0 };
-        let reduce = if sequence_parallel { CallKind::ReduceScatter } else { CallKind::AllReduce };
-        let once = gather + member.sends(reduce, residual);
+        let once = match self.plan.sequence_parallel {
+            true => member.sends(AllGather, residual) + member.sends(ReduceScatter, residual),
+            false => member.sends(AllReduce, residual),
+        };
         let sublayers = if self.shape.has_attention() { 2 } else { 1 };
         let activation = self.options.activation_bytes;
         let mut bytes = self.local_layers() * self.passes() * sublayers * once * activation;
@@ -88,7 +78,7 @@ impl RankModel<'_> {
         }
         if self.has_head() {
             // The vocabulary-parallel cross-entropy gathers three elements per row.
-            let partials = member.sends(CallKind::AllGather, 3 * rows * member.ranks);
+            let partials = member.sends(AllGather, 3 * rows * member.ranks);
             bytes += once * activation + partials * self.options.master_bytes;
         }
         self.micro_batches() * bytes + self.norm_grads(member)
@@ -96,12 +86,12 @@ impl RankModel<'_> {
 
     /// Sequence-parallel ranks all-reduce norm gradients before they are reduced over data ranks: once
     /// per step, or per micro-batch from ZeRO 2 on.
-    fn norm_grads(&self, member: Member) -> u64 {
+    fn norm_grads(&self, member: Shard) -> u64 {
         if !self.plan.sequence_parallel {
             return 0;
         }
         let times = if self.zero() >= 2 { self.micro_batches() } else { 1 };
-        let elements = self.sum(|block| member.sends(CallKind::AllReduce, block.norm_len));
+        let elements = self.sum(|block| member.sends(AllReduce, block.norm_len));
         times * elements * self.options.master_bytes
     }
 
@@ -121,9 +111,9 @@ impl RankModel<'_> {
 
     /// This rank in the communicator that all-reduces gradients: all data ranks, or under ZeRO those
     /// with the same shard.
-    fn all_reduce_member(&self) -> Member {
+    fn all_reduce_member(&self) -> Shard {
         let (mesh, shard) = (&self.plan.mesh, self.shard_ranks());
-        Member { rank: self.coord.data_rank(mesh) / shard, ranks: mesh.data_ranks() / shard }
+        Shard { rank: self.coord.data_rank(mesh) / shard, ranks: mesh.data_ranks() / shard }
     }
 
     /// Gradients, or their shard, all-reduced once per step.
@@ -132,7 +122,7 @@ impl RankModel<'_> {
         if member.ranks == 1 {
             return 0;
         }
-        let elements = self.sum(|block| member.sends(CallKind::AllReduce, self.shard_len(block)));
+        let elements = self.sum(|block| member.sends(AllReduce, self.shard_len(block)));
         elements * self.options.master_bytes
     }
 
@@ -144,14 +134,12 @@ impl RankModel<'_> {
             return 0;
         }
         let mesh = &self.plan.mesh;
-        let member = Member { rank: self.coord.data_rank(mesh) % mesh.shard, ranks: mesh.shard };
+        let member = Shard { rank: self.coord.data_rank(mesh) % mesh.shard, ranks: mesh.shard };
         let block_bytes = |block: &BlockClass| {
-            let len = self.padded_len(block);
-            let scatters = if zero == 1 { 1 } else { self.reduce_scatters(block.role) };
-            let gathers =
-                if zero < 3 { 1 } else { self.micro_batches() * self.unshards(block.role) };
-            scatters * member.sends(CallKind::ReduceScatter, len)
-                + gathers * member.sends(CallKind::AllGather, len)
+            let (len, role) = (self.padded_len(block), block.role);
+            let scatters = if zero == 1 { 1 } else { self.reduce_scatters(role) };
+            let gathers = if zero < 3 { 1 } else { self.micro_batches() * self.unshards(role) };
+            scatters * member.sends(ReduceScatter, len) + gathers * member.sends(AllGather, len)
         };
         self.sum(block_bytes) * self.options.master_bytes
     }
@@ -160,13 +148,11 @@ impl RankModel<'_> {
     /// stages once, when both stages have summed theirs; tiles of a tied embedding after the head and
     /// after the embedding.
     fn reduce_scatters(&self, role: BlockRole) -> u64 {
-        let has_tokens = match role {
-            BlockRole::Embedding => !self.is_tiled(),
-            other => other == BlockRole::EmbeddingTile,
-        };
+        let is_tile = role == BlockRole::EmbeddingTile;
+        let has_tokens = is_tile || role == BlockRole::Embedding && !self.is_tiled();
         match role {
             _ if has_tokens && self.stage.ties_across_stages(self.shape) => 1,
-            BlockRole::EmbeddingTile if self.shape.tie_embeddings => 2 * self.micro_batches(),
+            _ if is_tile && self.shape.tie_embeddings => 2 * self.micro_batches(),
             _ => self.micro_batches(),
         }
     }
@@ -181,8 +167,7 @@ impl RankModel<'_> {
             BlockRole::Embedding if self.is_tiled() => 1,
             BlockRole::Embedding => embedding + tied_head,
             BlockRole::EmbeddingTile => embedding + 2 * tied_head,
-            BlockRole::HeadTile => 2,
-            BlockRole::Layer => 2,
+            BlockRole::HeadTile | BlockRole::Layer => 2,
             BlockRole::LayerTile => self.passes(),
             BlockRole::Head => 1,
         }
@@ -204,8 +189,8 @@ impl RankModel<'_> {
         if !self.stage.ties_across_stages(self.shape) {
             return 0;
         }
-        let member = Member { rank: usize::from(self.coord.pp > 0), ranks: 2 };
-        let sends = |(len, count): (&usize, &u64)| count * member.sends(CallKind::AllReduce, *len);
+        let member = Shard { rank: usize::from(self.coord.pp > 0), ranks: 2 };
+        let sends = |(len, count): (&usize, &u64)| count * member.sends(AllReduce, *len);
         let lens = self.blocks.token_embedding_lens.iter();
         lens.map(sends).sum::<u64>() * self.options.master_bytes
     }
@@ -217,7 +202,7 @@ impl RankModel<'_> {
         if mesh.data_ranks() / self.shard_ranks() == ranks {
             return 0;
         }
-        let member = Member { rank: mesh.rank(self.coord), ranks };
-        member.sends(CallKind::AllReduce, 1) * size_of::<f64>() as u64
+        let member = Shard { rank: mesh.rank(self.coord), ranks };
+        member.sends(AllReduce, 1) * size_of::<f64>() as u64
     }
 }

@@ -6,26 +6,17 @@ use crate::shape::{Family, ModelShape};
 
 /// Blocks that cannot be split.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum BalanceError {
     /// More chunks than blocks.
     #[error(
         "a model of {blocks} blocks (embedding, layers, head) cannot be split into {chunks} pipeline \
          chunks: use 1 to {blocks} (parallel.pp x parallel.virtual_stages)"
     )]
-    Chunks {
-        /// Number of blocks.
-        blocks: usize,
-        /// Requested chunks.
-        chunks: usize,
-    },
+    Chunks { blocks: usize, chunks: usize },
     /// A negative or non-finite cost.
     #[error("cost {cost} of block {block} is not a finite number >= 0")]
-    InvalidCost {
-        /// The block.
-        block: usize,
-        /// Its cost.
-        cost: f64,
-    },
+    InvalidCost { block: usize, cost: f64 },
 }
 
 /// Splits blocks into non-empty chunks: minimises the most expensive chunk, then the sum of squared costs.
@@ -42,33 +33,32 @@ pub fn balance(costs: &[f64], chunks: usize) -> Result<Vec<Range<usize>>, Balanc
         sums.push(sums[sums.len() - 1] + cost);
     }
     let cost = |chunk: &Range<usize>| sums[chunk.end] - sums[chunk.start];
-    let max = best(blocks, chunks, |chunk, rest| cost(&chunk).max(rest)).cost;
+    let (max, _) = best(blocks, chunks, |chunk, rest| cost(&chunk).max(rest));
     // Same additions in the same order, so that the maximum compares equal.
-    let smoothest = best(blocks, chunks, |chunk, rest| match cost(&chunk) {
+    let (_, smoothest) = best(blocks, chunks, |chunk, rest| match cost(&chunk) {
         cost if cost > max => f64::INFINITY,
         cost => cost * cost + rest,
     });
-    Ok(smoothest.chunks)
+    Ok(smoothest)
 }
 
-struct Best {
-    cost: f64,
-    chunks: Vec<Range<usize>>,
-}
-
-/// Dynamic programme for the cheapest split, where `add` combines the cost of a chunk with that of the
+/// Dynamic programme for the cheapest split and its cost, where `add` combines the cost of a chunk with that of the
 /// chunks before it. Of equally cheap splits, the one with the longest last chunks.
-fn best(blocks: usize, chunks: usize, add: impl Fn(Range<usize>, f64) -> f64) -> Best {
+fn best(
+    blocks: usize,
+    chunks: usize,
+    add: impl Fn(Range<usize>, f64) -> f64,
+) -> (f64, Vec<Range<usize>>) {
     // Cost of the first `end` blocks in `chunk` chunks.
-    let mut costs: Vec<f64> =
-        (0..=blocks).map(|end| if end == 0 { 0.0 } else { f64::INFINITY }).collect();
+    let mut costs = vec![f64::INFINITY; blocks + 1];
+    costs[0] = 0.0;
     let mut starts: Vec<Vec<usize>> = Vec::new();
     for chunk in 1..=chunks {
         let mut row = vec![f64::INFINITY; blocks + 1];
         let mut from = vec![chunk - 1; blocks + 1];
         for end in chunk..=blocks {
-            let candidates = (chunk - 1..end).map(|start| (add(start..end, costs[start]), start));
-            for (cost, start) in candidates {
+            for (start, rest) in costs.iter().enumerate().take(end).skip(chunk - 1) {
+                let cost = add(start..end, *rest);
                 if cost < row[end] {
                     (row[end], from[end]) = (cost, start);
                 }
@@ -84,19 +74,18 @@ fn best(blocks: usize, chunks: usize, add: impl Fn(Range<usize>, f64) -> f64) ->
         end = from[end];
     }
     split.reverse();
-    Best { cost: costs[blocks], chunks: split }
+    (costs[blocks], split)
 }
 
 /// Training FLOPs per token of embedding, layers and head, as counted by
 /// [`ModelShape::training_flops_per_token`]. The embedding has additions only.
 pub fn block_costs(shape: &ModelShape, seq_len: usize) -> Vec<f64> {
-    let with_layers =
-        |num_layers| ModelShape { num_layers, ..shape.clone() }.training_flops_per_token(seq_len);
-    let head = with_layers(0);
-    let layer = with_layers(1) - head;
+    let [head, with_layer] = [0, 1].map(|num_layers| {
+        ModelShape { num_layers, ..shape.clone() }.training_flops_per_token(seq_len)
+    });
     let additions = if shape.family == Family::Gpt2 { 3 } else { 1 };
     let mut costs = vec![(additions * shape.hidden_size) as f64];
-    costs.extend(std::iter::repeat_n(layer, shape.num_layers));
+    costs.extend(std::iter::repeat_n(with_layer - head, shape.num_layers));
     costs.push(head);
     costs
 }
@@ -122,13 +111,11 @@ mod tests {
         if chunks == 1 {
             return vec![std::iter::once(from..end).collect()];
         }
-        let mut all = Vec::new();
-        for cut in from + 1..=end + 1 - chunks {
-            for rest in all_splits(cut, end, chunks - 1) {
-                all.push(std::iter::once(from..cut).chain(rest).collect());
-            }
-        }
-        all
+        let splits = |middle: usize| {
+            let rests = all_splits(middle, end, chunks - 1).into_iter();
+            rests.map(move |rest| std::iter::once(from..middle).chain(rest).collect())
+        };
+        (from + 1..=end + 1 - chunks).flat_map(splits).collect()
     }
 
     proptest! {
@@ -136,7 +123,7 @@ mod tests {
         fn no_other_split_is_cheaper(
             costs in prop::collection::vec(0u32..20, 1..10), chunks in 1usize..6,
         ) {
-            // Whole numbers, so that sums are exact.
+            // Integers, so that sums are exact.
             let costs: Vec<f64> = costs.into_iter().map(f64::from).collect();
             prop_assume!(chunks <= costs.len());
             let split = balance(&costs, chunks).unwrap();
@@ -162,27 +149,20 @@ mod tests {
     fn invalid_chunk_counts_and_costs_are_refused() {
         assert_eq!(balance(&[1.0, 2.0], 3), Err(BalanceError::Chunks { blocks: 2, chunks: 3 }));
         assert_eq!(balance(&[1.0], 0), Err(BalanceError::Chunks { blocks: 1, chunks: 0 }));
-        assert!(matches!(
-            balance(&[1.0, f64::NAN], 1),
-            Err(BalanceError::InvalidCost { block: 1, .. })
-        ));
+        let nan = balance(&[1.0, f64::NAN], 1);
+        assert!(matches!(nan, Err(BalanceError::InvalidCost { block: 1, .. })));
         assert!(matches!(balance(&[-1.0], 1), Err(BalanceError::InvalidCost { block: 0, .. })));
     }
 
     fn gpt2() -> ModelShape {
         ModelShape {
-            family: Family::Gpt2,
             vocab_size: 50_257,
-            seq_len: 1024,
             hidden_size: 768,
             num_layers: 12,
             num_heads: 12,
             num_kv_heads: 12,
             intermediate_size: 3072,
-            tie_embeddings: true,
-            bias: true,
-            norm_eps: 1e-5,
-            rope_theta: 0.0,
+            ..crate::testing::shape(Family::Gpt2)
         }
     }
 
@@ -201,9 +181,8 @@ mod tests {
     #[test]
     fn head_cost_moves_layers_to_earlier_stages() {
         // The GPT-2 head costs as much as five layers.
-        let split = balance(&block_costs(&gpt2(), 1024), 2).unwrap();
-        assert_eq!(split, [0..9, 9..14]);
-        let split = balance(&block_costs(&gpt2(), 1024), 4).unwrap();
-        assert_eq!(split, [0..5, 5..9, 9..13, 13..14]);
+        let split = |stages| balance(&block_costs(&gpt2(), 1024), stages).unwrap();
+        assert_eq!(split(2), [0..9, 9..14]);
+        assert_eq!(split(4), [0..5, 5..9, 9..13, 13..14]);
     }
 }

@@ -7,84 +7,43 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Action, Computation, Direction, Message, Schedule, ScheduleError, check_sizes};
+use super::Computation::{Backward, BackwardInput, BackwardWeight, Forward};
+use super::{Action, Direction, Message, Schedule, ScheduleError, check_sizes};
 
 /// A defect of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum ScheduleFault {
     /// Invalid sizes.
     #[error(transparent)]
     Sizes(#[from] ScheduleError),
     /// The number of action lists is not the number of stages.
     #[error("a schedule of {stages} stages has action lists for {ranks} ranks")]
-    Ranks {
-        /// Number of lists.
-        ranks: usize,
-        /// Number of stages.
-        stages: usize,
-    },
+    Ranks { ranks: usize, stages: usize },
     /// An action on a chunk of another rank, or on a micro-batch out of range.
     #[error("rank {rank} schedules {action}, which is out of range or belongs to another rank")]
-    Foreign {
-        /// The rank.
-        rank: usize,
-        /// The action.
-        action: Action,
-    },
+    Foreign { rank: usize, action: Action },
     /// An action repeated, alone or as part of a full backward.
     #[error("rank {rank} schedules {action} twice")]
-    Duplicate {
-        /// The rank.
-        rank: usize,
-        /// The action.
-        action: Action,
-    },
+    Duplicate { rank: usize, action: Action },
     /// An action that is missing.
     #[error("rank {rank} does not schedule {action}")]
-    Missing {
-        /// The rank.
-        rank: usize,
-        /// The action.
-        action: Action,
-    },
+    Missing { rank: usize, action: Action },
     /// An action before one of the same rank that it depends on.
     #[error("rank {rank} schedules {action} before {dependency}")]
-    OutOfOrder {
-        /// The rank.
-        rank: usize,
-        /// The action that comes too early.
-        action: Action,
-        /// The action that must come before it.
-        dependency: Action,
-    },
+    OutOfOrder { rank: usize, action: Action, dependency: Action },
     /// Messages sent in another order than received.
     #[error(
         "rank {from} sends chunk {} micro-batch {} where rank {to} expects the input of {action}",
         sent.chunk, sent.micro_batch
     )]
-    MessageOrder {
-        /// The sender.
-        from: usize,
-        /// The receiver.
-        to: usize,
-        /// The first message out of order.
-        sent: Message,
-        /// The action that would receive it.
-        action: Action,
-    },
+    MessageOrder { from: usize, to: usize, sent: Message, action: Action },
     /// Ranks that deadlock.
     #[error(
         "deadlock: rank {rank} is blocked in {action}{}",
         others.iter().map(|(rank, action)| format!(", rank {rank} in {action}")).collect::<String>()
     )]
-    Deadlock {
-        /// The rank.
-        rank: usize,
-        /// The action that it cannot start, or whose message it cannot send.
-        action: Action,
-        /// The other blocked ranks and their actions.
-        others: Vec<(usize, Action)>,
-    },
+    Deadlock { rank: usize, action: Action, others: Vec<(usize, Action)> },
 }
 
 /// Verifies a schedule.
@@ -114,22 +73,18 @@ pub(super) fn order(schedule: &Schedule) -> Result<Vec<(usize, Action)>, Schedul
 fn check_once(schedule: &Schedule, rank: usize) -> Result<(), ScheduleFault> {
     let mut done = HashSet::new();
     for &action in &schedule.ranks[rank] {
-        let exists =
-            action.chunk < schedule.num_chunks() && action.micro_batch < schedule.micro_batches;
-        if !exists || schedule.stage(action.chunk) != rank {
+        let Action { chunk, micro_batch, .. } = action;
+        let exists = chunk < schedule.num_chunks() && micro_batch < schedule.micro_batches;
+        if !exists || schedule.stage(chunk) != rank {
             return Err(ScheduleFault::Foreign { rank, action });
         }
-        for component in components(action) {
-            if !done.insert(component) {
-                return Err(ScheduleFault::Duplicate { rank, action });
-            }
+        if !components(action).all(|component| done.insert(component)) {
+            return Err(ScheduleFault::Duplicate { rank, action });
         }
     }
     for chunk in (rank..schedule.num_chunks()).step_by(schedule.stages) {
         for micro_batch in 0..schedule.micro_batches {
-            for computation in
-                [Computation::Forward, Computation::BackwardInput, Computation::BackwardWeight]
-            {
+            for computation in [Forward, BackwardInput, BackwardWeight] {
                 let action = Action { computation, chunk, micro_batch };
                 if !done.contains(&action) {
                     return Err(ScheduleFault::Missing { rank, action });
@@ -142,13 +97,12 @@ fn check_once(schedule: &Schedule, rank: usize) -> Result<(), ScheduleFault> {
 
 /// A full backward counts as input and weight gradients.
 fn components(action: Action) -> impl Iterator<Item = Action> {
-    let computations: &[Computation] = match action.computation {
-        Computation::Forward => &[Computation::Forward],
-        Computation::Backward => &[Computation::BackwardInput, Computation::BackwardWeight],
-        Computation::BackwardInput => &[Computation::BackwardInput],
-        Computation::BackwardWeight => &[Computation::BackwardWeight],
+    let (first, second) = match action.computation {
+        Backward => (BackwardInput, Some(BackwardWeight)),
+        other => (other, None),
     };
-    computations.iter().map(move |&computation| Action { computation, ..action })
+    let action = move |computation| Action { computation, ..action };
+    std::iter::once(first).chain(second).map(action)
 }
 
 /// Every action of a rank comes after its dependencies on the same rank.
@@ -167,21 +121,15 @@ fn check_dependencies(schedule: &Schedule, rank: usize) -> Result<(), ScheduleFa
 /// order.
 fn dependencies(action: Action) -> impl Iterator<Item = Action> {
     let own = match action.computation {
-        Computation::Forward => None,
-        Computation::Backward | Computation::BackwardInput => {
-            Some(Action { computation: Computation::Forward, ..action })
-        }
-        Computation::BackwardWeight => {
-            Some(Action { computation: Computation::BackwardInput, ..action })
-        }
+        Forward => None,
+        Backward | BackwardInput => Some(Forward),
+        BackwardWeight => Some(BackwardInput),
     };
-    let before =
-        action.micro_batch.checked_sub(1).filter(|_| action.computation.computes_weight_grads());
-    own.into_iter().chain(before.map(|micro_batch| Action {
-        computation: Computation::BackwardWeight,
-        micro_batch,
-        ..action
-    }))
+    let own = own.map(|computation| Action { computation, ..action });
+    let before = Action { computation: BackwardWeight, ..action };
+    let accumulates = action.micro_batch > 0 && action.computation.computes_weight_grads();
+    let before = accumulates.then(|| Action { micro_batch: action.micro_batch - 1, ..before });
+    own.into_iter().chain(before)
 }
 
 /// Messages of a link are received in the order in which they are sent.
@@ -192,9 +140,8 @@ fn check_link(schedule: &Schedule, direction: Direction, from: usize) -> Result<
     };
     let sent = schedule.sent(from).filter(|message| message.direction == direction);
     let receiver = schedule.ranks[to].iter().filter_map(|action| {
-        let message =
-            schedule.receives(*action).filter(|message| message.direction == direction)?;
-        Some((*action, message))
+        let message = schedule.receives(*action)?;
+        (message.direction == direction).then_some((*action, message))
     });
     // Both sides have the same number of messages because every action is there.
     match sent.zip(receiver).find(|(sent, (_, received))| sent != received) {
@@ -303,128 +250,85 @@ impl<'a> Execution<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ScheduleKind;
+    use super::super::Computation;
+    use super::super::ScheduleKind::{self, GPipe, OneFOneB, ZeroBubble};
     use super::*;
 
     fn action(computation: Computation, chunk: usize, micro_batch: usize) -> Action {
         Action { computation, chunk, micro_batch }
     }
 
-    fn two_stages() -> Schedule {
-        Schedule::new(ScheduleKind::OneFOneB, 2, 1, 2).unwrap()
+    /// The fault of a schedule of two stages and two micro-batches after a change of its actions.
+    fn fault(kind: ScheduleKind, change: impl FnOnce(&mut Vec<Vec<Action>>)) -> ScheduleFault {
+        let mut schedule = Schedule::new(kind, 2, 1, 2).unwrap();
+        change(&mut schedule.ranks);
+        check(&schedule).unwrap_err()
     }
 
     #[test]
     fn faults_name_rank_and_action() {
-        let mut twice = two_stages();
-        twice.ranks[1].push(action(Computation::BackwardInput, 1, 1));
-        let text = check(&twice).unwrap_err().to_string();
-        assert_eq!(text, "rank 1 schedules backward-input of micro-batch 1 in chunk 1 twice");
-
-        let mut foreign = two_stages();
-        foreign.ranks[1][0].chunk = 0;
-        let expected =
-            ScheduleFault::Foreign { rank: 1, action: action(Computation::Forward, 0, 0) };
-        assert_eq!(check(&foreign), Err(expected));
-
-        let mut missing = two_stages();
-        missing.ranks[0].pop();
-        let expected =
-            ScheduleFault::Missing { rank: 0, action: action(Computation::BackwardInput, 0, 1) };
-        assert_eq!(check(&missing), Err(expected));
-
-        let mut ranks = two_stages();
-        ranks.ranks.pop();
-        assert_eq!(check(&ranks), Err(ScheduleFault::Ranks { ranks: 1, stages: 2 }));
-
-        let zero = Schedule { micro_batches: 0, ..two_stages() };
+        let twice = fault(OneFOneB, |ranks| ranks[1].push(action(BackwardInput, 1, 1)));
+        let expected = "rank 1 schedules backward-input of micro-batch 1 in chunk 1 twice";
+        assert_eq!(twice.to_string(), expected);
+        let expected = ScheduleFault::Foreign { rank: 1, action: action(Forward, 0, 0) };
+        assert_eq!(fault(OneFOneB, |ranks| ranks[1][0].chunk = 0), expected);
+        let expected = ScheduleFault::Missing { rank: 0, action: action(BackwardInput, 0, 1) };
+        assert_eq!(fault(OneFOneB, |ranks| ranks[0].truncate(3)), expected);
+        let expected = ScheduleFault::Ranks { ranks: 1, stages: 2 };
+        assert_eq!(fault(OneFOneB, |ranks| ranks.truncate(1)), expected);
+        let zero = Schedule { micro_batches: 0, ..Schedule::new(OneFOneB, 2, 1, 2).unwrap() };
         assert!(matches!(check(&zero), Err(ScheduleFault::Sizes(ScheduleError::Zero { .. }))));
     }
 
     #[test]
     fn backward_before_forward_is_out_of_order() {
-        let mut early = two_stages();
-        early.ranks[1].swap(0, 1);
-        let (first, dependency) =
-            (action(Computation::Backward, 1, 0), action(Computation::Forward, 1, 0));
-        assert_eq!(
-            check(&early),
-            Err(ScheduleFault::OutOfOrder { rank: 1, action: first, dependency })
-        );
+        let (first, dependency) = (action(Backward, 1, 0), action(Forward, 1, 0));
+        let expected = ScheduleFault::OutOfOrder { rank: 1, action: first, dependency };
+        assert_eq!(fault(OneFOneB, |ranks| ranks[1].swap(0, 1)), expected);
     }
 
     #[test]
     fn weight_gradients_must_be_in_micro_batch_order() {
-        let mut swapped = Schedule::new(ScheduleKind::ZeroBubble, 2, 1, 2).unwrap();
-        let list = &mut swapped.ranks[1];
-        let at: Vec<usize> = (0..list.len())
-            .filter(|i| list[*i].computation == Computation::BackwardWeight)
-            .collect();
-        list.swap(at[0], at[1]);
-        // Both input gradients first, so that this is the only fault.
-        list.sort_by_key(|action| action.computation == Computation::BackwardWeight);
-        let (first, dependency) =
-            (action(Computation::BackwardWeight, 1, 1), action(Computation::BackwardWeight, 1, 0));
-        assert_eq!(
-            check(&swapped),
-            Err(ScheduleFault::OutOfOrder { rank: 1, action: first, dependency })
-        );
+        let swapped = fault(ZeroBubble, |ranks| {
+            // Both input gradients first, so that this is the only fault.
+            ranks[1].sort_by_key(|action| action.computation == BackwardWeight);
+            ranks[1].swap(4, 5);
+        });
+        let (first, dependency) = (action(BackwardWeight, 1, 1), action(BackwardWeight, 1, 0));
+        assert_eq!(swapped, ScheduleFault::OutOfOrder { rank: 1, action: first, dependency });
     }
 
     #[test]
     fn mismatched_message_order_is_refused() {
-        let mut crossed = Schedule::new(ScheduleKind::GPipe, 2, 1, 2).unwrap();
-        crossed.ranks[0].swap(0, 1);
-        let sent =
-            Message { direction: Direction::Forward, from: 0, to: 1, chunk: 1, micro_batch: 1 };
-        let action = action(Computation::Forward, 1, 0);
-        assert_eq!(
-            check(&crossed),
-            Err(ScheduleFault::MessageOrder { from: 0, to: 1, sent, action })
-        );
+        let direction = Direction::Forward;
+        let sent = Message { direction, from: 0, to: 1, chunk: 1, micro_batch: 1 };
+        let action = action(Forward, 1, 0);
+        let expected = ScheduleFault::MessageOrder { from: 0, to: 1, sent, action };
+        assert_eq!(fault(GPipe, |ranks| ranks[0].swap(0, 1)), expected);
     }
 
     #[test]
     fn circular_waits_are_reported_as_deadlock() {
         // Stage 0 waits for a gradient before it sends what stage 1 needs to compute it.
-        let mut stuck = two_stages();
-        stuck.ranks[0] = [
-            (Computation::Forward, 0),
-            (Computation::Backward, 0),
-            (Computation::Forward, 1),
-            (Computation::Backward, 1),
-        ]
-        .map(|(computation, micro_batch)| action(computation, 0, micro_batch))
-        .to_vec();
-        stuck.ranks[1] = [
-            (Computation::Forward, 0),
-            (Computation::Forward, 1),
-            (Computation::Backward, 0),
-            (Computation::Backward, 1),
-        ]
-        .map(|(computation, micro_batch)| action(computation, 1, micro_batch))
-        .to_vec();
-        let others = vec![(1, action(Computation::Forward, 1, 1))];
-        let fault = ScheduleFault::Deadlock {
-            rank: 0,
-            action: action(Computation::Backward, 0, 0),
-            others,
-        };
-        assert_eq!(check(&stuck), Err(fault.clone()));
-        assert!(fault.to_string().starts_with("deadlock: rank 0 is blocked in backward of"));
+        let stuck = fault(OneFOneB, |ranks| {
+            let passes = [(Forward, 0), (Backward, 0), (Forward, 1), (Backward, 1)];
+            ranks[0] = passes.map(|(pass, micro_batch)| action(pass, 0, micro_batch)).to_vec();
+            let passes = [(Forward, 0), (Forward, 1), (Backward, 0), (Backward, 1)];
+            ranks[1] = passes.map(|(pass, micro_batch)| action(pass, 1, micro_batch)).to_vec();
+        });
+        assert!(stuck.to_string().starts_with("deadlock: rank 0 is blocked in backward of"));
+        let (first, others) = (action(Backward, 0, 0), vec![(1, action(Forward, 1, 1))]);
+        assert_eq!(stuck, ScheduleFault::Deadlock { rank: 0, action: first, others });
     }
 
     #[test]
     fn schedules_that_need_more_than_one_buffered_send_per_link_are_refused() {
         // GPipe on stage 0 and 1F1B on stage 1: the second gradient of stage 1 waits for its first to be
         // received, which waits for the fourth message of stage 0.
-        let mut stuck = Schedule::new(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
-        stuck.ranks[0] = Schedule::new(ScheduleKind::GPipe, 2, 1, 4).unwrap().ranks.swap_remove(0);
-        let fault = check(&stuck).unwrap_err();
-        let others = vec![(1, action(Computation::Backward, 1, 1))];
-        assert_eq!(
-            fault,
-            ScheduleFault::Deadlock { rank: 0, action: action(Computation::Forward, 0, 3), others }
-        );
+        let mut stuck = Schedule::new(OneFOneB, 2, 1, 4).unwrap();
+        stuck.ranks[0] = Schedule::new(GPipe, 2, 1, 4).unwrap().ranks.swap_remove(0);
+        let (first, others) = (action(Forward, 0, 3), vec![(1, action(Backward, 1, 1))]);
+        let expected = ScheduleFault::Deadlock { rank: 0, action: first, others };
+        assert_eq!(check(&stuck), Err(expected));
     }
 }

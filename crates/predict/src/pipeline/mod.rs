@@ -60,6 +60,15 @@ impl Computation {
         matches!(self, Self::Backward | Self::BackwardWeight)
     }
 
+    /// Direction of the message that it receives and of the one that it sends.
+    fn direction(self) -> Option<Direction> {
+        match self {
+            Self::Forward => Some(Direction::Forward),
+            Self::Backward | Self::BackwardInput => Some(Direction::Backward),
+            Self::BackwardWeight => None,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -139,9 +148,9 @@ impl Schedule {
         micro_batches: usize,
     ) -> Result<Self, ScheduleError> {
         check_sizes(stages, chunks, micro_batches)?;
-        kind.check(stages, chunks, micro_batches)?;
-        let ranks =
-            (0..stages).map(|stage| kind.actions(stage, stages, chunks, micro_batches)).collect();
+        let size = PipelineSize { kind, stages, virtual_stages: chunks, micro_batches };
+        size.check()?;
+        let ranks = (0..stages).map(|stage| size.actions(stage)).collect();
         Ok(Self { kind, stages, chunks, micro_batches, ranks })
     }
 
@@ -158,32 +167,17 @@ impl Schedule {
     /// The message that an action waits for, except at the ends of the model.
     pub fn receives(&self, action: Action) -> Option<Message> {
         let Action { computation, chunk, micro_batch } = action;
-        let (direction, sender) = match computation {
-            Computation::Forward => (Direction::Forward, chunk.checked_sub(1)?),
-            Computation::Backward | Computation::BackwardInput => {
-                (Direction::Backward, self.next(chunk)?)
-            }
-            Computation::BackwardWeight => return None,
-        };
-        Some(Message {
-            direction,
-            from: self.stage(sender),
-            to: self.stage(chunk),
-            chunk,
-            micro_batch,
-        })
+        let direction = computation.direction()?;
+        let sender = self.neighbour(chunk, direction == Direction::Backward)?;
+        let (from, to) = (self.stage(sender), self.stage(chunk));
+        Some(Message { direction, from, to, chunk, micro_batch })
     }
 
     /// The message that an action sends when it is done.
     pub fn sends(&self, action: Action) -> Option<Message> {
         let Action { computation, chunk, micro_batch } = action;
-        let (direction, receiver) = match computation {
-            Computation::Forward => (Direction::Forward, self.next(chunk)?),
-            Computation::Backward | Computation::BackwardInput => {
-                (Direction::Backward, chunk.checked_sub(1)?)
-            }
-            Computation::BackwardWeight => return None,
-        };
+        let direction = computation.direction()?;
+        let receiver = self.neighbour(chunk, direction == Direction::Forward)?;
         let (from, to) = (self.stage(chunk), self.stage(receiver));
         Some(Message { direction, from, to, chunk: receiver, micro_batch })
     }
@@ -207,20 +201,20 @@ impl Schedule {
     pub fn in_flight(&self, rank: usize) -> usize {
         let (mut in_flight, mut peak) = (0usize, 0);
         for action in &self.ranks[rank] {
-            match action.computation {
-                Computation::Forward => in_flight += 1,
-                computation if computation.computes_weight_grads() => {
-                    in_flight = in_flight.saturating_sub(1);
-                }
-                _ => {}
+            if action.computation == Computation::Forward {
+                in_flight += 1;
+            } else if action.computation.computes_weight_grads() {
+                in_flight = in_flight.saturating_sub(1);
             }
             peak = peak.max(in_flight);
         }
         peak
     }
 
-    fn next(&self, chunk: usize) -> Option<usize> {
-        (chunk + 1 < self.num_chunks()).then_some(chunk + 1)
+    /// The next or the previous chunk, if there is one.
+    fn neighbour(&self, chunk: usize, next: bool) -> Option<usize> {
+        let neighbour = if next { chunk + 1 } else { chunk.checked_sub(1)? };
+        (neighbour < self.num_chunks()).then_some(neighbour)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use super::Computation::{Backward, BackwardInput, BackwardWeight, Forward};
 use super::check::{ScheduleFault, order};
-use super::{Action, Computation, Direction, Message, Schedule};
+use super::{Action, Direction, Message, Schedule};
 
 /// Durations of the passes of each chunk and of a message, in any unit.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,10 +31,10 @@ impl ChunkCosts {
     fn duration(&self, action: Action) -> f64 {
         let Action { computation, chunk, .. } = action;
         match computation {
-            Computation::Forward => self.forward[chunk],
-            Computation::Backward => self.backward_input[chunk] + self.backward_weight[chunk],
-            Computation::BackwardInput => self.backward_input[chunk],
-            Computation::BackwardWeight => self.backward_weight[chunk],
+            Forward => self.forward[chunk],
+            Backward => self.backward_input[chunk] + self.backward_weight[chunk],
+            BackwardInput => self.backward_input[chunk],
+            BackwardWeight => self.backward_weight[chunk],
         }
     }
 
@@ -58,28 +59,17 @@ impl ChunkCosts {
 
 /// A schedule that cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum SimulateError {
     /// The schedule is invalid.
     #[error(transparent)]
     Fault(#[from] ScheduleFault),
     /// The number of costs is not the number of chunks.
     #[error("{costs} {what} costs for a schedule of {chunks} chunks")]
-    Lengths {
-        /// Which costs.
-        what: &'static str,
-        /// Number of costs.
-        costs: usize,
-        /// Number of chunks.
-        chunks: usize,
-    },
+    Lengths { what: &'static str, costs: usize, chunks: usize },
     /// A negative or non-finite cost.
     #[error("{what} cost {cost} is not a finite number >= 0")]
-    InvalidCost {
-        /// Which cost.
-        what: &'static str,
-        /// Its value.
-        cost: f64,
-    },
+    InvalidCost { what: &'static str, cost: f64 },
 }
 
 /// An action with its start and end.

@@ -47,17 +47,14 @@ pub enum StageError {
 }
 
 impl Stage {
-    /// The whole model on one stage.
+    /// The full model on one stage.
     pub fn single(shape: &ModelShape) -> Self {
-        let blocks = shape.num_layers + 2;
-        let schedule = Schedule {
-            kind: ScheduleKind::OneFOneB,
-            stages: 1,
-            chunks: 1,
-            micro_batches: 1,
-            ranks: vec![ScheduleKind::OneFOneB.actions(0, 1, 1, 1)],
-        };
-        Self { index: 0, chunk_blocks: std::iter::once(0..blocks).collect(), schedule }
+        let (kind, stages, chunks, micro_batches) = (ScheduleKind::OneFOneB, 1, 1, 1);
+        let size = PipelineSize { kind, stages, virtual_stages: chunks, micro_batches };
+        let ranks = vec![size.actions(0)];
+        let schedule = Schedule { kind, stages, chunks, micro_batches, ranks };
+        let chunk_blocks = std::iter::once(0..shape.num_layers + 2).collect();
+        Self { index: 0, chunk_blocks, schedule }
     }
 
     /// One of several stages, with chunks of about equal cost. The schedule is verified: every pass is
@@ -75,8 +72,10 @@ impl Stage {
     /// # Panics
     /// If the schedule of several stages is for another number of micro-batches.
     pub fn actions(&self, micro_batches: usize) -> Cow<'_, [Action]> {
-        if self.schedule.stages == 1 {
-            return Cow::Owned(self.schedule.kind.actions(0, 1, 1, micro_batches));
+        let Schedule { kind, stages, .. } = self.schedule;
+        if stages == 1 {
+            let size = PipelineSize { kind, stages, virtual_stages: 1, micro_batches };
+            return Cow::Owned(size.actions(0));
         }
         assert_eq!(micro_batches, self.schedule.micro_batches, "micro-batches of the schedule");
         Cow::Borrowed(&self.schedule.ranks[self.index])
@@ -85,11 +84,6 @@ impl Stage {
     /// The chunks of this rank in order.
     pub fn local_chunks(&self) -> impl Iterator<Item = usize> + use<> {
         (self.index..self.chunk_blocks.len()).step_by(self.schedule.stages)
-    }
-
-    /// Whether a chunk starts with the embedding.
-    pub fn is_first(&self, chunk: usize) -> bool {
-        chunk == 0
     }
 
     /// Whether a chunk ends with the head.
@@ -124,17 +118,16 @@ mod tests {
     fn every_block_is_on_one_stage_and_tied_embeddings_are_on_both_ends() {
         let mut shape = shape(Family::Gpt2);
         shape.num_layers = 6;
-        for (kind, virtual_stages) in [(ScheduleKind::OneFOneB, 1), (ScheduleKind::Interleaved, 2)]
-        {
+        let schedules = [(ScheduleKind::OneFOneB, 1), (ScheduleKind::Interleaved, 2)];
+        for (kind, virtual_stages) in schedules {
             let size = PipelineSize { kind, stages: 3, virtual_stages, micro_batches: 6 };
-            let stages: Vec<Stage> =
-                (0..3).map(|index| Stage::new(&shape, size, index).unwrap()).collect();
+            let stages = [0, 1, 2].map(|index| Stage::new(&shape, size, index).unwrap());
             for block in 0..8 {
                 assert_eq!(stages.iter().filter(|stage| stage.owns(block)).count(), 1);
             }
-            let copies: Vec<bool> = stages.iter().map(|s| s.has_tied_copy(&shape)).collect();
+            let copies = stages.each_ref().map(|stage| stage.has_tied_copy(&shape));
             assert_eq!(copies, [false, false, true]);
-            let tied: Vec<bool> = stages.iter().map(|s| s.ties_across_stages(&shape)).collect();
+            let tied = stages.each_ref().map(|stage| stage.ties_across_stages(&shape));
             assert_eq!(tied, [true, false, true]);
         }
         let single = Stage::single(&shape);

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use super::ScheduleKind::{GPipe, Interleaved, OneFOneB, ZeroBubble};
 use super::*;
 
 /// Valid schedules.
@@ -13,12 +14,9 @@ fn schedules() -> impl Strategy<Value = Schedule> {
     sizes.prop_filter_map("invalid sizes", |(kind, stages, chunks, micro_batches)| {
         let kind = ScheduleKind::ALL[kind];
         // Random sizes would rarely be valid.
-        let chunks =
-            if kind == ScheduleKind::Interleaved && stages > 1 { chunks.max(2) } else { 1 };
-        let micro_batches = if kind == ScheduleKind::Interleaved {
-            micro_batches.next_multiple_of(stages)
-        } else {
-            micro_batches
+        let (chunks, micro_batches) = match kind {
+            Interleaved if stages > 1 => (chunks.max(2), micro_batches.next_multiple_of(stages)),
+            _ => (1, micro_batches),
         };
         Schedule::new(kind, stages, chunks, micro_batches).ok()
     })
@@ -70,9 +68,7 @@ fn all_small_schedules_are_valid() {
             (1..=8).flat_map(|p| (1..=4).flat_map(move |v| (1..=24).map(move |m| (p, v, m))))
         {
             let Ok(schedule) = Schedule::new(kind, stages, chunks, micro_batches) else { continue };
-            let sizes = format!(
-                "{kind} of {stages} stages, {chunks} chunks, {micro_batches} micro_batches"
-            );
+            let sizes = format!("{kind}: {stages} by {chunks}, {micro_batches} micro-batches");
             check(&schedule).unwrap_or_else(|fault| panic!("{sizes}: {fault}"));
             assert!(completes(&schedule), "{sizes}");
             valid += 1;
@@ -196,24 +192,17 @@ fn bubbles_match_the_published_formulas() {
     for stages in 1..=8 {
         for micro_batches in 1..=24 {
             let (p, m) = (stages as f64, micro_batches as f64);
-            for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
-                assert_eq!(
-                    timeline(kind, stages, 1, micro_batches).bubble(),
-                    (p - 1.0) / m,
-                    "{kind}"
-                );
+            for kind in [GPipe, OneFOneB] {
+                let bubble = timeline(kind, stages, 1, micro_batches).bubble();
+                assert_eq!(bubble, (p - 1.0) / m, "{kind}");
             }
             if stages == 1 || micro_batches % stages > 0 {
                 continue;
             }
             for chunks in 2..=4 {
-                let bubble =
-                    timeline(ScheduleKind::Interleaved, stages, chunks, micro_batches).bubble();
-                assert_eq!(
-                    bubble,
-                    (p - 1.0) / (chunks as f64 * m),
-                    "{stages} {chunks} {micro_batches}"
-                );
+                let bubble = timeline(Interleaved, stages, chunks, micro_batches).bubble();
+                let expected = (p - 1.0) / (chunks as f64 * m);
+                assert_eq!(bubble, expected, "{stages} {chunks} {micro_batches}");
             }
         }
     }
@@ -224,16 +213,14 @@ fn zero_bubble_has_a_third_of_the_1f1b_bubble() {
     for stages in 2..=8 {
         for micro_batches in 1..=24 {
             let (p, m) = (stages as f64, micro_batches as f64);
-            let zero = timeline(ScheduleKind::ZeroBubble, stages, 1, micro_batches);
-            let one = timeline(ScheduleKind::OneFOneB, stages, 1, micro_batches);
+            let zero = timeline(ZeroBubble, stages, 1, micro_batches);
+            let one = timeline(OneFOneB, stages, 1, micro_batches);
             assert!(zero.total < one.total, "{stages} {micro_batches}");
             if micro_batches >= stages {
                 assert_eq!(zero.bubble(), (p - 1.0) / (3.0 * m), "{stages} {micro_batches}");
             }
-            assert!(
-                zero.in_flight.iter().all(|count| *count <= one.in_flight[0]),
-                "{stages} {micro_batches}"
-            );
+            let max = zero.in_flight.into_iter().max();
+            assert!(max <= Some(one.in_flight[0]), "{stages} {micro_batches}");
         }
     }
 }
@@ -243,25 +230,25 @@ fn micro_batches_in_flight_match_the_formulas() {
     for stages in 1..=8usize {
         for micro_batches in 1..=24usize {
             let in_flight = |kind| timeline(kind, stages, 1, micro_batches).in_flight;
-            assert_eq!(in_flight(ScheduleKind::OneFOneB)[0], stages.min(micro_batches));
-            assert_eq!(in_flight(ScheduleKind::OneFOneB)[stages - 1], 1);
+            assert_eq!(in_flight(OneFOneB)[0], stages.min(micro_batches));
+            assert_eq!(in_flight(OneFOneB)[stages - 1], 1);
             if stages > 1 {
-                assert_eq!(in_flight(ScheduleKind::GPipe), vec![micro_batches; stages]);
+                assert_eq!(in_flight(GPipe), vec![micro_batches; stages]);
             }
         }
     }
     // p micro-batches in v chunks, plus p - 1.
-    assert_eq!(timeline(ScheduleKind::Interleaved, 4, 3, 16).in_flight[0], 4 * 3 + 3);
+    assert_eq!(timeline(Interleaved, 4, 3, 16).in_flight[0], 4 * 3 + 3);
 }
 
 #[test]
 fn message_time_delays_the_receiver() {
-    let schedule = Schedule::new(ScheduleKind::OneFOneB, 2, 1, 1).unwrap();
+    let schedule = Schedule::new(OneFOneB, 2, 1, 1).unwrap();
     let costs = ChunkCosts { message: 0.5, ..equal(&schedule) };
     // 1 forward, 1 forward, 2 backward, 2 backward, and a message there and back.
     assert_eq!(simulate(&schedule, &costs).unwrap().total, 7.0);
     // Two messages on one link.
-    let schedule = Schedule::new(ScheduleKind::GPipe, 2, 1, 2).unwrap();
+    let schedule = Schedule::new(GPipe, 2, 1, 2).unwrap();
     let costs = ChunkCosts { message: 10.0, ..equal(&schedule) };
     let timeline = simulate(&schedule, &costs).unwrap();
     let starts: Vec<f64> = timeline.ranks[1].iter().map(|span| span.start).collect();
@@ -270,7 +257,7 @@ fn message_time_delays_the_receiver() {
 
 #[test]
 fn invalid_costs_are_refused() {
-    let schedule = Schedule::new(ScheduleKind::OneFOneB, 2, 1, 1).unwrap();
+    let schedule = Schedule::new(OneFOneB, 2, 1, 1).unwrap();
     let short = ChunkCosts::equal_thirds(&[1.0]);
     let expected = simulate::SimulateError::Lengths { what: "forward", costs: 1, chunks: 2 };
     assert_eq!(simulate(&schedule, &short), Err(expected));
@@ -282,8 +269,8 @@ fn invalid_costs_are_refused() {
 fn one_stage_sends_no_messages() {
     for kind in ScheduleKind::ALL {
         let schedule = Schedule::new(kind, 1, 1, 2).unwrap();
-        let passes: Vec<_> =
-            schedule.ranks[0].iter().map(|a| (a.computation, a.micro_batch)).collect();
+        let actions = schedule.ranks[0].iter();
+        let passes: Vec<_> = actions.map(|a| (a.computation, a.micro_batch)).collect();
         use Computation::{Backward, Forward};
         assert_eq!(passes, [(Forward, 0), (Backward, 0), (Forward, 1), (Backward, 1)]);
         assert_eq!(schedule.sent(0).count() + schedule.received(0).count(), 0);
@@ -293,25 +280,20 @@ fn one_stage_sends_no_messages() {
 
 #[test]
 fn invalid_sizes_are_refused_with_valid_ones() {
-    let text = |kind, stages, chunks, micro_batches| {
-        Schedule::new(kind, stages, chunks, micro_batches).unwrap_err().to_string()
-    };
-    let many = text(ScheduleKind::OneFOneB, 4, 2, 8);
-    assert!(
-        many.contains("set parallel.virtual_stages to 1 or parallel.schedule to interleaved"),
-        "{many}"
-    );
-    let few = text(ScheduleKind::Interleaved, 4, 1, 8);
-    assert!(few.contains("set parallel.virtual_stages to 2 or parallel.schedule to 1f1b"), "{few}");
-    let uneven = text(ScheduleKind::Interleaved, 4, 2, 6);
-    assert!(uneven.contains("try 4 or 8, or parallel.schedule 1f1b"), "{uneven}");
-    assert_eq!(
-        text(ScheduleKind::GPipe, 0, 1, 1),
-        "a pipeline needs at least 1 of its stages, got 0"
-    );
-    assert!(
-        text(ScheduleKind::GPipe, 2, 1, usize::MAX).contains("use fewer or larger micro-batches")
-    );
+    for (kind, [stages, chunks, micro_batches], expected) in [
+        (
+            OneFOneB,
+            [4, 2, 8],
+            "set parallel.virtual_stages to 1 or parallel.schedule to interleaved",
+        ),
+        (Interleaved, [4, 1, 8], "set parallel.virtual_stages to 2 or parallel.schedule to 1f1b"),
+        (Interleaved, [4, 2, 6], "try 4 or 8, or parallel.schedule 1f1b"),
+        (GPipe, [0, 1, 1], "a pipeline needs at least 1 of its stages, got 0"),
+        (GPipe, [2, 1, usize::MAX], "use fewer or larger micro-batches"),
+    ] {
+        let error = Schedule::new(kind, stages, chunks, micro_batches).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]
@@ -319,8 +301,7 @@ fn schedule_names_round_trip() {
     for kind in ScheduleKind::ALL {
         assert_eq!(kind.name().parse::<ScheduleKind>(), Ok(kind));
     }
-    let text = "zbh1".parse::<ScheduleKind>().unwrap_err().to_string();
-    let expected =
-        "unknown pipeline schedule \"zbh1\"; valid names: gpipe, 1f1b, interleaved, zero-bubble";
-    assert_eq!(text, expected);
+    let error = "zbh1".parse::<ScheduleKind>().unwrap_err().to_string();
+    let names = "gpipe, 1f1b, interleaved, zero-bubble";
+    assert_eq!(error, format!("unknown pipeline schedule \"zbh1\"; valid names: {names}"));
 }

@@ -77,8 +77,8 @@ impl Module {
 impl ParamRole {
     /// Short name of the parameter in its block, such as `qkv.weight`.
     pub fn name(self) -> String {
-        let (module, kind) = (self.module.name(), self.kind);
-        match kind {
+        let module = self.module.name();
+        match self.kind {
             ParamKind::Weight if self.module.is_table() => module.to_owned(),
             ParamKind::Weight => format!("{module}.weight"),
             ParamKind::Bias => format!("{module}.bias"),
@@ -96,7 +96,7 @@ impl ParamBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Family;
+    use crate::shape::{BlockLayout, Family, Shard};
     use crate::testing::shape;
 
     #[test]
@@ -116,8 +116,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "block embed has no weight qkv")]
     fn a_missing_weight_is_named() {
-        let layout =
-            crate::shape::BlockLayout::new(&shape(Family::Gpt2), crate::shape::Shard::UNSHARDED, 1);
+        let layout = BlockLayout::new(&shape(Family::Gpt2), Shard::UNSHARDED, 1);
         let _ = layout.matrices(0).weight(Module::Qkv);
     }
 }

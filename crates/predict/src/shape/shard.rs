@@ -84,15 +84,13 @@ impl ModelShape {
         let attention = [("num_heads", self.num_heads), ("num_kv_heads", self.num_kv_heads)];
         let attention = if self.has_attention() { &attention[..] } else { &[] };
         let mlp = [("intermediate_size", self.intermediate_size)];
-        if let Some((name, size)) = attention.iter().chain(&mlp).find(|(_, size)| size % ranks != 0)
-        {
+        let mut sizes = attention.iter().chain(&mlp);
+        if let Some((name, size)) = sizes.find(|(_, size)| size % ranks != 0) {
             return Err(format!("model.{name} {size} is not divisible by parallel.tp {ranks}"));
         }
-        if self.vocab_size < ranks {
-            return Err(format!(
-                "parallel.tp {ranks} is larger than the vocabulary size {}",
-                self.vocab_size
-            ));
+        let vocab = self.vocab_size;
+        if vocab < ranks {
+            return Err(format!("parallel.tp {ranks} is larger than the vocabulary size {vocab}"));
         }
         Ok(())
     }
@@ -101,19 +99,18 @@ impl ModelShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Family;
+    use crate::shape::{Family, ParamBlock};
     use crate::testing::shape;
     use proptest::prelude::*;
 
     /// For each element of each full parameter, the number of ranks that have it.
     fn owners(shape: &ModelShape, ranks: usize) -> Vec<(String, Vec<usize>)> {
-        let full = shape.blocks();
-        let of = |block: &crate::shape::ParamBlock| block.parameters.clone();
-        let mut owners: Vec<_> =
-            full.iter().flat_map(of).map(|p| (p.name.clone(), vec![0; p.len()])).collect();
+        let of = |block: ParamBlock| block.parameters;
+        let full = shape.blocks().into_iter().flat_map(of);
+        let mut owners: Vec<_> = full.map(|p| (p.name.clone(), vec![0; p.len()])).collect();
         for rank in 0..ranks {
             let blocks = shape.sharded_blocks(Shard { rank, ranks });
-            for (parameter, (name, owners)) in blocks.iter().flat_map(of).zip(&mut owners) {
+            for (parameter, (name, owners)) in blocks.into_iter().flat_map(of).zip(&mut owners) {
                 assert_eq!(parameter.name, *name);
                 let own: usize = parameter.slices.iter().map(ShardSlice::len).sum();
                 assert_eq!(own, parameter.len());

@@ -14,7 +14,7 @@ pub struct Tile {
     pub rows: Range<usize>,
 }
 
-/// A tile before it has a place among the blocks.
+/// A tile before it has a block index.
 #[derive(Debug)]
 pub struct NewTile {
     /// Module of its matrix.
@@ -84,24 +84,20 @@ mod tests {
             let shape = shape(if llama { Family::Llama } else { Family::Gpt2 });
             let blocks = |rank| shape.sharded_blocks(Shard { rank, ranks: tp });
             for full in (0..tp).flat_map(blocks) {
-                let mut left = full.clone();
-                let tiles = left.split_tiles(count);
+                let mut remaining = full.clone();
+                let tiles = remaining.split_tiles(count);
                 let is_small = |p: &ParamSpec| p.shape.len() == 1 || p.role.module == Module::PositionEmbedding;
-                prop_assert!(left.parameters.iter().all(is_small));
-                prop_assert!(left.len() < 200);
+                prop_assert!(remaining.parameters.iter().all(is_small));
+                prop_assert!(remaining.len() < 200);
                 for matrix in full.parameters.iter().filter(|p| !is_small(p)) {
-                    let tiles: Vec<_> =
-                        tiles.iter().filter(|tile| tile.module == matrix.role.module).collect();
+                    let module = matrix.role.module;
+                    let tiles: Vec<_> = tiles.iter().filter(|tile| tile.module == module).collect();
                     let row_columns = |p: &ParamSpec| -> Vec<(usize, Range<usize>)> {
-                        let rows = |slice: &ShardSlice| {
-                            let columns = slice.columns.clone();
-                            slice.rows.clone().map(move |row| (row, columns.clone())).collect()
-                        };
-                        p.slices.iter().flat_map(|slice| -> Vec<_> { rows(slice) }).collect()
+                        let rows = |slice: &ShardSlice| slice.rows.clone().zip(std::iter::repeat(slice.columns.clone()));
+                        p.slices.iter().flat_map(rows).collect()
                     };
-                    let all: Vec<_> =
-                        tiles.iter().flat_map(|tile| row_columns(&tile.block.parameters[0])).collect();
-                    prop_assert_eq!(all, row_columns(matrix));
+                    let all = tiles.iter().flat_map(|tile| row_columns(&tile.block.parameters[0]));
+                    prop_assert_eq!(all.collect::<Vec<_>>(), row_columns(matrix));
                     let ends: Vec<usize> = tiles.iter().map(|tile| tile.rows.end).collect();
                     prop_assert_eq!(ends.last(), Some(&matrix.shape[0]));
                     for NewTile { rows, block, .. } in &tiles {

@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::elementwise::dropout_factors;
-use super::super::isa::kernel;
-use super::super::lanes::{Lanes, WIDTH};
-use super::super::math::exp;
-use super::super::slice::{DisjointMut, Slice};
-use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
 use super::{AttentionHead, BLOCK_QUERIES, QkvLayout, blocks, take};
+use crate::Cpu;
+use crate::elementwise::dropout_factors;
+use crate::gemm::GemmShape;
+use crate::isa::kernel;
+use crate::lanes::{Lanes, WIDTH};
+use crate::math::exp;
+use crate::slice::{DisjointMut, Slice};
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
 use regatta_device::ops::{AttentionChunkShape, AttentionDropout};
 use regatta_device::random::DropoutMask;
 
@@ -39,7 +40,9 @@ struct KvOperands {
 }
 
 /// Queries of a head, their gradient, and the gradient of the output.
-struct QueryOperands {
+struct QueryOperands<'a> {
+    head: AttentionHead,
+    args: BackwardArgs<'a>,
     q: MatrixPtr,
     dy: MatrixPtr,
     dq: MatrixPtrMut,
@@ -82,9 +85,8 @@ impl Cpu {
         let shape = first.shape;
         let (padded_dim, padded_keys) = (first.padded_dim(), first.padded_keys());
         let (q_len, k_len) = (shape.queries * padded_dim, shape.keys * padded_dim);
-        let scratch_len =
-            3 * q_len + 3 * k_len + 2 * padded_dim * padded_keys + 2 * BLOCK_QUERIES * padded_keys;
-        let mut scratch = self.scratch(scratch_len);
+        let block_len = (padded_dim + BLOCK_QUERIES) * padded_keys;
+        let mut scratch = self.scratch(3 * q_len + 3 * k_len + 2 * block_len);
         let mut rest = &mut scratch[..];
         let [k_columns, v_columns] = first.kv_columns();
         let k = self.gather(args.kv, k_columns, take(&mut rest, k_len));
@@ -134,10 +136,10 @@ impl Cpu {
         let buffer = take(&mut rest, q_len);
         // SAFETY: each head has its own columns.
         let dq = unsafe { self.accumulator_matrix(args.dq, q_columns, buffer, args.accumulate) };
-        let operands = QueryOperands { q, dy, dq };
+        let operands = QueryOperands { head, args, q, dy, dq };
         for queries in blocks(0..head.shape.queries, BLOCK_QUERIES) {
-            let gradients = self.backward_queries(head, args, kv, &operands, queries, rest);
-            self.backward_keys(head, kv, &operands, gradients);
+            let scores = self.backward_queries(kv, &operands, queries, rest);
+            self.backward_keys(kv, &operands, scores);
         }
         // SAFETY: each head has its own columns.
         unsafe { self.write_back(args.dq, q_columns, buffer) };
@@ -146,13 +148,12 @@ impl Cpu {
     /// Probabilities, gradient of the scores, and gradient of the queries.
     fn backward_queries(
         &self,
-        head: AttentionHead,
-        args: BackwardArgs<'_>,
         kv: &KvOperands,
-        operands: &QueryOperands,
+        operands: &QueryOperands<'_>,
         queries: Range<usize>,
         rest: &mut [f32],
     ) -> ScoreGradients {
+        let QueryOperands { head, ref args, .. } = *operands;
         let isa = self.isa;
         let (padded_dim, row_stride) = (head.padded_dim(), head.padded_keys());
         let size = BLOCK_QUERIES * row_stride;
@@ -163,20 +164,17 @@ impl Cpu {
             let (rows, keys) = (block.len(), head.visible_keys(&block));
             let at = block.start - queries.start;
             let columns = keys.next_multiple_of(WIDTH);
-            let tile = TileShape { rows, columns, depth: head.shape.head_dim };
+            let tile = GemmShape { m: rows, n: columns, k: head.shape.head_dim };
             // SAFETY: keys, values and scores are padded.
             unsafe {
-                let (q, k_transposed) =
-                    (operands.q.at_row(block.start), kv.k_transposed.as_const());
-                gemm_small(isa, tile, q, k_transposed, p.at_row(at), false);
-                let (dy, v_transposed) =
-                    (operands.dy.at_row(block.start), kv.v_transposed.as_const());
-                gemm_small(isa, tile, dy, v_transposed, ds.at_row(at), false);
+                let (q, dy) = (operands.q.at_row(block.start), operands.dy.at_row(block.start));
+                gemm_small(isa, tile, q, kv.k_transposed.as_const(), p.at_row(at), false);
+                gemm_small(isa, tile, dy, kv.v_transposed.as_const(), ds.at_row(at), false);
             }
             let first = at * row_stride;
             let (p_rows, ds_rows) = (&mut p_rows[first..], &mut ds_rows[first..]);
-            score_gradients_block(isa, head, &args, &block, p_rows, ds_rows);
-            let tile = TileShape { rows, columns: padded_dim, depth: keys };
+            score_gradients_block(isa, head, args, &block, p_rows, ds_rows);
+            let tile = GemmShape { m: rows, n: padded_dim, k: keys };
             // SAFETY: keys and gradients are padded.
             unsafe {
                 let dq = operands.dq.at_row(block.start);
@@ -187,23 +185,15 @@ impl Cpu {
     }
 
     /// Gradients of keys and values from a block of queries.
-    fn backward_keys(
-        &self,
-        head: AttentionHead,
-        kv: &KvOperands,
-        operands: &QueryOperands,
-        gradients: ScoreGradients,
-    ) {
-        let ScoreGradients { queries, p, ds } = gradients;
+    fn backward_keys(&self, kv: &KvOperands, operands: &QueryOperands<'_>, scores: ScoreGradients) {
+        let ScoreGradients { queries, p, ds } = scores;
+        let head = operands.head;
         let causal = head.shape.causal;
         for block in blocks(0..head.visible_keys(&queries), ROWS) {
             // Earlier queries do not attend to these keys.
             let first = if causal { block.start.max(queries.start) } else { queries.start };
-            let tile = TileShape {
-                rows: block.len(),
-                columns: head.padded_dim(),
-                depth: queries.end - first,
-            };
+            let (m, n, k) = (block.len(), head.padded_dim(), queries.end - first);
+            let tile = GemmShape { m, n, k };
             // The first queries that attend to a key store, later ones accumulate.
             let stored = if causal { block.start < queries.start } else { queries.start > 0 };
             let accumulate = kv.accumulate || stored;
@@ -226,11 +216,8 @@ kernel! {
     /// Replaces the scores `p` of a block of queries, in rows of all keys, by probabilities with dropout
     /// applied, and the gradient `ds` of those by the gradient of the scores. Masked ones become zero.
     pub(super) fn score_gradients_block<V>(
-        head: AttentionHead,
-        args: &BackwardArgs<'_>,
-        block: &Range<usize>,
-        p: &mut [f32],
-        ds: &mut [f32],
+        head: AttentionHead, args: &BackwardArgs<'_>, block: &Range<usize>,
+        p: &mut [f32], ds: &mut [f32],
     ) {
         let row_len = head.padded_keys();
         let columns = head.visible_keys(block).next_multiple_of(WIDTH);

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::bf16::gemm_packed;
-use super::super::gemm::Epilogue;
-use super::super::slice::DisjointMut;
 use super::backward::{BackwardArgs, score_gradients_block};
 use super::bf16_forward::{BLOCK_QUERIES, HeadScratch, operand, output};
 use super::{AttentionHead, HeadColumns, blocks, take};
+use crate::Cpu;
+use crate::bf16::gemm_packed;
+use crate::gemm::Epilogue;
+use crate::slice::DisjointMut;
 
 /// f32 buffers of a group of heads, in padded rows.
 struct GroupBuffers<'a> {
@@ -86,11 +86,11 @@ impl Cpu {
         packed: &mut HeadScratch,
         buffers: &mut GroupBuffers<'_>,
     ) {
-        let (kernel, queries, dim) =
-            (self.bf16_gemm.kernel, head.shape.queries, head.shape.head_dim);
-        packed.q.pack(kernel, queries, dim, head.q_columns().as_matrix(args.q));
-        packed.dy.pack(kernel, queries, dim, head.y_columns().as_matrix(args.dy));
-        for block in blocks(0..queries, BLOCK_QUERIES) {
+        let (kernel, shape) = (self.bf16_gemm.kernel, head.shape);
+        let (q, dy) = (head.q_columns().as_matrix(args.q), head.y_columns().as_matrix(args.dy));
+        packed.q.pack(kernel, shape.queries, shape.head_dim, q);
+        packed.dy.pack(kernel, shape.queries, shape.head_dim, dy);
+        for block in blocks(0..shape.queries, BLOCK_QUERIES) {
             self.backward_queries_bf16(head, args, &block, packed, buffers);
             backward_keys_bf16(head, &block, packed, buffers);
         }
@@ -111,11 +111,10 @@ impl Cpu {
         let HeadScratch { k_transposed, v: v_transposed, k, gemm, .. } = packed;
         let GroupBuffers { p, ds, dq, .. } = buffers;
         let q_columns = head.q_columns().slice_rows(block);
-        let (q, dy) =
-            (q_columns.as_matrix(args.q), head.y_columns().slice_rows(block).as_matrix(args.dy));
-        let (k_transposed, v_transposed) =
-            (k_transposed.slice(0..dim, visible), v_transposed.slice(0..dim, visible));
+        let (q, k_transposed) = (q_columns.as_matrix(args.q), k_transposed.slice(0..dim, visible));
         gemm_packed(rows, q, k_transposed, Epilogue::Store, output(p, padded_keys), gemm);
+        let dy = head.y_columns().slice_rows(block).as_matrix(args.dy);
+        let v_transposed = v_transposed.slice(0..dim, visible);
         gemm_packed(rows, dy, v_transposed, Epilogue::Store, output(ds, padded_keys), gemm);
         score_gradients_block(self.isa, head, &args, block, p, ds);
         let dq = &mut dq[..rows * padded_dim];

@@ -4,13 +4,13 @@
 
 use std::ops::Range;
 
-use super::super::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
-use super::super::gemm::Epilogue;
-use super::super::slice::{DisjointMut, Slice, SliceMut};
-use super::super::small_gemm::MatrixPtrMut;
-use super::super::{Cpu, Precision};
 use super::forward::{ForwardArgs, SoftmaxStats, scale_rows, softmax_block};
 use super::{AttentionHead, HeadColumns, blocks};
+use crate::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
+use crate::gemm::Epilogue;
+use crate::slice::Slice;
+use crate::small_gemm::MatrixPtrMut;
+use crate::{Cpu, Precision};
 
 /// Queries of a block: rows of the largest tile, and a depth step of packed operands.
 pub(super) const BLOCK_QUERIES: usize = 32;
@@ -41,12 +41,12 @@ impl HeadColumns {
 
 /// A scratch buffer as a GEMM output.
 pub(super) fn output(rows: &mut [f32], row_len: usize) -> MatrixSliceMut<'_> {
-    MatrixSliceMut::row_major(SliceMut::F32(rows), row_len)
+    MatrixSliceMut::row_major(rows, row_len)
 }
 
 /// A scratch buffer as a GEMM operand.
 pub(super) fn operand(rows: &[f32], row_len: usize) -> MatrixSlice<'_> {
-    MatrixSlice::row_major(Slice::F32(rows), row_len)
+    MatrixSlice::row_major(rows, row_len)
 }
 
 impl Cpu {
@@ -55,21 +55,16 @@ impl Cpu {
         self.precision == Precision::Bf16 && self.bf16_gemm.kernel.has_bf16_instructions()
     }
 
-    pub(super) fn forward_head_bf16(
-        &self,
-        head: AttentionHead,
-        args: ForwardArgs<'_>,
-        y: DisjointMut<'_>,
-        lse: &mut [f32],
-    ) {
-        let padded_dim = head.padded_dim();
+    pub(super) fn forward_head_bf16(&self, head: AttentionHead, args: ForwardArgs<'_>) {
+        // SAFETY: each head has its own range of `lse`.
+        let (padded_dim, lse) = (head.padded_dim(), unsafe { args.head_lse(head) });
         self.forward_bf16(head, args, |block, stats, out| {
             lse[block.clone()].copy_from_slice(&stats.lse[..block.len()]);
             let rows = MatrixPtrMut { ptr: out.as_mut_ptr(), row_stride: padded_dim };
             // SAFETY: rows are padded, and each head has its own columns.
             unsafe {
                 scale_rows(self.isa, padded_dim, rows, &stats.inv_sum[..block.len()]);
-                self.store_rows(y, head.y_columns().slice_rows(&block), out);
+                self.store_rows(args.y, head.y_columns().slice_rows(&block), out);
             }
         });
     }

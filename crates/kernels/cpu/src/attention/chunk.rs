@@ -2,45 +2,17 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::isa::kernel;
-use super::super::lanes::WIDTH;
-use super::super::slice::DisjointMut;
-use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 use super::forward::{ForwardArgs, SoftmaxStats, forward_scratch_len};
-use super::{AttentionHead, QkvLayout, blocks, take};
-use regatta_device::ops::AttentionChunkShape;
-use regatta_device::tensor::ViewMut;
+use super::{AttentionHead, blocks, take};
+use crate::Cpu;
+use crate::isa::kernel;
+use crate::lanes::WIDTH;
+use crate::slice::DisjointMut;
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 
 impl Cpu {
-    pub(super) fn merge_chunk(
-        &self,
-        shape: AttentionChunkShape,
-        args: ForwardArgs<'_>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
-        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
-        assert!(y.is_f32() && lse.is_f32(), "chunks are merged in f32");
-        if shape.rows() == 0 || shape.keys == 0 {
-            return;
-        }
-        let layout = QkvLayout::separate(shape);
-        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
-            for unit in units {
-                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
-                self.merge_head(AttentionHead { shape, layout, sequence, head }, args, y, lse);
-            }
-        });
-    }
-
-    fn merge_head(
-        &self,
-        head: AttentionHead,
-        args: ForwardArgs<'_>,
-        y: DisjointMut<'_>,
-        lse: DisjointMut<'_>,
-    ) {
+    pub(super) fn merge_head(&self, head: AttentionHead, args: ForwardArgs<'_>) {
+        let ForwardArgs { y, lse, .. } = args;
         let padded_dim = head.padded_dim();
         let out_len = head.shape.queries * padded_dim;
         let bf16 = self.uses_bf16_attention();
@@ -121,10 +93,7 @@ kernel! {
     /// # Safety
     /// Both rows must have `columns` elements, a multiple of [`WIDTH`].
     unsafe fn merge_row<V>(
-        columns: usize,
-        new: MatrixPtr,
-        new_weight: f32,
-        merged: MatrixPtrMut,
+        columns: usize, new: MatrixPtr, new_weight: f32, merged: MatrixPtrMut,
         old_weight: Option<f32>,
     ) {
         for at in (0..columns).step_by(WIDTH) {

@@ -2,25 +2,38 @@
 
 use std::ops::Range;
 
-use super::super::Cpu;
-use super::super::elementwise::dropout_factors;
-use super::super::isa::kernel;
-use super::super::lanes::{Lanes, WIDTH};
-use super::super::math::exp;
-use super::super::slice::{DisjointMut, Slice};
-use super::super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, TileShape, gemm_small, transpose};
 use super::bf16_forward::BLOCK_QUERIES as MAX_BLOCK_QUERIES;
-use super::{AttentionHead, QkvLayout, blocks, take};
-use regatta_device::ops::{AttentionDropout, AttentionShape};
+use super::{AttentionHead, blocks, take};
+use crate::Cpu;
+use crate::elementwise::dropout_factors;
+use crate::gemm::GemmShape;
+use crate::isa::kernel;
+use crate::lanes::{Lanes, WIDTH};
+use crate::math::exp;
+use crate::slice::{DisjointMut, Slice};
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
+use regatta_device::ops::AttentionDropout;
 use regatta_device::random::DropoutMask;
-use regatta_device::tensor::ViewMut;
 
-/// Inputs of all heads.
+/// Inputs and outputs of all heads.
 #[derive(Clone, Copy)]
 pub(super) struct ForwardArgs<'a> {
     pub q: Slice<'a>,
     pub kv: Slice<'a>,
     pub dropout: Option<AttentionDropout>,
+    pub y: DisjointMut<'a>,
+    pub lse: DisjointMut<'a>,
+}
+
+impl<'a> ForwardArgs<'a> {
+    /// The `lse` of a head, where it is contiguous.
+    ///
+    /// # Safety
+    /// No other reference to it may exist.
+    pub unsafe fn head_lse(&self, head: AttentionHead) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { self.lse.slice_f32(head.lse_index(0)..head.lse_index(head.shape.queries)) }
+    }
 }
 
 /// Operands of a head as padded f32 matrices.
@@ -40,41 +53,9 @@ pub(super) struct SoftmaxStats {
 }
 
 impl Cpu {
-    pub(super) fn attention_forward(
-        &self,
-        shape: AttentionShape,
-        args: ForwardArgs<'_>,
-        y: ViewMut<'_>,
-        lse: ViewMut<'_>,
-    ) {
-        if shape.rows() == 0 {
-            return;
-        }
-        let (y, lse) = (DisjointMut::new(y), DisjointMut::new(lse));
-        let layout = QkvLayout::fused(shape);
-        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
-            for unit in units {
-                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
-                let head = AttentionHead { shape: shape.into(), layout, sequence, head };
-                // SAFETY: each head has its own range of `lse`.
-                let lse =
-                    unsafe { lse.slice_f32(head.lse_index(0)..head.lse_index(shape.seq_len)) };
-                if self.uses_bf16_attention() {
-                    self.forward_head_bf16(head, args, y, lse);
-                } else {
-                    self.forward_head(head, args, y, lse);
-                }
-            }
-        });
-    }
-
-    fn forward_head(
-        &self,
-        head: AttentionHead,
-        args: ForwardArgs<'_>,
-        y: DisjointMut<'_>,
-        lse: &mut [f32],
-    ) {
+    pub(super) fn forward_head(&self, head: AttentionHead, args: ForwardArgs<'_>) {
+        // SAFETY: each head has its own range of `lse`.
+        let (y, lse) = (args.y, unsafe { args.head_lse(head) });
         let out_len = head.shape.queries * head.padded_dim();
         let mut scratch = self.scratch(out_len + forward_scratch_len(head));
         let mut rest = &mut scratch[..];
@@ -102,9 +83,9 @@ impl Cpu {
         let (padded_dim, padded_keys) = (head.padded_dim(), head.padded_keys());
         let q_len = head.shape.queries * padded_dim;
         let q = self.gather(args.q, head.q_columns(), take(rest, q_len));
-        let [k, v] = head
-            .kv_columns()
-            .map(|columns| self.gather(args.kv, columns, take(rest, head.shape.keys * padded_dim)));
+        let kv_len = head.shape.keys * padded_dim;
+        let kv = head.kv_columns();
+        let [k, v] = kv.map(|columns| self.gather(args.kv, columns, take(rest, kv_len)));
         let ptr = take(rest, padded_dim * padded_keys).as_mut_ptr();
         let k_transposed = MatrixPtrMut { ptr, row_stride: padded_keys };
         // SAFETY: `k_transposed` has `padded_dim` rows of `padded_keys` columns.
@@ -126,14 +107,14 @@ impl Cpu {
         let scores = &mut scores[..rows * row_stride];
         let p = MatrixPtrMut { ptr: scores.as_mut_ptr(), row_stride };
         let columns = keys.next_multiple_of(WIDTH);
-        let tile = TileShape { rows, columns, depth: head.shape.head_dim };
+        let tile = GemmShape { m: rows, n: columns, k: head.shape.head_dim };
         // SAFETY: keys and scores are padded.
         unsafe {
             let q = operands.q.at_row(block.start);
             gemm_small(self.isa, tile, q, operands.k_transposed.as_const(), p, false);
         }
         let stats = softmax_block(self.isa, head, operands.dropout, &block, scores);
-        let tile = TileShape { rows, columns: head.padded_dim(), depth: keys };
+        let tile = GemmShape { m: rows, n: head.padded_dim(), k: keys };
         // SAFETY: values and output are padded.
         unsafe { gemm_small(self.isa, tile, p.as_const(), operands.v, out, false) };
         stats
@@ -150,9 +131,7 @@ kernel! {
     /// Replaces the scores of a block of queries, in rows of all keys, by exponentials with dropout applied.
     /// Masked ones become zero.
     pub(super) fn softmax_block<V>(
-        head: AttentionHead,
-        dropout: Option<AttentionDropout>,
-        block: &Range<usize>,
+        head: AttentionHead, dropout: Option<AttentionDropout>, block: &Range<usize>,
         scores: &mut [f32],
     ) -> SoftmaxStats {
         let row_len = head.padded_keys();

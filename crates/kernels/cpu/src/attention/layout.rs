@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::lanes::WIDTH;
+use crate::lanes::WIDTH;
 use regatta_device::ops::{AttentionChunkShape, AttentionDropout, AttentionShape};
 use regatta_device::random::DropoutMask;
 

@@ -5,7 +5,6 @@ mod backward;
 mod bf16_backward;
 mod bf16_forward;
 mod chunk;
-mod decode;
 mod forward;
 mod layout;
 
@@ -16,11 +15,13 @@ pub use bf16_forward::HeadScratch;
 use self::backward::BackwardArgs;
 use self::forward::ForwardArgs;
 use self::layout::{AttentionHead, HeadColumns, QkvLayout};
-use super::Cpu;
-use super::isa::kernel;
-use super::lanes::WIDTH;
-use super::slice::{DisjointMut, Slice, load_padded, store_partial};
-use super::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
+use crate::Cpu;
+use crate::isa::kernel;
+use crate::lanes::WIDTH;
+use crate::memory::copy_kernel;
+use crate::rope::rope_kernel;
+use crate::slice::{DisjointMut, Slice, load_padded, row_count, store_partial};
+use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 use regatta_device::AttentionOps;
 use regatta_device::ops::{
     AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
@@ -31,6 +32,9 @@ use regatta_device::tensor::{View, ViewMut};
 /// Queries whose probabilities are in memory at once: few enough for the cache.
 const BLOCK_QUERIES: usize = 8 * ROWS;
 
+/// Cached tokens of all heads that are worth another thread, in decoding.
+const MIN_TOKENS_PER_THREAD: usize = 4096;
+
 impl AttentionOps for Cpu {
     fn attention(
         &self,
@@ -40,11 +44,16 @@ impl AttentionOps for Cpu {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        assert_eq!(qkv.len(), shape.rows() * shape.qkv_dim(), "qkv does not have the given shape");
-        assert_eq!(y.len(), shape.rows() * shape.out_dim(), "y does not have the given shape");
-        assert_eq!(lse.len(), shape.rows() * shape.heads, "lse does not have the given shape");
-        let qkv = Slice::from(qkv);
-        self.attention_forward(shape, ForwardArgs { q: qkv, kv: qkv, dropout }, y, lse);
+        assert_lens("qkv", [qkv.len()], shape.rows() * shape.qkv_dim());
+        assert_lens("y", [y.len()], shape.rows() * shape.out_dim());
+        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        let (q, kv, y, lse) = (qkv.into(), qkv.into(), DisjointMut::new(y), DisjointMut::new(lse));
+        let args = ForwardArgs { q, kv, dropout, y, lse };
+        let layout = QkvLayout::fused(shape);
+        self.for_each_head(shape.into(), layout, |head| match self.uses_bf16_attention() {
+            true => self.forward_head_bf16(head, args),
+            false => self.forward_head(head, args),
+        });
     }
 
     fn attention_backward(
@@ -55,30 +64,13 @@ impl AttentionOps for Cpu {
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {
-        let (qkv_len, out_len) = (shape.rows() * shape.qkv_dim(), shape.rows() * shape.out_dim());
-        assert_eq!(
-            [saved.qkv.len(), dqkv.len()],
-            [qkv_len; 2],
-            "qkv does not have the given shape"
-        );
-        assert_eq!([saved.y.len(), dy.len()], [out_len; 2], "y does not have the given shape");
-        assert_eq!(
-            saved.lse.len(),
-            shape.rows() * shape.heads,
-            "lse does not have the given shape"
-        );
-        let (qkv, dqkv) = (Slice::from(saved.qkv), DisjointMut::new(dqkv));
-        let args = BackwardArgs {
-            q: qkv,
-            kv: qkv,
-            y: saved.y.into(),
-            lse: saved.lse.as_slice(),
-            dropout,
-            dy: dy.into(),
-            dq: dqkv,
-            dkv: dqkv,
-            accumulate: false,
-        };
+        let AttentionSaved { qkv, y, lse } = saved;
+        assert_lens("qkv", [qkv.len(), dqkv.len()], shape.rows() * shape.qkv_dim());
+        assert_lens("y", [y.len(), dy.len()], shape.rows() * shape.out_dim());
+        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        let (q, kv, y, dy, lse) = (qkv.into(), qkv.into(), y.into(), dy.into(), lse.as_slice());
+        let (dq, accumulate) = (DisjointMut::new(dqkv), false);
+        let args = BackwardArgs { q, kv, y, lse, dropout, dy, dq, dkv: dq, accumulate };
         self.backward_groups(shape.into(), QkvLayout::fused(shape), args);
     }
 
@@ -91,11 +83,14 @@ impl AttentionOps for Cpu {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        let (out_len, kv_len) = (shape.rows() * shape.out_dim(), shape.kv_rows() * shape.kv_dim());
-        assert_eq!([q.len(), y.len()], [out_len; 2], "q or y does not have the given shape");
-        assert_eq!(kv.len(), kv_len, "kv does not have the given shape");
-        assert_eq!(lse.len(), shape.rows() * shape.heads, "lse does not have the given shape");
-        self.merge_chunk(shape, ForwardArgs { q: q.into(), kv: kv.into(), dropout }, y, lse);
+        assert_lens("q or y", [q.len(), y.len()], shape.rows() * shape.out_dim());
+        assert_lens("kv", [kv.len()], shape.kv_rows() * shape.kv_dim());
+        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
+        let (q, kv, y, lse) = (q.into(), kv.into(), DisjointMut::new(y), DisjointMut::new(lse));
+        assert!(y.is_f32() && lse.is_f32(), "chunks are merged in f32");
+        let args = ForwardArgs { q, kv, dropout, y, lse };
+        let layout = QkvLayout::separate(shape);
+        self.for_each_head(shape, layout, |head| self.merge_head(head, args));
     }
 
     fn attention_chunk_backward(
@@ -107,28 +102,15 @@ impl AttentionOps for Cpu {
         dq: ViewMut<'_>,
         dkv: ViewMut<'_>,
     ) {
-        let (out_len, kv_len) = (shape.rows() * shape.out_dim(), shape.kv_rows() * shape.kv_dim());
-        let out_lens = [saved.q.len(), saved.y.len(), dy.len(), dq.len()];
-        assert_eq!(out_lens, [out_len; 4], "q or y does not have the given shape");
-        assert_eq!([saved.kv.len(), dkv.len()], [kv_len; 2], "kv does not have the given shape");
-        assert_eq!(
-            saved.lse.len(),
-            shape.rows() * shape.heads,
-            "lse does not have the given shape"
-        );
+        let AttentionChunkSaved { q, kv, y, lse } = saved;
+        let out_lens = [q.len(), y.len(), dy.len(), dq.len()];
+        assert_lens("q or y", out_lens, shape.rows() * shape.out_dim());
+        assert_lens("kv", [kv.len(), dkv.len()], shape.kv_rows() * shape.kv_dim());
+        assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
         let (dq, dkv) = (DisjointMut::new(dq), DisjointMut::new(dkv));
         assert!(dq.is_f32() && dkv.is_f32(), "chunk gradients are accumulated in f32");
-        let args = BackwardArgs {
-            q: saved.q.into(),
-            kv: saved.kv.into(),
-            y: saved.y.into(),
-            lse: saved.lse.as_slice(),
-            dropout,
-            dy: dy.into(),
-            dq,
-            dkv,
-            accumulate: true,
-        };
+        let (q, kv, y, dy, lse) = (q.into(), kv.into(), y.into(), dy.into(), lse.as_slice());
+        let args = BackwardArgs { q, kv, y, lse, dropout, dy, dq, dkv, accumulate: true };
         self.backward_groups(shape, QkvLayout::separate(shape), args);
     }
 
@@ -140,7 +122,41 @@ impl AttentionOps for Cpu {
         values: View<'_>,
         y: ViewMut<'_>,
     ) {
-        self.attend_to_cache(shape, q, keys, values, y);
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let row_len = kv_heads * head_dim;
+        let tokens = row_count(keys.len(), row_len);
+        assert_lens("q or y", [q.len(), y.len()], shape.out_dim());
+        assert_lens("the KV cache", [keys.len(), values.len()], tokens * row_len);
+        let (q, keys, values) = (Slice::from(q), Slice::from(keys), Slice::from(values));
+        let y = DisjointMut::new(y);
+        let scale = (1.0 / (head_dim as f64).sqrt()) as f32;
+        let min_heads = MIN_TOKENS_PER_THREAD.div_ceil(tokens.max(1));
+        self.pool.run_ranges(heads, min_heads, 1, |range| {
+            for head in range {
+                let columns = |head: usize| head * head_dim..(head + 1) * head_dim;
+                let kv = columns(head / (heads / kv_heads));
+                // SAFETY: each head has its own columns.
+                let y = unsafe { y.slice(columns(head)) };
+                let q = q.slice(columns(head));
+                let row = |token: usize| token * row_len + kv.start..token * row_len + kv.end;
+                let score = |token: usize| {
+                    let key = keys.slice(row(token));
+                    (0..head_dim).map(|at| q.get(at) * key.get(at)).sum::<f32>() * scale
+                };
+                let mut softmax: Vec<f32> = (0..tokens).map(score).collect();
+                let max = softmax.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                softmax.iter_mut().for_each(|score| *score = (*score - max).exp());
+                let sum: f32 = softmax.iter().sum();
+                let mut out = vec![0.0; head_dim];
+                for (token, exp) in softmax.iter().enumerate() {
+                    let value = values.slice(row(token));
+                    for (at, out) in out.iter_mut().enumerate() {
+                        *out += exp / sum * value.get(at);
+                    }
+                }
+                copy_kernel(self.isa, Slice::F32(&out), y);
+            }
+        });
     }
 
     fn apply_rope(
@@ -151,8 +167,32 @@ impl AttentionOps for Cpu {
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
-        self.rotate_qk(shape, theta, positions, direction, qkv);
+        let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
+        assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
+        assert_lens("qkv", [qkv.len()], shape.rows() * row_len);
+        assert_eq!(positions.len(), shape.seq_len, "RoPE needs one position per token");
+        if qkv.is_empty() || half_dim == 0 {
+            return;
+        }
+        let rotated = (shape.heads + shape.kv_heads) * shape.head_dim;
+        let last = positions.iter().max().map_or(0, |last| *last as usize);
+        let table = self.rope_table.get(theta, half_dim, last + 1);
+        let qkv = DisjointMut::new(qkv);
+        self.for_each_row(shape.rows(), row_len, |row| {
+            // SAFETY: rows are disjoint.
+            let qk = unsafe { qkv.slice(row * row_len..row * row_len + rotated) };
+            let position = positions[row % shape.seq_len] as usize;
+            let cos_sin = position * 2 * half_dim..(position + 1) * 2 * half_dim;
+            let (cos, sin) = table.values[cos_sin].split_at(half_dim);
+            rope_kernel(self.isa, direction, cos, sin, qk);
+        });
     }
+}
+
+/// # Panics
+/// If a length differs from the expected one.
+fn assert_lens<const N: usize>(what: &str, lens: [usize; N], expected: usize) {
+    assert_eq!(lens, [expected; N], "{what} does not have the given shape");
 }
 
 /// Splits a range into blocks of `rows`.
@@ -162,6 +202,24 @@ fn blocks(range: Range<usize>, rows: usize) -> impl Iterator<Item = Range<usize>
 }
 
 impl Cpu {
+    /// Calls `work` for each head of each sequence, unless there are no queries or no keys.
+    fn for_each_head(
+        &self,
+        shape: AttentionChunkShape,
+        layout: QkvLayout,
+        work: impl Fn(AttentionHead) + Sync,
+    ) {
+        if shape.rows() == 0 || shape.keys == 0 {
+            return;
+        }
+        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
+            for unit in units {
+                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+                work(AttentionHead { shape, layout, sequence, head });
+            }
+        });
+    }
+
     /// The columns as a padded f32 matrix: in place if possible, otherwise copied into `buffer`.
     fn gather(&self, from: Slice<'_>, columns: HeadColumns, buffer: &mut [f32]) -> MatrixPtr {
         if let (Slice::F32(elements), true) = (from, columns.is_unpadded()) {
@@ -254,9 +312,7 @@ kernel! {
             }
         }
     }
-}
 
-kernel! {
     /// # Safety
     /// No other thread may access these columns.
     unsafe fn load_rows_kernel<V>(from: DisjointMut<'_>, columns: HeadColumns, rows: &mut [f32]) {
@@ -269,9 +325,7 @@ kernel! {
             }
         }
     }
-}
 
-kernel! {
     /// # Safety
     /// No other thread may access these columns.
     unsafe fn store_rows_kernel<V>(rows: &[f32], columns: HeadColumns, to: DisjointMut<'_>) {

@@ -132,14 +132,8 @@ macro_rules! tile_asm {
     ($($arg:tt)*) => {
         asm!(
             $($arg)*
-            out("tmm0") _,
-            out("tmm1") _,
-            out("tmm2") _,
-            out("tmm3") _,
-            out("tmm4") _,
-            out("tmm5") _,
-            out("tmm6") _,
-            out("tmm7") _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         )
     };
@@ -215,8 +209,8 @@ fn direct_store(tile: &GemmTile, output: &mut TileOutput<'_>) -> Option<MatrixPt
 /// See [`MicroKernelFn`]; and a [`TileConfigGuard`] must exist on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
-    let TileOperands { a, a_row, a_step, b, steps, c, c_row } =
-        TileOperands::new(tile, acc, &mut output);
+    let operands = TileOperands::new(tile, acc, &mut output);
+    let TileOperands { a, a_row, a_step, b, steps, c, c_row } = operands;
     // SAFETY: the caller promises configured tiles and operands of that many steps; the output has 32 rows of
     // 32 columns.
     unsafe {

@@ -3,29 +3,31 @@
 
 use std::ops::Range;
 
-use super::PackedBView;
-use super::aligned_lines::{AlignedLines, WORDS};
+use super::aligned_lines::WORDS;
 use super::epilogue::{Accumulators, TileOutput};
 use super::kernel::Blocking;
 use super::matrix::{MatrixSlice, MatrixSliceMut};
 use super::microkernel::{GemmTile, PanelA};
-use super::pack;
+use super::{GemmScratch, PackedBView, pack};
 use crate::gemm::Epilogue;
 use crate::slice::SliceMut;
 
 /// Maximum bytes of a packed block of A.
 const MAX_A_BLOCK_BYTES: usize = 256 << 10;
 
-/// GEMM of `m` rows of `a` by packed `b`.
-pub fn gemm(
+/// GEMM of `m` rows by packed B.
+///
+/// # Panics
+/// If an operand is too short.
+pub fn gemm_packed(
     m: usize,
     a: MatrixSlice<'_>,
     b: PackedBView<'_>,
     epilogue: Epilogue<'_>,
     mut c: MatrixSliceMut<'_>,
-    packed_a: &mut AlignedLines,
-    acc: &mut Accumulators,
+    scratch: &mut GemmScratch,
 ) {
+    let GemmScratch { packed_a, acc, .. } = scratch;
     a.assert_in_bounds(m, b.k);
     c.assert_in_bounds(m, b.n);
     if let Epilogue::Bias(bias) = epilogue {

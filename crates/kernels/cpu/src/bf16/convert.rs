@@ -4,6 +4,7 @@
 use half::bf16;
 
 use super::epilogue::TILE_COLUMNS;
+use crate::lanes::Lanes;
 
 /// Bits of the nearest bf16, ties to even. NaNs become quiet.
 #[inline(always)]
@@ -17,14 +18,24 @@ pub fn round_to_bf16(value: f32) -> u16 {
     (if is_nan { quiet } else { rounded }) as u16
 }
 
-/// An element type of GEMM operands and outputs.
-pub trait GemmElement: Copy {
+/// An element type of tensors that kernels load and store.
+pub trait Element: Copy + Default {
     /// As f32.
     fn to_f32(self) -> f32;
     /// From f32, rounded to nearest even.
     fn from_f32(value: f32) -> Self;
     /// Bits as bf16, rounded to nearest even.
     fn to_bf16_bits(self) -> u16;
+    /// Loads sixteen elements.
+    ///
+    /// # Safety
+    /// They must be readable.
+    unsafe fn load<V: Lanes>(from: *const Self) -> V;
+    /// Stores sixteen elements.
+    ///
+    /// # Safety
+    /// They must be writable.
+    unsafe fn store<V: Lanes>(lanes: V, to: *mut Self);
     /// Stores a row of a tile.
     ///
     /// # Safety
@@ -32,7 +43,7 @@ pub trait GemmElement: Copy {
     unsafe fn store_row<R: Rounding>(from: &[f32; TILE_COLUMNS], to: &mut [Self; TILE_COLUMNS]);
 }
 
-impl GemmElement for f32 {
+impl Element for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
@@ -46,12 +57,22 @@ impl GemmElement for f32 {
         round_to_bf16(self)
     }
     #[inline(always)]
+    unsafe fn load<V: Lanes>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn store<V: Lanes>(lanes: V, to: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { lanes.store(to) }
+    }
+    #[inline(always)]
     unsafe fn store_row<R: Rounding>(from: &[f32; TILE_COLUMNS], to: &mut [Self; TILE_COLUMNS]) {
         *to = *from;
     }
 }
 
-impl GemmElement for bf16 {
+impl Element for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         // Not `bf16::to_f32`, which has a branch for NaNs.
@@ -64,6 +85,16 @@ impl GemmElement for bf16 {
     #[inline(always)]
     fn to_bf16_bits(self) -> u16 {
         self.to_bits()
+    }
+    #[inline(always)]
+    unsafe fn load<V: Lanes>(from: *const Self) -> V {
+        // SAFETY: the caller's promise.
+        unsafe { V::load_bf16(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store<V: Lanes>(lanes: V, to: *mut Self) {
+        // SAFETY: the caller's promise.
+        unsafe { lanes.store_bf16(to.cast()) }
     }
     #[inline(always)]
     unsafe fn store_row<R: Rounding>(from: &[f32; TILE_COLUMNS], to: &mut [Self; TILE_COLUMNS]) {

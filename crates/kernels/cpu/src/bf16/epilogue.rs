@@ -1,6 +1,6 @@
 //! Epilogue of a tile: writes its accumulators to the output.
 
-use super::convert::{GemmElement, Rounding};
+use super::convert::{Element, Rounding};
 use crate::gemm::Epilogue;
 use crate::slice::SliceMut;
 use crate::small_gemm::MatrixPtrMut;
@@ -11,15 +11,9 @@ pub const TILE_COLUMNS: usize = 32;
 pub const MAX_TILE_ROWS: usize = 32;
 
 /// Accumulators of a tile, row-major.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Accumulators([[f32; TILE_COLUMNS]; MAX_TILE_ROWS]);
-
-impl Default for Accumulators {
-    fn default() -> Self {
-        Self([[0.0; TILE_COLUMNS]; MAX_TILE_ROWS])
-    }
-}
 
 impl Accumulators {
     /// A pointer to them.
@@ -72,7 +66,7 @@ pub unsafe fn write_tile<R: Rounding>(acc: &Accumulators, rows: usize, output: T
 }
 
 #[inline(always)]
-unsafe fn write_rows<R: Rounding, T: GemmElement>(
+unsafe fn write_rows<R: Rounding, T: Element>(
     acc: &Accumulators,
     rows: usize,
     c: &mut [T],
@@ -97,7 +91,7 @@ unsafe fn write_rows<R: Rounding, T: GemmElement>(
 
 /// `c = f(c, acc, bias)`, with a constant length for full rows.
 #[inline(always)]
-unsafe fn write_row<R: Rounding, T: GemmElement>(
+unsafe fn write_row<R: Rounding, T: Element>(
     c: &mut [T],
     acc: &[f32],
     bias: &[f32],

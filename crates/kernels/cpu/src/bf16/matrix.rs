@@ -1,6 +1,7 @@
 //! Matrices of f32 or bf16 elements as GEMM operands and outputs.
 
 use crate::slice::{Slice, SliceMut};
+use crate::small_gemm::MatrixPtr;
 
 /// A strided matrix: element `(r, c)` has the index `r * row_stride + c * column_stride`.
 #[derive(Debug, Clone, Copy)]
@@ -15,8 +16,25 @@ pub struct MatrixSlice<'a> {
 
 impl<'a> MatrixSlice<'a> {
     /// A row-major matrix.
-    pub fn row_major(elements: Slice<'a>, row_len: usize) -> Self {
-        Self { elements, row_stride: row_len, column_stride: 1 }
+    pub fn row_major(elements: impl Into<Slice<'a>>, row_len: usize) -> Self {
+        Self { elements: elements.into(), row_stride: row_len, column_stride: 1 }
+    }
+
+    /// The matrix from a row on.
+    pub(crate) fn at_row(self, row: usize) -> Self {
+        let elements = self.elements.slice(row * self.row_stride..self.elements.len());
+        Self { elements, ..self }
+    }
+
+    /// A pointer to it.
+    ///
+    /// # Panics
+    /// If it is not f32.
+    pub(crate) fn as_ptr(&self) -> MatrixPtr {
+        let Self { elements: Slice::F32(elements), row_stride, column_stride } = *self else {
+            panic!("expected f32 elements, got bf16");
+        };
+        MatrixPtr { ptr: elements.as_ptr(), row_stride, column_stride }
     }
 
     /// The transposed matrix.
@@ -26,7 +44,7 @@ impl<'a> MatrixSlice<'a> {
 
     /// # Panics
     /// If an element of such a matrix would be out of bounds.
-    pub(super) fn assert_in_bounds(&self, rows: usize, columns: usize) {
+    pub(crate) fn assert_in_bounds(&self, rows: usize, columns: usize) {
         let strides = [self.row_stride, self.column_stride];
         assert_in_bounds(self.elements.len(), [rows, columns], strides);
     }
@@ -43,8 +61,8 @@ pub struct MatrixSliceMut<'a> {
 
 impl<'a> MatrixSliceMut<'a> {
     /// A row-major matrix.
-    pub fn row_major(elements: SliceMut<'a>, row_len: usize) -> Self {
-        Self { elements, row_stride: row_len }
+    pub fn row_major(elements: impl Into<SliceMut<'a>>, row_len: usize) -> Self {
+        Self { elements: elements.into(), row_stride: row_len }
     }
 
     /// # Panics
@@ -65,10 +83,9 @@ fn assert_in_bounds(len: usize, shape: [usize; 2], strides: [usize; 2]) {
     }
     let span = |i: usize| (shape[i] - 1).checked_mul(strides[i]);
     let last = span(0).zip(span(1)).and_then(|(a, b)| a.checked_add(b));
+    let [rows, columns] = shape;
     assert!(
         last.is_some_and(|last| last < len),
-        "{len} elements are too few for a {} by {} matrix with strides {strides:?}",
-        shape[0],
-        shape[1]
+        "{len} elements are too few for a {rows} by {columns} matrix with strides {strides:?}"
     );
 }

@@ -27,18 +27,19 @@ mod pack_avx512;
 #[cfg(test)]
 mod tests;
 
-pub use crate::gemm::{Epilogue, GemmShape};
+pub use crate::gemm::{Epilogue, GemmShape, gemm_f32_baseline};
 pub use crate::slice::{Slice, SliceMut};
+pub use blocking::gemm_packed;
 pub use epilogue::MAX_TILE_ROWS;
 pub use kernel::Kernel;
 pub use matrix::{MatrixSlice, MatrixSliceMut};
 pub use pack::ParallelFor;
 
-pub(crate) use convert::round_to_bf16;
+pub(crate) use convert::{Element, round_to_bf16};
 
 use std::ops::Range;
 
-use aligned_lines::AlignedLines;
+use aligned_lines::{AlignedLines, WORDS};
 use epilogue::Accumulators;
 
 /// Buffers of a GEMM: one per thread, reused by every call.
@@ -72,7 +73,8 @@ impl PackedB {
     /// If `b` is too short, or the CPU does not support the kernel.
     pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
         self.reset(kernel, [k, n], &b);
-        pack::pack_b(kernel, &b, [k, n], &mut self.lines);
+        let out = self.lines.at_least(n.div_ceil(WORDS) * pack::panel_stride(k));
+        pack::pack_columns(kernel, &b, k, 0..n, out);
     }
 
     /// As [`Self::pack`], in at most `tasks` tasks run by `parallel_for`.
@@ -140,22 +142,8 @@ pub fn gemm(
     c: MatrixSliceMut<'_>,
     scratch: &mut GemmScratch,
 ) {
-    let GemmScratch { packed_a, packed_b, acc } = scratch;
-    packed_b.pack(kernel, shape.k, shape.n, b);
-    blocking::gemm(shape.m, a, (&*packed_b).into(), epilogue, c, packed_a, acc);
-}
-
-/// GEMM of `m` rows by packed B.
-///
-/// # Panics
-/// If an operand is too short.
-pub fn gemm_packed<'b>(
-    m: usize,
-    a: MatrixSlice<'_>,
-    b: impl Into<PackedBView<'b>>,
-    epilogue: Epilogue<'_>,
-    c: MatrixSliceMut<'_>,
-    scratch: &mut GemmScratch,
-) {
-    blocking::gemm(m, a, b.into(), epilogue, c, &mut scratch.packed_a, &mut scratch.acc);
+    let mut packed = std::mem::take(&mut scratch.packed_b);
+    packed.pack(kernel, shape.k, shape.n, b);
+    gemm_packed(shape.m, a, (&packed).into(), epilogue, c, scratch);
+    scratch.packed_b = packed;
 }

@@ -11,10 +11,12 @@ use std::sync::{Mutex, PoisonError};
 use half::bf16;
 
 use super::aligned_lines::{AlignedLines, Line, WORDS};
-use super::convert::{GemmElement, with_widest_vectors};
+use super::convert::{Element, with_widest_vectors};
 use super::kernel::{Blocking, Kernel};
 use super::matrix::MatrixSlice;
 use super::microkernel::PanelA;
+#[cfg(target_arch = "x86_64")]
+use super::pack_avx512::ZmmLine;
 use super::pack_portable::gather_line;
 use crate::slice::Slice;
 
@@ -80,12 +82,6 @@ pub fn panel_stride(k: usize) -> usize {
 /// Runs a number of tasks, in any order or in parallel.
 pub type ParallelFor<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
 
-/// Packs B.
-pub fn pack_b(kernel: Kernel, b: &MatrixSlice<'_>, [k, n]: [usize; 2], lines: &mut AlignedLines) {
-    let out = lines.at_least(n.div_ceil(WORDS) * panel_stride(k));
-    pack_columns(kernel, b, k, 0..n, out);
-}
-
 /// Packs B in at most `tasks` tasks.
 pub fn pack_b_parallel(
     kernel: Kernel,
@@ -98,8 +94,7 @@ pub fn pack_b_parallel(
     let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
     let task_panels = panels.div_ceil(tasks.max(1)).max(1);
     let out = lines.at_least(panels * stride);
-    let chunks: Vec<Mutex<&mut [Line]>> =
-        out.chunks_mut(task_panels * stride).map(Mutex::new).collect();
+    let chunks: Vec<_> = out.chunks_mut(task_panels * stride).map(Mutex::new).collect();
     parallel_for(chunks.len(), &|task| {
         let first = task * task_panels * WORDS;
         let columns = first..n.min(first + task_panels * WORDS);
@@ -109,7 +104,7 @@ pub fn pack_b_parallel(
 }
 
 /// Packs some columns of B, from the start of a panel on.
-fn pack_columns(
+pub fn pack_columns(
     kernel: Kernel,
     b: &MatrixSlice<'_>,
     k: usize,
@@ -202,28 +197,12 @@ fn widen_lines(packed: &[Line], widened: &mut [Line]) {
 
 fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: &mut [Line]) {
     match kernel {
+        // SAFETY: `PackedB` checked that the CPU supports the kernel.
         #[cfg(target_arch = "x86_64")]
-        Kernel::Amx | Kernel::Avx512Bf16 => {
-            use super::pack_avx512::{ZmmLine, with_avx512_bf16};
-            // SAFETY: `PackedB` checked that the CPU supports the kernel.
-            unsafe {
-                with_avx512_bf16(
-                    #[inline(always)]
-                    || pack::<ZmmLine<true>>(source, layout, out),
-                )
-            }
-        }
+        Kernel::Amx | Kernel::Avx512Bf16 => unsafe { pack_avx512_bf16(source, layout, out) },
+        // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Kernel::Avx512 => {
-            use super::pack_avx512::{ZmmLine, with_avx512};
-            // SAFETY: as above.
-            unsafe {
-                with_avx512(
-                    #[inline(always)]
-                    || pack::<ZmmLine<false>>(source, layout, out),
-                )
-            }
-        }
+        Kernel::Avx512 => unsafe { pack_avx512(source, layout, out) },
         _ => with_widest_vectors(
             #[inline(always)]
             || {
@@ -232,6 +211,20 @@ fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: 
             },
         ),
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn pack_avx512_bf16(source: &PackSource<'_>, layout: PackedLayout, out: &mut [Line]) {
+    // SAFETY: the instructions are enabled.
+    unsafe { pack::<ZmmLine<true>>(source, layout, out) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: &mut [Line]) {
+    // SAFETY: the instructions are enabled.
+    unsafe { pack::<ZmmLine<false>>(source, layout, out) }
 }
 
 /// Dispatches on the dtype once for all blocks.
@@ -252,7 +245,7 @@ unsafe fn pack<V: LoadLine<f32> + LoadLine<bf16>>(
 
 /// Dispatches on the strides once for all blocks.
 #[inline(always)]
-unsafe fn pack_elements<T: GemmElement, V: LoadLine<T>>(
+unsafe fn pack_elements<T: Element, V: LoadLine<T>>(
     elements: &[T],
     source: &PackSource<'_>,
     layout: PackedLayout,
@@ -289,7 +282,7 @@ unsafe fn pack_elements<T: GemmElement, V: LoadLine<T>>(
     }
 }
 
-/// Lanes and depth of a block within the operand; the rest is padding.
+/// Lanes and depth of a block within the operand; all else is padding.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct BlockExtent {
     lanes: usize,

@@ -1,5 +1,4 @@
-//! Packing by AVX-512. Everything is inlined into [`with_avx512_bf16`] or [`with_avx512`], which enable the
-//! instructions.
+//! Packing by AVX-512. Everything is inlined into functions that enable the instructions.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -14,18 +13,6 @@ use crate::lanes_avx512::round_to_bf16;
 /// instructions.
 #[derive(Clone, Copy)]
 pub struct ZmmLine<const BF16: bool>(__m512i);
-
-/// Runs packing with AVX512_BF16.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub fn with_avx512_bf16(run: impl FnOnce()) {
-    run();
-}
-
-/// Runs packing with AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub fn with_avx512(run: impl FnOnce()) {
-    run();
-}
 
 /// A mask of the first `count` elements.
 #[inline(always)]

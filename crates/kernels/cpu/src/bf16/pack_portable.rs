@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::aligned_lines::{Line, WORDS};
-use super::convert::GemmElement;
+use super::convert::Element;
 use super::pack::{DEPTH, LineVector, LoadLine};
 
 /// A line of strided elements.
-pub fn gather_line<T: GemmElement>(elements: &[T], at: usize, stride: usize, count: usize) -> Line {
+pub fn gather_line<T: Element>(elements: &[T], at: usize, stride: usize, count: usize) -> Line {
     let bits = |i: usize| {
         if i < count { u32::from(elements[at + i * stride].to_bf16_bits()) } else { 0 }
     };
@@ -37,7 +37,7 @@ impl LineVector for Line {
     }
 }
 
-impl<T: GemmElement> LoadLine<T> for Line {
+impl<T: Element> LoadLine<T> for Line {
     #[inline(always)]
     unsafe fn load_along_k(elements: &[T], at: usize, count: usize) -> Self {
         let mut bits = [0; DEPTH];
@@ -65,7 +65,7 @@ impl<T: GemmElement> LoadLine<T> for Line {
 }
 
 #[inline(always)]
-fn round_all<T: GemmElement>(bits: &mut [u16; DEPTH], elements: &[T]) {
+fn round_all<T: Element>(bits: &mut [u16; DEPTH], elements: &[T]) {
     for (bits, element) in bits.iter_mut().zip(elements) {
         *bits = element.to_bf16_bits();
     }

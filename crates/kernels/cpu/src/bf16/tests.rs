@@ -14,6 +14,11 @@ fn kernels() -> impl Iterator<Item = Kernel> {
     return all;
 }
 
+/// Values around 0.
+fn random_values(key: u64, len: usize) -> Vec<f32> {
+    (0..len as u64).map(|i| (uniform(key, i) - 0.5) as f32).collect()
+}
+
 /// A strided operand, with elements in between that must not matter.
 #[derive(Debug, Clone)]
 struct Operand {
@@ -30,8 +35,7 @@ impl Operand {
             _ => [2 * (columns + layout.gap), 2],
         };
         let len = rows * strides[0] + columns * strides[1];
-        let values: Vec<f32> =
-            (0..len as u64).map(|i| (uniform(key(seed, &[3]), i) - 0.5) as f32).collect();
+        let values = random_values(key(seed, &[3]), len);
         let bf16 = layout.is_bf16.then(|| values.iter().map(|x| bf16::from_f32(*x)).collect());
         Self { values, bf16, strides }
     }
@@ -65,11 +69,8 @@ struct OperandLayout {
 }
 
 fn operand_layout() -> impl Strategy<Value = OperandLayout> {
-    (any::<bool>(), 0..3_usize, 0..3_usize).prop_map(|(is_bf16, order, gap)| OperandLayout {
-        is_bf16,
-        order,
-        gap,
-    })
+    let fields = (any::<bool>(), 0..3_usize, 0..3_usize);
+    fields.prop_map(|(is_bf16, order, gap)| OperandLayout { is_bf16, order, gap })
 }
 
 fn gemm_shape() -> impl Strategy<Value = GemmShape> {
@@ -107,25 +108,14 @@ struct Case {
 
 impl Case {
     fn new(
-        shape: GemmShape,
-        layouts: [OperandLayout; 2],
-        epilogue: EpilogueKind,
-        gap: usize,
+        (shape, layouts, epilogue, gap): (GemmShape, [OperandLayout; 2], EpilogueKind, usize),
     ) -> Self {
         let GemmShape { m, n, k } = shape;
-        let random = |purpose: u64, count: usize| -> Vec<f32> {
-            (0..count as u64).map(|i| (uniform(key(5, &[purpose]), i) - 0.5) as f32).collect()
-        };
         let stride = n + gap;
-        Self {
-            shape,
-            a: Operand::new(1, [m, k], layouts[0]),
-            b: Operand::new(2, [k, n], layouts[1]),
-            bias: random(1, n),
-            epilogue,
-            initial: random(2, m * stride),
-            stride,
-        }
+        let (a, b) = (Operand::new(1, [m, k], layouts[0]), Operand::new(2, [k, n], layouts[1]));
+        let bias = random_values(key(5, &[1]), n);
+        let initial = random_values(key(5, &[2]), m * stride);
+        Self { shape, a, b, bias, epilogue, initial, stride }
     }
 
     fn epilogue(&self) -> Epilogue<'_> {
@@ -138,7 +128,7 @@ impl Case {
 
     fn gemm(&self, kernel: Kernel, scratch: &mut GemmScratch) -> Vec<f32> {
         let mut c = self.initial.clone();
-        let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), self.stride);
+        let output = MatrixSliceMut::row_major(&mut c[..], self.stride);
         let (a, b) = (self.a.rows_from(0), self.b.rows_from(0));
         gemm(kernel, self.shape, a, b, self.epilogue(), output, scratch);
         c
@@ -161,6 +151,16 @@ impl Case {
             (sum + term, size + term.abs())
         })
     }
+
+    /// Sums are rounded at most once per addition, products at most once, and the output by `rounding`.
+    fn assert_close(&self, kernel: Kernel, c: impl Iterator<Item = f64>, rounding: f64) {
+        for (i, found) in c.enumerate() {
+            let (exact, size) = self.exact(i);
+            let tolerance = (self.shape.k as f64 + 4.0) * size * f64::from(f32::EPSILON);
+            let close = (found - exact).abs() <= exact.abs() * rounding + tolerance;
+            assert!(close, "{}: element {i} is {found}, expected {exact}", kernel.name());
+        }
+    }
 }
 
 fn case() -> impl Strategy<Value = Case> {
@@ -169,13 +169,7 @@ fn case() -> impl Strategy<Value = Case> {
         Just(EpilogueKind::Bias),
         Just(EpilogueKind::Accumulate)
     ];
-    (gemm_shape(), [operand_layout(), operand_layout()], epilogue, 0..4_usize)
-        .prop_map(|(shape, layouts, epilogue, gap)| Case::new(shape, layouts, epilogue, gap))
-}
-
-/// Sums are rounded at most once per addition, products at most once.
-fn tolerance(k: usize, size: f64) -> f64 {
-    (k as f64 + 4.0) * size * f64::from(f32::EPSILON)
+    (gemm_shape(), [operand_layout(), operand_layout()], epilogue, 0..4_usize).prop_map(Case::new)
 }
 
 /// Fewer in debug builds, where emulated tiles are slow.
@@ -190,14 +184,7 @@ proptest! {
         let mut scratch = GemmScratch::default();
         for kernel in kernels() {
             let c = case.gemm(kernel, &mut scratch);
-            for (i, found) in c.iter().enumerate() {
-                let (exact, size) = case.exact(i);
-                let error = (f64::from(*found) - exact).abs();
-                prop_assert!(
-                    error <= tolerance(case.shape.k, size),
-                    "{}: element {i} is {found}, expected {exact}", kernel.name()
-                );
-            }
+            case.assert_close(kernel, c.into_iter().map(f64::from), 0.0);
         }
     }
 
@@ -210,15 +197,7 @@ proptest! {
             let output = MatrixSliceMut::row_major(SliceMut::Bf16(&mut c), case.stride);
             let (a, b) = (case.a.rows_from(0), case.b.rows_from(0));
             gemm(kernel, case.shape, a, b, case.epilogue(), output, &mut scratch);
-            for (i, found) in c.iter().enumerate() {
-                let (exact, size) = rounded.exact(i);
-                let error = (found.to_f64() - exact).abs();
-                let rounding = exact.abs() / 256.0 * 1.001;
-                prop_assert!(
-                    error <= rounding + tolerance(case.shape.k, size),
-                    "{}: element {i} is {found}, expected {exact}", kernel.name()
-                );
-            }
+            rounded.assert_close(kernel, c.into_iter().map(f64::from), 1.001 / 256.0);
         }
     }
 
@@ -233,9 +212,9 @@ proptest! {
             let mut found = case.initial.clone();
             let (upper, lower) = found.split_at_mut(split * case.stride);
             for (c, rows) in [(upper, 0..split), (lower, split..m)] {
-                let output = MatrixSliceMut::row_major(SliceMut::F32(c), case.stride);
+                let output = MatrixSliceMut::row_major(c, case.stride);
                 let (a, epilogue) = (case.a.rows_from(rows.start), case.epilogue());
-                gemm_packed(rows.len(), a, &packed, epilogue, output, &mut scratch);
+                gemm_packed(rows.len(), a, (&packed).into(), epilogue, output, &mut scratch);
             }
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&expected), bits(&found), "{}", kernel.name());
@@ -255,7 +234,7 @@ proptest! {
         for kernel in kernels() {
             let mut multiply = |a: MatrixSlice<'_>, b: PackedBView<'_>| {
                 let mut c = case.initial.clone();
-                let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), case.stride);
+                let output = MatrixSliceMut::row_major(&mut c[..], case.stride);
                 gemm_packed(m, a, b, case.epilogue(), output, &mut scratch);
                 c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
@@ -303,9 +282,9 @@ fn nan_and_infinity_propagate() {
         a[5 * 40 + 8] = f32::INFINITY;
         let b = vec![1.0; 40 * 20];
         let mut c = vec![0.0; 20 * 20];
-        let a = MatrixSlice::row_major(Slice::F32(&a), 40);
-        let b = MatrixSlice::row_major(Slice::F32(&b), 40).transposed();
-        let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), 20);
+        let a = MatrixSlice::row_major(&a[..], 40);
+        let b = MatrixSlice::row_major(&b[..], 40).transposed();
+        let output = MatrixSliceMut::row_major(&mut c[..], 20);
         let shape = GemmShape { m: 20, n: 20, k: 40 };
         gemm(kernel, shape, a, b, Epilogue::Store, output, &mut GemmScratch::default());
         for (row, c) in c.chunks(20).enumerate() {
@@ -329,29 +308,32 @@ fn best_kernel_is_the_first_available_one() {
     assert_eq!(names.len(), kernels().count());
 }
 
+/// 40 by 4 zeros.
+fn packed_zeros() -> PackedB {
+    let mut packed = PackedB::default();
+    packed.pack(Kernel::Portable, 40, 4, MatrixSlice::row_major(&[0.0; 160][..], 4));
+    packed
+}
+
 #[test]
 #[should_panic(expected = "rows 32..50 by 3 are out of bounds for 40 by 4")]
 fn slice_out_of_bounds_panics() {
-    let mut packed = PackedB::default();
-    packed.pack(Kernel::Portable, 40, 4, MatrixSlice::row_major(Slice::F32(&[0.0; 160]), 4));
-    packed.slice(32..50, 3);
+    packed_zeros().slice(32..50, 3);
 }
 
 #[test]
 #[should_panic(expected = "the first of rows 16..32 is not a multiple of 32")]
 fn unaligned_slice_panics() {
-    let mut packed = PackedB::default();
-    packed.pack(Kernel::Portable, 40, 4, MatrixSlice::row_major(Slice::F32(&[0.0; 160]), 4));
-    packed.slice(16..32, 4);
+    packed_zeros().slice(16..32, 4);
 }
 
 #[test]
 #[should_panic(expected = "11 elements are too few for a 3 by 4 matrix with strides [4, 1]")]
 fn short_operand_panics() {
-    let a = MatrixSlice::row_major(Slice::F32(&[0.0; 11]), 4);
-    let b = MatrixSlice::row_major(Slice::F32(&[0.0; 8]), 2);
+    let a = MatrixSlice::row_major(&[0.0; 11][..], 4);
+    let b = MatrixSlice::row_major(&[0.0; 8][..], 2);
     let mut c = [0.0; 6];
-    let output = MatrixSliceMut::row_major(SliceMut::F32(&mut c), 2);
+    let output = MatrixSliceMut::row_major(&mut c[..], 2);
     let shape = GemmShape { m: 3, n: 2, k: 4 };
     gemm(Kernel::Portable, shape, a, b, Epilogue::Store, output, &mut GemmScratch::default());
 }

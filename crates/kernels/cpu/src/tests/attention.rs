@@ -45,23 +45,15 @@ fn attention_matches_reference() {
         let lse_len = shape.rows() * shape.heads;
         for dropout in dropouts(shape) {
             let what = format!("{shape:?} {dropout:?}");
-            assert_matches_reference(
-                &what,
-                &[Act(qkv_len), Act(out_len), Master(lse_len)],
-                |device, t| {
-                    let [qkv, y, lse] = t else { unreachable!() };
-                    device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
-                    0.0
-                },
-            );
+            let specs = [Act(qkv_len), Act(out_len), Master(lse_len)];
+            check_reference(&what, specs, |device, [qkv, y, lse]| {
+                device.attention(shape, qkv.view(), dropout, y, lse)
+            });
             let specs = [Act(qkv_len), Act(out_len), Master(lse_len), Act(out_len), Act(qkv_len)];
-            assert_matches_reference(&what, &specs, |device, t| {
-                let [qkv, y, lse, dy, dqkv] = t else { unreachable!() };
-                device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
-                let (y, lse) = (y.view(), lse.view());
-                let saved = AttentionSaved { qkv: qkv.view(), y, lse };
-                device.attention_backward(shape, saved, dropout, dy.view(), dqkv.view_mut());
-                0.0
+            check_reference(&what, specs, |device, [qkv, mut y, mut lse, dy, dqkv]| {
+                device.attention(shape, qkv.view(), dropout, y.reborrow(), lse.reborrow());
+                let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
+                device.attention_backward(shape, saved, dropout, dy.view(), dqkv);
             });
         }
     }
@@ -108,10 +100,8 @@ fn decode_attention_matches_reference() {
         let shape = AttentionShape { batch: 1, seq_len: 1, heads, kv_heads, head_dim };
         let cache_len = tokens * kv_heads * head_dim;
         let specs = [Act(shape.out_dim()), Act(cache_len), Act(cache_len), Act(shape.out_dim())];
-        assert_matches_reference(&format!("{shape:?}"), &specs, |device, t| {
-            let [q, keys, values, y] = t else { unreachable!() };
-            device.decode_attention(shape, q.view(), keys.view(), values.view(), y.view_mut());
-            0.0
+        check_reference(&format!("{shape:?}"), specs, |device, [q, keys, values, y]| {
+            device.decode_attention(shape, q.view(), keys.view(), values.view(), y)
         });
     }
 }
@@ -121,16 +111,12 @@ fn rope_matches_reference() {
     for shape in SHAPES.map(attention_shape).into_iter().filter(|shape| shape.head_dim % 2 == 0) {
         let scattered = random_tokens(4, shape.seq_len, 300);
         let in_order: Vec<u32> = (0..shape.seq_len as u32).collect();
-        let all = [
-            (&in_order, RopeDirection::Forward),
-            (&scattered, RopeDirection::Forward),
-            (&scattered, RopeDirection::Inverse),
-        ];
-        for (positions, direction) in all {
+        use RopeDirection::{Forward, Inverse};
+        let cases = [(&in_order, Forward), (&scattered, Forward), (&scattered, Inverse)];
+        for (positions, direction) in cases {
             let what = format!("{shape:?} {positions:?} {direction:?}");
-            assert_matches_reference(&what, &[Act(shape.rows() * shape.qkv_dim())], |device, t| {
-                device.apply_rope(shape, 10_000.0, positions, direction, t[0].view_mut());
-                0.0
+            check_reference(&what, [Act(shape.rows() * shape.qkv_dim())], |device, [qkv]| {
+                device.apply_rope(shape, 10_000.0, positions, direction, qkv);
             });
         }
     }
@@ -154,8 +140,8 @@ const CHUNKS: [[usize; 6]; 9] = [
 fn attention_chunk_matches_reference() {
     for [batch, queries, keys, heads, kv_heads, head_dim] in CHUNKS {
         for causal in [false, true] {
-            let shape =
-                AttentionChunkShape { batch, queries, keys, heads, kv_heads, head_dim, causal };
+            let full = attention_shape([batch, queries, heads, kv_heads, head_dim]);
+            let shape = AttentionChunkShape { keys, causal, ..full.into() };
             let mask = DropoutMask { p: 0.3, key: key(5, &[1]), offset: 1000 };
             let dropout = AttentionDropout::new(mask, heads, 300).shard([0, 0, 64, 32]);
             for dropout in [None, Some(dropout)] {
@@ -169,21 +155,16 @@ fn check_chunk(shape: AttentionChunkShape, dropout: Option<AttentionDropout>) {
     let (out_len, kv_len) = (shape.rows() * shape.out_dim(), shape.kv_rows() * shape.kv_dim());
     let (q, kv, lse) = (Act(out_len), Act(kv_len), Master(shape.rows() * shape.heads));
     let what = format!("{shape:?} {dropout:?}");
-    assert_matches_reference(&what, &[q, kv, Master(out_len), lse], |device, t| {
-        let [q, kv, y, lse] = t else { unreachable!() };
-        device.attention_chunk(shape, q.view(), kv.view(), dropout, y.view_mut(), lse.view_mut());
-        0.0
+    check_reference(&what, [q, kv, Master(out_len), lse], |device, [q, kv, y, lse]| {
+        device.attention_chunk(shape, q.view(), kv.view(), dropout, y, lse)
     });
     let specs = [q, kv, Master(out_len), lse, Act(out_len), Master(out_len), Master(kv_len)];
-    assert_matches_reference(&what, &specs, |device, t| {
-        let [q, kv, y, lse, dy, dq, dkv] = t else { unreachable!() };
-        device.fill(f64::NEG_INFINITY, lse.view_mut());
-        device.fill(f64::NAN, y.view_mut());
-        device.attention_chunk(shape, q.view(), kv.view(), dropout, y.view_mut(), lse.view_mut());
+    check_reference(&what, specs, |device, [q, kv, mut y, mut lse, dy, dq, dkv]| {
+        device.fill(f64::NEG_INFINITY, lse.reborrow());
+        device.fill(f64::NAN, y.reborrow());
+        device.attention_chunk(shape, q.view(), kv.view(), dropout, y.reborrow(), lse.reborrow());
         let (q, kv) = (q.view(), kv.view());
         let saved = AttentionChunkSaved { q, kv, y: y.view(), lse: lse.view() };
-        let (dq, dkv) = (dq.view_mut(), dkv.view_mut());
         device.attention_chunk_backward(shape, saved, dropout, dy.view(), dq, dkv);
-        0.0
     });
 }

@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use regatta_device::ops::{
-    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
-    Device,
+    AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionShape, Device,
 };
 use regatta_device::precision::Precision;
 use regatta_device::random;
@@ -13,6 +12,7 @@ use regatta_device::reference::Reference;
 use regatta_device::tensor::Tensor;
 use regatta_kernels_cpu::Cpu;
 
+use crate::attention::CausalAttention;
 use crate::gradient_check::{
     Operation, accumulated, activation, assert_close, check_finite_differences, check_reference,
     initial_grad, master, nans, random_values,
@@ -26,18 +26,13 @@ struct ChunkedAttention {
     chunks: Vec<(AttentionChunkShape, Option<AttentionDropout>)>,
 }
 
-/// Output over all chunks.
-struct ChunkedOutput {
-    y: Tensor,
-    lse: Tensor,
-}
-
 impl ChunkedAttention {
     fn first_shape(&self) -> AttentionChunkShape {
         self.chunks[0].0
     }
 
-    fn merge_chunks(&self, device: &dyn Device, q: &Tensor, kvs: &[Tensor]) -> ChunkedOutput {
+    /// Output and log-sum-exp over all chunks.
+    fn merge_chunks(&self, device: &dyn Device, q: &Tensor, kvs: &[Tensor]) -> [Tensor; 2] {
         let shape = self.first_shape();
         let mut y = master(device, &nans(shape.rows() * shape.out_dim()));
         let mut lse = device.zeros_master(shape.rows() * shape.heads);
@@ -46,7 +41,7 @@ impl ChunkedAttention {
             let (y, lse) = (y.view_mut(), lse.view_mut());
             device.attention_chunk(*shape, q.view(), kv.view(), *dropout, y, lse);
         }
-        ChunkedOutput { y, lse }
+        [y, lse]
     }
 
     fn tensors(device: &dyn Device, inputs: &[Vec<f64>]) -> (Tensor, Vec<Tensor>) {
@@ -64,12 +59,12 @@ impl Operation for ChunkedAttention {
 
     fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
         let (q, kvs) = Self::tensors(device, inputs);
-        copy_to_f64(device, self.merge_chunks(device, &q, &kvs).y.view())
+        copy_to_f64(device, self.merge_chunks(device, &q, &kvs)[0].view())
     }
 
     fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
         let (q, kvs) = Self::tensors(device, inputs);
-        let ChunkedOutput { y, lse } = self.merge_chunks(device, &q, &kvs);
+        let [y, lse] = self.merge_chunks(device, &q, &kvs);
         let (dy, mut dq) = (activation(device, dy), initial_grad(device, q.len()));
         let mut gradients = Vec::new();
         for ((shape, dropout), kv) in self.chunks.iter().zip(&kvs) {
@@ -88,24 +83,23 @@ impl Operation for ChunkedAttention {
 /// Queries with their own keys and those of earlier chunks, in any order.
 fn chunked_attention(max: usize) -> impl Strategy<Value = ChunkedAttention> {
     let earlier = proptest::collection::vec(1..max, 1..4);
-    (attention_shape(max, 1), earlier, proptest::option::of(dropout_mask()), any::<u64>()).prop_map(
-        |(shape, earlier, mask, seed)| {
-            let first_query = earlier.iter().sum::<usize>();
-            let seq_len = first_query + shape.seq_len;
-            let dropout = mask.map(|mask| AttentionDropout::new(mask, shape.heads, seq_len));
-            let mut first_key = 0;
-            let mut chunks = Vec::new();
-            let own = (shape.seq_len, true);
-            for (keys, causal) in earlier.iter().map(|keys| (*keys, false)).chain([own]) {
-                let start = [0, 0, first_query, first_key];
-                let chunk = AttentionChunkShape { keys, causal, ..shape.into() };
-                chunks.push((chunk, dropout.map(|dropout| dropout.shard(start))));
-                first_key += keys;
-            }
-            shuffle(&mut chunks, seed);
-            ChunkedAttention { chunks }
-        },
-    )
+    let mask = proptest::option::of(dropout_mask());
+    let fields = (attention_shape(max, 1), earlier, mask, any::<u64>());
+    fields.prop_map(|(shape, earlier, mask, seed)| {
+        let first_query = earlier.iter().sum::<usize>();
+        let seq_len = first_query + shape.seq_len;
+        let dropout = mask.map(|mask| AttentionDropout::new(mask, shape.heads, seq_len));
+        let (mut first_key, mut chunks) = (0, Vec::new());
+        let own = (shape.seq_len, true);
+        for (keys, causal) in earlier.iter().map(|keys| (*keys, false)).chain([own]) {
+            let start = [0, 0, first_query, first_key];
+            let chunk = AttentionChunkShape { keys, causal, ..shape.into() };
+            chunks.push((chunk, dropout.map(|dropout| dropout.shard(start))));
+            first_key += keys;
+        }
+        shuffle(&mut chunks, seed);
+        ChunkedAttention { chunks }
+    })
 }
 
 fn shuffle<T>(all: &mut [T], seed: u64) {
@@ -130,42 +124,40 @@ proptest! {
     }
 
     #[test]
-    fn chunks_in_any_order_equal_full_attention(
-        shape in attention_shape(40, 1), case in split_case(), seed: u64,
-    ) {
-        check_chunks(&Reference, shape, &case, seed, 1e-12);
-        check_chunks(&Cpu::new(2, Precision::F32), shape, &case, seed, 1e-5);
-        check_chunks(&Cpu::new(1, Precision::Bf16), shape, &case, seed, 2e-2);
+    fn chunks_in_any_order_equal_full_attention(case in split_case(40), seed: u64) {
+        check_chunks(&Reference, &case, seed, 1e-12);
+        check_chunks(&Cpu::new(2, Precision::F32), &case, seed, 1e-5);
+        check_chunks(&Cpu::new(1, Precision::Bf16), &case, seed, 2e-2);
     }
 
     #[test]
-    fn head_shards_equal_full_attention(
-        shape in attention_shape(20, 1), case in split_case(), seed: u64,
-    ) {
-        check_head_shards(&Reference, shape, &case, seed, 1e-12);
-        check_head_shards(&Cpu::new(2, Precision::F32), shape, &case, seed, 1e-5);
+    fn head_shards_equal_full_attention(case in split_case(20), seed: u64) {
+        check_head_shards(&Reference, &case, seed, 1e-12);
+        check_head_shards(&Cpu::new(2, Precision::F32), &case, seed, 1e-5);
     }
 }
 
-/// Where sequences are split, as fractions of their length, and dropout.
+/// A shape, where its sequences are split, as fractions of their length, and dropout.
 #[derive(Debug)]
 struct SplitCase {
+    shape: AttentionShape,
     splits: Vec<f64>,
-    mask: Option<random::DropoutMask>,
+    dropout: Option<AttentionDropout>,
 }
 
-fn split_case() -> impl Strategy<Value = SplitCase> {
-    (proptest::collection::vec(0.0..1.0, 0..5), proptest::option::of(dropout_mask()))
-        .prop_map(|(splits, mask)| SplitCase { splits, mask })
+fn split_case(max: usize) -> impl Strategy<Value = SplitCase> {
+    let splits = proptest::collection::vec(0.0..1.0, 0..5);
+    let fields = (attention_shape(max, 1), splits, proptest::option::of(dropout_mask()));
+    fields.prop_map(|(shape, splits, mask)| {
+        let dropout = mask.map(|mask| AttentionDropout::new(mask, shape.heads, shape.seq_len));
+        SplitCase { shape, splits, dropout }
+    })
 }
 
 impl SplitCase {
-    fn dropout(&self, shape: AttentionShape) -> Option<AttentionDropout> {
-        self.mask.map(|mask| AttentionDropout::new(mask, shape.heads, shape.seq_len))
-    }
-
     /// Non-empty chunks of tokens.
-    fn chunks(&self, seq_len: usize) -> Vec<Range<usize>> {
+    fn chunks(&self) -> Vec<Range<usize>> {
+        let seq_len = self.shape.seq_len;
         let mut bounds: Vec<usize> =
             self.splits.iter().map(|split| (split * seq_len as f64) as usize).collect();
         bounds.extend([0, seq_len]);
@@ -177,20 +169,14 @@ impl SplitCase {
 
 /// Output of full attention, and gradient of qkv.
 fn full_attention(
+    attention: CausalAttention,
     device: &dyn Device,
-    shape: AttentionShape,
-    dropout: Option<AttentionDropout>,
-    qkv: &[f64],
+    qkv: Vec<f64>,
     dy: &[f64],
 ) -> [Vec<f64>; 2] {
-    let (qkv, dy) = (activation(device, qkv), activation(device, dy));
-    let mut y = activation(device, &nans(shape.rows() * shape.out_dim()));
-    let mut lse = master(device, &nans(shape.rows() * shape.heads));
-    device.attention(shape, qkv.view(), dropout, y.view_mut(), lse.view_mut());
-    let mut dqkv = activation(device, &nans(qkv.len()));
-    let saved = AttentionSaved { qkv: qkv.view(), y: y.view(), lse: lse.view() };
-    device.attention_backward(shape, saved, dropout, dy.view(), dqkv.view_mut());
-    [y, dqkv].map(|tensor| copy_to_f64(device, tensor.view()))
+    let inputs = [qkv];
+    let gradient = attention.backward(device, &inputs, dy).remove(0);
+    [attention.forward(device, &inputs), gradient]
 }
 
 /// Some tokens of each sequence, and some of their columns.
@@ -204,8 +190,7 @@ struct TokenBlock {
 impl TokenBlock {
     /// Its ranges in a tensor of `len` elements.
     fn rows(&self, len: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        let rows =
-            (0..len / self.row_len).filter(|row| self.tokens.contains(&(row % self.seq_len)));
+        let rows = (0..len / self.row_len).filter(|at| self.tokens.contains(&(at % self.seq_len)));
         rows.map(|row| row * self.row_len).map(|at| at + self.columns.start..at + self.columns.end)
     }
 
@@ -225,22 +210,17 @@ impl TokenBlock {
     }
 }
 
-fn check_chunks(
-    device: &dyn Device,
-    shape: AttentionShape,
-    case: &SplitCase,
-    seed: u64,
-    tolerance: f64,
-) {
-    let dropout = case.dropout(shape);
+fn check_chunks(device: &dyn Device, case: &SplitCase, seed: u64, tolerance: f64) {
+    let SplitCase { shape, dropout, .. } = *case;
     let (qkv_dim, out_dim, seq_len) = (shape.qkv_dim(), shape.out_dim(), shape.seq_len);
     let values = |len, seed| random_values(len, seed).into_iter().map(round_bf16).collect();
     let qkv: Vec<f64> = values(shape.rows() * qkv_dim, seed);
     let dy: Vec<f64> = values(shape.rows() * out_dim, seed ^ 1);
-    let [expected, gradient] = full_attention(device, shape, dropout, &qkv, &dy);
+    let [expected, gradient] =
+        full_attention(CausalAttention { shape, dropout }, device, qkv.clone(), &dy);
     let (mut y, mut dqkv) = (vec![0.0; expected.len()], vec![0.0; gradient.len()]);
-    for queries in case.chunks(seq_len) {
-        let mut visible = case.chunks(seq_len);
+    for queries in case.chunks() {
+        let mut visible = case.chunks();
         visible.retain(|keys| keys.start <= queries.start);
         shuffle(&mut visible, seed);
         let chunk = |keys: &Range<usize>| {
@@ -262,9 +242,8 @@ fn check_chunks(
         let q = block(&queries, qkv_dim, 0..out_dim);
         let out = block(&queries, out_dim, 0..out_dim);
         let kv = |keys: &Range<usize>| block(keys, qkv_dim, out_dim..qkv_dim);
-        let inputs: Vec<_> = std::iter::once(q.get(&qkv))
-            .chain(visible.iter().map(|keys| kv(keys).get(&qkv)))
-            .collect();
+        let kvs = visible.iter().map(|keys| kv(keys).get(&qkv));
+        let inputs: Vec<_> = std::iter::once(q.get(&qkv)).chain(kvs).collect();
         out.set(&operation.forward(device, &inputs), &mut y);
         let gradients = operation.backward(device, &inputs, &out.get(&dy));
         q.add(&gradients[0], &mut dqkv);
@@ -275,18 +254,13 @@ fn check_chunks(
 }
 
 /// One shard per key/value head.
-fn check_head_shards(
-    device: &dyn Device,
-    shape: AttentionShape,
-    case: &SplitCase,
-    seed: u64,
-    tolerance: f64,
-) {
+fn check_head_shards(device: &dyn Device, case: &SplitCase, seed: u64, tolerance: f64) {
+    let SplitCase { shape, dropout, .. } = *case;
     let (qkv_dim, out_dim, seq_len) = (shape.qkv_dim(), shape.out_dim(), shape.seq_len);
     let qkv = random_values(shape.rows() * qkv_dim, seed);
     let dy = random_values(shape.rows() * out_dim, seed ^ 1);
-    let dropout = case.dropout(shape);
-    let [expected, gradient] = full_attention(device, shape, dropout, &qkv, &dy);
+    let [expected, gradient] =
+        full_attention(CausalAttention { shape, dropout }, device, qkv.clone(), &dy);
     let heads = shape.heads / shape.kv_heads;
     for rank in 0..shape.kv_heads {
         let local = AttentionShape { heads, kv_heads: 1, ..shape };
@@ -308,7 +282,8 @@ fn check_head_shards(
         }
         let out = block(out_dim, rank * heads, heads);
         let dropout = dropout.map(|dropout| dropout.shard([0, rank * heads, 0, 0]));
-        let [y, dqkv] = full_attention(device, local, dropout, &local_qkv, &out.get(&dy));
+        let local = CausalAttention { shape: local, dropout };
+        let [y, dqkv] = full_attention(local, device, local_qkv, &out.get(&dy));
         assert_close(&y, &out.get(&expected), tolerance, "output of a head shard");
         assert_close(&dqkv, &local_gradient, tolerance, "gradient of a head shard");
     }

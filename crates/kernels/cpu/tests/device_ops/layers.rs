@@ -38,26 +38,15 @@ impl Operation for Linear {
         let len = inputs[0].len();
         let initial = if self.accumulate { vec![0.5; len] } else { nans(len) };
         let mut dx = activation(device, &initial);
-        device.linear_backward_input(
-            self.shape,
-            dy.view(),
-            weight.view(),
-            dx.view_mut(),
-            self.accumulate,
-        );
+        let (shape, accumulate) = (self.shape, self.accumulate);
+        device.linear_backward_input(shape, dy.view(), weight.view(), dx.view_mut(), accumulate);
         let dx = copy_to_f64(device, dx.view());
-        let dx = dx.iter().map(|dx| if self.accumulate { dx - 0.5 } else { *dx }).collect();
+        let dx = dx.iter().map(|dx| if accumulate { dx - 0.5 } else { *dx }).collect();
 
         let mut dweight = initial_grad(device, inputs[1].len());
         let mut dbias = inputs.get(2).map(|bias| initial_grad(device, bias.len()));
-        let dbias_view = dbias.as_mut().map(|dbias| dbias.view_mut());
-        device.linear_backward_weight(
-            self.shape,
-            x.view(),
-            dy.view(),
-            dweight.view_mut(),
-            dbias_view,
-        );
+        let bias = dbias.as_mut().map(|dbias| dbias.view_mut());
+        device.linear_backward_weight(shape, x.view(), dy.view(), dweight.view_mut(), bias);
         let mut all = vec![dx, accumulated(device, &dweight)];
         all.extend(dbias.map(|dbias| accumulated(device, &dbias)));
         all

@@ -29,41 +29,34 @@ use layers::{Dropout, Gelu, Linear, NormLayer, Swiglu};
 
 /// Sizes are below `max`, here and below.
 fn linear(max: usize) -> impl Strategy<Value = Linear> {
-    (1..max, 1..max, 1..max, any::<bool>(), any::<bool>()).prop_map(
-        |(rows, inputs, outputs, bias, accumulate)| Linear {
-            shape: LinearShape { rows, inputs, outputs },
-            bias,
-            accumulate,
-        },
-    )
+    let fields = (1..max, 1..max, 1..max, any::<bool>(), any::<bool>());
+    fields.prop_map(|(rows, inputs, outputs, bias, accumulate)| {
+        let shape = LinearShape { rows, inputs, outputs };
+        Linear { shape, bias, accumulate }
+    })
 }
 
 /// With a large eps: rows of almost equal elements are too steep for finite differences.
 fn norm(max: usize) -> impl Strategy<Value = NormLayer> {
-    (any::<bool>(), 0.1..0.5, 1..max, 1..max, any::<bool>()).prop_map(
-        |(layer, eps, rows, dim, bias)| {
-            let norm = if layer { Norm::Layer { eps } } else { Norm::Rms { eps } };
-            NormLayer { norm, rows, dim, bias }
-        },
-    )
+    let fields = (any::<bool>(), 0.1..0.5, 1..max, 1..max, any::<bool>());
+    fields.prop_map(|(layer, eps, rows, dim, bias)| {
+        let norm = if layer { Norm::Layer { eps } } else { Norm::Rms { eps } };
+        NormLayer { norm, rows, dim, bias }
+    })
 }
 
 fn dropout_mask() -> impl Strategy<Value = DropoutMask> {
-    (0.0f32..0.9, any::<u64>(), 0u64..1 << 33).prop_map(|(p, key, offset)| DropoutMask {
-        p,
-        key,
-        offset,
-    })
+    let fields = (0.0f32..0.9, any::<u64>(), 0u64..1 << 33);
+    fields.prop_map(|(p, key, offset)| DropoutMask { p, key, offset })
 }
 
 /// `head_dim` is a multiple of `unit`.
 fn attention_shape(max: usize, unit: usize) -> impl Strategy<Value = AttentionShape> {
-    (1usize..3, 1..max, 1usize..3, 1usize..4, 1..max).prop_map(
-        move |(batch, seq_len, kv_heads, group, units)| {
-            let (heads, head_dim) = (kv_heads * group, units * unit);
-            AttentionShape { batch, seq_len, heads, kv_heads, head_dim }
-        },
-    )
+    let fields = (1usize..3, 1..max, 1usize..3, 1usize..4, 1..max);
+    fields.prop_map(move |(batch, seq_len, kv_heads, group, units)| {
+        let (heads, head_dim) = (kv_heads * group, units * unit);
+        AttentionShape { batch, seq_len, heads, kv_heads, head_dim }
+    })
 }
 
 /// Dropout of a shard.
@@ -82,11 +75,8 @@ fn attention(max: usize) -> impl Strategy<Value = CausalAttention> {
 }
 
 fn rope(max: usize) -> impl Strategy<Value = Rope> {
-    (attention_shape(max, 2), 10.0..10_000.0, any::<u64>()).prop_map(|(shape, theta, seed)| Rope {
-        shape,
-        theta,
-        seed,
-    })
+    let fields = (attention_shape(max, 2), 10.0..10_000.0, any::<u64>());
+    fields.prop_map(|(shape, theta, seed)| Rope { shape, theta, seed })
 }
 
 /// Start and length of a non-empty subrange of `0..len`.
@@ -96,36 +86,31 @@ fn subrange(len: usize) -> impl Strategy<Value = (usize, usize)> {
 
 fn embedding(max: usize) -> impl Strategy<Value = Embedding> {
     let vocab = (1..max).prop_flat_map(|vocab| (Just(vocab), subrange(vocab)));
-    (1..max, vocab, 1..max, any::<u64>()).prop_map(
-        |(rows, (vocab, (first, local_vocab)), dim, seed)| Embedding {
-            rows,
-            vocab,
-            first,
-            local_vocab,
-            dim,
-            seed,
-        },
-    )
+    let fields = (1..max, vocab, 1..max, any::<u64>());
+    fields.prop_map(|(rows, (vocab, (first, local_vocab)), dim, seed)| Embedding {
+        rows,
+        vocab,
+        first,
+        local_vocab,
+        dim,
+        seed,
+    })
 }
 
 fn position_embedding(max: usize) -> impl Strategy<Value = PositionEmbedding> {
-    (1usize..4, 1..max, 1..max, 1..max, any::<u64>()).prop_map(
-        |(batch, seq_len, max_positions, dim, seed)| PositionEmbedding {
-            batch,
-            seq_len,
-            max_positions,
-            dim,
-            seed,
-        },
-    )
+    let fields = (1usize..4, 1..max, 1..max, 1..max, any::<u64>());
+    fields.prop_map(|(batch, seq_len, max_positions, dim, seed)| PositionEmbedding {
+        batch,
+        seq_len,
+        max_positions,
+        dim,
+        seed,
+    })
 }
 
 fn cross_entropy(max: usize) -> impl Strategy<Value = CrossEntropy> {
-    (1..max, 1..max, any::<u64>()).prop_map(|(rows, vocab, seed)| CrossEntropy {
-        rows,
-        vocab,
-        seed,
-    })
+    let fields = (1..max, 1..max, any::<u64>());
+    fields.prop_map(|(rows, vocab, seed)| CrossEntropy { rows, vocab, seed })
 }
 
 fn vocab_parallel(max: usize) -> impl Strategy<Value = VocabParallelCrossEntropy> {
@@ -210,21 +195,11 @@ proptest! {
     }
 
     #[test]
-    fn adamw_matches_its_formula(len in 1usize..100, seed: u64) {
-        check_adamw(&Reference, len, seed, 1e-13);
-        check_adamw(&Cpu::new(1, Precision::F32), len, seed, 1e-5);
-    }
-
-    #[test]
-    fn sgd_matches_its_formula(len in 1usize..100, seed: u64) {
-        check_sgd(&Reference, len, seed, 1e-13);
-        check_sgd(&Cpu::new(1, Precision::F32), len, seed, 1e-5);
-    }
-
-    #[test]
-    fn elementwise_operations_match_their_formulas(len in 1usize..100, seed: u64) {
-        check_elementwise(&Reference, len, seed, 1e-13);
-        check_elementwise(&Cpu::new(1, Precision::F32), len, seed, 1e-5);
+    fn optimizers_and_elementwise_operations_match_their_formulas(len in 1usize..100, seed: u64) {
+        for check in [check_adamw, check_sgd, check_elementwise] {
+            check(&Reference, len, seed, 1e-13);
+            check(&Cpu::new(1, Precision::F32), len, seed, 1e-5);
+        }
     }
 }
 
@@ -270,20 +245,18 @@ fn check_column_copies(
     seed: u64,
 ) {
     let columns = first..first + count;
-    let values: Vec<f64> =
-        random_values(rows * row_len, seed).into_iter().map(round_bf16).collect();
+    let values = random_values(rows * row_len, seed);
+    let values: Vec<f64> = values.into_iter().map(round_bf16).collect();
     let full = master(device, &values);
     let mut packed = activation(device, &nans(rows * count));
     device.copy_from_columns(full.view(), row_len, columns.clone(), packed.view_mut());
     let found = copy_to_f64(device, packed.view());
     let mut expected_full = vec![0.5; rows * row_len];
-    for ((found, expected_full), values) in found
-        .chunks_exact(count)
-        .zip(expected_full.chunks_exact_mut(row_len))
-        .zip(values.chunks_exact(row_len))
-    {
+    for row in 0..rows {
+        let found = &found[row * count..(row + 1) * count];
+        let columns = row * row_len + first..row * row_len + first + count;
         assert_eq!(found, &values[columns.clone()]);
-        expected_full[columns.clone()].copy_from_slice(found);
+        expected_full[columns].copy_from_slice(found);
     }
     let mut full = master(device, &vec![0.5; rows * row_len]);
     device.copy_to_columns(packed.view(), full.view_mut(), row_len, columns);

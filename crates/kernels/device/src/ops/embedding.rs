@@ -10,14 +10,8 @@ pub trait EmbeddingOps {
     /// Accumulates rows of `dy` into their rows of the local part of `dtable`.
     fn embedding_backward(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>);
 
-    /// Adds `table[position]` to rows of `dim` elements; `positions` repeat for every sequence.
-    fn add_position_embedding(
-        &self,
-        dim: usize,
-        positions: &[u32],
-        table: View<'_>,
-        y: ViewMut<'_>,
-    );
+    /// Adds `table[pos]` to rows of `dim` elements; the positions repeat for every sequence.
+    fn add_position_embedding(&self, dim: usize, pos: &[u32], table: View<'_>, y: ViewMut<'_>);
 
     /// Accumulates rows of `dy` into their rows of `dtable`.
     fn position_embedding_backward(

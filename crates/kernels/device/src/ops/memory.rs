@@ -36,25 +36,13 @@ pub trait DeviceMemory: Send + Sync {
     /// Copies between tensors, converting the dtype.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>);
 
-    /// Copies a range of columns of `from`, whose rows have `row_len` elements, into `to`, whose rows have
+    /// Copies a range of columns of `x`, whose rows have `row_len` elements, into `y`, whose rows have
     /// just these columns. Converts the dtype.
-    fn copy_from_columns(
-        &self,
-        from: View<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-        to: ViewMut<'_>,
-    );
+    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>);
 
-    /// Copies the rows of `from` into a range of columns of `to`, whose rows have `row_len` elements.
+    /// Copies the rows of `x` into a range of columns of `y`, whose rows have `row_len` elements.
     /// Other columns are unchanged.
-    fn copy_to_columns(
-        &self,
-        from: View<'_>,
-        to: ViewMut<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-    );
+    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>);
 
     /// Fills with a value.
     fn fill(&self, value: f64, x: ViewMut<'_>);

@@ -24,29 +24,16 @@ pub use memory::DeviceMemory;
 pub use norm::{Norm, NormGrads, NormOps, NormSaved};
 pub use optimizer::OptimizerOps;
 
-/// A device that trains.
-pub trait Device:
-    DeviceMemory
-    + LinearOps
-    + NormOps
-    + AttentionOps
-    + ActivationOps
-    + EmbeddingOps
-    + LossOps
-    + ElementwiseOps
-    + OptimizerOps
-{
+macro_rules! device {
+    ($($operations:ident)*) => {
+        /// A device that trains.
+        pub trait Device: $($operations +)* {}
+
+        impl<D: $($operations +)*> Device for D {}
+    };
 }
 
-impl<D> Device for D where
-    D: DeviceMemory
-        + LinearOps
-        + NormOps
-        + AttentionOps
-        + ActivationOps
-        + EmbeddingOps
-        + LossOps
-        + ElementwiseOps
-        + OptimizerOps
-{
+device! {
+    DeviceMemory LinearOps NormOps AttentionOps ActivationOps EmbeddingOps LossOps ElementwiseOps
+    OptimizerOps
 }

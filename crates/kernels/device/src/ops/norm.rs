@@ -4,17 +4,12 @@ use crate::tensor::{View, ViewMut};
 
 /// Kind of norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "the variants explain the field")]
 pub enum Norm {
-    /// LayerNorm.
-    Layer {
-        /// Added to the variance.
-        eps: f64,
-    },
-    /// RMSNorm.
-    Rms {
-        /// Added to the mean square.
-        eps: f64,
-    },
+    /// LayerNorm; `eps` is added to the variance.
+    Layer { eps: f64 },
+    /// RMSNorm; `eps` is added to the mean square.
+    Rms { eps: f64 },
 }
 
 /// Inputs of a norm's backward pass from the forward pass.

@@ -1,6 +1,7 @@
 //! Causal attention, head by head.
 
-use super::{Reference, attention_chunk};
+use super::Reference;
+use super::attention_chunk::{Query, check_chunk};
 use crate::ops::{
     AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionOps, AttentionSaved,
     AttentionShape, RopeDirection,
@@ -16,7 +17,24 @@ impl AttentionOps for Reference {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        forward(shape, qkv.as_slice(), dropout, y.as_slice(), lse.as_slice());
+        let (qkv, y, lse) = (qkv.as_slice(), y.as_slice(), lse.as_slice::<f64>());
+        y.fill(0.0);
+        for (b, h) in (0..shape.batch).flat_map(|b| (0..shape.heads).map(move |h| (b, h))) {
+            let head = Head::new(shape, b, h);
+            for query in 0..shape.seq_len {
+                let (probabilities, row_lse) = head.probabilities(qkv, query);
+                lse[(b * shape.heads + h) * shape.seq_len + query] = row_lse;
+                let start = (head.first_row + query) * shape.out_dim() + head.q;
+                let y = &mut y[start..start + shape.head_dim];
+                for (key, p) in probabilities.iter().enumerate() {
+                    add(
+                        y,
+                        &qkv[head.at(key, head.v)],
+                        p * dropout_factor(dropout, [b, h, query, key]),
+                    );
+                }
+            }
+        }
     }
 
     fn attention_backward(
@@ -27,7 +45,28 @@ impl AttentionOps for Reference {
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {
-        backward(shape, saved.qkv.as_slice(), dropout, dy.as_slice(), dqkv.as_slice());
+        let (qkv, dy, dqkv) = (saved.qkv.as_slice(), dy.as_slice::<f64>(), dqkv.as_slice());
+        dqkv.fill(0.0);
+        let scale = 1.0 / (shape.head_dim as f64).sqrt();
+        for (b, h) in (0..shape.batch).flat_map(|b| (0..shape.heads).map(move |h| (b, h))) {
+            let head = Head::new(shape, b, h);
+            for query in 0..shape.seq_len {
+                let (p, _) = head.probabilities(qkv, query);
+                let start = (head.first_row + query) * shape.out_dim() + head.q;
+                let dy = &dy[start..start + shape.head_dim];
+                let factor = |key| dropout_factor(dropout, [b, h, query, key]);
+                let dp: Vec<f64> = (0..=query)
+                    .map(|key| dot(dy, &qkv[head.at(key, head.v)]) * factor(key))
+                    .collect();
+                let mean = dot(&dp, &p);
+                for key in 0..=query {
+                    let ds = p[key] * (dp[key] - mean) * scale;
+                    add(&mut dqkv[head.at(query, head.q)], &qkv[head.at(key, head.k)], ds);
+                    add(&mut dqkv[head.at(key, head.k)], &qkv[head.at(query, head.q)], ds);
+                    add(&mut dqkv[head.at(key, head.v)], dy, p[key] * factor(key));
+                }
+            }
+        }
     }
 
     fn attention_chunk(
@@ -39,8 +78,24 @@ impl AttentionOps for Reference {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        let (q, kv) = (q.as_slice(), kv.as_slice());
-        attention_chunk::forward(shape, q, kv, dropout, y.as_slice(), lse.as_slice());
+        let (q, kv, y, lse) = (q.as_slice(), kv.as_slice(), y.as_slice(), lse.as_slice());
+        check_chunk(shape, q, kv, y, lse);
+        let d = shape.head_dim;
+        for query in Query::all(shape).filter(|query| !query.keys.is_empty()) {
+            let (probabilities, new) = softmax(query.scores(q, kv));
+            let (y, old) = (&mut y[query.elements.clone()], lse[query.lse]);
+            let max = old.max(new);
+            let merged = max + ((old - max).exp() + (new - max).exp()).ln();
+            match old == f64::NEG_INFINITY {
+                true => y.fill(0.0),
+                false => y.iter_mut().for_each(|y| *y *= (old - merged).exp()),
+            }
+            for (at, (p, [_, value])) in probabilities.iter().zip(&query.keys).enumerate() {
+                let weight = p * query.dropout_factor(dropout, at) * (new - merged).exp();
+                add(y, &kv[*value..value + d], weight);
+            }
+            lse[query.lse] = merged;
+        }
     }
 
     fn attention_chunk_backward(
@@ -52,8 +107,27 @@ impl AttentionOps for Reference {
         dq: ViewMut<'_>,
         dkv: ViewMut<'_>,
     ) {
-        let (dq, dkv) = (dq.as_slice(), dkv.as_slice());
-        attention_chunk::backward(shape, saved, dropout, dy.as_slice(), dq, dkv);
+        let (dy, dq, dkv) = (dy.as_slice::<f64>(), dq.as_slice(), dkv.as_slice());
+        let (q, kv) = (saved.q.as_slice::<f64>(), saved.kv.as_slice::<f64>());
+        let (y, lse) = (saved.y.as_slice::<f64>(), saved.lse.as_slice::<f64>());
+        check_chunk(shape, q, kv, y, lse);
+        assert_eq!((dy.len(), dq.len(), dkv.len()), (y.len(), q.len(), kv.len()));
+        let (d, scale) = (shape.head_dim, 1.0 / (shape.head_dim as f64).sqrt());
+        for query in Query::all(shape) {
+            let local = query.elements.clone();
+            let dy = &dy[local.clone()];
+            // The row sum of dP∘P over the keys of all chunks.
+            let delta = dot(dy, &y[local.clone()]);
+            let scores = query.scores(q, kv);
+            for (at, (score, [key, value])) in scores.iter().zip(&query.keys).enumerate() {
+                let (p, factor) =
+                    ((score - lse[query.lse]).exp(), query.dropout_factor(dropout, at));
+                let ds = p * (dot(dy, &kv[*value..value + d]) * factor - delta) * scale;
+                add(&mut dq[local.clone()], &kv[*key..key + d], ds);
+                add(&mut dkv[*key..key + d], &q[local.clone()], ds);
+                add(&mut dkv[*value..value + d], dy, p * factor);
+            }
+        }
     }
 
     fn decode_attention(
@@ -64,7 +138,20 @@ impl AttentionOps for Reference {
         values: View<'_>,
         y: ViewMut<'_>,
     ) {
-        decode(shape, q.as_slice(), keys.as_slice(), values.as_slice(), y.as_slice());
+        let (q, y) = (q.as_slice::<f64>(), y.as_slice::<f64>());
+        let (keys, values) = (keys.as_slice::<f64>(), values.as_slice::<f64>());
+        let (d, row) = (shape.head_dim, shape.kv_heads * shape.head_dim);
+        y.fill(0.0);
+        for head in 0..shape.heads {
+            let [local, kv_head] =
+                [head, head / (shape.heads / shape.kv_heads)].map(|h| h * d..(h + 1) * d);
+            let q = &q[local.clone()];
+            let score = |key: &[f64]| dot(q, &key[kv_head.clone()]) / (d as f64).sqrt();
+            let (p, _) = softmax(keys.chunks_exact(row).map(score).collect());
+            for (p, value) in p.iter().zip(values.chunks_exact(row)) {
+                add(&mut y[local.clone()], &value[kv_head.clone()], *p);
+            }
+        }
     }
 
     fn apply_rope(
@@ -75,7 +162,23 @@ impl AttentionOps for Reference {
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
-        rope(shape, theta, positions, direction, qkv.as_slice());
+        assert_eq!(positions.len(), shape.seq_len);
+        let half = shape.head_dim / 2;
+        let qkv = qkv.as_slice::<f64>();
+        for (row, elements) in qkv.chunks_exact_mut(shape.qkv_dim()).enumerate() {
+            let position = f64::from(positions[row % shape.seq_len]);
+            for head in elements.chunks_exact_mut(shape.head_dim).take(shape.heads + shape.kv_heads)
+            {
+                for i in 0..half {
+                    let angle = position * theta.powf(-(i as f64) / half as f64);
+                    let (sin, cos) = angle.sin_cos();
+                    let sin = if direction == RopeDirection::Forward { sin } else { -sin };
+                    let (a, b) = (head[i], head[i + half]);
+                    head[i] = a * cos - b * sin;
+                    head[i + half] = b * cos + a * sin;
+                }
+            }
+        }
     }
 }
 
@@ -130,94 +233,4 @@ pub(super) fn add(to: &mut [f64], from: &[f64], by: f64) {
 /// Dropout factor of a probability.
 pub(super) fn dropout_factor(dropout: Option<AttentionDropout>, at: [usize; 4]) -> f64 {
     dropout.map_or(1.0, |dropout| f64::from(dropout.mask.factor(dropout.index(at))))
-}
-
-fn forward(
-    shape: AttentionShape,
-    qkv: &[f64],
-    dropout: Option<AttentionDropout>,
-    y: &mut [f64],
-    lse: &mut [f64],
-) {
-    y.fill(0.0);
-    for (b, h) in (0..shape.batch).flat_map(|b| (0..shape.heads).map(move |h| (b, h))) {
-        let head = Head::new(shape, b, h);
-        for query in 0..shape.seq_len {
-            let (probabilities, row_lse) = head.probabilities(qkv, query);
-            lse[(b * shape.heads + h) * shape.seq_len + query] = row_lse;
-            let start = (head.first_row + query) * shape.out_dim() + head.q;
-            let y = &mut y[start..start + shape.head_dim];
-            for (key, p) in probabilities.iter().enumerate() {
-                add(y, &qkv[head.at(key, head.v)], p * dropout_factor(dropout, [b, h, query, key]));
-            }
-        }
-    }
-}
-
-fn backward(
-    shape: AttentionShape,
-    qkv: &[f64],
-    dropout: Option<AttentionDropout>,
-    dy: &[f64],
-    dqkv: &mut [f64],
-) {
-    dqkv.fill(0.0);
-    let scale = 1.0 / (shape.head_dim as f64).sqrt();
-    for (b, h) in (0..shape.batch).flat_map(|b| (0..shape.heads).map(move |h| (b, h))) {
-        let head = Head::new(shape, b, h);
-        for query in 0..shape.seq_len {
-            let (p, _) = head.probabilities(qkv, query);
-            let start = (head.first_row + query) * shape.out_dim() + head.q;
-            let dy = &dy[start..start + shape.head_dim];
-            let factor = |key| dropout_factor(dropout, [b, h, query, key]);
-            let dp: Vec<f64> =
-                (0..=query).map(|key| dot(dy, &qkv[head.at(key, head.v)]) * factor(key)).collect();
-            let mean = dot(&dp, &p);
-            for key in 0..=query {
-                let ds = p[key] * (dp[key] - mean) * scale;
-                add(&mut dqkv[head.at(query, head.q)], &qkv[head.at(key, head.k)], ds);
-                add(&mut dqkv[head.at(key, head.k)], &qkv[head.at(query, head.q)], ds);
-                add(&mut dqkv[head.at(key, head.v)], dy, p[key] * factor(key));
-            }
-        }
-    }
-}
-
-fn decode(shape: AttentionShape, q: &[f64], keys: &[f64], values: &[f64], y: &mut [f64]) {
-    let (d, row) = (shape.head_dim, shape.kv_heads * shape.head_dim);
-    y.fill(0.0);
-    for head in 0..shape.heads {
-        let kv_head = head / (shape.heads / shape.kv_heads) * d
-            ..(head / (shape.heads / shape.kv_heads) + 1) * d;
-        let local = head * d..(head + 1) * d;
-        let score = |key: &[f64]| dot(&q[local.clone()], &key[kv_head.clone()]) / (d as f64).sqrt();
-        let (p, _) = softmax(keys.chunks_exact(row).map(score).collect());
-        for (p, value) in p.iter().zip(values.chunks_exact(row)) {
-            add(&mut y[local.clone()], &value[kv_head.clone()], *p);
-        }
-    }
-}
-
-fn rope(
-    shape: AttentionShape,
-    theta: f64,
-    positions: &[u32],
-    direction: RopeDirection,
-    qkv: &mut [f64],
-) {
-    assert_eq!(positions.len(), shape.seq_len);
-    let half = shape.head_dim / 2;
-    for (row, elements) in qkv.chunks_exact_mut(shape.qkv_dim()).enumerate() {
-        let position = f64::from(positions[row % shape.seq_len]);
-        for head in elements.chunks_exact_mut(shape.head_dim).take(shape.heads + shape.kv_heads) {
-            for i in 0..half {
-                let angle = position * theta.powf(-(i as f64) / half as f64);
-                let (sin, cos) = angle.sin_cos();
-                let sin = if direction == RopeDirection::Forward { sin } else { -sin };
-                let (a, b) = (head[i], head[i + half]);
-                head[i] = a * cos - b * sin;
-                head[i + half] = b * cos + a * sin;
-            }
-        }
-    }
 }

@@ -27,16 +27,10 @@ impl EmbeddingOps for Reference {
         }
     }
 
-    fn add_position_embedding(
-        &self,
-        dim: usize,
-        positions: &[u32],
-        table: View<'_>,
-        y: ViewMut<'_>,
-    ) {
+    fn add_position_embedding(&self, dim: usize, pos: &[u32], table: View<'_>, y: ViewMut<'_>) {
         let (table, y) = (table.as_slice::<f64>(), y.as_slice::<f64>());
-        assert!(y.len().is_multiple_of(dim * positions.len()));
-        for (y, position) in y.chunks_exact_mut(dim).zip(positions.iter().cycle()) {
+        assert!(y.len().is_multiple_of(dim * pos.len()));
+        for (y, position) in y.chunks_exact_mut(dim).zip(pos.iter().cycle()) {
             (0..dim).for_each(|i| y[i] += table[*position as usize * dim + i]);
         }
     }

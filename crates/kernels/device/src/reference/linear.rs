@@ -13,7 +13,7 @@ impl LinearOps for Reference {
         bias: Option<View<'_>>,
         y: ViewMut<'_>,
     ) {
-        let (x, weight, y) = (x.as_slice::<f64>(), weight.as_slice::<f64>(), y.as_slice::<f64>());
+        let (x, weight, y) = (x.as_slice(), weight.as_slice(), y.as_slice());
         let bias = bias.map(View::as_slice::<f64>);
         check(shape, x, weight, y);
         let LinearShape { rows, inputs, outputs } = shape;
@@ -33,8 +33,7 @@ impl LinearOps for Reference {
         dx: ViewMut<'_>,
         accumulate: bool,
     ) {
-        let (dy, weight, dx) =
-            (dy.as_slice::<f64>(), weight.as_slice::<f64>(), dx.as_slice::<f64>());
+        let (dy, weight, dx) = (dy.as_slice(), weight.as_slice(), dx.as_slice());
         check(shape, dx, weight, dy);
         let LinearShape { rows, inputs, outputs } = shape;
         for row in 0..rows {
@@ -54,8 +53,7 @@ impl LinearOps for Reference {
         dweight: ViewMut<'_>,
         dbias: Option<ViewMut<'_>>,
     ) {
-        let (x, dy, dweight) =
-            (x.as_slice::<f64>(), dy.as_slice::<f64>(), dweight.as_slice::<f64>());
+        let (x, dy, dweight) = (x.as_slice(), dy.as_slice(), dweight.as_slice());
         check(shape, x, dweight, dy);
         let LinearShape { rows, inputs, outputs } = shape;
         for row in 0..rows {

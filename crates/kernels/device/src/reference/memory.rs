@@ -37,33 +37,21 @@ impl DeviceMemory for Reference {
         to.as_slice::<f64>().copy_from_slice(from.as_slice());
     }
 
-    fn copy_from_columns(
-        &self,
-        from: View<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-        to: ViewMut<'_>,
-    ) {
-        let (from, to) = (from.as_slice::<f64>(), to.as_slice::<f64>());
-        assert_eq!(from.len() * columns.len(), to.len() * row_len);
-        for (row, from) in from.chunks_exact(row_len).enumerate() {
-            let local = row * columns.len()..(row + 1) * columns.len();
-            to[local].copy_from_slice(&from[columns.clone()]);
+    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
+        let (x, y) = (x.as_slice::<f64>(), y.as_slice::<f64>());
+        assert_eq!(x.len() * cols.len(), y.len() * row_len);
+        for (row, x) in x.chunks_exact(row_len).enumerate() {
+            let local = row * cols.len()..(row + 1) * cols.len();
+            y[local].copy_from_slice(&x[cols.clone()]);
         }
     }
 
-    fn copy_to_columns(
-        &self,
-        from: View<'_>,
-        to: ViewMut<'_>,
-        row_len: usize,
-        columns: Range<usize>,
-    ) {
-        let (from, to) = (from.as_slice::<f64>(), to.as_slice::<f64>());
-        assert_eq!(to.len() * columns.len(), from.len() * row_len);
-        for (row, to) in to.chunks_exact_mut(row_len).enumerate() {
-            let local = row * columns.len()..(row + 1) * columns.len();
-            to[columns.clone()].copy_from_slice(&from[local]);
+    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
+        let (x, y) = (x.as_slice::<f64>(), y.as_slice::<f64>());
+        assert_eq!(y.len() * cols.len(), x.len() * row_len);
+        for (row, y) in y.chunks_exact_mut(row_len).enumerate() {
+            let local = row * cols.len()..(row + 1) * cols.len();
+            y[cols.clone()].copy_from_slice(&x[local]);
         }
     }
 

@@ -41,11 +41,10 @@ impl NormOps for Reference {
         dx: ViewMut<'_>,
         grads: NormGrads<'_>,
     ) {
-        let (x, weight) = (saved.x.as_slice::<f64>(), saved.weight.as_slice::<f64>());
-        let (mean_rstd, dy, dx) =
-            (saved.mean_rstd.as_slice::<f64>(), dy.as_slice::<f64>(), dx.as_slice::<f64>());
-        let (dweight, mut dbias) =
-            (grads.weight.as_slice::<f64>(), grads.bias.map(ViewMut::as_slice::<f64>));
+        let NormSaved { x, weight, mean_rstd } = saved;
+        let [x, weight, mean_rstd, dy] = [x, weight, mean_rstd, dy].map(View::as_slice::<f64>);
+        let [dx, dweight] = [dx, grads.weight].map(ViewMut::as_slice::<f64>);
+        let mut dbias = grads.bias.map(ViewMut::as_slice::<f64>);
         let dim = weight.len();
         for (row, x) in x.chunks_exact(dim).enumerate() {
             let local = row * dim..(row + 1) * dim;

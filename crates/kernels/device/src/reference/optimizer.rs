@@ -2,35 +2,27 @@
 
 use super::Reference;
 use crate::ops::OptimizerOps;
-use crate::optimizer::{AdamW, Sgd};
+use crate::optimizer::{AdamW, AdamWFactors, Sgd};
 use crate::tensor::{View, ViewMut};
 
 impl OptimizerOps for Reference {
-    fn adamw(
-        &self,
-        config: &AdamW,
-        grads: View<'_>,
-        moments: [ViewMut<'_>; 2],
-        params: ViewMut<'_>,
-    ) {
+    fn adamw(&self, config: &AdamW, grad: View<'_>, moments: [ViewMut<'_>; 2], param: ViewMut<'_>) {
         let [m, v] = moments.map(ViewMut::as_slice::<f64>);
-        let factors = config.factors();
-        let p = params.as_slice::<f64>();
-        assert!([grads.len(), m.len(), v.len()].iter().all(|len| *len == p.len()));
-        for (i, g) in grads.as_slice::<f64>().iter().enumerate() {
+        let AdamWFactors { step_size, v_correction, decay } = config.factors();
+        let p = param.as_slice::<f64>();
+        assert!([grad.len(), m.len(), v.len()].iter().all(|len| *len == p.len()));
+        for (i, g) in grad.as_slice::<f64>().iter().enumerate() {
             let g = g * config.grad_scale;
             m[i] = config.beta1 * m[i] + (1.0 - config.beta1) * g;
             v[i] = config.beta2 * v[i] + (1.0 - config.beta2) * g * g;
-            let update =
-                factors.step_size * m[i] / (v[i].sqrt() * factors.v_correction + config.eps);
-            p[i] = p[i] * factors.decay - update;
+            p[i] = p[i] * decay - step_size * m[i] / (v[i].sqrt() * v_correction + config.eps);
         }
     }
 
-    fn sgd(&self, config: &Sgd, grads: View<'_>, momentum: ViewMut<'_>, params: ViewMut<'_>) {
-        let (m, p) = (momentum.as_slice::<f64>(), params.as_slice::<f64>());
-        assert!([grads.len(), m.len()].iter().all(|len| *len == p.len()));
-        for (i, g) in grads.as_slice::<f64>().iter().enumerate() {
+    fn sgd(&self, config: &Sgd, grad: View<'_>, momentum: ViewMut<'_>, param: ViewMut<'_>) {
+        let (m, p) = (momentum.as_slice::<f64>(), param.as_slice::<f64>());
+        assert!([grad.len(), m.len()].iter().all(|len| *len == p.len()));
+        for (i, g) in grad.as_slice::<f64>().iter().enumerate() {
             m[i] = config.momentum * m[i] + g * config.grad_scale + config.weight_decay * p[i];
             p[i] -= config.lr * m[i];
         }

@@ -28,8 +28,8 @@ fn has_virtual_stages(timeline: &Timeline) -> bool {
     timeline.ranks.iter().flatten().any(|span| span.action.chunk >= stages)
 }
 
-/// The passes that occur, with their names.
-fn legend(timeline: &Timeline) -> Vec<(Computation, &'static str)> {
+/// Letters and names of the passes that occur.
+fn legend(timeline: &Timeline) -> Vec<(char, &'static str)> {
     let all = [
         (Computation::Forward, "forward"),
         (Computation::Backward, "backward"),
@@ -39,5 +39,6 @@ fn legend(timeline: &Timeline) -> Vec<(Computation, &'static str)> {
     let occurs = |computation: Computation| {
         timeline.ranks.iter().flatten().any(|span| span.action.computation == computation)
     };
-    all.into_iter().filter(|(computation, _)| occurs(*computation)).collect()
+    let used = all.into_iter().filter(|(computation, _)| occurs(*computation));
+    used.map(|(computation, name)| (computation.letter(), name)).collect()
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use regatta_model::text::escape_xml;
 
-use super::{Computation, Span, Timeline, has_virtual_stages, labels, legend};
+use super::{Span, Timeline, has_virtual_stages, labels, legend};
 
 /// Sizes in user units.
 const WIDTH: f64 = 900.0;
@@ -53,19 +53,19 @@ pub fn svg(timeline: &Timeline, title: &str) -> String {
 }
 
 fn row(text: &mut String, timeline: &Timeline, stage: usize) {
-    let (top, room) = (TOP + ROW * stage as f64, WIDTH - LEFT - RIGHT);
+    let (top, plot_width) = (TOP + ROW * stage as f64, WIDTH - LEFT - RIGHT);
     let (base, idle) = (top + 16.0, 100.0 * timeline.idle(stage));
     // Writing to a String is infallible.
     let _ = writeln!(
         text,
         "<text x=\"12\" y=\"{base:.1}\">stage {stage}</text>\
          <text x=\"{:.1}\" y=\"{base:.1}\">{idle:.0} % idle</text>\
-         <rect class=\"idle\" x=\"{LEFT:.1}\" y=\"{top:.1}\" width=\"{room:.1}\" height=\"{BAR:.1}\"/>",
+         <rect class=\"idle\" x=\"{LEFT:.1}\" y=\"{top:.1}\" width=\"{plot_width:.1}\" height=\"{BAR:.1}\"/>",
         WIDTH - RIGHT + 4.0
     );
     let (stages, show_chunk) = (timeline.ranks.len(), has_virtual_stages(timeline));
     for span in timeline.ranks[stage].iter().filter(|span| span.end > span.start) {
-        let scale = room / timeline.total;
+        let scale = plot_width / timeline.total;
         let (x, width) = (LEFT + span.start * scale, (span.end - span.start) * scale);
         cell(text, span, (x, top, width), &labels(span, stages, show_chunk));
     }
@@ -87,12 +87,9 @@ fn cell(text: &mut String, span: &Span, (x, y, width): (f64, f64, f64), labels: 
 /// Draws the legend.
 fn draw_legend(text: &mut String, timeline: &Timeline, top: f64) {
     let mut x = LEFT;
-    let letters = legend(timeline).into_iter().map(|(computation, name)| (Some(computation), name));
-    for (computation, name) in letters.chain([(None, "idle")]) {
-        let class = computation
-            .map_or("idle".to_owned(), |computation: Computation| computation.letter().to_string());
-        let label = computation
-            .map_or(name.to_owned(), |computation| format!("{} {name}", computation.letter()));
+    let passes = legend(timeline).into_iter();
+    let passes = passes.map(|(letter, name)| (letter.to_string(), format!("{letter} {name}")));
+    for (class, label) in passes.chain([("idle".to_owned(), "idle".to_owned())]) {
         let (text_x, base) = (x + 18.0, top + 18.0);
         let _ = writeln!(
             text,

@@ -15,35 +15,32 @@ pub fn text(timeline: &Timeline, width: usize) -> String {
     let stages = timeline.ranks.len();
     let name = |stage: usize| format!("stage {stage} ");
     let margin = name(stages.saturating_sub(1)).len();
-    let room = width.max(MIN_WIDTH).saturating_sub(margin + TAIL).max(1);
-    let scale = columns_per_unit(timeline, room);
+    let columns = width.max(MIN_WIDTH).saturating_sub(margin + TAIL).max(1);
+    let scale = columns_per_unit(timeline, columns);
     let mut text = String::new();
     for stage in 0..stages {
         let (cells, idle) = (row(timeline, stage, scale), 100.0 * timeline.idle(stage));
         // Writing to a String is infallible.
         let _ = writeln!(text, "{:margin$}{cells}{idle:>4.0}%", name(stage));
     }
-    let mut words: Vec<String> = legend(timeline)
-        .iter()
-        .map(|(computation, name)| format!("{} {name}", computation.letter()))
-        .collect();
-    words.push(". idle (% at the end)".to_owned());
+    let mut words = legend(timeline);
+    words.push(('.', "idle (% at the end)"));
     text.push_str(&wrapped(&words, width.max(MIN_WIDTH)));
     text
 }
 
 /// Columns per unit of time: as many as fit, and if possible whole columns for the shortest action, so
 /// that equal cells look equal.
-fn columns_per_unit(timeline: &Timeline, room: usize) -> f64 {
+fn columns_per_unit(timeline: &Timeline, columns: usize) -> f64 {
     if timeline.total <= 0.0 {
         return 0.0;
     }
-    let most = room as f64 / timeline.total;
+    let max = columns as f64 / timeline.total;
     let lengths = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
     let shortest = lengths.filter(|length| *length > 0.0).fold(f64::INFINITY, f64::min);
     // Tolerates rounding errors.
-    let whole = (most * shortest + 1e-9).floor();
-    if whole >= 1.0 { whole / shortest } else { most }
+    let shortest_columns = (max * shortest + 1e-9).floor();
+    if shortest_columns >= 1.0 { shortest_columns / shortest } else { max }
 }
 
 /// The cells of a stage; letters only, if most micro-batch numbers do not fit.
@@ -69,57 +66,47 @@ fn row(timeline: &Timeline, stage: usize, scale: f64) -> String {
     cells.into_iter().collect()
 }
 
-/// Joins words with commas and wraps lines at `width`.
-fn wrapped(words: &[String], width: usize) -> String {
-    let mut text = String::new();
-    let mut line = 0;
-    for (at, word) in words.iter().enumerate() {
-        let comma = if at + 1 < words.len() { "," } else { "" };
-        let longer = line + 1 + word.len() + comma.len();
-        if line > 0 && longer <= width {
-            text.push(' ');
-            line = longer;
+/// Joins the entries of a legend with commas and wraps lines at `width`.
+fn wrapped(legend: &[(char, &str)], width: usize) -> String {
+    let (mut text, mut line) = (String::new(), String::new());
+    for (at, (letter, name)) in legend.iter().enumerate() {
+        let comma = if at + 1 < legend.len() { "," } else { "" };
+        let entry = format!("{letter} {name}{comma}");
+        if line.is_empty() {
+            line = entry;
+        } else if line.len() + 1 + entry.len() <= width {
+            line = format!("{line} {entry}");
         } else {
-            text.push_str(if line > 0 { "\n" } else { "" });
-            line = word.len() + comma.len();
+            text += &format!("{line}\n");
+            line = entry;
         }
-        text.push_str(word);
-        text.push_str(comma);
     }
-    text.push('\n');
-    text
+    text + &line + "\n"
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::super::{ChunkCosts, Schedule, ScheduleKind, simulate};
+    use super::super::super::ScheduleKind::{self, GPipe, Interleaved, OneFOneB, ZeroBubble};
+    use super::super::super::{ChunkCosts, Schedule, simulate};
     use super::*;
 
-    fn render(
-        kind: ScheduleKind,
-        (stages, chunks, micro_batches): (usize, usize, usize),
-        width: usize,
-    ) -> String {
-        let schedule = Schedule::new(kind, stages, chunks, micro_batches).unwrap();
-        let costs = ChunkCosts::equal_thirds(&vec![3.0; stages * chunks]);
+    fn render(kind: ScheduleKind, size: (usize, usize, usize), width: usize) -> String {
+        let schedule = Schedule::new(kind, size.0, size.1, size.2).unwrap();
+        let costs = ChunkCosts::equal_thirds(&vec![3.0; schedule.num_chunks()]);
         text(&simulate(&schedule, &costs).unwrap(), width)
     }
 
     #[test]
-    fn gpipe_matches_the_golden_text() {
+    fn timelines_match_the_golden_texts() {
         let expected = "\
 stage 0 F0F1F2............B0  B1  B2    40%
 stage 1 ..F0F1F2......B0  B1  B2  ....  40%
 stage 2 ....F0F1F2B0  B1  B2  ........  40%
 F forward, B backward, . idle (% at the end)
 ";
-        assert_eq!(render(ScheduleKind::GPipe, (3, 1, 3), 50), expected);
-    }
-
-    #[test]
-    fn one_f_one_b_matches_the_golden_text() {
+        assert_eq!(render(GPipe, (3, 1, 3), 50), expected);
         let expected = "\
 stage 0 F0 F1 F2 F3 ..................B0    F4 B1    F5 B2    ...B3    ...B4    ...B5      33%
 stage 1 ...F0 F1 F2 ............B0    F3 B1    F4 B2    F5 B3    ...B4    ...B5    ......  33%
@@ -127,21 +114,15 @@ stage 2 ......F0 F1 ......B0    F2 B1    F3 B2    F4 B3    F5 B4    ...B5    ...
 stage 3 .........F0 B0    F1 B1    F2 B2    F3 B3    F4 B4    F5 B5    ..................  33%
 F forward, B backward, . idle (% at the end)
 ";
-        assert_eq!(render(ScheduleKind::OneFOneB, (4, 1, 6), 100), expected);
-    }
-
-    #[test]
-    fn virtual_stages_are_lettered() {
+        assert_eq!(render(OneFOneB, (4, 1, 6), 100), expected);
+        // Virtual stages are lettered.
         let expected = "\
 stage 0 F0aF1aF0bF1bF2a...B0b   F3aB1b   F2bB0a   F3bB1a   ...B2b   ...B3b   B2a   B3a     11%
 stage 1 ...F0aF1aF0bB0b   F1bB1b   F2aB0a   F3aB1a   F2bB2b   F3bB3b   B2a   B3a   ......  11%
 F forward, B backward, . idle (% at the end)
 ";
-        assert_eq!(render(ScheduleKind::Interleaved, (2, 2, 4), 100), expected);
-    }
-
-    #[test]
-    fn weight_gradients_fill_the_bubble() {
+        assert_eq!(render(Interleaved, (2, 2, 4), 100), expected);
+        // Weight gradients fill the bubble.
         let expected = "\
 stage 0 F0 F1 F2 F3 .........B0    F4 B1    F5 B2    B3    B4    B5      14%
 stage 1 ...F0 F1 F2 ......I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5   14%
@@ -150,11 +131,8 @@ stage 3 .........F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5   14%
 F forward, B backward, I input gradients, W weight gradients,
 . idle (% at the end)
 ";
-        assert_eq!(render(ScheduleKind::ZeroBubble, (4, 1, 6), 80), expected);
-    }
-
-    #[test]
-    fn narrow_output_has_letters_only() {
+        assert_eq!(render(ZeroBubble, (4, 1, 6), 80), expected);
+        // Without room for micro-batch numbers, letters only.
         let expected = "\
 stage 0 FF....BFBFBBBBFBFBFBBBB.B.B  20%
 stage 1 .F...BFBBBBFBFBFBBBBFB.B.B.  20%
@@ -163,7 +141,7 @@ stage 3 ..BBBFBFBFBBBBFBFBFBBBB....  20%
 F forward, B backward,
 . idle (% at the end)
 ";
-        assert_eq!(render(ScheduleKind::OneFOneB, (4, 1, 12), 30), expected);
+        assert_eq!(render(OneFOneB, (4, 1, 12), 30), expected);
     }
 
     proptest! {
@@ -172,7 +150,7 @@ F forward, B backward,
             stages in 1usize..12, micro_batches in 1usize..30, width in 0usize..200,
             costs in prop::collection::vec(0f64..9.0, 12), message in 0f64..2.0,
         ) {
-            let schedule = Schedule::new(ScheduleKind::ZeroBubble, stages, 1, micro_batches).unwrap();
+            let schedule = Schedule::new(ZeroBubble, stages, 1, micro_batches).unwrap();
             let costs = ChunkCosts { message, ..ChunkCosts::equal_thirds(&costs[..stages]) };
             let text = text(&simulate(&schedule, &costs).unwrap(), width);
             prop_assert!(text.lines().all(|line| line.len() <= width.max(MIN_WIDTH)), "{}", text);

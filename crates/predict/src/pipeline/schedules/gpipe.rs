@@ -1,12 +1,11 @@
 //! GPipe: all forward passes, then all backward passes. Activations of all micro-batches are in flight.
 
-use super::{Action, Computation, action};
+use super::Computation::{Backward, Forward};
+use super::{Action, action};
 
 pub(super) fn actions(stage: usize, micro_batches: usize) -> Vec<Action> {
-    let pass = |computation| {
-        (0..micro_batches).map(move |micro_batch| action(computation, stage, micro_batch))
-    };
-    pass(Computation::Forward).chain(pass(Computation::Backward)).collect()
+    let pass = |pass| (0..micro_batches).map(move |micro_batch| action(pass, stage, micro_batch));
+    pass(Forward).chain(pass(Backward)).collect()
 }
 
 #[cfg(test)]

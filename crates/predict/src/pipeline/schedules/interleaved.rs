@@ -5,13 +5,11 @@
 //! chunk, then its second, and so on, then the next group follows; backward in reverse chunk order. When
 //! the last micro-batch of a group leaves the last stage, the first one is back at the first stage.
 
-use super::{Action, Computation, ScheduleError, action};
+use super::Computation::{Backward, Forward};
+use super::{Action, PipelineSize, ScheduleError, action};
 
-pub(super) fn check(
-    stages: usize,
-    chunks: usize,
-    micro_batches: usize,
-) -> Result<(), ScheduleError> {
+pub(super) fn check(size: PipelineSize) -> Result<(), ScheduleError> {
+    let PipelineSize { stages, virtual_stages: chunks, micro_batches, .. } = size;
     if chunks < 2 {
         return Err(ScheduleError::FewChunks { chunks });
     }
@@ -23,21 +21,16 @@ pub(super) fn check(
     Ok(())
 }
 
-pub(super) fn actions(
-    stage: usize,
-    stages: usize,
-    chunks: usize,
-    micro_batches: usize,
-) -> Vec<Action> {
+pub(super) fn actions(size: PipelineSize, stage: usize) -> Vec<Action> {
+    let PipelineSize { stages, virtual_stages: chunks, micro_batches, .. } = size;
     let passes = micro_batches * chunks;
-    // The index of a pass encodes group, lap in the group, and position in the lap.
-    let lap_of = |pass: usize| pass / stages % chunks;
+    // The index of a pass encodes group of micro-batches, local chunk, and micro-batch in the group.
+    let chunk_of = |pass: usize| pass / stages % chunks;
     let micro_of = |pass: usize| pass / (stages * chunks) * stages + pass % stages;
-    let forward =
-        |pass| action(Computation::Forward, lap_of(pass) * stages + stage, micro_of(pass));
+    let forward = |pass| action(Forward, chunk_of(pass) * stages + stage, micro_of(pass));
     let backward = |pass| {
-        let lap = chunks - 1 - lap_of(pass);
-        action(Computation::Backward, lap * stages + stage, micro_of(pass))
+        let chunk = chunks - 1 - chunk_of(pass);
+        action(Backward, chunk * stages + stage, micro_of(pass))
     };
     let warmup = ((chunks - 1) * stages + 2 * (stages - 1 - stage)).min(passes);
     let mut all: Vec<Action> = (0..warmup).map(forward).collect();
@@ -50,25 +43,32 @@ pub(super) fn actions(
 
 #[cfg(test)]
 mod tests {
-    use super::super::render;
+    use super::super::{ScheduleKind, render};
     use super::*;
+
+    fn size(stages: usize, virtual_stages: usize, micro_batches: usize) -> PipelineSize {
+        PipelineSize { kind: ScheduleKind::Interleaved, stages, virtual_stages, micro_batches }
+    }
 
     #[test]
     fn groups_of_micro_batches_alternate_between_chunks() {
-        let first =
-            "F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0 B2.2 B3.2 B2.0 B3.0";
-        assert_eq!(render(&actions(0, 2, 2, 4), true), first);
-        let second =
-            "F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1";
-        assert_eq!(render(&actions(1, 2, 2, 4), true), second);
+        for (stage, expected) in [
+            "F0.0 F1.0 F0.2 F1.2 F2.0 B0.2 F3.0 B1.2 F2.2 B0.0 F3.2 B1.0 B2.2 B3.2 B2.0 B3.0",
+            "F0.1 F1.1 F0.3 B0.3 F1.3 B1.3 F2.1 B0.1 F3.1 B1.1 F2.3 B2.3 F3.3 B3.3 B2.1 B3.1",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(render(&actions(size(2, 2, 4), stage), true), expected, "stage {stage}");
+        }
     }
 
     #[test]
     fn invalid_micro_batch_counts_name_valid_ones() {
-        let text = |micro_batches| check(4, 2, micro_batches).unwrap_err().to_string();
+        let text = |micro_batches| check(size(4, 2, micro_batches)).unwrap_err().to_string();
         assert!(text(10).contains("try 8 or 12,"), "{}", text(10));
         assert!(text(3).contains("try 4,"), "{}", text(3));
-        assert_eq!(check(4, 1, 8), Err(ScheduleError::FewChunks { chunks: 1 }));
-        assert_eq!(check(4, 2, 8), Ok(()));
+        assert_eq!(check(size(4, 1, 8)), Err(ScheduleError::FewChunks { chunks: 1 }));
+        assert_eq!(check(size(4, 2, 8)), Ok(()));
     }
 }

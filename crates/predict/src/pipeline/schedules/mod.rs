@@ -8,7 +8,7 @@ mod zero_bubble;
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Action, Computation, ScheduleError, UnknownSchedule};
+use super::{Action, Computation, PipelineSize, ScheduleError, UnknownSchedule};
 
 /// A pipeline schedule. The bubble is idle time over compute time; with *p* stages, *m* micro-batches and
 /// *v* chunks per stage:
@@ -45,36 +45,29 @@ impl ScheduleKind {
             Self::ZeroBubble => "zero-bubble",
         }
     }
+}
 
+impl PipelineSize {
     /// Checks the sizes. A single stage is valid for every schedule.
-    pub(super) fn check(
-        self,
-        stages: usize,
-        chunks: usize,
-        micro_batches: usize,
-    ) -> Result<(), ScheduleError> {
-        match self {
+    pub(super) fn check(self) -> Result<(), ScheduleError> {
+        let Self { kind, stages, virtual_stages: chunks, .. } = self;
+        match kind {
             _ if stages == 1 => Ok(()),
-            Self::Interleaved => interleaved::check(stages, chunks, micro_batches),
-            kind if chunks > 1 => Err(ScheduleError::ManyChunks { kind, chunks }),
+            ScheduleKind::Interleaved => interleaved::check(self),
+            _ if chunks > 1 => Err(ScheduleError::ManyChunks { kind, chunks }),
             _ => Ok(()),
         }
     }
 
     /// The actions of a stage.
-    pub(super) fn actions(
-        self,
-        stage: usize,
-        stages: usize,
-        chunks: usize,
-        micro_batches: usize,
-    ) -> Vec<Action> {
-        match self {
+    pub(super) fn actions(self, stage: usize) -> Vec<Action> {
+        let Self { kind, stages, micro_batches, .. } = self;
+        match kind {
             _ if stages == 1 => one_f_one_b::actions(0, 1, micro_batches),
-            Self::GPipe => gpipe::actions(stage, micro_batches),
-            Self::OneFOneB => one_f_one_b::actions(stage, stages, micro_batches),
-            Self::Interleaved => interleaved::actions(stage, stages, chunks, micro_batches),
-            Self::ZeroBubble => zero_bubble::actions(stage, stages, micro_batches),
+            ScheduleKind::GPipe => gpipe::actions(stage, micro_batches),
+            ScheduleKind::OneFOneB => one_f_one_b::actions(stage, stages, micro_batches),
+            ScheduleKind::Interleaved => interleaved::actions(self, stage),
+            ScheduleKind::ZeroBubble => zero_bubble::actions(stage, stages, micro_batches),
         }
     }
 }

@@ -1,15 +1,16 @@
 //! 1F1B: warm-up forward passes, as many as there are later stages, then one forward and one backward
 //! alternately, then the remaining backward passes. Stage *i* has *p - i* micro-batches in flight.
 
-use super::{Action, Computation, action};
+use super::Computation::{Backward, Forward};
+use super::{Action, action};
 
 pub(super) fn actions(stage: usize, stages: usize, micro_batches: usize) -> Vec<Action> {
     let warmup = (stages - 1 - stage).min(micro_batches);
-    let forward = |micro_batch| action(Computation::Forward, stage, micro_batch);
+    let forward = |micro_batch| action(Forward, stage, micro_batch);
     let mut all: Vec<Action> = (0..warmup).map(forward).collect();
     for micro_batch in 0..micro_batches {
         all.extend((warmup + micro_batch < micro_batches).then(|| forward(warmup + micro_batch)));
-        all.push(action(Computation::Backward, stage, micro_batch));
+        all.push(action(Backward, stage, micro_batch));
     }
     all
 }

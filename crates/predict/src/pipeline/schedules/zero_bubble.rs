@@ -4,22 +4,23 @@
 //! 1F1B has *p - i* micro-batches in flight on stage *i*, so stage *i* can defer the weight gradients of
 //! *i* micro-batches within the same memory.
 
-use super::{Action, Computation, action};
+use super::Computation::{Backward, BackwardInput, BackwardWeight, Forward};
+use super::{Action, action};
 
 pub(super) fn actions(stage: usize, stages: usize, micro_batches: usize) -> Vec<Action> {
     let warmup = (stages - 1 - stage).min(micro_batches);
     let deferred = stage.min(micro_batches);
-    let forward = |micro_batch| action(Computation::Forward, stage, micro_batch);
-    let weight = |micro_batch| action(Computation::BackwardWeight, stage, micro_batch);
+    let forward = |micro_batch| action(Forward, stage, micro_batch);
+    let weight = |micro_batch| action(BackwardWeight, stage, micro_batch);
     let mut all: Vec<Action> = (0..warmup).map(forward).collect();
     for micro_batch in 0..micro_batches {
         all.extend((warmup + micro_batch < micro_batches).then(|| forward(warmup + micro_batch)));
         if stage == 0 {
             // No stage waits for the gradient of the first stage's input.
-            all.push(action(Computation::Backward, stage, micro_batch));
+            all.push(action(Backward, stage, micro_batch));
             continue;
         }
-        all.push(action(Computation::BackwardInput, stage, micro_batch));
+        all.push(action(BackwardInput, stage, micro_batch));
         all.extend(micro_batch.checked_sub(deferred).map(weight));
     }
     if stage > 0 {
