@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
 
-use crate::CommError;
 use crate::fabric;
 use crate::schedule::selection::AlgorithmTable;
 use crate::tcp::{
@@ -20,6 +19,7 @@ use crate::tcp::{
     RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode, encode,
 };
 use crate::worker::Communicator;
+use crate::{CommError, Result};
 pub use config::{BootstrapConfig, host_name};
 pub use listen::listen;
 
@@ -36,12 +36,12 @@ const SPIN: Duration = Duration::from_micros(50);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Connects this rank with all others over the network.
-pub fn join(config: BootstrapConfig) -> Result<Communicator, CommError> {
+pub fn join(config: BootstrapConfig) -> Result<Communicator> {
     Ok(Communicator::new(Box::new(engine(config)?)))
 }
 
 /// The engine of [`join`].
-pub fn engine(config: BootstrapConfig) -> Result<TcpEngine, CommError> {
+pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     let (rank, world_size) = (config.rank, config.world_size);
     if rank >= world_size {
         let what = format!("rank {rank} is out of range: the world size is {world_size}");
@@ -56,7 +56,7 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine, CommError> {
 }
 
 /// Rank 0 accepts the registrations of all other ranks.
-fn serve(mut config: BootstrapConfig) -> Result<TcpContext, CommError> {
+fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let listener = match config.listener.take() {
         Some(listener) => listener,
         None => {
@@ -92,7 +92,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext, CommError> {
 }
 
 /// Any other rank registers with rank 0.
-fn connect_root(config: BootstrapConfig) -> Result<TcpContext, CommError> {
+fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
     let until = Instant::now() + config.join_timeout;
     let (mut conn, root) = connect_with_retry(&config, until)?;
     let local = conn.stream.local_addr().map_err(|e| system("local address", &e))?;
@@ -136,10 +136,7 @@ fn with_root_address(address: IpAddr, mut members: Vec<RankInfo>) -> Vec<RankInf
 }
 
 /// Connects to rank 0, which may start listening later.
-fn connect_with_retry(
-    config: &BootstrapConfig,
-    until: Instant,
-) -> Result<(AuthConn, SocketAddr), CommError> {
+fn connect_with_retry(config: &BootstrapConfig, until: Instant) -> Result<(AuthConn, SocketAddr)> {
     loop {
         let attempt = master(config).map(|at| (at, dial(config, at, until).open()));
         let error = match attempt {
@@ -167,7 +164,7 @@ fn timing(config: &BootstrapConfig) -> Timing {
 }
 
 /// The address of rank 0.
-fn master(config: &BootstrapConfig) -> Result<SocketAddr, CommError> {
+fn master(config: &BootstrapConfig) -> Result<SocketAddr> {
     let (name, port) = (config.master_addr.as_str(), config.master_port);
     let unresolved = |why: String| {
         let what = format!("cannot resolve MASTER_ADDR {name}: {why}");
@@ -186,7 +183,7 @@ fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
-fn spawn(control_plane: ControlPlane) -> Result<(), CommError> {
+fn spawn(control_plane: ControlPlane) -> Result {
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
     let spawned = thread.spawn(|| control_plane.run());
     spawned.map(drop).map_err(|e| system("control-plane thread", &e))

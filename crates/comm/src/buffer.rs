@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 
 use crate::dtype::{bytes_of, bytes_of_mut};
-use crate::{CommError, Element};
+use crate::{CommError, Element, Result};
 
 /// A cache line, which is enough for any vector instruction.
 const ALIGNMENT: usize = align_of::<CacheLine>();
@@ -42,13 +42,13 @@ pub trait DeviceCopy: Send + Sync {
     ///
     /// # Safety
     /// `to` must be valid for writes of `from.len()` bytes on the device.
-    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError>;
+    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result;
 
     /// Copies bytes from the device. Returns when the copy is complete.
     ///
     /// # Safety
     /// `from` must be valid for reads of `to.len()` bytes on the device.
-    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError>;
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result;
 }
 
 /// The owner of the memory.
@@ -172,7 +172,7 @@ impl Buffer {
     }
 
     /// Copies elements from host memory to the start of the buffer.
-    pub fn copy_from_host<T: Element>(&mut self, elements: &[T]) -> Result<(), CommError> {
+    pub fn copy_from_host<T: Element>(&mut self, elements: &[T]) -> Result {
         let bytes = bytes_of(elements);
         self.check_len("copy into a buffer", bytes.len())?;
         match &self.owner {
@@ -186,7 +186,7 @@ impl Buffer {
     }
 
     /// Copies elements from the start of the buffer to host memory.
-    pub fn copy_to_host<T: Element>(&self, elements: &mut [T]) -> Result<(), CommError> {
+    pub fn copy_to_host<T: Element>(&self, elements: &mut [T]) -> Result {
         let bytes = bytes_of_mut(elements);
         self.check_len("copy from a buffer", bytes.len())?;
         match &self.owner {
@@ -207,7 +207,7 @@ impl Buffer {
         self.start
     }
 
-    fn check_len(&self, call: &'static str, bytes: usize) -> Result<(), CommError> {
+    fn check_len(&self, call: &'static str, bytes: usize) -> Result {
         let what = || format!("the buffer has {} bytes, {bytes} are needed", self.bytes);
         match bytes <= self.bytes {
             true => Ok(()),
@@ -284,11 +284,11 @@ mod tests {
             3
         }
 
-        unsafe fn copy_from_host(&self, _: *mut u8, _: &[u8]) -> Result<(), CommError> {
+        unsafe fn copy_from_host(&self, _: *mut u8, _: &[u8]) -> Result {
             Ok(())
         }
 
-        unsafe fn copy_to_host(&self, to: &mut [u8], _: *const u8) -> Result<(), CommError> {
+        unsafe fn copy_to_host(&self, to: &mut [u8], _: *const u8) -> Result {
             to.fill(7);
             Ok(())
         }

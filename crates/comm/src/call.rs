@@ -3,7 +3,7 @@
 use regatta_model::hash::fnv1a;
 
 use crate::counts::Counts;
-use crate::{CommError, DType, ReduceOp};
+use crate::{CommError, DType, ReduceOp, Result};
 
 /// The collective or point-to-point operation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -194,7 +194,7 @@ impl Call<'_> {
     }
 
     /// Checks the counts and the sizes of the buffers.
-    pub fn check(&self, rank: u32, ranks: u32) -> Result<(), CommError> {
+    pub fn check(&self, rank: u32, ranks: u32) -> Result {
         self.check_lengths(rank, ranks, self.input.map(<[u8]>::len), self.output.len())
     }
 
@@ -205,7 +205,7 @@ impl Call<'_> {
         ranks: u32,
         input_bytes: Option<usize>,
         output_bytes: usize,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let invalid = |what: String| Err(CommError::InvalidCall { call: self.kind.name(), what });
         if (self.kind.is_p2p() || self.kind.has_root()) && self.root >= ranks {
             let root = self.root;

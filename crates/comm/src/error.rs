@@ -87,6 +87,9 @@ pub enum CommError {
     System { what: String, why: String },
 }
 
+/// The result of a call.
+pub type Result<T = (), E = CommError> = std::result::Result<T, E>;
+
 impl CommError {
     /// The same error with every communicator rank replaced by its entry in `ranks`.
     pub(crate) fn translate_ranks(mut self, ranks: &[u32]) -> Self {

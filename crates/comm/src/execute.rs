@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::schedule::Program;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
-use crate::{Call, CallKind, CommError, DType, ReduceOp, kernel};
+use crate::{Call, CallKind, CommError, DType, ReduceOp, Result, kernel};
 use block_layout::BlockLayout;
 use dependency_scheduler::{DependencyScheduler, SegmentId, StepKind, StepOp};
 use expected_message::{ExpectedMessage, bytes_to_elements};
@@ -33,7 +33,7 @@ pub fn run(
     call: Call<'_>,
     program: &Program,
     scratch: &mut Scratch,
-) -> Result<(), CommError> {
+) -> Result {
     run_segmented(transport, call, program, scratch, SEGMENT_BYTES)
 }
 
@@ -44,7 +44,7 @@ pub fn run_segmented(
     program: &Program,
     scratch: &mut Scratch,
     segment_bytes: usize,
-) -> Result<(), CommError> {
+) -> Result {
     let result = run_program(&mut *transport, call, program, scratch, segment_bytes);
     // The transport propagates its own errors, but not those of a program or its counts.
     if let Err(error @ (CommError::System { .. } | CommError::CountMismatch { .. })) = &result {
@@ -59,7 +59,7 @@ fn run_program(
     program: &Program,
     scratch: &mut Scratch,
     segment_bytes: usize,
-) -> Result<(), CommError> {
+) -> Result {
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
@@ -87,7 +87,7 @@ fn run_program(
 }
 
 /// Runs a group of sends and receives concurrently.
-pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result {
     run_p2p_with(transport, calls, &mut || Ok(PROGRESS_TIMEOUT))
 }
 
@@ -96,8 +96,8 @@ pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<()
 pub(crate) fn run_p2p_with(
     transport: &mut dyn Transport,
     calls: Vec<Call<'_>>,
-    progress_other: &mut dyn FnMut() -> Result<Duration, CommError>,
-) -> Result<(), CommError> {
+    progress_other: &mut dyn FnMut() -> Result<Duration>,
+) -> Result {
     let (sends, receives): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|call| call.kind == CallKind::Send);
     let expected: Vec<ExpectedMessage> = receives.iter().map(ExpectedMessage::of).collect();
@@ -134,7 +134,7 @@ struct Execution<'t> {
 }
 
 impl Execution<'_> {
-    fn run(&mut self, buffers: &ProgramBuffers<'_>) -> Result<(), CommError> {
+    fn run(&mut self, buffers: &ProgramBuffers<'_>) -> Result {
         let mut completed: Vec<RequestId> = Vec::new();
         while !self.scheduler.is_complete() {
             let mut timeout = PROGRESS_TIMEOUT;
@@ -164,11 +164,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn post(
-        &mut self,
-        step: &StepOp,
-        buffers: &ProgramBuffers<'_>,
-    ) -> Result<RequestId, CommError> {
+    fn post(&mut self, step: &StepOp, buffers: &ProgramBuffers<'_>) -> Result<RequestId> {
         let (transport, key) = (&mut *self.posted.transport, MatchKey::Collective);
         let (reads, writes) = (buffers.source(&step.reads)?, buffers.target(&step.writes)?);
         // SAFETY: the buffers outlive `posted`, which waits for the operation or cancels it. The
@@ -200,14 +196,11 @@ struct PostedOps<'t> {
 
 impl PostedOps<'_> {
     /// Waits for all pending operations.
-    fn wait(&mut self) -> Result<(), CommError> {
+    fn wait(&mut self) -> Result {
         self.wait_with(&mut || Ok(PROGRESS_TIMEOUT))
     }
 
-    fn wait_with(
-        &mut self,
-        progress_other: &mut dyn FnMut() -> Result<Duration, CommError>,
-    ) -> Result<(), CommError> {
+    fn wait_with(&mut self, progress_other: &mut dyn FnMut() -> Result<Duration>) -> Result {
         let mut completed: Vec<RequestId> = Vec::new();
         while self.pending > 0 {
             self.transport.progress(progress_other()?, &mut completed)?;

@@ -3,12 +3,12 @@
 
 use crate::wait_graph::WaitEdges;
 use crate::worker::{AbortFn, HasFailedFn};
-use crate::{CommError, Signature};
+use crate::{CommError, Result, Signature};
 
 /// The fault channel of a whole communicator.
 pub trait FaultChannel: Send {
     /// Starts a collective. In debug mode, returns when all ranks have started the same one.
-    fn begin(&mut self, signature: Signature) -> Result<(), CommError>;
+    fn begin(&mut self, signature: Signature) -> Result;
 
     /// Completes a collective.
     fn end(&mut self);

@@ -28,7 +28,7 @@ use crate::wait_graph::WaitEdges;
 use crate::worker::{
     AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_words,
 };
-use crate::{Call, CommError, bootstrap, shm};
+use crate::{Call, CommError, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_naming::ShmNaming;
 use subgroup::Subgroup;
@@ -53,7 +53,7 @@ struct Hierarchical {
 }
 
 /// Connects this rank with all others, over the fastest transport to each.
-pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator, CommError> {
+pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator> {
     let shm_naming = ShmNaming::new(&config);
     let world = bootstrap::engine(config)?;
     Ok(Communicator::new(Hierarchical::build(world, shm_naming)?))
@@ -61,7 +61,7 @@ pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator, CommErro
 
 impl Hierarchical {
     /// Adds shared memory and rails to ranks that are connected over the network.
-    fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>, CommError> {
+    fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
         let fault_channel = world.fault_channel();
         let ids = all_gather_words(&mut world, [shm_naming.node, shm_naming::fresh_comm_id()])?;
         let nodes: Vec<u64> = ids.iter().map(|[node, _]| *node).collect();
@@ -110,7 +110,7 @@ impl Hierarchical {
         name: &str,
         config: shm::ShmConfig,
         cancelled: &dyn Fn() -> Option<CommError>,
-    ) -> Result<Option<Subgroup<ShmEngine>>, CommError> {
+    ) -> Result<Option<Subgroup<ShmEngine>>> {
         if layout.local_ranks.len() == 1 {
             return Ok(None);
         }
@@ -125,7 +125,7 @@ impl Hierarchical {
     fn join_rail(
         world: &mut TcpEngine,
         layout: &NodeLayout,
-    ) -> Result<Option<Subgroup<TcpEngine>>, CommError> {
+    ) -> Result<Option<Subgroup<TcpEngine>>> {
         if layout.nodes == 1 {
             return Ok(None);
         }
@@ -143,7 +143,7 @@ impl Hierarchical {
 
 impl Hierarchical {
     /// Runs a collective on all ranks.
-    fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run_collective(&mut self, call: Call<'_>) -> Result {
         self.check_not_failed()?;
         self.calls += 1;
         let is_composite = self.is_composite();
@@ -163,7 +163,7 @@ impl Hierarchical {
     }
 
     /// Returns the error of an earlier call, if any.
-    fn check_not_failed(&self) -> Result<(), CommError> {
+    fn check_not_failed(&self) -> Result {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
@@ -206,14 +206,14 @@ impl Engine for Hierarchical {
         self.world.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         match call.kind.is_p2p() {
             true => self.run_p2p(vec![call]),
             false => self.run_collective(call),
         }
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         self.check_not_failed()?;
         self.exchange(messages).map_err(|mut error| {
             // The sequence numbers of the shared-memory engine count its parts of collectives.
@@ -224,7 +224,7 @@ impl Engine for Hierarchical {
         })
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         self.check_not_failed()?;
         let world = self.world.split_off(colour, key).map_err(|error| self.fail(error, "split"))?;
         let Some(world) = world else { return Ok(None) };

@@ -8,7 +8,7 @@ use crate::comm::split_order;
 use crate::error::Peer;
 use crate::reference::{all_to_all_v, expected_outputs};
 use crate::worker::{AbortFn, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_split_args};
-use crate::{Call, CallKind, CommError, Counts, DType, Signature};
+use crate::{Call, CallKind, CommError, Counts, DType, Result, Signature};
 
 /// The state shared by all ranks.
 struct World {
@@ -22,7 +22,7 @@ struct WorldState {
     /// The contributions of the current collective, until it is complete.
     calls: HashMap<usize, Contribution>,
     /// Its results, until all ranks have taken theirs.
-    results: HashMap<usize, Result<Vec<u8>, CommError>>,
+    results: HashMap<usize, Result<Vec<u8>>>,
     /// Messages in flight, by sender, receiver and tag.
     messages: HashMap<(u32, u32, u32), Vec<Vec<u8>>>,
     /// The rank that aborted, and why.
@@ -73,7 +73,7 @@ impl World {
         mut state: MutexGuard<'a, WorldState>,
         awaited: impl Fn(u32) -> bool,
         condition: impl Fn(&WorldState) -> bool,
-    ) -> Result<MutexGuard<'a, WorldState>, CommError> {
+    ) -> Result<MutexGuard<'a, WorldState>> {
         while !condition(&state) {
             if let Some((rank, why)) = &state.aborted {
                 return Err(CommError::Aborted { by: Self::peer(*rank), why: why.clone() });
@@ -184,7 +184,7 @@ impl InProcessEngine {
         }
     }
 
-    fn run_message(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run_message(&self, call: Call<'_>) -> Result {
         let mut state = self.world.lock();
         if call.kind == CallKind::Send {
             let key = (self.rank, call.root, call.tag);
@@ -216,7 +216,7 @@ impl Engine for InProcessEngine {
         (0..self.world.size as u32).map(World::peer).collect()
     }
 
-    fn run(&mut self, mut call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, mut call: Call<'_>) -> Result {
         if matches!(call.kind, CallKind::Send | CallKind::Receive) {
             return self.run_message(call);
         }
@@ -243,13 +243,13 @@ impl Engine for InProcessEngine {
         Ok(())
     }
 
-    fn run_p2p(&mut self, mut messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, mut messages: Vec<Call<'_>>) -> Result {
         // Sends do not block.
         messages.sort_by_key(|call| call.kind != CallKind::Send);
         messages.into_iter().try_for_each(|call| self.run(call))
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
         let ranks = split_order(&args, colour);

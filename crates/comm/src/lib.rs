@@ -38,7 +38,7 @@ pub use collectives::Collectives;
 pub use comm::{Comm, Pending};
 pub use counts::Counts;
 pub use dtype::{DType, Element};
-pub use error::CommError;
+pub use error::{CommError, Result};
 pub use op::ReduceOp;
 pub use owned::OwnedCall;
 pub use traffic::{CountingComm, TrafficCounters, TrafficSnapshot};

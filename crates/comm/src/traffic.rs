@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::comm::delegate_queries;
-use crate::{Call, CallKind, Comm, CommError, Counts, OwnedCall, Pending};
+use crate::{Call, CallKind, Comm, Counts, OwnedCall, Pending, Result};
 
 /// The number of elements that a rank sends in a call. The root is that of [`Call`].
 ///
@@ -149,7 +149,7 @@ impl CountingComm {
     }
 
     /// [`Comm::split`] that returns the concrete type.
-    pub fn split_counting(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>, CommError> {
+    pub fn split_counting(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
         let Some(split) = self.inner.split(colour, key)? else { return Ok(None) };
         let split = Self::new(Arc::from(split));
         let mut splits = self.counters.splits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,22 +167,22 @@ impl CountingComm {
 impl Comm for CountingComm {
     delegate_queries!();
 
-    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&self, call: Call<'_>) -> Result {
         self.count(&call, 1);
         self.inner.run(call)
     }
 
-    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result {
         calls.iter().for_each(|call| self.count(call, 1));
         self.inner.run_group(calls)
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
         self.count(&call.without_buffers(), times);
         self.inner.run_owned(call, times)
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
         messages.iter().for_each(|call| self.count(&call.without_buffers(), times));
         self.inner.run_p2p(messages, times)
     }
@@ -192,7 +192,7 @@ impl Comm for CountingComm {
         self.inner.start(call)
     }
 
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let split = self.split_counting(colour, key)?;
         Ok(split.map(|split| Box::new(split) as Box<dyn Comm>))
     }

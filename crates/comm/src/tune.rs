@@ -10,12 +10,12 @@ use crate::schedule::Algorithm;
 use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
 use crate::schedule::selection::{AlgorithmTable, RankDistribution};
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, Result};
 
 /// An engine with selectable algorithms. All ranks must select the same one.
 pub trait Tunable: Engine {
     /// Runs a collective with this algorithm instead of the table's choice.
-    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError>;
+    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result;
 
     /// The node index of each rank.
     fn nodes(&self) -> &[u32];
@@ -46,7 +46,7 @@ impl Default for TuneConfig {
 }
 
 /// Measures all algorithms. Rank 0 selects the fastest, and all ranks use its table from then on.
-pub fn tune(engine: &mut dyn Tunable, config: &TuneConfig) -> Result<AlgorithmTable, CommError> {
+pub fn tune(engine: &mut dyn Tunable, config: &TuneConfig) -> Result<AlgorithmTable> {
     let mut measured = Vec::new();
     for collective in CallKind::ALL {
         let sizes: &[u64] = if collective == CallKind::Barrier { &[0] } else { &config.bytes };
@@ -72,7 +72,7 @@ fn fastest(
     algorithm: Algorithm,
     bytes: u64,
     config: &TuneConfig,
-) -> Result<f64, CommError> {
+) -> Result<f64> {
     let mut work = Workload::new(engine, kind, bytes);
     let repeats = (config.round_bytes / bytes.max(1)).clamp(1, config.max_repeats.max(1));
     engine.run_with(work.call(), algorithm)?;
@@ -123,10 +123,7 @@ fn in_place(kind: CallKind, dtype: DType, output: &mut [u8]) -> Call<'_> {
 }
 
 /// Broadcasts the table of rank 0.
-fn broadcast_table(
-    engine: &mut dyn Tunable,
-    own: &AlgorithmTable,
-) -> Result<AlgorithmTable, CommError> {
+fn broadcast_table(engine: &mut dyn Tunable, own: &AlgorithmTable) -> Result<AlgorithmTable> {
     let failed = |why: String| CommError::System {
         what: "cannot broadcast the algorithm table".to_owned(),
         why,

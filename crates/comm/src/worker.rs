@@ -11,7 +11,7 @@ use crate::comm::{Completion, no_device};
 use crate::error::Peer;
 use crate::fault_channel::FaultChannel;
 use crate::wait_graph::WaitEdges;
-use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending};
+use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending, Result};
 
 /// Aborts an engine from any thread, with a reason.
 pub type AbortFn = Arc<dyn Fn(&str) + Send + Sync>;
@@ -29,7 +29,7 @@ pub struct Allocator {
 }
 
 /// Allocates device memory.
-pub type DeviceAlloc = Arc<dyn Fn(usize) -> Result<Buffer, CommError> + Send + Sync>;
+pub type DeviceAlloc = Arc<dyn Fn(usize) -> Result<Buffer> + Send + Sync>;
 
 /// Allocates on the heap.
 impl Default for Allocator {
@@ -50,10 +50,10 @@ pub trait Engine: Send {
     fn peers(&self) -> Vec<Peer>;
 
     /// Runs a collective.
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
+    fn run(&mut self, call: Call<'_>) -> Result;
 
     /// Runs a collective whose buffers may be in device memory. Most engines support host memory only.
-    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
         match call.space()? {
             MemorySpace::Host => self.run(call.as_call()),
             space => Err(unsupported_memory(call.kind.name(), space)),
@@ -61,12 +61,12 @@ pub trait Engine: Send {
     }
 
     /// Runs a collective `times` times, back to back, as [`Comm::run_owned`].
-    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
         (0..times).try_for_each(|_| self.run_owned(call))
     }
 
     /// Runs point-to-point messages `times` times, as [`Comm::run_p2p`].
-    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
         if let Some((kind, space)) = first_device_buffer(messages)? {
             return Err(unsupported_memory(kind.name(), space));
         }
@@ -76,12 +76,12 @@ pub trait Engine: Send {
 
     /// Runs point-to-point messages concurrently. An engine whose sends block until they are received
     /// must override this.
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         messages.into_iter().try_for_each(|call| self.run(call))
     }
 
     /// Runs a group of calls, as [`Comm::run_group`].
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result {
         let (messages, collectives): (Vec<_>, Vec<_>) =
             calls.into_iter().partition(|call| call.kind.is_p2p());
         self.run_p2p(messages)?;
@@ -89,7 +89,7 @@ pub trait Engine: Send {
     }
 
     /// The engine of a sub-communicator, as [`Comm::split`].
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError>;
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>>;
 
     /// The allocator for its buffers.
     fn allocator(&self) -> Allocator {
@@ -124,7 +124,7 @@ pub trait Engine: Send {
 }
 
 /// All-gathers the same number of bytes from every rank.
-pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>, CommError> {
+pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>> {
     let mut all = vec![0; own.len() * engine.peers().len()];
     let call = Call::new(CallKind::AllGather, DType::U8, Counts::Equal(own.len()), &mut all);
     engine.run(Call { input: Some(own), ..call })?;
@@ -132,10 +132,7 @@ pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Ve
 }
 
 /// All-gathers two words per rank.
-pub(crate) fn all_gather_words(
-    engine: &mut dyn Engine,
-    own: [u64; 2],
-) -> Result<Vec<[u64; 2]>, CommError> {
+pub(crate) fn all_gather_words(engine: &mut dyn Engine, own: [u64; 2]) -> Result<Vec<[u64; 2]>> {
     let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
     let all = all_gather_bytes(engine, &bytes)?;
     let (words, _) = all.as_chunks::<8>();
@@ -148,16 +145,14 @@ pub(crate) fn all_gather_split_args(
     engine: &mut dyn Engine,
     colour: Option<u32>,
     key: i64,
-) -> Result<Vec<(Option<u32>, i64)>, CommError> {
+) -> Result<Vec<(Option<u32>, i64)>> {
     let own = [colour.map_or(u64::MAX, u64::from), key.cast_unsigned()];
     let args = |[colour, key]: [u64; 2]| (u32::try_from(colour).ok(), key.cast_signed());
     Ok(all_gather_words(engine, own)?.into_iter().map(args).collect())
 }
 
 /// The first call with buffers in device memory.
-pub(crate) fn first_device_buffer(
-    calls: &[OwnedCall],
-) -> Result<Option<(CallKind, MemorySpace)>, CommError> {
+pub(crate) fn first_device_buffer(calls: &[OwnedCall]) -> Result<Option<(CallKind, MemorySpace)>> {
     for call in calls {
         let space = call.space()?;
         if space != MemorySpace::Host {
@@ -353,22 +348,22 @@ impl Comm for Communicator {
         self.peers.get(rank as usize).cloned().unwrap_or_else(unknown)
     }
 
-    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&self, call: Call<'_>) -> Result {
         call.check(self.rank, self.size())?;
         self.in_turn(|engine| engine.run(call))
     }
 
-    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result {
         calls.iter().try_for_each(|call| call.check(self.rank, self.size()))?;
         self.in_turn(|engine| engine.run_group(calls))
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
         call.check(self.rank, self.size())?;
         self.in_turn(|engine| engine.repeat(call, times))
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
         messages.iter().try_for_each(|message| message.check(self.rank, self.size()))?;
         if let Some(other) = messages.iter().find(|message| !message.kind.is_p2p()) {
             let what = "not a point-to-point message: use Comm::run_owned".to_owned();
@@ -402,7 +397,7 @@ impl Comm for Communicator {
         pending
     }
 
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let engine = self.in_turn(|engine| engine.split(colour, key))?;
         let tickets =
             || if self.shared.serialized { self.shared.tickets.clone() } else { Arc::default() };
@@ -414,7 +409,7 @@ impl Comm for Communicator {
         (self.allocator.host)(bytes)
     }
 
-    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+    fn device_buffer(&self, bytes: usize) -> Result<Buffer> {
         self.allocator.device.as_ref().map_or_else(|| Err(no_device()), |alloc| alloc(bytes))
     }
 

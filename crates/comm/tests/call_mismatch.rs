@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{self, listen};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, hierarchical, shm};
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp, Result, hierarchical, shm};
 use regatta_wire::secret::Secret;
 
 const RANKS: u32 = 4;
@@ -18,7 +18,7 @@ const DESYNC_AFTER: Duration = Duration::from_millis(400);
 /// The rank with the mismatching call.
 const VICTIM: u32 = 2;
 
-type Join = fn(bootstrap::BootstrapConfig) -> Result<Communicator, CommError>;
+type Join = fn(bootstrap::BootstrapConfig) -> Result<Communicator>;
 
 /// Ranks on two nodes, connected by `join`.
 fn network(debug: bool, join: Join) -> Vec<Communicator> {
@@ -47,7 +47,7 @@ fn shared_memory(debug: bool) -> Vec<Communicator> {
 }
 
 /// A call; returns its result and whether the data is unchanged.
-type CallFn = fn(&Communicator) -> (Result<(), CommError>, bool);
+type CallFn = fn(&Communicator) -> (Result, bool);
 
 /// The difference, the calls of the victim and of the others, and their descriptions.
 const CASES: [(&str, CallFn, CallFn, &str, &str); 5] = [
@@ -58,50 +58,50 @@ const CASES: [(&str, CallFn, CallFn, &str, &str); 5] = [
     ("order", max_then_sum, sum_then_max, "all-reduce of 9 f32, max", "all-reduce of 9 f32, sum"),
 ];
 
-fn reduced(comm: &Communicator, count: usize, op: ReduceOp) -> (Result<(), CommError>, bool) {
+fn reduced(comm: &Communicator, count: usize, op: ReduceOp) -> (Result, bool) {
     let mut data = vec![1.0f32; count];
     (comm.all_reduce(&mut data, op), data.iter().all(|v| *v == 1.0))
 }
 
-fn sum(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn sum(comm: &Communicator) -> (Result, bool) {
     reduced(comm, 9, ReduceOp::Sum)
 }
 
-fn larger(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn larger(comm: &Communicator) -> (Result, bool) {
     reduced(comm, 30_000, ReduceOp::Sum)
 }
 
-fn other_type(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn other_type(comm: &Communicator) -> (Result, bool) {
     let mut data = [1i32; 9];
     (comm.all_reduce(&mut data, ReduceOp::Sum), data == [1; 9])
 }
 
-fn gather(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn gather(comm: &Communicator) -> (Result, bool) {
     let mut all = [0.0f32; RANKS as usize];
     (comm.all_gather(&[1.0f32], &mut all), all == [0.0; RANKS as usize])
 }
 
-fn from(comm: &Communicator, root: u32) -> (Result<(), CommError>, bool) {
+fn from(comm: &Communicator, root: u32) -> (Result, bool) {
     let mut data = [comm.rank() as u8; 5];
     (comm.broadcast(&mut data, root), data == [comm.rank() as u8; 5])
 }
 
-fn from_one(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn from_one(comm: &Communicator) -> (Result, bool) {
     from(comm, 1)
 }
 
-fn from_three(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn from_three(comm: &Communicator) -> (Result, bool) {
     from(comm, 3)
 }
 
-fn sum_then_max(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn sum_then_max(comm: &Communicator) -> (Result, bool) {
     match sum(comm) {
         (Ok(()), _) => reduced(comm, 9, ReduceOp::Max),
         failed => failed,
     }
 }
 
-fn max_then_sum(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn max_then_sum(comm: &Communicator) -> (Result, bool) {
     match reduced(comm, 9, ReduceOp::Max) {
         (Ok(()), _) => sum(comm),
         failed => failed,

@@ -13,7 +13,7 @@ use regatta_comm::schedule::Algorithm;
 use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::transport::Transport;
 use regatta_comm::worker::{AbortFn, Communicator, Engine};
-use regatta_comm::{Call, CallKind, CommError, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, DType, ReduceOp, Result};
 use shuffled_transport::ShuffledTransport;
 
 /// Runs every call by one algorithm, with short segments.
@@ -34,12 +34,12 @@ impl Engine for FixedAlgorithmEngine {
         self.transport.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         let program = self.planner.plan_with(&call, self.algorithm)?;
         run_segmented(&mut self.transport, call, &program, &mut self.scratch, self.segment)
     }
 
-    fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<Box<dyn Engine>>> {
         Ok(None)
     }
 

@@ -13,7 +13,7 @@ use regatta_comm::bootstrap::{self, listen};
 use regatta_comm::nccl::{self, Gpu, NcclConfig, Vendor};
 use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Buffer, CallKind, Collectives, Comm, CommError, Counts, DType, MemorySpace, OwnedCall, ReduceOp,
+    Buffer, CallKind, Collectives, Comm, Counts, DType, MemorySpace, OwnedCall, ReduceOp, Result,
 };
 use regatta_wire::secret::Secret;
 
@@ -249,7 +249,7 @@ fn rank_dies(comm: &Communicator) {
         std::process::abort();
     }
     let mut data = vec![1.0f32; 1 << 20];
-    let ended: Result<Vec<()>, CommError> =
+    let ended: Result<Vec<()>> =
         (0..100).map(|_| comm.all_reduce(&mut data, ReduceOp::Sum)).collect();
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("rank 1 on"), "{error}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use regatta_comm::shm::{self, ShmConfig};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp};
+use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp, Result};
 
 fn world(ranks: u32) -> Vec<Communicator> {
     shm::world(ranks).unwrap()
@@ -150,10 +150,7 @@ fn zero_copy_reductions_are_bit_identical_to_copied_ones() {
     }
 }
 
-fn errors(
-    world: Vec<Communicator>,
-    work: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
-) -> Vec<String> {
+fn errors(world: Vec<Communicator>, work: impl Fn(&Communicator) -> Result + Sync) -> Vec<String> {
     suite::on_all_ranks(world, |comm| work(comm).unwrap_err().to_string())
 }
 

@@ -4,11 +4,11 @@
 use regatta_model::document::{from_json, to_json_line};
 
 use super::{BootstrapConfig, bootstrap_error};
-use crate::CommError;
 use crate::schedule::selection::AlgorithmTable;
+use crate::{CommError, Result};
 
 /// The table of `REGATTA_TUNING`, or the default one.
-pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable, CommError> {
+pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable> {
     let Some(file) = config.tuning.as_ref().filter(|_| !config.deterministic) else {
         return Ok(AlgorithmTable::default());
     };
@@ -21,7 +21,7 @@ pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable, CommError
 }
 
 /// The table as a JSON document.
-pub(super) fn encode(table: &AlgorithmTable) -> Result<String, CommError> {
+pub(super) fn encode(table: &AlgorithmTable) -> Result<String> {
     to_json_line(table).map_err(|error| CommError::System {
         what: "cannot encode the algorithm table".to_owned(),
         why: error.to_string(),
@@ -29,7 +29,7 @@ pub(super) fn encode(table: &AlgorithmTable) -> Result<String, CommError> {
 }
 
 /// The table received from rank 0.
-pub(super) fn decode(text: &str) -> Result<AlgorithmTable, CommError> {
+pub(super) fn decode(text: &str) -> Result<AlgorithmTable> {
     from_json(text).map_err(|error| {
         let what = format!("invalid algorithm table from rank 0: {error}");
         bootstrap_error(what, "run the same version of Regatta on all nodes")

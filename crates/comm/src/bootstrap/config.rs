@@ -7,9 +7,9 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
-use crate::CommError;
 use crate::fabric::{ProviderChoice, has_fabric};
 use crate::tcp::RankInfo;
+use crate::{CommError, Result};
 
 /// The configuration of a rank.
 #[derive(Debug)]
@@ -92,15 +92,12 @@ impl BootstrapConfig {
     /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
     /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table) and
     /// `REGATTA_DETERMINISTIC=1` (ignore it).
-    pub fn from_env() -> Result<Self, CommError> {
+    pub fn from_env() -> Result<Self> {
         let get = |name: &str| std::env::var(name).ok();
         Self::from_variables(&get, secret(&get)?)
     }
 
-    fn from_variables(
-        get: &dyn Fn(&str) -> Option<String>,
-        secret: Secret,
-    ) -> Result<Self, CommError> {
+    fn from_variables(get: &dyn Fn(&str) -> Option<String>, secret: Secret) -> Result<Self> {
         let world_size = number(get, "WORLD_SIZE")?;
         let rank = number(get, "RANK")?;
         let port = number(get, "MASTER_PORT")?;
@@ -149,7 +146,7 @@ fn invalid(what: String) -> CommError {
 }
 
 /// Whether a variable is 1. The default is 0.
-fn flag(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommError> {
+fn flag(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
     match get(name).as_deref().map(str::trim) {
         None | Some("" | "0") => Ok(false),
         Some("1") => Ok(true),
@@ -157,11 +154,11 @@ fn flag(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommEr
     }
 }
 
-fn required(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, CommError> {
+fn required(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String> {
     get(name).ok_or_else(|| invalid(format!("{name} is not set")))
 }
 
-fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommError> {
+fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32> {
     let text = required(get, name)?;
     let reject = |_| invalid(format!("{name} is {text:?}, which is not a non-negative integer"));
     text.trim().parse().map_err(reject)
@@ -171,10 +168,7 @@ fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommE
 const MAX_SECONDS: f64 = 1e9;
 
 /// A time in seconds, if the variable is set.
-fn seconds(
-    get: &dyn Fn(&str) -> Option<String>,
-    name: &str,
-) -> Result<Option<Duration>, CommError> {
+fn seconds(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {
     let Some(text) = get(name) else { return Ok(None) };
     let number: Option<f64> = text.trim().parse().ok();
     let time = number
@@ -189,12 +183,12 @@ fn seconds(
 }
 
 /// The job's secret, from a file that only the user can read.
-fn secret(get: &dyn Fn(&str) -> Option<String>) -> Result<Secret, CommError> {
+fn secret(get: &dyn Fn(&str) -> Option<String>) -> Result<Secret> {
     let file = required(get, "REGATTA_SECRET_FILE")?;
     read_secret(Path::new(&file))
 }
 
-fn read_secret(file: &Path) -> Result<Secret, CommError> {
+fn read_secret(file: &Path) -> Result<Secret> {
     use std::os::unix::fs::MetadataExt;
     let shown = file.display();
     let unreadable =
@@ -235,7 +229,7 @@ mod tests {
         ("MASTER_PORT", "29500"),
     ];
 
-    fn from(change: (&str, Option<&str>)) -> Result<BootstrapConfig, CommError> {
+    fn from(change: (&str, Option<&str>)) -> Result<BootstrapConfig> {
         let get = |name: &str| match change {
             (changed, value) if changed == name => value.map(str::to_owned),
             _ => VALID.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::schedule::selection::AlgorithmTable;
 use crate::schedule::{Algorithm, Program, program};
-use crate::{Call, CallKind, CommError, Counts};
+use crate::{Call, CallKind, CommError, Counts, Result};
 
 /// Bound on cached programs: a large job may use many roots.
 const MAX_CACHED: usize = 64;
@@ -49,7 +49,7 @@ impl Planner {
     }
 
     /// The program for a call, by the algorithm that the table selects.
-    pub fn plan(&mut self, call: &Call<'_>) -> Result<Arc<Program>, CommError> {
+    pub fn plan(&mut self, call: &Call<'_>) -> Result<Arc<Program>> {
         let ranks = self.nodes.len() as u32;
         let nodes = self.nodes.iter().max().map_or(1, |last| last + 1);
         let algorithm = self.table.select(call.kind, table_bytes(call, ranks), ranks, nodes);
@@ -57,11 +57,7 @@ impl Planner {
     }
 
     /// The program for a call by a given algorithm.
-    pub fn plan_with(
-        &mut self,
-        call: &Call<'_>,
-        algorithm: Algorithm,
-    ) -> Result<Arc<Program>, CommError> {
+    pub fn plan_with(&mut self, call: &Call<'_>, algorithm: Algorithm) -> Result<Arc<Program>> {
         let root = if call.kind.has_root() { call.root } else { 0 };
         let key = (call.kind, algorithm, root);
         if let Some(cached) = self.cache.get(&key) {

@@ -14,9 +14,9 @@ use super::requests::RequestPool;
 use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
-use crate::CommError;
 use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
 use crate::worker::all_gather_bytes;
+use crate::{CommError, Result};
 
 /// The communicator for the negotiation.
 const NEGOTIATION_COMM: u64 = u64::MAX;
@@ -46,7 +46,7 @@ pub fn has_fabric() -> bool {
 }
 
 /// Switches the data plane to libfabric if all ranks want and can. Returns the network in use and why.
-pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<String, CommError> {
+pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<String> {
     let peer = |rank: usize| match context.members.get(rank) {
         Some(member) => format!("rank {rank} on {}", member.host),
         None => format!("rank {rank}"),
@@ -96,10 +96,7 @@ impl Negotiation {
         Self { context: context.clone(), engine: TcpEngine::new(transport) }
     }
 
-    fn run(
-        &mut self,
-        choice: &ProviderChoice,
-    ) -> Result<Result<FabricTransport, Unavailable>, CommError> {
+    fn run(&mut self, choice: &ProviderChoice) -> Result<Result<FabricTransport, Unavailable>> {
         let (endpoint, own) = match self.open(choice) {
             Ok((endpoint, offer)) => (Some(endpoint), offer),
             Err(why) => (None, unavailable(why)),
@@ -159,7 +156,7 @@ impl Negotiation {
         FabricTransport::new(pool, job, addresses)
     }
 
-    fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>, CommError> {
+    fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>> {
         let mut bytes = encode(&own);
         bytes.resize(OFFER_BYTES, 0);
         let all = all_gather_bytes(&mut self.engine, &bytes)?;

@@ -8,13 +8,13 @@
 use super::Hierarchical;
 use super::two_level::in_place_call;
 use crate::worker::Engine;
-use crate::{Call, CommError, Counts};
+use crate::{Call, Counts, Result};
 
 /// Copying a longer block takes longer than a message.
 const MAX_STAGED_BLOCK_BYTES: usize = 16 << 10;
 
 impl Hierarchical {
-    pub(super) fn all_to_all(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn all_to_all(&mut self, call: Call<'_>) -> Result {
         let (nodes, members) = (self.layout.nodes as usize, self.layout.local_ranks.len());
         let (Counts::Equal(count), true, Some(local), Some(rail)) =
             (&call.counts, self.layout.uniform, &mut self.local, &mut self.rail)

@@ -9,7 +9,7 @@ use super::node_layout::NodeLayout;
 use super::rails::{Rails, block_permutation, bytes, per_rank};
 use super::two_level::leaders;
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts};
+use crate::{Call, CallKind, Counts, Result};
 
 /// Copying a longer block (on average) takes longer than a message.
 const MAX_STAGED_BLOCK_BYTES: usize = 4 << 10;
@@ -56,7 +56,7 @@ fn stage_call<'a>(
 }
 
 impl Hierarchical {
-    pub(super) fn gather(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn gather(&mut self, call: Call<'_>) -> Result {
         match (self.is_short(&call), self.layout.uniform) {
             (true, true) => self.gather_by_rails(call),
             (true, false) => self.gather_by_leaders(call),
@@ -64,7 +64,7 @@ impl Hierarchical {
         }
     }
 
-    pub(super) fn scatter(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn scatter(&mut self, call: Call<'_>) -> Result {
         match (self.is_short(&call), self.layout.uniform) {
             (true, true) => self.scatter_by_rails(call),
             (true, false) => self.scatter_by_leaders(call),
@@ -95,7 +95,7 @@ impl Hierarchical {
     }
 
     /// Gathers each rail on the root's node, then gathers the rails at the root.
-    fn gather_by_rails(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn gather_by_rails(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let rails = Rails::new(&self.layout, &call.counts);
         let (size, is_root) = (call.dtype.size(), self.world.rank() == call.root);
@@ -120,7 +120,7 @@ impl Hierarchical {
     }
 
     /// The root scatters the rails within its node, then each rail scatters its blocks.
-    fn scatter_by_rails(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn scatter_by_rails(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let rails = Rails::new(&self.layout, &call.counts);
         let (size, is_root) = (call.dtype.size(), self.world.rank() == call.root);
@@ -141,7 +141,7 @@ impl Hierarchical {
     }
 
     /// To the leader of each node, to the leader of the root's node, to the root.
-    fn gather_by_leaders(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn gather_by_leaders(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let nodes = NodeBlocks::new(&self.layout, &call.counts);
         let (size, is_leader) = (call.dtype.size(), self.layout.local_rank == 0);
@@ -174,7 +174,7 @@ impl Hierarchical {
     }
 
     /// To the leader of the root's node, to the leader of each node, to its ranks.
-    fn scatter_by_leaders(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn scatter_by_leaders(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let nodes = NodeBlocks::new(&self.layout, &call.counts);
         let (size, is_leader) = (call.dtype.size(), self.layout.local_rank == 0);

@@ -7,7 +7,7 @@ use super::Hierarchical;
 use super::node_layout::NodeLayout;
 use super::two_level::in_place_call;
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts, ReduceOp, kernel};
+use crate::{Call, CallKind, Counts, ReduceOp, Result, kernel};
 
 /// The blocks of all ranks, ordered by rail.
 pub(super) struct Rails {
@@ -68,7 +68,7 @@ pub(super) fn per_rank(counts: &[usize]) -> Counts<'_> {
 
 impl Hierarchical {
     /// All-gathers along each rail, then all-gathers the rails within the node.
-    pub(super) fn all_gather(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn all_gather(&mut self, call: Call<'_>) -> Result {
         let (Some(local), Some(rail)) = (&mut self.local, &mut self.rail) else {
             return self.world.run(call);
         };
@@ -90,7 +90,7 @@ impl Hierarchical {
     }
 
     /// Reduce-scatters the rails within the node, then along each rail.
-    pub(super) fn reduce_scatter(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn reduce_scatter(&mut self, call: Call<'_>) -> Result {
         let (Some(local), Some(rail)) = (&mut self.local, &mut self.rail) else {
             return self.world.run(call);
         };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::wait_graph::WaitEdges;
 use crate::worker::Engine;
-use crate::{Call, CommError};
+use crate::{Call, Result};
 
 /// An engine and the global ranks of its members.
 pub struct Subgroup<E> {
@@ -14,7 +14,7 @@ pub struct Subgroup<E> {
 
 impl<E: Engine> Subgroup<E> {
     /// Runs a call; errors name global ranks.
-    pub fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub fn run(&mut self, call: Call<'_>) -> Result {
         self.engine.run(call).map_err(|error| error.translate_ranks(&self.members))
     }
 

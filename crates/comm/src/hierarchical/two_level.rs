@@ -7,7 +7,7 @@ use super::subgroup::Subgroup;
 use crate::schedule::equal_block;
 use crate::tcp::TcpEngine;
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, kernel};
+use crate::{Call, CallKind, Counts, DType, ReduceOp, Result, kernel};
 
 /// Minimum shard size per rank for which sharding is worth its extra rounds.
 const MIN_SHARD_BYTES: usize = 16 << 10;
@@ -24,7 +24,7 @@ pub(super) fn in_place_call<'a>(
 }
 
 impl Hierarchical {
-    pub(super) fn two_level(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn two_level(&mut self, call: Call<'_>) -> Result {
         // A rank that is alone on its node participates like the others.
         match (self.local.as_mut(), self.layout.nodes, call.kind) {
             (Some(local), 1, _) => local.run(call),
@@ -42,7 +42,7 @@ impl Hierarchical {
         }
     }
 
-    fn all_reduce(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn all_reduce(&mut self, call: Call<'_>) -> Result {
         let (dtype, op, output) = (call.dtype, call.op, call.output);
         if let Some(input) = call.input {
             output.copy_from_slice(input);
@@ -58,11 +58,7 @@ impl Hierarchical {
         Ok(())
     }
 
-    fn reduce_by_shards(
-        &mut self,
-        of: (DType, ReduceOp),
-        data: &mut [u8],
-    ) -> Result<(), CommError> {
+    fn reduce_by_shards(&mut self, of: (DType, ReduceOp), data: &mut [u8]) -> Result {
         let (Some(local), Some(rail)) = (&mut self.local, &mut self.rail) else {
             return Ok(());
         };
@@ -79,11 +75,7 @@ impl Hierarchical {
         local.run(in_place_call(CallKind::AllGather, of, 0, each(), data))
     }
 
-    fn reduce_by_leaders(
-        &mut self,
-        of: (DType, ReduceOp),
-        data: &mut [u8],
-    ) -> Result<(), CommError> {
+    fn reduce_by_leaders(&mut self, of: (DType, ReduceOp), data: &mut [u8]) -> Result {
         let count = || Counts::Equal(data.len() / of.0.size());
         let count = (count(), count(), count());
         if let Some(local) = &mut self.local {
@@ -100,7 +92,7 @@ impl Hierarchical {
 
     /// To the leader of each node, to the leader of the root's node, to the root. Only the root's
     /// data changes.
-    fn reduce(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn reduce(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let of = (call.dtype, if call.op == ReduceOp::Average { ReduceOp::Sum } else { call.op });
         let count = || call.counts.clone();
@@ -124,7 +116,7 @@ impl Hierarchical {
     }
 
     /// Within the root's node, between the leaders, within the other nodes.
-    fn broadcast(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn broadcast(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let of = (call.dtype, call.op);
         let on_root_node = self.layout.node == node;
@@ -154,7 +146,7 @@ impl Hierarchical {
         }
     }
 
-    fn barrier(&mut self) -> Result<(), CommError> {
+    fn barrier(&mut self) -> Result {
         let barrier = || {
             in_place_call(
                 CallKind::Barrier,

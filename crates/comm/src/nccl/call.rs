@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::NcclEngine;
 use super::enqueue::{ByteLayout, DeviceBuffers, Transfer, nccl_dtype};
-use crate::{Buffer, Call, CallKind, CommError, Counts, DType, OwnedCall, ReduceOp, kernel};
+use crate::{Buffer, Call, CallKind, Counts, DType, OwnedCall, ReduceOp, Result, kernel};
 
 /// Alignment of staged messages.
 const STAGING_ALIGNMENT: usize = 64;
@@ -12,7 +12,7 @@ const STAGING_ALIGNMENT: usize = 64;
 impl NcclEngine {
     /// Runs a call on host memory: copies the input to the device, runs there and copies the output
     /// back.
-    pub(super) fn run_via_host(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn run_via_host(&mut self, call: Call<'_>) -> Result {
         if call.kind.reduces() && nccl_dtype(call.dtype).is_none() {
             return self.reduce_on_host(call);
         }
@@ -43,7 +43,7 @@ impl NcclEngine {
 
     /// Runs a group of messages from and to host memory. NCCL has no tags, so messages between two
     /// ranks are ordered by tag.
-    pub(super) fn run_p2p_via_host(&mut self, mut calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    pub(super) fn run_p2p_via_host(&mut self, mut calls: Vec<Call<'_>>) -> Result {
         calls.sort_by_key(|call| call.tag);
         let (sends, mut receives): (Vec<_>, Vec<_>) =
             calls.into_iter().partition(|call| call.kind == CallKind::Send);
@@ -65,11 +65,7 @@ impl NcclEngine {
     }
 
     /// Runs a call on buffers of this rank's device, `times` times back to back.
-    pub(super) fn run_on_device(
-        &mut self,
-        owned: &mut OwnedCall,
-        times: u32,
-    ) -> Result<(), CommError> {
+    pub(super) fn run_on_device(&mut self, owned: &mut OwnedCall, times: u32) -> Result {
         let call = owned.without_buffers();
         if needs_host(&call) {
             return (0..times).try_for_each(|_| self.run_copied_to_host(owned));
@@ -93,7 +89,7 @@ impl NcclEngine {
         (0..times).step_by(batch as usize).map(move |done| batch.min(times - done))
     }
 
-    fn enqueue_on_device(&mut self, owned: &OwnedCall) -> Result<(), CommError> {
+    fn enqueue_on_device(&mut self, owned: &OwnedCall) -> Result {
         let call = owned.without_buffers();
         let layout = ByteLayout { counts: &owned.counts, size: call.dtype.size() };
         let address = |buffer: &Buffer| buffer.address().as_ptr().cast::<c_void>();
@@ -114,11 +110,7 @@ impl NcclEngine {
     }
 
     /// Runs messages from and to buffers of this rank's device, `times` times back to back.
-    pub(super) fn run_p2p_on_device(
-        &mut self,
-        calls: &[OwnedCall],
-        times: u32,
-    ) -> Result<(), CommError> {
+    pub(super) fn run_p2p_on_device(&mut self, calls: &[OwnedCall], times: u32) -> Result {
         let transfer = |call: &OwnedCall| {
             let buffer = call.input.as_ref().unwrap_or(&call.output);
             let address = buffer.address().as_ptr().cast();
@@ -143,7 +135,7 @@ impl NcclEngine {
     }
 
     /// Runs a call on device buffers that NCCL does not support via host memory.
-    fn run_copied_to_host(&mut self, owned: &mut OwnedCall) -> Result<(), CommError> {
+    fn run_copied_to_host(&mut self, owned: &mut OwnedCall) -> Result {
         let to_host = |buffer: &Buffer| {
             let mut bytes = vec![0u8; buffer.len()];
             buffer.copy_to_host(&mut bytes).map(|()| bytes)
@@ -156,7 +148,7 @@ impl NcclEngine {
     }
 
     /// Reduces a type that NCCL does not support: gathers all inputs and reduces them on the host.
-    fn reduce_on_host(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn reduce_on_host(&mut self, call: Call<'_>) -> Result {
         let (rank, ranks) = (self.rank as usize, self.peers.len());
         let input = call.input.unwrap_or(call.output).to_vec();
         let mut all = vec![0; input.len() * ranks];

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::NcclEngine;
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CallKind, Counts, DType, ReduceOp, Result};
 
 /// `ncclDataType_t`; there is none for 16-bit integers.
 pub(super) fn nccl_dtype(dtype: DType) -> Option<c_int> {
@@ -82,7 +82,7 @@ impl NcclEngine {
         call: &Call<'_>,
         layout: &ByteLayout<'_>,
         buffers: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         self.grouped(call.kind.name(), || match call.kind {
             CallKind::AllReduce | CallKind::Reduce | CallKind::ReduceScatter => {
                 self.enqueue_reduction(call, layout, buffers)
@@ -99,11 +99,7 @@ impl NcclEngine {
     }
 
     /// Runs `enqueue` between `ncclGroupStart` and `ncclGroupEnd`.
-    fn grouped(
-        &self,
-        what: &str,
-        enqueue: impl FnOnce() -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
+    fn grouped(&self, what: &str, enqueue: impl FnOnce() -> Result) -> Result {
         // SAFETY: the function takes no arguments.
         self.check("group start", unsafe { (self.api.group_start)() })?;
         let enqueued = enqueue();
@@ -113,15 +109,11 @@ impl NcclEngine {
     }
 
     /// Enqueues sends and receives as one group.
-    pub(super) fn enqueue_transfers(
-        &self,
-        sends: &[Transfer],
-        recvs: &[Transfer],
-    ) -> Result<(), CommError> {
+    pub(super) fn enqueue_transfers(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
         self.grouped("send and receive", || self.enqueue_messages(sends, recvs))
     }
 
-    fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result<(), CommError> {
+    fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
         sends.iter().try_for_each(|transfer| self.enqueue_send(transfer))?;
         recvs.iter().try_for_each(|transfer| self.enqueue_recv(transfer))
     }
@@ -131,7 +123,7 @@ impl NcclEngine {
         call: &Call<'_>,
         layout: &ByteLayout<'_>,
         DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let (api, stream) = (&self.api, self.device.stream);
         let (dtype, op) = (nccl_dtype(call.dtype).unwrap_or(NCCL_UINT8), nccl_op(call.op));
         let reduce = |send: *const c_void, count: usize, root: u32| {
@@ -168,7 +160,7 @@ impl NcclEngine {
         &self,
         layout: &ByteLayout<'_>,
         DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let (bytes, stream) = (layout.bytes(0), self.device.stream);
         // SAFETY: the output holds all blocks.
         let code =
@@ -182,7 +174,7 @@ impl NcclEngine {
         call: &Call<'_>,
         layout: &ByteLayout<'_>,
         DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let is_broadcast = call.kind == CallKind::Broadcast;
         let roots = match is_broadcast {
             true => call.root..call.root + 1,
@@ -204,10 +196,7 @@ impl NcclEngine {
     }
 
     /// A barrier is an all-reduce of one element.
-    fn enqueue_barrier(
-        &self,
-        DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    fn enqueue_barrier(&self, DeviceBuffers { send, recv }: DeviceBuffers) -> Result {
         let (api, op) = (&self.api, nccl_op(ReduceOp::Sum));
         // SAFETY: both buffers hold one element.
         let code = unsafe {
@@ -222,7 +211,7 @@ impl NcclEngine {
         call: &Call<'_>,
         layout: &ByteLayout<'_>,
         buffers: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let (rank, root) = (self.rank as usize, call.root as usize);
         let own = (0, layout.bytes(rank));
         let send = |peer: usize, (offset, bytes): (usize, usize)| Transfer {
@@ -260,7 +249,7 @@ impl NcclEngine {
         self.enqueue_messages(&sends, &recvs)
     }
 
-    fn enqueue_send(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result<(), CommError> {
+    fn enqueue_send(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result {
         if bytes == 0 {
             return Ok(());
         }
@@ -270,7 +259,7 @@ impl NcclEngine {
         self.check("send", code)
     }
 
-    fn enqueue_recv(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result<(), CommError> {
+    fn enqueue_recv(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result {
         if bytes == 0 {
             return Ok(());
         }

@@ -38,7 +38,7 @@ use crate::gpu::sys::{Runtime, SUCCESS};
 use crate::worker::{
     AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, first_device_buffer,
 };
-use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Signature};
+use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Result, Signature};
 use device::{DeviceMemory, GpuDevice};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
@@ -89,20 +89,20 @@ struct NcclEngine {
 unsafe impl Send for NcclEngine {}
 
 /// Creates a device communicator for the ranks of `bootstrap`, which it keeps.
-pub fn init(bootstrap: Box<dyn Comm>, config: NcclConfig) -> Result<Communicator, CommError> {
+pub fn init(bootstrap: Box<dyn Comm>, config: NcclConfig) -> Result<Communicator> {
     let (runtime, api) = open(config.vendor)?;
     let engine = NcclEngine::join(Arc::new(runtime), Arc::new(api), bootstrap.into(), config)?;
     Ok(Communicator::new(Box::new(engine)))
 }
 
 /// Loads the runtime first: NCCL needs it, and may not find it by itself.
-fn open(vendor: Vendor) -> Result<(Runtime, NcclApi), CommError> {
+fn open(vendor: Vendor) -> Result<(Runtime, NcclApi)> {
     let runtime = Runtime::open(vendor)?;
     Ok((runtime, NcclApi::open(vendor)?))
 }
 
 /// Number of devices visible to the runtime.
-pub fn device_count(vendor: Vendor) -> Result<u32, CommError> {
+pub fn device_count(vendor: Vendor) -> Result<u32> {
     let (runtime, _api) = open(vendor)?;
     let mut count = 0;
     // SAFETY: the function writes one integer.
@@ -116,7 +116,7 @@ pub fn device_count(vendor: Vendor) -> Result<u32, CommError> {
 }
 
 /// PCI bus id of a device, such as `0000:07:00.0`, by its runtime index.
-pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String, CommError> {
+pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String> {
     let (runtime, _api) = open(vendor)?;
     let mut text = [0 as c_char; PCI_BUS_ID_BYTES];
     let query = runtime.device_get_pci_bus_id;
@@ -138,7 +138,7 @@ pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String, CommError> {
 pub const PCI_BUS_ID_BYTES: usize = 32;
 
 /// Version of the library.
-pub fn version(vendor: Vendor) -> Result<String, CommError> {
+pub fn version(vendor: Vendor) -> Result<String> {
     let (_runtime, api) = open(vendor)?;
     let mut version = 0;
     // SAFETY: the function writes one integer.
@@ -155,7 +155,7 @@ impl NcclEngine {
         api: Arc<NcclApi>,
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
-    ) -> Result<Self, CommError> {
+    ) -> Result<Self> {
         let device = GpuDevice::open(runtime, config.device);
         let device = all_ranks_have_devices(bootstrap.as_ref(), device)?;
         Self::connect(api, Arc::new(device), bootstrap.clone(), config)
@@ -168,7 +168,7 @@ impl NcclEngine {
         device: Arc<GpuDevice>,
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
-    ) -> Result<Self, CommError> {
+    ) -> Result<Self> {
         let _guard = device.make_current()?;
         let mut id = UniqueId([0; 128]);
         if bootstrap.rank() == 0 {
@@ -203,7 +203,7 @@ impl NcclEngine {
     }
 
     /// Grows the staging buffers to these sizes.
-    fn reserve_staging(&mut self, input: usize, output: usize) -> Result<(), CommError> {
+    fn reserve_staging(&mut self, input: usize, output: usize) -> Result {
         if self.input.bytes < input {
             self.input = self.device.alloc(input.next_power_of_two())?;
         }
@@ -214,7 +214,7 @@ impl NcclEngine {
     }
 
     /// Rejects a send to or receive from this rank itself, which would deadlock outside a group.
-    fn check_not_self(&self, kind: CallKind, peer: u32) -> Result<(), CommError> {
+    fn check_not_self(&self, kind: CallKind, peer: u32) -> Result {
         if !kind.is_p2p() || peer != self.rank {
             return Ok(());
         }
@@ -230,11 +230,7 @@ impl NcclEngine {
     }
 
     /// Runs device work; a failure aborts the communicator.
-    fn run_guarded(
-        &mut self,
-        call: Signature,
-        work: impl FnOnce(&mut Self) -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
+    fn run_guarded(&mut self, call: Signature, work: impl FnOnce(&mut Self) -> Result) -> Result {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -244,16 +240,13 @@ impl NcclEngine {
         compared.and_then(|()| work(self)).map_err(|error| self.fail_with_diagnosis(error, call))
     }
 
-    fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
+    fn check(&self, what: &str, code: c_int) -> Result {
         check(&self.api, what, code)
     }
 }
 
 /// Checks that every rank has opened its device: NCCL would wait forever for a missing rank.
-fn all_ranks_have_devices<T>(
-    bootstrap: &dyn Comm,
-    opened: Result<T, CommError>,
-) -> Result<T, CommError> {
+fn all_ranks_have_devices<T>(bootstrap: &dyn Comm, opened: Result<T>) -> Result<T> {
     let mut all = vec![0u8; bootstrap.size() as usize];
     bootstrap.all_gather(&[u8::from(opened.is_ok())], &mut all)?;
     let device = opened?;
@@ -267,7 +260,7 @@ fn all_ranks_have_devices<T>(
 }
 
 /// Converts an NCCL result.
-fn check(api: &NcclApi, what: &str, code: c_int) -> Result<(), CommError> {
+fn check(api: &NcclApi, what: &str, code: c_int) -> Result {
     match code {
         SUCCESS | IN_PROGRESS => Ok(()),
         code => {
@@ -286,19 +279,19 @@ impl Engine for NcclEngine {
         self.peers.clone()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         self.check_not_self(call.kind, call.root)?;
         let signature = call.signature(self.peers.len());
         self.run_guarded(signature, |engine| engine.run_via_host(call))
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         let Some(first) = messages.first() else { return Ok(()) };
         let signature = first.signature(self.peers.len());
         self.run_guarded(signature, |engine| engine.run_p2p_via_host(messages))
     }
 
-    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
         let own = MemorySpace::Device(self.config.device);
         match call.space()? {
             MemorySpace::Host => self.run(call.as_call()),
@@ -307,7 +300,7 @@ impl Engine for NcclEngine {
         }
     }
 
-    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
         if call.space()? != MemorySpace::Device(self.config.device) {
             return (0..times).try_for_each(|_| self.run_owned(call));
         }
@@ -316,7 +309,7 @@ impl Engine for NcclEngine {
         self.run_guarded(signature, |engine| engine.run_on_device(call, times))
     }
 
-    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
         if first_device_buffer(messages)?.is_none() {
             return (0..times).try_for_each(|_| {
                 self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect())
@@ -331,7 +324,7 @@ impl Engine for NcclEngine {
         self.run_guarded(signature, |engine| engine.run_p2p_on_device(messages, times))
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let Some(bootstrap) = self.bootstrap.split(colour, key)? else { return Ok(None) };
         let (runtime, api) = (self.device.runtime.clone(), self.api.clone());
         Ok(Some(Box::new(Self::join(runtime, api, bootstrap.into(), self.config)?)))

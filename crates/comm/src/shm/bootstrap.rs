@@ -16,7 +16,7 @@ use super::wait::{CallContext, ShmState};
 use super::wait_table::{WaitRecord, WaitTable};
 use super::{ShmConfig, ShmEngine};
 use crate::error::Peer;
-use crate::{CallKind, CommError, DType, ReduceOp, Signature};
+use crate::{CallKind, CommError, DType, ReduceOp, Result, Signature};
 use socket::{JoinRequest, receive_segment, serve_segment};
 
 /// Minimum slot size.
@@ -42,12 +42,7 @@ pub struct JoinContext {
 /// secret.
 ///
 /// Either each rank is a process, or all are threads of one process.
-pub fn join(
-    name: &str,
-    rank: u32,
-    peers: Vec<Peer>,
-    config: ShmConfig,
-) -> Result<ShmEngine, CommError> {
+pub fn join(name: &str, rank: u32, peers: Vec<Peer>, config: ShmConfig) -> Result<ShmEngine> {
     join_unless_cancelled(name, rank, peers, config, &|| None)
 }
 
@@ -58,7 +53,7 @@ pub fn join_unless_cancelled(
     peers: Vec<Peer>,
     config: ShmConfig,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<ShmEngine, CommError> {
+) -> Result<ShmEngine> {
     let config = normalized(config);
     // Errors identify ranks by their index.
     let indexed = peers.into_iter().zip(0..).map(|(peer, rank)| Peer { rank, ..peer });
@@ -97,19 +92,19 @@ pub fn join_unless_cancelled(
 }
 
 /// Engines for ranks that are threads of this process.
-pub fn join_threads(ranks: u32, config: ShmConfig) -> Result<Vec<ShmEngine>, CommError> {
+pub fn join_threads(ranks: u32, config: ShmConfig) -> Result<Vec<ShmEngine>> {
     let config = normalized(config);
     let layout = RegionLayout { ranks: ranks as usize, chunk_bytes: config.chunk_bytes };
     let segment = Arc::new(create_segment(layout)?);
     let host = || "this node".to_owned();
     let peers: Vec<Peer> = (0..ranks).map(|rank| Peer::new(rank, host())).collect();
-    let region = |rank: usize| -> Result<ShmState, CommError> {
+    let region = |rank: usize| -> Result<ShmState> {
         let context = root_context(segment.clone(), layout, rank, peers.clone(), config);
         let shared = map_region(context, vec![true; ranks as usize])?;
         shared.mark_joined();
         Ok(shared)
     };
-    let all: Result<Vec<ShmState>, CommError> = (0..ranks as usize).map(region).collect();
+    let all: Result<Vec<ShmState>> = (0..ranks as usize).map(region).collect();
     Ok(all?.into_iter().map(|shared| ShmEngine::new(complete_bootstrap(shared), None)).collect())
 }
 
@@ -123,7 +118,7 @@ fn shared_settings(config: &ShmConfig) -> u64 {
     (config.chunk_bytes as u64) << 1 | u64::from(config.debug)
 }
 
-fn create_segment(layout: RegionLayout) -> Result<Segment, CommError> {
+fn create_segment(layout: RegionLayout) -> Result<Segment> {
     let segment = Segment::create()?;
     segment.grow(FIRST_PAGE as u64)?;
     allocate(&segment, layout.bytes().next_multiple_of(FIRST_PAGE) as u64)?;
@@ -151,7 +146,7 @@ fn root_context(
     JoinContext { segment, start, layout, rank, peers, root_ranks, wait_table, arena, config }
 }
 
-fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState, CommError> {
+fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState> {
     let wait_table = context.wait_table.clone().map_or_else(|| wait_table(&context), Ok)?;
     let JoinContext { segment, start, layout, rank, peers, root_ranks, arena, config, .. } =
         context;
@@ -172,7 +167,7 @@ fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState,
 }
 
 /// The wait table of a root communicator.
-fn wait_table(context: &JoinContext) -> Result<Arc<WaitTable>, CommError> {
+fn wait_table(context: &JoinContext) -> Result<Arc<WaitTable>> {
     let map = context.segment.map(context.start, context.layout.rank_blocks_end())?;
     let (region, peers) = (Region::new(map, context.layout, context.rank), context.peers.clone());
     Ok(Arc::new(WaitTable { region, peers, registered: AtomicUsize::new(0) }))
@@ -186,7 +181,7 @@ pub fn attach(
     within: Duration,
     own: bool,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<ShmEngine, CommError> {
+) -> Result<ShmEngine> {
     let owned_range = own.then_some((context.start, context.layout.bytes() as u64));
     let config = context.config;
     let mut shared = map_region(context, skip_liveness)?;

@@ -6,16 +6,12 @@ use super::reduce::SlotKind;
 use super::round_plan::RoundPlan;
 use super::wait::CallContext;
 use crate::kernel::{finalize, reduce_many};
-use crate::{Call, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CommError, Counts, DType, ReduceOp, Result};
 
 impl ShmEngine {
     /// The longest block of an all-to-all with per-pair counts, over all ranks. The ranks exchange
     /// and check their counts.
-    pub(super) fn max_block_bytes(
-        &mut self,
-        call: &Call<'_>,
-        ctx: &CallContext,
-    ) -> Result<usize, CommError> {
+    pub(super) fn max_block_bytes(&mut self, call: &Call<'_>, ctx: &CallContext) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
         let own_counts: Vec<u8> =
             send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
@@ -49,7 +45,7 @@ impl ShmEngine {
         ctx: &CallContext,
         plan: &RoundPlan,
         buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let first = self.next;
         for round in 0..=plan.rounds {
             if round < plan.rounds {
@@ -83,7 +79,7 @@ impl ShmEngine {
         plan: &RoundPlan,
         (dtype, op): (DType, ReduceOp),
         buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let first = self.next;
         for round in 0..=plan.rounds {
             if round < plan.rounds {
@@ -125,7 +121,7 @@ impl ShmEngine {
         plan: &RoundPlan,
         round: usize,
         buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let seq = self.next_post(plan.slot, ctx)?;
         for chunk in plan.sends(round) {
             // SAFETY: the input is not written concurrently.

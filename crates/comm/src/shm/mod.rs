@@ -47,7 +47,7 @@ use self::wait::{CallContext, ShmState};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn};
-use crate::{Call, CallKind, CommError, Signature};
+use crate::{Call, CallKind, CommError, Result, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};
 
@@ -92,12 +92,12 @@ pub struct ShmEngine {
 }
 
 /// Communicators of ranks that are threads of this process, for tests.
-pub fn world(ranks: u32) -> Result<Vec<Communicator>, CommError> {
+pub fn world(ranks: u32) -> Result<Vec<Communicator>> {
     world_with(ranks, ShmConfig::default())
 }
 
 /// [`world`] with a configuration.
-pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>, CommError> {
+pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
     let engines = bootstrap::join_threads(ranks, config)?;
     Ok(engines.into_iter().map(|engine| Communicator::new(Box::new(engine))).collect())
 }
@@ -133,7 +133,7 @@ impl ShmEngine {
 
     /// Publishes this rank's call.
     #[inline]
-    fn begin(&mut self, signature: Signature) -> Result<CallContext, CommError> {
+    fn begin(&mut self, signature: Signature) -> Result<CallContext> {
         self.calls += 1;
         let words = signature_codec::encode(&signature);
         let ctx = CallContext {
@@ -157,7 +157,7 @@ impl ShmEngine {
 
     /// The sequence number of the next post, once its line and slot are free.
     #[inline]
-    fn next_post(&mut self, slot: SlotKind, ctx: &CallContext) -> Result<u64, CommError> {
+    fn next_post(&mut self, slot: SlotKind, ctx: &CallContext) -> Result<u64> {
         let seq = self.next;
         // All ranks must have read the post that it replaces.
         let capacity = match slot {
@@ -182,7 +182,7 @@ impl ShmEngine {
     /// every post is waited for. A rank that is so far ahead that a post was, or is about to be,
     /// replaced has made this comparison itself.
     #[inline]
-    fn compare(&self, other: usize, read: u64, ctx: &CallContext) -> Result<(), CommError> {
+    fn compare(&self, other: usize, read: u64, ctx: &CallContext) -> Result {
         let region = &self.shared.region;
         for seq in self.compared + 1..=read {
             let differs = region.digest(other, seq) != region.digest(region.rank, seq);
@@ -201,7 +201,7 @@ impl ShmEngine {
         self.next = seq + 1;
     }
 
-    fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn collective(&mut self, call: Call<'_>) -> Result {
         let ctx = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
@@ -236,7 +236,7 @@ impl Engine for ShmEngine {
         self.shared.peers.clone()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         let done = match call.kind {
             CallKind::Send => self.send(&call),
             CallKind::Receive => self.receive(call),
@@ -246,13 +246,13 @@ impl Engine for ShmEngine {
         done
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         let done = self.post_group(messages).and_then(|mut group| self.wait_group(&mut group));
         self.shared.region.set_activity(Activity::Idle(self.calls));
         done
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let child = self.split_off(colour, key)?;
         Ok(child.map(|child| Box::new(child) as BoxEngine))
     }

@@ -12,7 +12,7 @@ use super::layout::{LINE_BYTES, P2P_CHUNK_BYTES, P2P_INLINE_BYTES, P2P_SLOTS};
 use super::region::Activity;
 use super::signature_codec;
 use super::wait::CallContext;
-use crate::{Call, CallKind, CommError, DType, Signature};
+use crate::{Call, CallKind, CommError, DType, Result, Signature};
 
 /// Positions in the rings from and to every rank, and the unexpected-message queues.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl ShmEngine {
-    pub(super) fn begin_p2p(&self, call: &Call<'_>) -> Result<CallContext, CommError> {
+    pub(super) fn begin_p2p(&self, call: &Call<'_>) -> Result<CallContext> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
         let ctx = CallContext { activity: Activity::P2p(self.calls), signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
@@ -64,7 +64,7 @@ impl ShmEngine {
         }
     }
 
-    pub(super) fn send(&mut self, call: &Call<'_>) -> Result<(), CommError> {
+    pub(super) fn send(&mut self, call: &Call<'_>) -> Result {
         let ctx = self.begin_p2p(call)?;
         let to = call.root as usize;
         let data = call.input.unwrap_or(call.output);
@@ -91,7 +91,7 @@ impl ShmEngine {
         ctx: &CallContext,
         header: MessageHeader,
         chunk: &[u8],
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let seq = self.p2p.sent[to] + 1;
         while !self.has_free_slot(to, seq) {
             // Ranks may send in a cycle before they receive: drain incoming chunks to avoid a
@@ -131,7 +131,7 @@ impl ShmEngine {
         self.others().filter(|from| self.has_chunk(*from))
     }
 
-    pub(super) fn receive(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn receive(&mut self, call: Call<'_>) -> Result {
         let ctx = self.begin_p2p(&call)?;
         let from = call.root as usize;
         let wanted = MessageHeader {
@@ -186,12 +186,7 @@ impl ShmEngine {
     }
 
     /// Receives all chunks of a message.
-    fn receive_chunks(
-        &mut self,
-        from: usize,
-        ctx: &CallContext,
-        out: &mut [u8],
-    ) -> Result<(), CommError> {
+    fn receive_chunks(&mut self, from: usize, ctx: &CallContext, out: &mut [u8]) -> Result {
         let mut rest = out;
         loop {
             self.shared.wait(from, ctx, || self.has_chunk(from))?;
@@ -224,7 +219,7 @@ impl ShmEngine {
         ctx: &CallContext,
         wanted: MessageHeader,
         header: MessageHeader,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         if header == wanted {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use super::round_plan::{ReduceShards, SlotChunk};
 use super::store_policy::{MIN_STREAM_BYTES, StoreCosts};
 use super::wait::CallContext;
 use crate::kernel::{finalize, reduce_many};
-use crate::{CallKind, CommError, DType, ReduceOp};
+use crate::{CallKind, DType, ReduceOp, Result};
 
 /// Up to this size redundant reduction is faster.
 const MAX_REDUNDANT_BYTES: usize = 8 << 10;
@@ -53,7 +53,7 @@ impl ShmEngine {
         ctx: &CallContext,
         reduction: Reduction,
         buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         match reduction.bytes <= MAX_REDUNDANT_BYTES {
             true => self.reduce_small(ctx, reduction, buffers),
             false if self.ranks() == 1 => {
@@ -86,7 +86,7 @@ impl ShmEngine {
         ctx: &CallContext,
         reduction: Reduction,
         buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let Reduction { dtype, op, wants_result, bytes } = reduction;
         let slot = SlotKind::of(bytes);
         let seq = self.next_post(slot, ctx)?;
@@ -117,7 +117,7 @@ impl ShmEngine {
         ctx: &CallContext,
         reduction: Reduction,
         buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let chunk = self.shared.config.chunk_bytes;
         let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
         let last = if reduction.wants_result { shards.rounds + 1 } else { shards.rounds };

@@ -12,7 +12,7 @@ use super::region::{Activity, Region};
 use super::segment::Segment;
 use super::wait_table::WaitRecord;
 use crate::error::Peer;
-use crate::{CallKind, CommError, Signature};
+use crate::{CallKind, CommError, Result, Signature};
 
 /// Iterations of the initial spin phase, with a CPU per rank and when oversubscribed.
 const SPINS: u32 = 300;
@@ -57,7 +57,7 @@ pub struct ShmState {
 impl ShmState {
     /// Waits for a rank's post and checks that it belongs to the same call.
     #[inline]
-    pub fn await_post(&self, rank: usize, seq: u64, ctx: &CallContext) -> Result<(), CommError> {
+    pub fn await_post(&self, rank: usize, seq: u64, ctx: &CallContext) -> Result {
         if !self.region.has_posted(rank, seq) {
             self.wait(rank, ctx, || self.region.has_posted(rank, seq))?;
         }
@@ -69,12 +69,7 @@ impl ShmState {
 
     /// Waits for a condition that a rank brings about.
     #[inline]
-    pub fn wait(
-        &self,
-        rank: usize,
-        ctx: &CallContext,
-        ready: impl Fn() -> bool,
-    ) -> Result<(), CommError> {
+    pub fn wait(&self, rank: usize, ctx: &CallContext, ready: impl Fn() -> bool) -> Result {
         for _ in 0..if self.oversubscribed { SPINS_OVERSUBSCRIBED } else { SPINS } {
             if ready() {
                 return Ok(());
@@ -92,7 +87,7 @@ impl ShmState {
         ranks: &[usize],
         ctx: &CallContext,
         ready: &dyn Fn() -> bool,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let began = Instant::now();
         let yield_for = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
         // Only one doorbell can be slept on.

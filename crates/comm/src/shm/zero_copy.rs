@@ -11,8 +11,8 @@ use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
 use super::round_plan::ReduceShards;
 use super::wait::CallContext;
-use crate::CommError;
 use crate::kernel::{finalize, reduce_many, stream};
+use crate::{CommError, Result};
 
 /// Arena offsets of a rank's buffers.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ impl ShmEngine {
         ctx: &CallContext,
         reduction: Reduction,
         buffers: &Buffers<'_>,
-    ) -> Result<bool, CommError> {
+    ) -> Result<bool> {
         let Some(arena) = self.shared.arena.clone() else { return Ok(false) };
         let own = buffers.in_arena(&arena, reduction.bytes);
         let done = match self.exchange_offsets(ctx, own) {
@@ -50,7 +50,7 @@ impl ShmEngine {
         &mut self,
         ctx: &CallContext,
         own: Option<(usize, usize)>,
-    ) -> Result<Option<Vec<ArenaBuffers>>, CommError> {
+    ) -> Result<Option<Vec<ArenaBuffers>>> {
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1).to_le_bytes();
         let offsets = [word(own.map(|own| own.0)), word(own.map(|own| own.1))].concat();
         let seq = self.next_post(SlotKind::Inline, ctx)?;
@@ -72,7 +72,7 @@ impl ShmEngine {
         arena: &Arc<Arena>,
         buffers_of: &[ArenaBuffers],
         reduction: Reduction,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let Some(addresses) = self.addresses(arena, buffers_of, reduction.bytes) else {
             let why = "a published buffer is outside the arena".to_owned();
             let by = self.shared.peers[self.rank()].clone();

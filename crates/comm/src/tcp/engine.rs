@@ -13,7 +13,7 @@ use crate::tcp::TcpTransport;
 use crate::transport::Transport;
 use crate::tune::Tunable;
 use crate::worker::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
-use crate::{Call, CommError};
+use crate::{Call, Result};
 
 /// Runs collectives on a [`TcpTransport`].
 pub struct TcpEngine {
@@ -39,17 +39,13 @@ impl TcpEngine {
     pub(crate) fn run_p2p_with(
         &mut self,
         messages: Vec<Call<'_>>,
-        beside: &mut dyn FnMut() -> Result<Duration, CommError>,
-    ) -> Result<(), CommError> {
+        beside: &mut dyn FnMut() -> Result<Duration>,
+    ) -> Result {
         execute::run_p2p_with(&mut self.transport, messages, beside)
     }
 
     /// The sub-communicator of a colour, as [`Engine::split`].
-    pub(crate) fn split_off(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Self>, CommError> {
+    pub(crate) fn split_off(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
         let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
         let ranks = split_order(&args, colour);
@@ -74,7 +70,7 @@ impl Engine for TcpEngine {
         self.transport.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         if call.kind.is_p2p() {
             return self.run_p2p(vec![call]);
         }
@@ -82,11 +78,11 @@ impl Engine for TcpEngine {
         execute::run(&mut self.transport, call, &program, &mut self.scratch)
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         execute::run_p2p(&mut self.transport, messages)
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let child = self.split_off(colour, key)?;
         Ok(child.map(|child| Box::new(child) as BoxEngine))
     }
@@ -105,7 +101,7 @@ impl Engine for TcpEngine {
 }
 
 impl Tunable for TcpEngine {
-    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
+    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
         let program = self.planner.plan_with(&call, algorithm)?;
         execute::run(&mut self.transport, call, &program, &mut self.scratch)
     }

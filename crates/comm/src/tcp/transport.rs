@@ -19,7 +19,7 @@ use crate::error::Peer;
 use crate::schedule::selection::AlgorithmTable;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::worker::AbortFn;
-use crate::{CommError, DType, ReduceOp, Signature};
+use crate::{CommError, DType, ReduceOp, Result, Signature};
 use spin::Spin;
 use stall_detector::StallDetector;
 
@@ -157,7 +157,7 @@ impl TcpTransport {
     }
 
     /// Returns the error the communicator failed with, if any.
-    fn check_not_failed(&self) -> Result<(), CommError> {
+    fn check_not_failed(&self) -> Result {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
@@ -166,7 +166,7 @@ impl TcpTransport {
     }
 
     /// Opens the connections for a message of this length and returns its stripe count.
-    fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
+    fn connect(&mut self, to: u32, length: usize) -> Result<u8> {
         // Connections over several NICs pay off earlier than several over one.
         let rails = self.context.bind.len().min(usize::from(MAX_CONNECTIONS)) as u8;
         let stripes = match length {
@@ -212,7 +212,7 @@ impl TcpTransport {
         into: *mut [u8],
         action: RecvAction,
         operand: Option<*const u8>,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         self.check_not_failed()?;
         let from = self.global(from);
         let shared = self.context.shared.clone();
@@ -286,7 +286,7 @@ impl Transport for TcpTransport {
         self.members.iter().map(|global| self.peer(*global)).collect()
     }
 
-    fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
+    fn begin(&mut self, signature: Signature) -> Result {
         self.check_not_failed()?;
         self.current_call = signature.to_string();
         self.in_call = true;
@@ -310,7 +310,7 @@ impl Transport for TcpTransport {
         to: u32,
         match_key: MatchKey,
         bytes: *const [u8],
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         self.check_not_failed()?;
         let to = self.global(to);
         let stripes = self.connect(to, bytes.len())?;
@@ -340,7 +340,7 @@ impl Transport for TcpTransport {
         match_key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         self.receive(from, match_key, into, action, None)
     }
 
@@ -352,7 +352,7 @@ impl Transport for TcpTransport {
         operand: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         if operand.len() != into.len() {
             let (destination, operand) = (into.len(), operand.len());
             let what = format!("the destination has {destination} bytes, the operand {operand}");
@@ -361,7 +361,7 @@ impl Transport for TcpTransport {
         self.receive(from, match_key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
     }
 
-    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result<(), CommError> {
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {
         self.check_not_failed()?;
         let context = self.context.clone();
         let shared = &context.shared;

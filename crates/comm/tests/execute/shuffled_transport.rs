@@ -8,7 +8,7 @@ use std::time::Duration;
 use regatta_comm::error::Peer;
 use regatta_comm::transport::{MatchKey, RecvAction, RequestId, Transport};
 use regatta_comm::worker::AbortFn;
-use regatta_comm::{CommError, DType, ReduceOp, Signature, kernel};
+use regatta_comm::{DType, ReduceOp, Result, Signature, kernel};
 
 /// No operation takes this long unless there is a deadlock.
 const DEADLOCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -109,7 +109,7 @@ impl Transport for ShuffledTransport {
         (0..self.ranks).map(|rank| Peer::new(rank, "here")).collect()
     }
 
-    fn begin(&mut self, _: Signature) -> Result<(), CommError> {
+    fn begin(&mut self, _: Signature) -> Result {
         Ok(())
     }
 
@@ -117,12 +117,7 @@ impl Transport for ShuffledTransport {
         assert!(self.pending.is_empty());
     }
 
-    unsafe fn post_send(
-        &mut self,
-        to: u32,
-        _: MatchKey,
-        bytes: *const [u8],
-    ) -> Result<RequestId, CommError> {
+    unsafe fn post_send(&mut self, to: u32, _: MatchKey, bytes: *const [u8]) -> Result<RequestId> {
         Ok(self.post(to, Posted::Send(bytes)))
     }
 
@@ -132,7 +127,7 @@ impl Transport for ShuffledTransport {
         _: MatchKey,
         into: *mut [u8],
         landing: RecvAction,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         Ok(self.post(from, Posted::Receive(into, landing)))
     }
 
@@ -144,11 +139,11 @@ impl Transport for ShuffledTransport {
         with: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         Ok(self.post(from, Posted::Reduce(into, with, dtype, op)))
     }
 
-    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result<(), CommError> {
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {
         let network = self.network.clone();
         let mut in_flight = network.in_flight.lock().unwrap();
         let mut ready = self.ready(&in_flight);

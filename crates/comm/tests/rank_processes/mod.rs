@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, ShmConfig};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, Result};
 
 const RANK: &str = "REGATTA_TEST_RANK";
 const RANKS: &str = "REGATTA_TEST_RANKS";
@@ -158,7 +158,7 @@ fn run_until_error(comm: &Communicator, operation: usize, count: usize) -> CommE
     }
 }
 
-fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result<(), CommError> {
+fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result {
     let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
     let mut call = Call { root: 1, ..call };
     let length = call.lengths(comm.rank() as usize, comm.size() as usize).1;

@@ -10,7 +10,7 @@ use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::tcp::TcpEngine;
 use regatta_comm::tune::{Tunable, TuneConfig, tune};
 use regatta_comm::worker::{AbortFn, BoxEngine, Communicator, Engine};
-use regatta_comm::{Call, CallKind, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Counts, DType, ReduceOp, Result};
 use regatta_model::document::to_json;
 
 use crate::{configs, suite};
@@ -30,11 +30,11 @@ impl Engine for FixedAlgorithm {
         self.engine.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         self.engine.run_with(call, Algorithm::ALL[self.selected.load(Ordering::SeqCst)])
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         self.engine.split(colour, key)
     }
 

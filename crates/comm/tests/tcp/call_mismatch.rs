@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp, Result};
 
 use crate::{configs, join_all, suite};
 
@@ -23,8 +23,8 @@ fn with_timeout(size: u32, desync_after: Duration) -> Vec<Communicator> {
 
 /// The error of each rank if rank 1 of three calls `minority` and the others `majority`.
 fn run_mismatch(
-    minority: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
-    majority: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
+    minority: impl Fn(&Communicator) -> Result + Sync,
+    majority: impl Fn(&Communicator) -> Result + Sync,
 ) -> Vec<CommError> {
     let start = Instant::now();
     let errors = suite::on_all_ranks(short_timeout(3), |comm| {
@@ -56,7 +56,7 @@ fn check(errors: &[CommError], minority: &str, majority: &str) {
     }
 }
 
-fn sum(comm: &Communicator, count: usize) -> Result<(), CommError> {
+fn sum(comm: &Communicator, count: usize) -> Result {
     comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum)
 }
 

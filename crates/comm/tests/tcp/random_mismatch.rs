@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp, Result};
 
 use crate::seeded_rng::{SeededRng, cases};
 use crate::{configs, join_all};
@@ -26,7 +26,7 @@ fn call(seeded: &mut SeededRng, ranks: u32) -> Action {
     }
 }
 
-fn run(comm: &Communicator, act: Action) -> Result<(), CommError> {
+fn run(comm: &Communicator, act: Action) -> Result {
     let Action::Call { kind, dtype, op, root, count } = act else { return Ok(()) };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let call = Call::new(kind, dtype, Counts::Equal(count), &mut []);

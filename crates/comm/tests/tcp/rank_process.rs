@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType};
+use regatta_comm::{Call, CallKind, Comm, Counts, DType, Result};
 use regatta_wire::secret::Secret;
 
 use crate::port_file;
@@ -170,7 +170,7 @@ fn rank_main() {
 }
 
 /// Runs one collective of `count` elements per part.
-fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
+fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result {
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
     let mut call = Call { root: 1, ..call };

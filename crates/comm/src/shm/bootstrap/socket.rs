@@ -14,8 +14,8 @@ use rustix::net::{
 
 use super::super::segment::Segment;
 use super::join_error;
-use crate::CommError;
 use crate::error::Peer;
+use crate::{CommError, Result};
 
 /// Pause between connection attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -44,7 +44,7 @@ fn socket_error(error: impl std::fmt::Display) -> CommError {
     join_error(format!("node-local socket: {error}"), "all ranks of a node must run as one user")
 }
 
-fn address(name: &str) -> Result<SocketAddr, CommError> {
+fn address(name: &str) -> Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("regatta-comm/{name}")).map_err(socket_error)
 }
 
@@ -62,7 +62,7 @@ pub(super) fn serve_segment(
     peers: &[Peer],
     deadline: Instant,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<(), CommError> {
+) -> Result {
     let mut missing: Vec<u32> = (1..own.ranks).collect();
     if missing.is_empty() {
         return Ok(());
@@ -122,7 +122,7 @@ pub(super) fn receive_segment(
     request: JoinRequest,
     deadline: Instant,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<OwnedFd, CommError> {
+) -> Result<OwnedFd> {
     let address = address(name)?;
     let mut why = "no connection attempt".to_owned();
     while Instant::now() < deadline {

@@ -5,7 +5,7 @@ use super::super::layout::P2P_CHUNK_BYTES;
 use super::super::signature_codec;
 use super::super::wait::{CallContext, IN_GROUP};
 use super::{MessageHeader, UnexpectedMessage};
-use crate::{Call, CallKind, CommError, Signature};
+use crate::{Call, CallKind, CommError, Result, Signature};
 
 /// A message that is to be sent.
 struct PendingSend<'a> {
@@ -62,7 +62,7 @@ impl P2pGroup<'_> {
 
 impl ShmEngine {
     /// Runs the group to completion.
-    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup<'_>) -> Result<(), CommError> {
+    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup<'_>) -> Result {
         loop {
             let moved = self.progress(group)?;
             let (ranks, ctx) = group.awaited();
@@ -84,16 +84,13 @@ impl ShmEngine {
     }
 
     /// Moves all chunks that can be moved now; whether there were any.
-    pub(super) fn progress(&mut self, group: &mut P2pGroup<'_>) -> Result<bool, CommError> {
+    pub(super) fn progress(&mut self, group: &mut P2pGroup<'_>) -> Result<bool> {
         Ok(self.progress_sends(group) | self.progress_recvs(group)?)
     }
 
     /// Posts the messages of a group. Messages to this rank itself are delivered at once, and
     /// unexpected messages are matched.
-    pub(in crate::shm) fn post_group<'a>(
-        &mut self,
-        calls: Vec<Call<'a>>,
-    ) -> Result<P2pGroup<'a>, CommError> {
+    pub(in crate::shm) fn post_group<'a>(&mut self, calls: Vec<Call<'a>>) -> Result<P2pGroup<'a>> {
         let mut group = P2pGroup::default();
         for call in calls {
             let ctx = self.begin_p2p(&call)?;
@@ -123,7 +120,7 @@ impl ShmEngine {
     }
 
     /// Matches receives with unexpected messages.
-    fn match_unexpected(&mut self, group: &mut P2pGroup<'_>) -> Result<(), CommError> {
+    fn match_unexpected(&mut self, group: &mut P2pGroup<'_>) -> Result {
         for receive in group.receives.iter_mut().filter(|r| !r.matched && !r.done) {
             if let Some(message) = self.p2p.take_unexpected(receive.from, receive.header.tag) {
                 self.check_header(receive.from, &receive.ctx, receive.header, message.header)?;
@@ -155,7 +152,7 @@ impl ShmEngine {
     }
 
     /// Whether any chunk was received, either into its buffer or into the unexpected-message queue.
-    fn progress_recvs(&mut self, group: &mut P2pGroup<'_>) -> Result<bool, CommError> {
+    fn progress_recvs(&mut self, group: &mut P2pGroup<'_>) -> Result<bool> {
         let mut moved = false;
         for from in self.ranks_with_chunks().collect::<Vec<_>>() {
             moved = true;

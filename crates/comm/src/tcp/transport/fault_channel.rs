@@ -10,13 +10,13 @@ use crate::tcp::mesh::AbortCallback;
 use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{AbortFn, HasFailedFn};
-use crate::{CommError, Signature};
+use crate::{CommError, Result, Signature};
 
 /// How often the response of rank 0 is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 impl FaultChannel for TcpTransport {
-    fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
+    fn begin(&mut self, signature: Signature) -> Result {
         Transport::begin(self, signature)
     }
 

@@ -11,7 +11,7 @@ use crate::tcp::control_messages::{CommClosed, Fault, ToRoot, WireSignature};
 use crate::tcp::mesh::{LinkDirection, Mesh, ProtocolError};
 use crate::transport::RequestId;
 use crate::worker::HasFailedFn;
-use crate::{CommError, DType};
+use crate::{CommError, DType, Result};
 
 /// The time rank 0 has to diagnose a fault. After it, this rank reports what it observed itself.
 pub(super) const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(6);
@@ -210,7 +210,7 @@ impl TcpTransport {
 
     /// Fails if a fault is known. A departure is reported to the others, because this rank will
     /// depart as well.
-    pub(super) fn check_abort(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+    pub(super) fn check_abort(&mut self, mesh: &Mesh) -> Result {
         match self.abort_record(mesh) {
             None => Ok(()),
             Some(error @ CommError::Aborted { .. }) => Err(self.report_and_fail(error)),
@@ -219,7 +219,7 @@ impl TcpTransport {
     }
 
     /// Checks for faults, protocol errors and timeouts. Returns when to check again.
-    pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
+    pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant> {
         self.check_abort(mesh)?;
         if let Some(why) = mesh.fabric.as_ref().and_then(FabricTransport::failure) {
             let what = "libfabric endpoint closed".to_owned();
