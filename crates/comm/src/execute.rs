@@ -134,7 +134,7 @@ struct Execution<'t> {
 }
 
 impl Execution<'_> {
-    fn run(&mut self, buffers: &ProgramBuffers<'_>) -> Result {
+    fn run(&mut self, buffers: &ProgramBuffers) -> Result {
         let mut completed: Vec<RequestId> = Vec::new();
         while !self.scheduler.is_complete() {
             let mut timeout = PROGRESS_TIMEOUT;
@@ -164,7 +164,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn post(&mut self, step: &StepOp, buffers: &ProgramBuffers<'_>) -> Result<RequestId> {
+    fn post(&mut self, step: &StepOp, buffers: &ProgramBuffers) -> Result<RequestId> {
         let (transport, key) = (&mut *self.posted.transport, MatchKey::Collective);
         let (reads, writes) = (buffers.source(&step.reads)?, buffers.target(&step.writes)?);
         // SAFETY: the buffers outlive `posted`, which waits for the operation or cancels it. The

@@ -207,10 +207,7 @@ impl Engine for Hierarchical {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result {
-        match call.kind.is_p2p() {
-            true => self.run_p2p(vec![call]),
-            false => self.run_collective(call),
-        }
+        if call.kind.is_p2p() { self.run_p2p(vec![call]) } else { self.run_collective(call) }
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {

@@ -100,7 +100,7 @@ impl World {
 
 impl WorldState {
     /// Computes the results once all ranks have called.
-    fn complete_collective(&mut self, call: &Call<'_>, ranks: usize) {
+    fn complete_collective(&mut self, call: &Call, ranks: usize) {
         let mut calls: Vec<Contribution> =
             (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
         self.sequence += 1;
@@ -157,7 +157,7 @@ fn count_mismatch(dtype: DType, pair_counts: &[(Vec<usize>, Vec<usize>)]) -> Opt
 
 impl InProcessEngine {
     /// This rank's input, which may be in the output.
-    fn input(&self, call: &Call<'_>) -> Vec<u8> {
+    fn input(&self, call: &Call) -> Vec<u8> {
         let own = call.counts.offset(self.rank as usize) * call.dtype.size();
         let part = call.counts.of(self.rank as usize) * call.dtype.size();
         match (call.input, call.kind) {
@@ -172,7 +172,7 @@ impl InProcessEngine {
     }
 
     /// Writes this rank's result to the output.
-    fn write_result(&self, call: &mut Call<'_>, result: &[u8]) {
+    fn write_result(&self, call: &mut Call, result: &[u8]) {
         let own = call.counts.offset(self.rank as usize) * call.dtype.size();
         let parts = matches!(call.kind, CallKind::ReduceScatter | CallKind::Scatter);
         match call.input {

@@ -12,7 +12,7 @@ pub fn expected_outputs(
     dtype: DType,
     op: ReduceOp,
     root: usize,
-    counts: &Counts<'_>,
+    counts: &Counts,
     inputs: &[Vec<u8>],
 ) -> Vec<Vec<u8>> {
     let ranks = inputs.len();

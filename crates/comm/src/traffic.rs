@@ -27,7 +27,7 @@ use crate::{Call, CallKind, Comm, Counts, OwnedCall, Pending, Result};
 ///
 /// The parts of an all-reduce are those of [`shard_len`]. The sum over all ranks is exact even if the
 /// parts differ.
-pub fn elements_sent(kind: CallKind, counts: &Counts<'_>, root: u32, rank: u32, ranks: u32) -> u64 {
+pub fn elements_sent(kind: CallKind, counts: &Counts, root: u32, rank: u32, ranks: u32) -> u64 {
     let (own, n) = (rank as usize, ranks as usize);
     let (mine, all) = (counts.of(own) as u64, counts.total(n) as u64);
     let (others, is_root) = (u64::from(ranks) - 1, rank == root);
@@ -157,7 +157,7 @@ impl CountingComm {
         Ok(Some(split))
     }
 
-    fn count(&self, call: &Call<'_>, times: u32) {
+    fn count(&self, call: &Call, times: u32) {
         let Call { kind, dtype, root, counts, .. } = call;
         let elements = elements_sent(*kind, counts, *root, self.rank(), self.size());
         self.counters.add(*kind, u64::from(times), elements * dtype.size() as u64);

@@ -64,7 +64,7 @@ impl Comm for TranslatedComm {
 mod tests {
     use super::*;
     use crate::error::Peer;
-    use crate::{ReduceOp, in_process};
+    use crate::{CommError, ReduceOp, in_process};
 
     #[test]
     fn errors_name_global_ranks() {

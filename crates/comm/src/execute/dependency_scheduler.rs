@@ -121,7 +121,7 @@ impl DependencyScheduler {
     /// Fails with the block range that a buffer does not have.
     pub(super) fn new(
         program: &Program,
-        layout: &BlockLayout<'_>,
+        layout: &BlockLayout,
         segment: usize,
     ) -> Result<Self, BlockRange> {
         let mut ops: Vec<(usize, StepOp)> = Vec::new();
@@ -221,7 +221,7 @@ fn post_order(step: &ProgramStep) -> usize {
 }
 
 /// Resolves a step's blocks to bytes.
-fn resolve(step: &ProgramStep, layout: &BlockLayout<'_>) -> Result<StepOp, BlockRange> {
+fn resolve(step: &ProgramStep, layout: &BlockLayout) -> Result<StepOp, BlockRange> {
     let byte_range = |range: &BlockRange| layout.byte_range(range).ok_or_else(|| range.clone());
     let (kind, reads, writes) = match step {
         ProgramStep::Send { to, what } => (StepKind::Send(*to), Some(byte_range(what)?), None),

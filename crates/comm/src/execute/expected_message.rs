@@ -11,7 +11,7 @@ pub(super) struct ExpectedMessage {
 }
 
 impl ExpectedMessage {
-    pub fn of(receive: &Call<'_>) -> Self {
+    pub fn of(receive: &Call) -> Self {
         let (from, dtype) = (receive.root, receive.dtype);
         Self { from, dtype, bytes: receive.output.len() as u64 }
     }

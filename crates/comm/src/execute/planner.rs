@@ -49,7 +49,7 @@ impl Planner {
     }
 
     /// The program for a call, by the algorithm that the table selects.
-    pub fn plan(&mut self, call: &Call<'_>) -> Result<Arc<Program>> {
+    pub fn plan(&mut self, call: &Call) -> Result<Arc<Program>> {
         let ranks = self.nodes.len() as u32;
         let nodes = self.nodes.iter().max().map_or(1, |last| last + 1);
         let algorithm = self.table.select(call.kind, table_bytes(call, ranks), ranks, nodes);
@@ -57,7 +57,7 @@ impl Planner {
     }
 
     /// The program for a call by a given algorithm.
-    pub fn plan_with(&mut self, call: &Call<'_>, algorithm: Algorithm) -> Result<Arc<Program>> {
+    pub fn plan_with(&mut self, call: &Call, algorithm: Algorithm) -> Result<Arc<Program>> {
         let root = if call.kind.has_root() { call.root } else { 0 };
         let key = (call.kind, algorithm, root);
         if let Some(cached) = self.cache.get(&key) {
@@ -79,7 +79,7 @@ impl Planner {
 
 /// The size that the table selects by: the bytes of the largest buffer. Per-pair counts differ
 /// between ranks and must not influence the selection.
-fn table_bytes(call: &Call<'_>, ranks: u32) -> u64 {
+fn table_bytes(call: &Call, ranks: u32) -> u64 {
     let whole_buffer =
         matches!(call.kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
     let elements = match &call.counts {

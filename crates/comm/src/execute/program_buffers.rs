@@ -27,7 +27,7 @@ pub(super) struct ProgramBuffers<'a> {
 }
 
 impl<'a> ProgramBuffers<'a> {
-    pub(super) fn new(call: Call<'a>, layout: &BlockLayout<'_>, scratch: &'a mut Scratch) -> Self {
+    pub(super) fn new(call: Call<'a>, layout: &BlockLayout, scratch: &'a mut Scratch) -> Self {
         let output = (call.output.as_mut_ptr(), call.output.len());
         let input = match call.input {
             Some(input) => (input.as_ptr(), input.len()),

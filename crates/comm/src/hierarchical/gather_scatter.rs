@@ -25,7 +25,7 @@ struct NodeBlocks {
 }
 
 impl NodeBlocks {
-    fn new(layout: &NodeLayout, counts: &Counts<'_>) -> Self {
+    fn new(layout: &NodeLayout, counts: &Counts) -> Self {
         let count = |rank: u32| (rank, counts.of(rank as usize));
         let node = |node| layout.ranks_of(node).map(count).collect::<Vec<_>>();
         let all: Vec<Vec<(u32, usize)>> = (0..layout.nodes).map(node).collect();
@@ -45,7 +45,7 @@ impl NodeBlocks {
 /// One stage of a gather or scatter, out of place.
 fn stage_call<'a>(
     kind: CallKind,
-    call: &Call<'_>,
+    call: &Call,
     root: u32,
     counts: &'a [usize],
     input: &'a [u8],
@@ -72,20 +72,20 @@ impl Hierarchical {
         }
     }
 
-    fn is_short(&self, call: &Call<'_>) -> bool {
+    fn is_short(&self, call: &Call) -> bool {
         let ranks = self.layout.ranks();
         call.counts.total(ranks) * call.dtype.size() <= MAX_STAGED_BLOCK_BYTES * ranks
     }
 
     /// This rank's block in the root's buffer.
-    fn own_block(&self, call: &Call<'_>) -> std::ops::Range<usize> {
+    fn own_block(&self, call: &Call) -> std::ops::Range<usize> {
         let rank = self.world.rank() as usize;
         let start = call.counts.offset(rank);
         bytes(&(start..start + call.counts.of(rank)), call.dtype.size())
     }
 
     /// This rank's contribution to a gather.
-    fn contribution<'a>(&self, call: &'a Call<'_>) -> &'a [u8] {
+    fn contribution<'a>(&self, call: &'a Call) -> &'a [u8] {
         let is_root = self.world.rank() == call.root;
         match call.input {
             Some(input) => input,
@@ -211,7 +211,7 @@ impl Hierarchical {
 }
 
 /// The input of a scatter, in this order of ranks.
-fn permuted(call: &Call<'_>, ranks: &[(u32, usize)]) -> Vec<u8> {
+fn permuted(call: &Call, ranks: &[(u32, usize)]) -> Vec<u8> {
     let input: &[u8] = call.input.unwrap_or(call.output);
     let mut all = vec![0; input.len()];
     for (from, to) in block_permutation(ranks, &call.counts, call.dtype.size()) {

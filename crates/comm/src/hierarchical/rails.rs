@@ -24,7 +24,7 @@ pub(super) struct Rails {
 }
 
 impl Rails {
-    pub fn new(layout: &NodeLayout, counts: &Counts<'_>) -> Self {
+    pub fn new(layout: &NodeLayout, counts: &Counts) -> Self {
         let count = |rank: &u32| (*rank, counts.of(*rank as usize));
         let rail = |local: u32| layout.rail(local).iter().map(count).collect::<Vec<_>>();
         let all: Vec<Vec<(u32, usize)>> = (0..layout.local_ranks.len() as u32).map(rail).collect();
@@ -47,7 +47,7 @@ impl Rails {
 /// For each rank, the bytes of its block in rank order and in the order of `ranks`.
 pub(super) fn block_permutation(
     ranks: &[(u32, usize)],
-    counts: &Counts<'_>,
+    counts: &Counts,
     size: usize,
 ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     let mut at = 0;

@@ -47,7 +47,7 @@ impl NcclEngine {
         calls.sort_by_key(|call| call.tag);
         let (sends, mut receives): (Vec<_>, Vec<_>) =
             calls.into_iter().partition(|call| call.kind == CallKind::Send);
-        let sent_bytes = |call: &Call<'_>| call.input.map_or(call.output.len(), <[u8]>::len);
+        let sent_bytes = |call: &Call| call.input.map_or(call.output.len(), <[u8]>::len);
         let input = staged_bytes(&sends, sent_bytes);
         let output = staged_bytes(&receives, |call| call.output.len());
         self.reserve_staging(input.max(4), output.max(4))?;
@@ -184,18 +184,14 @@ fn peer_ranks(sends: &[Transfer], recvs: &[Transfer]) -> Vec<u32> {
 }
 
 /// Size of a staging buffer for consecutive messages.
-fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call<'_>) -> usize) -> usize {
+fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call) -> usize) -> usize {
     calls.iter().map(|call| bytes(call).next_multiple_of(STAGING_ALIGNMENT)).sum()
 }
 
 /// Consecutive messages in a staging buffer.
-fn staged(
-    calls: &[Call<'_>],
-    start: *mut c_void,
-    bytes: impl Fn(&Call<'_>) -> usize,
-) -> Vec<Transfer> {
+fn staged(calls: &[Call<'_>], start: *mut c_void, bytes: impl Fn(&Call) -> usize) -> Vec<Transfer> {
     let mut offset = 0;
-    let transfer = |call: &Call<'_>| {
+    let transfer = |call: &Call| {
         let (address, bytes) = (start.wrapping_byte_add(offset), bytes(call));
         offset += bytes.next_multiple_of(STAGING_ALIGNMENT);
         Transfer { peer: call.root as usize, address, bytes }
@@ -205,7 +201,7 @@ fn staged(
 
 /// Whether a call on device memory must run via the host: NCCL has no 16-bit integers, and its old
 /// versions average signed integers as unsigned ones.
-fn needs_host(call: &Call<'_>) -> bool {
+fn needs_host(call: &Call) -> bool {
     let float = matches!(call.dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
     let integer_average = call.op == ReduceOp::Average && !float;
     call.kind.reduces() && (nccl_dtype(call.dtype).is_none() || integer_average)
@@ -213,8 +209,8 @@ fn needs_host(call: &Call<'_>) -> bool {
 
 /// Start addresses of a rank's contribution and result in its device buffers.
 fn device_buffers(
-    call: &Call<'_>,
-    layout: &ByteLayout<'_>,
+    call: &Call,
+    layout: &ByteLayout,
     rank: usize,
     input: Option<*mut c_void>,
     output: *mut c_void,
@@ -233,7 +229,7 @@ fn device_buffers(
 }
 
 /// The bytes that this rank contributes.
-fn contribution<'a>(call: &'a Call<'_>, layout: &ByteLayout<'_>, rank: usize) -> &'a [u8] {
+fn contribution<'a>(call: &'a Call, layout: &ByteLayout, rank: usize) -> &'a [u8] {
     let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
     let root = call.root as usize == rank;
     match (call.input, call.kind) {
@@ -248,7 +244,7 @@ fn contribution<'a>(call: &'a Call<'_>, layout: &ByteLayout<'_>, rank: usize) ->
 }
 
 /// The output bytes of this rank's result, which starts at offset 0 in the staging buffer.
-fn result_range(call: &Call<'_>, layout: &ByteLayout<'_>, rank: usize) -> std::ops::Range<usize> {
+fn result_range(call: &Call, layout: &ByteLayout, rank: usize) -> std::ops::Range<usize> {
     let root = call.root as usize == rank;
     let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
     let in_place = call.input.is_none();

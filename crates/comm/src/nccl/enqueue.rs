@@ -79,8 +79,8 @@ impl NcclEngine {
     /// Enqueues a call.
     pub(super) fn enqueue(
         &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
+        call: &Call,
+        layout: &ByteLayout,
         buffers: DeviceBuffers,
     ) -> Result {
         self.grouped(call.kind.name(), || match call.kind {
@@ -120,8 +120,8 @@ impl NcclEngine {
 
     fn enqueue_reduction(
         &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
+        call: &Call,
+        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
     ) -> Result {
         let (api, stream) = (&self.api, self.device.stream);
@@ -158,7 +158,7 @@ impl NcclEngine {
     /// All-gather of equal blocks.
     fn enqueue_all_gather(
         &self,
-        layout: &ByteLayout<'_>,
+        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
     ) -> Result {
         let (bytes, stream) = (layout.bytes(0), self.device.stream);
@@ -171,8 +171,8 @@ impl NcclEngine {
     /// A broadcast, or an all-gather as one broadcast per block.
     fn enqueue_broadcasts(
         &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
+        call: &Call,
+        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
     ) -> Result {
         let is_broadcast = call.kind == CallKind::Broadcast;
@@ -206,12 +206,7 @@ impl NcclEngine {
     }
 
     /// Gather, scatter, all-to-all, send and receive as point-to-point messages.
-    fn enqueue_p2p(
-        &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
-        buffers: DeviceBuffers,
-    ) -> Result {
+    fn enqueue_p2p(&self, call: &Call, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
         let (rank, root) = (self.rank as usize, call.root as usize);
         let own = (0, layout.bytes(rank));
         let send = |peer: usize, (offset, bytes): (usize, usize)| Transfer {

@@ -72,7 +72,7 @@ impl NcclEngine {
     }
 
     /// Checks that send and receive counts match. NCCL would hang or overrun a buffer.
-    pub(super) fn check_counts(&self, call: &Call<'_>) -> Result {
+    pub(super) fn check_counts(&self, call: &Call) -> Result {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(()) };
         let sent: Vec<i64> = send.iter().map(|count| *count as i64).collect();
         let mut received = vec![0i64; sent.len()];

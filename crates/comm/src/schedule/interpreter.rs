@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{BlockRange, Blocks, BufferKind, Program, ProgramStep, equal_block};
+use super::BufferKind::{self, Input, Output, Scratch};
+use super::{BlockRange, Blocks, Program, ProgramStep, equal_block};
 use crate::dtype::bytes_of;
 use crate::reference::expected_outputs;
 use crate::{CallKind, Counts, DType, ReduceOp};
@@ -37,10 +38,10 @@ struct RankState {
 impl RankState {
     fn block(&mut self, buffer: BufferKind, block: u32) -> Option<&mut Option<Vec<i64>>> {
         let data = match buffer {
-            BufferKind::Output => &mut self.output,
-            BufferKind::Input if self.in_place => &mut self.output,
-            BufferKind::Input => &mut self.input,
-            BufferKind::Scratch => &mut self.scratch,
+            Output => &mut self.output,
+            Input if self.in_place => &mut self.output,
+            Input => &mut self.input,
+            Scratch => &mut self.scratch,
         };
         data.get_mut(block as usize)
     }

@@ -11,7 +11,7 @@ use crate::{Call, CommError, Counts, DType, ReduceOp, Result};
 impl ShmEngine {
     /// The longest block of an all-to-all with per-pair counts, over all ranks. The ranks exchange
     /// and check their counts.
-    pub(super) fn max_block_bytes(&mut self, call: &Call<'_>, ctx: &CallContext) -> Result<usize> {
+    pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallContext) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
         let own_counts: Vec<u8> =
             send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
@@ -44,7 +44,7 @@ impl ShmEngine {
         &mut self,
         ctx: &CallContext,
         plan: &RoundPlan,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result {
         let first = self.next;
         for round in 0..=plan.rounds {
@@ -78,7 +78,7 @@ impl ShmEngine {
         ctx: &CallContext,
         plan: &RoundPlan,
         (dtype, op): (DType, ReduceOp),
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result {
         let first = self.next;
         for round in 0..=plan.rounds {
@@ -120,7 +120,7 @@ impl ShmEngine {
         ctx: &CallContext,
         plan: &RoundPlan,
         round: usize,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result {
         let seq = self.next_post(plan.slot, ctx)?;
         for chunk in plan.sends(round) {
@@ -134,7 +134,7 @@ impl ShmEngine {
 }
 
 /// Copies this rank's own block.
-fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers<'_>) {
+fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers) {
     let Some((own, chunk)) = plan.own_copy(round) else { return };
     if !buffers.is_aliased(own, chunk.offset) {
         // SAFETY: out of place, input and output are disjoint.

@@ -54,7 +54,7 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl ShmEngine {
-    pub(super) fn begin_p2p(&self, call: &Call<'_>) -> Result<CallContext> {
+    pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallContext> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
         let ctx = CallContext { activity: Activity::P2p(self.calls), signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
@@ -64,7 +64,7 @@ impl ShmEngine {
         }
     }
 
-    pub(super) fn send(&mut self, call: &Call<'_>) -> Result {
+    pub(super) fn send(&mut self, call: &Call) -> Result {
         let ctx = self.begin_p2p(call)?;
         let to = call.root as usize;
         let data = call.input.unwrap_or(call.output);

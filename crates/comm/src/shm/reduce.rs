@@ -52,7 +52,7 @@ impl ShmEngine {
         &mut self,
         ctx: &CallContext,
         reduction: Reduction,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result {
         match reduction.bytes <= MAX_REDUNDANT_BYTES {
             true => self.reduce_small(ctx, reduction, buffers),
@@ -85,7 +85,7 @@ impl ShmEngine {
         &mut self,
         ctx: &CallContext,
         reduction: Reduction,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result {
         let Reduction { dtype, op, wants_result, bytes } = reduction;
         let slot = SlotKind::of(bytes);
@@ -116,7 +116,7 @@ impl ShmEngine {
         &mut self,
         ctx: &CallContext,
         reduction: Reduction,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result {
         let chunk = self.shared.config.chunk_bytes;
         let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
@@ -147,7 +147,7 @@ impl ShmEngine {
     }
 
     /// Writes the other ranks' shards of the input to the slot.
-    fn write_inputs(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers<'_>) {
+    fn write_inputs(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers) {
         for other in self.others() {
             let shard = shards.shard(round, other);
             // SAFETY: no output of this chunk has been written yet.
@@ -163,7 +163,7 @@ impl ShmEngine {
         seq: u64,
         reduction: Reduction,
         (shards, shard): (&ReduceShards, SlotChunk),
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) {
         let Reduction { dtype, op, wants_result, .. } = reduction;
         let mut block_result = [0; BLOCK_BYTES];
@@ -188,7 +188,7 @@ impl ShmEngine {
     }
 
     /// Reads the other ranks' reduced shards into the output.
-    fn read_results(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers<'_>) {
+    fn read_results(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers) {
         for other in self.others() {
             let shard = shards.shard(round, other);
             let from = self.payload(shards.slot(), other, seq, shards.result(&shard));

@@ -113,7 +113,7 @@ impl RoundPlan {
     /// The plan of a collective. `max_block_bytes`: the longest block of any rank, where this rank
     /// cannot derive it.
     pub fn new(
-        call: &Call<'_>,
+        call: &Call,
         rank: usize,
         ranks: usize,
         slot_bytes: usize,
@@ -204,12 +204,12 @@ impl RoundPlan {
 }
 
 /// Element count of a rank's block.
-fn block_count(call: &Call<'_>, rank: usize) -> usize {
+fn block_count(call: &Call, rank: usize) -> usize {
     if call.kind == CallKind::Barrier { 0 } else { call.counts.of(rank) }
 }
 
 /// What an all-to-all sends to and receives from each rank.
-fn all_to_all_extents(call: &Call<'_>, each: impl Fn() -> Extents) -> (Extents, Extents) {
+fn all_to_all_extents(call: &Call, each: impl Fn() -> Extents) -> (Extents, Extents) {
     let Counts::PerPair { send, receive } = &call.counts else { return (each(), each()) };
     let parts = |counts: &[usize]| {
         let mut offset = 0;

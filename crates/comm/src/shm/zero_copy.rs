@@ -27,7 +27,7 @@ impl ShmEngine {
         &mut self,
         ctx: &CallContext,
         reduction: Reduction,
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) -> Result<bool> {
         let Some(arena) = self.shared.arena.clone() else { return Ok(false) };
         let own = buffers.in_arena(&arena, reduction.bytes);

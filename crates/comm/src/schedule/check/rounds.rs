@@ -3,7 +3,8 @@
 use super::rank_buffers::RankBuffers;
 use super::{CheckError, ScheduleProblem, wrong};
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::{BlockRange, Program, ProgramStep, Round};
 
 pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     let ranks = programs.len() as u32;
@@ -38,7 +39,7 @@ fn check_step(buffers: &RankBuffers, step: &ProgramStep) -> Result<(), ScheduleP
         return Err(ScheduleProblem::CopyLength { from: from.blocks.len(), to: to.blocks.len() });
     }
     if let Some(range) = step.writes() {
-        if range.buffer == BufferKind::Input && !range.blocks.is_empty() {
+        if range.buffer == Input && !range.blocks.is_empty() {
             return Err(missing(range.buffer, range.blocks.start, "written"));
         }
         check_range(buffers, range, "written")?;
@@ -89,15 +90,14 @@ impl LastWrites {
 
     fn write(&mut self, step: &ProgramStep) -> Result<(), ScheduleProblem> {
         let Some(BlockRange { buffer, blocks }) = step.writes() else { return Ok(()) };
-        let last_writes =
-            if *buffer == BufferKind::Output { &mut self.output } else { &mut self.scratch };
+        let last_writes = if *buffer == Output { &mut self.output } else { &mut self.scratch };
         for block in blocks.clone() {
             if std::mem::replace(&mut last_writes[block as usize], self.round) == self.round {
                 return Err(ScheduleProblem::WrittenTwice { buffer: *buffer, block });
             }
         }
         if let ProgramStep::Copy { from, to } = step
-            && (from.buffer, to.buffer) == (BufferKind::Input, BufferKind::Output)
+            && (from.buffer, to.buffer) == (Input, Output)
             && from.blocks == to.blocks
         {
             blocks.clone().for_each(|block| self.copied_input[block as usize] = self.round);
@@ -110,9 +110,9 @@ impl LastWrites {
         let written = |block: &u32| {
             let at = *block as usize;
             match buffer {
-                BufferKind::Output => self.output[at] == self.round,
-                BufferKind::Scratch => self.scratch[at] == self.round,
-                BufferKind::Input => {
+                Output => self.output[at] == self.round,
+                Scratch => self.scratch[at] == self.round,
+                Input => {
                     buffers.aliased(*block)
                         && self.output[at] == self.round
                         && self.copied_input[at] != self.round

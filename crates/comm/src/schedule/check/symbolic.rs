@@ -4,7 +4,8 @@ use super::rank_buffers::{RankBuffers, SymbolicValue};
 use super::rank_set::RankSet;
 use super::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages, wrong};
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep};
+use crate::schedule::BufferKind::{Input, Output, Scratch};
+use crate::schedule::{BlockRange, Program, ProgramStep};
 
 /// Execution state of a rank.
 struct SymbolicRank<'a> {
@@ -168,9 +169,9 @@ impl<'a> SymbolicRank<'a> {
         let buffer = range.buffer;
         let one = |block: u32| {
             let held = match buffer {
-                BufferKind::Input => return self.read_input(block),
-                BufferKind::Output => self.output.get(block as usize),
-                BufferKind::Scratch => self.scratch.get(block as usize),
+                Input => return self.read_input(block),
+                Output => self.output.get(block as usize),
+                Scratch => self.scratch.get(block as usize),
             };
             held.cloned().flatten().ok_or(ScheduleProblem::Uninitialized { buffer, block })
         };
@@ -199,7 +200,7 @@ impl<'a> SymbolicRank<'a> {
                 return Err(ScheduleProblem::WrongBlock { buffer, block, from_block: value.block });
             }
             let held = match buffer {
-                BufferKind::Output => self.output.get_mut(block as usize),
+                Output => self.output.get_mut(block as usize),
                 _ => self.scratch.get_mut(block as usize),
             };
             let Some(held) = held else {
@@ -228,7 +229,7 @@ impl<'a> SymbolicRank<'a> {
             let seen = self.seen.to_string();
             return wrong(self.buffers.rank, end, ScheduleProblem::EarlyBarrierExit { seen });
         }
-        for block in self.buffers.blocks(BufferKind::Output) {
+        for block in self.buffers.blocks(Output) {
             let wanted = self.buffers.result(block);
             let held = self.output[block as usize].as_ref();
             if held != Some(&wanted) {

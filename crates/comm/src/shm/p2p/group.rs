@@ -62,7 +62,7 @@ impl P2pGroup<'_> {
 
 impl ShmEngine {
     /// Runs the group to completion.
-    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup<'_>) -> Result {
+    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup) -> Result {
         loop {
             let moved = self.progress(group)?;
             let (ranks, ctx) = group.awaited();
@@ -84,7 +84,7 @@ impl ShmEngine {
     }
 
     /// Moves all chunks that can be moved now; whether there were any.
-    pub(super) fn progress(&mut self, group: &mut P2pGroup<'_>) -> Result<bool> {
+    pub(super) fn progress(&mut self, group: &mut P2pGroup) -> Result<bool> {
         Ok(self.progress_sends(group) | self.progress_recvs(group)?)
     }
 
@@ -120,7 +120,7 @@ impl ShmEngine {
     }
 
     /// Matches receives with unexpected messages.
-    fn match_unexpected(&mut self, group: &mut P2pGroup<'_>) -> Result {
+    fn match_unexpected(&mut self, group: &mut P2pGroup) -> Result {
         for receive in group.receives.iter_mut().filter(|r| !r.matched && !r.done) {
             if let Some(message) = self.p2p.take_unexpected(receive.from, receive.header.tag) {
                 self.check_header(receive.from, &receive.ctx, receive.header, message.header)?;
@@ -135,7 +135,7 @@ impl ShmEngine {
     }
 
     /// Whether any chunk was sent.
-    fn progress_sends(&mut self, group: &mut P2pGroup<'_>) -> bool {
+    fn progress_sends(&mut self, group: &mut P2pGroup) -> bool {
         let mut moved = false;
         for i in group.next_sends().collect::<Vec<_>>() {
             let send = &mut group.sends[i];
@@ -152,12 +152,12 @@ impl ShmEngine {
     }
 
     /// Whether any chunk was received, either into its buffer or into the unexpected-message queue.
-    fn progress_recvs(&mut self, group: &mut P2pGroup<'_>) -> Result<bool> {
+    fn progress_recvs(&mut self, group: &mut P2pGroup) -> Result<bool> {
         let mut moved = false;
         for from in self.ranks_with_chunks().collect::<Vec<_>>() {
             moved = true;
             let header = self.next_header(from);
-            let open = |r: &&mut PendingRecv<'_>| !r.done && r.from == from;
+            let open = |r: &&mut PendingRecv| !r.done && r.from == from;
             let matched = group.receives.iter_mut().filter(open).find(|r| r.matched);
             let receive = match matched {
                 Some(receive) => Some(receive),
