@@ -45,7 +45,7 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     let (rank, world_size) = (config.rank, config.world_size);
     if rank >= world_size {
         let what = format!("rank {rank} is out of range: the world size is {world_size}");
-        return Err(bootstrap_error(what, "RANK must be between 0 and WORLD_SIZE - 1"));
+        return Err(CommError::bootstrap(what, "RANK must be between 0 and WORLD_SIZE - 1"));
     }
     let choice = config.fabric.clone();
     let context = Arc::new(if rank == 0 { serve(config) } else { connect_root(config) }?);
@@ -57,35 +57,33 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
 
 /// Rank 0 accepts the registrations of all other ranks.
 fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
+    let port = config.master_port;
     let listener = match config.listener.take() {
         Some(listener) => listener,
-        None => {
-            let any = unspecified_address(master(&config)?, config.master_port);
-            listen(any).map_err(|error| {
-                let port = config.master_port;
-                let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
-                bootstrap_error(what, "choose a free MASTER_PORT, one per job")
-            })?
-        }
+        None => listen(unspecified_address(master(&config)?, port)).map_err(|error| {
+            let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
+            CommError::bootstrap(what, "choose a free MASTER_PORT, one per job")
+        })?,
     };
     let algorithms = algorithm_table::load(&config)?;
-    let port = listener.local_addr().map_err(|e| system("listening socket", &e))?.port();
+    let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
     let root_address = master(&config)?.ip();
     let own = config.rank_info(config.bind.clone(), port);
-    let shared = Arc::new(SharedMesh::new().map_err(|e| system("eventfd", &e))?);
+    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
     let (sender, result) = channel();
     let table = algorithm_table::encode(&algorithms)?;
     let root = RootState::new(config.world_size, own, config.join_timeout, table, sender);
     let timing = timing(&config);
     let parts = ControlPlane::root(listener, config.secret.clone(), timing, shared.clone(), root);
-    let (control_plane, control) = parts.map_err(|e| system("control plane of rank 0", &e))?;
+    let (control_plane, control) =
+        parts.map_err(|e| CommError::system("control plane of rank 0", e))?;
     spawn(control_plane)?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
-        Ok(Err(error)) => return Err(bootstrap_error(error.what, &error.hint)),
+        Ok(Err(error)) => return Err(CommError::bootstrap(error.what, error.hint)),
         Err(_) => {
-            let what = "the control-plane thread of rank 0 ended".to_owned();
-            return Err(bootstrap_error(what, "please report this bug"));
+            let what = "the control-plane thread of rank 0 ended";
+            return Err(CommError::bootstrap(what, "please report this bug"));
         }
     };
     Ok(context(config, with_root_address(root_address, members), algorithms, shared, control))
@@ -95,17 +93,15 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
 fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
     let until = Instant::now() + config.join_timeout;
     let (mut conn, root) = connect_with_retry(&config, until)?;
-    let local = conn.stream.local_addr().map_err(|e| system("local address", &e))?;
+    let local = conn.stream.local_addr().map_err(|e| CommError::system("local address", e))?;
     let (ips, listener) = match config.bind.as_slice() {
         [] => (vec![local.ip()], listen(unspecified_address(root, 0))),
-        [bind] => (vec![*bind], listen(SocketAddr::new(*bind, 0))),
-        [first, ..] => {
-            let any = unspecified_address(SocketAddr::new(*first, 0), 0);
-            (config.bind.clone(), listen(any))
-        }
+        [bind] => (vec![*bind], listen((*bind, 0).into())),
+        [first, ..] => (config.bind.clone(), listen(unspecified_address((*first, 0).into(), 0))),
     };
-    let listener = listener.map_err(|e| system("listening socket", &e))?;
-    let port = listener.local_addr().map_err(|e| system("listening socket", &e))?.port();
+    let socket_error = |e| CommError::system("listening socket", e);
+    let listener = listener.map_err(socket_error)?;
+    let port = listener.local_addr().map_err(socket_error)?.port();
     let hello = Hello::Join { world_size: config.world_size, member: config.rank_info(ips, port) };
     let dial = dial(&config, root, until + REPORT_SLACK);
     let reply = dial.request(&mut conn, &encode(&hello)).map_err(|e| connect_error(root, e))?;
@@ -113,16 +109,16 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
         Some(FromRoot::Ready { members, algorithms }) => {
             (members, algorithm_table::decode(&algorithms)?)
         }
-        Some(FromRoot::Rejected { what, hint }) => return Err(bootstrap_error(what, &hint)),
+        Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
         _ => {
             let what = format!("unrecognised reply from rank 0 at {root}");
-            return Err(bootstrap_error(what, "run the same version of Regatta on all nodes"));
+            return Err(CommError::bootstrap(what, "run the same version of Regatta on all nodes"));
         }
     };
-    let shared = Arc::new(SharedMesh::new().map_err(|e| system("eventfd", &e))?);
+    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
     let timing = timing(&config);
     let parts = ControlPlane::member(listener, config.secret.clone(), timing, shared.clone(), conn);
-    let (control_plane, control) = parts.map_err(|e| system("control plane", &e))?;
+    let (control_plane, control) = parts.map_err(|e| CommError::system("control plane", e))?;
     spawn(control_plane)?;
     Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
 }
@@ -166,13 +162,12 @@ fn timing(config: &BootstrapConfig) -> Timing {
 /// The address of rank 0.
 fn master(config: &BootstrapConfig) -> Result<SocketAddr> {
     let (name, port) = (config.master_addr.as_str(), config.master_port);
-    let unresolved = |why: String| {
-        let what = format!("cannot resolve MASTER_ADDR {name}: {why}");
-        bootstrap_error(what, "set it to a name or address of rank 0's node that all nodes resolve")
+    let unresolved = |why: &dyn std::fmt::Display| {
+        let hint = "set it to a name or address of rank 0's node that all nodes resolve";
+        CommError::bootstrap(format!("cannot resolve MASTER_ADDR {name}: {why}"), hint)
     };
-    let mut found =
-        (name, port).to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
-    found.next().ok_or_else(|| unresolved("the name has no address".to_owned()))
+    let mut found = (name, port).to_socket_addrs().map_err(|error| unresolved(&error))?;
+    found.next().ok_or_else(|| unresolved(&"the name has no address"))
 }
 
 /// The unspecified address of the same family.
@@ -186,7 +181,7 @@ fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
 fn spawn(control_plane: ControlPlane) -> Result {
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
     let spawned = thread.spawn(|| control_plane.run());
-    spawned.map(drop).map_err(|e| system("control-plane thread", &e))
+    spawned.map(drop).map_err(|e| CommError::system("control-plane thread", e))
 }
 
 fn context(
@@ -234,13 +229,5 @@ fn connect_error(at: SocketAddr, error: DialError) -> CommError {
             (why, "give all ranks the same REGATTA_SECRET_FILE and each job its own MASTER_PORT")
         }
     };
-    bootstrap_error(format!("cannot connect to rank 0 at {at}: {why}"), hint)
-}
-
-fn bootstrap_error(what: String, hint: &str) -> CommError {
-    CommError::Bootstrap { what, hint: hint.to_owned() }
-}
-
-fn system(what: &str, why: &std::io::Error) -> CommError {
-    CommError::System { what: what.to_owned(), why: why.to_string() }
+    CommError::bootstrap(format!("cannot connect to rank 0 at {at}: {why}"), hint)
 }

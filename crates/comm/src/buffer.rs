@@ -208,11 +208,11 @@ impl Buffer {
     }
 
     fn check_len(&self, call: &'static str, bytes: usize) -> Result {
-        let what = || format!("the buffer has {} bytes, {bytes} are needed", self.bytes);
-        match bytes <= self.bytes {
-            true => Ok(()),
-            false => Err(CommError::InvalidCall { call, what: what() }),
+        if bytes <= self.bytes {
+            return Ok(());
         }
+        let what = format!("the buffer has {} bytes, {bytes} are needed", self.bytes);
+        Err(CommError::invalid_call(call, what))
     }
 }
 
@@ -227,13 +227,12 @@ fn layout(bytes: usize) -> Layout {
 /// pages completely inside the buffer are advised, so memory use does not grow.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
-    use rustix::mm::Advice;
+    use rustix::mm::{Advice, madvise};
     let inside = bytes / HUGE_PAGE * HUGE_PAGE;
     if inside > 0 {
         // Best effort: fails on systems without huge pages.
         // SAFETY: a fresh allocation of at least this size.
-        let _ =
-            unsafe { rustix::mm::madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
+        let _ = unsafe { madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
     }
 }
 

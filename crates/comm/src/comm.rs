@@ -127,11 +127,9 @@ impl Pending {
 
     /// Waits for completion and returns the buffers.
     pub fn wait(self) -> Result<OwnedCall> {
-        let panicked = || CommError::System {
-            what: "asynchronous call".to_owned(),
-            why: "the worker thread of the communicator panicked".to_owned(),
-        };
-        let result = self.result.recv().unwrap_or_else(|_| Err(panicked()));
+        let why = "the worker thread of the communicator panicked";
+        let panicked = |_| Err(CommError::system("asynchronous call", why));
+        let result = self.result.recv().unwrap_or_else(panicked);
         result.map_err(|error| match &self.ranks {
             Some(ranks) => error.translate_ranks(ranks),
             None => error,
@@ -140,10 +138,8 @@ impl Pending {
 }
 
 pub(crate) fn no_device() -> CommError {
-    CommError::System {
-        what: "cannot allocate device memory".to_owned(),
-        why: "this communicator has no device; create it with nccl::init".to_owned(),
-    }
+    let why = "this communicator has no device; create it with nccl::init";
+    CommError::system("cannot allocate device memory", why)
 }
 
 /// The parent ranks of a colour's sub-communicator, in order, from the colours and keys of all ranks.

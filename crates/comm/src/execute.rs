@@ -70,12 +70,11 @@ fn run_program(
         && (call.kind != CallKind::Reduce || call.root == rank);
     count_exchange::check_counts(&mut *transport, &call)?;
     let layout = BlockLayout::new(&call, program, rank, ranks);
-    let out_of_bounds = |blocks| {
-        let what = format!("the program of {}", layout.kind.name());
-        CommError::System { what, why: format!("this rank has no {blocks:?}") }
-    };
     let scheduler =
-        DependencyScheduler::new(program, &layout, segment_bytes).map_err(out_of_bounds)?;
+        DependencyScheduler::new(program, &layout, segment_bytes).map_err(|blocks| {
+            let what = format!("the program of {}", layout.kind);
+            CommError::system(what, format!("this rank has no {blocks:?}"))
+        })?;
     let mut buffers = ProgramBuffers::new(call, &layout, scratch);
     let posted = PostedOps { transport, pending: 0 };
     Execution { posted, scheduler, requests: Vec::new(), dtype, op }.run(&buffers)?;

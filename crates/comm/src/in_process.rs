@@ -200,7 +200,7 @@ impl InProcessEngine {
             state.messages.get_mut(&key).map(|messages| messages.remove(0)).unwrap_or_default();
         if bytes.len() != call.output.len() {
             let what = format!("received {} bytes, expected {}", bytes.len(), call.output.len());
-            return Err(CommError::InvalidCall { call: call.kind.name(), what });
+            return Err(CommError::invalid_call(call.kind.name(), what));
         }
         call.output.copy_from_slice(&bytes);
         Ok(())

@@ -10,6 +10,7 @@ pub mod collectives;
 pub mod comm;
 pub mod counts;
 pub mod dtype;
+mod enum_names;
 pub mod error;
 pub mod execute;
 pub mod fabric;

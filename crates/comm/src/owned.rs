@@ -40,13 +40,11 @@ impl OwnedCall {
     /// The memory its buffers are in, which must be the same.
     pub fn space(&self) -> Result<MemorySpace> {
         let (space, input) = (self.output.space(), self.input.as_ref().map(Buffer::space));
-        match input {
-            Some(other) if other != space => Err(CommError::InvalidCall {
-                call: self.kind.name(),
-                what: format!("the input is in {other}, the output in {space}"),
-            }),
-            _ => Ok(space),
+        if let Some(other) = input.filter(|input| *input != space) {
+            let what = format!("the input is in {other}, the output in {space}");
+            return Err(CommError::invalid_call(self.kind.name(), what));
         }
+        Ok(space)
     }
 
     /// Checks the counts, the sizes of the buffers and the memory they are in.

@@ -100,11 +100,10 @@ struct Workload {
 impl Workload {
     fn new(engine: &dyn Tunable, kind: CallKind, bytes: u64) -> Self {
         let (rank, ranks) = (engine.rank() as usize, engine.peers().len());
-        let uniform = matches!(kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
         let elements = bytes as usize / DType::F32.size();
-        let count = if uniform { elements } else { elements / ranks.max(1) };
-        let mut work =
-            Self { kind, counts: Counts::Equal(count), input: Vec::new(), output: Vec::new() };
+        let count = if kind.has_uniform_count() { elements } else { elements / ranks.max(1) };
+        let counts = Counts::Equal(count);
+        let mut work = Self { kind, counts, input: Vec::new(), output: Vec::new() };
         let (input, output) = work.call().lengths(rank, ranks);
         work.input = vec![0; input * DType::F32.size()];
         work.output = vec![0; output * DType::F32.size()];
@@ -124,10 +123,7 @@ fn in_place(kind: CallKind, dtype: DType, output: &mut [u8]) -> Call<'_> {
 
 /// Broadcasts the table of rank 0.
 fn broadcast_table(engine: &mut dyn Tunable, own: &AlgorithmTable) -> Result<AlgorithmTable> {
-    let failed = |why: String| CommError::System {
-        what: "cannot broadcast the algorithm table".to_owned(),
-        why,
-    };
+    let failed = |why: String| CommError::system("cannot broadcast the algorithm table", why);
     let mut text = to_json_line(own).map_err(|error| failed(error.to_string()))?.into_bytes();
     let mut length = (text.len() as f64).to_ne_bytes();
     engine.run(in_place(CallKind::Broadcast, DType::F64, &mut length))?;

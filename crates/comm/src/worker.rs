@@ -70,8 +70,8 @@ pub trait Engine: Send {
         if let Some((kind, space)) = first_device_buffer(messages)? {
             return Err(unsupported_memory(kind.name(), space));
         }
-        (0..times)
-            .try_for_each(|_| self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect()))
+        let mut once = || self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect());
+        (0..times).try_for_each(|_| once())
     }
 
     /// Runs point-to-point messages concurrently. An engine whose sends block until they are received
@@ -153,21 +153,16 @@ pub(crate) fn all_gather_split_args(
 
 /// The first call with buffers in device memory.
 pub(crate) fn first_device_buffer(calls: &[OwnedCall]) -> Result<Option<(CallKind, MemorySpace)>> {
-    for call in calls {
-        let space = call.space()?;
-        if space != MemorySpace::Host {
-            return Ok(Some((call.kind, space)));
-        }
-    }
-    Ok(None)
+    let mut spaces = calls.iter().map(|call| Ok((call.kind, call.space()?)));
+    spaces.find(|space| !matches!(space, Ok((_, MemorySpace::Host)))).transpose()
 }
 
 fn unsupported_memory(call: &'static str, space: MemorySpace) -> CommError {
-    let what = format!(
-        "the buffers are in {space}, which this communicator does not support: copy them to host \
-         memory (Buffer::copy_to_host), or create the communicator with nccl::init"
-    );
-    CommError::InvalidCall { call, what }
+    let fix = "copy them to host memory (Buffer::copy_to_host), or create the communicator with \
+               nccl::init";
+    let what =
+        format!("the buffers are in {space}, which this communicator does not support: {fix}");
+    CommError::invalid_call(call, what)
 }
 
 /// A communicator on top of an engine, with a worker thread for asynchronous calls.
@@ -366,8 +361,8 @@ impl Comm for Communicator {
     fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
         messages.iter().try_for_each(|message| message.check(self.rank, self.size()))?;
         if let Some(other) = messages.iter().find(|message| !message.kind.is_p2p()) {
-            let what = "not a point-to-point message: use Comm::run_owned".to_owned();
-            return Err(CommError::InvalidCall { call: other.kind.name(), what });
+            let what = "not a point-to-point message: use Comm::run_owned";
+            return Err(CommError::invalid_call(other.kind.name(), what));
         }
         self.in_turn(|engine| engine.repeat_p2p(messages, times))
     }
@@ -385,8 +380,8 @@ impl Comm for Communicator {
             match thread.spawn(move || shared.run_jobs()) {
                 Ok(thread) => jobs.thread = Some(thread),
                 Err(error) => {
-                    let what = "cannot spawn the worker thread for asynchronous calls".to_owned();
-                    complete(Err(CommError::System { what, why: error.to_string() }));
+                    let what = "cannot spawn the worker thread for asynchronous calls";
+                    complete(Err(CommError::system(what, error)));
                     return pending;
                 }
             }

@@ -65,10 +65,10 @@ impl Planner {
         }
         let ranks = self.nodes.len() as u32;
         let built = program(call.kind, algorithm, ranks, self.rank, root, &self.nodes);
-        let built = Arc::new(built.ok_or_else(|| CommError::InvalidCall {
-            call: call.kind.name(),
-            what: format!("algorithm {algorithm} does not support it"),
-        })?);
+        let unsupported = || format!("algorithm {algorithm} does not support it");
+        let built =
+            built.ok_or_else(|| CommError::invalid_call(call.kind.name(), unsupported()))?;
+        let built = Arc::new(built);
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();
         }
@@ -80,11 +80,9 @@ impl Planner {
 /// The size that the table selects by: the bytes of the largest buffer. Per-pair counts differ
 /// between ranks and must not influence the selection.
 fn table_bytes(call: &Call, ranks: u32) -> u64 {
-    let whole_buffer =
-        matches!(call.kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
     let elements = match &call.counts {
         Counts::PerPair { .. } => return u64::MAX,
-        counts if whole_buffer => counts.of(0),
+        counts if call.kind.has_uniform_count() => counts.of(0),
         counts => counts.total(ranks as usize),
     };
     (elements as u64).saturating_mul(call.dtype.size() as u64)
@@ -102,11 +100,8 @@ mod tests {
     #[test]
     fn per_pair_counts_do_not_influence_the_selection() {
         let exchange = |send: Vec<usize>| {
-            let receive = vec![1; send.len()].into();
-            table_bytes(
-                &call(Counts::PerPair { send: send.into(), receive }, CallKind::AllToAll),
-                2,
-            )
+            let counts = Counts::PerPair { receive: vec![1; send.len()].into(), send: send.into() };
+            table_bytes(&call(counts, CallKind::AllToAll), 2)
         };
         assert_eq!(exchange(vec![0, 0]), exchange(vec![7, 70_000]));
         assert_eq!(table_bytes(&call(Counts::Equal(3), CallKind::AllReduce), 5), 12);

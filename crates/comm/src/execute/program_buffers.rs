@@ -103,6 +103,5 @@ fn resized(cached: &mut Option<Buffer>, bytes: usize) -> &mut [u8] {
 
 /// An operation outside its buffers, which is a bug of the program.
 pub(super) fn invalid_range() -> CommError {
-    let what = "the program of a collective".to_owned();
-    CommError::System { what, why: "an operation is outside its buffers".to_owned() }
+    CommError::system("the program of a collective", "an operation is outside its buffers")
 }

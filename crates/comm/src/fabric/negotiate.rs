@@ -56,8 +56,8 @@ pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<Str
         NetworkPlan::Tcp(why) => return Ok(format!("TCP: {why}")),
         NetworkPlan::Conflict(one, other) => {
             let what = format!("{} and {} select different networks", peer(one), peer(other));
-            let hint = "REGATTA_FABRIC must be the same on all ranks".to_owned();
-            return Err(CommError::Bootstrap { what, hint });
+            let hint = "REGATTA_FABRIC must be the same on all ranks";
+            return Err(CommError::bootstrap(what, hint));
         }
         NetworkPlan::Negotiate => {}
     }
@@ -72,9 +72,8 @@ pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<Str
         }
         Err((rank, why)) => {
             let what = format!("{} cannot use the selected libfabric provider: {why}", peer(rank));
-            let hint =
-                "set REGATTA_FABRIC to a provider that all nodes have, or to `off`".to_owned();
-            Err(CommError::Bootstrap { what, hint })
+            let hint = "set REGATTA_FABRIC to a provider that all nodes have, or to `off`";
+            Err(CommError::bootstrap(what, hint))
         }
     }
 }

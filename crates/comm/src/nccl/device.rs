@@ -10,6 +10,11 @@ use crate::gpu::sys::{
 };
 use crate::{CommError, Result};
 
+/// Converts an error code of the runtime.
+pub fn check(runtime: &Runtime, what: &str, code: c_int) -> Result {
+    if code == SUCCESS { Ok(()) } else { Err(CommError::system(what, runtime.error_string(code))) }
+}
+
 /// A device and a stream on it.
 pub struct GpuDevice {
     pub runtime: Arc<Runtime>,
@@ -26,9 +31,9 @@ unsafe impl Sync for GpuDevice {}
 impl GpuDevice {
     /// Opens a device by its runtime index.
     pub fn open(runtime: Arc<Runtime>, index: u32) -> Result<Self> {
-        let allocator = runtime.stream_ordered.ok_or_else(|| CommError::Bootstrap {
-            what: "the GPU runtime has no stream-ordered allocator".to_owned(),
-            hint: "use CUDA 11.2, ROCm 5.2 or newer".to_owned(),
+        let allocator = runtime.stream_ordered.ok_or_else(|| {
+            let what = "the GPU runtime has no stream-ordered allocator";
+            CommError::bootstrap(what, "use CUDA 11.2, ROCm 5.2 or newer")
         })?;
         let mut device = Self { runtime, stream: null_mut(), allocator, index: index as c_int };
         let _guard = device.make_current()?;
@@ -57,13 +62,7 @@ impl GpuDevice {
     }
 
     pub fn check(&self, what: &str, code: c_int) -> Result {
-        match code {
-            SUCCESS => Ok(()),
-            code => Err(CommError::System {
-                what: what.to_owned(),
-                why: self.runtime.error_string(code),
-            }),
-        }
+        check(&self.runtime, what, code)
     }
 
     /// Allocates device memory in stream order. Other allocators synchronise the whole device,

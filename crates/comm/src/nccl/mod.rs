@@ -106,13 +106,9 @@ pub fn device_count(vendor: Vendor) -> Result<u32> {
     let (runtime, _api) = open(vendor)?;
     let mut count = 0;
     // SAFETY: the function writes one integer.
-    match unsafe { (runtime.get_device_count)(&mut count) } {
-        SUCCESS => Ok(count.unsigned_abs()),
-        code => Err(CommError::System {
-            what: "counting the devices".to_owned(),
-            why: runtime.error_string(code),
-        }),
-    }
+    let code = unsafe { (runtime.get_device_count)(&mut count) };
+    device::check(&runtime, "counting the devices", code)?;
+    Ok(count.unsigned_abs())
 }
 
 /// PCI bus id of a device, such as `0000:07:00.0`, by its runtime index.
@@ -122,16 +118,9 @@ pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String> {
     let query = runtime.device_get_pci_bus_id;
     // SAFETY: the function writes at most this many bytes, including the terminating 0.
     let code = unsafe { query(text.as_mut_ptr(), PCI_BUS_ID_BYTES as c_int, device as c_int) };
-    match code {
-        SUCCESS => {
-            let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
-            Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
-        }
-        code => Err(CommError::System {
-            what: format!("PCI bus id of device {device}"),
-            why: runtime.error_string(code),
-        }),
-    }
+    device::check(&runtime, &format!("PCI bus id of device {device}"), code)?;
+    let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
+    Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
 }
 
 /// Buffer size for a PCI bus id.
@@ -218,15 +207,14 @@ impl NcclEngine {
         if !kind.is_p2p() || peer != self.rank {
             return Ok(());
         }
-        let what =
-            "send to and receive from this rank itself in one group (Comm::run_group)".to_owned();
-        Err(CommError::InvalidCall { call: kind.name(), what })
+        let what = "send to and receive from this rank itself in one group (Comm::run_group)";
+        Err(CommError::invalid_call(kind.name(), what))
     }
 
     fn wrong_memory_space(&self, kind: CallKind, space: MemorySpace) -> CommError {
         let own = MemorySpace::Device(self.config.device);
         let what = format!("the buffers are in {space}, but this rank uses {own}");
-        CommError::InvalidCall { call: kind.name(), what }
+        CommError::invalid_call(kind.name(), what)
     }
 
     /// Runs device work; a failure aborts the communicator.
@@ -251,23 +239,21 @@ fn all_ranks_have_devices<T>(bootstrap: &dyn Comm, opened: Result<T>) -> Result<
     bootstrap.all_gather(&[u8::from(opened.is_ok())], &mut all)?;
     let device = opened?;
     match (0..).zip(&all).find(|(_, ready)| **ready == 0) {
-        Some((rank, _)) => Err(CommError::System {
-            what: "device communicator".to_owned(),
-            why: format!("{} has no device", bootstrap.peer(rank)),
-        }),
+        Some((rank, _)) => {
+            let why = format!("{} has no device", bootstrap.peer(rank));
+            Err(CommError::system("device communicator", why))
+        }
         None => Ok(device),
     }
 }
 
 /// Converts an NCCL result.
 fn check(api: &NcclApi, what: &str, code: c_int) -> Result {
-    match code {
-        SUCCESS | IN_PROGRESS => Ok(()),
-        code => {
-            let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
-            Err(CommError::System { what: what.to_owned(), why })
-        }
+    if matches!(code, SUCCESS | IN_PROGRESS) {
+        return Ok(());
     }
+    let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
+    Err(CommError::system(what, why))
 }
 
 impl Engine for NcclEngine {

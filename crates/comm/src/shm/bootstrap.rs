@@ -60,7 +60,7 @@ pub fn join_unless_cancelled(
     let peers: Vec<Peer> = indexed.collect();
     if rank as usize >= peers.len() {
         let what = format!("rank {rank} of {}", peers.len());
-        return Err(join_error(what, "ranks of a node are indexed from 0"));
+        return Err(CommError::bootstrap(what, "ranks of a node are indexed from 0"));
     }
     let deadline = Instant::now() + config.join_timeout;
     let layout = RegionLayout { ranks: peers.len(), chunk_bytes: config.chunk_bytes };
@@ -85,7 +85,7 @@ pub fn join_unless_cancelled(
         CommError::Timeout { missing, .. } => {
             let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
             let what = format!("timed out waiting for {}", missing.join(", "));
-            join_error(what, "check why they exited, or increase the timeout")
+            CommError::bootstrap(what, "check why they exited, or increase the timeout")
         }
         other => other,
     })
@@ -249,8 +249,4 @@ fn affinity_mask() -> [u64; CPU_WORDS] {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; CPU_WORDS] };
     let bit = |word: usize, bit: usize| u64::from(set.is_set(word * 64 + bit)) << bit;
     std::array::from_fn(|word| (0..64).map(|b| bit(word, b)).fold(0, |all, one| all | one))
-}
-
-fn join_error(what: impl Into<String>, hint: &str) -> CommError {
-    CommError::Bootstrap { what: what.into(), hint: hint.to_owned() }
 }

@@ -46,6 +46,11 @@ pub(super) struct MessageHeader {
     pub bytes: u64,
 }
 
+fn no_send_to_self() -> CommError {
+    let what = "no matching send from this rank to itself";
+    CommError::invalid_call(CallKind::Receive.name(), what)
+}
+
 /// A message that arrived before a matching receive.
 #[derive(Debug)]
 pub(super) struct UnexpectedMessage {
@@ -146,8 +151,7 @@ impl ShmEngine {
                 return Ok(());
             }
             if from == self.rank() {
-                let what = "no matching send from this rank to itself".to_owned();
-                return Err(CommError::InvalidCall { call: call.kind.name(), what });
+                return Err(no_send_to_self());
             }
             self.shared.wait(from, &ctx, || self.has_chunk(from))?;
             let header = self.next_header(from);

@@ -16,7 +16,7 @@ pub struct Segment {
 }
 
 fn system(what: &str) -> impl Fn(Errno) -> CommError + '_ {
-    move |why| CommError::System { what: what.to_owned(), why: why.to_string() }
+    move |why| CommError::system(what, why)
 }
 
 impl Segment {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::control_messages::{Fault, MessageCounts, WireSignature};
+use super::control_messages::{Fault, MessageCounts};
+use crate::Signature;
 use crate::wait_graph;
 
 /// A call that timed out.
@@ -32,7 +33,7 @@ pub struct RankStatus {
     /// The number of calls started.
     pub calls: u64,
     /// The recent calls with their sequence numbers.
-    pub recent_calls: Vec<(u64, WireSignature)>,
+    pub recent_calls: Vec<(u64, Signature)>,
     /// The message counts of the current call.
     pub message_counts: MessageCounts,
     /// The ranks it waits for in any communicator, and for how many milliseconds.
@@ -187,8 +188,8 @@ impl StatusQuery {
             let call = status.recent_calls.iter().find(|(number, _)| *number == sequence)?;
             Some((*rank, call.1))
         };
-        let calls: Vec<(u32, WireSignature)> = self.answers.iter().filter_map(call).collect();
-        let frequency = |one: &WireSignature| calls.iter().filter(|(_, call)| call == one).count();
+        let calls: Vec<(u32, Signature)> = self.answers.iter().filter_map(call).collect();
+        let frequency = |one: &Signature| calls.iter().filter(|(_, call)| call == one).count();
         // In a tie, the call of the lowest rank is the majority.
         let majority = calls.iter().rev().max_by_key(|(_, call)| frequency(call)).copied()?;
         let minority = calls.iter().find(|(_, call)| *call != majority.1).copied()?;

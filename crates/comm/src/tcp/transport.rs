@@ -293,7 +293,7 @@ impl Transport for TcpTransport {
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
         let comm = mesh.comms.get(self.comm_id);
-        comm.begin(signature.into());
+        comm.begin(signature);
         self.stall.reset(comm.bytes_moved, Instant::now());
         self.check_abort(&mesh)?;
         drop(mesh);
@@ -356,7 +356,7 @@ impl Transport for TcpTransport {
         if operand.len() != into.len() {
             let (destination, operand) = (into.len(), operand.len());
             let what = format!("the destination has {destination} bytes, the operand {operand}");
-            return Err(CommError::InvalidCall { call: "receive", what });
+            return Err(CommError::invalid_call("receive", what));
         }
         self.receive(from, match_key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
     }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Blocks, BufferKind, Program, Round};
 use crate::CallKind;
+use crate::enum_names::enum_names;
 use build::copy_round;
 
 /// A collective algorithm.
@@ -50,47 +51,17 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All algorithms.
-    pub const ALL: [Self; 10] = [
-        Self::Ring,
-        Self::RecursiveDoubling,
-        Self::HalvingDoubling,
-        Self::Dissemination,
-        Self::BinomialTree,
-        Self::DoubleBinaryTree,
-        Self::TwoLevel,
-        Self::MultiLeader,
-        Self::Pairwise,
-        Self::Direct,
-    ];
-
-    /// The name, as used in algorithm tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::RecursiveDoubling => "recursive-doubling",
-            Self::HalvingDoubling => "halving-doubling",
-            Self::Dissemination => "dissemination",
-            Self::BinomialTree => "binomial-tree",
-            Self::DoubleBinaryTree => "double-binary-tree",
-            Self::TwoLevel => "two-level",
-            Self::MultiLeader => "multi-leader",
-            Self::Pairwise => "pairwise",
-            Self::Direct => "direct",
-        }
-    }
-
     /// Whether the algorithm implements this collective.
     pub fn does(self, kind: CallKind) -> bool {
         builder(kind, self).is_some()
     }
 }
 
-impl std::fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
+enum_names!(Algorithm, "All algorithms.",
+    Ring "ring", RecursiveDoubling "recursive-doubling", HalvingDoubling "halving-doubling",
+    Dissemination "dissemination", BinomialTree "binomial-tree",
+    DoubleBinaryTree "double-binary-tree", TwoLevel "two-level", MultiLeader "multi-leader",
+    Pairwise "pairwise", Direct "direct");
 
 /// The rank that a program is built for.
 struct RankContext<'a> {

@@ -13,7 +13,6 @@ use rustix::net::{
 };
 
 use super::super::segment::Segment;
-use super::join_error;
 use crate::error::Peer;
 use crate::{CommError, Result};
 
@@ -41,7 +40,10 @@ impl JoinRequest {
 }
 
 fn socket_error(error: impl std::fmt::Display) -> CommError {
-    join_error(format!("node-local socket: {error}"), "all ranks of a node must run as one user")
+    CommError::bootstrap(
+        format!("node-local socket: {error}"),
+        "all ranks of a node must run as one user",
+    )
 }
 
 fn address(name: &str) -> Result<SocketAddr> {
@@ -75,7 +77,10 @@ pub(super) fn serve_segment(
             let names: Vec<String> =
                 missing.iter().map(|r| peers[*r as usize].to_string()).collect();
             let what = format!("timed out waiting for {}", names.join(", "));
-            return Err(join_error(what, "check why they exited, or increase the timeout"));
+            return Err(CommError::bootstrap(
+                what,
+                "check why they exited, or increase the timeout",
+            ));
         }
         if let Some(error) = cancelled() {
             return Err(error);
@@ -141,7 +146,7 @@ pub(super) fn receive_segment(
         }
         std::thread::sleep(RETRY_INTERVAL);
     }
-    Err(join_error(
+    Err(CommError::bootstrap(
         format!("no shared memory from rank 0: {why}"),
         "check that rank 0 of this node is running",
     ))

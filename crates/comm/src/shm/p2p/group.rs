@@ -4,8 +4,8 @@ use super::super::ShmEngine;
 use super::super::layout::P2P_CHUNK_BYTES;
 use super::super::signature_codec;
 use super::super::wait::{CallContext, IN_GROUP};
-use super::{MessageHeader, UnexpectedMessage};
-use crate::{Call, CallKind, CommError, Result, Signature};
+use super::{MessageHeader, UnexpectedMessage, no_send_to_self};
+use crate::{Call, CallKind, Result, Signature};
 
 /// A message that is to be sent.
 struct PendingSend<'a> {
@@ -127,8 +127,7 @@ impl ShmEngine {
                 receive.rest.copy_from_slice(&message.bytes);
                 receive.done = true;
             } else if receive.from == self.rank() {
-                let what = "no matching send from this rank to itself".to_owned();
-                return Err(CommError::InvalidCall { call: CallKind::Receive.name(), what });
+                return Err(no_send_to_self());
             }
         }
         Ok(())

@@ -2,15 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::control_messages::{
-    CommClosed, Fault, FromRoot, MessageCounts, ToRoot, WireSignature,
-};
+use super::super::control_messages::{CommClosed, Fault, FromRoot, MessageCounts, ToRoot};
 use super::{ANSWER_TIMEOUT, FaultCoordinator, Recipient};
 use crate::{CallKind, DType, ReduceOp, Signature};
 
-fn all_reduce(count: u64) -> WireSignature {
+fn all_reduce(count: u64) -> Signature {
     let (kind, dtype, op) = (CallKind::AllReduce, DType::F32, ReduceOp::Sum);
-    Signature { kind, dtype, op, root: 0, count, shape: 0 }.into()
+    Signature { kind, dtype, op, root: 0, count, shape: 0 }
 }
 
 fn query(call: u64, timeout_s: Option<u64>) -> ToRoot {
@@ -28,7 +26,7 @@ fn aborts(fault: Fault) -> Vec<(Recipient, FromRoot)> {
 }
 
 /// A rank, the number of calls it started, and their signatures.
-type Answer = (u32, u64, Vec<(u64, WireSignature)>);
+type Answer = (u32, u64, Vec<(u64, Signature)>);
 
 /// Rank 1 reports a timeout, and these ranks answer the status query.
 fn query_status(answers: &[Answer]) -> Vec<(Recipient, FromRoot)> {
