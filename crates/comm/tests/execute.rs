@@ -60,13 +60,8 @@ fn world(
     let rank = |transport: ShuffledTransport| {
         let planner = Planner::new(table.clone(), transport.rank(), &nodes);
         let scratch = Scratch::default();
-        Communicator::new(Box::new(FixedAlgorithmEngine {
-            transport,
-            planner,
-            scratch,
-            algorithm,
-            segment,
-        }))
+        let engine = FixedAlgorithmEngine { transport, planner, scratch, algorithm, segment };
+        Communicator::new(Box::new(engine))
     };
     shuffled_transport::world(ranks, seed).into_iter().map(rank).collect()
 }
@@ -114,10 +109,8 @@ proptest! {
 #[test]
 fn in_place_all_to_all_does_not_overwrite_unsent_blocks() {
     for algorithm in algorithms(CallKind::AllToAll) {
-        let (kind, dtype, op) = (CallKind::AllToAll, DType::I32, ReduceOp::Sum);
-        let (sizes, seed) = (suite::Sizes::Equal(7), 0);
-        let case = suite::Case { kind, dtype, op, root: 0, sizes, in_place: true, seed };
-        case.check(world(5, 2, algorithm, 8, 1));
+        let case = suite::Case::sum(CallKind::AllToAll, 7);
+        suite::Case { in_place: true, ..case }.check(world(5, 2, algorithm, 8, 1));
     }
 }
 

@@ -6,12 +6,11 @@ mod suite;
 
 use std::time::Duration;
 
-use regatta_comm::bootstrap::{BootstrapConfig, listen};
+use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::worker::Communicator;
 use regatta_comm::{
     Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, hierarchical,
 };
-use regatta_wire::secret::Secret;
 
 /// A world of ranks on simulated nodes.
 fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
@@ -27,23 +26,12 @@ fn world_with_timeout(
     node: impl Fn(u32) -> u32,
     desync_after: Duration,
 ) -> Vec<Communicator> {
-    let secret = Secret::generate().unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let rank = |rank| BootstrapConfig {
-        node: format!("node{}", node(rank)),
-        host: format!("node{}", node(rank)),
-        join_timeout: Duration::from_secs(30),
-        desync_after,
-        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
+    let configure = |config: &mut BootstrapConfig| {
+        config.node = format!("node{}", node(config.rank));
+        config.host = config.node.clone();
+        config.desync_after = desync_after;
     };
-    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
-    all[0].listener = Some(listener);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            all.into_iter().map(|s| scope.spawn(|| hierarchical::join(s))).collect();
-        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
-    })
+    suite::in_parallel(suite::configs(size, configure), |c| hierarchical::join(c).unwrap())
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A transport between threads that completes operations in random order. Buffers are read and
-//! written as late as ready, so that an access to a borrowed buffer yields wrong results.
+//! written as late as possible, so that an access to a borrowed buffer yields wrong results.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
@@ -69,8 +69,8 @@ impl ShuffledTransport {
             let same = |(_, other, posted): &(RequestId, u32, Posted)| {
                 other == with && matches!(posted, Posted::Send(_)) == sends
             };
-            let come = in_flight.get(&(*with, self.rank)).is_some_and(|queue| !queue.is_empty());
-            (sends || come) && !self.pending[..*at].iter().any(same)
+            let arrived = in_flight.get(&(*with, self.rank)).is_some_and(|queue| !queue.is_empty());
+            (sends || arrived) && !self.pending[..*at].iter().any(same)
         };
         (0..self.pending.len()).filter(first).collect()
     }
@@ -126,9 +126,9 @@ impl Transport for ShuffledTransport {
         from: u32,
         _: MatchKey,
         into: *mut [u8],
-        landing: RecvAction,
+        action: RecvAction,
     ) -> Result<RequestId> {
-        Ok(self.post(from, Posted::Receive(into, landing)))
+        Ok(self.post(from, Posted::Receive(into, action)))
     }
 
     unsafe fn post_reduce(
@@ -162,7 +162,7 @@ impl Transport for ShuffledTransport {
             return Ok(());
         }
         let at = ready[self.below(ready.len())];
-        let (ticket, with, posted) = self.pending.remove(at);
+        let (request, with, posted) = self.pending.remove(at);
         if let Posted::Send(bytes) = posted {
             // SAFETY: the buffer is borrowed until the request completes.
             let bytes = unsafe { (*bytes).to_vec() };
@@ -175,7 +175,7 @@ impl Transport for ShuffledTransport {
             // SAFETY: as above.
             unsafe { deliver(&posted, &received) };
         }
-        done.push(ticket);
+        done.push(request);
         Ok(())
     }
 

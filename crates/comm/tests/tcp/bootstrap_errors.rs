@@ -12,10 +12,7 @@ use crate::{configs, suite};
 
 /// The error of each rank.
 fn errors(all: Vec<BootstrapConfig>) -> Vec<Option<CommError>> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| join(s).err())).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    suite::in_parallel(all, |config| join(config).err())
 }
 
 fn assert_all_report(all: Vec<BootstrapConfig>, expected: &str) {
@@ -36,10 +33,7 @@ fn different_world_sizes_are_rejected() {
 fn duplicate_ranks_are_rejected() {
     let mut all = configs(4);
     all[3].rank = 2;
-    for error in errors(all) {
-        let error = error.unwrap().to_string();
-        assert!(error.contains("duplicate rank 2, on node"), "{error}");
-    }
+    assert_all_report(all, "duplicate rank 2, on node");
 }
 
 #[test]
