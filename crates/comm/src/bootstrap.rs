@@ -5,7 +5,7 @@ mod algorithm_table;
 mod config;
 mod listen;
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -15,8 +15,9 @@ use regatta_wire::link::Timing;
 use crate::fabric;
 use crate::schedule::selection::AlgorithmTable;
 use crate::tcp::{
-    AuthConn, ControlHandle, ControlPlane, Dial, DialError, FromRoot, Hello, MAX_CONNECTIONS,
-    RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode, encode,
+    AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
+    MAX_CONNECTIONS, RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode,
+    encode,
 };
 use crate::worker::Communicator;
 use crate::{CommError, Result};
@@ -69,15 +70,11 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
     let root_address = master(&config)?.ip();
     let own = config.rank_info(config.bind.clone(), port);
-    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
     let (sender, result) = channel();
     let table = algorithm_table::encode(&algorithms)?;
     let root = RootState::new(config.world_size, own, config.join_timeout, table, sender);
-    let timing = timing(&config);
-    let parts = ControlPlane::root(listener, config.secret.clone(), timing, shared.clone(), root);
-    let (control_plane, control) =
-        parts.map_err(|e| CommError::system("control plane of rank 0", e))?;
-    spawn(control_plane)?;
+    let role = ControlRole::Root(Box::new(root));
+    let (shared, control) = start_control_plane(&config, listener, role, None)?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
         Ok(Err(error)) => return Err(CommError::bootstrap(error.what, error.hint)),
@@ -115,11 +112,8 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
             return Err(CommError::bootstrap(what, "run the same version of Regatta on all nodes"));
         }
     };
-    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
-    let timing = timing(&config);
-    let parts = ControlPlane::member(listener, config.secret.clone(), timing, shared.clone(), conn);
-    let (control_plane, control) = parts.map_err(|e| CommError::system("control plane", e))?;
-    spawn(control_plane)?;
+    let role = ControlRole::member();
+    let (shared, control) = start_control_plane(&config, listener, role, Some(conn))?;
     Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
 }
 
@@ -178,10 +172,21 @@ fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
-fn spawn(control_plane: ControlPlane) -> Result {
+fn start_control_plane(
+    config: &BootstrapConfig,
+    listener: TcpListener,
+    role: ControlRole,
+    to_root: Option<AuthConn>,
+) -> Result<(Arc<SharedMesh>, ControlHandle)> {
+    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
+    let (secret, timing) = (config.secret.clone(), timing(config));
+    let parts = ControlPlane::new(listener, secret, timing, shared.clone(), role, to_root);
+    let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
+    let (control_plane, control) = parts.map_err(|e| CommError::system(what, e))?;
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
     let spawned = thread.spawn(|| control_plane.run());
-    spawned.map(drop).map_err(|e| CommError::system("control-plane thread", e))
+    spawned.map_err(|e| CommError::system("control-plane thread", e))?;
+    Ok((shared, control))
 }
 
 fn context(

@@ -21,9 +21,10 @@ mod two_level;
 use std::sync::Arc;
 
 use crate::error::Peer;
-use crate::fault_channel::FaultChannel;
+
 use crate::shm::ShmEngine;
-use crate::tcp::TcpEngine;
+use crate::tcp::{TcpEngine, TcpTransport};
+use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{
     AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_words,
@@ -42,7 +43,7 @@ struct Hierarchical {
     /// One rank per node: the ranks with this local rank, or the leaders.
     rail: Option<Subgroup<TcpEngine>>,
     /// Detects faults of a collective, of which each engine runs only a part.
-    fault_channel: Option<Box<dyn FaultChannel>>,
+    fault_channel: TcpTransport,
     layout: NodeLayout,
     shm_naming: ShmNaming,
     /// Aborts every engine.
@@ -68,28 +69,21 @@ impl Hierarchical {
         let layout = NodeLayout::new(world.rank(), &nodes);
         // All ranks use the communicator id of rank 0.
         let name = shm_naming.name(ids[0][1], layout.node);
-        let cancelled = || fault_channel.as_ref().and_then(|channel| channel.abort_record());
+        let cancelled = || fault_channel.known_abort();
         let joined = Self::join_local(&world, &layout, &name, shm_naming.config, &cancelled)
             .and_then(|local| Ok((local, Self::join_rail(&mut world, &layout)?)));
-        let (local, rail) = match (joined, &fault_channel) {
-            (Ok(engines), _) => engines,
+        let (local, rail) = joined.map_err(|error| {
             // Other ranks may wait for this one in an engine that does not detect its failure.
-            (Err(error), Some(channel)) => {
-                channel.abort_fn()(&error.to_string());
-                return Err(channel.abort_record().unwrap_or(error));
-            }
-            (Err(error), None) => return Err(error),
-        };
+            fault_channel.abort_fn()(&error.to_string());
+            fault_channel.known_abort().unwrap_or(error)
+        })?;
         let local_abort = local.as_ref().map(|local| local.engine.abort_fn());
         let rail_abort = rail.as_ref().map(|rail| rail.engine.abort_fn());
         let abort_engines: Vec<AbortFn> =
             local_abort.into_iter().chain(rail_abort).chain([world.abort_fn()]).collect();
-        if let Some(channel) = &fault_channel {
-            let aborts = abort_engines.clone();
-            let abort_all = Arc::new(move |why: &str| aborts.iter().for_each(|abort| abort(why)));
-            let none: WaitEdges = Arc::new(Vec::new);
-            channel.on_abort(abort_all, local.as_ref().map_or(none, Subgroup::waits));
-        }
+        let none: WaitEdges = Arc::new(Vec::new);
+        let waits = local.as_ref().map_or(none, Subgroup::waits);
+        fault_channel.on_abort(abort_all(abort_engines.clone()), waits);
         Ok(Box::new(Self {
             world,
             local,
@@ -148,16 +142,11 @@ impl Hierarchical {
         self.calls += 1;
         let is_composite = self.is_composite();
         let signature = call.signature(self.layout.ranks());
-        if let Some(channel) = self.fault_channel.as_mut().filter(|_| is_composite)
-            && let Err(error) = channel.begin(signature)
-        {
-            return Err(self.fail(error, &signature.to_string()));
-        }
-        if let Err(error) = self.two_level(call) {
-            return Err(self.fail(error, &signature.to_string()));
-        }
-        if let Some(channel) = self.fault_channel.as_mut().filter(|_| is_composite) {
-            channel.end();
+        let begun = if is_composite { self.fault_channel.begin(signature) } else { Ok(()) };
+        let done = begun.and_then(|()| self.two_level(call));
+        done.map_err(|error| self.fail(error, &signature.to_string()))?;
+        if is_composite {
+            self.fault_channel.end();
         }
         Ok(())
     }
@@ -174,8 +163,7 @@ impl Hierarchical {
         // channel, and a late rank may be waiting in another communicator.
         let is_indirect = matches!(error, CommError::Aborted { .. } | CommError::Timeout { .. });
         let needs_resolve = self.is_composite() || is_indirect;
-        let channel = self.fault_channel.as_mut().filter(|_| needs_resolve);
-        let resolved = channel.map(|channel| channel.resolve(error.clone()));
+        let resolved = needs_resolve.then(|| self.fault_channel.resolve(error.clone()));
         let mut error = match (error, resolved) {
             // This rank compared the counts itself and knows best.
             (known @ CommError::CountMismatch { .. }, _) => known,
@@ -195,6 +183,11 @@ impl Hierarchical {
         }
         error
     }
+}
+
+/// A function that aborts several engines in order.
+fn abort_all(engines: Vec<AbortFn>) -> AbortFn {
+    Arc::new(move |why| engines.iter().for_each(|abort| abort(why)))
 }
 
 impl Engine for Hierarchical {
@@ -234,17 +227,14 @@ impl Engine for Hierarchical {
 
     fn abort_fn(&self) -> AbortFn {
         // The fault channel first, so that all ranks report the same reason.
-        let channel = self.fault_channel.as_ref().map(|channel| channel.abort_fn());
-        let all: Vec<AbortFn> =
-            channel.into_iter().chain(self.abort_engines.iter().cloned()).collect();
-        Arc::new(move |why| all.iter().for_each(|abort| abort(why)))
+        let channel = [self.fault_channel.abort_fn()].into_iter();
+        abort_all(channel.chain(self.abort_engines.iter().cloned()).collect())
     }
 
     fn has_failed_fn(&self) -> HasFailedFn {
-        let channel = self.fault_channel.as_ref().map(|channel| channel.has_failed_fn());
         let local = self.local.as_ref().map(|local| local.engine.has_failed_fn());
-        let world = self.world.has_failed_fn();
-        let all: Vec<HasFailedFn> = channel.into_iter().chain(local).chain([world]).collect();
+        let network = [self.fault_channel.has_failed_fn(), self.world.has_failed_fn()];
+        let all: Vec<HasFailedFn> = local.into_iter().chain(network).collect();
         Arc::new(move || all.iter().any(|has_failed| has_failed()))
     }
 }

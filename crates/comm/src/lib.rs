@@ -14,7 +14,7 @@ mod enum_names;
 pub mod error;
 pub mod execute;
 pub mod fabric;
-pub mod fault_channel;
+
 pub mod gpu;
 pub mod hierarchical;
 pub mod in_process;

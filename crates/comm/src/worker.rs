@@ -9,8 +9,7 @@ use std::thread::{JoinHandle, current};
 use crate::buffer::{Buffer, MemorySpace};
 use crate::comm::{Completion, no_device};
 use crate::error::Peer;
-use crate::fault_channel::FaultChannel;
-use crate::wait_graph::WaitEdges;
+
 use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending, Result};
 
 /// Aborts an engine from any thread, with a reason.
@@ -104,22 +103,12 @@ pub trait Engine: Send {
     /// Closes the engine. For serialised engines this waits for its turn as well.
     fn close(&mut self) {}
 
-    /// The ranks it currently waits for.
-    fn waits(&self) -> WaitEdges {
-        Arc::new(Vec::new)
-    }
-
     /// A function that aborts it.
     fn abort_fn(&self) -> AbortFn;
 
     /// A function that tells whether it has failed.
     fn has_failed_fn(&self) -> HasFailedFn {
         Arc::new(|| false)
-    }
-
-    /// The fault channel for a hierarchical engine that uses this one for the whole communicator.
-    fn fault_channel(&self) -> Option<Box<dyn FaultChannel>> {
-        None
     }
 }
 

@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
-use super::two_level::in_place_call;
 use crate::worker::Engine;
 use crate::{Call, CallKind, Counts, ReduceOp, Result, kernel};
 
@@ -81,8 +80,8 @@ impl Hierarchical {
         let contribution = call.input.unwrap_or_else(|| &call.output[own..own + length]);
         rail_bytes[bytes(&rails.block, size)].copy_from_slice(contribution);
         let kind = CallKind::AllGather;
-        rail.run(in_place_call(kind, of, 0, per_rank(&rails.own), rail_bytes))?;
-        local.run(in_place_call(kind, of, 0, per_rank(&rails.rail_counts), &mut all))?;
+        rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
+        local.run_in_place(kind, of, 0, per_rank(&rails.rail_counts), &mut all)?;
         for (to, from) in block_permutation(&rails.ranks, &call.counts, size) {
             call.output[to].copy_from_slice(&all[from]);
         }
@@ -104,9 +103,9 @@ impl Hierarchical {
             all[to].copy_from_slice(&input[from]);
         }
         let kind = CallKind::ReduceScatter;
-        local.run(in_place_call(kind, of, 0, per_rank(&rails.rail_counts), &mut all))?;
+        local.run_in_place(kind, of, 0, per_rank(&rails.rail_counts), &mut all)?;
         let rail_bytes = &mut all[bytes(&rails.rail, size)];
-        rail.run(in_place_call(kind, of, 0, per_rank(&rails.own), rail_bytes))?;
+        rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
         let result = &mut rail_bytes[bytes(&rails.block, size)];
         kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, result);
         let own = call.counts.offset(self.world.rank() as usize) * size;

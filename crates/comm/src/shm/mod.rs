@@ -117,6 +117,12 @@ impl ShmEngine {
         }
     }
 
+    /// The ranks it currently waits for.
+    pub(crate) fn waits(&self) -> WaitEdges {
+        let shared = self.shared.clone();
+        Arc::new(move || shared.wait_record.own_waits())
+    }
+
     fn rank(&self) -> usize {
         self.shared.region.rank
     }
@@ -260,11 +266,6 @@ impl Engine for ShmEngine {
     fn allocator(&self) -> Allocator {
         let Some(arena) = self.shared.arena.clone() else { return Allocator::default() };
         Allocator { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
-    }
-
-    fn waits(&self) -> WaitEdges {
-        let shared = self.shared.clone();
-        Arc::new(move || shared.wait_record.own_waits())
     }
 
     fn abort_fn(&self) -> AbortFn {

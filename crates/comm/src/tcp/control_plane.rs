@@ -75,6 +75,12 @@ pub enum ControlRole {
     },
 }
 
+impl ControlRole {
+    pub fn member() -> Self {
+        Self::Member { root: FIRST, root_shut_down: false }
+    }
+}
+
 /// The state of the control-plane thread.
 pub struct ControlPlane {
     poll: Poll,
@@ -93,37 +99,14 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// The control plane of rank 0.
-    pub fn root(
-        listener: TcpListener,
-        secret: Secret,
-        timing: Timing,
-        shared: Arc<SharedMesh>,
-        root: RootState,
-    ) -> std::io::Result<(Self, ControlHandle)> {
-        Self::new(listener, secret, timing, shared, ControlRole::Root(Box::new(root)))
-    }
-
-    /// The control plane of any other rank, with its connection to rank 0.
-    pub fn member(
-        listener: TcpListener,
-        secret: Secret,
-        timing: Timing,
-        shared: Arc<SharedMesh>,
-        conn: AuthConn,
-    ) -> std::io::Result<(Self, ControlHandle)> {
-        let role = ControlRole::Member { root: FIRST, root_shut_down: false };
-        let (mut plane, control) = Self::new(listener, secret, timing, shared, role)?;
-        plane.add(mio::net::TcpStream::from_std(conn.stream), conn.link, ConnPeer::Root)?;
-        Ok((plane, control))
-    }
-
-    fn new(
+    /// The control plane of a rank; `to_root` is the connection to rank 0, if it is another rank.
+    pub fn new(
         listener: TcpListener,
         secret: Secret,
         timing: Timing,
         shared: Arc<SharedMesh>,
         role: ControlRole,
+        to_root: Option<AuthConn>,
     ) -> std::io::Result<(Self, ControlHandle)> {
         listener.set_nonblocking(true)?;
         let poll = Poll::new()?;
@@ -132,11 +115,10 @@ impl ControlPlane {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, outbox) = channel();
         let (flushed, is_flushed) = channel();
-        let conns = HashMap::new();
-        let plane = Self {
+        let mut plane = Self {
             poll,
             listener,
-            conns,
+            conns: HashMap::new(),
             next: FIRST,
             outbox,
             shared,
@@ -146,8 +128,11 @@ impl ControlPlane {
             closing: None,
             flushed,
         };
-        let is_flushed = Arc::new(Mutex::new(is_flushed));
-        Ok((plane, ControlHandle { outbox: sender, waker, flushed: is_flushed }))
+        if let Some(AuthConn { stream, link }) = to_root {
+            plane.add(mio::net::TcpStream::from_std(stream), link, ConnPeer::Root)?;
+        }
+        let flushed = Arc::new(Mutex::new(is_flushed));
+        Ok((plane, ControlHandle { outbox: sender, waker, flushed }))
     }
 
     /// Runs until this rank has exited; on rank 0, until all ranks have.
@@ -298,20 +283,15 @@ impl ControlPlane {
     }
 
     fn flush(&mut self) {
-        let failed = |(id, conn): (&usize, &mut Conn)| match conn.write() {
-            Ok(()) => None,
-            Err(error) => Some((*id, error.to_string())),
-        };
-        let broken: Vec<(usize, String)> = self.conns.iter_mut().filter_map(failed).collect();
+        let failed = |(id, conn): (&usize, &mut Conn)| Some((*id, conn.write().err()?.to_string()));
+        let broken = self.conns.iter_mut().filter_map(failed).collect();
         self.drop_all(broken);
     }
 
     fn tick(&mut self, now: Instant) {
-        let dead = |(id, conn): (&usize, &mut Conn)| match conn.link.tick(now) {
-            Ok(()) => None,
-            Err(error) => Some((*id, error.to_string())),
-        };
-        let dead: Vec<(usize, String)> = self.conns.iter_mut().filter_map(dead).collect();
+        let dead =
+            |(id, conn): (&usize, &mut Conn)| Some((*id, conn.link.tick(now).err()?.to_string()));
+        let dead = self.conns.iter_mut().filter_map(dead).collect();
         self.drop_all(dead);
         // Accepting may have failed for lack of file descriptors.
         self.accept();

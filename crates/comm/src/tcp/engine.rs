@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, Scratch};
-use crate::fault_channel::FaultChannel;
+
 use crate::schedule::Algorithm;
 use crate::schedule::selection::AlgorithmTable;
 use crate::tcp::TcpTransport;
@@ -25,23 +25,28 @@ pub struct TcpEngine {
 impl TcpEngine {
     /// An engine with the algorithm table of rank 0.
     pub fn new(transport: TcpTransport) -> Self {
-        let table = transport.algorithms();
+        let table = transport.context.algorithms.clone();
         let planner = Planner::new(table, transport.rank(), &transport.nodes());
         Self { transport, planner, scratch: Scratch::default() }
     }
 
     /// The network in use: the libfabric provider, or TCP and the reason for it.
     pub fn transport_name(&self) -> &str {
-        self.transport.transport_name()
+        self.transport.context.transport_name.get().map_or("TCP", String::as_str)
+    }
+
+    /// A duplicate of the transport that reports faults of a hierarchical communicator.
+    pub(crate) fn fault_channel(&self) -> TcpTransport {
+        self.transport.fault_channel()
     }
 
     /// Runs point-to-point messages as [`execute::run_p2p_with`].
     pub(crate) fn run_p2p_with(
         &mut self,
         messages: Vec<Call<'_>>,
-        beside: &mut dyn FnMut() -> Result<Duration>,
+        progress_other: &mut dyn FnMut() -> Result<Duration>,
     ) -> Result {
-        execute::run_p2p_with(&mut self.transport, messages, beside)
+        execute::run_p2p_with(&mut self.transport, messages, progress_other)
     }
 
     /// The sub-communicator of a colour, as [`Engine::split`].
@@ -51,9 +56,9 @@ impl TcpEngine {
         let ranks = split_order(&args, colour);
         let own = self.transport.rank();
         let rank = ranks.iter().position(|&rank| rank == own).unwrap_or(0) as u32;
-        let global = |rank: &u32| self.transport.members().get(*rank as usize).copied();
+        let global = |rank: &u32| self.transport.members.get(*rank as usize).copied();
         let members = ranks.iter().filter_map(global).collect();
-        let comm_id = self.transport.split_comm_id(colour);
+        let comm_id = self.transport.derived_comm_id(colour.into());
         let transport = self.transport.subgroup(comm_id, members, rank);
         let mut child = Self::new(transport);
         child.planner.set_table(self.planner.table().clone());
@@ -93,10 +98,6 @@ impl Engine for TcpEngine {
 
     fn has_failed_fn(&self) -> HasFailedFn {
         self.transport.has_failed_fn()
-    }
-
-    fn fault_channel(&self) -> Option<Box<dyn FaultChannel>> {
-        Some(Box::new(self.transport.fault_channel()))
     }
 }
 

@@ -16,7 +16,7 @@ use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
 use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
 use super::mesh::{LinkDirection, Mesh, PostedRecv};
 use crate::error::Peer;
-use crate::schedule::selection::AlgorithmTable;
+
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::worker::AbortFn;
 use crate::{CommError, DType, ReduceOp, Result, Signature};
@@ -35,10 +35,10 @@ struct PendingRequest {
 
 /// The transport of one communicator.
 pub struct TcpTransport {
-    context: Arc<TcpContext>,
+    pub(super) context: Arc<TcpContext>,
     comm_id: u64,
     /// The global ranks of its members.
-    members: Vec<u32>,
+    pub(super) members: Vec<u32>,
     rank: u32,
     requests: Vec<PendingRequest>,
     /// The call in progress, for error messages.
@@ -92,13 +92,9 @@ impl TcpTransport {
         Self::new(self.context.clone(), comm_id, members, rank)
     }
 
-    /// The ID of the sub-communicator of a colour, after the call that split this one. Its members
-    /// all compute the same ID without communicating.
-    pub fn split_comm_id(&self, colour: u32) -> u64 {
-        self.derived_comm_id(colour.into())
-    }
-
-    fn derived_comm_id(&self, discriminant: u64) -> u64 {
+    /// The ID of a communicator derived from this one after the current call, such as the
+    /// sub-communicator of a colour. Its members all compute the same ID without communicating.
+    pub(super) fn derived_comm_id(&self, discriminant: u64) -> u64 {
         let words = [self.comm_id, self.calls_done, discriminant];
         fnv1a(words.into_iter().flat_map(u64::to_le_bytes))
     }
@@ -109,21 +105,6 @@ impl TcpTransport {
         const FAULT_CHANNEL: u64 = 1 << 32;
         let comm_id = self.derived_comm_id(FAULT_CHANNEL);
         self.subgroup(comm_id, self.members.clone(), self.rank)
-    }
-
-    /// The network in use, and why.
-    pub fn transport_name(&self) -> &str {
-        self.context.transport_name.get().map_or("TCP", String::as_str)
-    }
-
-    /// The global ranks of the members.
-    pub fn members(&self) -> &[u32] {
-        &self.members
-    }
-
-    /// The algorithm table shared by all ranks.
-    pub fn algorithms(&self) -> Arc<AlgorithmTable> {
-        self.context.algorithms.clone()
     }
 
     /// The node ID of each member.
