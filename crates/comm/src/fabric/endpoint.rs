@@ -56,7 +56,8 @@ pub enum Completion {
 pub struct Endpoint {
     library: &'static Library,
     fabric_info: FabricInfo,
-    info: ProviderInfo,
+    /// The properties of the provider.
+    pub info: ProviderInfo,
     fabric: *mut Fabric,
     domain: *mut Domain,
     av: *mut Av,
@@ -109,9 +110,8 @@ impl Endpoint {
             #[cfg(test)]
             real_ops: None,
         };
-        let header_sent = serialized(|| endpoint.open_objects());
         // After an error, dropping the endpoint closes the objects opened so far.
-        header_sent.map(|()| endpoint)
+        serialized(|| endpoint.open_objects()).map(|()| endpoint)
     }
 
     fn open_objects(&mut self) -> Result<(), String> {
@@ -151,19 +151,19 @@ impl Endpoint {
         let (domain, cq, none) = (self.domain, &raw mut self.cq, std::ptr::null_mut());
         // SAFETY: the attributes of an fi_info are never null.
         let size = unsafe { (*(*info).tx_attr).size + (*(*info).rx_attr).size };
-        let mut header_sent = Err(String::new());
+        let mut opened = Err(String::new());
         for wait_obj in [abi::WAIT_FD, abi::WAIT_NONE] {
             let format = abi::CQ_FORMAT_MSG;
             let mut attributes = CqAttr { size, flags: 0, format, wait_obj, rest: [0; 8] };
             let a = &raw mut attributes;
-            header_sent =
+            opened =
                 fi_call!(library, "fi_cq_open", ((*(*domain).ops).cq_open)(domain, a, cq, none));
-            if header_sent.is_ok() {
+            if opened.is_ok() {
                 self.fd = (wait_obj == abi::WAIT_FD).then(|| self.get_wait_fd()).flatten();
                 break;
             }
         }
-        header_sent
+        opened
     }
 
     fn get_wait_fd(&self) -> Option<RawFd> {
@@ -172,17 +172,6 @@ impl Endpoint {
         let got =
             fi_call!(self.library, "fi_control", ((*(*cq).ops).control)(cq, abi::GETWAIT, into));
         (got.is_ok() && fd >= 0).then_some(fd)
-    }
-
-    /// The properties of the provider.
-    pub fn info(&self) -> &ProviderInfo {
-        &self.info
-    }
-
-    /// Simulates a provider that requires memory registration.
-    #[cfg(test)]
-    pub fn require_registration(&mut self) {
-        self.info.needs_registration = true;
     }
 
     /// The address of this endpoint.

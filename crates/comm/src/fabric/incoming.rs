@@ -141,10 +141,8 @@ impl IncomingMessage {
     pub fn post(&mut self, id: u64, pool: &mut RequestPool) -> Result<(), String> {
         let chunk = self.message.chunk_bytes as usize;
         if chunk == 0 || chunk > pool.chunk_bytes {
-            return Err(format!(
-                "the peer's chunk size is {chunk} bytes, this rank's is {}",
-                pool.chunk_bytes
-            ));
+            let own = pool.chunk_bytes;
+            return Err(format!("the peer's chunk size is {chunk} bytes, this rank's is {own}"));
         }
         while self.in_flight < MAX_CHUNKS_IN_FLIGHT {
             let at = self.reposts.last().copied().unwrap_or(self.at);

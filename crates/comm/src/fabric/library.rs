@@ -7,23 +7,20 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Symbol;
 
-use super::abi::{self, Fabric, FabricAttr, Info};
+use super::abi::{self, Fabric, FabricAttr, Info, Out};
 use super::atexit_guard;
 
 /// The environment variable with the path of another libfabric.
 const VARIABLE: &str = "REGATTA_LIBFABRIC";
 const NAME: &str = "libfabric.so.1";
 
+/// `fi_getinfo`.
+type GetInfo =
+    unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, Out<Info>) -> c_int;
+
 /// The exported functions. All others are reached through the objects they create.
 pub struct Library {
-    getinfo: unsafe extern "C" fn(
-        u32,
-        *const c_char,
-        *const c_char,
-        u64,
-        *const Info,
-        *mut *mut Info,
-    ) -> c_int,
+    getinfo: GetInfo,
     freeinfo: unsafe extern "C" fn(*mut Info),
     dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
@@ -54,11 +51,8 @@ impl Library {
         let path = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(NAME), PathBuf::from);
         // SAFETY: a system library; `preserving_process_state` undoes what its constructors change.
         let library = unsafe { libloading::Library::new(&path) };
-        let library = library.map_err(|error| {
-            format!(
-                "cannot load {NAME} ({error}); install libfabric, or set {VARIABLE} to its path"
-            )
-        })?;
+        let fix = format!("install libfabric, or set {VARIABLE} to its path");
+        let library = library.map_err(|error| format!("cannot load {NAME} ({error}); {fix}"))?;
         atexit_guard::install();
         Ok(Self {
             getinfo: symbol(&library, c"fi_getinfo")?,

@@ -133,7 +133,7 @@ impl Negotiation {
         let own_address = context.members.get(own).and_then(address);
         let source = choice.source(context.bind.first().copied(), own_address);
         let endpoint = open(choice, source, local_rank, local_size)?;
-        let (provider, address) = (endpoint.info().provider.clone(), endpoint.address()?);
+        let (provider, address) = (endpoint.info.provider.clone(), endpoint.address()?);
         if address.len() > MAX_ADDRESS_BYTES {
             let limit = MAX_ADDRESS_BYTES;
             return Err(format!("the endpoint address has {} bytes, over {limit}", address.len()));
@@ -147,7 +147,7 @@ impl Negotiation {
         addresses: &[Vec<u8>],
     ) -> Result<FabricTransport, String> {
         endpoint.insert_addresses(addresses)?;
-        let bits = endpoint.info().tag_bits;
+        let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
         let job = fnv1a(self.context.secret.derive("libfabric").to_hex().bytes());

@@ -34,11 +34,9 @@ impl ProviderChoice {
             "off" => Self::Tcp,
             "" | "auto" => Self::Auto,
             name => {
-                let (provider, domain) = match name.split_once('/') {
-                    Some((provider, domain)) => (provider, Some(domain.to_owned())),
-                    None => (name, None),
-                };
-                Self::Named { provider: provider.to_owned(), domain }
+                let (provider, domain) = name.split_once('/').unzip();
+                let provider = provider.unwrap_or(name).to_owned();
+                Self::Named { provider, domain: domain.map(str::to_owned) }
             }
         }
     }

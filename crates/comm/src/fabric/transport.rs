@@ -104,7 +104,7 @@ impl FabricTransport {
 
     /// The provider and its domain.
     pub fn name(&self) -> String {
-        let info = self.pool.info();
+        let info = &self.pool.endpoint.info;
         format!("{} on {}", info.provider, info.domain)
     }
 
@@ -162,7 +162,7 @@ impl FabricTransport {
         let empty = CqEntry { context: std::ptr::null_mut(), flags: 0, len: 0 };
         for _ in 0..MAX_POLLS {
             let mut entries = [empty; CQ_BATCH];
-            match self.pool.endpoint().poll_cq(&mut entries) {
+            match self.pool.endpoint.poll_cq(&mut entries) {
                 Completion::Empty => {
                     self.idle = self.idle.saturating_add(1);
                     return;
@@ -195,14 +195,10 @@ impl FabricTransport {
             (Op::SendChunk(id), _) => self.chunk_sent(id, comms),
             (Op::RecvChunk(id, at, size), bounce) => {
                 let bytes = bounce.as_ref().map(|bounce| &bounce.bytes()[..size]);
-                match length == size {
-                    true => self.chunk_received(id, at, size, bytes, comms),
-                    false => {
-                        self.fail_recv(
-                            id,
-                            format!("received a chunk of {length} bytes, not {size}"),
-                        );
-                    }
+                if length == size {
+                    self.chunk_received(id, at, size, bytes, comms);
+                } else {
+                    self.fail_recv(id, format!("received a chunk of {length} bytes, not {size}"));
                 }
             }
             _ => {}
@@ -359,7 +355,7 @@ impl FabricTransport {
             }
             return short;
         }
-        match self.pool.endpoint().wait_fd() {
+        match self.pool.endpoint.wait_fd() {
             Err(()) => SleepHint { fd: None, limit: Duration::ZERO },
             Ok(Some(fd)) if !self.pool.needs_retry => SleepHint { fd: Some(fd), limit: FD_SLEEP },
             Ok(_) => short,

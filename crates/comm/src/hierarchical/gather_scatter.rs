@@ -148,10 +148,12 @@ impl Hierarchical {
         let bytes = length(own, own_local == 0);
         let all = run_stage(self.local.as_mut(), of, (0, own), all, bytes)?;
         let leaders = leaders(&mut self.rail, own_local);
-        let all = run_stage(leaders, of, (node, each), all, length(each, on_root_node))?;
-        let local = self.local.as_mut().filter(|_| on_root_node && local_rank != 0);
-        let (of, counts) = ((CallKind::Scatter, call.dtype), nodes.all_to(local_rank as usize));
-        let all = run_stage(local, of, (0, &counts), all, length(each, is_root))?;
+        let mut all = run_stage(leaders, of, (node, each), all, length(each, on_root_node))?;
+        if on_root_node && local_rank != 0 {
+            let (of, counts) = ((CallKind::Scatter, call.dtype), nodes.all_to(local_rank as usize));
+            let bytes = length(each, is_root);
+            all = run_stage(self.local.as_mut(), of, (0, &counts), all, bytes)?;
+        }
         if is_root {
             unpermute(&call.counts, &nodes.ranks, size, &all, call.output);
         }

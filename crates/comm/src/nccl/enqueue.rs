@@ -114,8 +114,21 @@ impl NcclEngine {
     }
 
     fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
-        sends.iter().try_for_each(|transfer| self.enqueue_send(transfer))?;
-        recvs.iter().try_for_each(|transfer| self.enqueue_recv(transfer))
+        let (raw, stream) = (self.raw, self.device.stream);
+        let has_data = |transfer: &&Transfer| transfer.bytes > 0;
+        for &Transfer { peer, address, bytes } in sends.iter().filter(has_data) {
+            let peer = peer as c_int;
+            // SAFETY: the address holds `bytes` bytes.
+            let code = unsafe { (self.api.send)(address, bytes, NCCL_UINT8, peer, raw, stream) };
+            self.check("send", code)?;
+        }
+        for &Transfer { peer, address, bytes } in recvs.iter().filter(has_data) {
+            let peer = peer as c_int;
+            // SAFETY: the address holds `bytes` bytes.
+            let code = unsafe { (self.api.recv)(address, bytes, NCCL_UINT8, peer, raw, stream) };
+            self.check("receive", code)?;
+        }
+        Ok(())
     }
 
     fn enqueue_reduction(
@@ -209,16 +222,13 @@ impl NcclEngine {
     fn enqueue_p2p(&self, call: &Call, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
         let (rank, root) = (self.rank as usize, call.root as usize);
         let own = (0, layout.bytes(rank));
-        let send = |peer: usize, (offset, bytes): (usize, usize)| Transfer {
+        let transfer = |start: *mut c_void, peer, (offset, bytes)| Transfer {
             peer,
-            address: buffers.send.cast_mut().wrapping_byte_add(offset),
+            address: start.wrapping_byte_add(offset),
             bytes,
         };
-        let recv = |peer: usize, (offset, bytes): (usize, usize)| Transfer {
-            peer,
-            address: buffers.recv.wrapping_byte_add(offset),
-            bytes,
-        };
+        let send = |peer, block: (usize, usize)| transfer(buffers.send.cast_mut(), peer, block);
+        let recv = |peer, block: (usize, usize)| transfer(buffers.recv, peer, block);
         let all = 0..self.peers.len();
         let at_root = all.clone().filter(|_| rank == root);
         let (mut sends, mut recvs): (Vec<Transfer>, Vec<Transfer>) = match call.kind {
@@ -242,25 +252,5 @@ impl NcclEngine {
             recvs.retain(|transfer| transfer.peer != rank);
         }
         self.enqueue_messages(&sends, &recvs)
-    }
-
-    fn enqueue_send(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (peer, raw, stream) = (peer as c_int, self.raw, self.device.stream);
-        // SAFETY: the address holds `bytes` bytes.
-        let code = unsafe { (self.api.send)(address, bytes, NCCL_UINT8, peer, raw, stream) };
-        self.check("send", code)
-    }
-
-    fn enqueue_recv(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (peer, raw, stream) = (peer as c_int, self.raw, self.device.stream);
-        // SAFETY: the address holds `bytes` bytes.
-        let code = unsafe { (self.api.recv)(address, bytes, NCCL_UINT8, peer, raw, stream) };
-        self.check("receive", code)
     }
 }

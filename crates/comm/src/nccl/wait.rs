@@ -27,17 +27,17 @@ impl NcclEngine {
     /// Waits until all ranks have connected their devices.
     pub(super) fn wait_init(&self) -> Result {
         let timeout = self.config.desync_after.max(INIT_TIMEOUT);
-        self.with_timeout(timeout, || self.is_done(self.raw, "communicator initialisation"))?
-            .then_some(())
-            .ok_or_else(|| self.timeout_error("communicator initialisation", timeout, |_| true))
+        self.wait_library("communicator initialisation", timeout)
     }
 
     /// Waits until the library has enqueued the call; only then it accepts the next one.
     pub(super) fn wait_enqueued(&self, kind: CallKind) -> Result {
-        let timeout = self.config.desync_after;
-        self.with_timeout(timeout, || self.is_done(self.raw, kind.name()))?
-            .then_some(())
-            .ok_or_else(|| self.timeout_error(kind.name(), timeout, |_| true))
+        self.wait_library(kind.name(), self.config.desync_after)
+    }
+
+    fn wait_library(&self, what: &str, timeout: Duration) -> Result {
+        let done = self.with_timeout(timeout, || self.is_done(self.raw, what))?;
+        done.then_some(()).ok_or_else(|| self.timeout_error(what, timeout, |_| true))
     }
 
     /// Waits until the device has completed the call. A timed-out message names `peers`.

@@ -68,7 +68,7 @@ pub fn join_unless_cancelled(
         JoinRequest { rank, ranks: peers.len() as u32, shared_settings: shared_settings(&config) };
     let segment = Arc::new(match rank {
         0 => create_segment(layout)?,
-        _ => Segment::from_fd(receive_segment(name, request, deadline, cancelled)?),
+        _ => Segment { file: receive_segment(name, request, deadline, cancelled)? },
     });
     segment.lock_liveness(rank)?;
     let context = root_context(segment, layout, rank as usize, peers, config);

@@ -104,17 +104,9 @@ pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
 
 impl ShmEngine {
     fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
-        let p2p = P2pRing::new(shared.peers.len());
-        let store_policy = StorePolicy::default();
-        Self {
-            shared: Arc::new(shared),
-            next: 1,
-            compared: 0,
-            calls: 0,
-            p2p,
-            store_policy,
-            owned_range,
-        }
+        let (p2p, store_policy) = (P2pRing::new(shared.peers.len()), StorePolicy::default());
+        let shared = Arc::new(shared);
+        Self { shared, next: 1, compared: 0, calls: 0, p2p, store_policy, owned_range }
     }
 
     /// The ranks it currently waits for.

@@ -54,30 +54,24 @@ impl ShmEngine {
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result {
-        match reduction.bytes <= MAX_REDUNDANT_BYTES {
-            true => self.reduce_small(ctx, reduction, buffers),
-            false if self.ranks() == 1 => {
-                if !buffers.is_aliased(0, 0) {
-                    // SAFETY: out of slot, input and output are disjoint.
-                    let (from, to) = unsafe {
-                        (buffers.input(0..reduction.bytes), buffers.output(0..reduction.bytes))
-                    };
-                    to.copy_from_slice(from);
-                }
-                Ok(())
-            }
-            // A rooted reduction has no outputs on the other ranks.
-            false
-                if ctx.signature.kind == CallKind::AllReduce
-                    && reduction.bytes >= MIN_ZERO_COPY_BYTES =>
-            {
-                match self.reduce_zero_copy(ctx, reduction, buffers)? {
-                    true => Ok(()),
-                    false => self.reduce_sharded(ctx, reduction, buffers),
-                }
-            }
-            false => self.reduce_sharded(ctx, reduction, buffers),
+        let bytes = reduction.bytes;
+        if bytes <= MAX_REDUNDANT_BYTES {
+            return self.reduce_small(ctx, reduction, buffers);
         }
+        if self.ranks() == 1 {
+            if !buffers.is_aliased(0, 0) {
+                // SAFETY: out of place, input and output are disjoint.
+                let (from, to) = unsafe { (buffers.input(0..bytes), buffers.output(0..bytes)) };
+                to.copy_from_slice(from);
+            }
+            return Ok(());
+        }
+        // A rooted reduction has no outputs on the other ranks.
+        let zero_copy = ctx.signature.kind == CallKind::AllReduce && bytes >= MIN_ZERO_COPY_BYTES;
+        if zero_copy && self.reduce_zero_copy(ctx, reduction, buffers)? {
+            return Ok(());
+        }
+        self.reduce_sharded(ctx, reduction, buffers)
     }
 
     /// Every rank posts its input; ranks that want the result reduce all inputs.

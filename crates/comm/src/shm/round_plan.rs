@@ -74,13 +74,8 @@ impl Extents {
 
     fn of(&self, rank: usize) -> Extent {
         match self {
-            Self::One(one, part) => {
-                if *one == rank {
-                    *part
-                } else {
-                    Extent::default()
-                }
-            }
+            Self::One(one, part) if *one == rank => *part,
+            Self::One(..) => Extent::default(),
             Self::Same(part) => *part,
             Self::Even(bytes) => Extent { offset: rank * bytes, bytes: *bytes },
             Self::Listed(parts) => parts.get(rank).copied().unwrap_or_default(),
@@ -156,10 +151,8 @@ impl RoundPlan {
             matches!(call.kind, CallKind::Scatter | CallKind::ReduceScatter | CallKind::AllToAll);
         let max_block_bytes = match call.counts {
             Counts::PerPair { .. } => max_block_bytes,
-            Counts::Equal(_) => block_count(call, 0) * size,
-            Counts::PerRank(_) => {
-                (0..ranks).map(|r| block_count(call, r) * size).max().unwrap_or(0)
-            }
+            Counts::Equal(_) => part(0).bytes,
+            Counts::PerRank(_) => (0..ranks).map(|r| part(r).bytes).max().unwrap_or(0),
         };
         let payload = if per_rank { max_block_bytes * ranks } else { max_block_bytes };
         let inline = payload <= INLINE_BYTES && !matches!(call.counts, Counts::PerPair { .. });

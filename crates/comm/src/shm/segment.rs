@@ -12,7 +12,7 @@ use crate::{CommError, Result};
 /// A memory file.
 #[derive(Debug)]
 pub struct Segment {
-    file: OwnedFd,
+    pub file: OwnedFd,
 }
 
 fn system(what: &str) -> impl Fn(Errno) -> CommError + '_ {
@@ -26,16 +26,6 @@ impl Segment {
         let file = memfd_create("regatta-comm", flags).map_err(system("creating shared memory"))?;
         fcntl_add_seals(&file, SealFlags::SHRINK).map_err(system("sealing shared memory"))?;
         Ok(Self { file })
-    }
-
-    /// A segment received from another rank.
-    pub fn from_fd(file: OwnedFd) -> Self {
-        Self { file }
-    }
-
-    /// The file descriptor, to be passed to other ranks.
-    pub fn file(&self) -> &OwnedFd {
-        &self.file
     }
 
     /// Grows the file to at least `bytes`.

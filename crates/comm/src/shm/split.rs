@@ -48,7 +48,7 @@ impl ShmEngine {
             layout: layout(colour),
             rank,
             peers: (0..).zip(&ranks).map(|(rank, of)| self.child_peer(rank, old(of))).collect(),
-            wait_table: Some(self.shared.wait_record.wait_table()),
+            wait_table: Some(self.shared.wait_record.wait_table.clone()),
             root_ranks: ranks.iter().map(|of| self.shared.root_ranks[old(of)]).collect(),
             arena: self.shared.arena.clone(),
             config: self.shared.config,

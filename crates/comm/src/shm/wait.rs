@@ -181,14 +181,10 @@ impl ShmState {
     #[cold]
     pub fn earlier_mismatch_error(&self, rank: usize, ctx: &CallContext) -> CommError {
         let by = self.peers[self.region.rank].clone();
-        let unknown = || CommError::Aborted {
-            by,
-            why: format!(
-                "{} made a different call than this rank some calls ago",
-                self.peers[rank]
-            ),
-        };
-        let error = self.first_mismatch(rank, ctx).unwrap_or_else(unknown);
+        let peer = &self.peers[rank];
+        let why = format!("{peer} made a different call than this rank some calls ago");
+        let error = self.first_mismatch(rank, ctx);
+        let error = error.unwrap_or(CommError::Aborted { by, why });
         self.publish_or_adopt(error, ctx)
     }
 

@@ -26,7 +26,7 @@ pub struct WaitTable {
 /// A communicator's entry in the table.
 #[derive(Debug)]
 pub struct WaitRecord {
-    wait_table: Arc<WaitTable>,
+    pub wait_table: Arc<WaitTable>,
     /// This rank's line for the communicator; shared if there are very many communicators.
     line: usize,
     /// Root ranks of the communicator's ranks.
@@ -37,11 +37,6 @@ impl WaitRecord {
     pub fn new(wait_table: Arc<WaitTable>, members: Vec<u32>) -> Self {
         let line = wait_table.registered.fetch_add(1, Ordering::Relaxed) % WAIT_LINES;
         Self { wait_table, line, members }
-    }
-
-    /// The table, for communicators split off this one.
-    pub fn wait_table(&self) -> Arc<WaitTable> {
-        self.wait_table.clone()
     }
 
     /// Publishes the ranks that this rank waits for (at most [`MAX_WAITED_RANKS`]) and for how

@@ -168,7 +168,7 @@ impl ControlPlane {
         match &self.role {
             ControlRole::Member { .. } => done,
             ControlRole::Root(root) if root.has_failed() => since.elapsed() > SHUTDOWN_TIMEOUT,
-            ControlRole::Root(root) => root.has_no_members() && done,
+            ControlRole::Root(root) => root.conns.is_empty() && done,
         }
     }
 
@@ -212,7 +212,7 @@ impl ControlPlane {
 
     fn authenticated(&self) -> usize {
         match &self.role {
-            ControlRole::Root(root) => root.authenticated(),
+            ControlRole::Root(root) => root.conns.len(),
             ControlRole::Member { .. } => 1,
         }
     }

@@ -264,7 +264,7 @@ impl SharedMesh {
         self.lock()
     }
 
-    /// Sleeps until something may have changed, at majority `limit`.
+    /// Sleeps until something may have changed, at most `limit`.
     pub fn wait<'a>(
         &'a self,
         mut mesh: MutexGuard<'a, Mesh>,

@@ -82,15 +82,8 @@ impl StatusQuery {
         let mut queried: BTreeSet<u32> = stalled.members.iter().copied().collect();
         queried.extend(&stalled.awaited);
         queried.insert(by);
-        Self {
-            requesters: vec![by],
-            stalled,
-            queried,
-            answers: BTreeMap::new(),
-            until: now,
-            waited_s,
-            previous: None,
-        }
+        let (requesters, answers, previous) = (vec![by], BTreeMap::new(), None);
+        Self { requesters, stalled, queried, answers, until: now, waited_s, previous }
     }
 
     /// The ranks that the missing ranks wait for, directly or indirectly, and that were not queried.

@@ -115,7 +115,7 @@ fn send_segment(
         *missing.iter().find(|rank| JoinRequest { rank: **rank, ..own }.bytes() == received)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
-    let files = [segment.file().as_fd()];
+    let files = [segment.file.as_fd()];
     rights.push(SendAncillaryMessage::ScmRights(&files));
     sendmsg(stream, &[IoSlice::new(&[1])], &mut rights, SendFlags::NOSIGNAL).ok()?;
     Some(rank)

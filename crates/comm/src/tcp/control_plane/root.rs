@@ -22,7 +22,7 @@ pub struct RootState {
     /// The algorithm table for all ranks, as a JSON document.
     algorithms: String,
     /// The connection of each rank.
-    conns: BTreeMap<u32, usize>,
+    pub(super) conns: BTreeMap<u32, usize>,
     out: Vec<(Option<usize>, FromRoot)>,
     failed: Option<RendezvousError>,
 }
@@ -54,16 +54,6 @@ impl RootState {
             Err(error) => root.fail(error),
         }
         root
-    }
-
-    /// The number of connected ranks.
-    pub fn authenticated(&self) -> usize {
-        self.conns.len()
-    }
-
-    /// Whether all other ranks have disconnected.
-    pub fn has_no_members(&self) -> bool {
-        self.conns.is_empty()
     }
 
     pub fn has_failed(&self) -> bool {

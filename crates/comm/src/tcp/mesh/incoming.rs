@@ -247,12 +247,8 @@ impl Incoming {
         let wanted = |(i, conn): &(usize, &Option<Reader>)| {
             conn.as_ref().is_some_and(|reader| !reader.stripes.is_empty() || self.wants_header(*i))
         };
-        self.conns
-            .iter()
-            .enumerate()
-            .filter(wanted)
-            .filter_map(|(_, conn)| conn.as_ref())
-            .map(|reader| &reader.stream)
+        let wanted = self.conns.iter().enumerate().filter(wanted);
+        wanted.filter_map(|(_, conn)| Some(&conn.as_ref()?.stream))
     }
 
     /// Closes all connections. Posted receives stay pending.
@@ -334,7 +330,7 @@ mod tests {
 
     use super::*;
     use crate::tcp::frame::MessageKey;
-    use crate::transport::{MatchKey, RecvAction, RequestId};
+    use crate::transport::{MatchKey, RequestId};
 
     /// Both ends of a connection.
     fn pair() -> (TcpStream, TcpStream) {
@@ -357,18 +353,7 @@ mod tests {
             sender.write_all(&[&header.encode()[..], b"abc"].concat()).unwrap();
             drop((far, other));
             let (mut comms, mut into) = (CommTable::default(), [0u8; 3]);
-            let (start, action) = (into.as_mut_ptr(), RecvAction::Copy);
-            let request = RequestId(1);
-            let posted = PostedRecv {
-                key,
-                signature_hash: 7,
-                request,
-                start,
-                length: 3,
-                action,
-                operand: None,
-            };
-            incoming.post(posted, &mut comms);
+            incoming.post(PostedRecv::copy(key, 7, RequestId(1), &mut into), &mut comms);
             while comms.get(1).completed.is_empty() {
                 incoming.read(&mut comms, usize::MAX).unwrap();
             }

@@ -243,7 +243,7 @@ impl TcpTransport {
         let next = match self.stall.check(moved, now) {
             StallAction::Wait(then) => then,
             StallAction::Query => {
-                let waits = Some((self.stall.since(), self.awaited()));
+                let waits = Some((self.stall.since, self.awaited()));
                 mesh.comms.get(self.comm_id).waiting_for = waits;
                 self.query(None);
                 self.check_acks(mesh);
