@@ -208,15 +208,13 @@ mod tests {
     /// The traffic of each rank while all run `work`.
     fn counted(ranks: u32, work: impl Fn(&CountingComm) + Sync) -> Vec<TrafficSnapshot> {
         std::thread::scope(|scope| {
-            let one = |comm| {
-                let work = &work;
-                scope.spawn(move || {
-                    let comm = CountingComm::new(Arc::new(comm));
-                    work(&comm);
-                    comm.counters().snapshot()
-                })
+            let count = |comm| {
+                let comm = CountingComm::new(Arc::new(comm));
+                work(&comm);
+                comm.counters().snapshot()
             };
-            let all: Vec<_> = in_process::world(ranks).into_iter().map(one).collect();
+            let start = |comm| scope.spawn(move || count(comm));
+            let all: Vec<_> = in_process::world(ranks).into_iter().map(start).collect();
             all.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
@@ -243,9 +241,8 @@ mod tests {
         assert_eq!(bytes(&all, CallKind::Broadcast), [0, 0, 60, 0]);
         assert_eq!(bytes(&all, CallKind::AllToAll), [36; 4]);
         assert_eq!(bytes(&all, CallKind::Reduce), [8, 0, 8, 8]);
-        assert!(
-            all.iter().all(|sent| sent.total_calls() == 7 && sent.calls(CallKind::Barrier) == 1)
-        );
+        let calls = |sent: &TrafficSnapshot| (sent.total_calls(), sent.calls(CallKind::Barrier));
+        assert!(all.iter().map(calls).all(|calls| calls == (7, 1)));
     }
 
     #[test]

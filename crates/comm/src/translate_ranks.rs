@@ -95,12 +95,9 @@ mod tests {
             let (why, call) = ("reset".to_owned(), "barrier".to_owned());
             CommError::RankLost { peer, why, call }
         };
-        let member = Peer::new(1, "node1");
-        let text = |peer| lost(peer).translate_ranks(&[4, 6]).to_string();
-        assert_eq!(text(member), "rank 6 on node1 was lost during barrier: reset");
-        assert_eq!(
-            text(Peer::global(1, "node1")),
-            "rank 1 on node1 was lost during barrier: reset"
-        );
+        for (peer, rank) in [(Peer::new(1, "node1"), 6), (Peer::global(1, "node1"), 1)] {
+            let text = lost(peer).translate_ranks(&[4, 6]).to_string();
+            assert_eq!(text, format!("rank {rank} on node1 was lost during barrier: reset"));
+        }
     }
 }

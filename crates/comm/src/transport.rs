@@ -57,12 +57,8 @@ pub trait Transport: Send {
     /// # Safety
     /// The bytes must stay valid and must not be written until [`Self::progress`] has returned the
     /// request or [`Self::cancel`] has returned.
-    unsafe fn post_send(
-        &mut self,
-        to: u32,
-        match_key: MatchKey,
-        bytes: *const [u8],
-    ) -> Result<RequestId>;
+    unsafe fn post_send(&mut self, to: u32, key: MatchKey, bytes: *const [u8])
+    -> Result<RequestId>;
 
     /// Posts a receive of exactly `into.len()` bytes.
     ///
@@ -72,7 +68,7 @@ pub trait Transport: Send {
     unsafe fn post_receive(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
     ) -> Result<RequestId>;
@@ -85,7 +81,7 @@ pub trait Transport: Send {
     unsafe fn post_reduce(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         operand: *const [u8],
         dtype: DType,
@@ -95,7 +91,7 @@ pub trait Transport: Send {
         // SAFETY: the caller guarantees that both are valid and exclusively accessible.
         unsafe {
             std::ptr::copy(operand.cast::<u8>(), into.cast::<u8>(), length);
-            self.post_receive(from, match_key, into, RecvAction::Reduce(dtype, op))
+            self.post_receive(from, key, into, RecvAction::Reduce(dtype, op))
         }
     }
 

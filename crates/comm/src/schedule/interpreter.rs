@@ -92,16 +92,17 @@ pub(super) fn matches_reference(
         })
         .collect();
     let inputs: Vec<Vec<u8>> = contributions.iter().map(joined).collect();
-    let right = expected_outputs(kind, DType::I64, ReduceOp::Sum, root as usize, &counts, &inputs);
+    let expected =
+        expected_outputs(kind, DType::I64, ReduceOp::Sum, root as usize, &counts, &inputs);
     let got =
         run(kind, programs, contributions, in_place, rng).ok_or("the programs cannot be run")?;
-    for (rank, (mut output, right)) in got.into_iter().zip(right).enumerate() {
+    for (rank, (mut output, expected)) in got.into_iter().zip(expected).enumerate() {
         let own = matches!(kind, CallKind::ReduceScatter | CallKind::Scatter);
         if own {
             output = vec![output[rank].take()];
         }
         let none = matches!(kind, CallKind::Reduce | CallKind::Gather) && rank != root as usize;
-        if !none && kind != CallKind::Barrier && joined(&output) != right {
+        if !none && kind != CallKind::Barrier && joined(&output) != expected {
             return Err(format!("rank {rank} gets a wrong result"));
         }
     }
@@ -188,8 +189,8 @@ fn advance(
                 rank.write(to, values, false)?;
             }
             ProgramStep::Receive { from, into, reduce } => {
-                let come = in_flight.get_mut(&(*from, me)).filter(|_| !behind.contains(from));
-                let Some(values) = come.and_then(VecDeque::pop_front) else {
+                let arrived = in_flight.get_mut(&(*from, me)).filter(|_| !behind.contains(from));
+                let Some(values) = arrived.and_then(VecDeque::pop_front) else {
                     behind.push(*from);
                     left.push(step);
                     continue;

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::check::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages};
+use super::check::{CheckError, Defect, ScheduledMessage, ScheduledMessages};
 use super::{BlockRange, Blocks, Program, ProgramStep, equal_block};
 
 /// Parameters of a link.
@@ -160,7 +160,7 @@ impl<'a> Simulation<'a> {
             self.messages.of_round(rank, round).map(|(_, m)| m).filter(|m| !m.is_send);
         let peer = received.next().map_or(rank, |message| message.peer);
         let peer_round = self.ranks[peer as usize].round;
-        Err(CheckError { rank, round, problem: ScheduleProblem::Deadlock { peer, peer_round } })
+        Err(CheckError { rank, round, problem: Defect::Deadlock { peer, peer_round } })
     }
 
     /// A rank starts a round: its sends leave.

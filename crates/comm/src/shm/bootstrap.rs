@@ -12,7 +12,7 @@ use super::layout::{CPU_WORDS, RegionLayout};
 use super::region::{Activity, Region};
 use super::segment::Segment;
 use super::split::{FIRST_PAGE, allocate};
-use super::wait::{CallContext, ShmState};
+use super::wait::{CallCtx, ShmState};
 use super::wait_table::{WaitRecord, WaitTable};
 use super::{ShmConfig, ShmEngine};
 use crate::error::Peer;
@@ -82,13 +82,15 @@ pub fn join_unless_cancelled(
     let skip_liveness = vec![true; context.peers.len()];
     let engine = attach(context, skip_liveness, rest, false, cancelled);
     engine.map_err(|error| match error {
-        CommError::Timeout { missing, .. } => {
-            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            let what = format!("timed out waiting for {}", missing.join(", "));
-            CommError::bootstrap(what, "check why they exited, or increase the timeout")
-        }
+        CommError::Timeout { missing, .. } => join_timeout(missing.iter()),
         other => other,
     })
+}
+
+fn join_timeout<'a>(missing: impl Iterator<Item = &'a Peer>) -> CommError {
+    let missing: Vec<String> = missing.map(ToString::to_string).collect();
+    let what = format!("timed out waiting for {}", missing.join(", "));
+    CommError::bootstrap(what, "check why they exited, or increase the timeout")
 }
 
 /// Engines for ranks that are threads of this process.
@@ -189,7 +191,7 @@ pub fn attach(
     shared.mark_joined();
     let (kind, dtype, op) = (CallKind::Barrier, DType::U8, ReduceOp::Sum);
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
-    let ctx = CallContext { activity: Activity::P2p(0), signature, digest: 0 };
+    let ctx = CallCtx { activity: Activity::P2p(0), signature, digest: 0 };
     for other in 0..shared.peers.len() {
         let has_joined = || shared.region.process_id(other).is_some();
         shared

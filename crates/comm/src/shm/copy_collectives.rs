@@ -4,14 +4,14 @@ use super::ShmEngine;
 use super::buffers::Buffers;
 use super::reduce::SlotKind;
 use super::round_plan::RoundPlan;
-use super::wait::CallContext;
+use super::wait::CallCtx;
 use crate::kernel::{finalize, reduce_many};
 use crate::{Call, CommError, Counts, DType, ReduceOp, Result};
 
 impl ShmEngine {
     /// The longest block of an all-to-all with per-pair counts, over all ranks. The ranks exchange
     /// and check their counts.
-    pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallContext) -> Result<usize> {
+    pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallCtx) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
         let own_counts: Vec<u8> =
             send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
@@ -42,7 +42,7 @@ impl ShmEngine {
     /// Runs a copy-only collective, posting one round ahead of what is read.
     pub(super) fn run_copies(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         plan: &RoundPlan,
         buffers: &Buffers,
     ) -> Result {
@@ -75,7 +75,7 @@ impl ShmEngine {
     /// Reduce-scatter, posting one round ahead of what is read.
     pub(super) fn reduce_scatter(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         plan: &RoundPlan,
         (dtype, op): (DType, ReduceOp),
         buffers: &Buffers,
@@ -117,7 +117,7 @@ impl ShmEngine {
 
     fn post_round(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         plan: &RoundPlan,
         round: usize,
         buffers: &Buffers,

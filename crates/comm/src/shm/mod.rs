@@ -43,7 +43,7 @@ use self::reduce::SlotKind;
 use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::store_policy::StorePolicy;
-use self::wait::{CallContext, ShmState};
+use self::wait::{CallCtx, ShmState};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn};
@@ -131,10 +131,10 @@ impl ShmEngine {
 
     /// Publishes this rank's call.
     #[inline]
-    fn begin(&mut self, signature: Signature) -> Result<CallContext> {
+    fn begin(&mut self, signature: Signature) -> Result<CallCtx> {
         self.calls += 1;
         let words = signature_codec::encode(&signature);
-        let ctx = CallContext {
+        let ctx = CallCtx {
             activity: Activity::Collective(self.calls),
             signature,
             digest: signature_codec::digest(words),
@@ -155,7 +155,7 @@ impl ShmEngine {
 
     /// The sequence number of the next post, once its line and slot are free.
     #[inline]
-    fn next_post(&mut self, slot: SlotKind, ctx: &CallContext) -> Result<u64> {
+    fn next_post(&mut self, slot: SlotKind, ctx: &CallCtx) -> Result<u64> {
         let seq = self.next;
         // All ranks must have read the post that it replaces.
         let capacity = match slot {
@@ -180,7 +180,7 @@ impl ShmEngine {
     /// every post is waited for. A rank that is so far ahead that a post was, or is about to be,
     /// replaced has made this comparison itself.
     #[inline]
-    fn compare(&self, other: usize, read: u64, ctx: &CallContext) -> Result {
+    fn compare(&self, other: usize, read: u64, ctx: &CallCtx) -> Result {
         let region = &self.shared.region;
         for seq in self.compared + 1..=read {
             let differs = region.digest(other, seq) != region.digest(region.rank, seq);
@@ -193,7 +193,7 @@ impl ShmEngine {
     }
 
     #[inline]
-    fn post(&mut self, seq: u64, ctx: &CallContext) {
+    fn post(&mut self, seq: u64, ctx: &CallCtx) {
         self.store_policy.sfence();
         self.shared.region.post(seq, ctx.digest);
         self.next = seq + 1;

@@ -11,7 +11,7 @@ use super::ShmEngine;
 use super::layout::{LINE_BYTES, P2P_CHUNK_BYTES, P2P_INLINE_BYTES, P2P_SLOTS};
 use super::region::Activity;
 use super::signature_codec;
-use super::wait::CallContext;
+use super::wait::CallCtx;
 use crate::{Call, CallKind, CommError, DType, Result, Signature};
 
 /// Positions in the rings from and to every rank, and the unexpected-message queues.
@@ -59,9 +59,9 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl ShmEngine {
-    pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallContext> {
+    pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let ctx = CallContext { activity: Activity::P2p(self.calls), signature, digest: 0 };
+        let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
         match self.shared.abort_error(&ctx) {
             Some(error) => Err(error),
@@ -93,7 +93,7 @@ impl ShmEngine {
     fn send_chunk(
         &mut self,
         to: usize,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         header: MessageHeader,
         chunk: &[u8],
     ) -> Result {
@@ -190,7 +190,7 @@ impl ShmEngine {
     }
 
     /// Receives all chunks of a message.
-    fn receive_chunks(&mut self, from: usize, ctx: &CallContext, out: &mut [u8]) -> Result {
+    fn receive_chunks(&mut self, from: usize, ctx: &CallCtx, out: &mut [u8]) -> Result {
         let mut rest = out;
         loop {
             self.shared.wait(from, ctx, || self.has_chunk(from))?;
@@ -220,7 +220,7 @@ impl ShmEngine {
     pub(super) fn check_header(
         &self,
         from: usize,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         wanted: MessageHeader,
         header: MessageHeader,
     ) -> Result {

@@ -8,7 +8,7 @@ use super::buffers::Buffers;
 use super::layout::INLINE_BYTES;
 use super::round_plan::{ReduceShards, SlotChunk};
 use super::store_policy::{MIN_STREAM_BYTES, StoreCosts};
-use super::wait::CallContext;
+use super::wait::CallCtx;
 use crate::kernel::{finalize, reduce_many};
 use crate::{CallKind, DType, ReduceOp, Result};
 
@@ -50,7 +50,7 @@ pub struct Reduction {
 impl ShmEngine {
     pub(super) fn reduce(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result {
@@ -75,12 +75,7 @@ impl ShmEngine {
     }
 
     /// Every rank posts its input; ranks that want the result reduce all inputs.
-    fn reduce_small(
-        &mut self,
-        ctx: &CallContext,
-        reduction: Reduction,
-        buffers: &Buffers,
-    ) -> Result {
+    fn reduce_small(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
         let Reduction { dtype, op, wants_result, bytes } = reduction;
         let slot = SlotKind::of(bytes);
         let seq = self.next_post(slot, ctx)?;
@@ -106,12 +101,7 @@ impl ShmEngine {
     /// Pipelines chunks: in one round a rank posts its inputs of one chunk, reduces its shard of
     /// the previous chunk and reads the other shards of the chunk before. It only waits for posts
     /// of the previous round.
-    fn reduce_sharded(
-        &mut self,
-        ctx: &CallContext,
-        reduction: Reduction,
-        buffers: &Buffers,
-    ) -> Result {
+    fn reduce_sharded(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
         let chunk = self.shared.config.chunk_bytes;
         let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
         let last = if reduction.wants_result { shards.rounds + 1 } else { shards.rounds };

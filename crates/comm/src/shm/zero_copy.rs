@@ -10,7 +10,7 @@ use super::arena::Arena;
 use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
 use super::round_plan::ReduceShards;
-use super::wait::CallContext;
+use super::wait::CallCtx;
 use crate::kernel::{finalize, reduce_many, stream};
 use crate::{CommError, Result};
 
@@ -25,7 +25,7 @@ impl ShmEngine {
     /// Reduces in place if all ranks' buffers are in the arena; whether they are.
     pub(super) fn reduce_zero_copy(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result<bool> {
@@ -48,7 +48,7 @@ impl ShmEngine {
     /// Exchanges the buffer offsets; `None` if a rank's buffers are not in the arena.
     fn exchange_offsets(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         own: Option<(usize, usize)>,
     ) -> Result<Option<Vec<ArenaBuffers>>> {
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1).to_le_bytes();
@@ -68,7 +68,7 @@ impl ShmEngine {
 
     fn reduce_in_arena(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         arena: &Arc<Arena>,
         buffers_of: &[ArenaBuffers],
         reduction: Reduction,

@@ -6,11 +6,13 @@ mod dispatch;
 mod root;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 use regatta_wire::link::{Link, Role, Timing};
 use regatta_wire::secret::{Secret, random_bytes};
@@ -107,7 +109,7 @@ impl ControlPlane {
         shared: Arc<SharedMesh>,
         role: ControlRole,
         to_root: Option<AuthConn>,
-    ) -> std::io::Result<(Self, ControlHandle)> {
+    ) -> io::Result<(Self, ControlHandle)> {
         listener.set_nonblocking(true)?;
         let poll = Poll::new()?;
         let mut listener = mio::net::TcpListener::from_std(listener);
@@ -129,7 +131,7 @@ impl ControlPlane {
             flushed,
         };
         if let Some(AuthConn { stream, link }) = to_root {
-            plane.add(mio::net::TcpStream::from_std(stream), link, ConnPeer::Root)?;
+            plane.add(TcpStream::from_std(stream), link, ConnPeer::Root)?;
         }
         let flushed = Arc::new(Mutex::new(is_flushed));
         Ok((plane, ControlHandle { outbox: sender, waker, flushed }))
@@ -177,12 +179,7 @@ impl ControlPlane {
         self.conns.values().all(|conn| conn.link.pending().is_empty())
     }
 
-    fn add(
-        &mut self,
-        mut stream: mio::net::TcpStream,
-        link: Link,
-        peer: ConnPeer,
-    ) -> std::io::Result<()> {
+    fn add(&mut self, mut stream: TcpStream, link: Link, peer: ConnPeer) -> io::Result<()> {
         let id = self.next;
         self.next += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;

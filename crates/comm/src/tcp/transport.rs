@@ -177,8 +177,8 @@ impl TcpTransport {
     }
 
     /// Records a point-to-point message as the current call.
-    fn record_p2p(&mut self, match_key: MatchKey, mesh: &Mesh) {
-        if let MatchKey::Tag(tag) = match_key {
+    fn record_p2p(&mut self, key: MatchKey, mesh: &Mesh) {
+        if let MatchKey::Tag(tag) = key {
             self.current_call = format!("a message with tag {tag}");
             let moved = mesh.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
             self.stall.reset(moved, Instant::now());
@@ -189,7 +189,7 @@ impl TcpTransport {
     fn receive(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
         operand: Option<*const u8>,
@@ -198,10 +198,10 @@ impl TcpTransport {
         let from = self.global(from);
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
-        self.record_p2p(match_key, &mesh);
+        self.record_p2p(key, &mesh);
         let comm = mesh.comms.get(self.comm_id);
         let signature_hash = comm.signature_hash;
-        let key = MessageKey::new(self.comm_id, match_key, self.calls_done + 1);
+        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
         if !key.tagged {
             comm.message_counts.awaited.push(from);
         }
@@ -289,7 +289,7 @@ impl Transport for TcpTransport {
     unsafe fn post_send(
         &mut self,
         to: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         bytes: *const [u8],
     ) -> Result<RequestId> {
         self.check_not_failed()?;
@@ -297,10 +297,10 @@ impl Transport for TcpTransport {
         let stripes = self.connect(to, bytes.len())?;
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
-        self.record_p2p(match_key, &mesh);
+        self.record_p2p(key, &mesh);
         let comm = mesh.comms.get(self.comm_id);
         let signature_hash = comm.signature_hash;
-        let key = MessageKey::new(self.comm_id, match_key, self.calls_done + 1);
+        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
         if !key.tagged {
             increment(&mut comm.message_counts.sent, to);
         }
@@ -318,17 +318,17 @@ impl Transport for TcpTransport {
     unsafe fn post_receive(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
     ) -> Result<RequestId> {
-        self.receive(from, match_key, into, action, None)
+        self.receive(from, key, into, action, None)
     }
 
     unsafe fn post_reduce(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         operand: *const [u8],
         dtype: DType,
@@ -339,7 +339,7 @@ impl Transport for TcpTransport {
             let what = format!("the destination has {destination} bytes, the operand {operand}");
             return Err(CommError::invalid_call("receive", what));
         }
-        self.receive(from, match_key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
+        self.receive(from, key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {

@@ -17,10 +17,14 @@ pub(super) fn pairwise(ctx: &RankContext) -> Option<Program> {
 /// All pairs in one round. Each rank starts with a different peer to avoid incast.
 pub(super) fn all_to_all(ctx: &RankContext) -> Option<Program> {
     let RankContext { ranks, rank, .. } = *ctx;
+    let exchanges = (1..ranks).flat_map(|k| exchange(ctx, k));
+    copy_own_then(rank, exchanges)
+}
+
+/// One round that copies the own block and runs the other steps.
+fn copy_own_then(rank: u32, steps: impl Iterator<Item = ProgramStep>) -> Option<Program> {
     let own = copy(Input, Output, rank..rank + 1);
-    per_rank_blocks(vec![
-        std::iter::once(own).chain((1..ranks).flat_map(|k| exchange(ctx, k))).collect(),
-    ])
+    per_rank_blocks(vec![std::iter::once(own).chain(steps).collect()])
 }
 
 fn exchange(ctx: &RankContext, k: u32) -> [ProgramStep; 2] {
@@ -35,8 +39,7 @@ pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
         let (to, from) = ((rank + k) % ranks, (rank + ranks - k) % ranks);
         [send(to, Input, rank..rank + 1), receive(from, Output, from..from + 1)]
     });
-    let own = copy(Input, Output, rank..rank + 1);
-    per_rank_blocks(vec![std::iter::once(own).chain(peers).collect()])
+    copy_own_then(rank, peers)
 }
 
 pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
@@ -47,8 +50,7 @@ pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
     }
     let others = (0..ranks).filter(|&from| from != root);
     let received = others.map(|from| receive(from, Output, from..from + 1));
-    let own = copy(Input, Output, own);
-    per_rank_blocks(vec![std::iter::once(own).chain(received).collect()])
+    copy_own_then(rank, received)
 }
 
 pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
@@ -59,6 +61,5 @@ pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
     }
     let others = (0..ranks).filter(|&to| to != root);
     let sends = others.map(|to| send(to, Input, to..to + 1));
-    let own = copy(Input, Output, own);
-    per_rank_blocks(vec![std::iter::once(own).chain(sends).collect()])
+    copy_own_then(rank, sends)
 }

@@ -30,10 +30,8 @@ pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
     let RankContext { ranks, rank, .. } = *ctx;
     let round = |step: u32| {
-        vec![
-            send((rank + ranks - step) % ranks, Output, 0..0),
-            receive((rank + step) % ranks, Output, 0..0),
-        ]
+        let (to, from) = ((rank + ranks - step) % ranks, (rank + step) % ranks);
+        vec![send(to, Output, 0..0), receive(from, Output, 0..0)]
     };
     equal_blocks(0, distances(ranks).map(round).collect())
 }

@@ -77,9 +77,8 @@ pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let levels = Levels::new(ctx)?;
     let work = if ctx.is_root() { Output } else { Scratch };
     let mut rounds = binomial::reduce_to_root(&levels.node, Input, work, 0..1);
-    rounds.extend(
-        levels.between_leaders(|leaders| binomial::reduce_to_root(leaders, work, work, 0..1)),
-    );
+    let between = |leaders: &RankGroup| binomial::reduce_to_root(leaders, work, work, 0..1);
+    rounds.extend(levels.between_leaders(between));
     one_block(rounds)
 }
 

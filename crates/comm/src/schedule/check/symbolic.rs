@@ -2,7 +2,7 @@
 
 use super::rank_buffers::{RankBuffers, SymbolicValue};
 use super::rank_set::RankSet;
-use super::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages, wrong};
+use super::{CheckError, Defect, ScheduledMessage, ScheduledMessages, wrong};
 use crate::CallKind;
 use crate::schedule::BufferKind::{Input, Output, Scratch};
 use crate::schedule::{BlockRange, Program, ProgramStep};
@@ -133,7 +133,7 @@ impl<'a> SymbolicRun<'a> {
         };
         match self.messages.of_round(rank, round).map(|(_, m)| m).find(waits) {
             Some(ScheduledMessage { peer, .. }) => {
-                wrong(rank, round, ScheduleProblem::Deadlock { peer, peer_round: round_of(peer) })
+                wrong(rank, round, Defect::Deadlock { peer, peer_round: round_of(peer) })
             }
             None => Ok(()),
         }
@@ -165,7 +165,7 @@ impl<'a> SymbolicRank<'a> {
         Ok(())
     }
 
-    fn read(&self, range: &BlockRange) -> Result<Vec<SymbolicValue>, ScheduleProblem> {
+    fn read(&self, range: &BlockRange) -> Result<Vec<SymbolicValue>, Defect> {
         let buffer = range.buffer;
         let one = |block: u32| {
             let held = match buffer {
@@ -173,17 +173,17 @@ impl<'a> SymbolicRank<'a> {
                 Output => self.output.get(block as usize),
                 Scratch => self.scratch.get(block as usize),
             };
-            held.cloned().flatten().ok_or(ScheduleProblem::Uninitialized { buffer, block })
+            held.cloned().flatten().ok_or(Defect::Uninitialized { buffer, block })
         };
         range.blocks.clone().map(one).collect()
     }
 
     /// In place, the input is valid until the output block changes.
-    fn read_input(&self, block: u32) -> Result<SymbolicValue, ScheduleProblem> {
+    fn read_input(&self, block: u32) -> Result<SymbolicValue, Defect> {
         let own = SymbolicValue { block, of: self.own.clone() };
         let overwritten = self.output[block as usize].as_ref().is_some_and(|now| *now != own);
         match overwritten && self.buffers.aliased(block) {
-            true => Err(ScheduleProblem::Overwritten { block }),
+            true => Err(Defect::Overwritten { block }),
             false => Ok(own),
         }
     }
@@ -193,28 +193,28 @@ impl<'a> SymbolicRank<'a> {
         range: &BlockRange,
         values: Vec<SymbolicValue>,
         reduce: bool,
-    ) -> Result<(), ScheduleProblem> {
+    ) -> Result<(), Defect> {
         let buffer = range.buffer;
         for (block, value) in range.blocks.clone().zip(values) {
             if !self.buffers.fits(&value, buffer, block) {
-                return Err(ScheduleProblem::WrongBlock { buffer, block, from_block: value.block });
+                return Err(Defect::WrongBlock { buffer, block, from_block: value.block });
             }
             let held = match buffer {
                 Output => self.output.get_mut(block as usize),
                 _ => self.scratch.get_mut(block as usize),
             };
             let Some(held) = held else {
-                return Err(ScheduleProblem::InvalidBlock { buffer, block, used: "written" });
+                return Err(Defect::InvalidBlock { buffer, block, used: "written" });
             };
             match held {
                 Some(held) if reduce => {
                     let (joined, twice) = held.of.union(&value.of);
                     if let Some(of) = twice {
-                        return Err(ScheduleProblem::DuplicateContribution { buffer, block, of });
+                        return Err(Defect::DuplicateContribution { buffer, block, of });
                     }
                     held.of = joined;
                 }
-                None if reduce => return Err(ScheduleProblem::Uninitialized { buffer, block }),
+                None if reduce => return Err(Defect::Uninitialized { buffer, block }),
                 _ => *held = Some(value),
             }
         }
@@ -227,7 +227,7 @@ impl<'a> SymbolicRank<'a> {
         let all = RankSet::range(0..self.buffers.ranks);
         if self.buffers.kind == CallKind::Barrier && self.seen != all {
             let seen = self.seen.to_string();
-            return wrong(self.buffers.rank, end, ScheduleProblem::EarlyBarrierExit { seen });
+            return wrong(self.buffers.rank, end, Defect::EarlyBarrierExit { seen });
         }
         for block in self.buffers.blocks(Output) {
             let wanted = self.buffers.result(block);
@@ -235,7 +235,7 @@ impl<'a> SymbolicRank<'a> {
             if held != Some(&wanted) {
                 let name = |v: &SymbolicValue| format!("block {} of {}", v.block, v.of);
                 let holds = held.map_or("nothing".to_owned(), name);
-                let problem = ScheduleProblem::WrongResult { block, holds, wanted: name(&wanted) };
+                let problem = Defect::WrongResult { block, holds, wanted: name(&wanted) };
                 return wrong(self.buffers.rank, end, problem);
             }
         }

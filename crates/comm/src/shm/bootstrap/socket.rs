@@ -13,6 +13,7 @@ use rustix::net::{
 };
 
 use super::super::segment::Segment;
+use super::join_timeout;
 use crate::error::Peer;
 use crate::{CommError, Result};
 
@@ -40,10 +41,8 @@ impl JoinRequest {
 }
 
 fn socket_error(error: impl std::fmt::Display) -> CommError {
-    CommError::bootstrap(
-        format!("node-local socket: {error}"),
-        "all ranks of a node must run as one user",
-    )
+    let what = format!("node-local socket: {error}");
+    CommError::bootstrap(what, "all ranks of a node must run as one user")
 }
 
 fn address(name: &str) -> Result<SocketAddr> {
@@ -74,13 +73,7 @@ pub(super) fn serve_segment(
     while !missing.is_empty() {
         let rest = deadline.saturating_duration_since(Instant::now());
         if rest.is_zero() {
-            let names: Vec<String> =
-                missing.iter().map(|r| peers[*r as usize].to_string()).collect();
-            let what = format!("timed out waiting for {}", names.join(", "));
-            return Err(CommError::bootstrap(
-                what,
-                "check why they exited, or increase the timeout",
-            ));
+            return Err(join_timeout(missing.iter().map(|rank| &peers[*rank as usize])));
         }
         if let Some(error) = cancelled() {
             return Err(error);
@@ -146,10 +139,8 @@ pub(super) fn receive_segment(
         }
         std::thread::sleep(RETRY_INTERVAL);
     }
-    Err(CommError::bootstrap(
-        format!("no shared memory from rank 0: {why}"),
-        "check that rank 0 of this node is running",
-    ))
+    let what = format!("no shared memory from rank 0: {why}");
+    Err(CommError::bootstrap(what, "check that rank 0 of this node is running"))
 }
 
 fn request_segment(

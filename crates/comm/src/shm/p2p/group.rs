@@ -3,7 +3,7 @@
 use super::super::ShmEngine;
 use super::super::layout::P2P_CHUNK_BYTES;
 use super::super::signature_codec;
-use super::super::wait::{CallContext, IN_GROUP};
+use super::super::wait::{CallCtx, IN_GROUP};
 use super::{MessageHeader, UnexpectedMessage, no_send_to_self};
 use crate::{Call, CallKind, Result, Signature};
 
@@ -12,7 +12,7 @@ struct PendingSend<'a> {
     to: usize,
     header: MessageHeader,
     rest: &'a [u8],
-    ctx: CallContext,
+    ctx: CallCtx,
     done: bool,
 }
 
@@ -21,7 +21,7 @@ struct PendingRecv<'a> {
     from: usize,
     header: MessageHeader,
     rest: &'a mut [u8],
-    ctx: CallContext,
+    ctx: CallCtx,
     /// Whether its first chunk has arrived.
     matched: bool,
     done: bool,
@@ -46,10 +46,10 @@ impl P2pGroup<'_> {
     }
 
     /// The awaited ranks, and the call that waits for the first of them.
-    pub(super) fn awaited(&self) -> (Vec<usize>, Option<CallContext>) {
+    pub(super) fn awaited(&self) -> (Vec<usize>, Option<CallCtx>) {
         let receives = self.receives.iter().filter(|r| !r.done).map(|r| (r.from, r.ctx));
         let sends = self.sends.iter().filter(|s| !s.done).map(|s| (s.to, s.ctx));
-        let all: Vec<(usize, CallContext)> = receives.chain(sends).collect();
+        let all: Vec<(usize, CallCtx)> = receives.chain(sends).collect();
         let mut ranks: Vec<usize> = Vec::new();
         for (rank, _) in &all {
             if !ranks.contains(rank) {

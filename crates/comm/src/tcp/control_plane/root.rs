@@ -61,12 +61,7 @@ impl RootState {
     }
 
     /// Registers a rank, or returns the message that rejects it.
-    pub fn register(
-        &mut self,
-        conn: usize,
-        world_size: u32,
-        member: RankInfo,
-    ) -> Result<(), FromRoot> {
+    pub fn register(&mut self, conn: usize, size: u32, member: RankInfo) -> Result<(), FromRoot> {
         let rank = member.rank;
         if let Some(error) = &self.failed {
             return Err(rejected(error));
@@ -77,7 +72,7 @@ impl RootState {
             let hint = "give every job its own MASTER_PORT".to_owned();
             return Err(FromRoot::Rejected { what, hint });
         };
-        match rendezvous.register(world_size, member) {
+        match rendezvous.register(size, member) {
             Ok(()) => {
                 self.conns.insert(rank, conn);
                 self.complete();

@@ -12,13 +12,12 @@ fn all_reduce(count: u64) -> Signature {
 }
 
 fn query(call: u64, timeout_s: Option<u64>) -> ToRoot {
-    ToRoot::Query {
-        comm_id: 7,
-        call: Some(call),
-        awaited: Vec::new(),
-        members: vec![0, 1, 2],
-        timeout_s,
-    }
+    let (call, awaited, members) = (Some(call), Vec::new(), vec![0, 1, 2]);
+    ToRoot::Query { comm_id: 7, call, awaited, members, timeout_s }
+}
+
+fn timeout(sequence: u64, missing: u32) -> Vec<(Recipient, FromRoot)> {
+    aborts(Fault::Timeout { sequence, seconds: 9, missing: vec![missing] })
 }
 
 fn aborts(fault: Fault) -> Vec<(Recipient, FromRoot)> {
@@ -37,11 +36,8 @@ fn query_status(answers: &[Answer]) -> Vec<(Recipient, FromRoot)> {
     for (rank, calls, recent_calls) in answers {
         let (calls, recent_calls) = (*calls, recent_calls.clone());
         let (message_counts, waits) = (MessageCounts::default(), Vec::new());
-        root.handle(
-            *rank,
-            ToRoot::Status { query: 1, calls, recent_calls, message_counts, waits },
-            now,
-        );
+        let status = ToRoot::Status { query: 1, calls, recent_calls, message_counts, waits };
+        root.handle(*rank, status, now);
     }
     root.tick(now + ANSWER_TIMEOUT);
     root.take_outgoing()
@@ -86,24 +82,15 @@ fn the_root_cause_of_a_wait_chain_is_late() {
     root.handle(4, status(1, 0, &[(5, 5000)]), now);
     assert_eq!(root.take_outgoing(), queried(5));
     root.handle(5, status(1, 0, &[(1, 300)]), now);
-    assert_eq!(
-        root.take_outgoing(),
-        aborts(Fault::Timeout { sequence: 3, seconds: 9, missing: vec![5] })
-    );
+    assert_eq!(root.take_outgoing(), timeout(3, 5));
 }
 
 #[test]
 fn a_late_message_queries_both_ranks() {
     let now = Instant::now();
-    let timeout_s = |awaited| ToRoot::Query {
-        comm_id: 7,
-        call: None,
-        awaited,
-        members: vec![],
-        timeout_s: Some(9),
-    };
     let mut root = FaultCoordinator::default();
-    root.handle(1, timeout_s(vec![2]), now);
+    let (call, awaited, members, timeout_s) = (None, vec![2], vec![], Some(9));
+    root.handle(1, ToRoot::Query { comm_id: 7, call, awaited, members, timeout_s }, now);
     let queried =
         [1, 2].map(|rank| (Recipient::Rank(rank), FromRoot::QueryStatus { query: 1, comm_id: 7 }));
     assert_eq!(root.take_outgoing(), queried);
@@ -112,10 +99,7 @@ fn a_late_message_queries_both_ranks() {
     assert_eq!(root.take_outgoing().len(), 1);
     // A rank that does not answer has no outgoing edges in the wait graph.
     root.tick(now + ANSWER_TIMEOUT);
-    assert_eq!(
-        root.take_outgoing(),
-        aborts(Fault::Timeout { sequence: 0, seconds: 9, missing: vec![0] })
-    );
+    assert_eq!(root.take_outgoing(), timeout(0, 0));
 }
 
 #[test]
@@ -128,10 +112,7 @@ fn the_awaited_rank_is_late_if_all_have_entered_the_call() {
     root.handle(0, status(1, 3, &[(2, 9000)]), now);
     root.handle(1, status(1, 3, &[(0, 9000)]), now);
     root.handle(2, status(1, 3, &[]), now);
-    assert_eq!(
-        root.take_outgoing(),
-        aborts(Fault::Timeout { sequence: 3, seconds: 9, missing: vec![2] })
-    );
+    assert_eq!(root.take_outgoing(), timeout(3, 2));
 }
 
 #[test]
@@ -206,11 +187,8 @@ fn if_the_peer_answers_the_link_is_broken() {
     let now = Instant::now();
     for (sending, from, to) in [(true, 2, 1), (false, 1, 2)] {
         let mut root = FaultCoordinator::default();
-        root.handle(
-            2,
-            ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why: "timed out".to_owned() },
-            now,
-        );
+        let why = "timed out".to_owned();
+        root.handle(2, ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why }, now);
         root.tick(now + Duration::from_secs(1));
         assert_eq!(root.take_outgoing().len(), 1);
         root.handle(1, status(1, 3, &[]), now);
@@ -238,11 +216,8 @@ fn a_message_in_flight_for_too_long_identifies_the_broken_link() {
     let answer = |root: &mut FaultCoordinator, query| {
         for (rank, message_counts) in (0..).zip(answers.clone()) {
             let (recent_calls, waits) = (vec![(3, all_reduce(5))], Vec::new());
-            root.handle(
-                rank,
-                ToRoot::Status { query, calls: 3, recent_calls, message_counts, waits },
-                now,
-            );
+            let status = ToRoot::Status { query, calls: 3, recent_calls, message_counts, waits };
+            root.handle(rank, status, now);
         }
     };
     answer(&mut root, 1);
@@ -292,11 +267,8 @@ fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
             false => Fault::Aborted { rank: 1, why: "it exited".to_owned() },
         };
         assert_eq!(waits(&mut root, 7), sent(7, fault.clone()));
-        root.handle(
-            2,
-            ToRoot::ConnFailed { comm_id: 9, rank: 1, sending: true, why: "reset".to_owned() },
-            now,
-        );
+        let why = "reset".to_owned();
+        root.handle(2, ToRoot::ConnFailed { comm_id: 9, rank: 1, sending: true, why }, now);
         root.tick(now + Duration::from_secs(1));
         assert_eq!(root.take_outgoing(), sent(9, fault));
     }
