@@ -1,6 +1,7 @@
 //! A collective or message as data. The part that ranks must agree on is its [`Signature`].
 
 use std::fmt::Display;
+use std::ops::Range;
 
 use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
@@ -210,6 +211,38 @@ impl Call<'_> {
                 invalid(format!("the output has {have} elements, {output} are needed"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The bytes of a rank's block in a buffer with all blocks.
+    pub(crate) fn own_block(&self, rank: usize) -> Range<usize> {
+        let (size, start) = (self.dtype.size(), self.counts.offset(rank));
+        start * size..(start + self.counts.of(rank)) * size
+    }
+
+    /// The bytes that a rank contributes.
+    pub(crate) fn contribution(&self, rank: usize) -> &[u8] {
+        let root = self.root as usize == rank;
+        match (self.input, self.kind) {
+            (_, CallKind::Broadcast) if root => self.output,
+            (_, CallKind::Broadcast | CallKind::Receive | CallKind::Barrier) => &[],
+            (Some(input), _) => input,
+            (None, CallKind::Scatter) if !root => &[],
+            (None, CallKind::AllGather) => &self.output[self.own_block(rank)],
+            (None, CallKind::Gather) if root => &self.output[self.own_block(rank)],
+            (None, _) => self.output,
+        }
+    }
+
+    /// The output bytes of a rank's result.
+    pub(crate) fn result_range(&self, rank: usize) -> Range<usize> {
+        let (root, in_place) = (self.root as usize == rank, self.input.is_none());
+        match self.kind {
+            CallKind::Send => 0..0,
+            CallKind::Reduce | CallKind::Gather if !root => 0..0,
+            CallKind::ReduceScatter if in_place => self.own_block(rank),
+            CallKind::Scatter if in_place && root => self.own_block(rank),
+            _ => 0..self.output.len(),
         }
     }
 

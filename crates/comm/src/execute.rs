@@ -25,20 +25,11 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pipelining granularity of long messages: small enough that a segment is still in a fast cache
 /// when it is forwarded, large enough that the per-message overhead is negligible.
-const SEGMENT_BYTES: usize = 256 << 10;
+pub const SEGMENT_BYTES: usize = 256 << 10;
 
-/// Runs a collective as its program prescribes.
+/// Runs a collective as its program prescribes. The segment length is a multiple of 8 and identical
+/// on all ranks, by default [`SEGMENT_BYTES`].
 pub fn run(
-    transport: &mut dyn Transport,
-    call: Call<'_>,
-    program: &Program,
-    scratch: &mut Scratch,
-) -> Result {
-    run_segmented(transport, call, program, scratch, SEGMENT_BYTES)
-}
-
-/// [`run`] with another segment length: a multiple of 8, identical on all ranks.
-pub fn run_segmented(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,

@@ -156,39 +156,15 @@ fn count_mismatch(dtype: DType, pair_counts: &[(Vec<usize>, Vec<usize>)]) -> Opt
 }
 
 impl InProcessEngine {
-    /// This rank's input, which may be in the output.
-    fn input(&self, call: &Call) -> Vec<u8> {
-        let own = call.counts.offset(self.rank as usize) * call.dtype.size();
-        let part = call.counts.of(self.rank as usize) * call.dtype.size();
-        match (call.input, call.kind) {
-            (Some(input), _) => input.to_vec(),
-            (None, CallKind::AllGather) => call.output[own..own + part].to_vec(),
-            (None, CallKind::Gather) if call.root == self.rank => {
-                call.output[own..own + part].to_vec()
-            }
-            (None, CallKind::Scatter) if call.root != self.rank => Vec::new(),
-            (None, _) => call.output.to_vec(),
-        }
-    }
-
-    /// Writes this rank's result to the output.
-    fn write_result(&self, call: &mut Call, result: &[u8]) {
-        let own = call.counts.offset(self.rank as usize) * call.dtype.size();
-        let parts = matches!(call.kind, CallKind::ReduceScatter | CallKind::Scatter);
-        match call.input {
-            None if parts && call.output.len() > result.len() => {
-                call.output[own..own + result.len()].copy_from_slice(result);
-            }
-            _ if result.is_empty() => {}
-            _ => call.output.copy_from_slice(result),
-        }
-    }
-
     fn run_message(&self, call: Call<'_>) -> Result {
         let mut state = self.world.lock();
         if call.kind == CallKind::Send {
             let key = (self.rank, call.root, call.tag);
-            state.messages.entry(key).or_default().push(self.input(&call));
+            state
+                .messages
+                .entry(key)
+                .or_default()
+                .push(call.contribution(self.rank as usize).to_vec());
             self.world.changed.notify_all();
             return Ok(());
         }
@@ -216,7 +192,7 @@ impl Engine for InProcessEngine {
         (0..self.world.size as u32).map(World::peer).collect()
     }
 
-    fn run(&mut self, mut call: Call<'_>) -> Result {
+    fn run(&mut self, call: Call<'_>) -> Result {
         if matches!(call.kind, CallKind::Send | CallKind::Receive) {
             return self.run_message(call);
         }
@@ -227,7 +203,7 @@ impl Engine for InProcessEngine {
         let mut state = self.world.wait(self.world.lock(), any_rank, empty)?;
         let contribution = Contribution {
             signature: call.signature(size),
-            input: self.input(&call),
+            input: call.contribution(rank).to_vec(),
             counts: call.counts.clone().into_owned(),
         };
         state.calls.insert(rank, contribution);
@@ -239,7 +215,8 @@ impl Engine for InProcessEngine {
         let result = state.results.remove(&rank).unwrap_or_else(|| Ok(Vec::new()))?;
         self.world.changed.notify_all();
         drop(state);
-        self.write_result(&mut call, &result);
+        let range = call.result_range(rank);
+        call.output[range].copy_from_slice(&result);
         Ok(())
     }
 

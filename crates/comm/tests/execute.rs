@@ -8,7 +8,7 @@ mod suite;
 
 use proptest::prelude::*;
 use regatta_comm::error::Peer;
-use regatta_comm::execute::{Planner, Scratch, run_segmented};
+use regatta_comm::execute::{self, Planner, Scratch};
 use regatta_comm::schedule::Algorithm;
 use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::transport::Transport;
@@ -36,7 +36,7 @@ impl Engine for FixedAlgorithmEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result {
         let program = self.planner.plan_with(&call, self.algorithm)?;
-        run_segmented(&mut self.transport, call, &program, &mut self.scratch, self.segment)
+        execute::run(&mut self.transport, call, &program, &mut self.scratch, self.segment)
     }
 
     fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<Box<dyn Engine>>> {

@@ -6,7 +6,7 @@
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
-use super::rails::{Rails, block_permutation, bytes, per_rank};
+use super::rails::{Rails, block_permutation, per_rank};
 use super::subgroup::Subgroup;
 use super::two_level::leaders;
 use crate::worker::Engine;
@@ -81,23 +81,6 @@ impl Hierarchical {
         call.counts.total(ranks) * call.dtype.size() <= MAX_STAGED_BLOCK_BYTES * ranks
     }
 
-    /// This rank's block in the root's buffer.
-    fn own_block(&self, call: &Call) -> std::ops::Range<usize> {
-        let rank = self.world.rank() as usize;
-        let start = call.counts.offset(rank);
-        bytes(&(start..start + call.counts.of(rank)), call.dtype.size())
-    }
-
-    /// This rank's contribution to a gather.
-    fn contribution<'a>(&self, call: &'a Call) -> &'a [u8] {
-        let is_root = self.world.rank() == call.root;
-        match call.input {
-            Some(input) => input,
-            None if is_root => &call.output[self.own_block(call)],
-            None => call.output,
-        }
-    }
-
     /// Gathers each rail on the root's node, then gathers the rails at the root.
     fn gather_by_rails(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
@@ -105,7 +88,7 @@ impl Hierarchical {
         let (size, is_root) = (call.dtype.size(), self.world.rank() == call.root);
         let (on_root_node, of) = (self.layout.node == node, (CallKind::Gather, call.dtype));
         let length = |bytes: usize, wanted| if wanted { bytes } else { 0 };
-        let own = self.contribution(&call).to_vec();
+        let own = call.contribution(self.world.rank() as usize).to_vec();
         let rail_bytes = length(rails.rail.len() * size, on_root_node);
         let rail = run_stage(self.rail.as_mut(), of, (node, &rails.own), own, rail_bytes)?;
         if !on_root_node {
@@ -129,9 +112,10 @@ impl Hierarchical {
             let (counts, bytes) = (&rails.rail_counts, rails.rail.len() * call.dtype.size());
             all = run_stage(self.local.as_mut(), of, (local_rank, counts), all, bytes)?;
         }
-        let own = self.own_block(&call).len();
+        let own = call.own_block(self.world.rank() as usize).len();
         let block = run_stage(self.rail.as_mut(), of, (node, &rails.own), all, own)?;
-        self.store_block(call, &block);
+        let result = call.result_range(self.world.rank() as usize);
+        call.output[result].copy_from_slice(&block);
         Ok(())
     }
 
@@ -144,7 +128,7 @@ impl Hierarchical {
         let length = |counts: &[usize], wanted| if wanted { counts.iter().sum() } else { 0 } * size;
         let of = (CallKind::Gather, call.dtype);
         let (own, each) = (&nodes.own, &nodes.node_counts);
-        let all = self.contribution(&call).to_vec();
+        let all = call.contribution(self.world.rank() as usize).to_vec();
         let bytes = length(own, own_local == 0);
         let all = run_stage(self.local.as_mut(), of, (0, own), all, bytes)?;
         let leaders = leaders(&mut self.rail, own_local);
@@ -175,9 +159,10 @@ impl Hierarchical {
         let all = run_stage(local, of, (local_rank, &counts), all, bytes)?;
         let leaders = leaders(&mut self.rail, own_local);
         let all = run_stage(leaders, of, (node, each), all, length(own, true))?;
-        let block = self.own_block(&call).len();
+        let block = call.own_block(self.world.rank() as usize).len();
         let all = run_stage(self.local.as_mut(), of, (0, own), all, block)?;
-        self.store_block(call, &all);
+        let result = call.result_range(self.world.rank() as usize);
+        call.output[result].copy_from_slice(&all);
         Ok(())
     }
 
@@ -192,13 +177,6 @@ impl Hierarchical {
             all[to].copy_from_slice(&input[from]);
         }
         all
-    }
-
-    /// Stores this rank's block of a scatter.
-    fn store_block(&self, call: Call<'_>, block: &[u8]) {
-        let in_place = self.world.rank() == call.root && call.input.is_none();
-        let start = if in_place { self.own_block(&call).start } else { 0 };
-        call.output[start..start + block.len()].copy_from_slice(block);
     }
 }
 

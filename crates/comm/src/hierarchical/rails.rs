@@ -75,9 +75,7 @@ impl Hierarchical {
         let (size, of) = (call.dtype.size(), (call.dtype, call.op));
         let mut all = vec![0; call.output.len()];
         let rail_bytes = &mut all[bytes(&rails.rail, size)];
-        let own = call.counts.offset(self.world.rank() as usize) * size;
-        let length = rails.block.len() * size;
-        let contribution = call.input.unwrap_or_else(|| &call.output[own..own + length]);
+        let contribution = call.contribution(self.world.rank() as usize);
         rail_bytes[bytes(&rails.block, size)].copy_from_slice(contribution);
         let kind = CallKind::AllGather;
         rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
@@ -108,9 +106,8 @@ impl Hierarchical {
         rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
         let result = &mut rail_bytes[bytes(&rails.block, size)];
         kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, result);
-        let own = call.counts.offset(self.world.rank() as usize) * size;
-        let start = if call.input.is_some() { 0 } else { own };
-        call.output[start..start + result.len()].copy_from_slice(result);
+        let range = call.result_range(self.world.rank() as usize);
+        call.output[range].copy_from_slice(result);
         Ok(())
     }
 }

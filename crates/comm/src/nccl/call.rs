@@ -20,7 +20,7 @@ impl NcclEngine {
         let counts = call.counts.clone();
         let (rank, ranks) = (self.rank as usize, self.peers.len());
         let layout = ByteLayout { counts: &counts, size: call.dtype.size() };
-        let input = contribution(&call, &layout, rank);
+        let input = call.contribution(rank);
         self.reserve_staging(input.len().max(4), call.output.len().max(4))?;
         self.device.copy_from_host(self.input.start, input)?;
         // An average is a sum divided on the host, as in all other communicators.
@@ -29,7 +29,7 @@ impl NcclEngine {
         let device_call =
             Call { op, counts: counts.clone(), input: call.input, output: &mut [], ..call };
         self.enqueue(&device_call, &layout, buffers)?;
-        let range = result_range(&call, &layout, rank);
+        let range = call.result_range(rank);
         let result = &mut call.output[range];
         // A copy to pageable memory blocks until the stream is idle, without a timeout: wait first.
         self.synchronize(call.kind, &[call.root])?;
@@ -166,9 +166,9 @@ impl NcclEngine {
             kernel::reduce_many(call.dtype, call.op, &mut reduced, inputs.len(), |i| inputs[i]);
             kernel::finalize(call.dtype, call.op, ranks as u32, &mut reduced);
         }
-        let layout = ByteLayout { counts: &call.counts, size: call.dtype.size() };
-        let range = result_range(&call, &layout, rank);
-        let from = if call.kind == CallKind::ReduceScatter { layout.offset(rank) } else { 0 };
+        let range = call.result_range(rank);
+        let scatters = call.kind == CallKind::ReduceScatter;
+        let from = if scatters { call.own_block(rank).start } else { 0 };
         let bytes = range.len();
         call.output[range].copy_from_slice(&reduced[from..from + bytes]);
         Ok(())
@@ -226,33 +226,4 @@ fn device_buffers(
         (None, _) => (output, output),
     };
     DeviceBuffers { send: send.cast_const(), recv }
-}
-
-/// The bytes that this rank contributes.
-fn contribution<'a>(call: &'a Call, layout: &ByteLayout, rank: usize) -> &'a [u8] {
-    let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
-    let root = call.root as usize == rank;
-    match (call.input, call.kind) {
-        (_, CallKind::Broadcast) if root => &*call.output,
-        (_, CallKind::Broadcast | CallKind::Receive | CallKind::Barrier) => &[],
-        (Some(input), _) => input,
-        (None, CallKind::Scatter) if !root => &[],
-        (None, CallKind::AllGather) => &call.output[own],
-        (None, CallKind::Gather) if root => &call.output[own],
-        (None, _) => &*call.output,
-    }
-}
-
-/// The output bytes of this rank's result, which starts at offset 0 in the staging buffer.
-fn result_range(call: &Call, layout: &ByteLayout, rank: usize) -> std::ops::Range<usize> {
-    let root = call.root as usize == rank;
-    let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
-    let in_place = call.input.is_none();
-    match call.kind {
-        CallKind::Send => 0..0,
-        CallKind::Reduce | CallKind::Gather if !root => 0..0,
-        CallKind::ReduceScatter if in_place => own,
-        CallKind::Scatter if in_place && root => own,
-        _ => 0..call.output.len(),
-    }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::comm::split_order;
 use crate::error::Peer;
-use crate::execute::{self, Planner, Scratch};
+use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
 
-use crate::schedule::Algorithm;
 use crate::schedule::selection::AlgorithmTable;
+use crate::schedule::{Algorithm, Program};
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
 use crate::tune::Tunable;
@@ -38,6 +38,10 @@ impl TcpEngine {
     /// A duplicate of the transport that reports faults of a hierarchical communicator.
     pub(crate) fn fault_channel(&self) -> TcpTransport {
         self.transport.fault_channel()
+    }
+
+    fn run_program(&mut self, call: Call<'_>, program: &Program) -> Result {
+        execute::run(&mut self.transport, call, program, &mut self.scratch, SEGMENT_BYTES)
     }
 
     /// Runs point-to-point messages as [`execute::run_p2p_with`].
@@ -80,7 +84,7 @@ impl Engine for TcpEngine {
             return self.run_p2p(vec![call]);
         }
         let program = self.planner.plan(&call)?;
-        execute::run(&mut self.transport, call, &program, &mut self.scratch)
+        self.run_program(call, &program)
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
@@ -104,7 +108,7 @@ impl Engine for TcpEngine {
 impl Tunable for TcpEngine {
     fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
         let program = self.planner.plan_with(&call, algorithm)?;
-        execute::run(&mut self.transport, call, &program, &mut self.scratch)
+        self.run_program(call, &program)
     }
 
     fn nodes(&self) -> &[u32] {

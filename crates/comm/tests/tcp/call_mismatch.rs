@@ -61,31 +61,24 @@ fn sum(comm: &Communicator, count: usize) -> Result {
 }
 
 #[test]
-fn count_mismatch_names_both_calls() {
-    let errors = run_mismatch(|c| sum(c, 10), |c| sum(c, 9));
-    check(&errors, "all-reduce of 10 f32, sum", "all-reduce of 9 f32, sum");
-}
-
-#[test]
-fn type_and_reduction_mismatch_names_both_calls() {
-    let errors = run_mismatch(|c| c.all_reduce(&mut [1i32; 9], ReduceOp::Sum), |c| sum(c, 9));
-    check(&errors, "all-reduce of 9 i32, sum", "all-reduce of 9 f32, sum");
-    let errors = run_mismatch(|c| c.all_reduce(&mut [1.0f32; 9], ReduceOp::Max), |c| sum(c, 9));
-    check(&errors, "all-reduce of 9 f32, max", "all-reduce of 9 f32, sum");
-}
-
-#[test]
-fn root_mismatch_names_both_calls() {
-    let errors = run_mismatch(|c| c.broadcast(&mut [1u8; 5], 2), |c| c.broadcast(&mut [1u8; 5], 0));
-    check(&errors, "broadcast of 5 u8, root 2", "broadcast of 5 u8, root 0");
-}
-
-#[test]
-fn operation_mismatch_names_both_calls() {
-    let errors = run_mismatch(Collectives::barrier, |c| sum(c, 3));
-    check(&errors, "barrier", "all-reduce of 3 f32, sum");
-    let errors = run_mismatch(|c| c.broadcast(&mut [1u8; 5], 1), |c| sum(c, 3));
-    check(&errors, "broadcast of 5 u8, root 1", "all-reduce of 3 f32, sum");
+fn mismatches_of_count_type_reduction_root_and_operation_name_both_calls() {
+    type CallFn = fn(&Communicator) -> Result;
+    let sum_of_9: (CallFn, &str) = (|c| sum(c, 9), "all-reduce of 9 f32, sum");
+    let cases: [(CallFn, &str, (CallFn, &str)); 6] = [
+        (|c| sum(c, 10), "all-reduce of 10 f32, sum", sum_of_9),
+        (|c| c.all_reduce(&mut [1i32; 9], ReduceOp::Sum), "all-reduce of 9 i32, sum", sum_of_9),
+        (|c| c.all_reduce(&mut [1.0f32; 9], ReduceOp::Max), "all-reduce of 9 f32, max", sum_of_9),
+        (
+            |c| c.broadcast(&mut [1u8; 5], 2),
+            "broadcast of 5 u8, root 2",
+            (|c| c.broadcast(&mut [1u8; 5], 0), "broadcast of 5 u8, root 0"),
+        ),
+        (Collectives::barrier, "barrier", sum_of_9),
+        (|c| c.broadcast(&mut [1u8; 5], 1), "broadcast of 5 u8, root 1", sum_of_9),
+    ];
+    for (minority, minority_call, (majority, majority_call)) in cases {
+        check(&run_mismatch(minority, majority), minority_call, majority_call);
+    }
 }
 
 #[test]
