@@ -34,6 +34,9 @@ use node_layout::NodeLayout;
 use shm_naming::ShmNaming;
 use subgroup::Subgroup;
 
+/// One rank per node, over the network.
+type Rail = Subgroup<TcpEngine>;
+
 /// One rank.
 struct Hierarchical {
     /// All ranks, over the network.
@@ -41,7 +44,7 @@ struct Hierarchical {
     /// The ranks of this node, if there are several.
     local: Option<Subgroup<ShmEngine>>,
     /// One rank per node: the ranks with this local rank, or the leaders.
-    rail: Option<Subgroup<TcpEngine>>,
+    rail: Option<Rail>,
     /// Detects faults of a collective, of which each engine runs only a part.
     fault_channel: TcpTransport,
     layout: NodeLayout,
@@ -116,10 +119,7 @@ impl Hierarchical {
     }
 
     /// Connects one rank per node, if there are several nodes.
-    fn join_rail(
-        world: &mut TcpEngine,
-        layout: &NodeLayout,
-    ) -> Result<Option<Subgroup<TcpEngine>>> {
+    fn join_rail(world: &mut TcpEngine, layout: &NodeLayout) -> Result<Option<Rail>> {
         if layout.nodes == 1 {
             return Ok(None);
         }

@@ -101,8 +101,7 @@ impl World {
 impl WorldState {
     /// Computes the results once all ranks have called.
     fn complete_collective(&mut self, call: &Call, ranks: usize) {
-        let mut calls: Vec<Contribution> =
-            (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
+        let mut calls: Vec<_> = (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
         self.sequence += 1;
         let mismatch = calls.iter().position(|c| c.signature != calls[0].signature);
         if let Some(mismatch) = mismatch {
@@ -121,8 +120,7 @@ impl WorldState {
             Counts::PerPair { send, receive } => Some((send.to_vec(), receive.to_vec())),
             _ => None,
         };
-        let pair_counts: Option<Vec<(Vec<usize>, Vec<usize>)>> =
-            calls.iter().map(pair_counts).collect();
+        let pair_counts: Option<Vec<_>> = calls.iter().map(pair_counts).collect();
         let all = match pair_counts {
             Some(pair_counts) => {
                 if let Some(error) = count_mismatch(call.dtype, &pair_counts) {
@@ -169,11 +167,9 @@ impl InProcessEngine {
             return Ok(());
         }
         let key = (call.root, self.rank, call.tag);
-        let arrived =
-            |s: &WorldState| s.messages.get(&key).is_some_and(|messages| !messages.is_empty());
+        let arrived = |s: &WorldState| s.messages.get(&key).is_some_and(|m| !m.is_empty());
         let mut state = self.world.wait(state, |rank| rank == call.root, arrived)?;
-        let bytes =
-            state.messages.get_mut(&key).map(|messages| messages.remove(0)).unwrap_or_default();
+        let bytes = state.messages.get_mut(&key).map(|m| m.remove(0)).unwrap_or_default();
         if bytes.len() != call.output.len() {
             let what = format!("received {} bytes, expected {}", bytes.len(), call.output.len());
             return Err(CommError::invalid_call(call.kind.name(), what));

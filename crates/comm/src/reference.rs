@@ -59,23 +59,13 @@ pub fn all_to_all_v(dtype: DType, send: &[Vec<usize>], inputs: &[Vec<u8>]) -> Ve
 /// The reduction of all inputs, in rank order.
 fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     macro_rules! half {
-        ($type:ident) => {
-            floats(
-                op,
-                inputs,
-                |b| $type::from_ne_bytes(b).to_f64(),
-                |v| $type::from_f64(v).to_ne_bytes(),
-            )
+        ($t:ident) => {
+            floats(op, inputs, |b| $t::from_ne_bytes(b).to_f64(), |v| $t::from_f64(v).to_ne_bytes())
         };
     }
     macro_rules! by {
-        ($reduce:ident, $type:ident, $wide:ident) => {
-            $reduce(
-                op,
-                inputs,
-                |b| $wide::from($type::from_ne_bytes(b)),
-                |v| (v as $type).to_ne_bytes(),
-            )
+        ($reduce:ident, $t:ident, $wide:ident) => {
+            $reduce(op, inputs, |b| $wide::from($t::from_ne_bytes(b)), |v| (v as $t).to_ne_bytes())
         };
     }
     match dtype {

@@ -59,8 +59,8 @@ pub fn tune(engine: &mut dyn Tunable, config: &TuneConfig) -> Result<AlgorithmTa
     }
     let ranks = engine.peers().len() as u32;
     let nodes = engine.nodes().iter().max().map_or(1, |last| last + 1);
-    let table =
-        broadcast_table(engine, &fit_table(&measured, ranks, RankDistribution::of(ranks, nodes)))?;
+    let table = fit_table(&measured, ranks, RankDistribution::of(ranks, nodes));
+    let table = broadcast_table(engine, &table)?;
     engine.set_table(Arc::new(table.clone()));
     Ok(table)
 }

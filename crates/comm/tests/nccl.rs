@@ -9,11 +9,11 @@ mod suite;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use regatta_comm::bootstrap::{self, listen};
+use regatta_comm::bootstrap::{self, BootstrapConfig, listen};
 use regatta_comm::nccl::{self, Gpu, NcclConfig, Vendor};
 use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Buffer, CallKind, Collectives, Comm, Counts, DType, MemorySpace, OwnedCall, ReduceOp, Result,
+    Buffer, CallKind, Collectives, Comm, Counts, DType, MemorySpace, OwnedCall, ReduceOp,
 };
 use regatta_wire::secret::Secret;
 
@@ -47,9 +47,8 @@ fn bootstrap_comm() -> Communicator {
     let number = |name: &str| variable(name).unwrap().parse::<u32>().unwrap();
     let secret = Secret::from_hex(&variable(SECRET).unwrap()).unwrap();
     let port = number(PORT) as u16;
-    let host =
-        bootstrap::BootstrapConfig::new(number(RANK), number(RANKS), "127.0.0.1", port, secret);
-    bootstrap::join(host).unwrap()
+    let (rank, ranks) = (number(RANK), number(RANKS));
+    bootstrap::join(BootstrapConfig::new(rank, ranks, "127.0.0.1", port, secret)).unwrap()
 }
 
 /// Starts one process of this test binary per rank.
@@ -251,9 +250,8 @@ fn rank_dies(comm: &Communicator) {
         std::process::abort();
     }
     let mut data = vec![1.0f32; 1 << 20];
-    let ended: Result<Vec<()>> =
-        (0..100).map(|_| comm.all_reduce(&mut data, ReduceOp::Sum)).collect();
-    let error = ended.unwrap_err().to_string();
+    let mut sum = || comm.all_reduce(&mut data, ReduceOp::Sum);
+    let error = (0..100).try_for_each(|_| sum()).unwrap_err().to_string();
     assert!(error.contains("rank 1 on"), "{error}");
 }
 

@@ -28,15 +28,12 @@ pub(super) fn check_counts(transport: &mut dyn Transport, call: &Call) -> Result
     }
     posted.wait()?;
     let peers = posted.transport.peers();
-    let mismatch =
-        others().find(|&from| u64::from_le_bytes(received[from]) != receive[from] as u64);
-    mismatch.map_or(Ok(()), |from| {
-        Err(CommError::CountMismatch {
-            from: peers[from].clone(),
-            to: peers[own].clone(),
-            dtype: call.dtype,
-            sent: u64::from_le_bytes(received[from]),
-            expected: receive[from] as u64,
-        })
-    })
+    for from in others() {
+        let (sent, expected) = (u64::from_le_bytes(received[from]), receive[from] as u64);
+        if sent != expected {
+            let (from, to) = (peers[from].clone(), peers[own].clone());
+            return Err(CommError::CountMismatch { from, to, dtype: call.dtype, sent, expected });
+        }
+    }
+    Ok(())
 }

@@ -265,11 +265,13 @@ fn elide_copies(ops: &mut Vec<(usize, StepOp)>) {
 fn feeding_copy(ops: &[(usize, StepOp)], at: usize) -> Option<(usize, ByteRange)> {
     let reduction = &ops[at].1;
     let before = at.saturating_sub(COPY_WINDOW_STEPS)..at;
-    let found =
-        before.rev().find(|i| ops[*i].1.depends_on(reduction) || reduction.depends_on(&ops[*i].1));
-    let copy = found
-        .filter(|i| ops[*i].1.kind == StepKind::Copy && ops[*i].1.writes == reduction.writes)?;
-    let from = ops[copy].1.reads.clone()?;
+    let conflicts = |op: &StepOp| op.depends_on(reduction) || reduction.depends_on(op);
+    let copy = before.rev().find(|at| conflicts(&ops[*at].1))?;
+    let StepOp { kind, reads, writes } = &ops[copy].1;
+    if *kind != StepKind::Copy || *writes != reduction.writes {
+        return None;
+    }
+    let from = reads.clone()?;
     let unchanged =
         |(_, op): &(usize, StepOp)| op.writes.as_ref().is_none_or(|writes| !writes.overlaps(&from));
     ops[copy + 1..=at].iter().all(unchanged).then_some((copy, from))

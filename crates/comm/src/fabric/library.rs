@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Symbol;
 
+use super::FiResult;
 use super::abi::{self, Fabric, FabricAttr, Info, Out};
 use super::atexit_guard;
 
@@ -30,8 +31,8 @@ pub struct Library {
 }
 
 /// The library, loaded once, or why it cannot be loaded.
-pub fn library() -> Result<&'static Library, String> {
-    static OPENED: OnceLock<Result<Library, String>> = OnceLock::new();
+pub fn library() -> FiResult<&'static Library> {
+    static OPENED: OnceLock<FiResult<Library>> = OnceLock::new();
     OPENED.get_or_init(|| preserving_process_state(Library::open)).as_ref().map_err(Clone::clone)
 }
 
@@ -47,7 +48,7 @@ pub struct InfoQuery<'a> {
 }
 
 impl Library {
-    fn open() -> Result<Self, String> {
+    fn open() -> FiResult<Self> {
         let path = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(NAME), PathBuf::from);
         // SAFETY: a system library; `preserving_process_state` undoes what its constructors change.
         let library = unsafe { libloading::Library::new(&path) };
@@ -76,7 +77,7 @@ impl Library {
     }
 
     /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages.
-    pub fn infos(&'static self, query: InfoQuery<'_>) -> Result<InfoList, String> {
+    pub fn infos(&'static self, query: InfoQuery<'_>) -> FiResult<InfoList> {
         let hints = self.hints(query)?;
         let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
         let (node, flags) = match &node {
@@ -96,7 +97,7 @@ impl Library {
         }
     }
 
-    fn hints(&'static self, query: InfoQuery<'_>) -> Result<InfoList, String> {
+    fn hints(&'static self, query: InfoQuery<'_>) -> FiResult<InfoList> {
         // SAFETY: with null, the function allocates an empty fi_info.
         let first = unsafe { (self.dupinfo)(std::ptr::null()) };
         let hints = InfoList { library: self, first };
@@ -126,7 +127,7 @@ impl Library {
     ///
     /// # Safety
     /// The attributes must be those of a [`FabricInfo`].
-    pub unsafe fn open_fabric(&self, attributes: *mut FabricAttr) -> Result<*mut Fabric, String> {
+    pub unsafe fn open_fabric(&self, attributes: *mut FabricAttr) -> FiResult<*mut Fabric> {
         let mut fabric = std::ptr::null_mut();
         // SAFETY: guaranteed by the caller.
         match unsafe { (self.fabric)(attributes, &mut fabric, std::ptr::null_mut()) } {
@@ -136,7 +137,7 @@ impl Library {
     }
 }
 
-fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> Result<F, String> {
+fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {
     // SAFETY: the types match the library's headers.
     let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.to_bytes_with_nul()) };
     found.map(|f| *f).map_err(|error| format!("{NAME} is incompatible: {error}"))

@@ -33,6 +33,9 @@ pub(crate) use negotiate::{connect, has_fabric};
 pub(crate) use provider_choice::Preference;
 pub(crate) use transport::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 
+/// The result of a libfabric operation, or the error message.
+type FiResult<T = ()> = Result<T, String>;
+
 /// The libfabric providers available on this node, each as `PROVIDER/DOMAIN`, or why libfabric
 /// cannot be queried.
 pub fn available_providers() -> Result<Vec<String>, String> {

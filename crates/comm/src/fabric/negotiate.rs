@@ -7,6 +7,7 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
+use super::FiResult;
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
 use super::library::{InfoQuery, library};
 use super::provider_choice::{NetworkPlan, Preference, ProviderChoice};
@@ -145,7 +146,7 @@ impl Negotiation {
         &self,
         mut endpoint: Endpoint,
         addresses: &[Vec<u8>],
-    ) -> Result<FabricTransport, String> {
+    ) -> FiResult<FabricTransport> {
         endpoint.insert_addresses(addresses)?;
         let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
@@ -197,7 +198,7 @@ pub fn open(
     source: Option<IpAddr>,
     local_rank: usize,
     local_size: usize,
-) -> Result<Endpoint, String> {
+) -> FiResult<Endpoint> {
     let library = library()?;
     let provider = match choice {
         ProviderChoice::Named { provider, .. } => Some(provider.as_str()),

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use super::FiResult;
 use super::abi::Context;
 use super::eager_header::{EAGER_HEADER_BYTES, EagerHeader, HeaderKind};
 use super::endpoint::Endpoint;
@@ -131,12 +132,7 @@ impl RequestPool {
     }
 
     /// Sends a header, with the eager message if there is one. Returns false if the caller must retry.
-    pub fn send_header(
-        &mut self,
-        to: u32,
-        kind: HeaderKind,
-        message: &[u8],
-    ) -> Result<bool, String> {
+    pub fn send_header(&mut self, to: u32, kind: HeaderKind, message: &[u8]) -> FiResult<bool> {
         let mut bounce = self.bounce_buffer(false)?;
         let header = EagerHeader { job: self.job, from: self.rank, kind };
         let bytes = bounce.buffer.bytes_mut();
@@ -158,7 +154,7 @@ impl RequestPool {
         number: u64,
         from: Option<UserMemory>,
         size: usize,
-    ) -> Result<bool, String> {
+    ) -> FiResult<bool> {
         let (bounce, user) = match from {
             Some(user) if self.is_direct() => (None, Some(user)),
             from => {
@@ -186,7 +182,7 @@ impl RequestPool {
         number: u64,
         into: Option<UserMemory>,
         size: usize,
-    ) -> Result<bool, String> {
+    ) -> FiResult<bool> {
         let user = into.filter(|_| self.is_direct());
         let bounce = if user.is_some() { None } else { Some(self.bounce_buffer(true)?) };
         let tag = self.tags.chunk(from, number);
@@ -197,7 +193,7 @@ impl RequestPool {
     }
 
     /// Keeps enough header receives posted.
-    pub fn post_header_recvs(&mut self) -> Result<(), String> {
+    pub fn post_header_recvs(&mut self) -> FiResult {
         let target = HEADER_RECVS.min(self.endpoint.info.rx_size / 2).max(1);
         while self.posted_headers < target {
             let (length, tag) = (self.eager_bytes, self.tags.header());
@@ -220,8 +216,8 @@ impl RequestPool {
         op: Op,
         mut bounce: Option<BounceBuffer>,
         user: Option<UserMemory>,
-        post: impl FnOnce(&mut Endpoint, *mut u8, *mut c_void, *mut Context) -> Result<bool, String>,
-    ) -> Result<bool, String> {
+        post: impl FnOnce(&mut Endpoint, *mut u8, *mut c_void, *mut Context) -> FiResult<bool>,
+    ) -> FiResult<bool> {
         let (start, region) = match (&mut bounce, user) {
             (Some(bounce), _) => (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region),
             (None, Some(user)) => (user.start, std::ptr::null_mut()),
@@ -274,7 +270,7 @@ impl RequestPool {
         }
     }
 
-    fn bounce_buffer(&mut self, for_chunk: bool) -> Result<BounceBuffer, String> {
+    fn bounce_buffer(&mut self, for_chunk: bool) -> FiResult<BounceBuffer> {
         let pool = if for_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
         if let Some(bounce) = pool.pop() {
             return Ok(bounce);

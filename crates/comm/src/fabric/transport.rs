@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use super::FiResult;
 use super::abi::CqEntry;
 use super::atexit_guard::enter;
 use super::endpoint::Completion;
@@ -85,7 +86,7 @@ pub struct SleepHint {
 
 impl FabricTransport {
     /// A transport on an endpoint that knows the addresses of all ranks.
-    pub fn new(mut pool: RequestPool, job: u64, addresses: &[Vec<u8>]) -> Result<Self, String> {
+    pub fn new(mut pool: RequestPool, job: u64, addresses: &[Vec<u8>]) -> FiResult<Self> {
         pool.post_header_recvs()?;
         Ok(Self {
             pool,
@@ -332,8 +333,7 @@ impl FabricTransport {
         let Some(_guard) = enter() else { return };
         let ranks: Vec<u32> = self.peers.keys().copied().collect();
         for rank in ranks {
-            let unexpected =
-                |peer: &mut Peer| peer.queue.take_unexpected(|key| key.comm_id == comm_id);
+            let unexpected = |p: &mut Peer| p.queue.take_unexpected(|key| key.comm_id == comm_id);
             while let Some(unexpected) = self.peers.get_mut(&rank).and_then(unexpected) {
                 self.deliver_unexpected(rank, unexpected, None, comms);
             }

@@ -181,14 +181,8 @@ impl Hierarchical {
 }
 
 /// Copies blocks in this order of ranks to their positions in rank order.
-fn unpermute(
-    counts: &Counts,
-    ranks: &[(u32, usize)],
-    size: usize,
-    blocks: &[u8],
-    output: &mut [u8],
-) {
-    for (to, from) in block_permutation(ranks, counts, size) {
-        output[to].copy_from_slice(&blocks[from]);
+fn unpermute(counts: &Counts, ranks: &[(u32, usize)], size: usize, from: &[u8], to: &mut [u8]) {
+    for (target, source) in block_permutation(ranks, counts, size) {
+        to[target].copy_from_slice(&from[source]);
     }
 }

@@ -1,14 +1,14 @@
 //! Collectives in two levels: intra-node, inter-node, intra-node.
 
-use super::Hierarchical;
 use super::rails::bytes;
-use super::subgroup::Subgroup;
+use super::{Hierarchical, Rail};
+
 use crate::CallKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter,
     Scatter,
 };
 use crate::schedule::equal_block;
-use crate::tcp::TcpEngine;
+
 use crate::worker::Engine;
 use crate::{Call, Counts, DType, ReduceOp, Result, kernel};
 
@@ -144,9 +144,6 @@ impl Hierarchical {
 }
 
 /// The leaders' engine, if this rank is a leader.
-pub(super) fn leaders(
-    rail: &mut Option<Subgroup<TcpEngine>>,
-    local: u32,
-) -> Option<&mut Subgroup<TcpEngine>> {
-    rail.as_mut().filter(|_| local == 0)
+pub(super) fn leaders(rail: &mut Option<Rail>, local_rank: u32) -> Option<&mut Rail> {
+    rail.as_mut().filter(|_| local_rank == 0)
 }

@@ -169,11 +169,8 @@ impl NcclEngine {
     }
 
     /// All-gather of equal blocks.
-    fn enqueue_all_gather(
-        &self,
-        layout: &ByteLayout,
-        DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result {
+    fn enqueue_all_gather(&self, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
+        let DeviceBuffers { send, recv } = buffers;
         let (bytes, stream) = (layout.bytes(0), self.device.stream);
         // SAFETY: the output holds all blocks.
         let code =

@@ -57,8 +57,7 @@ impl NcclEngine {
         let own: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let mut all = vec![0u8; SIGNATURE_BYTES * self.peers.len()];
         self.bootstrap.all_gather(&own, &mut all)?;
-        let other =
-            all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(other, _)| *other != own);
+        let other = all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(it, _)| *it != own);
         match other.and_then(|(other, peer)| Some((decode_signature(other)?, peer))) {
             Some((theirs, peer)) => Err(CommError::CallMismatch {
                 sequence: self.calls,

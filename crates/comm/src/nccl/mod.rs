@@ -181,13 +181,13 @@ impl NcclEngine {
             failed: None,
             bootstrap,
         };
-        let (size, rank, mut raw_config) =
-            (size as c_int, rank as c_int, RawConfig::new(config.blocking));
+        let (size, rank) = (size as c_int, rank as c_int);
+        let mut raw_config = RawConfig::new(config.blocking);
         let init_rank = engine.api.comm_init_rank_config;
         // SAFETY: the function writes one pointer; all ranks pass the same id and size.
         let code = unsafe { init_rank(&mut engine.raw, size, id, rank, &mut raw_config) };
-        let connected =
-            engine.check("communicator initialisation", code).and_then(|()| engine.wait_init());
+        let checked = engine.check("communicator initialisation", code);
+        let connected = checked.and_then(|()| engine.wait_init());
         connected.map_err(|error| engine.fail(error)).map(|()| engine)
     }
 

@@ -82,15 +82,14 @@ pub(super) fn matches_reference(
         CallKind::AllGather | CallKind::Gather => rank == block,
         _ => true,
     };
-    let contributions: Vec<Data> = (0..ranks)
-        .map(|rank| {
-            let mut block = |(block, size): (usize, &usize)| {
-                let data = (0..*size).map(|_| rng.next() as i64).collect();
-                contributes(rank, block).then_some(data)
-            };
-            sizes.iter().enumerate().map(&mut block).collect()
-        })
-        .collect();
+    let contribution = |rank| {
+        let block = |(block, size): (usize, &usize)| {
+            let data = (0..*size).map(|_| rng.next() as i64).collect();
+            contributes(rank, block).then_some(data)
+        };
+        sizes.iter().enumerate().map(block).collect()
+    };
+    let contributions: Vec<Data> = (0..ranks).map(contribution).collect();
     let inputs: Vec<Vec<u8>> = contributions.iter().map(joined).collect();
     let expected =
         expected_outputs(kind, DType::I64, ReduceOp::Sum, root as usize, &counts, &inputs);
@@ -157,8 +156,7 @@ fn run(
             break;
         }
     }
-    let finished =
-        ranks.iter().zip(programs).all(|(rank, program)| rank.round == program.rounds.len());
+    let finished = ranks.iter().zip(programs).all(|(r, p)| r.round == p.rounds.len());
     let empty = in_flight.values().all(VecDeque::is_empty);
     (finished && empty).then(|| ranks.into_iter().map(|rank| rank.output).collect())
 }

@@ -227,8 +227,7 @@ impl<'a> Simulation<'a> {
 
     /// CPU time of the receives, reductions and copies of a round.
     fn work(&self, rank: u32, round: usize) -> f64 {
-        let worked =
-            |range: &BlockRange| self.length(range) as f64 / self.machine.reduce_bytes_per_s;
+        let worked = |r: &BlockRange| self.length(r) as f64 / self.machine.reduce_bytes_per_s;
         let steps = self.programs[rank as usize].rounds[round].iter();
         let times = steps.map(|step| match step {
             ProgramStep::Send { .. } => 0.0,

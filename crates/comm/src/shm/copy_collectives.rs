@@ -13,8 +13,7 @@ impl ShmEngine {
     /// and check their counts.
     pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallCtx) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
-        let own_counts: Vec<u8> =
-            send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
+        let own_counts: Vec<u8> = send.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
         let slot = SlotKind::Slot(own_counts.len());
         let seq = self.next_post(slot, ctx)?;
         self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);

@@ -46,6 +46,12 @@ pub(super) struct MessageHeader {
     pub bytes: u64,
 }
 
+impl MessageHeader {
+    pub fn new(call: &Call, bytes: usize) -> Self {
+        Self { tag: call.tag, dtype: call.dtype as u8, bytes: bytes as u64 }
+    }
+}
+
 fn no_send_to_self() -> CommError {
     let what = "no matching send from this rank to itself";
     CommError::invalid_call(CallKind::Receive.name(), what)
@@ -73,8 +79,7 @@ impl ShmEngine {
         let ctx = self.begin_p2p(call)?;
         let to = call.root as usize;
         let data = call.input.unwrap_or(call.output);
-        let header =
-            MessageHeader { tag: call.tag, dtype: call.dtype as u8, bytes: data.len() as u64 };
+        let header = MessageHeader::new(call, data.len());
         if to == self.rank() {
             self.p2p.unexpected[to].push_back(UnexpectedMessage { header, bytes: data.to_vec() });
             return Ok(());
@@ -139,11 +144,7 @@ impl ShmEngine {
     pub(super) fn receive(&mut self, call: Call<'_>) -> Result {
         let ctx = self.begin_p2p(&call)?;
         let from = call.root as usize;
-        let wanted = MessageHeader {
-            tag: call.tag,
-            dtype: call.dtype as u8,
-            bytes: call.output.len() as u64,
-        };
+        let wanted = MessageHeader::new(&call, call.output.len());
         loop {
             if let Some(message) = self.p2p.take_unexpected(from, wanted.tag) {
                 self.check_header(from, &ctx, wanted, message.header)?;

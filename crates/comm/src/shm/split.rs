@@ -33,8 +33,7 @@ impl ShmEngine {
         colours.sort_unstable();
         colours.dedup();
         let chunk_bytes = self.shared.config.chunk_bytes;
-        let layout =
-            |colour: u32| RegionLayout { ranks: split_order(&all, colour).len(), chunk_bytes };
+        let layout = |c: u32| RegionLayout { ranks: split_order(&all, c).len(), chunk_bytes };
         let bytes = |colour: &u32| layout(*colour).bytes().next_multiple_of(FIRST_PAGE) as u64;
         let start = self.allocate_children(colours.iter().map(bytes).sum())?;
         let Some(colour) = colour else { return Ok(None) };

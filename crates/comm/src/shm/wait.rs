@@ -228,10 +228,10 @@ impl ShmState {
         if let Some(theirs) = theirs.filter(is_deadlocked) {
             return self.mismatch(rank, ctx, theirs);
         }
-        let collective =
-            matches!(ctx.activity, Activity::Collective(_)) && !ctx.signature.kind.has_root();
-        let has_entered =
-            |other: usize| self.region.activity(other).sequence() >= ctx.activity.sequence();
+        let is_collective = matches!(ctx.activity, Activity::Collective(_));
+        let collective = is_collective && !ctx.signature.kind.has_root();
+        let sequence = ctx.activity.sequence();
+        let has_entered = |other: usize| self.region.activity(other).sequence() >= sequence;
         let missing = |other: &usize| *other == rank || (collective && !has_entered(*other));
         let missing: Vec<usize> = others().filter(missing).collect();
         CommError::Timeout {

@@ -44,8 +44,7 @@ impl WaitRecord {
     pub fn publish(&self, ranks: &[usize], waited: Duration) {
         let region = &self.wait_table.region;
         let line = region.layout.waits(region.rank, self.line);
-        let waited_ranks =
-            ranks.iter().filter_map(|rank| self.members.get(*rank)).take(MAX_WAITED_RANKS);
+        let waited_ranks = ranks.iter().filter_map(|r| self.members.get(*r)).take(MAX_WAITED_RANKS);
         let mut count = 0;
         for rank in waited_ranks {
             count += 1;

@@ -58,8 +58,8 @@ impl ShmEngine {
         self.post(seq, ctx);
         self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
         let buffers = |rank: usize| {
-            let (words, _) =
-                self.payload(SlotKind::Inline, rank, seq, 0..offsets.len()).as_chunks::<8>();
+            let offsets = self.payload(SlotKind::Inline, rank, seq, 0..offsets.len());
+            let (words, _) = offsets.as_chunks::<8>();
             let at = |word: &[u8; 8]| u64::from_le_bytes(*word).checked_sub(1);
             Some(ArenaBuffers { input: at(&words[0])? as usize, output: at(&words[1])? as usize })
         };
@@ -78,8 +78,8 @@ impl ShmEngine {
             let by = self.shared.peers[self.rank()].clone();
             return Err(self.shared.publish_error(CommError::Aborted { by, why }));
         };
-        let shard =
-            ReduceShards::new(reduction.bytes, reduction.bytes, self.ranks()).shard(0, self.rank());
+        let shards = ReduceShards::new(reduction.bytes, reduction.bytes, self.ranks());
+        let shard = shards.shard(0, self.rank());
         let mut block_result = [0; BLOCK_BYTES];
         let mut at = shard.offset;
         while at < shard.in_buffer().end {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::control_messages::{Fault, MessageCounts};
 use crate::Signature;
-use crate::wait_graph;
+use crate::wait_graph::{explains_delay, root_causes};
 
 /// A call that timed out.
 #[derive(Debug, Clone)]
@@ -136,7 +136,7 @@ impl StatusQuery {
 
     /// A timeout that names the root causes in the wait graph of the missing ranks.
     fn timeout(&self, missing: &[u32]) -> Option<Fault> {
-        let missing = wait_graph::root_causes(missing, |rank| self.waits(rank));
+        let missing = root_causes(missing, |rank| self.waits(rank));
         let (sequence, seconds) = (self.stalled.call.unwrap_or_default(), self.waited_s);
         (!missing.is_empty()).then_some(Fault::Timeout { sequence, seconds, missing })
     }
@@ -144,8 +144,7 @@ impl StatusQuery {
     /// The ranks that a rank has waited for long enough to explain its delay.
     fn waits(&self, rank: u32) -> Vec<u32> {
         let delay = Duration::from_secs(self.waited_s);
-        let long =
-            |(_, ms): &&(u32, u64)| wait_graph::explains_delay(Duration::from_millis(*ms), delay);
+        let long = |(_, ms): &&(u32, u64)| explains_delay(Duration::from_millis(*ms), delay);
         let waits = self.answers.get(&rank).into_iter().flat_map(|status| &status.waits);
         waits.filter(long).map(|(rank, _)| *rank).collect()
     }

@@ -205,10 +205,8 @@ impl TcpTransport {
         if !key.tagged {
             comm.message_counts.awaited.push(from);
         }
-        let (start, length) = (into.cast::<u8>(), into.len());
-        let id = RequestId(0);
-        let posted =
-            PostedRecv { key, signature_hash, request: id, start, length, action, operand };
+        let (start, length, request) = (into.cast::<u8>(), into.len(), RequestId(0));
+        let posted = PostedRecv { key, signature_hash, request, start, length, action, operand };
         let id = mesh.receive(from, posted);
         shared.wake_poller(&mesh);
         let direction = LinkDirection::Recv;
@@ -286,15 +284,10 @@ impl Transport for TcpTransport {
         self.calls_done += 1;
     }
 
-    unsafe fn post_send(
-        &mut self,
-        to: u32,
-        key: MatchKey,
-        bytes: *const [u8],
-    ) -> Result<RequestId> {
+    unsafe fn post_send(&mut self, to: u32, key: MatchKey, data: *const [u8]) -> Result<RequestId> {
         self.check_not_failed()?;
         let to = self.global(to);
-        let stripes = self.connect(to, bytes.len())?;
+        let stripes = self.connect(to, data.len())?;
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
         self.record_p2p(key, &mesh);
@@ -304,8 +297,8 @@ impl Transport for TcpTransport {
         if !key.tagged {
             increment(&mut comm.message_counts.sent, to);
         }
-        let header = Header { key, length: bytes.len() as u64, signature_hash, stripes };
-        let id = mesh.send(to, header, bytes);
+        let header = Header { key, length: data.len() as u64, signature_hash, stripes };
+        let id = mesh.send(to, header, data);
         shared.wake_poller(&mesh);
         let direction = LinkDirection::Send;
         self.requests.push(PendingRequest { id, peer: to, direction, p2p: key.tagged });

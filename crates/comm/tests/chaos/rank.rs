@@ -312,9 +312,8 @@ impl<'a> RankDriver<'a> {
     /// Triggers the fault of this step, if this rank is the victim.
     fn trigger_fault(&self) {
         let (case, after) = (self.case, Duration::from_micros(self.case.after_us));
-        let external =
-            matches!(case.fault, Fault::NodeCut | Fault::LinkCut { .. } | Fault::SlowNode);
-        if external && self.rank == 0 {
+        use Fault::{LinkCut, NodeCut, SlowNode};
+        if matches!(case.fault, NodeCut | LinkCut { .. } | SlowNode) && self.rank == 0 {
             println!("\n{INJECT}");
         }
         if self.rank != case.victim {
@@ -341,16 +340,8 @@ impl<'a> RankDriver<'a> {
 fn owned(step: ChaosStep, comm: &dyn Comm) -> OwnedCall {
     let kind = step.kind.unwrap_or(CallKind::Barrier);
     let ChaosStep { dtype, op, root, count, .. } = step;
-    let mut call = OwnedCall {
-        kind,
-        dtype,
-        op,
-        root,
-        tag: 0,
-        counts: Counts::Equal(count),
-        input: None,
-        output: Buffer::zeroed(0),
-    };
+    let call = OwnedCall::new(kind, dtype, Counts::Equal(count), Buffer::zeroed(0));
+    let mut call = OwnedCall { op, root, ..call };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
         call.input = Some(Buffer::zeroed(0));

@@ -236,12 +236,11 @@ fn exchange<C: Comm>(world: Vec<C>) {
     on_all_ranks(world, |comm| {
         let me = comm.rank() as usize;
         let receive: Vec<usize> = send.iter().map(|s| s[me]).collect();
-        let to: Vec<i16> =
-            (0..ranks).flat_map(|r| vec![(me * 10 + r) as i16; send[me][r]]).collect();
+        let block = |from: usize, to: usize| vec![(from * 10 + to) as i16; send[from][to]];
+        let to: Vec<i16> = (0..ranks).flat_map(|r| block(me, r)).collect();
         let mut from = vec![0i16; receive.iter().sum()];
         comm.all_to_all_v(&to, &send[me], &mut from, &receive).unwrap();
-        let expected: Vec<i16> =
-            (0..ranks).flat_map(|r| vec![(r * 10 + me) as i16; receive[r]]).collect();
+        let expected: Vec<i16> = (0..ranks).flat_map(|r| block(r, me)).collect();
         assert_eq!(from, expected);
     });
 }

@@ -60,8 +60,7 @@ impl RankBuffers {
 
     /// What an output block must hold at the end.
     pub fn result(&self, block: u32) -> SymbolicValue {
-        let one =
-            |block: u32, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
+        let one = |block, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
         match self.kind {
             CallKind::Broadcast | CallKind::Scatter => one(block, self.root),
             CallKind::AllGather | CallKind::Gather => one(block, block),

@@ -41,9 +41,8 @@ impl<'a> SymbolicRun<'a> {
         let ranks = programs.len() as u32;
         let new = |(rank, program): (usize, &'a Program)| {
             let rank = rank as u32;
-            let buffers =
-                RankBuffers { kind, ranks, rank, root, blocks: program.blocks.count(ranks) };
-            SymbolicRank::new(buffers, program)
+            let blocks = program.blocks.count(ranks);
+            SymbolicRank::new(RankBuffers { kind, ranks, rank, root, blocks }, program)
         };
         Self { ranks: programs.iter().enumerate().map(new).collect(), messages }
     }

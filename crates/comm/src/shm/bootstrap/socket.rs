@@ -104,8 +104,8 @@ fn send_segment(
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
     stream.read_exact(&mut received).ok()?;
-    let rank =
-        *missing.iter().find(|rank| JoinRequest { rank: **rank, ..own }.bytes() == received)?;
+    let is_from = |&rank: &u32| JoinRequest { rank, ..own }.bytes() == received;
+    let rank = missing.iter().copied().find(is_from)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     let files = [segment.file.as_fd()];

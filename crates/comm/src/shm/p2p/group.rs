@@ -94,12 +94,11 @@ impl ShmEngine {
         let mut group = P2pGroup::default();
         for call in calls {
             let ctx = self.begin_p2p(&call)?;
-            let (with, tag, dtype) = (call.root as usize, call.tag, call.dtype as u8);
-            let header = |bytes: usize| MessageHeader { tag, dtype, bytes: bytes as u64 };
+            let with = call.root as usize;
             match call.kind {
                 CallKind::Send => {
                     let rest = call.input.unwrap_or(call.output);
-                    let header = header(rest.len());
+                    let header = MessageHeader::new(&call, rest.len());
                     if with == self.rank() {
                         let message = UnexpectedMessage { header, bytes: rest.to_vec() };
                         self.p2p.unexpected[with].push_back(message);
@@ -108,7 +107,8 @@ impl ShmEngine {
                     }
                 }
                 _ => {
-                    let (header, rest) = (header(call.output.len()), call.output);
+                    let header = MessageHeader::new(&call, call.output.len());
+                    let rest = call.output;
                     let awaited =
                         PendingRecv { from: with, header, rest, ctx, matched: false, done: false };
                     group.receives.push(awaited);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::reader::{ReadStatus, Reader};
+use super::reader::{ReadResult, ReadStatus, Reader};
 use super::recv_buffer::{PostedRecv, RecvBuffer};
 use super::{CommTable, ProtocolError};
 use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
@@ -116,12 +116,7 @@ impl Incoming {
     }
 
     /// One step with at most one system call.
-    fn step(
-        &mut self,
-        conn: usize,
-        comms: &mut CommTable,
-        limit: usize,
-    ) -> Result<ReadStatus, String> {
+    fn step(&mut self, conn: usize, comms: &mut CommTable, limit: usize) -> ReadResult {
         let wants_header = self.wants_header(conn) && !self.is_full(limit);
         let Some(reader) = self.conns.get_mut(conn).and_then(Option::as_mut) else {
             return Ok(ReadStatus::WouldBlock);
@@ -173,9 +168,8 @@ impl Incoming {
     /// Only the connection that the peer chose carries headers. They are read while a receive is
     /// posted.
     fn wants_header(&self, conn: usize) -> bool {
-        let carries_headers =
-            conn <= LOCAL_CONN && self.header_conn.is_none_or(|chosen| chosen == conn);
-        carries_headers && !self.posted.is_empty()
+        let is_chosen = self.header_conn.is_none_or(|chosen| chosen == conn);
+        conn <= LOCAL_CONN && is_chosen && !self.posted.is_empty()
     }
 
     /// Whether messages may still arrive on the other connection when this one is closed. A rank
@@ -186,12 +180,7 @@ impl Incoming {
     }
 
     /// Starts a message.
-    fn begin(
-        &mut self,
-        first: usize,
-        header: Header,
-        comms: &mut CommTable,
-    ) -> Result<ReadStatus, String> {
+    fn begin(&mut self, first: usize, header: Header, comms: &mut CommTable) -> ReadResult {
         let length = header.length as usize;
         let found = self.posted.iter().position(|posted| posted.key == header.key);
         let posted = found.and_then(|at| self.posted.remove(at));

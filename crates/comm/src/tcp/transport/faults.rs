@@ -91,16 +91,9 @@ impl TcpTransport {
             },
             Fault::CallMismatch { sequence, majority, minority } if majority.1.kind.is_p2p() => {
                 // Only the two ranks of a message made the calls. If this is one of them, it is named first.
-                let ours_first = minority.0 != self.global_rank();
-                let (ours, theirs) =
-                    if ours_first { (majority, minority) } else { (minority, majority) };
-                CommError::CallMismatch {
-                    sequence: *sequence,
-                    ours_by: self.peer(ours.0),
-                    ours: Box::new(ours.1),
-                    theirs_by: self.peer(theirs.0),
-                    theirs: Box::new(theirs.1),
-                }
+                let swap = minority.0 == self.global_rank();
+                let (ours, theirs) = if swap { (minority, majority) } else { (majority, minority) };
+                self.mismatch(*sequence, *ours, *theirs)
             }
             Fault::CallMismatch { sequence, majority, minority } => {
                 let own = mesh.comms.peek(self.comm_id).and_then(|c| c.signature_of(*sequence));
@@ -135,10 +128,14 @@ impl TcpTransport {
         let by = if own.is_some() { self.global_rank() } else { majority.0 };
         let own = own.unwrap_or(majority.1);
         let theirs = if own == majority.1 { minority } else { majority };
+        self.mismatch(sequence, (by, own), theirs)
+    }
+
+    fn mismatch(&self, seq: u64, ours: (u32, Signature), theirs: (u32, Signature)) -> CommError {
         CommError::CallMismatch {
-            sequence,
-            ours_by: self.peer(by),
-            ours: Box::new(own),
+            sequence: seq,
+            ours_by: self.peer(ours.0),
+            ours: Box::new(ours.1),
             theirs_by: self.peer(theirs.0),
             theirs: Box::new(theirs.1),
         }
