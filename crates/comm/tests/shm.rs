@@ -191,12 +191,11 @@ fn root_mismatch_is_reported_to_ranks_that_ran_ahead() {
 
 #[test]
 fn message_length_mismatch_is_reported() {
-    let ends = suite::on_all_ranks(world(2), |comm| match comm.rank() {
+    let errors = errors(world(2), |comm| match comm.rank() {
         0 => comm.send(&[1u8, 2], 1, 0).and_then(|()| comm.barrier()),
         _ => comm.receive(&mut [0u8; 3], 0, 0),
     });
-    for end in ends {
-        let error = end.unwrap_err().to_string();
+    for error in errors {
         assert!(error.contains("send of 2 u8") && error.contains("receive of 3 u8"), "{error}");
     }
 }
@@ -279,12 +278,11 @@ fn unobserved_mismatch_is_reported_some_calls_later() {
 #[test]
 fn collective_and_message_are_reported_as_a_mismatch() {
     let world = shm::world_with(2, short_timeout()).unwrap();
-    let ends = suite::on_all_ranks(world, |comm| match comm.rank() {
+    let errors = errors(world, |comm| match comm.rank() {
         0 => comm.barrier(),
         _ => comm.receive(&mut [0u8], 0, 0),
     });
-    for end in ends {
-        let error = end.unwrap_err().to_string();
+    for error in errors {
         assert!(error.contains("barrier") && error.contains("receive of 1 u8"), "{error}");
     }
 }

@@ -14,10 +14,11 @@ const MAX_CACHED: usize = 64;
 /// The programs of one rank of a communicator.
 #[derive(Debug)]
 pub struct Planner {
-    table: Arc<AlgorithmTable>,
+    /// The algorithm table. All ranks must replace it between the same calls.
+    pub table: Arc<AlgorithmTable>,
     rank: u32,
     /// The node index of each rank, numbered from 0.
-    nodes: Vec<u32>,
+    pub nodes: Vec<u32>,
     cache: HashMap<(CallKind, Algorithm, u32), Arc<Program>>,
 }
 
@@ -31,21 +32,6 @@ impl Planner {
         };
         let nodes = nodes.iter().map(index).collect();
         Self { table, rank, nodes, cache: HashMap::new() }
-    }
-
-    /// The algorithm table.
-    pub fn table(&self) -> &Arc<AlgorithmTable> {
-        &self.table
-    }
-
-    /// Replaces the table. All ranks must set the same table between the same calls.
-    pub fn set_table(&mut self, table: Arc<AlgorithmTable>) {
-        self.table = table;
-    }
-
-    /// The node index of each rank.
-    pub fn nodes(&self) -> &[u32] {
-        &self.nodes
     }
 
     /// The program for a call, by the algorithm that the table selects.
@@ -111,7 +97,7 @@ mod tests {
     #[test]
     fn nodes_are_numbered_by_first_occurrence() {
         let planner = Planner::new(Arc::new(AlgorithmTable::default()), 0, &[70, 3, 70, 9]);
-        assert_eq!(planner.nodes(), [0, 1, 0, 2]);
+        assert_eq!(planner.nodes, [0, 1, 0, 2]);
     }
 
     #[test]

@@ -77,6 +77,7 @@ macro_rules! reducible {
             }
 
             #[inline(always)]
+            #[allow(clippy::useless_conversion, reason = "only for one of the types")]
             fn div_by($a: Self, $b: u32) -> Self {
                 $div
             }

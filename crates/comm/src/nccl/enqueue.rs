@@ -83,17 +83,14 @@ impl NcclEngine {
         layout: &ByteLayout,
         buffers: DeviceBuffers,
     ) -> Result {
+        use CallKind::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
         self.grouped(call.kind.name(), || match call.kind {
-            CallKind::AllReduce | CallKind::Reduce | CallKind::ReduceScatter => {
-                self.enqueue_reduction(call, layout, buffers)
-            }
-            CallKind::AllGather if matches!(layout.counts, Counts::Equal(_)) => {
+            AllReduce | Reduce | ReduceScatter => self.enqueue_reduction(call, layout, buffers),
+            AllGather if matches!(layout.counts, Counts::Equal(_)) => {
                 self.enqueue_all_gather(layout, buffers)
             }
-            CallKind::Broadcast | CallKind::AllGather => {
-                self.enqueue_broadcasts(call, layout, buffers)
-            }
-            CallKind::Barrier => self.enqueue_barrier(buffers),
+            Broadcast | AllGather => self.enqueue_broadcasts(call, layout, buffers),
+            Barrier => self.enqueue_barrier(buffers),
             _ => self.enqueue_p2p(call, layout, buffers),
         })
     }

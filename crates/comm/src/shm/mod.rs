@@ -200,12 +200,13 @@ impl ShmEngine {
     }
 
     fn collective(&mut self, call: Call<'_>) -> Result {
+        use CallKind::{AllReduce, Reduce, ReduceScatter};
         let ctx = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
-            CallKind::AllReduce | CallKind::Reduce => {
+            AllReduce | Reduce => {
                 let bytes = call.counts.of(self.rank()) * dtype.size();
-                let wants_result = kind == CallKind::AllReduce || root == self.rank();
+                let wants_result = kind == AllReduce || root == self.rank();
                 let buffers = Buffers::new(call, self.rank());
                 self.reduce(&ctx, reduce::Reduction { dtype, op, wants_result, bytes }, &buffers)
             }
@@ -215,9 +216,7 @@ impl ShmEngine {
                 let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
                 let buffers = Buffers::new(call, self.rank());
                 match kind {
-                    CallKind::ReduceScatter => {
-                        self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers)
-                    }
+                    ReduceScatter => self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers),
                     _ => self.run_copies(&ctx, &plan, &buffers),
                 }
             }

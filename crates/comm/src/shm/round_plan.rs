@@ -127,28 +127,28 @@ impl RoundPlan {
             Counts::Equal(count) => Extents::Even(count * size),
             _ => Extents::Listed((0..ranks).map(part).collect()),
         };
+        use CallKind::{AllGather, AllToAll, Broadcast, Gather, ReduceScatter, Scatter};
         let (send, recv) = match call.kind {
-            CallKind::Broadcast if rank == root => (own_block(), Extents::NONE),
-            CallKind::Broadcast => (Extents::NONE, root_block()),
-            CallKind::AllGather => (own_block(), each()),
-            CallKind::Gather if rank == root => (Extents::NONE, each()),
-            CallKind::Gather => (own_block(), Extents::NONE),
-            CallKind::Scatter if rank == root => (each(), Extents::NONE),
-            CallKind::Scatter => (Extents::NONE, root_block()),
-            CallKind::ReduceScatter => (each(), Extents::Same(start(rank))),
-            CallKind::AllToAll => all_to_all_extents(call, each),
+            Broadcast if rank == root => (own_block(), Extents::NONE),
+            Broadcast => (Extents::NONE, root_block()),
+            AllGather => (own_block(), each()),
+            Gather if rank == root => (Extents::NONE, each()),
+            Gather => (own_block(), Extents::NONE),
+            Scatter if rank == root => (each(), Extents::NONE),
+            Scatter => (Extents::NONE, root_block()),
+            ReduceScatter => (each(), Extents::Same(start(rank))),
+            AllToAll => all_to_all_extents(call, each),
             _ => (Extents::NONE, Extents::NONE),
         };
         let own = match call.kind {
-            CallKind::AllGather => (0, part(rank)),
-            CallKind::Gather if rank == root => (0, part(rank)),
-            CallKind::Scatter if rank == root => (part(rank).offset, start(rank)),
-            CallKind::ReduceScatter => (part(rank).offset, start(rank)),
-            CallKind::AllToAll => (send.of(rank).offset, recv.of(rank)),
+            AllGather => (0, part(rank)),
+            Gather if rank == root => (0, part(rank)),
+            Scatter if rank == root => (part(rank).offset, start(rank)),
+            ReduceScatter => (part(rank).offset, start(rank)),
+            AllToAll => (send.of(rank).offset, recv.of(rank)),
             _ => (0, Extent::default()),
         };
-        let per_rank =
-            matches!(call.kind, CallKind::Scatter | CallKind::ReduceScatter | CallKind::AllToAll);
+        let per_rank = matches!(call.kind, Scatter | ReduceScatter | AllToAll);
         let max_block_bytes = match call.counts {
             Counts::PerPair { .. } => max_block_bytes,
             Counts::Equal(_) => part(0).bytes,

@@ -1,24 +1,21 @@
 //! The collective engine over TCP or libfabric.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
 
-use crate::schedule::selection::AlgorithmTable;
 use crate::schedule::{Algorithm, Program};
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
-use crate::tune::Tunable;
 use crate::worker::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::{Call, Result};
 
 /// Runs collectives on a [`TcpTransport`].
 pub struct TcpEngine {
     transport: TcpTransport,
-    planner: Planner,
+    pub(crate) planner: Planner,
     scratch: Scratch,
 }
 
@@ -38,6 +35,13 @@ impl TcpEngine {
     /// A duplicate of the transport that reports faults of a hierarchical communicator.
     pub(crate) fn fault_channel(&self) -> TcpTransport {
         self.transport.fault_channel()
+    }
+
+    /// Runs a collective with this algorithm instead of the table's choice. All ranks must select the
+    /// same one.
+    pub fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
+        let program = self.planner.plan_with(&call, algorithm)?;
+        self.run_program(call, &program)
     }
 
     fn run_program(&mut self, call: Call<'_>, program: &Program) -> Result {
@@ -65,7 +69,7 @@ impl TcpEngine {
         let comm_id = self.transport.derived_comm_id(colour.into());
         let transport = self.transport.subgroup(comm_id, members, rank);
         let mut child = Self::new(transport);
-        child.planner.set_table(self.planner.table().clone());
+        child.planner.table = self.planner.table.clone();
         Ok(Some(child))
     }
 }
@@ -102,20 +106,5 @@ impl Engine for TcpEngine {
 
     fn has_failed_fn(&self) -> HasFailedFn {
         self.transport.has_failed_fn()
-    }
-}
-
-impl Tunable for TcpEngine {
-    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
-        let program = self.planner.plan_with(&call, algorithm)?;
-        self.run_program(call, &program)
-    }
-
-    fn nodes(&self) -> &[u32] {
-        self.planner.nodes()
-    }
-
-    fn set_table(&mut self, table: Arc<AlgorithmTable>) {
-        self.planner.set_table(table);
     }
 }

@@ -21,7 +21,7 @@ use proptest::strategy::{Just, Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use regatta_comm::bootstrap::{BootstrapConfig, listen};
 use regatta_comm::{
-    Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, ReduceOp,
+    Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, ReduceOp, Result,
 };
 use regatta_wire::secret::Secret;
 
@@ -57,6 +57,16 @@ pub fn configs(size: u32, configure: impl Fn(&mut BootstrapConfig)) -> Vec<Boots
     let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
     all[0].listener = Some(listener);
     all
+}
+
+/// Runs a call on zeroed buffers, out of place.
+pub fn run_zeroed(comm: &dyn Comm, call: Call<'_>) -> Result {
+    let (rank, ranks, size) = (comm.rank() as usize, comm.size() as usize, call.dtype.size());
+    let has_input = !matches!(call.kind, CallKind::Broadcast | CallKind::Barrier);
+    let call = Call { input: has_input.then_some(&[]), ..call };
+    let (input, output) = call.lengths(rank, ranks);
+    let (input, mut output) = (vec![0; input * size], vec![0; output * size]);
+    comm.run(Call { input: has_input.then_some(&input), output: &mut output, ..call })
 }
 
 /// The number of cases, from the environment or the default.

@@ -8,7 +8,7 @@ use regatta_comm::error::Peer;
 use regatta_comm::schedule::Algorithm;
 use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::tcp::TcpEngine;
-use regatta_comm::tune::{Tunable, TuneConfig, tune};
+use regatta_comm::tune::{TuneConfig, tune};
 use regatta_comm::worker::{AbortFn, BoxEngine, Communicator, Engine};
 use regatta_comm::{Call, CallKind, Counts, DType, ReduceOp, Result};
 use regatta_model::document::to_json;

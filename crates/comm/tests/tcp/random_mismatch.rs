@@ -28,17 +28,8 @@ fn call(seeded: &mut SeededRng, ranks: u32) -> Action {
 
 fn run(comm: &Communicator, action: Action) -> Result {
     let Action::Call { kind, dtype, op, root, count } = action else { return Ok(()) };
-    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     let call = Call::new(kind, dtype, Counts::Equal(count), &mut []);
-    let mut call = Call { op, root, ..call };
-    let size = dtype.size();
-    let input = vec![0; call.lengths(rank, ranks).0 * size];
-    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
-        call.input = Some(&input);
-    }
-    let mut output = vec![0; call.lengths(rank, ranks).1 * size];
-    call.output = &mut output;
-    comm.run(call)
+    suite::run_zeroed(comm, Call { op, root, ..call })
 }
 
 /// The signature of the action's call.

@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
-use regatta_comm::{Call, CallKind, Comm, Counts, DType, Result};
+use regatta_comm::{Call, CallKind, Comm, Counts, DType};
 use regatta_wire::secret::Secret;
 
-use crate::port_file;
+use crate::{port_file, suite};
 
 /// Set for a rank process: its script.
 const SCRIPT: &str = "REGATTA_TEST_SCRIPT";
@@ -162,7 +162,9 @@ fn rank_main() {
                 rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
             });
         }
-        if let Err(error) = run_collective(&comm, script.kind, script.count) {
+        let counts = Counts::Equal(script.count);
+        let collective = Call::new(script.kind, DType::F32, counts, &mut []);
+        if let Err(error) = suite::run_zeroed(&comm, Call { root: 1, ..collective }) {
             break error;
         }
         if call % 100 == 1 {
@@ -171,19 +173,4 @@ fn rank_main() {
         last = Instant::now();
     };
     println!("\nerror: {} ms: {error}", last.elapsed().as_millis());
-}
-
-/// Runs one collective of `count` elements per part.
-fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result {
-    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
-    let mut call = Call { root: 1, ..call };
-    let (input, output) = call.lengths(rank, ranks);
-    let (input, mut output) = (vec![0; input * 4], vec![0; output * 4]);
-    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
-        call.input = Some(&input);
-        output.resize(call.lengths(rank, ranks).1 * 4, 0);
-    }
-    call.output = &mut output;
-    comm.run(call)
 }
