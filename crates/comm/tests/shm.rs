@@ -48,7 +48,7 @@ fn sampled_combinations_match_the_reference() {
 #[test]
 fn random_messages_are_delivered() {
     suite::random_messages(24, 1..9, world);
-    suite::random_message_groups(24, 1..9, world);
+    suite::random_groups(24, 1..9, world);
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn sampled_combinations_match_the_reference() {
 #[test]
 fn random_messages_are_delivered() {
     suite::random_messages(16, 1..9, world);
-    suite::random_message_groups(16, 1..9, world);
+    suite::random_groups(16, 1..9, world);
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn root_context(
     config: ShmConfig,
 ) -> JoinContext {
     let root_ranks = (0..peers.len() as u32).collect();
-    let arena = Arena::open(&segment, arena_start(layout), layout.ranks, rank);
+    let arena = Arena::open(segment.clone(), arena_start(layout), layout.ranks, rank);
     let (start, wait_table) = (FIRST_PAGE as u64, None);
     JoinContext { segment, start, layout, rank, peers, root_ranks, wait_table, arena, config }
 }

@@ -131,11 +131,7 @@ pub fn random_messages<C: Comm>(default: u32, ranks: Range<u32>, world: impl Fn(
 }
 
 /// Random groups of messages.
-pub fn random_message_groups<C: Comm>(
-    default: u32,
-    ranks: Range<u32>,
-    world: impl Fn(u32) -> Vec<C>,
-) {
+pub fn random_groups<C: Comm>(default: u32, ranks: Range<u32>, world: impl Fn(u32) -> Vec<C>) {
     run_proptest(default, &messages::sequence(ranks, true), |sequence| {
         sequence.check_groups(world(sequence.ranks))
     });
