@@ -101,7 +101,7 @@ impl StepProgress {
     }
 }
 
-/// ProgramStep index and segment index.
+/// Step index and segment index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentId(usize, usize);
 

@@ -27,7 +27,7 @@ pub use root::RootState;
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 const FIRST: usize = 2;
-/// Interval of timeouts and heartbeats checks.
+/// Interval of timeout and heartbeat checks.
 const TICK: Duration = Duration::from_millis(50);
 /// Time to deliver the last messages. After a failed rendezvous, rank 0 reports the error to late
 /// ranks for this long.

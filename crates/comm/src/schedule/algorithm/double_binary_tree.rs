@@ -84,7 +84,7 @@ fn others(ctx: &RankContext) -> Option<RankGroup> {
     RankGroup::of(after.collect(), ctx.rank)
 }
 
-/// BinaryTree index and rank of the roots of both trees.
+/// Tree index and rank of the roots of both trees.
 fn tree_roots(ctx: &RankContext) -> [(u32, u32); 2] {
     let n = ctx.ranks - 1;
     let rank = |member: u32| (ctx.root + 1 + member) % ctx.ranks;

@@ -10,7 +10,7 @@ use crate::schedule::{Program, ProgramStep};
 pub(in crate::schedule) struct ScheduledMessage {
     /// Round in the rank's program.
     pub round: u32,
-    /// ProgramStep in the round.
+    /// Step in the round.
     pub step: u32,
     /// The other rank.
     pub peer: u32,

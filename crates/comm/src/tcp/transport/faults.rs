@@ -124,7 +124,7 @@ impl TcpTransport {
         majority: (u32, Signature),
         minority: (u32, Signature),
     ) -> CommError {
-        // A rank that has not made the call yet is told about two others.
+        // A rank that has not made the call yet is given the calls of two others.
         let by = if own.is_some() { self.global_rank() } else { majority.0 };
         let own = own.unwrap_or(majority.1);
         let theirs = if own == majority.1 { minority } else { majority };
