@@ -5,21 +5,22 @@ mod algorithm_table;
 mod config;
 mod listen;
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
 
-use crate::CommError;
 use crate::fabric;
 use crate::schedule::selection::AlgorithmTable;
 use crate::tcp::{
-    AuthConn, ControlHandle, ControlPlane, Dial, DialError, FromRoot, Hello, MAX_CONNECTIONS,
-    RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode, encode,
+    AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
+    MAX_CONNECTIONS, RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode,
+    encode,
 };
 use crate::worker::Communicator;
+use crate::{CommError, Result};
 pub use config::{BootstrapConfig, host_name};
 pub use listen::listen;
 
@@ -36,16 +37,16 @@ const SPIN: Duration = Duration::from_micros(50);
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Connects this rank with all others over the network.
-pub fn join(config: BootstrapConfig) -> Result<Communicator, CommError> {
+pub fn join(config: BootstrapConfig) -> Result<Communicator> {
     Ok(Communicator::new(Box::new(engine(config)?)))
 }
 
 /// The engine of [`join`].
-pub fn engine(config: BootstrapConfig) -> Result<TcpEngine, CommError> {
+pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     let (rank, world_size) = (config.rank, config.world_size);
     if rank >= world_size {
         let what = format!("rank {rank} is out of range: the world size is {world_size}");
-        return Err(bootstrap_error(what, "RANK must be between 0 and WORLD_SIZE - 1"));
+        return Err(CommError::bootstrap(what, "RANK must be between 0 and WORLD_SIZE - 1"));
     }
     let choice = config.fabric.clone();
     let context = Arc::new(if rank == 0 { serve(config) } else { connect_root(config) }?);
@@ -56,56 +57,48 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine, CommError> {
 }
 
 /// Rank 0 accepts the registrations of all other ranks.
-fn serve(mut config: BootstrapConfig) -> Result<TcpContext, CommError> {
+fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
+    let port = config.master_port;
     let listener = match config.listener.take() {
         Some(listener) => listener,
-        None => {
-            let any = unspecified_address(master(&config)?, config.master_port);
-            listen(any).map_err(|error| {
-                let port = config.master_port;
-                let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
-                bootstrap_error(what, "choose a free MASTER_PORT, one per job")
-            })?
-        }
+        None => listen(unspecified_address(master(&config)?, port)).map_err(|error| {
+            let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
+            CommError::bootstrap(what, "choose a free MASTER_PORT, one per job")
+        })?,
     };
     let algorithms = algorithm_table::load(&config)?;
-    let port = listener.local_addr().map_err(|e| system("listening socket", &e))?.port();
+    let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
     let root_address = master(&config)?.ip();
     let own = config.rank_info(config.bind.clone(), port);
-    let shared = Arc::new(SharedMesh::new().map_err(|e| system("eventfd", &e))?);
     let (sender, result) = channel();
     let table = algorithm_table::encode(&algorithms)?;
     let root = RootState::new(config.world_size, own, config.join_timeout, table, sender);
-    let timing = timing(&config);
-    let parts = ControlPlane::root(listener, config.secret.clone(), timing, shared.clone(), root);
-    let (control_plane, control) = parts.map_err(|e| system("control plane of rank 0", &e))?;
-    spawn(control_plane)?;
+    let role = ControlRole::Root(Box::new(root));
+    let (shared, control) = start_control_plane(&config, listener, role, None)?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
-        Ok(Err(error)) => return Err(bootstrap_error(error.what, &error.hint)),
+        Ok(Err(error)) => return Err(CommError::bootstrap(error.what, error.hint)),
         Err(_) => {
-            let what = "the control-plane thread of rank 0 ended".to_owned();
-            return Err(bootstrap_error(what, "please report this bug"));
+            let what = "the control-plane thread of rank 0 ended";
+            return Err(CommError::bootstrap(what, "please report this bug"));
         }
     };
     Ok(context(config, with_root_address(root_address, members), algorithms, shared, control))
 }
 
 /// Any other rank registers with rank 0.
-fn connect_root(config: BootstrapConfig) -> Result<TcpContext, CommError> {
+fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
     let until = Instant::now() + config.join_timeout;
     let (mut conn, root) = connect_with_retry(&config, until)?;
-    let local = conn.stream.local_addr().map_err(|e| system("local address", &e))?;
+    let local = conn.stream.local_addr().map_err(|e| CommError::system("local address", e))?;
     let (ips, listener) = match config.bind.as_slice() {
         [] => (vec![local.ip()], listen(unspecified_address(root, 0))),
-        [bind] => (vec![*bind], listen(SocketAddr::new(*bind, 0))),
-        [first, ..] => {
-            let any = unspecified_address(SocketAddr::new(*first, 0), 0);
-            (config.bind.clone(), listen(any))
-        }
+        [bind] => (vec![*bind], listen((*bind, 0).into())),
+        [first, ..] => (config.bind.clone(), listen(unspecified_address((*first, 0).into(), 0))),
     };
-    let listener = listener.map_err(|e| system("listening socket", &e))?;
-    let port = listener.local_addr().map_err(|e| system("listening socket", &e))?.port();
+    let socket_error = |e| CommError::system("listening socket", e);
+    let listener = listener.map_err(socket_error)?;
+    let port = listener.local_addr().map_err(socket_error)?.port();
     let hello = Hello::Join { world_size: config.world_size, member: config.rank_info(ips, port) };
     let dial = dial(&config, root, until + REPORT_SLACK);
     let reply = dial.request(&mut conn, &encode(&hello)).map_err(|e| connect_error(root, e))?;
@@ -113,17 +106,14 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext, CommError> {
         Some(FromRoot::Ready { members, algorithms }) => {
             (members, algorithm_table::decode(&algorithms)?)
         }
-        Some(FromRoot::Rejected { what, hint }) => return Err(bootstrap_error(what, &hint)),
+        Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
         _ => {
             let what = format!("unrecognised reply from rank 0 at {root}");
-            return Err(bootstrap_error(what, "run the same version of Regatta on all nodes"));
+            return Err(CommError::bootstrap(what, "run the same version of Regatta on all nodes"));
         }
     };
-    let shared = Arc::new(SharedMesh::new().map_err(|e| system("eventfd", &e))?);
-    let timing = timing(&config);
-    let parts = ControlPlane::member(listener, config.secret.clone(), timing, shared.clone(), conn);
-    let (control_plane, control) = parts.map_err(|e| system("control plane", &e))?;
-    spawn(control_plane)?;
+    let role = ControlRole::member();
+    let (shared, control) = start_control_plane(&config, listener, role, Some(conn))?;
     Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
 }
 
@@ -136,10 +126,7 @@ fn with_root_address(address: IpAddr, mut members: Vec<RankInfo>) -> Vec<RankInf
 }
 
 /// Connects to rank 0, which may start listening later.
-fn connect_with_retry(
-    config: &BootstrapConfig,
-    until: Instant,
-) -> Result<(AuthConn, SocketAddr), CommError> {
+fn connect_with_retry(config: &BootstrapConfig, until: Instant) -> Result<(AuthConn, SocketAddr)> {
     loop {
         let attempt = master(config).map(|at| (at, dial(config, at, until).open()));
         let error = match attempt {
@@ -167,15 +154,14 @@ fn timing(config: &BootstrapConfig) -> Timing {
 }
 
 /// The address of rank 0.
-fn master(config: &BootstrapConfig) -> Result<SocketAddr, CommError> {
+fn master(config: &BootstrapConfig) -> Result<SocketAddr> {
     let (name, port) = (config.master_addr.as_str(), config.master_port);
-    let unresolved = |why: String| {
-        let what = format!("cannot resolve MASTER_ADDR {name}: {why}");
-        bootstrap_error(what, "set it to a name or address of rank 0's node that all nodes resolve")
+    let unresolved = |why: &dyn std::fmt::Display| {
+        let hint = "set it to a name or address of rank 0's node that all nodes resolve";
+        CommError::bootstrap(format!("cannot resolve MASTER_ADDR {name}: {why}"), hint)
     };
-    let mut found =
-        (name, port).to_socket_addrs().map_err(|error| unresolved(error.to_string()))?;
-    found.next().ok_or_else(|| unresolved("the name has no address".to_owned()))
+    let mut found = (name, port).to_socket_addrs().map_err(|error| unresolved(&error))?;
+    found.next().ok_or_else(|| unresolved(&"the name has no address"))
 }
 
 /// The unspecified address of the same family.
@@ -186,10 +172,21 @@ fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
-fn spawn(control_plane: ControlPlane) -> Result<(), CommError> {
+fn start_control_plane(
+    config: &BootstrapConfig,
+    listener: TcpListener,
+    role: ControlRole,
+    to_root: Option<AuthConn>,
+) -> Result<(Arc<SharedMesh>, ControlHandle)> {
+    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
+    let (secret, timing) = (config.secret.clone(), timing(config));
+    let parts = ControlPlane::new(listener, secret, timing, shared.clone(), role, to_root);
+    let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
+    let (control_plane, control) = parts.map_err(|e| CommError::system(what, e))?;
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
     let spawned = thread.spawn(|| control_plane.run());
-    spawned.map(drop).map_err(|e| system("control-plane thread", &e))
+    spawned.map_err(|e| CommError::system("control-plane thread", e))?;
+    Ok((shared, control))
 }
 
 fn context(
@@ -237,13 +234,5 @@ fn connect_error(at: SocketAddr, error: DialError) -> CommError {
             (why, "give all ranks the same REGATTA_SECRET_FILE and each job its own MASTER_PORT")
         }
     };
-    bootstrap_error(format!("cannot connect to rank 0 at {at}: {why}"), hint)
-}
-
-fn bootstrap_error(what: String, hint: &str) -> CommError {
-    CommError::Bootstrap { what, hint: hint.to_owned() }
-}
-
-fn system(what: &str, why: &std::io::Error) -> CommError {
-    CommError::System { what: what.to_owned(), why: why.to_string() }
+    CommError::bootstrap(format!("cannot connect to rank 0 at {at}: {why}"), hint)
 }

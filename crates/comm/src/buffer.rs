@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 
 use crate::dtype::{bytes_of, bytes_of_mut};
-use crate::{CommError, Element};
+use crate::{CommError, Element, Result};
 
 /// A cache line, which is enough for any vector instruction.
 const ALIGNMENT: usize = align_of::<CacheLine>();
@@ -42,13 +42,13 @@ pub trait DeviceCopy: Send + Sync {
     ///
     /// # Safety
     /// `to` must be valid for writes of `from.len()` bytes on the device.
-    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError>;
+    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result;
 
     /// Copies bytes from the device. Returns when the copy is complete.
     ///
     /// # Safety
     /// `from` must be valid for reads of `to.len()` bytes on the device.
-    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError>;
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result;
 }
 
 /// The owner of the memory.
@@ -172,7 +172,7 @@ impl Buffer {
     }
 
     /// Copies elements from host memory to the start of the buffer.
-    pub fn copy_from_host<T: Element>(&mut self, elements: &[T]) -> Result<(), CommError> {
+    pub fn copy_from_host<T: Element>(&mut self, elements: &[T]) -> Result {
         let bytes = bytes_of(elements);
         self.check_len("copy into a buffer", bytes.len())?;
         match &self.owner {
@@ -186,7 +186,7 @@ impl Buffer {
     }
 
     /// Copies elements from the start of the buffer to host memory.
-    pub fn copy_to_host<T: Element>(&self, elements: &mut [T]) -> Result<(), CommError> {
+    pub fn copy_to_host<T: Element>(&self, elements: &mut [T]) -> Result {
         let bytes = bytes_of_mut(elements);
         self.check_len("copy from a buffer", bytes.len())?;
         match &self.owner {
@@ -207,12 +207,12 @@ impl Buffer {
         self.start
     }
 
-    fn check_len(&self, call: &'static str, bytes: usize) -> Result<(), CommError> {
-        let what = || format!("the buffer has {} bytes, {bytes} are needed", self.bytes);
-        match bytes <= self.bytes {
-            true => Ok(()),
-            false => Err(CommError::InvalidCall { call, what: what() }),
+    fn check_len(&self, call: &'static str, bytes: usize) -> Result {
+        if bytes <= self.bytes {
+            return Ok(());
         }
+        let what = format!("the buffer has {} bytes, {bytes} are needed", self.bytes);
+        Err(CommError::invalid_call(call, what))
     }
 }
 
@@ -227,13 +227,12 @@ fn layout(bytes: usize) -> Layout {
 /// pages completely inside the buffer are advised, so memory use does not grow.
 #[cfg(target_os = "linux")]
 fn advise_huge_pages(start: NonNull<u8>, bytes: usize) {
-    use rustix::mm::Advice;
+    use rustix::mm::{Advice, madvise};
     let inside = bytes / HUGE_PAGE * HUGE_PAGE;
     if inside > 0 {
         // Best effort: fails on systems without huge pages.
         // SAFETY: a fresh allocation of at least this size.
-        let _ =
-            unsafe { rustix::mm::madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
+        let _ = unsafe { madvise(start.as_ptr().cast(), inside, Advice::LinuxHugepage) };
     }
 }
 
@@ -284,11 +283,11 @@ mod tests {
             3
         }
 
-        unsafe fn copy_from_host(&self, _: *mut u8, _: &[u8]) -> Result<(), CommError> {
+        unsafe fn copy_from_host(&self, _: *mut u8, _: &[u8]) -> Result {
             Ok(())
         }
 
-        unsafe fn copy_to_host(&self, to: &mut [u8], _: *const u8) -> Result<(), CommError> {
+        unsafe fn copy_to_host(&self, to: &mut [u8], _: *const u8) -> Result {
             to.fill(7);
             Ok(())
         }

@@ -1,12 +1,17 @@
 //! A collective or message as data. The part that ranks must agree on is its [`Signature`].
 
+use std::fmt::Display;
+use std::ops::Range;
+
 use regatta_model::hash::fnv1a;
+use serde::{Deserialize, Serialize};
 
 use crate::counts::Counts;
-use crate::{CommError, DType, ReduceOp};
+use crate::enum_names::enum_names;
+use crate::{CommError, DType, ReduceOp, Result};
 
 /// The collective or point-to-point operation of a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CallKind {
     /// All ranks get the reduction of all inputs.
     AllReduce,
@@ -32,37 +37,16 @@ pub enum CallKind {
     Receive,
 }
 
+enum_names!(CallKind, "All collectives.",
+    AllReduce "all-reduce", Reduce "reduce", Broadcast "broadcast", AllGather "all-gather",
+    ReduceScatter "reduce-scatter", Gather "gather", Scatter "scatter", AllToAll "all-to-all",
+    Barrier "barrier"; Send "send", Receive "receive");
+
 impl CallKind {
-    /// All collectives.
-    pub const ALL: [Self; 9] = [
-        Self::AllReduce,
-        Self::Reduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::ReduceScatter,
-        Self::Gather,
-        Self::Scatter,
-        Self::AllToAll,
-        Self::Barrier,
-    ];
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all-reduce",
-            Self::Reduce => "reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "all-gather",
-            Self::ReduceScatter => "reduce-scatter",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAll => "all-to-all",
-            Self::Barrier => "barrier",
-            Self::Send => "send",
-            Self::Receive => "receive",
-        }
+    /// The kind with this discriminant.
+    pub(crate) fn from_index(index: usize) -> Option<Self> {
+        Self::ALL.into_iter().chain([Self::Send, Self::Receive]).nth(index)
     }
-
     /// Whether it reduces elements.
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
@@ -70,8 +54,7 @@ impl CallKind {
 
     /// Whether all participating ranks have the same element count.
     pub fn has_uniform_count(self) -> bool {
-        let one = matches!(self, Self::Broadcast | Self::Send | Self::Receive);
-        one || matches!(self, Self::AllReduce | Self::Reduce)
+        self.is_p2p() || matches!(self, Self::AllReduce | Self::Reduce | Self::Broadcast)
     }
 
     /// Whether it has a root.
@@ -124,7 +107,7 @@ pub struct Call<'a> {
 }
 
 /// The properties of a call that all ranks must agree on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
     /// The collective.
     pub kind: CallKind,
@@ -143,9 +126,9 @@ pub struct Signature {
 /// The shape of calls whose counts are private to each rank.
 const PER_PAIR: u64 = 1;
 
-impl std::fmt::Display for Signature {
+impl Display for Signature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.kind.name())?;
+        self.kind.fmt(f)?;
         match self.kind {
             CallKind::Barrier => {}
             CallKind::AllToAll if self.shape == PER_PAIR => {
@@ -194,7 +177,7 @@ impl Call<'_> {
     }
 
     /// Checks the counts and the sizes of the buffers.
-    pub fn check(&self, rank: u32, ranks: u32) -> Result<(), CommError> {
+    pub fn check(&self, rank: u32, ranks: u32) -> Result {
         self.check_lengths(rank, ranks, self.input.map(<[u8]>::len), self.output.len())
     }
 
@@ -205,13 +188,12 @@ impl Call<'_> {
         ranks: u32,
         input_bytes: Option<usize>,
         output_bytes: usize,
-    ) -> Result<(), CommError> {
-        let invalid = |what: String| Err(CommError::InvalidCall { call: self.kind.name(), what });
-        if (self.kind.is_p2p() || self.kind.has_root()) && self.root >= ranks {
-            let root = self.root;
-            return invalid(format!(
-                "rank {root} is out of range: the communicator has {ranks} ranks"
-            ));
+    ) -> Result {
+        let invalid = |what: String| Err(CommError::invalid_call(self.kind.name(), what));
+        let root = self.root;
+        if (self.kind.is_p2p() || self.kind.has_root()) && root >= ranks {
+            let what = format!("rank {root} is out of range: the communicator has {ranks} ranks");
+            return invalid(what);
         }
         let size = self.dtype.size();
         let in_place = input_bytes.is_none();
@@ -229,6 +211,38 @@ impl Call<'_> {
                 invalid(format!("the output has {have} elements, {output} are needed"))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// The bytes of a rank's block in a buffer with all blocks.
+    pub(crate) fn own_block(&self, rank: usize) -> Range<usize> {
+        let (size, start) = (self.dtype.size(), self.counts.offset(rank));
+        start * size..(start + self.counts.of(rank)) * size
+    }
+
+    /// The bytes that a rank contributes.
+    pub(crate) fn contribution(&self, rank: usize) -> &[u8] {
+        let root = self.root as usize == rank;
+        match (self.input, self.kind) {
+            (_, CallKind::Broadcast) if root => self.output,
+            (_, CallKind::Broadcast | CallKind::Receive | CallKind::Barrier) => &[],
+            (Some(input), _) => input,
+            (None, CallKind::Scatter) if !root => &[],
+            (None, CallKind::AllGather) => &self.output[self.own_block(rank)],
+            (None, CallKind::Gather) if root => &self.output[self.own_block(rank)],
+            (None, _) => self.output,
+        }
+    }
+
+    /// The output bytes of a rank's result.
+    pub(crate) fn result_range(&self, rank: usize) -> Range<usize> {
+        let (root, in_place) = (self.root as usize == rank, self.input.is_none());
+        match self.kind {
+            CallKind::Send => 0..0,
+            CallKind::Reduce | CallKind::Gather if !root => 0..0,
+            CallKind::ReduceScatter if in_place => self.own_block(rank),
+            CallKind::Scatter if in_place && root => self.own_block(rank),
+            _ => 0..self.output.len(),
         }
     }
 

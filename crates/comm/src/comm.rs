@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use crate::buffer::Buffer;
 use crate::error::Peer;
-use crate::{Call, CommError, OwnedCall};
+use crate::{Call, CommError, OwnedCall, Result};
 
 /// A communicator.
 ///
@@ -22,21 +22,21 @@ pub trait Comm: Send + Sync {
     fn peer(&self, rank: u32) -> Peer;
 
     /// Runs a call and returns when this rank's part of it is complete.
-    fn run(&self, call: Call<'_>) -> Result<(), CommError>;
+    fn run(&self, call: Call<'_>) -> Result;
 
     /// Runs a group of calls: first all messages concurrently, so ranks may send to each other in any
     /// order, then the collectives in order.
-    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
 
     /// Runs a call whose buffers may be in device memory `times` times, back to back. On a device all
     /// repetitions are enqueued and synchronised once.
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError>;
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result;
 
     /// Runs point-to-point messages concurrently, `times` times, back to back. Their buffers may be
     /// in device memory.
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError>;
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result;
 
     /// Starts an asynchronous call. All calls of a communicator, including those of [`Comm::run`],
     /// run in the order they were issued.
@@ -44,7 +44,7 @@ pub trait Comm: Send + Sync {
 
     /// Creates a sub-communicator of the ranks with the same colour, ordered by key, then by rank
     /// (`MPI_Comm_split`). All ranks must call it; a rank with `None` gets no communicator.
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError>;
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>>;
 
     /// Allocates host memory from which collectives may need one copy less.
     fn buffer(&self, bytes: usize) -> Buffer {
@@ -53,7 +53,7 @@ pub trait Comm: Send + Sync {
 
     /// Allocates memory on this rank's device, to be filled by [`Buffer::copy_from_host`]. Calls on
     /// it ([`Comm::start`]) do not copy to the host.
-    fn device_buffer(&self, _bytes: usize) -> Result<Buffer, CommError> {
+    fn device_buffer(&self, _bytes: usize) -> Result<Buffer> {
         Err(no_device())
     }
 
@@ -84,7 +84,7 @@ macro_rules! delegate_queries {
             self.inner.buffer(bytes)
         }
 
-        fn device_buffer(&self, bytes: usize) -> Result<$crate::Buffer, $crate::CommError> {
+        fn device_buffer(&self, bytes: usize) -> $crate::Result<$crate::Buffer> {
             self.inner.device_buffer(bytes)
         }
 
@@ -103,13 +103,13 @@ pub(crate) use delegate_queries;
 #[must_use = "wait() returns the result and the buffers"]
 #[derive(Debug)]
 pub struct Pending {
-    result: Receiver<Result<OwnedCall, CommError>>,
+    result: Receiver<Result<OwnedCall>>,
     /// The ranks to translate errors to, if any.
     ranks: Option<Arc<[u32]>>,
 }
 
 /// Completes a [`Pending`] call.
-pub type Completion = Box<dyn FnOnce(Result<OwnedCall, CommError>) + Send>;
+pub type Completion = Box<dyn FnOnce(Result<OwnedCall>) + Send>;
 
 impl Pending {
     /// A pending call and the function that completes it.
@@ -126,12 +126,10 @@ impl Pending {
     }
 
     /// Waits for completion and returns the buffers.
-    pub fn wait(self) -> Result<OwnedCall, CommError> {
-        let panicked = || CommError::System {
-            what: "asynchronous call".to_owned(),
-            why: "the worker thread of the communicator panicked".to_owned(),
-        };
-        let result = self.result.recv().unwrap_or_else(|_| Err(panicked()));
+    pub fn wait(self) -> Result<OwnedCall> {
+        let why = "the worker thread of the communicator panicked";
+        let panicked = |_| Err(CommError::system("asynchronous call", why));
+        let result = self.result.recv().unwrap_or_else(panicked);
         result.map_err(|error| match &self.ranks {
             Some(ranks) => error.translate_ranks(ranks),
             None => error,
@@ -140,10 +138,8 @@ impl Pending {
 }
 
 pub(crate) fn no_device() -> CommError {
-    CommError::System {
-        what: "cannot allocate device memory".to_owned(),
-        why: "this communicator has no device; create it with nccl::init".to_owned(),
-    }
+    let why = "this communicator has no device; create it with nccl::init";
+    CommError::system("cannot allocate device memory", why)
 }
 
 /// The parent ranks of a colour's sub-communicator, in order, from the colours and keys of all ranks.

@@ -25,8 +25,9 @@ impl Counts<'_> {
     pub fn of(&self, rank: usize) -> usize {
         match self {
             Self::Equal(count) => *count,
-            Self::PerRank(counts) => counts.get(rank).copied().unwrap_or(0),
-            Self::PerPair { receive, .. } => receive.get(rank).copied().unwrap_or(0),
+            Self::PerRank(counts) | Self::PerPair { receive: counts, .. } => {
+                counts.get(rank).copied().unwrap_or(0)
+            }
         }
     }
 
@@ -34,8 +35,7 @@ impl Counts<'_> {
     pub fn total(&self, ranks: usize) -> usize {
         match self {
             Self::Equal(count) => count * ranks,
-            Self::PerRank(counts) => counts.iter().sum(),
-            Self::PerPair { receive, .. } => receive.iter().sum(),
+            Self::PerRank(counts) | Self::PerPair { receive: counts, .. } => counts.iter().sum(),
         }
     }
 
@@ -43,8 +43,9 @@ impl Counts<'_> {
     pub fn offset(&self, rank: usize) -> usize {
         match self {
             Self::Equal(count) => count * rank,
-            Self::PerRank(counts) => counts.iter().take(rank).sum(),
-            Self::PerPair { receive, .. } => receive.iter().take(rank).sum(),
+            Self::PerRank(counts) | Self::PerPair { receive: counts, .. } => {
+                counts.iter().take(rank).sum()
+            }
         }
     }
 
@@ -98,23 +99,22 @@ impl Counts<'_> {
             Self::PerPair { send, receive } => {
                 check_len(send)?;
                 check_len(receive)?;
-                match send.get(rank) == receive.get(rank) {
-                    false => invalid(
+                if send.get(rank) != receive.get(rank) {
+                    return invalid(
                         "the counts that this rank sends to and receives from itself differ",
-                    ),
-                    true if in_place && send != receive => {
-                        invalid("an in-place all-to-all needs equal send and receive counts")
-                    }
-                    true => Ok(()),
+                    );
                 }
+                if in_place && send != receive {
+                    return invalid("an in-place all-to-all needs equal send and receive counts");
+                }
+                Ok(())
             }
         }
     }
 
     /// Checks that the total size in bytes does not overflow.
     pub(crate) fn check_size(&self, ranks: usize, size: usize) -> Result<(), String> {
-        let sum =
-            |counts: &[usize]| counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+        let sum = |counts: &[usize]| counts.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
         let total = match self {
             Self::Equal(count) => count.checked_mul(ranks),
             Self::PerRank(counts) => sum(counts),

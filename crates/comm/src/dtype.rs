@@ -1,9 +1,12 @@
 //! Element types.
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+
+use crate::enum_names::enum_names;
 
 /// An element type.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DType {
     /// IEEE 754 half precision.
     F16,
@@ -26,19 +29,6 @@ pub enum DType {
 }
 
 impl DType {
-    /// All element types.
-    pub const ALL: [Self; 9] = [
-        Self::F16,
-        Self::Bf16,
-        Self::F32,
-        Self::F64,
-        Self::I8,
-        Self::I16,
-        Self::I32,
-        Self::I64,
-        Self::U8,
-    ];
-
     /// The element size in bytes.
     pub fn size(self) -> usize {
         match self {
@@ -48,28 +38,10 @@ impl DType {
             Self::F64 | Self::I64 => 8,
         }
     }
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-            Self::F64 => "f64",
-            Self::I8 => "i8",
-            Self::I16 => "i16",
-            Self::I32 => "i32",
-            Self::I64 => "i64",
-            Self::U8 => "u8",
-        }
-    }
 }
 
-impl std::fmt::Display for DType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
+enum_names!(DType, "All element types.",
+    F16 "f16", Bf16 "bf16", F32 "f32", F64 "f64", I8 "i8", I16 "i16", I32 "i32", I64 "i64", U8 "u8");
 
 mod sealed {
     pub trait Sealed {}
@@ -112,18 +84,14 @@ mod tests {
 
     #[test]
     fn sizes_match_the_rust_types() {
-        fn check<T: Element>() {
-            assert_eq!(T::DTYPE.size(), size_of::<T>(), "{}", T::DTYPE);
+        fn sizes<T: Element>() -> (DType, usize) {
+            (T::DTYPE, size_of::<T>())
         }
-        check::<f16>();
-        check::<bf16>();
-        check::<f32>();
-        check::<f64>();
-        check::<i8>();
-        check::<i16>();
-        check::<i32>();
-        check::<i64>();
-        check::<u8>();
+        let floats = [sizes::<f16>(), sizes::<bf16>(), sizes::<f32>(), sizes::<f64>()];
+        let signed = [sizes::<i8>(), sizes::<i16>(), sizes::<i32>(), sizes::<i64>()];
+        for (dtype, bytes) in floats.into_iter().chain(signed).chain([sizes::<u8>()]) {
+            assert_eq!(dtype.size(), bytes, "{dtype}");
+        }
     }
 
     #[test]

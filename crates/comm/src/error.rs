@@ -87,7 +87,21 @@ pub enum CommError {
     System { what: String, why: String },
 }
 
+/// The result of a call.
+pub type Result<T = (), E = CommError> = std::result::Result<T, E>;
+
 impl CommError {
+    pub(crate) fn invalid_call(call: &'static str, what: impl Into<String>) -> Self {
+        Self::InvalidCall { call, what: what.into() }
+    }
+
+    pub(crate) fn bootstrap(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Bootstrap { what: what.into(), hint: hint.into() }
+    }
+
+    pub(crate) fn system(what: impl Into<String>, why: impl ToString) -> Self {
+        Self::System { what: what.into(), why: why.to_string() }
+    }
     /// The same error with every communicator rank replaced by its entry in `ranks`.
     pub(crate) fn translate_ranks(mut self, ranks: &[u32]) -> Self {
         match &mut self {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::schedule::Program;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
-use crate::{Call, CallKind, CommError, DType, ReduceOp, kernel};
+use crate::{Call, CallKind, CommError, DType, ReduceOp, Result, kernel};
 use block_layout::BlockLayout;
 use dependency_scheduler::{DependencyScheduler, SegmentId, StepKind, StepOp};
 use expected_message::{ExpectedMessage, bytes_to_elements};
@@ -25,26 +25,17 @@ const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Pipelining granularity of long messages: small enough that a segment is still in a fast cache
 /// when it is forwarded, large enough that the per-message overhead is negligible.
-const SEGMENT_BYTES: usize = 256 << 10;
+pub const SEGMENT_BYTES: usize = 256 << 10;
 
-/// Runs a collective as its program prescribes.
+/// Runs a collective as its program prescribes. The segment length is a multiple of 8 and identical
+/// on all ranks, by default [`SEGMENT_BYTES`].
 pub fn run(
     transport: &mut dyn Transport,
     call: Call<'_>,
     program: &Program,
     scratch: &mut Scratch,
-) -> Result<(), CommError> {
-    run_segmented(transport, call, program, scratch, SEGMENT_BYTES)
-}
-
-/// [`run`] with another segment length: a multiple of 8, identical on all ranks.
-pub fn run_segmented(
-    transport: &mut dyn Transport,
-    call: Call<'_>,
-    program: &Program,
-    scratch: &mut Scratch,
     segment_bytes: usize,
-) -> Result<(), CommError> {
+) -> Result {
     let result = run_program(&mut *transport, call, program, scratch, segment_bytes);
     // The transport propagates its own errors, but not those of a program or its counts.
     if let Err(error @ (CommError::System { .. } | CommError::CountMismatch { .. })) = &result {
@@ -59,7 +50,7 @@ fn run_program(
     program: &Program,
     scratch: &mut Scratch,
     segment_bytes: usize,
-) -> Result<(), CommError> {
+) -> Result {
     transport.begin(call.signature(transport.ranks() as usize))?;
     let (rank, ranks) = (transport.rank(), transport.ranks());
     let (dtype, op) = (call.dtype, call.op);
@@ -70,12 +61,11 @@ fn run_program(
         && (call.kind != CallKind::Reduce || call.root == rank);
     count_exchange::check_counts(&mut *transport, &call)?;
     let layout = BlockLayout::new(&call, program, rank, ranks);
-    let out_of_bounds = |blocks| {
-        let what = format!("the program of {}", layout.kind.name());
-        CommError::System { what, why: format!("this rank has no {blocks:?}") }
-    };
     let scheduler =
-        DependencyScheduler::new(program, &layout, segment_bytes).map_err(out_of_bounds)?;
+        DependencyScheduler::new(program, &layout, segment_bytes).map_err(|blocks| {
+            let what = format!("the program of {}", layout.kind);
+            CommError::system(what, format!("this rank has no {blocks:?}"))
+        })?;
     let mut buffers = ProgramBuffers::new(call, &layout, scratch);
     let posted = PostedOps { transport, pending: 0 };
     Execution { posted, scheduler, requests: Vec::new(), dtype, op }.run(&buffers)?;
@@ -87,7 +77,7 @@ fn run_program(
 }
 
 /// Runs a group of sends and receives concurrently.
-pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result {
     run_p2p_with(transport, calls, &mut || Ok(PROGRESS_TIMEOUT))
 }
 
@@ -96,11 +86,12 @@ pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result<()
 pub(crate) fn run_p2p_with(
     transport: &mut dyn Transport,
     calls: Vec<Call<'_>>,
-    progress_other: &mut dyn FnMut() -> Result<Duration, CommError>,
-) -> Result<(), CommError> {
+    progress_other: &mut dyn FnMut() -> Result<Duration>,
+) -> Result {
     let (sends, receives): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|call| call.kind == CallKind::Send);
-    let expected: Vec<ExpectedMessage> = receives.iter().map(ExpectedMessage::of).collect();
+    let expected = |call: &Call| (call.root, call.dtype, call.output.len() as u64);
+    let expected: Vec<ExpectedMessage> = receives.iter().map(expected).collect();
     let mut posted = PostedOps { transport, pending: 0 };
     // Receives first, so that early messages already have a destination buffer.
     for call in receives {
@@ -134,7 +125,7 @@ struct Execution<'t> {
 }
 
 impl Execution<'_> {
-    fn run(&mut self, buffers: &ProgramBuffers<'_>) -> Result<(), CommError> {
+    fn run(&mut self, buffers: &ProgramBuffers) -> Result {
         let mut completed: Vec<RequestId> = Vec::new();
         while !self.scheduler.is_complete() {
             let mut timeout = PROGRESS_TIMEOUT;
@@ -164,11 +155,7 @@ impl Execution<'_> {
         Ok(())
     }
 
-    fn post(
-        &mut self,
-        step: &StepOp,
-        buffers: &ProgramBuffers<'_>,
-    ) -> Result<RequestId, CommError> {
+    fn post(&mut self, step: &StepOp, buffers: &ProgramBuffers) -> Result<RequestId> {
         let (transport, key) = (&mut *self.posted.transport, MatchKey::Collective);
         let (reads, writes) = (buffers.source(&step.reads)?, buffers.target(&step.writes)?);
         // SAFETY: the buffers outlive `posted`, which waits for the operation or cancels it. The
@@ -200,14 +187,11 @@ struct PostedOps<'t> {
 
 impl PostedOps<'_> {
     /// Waits for all pending operations.
-    fn wait(&mut self) -> Result<(), CommError> {
+    fn wait(&mut self) -> Result {
         self.wait_with(&mut || Ok(PROGRESS_TIMEOUT))
     }
 
-    fn wait_with(
-        &mut self,
-        progress_other: &mut dyn FnMut() -> Result<Duration, CommError>,
-    ) -> Result<(), CommError> {
+    fn wait_with(&mut self, progress_other: &mut dyn FnMut() -> Result<Duration>) -> Result {
         let mut completed: Vec<RequestId> = Vec::new();
         while self.pending > 0 {
             self.transport.progress(progress_other()?, &mut completed)?;

@@ -21,17 +21,21 @@ mod two_level;
 use std::sync::Arc;
 
 use crate::error::Peer;
-use crate::fault_channel::FaultChannel;
+
 use crate::shm::ShmEngine;
-use crate::tcp::TcpEngine;
+use crate::tcp::{TcpEngine, TcpTransport};
+use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{
     AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_words,
 };
-use crate::{Call, CommError, bootstrap, shm};
+use crate::{Call, CommError, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_naming::ShmNaming;
 use subgroup::Subgroup;
+
+/// One rank per node, over the network.
+type Rail = Subgroup<TcpEngine>;
 
 /// One rank.
 struct Hierarchical {
@@ -40,9 +44,9 @@ struct Hierarchical {
     /// The ranks of this node, if there are several.
     local: Option<Subgroup<ShmEngine>>,
     /// One rank per node: the ranks with this local rank, or the leaders.
-    rail: Option<Subgroup<TcpEngine>>,
+    rail: Option<Rail>,
     /// Detects faults of a collective, of which each engine runs only a part.
-    fault_channel: Option<Box<dyn FaultChannel>>,
+    fault_channel: TcpTransport,
     layout: NodeLayout,
     shm_naming: ShmNaming,
     /// Aborts every engine.
@@ -53,7 +57,7 @@ struct Hierarchical {
 }
 
 /// Connects this rank with all others, over the fastest transport to each.
-pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator, CommError> {
+pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator> {
     let shm_naming = ShmNaming::new(&config);
     let world = bootstrap::engine(config)?;
     Ok(Communicator::new(Hierarchical::build(world, shm_naming)?))
@@ -61,35 +65,28 @@ pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator, CommErro
 
 impl Hierarchical {
     /// Adds shared memory and rails to ranks that are connected over the network.
-    fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>, CommError> {
+    fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
         let fault_channel = world.fault_channel();
         let ids = all_gather_words(&mut world, [shm_naming.node, shm_naming::fresh_comm_id()])?;
         let nodes: Vec<u64> = ids.iter().map(|[node, _]| *node).collect();
         let layout = NodeLayout::new(world.rank(), &nodes);
         // All ranks use the communicator id of rank 0.
         let name = shm_naming.name(ids[0][1], layout.node);
-        let cancelled = || fault_channel.as_ref().and_then(|channel| channel.abort_record());
+        let cancelled = || fault_channel.known_abort();
         let joined = Self::join_local(&world, &layout, &name, shm_naming.config, &cancelled)
             .and_then(|local| Ok((local, Self::join_rail(&mut world, &layout)?)));
-        let (local, rail) = match (joined, &fault_channel) {
-            (Ok(engines), _) => engines,
+        let (local, rail) = joined.map_err(|error| {
             // Other ranks may wait for this one in an engine that does not detect its failure.
-            (Err(error), Some(channel)) => {
-                channel.abort_fn()(&error.to_string());
-                return Err(channel.abort_record().unwrap_or(error));
-            }
-            (Err(error), None) => return Err(error),
-        };
+            fault_channel.abort_fn()(&error.to_string());
+            fault_channel.known_abort().unwrap_or(error)
+        })?;
         let local_abort = local.as_ref().map(|local| local.engine.abort_fn());
         let rail_abort = rail.as_ref().map(|rail| rail.engine.abort_fn());
         let abort_engines: Vec<AbortFn> =
             local_abort.into_iter().chain(rail_abort).chain([world.abort_fn()]).collect();
-        if let Some(channel) = &fault_channel {
-            let aborts = abort_engines.clone();
-            let abort_all = Arc::new(move |why: &str| aborts.iter().for_each(|abort| abort(why)));
-            let none: WaitEdges = Arc::new(Vec::new);
-            channel.on_abort(abort_all, local.as_ref().map_or(none, Subgroup::waits));
-        }
+        let none: WaitEdges = Arc::new(Vec::new);
+        let waits = local.as_ref().map_or(none, Subgroup::waits);
+        fault_channel.on_abort(abort_all(abort_engines.clone()), waits);
         Ok(Box::new(Self {
             world,
             local,
@@ -110,7 +107,7 @@ impl Hierarchical {
         name: &str,
         config: shm::ShmConfig,
         cancelled: &dyn Fn() -> Option<CommError>,
-    ) -> Result<Option<Subgroup<ShmEngine>>, CommError> {
+    ) -> Result<Option<Subgroup<ShmEngine>>> {
         if layout.local_ranks.len() == 1 {
             return Ok(None);
         }
@@ -122,10 +119,7 @@ impl Hierarchical {
     }
 
     /// Connects one rank per node, if there are several nodes.
-    fn join_rail(
-        world: &mut TcpEngine,
-        layout: &NodeLayout,
-    ) -> Result<Option<Subgroup<TcpEngine>>, CommError> {
+    fn join_rail(world: &mut TcpEngine, layout: &NodeLayout) -> Result<Option<Rail>> {
         if layout.nodes == 1 {
             return Ok(None);
         }
@@ -143,27 +137,22 @@ impl Hierarchical {
 
 impl Hierarchical {
     /// Runs a collective on all ranks.
-    fn run_collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run_collective(&mut self, call: Call<'_>) -> Result {
         self.check_not_failed()?;
         self.calls += 1;
         let is_composite = self.is_composite();
         let signature = call.signature(self.layout.ranks());
-        if let Some(channel) = self.fault_channel.as_mut().filter(|_| is_composite)
-            && let Err(error) = channel.begin(signature)
-        {
-            return Err(self.fail(error, &signature.to_string()));
-        }
-        if let Err(error) = self.two_level(call) {
-            return Err(self.fail(error, &signature.to_string()));
-        }
-        if let Some(channel) = self.fault_channel.as_mut().filter(|_| is_composite) {
-            channel.end();
+        let begun = if is_composite { self.fault_channel.begin(signature) } else { Ok(()) };
+        let done = begun.and_then(|()| self.two_level(call));
+        done.map_err(|error| self.fail(error, &signature.to_string()))?;
+        if is_composite {
+            self.fault_channel.end();
         }
         Ok(())
     }
 
     /// Returns the error of an earlier call, if any.
-    fn check_not_failed(&self) -> Result<(), CommError> {
+    fn check_not_failed(&self) -> Result {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
@@ -174,8 +163,7 @@ impl Hierarchical {
         // channel, and a late rank may be waiting in another communicator.
         let is_indirect = matches!(error, CommError::Aborted { .. } | CommError::Timeout { .. });
         let needs_resolve = self.is_composite() || is_indirect;
-        let channel = self.fault_channel.as_mut().filter(|_| needs_resolve);
-        let resolved = channel.map(|channel| channel.resolve(error.clone()));
+        let resolved = needs_resolve.then(|| self.fault_channel.resolve(error.clone()));
         let mut error = match (error, resolved) {
             // This rank compared the counts itself and knows best.
             (known @ CommError::CountMismatch { .. }, _) => known,
@@ -197,6 +185,11 @@ impl Hierarchical {
     }
 }
 
+/// A function that aborts several engines in order.
+fn abort_all(engines: Vec<AbortFn>) -> AbortFn {
+    Arc::new(move |why| engines.iter().for_each(|abort| abort(why)))
+}
+
 impl Engine for Hierarchical {
     fn rank(&self) -> u32 {
         self.world.rank()
@@ -206,14 +199,11 @@ impl Engine for Hierarchical {
         self.world.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
-        match call.kind.is_p2p() {
-            true => self.run_p2p(vec![call]),
-            false => self.run_collective(call),
-        }
+    fn run(&mut self, call: Call<'_>) -> Result {
+        if call.kind.is_p2p() { self.run_p2p(vec![call]) } else { self.run_collective(call) }
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         self.check_not_failed()?;
         self.exchange(messages).map_err(|mut error| {
             // The sequence numbers of the shared-memory engine count its parts of collectives.
@@ -224,7 +214,7 @@ impl Engine for Hierarchical {
         })
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         self.check_not_failed()?;
         let world = self.world.split_off(colour, key).map_err(|error| self.fail(error, "split"))?;
         let Some(world) = world else { return Ok(None) };
@@ -237,17 +227,14 @@ impl Engine for Hierarchical {
 
     fn abort_fn(&self) -> AbortFn {
         // The fault channel first, so that all ranks report the same reason.
-        let channel = self.fault_channel.as_ref().map(|channel| channel.abort_fn());
-        let all: Vec<AbortFn> =
-            channel.into_iter().chain(self.abort_engines.iter().cloned()).collect();
-        Arc::new(move |why| all.iter().for_each(|abort| abort(why)))
+        let channel = [self.fault_channel.abort_fn()].into_iter();
+        abort_all(channel.chain(self.abort_engines.iter().cloned()).collect())
     }
 
     fn has_failed_fn(&self) -> HasFailedFn {
-        let channel = self.fault_channel.as_ref().map(|channel| channel.has_failed_fn());
         let local = self.local.as_ref().map(|local| local.engine.has_failed_fn());
-        let world = self.world.has_failed_fn();
-        let all: Vec<HasFailedFn> = channel.into_iter().chain(local).chain([world]).collect();
+        let network = [self.fault_channel.has_failed_fn(), self.world.has_failed_fn()];
+        let all: Vec<HasFailedFn> = local.into_iter().chain(network).collect();
         Arc::new(move || all.iter().any(|has_failed| has_failed()))
     }
 }

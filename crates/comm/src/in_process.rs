@@ -8,7 +8,7 @@ use crate::comm::split_order;
 use crate::error::Peer;
 use crate::reference::{all_to_all_v, expected_outputs};
 use crate::worker::{AbortFn, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_split_args};
-use crate::{Call, CallKind, CommError, Counts, DType, Signature};
+use crate::{Call, CallKind, CommError, Counts, DType, Result, Signature};
 
 /// The state shared by all ranks.
 struct World {
@@ -22,7 +22,7 @@ struct WorldState {
     /// The contributions of the current collective, until it is complete.
     calls: HashMap<usize, Contribution>,
     /// Its results, until all ranks have taken theirs.
-    results: HashMap<usize, Result<Vec<u8>, CommError>>,
+    results: HashMap<usize, Result<Vec<u8>>>,
     /// Messages in flight, by sender, receiver and tag.
     messages: HashMap<(u32, u32, u32), Vec<Vec<u8>>>,
     /// The rank that aborted, and why.
@@ -73,7 +73,7 @@ impl World {
         mut state: MutexGuard<'a, WorldState>,
         awaited: impl Fn(u32) -> bool,
         condition: impl Fn(&WorldState) -> bool,
-    ) -> Result<MutexGuard<'a, WorldState>, CommError> {
+    ) -> Result<MutexGuard<'a, WorldState>> {
         while !condition(&state) {
             if let Some((rank, why)) = &state.aborted {
                 return Err(CommError::Aborted { by: Self::peer(*rank), why: why.clone() });
@@ -100,9 +100,8 @@ impl World {
 
 impl WorldState {
     /// Computes the results once all ranks have called.
-    fn complete_collective(&mut self, call: &Call<'_>, ranks: usize) {
-        let mut calls: Vec<Contribution> =
-            (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
+    fn complete_collective(&mut self, call: &Call, ranks: usize) {
+        let mut calls: Vec<_> = (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
         self.sequence += 1;
         let mismatch = calls.iter().position(|c| c.signature != calls[0].signature);
         if let Some(mismatch) = mismatch {
@@ -121,8 +120,7 @@ impl WorldState {
             Counts::PerPair { send, receive } => Some((send.to_vec(), receive.to_vec())),
             _ => None,
         };
-        let pair_counts: Option<Vec<(Vec<usize>, Vec<usize>)>> =
-            calls.iter().map(pair_counts).collect();
+        let pair_counts: Option<Vec<_>> = calls.iter().map(pair_counts).collect();
         let all = match pair_counts {
             Some(pair_counts) => {
                 if let Some(error) = count_mismatch(call.dtype, &pair_counts) {
@@ -156,51 +154,25 @@ fn count_mismatch(dtype: DType, pair_counts: &[(Vec<usize>, Vec<usize>)]) -> Opt
 }
 
 impl InProcessEngine {
-    /// This rank's input, which may be in the output.
-    fn input(&self, call: &Call<'_>) -> Vec<u8> {
-        let own = call.counts.offset(self.rank as usize) * call.dtype.size();
-        let part = call.counts.of(self.rank as usize) * call.dtype.size();
-        match (call.input, call.kind) {
-            (Some(input), _) => input.to_vec(),
-            (None, CallKind::AllGather) => call.output[own..own + part].to_vec(),
-            (None, CallKind::Gather) if call.root == self.rank => {
-                call.output[own..own + part].to_vec()
-            }
-            (None, CallKind::Scatter) if call.root != self.rank => Vec::new(),
-            (None, _) => call.output.to_vec(),
-        }
-    }
-
-    /// Writes this rank's result to the output.
-    fn write_result(&self, call: &mut Call<'_>, result: &[u8]) {
-        let own = call.counts.offset(self.rank as usize) * call.dtype.size();
-        let parts = matches!(call.kind, CallKind::ReduceScatter | CallKind::Scatter);
-        match call.input {
-            None if parts && call.output.len() > result.len() => {
-                call.output[own..own + result.len()].copy_from_slice(result);
-            }
-            _ if result.is_empty() => {}
-            _ => call.output.copy_from_slice(result),
-        }
-    }
-
-    fn run_message(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run_message(&self, call: Call<'_>) -> Result {
         let mut state = self.world.lock();
         if call.kind == CallKind::Send {
             let key = (self.rank, call.root, call.tag);
-            state.messages.entry(key).or_default().push(self.input(&call));
+            state
+                .messages
+                .entry(key)
+                .or_default()
+                .push(call.contribution(self.rank as usize).to_vec());
             self.world.changed.notify_all();
             return Ok(());
         }
         let key = (call.root, self.rank, call.tag);
-        let arrived =
-            |s: &WorldState| s.messages.get(&key).is_some_and(|messages| !messages.is_empty());
+        let arrived = |s: &WorldState| s.messages.get(&key).is_some_and(|m| !m.is_empty());
         let mut state = self.world.wait(state, |rank| rank == call.root, arrived)?;
-        let bytes =
-            state.messages.get_mut(&key).map(|messages| messages.remove(0)).unwrap_or_default();
+        let bytes = state.messages.get_mut(&key).map(|m| m.remove(0)).unwrap_or_default();
         if bytes.len() != call.output.len() {
             let what = format!("received {} bytes, expected {}", bytes.len(), call.output.len());
-            return Err(CommError::InvalidCall { call: call.kind.name(), what });
+            return Err(CommError::invalid_call(call.kind.name(), what));
         }
         call.output.copy_from_slice(&bytes);
         Ok(())
@@ -216,7 +188,7 @@ impl Engine for InProcessEngine {
         (0..self.world.size as u32).map(World::peer).collect()
     }
 
-    fn run(&mut self, mut call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         if matches!(call.kind, CallKind::Send | CallKind::Receive) {
             return self.run_message(call);
         }
@@ -227,7 +199,7 @@ impl Engine for InProcessEngine {
         let mut state = self.world.wait(self.world.lock(), any_rank, empty)?;
         let contribution = Contribution {
             signature: call.signature(size),
-            input: self.input(&call),
+            input: call.contribution(rank).to_vec(),
             counts: call.counts.clone().into_owned(),
         };
         state.calls.insert(rank, contribution);
@@ -239,17 +211,18 @@ impl Engine for InProcessEngine {
         let result = state.results.remove(&rank).unwrap_or_else(|| Ok(Vec::new()))?;
         self.world.changed.notify_all();
         drop(state);
-        self.write_result(&mut call, &result);
+        let range = call.result_range(rank);
+        call.output[range].copy_from_slice(&result);
         Ok(())
     }
 
-    fn run_p2p(&mut self, mut messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, mut messages: Vec<Call<'_>>) -> Result {
         // Sends do not block.
         messages.sort_by_key(|call| call.kind != CallKind::Send);
         messages.into_iter().try_for_each(|call| self.run(call))
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
         let ranks = split_order(&args, colour);

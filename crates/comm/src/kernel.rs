@@ -131,7 +131,7 @@ fn reduce_loop<T: Reducible, F: ReduceFn>(operands: Operands<'_>) {
 #[inline(always)]
 fn divide_loop<T: Reducible>(data: &mut [u8], ranks: u32) {
     for value in elements_mut::<T>(data) {
-        *value = Unaligned(value.0.div_by(ranks));
+        *value = Unaligned(T::div_by(value.0, ranks));
     }
 }
 

@@ -1,7 +1,11 @@
 //! Reduction operations.
 
+use serde::{Deserialize, Serialize};
+
+use crate::enum_names::enum_names;
+
 /// A reduction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// The sum; integers wrap on overflow.
     Sum,
@@ -15,24 +19,5 @@ pub enum ReduceOp {
     Average,
 }
 
-impl ReduceOp {
-    /// All reductions.
-    pub const ALL: [Self; 5] = [Self::Sum, Self::Product, Self::Min, Self::Max, Self::Average];
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "sum",
-            Self::Product => "product",
-            Self::Min => "min",
-            Self::Max => "max",
-            Self::Average => "average",
-        }
-    }
-}
-
-impl std::fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
+enum_names!(ReduceOp, "All reductions.",
+    Sum "sum", Product "product", Min "min", Max "max", Average "average");

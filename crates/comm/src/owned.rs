@@ -1,7 +1,7 @@
 //! A call that owns its buffers, for asynchronous execution and device memory.
 
 use crate::buffer::{Buffer, MemorySpace};
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, Result};
 
 /// A call that owns its buffers, in host or device memory.
 #[derive(Debug)]
@@ -38,19 +38,17 @@ impl OwnedCall {
     }
 
     /// The memory its buffers are in, which must be the same.
-    pub fn space(&self) -> Result<MemorySpace, CommError> {
+    pub fn space(&self) -> Result<MemorySpace> {
         let (space, input) = (self.output.space(), self.input.as_ref().map(Buffer::space));
-        match input {
-            Some(other) if other != space => Err(CommError::InvalidCall {
-                call: self.kind.name(),
-                what: format!("the input is in {other}, the output in {space}"),
-            }),
-            _ => Ok(space),
+        if let Some(other) = input.filter(|input| *input != space) {
+            let what = format!("the input is in {other}, the output in {space}");
+            return Err(CommError::invalid_call(self.kind.name(), what));
         }
+        Ok(space)
     }
 
     /// Checks the counts, the sizes of the buffers and the memory they are in.
-    pub fn check(&self, rank: u32, ranks: u32) -> Result<(), CommError> {
+    pub fn check(&self, rank: u32, ranks: u32) -> Result {
         self.space()?;
         let input_bytes = self.input.as_ref().map(Buffer::len);
         self.without_buffers().check_lengths(rank, ranks, input_bytes, self.output.len())

@@ -12,7 +12,7 @@ pub fn expected_outputs(
     dtype: DType,
     op: ReduceOp,
     root: usize,
-    counts: &Counts<'_>,
+    counts: &Counts,
     inputs: &[Vec<u8>],
 ) -> Vec<Vec<u8>> {
     let ranks = inputs.len();
@@ -58,36 +58,26 @@ pub fn all_to_all_v(dtype: DType, send: &[Vec<usize>], inputs: &[Vec<u8>]) -> Ve
 
 /// The reduction of all inputs, in rank order.
 fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+    macro_rules! half {
+        ($t:ident) => {
+            floats(op, inputs, |b| $t::from_ne_bytes(b).to_f64(), |v| $t::from_f64(v).to_ne_bytes())
+        };
+    }
+    macro_rules! by {
+        ($reduce:ident, $t:ident, $wide:ident) => {
+            $reduce(op, inputs, |b| $wide::from($t::from_ne_bytes(b)), |v| (v as $t).to_ne_bytes())
+        };
+    }
     match dtype {
-        DType::F16 => floats(
-            op,
-            inputs,
-            |b| f16::from_ne_bytes(b).to_f64(),
-            |v| f16::from_f64(v).to_ne_bytes(),
-        ),
-        DType::Bf16 => floats(
-            op,
-            inputs,
-            |b| bf16::from_ne_bytes(b).to_f64(),
-            |v| bf16::from_f64(v).to_ne_bytes(),
-        ),
-        DType::F32 => {
-            floats(op, inputs, |b| f64::from(f32::from_ne_bytes(b)), |v| (v as f32).to_ne_bytes())
-        }
-        DType::F64 => floats(op, inputs, f64::from_ne_bytes, f64::to_ne_bytes),
-        DType::I8 => {
-            integers(op, inputs, |b| i64::from(i8::from_ne_bytes(b)), |v| (v as i8).to_ne_bytes())
-        }
-        DType::I16 => {
-            integers(op, inputs, |b| i64::from(i16::from_ne_bytes(b)), |v| (v as i16).to_ne_bytes())
-        }
-        DType::I32 => {
-            integers(op, inputs, |b| i64::from(i32::from_ne_bytes(b)), |v| (v as i32).to_ne_bytes())
-        }
-        DType::I64 => integers(op, inputs, i64::from_ne_bytes, i64::to_ne_bytes),
-        DType::U8 => {
-            integers(op, inputs, |b| i64::from(u8::from_ne_bytes(b)), |v| (v as u8).to_ne_bytes())
-        }
+        DType::F16 => half!(f16),
+        DType::Bf16 => half!(bf16),
+        DType::F32 => by!(floats, f32, f64),
+        DType::F64 => by!(floats, f64, f64),
+        DType::I8 => by!(integers, i8, i64),
+        DType::I16 => by!(integers, i16, i64),
+        DType::I32 => by!(integers, i32, i64),
+        DType::I64 => by!(integers, i64, i64),
+        DType::U8 => by!(integers, u8, i64),
     }
 }
 
@@ -165,29 +155,15 @@ mod tests {
         assert_eq!(all(CallKind::Reduce, ReduceOp::Max, 2)[1], bytes_of(&[4i32, 5]));
         assert!(all(CallKind::Reduce, ReduceOp::Max, 2)[0].is_empty());
         assert_eq!(all(CallKind::Broadcast, ReduceOp::Sum, 2)[0], bytes_of(&[2i32, -7]));
-        assert_eq!(
-            all(CallKind::AllGather, ReduceOp::Sum, 2)[1],
-            bytes_of(&[1i32, 5, 2, -7, 4, 0])
-        );
+        let gathered = bytes_of(&[1i32, 5, 2, -7, 4, 0]);
+        assert_eq!(all(CallKind::AllGather, ReduceOp::Sum, 2)[1], gathered);
         let uneven = Counts::PerRank(vec![0, 2, 0].into());
-        let parts = expected_outputs(
-            CallKind::ReduceScatter,
-            DType::I32,
-            ReduceOp::Min,
-            0,
-            &uneven,
-            &inputs,
-        );
+        let (kind, op) = (CallKind::ReduceScatter, ReduceOp::Min);
+        let parts = expected_outputs(kind, DType::I32, op, 0, &uneven, &inputs);
         assert_eq!(parts, [vec![], bytes_of(&[1i32, -7]).to_vec(), vec![]]);
         let square = of(&[&[1u8, 2], &[3, 4]]);
-        let transposed = expected_outputs(
-            CallKind::AllToAll,
-            DType::U8,
-            ReduceOp::Sum,
-            0,
-            &Counts::Equal(1),
-            &square,
-        );
+        let (kind, op, counts) = (CallKind::AllToAll, ReduceOp::Sum, Counts::Equal(1));
+        let transposed = expected_outputs(kind, DType::U8, op, 0, &counts, &square);
         assert_eq!(transposed, [[1, 3], [2, 4]]);
         let send = [vec![2, 0], vec![1, 1]];
         assert_eq!(all_to_all_v(DType::U8, &send, &square), [vec![1, 2, 3], vec![4]]);

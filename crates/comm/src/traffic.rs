@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::comm::delegate_queries;
-use crate::{Call, CallKind, Comm, CommError, Counts, OwnedCall, Pending};
+use crate::{Call, CallKind, Comm, Counts, OwnedCall, Pending, Result};
 
 /// The number of elements that a rank sends in a call. The root is that of [`Call`].
 ///
@@ -27,7 +27,7 @@ use crate::{Call, CallKind, Comm, CommError, Counts, OwnedCall, Pending};
 ///
 /// The parts of an all-reduce are those of [`shard_len`]. The sum over all ranks is exact even if the
 /// parts differ.
-pub fn elements_sent(kind: CallKind, counts: &Counts<'_>, root: u32, rank: u32, ranks: u32) -> u64 {
+pub fn elements_sent(kind: CallKind, counts: &Counts, root: u32, rank: u32, ranks: u32) -> u64 {
     let (own, n) = (rank as usize, ranks as usize);
     let (mine, all) = (counts.of(own) as u64, counts.total(n) as u64);
     let (others, is_root) = (u64::from(ranks) - 1, rank == root);
@@ -149,7 +149,7 @@ impl CountingComm {
     }
 
     /// [`Comm::split`] that returns the concrete type.
-    pub fn split_counting(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>, CommError> {
+    pub fn split_counting(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
         let Some(split) = self.inner.split(colour, key)? else { return Ok(None) };
         let split = Self::new(Arc::from(split));
         let mut splits = self.counters.splits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +157,7 @@ impl CountingComm {
         Ok(Some(split))
     }
 
-    fn count(&self, call: &Call<'_>, times: u32) {
+    fn count(&self, call: &Call, times: u32) {
         let Call { kind, dtype, root, counts, .. } = call;
         let elements = elements_sent(*kind, counts, *root, self.rank(), self.size());
         self.counters.add(*kind, u64::from(times), elements * dtype.size() as u64);
@@ -167,22 +167,22 @@ impl CountingComm {
 impl Comm for CountingComm {
     delegate_queries!();
 
-    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&self, call: Call<'_>) -> Result {
         self.count(&call, 1);
         self.inner.run(call)
     }
 
-    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result {
         calls.iter().for_each(|call| self.count(call, 1));
         self.inner.run_group(calls)
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
         self.count(&call.without_buffers(), times);
         self.inner.run_owned(call, times)
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
         messages.iter().for_each(|call| self.count(&call.without_buffers(), times));
         self.inner.run_p2p(messages, times)
     }
@@ -192,7 +192,7 @@ impl Comm for CountingComm {
         self.inner.start(call)
     }
 
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let split = self.split_counting(colour, key)?;
         Ok(split.map(|split| Box::new(split) as Box<dyn Comm>))
     }
@@ -208,15 +208,13 @@ mod tests {
     /// The traffic of each rank while all run `work`.
     fn counted(ranks: u32, work: impl Fn(&CountingComm) + Sync) -> Vec<TrafficSnapshot> {
         std::thread::scope(|scope| {
-            let one = |comm| {
-                let work = &work;
-                scope.spawn(move || {
-                    let comm = CountingComm::new(Arc::new(comm));
-                    work(&comm);
-                    comm.counters().snapshot()
-                })
+            let count = |comm| {
+                let comm = CountingComm::new(Arc::new(comm));
+                work(&comm);
+                comm.counters().snapshot()
             };
-            let all: Vec<_> = in_process::world(ranks).into_iter().map(one).collect();
+            let start = |comm| scope.spawn(move || count(comm));
+            let all: Vec<_> = in_process::world(ranks).into_iter().map(start).collect();
             all.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
@@ -243,9 +241,8 @@ mod tests {
         assert_eq!(bytes(&all, CallKind::Broadcast), [0, 0, 60, 0]);
         assert_eq!(bytes(&all, CallKind::AllToAll), [36; 4]);
         assert_eq!(bytes(&all, CallKind::Reduce), [8, 0, 8, 8]);
-        assert!(
-            all.iter().all(|sent| sent.total_calls() == 7 && sent.calls(CallKind::Barrier) == 1)
-        );
+        let calls = |sent: &TrafficSnapshot| (sent.total_calls(), sent.calls(CallKind::Barrier));
+        assert!(all.iter().map(calls).all(|calls| calls == (7, 1)));
     }
 
     #[test]

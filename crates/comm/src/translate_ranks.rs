@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::Result;
 use crate::call::Call;
 use crate::collectives::Collectives;
 use crate::comm::{Comm, Pending, delegate_queries};
-use crate::error::CommError;
 use crate::owned::OwnedCall;
 
 /// A communicator whose errors use the ranks of another one.
@@ -17,7 +17,7 @@ pub struct TranslatedComm {
 
 impl TranslatedComm {
     /// Exchanges the translated rank of every member. Collective.
-    pub fn new(inner: Arc<dyn Comm>, rank: u32) -> Result<Self, CommError> {
+    pub fn new(inner: Arc<dyn Comm>, rank: u32) -> Result<Self> {
         let own = rank.to_le_bytes();
         let mut all = vec![0u8; own.len() * inner.size() as usize];
         inner.all_gather(&own, &mut all)?;
@@ -25,7 +25,7 @@ impl TranslatedComm {
         Ok(Self { inner, ranks })
     }
 
-    fn translate<T>(&self, result: Result<T, CommError>) -> Result<T, CommError> {
+    fn translate<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| error.translate_ranks(&self.ranks))
     }
 }
@@ -33,19 +33,19 @@ impl TranslatedComm {
 impl Comm for TranslatedComm {
     delegate_queries!();
 
-    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&self, call: Call<'_>) -> Result {
         self.translate(self.inner.run(call))
     }
 
-    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result {
         self.translate(self.inner.run_group(calls))
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
         self.translate(self.inner.run_owned(call, times))
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
         self.translate(self.inner.run_p2p(messages, times))
     }
 
@@ -53,7 +53,7 @@ impl Comm for TranslatedComm {
         self.inner.start(call).translate_ranks(self.ranks.clone())
     }
 
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let Some(split) = self.translate(self.inner.split(colour, key))? else { return Ok(None) };
         let own = self.ranks.get(self.rank() as usize).copied().unwrap_or_default();
         Ok(Some(Box::new(Self::new(Arc::from(split), own)?)))
@@ -64,7 +64,7 @@ impl Comm for TranslatedComm {
 mod tests {
     use super::*;
     use crate::error::Peer;
-    use crate::{ReduceOp, in_process};
+    use crate::{CommError, ReduceOp, in_process};
 
     #[test]
     fn errors_name_global_ranks() {
@@ -95,12 +95,9 @@ mod tests {
             let (why, call) = ("reset".to_owned(), "barrier".to_owned());
             CommError::RankLost { peer, why, call }
         };
-        let member = Peer::new(1, "node1");
-        let text = |peer| lost(peer).translate_ranks(&[4, 6]).to_string();
-        assert_eq!(text(member), "rank 6 on node1 was lost during barrier: reset");
-        assert_eq!(
-            text(Peer::global(1, "node1")),
-            "rank 1 on node1 was lost during barrier: reset"
-        );
+        for (peer, rank) in [(Peer::new(1, "node1"), 6), (Peer::global(1, "node1"), 1)] {
+            let text = lost(peer).translate_ranks(&[4, 6]).to_string();
+            assert_eq!(text, format!("rank {rank} on node1 was lost during barrier: reset"));
+        }
     }
 }

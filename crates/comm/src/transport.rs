@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::error::Peer;
 use crate::worker::AbortFn;
-use crate::{CommError, DType, ReduceOp, Signature};
+use crate::{DType, ReduceOp, Result, Signature};
 
 /// Matches sends with receives. Messages between two ranks with the same key arrive in order;
 /// messages with different keys may overtake each other.
@@ -47,7 +47,7 @@ pub trait Transport: Send {
     fn peers(&self) -> Vec<Peer>;
 
     /// Starts a collective. Its messages carry the signature, so mismatching calls are detected.
-    fn begin(&mut self, signature: Signature) -> Result<(), CommError>;
+    fn begin(&mut self, signature: Signature) -> Result;
 
     /// Completes the collective. All posted operations must be complete.
     fn end(&mut self);
@@ -57,12 +57,8 @@ pub trait Transport: Send {
     /// # Safety
     /// The bytes must stay valid and must not be written until [`Self::progress`] has returned the
     /// request or [`Self::cancel`] has returned.
-    unsafe fn post_send(
-        &mut self,
-        to: u32,
-        match_key: MatchKey,
-        bytes: *const [u8],
-    ) -> Result<RequestId, CommError>;
+    unsafe fn post_send(&mut self, to: u32, key: MatchKey, bytes: *const [u8])
+    -> Result<RequestId>;
 
     /// Posts a receive of exactly `into.len()` bytes.
     ///
@@ -72,10 +68,10 @@ pub trait Transport: Send {
     unsafe fn post_receive(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
-    ) -> Result<RequestId, CommError>;
+    ) -> Result<RequestId>;
 
     /// Posts a receive that stores `operand ∘ received` in `into`. Both have the same length and do
     /// not overlap. A transport that can avoid the copy should override this.
@@ -85,24 +81,24 @@ pub trait Transport: Send {
     unsafe fn post_reduce(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         operand: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         let length = into.len().min(operand.len());
         // SAFETY: the caller guarantees that both are valid and exclusively accessible.
         unsafe {
             std::ptr::copy(operand.cast::<u8>(), into.cast::<u8>(), length);
-            self.post_receive(from, match_key, into, RecvAction::Reduce(dtype, op))
+            self.post_receive(from, key, into, RecvAction::Reduce(dtype, op))
         }
     }
 
     /// Makes progress and waits at most `timeout` for an operation to complete. Appends completed
     /// requests to `done`. An error is final: the caller must cancel what is posted, and all other
     /// ranks learn of the error.
-    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result<(), CommError>;
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result;
 
     /// Cancels all posted operations. Their memory is not accessed afterwards.
     fn cancel(&mut self);

@@ -9,20 +9,9 @@ use regatta_model::document::{from_json, to_json_line};
 use crate::schedule::Algorithm;
 use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
 use crate::schedule::selection::{AlgorithmTable, RankDistribution};
+use crate::tcp::TcpEngine;
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
-
-/// An engine with selectable algorithms. All ranks must select the same one.
-pub trait Tunable: Engine {
-    /// Runs a collective with this algorithm instead of the table's choice.
-    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError>;
-
-    /// The node index of each rank.
-    fn nodes(&self) -> &[u32];
-
-    /// Replaces the algorithm table.
-    fn set_table(&mut self, table: Arc<AlgorithmTable>);
-}
+use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, Result};
 
 /// The extent of the measurement. Must be the same on all ranks.
 #[derive(Debug, Clone)]
@@ -46,7 +35,7 @@ impl Default for TuneConfig {
 }
 
 /// Measures all algorithms. Rank 0 selects the fastest, and all ranks use its table from then on.
-pub fn tune(engine: &mut dyn Tunable, config: &TuneConfig) -> Result<AlgorithmTable, CommError> {
+pub fn tune(engine: &mut TcpEngine, config: &TuneConfig) -> Result<AlgorithmTable> {
     let mut measured = Vec::new();
     for collective in CallKind::ALL {
         let sizes: &[u64] = if collective == CallKind::Barrier { &[0] } else { &config.bytes };
@@ -58,21 +47,21 @@ pub fn tune(engine: &mut dyn Tunable, config: &TuneConfig) -> Result<AlgorithmTa
         }
     }
     let ranks = engine.peers().len() as u32;
-    let nodes = engine.nodes().iter().max().map_or(1, |last| last + 1);
-    let table =
-        broadcast_table(engine, &fit_table(&measured, ranks, RankDistribution::of(ranks, nodes)))?;
-    engine.set_table(Arc::new(table.clone()));
+    let nodes = engine.planner.nodes.iter().max().map_or(1, |last| last + 1);
+    let table = fit_table(&measured, ranks, RankDistribution::of(ranks, nodes));
+    let table = broadcast_table(engine, &table)?;
+    engine.planner.table = Arc::new(table.clone());
     Ok(table)
 }
 
 /// The time of the fastest round; the time of a round is that of the slowest rank.
 fn fastest(
-    engine: &mut dyn Tunable,
+    engine: &mut TcpEngine,
     kind: CallKind,
     algorithm: Algorithm,
     bytes: u64,
     config: &TuneConfig,
-) -> Result<f64, CommError> {
+) -> Result<f64> {
     let mut work = Workload::new(engine, kind, bytes);
     let repeats = (config.round_bytes / bytes.max(1)).clamp(1, config.max_repeats.max(1));
     engine.run_with(work.call(), algorithm)?;
@@ -98,13 +87,12 @@ struct Workload {
 }
 
 impl Workload {
-    fn new(engine: &dyn Tunable, kind: CallKind, bytes: u64) -> Self {
+    fn new(engine: &TcpEngine, kind: CallKind, bytes: u64) -> Self {
         let (rank, ranks) = (engine.rank() as usize, engine.peers().len());
-        let uniform = matches!(kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
         let elements = bytes as usize / DType::F32.size();
-        let count = if uniform { elements } else { elements / ranks.max(1) };
-        let mut work =
-            Self { kind, counts: Counts::Equal(count), input: Vec::new(), output: Vec::new() };
+        let count = if kind.has_uniform_count() { elements } else { elements / ranks.max(1) };
+        let counts = Counts::Equal(count);
+        let mut work = Self { kind, counts, input: Vec::new(), output: Vec::new() };
         let (input, output) = work.call().lengths(rank, ranks);
         work.input = vec![0; input * DType::F32.size()];
         work.output = vec![0; output * DType::F32.size()];
@@ -123,14 +111,8 @@ fn in_place(kind: CallKind, dtype: DType, output: &mut [u8]) -> Call<'_> {
 }
 
 /// Broadcasts the table of rank 0.
-fn broadcast_table(
-    engine: &mut dyn Tunable,
-    own: &AlgorithmTable,
-) -> Result<AlgorithmTable, CommError> {
-    let failed = |why: String| CommError::System {
-        what: "cannot broadcast the algorithm table".to_owned(),
-        why,
-    };
+fn broadcast_table(engine: &mut TcpEngine, own: &AlgorithmTable) -> Result<AlgorithmTable> {
+    let failed = |why: String| CommError::system("cannot broadcast the algorithm table", why);
     let mut text = to_json_line(own).map_err(|error| failed(error.to_string()))?.into_bytes();
     let mut length = (text.len() as f64).to_ne_bytes();
     engine.run(in_place(CallKind::Broadcast, DType::F64, &mut length))?;

@@ -25,8 +25,8 @@ pub fn root_causes(missing: &[u32], waits: impl Fn(u32) -> Vec<u32>) -> Vec<u32>
             next
         });
     }
-    let sinks: Vec<u32> =
-        found.iter().filter(|(_, next)| next.is_empty()).map(|(rank, _)| *rank).collect();
+    let sinks = found.iter().filter(|(_, next)| next.is_empty()).map(|(rank, _)| *rank);
+    let sinks: Vec<u32> = sinks.collect();
     if sinks.is_empty() { cycle(&found) } else { sinks }
 }
 
@@ -68,8 +68,7 @@ mod tests {
 
     /// The root causes for rank 0 in this wait graph.
     fn for_rank_0(waits: &[(u32, &[u32])]) -> Vec<u32> {
-        let of =
-            |rank: u32| waits.iter().find(|(of, _)| *of == rank).map(|(_, next)| next.to_vec());
+        let of = |rank| waits.iter().find(|(of, _)| *of == rank).map(|(_, next)| next.to_vec());
         root_causes(&[0], |rank| of(rank).unwrap_or_default())
     }
 

@@ -9,9 +9,8 @@ use std::thread::{JoinHandle, current};
 use crate::buffer::{Buffer, MemorySpace};
 use crate::comm::{Completion, no_device};
 use crate::error::Peer;
-use crate::fault_channel::FaultChannel;
-use crate::wait_graph::WaitEdges;
-use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending};
+
+use crate::{Call, CallKind, Comm, CommError, Counts, DType, OwnedCall, Pending, Result};
 
 /// Aborts an engine from any thread, with a reason.
 pub type AbortFn = Arc<dyn Fn(&str) + Send + Sync>;
@@ -29,7 +28,7 @@ pub struct Allocator {
 }
 
 /// Allocates device memory.
-pub type DeviceAlloc = Arc<dyn Fn(usize) -> Result<Buffer, CommError> + Send + Sync>;
+pub type DeviceAlloc = Arc<dyn Fn(usize) -> Result<Buffer> + Send + Sync>;
 
 /// Allocates on the heap.
 impl Default for Allocator {
@@ -50,10 +49,10 @@ pub trait Engine: Send {
     fn peers(&self) -> Vec<Peer>;
 
     /// Runs a collective.
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError>;
+    fn run(&mut self, call: Call<'_>) -> Result;
 
     /// Runs a collective whose buffers may be in device memory. Most engines support host memory only.
-    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
         match call.space()? {
             MemorySpace::Host => self.run(call.as_call()),
             space => Err(unsupported_memory(call.kind.name(), space)),
@@ -61,27 +60,27 @@ pub trait Engine: Send {
     }
 
     /// Runs a collective `times` times, back to back, as [`Comm::run_owned`].
-    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
         (0..times).try_for_each(|_| self.run_owned(call))
     }
 
     /// Runs point-to-point messages `times` times, as [`Comm::run_p2p`].
-    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
         if let Some((kind, space)) = first_device_buffer(messages)? {
             return Err(unsupported_memory(kind.name(), space));
         }
-        (0..times)
-            .try_for_each(|_| self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect()))
+        let mut once = || self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect());
+        (0..times).try_for_each(|_| once())
     }
 
     /// Runs point-to-point messages concurrently. An engine whose sends block until they are received
     /// must override this.
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         messages.into_iter().try_for_each(|call| self.run(call))
     }
 
     /// Runs a group of calls, as [`Comm::run_group`].
-    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result {
         let (messages, collectives): (Vec<_>, Vec<_>) =
             calls.into_iter().partition(|call| call.kind.is_p2p());
         self.run_p2p(messages)?;
@@ -89,7 +88,7 @@ pub trait Engine: Send {
     }
 
     /// The engine of a sub-communicator, as [`Comm::split`].
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError>;
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>>;
 
     /// The allocator for its buffers.
     fn allocator(&self) -> Allocator {
@@ -104,11 +103,6 @@ pub trait Engine: Send {
     /// Closes the engine. For serialised engines this waits for its turn as well.
     fn close(&mut self) {}
 
-    /// The ranks it currently waits for.
-    fn waits(&self) -> WaitEdges {
-        Arc::new(Vec::new)
-    }
-
     /// A function that aborts it.
     fn abort_fn(&self) -> AbortFn;
 
@@ -116,15 +110,10 @@ pub trait Engine: Send {
     fn has_failed_fn(&self) -> HasFailedFn {
         Arc::new(|| false)
     }
-
-    /// The fault channel for a hierarchical engine that uses this one for the whole communicator.
-    fn fault_channel(&self) -> Option<Box<dyn FaultChannel>> {
-        None
-    }
 }
 
 /// All-gathers the same number of bytes from every rank.
-pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>, CommError> {
+pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>> {
     let mut all = vec![0; own.len() * engine.peers().len()];
     let call = Call::new(CallKind::AllGather, DType::U8, Counts::Equal(own.len()), &mut all);
     engine.run(Call { input: Some(own), ..call })?;
@@ -132,10 +121,7 @@ pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Ve
 }
 
 /// All-gathers two words per rank.
-pub(crate) fn all_gather_words(
-    engine: &mut dyn Engine,
-    own: [u64; 2],
-) -> Result<Vec<[u64; 2]>, CommError> {
+pub(crate) fn all_gather_words(engine: &mut dyn Engine, own: [u64; 2]) -> Result<Vec<[u64; 2]>> {
     let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
     let all = all_gather_bytes(engine, &bytes)?;
     let (words, _) = all.as_chunks::<8>();
@@ -148,31 +134,24 @@ pub(crate) fn all_gather_split_args(
     engine: &mut dyn Engine,
     colour: Option<u32>,
     key: i64,
-) -> Result<Vec<(Option<u32>, i64)>, CommError> {
+) -> Result<Vec<(Option<u32>, i64)>> {
     let own = [colour.map_or(u64::MAX, u64::from), key.cast_unsigned()];
     let args = |[colour, key]: [u64; 2]| (u32::try_from(colour).ok(), key.cast_signed());
     Ok(all_gather_words(engine, own)?.into_iter().map(args).collect())
 }
 
 /// The first call with buffers in device memory.
-pub(crate) fn first_device_buffer(
-    calls: &[OwnedCall],
-) -> Result<Option<(CallKind, MemorySpace)>, CommError> {
-    for call in calls {
-        let space = call.space()?;
-        if space != MemorySpace::Host {
-            return Ok(Some((call.kind, space)));
-        }
-    }
-    Ok(None)
+pub(crate) fn first_device_buffer(calls: &[OwnedCall]) -> Result<Option<(CallKind, MemorySpace)>> {
+    let mut spaces = calls.iter().map(|call| Ok((call.kind, call.space()?)));
+    spaces.find(|space| !matches!(space, Ok((_, MemorySpace::Host)))).transpose()
 }
 
 fn unsupported_memory(call: &'static str, space: MemorySpace) -> CommError {
-    let what = format!(
-        "the buffers are in {space}, which this communicator does not support: copy them to host \
-         memory (Buffer::copy_to_host), or create the communicator with nccl::init"
-    );
-    CommError::InvalidCall { call, what }
+    let fix = "copy them to host memory (Buffer::copy_to_host), or create the communicator with \
+               nccl::init";
+    let what =
+        format!("the buffers are in {space}, which this communicator does not support: {fix}");
+    CommError::invalid_call(call, what)
 }
 
 /// A communicator on top of an engine, with a worker thread for asynchronous calls.
@@ -353,26 +332,26 @@ impl Comm for Communicator {
         self.peers.get(rank as usize).cloned().unwrap_or_else(unknown)
     }
 
-    fn run(&self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&self, call: Call<'_>) -> Result {
         call.check(self.rank, self.size())?;
         self.in_turn(|engine| engine.run(call))
     }
 
-    fn run_group(&self, calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_group(&self, calls: Vec<Call<'_>>) -> Result {
         calls.iter().try_for_each(|call| call.check(self.rank, self.size()))?;
         self.in_turn(|engine| engine.run_group(calls))
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
         call.check(self.rank, self.size())?;
         self.in_turn(|engine| engine.repeat(call, times))
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
         messages.iter().try_for_each(|message| message.check(self.rank, self.size()))?;
         if let Some(other) = messages.iter().find(|message| !message.kind.is_p2p()) {
-            let what = "not a point-to-point message: use Comm::run_owned".to_owned();
-            return Err(CommError::InvalidCall { call: other.kind.name(), what });
+            let what = "not a point-to-point message: use Comm::run_owned";
+            return Err(CommError::invalid_call(other.kind.name(), what));
         }
         self.in_turn(|engine| engine.repeat_p2p(messages, times))
     }
@@ -390,8 +369,8 @@ impl Comm for Communicator {
             match thread.spawn(move || shared.run_jobs()) {
                 Ok(thread) => jobs.thread = Some(thread),
                 Err(error) => {
-                    let what = "cannot spawn the worker thread for asynchronous calls".to_owned();
-                    complete(Err(CommError::System { what, why: error.to_string() }));
+                    let what = "cannot spawn the worker thread for asynchronous calls";
+                    complete(Err(CommError::system(what, error)));
                     return pending;
                 }
             }
@@ -402,7 +381,7 @@ impl Comm for Communicator {
         pending
     }
 
-    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>, CommError> {
+    fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let engine = self.in_turn(|engine| engine.split(colour, key))?;
         let tickets =
             || if self.shared.serialized { self.shared.tickets.clone() } else { Arc::default() };
@@ -414,7 +393,7 @@ impl Comm for Communicator {
         (self.allocator.host)(bytes)
     }
 
-    fn device_buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+    fn device_buffer(&self, bytes: usize) -> Result<Buffer> {
         self.allocator.device.as_ref().map_or_else(|| Err(no_device()), |alloc| alloc(bytes))
     }
 

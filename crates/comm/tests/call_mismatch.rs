@@ -3,12 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
+mod suite;
+
 use std::time::{Duration, Instant};
 
-use regatta_comm::bootstrap::{self, listen};
+use regatta_comm::bootstrap::{self, BootstrapConfig};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, hierarchical, shm};
-use regatta_wire::secret::Secret;
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp, Result, hierarchical, shm};
 
 const RANKS: u32 = 4;
 
@@ -18,27 +19,16 @@ const DESYNC_AFTER: Duration = Duration::from_millis(400);
 /// The rank with the mismatching call.
 const VICTIM: u32 = 2;
 
-type Join = fn(bootstrap::BootstrapConfig) -> Result<Communicator, CommError>;
+type Join = fn(BootstrapConfig) -> Result<Communicator>;
 
 /// Ranks on two nodes, connected by `join`.
 fn network(debug: bool, join: Join) -> Vec<Communicator> {
-    let secret = Secret::generate().unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let rank = |rank| bootstrap::BootstrapConfig {
-        node: format!("node{}", rank / 2),
-        host: format!("node{}", rank / 2),
-        join_timeout: Duration::from_secs(30),
-        desync_after: DESYNC_AFTER,
-        debug,
-        ..bootstrap::BootstrapConfig::new(rank, RANKS, "127.0.0.1", port, secret.clone())
+    let configure = |config: &mut BootstrapConfig| {
+        config.node = format!("node{}", config.rank / 2);
+        config.host = config.node.clone();
+        (config.desync_after, config.debug) = (DESYNC_AFTER, debug);
     };
-    let mut all: Vec<bootstrap::BootstrapConfig> = (0..RANKS).map(rank).collect();
-    all[0].listener = Some(listener);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(move || join(s))).collect();
-        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
-    })
+    suite::in_parallel(suite::configs(RANKS, configure), |config| join(config).unwrap())
 }
 
 fn shared_memory(debug: bool) -> Vec<Communicator> {
@@ -47,63 +37,60 @@ fn shared_memory(debug: bool) -> Vec<Communicator> {
 }
 
 /// A call; returns its result and whether the data is unchanged.
-type CallFn = fn(&Communicator) -> (Result<(), CommError>, bool);
+type CallFn = fn(&Communicator) -> (Result, bool);
 
 /// The difference, the calls of the victim and of the others, and their descriptions.
 const CASES: [(&str, CallFn, CallFn, &str, &str); 5] = [
     ("operation", gather, sum, "all-gather of 4 f32", "all-reduce of 9 f32, sum"),
     ("size", larger, sum, "all-reduce of 30000 f32, sum", "all-reduce of 9 f32, sum"),
     ("type", other_type, sum, "all-reduce of 9 i32, sum", "all-reduce of 9 f32, sum"),
-    ("root", from_three, from_one, "broadcast of 5 u8, root 3", "broadcast of 5 u8, root 1"),
-    ("order", max_then_sum, sum_then_max, "all-reduce of 9 f32, max", "all-reduce of 9 f32, sum"),
+    (
+        "root",
+        |comm| broadcast(comm, 3),
+        |comm| broadcast(comm, 1),
+        "broadcast of 5 u8, root 3",
+        "broadcast of 5 u8, root 1",
+    ),
+    (
+        "order",
+        |comm| in_order(comm, [ReduceOp::Max, ReduceOp::Sum]),
+        |comm| in_order(comm, [ReduceOp::Sum, ReduceOp::Max]),
+        "all-reduce of 9 f32, max",
+        "all-reduce of 9 f32, sum",
+    ),
 ];
 
-fn reduced(comm: &Communicator, count: usize, op: ReduceOp) -> (Result<(), CommError>, bool) {
+fn all_reduce(comm: &Communicator, count: usize, op: ReduceOp) -> (Result, bool) {
     let mut data = vec![1.0f32; count];
     (comm.all_reduce(&mut data, op), data.iter().all(|v| *v == 1.0))
 }
 
-fn sum(comm: &Communicator) -> (Result<(), CommError>, bool) {
-    reduced(comm, 9, ReduceOp::Sum)
+fn sum(comm: &Communicator) -> (Result, bool) {
+    all_reduce(comm, 9, ReduceOp::Sum)
 }
 
-fn larger(comm: &Communicator) -> (Result<(), CommError>, bool) {
-    reduced(comm, 30_000, ReduceOp::Sum)
+fn larger(comm: &Communicator) -> (Result, bool) {
+    all_reduce(comm, 30_000, ReduceOp::Sum)
 }
 
-fn other_type(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn other_type(comm: &Communicator) -> (Result, bool) {
     let mut data = [1i32; 9];
     (comm.all_reduce(&mut data, ReduceOp::Sum), data == [1; 9])
 }
 
-fn gather(comm: &Communicator) -> (Result<(), CommError>, bool) {
+fn gather(comm: &Communicator) -> (Result, bool) {
     let mut all = [0.0f32; RANKS as usize];
     (comm.all_gather(&[1.0f32], &mut all), all == [0.0; RANKS as usize])
 }
 
-fn from(comm: &Communicator, root: u32) -> (Result<(), CommError>, bool) {
+fn broadcast(comm: &Communicator, root: u32) -> (Result, bool) {
     let mut data = [comm.rank() as u8; 5];
     (comm.broadcast(&mut data, root), data == [comm.rank() as u8; 5])
 }
 
-fn from_one(comm: &Communicator) -> (Result<(), CommError>, bool) {
-    from(comm, 1)
-}
-
-fn from_three(comm: &Communicator) -> (Result<(), CommError>, bool) {
-    from(comm, 3)
-}
-
-fn sum_then_max(comm: &Communicator) -> (Result<(), CommError>, bool) {
-    match sum(comm) {
-        (Ok(()), _) => reduced(comm, 9, ReduceOp::Max),
-        failed => failed,
-    }
-}
-
-fn max_then_sum(comm: &Communicator) -> (Result<(), CommError>, bool) {
-    match reduced(comm, 9, ReduceOp::Max) {
-        (Ok(()), _) => sum(comm),
+fn in_order(comm: &Communicator, [first, second]: [ReduceOp; 2]) -> (Result, bool) {
+    match all_reduce(comm, 9, first) {
+        (Ok(()), _) => all_reduce(comm, 9, second),
         failed => failed,
     }
 }
@@ -114,22 +101,16 @@ fn run_mismatch(
     minority: CallFn,
     majority: CallFn,
 ) -> Vec<(CommError, bool)> {
-    std::thread::scope(|scope| {
-        let rank = |comm: Communicator| {
-            scope.spawn(move || {
-                comm.barrier().unwrap();
-                let call = if comm.rank() == VICTIM { minority } else { majority };
-                let (done, untouched) = call(&comm);
-                // A rank that completes the mismatching call goes on.
-                let next = || (0..100).try_for_each(|_| comm.barrier()).unwrap_err();
-                let error = done.err().unwrap_or_else(next);
-                // No rank leaves before all have their error.
-                std::thread::sleep(Duration::from_millis(100));
-                (error, untouched)
-            })
-        };
-        let threads: Vec<_> = world.into_iter().map(rank).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    suite::on_all_ranks(world, |comm| {
+        comm.barrier().unwrap();
+        let call = if comm.rank() == VICTIM { minority } else { majority };
+        let (done, untouched) = call(comm);
+        // A rank that completes the mismatching call goes on.
+        let next = || (0..100).try_for_each(|_| comm.barrier()).unwrap_err();
+        let error = done.err().unwrap_or_else(next);
+        // No rank leaves before all have their error.
+        std::thread::sleep(Duration::from_millis(100));
+        (error, untouched)
     })
 }
 

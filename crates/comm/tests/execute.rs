@@ -8,12 +8,12 @@ mod suite;
 
 use proptest::prelude::*;
 use regatta_comm::error::Peer;
-use regatta_comm::execute::{Planner, Scratch, run_segmented};
+use regatta_comm::execute::{self, Planner, Scratch};
 use regatta_comm::schedule::Algorithm;
 use regatta_comm::schedule::selection::AlgorithmTable;
 use regatta_comm::transport::Transport;
 use regatta_comm::worker::{AbortFn, Communicator, Engine};
-use regatta_comm::{Call, CallKind, CommError, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, DType, ReduceOp, Result};
 use shuffled_transport::ShuffledTransport;
 
 /// Runs every call by one algorithm, with short segments.
@@ -34,12 +34,12 @@ impl Engine for FixedAlgorithmEngine {
         self.transport.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         let program = self.planner.plan_with(&call, self.algorithm)?;
-        run_segmented(&mut self.transport, call, &program, &mut self.scratch, self.segment)
+        execute::run(&mut self.transport, call, &program, &mut self.scratch, self.segment)
     }
 
-    fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<Box<dyn Engine>>, CommError> {
+    fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<Box<dyn Engine>>> {
         Ok(None)
     }
 
@@ -60,13 +60,8 @@ fn world(
     let rank = |transport: ShuffledTransport| {
         let planner = Planner::new(table.clone(), transport.rank(), &nodes);
         let scratch = Scratch::default();
-        Communicator::new(Box::new(FixedAlgorithmEngine {
-            transport,
-            planner,
-            scratch,
-            algorithm,
-            segment,
-        }))
+        let engine = FixedAlgorithmEngine { transport, planner, scratch, algorithm, segment };
+        Communicator::new(Box::new(engine))
     };
     shuffled_transport::world(ranks, seed).into_iter().map(rank).collect()
 }
@@ -114,10 +109,8 @@ proptest! {
 #[test]
 fn in_place_all_to_all_does_not_overwrite_unsent_blocks() {
     for algorithm in algorithms(CallKind::AllToAll) {
-        let (kind, dtype, op) = (CallKind::AllToAll, DType::I32, ReduceOp::Sum);
-        let (sizes, seed) = (suite::Sizes::Equal(7), 0);
-        let case = suite::Case { kind, dtype, op, root: 0, sizes, in_place: true, seed };
-        case.check(world(5, 2, algorithm, 8, 1));
+        let case = suite::Case::sum(CallKind::AllToAll, 7);
+        suite::Case { in_place: true, ..case }.check(world(5, 2, algorithm, 8, 1));
     }
 }
 

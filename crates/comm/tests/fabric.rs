@@ -1,5 +1,5 @@
 //! The communicator test suite and fault tests over libfabric.
-//! Skipped in words where there is no libfabric.
+//! Skipped with a message if libfabric is missing.
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
@@ -14,14 +14,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use regatta_comm::bootstrap::{BootstrapConfig, engine, join, listen};
+use regatta_comm::bootstrap::{BootstrapConfig, engine, join};
 use regatta_comm::fabric::{ProviderChoice, available_providers};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{CallKind, Collectives, Comm, CommError, DType, ReduceOp, hierarchical};
-use regatta_wire::secret::Secret;
+use regatta_comm::{CallKind, Collectives, Comm, CommError, ReduceOp, hierarchical};
 
 use rank_process::{
-    ARGUMENTS, RankScript, SecretFile, as_rank, environment, error_of, own_config, secret_file,
+    ARGUMENTS, RankScript, SecretFile, as_rank, assert_victim_lost, environment, own_config,
+    secret_file,
 };
 
 /// Providers without hardware requirements. shm needs each rank in its own process.
@@ -32,21 +32,12 @@ const RANK_PROCESS: &str = "REGATTA_TEST_SUITE_RANK";
 
 /// Whether a provider is available; prints why not.
 fn is_available(provider: &str) -> bool {
-    let available_providers = match available_providers() {
-        Ok(available_providers) => available_providers,
-        Err(why) => {
-            println!("skipped: {why}");
-            return false;
-        }
-    };
+    let names = available_providers().inspect_err(|why| println!("skipped: {why}"));
+    let Ok(names) = names else { return false };
     let layered = [format!("{provider}/"), format!("{provider};")];
-    let found =
-        available_providers.iter().any(|name| layered.iter().any(|start| name.starts_with(start)));
+    let found = names.iter().any(|name| layered.iter().any(|start| name.starts_with(start)));
     if !found {
-        println!(
-            "skipped: libfabric has no {provider}; available: {}",
-            available_providers.join(", ")
-        );
+        println!("skipped: libfabric has no {provider}; available: {}", names.join(", "));
     }
     found
 }
@@ -61,34 +52,11 @@ fn providers() -> impl Iterator<Item = &'static str> {
 
 /// The configurations of all ranks on this machine.
 fn configs(size: u32, provider: &str) -> Vec<BootstrapConfig> {
-    let secret = Secret::generate().unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let rank = |rank| BootstrapConfig {
-        host: format!("node{rank}"),
-        join_timeout: Duration::from_secs(30),
-        fabric: ProviderChoice::parse(provider),
-        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
-    };
-    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
-    all[0].listener = Some(listener);
-    all
-}
-
-/// The result of joining on each rank.
-fn join_all<R: Send>(
-    all: Vec<BootstrapConfig>,
-    join: impl Fn(BootstrapConfig) -> R + Sync,
-) -> Vec<R> {
-    let join = &join;
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(move || join(s))).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    suite::configs(size, |config| config.fabric = ProviderChoice::parse(provider))
 }
 
 fn world(size: u32, provider: &str) -> Vec<Communicator> {
-    join_all(configs(size, provider), |config| join(config).unwrap())
+    suite::in_parallel(configs(size, provider), |config| join(config).unwrap())
 }
 
 /// Runs many cases on one communicator, because opening endpoints is slow.
@@ -102,14 +70,10 @@ fn all_collectives(size: u32, provider: &str, counts: &[usize]) {
 #[test]
 fn the_selected_provider_is_used() {
     for provider in thread_providers() {
-        let transport_name = join_all(configs(2, provider), |config| {
-            engine(config).unwrap().transport_name().to_owned()
-        });
+        let name = |config| engine(config).unwrap().transport_name().to_owned();
+        let names = suite::in_parallel(configs(2, provider), name);
         let start = format!("libfabric: {provider}");
-        assert!(
-            transport_name.iter().all(|transport_name| transport_name.starts_with(&start)),
-            "{transport_name:?}"
-        );
+        assert!(names.iter().all(|name| name.starts_with(&start)), "{names:?}");
     }
 }
 
@@ -137,11 +101,8 @@ fn messages_around_the_eager_and_chunk_limits_match_the_reference() {
         suite::on_all_ranks(world(3, provider), |comm| {
             for count in counts {
                 for kind in [CallKind::AllReduce, CallKind::AllGather] {
-                    let (dtype, op) = (DType::F32, ReduceOp::Sum);
-                    let (sizes, in_place) =
-                        (suite::Sizes::Equal(count), kind == CallKind::AllReduce);
-                    suite::Case { kind, dtype, op, root: 1, sizes, in_place, seed: 0 }
-                        .check_on_rank(comm);
+                    let in_place = kind == CallKind::AllReduce;
+                    suite::Case { in_place, ..suite::Case::sum(kind, count) }.check_on_rank(comm);
                 }
             }
         });
@@ -166,9 +127,9 @@ fn a_sender_beyond_its_window_waits_for_credits() {
                         if i == 0 {
                             std::thread::sleep(Duration::from_millis(300));
                         }
-                        let mut came = [0i32];
-                        comm.receive(&mut came, 0, 0).unwrap();
-                        assert_eq!(came, [i]);
+                        let mut received = [0i32];
+                        comm.receive(&mut received, 0, 0).unwrap();
+                        assert_eq!(received, [i]);
                     }
                 }
             }
@@ -191,7 +152,7 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
         let mut all = configs(3, provider);
         all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
         let start = Instant::now();
-        let errors = suite::on_all_ranks(join_all(all, |s| join(s).unwrap()), |comm| {
+        let errors = suite::on_all_ranks(suite::in_parallel(all, |s| join(s).unwrap()), |comm| {
             comm.barrier().unwrap();
             // Several chunks, so user memory is in use when the call fails.
             let count = if comm.rank() == 1 { 900_000 } else { 1_000_000 };
@@ -236,7 +197,7 @@ fn hierarchical_communicators_use_libfabric_between_nodes() {
     let on_nodes = |size| {
         let mut all = configs(size, "tcp");
         all.iter_mut().for_each(|s| s.node = format!("node{}", s.rank / 2));
-        join_all(all, |config| hierarchical::join(config).unwrap())
+        suite::in_parallel(all, |config| hierarchical::join(config).unwrap())
     };
     let cases = suite::cases(4, &[0, 1, 7, 20_000]);
     suite::on_all_ranks(on_nodes(4), |comm| cases.iter().for_each(|case| case.check_on_rank(comm)));
@@ -244,7 +205,7 @@ fn hierarchical_communicators_use_libfabric_between_nodes() {
 
 #[test]
 fn unavailable_providers_are_reported_by_all_ranks() {
-    let errors = |all| join_all(all, |config| join(config).err().unwrap().to_string());
+    let errors = |all| suite::in_parallel(all, |config| join(config).err().unwrap().to_string());
     for error in errors(configs(2, "nonexistent")) {
         let expected = "rank 0 on node0 cannot use the selected libfabric provider: ";
         assert!(error.contains(expected) && error.contains("REGATTA_FABRIC"), "{error}");
@@ -262,10 +223,8 @@ fn unavailable_providers_are_reported_by_all_ranks() {
             assert!(error.contains("shm cannot reach ranks on other nodes"), "{error}");
         }
         for error in errors(configs(2, "shm")) {
-            assert!(
-                error.contains("rank 1 on node1") && error.contains("of the same process"),
-                "{error}"
-            );
+            let named = error.contains("rank 1 on node1");
+            assert!(named && error.contains("of the same process"), "{error}");
         }
     }
 }
@@ -325,12 +284,12 @@ fn suite_rank_main() {
     assert!(sum.iter().all(|value| *value == i64::from(expected)));
     // Rank 0 runs ahead of rank 1.
     for i in 0..3000i32 {
-        let mut came = [0];
+        let mut received = [0];
         match rank {
             0 if size > 1 => comm.send(&[i], 1, 0).unwrap(),
             1 => {
-                comm.receive(&mut came, 0, 0).unwrap();
-                assert_eq!(came, [i]);
+                comm.receive(&mut received, 0, 0).unwrap();
+                assert_eq!(received, [i]);
             }
             _ => {}
         }
@@ -348,31 +307,15 @@ fn a_killed_rank_is_named() {
             (CallKind::AllGather, 1000, 1),
             (CallKind::Barrier, 0, 2),
         ] {
-            let script = RankScript {
-                kind,
-                count,
-                victim,
-                call: 7,
-                after_us: 500,
-                lost_after_s: 20,
-                desync_after_s: 20,
-            };
+            let script = RankScript::all_reduce(count);
+            let script = RankScript { kind, victim, call: 7, after_us: 500, ..script };
             let start_at = Instant::now();
             let (children, _secret) = start(3, provider, |command, environment| {
                 command.args(ARGUMENTS);
                 as_rank(command, script, environment);
             });
             let killed = children[victim as usize].id();
-            let errors: Vec<_> = children.into_iter().map(error_of).collect();
-            for (rank, error) in errors.iter().enumerate() {
-                if rank as u32 == victim {
-                    assert_eq!(*error, None, "{provider}: {script:?}");
-                    continue;
-                }
-                let error = error.as_deref().unwrap_or("no error");
-                let named = error.contains(&format!("rank {victim} on "));
-                assert!(named && error.contains(" was lost "), "{provider}: {script:?}: {error}");
-            }
+            assert_victim_lost(children, script, provider);
             assert!(start_at.elapsed() < Duration::from_secs(20), "{provider}: {script:?}");
             let segments = std::fs::read_dir("/dev/shm").unwrap().flatten();
             let mut segments = segments.map(|file| file.file_name().to_string_lossy().into_owned());

@@ -6,44 +6,28 @@ mod suite;
 
 use std::time::Duration;
 
-use regatta_comm::bootstrap::{BootstrapConfig, listen};
+use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::worker::Communicator;
 use regatta_comm::{
     Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, hierarchical,
 };
-use regatta_wire::secret::Secret;
 
 /// A world of ranks on simulated nodes.
 fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
-    world_with_timeout(size, node, Duration::from_secs(300))
+    world_with(size, node, Duration::from_secs(300))
 }
 
 fn short_timeout(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
-    world_with_timeout(size, node, Duration::from_secs(1))
+    world_with(size, node, Duration::from_secs(1))
 }
 
-fn world_with_timeout(
-    size: u32,
-    node: impl Fn(u32) -> u32,
-    desync_after: Duration,
-) -> Vec<Communicator> {
-    let secret = Secret::generate().unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let rank = |rank| BootstrapConfig {
-        node: format!("node{}", node(rank)),
-        host: format!("node{}", node(rank)),
-        join_timeout: Duration::from_secs(30),
-        desync_after,
-        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
+fn world_with(size: u32, node: impl Fn(u32) -> u32, desync_after: Duration) -> Vec<Communicator> {
+    let configure = |config: &mut BootstrapConfig| {
+        config.node = format!("node{}", node(config.rank));
+        config.host = config.node.clone();
+        config.desync_after = desync_after;
     };
-    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
-    all[0].listener = Some(listener);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            all.into_iter().map(|s| scope.spawn(|| hierarchical::join(s))).collect();
-        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
-    })
+    suite::in_parallel(suite::configs(size, configure), |c| hierarchical::join(c).unwrap())
 }
 
 #[test]
@@ -116,7 +100,7 @@ fn abort_is_detected_without_a_call() {
 #[test]
 fn rank_waiting_for_another_node_drains_local_messages() {
     const MANY: u32 = 50;
-    let world = world_with_timeout(4, |rank| rank / 2, Duration::from_secs(20));
+    let world = world_with(4, |rank| rank / 2, Duration::from_secs(20));
     suite::on_all_ranks(world, |comm| match comm.rank() {
         0 => {
             (0..MANY).for_each(|tag| comm.send(&[tag as i32], 1, tag).unwrap());
@@ -224,7 +208,7 @@ fn call_mismatch_reports_both_calls_whatever_other_ranks_do() {
 fn rank_waiting_in_another_communicator_is_not_reported() {
     let of: [fn(u32) -> u32; 3] = [|_| 0, |rank| rank / 2, |rank| u32::from(rank > 0)];
     for node in of {
-        let world = world_with_timeout(3, node, Duration::from_secs(2));
+        let world = world_with(3, node, Duration::from_secs(2));
         suite::timeouts::rank_waiting_in_another_communicator_is_not_reported(world);
     }
 }

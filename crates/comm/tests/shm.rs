@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use regatta_comm::shm::{self, ShmConfig};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp};
+use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp, Result};
 
 fn world(ranks: u32) -> Vec<Communicator> {
     shm::world(ranks).unwrap()
@@ -48,7 +48,7 @@ fn sampled_combinations_match_the_reference() {
 #[test]
 fn random_messages_are_delivered() {
     suite::random_messages(24, 1..9, world);
-    suite::random_message_groups(24, 1..9, world);
+    suite::random_groups(24, 1..9, world);
 }
 
 #[test]
@@ -87,9 +87,7 @@ fn messages_match_by_tag_and_may_cross() {
 fn cyclic_sends_before_receives_do_not_deadlock() {
     suite::on_all_ranks(world(4), |comm| {
         let (me, ranks) = (comm.rank(), comm.size());
-        let large = vec![me; 300_000];
-        comm.send(&large.iter().map(|v| *v as i32).collect::<Vec<_>>(), (me + 1) % ranks, 1)
-            .unwrap();
+        comm.send(&vec![me as i32; 300_000], (me + 1) % ranks, 1).unwrap();
         let mut got = vec![-1i32; 300_000];
         let left = (me + ranks - 1) % ranks;
         comm.receive(&mut got, left, 1).unwrap();
@@ -120,10 +118,9 @@ fn sum_of_buffers(comm: &dyn Comm, shared: bool, in_place: bool) -> Vec<u32> {
     let fresh = || if shared { comm.buffer(count * 4) } else { Buffer::zeroed(count * 4) };
     let mut given = fresh();
     given.as_mut_slice::<f32>().copy_from_slice(&values);
-    let buffer = if in_place { given.as_slice::<f32>().to_vec() } else { Vec::new() };
     let mut call = OwnedCall::all_reduce(DType::F32, ReduceOp::Average, fresh());
     match in_place {
-        true => call.output.as_mut_slice::<f32>().copy_from_slice(&buffer),
+        true => call.output.as_mut_slice::<f32>().copy_from_slice(&values),
         false => call.input = Some(given),
     }
     let call = comm.start(call).wait().unwrap();
@@ -150,10 +147,7 @@ fn zero_copy_reductions_are_bit_identical_to_copied_ones() {
     }
 }
 
-fn errors(
-    world: Vec<Communicator>,
-    work: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
-) -> Vec<String> {
+fn errors(world: Vec<Communicator>, work: impl Fn(&Communicator) -> Result + Sync) -> Vec<String> {
     suite::on_all_ranks(world, |comm| work(comm).unwrap_err().to_string())
 }
 
@@ -179,10 +173,8 @@ fn call_mismatch_reports_both_calls() {
             0 => comm.barrier(),
             _ => comm.all_gather(&[1u8], &mut [0, 0]),
         });
-        assert!(
-            kinds.iter().all(|e| e.contains("barrier") && e.contains("all-gather")),
-            "{kinds:?}"
-        );
+        let both = |e: &String| e.contains("barrier") && e.contains("all-gather");
+        assert!(kinds.iter().all(both), "{kinds:?}");
     }
 }
 
@@ -199,12 +191,11 @@ fn root_mismatch_is_reported_to_ranks_that_ran_ahead() {
 
 #[test]
 fn message_length_mismatch_is_reported() {
-    let ends = suite::on_all_ranks(world(2), |comm| match comm.rank() {
+    let errors = errors(world(2), |comm| match comm.rank() {
         0 => comm.send(&[1u8, 2], 1, 0).and_then(|()| comm.barrier()),
         _ => comm.receive(&mut [0u8; 3], 0, 0),
     });
-    for end in ends {
-        let error = end.unwrap_err().to_string();
+    for error in errors {
         assert!(error.contains("send of 2 u8") && error.contains("receive of 3 u8"), "{error}");
     }
 }
@@ -218,15 +209,20 @@ fn long_timeout() -> ShmConfig {
     ShmConfig { desync_after: Duration::from_secs(2), ..ShmConfig::default() }
 }
 
-#[test]
-fn timeout_names_the_missing_rank() {
+/// The results of three ranks, which stay alive until all have theirs.
+fn ends_of_three(config: ShmConfig, work: impl Fn(&Communicator) -> Result + Sync) -> Vec<Result> {
     let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all_ranks(shm::world_with(3, short_timeout()).unwrap(), |comm| {
-        let end = if comm.rank() == 1 { Ok(()) } else { comm.barrier() };
-        // Rank 1 is alive throughout; it just makes no call.
+    suite::on_all_ranks(shm::world_with(3, config).unwrap(), |comm| {
+        let end = work(comm);
         barrier.wait();
         end
-    });
+    })
+}
+
+#[test]
+fn timeout_names_the_missing_rank() {
+    let barrier = |comm: &Communicator| if comm.rank() == 1 { Ok(()) } else { comm.barrier() };
+    let ends = ends_of_three(short_timeout(), barrier);
     for rank in [0, 2] {
         suite::timeouts::assert_waits_for(&ends[rank], 1);
     }
@@ -234,29 +230,21 @@ fn timeout_names_the_missing_rank() {
 
 #[test]
 fn rank_waiting_for_a_third_is_not_reported() {
-    let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all_ranks(shm::world_with(3, long_timeout()).unwrap(), |comm| {
-        let end = match comm.rank() {
-            0 => comm.receive(&mut [0u8], 2, 0),
-            1 => comm.barrier(),
-            _ => Ok(()),
-        };
-        barrier.wait();
-        end
+    let ends = ends_of_three(long_timeout(), |comm| match comm.rank() {
+        0 => comm.receive(&mut [0u8], 2, 0),
+        1 => comm.barrier(),
+        _ => Ok(()),
     });
     ends[..2].iter().for_each(|end| suite::timeouts::assert_waits_for(end, 2));
 }
 
 #[test]
 fn root_waiting_for_a_third_is_not_reported() {
-    let barrier = std::sync::Barrier::new(3);
-    let ends = suite::on_all_ranks(shm::world_with(3, long_timeout()).unwrap(), |comm| {
+    let ends = ends_of_three(long_timeout(), |comm| {
         let all = vec![1u8; if comm.rank() == 1 { 3000 } else { 0 }];
         let scatter = |_| comm.scatter(&all, &mut [0u8; 1000], 1);
         // The root is some calls ahead before it waits for the last rank.
-        let end = (0..if comm.rank() == 2 { 1 } else { 100 }).try_for_each(scatter);
-        barrier.wait();
-        end
+        (0..if comm.rank() == 2 { 1 } else { 100 }).try_for_each(scatter)
     });
     ends[..2].iter().for_each(|end| suite::timeouts::assert_waits_for(end, 2));
 }
@@ -289,14 +277,12 @@ fn unobserved_mismatch_is_reported_some_calls_later() {
 
 #[test]
 fn collective_and_message_are_reported_as_a_mismatch() {
-    let ends = suite::on_all_ranks(shm::world_with(2, short_timeout()).unwrap(), |comm| match comm
-        .rank()
-    {
+    let world = shm::world_with(2, short_timeout()).unwrap();
+    let errors = errors(world, |comm| match comm.rank() {
         0 => comm.barrier(),
         _ => comm.receive(&mut [0u8], 0, 0),
     });
-    for end in ends {
-        let error = end.unwrap_err().to_string();
+    for error in errors {
         assert!(error.contains("barrier") && error.contains("receive of 1 u8"), "{error}");
     }
 }
@@ -316,9 +302,8 @@ fn aborted_or_closed_rank_fails_the_others() {
     }
     let mut world = world(3);
     drop(world.pop());
-    let ends =
-        suite::on_all_ranks(world, |comm| comm.all_reduce(&mut [1u8; 100_000], ReduceOp::Sum));
-    for end in ends {
+    let sum = |comm: &Communicator| comm.all_reduce(&mut [1u8; 100_000], ReduceOp::Sum);
+    for end in suite::on_all_ranks(world, sum) {
         assert!(matches!(end.unwrap_err(), CommError::RankLost { peer, .. } if peer.rank == 2));
     }
 }

@@ -24,33 +24,17 @@ mod rank_process;
 mod seeded_rng;
 mod suite;
 
-use std::time::Duration;
-
-use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
+use regatta_comm::CallKind;
+use regatta_comm::bootstrap::{BootstrapConfig, join};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{CallKind, DType, ReduceOp};
-use regatta_wire::secret::Secret;
 
 /// The configurations of all ranks on this machine.
 fn configs(size: u32) -> Vec<BootstrapConfig> {
-    let secret = Secret::generate().unwrap();
-    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let rank = |rank| BootstrapConfig {
-        host: format!("node{rank}"),
-        join_timeout: Duration::from_secs(20),
-        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
-    };
-    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
-    all[0].listener = Some(listener);
-    all
+    suite::configs(size, |_| {})
 }
 
 fn join_all(all: Vec<BootstrapConfig>) -> Vec<Communicator> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| join(s))).collect();
-        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
-    })
+    suite::in_parallel(all, |config| join(config).unwrap())
 }
 
 fn world(size: u32) -> Vec<Communicator> {
@@ -75,7 +59,7 @@ fn sampled_combinations_match_the_reference() {
 #[test]
 fn random_messages_are_delivered() {
     suite::random_messages(16, 1..9, world);
-    suite::random_message_groups(16, 1..9, world);
+    suite::random_groups(16, 1..9, world);
 }
 
 #[test]
@@ -90,23 +74,13 @@ fn large_buffers_match_the_reference() {
 
 #[test]
 fn many_ranks_and_large_messages_match_the_reference() {
-    let case = |kind, count: usize, in_place| suite::Case {
-        kind,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 1,
-        sizes: suite::Sizes::Equal(count),
-        in_place,
-        seed: 3,
-    };
-    for kind in
-        [CallKind::AllReduce, CallKind::ReduceScatter, CallKind::Barrier, CallKind::Broadcast]
-    {
-        case(kind, 1000, false).check(world(17));
+    use CallKind::{AllReduce, Barrier, Broadcast, ReduceScatter};
+    for kind in [AllReduce, ReduceScatter, Barrier, Broadcast] {
+        suite::Case::sum(kind, 1000).check(world(17));
     }
     for kind in CallKind::ALL {
-        let in_place = kind == CallKind::AllReduce || kind == CallKind::ReduceScatter;
-        case(kind, 1_000_003, in_place).check(world(3));
+        let in_place = matches!(kind, AllReduce | ReduceScatter);
+        suite::Case { in_place, ..suite::Case::sum(kind, 1_000_003) }.check(world(3));
     }
 }
 

@@ -3,36 +3,34 @@
 
 use regatta_model::document::{from_json, to_json_line};
 
-use super::{BootstrapConfig, bootstrap_error};
-use crate::CommError;
+use super::BootstrapConfig;
 use crate::schedule::selection::AlgorithmTable;
+use crate::{CommError, Result};
 
 /// The table of `REGATTA_TUNING`, or the default one.
-pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable, CommError> {
+pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable> {
     let Some(file) = config.tuning.as_ref().filter(|_| !config.deterministic) else {
         return Ok(AlgorithmTable::default());
     };
     let invalid = |why: String| {
         let what = format!("cannot load REGATTA_TUNING {}: {why}", file.display());
-        bootstrap_error(what, "create it with `regatta bench --tune FILE`, or unset REGATTA_TUNING")
+        let hint = "create it with `regatta bench --tune FILE`, or unset REGATTA_TUNING";
+        CommError::bootstrap(what, hint)
     };
     let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
     from_json(&text).map_err(|error| invalid(error.to_string()))
 }
 
 /// The table as a JSON document.
-pub(super) fn encode(table: &AlgorithmTable) -> Result<String, CommError> {
-    to_json_line(table).map_err(|error| CommError::System {
-        what: "cannot encode the algorithm table".to_owned(),
-        why: error.to_string(),
-    })
+pub(super) fn encode(table: &AlgorithmTable) -> Result<String> {
+    to_json_line(table).map_err(|e| CommError::system("cannot encode the algorithm table", e))
 }
 
 /// The table received from rank 0.
-pub(super) fn decode(text: &str) -> Result<AlgorithmTable, CommError> {
+pub(super) fn decode(text: &str) -> Result<AlgorithmTable> {
     from_json(text).map_err(|error| {
         let what = format!("invalid algorithm table from rank 0: {error}");
-        bootstrap_error(what, "run the same version of Regatta on all nodes")
+        CommError::bootstrap(what, "run the same version of Regatta on all nodes")
     })
 }
 

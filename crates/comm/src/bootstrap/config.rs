@@ -7,9 +7,9 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
-use crate::CommError;
 use crate::fabric::{ProviderChoice, has_fabric};
 use crate::tcp::RankInfo;
+use crate::{CommError, Result};
 
 /// The configuration of a rank.
 #[derive(Debug)]
@@ -57,19 +57,13 @@ pub struct BootstrapConfig {
 
 impl BootstrapConfig {
     /// A configuration with default options.
-    pub fn new(
-        rank: u32,
-        world_size: u32,
-        master_addr: &str,
-        master_port: u16,
-        secret: Secret,
-    ) -> Self {
+    pub fn new(rank: u32, world_size: u32, master: &str, port: u16, secret: Secret) -> Self {
         Self {
             rank,
             world_size,
             local_rank: 0,
-            master_addr: master_addr.to_owned(),
-            master_port,
+            master_addr: master.to_owned(),
+            master_port: port,
             listener: None,
             secret,
             host: host_name(),
@@ -92,15 +86,12 @@ impl BootstrapConfig {
     /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
     /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table) and
     /// `REGATTA_DETERMINISTIC=1` (ignore it).
-    pub fn from_env() -> Result<Self, CommError> {
+    pub fn from_env() -> Result<Self> {
         let get = |name: &str| std::env::var(name).ok();
         Self::from_variables(&get, secret(&get)?)
     }
 
-    fn from_variables(
-        get: &dyn Fn(&str) -> Option<String>,
-        secret: Secret,
-    ) -> Result<Self, CommError> {
+    fn from_variables(get: &Getenv, secret: Secret) -> Result<Self> {
         let world_size = number(get, "WORLD_SIZE")?;
         let rank = number(get, "RANK")?;
         let port = number(get, "MASTER_PORT")?;
@@ -111,10 +102,9 @@ impl BootstrapConfig {
             config.local_rank = number(get, "LOCAL_RANK")?;
         }
         if let Some(bind) = get("REGATTA_BIND") {
-            let reject =
-                |_| invalid(format!("REGATTA_BIND is {bind:?}, which is not an IP address"));
-            let addresses = bind.split(',').map(|address| address.trim().parse());
-            config.bind = addresses.collect::<Result<_, _>>().map_err(reject)?;
+            let addresses: Result<_, _> = bind.split(',').map(|ip| ip.trim().parse()).collect();
+            let what = || format!("REGATTA_BIND is {bind:?}, which is not an IP address");
+            config.bind = addresses.map_err(|_| invalid(what()))?;
         }
         if let Some(after) = seconds(get, "REGATTA_LOST_AFTER")? {
             config.lost_after = after;
@@ -143,13 +133,16 @@ impl BootstrapConfig {
     }
 }
 
+/// Reads an environment variable.
+type Getenv<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
 fn invalid(what: String) -> CommError {
-    let hint = "start the ranks with `regatta launch`, or set the variables it sets".to_owned();
-    CommError::Bootstrap { what, hint }
+    let hint = "start the ranks with `regatta launch`, or set the variables it sets";
+    CommError::bootstrap(what, hint)
 }
 
 /// Whether a variable is 1. The default is 0.
-fn flag(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommError> {
+fn flag(get: &Getenv, name: &str) -> Result<bool> {
     match get(name).as_deref().map(str::trim) {
         None | Some("" | "0") => Ok(false),
         Some("1") => Ok(true),
@@ -157,11 +150,11 @@ fn flag(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool, CommEr
     }
 }
 
-fn required(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<String, CommError> {
+fn required(get: &Getenv, name: &str) -> Result<String> {
     get(name).ok_or_else(|| invalid(format!("{name} is not set")))
 }
 
-fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommError> {
+fn number(get: &Getenv, name: &str) -> Result<u32> {
     let text = required(get, name)?;
     let reject = |_| invalid(format!("{name} is {text:?}, which is not a non-negative integer"));
     text.trim().parse().map_err(reject)
@@ -171,30 +164,23 @@ fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<u32, CommE
 const MAX_SECONDS: f64 = 1e9;
 
 /// A time in seconds, if the variable is set.
-fn seconds(
-    get: &dyn Fn(&str) -> Option<String>,
-    name: &str,
-) -> Result<Option<Duration>, CommError> {
+fn seconds(get: &Getenv, name: &str) -> Result<Option<Duration>> {
     let Some(text) = get(name) else { return Ok(None) };
     let number: Option<f64> = text.trim().parse().ok();
     let time = number
         .filter(|n| *n > 0.0 && *n <= MAX_SECONDS)
         .and_then(|n| Duration::try_from_secs_f64(n).ok());
-    let reject = || {
-        invalid(format!(
-            "{name} is {text:?}; it must be a number of seconds, over 0 and at most 1e9"
-        ))
-    };
-    time.map(Some).ok_or_else(reject)
+    let range = "it must be a number of seconds, over 0 and at most 1e9";
+    time.map(Some).ok_or_else(|| invalid(format!("{name} is {text:?}; {range}")))
 }
 
 /// The job's secret, from a file that only the user can read.
-fn secret(get: &dyn Fn(&str) -> Option<String>) -> Result<Secret, CommError> {
+fn secret(get: &Getenv) -> Result<Secret> {
     let file = required(get, "REGATTA_SECRET_FILE")?;
     read_secret(Path::new(&file))
 }
 
-fn read_secret(file: &Path) -> Result<Secret, CommError> {
+fn read_secret(file: &Path) -> Result<Secret> {
     use std::os::unix::fs::MetadataExt;
     let shown = file.display();
     let unreadable =
@@ -202,7 +188,7 @@ fn read_secret(file: &Path) -> Result<Secret, CommError> {
     let mode = std::fs::metadata(file).map_err(unreadable)?.mode();
     if mode & 0o077 != 0 {
         let what = format!("REGATTA_SECRET_FILE {shown} is accessible to other users");
-        return Err(CommError::Bootstrap { what, hint: format!("run `chmod 600 {shown}`") });
+        return Err(CommError::bootstrap(what, format!("run `chmod 600 {shown}`")));
     }
     let text = std::fs::read_to_string(file).map_err(unreadable)?;
     let malformed = |e| invalid(format!("REGATTA_SECRET_FILE {shown} is malformed: {e}"));
@@ -235,7 +221,7 @@ mod tests {
         ("MASTER_PORT", "29500"),
     ];
 
-    fn from(change: (&str, Option<&str>)) -> Result<BootstrapConfig, CommError> {
+    fn from(change: (&str, Option<&str>)) -> Result<BootstrapConfig> {
         let get = |name: &str| match change {
             (changed, value) if changed == name => value.map(str::to_owned),
             _ => VALID.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),
@@ -275,11 +261,7 @@ mod tests {
             ("MASTER_PORT", Some("70000"), "MASTER_PORT is 70000, which is not a port number"),
             ("MASTER_ADDR", None, "MASTER_ADDR is not set"),
             ("REGATTA_BIND", Some("eth0"), "REGATTA_BIND is \"eth0\", which is not an IP address"),
-            (
-                "REGATTA_DESYNC_AFTER",
-                Some("0"),
-                "REGATTA_DESYNC_AFTER is \"0\"; it must be a number",
-            ),
+            ("REGATTA_DESYNC_AFTER", Some("0"), "_DESYNC_AFTER is \"0\"; it must be a number"),
             ("REGATTA_LOST_AFTER", Some("1e99"), "REGATTA_LOST_AFTER is \"1e99\""),
             ("REGATTA_COMM_DEBUG", Some("yes"), "REGATTA_COMM_DEBUG is \"yes\"; it must be 0 or 1"),
         ];

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use super::dependency_scheduler::ByteRange;
-use crate::schedule::{BlockRange, Blocks, BufferKind, Program};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::{BlockRange, Blocks, Program};
 use crate::{Call, CallKind, Counts, DType};
 
 /// Lengths of a call's buffers and how they are cut into blocks.
@@ -42,7 +43,7 @@ impl<'a> BlockLayout<'a> {
 
     /// The scratch bytes in use, as a range of a buffer with all blocks.
     pub(super) fn scratch_bytes(&self) -> Range<usize> {
-        let start = |block: u32| self.start(BufferKind::Scratch, block as usize);
+        let start = |block: u32| self.start(Scratch, block as usize);
         start(self.scratch.start)..start(self.scratch.end)
     }
 
@@ -50,13 +51,13 @@ impl<'a> BlockLayout<'a> {
     pub(super) fn byte_range(&self, range: &BlockRange) -> Option<ByteRange> {
         let bytes = self.buffer_bytes(range)?;
         let buffer = match range.buffer {
-            BufferKind::Input if self.input.is_none() && !self.needs_copy() => BufferKind::Output,
+            Input if self.input.is_none() && !self.needs_copy() => Output,
             buffer => buffer,
         };
         if bytes.is_empty() {
             return Some(ByteRange { buffer, bytes: 0..0 });
         }
-        if buffer != BufferKind::Scratch {
+        if buffer != Scratch {
             return Some(ByteRange { buffer, bytes });
         }
         let scratch = self.scratch_bytes();
@@ -79,9 +80,9 @@ impl<'a> BlockLayout<'a> {
         }
         let bytes = self.start(range.buffer, first)..self.start(range.buffer, last);
         let length = match range.buffer {
-            BufferKind::Input => self.input.unwrap_or(self.output),
-            BufferKind::Output => self.output,
-            BufferKind::Scratch => self.start(BufferKind::Scratch, self.blocks()),
+            Input => self.input.unwrap_or(self.output),
+            Output => self.output,
+            Scratch => self.start(Scratch, self.blocks()),
         };
         if length == self.start(range.buffer, self.blocks()) {
             return Some(bytes);
@@ -98,7 +99,7 @@ impl<'a> BlockLayout<'a> {
             _ => (0, self.blocks()),
         };
         let blocks = first as u32..(first + count) as u32;
-        self.buffer_bytes(&BlockRange { buffer: BufferKind::Output, blocks })
+        self.buffer_bytes(&BlockRange { buffer: Output, blocks })
     }
 
     fn blocks(&self) -> usize {
@@ -117,7 +118,7 @@ impl<'a> BlockLayout<'a> {
                 count / blocks * block + block.min(count % blocks)
             }
             (Blocks::PerRank, Counts::PerPair { send, .. })
-                if buffer == BufferKind::Input && self.input.is_some() =>
+                if buffer == Input && self.input.is_some() =>
             {
                 send.iter().take(block).sum()
             }
@@ -148,15 +149,12 @@ mod tests {
         let program = Program { blocks: Blocks::PerRank, rounds: Vec::new() };
         let layout = BlockLayout::new(&call, &program, 1, 3);
         let range = |buffer, blocks| layout.buffer_bytes(&BlockRange { buffer, blocks });
-        assert_eq!(range(BufferKind::Input, 1..2), Some(0..2));
-        assert_eq!(range(BufferKind::Input, 0..2), None);
-        assert_eq!(range(BufferKind::Output, 1..3), Some(1..6));
-        assert_eq!(range(BufferKind::Output, 2..4), None);
-        assert_eq!(range(BufferKind::Output, 1..1), Some(0..0));
-        assert_eq!(
-            layout.byte_range(&BlockRange { buffer: BufferKind::Scratch, blocks: 0..1 }),
-            None
-        );
+        assert_eq!(range(Input, 1..2), Some(0..2));
+        assert_eq!(range(Input, 0..2), None);
+        assert_eq!(range(Output, 1..3), Some(1..6));
+        assert_eq!(range(Output, 2..4), None);
+        assert_eq!(range(Output, 1..1), Some(0..0));
+        assert_eq!(layout.byte_range(&BlockRange { buffer: Scratch, blocks: 0..1 }), None);
     }
 
     #[test]
@@ -165,10 +163,8 @@ mod tests {
         let call = call(CallKind::AllReduce, &[7, 7, 7], &[0; 7], &mut output);
         let program = Program { blocks: Blocks::Equal(3), rounds: Vec::new() };
         let layout = BlockLayout::new(&call, &program, 0, 3);
-        let range = |block| {
-            layout
-                .buffer_bytes(&BlockRange { buffer: BufferKind::Output, blocks: block..block + 1 })
-        };
+        let range =
+            |block| layout.buffer_bytes(&BlockRange { buffer: Output, blocks: block..block + 1 });
         assert_eq!([range(0), range(1), range(2)], [Some(0..3), Some(3..5), Some(5..7)]);
     }
 }

@@ -3,14 +3,11 @@
 
 use super::PostedOps;
 use crate::transport::{MatchKey, RecvAction, Transport};
-use crate::{Call, CommError, Counts};
+use crate::{Call, CommError, Counts, Result};
 
 /// Checks that every rank sends what this rank expects. Other collectives carry all their counts in
 /// the signature and need no exchange.
-pub(super) fn check_counts(
-    transport: &mut dyn Transport,
-    call: &Call<'_>,
-) -> Result<(), CommError> {
+pub(super) fn check_counts(transport: &mut dyn Transport, call: &Call) -> Result {
     let Counts::PerPair { send, receive } = &call.counts else { return Ok(()) };
     let own = transport.rank() as usize;
     let sent: Vec<[u8; 8]> = send.iter().map(|count| (*count as u64).to_le_bytes()).collect();
@@ -31,15 +28,12 @@ pub(super) fn check_counts(
     }
     posted.wait()?;
     let peers = posted.transport.peers();
-    let mismatch =
-        others().find(|&from| u64::from_le_bytes(received[from]) != receive[from] as u64);
-    mismatch.map_or(Ok(()), |from| {
-        Err(CommError::CountMismatch {
-            from: peers[from].clone(),
-            to: peers[own].clone(),
-            dtype: call.dtype,
-            sent: u64::from_le_bytes(received[from]),
-            expected: receive[from] as u64,
-        })
-    })
+    for from in others() {
+        let (sent, expected) = (u64::from_le_bytes(received[from]), receive[from] as u64);
+        if sent != expected {
+            let (from, to) = (peers[from].clone(), peers[own].clone());
+            return Err(CommError::CountMismatch { from, to, dtype: call.dtype, sent, expected });
+        }
+    }
+    Ok(())
 }

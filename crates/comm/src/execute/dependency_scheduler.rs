@@ -101,7 +101,7 @@ impl StepProgress {
     }
 }
 
-/// ProgramStep index and segment index.
+/// Step index and segment index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentId(usize, usize);
 
@@ -121,7 +121,7 @@ impl DependencyScheduler {
     /// Fails with the block range that a buffer does not have.
     pub(super) fn new(
         program: &Program,
-        layout: &BlockLayout<'_>,
+        layout: &BlockLayout,
         segment: usize,
     ) -> Result<Self, BlockRange> {
         let mut ops: Vec<(usize, StepOp)> = Vec::new();
@@ -221,7 +221,7 @@ fn post_order(step: &ProgramStep) -> usize {
 }
 
 /// Resolves a step's blocks to bytes.
-fn resolve(step: &ProgramStep, layout: &BlockLayout<'_>) -> Result<StepOp, BlockRange> {
+fn resolve(step: &ProgramStep, layout: &BlockLayout) -> Result<StepOp, BlockRange> {
     let byte_range = |range: &BlockRange| layout.byte_range(range).ok_or_else(|| range.clone());
     let (kind, reads, writes) = match step {
         ProgramStep::Send { to, what } => (StepKind::Send(*to), Some(byte_range(what)?), None),
@@ -265,11 +265,13 @@ fn elide_copies(ops: &mut Vec<(usize, StepOp)>) {
 fn feeding_copy(ops: &[(usize, StepOp)], at: usize) -> Option<(usize, ByteRange)> {
     let reduction = &ops[at].1;
     let before = at.saturating_sub(COPY_WINDOW_STEPS)..at;
-    let found =
-        before.rev().find(|i| ops[*i].1.depends_on(reduction) || reduction.depends_on(&ops[*i].1));
-    let copy = found
-        .filter(|i| ops[*i].1.kind == StepKind::Copy && ops[*i].1.writes == reduction.writes)?;
-    let from = ops[copy].1.reads.clone()?;
+    let conflicts = |op: &StepOp| op.depends_on(reduction) || reduction.depends_on(op);
+    let copy = before.rev().find(|at| conflicts(&ops[*at].1))?;
+    let StepOp { kind, reads, writes } = &ops[copy].1;
+    if *kind != StepKind::Copy || *writes != reduction.writes {
+        return None;
+    }
+    let from = reads.clone()?;
     let unchanged =
         |(_, op): &(usize, StepOp)| op.writes.as_ref().is_none_or(|writes| !writes.overlaps(&from));
     ops[copy + 1..=at].iter().all(unchanged).then_some((copy, from))

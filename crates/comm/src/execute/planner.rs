@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::schedule::selection::AlgorithmTable;
 use crate::schedule::{Algorithm, Program, program};
-use crate::{Call, CallKind, CommError, Counts};
+use crate::{Call, CallKind, CommError, Counts, Result};
 
 /// Bound on cached programs: a large job may use many roots.
 const MAX_CACHED: usize = 64;
@@ -14,10 +14,11 @@ const MAX_CACHED: usize = 64;
 /// The programs of one rank of a communicator.
 #[derive(Debug)]
 pub struct Planner {
-    table: Arc<AlgorithmTable>,
+    /// The algorithm table. All ranks must replace it between the same calls.
+    pub table: Arc<AlgorithmTable>,
     rank: u32,
     /// The node index of each rank, numbered from 0.
-    nodes: Vec<u32>,
+    pub nodes: Vec<u32>,
     cache: HashMap<(CallKind, Algorithm, u32), Arc<Program>>,
 }
 
@@ -33,23 +34,8 @@ impl Planner {
         Self { table, rank, nodes, cache: HashMap::new() }
     }
 
-    /// The algorithm table.
-    pub fn table(&self) -> &Arc<AlgorithmTable> {
-        &self.table
-    }
-
-    /// Replaces the table. All ranks must set the same table between the same calls.
-    pub fn set_table(&mut self, table: Arc<AlgorithmTable>) {
-        self.table = table;
-    }
-
-    /// The node index of each rank.
-    pub fn nodes(&self) -> &[u32] {
-        &self.nodes
-    }
-
     /// The program for a call, by the algorithm that the table selects.
-    pub fn plan(&mut self, call: &Call<'_>) -> Result<Arc<Program>, CommError> {
+    pub fn plan(&mut self, call: &Call) -> Result<Arc<Program>> {
         let ranks = self.nodes.len() as u32;
         let nodes = self.nodes.iter().max().map_or(1, |last| last + 1);
         let algorithm = self.table.select(call.kind, table_bytes(call, ranks), ranks, nodes);
@@ -57,11 +43,7 @@ impl Planner {
     }
 
     /// The program for a call by a given algorithm.
-    pub fn plan_with(
-        &mut self,
-        call: &Call<'_>,
-        algorithm: Algorithm,
-    ) -> Result<Arc<Program>, CommError> {
+    pub fn plan_with(&mut self, call: &Call, algorithm: Algorithm) -> Result<Arc<Program>> {
         let root = if call.kind.has_root() { call.root } else { 0 };
         let key = (call.kind, algorithm, root);
         if let Some(cached) = self.cache.get(&key) {
@@ -69,10 +51,10 @@ impl Planner {
         }
         let ranks = self.nodes.len() as u32;
         let built = program(call.kind, algorithm, ranks, self.rank, root, &self.nodes);
-        let built = Arc::new(built.ok_or_else(|| CommError::InvalidCall {
-            call: call.kind.name(),
-            what: format!("algorithm {algorithm} does not support it"),
-        })?);
+        let unsupported = || format!("algorithm {algorithm} does not support it");
+        let built =
+            built.ok_or_else(|| CommError::invalid_call(call.kind.name(), unsupported()))?;
+        let built = Arc::new(built);
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();
         }
@@ -83,12 +65,10 @@ impl Planner {
 
 /// The size that the table selects by: the bytes of the largest buffer. Per-pair counts differ
 /// between ranks and must not influence the selection.
-fn table_bytes(call: &Call<'_>, ranks: u32) -> u64 {
-    let whole_buffer =
-        matches!(call.kind, CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast);
+fn table_bytes(call: &Call, ranks: u32) -> u64 {
     let elements = match &call.counts {
         Counts::PerPair { .. } => return u64::MAX,
-        counts if whole_buffer => counts.of(0),
+        counts if call.kind.has_uniform_count() => counts.of(0),
         counts => counts.total(ranks as usize),
     };
     (elements as u64).saturating_mul(call.dtype.size() as u64)
@@ -106,11 +86,8 @@ mod tests {
     #[test]
     fn per_pair_counts_do_not_influence_the_selection() {
         let exchange = |send: Vec<usize>| {
-            let receive = vec![1; send.len()].into();
-            table_bytes(
-                &call(Counts::PerPair { send: send.into(), receive }, CallKind::AllToAll),
-                2,
-            )
+            let counts = Counts::PerPair { receive: vec![1; send.len()].into(), send: send.into() };
+            table_bytes(&call(counts, CallKind::AllToAll), 2)
         };
         assert_eq!(exchange(vec![0, 0]), exchange(vec![7, 70_000]));
         assert_eq!(table_bytes(&call(Counts::Equal(3), CallKind::AllReduce), 5), 12);
@@ -120,7 +97,7 @@ mod tests {
     #[test]
     fn nodes_are_numbered_by_first_occurrence() {
         let planner = Planner::new(Arc::new(AlgorithmTable::default()), 0, &[70, 3, 70, 9]);
-        assert_eq!(planner.nodes(), [0, 1, 0, 2]);
+        assert_eq!(planner.nodes, [0, 1, 0, 2]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::block_layout::BlockLayout;
 use super::dependency_scheduler::{ByteRange, StepOp};
 use crate::buffer::Buffer;
 use crate::schedule::BufferKind;
-use crate::{Call, CommError};
+use crate::{Call, CommError, Result};
 
 /// Larger scratch buffers are freed after the call, because they use up the caller's memory.
 const MAX_CACHED: usize = 64 << 20;
@@ -27,7 +27,7 @@ pub(super) struct ProgramBuffers<'a> {
 }
 
 impl<'a> ProgramBuffers<'a> {
-    pub(super) fn new(call: Call<'a>, layout: &BlockLayout<'_>, scratch: &'a mut Scratch) -> Self {
+    pub(super) fn new(call: Call<'a>, layout: &BlockLayout, scratch: &'a mut Scratch) -> Self {
         let output = (call.output.as_mut_ptr(), call.output.len());
         let input = match call.input {
             Some(input) => (input.as_ptr(), input.len()),
@@ -44,7 +44,7 @@ impl<'a> ProgramBuffers<'a> {
     }
 
     /// The bytes of a range, to be read.
-    pub(super) fn source(&self, range: &Option<ByteRange>) -> Result<*const [u8], CommError> {
+    pub(super) fn source(&self, range: &Option<ByteRange>) -> Result<*const [u8]> {
         let Some(range) = range else { return Ok(std::ptr::slice_from_raw_parts(self.input.0, 0)) };
         let (start, length) = match range.buffer {
             BufferKind::Input => self.input,
@@ -60,7 +60,7 @@ impl<'a> ProgramBuffers<'a> {
     }
 
     /// The bytes of a range, to be written.
-    pub(super) fn target(&self, range: &Option<ByteRange>) -> Result<*mut [u8], CommError> {
+    pub(super) fn target(&self, range: &Option<ByteRange>) -> Result<*mut [u8]> {
         match range {
             Some(range) if range.buffer == BufferKind::Input && !range.bytes.is_empty() => {
                 Err(invalid_range())
@@ -71,7 +71,7 @@ impl<'a> ProgramBuffers<'a> {
     }
 
     /// Copies the bytes a step reads to the bytes it writes.
-    pub(super) fn copy(&self, op: &StepOp) -> Result<(), CommError> {
+    pub(super) fn copy(&self, op: &StepOp) -> Result {
         let (from, to) = (self.source(&op.reads)?, self.target(&op.writes)?);
         let length = from.len().min(to.len());
         // SAFETY: both ranges are in the call's buffers, which are unused otherwise; they may
@@ -103,6 +103,5 @@ fn resized(cached: &mut Option<Buffer>, bytes: usize) -> &mut [u8] {
 
 /// An operation outside its buffers, which is a bug of the program.
 pub(super) fn invalid_range() -> CommError {
-    let what = "the program of a collective".to_owned();
-    CommError::System { what, why: "an operation is outside its buffers".to_owned() }
+    CommError::system("the program of a collective", "an operation is outside its buffers")
 }

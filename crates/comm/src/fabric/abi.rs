@@ -5,6 +5,17 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
+/// Untyped memory.
+type Ptr = *mut c_void;
+type ConstPtr = *const c_void;
+
+/// An object that a function creates.
+pub type Out<T> = *mut *mut T;
+
+/// `fi_mr_reg`.
+type RegFunction =
+    unsafe extern "C" fn(*mut Fid, ConstPtr, usize, u64, u64, u64, u64, Out<Mr>, Ptr) -> c_int;
+
 /// The requested API version; newer libraries are compatible with it.
 pub const API: u32 = (1 << 16) | 9;
 
@@ -147,8 +158,7 @@ pub struct Fabric {
 #[repr(C)]
 pub struct FabricOps {
     pub size: usize,
-    pub domain:
-        unsafe extern "C" fn(*mut Fabric, *mut Info, *mut *mut Domain, *mut c_void) -> c_int,
+    pub domain: unsafe extern "C" fn(*mut Fabric, *mut Info, Out<Domain>, Ptr) -> c_int,
     pub passive_ep: *const c_void,
     pub eq_open: *const c_void,
     pub wait_open: *const c_void,
@@ -173,17 +183,7 @@ pub struct DomainOps {
 #[repr(C)]
 pub struct MrOps {
     pub size: usize,
-    pub reg: unsafe extern "C" fn(
-        *mut Fid,
-        *const c_void,
-        usize,
-        u64,
-        u64,
-        u64,
-        u64,
-        *mut *mut Mr,
-        *mut c_void,
-    ) -> c_int,
+    pub reg: RegFunction,
 }
 
 #[repr(C)]
@@ -219,27 +219,10 @@ pub struct CmOps {
 #[repr(C)]
 pub struct TaggedOps {
     pub size: usize,
-    pub recv: unsafe extern "C" fn(
-        *mut Ep,
-        *mut c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
+    pub recv: unsafe extern "C" fn(*mut Ep, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
     pub recvv: *const c_void,
     pub recvmsg: *const c_void,
-    pub send: unsafe extern "C" fn(
-        *mut Ep,
-        *const c_void,
-        usize,
-        *mut c_void,
-        u64,
-        u64,
-        *mut c_void,
-    ) -> isize,
+    pub send: unsafe extern "C" fn(*mut Ep, ConstPtr, usize, Ptr, u64, u64, Ptr) -> isize,
 }
 
 #[repr(C)]
@@ -251,8 +234,7 @@ pub struct Av {
 #[repr(C)]
 pub struct AvOps {
     pub size: usize,
-    pub insert:
-        unsafe extern "C" fn(*mut Av, *const c_void, usize, *mut u64, u64, *mut c_void) -> c_int,
+    pub insert: unsafe extern "C" fn(*mut Av, ConstPtr, usize, *mut u64, u64, Ptr) -> c_int,
 }
 
 /// Padded for newer versions.

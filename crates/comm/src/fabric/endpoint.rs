@@ -6,6 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::sync::{Mutex, PoisonError};
 
+use super::FiResult;
 use super::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
 use super::abi::{Fid, Mr};
 use super::library::{FabricInfo, Library};
@@ -56,7 +57,8 @@ pub enum Completion {
 pub struct Endpoint {
     library: &'static Library,
     fabric_info: FabricInfo,
-    info: ProviderInfo,
+    /// The properties of the provider.
+    pub info: ProviderInfo,
     fabric: *mut Fabric,
     domain: *mut Domain,
     av: *mut Av,
@@ -91,7 +93,7 @@ macro_rules! fi_call {
 
 impl Endpoint {
     /// Opens an endpoint.
-    pub fn open(fabric_info: FabricInfo) -> Result<Self, String> {
+    pub fn open(fabric_info: FabricInfo) -> FiResult<Self> {
         let info = provider_info(&fabric_info);
         let mut endpoint = Self {
             library: fabric_info.library(),
@@ -109,12 +111,11 @@ impl Endpoint {
             #[cfg(test)]
             real_ops: None,
         };
-        let header_sent = serialized(|| endpoint.open_objects());
         // After an error, dropping the endpoint closes the objects opened so far.
-        header_sent.map(|()| endpoint)
+        serialized(|| endpoint.open_objects()).map(|()| endpoint)
     }
 
-    fn open_objects(&mut self) -> Result<(), String> {
+    fn open_objects(&mut self) -> FiResult {
         let (library, info, none) = (self.library, self.fabric_info.raw(), std::ptr::null_mut());
         // SAFETY: the attributes of an fi_info are never null.
         self.fabric = unsafe { library.open_fabric((*info).fabric_attr) }
@@ -140,30 +141,30 @@ impl Endpoint {
         fi_call!(library, "fi_enable", ((*(*ep).ops).control)(ep, abi::ENABLE, none))
     }
 
-    fn bind(&self, object: *mut Fid, flags: u64) -> Result<(), String> {
+    fn bind(&self, object: *mut Fid, flags: u64) -> FiResult {
         let ep: *mut Fid = self.ep.cast();
         fi_call!(self.library, "fi_ep_bind", ((*(*ep).ops).bind)(ep, object, flags))
     }
 
     /// Opens the completion queue, with a wait descriptor if the provider supports one.
-    fn open_queue(&mut self) -> Result<(), String> {
+    fn open_queue(&mut self) -> FiResult {
         let (library, info) = (self.library, self.fabric_info.raw());
         let (domain, cq, none) = (self.domain, &raw mut self.cq, std::ptr::null_mut());
         // SAFETY: the attributes of an fi_info are never null.
         let size = unsafe { (*(*info).tx_attr).size + (*(*info).rx_attr).size };
-        let mut header_sent = Err(String::new());
+        let mut opened = Err(String::new());
         for wait_obj in [abi::WAIT_FD, abi::WAIT_NONE] {
             let format = abi::CQ_FORMAT_MSG;
             let mut attributes = CqAttr { size, flags: 0, format, wait_obj, rest: [0; 8] };
             let a = &raw mut attributes;
-            header_sent =
+            opened =
                 fi_call!(library, "fi_cq_open", ((*(*domain).ops).cq_open)(domain, a, cq, none));
-            if header_sent.is_ok() {
+            if opened.is_ok() {
                 self.fd = (wait_obj == abi::WAIT_FD).then(|| self.get_wait_fd()).flatten();
                 break;
             }
         }
-        header_sent
+        opened
     }
 
     fn get_wait_fd(&self) -> Option<RawFd> {
@@ -174,19 +175,8 @@ impl Endpoint {
         (got.is_ok() && fd >= 0).then_some(fd)
     }
 
-    /// The properties of the provider.
-    pub fn info(&self) -> &ProviderInfo {
-        &self.info
-    }
-
-    /// Simulates a provider that requires memory registration.
-    #[cfg(test)]
-    pub fn require_registration(&mut self) {
-        self.info.needs_registration = true;
-    }
-
     /// The address of this endpoint.
-    pub fn address(&self) -> Result<Vec<u8>, String> {
+    pub fn address(&self) -> FiResult<Vec<u8>> {
         let (ep, mut address) = (self.ep, vec![0u8; MAX_ADDRESS_BYTES]);
         let (into, mut length) = (address.as_mut_ptr().cast(), MAX_ADDRESS_BYTES);
         let fid = ep.cast();
@@ -196,7 +186,7 @@ impl Endpoint {
     }
 
     /// Inserts the addresses of all ranks, in order.
-    pub fn insert_addresses(&mut self, addresses: &[Vec<u8>]) -> Result<(), String> {
+    pub fn insert_addresses(&mut self, addresses: &[Vec<u8>]) -> FiResult {
         let (av, none) = (self.av, std::ptr::null_mut());
         for (rank, address) in addresses.iter().enumerate() {
             // Some providers expect a NUL-terminated string, others read the maximum length.
@@ -217,7 +207,7 @@ impl Endpoint {
     }
 
     /// Registers memory until the endpoint is closed, if the provider requires it.
-    pub fn register(&mut self, start: *mut u8, length: usize) -> Result<*mut c_void, String> {
+    pub fn register(&mut self, start: *mut u8, length: usize) -> FiResult<*mut c_void> {
         if !self.info.needs_registration {
             return Ok(std::ptr::null_mut());
         }
@@ -254,7 +244,7 @@ impl Endpoint {
         region: *mut c_void,
         tag: u64,
         context: *mut Context,
-    ) -> Result<bool, String> {
+    ) -> FiResult<bool> {
         let (ep, (start, length)) = (self.ep, bytes);
         if self.closing {
             return Err(CLOSED.to_owned());
@@ -278,7 +268,7 @@ impl Endpoint {
         region: *mut c_void,
         tag: u64,
         context: *mut Context,
-    ) -> Result<bool, String> {
+    ) -> FiResult<bool> {
         let (ep, (start, length)) = (self.ep, bytes);
         if self.closing {
             return Err(CLOSED.to_owned());
@@ -292,7 +282,7 @@ impl Endpoint {
         self.posted("fi_trecv", code)
     }
 
-    fn posted(&self, what: &str, code: isize) -> Result<bool, String> {
+    fn posted(&self, what: &str, code: isize) -> FiResult<bool> {
         match code {
             0 => Ok(true),
             code if code == -abi::EAGAIN => Ok(false),

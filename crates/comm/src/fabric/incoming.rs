@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::FiResult;
 use super::eager_header::Message;
 use super::outgoing::{MAX_CHUNKS_IN_FLIGHT, SEND_WINDOW};
 use super::requests::{Op, RequestPool, UserMemory};
@@ -138,13 +139,11 @@ impl IncomingMessage {
     }
 
     /// Posts as many chunk receives as possible.
-    pub fn post(&mut self, id: u64, pool: &mut RequestPool) -> Result<(), String> {
+    pub fn post(&mut self, id: u64, pool: &mut RequestPool) -> FiResult {
         let chunk = self.message.chunk_bytes as usize;
         if chunk == 0 || chunk > pool.chunk_bytes {
-            return Err(format!(
-                "the peer's chunk size is {chunk} bytes, this rank's is {}",
-                pool.chunk_bytes
-            ));
+            let own = pool.chunk_bytes;
+            return Err(format!("the peer's chunk size is {chunk} bytes, this rank's is {own}"));
         }
         while self.in_flight < MAX_CHUNKS_IN_FLIGHT {
             let at = self.reposts.last().copied().unwrap_or(self.at);

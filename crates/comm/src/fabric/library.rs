@@ -7,23 +7,21 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use libloading::Symbol;
 
-use super::abi::{self, Fabric, FabricAttr, Info};
+use super::FiResult;
+use super::abi::{self, Fabric, FabricAttr, Info, Out};
 use super::atexit_guard;
 
 /// The environment variable with the path of another libfabric.
 const VARIABLE: &str = "REGATTA_LIBFABRIC";
 const NAME: &str = "libfabric.so.1";
 
+/// `fi_getinfo`.
+type GetInfo =
+    unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const Info, Out<Info>) -> c_int;
+
 /// The exported functions. All others are reached through the objects they create.
 pub struct Library {
-    getinfo: unsafe extern "C" fn(
-        u32,
-        *const c_char,
-        *const c_char,
-        u64,
-        *const Info,
-        *mut *mut Info,
-    ) -> c_int,
+    getinfo: GetInfo,
     freeinfo: unsafe extern "C" fn(*mut Info),
     dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
     fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
@@ -33,8 +31,8 @@ pub struct Library {
 }
 
 /// The library, loaded once, or why it cannot be loaded.
-pub fn library() -> Result<&'static Library, String> {
-    static OPENED: OnceLock<Result<Library, String>> = OnceLock::new();
+pub fn library() -> FiResult<&'static Library> {
+    static OPENED: OnceLock<FiResult<Library>> = OnceLock::new();
     OPENED.get_or_init(|| preserving_process_state(Library::open)).as_ref().map_err(Clone::clone)
 }
 
@@ -50,15 +48,12 @@ pub struct InfoQuery<'a> {
 }
 
 impl Library {
-    fn open() -> Result<Self, String> {
+    fn open() -> FiResult<Self> {
         let path = std::env::var_os(VARIABLE).map_or_else(|| PathBuf::from(NAME), PathBuf::from);
         // SAFETY: a system library; `preserving_process_state` undoes what its constructors change.
         let library = unsafe { libloading::Library::new(&path) };
-        let library = library.map_err(|error| {
-            format!(
-                "cannot load {NAME} ({error}); install libfabric, or set {VARIABLE} to its path"
-            )
-        })?;
+        let fix = format!("install libfabric, or set {VARIABLE} to its path");
+        let library = library.map_err(|error| format!("cannot load {NAME} ({error}); {fix}"))?;
         atexit_guard::install();
         Ok(Self {
             getinfo: symbol(&library, c"fi_getinfo")?,
@@ -82,7 +77,7 @@ impl Library {
     }
 
     /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages.
-    pub fn infos(&'static self, query: InfoQuery<'_>) -> Result<InfoList, String> {
+    pub fn infos(&'static self, query: InfoQuery<'_>) -> FiResult<InfoList> {
         let hints = self.hints(query)?;
         let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
         let (node, flags) = match &node {
@@ -102,7 +97,7 @@ impl Library {
         }
     }
 
-    fn hints(&'static self, query: InfoQuery<'_>) -> Result<InfoList, String> {
+    fn hints(&'static self, query: InfoQuery<'_>) -> FiResult<InfoList> {
         // SAFETY: with null, the function allocates an empty fi_info.
         let first = unsafe { (self.dupinfo)(std::ptr::null()) };
         let hints = InfoList { library: self, first };
@@ -132,7 +127,7 @@ impl Library {
     ///
     /// # Safety
     /// The attributes must be those of a [`FabricInfo`].
-    pub unsafe fn open_fabric(&self, attributes: *mut FabricAttr) -> Result<*mut Fabric, String> {
+    pub unsafe fn open_fabric(&self, attributes: *mut FabricAttr) -> FiResult<*mut Fabric> {
         let mut fabric = std::ptr::null_mut();
         // SAFETY: guaranteed by the caller.
         match unsafe { (self.fabric)(attributes, &mut fabric, std::ptr::null_mut()) } {
@@ -142,7 +137,7 @@ impl Library {
     }
 }
 
-fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> Result<F, String> {
+fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {
     // SAFETY: the types match the library's headers.
     let found: Result<Symbol<'_, F>, _> = unsafe { library.get(name.to_bytes_with_nul()) };
     found.map(|f| *f).map_err(|error| format!("{NAME} is incompatible: {error}"))

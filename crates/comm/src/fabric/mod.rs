@@ -9,6 +9,8 @@
 //! it. Stray messages of other jobs are detected by a job key derived from the secret and dropped,
 //! which does not protect against eavesdroppers. Shared fabrics isolate jobs themselves.
 
+use std::collections::BTreeSet;
+
 mod abi;
 mod atexit_guard;
 mod eager_header;
@@ -31,17 +33,14 @@ pub(crate) use negotiate::{connect, has_fabric};
 pub(crate) use provider_choice::Preference;
 pub(crate) use transport::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 
+/// The result of a libfabric operation, or the error message.
+type FiResult<T = ()> = Result<T, String>;
+
 /// The libfabric providers available on this node, each as `PROVIDER/DOMAIN`, or why libfabric
 /// cannot be queried.
 pub fn available_providers() -> Result<Vec<String>, String> {
     let query = library::InfoQuery { provider: None, source: None, allow_registration: true };
-    let mut names: Vec<String> = library::library()?
-        .infos(query)?
-        .names()
-        .into_iter()
-        .map(|(provider, domain)| format!("{provider}/{domain}"))
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    Ok(names)
+    let names = library::library()?.infos(query)?.names().into_iter();
+    let names = names.map(|(provider, domain)| format!("{provider}/{domain}"));
+    Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
+use super::FiResult;
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
 use super::library::{InfoQuery, library};
 use super::provider_choice::{NetworkPlan, Preference, ProviderChoice};
@@ -14,9 +15,9 @@ use super::requests::RequestPool;
 use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
-use crate::CommError;
 use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
 use crate::worker::all_gather_bytes;
+use crate::{CommError, Result};
 
 /// The communicator for the negotiation.
 const NEGOTIATION_COMM: u64 = u64::MAX;
@@ -46,7 +47,7 @@ pub fn has_fabric() -> bool {
 }
 
 /// Switches the data plane to libfabric if all ranks want and can. Returns the network in use and why.
-pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<String, CommError> {
+pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<String> {
     let peer = |rank: usize| match context.members.get(rank) {
         Some(member) => format!("rank {rank} on {}", member.host),
         None => format!("rank {rank}"),
@@ -56,8 +57,8 @@ pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<Str
         NetworkPlan::Tcp(why) => return Ok(format!("TCP: {why}")),
         NetworkPlan::Conflict(one, other) => {
             let what = format!("{} and {} select different networks", peer(one), peer(other));
-            let hint = "REGATTA_FABRIC must be the same on all ranks".to_owned();
-            return Err(CommError::Bootstrap { what, hint });
+            let hint = "REGATTA_FABRIC must be the same on all ranks";
+            return Err(CommError::bootstrap(what, hint));
         }
         NetworkPlan::Negotiate => {}
     }
@@ -72,9 +73,8 @@ pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<Str
         }
         Err((rank, why)) => {
             let what = format!("{} cannot use the selected libfabric provider: {why}", peer(rank));
-            let hint =
-                "set REGATTA_FABRIC to a provider that all nodes have, or to `off`".to_owned();
-            Err(CommError::Bootstrap { what, hint })
+            let hint = "set REGATTA_FABRIC to a provider that all nodes have, or to `off`";
+            Err(CommError::bootstrap(what, hint))
         }
     }
 }
@@ -96,10 +96,7 @@ impl Negotiation {
         Self { context: context.clone(), engine: TcpEngine::new(transport) }
     }
 
-    fn run(
-        &mut self,
-        choice: &ProviderChoice,
-    ) -> Result<Result<FabricTransport, Unavailable>, CommError> {
+    fn run(&mut self, choice: &ProviderChoice) -> Result<Result<FabricTransport, Unavailable>> {
         let (endpoint, own) = match self.open(choice) {
             Ok((endpoint, offer)) => (Some(endpoint), offer),
             Err(why) => (None, unavailable(why)),
@@ -137,7 +134,7 @@ impl Negotiation {
         let own_address = context.members.get(own).and_then(address);
         let source = choice.source(context.bind.first().copied(), own_address);
         let endpoint = open(choice, source, local_rank, local_size)?;
-        let (provider, address) = (endpoint.info().provider.clone(), endpoint.address()?);
+        let (provider, address) = (endpoint.info.provider.clone(), endpoint.address()?);
         if address.len() > MAX_ADDRESS_BYTES {
             let limit = MAX_ADDRESS_BYTES;
             return Err(format!("the endpoint address has {} bytes, over {limit}", address.len()));
@@ -149,9 +146,9 @@ impl Negotiation {
         &self,
         mut endpoint: Endpoint,
         addresses: &[Vec<u8>],
-    ) -> Result<FabricTransport, String> {
+    ) -> FiResult<FabricTransport> {
         endpoint.insert_addresses(addresses)?;
-        let bits = endpoint.info().tag_bits;
+        let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
         let job = fnv1a(self.context.secret.derive("libfabric").to_hex().bytes());
@@ -159,7 +156,7 @@ impl Negotiation {
         FabricTransport::new(pool, job, addresses)
     }
 
-    fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>, CommError> {
+    fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>> {
         let mut bytes = encode(&own);
         bytes.resize(OFFER_BYTES, 0);
         let all = all_gather_bytes(&mut self.engine, &bytes)?;
@@ -201,7 +198,7 @@ pub fn open(
     source: Option<IpAddr>,
     local_rank: usize,
     local_size: usize,
-) -> Result<Endpoint, String> {
+) -> FiResult<Endpoint> {
     let library = library()?;
     let provider = match choice {
         ProviderChoice::Named { provider, .. } => Some(provider.as_str()),

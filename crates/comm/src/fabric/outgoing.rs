@@ -1,5 +1,6 @@
 //! Messages to other ranks.
 
+use super::FiResult;
 use super::eager_header::{HeaderKind, Message};
 use super::requests::{RequestPool, UserMemory};
 use crate::tcp::Header;
@@ -51,12 +52,7 @@ impl OutgoingMessage {
     }
 
     /// Posts the header and as many chunks as possible.
-    pub fn post(
-        &mut self,
-        id: u64,
-        window: &mut SendWindow,
-        pool: &mut RequestPool,
-    ) -> Result<(), String> {
+    pub fn post(&mut self, id: u64, window: &mut SendWindow, pool: &mut RequestPool) -> FiResult {
         if !self.header_sent {
             self.send_header(window, pool)?;
         }
@@ -78,11 +74,7 @@ impl OutgoingMessage {
         Ok(())
     }
 
-    fn send_header(
-        &mut self,
-        window: &mut SendWindow,
-        pool: &mut RequestPool,
-    ) -> Result<(), String> {
+    fn send_header(&mut self, window: &mut SendWindow, pool: &mut RequestPool) -> FiResult {
         if window.unconsumed >= SEND_WINDOW {
             return Ok(());
         }

@@ -34,11 +34,9 @@ impl ProviderChoice {
             "off" => Self::Tcp,
             "" | "auto" => Self::Auto,
             name => {
-                let (provider, domain) = match name.split_once('/') {
-                    Some((provider, domain)) => (provider, Some(domain.to_owned())),
-                    None => (name, None),
-                };
-                Self::Named { provider: provider.to_owned(), domain }
+                let (provider, domain) = name.split_once('/').unzip();
+                let provider = provider.unwrap_or(name).to_owned();
+                Self::Named { provider, domain: domain.map(str::to_owned) }
             }
         }
     }
@@ -187,8 +185,7 @@ mod tests {
     #[test]
     fn ranks_of_a_node_are_spread_over_its_domains() {
         let of = infos(&[("cxi", "cxi0"), ("cxi", "cxi0"), ("cxi", "cxi1"), ("tcp", "lo")]);
-        let selected: Vec<_> =
-            (0..4).map(|rank| ProviderChoice::Auto.select(&of, rank, 4)).collect();
+        let selected = [0, 1, 2, 3].map(|rank| ProviderChoice::Auto.select(&of, rank, 4));
         assert_eq!(selected, [Some(0), Some(0), Some(2), Some(2)]);
         assert_eq!(ProviderChoice::parse("cxi/cxi1").select(&of, 0, 4), Some(2));
         assert_eq!(ProviderChoice::parse("cxi/cxi7").select(&of, 0, 4), None);

@@ -3,9 +3,10 @@
 use std::ffi::c_void;
 use std::ptr::NonNull;
 
+use super::FiResult;
 use super::abi::Context;
 use super::eager_header::{EAGER_HEADER_BYTES, EagerHeader, HeaderKind};
-use super::endpoint::{Endpoint, ProviderInfo};
+use super::endpoint::Endpoint;
 use super::tag::FabricTags;
 use crate::buffer::Buffer;
 
@@ -70,7 +71,7 @@ unsafe impl Send for UserMemory {}
 
 /// The endpoint and its requests.
 pub struct RequestPool {
-    endpoint: Endpoint,
+    pub endpoint: Endpoint,
     slots: Vec<Slot>,
     free: Vec<usize>,
     eager_buffers: Vec<BounceBuffer>,
@@ -97,7 +98,7 @@ unsafe impl Send for RequestPool {}
 
 impl RequestPool {
     pub fn new(endpoint: Endpoint, tags: FabricTags, job: u64, rank: u32) -> Self {
-        let info = endpoint.info();
+        let info = &endpoint.info;
         // Injected data has left when the send completes. Data that the provider only references,
         // as shm does from 4 KiB on, may be fetched after this rank has exited.
         let eager = if info.inject >= 1024 { info.inject.min(EAGER_BYTES) } else { EAGER_BYTES };
@@ -120,14 +121,6 @@ impl RequestPool {
         }
     }
 
-    pub fn endpoint(&mut self) -> &mut Endpoint {
-        &mut self.endpoint
-    }
-
-    pub fn info(&self) -> &ProviderInfo {
-        self.endpoint.info()
-    }
-
     /// The largest message that is sent eagerly with its header.
     pub fn eager_limit(&self) -> usize {
         self.eager_bytes.saturating_sub(EAGER_HEADER_BYTES)
@@ -135,16 +128,11 @@ impl RequestPool {
 
     /// Whether user memory can be used without registration.
     fn is_direct(&self) -> bool {
-        !self.endpoint.info().needs_registration
+        !self.endpoint.info.needs_registration
     }
 
     /// Sends a header, with the eager message if there is one. Returns false if the caller must retry.
-    pub fn send_header(
-        &mut self,
-        to: u32,
-        kind: HeaderKind,
-        message: &[u8],
-    ) -> Result<bool, String> {
+    pub fn send_header(&mut self, to: u32, kind: HeaderKind, message: &[u8]) -> FiResult<bool> {
         let mut bounce = self.bounce_buffer(false)?;
         let header = EagerHeader { job: self.job, from: self.rank, kind };
         let bytes = bounce.buffer.bytes_mut();
@@ -166,7 +154,7 @@ impl RequestPool {
         number: u64,
         from: Option<UserMemory>,
         size: usize,
-    ) -> Result<bool, String> {
+    ) -> FiResult<bool> {
         let (bounce, user) = match from {
             Some(user) if self.is_direct() => (None, Some(user)),
             from => {
@@ -194,7 +182,7 @@ impl RequestPool {
         number: u64,
         into: Option<UserMemory>,
         size: usize,
-    ) -> Result<bool, String> {
+    ) -> FiResult<bool> {
         let user = into.filter(|_| self.is_direct());
         let bounce = if user.is_some() { None } else { Some(self.bounce_buffer(true)?) };
         let tag = self.tags.chunk(from, number);
@@ -205,21 +193,16 @@ impl RequestPool {
     }
 
     /// Keeps enough header receives posted.
-    pub fn post_header_recvs(&mut self) -> Result<(), String> {
-        let target = HEADER_RECVS.min(self.info().rx_size / 2).max(1);
+    pub fn post_header_recvs(&mut self) -> FiResult {
+        let target = HEADER_RECVS.min(self.endpoint.info.rx_size / 2).max(1);
         while self.posted_headers < target {
-            let (bounce, length, tag) =
-                (self.bounce_buffer(false)?, self.eager_bytes, self.tags.header());
-            let posted = self.post(
-                Op::RecvHeader,
-                Some(bounce),
-                None,
-                |endpoint, start, region, context| {
-                    // SAFETY: the bounce buffer and the context live until the request completes.
-                    unsafe { endpoint.receive((start, length), region, tag, context) }
-                },
-            )?;
-            if !posted {
+            let (length, tag) = (self.eager_bytes, self.tags.header());
+            let bounce = Some(self.bounce_buffer(false)?);
+            let receive = |endpoint: &mut Endpoint, start, region, context| {
+                // SAFETY: the bounce buffer and the context live until the request completes.
+                unsafe { endpoint.receive((start, length), region, tag, context) }
+            };
+            if !self.post(Op::RecvHeader, bounce, None, receive)? {
                 break;
             }
             self.posted_headers += 1;
@@ -233,8 +216,8 @@ impl RequestPool {
         op: Op,
         mut bounce: Option<BounceBuffer>,
         user: Option<UserMemory>,
-        post: impl FnOnce(&mut Endpoint, *mut u8, *mut c_void, *mut Context) -> Result<bool, String>,
-    ) -> Result<bool, String> {
+        post: impl FnOnce(&mut Endpoint, *mut u8, *mut c_void, *mut Context) -> FiResult<bool>,
+    ) -> FiResult<bool> {
         let (start, region) = match (&mut bounce, user) {
             (Some(bounce), _) => (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region),
             (None, Some(user)) => (user.start, std::ptr::null_mut()),
@@ -287,7 +270,7 @@ impl RequestPool {
         }
     }
 
-    fn bounce_buffer(&mut self, for_chunk: bool) -> Result<BounceBuffer, String> {
+    fn bounce_buffer(&mut self, for_chunk: bool) -> FiResult<BounceBuffer> {
         let pool = if for_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
         if let Some(bounce) = pool.pop() {
             return Ok(bounce);
@@ -325,7 +308,7 @@ impl RequestPool {
     /// manual progress accesses memory only when polled, so it stays open. Returns false if closing
     /// fails and requests in flight may still access memory.
     pub fn close_ep(&mut self) -> bool {
-        if self.info().manual_progress {
+        if self.endpoint.info.manual_progress {
             return true;
         }
         if !self.endpoint.close_ep() {
@@ -348,7 +331,7 @@ impl RequestPool {
     /// one with manual progress is leaked in that case.
     pub fn leave(self, unfinished: bool) {
         let busy = |slot: &Slot| slot.request.as_ref().is_some_and(|r| r.op != Op::RecvHeader);
-        if self.info().manual_progress && (unfinished || self.slots.iter().any(busy)) {
+        if self.endpoint.info.manual_progress && (unfinished || self.slots.iter().any(busy)) {
             std::mem::forget(self);
         }
     }

@@ -33,7 +33,7 @@ fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
     for endpoint in &mut endpoints {
         endpoint.insert_addresses(&addresses).unwrap();
         if registration {
-            endpoint.require_registration();
+            endpoint.info.needs_registration = true;
         }
     }
     let mut rank = 0;
@@ -53,7 +53,7 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
         Err(why) => return println!("skipped: {why}"),
     };
     let mut memory = vec![0u8; 100];
-    endpoint.require_registration();
+    endpoint.info.needs_registration = true;
     endpoint.register(memory.as_mut_ptr(), memory.len()).unwrap();
     endpoint.simulate_busy(true);
     assert!(!endpoint.close_ep() && !endpoint.close());
@@ -77,16 +77,7 @@ impl Rank {
     }
 
     fn receive(&mut self, from: u32, tag: u64, into: &mut [u8], action: RecvAction) {
-        let (start, length) = (into.as_mut_ptr(), into.len());
-        let posted = PostedRecv {
-            key: key(tag),
-            signature_hash: 0,
-            request: RequestId(tag),
-            start,
-            length,
-            action,
-            operand: None,
-        };
+        let posted = PostedRecv { action, ..PostedRecv::copy(key(tag), 0, RequestId(tag), into) };
         self.transport.receive(from, posted, &mut self.comms);
     }
 

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use super::FiResult;
 use super::abi::CqEntry;
 use super::atexit_guard::enter;
 use super::endpoint::Completion;
@@ -85,7 +86,7 @@ pub struct SleepHint {
 
 impl FabricTransport {
     /// A transport on an endpoint that knows the addresses of all ranks.
-    pub fn new(mut pool: RequestPool, job: u64, addresses: &[Vec<u8>]) -> Result<Self, String> {
+    pub fn new(mut pool: RequestPool, job: u64, addresses: &[Vec<u8>]) -> FiResult<Self> {
         pool.post_header_recvs()?;
         Ok(Self {
             pool,
@@ -104,7 +105,7 @@ impl FabricTransport {
 
     /// The provider and its domain.
     pub fn name(&self) -> String {
-        let info = self.pool.info();
+        let info = &self.pool.endpoint.info;
         format!("{} on {}", info.provider, info.domain)
     }
 
@@ -162,7 +163,7 @@ impl FabricTransport {
         let empty = CqEntry { context: std::ptr::null_mut(), flags: 0, len: 0 };
         for _ in 0..MAX_POLLS {
             let mut entries = [empty; CQ_BATCH];
-            match self.pool.endpoint().poll_cq(&mut entries) {
+            match self.pool.endpoint.poll_cq(&mut entries) {
                 Completion::Empty => {
                     self.idle = self.idle.saturating_add(1);
                     return;
@@ -195,14 +196,10 @@ impl FabricTransport {
             (Op::SendChunk(id), _) => self.chunk_sent(id, comms),
             (Op::RecvChunk(id, at, size), bounce) => {
                 let bytes = bounce.as_ref().map(|bounce| &bounce.bytes()[..size]);
-                match length == size {
-                    true => self.chunk_received(id, at, size, bytes, comms),
-                    false => {
-                        self.fail_recv(
-                            id,
-                            format!("received a chunk of {length} bytes, not {size}"),
-                        );
-                    }
+                if length == size {
+                    self.chunk_received(id, at, size, bytes, comms);
+                } else {
+                    self.fail_recv(id, format!("received a chunk of {length} bytes, not {size}"));
                 }
             }
             _ => {}
@@ -336,8 +333,7 @@ impl FabricTransport {
         let Some(_guard) = enter() else { return };
         let ranks: Vec<u32> = self.peers.keys().copied().collect();
         for rank in ranks {
-            let unexpected =
-                |peer: &mut Peer| peer.queue.take_unexpected(|key| key.comm_id == comm_id);
+            let unexpected = |p: &mut Peer| p.queue.take_unexpected(|key| key.comm_id == comm_id);
             while let Some(unexpected) = self.peers.get_mut(&rank).and_then(unexpected) {
                 self.deliver_unexpected(rank, unexpected, None, comms);
             }
@@ -359,7 +355,7 @@ impl FabricTransport {
             }
             return short;
         }
-        match self.pool.endpoint().wait_fd() {
+        match self.pool.endpoint.wait_fd() {
             Err(()) => SleepHint { fd: None, limit: Duration::ZERO },
             Ok(Some(fd)) if !self.pool.needs_retry => SleepHint { fd: Some(fd), limit: FD_SLEEP },
             Ok(_) => short,

@@ -6,15 +6,14 @@
 //! So are calls with per-pair counts, which one engine for all ranks compares before any data moves.
 
 use super::Hierarchical;
-use super::two_level::in_place_call;
 use crate::worker::Engine;
-use crate::{Call, CommError, Counts};
+use crate::{Call, Counts, Result};
 
 /// Copying a longer block takes longer than a message.
 const MAX_STAGED_BLOCK_BYTES: usize = 16 << 10;
 
 impl Hierarchical {
-    pub(super) fn all_to_all(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn all_to_all(&mut self, call: Call<'_>) -> Result {
         let (nodes, members) = (self.layout.nodes as usize, self.layout.local_ranks.len());
         let (Counts::Equal(count), true, Some(local), Some(rail)) =
             (&call.counts, self.layout.uniform, &mut self.local, &mut self.rail)
@@ -37,13 +36,13 @@ impl Hierarchical {
             let rank = rails[local_rank][node] as usize;
             by_rail[at(local_rank * nodes + node)].copy_from_slice(&input[at(rank)]);
         }
-        local.run(in_place_call(call.kind, of, 0, Counts::Equal(nodes * count), &mut by_rail))?;
+        local.run_in_place(call.kind, of, 0, Counts::Equal(nodes * count), &mut by_rail)?;
         let mut by_node = vec![0; input.len()];
         for (node, local_rank) in coords() {
             by_node[at(node * members + local_rank)]
                 .copy_from_slice(&by_rail[at(local_rank * nodes + node)]);
         }
-        rail.run(in_place_call(call.kind, of, 0, Counts::Equal(members * count), &mut by_node))?;
+        rail.run_in_place(call.kind, of, 0, Counts::Equal(members * count), &mut by_node)?;
         for (node, local_rank) in coords() {
             let rank = rails[local_rank][node] as usize;
             call.output[at(rank)].copy_from_slice(&by_node[at(node * members + local_rank)]);

@@ -6,10 +6,11 @@
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
-use super::rails::{Rails, block_permutation, bytes, per_rank};
+use super::rails::{Rails, block_permutation, per_rank};
+use super::subgroup::Subgroup;
 use super::two_level::leaders;
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts};
+use crate::{Call, CallKind, Counts, DType, Result};
 
 /// Copying a longer block (on average) takes longer than a message.
 const MAX_STAGED_BLOCK_BYTES: usize = 4 << 10;
@@ -25,7 +26,7 @@ struct NodeBlocks {
 }
 
 impl NodeBlocks {
-    fn new(layout: &NodeLayout, counts: &Counts<'_>) -> Self {
+    fn new(layout: &NodeLayout, counts: &Counts) -> Self {
         let count = |rank: u32| (rank, counts.of(rank as usize));
         let node = |node| layout.ranks_of(node).map(count).collect::<Vec<_>>();
         let all: Vec<Vec<(u32, usize)>> = (0..layout.nodes).map(node).collect();
@@ -42,21 +43,24 @@ impl NodeBlocks {
     }
 }
 
-/// One stage of a gather or scatter, out of place.
-fn stage_call<'a>(
-    kind: CallKind,
-    call: &Call<'_>,
-    root: u32,
-    counts: &'a [usize],
-    input: &'a [u8],
-    output: &'a mut [u8],
-) -> Call<'a> {
-    let stage = Call::new(kind, call.dtype, per_rank(counts), output);
-    Call { root, input: Some(input), ..stage }
+/// Runs one stage of a gather or scatter with these arguments and returns its output; the input if
+/// this rank does not take part.
+fn run_stage<E: Engine>(
+    group: Option<&mut Subgroup<E>>,
+    (kind, dtype): (CallKind, DType),
+    (root, counts): (u32, &[usize]),
+    input: Vec<u8>,
+    output_bytes: usize,
+) -> Result<Vec<u8>> {
+    let Some(group) = group else { return Ok(input) };
+    let mut output = vec![0; output_bytes];
+    let call = Call::new(kind, dtype, per_rank(counts), &mut output);
+    group.run(Call { root, input: Some(&input), ..call })?;
+    Ok(output)
 }
 
 impl Hierarchical {
-    pub(super) fn gather(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn gather(&mut self, call: Call<'_>) -> Result {
         match (self.is_short(&call), self.layout.uniform) {
             (true, true) => self.gather_by_rails(call),
             (true, false) => self.gather_by_leaders(call),
@@ -64,7 +68,7 @@ impl Hierarchical {
         }
     }
 
-    pub(super) fn scatter(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn scatter(&mut self, call: Call<'_>) -> Result {
         match (self.is_short(&call), self.layout.uniform) {
             (true, true) => self.scatter_by_rails(call),
             (true, false) => self.scatter_by_leaders(call),
@@ -72,150 +76,113 @@ impl Hierarchical {
         }
     }
 
-    fn is_short(&self, call: &Call<'_>) -> bool {
+    fn is_short(&self, call: &Call) -> bool {
         let ranks = self.layout.ranks();
         call.counts.total(ranks) * call.dtype.size() <= MAX_STAGED_BLOCK_BYTES * ranks
     }
 
-    /// This rank's block in the root's buffer.
-    fn own_block(&self, call: &Call<'_>) -> std::ops::Range<usize> {
-        let rank = self.world.rank() as usize;
-        let start = call.counts.offset(rank);
-        bytes(&(start..start + call.counts.of(rank)), call.dtype.size())
-    }
-
-    /// This rank's contribution to a gather.
-    fn contribution<'a>(&self, call: &'a Call<'_>) -> &'a [u8] {
-        let is_root = self.world.rank() == call.root;
-        match call.input {
-            Some(input) => input,
-            None if is_root => &call.output[self.own_block(call)],
-            None => call.output,
-        }
-    }
-
     /// Gathers each rail on the root's node, then gathers the rails at the root.
-    fn gather_by_rails(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn gather_by_rails(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let rails = Rails::new(&self.layout, &call.counts);
         let (size, is_root) = (call.dtype.size(), self.world.rank() == call.root);
-        let input = self.contribution(&call);
-        let (on_root_node, kind) = (self.layout.node == node, CallKind::Gather);
-        let (Some(local), Some(rail_engine)) = (&mut self.local, &mut self.rail) else {
-            return Ok(());
-        };
-        let mut rail = vec![0; if on_root_node { rails.rail.len() * size } else { 0 }];
-        rail_engine.run(stage_call(kind, &call, node, &rails.own, input, &mut rail))?;
+        let (on_root_node, of) = (self.layout.node == node, (CallKind::Gather, call.dtype));
+        let length = |bytes: usize, wanted| if wanted { bytes } else { 0 };
+        let own = call.contribution(self.world.rank() as usize).to_vec();
+        let rail_bytes = length(rails.rail.len() * size, on_root_node);
+        let rail = run_stage(self.rail.as_mut(), of, (node, &rails.own), own, rail_bytes)?;
         if !on_root_node {
             return Ok(());
         }
-        let mut all = vec![0; if is_root { call.output.len() } else { 0 }];
-        local.run(stage_call(kind, &call, local_rank, &rails.rail_counts, &rail, &mut all))?;
+        let (counts, bytes) = (&rails.rail_counts, length(call.output.len(), is_root));
+        let all = run_stage(self.local.as_mut(), of, (local_rank, counts), rail, bytes)?;
         if is_root {
-            for (to, from) in block_permutation(&rails.ranks, &call.counts, size) {
-                call.output[to].copy_from_slice(&all[from]);
-            }
+            unpermute(&call.counts, &rails.ranks, size, &all, call.output);
         }
         Ok(())
     }
 
     /// The root scatters the rails within its node, then each rail scatters its blocks.
-    fn scatter_by_rails(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn scatter_by_rails(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let rails = Rails::new(&self.layout, &call.counts);
-        let (size, is_root) = (call.dtype.size(), self.world.rank() == call.root);
-        let (on_root_node, kind) = (self.layout.node == node, CallKind::Scatter);
-        let own = self.own_block(&call);
-        let (Some(local), Some(rail_engine)) = (&mut self.local, &mut self.rail) else {
-            return Ok(());
-        };
-        let mut rail = vec![0; if on_root_node { rails.rail.len() * size } else { 0 }];
-        if on_root_node {
-            let all = if is_root { permuted(&call, &rails.ranks) } else { Vec::new() };
-            local.run(stage_call(kind, &call, local_rank, &rails.rail_counts, &all, &mut rail))?;
+        let of = (CallKind::Scatter, call.dtype);
+        let mut all = self.scattered(&call, &rails.ranks);
+        if self.layout.node == node {
+            let (counts, bytes) = (&rails.rail_counts, rails.rail.len() * call.dtype.size());
+            all = run_stage(self.local.as_mut(), of, (local_rank, counts), all, bytes)?;
         }
-        let mut block = vec![0; own.len()];
-        rail_engine.run(stage_call(kind, &call, node, &rails.own, &rail, &mut block))?;
-        self.store_block(call, &block);
+        let own = call.own_block(self.world.rank() as usize).len();
+        let block = run_stage(self.rail.as_mut(), of, (node, &rails.own), all, own)?;
+        let result = call.result_range(self.world.rank() as usize);
+        call.output[result].copy_from_slice(&block);
         Ok(())
     }
 
     /// To the leader of each node, to the leader of the root's node, to the root.
-    fn gather_by_leaders(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn gather_by_leaders(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let nodes = NodeBlocks::new(&self.layout, &call.counts);
-        let (size, is_leader) = (call.dtype.size(), self.layout.local_rank == 0);
-        let (on_root_node, kind) = (self.layout.node == node, CallKind::Gather);
+        let (size, own_local) = (call.dtype.size(), self.layout.local_rank);
+        let (on_root_node, is_root) = (self.layout.node == node, self.world.rank() == call.root);
         let length = |counts: &[usize], wanted| if wanted { counts.iter().sum() } else { 0 } * size;
-        let mut all = self.contribution(&call).to_vec();
-        if let Some(local) = &mut self.local {
-            let mut gathered = vec![0; length(&nodes.own, is_leader)];
-            local.run(stage_call(kind, &call, 0, &nodes.own, &all, &mut gathered))?;
-            all = gathered;
-        }
-        if let Some(leaders) = leaders(&mut self.rail, self.layout.local_rank) {
-            let mut gathered = vec![0; length(&nodes.node_counts, on_root_node)];
-            leaders.run(stage_call(kind, &call, node, &nodes.node_counts, &all, &mut gathered))?;
-            all = gathered;
-        }
-        let is_root = self.world.rank() == call.root;
-        if let Some(local) = self.local.as_mut().filter(|_| on_root_node && local_rank != 0) {
-            let (counts, mut forwarded) =
-                (nodes.all_to(local_rank as usize), vec![0; length(&nodes.node_counts, is_root)]);
-            local.run(stage_call(CallKind::Scatter, &call, 0, &counts, &all, &mut forwarded))?;
-            all = forwarded;
+        let of = (CallKind::Gather, call.dtype);
+        let (own, each) = (&nodes.own, &nodes.node_counts);
+        let all = call.contribution(self.world.rank() as usize).to_vec();
+        let bytes = length(own, own_local == 0);
+        let all = run_stage(self.local.as_mut(), of, (0, own), all, bytes)?;
+        let leaders = leaders(&mut self.rail, own_local);
+        let mut all = run_stage(leaders, of, (node, each), all, length(each, on_root_node))?;
+        if on_root_node && local_rank != 0 {
+            let (of, counts) = ((CallKind::Scatter, call.dtype), nodes.all_to(local_rank as usize));
+            let bytes = length(each, is_root);
+            all = run_stage(self.local.as_mut(), of, (0, &counts), all, bytes)?;
         }
         if is_root {
-            for (to, from) in block_permutation(&nodes.ranks, &call.counts, size) {
-                call.output[to].copy_from_slice(&all[from]);
-            }
+            unpermute(&call.counts, &nodes.ranks, size, &all, call.output);
         }
         Ok(())
     }
 
     /// To the leader of the root's node, to the leader of each node, to its ranks.
-    fn scatter_by_leaders(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn scatter_by_leaders(&mut self, call: Call<'_>) -> Result {
         let (node, local_rank) = self.layout.coords(call.root);
         let nodes = NodeBlocks::new(&self.layout, &call.counts);
-        let (size, is_leader) = (call.dtype.size(), self.layout.local_rank == 0);
-        let (on_root_node, kind) = (self.layout.node == node, CallKind::Scatter);
+        let (size, own_local) = (call.dtype.size(), self.layout.local_rank);
         let length = |counts: &[usize], wanted| if wanted { counts.iter().sum() } else { 0 } * size;
-        let (is_root, own) = (self.world.rank() == call.root, self.own_block(&call));
-        let mut all = if is_root { permuted(&call, &nodes.ranks) } else { Vec::new() };
-        if let Some(local) = self.local.as_mut().filter(|_| on_root_node && local_rank != 0) {
-            let (counts, mut forwarded) =
-                (nodes.all_to(0), vec![0; length(&nodes.node_counts, is_leader)]);
-            local.run(stage_call(kind, &call, local_rank, &counts, &all, &mut forwarded))?;
-            all = forwarded;
-        }
-        if let Some(leaders) = leaders(&mut self.rail, self.layout.local_rank) {
-            let mut scattered = vec![0; length(&nodes.own, true)];
-            leaders.run(stage_call(kind, &call, node, &nodes.node_counts, &all, &mut scattered))?;
-            all = scattered;
-        }
-        if let Some(local) = &mut self.local {
-            let mut block = vec![0; own.len()];
-            local.run(stage_call(kind, &call, 0, &nodes.own, &all, &mut block))?;
-            all = block;
-        }
-        self.store_block(call, &all);
+        let of = (CallKind::Scatter, call.dtype);
+        let (own, each) = (&nodes.own, &nodes.node_counts);
+        let all = self.scattered(&call, &nodes.ranks);
+        let forwards = self.layout.node == node && local_rank != 0;
+        let local = self.local.as_mut().filter(|_| forwards);
+        let (counts, bytes) = (nodes.all_to(0), length(each, own_local == 0));
+        let all = run_stage(local, of, (local_rank, &counts), all, bytes)?;
+        let leaders = leaders(&mut self.rail, own_local);
+        let all = run_stage(leaders, of, (node, each), all, length(own, true))?;
+        let block = call.own_block(self.world.rank() as usize).len();
+        let all = run_stage(self.local.as_mut(), of, (0, own), all, block)?;
+        let result = call.result_range(self.world.rank() as usize);
+        call.output[result].copy_from_slice(&all);
         Ok(())
     }
 
-    /// Stores this rank's block of a scatter.
-    fn store_block(&self, call: Call<'_>, block: &[u8]) {
-        let in_place = self.world.rank() == call.root && call.input.is_none();
-        let start = if in_place { self.own_block(&call).start } else { 0 };
-        call.output[start..start + block.len()].copy_from_slice(block);
+    /// The root's input of a scatter, in this order of ranks; empty on other ranks.
+    fn scattered(&self, call: &Call, ranks: &[(u32, usize)]) -> Vec<u8> {
+        if self.world.rank() != call.root {
+            return Vec::new();
+        }
+        let input: &[u8] = call.input.unwrap_or(call.output);
+        let mut all = vec![0; input.len()];
+        for (from, to) in block_permutation(ranks, &call.counts, call.dtype.size()) {
+            all[to].copy_from_slice(&input[from]);
+        }
+        all
     }
 }
 
-/// The input of a scatter, in this order of ranks.
-fn permuted(call: &Call<'_>, ranks: &[(u32, usize)]) -> Vec<u8> {
-    let input: &[u8] = call.input.unwrap_or(call.output);
-    let mut all = vec![0; input.len()];
-    for (from, to) in block_permutation(ranks, &call.counts, call.dtype.size()) {
-        all[to].copy_from_slice(&input[from]);
+/// Copies blocks in this order of ranks to their positions in rank order.
+fn unpermute(counts: &Counts, ranks: &[(u32, usize)], size: usize, from: &[u8], to: &mut [u8]) {
+    for (target, source) in block_permutation(ranks, counts, size) {
+        to[target].copy_from_slice(&from[source]);
     }
-    all
 }

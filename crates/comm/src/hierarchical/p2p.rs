@@ -6,11 +6,11 @@ use std::time::Instant;
 use super::Hierarchical;
 use super::subgroup::Subgroup;
 use crate::worker::Engine;
-use crate::{Call, CommError};
+use crate::{Call, CommError, Result};
 
 impl Hierarchical {
     /// Runs all messages of a group concurrently, on both transports.
-    pub(super) fn exchange(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    pub(super) fn exchange(&mut self, messages: Vec<Call<'_>>) -> Result {
         let Some(Subgroup { engine: local, members }) = self.local.as_mut() else {
             return self.world.run_group(messages);
         };

@@ -5,9 +5,8 @@ use std::ops::Range;
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
-use super::two_level::in_place_call;
 use crate::worker::Engine;
-use crate::{Call, CallKind, CommError, Counts, ReduceOp, kernel};
+use crate::{Call, CallKind, Counts, ReduceOp, Result, kernel};
 
 /// The blocks of all ranks, ordered by rail.
 pub(super) struct Rails {
@@ -24,7 +23,7 @@ pub(super) struct Rails {
 }
 
 impl Rails {
-    pub fn new(layout: &NodeLayout, counts: &Counts<'_>) -> Self {
+    pub fn new(layout: &NodeLayout, counts: &Counts) -> Self {
         let count = |rank: &u32| (*rank, counts.of(*rank as usize));
         let rail = |local: u32| layout.rail(local).iter().map(count).collect::<Vec<_>>();
         let all: Vec<Vec<(u32, usize)>> = (0..layout.local_ranks.len() as u32).map(rail).collect();
@@ -47,7 +46,7 @@ impl Rails {
 /// For each rank, the bytes of its block in rank order and in the order of `ranks`.
 pub(super) fn block_permutation(
     ranks: &[(u32, usize)],
-    counts: &Counts<'_>,
+    counts: &Counts,
     size: usize,
 ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     let mut at = 0;
@@ -68,7 +67,7 @@ pub(super) fn per_rank(counts: &[usize]) -> Counts<'_> {
 
 impl Hierarchical {
     /// All-gathers along each rail, then all-gathers the rails within the node.
-    pub(super) fn all_gather(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn all_gather(&mut self, call: Call<'_>) -> Result {
         let (Some(local), Some(rail)) = (&mut self.local, &mut self.rail) else {
             return self.world.run(call);
         };
@@ -76,13 +75,11 @@ impl Hierarchical {
         let (size, of) = (call.dtype.size(), (call.dtype, call.op));
         let mut all = vec![0; call.output.len()];
         let rail_bytes = &mut all[bytes(&rails.rail, size)];
-        let own = call.counts.offset(self.world.rank() as usize) * size;
-        let length = rails.block.len() * size;
-        let contribution = call.input.unwrap_or_else(|| &call.output[own..own + length]);
+        let contribution = call.contribution(self.world.rank() as usize);
         rail_bytes[bytes(&rails.block, size)].copy_from_slice(contribution);
         let kind = CallKind::AllGather;
-        rail.run(in_place_call(kind, of, 0, per_rank(&rails.own), rail_bytes))?;
-        local.run(in_place_call(kind, of, 0, per_rank(&rails.rail_counts), &mut all))?;
+        rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
+        local.run_in_place(kind, of, 0, per_rank(&rails.rail_counts), &mut all)?;
         for (to, from) in block_permutation(&rails.ranks, &call.counts, size) {
             call.output[to].copy_from_slice(&all[from]);
         }
@@ -90,7 +87,7 @@ impl Hierarchical {
     }
 
     /// Reduce-scatters the rails within the node, then along each rail.
-    pub(super) fn reduce_scatter(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn reduce_scatter(&mut self, call: Call<'_>) -> Result {
         let (Some(local), Some(rail)) = (&mut self.local, &mut self.rail) else {
             return self.world.run(call);
         };
@@ -104,14 +101,13 @@ impl Hierarchical {
             all[to].copy_from_slice(&input[from]);
         }
         let kind = CallKind::ReduceScatter;
-        local.run(in_place_call(kind, of, 0, per_rank(&rails.rail_counts), &mut all))?;
+        local.run_in_place(kind, of, 0, per_rank(&rails.rail_counts), &mut all)?;
         let rail_bytes = &mut all[bytes(&rails.rail, size)];
-        rail.run(in_place_call(kind, of, 0, per_rank(&rails.own), rail_bytes))?;
+        rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
         let result = &mut rail_bytes[bytes(&rails.block, size)];
         kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, result);
-        let own = call.counts.offset(self.world.rank() as usize) * size;
-        let start = if call.input.is_some() { 0 } else { own };
-        call.output[start..start + result.len()].copy_from_slice(result);
+        let range = call.result_range(self.world.rank() as usize);
+        call.output[range].copy_from_slice(result);
         Ok(())
     }
 }

@@ -70,15 +70,16 @@ mod tests {
         let job = secret.derive("shared memory").to_hex();
         let ids: Vec<u64> = (0..20).map(|_| fresh_comm_id()).chain([0, 1, u64::MAX]).collect();
         let each = || ids.iter().flat_map(|id| [(*id, 0), (*id, u32::MAX)]);
-        let names: Vec<String> =
-            each().map(|(n, node)| shm_naming(&secret).name(n, node)).collect();
+        let names = |secret: &Secret| -> Vec<String> {
+            each().map(|(id, node)| shm_naming(secret).name(id, node)).collect()
+        };
+        let (names, guessed) = (names(&secret), names(&other));
         assert!(names.iter().all(|name| name.starts_with(&job) && name.len() <= MAX_NAME_BYTES));
         let mut own: HashSet<&str> = names.iter().map(|name| &name[job.len() + 1..]).collect();
         let digits = |own: &&str| own.len() == DIGITS && own.bytes().all(|b| b.is_ascii_hexdigit());
         assert!(own.iter().all(digits), "{own:?}");
         // Another secret derives different names from the same ids.
-        let guessed: Vec<String> =
-            each().map(|(n, node)| shm_naming(&other).name(n, node)).collect();
+
         own.extend(guessed.iter().map(|name| &name[job.len() + 1..]));
         assert_eq!(own.len(), 2 * names.len());
     }

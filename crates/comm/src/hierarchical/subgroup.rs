@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::shm::ShmEngine;
 use crate::wait_graph::WaitEdges;
 use crate::worker::Engine;
-use crate::{Call, CommError};
+use crate::{Call, CallKind, Counts, DType, ReduceOp, Result};
 
 /// An engine and the global ranks of its members.
 pub struct Subgroup<E> {
@@ -14,10 +15,24 @@ pub struct Subgroup<E> {
 
 impl<E: Engine> Subgroup<E> {
     /// Runs a call; errors name global ranks.
-    pub fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub fn run(&mut self, call: Call<'_>) -> Result {
         self.engine.run(call).map_err(|error| error.translate_ranks(&self.members))
     }
 
+    /// Runs one stage of a collective in place.
+    pub fn run_in_place(
+        &mut self,
+        kind: CallKind,
+        (dtype, op): (DType, ReduceOp),
+        root: u32,
+        counts: Counts<'_>,
+        data: &mut [u8],
+    ) -> Result {
+        self.run(Call { op, root, ..Call::new(kind, dtype, counts, data) })
+    }
+}
+
+impl Subgroup<ShmEngine> {
     /// The engine's wait edges in global ranks.
     pub fn waits(&self) -> WaitEdges {
         let (own, members) = (self.engine.waits(), self.members.clone());

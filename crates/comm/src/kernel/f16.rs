@@ -139,6 +139,6 @@ pub fn run<F: ReduceFn>(operands: Operands<'_>) {
 pub fn divide(data: &mut [u8], by: u32) {
     const BLOCK: [u8; 512] = [0; 512];
     for block in data.chunks_mut(BLOCK.len()) {
-        map(block, None, &BLOCK, |value, _| value.div_by(by));
+        map(block, None, &BLOCK, |value, _| f32::div_by(value, by));
     }
 }

@@ -10,11 +10,11 @@ pub struct Unaligned<T>(pub T);
 /// # Safety
 /// Every bit pattern must be a valid value, because buffers are reinterpreted as elements.
 pub unsafe trait Reducible: Copy {
-    fn reduce_sum(self, other: Self) -> Self;
-    fn reduce_product(self, other: Self) -> Self;
-    fn reduce_min(self, other: Self) -> Self;
-    fn reduce_max(self, other: Self) -> Self;
-    fn div_by(self, by: u32) -> Self;
+    fn sum(a: Self, b: Self) -> Self;
+    fn product(a: Self, b: Self) -> Self;
+    fn min(a: Self, b: Self) -> Self;
+    fn max(a: Self, b: Self) -> Self;
+    fn div_by(a: Self, by: u32) -> Self;
 }
 
 /// Reinterprets bytes as elements, without a trailing partial element.
@@ -43,79 +43,63 @@ macro_rules! reduce_fns {
         impl ReduceFn for $name {
             #[inline(always)]
             fn apply<T: Reducible>(a: T, b: T) -> T {
-                a.$method(b)
+                T::$method(a, b)
             }
         }
     )*};
 }
 
-reduce_fns!(Sum => reduce_sum, Product => reduce_product, Min => reduce_min, Max => reduce_max);
+reduce_fns!(Sum => sum, Product => product, Min => min, Max => max);
 
-macro_rules! integers {
-    ($($type:ty),*) => {$(
-        // SAFETY: every bit pattern is an integer.
+/// Implements [`Reducible`] by expressions for sum, product, min, max and division.
+macro_rules! reducible {
+    ($($type:ty),+: |$a:ident, $b:ident| $sum:expr, $product:expr, $min:expr, $max:expr, $div:expr) => {$(
+        // SAFETY: every bit pattern is a value of the type.
         unsafe impl Reducible for $type {
             #[inline(always)]
-            fn reduce_sum(self, other: Self) -> Self {
-                self.wrapping_add(other)
+            fn sum($a: Self, $b: Self) -> Self {
+                $sum
             }
+
             #[inline(always)]
-            fn reduce_product(self, other: Self) -> Self {
-                self.wrapping_mul(other)
+            fn product($a: Self, $b: Self) -> Self {
+                $product
             }
+
             #[inline(always)]
-            fn reduce_min(self, other: Self) -> Self {
-                self.min(other)
+            fn min($a: Self, $b: Self) -> Self {
+                $min
             }
+
             #[inline(always)]
-            fn reduce_max(self, other: Self) -> Self {
-                self.max(other)
+            fn max($a: Self, $b: Self) -> Self {
+                $max
             }
+
             #[inline(always)]
-            fn div_by(self, by: u32) -> Self {
-                (i64::from(self) / i64::from(by)) as Self
+            #[allow(clippy::useless_conversion, reason = "only for one of the types")]
+            fn div_by($a: Self, $b: u32) -> Self {
+                $div
             }
         }
-    )*};
+    )+};
 }
 
-integers!(i8, i16, i32, i64, u8);
+reducible!(i8, i16, i32, i64, u8: |a, b| a.wrapping_add(b), a.wrapping_mul(b), Ord::min(a, b),
+    Ord::max(a, b), (i64::from(a) / i64::from(b)) as Self);
 
-macro_rules! floats {
-    ($($type:ty),*) => {$(
-        // SAFETY: every bit pattern is a float.
-        unsafe impl Reducible for $type {
-            #[inline(always)]
-            fn reduce_sum(self, other: Self) -> Self {
-                self + other
-            }
-            #[inline(always)]
-            fn reduce_product(self, other: Self) -> Self {
-                self * other
-            }
-            // NaN propagates from either side, and -0 orders before +0, so that the operation is
-            // commutative bit for bit.
-            #[inline(always)]
-            fn reduce_min(self, other: Self) -> Self {
-                let less = if self < other || self.is_nan() { self } else { other };
-                let both = Self::from_bits(self.to_bits() | other.to_bits());
-                if self == other { both } else { less }
-            }
-            #[inline(always)]
-            fn reduce_max(self, other: Self) -> Self {
-                let more = if self > other || self.is_nan() { self } else { other };
-                let both = Self::from_bits(self.to_bits() & other.to_bits());
-                if self == other { both } else { more }
-            }
-            #[inline(always)]
-            fn div_by(self, by: u32) -> Self {
-                self / by as $type
-            }
-        }
-    )*};
-}
-
-floats!(f32, f64);
+// In min and max, NaN propagates from either side, and -0 orders before +0, so that the operation is
+// commutative bit for bit.
+reducible!(f32, f64: |a, b| a + b, a * b,
+    {
+        let less = if a < b || a.is_nan() { a } else { b };
+        if a == b { Self::from_bits(a.to_bits() | b.to_bits()) } else { less }
+    },
+    {
+        let more = if a > b || a.is_nan() { a } else { b };
+        if a == b { Self::from_bits(a.to_bits() & b.to_bits()) } else { more }
+    },
+    a / b as Self);
 
 /// bf16, the upper half of an f32. Not `half::bf16`, whose conversions branch on NaN: they make
 /// these loops about half as fast with AVX2 and two thirds as fast with AVX-512.
@@ -139,26 +123,8 @@ impl Bf16 {
     }
 }
 
-// SAFETY: every bit pattern is a bf16.
-unsafe impl Reducible for Bf16 {
-    #[inline(always)]
-    fn reduce_sum(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32() + other.to_f32())
-    }
-    #[inline(always)]
-    fn reduce_product(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32() * other.to_f32())
-    }
-    #[inline(always)]
-    fn reduce_min(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32().reduce_min(other.to_f32()))
-    }
-    #[inline(always)]
-    fn reduce_max(self, other: Self) -> Self {
-        Self::from_f32(self.to_f32().reduce_max(other.to_f32()))
-    }
-    #[inline(always)]
-    fn div_by(self, by: u32) -> Self {
-        Self::from_f32(self.to_f32() / by as f32)
-    }
-}
+reducible!(Bf16: |a, b| Self::from_f32(a.to_f32() + b.to_f32()),
+    Self::from_f32(a.to_f32() * b.to_f32()),
+    Self::from_f32(Reducible::min(a.to_f32(), b.to_f32())),
+    Self::from_f32(Reducible::max(a.to_f32(), b.to_f32())),
+    Self::from_f32(a.to_f32() / b as f32));

@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dtype::bytes_of;
+use crate::reference::expected_outputs;
+use crate::{CallKind, Counts};
 
 /// Reads an element as f64 or i64.
 fn read(dtype: DType, bytes: &[u8]) -> Value {
@@ -42,19 +44,12 @@ fn same(a: Value, b: Value) -> bool {
 }
 
 fn check(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], out: &[u8]) -> Result<(), TestCaseError> {
-    let counts = crate::Counts::Equal(inputs[0].len() / dtype.size());
-    let right = &crate::reference::expected_outputs(
-        crate::CallKind::AllReduce,
-        dtype,
-        op,
-        0,
-        &counts,
-        inputs,
-    )[0];
+    let counts = Counts::Equal(inputs[0].len() / dtype.size());
+    let expected = &expected_outputs(CallKind::AllReduce, dtype, op, 0, &counts, inputs)[0];
     let size = dtype.size();
-    for (at, (got, right)) in out.chunks(size).zip(right.chunks(size)).enumerate() {
-        let (got, right) = (read(dtype, got), read(dtype, right));
-        prop_assert!(same(got, right), "{dtype} {op} at {at}: {got:?}, not {right:?}");
+    for (at, (got, expected)) in out.chunks(size).zip(expected.chunks(size)).enumerate() {
+        let (got, expected) = (read(dtype, got), read(dtype, expected));
+        prop_assert!(same(got, expected), "{dtype} {op} at {at}: {got:?}, not {expected:?}");
     }
     Ok(())
 }

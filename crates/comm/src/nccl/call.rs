@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::NcclEngine;
 use super::enqueue::{ByteLayout, DeviceBuffers, Transfer, nccl_dtype};
-use crate::{Buffer, Call, CallKind, CommError, Counts, DType, OwnedCall, ReduceOp, kernel};
+use crate::{Buffer, Call, CallKind, Counts, DType, OwnedCall, ReduceOp, Result, kernel};
 
 /// Alignment of staged messages.
 const STAGING_ALIGNMENT: usize = 64;
@@ -12,7 +12,7 @@ const STAGING_ALIGNMENT: usize = 64;
 impl NcclEngine {
     /// Runs a call on host memory: copies the input to the device, runs there and copies the output
     /// back.
-    pub(super) fn run_via_host(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn run_via_host(&mut self, call: Call<'_>) -> Result {
         if call.kind.reduces() && nccl_dtype(call.dtype).is_none() {
             return self.reduce_on_host(call);
         }
@@ -20,7 +20,7 @@ impl NcclEngine {
         let counts = call.counts.clone();
         let (rank, ranks) = (self.rank as usize, self.peers.len());
         let layout = ByteLayout { counts: &counts, size: call.dtype.size() };
-        let input = contribution(&call, &layout, rank);
+        let input = call.contribution(rank);
         self.reserve_staging(input.len().max(4), call.output.len().max(4))?;
         self.device.copy_from_host(self.input.start, input)?;
         // An average is a sum divided on the host, as in all other communicators.
@@ -29,7 +29,7 @@ impl NcclEngine {
         let device_call =
             Call { op, counts: counts.clone(), input: call.input, output: &mut [], ..call };
         self.enqueue(&device_call, &layout, buffers)?;
-        let range = result_range(&call, &layout, rank);
+        let range = call.result_range(rank);
         let result = &mut call.output[range];
         // A copy to pageable memory blocks until the stream is idle, without a timeout: wait first.
         self.synchronize(call.kind, &[call.root])?;
@@ -43,11 +43,11 @@ impl NcclEngine {
 
     /// Runs a group of messages from and to host memory. NCCL has no tags, so messages between two
     /// ranks are ordered by tag.
-    pub(super) fn run_p2p_via_host(&mut self, mut calls: Vec<Call<'_>>) -> Result<(), CommError> {
+    pub(super) fn run_p2p_via_host(&mut self, mut calls: Vec<Call<'_>>) -> Result {
         calls.sort_by_key(|call| call.tag);
         let (sends, mut receives): (Vec<_>, Vec<_>) =
             calls.into_iter().partition(|call| call.kind == CallKind::Send);
-        let sent_bytes = |call: &Call<'_>| call.input.map_or(call.output.len(), <[u8]>::len);
+        let sent_bytes = |call: &Call| call.input.map_or(call.output.len(), <[u8]>::len);
         let input = staged_bytes(&sends, sent_bytes);
         let output = staged_bytes(&receives, |call| call.output.len());
         self.reserve_staging(input.max(4), output.max(4))?;
@@ -65,11 +65,7 @@ impl NcclEngine {
     }
 
     /// Runs a call on buffers of this rank's device, `times` times back to back.
-    pub(super) fn run_on_device(
-        &mut self,
-        owned: &mut OwnedCall,
-        times: u32,
-    ) -> Result<(), CommError> {
+    pub(super) fn run_on_device(&mut self, owned: &mut OwnedCall, times: u32) -> Result {
         let call = owned.without_buffers();
         if needs_host(&call) {
             return (0..times).try_for_each(|_| self.run_copied_to_host(owned));
@@ -93,7 +89,7 @@ impl NcclEngine {
         (0..times).step_by(batch as usize).map(move |done| batch.min(times - done))
     }
 
-    fn enqueue_on_device(&mut self, owned: &OwnedCall) -> Result<(), CommError> {
+    fn enqueue_on_device(&mut self, owned: &OwnedCall) -> Result {
         let call = owned.without_buffers();
         let layout = ByteLayout { counts: &owned.counts, size: call.dtype.size() };
         let address = |buffer: &Buffer| buffer.address().as_ptr().cast::<c_void>();
@@ -114,11 +110,7 @@ impl NcclEngine {
     }
 
     /// Runs messages from and to buffers of this rank's device, `times` times back to back.
-    pub(super) fn run_p2p_on_device(
-        &mut self,
-        calls: &[OwnedCall],
-        times: u32,
-    ) -> Result<(), CommError> {
+    pub(super) fn run_p2p_on_device(&mut self, calls: &[OwnedCall], times: u32) -> Result {
         let transfer = |call: &OwnedCall| {
             let buffer = call.input.as_ref().unwrap_or(&call.output);
             let address = buffer.address().as_ptr().cast();
@@ -143,7 +135,7 @@ impl NcclEngine {
     }
 
     /// Runs a call on device buffers that NCCL does not support via host memory.
-    fn run_copied_to_host(&mut self, owned: &mut OwnedCall) -> Result<(), CommError> {
+    fn run_copied_to_host(&mut self, owned: &mut OwnedCall) -> Result {
         let to_host = |buffer: &Buffer| {
             let mut bytes = vec![0u8; buffer.len()];
             buffer.copy_to_host(&mut bytes).map(|()| bytes)
@@ -156,7 +148,7 @@ impl NcclEngine {
     }
 
     /// Reduces a type that NCCL does not support: gathers all inputs and reduces them on the host.
-    fn reduce_on_host(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn reduce_on_host(&mut self, call: Call<'_>) -> Result {
         let (rank, ranks) = (self.rank as usize, self.peers.len());
         let input = call.input.unwrap_or(call.output).to_vec();
         let mut all = vec![0; input.len() * ranks];
@@ -174,9 +166,9 @@ impl NcclEngine {
             kernel::reduce_many(call.dtype, call.op, &mut reduced, inputs.len(), |i| inputs[i]);
             kernel::finalize(call.dtype, call.op, ranks as u32, &mut reduced);
         }
-        let layout = ByteLayout { counts: &call.counts, size: call.dtype.size() };
-        let range = result_range(&call, &layout, rank);
-        let from = if call.kind == CallKind::ReduceScatter { layout.offset(rank) } else { 0 };
+        let range = call.result_range(rank);
+        let scatters = call.kind == CallKind::ReduceScatter;
+        let from = if scatters { call.own_block(rank).start } else { 0 };
         let bytes = range.len();
         call.output[range].copy_from_slice(&reduced[from..from + bytes]);
         Ok(())
@@ -192,18 +184,14 @@ fn peer_ranks(sends: &[Transfer], recvs: &[Transfer]) -> Vec<u32> {
 }
 
 /// Size of a staging buffer for consecutive messages.
-fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call<'_>) -> usize) -> usize {
+fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call) -> usize) -> usize {
     calls.iter().map(|call| bytes(call).next_multiple_of(STAGING_ALIGNMENT)).sum()
 }
 
 /// Consecutive messages in a staging buffer.
-fn staged(
-    calls: &[Call<'_>],
-    start: *mut c_void,
-    bytes: impl Fn(&Call<'_>) -> usize,
-) -> Vec<Transfer> {
+fn staged(calls: &[Call<'_>], start: *mut c_void, bytes: impl Fn(&Call) -> usize) -> Vec<Transfer> {
     let mut offset = 0;
-    let transfer = |call: &Call<'_>| {
+    let transfer = |call: &Call| {
         let (address, bytes) = (start.wrapping_byte_add(offset), bytes(call));
         offset += bytes.next_multiple_of(STAGING_ALIGNMENT);
         Transfer { peer: call.root as usize, address, bytes }
@@ -213,7 +201,7 @@ fn staged(
 
 /// Whether a call on device memory must run via the host: NCCL has no 16-bit integers, and its old
 /// versions average signed integers as unsigned ones.
-fn needs_host(call: &Call<'_>) -> bool {
+fn needs_host(call: &Call) -> bool {
     let float = matches!(call.dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
     let integer_average = call.op == ReduceOp::Average && !float;
     call.kind.reduces() && (nccl_dtype(call.dtype).is_none() || integer_average)
@@ -221,8 +209,8 @@ fn needs_host(call: &Call<'_>) -> bool {
 
 /// Start addresses of a rank's contribution and result in its device buffers.
 fn device_buffers(
-    call: &Call<'_>,
-    layout: &ByteLayout<'_>,
+    call: &Call,
+    layout: &ByteLayout,
     rank: usize,
     input: Option<*mut c_void>,
     output: *mut c_void,
@@ -238,33 +226,4 @@ fn device_buffers(
         (None, _) => (output, output),
     };
     DeviceBuffers { send: send.cast_const(), recv }
-}
-
-/// The bytes that this rank contributes.
-fn contribution<'a>(call: &'a Call<'_>, layout: &ByteLayout<'_>, rank: usize) -> &'a [u8] {
-    let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
-    let root = call.root as usize == rank;
-    match (call.input, call.kind) {
-        (_, CallKind::Broadcast) if root => &*call.output,
-        (_, CallKind::Broadcast | CallKind::Receive | CallKind::Barrier) => &[],
-        (Some(input), _) => input,
-        (None, CallKind::Scatter) if !root => &[],
-        (None, CallKind::AllGather) => &call.output[own],
-        (None, CallKind::Gather) if root => &call.output[own],
-        (None, _) => &*call.output,
-    }
-}
-
-/// The output bytes of this rank's result, which starts at offset 0 in the staging buffer.
-fn result_range(call: &Call<'_>, layout: &ByteLayout<'_>, rank: usize) -> std::ops::Range<usize> {
-    let root = call.root as usize == rank;
-    let own = layout.offset(rank)..layout.offset(rank) + layout.bytes(rank);
-    let in_place = call.input.is_none();
-    match call.kind {
-        CallKind::Send => 0..0,
-        CallKind::Reduce | CallKind::Gather if !root => 0..0,
-        CallKind::ReduceScatter if in_place => own,
-        CallKind::Scatter if in_place && root => own,
-        _ => 0..call.output.len(),
-    }
 }

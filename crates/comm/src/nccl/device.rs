@@ -4,11 +4,16 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use crate::CommError;
 use crate::gpu::sys::{
     MEMCPY_DEFAULT, NOT_READY, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream,
     StreamOrderedAllocator,
 };
+use crate::{CommError, Result};
+
+/// Converts an error code of the runtime.
+pub fn check(runtime: &Runtime, what: &str, code: c_int) -> Result {
+    if code == SUCCESS { Ok(()) } else { Err(CommError::system(what, runtime.error_string(code))) }
+}
 
 /// A device and a stream on it.
 pub struct GpuDevice {
@@ -25,10 +30,10 @@ unsafe impl Sync for GpuDevice {}
 
 impl GpuDevice {
     /// Opens a device by its runtime index.
-    pub fn open(runtime: Arc<Runtime>, index: u32) -> Result<Self, CommError> {
-        let allocator = runtime.stream_ordered.ok_or_else(|| CommError::Bootstrap {
-            what: "the GPU runtime has no stream-ordered allocator".to_owned(),
-            hint: "use CUDA 11.2, ROCm 5.2 or newer".to_owned(),
+    pub fn open(runtime: Arc<Runtime>, index: u32) -> Result<Self> {
+        let allocator = runtime.stream_ordered.ok_or_else(|| {
+            let what = "the GPU runtime has no stream-ordered allocator";
+            CommError::bootstrap(what, "use CUDA 11.2, ROCm 5.2 or newer")
         })?;
         let mut device = Self { runtime, stream: null_mut(), allocator, index: index as c_int };
         let _guard = device.make_current()?;
@@ -45,7 +50,7 @@ impl GpuDevice {
     }
 
     /// Makes this the current device of the thread until the guard is dropped.
-    pub fn make_current(&self) -> Result<CurrentDevice, CommError> {
+    pub fn make_current(&self) -> Result<CurrentDevice> {
         let mut previous = self.index;
         // SAFETY: the function writes one integer.
         let code = unsafe { (self.runtime.get_device)(&mut previous) };
@@ -56,19 +61,13 @@ impl GpuDevice {
         Ok(CurrentDevice { runtime: self.runtime.clone(), previous })
     }
 
-    pub fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
-        match code {
-            SUCCESS => Ok(()),
-            code => Err(CommError::System {
-                what: what.to_owned(),
-                why: self.runtime.error_string(code),
-            }),
-        }
+    pub fn check(&self, what: &str, code: c_int) -> Result {
+        check(&self.runtime, what, code)
     }
 
     /// Allocates device memory in stream order. Other allocators synchronise the whole device,
     /// which may be running a collective that waits for this rank.
-    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory, CommError> {
+    pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory> {
         let _guard = self.make_current()?;
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
@@ -80,22 +79,17 @@ impl GpuDevice {
     }
 
     /// Enqueues a copy to the device. Both buffers must live until the stream is idle.
-    pub fn copy_from_host(&self, to: *mut c_void, from: &[u8]) -> Result<(), CommError> {
+    pub fn copy_from_host(&self, to: *mut c_void, from: &[u8]) -> Result {
         self.copy(to, from.as_ptr().cast(), from.len())
     }
 
     /// Enqueues a copy to the host, under the same condition.
-    pub fn copy_to_host(&self, to: &mut [u8], from: *const c_void) -> Result<(), CommError> {
+    pub fn copy_to_host(&self, to: &mut [u8], from: *const c_void) -> Result {
         self.copy(to.as_mut_ptr().cast(), from, to.len())
     }
 
     /// Enqueues a copy in either direction or on the device, under the same condition.
-    pub fn copy(
-        &self,
-        to: *mut c_void,
-        from: *const c_void,
-        bytes: usize,
-    ) -> Result<(), CommError> {
+    pub fn copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) -> Result {
         if bytes == 0 {
             return Ok(());
         }
@@ -106,14 +100,14 @@ impl GpuDevice {
     }
 
     /// Waits until the stream is idle.
-    pub fn synchronize(&self) -> Result<(), CommError> {
+    pub fn synchronize(&self) -> Result {
         // SAFETY: the stream is valid.
         let code = unsafe { (self.runtime.stream_synchronize)(self.stream) };
         self.check("synchronising the stream", code)
     }
 
     /// Whether the stream is idle.
-    pub fn is_idle(&self) -> Result<bool, CommError> {
+    pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream is valid.
         match unsafe { (self.runtime.stream_query)(self.stream) } {
             NOT_READY => Ok(false),

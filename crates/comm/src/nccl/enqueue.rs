@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::NcclEngine;
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CallKind, Counts, DType, ReduceOp, Result};
 
 /// `ncclDataType_t`; there is none for 16-bit integers.
 pub(super) fn nccl_dtype(dtype: DType) -> Option<c_int> {
@@ -79,31 +79,24 @@ impl NcclEngine {
     /// Enqueues a call.
     pub(super) fn enqueue(
         &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
+        call: &Call,
+        layout: &ByteLayout,
         buffers: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
+        use CallKind::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
         self.grouped(call.kind.name(), || match call.kind {
-            CallKind::AllReduce | CallKind::Reduce | CallKind::ReduceScatter => {
-                self.enqueue_reduction(call, layout, buffers)
-            }
-            CallKind::AllGather if matches!(layout.counts, Counts::Equal(_)) => {
+            AllReduce | Reduce | ReduceScatter => self.enqueue_reduction(call, layout, buffers),
+            AllGather if matches!(layout.counts, Counts::Equal(_)) => {
                 self.enqueue_all_gather(layout, buffers)
             }
-            CallKind::Broadcast | CallKind::AllGather => {
-                self.enqueue_broadcasts(call, layout, buffers)
-            }
-            CallKind::Barrier => self.enqueue_barrier(buffers),
+            Broadcast | AllGather => self.enqueue_broadcasts(call, layout, buffers),
+            Barrier => self.enqueue_barrier(buffers),
             _ => self.enqueue_p2p(call, layout, buffers),
         })
     }
 
     /// Runs `enqueue` between `ncclGroupStart` and `ncclGroupEnd`.
-    fn grouped(
-        &self,
-        what: &str,
-        enqueue: impl FnOnce() -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
+    fn grouped(&self, what: &str, enqueue: impl FnOnce() -> Result) -> Result {
         // SAFETY: the function takes no arguments.
         self.check("group start", unsafe { (self.api.group_start)() })?;
         let enqueued = enqueue();
@@ -113,25 +106,34 @@ impl NcclEngine {
     }
 
     /// Enqueues sends and receives as one group.
-    pub(super) fn enqueue_transfers(
-        &self,
-        sends: &[Transfer],
-        recvs: &[Transfer],
-    ) -> Result<(), CommError> {
+    pub(super) fn enqueue_transfers(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
         self.grouped("send and receive", || self.enqueue_messages(sends, recvs))
     }
 
-    fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result<(), CommError> {
-        sends.iter().try_for_each(|transfer| self.enqueue_send(transfer))?;
-        recvs.iter().try_for_each(|transfer| self.enqueue_recv(transfer))
+    fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
+        let (raw, stream) = (self.raw, self.device.stream);
+        let has_data = |transfer: &&Transfer| transfer.bytes > 0;
+        for &Transfer { peer, address, bytes } in sends.iter().filter(has_data) {
+            let peer = peer as c_int;
+            // SAFETY: the address holds `bytes` bytes.
+            let code = unsafe { (self.api.send)(address, bytes, NCCL_UINT8, peer, raw, stream) };
+            self.check("send", code)?;
+        }
+        for &Transfer { peer, address, bytes } in recvs.iter().filter(has_data) {
+            let peer = peer as c_int;
+            // SAFETY: the address holds `bytes` bytes.
+            let code = unsafe { (self.api.recv)(address, bytes, NCCL_UINT8, peer, raw, stream) };
+            self.check("receive", code)?;
+        }
+        Ok(())
     }
 
     fn enqueue_reduction(
         &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
+        call: &Call,
+        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let (api, stream) = (&self.api, self.device.stream);
         let (dtype, op) = (nccl_dtype(call.dtype).unwrap_or(NCCL_UINT8), nccl_op(call.op));
         let reduce = |send: *const c_void, count: usize, root: u32| {
@@ -164,11 +166,8 @@ impl NcclEngine {
     }
 
     /// All-gather of equal blocks.
-    fn enqueue_all_gather(
-        &self,
-        layout: &ByteLayout<'_>,
-        DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    fn enqueue_all_gather(&self, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
+        let DeviceBuffers { send, recv } = buffers;
         let (bytes, stream) = (layout.bytes(0), self.device.stream);
         // SAFETY: the output holds all blocks.
         let code =
@@ -179,10 +178,10 @@ impl NcclEngine {
     /// A broadcast, or an all-gather as one broadcast per block.
     fn enqueue_broadcasts(
         &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
+        call: &Call,
+        layout: &ByteLayout,
         DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let is_broadcast = call.kind == CallKind::Broadcast;
         let roots = match is_broadcast {
             true => call.root..call.root + 1,
@@ -204,10 +203,7 @@ impl NcclEngine {
     }
 
     /// A barrier is an all-reduce of one element.
-    fn enqueue_barrier(
-        &self,
-        DeviceBuffers { send, recv }: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    fn enqueue_barrier(&self, DeviceBuffers { send, recv }: DeviceBuffers) -> Result {
         let (api, op) = (&self.api, nccl_op(ReduceOp::Sum));
         // SAFETY: both buffers hold one element.
         let code = unsafe {
@@ -217,24 +213,16 @@ impl NcclEngine {
     }
 
     /// Gather, scatter, all-to-all, send and receive as point-to-point messages.
-    fn enqueue_p2p(
-        &self,
-        call: &Call<'_>,
-        layout: &ByteLayout<'_>,
-        buffers: DeviceBuffers,
-    ) -> Result<(), CommError> {
+    fn enqueue_p2p(&self, call: &Call, layout: &ByteLayout, buffers: DeviceBuffers) -> Result {
         let (rank, root) = (self.rank as usize, call.root as usize);
         let own = (0, layout.bytes(rank));
-        let send = |peer: usize, (offset, bytes): (usize, usize)| Transfer {
+        let transfer = |start: *mut c_void, peer, (offset, bytes)| Transfer {
             peer,
-            address: buffers.send.cast_mut().wrapping_byte_add(offset),
+            address: start.wrapping_byte_add(offset),
             bytes,
         };
-        let recv = |peer: usize, (offset, bytes): (usize, usize)| Transfer {
-            peer,
-            address: buffers.recv.wrapping_byte_add(offset),
-            bytes,
-        };
+        let send = |peer, block: (usize, usize)| transfer(buffers.send.cast_mut(), peer, block);
+        let recv = |peer, block: (usize, usize)| transfer(buffers.recv, peer, block);
         let all = 0..self.peers.len();
         let at_root = all.clone().filter(|_| rank == root);
         let (mut sends, mut recvs): (Vec<Transfer>, Vec<Transfer>) = match call.kind {
@@ -258,25 +246,5 @@ impl NcclEngine {
             recvs.retain(|transfer| transfer.peer != rank);
         }
         self.enqueue_messages(&sends, &recvs)
-    }
-
-    fn enqueue_send(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result<(), CommError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (peer, raw, stream) = (peer as c_int, self.raw, self.device.stream);
-        // SAFETY: the address holds `bytes` bytes.
-        let code = unsafe { (self.api.send)(address, bytes, NCCL_UINT8, peer, raw, stream) };
-        self.check("send", code)
-    }
-
-    fn enqueue_recv(&self, &Transfer { peer, address, bytes }: &Transfer) -> Result<(), CommError> {
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (peer, raw, stream) = (peer as c_int, self.raw, self.device.stream);
-        // SAFETY: the address holds `bytes` bytes.
-        let code = unsafe { (self.api.recv)(address, bytes, NCCL_UINT8, peer, raw, stream) };
-        self.check("receive", code)
     }
 }

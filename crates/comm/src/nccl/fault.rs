@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use super::NcclEngine;
 use super::sys::RawComm;
 use crate::shm::signature_codec;
-use crate::{Call, Collectives, CommError, Counts, ReduceOp, Signature};
+use crate::{Call, Collectives, CommError, Counts, ReduceOp, Result, Signature};
 
 /// Bytes of a sequence number and a signature.
 const SIGNATURE_BYTES: usize = 8 + signature_codec::SIGNATURE_WORDS * 8;
@@ -49,7 +49,7 @@ impl NcclEngine {
     }
 
     /// Checks that all ranks make the same collective call.
-    pub(super) fn compare_signatures(&self, call: Signature) -> Result<(), CommError> {
+    pub(super) fn compare_signatures(&self, call: Signature) -> Result {
         if call.kind.is_p2p() {
             return Ok(());
         }
@@ -57,8 +57,7 @@ impl NcclEngine {
         let own: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let mut all = vec![0u8; SIGNATURE_BYTES * self.peers.len()];
         self.bootstrap.all_gather(&own, &mut all)?;
-        let other =
-            all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(other, _)| *other != own);
+        let other = all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(it, _)| *it != own);
         match other.and_then(|(other, peer)| Some((decode_signature(other)?, peer))) {
             Some((theirs, peer)) => Err(CommError::CallMismatch {
                 sequence: self.calls,
@@ -72,7 +71,7 @@ impl NcclEngine {
     }
 
     /// Checks that send and receive counts match. NCCL would hang or overrun a buffer.
-    pub(super) fn check_counts(&self, call: &Call<'_>) -> Result<(), CommError> {
+    pub(super) fn check_counts(&self, call: &Call) -> Result {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(()) };
         let sent: Vec<i64> = send.iter().map(|count| *count as i64).collect();
         let mut received = vec![0i64; sent.len()];

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::device::GpuDevice;
-use crate::CommError;
+use crate::Result;
 use crate::buffer::{Buffer, DeviceCopy};
 use crate::gpu::sys::{Runtime, Vendor};
 
@@ -18,16 +18,16 @@ pub struct Gpu {
 
 impl Gpu {
     /// Opens a device by its index among those visible to the runtime.
-    pub fn open(vendor: Vendor, index: u32) -> Result<Self, CommError> {
+    pub fn open(vendor: Vendor, index: u32) -> Result<Self> {
         Self::with_runtime(Arc::new(Runtime::open(vendor)?), index)
     }
 
-    pub(super) fn with_runtime(runtime: Arc<Runtime>, index: u32) -> Result<Self, CommError> {
+    pub(super) fn with_runtime(runtime: Arc<Runtime>, index: u32) -> Result<Self> {
         Ok(Self { device: Arc::new(GpuDevice::open(runtime, index)?) })
     }
 
     /// Free memory on the device.
-    pub fn free_bytes(&self) -> Result<u64, CommError> {
+    pub fn free_bytes(&self) -> Result<u64> {
         let _guard = self.device.make_current()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the function writes two integers.
@@ -37,7 +37,7 @@ impl Gpu {
     }
 
     /// Allocates device memory, uninitialised.
-    pub fn buffer(&self, bytes: usize) -> Result<Buffer, CommError> {
+    pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         let memory = self.device.alloc(bytes)?;
         let start = NonNull::new(memory.start.cast()).unwrap_or(NonNull::dangling());
         // SAFETY: it is memory of this device, which the owner frees.
@@ -78,12 +78,12 @@ impl DeviceCopy for GpuMemory {
         self.device.index()
     }
 
-    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result<(), CommError> {
+    unsafe fn copy_from_host(&self, to: *mut u8, from: &[u8]) -> Result {
         self.device.copy_from_host(to.cast(), from)?;
         self.device.synchronize()
     }
 
-    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result<(), CommError> {
+    unsafe fn copy_to_host(&self, to: &mut [u8], from: *const u8) -> Result {
         self.device.copy_to_host(to, from.cast())?;
         self.device.synchronize()
     }

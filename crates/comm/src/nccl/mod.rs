@@ -38,7 +38,7 @@ use crate::gpu::sys::{Runtime, SUCCESS};
 use crate::worker::{
     AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, first_device_buffer,
 };
-use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Signature};
+use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Result, Signature};
 use device::{DeviceMemory, GpuDevice};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
@@ -89,56 +89,45 @@ struct NcclEngine {
 unsafe impl Send for NcclEngine {}
 
 /// Creates a device communicator for the ranks of `bootstrap`, which it keeps.
-pub fn init(bootstrap: Box<dyn Comm>, config: NcclConfig) -> Result<Communicator, CommError> {
+pub fn init(bootstrap: Box<dyn Comm>, config: NcclConfig) -> Result<Communicator> {
     let (runtime, api) = open(config.vendor)?;
     let engine = NcclEngine::join(Arc::new(runtime), Arc::new(api), bootstrap.into(), config)?;
     Ok(Communicator::new(Box::new(engine)))
 }
 
 /// Loads the runtime first: NCCL needs it, and may not find it by itself.
-fn open(vendor: Vendor) -> Result<(Runtime, NcclApi), CommError> {
+fn open(vendor: Vendor) -> Result<(Runtime, NcclApi)> {
     let runtime = Runtime::open(vendor)?;
     Ok((runtime, NcclApi::open(vendor)?))
 }
 
 /// Number of devices visible to the runtime.
-pub fn device_count(vendor: Vendor) -> Result<u32, CommError> {
+pub fn device_count(vendor: Vendor) -> Result<u32> {
     let (runtime, _api) = open(vendor)?;
     let mut count = 0;
     // SAFETY: the function writes one integer.
-    match unsafe { (runtime.get_device_count)(&mut count) } {
-        SUCCESS => Ok(count.unsigned_abs()),
-        code => Err(CommError::System {
-            what: "counting the devices".to_owned(),
-            why: runtime.error_string(code),
-        }),
-    }
+    let code = unsafe { (runtime.get_device_count)(&mut count) };
+    device::check(&runtime, "counting the devices", code)?;
+    Ok(count.unsigned_abs())
 }
 
 /// PCI bus id of a device, such as `0000:07:00.0`, by its runtime index.
-pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String, CommError> {
+pub fn pci_bus_id(vendor: Vendor, device: u32) -> Result<String> {
     let (runtime, _api) = open(vendor)?;
     let mut text = [0 as c_char; PCI_BUS_ID_BYTES];
     let query = runtime.device_get_pci_bus_id;
     // SAFETY: the function writes at most this many bytes, including the terminating 0.
     let code = unsafe { query(text.as_mut_ptr(), PCI_BUS_ID_BYTES as c_int, device as c_int) };
-    match code {
-        SUCCESS => {
-            let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
-            Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
-        }
-        code => Err(CommError::System {
-            what: format!("PCI bus id of device {device}"),
-            why: runtime.error_string(code),
-        }),
-    }
+    device::check(&runtime, &format!("PCI bus id of device {device}"), code)?;
+    let bytes = text.iter().take_while(|byte| **byte != 0).map(|byte| *byte as u8);
+    Ok(String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).to_lowercase())
 }
 
 /// Buffer size for a PCI bus id.
 pub const PCI_BUS_ID_BYTES: usize = 32;
 
 /// Version of the library.
-pub fn version(vendor: Vendor) -> Result<String, CommError> {
+pub fn version(vendor: Vendor) -> Result<String> {
     let (_runtime, api) = open(vendor)?;
     let mut version = 0;
     // SAFETY: the function writes one integer.
@@ -155,7 +144,7 @@ impl NcclEngine {
         api: Arc<NcclApi>,
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
-    ) -> Result<Self, CommError> {
+    ) -> Result<Self> {
         let device = GpuDevice::open(runtime, config.device);
         let device = all_ranks_have_devices(bootstrap.as_ref(), device)?;
         Self::connect(api, Arc::new(device), bootstrap.clone(), config)
@@ -168,7 +157,7 @@ impl NcclEngine {
         device: Arc<GpuDevice>,
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
-    ) -> Result<Self, CommError> {
+    ) -> Result<Self> {
         let _guard = device.make_current()?;
         let mut id = UniqueId([0; 128]);
         if bootstrap.rank() == 0 {
@@ -192,18 +181,18 @@ impl NcclEngine {
             failed: None,
             bootstrap,
         };
-        let (size, rank, mut raw_config) =
-            (size as c_int, rank as c_int, RawConfig::new(config.blocking));
+        let (size, rank) = (size as c_int, rank as c_int);
+        let mut raw_config = RawConfig::new(config.blocking);
         let init_rank = engine.api.comm_init_rank_config;
         // SAFETY: the function writes one pointer; all ranks pass the same id and size.
         let code = unsafe { init_rank(&mut engine.raw, size, id, rank, &mut raw_config) };
-        let connected =
-            engine.check("communicator initialisation", code).and_then(|()| engine.wait_init());
+        let checked = engine.check("communicator initialisation", code);
+        let connected = checked.and_then(|()| engine.wait_init());
         connected.map_err(|error| engine.fail(error)).map(|()| engine)
     }
 
     /// Grows the staging buffers to these sizes.
-    fn reserve_staging(&mut self, input: usize, output: usize) -> Result<(), CommError> {
+    fn reserve_staging(&mut self, input: usize, output: usize) -> Result {
         if self.input.bytes < input {
             self.input = self.device.alloc(input.next_power_of_two())?;
         }
@@ -214,27 +203,22 @@ impl NcclEngine {
     }
 
     /// Rejects a send to or receive from this rank itself, which would deadlock outside a group.
-    fn check_not_self(&self, kind: CallKind, peer: u32) -> Result<(), CommError> {
+    fn check_not_self(&self, kind: CallKind, peer: u32) -> Result {
         if !kind.is_p2p() || peer != self.rank {
             return Ok(());
         }
-        let what =
-            "send to and receive from this rank itself in one group (Comm::run_group)".to_owned();
-        Err(CommError::InvalidCall { call: kind.name(), what })
+        let what = "send to and receive from this rank itself in one group (Comm::run_group)";
+        Err(CommError::invalid_call(kind.name(), what))
     }
 
     fn wrong_memory_space(&self, kind: CallKind, space: MemorySpace) -> CommError {
         let own = MemorySpace::Device(self.config.device);
         let what = format!("the buffers are in {space}, but this rank uses {own}");
-        CommError::InvalidCall { call: kind.name(), what }
+        CommError::invalid_call(kind.name(), what)
     }
 
     /// Runs device work; a failure aborts the communicator.
-    fn run_guarded(
-        &mut self,
-        call: Signature,
-        work: impl FnOnce(&mut Self) -> Result<(), CommError>,
-    ) -> Result<(), CommError> {
+    fn run_guarded(&mut self, call: Signature, work: impl FnOnce(&mut Self) -> Result) -> Result {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -244,37 +228,32 @@ impl NcclEngine {
         compared.and_then(|()| work(self)).map_err(|error| self.fail_with_diagnosis(error, call))
     }
 
-    fn check(&self, what: &str, code: c_int) -> Result<(), CommError> {
+    fn check(&self, what: &str, code: c_int) -> Result {
         check(&self.api, what, code)
     }
 }
 
 /// Checks that every rank has opened its device: NCCL would wait forever for a missing rank.
-fn all_ranks_have_devices<T>(
-    bootstrap: &dyn Comm,
-    opened: Result<T, CommError>,
-) -> Result<T, CommError> {
+fn all_ranks_have_devices<T>(bootstrap: &dyn Comm, opened: Result<T>) -> Result<T> {
     let mut all = vec![0u8; bootstrap.size() as usize];
     bootstrap.all_gather(&[u8::from(opened.is_ok())], &mut all)?;
     let device = opened?;
     match (0..).zip(&all).find(|(_, ready)| **ready == 0) {
-        Some((rank, _)) => Err(CommError::System {
-            what: "device communicator".to_owned(),
-            why: format!("{} has no device", bootstrap.peer(rank)),
-        }),
+        Some((rank, _)) => {
+            let why = format!("{} has no device", bootstrap.peer(rank));
+            Err(CommError::system("device communicator", why))
+        }
         None => Ok(device),
     }
 }
 
 /// Converts an NCCL result.
-fn check(api: &NcclApi, what: &str, code: c_int) -> Result<(), CommError> {
-    match code {
-        SUCCESS | IN_PROGRESS => Ok(()),
-        code => {
-            let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
-            Err(CommError::System { what: what.to_owned(), why })
-        }
+fn check(api: &NcclApi, what: &str, code: c_int) -> Result {
+    if matches!(code, SUCCESS | IN_PROGRESS) {
+        return Ok(());
     }
+    let why = format!("{}; set NCCL_DEBUG=WARN for details", api.error_string(code));
+    Err(CommError::system(what, why))
 }
 
 impl Engine for NcclEngine {
@@ -286,19 +265,19 @@ impl Engine for NcclEngine {
         self.peers.clone()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         self.check_not_self(call.kind, call.root)?;
         let signature = call.signature(self.peers.len());
         self.run_guarded(signature, |engine| engine.run_via_host(call))
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         let Some(first) = messages.first() else { return Ok(()) };
         let signature = first.signature(self.peers.len());
         self.run_guarded(signature, |engine| engine.run_p2p_via_host(messages))
     }
 
-    fn run_owned(&mut self, call: &mut OwnedCall) -> Result<(), CommError> {
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
         let own = MemorySpace::Device(self.config.device);
         match call.space()? {
             MemorySpace::Host => self.run(call.as_call()),
@@ -307,7 +286,7 @@ impl Engine for NcclEngine {
         }
     }
 
-    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
         if call.space()? != MemorySpace::Device(self.config.device) {
             return (0..times).try_for_each(|_| self.run_owned(call));
         }
@@ -316,7 +295,7 @@ impl Engine for NcclEngine {
         self.run_guarded(signature, |engine| engine.run_on_device(call, times))
     }
 
-    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
         if first_device_buffer(messages)?.is_none() {
             return (0..times).try_for_each(|_| {
                 self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect())
@@ -331,7 +310,7 @@ impl Engine for NcclEngine {
         self.run_guarded(signature, |engine| engine.run_p2p_on_device(messages, times))
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let Some(bootstrap) = self.bootstrap.split(colour, key)? else { return Ok(None) };
         let (runtime, api) = (self.device.runtime.clone(), self.api.clone());
         Ok(Some(Box::new(Self::join(runtime, api, bootstrap.into(), self.config)?)))

@@ -33,9 +33,17 @@ impl RawConfig {
 /// `ncclInProgress`.
 pub const IN_PROGRESS: c_int = 7;
 
+/// Device memory that is read or written.
+type Src = *const c_void;
+type Dst = *mut c_void;
+
 /// All-reduce and reduce-scatter.
 pub type ReduceFunction =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, Stream) -> c_int;
+    unsafe extern "C" fn(Src, Dst, usize, c_int, c_int, RawComm, Stream) -> c_int;
+
+/// Reduce.
+pub type ReduceToRootFunction =
+    unsafe extern "C" fn(Src, Dst, usize, c_int, c_int, c_int, RawComm, Stream) -> c_int;
 
 /// Functions of the library.
 pub struct NcclApi {
@@ -52,27 +60,9 @@ pub struct NcclApi {
     pub group_end: unsafe extern "C" fn() -> c_int,
     pub all_reduce: ReduceFunction,
     pub reduce_scatter: ReduceFunction,
-    pub reduce: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        c_int,
-        c_int,
-        c_int,
-        RawComm,
-        Stream,
-    ) -> c_int,
-    pub broadcast: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        c_int,
-        c_int,
-        RawComm,
-        Stream,
-    ) -> c_int,
-    pub all_gather:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, Stream) -> c_int,
+    pub reduce: ReduceToRootFunction,
+    pub broadcast: unsafe extern "C" fn(Src, Dst, usize, c_int, c_int, RawComm, Stream) -> c_int,
+    pub all_gather: unsafe extern "C" fn(Src, Dst, usize, c_int, RawComm, Stream) -> c_int,
     pub send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, Stream) -> c_int,
     pub recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, Stream) -> c_int,
     _library: Library,

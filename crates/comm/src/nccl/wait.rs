@@ -8,7 +8,7 @@ use super::NcclEngine;
 use super::sys::{IN_PROGRESS, RawComm};
 use crate::error::Peer;
 use crate::gpu::sys::SUCCESS;
-use crate::{CallKind, Collectives, CommError};
+use crate::{CallKind, Collectives, CommError, Result};
 
 /// How long the ranks may take to connect their devices, which takes a while for many ranks.
 const INIT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -25,23 +25,23 @@ const FAULT_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 impl NcclEngine {
     /// Waits until all ranks have connected their devices.
-    pub(super) fn wait_init(&self) -> Result<(), CommError> {
+    pub(super) fn wait_init(&self) -> Result {
         let timeout = self.config.desync_after.max(INIT_TIMEOUT);
-        self.with_timeout(timeout, || self.is_done(self.raw, "communicator initialisation"))?
-            .then_some(())
-            .ok_or_else(|| self.timeout_error("communicator initialisation", timeout, |_| true))
+        self.wait_library("communicator initialisation", timeout)
     }
 
     /// Waits until the library has enqueued the call; only then it accepts the next one.
-    pub(super) fn wait_enqueued(&self, kind: CallKind) -> Result<(), CommError> {
-        let timeout = self.config.desync_after;
-        self.with_timeout(timeout, || self.is_done(self.raw, kind.name()))?
-            .then_some(())
-            .ok_or_else(|| self.timeout_error(kind.name(), timeout, |_| true))
+    pub(super) fn wait_enqueued(&self, kind: CallKind) -> Result {
+        self.wait_library(kind.name(), self.config.desync_after)
+    }
+
+    fn wait_library(&self, what: &str, timeout: Duration) -> Result {
+        let done = self.with_timeout(timeout, || self.is_done(self.raw, what))?;
+        done.then_some(()).ok_or_else(|| self.timeout_error(what, timeout, |_| true))
     }
 
     /// Waits until the device has completed the call. A timed-out message names `peers`.
-    pub(super) fn synchronize(&self, kind: CallKind, peers: &[u32]) -> Result<(), CommError> {
+    pub(super) fn synchronize(&self, kind: CallKind, peers: &[u32]) -> Result {
         let timeout = self.config.desync_after;
         let mut enqueued = false;
         let done = self.with_timeout(timeout, || {
@@ -78,7 +78,7 @@ impl NcclEngine {
     }
 
     /// Whether the library has finished its current operation.
-    fn is_done(&self, raw: RawComm, what: &str) -> Result<bool, CommError> {
+    fn is_done(&self, raw: RawComm, what: &str) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is valid; the function writes one integer.
         let code = unsafe { (self.api.comm_get_async_error)(raw, &mut state) };
@@ -87,7 +87,7 @@ impl NcclEngine {
     }
 
     /// Whether the stream is idle; fails if the library has an asynchronous error.
-    fn is_idle(&self) -> Result<bool, CommError> {
+    fn is_idle(&self) -> Result<bool> {
         let idle = self.device.is_idle()?;
         if !idle {
             self.is_done(self.raw, "device work")?;
@@ -99,8 +99,8 @@ impl NcclEngine {
     fn with_timeout(
         &self,
         timeout: Duration,
-        mut done: impl FnMut() -> Result<bool, CommError>,
-    ) -> Result<bool, CommError> {
+        mut done: impl FnMut() -> Result<bool>,
+    ) -> Result<bool> {
         let start = Instant::now();
         let mut next_check = FAULT_CHECK_INTERVAL;
         loop {
@@ -121,7 +121,7 @@ impl NcclEngine {
         }
     }
 
-    fn check_not_aborted(&self) -> Result<(), CommError> {
+    fn check_not_aborted(&self) -> Result {
         if let Some(why) = self.aborted.get() {
             let by = self.peers[self.rank as usize].clone();
             return Err(CommError::Aborted { by, why: why.clone() });

@@ -28,8 +28,7 @@ pub fn fit_table(
     spread: RankDistribution,
 ) -> AlgorithmTable {
     let rows = CallKind::ALL.into_iter().flat_map(|kind| {
-        let of_kind: Vec<&AlgorithmTiming> =
-            measured.iter().filter(|m| m.collective == kind).collect();
+        let of_kind: Vec<_> = measured.iter().filter(|m| m.collective == kind).collect();
         best_by_size(&of_kind).into_iter().map(move |(up_to_bytes, algorithm)| AlgorithmRow {
             collective: kind,
             up_to_bytes,
@@ -77,14 +76,16 @@ fn geometric_mean(low: u64, high: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn measured(collective: CallKind, times: &[(u64, Algorithm, f64)]) -> Vec<AlgorithmTiming> {
-        let one = |&(bytes, algorithm, seconds): &(u64, Algorithm, f64)| AlgorithmTiming {
+    /// The table from times of an all-reduce on four nodes.
+    fn fit(times: &[(u64, Algorithm, f64)]) -> AlgorithmTable {
+        let collective = CallKind::AllReduce;
+        let times = times.iter().map(|&(bytes, algorithm, seconds)| AlgorithmTiming {
             collective,
             algorithm,
             bytes,
             seconds,
-        };
-        times.iter().map(one).collect()
+        });
+        fit_table(&times.collect::<Vec<_>>(), 4, RankDistribution::OnePerNode)
     }
 
     #[test]
@@ -98,8 +99,7 @@ mod tests {
             (1 << 20, Doubling, 9.0),
             (1 << 20, Ring, 5.0),
         ];
-        let table =
-            fit_table(&measured(CallKind::AllReduce, &times), 4, RankDistribution::OnePerNode);
+        let table = fit(&times);
         let choose = |bytes| table.select(CallKind::AllReduce, bytes, 4, 4);
         assert_eq!([choose(0), choose(1 << 10), choose(16 << 10)], [Doubling; 3]);
         assert_eq!([choose(64 << 10), choose(1 << 30)], [Ring; 2]);
@@ -108,8 +108,7 @@ mod tests {
     #[test]
     fn unmeasured_cases_use_the_default_table() {
         let times = [(8, Algorithm::BinomialTree, 1.0)];
-        let table =
-            fit_table(&measured(CallKind::AllReduce, &times), 4, RankDistribution::OnePerNode);
+        let table = fit(&times);
         let usual = AlgorithmTable::default();
         for (kind, ranks, nodes) in
             [(CallKind::AllReduce, 8, 8), (CallKind::AllReduce, 4, 1), (CallKind::Gather, 4, 4)]

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Algorithm, BlockRange, BufferKind, Program, ProgramStep};
+use super::BufferKind::{Input, Output, Scratch};
+use super::{Algorithm, BlockRange, Program, ProgramStep};
 use crate::CallKind;
 
 /// One rank's program, one line per round.
@@ -71,9 +72,9 @@ fn step(step: &ProgramStep) -> String {
 /// Formats as `out[3]` or `in[0-4]`; an empty range is `()`.
 fn range(range: &BlockRange) -> String {
     let buffer = match range.buffer {
-        BufferKind::Input => "in",
-        BufferKind::Output => "out",
-        BufferKind::Scratch => "tmp",
+        Input => "in",
+        Output => "out",
+        Scratch => "tmp",
     };
     match range.blocks.len() {
         0 => "()".to_owned(),

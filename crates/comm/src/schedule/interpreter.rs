@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{BlockRange, Blocks, BufferKind, Program, ProgramStep, equal_block};
+use super::BufferKind::{self, Input, Output, Scratch};
+use super::{BlockRange, Blocks, Program, ProgramStep, equal_block};
 use crate::dtype::bytes_of;
 use crate::reference::expected_outputs;
 use crate::{CallKind, Counts, DType, ReduceOp};
@@ -37,10 +38,10 @@ struct RankState {
 impl RankState {
     fn block(&mut self, buffer: BufferKind, block: u32) -> Option<&mut Option<Vec<i64>>> {
         let data = match buffer {
-            BufferKind::Output => &mut self.output,
-            BufferKind::Input if self.in_place => &mut self.output,
-            BufferKind::Input => &mut self.input,
-            BufferKind::Scratch => &mut self.scratch,
+            Output => &mut self.output,
+            Input if self.in_place => &mut self.output,
+            Input => &mut self.input,
+            Scratch => &mut self.scratch,
         };
         data.get_mut(block as usize)
     }
@@ -81,26 +82,26 @@ pub(super) fn matches_reference(
         CallKind::AllGather | CallKind::Gather => rank == block,
         _ => true,
     };
-    let contributions: Vec<Data> = (0..ranks)
-        .map(|rank| {
-            let mut block = |(block, size): (usize, &usize)| {
-                let data = (0..*size).map(|_| rng.next() as i64).collect();
-                contributes(rank, block).then_some(data)
-            };
-            sizes.iter().enumerate().map(&mut block).collect()
-        })
-        .collect();
+    let contribution = |rank| {
+        let block = |(block, size): (usize, &usize)| {
+            let data = (0..*size).map(|_| rng.next() as i64).collect();
+            contributes(rank, block).then_some(data)
+        };
+        sizes.iter().enumerate().map(block).collect()
+    };
+    let contributions: Vec<Data> = (0..ranks).map(contribution).collect();
     let inputs: Vec<Vec<u8>> = contributions.iter().map(joined).collect();
-    let right = expected_outputs(kind, DType::I64, ReduceOp::Sum, root as usize, &counts, &inputs);
+    let expected =
+        expected_outputs(kind, DType::I64, ReduceOp::Sum, root as usize, &counts, &inputs);
     let got =
         run(kind, programs, contributions, in_place, rng).ok_or("the programs cannot be run")?;
-    for (rank, (mut output, right)) in got.into_iter().zip(right).enumerate() {
+    for (rank, (mut output, expected)) in got.into_iter().zip(expected).enumerate() {
         let own = matches!(kind, CallKind::ReduceScatter | CallKind::Scatter);
         if own {
             output = vec![output[rank].take()];
         }
         let none = matches!(kind, CallKind::Reduce | CallKind::Gather) && rank != root as usize;
-        if !none && kind != CallKind::Barrier && joined(&output) != right {
+        if !none && kind != CallKind::Barrier && joined(&output) != expected {
             return Err(format!("rank {rank} gets a wrong result"));
         }
     }
@@ -155,8 +156,7 @@ fn run(
             break;
         }
     }
-    let finished =
-        ranks.iter().zip(programs).all(|(rank, program)| rank.round == program.rounds.len());
+    let finished = ranks.iter().zip(programs).all(|(r, p)| r.round == p.rounds.len());
     let empty = in_flight.values().all(VecDeque::is_empty);
     (finished && empty).then(|| ranks.into_iter().map(|rank| rank.output).collect())
 }
@@ -187,8 +187,8 @@ fn advance(
                 rank.write(to, values, false)?;
             }
             ProgramStep::Receive { from, into, reduce } => {
-                let come = in_flight.get_mut(&(*from, me)).filter(|_| !behind.contains(from));
-                let Some(values) = come.and_then(VecDeque::pop_front) else {
+                let arrived = in_flight.get_mut(&(*from, me)).filter(|_| !behind.contains(from));
+                let Some(values) = arrived.and_then(VecDeque::pop_front) else {
                     behind.push(*from);
                     left.push(step);
                     continue;

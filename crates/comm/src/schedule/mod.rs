@@ -131,8 +131,7 @@ impl Program {
     /// The smallest range that covers all scratch blocks in use.
     pub fn scratch(&self) -> Range<u32> {
         let pieces = self.rounds.iter().flatten().flat_map(ProgramStep::writes);
-        let used =
-            pieces.filter(|range| range.buffer == BufferKind::Scratch && !range.blocks.is_empty());
+        let used = pieces.filter(|r| r.buffer == BufferKind::Scratch && !r.blocks.is_empty());
         used.map(|range| range.blocks.clone())
             .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
             .unwrap_or(0..0)

@@ -111,7 +111,7 @@ impl AlgorithmTable {
 /// The default table, used unless one was measured.
 impl Default for AlgorithmTable {
     fn default() -> Self {
-        let groups = [whole_buffers(), all_rank_collectives(), rooted_collectives()];
+        let groups = [uniform_count_collectives(), all_rank_collectives(), rooted_collectives()];
         Self { rows: groups.into_iter().flatten().collect() }
     }
 }
@@ -127,67 +127,72 @@ fn fallback(kind: CallKind) -> Algorithm {
     }
 }
 
-fn whole_buffers() -> Vec<AlgorithmRow> {
+fn uniform_count_collectives() -> Vec<AlgorithmRow> {
+    use Algorithm::{
+        BinomialTree, Dissemination, DoubleBinaryTree, MultiLeader, RecursiveDoubling, Ring,
+        TwoLevel,
+    };
+    use RankDistribution::Mixed;
     let all_reduce = |algorithm| row(CallKind::AllReduce, algorithm);
     let reduce = |algorithm| row(CallKind::Reduce, algorithm);
     let broadcast = |algorithm| row(CallKind::Broadcast, algorithm);
     vec![
-        all_reduce(Algorithm::TwoLevel).bytes(32 * KIB).spread(RankDistribution::Mixed),
-        all_reduce(Algorithm::MultiLeader).spread(RankDistribution::Mixed),
+        all_reduce(TwoLevel).bytes(32 * KIB).spread(Mixed),
+        all_reduce(MultiLeader).spread(Mixed),
         // With two ranks every round is one message; a ring copies least.
-        all_reduce(Algorithm::RecursiveDoubling).bytes(16 * KIB).ranks(2),
-        all_reduce(Algorithm::Ring).ranks(2),
-        all_reduce(Algorithm::RecursiveDoubling).bytes(8 * KIB),
+        all_reduce(RecursiveDoubling).bytes(16 * KIB).ranks(2),
+        all_reduce(Ring).ranks(2),
+        all_reduce(RecursiveDoubling).bytes(8 * KIB),
         // Both send the same bytes. A ring has more rounds, but works on one block at a time.
-        all_reduce(Algorithm::Dissemination).bytes(MIB),
-        all_reduce(Algorithm::Ring).ranks(8),
-        all_reduce(Algorithm::Dissemination).bytes(64 * MIB),
-        all_reduce(Algorithm::Ring).ranks(64),
-        all_reduce(Algorithm::Dissemination),
-        reduce(Algorithm::TwoLevel).bytes(64 * KIB).spread(RankDistribution::Mixed),
-        reduce(Algorithm::BinomialTree).ranks(2),
-        reduce(Algorithm::BinomialTree).bytes(64 * KIB),
-        reduce(Algorithm::DoubleBinaryTree),
-        broadcast(Algorithm::TwoLevel).bytes(64 * KIB).spread(RankDistribution::Mixed),
-        broadcast(Algorithm::BinomialTree).ranks(2),
-        broadcast(Algorithm::BinomialTree).bytes(64 * KIB),
-        broadcast(Algorithm::DoubleBinaryTree),
+        all_reduce(Dissemination).bytes(MIB),
+        all_reduce(Ring).ranks(8),
+        all_reduce(Dissemination).bytes(64 * MIB),
+        all_reduce(Ring).ranks(64),
+        all_reduce(Dissemination),
+        reduce(TwoLevel).bytes(64 * KIB).spread(Mixed),
+        reduce(BinomialTree).ranks(2),
+        reduce(BinomialTree).bytes(64 * KIB),
+        reduce(DoubleBinaryTree),
+        broadcast(TwoLevel).bytes(64 * KIB).spread(Mixed),
+        broadcast(BinomialTree).ranks(2),
+        broadcast(BinomialTree).bytes(64 * KIB),
+        broadcast(DoubleBinaryTree),
     ]
 }
 
 fn all_rank_collectives() -> Vec<AlgorithmRow> {
+    use Algorithm::{Direct, Dissemination, Pairwise, Ring, TwoLevel};
+    use RankDistribution::{Mixed, OnePerNode};
     let all_gather = |algorithm| row(CallKind::AllGather, algorithm);
     let reduce_scatter = |algorithm| row(CallKind::ReduceScatter, algorithm);
     vec![
-        all_gather(Algorithm::Direct).bytes(16 * KIB).ranks(16),
-        all_gather(Algorithm::Dissemination).bytes(256 * KIB),
-        all_gather(Algorithm::Ring).spread(RankDistribution::Mixed),
-        all_gather(Algorithm::Dissemination),
-        reduce_scatter(Algorithm::Ring).ranks(2),
-        reduce_scatter(Algorithm::Dissemination).bytes(256 * KIB),
-        reduce_scatter(Algorithm::Ring).spread(RankDistribution::Mixed),
-        reduce_scatter(Algorithm::Ring).ranks(8),
-        reduce_scatter(Algorithm::Dissemination).bytes(64 * MIB),
-        reduce_scatter(Algorithm::Ring).ranks(64),
-        reduce_scatter(Algorithm::Dissemination),
-        row(CallKind::AllToAll, Algorithm::Direct).bytes(256 * KIB).ranks(64),
-        row(CallKind::AllToAll, Algorithm::Direct)
-            .bytes(MIB)
-            .ranks(64)
-            .spread(RankDistribution::OnePerNode),
-        row(CallKind::AllToAll, Algorithm::Pairwise),
-        row(CallKind::Barrier, Algorithm::TwoLevel).spread(RankDistribution::Mixed),
-        row(CallKind::Barrier, Algorithm::Dissemination),
+        all_gather(Direct).bytes(16 * KIB).ranks(16),
+        all_gather(Dissemination).bytes(256 * KIB),
+        all_gather(Ring).spread(Mixed),
+        all_gather(Dissemination),
+        reduce_scatter(Ring).ranks(2),
+        reduce_scatter(Dissemination).bytes(256 * KIB),
+        reduce_scatter(Ring).spread(Mixed),
+        reduce_scatter(Ring).ranks(8),
+        reduce_scatter(Dissemination).bytes(64 * MIB),
+        reduce_scatter(Ring).ranks(64),
+        reduce_scatter(Dissemination),
+        row(CallKind::AllToAll, Direct).bytes(256 * KIB).ranks(64),
+        row(CallKind::AllToAll, Direct).bytes(MIB).ranks(64).spread(OnePerNode),
+        row(CallKind::AllToAll, Pairwise),
+        row(CallKind::Barrier, TwoLevel).spread(Mixed),
+        row(CallKind::Barrier, Dissemination),
     ]
 }
 
 fn rooted_collectives() -> Vec<AlgorithmRow> {
+    use Algorithm::{BinomialTree, Direct};
     let pair = |kind| {
         [
-            row(kind, Algorithm::Direct).ranks(32),
-            row(kind, Algorithm::BinomialTree).bytes(256 * KIB),
+            row(kind, Direct).ranks(32),
+            row(kind, BinomialTree).bytes(256 * KIB),
             // A tree would forward most bytes several times.
-            row(kind, Algorithm::Direct),
+            row(kind, Direct),
         ]
     };
     [pair(CallKind::Gather), pair(CallKind::Scatter)].into_iter().flatten().collect()
@@ -231,17 +236,19 @@ mod tests {
     fn default_selection_is_within_half_of_the_simulated_best() {
         let table = AlgorithmTable::default();
         let mut far: Vec<String> = Vec::new();
-        for (ranks, a_node) in [(2, 2), (2, 1), (5, 5), (8, 1), (16, 4), (24, 1), (32, 8)] {
-            let nodes: Vec<u32> = (0..ranks).map(|rank| rank / a_node).collect();
+        for (ranks, ranks_per_node) in [(2, 2), (2, 1), (5, 5), (8, 1), (16, 4), (24, 1), (32, 8)] {
+            let nodes: Vec<u32> = (0..ranks).map(|rank| rank / ranks_per_node).collect();
             for kind in CallKind::ALL {
                 for bytes in [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20] {
-                    let by = table.select(kind, bytes as u64, ranks, ranks.div_ceil(a_node));
+                    let by =
+                        table.select(kind, bytes as u64, ranks, ranks.div_ceil(ranks_per_node));
                     let chosen = seconds(kind, by, bytes, &nodes).unwrap();
                     let all = Algorithm::ALL.into_iter();
                     let times = all.filter_map(|by| Some((seconds(kind, by, bytes, &nodes)?, by)));
                     let best = times.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
                     let (name, factor) = (kind.name(), chosen / best.0);
-                    let case = format!("{name} of {bytes} B, {ranks} ranks, {a_node} a node");
+                    let case =
+                        format!("{name} of {bytes} B, {ranks} ranks, {ranks_per_node} a node");
                     if factor > 1.5 {
                         far.push(format!("{case}: {by} takes {factor:.2} times {}", best.1));
                     }

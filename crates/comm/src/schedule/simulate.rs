@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::check::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages};
+use super::check::{CheckError, Defect, ScheduledMessage, ScheduledMessages};
 use super::{BlockRange, Blocks, Program, ProgramStep, equal_block};
 
 /// Parameters of a link.
@@ -25,9 +25,9 @@ pub struct LinkModel {
 /// A machine model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineModel {
-    /// LinkModel of each rank within a node.
+    /// The link of each rank within a node.
     pub intra_node: LinkModel,
-    /// NIC of each node.
+    /// The NIC of each node.
     pub inter_node: LinkModel,
     /// Throughput of reductions and copies of a rank.
     pub reduce_bytes_per_s: f64,
@@ -51,7 +51,7 @@ impl MachineModel {
     }
 }
 
-/// SimulatedCost of a collective.
+/// The simulated cost of a collective.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SimulatedCost {
     /// Time from the start until the last rank has finished.
@@ -66,8 +66,8 @@ pub fn block_sizes(blocks: Blocks, ranks: u32, bytes: usize) -> Vec<u64> {
     (0..count).map(|index| equal_block(bytes, count, index).len() as u64).collect()
 }
 
-/// SimulatedCost of the programs, one per rank, for the given block sizes in bytes. Fails for programs that
-/// [`super::check::check`] rejects.
+/// The cost of the programs, one per rank, for the given block sizes in bytes. Fails for programs
+/// that [`super::check::check`] rejects.
 pub fn simulate(
     programs: &[Program],
     sizes: &[u64],
@@ -105,26 +105,8 @@ struct Simulation<'a> {
     messages: &'a ScheduledMessages,
     ranks: Vec<SimRank>,
     nics: HashMap<u32, NicState>,
-    /// Round starts, earliest first.
-    events: BinaryHeap<Reverse<(Time, u32)>>,
-}
-
-/// A totally ordered time.
-#[derive(Clone, Copy, PartialEq)]
-struct Time(f64);
-
-impl Eq for Time {}
-
-impl PartialOrd for Time {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Time {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
+    /// Round starts, earliest first. Non-negative times are ordered like their bits.
+    events: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
 impl<'a> Simulation<'a> {
@@ -151,13 +133,14 @@ impl<'a> Simulation<'a> {
             messages,
             ranks: (0..count).map(rank).collect(),
             nics: HashMap::new(),
-            events: (0..count).map(|rank| Reverse((Time(0.0), rank))).collect(),
+            events: (0..count).map(|rank| Reverse((0f64.to_bits(), rank))).collect(),
         }
     }
 
     fn all(mut self) -> Result<SimulatedCost, CheckError> {
         let mut seconds: f64 = 0.0;
-        while let Some(Reverse((Time(now), rank))) = self.events.pop() {
+        while let Some(Reverse((now, rank))) = self.events.pop() {
+            let now = f64::from_bits(now);
             seconds = seconds.max(now);
             if self.ranks[rank as usize].round < self.programs[rank as usize].rounds.len() {
                 self.begin(rank, now);
@@ -168,10 +151,8 @@ impl<'a> Simulation<'a> {
                 return self.stuck(rank as u32, state.round);
             }
         }
-        Ok(SimulatedCost {
-            seconds,
-            bytes_sent: self.ranks.iter().map(|rank| rank.bytes).collect(),
-        })
+        let bytes_sent = self.ranks.iter().map(|rank| rank.bytes).collect();
+        Ok(SimulatedCost { seconds, bytes_sent })
     }
 
     fn stuck(&self, rank: u32, round: usize) -> Result<SimulatedCost, CheckError> {
@@ -179,7 +160,7 @@ impl<'a> Simulation<'a> {
             self.messages.of_round(rank, round).map(|(_, m)| m).filter(|m| !m.is_send);
         let peer = received.next().map_or(rank, |message| message.peer);
         let peer_round = self.ranks[peer as usize].round;
-        Err(CheckError { rank, round, problem: ScheduleProblem::Deadlock { peer, peer_round } })
+        Err(CheckError { rank, round, problem: Defect::Deadlock { peer, peer_round } })
     }
 
     /// A rank starts a round: its sends leave.
@@ -241,13 +222,12 @@ impl<'a> Simulation<'a> {
         let me = &mut self.ranks[rank as usize];
         me.round += 1;
         me.waits = false;
-        self.events.push(Reverse((Time(end), rank)));
+        self.events.push(Reverse((end.to_bits(), rank)));
     }
 
     /// CPU time of the receives, reductions and copies of a round.
     fn work(&self, rank: u32, round: usize) -> f64 {
-        let worked =
-            |range: &BlockRange| self.length(range) as f64 / self.machine.reduce_bytes_per_s;
+        let worked = |r: &BlockRange| self.length(r) as f64 / self.machine.reduce_bytes_per_s;
         let steps = self.programs[rank as usize].rounds[round].iter();
         let times = steps.map(|step| match step {
             ProgramStep::Send { .. } => 0.0,
@@ -348,10 +328,8 @@ mod tests {
     fn two_level_algorithms_beat_flat_ones_on_several_nodes() {
         let nodes: Vec<u32> = (0..64).map(|rank| rank % 8).collect();
         let seconds = |by, bytes| cost(CallKind::AllReduce, by, bytes, &nodes).seconds;
-        assert!(
-            seconds(Algorithm::TwoLevel, 1 << 14) < seconds(Algorithm::RecursiveDoubling, 1 << 14)
-        );
-        let large = 64 << 20;
+        let (small, large) = (1 << 14, 64 << 20);
+        assert!(seconds(Algorithm::TwoLevel, small) < seconds(Algorithm::RecursiveDoubling, small));
         assert!(seconds(Algorithm::MultiLeader, large) < seconds(Algorithm::Ring, large));
     }
 
@@ -360,8 +338,8 @@ mod tests {
         let nodes = [0, 1];
         let machine = MachineModel::typical(nodes.to_vec());
         let got = cost(CallKind::Broadcast, Algorithm::BinomialTree, 12_000_000, &nodes);
-        let right = machine.inter_node.latency_s + 2.0 * machine.inter_node.overhead_s + 1e-3;
-        assert!((got.seconds - right).abs() < 1e-9, "{got:?}");
+        let expected = machine.inter_node.latency_s + 2.0 * machine.inter_node.overhead_s + 1e-3;
+        assert!((got.seconds - expected).abs() < 1e-9, "{got:?}");
         assert_eq!(got.bytes_sent, [12_000_000, 0]);
     }
 

@@ -72,12 +72,7 @@ pub fn has_failed(region: &Region) -> bool {
 }
 
 /// The error of this rank, which was in `call`, if the communicator has failed.
-pub fn read(
-    region: &Region,
-    peers: &[Peer],
-    wait_record: &WaitRecord,
-    call: &str,
-) -> Option<CommError> {
+pub fn read(region: &Region, peers: &[Peer], waits: &WaitRecord, call: &str) -> Option<CommError> {
     let start = region.layout.abort();
     let by = region.word(start).load(Ordering::Acquire).checked_sub(1)?;
     let by = peer(peers, by);
@@ -96,7 +91,7 @@ pub fn read(
     let text = unsafe { std::slice::from_raw_parts(region.abort_text(TEXT_MAX), length) };
     let record = AbortRecord { words, text: String::from_utf8_lossy(text).into_owned() };
     let own = region.published_call(region.rank, Activity::Collective(words[1]));
-    let outside = |rank| wait_record.peer(rank);
+    let outside = |rank| waits.peer(rank);
     Some(decode(record, by, (peers, &outside), (region.rank as u32, own), call))
 }
 
@@ -156,7 +151,7 @@ fn decode(
         }
         CALL_MISMATCH => {
             let signature =
-                |at: usize| signature_codec::decode([words[at], words[at + 1], words[at + 2]]);
+                |i: usize| signature_codec::decode([words[i], words[i + 1], words[i + 2]]);
             let (Some(ours), Some(theirs)) = (signature(3), signature(7)) else {
                 return aborted(by, "ranks mismatch".to_owned());
             };

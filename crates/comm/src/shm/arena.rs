@@ -42,12 +42,7 @@ pub fn bytes(ranks: usize) -> usize {
 
 impl Arena {
     /// Maps the ranges of all ranks; `None` if the address space does not suffice.
-    pub fn open(
-        segment: &Arc<Segment>,
-        start: u64,
-        ranks: usize,
-        rank: usize,
-    ) -> Option<Arc<Self>> {
+    pub fn open(segment: Arc<Segment>, start: u64, ranks: usize, rank: usize) -> Option<Arc<Self>> {
         let bytes = Some(bytes(ranks)).filter(|bytes| *bytes > 0)?;
         let map = segment.map(start, bytes).ok()?;
         let all = map.at(0, bytes).cast::<c_void>();
@@ -56,7 +51,7 @@ impl Arena {
         let _ = unsafe { madvise(all, bytes, Advice::LinuxDontDump) };
         let free = BTreeMap::from([(0, ARENA_BYTES)]);
         let allocations = Mutex::new(Allocations { allocated: BTreeMap::new(), free });
-        Some(Arc::new(Self { map, segment: segment.clone(), start, rank, allocations }))
+        Some(Arc::new(Self { map, segment, start, rank, allocations }))
     }
 
     fn allocations(&self) -> MutexGuard<'_, Allocations> {
@@ -187,8 +182,8 @@ mod tests {
     fn detached_buffer_keeps_its_data_and_is_private() {
         let segment = Arc::new(Segment::create().unwrap());
         segment.grow(2 * ARENA_BYTES as u64).unwrap();
-        let Some(ours) = Arena::open(&segment, 0, 2, 0) else { return };
-        let theirs = Arena::open(&segment, 0, 2, 1).unwrap();
+        let Some(ours) = Arena::open(segment.clone(), 0, 2, 0) else { return };
+        let theirs = Arena::open(segment, 0, 2, 1).unwrap();
         let mut buffer = ours.buffer(5000);
         buffer.bytes_mut().fill(7);
         let at = ours.find_exact(buffer.bytes().as_ptr(), 5000).unwrap();

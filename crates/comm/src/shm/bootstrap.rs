@@ -12,11 +12,11 @@ use super::layout::{CPU_WORDS, RegionLayout};
 use super::region::{Activity, Region};
 use super::segment::Segment;
 use super::split::{FIRST_PAGE, allocate};
-use super::wait::{CallContext, ShmState};
+use super::wait::{CallCtx, ShmState};
 use super::wait_table::{WaitRecord, WaitTable};
 use super::{ShmConfig, ShmEngine};
 use crate::error::Peer;
-use crate::{CallKind, CommError, DType, ReduceOp, Signature};
+use crate::{CallKind, CommError, DType, ReduceOp, Result, Signature};
 use socket::{JoinRequest, receive_segment, serve_segment};
 
 /// Minimum slot size.
@@ -42,12 +42,7 @@ pub struct JoinContext {
 /// secret.
 ///
 /// Either each rank is a process, or all are threads of one process.
-pub fn join(
-    name: &str,
-    rank: u32,
-    peers: Vec<Peer>,
-    config: ShmConfig,
-) -> Result<ShmEngine, CommError> {
+pub fn join(name: &str, rank: u32, peers: Vec<Peer>, config: ShmConfig) -> Result<ShmEngine> {
     join_unless_cancelled(name, rank, peers, config, &|| None)
 }
 
@@ -58,14 +53,14 @@ pub fn join_unless_cancelled(
     peers: Vec<Peer>,
     config: ShmConfig,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<ShmEngine, CommError> {
+) -> Result<ShmEngine> {
     let config = normalized(config);
     // Errors identify ranks by their index.
     let indexed = peers.into_iter().zip(0..).map(|(peer, rank)| Peer { rank, ..peer });
     let peers: Vec<Peer> = indexed.collect();
     if rank as usize >= peers.len() {
         let what = format!("rank {rank} of {}", peers.len());
-        return Err(join_error(what, "ranks of a node are indexed from 0"));
+        return Err(CommError::bootstrap(what, "ranks of a node are indexed from 0"));
     }
     let deadline = Instant::now() + config.join_timeout;
     let layout = RegionLayout { ranks: peers.len(), chunk_bytes: config.chunk_bytes };
@@ -73,7 +68,7 @@ pub fn join_unless_cancelled(
         JoinRequest { rank, ranks: peers.len() as u32, shared_settings: shared_settings(&config) };
     let segment = Arc::new(match rank {
         0 => create_segment(layout)?,
-        _ => Segment::from_fd(receive_segment(name, request, deadline, cancelled)?),
+        _ => Segment { file: receive_segment(name, request, deadline, cancelled)? },
     });
     segment.lock_liveness(rank)?;
     let context = root_context(segment, layout, rank as usize, peers, config);
@@ -87,29 +82,31 @@ pub fn join_unless_cancelled(
     let skip_liveness = vec![true; context.peers.len()];
     let engine = attach(context, skip_liveness, rest, false, cancelled);
     engine.map_err(|error| match error {
-        CommError::Timeout { missing, .. } => {
-            let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
-            let what = format!("timed out waiting for {}", missing.join(", "));
-            join_error(what, "check why they exited, or increase the timeout")
-        }
+        CommError::Timeout { missing, .. } => join_timeout(missing.iter()),
         other => other,
     })
 }
 
+fn join_timeout<'a>(missing: impl Iterator<Item = &'a Peer>) -> CommError {
+    let missing: Vec<String> = missing.map(ToString::to_string).collect();
+    let what = format!("timed out waiting for {}", missing.join(", "));
+    CommError::bootstrap(what, "check why they exited, or increase the timeout")
+}
+
 /// Engines for ranks that are threads of this process.
-pub fn join_threads(ranks: u32, config: ShmConfig) -> Result<Vec<ShmEngine>, CommError> {
+pub fn join_threads(ranks: u32, config: ShmConfig) -> Result<Vec<ShmEngine>> {
     let config = normalized(config);
     let layout = RegionLayout { ranks: ranks as usize, chunk_bytes: config.chunk_bytes };
     let segment = Arc::new(create_segment(layout)?);
     let host = || "this node".to_owned();
     let peers: Vec<Peer> = (0..ranks).map(|rank| Peer::new(rank, host())).collect();
-    let region = |rank: usize| -> Result<ShmState, CommError> {
+    let region = |rank: usize| -> Result<ShmState> {
         let context = root_context(segment.clone(), layout, rank, peers.clone(), config);
         let shared = map_region(context, vec![true; ranks as usize])?;
         shared.mark_joined();
         Ok(shared)
     };
-    let all: Result<Vec<ShmState>, CommError> = (0..ranks as usize).map(region).collect();
+    let all: Result<Vec<ShmState>> = (0..ranks as usize).map(region).collect();
     Ok(all?.into_iter().map(|shared| ShmEngine::new(complete_bootstrap(shared), None)).collect())
 }
 
@@ -123,7 +120,7 @@ fn shared_settings(config: &ShmConfig) -> u64 {
     (config.chunk_bytes as u64) << 1 | u64::from(config.debug)
 }
 
-fn create_segment(layout: RegionLayout) -> Result<Segment, CommError> {
+fn create_segment(layout: RegionLayout) -> Result<Segment> {
     let segment = Segment::create()?;
     segment.grow(FIRST_PAGE as u64)?;
     allocate(&segment, layout.bytes().next_multiple_of(FIRST_PAGE) as u64)?;
@@ -146,12 +143,12 @@ fn root_context(
     config: ShmConfig,
 ) -> JoinContext {
     let root_ranks = (0..peers.len() as u32).collect();
-    let arena = Arena::open(&segment, arena_start(layout), layout.ranks, rank);
+    let arena = Arena::open(segment.clone(), arena_start(layout), layout.ranks, rank);
     let (start, wait_table) = (FIRST_PAGE as u64, None);
     JoinContext { segment, start, layout, rank, peers, root_ranks, wait_table, arena, config }
 }
 
-fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState, CommError> {
+fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState> {
     let wait_table = context.wait_table.clone().map_or_else(|| wait_table(&context), Ok)?;
     let JoinContext { segment, start, layout, rank, peers, root_ranks, arena, config, .. } =
         context;
@@ -172,7 +169,7 @@ fn map_region(context: JoinContext, same_process: Vec<bool>) -> Result<ShmState,
 }
 
 /// The wait table of a root communicator.
-fn wait_table(context: &JoinContext) -> Result<Arc<WaitTable>, CommError> {
+fn wait_table(context: &JoinContext) -> Result<Arc<WaitTable>> {
     let map = context.segment.map(context.start, context.layout.rank_blocks_end())?;
     let (region, peers) = (Region::new(map, context.layout, context.rank), context.peers.clone());
     Ok(Arc::new(WaitTable { region, peers, registered: AtomicUsize::new(0) }))
@@ -186,7 +183,7 @@ pub fn attach(
     within: Duration,
     own: bool,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<ShmEngine, CommError> {
+) -> Result<ShmEngine> {
     let owned_range = own.then_some((context.start, context.layout.bytes() as u64));
     let config = context.config;
     let mut shared = map_region(context, skip_liveness)?;
@@ -194,7 +191,7 @@ pub fn attach(
     shared.mark_joined();
     let (kind, dtype, op) = (CallKind::Barrier, DType::U8, ReduceOp::Sum);
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
-    let ctx = CallContext { activity: Activity::P2p(0), signature, digest: 0 };
+    let ctx = CallCtx { activity: Activity::P2p(0), signature, digest: 0 };
     for other in 0..shared.peers.len() {
         let has_joined = || shared.region.process_id(other).is_some();
         shared
@@ -254,8 +251,4 @@ fn affinity_mask() -> [u64; CPU_WORDS] {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; CPU_WORDS] };
     let bit = |word: usize, bit: usize| u64::from(set.is_set(word * 64 + bit)) << bit;
     std::array::from_fn(|word| (0..64).map(|b| bit(word, b)).fold(0, |all, one| all | one))
-}
-
-fn join_error(what: impl Into<String>, hint: &str) -> CommError {
-    CommError::Bootstrap { what: what.into(), hint: hint.to_owned() }
 }

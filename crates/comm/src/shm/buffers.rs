@@ -88,10 +88,7 @@ impl<'a> Buffers<'a> {
     pub unsafe fn write(&self, range: Range<usize>, data: &[u8]) {
         // SAFETY: as required of the caller.
         let out = unsafe { self.output(range) };
-        match self.streaming {
-            true => stream::copy(out, data),
-            false => out.copy_from_slice(data),
-        }
+        if self.streaming { stream::copy(out, data) } else { out.copy_from_slice(data) }
     }
 
     /// Whether these input and output offsets are the same address.

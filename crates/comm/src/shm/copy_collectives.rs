@@ -4,21 +4,16 @@ use super::ShmEngine;
 use super::buffers::Buffers;
 use super::reduce::SlotKind;
 use super::round_plan::RoundPlan;
-use super::wait::CallContext;
+use super::wait::CallCtx;
 use crate::kernel::{finalize, reduce_many};
-use crate::{Call, CommError, Counts, DType, ReduceOp};
+use crate::{Call, CommError, Counts, DType, ReduceOp, Result};
 
 impl ShmEngine {
     /// The longest block of an all-to-all with per-pair counts, over all ranks. The ranks exchange
     /// and check their counts.
-    pub(super) fn max_block_bytes(
-        &mut self,
-        call: &Call<'_>,
-        ctx: &CallContext,
-    ) -> Result<usize, CommError> {
+    pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallCtx) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
-        let own_counts: Vec<u8> =
-            send.iter().flat_map(|count| (*count as u64).to_le_bytes()).collect();
+        let own_counts: Vec<u8> = send.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
         let slot = SlotKind::Slot(own_counts.len());
         let seq = self.next_post(slot, ctx)?;
         self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);
@@ -46,10 +41,10 @@ impl ShmEngine {
     /// Runs a copy-only collective, posting one round ahead of what is read.
     pub(super) fn run_copies(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         plan: &RoundPlan,
-        buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+        buffers: &Buffers,
+    ) -> Result {
         let first = self.next;
         for round in 0..=plan.rounds {
             if round < plan.rounds {
@@ -79,11 +74,11 @@ impl ShmEngine {
     /// Reduce-scatter, posting one round ahead of what is read.
     pub(super) fn reduce_scatter(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         plan: &RoundPlan,
         (dtype, op): (DType, ReduceOp),
-        buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+        buffers: &Buffers,
+    ) -> Result {
         let first = self.next;
         for round in 0..=plan.rounds {
             if round < plan.rounds {
@@ -121,11 +116,11 @@ impl ShmEngine {
 
     fn post_round(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         plan: &RoundPlan,
         round: usize,
-        buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+        buffers: &Buffers,
+    ) -> Result {
         let seq = self.next_post(plan.slot, ctx)?;
         for chunk in plan.sends(round) {
             // SAFETY: the input is not written concurrently.
@@ -138,7 +133,7 @@ impl ShmEngine {
 }
 
 /// Copies this rank's own block.
-fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers<'_>) {
+fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers) {
     let Some((own, chunk)) = plan.own_copy(round) else { return };
     if !buffers.is_aliased(own, chunk.offset) {
         // SAFETY: out of place, input and output are disjoint.

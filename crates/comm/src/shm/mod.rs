@@ -43,11 +43,11 @@ use self::reduce::SlotKind;
 use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::store_policy::StorePolicy;
-use self::wait::{CallContext, ShmState};
+use self::wait::{CallCtx, ShmState};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
 use crate::worker::{AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn};
-use crate::{Call, CallKind, CommError, Signature};
+use crate::{Call, CallKind, CommError, Result, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};
 
@@ -92,29 +92,27 @@ pub struct ShmEngine {
 }
 
 /// Communicators of ranks that are threads of this process, for tests.
-pub fn world(ranks: u32) -> Result<Vec<Communicator>, CommError> {
+pub fn world(ranks: u32) -> Result<Vec<Communicator>> {
     world_with(ranks, ShmConfig::default())
 }
 
 /// [`world`] with a configuration.
-pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>, CommError> {
+pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
     let engines = bootstrap::join_threads(ranks, config)?;
     Ok(engines.into_iter().map(|engine| Communicator::new(Box::new(engine))).collect())
 }
 
 impl ShmEngine {
     fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
-        let p2p = P2pRing::new(shared.peers.len());
-        let store_policy = StorePolicy::default();
-        Self {
-            shared: Arc::new(shared),
-            next: 1,
-            compared: 0,
-            calls: 0,
-            p2p,
-            store_policy,
-            owned_range,
-        }
+        let (p2p, store_policy) = (P2pRing::new(shared.peers.len()), StorePolicy::default());
+        let shared = Arc::new(shared);
+        Self { shared, next: 1, compared: 0, calls: 0, p2p, store_policy, owned_range }
+    }
+
+    /// The ranks it currently waits for.
+    pub(crate) fn waits(&self) -> WaitEdges {
+        let shared = self.shared.clone();
+        Arc::new(move || shared.wait_record.own_waits())
     }
 
     fn rank(&self) -> usize {
@@ -133,10 +131,10 @@ impl ShmEngine {
 
     /// Publishes this rank's call.
     #[inline]
-    fn begin(&mut self, signature: Signature) -> Result<CallContext, CommError> {
+    fn begin(&mut self, signature: Signature) -> Result<CallCtx> {
         self.calls += 1;
         let words = signature_codec::encode(&signature);
-        let ctx = CallContext {
+        let ctx = CallCtx {
             activity: Activity::Collective(self.calls),
             signature,
             digest: signature_codec::digest(words),
@@ -157,7 +155,7 @@ impl ShmEngine {
 
     /// The sequence number of the next post, once its line and slot are free.
     #[inline]
-    fn next_post(&mut self, slot: SlotKind, ctx: &CallContext) -> Result<u64, CommError> {
+    fn next_post(&mut self, slot: SlotKind, ctx: &CallCtx) -> Result<u64> {
         let seq = self.next;
         // All ranks must have read the post that it replaces.
         let capacity = match slot {
@@ -182,7 +180,7 @@ impl ShmEngine {
     /// every post is waited for. A rank that is so far ahead that a post was, or is about to be,
     /// replaced has made this comparison itself.
     #[inline]
-    fn compare(&self, other: usize, read: u64, ctx: &CallContext) -> Result<(), CommError> {
+    fn compare(&self, other: usize, read: u64, ctx: &CallCtx) -> Result {
         let region = &self.shared.region;
         for seq in self.compared + 1..=read {
             let differs = region.digest(other, seq) != region.digest(region.rank, seq);
@@ -195,19 +193,20 @@ impl ShmEngine {
     }
 
     #[inline]
-    fn post(&mut self, seq: u64, ctx: &CallContext) {
+    fn post(&mut self, seq: u64, ctx: &CallCtx) {
         self.store_policy.sfence();
         self.shared.region.post(seq, ctx.digest);
         self.next = seq + 1;
     }
 
-    fn collective(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn collective(&mut self, call: Call<'_>) -> Result {
+        use CallKind::{AllReduce, Reduce, ReduceScatter};
         let ctx = self.begin(call.signature(self.ranks()))?;
         let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
         match kind {
-            CallKind::AllReduce | CallKind::Reduce => {
+            AllReduce | Reduce => {
                 let bytes = call.counts.of(self.rank()) * dtype.size();
-                let wants_result = kind == CallKind::AllReduce || root == self.rank();
+                let wants_result = kind == AllReduce || root == self.rank();
                 let buffers = Buffers::new(call, self.rank());
                 self.reduce(&ctx, reduce::Reduction { dtype, op, wants_result, bytes }, &buffers)
             }
@@ -217,9 +216,7 @@ impl ShmEngine {
                 let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
                 let buffers = Buffers::new(call, self.rank());
                 match kind {
-                    CallKind::ReduceScatter => {
-                        self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers)
-                    }
+                    ReduceScatter => self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers),
                     _ => self.run_copies(&ctx, &plan, &buffers),
                 }
             }
@@ -236,7 +233,7 @@ impl Engine for ShmEngine {
         self.shared.peers.clone()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         let done = match call.kind {
             CallKind::Send => self.send(&call),
             CallKind::Receive => self.receive(call),
@@ -246,13 +243,13 @@ impl Engine for ShmEngine {
         done
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         let done = self.post_group(messages).and_then(|mut group| self.wait_group(&mut group));
         self.shared.region.set_activity(Activity::Idle(self.calls));
         done
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let child = self.split_off(colour, key)?;
         Ok(child.map(|child| Box::new(child) as BoxEngine))
     }
@@ -260,11 +257,6 @@ impl Engine for ShmEngine {
     fn allocator(&self) -> Allocator {
         let Some(arena) = self.shared.arena.clone() else { return Allocator::default() };
         Allocator { host: Arc::new(move |bytes| arena.buffer(bytes)), device: None }
-    }
-
-    fn waits(&self) -> WaitEdges {
-        let shared = self.shared.clone();
-        Arc::new(move || shared.wait_record.own_waits())
     }
 
     fn abort_fn(&self) -> AbortFn {

@@ -11,8 +11,8 @@ use super::ShmEngine;
 use super::layout::{LINE_BYTES, P2P_CHUNK_BYTES, P2P_INLINE_BYTES, P2P_SLOTS};
 use super::region::Activity;
 use super::signature_codec;
-use super::wait::CallContext;
-use crate::{Call, CallKind, CommError, DType, Signature};
+use super::wait::CallCtx;
+use crate::{Call, CallKind, CommError, DType, Result, Signature};
 
 /// Positions in the rings from and to every rank, and the unexpected-message queues.
 #[derive(Debug)]
@@ -46,6 +46,17 @@ pub(super) struct MessageHeader {
     pub bytes: u64,
 }
 
+impl MessageHeader {
+    pub fn new(call: &Call, bytes: usize) -> Self {
+        Self { tag: call.tag, dtype: call.dtype as u8, bytes: bytes as u64 }
+    }
+}
+
+fn no_send_to_self() -> CommError {
+    let what = "no matching send from this rank to itself";
+    CommError::invalid_call(CallKind::Receive.name(), what)
+}
+
 /// A message that arrived before a matching receive.
 #[derive(Debug)]
 pub(super) struct UnexpectedMessage {
@@ -54,9 +65,9 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl ShmEngine {
-    pub(super) fn begin_p2p(&self, call: &Call<'_>) -> Result<CallContext, CommError> {
+    pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let ctx = CallContext { activity: Activity::P2p(self.calls), signature, digest: 0 };
+        let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
         match self.shared.abort_error(&ctx) {
             Some(error) => Err(error),
@@ -64,12 +75,11 @@ impl ShmEngine {
         }
     }
 
-    pub(super) fn send(&mut self, call: &Call<'_>) -> Result<(), CommError> {
+    pub(super) fn send(&mut self, call: &Call) -> Result {
         let ctx = self.begin_p2p(call)?;
         let to = call.root as usize;
         let data = call.input.unwrap_or(call.output);
-        let header =
-            MessageHeader { tag: call.tag, dtype: call.dtype as u8, bytes: data.len() as u64 };
+        let header = MessageHeader::new(call, data.len());
         if to == self.rank() {
             self.p2p.unexpected[to].push_back(UnexpectedMessage { header, bytes: data.to_vec() });
             return Ok(());
@@ -88,10 +98,10 @@ impl ShmEngine {
     fn send_chunk(
         &mut self,
         to: usize,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         header: MessageHeader,
         chunk: &[u8],
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let seq = self.p2p.sent[to] + 1;
         while !self.has_free_slot(to, seq) {
             // Ranks may send in a cycle before they receive: drain incoming chunks to avoid a
@@ -131,14 +141,10 @@ impl ShmEngine {
         self.others().filter(|from| self.has_chunk(*from))
     }
 
-    pub(super) fn receive(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    pub(super) fn receive(&mut self, call: Call<'_>) -> Result {
         let ctx = self.begin_p2p(&call)?;
         let from = call.root as usize;
-        let wanted = MessageHeader {
-            tag: call.tag,
-            dtype: call.dtype as u8,
-            bytes: call.output.len() as u64,
-        };
+        let wanted = MessageHeader::new(&call, call.output.len());
         loop {
             if let Some(message) = self.p2p.take_unexpected(from, wanted.tag) {
                 self.check_header(from, &ctx, wanted, message.header)?;
@@ -146,8 +152,7 @@ impl ShmEngine {
                 return Ok(());
             }
             if from == self.rank() {
-                let what = "no matching send from this rank to itself".to_owned();
-                return Err(CommError::InvalidCall { call: call.kind.name(), what });
+                return Err(no_send_to_self());
             }
             self.shared.wait(from, &ctx, || self.has_chunk(from))?;
             let header = self.next_header(from);
@@ -186,12 +191,7 @@ impl ShmEngine {
     }
 
     /// Receives all chunks of a message.
-    fn receive_chunks(
-        &mut self,
-        from: usize,
-        ctx: &CallContext,
-        out: &mut [u8],
-    ) -> Result<(), CommError> {
+    fn receive_chunks(&mut self, from: usize, ctx: &CallCtx, out: &mut [u8]) -> Result {
         let mut rest = out;
         loop {
             self.shared.wait(from, ctx, || self.has_chunk(from))?;
@@ -221,10 +221,10 @@ impl ShmEngine {
     pub(super) fn check_header(
         &self,
         from: usize,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         wanted: MessageHeader,
         header: MessageHeader,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         if header == wanted {
             return Ok(());
         }

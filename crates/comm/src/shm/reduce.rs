@@ -8,9 +8,9 @@ use super::buffers::Buffers;
 use super::layout::INLINE_BYTES;
 use super::round_plan::{ReduceShards, SlotChunk};
 use super::store_policy::{MIN_STREAM_BYTES, StoreCosts};
-use super::wait::CallContext;
+use super::wait::CallCtx;
 use crate::kernel::{finalize, reduce_many};
-use crate::{CallKind, CommError, DType, ReduceOp};
+use crate::{CallKind, DType, ReduceOp, Result};
 
 /// Up to this size redundant reduction is faster.
 const MAX_REDUNDANT_BYTES: usize = 8 << 10;
@@ -50,43 +50,32 @@ pub struct Reduction {
 impl ShmEngine {
     pub(super) fn reduce(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         reduction: Reduction,
-        buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
-        match reduction.bytes <= MAX_REDUNDANT_BYTES {
-            true => self.reduce_small(ctx, reduction, buffers),
-            false if self.ranks() == 1 => {
-                if !buffers.is_aliased(0, 0) {
-                    // SAFETY: out of slot, input and output are disjoint.
-                    let (from, to) = unsafe {
-                        (buffers.input(0..reduction.bytes), buffers.output(0..reduction.bytes))
-                    };
-                    to.copy_from_slice(from);
-                }
-                Ok(())
-            }
-            // A rooted reduction has no outputs on the other ranks.
-            false
-                if ctx.signature.kind == CallKind::AllReduce
-                    && reduction.bytes >= MIN_ZERO_COPY_BYTES =>
-            {
-                match self.reduce_zero_copy(ctx, reduction, buffers)? {
-                    true => Ok(()),
-                    false => self.reduce_sharded(ctx, reduction, buffers),
-                }
-            }
-            false => self.reduce_sharded(ctx, reduction, buffers),
+        buffers: &Buffers,
+    ) -> Result {
+        let bytes = reduction.bytes;
+        if bytes <= MAX_REDUNDANT_BYTES {
+            return self.reduce_small(ctx, reduction, buffers);
         }
+        if self.ranks() == 1 {
+            if !buffers.is_aliased(0, 0) {
+                // SAFETY: out of place, input and output are disjoint.
+                let (from, to) = unsafe { (buffers.input(0..bytes), buffers.output(0..bytes)) };
+                to.copy_from_slice(from);
+            }
+            return Ok(());
+        }
+        // A rooted reduction has no outputs on the other ranks.
+        let zero_copy = ctx.signature.kind == CallKind::AllReduce && bytes >= MIN_ZERO_COPY_BYTES;
+        if zero_copy && self.reduce_zero_copy(ctx, reduction, buffers)? {
+            return Ok(());
+        }
+        self.reduce_sharded(ctx, reduction, buffers)
     }
 
     /// Every rank posts its input; ranks that want the result reduce all inputs.
-    fn reduce_small(
-        &mut self,
-        ctx: &CallContext,
-        reduction: Reduction,
-        buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    fn reduce_small(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
         let Reduction { dtype, op, wants_result, bytes } = reduction;
         let slot = SlotKind::of(bytes);
         let seq = self.next_post(slot, ctx)?;
@@ -112,12 +101,7 @@ impl ShmEngine {
     /// Pipelines chunks: in one round a rank posts its inputs of one chunk, reduces its shard of
     /// the previous chunk and reads the other shards of the chunk before. It only waits for posts
     /// of the previous round.
-    fn reduce_sharded(
-        &mut self,
-        ctx: &CallContext,
-        reduction: Reduction,
-        buffers: &Buffers<'_>,
-    ) -> Result<(), CommError> {
+    fn reduce_sharded(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
         let chunk = self.shared.config.chunk_bytes;
         let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
         let last = if reduction.wants_result { shards.rounds + 1 } else { shards.rounds };
@@ -147,7 +131,7 @@ impl ShmEngine {
     }
 
     /// Writes the other ranks' shards of the input to the slot.
-    fn write_inputs(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers<'_>) {
+    fn write_inputs(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers) {
         for other in self.others() {
             let shard = shards.shard(round, other);
             // SAFETY: no output of this chunk has been written yet.
@@ -163,7 +147,7 @@ impl ShmEngine {
         seq: u64,
         reduction: Reduction,
         (shards, shard): (&ReduceShards, SlotChunk),
-        buffers: &Buffers<'_>,
+        buffers: &Buffers,
     ) {
         let Reduction { dtype, op, wants_result, .. } = reduction;
         let mut block_result = [0; BLOCK_BYTES];
@@ -188,7 +172,7 @@ impl ShmEngine {
     }
 
     /// Reads the other ranks' reduced shards into the output.
-    fn read_results(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers<'_>) {
+    fn read_results(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers) {
         for other in self.others() {
             let shard = shards.shard(round, other);
             let from = self.payload(shards.slot(), other, seq, shards.result(&shard));

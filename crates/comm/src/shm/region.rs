@@ -195,9 +195,8 @@ impl Region {
     }
 
     fn all_flags_set(&self, offset: usize) -> bool {
-        let is_set =
-            |rank| self.word(self.layout.state(rank) + offset).load(Ordering::Relaxed) != 0;
-        (0..self.layout.ranks).all(is_set)
+        let flag = |rank| self.word(self.layout.state(rank) + offset).load(Ordering::Relaxed);
+        (0..self.layout.ranks).all(|rank| flag(rank) != 0)
     }
 
     /// Process token of a rank; `None` if it has not joined.
@@ -216,8 +215,8 @@ impl Region {
 
     /// Publishes this rank's measured read costs.
     pub fn publish_read_cost(&self, class: usize, costs: StoreCosts) {
-        self.word(self.read_cost_offset(self.rank, class))
-            .store(costs.to_word(), Ordering::Relaxed);
+        let word = self.word(self.read_cost_offset(self.rank, class));
+        word.store(costs.to_word(), Ordering::Relaxed);
     }
 
     /// A rank's published read costs.

@@ -74,13 +74,8 @@ impl Extents {
 
     fn of(&self, rank: usize) -> Extent {
         match self {
-            Self::One(one, part) => {
-                if *one == rank {
-                    *part
-                } else {
-                    Extent::default()
-                }
-            }
+            Self::One(one, part) if *one == rank => *part,
+            Self::One(..) => Extent::default(),
             Self::Same(part) => *part,
             Self::Even(bytes) => Extent { offset: rank * bytes, bytes: *bytes },
             Self::Listed(parts) => parts.get(rank).copied().unwrap_or_default(),
@@ -113,7 +108,7 @@ impl RoundPlan {
     /// The plan of a collective. `max_block_bytes`: the longest block of any rank, where this rank
     /// cannot derive it.
     pub fn new(
-        call: &Call<'_>,
+        call: &Call,
         rank: usize,
         ranks: usize,
         slot_bytes: usize,
@@ -132,34 +127,32 @@ impl RoundPlan {
             Counts::Equal(count) => Extents::Even(count * size),
             _ => Extents::Listed((0..ranks).map(part).collect()),
         };
+        use CallKind::{AllGather, AllToAll, Broadcast, Gather, ReduceScatter, Scatter};
         let (send, recv) = match call.kind {
-            CallKind::Broadcast if rank == root => (own_block(), Extents::NONE),
-            CallKind::Broadcast => (Extents::NONE, root_block()),
-            CallKind::AllGather => (own_block(), each()),
-            CallKind::Gather if rank == root => (Extents::NONE, each()),
-            CallKind::Gather => (own_block(), Extents::NONE),
-            CallKind::Scatter if rank == root => (each(), Extents::NONE),
-            CallKind::Scatter => (Extents::NONE, root_block()),
-            CallKind::ReduceScatter => (each(), Extents::Same(start(rank))),
-            CallKind::AllToAll => all_to_all_extents(call, each),
+            Broadcast if rank == root => (own_block(), Extents::NONE),
+            Broadcast => (Extents::NONE, root_block()),
+            AllGather => (own_block(), each()),
+            Gather if rank == root => (Extents::NONE, each()),
+            Gather => (own_block(), Extents::NONE),
+            Scatter if rank == root => (each(), Extents::NONE),
+            Scatter => (Extents::NONE, root_block()),
+            ReduceScatter => (each(), Extents::Same(start(rank))),
+            AllToAll => all_to_all_extents(call, each),
             _ => (Extents::NONE, Extents::NONE),
         };
         let own = match call.kind {
-            CallKind::AllGather => (0, part(rank)),
-            CallKind::Gather if rank == root => (0, part(rank)),
-            CallKind::Scatter if rank == root => (part(rank).offset, start(rank)),
-            CallKind::ReduceScatter => (part(rank).offset, start(rank)),
-            CallKind::AllToAll => (send.of(rank).offset, recv.of(rank)),
+            AllGather => (0, part(rank)),
+            Gather if rank == root => (0, part(rank)),
+            Scatter if rank == root => (part(rank).offset, start(rank)),
+            ReduceScatter => (part(rank).offset, start(rank)),
+            AllToAll => (send.of(rank).offset, recv.of(rank)),
             _ => (0, Extent::default()),
         };
-        let per_rank =
-            matches!(call.kind, CallKind::Scatter | CallKind::ReduceScatter | CallKind::AllToAll);
+        let per_rank = matches!(call.kind, Scatter | ReduceScatter | AllToAll);
         let max_block_bytes = match call.counts {
             Counts::PerPair { .. } => max_block_bytes,
-            Counts::Equal(_) => block_count(call, 0) * size,
-            Counts::PerRank(_) => {
-                (0..ranks).map(|r| block_count(call, r) * size).max().unwrap_or(0)
-            }
+            Counts::Equal(_) => part(0).bytes,
+            Counts::PerRank(_) => (0..ranks).map(|r| part(r).bytes).max().unwrap_or(0),
         };
         let payload = if per_rank { max_block_bytes * ranks } else { max_block_bytes };
         let inline = payload <= INLINE_BYTES && !matches!(call.counts, Counts::PerPair { .. });
@@ -204,12 +197,12 @@ impl RoundPlan {
 }
 
 /// Element count of a rank's block.
-fn block_count(call: &Call<'_>, rank: usize) -> usize {
+fn block_count(call: &Call, rank: usize) -> usize {
     if call.kind == CallKind::Barrier { 0 } else { call.counts.of(rank) }
 }
 
 /// What an all-to-all sends to and receives from each rank.
-fn all_to_all_extents(call: &Call<'_>, each: impl Fn() -> Extents) -> (Extents, Extents) {
+fn all_to_all_extents(call: &Call, each: impl Fn() -> Extents) -> (Extents, Extents) {
     let Counts::PerPair { send, receive } = &call.counts else { return (each(), each()) };
     let parts = |counts: &[usize]| {
         let mut offset = 0;

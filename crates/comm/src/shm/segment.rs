@@ -7,39 +7,29 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_sea
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::CommError;
+use crate::{CommError, Result};
 
 /// A memory file.
 #[derive(Debug)]
 pub struct Segment {
-    file: OwnedFd,
+    pub file: OwnedFd,
 }
 
 fn system(what: &str) -> impl Fn(Errno) -> CommError + '_ {
-    move |why| CommError::System { what: what.to_owned(), why: why.to_string() }
+    move |why| CommError::system(what, why)
 }
 
 impl Segment {
     /// Creates a file that can grow but not shrink, so that mapped pages always exist.
-    pub fn create() -> Result<Self, CommError> {
+    pub fn create() -> Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("regatta-comm", flags).map_err(system("creating shared memory"))?;
         fcntl_add_seals(&file, SealFlags::SHRINK).map_err(system("sealing shared memory"))?;
         Ok(Self { file })
     }
 
-    /// A segment received from another rank.
-    pub fn from_fd(file: OwnedFd) -> Self {
-        Self { file }
-    }
-
-    /// The file descriptor, to be passed to other ranks.
-    pub fn file(&self) -> &OwnedFd {
-        &self.file
-    }
-
     /// Grows the file to at least `bytes`.
-    pub fn grow(&self, bytes: u64) -> Result<(), CommError> {
+    pub fn grow(&self, bytes: u64) -> Result {
         // Unlike ftruncate this cannot shrink what another rank has grown concurrently.
         fallocate(&self.file, FallocateFlags::empty(), bytes.saturating_sub(1), 1)
             .map_err(system("growing shared memory"))
@@ -52,7 +42,7 @@ impl Segment {
     }
 
     /// Maps a range.
-    pub fn map(&self, start: u64, bytes: usize) -> Result<Mapping, CommError> {
+    pub fn map(&self, start: u64, bytes: usize) -> Result<Mapping> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses a free address range.
@@ -63,7 +53,7 @@ impl Segment {
     }
 
     /// Takes this rank's liveness lock, which is released with the process and not inherited.
-    pub fn lock_liveness(&self, rank: u32) -> Result<(), CommError> {
+    pub fn lock_liveness(&self, rank: u32) -> Result {
         let done = self.lock(libc::F_SETLK, rank);
         done.map(drop).map_err(system("locking shared memory"))
     }

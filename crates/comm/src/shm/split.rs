@@ -11,13 +11,13 @@ use super::segment::Segment;
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::worker::{Engine, all_gather_split_args};
-use crate::{Call, CallKind, CommError, Counts, DType};
+use crate::{Call, CallKind, Counts, DType, Result};
 
 /// The first page of the file holds its allocated size.
 pub const FIRST_PAGE: usize = 4096;
 
 /// Allocates a range of the file.
-pub fn allocate(segment: &Segment, bytes: u64) -> Result<u64, CommError> {
+pub fn allocate(segment: &Segment, bytes: u64) -> Result<u64> {
     let page = segment.map(0, FIRST_PAGE)?;
     // SAFETY: it is inside the mapping, aligned, and only accessed atomically.
     let end = unsafe { &*page.at(0, 8).cast::<AtomicU64>() };
@@ -27,18 +27,13 @@ pub fn allocate(segment: &Segment, bytes: u64) -> Result<u64, CommError> {
 }
 
 impl ShmEngine {
-    pub(super) fn split_off(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Self>, CommError> {
+    pub(super) fn split_off(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
         let all = all_gather_split_args(self, colour, key)?;
         let mut colours: Vec<u32> = all.iter().filter_map(|(colour, _)| *colour).collect();
         colours.sort_unstable();
         colours.dedup();
         let chunk_bytes = self.shared.config.chunk_bytes;
-        let layout =
-            |colour: u32| RegionLayout { ranks: split_order(&all, colour).len(), chunk_bytes };
+        let layout = |c: u32| RegionLayout { ranks: split_order(&all, c).len(), chunk_bytes };
         let bytes = |colour: &u32| layout(*colour).bytes().next_multiple_of(FIRST_PAGE) as u64;
         let start = self.allocate_children(colours.iter().map(bytes).sum())?;
         let Some(colour) = colour else { return Ok(None) };
@@ -52,7 +47,7 @@ impl ShmEngine {
             layout: layout(colour),
             rank,
             peers: (0..).zip(&ranks).map(|(rank, of)| self.child_peer(rank, old(of))).collect(),
-            wait_table: Some(self.shared.wait_record.wait_table()),
+            wait_table: Some(self.shared.wait_record.wait_table.clone()),
             root_ranks: ranks.iter().map(|of| self.shared.root_ranks[old(of)]).collect(),
             arena: self.shared.arena.clone(),
             config: self.shared.config,
@@ -69,7 +64,7 @@ impl ShmEngine {
     }
 
     /// Rank 0 allocates memory for all colours.
-    fn allocate_children(&mut self, bytes_of_all: u64) -> Result<u64, CommError> {
+    fn allocate_children(&mut self, bytes_of_all: u64) -> Result<u64> {
         let mut start = [0; 8];
         if self.shared.region.rank == 0 {
             let allocated = allocate(&self.shared.segment, bytes_of_all);

@@ -30,36 +30,39 @@ const TRIAL_BYTES: usize = 8 << 10;
 /// Nanoseconds per KiB for each store mode; 0 if unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StoreCosts {
-    through: f32,
-    past: f32,
+    cached: f32,
+    streaming: f32,
 }
 
 impl StoreCosts {
     /// Packs the costs into one word.
     pub fn to_word(self) -> u64 {
-        u64::from(self.through.to_bits()) << 32 | u64::from(self.past.to_bits())
+        u64::from(self.cached.to_bits()) << 32 | u64::from(self.streaming.to_bits())
     }
 
     /// Unpacks a word; invalid values are unknown.
     pub fn from_word(word: u64) -> Self {
         let cost = |bits: u64| Some(f32::from_bits(bits as u32)).filter(|c| c.is_finite());
         let cost = |bits| cost(bits).map_or(0.0, |cost| cost.max(0.0));
-        Self { through: cost(word >> 32), past: cost(word) }
+        Self { cached: cost(word >> 32), streaming: cost(word) }
     }
 
     /// The maximum of each cost, for concurrent readers.
     pub fn slower(self, other: Self) -> Self {
-        Self { through: self.through.max(other.through), past: self.past.max(other.past) }
+        Self {
+            cached: self.cached.max(other.cached),
+            streaming: self.streaming.max(other.streaming),
+        }
     }
 
     fn known(self) -> bool {
-        self.through > 0.0 && self.past > 0.0
+        self.cached > 0.0 && self.streaming > 0.0
     }
 
     fn note(&mut self, mode: StoreMode, cost: f32) {
         let old = match mode {
-            StoreMode::Cached => &mut self.through,
-            StoreMode::Streaming => &mut self.past,
+            StoreMode::Cached => &mut self.cached,
+            StoreMode::Streaming => &mut self.streaming,
         };
         // Damp outliers, for example from a preempted rank: average with the old value and at most
         // double it.
@@ -78,7 +81,7 @@ enum StoreMode {
 pub struct StorePolicy {
     writing: [Cell<StoreCosts>; SIZE_CLASSES],
     reading: [Cell<StoreCosts>; SIZE_CLASSES],
-    through: [Cell<bool>; SIZE_CLASSES],
+    use_cached: [Cell<bool>; SIZE_CLASSES],
     /// Whether streaming stores are pending that need a fence.
     fence_pending: Cell<bool>,
 }
@@ -100,8 +103,8 @@ impl StoreTrial {
     }
 
     fn parts(&self) -> [(StoreMode, Range<usize>); 2] {
-        let second =
-            if self.first == StoreMode::Cached { StoreMode::Streaming } else { StoreMode::Cached };
+        let cached_first = self.first == StoreMode::Cached;
+        let second = if cached_first { StoreMode::Streaming } else { StoreMode::Cached };
         [(self.first, 0..self.part), (second, self.part..2 * self.part)]
     }
 }
@@ -141,8 +144,8 @@ impl StorePolicy {
 
     /// Writes a payload, or part of a payload of `of` bytes.
     pub fn write(&self, of: usize, out: &mut [u8], data: &[u8]) {
-        let through = of < MIN_STREAM_BYTES || self.through[size_class(of)].get();
-        self.copy(if through { StoreMode::Cached } else { StoreMode::Streaming }, out, data);
+        let cached = of < MIN_STREAM_BYTES || self.use_cached[size_class(of)].get();
+        self.copy(if cached { StoreMode::Cached } else { StoreMode::Streaming }, out, data);
     }
 
     /// Writes a whole payload. `reading` returns the readers' costs.
@@ -161,7 +164,7 @@ impl StorePolicy {
             let (out, data) = (&mut out[part.clone()], &data[part.clone()]);
             timed(&self.writing[class], mode, part.len(), || self.copy(mode, out, data));
         }
-        self.through[class].set(cached_is_cheaper(self.writing[class].get(), reading(class)));
+        self.use_cached[class].set(cached_is_cheaper(self.writing[class].get(), reading(class)));
         let rest = 2 * trial.part;
         self.write(data.len(), &mut out[rest..], &data[rest..]);
     }
@@ -190,7 +193,7 @@ impl StorePolicy {
 /// more than right ones gain.
 fn cached_is_cheaper(writing: StoreCosts, reading: StoreCosts) -> bool {
     let both = writing.known() && reading.known();
-    both && writing.through + reading.through < writing.past + reading.past
+    both && writing.cached + reading.cached < writing.streaming + reading.streaming
 }
 
 #[cfg(test)]
@@ -204,8 +207,10 @@ mod tests {
             let data: Vec<u8> = (0..bytes).map(|i| i as u8).collect();
             for seq in 1..130 {
                 let mut out = vec![0xff; bytes];
-                store_policy
-                    .write_all(seq, &mut out, &data, |_| StoreCosts { through: 1.0, past: 1.0 });
+                store_policy.write_all(seq, &mut out, &data, |_| StoreCosts {
+                    cached: 1.0,
+                    streaming: 1.0,
+                });
                 stream::sfence();
                 let mut read = Vec::new();
                 store_policy.read(seq, bytes, |part| read.extend_from_slice(&out[part]));
@@ -216,7 +221,7 @@ mod tests {
 
     #[test]
     fn cheaper_mode_is_chosen_once_both_are_known() {
-        let costs = |through, past| StoreCosts { through, past };
+        let costs = |cached, streaming| StoreCosts { cached, streaming };
         assert!(cached_is_cheaper(costs(10.0, 5.0), costs(5.0, 20.0)));
         assert!(!cached_is_cheaper(costs(10.0, 5.0), costs(40.0, 20.0)));
         assert!(!cached_is_cheaper(costs(1.0, 5.0), StoreCosts::default()));
@@ -225,16 +230,16 @@ mod tests {
 
     #[test]
     fn single_outlier_has_limited_influence() {
-        let mut costs = StoreCosts { through: 10.0, past: 30.0 };
+        let mut costs = StoreCosts { cached: 10.0, streaming: 30.0 };
         costs.note(StoreMode::Cached, 1e6);
-        assert_eq!(costs.through, 15.0);
+        assert_eq!(costs.cached, 15.0);
         (0..10).for_each(|_| costs.note(StoreMode::Cached, 100.0));
-        assert!(costs.through > 90.0, "{costs:?}");
+        assert!(costs.cached > 90.0, "{costs:?}");
     }
 
     #[test]
     fn costs_round_trip_through_a_word() {
-        let costs = StoreCosts { through: 12.5, past: 99.0 };
+        let costs = StoreCosts { cached: 12.5, streaming: 99.0 };
         assert_eq!(StoreCosts::from_word(costs.to_word()), costs);
         assert!(!StoreCosts::from_word(0).known());
         assert!(!StoreCosts::from_word(u64::MAX).known());

@@ -12,7 +12,7 @@ use super::region::{Activity, Region};
 use super::segment::Segment;
 use super::wait_table::WaitRecord;
 use crate::error::Peer;
-use crate::{CallKind, CommError, Signature};
+use crate::{CallKind, CommError, Result, Signature};
 
 /// Iterations of the initial spin phase, with a CPU per rank and when oversubscribed.
 const SPINS: u32 = 300;
@@ -29,7 +29,7 @@ pub(super) const SLEEP_MAX: Duration = Duration::from_millis(16);
 
 /// A call in progress.
 #[derive(Debug, Clone, Copy)]
-pub struct CallContext {
+pub struct CallCtx {
     pub activity: Activity,
     pub signature: Signature,
     pub digest: u64,
@@ -57,7 +57,7 @@ pub struct ShmState {
 impl ShmState {
     /// Waits for a rank's post and checks that it belongs to the same call.
     #[inline]
-    pub fn await_post(&self, rank: usize, seq: u64, ctx: &CallContext) -> Result<(), CommError> {
+    pub fn await_post(&self, rank: usize, seq: u64, ctx: &CallCtx) -> Result {
         if !self.region.has_posted(rank, seq) {
             self.wait(rank, ctx, || self.region.has_posted(rank, seq))?;
         }
@@ -69,12 +69,7 @@ impl ShmState {
 
     /// Waits for a condition that a rank brings about.
     #[inline]
-    pub fn wait(
-        &self,
-        rank: usize,
-        ctx: &CallContext,
-        ready: impl Fn() -> bool,
-    ) -> Result<(), CommError> {
+    pub fn wait(&self, rank: usize, ctx: &CallCtx, ready: impl Fn() -> bool) -> Result {
         for _ in 0..if self.oversubscribed { SPINS_OVERSUBSCRIBED } else { SPINS } {
             if ready() {
                 return Ok(());
@@ -87,12 +82,7 @@ impl ShmState {
     /// Waits for a condition that one of several ranks brings about; `ctx` waits for the first of
     /// them.
     #[cold]
-    pub fn wait_long(
-        &self,
-        ranks: &[usize],
-        ctx: &CallContext,
-        ready: &dyn Fn() -> bool,
-    ) -> Result<(), CommError> {
+    pub fn wait_long(&self, ranks: &[usize], ctx: &CallCtx, ready: &dyn Fn() -> bool) -> Result {
         let began = Instant::now();
         let yield_for = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
         // Only one doorbell can be slept on.
@@ -122,12 +112,7 @@ impl ShmState {
     }
 
     /// Why the wait for a rank must end.
-    pub(super) fn failure(
-        &self,
-        rank: usize,
-        ctx: &CallContext,
-        waited: Duration,
-    ) -> Option<CommError> {
+    pub fn failure(&self, rank: usize, ctx: &CallCtx, waited: Duration) -> Option<CommError> {
         if let Some(error) = self.abort_error(ctx) {
             return Some(error);
         }
@@ -148,7 +133,7 @@ impl ShmState {
     }
 
     /// The communicator's error, if it has failed.
-    pub fn abort_error(&self, ctx: &CallContext) -> Option<CommError> {
+    pub fn abort_error(&self, ctx: &CallCtx) -> Option<CommError> {
         self.abort_error_during(&ctx.signature.to_string())
     }
 
@@ -165,7 +150,7 @@ impl ShmState {
 
     /// Publishes an error, unless another was published first, which then is this rank's error,
     /// too.
-    pub fn publish_or_adopt(&self, error: CommError, ctx: &CallContext) -> CommError {
+    pub fn publish_or_adopt(&self, error: CommError, ctx: &CallCtx) -> CommError {
         match abort_record::publish(&self.region, &error) {
             true => error,
             false => self.abort_error(ctx).unwrap_or(error),
@@ -174,7 +159,7 @@ impl ShmState {
 
     /// A rank's post belongs to another call.
     #[cold]
-    fn mismatch_error(&self, rank: usize, ctx: &CallContext) -> CommError {
+    fn mismatch_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
         let error = match self.region.published_call(rank, ctx.activity) {
             Some(theirs) => self.mismatch(rank, ctx, theirs),
             None => self.timeout_error(rank, ctx),
@@ -184,33 +169,28 @@ impl ShmState {
 
     /// An earlier post of a rank belongs to another call than this rank's.
     #[cold]
-    pub fn earlier_mismatch_error(&self, rank: usize, ctx: &CallContext) -> CommError {
+    pub fn earlier_mismatch_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
         let by = self.peers[self.region.rank].clone();
-        let unknown = || CommError::Aborted {
-            by,
-            why: format!(
-                "{} made a different call than this rank some calls ago",
-                self.peers[rank]
-            ),
-        };
-        let error = self.first_mismatch(rank, ctx).unwrap_or_else(unknown);
+        let peer = &self.peers[rank];
+        let why = format!("{peer} made a different call than this rank some calls ago");
+        let error = self.first_mismatch(rank, ctx);
+        let error = error.unwrap_or(CommError::Aborted { by, why });
         self.publish_or_adopt(error, ctx)
     }
 
     /// The first of the recent calls in which a rank's signature differs from this rank's.
-    fn first_mismatch(&self, rank: usize, ctx: &CallContext) -> Option<CommError> {
+    fn first_mismatch(&self, rank: usize, ctx: &CallCtx) -> Option<CommError> {
         let calls = ctx.activity.sequence();
         let differs = |call: u64| {
             let called = |rank: usize| self.region.published_call(rank, Activity::Collective(call));
             let (ours, theirs) = (called(self.region.rank)?, called(rank)?);
-            let at =
-                CallContext { activity: Activity::Collective(call), signature: ours, digest: 0 };
+            let at = CallCtx { activity: Activity::Collective(call), signature: ours, digest: 0 };
             (ours != theirs).then(|| self.mismatch(rank, &at, theirs))
         };
         (calls.saturating_sub(POST_RING - 1)..=calls).find_map(differs)
     }
 
-    pub fn mismatch(&self, rank: usize, ctx: &CallContext, theirs: Signature) -> CommError {
+    pub fn mismatch(&self, rank: usize, ctx: &CallCtx, theirs: Signature) -> CommError {
         CommError::CallMismatch {
             sequence: ctx.activity.sequence(),
             ours_by: self.peers[self.region.rank].clone(),
@@ -235,7 +215,7 @@ impl ShmState {
     }
 
     /// The error of a timeout: a mismatch, or late ranks.
-    fn timeout_error(&self, rank: usize, ctx: &CallContext) -> CommError {
+    fn timeout_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
         let others = || (0..self.peers.len()).filter(|other| *other != self.region.rank);
         if let Some(disagree) = others().find_map(|other| self.first_mismatch(other, ctx)) {
             return disagree;
@@ -248,10 +228,10 @@ impl ShmState {
         if let Some(theirs) = theirs.filter(is_deadlocked) {
             return self.mismatch(rank, ctx, theirs);
         }
-        let collective =
-            matches!(ctx.activity, Activity::Collective(_)) && !ctx.signature.kind.has_root();
-        let has_entered =
-            |other: usize| self.region.activity(other).sequence() >= ctx.activity.sequence();
+        let is_collective = matches!(ctx.activity, Activity::Collective(_));
+        let collective = is_collective && !ctx.signature.kind.has_root();
+        let sequence = ctx.activity.sequence();
+        let has_entered = |other: usize| self.region.activity(other).sequence() >= sequence;
         let missing = |other: &usize| *other == rank || (collective && !has_entered(*other));
         let missing: Vec<usize> = others().filter(missing).collect();
         CommError::Timeout {
@@ -267,7 +247,7 @@ impl ShmState {
 pub const IN_GROUP: u64 = 1;
 
 /// Whether a rank in call `theirs` can never provide what this rank (`own`) waits for.
-fn is_deadlocked(own: u32, ctx: &CallContext, activity: Activity, theirs: &Signature) -> bool {
+fn is_deadlocked(own: u32, ctx: &CallCtx, activity: Activity, theirs: &Signature) -> bool {
     match (ctx.activity, activity) {
         // It is in a collective that this rank has not reached; otherwise it is only behind.
         (Activity::P2p(ours), Activity::Collective(other)) => other > ours,

@@ -26,7 +26,7 @@ pub struct WaitTable {
 /// A communicator's entry in the table.
 #[derive(Debug)]
 pub struct WaitRecord {
-    wait_table: Arc<WaitTable>,
+    pub wait_table: Arc<WaitTable>,
     /// This rank's line for the communicator; shared if there are very many communicators.
     line: usize,
     /// Root ranks of the communicator's ranks.
@@ -39,18 +39,12 @@ impl WaitRecord {
         Self { wait_table, line, members }
     }
 
-    /// The table, for communicators split off this one.
-    pub fn wait_table(&self) -> Arc<WaitTable> {
-        self.wait_table.clone()
-    }
-
     /// Publishes the ranks that this rank waits for (at most [`MAX_WAITED_RANKS`]) and for how
     /// long.
     pub fn publish(&self, ranks: &[usize], waited: Duration) {
         let region = &self.wait_table.region;
         let line = region.layout.waits(region.rank, self.line);
-        let waited_ranks =
-            ranks.iter().filter_map(|rank| self.members.get(*rank)).take(MAX_WAITED_RANKS);
+        let waited_ranks = ranks.iter().filter_map(|r| self.members.get(*r)).take(MAX_WAITED_RANKS);
         let mut count = 0;
         for rank in waited_ranks {
             count += 1;

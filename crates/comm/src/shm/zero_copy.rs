@@ -10,9 +10,9 @@ use super::arena::Arena;
 use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
 use super::round_plan::ReduceShards;
-use super::wait::CallContext;
-use crate::CommError;
+use super::wait::CallCtx;
 use crate::kernel::{finalize, reduce_many, stream};
+use crate::{CommError, Result};
 
 /// Arena offsets of a rank's buffers.
 #[derive(Debug, Clone, Copy)]
@@ -25,10 +25,10 @@ impl ShmEngine {
     /// Reduces in place if all ranks' buffers are in the arena; whether they are.
     pub(super) fn reduce_zero_copy(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         reduction: Reduction,
-        buffers: &Buffers<'_>,
-    ) -> Result<bool, CommError> {
+        buffers: &Buffers,
+    ) -> Result<bool> {
         let Some(arena) = self.shared.arena.clone() else { return Ok(false) };
         let own = buffers.in_arena(&arena, reduction.bytes);
         let done = match self.exchange_offsets(ctx, own) {
@@ -48,9 +48,9 @@ impl ShmEngine {
     /// Exchanges the buffer offsets; `None` if a rank's buffers are not in the arena.
     fn exchange_offsets(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         own: Option<(usize, usize)>,
-    ) -> Result<Option<Vec<ArenaBuffers>>, CommError> {
+    ) -> Result<Option<Vec<ArenaBuffers>>> {
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1).to_le_bytes();
         let offsets = [word(own.map(|own| own.0)), word(own.map(|own| own.1))].concat();
         let seq = self.next_post(SlotKind::Inline, ctx)?;
@@ -58,8 +58,8 @@ impl ShmEngine {
         self.post(seq, ctx);
         self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
         let buffers = |rank: usize| {
-            let (words, _) =
-                self.payload(SlotKind::Inline, rank, seq, 0..offsets.len()).as_chunks::<8>();
+            let offsets = self.payload(SlotKind::Inline, rank, seq, 0..offsets.len());
+            let (words, _) = offsets.as_chunks::<8>();
             let at = |word: &[u8; 8]| u64::from_le_bytes(*word).checked_sub(1);
             Some(ArenaBuffers { input: at(&words[0])? as usize, output: at(&words[1])? as usize })
         };
@@ -68,18 +68,18 @@ impl ShmEngine {
 
     fn reduce_in_arena(
         &mut self,
-        ctx: &CallContext,
+        ctx: &CallCtx,
         arena: &Arc<Arena>,
         buffers_of: &[ArenaBuffers],
         reduction: Reduction,
-    ) -> Result<(), CommError> {
+    ) -> Result {
         let Some(addresses) = self.addresses(arena, buffers_of, reduction.bytes) else {
             let why = "a published buffer is outside the arena".to_owned();
             let by = self.shared.peers[self.rank()].clone();
             return Err(self.shared.publish_error(CommError::Aborted { by, why }));
         };
-        let shard =
-            ReduceShards::new(reduction.bytes, reduction.bytes, self.ranks()).shard(0, self.rank());
+        let shards = ReduceShards::new(reduction.bytes, reduction.bytes, self.ranks());
+        let shard = shards.shard(0, self.rank());
         let mut block_result = [0; BLOCK_BYTES];
         let mut at = shard.offset;
         while at < shard.in_buffer().end {

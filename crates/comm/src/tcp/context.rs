@@ -80,8 +80,7 @@ impl TcpContext {
             let conn = dial.open();
             // Once the peer has the connection, it would report its end as a broken link.
             let dial = Dial { cancelled: &|| self.is_lost(to), ..dial };
-            let reply =
-                conn.and_then(|mut conn| Ok((dial.request_final(&mut conn, &hello)?, conn)));
+            let reply = conn.and_then(|mut c| Ok((dial.request_final(&mut c, &hello)?, c)));
             let (stream, reuse) = match reply {
                 Ok((reply, conn)) if reply == ACCEPTED => (conn.stream, false),
                 Ok((reply, conn)) if reply == ACCEPTED_REUSE => (conn.stream, true),

@@ -2,11 +2,10 @@
 
 use std::net::IpAddr;
 
-use regatta_model::hash::fnv1a;
 use serde::{Deserialize, Serialize};
 
+use crate::Signature;
 use crate::fabric::Preference;
-use crate::{CallKind, DType, ReduceOp, Signature};
 
 /// A rank and its address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,9 +68,9 @@ pub enum Fault {
         /// The sequence number of the call.
         sequence: u64,
         /// A rank of the majority and its call.
-        majority: (u32, WireSignature),
+        majority: (u32, Signature),
         /// A rank that made another call.
-        minority: (u32, WireSignature),
+        minority: (u32, Signature),
     },
     /// Ranks did not enter a call in time.
     Timeout {
@@ -116,10 +115,9 @@ impl std::fmt::Display for Fault {
         match self {
             Self::Lost { rank, why } => write!(f, "global rank {rank} was lost: {why}"),
             Self::CallMismatch { sequence, majority, minority } => {
-                let (ours, theirs) = (Signature::from(majority.1), Signature::from(minority.1));
                 write!(f, "collective mismatch in call {sequence}: ")?;
-                write!(f, "global rank {} called {ours}, ", majority.0)?;
-                write!(f, "global rank {} called {theirs}", minority.0)
+                write!(f, "global rank {} called {}, ", majority.0, majority.1)?;
+                write!(f, "global rank {} called {}", minority.0, minority.1)
             }
             Self::Timeout { seconds, missing, .. } => {
                 write!(f, "timed out after {seconds} s waiting for global ranks {missing:?}")
@@ -187,7 +185,7 @@ pub enum ToRoot {
         /// The number of collectives started.
         calls: u64,
         /// The recent collectives with their sequence numbers.
-        recent_calls: Vec<(u64, WireSignature)>,
+        recent_calls: Vec<(u64, Signature)>,
         /// The message counts of the current one.
         message_counts: MessageCounts,
         /// The ranks it waits for in any communicator, and for how many milliseconds.
@@ -248,65 +246,6 @@ pub enum FromRoot {
     },
     /// Rank 0 exits regularly.
     Shutdown,
-}
-
-/// A [`Signature`] in serialisable form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireSignature {
-    kind: u8,
-    dtype: u8,
-    op: u8,
-    root: u32,
-    count: u64,
-    shape: u64,
-}
-
-/// The kinds of a signature in addition to [`CallKind::ALL`].
-const P2P: [CallKind; 2] = [CallKind::Send, CallKind::Receive];
-
-impl From<Signature> for WireSignature {
-    fn from(signature: Signature) -> Self {
-        let index = |position: Option<usize>| position.unwrap_or(0) as u8;
-        let mut kinds = CallKind::ALL.iter().chain(&P2P);
-        Self {
-            kind: index(kinds.position(|kind| *kind == signature.kind)),
-            dtype: index(DType::ALL.iter().position(|dtype| *dtype == signature.dtype)),
-            op: index(ReduceOp::ALL.iter().position(|op| *op == signature.op)),
-            root: signature.root,
-            count: signature.count,
-            shape: signature.shape,
-        }
-    }
-}
-
-impl From<WireSignature> for Signature {
-    fn from(wire: WireSignature) -> Self {
-        let mut kinds = CallKind::ALL.iter().chain(&P2P);
-        Self {
-            kind: kinds.nth(wire.kind as usize).copied().unwrap_or(CallKind::Barrier),
-            dtype: DType::ALL.get(wire.dtype as usize).copied().unwrap_or(DType::U8),
-            op: ReduceOp::ALL.get(wire.op as usize).copied().unwrap_or(ReduceOp::Sum),
-            root: wire.root,
-            count: wire.count,
-            shape: wire.shape,
-        }
-    }
-}
-
-impl WireSignature {
-    /// Whether it is one side of a point-to-point message.
-    pub fn is_p2p(&self) -> bool {
-        usize::from(self.kind) >= CallKind::ALL.len()
-    }
-
-    /// A hash of all fields.
-    pub fn hash32(&self) -> u32 {
-        let small = [self.kind, self.dtype, self.op];
-        let words = [self.root.into(), self.count, self.shape];
-        let bytes = small.into_iter().chain(words.into_iter().flat_map(u64::to_le_bytes));
-        let hash = fnv1a(bytes);
-        (hash ^ (hash >> 32)) as u32
-    }
 }
 
 /// Serialises a message. Serialising these types is infallible.

@@ -6,11 +6,13 @@ mod dispatch;
 mod root;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::TcpListener;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 use regatta_wire::link::{Link, Role, Timing};
 use regatta_wire::secret::{Secret, random_bytes};
@@ -25,7 +27,7 @@ pub use root::RootState;
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 const FIRST: usize = 2;
-/// Interval of timeouts and heartbeats checks.
+/// Interval of timeout and heartbeat checks.
 const TICK: Duration = Duration::from_millis(50);
 /// Time to deliver the last messages. After a failed rendezvous, rank 0 reports the error to late
 /// ranks for this long.
@@ -75,6 +77,12 @@ pub enum ControlRole {
     },
 }
 
+impl ControlRole {
+    pub fn member() -> Self {
+        Self::Member { root: FIRST, root_shut_down: false }
+    }
+}
+
 /// The state of the control-plane thread.
 pub struct ControlPlane {
     poll: Poll,
@@ -93,38 +101,15 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// The control plane of rank 0.
-    pub fn root(
-        listener: TcpListener,
-        secret: Secret,
-        timing: Timing,
-        shared: Arc<SharedMesh>,
-        root: RootState,
-    ) -> std::io::Result<(Self, ControlHandle)> {
-        Self::new(listener, secret, timing, shared, ControlRole::Root(Box::new(root)))
-    }
-
-    /// The control plane of any other rank, with its connection to rank 0.
-    pub fn member(
-        listener: TcpListener,
-        secret: Secret,
-        timing: Timing,
-        shared: Arc<SharedMesh>,
-        conn: AuthConn,
-    ) -> std::io::Result<(Self, ControlHandle)> {
-        let role = ControlRole::Member { root: FIRST, root_shut_down: false };
-        let (mut plane, control) = Self::new(listener, secret, timing, shared, role)?;
-        plane.add(mio::net::TcpStream::from_std(conn.stream), conn.link, ConnPeer::Root)?;
-        Ok((plane, control))
-    }
-
-    fn new(
+    /// The control plane of a rank; `to_root` is the connection to rank 0, if it is another rank.
+    pub fn new(
         listener: TcpListener,
         secret: Secret,
         timing: Timing,
         shared: Arc<SharedMesh>,
         role: ControlRole,
-    ) -> std::io::Result<(Self, ControlHandle)> {
+        to_root: Option<AuthConn>,
+    ) -> io::Result<(Self, ControlHandle)> {
         listener.set_nonblocking(true)?;
         let poll = Poll::new()?;
         let mut listener = mio::net::TcpListener::from_std(listener);
@@ -132,11 +117,10 @@ impl ControlPlane {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, outbox) = channel();
         let (flushed, is_flushed) = channel();
-        let conns = HashMap::new();
-        let plane = Self {
+        let mut plane = Self {
             poll,
             listener,
-            conns,
+            conns: HashMap::new(),
             next: FIRST,
             outbox,
             shared,
@@ -146,8 +130,11 @@ impl ControlPlane {
             closing: None,
             flushed,
         };
-        let is_flushed = Arc::new(Mutex::new(is_flushed));
-        Ok((plane, ControlHandle { outbox: sender, waker, flushed: is_flushed }))
+        if let Some(AuthConn { stream, link }) = to_root {
+            plane.add(TcpStream::from_std(stream), link, ConnPeer::Root)?;
+        }
+        let flushed = Arc::new(Mutex::new(is_flushed));
+        Ok((plane, ControlHandle { outbox: sender, waker, flushed }))
     }
 
     /// Runs until this rank has exited; on rank 0, until all ranks have.
@@ -183,7 +170,7 @@ impl ControlPlane {
         match &self.role {
             ControlRole::Member { .. } => done,
             ControlRole::Root(root) if root.has_failed() => since.elapsed() > SHUTDOWN_TIMEOUT,
-            ControlRole::Root(root) => root.has_no_members() && done,
+            ControlRole::Root(root) => root.conns.is_empty() && done,
         }
     }
 
@@ -192,12 +179,7 @@ impl ControlPlane {
         self.conns.values().all(|conn| conn.link.pending().is_empty())
     }
 
-    fn add(
-        &mut self,
-        mut stream: mio::net::TcpStream,
-        link: Link,
-        peer: ConnPeer,
-    ) -> std::io::Result<()> {
+    fn add(&mut self, mut stream: TcpStream, link: Link, peer: ConnPeer) -> io::Result<()> {
         let id = self.next;
         self.next += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;
@@ -227,7 +209,7 @@ impl ControlPlane {
 
     fn authenticated(&self) -> usize {
         match &self.role {
-            ControlRole::Root(root) => root.authenticated(),
+            ControlRole::Root(root) => root.conns.len(),
             ControlRole::Member { .. } => 1,
         }
     }
@@ -298,20 +280,15 @@ impl ControlPlane {
     }
 
     fn flush(&mut self) {
-        let failed = |(id, conn): (&usize, &mut Conn)| match conn.write() {
-            Ok(()) => None,
-            Err(error) => Some((*id, error.to_string())),
-        };
-        let broken: Vec<(usize, String)> = self.conns.iter_mut().filter_map(failed).collect();
+        let failed = |(id, conn): (&usize, &mut Conn)| Some((*id, conn.write().err()?.to_string()));
+        let broken = self.conns.iter_mut().filter_map(failed).collect();
         self.drop_all(broken);
     }
 
     fn tick(&mut self, now: Instant) {
-        let dead = |(id, conn): (&usize, &mut Conn)| match conn.link.tick(now) {
-            Ok(()) => None,
-            Err(error) => Some((*id, error.to_string())),
-        };
-        let dead: Vec<(usize, String)> = self.conns.iter_mut().filter_map(dead).collect();
+        let dead =
+            |(id, conn): (&usize, &mut Conn)| Some((*id, conn.link.tick(now).err()?.to_string()));
+        let dead = self.conns.iter_mut().filter_map(dead).collect();
         self.drop_all(dead);
         // Accepting may have failed for lack of file descriptors.
         self.accept();

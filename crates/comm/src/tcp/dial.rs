@@ -121,7 +121,7 @@ impl Dial<'_> {
         let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
         let mut steps = Vec::new();
         loop {
-            write(conn).map_err(unreachable)?;
+            write_pending(&mut conn.stream, &mut conn.link).map_err(unreachable)?;
             match conn.stream.read(buffer) {
                 Ok(0) => {
                     return Err(DialError::Unreachable("connection closed by the peer".to_owned()));
@@ -130,7 +130,7 @@ impl Dial<'_> {
                     let now = Instant::now();
                     let received = conn.link.receive(&buffer[..count], now, &mut steps);
                     // Tells the peer the reason for a rejection.
-                    write(conn).map_err(unreachable)?;
+                    write_pending(&mut conn.stream, &mut conn.link).map_err(unreachable)?;
                     received.map_err(|error| DialError::Rejected(error.to_string()))?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -171,12 +171,12 @@ fn first_frame(steps: &[LinkEvent]) -> Option<Vec<u8>> {
     steps.iter().find_map(frame)
 }
 
-fn write(conn: &mut AuthConn) -> std::io::Result<()> {
-    while !conn.link.pending().is_empty() {
-        match conn.stream.write(conn.link.pending()) {
-            Ok(count) => conn.link.advance(count),
+/// Writes as much of a link's data as the socket accepts; the rest is written later.
+pub fn write_pending(stream: &mut impl Write, link: &mut Link) -> std::io::Result<()> {
+    while !link.pending().is_empty() {
+        match stream.write(link.pending()) {
+            Ok(count) => link.advance(count),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // The rest is written in the next round.
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
             Err(error) => return Err(error),
         }

@@ -1,66 +1,75 @@
 //! The collective engine over TCP or libfabric.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::comm::split_order;
 use crate::error::Peer;
-use crate::execute::{self, Planner, Scratch};
-use crate::fault_channel::FaultChannel;
-use crate::schedule::Algorithm;
-use crate::schedule::selection::AlgorithmTable;
+use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
+
+use crate::schedule::{Algorithm, Program};
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
-use crate::tune::Tunable;
 use crate::worker::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
-use crate::{Call, CommError};
+use crate::{Call, Result};
 
 /// Runs collectives on a [`TcpTransport`].
 pub struct TcpEngine {
     transport: TcpTransport,
-    planner: Planner,
+    pub(crate) planner: Planner,
     scratch: Scratch,
 }
 
 impl TcpEngine {
     /// An engine with the algorithm table of rank 0.
     pub fn new(transport: TcpTransport) -> Self {
-        let table = transport.algorithms();
+        let table = transport.context.algorithms.clone();
         let planner = Planner::new(table, transport.rank(), &transport.nodes());
         Self { transport, planner, scratch: Scratch::default() }
     }
 
     /// The network in use: the libfabric provider, or TCP and the reason for it.
     pub fn transport_name(&self) -> &str {
-        self.transport.transport_name()
+        self.transport.context.transport_name.get().map_or("TCP", String::as_str)
+    }
+
+    /// A duplicate of the transport that reports faults of a hierarchical communicator.
+    pub(crate) fn fault_channel(&self) -> TcpTransport {
+        self.transport.fault_channel()
+    }
+
+    /// Runs a collective with this algorithm instead of the table's choice. All ranks must select the
+    /// same one.
+    pub fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
+        let program = self.planner.plan_with(&call, algorithm)?;
+        self.run_program(call, &program)
+    }
+
+    fn run_program(&mut self, call: Call<'_>, program: &Program) -> Result {
+        execute::run(&mut self.transport, call, program, &mut self.scratch, SEGMENT_BYTES)
     }
 
     /// Runs point-to-point messages as [`execute::run_p2p_with`].
     pub(crate) fn run_p2p_with(
         &mut self,
         messages: Vec<Call<'_>>,
-        beside: &mut dyn FnMut() -> Result<Duration, CommError>,
-    ) -> Result<(), CommError> {
-        execute::run_p2p_with(&mut self.transport, messages, beside)
+        progress_other: &mut dyn FnMut() -> Result<Duration>,
+    ) -> Result {
+        execute::run_p2p_with(&mut self.transport, messages, progress_other)
     }
 
     /// The sub-communicator of a colour, as [`Engine::split`].
-    pub(crate) fn split_off(
-        &mut self,
-        colour: Option<u32>,
-        key: i64,
-    ) -> Result<Option<Self>, CommError> {
+    pub(crate) fn split_off(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
         let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
         let ranks = split_order(&args, colour);
         let own = self.transport.rank();
         let rank = ranks.iter().position(|&rank| rank == own).unwrap_or(0) as u32;
-        let global = |rank: &u32| self.transport.members().get(*rank as usize).copied();
+        let global = |rank: &u32| self.transport.members.get(*rank as usize).copied();
         let members = ranks.iter().filter_map(global).collect();
-        let comm_id = self.transport.split_comm_id(colour);
+        let comm_id = self.transport.derived_comm_id(colour.into());
         let transport = self.transport.subgroup(comm_id, members, rank);
         let mut child = Self::new(transport);
-        child.planner.set_table(self.planner.table().clone());
+        child.planner.table = self.planner.table.clone();
         Ok(Some(child))
     }
 }
@@ -74,19 +83,19 @@ impl Engine for TcpEngine {
         self.transport.peers()
     }
 
-    fn run(&mut self, call: Call<'_>) -> Result<(), CommError> {
+    fn run(&mut self, call: Call<'_>) -> Result {
         if call.kind.is_p2p() {
             return self.run_p2p(vec![call]);
         }
         let program = self.planner.plan(&call)?;
-        execute::run(&mut self.transport, call, &program, &mut self.scratch)
+        self.run_program(call, &program)
     }
 
-    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result<(), CommError> {
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         execute::run_p2p(&mut self.transport, messages)
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>, CommError> {
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let child = self.split_off(colour, key)?;
         Ok(child.map(|child| Box::new(child) as BoxEngine))
     }
@@ -97,24 +106,5 @@ impl Engine for TcpEngine {
 
     fn has_failed_fn(&self) -> HasFailedFn {
         self.transport.has_failed_fn()
-    }
-
-    fn fault_channel(&self) -> Option<Box<dyn FaultChannel>> {
-        Some(Box::new(self.transport.fault_channel()))
-    }
-}
-
-impl Tunable for TcpEngine {
-    fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result<(), CommError> {
-        let program = self.planner.plan_with(&call, algorithm)?;
-        execute::run(&mut self.transport, call, &program, &mut self.scratch)
-    }
-
-    fn nodes(&self) -> &[u32] {
-        self.planner.nodes()
-    }
-
-    fn set_table(&mut self, table: Arc<AlgorithmTable>) {
-        self.planner.set_table(table);
     }
 }

@@ -61,6 +61,11 @@ struct ConnReport {
     why: String,
 }
 
+/// Takes the entries whose time has come.
+fn take_due<T>(queue: &mut Vec<(Instant, T)>, now: Instant) -> Vec<T> {
+    queue.extract_if(.., |(at, _)| *at <= now).map(|(_, due)| due).collect()
+}
+
 impl FaultCoordinator {
     /// Takes the messages to be sent.
     pub fn take_outgoing(&mut self) -> Vec<(Recipient, FromRoot)> {
@@ -116,11 +121,8 @@ impl FaultCoordinator {
 
     /// Advances the time.
     pub fn tick(&mut self, now: Instant) {
-        let (due, rest) =
-            std::mem::take(&mut self.conn_reports).into_iter().partition(|(at, _)| *at <= now);
-        self.conn_reports = rest;
-        let due: Vec<(Instant, ConnReport)> = due;
-        due.into_iter().for_each(|(_, report)| self.probe(report, now));
+        let due = take_due(&mut self.conn_reports, now);
+        due.into_iter().for_each(|report| self.probe(report, now));
         let silent = self.probes.iter().filter(|(_, (until, _))| *until <= now).map(|(id, _)| *id);
         for id in silent.collect::<Vec<_>>() {
             if let Some((_, report)) = self.probes.remove(&id) {
@@ -131,11 +133,8 @@ impl FaultCoordinator {
         for id in expired.collect::<Vec<_>>() {
             self.conclude_query(id, now);
         }
-        let (due, rest) =
-            std::mem::take(&mut self.retries).into_iter().partition(|(at, _)| *at <= now);
-        self.retries = rest;
-        let due: Vec<(Instant, StatusQuery)> = due;
-        due.into_iter().for_each(|(_, query)| self.start_query(query, now));
+        let due = take_due(&mut self.retries, now);
+        due.into_iter().for_each(|query| self.start_query(query, now));
     }
 
     /// Finds out whether the peer of a broken connection exited, died or is alive.
@@ -151,9 +150,8 @@ impl FaultCoordinator {
             return;
         }
         self.next += 1;
-        let (query, comm_id) = (self.next, 0);
-        self.out.push((Recipient::Rank(rank), FromRoot::QueryStatus { query, comm_id }));
-        self.probes.insert(query, (now + ANSWER_TIMEOUT, report));
+        self.query_status(self.next, 0, [rank]);
+        self.probes.insert(self.next, (now + ANSWER_TIMEOUT, report));
     }
 
     /// Both ranks are alive, but the link between them is broken.
@@ -221,11 +219,9 @@ impl FaultCoordinator {
 
     fn start_query(&mut self, mut open: StatusQuery, now: Instant) {
         self.next += 1;
-        let (query, comm_id) = (self.next, open.stalled.comm_id);
-        let ask = |rank: &u32| (Recipient::Rank(*rank), FromRoot::QueryStatus { query, comm_id });
-        self.out.extend(open.queried.iter().map(ask));
+        self.query_status(self.next, open.stalled.comm_id, open.queried.iter().copied());
         open.until = now + ANSWER_TIMEOUT;
-        self.queries.insert(query, open);
+        self.queries.insert(self.next, open);
     }
 
     /// Once all answers are in, queries the ranks that the queried ones wait for.
@@ -240,8 +236,12 @@ impl FaultCoordinator {
         }
         let comm_id = open.stalled.comm_id;
         open.queried.extend(&more);
-        let ask = |rank| (Recipient::Rank(rank), FromRoot::QueryStatus { query: id, comm_id });
-        self.out.extend(more.into_iter().map(ask));
+        self.query_status(id, comm_id, more);
+    }
+
+    fn query_status(&mut self, query: u64, comm_id: u64, ranks: impl IntoIterator<Item = u32>) {
+        let message = FromRoot::QueryStatus { query, comm_id };
+        self.out.extend(ranks.into_iter().map(|rank| (Recipient::Rank(rank), message.clone())));
     }
 
     fn conclude_query(&mut self, id: u64, now: Instant) {
@@ -252,9 +252,8 @@ impl FaultCoordinator {
             Diagnosis::Retry(query) => self.retries.push((now + RETRY_DELAY, query)),
             Diagnosis::Healthy => {
                 let clear = FromRoot::Clear { comm_id };
-                self.out.extend(
-                    query.requesters.iter().map(|by| (Recipient::Rank(*by), clear.clone())),
-                );
+                let send = |by: &u32| (Recipient::Rank(*by), clear.clone());
+                self.out.extend(query.requesters.iter().map(send));
             }
         }
     }

@@ -73,6 +73,9 @@ pub struct Mesh {
     deferrals: u32,
 }
 
+/// The locked mesh.
+type MeshGuard<'a> = MutexGuard<'a, Mesh>;
+
 /// A mesh shared by several threads.
 pub struct SharedMesh {
     mesh: Mutex<Mesh>,
@@ -209,7 +212,7 @@ impl SharedMesh {
         Ok(Self { mesh, changed: Condvar::new(), wake, abort_callbacks: Mutex::default() })
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, Mesh> {
+    pub fn lock(&self) -> MeshGuard<'_> {
         self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -257,19 +260,15 @@ impl SharedMesh {
     }
 
     /// Releases the lock briefly while spinning.
-    pub fn yield_lock<'a>(&'a self, mut mesh: MutexGuard<'a, Mesh>) -> MutexGuard<'a, Mesh> {
+    pub fn yield_lock<'a>(&'a self, mut mesh: MeshGuard<'a>) -> MeshGuard<'a> {
         self.notify_waiters(&mut mesh);
         drop(mesh);
         std::hint::spin_loop();
         self.lock()
     }
 
-    /// Sleeps until something may have changed, at majority `limit`.
-    pub fn wait<'a>(
-        &'a self,
-        mut mesh: MutexGuard<'a, Mesh>,
-        limit: Duration,
-    ) -> MutexGuard<'a, Mesh> {
+    /// Sleeps until something may have changed, at most `limit`.
+    pub fn wait<'a>(&'a self, mut mesh: MeshGuard<'a>, limit: Duration) -> MeshGuard<'a> {
         self.notify_waiters(&mut mesh);
         if mesh.has_poller {
             mesh.waiters += 1;
@@ -288,8 +287,8 @@ impl SharedMesh {
         let mut polled = vec![PollFd::new(&self.wake, PollFlags::IN)];
         polled.extend(streams.iter().map(|(stream, flags)| PollFd::new(stream, *flags)));
         polled.extend(fabric.as_ref().map(|fabric| PollFd::new(fabric, PollFlags::IN)));
-        let timeout =
-            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        let (tv_sec, tv_nsec) = (limit.as_secs() as i64, i64::from(limit.subsec_nanos()));
+        let timeout = Timespec { tv_sec, tv_nsec };
         if limit.is_zero() {
             std::thread::yield_now();
         }

@@ -23,7 +23,7 @@ pub use transport::TcpTransport;
 
 pub(crate) use context::TcpContext;
 pub(crate) use control_messages::{FromRoot, Hello, MAX_CONNECTIONS, RankInfo, decode, encode};
-pub(crate) use control_plane::{ControlHandle, ControlPlane, RootState};
+pub(crate) use control_plane::{ControlHandle, ControlPlane, ControlRole, RootState};
 pub(crate) use dial::{AuthConn, Dial, DialError};
 pub(crate) use frame::{HEADER_BYTES, Header, MessageKey};
 pub(crate) use mesh::{CommTable, LinkDirection, PostedRecv, SharedMesh, check_match};

@@ -30,8 +30,7 @@ impl Rendezvous {
 
     pub fn register(&mut self, world_size: u32, member: RankInfo) -> Result<(), RendezvousError> {
         let ours = self.members.len();
-        let failed =
-            |what: String, hint: &str| Err(RendezvousError { what, hint: hint.to_owned() });
+        let failed = |what, hint: &str| Err(RendezvousError { what, hint: hint.to_owned() });
         let (rank, host) = (member.rank, member.host.clone());
         if world_size as usize != ours {
             let what =

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::control_messages::{Fault, MessageCounts, WireSignature};
-use crate::wait_graph;
+use super::control_messages::{Fault, MessageCounts};
+use crate::Signature;
+use crate::wait_graph::{explains_delay, root_causes};
 
 /// A call that timed out.
 #[derive(Debug, Clone)]
@@ -32,7 +33,7 @@ pub struct RankStatus {
     /// The number of calls started.
     pub calls: u64,
     /// The recent calls with their sequence numbers.
-    pub recent_calls: Vec<(u64, WireSignature)>,
+    pub recent_calls: Vec<(u64, Signature)>,
     /// The message counts of the current call.
     pub message_counts: MessageCounts,
     /// The ranks it waits for in any communicator, and for how many milliseconds.
@@ -81,15 +82,8 @@ impl StatusQuery {
         let mut queried: BTreeSet<u32> = stalled.members.iter().copied().collect();
         queried.extend(&stalled.awaited);
         queried.insert(by);
-        Self {
-            requesters: vec![by],
-            stalled,
-            queried,
-            answers: BTreeMap::new(),
-            until: now,
-            waited_s,
-            previous: None,
-        }
+        let (requesters, answers, previous) = (vec![by], BTreeMap::new(), None);
+        Self { requesters, stalled, queried, answers, until: now, waited_s, previous }
     }
 
     /// The ranks that the missing ranks wait for, directly or indirectly, and that were not queried.
@@ -142,7 +136,7 @@ impl StatusQuery {
 
     /// A timeout that names the root causes in the wait graph of the missing ranks.
     fn timeout(&self, missing: &[u32]) -> Option<Fault> {
-        let missing = wait_graph::root_causes(missing, |rank| self.waits(rank));
+        let missing = root_causes(missing, |rank| self.waits(rank));
         let (sequence, seconds) = (self.stalled.call.unwrap_or_default(), self.waited_s);
         (!missing.is_empty()).then_some(Fault::Timeout { sequence, seconds, missing })
     }
@@ -150,8 +144,7 @@ impl StatusQuery {
     /// The ranks that a rank has waited for long enough to explain its delay.
     fn waits(&self, rank: u32) -> Vec<u32> {
         let delay = Duration::from_secs(self.waited_s);
-        let long =
-            |(_, ms): &&(u32, u64)| wait_graph::explains_delay(Duration::from_millis(*ms), delay);
+        let long = |(_, ms): &&(u32, u64)| explains_delay(Duration::from_millis(*ms), delay);
         let waits = self.answers.get(&rank).into_iter().flat_map(|status| &status.waits);
         waits.filter(long).map(|(rank, _)| *rank).collect()
     }
@@ -187,8 +180,8 @@ impl StatusQuery {
             let call = status.recent_calls.iter().find(|(number, _)| *number == sequence)?;
             Some((*rank, call.1))
         };
-        let calls: Vec<(u32, WireSignature)> = self.answers.iter().filter_map(call).collect();
-        let frequency = |one: &WireSignature| calls.iter().filter(|(_, call)| call == one).count();
+        let calls: Vec<(u32, Signature)> = self.answers.iter().filter_map(call).collect();
+        let frequency = |one: &Signature| calls.iter().filter(|(_, call)| call == one).count();
         // In a tie, the call of the lowest rank is the majority.
         let majority = calls.iter().rev().max_by_key(|(_, call)| frequency(call)).copied()?;
         let minority = calls.iter().find(|(_, call)| *call != majority.1).copied()?;

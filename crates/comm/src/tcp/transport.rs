@@ -16,10 +16,10 @@ use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
 use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
 use super::mesh::{LinkDirection, Mesh, PostedRecv};
 use crate::error::Peer;
-use crate::schedule::selection::AlgorithmTable;
+
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::worker::AbortFn;
-use crate::{CommError, DType, ReduceOp, Signature};
+use crate::{CommError, DType, ReduceOp, Result, Signature};
 use spin::Spin;
 use stall_detector::StallDetector;
 
@@ -35,10 +35,10 @@ struct PendingRequest {
 
 /// The transport of one communicator.
 pub struct TcpTransport {
-    context: Arc<TcpContext>,
+    pub(super) context: Arc<TcpContext>,
     comm_id: u64,
     /// The global ranks of its members.
-    members: Vec<u32>,
+    pub(super) members: Vec<u32>,
     rank: u32,
     requests: Vec<PendingRequest>,
     /// The call in progress, for error messages.
@@ -92,13 +92,9 @@ impl TcpTransport {
         Self::new(self.context.clone(), comm_id, members, rank)
     }
 
-    /// The ID of the sub-communicator of a colour, after the call that split this one. Its members
-    /// all compute the same ID without communicating.
-    pub fn split_comm_id(&self, colour: u32) -> u64 {
-        self.derived_comm_id(colour.into())
-    }
-
-    fn derived_comm_id(&self, discriminant: u64) -> u64 {
+    /// The ID of a communicator derived from this one after the current call, such as the
+    /// sub-communicator of a colour. Its members all compute the same ID without communicating.
+    pub(super) fn derived_comm_id(&self, discriminant: u64) -> u64 {
         let words = [self.comm_id, self.calls_done, discriminant];
         fnv1a(words.into_iter().flat_map(u64::to_le_bytes))
     }
@@ -109,21 +105,6 @@ impl TcpTransport {
         const FAULT_CHANNEL: u64 = 1 << 32;
         let comm_id = self.derived_comm_id(FAULT_CHANNEL);
         self.subgroup(comm_id, self.members.clone(), self.rank)
-    }
-
-    /// The network in use, and why.
-    pub fn transport_name(&self) -> &str {
-        self.context.transport_name.get().map_or("TCP", String::as_str)
-    }
-
-    /// The global ranks of the members.
-    pub fn members(&self) -> &[u32] {
-        &self.members
-    }
-
-    /// The algorithm table shared by all ranks.
-    pub fn algorithms(&self) -> Arc<AlgorithmTable> {
-        self.context.algorithms.clone()
     }
 
     /// The node ID of each member.
@@ -157,7 +138,7 @@ impl TcpTransport {
     }
 
     /// Returns the error the communicator failed with, if any.
-    fn check_not_failed(&self) -> Result<(), CommError> {
+    fn check_not_failed(&self) -> Result {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
@@ -166,7 +147,7 @@ impl TcpTransport {
     }
 
     /// Opens the connections for a message of this length and returns its stripe count.
-    fn connect(&mut self, to: u32, length: usize) -> Result<u8, CommError> {
+    fn connect(&mut self, to: u32, length: usize) -> Result<u8> {
         // Connections over several NICs pay off earlier than several over one.
         let rails = self.context.bind.len().min(usize::from(MAX_CONNECTIONS)) as u8;
         let stripes = match length {
@@ -196,8 +177,8 @@ impl TcpTransport {
     }
 
     /// Records a point-to-point message as the current call.
-    fn record_p2p(&mut self, match_key: MatchKey, mesh: &Mesh) {
-        if let MatchKey::Tag(tag) = match_key {
+    fn record_p2p(&mut self, key: MatchKey, mesh: &Mesh) {
+        if let MatchKey::Tag(tag) = key {
             self.current_call = format!("a message with tag {tag}");
             let moved = mesh.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
             self.stall.reset(moved, Instant::now());
@@ -208,26 +189,24 @@ impl TcpTransport {
     fn receive(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
         operand: Option<*const u8>,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         self.check_not_failed()?;
         let from = self.global(from);
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
-        self.record_p2p(match_key, &mesh);
+        self.record_p2p(key, &mesh);
         let comm = mesh.comms.get(self.comm_id);
         let signature_hash = comm.signature_hash;
-        let key = MessageKey::new(self.comm_id, match_key, self.calls_done + 1);
+        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
         if !key.tagged {
             comm.message_counts.awaited.push(from);
         }
-        let (start, length) = (into.cast::<u8>(), into.len());
-        let id = RequestId(0);
-        let posted =
-            PostedRecv { key, signature_hash, request: id, start, length, action, operand };
+        let (start, length, request) = (into.cast::<u8>(), into.len(), RequestId(0));
+        let posted = PostedRecv { key, signature_hash, request, start, length, action, operand };
         let id = mesh.receive(from, posted);
         shared.wake_poller(&mesh);
         let direction = LinkDirection::Recv;
@@ -286,14 +265,14 @@ impl Transport for TcpTransport {
         self.members.iter().map(|global| self.peer(*global)).collect()
     }
 
-    fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
+    fn begin(&mut self, signature: Signature) -> Result {
         self.check_not_failed()?;
         self.current_call = signature.to_string();
         self.in_call = true;
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
         let comm = mesh.comms.get(self.comm_id);
-        comm.begin(signature.into());
+        comm.begin(signature);
         self.stall.reset(comm.bytes_moved, Instant::now());
         self.check_abort(&mesh)?;
         drop(mesh);
@@ -305,26 +284,21 @@ impl Transport for TcpTransport {
         self.calls_done += 1;
     }
 
-    unsafe fn post_send(
-        &mut self,
-        to: u32,
-        match_key: MatchKey,
-        bytes: *const [u8],
-    ) -> Result<RequestId, CommError> {
+    unsafe fn post_send(&mut self, to: u32, key: MatchKey, data: *const [u8]) -> Result<RequestId> {
         self.check_not_failed()?;
         let to = self.global(to);
-        let stripes = self.connect(to, bytes.len())?;
+        let stripes = self.connect(to, data.len())?;
         let shared = self.context.shared.clone();
         let mut mesh = shared.lock();
-        self.record_p2p(match_key, &mesh);
+        self.record_p2p(key, &mesh);
         let comm = mesh.comms.get(self.comm_id);
         let signature_hash = comm.signature_hash;
-        let key = MessageKey::new(self.comm_id, match_key, self.calls_done + 1);
+        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
         if !key.tagged {
             increment(&mut comm.message_counts.sent, to);
         }
-        let header = Header { key, length: bytes.len() as u64, signature_hash, stripes };
-        let id = mesh.send(to, header, bytes);
+        let header = Header { key, length: data.len() as u64, signature_hash, stripes };
+        let id = mesh.send(to, header, data);
         shared.wake_poller(&mesh);
         let direction = LinkDirection::Send;
         self.requests.push(PendingRequest { id, peer: to, direction, p2p: key.tagged });
@@ -337,31 +311,31 @@ impl Transport for TcpTransport {
     unsafe fn post_receive(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         action: RecvAction,
-    ) -> Result<RequestId, CommError> {
-        self.receive(from, match_key, into, action, None)
+    ) -> Result<RequestId> {
+        self.receive(from, key, into, action, None)
     }
 
     unsafe fn post_reduce(
         &mut self,
         from: u32,
-        match_key: MatchKey,
+        key: MatchKey,
         into: *mut [u8],
         operand: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         if operand.len() != into.len() {
             let (destination, operand) = (into.len(), operand.len());
             let what = format!("the destination has {destination} bytes, the operand {operand}");
-            return Err(CommError::InvalidCall { call: "receive", what });
+            return Err(CommError::invalid_call("receive", what));
         }
-        self.receive(from, match_key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
+        self.receive(from, key, into, RecvAction::Reduce(dtype, op), Some(operand.cast()))
     }
 
-    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result<(), CommError> {
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {
         self.check_not_failed()?;
         let context = self.context.clone();
         let shared = &context.shared;

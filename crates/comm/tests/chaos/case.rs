@@ -110,16 +110,12 @@ pub struct ChaosCase {
 
 impl ChaosCase {
     pub fn new(seed: u64, testbed: Testbed) -> Self {
+        use CommKind::{Hierarchical, Shm, Tcp};
         let mut seeded = SeededRng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xc0a5);
         let s = &mut seeded;
         let comm = match testbed {
-            Testbed::SingleHost => s.choose(&[
-                CommKind::Shm,
-                CommKind::Tcp,
-                CommKind::Hierarchical,
-                CommKind::Hierarchical,
-            ]),
-            Testbed::Cluster => s.choose(&[CommKind::Tcp, CommKind::Hierarchical]),
+            Testbed::SingleHost => s.choose(&[Shm, Tcp, Hierarchical, Hierarchical]),
+            Testbed::Cluster => s.choose(&[Tcp, Hierarchical]),
         };
         let nodes = layout(s, testbed, comm);
         let (ranks, colours) = (nodes.len(), s.choose(&[1, 2, 2, 3]));
@@ -151,8 +147,7 @@ impl ChaosCase {
     /// Whether the mismatch is detectable: the calls differ, and another rank takes part.
     fn differs(&self) -> bool {
         let (right, mismatch) = (self.step(self.at), self.step_of(self.at, self.victim));
-        let seen =
-            |step: ChaosStep| self.members(self.victim, step).len() > 1 && step.kind.is_some();
+        let seen = |s: ChaosStep| self.members(self.victim, s).len() > 1 && s.kind.is_some();
         // Calls on different communicators are not ordered.
         let one = self.fault != Fault::Mismatch(MismatchKind::Order)
             || self.script.iter().all(|s| !s.in_split);
@@ -196,8 +191,8 @@ impl ChaosCase {
     pub fn may_succeed(&self) -> bool {
         // A hierarchical collective without debug mode may not notice a wrong root, or a wrong order
         // if one of the calls is empty and waits for no other node.
-        let harmless =
-            matches!(self.fault, Fault::Mismatch(MismatchKind::Root | MismatchKind::Order));
+        use MismatchKind::{Order, Root};
+        let harmless = matches!(self.fault, Fault::Mismatch(Root | Order));
         let unseen = self.comm == CommKind::Hierarchical && !self.debug && harmless;
         unseen || matches!(self.fault, Fault::Paused | Fault::LinkCut { .. } | Fault::SlowNode)
     }
@@ -208,9 +203,8 @@ impl ChaosCase {
             Fault::Killed | Fault::KilledInBootstrap | Fault::Exited | Fault::Stopped => {
                 *rank == self.victim
             }
-            Fault::NodeCut => self.nodes[*rank] == self.nodes[self.victim],
+            Fault::NodeCut | Fault::SlowNode => self.nodes[*rank] == self.nodes[self.victim],
             Fault::LinkCut { other } => self.nodes[*rank] == other,
-            Fault::SlowNode => self.nodes[*rank] == self.nodes[self.victim],
             _ => false,
         };
         (0..self.ranks()).filter(|rank| !gone(rank)).collect()
@@ -243,13 +237,7 @@ fn layout(s: &mut SeededRng, testbed: Testbed, comm: CommKind) -> Vec<usize> {
 }
 
 fn fault_of_process(s: &mut SeededRng) -> Fault {
-    let mismatch = [
-        MismatchKind::Operation,
-        MismatchKind::Size,
-        MismatchKind::Type,
-        MismatchKind::Root,
-        MismatchKind::Order,
-    ];
+    use MismatchKind::{Operation, Order, Root, Size, Type};
     match s.below(20) {
         0..6 => Fault::Killed,
         6 => Fault::KilledInBootstrap,
@@ -257,7 +245,7 @@ fn fault_of_process(s: &mut SeededRng) -> Fault {
         9 => Fault::Stopped,
         10 => Fault::Resumed,
         11 => Fault::Paused,
-        12..16 => Fault::Mismatch(s.choose(&mismatch)),
+        12..16 => Fault::Mismatch(s.choose(&[Operation, Size, Type, Root, Order])),
         16 => Fault::Late,
         _ => Fault::Aborted,
     }

@@ -81,15 +81,9 @@ impl Outcome {
 
     pub fn write(&self) -> String {
         let named = self.names();
-        format!(
-            "\n{MARK}{}\t{}\t{}\t{}\t{}\t{}",
-            self.kind.as_deref().unwrap_or("ok"),
-            named,
-            self.took_ms,
-            self.text,
-            self.rejoin,
-            self.leaks
-        )
+        let Self { kind, took_ms, text, rejoin, leaks, .. } = self;
+        let kind = kind.as_deref().unwrap_or("ok");
+        format!("\n{MARK}{kind}\t{named}\t{took_ms}\t{text}\t{rejoin}\t{leaks}")
     }
 
     /// Parses the outcome in a rank's output.

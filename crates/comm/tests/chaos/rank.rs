@@ -7,7 +7,7 @@ use regatta_comm::error::Peer;
 use regatta_comm::worker::Communicator;
 use regatta_comm::{
     Buffer, Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, Pending,
-    ReduceOp, bootstrap, hierarchical, shm,
+    ReduceOp, Result, bootstrap, hierarchical, shm,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
@@ -136,7 +136,7 @@ fn join(
     members: &[usize],
     dir: &Path,
     name: &str,
-) -> Result<Communicator, CommError> {
+) -> Result<Communicator> {
     let (lost_after, desync_after) = timeouts(case);
     let in_bootstrap = case.fault == Fault::KilledInBootstrap && name == "first";
     let join_timeout = if in_bootstrap { Duration::from_secs(5) } else { LONG };
@@ -257,7 +257,7 @@ impl<'a> RankDriver<'a> {
     }
 
     /// Whether to run more steps, decided by rank 0.
-    fn should_continue(&self, number: usize) -> Result<bool, CommError> {
+    fn should_continue(&self, number: usize) -> Result<bool> {
         let enough = match self.case.fault {
             Fault::Paused => Duration::from_secs(2),
             _ if self.case.may_succeed() => Duration::from_secs(12),
@@ -312,9 +312,8 @@ impl<'a> RankDriver<'a> {
     /// Triggers the fault of this step, if this rank is the victim.
     fn trigger_fault(&self) {
         let (case, after) = (self.case, Duration::from_micros(self.case.after_us));
-        let external =
-            matches!(case.fault, Fault::NodeCut | Fault::LinkCut { .. } | Fault::SlowNode);
-        if external && self.rank == 0 {
+        use Fault::{LinkCut, NodeCut, SlowNode};
+        if matches!(case.fault, NodeCut | LinkCut { .. } | SlowNode) && self.rank == 0 {
             println!("\n{INJECT}");
         }
         if self.rank != case.victim {
@@ -341,16 +340,8 @@ impl<'a> RankDriver<'a> {
 fn owned(step: ChaosStep, comm: &dyn Comm) -> OwnedCall {
     let kind = step.kind.unwrap_or(CallKind::Barrier);
     let ChaosStep { dtype, op, root, count, .. } = step;
-    let mut call = OwnedCall {
-        kind,
-        dtype,
-        op,
-        root,
-        tag: 0,
-        counts: Counts::Equal(count),
-        input: None,
-        output: Buffer::zeroed(0),
-    };
+    let call = OwnedCall::new(kind, dtype, Counts::Equal(count), Buffer::zeroed(0));
+    let mut call = OwnedCall { op, root, ..call };
     let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
     if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
         call.input = Some(Buffer::zeroed(0));
@@ -363,7 +354,7 @@ fn owned(step: ChaosStep, comm: &dyn Comm) -> OwnedCall {
 }
 
 /// A ring exchange: sends to the right and receives from the left.
-fn ring(comm: &dyn Comm, count: usize) -> Result<(), CommError> {
+fn ring(comm: &dyn Comm, count: usize) -> Result {
     let (rank, ranks) = (comm.rank(), comm.size());
     let data = vec![rank as u8; count];
     let mut got = vec![0; count];

@@ -1,5 +1,5 @@
 //! A transport between threads that completes operations in random order. Buffers are read and
-//! written as late as ready, so that an access to a borrowed buffer yields wrong results.
+//! written as late as possible, so that an access to a borrowed buffer yields wrong results.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use regatta_comm::error::Peer;
 use regatta_comm::transport::{MatchKey, RecvAction, RequestId, Transport};
 use regatta_comm::worker::AbortFn;
-use regatta_comm::{CommError, DType, ReduceOp, Signature, kernel};
+use regatta_comm::{DType, ReduceOp, Result, Signature, kernel};
 
 /// No operation takes this long unless there is a deadlock.
 const DEADLOCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,8 +69,8 @@ impl ShuffledTransport {
             let same = |(_, other, posted): &(RequestId, u32, Posted)| {
                 other == with && matches!(posted, Posted::Send(_)) == sends
             };
-            let come = in_flight.get(&(*with, self.rank)).is_some_and(|queue| !queue.is_empty());
-            (sends || come) && !self.pending[..*at].iter().any(same)
+            let arrived = in_flight.get(&(*with, self.rank)).is_some_and(|queue| !queue.is_empty());
+            (sends || arrived) && !self.pending[..*at].iter().any(same)
         };
         (0..self.pending.len()).filter(first).collect()
     }
@@ -109,7 +109,7 @@ impl Transport for ShuffledTransport {
         (0..self.ranks).map(|rank| Peer::new(rank, "here")).collect()
     }
 
-    fn begin(&mut self, _: Signature) -> Result<(), CommError> {
+    fn begin(&mut self, _: Signature) -> Result {
         Ok(())
     }
 
@@ -117,12 +117,7 @@ impl Transport for ShuffledTransport {
         assert!(self.pending.is_empty());
     }
 
-    unsafe fn post_send(
-        &mut self,
-        to: u32,
-        _: MatchKey,
-        bytes: *const [u8],
-    ) -> Result<RequestId, CommError> {
+    unsafe fn post_send(&mut self, to: u32, _: MatchKey, bytes: *const [u8]) -> Result<RequestId> {
         Ok(self.post(to, Posted::Send(bytes)))
     }
 
@@ -131,9 +126,9 @@ impl Transport for ShuffledTransport {
         from: u32,
         _: MatchKey,
         into: *mut [u8],
-        landing: RecvAction,
-    ) -> Result<RequestId, CommError> {
-        Ok(self.post(from, Posted::Receive(into, landing)))
+        action: RecvAction,
+    ) -> Result<RequestId> {
+        Ok(self.post(from, Posted::Receive(into, action)))
     }
 
     unsafe fn post_reduce(
@@ -144,11 +139,11 @@ impl Transport for ShuffledTransport {
         with: *const [u8],
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<RequestId, CommError> {
+    ) -> Result<RequestId> {
         Ok(self.post(from, Posted::Reduce(into, with, dtype, op)))
     }
 
-    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result<(), CommError> {
+    fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {
         let network = self.network.clone();
         let mut in_flight = network.in_flight.lock().unwrap();
         let mut ready = self.ready(&in_flight);
@@ -167,7 +162,7 @@ impl Transport for ShuffledTransport {
             return Ok(());
         }
         let at = ready[self.below(ready.len())];
-        let (ticket, with, posted) = self.pending.remove(at);
+        let (request, with, posted) = self.pending.remove(at);
         if let Posted::Send(bytes) = posted {
             // SAFETY: the buffer is borrowed until the request completes.
             let bytes = unsafe { (*bytes).to_vec() };
@@ -180,7 +175,7 @@ impl Transport for ShuffledTransport {
             // SAFETY: as above.
             unsafe { deliver(&posted, &received) };
         }
-        done.push(ticket);
+        done.push(request);
         Ok(())
     }
 

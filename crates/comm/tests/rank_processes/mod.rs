@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, ShmConfig};
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, Result};
 
 const RANK: &str = "REGATTA_TEST_RANK";
 const RANKS: &str = "REGATTA_TEST_RANKS";
@@ -22,13 +22,8 @@ const OUTCOME: &str = "outcome: ";
 /// Much longer than any scenario takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The outcome that a rank printed, if it was not killed.
-#[derive(Debug)]
-struct RankOutcome {
-    text: Option<String>,
-}
-
-fn run_scenario(scenario: &str, ranks: u32) -> Vec<RankOutcome> {
+/// The outcome that each rank printed, if it was not killed.
+fn run_scenario(scenario: &str, ranks: u32) -> Vec<Option<String>> {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     let name = format!("test-{}-{number}", std::process::id());
@@ -49,7 +44,7 @@ fn run_scenario(scenario: &str, ranks: u32) -> Vec<RankOutcome> {
     children.into_iter().map(|child| wait_for(child, deadline, scenario)).collect()
 }
 
-fn wait_for(mut child: Child, deadline: Instant, scenario: &str) -> RankOutcome {
+fn wait_for(mut child: Child, deadline: Instant, scenario: &str) -> Option<String> {
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             child.kill().unwrap();
@@ -59,11 +54,7 @@ fn wait_for(mut child: Child, deadline: Instant, scenario: &str) -> RankOutcome 
     }
     let mut output = String::new();
     child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
-    let outcome = output
-        .lines()
-        .find_map(|line| line.split_once(OUTCOME))
-        .map(|(_, outcome)| outcome.to_owned());
-    RankOutcome { text: outcome }
+    output.lines().find_map(|line| Some(line.split_once(OUTCOME)?.1.to_owned()))
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -158,7 +149,7 @@ fn run_until_error(comm: &Communicator, operation: usize, count: usize) -> CommE
     }
 }
 
-fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result<(), CommError> {
+fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result {
     let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
     let mut call = Call { root: 1, ..call };
     let length = call.lengths(comm.rank() as usize, comm.size() as usize).1;
@@ -170,7 +161,7 @@ fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result<(), Com
 #[test]
 fn rank_processes_run_collectives() {
     for (rank, outcome) in run_scenario("work", 4).iter().enumerate() {
-        assert_eq!(outcome.text.as_deref(), Some(&*format!("10 {}", rank % 2)));
+        assert_eq!(outcome.as_deref(), Some(&*format!("10 {}", rank % 2)));
     }
 }
 
@@ -190,7 +181,7 @@ fn killed_rank_is_reported_by_all_others() {
         let scenario = format!("kill {kind} {victim} {count} {micros}");
         for (rank, outcome) in run_scenario(&scenario, 3).iter().enumerate() {
             let lost = format!("rank {victim} on n1 was lost");
-            match &outcome.text {
+            match outcome {
                 Some(text) => {
                     let reported = text.contains(&lost) && text.ends_with("its process exited");
                     assert!(reported, "{scenario}: rank {rank}: {text}");
@@ -199,7 +190,7 @@ fn killed_rank_is_reported_by_all_others() {
             }
         }
     }
-    // Folders in /dev/shm belong to other tests.
+    // Directories in /dev/shm belong to other tests.
     let is_ours = |entry: &std::fs::DirEntry| {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         is_file && entry.file_name().to_string_lossy().contains("regatta")
@@ -212,17 +203,17 @@ fn killed_rank_is_reported_by_all_others() {
 fn live_rank_that_makes_no_call_times_out() {
     for (rank, outcome) in run_scenario("no-call 2", 3).iter().enumerate() {
         let expected = ["barrier: timed out after 1 s waiting for rank 2 on n1", "no call"];
-        assert_eq!(outcome.text.as_deref(), Some(expected[rank / 2]));
+        assert_eq!(outcome.as_deref(), Some(expected[rank / 2]));
     }
 }
 
 #[test]
 fn rank_that_never_joins_is_reported() {
     let outcomes = run_scenario("absent 2", 3);
-    let outcome = |rank: usize| outcomes[rank].text.clone().unwrap_or_default();
+    let outcome = |rank: usize| outcomes[rank].clone().unwrap_or_default();
     for rank in [0, 1] {
         assert!(outcome(rank).contains("timed out waiting for rank 2 on n1"), "{}", outcome(rank));
     }
     let outcomes = run_scenario("absent 0", 2);
-    assert!(outcomes[1].text.clone().unwrap_or_default().contains("no shared memory from rank 0"));
+    assert!(outcomes[1].clone().unwrap_or_default().contains("no shared memory from rank 0"));
 }

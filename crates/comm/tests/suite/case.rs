@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use regatta_comm::reference::{all_to_all_v, expected_outputs};
 use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
 
-use super::on_all_ranks;
+use super::{in_parallel, on_all_ranks};
 
 /// Element counts.
 #[derive(Debug, Clone)]
@@ -61,6 +61,11 @@ struct InitialBuffers {
 }
 
 impl Case {
+    /// A sum of `count` f32 per rank, with root 1.
+    pub fn sum(kind: CallKind, count: usize) -> Self {
+        let (dtype, op, sizes) = (DType::F32, ReduceOp::Sum, Sizes::Equal(count));
+        Self { kind, dtype, op, root: 1, sizes, in_place: false, seed: 1 }
+    }
     pub fn counts(&self, rank: usize) -> Counts<'static> {
         match &self.sizes {
             Sizes::Equal(count) => Counts::Equal(*count),
@@ -184,16 +189,12 @@ impl Case {
         on_device: bool,
     ) {
         if initial.untouched {
-            assert!(
-                output == initial.output,
-                "rank {rank} of {self:?}: the buffer of a rank without a result changed"
-            );
-            return;
+            let why = "the buffer of a rank without a result changed";
+            return assert!(output == initial.output, "rank {rank} of {self:?}: {why}");
         }
         let got = &output[initial.result.clone()];
-        let about = on_device && self.op == ReduceOp::Average && self.kind.reduces();
-        let same =
-            if about { approximately_equal(self.dtype, got, expected) } else { got == expected };
+        let rounded = on_device && self.op == ReduceOp::Average && self.kind.reduces();
+        let same = got == expected || rounded && approximately_equal(self.dtype, got, expected);
         assert!(same, "rank {rank} of {self:?}: {}", difference(got, expected));
     }
 
@@ -211,11 +212,8 @@ impl Case {
     /// Runs the call on all ranks of an existing world.
     pub fn check_on<C: Comm>(&self, world: &[C]) {
         let expected = self.expected(world.len());
-        std::thread::scope(|scope| {
-            for (comm, expected) in world.iter().zip(&expected) {
-                scope.spawn(move || self.run(comm, expected));
-            }
-        });
+        let ranks = world.iter().zip(&expected).collect();
+        in_parallel(ranks, |(comm, expected)| self.run(comm, expected));
     }
 }
 
@@ -241,8 +239,7 @@ impl StartedCase {
 
 /// Describes the first difference only, because results can be huge.
 fn difference(got: &[u8], expected: &[u8]) -> String {
-    let at =
-        got.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(got.len().min(expected.len()));
+    let at = got.iter().zip(expected).take_while(|(a, b)| a == b).count();
     let shown = |bytes: &[u8]| format!("{:?}", &bytes[at..(at + 16).min(bytes.len())]);
     let (lengths, bytes) = ((got.len(), expected.len()), (shown(got), shown(expected)));
     format!("{} of {} bytes, from byte {at} {}, not {}", lengths.0, lengths.1, bytes.0, bytes.1)

@@ -30,8 +30,8 @@ impl CaseTemplate {
     pub fn case(&self, ranks: usize) -> Case {
         let parts = !self.kind.has_uniform_count() && self.kind != CallKind::Barrier;
         let sizes = match self.shape {
-            Shape::Even(count) | Shape::Uneven(count) if !parts => Sizes::Equal(count),
             Shape::Even(count) => Sizes::Equal(count),
+            Shape::Uneven(count) if !parts => Sizes::Equal(count),
             Shape::Uneven(most) if self.kind == CallKind::AllToAll => {
                 Sizes::PerPair((0..ranks).map(|from| self.send_counts(from, ranks, most)).collect())
             }
@@ -39,9 +39,8 @@ impl CaseTemplate {
                 Sizes::PerRank((0..ranks).map(|rank| self.random_count(rank, 0, most)).collect())
             }
         };
-        let (kind, dtype, op, in_place, seed) =
-            (self.kind, self.dtype, self.op, self.in_place, self.seed);
-        Case { kind, dtype, op, root: self.root % ranks as u32, sizes, in_place, seed }
+        let Self { kind, dtype, op, root, in_place, seed, .. } = *self;
+        Case { kind, dtype, op, root: root % ranks as u32, sizes, in_place, seed }
     }
 
     /// A rank's send counts; symmetric for in-place calls.
@@ -74,17 +73,11 @@ pub fn template() -> impl Strategy<Value = CaseTemplate> {
     let shape = (counts(), any::<bool>())
         .prop_map(|(count, even)| if even { Shape::Even(count) } else { Shape::Uneven(count) });
     let what = (0..CallKind::ALL.len(), 0..DType::ALL.len(), 0..ReduceOp::ALL.len());
-    (what, 0u32..17, shape, any::<bool>(), any::<u64>()).prop_map(
-        |((kind, dtype, op), root, shape, in_place, seed)| CaseTemplate {
-            kind: CallKind::ALL[kind],
-            dtype: DType::ALL[dtype],
-            op: ReduceOp::ALL[op],
-            root,
-            shape,
-            in_place,
-            seed,
-        },
-    )
+    let all = (what, 0u32..17, shape, any::<bool>(), any::<u64>());
+    all.prop_map(|((kind, dtype, op), root, shape, in_place, seed)| {
+        let (kind, dtype, op) = (CallKind::ALL[kind], DType::ALL[dtype], ReduceOp::ALL[op]);
+        CaseTemplate { kind, dtype, op, root, shape, in_place, seed }
+    })
 }
 
 /// All combinations with a few element counts, each with a hash by which a sample is drawn.
@@ -97,15 +90,11 @@ pub fn all_combinations(ranks: u32) -> Vec<(u64, CaseTemplate)> {
         for (dtype, op) in DType::ALL.into_iter().flat_map(|d| ops.iter().map(move |o| (d, *o))) {
             for (root, count) in roots.iter().flat_map(|r| [0, 1, 7, 100, 1003].map(|c| (*r, c))) {
                 for in_place in [false, true] {
-                    for shape in [Shape::Even(count), Shape::Uneven(count)] {
-                        if shape == Shape::Uneven(count) && !uneven {
-                            continue;
-                        }
+                    let shapes = [Shape::Even(count), Shape::Uneven(count)];
+                    for shape in shapes.into_iter().take(1 + usize::from(uneven)) {
                         let seed = hash64(all.len() as u64 * 32 + u64::from(ranks));
-                        all.push((
-                            seed,
-                            CaseTemplate { kind, dtype, op, root, shape, in_place, seed },
-                        ));
+                        let case = CaseTemplate { kind, dtype, op, root, shape, in_place, seed };
+                        all.push((seed, case));
                     }
                 }
             }

@@ -40,10 +40,9 @@ impl TestMessage {
         let empty = vec![0; bytes.len()];
         if hash64(self.seed ^ u64::from(comm.rank())).is_multiple_of(3) {
             let buffer = Buffer::from_slice(if sends { &bytes } else { &empty });
-            let call =
-                OwnedCall { tag: self.tag, root, ..OwnedCall::new(kind, dtype, counts, buffer) };
-            open.push((comm.start(call), bytes));
-            return;
+            let call = OwnedCall::new(kind, dtype, counts, buffer);
+            let pending = comm.start(OwnedCall { tag: self.tag, root, ..call });
+            return open.push((pending, bytes));
         }
         let mut output = if sends { Vec::new() } else { empty };
         let input = sends.then_some(&bytes[..]);

@@ -13,24 +13,60 @@ mod messages;
 pub mod session;
 pub mod timeouts;
 
+use std::ops::Range;
+use std::time::Duration;
+
 use proptest::prelude::prop;
 use proptest::strategy::{Just, Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use regatta_comm::bootstrap::{BootstrapConfig, listen};
 use regatta_comm::{
-    Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, ReduceOp,
+    Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, ReduceOp, Result,
 };
+use regatta_wire::secret::Secret;
 
 pub use case::{BufferSource, Case, Sizes};
 use session::{Session, SessionStep};
 
-/// Runs a function on every rank, each on a thread of its own.
-pub fn on_all_ranks<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) -> Vec<R> {
+/// Runs a function on every item, each on a thread of its own.
+pub fn in_parallel<T: Send, R: Send>(all: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let work = &work;
-        let threads: Vec<_> =
-            world.into_iter().map(|comm| scope.spawn(move || work(&comm))).collect();
+        let threads: Vec<_> = all.into_iter().map(|one| scope.spawn(move || work(one))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
+}
+
+/// Runs a function on every rank, each on a thread of its own.
+pub fn on_all_ranks<C: Comm, R: Send>(world: Vec<C>, work: impl Fn(&C) -> R + Sync) -> Vec<R> {
+    in_parallel(world, |comm| work(&comm))
+}
+
+/// The configurations of ranks on this machine, each on a simulated host.
+pub fn configs(size: u32, configure: impl Fn(&mut BootstrapConfig)) -> Vec<BootstrapConfig> {
+    let secret = Secret::generate().unwrap();
+    let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let rank = |rank| {
+        let mut config = BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone());
+        config.host = format!("node{rank}");
+        config.join_timeout = Duration::from_secs(30);
+        configure(&mut config);
+        config
+    };
+    let mut all: Vec<BootstrapConfig> = (0..size).map(rank).collect();
+    all[0].listener = Some(listener);
+    all
+}
+
+/// Runs a call on zeroed buffers, out of place.
+pub fn run_zeroed(comm: &dyn Comm, call: Call<'_>) -> Result {
+    let (rank, ranks, size) = (comm.rank() as usize, comm.size() as usize, call.dtype.size());
+    let has_input = !matches!(call.kind, CallKind::Broadcast | CallKind::Barrier);
+    let call = Call { input: has_input.then_some(&[]), ..call };
+    let (input, output) = call.lengths(rank, ranks);
+    let (input, mut output) = (vec![0; input * size], vec![0; output * size]);
+    comm.run(Call { input: has_input.then_some(&input), output: &mut output, ..call })
 }
 
 /// The number of cases, from the environment or the default.
@@ -68,7 +104,7 @@ fn run_in_sequence<C: Comm>(world: Vec<C>, all: &[Case]) {
     });
 }
 
-/// A sample of all combinations of kind, dtype, op, root, size, place and counts, on 1 to 17 ranks;
+/// A sample of all combinations of kind, dtype, op, root, size, counts and in-place mode, on 1 to 17 ranks;
 /// all of them if the case count is large enough.
 pub fn sampled_combinations<C: Comm>(default: u32, world: impl Fn(u32) -> Vec<C>) {
     let all: usize = (1..=17).map(|ranks| case_template::all_combinations(ranks).len()).sum();
@@ -84,30 +120,18 @@ pub fn sampled_combinations<C: Comm>(default: u32, world: impl Fn(u32) -> Vec<C>
     }
 }
 
-pub fn random_sessions<C: Comm>(
-    default: u32,
-    ranks: std::ops::Range<u32>,
-    world: impl Fn(u32) -> Vec<C>,
-) {
+pub fn random_sessions<C: Comm>(default: u32, ranks: Range<u32>, world: impl Fn(u32) -> Vec<C>) {
     run_proptest(default, &session::session(ranks), |session| session.check(world(session.ranks)));
 }
 
-pub fn random_messages<C: Comm>(
-    default: u32,
-    ranks: std::ops::Range<u32>,
-    world: impl Fn(u32) -> Vec<C>,
-) {
+pub fn random_messages<C: Comm>(default: u32, ranks: Range<u32>, world: impl Fn(u32) -> Vec<C>) {
     run_proptest(default, &messages::sequence(ranks, true), |sequence| {
         sequence.check(world(sequence.ranks))
     });
 }
 
 /// Random groups of messages.
-pub fn random_message_groups<C: Comm>(
-    default: u32,
-    ranks: std::ops::Range<u32>,
-    world: impl Fn(u32) -> Vec<C>,
-) {
+pub fn random_groups<C: Comm>(default: u32, ranks: Range<u32>, world: impl Fn(u32) -> Vec<C>) {
     run_proptest(default, &messages::sequence(ranks, true), |sequence| {
         sequence.check_groups(world(sequence.ranks))
     });
@@ -129,23 +153,22 @@ pub fn random_node_layouts<C: Comm>(default: u32, world: impl Fn(&[u32]) -> Vec<
 
 /// Runs a property test with a deterministic seed, and shrinks a failing case.
 fn run_proptest<S: Strategy>(default: u32, strategy: &S, check: impl Fn(S::Value)) {
-    let config =
-        Config { cases: case_count(default), failure_persistence: None, ..Config::default() };
-    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let mut runner = TestRunner::new_with_rng(config, seed);
-    let result = runner.run(strategy, |random| {
+    let cases = case_count(default);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let result = runner(config).run(strategy, |random| {
         check(random);
         Ok(())
     });
-    if let Err(error) = result {
-        panic!("{error}");
-    }
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn runner(config: Config) -> TestRunner {
+    TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
 /// [`random_sessions`] on one of several rank processes.
 pub fn random_sessions_on_rank(comm: &dyn Comm, default: u32, devices: bool) {
-    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let mut runner = TestRunner::new_with_rng(Config::default(), seed);
+    let mut runner = runner(Config::default());
     let strategy = session::session(comm.size()..comm.size() + 1);
     for _ in 0..case_count(default) {
         let session: Session = strategy.new_tree(&mut runner).unwrap().current();
@@ -155,11 +178,11 @@ pub fn random_sessions_on_rank(comm: &dyn Comm, default: u32, devices: bool) {
 
 /// [`random_messages`] on one of several rank processes.
 pub fn random_messages_on_rank(comm: &dyn Comm, default: u32) {
-    let seed = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let mut runner = TestRunner::new_with_rng(Config::default(), seed);
+    let mut runner = runner(Config::default());
     let strategy = messages::sequence(comm.size()..comm.size() + 1, false);
-    (0..case_count(default))
-        .for_each(|_| strategy.new_tree(&mut runner).unwrap().current().run(comm));
+    for _ in 0..case_count(default) {
+        strategy.new_tree(&mut runner).unwrap().current().run(comm);
+    }
 }
 
 /// [`sampled_combinations`] on one of several rank processes, blocking and, with devices, on device
@@ -184,24 +207,20 @@ pub fn large_buffers<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     let all = std::env::var_os("REGATTA_TEST_CASES").is_some();
     let kinds = if all { &CallKind::ALL[..] } else { &some[..] };
     for (at, kind) in kinds.iter().copied().enumerate() {
-        let whole = kind.has_uniform_count();
-        let bytes = (64 << 20) + 24;
+        let blocks = if kind.has_uniform_count() { 1 } else { ranks as usize };
         let dtype = [DType::F32, DType::Bf16, DType::I64][at % 3];
-        let count = bytes / dtype.size() / if whole { 1 } else { ranks as usize };
-        let (root, in_place) = (1, at % 2 == 0);
-        let (op, sizes) = (ReduceOp::Sum, Sizes::Equal(count));
-        Case { kind, dtype, op, root, sizes, in_place, seed: 7 }.check(world(ranks));
+        let case = Case::sum(kind, ((64 << 20) + 24) / dtype.size() / blocks);
+        Case { dtype, in_place: at % 2 == 0, seed: 7, ..case }.check(world(ranks));
     }
 }
 
 /// Uneven blocks, per-pair counts, messages, splits, background calls and invalid calls.
 pub fn edge_cases<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
-    let kinds = [CallKind::AllGather, CallKind::ReduceScatter, CallKind::Gather, CallKind::Scatter];
-    for kind in kinds {
+    for kind in [CallKind::AllGather, CallKind::ReduceScatter, CallKind::Gather, CallKind::Scatter]
+    {
         for in_place in [false, true] {
-            let (dtype, op) = (DType::F32, ReduceOp::Sum);
             let sizes = Sizes::PerRank(vec![3, 0, 5, 1, 64]);
-            Case { kind, dtype, op, root: 2, sizes, in_place, seed: 1 }.check(world(5));
+            Case { root: 2, sizes, in_place, ..Case::sum(kind, 0) }.check(world(5));
         }
     }
     exchange(world(4));
@@ -212,7 +231,7 @@ pub fn edge_cases<C: Comm>(world: impl Fn(u32) -> Vec<C>) {
     count_mismatch(world(3));
     invalid_calls(world(2));
     for ranks in [1, 2, 5] {
-        group(world(ranks));
+        on_all_ranks(world(ranks), |comm| group_on_rank(comm));
     }
 }
 
@@ -223,12 +242,11 @@ fn exchange<C: Comm>(world: Vec<C>) {
     on_all_ranks(world, |comm| {
         let me = comm.rank() as usize;
         let receive: Vec<usize> = send.iter().map(|s| s[me]).collect();
-        let to: Vec<i16> =
-            (0..ranks).flat_map(|r| vec![(me * 10 + r) as i16; send[me][r]]).collect();
+        let block = |from: usize, to: usize| vec![(from * 10 + to) as i16; send[from][to]];
+        let to: Vec<i16> = (0..ranks).flat_map(|r| block(me, r)).collect();
         let mut from = vec![0i16; receive.iter().sum()];
         comm.all_to_all_v(&to, &send[me], &mut from, &receive).unwrap();
-        let expected: Vec<i16> =
-            (0..ranks).flat_map(|r| vec![(r * 10 + me) as i16; receive[r]]).collect();
+        let expected: Vec<i16> = (0..ranks).flat_map(|r| block(r, me)).collect();
         assert_eq!(from, expected);
     });
 }
@@ -247,9 +265,9 @@ fn typed_calls<C: Comm>(world: Vec<C>) {
         assert_eq!(all, [0, 1, 2]);
         comm.reduce_scatter_in_place(&mut all, ReduceOp::Max).unwrap();
         assert_eq!(all[me as usize], me);
-        let mut turned = [me * 10, me * 10 + 1, me * 10 + 2];
-        comm.all_to_all_in_place(&mut turned).unwrap();
-        assert_eq!(turned, [me, 10 + me, 20 + me]);
+        let mut transposed = [me * 10, me * 10 + 1, me * 10 + 2];
+        comm.all_to_all_in_place(&mut transposed).unwrap();
+        assert_eq!(transposed, [me, 10 + me, 20 + me]);
         let (own, counts) = (vec![me; me as usize], [0, 1, 2]);
         let mut parts = vec![-1; if me == 2 { 3 } else { 0 }];
         comm.gather_v(&own, &mut parts, &counts, 2).unwrap();
@@ -279,9 +297,9 @@ fn count_mismatch<C: Comm>(world: Vec<C>) {
         error.to_string()
     });
     for error in errors {
-        let (from, to) = ("rank 2 on ", "which expects 9");
-        assert!(error.contains(from) && error.contains("sends 7 i64 to rank 1"), "{error}");
-        assert!(error.contains(to), "{error}");
+        for part in ["rank 2 on ", "sends 7 i64 to rank 1", "which expects 9"] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 }
 
@@ -333,13 +351,12 @@ fn splits<C: Comm>(world: Vec<C>) {
 
 fn background<C: Comm>(world: Vec<C>) {
     on_all_ranks(world, |comm| {
-        let pending: Vec<_> = (0..4)
-            .map(|i| {
-                let mut buffer = comm.buffer(8 * 100);
-                buffer.as_mut_slice::<f64>().fill(f64::from(i));
-                comm.start(OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, buffer))
-            })
-            .collect();
+        let start = |i| {
+            let mut buffer = comm.buffer(8 * 100);
+            buffer.as_mut_slice::<f64>().fill(f64::from(i));
+            comm.start(OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, buffer))
+        };
+        let pending: Vec<_> = (0..4).map(start).collect();
         // Runs after the four pending calls.
         let mut one = [1.0f32];
         comm.all_reduce(&mut one, ReduceOp::Sum).unwrap();
@@ -352,7 +369,7 @@ fn background<C: Comm>(world: Vec<C>) {
 }
 
 /// One call of a group.
-fn part_of_group<'a>(
+fn grouped<'a>(
     kind: CallKind,
     root: u32,
     tag: u32,
@@ -366,36 +383,31 @@ fn part_of_group<'a>(
 
 /// A bidirectional ring of messages larger than any buffer, a message to self, two small messages
 /// received out of order, and collectives.
-fn group<C: Comm>(world: Vec<C>) {
-    on_all_ranks(world, |comm| group_on_rank(comm));
-}
-
-/// One rank's part of the group.
 pub fn group_on_rank(comm: &dyn Comm) {
     const LARGE: usize = (1 << 20) + 7;
     let (me, ranks) = (comm.rank(), comm.size());
-    let (expected, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+    let (right, left) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
     let large = vec![me as u8; LARGE];
     let (mut from_left, mut from_right) = (vec![99; LARGE], vec![99; LARGE]);
     let (mut one, mut two, mut own) = ([0], [0], [0; 3]);
     let (mut most, mut first) = ([me as u8; 5], [me as u8 + 1]);
     comm.run_group(vec![
-        part_of_group(CallKind::AllReduce, 0, 0, None, &mut most),
-        part_of_group(CallKind::Send, expected, 1, Some(&large), &mut []),
-        part_of_group(CallKind::Send, left, 2, Some(&large), &mut []),
-        part_of_group(CallKind::Send, expected, 3, Some(&[me as u8]), &mut []),
-        part_of_group(CallKind::Send, expected, 4, Some(&[me as u8 + 100]), &mut []),
-        part_of_group(CallKind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
-        part_of_group(CallKind::Receive, left, 4, None, &mut two),
-        part_of_group(CallKind::Receive, left, 3, None, &mut one),
-        part_of_group(CallKind::Receive, expected, 2, None, &mut from_right),
-        part_of_group(CallKind::Receive, left, 1, None, &mut from_left),
-        part_of_group(CallKind::Receive, me, 5, None, &mut own),
-        part_of_group(CallKind::Broadcast, 0, 0, None, &mut first),
+        grouped(CallKind::AllReduce, 0, 0, None, &mut most),
+        grouped(CallKind::Send, right, 1, Some(&large), &mut []),
+        grouped(CallKind::Send, left, 2, Some(&large), &mut []),
+        grouped(CallKind::Send, right, 3, Some(&[me as u8]), &mut []),
+        grouped(CallKind::Send, right, 4, Some(&[me as u8 + 100]), &mut []),
+        grouped(CallKind::Send, me, 5, Some(&[1, 2, 3]), &mut []),
+        grouped(CallKind::Receive, left, 4, None, &mut two),
+        grouped(CallKind::Receive, left, 3, None, &mut one),
+        grouped(CallKind::Receive, right, 2, None, &mut from_right),
+        grouped(CallKind::Receive, left, 1, None, &mut from_left),
+        grouped(CallKind::Receive, me, 5, None, &mut own),
+        grouped(CallKind::Broadcast, 0, 0, None, &mut first),
     ])
     .unwrap();
     assert!(from_left.iter().all(|byte| *byte == left as u8));
-    assert!(from_right.iter().all(|byte| *byte == expected as u8));
+    assert!(from_right.iter().all(|byte| *byte == right as u8));
     assert_eq!((one[0], two[0], own), (left as u8, left as u8 + 100, [1, 2, 3]));
     assert_eq!((most, first), ([ranks as u8 - 1; 5], [1]));
     comm.run_group(Vec::new()).unwrap();

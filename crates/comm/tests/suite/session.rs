@@ -1,6 +1,6 @@
 //! Sequences of collectives on a world and on nested splits of it, blocking or in the background.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use regatta_comm::Comm;
@@ -50,18 +50,12 @@ impl Session {
         for (of, args) in &self.splits {
             let mut parts = Vec::new();
             for members in &groups[*of] {
-                let part_args: SplitArgs =
-                    members.iter().map(|rank| args[*rank as usize]).collect();
-                let mut colours: Vec<u32> =
-                    part_args.iter().filter_map(|(colour, _)| *colour).collect();
-                colours.sort_unstable();
-                colours.dedup();
-                let of_old = |rank: u32| members[rank as usize];
-                parts.extend(
-                    colours
-                        .into_iter()
-                        .map(|c| split_order(&part_args, c).into_iter().map(of_old).collect()),
-                );
+                let args: SplitArgs = members.iter().map(|rank| args[*rank as usize]).collect();
+                let colours: BTreeSet<u32> =
+                    args.iter().filter_map(|(colour, _)| *colour).collect();
+                let world_rank = |rank: u32| members[rank as usize];
+                let part = |c| split_order(&args, c).into_iter().map(world_rank).collect();
+                parts.extend(colours.into_iter().map(part));
             }
             groups.push(parts);
         }
@@ -88,9 +82,9 @@ impl Session {
         }
         let within = |group: usize| results.groups[group].iter().find(|m| m.contains(&rank));
         for (group, part) in parts.iter().enumerate() {
-            let place = part.as_ref().map(|part| (part.rank() as usize, part.size() as usize));
+            let own = part.as_ref().map(|part| (part.rank() as usize, part.size() as usize));
             let at = |m: &Members| (m.iter().position(|r| *r == rank).unwrap(), m.len());
-            assert_eq!(place, within(group + 1).map(at), "rank {rank} in split {group}");
+            assert_eq!(own, within(group + 1).map(at), "rank {rank} in split {group}");
         }
         let mut open: Vec<(usize, StartedCase)> = Vec::new();
         let mut rng = Rng(hash64(self.seed ^ hash64(u64::from(rank))));
@@ -162,8 +156,8 @@ impl Session {
         }
         let group = &results.groups[self.steps[at].group];
         let members = group.iter().find(|m| m.contains(&rank)).unwrap();
-        let place = members.iter().position(|r| *r == rank).unwrap();
-        started.finish(&results.expected[at][members][place]);
+        let index = members.iter().position(|r| *r == rank).unwrap();
+        started.finish(&results.expected[at][members][index]);
     }
 
     /// Runs the session on all ranks of a world.
@@ -185,19 +179,11 @@ impl Rng {
 pub fn session(ranks: impl Strategy<Value = u32>) -> impl Strategy<Value = Session> {
     let args = (prop::option::weighted(0.9, 0u32..3), -2i64..3);
     let split = (any::<prop::sample::Index>(), prop::collection::vec(args, 17));
-    let memory = prop::sample::select(vec![
-        BufferSource::Heap,
-        BufferSource::Communicator,
-        BufferSource::Device,
-    ]);
-    let step = (any::<prop::sample::Index>(), template(), prop::option::of(memory));
-    let parts = (
-        ranks,
-        prop::collection::vec(split, 0..3),
-        prop::collection::vec(step, 1..24),
-        any::<u64>(),
-    );
-    parts.prop_map(|(ranks, splits, steps, seed)| {
+    let memory = [BufferSource::Heap, BufferSource::Communicator, BufferSource::Device];
+    let memory = prop::option::of(prop::sample::select(memory.to_vec()));
+    let step = (any::<prop::sample::Index>(), template(), memory);
+    let (splits, steps) = (prop::collection::vec(split, 0..3), prop::collection::vec(step, 1..24));
+    (ranks, splits, steps, any::<u64>()).prop_map(|(ranks, splits, steps, seed)| {
         let groups = splits.len() + 1;
         let splits = splits.into_iter().enumerate();
         let splits = splits.map(|(at, (of, args))| (of.index(at + 1), args)).collect();

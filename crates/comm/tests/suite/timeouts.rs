@@ -1,6 +1,6 @@
 //! Which ranks a timeout reports.
 
-use regatta_comm::{Collectives, Comm, CommError};
+use regatta_comm::{Collectives, Comm, CommError, Result};
 
 use super::on_all_ranks;
 
@@ -26,7 +26,7 @@ pub fn rank_waiting_in_another_communicator_is_not_reported<C: Comm>(world: Vec<
 }
 
 /// Asserts that a call timed out waiting for this rank only.
-pub fn assert_waits_for(end: &Result<(), CommError>, rank: u32) {
+pub fn assert_waits_for(end: &Result, rank: u32) {
     let Err(CommError::Timeout { missing, .. }) = end else { panic!("{end:?}") };
     assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [rank], "{end:?}");
 }

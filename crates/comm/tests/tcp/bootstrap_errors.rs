@@ -12,42 +12,27 @@ use crate::{configs, suite};
 
 /// The error of each rank.
 fn errors(all: Vec<BootstrapConfig>) -> Vec<Option<CommError>> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = all.into_iter().map(|s| scope.spawn(|| join(s).err())).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
+    suite::in_parallel(all, |config| join(config).err())
 }
 
-fn assert_all_report(all: Vec<BootstrapConfig>, expected: &str) {
-    for error in errors(all) {
-        let error = error.unwrap().to_string();
-        assert!(error.contains(expected), "{error}");
+#[test]
+fn inconsistent_missing_and_unreachable_ranks_are_reported_by_all() {
+    type Change = fn(&mut Vec<BootstrapConfig>);
+    let cases: [(u32, Change, &str); 4] = [
+        (3, |all| all[2].world_size = 5, "rank 2 on node2 has WORLD_SIZE 5, rank 0 has 3"),
+        (4, |all| all[3].rank = 2, "duplicate rank 2, on node"),
+        (4, |all| drop(all.remove(2)), "timed out after 1 s: 1 of 4 ranks missing: rank 2"),
+        (2, |all| drop(all.remove(0)), "check that rank 0 is running"),
+    ];
+    for (size, change, expected) in cases {
+        let mut all = configs(size);
+        all.iter_mut().for_each(|config| config.join_timeout = Duration::from_secs(1));
+        change(&mut all);
+        for error in errors(all) {
+            let error = error.unwrap().to_string();
+            assert!(error.contains(expected), "{expected}: {error}");
+        }
     }
-}
-
-#[test]
-fn different_world_sizes_are_rejected() {
-    let mut all = configs(3);
-    all[2].world_size = 5;
-    assert_all_report(all, "rank 2 on node2 has WORLD_SIZE 5, rank 0 has 3");
-}
-
-#[test]
-fn duplicate_ranks_are_rejected() {
-    let mut all = configs(4);
-    all[3].rank = 2;
-    for error in errors(all) {
-        let error = error.unwrap().to_string();
-        assert!(error.contains("duplicate rank 2, on node"), "{error}");
-    }
-}
-
-#[test]
-fn a_missing_rank_is_named() {
-    let mut all = configs(4);
-    all.remove(2);
-    all.iter_mut().for_each(|s| s.join_timeout = Duration::from_secs(1));
-    assert_all_report(all, "timed out after 1 s: 1 of 4 ranks missing: rank 2");
 }
 
 #[test]
@@ -59,14 +44,6 @@ fn a_rank_with_another_secret_is_rejected_and_reported() {
     let error = |rank: usize| errors[rank].as_ref().unwrap().to_string();
     assert!(error(1).contains("the peer does not have this job's secret"), "{}", error(1));
     assert!(error(0).contains("rank 1; rejected 1 connections from 127.0.0.1"), "{}", error(0));
-}
-
-#[test]
-fn an_unreachable_rank_0_is_reported() {
-    let mut all = configs(2);
-    all.remove(0);
-    all[0].join_timeout = Duration::from_millis(300);
-    assert_all_report(all, "check that rank 0 is running");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
+use regatta_comm::{Collectives, Comm, CommError, ReduceOp, Result};
 
 use crate::{configs, join_all, suite};
 
@@ -23,8 +23,8 @@ fn with_timeout(size: u32, desync_after: Duration) -> Vec<Communicator> {
 
 /// The error of each rank if rank 1 of three calls `minority` and the others `majority`.
 fn run_mismatch(
-    minority: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
-    majority: impl Fn(&Communicator) -> Result<(), CommError> + Sync,
+    minority: impl Fn(&Communicator) -> Result + Sync,
+    majority: impl Fn(&Communicator) -> Result + Sync,
 ) -> Vec<CommError> {
     let start = Instant::now();
     let errors = suite::on_all_ranks(short_timeout(3), |comm| {
@@ -56,36 +56,29 @@ fn check(errors: &[CommError], minority: &str, majority: &str) {
     }
 }
 
-fn sum(comm: &Communicator, count: usize) -> Result<(), CommError> {
+fn sum(comm: &Communicator, count: usize) -> Result {
     comm.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum)
 }
 
 #[test]
-fn count_mismatch_names_both_calls() {
-    let errors = run_mismatch(|c| sum(c, 10), |c| sum(c, 9));
-    check(&errors, "all-reduce of 10 f32, sum", "all-reduce of 9 f32, sum");
-}
-
-#[test]
-fn type_and_reduction_mismatch_names_both_calls() {
-    let errors = run_mismatch(|c| c.all_reduce(&mut [1i32; 9], ReduceOp::Sum), |c| sum(c, 9));
-    check(&errors, "all-reduce of 9 i32, sum", "all-reduce of 9 f32, sum");
-    let errors = run_mismatch(|c| c.all_reduce(&mut [1.0f32; 9], ReduceOp::Max), |c| sum(c, 9));
-    check(&errors, "all-reduce of 9 f32, max", "all-reduce of 9 f32, sum");
-}
-
-#[test]
-fn root_mismatch_names_both_calls() {
-    let errors = run_mismatch(|c| c.broadcast(&mut [1u8; 5], 2), |c| c.broadcast(&mut [1u8; 5], 0));
-    check(&errors, "broadcast of 5 u8, root 2", "broadcast of 5 u8, root 0");
-}
-
-#[test]
-fn operation_mismatch_names_both_calls() {
-    let errors = run_mismatch(Collectives::barrier, |c| sum(c, 3));
-    check(&errors, "barrier", "all-reduce of 3 f32, sum");
-    let errors = run_mismatch(|c| c.broadcast(&mut [1u8; 5], 1), |c| sum(c, 3));
-    check(&errors, "broadcast of 5 u8, root 1", "all-reduce of 3 f32, sum");
+fn mismatches_of_count_type_reduction_root_and_operation_name_both_calls() {
+    type CallFn = fn(&Communicator) -> Result;
+    let sum_of_9: (CallFn, &str) = (|c| sum(c, 9), "all-reduce of 9 f32, sum");
+    let cases: [(CallFn, &str, (CallFn, &str)); 6] = [
+        (|c| sum(c, 10), "all-reduce of 10 f32, sum", sum_of_9),
+        (|c| c.all_reduce(&mut [1i32; 9], ReduceOp::Sum), "all-reduce of 9 i32, sum", sum_of_9),
+        (|c| c.all_reduce(&mut [1.0f32; 9], ReduceOp::Max), "all-reduce of 9 f32, max", sum_of_9),
+        (
+            |c| c.broadcast(&mut [1u8; 5], 2),
+            "broadcast of 5 u8, root 2",
+            (|c| c.broadcast(&mut [1u8; 5], 0), "broadcast of 5 u8, root 0"),
+        ),
+        (Collectives::barrier, "barrier", sum_of_9),
+        (|c| c.broadcast(&mut [1u8; 5], 1), "broadcast of 5 u8, root 1", sum_of_9),
+    ];
+    for (minority, minority_call, (majority, majority_call)) in cases {
+        check(&run_mismatch(minority, majority), minority_call, majority_call);
+    }
 }
 
 #[test]

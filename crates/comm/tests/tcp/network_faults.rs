@@ -2,15 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::CallKind;
 use regatta_testbed::{Cluster, cluster_or_skip};
 
 use crate::rank_process::{ARGUMENTS, RankScript, as_rank, environment, error_of, secret_file};
 
+fn cluster() -> Option<Cluster> {
+    cluster_or_skip(&Cluster::builder().nodes(4).cpus(2).slurm(false))
+}
+
 #[test]
 fn ranks_on_a_disconnected_node_are_lost() {
-    let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let Some(cluster) = cluster() else { return };
     for victim in [2, 0] {
         let named = format!("rank {victim} on {} was lost", cluster.nodes()[victim]);
         let cut = || cluster.disconnect(&cluster.nodes()[victim]).unwrap();
@@ -22,8 +24,7 @@ fn ranks_on_a_disconnected_node_are_lost() {
 
 #[test]
 fn a_cut_link_between_two_nodes_is_reported() {
-    let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let Some(cluster) = cluster() else { return };
     let all = outcomes(&cluster, "between", &|| cluster.disconnect_pair("node2", "node3").unwrap());
     // Both directions are cut. All ranks must report the same one.
     let links = [("rank 1 on node2", "rank 2 on node3"), ("rank 2 on node3", "rank 1 on node2")];
@@ -34,8 +35,7 @@ fn a_cut_link_between_two_nodes_is_reported() {
 
 #[test]
 fn a_link_below_the_minimum_rate_is_reported() {
-    let builder = Cluster::builder().nodes(4).cpus(2).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let Some(cluster) = cluster() else { return };
     let all = outcomes(&cluster, "slow", &|| cluster.throttle("node3", "8kbit").unwrap());
     for (rank, outcome) in all.iter().enumerate() {
         assert!(rank == 2 || outcome.contains("rank 2 on node3"), "rank {rank}: {outcome}");
@@ -44,15 +44,8 @@ fn a_link_below_the_minimum_rate_is_reported() {
 
 /// The errors of four ranks, one per node, after a network fault.
 fn outcomes(cluster: &Cluster, name: &str, inject: &dyn Fn()) -> Vec<String> {
-    let script = RankScript {
-        kind: CallKind::AllReduce,
-        count: 100_000,
-        victim: u32::MAX,
-        call: 0,
-        after_us: 0,
-        lost_after_s: 2,
-        desync_after_s: 5,
-    };
+    let script =
+        RankScript { lost_after_s: 2, desync_after_s: 5, ..RankScript::all_reduce(100_000) };
     let nodes = cluster.nodes();
     let secret = secret_file(cluster.shared(), name);
     let program = std::env::current_exe().unwrap();

@@ -1,6 +1,5 @@
 //! Binding of connections to NICs, on nodes with two networks.
 
-use regatta_comm::CallKind;
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 
 use crate::rank_process::{ARGUMENTS, RankScript, as_rank, environment, error_of, secret_file};
@@ -16,15 +15,7 @@ fn sent(cluster: &Cluster, node: &str) -> [u64; 2] {
 
 /// Bytes that node2 sends on each device during 20 all-reduces of 4 MB, with these bind addresses.
 fn traffic(cluster: &Cluster, bind: &dyn Fn(usize) -> String) -> [u64; 2] {
-    let script = RankScript {
-        kind: CallKind::AllReduce,
-        count: 1_000_000,
-        victim: 1,
-        call: 21,
-        after_us: 0,
-        lost_after_s: 20,
-        desync_after_s: 20,
-    };
+    let script = RankScript { victim: 1, call: 21, ..RankScript::all_reduce(1_000_000) };
     let secret = secret_file(cluster.shared(), "bound");
     let program = std::env::current_exe().unwrap();
     let before = sent(cluster, "node2");

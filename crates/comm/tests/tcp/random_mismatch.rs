@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use regatta_comm::worker::Communicator;
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp, Result};
 
 use crate::seeded_rng::{SeededRng, cases};
-use crate::{configs, join_all};
+use crate::{configs, join_all, suite};
 
 /// The action of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,45 +26,31 @@ fn call(seeded: &mut SeededRng, ranks: u32) -> Action {
     }
 }
 
-fn run(comm: &Communicator, act: Action) -> Result<(), CommError> {
-    let Action::Call { kind, dtype, op, root, count } = act else { return Ok(()) };
-    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
+fn run(comm: &Communicator, action: Action) -> Result {
+    let Action::Call { kind, dtype, op, root, count } = action else { return Ok(()) };
     let call = Call::new(kind, dtype, Counts::Equal(count), &mut []);
-    let mut call = Call { op, root, ..call };
-    let size = dtype.size();
-    let input = vec![0; call.lengths(rank, ranks).0 * size];
-    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
-        call.input = Some(&input);
-    }
-    let mut output = vec![0; call.lengths(rank, ranks).1 * size];
-    call.output = &mut output;
-    comm.run(call)
+    suite::run_zeroed(comm, Call { op, root, ..call })
 }
 
 /// The signature of the action's call.
-fn signature(act: Action, ranks: u32) -> Option<String> {
-    let Action::Call { kind, dtype, op, root, count } = act else { return None };
+fn signature(action: Action, ranks: u32) -> Option<String> {
+    let Action::Call { kind, dtype, op, root, count } = action else { return None };
     let call = Call::new(kind, dtype, Counts::Equal(count), &mut []);
     let call = Call { op, root, ..call };
     Some(call.signature(ranks as usize).to_string())
 }
 
 /// Runs the action, then regular calls until one fails. A rank that closes has no error.
-fn until_error(comm: Communicator, act: Action) -> Option<CommError> {
-    let regular = Action::Call {
-        kind: CallKind::AllReduce,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 0,
-        count: 10,
-    };
-    match act {
+fn until_error(comm: Communicator, action: Action) -> Option<CommError> {
+    let (kind, dtype, op) = (CallKind::AllReduce, DType::F32, ReduceOp::Sum);
+    let regular = Action::Call { kind, dtype, op, root: 0, count: 10 };
+    match action {
         Action::Close => return None,
         // Longer than the timeout.
         Action::Sleep => std::thread::sleep(Duration::from_secs(2)),
         Action::Call { .. } => {}
     }
-    let first = run(&comm, act);
+    let first = run(&comm, action);
     Some(first.and_then(|()| (0..50).try_for_each(|_| run(&comm, regular))).unwrap_err())
 }
 
@@ -88,13 +74,9 @@ fn the_mismatching_rank_is_named_by_all() {
         let start = Instant::now();
         let mut all = configs(ranks);
         all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
-        let errors: Vec<Option<CommError>> = std::thread::scope(|scope| {
-            let rank = |comm: Communicator| {
-                let act = if comm.rank() == victim { minority } else { majority };
-                scope.spawn(move || until_error(comm, act))
-            };
-            let threads: Vec<_> = join_all(all).into_iter().map(rank).collect();
-            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        let errors = suite::in_parallel(join_all(all), |comm| {
+            let action = if comm.rank() == victim { minority } else { majority };
+            until_error(comm, action)
         });
         assert!(start.elapsed() < Duration::from_secs(15), "{what}");
         let others = errors.iter().enumerate().filter(|(rank, _)| *rank as u32 != victim);
@@ -102,9 +84,7 @@ fn the_mismatching_rank_is_named_by_all() {
             let error = error.as_ref().unwrap();
             let named = match error {
                 CommError::CallMismatch { theirs_by, .. } => theirs_by.rank == victim,
-                CommError::Timeout { missing, .. } => {
-                    missing.iter().any(|peer| peer.rank == victim)
-                }
+                CommError::Timeout { missing, .. } => missing.iter().any(|p| p.rank == victim),
                 CommError::Aborted { by, .. } => by.rank == victim,
                 _ => false,
             };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use regatta_comm::CallKind;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rank_process::{RankScript, error_of, start};
+use crate::rank_process::{RankScript, assert_victim_lost, error_of, start};
 use crate::seeded_rng::{SeededRng, cases};
 
 #[test]
@@ -20,24 +20,11 @@ fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
             victim: seeded.below(ranks.into()) as u32,
             call: 1 + seeded.below(20),
             after_us: seeded.below(3000),
-            lost_after_s: 20,
-            desync_after_s: 20,
+            ..RankScript::all_reduce(0)
         };
         let start_at = Instant::now();
         let (children, _secret) = start(ranks, script, &format!("killed-{seed}"));
-        let errors: Vec<_> = children.into_iter().map(error_of).collect();
-        for (rank, error) in errors.iter().enumerate() {
-            if rank as u32 == script.victim {
-                assert_eq!(*error, None, "seed {seed}: {script:?}");
-                continue;
-            }
-            let error = error.as_deref().unwrap_or("no error");
-            let named = format!("rank {} on ", script.victim);
-            assert!(
-                error.contains(&named) && error.contains(" was lost "),
-                "seed {seed}: {script:?}: {error}"
-            );
-        }
+        assert_victim_lost(children, script, &format!("seed {seed}"));
         assert!(start_at.elapsed() < Duration::from_secs(15), "seed {seed}: {script:?}");
     }
 }
@@ -54,35 +41,21 @@ fn wait_until_working(child: &mut Child) {
 }
 
 fn stopped_rank_is_lost(victim: u32) {
-    let script = RankScript {
-        kind: CallKind::AllReduce,
-        count: 1000,
-        victim: u32::MAX,
-        call: 0,
-        after_us: 0,
-        lost_after_s: 2,
-        desync_after_s: 60,
-    };
+    let script = RankScript { lost_after_s: 2, desync_after_s: 60, ..RankScript::all_reduce(1000) };
     let (mut children, _secret) = start(3, script, &format!("stopped-{victim}"));
     wait_until_working(&mut children[0]);
     let id = Pid::from_child(&children[victim as usize]);
     kill_process(id, Signal::STOP).unwrap();
     let start_at = Instant::now();
-    let mut rest = Vec::new();
-    for (rank, child) in children.into_iter().enumerate() {
-        if rank as u32 == victim {
-            rest.push(child);
-            continue;
-        }
+    let mut stopped = children.remove(victim as usize);
+    for child in children {
         let error = error_of(child).unwrap();
         assert!(error.contains(&format!("rank {victim} on ")), "{error}");
         assert!(error.contains("no heartbeat for"), "{error}");
         assert!(start_at.elapsed() < Duration::from_secs(10), "{error}");
     }
-    for mut child in rest {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    stopped.kill().unwrap();
+    stopped.wait().unwrap();
 }
 
 #[test]

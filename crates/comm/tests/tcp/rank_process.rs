@@ -6,13 +6,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType};
+use regatta_comm::{Call, CallKind, Comm, Counts, DType};
 use regatta_wire::secret::Secret;
 
-use crate::port_file;
+use crate::{port_file, suite};
 
 /// Set for a rank process: its script.
-const SCRIPT: &str = "REGATTA_TEST_ORDERS";
+const SCRIPT: &str = "REGATTA_TEST_SCRIPT";
 
 /// The script of a rank: it repeats one collective until it fails or is killed.
 #[derive(Debug, Clone, Copy)]
@@ -28,30 +28,25 @@ pub struct RankScript {
 }
 
 impl RankScript {
+    /// All-reduces without a victim.
+    pub fn all_reduce(count: usize) -> Self {
+        let (kind, victim, lost_after_s, desync_after_s) = (CallKind::AllReduce, u32::MAX, 20, 20);
+        Self { kind, count, victim, call: 0, after_us: 0, lost_after_s, desync_after_s }
+    }
+
     fn write(self) -> String {
-        let kind = CallKind::ALL.iter().position(|k| *k == self.kind).unwrap();
-        format!(
-            "{kind} {} {} {} {} {} {}",
-            self.count,
-            self.victim,
-            self.call,
-            self.after_us,
-            self.lost_after_s,
-            self.desync_after_s
-        )
+        let Self { kind, count, victim, call, after_us, lost_after_s, desync_after_s } = self;
+        let kind = kind as usize;
+        format!("{kind} {count} {victim} {call} {after_us} {lost_after_s} {desync_after_s}")
     }
 
     fn read(text: &str) -> Self {
         let fields: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
-        Self {
-            kind: CallKind::ALL[fields[0] as usize],
-            count: fields[1] as usize,
-            victim: fields[2] as u32,
-            call: fields[3],
-            after_us: fields[4],
-            lost_after_s: fields[5],
-            desync_after_s: fields[6],
-        }
+        let [kind, count, victim, call, after_us, lost_after_s, desync_after_s] = fields[..] else {
+            panic!("{text}")
+        };
+        let (kind, count) = (CallKind::ALL[kind as usize], count as usize);
+        Self { kind, count, victim: victim as u32, call, after_us, lost_after_s, desync_after_s }
     }
 }
 
@@ -82,9 +77,9 @@ fn port_file(secret: &Path) -> PathBuf {
     secret.with_extension("port")
 }
 
-pub fn secret_file(folder: &Path, name: &str) -> SecretFile {
+pub fn secret_file(dir: &Path, name: &str) -> SecretFile {
     use std::os::unix::fs::OpenOptionsExt;
-    let path = folder.join(format!("{name}-{}", std::process::id()));
+    let path = dir.join(format!("{name}-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let mut options = std::fs::OpenOptions::new();
     let mut file = options.create_new(true).write(true).mode(0o600).open(&path).unwrap();
@@ -116,14 +111,23 @@ pub fn start(ranks: u32, script: RankScript, name: &str) -> (Vec<Child>, SecretF
 
 /// The error a rank ended with; none if it was killed.
 pub fn error_of(child: Child) -> Option<String> {
-    error_in(&child.wait_with_output().unwrap().stdout)
+    let output = child.wait_with_output().unwrap().stdout;
+    let text = String::from_utf8_lossy(&output);
+    text.split_once("error: ")?.1.lines().next().map(str::to_owned)
 }
 
-/// The error in a rank's output.
-pub fn error_in(output: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(output);
-    let at = text.find("error: ")?;
-    text[at + 7..].lines().next().map(str::to_owned)
+/// Asserts that all ranks but the killed victim report it as lost.
+pub fn assert_victim_lost(children: Vec<Child>, script: RankScript, what: &str) {
+    let victim = script.victim;
+    for (rank, error) in (0..).zip(children.into_iter().map(error_of).collect::<Vec<_>>()) {
+        if rank == victim {
+            assert_eq!(error, None, "{what}: {script:?}");
+            continue;
+        }
+        let error = error.unwrap_or_default();
+        let named = error.contains(&format!("rank {victim} on ")) && error.contains(" was lost ");
+        assert!(named, "{what}: {script:?}: rank {rank}: {error}");
+    }
 }
 
 /// The configuration of this rank, from its environment and the port of rank 0.
@@ -158,7 +162,9 @@ fn rank_main() {
                 rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
             });
         }
-        if let Err(error) = run_collective(&comm, script.kind, script.count) {
+        let counts = Counts::Equal(script.count);
+        let collective = Call::new(script.kind, DType::F32, counts, &mut []);
+        if let Err(error) = suite::run_zeroed(&comm, Call { root: 1, ..collective }) {
             break error;
         }
         if call % 100 == 1 {
@@ -167,19 +173,4 @@ fn rank_main() {
         last = Instant::now();
     };
     println!("\nerror: {} ms: {error}", last.elapsed().as_millis());
-}
-
-/// Runs one collective of `count` elements per part.
-fn run_collective(comm: &dyn Comm, kind: CallKind, count: usize) -> Result<(), CommError> {
-    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
-    let mut call = Call { root: 1, ..call };
-    let (input, output) = call.lengths(rank, ranks);
-    let (input, mut output) = (vec![0; input * 4], vec![0; output * 4]);
-    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
-        call.input = Some(&input);
-        output.resize(call.lengths(rank, ranks).1 * 4, 0);
-    }
-    call.output = &mut output;
-    comm.run(call)
 }

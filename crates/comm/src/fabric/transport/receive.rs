@@ -33,13 +33,7 @@ impl FabricTransport {
     }
 
     /// Matches a message with a posted receive or queues it as unexpected.
-    pub(super) fn match_message(
-        &mut self,
-        from: u32,
-        message: Message,
-        eager: &[u8],
-        comms: &mut CommTable,
-    ) {
+    fn match_message(&mut self, from: u32, message: Message, eager: &[u8], comms: &mut CommTable) {
         let queue = &mut self.peers.entry(from).or_default().queue;
         match queue.take_posted(message.header.key) {
             Some(posted) => {
@@ -54,7 +48,7 @@ impl FabricTransport {
     }
 
     /// Delivers a message to its receive, or discards it if there is none.
-    pub(super) fn deliver(
+    fn deliver(
         &mut self,
         from: u32,
         message: Message,
@@ -152,7 +146,7 @@ impl FabricTransport {
         self.finish_recv(id, comms);
     }
 
-    pub(super) fn finish_recv(&mut self, id: u64, comms: &mut CommTable) {
+    fn finish_recv(&mut self, id: u64, comms: &mut CommTable) {
         if self.recvs.get(&id).is_some_and(IncomingMessage::is_done)
             && let Some(posted) = self.recvs.remove(&id).and_then(IncomingMessage::finish)
         {

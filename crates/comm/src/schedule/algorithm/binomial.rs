@@ -8,19 +8,20 @@ use std::ops::Range;
 
 use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send, wrapped};
 use super::{Program, RankContext, equal_blocks, one_block, per_rank_blocks};
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let tree = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = reduce_to_root(&tree, BufferKind::Input, BufferKind::Output, 0..1);
+    let mut rounds = reduce_to_root(&tree, Input, Output, 0..1);
     rounds.extend(broadcast_from_root(&tree, 0..1));
     one_block(rounds)
 }
 
 pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let tree = RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root);
-    let work = if ctx.is_root() { BufferKind::Output } else { BufferKind::Scratch };
-    one_block(reduce_to_root(&tree, BufferKind::Input, work, 0..1))
+    let work = if ctx.is_root() { Output } else { Scratch };
+    one_block(reduce_to_root(&tree, Input, work, 0..1))
 }
 
 pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
@@ -29,7 +30,7 @@ pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
 
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
     let tree = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = reduce_to_root(&tree, BufferKind::Input, BufferKind::Output, 0..0);
+    let mut rounds = reduce_to_root(&tree, Input, Output, 0..0);
     rounds.extend(broadcast_from_root(&tree, 0..0));
     equal_blocks(0, rounds)
 }
@@ -75,10 +76,9 @@ pub(super) fn reduce_to_root(
 /// Broadcasts the first member's output.
 pub(super) fn broadcast_from_root(tree: &RankGroup, blocks: Range<u32>) -> Vec<Round> {
     let (v, n) = (tree.me, tree.size());
-    let received =
-        parent(v).map(|p| vec![receive(tree.rank(p), BufferKind::Output, blocks.clone())]);
+    let received = parent(v).map(|p| vec![receive(tree.rank(p), Output, blocks.clone())]);
     // Largest subtree first, because it has the longest path.
-    let child = |c| send(tree.rank(c), BufferKind::Output, blocks.clone());
+    let child = |c| send(tree.rank(c), Output, blocks.clone());
     let forwarded = children(v, n).rev().map(child).collect();
     received.into_iter().chain([forwarded]).collect()
 }
@@ -97,13 +97,13 @@ pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
     let own = rank..rank + 1;
     if children(v, n).next().is_none() {
         let to = tree.rank(parent(v)?);
-        return per_rank_blocks(vec![vec![send(to, BufferKind::Input, own)]]);
+        return per_rank_blocks(vec![vec![send(to, Input, own)]]);
     }
-    let work = if v == 0 { BufferKind::Output } else { BufferKind::Scratch };
+    let work = if v == 0 { Output } else { Scratch };
     let received = children(v, n)
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
         .map(|(c, blocks)| receive(tree.rank(c), work, blocks));
-    let first = std::iter::once(copy(BufferKind::Input, work, own)).chain(received).collect();
+    let first = std::iter::once(copy(Input, work, own)).chain(received).collect();
     let to = parent(v).map(|p| tree.rank(p));
     let forwarded = to.map(|to| runs(v).map(|blocks| send(to, work, blocks)).collect());
     per_rank_blocks([first].into_iter().chain(forwarded).collect())
@@ -117,14 +117,14 @@ pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
     let own = rank..rank + 1;
     let from = parent(v).map(|p| tree.rank(p));
     if let Some(from) = from.filter(|_| children(v, n).next().is_none()) {
-        return per_rank_blocks(vec![vec![receive(from, BufferKind::Output, own)]]);
+        return per_rank_blocks(vec![vec![receive(from, Output, own)]]);
     }
-    let work = if v == 0 { BufferKind::Input } else { BufferKind::Scratch };
+    let work = if v == 0 { Input } else { Scratch };
     let received = from.map(|from| runs(v).map(|blocks| receive(from, work, blocks)).collect());
     let forwarded = children(v, n)
         .rev()
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
         .map(|(c, blocks)| send(tree.rank(c), work, blocks));
-    let last = forwarded.chain([copy(work, BufferKind::Output, own)]).collect();
+    let last = forwarded.chain([copy(work, Output, own)]).collect();
     per_rank_blocks(received.into_iter().chain([last]).collect())
 }

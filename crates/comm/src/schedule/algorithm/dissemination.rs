@@ -6,23 +6,23 @@
 
 use super::build::{copy, copy_round, receive, reduce as reduced, send, wrapped};
 use super::{Program, RankContext, equal_blocks, per_rank_blocks};
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    let mut rounds = reduce(ctx, BufferKind::Output);
+    let mut rounds = reduce(ctx, Output);
     rounds.extend(gather(ctx));
     equal_blocks(ctx.ranks, rounds)
 }
 
 pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
-    let mut rounds = reduce(ctx, BufferKind::Scratch);
-    rounds.extend(copy_round(BufferKind::Scratch, BufferKind::Output, ctx.rank..ctx.rank + 1));
+    let mut rounds = reduce(ctx, Scratch);
+    rounds.extend(copy_round(Scratch, Output, ctx.rank..ctx.rank + 1));
     per_rank_blocks(rounds)
 }
 
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
-    let mut rounds =
-        vec![vec![copy(BufferKind::Input, BufferKind::Output, ctx.rank..ctx.rank + 1)]];
+    let mut rounds = vec![vec![copy(Input, Output, ctx.rank..ctx.rank + 1)]];
     rounds.extend(gather(ctx));
     per_rank_blocks(rounds)
 }
@@ -30,10 +30,8 @@ pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
     let RankContext { ranks, rank, .. } = *ctx;
     let round = |step: u32| {
-        vec![
-            send((rank + ranks - step) % ranks, BufferKind::Output, 0..0),
-            receive((rank + step) % ranks, BufferKind::Output, 0..0),
-        ]
+        let (to, from) = ((rank + ranks - step) % ranks, (rank + step) % ranks);
+        vec![send(to, Output, 0..0), receive(from, Output, 0..0)]
     };
     equal_blocks(0, distances(ranks).map(round).collect())
 }
@@ -50,9 +48,8 @@ fn gather(ctx: &RankContext) -> Vec<Round> {
         // Rank r has the blocks r..r+far and receives the next `far`, as far as there are any.
         let length = far.min(ranks - far);
         let (to, from) = ((rank + ranks - far) % ranks, (rank + far) % ranks);
-        let sent = wrapped(rank, length, ranks).map(|blocks| send(to, BufferKind::Output, blocks));
-        let received =
-            wrapped(from, length, ranks).map(|blocks| receive(from, BufferKind::Output, blocks));
+        let sent = wrapped(rank, length, ranks).map(|blocks| send(to, Output, blocks));
+        let received = wrapped(from, length, ranks).map(|blocks| receive(from, Output, blocks));
         sent.chain(received).collect()
     };
     distances(ranks).map(round).collect()
@@ -68,6 +65,6 @@ fn reduce(ctx: &RankContext, work: BufferKind) -> Vec<Round> {
         let received = wrapped(rank, length, ranks).map(|blocks| reduced(from, work, blocks));
         sent.chain(received).collect()
     };
-    let first = copy_round(BufferKind::Input, work, 0..ranks);
+    let first = copy_round(Input, work, 0..ranks);
     first.into_iter().chain(distances(ranks).rev().map(round)).collect()
 }

@@ -12,7 +12,8 @@
 
 use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send};
 use super::{Program, RankContext, equal_blocks};
-use crate::schedule::{BufferKind, ProgramStep, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::{ProgramStep, Round};
 
 /// Blocks per tree.
 const SEGMENTS: u32 = 8;
@@ -22,10 +23,10 @@ pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let mut timeline = StepTimeline::default();
     let trees = trees(&group);
     for tree in &trees {
-        timeline.up(tree, BufferKind::Output);
+        timeline.up(tree, Output);
         timeline.down(tree, 2 * tree.height());
     }
-    let first = trees.iter().flat_map(|tree| tree.input_copy(BufferKind::Output)).collect();
+    let first = trees.iter().flat_map(|tree| tree.input_copy(Output)).collect();
     equal_blocks(2 * SEGMENTS, [first].into_iter().chain(timeline.rounds()).collect())
 }
 
@@ -36,7 +37,7 @@ pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
         Some(group) => {
             for tree in trees(&group) {
                 if tree.parent(tree.me).is_none() {
-                    let received = |s| receive(ctx.root, BufferKind::Output, tree.block(s));
+                    let received = |s| receive(ctx.root, Output, tree.block(s));
                     timeline.each_segment(|s| s, received);
                 }
                 timeline.down(&tree, 1);
@@ -44,7 +45,7 @@ pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
         }
         None => {
             for (tree, rank) in tree_roots(ctx) {
-                let sent = |s| send(rank, BufferKind::Output, block(tree, s));
+                let sent = |s| send(rank, Output, block(tree, s));
                 timeline.each_segment(|s| s, sent);
             }
         }
@@ -58,18 +59,18 @@ pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let Some(group) = others(ctx) else {
         let last = 2 * height(ctx.ranks - 1);
         for (tree, rank) in tree_roots(ctx) {
-            let received = |s| reduced(rank, BufferKind::Output, block(tree, s));
+            let received = |s| reduced(rank, Output, block(tree, s));
             timeline.each_segment(|s| last + s, received);
         }
-        let first = copy_round(BufferKind::Input, BufferKind::Output, 0..2 * SEGMENTS);
+        let first = copy_round(Input, Output, 0..2 * SEGMENTS);
         return equal_blocks(2 * SEGMENTS, first.into_iter().chain(timeline.rounds()).collect());
     };
     let trees = trees(&group);
-    let first = trees.iter().flat_map(|tree| tree.input_copy(BufferKind::Scratch)).collect();
+    let first = trees.iter().flat_map(|tree| tree.input_copy(Scratch)).collect();
     for tree in &trees {
-        timeline.up(tree, BufferKind::Scratch);
+        timeline.up(tree, Scratch);
         if tree.parent(tree.me).is_none() {
-            let from = if tree.is_leaf(tree.me) { BufferKind::Input } else { BufferKind::Scratch };
+            let from = if tree.is_leaf(tree.me) { Input } else { Scratch };
             let sent = |s| send(ctx.root, from, tree.block(s));
             timeline.each_segment(|s| 2 * tree.height() + s, sent);
         }
@@ -83,7 +84,7 @@ fn others(ctx: &RankContext) -> Option<RankGroup> {
     RankGroup::of(after.collect(), ctx.rank)
 }
 
-/// BinaryTree index and rank of the roots of both trees.
+/// Tree index and rank of the roots of both trees.
 fn tree_roots(ctx: &RankContext) -> [(u32, u32); 2] {
     let n = ctx.ranks - 1;
     let rank = |member: u32| (ctx.root + 1 + member) % ctx.ranks;
@@ -176,7 +177,7 @@ impl BinaryTree<'_> {
     /// The copy of this rank's contribution to the buffer in which it reduces its children.
     fn input_copy(&self, work: BufferKind) -> Option<ProgramStep> {
         let blocks = self.block(0).start..self.block(SEGMENTS - 1).end;
-        (!self.is_leaf(self.me)).then(|| copy(BufferKind::Input, work, blocks))
+        (!self.is_leaf(self.me)).then(|| copy(Input, work, blocks))
     }
 
     /// This rank's children, each with its side: 0 for left, 1 for right.
@@ -216,7 +217,7 @@ impl StepTimeline {
             self.each_segment(|s| 2 * BinaryTree::level(child) + side + s, received);
         }
         if let Some(parent) = tree.parent(tree.me) {
-            let from = if tree.is_leaf(tree.me) { BufferKind::Input } else { work };
+            let from = if tree.is_leaf(tree.me) { Input } else { work };
             let sent = |s| send(tree.rank(parent), from, tree.block(s));
             self.each_segment(|s| 2 * BinaryTree::level(tree.me) + tree.side() + s, sent);
         }
@@ -226,11 +227,11 @@ impl StepTimeline {
     fn down(&mut self, tree: &BinaryTree, start: u32) {
         let depth = tree.depth();
         if let Some(parent) = tree.parent(tree.me) {
-            let received = |s| receive(tree.rank(parent), BufferKind::Output, tree.block(s));
+            let received = |s| receive(tree.rank(parent), Output, tree.block(s));
             self.each_segment(|s| start + depth - 1 + s, received);
         }
         for (child, _) in tree.children() {
-            let forwarded = |s| send(tree.rank(child), BufferKind::Output, tree.block(s));
+            let forwarded = |s| send(tree.rank(child), Output, tree.block(s));
             self.each_segment(|s| start + depth + s, forwarded);
         }
     }

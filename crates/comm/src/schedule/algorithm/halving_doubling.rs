@@ -10,26 +10,23 @@ use std::ops::Range;
 use super::build::{RankGroup, copy_round, receive, reduce, send};
 use super::power_of_two::{FoldRole, PowerOfTwoFold};
 use super::{Program, RankContext, equal_blocks};
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{Input, Output};
+use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let group = RankGroup::all(ctx.ranks, ctx.rank);
     let fold = PowerOfTwoFold::new(&group);
     let all = 0..fold.workers();
     let rounds = match fold.role() {
-        FoldRole::Folded(worker) => vec![
-            vec![send(worker, BufferKind::Input, all.clone())],
-            vec![receive(worker, BufferKind::Output, all.clone())],
-        ],
+        FoldRole::Folded(worker) => {
+            vec![vec![send(worker, Input, all.clone())], vec![receive(worker, Output, all.clone())]]
+        }
         FoldRole::Active { index, folded_rank } => {
             let mut rounds: Vec<Round> = Vec::new();
-            rounds.extend(copy_round(BufferKind::Input, BufferKind::Output, all.clone()));
-            rounds.extend(
-                folded_rank.map(|rank| vec![reduce(rank, BufferKind::Output, all.clone())]),
-            );
+            rounds.extend(copy_round(Input, Output, all.clone()));
+            rounds.extend(folded_rank.map(|rank| vec![reduce(rank, Output, all.clone())]));
             rounds.extend(worker(&fold, index));
-            rounds
-                .extend(folded_rank.map(|rank| vec![send(rank, BufferKind::Output, all.clone())]));
+            rounds.extend(folded_rank.map(|rank| vec![send(rank, Output, all.clone())]));
             rounds
         }
     };
@@ -40,17 +37,11 @@ fn worker(fold: &PowerOfTwoFold, index: u32) -> Vec<Round> {
     let distances = (0..fold.workers().ilog2()).map(|k| 1 << k);
     let halving = distances.clone().rev().map(|far| {
         let (rank, other) = (fold.worker(index ^ far), index ^ far);
-        vec![
-            send(rank, BufferKind::Output, run(other, far)),
-            reduce(rank, BufferKind::Output, run(index, far)),
-        ]
+        vec![send(rank, Output, run(other, far)), reduce(rank, Output, run(index, far))]
     });
     let doubling = distances.map(|far| {
         let (rank, other) = (fold.worker(index ^ far), index ^ far);
-        vec![
-            send(rank, BufferKind::Output, run(index, far)),
-            receive(rank, BufferKind::Output, run(other, far)),
-        ]
+        vec![send(rank, Output, run(index, far)), receive(rank, Output, run(other, far))]
     });
     halving.chain(doubling).collect()
 }

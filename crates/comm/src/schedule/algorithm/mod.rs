@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Blocks, BufferKind, Program, Round};
 use crate::CallKind;
+use crate::enum_names::enum_names;
 use build::copy_round;
 
 /// A collective algorithm.
@@ -50,47 +51,17 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All algorithms.
-    pub const ALL: [Self; 10] = [
-        Self::Ring,
-        Self::RecursiveDoubling,
-        Self::HalvingDoubling,
-        Self::Dissemination,
-        Self::BinomialTree,
-        Self::DoubleBinaryTree,
-        Self::TwoLevel,
-        Self::MultiLeader,
-        Self::Pairwise,
-        Self::Direct,
-    ];
-
-    /// The name, as used in algorithm tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::RecursiveDoubling => "recursive-doubling",
-            Self::HalvingDoubling => "halving-doubling",
-            Self::Dissemination => "dissemination",
-            Self::BinomialTree => "binomial-tree",
-            Self::DoubleBinaryTree => "double-binary-tree",
-            Self::TwoLevel => "two-level",
-            Self::MultiLeader => "multi-leader",
-            Self::Pairwise => "pairwise",
-            Self::Direct => "direct",
-        }
-    }
-
     /// Whether the algorithm implements this collective.
     pub fn does(self, kind: CallKind) -> bool {
         builder(kind, self).is_some()
     }
 }
 
-impl std::fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(self.name())
-    }
-}
+enum_names!(Algorithm, "All algorithms.",
+    Ring "ring", RecursiveDoubling "recursive-doubling", HalvingDoubling "halving-doubling",
+    Dissemination "dissemination", BinomialTree "binomial-tree",
+    DoubleBinaryTree "double-binary-tree", TwoLevel "two-level", MultiLeader "multi-leader",
+    Pairwise "pairwise", Direct "direct");
 
 /// The rank that a program is built for.
 struct RankContext<'a> {
@@ -144,38 +115,40 @@ pub fn programs(
 }
 
 fn builder(kind: CallKind, algorithm: Algorithm) -> Option<Builder> {
+    use Algorithm::*;
+    use CallKind::*;
     Some(match (algorithm, kind) {
-        (Algorithm::Ring, CallKind::AllReduce) => ring::all_reduce,
-        (Algorithm::Ring, CallKind::ReduceScatter) => ring::reduce_scatter,
-        (Algorithm::Ring, CallKind::AllGather) => ring::all_gather,
-        (Algorithm::RecursiveDoubling, CallKind::AllReduce) => recursive_doubling::all_reduce,
-        (Algorithm::RecursiveDoubling, CallKind::AllGather) => dissemination::all_gather,
-        (Algorithm::RecursiveDoubling, CallKind::Barrier) => dissemination::barrier,
-        (Algorithm::HalvingDoubling, CallKind::AllReduce) => halving_doubling::all_reduce,
-        (Algorithm::Dissemination, CallKind::AllReduce) => dissemination::all_reduce,
-        (Algorithm::Dissemination, CallKind::ReduceScatter) => dissemination::reduce_scatter,
-        (Algorithm::Dissemination, CallKind::AllGather) => dissemination::all_gather,
-        (Algorithm::Dissemination, CallKind::Barrier) => dissemination::barrier,
-        (Algorithm::BinomialTree, CallKind::AllReduce) => binomial::all_reduce,
-        (Algorithm::BinomialTree, CallKind::Reduce) => binomial::reduce,
-        (Algorithm::BinomialTree, CallKind::Broadcast) => binomial::broadcast,
-        (Algorithm::BinomialTree, CallKind::Gather) => binomial::gather,
-        (Algorithm::BinomialTree, CallKind::Scatter) => binomial::scatter,
-        (Algorithm::BinomialTree, CallKind::Barrier) => binomial::barrier,
-        (Algorithm::DoubleBinaryTree, CallKind::AllReduce) => double_binary_tree::all_reduce,
-        (Algorithm::DoubleBinaryTree, CallKind::Reduce) => double_binary_tree::reduce,
-        (Algorithm::DoubleBinaryTree, CallKind::Broadcast) => double_binary_tree::broadcast,
-        (Algorithm::TwoLevel, CallKind::AllReduce) => two_level::all_reduce,
-        (Algorithm::TwoLevel, CallKind::Reduce) => two_level::reduce,
-        (Algorithm::TwoLevel, CallKind::Broadcast) => two_level::broadcast,
-        (Algorithm::TwoLevel, CallKind::AllGather) => two_level::all_gather,
-        (Algorithm::TwoLevel, CallKind::Barrier) => two_level::barrier,
-        (Algorithm::MultiLeader, CallKind::AllReduce) => multi_leader::all_reduce,
-        (Algorithm::Pairwise, CallKind::AllToAll) => direct::pairwise,
-        (Algorithm::Direct, CallKind::AllToAll) => direct::all_to_all,
-        (Algorithm::Direct, CallKind::AllGather) => direct::all_gather,
-        (Algorithm::Direct, CallKind::Gather) => direct::gather,
-        (Algorithm::Direct, CallKind::Scatter) => direct::scatter,
+        (Ring, AllReduce) => ring::all_reduce,
+        (Ring, ReduceScatter) => ring::reduce_scatter,
+        (Ring, AllGather) => ring::all_gather,
+        (RecursiveDoubling, AllReduce) => recursive_doubling::all_reduce,
+        (RecursiveDoubling, AllGather) => dissemination::all_gather,
+        (RecursiveDoubling, Barrier) => dissemination::barrier,
+        (HalvingDoubling, AllReduce) => halving_doubling::all_reduce,
+        (Dissemination, AllReduce) => dissemination::all_reduce,
+        (Dissemination, ReduceScatter) => dissemination::reduce_scatter,
+        (Dissemination, AllGather) => dissemination::all_gather,
+        (Dissemination, Barrier) => dissemination::barrier,
+        (BinomialTree, AllReduce) => binomial::all_reduce,
+        (BinomialTree, Reduce) => binomial::reduce,
+        (BinomialTree, Broadcast) => binomial::broadcast,
+        (BinomialTree, Gather) => binomial::gather,
+        (BinomialTree, Scatter) => binomial::scatter,
+        (BinomialTree, Barrier) => binomial::barrier,
+        (DoubleBinaryTree, AllReduce) => double_binary_tree::all_reduce,
+        (DoubleBinaryTree, Reduce) => double_binary_tree::reduce,
+        (DoubleBinaryTree, Broadcast) => double_binary_tree::broadcast,
+        (TwoLevel, AllReduce) => two_level::all_reduce,
+        (TwoLevel, Reduce) => two_level::reduce,
+        (TwoLevel, Broadcast) => two_level::broadcast,
+        (TwoLevel, AllGather) => two_level::all_gather,
+        (TwoLevel, Barrier) => two_level::barrier,
+        (MultiLeader, AllReduce) => multi_leader::all_reduce,
+        (Pairwise, AllToAll) => direct::pairwise,
+        (Direct, AllToAll) => direct::all_to_all,
+        (Direct, AllGather) => direct::all_gather,
+        (Direct, Gather) => direct::gather,
+        (Direct, Scatter) => direct::scatter,
         _ => return None,
     })
 }

@@ -9,7 +9,8 @@ use super::build::{RankGroup, copy_round, receive, reduce, send};
 use super::ring::{all_gather_blocks, reduce_scatter_blocks};
 use super::two_level::by_node;
 use super::{Program, RankContext, equal_blocks};
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{self, Input, Output};
+use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let nodes = by_node(ctx);
@@ -19,30 +20,27 @@ pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let blocks = (leaders * nodes.len()) as u32;
     if local >= leaders {
         let leader = node[local % leaders];
-        let fold = vec![send(leader, BufferKind::Input, 0..blocks)];
-        return equal_blocks(
-            blocks,
-            vec![fold, vec![receive(leader, BufferKind::Output, 0..blocks)]],
-        );
+        let fold = vec![send(leader, Input, 0..blocks)];
+        return equal_blocks(blocks, vec![fold, vec![receive(leader, Output, 0..blocks)]]);
     }
     // Ranks without a share, which this leader serves.
     let followers: Vec<u32> = node.iter().skip(local + leaders).step_by(leaders).copied().collect();
     let mut rounds: Vec<Round> = Vec::new();
     if !followers.is_empty() {
-        rounds.extend(copy_round(BufferKind::Input, BufferKind::Output, 0..blocks));
+        rounds.extend(copy_round(Input, Output, 0..blocks));
     }
-    rounds.extend(followers.iter().map(|&from| vec![reduce(from, BufferKind::Output, 0..blocks)]));
-    let source = if followers.is_empty() { BufferKind::Input } else { BufferKind::Output };
+    rounds.extend(followers.iter().map(|&from| vec![reduce(from, Output, 0..blocks)]));
+    let source = if followers.is_empty() { Input } else { Output };
     let inside = RankGroup::of(node[..leaders].to_vec(), ctx.rank)?;
     let across = RankGroup::of(nodes.iter().map(|node| node[local]).collect(), ctx.rank)?;
     rounds.extend(rings(&inside, &across, source));
-    rounds.push(followers.iter().map(|&to| send(to, BufferKind::Output, 0..blocks)).collect());
+    rounds.push(followers.iter().map(|&to| send(to, Output, 0..blocks)).collect());
     equal_blocks(blocks, rounds)
 }
 
 /// The intra-node reduce-scatter, the inter-node all-reduce and the intra-node all-gather.
 fn rings(inside: &RankGroup, across: &RankGroup, source: BufferKind) -> Vec<Round> {
-    let (out, width) = (BufferKind::Output, across.size());
+    let (out, width) = (Output, across.size());
     let share = |leader: u32| leader * width..(leader + 1) * width;
     let block = |node: u32| share(inside.me).start + node..share(inside.me).start + node + 1;
     let mut rounds = reduce_scatter_blocks(inside, share, source, out, out);

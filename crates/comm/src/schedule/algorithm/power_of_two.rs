@@ -3,7 +3,7 @@
 
 use super::build::RankGroup;
 
-/// FoldRole of a member.
+/// The role of a member.
 pub(super) enum FoldRole {
     /// Participates as `index` of a power of two.
     Active {
@@ -33,7 +33,7 @@ impl<'a> PowerOfTwoFold<'a> {
         self.group.size() - self.extra
     }
 
-    /// FoldRole of this rank.
+    /// The role of this rank.
     pub fn role(&self) -> FoldRole {
         let me = self.group.me;
         match me < 2 * self.extra {

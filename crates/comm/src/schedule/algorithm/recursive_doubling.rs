@@ -10,10 +10,11 @@ use std::ops::Range;
 use super::build::{RankGroup, copy_round, receive, reduce, send};
 use super::power_of_two::{FoldRole, PowerOfTwoFold};
 use super::{Program, RankContext, one_block};
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    one_block(reduce_all(&RankGroup::all(ctx.ranks, ctx.rank), BufferKind::Input, 0..1))
+    one_block(reduce_all(&RankGroup::all(ctx.ranks, ctx.rank), Input, 0..1))
 }
 
 /// All-reduces the members' `source` buffers into their outputs.
@@ -23,21 +24,21 @@ pub(super) fn reduce_all(group: &RankGroup, source: BufferKind, blocks: Range<u3
         FoldRole::Active { index, folded_rank } => (index, folded_rank),
         FoldRole::Folded(worker) => {
             let fold = vec![send(worker, source, blocks.clone())];
-            return vec![fold, vec![receive(worker, BufferKind::Output, blocks)]];
+            return vec![fold, vec![receive(worker, Output, blocks)]];
         }
     };
     let mut rounds: Vec<Round> = Vec::new();
-    rounds.extend(copy_round(source, BufferKind::Output, blocks.clone()));
-    rounds.extend(folded_rank.map(|rank| vec![reduce(rank, BufferKind::Output, blocks.clone())]));
+    rounds.extend(copy_round(source, Output, blocks.clone()));
+    rounds.extend(folded_rank.map(|rank| vec![reduce(rank, Output, blocks.clone())]));
     for k in 0..fold.workers().ilog2() {
         let partner = fold.worker(index ^ (1 << k));
         // The send buffer must stay unchanged while the partner's data is reduced into the output.
-        rounds.extend(copy_round(BufferKind::Output, BufferKind::Scratch, blocks.clone()));
+        rounds.extend(copy_round(Output, Scratch, blocks.clone()));
         rounds.push(vec![
-            send(partner, BufferKind::Scratch, blocks.clone()),
-            reduce(partner, BufferKind::Output, blocks.clone()),
+            send(partner, Scratch, blocks.clone()),
+            reduce(partner, Output, blocks.clone()),
         ]);
     }
-    rounds.extend(folded_rank.map(|rank| vec![send(rank, BufferKind::Output, blocks)]));
+    rounds.extend(folded_rank.map(|rank| vec![send(rank, Output, blocks)]));
     rounds
 }

@@ -9,36 +9,25 @@ use std::ops::Range;
 
 use super::build::{RankGroup, copy, copy_round, receive, reduce, send};
 use super::{Program, RankContext, equal_blocks, per_rank_blocks};
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let ring = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = reduce_scatter_blocks(
-        &ring,
-        own,
-        BufferKind::Input,
-        BufferKind::Output,
-        BufferKind::Output,
-    );
-    rounds.extend(all_gather_blocks(&ring, own, BufferKind::Output));
+    let mut rounds = reduce_scatter_blocks(&ring, own, Input, Output, Output);
+    rounds.extend(all_gather_blocks(&ring, own, Output));
     equal_blocks(ctx.ranks, rounds)
 }
 
 pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
     let ring = RankGroup::all(ctx.ranks, ctx.rank);
-    per_rank_blocks(reduce_scatter_blocks(
-        &ring,
-        own,
-        BufferKind::Input,
-        BufferKind::Scratch,
-        BufferKind::Output,
-    ))
+    per_rank_blocks(reduce_scatter_blocks(&ring, own, Input, Scratch, Output))
 }
 
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
     let ring = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = all_gather_blocks(&ring, own, BufferKind::Input);
-    rounds.first_mut()?.push(copy(BufferKind::Input, BufferKind::Output, own(ctx.rank)));
+    let mut rounds = all_gather_blocks(&ring, own, Input);
+    rounds.first_mut()?.push(copy(Input, Output, own(ctx.rank)));
     per_rank_blocks(rounds)
 }
 
@@ -84,10 +73,10 @@ pub(super) fn all_gather_blocks(
     source: BufferKind,
 ) -> Vec<Round> {
     let round = |k: u32| {
-        let from = if k == 0 { source } else { BufferKind::Output };
+        let from = if k == 0 { source } else { Output };
         vec![
             send(ring.rank(ring.me + 1), from, part(ring.preceding(k))),
-            receive(ring.rank(ring.preceding(1)), BufferKind::Output, part(ring.preceding(k + 1))),
+            receive(ring.rank(ring.preceding(1)), Output, part(ring.preceding(k + 1))),
         ]
     };
     (0..ring.size() - 1).map(round).collect()

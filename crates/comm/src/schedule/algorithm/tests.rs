@@ -84,9 +84,8 @@ fn check_1000_ranks(kinds: &[CallKind]) {
     let nodes: Vec<u32> = (0..1000).map(|r| r / 8).collect();
     for &kind in kinds {
         // The recursive-doubling all-gather is the dissemination all-gather.
-        let same =
-            |a: &Algorithm| *a == Algorithm::RecursiveDoubling && kind == CallKind::AllGather;
-        for algorithm in Algorithm::ALL.into_iter().filter(|a| !same(a)) {
+        let same = (Algorithm::RecursiveDoubling, CallKind::AllGather);
+        for algorithm in Algorithm::ALL.into_iter().filter(|a| (*a, kind) != same) {
             check_programs(kind, algorithm, 1000, 617, &nodes);
         }
     }
@@ -94,12 +93,8 @@ fn check_1000_ranks(kinds: &[CallKind]) {
 
 #[test]
 fn reductions_are_correct_for_1000_ranks() {
-    check_1000_ranks(&[
-        CallKind::AllReduce,
-        CallKind::Reduce,
-        CallKind::Broadcast,
-        CallKind::Barrier,
-    ]);
+    use CallKind::{AllReduce, Barrier, Broadcast, Reduce};
+    check_1000_ranks(&[AllReduce, Reduce, Broadcast, Barrier]);
 }
 
 #[test]

@@ -12,7 +12,8 @@ use super::build::{RankGroup, copy, receive, send};
 use super::{
     Program, RankContext, binomial, equal_blocks, one_block, per_rank_blocks, recursive_doubling,
 };
-use crate::schedule::{BufferKind, Round};
+use crate::schedule::BufferKind::{Input, Output, Scratch};
+use crate::schedule::Round;
 
 /// The two levels from one rank's perspective.
 struct Levels {
@@ -64,14 +65,9 @@ pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
 }
 
 fn all_reduce_rounds(levels: &Levels, blocks: Range<u32>) -> Vec<Round> {
-    let mut rounds = binomial::reduce_to_root(
-        &levels.node,
-        BufferKind::Input,
-        BufferKind::Output,
-        blocks.clone(),
-    );
+    let mut rounds = binomial::reduce_to_root(&levels.node, Input, Output, blocks.clone());
     rounds.extend(levels.between_leaders(|leaders| {
-        recursive_doubling::reduce_all(leaders, BufferKind::Output, blocks.clone())
+        recursive_doubling::reduce_all(leaders, Output, blocks.clone())
     }));
     rounds.extend(binomial::broadcast_from_root(&levels.node, blocks));
     rounds
@@ -79,11 +75,10 @@ fn all_reduce_rounds(levels: &Levels, blocks: Range<u32>) -> Vec<Round> {
 
 pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let levels = Levels::new(ctx)?;
-    let work = if ctx.is_root() { BufferKind::Output } else { BufferKind::Scratch };
-    let mut rounds = binomial::reduce_to_root(&levels.node, BufferKind::Input, work, 0..1);
-    rounds.extend(
-        levels.between_leaders(|leaders| binomial::reduce_to_root(leaders, work, work, 0..1)),
-    );
+    let work = if ctx.is_root() { Output } else { Scratch };
+    let mut rounds = binomial::reduce_to_root(&levels.node, Input, work, 0..1);
+    let between = |leaders: &RankGroup| binomial::reduce_to_root(leaders, work, work, 0..1);
+    rounds.extend(levels.between_leaders(between));
     one_block(rounds)
 }
 
@@ -102,10 +97,10 @@ pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
     let mut rounds = match levels.node.me {
         0 => {
             let others = (1..levels.node.size()).map(|at| levels.node.rank(at));
-            let received = others.map(|from| receive(from, BufferKind::Output, from..from + 1));
-            vec![received.chain([copy(BufferKind::Input, BufferKind::Output, own)]).collect()]
+            let received = others.map(|from| receive(from, Output, from..from + 1));
+            vec![received.chain([copy(Input, Output, own)]).collect()]
         }
-        _ => vec![vec![send(leader, BufferKind::Input, own)]],
+        _ => vec![vec![send(leader, Input, own)]],
     };
     rounds.extend(levels.between_leaders(|leaders| leader_ring(leaders, &levels.members)));
     rounds.extend(binomial::broadcast_from_root(&levels.node, 0..ctx.ranks));
@@ -117,8 +112,8 @@ fn leader_ring(leaders: &RankGroup, members: &[Vec<u32>]) -> Vec<Round> {
     let round = |k: u32| {
         let (to, from) = (leaders.rank(leaders.me + 1), leaders.rank(leaders.preceding(1)));
         let (out, into) = (leaders.preceding(k) as usize, leaders.preceding(k + 1) as usize);
-        let sent = runs(&members[out]).map(|blocks| send(to, BufferKind::Output, blocks));
-        let received = runs(&members[into]).map(|blocks| receive(from, BufferKind::Output, blocks));
+        let sent = runs(&members[out]).map(|blocks| send(to, Output, blocks));
+        let received = runs(&members[into]).map(|blocks| receive(from, Output, blocks));
         sent.chain(received).collect()
     };
     (0..leaders.size() - 1).map(round).collect()

@@ -2,7 +2,7 @@
 
 use std::vec::IntoIter;
 
-use super::{CheckError, ScheduleProblem, wrong};
+use super::{CheckError, Defect, wrong};
 use crate::schedule::{Program, ProgramStep};
 
 /// A send or a receive.
@@ -10,7 +10,7 @@ use crate::schedule::{Program, ProgramStep};
 pub(in crate::schedule) struct ScheduledMessage {
     /// Round in the rank's program.
     pub round: u32,
-    /// ProgramStep in the round.
+    /// Step in the round.
     pub step: u32,
     /// The other rank.
     pub peer: u32,
@@ -36,26 +36,17 @@ impl ScheduledMessages {
             for index in 0..all.count(rank) as u32 {
                 let ScheduledMessage { peer, is_send, round, .. } = all.get(rank, index);
                 let Some(theirs) = receives.get_mut(peer as usize).filter(|_| peer != rank) else {
-                    return wrong(rank, round as usize, ScheduleProblem::InvalidPeer { peer });
+                    return wrong(rank, round as usize, Defect::InvalidPeer { peer });
                 };
                 if !is_send {
                     continue;
                 }
-                let next = theirs.next().map(|other| (other, all.get(peer, other)));
-                match next {
+                match theirs.next().map(|other| (other, all.get(peer, other))) {
                     Some((other, message)) if message.peer == rank => {
                         all.link(programs, (rank, index), (peer, other))?;
                     }
-                    Some((_, message)) if message.peer < rank => {
-                        return not_sent(peer, message);
-                    }
-                    _ => {
-                        return wrong(
-                            rank,
-                            round as usize,
-                            ScheduleProblem::NotReceived { to: peer },
-                        );
-                    }
+                    Some((_, message)) if message.peer < rank => return not_sent(peer, message),
+                    _ => return wrong(rank, round as usize, Defect::NotReceived { to: peer }),
                 }
             }
         }
@@ -139,7 +130,7 @@ impl ScheduledMessages {
         let sent = step(rank, send).reads().map_or(0, |range| range.blocks.len());
         let wanted = step(send.peer, receive).writes().map_or(0, |range| range.blocks.len());
         if sent != wanted {
-            let problem = ScheduleProblem::MessageLength { from: rank, sent, wanted };
+            let problem = Defect::MessageLength { from: rank, sent, wanted };
             return wrong(send.peer, receive.round as usize, problem);
         }
         Ok(())
@@ -155,5 +146,5 @@ fn by_sender(messages: &[ScheduledMessage]) -> Vec<u32> {
 }
 
 fn not_sent<T>(rank: u32, message: ScheduledMessage) -> Result<T, CheckError> {
-    wrong(rank, message.round as usize, ScheduleProblem::NotSent { from: message.peer })
+    wrong(rank, message.round as usize, Defect::NotSent { from: message.peer })
 }

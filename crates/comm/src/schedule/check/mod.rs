@@ -26,13 +26,13 @@ pub struct CheckError {
     /// The round, from 0; the number of rounds if the defect shows at the end.
     pub round: usize,
     /// The defect.
-    pub problem: ScheduleProblem,
+    pub problem: Defect,
 }
 
 /// A defect of a program.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages explain the fields")]
-pub enum ScheduleProblem {
+pub enum Defect {
     /// Ranks cut their buffers differently.
     #[error("block layout differs from rank 0")]
     BlockCountMismatch,
@@ -97,13 +97,13 @@ impl std::fmt::Display for BufferKind {
 /// for any timing, without deadlock.
 pub fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     if kind.has_root() && root as usize >= programs.len() {
-        return wrong(0, 0, ScheduleProblem::InvalidPeer { peer: root });
+        return wrong(0, 0, Defect::InvalidPeer { peer: root });
     }
     rounds::check(kind, root, programs)?;
     let messages = ScheduledMessages::match_all(programs)?;
     symbolic::SymbolicRun::new(kind, root, programs, &messages).all()
 }
 
-fn wrong<T>(rank: u32, round: usize, problem: ScheduleProblem) -> Result<T, CheckError> {
+fn wrong<T>(rank: u32, round: usize, problem: Defect) -> Result<T, CheckError> {
     Err(CheckError { rank, round, problem })
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::rank_set::RankSet;
 use crate::CallKind;
-use crate::schedule::BufferKind;
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
 
 /// Symbolic content of a block: contributions of a set of ranks to one block of the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,20 +32,20 @@ impl RankBuffers {
         let root = self.rank == self.root;
         match (buffer, self.kind) {
             (_, CallKind::Barrier | CallKind::Send | CallKind::Receive) => none,
-            (BufferKind::Scratch, _) => all,
-            (BufferKind::Input, CallKind::Broadcast) => none,
-            (BufferKind::Input, CallKind::AllGather | CallKind::Gather) => own,
-            (BufferKind::Input, CallKind::Scatter) if !root => none,
-            (BufferKind::Input, _) => all,
-            (BufferKind::Output, CallKind::ReduceScatter | CallKind::Scatter) => own,
-            (BufferKind::Output, CallKind::Reduce | CallKind::Gather) if !root => none,
-            (BufferKind::Output, _) => all,
+            (Scratch, _) => all,
+            (Input, CallKind::Broadcast) => none,
+            (Input, CallKind::AllGather | CallKind::Gather) => own,
+            (Input, CallKind::Scatter) if !root => none,
+            (Input, _) => all,
+            (Output, CallKind::ReduceScatter | CallKind::Scatter) => own,
+            (Output, CallKind::Reduce | CallKind::Gather) if !root => none,
+            (Output, _) => all,
         }
     }
 
     /// Whether an in-place call aliases this input block with the output block.
     pub fn aliased(&self, block: u32) -> bool {
-        self.kind != CallKind::AllToAll && self.blocks(BufferKind::Output).contains(&block)
+        self.kind != CallKind::AllToAll && self.blocks(Output).contains(&block)
     }
 
     /// Whether the output is initialized.
@@ -60,8 +60,7 @@ impl RankBuffers {
 
     /// What an output block must hold at the end.
     pub fn result(&self, block: u32) -> SymbolicValue {
-        let one =
-            |block: u32, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
+        let one = |block, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
         match self.kind {
             CallKind::Broadcast | CallKind::Scatter => one(block, self.root),
             CallKind::AllGather | CallKind::Gather => one(block, block),
@@ -74,9 +73,7 @@ impl RankBuffers {
     /// assumed to be of equal length.
     pub fn fits(&self, value: &SymbolicValue, buffer: BufferKind, block: u32) -> bool {
         match (self.kind, buffer) {
-            (CallKind::AllToAll, BufferKind::Output) => {
-                value.block == self.rank && value.of.is_only(block)
-            }
+            (CallKind::AllToAll, Output) => value.block == self.rank && value.of.is_only(block),
             (CallKind::AllToAll, _) => true,
             _ => value.block == block,
         }

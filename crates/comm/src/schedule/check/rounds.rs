@@ -1,9 +1,10 @@
 //! Checks each round on its own: valid block ranges and no conflicting accesses.
 
 use super::rank_buffers::RankBuffers;
-use super::{CheckError, ScheduleProblem, wrong};
+use super::{CheckError, Defect, wrong};
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::{BlockRange, Program, ProgramStep, Round};
 
 pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     let ranks = programs.len() as u32;
@@ -13,7 +14,7 @@ pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(
     for (rank, program) in programs.iter().enumerate() {
         let rank = rank as u32;
         if program.blocks != first.blocks {
-            return wrong(rank, 0, ScheduleProblem::BlockCountMismatch);
+            return wrong(rank, 0, Defect::BlockCountMismatch);
         }
         let buffers = RankBuffers { kind, ranks, rank, root, blocks };
         for (at, round) in program.rounds.iter().enumerate() {
@@ -26,19 +27,19 @@ pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(
 }
 
 /// Checks the peer and the block ranges of a step.
-fn check_step(buffers: &RankBuffers, step: &ProgramStep) -> Result<(), ScheduleProblem> {
+fn check_step(buffers: &RankBuffers, step: &ProgramStep) -> Result<(), Defect> {
     if let ProgramStep::Send { to: peer, .. } | ProgramStep::Receive { from: peer, .. } = step
         && (*peer >= buffers.ranks || *peer == buffers.rank)
     {
-        return Err(ScheduleProblem::InvalidPeer { peer: *peer });
+        return Err(Defect::InvalidPeer { peer: *peer });
     }
     if let ProgramStep::Copy { from, to } = step
         && from.blocks.len() != to.blocks.len()
     {
-        return Err(ScheduleProblem::CopyLength { from: from.blocks.len(), to: to.blocks.len() });
+        return Err(Defect::CopyLength { from: from.blocks.len(), to: to.blocks.len() });
     }
     if let Some(range) = step.writes() {
-        if range.buffer == BufferKind::Input && !range.blocks.is_empty() {
+        if range.buffer == Input && !range.blocks.is_empty() {
             return Err(missing(range.buffer, range.blocks.start, "written"));
         }
         check_range(buffers, range, "written")?;
@@ -50,7 +51,7 @@ fn check_range(
     buffers: &RankBuffers,
     range: &BlockRange,
     used: &'static str,
-) -> Result<(), ScheduleProblem> {
+) -> Result<(), Defect> {
     let (available, blocks) = (buffers.blocks(range.buffer), &range.blocks);
     if blocks.is_empty() || (available.start <= blocks.start && blocks.end <= available.end) {
         return Ok(());
@@ -59,8 +60,8 @@ fn check_range(
     Err(missing(range.buffer, block, used))
 }
 
-fn missing(buffer: BufferKind, block: u32, used: &'static str) -> ScheduleProblem {
-    ScheduleProblem::InvalidBlock { buffer, block, used }
+fn missing(buffer: BufferKind, block: u32, used: &'static str) -> Defect {
+    Defect::InvalidBlock { buffer, block, used }
 }
 
 /// The round in which each output and scratch block was last written. Rounds are numbered across
@@ -79,7 +80,7 @@ impl LastWrites {
         Self { round: 0, output: none(), scratch: none(), copied_input: none() }
     }
 
-    fn check(&mut self, buffers: &RankBuffers, round: &Round) -> Result<(), ScheduleProblem> {
+    fn check(&mut self, buffers: &RankBuffers, round: &Round) -> Result<(), Defect> {
         self.round += 1;
         round.iter().try_for_each(|step| self.write(step))?;
         // A reduction reads and writes its destination in one step.
@@ -87,17 +88,16 @@ impl LastWrites {
         reads.filter_map(ProgramStep::reads).try_for_each(|range| self.read(buffers, range))
     }
 
-    fn write(&mut self, step: &ProgramStep) -> Result<(), ScheduleProblem> {
+    fn write(&mut self, step: &ProgramStep) -> Result<(), Defect> {
         let Some(BlockRange { buffer, blocks }) = step.writes() else { return Ok(()) };
-        let last_writes =
-            if *buffer == BufferKind::Output { &mut self.output } else { &mut self.scratch };
+        let last_writes = if *buffer == Output { &mut self.output } else { &mut self.scratch };
         for block in blocks.clone() {
             if std::mem::replace(&mut last_writes[block as usize], self.round) == self.round {
-                return Err(ScheduleProblem::WrittenTwice { buffer: *buffer, block });
+                return Err(Defect::WrittenTwice { buffer: *buffer, block });
             }
         }
         if let ProgramStep::Copy { from, to } = step
-            && (from.buffer, to.buffer) == (BufferKind::Input, BufferKind::Output)
+            && (from.buffer, to.buffer) == (Input, Output)
             && from.blocks == to.blocks
         {
             blocks.clone().for_each(|block| self.copied_input[block as usize] = self.round);
@@ -105,14 +105,14 @@ impl LastWrites {
         Ok(())
     }
 
-    fn read(&self, buffers: &RankBuffers, range: &BlockRange) -> Result<(), ScheduleProblem> {
+    fn read(&self, buffers: &RankBuffers, range: &BlockRange) -> Result<(), Defect> {
         let buffer = range.buffer;
         let written = |block: &u32| {
             let at = *block as usize;
             match buffer {
-                BufferKind::Output => self.output[at] == self.round,
-                BufferKind::Scratch => self.scratch[at] == self.round,
-                BufferKind::Input => {
+                Output => self.output[at] == self.round,
+                Scratch => self.scratch[at] == self.round,
+                Input => {
                     buffers.aliased(*block)
                         && self.output[at] == self.round
                         && self.copied_input[at] != self.round
@@ -120,7 +120,7 @@ impl LastWrites {
             }
         };
         match range.blocks.clone().find(written) {
-            Some(block) => Err(ScheduleProblem::ReadWhileWritten { buffer, block }),
+            Some(block) => Err(Defect::ReadWhileWritten { buffer, block }),
             None => Ok(()),
         }
     }

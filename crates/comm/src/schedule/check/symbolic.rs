@@ -2,9 +2,10 @@
 
 use super::rank_buffers::{RankBuffers, SymbolicValue};
 use super::rank_set::RankSet;
-use super::{CheckError, ScheduleProblem, ScheduledMessage, ScheduledMessages, wrong};
+use super::{CheckError, Defect, ScheduledMessage, ScheduledMessages, wrong};
 use crate::CallKind;
-use crate::schedule::{BlockRange, BufferKind, Program, ProgramStep};
+use crate::schedule::BufferKind::{Input, Output, Scratch};
+use crate::schedule::{BlockRange, Program, ProgramStep};
 
 /// Execution state of a rank.
 struct SymbolicRank<'a> {
@@ -40,9 +41,8 @@ impl<'a> SymbolicRun<'a> {
         let ranks = programs.len() as u32;
         let new = |(rank, program): (usize, &'a Program)| {
             let rank = rank as u32;
-            let buffers =
-                RankBuffers { kind, ranks, rank, root, blocks: program.blocks.count(ranks) };
-            SymbolicRank::new(buffers, program)
+            let blocks = program.blocks.count(ranks);
+            SymbolicRank::new(RankBuffers { kind, ranks, rank, root, blocks }, program)
         };
         Self { ranks: programs.iter().enumerate().map(new).collect(), messages }
     }
@@ -132,7 +132,7 @@ impl<'a> SymbolicRun<'a> {
         };
         match self.messages.of_round(rank, round).map(|(_, m)| m).find(waits) {
             Some(ScheduledMessage { peer, .. }) => {
-                wrong(rank, round, ScheduleProblem::Deadlock { peer, peer_round: round_of(peer) })
+                wrong(rank, round, Defect::Deadlock { peer, peer_round: round_of(peer) })
             }
             None => Ok(()),
         }
@@ -164,25 +164,25 @@ impl<'a> SymbolicRank<'a> {
         Ok(())
     }
 
-    fn read(&self, range: &BlockRange) -> Result<Vec<SymbolicValue>, ScheduleProblem> {
+    fn read(&self, range: &BlockRange) -> Result<Vec<SymbolicValue>, Defect> {
         let buffer = range.buffer;
         let one = |block: u32| {
             let held = match buffer {
-                BufferKind::Input => return self.read_input(block),
-                BufferKind::Output => self.output.get(block as usize),
-                BufferKind::Scratch => self.scratch.get(block as usize),
+                Input => return self.read_input(block),
+                Output => self.output.get(block as usize),
+                Scratch => self.scratch.get(block as usize),
             };
-            held.cloned().flatten().ok_or(ScheduleProblem::Uninitialized { buffer, block })
+            held.cloned().flatten().ok_or(Defect::Uninitialized { buffer, block })
         };
         range.blocks.clone().map(one).collect()
     }
 
     /// In place, the input is valid until the output block changes.
-    fn read_input(&self, block: u32) -> Result<SymbolicValue, ScheduleProblem> {
+    fn read_input(&self, block: u32) -> Result<SymbolicValue, Defect> {
         let own = SymbolicValue { block, of: self.own.clone() };
         let overwritten = self.output[block as usize].as_ref().is_some_and(|now| *now != own);
         match overwritten && self.buffers.aliased(block) {
-            true => Err(ScheduleProblem::Overwritten { block }),
+            true => Err(Defect::Overwritten { block }),
             false => Ok(own),
         }
     }
@@ -192,28 +192,28 @@ impl<'a> SymbolicRank<'a> {
         range: &BlockRange,
         values: Vec<SymbolicValue>,
         reduce: bool,
-    ) -> Result<(), ScheduleProblem> {
+    ) -> Result<(), Defect> {
         let buffer = range.buffer;
         for (block, value) in range.blocks.clone().zip(values) {
             if !self.buffers.fits(&value, buffer, block) {
-                return Err(ScheduleProblem::WrongBlock { buffer, block, from_block: value.block });
+                return Err(Defect::WrongBlock { buffer, block, from_block: value.block });
             }
             let held = match buffer {
-                BufferKind::Output => self.output.get_mut(block as usize),
+                Output => self.output.get_mut(block as usize),
                 _ => self.scratch.get_mut(block as usize),
             };
             let Some(held) = held else {
-                return Err(ScheduleProblem::InvalidBlock { buffer, block, used: "written" });
+                return Err(Defect::InvalidBlock { buffer, block, used: "written" });
             };
             match held {
                 Some(held) if reduce => {
                     let (joined, twice) = held.of.union(&value.of);
                     if let Some(of) = twice {
-                        return Err(ScheduleProblem::DuplicateContribution { buffer, block, of });
+                        return Err(Defect::DuplicateContribution { buffer, block, of });
                     }
                     held.of = joined;
                 }
-                None if reduce => return Err(ScheduleProblem::Uninitialized { buffer, block }),
+                None if reduce => return Err(Defect::Uninitialized { buffer, block }),
                 _ => *held = Some(value),
             }
         }
@@ -226,15 +226,15 @@ impl<'a> SymbolicRank<'a> {
         let all = RankSet::range(0..self.buffers.ranks);
         if self.buffers.kind == CallKind::Barrier && self.seen != all {
             let seen = self.seen.to_string();
-            return wrong(self.buffers.rank, end, ScheduleProblem::EarlyBarrierExit { seen });
+            return wrong(self.buffers.rank, end, Defect::EarlyBarrierExit { seen });
         }
-        for block in self.buffers.blocks(BufferKind::Output) {
+        for block in self.buffers.blocks(Output) {
             let wanted = self.buffers.result(block);
             let held = self.output[block as usize].as_ref();
             if held != Some(&wanted) {
                 let name = |v: &SymbolicValue| format!("block {} of {}", v.block, v.of);
                 let holds = held.map_or("nothing".to_owned(), name);
-                let problem = ScheduleProblem::WrongResult { block, holds, wanted: name(&wanted) };
+                let problem = Defect::WrongResult { block, holds, wanted: name(&wanted) };
                 return wrong(self.buffers.rank, end, problem);
             }
         }

@@ -13,9 +13,9 @@ use rustix::net::{
 };
 
 use super::super::segment::Segment;
-use super::join_error;
-use crate::CommError;
+use super::join_timeout;
 use crate::error::Peer;
+use crate::{CommError, Result};
 
 /// Pause between connection attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -41,10 +41,11 @@ impl JoinRequest {
 }
 
 fn socket_error(error: impl std::fmt::Display) -> CommError {
-    join_error(format!("node-local socket: {error}"), "all ranks of a node must run as one user")
+    let what = format!("node-local socket: {error}");
+    CommError::bootstrap(what, "all ranks of a node must run as one user")
 }
 
-fn address(name: &str) -> Result<SocketAddr, CommError> {
+fn address(name: &str) -> Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("regatta-comm/{name}")).map_err(socket_error)
 }
 
@@ -62,7 +63,7 @@ pub(super) fn serve_segment(
     peers: &[Peer],
     deadline: Instant,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<(), CommError> {
+) -> Result {
     let mut missing: Vec<u32> = (1..own.ranks).collect();
     if missing.is_empty() {
         return Ok(());
@@ -72,10 +73,7 @@ pub(super) fn serve_segment(
     while !missing.is_empty() {
         let rest = deadline.saturating_duration_since(Instant::now());
         if rest.is_zero() {
-            let names: Vec<String> =
-                missing.iter().map(|r| peers[*r as usize].to_string()).collect();
-            let what = format!("timed out waiting for {}", names.join(", "));
-            return Err(join_error(what, "check why they exited, or increase the timeout"));
+            return Err(join_timeout(missing.iter().map(|rank| &peers[*rank as usize])));
         }
         if let Some(error) = cancelled() {
             return Err(error);
@@ -106,11 +104,11 @@ fn send_segment(
     stream.set_nonblocking(false).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
     stream.read_exact(&mut received).ok()?;
-    let rank =
-        *missing.iter().find(|rank| JoinRequest { rank: **rank, ..own }.bytes() == received)?;
+    let is_from = |&rank: &u32| JoinRequest { rank, ..own }.bytes() == received;
+    let rank = missing.iter().copied().find(is_from)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
-    let files = [segment.file().as_fd()];
+    let files = [segment.file.as_fd()];
     rights.push(SendAncillaryMessage::ScmRights(&files));
     sendmsg(stream, &[IoSlice::new(&[1])], &mut rights, SendFlags::NOSIGNAL).ok()?;
     Some(rank)
@@ -122,7 +120,7 @@ pub(super) fn receive_segment(
     request: JoinRequest,
     deadline: Instant,
     cancelled: &dyn Fn() -> Option<CommError>,
-) -> Result<OwnedFd, CommError> {
+) -> Result<OwnedFd> {
     let address = address(name)?;
     let mut why = "no connection attempt".to_owned();
     while Instant::now() < deadline {
@@ -141,10 +139,8 @@ pub(super) fn receive_segment(
         }
         std::thread::sleep(RETRY_INTERVAL);
     }
-    Err(join_error(
-        format!("no shared memory from rank 0: {why}"),
-        "check that rank 0 of this node is running",
-    ))
+    let what = format!("no shared memory from rank 0: {why}");
+    Err(CommError::bootstrap(what, "check that rank 0 of this node is running"))
 }
 
 fn request_segment(

@@ -8,7 +8,7 @@ use super::super::region::Activity;
 use super::super::signature_codec;
 use super::super::wait::{IN_GROUP, SLEEP_MAX, SLEEP_MIN};
 use super::group::P2pGroup;
-use crate::{Call, CommError, Signature};
+use crate::{Call, Result, Signature};
 
 /// How long both are polled before the caller sleeps on the network: the chunks of a message arrive
 /// in quick succession.
@@ -28,7 +28,7 @@ impl ShmEngine {
         &mut self,
         calls: Vec<Call<'c>>,
         now: Instant,
-    ) -> Result<P2pExchange<'_, 'c>, CommError> {
+    ) -> Result<P2pExchange<'_, 'c>> {
         let group = self.post_group(calls)?;
         Ok(P2pExchange { engine: self, group, since: now })
     }
@@ -37,7 +37,7 @@ impl ShmEngine {
 impl P2pExchange<'_, '_> {
     /// Makes progress and returns how long the exchange may be left unattended. Unexpected messages
     /// are queued, so that their senders continue.
-    pub fn progress(&mut self, now: Instant) -> Result<Duration, CommError> {
+    pub fn progress(&mut self, now: Instant) -> Result<Duration> {
         if self.engine.progress(&mut self.group)? {
             self.since = now;
             self.engine.shared.wait_record.publish(&[], Duration::ZERO);
@@ -67,7 +67,7 @@ impl P2pExchange<'_, '_> {
     }
 
     /// Waits for the remaining messages, once the network has none.
-    pub fn wait(mut self) -> Result<(), CommError> {
+    pub fn wait(mut self) -> Result {
         self.engine.wait_group(&mut self.group)
     }
 }

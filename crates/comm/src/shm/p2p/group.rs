@@ -3,16 +3,16 @@
 use super::super::ShmEngine;
 use super::super::layout::P2P_CHUNK_BYTES;
 use super::super::signature_codec;
-use super::super::wait::{CallContext, IN_GROUP};
-use super::{MessageHeader, UnexpectedMessage};
-use crate::{Call, CallKind, CommError, Signature};
+use super::super::wait::{CallCtx, IN_GROUP};
+use super::{MessageHeader, UnexpectedMessage, no_send_to_self};
+use crate::{Call, CallKind, Result, Signature};
 
 /// A message that is to be sent.
 struct PendingSend<'a> {
     to: usize,
     header: MessageHeader,
     rest: &'a [u8],
-    ctx: CallContext,
+    ctx: CallCtx,
     done: bool,
 }
 
@@ -21,7 +21,7 @@ struct PendingRecv<'a> {
     from: usize,
     header: MessageHeader,
     rest: &'a mut [u8],
-    ctx: CallContext,
+    ctx: CallCtx,
     /// Whether its first chunk has arrived.
     matched: bool,
     done: bool,
@@ -46,10 +46,10 @@ impl P2pGroup<'_> {
     }
 
     /// The awaited ranks, and the call that waits for the first of them.
-    pub(super) fn awaited(&self) -> (Vec<usize>, Option<CallContext>) {
+    pub(super) fn awaited(&self) -> (Vec<usize>, Option<CallCtx>) {
         let receives = self.receives.iter().filter(|r| !r.done).map(|r| (r.from, r.ctx));
         let sends = self.sends.iter().filter(|s| !s.done).map(|s| (s.to, s.ctx));
-        let all: Vec<(usize, CallContext)> = receives.chain(sends).collect();
+        let all: Vec<(usize, CallCtx)> = receives.chain(sends).collect();
         let mut ranks: Vec<usize> = Vec::new();
         for (rank, _) in &all {
             if !ranks.contains(rank) {
@@ -62,7 +62,7 @@ impl P2pGroup<'_> {
 
 impl ShmEngine {
     /// Runs the group to completion.
-    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup<'_>) -> Result<(), CommError> {
+    pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup) -> Result {
         loop {
             let moved = self.progress(group)?;
             let (ranks, ctx) = group.awaited();
@@ -84,25 +84,21 @@ impl ShmEngine {
     }
 
     /// Moves all chunks that can be moved now; whether there were any.
-    pub(super) fn progress(&mut self, group: &mut P2pGroup<'_>) -> Result<bool, CommError> {
+    pub(super) fn progress(&mut self, group: &mut P2pGroup) -> Result<bool> {
         Ok(self.progress_sends(group) | self.progress_recvs(group)?)
     }
 
     /// Posts the messages of a group. Messages to this rank itself are delivered at once, and
     /// unexpected messages are matched.
-    pub(in crate::shm) fn post_group<'a>(
-        &mut self,
-        calls: Vec<Call<'a>>,
-    ) -> Result<P2pGroup<'a>, CommError> {
+    pub(in crate::shm) fn post_group<'a>(&mut self, calls: Vec<Call<'a>>) -> Result<P2pGroup<'a>> {
         let mut group = P2pGroup::default();
         for call in calls {
             let ctx = self.begin_p2p(&call)?;
-            let (with, tag, dtype) = (call.root as usize, call.tag, call.dtype as u8);
-            let header = |bytes: usize| MessageHeader { tag, dtype, bytes: bytes as u64 };
+            let with = call.root as usize;
             match call.kind {
                 CallKind::Send => {
                     let rest = call.input.unwrap_or(call.output);
-                    let header = header(rest.len());
+                    let header = MessageHeader::new(&call, rest.len());
                     if with == self.rank() {
                         let message = UnexpectedMessage { header, bytes: rest.to_vec() };
                         self.p2p.unexpected[with].push_back(message);
@@ -111,7 +107,8 @@ impl ShmEngine {
                     }
                 }
                 _ => {
-                    let (header, rest) = (header(call.output.len()), call.output);
+                    let header = MessageHeader::new(&call, call.output.len());
+                    let rest = call.output;
                     let awaited =
                         PendingRecv { from: with, header, rest, ctx, matched: false, done: false };
                     group.receives.push(awaited);
@@ -123,22 +120,21 @@ impl ShmEngine {
     }
 
     /// Matches receives with unexpected messages.
-    fn match_unexpected(&mut self, group: &mut P2pGroup<'_>) -> Result<(), CommError> {
+    fn match_unexpected(&mut self, group: &mut P2pGroup) -> Result {
         for receive in group.receives.iter_mut().filter(|r| !r.matched && !r.done) {
             if let Some(message) = self.p2p.take_unexpected(receive.from, receive.header.tag) {
                 self.check_header(receive.from, &receive.ctx, receive.header, message.header)?;
                 receive.rest.copy_from_slice(&message.bytes);
                 receive.done = true;
             } else if receive.from == self.rank() {
-                let what = "no matching send from this rank to itself".to_owned();
-                return Err(CommError::InvalidCall { call: CallKind::Receive.name(), what });
+                return Err(no_send_to_self());
             }
         }
         Ok(())
     }
 
     /// Whether any chunk was sent.
-    fn progress_sends(&mut self, group: &mut P2pGroup<'_>) -> bool {
+    fn progress_sends(&mut self, group: &mut P2pGroup) -> bool {
         let mut moved = false;
         for i in group.next_sends().collect::<Vec<_>>() {
             let send = &mut group.sends[i];
@@ -155,12 +151,12 @@ impl ShmEngine {
     }
 
     /// Whether any chunk was received, either into its buffer or into the unexpected-message queue.
-    fn progress_recvs(&mut self, group: &mut P2pGroup<'_>) -> Result<bool, CommError> {
+    fn progress_recvs(&mut self, group: &mut P2pGroup) -> Result<bool> {
         let mut moved = false;
         for from in self.ranks_with_chunks().collect::<Vec<_>>() {
             moved = true;
             let header = self.next_header(from);
-            let open = |r: &&mut PendingRecv<'_>| !r.done && r.from == from;
+            let open = |r: &&mut PendingRecv| !r.done && r.from == from;
             let matched = group.receives.iter_mut().filter(open).find(|r| r.matched);
             let receive = match matched {
                 Some(receive) => Some(receive),

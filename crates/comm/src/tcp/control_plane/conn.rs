@@ -1,11 +1,13 @@
 //! One connection of the control plane.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::net::IpAddr;
 use std::time::Instant;
 
 use mio::net::TcpStream;
 use regatta_wire::link::{Link, LinkEvent};
+
+use crate::tcp::dial::write_pending;
 
 /// The remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,14 +61,6 @@ impl Conn {
 
     /// Writes as much as the socket accepts.
     pub fn write(&mut self) -> std::io::Result<()> {
-        while !self.link.pending().is_empty() {
-            match self.stream.write(self.link.pending()) {
-                Ok(count) => self.link.advance(count),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        write_pending(&mut self.stream, &mut self.link)
     }
 }

@@ -54,15 +54,12 @@ impl ControlPlane {
             }
             (Some(Hello::Join { world_size, member }), ControlRole::Root(root)) => {
                 conn.peer = ConnPeer::Rank(member.rank);
-                match root.register(id, world_size, member) {
-                    Ok(()) => true,
-                    Err(rejected) => {
-                        conn.link.send(&encode(&rejected));
-                        let unknown = std::net::Ipv4Addr::UNSPECIFIED.into();
-                        conn.peer = ConnPeer::Unauthenticated(unknown);
-                        true
-                    }
+                if let Err(rejected) = root.register(id, world_size, member) {
+                    conn.link.send(&encode(&rejected));
+                    let unknown = std::net::Ipv4Addr::UNSPECIFIED.into();
+                    conn.peer = ConnPeer::Unauthenticated(unknown);
                 }
+                true
             }
             _ => false,
         }
@@ -85,8 +82,7 @@ impl ControlPlane {
             FromRoot::QueryStatus { query, comm_id } => {
                 let mesh = self.shared.lock();
                 let state = mesh.comms.peek(comm_id);
-                let state = state
-                    .map(|comm| (comm.calls, comm.recent_calls(), comm.message_counts.clone()));
+                let state = state.map(|c| (c.calls, c.recent_calls(), c.message_counts.clone()));
                 let (calls, recent_calls, message_counts) = state.unwrap_or_default();
                 drop(mesh);
                 let millis = |(rank, waited): (u32, Duration)| (rank, waited.as_millis() as u64);

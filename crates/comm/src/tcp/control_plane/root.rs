@@ -22,7 +22,7 @@ pub struct RootState {
     /// The algorithm table for all ranks, as a JSON document.
     algorithms: String,
     /// The connection of each rank.
-    conns: BTreeMap<u32, usize>,
+    pub(super) conns: BTreeMap<u32, usize>,
     out: Vec<(Option<usize>, FromRoot)>,
     failed: Option<RendezvousError>,
 }
@@ -56,27 +56,12 @@ impl RootState {
         root
     }
 
-    /// The number of connected ranks.
-    pub fn authenticated(&self) -> usize {
-        self.conns.len()
-    }
-
-    /// Whether all other ranks have disconnected.
-    pub fn has_no_members(&self) -> bool {
-        self.conns.is_empty()
-    }
-
     pub fn has_failed(&self) -> bool {
         self.failed.is_some()
     }
 
     /// Registers a rank, or returns the message that rejects it.
-    pub fn register(
-        &mut self,
-        conn: usize,
-        world_size: u32,
-        member: RankInfo,
-    ) -> Result<(), FromRoot> {
+    pub fn register(&mut self, conn: usize, size: u32, member: RankInfo) -> Result<(), FromRoot> {
         let rank = member.rank;
         if let Some(error) = &self.failed {
             return Err(rejected(error));
@@ -87,7 +72,7 @@ impl RootState {
             let hint = "give every job its own MASTER_PORT".to_owned();
             return Err(FromRoot::Rejected { what, hint });
         };
-        match rendezvous.register(world_size, member) {
+        match rendezvous.register(size, member) {
             Ok(()) => {
                 self.conns.insert(rank, conn);
                 self.complete();

@@ -2,25 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::control_messages::{
-    CommClosed, Fault, FromRoot, MessageCounts, ToRoot, WireSignature,
-};
+use super::super::control_messages::{CommClosed, Fault, FromRoot, MessageCounts, ToRoot};
 use super::{ANSWER_TIMEOUT, FaultCoordinator, Recipient};
 use crate::{CallKind, DType, ReduceOp, Signature};
 
-fn all_reduce(count: u64) -> WireSignature {
+fn all_reduce(count: u64) -> Signature {
     let (kind, dtype, op) = (CallKind::AllReduce, DType::F32, ReduceOp::Sum);
-    Signature { kind, dtype, op, root: 0, count, shape: 0 }.into()
+    Signature { kind, dtype, op, root: 0, count, shape: 0 }
 }
 
 fn query(call: u64, timeout_s: Option<u64>) -> ToRoot {
-    ToRoot::Query {
-        comm_id: 7,
-        call: Some(call),
-        awaited: Vec::new(),
-        members: vec![0, 1, 2],
-        timeout_s,
-    }
+    let (call, awaited, members) = (Some(call), Vec::new(), vec![0, 1, 2]);
+    ToRoot::Query { comm_id: 7, call, awaited, members, timeout_s }
+}
+
+fn timeout(sequence: u64, missing: u32) -> Vec<(Recipient, FromRoot)> {
+    aborts(Fault::Timeout { sequence, seconds: 9, missing: vec![missing] })
 }
 
 fn aborts(fault: Fault) -> Vec<(Recipient, FromRoot)> {
@@ -28,25 +25,22 @@ fn aborts(fault: Fault) -> Vec<(Recipient, FromRoot)> {
 }
 
 /// A rank, the number of calls it started, and their signatures.
-type Answer = (u32, u64, Vec<(u64, WireSignature)>);
+type Answer = (u32, u64, Vec<(u64, Signature)>);
 
 /// Rank 1 reports a timeout, and these ranks answer the status query.
 fn query_status(answers: &[Answer]) -> Vec<(Recipient, FromRoot)> {
     let now = Instant::now();
-    let mut coordinator = FaultCoordinator::default();
-    coordinator.handle(1, query(3, Some(9)), now);
-    assert_eq!(coordinator.take_outgoing().len(), 3);
+    let mut root = FaultCoordinator::default();
+    root.handle(1, query(3, Some(9)), now);
+    assert_eq!(root.take_outgoing().len(), 3);
     for (rank, calls, recent_calls) in answers {
         let (calls, recent_calls) = (*calls, recent_calls.clone());
         let (message_counts, waits) = (MessageCounts::default(), Vec::new());
-        coordinator.handle(
-            *rank,
-            ToRoot::Status { query: 1, calls, recent_calls, message_counts, waits },
-            now,
-        );
+        let status = ToRoot::Status { query: 1, calls, recent_calls, message_counts, waits };
+        root.handle(*rank, status, now);
     }
-    coordinator.tick(now + ANSWER_TIMEOUT);
-    coordinator.take_outgoing()
+    root.tick(now + ANSWER_TIMEOUT);
+    root.take_outgoing()
 }
 
 #[test]
@@ -76,68 +70,49 @@ fn status(query: u64, calls: u64, waits: &[(u32, u64)]) -> ToRoot {
 #[test]
 fn the_root_cause_of_a_wait_chain_is_late() {
     let now = Instant::now();
-    let mut coordinator = FaultCoordinator::default();
-    coordinator.handle(1, query(3, Some(9)), now);
-    assert_eq!(coordinator.take_outgoing().len(), 3);
+    let mut root = FaultCoordinator::default();
+    root.handle(1, query(3, Some(9)), now);
+    assert_eq!(root.take_outgoing().len(), 3);
     // Rank 2 waits in another communicator for rank 4, and that for rank 5, whose own wait is short.
-    coordinator.handle(0, status(1, 3, &[(2, 9000)]), now);
-    coordinator.handle(1, status(1, 3, &[(2, 9000)]), now);
-    coordinator.handle(2, status(1, 2, &[(4, 8000)]), now);
+    root.handle(0, status(1, 3, &[(2, 9000)]), now);
+    root.handle(1, status(1, 3, &[(2, 9000)]), now);
+    root.handle(2, status(1, 2, &[(4, 8000)]), now);
     let queried = |rank| [(Recipient::Rank(rank), FromRoot::QueryStatus { query: 1, comm_id: 7 })];
-    assert_eq!(coordinator.take_outgoing(), queried(4));
-    coordinator.handle(4, status(1, 0, &[(5, 5000)]), now);
-    assert_eq!(coordinator.take_outgoing(), queried(5));
-    coordinator.handle(5, status(1, 0, &[(1, 300)]), now);
-    assert_eq!(
-        coordinator.take_outgoing(),
-        aborts(Fault::Timeout { sequence: 3, seconds: 9, missing: vec![5] })
-    );
+    assert_eq!(root.take_outgoing(), queried(4));
+    root.handle(4, status(1, 0, &[(5, 5000)]), now);
+    assert_eq!(root.take_outgoing(), queried(5));
+    root.handle(5, status(1, 0, &[(1, 300)]), now);
+    assert_eq!(root.take_outgoing(), timeout(3, 5));
 }
 
 #[test]
 fn a_late_message_queries_both_ranks() {
     let now = Instant::now();
-    let timeout_s = |awaited| ToRoot::Query {
-        comm_id: 7,
-        call: None,
-        awaited,
-        members: vec![],
-        timeout_s: Some(9),
-    };
-    let mut coordinator = FaultCoordinator::default();
-    coordinator.handle(1, timeout_s(vec![2]), now);
+    let mut root = FaultCoordinator::default();
+    let (call, awaited, members, timeout_s) = (None, vec![2], vec![], Some(9));
+    root.handle(1, ToRoot::Query { comm_id: 7, call, awaited, members, timeout_s }, now);
     let queried =
         [1, 2].map(|rank| (Recipient::Rank(rank), FromRoot::QueryStatus { query: 1, comm_id: 7 }));
-    assert_eq!(coordinator.take_outgoing(), queried);
-    coordinator.handle(1, status(1, 3, &[(2, 9000)]), now);
-    coordinator.handle(2, status(1, 3, &[(0, 8000)]), now);
-    assert_eq!(coordinator.take_outgoing().len(), 1);
+    assert_eq!(root.take_outgoing(), queried);
+    root.handle(1, status(1, 3, &[(2, 9000)]), now);
+    root.handle(2, status(1, 3, &[(0, 8000)]), now);
+    assert_eq!(root.take_outgoing().len(), 1);
     // A rank that does not answer has no outgoing edges in the wait graph.
-    coordinator.tick(now + ANSWER_TIMEOUT);
-    assert_eq!(
-        coordinator.take_outgoing(),
-        aborts(Fault::Timeout { sequence: 0, seconds: 9, missing: vec![0] })
-    );
+    root.tick(now + ANSWER_TIMEOUT);
+    assert_eq!(root.take_outgoing(), timeout(0, 0));
 }
 
 #[test]
 fn the_awaited_rank_is_late_if_all_have_entered_the_call() {
     let now = Instant::now();
-    let mut coordinator = FaultCoordinator::default();
+    let mut root = FaultCoordinator::default();
     let (comm_id, call, members, timeout_s) = (7, Some(3), vec![0, 1, 2], Some(9));
-    coordinator.handle(
-        1,
-        ToRoot::Query { comm_id, call, awaited: vec![0], members, timeout_s },
-        now,
-    );
-    assert_eq!(coordinator.take_outgoing().len(), 3);
-    coordinator.handle(0, status(1, 3, &[(2, 9000)]), now);
-    coordinator.handle(1, status(1, 3, &[(0, 9000)]), now);
-    coordinator.handle(2, status(1, 3, &[]), now);
-    assert_eq!(
-        coordinator.take_outgoing(),
-        aborts(Fault::Timeout { sequence: 3, seconds: 9, missing: vec![2] })
-    );
+    root.handle(1, ToRoot::Query { comm_id, call, awaited: vec![0], members, timeout_s }, now);
+    assert_eq!(root.take_outgoing().len(), 3);
+    root.handle(0, status(1, 3, &[(2, 9000)]), now);
+    root.handle(1, status(1, 3, &[(0, 9000)]), now);
+    root.handle(2, status(1, 3, &[]), now);
+    assert_eq!(root.take_outgoing(), timeout(3, 2));
 }
 
 #[test]
@@ -159,13 +134,13 @@ fn if_all_ranks_agree_only_the_requester_is_informed() {
 
 #[test]
 fn a_communicator_is_aborted_once() {
-    let mut coordinator = FaultCoordinator::default();
+    let mut root = FaultCoordinator::default();
     for rank in [2, 1] {
         let fault = Fault::Aborted { rank, why: "test abort".to_owned() };
-        coordinator.handle(rank, ToRoot::Abort { comm_id: 7, fault }, Instant::now());
+        root.handle(rank, ToRoot::Abort { comm_id: 7, fault }, Instant::now());
     }
     assert_eq!(
-        coordinator.take_outgoing(),
+        root.take_outgoing(),
         aborts(Fault::Aborted { rank: 2, why: "test abort".to_owned() })
     );
 }
@@ -173,16 +148,13 @@ fn a_communicator_is_aborted_once() {
 #[test]
 fn ranks_that_await_a_departed_rank_are_informed() {
     let now = Instant::now();
-    let mut coordinator = FaultCoordinator::default();
+    let mut root = FaultCoordinator::default();
     let closed = CommClosed { comm_id: 7, calls: 3, p2p_sent: vec![] };
-    coordinator.handle(2, ToRoot::Closed(closed.clone()), now);
-    coordinator.handle(1, query(3, None), now);
-    assert_eq!(coordinator.take_outgoing(), []);
-    coordinator.handle(1, query(4, None), now);
-    assert_eq!(
-        coordinator.take_outgoing(),
-        [(Recipient::Rank(1), FromRoot::Closed { rank: 2, closed })]
-    );
+    root.handle(2, ToRoot::Closed(closed.clone()), now);
+    root.handle(1, query(3, None), now);
+    assert_eq!(root.take_outgoing(), []);
+    root.handle(1, query(4, None), now);
+    assert_eq!(root.take_outgoing(), [(Recipient::Rank(1), FromRoot::Closed { rank: 2, closed })]);
 }
 
 #[test]
@@ -194,38 +166,35 @@ fn a_connection_failure_waits_for_the_root_cause() {
         let fault = Fault::Lost { rank, why: why.to_owned() };
         vec![(Recipient::All, FromRoot::Abort { comm_id: None, fault })]
     };
-    let mut coordinator = FaultCoordinator::default();
-    coordinator.handle(0, report(1), now);
-    coordinator.connection_closed(2, "killed");
-    coordinator.tick(now + Duration::from_secs(1));
-    assert_eq!(coordinator.take_outgoing(), lost(2, "killed"));
+    let mut root = FaultCoordinator::default();
+    root.handle(0, report(1), now);
+    root.connection_closed(2, "killed");
+    root.tick(now + Duration::from_secs(1));
+    assert_eq!(root.take_outgoing(), lost(2, "killed"));
     // Without another cause, the peer is lost.
-    coordinator.handle(0, report(1), now);
-    coordinator.tick(now);
-    assert_eq!(coordinator.take_outgoing(), []);
-    coordinator.tick(now + Duration::from_secs(1));
+    root.handle(0, report(1), now);
+    root.tick(now);
+    assert_eq!(root.take_outgoing(), []);
+    root.tick(now + Duration::from_secs(1));
     let queried = FromRoot::QueryStatus { query: 1, comm_id: 0 };
-    assert_eq!(coordinator.take_outgoing(), [(Recipient::Rank(1), queried)]);
-    coordinator.tick(now + Duration::from_secs(4));
-    assert_eq!(coordinator.take_outgoing(), lost(1, "reset"));
+    assert_eq!(root.take_outgoing(), [(Recipient::Rank(1), queried)]);
+    root.tick(now + Duration::from_secs(4));
+    assert_eq!(root.take_outgoing(), lost(1, "reset"));
 }
 
 #[test]
 fn if_the_peer_answers_the_link_is_broken() {
     let now = Instant::now();
     for (sending, from, to) in [(true, 2, 1), (false, 1, 2)] {
-        let mut coordinator = FaultCoordinator::default();
-        coordinator.handle(
-            2,
-            ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why: "timed out".to_owned() },
-            now,
-        );
-        coordinator.tick(now + Duration::from_secs(1));
-        assert_eq!(coordinator.take_outgoing().len(), 1);
-        coordinator.handle(1, status(1, 3, &[]), now);
+        let mut root = FaultCoordinator::default();
+        let why = "timed out".to_owned();
+        root.handle(2, ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why }, now);
+        root.tick(now + Duration::from_secs(1));
+        assert_eq!(root.take_outgoing().len(), 1);
+        root.handle(1, status(1, 3, &[]), now);
         let fault = Fault::LinkBroken { from, to, why: "timed out".to_owned() };
         assert_eq!(
-            coordinator.take_outgoing(),
+            root.take_outgoing(),
             [(Recipient::All, FromRoot::Abort { comm_id: None, fault })]
         );
     }
@@ -234,8 +203,8 @@ fn if_the_peer_answers_the_link_is_broken() {
 #[test]
 fn a_message_in_flight_for_too_long_identifies_the_broken_link() {
     let now = Instant::now();
-    let mut coordinator = FaultCoordinator::default();
-    coordinator.handle(1, query(3, Some(9)), now);
+    let mut root = FaultCoordinator::default();
+    root.handle(1, query(3, Some(9)), now);
     // A ring: rank 1 has sent two messages to rank 2, of which one arrived; the others wait for rank 2.
     let message_counts =
         |sent, received, awaited: u32| MessageCounts { sent, received, awaited: vec![awaited] };
@@ -244,69 +213,63 @@ fn a_message_in_flight_for_too_long_identifies_the_broken_link() {
         message_counts(vec![(2, 2)], vec![(0, 1)], 0),
         message_counts(vec![(0, 1)], vec![(1, 1)], 1),
     ];
-    let answer = |coordinator: &mut FaultCoordinator, query| {
+    let answer = |root: &mut FaultCoordinator, query| {
         for (rank, message_counts) in (0..).zip(answers.clone()) {
             let (recent_calls, waits) = (vec![(3, all_reduce(5))], Vec::new());
-            coordinator.handle(
-                rank,
-                ToRoot::Status { query, calls: 3, recent_calls, message_counts, waits },
-                now,
-            );
+            let status = ToRoot::Status { query, calls: 3, recent_calls, message_counts, waits };
+            root.handle(rank, status, now);
         }
     };
-    answer(&mut coordinator, 1);
+    answer(&mut root, 1);
     // The message may just have been in flight, so the query is repeated.
-    assert_eq!(coordinator.take_outgoing().len(), 3);
-    coordinator.tick(now + Duration::from_secs(1));
-    answer(&mut coordinator, 2);
+    assert_eq!(root.take_outgoing().len(), 3);
+    root.tick(now + Duration::from_secs(1));
+    answer(&mut root, 2);
     let why = "less than 64 KiB arrived in 9 s".to_owned();
-    assert_eq!(coordinator.take_outgoing()[3..], aborts(Fault::LinkBroken { from: 1, to: 2, why }));
+    assert_eq!(root.take_outgoing()[3..], aborts(Fault::LinkBroken { from: 1, to: 2, why }));
 }
 
 #[test]
 fn a_rank_that_exited_regularly_is_not_lost() {
     let now = Instant::now();
-    let mut coordinator = FaultCoordinator::default();
-    coordinator.handle(1, ToRoot::Shutdown, now);
-    coordinator.connection_closed(1, "closed");
-    assert_eq!(coordinator.take_outgoing(), []);
-    coordinator.handle(0, ToRoot::Shutdown, now);
-    assert_eq!(coordinator.take_outgoing(), [(Recipient::All, FromRoot::Shutdown)]);
+    let mut root = FaultCoordinator::default();
+    root.handle(1, ToRoot::Shutdown, now);
+    root.connection_closed(1, "closed");
+    assert_eq!(root.take_outgoing(), []);
+    root.handle(0, ToRoot::Shutdown, now);
+    assert_eq!(root.take_outgoing(), [(Recipient::All, FromRoot::Shutdown)]);
 }
 
 #[test]
 fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
     let now = Instant::now();
-    let waits = |coordinator: &mut FaultCoordinator, comm_id| {
+    let waits = |root: &mut FaultCoordinator, comm_id| {
         let (call, awaited, members, timeout_s) = (Some(1), vec![1], vec![], None);
-        coordinator.handle(2, ToRoot::Query { comm_id, call, awaited, members, timeout_s }, now);
-        coordinator.take_outgoing()
+        root.handle(2, ToRoot::Query { comm_id, call, awaited, members, timeout_s }, now);
+        root.take_outgoing()
     };
     let sent =
         |comm_id, fault| vec![(Recipient::All, FromRoot::Abort { comm_id: Some(comm_id), fault })];
     for lost in [false, true] {
-        let mut coordinator = FaultCoordinator::default();
+        let mut root = FaultCoordinator::default();
         let closed = CommClosed { comm_id: 8, calls: 1, p2p_sent: vec![] };
-        coordinator.handle(1, ToRoot::Closed(closed), now);
+        root.handle(1, ToRoot::Closed(closed), now);
         if lost {
-            coordinator.connection_closed(3, "killed");
-            coordinator.take_outgoing();
+            root.connection_closed(3, "killed");
+            root.take_outgoing();
         }
-        assert_eq!(waits(&mut coordinator, 7), []);
-        coordinator.handle(1, ToRoot::Shutdown, now);
+        assert_eq!(waits(&mut root, 7), []);
+        root.handle(1, ToRoot::Shutdown, now);
         // It completed its calls in the other communicator.
-        assert_eq!(waits(&mut coordinator, 8), []);
+        assert_eq!(waits(&mut root, 8), []);
         let fault = match lost {
             true => Fault::Lost { rank: 3, why: "killed".to_owned() },
             false => Fault::Aborted { rank: 1, why: "it exited".to_owned() },
         };
-        assert_eq!(waits(&mut coordinator, 7), sent(7, fault.clone()));
-        coordinator.handle(
-            2,
-            ToRoot::ConnFailed { comm_id: 9, rank: 1, sending: true, why: "reset".to_owned() },
-            now,
-        );
-        coordinator.tick(now + Duration::from_secs(1));
-        assert_eq!(coordinator.take_outgoing(), sent(9, fault));
+        assert_eq!(waits(&mut root, 7), sent(7, fault.clone()));
+        let why = "reset".to_owned();
+        root.handle(2, ToRoot::ConnFailed { comm_id: 9, rank: 1, sending: true, why }, now);
+        root.tick(now + Duration::from_secs(1));
+        assert_eq!(root.take_outgoing(), sent(9, fault));
     }
 }

@@ -41,8 +41,7 @@ impl SharedMesh {
             };
             (callback.waits)().into_iter().filter_map(global).collect::<Vec<_>>()
         };
-        let mut all: Vec<(u32, Duration)> =
-            self.abort_callbacks().iter().flat_map(global_waits).collect();
+        let mut all: Vec<_> = self.abort_callbacks().iter().flat_map(global_waits).collect();
         all.extend(self.lock().comms.waits(Instant::now()));
         all
     }

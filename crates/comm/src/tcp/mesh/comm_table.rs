@@ -3,7 +3,10 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::tcp::control_messages::{MessageCounts, WireSignature};
+use regatta_model::hash::fnv1a;
+
+use crate::Signature;
+use crate::tcp::control_messages::MessageCounts;
 use crate::tcp::frame::Header;
 use crate::transport::RequestId;
 
@@ -36,7 +39,7 @@ pub struct CommState {
     pub calls: u64,
     /// Hash of the signature of the current call.
     pub signature_hash: u32,
-    history: VecDeque<(u64, WireSignature)>,
+    history: VecDeque<(u64, Signature)>,
     pub completed: Vec<RequestId>,
     /// Total bytes sent and received.
     pub bytes_moved: u64,
@@ -49,12 +52,12 @@ pub struct CommState {
 
 impl CommState {
     /// Starts a call.
-    pub fn begin(&mut self, signature: WireSignature) {
+    pub fn begin(&mut self, signature: Signature) {
         self.calls += 1;
         self.message_counts.sent.clear();
         self.message_counts.received.clear();
         self.message_counts.awaited.clear();
-        self.signature_hash = signature.hash32();
+        self.signature_hash = signature_hash(&signature);
         self.history.push_back((self.calls, signature));
         if self.history.len() > HISTORY {
             self.history.pop_front();
@@ -62,14 +65,22 @@ impl CommState {
     }
 
     /// The signature of a recent call.
-    pub fn signature_of(&self, call: u64) -> Option<WireSignature> {
+    pub fn signature_of(&self, call: u64) -> Option<Signature> {
         self.history.iter().find(|(number, _)| *number == call).map(|(_, signature)| *signature)
     }
 
     /// The recent calls with their sequence numbers.
-    pub fn recent_calls(&self) -> Vec<(u64, WireSignature)> {
+    pub fn recent_calls(&self) -> Vec<(u64, Signature)> {
         self.history.iter().copied().collect()
     }
+}
+
+/// A hash of all fields.
+fn signature_hash(signature: &Signature) -> u32 {
+    let Signature { kind, dtype, op, root, count, shape } = *signature;
+    let words = [root.into(), count, shape].into_iter().flat_map(u64::to_le_bytes);
+    let hash = fnv1a([kind as u8, dtype as u8, op as u8].into_iter().chain(words));
+    (hash ^ (hash >> 32)) as u32
 }
 
 /// The communicators of this process.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::reader::{ReadStatus, Reader};
+use super::reader::{ReadResult, ReadStatus, Reader};
 use super::recv_buffer::{PostedRecv, RecvBuffer};
 use super::{CommTable, ProtocolError};
 use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
@@ -116,12 +116,7 @@ impl Incoming {
     }
 
     /// One step with at most one system call.
-    fn step(
-        &mut self,
-        conn: usize,
-        comms: &mut CommTable,
-        limit: usize,
-    ) -> Result<ReadStatus, String> {
+    fn step(&mut self, conn: usize, comms: &mut CommTable, limit: usize) -> ReadResult {
         let wants_header = self.wants_header(conn) && !self.is_full(limit);
         let Some(reader) = self.conns.get_mut(conn).and_then(Option::as_mut) else {
             return Ok(ReadStatus::WouldBlock);
@@ -173,9 +168,8 @@ impl Incoming {
     /// Only the connection that the peer chose carries headers. They are read while a receive is
     /// posted.
     fn wants_header(&self, conn: usize) -> bool {
-        let carries_headers =
-            conn <= LOCAL_CONN && self.header_conn.is_none_or(|chosen| chosen == conn);
-        carries_headers && !self.posted.is_empty()
+        let is_chosen = self.header_conn.is_none_or(|chosen| chosen == conn);
+        conn <= LOCAL_CONN && is_chosen && !self.posted.is_empty()
     }
 
     /// Whether messages may still arrive on the other connection when this one is closed. A rank
@@ -186,12 +180,7 @@ impl Incoming {
     }
 
     /// Starts a message.
-    fn begin(
-        &mut self,
-        first: usize,
-        header: Header,
-        comms: &mut CommTable,
-    ) -> Result<ReadStatus, String> {
+    fn begin(&mut self, first: usize, header: Header, comms: &mut CommTable) -> ReadResult {
         let length = header.length as usize;
         let found = self.posted.iter().position(|posted| posted.key == header.key);
         let posted = found.and_then(|at| self.posted.remove(at));
@@ -247,12 +236,8 @@ impl Incoming {
         let wanted = |(i, conn): &(usize, &Option<Reader>)| {
             conn.as_ref().is_some_and(|reader| !reader.stripes.is_empty() || self.wants_header(*i))
         };
-        self.conns
-            .iter()
-            .enumerate()
-            .filter(wanted)
-            .filter_map(|(_, conn)| conn.as_ref())
-            .map(|reader| &reader.stream)
+        let wanted = self.conns.iter().enumerate().filter(wanted);
+        wanted.filter_map(|(_, conn)| Some(&conn.as_ref()?.stream))
     }
 
     /// Closes all connections. Posted receives stay pending.
@@ -334,7 +319,7 @@ mod tests {
 
     use super::*;
     use crate::tcp::frame::MessageKey;
-    use crate::transport::{MatchKey, RecvAction, RequestId};
+    use crate::transport::{MatchKey, RequestId};
 
     /// Both ends of a connection.
     fn pair() -> (TcpStream, TcpStream) {
@@ -357,18 +342,7 @@ mod tests {
             sender.write_all(&[&header.encode()[..], b"abc"].concat()).unwrap();
             drop((far, other));
             let (mut comms, mut into) = (CommTable::default(), [0u8; 3]);
-            let (start, action) = (into.as_mut_ptr(), RecvAction::Copy);
-            let request = RequestId(1);
-            let posted = PostedRecv {
-                key,
-                signature_hash: 7,
-                request,
-                start,
-                length: 3,
-                action,
-                operand: None,
-            };
-            incoming.post(posted, &mut comms);
+            incoming.post(PostedRecv::copy(key, 7, RequestId(1), &mut into), &mut comms);
             while comms.get(1).completed.is_empty() {
                 incoming.read(&mut comms, usize::MAX).unwrap();
             }

@@ -92,16 +92,10 @@ impl Outgoing {
             // SAFETY: a stripe is within the message.
             let payload = Payload::User(unsafe { start.add(range.start) }, range.len());
             let header_at = if i == 0 { 0 } else { HEADER_BYTES };
-            let comm_id = header.key.comm_id;
-            conn.queue.push_back(Chunk {
-                comm_id,
-                request,
-                header: header.encode(),
-                header_at,
-                started: false,
-                payload,
-                at: 0,
-            });
+            let (comm_id, header) = (header.key.comm_id, header.encode());
+            let (started, at) = (false, 0);
+            let chunk = Chunk { comm_id, request, header, header_at, started, payload, at };
+            conn.queue.push_back(chunk);
         }
     }
 
@@ -147,17 +141,12 @@ impl Outgoing {
     /// Releases the memory of a communicator. Messages in progress are copied, because the peer
     /// expects the rest of them.
     pub fn cancel(&mut self, comm_id: u64) {
-        let started: Vec<RequestId> = self
-            .conns
-            .iter()
-            .flat_map(|conn| conn.queue.iter())
-            .filter(|chunk| chunk.comm_id == comm_id && chunk.started)
-            .map(|chunk| chunk.request)
-            .chain(self.stripes_left.keys().copied())
-            .collect();
+        let chunks = self.conns.iter().flat_map(|conn| &conn.queue);
+        let started = chunks.filter(|c| c.comm_id == comm_id && c.started).map(|c| c.request);
+        let started: Vec<_> = started.chain(self.stripes_left.keys().copied()).collect();
         for conn in &mut self.conns {
-            conn.queue
-                .retain(|c| c.comm_id != comm_id || c.started || started.contains(&c.request));
+            let in_progress = |chunk: &Chunk| chunk.started || started.contains(&chunk.request);
+            conn.queue.retain(|chunk| chunk.comm_id != comm_id || in_progress(chunk));
             for chunk in conn.queue.iter_mut().filter(|c| c.comm_id == comm_id) {
                 let rest = chunk.rest().to_vec();
                 chunk.payload = Payload::Owned(rest);

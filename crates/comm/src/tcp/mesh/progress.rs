@@ -36,11 +36,8 @@ impl Mesh {
             match outgoing.write(&mut self.comms) {
                 Ok(wrote) => moved |= wrote,
                 Err(error) => {
-                    broken.push((
-                        *rank,
-                        LinkDirection::Send,
-                        std::io::Error::from(error).to_string(),
-                    ));
+                    let why = std::io::Error::from(error).to_string();
+                    broken.push((*rank, LinkDirection::Send, why));
                 }
             }
         }
@@ -78,7 +75,7 @@ mod tests {
     use super::*;
     use crate::tcp::frame::{Header, MessageKey};
     use crate::tcp::mesh::PostedRecv;
-    use crate::transport::{MatchKey, RecvAction, RequestId};
+    use crate::transport::{MatchKey, RequestId};
 
     const LENGTH: usize = 1000;
 
@@ -101,20 +98,7 @@ mod tests {
     }
 
     fn receive(mesh: &mut Mesh, rank: u32, tag: u32, into: &mut [u8]) -> RequestId {
-        let (start, length, action) = (into.as_mut_ptr(), into.len(), RecvAction::Copy);
-        let request = RequestId(0);
-        mesh.receive(
-            rank,
-            PostedRecv {
-                key: key(tag),
-                signature_hash: 0,
-                request,
-                start,
-                length,
-                action,
-                operand: None,
-            },
-        )
+        mesh.receive(rank, PostedRecv::copy(key(tag), 0, RequestId(0), into))
     }
 
     /// Makes progress until all requests completed.

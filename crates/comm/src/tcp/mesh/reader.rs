@@ -30,6 +30,8 @@ pub enum ReadStatus {
     MessageDone,
 }
 
+pub type ReadResult = Result<ReadStatus, String>;
+
 /// A stripe that is still to arrive.
 pub struct PendingStripe {
     pub message: u64,
@@ -65,7 +67,7 @@ impl ReadBuffer {
     }
 
     /// Reads more data into the buffer.
-    pub fn fill(&mut self, stream: &TcpStream) -> Result<ReadStatus, String> {
+    pub fn fill(&mut self, stream: &TcpStream) -> ReadResult {
         self.bytes.resize(BUFFER_BYTES, 0);
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);

@@ -22,28 +22,10 @@ pub struct PostedRecv {
 // guarantees that it is valid.
 unsafe impl Send for PostedRecv {}
 
-impl PostedRecv {
-    pub fn recv_buffer(&self) -> RecvBuffer {
-        let Self { start, length, action, operand, .. } = *self;
-        RecvBuffer::User(UserBuffer { start, length, action, operand })
-    }
-}
-
-/// The caller's memory for a receive.
-pub struct UserBuffer {
-    start: *mut u8,
-    length: usize,
-    action: RecvAction,
-    operand: Option<*const u8>,
-}
-
-// SAFETY: as for `PostedRecv`.
-unsafe impl Send for UserBuffer {}
-
 /// The destination of a message's payload.
 pub enum RecvBuffer {
     /// The memory of a posted receive.
-    User(UserBuffer),
+    User(PostedRecv),
     /// An entry of the unexpected-message queue.
     Unexpected(Vec<u8>),
     /// The payload is dropped.
@@ -84,7 +66,16 @@ impl RecvBuffer {
     }
 }
 
-impl UserBuffer {
+impl PostedRecv {
+    #[cfg(test)]
+    pub fn copy(key: MessageKey, hash: u32, request: RequestId, into: &mut [u8]) -> Self {
+        let (start, length, action) = (into.as_mut_ptr(), into.len(), RecvAction::Copy);
+        Self { key, signature_hash: hash, request, start, length, action, operand: None }
+    }
+
+    pub fn recv_buffer(&self) -> RecvBuffer {
+        RecvBuffer::User(*self)
+    }
     /// The other operand for the bytes at offset `at`, if it is not the destination.
     fn operand<'a>(&self, at: usize, length: usize) -> Option<&'a [u8]> {
         let at = at.min(self.length);

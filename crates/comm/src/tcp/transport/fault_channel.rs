@@ -1,31 +1,25 @@
-//! Resolving errors of a hierarchical collective, of which this rank sees one part, with rank 0.
+//! Fault handling for collectives that run on several engines. Each engine sees only its part; the
+//! fault channel spans the whole communicator, so that all ranks report the same error.
 
 use std::time::{Duration, Instant};
 
 use super::TcpTransport;
 use super::faults::COORDINATOR_TIMEOUT;
-use crate::fault_channel::FaultChannel;
+
+use crate::CommError;
 use crate::tcp::control_messages::{Fault, ToRoot};
 use crate::tcp::mesh::AbortCallback;
-use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
-use crate::worker::{AbortFn, HasFailedFn};
-use crate::{CommError, Signature};
+use crate::worker::AbortFn;
 
 /// How often the response of rank 0 is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-impl FaultChannel for TcpTransport {
-    fn begin(&mut self, signature: Signature) -> Result<(), CommError> {
-        Transport::begin(self, signature)
-    }
-
-    fn end(&mut self) {
-        Transport::end(self);
-    }
-
-    fn resolve(&mut self, error: CommError) -> CommError {
-        if let Some(known) = self.failed.clone().or_else(|| FaultChannel::abort_record(self)) {
+impl TcpTransport {
+    /// Resolves the error of one engine, in ranks of the whole communicator, to the error that all
+    /// ranks report.
+    pub(crate) fn resolve(&mut self, error: CommError) -> CommError {
+        if let Some(known) = self.failed.clone().or_else(|| self.known_abort()) {
             return self.fail(known);
         }
         let mut reported = match &error {
@@ -37,15 +31,7 @@ impl FaultChannel for TcpTransport {
             }
             // The aborting rank has reported the cause.
             CommError::Aborted { .. } => false,
-            CommError::Timeout { .. } => {
-                self.query_status(&error);
-                false
-            }
-            CommError::CallMismatch { ours, .. } if !ours.kind.is_p2p() => {
-                self.query_status(&error);
-                false
-            }
-            CommError::System { .. } if self.in_call => {
+            _ if self.needs_diagnosis(&error) => {
                 self.query_status(&error);
                 false
             }
@@ -57,7 +43,7 @@ impl FaultChannel for TcpTransport {
         };
         let mut until = Instant::now() + COORDINATOR_TIMEOUT;
         loop {
-            if let Some(error) = FaultChannel::abort_record(self) {
+            if let Some(error) = self.known_abort() {
                 return self.fail(error);
             }
             let cleared = self.context.shared.lock().fault_state.clear.remove(&self.comm_id);
@@ -73,26 +59,30 @@ impl FaultChannel for TcpTransport {
         }
     }
 
-    fn abort_record(&self) -> Option<CommError> {
-        TcpTransport::abort_record(self, &self.context.shared.lock())
+    /// The error that all ranks report, if the communicator has failed.
+    pub(crate) fn known_abort(&self) -> Option<CommError> {
+        self.abort_record(&self.context.shared.lock())
     }
 
-    fn on_abort(&self, abort: AbortFn, waits: WaitEdges) {
+    /// Registers a callback for the abort of the communicator, invoked on another thread. The
+    /// engines may be blocked where they do not see the abort. `waits` returns the ranks they wait
+    /// for.
+    pub(crate) fn on_abort(&self, abort: AbortFn, waits: WaitEdges) {
         let (comm_id, members) = (self.comm_id, self.members.clone());
         let callback = AbortCallback { comm_id, members, abort, waits };
         self.context.shared.abort_callbacks().push(callback);
     }
 
-    fn abort_fn(&self) -> AbortFn {
-        Transport::abort_fn(self)
+    /// Whether rank 0 may know a better cause than this rank.
+    fn needs_diagnosis(&self, error: &CommError) -> bool {
+        match error {
+            CommError::Timeout { .. } => true,
+            CommError::CallMismatch { ours, .. } => !ours.kind.is_p2p(),
+            CommError::System { .. } => self.in_call,
+            _ => false,
+        }
     }
 
-    fn has_failed_fn(&self) -> HasFailedFn {
-        TcpTransport::has_failed_fn(self)
-    }
-}
-
-impl TcpTransport {
     /// Queries the status of all members, and of the ranks that a sub-communicator waits for.
     fn query_status(&self, error: &CommError) {
         let (awaited, timeout_s) = match error {

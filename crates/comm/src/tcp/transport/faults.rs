@@ -7,11 +7,11 @@ use super::stall_detector::StallAction;
 use super::{PendingRequest, TcpTransport};
 use crate::error::Peer;
 use crate::fabric::FabricTransport;
-use crate::tcp::control_messages::{CommClosed, Fault, ToRoot, WireSignature};
+use crate::tcp::control_messages::{CommClosed, Fault, ToRoot};
 use crate::tcp::mesh::{LinkDirection, Mesh, ProtocolError};
 use crate::transport::RequestId;
 use crate::worker::HasFailedFn;
-use crate::{CommError, DType};
+use crate::{CommError, DType, Result, Signature};
 
 /// The time rank 0 has to diagnose a fault. After it, this rank reports what it observed itself.
 pub(super) const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(6);
@@ -89,18 +89,11 @@ impl TcpTransport {
                 why: why.clone(),
                 call: self.current_call.clone(),
             },
-            Fault::CallMismatch { sequence, majority, minority } if majority.1.is_p2p() => {
+            Fault::CallMismatch { sequence, majority, minority } if majority.1.kind.is_p2p() => {
                 // Only the two ranks of a message made the calls. If this is one of them, it is named first.
-                let ours_first = minority.0 != self.global_rank();
-                let (ours, theirs) =
-                    if ours_first { (majority, minority) } else { (minority, majority) };
-                CommError::CallMismatch {
-                    sequence: *sequence,
-                    ours_by: self.peer(ours.0),
-                    ours: Box::new(ours.1.into()),
-                    theirs_by: self.peer(theirs.0),
-                    theirs: Box::new(theirs.1.into()),
-                }
+                let swap = minority.0 == self.global_rank();
+                let (ours, theirs) = if swap { (minority, majority) } else { (majority, minority) };
+                self.mismatch(*sequence, *ours, *theirs)
             }
             Fault::CallMismatch { sequence, majority, minority } => {
                 let own = mesh.comms.peek(self.comm_id).and_then(|c| c.signature_of(*sequence));
@@ -127,20 +120,24 @@ impl TcpTransport {
     fn call_mismatch(
         &self,
         sequence: u64,
-        own: Option<WireSignature>,
-        majority: (u32, WireSignature),
-        minority: (u32, WireSignature),
+        own: Option<Signature>,
+        majority: (u32, Signature),
+        minority: (u32, Signature),
     ) -> CommError {
-        // A rank that has not made the call yet is told about two others.
+        // A rank that has not made the call yet is given the calls of two others.
         let by = if own.is_some() { self.global_rank() } else { majority.0 };
         let own = own.unwrap_or(majority.1);
         let theirs = if own == majority.1 { minority } else { majority };
+        self.mismatch(sequence, (by, own), theirs)
+    }
+
+    fn mismatch(&self, seq: u64, ours: (u32, Signature), theirs: (u32, Signature)) -> CommError {
         CommError::CallMismatch {
-            sequence,
-            ours_by: self.peer(by),
-            ours: Box::new(own.into()),
+            sequence: seq,
+            ours_by: self.peer(ours.0),
+            ours: Box::new(ours.1),
             theirs_by: self.peer(theirs.0),
-            theirs: Box::new(theirs.1.into()),
+            theirs: Box::new(theirs.1),
         }
     }
 
@@ -200,8 +197,8 @@ impl TcpTransport {
             CommError::CallMismatch { sequence, ours_by, ours, theirs_by, theirs } => {
                 Fault::CallMismatch {
                     sequence: *sequence,
-                    majority: (global(ours_by), (**ours).into()),
-                    minority: (global(theirs_by), (**theirs).into()),
+                    majority: (global(ours_by), **ours),
+                    minority: (global(theirs_by), **theirs),
                 }
             }
             _ => Fault::Aborted { rank: self.global_rank(), why: error.to_string() },
@@ -210,7 +207,7 @@ impl TcpTransport {
 
     /// Fails if a fault is known. A departure is reported to the others, because this rank will
     /// depart as well.
-    pub(super) fn check_abort(&mut self, mesh: &Mesh) -> Result<(), CommError> {
+    pub(super) fn check_abort(&mut self, mesh: &Mesh) -> Result {
         match self.abort_record(mesh) {
             None => Ok(()),
             Some(error @ CommError::Aborted { .. }) => Err(self.report_and_fail(error)),
@@ -219,11 +216,11 @@ impl TcpTransport {
     }
 
     /// Checks for faults, protocol errors and timeouts. Returns when to check again.
-    pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant, CommError> {
+    pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant> {
         self.check_abort(mesh)?;
         if let Some(why) = mesh.fabric.as_ref().and_then(FabricTransport::failure) {
-            let what = "libfabric endpoint closed".to_owned();
-            return Err(self.report_and_fail(CommError::System { what, why: why.to_owned() }));
+            let error = CommError::system("libfabric endpoint closed", why);
+            return Err(self.report_and_fail(error));
         }
         match mesh.comms.get(self.comm_id).protocol_error.take() {
             Some(ProtocolError::SizeMismatch { request, sent, expected }) => {
@@ -243,7 +240,7 @@ impl TcpTransport {
         let next = match self.stall.check(moved, now) {
             StallAction::Wait(then) => then,
             StallAction::Query => {
-                let waits = Some((self.stall.since(), self.awaited()));
+                let waits = Some((self.stall.since, self.awaited()));
                 mesh.comms.get(self.comm_id).waiting_for = waits;
                 self.query(None);
                 self.check_acks(mesh);
@@ -304,7 +301,7 @@ impl TcpTransport {
     /// A message of another call arrived: rank 0 finds out which rank made which call.
     fn query_call_mismatch(&mut self, call: u64, now: Instant) {
         let why = format!("received a message of another collective in call {call}");
-        let error = CommError::System { what: self.current_call.clone(), why };
+        let error = CommError::system(self.current_call.as_str(), why);
         let (comm_id, call, awaited) = (self.comm_id, Some(call), Vec::new());
         let (members, timeout_s) = (self.members.clone(), Some(self.stall.seconds(now)));
         self.context.control.send(ToRoot::Query { comm_id, call, awaited, members, timeout_s });

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::TcpTransport;
-use crate::CommError;
+use crate::Result;
 use crate::transport::{MatchKey, RecvAction, Transport};
 
 /// The timeout of one `progress` call. The transport detects late ranks itself.
@@ -13,7 +13,7 @@ impl TcpTransport {
     /// A dissemination barrier that returns when all ranks have started this call. Message headers
     /// carry the signature. A rank that sees another signature stops, so no rank completes the
     /// barrier.
-    pub(super) fn signature_barrier(&mut self) -> Result<(), CommError> {
+    pub(super) fn signature_barrier(&mut self) -> Result {
         let (rank, ranks) = (self.rank, self.members.len() as u32);
         let mut step = 1;
         while step < ranks {

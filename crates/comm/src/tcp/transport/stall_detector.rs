@@ -24,7 +24,8 @@ pub enum StallAction {
 #[derive(Debug)]
 pub struct StallDetector {
     timeout: Duration,
-    since: Instant,
+    /// The time of the last progress.
+    pub since: Instant,
     bytes_moved: u64,
     next_query: Duration,
     timed_out: bool,
@@ -60,11 +61,6 @@ impl StallDetector {
             false => self.next_query.min(self.timeout),
         };
         StallAction::Wait(self.since + next)
-    }
-
-    /// The time of the last progress.
-    pub fn since(&self) -> Instant {
-        self.since
     }
 
     /// Seconds since the last progress.
