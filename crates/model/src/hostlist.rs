@@ -151,19 +151,21 @@ fn parse_ranges(text: &str, start: usize, group: &str) -> Result<Vec<NumberRange
     group.split(',').map(range).collect()
 }
 
-fn parse_range(source: &str, at: usize, item: &str) -> Result<NumberRange, HostlistError> {
+fn parse_range(text: &str, at: usize, item: &str) -> Result<NumberRange, HostlistError> {
     let (low_digits, high_digits) = item.split_once('-').unwrap_or((item, item));
-    let (text, item) = (source.to_owned(), item.to_owned());
-    match (parse_digits(low_digits), parse_digits(high_digits)) {
-        (Some(low), Some(high)) if low > high => {
-            Err(HostlistError::ReversedRange { text, item, at })
-        }
-        (Some(low), Some(high)) if high - low >= MAX_RANGE => {
-            Err(HostlistError::TooMany { text, at, limit: MAX_RANGE })
-        }
-        (Some(low), Some(high)) => Ok(NumberRange { low, high, width: low_digits.len() }),
-        _ => Err(HostlistError::BadRange { text, item, at }),
+    let range = (parse_digits(low_digits), parse_digits(high_digits));
+    if let (Some(low), Some(high)) = range
+        && low <= high
+        && high - low < MAX_RANGE
+    {
+        return Ok(NumberRange { low, high, width: low_digits.len() });
     }
+    let (text, item) = (text.to_owned(), item.to_owned());
+    Err(match range {
+        (Some(low), Some(high)) if low > high => HostlistError::ReversedRange { text, item, at },
+        (Some(_), Some(_)) => HostlistError::TooMany { text, at, limit: MAX_RANGE },
+        _ => HostlistError::BadRange { text, item, at },
+    })
 }
 
 fn parse_digits(text: &str) -> Option<u64> {
