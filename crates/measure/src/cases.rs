@@ -35,8 +35,8 @@ impl BenchCase {
 
     /// Type, reduction and root: `float sum`.
     pub fn variant(&self) -> String {
-        let named = |name: &String| !name.is_empty() && *name != "none";
-        let words = [&self.dtype, &self.redop].into_iter().flatten().cloned().filter(named);
+        let named = |name: &&String| !name.is_empty() && *name != "none";
+        let words = [&self.dtype, &self.redop].into_iter().flatten().filter(named).cloned();
         let root = self.root.filter(|root| *root >= 0).map(|root| format!("root {root}"));
         words.chain(root).collect::<Vec<_>>().join(" ")
     }
