@@ -1,13 +1,15 @@
 //! The bodies of the fuzz targets. The fuzz targets and the replay test both include this file, so
 //! both run the same checks on the corpora.
 
+use std::collections::HashSet;
+use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use regatta_discover::nodefile;
-use regatta_launch::agents::agent_state::{self, AgentState, AgentTimeouts};
+use regatta_discover::{hwloc, nodefile};
+use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
-use regatta_launch::agents::node_table::{self, NodeTable};
+use regatta_launch::agents::node_table::{NodeTable, TableInput};
 use regatta_launch::agents::tree::Tree;
 use regatta_launch::channel::{FrameDecoder, FrameError};
 use regatta_measure::baseline::{Tolerance, check};
@@ -78,24 +80,24 @@ fn message(data: &[u8]) {
     let timeouts = AgentTimeouts { grace, join, rejoin: grace };
     let mut agent = AgentState::new(registration, Tree { nodes: 4, fan_out: 2 }, timeouts, now);
     let mut table = NodeTable::new(&hosts, grace);
-    agent.handle(agent_state::AgentInput::Connected(0u8), now);
+    agent.handle(AgentInput::Connected(0u8), now);
     let mut rest = data;
     while let Some((&length, more)) = rest.split_first() {
         let (payload, more) = more.split_at(more.len().min(length as usize));
         rest = more;
         if let Ok(up) = decode::<Upstream>(payload) {
-            table.handle(node_table::TableInput::Upstream(1, up.clone()), now);
-            agent.handle(agent_state::AgentInput::Upstream(1, up), now);
+            table.handle(TableInput::Upstream(1, up.clone()), now);
+            agent.handle(AgentInput::Upstream(1, up), now);
         }
         if let Ok(down) = decode::<Downstream>(payload) {
-            agent.handle(agent_state::AgentInput::Downstream(down), now);
+            agent.handle(AgentInput::Downstream(down), now);
         }
         now += Duration::from_secs(1);
-        table.handle(node_table::TableInput::Tick, now);
-        agent.handle(agent_state::AgentInput::Tick, now);
+        table.handle(TableInput::Tick, now);
+        agent.handle(AgentInput::Tick, now);
     }
-    table.handle(node_table::TableInput::Closed(1, String::new()), now);
-    agent.handle(agent_state::AgentInput::Closed(1, String::new()), now);
+    table.handle(TableInput::Closed(1, String::new()), now);
+    agent.handle(AgentInput::Closed(1, String::new()), now);
 }
 
 /// Frames from a rank decode to the same payloads however the stream is split. The first byte is the
@@ -107,13 +109,8 @@ fn channel(data: &[u8]) {
     assert_eq!((&frames, &result), (&in_chunks.0, &in_chunks.1), "the chunk length matters");
     let prefix = size_of::<u32>();
     let decoded: usize = frames.iter().map(|payload| prefix + payload.len()).sum();
-    match result {
-        Ok(()) => assert_eq!(decoded, bytes.len()),
-        Err(error) => {
-            assert!(decoded < bytes.len());
-            check_error(&error, "");
-        }
-    }
+    assert!(decoded <= bytes.len());
+    assert_eq!(checked(result, "").is_some(), decoded == bytes.len());
 }
 
 /// The payloads in a stream that arrives in chunks, and the error that ends it.
@@ -128,65 +125,51 @@ fn decode_frames(bytes: &[u8], chunk: usize) -> (Vec<Vec<u8>>, Result<(), FrameE
     (frames, decoder.finish())
 }
 
-/// An error message is not empty, and bounded by the input's length.
-fn check_error(error: &dyn std::fmt::Display, input: &str) {
-    let message = error.to_string();
+/// The value of a parser. Its error message is not empty, and bounded by the input's length.
+fn checked<T, E: Display>(result: Result<T, E>, input: &str) -> Option<T> {
+    let message = match result {
+        Ok(value) => return Some(value),
+        Err(error) => error.to_string(),
+    };
     assert!(!message.is_empty());
     // A quoted input may have each byte escaped.
     assert!(message.len() <= 1000 + input.len() * 10, "an error of {} bytes", message.len());
+    None
 }
 
 /// Expanded host lists round trip through compression.
 fn host_list(text: &str) {
-    match hostlist::expand(text) {
-        Ok(hosts) => {
-            // Expanded names contain no brackets, and separators only within brackets.
-            let short = hostlist::compress(&hosts);
-            assert_eq!(hostlist::expand(&short).as_ref(), Ok(&hosts), "compressed to {short:?}");
-        }
-        Err(error) => check_error(&error, text),
-    }
+    let Some(hosts) = checked(hostlist::expand(text), text) else { return };
+    // Expanded names contain no brackets, and separators only within brackets.
+    let short = hostlist::compress(&hosts);
+    assert_eq!(hostlist::expand(&short).as_ref(), Ok(&hosts), "compressed to {short:?}");
 }
 
 /// CPU sets round trip as list and as mask.
 fn cpuset(text: &str) {
-    let list: Result<CpuSet, _> = text.parse();
-    for parsed in [list, CpuSet::from_mask(text)] {
-        match parsed {
-            Ok(set) => {
-                assert_eq!(set.to_string().parse().as_ref(), Ok(&set));
-                assert_eq!(CpuSet::from_mask(&set.to_mask()).as_ref(), Ok(&set));
-                assert_eq!(set.iter().count(), set.len());
-                assert_eq!(set.ranges().iter().map(|(a, b)| b - a + 1).sum::<usize>(), set.len());
-            }
-            Err(error) => check_error(&error, text),
-        }
+    let both = [text.parse(), CpuSet::from_mask(text)];
+    for set in both.into_iter().filter_map(|set| checked(set, text)) {
+        assert_eq!(set.to_string().parse().as_ref(), Ok(&set));
+        assert_eq!(CpuSet::from_mask(&set.to_mask()).as_ref(), Ok(&set));
+        assert_eq!(set.iter().count(), set.len());
+        assert_eq!(set.ranges().iter().map(|(a, b)| b - a + 1).sum::<usize>(), set.len());
     }
 }
 
 /// The hosts of a node file are unique.
 fn node_file(text: &str) {
-    match nodefile::parse(text) {
-        Ok(lines) => {
-            let hosts = nodefile::merge_hosts(&lines);
-            let distinct: std::collections::HashSet<&str> =
-                hosts.iter().map(|h| h.host.as_str()).collect();
-            assert_eq!(distinct.len(), hosts.len());
-            assert_eq!(hosts.is_empty(), lines.is_empty());
-        }
-        Err(error) => check_error(&error, text),
-    }
+    let Some(lines) = checked(nodefile::parse(text), text) else { return };
+    let hosts = nodefile::merge_hosts(&lines);
+    let distinct: HashSet<&str> = hosts.iter().map(|h| h.host.as_str()).collect();
+    assert_eq!(distinct.len(), hosts.len());
+    assert_eq!(hosts.is_empty(), lines.is_empty());
 }
 
 /// Parsing a topology is deterministic, and the machine round trips through JSON.
 fn xml(text: &str) {
-    match regatta_discover::hwloc::parse(text) {
-        Ok(machine) => {
-            assert_eq!(regatta_discover::hwloc::parse(text).as_ref(), Ok(&machine));
-            check_round_trip(&machine);
-        }
-        Err(error) => check_error(&error, text),
-    }
+    let Some(machine) = checked(hwloc::parse(text), text) else { return };
+    assert_eq!(hwloc::parse(text).as_ref(), Ok(&machine));
+    check_round_trip(&machine);
 }
 
 /// Documents round trip.
@@ -200,10 +183,7 @@ fn json(text: &str) {
 /// Benchmark results round trip as JSON and CSV, and can be compared, checked against a baseline and
 /// plotted.
 fn bench(text: &str) {
-    let all = match read::read("input", text) {
-        Ok(all) => all,
-        Err(error) => return check_error(&error, text),
-    };
+    let Some(all) = checked(read::read("input", text), text) else { return };
     for result in &all {
         check_round_trip(result);
         check(result, &all[0], Tolerance { fraction: 0.1 }).failures();
@@ -212,10 +192,7 @@ fn bench(text: &str) {
     let csv = write::csv(&all);
     // JSON documents may contain values that CSV cannot represent.
     if !text.trim_start().starts_with('{') && csv.lines().count() > 1 {
-        match read::read("values", &csv) {
-            Ok(reread) => assert_eq!(write::csv(&reread), csv),
-            Err(error) => panic!("cannot read the CSV that was written: {error}\n{csv}"),
-        }
+        assert_eq!(write::csv(&written(read::read("values", &csv))), csv);
     }
     compare(&all, CompareOptions::default()).iter().for_each(|comparison| drop(comparison.text()));
     plot::html("input", &all);
@@ -235,53 +212,41 @@ fn tokens(data: &[u8]) {
 }
 
 fn token_header(data: &[u8]) {
-    match Header::parse(data, data.len() as u64, Path::new("input")) {
-        Ok(header) => {
-            let bytes = header.tokens * header.token_bytes;
-            assert_eq!(bytes, (data.len() - HEADER_BYTES) as u64);
-        }
-        Err(error) => check_error(&error, ""),
+    let header = Header::parse(data, data.len() as u64, Path::new("input"));
+    if let Some(header) = checked(header, "") {
+        assert_eq!(header.tokens * header.token_bytes, (data.len() - HEADER_BYTES) as u64);
     }
 }
 
 /// Tokenizers round trip, and decoding inverts encoding.
 fn tokenizer(file: &str) {
     let path = Path::new("input");
-    let tokenizer = match Tokenizer::from_bytes(file.as_bytes(), path) {
-        Ok(tokenizer) => tokenizer,
-        Err(error) => return check_error(&error, file),
-    };
-    match Tokenizer::from_bytes(&tokenizer.to_bytes(), path) {
-        Ok(reread) => assert_eq!(reread.fingerprint(), tokenizer.fingerprint()),
-        Err(error) => panic!("cannot read the tokenizer that was written: {error}"),
-    }
+    let parsed = Tokenizer::from_bytes(file.as_bytes(), path);
+    let Some(tokenizer) = checked(parsed, file) else { return };
+    let reread = written(Tokenizer::from_bytes(&tokenizer.to_bytes(), path));
+    assert_eq!(reread.fingerprint(), tokenizer.fingerprint());
     for text in ["the crew's ready:\n\n 12 knots", "Größe \u{1f6a3}  ", file] {
-        match tokenizer.encode(text) {
-            Ok(tokens) => {
-                assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocab_size()));
-                assert_eq!(tokenizer.decode(&tokens).ok().as_deref(), Some(text));
-            }
-            Err(error) => check_error(&error, text),
+        if let Some(tokens) = checked(tokenizer.encode(text), text) {
+            assert!(tokens.iter().all(|token| (*token as usize) < tokenizer.vocab_size()));
+            assert_eq!(tokenizer.decode(&tokens).ok().as_deref(), Some(text));
         }
     }
 }
 
-fn document<T: Document + PartialEq + std::fmt::Debug>(text: &str) {
-    match from_json::<T>(text) {
-        Ok(document) => check_round_trip(&document),
-        Err(error) => check_error(&error, text),
+/// The value of a parser or writer that must accept its input, because this program wrote or read it.
+fn written<T, E: Display>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("round trip: {error}"))
+}
+
+fn document<T: Document + PartialEq + Debug>(text: &str) {
+    if let Some(document) = checked(from_json::<T>(text), text) {
+        check_round_trip(&document);
     }
 }
 
-fn check_round_trip<T: Document + PartialEq + std::fmt::Debug>(document: &T) {
+fn check_round_trip<T: Document + PartialEq + Debug>(document: &T) {
     for json in [to_json(document), to_json_line(document)] {
-        match json {
-            Ok(text) => match from_json::<T>(&text) {
-                Ok(reread) => assert_eq!(&reread, document),
-                Err(error) => panic!("cannot read the document that was written: {error}\n{text}"),
-            },
-            Err(error) => panic!("cannot write the document that was read: {error}"),
-        }
+        assert_eq!(&written(from_json::<T>(&written(json))), document);
     }
 }
 
@@ -291,12 +256,10 @@ fn link(data: &[u8]) {
     let Some((&first, bytes)) = data.split_first() else { return };
     let (authenticated, chunk) = (first >= 128, usize::from(first % 128) + 1);
     let now = Instant::now();
-    let (events, error) = receive(authenticated, bytes, bytes.len().max(1), now);
+    let (events, result) = receive(authenticated, bytes, bytes.len().max(1), now);
     let in_chunks = receive(authenticated, bytes, chunk, now);
-    assert_eq!((&events, &error), (&in_chunks.0, &in_chunks.1), "the chunk length matters");
-    if let Some(error) = error {
-        check_error(&error, "");
-    }
+    assert_eq!((&events, &result), (&in_chunks.0, &in_chunks.1), "the chunk length matters");
+    checked(result, "");
     assert!(authenticated || events.is_empty(), "an unauthenticated peer was accepted");
     let frame_len = |event: &LinkEvent| match event {
         LinkEvent::Frame(payload) => size_of::<u32>() + payload.len(),
@@ -311,32 +274,28 @@ fn receive(
     bytes: &[u8],
     chunk: usize,
     now: Instant,
-) -> (Vec<LinkEvent>, Option<LinkError>) {
+) -> (Vec<LinkEvent>, Result<(), LinkError>) {
     let second = Duration::from_secs(1);
     let timing = Timing { handshake: second, heartbeat: second, lost_after: 2 * second };
     // A new secret for each input, so that no input can contain a valid proof.
-    let Ok(secret) = Secret::generate() else { return (Vec::new(), None) };
+    let Ok(secret) = Secret::generate() else { return (Vec::new(), Ok(())) };
     let mut responder = Link::new(Role::Responder, &secret, [1; 32], timing, now);
     let mut events = Vec::new();
     if authenticated {
         let mut initiator = Link::new(Role::Initiator, &secret, [2; 32], timing, now);
-        complete_handshake(&mut initiator, &mut responder, now);
+        while !responder.is_ready() {
+            transfer(&mut initiator, &mut responder, now);
+            transfer(&mut responder, &mut initiator, now);
+        }
     }
     for chunk in bytes.chunks(chunk) {
         if let Err(error) = responder.receive(chunk, now, &mut events) {
-            return (events, Some(error));
+            return (events, Err(error));
         }
     }
     assert!(responder.tick(now + second / 2).is_ok());
     assert_eq!(responder.is_ready(), authenticated);
-    (events, None)
-}
-
-fn complete_handshake(initiator: &mut Link, responder: &mut Link, now: Instant) {
-    while !responder.is_ready() {
-        transfer(initiator, responder, now);
-        transfer(responder, initiator, now);
-    }
+    (events, Ok(()))
 }
 
 /// Delivers all pending bytes.
@@ -347,29 +306,23 @@ fn transfer(from: &mut Link, to: &mut Link, now: Instant) {
 
 /// Manifests and sidecars of checkpoints round trip.
 fn checkpoint(text: &str) {
-    match Manifest::parse(text) {
-        Ok(manifest) => assert_eq!(Manifest::parse(&manifest.to_text()), Ok(manifest)),
-        Err(error) => check_error(&error, text),
+    if let Some(manifest) = checked(Manifest::parse(text), text) {
+        assert_eq!(Manifest::parse(&manifest.to_text()), Ok(manifest));
     }
-    match Sidecar::parse(text) {
-        Ok(sidecar) => assert_eq!(Sidecar::parse(&sidecar.to_text()), Ok(sidecar)),
-        Err(error) => check_error(&error, text),
+    if let Some(sidecar) = checked(Sidecar::parse(text), text) {
+        assert_eq!(Sidecar::parse(&sidecar.to_text()), Ok(sidecar));
     }
 }
 
 /// Model configurations have parameters and round trip; an index names only files in its own folder.
 fn huggingface(text: &str) {
-    match hf_config::parse(text) {
-        Ok(shape) => {
-            assert!(shape.num_params() > 0);
-            let written = hf_config::to_text(&shape);
-            assert_eq!(written.and_then(|text| hf_config::parse(&text)), Ok(shape));
-        }
-        Err(error) => check_error(&error, text),
+    if let Some(shape) = checked(hf_config::parse(text), text) {
+        assert!(shape.num_params() > 0);
+        let written = hf_config::to_text(&shape);
+        assert_eq!(written.and_then(|text| hf_config::parse(&text)), Ok(shape));
     }
-    match import::parse_index(text) {
-        Ok(files) => assert!(files.iter().all(|file| !file.contains('/'))),
-        Err(error) => check_error(&error, text),
+    if let Some(files) = checked(import::parse_index(text), text) {
+        assert!(files.iter().all(|file| !file.contains('/')));
     }
 }
 
@@ -380,21 +333,11 @@ fn config(text: &str) {
     let arguments: Vec<&str> = text.lines().collect();
     let file = Base::File(path.to_owned(), text.to_owned());
     for result in [resolve::<&str>(Some(file), &[]), resolve(None, &arguments)] {
-        let resolved = match result {
-            Ok(resolved) => resolved,
-            Err(error) => {
-                check_error(&error, text);
-                continue;
-            }
-        };
-        match Config::from_toml(path, &resolved.to_toml()) {
-            Ok(reread) => assert_eq!(reread, resolved.config),
-            Err(error) => panic!("cannot read the configuration that was written: {error}"),
-        }
+        let Some(resolved) = checked(result, text) else { continue };
+        assert_eq!(written(Config::from_toml(path, &resolved.to_toml())), resolved.config);
         for ranks in [1, 2, 6, 64] {
-            match resolved.config.validate(ranks) {
-                Ok(plan) => assert_eq!(plan.mesh.ranks(), ranks),
-                Err(error) => check_error(&error, text),
+            if let Some(plan) = checked(resolved.config.validate(ranks), text) {
+                assert_eq!(plan.mesh.ranks(), ranks);
             }
         }
         if let Ok(shape) = resolved.config.shape(65) {
@@ -405,14 +348,10 @@ fn config(text: &str) {
 
 /// Tensors of a safetensors file start after its header, and their lengths match their shapes.
 fn safetensors(data: &[u8]) {
-    match header::parse(data) {
-        Ok(tensors) => {
-            for tensor in tensors.values() {
-                assert!(tensor.bytes.start >= 8 + data.len() as u64);
-                let bits = tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize();
-                assert_eq!((tensor.bytes.end - tensor.bytes.start) * 8, bits as u64);
-            }
-        }
-        Err(error) => check_error(&error, &String::from_utf8_lossy(data)),
+    let tensors = checked(header::parse(data), &String::from_utf8_lossy(data));
+    for tensor in tensors.iter().flat_map(|tensors| tensors.values()) {
+        assert!(tensor.bytes.start >= 8 + data.len() as u64);
+        let bits = tensor.shape.iter().product::<usize>() * tensor.dtype.bitsize();
+        assert_eq!((tensor.bytes.end - tensor.bytes.start) * 8, bits as u64);
     }
 }

@@ -5,9 +5,10 @@ pub mod sim_agents;
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// Median and quartiles of many runs.
 #[derive(Debug, Clone, Copy)]
@@ -72,27 +73,60 @@ pub fn report(case: &str, ours: RunTimes, peers: &[(&str, RunTimes)]) -> Result<
         let ratio = times.median.as_secs_f64() / ours.median.as_secs_f64();
         println!("  {ratio:.2} times as fast as {name}: {}", spread(*times));
     }
-    let file = result_file(case);
-    if let Some(before) =
-        std::fs::read_to_string(&file).ok().and_then(|t| t.trim().parse::<f64>().ok())
-    {
-        let change = ours.median.as_secs_f64() / before - 1.0;
-        println!(
-            "  {:+.1} % compared with the previous run ({:.3} ms)",
-            change * 100.0,
-            before * 1e3
-        );
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = Path::new(&target).join("regatta-bench");
+    let file = folder.join(case.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
+    let before = std::fs::read_to_string(&file).ok().and_then(|t| t.trim().parse::<f64>().ok());
+    if let Some(before) = before {
+        let (change, before) = (ours.median.as_secs_f64() / before - 1.0, before * 1e3);
+        println!("  {:+.1} % compared with the previous run ({before:.3} ms)", change * 100.0);
     }
-    let folder = file.parent().context("no results folder")?;
-    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    std::fs::write(&file, format!("{}\n", ours.median.as_secs_f64()))
-        .with_context(|| file.display().to_string())
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let text = format!("{}\n", ours.median.as_secs_f64());
+    std::fs::write(&file, text).with_context(|| file.display().to_string())
 }
 
-fn result_file(case: &str) -> PathBuf {
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    target.join("regatta-bench").join(case.replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+/// The `regatta` binary next to this program.
+pub fn regatta_binary() -> Result<PathBuf> {
+    let regatta = std::env::current_exe()?.with_file_name("regatta");
+    if !regatta.is_file() {
+        bail!("{}: not built; run `cargo xtask bench`", regatta.display());
+    }
+    Ok(regatta)
+}
+
+/// The Python of `REGATTA_BENCH_PYTHON`, or `python3`.
+pub fn python() -> PathBuf {
+    std::env::var_os("REGATTA_BENCH_PYTHON").unwrap_or_else(|| "python3".into()).into()
+}
+
+/// [`python`], if it can import PyTorch.
+pub fn python_with_torch() -> Option<PathBuf> {
+    let mut command = Command::new(python());
+    let status = command.args(["-c", "import torch"]).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success()).then(python)
+}
+
+/// A program of a peer.
+pub fn peer_source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
+}
+
+/// The standard output of a command that must succeed.
+pub fn stdout_of(command: &mut Command) -> Result<String> {
+    let out = command.output().with_context(|| format!("{command:?}"))?;
+    let stdout = String::from_utf8_lossy(&out.stdout).into_owned();
+    if !out.status.success() {
+        bail!("{command:?}: {stdout}{}", String::from_utf8_lossy(&out.stderr));
+    }
+    Ok(stdout)
+}
+
+/// Removes a run folder and returns rank 0's log.
+pub fn take_log(run_dir: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(run_dir.join("log/rank-0.out")).context("rank 0's log")?;
+    std::fs::remove_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
+    Ok(text)
 }
 
 /// A temporary folder, removed when dropped.
@@ -125,15 +159,13 @@ mod tests {
     #[test]
     fn contenders_run_in_every_nth_round() {
         let seen = std::cell::RefCell::new(String::new());
-        let contender = |name: char, every: usize, time: u64| Contender {
-            every,
-            work: Box::new({
-                let seen = &seen;
-                move || {
-                    seen.borrow_mut().push(name);
-                    Ok(Duration::from_millis(time))
-                }
-            }),
+        let contender = |name: char, every: usize, time: u64| {
+            let seen = &seen;
+            let work = move || {
+                seen.borrow_mut().push(name);
+                Ok(Duration::from_millis(time))
+            };
+            Contender { every, work: Box::new(work) }
         };
         let times = interleave(&mut [contender('a', 1, 3), contender('b', 2, 50)], 4).unwrap();
         assert_eq!(*seen.borrow(), "abaaba");

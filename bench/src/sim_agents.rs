@@ -37,7 +37,7 @@ pub struct SimConfig {
 }
 
 struct SimAgent {
-    member: AgentState<ConnId>,
+    state: AgentState<ConnId>,
     connecting: Option<ConnId>,
     left: bool,
 }
@@ -70,16 +70,16 @@ impl SimAgents {
         let now = Instant::now();
         let mut net = Reactor::new(config.secret.clone(), config.times.timing())?;
         let JobTimeouts { grace, join, .. } = config.times;
-        let patience = AgentTimeouts { grace, join, rejoin: REJOIN_TIMEOUT };
+        let timeouts = AgentTimeouts { grace, join, rejoin: REJOIN_TIMEOUT };
         let (mut agents, mut listeners) = (Vec::new(), HashMap::new());
         for &node in nodes {
             if config.tree.has_children(node) {
                 let (listener, _) = net.listen(SocketAddr::new(address(node), config.port))?;
                 listeners.insert(listener, agents.len());
             }
-            let hello = Registration { node, machine: config.machine.clone(), port: None };
-            let member = AgentState::new(hello, config.tree, patience, now);
-            agents.push(SimAgent { member, connecting: None, left: false });
+            let registration = Registration { node, machine: config.machine.clone(), port: None };
+            let state = AgentState::new(registration, config.tree, timeouts, now);
+            agents.push(SimAgent { state, connecting: None, left: false });
         }
         let (conns, events) = (HashMap::new(), Vec::new());
         Ok(Self { config, net, agents, conns, listeners, events, next_tick: now })
@@ -123,20 +123,21 @@ impl SimAgents {
             NetEvent::Frame { conn, payload } => self.frame(conn, &payload),
             NetEvent::Closed { conn, why } => {
                 let Some(agent) = self.conns.remove(&conn) else { return };
-                let input = match self.agents[agent].connecting == Some(conn) {
-                    true => AgentInput::ConnectFailed,
-                    false => AgentInput::Closed(conn, why.to_string()),
-                };
-                self.handle(agent, input);
+                if self.agents[agent].connecting == Some(conn) {
+                    self.handle(agent, AgentInput::ConnectFailed);
+                } else {
+                    self.handle(agent, AgentInput::Closed(conn, why.to_string()));
+                }
             }
         }
     }
 
     fn frame(&mut self, conn: ConnId, payload: &[u8]) {
         let agent = self.conns[&conn];
-        let input = match self.agents[agent].member.parent_conn() == Some(conn) {
-            true => decode(payload).map(AgentInput::Downstream),
-            false => decode(payload).map(|up| AgentInput::Upstream(conn, up)),
+        let input = if self.agents[agent].state.parent_conn() == Some(conn) {
+            decode(payload).map(AgentInput::Downstream)
+        } else {
+            decode(payload).map(|up| AgentInput::Upstream(conn, up))
         };
         if let Ok(input) = input {
             self.handle(agent, input);
@@ -147,7 +148,7 @@ impl SimAgents {
         if self.agents[agent].left {
             return;
         }
-        for output in self.agents[agent].member.handle(input, Instant::now()) {
+        for output in self.agents[agent].state.handle(input, Instant::now()) {
             self.apply(agent, output);
         }
     }
@@ -169,14 +170,12 @@ impl SimAgents {
                 self.net.send(conn, &encode(&down).unwrap_or_default());
             }
             AgentOutput::Start(work) => {
+                let mut report = |event| self.handle(agent, AgentInput::Ranks(event));
                 for rank in work.ranks.iter().map(|r| r.rank) {
-                    self.handle(agent, AgentInput::Ranks(JobEvent::Started { rank, pid: 1 }));
-                    self.handle(
-                        agent,
-                        AgentInput::Ranks(JobEvent::Exited(rank, RankExit::Exit(0))),
-                    );
+                    report(JobEvent::Started { rank, pid: 1 });
+                    report(JobEvent::Exited(rank, RankExit::Exit(0)));
                 }
-                self.handle(agent, AgentInput::Ranks(JobEvent::Finished));
+                report(JobEvent::Finished);
             }
             AgentOutput::Control(_) => {}
             AgentOutput::Exit => self.agents[agent].left = true,

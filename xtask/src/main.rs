@@ -35,13 +35,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
+    if let Err(error) = &result {
+        eprintln!("xtask: {error:#}");
     }
+    ExitCode::from(u8::from(result.is_err()))
 }
 
 /// Runs fault injection as the options say; a new seed by default.
@@ -60,11 +57,7 @@ fn chaos() -> Result<()> {
             _ => bail!("{option}: expected --comm, --train, --cases N or --seed S"),
         }
     }
-    match suite.as_deref() {
-        Some("--comm") => steps::chaos_comm(cases, seed),
-        Some(_) => steps::chaos_train(cases, seed),
-        None => steps::chaos(cases, seed),
-    }
+    steps::chaos(suite.as_deref(), cases, seed)
 }
 
 fn test() -> Result<()> {

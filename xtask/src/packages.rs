@@ -6,36 +6,21 @@ use anyhow::{Context, Result, bail};
 
 /// A C compiler for the fake affinity library, the schedulers, launchers and tools of the test
 /// cluster, and libfabric.
-const PACKAGES: [&str; 15] = [
-    "gcc",
-    "libc6-dev",
-    "util-linux",
-    "iproute2",
-    "hwloc-nox",
-    "munge",
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "mpich",
-    "openmpi-bin",
-    "openssh-client",
-    "openssh-server",
-    "libfabric1",
-];
+const PACKAGES: &str = "gcc libc6-dev util-linux iproute2 hwloc-nox munge slurmctld slurmd \
+                        slurm-client slurm-wlm-basic-plugins mpich openmpi-bin openssh-client \
+                        openssh-server libfabric1";
 
 /// Installs missing packages as root on Debian or Ubuntu. Returns whether everything is available;
 /// otherwise the cluster tests are skipped with a message.
 pub fn install() -> Result<bool> {
-    let missing: Vec<&str> = PACKAGES.into_iter().filter(|p| !is_installed(p)).collect();
+    let missing: Vec<&str> = PACKAGES.split(' ').filter(|p| !is_installed(p)).collect();
     if missing.is_empty() {
         return Ok(is_root());
     }
     let list = missing.join(" ");
     if !has_apt() {
-        println!(
-            "xtask: not Debian or Ubuntu: the multi-host tests need the contents of these packages: {list}"
-        );
+        print!("xtask: not Debian or Ubuntu: ");
+        println!("the multi-host tests need the contents of these packages: {list}");
         return Ok(false);
     }
     if !is_root() {
@@ -52,19 +37,14 @@ pub fn install() -> Result<bool> {
 }
 
 fn is_installed(package: &str) -> bool {
-    let query = Command::new("dpkg-query")
-        .args(["-W", "-f", "${db:Status-Status}", package])
-        .stderr(Stdio::null())
-        .output();
-    query.is_ok_and(|output| output.stdout == b"installed")
+    let mut query = Command::new("dpkg-query");
+    query.args(["-W", "-f", "${db:Status-Status}", package]).stderr(Stdio::null());
+    query.output().is_ok_and(|output| output.stdout == b"installed")
 }
 
 fn has_apt() -> bool {
-    Command::new("apt-get")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status()
-        .is_ok_and(|s| s.success())
+    let version = Command::new("apt-get").arg("--version").output();
+    version.is_ok_and(|output| output.status.success())
 }
 
 fn is_root() -> bool {
@@ -73,12 +53,9 @@ fn is_root() -> bool {
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {
-    let status = Command::new("apt-get")
-        .args(arguments)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .status()
-        .context("apt-get")?;
-    if !status.success() {
+    let mut apt = Command::new("apt-get");
+    let status = apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").status();
+    if !status.context("apt-get")?.success() {
         bail!("apt-get {} failed", arguments.join(" "));
     }
     Ok(())

@@ -46,33 +46,30 @@ pub fn bench() -> Result<()> {
     Ok(())
 }
 
-/// Injects faults into launched jobs. A failure prints its seed, which reproduces it.
-pub fn chaos(cases: u64, seed: u64) -> Result<()> {
+/// Injects faults into ranks that run collectives (`--comm`), into training runs (`--train`) or into
+/// launched jobs. A failure prints its seed, which reproduces it.
+pub fn chaos(suite: Option<&str>, cases: u64, seed: u64) -> Result<()> {
     println!("xtask: {cases} cases from seed {seed}");
     let mut chaos = cargo();
-    // A release build, because a rank writes 1 GiB.
-    chaos.args(["test", "--release", "--package", "regatta", "--test", "chaos"]);
-    chaos.args(["--", "--nocapture", "injected_faults"]).env("REGATTA_REQUIRE_CLUSTER", "1");
-    chaos.env("REGATTA_CHAOS_MIB", "1024");
-    chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
-    run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
-}
-
-/// Injects faults into ranks that run collectives. A failure prints its seed.
-pub fn chaos_comm(cases: u64, seed: u64) -> Result<()> {
-    println!("xtask: {cases} cases from seed {seed}");
-    let mut chaos = cargo();
-    chaos.args(["test", "--package", "regatta-comm", "--test", "chaos"]);
-    chaos.args(["--", "--nocapture"]).env("REGATTA_REQUIRE_CLUSTER", "1");
-    chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
-    run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
-}
-
-/// Injects faults into training runs. A failure prints its seed.
-pub fn chaos_train(cases: u64, seed: u64) -> Result<()> {
-    println!("xtask: {cases} cases from seed {seed}");
-    let mut chaos = cargo();
-    chaos.args(["test", "--package", "regatta", "--test", "train_chaos", "--", "--nocapture"]);
+    match suite {
+        Some("--comm") => chaos
+            .args(["test", "--package", "regatta-comm", "--test", "chaos", "--", "--nocapture"])
+            .env("REGATTA_REQUIRE_CLUSTER", "1"),
+        Some(_) => chaos.args([
+            "test",
+            "--package",
+            "regatta",
+            "--test",
+            "train_chaos",
+            "--",
+            "--nocapture",
+        ]),
+        // A release build, because a rank writes 1 GiB.
+        None => chaos
+            .args(["test", "--release", "--package", "regatta", "--test", "chaos"])
+            .args(["--", "--nocapture", "injected_faults"])
+            .envs([("REGATTA_REQUIRE_CLUSTER", "1"), ("REGATTA_CHAOS_MIB", "1024")]),
+    };
     chaos.env("REGATTA_CHAOS_CASES", cases.to_string());
     run("chaos", chaos.env("REGATTA_CHAOS_SEED", seed.to_string()))
 }

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use regatta_benchmarks::{Contender, TempDir, interleave, report};
+use regatta_benchmarks::{Contender, TempDir, interleave, regatta_binary, report};
 
 /// Number of rounds.
 const ROUNDS: usize = 60;
@@ -26,15 +26,11 @@ struct Peer {
 }
 
 fn main() -> Result<()> {
-    let regatta = std::env::current_exe()?.with_file_name("regatta");
-    if !regatta.is_file() {
-        bail!("{}: not built; run `cargo xtask bench`", regatta.display());
-    }
-    let (mut peers, missing): (Vec<Peer>, Vec<&str>) = peers();
-    let dir = TempDir::new()?;
+    let (regatta, dir) = (regatta_binary()?, TempDir::new()?);
+    let (mut peers, missing) = peers();
     let run_dir = dir.path().join("run");
-    let mut contenders =
-        vec![Contender { every: 1, work: Box::new(|| time_regatta(&regatta, &run_dir)) }];
+    let ours = Box::new(|| time_regatta(&regatta, &run_dir));
+    let mut contenders = vec![Contender { every: 1, work: ours }];
     for peer in &mut peers {
         let (every, command) = (peer.every, &mut peer.command);
         contenders.push(Contender { every, work: Box::new(move || time(command)) });
@@ -46,9 +42,7 @@ fn main() -> Result<()> {
     let (ours, theirs) = times.split_first().context("no runs")?;
     let named: Vec<_> = peers.iter().map(|p| p.name).zip(theirs.iter().copied()).collect();
     report("launch two ranks", *ours, &named)?;
-    for name in missing {
-        println!("  not installed: {name}");
-    }
+    missing.iter().for_each(|name| println!("  not installed: {name}"));
     Ok(())
 }
 
@@ -75,16 +69,15 @@ fn open_mpi() -> Option<Command> {
         let output = Command::new(program).arg("--version").output();
         output.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("Open MPI"))
     };
-    let program =
-        ["mpirun.openmpi", "mpirun"].into_iter().filter_map(installed).find(|p| is_it(p))?;
+    let program = ["mpirun.openmpi", "mpirun"].into_iter().filter_map(installed).find(is_it)?;
     let mut command = command(program, &["--oversubscribe", "-n", "2", "true"]);
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     Some(command)
 }
 
 fn torchrun() -> Option<Command> {
-    let program =
-        std::env::var_os(TORCHRUN).map(PathBuf::from).or_else(|| installed("torchrun"))?;
+    let chosen = std::env::var_os(TORCHRUN).map(PathBuf::from);
+    let program = chosen.or_else(|| installed("torchrun"))?;
     Some(command(program, &["--nproc-per-node", "2", "--no-python", "true"]))
 }
 

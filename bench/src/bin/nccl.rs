@@ -5,16 +5,16 @@
 //! and the PyTorch of `REGATTA_BENCH_PYTHON` or `python3`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
-use regatta_benchmarks::TempDir;
+use anyhow::{Context, Result};
+use regatta_benchmarks::{TempDir, peer_source, python, regatta_binary, stdout_of, take_log};
 use regatta_model::{BenchResult, document};
 
 const SIZES: [u64; 5] = [8, 4096, 262_144, 2_097_152, 16_777_216];
 const ITERATIONS: u32 = 50;
-const LOOP: &str = include_str!("../../peers/nccl.py");
 
 /// Microseconds by operation and size.
 type Times = BTreeMap<(String, u64), f64>;
@@ -22,24 +22,18 @@ type Times = BTreeMap<(String, u64), f64>;
 fn main() -> Result<()> {
     let number = |at: usize, or: u32| std::env::args().nth(at).map_or(Ok(or), |text| text.parse());
     let (ranks, rounds) = (number(1, 2)?, number(2, 5)?);
-    let regatta = std::env::current_exe()?.with_file_name("regatta");
-    if !regatta.is_file() {
-        bail!("{}: not built; run `cargo build --release`", regatta.display());
-    }
-    let folder = TempDir::new()?;
+    let (regatta, folder) = (regatta_binary()?, TempDir::new()?);
     let (mut ours, mut theirs) = (Times::new(), Times::new());
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
-        keep_minimum(&mut ours, regatta_times(&regatta, folder.path(), ranks, round)?);
-        keep_minimum(&mut theirs, torch_times(&regatta, folder.path(), ranks, round)?);
+        keep_minimum(&mut ours, regatta_times(&regatta, folder.path(), ranks)?);
+        keep_minimum(&mut theirs, torch_times(&regatta, folder.path(), ranks)?);
     }
     println!("{ranks} ranks, minimum of {rounds} rounds of {ITERATIONS} calls, in microseconds");
     for ((name, size), ours) in &ours {
         if let Some(theirs) = theirs.get(&(name.clone(), *size)) {
-            let ratio = ours / theirs;
-            println!(
-                "{name:>15} {size:>9} B: regatta {ours:>9.2}, PyTorch {theirs:>9.2}, ratio {ratio:.3}"
-            );
+            let (ratio, times) = (ours / theirs, format!("{ours:>9.2}, PyTorch {theirs:>9.2}"));
+            println!("{name:>15} {size:>9} B: regatta {times}, ratio {ratio:.3}");
         }
     }
     Ok(())
@@ -55,42 +49,23 @@ fn keep_minimum(all: &mut Times, more: Times) {
 
 /// Launches ranks that look like separate hosts, so that they may share a GPU, and returns rank 0's
 /// output.
-fn launch(regatta: &Path, ranks: u32, run: &Path, command: &[&str]) -> Result<String> {
+fn launch(regatta: &Path, folder: &Path, ranks: u32, command: &[&OsStr]) -> Result<String> {
+    let run_dir = folder.join("run");
     let mut launch = Command::new(regatta);
     launch.args(["launch", "-n", &ranks.to_string(), "--oversubscribe", "--rank", "0"]);
-    launch.arg("--run-dir").arg(run).args(["--wrap", "env NCCL_HOSTID=host{rank}", "--"]);
-    let out = launch.args(command).output().context("regatta launch")?;
-    if !out.status.success() {
-        bail!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    }
-    let log = run.join("log/rank-0.out");
-    std::fs::read_to_string(&log).with_context(|| log.display().to_string())
+    launch.arg("--run-dir").arg(&run_dir).args(["--wrap", "env NCCL_HOSTID=host{rank}", "--"]);
+    stdout_of(launch.args(command))?;
+    take_log(&run_dir)
 }
 
-fn regatta_times(regatta: &Path, folder: &Path, ranks: u32, round: u32) -> Result<Times> {
+fn regatta_times(regatta: &Path, folder: &Path, ranks: u32) -> Result<Times> {
     let mut times = Times::new();
-    let binary = regatta.to_str().context("the path is not UTF-8")?;
-    let iterations = ITERATIONS.to_string();
+    let out = folder.join("result.json");
     for size in SIZES {
-        let (run, size) = (folder.join(format!("ours-{round}-{size}")), size.to_string());
-        let out = folder.join("result.json");
-        let file = out.to_str().context("the path is not UTF-8")?;
-        let options = [
-            "-b",
-            &size,
-            "-e",
-            &size,
-            "-f",
-            "2",
-            "-n",
-            &iterations,
-            "--backend",
-            "nccl",
-            "-J",
-            file,
-        ];
-        let command: Vec<&str> = [binary, "bench", "all"].into_iter().chain(options).collect();
-        launch(regatta, ranks, &run, &command)?;
+        let options = format!("-b {size} -e {size} -f 2 -n {ITERATIONS} --backend nccl -J");
+        let mut command: Vec<&OsStr> = vec![regatta.as_ref(), "bench".as_ref(), "all".as_ref()];
+        command.extend(options.split(' ').map(OsStr::new).chain([out.as_ref()]));
+        launch(regatta, folder, ranks, &command)?;
         let result: BenchResult = document::from_json(&std::fs::read_to_string(&out)?)?;
         for table in &result.tables {
             // PyTorch's all-reduce and broadcast are in place, its other collectives are not.
@@ -100,21 +75,19 @@ fn regatta_times(regatta: &Path, folder: &Path, ranks: u32, round: u32) -> Resul
             // With 8 bytes no rank has a block that is a multiple of 16 bytes.
             let time = measured.as_ref().filter(|_| row.size_bytes > 0).and_then(|m| m.time_us);
             if let Some(time) = time {
-                times.insert((table.operation.name().to_owned(), size.parse()?), time);
+                times.insert((table.operation.name().to_owned(), size), time);
             }
         }
     }
     Ok(times)
 }
 
-fn torch_times(regatta: &Path, folder: &Path, ranks: u32, round: u32) -> Result<Times> {
-    let python = std::env::var("REGATTA_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let script = folder.join("nccl.py");
-    std::fs::write(&script, LOOP).with_context(|| script.display().to_string())?;
-    let script = script.to_str().context("the path is not UTF-8")?;
-    let sizes = SIZES.map(|size| size.to_string()).join(",");
-    let command = [&python, script, &sizes, &ITERATIONS.to_string()];
-    let text = launch(regatta, ranks, &folder.join(format!("theirs-{round}")), &command)?;
+fn torch_times(regatta: &Path, folder: &Path, ranks: u32) -> Result<Times> {
+    let (python, script) = (python(), peer_source("nccl.py"));
+    let (sizes, iterations) =
+        (SIZES.map(|size| size.to_string()).join(","), ITERATIONS.to_string());
+    let command = [python.as_ref(), script.as_ref(), sizes.as_ref(), iterations.as_ref()];
+    let text = launch(regatta, folder, ranks, &command)?;
     let line = text.lines().find_map(|line| line.strip_prefix("times ")).context("no times")?;
     let named: BTreeMap<String, f64> = serde_json::from_str(line)?;
     let key = |(name, time): (String, f64)| {

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
-use regatta_benchmarks::TempDir;
+use anyhow::{Context, Result};
+use regatta_benchmarks::{TempDir, regatta_binary, stdout_of, take_log};
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
 use regatta_model::{BenchResult, Measurement, document};
@@ -34,12 +34,7 @@ fn main() -> Result<()> {
         Some(word) => word.parse().with_context(|| format!("invalid number of rounds: {word}"))?,
         None => ROUNDS,
     };
-    let own = std::env::current_exe()?;
-    let regatta = own.with_file_name("regatta");
-    if !regatta.is_file() {
-        bail!("{}: not built; run `cargo xtask bench`", regatta.display());
-    }
-    let dir = TempDir::new()?;
+    let (own, regatta, dir) = (std::env::current_exe()?, regatta_binary()?, TempDir::new()?);
     let run_dir = dir.path().join("run");
     let mut minimum = [[f64::INFINITY; 2]; 2];
     for _ in 0..rounds {
@@ -62,7 +57,7 @@ fn benchmark(regatta: &Path, folder: &Path) -> Result<Latency> {
     let mut command = Command::new(regatta);
     command.args(["bench", "all-reduce", "-b", "8", "-e", "8", "-c", "0", "--backend", "host"]);
     command.args(["-n", &CALLS.to_string(), "-w", &WARM_UP.to_string(), "--ranks", "2"]);
-    run_checked(command.arg("--run-dir").arg(folder))?;
+    stdout_of(command.arg("--run-dir").arg(folder))?;
     let file = folder.join("bench.json");
     let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let result: BenchResult = document::from_json(&text)?;
@@ -77,19 +72,10 @@ fn benchmark(regatta: &Path, folder: &Path) -> Result<Latency> {
 fn bare(regatta: &Path, own: &Path, folder: &Path) -> Result<Latency> {
     let mut command = Command::new(regatta);
     command.args(["launch", "--oversubscribe", "--no-gpus", "--ranks", "2", "--run-dir"]);
-    run_checked(command.arg(folder).arg("--").arg(own).env(RANK, "1"))?;
-    let text = std::fs::read_to_string(folder.join("log/rank-0.out")).context("rank 0's log")?;
-    std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
+    stdout_of(command.arg(folder).arg("--").arg(own).env(RANK, "1"))?;
+    let text = take_log(folder)?;
     let times: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     times.try_into().map_err(|_| anyhow::anyhow!("rank 0 wrote {text:?}"))
-}
-
-fn run_checked(command: &mut Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("{command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
 }
 
 /// A rank of the bare loop; rank 0 prints the mean of all ranks.

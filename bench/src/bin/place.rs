@@ -17,10 +17,10 @@ const NODES: usize = 10_000;
 fn main() -> Result<()> {
     let machine = regatta_discover::systems::system("lumi-g").context("lumi-g")?;
     let mut allocation = Allocation::single_node("node1");
-    allocation.nodes =
-        (1..=NODES).map(|i| AllocatedNode { host: format!("node{i}"), ranks: None }).collect();
-    let job =
-        JobSpec { reserve: ReservedCores::FirstOfL3, smt: SmtPolicy::One, ..JobSpec::default() };
+    let node = |i| AllocatedNode { host: format!("node{i}"), ranks: None };
+    allocation.nodes = (1..=NODES).map(node).collect();
+    let (reserve, smt) = (ReservedCores::FirstOfL3, SmtPolicy::One);
+    let job = JobSpec { reserve, smt, ..JobSpec::default() };
 
     let work = || place(std::slice::from_ref(&machine), &allocation, &job);
     let text = work()?;
@@ -29,8 +29,8 @@ fn main() -> Result<()> {
     let peer = scontrol().map(|times| ("scontrol show hostnames", times));
     report("equal nodes", ours, peer.as_slice())?;
 
-    let machines: Vec<Machine> =
-        (1..=NODES).map(|i| Machine { host: format!("node{i}"), ..machine.clone() }).collect();
+    let described = |i| Machine { host: format!("node{i}"), ..machine.clone() };
+    let machines: Vec<Machine> = (1..=NODES).map(described).collect();
     let work = || place(&machines, &allocation, &job);
     let text = work()?;
     println!("{} bytes of JSON", text.len());

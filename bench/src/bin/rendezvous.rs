@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use regatta_benchmarks::sim_agents::{SimAgents, SimConfig, free_port};
-use regatta_benchmarks::{Contender, interleave, report};
+use regatta_benchmarks::{Contender, RunTimes, interleave, report};
 use regatta_launch::agents::bootstrap::JobTimeouts;
 use regatta_launch::agents::coordinator::Coordinator;
 use regatta_launch::agents::message::{NodeLaunch, RankLaunch};
@@ -49,12 +49,12 @@ fn main() -> Result<()> {
 /// Rendezvous and empty job, with the tree and without.
 fn compare() -> Result<()> {
     println!("{AGENTS} agents, each with {} bytes of description", machine()?.len());
-    let mut jobs = [Vec::new(), Vec::new()];
-    let [tree_jobs, direct_jobs] = &mut jobs;
-    let joins =
-        interleave(&mut [contender(FAN_OUT, tree_jobs), contender(AGENTS, direct_jobs)], ROUNDS)?;
+    let (mut tree, mut direct) = (Vec::new(), Vec::new());
+    let mut contenders = [contender(FAN_OUT, &mut tree), contender(AGENTS, &mut direct)];
+    let joins = interleave(&mut contenders, ROUNDS)?;
+    drop(contenders);
     report("rendezvous of 10000 agents", joins[0], &[("without a tree", joins[1])])?;
-    let [tree, direct] = jobs.map(regatta_benchmarks::RunTimes::of);
+    let [tree, direct] = [tree, direct].map(RunTimes::of);
     report("empty job on 10000 agents", tree, &[("without a tree", direct)])
 }
 
@@ -89,7 +89,7 @@ fn rendezvous(fan_out: u32) -> Result<(Duration, Duration)> {
     let mut ended = 0;
     loop {
         match coordinator.next(TICK, false) {
-            Some(JobEvent::Exited(_, ending)) if ending.is_success() => ended += 1,
+            Some(JobEvent::Exited(_, exit)) if exit.is_success() => ended += 1,
             Some(JobEvent::Finished) => break,
             Some(JobEvent::Started { .. }) | None => {}
             // Without a tree, some connections are rejected at first, which is logged.
@@ -108,10 +108,10 @@ fn rendezvous(fan_out: u32) -> Result<(Duration, Duration)> {
 
 /// One rank with a typical number of environment variables.
 fn work(node: u32) -> NodeLaunch {
-    let setting =
-        |i: u32| (format!("REGATTA_VARIABLE_{i}"), Some("a value of typical length".into()));
-    let cpus = (0..8).collect();
-    let binding = Binding::new(&cpus, &MemoryPolicy::Prefer(vec![0]));
+    let value = "a value of typical length";
+    let setting = |i: u32| (format!("REGATTA_VARIABLE_{i}"), Some(value.into()));
+    let binding = Binding::new(&(0..8).collect(), &MemoryPolicy::Prefer(vec![0]));
+    let env = (30..40).map(setting).collect();
     NodeLaunch {
         attempt: 0,
         command: ["python", "train.py", "--config", "large.toml"].map(Into::into).to_vec(),
@@ -121,12 +121,7 @@ fn work(node: u32) -> NodeLaunch {
         common_env: (0..30).map(setting).collect(),
         report_progress: false,
         input: None,
-        ranks: vec![RankLaunch {
-            rank: node,
-            command: None,
-            env: (30..40).map(setting).collect(),
-            binding,
-        }],
+        ranks: vec![RankLaunch { rank: node, command: None, env, binding }],
     }
 }
 
@@ -186,7 +181,7 @@ impl Drop for AgentProcesses {
 
 /// Runs every `PROCESSES`-th agent until all are dismissed.
 fn run_agents(index: u32) -> Result<()> {
-    let machine = machine()?;
+    let (machine, times) = (machine()?, TIMES);
     println!("prepared");
     let mut request = String::new();
     std::io::stdin().read_line(&mut request)?;
@@ -194,14 +189,9 @@ fn run_agents(index: u32) -> Result<()> {
         bail!("invalid request: {request}");
     };
     let tree = Tree { nodes: AGENTS, fan_out: fan_out.parse()? };
-    let config = SimConfig {
-        tree,
-        root: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), root.parse()?),
-        port: port.parse()?,
-        secret: Secret::from_hex(secret)?,
-        times: TIMES,
-        machine,
-    };
+    let root = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), root.parse()?);
+    let (port, secret) = (port.parse()?, Secret::from_hex(secret)?);
+    let config = SimConfig { tree, root, port, secret, times, machine };
     let nodes: Vec<u32> = (index..AGENTS).step_by(PROCESSES as usize).collect();
     let mut agents = SimAgents::new(&nodes, config)?;
     while !agents.has_left() {

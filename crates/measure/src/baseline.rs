@@ -35,10 +35,8 @@ impl FromStr for Tolerance {
         // `f64::from_str` also accepts "inf", "nan" and "+1".
         let percent: f64 = number.parse().map_err(|_| error())?;
         let plain = number.starts_with(|c: char| c.is_ascii_digit());
-        match plain && (0.0..=100.0).contains(&percent) {
-            true => Ok(Self { fraction: percent / 100.0 }),
-            false => Err(error()),
-        }
+        let valid = plain && (0.0..=100.0).contains(&percent);
+        if valid { Ok(Self { fraction: percent / 100.0 }) } else { Err(error()) }
     }
 }
 
@@ -89,13 +87,14 @@ pub fn check(result: &BenchResult, baseline: &BenchResult, tolerance: Tolerance)
     for table in &baseline.tables {
         let current = matching(result, baseline, table);
         let sized = table.rows.iter().any(|row| row.size_bytes > 0);
-        for old in table.rows.iter().filter(|row| !sized || row.size_bytes > 0) {
-            let new = current
-                .and_then(|current| current.rows.iter().find(|r| r.size_bytes == old.size_bytes));
-            for place in BufferMode::BOTH {
-                let pair = RowPair { result, baseline, table, current, old, new, place };
-                checks.extend(pair.check(tolerance));
-            }
+        for row in table.rows.iter().filter(|row| !sized || row.size_bytes > 0) {
+            let old = MeasuredRow { result: baseline, table, row };
+            let new = current.and_then(|table| {
+                let row = table.rows.iter().find(|new| new.size_bytes == row.size_bytes)?;
+                Some(MeasuredRow { result, table, row })
+            });
+            let check = |place| check_row(&old, new.as_ref(), place, tolerance);
+            checks.extend(BufferMode::BOTH.into_iter().filter_map(check));
         }
     }
     BaselineReport { tolerance, checks }
@@ -117,89 +116,78 @@ fn matching<'a>(
     })
 }
 
-/// A baseline row with its current counterpart.
-struct RowPair<'a> {
+/// A row with its table and result.
+struct MeasuredRow<'a> {
     result: &'a BenchResult,
-    baseline: &'a BenchResult,
     table: &'a BenchTable,
-    current: Option<&'a BenchTable>,
-    old: &'a BenchRow,
-    new: Option<&'a BenchRow>,
+    row: &'a BenchRow,
+}
+
+impl MeasuredRow<'_> {
+    fn value(&self, metric: Metric, place: BufferMode) -> Option<f64> {
+        let measured = place.measurement(self.row)?;
+        metric.value(self.result, self.table, self.row.size_bytes, measured)
+    }
+}
+
+/// Checks a row against a baseline row that has a measurement in this mode.
+fn check_row(
+    old: &MeasuredRow<'_>,
+    new: Option<&MeasuredRow<'_>>,
     place: BufferMode,
-}
-
-impl RowPair<'_> {
-    fn check(&self, tolerance: Tolerance) -> Option<BaselineCheck> {
-        self.place.measurement(self.old)?;
-        let metric = self.choose_metric()?;
-        let expected = self.baseline_value(metric)?;
-        let measured = self.current_value(metric);
-        let ratio = measured.and_then(|measured| improvement(metric, measured, expected));
-        let wrong = self.new.and_then(|new| self.place.measurement(new)).and_then(|m| m.wrong);
-        let wrong = wrong.unwrap_or_default();
+    tolerance: Tolerance,
+) -> Option<BaselineCheck> {
+    let metric = choose_metric(old, new, place)?;
+    let expected = old.value(metric, place)?;
+    let measured = new.and_then(|new| new.value(metric, place));
+    let wrong = new.and_then(|new| place.measurement(new.row)?.wrong).unwrap_or_default();
+    // Above 1 is better. A bandwidth may be lower by the tolerance, a time higher.
+    let ratio = |over: f64, under: f64| (under > 0.0).then(|| over / under);
+    let (ratio, fast_enough) = if metric.is_bandwidth() {
+        let ratio = measured.and_then(|measured| ratio(measured, expected));
         // Any value passes against a baseline bandwidth of 0.
-        let no_baseline = metric.is_bandwidth() && expected == 0.0 && measured.is_some();
-        let fast_enough =
-            no_baseline || ratio.is_some_and(|ratio| within_tolerance(metric, ratio, tolerance));
-        Some(BaselineCheck {
-            operation: self.table.operation.clone(),
-            size_bytes: self.old.size_bytes,
-            place: self.place,
-            metric,
-            expected,
-            measured,
-            ratio,
-            wrong,
-            passed: fast_enough && wrong == 0,
-        })
-    }
-
-    /// The metric to compare: available on both sides and printed with enough digits.
-    fn choose_metric(&self) -> Option<Metric> {
-        let default = Metric::default_for(&self.table.operation);
-        let candidates = [default, Metric::BusBandwidth, Metric::AlgorithmBandwidth, Metric::Time];
-        let available = |metric: &Metric| {
-            self.baseline_value(*metric).is_some()
-                && (self.new.is_none() || self.current_value(*metric).is_some())
-        };
-        let precise = |metric: &Metric| {
-            let enough = |value: f64| !metric.is_bandwidth() || value >= MIN_PRECISE_BANDWIDTH;
-            self.baseline_value(*metric).is_some_and(enough)
-                && self.current_value(*metric).is_none_or(enough)
-        };
-        let best = candidates.iter().find(|metric| available(metric) && precise(metric));
-        let any = best.or_else(|| candidates.iter().find(|metric| available(metric)));
-        // Falls back to a metric of the baseline alone, which then counts as not measured.
-        any.or_else(|| candidates.iter().find(|metric| self.baseline_value(**metric).is_some()))
-            .copied()
-    }
-
-    fn baseline_value(&self, metric: Metric) -> Option<f64> {
-        let measured = self.place.measurement(self.old)?;
-        metric.value(self.baseline, self.table, self.old.size_bytes, measured)
-    }
-
-    fn current_value(&self, metric: Metric) -> Option<f64> {
-        let (new, current) = (self.new?, self.current?);
-        metric.value(self.result, current, new.size_bytes, self.place.measurement(new)?)
-    }
-}
-
-/// Ratio of two values of a metric; above 1 is better.
-fn improvement(metric: Metric, measured: f64, expected: f64) -> Option<f64> {
-    let (over, under) = match metric.is_bandwidth() {
-        true => (measured, expected),
-        false => (expected, measured),
+        let no_baseline = expected == 0.0 && measured.is_some();
+        (ratio, no_baseline || ratio.is_some_and(|ratio| ratio >= 1.0 - tolerance.fraction))
+    } else {
+        let ratio = measured.and_then(|measured| ratio(expected, measured));
+        (ratio, ratio.is_some_and(|ratio| ratio * (1.0 + tolerance.fraction) >= 1.0))
     };
-    (under > 0.0).then(|| over / under)
+    let (operation, size_bytes) = (old.table.operation.clone(), old.row.size_bytes);
+    let passed = fast_enough && wrong == 0;
+    let check = BaselineCheck {
+        operation,
+        size_bytes,
+        place,
+        metric,
+        expected,
+        measured,
+        ratio,
+        wrong,
+        passed,
+    };
+    Some(check)
 }
 
-/// A bandwidth may be lower by the tolerance, a time higher.
-fn within_tolerance(metric: Metric, ratio: f64, tolerance: Tolerance) -> bool {
-    match metric.is_bandwidth() {
-        true => ratio >= 1.0 - tolerance.fraction,
-        false => ratio * (1.0 + tolerance.fraction) >= 1.0,
-    }
+/// The metric to compare: available on both sides and printed with enough digits.
+fn choose_metric(
+    old: &MeasuredRow<'_>,
+    new: Option<&MeasuredRow<'_>>,
+    place: BufferMode,
+) -> Option<Metric> {
+    let default = Metric::default_for(&old.table.operation);
+    let candidates = [default, Metric::BusBandwidth, Metric::AlgorithmBandwidth, Metric::Time];
+    let in_baseline = |metric: &&Metric| old.value(**metric, place).is_some();
+    let available = |metric: &&Metric| {
+        in_baseline(metric) && new.is_none_or(|new| new.value(**metric, place).is_some())
+    };
+    let precise = |metric: &&Metric| {
+        let values = [Some(old), new].map(|row| row.and_then(|row| row.value(**metric, place)));
+        let enough = |value: f64| !metric.is_bandwidth() || value >= MIN_PRECISE_BANDWIDTH;
+        available(metric) && values.into_iter().flatten().all(enough)
+    };
+    let best = candidates.iter().find(precise).or_else(|| candidates.iter().find(available));
+    // Falls back to a metric of the baseline alone, which then counts as not measured.
+    best.or_else(|| candidates.iter().find(in_baseline)).copied()
 }
 
 impl BaselineReport {
@@ -218,12 +206,9 @@ impl BaselineReport {
 impl BaselineCheck {
     /// The check as a sentence, with both values and the ratio.
     pub fn message(&self, tolerance: Tolerance) -> String {
-        let Self { operation, place, metric, expected, wrong, .. } = self;
-        let what = format!(
-            "{operation} of {} ({} B), {place}",
-            format_bytes(self.size_bytes),
-            self.size_bytes
-        );
+        let Self { operation, size_bytes, place, metric, expected, wrong, .. } = self;
+        let size = format_bytes(*size_bytes);
+        let what = format!("{operation} of {size} ({size_bytes} B), {place}");
         let unit = metric.unit();
         let Some(measured) = self.measured else {
             return format!("{what}: not measured (baseline: {expected:.2} {unit})");

@@ -3,6 +3,8 @@
 use regatta_model::{BenchResult, BenchTable, Measurement, Operation};
 use serde::Serialize;
 
+use crate::buffer_mode::BufferMode;
+
 /// A measured case.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BenchCase {
@@ -33,11 +35,10 @@ impl BenchCase {
 
     /// Type, reduction and root: `float sum`.
     pub fn variant(&self) -> String {
-        let named = |name: &&str| !name.is_empty() && *name != "none";
-        let words = [self.dtype.as_deref(), self.redop.as_deref()];
-        let words: Vec<&str> = words.into_iter().flatten().filter(named).collect();
+        let named = |name: &&String| !name.is_empty() && *name != "none";
+        let words = [&self.dtype, &self.redop].into_iter().flatten().filter(named).cloned();
         let root = self.root.filter(|root| *root >= 0).map(|root| format!("root {root}"));
-        words.into_iter().map(str::to_owned).chain(root).collect::<Vec<_>>().join(" ")
+        words.chain(root).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -70,12 +71,10 @@ pub(crate) fn measurement<'a>(
     let tables = run.tables.iter().filter(|table| case.matches(table));
     let mut rows = tables.flat_map(|table| &table.rows);
     let row = rows.find(|row| row.size_bytes == case.size_bytes)?;
-    let timed = |it: &'a Measurement| {
-        let time = it.time_us.filter(|time| time.is_finite() && *time > 0.0)?;
-        (it.wrong.unwrap_or(0) == 0).then_some((time, it))
-    };
-    let both = [&row.out_of_place, &row.in_place];
-    both.into_iter().flatten().find_map(timed)
+    BufferMode::BOTH.into_iter().filter_map(|place| place.measurement(row)).find_map(|measured| {
+        let time = measured.time_us.filter(|time| time.is_finite() && *time > 0.0)?;
+        (measured.wrong.unwrap_or(0) == 0).then_some((time, measured))
+    })
 }
 
 #[cfg(test)]
@@ -85,18 +84,10 @@ pub(crate) mod testing {
 
     /// A run of all-reduces: (size, time in µs, bus bandwidth).
     pub(crate) fn run(rows: &[(u64, f64, f64)]) -> BenchResult {
-        let row = |(size_bytes, time, busbw): &(u64, f64, f64)| {
-            let measurement = Measurement {
-                time_us: Some(*time),
-                busbw: Some(*busbw),
-                wrong: Some(0),
-                ..Measurement::default()
-            };
-            BenchRow {
-                size_bytes: *size_bytes,
-                out_of_place: Some(measurement),
-                ..BenchRow::default()
-            }
+        let row = |&(size_bytes, time, busbw): &(u64, f64, f64)| {
+            let (time_us, busbw, wrong) = (Some(time), Some(busbw), Some(0));
+            let measured = Measurement { time_us, busbw, wrong, ..Measurement::default() };
+            BenchRow { size_bytes, out_of_place: Some(measured), ..BenchRow::default() }
         };
         let table = BenchTable {
             operation: Operation::AllReduce,
@@ -117,16 +108,14 @@ mod tests {
     fn measurements_with_wrong_elements_or_without_a_time_are_skipped() {
         let mut run = testing::run(&[(8, 2.0, 1.0)]);
         let case = cases([&run].into_iter()).remove(0);
-        assert_eq!(
-            (case.variant().as_str(), measurement(&run, &case).unwrap().0),
-            ("float sum", 2.0)
-        );
+        let time = |run: &BenchResult| measurement(run, &case).map(|(time, _)| time);
+        assert_eq!((case.variant().as_str(), time(&run)), ("float sum", Some(2.0)));
         let row = &mut run.tables[0].rows[0];
         row.in_place = row.out_of_place.clone();
         row.out_of_place.as_mut().unwrap().wrong = Some(1);
         row.in_place.as_mut().unwrap().time_us = Some(3.0);
-        assert_eq!(measurement(&run, &case).unwrap().0, 3.0);
+        assert_eq!(time(&run), Some(3.0));
         run.tables[0].rows[0].in_place = None;
-        assert!(measurement(&run, &case).is_none());
+        assert_eq!(time(&run), None);
     }
 }

@@ -1,7 +1,8 @@
 //! Results side by side, by operation and size, with ratios to the first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use regatta_model::text_table::{self, format_value};
 use regatta_model::units::format_bytes;
 use regatta_model::{BenchResult, BenchTable, Operation};
 use serde::Serialize;
@@ -9,7 +10,7 @@ use serde::Serialize;
 use crate::buffer_mode::BufferMode;
 use crate::cases::same_key;
 use crate::metric::Metric;
-use crate::text_table::{self, format_value};
+
 use crate::write::quoted;
 
 /// Longer labels are replaced by numbers in the header.
@@ -57,9 +58,8 @@ pub struct CompareOptions {
 pub fn compare(results: &[BenchResult], options: CompareOptions) -> Vec<Comparison> {
     let Some(first) = results.first() else { return Vec::new() };
     let one = |table: &BenchTable| {
-        let tables: Vec<(&BenchResult, Option<&BenchTable>)> =
-            results.iter().map(|result| (result, matching_table(result, table))).collect();
-        side_by_side(&tables, table, options)
+        let matching = |result| (result, matching_table(result, table));
+        side_by_side(&results.iter().map(matching).collect::<Vec<_>>(), table, options)
     };
     let rows = |comparison: &Comparison| !comparison.rows.is_empty();
     first.tables.iter().map(one).filter(rows).collect()
@@ -69,30 +69,26 @@ pub fn compare(results: &[BenchResult], options: CompareOptions) -> Vec<Comparis
 /// programs name types differently, or else the one with the same type, reduction and root.
 fn matching_table<'a>(result: &'a BenchResult, reference: &BenchTable) -> Option<&'a BenchTable> {
     let mut same = result.tables.iter().filter(|table| table.operation == reference.operation);
-    let (first, second) = (same.next()?, same.next());
-    if second.is_none() {
-        return Some(first);
+    match (same.next()?, same.next()) {
+        (only, None) => Some(only),
+        _ => result.tables.iter().find(|table| same_key(table, reference)),
     }
-    result.tables.iter().find(|table| same_key(table, reference))
 }
 
-fn side_by_side(
-    tables: &[(&BenchResult, Option<&BenchTable>)],
-    first: &BenchTable,
-    options: CompareOptions,
-) -> Comparison {
+/// A result and its table of the compared operation.
+type Column<'a> = (&'a BenchResult, Option<&'a BenchTable>);
+
+fn side_by_side(tables: &[Column<'_>], first: &BenchTable, options: CompareOptions) -> Comparison {
     let metric = options.metric.unwrap_or_else(|| Metric::default_for(&first.operation));
     let place = options.place.unwrap_or_else(|| common_mode(tables));
-    let columns: Vec<BTreeMap<u64, f64>> = tables
-        .iter()
-        .map(|(result, table)| table.map(|t| by_size(result, t, metric, place)).unwrap_or_default())
-        .collect();
-    let mut sizes: Vec<u64> = columns.iter().flat_map(|column| column.keys().copied()).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
+    let values = |(result, table): &Column<'_>| {
+        table.map(|table| by_size(result, table, metric, place)).unwrap_or_default()
+    };
+    let columns: Vec<BTreeMap<u64, f64>> = tables.iter().map(values).collect();
+    let sizes: BTreeSet<u64> = columns.iter().flat_map(|column| column.keys().copied()).collect();
     let row = |size_bytes: u64| {
-        let values: Vec<Option<f64>> =
-            columns.iter().map(|column| column.get(&size_bytes).copied()).collect();
+        let value = |column: &BTreeMap<u64, f64>| column.get(&size_bytes).copied();
+        let values: Vec<Option<f64>> = columns.iter().map(value).collect();
         let base = values.first().copied().flatten().filter(|value| *value > 0.0);
         let ratios = values.iter().map(|value| Some((*value)? / base?)).collect();
         ComparedRow { size_bytes, values, ratios }
@@ -108,15 +104,13 @@ fn side_by_side(
 }
 
 /// Out of place, unless only in place is available in all tables.
-fn common_mode(tables: &[(&BenchResult, Option<&BenchTable>)]) -> BufferMode {
+fn common_mode(tables: &[Column<'_>]) -> BufferMode {
     let all_have = |place: BufferMode| {
         let mut present = tables.iter().filter_map(|(_, table)| *table);
         present.all(|table| table.rows.iter().any(|row| place.measurement(row).is_some()))
     };
-    if !all_have(BufferMode::OutOfPlace) && all_have(BufferMode::InPlace) {
-        return BufferMode::InPlace;
-    }
-    BufferMode::OutOfPlace
+    let in_place = !all_have(BufferMode::OutOfPlace) && all_have(BufferMode::InPlace);
+    if in_place { BufferMode::InPlace } else { BufferMode::OutOfPlace }
 }
 
 /// The metric by size, in the requested mode or else in the other.
@@ -148,48 +142,29 @@ impl Comparison {
 
     /// As an aligned text table.
     pub fn text(&self) -> String {
-        let mut cells = vec![self.header()];
-        cells.extend(self.rows.iter().map(row_cells));
         let mut text = format!("{}\n", self.title());
-        for (short, label) in self.column_names().iter().zip(&self.labels) {
-            if short != label {
-                text.push_str(&format!("{short}  {label}\n"));
-            }
-        }
-        text.push('\n');
-        text + &text_table::align(&cells, &[])
-    }
-
-    /// The labels, or numbers if a label is too long for a column.
-    fn column_names(&self) -> Vec<String> {
-        let long = self.labels.iter().any(|label| label.chars().count() > MAX_LABEL_CHARS);
-        let column_name = |(index, label): (usize, &String)| match long {
-            true => format!("#{}", index + 1),
-            false => label.clone(),
-        };
-        self.labels.iter().enumerate().map(column_name).collect()
-    }
-
-    fn header(&self) -> Vec<String> {
         let mut header = vec!["size".to_owned()];
-        for (index, name) in self.column_names().into_iter().enumerate() {
-            header.push(name);
-            if index > 0 {
-                header.push("ratio".to_owned());
+        // Numbers if a label is too long for a column.
+        let long = self.labels.iter().any(|label| label.chars().count() > MAX_LABEL_CHARS);
+        for (index, label) in self.labels.iter().enumerate() {
+            let name = if long { format!("#{}", index + 1) } else { label.clone() };
+            if long {
+                text += &format!("{name}  {label}\n");
             }
+            header.push(name);
+            header.extend((index > 0).then(|| "ratio".to_owned()));
         }
-        header
+        let rows: Vec<Vec<String>> = self.rows.iter().map(row_cells).collect();
+        format!("{text}\n{}", text_table::align(&header, &rows, &[]))
     }
 }
 
 fn row_cells(row: &ComparedRow) -> Vec<String> {
     let mut cells = vec![format_bytes(row.size_bytes)];
-    let pairs = row.values.iter().zip(&row.ratios);
-    for (index, (value, ratio)) in pairs.enumerate() {
+    for (index, (value, ratio)) in row.values.iter().zip(&row.ratios).enumerate() {
         cells.push(format_value(*value));
-        if index > 0 {
-            cells.push(ratio.map_or_else(|| "-".to_owned(), |ratio| format!("×{ratio:.2}")));
-        }
+        let ratio = || ratio.map_or_else(|| "-".to_owned(), |ratio| format!("×{ratio:.2}"));
+        cells.extend((index > 0).then(ratio));
     }
     cells
 }
@@ -206,10 +181,8 @@ pub fn csv(comparisons: &[Comparison]) -> String {
             let pairs = row.values.iter().zip(&row.ratios).zip(&comparison.labels);
             for ((value, ratio), label) in pairs.filter(|((value, _), _)| value.is_some()) {
                 let (label, value, ratio) = (quoted(label), known(*value), known(*ratio));
-                let size = row.size_bytes;
-                text.push_str(&format!(
-                    "{operation},{dtype},{place},{metric},{size},{label},{value},{ratio}\n"
-                ));
+                let case = format!("{operation},{dtype},{place},{metric},{}", row.size_bytes);
+                text += &format!("{case},{label},{value},{ratio}\n");
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Size, count and bandwidth as nccl-tests defines them.
 //!
 //! `size` is the largest buffer of a rank, `count` the element count passed to the call. For
-//! total-gather, reduce-scatter, total-to-total, gather and scatter the buffer is split into one chunk
-//! per rank, each a multiple of 16 bytes, and `count` is one chunk.
+//! all-gather, reduce-scatter, all-to-all, gather and scatter the buffer is split into one chunk per
+//! rank, each a multiple of 16 bytes, and `count` is one chunk.
 
 use regatta_model::Operation;
 
@@ -36,7 +36,7 @@ impl BufferCounts {
     }
 }
 
-/// Whether the send or receive buffer of a rank is one chunk per rank of the total.
+/// Whether the send or receive buffer of a rank has one chunk per rank.
 pub fn is_chunked(operation: &Operation) -> bool {
     matches!(
         operation,
@@ -53,22 +53,14 @@ pub fn is_chunked(operation: &Operation) -> bool {
 /// busbw / algbw. `None` for operations without a bandwidth and for 0 ranks.
 pub fn bus_factor(operation: &Operation, ranks: u32) -> Option<f64> {
     let n = f64::from(ranks);
-    if ranks == 0 {
-        return None;
-    }
     match operation {
+        _ if ranks == 0 => None,
+        Operation::Barrier | Operation::Unknown | Operation::Other(_) => None,
         Operation::AllReduce => Some(2.0 * (n - 1.0) / n),
-        Operation::AllGather
-        | Operation::ReduceScatter
-        | Operation::AllToAll
-        | Operation::AllToAllV
-        | Operation::Gather
-        | Operation::Scatter => Some((n - 1.0) / n),
         // Its algbw already excludes the rank's own chunk.
         Operation::Hypercube => Some(1.0),
-        Operation::Broadcast | Operation::Reduce | Operation::SendRecv => Some(1.0),
-        Operation::Latency | Operation::Bandwidth | Operation::BiBandwidth => Some(1.0),
-        Operation::Barrier | Operation::Unknown | Operation::Other(_) => None,
+        chunked if is_chunked(chunked) => Some((n - 1.0) / n),
+        _ => Some(1.0),
     }
 }
 
@@ -138,15 +130,17 @@ mod tests {
 
     #[test]
     fn chunks_are_multiples_of_16_bytes() {
-        let gathered = buffer_counts(&Operation::AllGather, 3, 4, 1024);
-        assert_eq!(gathered, BufferCounts { count: 84, send: 84, receive: 252 });
-        assert_eq!(gathered.size_bytes(4), 1008);
-        let scattered = buffer_counts(&Operation::ReduceScatter, 2, 4, 8);
-        assert_eq!(scattered, BufferCounts { count: 0, send: 0, receive: 0 });
-        let exchanged = buffer_counts(&Operation::AllToAll, 2, 1, 64);
-        assert_eq!(exchanged, BufferCounts { count: 32, send: 64, receive: 64 });
-        let reduced = buffer_counts(&Operation::AllReduce, 3, 4, 1030);
-        assert_eq!(reduced, BufferCounts { count: 257, send: 257, receive: 257 });
+        let cases = [
+            (Operation::AllGather, 3, 4, 1024, [84, 84, 252]),
+            (Operation::ReduceScatter, 2, 4, 8, [0, 0, 0]),
+            (Operation::AllToAll, 2, 1, 64, [32, 64, 64]),
+            (Operation::AllReduce, 3, 4, 1030, [257, 257, 257]),
+        ];
+        for (operation, ranks, element, requested, [count, send, receive]) in cases {
+            let found = buffer_counts(&operation, ranks, element, requested);
+            assert_eq!(found, BufferCounts { count, send, receive }, "{operation}");
+        }
+        assert_eq!(buffer_counts(&Operation::AllGather, 3, 4, 1024).size_bytes(4), 1008);
     }
 
     #[test]

@@ -14,5 +14,7 @@ pub mod roofline;
 pub mod run;
 pub mod scaling;
 pub mod sweep;
-mod text_table;
+
 pub mod write;
+
+type CommResult<T = ()> = Result<T, regatta_comm::CommError>;

@@ -1,10 +1,9 @@
 //! `--scan`: the same benchmark on 1, 2, 4, … nodes, and its scaling efficiency.
 
-use regatta_model::{BenchResult, units};
+use regatta_model::{BenchResult, text_table, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
-use crate::text_table;
 
 /// The node counts to measure: powers of two below `nodes`, and `nodes`.
 pub fn node_counts(nodes: u32) -> Vec<u32> {
@@ -73,19 +72,15 @@ pub fn table(all: &[Scaling]) -> String {
         let (case, separator) = (&scaling.case, if text.is_empty() { "" } else { "\n" });
         let size = units::format_bytes(case.size_bytes);
         let head = format!("{} {size} {}", case.operation, case.variant());
-        text.push_str(&format!("{separator}{}\n", head.trim_end()));
-        let header = ["nodes", "time (us)", "busbw (GB/s)", "efficiency"];
-        let mut lines = vec![header.map(str::to_owned).to_vec()];
-        for point in &scaling.points {
+        text += &format!("{separator}{}\n", head.trim_end());
+        let row = |point: &ScalingPoint| {
             let percent = point.efficiency.map(|part| format!("{:.0} %", 100.0 * part));
-            lines.push(vec![
-                point.nodes.to_string(),
-                text_table::format_value(Some(point.time_us)),
-                text_table::format_value(point.busbw),
-                percent.unwrap_or_else(|| "-".to_owned()),
-            ]);
-        }
-        text.push_str(&text_table::align(&lines, &[0]));
+            let [time, busbw] = [Some(point.time_us), point.busbw].map(text_table::format_value);
+            vec![point.nodes.to_string(), time, busbw, percent.unwrap_or_else(|| "-".to_owned())]
+        };
+        let rows: Vec<Vec<String>> = scaling.points.iter().map(row).collect();
+        let header = ["nodes", "time (us)", "busbw (GB/s)", "efficiency"];
+        text += &text_table::align(&header, &rows, &[0]);
     }
     text
 }

@@ -1,11 +1,10 @@
 //! `--sweep NAME=VALUE,VALUE…`: runs every combination of settings and reports the best for each
 //! size.
 
-use regatta_model::{BenchResult, units};
+use regatta_model::{BenchResult, text_table, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
-use crate::text_table;
 
 /// Upper bound on combinations; more would take days.
 pub const MAX_SETTINGS: usize = 256;
@@ -84,15 +83,13 @@ impl Sweep {
     pub fn settings(&self) -> Vec<SweepSetting> {
         let mut settings = vec![SweepSetting::default()];
         for (name, values) in &self.variables {
-            let with = |setting: &SweepSetting, value: &String| {
-                let mut variables = setting.variables.clone();
-                variables.push((name.clone(), value.clone()));
-                SweepSetting { variables }
+            let with_each = |setting: &SweepSetting| {
+                let variables = setting.variables.clone();
+                values.iter().map(move |value| SweepSetting {
+                    variables: [&variables[..], &[(name.clone(), value.clone())]].concat(),
+                })
             };
-            let each = |setting: &SweepSetting| -> Vec<SweepSetting> {
-                values.iter().map(|value| with(setting, value)).collect()
-            };
-            settings = settings.iter().flat_map(each).collect();
+            settings = settings.iter().flat_map(with_each).collect();
         }
         settings
     }
@@ -147,10 +144,10 @@ pub fn best(runs: &[BenchResult]) -> Vec<BestSetting> {
         let timed = |(at, run)| Some((at, cases::measurement(run, &case)?));
         let all: Vec<_> = runs.iter().enumerate().filter_map(timed).collect();
         let fastest = all.iter().map(|(_, (time, _))| *time).min_by(f64::total_cmp)?;
-        let (run, (time_us, measured)) =
-            *all.iter().find(|(_, (t, _))| *t <= fastest * TIE_RATIO)?;
-        let first = all.iter().find(|(at, _)| *at == 0).map(|(_, (time, _))| *time);
-        let speedup = first.map(|first| first / time_us);
+        let is_best = |(_, (time, _)): &&(usize, (f64, _))| *time <= fastest * TIE_RATIO;
+        let (run, (time_us, measured)) = *all.iter().find(is_best)?;
+        let first = all.first().filter(|(at, _)| *at == 0);
+        let speedup = first.map(|(_, (first, _))| first / time_us);
         Some(BestSetting { run, time_us, busbw: measured.busbw, speedup, case })
     };
     cases::cases(runs.iter()).into_iter().filter_map(of).collect()
@@ -166,26 +163,19 @@ pub fn table(best: &[BestSetting], settings: &[SweepSetting]) -> String {
         let Some(first) = group.first() else { continue };
         let separator = if text.is_empty() { "" } else { "\n" };
         let head = format!("{} {}", first.case.operation, first.case.variant());
-        text.push_str(&format!("{separator}{}\n", head.trim_end()));
-        text.push_str(&text_table::align(&table_rows(group, settings), &[0, 4]));
+        let row = |best: &BestSetting| {
+            let [time, busbw] = [Some(best.time_us), best.busbw].map(text_table::format_value);
+            let speedup =
+                best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x"));
+            let setting = settings.get(best.run).map(ToString::to_string).unwrap_or_default();
+            vec![units::format_bytes(best.case.size_bytes), time, busbw, speedup, setting]
+        };
+        let rows: Vec<Vec<String>> = group.iter().map(row).collect();
+        let header = ["size", "time (us)", "busbw (GB/s)", "speedup", "best setting"];
+        let lines = text_table::align(&header, &rows, &[0, 4]);
+        text += &format!("{separator}{}\n{lines}", head.trim_end());
     }
     text
-}
-
-fn table_rows(group: &[BestSetting], settings: &[SweepSetting]) -> Vec<Vec<String>> {
-    let header = ["size", "time (us)", "busbw (GB/s)", "speedup", "best setting"];
-    let mut table_rows = vec![header.map(str::to_owned).to_vec()];
-    for best in group {
-        let setting = settings.get(best.run).map(ToString::to_string).unwrap_or_default();
-        table_rows.push(vec![
-            units::format_bytes(best.case.size_bytes),
-            text_table::format_value(Some(best.time_us)),
-            text_table::format_value(best.busbw),
-            best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x")),
-            setting,
-        ]);
-    }
-    table_rows
 }
 
 #[cfg(test)]
@@ -198,30 +188,30 @@ mod tests {
     fn combinations_follow_argument_order() {
         let sweep = Sweep::parse(&["NCCL_ALGO=Ring,Tree", "NCCL_NET_GDR_LEVEL=0, 3"]).unwrap();
         let words: Vec<String> = sweep.settings().iter().map(ToString::to_string).collect();
-        assert_eq!(
-            words,
-            [
-                "NCCL_ALGO=Ring NCCL_NET_GDR_LEVEL=0",
-                "NCCL_ALGO=Ring NCCL_NET_GDR_LEVEL=3",
-                "NCCL_ALGO=Tree NCCL_NET_GDR_LEVEL=0",
-                "NCCL_ALGO=Tree NCCL_NET_GDR_LEVEL=3",
-            ]
-        );
+        let expected = [("Ring", 0), ("Ring", 3), ("Tree", 0), ("Tree", 3)];
+        let setting = |(algo, level)| format!("NCCL_ALGO={algo} NCCL_NET_GDR_LEVEL={level}");
+        assert_eq!(words, expected.map(setting));
         assert_eq!(Sweep::default().settings(), [SweepSetting::default()]);
     }
 
     #[test]
     fn invalid_arguments_are_reported() {
-        let error = |words: &[&str]| Sweep::parse(words).unwrap_err().to_string();
-        assert!(error(&["NCCL_ALGO"]).starts_with("invalid setting \"NCCL_ALGO\""));
-        assert!(error(&["=x"]).starts_with("invalid setting \"=x\""));
-        assert!(error(&["1A=x"]).starts_with("invalid variable name \"1A\""));
-        assert!(error(&["A-B=x"]).starts_with("invalid variable name \"A-B\""));
-        assert!(error(&["A="]).starts_with("empty value for A"));
-        assert!(error(&["A=x,,y"]).starts_with("empty value for A"));
-        assert!(error(&["A=x\0"]).starts_with("value \"x\\0\" of A contains a control"));
-        assert!(error(&["A=x,x"]).starts_with("duplicate value \"x\" for A"));
-        assert!(error(&["A=x", "A=y"]).starts_with("A is given twice"));
+        let cases = [
+            ("NCCL_ALGO", "invalid setting \"NCCL_ALGO\""),
+            ("=x", "invalid setting \"=x\""),
+            ("1A=x", "invalid variable name \"1A\""),
+            ("A-B=x", "invalid variable name \"A-B\""),
+            ("A=", "empty value for A"),
+            ("A=x,,y", "empty value for A"),
+            ("A=x\0", "value \"x\\0\" of A contains a control"),
+            ("A=x,x", "duplicate value \"x\" for A"),
+            ("A=x A=y", "A is given twice"),
+        ];
+        for (words, expected) in cases {
+            let words: Vec<&str> = words.split(' ').collect();
+            let error = Sweep::parse(&words).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{words:?}: {error}");
+        }
         let many = "0,1,2,3,4,5,6";
         let words = [format!("A={many}"), format!("B={many}"), format!("C={many}")];
         let error = Sweep::parse(&words).unwrap_err();
@@ -237,12 +227,10 @@ mod tests {
             run(&[(8, 20.0, 1.0), (1024, 49.5, 4.1), (4096, 7.0, 1.0)]),
         ];
         let found = best(&runs);
-        let short: Vec<_> =
-            found.iter().map(|b| (b.case.size_bytes, b.run, b.time_us, b.speedup)).collect();
-        assert_eq!(
-            short,
-            [(8, 0, 10.0, Some(1.0)), (1024, 1, 50.0, Some(2.0)), (4096, 2, 7.0, None)]
-        );
+        let short =
+            |best: &BestSetting| (best.case.size_bytes, best.run, best.time_us, best.speedup);
+        let expected = [(8, 0, 10.0, Some(1.0)), (1024, 1, 50.0, Some(2.0)), (4096, 2, 7.0, None)];
+        assert_eq!(found.iter().map(short).collect::<Vec<_>>(), expected);
         let settings = Sweep::parse(&["A=x,y,z"]).unwrap().settings();
         let wanted = "all-reduce float sum
 size   time (us)  busbw (GB/s)  speedup  best setting

@@ -11,30 +11,31 @@ use regatta_measure::pairs::{BurstOptions, PairsOptions, measure};
 use regatta_model::bench::PairMatrices;
 use regatta_wire::secret::Secret;
 
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// One rank per entry, on the given virtual node.
 fn world(nodes: &[&str]) -> Vec<Communicator> {
     let secret = Secret::generate().unwrap();
     let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let (port, size) = (listener.local_addr().unwrap().port(), nodes.len() as u32);
-    let rank = |(rank, node): (u32, &&str)| BootstrapConfig {
-        node: (*node).to_owned(),
-        host: (*node).to_owned(),
-        join_timeout: Duration::from_secs(60),
-        ..BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone())
+    let rank = |(rank, node): (u32, &&str)| {
+        let (node, host, join_timeout) = (node.to_string(), node.to_string(), JOIN_TIMEOUT);
+        let config = BootstrapConfig::new(rank, size, "127.0.0.1", port, secret.clone());
+        BootstrapConfig { node, host, join_timeout, ..config }
     };
     let mut all: Vec<BootstrapConfig> = (0..).zip(nodes).map(rank).collect();
     all[0].listener = Some(listener);
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            all.into_iter().map(|s| scope.spawn(|| hierarchical::join(s))).collect();
-        threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
+        let join = |config| scope.spawn(|| hierarchical::join(config).unwrap());
+        let threads: Vec<_> = all.into_iter().map(join).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
 fn measured(nodes: &[&str], all_ranks: bool) -> PairMatrices {
     // More in flight than any transport buffer holds.
-    let burst =
-        BurstOptions { bytes: 3 << 20, window: 3, iterations: 2, ..BurstOptions::default() };
+    let (bytes, window, iterations) = (3 << 20, 3, 2);
+    let burst = BurstOptions { bytes, window, iterations, ..BurstOptions::default() };
     let options = &PairsOptions { all_ranks, burst, ..PairsOptions::default() };
     let world = world(nodes);
     let all: Vec<Option<PairMatrices>> = std::thread::scope(|scope| {

@@ -9,7 +9,7 @@ use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::formula;
 use regatta_measure::read::{ReadError, read};
 use regatta_model::bench::{BenchProgram, SizeStep};
-use regatta_model::{BenchResult, BenchRow, Operation, document};
+use regatta_model::{BenchResult, BenchRow, Measurement, Operation, document};
 
 fn data(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -24,6 +24,16 @@ fn only(name: &str) -> BenchResult {
     let mut all = results(name);
     assert_eq!(all.len(), 1, "{name}");
     all.remove(0)
+}
+
+/// The out-of-place measurement of row `at` of the first table.
+fn out_of_place(result: &BenchResult, at: usize) -> &Measurement {
+    result.tables[0].rows[at].out_of_place.as_ref().unwrap()
+}
+
+/// The in-place measurement of row `at` of the first table.
+fn in_place(result: &BenchResult, at: usize) -> &Measurement {
+    result.tables[0].rows[at].in_place.as_ref().unwrap()
 }
 
 /// Values of a row, in the order of nccl-tests' columns.
@@ -49,19 +59,18 @@ fn tables_of_a_talk_are_parsed_without_loss() {
     let text = data("frontier-rccl.txt");
     let is_header = |line: &str| line.contains("size (B)") || line.contains("algbw (GB/s)");
     let is_chart = |line: &str| line.starts_with("Message Size\t");
-    let tabbed =
-        text.lines().filter(|line| line.contains('\t') && !is_header(line) && !is_chart(line));
-    let is_parsed =
-        |line: &&str| parsed.contains(&cells(line).join("\t")) || parsed.contains(line.trim());
-    let lost: Vec<_> = tabbed.filter(|line| !is_parsed(line)).collect();
+    let is_row = |line: &&str| line.contains('\t') && !is_header(line) && !is_chart(line);
+    let is_lost =
+        |line: &&str| !parsed.contains(&cells(line).join("\t")) && !parsed.contains(line.trim());
+    let lost: Vec<_> = text.lines().filter(is_row).filter(is_lost).collect();
     assert!(lost.is_empty(), "{lost:#?}");
 }
 
 #[test]
 fn rows_of_a_talk_have_the_printed_values() {
     let all = results("frontier-rccl.txt");
-    let runs: Vec<&BenchResult> =
-        all.iter().filter(|result| result.program == BenchProgram::RcclTests).collect();
+    let is_rccl = |result: &&BenchResult| result.program == BenchProgram::RcclTests;
+    let runs: Vec<&BenchResult> = all.iter().filter(is_rccl).collect();
     assert_eq!(runs.len(), 4);
     let ranks: Vec<_> = runs.iter().map(|run| (run.shape.ranks, run.shape.nodes)).collect();
     assert_eq!(ranks[0], (Some(8), Some(1)));
@@ -73,10 +82,8 @@ fn rows_of_a_talk_have_the_printed_values() {
         assert_eq!(table.operation, Operation::AllReduce);
         for row in &table.rows {
             let words: Vec<&str> = row.line.as_deref().unwrap().split_whitespace().collect();
-            assert_eq!(
-                (row.size_bytes, row.count),
-                (words[0].parse().unwrap(), words[1].parse().ok())
-            );
+            let counts = (words[0].parse().unwrap(), words[1].parse().ok());
+            assert_eq!((row.size_bytes, row.count), counts);
             let written: Vec<f64> = words[5..].iter().map(|w| w.parse().unwrap()).collect();
             assert_eq!(values(row), written);
             agrees(run.shape.ranks.unwrap(), row);
@@ -99,15 +106,13 @@ fn agrees(ranks: u32, row: &BenchRow) {
 fn a_table_with_one_column_per_run_becomes_several_results() {
     let all = results("frontier-rccl.txt");
     let find = |label: &str| all.iter().find(|result| result.label == label).unwrap();
-    let last = |label: &str| {
+    let columns = ["No Plugin", "With Plugin", "With Plugin+GDR=3", "ALGO=Ring"];
+    for (label, busbw) in columns.into_iter().zip([8.03, 56.85, 109.01, 90.45]) {
         let row = find(label).tables[0].rows.last().unwrap();
-        (row.size_bytes, row.in_place.as_ref().unwrap().busbw.unwrap())
-    };
-    assert_eq!(last("No Plugin"), (4_294_967_296, 8.03));
-    assert_eq!(last("With Plugin"), (4_294_967_296, 56.85));
-    assert_eq!(last("With Plugin+GDR=3"), (4_294_967_296, 109.01));
+        let found = (row.size_bytes, row.in_place.as_ref().unwrap().busbw);
+        assert_eq!(found, (4_294_967_296, Some(busbw)), "{label}");
+    }
     assert_eq!(find("No Plugin").tables[0].operation, Operation::AllReduce);
-    assert_eq!(last("ALGO=Ring"), (4_294_967_296, 90.45));
     assert_eq!(find("ALGO=Ring").shape.ranks, Some(512));
     assert_eq!(find("No Plugin #2").tables, find("No Plugin").tables);
 }
@@ -116,10 +121,8 @@ fn a_table_with_one_column_per_run_becomes_several_results() {
 fn other_tables_are_kept_cell_by_cell() {
     let all = results("frontier-rccl.txt");
     let images = all.iter().find(|result| result.label == "TensorFlow Example").unwrap();
-    assert_eq!(
-        images.raw_tables[0].rows[0],
-        ["", "No Plugin", "With the Plugin", "With the Plugin + GDR=3"]
-    );
+    let header = ["", "No Plugin", "With the Plugin", "With the Plugin + GDR=3"];
+    assert_eq!(images.raw_tables[0].rows[0], header);
     let last = ["64 nodes, 512 ranks", "388282.87", "477924.70", "508689.71"];
     assert_eq!(images.raw_tables[0].rows[3], last);
     let trained = results("cray-ex-nccl.txt");
@@ -143,10 +146,8 @@ fn a_complete_run_is_parsed_with_its_metadata() {
     let rows = &run.tables[0].rows;
     assert_eq!(rows.len(), 14);
     rows.iter().for_each(|row| agrees(8, row));
-    let all = rows
-        .iter()
-        .flat_map(|row| BufferMode::BOTH.map(|p| p.measurement(row).unwrap().busbw.unwrap()));
-    let mean = all.sum::<f64>() / 28.0;
+    let both = |row| BufferMode::BOTH.map(|place| place.measurement(row).unwrap().busbw.unwrap());
+    let mean = rows.iter().flat_map(both).sum::<f64>() / 28.0;
     assert!((mean - 103.965).abs() < 0.01, "{mean}");
 }
 
@@ -155,9 +156,9 @@ fn versions_without_root_and_redop_are_parsed() {
     let run = only("versions/v2.0-all_reduce.txt");
     let table = &run.tables[0];
     assert_eq!((run.shape.ranks, table.root, table.redop.as_deref()), (Some(2), None, Some("sum")));
-    let (out, inside) = (table.rows[2].out_of_place.as_ref(), table.rows[2].in_place.as_ref());
-    assert_eq!((out.unwrap().time_us, out.unwrap().error), (Some(10250.0), Some(1e-7)));
-    assert_eq!((inside.unwrap().error, inside.unwrap().wrong), (None, None));
+    let (out, inside) = (out_of_place(&run, 2), in_place(&run, 2));
+    assert_eq!((out.time_us, out.error), (Some(10250.0), Some(1e-7)));
+    assert_eq!((inside.error, inside.wrong), (None, None));
     let gather = only("versions/v2.0-all_gather.txt");
     assert_eq!(gather.tables[0].redop, None);
     assert_eq!(gather.tables[0].operation, Operation::AllGather);
@@ -170,10 +171,9 @@ fn launcher_labels_logs_and_interrupted_rows_are_handled() {
     let types: Vec<_> = run.tables.iter().map(|t| (t.dtype.as_deref(), t.rows.len())).collect();
     assert_eq!(types, [(Some("int8"), 2), (Some("float"), 2)]);
     assert_eq!(run.tables[0].operation, Operation::ReduceScatter);
-    let broken = &run.tables[0].rows[1];
-    assert_eq!(broken.size_bytes, 2_097_152);
-    assert_eq!(broken.in_place.as_ref().unwrap().time_us, Some(99.5));
-    assert_eq!(broken.in_place.as_ref().unwrap().wrong, None);
+    assert_eq!(run.tables[0].rows[1].size_bytes, 2_097_152);
+    let broken = in_place(&run, 1);
+    assert_eq!((broken.time_us, broken.wrong), (Some(99.5), None));
     assert_eq!(run.shape.hosts, ["node1", "node2"]);
 }
 
@@ -183,10 +183,8 @@ fn several_runs_and_a_truncated_one_are_parsed() {
     assert_eq!((all.len(), all[0].complete, all[1].complete), (2, true, false));
     assert_eq!(all[1].label, "v2.17-broadcast-twice #2");
     assert_eq!(all[0].summary.as_ref().unwrap().average_ok, Some(false));
-    let wrong = |row: &BenchRow| row.out_of_place.as_ref().and_then(|m| m.wrong);
-    assert_eq!(wrong(&all[0].tables[0].rows[1]), Some(1_000_000));
-    let cut = &all[1].tables[0].rows[1];
-    assert_eq!((wrong(cut), &cut.in_place), (Some(1_000_000), &None));
+    assert!(all.iter().all(|run| out_of_place(run, 1).wrong == Some(1_000_000)));
+    assert_eq!(all[1].tables[0].rows[1].in_place, None);
     assert!(all.iter().all(|run| run.tables[0].operation == Operation::Broadcast));
 }
 
@@ -195,13 +193,11 @@ fn per_iteration_columns_and_timestamps_are_parsed() {
     let run = only("versions/v2.19-alltoall-iterations.txt");
     assert_eq!(run.tables[0].operation, Operation::AllToAll);
     assert_eq!(run.versions["nccl-library"], "22907");
-    let row = &run.tables[0].rows[0];
-    let spread = row.in_place.as_ref().unwrap().call_stats.as_ref().unwrap();
-    assert_eq!(
-        (spread.min_us, spread.p99_us, spread.cv_percent),
-        (Some(20.0), Some(29.8), Some(4.42))
-    );
-    assert!(row.line.as_ref().unwrap().ends_with("2026-01-02 03:04:05"));
+    let stats = in_place(&run, 0).call_stats.as_ref().unwrap();
+    let found = [stats.min_us, stats.p99_us, stats.cv_percent];
+    assert_eq!(found, [20.0, 29.8, 4.42].map(Some));
+    let line = run.tables[0].rows[0].line.as_ref().unwrap();
+    assert!(line.ends_with("2026-01-02 03:04:05"), "{line}");
     assert_eq!(run.notes.len(), 1, "{:?}", run.notes);
 }
 
@@ -214,8 +210,8 @@ fn rccl_tests_with_in_place_only_is_parsed() {
     assert_eq!(read("versions/rccl-in-place.txt", &noisy).unwrap()[0], run);
     assert_eq!(run.program, BenchProgram::RcclTests);
     assert_eq!(run.versions["rccl-tests"], "develop:ae3e635");
-    let row = &run.tables[0].rows[0];
-    assert_eq!((&row.out_of_place, row.in_place.as_ref().unwrap().busbw), (&None, Some(7.23)));
+    assert_eq!(run.tables[0].rows[0].out_of_place, None);
+    assert_eq!(in_place(&run, 0).busbw, Some(7.23));
     assert_eq!(run.tables[0].operation, Operation::AllReduce, "inferred from the counts");
 }
 
@@ -225,8 +221,7 @@ fn nccl_tests_json_is_parsed() {
     assert_eq!((run.shape.ranks, run.tables[0].root), (Some(2), Some(-1)));
     assert_eq!(run.tables[0].operation, Operation::AllGather);
     assert_eq!((run.settings.len(), run.settings["NCCL_ALGO"].as_str()), (1, "Ring"));
-    let row = &run.tables[0].rows[0];
-    let (out, inside) = (row.out_of_place.as_ref().unwrap(), row.in_place.as_ref().unwrap());
+    let (out, inside) = (out_of_place(&run, 0), in_place(&run, 0));
     assert_eq!((out.time_us, out.wrong, inside.algbw), (Some(9.25), Some(0), None));
     assert_eq!(out.call_stats.as_ref().unwrap().p95_us, Some(10.5));
 }
@@ -235,27 +230,25 @@ fn nccl_tests_json_is_parsed() {
 fn osu_micro_benchmarks_are_parsed() {
     let latency = only("osu/osu_latency.txt");
     assert_eq!(latency.tables[0].operation, Operation::Latency);
-    let last = latency.tables[0].rows[2].out_of_place.as_ref().unwrap();
-    assert_eq!((latency.tables[0].rows.len(), last.time_us), (3, Some(420.55)));
+    assert_eq!(latency.tables[0].rows.len(), 3);
+    assert_eq!(out_of_place(&latency, 2).time_us, Some(420.55));
     let both = only("osu/osu_bibw.txt");
     assert_eq!((both.backend.as_deref(), both.versions["osu"].as_str()), (Some("mpi-cuda"), "7.4"));
-    let last = both.tables[0].rows[1].out_of_place.as_ref().unwrap();
+    let last = out_of_place(&both, 1);
     assert_eq!((last.algbw, last.wrong), (Some(48.23197), Some(1)));
     let full = results("osu/osu_allreduce-full.txt");
     assert_eq!(full[1].tables[0].operation, Operation::Barrier);
-    assert_eq!(full[1].tables[0].rows[0].out_of_place.as_ref().unwrap().time_us, Some(4.2));
-    assert_eq!(
-        (full[0].shape.ranks, full[0].tables[0].dtype.as_deref()),
-        (Some(64), Some("MPI_FLOAT"))
-    );
-    let row = full[0].tables[0].rows[1].out_of_place.as_ref().unwrap();
+    assert_eq!(out_of_place(&full[1], 0).time_us, Some(4.2));
+    assert_eq!(full[0].shape.ranks, Some(64));
+    assert_eq!(full[0].tables[0].dtype.as_deref(), Some("MPI_FLOAT"));
+    let row = out_of_place(&full[0], 1);
     assert_eq!(row.rank_stats.as_ref().unwrap().max_us, Some(812.4));
     assert_eq!((row.iterations, row.call_stats.as_ref().unwrap().p99_us), (Some(100), Some(901.0)));
     let overlapped = only("osu/osu_iallreduce.txt");
-    let row = overlapped.tables[0].rows[0].out_of_place.as_ref().unwrap();
+    let row = out_of_place(&overlapped, 0);
     assert_eq!((row.time_us, row.other["Overlap(%)"]), (Some(12.5), 71.35));
     let rate = only("osu/osu_mbw_mr.txt");
-    let row = rate.tables[0].rows[0].out_of_place.as_ref().unwrap();
+    let row = out_of_place(&rate, 0);
     assert_eq!((row.algbw, row.other["Messages/s"]), (Some(0.03125), 31_250_000.0));
 }
 
@@ -273,7 +266,7 @@ fn pages_without_comment_signs_are_parsed() {
     let all = read("page.md", text).unwrap();
     assert_eq!((all.len(), all[0].devices.len(), all[0].shape.nodes), (2, 2, Some(2)));
     assert_eq!(all[0].command.as_deref(), Some("mpirun -np 4 -npernode 2 ./all_reduce_perf -b 8"));
-    assert_eq!(all[0].tables[0].rows[0].out_of_place.as_ref().unwrap().time_us, Some(1.5));
+    assert_eq!(out_of_place(&all[0], 0).time_us, Some(1.5));
     assert_eq!(all[1].raw_tables[0].rows.len(), 2);
 }
 
@@ -283,10 +276,8 @@ fn errors_name_file_line_and_expectation() {
     let error = read("run.txt", &text).unwrap_err();
     let ReadError::Line { line, .. } = &error else { panic!("{error}") };
     assert!(text.lines().nth(line - 1).unwrap().contains("12x74"));
-    assert_eq!(
-        error.to_string(),
-        format!("run.txt, line {line}: expected a time in microseconds, found \"12x74\"")
-    );
+    let expected = "expected a time in microseconds, found \"12x74\"";
+    assert_eq!(error.to_string(), format!("run.txt, line {line}: {expected}"));
     let text = data("cray-ex-nccl.txt").replace(" 2147483648     float", "    2.15e+9     float");
     let error = read("run.txt", &text).unwrap_err().to_string();
     assert!(error.ends_with("expected a count of elements, found \"2.15e+9\""), "{error}");

@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::option::{of, weighted};
 use proptest::prelude::*;
 use regatta_measure::read::read;
-use regatta_measure::write::{CSV_COLUMNS, csv, nccl_tests};
+use regatta_measure::write::{CSV_HEADER, csv, nccl_tests};
 use regatta_model::bench::{
     BenchDevice, BenchParameters, BenchProgram, BenchSummary, Operation, SizeStep, TimeStats,
 };
@@ -45,16 +45,10 @@ fn per_iteration_columns_are_written() {
 
 #[test]
 fn several_operations_are_written_as_several_runs() {
-    let row = || BenchRow {
-        size_bytes: 8,
-        out_of_place: Some(Measurement {
-            busbw: Some(2.0),
-            wrong: Some(3),
-            ..Measurement::default()
-        }),
-        ..BenchRow::default()
-    };
-    let table = |operation| BenchTable { operation, rows: vec![row()], ..BenchTable::default() };
+    let measured = Measurement { busbw: Some(2.0), wrong: Some(3), ..Measurement::default() };
+    let row = BenchRow { size_bytes: 8, out_of_place: Some(measured), ..BenchRow::default() };
+    let rows = vec![row];
+    let table = |operation| BenchTable { operation, rows: rows.clone(), ..BenchTable::default() };
     let tables = vec![table(Operation::AllReduce), table(Operation::SendRecv)];
     let result = BenchResult { tables, complete: true, ..BenchResult::default() };
     let text = nccl_tests(&result);
@@ -71,63 +65,51 @@ fn short(max: u32) -> BoxedStrategy<Option<f64>> {
 }
 
 fn any_value(_: u32) -> BoxedStrategy<Option<f64>> {
-    weighted(0.9, prop_oneof![0.0..1e3f64, 0.0..1e18f64, (0.0..1.0f64).prop_map(|x| x * 1e-12)])
-        .boxed()
+    let tiny = (0.0..1.0f64).prop_map(|x| x * 1e-12);
+    weighted(0.9, prop_oneof![0.0..1e3f64, 0.0..1e18f64, tiny]).boxed()
 }
 
 type ValueStrategy = fn(u32) -> BoxedStrategy<Option<f64>>;
 
 fn measurement(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = Measurement> {
-    let rest = move || if all_columns { value(999_999) } else { Just(None).boxed() };
-    let spread =
-        (value(999_999), value(999_999), value(999_999), value(999_999), rest(), rest(), rest());
-    let spread = spread.prop_map(|(min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us)| {
-        let spread = TimeStats { min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us };
-        (spread != TimeStats::default()).then_some(spread)
+    let time = move || value(999_999);
+    let rest = move || if all_columns { time() } else { Just(None).boxed() };
+    let stats = (time(), time(), time(), time(), rest(), rest(), rest());
+    let stats = stats.prop_map(|(min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us)| {
+        let stats = TimeStats { min_us, max_us, p99_us, cv_percent, p50_us, p90_us, p95_us };
+        (stats != TimeStats::default()).then_some(stats)
     });
     let iterations = if all_columns { of(any::<u64>()).boxed() } else { Just(None).boxed() };
-    (value(999_999), value(99_999), value(99_999), of(0u64..999_999), spread, rest(), iterations)
-        .prop_map(|(time_us, algbw, busbw, wrong, spread, error, iterations)| {
-            let values = Measurement {
-                time_us,
-                algbw,
-                busbw,
-                wrong,
-                call_stats: spread,
-                ..Measurement::default()
-            };
-            Measurement { error, iterations, ..values }
-        })
+    let other = (of(0u64..999_999), stats, rest(), iterations);
+    (time(), value(99_999), value(99_999), other).prop_map(|(time_us, algbw, busbw, other)| {
+        let (wrong, call_stats, error, iterations) = other;
+        let times = Measurement { time_us, algbw, busbw, call_stats, ..Measurement::default() };
+        Measurement { wrong, error, iterations, ..times }
+    })
 }
 
 fn row(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = BenchRow> {
     let measured = move || of(measurement(value, all_columns));
-    let both_modes =
-        (measured(), measured()).prop_filter("something", |(a, b)| a.is_some() || b.is_some());
-    (any::<u64>(), of(any::<u64>()), both_modes).prop_map(
-        |(size_bytes, count, (out_of_place, in_place))| BenchRow {
-            size_bytes,
-            count,
-            out_of_place,
-            in_place,
-            line: None,
-        },
-    )
+    let both = (measured(), measured());
+    let both = both.prop_filter("something", |(a, b)| a.is_some() || b.is_some());
+    (any::<u64>(), of(any::<u64>()), both).prop_map(|(size_bytes, count, both)| {
+        let (out_of_place, in_place) = both;
+        BenchRow { size_bytes, count, out_of_place, in_place, line: None }
+    })
 }
 
 fn tables(value: ValueStrategy, all_columns: bool) -> impl Strategy<Value = Vec<BenchTable>> {
     let operation = (0..11usize).prop_map(|at| Operation::KNOWN[at].clone());
     let redop = of(prop_oneof![Just("sum".to_owned()), Just("none".to_owned())]);
-    (operation, redop, of(-1i64..9), vec(vec(row(value, all_columns), 1..6), 1..4)).prop_map(
-        |(operation, redop, root, all)| {
-            let dtypes = [Some("float".to_owned()), None, Some("int8".to_owned())];
-            let one = |(rows, dtype)| {
-                let (operation, redop) = (operation.clone(), redop.clone());
-                BenchTable { operation, dtype, redop, root, rows }
-            };
-            all.into_iter().zip(dtypes).map(one).collect()
-        },
-    )
+    let rows = vec(vec(row(value, all_columns), 1..6), 1..4);
+    (operation, redop, of(-1i64..9), rows).prop_map(|(operation, redop, root, rows)| {
+        let dtypes = [Some("float".to_owned()), None, Some("int8".to_owned())];
+        let one = |(rows, dtype)| {
+            let (operation, redop) = (operation.clone(), redop.clone());
+            BenchTable { operation, dtype, redop, root, rows }
+        };
+        rows.into_iter().zip(dtypes).map(one).collect()
+    })
 }
 
 fn parameters() -> impl Strategy<Value = BenchParameters> {
@@ -135,60 +117,45 @@ fn parameters() -> impl Strategy<Value = BenchParameters> {
         any::<u64>().prop_map(SizeStep::Factor),
         any::<u64>().prop_map(SizeStep::Bytes)
     ];
-    let plain = (any::<[u64; 7]>(), step, of(any::<u64>()), of(any::<u64>()), of(any::<u64>()));
-    plain.prop_map(|(n, step, aggregated, graph, unalign)| BenchParameters {
-        threads: n[0],
-        devices: n[1],
-        min_bytes: n[2],
-        max_bytes: n[3],
-        step,
-        warmup: n[4],
-        iterations: n[5],
-        agg_iters: aggregated,
-        check: n[6],
-        graph,
-        unalign,
+    let options = (of(any::<u64>()), of(any::<u64>()), of(any::<u64>()));
+    (any::<[u64; 7]>(), step, options).prop_map(|(n, step, (agg_iters, graph, unalign))| {
+        let [threads, devices, min_bytes, max_bytes, warmup, iterations, check] = n;
+
+        let base =
+            BenchParameters { threads, devices, min_bytes, max_bytes, step, ..<_>::default() };
+        BenchParameters { warmup, iterations, agg_iters, check, graph, unalign, ..base }
     })
 }
 
 fn device() -> impl Strategy<Value = BenchDevice> {
-    (
-        0u32..99,
-        of(0u32..9),
-        any::<u64>(),
-        "[a-z][a-z0-9-]{0,12}",
-        0u32..16,
-        "[0-9a-f:.]{1,9}",
-        "[A-Z][a-z ]{0,9}[a-z0-9]",
-    )
-        .prop_map(|(rank, group, pid, host, device, bus, name)| BenchDevice {
-            rank,
-            group,
-            pid,
-            host,
-            device,
-            bus,
-            name,
-        })
+    let names = ("[a-z][a-z0-9-]{0,12}", "[0-9a-f:.]{1,9}", "[A-Z][a-z ]{0,9}[a-z0-9]");
+    let ids = (0u32..99, of(0u32..9), any::<u64>(), 0u32..16);
+    (ids, names).prop_map(|((rank, group, pid, device), (host, bus, name))| BenchDevice {
+        rank,
+        group,
+        pid,
+        host,
+        device,
+        bus,
+        name,
+    })
 }
 
 /// A run as nccl-tests could have printed it.
 fn printed(value: ValueStrategy) -> impl Strategy<Value = BenchResult> {
-    let summary =
-        (any::<u32>(), value(99_999), of(any::<bool>())).prop_map(|(wrong, mean, good)| {
-            // A run without a mean is incomplete.
-            let mean = Some(mean.unwrap_or(1.0));
-            let out_of_bounds = Some(u64::from(wrong));
-            BenchSummary { out_of_bounds, average_busbw: mean, average_ok: good }
-        });
-    let around =
-        (of(parameters()), vec(device(), 0..4), vec("# [A-Z][a-z ]{0,20}[a-z]", 0..3), of(summary));
+    let summary = (any::<u32>(), value(99_999), of(any::<bool>()));
+    let summary = summary.prop_map(|(wrong, mean, average_ok)| {
+        // A run without a mean is incomplete.
+        let (out_of_bounds, average_busbw) = (Some(wrong.into()), Some(mean.unwrap_or(1.0)));
+        BenchSummary { out_of_bounds, average_busbw, average_ok }
+    });
+    let notes = vec("# [A-Z][a-z ]{0,20}[a-z]", 0..3);
+    let around = (of(parameters()), vec(device(), 0..4), notes, of(summary));
     (tables(value, false), around).prop_map(|(tables, (parameters, devices, notes, summary))| {
-        let complete = summary.is_some();
-        let program = BenchProgram::NcclTests;
-        let result =
-            BenchResult { program, label: "x".to_owned(), tables, ..BenchResult::default() };
-        BenchResult { parameters, devices, notes, summary, complete, ..result }
+        let (complete, program) = (summary.is_some(), BenchProgram::NcclTests);
+        let label = "x".to_owned();
+        let result = BenchResult { program, label, tables, complete, ..BenchResult::default() };
+        BenchResult { parameters, devices, notes, summary, ..result }
     })
 }
 
@@ -263,11 +230,8 @@ proptest! {
 
 #[test]
 fn all_csv_columns_are_parsed() {
-    let text = format!(
-        "{}\n{}\n",
-        CSV_COLUMNS.join(","),
-        "1,osu,2,3,4,5,6,7,8,9,10,in-place,12,13,14,15,16,17,18,19,20,21,22,23,24"
-    );
+    let values = "1,osu,2,3,4,5,6,7,8,9,10,in-place,12,13,14,15,16,17,18,19,20,21,22,23,24";
+    let text = format!("{CSV_HEADER}\n{values}\n");
     let all = read("x.csv", &text).unwrap();
     assert_eq!(csv(&all), text, "no column is ignored");
 }

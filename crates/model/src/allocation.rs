@@ -8,7 +8,7 @@ use crate::Document;
 pub const UNKNOWN_HOST: &str = "?";
 
 /// The source of the node list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
     /// Slurm.
@@ -20,6 +20,7 @@ pub enum Scheduler {
     /// A host file.
     Hostfile,
     /// No scheduler: the local node.
+    #[default]
     None,
 }
 
@@ -89,7 +90,7 @@ pub struct Evidence {
 }
 
 /// The nodes and ranks of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     /// The source of the node list.
     pub scheduler: Scheduler,
@@ -114,16 +115,7 @@ pub struct Allocation {
 impl Allocation {
     /// An allocation of these nodes, with everything else unknown.
     pub fn new(scheduler: Scheduler, nodes: Vec<AllocatedNode>) -> Self {
-        Self {
-            scheduler,
-            launcher: None,
-            job_id: None,
-            cluster: None,
-            nodes,
-            distribution: Distribution::Block,
-            this_rank: None,
-            evidence: Vec::new(),
-        }
+        Self { scheduler, nodes, ..Self::default() }
     }
 
     /// The local node only, without a scheduler.

@@ -319,11 +319,8 @@ mod tests {
     fn one_row(time_us: f64) -> BenchResult {
         let measured = Measurement { time_us: Some(time_us), ..Measurement::default() };
         let row = BenchRow { size_bytes: 8, out_of_place: Some(measured), ..BenchRow::default() };
-        let table = BenchTable {
-            operation: Operation::AllReduce,
-            rows: vec![row.clone(), row],
-            ..BenchTable::default()
-        };
+        let (operation, rows) = (Operation::AllReduce, vec![row.clone(), row]);
+        let table = BenchTable { operation, rows, ..BenchTable::default() };
         BenchResult { tables: vec![table], ..BenchResult::default() }
     }
 
@@ -356,9 +353,8 @@ mod tests {
         let text = to_json(&result).unwrap();
         assert!(text.contains("\"kind\": \"disk\"") && text.contains("\"files/s\""), "{text}");
         assert_eq!(from_json::<BenchResult>(&text).unwrap(), result);
-        let old_names =
-            text.replace("\"roofline\"", "\"ceilings\"").replace("\"case\"", "\"what\"");
-        assert_eq!(from_json::<BenchResult>(&old_names).unwrap(), result);
+        let old = text.replace("\"roofline\"", "\"ceilings\"").replace("\"case\"", "\"what\"");
+        assert_eq!(from_json::<BenchResult>(&old).unwrap(), result);
         assert!(!to_json(&one_row(1.0)).unwrap().contains("roofline"));
         result.roofline[0].row.median = -1.0;
         let error = from_json::<BenchResult>(&to_json(&result).unwrap()).unwrap_err().to_string();

@@ -149,9 +149,7 @@ impl CpuSet {
     pub fn to_mask(&self) -> String {
         let mut words = self.words.iter().rev();
         let mut text = words.next().map_or_else(|| "0".to_owned(), |w| format!("{w:x}"));
-        for word in words {
-            text.push_str(&format!("{word:016x}"));
-        }
+        text.extend(words.map(|word| format!("{word:016x}")));
         text
     }
 
@@ -198,9 +196,7 @@ impl CpuSet {
 impl FromIterator<usize> for CpuSet {
     fn from_iter<I: IntoIterator<Item = usize>>(cpus: I) -> Self {
         let mut set = Self::new();
-        for cpu in cpus {
-            set.insert(cpu);
-        }
+        cpus.into_iter().for_each(|cpu| set.insert(cpu));
         set
     }
 }
@@ -218,19 +214,13 @@ impl FromStr for CpuSet {
         }
         let mut at = text.len() - text.trim_start().len();
         for item in body.split(',') {
-            let (low, high) = match item.split_once('-') {
-                Some((low, high)) => {
-                    (parse_cpu(text, low, at)?, parse_cpu(text, high, at + low.len() + 1)?)
-                }
-                None => {
-                    let only = parse_cpu(text, item, at)?;
-                    (only, only)
-                }
-            };
-            if low > high {
+            let (low, high) = item.split_once('-').unwrap_or((item, item));
+            let first = parse_cpu(text, low, at)?;
+            let last = parse_cpu(text, high, at + low.len() + 1)?;
+            if first > last {
                 return Err(CpuSetError::ReversedRange { text: text.to_owned(), at });
             }
-            (low..=high).for_each(|cpu| set.insert(cpu));
+            (first..=last).for_each(|cpu| set.insert(cpu));
             at += item.len() + 1;
         }
         Ok(set)
@@ -249,17 +239,10 @@ fn parse_cpu(text: &str, digits: &str, at: usize) -> Result<usize, CpuSetError> 
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
-        for (first, last) in self.ranges() {
-            if !text.is_empty() {
-                text.push(',');
-            }
-            text.push_str(&first.to_string());
-            if last > first {
-                text.push_str(&format!("-{last}"));
-            }
-        }
-        f.pad(&text)
+        let range = |(first, last)| {
+            if first == last { format!("{first}") } else { format!("{first}-{last}") }
+        };
+        f.pad(&self.ranges().into_iter().map(range).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -301,10 +284,8 @@ mod tests {
 
     #[test]
     fn parse_errors_have_a_byte_offset() {
-        assert_eq!(
-            "1,x".parse::<CpuSet>().unwrap_err().to_string(),
-            "expected a CPU number at byte 2 of \"1,x\""
-        );
+        let error = "1,x".parse::<CpuSet>().unwrap_err().to_string();
+        assert_eq!(error, "expected a CPU number at byte 2 of \"1,x\"");
         assert!(matches!("5-3".parse::<CpuSet>(), Err(CpuSetError::ReversedRange { at: 0, .. })));
         assert!(matches!("0-65536".parse::<CpuSet>(), Err(CpuSetError::TooLarge { at: 2, .. })));
         assert!(matches!("1,,2".parse::<CpuSet>(), Err(CpuSetError::NotANumber { at: 2, .. })));

@@ -53,16 +53,12 @@ fn format_tag<T: Document>() -> String {
 
 /// Indented JSON with a trailing newline.
 pub fn to_json<T: Document>(body: &T) -> Result<String, serde_json::Error> {
-    let mut text = serde_json::to_string_pretty(&Tagged { format: format_tag::<T>(), body })?;
-    text.push('\n');
-    Ok(text)
+    Ok(serde_json::to_string_pretty(&Tagged { format: format_tag::<T>(), body })? + "\n")
 }
 
 /// One line of JSON with a trailing newline, for large documents.
 pub fn to_json_line<T: Document>(body: &T) -> Result<String, serde_json::Error> {
-    let mut text = serde_json::to_string(&Tagged { format: format_tag::<T>(), body })?;
-    text.push('\n');
-    Ok(text)
+    Ok(serde_json::to_string(&Tagged { format: format_tag::<T>(), body })? + "\n")
 }
 
 /// Parses a document and checks its consistency.

@@ -58,11 +58,8 @@ pub fn expand(text: &str) -> Result<Vec<String>, HostlistError> {
     let mut bytes = 0usize;
     for (at, name) in split_names(text)? {
         let segments = parse_segments(text, at, name)?;
-        let too_many = |limit: usize| HostlistError::TooMany {
-            text: text.to_owned(),
-            at,
-            limit: limit as u64,
-        };
+        let too_many =
+            |limit| HostlistError::TooMany { text: text.to_owned(), at, limit: limit as u64 };
         let count = segments.iter().try_fold(1usize, |n, s| n.checked_mul(s.count()));
         let count = count.filter(|n| hosts.len() + n <= MAX_HOSTS);
         let count = count.ok_or_else(|| too_many(MAX_HOSTS))?;
@@ -146,29 +143,29 @@ fn parse_segments(text: &str, at: usize, name: &str) -> Result<Vec<Segment>, Hos
 
 fn parse_ranges(text: &str, start: usize, group: &str) -> Result<Vec<NumberRange>, HostlistError> {
     let mut at = start;
-    let mut ranges = Vec::new();
-    for item in group.split(',') {
-        ranges.push(parse_range(text, at, item)?);
+    let range = |item: &str| {
+        let range = parse_range(text, at, item);
         at += item.len() + 1;
-    }
-    Ok(ranges)
+        range
+    };
+    group.split(',').map(range).collect()
 }
 
 fn parse_range(text: &str, at: usize, item: &str) -> Result<NumberRange, HostlistError> {
-    let owned = || (text.to_owned(), item.to_owned());
     let (low_digits, high_digits) = item.split_once('-').unwrap_or((item, item));
-    let (Some(low), Some(high)) = (parse_digits(low_digits), parse_digits(high_digits)) else {
-        let (text, item) = owned();
-        return Err(HostlistError::BadRange { text, item, at });
-    };
-    if low > high {
-        let (text, item) = owned();
-        return Err(HostlistError::ReversedRange { text, item, at });
+    let range = (parse_digits(low_digits), parse_digits(high_digits));
+    if let (Some(low), Some(high)) = range
+        && low <= high
+        && high - low < MAX_RANGE
+    {
+        return Ok(NumberRange { low, high, width: low_digits.len() });
     }
-    if high - low >= MAX_RANGE {
-        return Err(HostlistError::TooMany { text: text.to_owned(), at, limit: MAX_RANGE });
-    }
-    Ok(NumberRange { low, high, width: low_digits.len() })
+    let (text, item) = (text.to_owned(), item.to_owned());
+    Err(match range {
+        (Some(low), Some(high)) if low > high => HostlistError::ReversedRange { text, item, at },
+        (Some(_), Some(_)) => HostlistError::TooMany { text, at, limit: MAX_RANGE },
+        _ => HostlistError::BadRange { text, item, at },
+    })
 }
 
 fn parse_digits(text: &str) -> Option<u64> {
@@ -237,10 +234,8 @@ fn format_name(segments: &[Segment], cursors: &[GroupCursor<'_>]) -> String {
 /// The host name without its domain, because schedulers and nodes use either form. An IP address is
 /// returned unchanged.
 pub fn short_hostname(host: &str) -> &str {
-    match host.parse::<std::net::IpAddr>() {
-        Ok(_) => host,
-        Err(_) => host.split('.').next().unwrap_or(host),
-    }
+    let is_address = host.parse::<std::net::IpAddr>().is_ok();
+    if is_address { host } else { host.split('.').next().unwrap_or(host) }
 }
 
 /// A hostlist expression for these hosts in this order: `expand(&compress(h)) == h` for all names
@@ -301,9 +296,9 @@ impl<'a> Numbered<'a> {
             }
             used += 1;
         }
-        let format = |(low, first, last): (&str, u64, u64)| match first == last {
-            true => low.to_owned(),
-            false => format!("{low}-{last:0w$}", w = low.len()),
+        let format = |(low, first, last): (&str, u64, u64)| {
+            let width = low.len();
+            if first == last { low.to_owned() } else { format!("{low}-{last:0width$}") }
         };
         (ranges.into_iter().map(format).collect(), used)
     }
@@ -314,22 +309,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn expanded(text: &str) -> String {
-        expand(text).unwrap().join(" ")
-    }
-
     #[test]
     fn expand_follows_slurm() {
-        assert_eq!(expanded("n[1-2],a b\tc"), "n1 n2 a b c");
-        assert_eq!(expanded("r[0-1]n[0-2]"), "r0n0 r0n1 r0n2 r1n0 r1n1 r1n2");
         let three = "n1m3o5 n1m3o6 n2m3o5 n2m3o6 n1m4o5 n1m4o6 n2m4o5 n2m4o6";
-        assert_eq!(expanded("n[1-2]m[3-4]o[5-6]"), three);
-        assert_eq!(expanded("n[09-11]"), "n09 n10 n11");
-        assert_eq!(expanded("n[1-005]"), "n1 n2 n3 n4 n5");
-        assert_eq!(expanded("n[3,1-2,3]"), "n3 n1 n2 n3");
-        assert_eq!(expanded("a,,b,"), "a b");
-        assert_eq!(expanded("n[1-2]-hsn0"), "n1-hsn0 n2-hsn0");
-        assert_eq!(expanded(""), "");
+        let cases = [
+            ("n[1-2],a b\tc", "n1 n2 a b c"),
+            ("r[0-1]n[0-2]", "r0n0 r0n1 r0n2 r1n0 r1n1 r1n2"),
+            ("n[1-2]m[3-4]o[5-6]", three),
+            ("n[09-11]", "n09 n10 n11"),
+            ("n[1-005]", "n1 n2 n3 n4 n5"),
+            ("n[3,1-2,3]", "n3 n1 n2 n3"),
+            ("a,,b,", "a b"),
+            ("n[1-2]-hsn0", "n1-hsn0 n2-hsn0"),
+            ("", ""),
+        ];
+        for (text, hosts) in cases {
+            assert_eq!(expand(text).unwrap().join(" "), hosts, "{text}");
+        }
     }
 
     #[test]

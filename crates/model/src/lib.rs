@@ -13,6 +13,7 @@ pub mod placement;
 pub mod result;
 pub mod suggest;
 pub mod text;
+pub mod text_table;
 pub mod units;
 
 pub use allocation::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};

@@ -149,9 +149,8 @@ impl Document for Placement {
         }
         let mut ranks: Vec<u32> = self.nodes.iter().flat_map(|n| n.ranks.iter().copied()).collect();
         ranks.sort_unstable();
-        let complete = ranks.into_iter().eq(0..self.ranks);
-        (!complete).then(|| {
-            format!("the nodes do not contain each of the {} ranks exactly once", self.ranks)
-        })
+        let message =
+            || format!("the nodes do not contain each of the {} ranks exactly once", self.ranks);
+        (!ranks.into_iter().eq(0..self.ranks)).then(message)
     }
 }

@@ -1,5 +1,7 @@
 //! "Did you mean": the known names closest to a misspelt one, by edit distance.
 
+use std::collections::BTreeSet;
+
 /// Longer names are not typing errors, and comparing them would be quadratic in their length.
 const MAX_LENGTH: usize = 64;
 /// Suggestions that fit in one message.
@@ -13,18 +15,14 @@ pub fn closest_matches<'a>(name: &str, known: impl IntoIterator<Item = &'a str>)
         return Vec::new();
     }
     let max_distance = (wanted.len() / 3).max(2);
-    let mut scored: Vec<(usize, &str)> = known
-        .into_iter()
-        .filter_map(|candidate| {
-            let chars: Vec<char> = candidate.to_lowercase().chars().collect();
-            let is_prefix = wanted.len() >= 3 && chars.starts_with(&wanted);
-            let distance = if is_prefix { 1 } else { edit_distance(&wanted, &chars) };
-            let similar = distance <= max_distance && distance < wanted.len().max(2);
-            similar.then_some((distance, candidate))
-        })
-        .collect();
-    scored.sort();
-    scored.dedup();
+    let score = |candidate: &'a str| {
+        let chars: Vec<char> = candidate.to_lowercase().chars().collect();
+        let is_prefix = wanted.len() >= 3 && chars.starts_with(&wanted);
+        let distance = if is_prefix { 1 } else { edit_distance(&wanted, &chars) };
+        let similar = distance <= max_distance && distance < wanted.len().max(2);
+        similar.then_some((distance, candidate))
+    };
+    let scored: BTreeSet<(usize, &str)> = known.into_iter().filter_map(score).collect();
     let best = scored.first().map(|(distance, _)| *distance);
     let closest = scored.into_iter().filter(|(distance, _)| Some(*distance) == best);
     closest.map(|(_, candidate)| candidate).take(MAX_SUGGESTIONS).collect()

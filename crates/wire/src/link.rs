@@ -81,6 +81,8 @@ pub enum LinkError {
     HandshakeTimeout,
 }
 
+type Result<T = ()> = std::result::Result<T, LinkError>;
+
 /// State machine of one connection. The owner of the socket passes received bytes to
 /// [`Self::receive`] and the time to [`Self::tick`], and writes [`Self::pending`] to the socket.
 #[derive(Debug)]
@@ -105,7 +107,10 @@ impl Link {
     /// Starts the handshake. The nonce must be random and unique to this link.
     pub fn new(role: Role, secret: &Secret, nonce: [u8; 32], timing: Timing, now: Instant) -> Self {
         let mut send_buffer = SendBuffer::default();
-        let handshake = Handshake::start(role, secret, nonce, &mut send_buffer);
+        let handshake = Handshake::new(role, secret.clone(), nonce);
+        if role == Role::Initiator {
+            handshake.write_hello(&mut send_buffer);
+        }
         Self {
             timing,
             stage: Stage::Handshake { handshake, since: now },
@@ -119,12 +124,7 @@ impl Link {
 
     /// Processes received bytes and appends the resulting events. An error is final; what is still
     /// [`Self::pending`] then tells the peer the reason.
-    pub fn receive(
-        &mut self,
-        bytes: &[u8],
-        now: Instant,
-        events: &mut Vec<LinkEvent>,
-    ) -> Result<(), LinkError> {
+    pub fn receive(&mut self, bytes: &[u8], now: Instant, events: &mut Vec<LinkEvent>) -> Result {
         self.unless_failed(|link| link.process(bytes, now, events))
     }
 
@@ -148,7 +148,7 @@ impl Link {
     }
 
     /// Checks the timeouts and queues a heartbeat if one is due.
-    pub fn tick(&mut self, now: Instant) -> Result<(), LinkError> {
+    pub fn tick(&mut self, now: Instant) -> Result {
         self.unless_failed(|link| link.check_timeouts(now))
     }
 
@@ -156,7 +156,7 @@ impl Link {
     pub fn heartbeat(&mut self, now: Instant) {
         let due = now.saturating_duration_since(self.last_heartbeat) >= self.timing.heartbeat;
         if due && self.is_ready() && self.error.is_none() && self.send_buffer.bytes().is_empty() {
-            framing::write_heartbeat(&mut self.send_buffer);
+            self.send_buffer.push(&framing::HEARTBEAT.to_be_bytes());
             self.last_heartbeat = now;
         }
     }
@@ -171,21 +171,13 @@ impl Link {
         self.send_buffer.bytes().len() + self.queued.bytes().len()
     }
 
-    fn unless_failed(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<(), LinkError>,
-    ) -> Result<(), LinkError> {
+    fn unless_failed(&mut self, work: impl FnOnce(&mut Self) -> Result) -> Result {
         let result = self.error.clone().map_or_else(|| work(self), Err);
         self.error = result.clone().err();
         result
     }
 
-    fn process(
-        &mut self,
-        bytes: &[u8],
-        now: Instant,
-        events: &mut Vec<LinkEvent>,
-    ) -> Result<(), LinkError> {
+    fn process(&mut self, bytes: &[u8], now: Instant, events: &mut Vec<LinkEvent>) -> Result {
         let mut rest = bytes;
         if let Stage::Handshake { handshake, .. } = &mut self.stage {
             rest = handshake.receive(bytes, &mut self.send_buffer)?;
@@ -198,13 +190,11 @@ impl Link {
             events.push(LinkEvent::Ready);
         }
         self.last_received = now;
-        match &mut self.stage {
-            Stage::Ready(decoder) => decoder.receive(rest, events),
-            Stage::Handshake { .. } => Ok(()),
-        }
+        let Stage::Ready(decoder) = &mut self.stage else { return Ok(()) };
+        decoder.receive(rest, events)
     }
 
-    fn check_timeouts(&mut self, now: Instant) -> Result<(), LinkError> {
+    fn check_timeouts(&mut self, now: Instant) -> Result {
         if let Stage::Handshake { since, .. } = self.stage {
             let expired = now.duration_since(since) >= self.timing.handshake;
             return if expired { Err(LinkError::HandshakeTimeout) } else { Ok(()) };

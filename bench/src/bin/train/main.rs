@@ -24,6 +24,7 @@ mod workers;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use preset::{DataParallelism, Preset};
 
@@ -83,9 +84,8 @@ fn or_all<T: Copy>(selected: Vec<T>, all: &[T]) -> Vec<T> {
 /// Two CPUs of this process's affinity mask, on different cores if possible: hyperthreads of one core share
 /// its execution units.
 fn choose_cpus() -> Result<[usize; 2]> {
-    let affinity = rustix::thread::sched_getaffinity(None)?;
-    let all: Vec<usize> =
-        (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| affinity.is_set(*cpu)).collect();
+    let affinity = sched_getaffinity(None)?;
+    let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| affinity.is_set(*cpu)).collect();
     let first = *all.first().context("the affinity mask is empty")?;
     let siblings = |cpu: usize| {
         let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");

@@ -83,9 +83,9 @@ mod tests {
 
     fn report(steps: &[(f64, f64)], loss: f64) -> RoundReport {
         let step = |&(seconds, communication): &(f64, f64)| {
-            let phases =
-                PhaseTimes { forward: 0.25, backward: 0.5, communication, optimizer: 0.125 };
-            StepTime { seconds, phases: Some(phases) }
+            let (forward, backward, optimizer) = (0.25, 0.5, 0.125);
+            let phases = Some(PhaseTimes { forward, backward, communication, optimizer });
+            StepTime { seconds, phases }
         };
         RoundReport { steps: steps.iter().map(step).collect(), loss }
     }

@@ -1,12 +1,13 @@
 //! Two ranks compared with two of PyTorch, and with two processes that do not communicate.
 
 use anyhow::{Result, bail};
+use regatta_benchmarks::{RunTimes, python_with_torch};
 use regatta_device::precision::Precision;
 
 use crate::measurements::{Measurements, mean};
 use crate::preset::{DataParallelism, Preset};
 use crate::report::{PhaseTimes, StepTime};
-use crate::workers::{Framework, Workers, python_with_torch};
+use crate::workers::{Framework, Workers};
 use crate::{Options, PAUSE};
 
 /// Tolerance of the first losses: parameters have the same distribution, but other random values.
@@ -33,7 +34,7 @@ struct Contender {
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
     let batch = if options.weak_scaling { preset.batch } else { preset.batch / cpus.len() };
     println!("{}, {} ranks, {batch} sequences per rank", preset.describe(), cpus.len());
-    let mut contenders = start_contenders(preset, options, cpus, batch)?;
+    let mut contenders = start(preset, options, cpus, batch)?;
     check_first_losses(&contenders)?;
     let load_before = load_average();
     for _ in 0..options.rounds.max(1) {
@@ -47,12 +48,9 @@ pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<(
     Ok(())
 }
 
-fn start_contenders(
-    preset: Preset,
-    options: &Options,
-    cpus: &[usize; 2],
-    batch: usize,
-) -> Result<Vec<Contender>> {
+type Contenders = Vec<Contender>;
+
+fn start(preset: Preset, options: &Options, cpus: &[usize], batch: usize) -> Result<Contenders> {
     let contender = |workers, parallelism| Contender {
         workers,
         parallelism,
@@ -119,8 +117,8 @@ impl Contender {
         };
         let efficiency = all[0].seconds() / self.seconds() * 100.0;
         let efficiency = format!("{efficiency:.0} % efficiency");
-        let torch =
-            all.iter().filter(|other| !other.is_regatta() && other.parallelism == self.parallelism);
+        let comparable = |c: &&Self| !c.is_regatta() && c.parallelism == self.parallelism;
+        let torch = all.iter().filter(comparable);
         let Some(torch) = torch.min_by(|a, b| a.seconds().total_cmp(&b.seconds())) else {
             return efficiency;
         };
@@ -133,9 +131,9 @@ impl Contender {
 
 fn name(framework: Framework, parallelism: Option<DataParallelism>) -> String {
     match (framework, parallelism) {
-        (Framework::Regatta(_), None) => "Regatta, independent".to_owned(),
-        (Framework::Regatta(_), Some(parallelism)) => {
-            format!("Regatta, {}", parallelism.regatta_name())
+        (Framework::Regatta(_), parallelism) => {
+            let name = parallelism.map_or("independent", DataParallelism::regatta_name);
+            format!("Regatta, {name}")
         }
         (Framework::Torch { compiled }, parallelism) => {
             let mode = if compiled { "compiled" } else { "eager" };
@@ -148,23 +146,21 @@ fn name(framework: Framework, parallelism: Option<DataParallelism>) -> String {
 fn print(contenders: &[Contender]) {
     println!("{:<28}{:>9}{:>20}{:>9}{:>16}", "", "ms/step", "quartiles", "exposed", "loss");
     for contender in contenders {
-        let times = contender.measurements.step_times();
-        let [low, median, high] =
-            [times.low, times.median, times.high].map(|time| time.as_secs_f64() * 1e3);
+        let Contender { measurements, .. } = contender;
+        let RunTimes { low, median, high } = measurements.step_times();
+        let [low, median, high] = [low, median, high].map(|time| time.as_secs_f64() * 1e3);
         let quartiles = format!("{low:.2} to {high:.2}");
-        let exposed = contender.measurements.exposed_communication();
-        let exposed =
-            exposed.map_or_else(String::new, |fraction| format!("{:.1} %", fraction * 100.0));
-        let losses = [contender.first_loss(), contender.measurements.loss];
-        let loss = format!("{:.3} to {:.3}", losses[0], losses[1]);
+        let exposed = measurements.exposed_communication();
+        let exposed = exposed.map(|part| format!("{:.1} %", part * 100.0)).unwrap_or_default();
+        let loss = format!("{:.3} to {:.3}", contender.first_loss(), measurements.loss);
         let (name, comparison) = (contender.name(), contender.comparison(contenders));
         println!("{name:<28}{median:>9.2}{quartiles:>20}{exposed:>9}{loss:>16}  {comparison}");
     }
     let names = PHASES.map(|(name, _)| format!("{name:>15}")).concat();
     println!("\n{:<28}{names}", "ms per step");
     for contender in contenders.iter().filter(|contender| contender.is_regatta()) {
-        let phases =
-            PHASES.iter().filter_map(|(_, phase)| contender.measurements.median_phase(*phase));
+        let phase = |(_, phase): &Phase| contender.measurements.median_phase(*phase);
+        let phases = PHASES.iter().filter_map(phase);
         let phases: String = phases.map(|seconds| format!("{:>15.2}", seconds * 1e3)).collect();
         println!("{:<28}{phases}", contender.name());
     }

@@ -52,8 +52,8 @@ impl RoundReport {
     pub fn parse(line: &str) -> Result<Self> {
         let parse = || {
             let (steps, loss) = line.split_once('|').context("no loss")?;
-            let steps: Vec<StepTime> =
-                steps.split_whitespace().map(StepTime::parse).collect::<Result<_>>()?;
+            let steps = steps.split_whitespace().map(StepTime::parse);
+            let steps = steps.collect::<Result<Vec<_>>>()?;
             if steps.is_empty() {
                 bail!("no steps");
             }
@@ -90,13 +90,10 @@ mod tests {
 
     #[test]
     fn lines_round_trip() {
-        let phases =
-            PhaseTimes { forward: 0.25, backward: 0.5, communication: 0.125, optimizer: 1e-6 };
-        let steps = vec![
-            StepTime { seconds: 1.0, phases: Some(phases) },
-            StepTime { seconds: 3.0, phases: None },
-        ];
-        let report = RoundReport { steps, loss: 4.17 };
+        let (forward, backward, communication, optimizer) = (0.25, 0.5, 0.125, 1e-6);
+        let phases = Some(PhaseTimes { forward, backward, communication, optimizer });
+        let step = |seconds, phases| StepTime { seconds, phases };
+        let report = RoundReport { steps: vec![step(1.0, phases), step(3.0, None)], loss: 4.17 };
         assert_eq!(RoundReport::parse(&report.to_line()).unwrap(), report);
         assert_eq!(report.mean_seconds(), 2.0);
     }

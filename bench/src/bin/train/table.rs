@@ -64,7 +64,7 @@ impl ResultRow {
 /// machine's speed affects both.
 fn ratios_by_round(rounds: &[f64], baseline: &[f64]) -> Option<[f64; 3]> {
     let mut ratios: Vec<f64> =
-        rounds.iter().zip(baseline).map(|(throughput, baseline)| throughput / baseline).collect();
+        rounds.iter().zip(baseline).map(|(own, other)| own / other).collect();
     ratios.sort_unstable_by(f64::total_cmp);
     Some([*ratios.first()?, ratios[ratios.len() / 2], *ratios.last()?])
 }
@@ -76,8 +76,8 @@ pub fn print(preset: &Preset, rows: &[ResultRow]) {
         let (ms, gflops) = (row.seconds * 1e3, row.tokens_per_s * flops / 1e9);
         let ratio = row.baseline(rows).map_or_else(String::new, |(name, baseline)| {
             let ratio = row.tokens_per_s / baseline.tokens_per_s;
-            let [min, median, max] =
-                ratios_by_round(&row.rounds, &baseline.rounds).unwrap_or([ratio; 3]);
+            let by_round = ratios_by_round(&row.rounds, &baseline.rounds);
+            let [min, median, max] = by_round.unwrap_or([ratio; 3]);
             format!("  {ratio:.2}x {name}; per round {min:.2} to {max:.2}, median {median:.2}")
         });
         println!("{:<32}{ms:>11.3}{:>11.0}{gflops:>10.1}{ratio}", row.name(), row.tokens_per_s);

@@ -1,12 +1,13 @@
 //! Processes of one and two threads compared with PyTorch, and two data-parallel ranks with one.
 
 use anyhow::Result;
+use regatta_benchmarks::python_with_torch;
 use regatta_device::precision::Precision;
 
 use crate::preset::{DataParallelism, Preset};
 use crate::report::RoundReport;
 use crate::table::{self, ResultRow};
-use crate::workers::{Workers, python_with_torch};
+use crate::workers::Workers;
 use crate::{Options, PAUSE};
 
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
@@ -19,11 +20,8 @@ pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<(
             seconds.push(slowest(&workers.run_round(preset.steps)?));
         }
     }
-    let rows: Vec<ResultRow> = groups
-        .iter()
-        .zip(seconds)
-        .map(|(workers, seconds)| ResultRow::new(workers, &preset, seconds))
-        .collect();
+    let row = |(workers, seconds)| ResultRow::new(workers, &preset, seconds);
+    let rows: Vec<ResultRow> = groups.iter().zip(seconds).map(row).collect();
     table::print(&preset, &rows);
     Ok(())
 }
@@ -45,9 +43,8 @@ fn start_workers(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result
             groups.push(Workers::regatta(preset, precision, &cpus[..threads])?);
         }
         for compiled in [false, true] {
-            let Some(python) = python.as_ref().filter(|_| options.compile || !compiled) else {
-                continue;
-            };
+            let wanted = options.compile || !compiled;
+            let Some(python) = python.as_ref().filter(|_| wanted) else { continue };
             match Workers::torch(python, preset, compiled, &cpus[..threads]) {
                 Ok(workers) => groups.push(workers),
                 Err(error) if compiled => println!("torch.compile fails: {error:#}"),

@@ -39,6 +39,12 @@ pub struct WorkerArgs {
 }
 
 impl WorkerArgs {
+    /// A worker without other ranks.
+    pub fn single(preset: Preset, precision: Precision, batch: usize, cpus: &[usize]) -> Self {
+        let (parallelism, cpus) = (DataParallelism::Replicated, cpus.to_vec());
+        Self { preset, precision, parallelism, batch, cpus, ranks: 1, rank: 0 }
+    }
+
     pub fn to_strings(&self) -> [String; 7] {
         let names = [self.preset.name, self.precision.name(), self.parallelism.name()];
         let [preset, precision, parallelism] = names.map(str::to_owned);
@@ -141,14 +147,9 @@ impl BenchTrainer {
             DataParallelism::Replicated => ZeroStage::Off,
             DataParallelism::Zero3 => ZeroStage::Three,
         };
+        let (sharding, init) = (ShardingConfig::zero(zero), ParamInit::Random { seed: 1 });
         Ok(Self {
-            engine: Engine::new(
-                net,
-                groups,
-                stage,
-                &ShardingConfig::zero(zero),
-                ParamInit::Random { seed: 1 },
-            )?,
+            engine: Engine::new(net, groups, stage, &sharding, init)?,
             batches: (0..BATCHES).map(batch).collect(),
             batch: args.batch,
             first_sequence: (args.rank * args.batch) as u64,
@@ -164,37 +165,29 @@ impl BenchTrainer {
 
     fn run_step(&mut self) -> Result<(StepTime, f64)> {
         let start = Instant::now();
-        let (inputs, targets) = &self.batches[self.step as usize % BATCHES];
-        let micro =
-            MicroBatch { inputs, targets, batch: self.batch, first_sequence: self.first_sequence };
-        let rule = OptimizerStep::AdamW(AdamW {
+        let Self { batch, first_sequence, step, tokens, .. } = *self;
+        let (inputs, targets) = &self.batches[step as usize % BATCHES];
+        let micro = MicroBatch { inputs, targets, batch, first_sequence };
+        let optimizer = OptimizerStep::AdamW(AdamW {
             lr: 1e-3,
             beta1: 0.9,
             beta2: 0.99,
             eps: 1e-8,
             weight_decay: 0.1,
-            step: self.step + 1,
+            step: step + 1,
             grad_scale: 1.0,
         });
-        let (step, tokens) = (self.step, self.tokens);
-        let plan = StepConfig {
-            step,
-            tokens,
-            optimizer: rule,
-            grad_clip: 1.0,
-            dropout: 0.0,
-            seed: 1,
-            recompute: false,
-        };
-        let outcome = self.engine.step(&plan, std::iter::once(micro))?;
+        let (grad_clip, dropout, seed, recompute) = (1.0, 0.0, 1, false);
+        let config = StepConfig { step, tokens, optimizer, grad_clip, dropout, seed, recompute };
+        let result = self.engine.step(&config, std::iter::once(micro))?;
         self.step += 1;
         let phases = PhaseTimes {
-            forward: outcome.timings.forward.as_secs_f64(),
-            backward: outcome.timings.backward.as_secs_f64(),
-            communication: outcome.timings.communication.as_secs_f64(),
-            optimizer: outcome.timings.optimizer.as_secs_f64(),
+            forward: result.timings.forward.as_secs_f64(),
+            backward: result.timings.backward.as_secs_f64(),
+            communication: result.timings.communication.as_secs_f64(),
+            optimizer: result.timings.optimizer.as_secs_f64(),
         };
-        let loss = outcome.loss_sum / inputs.len() as f64;
+        let loss = result.loss_sum / inputs.len() as f64;
         Ok((StepTime { seconds: start.elapsed().as_secs_f64(), phases: Some(phases) }, loss))
     }
 }

@@ -1,11 +1,11 @@
 //! Worker processes that train, one round at a time.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use regatta_benchmarks::sim_agents::free_port;
+use regatta_benchmarks::{peer_source, sim_agents::free_port};
 use regatta_device::precision::Precision;
 use regatta_wire::secret::Secret;
 
@@ -24,9 +24,9 @@ struct WorkerProcess {
 
 impl WorkerProcess {
     fn spawn(command: &mut Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let name = command.get_program().display().to_string();
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context(name)?;
+        let mut child = command.spawn().context(name)?;
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
         Ok(Self { child, stdin, stdout })
@@ -81,37 +81,19 @@ pub struct Workers {
 impl Workers {
     /// One process of Regatta, with a thread on each of the CPUs.
     pub fn regatta(preset: Preset, precision: Precision, cpus: &[usize]) -> Result<Self> {
-        let (batch, threads) = (preset.batch, cpus.len());
-        let process = spawn_regatta(&WorkerArgs {
-            preset,
-            precision,
-            parallelism: DataParallelism::Replicated,
-            batch,
-            cpus: cpus.to_vec(),
-            ranks: 1,
-            rank: 0,
-        })?;
-        let group = Self { threads, ..Self::new(Framework::Regatta(precision), batch) };
-        group.start(vec![process])
+        let batch = preset.batch;
+        let process = spawn_regatta(&WorkerArgs::single(preset, precision, batch, cpus))?;
+        let workers = Self::start(Framework::Regatta(precision), batch, vec![process])?;
+        Ok(Self { threads: cpus.len(), ..workers })
     }
 
     /// Processes of Regatta that do not communicate, one on each of the CPUs with `batch` sequences each: the
     /// work of ranks without their communication.
     pub fn regatta_independent(preset: Preset, cpus: &[usize], batch: usize) -> Result<Self> {
         let precision = Precision::F32;
-        let spawn = |cpu: &usize| {
-            spawn_regatta(&WorkerArgs {
-                preset,
-                precision,
-                parallelism: DataParallelism::Replicated,
-                batch,
-                cpus: vec![*cpu],
-                ranks: 1,
-                rank: 0,
-            })
-        };
-        let processes = cpus.iter().map(spawn).collect::<Result<_>>()?;
-        Self::new(Framework::Regatta(precision), batch).start(processes)
+        let args = |cpu: &usize| WorkerArgs::single(preset, precision, batch, &[*cpu]);
+        let processes = cpus.iter().map(|cpu| spawn_regatta(&args(cpu))).collect::<Result<_>>()?;
+        Self::start(Framework::Regatta(precision), batch, processes)
     }
 
     /// Ranks of Regatta, one on each of the CPUs with `batch` sequences each.
@@ -132,17 +114,16 @@ impl Workers {
             process.write_line(&rendezvous)?;
             processes.push(process);
         }
-        let group = Self { ranks, ..Self::new(Framework::Regatta(precision), batch * ranks) };
-        group.start(processes)
+        let workers = Self::start(Framework::Regatta(precision), batch * ranks, processes)?;
+        Ok(Self { ranks, ..workers })
     }
 
     /// One process of PyTorch.
     pub fn torch(python: &Path, preset: Preset, compiled: bool, cpus: &[usize]) -> Result<Self> {
-        let (threads, batch) = (cpus.len(), preset.batch);
-        let process =
-            WorkerProcess::spawn(&mut torch_command(python, preset, compiled, cpus, batch))?;
-        let group = Self { threads, ..Self::new(Framework::Torch { compiled }, batch) };
-        group.start(vec![process])
+        let mut command = torch_command(python, preset, compiled, cpus, preset.batch);
+        let process = WorkerProcess::spawn(&mut command)?;
+        let workers = Self::start(Framework::Torch { compiled }, preset.batch, vec![process])?;
+        Ok(Self { threads: cpus.len(), ..workers })
     }
 
     /// Ranks of PyTorch, one on each of the CPUs with `batch` sequences each.
@@ -163,24 +144,23 @@ impl Workers {
             WorkerProcess::spawn(command.env("GLOO_SOCKET_IFNAME", "lo"))
         };
         let processes = cpus.iter().enumerate().map(spawn).collect::<Result<_>>()?;
-        let group = Self { ranks, ..Self::new(Framework::Torch { compiled }, batch * ranks) };
-        group.start(processes)
+        let workers = Self::start(Framework::Torch { compiled }, batch * ranks, processes)?;
+        Ok(Self { ranks, ..workers })
     }
 
-    fn new(framework: Framework, global_batch: usize) -> Self {
-        let (first_losses, processes) = (Vec::new(), Vec::new());
-        Self { framework, threads: 1, ranks: 1, global_batch, first_losses, processes }
-    }
-
-    /// Waits until all processes have done their first steps.
-    fn start(mut self, processes: Vec<WorkerProcess>) -> Result<Self> {
-        self.processes = processes;
-        for process in &mut self.processes {
+    /// Waits until all processes have done their first steps. One rank of one thread by default.
+    fn start(
+        framework: Framework,
+        global_batch: usize,
+        mut processes: Vec<WorkerProcess>,
+    ) -> Result<Self> {
+        let mut first_losses = Vec::new();
+        for process in &mut processes {
             let line = process.read_line()?;
             let loss = line.strip_prefix("ready ").and_then(|loss| loss.parse().ok());
-            self.first_losses.push(loss.with_context(|| line)?);
+            first_losses.push(loss.with_context(|| line)?);
         }
-        Ok(self)
+        Ok(Self { framework, threads: 1, ranks: 1, global_batch, first_losses, processes })
     }
 
     /// Runs `steps` steps in all processes and returns their reports.
@@ -204,18 +184,10 @@ fn torch_command(
     cpus: &[usize],
     batch: usize,
 ) -> Command {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/train.py");
     let cpu_list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let mut command = Command::new(python);
-    command.arg(script).arg(if compiled { "compiled" } else { "eager" }).arg(cpu_list);
-    command.args(preset.torch_args(batch).map(|n| n.to_string())).env("PYTHONWARNINGS", "ignore");
+    command.arg(peer_source("train.py")).arg(if compiled { "compiled" } else { "eager" });
+    command.arg(cpu_list).args(preset.torch_args(batch).map(|n| n.to_string()));
+    command.env("PYTHONWARNINGS", "ignore");
     command
-}
-
-/// A Python that can import PyTorch: `REGATTA_BENCH_PYTHON`, or `python3`.
-pub fn python_with_torch() -> Option<PathBuf> {
-    let python = std::env::var_os("REGATTA_BENCH_PYTHON").map(PathBuf::from);
-    let python = python.unwrap_or_else(|| "python3".into());
-    let status = Command::new(&python).args(["-c", "import torch"]).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success()).then_some(python)
 }

@@ -73,12 +73,8 @@ impl BurstOptions {
         let probe = Burst { bytes: PROBE_BYTES.min(self.bytes).max(1), window: 1 };
         let Some(last) = sent.last() else { return Some(probe) };
         let measured = sent.len() - 1;
-        let time_limit = if measured < MIN_BURSTS {
-            self.time_limit * MIN_BURSTS_TIME_FACTOR
-        } else {
-            self.time_limit
-        };
-        if measured >= self.iterations as usize || spent + last.took > time_limit {
+        let factor = if measured < MIN_BURSTS { MIN_BURSTS_TIME_FACTOR } else { 1 };
+        if measured >= self.iterations as usize || spent + last.took > self.time_limit * factor {
             return None;
         }
         let left = self.time_limit.saturating_sub(spent);
@@ -108,11 +104,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Simulates a link with a bandwidth in bytes/s and a delay in seconds.
-    fn simulate(options: &BurstOptions, rate: f64, delay: f64) -> (Vec<SentBurst>, Duration) {
+    /// Simulates a link with a bandwidth in bytes/s and a delay of each burst in seconds.
+    fn simulate(rate: f64, delay: impl Fn(usize) -> f64) -> (Vec<SentBurst>, Duration) {
         let (mut sent, mut spent) = (Vec::new(), Duration::ZERO);
-        while let Some(burst) = options.next_burst(&sent, spent) {
-            let took = Duration::from_secs_f64(burst.total() as f64 / rate + delay);
+        while let Some(burst) = BurstOptions::default().next_burst(&sent, spent) {
+            let seconds = burst.total() as f64 / rate + delay(sent.len());
+            let took = Duration::from_secs_f64(seconds);
             spent += took;
             sent.push(SentBurst { burst, took });
         }
@@ -121,8 +118,7 @@ mod tests {
 
     #[test]
     fn a_fast_link_gets_all_bursts() {
-        let options = BurstOptions::default();
-        let (sent, _) = simulate(&options, 10e9, 1e-6);
+        let (sent, _) = simulate(10e9, |_| 1e-6);
         assert_eq!(sent.len(), 9);
         assert_eq!(sent[8].burst, Burst { bytes: 4 << 20, window: 4 });
         assert!((bandwidth(&sent).unwrap() - 10.0).abs() < 0.1);
@@ -130,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_very_slow_link_is_measured_by_the_probe_only() {
-        let (sent, spent) = simulate(&BurstOptions::default(), 50e3, 0.01);
+        let (sent, spent) = simulate(50e3, |_| 0.01);
         assert_eq!(sent.len(), 1);
         assert!(spent < Duration::from_secs(2));
         assert!((bandwidth(&sent).unwrap() - 49.6e-6).abs() < 1e-6);
@@ -138,25 +134,18 @@ mod tests {
 
     #[test]
     fn stalled_bursts_do_not_lower_the_bandwidth() {
-        let options = BurstOptions::default();
-        let (mut sent, mut spent) = (Vec::new(), Duration::ZERO);
-        while let Some(burst) = options.next_burst(&sent, spent) {
-            let stall = if sent.len() < 3 { 0.45 } else { 0.0 };
-            let took = Duration::from_secs_f64(burst.total() as f64 / 1e9 + stall);
-            spent += took;
-            sent.push(SentBurst { burst, took });
-        }
+        let (sent, _) = simulate(1e9, |burst| if burst < 3 { 0.45 } else { 0.0 });
         assert!((bandwidth(&sent).unwrap() - 1.0).abs() < 0.01, "{sent:?}");
     }
 
     proptest! {
         #[test]
         fn measuring_time_is_bounded(exponent in 4.0f64..11.0, delay in 0.0f64..0.01) {
-            let options = BurstOptions::default();
             let rate = 10f64.powf(exponent);
-            let (sent, spent) = simulate(&options, rate, delay);
+            let (sent, spent) = simulate(rate, |_| delay);
             let probe = Duration::from_secs_f64(PROBE_BYTES as f64 / rate + delay);
-            prop_assert!(spent <= (options.time_limit * MIN_BURSTS_TIME_FACTOR).max(probe), "{spent:?}");
+            let limit = BurstOptions::default().time_limit * MIN_BURSTS_TIME_FACTOR;
+            prop_assert!(spent <= limit.max(probe), "{spent:?}");
             let found = bandwidth(&sent).unwrap() * 1e9;
             prop_assert!(found <= rate * 1.001 && found > 0.0);
             if delay == 0.0 {

@@ -2,7 +2,7 @@
 //!
 //! Slow pairs are measured again at the end: a CPU that was briefly busy is not a slow link.
 
-use regatta_comm::{Collectives, Comm, CommError};
+use regatta_comm::{Collectives, Comm};
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 
 use super::burst::BurstOptions;
@@ -10,6 +10,7 @@ use super::diagnose::{Thresholds, suspects};
 use super::ping_pong::{PairMeasurement, PairWorker};
 use super::schedule::{self, Pair};
 use super::select_ranks;
+use crate::CommResult;
 
 /// Options; must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,14 +40,14 @@ pub fn measure(
     comm: &dyn Comm,
     options: &PairsOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Option<PairMatrices>, CommError> {
+) -> CommResult<Option<PairMatrices>> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
     let endpoints = select_ranks(&hosts, options.all_ranks);
     let nodes: Vec<&str> = endpoints.iter().map(|end| end.host.as_str()).collect();
-    let rounds = match options.serialized {
-        true => schedule::serialize(schedule::node_aware_rounds(&nodes)),
-        false => schedule::node_aware_rounds(&nodes),
-    };
+    let mut rounds = schedule::node_aware_rounds(&nodes);
+    if options.serialized {
+        rounds = schedule::serialize(rounds);
+    }
     let own = endpoints.iter().position(|end| end.rank == comm.rank());
     let mut rank = PairsRank {
         comm,
@@ -89,7 +90,7 @@ impl PairsRank<'_> {
         &mut self,
         rounds: &[Vec<Pair>],
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<(), CommError> {
+    ) -> CommResult {
         let all = self.done + rounds.len();
         for round in rounds {
             progress(self.done, all);
@@ -98,16 +99,15 @@ impl PairsRank<'_> {
             let is_own = |end: usize| Some(end) == self.own;
             if let Some(&(a, b)) = round.iter().find(|(a, b)| is_own(*a) || is_own(*b)) {
                 let (other, is_initiator) = if is_own(a) { (b, true) } else { (a, false) };
-                let measured =
-                    self.worker.measure_pair(self.endpoints[other].rank, is_initiator)?;
-                self.row.merge(other, measured);
+                let peer = self.endpoints[other].rank;
+                self.row.merge(other, self.worker.measure_pair(peer, is_initiator)?);
             }
         }
         Ok(())
     }
 
     /// Gathers the matrices on rank 0.
-    fn gather(&self, options: &PairsOptions) -> Result<Option<PairMatrices>, CommError> {
+    fn gather(&self, options: &PairsOptions) -> CommResult<Option<PairMatrices>> {
         let length = METRICS * self.endpoints.len();
         let mut counts = vec![0; self.comm.size() as usize];
         for end in self.endpoints {
@@ -125,7 +125,7 @@ impl PairsRank<'_> {
         &self,
         rounds: &[Vec<Pair>],
         retries: Option<Vec<Pair>>,
-    ) -> Result<Vec<Vec<Pair>>, CommError> {
+    ) -> CommResult<Vec<Vec<Pair>>> {
         let n = self.endpoints.len();
         let mut marks = vec![0u8; n * n];
         for (a, b) in retries.unwrap_or_default() {
@@ -134,8 +134,9 @@ impl PairsRank<'_> {
         self.comm.broadcast(&mut marks, 0)?;
         let marked = |(a, b): &Pair| marks[a * n + b] == 1 || marks[b * n + a] == 1;
         let retried = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
-        let rounds: Vec<Vec<Pair>> = rounds.iter().map(retried).collect();
-        Ok(rounds.into_iter().filter(|round| !round.is_empty()).collect())
+        let mut rounds: Vec<Vec<Pair>> = rounds.iter().map(retried).collect();
+        rounds.retain(|round| !round.is_empty());
+        Ok(rounds)
     }
 }
 
@@ -196,42 +197,30 @@ fn result(endpoints: &[PairEndpoint], options: &PairsOptions, rows: &[&[f64]]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::worker::Communicator;
+    use crate::run::testing::on_ranks;
 
     /// The matrices measured by `ranks` in-process ranks.
     fn measured(ranks: u32, options: &PairsOptions) -> PairMatrices {
-        let world = regatta_comm::in_process::world(ranks);
-        std::thread::scope(|scope| {
-            let rank = |comm| {
-                scope.spawn(move || {
-                    let mut calls = Vec::new();
-                    let mut progress = |done, of| calls.push((done, of));
-                    let pairs = measure(&comm, options, &mut progress).unwrap();
-                    let last = calls.last().copied().unwrap();
-                    assert_eq!((last.0, calls.len()), (last.1, last.1 + 1));
-                    pairs
-                })
-            };
-            let threads: Vec<_> = world.into_iter().map(rank).collect();
-            let mut all = threads.into_iter().map(|thread| thread.join().unwrap());
-            let first = all.next().unwrap();
-            assert!(all.all(|other| other.is_none()), "only rank 0 gets the matrices");
-            first.unwrap()
-        })
+        let mut all = on_ranks(ranks, |comm| {
+            let mut calls = Vec::new();
+            let mut progress = |done, of| calls.push((done, of));
+            let pairs = measure(&comm, options, &mut progress).unwrap();
+            let last = calls.last().copied().unwrap();
+            assert_eq!((last.0, calls.len()), (last.1, last.1 + 1));
+            pairs
+        });
+        assert!(all[1..].iter().all(Option::is_none), "only rank 0 gets the matrices");
+        all.remove(0).unwrap()
     }
 
     #[test]
     fn every_pair_is_measured_in_both_directions() {
-        let burst = BurstOptions {
-            bytes: 100_000,
-            iterations: 2,
-            ping_pongs: 5,
-            ..BurstOptions::default()
-        };
+        let (bytes, iterations, ping_pongs) = (100_000, 2, 5);
+        let burst = BurstOptions { bytes, iterations, ping_pongs, ..BurstOptions::default() };
         for ranks in [1, 2, 3, 5, 6] {
             for serialized in [false, true] {
-                let options =
-                    PairsOptions { serialized, burst: burst.clone(), ..PairsOptions::default() };
+                let burst = burst.clone();
+                let options = PairsOptions { serialized, burst, ..PairsOptions::default() };
                 let pairs = measured(ranks, &options);
                 assert_eq!((pairs.endpoints.len(), pairs.inconsistency()), (ranks as usize, None));
                 for i in 0..ranks as usize {
@@ -248,19 +237,13 @@ mod tests {
 
     #[test]
     fn different_options_are_reported() {
-        let world = regatta_comm::in_process::world(2);
-        let errors: Vec<String> = std::thread::scope(|scope| {
-            let rank = |(comm, bytes): (Communicator, u64)| {
-                scope.spawn(move || {
-                    let burst = BurstOptions { bytes, ..BurstOptions::default() };
-                    let options = PairsOptions { burst, ..PairsOptions::default() };
-                    let error = measure(&comm, &options, &mut |_, _| {}).unwrap_err();
-                    comm.abort("done");
-                    error.to_string()
-                })
-            };
-            let threads: Vec<_> = world.into_iter().zip([1 << 20, 1 << 10]).map(rank).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        let errors = on_ranks(2, |comm| {
+            let bytes = [1 << 20, 1 << 10][comm.rank() as usize];
+            let burst = BurstOptions { bytes, ..BurstOptions::default() };
+            let options = PairsOptions { burst, ..PairsOptions::default() };
+            let error = measure(&comm, &options, &mut |_, _| {}).unwrap_err();
+            comm.abort("done");
+            error.to_string()
         });
         assert!(errors[1].contains("pass the same options to all ranks"), "{errors:?}");
     }

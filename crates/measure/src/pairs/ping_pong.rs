@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType};
 
 use super::burst::{self, Burst, BurstOptions, SentBurst};
+use crate::CommResult;
 
 /// Measurements of this rank; those of the peer are absent.
 pub(super) struct PairMeasurement {
@@ -30,28 +31,23 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Measures a pair; the initiator starts.
-    pub fn measure_pair(
-        &mut self,
-        peer: u32,
-        is_initiator: bool,
-    ) -> Result<PairMeasurement, CommError> {
-        let mut measured = PairMeasurement { bandwidth: None, latencies_us: Vec::new() };
-        if is_initiator {
-            measured.latencies_us = self.ping(peer)?;
-            // The acknowledgement's latency is not part of the burst.
-            let back = measured.latencies_us.iter().copied().fold(f64::INFINITY, f64::min);
-            measured.bandwidth = self.send_bursts(peer, back)?;
+    pub fn measure_pair(&mut self, peer: u32, is_initiator: bool) -> CommResult<PairMeasurement> {
+        if !is_initiator {
+            let back = self.pong(peer)?;
             self.recv_bursts(peer)?;
-        } else {
-            let latencies = self.pong(peer)?;
-            self.recv_bursts(peer)?;
-            measured.bandwidth = self.send_bursts(peer, latencies)?;
+            let bandwidth = self.send_bursts(peer, back)?;
+            return Ok(PairMeasurement { bandwidth, latencies_us: Vec::new() });
         }
-        Ok(measured)
+        let latencies_us = self.ping(peer)?;
+        // The acknowledgement's latency is not part of the burst.
+        let back = latencies_us.iter().copied().fold(f64::INFINITY, f64::min);
+        let bandwidth = self.send_bursts(peer, back)?;
+        self.recv_bursts(peer)?;
+        Ok(PairMeasurement { bandwidth, latencies_us })
     }
 
     /// Half the round-trip times in µs. The last ping carries a flag.
-    fn ping(&mut self, peer: u32) -> Result<Vec<f64>, CommError> {
+    fn ping(&mut self, peer: u32) -> CommResult<Vec<f64>> {
         let start = Instant::now();
         let mut latencies = Vec::new();
         loop {
@@ -75,7 +71,7 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Answers pings until the last; returns the peer's minimum latency.
-    fn pong(&mut self, peer: u32) -> Result<f64, CommError> {
+    fn pong(&mut self, peer: u32) -> CommResult<f64> {
         let mut last = [0i64];
         while last == [0] {
             self.comm.receive(&mut last, peer, 0)?;
@@ -87,7 +83,7 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Sends bursts; returns the bandwidth in GB/s.
-    fn send_bursts(&mut self, peer: u32, back_us: f64) -> Result<Option<f64>, CommError> {
+    fn send_bursts(&mut self, peer: u32, back_us: f64) -> CommResult<Option<f64>> {
         let start = Instant::now();
         let back = Duration::try_from_secs_f64(back_us / 1e6).unwrap_or_default();
         let mut sent = Vec::new();
@@ -105,7 +101,7 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Receives the peer's bursts.
-    fn recv_bursts(&mut self, peer: u32) -> Result<(), CommError> {
+    fn recv_bursts(&mut self, peer: u32) -> CommResult {
         loop {
             let mut order = [0i64; 2];
             self.comm.receive(&mut order, peer, 0)?;
@@ -119,7 +115,7 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Validates an announced burst against the agreed options.
-    fn checked_burst(&self, bytes: i64, window: i64, peer: u32) -> Result<Burst, CommError> {
+    fn checked_burst(&self, bytes: i64, window: i64, peer: u32) -> CommResult<Burst> {
         if let (Ok(bytes), Ok(window)) = (u64::try_from(bytes), u32::try_from(window))
             && bytes <= self.options.bytes.max(1)
             && window <= self.options.window.max(1)
@@ -136,7 +132,7 @@ impl<'a> PairWorker<'a> {
     }
 
     /// Posts all messages of a burst as one group.
-    fn burst(&mut self, kind: CallKind, burst: Burst, peer: u32) -> Result<(), CommError> {
+    fn burst(&mut self, kind: CallKind, burst: Burst, peer: u32) -> CommResult {
         let bytes = burst.bytes as usize;
         let total = bytes * burst.window as usize;
         if self.memory.len() < total {

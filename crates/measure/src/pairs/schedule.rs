@@ -35,12 +35,12 @@ pub fn node_aware_rounds<N: PartialEq>(nodes: &[N]) -> Vec<Vec<Pair>> {
         rounds(own.len()).into_iter().map(round).collect()
     };
     let mut schedule = zip_schedules(ranks_by_node.iter().map(intra).collect());
-    for meeting in rounds(ranks_by_node.len()) {
+    for node_pairs in rounds(ranks_by_node.len()) {
         let one_by_one = |(a, b): Pair| -> Vec<Vec<Pair>> {
             let of = |a: usize| ranks_by_node[b].iter().map(move |b| vec![(a.min(*b), a.max(*b))]);
             ranks_by_node[a].iter().flat_map(|a| of(*a)).collect()
         };
-        schedule.extend(zip_schedules(meeting.into_iter().map(one_by_one).collect()));
+        schedule.extend(zip_schedules(node_pairs.into_iter().map(one_by_one).collect()));
     }
     schedule
 }
@@ -60,8 +60,7 @@ fn ranks_by_node<N: PartialEq>(nodes: &[N]) -> Vec<Vec<usize>> {
 /// Merges schedules with disjoint endpoints.
 fn zip_schedules(schedules: Vec<Vec<Vec<Pair>>>) -> Vec<Vec<Pair>> {
     let longest = schedules.iter().map(Vec::len).max().unwrap_or(0);
-    let at =
-        |round: usize| schedules.iter().filter_map(move |schedule| schedule.get(round)).flatten();
+    let at = |round: usize| schedules.iter().filter_map(move |all| all.get(round)).flatten();
     (0..longest).map(|round| at(round).copied().collect()).collect()
 }
 

@@ -5,14 +5,13 @@ use regatta_model::bench::PairEndpoint;
 /// The ranks to measure, given the hosts of all ranks: with several nodes the first of each unless
 /// `all_ranks`, else all.
 pub fn select_ranks(hosts: &[String], all_ranks: bool) -> Vec<PairEndpoint> {
-    let end =
-        |(rank, host): (usize, &String)| PairEndpoint { rank: rank as u32, host: host.clone() };
-    let all: Vec<PairEndpoint> = hosts.iter().enumerate().map(end).collect();
-    if all_ranks || hosts.windows(2).all(|two| two[0] == two[1]) {
-        return all;
+    let end = |(rank, host): (u32, &String)| PairEndpoint { rank, host: host.clone() };
+    let mut ends: Vec<PairEndpoint> = (0..).zip(hosts).map(end).collect();
+    if !all_ranks && hosts.windows(2).any(|two| two[0] != two[1]) {
+        let mut seen = std::collections::BTreeSet::new();
+        ends.retain(|end| seen.insert(end.host.clone()));
     }
-    let mut seen = std::collections::BTreeSet::new();
-    all.into_iter().filter(|end| seen.insert(end.host.clone())).collect()
+    ends
 }
 
 #[cfg(test)]

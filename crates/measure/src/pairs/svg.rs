@@ -27,8 +27,8 @@ pub fn draw(pairs: &PairMatrices, title: &str) -> String {
     let sound = pairs.inconsistency().is_none();
     let names = if sound { names(&pairs.endpoints) } else { Vec::new() };
     let (bandwidth, unit) = in_unit(&pairs.bandwidth);
-    let label =
-        names.iter().map(|name| name.chars().count()).max().unwrap_or(0) as f64 * CHAR_WIDTH;
+    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let label = longest as f64 * CHAR_WIDTH;
     let cell = if names.len() <= MAX_LABELLED { LABELLED_CELL } else { CELL };
     let mut page = SvgPage { out: String::new(), names: &names, label, cell };
     let width = (2.0 * MARGIN + label + cell * names.len() as f64).max(520.0).ceil();
@@ -151,14 +151,10 @@ fn style() -> String {
          .h1{font-size:20px;font-weight:700}.h2{font-size:13px;font-weight:600}\n\
          .dim{fill:#5c6675}.end{text-anchor:end}.mid{text-anchor:middle}.page{fill:#f4f6f9}\n",
     );
-    for (at, shade) in shades.iter().enumerate() {
-        css.push_str(&format!(".s{at}{{fill:{shade}}}"));
-    }
-    css.push_str(
-        "\n@media (prefers-color-scheme: dark){text{fill:#e6eaf1}.dim{fill:#98a3b3}\
-         .page{fill:#10141b}}\n.on-low{fill:#fff}.on-high{fill:#10131a}\n",
-    );
-    css
+    let shade = |(at, shade)| format!(".s{at}{{fill:{shade}}}");
+    css.extend(shades.iter().enumerate().map(shade));
+    css + "\n@media (prefers-color-scheme: dark){text{fill:#e6eaf1}.dim{fill:#98a3b3}\
+           .page{fill:#10141b}}\n.on-low{fill:#fff}.on-high{fill:#10131a}\n"
 }
 
 #[cfg(test)]
@@ -179,16 +175,13 @@ mod tests {
             let svg = draw(&pairs(n), "A & B");
             assert_eq!(svg.matches("<rect x=").count(), 2 * n * (n - 1));
             assert_eq!(svg.contains("on-high\">") || n == 1, values);
-            assert!(
-                !svg.contains("<n1>") && svg.contains("&lt;n1&gt; &amp; &lt;n2&gt;: slow\u{fffd}")
-            );
-            assert!(svg.contains("<title>A &amp; B</title>"));
+            assert!(svg.contains("&lt;n1&gt; &amp; &lt;n2&gt;: slow\u{fffd}"));
+            assert!(!svg.contains("<n1>") && svg.contains("<title>A &amp; B</title>"));
             for element in ["svg", "text", "title", "rect"] {
-                let ends = svg.matches(&format!("</{element}>")).count();
-                let empty = if element == "rect" { 1 } else { 0 };
-                let opened = svg.matches(&format!("<{element} ")).count()
-                    + svg.matches(&format!("<{element}>")).count();
-                assert_eq!(opened, ends + empty, "{element}");
+                let count = |tag: String| svg.matches(&tag).count();
+                let opened = count(format!("<{element} ")) + count(format!("<{element}>"));
+                let empty = usize::from(element == "rect");
+                assert_eq!(opened, count(format!("</{element}>")) + empty, "{element}");
             }
         }
     }

@@ -83,6 +83,8 @@ pub(super) fn names(ends: &[PairEndpoint]) -> Vec<String> {
     ends.iter().map(name).collect()
 }
 
+/// One matrix: the values if they fit, else one glyph per cell or, if those do not fit either, per
+/// block of cells (the worst).
 fn matrix(
     title: &str,
     ends: &[PairEndpoint],
@@ -93,54 +95,30 @@ fn matrix(
     let names = names(ends);
     let label = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     let width = columns.saturating_sub(label + 1);
-    if ends.len() * CELL <= width {
-        return with_values(title, &names, label, values, scale);
-    }
-    with_glyphs(title, &names, label, values, width.max(8), scale)
-}
-
-fn with_values(
-    title: &str,
-    names: &[String],
-    label: usize,
-    values: &PairMatrix,
-    scale: ColorScale,
-) -> String {
-    let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
-    let header: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
-    let mut text = format!("{title}\n{:label$} {header}\n", "");
-    for (name, row) in names.iter().zip(values) {
+    if names.len() * CELL <= width {
+        let ranks = names.iter().map(|name| name.rsplit(' ').next().unwrap_or_default());
+        let header: String = ranks.map(|rank| format!("{rank:>CELL$}")).collect();
         let cell = |cell: &Option<f64>| match cell {
             Some(value) => format!("{:>1$}{2}", short(*value), CELL - 1, scale.glyph(*value)),
             None => format!("{:>CELL$}", "·"),
         };
-        let cells: String = row.iter().map(cell).collect();
-        text.push_str(&format!("{name:label$} {cells}\n"));
+        let line = |(name, row): (&String, &Vec<Option<f64>>)| {
+            format!("{name:label$} {}\n", row.iter().map(cell).collect::<String>())
+        };
+        let lines: String = names.iter().zip(values).map(line).collect();
+        return format!("{title}\n{:label$} {header}\n{lines}", "");
     }
-    text
-}
-
-/// One glyph per cell, or per block of cells (the worst) if they do not fit.
-fn with_glyphs(
-    title: &str,
-    names: &[String],
-    label: usize,
-    values: &PairMatrix,
-    width: usize,
-    scale: ColorScale,
-) -> String {
-    let step = names.len().div_ceil(width).max(1);
-    let of = |rows: &[Vec<Option<f64>>], at: usize| {
+    let step = names.len().div_ceil(width.max(8)).max(1);
+    let worst = |rows: &[Vec<Option<f64>>], at: usize| {
         let cells = rows.iter().flat_map(|row| row[at..row.len().min(at + step)].iter().flatten());
         let worst = cells.copied().reduce(|one, other| scale.worse(one, other));
         worst.map_or('·', |value| scale.glyph(value))
     };
-    let folded = if step == 1 { String::new() } else { format!(", worst of {step} × {step}") };
-    let mut text = format!("{title}; █ = {}{folded}\n", short(scale.best));
-    for (name, rows) in names.chunks(step).zip(values.chunks(step)) {
-        let glyphs: String = (0..names.len()).step_by(step).map(|at| of(rows, at)).collect();
-        let first = name.first().map(String::as_str).unwrap_or_default();
-        text.push_str(&format!("{first:label$} {glyphs}\n"));
+    let block = if step == 1 { String::new() } else { format!(", worst of {step} × {step}") };
+    let mut text = format!("{title}; █ = {}{block}\n", short(scale.best));
+    for (names_of_rows, rows) in names.chunks(step).zip(values.chunks(step)) {
+        let glyphs: String = (0..names.len()).step_by(step).map(|at| worst(rows, at)).collect();
+        text += &format!("{:label$} {glyphs}\n", names_of_rows[0]);
     }
     text
 }

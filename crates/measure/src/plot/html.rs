@@ -27,15 +27,15 @@ pub fn html(title: &str, results: &[BenchResult]) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
     );
-    text.push_str(&run_list(results));
+    text += &run_list(results);
     for operation in operations(results) {
-        text.push_str(&format!("<h2>{}</h2>\n", escape_xml(operation.name())));
-        text.push_str(&svg(results, operation).unwrap_or_default());
+        text += &format!("<h2>{}</h2>\n", escape_xml(operation.name()));
+        text += &svg(results, operation).unwrap_or_default();
         for comparison in comparisons_of(results, operation) {
-            text.push_str(&table(&comparison));
+            text += &table(&comparison);
         }
     }
-    text.push_str("</body>\n</html>\n");
+    text += "</body>\n</html>\n";
     text
 }
 
@@ -75,9 +75,9 @@ fn run_list(results: &[BenchResult]) -> String {
         details.extend(result.settings.iter().map(|(name, value)| format!("{name}={value}")));
         details.extend(result.versions.iter().map(|(name, value)| format!("{name} {value}")));
         let (label, details) = (escape_xml(&result.label), escape_xml(&details.join(", ")));
-        text.push_str(&format!("<li><b>{label}</b>: {details}</li>\n"));
+        text += &format!("<li><b>{label}</b>: {details}</li>\n");
     }
-    text.push_str("</ul>\n");
+    text += "</ul>\n";
     text
 }
 
@@ -87,24 +87,24 @@ fn table(comparison: &Comparison) -> String {
         escape_xml(&comparison.title())
     );
     for (index, label) in comparison.labels.iter().enumerate() {
-        text.push_str(&format!("<th scope=\"col\">{}</th>", escape_xml(label)));
+        text += &format!("<th scope=\"col\">{}</th>", escape_xml(label));
         if index > 0 {
-            text.push_str("<th scope=\"col\" class=\"ratio\">ratio</th>");
+            text += "<th scope=\"col\" class=\"ratio\">ratio</th>";
         }
     }
-    text.push_str("</tr></thead>\n<tbody>\n");
+    text += "</tr></thead>\n<tbody>\n";
     for row in &comparison.rows {
-        text.push_str(&format!("<tr><th scope=\"row\">{}</th>", format_bytes(row.size_bytes)));
+        text += &format!("<tr><th scope=\"row\">{}</th>", format_bytes(row.size_bytes));
         for (index, (value, ratio)) in row.values.iter().zip(&row.ratios).enumerate() {
             let value = value.map(|value| format!("{value:.2}")).unwrap_or_default();
-            text.push_str(&format!("<td>{value}</td>"));
+            text += &format!("<td>{value}</td>");
             if index > 0 {
                 let ratio = ratio.map(|ratio| format!("×{ratio:.2}")).unwrap_or_default();
-                text.push_str(&format!("<td class=\"ratio\">{ratio}</td>"));
+                text += &format!("<td class=\"ratio\">{ratio}</td>");
             }
         }
-        text.push_str("</tr>\n");
+        text += "</tr>\n";
     }
-    text.push_str("</tbody>\n</table>\n");
+    text += "</tbody>\n</table>\n";
     text
 }

@@ -59,10 +59,8 @@ pub fn svg(results: &[BenchResult], operation: &Operation) -> Option<String> {
 fn common_mode(results: &[BenchResult], operation: &Operation) -> BufferMode {
     let tables = results.iter().flat_map(|result| &result.tables);
     let mut rows = tables.filter(|table| table.operation == *operation).flat_map(|t| &t.rows);
-    match rows.all(|row| row.out_of_place.is_some()) {
-        true => BufferMode::OutOfPlace,
-        false => BufferMode::InPlace,
-    }
+    let out_of_place = rows.all(|row| row.out_of_place.is_some());
+    if out_of_place { BufferMode::OutOfPlace } else { BufferMode::InPlace }
 }
 
 /// One series per table of the operation; the label names the type if a result has several.
@@ -74,14 +72,12 @@ fn series_of(
 ) -> Vec<Series> {
     let mut all = Vec::new();
     for result in results {
-        let tables: Vec<_> =
-            result.tables.iter().filter(|table| table.operation == *operation).collect();
-        for table in &tables {
+        let tables = || result.tables.iter().filter(|table| table.operation == *operation);
+        let several = tables().count() > 1;
+        for table in tables() {
             let kind = [&table.dtype, &table.redop].into_iter().flatten().cloned();
-            let label = match tables.len() {
-                1 => result.label.clone(),
-                _ => format!("{} ({})", result.label, kind.collect::<Vec<_>>().join(" ")),
-            };
+            let kind = several.then(|| format!(" ({})", kind.collect::<Vec<_>>().join(" ")));
+            let label = result.label.clone() + &kind.unwrap_or_default();
             all.push(Series { label, values: by_size(result, table, metric, place) });
         }
     }
@@ -89,13 +85,12 @@ fn series_of(
 }
 
 fn drawing(operation: &Operation, place: BufferMode, panels: &[(Metric, Vec<Series>)]) -> String {
-    let labels: Vec<&str> =
-        panels.first().iter().flat_map(|(_, all)| all.iter().map(|s| s.label.as_str())).collect();
-    let legend_height = LEGEND_LINE * labels.len() as f64;
+    let series = panels.first().into_iter().flat_map(|(_, all)| all);
+    let names: Vec<String> = series.map(|series| escape_xml(&series.label)).collect();
+    let legend_height = LEGEND_LINE * names.len() as f64;
     let each = PANEL_HEIGHT + BETWEEN;
     let height = TOP + legend_height + each * panels.len() as f64;
     let title = escape_xml(&format!("{operation}, {place}, by size"));
-    let names: Vec<String> = labels.iter().map(|label| escape_xml(label)).collect();
     let id = identifier(operation);
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"regatta-plot\" role=\"img\" \
@@ -118,27 +113,25 @@ fn drawing(operation: &Operation, place: BufferMode, panels: &[(Metric, Vec<Seri
 }
 
 fn legend(names: &[String]) -> String {
-    let mut text = String::new();
-    for (index, name) in names.iter().enumerate() {
+    let entry = |(index, name): (usize, &String)| {
         let y = 58.0 + LEGEND_LINE * index as f64;
-        let (colour, mark) = (index % PALETTE_SIZE, panel::mark(index, LEFT + 12.0, y - 4.0));
-        text.push_str(&format!(
-            "<path class=\"line c{colour}\" d=\"M{LEFT} {:.1}h24\"/><path class=\"mark c{colour}\" \
-             d=\"{mark}\"/><text class=\"label\" x=\"{:.1}\" y=\"{y:.1}\">{name}</text>\n",
-            y - 4.0,
-            LEFT + 34.0
-        ));
-    }
-    text
+        let (middle, x) = (y - 4.0, LEFT + 34.0);
+        let (colour, mark) = (index % PALETTE_SIZE, panel::mark(index, LEFT + 12.0, middle));
+        format!(
+            "<path class=\"line c{colour}\" d=\"M{LEFT} {middle:.1}h24\"/><path class=\"mark \
+             c{colour}\" d=\"{mark}\"/><text class=\"label\" x=\"{x:.1}\" y=\"{y:.1}\">{name}</text>\n"
+        )
+    };
+    names.iter().enumerate().map(entry).collect()
 }
 
 /// Style sheet for light and dark mode, scoped to our plots.
 fn style() -> String {
     let colours = |dark: bool| -> String {
         let one = |(index, (light, black)): (usize, &(&str, &str))| {
-            let colour = if dark { black } else { light };
+            let (plot, colour) = (".regatta-plot", if dark { black } else { light });
             format!(
-                ".regatta-plot .line.c{index}{{stroke:{colour}}}.regatta-plot .mark.c{index}{{fill:{colour}}}"
+                "{plot} .line.c{index}{{stroke:{colour}}}{plot} .mark.c{index}{{fill:{colour}}}"
             )
         };
         PALETTE.iter().enumerate().map(one).collect()

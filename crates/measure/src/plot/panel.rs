@@ -34,53 +34,73 @@ pub(super) fn draw(frame: Frame, metric: Metric, all: &[Series]) -> String {
     let sizes = all.iter().flat_map(|series| series.values.keys().map(|size| *size as f64));
     let values = || all.iter().flat_map(|series| series.values.values().copied());
     let x = PlotAxis::log(2.0, sizes.map(|size| size.max(1.0)));
-    let y = match metric.is_bandwidth() {
-        true => PlotAxis::from_zero(values()),
-        false => PlotAxis::log(10.0, values()),
+    let y = if metric.is_bandwidth() {
+        PlotAxis::from_zero(values())
+    } else {
+        PlotAxis::log(10.0, values())
     };
-    let mut text = String::from("<g>\n");
-    text.push_str(&grid(frame, x, y, metric));
-    for (index, series) in all.iter().enumerate().filter(|(_, s)| !s.values.is_empty()) {
-        text.push_str(&line(frame, x, y, metric, index, series));
-    }
-    text.push_str("</g>\n");
-    text
+    let panel = Panel { frame, x, y, metric };
+    let series = all.iter().enumerate().filter(|(_, series)| !series.values.is_empty());
+    let lines: String = series.map(|(index, series)| panel.line(index, series)).collect();
+    format!("<g>\n{}{lines}</g>\n", panel.grid())
 }
 
-fn x_of(frame: Frame, x: PlotAxis, size: f64) -> f64 {
-    frame.left + x.position(size) * frame.width
+struct Panel {
+    frame: Frame,
+    x: PlotAxis,
+    y: PlotAxis,
+    metric: Metric,
 }
 
-fn y_of(frame: Frame, y: PlotAxis, value: f64) -> f64 {
-    frame.top + (1.0 - y.position(value)) * frame.height
-}
+impl Panel {
+    fn x_of(&self, size: f64) -> f64 {
+        self.frame.left + self.x.position(size) * self.frame.width
+    }
 
-fn grid(frame: Frame, x: PlotAxis, y: PlotAxis, metric: Metric) -> String {
-    let Frame { left, top, width, height } = frame;
-    let (right, bottom) = (left + width, top + height);
-    let name = if metric.is_bandwidth() { metric.name() } else { "time" };
-    let mut text =
-        format!("<text class=\"name\" x=\"{left}\" y=\"{:.1}\">{name}</text>\n", top - 10.0);
-    for tick in y.ticks() {
-        let at = y_of(frame, y, tick);
-        let label = if metric.is_bandwidth() { plain(tick) } else { time(tick) };
-        let end = left - 8.0;
-        text.push_str(&format!(
-            "<path class=\"grid\" d=\"M{left:.1} {at:.1}H{right:.1}\"/>\
-             <text class=\"tick\" x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n",
-            at + 4.0
-        ));
+    fn y_of(&self, value: f64) -> f64 {
+        self.frame.top + (1.0 - self.y.position(value)) * self.frame.height
     }
-    for tick in x.ticks() {
-        let at = x_of(frame, x, tick);
-        let label = format_bytes(tick as u64);
-        text.push_str(&format!(
-            "<path class=\"grid\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>\
-             <text class=\"tick\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>\n",
-            bottom + 18.0
-        ));
+
+    fn grid(&self) -> String {
+        let (Frame { left, top, width, height }, metric) = (self.frame, self.metric);
+        let (right, bottom) = (left + width, top + height);
+        let name = if metric.is_bandwidth() { metric.name() } else { "time" };
+        let (above, below, end) = (top - 10.0, bottom + 18.0, left - 8.0);
+        let mut text =
+            format!("<text class=\"name\" x=\"{left}\" y=\"{above:.1}\">{name}</text>\n");
+        for tick in self.y.ticks() {
+            let label = if metric.is_bandwidth() { plain(tick) } else { time(tick) };
+            let at = self.y_of(tick);
+            text += &format!(
+                "<path class=\"grid\" d=\"M{left:.1} {at:.1}H{right:.1}\"/><text class=\"tick\" \
+                 x=\"{end:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n",
+                at + 4.0
+            );
+        }
+        for tick in self.x.ticks() {
+            let (at, label) = (self.x_of(tick), format_bytes(tick as u64));
+            text += &format!(
+                "<path class=\"grid\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/><text class=\"tick\" \
+                 x=\"{at:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{label}</text>\n"
+            );
+        }
+        text
     }
-    text
+
+    fn line(&self, index: usize, series: &Series) -> String {
+        let (colour, unit) = (index % PALETTE_SIZE, self.metric.unit());
+        let label = escape_xml(&series.label);
+        let (mut points, mut marks) = (Vec::new(), String::new());
+        for (size, value) in &series.values {
+            let (x, y) = (self.x_of((*size as f64).max(1.0)), self.y_of(*value));
+            points.push(format!("{x:.1},{y:.1}"));
+            let (mark, size, value) = (mark(index, x, y), format_bytes(*size), plain(*value));
+            let title = format!("<title>{label}: {size}, {value} {unit}</title>");
+            marks += &format!("<path class=\"mark c{colour}\" d=\"{mark}\">{title}</path>\n");
+        }
+        let points = points.join(" ");
+        format!("<polyline class=\"line c{colour}\" points=\"{points}\"/>\n{marks}")
+    }
 }
 
 /// A time with a suitable unit.
@@ -96,35 +116,6 @@ fn time(us: f64) -> String {
 fn plain(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-fn line(
-    frame: Frame,
-    x: PlotAxis,
-    y: PlotAxis,
-    metric: Metric,
-    index: usize,
-    series: &Series,
-) -> String {
-    let place = |(size, value): (&u64, &f64)| {
-        (x_of(frame, x, (*size as f64).max(1.0)), y_of(frame, y, *value))
-    };
-    let points: Vec<String> =
-        series.values.iter().map(place).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let colour = index % PALETTE_SIZE;
-    let mut text =
-        format!("<polyline class=\"line c{colour}\" points=\"{}\"/>\n", points.join(" "));
-    for (size, value) in &series.values {
-        let (x, y) = place((size, value));
-        let (label, unit) = (escape_xml(&series.label), metric.unit());
-        text.push_str(&format!(
-            "<path class=\"mark c{colour}\" d=\"{}\"><title>{label}: {}, {} {unit}</title></path>\n",
-            mark(index, x, y),
-            format_bytes(*size),
-            plain(*value)
-        ));
-    }
-    text
 }
 
 /// Marker of a result's points.

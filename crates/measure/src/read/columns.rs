@@ -2,6 +2,7 @@
 
 use regatta_model::{BenchRow, Measurement};
 
+use super::LineError;
 use crate::buffer_mode::BufferMode;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +53,16 @@ pub(super) struct ColumnMismatch {
     pub found: String,
 }
 
+impl ColumnMismatch {
+    pub fn new(expected: &str, found: &str) -> Self {
+        Self { expected: expected.to_owned(), found: found.to_owned() }
+    }
+
+    pub fn at(self, line: usize) -> LineError {
+        LineError { line, expected: self.expected, found: self.found }
+    }
+}
+
 /// An unmeasured value.
 const NOT_AVAILABLE: &str = "N/A";
 /// Written by our own writer for absent values.
@@ -67,10 +78,9 @@ impl ColumnLayout {
     /// Tables copied from slides split the header over several lines; then the standard columns are
     /// assumed.
     pub fn from_header(header: &str, first: BufferMode) -> Option<Self> {
-        let names: Vec<&str> = header
-            .split_whitespace()
-            .filter(|name| !GROUP_HEADERS.contains(name) && !is_unit(name))
-            .collect();
+        let is_unit = |name: &str| name.starts_with('(') && name.ends_with(')');
+        let is_name = |name: &&str| !GROUP_HEADERS.contains(name) && !is_unit(name);
+        let names: Vec<&str> = header.split_whitespace().filter(is_name).collect();
         if !names.starts_with(&["size", "count"]) {
             return None;
         }
@@ -179,10 +189,6 @@ fn metric_column(name: &str) -> Option<MetricColumn> {
     })
 }
 
-fn is_unit(name: &str) -> bool {
-    name.starts_with('(') && name.ends_with(')')
-}
-
 /// Whether the header lacks columns that every table has.
 fn is_incomplete(metrics: &[&str]) -> bool {
     !metrics.starts_with(&["time", "algbw", "busbw"])
@@ -190,38 +196,31 @@ fn is_incomplete(metrics: &[&str]) -> bool {
 }
 
 fn standard_metrics() -> impl Iterator<Item = Column> {
-    let metrics =
-        [MetricColumn::Time, MetricColumn::Algbw, MetricColumn::Busbw, MetricColumn::Wrong];
-    BufferMode::BOTH
-        .into_iter()
-        .flat_map(move |p| metrics.into_iter().map(move |f| Column::Metric(p, f)))
+    use MetricColumn::{Algbw, Busbw, Time, Wrong};
+    let of = |place| [Time, Algbw, Busbw, Wrong].map(|metric| Column::Metric(place, metric));
+    BufferMode::BOTH.into_iter().flat_map(of)
 }
 
 impl Column {
     fn set(&self, word: &str, row: &mut ParsedRow) -> Result<(), ColumnMismatch> {
-        let mismatch = |expected: &str| ColumnMismatch {
-            expected: expected.to_owned(),
-            found: word.to_owned(),
-        };
+        let mismatch = |expected: &str| ColumnMismatch::new(expected, word);
+        let ParsedRow { dtype, redop, root, row } = row;
         match self {
-            Self::Size => {
-                row.row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?;
-            }
+            Self::Size => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
             Self::Count | Self::Type | Self::Redop | Self::Root if word == ABSENT => {}
             Self::Count => {
-                row.row.count = Some(word.parse().map_err(|_| mismatch("a count of elements"))?);
+                row.count = Some(word.parse().map_err(|_| mismatch("a count of elements"))?);
             }
-            Self::Type => row.dtype = Some(word.to_owned()),
-            Self::Redop => row.redop = Some(word.to_owned()),
-            Self::Root => row.root = Some(word.parse().map_err(|_| mismatch("a root rank"))?),
-            Self::Metric(place, metric_column) => {
-                let measured = place.measurement_mut(&mut row.row);
-                metric_column.set(word, measured).map_err(mismatch)?;
+            Self::Type => *dtype = Some(word.to_owned()),
+            Self::Redop => *redop = Some(word.to_owned()),
+            Self::Root => *root = Some(word.parse().map_err(|_| mismatch("a root rank"))?),
+            Self::Metric(place, metric) => {
+                metric.set(word, place.measurement_mut(row)).map_err(mismatch)?;
             }
             Self::Other(place, name) => {
-                let measured = place.measurement_mut(&mut row.row);
                 let value = parse_metric(word).map_err(|()| mismatch("a number"))?;
-                measured.other.extend(value.map(|value| (name.clone(), value)));
+                let value = value.map(|value| (name.clone(), value));
+                place.measurement_mut(row).other.extend(value);
             }
             Self::Timestamp => {}
         }
@@ -231,40 +230,38 @@ impl Column {
 
 impl MetricColumn {
     fn set(self, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
+        if word == NOT_AVAILABLE {
+            return Ok(());
+        }
         // nccl-tests marks out-of-bounds values with `*`.
-        let value = match (self, word) {
-            (_, NOT_AVAILABLE) => None,
-            (Self::Wrong, word) => {
-                parse_metric(word.trim_end_matches('*')).map_err(|()| self.name())?
-            }
-            (_, word) => parse_metric(word).map_err(|()| self.name())?,
-        };
-        // Absent values do not create a spread.
+        let word = if self == Self::Wrong { word.trim_end_matches('*') } else { word };
+        let value = parse_metric(word).map_err(|()| self.name())?;
+        // Absent values do not create statistics.
         if value.is_none() {
             return Ok(());
         }
+        let stats = &mut measured.call_stats;
         match self {
             Self::Time => measured.time_us = value,
             Self::Algbw => measured.algbw = value,
             Self::Busbw => measured.busbw = value,
             Self::Wrong => measured.wrong = value.map(|value| value as u64),
             Self::Error => measured.error = value,
-            Self::Min => measured.call_stats.get_or_insert_default().min_us = value,
-            Self::Max => measured.call_stats.get_or_insert_default().max_us = value,
-            Self::P99 => measured.call_stats.get_or_insert_default().p99_us = value,
-            Self::Cv => measured.call_stats.get_or_insert_default().cv_percent = value,
+            Self::Min => stats.get_or_insert_default().min_us = value,
+            Self::Max => stats.get_or_insert_default().max_us = value,
+            Self::P99 => stats.get_or_insert_default().p99_us = value,
+            Self::Cv => stats.get_or_insert_default().cv_percent = value,
         }
         Ok(())
     }
 
     fn name(self) -> &'static str {
         match self {
-            Self::Time => "a time in microseconds",
+            Self::Time | Self::Min | Self::Max | Self::P99 => "a time in microseconds",
             Self::Algbw => "an algorithm bandwidth in GB/s",
             Self::Busbw => "a bus bandwidth in GB/s",
             Self::Wrong => "a number of wrong elements or N/A",
             Self::Error => "a deviation or N/A",
-            Self::Min | Self::Max | Self::P99 => "a time in microseconds",
             Self::Cv => "a coefficient of variation in percent",
         }
     }
@@ -280,10 +277,7 @@ pub(super) fn parse_metric(word: &str) -> Result<Option<f64>, ()> {
     if !word.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
         return Err(());
     }
-    match word.parse::<f64>() {
-        Ok(value) => Ok(value.is_finite().then_some(value)),
-        Err(_) => Err(()),
-    }
+    word.parse().map(|value| Some(value).filter(|value: &f64| value.is_finite())).map_err(|_| ())
 }
 
 #[cfg(test)]
@@ -300,48 +294,46 @@ mod tests {
     #[test]
     fn headers_of_all_versions_are_parsed() {
         let out = |header: &str| ColumnLayout::from_header(header, BufferMode::OutOfPlace);
-        assert_eq!(out(NOW), Some(ColumnLayout::standard()));
-        let old =
-            "  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error";
-        assert_eq!(out(old).unwrap().len(), 12);
-        let gather = "  size  count  type  time  algbw  busbw  error  time  algbw  busbw  error";
-        assert_eq!(out(gather).unwrap().len(), 11);
-        let bare = "size count type redop root time algbw busbw time algbw busbw";
-        assert_eq!(out(bare).unwrap().len(), 11);
-        let scattered =
-            "\tsize (B)\tcount (elements)\ttype\tredop\troot\ttime (us)\tout-of-place\t";
-        assert_eq!(out(scattered), Some(ColumnLayout::standard()));
-        let stamped = format!("{NOW}          timestamp");
-        assert_eq!(out(&stamped).unwrap().len(), 15);
+        let split = "\tsize (B)\tcount (elements)\ttype\tredop\troot\ttime (us)\tout-of-place\t";
+        for standard in [NOW, split] {
+            assert_eq!(out(standard), Some(ColumnLayout::standard()), "{standard}");
+        }
+        let cases = [
+            (
+                "  size  count  type  redop  time  algbw  busbw  error  time  algbw  busbw  error",
+                12,
+            ),
+            ("  size  count  type  time  algbw  busbw  error  time  algbw  busbw  error", 11),
+            ("size count type redop root time algbw busbw time algbw busbw", 11),
+            (&format!("{NOW}          timestamp"), 15),
+        ];
+        for (header, columns) in cases {
+            assert_eq!(out(header).unwrap().len(), columns, "{header}");
+        }
         assert_eq!(out("  (B)  (elements)"), None);
     }
 
     #[test]
     fn complete_and_partial_rows_are_parsed() {
-        let line = "1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A";
-        let found = ColumnLayout::standard().row(&words(line), false).unwrap();
+        let parse = |line: &str| ColumnLayout::standard().row(&words(line), false).unwrap();
+        let found = parse("1024 256 float sum -1 10.5 0.10 0.15 0 N/A nan inf N/A");
         let out = found.row.out_of_place.unwrap();
         assert_eq!((out.time_us, out.busbw, out.wrong), (Some(10.5), Some(0.15), Some(0)));
         assert_eq!(found.root, Some(-1));
-        let partial =
-            ColumnLayout::standard().row(&words("1024 256 float sum -1 10.5"), false).unwrap();
-        assert_eq!(partial.row.in_place, None);
+        assert_eq!(parse("1024 256 float sum -1 10.5").row.in_place, None);
     }
 
     #[test]
     fn mismatches_are_reported_with_the_expected_column() {
-        let mismatch = |line: &str| ColumnLayout::standard().row(&words(line), false).unwrap_err();
-        let found = mismatch("1024 256 float sum -1 ten");
-        assert_eq!(
-            (found.expected.as_str(), found.found.as_str()),
-            ("a time in microseconds", "ten")
-        );
-        assert_eq!(mismatch("1024 256 float sum -1 -3").expected, "a time in microseconds");
-        assert_eq!(mismatch("1024 256 float sum -1 infinity").found, "infinity");
+        for found in ["ten", "-3", "infinity"] {
+            let line = format!("1024 256 float sum -1 {found}");
+            let error = ColumnLayout::standard().row(&words(&line), false).unwrap_err();
+            assert_eq!(error, ColumnMismatch::new("a time in microseconds", found));
+        }
     }
 
     #[test]
-    fn a_place_alone() {
+    fn rows_with_in_place_values_only_are_parsed() {
         let line = format!("1024 256 float sum -1{}10.5 0.10 0.15 0", " ".repeat(32));
         let standard = ColumnLayout::standard();
         assert!(standard.is_in_place_only(&line, &words(&line)));

@@ -52,10 +52,12 @@ impl TableContext {
             // A prompt starts another command.
             let first = lines[..=last].iter().rposition(|line| line.starts_with('$')).unwrap_or(0);
             // Strips prompts, quote marks and line continuations.
-            let words = lines[first..=last]
-                .iter()
-                .map(|line| line.trim_start_matches(['$', '>', ' ']).trim_end_matches([' ', '\\']));
-            Some((index, words.collect::<Vec<_>>().join(" ")))
+            let strip = |line: &String| {
+                let line = line.trim_start_matches(['$', '>', ' ']);
+                line.trim_end_matches([' ', '\\']).to_owned()
+            };
+            let words: Vec<String> = lines[first..=last].iter().map(strip).collect();
+            Some((index, words.join(" ")))
         })
     }
 
@@ -106,13 +108,13 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     };
     let launcher: Vec<&str> = command[..at].split_whitespace().collect();
     let program_args: Vec<&str> = command[at..].split_whitespace().collect();
-    let each =
+    let per_node =
         ["--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-npernode", "--npernode"];
     // `-N` is ranks per node for Open MPI, and nodes for Slurm.
     let mpi = launcher.iter().any(|word| word.contains("mpirun") || word.contains("mpiexec"));
     let nodes = option(&launcher, if mpi { &[] } else { &["-N", "--nodes"] });
-    let each =
-        option(&launcher, &each).or_else(|| option(&launcher, if mpi { &["-N"] } else { &[] }));
+    let open_mpi = || option(&launcher, if mpi { &["-N"] } else { &[] });
+    let each = option(&launcher, &per_node).or_else(open_mpi);
     let tasks = option(&launcher, &["-np", "--np", "-n", "--ntasks"]);
     let tasks = tasks.or_else(|| nodes?.checked_mul(each?));
     // A task may have several threads, each with several devices.
@@ -121,9 +123,8 @@ pub(super) fn shape_of_command(command: &str) -> BenchShape {
     let times = |n: u32| n.checked_mul(devices)?.checked_mul(threads);
     let ranks = tasks.and_then(times).or_else(|| launcher.is_empty().then(|| times(1)).flatten());
     let ranks_per_node = each.and_then(times);
-    let exact_division =
-        |(ranks, each): (u32, u32)| ranks.checked_div(each).filter(|n| n * each == ranks);
-    let nodes = nodes.or_else(|| ranks.zip(ranks_per_node).and_then(exact_division));
+    let exact = |ranks: u32, each: u32| ranks.checked_div(each).filter(|n| n * each == ranks);
+    let nodes = nodes.or_else(|| exact(ranks?, ranks_per_node?));
     BenchShape { ranks, nodes, ranks_per_node, hosts: Vec::new() }
 }
 
@@ -206,32 +207,34 @@ mod tests {
 
     #[test]
     fn multi_line_commands_are_joined() {
-        let found =
-            context("Two nodes\n\nA=1\nNCCL_ALGO=Ring srun -n16\nx/all_reduce_perf -b 8\n(x)");
-        assert_eq!(
-            found.command_line().as_deref(),
-            Some("A=1 NCCL_ALGO=Ring srun -n16 x/all_reduce_perf -b 8")
-        );
+        let text = "Two nodes\n\nA=1\nNCCL_ALGO=Ring srun -n16\nx/all_reduce_perf -b 8\n(x)";
+        let found = context(text);
+        let command = found.command_line().unwrap();
+        assert_eq!(command, "A=1 NCCL_ALGO=Ring srun -n16 x/all_reduce_perf -b 8");
         assert_eq!(found.title().as_deref(), Some("Two nodes"));
-        let settings = settings(&found.command_line().unwrap());
+        let settings = settings(&command);
         assert_eq!(settings.get("NCCL_ALGO").map(String::as_str), Some("Ring"));
         assert_eq!(settings.len(), 2);
     }
 
     #[test]
     fn ranks_and_nodes_are_derived_from_commands_and_titles() {
-        let shape = |command: &str| {
+        let cases = [
+            (
+                "srun -n16 -N2 --tasks-per-node=8 all_reduce_perf -b 8 -n 20 -g 1",
+                [Some(16), Some(2), Some(8)],
+            ),
+            ("mpirun -np 2 ./all_gather_perf -g 4", [Some(8), None, None]),
+            ("mpirun -np 16 -N 8 all_reduce_perf_mpi", [Some(16), Some(2), Some(8)]),
+            ("./all_reduce_perf -g 8 -b 8", [Some(8), None, None]),
+            ("srun --nodes=2 --ntasks-per-node=4 a_perf", [Some(8), Some(2), Some(4)]),
+            ("cat file", [None, None, None]),
+            ("srun -n 4000000000 a_perf -g 4000000000", [None, None, None]),
+        ];
+        for (command, shape) in cases {
             let found = shape_of_command(command);
-            (found.ranks, found.nodes, found.ranks_per_node)
-        };
-        let srun = "srun -n16 -N2 --tasks-per-node=8 all_reduce_perf -b 8 -n 20 -g 1";
-        assert_eq!(shape(srun), (Some(16), Some(2), Some(8)));
-        assert_eq!(shape("mpirun -np 2 ./all_gather_perf -g 4"), (Some(8), None, None));
-        assert_eq!(shape("mpirun -np 16 -N 8 all_reduce_perf_mpi"), (Some(16), Some(2), Some(8)));
-        assert_eq!(shape("./all_reduce_perf -g 8 -b 8"), (Some(8), None, None));
-        assert_eq!(shape("srun --nodes=2 --ntasks-per-node=4 a_perf").0, Some(8));
-        assert_eq!(shape("cat file"), (None, None, None));
-        assert_eq!(shape("srun -n 4000000000 a_perf -g 4000000000").0, None);
+            assert_eq!([found.ranks, found.nodes, found.ranks_per_node], shape, "{command}");
+        }
         let titled = shape_of_title("All_reduce on 2 nodes, 16 ranks (n16N2)");
         assert_eq!((titled.ranks, titled.nodes), (Some(16), Some(2)));
         assert_eq!(shape_of_title("Single Node").nodes, Some(1));

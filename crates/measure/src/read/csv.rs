@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::bench::{BenchProgram, TimeStats};
+use regatta_model::bench::TimeStats;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
-use super::ReadError;
 use super::context::stem;
+use super::{LineError, ReadError, Result};
 use crate::buffer_mode::BufferMode;
 use crate::cases::same_key;
 
@@ -18,13 +18,12 @@ pub(super) fn is_header(line: &str) -> bool {
 }
 
 /// Parses the file: one result per label.
-pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
+pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
     let mut records = records(text).into_iter();
     let Some((_, header)) = records.next() else { return Ok(Vec::new()) };
     let mut results: Vec<BenchResult> = Vec::new();
     for (line, cells) in records {
-        let record = CsvRecord::new(name, line, &header, &cells)?;
-        record.append_to(&mut results)?;
+        CsvRecord::new(name, line, &header, &cells)?.append_to(&mut results)?;
     }
     Ok(results)
 }
@@ -37,49 +36,43 @@ struct CsvRecord<'a> {
 }
 
 impl<'a> CsvRecord<'a> {
-    fn new(
-        file: &'a str,
-        line: usize,
-        header: &'a [String],
-        cells: &'a [String],
-    ) -> Result<Self, ReadError> {
-        if cells.len() != header.len() {
-            let expected = format!("{} values", header.len());
-            let found = cells.join(",");
-            return Err(ReadError::Line { file: file.to_owned(), line, expected, found });
-        }
+    fn new(file: &'a str, line: usize, header: &'a [String], cells: &'a [String]) -> Result<Self> {
         let named = header.iter().map(String::as_str).zip(cells.iter().map(String::as_str));
-        Ok(Self { file, line, cells: named.filter(|(_, cell)| !cell.is_empty()).collect() })
+        let named = named.filter(|(_, cell)| !cell.is_empty()).collect();
+        let record = Self { file, line, cells: named };
+        if cells.len() != header.len() {
+            return Err(record.mismatch(format!("{} values", header.len()), &cells.join(",")));
+        }
+        Ok(record)
     }
 
     fn text(&self, column: &str) -> Option<String> {
         self.cells.get(column).map(|cell| (*cell).to_owned())
     }
 
-    fn parse<T: std::str::FromStr>(&self, column: &str) -> Result<Option<T>, ReadError> {
+    fn parse<T: std::str::FromStr>(&self, column: &str) -> Result<Option<T>> {
         let Some(cell) = self.cells.get(column) else { return Ok(None) };
         cell.parse().map(Some).map_err(|_| self.mismatch(format!("a number for {column}"), cell))
     }
 
-    fn metric(&self, column: &str) -> Result<Option<f64>, ReadError> {
+    fn metric(&self, column: &str) -> Result<Option<f64>> {
         let Some(cell) = self.cells.get(column) else { return Ok(None) };
-        let expected = || self.mismatch(format!("a number for {column}"), cell);
-        super::columns::parse_metric(cell).map_err(|()| expected())
+        let value = super::columns::parse_metric(cell);
+        value.map_err(|()| self.mismatch(format!("a number for {column}"), cell))
     }
 
     fn mismatch(&self, expected: String, found: &str) -> ReadError {
-        let (file, line) = (self.file.to_owned(), self.line);
-        ReadError::Line { file, line, expected, found: found.to_owned() }
+        LineError { line: self.line, expected, found: found.to_owned() }.in_file(self.file)
     }
 
-    fn place(&self) -> Result<BufferMode, ReadError> {
+    fn place(&self) -> Result<BufferMode> {
         let Some(cell) = self.cells.get("place") else { return Ok(BufferMode::OutOfPlace) };
         let found = BufferMode::BOTH.into_iter().find(|place| place.name() == *cell);
         found.ok_or_else(|| self.mismatch("out-of-place or in-place".to_owned(), cell))
     }
 
-    fn measurement(&self) -> Result<Measurement, ReadError> {
-        let spread = TimeStats {
+    fn measurement(&self) -> Result<Measurement> {
+        let stats = TimeStats {
             min_us: self.metric("min_us")?,
             p50_us: self.metric("p50_us")?,
             p90_us: self.metric("p90_us")?,
@@ -95,54 +88,39 @@ impl<'a> CsvRecord<'a> {
             wrong: self.parse("wrong")?,
             error: self.metric("error")?,
             iterations: self.parse("iterations")?,
-            call_stats: (spread != TimeStats::default()).then_some(spread),
+            call_stats: (stats != TimeStats::default()).then_some(stats),
             ..Measurement::default()
         })
     }
 
-    fn append_to(&self, results: &mut Vec<BenchResult>) -> Result<(), ReadError> {
+    fn append_to(&self, results: &mut Vec<BenchResult>) -> Result<()> {
         let size_bytes = self.parse("size_bytes")?;
         let size_bytes = size_bytes.ok_or_else(|| self.mismatch("a size_bytes".to_owned(), ""))?;
         let (count, place) = (self.parse("count")?, self.place()?);
         let measured = self.measurement()?;
-        let table = table_of(&mut self.result_of(results)?.tables, self)?;
-        let row = match table.rows.last_mut() {
-            // The in-place record of a size directly follows its out-of-place record.
-            Some(row) if row.size_bytes == size_bytes && self.continues(row, count, place) => row,
-            _ => {
-                table.rows.push(BenchRow { size_bytes, count, ..BenchRow::default() });
-                match table.rows.last_mut() {
-                    Some(row) => row,
-                    None => return Ok(()),
-                }
-            }
+        let rows = &mut table_of(&mut self.result_of(results)?.tables, self)?.rows;
+        // The in-place record of a size directly follows its out-of-place record.
+        let follows = |row: &BenchRow| (row.size_bytes, row.count) == (size_bytes, count);
+        let continues =
+            |row: &BenchRow| place == BufferMode::InPlace && row.in_place.is_none() && follows(row);
+        let mut row = match rows.pop_if(|row| continues(row)) {
+            Some(row) => row,
+            None => BenchRow { size_bytes, count, ..BenchRow::default() },
         };
-        *place.measurement_mut(row) = measured;
+        *place.measurement_mut(&mut row) = measured;
+        rows.push(row);
         Ok(())
     }
 
-    fn continues(&self, row: &BenchRow, count: Option<u64>, place: BufferMode) -> bool {
-        place == BufferMode::InPlace && row.in_place.is_none() && row.count == count
-    }
-
     /// The result of this record's label.
-    fn result_of<'r>(
-        &self,
-        results: &'r mut Vec<BenchResult>,
-    ) -> Result<&'r mut BenchResult, ReadError> {
+    fn result_of<'r>(&self, results: &'r mut Vec<BenchResult>) -> Result<&'r mut BenchResult> {
         let label = self.text("label").unwrap_or_else(|| stem(self.file).to_owned());
         let known = results.iter().position(|result| result.label == label);
         let at = known.unwrap_or(results.len());
         if known.is_none() {
             let mut result = BenchResult { label, complete: true, ..BenchResult::default() };
-            let programs = [
-                BenchProgram::Regatta,
-                BenchProgram::NcclTests,
-                BenchProgram::RcclTests,
-                BenchProgram::Osu,
-            ];
-            let program = self.cells.get("program");
-            let program = programs.into_iter().find(|p| Some(&p.name()) == program);
+            let program = self.text("program").map(serde_json::Value::String);
+            let program = program.and_then(|name| serde_json::from_value(name).ok());
             result.program = program.unwrap_or_default();
             result.backend = self.text("backend");
             // 0 means unknown.
@@ -158,7 +136,7 @@ impl<'a> CsvRecord<'a> {
 fn table_of<'t>(
     tables: &'t mut Vec<BenchTable>,
     record: &CsvRecord<'_>,
-) -> Result<&'t mut BenchTable, ReadError> {
+) -> Result<&'t mut BenchTable> {
     let expected = BenchTable {
         operation: record.text("operation").map(Operation::from).unwrap_or_default(),
         dtype: record.text("type"),

@@ -4,7 +4,7 @@ use regatta_model::BenchResult;
 
 use super::context::TableContext;
 use super::lines::{LogLine, lines};
-use super::{ReadError, nccl_tests, osu, tabular};
+use super::{LineError, Result, nccl_tests, osu, tabular};
 
 /// The table being parsed.
 enum ActiveParser<'a> {
@@ -22,19 +22,17 @@ struct TextReader<'a> {
 }
 
 /// Parses all tables of a text.
-pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
+pub(super) fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
     let (active, context, results) = (ActiveParser::Idle, TableContext::default(), Vec::new());
     let mut reader = TextReader { name, active, context, results };
-    for line in lines(text) {
-        reader.line(&line)?;
-    }
-    reader.close()?;
+    let parsed = lines(text).try_for_each(|line| reader.line(&line));
+    parsed.and_then(|()| reader.close()).map_err(|error| error.in_file(name))?;
     number_duplicate_labels(&mut reader.results);
     Ok(reader.results)
 }
 
 impl<'a> TextReader<'a> {
-    fn line(&mut self, line: &LogLine<'a>) -> Result<(), ReadError> {
+    fn line(&mut self, line: &LogLine<'a>) -> Result<(), LineError> {
         let name = self.name;
         if line.is_fence {
             // A code fence ends the current table.
@@ -42,12 +40,11 @@ impl<'a> TextReader<'a> {
         }
         let consumed = match &mut self.active {
             ActiveParser::Idle => false,
-            ActiveParser::Nccl(run) => run.push_line(name, line)?,
-            ActiveParser::Osu(run) => run.push_line(name, line)?,
-            ActiveParser::Tabular(_) if osu::starts_run(line) || nccl_tests::starts_run(line) => {
-                false
+            ActiveParser::Nccl(run) => run.push_line(line)?,
+            ActiveParser::Osu(run) => run.push_line(line)?,
+            ActiveParser::Tabular(cells) => {
+                !osu::starts_run(line) && !nccl_tests::starts_run(line) && cells.push_line(line)
             }
-            ActiveParser::Tabular(cells) => cells.push_line(line),
         };
         if consumed {
             if !matches!(self.active, ActiveParser::Tabular(_)) {
@@ -61,14 +58,17 @@ impl<'a> TextReader<'a> {
         }
         if osu::starts_run(line) {
             self.close()?;
-            self.active =
-                ActiveParser::Osu(Box::new(osu::OsuParser::new(name, line, &self.context)));
+            let run = osu::OsuParser::new(name, line, &self.context);
+            self.active = ActiveParser::Osu(Box::new(run));
         } else if nccl_tests::starts_run(line) {
             self.close()?;
             let mut run = nccl_tests::NcclTestsParser::new(name, line, &self.context);
-            run.push_line(name, line)?;
+            run.push_line(line)?;
             self.active = ActiveParser::Nccl(Box::new(run));
-        } else if tabular::starts_table(line) && (line.text.contains('\t') || self.is_idle()) {
+        } else if tabular::starts_table(line)
+            // The output of a run may contain aligned text.
+            && (line.text.contains('\t') || matches!(self.active, ActiveParser::Idle))
+        {
             self.close()?;
             self.active = ActiveParser::Tabular(tabular::TabularBlock::new(line));
         } else {
@@ -77,15 +77,10 @@ impl<'a> TextReader<'a> {
         Ok(())
     }
 
-    /// Whether no run is being parsed; its output may contain aligned text.
-    fn is_idle(&self) -> bool {
-        matches!(self.active, ActiveParser::Idle)
-    }
-
-    fn close(&mut self) -> Result<(), ReadError> {
+    fn close(&mut self) -> Result<(), LineError> {
         match std::mem::replace(&mut self.active, ActiveParser::Idle) {
             ActiveParser::Idle => {}
-            ActiveParser::Nccl(run) => self.results.extend(run.finish(self.name)?),
+            ActiveParser::Nccl(run) => self.results.extend(run.finish()?),
             ActiveParser::Osu(run) => self.results.push(run.finish()),
             ActiveParser::Tabular(cells) => {
                 self.results.extend(cells.finish(self.name, &mut self.context));

@@ -12,14 +12,14 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::nccl_tests::{set_operations, set_shape_from_devices};
-use super::{ReadError, context};
+use super::{ReadError, Result, context};
 
 /// Parses either format.
-pub(super) fn read(name: &str, text: &str) -> Result<BenchResult, ReadError> {
+pub(super) fn read(name: &str, text: &str) -> Result<BenchResult> {
     #[derive(Deserialize)]
     struct Peek {
-        results: Option<serde::de::IgnoredAny>,
-        format: Option<serde::de::IgnoredAny>,
+        results: Option<IgnoredAny>,
+        format: Option<IgnoredAny>,
     }
     let peek: Option<Peek> = serde_json::from_str(text).ok();
     let foreign = peek.is_some_and(|peek| peek.results.is_some() && peek.format.is_none());
@@ -39,7 +39,7 @@ pub(super) fn is_list(text: &str) -> bool {
 }
 
 /// Parses a list of either format.
-pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
+pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>> {
     let broken = |source| DocumentError::Json { kind: BenchResult::KIND, source };
     let named = |source| ReadError::Document { file: name.to_owned(), source: broken(source) };
     serde_json::from_str::<Vec<BTreeMap<String, IgnoredAny>>>(text).map_err(named)?;
@@ -70,27 +70,20 @@ struct NcclTestsReport {
     average_bus_bandwidth: Option<AverageBusbw>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct RunOptions {
-    #[serde(default)]
     nthreads: u64,
-    #[serde(default)]
     ngpus: u64,
-    #[serde(default)]
     minimum_bytes: u64,
-    #[serde(default)]
     maximum_bytes: u64,
     step_factor: Option<u64>,
     step_bytes: Option<u64>,
-    #[serde(default)]
     warmup_iters: u64,
-    #[serde(default)]
     iterations: u64,
     aggregated_iterations: Option<u64>,
-    #[serde(default)]
     validation: u64,
     graph: Option<u64>,
-    #[serde(default)]
     devices: Vec<DeviceEntry>,
 }
 
@@ -134,19 +127,14 @@ struct RowMetrics {
     nwrong: Value,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct PerIteration {
-    #[serde(default)]
     min_us: Value,
-    #[serde(default)]
     max_us: Value,
-    #[serde(default)]
     p50_us: Value,
-    #[serde(default)]
     p95_us: Value,
-    #[serde(default)]
     p99_us: Value,
-    #[serde(default)]
     cv_pct: Value,
 }
 
@@ -253,7 +241,7 @@ impl ResultRow {
                 busbw: number(&metrics.bus_bw),
                 wrong: number(&metrics.nwrong).map(|wrong| wrong as u64),
                 iterations,
-                call_stats: per_iteration.map(PerIteration::into_spread),
+                call_stats: per_iteration.map(PerIteration::into_stats),
                 ..Measurement::default()
             })
         };
@@ -277,7 +265,7 @@ impl ResultRow {
 }
 
 impl PerIteration {
-    fn into_spread(self) -> TimeStats {
+    fn into_stats(self) -> TimeStats {
         TimeStats {
             min_us: number(&self.min_us),
             p50_us: number(&self.p50_us),

@@ -35,12 +35,8 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = LogLine<'_>> {
     text.lines().enumerate().filter_map(move |(index, raw)| {
         if raw.trim_start().starts_with("```") {
             in_code_fence = !in_code_fence;
-            return Some(LogLine {
-                number: index + 1,
-                text: "",
-                in_code_fence: false,
-                is_fence: true,
-            });
+            let fence = LogLine { number: 0, text: "", in_code_fence: false, is_fence: true };
+            return Some(LogLine { number: index + 1, ..fence });
         }
         let text = strip_nccl_log(strip_launcher_label(raw))?;
         Some(LogLine { number: index + 1, text, in_code_fence, is_fence: false })
@@ -119,8 +115,8 @@ mod tests {
 
     #[test]
     fn code_fences_are_tracked() {
-        let found: Vec<_> =
-            lines("a\n```\nb\n```\nc").map(|l| (l.number, l.in_code_fence)).collect();
+        let lines = lines("a\n```\nb\n```\nc");
+        let found: Vec<_> = lines.map(|line| (line.number, line.in_code_fence)).collect();
         assert_eq!(found, [(1, false), (2, false), (3, true), (4, false), (5, false)]);
     }
 }

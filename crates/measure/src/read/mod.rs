@@ -37,9 +37,26 @@ pub enum ReadError {
     NoResults { file: String },
 }
 
+type Result<T, E = ReadError> = std::result::Result<T, E>;
+
+/// A line that does not match its table.
+#[derive(Debug)]
+struct LineError {
+    line: usize,
+    expected: String,
+    found: String,
+}
+
+impl LineError {
+    fn in_file(self, file: &str) -> ReadError {
+        let Self { line, expected, found } = self;
+        ReadError::Line { file: file.to_owned(), line, expected, found }
+    }
+}
+
 /// Parses all results of a text in any known format. `name` is the file name, used in errors and as
 /// the default label.
-pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
+pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let results = if text.trim_start().starts_with('{') {
         vec![json::read(name, text)?]
@@ -50,8 +67,8 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>, ReadError> {
     } else {
         detect::read(name, text)?
     };
-    match results.is_empty() {
-        true => Err(ReadError::NoResults { file: name.to_owned() }),
-        false => Ok(results),
+    if results.is_empty() {
+        return Err(ReadError::NoResults { file: name.to_owned() });
     }
+    Ok(results)
 }

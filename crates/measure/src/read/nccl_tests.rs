@@ -6,7 +6,7 @@ use regatta_model::{BenchResult, BenchTable, Operation};
 use super::columns::{ColumnLayout, ColumnMismatch, ParsedRow};
 use super::context::{self, TableContext};
 use super::lines::LogLine;
-use super::{ReadError, comments};
+use super::{LineError, comments};
 use crate::buffer_mode::BufferMode;
 use crate::formula;
 
@@ -82,16 +82,16 @@ impl NcclTestsParser {
     }
 
     /// Adds a line; `false` if it does not belong to this run.
-    pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
+    pub fn push_line(&mut self, line: &LogLine<'_>) -> Result<bool, LineError> {
         if line.is_blank() {
             self.after_blank = self.rows > 0;
             return Ok(!self.after_blank);
         }
         let words: Vec<&str> = line.words().collect();
         if self.partial_row.is_some() && ColumnLayout::continues_row(&words) {
-            return self.continue_row(name, line).map(|()| true);
+            return self.continue_row(line).map(|()| true);
         }
-        self.flush_row(name)?;
+        self.flush_row()?;
         if is_preamble(line) {
             return Ok(self.rows == 0 && self.preamble(line));
         }
@@ -100,7 +100,7 @@ impl NcclTestsParser {
             None if self.version(line.text) => Ok(true),
             // Slides and web pages lose the comment sign.
             None if is_header_rest(line.text) || self.device(line.text) => Ok(true),
-            None => self.start_row(name, line, &words),
+            None => self.start_row(line, &words),
         }
     }
 
@@ -135,11 +135,13 @@ impl NcclTestsParser {
     /// Version lines printed by the libraries.
     fn version(&mut self, text: &str) -> bool {
         let text = text.trim();
-        let known = [("NCCL version ", "nccl"), ("RCCL version ", "rccl")];
-        let found =
-            known.iter().find_map(|(prefix, name)| Some((*name, text.strip_prefix(prefix)?)));
-        let own = text.strip_prefix("rccl-tests: Version ").map(|version| ("rccl-tests", version));
-        let Some((name, version)) = found.or(own) else { return false };
+        let known = [
+            ("NCCL version ", "nccl"),
+            ("RCCL version ", "rccl"),
+            ("rccl-tests: Version ", "rccl-tests"),
+        ];
+        let version = |(prefix, name)| Some((name, text.strip_prefix(prefix)?));
+        let Some((name, version)) = known.into_iter().find_map(version) else { return false };
         if name.starts_with("rccl") {
             self.result.program = BenchProgram::RcclTests;
         }
@@ -156,16 +158,13 @@ impl NcclTestsParser {
 
     fn comment(&mut self, text: &str) -> bool {
         if let Some(columns) = ColumnLayout::from_header(text, self.first) {
-            let free = self.rows == 0;
-            if free {
+            let is_first = self.rows == 0;
+            if is_first {
                 self.columns = Some(columns);
             }
-            return free;
+            return is_first;
         }
-        if comments::summarize(text, &mut self.result.summary) {
-            return true;
-        }
-        if self.device(text) {
+        if comments::summarize(text, &mut self.result.summary) || self.device(text) {
             return true;
         }
         let (comment, text) = (text, text.trim());
@@ -189,12 +188,7 @@ impl NcclTestsParser {
         true
     }
 
-    fn start_row(
-        &mut self,
-        name: &str,
-        line: &LogLine<'_>,
-        words: &[&str],
-    ) -> Result<bool, ReadError> {
+    fn start_row(&mut self, line: &LogLine<'_>, words: &[&str]) -> Result<bool, LineError> {
         let columns = self.columns.clone().unwrap_or_else(ColumnLayout::standard);
         if !columns.is_row(words) {
             return Ok(false);
@@ -202,20 +196,18 @@ impl NcclTestsParser {
         self.columns = Some(columns);
         self.after_blank = false;
         self.partial_row = Some((line.number, line.text.to_owned()));
-        self.finish_row(name)?;
-        Ok(true)
+        self.finish_row().map(|()| true)
     }
 
-    fn continue_row(&mut self, name: &str, line: &LogLine<'_>) -> Result<(), ReadError> {
+    fn continue_row(&mut self, line: &LogLine<'_>) -> Result<(), LineError> {
         if let Some((_, text)) = &mut self.partial_row {
-            text.push(' ');
-            text.push_str(line.text.trim());
+            *text += &format!(" {}", line.text.trim());
         }
-        self.finish_row(name)
+        self.finish_row()
     }
 
     /// Parses the started row if it is complete.
-    fn finish_row(&mut self, name: &str) -> Result<(), ReadError> {
+    fn finish_row(&mut self) -> Result<(), LineError> {
         let (Some(columns), Some((number, text))) = (&self.columns, &self.partial_row) else {
             return Ok(());
         };
@@ -223,14 +215,9 @@ impl NcclTestsParser {
         let in_place_only = columns.is_in_place_only(text, &words);
         if words.len() > columns.len() {
             let expected = format!("a row of {} columns", columns.len());
-            return Err(line_error(
-                name,
-                *number,
-                ColumnMismatch { expected, found: text.trim().to_owned() },
-            ));
+            return Err(ColumnMismatch::new(&expected, text.trim()).at(*number));
         }
-        let row =
-            columns.row(&words, in_place_only).map_err(|found| line_error(name, *number, found))?;
+        let row = columns.row(&words, in_place_only).map_err(|mismatch| mismatch.at(*number))?;
         if words.len() == columns.len() || in_place_only {
             let text = text.clone();
             self.partial_row = None;
@@ -240,15 +227,16 @@ impl NcclTestsParser {
     }
 
     /// An incomplete row is kept with its values; without any it becomes a note.
-    fn flush_row(&mut self, name: &str) -> Result<(), ReadError> {
+    fn flush_row(&mut self) -> Result<(), LineError> {
         let (Some(columns), Some((number, text))) = (&self.columns, self.partial_row.take()) else {
             return Ok(());
         };
         let words: Vec<&str> = text.split_whitespace().collect();
-        let row = columns.row(&words, false).map_err(|found| line_error(name, number, found))?;
-        match row.row.out_of_place.is_some() || row.row.in_place.is_some() {
-            true => self.push_row(row, text),
-            false => self.result.notes.push(text),
+        let row = columns.row(&words, false).map_err(|mismatch| mismatch.at(number))?;
+        if row.row.out_of_place.is_some() || row.row.in_place.is_some() {
+            self.push_row(row, text);
+        } else {
+            self.result.notes.push(text);
         }
         Ok(())
     }
@@ -268,8 +256,8 @@ impl NcclTestsParser {
     }
 
     /// The result; `None` without a table.
-    pub fn finish(mut self, name: &str) -> Result<Option<BenchResult>, ReadError> {
-        self.flush_row(name)?;
+    pub fn finish(mut self) -> Result<Option<BenchResult>, LineError> {
+        self.flush_row()?;
         if self.columns.is_none() && self.result.parameters.is_none() {
             return Ok(None);
         }
@@ -314,21 +302,11 @@ pub(super) fn set_operations(result: &mut BenchResult, hints: &[String]) {
     result.shape.ranks = result.shape.ranks.or(guessed);
 }
 
-fn line_error(name: &str, line: usize, line_error: ColumnMismatch) -> ReadError {
-    ReadError::Line {
-        file: name.to_owned(),
-        line,
-        expected: line_error.expected,
-        found: line_error.found,
-    }
-}
-
 /// The units line, or fragments of a header: no values.
 fn is_header_rest(text: &str) -> bool {
     let known = ["algbw", "busbw", "busrw", "#wrong", "time", "timestamp"];
-    let unit =
-        |word: &str| known.contains(&word) || word.starts_with(['(', '%']) || word.ends_with(')');
-    text.split_whitespace().all(unit)
+    let is_unit = |word: &str| word.starts_with(['(', '%']) || word.ends_with(')');
+    text.split_whitespace().all(|word| known.contains(&word) || is_unit(word))
 }
 
 /// Infers the operation from the rows; early nccl-tests versions do not print it.

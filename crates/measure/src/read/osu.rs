@@ -3,8 +3,8 @@
 use regatta_model::bench::{BenchProgram, BenchShape};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
-use super::ReadError;
-use super::columns::parse_metric;
+use super::LineError;
+use super::columns::{ColumnMismatch, parse_metric};
 use super::context::{self, TableContext};
 use super::lines::LogLine;
 
@@ -24,10 +24,8 @@ impl OsuParser {
     /// A run that starts with this line.
     pub fn new(name: &str, line: &LogLine<'_>, context: &TableContext) -> Self {
         let title = line.comment().unwrap_or_default().trim();
-        let (title, version) = match title.rsplit_once(" v") {
-            Some((title, version)) => (title, Some(version)),
-            None => (title, None),
-        };
+        let versioned = title.rsplit_once(" v");
+        let (title, version) = versioned.map_or((title, None), |(title, v)| (title, Some(v)));
         let operation = operation(title);
         let command = context.command_line();
         let mut result = BenchResult {
@@ -51,7 +49,7 @@ impl OsuParser {
     }
 
     /// Adds a line; `false` if it does not belong to this run.
-    pub fn push_line(&mut self, name: &str, line: &LogLine<'_>) -> Result<bool, ReadError> {
+    pub fn push_line(&mut self, line: &LogLine<'_>) -> Result<bool, LineError> {
         if let Some(comment) = line.comment() {
             if starts_run(line) {
                 return Ok(false);
@@ -63,18 +61,11 @@ impl OsuParser {
             return Ok(true);
         }
         let words: Vec<&str> = line.words().collect();
-        let is_row =
-            words.first().is_some_and(|word| parse_metric(word).is_ok_and(|n| n.is_some()));
+        let is_row = words.first().is_some_and(|word| matches!(parse_metric(word), Ok(Some(_))));
         if !is_row || self.columns.is_empty() {
             return Ok(false);
         }
-        self.row(&words, line).map_err(|(expected, found)| ReadError::Line {
-            file: name.to_owned(),
-            line: line.number,
-            expected,
-            found,
-        })?;
-        Ok(true)
+        self.row(&words, line).map_err(|mismatch| mismatch.at(line.number)).map(|()| true)
     }
 
     fn comment(&mut self, text: &str) {
@@ -85,14 +76,14 @@ impl OsuParser {
         }
     }
 
-    fn row(&mut self, words: &[&str], line: &LogLine<'_>) -> Result<(), (String, String)> {
+    fn row(&mut self, words: &[&str], line: &LogLine<'_>) -> Result<(), ColumnMismatch> {
         if words.len() > self.columns.len() {
             let expected = format!("a row of {} columns", self.columns.len());
-            return Err((expected, line.text.trim().to_owned()));
+            return Err(ColumnMismatch::new(&expected, line.text.trim()));
         }
         let (mut row, mut measured) = (BenchRow::default(), Measurement::default());
         for (column, word) in self.columns.iter().zip(words) {
-            let mismatch = |expected: &str| (expected.to_owned(), (*word).to_owned());
+            let mismatch = |expected: &str| ColumnMismatch::new(expected, word);
             match column.as_str() {
                 "Size" => row.size_bytes = word.parse().map_err(|_| mismatch("a size in bytes"))?,
                 "Validation" => measured.wrong = validation_errors(word).map_err(mismatch)?,
@@ -141,35 +132,14 @@ fn operation(title: &str) -> Operation {
 
 /// The columns of a header comment; `None` for other comments.
 fn columns(header: &str) -> Option<Vec<String>> {
-    const NAMES: [&str; 24] = [
-        "Size",
-        "Latency (us)",
-        "Latency(us)",
-        "Avg Latency(us)",
-        "Avg Lat(us)",
-        "Min Latency(us)",
-        "Min Lat(us)",
-        "Max Latency(us)",
-        "Max Lat(us)",
-        "Iterations",
-        "Bandwidth (MB/s)",
-        "MB/s",
-        "Messages/s",
-        "Validation",
-        "Transmit Size",
-        "Overall(us)",
-        "Compute(us)",
-        "Coll. Init(us)",
-        "MPI_Test(us)",
-        "MPI_Wait(us)",
-        "Pure Comm.(us)",
-        "Min Comm.(us)",
-        "Max Comm.(us)",
-        "Overlap(%)",
-    ];
+    const NAMES: &str = "Size,Latency (us),Latency(us),Avg Latency(us),Avg Lat(us),Min Latency(us),\
+                         Min Lat(us),Max Latency(us),Max Lat(us),Iterations,Bandwidth (MB/s),MB/s,\
+                         Messages/s,Validation,Transmit Size,Overall(us),Compute(us),\
+                         Coll. Init(us),MPI_Test(us),MPI_Wait(us),Pure Comm.(us),Min Comm.(us),\
+                         Max Comm.(us),Overlap(%)";
     let (mut rest, mut found) = (header.trim_start(), Vec::new());
     while !rest.is_empty() {
-        let name = NAMES.iter().find(|name| rest.starts_with(*name)).map(|name| name.len());
+        let name = NAMES.split(',').find(|name| rest.starts_with(*name)).map(str::len);
         let name = name.or_else(|| percentile(rest));
         // Unknown columns end at two spaces.
         let end = name.unwrap_or_else(|| rest.find("  ").unwrap_or(rest.len()));
@@ -200,20 +170,17 @@ fn validation_errors(word: &str) -> Result<Option<u64>, &'static str> {
 
 fn set_metric(name: &str, word: &str, measured: &mut Measurement) -> Result<(), &'static str> {
     let value = parse_metric(word).map_err(|()| "a number")?;
+    let (ranks, calls) = (&mut measured.rank_stats, &mut measured.call_stats);
     match name {
         "Latency (us)" | "Latency(us)" | "Avg Latency(us)" | "Avg Lat(us)" | "Overall(us)" => {
             measured.time_us = value;
         }
-        "Min Latency(us)" | "Min Lat(us)" => {
-            measured.rank_stats.get_or_insert_default().min_us = value;
-        }
-        "Max Latency(us)" | "Max Lat(us)" => {
-            measured.rank_stats.get_or_insert_default().max_us = value;
-        }
-        "P50 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p50_us = value,
-        "P90 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p90_us = value,
-        "P95 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p95_us = value,
-        "P99 Tail Lat(us)" => measured.call_stats.get_or_insert_default().p99_us = value,
+        "Min Latency(us)" | "Min Lat(us)" => ranks.get_or_insert_default().min_us = value,
+        "Max Latency(us)" | "Max Lat(us)" => ranks.get_or_insert_default().max_us = value,
+        "P50 Tail Lat(us)" => calls.get_or_insert_default().p50_us = value,
+        "P90 Tail Lat(us)" => calls.get_or_insert_default().p90_us = value,
+        "P95 Tail Lat(us)" => calls.get_or_insert_default().p95_us = value,
+        "P99 Tail Lat(us)" => calls.get_or_insert_default().p99_us = value,
         "Iterations" => measured.iterations = value.map(|value| value as u64),
         // Scaled in decimal, so that the value is the nearest to what was printed.
         "Bandwidth (MB/s)" | "MB/s" => measured.algbw = mb_to_gb(word),
@@ -233,20 +200,21 @@ mod tests {
 
     #[test]
     fn titles_name_the_operation() {
-        let of = |title: &str| operation(title);
-        assert_eq!(of("OSU MPI Latency Test"), Operation::Latency);
-        assert_eq!(of("OSU MPI-CUDA Bi-Directional Bandwidth Test"), Operation::BiBandwidth);
-        assert_eq!(of("OSU MPI Broadcast Latency Test"), Operation::Broadcast);
-        assert_eq!(of("OSU MPI Reduce_scatter Latency Test"), Operation::ReduceScatter);
-        assert_eq!(of("OSU NCCL Allreduce Latency Test"), Operation::AllReduce);
-        let all = "OSU MPI All-to-All Personalized Exchange Latency Test";
-        assert_eq!(of(all), Operation::AllToAll);
         let other = |name: &str| Operation::Other(name.to_owned());
-        let rate = "OSU MPI Multiple Bandwidth / Message Rate Test";
-        assert_eq!(of(rate), other("multiple-bandwidth-message-rate"));
-        let overlapped = "OSU MPI Non-blocking Allreduce Latency Test";
-        assert_eq!(of(overlapped), other("non-blocking-allreduce-latency"));
-        assert_eq!(of("OSU MPI_Put Latency Test"), other("mpi-put-latency"));
+        let cases = [
+            ("MPI Latency", Operation::Latency),
+            ("MPI-CUDA Bi-Directional Bandwidth", Operation::BiBandwidth),
+            ("MPI Broadcast Latency", Operation::Broadcast),
+            ("MPI Reduce_scatter Latency", Operation::ReduceScatter),
+            ("NCCL Allreduce Latency", Operation::AllReduce),
+            ("MPI All-to-All Personalized Exchange Latency", Operation::AllToAll),
+            ("MPI Multiple Bandwidth / Message Rate", other("multiple-bandwidth-message-rate")),
+            ("MPI Non-blocking Allreduce Latency", other("non-blocking-allreduce-latency")),
+            ("MPI_Put Latency", other("mpi-put-latency")),
+        ];
+        for (title, expected) in cases {
+            assert_eq!(operation(&format!("OSU {title} Test")), expected, "{title}");
+        }
     }
 
     #[test]

@@ -3,16 +3,15 @@
 //! A table with sizes and one column per run becomes those runs; any other table is kept cell by
 //! cell.
 
-use regatta_model::bench::{BenchShape, RawTable};
-use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
+use regatta_model::bench::RawTable;
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
 
 use super::columns::parse_metric;
 use super::context::{self, TableContext};
 use super::lines::LogLine;
 
 /// What such a table does not state.
-const ASSUMPTION_NOTE: &str =
-    "assumed to be in-place bus bandwidths in GB/s: the table does not say";
+const ASSUMPTION: &str = "assumed to be in-place bus bandwidths in GB/s: the table does not say";
 
 /// Lines that may be a table.
 #[derive(Debug)]
@@ -23,10 +22,9 @@ pub(super) struct TabularBlock<'a> {
 
 /// Whether a table may start with this line.
 pub(super) fn starts_table(line: &LogLine<'_>) -> bool {
-    match line.text.contains('\t') {
-        true => full_cells(line.text, true) >= 2,
-        false => line.in_code_fence && full_cells(line.text, false) >= 3,
-    }
+    let by_tabs = line.text.contains('\t');
+    let min = if by_tabs { 2 } else { 3 };
+    (by_tabs || line.in_code_fence) && full_cells(line.text, by_tabs) >= min
 }
 
 fn full_cells(line: &str, by_tabs: bool) -> usize {
@@ -41,9 +39,10 @@ impl<'a> TabularBlock<'a> {
 
     /// Adds a line; `false` if it does not belong to this table.
     pub fn push_line(&mut self, line: &LogLine<'a>) -> bool {
-        let fits = match self.by_tabs {
-            true => line.text.contains('\t'),
-            false => line.in_code_fence && full_cells(line.text, false) >= 2,
+        let fits = if self.by_tabs {
+            line.text.contains('\t')
+        } else {
+            line.in_code_fence && full_cells(line.text, false) >= 2
         };
         if fits {
             self.lines.push(*line);
@@ -64,10 +63,8 @@ impl<'a> TabularBlock<'a> {
         }
         let owned = |cells: Vec<&str>| cells.into_iter().map(str::to_owned).collect();
         let rows = self.lines.iter().map(|line| owned(cells(line.text, self.by_tabs))).collect();
-        let sheet = RawTable { title: title.clone(), rows };
-        let result =
-            BenchResult { label: title, raw_tables: vec![sheet], ..BenchResult::default() };
-        vec![BenchResult { complete: true, ..result }]
+        let raw_tables = vec![RawTable { title: title.clone(), rows }];
+        vec![BenchResult { label: title, raw_tables, complete: true, ..BenchResult::default() }]
     }
 
     /// One run per column, if the table has bus bandwidths by size.
@@ -86,44 +83,30 @@ impl<'a> TabularBlock<'a> {
         }
         let operation = context::operation_in(title).unwrap_or_default();
         let shape = context::shape_of_title(title);
-        let run = |(index, label): (usize, &&str)| BenchResult {
-            notes: vec![title.to_owned(), ASSUMPTION_NOTE.to_owned()],
-            ..run_of_column(index, label, &read, &operation, &shape)
+        let run = |(index, label): (usize, &&str)| {
+            let row = |(size, values, line): &(u64, Vec<f64>, &str)| BenchRow {
+                size_bytes: *size,
+                in_place: Some(Measurement { busbw: Some(values[index]), ..<_>::default() }),
+                line: Some((*line).to_owned()),
+                ..BenchRow::default()
+            };
+            let (operation, rows) = (operation.clone(), read.iter().map(row).collect());
+            BenchResult {
+                label: (*label).to_owned(),
+                shape: shape.clone(),
+                tables: vec![BenchTable { operation, rows, ..BenchTable::default() }],
+                complete: true,
+                notes: vec![title.to_owned(), ASSUMPTION.to_owned()],
+                ..BenchResult::default()
+            }
         };
         Some(names[1..].iter().enumerate().map(run).collect())
     }
 }
 
-fn run_of_column(
-    index: usize,
-    label: &str,
-    read: &[(u64, Vec<f64>, &str)],
-    operation: &Operation,
-    shape: &BenchShape,
-) -> BenchResult {
-    let row = |(size, values, line): &(u64, Vec<f64>, &str)| {
-        let busbw = values.get(index).copied();
-        BenchRow {
-            size_bytes: *size,
-            in_place: Some(Measurement { busbw, ..Measurement::default() }),
-            line: Some((*line).to_owned()),
-            ..BenchRow::default()
-        }
-    };
-    let rows = read.iter().map(row).collect();
-    let table = BenchTable { operation: operation.clone(), rows, ..BenchTable::default() };
-    BenchResult {
-        label: label.to_owned(),
-        shape: shape.clone(),
-        tables: vec![table],
-        complete: true,
-        ..BenchResult::default()
-    }
-}
-
 fn cells(line: &str, by_tabs: bool) -> Vec<&str> {
-    match by_tabs {
-        true => line.split('\t').map(str::trim).collect(),
-        false => line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect(),
+    if by_tabs {
+        return line.split('\t').map(str::trim).collect();
     }
+    line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()
 }

@@ -4,13 +4,11 @@ use regatta_comm::{Collectives, Comm, CommError};
 use regatta_model::RankRoofline;
 
 use super::RooflineRow;
+use crate::CommResult;
 
 /// Gathers the rows of all ranks on rank 0; the other ranks get an empty list. Collective: a rank
 /// whose measurement failed takes part without rows.
-pub fn gather(
-    comm: &dyn Comm,
-    rows: &[RooflineRow],
-) -> Result<Vec<(u32, Vec<RooflineRow>)>, CommError> {
+pub fn gather(comm: &dyn Comm, rows: &[RooflineRow]) -> CommResult<Vec<(u32, Vec<RooflineRow>)>> {
     let failed = |rank: u32, error: serde_json::Error| CommError::System {
         what: format!("roofline rows of {}", comm.peer(rank)),
         why: error.to_string(),
@@ -19,10 +17,7 @@ pub fn gather(
     let mut lengths = vec![0i64; comm.size() as usize];
     comm.all_gather(&[own.len() as i64], &mut lengths)?;
     let lengths: Vec<usize> = lengths.into_iter().map(|bytes| bytes.max(0) as usize).collect();
-    let mut all = match comm.rank() {
-        0 => vec![0u8; lengths.iter().sum()],
-        _ => Vec::new(),
-    };
+    let mut all = vec![0u8; if comm.rank() == 0 { lengths.iter().sum() } else { 0 }];
     comm.gather_v(&own, &mut all, &lengths, 0)?;
     if comm.rank() != 0 {
         return Ok(Vec::new());
@@ -52,7 +47,7 @@ pub fn to_rooflines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::in_process;
+    use crate::run::testing::on_ranks;
 
     fn rows(rank: u32) -> Vec<RooflineRow> {
         let row = |at: u32| RooflineRow {
@@ -67,16 +62,12 @@ mod tests {
 
     #[test]
     fn rank_0_receives_all_rows_unchanged() {
-        let ranks: Vec<_> = in_process::world(4)
-            .into_iter()
-            .map(|comm| std::thread::spawn(move || gather(&comm, &rows(comm.rank())).unwrap()))
-            .collect();
-        let mut found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let mut found = on_ranks(4, |comm| gather(&comm, &rows(comm.rank())).unwrap());
         assert!(found[1..].iter().all(Vec::is_empty));
         let first = found.remove(0);
         assert_eq!(first, (0..4).map(|rank| (rank, rows(rank))).collect::<Vec<_>>());
-        let to_rooflines = to_rooflines(first, |rank| format!("n{rank}"));
-        assert_eq!(to_rooflines.len(), 5);
-        assert_eq!((to_rooflines[2].rank, to_rooflines[2].host.as_str()), (2, "n2"));
+        let rooflines = to_rooflines(first, |rank| format!("n{rank}"));
+        assert_eq!(rooflines.len(), 5);
+        assert_eq!((rooflines[2].rank, rooflines[2].host.as_str()), (2, "n2"));
     }
 }

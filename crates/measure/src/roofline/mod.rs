@@ -74,6 +74,8 @@ pub enum RooflineError {
     InvalidSetting { message: String },
 }
 
+type Result<T = (), E = RooflineError> = std::result::Result<T, E>;
+
 /// CPUs available to this rank, by affinity and cgroup quota.
 pub fn rank_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -92,7 +94,6 @@ fn threads_text(threads: usize) -> String {
 /// Runs the cases of a measurement, reports progress and collects the rows.
 struct Cases<'a> {
     total: usize,
-    done: usize,
     stop: &'a AtomicBool,
     on_progress: &'a mut dyn FnMut(CaseProgress<'_>),
     rows: Vec<RooflineRow>,
@@ -101,7 +102,7 @@ struct Cases<'a> {
 
 impl<'a> Cases<'a> {
     fn new(stop: &'a AtomicBool, on_progress: &'a mut dyn FnMut(CaseProgress<'_>)) -> Self {
-        Self { total: 0, done: 0, stop, on_progress, rows: Vec::new(), notes: Vec::new() }
+        Self { total: 0, stop, on_progress, rows: Vec::new(), notes: Vec::new() }
     }
 
     /// Measures one case unless stopped; `None` from `measure` means it was interrupted.
@@ -113,15 +114,10 @@ impl<'a> Cases<'a> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(());
         }
-        (self.on_progress)(CaseProgress { done: self.done, total: self.total, name, row: None });
+        let progress = CaseProgress { done: self.rows.len(), total: self.total, name, row: None };
+        (self.on_progress)(progress);
         let Some(row) = measure(self.stop)? else { return Ok(()) };
-        self.done += 1;
-        (self.on_progress)(CaseProgress {
-            done: self.done,
-            total: self.total,
-            name,
-            row: Some(&row),
-        });
+        (self.on_progress)(CaseProgress { done: progress.done + 1, row: Some(&row), ..progress });
         self.rows.push(row);
         Ok(())
     }
@@ -151,10 +147,8 @@ mod tests {
         for name in ["a", "b", "c"] {
             let measured = cases.case(name, |stop| {
                 stop.store(name == "b", Ordering::Relaxed);
-                Ok::<_, RooflineError>(Some(RooflineRow {
-                    case: name.to_owned(),
-                    ..RooflineRow::default()
-                }))
+                let row = RooflineRow { case: name.to_owned(), ..RooflineRow::default() };
+                Result::<_>::Ok(Some(row))
             });
             measured.unwrap();
         }
@@ -162,9 +156,8 @@ mod tests {
         let rows = cases.into_rows();
         assert_eq!(rows.len(), 2, "measuring continued after stop");
         assert_eq!((rows[0].notes.len(), rows[0].notes[0].as_str()), (1, "no GPU"));
-        let word = |name: &str| name.to_owned();
         let all = [(0, "a", false), (1, "a", true), (1, "b", false), (2, "b", true)];
-        assert_eq!(reported, all.map(|(done, name, row)| (done, 3, word(name), row)));
+        assert_eq!(reported, all.map(|(done, name, row)| (done, 3, name.to_owned(), row)));
     }
 
     #[test]

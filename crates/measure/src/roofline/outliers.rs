@@ -1,6 +1,7 @@
 //! Outlier detection: ranks that are slower than the others at the same metric, or lack it. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use regatta_model::{RankRoofline, RateUnit, RooflineKind};
 
@@ -37,8 +38,8 @@ impl MetricKey {
     }
 }
 
-impl std::fmt::Display for MetricKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for MetricKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.kind.label(&self.what))?;
         match self.device.as_str() {
             "" | "cpu" => Ok(()),
@@ -79,8 +80,8 @@ pub struct SlowRank {
     pub ratio: f64,
 }
 
-impl std::fmt::Display for SlowRank {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for SlowRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, host, key, rate, ratio } = self;
         let (percent, unit) = (ratio * 100.0, key.unit.name());
         write!(f, "rank {rank} on {host}: {key}: {rate:.1} {unit}, {percent:.0} % of the median")
@@ -98,8 +99,8 @@ pub struct MissingMetrics {
     pub keys: Vec<MetricKey>,
 }
 
-impl std::fmt::Display for MissingMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for MissingMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, host, keys } = self;
         let first = keys.first().map(MetricKey::to_string).unwrap_or_default();
         write!(f, "rank {rank} on {host}: no result for {first}")?;
@@ -139,16 +140,16 @@ impl Outliers {
 /// A rank is slow at a metric if its rate is below the median by more than the tolerance and by
 /// more than the usual variation between ranks. Noisy metrics, such as those of a shared file
 /// system, therefore need a larger deviation.
-pub fn find(ranks: &[(u32, String)], ceilings: &[RankRoofline], tolerance: f64) -> Outliers {
-    let by_key = by_key(ceilings);
+pub fn find(ranks: &[(u32, String)], rooflines: &[RankRoofline], tolerance: f64) -> Outliers {
+    let by_key = by_key(rooflines);
     let mut outliers = Outliers { missing: find_missing(ranks, &by_key), ..Outliers::default() };
     for (key, members) in by_key {
-        let rates: Vec<f64> = members.iter().map(|ceiling| ceiling.row.median).collect();
+        let rates: Vec<f64> = members.iter().map(|entry| entry.row.median).collect();
         let Some(group_stats) = group_stats(key, rates, tolerance) else { continue };
-        for ceiling in members.iter().filter(|ceiling| ceiling.row.median < group_stats.threshold) {
-            let (host, rate) = (ceiling.host.clone(), ceiling.row.median);
+        for entry in members.iter().filter(|entry| entry.row.median < group_stats.threshold) {
+            let (host, rate) = (entry.host.clone(), entry.row.median);
             let (key, ratio) = (group_stats.key.clone(), rate / group_stats.median);
-            outliers.slow.push(SlowRank { rank: ceiling.rank, host, key, rate, ratio });
+            outliers.slow.push(SlowRank { rank: entry.rank, host, key, rate, ratio });
         }
         outliers.groups.push(group_stats);
     }
@@ -156,17 +157,20 @@ pub fn find(ranks: &[(u32, String)], ceilings: &[RankRoofline], tolerance: f64) 
     outliers
 }
 
+/// A metric and the rows that have it.
+type Group<'a> = (MetricKey, Vec<&'a RankRoofline>);
+
 /// Groups rows by metric, in measurement order.
-fn by_key(ceilings: &[RankRoofline]) -> Vec<(MetricKey, Vec<&RankRoofline>)> {
+fn by_key(rooflines: &[RankRoofline]) -> Vec<Group<'_>> {
     let mut indices: BTreeMap<MetricKey, usize> = BTreeMap::new();
-    let mut found: Vec<(MetricKey, Vec<&RankRoofline>)> = Vec::new();
-    for ceiling in ceilings.iter().filter(|ceiling| ceiling.row.median.is_finite()) {
-        let key = MetricKey::of(&ceiling.row);
+    let mut found: Vec<Group<'_>> = Vec::new();
+    for entry in rooflines.iter().filter(|entry| entry.row.median.is_finite()) {
+        let key = MetricKey::of(&entry.row);
         let index = *indices.entry(key.clone()).or_insert(found.len());
         if index == found.len() {
             found.push((key, Vec::new()));
         }
-        found[index].1.push(ceiling);
+        found[index].1.push(entry);
     }
     found
 }
@@ -183,32 +187,26 @@ fn group_stats(key: MetricKey, mut rates: Vec<f64>, tolerance: f64) -> Option<Gr
     let mut deviations: Vec<f64> = rates.iter().map(|rate| (rate - median).abs()).collect();
     deviations.sort_by(f64::total_cmp);
     // The lower median of the deviations.
-    let median_deviation = deviations[(deviations.len() - 1) / 2];
-    let threshold =
-        median - (tolerance.max(0.0) * median).max(OUTLIER_DEVIATIONS * median_deviation);
+    let variation = OUTLIER_DEVIATIONS * deviations[(deviations.len() - 1) / 2];
+    let threshold = median - (tolerance.max(0.0) * median).max(variation);
     Some(GroupStats { key, ranks: rates.len(), min, median, max, threshold })
 }
 
 /// Ranks without a metric that more than half of the ranks have.
-fn find_missing(
-    ranks: &[(u32, String)],
-    by_key: &[(MetricKey, Vec<&RankRoofline>)],
-) -> Vec<MissingMetrics> {
-    let mut found: Vec<MissingMetrics> = ranks
-        .iter()
-        .map(|(rank, host)| MissingMetrics { rank: *rank, host: host.clone(), keys: Vec::new() })
-        .collect();
-    for (key, members) in by_key {
-        let have: BTreeSet<u32> = members.iter().map(|ceiling| ceiling.rank).collect();
-        if have.len() * 2 <= ranks.len() {
-            continue;
-        }
-        for rank in found.iter_mut().filter(|rank| !have.contains(&rank.rank)) {
-            rank.keys.push(key.clone());
-        }
-    }
-    found.retain(|rank| !rank.keys.is_empty());
-    found
+fn find_missing(ranks: &[(u32, String)], by_key: &[Group<'_>]) -> Vec<MissingMetrics> {
+    let having = |(key, members): &Group<'_>| {
+        let have: BTreeSet<u32> = members.iter().map(|entry| entry.rank).collect();
+        (key.clone(), have)
+    };
+    let mut common: Vec<(MetricKey, BTreeSet<u32>)> = by_key.iter().map(having).collect();
+    common.retain(|(_, have)| have.len() * 2 > ranks.len());
+    let missing = |(rank, host): &(u32, String)| {
+        let lacks =
+            |(key, have): &(MetricKey, BTreeSet<u32>)| (!have.contains(rank)).then(|| key.clone());
+        let keys: Vec<MetricKey> = common.iter().filter_map(lacks).collect();
+        (!keys.is_empty()).then(|| MissingMetrics { rank: *rank, host: host.clone(), keys })
+    };
+    ranks.iter().filter_map(missing).collect()
 }
 
 #[cfg(test)]

@@ -3,22 +3,18 @@ use proptest::prelude::*;
 use super::*;
 
 fn row(what: &str, device: &str, median: f64) -> RooflineRow {
-    RooflineRow {
-        case: what.to_owned(),
-        device: device.to_owned(),
-        median,
-        ..RooflineRow::default()
-    }
+    let (case, device) = (what.to_owned(), device.to_owned());
+    RooflineRow { case, device, median, ..RooflineRow::default() }
 }
 
 /// Two ranks per node, one row each.
-fn ceilings(rates: &[f64]) -> Vec<RankRoofline> {
-    let ceiling = |(rank, rate): (u32, &f64)| RankRoofline {
+fn rooflines(rates: &[f64]) -> Vec<RankRoofline> {
+    let entry = |(rank, rate): (u32, &f64)| RankRoofline {
         rank,
         host: format!("n{}", rank / 2),
         row: row("f32 1024, 1 thread", "cpu", *rate),
     };
-    (0..).zip(rates).map(ceiling).collect()
+    (0..).zip(rates).map(entry).collect()
 }
 
 fn hosts(ranks: usize) -> Vec<(u32, String)> {
@@ -26,7 +22,7 @@ fn hosts(ranks: usize) -> Vec<(u32, String)> {
 }
 
 fn outliers(rates: &[f64]) -> Outliers {
-    find(&hosts(rates.len()), &ceilings(rates), DEFAULT_TOLERANCE)
+    find(&hosts(rates.len()), &rooflines(rates), DEFAULT_TOLERANCE)
 }
 
 fn slow(rates: &[f64]) -> Vec<u32> {
@@ -55,42 +51,38 @@ fn a_slow_half_of_the_ranks_is_reported() {
 
 #[test]
 fn noisy_rates_need_a_larger_deviation() {
-    let scattered = [61.0, 70.0, 75.0, 80.0, 86.0, 90.0, 99.0];
-    assert_eq!(slow(&scattered), [0u32; 0]);
-    assert_eq!(slow(&[61.0, 70.0, 75.0, 80.0, 86.0, 90.0, 99.0, 5.0]), [7]);
+    let scattered = [61.0, 70.0, 75.0, 80.0, 86.0, 90.0, 99.0, 5.0];
+    assert_eq!(slow(&scattered[..7]), [0u32; 0]);
+    assert_eq!(slow(&scattered), [7]);
 }
 
 #[test]
 fn rates_within_the_tolerance_are_not_outliers() {
-    assert!(outliers(&[100.0, 91.0, 100.0, 100.0, 100.0]).is_empty());
-    assert!(outliers(&[100.0]).is_empty());
-    assert!(outliers(&[]).is_empty());
-    assert!(outliers(&[0.0, 0.0, 0.0]).is_empty());
+    let rates: [&[f64]; 4] = [&[100.0, 91.0, 100.0, 100.0, 100.0], &[100.0], &[], &[0.0; 3]];
+    for rates in rates {
+        assert!(outliers(rates).is_empty(), "{rates:?}");
+    }
 }
 
 #[test]
 fn rows_are_grouped_by_device_except_for_disks() {
     let of = |rank, row| RankRoofline { rank, host: "n".to_owned(), row };
-    let mixed: Vec<RankRoofline> = (0..6)
-        .map(|rank| {
-            let (model, rate) = if rank < 3 { ("big", 100.0) } else { ("small", 30.0) };
-            of(rank, row("f16 8192", model, rate))
-        })
-        .collect();
+    let gpu = |rank| {
+        let (model, rate) = if rank < 3 { ("big", 100.0) } else { ("small", 30.0) };
+        of(rank, row("f16 8192", model, rate))
+    };
+    let mixed: Vec<RankRoofline> = (0..6).map(gpu).collect();
     assert!(find(&hosts(6), &mixed, DEFAULT_TOLERANCE).is_empty());
-    let disk =
-        |folder: &str, rate| RooflineRow { kind: RooflineKind::Disk, ..row("write", folder, rate) };
-    let disks: Vec<RankRoofline> = [("/a", 1.0), ("/b", 1.0), ("/c", 0.2)]
-        .into_iter()
-        .enumerate()
-        .map(|(rank, (folder, rate))| of(rank as u32, disk(folder, rate)))
-        .collect();
+    let disk = |(rank, folder, rate)| {
+        of(rank, RooflineRow { kind: RooflineKind::Disk, ..row("write", folder, rate) })
+    };
+    let disks = [(0, "/a", 1.0), (1, "/b", 1.0), (2, "/c", 0.2)].map(disk);
     assert_eq!(find(&hosts(3), &disks, DEFAULT_TOLERANCE).slow[0].rank, 2);
 }
 
 #[test]
 fn a_rank_without_a_common_metric_is_reported() {
-    let mut rows = ceilings(&[100.0; 5]);
+    let mut rows = rooflines(&[100.0; 5]);
     rows.remove(3);
     // A metric of a single rank is not missing elsewhere.
     rows.push(RankRoofline { rank: 0, host: "n0".to_owned(), row: row("odd", "cpu", 1.0) });
@@ -106,7 +98,7 @@ proptest! {
     fn slow_ranks_are_below_the_tolerance_and_the_median(
         rates in prop::collection::vec(0.0f64..1e6, 0..40), tolerance in 0.0f64..0.9,
     ) {
-        let found = find(&hosts(rates.len()), &ceilings(&rates), tolerance);
+        let found = find(&hosts(rates.len()), &rooflines(&rates), tolerance);
         for slow in &found.slow {
             prop_assert!(slow.ratio < 1.0 - tolerance + 1e-9, "{slow:?}");
             let faster = rates.iter().filter(|rate| **rate > slow.rate).count();

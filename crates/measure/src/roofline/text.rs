@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use regatta_model::{CpuSet, RankRoofline, RooflineKind};
+use regatta_model::{CpuSet, RankRoofline, RooflineKind, text_table};
 
-use super::outliers::{MetricKey, Outliers};
-use crate::text_table;
+use super::outliers::{GroupStats, MetricKey, Outliers};
 
 /// All rows with their ratio to the median; outliers are marked.
-pub fn table(ceilings: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
+pub fn table(rooflines: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
     let header = ["rank", "host", "what", "on", "rate", "best", "unit", "of median", ""];
-    let row = |ceiling: &RankRoofline| {
-        let RankRoofline { rank, host, row } = ceiling;
+    let row = |RankRoofline { rank, host, row }: &RankRoofline| {
         let group = outliers.group(row);
         let ratio = group.map(|group| format!("{:.1} %", row.median / group.median * 100.0));
         let slow = group.is_some_and(|group| row.median < group.threshold);
@@ -27,26 +25,20 @@ pub fn table(ceilings: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
             if slow { "<- slow" } else { "" }.to_owned(),
         ]
     };
-    align(&header, ceilings.iter().map(row), &[1, 2, 3, 6, 8])
+    align(&header, rooflines.iter().map(row).collect(), &[1, 2, 3, 6, 8])
 }
 
 /// One line per metric: slowest, median and fastest rank.
 pub fn summary(outliers: &Outliers) -> Vec<String> {
     let header = ["what", "on", "ranks", "slowest", "median", "fastest", "unit", "slow"];
     let slow = |key: &MetricKey| outliers.slow.iter().filter(|slow| slow.key == *key).count();
-    let rows = outliers.groups.iter().map(|group| {
-        vec![
-            group.key.kind.label(&group.key.what),
-            group.key.device.clone(),
-            group.ranks.to_string(),
-            format_rate(group.min),
-            format_rate(group.median),
-            format_rate(group.max),
-            group.key.unit.name().to_owned(),
-            slow(&group.key).to_string(),
-        ]
-    });
-    align(&header, rows, &[0, 1, 6])
+    let row = |GroupStats { key, ranks, min, median, max, .. }: &GroupStats| {
+        let [slowest, median, fastest] = [*min, *median, *max].map(format_rate);
+        let (what, unit) = (key.kind.label(&key.what), key.unit.name().to_owned());
+        let (ranks, slow) = (ranks.to_string(), slow(key).to_string());
+        vec![what, key.device.clone(), ranks, slowest, median, fastest, unit, slow]
+    };
+    align(&header, outliers.groups.iter().map(row).collect(), &[0, 1, 6])
 }
 
 /// One sentence per outlier, the slowest first.
@@ -56,10 +48,10 @@ pub fn findings(outliers: &Outliers) -> Vec<String> {
 }
 
 /// Notes of all rows, deduplicated per benchmark, with their ranks if not all have them.
-pub fn notes(ceilings: &[RankRoofline]) -> Vec<String> {
+pub fn notes(rooflines: &[RankRoofline]) -> Vec<String> {
     let mut ranks: BTreeMap<RooflineKind, CpuSet> = BTreeMap::new();
     let mut by_note: Vec<(RooflineKind, &str, CpuSet)> = Vec::new();
-    for RankRoofline { rank, row, .. } in ceilings {
+    for RankRoofline { rank, row, .. } in rooflines {
         let rank = *rank as usize;
         ranks.entry(row.kind).or_default().insert(rank);
         for note in &row.notes {
@@ -71,11 +63,11 @@ pub fn notes(ceilings: &[RankRoofline]) -> Vec<String> {
         }
     }
     let line = |(kind, note, some): (RooflineKind, &str, CpuSet)| {
-        let noun = if some.len() == 1 { "rank" } else { "ranks" };
-        match ranks.get(&kind) == Some(&some) {
-            true => format!("{}: {note}", kind.name()),
-            false => format!("{}, {noun} {some}: {note}", kind.name()),
+        if ranks.get(&kind) == Some(&some) {
+            return format!("{}: {note}", kind.name());
         }
+        let noun = if some.len() == 1 { "rank" } else { "ranks" };
+        format!("{}, {noun} {some}: {note}", kind.name())
     };
     by_note.into_iter().map(line).collect()
 }
@@ -91,11 +83,8 @@ fn format_rate(rate: f64) -> String {
     format!("{rate:.decimals$}")
 }
 
-/// Lines of an aligned table; `left` columns are left-aligned.
-fn align(header: &[&str], rows: impl Iterator<Item = Vec<String>>, left: &[usize]) -> Vec<String> {
-    let header = header.iter().map(|&name| name.to_owned()).collect();
-    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
-    text_table::align(&rows, left).lines().map(str::to_owned).collect()
+fn align(header: &[&str], rows: Vec<Vec<String>>, left: &[usize]) -> Vec<String> {
+    text_table::align(header, &rows, left).lines().map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -104,8 +93,7 @@ mod tests {
     use super::*;
     use regatta_model::{RateUnit, RooflineRow};
 
-    fn ceilings() -> Vec<RankRoofline> {
-        let rates = [(0, 1234.5), (1, 1230.0), (12, 600.0)];
+    fn rooflines() -> Vec<RankRoofline> {
         let row = |median, note: &str| RooflineRow {
             case: "f32 2048, 2 threads".to_owned(),
             device: "cpu".to_owned(),
@@ -115,22 +103,23 @@ mod tests {
             notes: vec!["once".to_owned(), note.to_owned()],
             ..RooflineRow::default()
         };
-        let host = |rank| format!("nid{rank:03}");
-        let note = |rank| if rank == 1 { "fast" } else { "no GPU" };
-        rates
-            .map(|(rank, rate)| RankRoofline { rank, host: host(rank), row: row(rate, note(rank)) })
-            .to_vec()
+        let rates = [(0, 1234.5, "no GPU"), (1, 1230.0, "fast"), (12, 600.0, "no GPU")];
+        let entry = |(rank, rate, note)| RankRoofline {
+            rank,
+            host: format!("nid{rank:03}"),
+            row: row(rate, note),
+        };
+        rates.map(entry).to_vec()
     }
 
     fn outliers() -> Outliers {
-        let names: Vec<(u32, String)> =
-            ceilings().into_iter().map(|ceiling| (ceiling.rank, ceiling.host)).collect();
-        find(&names, &ceilings(), DEFAULT_TOLERANCE)
+        let hosts = rooflines().into_iter().map(|entry| (entry.rank, entry.host));
+        find(&hosts.collect::<Vec<_>>(), &rooflines(), DEFAULT_TOLERANCE)
     }
 
     #[test]
     fn slow_ranks_are_marked() {
-        let lines = table(&ceilings(), &outliers());
+        let lines = table(&rooflines(), &outliers());
         let expected = [
             "rank  host    what                      on   rate  best  unit     of median",
             "   0  nid000  gemm f32 2048, 2 threads  cpu  1234  1240  GFLOP/s    100.4 %",
@@ -153,7 +142,7 @@ mod tests {
     #[test]
     fn equal_notes_are_merged() {
         let expected = ["gemm: once", "gemm, ranks 0,12: no GPU", "gemm, rank 1: fast"];
-        assert_eq!(notes(&ceilings()), expected);
+        assert_eq!(notes(&rooflines()), expected);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::RooflineError;
 use super::timing::{Samples, TimingOptions, time};
+use super::{Result, RooflineError};
 
 /// Work of one thread.
 pub(super) trait ThreadKernel: Send {
@@ -17,16 +17,17 @@ pub(super) trait ThreadKernel: Send {
     fn run(&mut self);
 }
 
+#[derive(Clone, Copy)]
 enum Command {
     Init,
     Run(u64),
 }
 
 impl Command {
-    fn execute(&self, kernel: &mut impl ThreadKernel) {
+    fn execute(self, kernel: &mut impl ThreadKernel) {
         match self {
             Self::Init => kernel.init(),
-            Self::Run(calls) => (0..*calls).for_each(|_| kernel.run()),
+            Self::Run(calls) => (0..calls).for_each(|_| kernel.run()),
         }
     }
 }
@@ -42,7 +43,7 @@ pub(super) fn time_threads<W: ThreadKernel>(
     all: &mut [W],
     timing: &TimingOptions,
     stop: &AtomicBool,
-) -> Result<Option<Samples>, RooflineError> {
+) -> Result<Option<Samples>> {
     let threads = all.len();
     let Some((own, others)) = all.split_first_mut() else { return Ok(None) };
     thread::scope(|scope| {
@@ -63,23 +64,19 @@ pub(super) fn time_threads<W: ThreadKernel>(
             started.map_err(|source| RooflineError::Threads { threads, source })?;
             workers.push(WorkerThread { commands, done });
         }
-        round(own, &workers, || Command::Init);
-        time(timing, stop, |calls| Ok(round(own, &workers, || Command::Run(calls))))
+        round(own, &workers, Command::Init);
+        time(timing, stop, |calls| Ok(round(own, &workers, Command::Run(calls))))
     })
 }
 
 /// Executes a command on all threads; returns the time until the last is done.
-fn round(
-    own: &mut impl ThreadKernel,
-    workers: &[WorkerThread],
-    command: impl Fn() -> Command,
-) -> Duration {
+fn round(own: &mut impl ThreadKernel, workers: &[WorkerThread], command: Command) -> Duration {
     let begin = Instant::now();
     // A missing worker has panicked; the scope propagates the panic.
     for worker in workers {
-        let _ = worker.commands.send(command());
+        let _ = worker.commands.send(command);
     }
-    command().execute(own);
+    command.execute(own);
     for worker in workers {
         let _ = worker.done.recv();
     }
@@ -110,16 +107,12 @@ mod tests {
     #[test]
     fn all_threads_run_the_same_number_of_calls() {
         let mut all: Vec<Counter> = (0..3).map(|_| Counter::default()).collect();
-        let timing = TimingOptions {
-            max_repetitions: 4,
-            repetition_time: Duration::from_micros(100),
-            case_time: Duration::from_millis(1),
-        };
-        let timed = time_threads(&mut all, &timing, &AtomicBool::new(false)).unwrap().unwrap();
-        assert!(all[0].calls > timed.calls);
+        let [repetition_time, case_time] = [100, 1000].map(Duration::from_micros);
+        let timing = TimingOptions { max_repetitions: 4, repetition_time, case_time };
+        let timed = |all: &mut [Counter]| time_threads(all, &timing, &AtomicBool::new(false));
+        let calls = timed(&mut all).unwrap().unwrap().calls;
+        assert!(all[0].calls > calls);
         assert!(all.iter().all(|counter| counter.calls == all[0].calls));
-        assert!(
-            time_threads::<Counter>(&mut [], &timing, &AtomicBool::new(false)).unwrap().is_none()
-        );
+        assert!(timed(&mut []).unwrap().is_none());
     }
 }

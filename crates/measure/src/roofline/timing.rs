@@ -73,19 +73,13 @@ pub(super) fn time<E>(
     round(1)?;
     let mut calls = 1;
     let mut elapsed = round(calls)?;
-    while let Some(more) =
-        timing.next_calls(calls, elapsed).filter(|_| !stop.load(Ordering::Relaxed))
-    {
+    let stopped = || stop.load(Ordering::Relaxed);
+    while let Some(more) = timing.next_calls(calls, elapsed).filter(|_| !stopped()) {
         calls = more;
         elapsed = round(calls)?;
     }
-    let mut times = Vec::new();
-    for _ in 0..timing.repetitions(elapsed) {
-        if stop.load(Ordering::Relaxed) {
-            break;
-        }
-        times.push(round(calls)?);
-    }
+    let repetitions = (0..timing.repetitions(elapsed)).take_while(|_| !stopped());
+    let times = repetitions.map(|_| round(calls)).collect::<Result<_, E>>()?;
     Ok(Samples::new(calls, times))
 }
 
@@ -97,10 +91,10 @@ impl Samples {
     }
 
     /// The row of calls that each process `amount` units.
-    pub(super) fn row(
+    pub fn row(
         &self,
         kind: RooflineKind,
-        name: String,
+        case: String,
         amount: f64,
         unit: RateUnit,
     ) -> RooflineRow {
@@ -112,15 +106,14 @@ impl Samples {
         let median = seconds(self.times.len() / 2);
         RooflineRow {
             kind,
-            case: name,
+            case,
             device: "cpu".to_owned(),
-            device_index: None,
             unit,
             best: amount / seconds(0),
             median: amount / median,
             time_us: median * 1e6,
             repetitions: self.times.len() as u32,
-            notes: Vec::new(),
+            ..RooflineRow::default()
         }
     }
 }
@@ -163,9 +156,8 @@ mod tests {
         };
         let found = time(&TimingOptions::default(), &stop, round).unwrap().unwrap();
         assert_eq!(found.times.len(), 2, "two rounds warm up, two are timed");
-        let stopped = AtomicBool::new(true);
-        let found =
-            time(&TimingOptions::default(), &stopped, |_| Ok::<_, ()>(Duration::from_millis(20)));
+        let round = |_| Ok::<_, ()>(Duration::from_millis(20));
+        let found = time(&TimingOptions::default(), &AtomicBool::new(true), round);
         assert_eq!(found.unwrap(), None);
     }
 

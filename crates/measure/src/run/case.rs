@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use regatta_comm::{
-    Buffer, Call, CallKind, Comm, CommError, Counts, DType, MemorySpace, OwnedCall, ReduceOp,
-};
+use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, MemorySpace, OwnedCall, ReduceOp};
 use regatta_model::Operation;
 
 use super::pattern::{Owner, Pattern, Period};
+use crate::CommResult;
 
 /// Memory of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +49,7 @@ pub fn kind(operation: &Operation) -> Option<CallKind> {
 
 /// A call with its buffers, repeatable.
 pub struct CollectiveCase<'c> {
-    comm: &'c dyn Comm,
+    pub comm: &'c dyn Comm,
     spec: CallSpec,
     /// One collective, or a send to the next rank and a receive from the previous one.
     calls: Vec<OwnedCall>,
@@ -66,7 +65,7 @@ struct Expected {
 
 impl<'c> CollectiveCase<'c> {
     /// Allocates the buffers of a call.
-    pub fn new(comm: &'c dyn Comm, spec: CallSpec, memory: MemoryKind) -> Result<Self, CommError> {
+    pub fn new(comm: &'c dyn Comm, spec: CallSpec, memory: MemoryKind) -> CommResult<Self> {
         let buffer = |bytes: usize| match memory {
             MemoryKind::Heap => Ok(Buffer::zeroed(bytes)),
             MemoryKind::Registered => Ok(comm.buffer(bytes)),
@@ -82,7 +81,7 @@ impl<'c> CollectiveCase<'c> {
 
     /// Calls `times` times, back to back. Host calls are issued one by one, as an application does;
     /// device calls are queued.
-    pub fn run(&mut self, times: u32) -> Result<(), CommError> {
+    pub fn run(&mut self, times: u32) -> CommResult {
         let comm = self.comm;
         match self.calls.as_mut_slice() {
             [call] if call.output.space() == MemorySpace::Host => {
@@ -94,7 +93,7 @@ impl<'c> CollectiveCase<'c> {
     }
 
     /// Writes this rank's pattern into its send buffer and marks all other bytes as unsent.
-    pub fn fill(&mut self) -> Result<(), CommError> {
+    pub fn fill(&mut self) -> CommResult {
         let (range, size) = (self.send_range(), self.spec.dtype.size());
         let Some((call, more)) = self.calls.split_first_mut() else { return Ok(()) };
         let (input, rest) = match &mut call.input {
@@ -108,7 +107,7 @@ impl<'c> CollectiveCase<'c> {
     }
 
     /// Counts the wrong elements after a call.
-    pub fn count_wrong(&self) -> Result<u64, CommError> {
+    pub fn count_wrong(&self) -> CommResult<u64> {
         let Some(call) = self.calls.last() else { return Ok(0) };
         let mut fetched = Vec::new();
         let received = match call.output.space() {
@@ -181,7 +180,7 @@ const UNSENT: u8 = 0xa5;
 
 /// Overwrites a buffer. Host buffers are written in place because large ones leave no memory for a
 /// copy.
-fn rewrite(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> Result<(), CommError> {
+fn rewrite(buffer: &mut Buffer, fill: impl FnOnce(&mut [u8])) -> CommResult {
     match buffer.space() {
         MemorySpace::Host => {
             let bytes = buffer.bytes_mut();
@@ -210,8 +209,8 @@ fn collective(
     comm: &dyn Comm,
     spec: &CallSpec,
     kind: CallKind,
-    buffer: &dyn Fn(usize) -> Result<Buffer, CommError>,
-) -> Result<OwnedCall, CommError> {
+    buffer: &dyn Fn(usize) -> CommResult<Buffer>,
+) -> CommResult<OwnedCall> {
     let counts = Counts::Equal(spec.count);
     // A broadcast has a single buffer in either mode.
     let one_buffer = spec.in_place || kind == CallKind::Broadcast;
@@ -228,16 +227,14 @@ fn collective(
 fn send_recv(
     comm: &dyn Comm,
     spec: &CallSpec,
-    buffer: &dyn Fn(usize) -> Result<Buffer, CommError>,
-) -> Result<[OwnedCall; 2], CommError> {
+    buffer: &dyn Fn(usize) -> CommResult<Buffer>,
+) -> CommResult<[OwnedCall; 2]> {
     let (rank, ranks) = (comm.rank(), comm.size());
-    let message = |kind, other| -> Result<OwnedCall, CommError> {
+    let message = |kind, root| -> CommResult<OwnedCall> {
         let buffer = buffer(spec.count * spec.dtype.size())?;
         let call = OwnedCall::new(kind, spec.dtype, Counts::Equal(spec.count), buffer);
-        Ok(OwnedCall { root: other, ..call })
+        Ok(OwnedCall { root, ..call })
     };
-    Ok([
-        message(CallKind::Send, (rank + 1) % ranks)?,
-        message(CallKind::Receive, previous_rank(rank, ranks))?,
-    ])
+    let send = message(CallKind::Send, (rank + 1) % ranks)?;
+    Ok([send, message(CallKind::Receive, previous_rank(rank, ranks))?])
 }

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp};
+use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_model::{Measurement, Operation};
 
 use super::case::CollectiveCase;
 use super::spread::spread;
 use super::suite::RankAverage;
-use crate::formula;
+use crate::{CommResult, formula};
 
 /// Iterations of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,23 +33,17 @@ const CLOCK_NEGLIGIBLE: Duration = Duration::from_micros(10);
 
 /// Warms up and times a case.
 pub fn measure(
-    comm: &dyn Comm,
     case: &mut CollectiveCase<'_>,
     iterations: &IterationCounts,
     queued: bool,
-) -> Result<RankTimes, CommError> {
+) -> CommResult<RankTimes> {
     case.fill()?;
-    let once = warm_up(comm, case, iterations)?;
-    let (iterations, slow) = agree_on_iterations(comm, iterations, once)?;
-    let (mean, per_call) = match slow && !queued {
-        true => {
-            let per_call = time_individually(comm, case, iterations)?;
-            (per_call.iter().sum::<f64>() / f64::from(iterations), per_call)
-        }
-        false => {
-            (time_back_to_back(comm, case, iterations)?, time_individually(comm, case, iterations)?)
-        }
-    };
+    let once = warm_up(case, iterations)?;
+    let (iterations, slow) = agree_on_iterations(case.comm, iterations, once)?;
+    let individually = slow && !queued;
+    let mean = if individually { None } else { Some(time_back_to_back(case, iterations)?) };
+    let per_call = time_individually(case, iterations)?;
+    let mean = mean.unwrap_or_else(|| per_call.iter().sum::<f64>() / f64::from(iterations));
     Ok(RankTimes { mean, per_call, iterations })
 }
 
@@ -61,12 +55,8 @@ pub struct RankTimes {
 }
 
 /// Runs the warm-up iterations and returns the duration of one more call.
-fn warm_up(
-    comm: &dyn Comm,
-    case: &mut CollectiveCase<'_>,
-    iterations: &IterationCounts,
-) -> Result<Duration, CommError> {
-    comm.barrier()?;
+fn warm_up(case: &mut CollectiveCase<'_>, iterations: &IterationCounts) -> CommResult<Duration> {
+    case.comm.barrier()?;
     case.run(iterations.warmup)?;
     let start = Instant::now();
     case.run(1)?;
@@ -78,7 +68,7 @@ fn agree_on_iterations(
     comm: &dyn Comm,
     iterations: &IterationCounts,
     once: Duration,
-) -> Result<(u32, bool), CommError> {
+) -> CommResult<(u32, bool)> {
     let needed = MIN_TIMED.as_nanos() / once.as_nanos().max(1);
     let more = u32::try_from(needed).unwrap_or(u32::MAX).min(MAX_ITERATIONS);
     let requested = iterations.timed.max(1);
@@ -89,25 +79,17 @@ fn agree_on_iterations(
 }
 
 /// Mean time of back-to-back calls.
-fn time_back_to_back(
-    comm: &dyn Comm,
-    case: &mut CollectiveCase<'_>,
-    iterations: u32,
-) -> Result<f64, CommError> {
-    comm.barrier()?;
+fn time_back_to_back(case: &mut CollectiveCase<'_>, iterations: u32) -> CommResult<f64> {
+    case.comm.barrier()?;
     let start = Instant::now();
     case.run(iterations)?;
     Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(iterations))
 }
 
 /// Time of each call.
-fn time_individually(
-    comm: &dyn Comm,
-    case: &mut CollectiveCase<'_>,
-    iterations: u32,
-) -> Result<Vec<f64>, CommError> {
+fn time_individually(case: &mut CollectiveCase<'_>, iterations: u32) -> CommResult<Vec<f64>> {
     let mut times = Vec::with_capacity(iterations as usize);
-    comm.barrier()?;
+    case.comm.barrier()?;
     let mut previous = Instant::now();
     for _ in 0..iterations {
         case.run(1)?;
@@ -126,7 +108,7 @@ impl RankTimes {
         operation: &Operation,
         size_bytes: u64,
         average: RankAverage,
-    ) -> Result<Measurement, CommError> {
+    ) -> CommResult<Measurement> {
         let mut ranks = vec![0.0; comm.size() as usize];
         comm.all_gather(&[self.mean], &mut ranks)?;
         // A call takes as long as on its slowest rank.
@@ -149,10 +131,9 @@ impl RankTimes {
 
 /// Runs the check iterations and returns the wrong elements of all ranks.
 pub fn check(
-    comm: &dyn Comm,
     case: &mut CollectiveCase<'_>,
     iterations: &IterationCounts,
-) -> Result<Option<u64>, CommError> {
+) -> CommResult<Option<u64>> {
     if iterations.check == 0 {
         return Ok(None);
     }
@@ -162,7 +143,7 @@ pub fn check(
         case.run(1)?;
         wrong += case.count_wrong()?;
     }
-    let mut all = [i64::try_from(wrong).unwrap_or(i64::MAX / i64::from(comm.size()))];
-    comm.all_reduce(&mut all, ReduceOp::Sum)?;
+    let mut all = [i64::try_from(wrong).unwrap_or(i64::MAX / i64::from(case.comm.size()))];
+    case.comm.all_reduce(&mut all, ReduceOp::Sum)?;
     Ok(Some(all[0].unsigned_abs()))
 }

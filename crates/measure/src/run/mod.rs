@@ -16,3 +16,19 @@ pub use event::{BenchEvent, BenchProgress};
 pub use measure::IterationCounts;
 pub use sizes::{SizeRange, parse_size};
 pub use suite::{RankAverage, RunConfig, run};
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use regatta_comm::in_process;
+    use regatta_comm::worker::Communicator;
+
+    /// Calls `work` on each of `ranks` in-process ranks; returns the results by rank.
+    pub(crate) fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let rank = |comm| scope.spawn(move || work(comm));
+            let threads: Vec<_> = in_process::world(ranks).into_iter().map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}

@@ -30,27 +30,27 @@ pub fn redop_name(op: ReduceOp) -> &'static str {
 
 /// Parses a data type; `all` means all types.
 pub fn dtypes(name: &str) -> Result<Vec<DType>, String> {
-    if name == "all" {
-        return Ok(DType::ALL.to_vec());
-    }
-    let same = |dtype: &DType| dtype_name(*dtype) == name || dtype.name() == name;
-    let known = || DType::ALL.map(dtype_name).join(", ");
-    match DType::ALL.into_iter().find(same) {
-        Some(dtype) => Ok(vec![dtype]),
-        None => Err(format!("unknown data type {name}: expected {}, or all", known())),
-    }
+    parse("data type", name, &DType::ALL, |dtype| [dtype_name(dtype), dtype.name()])
 }
 
 /// Parses a reduction; `all` means all reductions.
 pub fn ops(name: &str) -> Result<Vec<ReduceOp>, String> {
-    if name == "all" {
-        return Ok(ReduceOp::ALL.to_vec());
-    }
-    let same = |op: &ReduceOp| redop_name(*op) == name || op.name() == name;
-    let known = || ReduceOp::ALL.map(redop_name).join(", ");
-    match ReduceOp::ALL.into_iter().find(same) {
-        Some(op) => Ok(vec![op]),
-        None => Err(format!("unknown reduction {name}: expected {}, or all", known())),
+    parse("reduction", name, &ReduceOp::ALL, |op| [redop_name(op), op.name()])
+}
+
+/// The values with this name; `names` are nccl-tests' and our own.
+fn parse<T: Copy>(
+    what: &str,
+    name: &str,
+    all: &[T],
+    names: impl Fn(T) -> [&'static str; 2],
+) -> Result<Vec<T>, String> {
+    let found = all.iter().copied().find(|value| names(*value).contains(&name));
+    let known = || all.iter().map(|value| names(*value)[0]).collect::<Vec<_>>().join(", ");
+    match (name, found) {
+        ("all", _) => Ok(all.to_vec()),
+        (_, Some(value)) => Ok(vec![value]),
+        (_, None) => Err(format!("unknown {what} {name}: expected {}, or all", known())),
     }
 }
 

@@ -61,13 +61,8 @@ impl Pattern {
         match self.op {
             None | Some(ReduceOp::Min | ReduceOp::Max) => mixed % 100,
             // At most six ranks contribute a 2: 64 is exact in every type.
-            Some(ReduceOp::Product) => {
-                if turn < 6 {
-                    1 + mixed % 2
-                } else {
-                    1
-                }
-            }
+            Some(ReduceOp::Product) if turn >= 6 => 1,
+            Some(ReduceOp::Product) => 1 + mixed % 2,
             Some(ReduceOp::Sum | ReduceOp::Average) => {
                 let (max, ranks) = (max_exact_integer(self.dtype), u64::from(self.ranks));
                 match max / ranks {
@@ -82,14 +77,10 @@ impl Pattern {
     /// The reduction over all ranks at an index.
     fn reduced(&self, index: usize) -> f64 {
         let all = (0..self.ranks).map(|rank| self.value(rank, index));
-        let sum = |all: &mut dyn Iterator<Item = u64>| all.sum::<u64>();
-        let truncate = |number: f64| match self.dtype {
-            DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => number,
-            _ => number.trunc(),
-        };
+        let truncate = |mean: f64| if epsilon(self.dtype) > 0.0 { mean } else { mean.trunc() };
         match self.op.unwrap_or(ReduceOp::Sum) {
-            ReduceOp::Sum => sum(&mut all.into_iter()) as f64,
-            ReduceOp::Average => truncate(sum(&mut all.into_iter()) as f64 / f64::from(self.ranks)),
+            ReduceOp::Sum => all.sum::<u64>() as f64,
+            ReduceOp::Average => truncate(all.sum::<u64>() as f64 / f64::from(self.ranks)),
             ReduceOp::Product => all.product::<u64>() as f64,
             ReduceOp::Min => all.min().unwrap_or(0) as f64,
             ReduceOp::Max => all.max().unwrap_or(0) as f64,
@@ -113,9 +104,7 @@ impl Period {
             if received != chunk {
                 let size = self.dtype.size();
                 let pairs = received.chunks_exact(size).zip(chunk.chunks_exact(size));
-                wrong += pairs
-                    .filter(|(received, expected)| self.differ(received, expected))
-                    .count() as u64;
+                wrong += pairs.filter(|(received, own)| self.differ(received, own)).count() as u64;
             }
         });
         wrong
@@ -158,7 +147,7 @@ fn max_exact_integer(dtype: DType) -> u64 {
     }
 }
 
-/// Relative rounding error of a type.
+/// Relative rounding error of a type; 0 for integers.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),

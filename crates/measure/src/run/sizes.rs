@@ -19,11 +19,9 @@ pub struct SizeRange {
 impl SizeRange {
     /// All sizes of the range.
     pub fn list(&self) -> Result<Vec<u64>, String> {
-        if self.min > self.max {
-            return Err(format!(
-                "minimum size ({} bytes) exceeds maximum size ({} bytes)",
-                self.min, self.max
-            ));
+        let Self { min, max, .. } = self;
+        if min > max {
+            return Err(format!("minimum size ({min} bytes) exceeds maximum size ({max} bytes)"));
         }
         let mut sizes = vec![self.min];
         let mut next = self.next_size(self.min);

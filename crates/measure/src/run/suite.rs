@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use regatta_comm::{CallKind, Comm, CommError, DType, ReduceOp};
+use regatta_comm::{CallKind, Comm, DType, ReduceOp};
 use regatta_model::{BenchRow, BenchTable, Measurement, Operation};
 
 use super::case::{CallSpec, CollectiveCase, MemoryKind, kind};
@@ -11,7 +11,7 @@ use super::event::{BenchEvent, BenchProgress};
 use super::measure::{IterationCounts, check, measure};
 use super::nccl_names;
 use super::sizes::distinct;
-use crate::formula;
+use crate::{CommResult, formula};
 
 /// What a run measures.
 #[derive(Debug, Clone)]
@@ -81,16 +81,16 @@ impl TableSpec {
 impl RunConfig {
     /// One spec per table.
     fn table_specs(&self) -> Vec<TableSpec> {
-        let mut table_specs = Vec::new();
+        let mut specs = Vec::new();
         for operation in &self.operations {
             let reduces = kind(operation).is_some_and(CallKind::reduces);
             let ops = if reduces { self.ops.as_slice() } else { &[ReduceOp::Sum] };
             for &dtype in &self.dtypes {
                 let spec = |&op| TableSpec { operation: operation.clone(), dtype, op };
-                table_specs.extend(ops.iter().map(spec));
+                specs.extend(ops.iter().map(spec));
             }
         }
-        table_specs
+        specs
     }
 }
 
@@ -99,23 +99,17 @@ pub fn run(
     comm: &dyn Comm,
     config: &RunConfig,
     on_event: &mut dyn FnMut(BenchEvent),
-) -> Result<(), CommError> {
+) -> CommResult {
     let with_sizes = |spec: TableSpec| (spec.sizes(config, comm.size()), spec);
-    let tables: Vec<(Vec<u64>, TableSpec)> =
-        config.table_specs().into_iter().map(with_sizes).collect();
+    let tables: Vec<_> = config.table_specs().into_iter().map(with_sizes).collect();
     let total = tables.iter().map(|(sizes, _)| sizes.len()).sum();
     let mut eta = Eta::new(tables.iter().flat_map(|(sizes, _)| sizes).copied());
     let mut done = 0;
     for (sizes, spec) in &tables {
         on_event(BenchEvent::TableStarted(table(config, spec)));
         for &size in sizes {
-            let task = format!("{} of {size} bytes", spec.operation);
-            on_event(BenchEvent::Progress(BenchProgress {
-                task,
-                done,
-                total,
-                eta_s: eta.seconds(),
-            }));
+            let (task, eta_s) = (format!("{} of {size} bytes", spec.operation), eta.seconds());
+            on_event(BenchEvent::Progress(BenchProgress { task, done, total, eta_s }));
             let start = Instant::now();
             let row = row(comm, config, spec, size)?;
             eta.done(size, start.elapsed().as_secs_f64());
@@ -141,51 +135,37 @@ fn table(config: &RunConfig, spec: &TableSpec) -> BenchTable {
 }
 
 /// One size, out of place and in place.
-fn row(
-    comm: &dyn Comm,
-    config: &RunConfig,
-    spec: &TableSpec,
-    size: u64,
-) -> Result<BenchRow, CommError> {
-    let element = spec.dtype.size() as u64;
-    let counts = formula::buffer_counts(&spec.operation, comm.size(), element, size);
+fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> CommResult<BenchRow> {
+    let TableSpec { operation, dtype, op } = spec.clone();
+    let element = dtype.size() as u64;
+    let counts = formula::buffer_counts(&operation, comm.size(), element, size);
     let size_bytes = counts.size_bytes(element);
-    let one = |in_place: bool| -> Result<Option<Measurement>, CommError> {
+    let one = |in_place: bool| -> CommResult<Option<Measurement>> {
         // Send and receive buffers are always separate.
-        if in_place && spec.operation == Operation::SendRecv {
+        if in_place && operation == Operation::SendRecv {
             return Ok(None);
         }
-        let call = CallSpec {
-            operation: spec.operation.clone(),
-            dtype: spec.dtype,
-            op: spec.op,
-            root: config.root,
-            count: counts.count as usize,
-            in_place,
-        };
+        let (operation, root) = (operation.clone(), config.root);
+        let count = counts.count as usize;
+        let call = CallSpec { operation, dtype, op, root, count, in_place };
         let mut case = CollectiveCase::new(comm, call, config.memory)?;
         let queued = config.memory == MemoryKind::Device;
-        let timed = measure(comm, &mut case, &config.iterations, queued)?;
+        let timed = measure(&mut case, &config.iterations, queued)?;
         let rooted = kind(&spec.operation).is_some_and(CallKind::has_root);
         let default = if rooted && !queued { RankAverage::Max } else { RankAverage::Avg };
         let average = config.average.unwrap_or(default);
         let measured = timed.reduce_over_ranks(comm, &spec.operation, size_bytes, average)?;
-        let wrong = check(comm, &mut case, &config.iterations)?;
+        let wrong = check(&mut case, &config.iterations)?;
         Ok(Some(Measurement { wrong, ..measured }))
     };
-    Ok(BenchRow {
-        size_bytes,
-        count: Some(counts.count),
-        out_of_place: one(false)?,
-        in_place: one(true)?,
-        line: None,
-    })
+    let (out_of_place, in_place) = (one(false)?, one(true)?);
+    Ok(BenchRow { size_bytes, count: Some(counts.count), out_of_place, in_place, line: None })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::in_process;
+    use crate::run::testing::on_ranks;
 
     fn config(operations: &[Operation]) -> RunConfig {
         RunConfig {
@@ -201,23 +181,26 @@ mod tests {
     }
 
     fn all() -> Vec<Operation> {
-        let nccl_names = Operation::KNOWN;
-        nccl_names.into_iter().filter(|o| kind(o).is_some() || *o == Operation::SendRecv).collect()
+        let supported = |o: &Operation| kind(o).is_some() || *o == Operation::SendRecv;
+        Operation::KNOWN.into_iter().filter(supported).collect()
     }
 
     /// Events of rank 0.
     fn events_of(ranks: u32, config: &RunConfig) -> Vec<BenchEvent> {
-        let run = |comm: regatta_comm::worker::Communicator| {
+        let mut events = on_ranks(ranks, |comm| {
             let mut events = Vec::new();
             run(&comm, config, &mut |event| events.push(event)).unwrap();
             events
-        };
-        std::thread::scope(|scope| {
-            let world = in_process::world(ranks);
-            let threads: Vec<_> = world.into_iter().map(|c| scope.spawn(|| run(c))).collect();
-            let mut all: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
-            all.swap_remove(0)
-        })
+        });
+        events.swap_remove(0)
+    }
+
+    fn rows(events: &[BenchEvent]) -> Vec<&BenchRow> {
+        let mut rows: Vec<&BenchRow> = Vec::new();
+        for event in events {
+            rows.extend(if let BenchEvent::Row(row) = event { Some(&**row) } else { None });
+        }
+        rows
     }
 
     #[test]
@@ -225,10 +208,7 @@ mod tests {
         for ranks in [2, 3] {
             let config = config(&all());
             let events = events_of(ranks, &config);
-            let rows: Vec<_> = events
-                .iter()
-                .filter_map(|e| if let BenchEvent::Row(r) = e { Some(r) } else { None })
-                .collect();
+            let rows = rows(&events);
             // 9 types × 9 operations, 3 of which reduce in 5 ways. 5 operations are chunked, 1 of
             // which reduces; for these, 8 bytes round to 0.
             let (chunked, unchunked) = (4 + 5, 2 + 2 * 5);
@@ -247,9 +227,7 @@ mod tests {
         let mut config = config(&[Operation::AllGather, Operation::AllReduce]);
         (config.dtypes, config.sizes) = (vec![DType::F32], vec![8, 16, 32, 40, 64]);
         let events = events_of(2, &config);
-        let row =
-            |e: &BenchEvent| if let BenchEvent::Row(r) = e { Some(r.size_bytes) } else { None };
-        let sizes: Vec<u64> = events.iter().filter_map(row).collect();
+        let sizes: Vec<u64> = rows(&events).iter().map(|row| row.size_bytes).collect();
         assert_eq!(sizes[..2], [32, 64]);
         assert_eq!(sizes[2..7], config.sizes, "an all-reduce is not chunked");
         let last = events.iter().rev().find_map(|event| match event {
@@ -263,21 +241,19 @@ mod tests {
     fn tables_use_nccl_tests_names() {
         let mut config = config(&[Operation::Broadcast, Operation::ReduceScatter]);
         config.dtypes = vec![DType::F32];
-        config.ops = vec![ReduceOp::Average];
-        config.sizes = vec![64];
+        (config.ops, config.sizes) = (vec![ReduceOp::Average], vec![64]);
         let events = events_of(2, &config);
-        let tables: Vec<_> = events
-            .iter()
-            .filter_map(|e| if let BenchEvent::TableStarted(t) = e { Some(t) } else { None })
-            .map(|t| (t.dtype.as_deref(), t.redop.as_deref(), t.root))
-            .collect();
-        let named =
-            [(Some("float"), Some("none"), Some(1)), (Some("float"), Some("avg"), Some(-1))];
-        assert_eq!(tables, named);
+        let key = |event: &BenchEvent| match event {
+            BenchEvent::TableStarted(t) => Some((t.dtype.clone()?, t.redop.clone()?, t.root?)),
+            _ => None,
+        };
+        let keys: Vec<_> = events.iter().filter_map(key).collect();
+        let expected = [("float", "none", 1), ("float", "avg", -1)];
+        assert_eq!(keys, expected.map(|(dtype, op, root)| (dtype.into(), op.into(), root)));
     }
 
     #[test]
-    fn whose_time_counts() {
+    fn the_times_of_all_ranks_are_combined() {
         let ranks = [3.0, 1.0, 8.0];
         let all = [RankAverage::Rank0, RankAverage::Avg, RankAverage::Min, RankAverage::Max];
         assert_eq!(all.map(|average| average.of(&ranks)), [3.0, 4.0, 1.0, 8.0]);

@@ -6,48 +6,21 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
 
 use crate::buffer_mode::BufferMode;
 
-/// The columns, in order.
-pub const COLUMNS: [&str; 25] = [
-    "label",
-    "program",
-    "backend",
-    "ranks",
-    "nodes",
-    "operation",
-    "type",
-    "redop",
-    "root",
-    "size_bytes",
-    "count",
-    "place",
-    "time_us",
-    "algbw_gb_s",
-    "busbw_gb_s",
-    "wrong",
-    "error",
-    "iterations",
-    "min_us",
-    "p50_us",
-    "p90_us",
-    "p95_us",
-    "p99_us",
-    "max_us",
-    "cv_percent",
-];
+/// The column names, in order.
+pub const HEADER: &str = "label,program,backend,ranks,nodes,operation,type,redop,root,size_bytes,\
+                          count,place,time_us,algbw_gb_s,busbw_gb_s,wrong,error,iterations,min_us,\
+                          p50_us,p90_us,p95_us,p99_us,max_us,cv_percent";
 
 /// The tables of all results.
 pub fn csv(results: &[BenchResult]) -> String {
-    let mut text = COLUMNS.join(",");
-    text.push('\n');
+    let mut text = format!("{HEADER}\n");
     for result in results {
         for table in &result.tables {
             for row in &table.rows {
                 for place in BufferMode::BOTH {
                     if let Some(measured) = place.measurement(row) {
                         let cells = cells(result, table, row, place, measured);
-                        let cells: Vec<String> = cells.iter().map(|cell| quoted(cell)).collect();
-                        text.push_str(&cells.join(","));
-                        text.push('\n');
+                        text += &format!("{}\n", cells.map(|cell| quoted(&cell)).join(","));
                     }
                 }
             }
@@ -99,8 +72,8 @@ fn known(value: &Option<impl Display>) -> String {
 
 /// Quotes a cell if necessary.
 pub(crate) fn quoted(cell: &str) -> String {
-    match cell.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", cell.replace('"', "\"\"")),
-        false => cell.to_owned(),
+    if !cell.contains([',', '"', '\n', '\r']) {
+        return cell.to_owned();
     }
+    format!("\"{}\"", cell.replace('"', "\"\""))
 }

@@ -30,18 +30,15 @@ pub(super) fn format_g(value: f64) -> String {
 fn format_e(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
-    let (sign, power) = match power.strip_prefix('-') {
-        Some(power) => ('-', power),
-        None => ('+', power),
-    };
+    let (sign, power) = power.strip_prefix('-').map_or(('+', power), |power| ('-', power));
     format!("{digits}e{sign}{power:0>2}")
 }
 
 fn trim_zeros(digits: &str) -> &str {
-    match digits.contains('.') {
-        true => digits.trim_end_matches('0').trim_end_matches('.'),
-        false => digits,
+    if !digits.contains('.') {
+        return digits;
     }
+    digits.trim_end_matches('0').trim_end_matches('.')
 }
 
 #[cfg(test)]

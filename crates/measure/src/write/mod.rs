@@ -6,5 +6,5 @@ mod format;
 mod nccl_tests;
 
 pub(crate) use csv::quoted;
-pub use csv::{COLUMNS as CSV_COLUMNS, csv};
+pub use csv::{HEADER as CSV_HEADER, csv};
 pub use nccl_tests::{TableLayout, footer, header, nccl_tests, preamble, program_name, row};

@@ -1,7 +1,5 @@
 //! The exact output format of nccl-tests 2.19, so that existing parsers work.
 
-use std::fmt::Write as _;
-
 use regatta_model::bench::{BenchDevice, BenchParameters, BenchSummary, SizeStep, TimeStats};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
@@ -22,30 +20,28 @@ impl TableLayout {
     /// The columns for which a result has values.
     pub fn for_result(result: &BenchResult) -> Self {
         let rows = result.tables.iter().flat_map(|table| &table.rows);
-        let measured =
-            rows.flat_map(|row| BufferMode::BOTH.map(|place| place.measurement(row))).flatten();
-        let mut shown = measured.filter(|m| m.call_stats.as_ref().is_some_and(has_columns));
-        if shown.next().is_some() { Self::Iterations } else { Self::Means }
+        let measured = rows.flat_map(|row| BufferMode::BOTH.map(|place| place.measurement(row)));
+        let mut stats = measured.flatten().filter_map(|measured| measured.call_stats.as_ref());
+        let shown = stats.any(|stats| iteration_columns(stats).iter().any(Option::is_some));
+        if shown { Self::Iterations } else { Self::Means }
     }
 }
 
-fn has_columns(spread: &TimeStats) -> bool {
-    [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent].iter().any(Option::is_some)
+fn iteration_columns(stats: &TimeStats) -> [Option<f64>; 4] {
+    [stats.min_us, stats.max_us, stats.p99_us, stats.cv_percent]
 }
 
 /// A whole result: one nccl-tests run per operation.
 pub fn nccl_tests(result: &BenchResult) -> String {
     let (layout, mut text) = (TableLayout::for_result(result), String::new());
     for operation in result.operations() {
-        text.push_str(&preamble(result, operation));
-        text.push_str(&header(layout));
+        text += &preamble(result, operation);
+        text += &header(layout);
         for table in result.tables.iter().filter(|table| table.operation == *operation) {
-            for one in &table.rows {
-                text.push_str(&row(layout, table, one));
-            }
+            text.extend(table.rows.iter().map(|one| row(layout, table, one)));
         }
         if result.complete {
-            text.push_str(&footer(result, operation));
+            text += &footer(result, operation);
         }
     }
     text
@@ -67,32 +63,22 @@ pub fn preamble(result: &BenchResult, operation: &Operation) -> String {
     let version = |name: &str| result.versions.get(name).map(String::as_str);
     let all = (version("nccl-tests"), version("nccl-headers"), version("nccl-library"));
     if let (Some(own), Some(headers), Some(library)) = all {
-        add(
-            &mut text,
-            format_args!(
-                "# nccl-tests version {own} nccl-headers={headers} nccl-library={library}\n"
-            ),
-        );
+        text =
+            format!("# nccl-tests version {own} nccl-headers={headers} nccl-library={library}\n");
     }
     if let Some(own) = version("regatta") {
-        add(&mut text, format_args!("# regatta version {own}\n"));
+        text += &format!("# regatta version {own}\n");
     }
-    add(&mut text, format_args!("# Collective test starting: {}\n", program_name(operation)));
-    if let Some(parameters) = &result.parameters {
-        text.push_str(&parameters_line(parameters));
-    }
-    for note in result.notes.iter().filter(|note| note.starts_with('#')) {
-        add(&mut text, format_args!("{note}\n"));
-    }
-    text.push_str("#\n# Using devices\n");
-    result.devices.iter().for_each(|one| text.push_str(&device(one)));
+    text += &format!("# Collective test starting: {}\n", program_name(operation));
+    text.extend(result.parameters.as_ref().map(parameters_line));
+    let notes = result.notes.iter().filter(|note| note.starts_with('#'));
+    text.extend(notes.map(|note| format!("{note}\n")));
+    text += "#\n# Using devices\n";
+    text.extend(result.devices.iter().map(device));
     let libraries =
         [("rccl-tests", "rccl-tests: Version"), ("nccl", "NCCL version"), ("rccl", "RCCL version")];
-    for (name, words) in libraries {
-        if let Some(version) = version(name) {
-            add(&mut text, format_args!("{words} {version}\n"));
-        }
-    }
+    let line = |(name, words)| Some(format!("{words} {}\n", version(name)?));
+    text.extend(libraries.into_iter().filter_map(line));
     text
 }
 
@@ -108,17 +94,15 @@ fn parameters_line(parameters: &BenchParameters) -> String {
         "# nThread {threads} nGpus {devices} minBytes {min_bytes} maxBytes {max_bytes} \
          step: {step}({kind}) warmup iters: {warmup} iters: {iterations}"
     );
-    let mut option = |name: &str, value: Option<u64>| {
-        if let Some(value) = value {
-            add(&mut text, format_args!(" {name}: {value}"));
-        }
-    };
-    option("agg iters", parameters.agg_iters);
-    option("validation", Some(*check));
-    option("graph", parameters.graph);
-    option("unalign", parameters.unalign);
-    text.push('\n');
-    text
+    let options = [
+        ("agg iters", parameters.agg_iters),
+        ("validation", Some(*check)),
+        ("graph", parameters.graph),
+        ("unalign", parameters.unalign),
+    ];
+    let option = |(name, value): (&str, Option<u64>)| Some(format!(" {name}: {}", value?));
+    text.extend(options.into_iter().filter_map(option));
+    text + "\n"
 }
 
 fn device(device: &BenchDevice) -> String {
@@ -177,16 +161,13 @@ pub fn row(layout: TableLayout, table: &BenchTable, row: &BenchRow) -> String {
         known(table.redop.clone()),
         known(table.root.map(|root| root.to_string())),
     );
-    match (&row.out_of_place, layout) {
-        (Some(measured), _) => text.push_str(&body(layout, measured)),
-        (None, TableLayout::Means) => text.push_str(&" ".repeat(32)),
-        (None, TableLayout::Iterations) => text.push_str(&" ".repeat(32 + 36)),
-    }
-    if let Some(measured) = &row.in_place {
-        text.push_str(&body(layout, measured));
-    }
-    text.push('\n');
-    text
+    text += &match (&row.out_of_place, layout) {
+        (Some(measured), _) => body(layout, measured),
+        (None, TableLayout::Means) => " ".repeat(32),
+        (None, TableLayout::Iterations) => " ".repeat(32 + 36),
+    };
+    text.extend(row.in_place.as_ref().map(|measured| body(layout, measured)));
+    text + "\n"
 }
 
 fn body(layout: TableLayout, measured: &Measurement) -> String {
@@ -197,14 +178,12 @@ fn body(layout: TableLayout, measured: &Measurement) -> String {
         fixed_width(measured.busbw, 6)
     );
     match measured.wrong {
-        Some(wrong) => add(&mut text, format_args!("  {:>6}", format_g(wrong as f64))),
-        None => text.push_str("    N/A"),
+        Some(wrong) => text += &format!("  {:>6}", format_g(wrong as f64)),
+        None => text += "    N/A",
     }
     if layout == TableLayout::Iterations {
-        let spread = measured.call_stats.clone().unwrap_or_default();
-        for value in [spread.min_us, spread.max_us, spread.p99_us, spread.cv_percent] {
-            add(&mut text, format_args!("  {}", fixed_width(value, 7)));
-        }
+        let stats = iteration_columns(&measured.call_stats.clone().unwrap_or_default());
+        text.extend(stats.map(|value| format!("  {}", fixed_width(value, 7))));
     }
     text
 }
@@ -243,9 +222,4 @@ fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary
         average_busbw: Some(busbw.iter().sum::<f64>() / busbw.len().max(1) as f64),
         average_ok: None,
     }
-}
-
-/// Writing to a string is infallible.
-fn add(text: &mut String, words: std::fmt::Arguments<'_>) {
-    let _ = text.write_fmt(words);
 }

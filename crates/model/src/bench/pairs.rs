@@ -41,13 +41,10 @@ impl PairMatrices {
     /// The first inconsistency: a matrix of another dimension than the endpoints, or a negative
     /// value.
     pub fn inconsistency(&self) -> Option<String> {
-        let matrices = [
-            ("bandwidth", &self.bandwidth),
-            ("latency_us", &self.latency_us),
-            ("latency_median_us", &self.latency_median_us),
-        ];
+        let names = ["bandwidth", "latency_us", "latency_median_us"];
+        let matrices = [&self.bandwidth, &self.latency_us, &self.latency_median_us];
         let n = self.endpoints.len();
-        for (name, matrix) in matrices {
+        for (name, matrix) in names.into_iter().zip(matrices) {
             if matrix.len() != n || matrix.iter().any(|row| row.len() != n) {
                 return Some(format!("pairs.{name} is not a {n} x {n} matrix"));
             }

@@ -3,9 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The resource measured.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RooflineKind {
     /// Matrix multiplication.
@@ -37,9 +35,7 @@ impl RooflineKind {
 }
 
 /// The unit of a rate.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RateUnit {
     /// 10⁹ floating-point operations per second.
     #[default]

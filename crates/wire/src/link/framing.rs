@@ -1,10 +1,10 @@
 //! Framing: each payload is preceded by its length, a big-endian `u32`.
 
 use super::send_buffer::SendBuffer;
-use super::{LinkError, LinkEvent, MAX_FRAME_LEN};
+use super::{LinkError, LinkEvent, MAX_FRAME_LEN, Result};
 
 /// In place of a length: a heartbeat, which has no payload.
-const HEARTBEAT: u32 = u32::MAX;
+pub(super) const HEARTBEAT: u32 = u32::MAX;
 
 /// Incremental decoder of the byte stream.
 #[derive(Debug)]
@@ -21,11 +21,7 @@ impl Default for FrameDecoder {
 
 impl FrameDecoder {
     /// Decodes bytes and appends the frames that are complete.
-    pub(super) fn receive(
-        &mut self,
-        mut input: &[u8],
-        events: &mut Vec<LinkEvent>,
-    ) -> Result<(), LinkError> {
+    pub(super) fn receive(&mut self, mut input: &[u8], events: &mut Vec<LinkEvent>) -> Result {
         while !input.is_empty() {
             input = match self {
                 Self::Length { bytes, filled } => {
@@ -49,14 +45,13 @@ impl FrameDecoder {
     }
 
     /// Moves on to the next part if the current one is complete.
-    fn transition(&mut self, events: &mut Vec<LinkEvent>) -> Result<(), LinkError> {
+    fn transition(&mut self, events: &mut Vec<LinkEvent>) -> Result {
         if let Self::Length { bytes, filled: 4 } = self {
-            *self = match u32::from_be_bytes(*bytes) {
-                HEARTBEAT => Self::default(),
-                len if len as usize > MAX_FRAME_LEN => {
-                    return Err(LinkError::FrameTooLong { bytes: len as usize });
-                }
-                len => Self::Payload { payload: Vec::new(), remaining: len as usize },
+            let len = u32::from_be_bytes(*bytes);
+            *self = match len as usize {
+                _ if len == HEARTBEAT => Self::default(),
+                bytes if bytes > MAX_FRAME_LEN => return Err(LinkError::FrameTooLong { bytes }),
+                remaining => Self::Payload { payload: Vec::new(), remaining },
             };
         }
         if let Self::Payload { payload, remaining: 0 } = self {
@@ -69,16 +64,10 @@ impl FrameDecoder {
 
 /// Queues a payload. False if it exceeds [`MAX_FRAME_LEN`].
 pub(super) fn write_frame(payload: &[u8], out: &mut SendBuffer) -> bool {
-    let Some(len) = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= MAX_FRAME_LEN)
-    else {
+    if payload.len() > MAX_FRAME_LEN {
         return false;
-    };
-    out.push(&len.to_be_bytes());
+    }
+    out.push(&(payload.len() as u32).to_be_bytes());
     out.push(payload);
     true
-}
-
-/// Queues a heartbeat.
-pub(super) fn write_heartbeat(out: &mut SendBuffer) {
-    out.push(&HEARTBEAT.to_be_bytes());
 }

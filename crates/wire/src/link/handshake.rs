@@ -18,7 +18,7 @@ use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use super::send_buffer::SendBuffer;
-use super::{LinkError, PROTOCOL_VERSION, Role};
+use super::{LinkError, PROTOCOL_VERSION, Result, Role};
 use crate::secret::Secret;
 
 /// Magic and version keep their position in every protocol version, so that any two versions can
@@ -43,19 +43,8 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// The initiator sends the first hello.
-    pub(super) fn start(
-        role: Role,
-        secret: &Secret,
-        nonce: [u8; 32],
-        out: &mut SendBuffer,
-    ) -> Self {
-        let secret = secret.clone();
-        let new = Self { role, secret, nonce, received: [0; HANDSHAKE_LEN], received_len: 0 };
-        if role == Role::Initiator {
-            new.write_hello(out);
-        }
-        new
+    pub(super) fn new(role: Role, secret: Secret, nonce: [u8; 32]) -> Self {
+        Self { role, secret, nonce, received: [0; HANDSHAKE_LEN], received_len: 0 }
     }
 
     /// Consumes the bytes that belong to the handshake and returns the rest.
@@ -63,7 +52,7 @@ impl Handshake {
         &mut self,
         bytes: &'a [u8],
         out: &mut SendBuffer,
-    ) -> Result<&'a [u8], LinkError> {
+    ) -> Result<&'a [u8]> {
         let before = self.received_len;
         let (consumed, rest) = bytes.split_at(bytes.len().min(HANDSHAKE_LEN - before));
         self.received_len += consumed.len();
@@ -90,14 +79,14 @@ impl Handshake {
     }
 
     /// Checks a partial magic, too: a foreign program is rejected at its first wrong byte.
-    fn check_magic(&self) -> Result<(), LinkError> {
+    fn check_magic(&self) -> Result {
         let len = self.received_len.min(MAGIC.len());
         if self.received[..len] == MAGIC[..len] { Ok(()) } else { Err(LinkError::BadMagic) }
     }
 
-    fn check_version(&self, out: &mut SendBuffer) -> Result<(), LinkError> {
-        let version = [self.received[MAGIC.len()], self.received[MAGIC.len() + 1]];
-        let theirs = u16::from_be_bytes(version);
+    fn check_version(&self, out: &mut SendBuffer) -> Result {
+        let theirs =
+            u16::from_be_bytes([self.received[MAGIC.len()], self.received[MAGIC.len() + 1]]);
         if theirs == PROTOCOL_VERSION {
             return Ok(());
         }
@@ -108,19 +97,19 @@ impl Handshake {
         Err(LinkError::VersionMismatch { theirs, ours: PROTOCOL_VERSION })
     }
 
-    fn check_proof(&self, out: &mut SendBuffer) -> Result<(), LinkError> {
+    fn check_proof(&self, out: &mut SendBuffer) -> Result {
         let peer = match self.role {
             Role::Initiator => Role::Responder,
             Role::Responder => Role::Initiator,
         };
         // Constant-time comparison.
         let valid = self.proof_mac(peer).verify_slice(&self.received[HELLO_LEN..]).is_ok();
-        if self.role == Role::Initiator {
-            if valid {
+        match (self.role, valid) {
+            (Role::Initiator, true) => {
                 out.push(&self.proof_mac(Role::Initiator).finalize().into_bytes());
-            } else {
-                out.push(&REJECTION);
             }
+            (Role::Initiator, false) => out.push(&REJECTION),
+            (Role::Responder, _) => {}
         }
         if valid { Ok(()) } else { Err(LinkError::AuthenticationFailed) }
     }
@@ -148,7 +137,8 @@ impl Handshake {
         out.push(&PROTOCOL_VERSION.to_be_bytes());
     }
 
-    fn write_hello(&self, out: &mut SendBuffer) {
+    /// The initiator sends the first hello.
+    pub(super) fn write_hello(&self, out: &mut SendBuffer) {
         self.write_version(out);
         out.push(&self.nonce);
     }

@@ -34,23 +34,26 @@ fn drain(link: &mut Link) -> Vec<u8> {
 }
 
 /// Passes bytes to a link and returns its events.
-fn receive(link: &mut Link, bytes: &[u8], now: Instant) -> Result<Vec<LinkEvent>, LinkError> {
+fn receive(link: &mut Link, bytes: &[u8], now: Instant) -> Result<Vec<LinkEvent>> {
     let mut events = Vec::new();
     link.receive(bytes, now, &mut events).map(|()| events)
 }
 
+/// Delivers the pending bytes of a link and returns the events of the other.
+fn transfer(from: &mut Link, to: &mut Link, now: Instant) -> Result<Vec<LinkEvent>> {
+    receive(to, &drain(from), now)
+}
+
+const AUTHENTICATION_FAILED: Result<Vec<LinkEvent>> = Err(LinkError::AuthenticationFailed);
+
 /// Exchanges bytes until neither link has any pending; returns the events of each.
-fn exchange(
-    initiator: &mut Link,
-    responder: &mut Link,
-    now: Instant,
-) -> (Vec<LinkEvent>, Vec<LinkEvent>) {
-    let (mut initiator_events, mut responder_events) = (Vec::new(), Vec::new());
+fn exchange(initiator: &mut Link, responder: &mut Link, now: Instant) -> [Vec<LinkEvent>; 2] {
+    let mut events = [Vec::new(), Vec::new()];
     while initiator.backlog() + responder.backlog() > 0 {
-        responder_events.extend(receive(responder, &drain(initiator), now).unwrap());
-        initiator_events.extend(receive(initiator, &drain(responder), now).unwrap());
+        events[1].extend(transfer(initiator, responder, now).unwrap());
+        events[0].extend(transfer(responder, initiator, now).unwrap());
     }
-    (initiator_events, responder_events)
+    events
 }
 
 fn ready_pair(now: Instant) -> (Link, Link) {
@@ -71,9 +74,9 @@ fn frames_sent_before_the_handshake_are_delivered_after_it() {
     assert!(initiator.send(b"one") && initiator.send(b"") && responder.send(b"two"));
     assert_eq!(initiator.pending().len(), HELLO_LEN, "only the hello goes out");
     assert_eq!(initiator.backlog(), HELLO_LEN + 7 + 4);
-    let (by_initiator, by_responder) = exchange(&mut initiator, &mut responder, now);
-    assert_eq!(by_initiator, [LinkEvent::Ready, frame(b"two")]);
-    assert_eq!(by_responder, [LinkEvent::Ready, frame(b"one"), frame(b"")]);
+    let events = exchange(&mut initiator, &mut responder, now);
+    assert_eq!(events[0], [LinkEvent::Ready, frame(b"two")]);
+    assert_eq!(events[1], [LinkEvent::Ready, frame(b"one"), frame(b"")]);
 }
 
 #[test]
@@ -81,15 +84,9 @@ fn both_sides_report_a_wrong_secret() {
     let now = Instant::now();
     let mut initiator = link(Role::Initiator, &secret('a'), 1, now);
     let mut responder = link(Role::Responder, &secret('b'), 2, now);
-    receive(&mut responder, &drain(&mut initiator), now).unwrap();
-    assert_eq!(
-        receive(&mut initiator, &drain(&mut responder), now),
-        Err(LinkError::AuthenticationFailed)
-    );
-    assert_eq!(
-        receive(&mut responder, &drain(&mut initiator), now),
-        Err(LinkError::AuthenticationFailed)
-    );
+    transfer(&mut initiator, &mut responder, now).unwrap();
+    assert_eq!(transfer(&mut responder, &mut initiator, now), AUTHENTICATION_FAILED);
+    assert_eq!(transfer(&mut initiator, &mut responder, now), AUTHENTICATION_FAILED);
     assert!(!initiator.is_ready() && !responder.is_ready());
 }
 
@@ -102,8 +99,7 @@ fn the_secret_is_never_transmitted() {
     wire.extend(drain(&mut responder));
     receive(&mut initiator, &wire[HELLO_LEN..], now).unwrap();
     wire.extend(drain(&mut initiator));
-    let bytes = secret('a');
-    assert!(!wire.windows(8).any(|window| window == &bytes.bytes()[..8]));
+    assert!(!wire.windows(8).any(|window| window == &secret('a').bytes()[..8]));
 }
 
 #[test]
@@ -129,7 +125,7 @@ fn errors_are_final() {
     let now = Instant::now();
     let (mut initiator, mut responder) = pair(now);
     assert_eq!(receive(&mut responder, b"GET / HTTP/1.1", now), Err(LinkError::BadMagic));
-    assert_eq!(receive(&mut responder, &drain(&mut initiator), now), Err(LinkError::BadMagic));
+    assert_eq!(transfer(&mut initiator, &mut responder, now), Err(LinkError::BadMagic));
     assert_eq!(responder.tick(now + TIMING.handshake), Err(LinkError::BadMagic));
 }
 
@@ -146,53 +142,44 @@ fn a_reflected_proof_is_rejected() {
     let now = Instant::now();
     // A responder that receives its own proof.
     let (mut initiator, mut responder) = pair(now);
-    receive(&mut responder, &drain(&mut initiator), now).unwrap();
+    transfer(&mut initiator, &mut responder, now).unwrap();
     let reply = drain(&mut responder);
-    assert_eq!(
-        receive(&mut responder, &reply[HELLO_LEN..], now),
-        Err(LinkError::AuthenticationFailed)
-    );
+    assert_eq!(receive(&mut responder, &reply[HELLO_LEN..], now), AUTHENTICATION_FAILED);
 
     // An initiator that gets its own hello back, with the proof of a responder that replied to it.
     let (mut initiator, mut responder) = pair(now);
     let hello = drain(&mut initiator);
     receive(&mut responder, &hello, now).unwrap();
     let proof = drain(&mut responder).split_off(HELLO_LEN);
-    let reflected = [hello, proof].concat();
-    assert_eq!(receive(&mut initiator, &reflected, now), Err(LinkError::AuthenticationFailed));
+    assert_eq!(receive(&mut initiator, &[hello, proof].concat(), now), AUTHENTICATION_FAILED);
 }
 
 #[test]
 fn a_proof_with_the_wrong_role_is_rejected() {
     // With equal nonces, only the role label distinguishes the proofs.
     let now = Instant::now();
-    let secret = secret('a');
-    let mut responder = link(Role::Responder, &secret, 7, now);
-    let mut initiator = link(Role::Initiator, &secret, 7, now);
-    receive(&mut responder, &drain(&mut initiator), now).unwrap();
+    let link = |role| link(role, &secret('a'), 7, now);
+    let (mut initiator, mut responder) = (link(Role::Initiator), link(Role::Responder));
+    transfer(&mut initiator, &mut responder, now).unwrap();
     let proof = drain(&mut responder).split_off(HELLO_LEN);
-    assert_eq!(receive(&mut responder, &proof, now), Err(LinkError::AuthenticationFailed));
+    assert_eq!(receive(&mut responder, &proof, now), AUTHENTICATION_FAILED);
 }
 
 #[test]
 fn a_replayed_handshake_is_rejected() {
     let now = Instant::now();
     let (mut initiator, mut responder) = pair(now);
-    let mut initiator_bytes = drain(&mut initiator);
-    receive(&mut responder, &initiator_bytes, now).unwrap();
-    let responder_bytes = drain(&mut responder);
-    receive(&mut initiator, &responder_bytes, now).unwrap();
-    initiator_bytes.extend(drain(&mut initiator));
-    assert_eq!(
-        receive(&mut responder, &initiator_bytes[HELLO_LEN..], now),
-        Ok(vec![LinkEvent::Ready])
-    );
+    let mut sent = drain(&mut initiator);
+    receive(&mut responder, &sent, now).unwrap();
+    let reply = drain(&mut responder);
+    receive(&mut initiator, &reply, now).unwrap();
+    sent.extend(drain(&mut initiator));
+    assert_eq!(receive(&mut responder, &sent[HELLO_LEN..], now), Ok(vec![LinkEvent::Ready]));
 
-    let secret = secret('a');
-    let mut other = link(Role::Responder, &secret, 3, now);
-    assert_eq!(receive(&mut other, &initiator_bytes, now), Err(LinkError::AuthenticationFailed));
-    let mut other = link(Role::Initiator, &secret, 3, now);
-    assert_eq!(receive(&mut other, &responder_bytes, now), Err(LinkError::AuthenticationFailed));
+    for (role, bytes) in [(Role::Responder, sent), (Role::Initiator, reply)] {
+        let mut other = link(role, &secret('a'), 3, now);
+        assert_eq!(receive(&mut other, &bytes, now), AUTHENTICATION_FAILED, "{role:?}");
+    }
 }
 
 #[test]
@@ -200,7 +187,7 @@ fn any_flipped_bit_of_the_handshake_is_rejected() {
     let now = Instant::now();
     for bit in 0..HANDSHAKE_LEN * 8 {
         let (mut initiator, mut responder) = pair(now);
-        receive(&mut responder, &drain(&mut initiator), now).unwrap();
+        transfer(&mut initiator, &mut responder, now).unwrap();
         let mut reply = drain(&mut responder);
         reply[bit / 8] ^= 1 << (bit % 8);
         assert!(receive(&mut initiator, &reply, now).is_err(), "bit {bit}");
@@ -218,7 +205,7 @@ fn heartbeats_keep_an_idle_link_alive_and_silence_ends_it() {
         initiator.tick(now).unwrap();
         responder.tick(now).unwrap();
         heartbeats += usize::from(!initiator.pending().is_empty());
-        assert_eq!(exchange(&mut initiator, &mut responder, now), (vec![], vec![]));
+        assert_eq!(exchange(&mut initiator, &mut responder, now), [vec![], vec![]]);
     }
     assert_eq!(heartbeats, 30, "one every two seconds");
 
@@ -247,7 +234,7 @@ fn heartbeat_is_sent_without_receiving_and_only_after_the_handshake() {
     for second in 0..60 {
         let now = start + Duration::from_secs(second);
         busy.heartbeat(now);
-        receive(&mut responder, &drain(&mut busy), now).unwrap();
+        transfer(&mut busy, &mut responder, now).unwrap();
         responder.tick(now).unwrap();
     }
     let (mut early, _) = pair(start);
@@ -299,7 +286,7 @@ fn a_frame_of_maximum_length_is_delivered() {
     let now = Instant::now();
     let (mut initiator, mut responder) = ready_pair(now);
     assert!(initiator.send(&vec![5; MAX_FRAME_LEN]));
-    let (_, received) = exchange(&mut initiator, &mut responder, now);
+    let [_, received] = exchange(&mut initiator, &mut responder, now);
     assert!(matches!(&received[..], [LinkEvent::Frame(payload)] if payload.len() == MAX_FRAME_LEN));
 }
 
@@ -308,7 +295,7 @@ fn recorded_stream(payloads: &[Vec<u8>], now: Instant) -> (Link, Vec<u8>, Vec<Li
     let (mut initiator, mut responder) = pair(now);
     let mut bytes = drain(&mut initiator);
     receive(&mut responder, &bytes, now).unwrap();
-    receive(&mut initiator, &drain(&mut responder), now).unwrap();
+    transfer(&mut responder, &mut initiator, now).unwrap();
     let mut events = vec![LinkEvent::Ready];
     for (at, payload) in (1..).zip(payloads) {
         initiator.send(payload);

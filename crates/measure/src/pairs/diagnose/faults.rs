@@ -37,15 +37,12 @@ impl SlowEndpoint {
     /// Affected cells of `n` endpoints.
     pub fn cells(&self, n: usize) -> Vec<(usize, usize)> {
         let end = self.end;
-        let sides = match self.direction {
-            LinkDirection::Both => [true, false].as_slice(),
+        let sides: &[bool] = match self.direction {
+            LinkDirection::Both => &[true, false],
             LinkDirection::Send => &[true],
             LinkDirection::Recv => &[false],
         };
-        sides
-            .iter()
-            .flat_map(|is_sender| MatrixSide { end, is_sender: *is_sender }.cells(n))
-            .collect()
+        sides.iter().flat_map(|&is_sender| MatrixSide { end, is_sender }.cells(n)).collect()
     }
 }
 
@@ -189,11 +186,9 @@ fn slow_ends(sides: &[(MatrixSide, f64)]) -> Vec<SlowEndpoint> {
     let mut ends: Vec<SlowEndpoint> = Vec::new();
     for (MatrixSide { end, .. }, _) in sides {
         let (direction, level) = match (of(*end, true), of(*end, false)) {
-            (Some((_, is_sender)), Some((_, receives))) => {
-                (LinkDirection::Both, is_sender.min(*receives))
-            }
-            (Some((_, is_sender)), None) => (LinkDirection::Send, *is_sender),
-            (None, Some((_, receives))) => (LinkDirection::Recv, *receives),
+            (Some((_, send)), Some((_, receive))) => (LinkDirection::Both, send.min(*receive)),
+            (Some((_, send)), None) => (LinkDirection::Send, *send),
+            (None, Some((_, receive))) => (LinkDirection::Recv, *receive),
             (None, None) => continue,
         };
         if ends.iter().all(|found| found.end != *end) {
@@ -212,22 +207,14 @@ fn slow_links(ratios: &PairMatrix, allowed: &[Vec<f64>], bound: f64) -> Vec<Slow
     let mut links = Vec::new();
     for from in 0..ratios.len() {
         for to in from + 1..ratios.len() {
-            let link = |from: usize, to: usize, direction, level| SlowLink {
-                from,
-                to,
-                direction,
-                level,
-                allowed: allowed[from][to],
+            let (from, to, direction, level) = match (level(from, to), level(to, from)) {
+                (Some(there), Some(back)) if back < there => (to, from, LinkDirection::Both, back),
+                (Some(there), Some(_)) => (from, to, LinkDirection::Both, there),
+                (Some(there), None) => (from, to, LinkDirection::Send, there),
+                (None, Some(back)) => (to, from, LinkDirection::Send, back),
+                (None, None) => continue,
             };
-            match (level(from, to), level(to, from)) {
-                (Some(there), Some(back)) if back < there => {
-                    links.push(link(to, from, LinkDirection::Both, back));
-                }
-                (Some(there), Some(_)) => links.push(link(from, to, LinkDirection::Both, there)),
-                (Some(there), None) => links.push(link(from, to, LinkDirection::Send, there)),
-                (None, Some(back)) => links.push(link(to, from, LinkDirection::Send, back)),
-                (None, None) => {}
-            }
+            links.push(SlowLink { from, to, direction, level, allowed: allowed[from][to] });
         }
     }
     links

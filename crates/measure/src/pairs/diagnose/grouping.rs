@@ -65,19 +65,19 @@ impl Grouping {
     /// Matrix between locations: the median of their cells, so that one slow rank does not make its
     /// node slow.
     pub fn median_matrix(&self, speeds: &PairMatrix) -> PairMatrix {
-        let between = |from: &Vec<usize>, to: &Vec<usize>| {
-            let cells = from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j)));
-            upper_median(cells.filter_map(|(i, j)| speeds[i][j]).collect())
-        };
-        let row = |from| self.members.iter().map(|to| between(from, to)).collect();
-        self.members.iter().map(row).collect()
+        self.map_cells(speeds, upper_median)
     }
 
     /// Number of cells behind each cell of [`Grouping::median_matrix`].
     pub fn counts(&self, speeds: &PairMatrix) -> Vec<Vec<usize>> {
+        self.map_cells(speeds, |cells| cells.len())
+    }
+
+    /// Applies a function to the measured cells between each two locations.
+    fn map_cells<T>(&self, speeds: &PairMatrix, of: fn(Vec<f64>) -> T) -> Vec<Vec<T>> {
         let between = |from: &Vec<usize>, to: &Vec<usize>| {
-            let row = |i: &usize| to.iter().filter(|j| speeds[*i][**j].is_some()).count();
-            from.iter().map(row).sum()
+            let cells = from.iter().flat_map(|i| to.iter().map(move |j| (*i, *j)));
+            of(cells.filter_map(|(i, j)| speeds[i][j]).collect())
         };
         let row = |from| self.members.iter().map(|to| between(from, to)).collect();
         self.members.iter().map(row).collect()
@@ -97,8 +97,8 @@ impl Grouping {
 
     /// Number of links between locations in a scope.
     pub fn links(&self, scope: LinkScope) -> usize {
-        let inside = |a: &Location, b: &Location| a.host() == b.host();
-        let is_in = |a: &Location, b: &Location| inside(a, b) == (scope == LinkScope::IntraNode);
+        let intra_node = scope == LinkScope::IntraNode;
+        let is_in = |a: &Location, b: &Location| (a.host() == b.host()) == intra_node;
         let later = |(at, a): (usize, &Location)| {
             self.locations[at + 1..].iter().filter(|b| is_in(a, b)).count()
         };

@@ -73,10 +73,7 @@ impl PairFinding {
 
     /// Other causes with the same symptoms.
     fn ambiguity(&self) -> Option<String> {
-        if self.conclusive {
-            return None;
-        }
-        Some(match &self.subject {
+        (!self.conclusive).then(|| match &self.subject {
             FaultSubject::Link { from, to } => {
                 format!("with two endpoints the cause may be {from}, {to} or the link")
             }

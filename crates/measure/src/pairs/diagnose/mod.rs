@@ -46,11 +46,9 @@ pub fn diagnose(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<PairFindin
         let latency = slow(&pairs.endpoints, &of_latency, scope, 1.0 / thresholds.latency);
         findings.extend(merge_findings(bandwidth, latency.into_iter().map(as_latency).collect()));
     }
-    let is_network =
-        |finding: &PairFinding| matches!(finding.subject, FaultSubject::Network { .. });
-    findings.sort_by(|a, b| {
-        is_network(a).cmp(&is_network(b)).then_with(|| b.severity().total_cmp(&a.severity()))
-    });
+    let is_network = |f: &PairFinding| matches!(f.subject, FaultSubject::Network { .. });
+    findings.sort_by(|a, b| b.severity().total_cmp(&a.severity()));
+    findings.sort_by_key(is_network);
     findings
 }
 
@@ -67,8 +65,8 @@ pub fn suspects(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<(usize, us
             (speeds(&pairs.latency_us), 1.0 / thresholds.latency),
         ];
         for (matrix, bound) in kinds {
-            let cells =
-                faults::cells_below(&grouping::within(&pairs.endpoints, &matrix, scope), bound);
+            let matrix = grouping::within(&pairs.endpoints, &matrix, scope);
+            let cells = faults::cells_below(&matrix, bound);
             found.extend(cells.into_iter().map(|(i, j)| (i.min(j), i.max(j))));
         }
     }

@@ -56,8 +56,7 @@ fn change(cell: &mut Option<f64>, by: f64) {
 /// Slows down a link, in one direction or both. Returns the name of the finding.
 fn throttle_link(
     pairs: &mut PairMatrices,
-    from: usize,
-    to: usize,
+    (from, to): (usize, usize),
     fraction: f64,
     both: bool,
 ) -> String {
@@ -71,9 +70,18 @@ fn throttle_link(
 
 /// Short names of the findings: `n3 Both`, `n1>n2 Send`.
 fn names(pairs: &PairMatrices) -> Vec<String> {
-    let mut names: Vec<String> = diagnose(pairs, &Thresholds::default()).iter().map(name).collect();
-    names.sort();
-    names
+    sorted(findings(pairs).iter().map(name).collect())
+}
+
+fn findings(pairs: &PairMatrices) -> Vec<PairFinding> {
+    diagnose(pairs, &Thresholds::default())
+}
+
+/// A network in which all links have the same bandwidth.
+fn uniform(nodes: usize, per_node: usize, seed: u64) -> PairMatrices {
+    let mut pairs = healthy(nodes, per_node, seed);
+    pairs.bandwidth.iter_mut().flatten().flatten().for_each(|value| *value = 10.0);
+    pairs
 }
 
 fn name(finding: &PairFinding) -> String {
@@ -84,9 +92,7 @@ fn name(finding: &PairFinding) -> String {
     let subject = match (&finding.subject, finding.direction) {
         (FaultSubject::Endpoint(it), _) => location(it),
         (FaultSubject::Link { from, to }, LinkDirection::Both) => {
-            let mut both = [location(from), location(to)];
-            both.sort();
-            both.join("=")
+            sorted(vec![location(from), location(to)]).join("=")
         }
         (FaultSubject::Link { from, to }, _) => format!("{}>{}", location(from), location(to)),
         (FaultSubject::Network { .. }, _) => "network".to_owned(),
@@ -137,7 +143,7 @@ proptest! {
     ) {
         prop_assume!(from != to);
         let mut pairs = healthy(nodes, 1, seed);
-        let name = throttle_link(&mut pairs, from, to, fraction, both);
+        let name = throttle_link(&mut pairs, (from, to), fraction, both);
         prop_assert_eq!(names(&pairs), [name]);
     }
 
@@ -150,7 +156,7 @@ proptest! {
         prop_assume!(from != to);
         let mut pairs = healthy(nodes, 1, seed);
         throttle(&mut pairs, slow, sending, receiving);
-        let link = throttle_link(&mut pairs, from, to, fraction, both);
+        let link = throttle_link(&mut pairs, (from, to), fraction, both);
         prop_assert_eq!(names(&pairs), sorted(vec![format!("n{slow} {direction}"), link]));
     }
 
@@ -208,7 +214,7 @@ proptest! {
             latency_median_us: matrix,
             ..PairMatrices::default()
         };
-        for finding in diagnose(&pairs, &Thresholds::default()) {
+        for finding in findings(&pairs) {
             prop_assert!(!finding.to_string().is_empty());
         }
     }
@@ -227,37 +233,36 @@ fn suspects_are_all_slow_pairs() {
 
 #[test]
 fn findings_are_sorted_by_severity_and_have_values_and_hints() {
-    let mut pairs = healthy(6, 1, 7);
-    for row in &mut pairs.bandwidth {
-        row.iter_mut().flatten().for_each(|value| *value = 10.0);
-    }
+    let mut pairs = uniform(6, 1, 7);
     throttle(&mut pairs, 4, 0.25, 0.25);
     change(&mut pairs.bandwidth[1][2], 0.4);
-    let findings: Vec<String> =
-        diagnose(&pairs, &Thresholds::default()).iter().map(ToString::to_string).collect();
-    assert_eq!(findings.len(), 2, "{findings:#?}");
-    let node =
-        "n4 (rank 4) is slow: 2.50 GB/s, 25 % of the expected 10.0 GB/s; check its NIC and cable";
-    assert!(findings[0].starts_with(node), "{}", findings[0]);
-    let link = "the link from n1 (rank 1) to n2 (rank 2) is slow in this direction only: 4.00 GB/s, \
-                40 % of the expected 10.0 GB/s; check the switches";
-    assert!(findings[1].starts_with(link), "{}", findings[1]);
+    let findings: Vec<String> = findings(&pairs).iter().map(ToString::to_string).collect();
+    let expected = [
+        "n4 (rank 4) is slow: 2.50 GB/s, 25 % of the expected 10.0 GB/s; check its NIC and cable",
+        "the link from n1 (rank 1) to n2 (rank 2) is slow in this direction only: 4.00 GB/s, 40 % of \
+         the expected 10.0 GB/s; check the switches",
+    ];
+    assert_eq!(findings.len(), expected.len(), "{findings:#?}");
+    for (finding, expected) in findings.iter().zip(expected) {
+        assert!(finding.starts_with(expected), "{finding}");
+    }
 }
 
 #[test]
 fn ambiguous_faults_are_reported_as_such() {
+    let ambiguous = |pairs: &PairMatrices| {
+        let findings = findings(pairs);
+        assert_eq!((findings.len(), findings[0].conclusive), (1, false));
+        findings[0].to_string()
+    };
     let mut two = healthy(2, 1, 3);
     change(&mut two.bandwidth[0][1], 0.3);
-    let findings = diagnose(&two, &Thresholds::default());
-    assert_eq!((findings.len(), findings[0].conclusive), (1, false));
-    let text = findings[0].to_string();
+    let text = ambiguous(&two);
     assert!(text.contains("n0 (rank 0), n1 (rank 1) or the link"), "{text}");
 
     let mut three = healthy(3, 1, 3);
     throttle(&mut three, 1, 0.3, 0.3);
-    let findings = diagnose(&three, &Thresholds::default());
-    assert_eq!((findings.len(), findings[0].conclusive), (1, false));
-    let text = findings[0].to_string();
+    let text = ambiguous(&three);
     assert!(text.starts_with("n1 (rank 1) is slow") && text.contains("three"), "{text}");
 }
 
@@ -270,28 +275,22 @@ fn a_two_level_topology_is_one_finding() {
         }
     }
     assert_eq!(names(&pairs), ["network Both"]);
-    let text = diagnose(&pairs, &Thresholds::default())[0].to_string();
+    let text = findings(&pairs)[0].to_string();
     assert!(text.starts_with("24 of 66 inter-node links are slower"), "{text}");
 }
 
 #[test]
 fn a_slow_rank_of_a_slow_node_reports_measured_values() {
-    let mut pairs = healthy(5, 4, 11);
-    for row in &mut pairs.bandwidth {
-        row.iter_mut().flatten().for_each(|value| *value = 10.0);
-    }
+    let mut pairs = uniform(5, 4, 11);
     for rank in 4..8 {
         throttle(&mut pairs, rank, 0.5, 1.0);
     }
     throttle(&mut pairs, 6, 0.4, 1.0);
-    let between: Vec<PairFinding> = diagnose(&pairs, &Thresholds::default())
-        .into_iter()
-        .filter(|finding| finding.scope == LinkScope::InterNode)
-        .collect();
-    let values: Vec<(String, Observed)> =
-        between.iter().map(|finding| (name(finding), finding.bandwidth.unwrap())).collect();
-    assert_eq!(values[0], ("n1 Send".to_owned(), Observed { value: 5.0, expected: 10.0 }));
-    let (who, value) = &values[1];
-    assert_eq!((who.as_str(), values.len()), ("n1.6 Send", 2));
-    assert!((value.value - 2.0).abs() < 1e-9 && (value.expected - 5.0).abs() < 1e-9, "{value:?}");
+    let mut findings = findings(&pairs);
+    findings.retain(|finding| finding.scope == LinkScope::InterNode);
+    let names: Vec<String> = findings.iter().map(name).collect();
+    assert_eq!(names, ["n1 Send", "n1.6 Send"]);
+    let [node, rank] = [0, 1].map(|at| findings[at].bandwidth.unwrap());
+    assert_eq!(node, Observed { value: 5.0, expected: 10.0 });
+    assert!((rank.value - 2.0).abs() < 1e-9 && (rank.expected - 5.0).abs() < 1e-9, "{rank:?}");
 }

@@ -1,6 +1,6 @@
 //! Copies between host and GPU, and on the GPU.
 
-use super::super::gpu::{GpuBuffer, GpuDevice, GpuError};
+use super::super::gpu::{GpuBuffer, GpuDevice, GpuError, GpuResult};
 use super::super::timing::time;
 use super::super::{Cases, RooflineRow};
 use super::{COUNTED_ONCE, CopySettings, case_name, row};
@@ -9,14 +9,10 @@ use super::{COUNTED_ONCE, CopySettings, case_name, row};
 pub(super) const CASES: usize = 3;
 
 /// Measures copies of all sizes.
-pub(super) fn measure(
-    device: &GpuDevice,
-    cases: &mut Cases<'_>,
-    settings: &CopySettings,
-) -> Result<(), GpuError> {
+pub fn measure(device: &GpuDevice, cases: &mut Cases<'_>, settings: &CopySettings) -> GpuResult {
     let pinned = |bytes| device.alloc_pinned(bytes);
     let on_device = |bytes| device.alloc(bytes);
-    type Alloc<'a> = &'a dyn Fn(usize) -> Result<GpuBuffer, GpuError>;
+    type Alloc<'a> = &'a dyn Fn(usize) -> GpuResult<GpuBuffer>;
     let directions: [(&str, Alloc<'_>, Alloc<'_>); CASES] = [
         ("host to device", &pinned, &on_device),
         ("device to host", &on_device, &pinned),
@@ -79,11 +75,8 @@ mod tests {
             }
         };
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
-        let [pinned, first, second, back] = [true, false, false, true].map(|host| {
-            let place =
-                if host { device.alloc_pinned(bytes.len()) } else { device.alloc(bytes.len()) };
-            place.unwrap()
-        });
+        let [pinned, back] = [(); 2].map(|()| device.alloc_pinned(bytes.len()).unwrap());
+        let [first, second] = [(); 2].map(|()| device.alloc(bytes.len()).unwrap());
         device.copy_from_host(&pinned, &bytes).unwrap();
         device.copy(&first, &pinned).unwrap();
         device.copy(&second, &first).unwrap();

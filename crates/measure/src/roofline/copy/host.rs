@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use super::super::threads::{ThreadKernel, time_threads};
-use super::super::{Cases, RooflineError, threads_text};
+use super::super::{Cases, Result, threads_text};
 use super::{COUNTED_ONCE, CopySettings, RooflineRow, case_name, row};
 
 /// Copy and triad.
@@ -15,46 +15,89 @@ const MEMORY_BOUND_BYTES: usize = 64 << 20;
 const ELEMENT: usize = size_of::<f64>();
 
 /// Measures both kernels at all sizes and thread counts.
-pub(super) fn measure(
-    cases: &mut Cases<'_>,
-    settings: &CopySettings,
-    thread_counts: &[usize],
-) -> Result<(), RooflineError> {
+pub fn measure(cases: &mut Cases<'_>, settings: &CopySettings, thread_counts: &[usize]) -> Result {
     for &bytes in &settings.sizes {
         for &threads in thread_counts {
-            measure_kernel::<CopyKernel>(cases, settings, bytes, threads)?;
-            measure_kernel::<TriadKernel>(cases, settings, bytes, threads)?;
+            for kernel in &KERNELS {
+                let name = format!("{}, {}", case_name(kernel.name, bytes), threads_text(threads));
+                cases.case(&name, |stop| {
+                    let parts = elements_per_thread(bytes, threads);
+                    let mut parts: Vec<_> =
+                        parts.map(|part| KernelPart::new(kernel, part)).collect();
+                    let counted = kernel.counted_arrays * (bytes / ELEMENT * ELEMENT);
+                    let used = kernel.arrays * bytes;
+                    let notes = notes_for(kernel.counted, used, last_level_cache());
+                    let samples = time_threads(&mut parts, &settings.timing, stop)?;
+                    let row = |samples| row(&samples, name.clone(), counted);
+                    Ok(samples.map(|samples| RooflineRow { notes, ..row(samples) }))
+                })?;
+            }
         }
     }
     Ok(())
 }
 
-trait MemoryKernel: ThreadKernel + Sized {
-    const NAME: &'static str;
-    /// Arrays that count for the bandwidth.
-    const COUNTED_ARRAYS: usize;
+struct MemoryKernel {
+    name: &'static str,
     /// Arrays in memory.
-    const ARRAYS: usize;
+    arrays: usize,
+    /// Arrays that count for the bandwidth.
+    counted_arrays: usize,
     /// Which bytes are counted.
-    const COUNTED: &'static str;
-
-    fn new(elements: usize) -> Self;
+    counted: &'static str,
+    /// Writes the first array.
+    run: fn(&mut [Vec<f64>]),
 }
 
-fn measure_kernel<K: MemoryKernel>(
-    cases: &mut Cases<'_>,
-    settings: &CopySettings,
-    bytes: usize,
-    threads: usize,
-) -> Result<(), RooflineError> {
-    let name = format!("{}, {}", case_name(K::NAME, bytes), threads_text(threads));
-    cases.case(&name, |stop| {
-        let mut kernels: Vec<K> = elements_per_thread(bytes, threads).map(K::new).collect();
-        let counted = K::COUNTED_ARRAYS * (bytes / ELEMENT * ELEMENT);
-        let notes = notes_for(K::COUNTED, K::ARRAYS * bytes, last_level_cache());
-        let samples = time_threads(&mut kernels, &settings.timing, stop)?;
-        Ok(samples.map(|samples| RooflineRow { notes, ..row(&samples, name.clone(), counted) }))
-    })
+const KERNELS: [MemoryKernel; CASES] = [
+    MemoryKernel { name: "copy", arrays: 2, counted_arrays: 1, counted: COUNTED_ONCE, run: copy },
+    MemoryKernel {
+        name: "triad",
+        arrays: 3,
+        counted_arrays: 3,
+        counted: "bytes of all three arrays",
+        run: triad,
+    },
+];
+
+fn copy(arrays: &mut [Vec<f64>]) {
+    let [to, from] = arrays else { return };
+    to.copy_from_slice(black_box(from));
+    black_box(to);
+}
+
+fn triad(arrays: &mut [Vec<f64>]) {
+    let [a, b, c] = arrays else { return };
+    let (b, c) = (black_box(&*b), black_box(&*c));
+    for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
+        *a = b + 3.0 * c;
+    }
+    black_box(a);
+}
+
+/// One thread's part of the arrays.
+struct KernelPart {
+    kernel: &'static MemoryKernel,
+    elements: usize,
+    arrays: Vec<Vec<f64>>,
+}
+
+impl KernelPart {
+    fn new(kernel: &'static MemoryKernel, elements: usize) -> Self {
+        Self { kernel, elements, arrays: Vec::new() }
+    }
+}
+
+impl ThreadKernel for KernelPart {
+    fn init(&mut self) {
+        // Not zeros: zero pages need not be backed by memory.
+        let array = |at: usize| vec![at as f64 + 0.5; self.elements];
+        self.arrays = (0..self.kernel.arrays).map(array).collect();
+    }
+
+    fn run(&mut self) {
+        (self.kernel.run)(&mut self.arrays);
+    }
 }
 
 /// Notes which bytes are counted, and whether a large size still fits into the last-level cache.
@@ -74,73 +117,6 @@ fn elements_per_thread(bytes: usize, threads: usize) -> impl Iterator<Item = usi
     (0..threads).map(share).filter(|elements| *elements > 0)
 }
 
-/// One thread's share of a copy.
-struct CopyKernel {
-    elements: usize,
-    from: Vec<f64>,
-    to: Vec<f64>,
-}
-
-impl MemoryKernel for CopyKernel {
-    const NAME: &'static str = "copy";
-    const COUNTED_ARRAYS: usize = 1;
-    const ARRAYS: usize = 2;
-    const COUNTED: &'static str = COUNTED_ONCE;
-
-    fn new(elements: usize) -> Self {
-        Self { elements, from: Vec::new(), to: Vec::new() }
-    }
-}
-
-impl ThreadKernel for CopyKernel {
-    fn init(&mut self) {
-        // Not zeros: zero pages need not be backed by memory.
-        self.from = vec![1.5; self.elements];
-        self.to = vec![0.5; self.elements];
-    }
-
-    fn run(&mut self) {
-        self.to.copy_from_slice(black_box(&self.from));
-        black_box(&mut self.to);
-    }
-}
-
-/// One thread's share of a triad.
-struct TriadKernel {
-    elements: usize,
-    a: Vec<f64>,
-    b: Vec<f64>,
-    c: Vec<f64>,
-}
-
-impl MemoryKernel for TriadKernel {
-    const NAME: &'static str = "triad";
-    const COUNTED_ARRAYS: usize = 3;
-    const ARRAYS: usize = 3;
-    const COUNTED: &'static str = "bytes of all three arrays";
-
-    fn new(elements: usize) -> Self {
-        Self { elements, a: Vec::new(), b: Vec::new(), c: Vec::new() }
-    }
-}
-
-impl ThreadKernel for TriadKernel {
-    fn init(&mut self) {
-        [&mut self.a, &mut self.b, &mut self.c]
-            .into_iter()
-            .zip([0.5, 1.5, 2.5])
-            .for_each(|(array, value)| *array = vec![value; self.elements]);
-    }
-
-    fn run(&mut self) {
-        let (b, c) = (black_box(&self.b), black_box(&self.c));
-        for ((a, b), c) in self.a.iter_mut().zip(b).zip(c) {
-            *a = b + 3.0 * c;
-        }
-        black_box(&mut self.a);
-    }
-}
-
 /// Size of the largest cache of CPU 0 from sysfs.
 fn last_level_cache() -> Option<usize> {
     let folder = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?;
@@ -153,13 +129,9 @@ fn last_level_cache() -> Option<usize> {
 
 /// Parses `32768K` to bytes.
 fn cache_bytes(text: &str) -> Option<usize> {
-    let (digits, unit) = match text.strip_suffix('K') {
-        Some(digits) => (digits, 1 << 10),
-        None => match text.strip_suffix('M') {
-            Some(digits) => (digits, 1 << 20),
-            None => (text, 1),
-        },
-    };
+    let units = [("K", 1 << 10), ("M", 1 << 20), ("", 1)];
+    let (digits, unit) =
+        units.into_iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)))?;
     digits.parse::<usize>().ok()?.checked_mul(unit)
 }
 
@@ -176,14 +148,12 @@ mod tests {
 
     #[test]
     fn kernels_compute_their_results() {
-        let mut copy = CopyKernel::new(100);
-        copy.init();
-        copy.run();
-        assert_eq!(copy.to, copy.from);
-        let mut triad = TriadKernel::new(100);
-        triad.init();
-        triad.run();
-        assert_eq!(triad.a, vec![9.0; 100]);
+        for (kernel, expected) in KERNELS.iter().zip([1.5, 9.0]) {
+            let mut part = KernelPart::new(kernel, 100);
+            part.init();
+            part.run();
+            assert_eq!(part.arrays[0], vec![expected; 100], "{}", kernel.name);
+        }
     }
 
     #[test]

@@ -13,8 +13,8 @@ use regatta_model::{RateUnit, RooflineKind, units};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, GpuChoice, RooflineError, RooflineRow, TimingOptions, rank_threads,
-    thread_counts,
+    CaseProgress, Cases, GpuChoice, Result, RooflineError, RooflineRow, TimingOptions,
+    rank_threads, thread_counts,
 };
 
 /// Which bytes of a copy are counted.
@@ -51,14 +51,11 @@ impl Default for CopySettings {
 }
 
 impl CopySettings {
-    fn check(&self) -> Result<(), RooflineError> {
-        let sizes = self.sizes.iter().chain(&self.gpu_sizes);
-        match sizes.min().filter(|size| **size < size_of::<f64>()) {
-            Some(size) => Err(RooflineError::InvalidSetting {
-                message: format!("invalid copy size {size}: at least 8 bytes are required"),
-            }),
-            None => Ok(()),
-        }
+    fn check(&self) -> Result {
+        let mut sizes = self.sizes.iter().chain(&self.gpu_sizes);
+        let Some(size) = sizes.find(|size| **size < size_of::<f64>()) else { return Ok(()) };
+        let message = format!("invalid copy size {size}: at least 8 bytes are required");
+        Err(RooflineError::InvalidSetting { message })
     }
 }
 
@@ -68,7 +65,7 @@ pub fn measure(
     settings: &CopySettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
-) -> Result<Vec<RooflineRow>, RooflineError> {
+) -> Result<Vec<RooflineRow>> {
     settings.check()?;
     let mut cases = Cases::new(stop, report);
     if cfg!(debug_assertions) {
@@ -112,17 +109,9 @@ mod tests {
         };
         let rows = measure(&settings, &AtomicBool::new(false), &mut |_| ()).unwrap();
         let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
-        let expected = [
-            "copy 1 KiB, 1 thread",
-            "triad 1 KiB, 1 thread",
-            "copy 1 KiB, 2 threads",
-            "triad 1 KiB, 2 threads",
-            "copy 1 MiB, 1 thread",
-            "triad 1 MiB, 1 thread",
-            "copy 1 MiB, 2 threads",
-            "triad 1 MiB, 2 threads",
-        ];
-        assert_eq!(names, expected);
+        let cases = ["1 KiB, 1 thread", "1 KiB, 2 threads", "1 MiB, 1 thread", "1 MiB, 2 threads"];
+        let kernels = |case| [format!("copy {case}"), format!("triad {case}")];
+        assert_eq!(names, cases.map(kernels).concat());
         let notes = [&rows[4].notes[0], &rows[5].notes[0]];
         assert!(notes[0].contains("once") && notes[1].contains("three"), "{notes:?}");
         assert!(rows.iter().all(|row| row.best > 0.0 && row.unit.name() == "GB/s"));

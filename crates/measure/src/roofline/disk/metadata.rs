@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::super::{Cases, RooflineError, RooflineRow};
+use super::super::{Cases, Result, RooflineRow};
 use super::scratch::{ScratchDir, io_error};
 use super::{DiskSettings, Samples};
 
@@ -27,7 +27,7 @@ fn create(path: &Path) -> io::Result<File> {
 }
 
 /// Measures all three operations.
-pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<(), RooflineError> {
+pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result {
     let mut measured = None;
     for (at, (what, _)) in OPS.into_iter().enumerate() {
         cases.case(what, |stop| {
@@ -38,10 +38,8 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
             let Some((files, times)) = &measured else { return Ok(None) };
             let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
             let notes = vec![format!("{files} empty files in one directory")];
-            Ok::<_, RooflineError>(
-                timed
-                    .map(|timed| RooflineRow { notes, ..settings.files_row(&timed, what, *files) }),
-            )
+            let row = |timed| settings.files_row(&timed, what, *files);
+            Result::<_>::Ok(timed.map(|timed| RooflineRow { notes, ..row(timed) }))
         })?;
     }
     Ok(())
@@ -50,7 +48,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
 /// Number of files, and the times of each round.
 type Rounds = (u32, Vec<[Duration; CASES]>);
 
-fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds, RooflineError> {
+fn rounds(settings: &DiskSettings, stop: &AtomicBool) -> Result<Rounds> {
     let mut dir = ScratchDir::create(&settings.dir)?;
     let mut files = settings.files;
     let mut times: Vec<[Duration; CASES]> = Vec::new();
@@ -83,7 +81,7 @@ pub(super) fn for_each_file(
     (name, op): MetadataOp,
     stop: &AtomicBool,
     enough: impl Fn(u32) -> bool,
-) -> Result<u32, RooflineError> {
+) -> Result<u32> {
     for number in 0..files {
         if number > 0 && (stop.load(Ordering::Relaxed) || enough(number)) {
             return Ok(number);

@@ -17,7 +17,7 @@ use std::time::Duration;
 use regatta_model::{RateUnit, RooflineKind, units};
 
 use super::timing::Samples;
-use super::{CaseProgress, Cases, RooflineError, RooflineRow};
+use super::{CaseProgress, Cases, Result, RooflineError, RooflineRow};
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,20 +48,17 @@ impl Default for DiskSettings {
 
 impl DiskSettings {
     /// Validates the settings and canonicalises the directory.
-    fn checked(&self) -> Result<Self, RooflineError> {
-        let invalid =
-            |message: &str| Err(RooflineError::InvalidSetting { message: message.to_owned() });
-        if self.bytes == 0 {
-            return invalid("invalid file size 0: at least 1 byte is required");
+    fn checked(&self) -> Result<Self> {
+        let invalid = match (self.bytes, self.files) {
+            (0, _) => Some("invalid file size 0: at least 1 byte is required"),
+            (_, 0) => Some("invalid number of files 0: at least 1 is required"),
+            _ => None,
+        };
+        if let Some(message) = invalid {
+            return Err(RooflineError::InvalidSetting { message: message.to_owned() });
         }
-        if self.files == 0 {
-            return invalid("invalid number of files 0: at least 1 is required");
-        }
-        let full = self.dir.canonicalize().map_err(|source| {
-            let path = self.dir.clone();
-            RooflineError::File { doing: "use directory", path, source }
-        });
-        Ok(Self { dir: full?, ..self.clone() })
+        let error = |error| scratch::io_error("use directory", &self.dir, &self.dir, error);
+        Ok(Self { dir: self.dir.canonicalize().map_err(error)?, ..self.clone() })
     }
 }
 
@@ -70,7 +67,7 @@ pub fn measure(
     settings: &DiskSettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
-) -> Result<Vec<RooflineRow>, RooflineError> {
+) -> Result<Vec<RooflineRow>> {
     let settings = &settings.checked()?;
     let mut cases = Cases::new(stop, report);
     cases.total = sequential::CASES + metadata::CASES;
@@ -82,18 +79,16 @@ pub fn measure(
 impl DiskSettings {
     /// The row of one pass over the large file.
     fn bandwidth_row(&self, timed: &Samples, what: &str) -> RooflineRow {
-        let gigabytes = self.bytes as f64 / 1e9;
-        let unit = RateUnit::GigabytesPerSecond;
-        self.with_device(timed.row(RooflineKind::Disk, what.to_owned(), gigabytes, unit))
+        self.row(timed, what, self.bytes as f64 / 1e9, RateUnit::GigabytesPerSecond)
     }
 
     /// The row of an operation on `files` files.
     fn files_row(&self, timed: &Samples, what: &str, files: u32) -> RooflineRow {
-        let unit = RateUnit::FilesPerSecond;
-        self.with_device(timed.row(RooflineKind::Disk, what.to_owned(), f64::from(files), unit))
+        self.row(timed, what, f64::from(files), RateUnit::FilesPerSecond)
     }
 
-    fn with_device(&self, row: RooflineRow) -> RooflineRow {
+    fn row(&self, timed: &Samples, what: &str, amount: f64, unit: RateUnit) -> RooflineRow {
+        let row = timed.row(RooflineKind::Disk, what.to_owned(), amount, unit);
         RooflineRow { device: self.dir.display().to_string(), ..row }
     }
 

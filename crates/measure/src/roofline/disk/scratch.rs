@@ -1,22 +1,17 @@
 //! Temporary files and directories with unique names.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use super::super::RooflineError;
+use super::super::{Result, RooflineError};
 
 /// Attempts to find an unused name.
 const MAX_ATTEMPTS: usize = 16;
 
 /// Classifies an I/O error; a full disk or quota has its own variant.
-pub(super) fn io_error(
-    doing: &'static str,
-    path: &Path,
-    dir: &Path,
-    source: io::Error,
-) -> RooflineError {
+pub fn io_error(doing: &'static str, path: &Path, dir: &Path, source: io::Error) -> RooflineError {
     let full = [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::FileTooLarge];
     if full.contains(&source.kind()) {
         return RooflineError::DiskFull { dir: dir.to_owned(), why: source.to_string() };
@@ -29,7 +24,7 @@ fn make<T>(
     dir: &Path,
     doing: &'static str,
     make: impl Fn(&Path) -> io::Result<T>,
-) -> Result<(PathBuf, T), RooflineError> {
+) -> Result<(PathBuf, T)> {
     let mut last = None;
     for _ in 0..MAX_ATTEMPTS {
         let random = RandomState::new().build_hasher().finish();
@@ -53,10 +48,8 @@ pub(super) struct ScratchFile {
 }
 
 impl ScratchFile {
-    pub fn create(dir: &Path) -> Result<Self, RooflineError> {
-        let create =
-            |path: &Path| OpenOptions::new().read(true).write(true).create_new(true).open(path);
-        let (path, file) = make(dir, "create file", create)?;
+    pub fn create(dir: &Path) -> Result<Self> {
+        let (path, file) = make(dir, "create file", |path| File::create_new(path))?;
         // If unlinking an open file fails, it is unlinked on drop.
         let named = std::fs::remove_file(&path).is_err();
         Ok(Self { file, path, named })
@@ -82,7 +75,7 @@ pub(super) struct ScratchDir {
 }
 
 impl ScratchDir {
-    pub fn create(dir: &Path) -> Result<Self, RooflineError> {
+    pub fn create(dir: &Path) -> Result<Self> {
         let (path, ()) = make(dir, "create directory", |path| std::fs::create_dir(path))?;
         Ok(Self { path, inside: dir.to_owned(), files: 0 })
     }

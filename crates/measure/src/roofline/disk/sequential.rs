@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use regatta_model::units;
 
-use super::super::{Cases, RooflineError, RooflineRow};
+use super::super::{Cases, Result, RooflineError, RooflineRow};
 use super::page_cache;
 use super::scratch::{ScratchFile, io_error};
 use super::{DiskSettings, Samples};
@@ -17,21 +17,21 @@ use super::{DiskSettings, Samples};
 pub(super) const CASES: usize = 2;
 
 /// Bytes per write or read call.
-const BLOCK_BYTES: usize = 4 << 20;
+const BLOCK_BYTES: u64 = 4 << 20;
 
 /// Measures write and read bandwidth.
-pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<(), RooflineError> {
+pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result {
     let mut scratch = ScratchFile::create(&settings.dir)?;
     check_free_space(&scratch.file, settings)?;
-    let mut block =
-        incompressible(BLOCK_BYTES.min(usize::try_from(settings.bytes).unwrap_or(BLOCK_BYTES)));
+    let mut block = incompressible(settings.bytes.min(BLOCK_BYTES) as usize);
     let what = settings.case_name("write");
+    let row = |timed: Option<Samples>, what: &str, notes| {
+        let row = |timed| settings.bandwidth_row(&timed, what);
+        Result::<_>::Ok(timed.map(|timed| RooflineRow { notes, ..row(timed) }))
+    };
     cases.case(&what, |stop| {
         let timed = repeat(settings, stop, || write(&mut scratch, settings, &block, stop))?;
-        let notes = vec!["with fsync".to_owned()];
-        Ok::<_, RooflineError>(
-            timed.map(|timed| RooflineRow { notes, ..settings.bandwidth_row(&timed, &what) }),
-        )
+        row(timed, &what, vec!["with fsync".to_owned()])
     })?;
     let what = settings.case_name("read");
     cases.case(&what, |stop| {
@@ -40,10 +40,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
             resident = resident.max(page_cache::drop_pages(&scratch.file, settings.bytes));
             read(&mut scratch, settings, &mut block, stop)
         })?;
-        let notes = page_cache::note(resident).into_iter().collect();
-        Ok::<_, RooflineError>(
-            timed.map(|timed| RooflineRow { notes, ..settings.bandwidth_row(&timed, &what) }),
-        )
+        row(timed, &what, page_cache::note(resident).into_iter().collect())
     })
 }
 
@@ -51,8 +48,8 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result<
 fn repeat(
     settings: &DiskSettings,
     stop: &AtomicBool,
-    mut once: impl FnMut() -> Result<Option<Duration>, RooflineError>,
-) -> Result<Option<Samples>, RooflineError> {
+    mut once: impl FnMut() -> Result<Option<Duration>>,
+) -> Result<Option<Samples>> {
     let mut times: Vec<Duration> = Vec::new();
     while times.len() < settings.repetitions.max(1) as usize && !stop.load(Ordering::Relaxed) {
         if times.iter().sum::<Duration>() > settings.time_limit {
@@ -65,7 +62,7 @@ fn repeat(
 }
 
 /// Refuses to fill the disk.
-fn check_free_space(file: &File, settings: &DiskSettings) -> Result<(), RooflineError> {
+fn check_free_space(file: &File, settings: &DiskSettings) -> Result {
     // If the file system does not report its free space, the write will.
     let Ok(found) = rustix::fs::fstatvfs(file) else { return Ok(()) };
     let left = found.f_bavail.saturating_mul(found.f_frsize);
@@ -83,7 +80,7 @@ fn write(
     settings: &DiskSettings,
     block: &[u8],
     stop: &AtomicBool,
-) -> Result<Option<Duration>, RooflineError> {
+) -> Result<Option<Duration>> {
     let ScratchFile { file, path, .. } = scratch;
     let emptied = file.set_len(0).and_then(|()| file.rewind());
     emptied.map_err(|error| io_error("empty", path, &settings.dir, error))?;
@@ -102,13 +99,13 @@ pub(super) fn fill(
     settings: &DiskSettings,
     block: &[u8],
     stop: &AtomicBool,
-) -> Result<bool, RooflineError> {
+) -> Result<bool> {
     let mut left = settings.bytes;
     while left > 0 {
         if stop.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let part = &block[..usize::try_from(left).unwrap_or(block.len()).min(block.len())];
+        let part = &block[..left.min(block.len() as u64) as usize];
         file.write_all(part).map_err(|error| io_error("write", path, &settings.dir, error))?;
         left -= part.len() as u64;
     }
@@ -121,7 +118,7 @@ fn read(
     settings: &DiskSettings,
     block: &mut [u8],
     stop: &AtomicBool,
-) -> Result<Option<Duration>, RooflineError> {
+) -> Result<Option<Duration>> {
     let ScratchFile { file, path, .. } = scratch;
     file.rewind().map_err(|error| io_error("read", path, &settings.dir, error))?;
     let begin = Instant::now();
@@ -130,9 +127,9 @@ fn read(
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let part = usize::try_from(left).unwrap_or(block.len()).min(block.len());
-        file.read_exact(&mut block[..part])
-            .map_err(|error| io_error("read", path, &settings.dir, error))?;
+        let part = left.min(block.len() as u64) as usize;
+        let read = file.read_exact(&mut block[..part]);
+        read.map_err(|error| io_error("read", path, &settings.dir, error))?;
         left -= part as u64;
     }
     Ok(Some(begin.elapsed()))

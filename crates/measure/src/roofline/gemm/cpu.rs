@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::threads::{ThreadKernel, time_threads};
-use super::super::{Cases, RooflineError, threads_text};
+use super::super::{Cases, Result, threads_text};
 use super::{GemmSettings, row};
 
 /// Element types with a native CPU GEMM.
@@ -58,7 +58,7 @@ pub(super) fn measure<T: GemmElement>(
     cases: &mut Cases<'_>,
     settings: &GemmSettings,
     thread_counts: &[usize],
-) -> Result<(), RooflineError> {
+) -> Result {
     for &size in &settings.sizes {
         let left = matrix::<T>(size, 0);
         let right = matrix::<T>(size, size * size);
@@ -148,11 +148,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Naive reference product.
-    fn reference_gemm<T: GemmElement + Into<f64>>(
-        size: usize,
-        left: &[T],
-        right: &[T],
-    ) -> Vec<f64> {
+    fn reference_gemm<T: Copy + Into<f64>>(size: usize, left: &[T], right: &[T]) -> Vec<f64> {
         let at = |row: usize, column: usize| {
             let step = |k: usize| left[k * size + row].into() * right[column * size + k].into();
             (0..size).map(step).sum()

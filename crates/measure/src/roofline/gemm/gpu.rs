@@ -1,8 +1,8 @@
 //! GEMM on a GPU with cuBLAS or rocBLAS.
 
-use regatta_comm::dtype::bytes_of;
+use regatta_comm::dtype::{Element, bytes_of};
 
-use super::super::gpu::{Blas, GemmType, GpuDevice, GpuError};
+use super::super::gpu::{Blas, GemmType, GpuDevice, GpuError, GpuResult};
 use super::super::timing::time;
 use super::super::{Cases, RooflineRow};
 use super::cpu::pseudo_random;
@@ -19,9 +19,8 @@ pub(super) struct GpuGemm {
 
 impl GpuGemm {
     /// Opens the BLAS library for a device.
-    pub(super) fn open(device: GpuDevice) -> Result<Self, GpuError> {
-        let blas = Blas::open(&device)?;
-        Ok(Self { blas, device })
+    pub(super) fn open(device: GpuDevice) -> GpuResult<Self> {
+        Ok(Self { blas: Blas::open(&device)?, device })
     }
 
     fn dtypes(&self) -> impl Iterator<Item = GemmType> {
@@ -33,29 +32,21 @@ impl GpuGemm {
     }
 
     /// Measures all types and sizes.
-    pub(super) fn measure(
-        &self,
-        cases: &mut Cases<'_>,
-        settings: &GemmSettings,
-    ) -> Result<(), GpuError> {
+    pub(super) fn measure(&self, cases: &mut Cases<'_>, settings: &GemmSettings) -> GpuResult {
         for dtype in self.dtypes() {
             for &size in &settings.gpu_sizes {
                 let what = format!("{} {size}", dtype.name());
                 cases.case(&what, |stop| {
-                    let bytes = size * size * dtype.bytes();
-                    let left = self.device.alloc(bytes)?;
-                    let right = self.device.alloc(bytes)?;
-                    let result = self.device.alloc(bytes)?;
-                    self.device.copy_from_host(&left, &matrix(dtype, size, 0))?;
-                    self.device.copy_from_host(&right, &matrix(dtype, size, PATTERN_ELEMENTS))?;
-                    let timed = time(&settings.timing, stop, |calls| {
-                        self.device.time(calls, || {
-                            self.blas.gemm(&self.device, dtype, size, [&left, &right, &result])
-                        })
-                    })?;
+                    let (device, bytes) = (&self.device, size * size * dtype.bytes());
+                    let (left, right) = (device.alloc(bytes)?, device.alloc(bytes)?);
+                    let result = device.alloc(bytes)?;
+                    device.copy_from_host(&left, &matrix(dtype, size, 0))?;
+                    device.copy_from_host(&right, &matrix(dtype, size, PATTERN_ELEMENTS))?;
+                    let gemm = || self.blas.gemm(device, dtype, size, [&left, &right, &result]);
+                    let timed = time(&settings.timing, stop, |calls| device.time(calls, gemm))?;
                     Ok::<_, GpuError>(timed.map(|timed| RooflineRow {
-                        device: self.device.name().to_owned(),
-                        device_index: Some(self.device.index()),
+                        device: device.name().to_owned(),
+                        device_index: Some(device.index()),
                         ..row(&timed, what.clone(), size)
                     }))
                 })?;
@@ -69,13 +60,14 @@ impl GpuGemm {
 fn matrix(dtype: GemmType, size: usize, seed: usize) -> Vec<u8> {
     let some = (size * size).min(PATTERN_ELEMENTS);
     let values = (0..some).map(|at| pseudo_random(seed + at));
+    fn encode<T: Element>(values: impl Iterator<Item = T>) -> Vec<u8> {
+        bytes_of(&values.collect::<Vec<_>>()).to_vec()
+    }
     let piece = match dtype {
-        GemmType::F64 => bytes_of(&values.collect::<Vec<_>>()).to_vec(),
-        GemmType::F32 | GemmType::Tf32 => {
-            bytes_of(&values.map(|v| v as f32).collect::<Vec<_>>()).to_vec()
-        }
-        GemmType::F16 => bytes_of(&values.map(half::f16::from_f64).collect::<Vec<_>>()).to_vec(),
-        GemmType::Bf16 => bytes_of(&values.map(half::bf16::from_f64).collect::<Vec<_>>()).to_vec(),
+        GemmType::F64 => encode(values),
+        GemmType::F32 | GemmType::Tf32 => encode(values.map(|value| value as f32)),
+        GemmType::F16 => encode(values.map(half::f16::from_f64)),
+        GemmType::Bf16 => encode(values.map(half::bf16::from_f64)),
     };
     let bytes = size * size * dtype.bytes();
     let mut all = piece.repeat(bytes.div_ceil(piece.len().max(1)));

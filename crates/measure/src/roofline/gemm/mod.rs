@@ -12,8 +12,8 @@ use regatta_model::{RateUnit, RooflineKind};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, GpuChoice, RooflineError, RooflineRow, TimingOptions, rank_threads,
-    thread_counts,
+    CaseProgress, Cases, GpuChoice, Result, RooflineError, RooflineRow, TimingOptions,
+    rank_threads, thread_counts,
 };
 
 /// Maximum matrix rows: larger ones take many GB, and BLAS dimensions are 31-bit.
@@ -47,14 +47,11 @@ impl Default for GemmSettings {
 }
 
 impl GemmSettings {
-    fn check(&self) -> Result<(), RooflineError> {
-        let odd = |size: &&usize| !(1..=MAX_ROWS).contains(*size);
-        match self.sizes.iter().chain(&self.gpu_sizes).find(odd) {
-            Some(size) => Err(RooflineError::InvalidSetting {
-                message: format!("invalid matrix size {size}: expected 1 to {MAX_ROWS} rows"),
-            }),
-            None => Ok(()),
-        }
+    fn check(&self) -> Result {
+        let mut sizes = self.sizes.iter().chain(&self.gpu_sizes);
+        let Some(size) = sizes.find(|size| !(1..=MAX_ROWS).contains(*size)) else { return Ok(()) };
+        let message = format!("invalid matrix size {size}: expected 1 to {MAX_ROWS} rows");
+        Err(RooflineError::InvalidSetting { message })
     }
 }
 
@@ -64,7 +61,7 @@ pub fn measure(
     settings: &GemmSettings,
     stop: &AtomicBool,
     report: &mut dyn FnMut(CaseProgress<'_>),
-) -> Result<Vec<RooflineRow>, RooflineError> {
+) -> Result<Vec<RooflineRow>> {
     settings.check()?;
     let mut cases = Cases::new(stop, report);
     let device = cases.device(super::gpu::open(settings.gpu));
@@ -105,17 +102,9 @@ mod tests {
         let mut report = |progress: CaseProgress<'_>| totals.push((progress.done, progress.total));
         let rows = measure(&settings, &AtomicBool::new(false), &mut report).unwrap();
         let names: Vec<&str> = rows.iter().map(|row| row.case.as_str()).collect();
-        let expected = [
-            "f32 5, 1 thread",
-            "f32 5, 3 threads",
-            "f32 16, 1 thread",
-            "f32 16, 3 threads",
-            "f64 5, 1 thread",
-            "f64 5, 3 threads",
-            "f64 16, 1 thread",
-            "f64 16, 3 threads",
-        ];
-        assert_eq!(names, expected);
+        let cases = ["5, 1 thread", "5, 3 threads", "16, 1 thread", "16, 3 threads"];
+        let of_type = |dtype| cases.map(|case| format!("{dtype} {case}"));
+        assert_eq!(names, ["f32", "f64"].map(of_type).concat());
         assert_eq!((totals.first(), totals.last()), (Some(&(0, 8)), Some(&(8, 8))));
         for row in &rows {
             assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use regatta_comm::gpu::sys::SUCCESS;
 
 use super::blas_sys::{BlasFunctions, BlasHandle, CublasGemmEx, GemmFn, RocblasGemmEx};
-use super::{GpuBuffer, GpuDevice, GpuError};
+use super::{GpuBuffer, GpuDevice, GpuError, GpuResult};
 
 /// Element types. All but `f64` accumulate in `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,11 +79,11 @@ pub struct Blas {
 
 impl Blas {
     /// Opens the library on the device's stream.
-    pub fn open(device: &GpuDevice) -> Result<Self, GpuError> {
+    pub fn open(device: &GpuDevice) -> GpuResult<Self> {
         Self::with(BlasFunctions::open(device.vendor())?, device)
     }
 
-    pub(super) fn with(functions: BlasFunctions, device: &GpuDevice) -> Result<Self, GpuError> {
+    pub(super) fn with(functions: BlasFunctions, device: &GpuDevice) -> GpuResult<Self> {
         let mut blas = Self { functions, handle: null_mut() };
         // SAFETY: the function writes one pointer.
         check("BLAS handle", unsafe { (blas.functions.create)(&mut blas.handle) })?;
@@ -108,14 +108,11 @@ impl Blas {
         dtype: GemmType,
         size: usize,
         matrices: [&GpuBuffer; 3],
-    ) -> Result<(), GpuError> {
+    ) -> GpuResult {
         let what = || format!("GEMM of {} on GPU {}", dtype.name(), device.index());
         let short = matrices.iter().any(|matrix| matrix.bytes < size * size * dtype.bytes());
         let Some(n) = c_int::try_from(size).ok().filter(|_| !short) else {
-            return Err(GpuError {
-                what: what(),
-                why: format!("buffer too small for {size} rows"),
-            });
+            return Err(GpuError::new(what(), format!("buffer too small for {size} rows")));
         };
         let [left, right, result] = matrices.map(|matrix| matrix.start);
         let (double, single) = ([1.0f64, 0.0], [1.0f32, 0.0]);
@@ -131,10 +128,7 @@ impl Blas {
             // SAFETY: as above.
             (GemmFn::Rocblas(gemm), Some(types)) => unsafe { call.rocblas(gemm, types) },
             (GemmFn::Rocblas(_), None) => {
-                return Err(GpuError {
-                    what: what(),
-                    why: "not supported by the library".to_owned(),
-                });
+                return Err(GpuError::new(what(), "not supported by the library"));
             }
         };
         // The message is only built on failure because this is called in a loop.
@@ -199,9 +193,10 @@ impl Drop for Blas {
     }
 }
 
-fn check(what: &str, code: c_int) -> Result<(), GpuError> {
-    match code {
-        SUCCESS => Ok(()),
-        code => Err(GpuError { what: what.to_owned(), why: format!("library status {code}") }),
+fn check(what: &str, code: c_int) -> GpuResult {
+    if code == SUCCESS {
+        Ok(())
+    } else {
+        Err(GpuError::new(what, format!("library status {code}")))
     }
 }

@@ -9,7 +9,7 @@ use regatta_comm::gpu::sys::{
     DEVICE_PROPERTIES_BYTES, MEMCPY_DEFAULT, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream, Vendor,
 };
 
-use super::GpuError;
+use super::{GpuError, GpuResult};
 
 /// A device with one stream.
 pub struct GpuDevice {
@@ -21,11 +21,11 @@ pub struct GpuDevice {
 
 impl GpuDevice {
     /// Opens a visible device and makes it current on this thread.
-    pub fn open(vendor: Vendor, index: u32) -> Result<Self, GpuError> {
+    pub fn open(vendor: Vendor, index: u32) -> GpuResult<Self> {
         Self::with(Runtime::open(vendor)?, index)
     }
 
-    pub(super) fn with(runtime: Runtime, index: u32) -> Result<Self, GpuError> {
+    pub(super) fn with(runtime: Runtime, index: u32) -> GpuResult<Self> {
         let index = c_int::try_from(index).unwrap_or(c_int::MAX);
         let runtime = Arc::new(runtime);
         let mut device = Self { runtime, stream: null_mut(), index, name: String::new() };
@@ -34,8 +34,8 @@ impl GpuDevice {
         let code = unsafe { (device.runtime.get_device_count)(&mut count) };
         device.check("device count", code)?;
         if index >= count {
-            let what = format!("GPU {index}");
-            return Err(GpuError { what, why: format!("only {count} visible to this rank") });
+            let why = format!("only {count} visible to this rank");
+            return Err(GpuError::new(format!("GPU {index}"), why));
         }
         // SAFETY: the function accepts any index.
         let code = unsafe { (device.runtime.set_device)(index) };
@@ -50,15 +50,14 @@ impl GpuDevice {
     }
 
     /// The model name, the first field of the device properties.
-    fn read_name(&self) -> Result<String, GpuError> {
+    fn read_name(&self) -> GpuResult<String> {
         let mut properties = vec![0u64; DEVICE_PROPERTIES_BYTES / 8];
         // SAFETY: the buffer is larger than the properties of any version.
         let code = unsafe {
             (self.runtime.get_device_properties)(properties.as_mut_ptr().cast(), self.index)
         };
         self.check("device properties", code)?;
-        let bytes: Vec<u8> =
-            properties.iter().take(32).flat_map(|word| word.to_ne_bytes()).collect();
+        let bytes: Vec<u8> = properties[..32].iter().flat_map(|word| word.to_ne_bytes()).collect();
         let name = CStr::from_bytes_until_nul(&bytes).map(|name| name.to_string_lossy());
         Ok(name.map_or_else(|_| format!("GPU {}", self.index), |name| name.into_owned()))
     }
@@ -81,15 +80,13 @@ impl GpuDevice {
         self.stream
     }
 
-    fn check(&self, what: &str, code: c_int) -> Result<(), GpuError> {
-        match code {
-            SUCCESS => Ok(()),
-            code => Err(GpuError { what: what.to_owned(), why: self.runtime.error_string(code) }),
-        }
+    fn check(&self, what: &str, code: c_int) -> GpuResult {
+        let error = || GpuError::new(what, self.runtime.error_string(code));
+        if code == SUCCESS { Ok(()) } else { Err(error()) }
     }
 
     /// Allocates device memory.
-    pub fn alloc(&self, bytes: usize) -> Result<GpuBuffer, GpuError> {
+    pub fn alloc(&self, bytes: usize) -> GpuResult<GpuBuffer> {
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
         let code = unsafe { (self.runtime.malloc)(&mut start, bytes.max(1)) };
@@ -98,7 +95,7 @@ impl GpuDevice {
     }
 
     /// Allocates pinned host memory.
-    pub fn alloc_pinned(&self, bytes: usize) -> Result<GpuBuffer, GpuError> {
+    pub fn alloc_pinned(&self, bytes: usize) -> GpuResult<GpuBuffer> {
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
         let code = unsafe { (self.runtime.host_alloc)(&mut start, bytes.max(1), 0) };
@@ -107,7 +104,7 @@ impl GpuDevice {
     }
 
     /// Copies from host memory and waits.
-    pub fn copy_from_host(&self, to: &GpuBuffer, from: &[u8]) -> Result<(), GpuError> {
+    pub fn copy_from_host(&self, to: &GpuBuffer, from: &[u8]) -> GpuResult {
         let bytes = from.len().min(to.bytes);
         // SAFETY: both hold `bytes` bytes and outlive the synchronisation below.
         let code = unsafe {
@@ -120,7 +117,7 @@ impl GpuDevice {
 
     /// Copies to host memory and waits.
     #[cfg(test)]
-    pub fn copy_to_host(&self, to: &mut [u8], from: &GpuBuffer) -> Result<(), GpuError> {
+    pub fn copy_to_host(&self, to: &mut [u8], from: &GpuBuffer) -> GpuResult {
         let bytes = to.len().min(from.bytes);
         // SAFETY: both hold `bytes` bytes and outlive the synchronisation below.
         let code = unsafe {
@@ -132,7 +129,7 @@ impl GpuDevice {
     }
 
     /// Queues a copy of as many bytes as both buffers hold.
-    pub fn copy(&self, to: &GpuBuffer, from: &GpuBuffer) -> Result<(), GpuError> {
+    pub fn copy(&self, to: &GpuBuffer, from: &GpuBuffer) -> GpuResult {
         let bytes = to.bytes.min(from.bytes);
         // SAFETY: both hold `bytes` bytes, and buffers are freed only after the stream is idle.
         let code = unsafe {
@@ -142,11 +139,7 @@ impl GpuDevice {
     }
 
     /// Time of `calls` calls queued by `queue`.
-    pub fn time(
-        &self,
-        calls: u64,
-        mut queue: impl FnMut() -> Result<(), GpuError>,
-    ) -> Result<Duration, GpuError> {
+    pub fn time(&self, calls: u64, mut queue: impl FnMut() -> GpuResult) -> GpuResult<Duration> {
         let begin = Instant::now();
         let queued = (0..calls).try_for_each(|_| queue());
         // Also after an error: queued work uses buffers that are freed next.
@@ -155,7 +148,7 @@ impl GpuDevice {
     }
 
     /// Waits for all queued work.
-    pub fn synchronize(&self) -> Result<(), GpuError> {
+    pub fn synchronize(&self) -> GpuResult {
         // SAFETY: the stream is valid.
         let code = unsafe { (self.runtime.stream_synchronize)(self.stream) };
         self.check("GPU work", code)
@@ -181,12 +174,8 @@ pub struct GpuBuffer {
 
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
+        let free = if self.pinned { self.runtime.free_host } else { self.runtime.free };
         // SAFETY: allocated by the matching function; both wait for outstanding work.
-        unsafe {
-            match self.pinned {
-                true => (self.runtime.free_host)(self.start),
-                false => (self.runtime.free)(self.start),
-            }
-        };
+        unsafe { free(self.start) };
     }
 }

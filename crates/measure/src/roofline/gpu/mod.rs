@@ -23,6 +23,14 @@ pub(super) struct GpuError {
     pub why: String,
 }
 
+pub(super) type GpuResult<T = ()> = Result<T, GpuError>;
+
+impl GpuError {
+    fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into() }
+    }
+}
+
 impl From<LibraryError> for GpuError {
     fn from(LibraryError { what, why, hint }: LibraryError) -> Self {
         Self { what, why: format!("{why}; {hint}") }
@@ -30,7 +38,7 @@ impl From<LibraryError> for GpuError {
 }
 
 /// Opens the GPU to measure, from either vendor.
-pub(super) fn open(choice: GpuChoice) -> Result<Option<GpuDevice>, GpuError> {
+pub(super) fn open(choice: GpuChoice) -> GpuResult<Option<GpuDevice>> {
     let index = match choice {
         GpuChoice::None => return Ok(None),
         GpuChoice::First => 0,
@@ -40,18 +48,13 @@ pub(super) fn open(choice: GpuChoice) -> Result<Option<GpuDevice>, GpuError> {
         Ok(device) => return Ok(Some(device)),
         Err(error) => error,
     };
-    match GpuDevice::open(Vendor::Amd, index) {
-        Ok(device) => Ok(Some(device)),
-        Err(error) => Err(GpuError {
-            what: "measuring the CPU only".to_owned(),
-            why: format!("{why}, {error}"),
-        }),
-    }
+    let both = |error| GpuError::new("measuring the CPU only", format!("{why}, {error}"));
+    GpuDevice::open(Vendor::Amd, index).map(Some).map_err(both)
 }
 
 impl Cases<'_> {
     /// Unwraps a GPU result; an error becomes a note.
-    pub(super) fn device<T>(&mut self, found: Result<Option<T>, GpuError>) -> Option<T> {
+    pub(super) fn device<T>(&mut self, found: GpuResult<Option<T>>) -> Option<T> {
         found.unwrap_or_else(|error| {
             self.notes.push(error.to_string());
             None
