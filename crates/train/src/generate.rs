@@ -2,7 +2,7 @@
 
 use crate::data::Tokenizer;
 use crate::model::{KvCache, ResidentParams};
-use crate::state::StepError;
+use crate::state::Result;
 use crate::step::Net;
 use regatta_device::random;
 use regatta_device::tensor::{Tensor, View};
@@ -110,7 +110,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Replaces the context by a prompt, truncated from the left to the sequence length.
-    pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), StepError> {
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
         let seq_len = self.net.model.shape.seq_len;
         self.tokens = tokens[tokens.len().saturating_sub(seq_len)..].to_vec();
         if self.tokens.is_empty() {
@@ -133,7 +133,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Samples the next token and adds it to the context. None at the end of the text.
-    pub fn next(&mut self, sampling: &Sampling) -> Result<Option<u32>, StepError> {
+    pub fn next(&mut self, sampling: &Sampling) -> Result<Option<u32>> {
         let key = random::key(sampling.seed, &[RANDOM_STREAM]);
         let logits = &self.logits[..self.vocab_size.min(self.logits.len())];
         let token = sampling.choose(logits, random::uniform(key, self.sampled));
@@ -150,7 +150,7 @@ impl<'a> Generator<'a> {
         &self.logits
     }
 
-    fn decode(&mut self, token: u32) -> Result<(), StepError> {
+    fn decode(&mut self, token: u32) -> Result<()> {
         let seq_len = self.net.model.shape.seq_len;
         if self.tokens.len() == seq_len {
             // Drops half of the context, to prefill once per half instead of once per token.

@@ -16,6 +16,7 @@ use regatta_predict::shape::{ModelShape, ParamSpec};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum LoadError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -30,12 +31,7 @@ pub enum LoadError {
         folder.display(),
         if damaged.is_empty() { String::new() } else { format!(" ({damaged})") }
     )]
-    Nothing {
-        /// The folder searched.
-        folder: PathBuf,
-        /// Damaged checkpoints.
-        damaged: String,
-    },
+    Nothing { folder: PathBuf, damaged: String },
 }
 
 /// A loaded model.

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::dir_layout::{self, MANIFEST, MANIFEST_SUM, Role};
 use super::disk::Disk;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::{CheckpointMeta, Manifest, Sidecar};
 
 /// A committed checkpoint.
@@ -28,7 +28,7 @@ pub(super) fn commit(
     checkpoints: &Path,
     meta: CheckpointMeta,
     ranks: usize,
-) -> Result<Committed, CheckpointError> {
+) -> Result<Committed> {
     let step = meta.step;
     let partial = dir_layout::path(checkpoints, step, Role::Partial);
     let sidecars: Vec<Sidecar> = (0..ranks)
@@ -49,7 +49,7 @@ pub(super) fn commit(
 }
 
 /// Removes files that the manifest does not list, such as those of an earlier attempt with more ranks.
-fn clean(disk: &dyn Disk, partial: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+fn clean(disk: &dyn Disk, partial: &Path, manifest: &Manifest) -> Result<()> {
     for name in disk.list(partial).map_err(CheckpointError::io("list", partial))? {
         if !manifest.files.contains_key(&name) {
             let path = partial.join(name);
@@ -61,11 +61,7 @@ fn clean(disk: &dyn Disk, partial: &Path, manifest: &Manifest) -> Result<(), Che
 
 /// Renames a checkpoint to its final name. An existing one of the same step, kept until then, is returned for
 /// removal.
-fn give_name(
-    disk: &dyn Disk,
-    checkpoints: &Path,
-    step: u64,
-) -> Result<Option<PathBuf>, CheckpointError> {
+fn give_name(disk: &dyn Disk, checkpoints: &Path, step: u64) -> Result<Option<PathBuf>> {
     let [complete, partial, replaced] = [Role::Complete, Role::Partial, Role::Replaced]
         .map(|role| dir_layout::path(checkpoints, step, role));
     let rename = |from: &Path, to: &Path| {
@@ -94,7 +90,7 @@ fn sidecar(
     step: u64,
     rank: usize,
     ranks: usize,
-) -> Result<Sidecar, CheckpointError> {
+) -> Result<Sidecar> {
     let path = partial.join(dir_layout::sidecar(rank));
     let bytes = match disk.read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -148,7 +144,7 @@ pub(super) fn move_aside(
     disk: &dyn Disk,
     checkpoints: &Path,
     after: Option<u64>,
-) -> Result<Vec<PathBuf>, CheckpointError> {
+) -> Result<Vec<PathBuf>> {
     let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
     let found = names.iter().filter_map(|name| dir_layout::parse(name));
     let is_later = |step: u64| after.is_none_or(|after| step > after);
@@ -163,7 +159,7 @@ pub(super) fn move_aside(
     renamed.collect()
 }
 
-fn remove_step(disk: &dyn Disk, checkpoints: &Path, step: u64) -> Result<(), CheckpointError> {
+fn remove_step(disk: &dyn Disk, checkpoints: &Path, step: u64) -> Result<()> {
     let [complete, removed] =
         [Role::Complete, Role::Removed].map(|role| dir_layout::path(checkpoints, step, role));
     // A partially removed checkpoint must not look complete.
@@ -171,12 +167,12 @@ fn remove_step(disk: &dyn Disk, checkpoints: &Path, step: u64) -> Result<(), Che
     remove(disk, &removed)
 }
 
-fn remove(disk: &dyn Disk, folder: &Path) -> Result<(), CheckpointError> {
+fn remove(disk: &dyn Disk, folder: &Path) -> Result<()> {
     disk.remove_folder(folder).map_err(CheckpointError::io("remove", folder))
 }
 
 /// Cleans up after killed jobs.
-pub(super) fn sweep(disk: &dyn Disk, checkpoints: &Path) -> Result<(), CheckpointError> {
+pub(super) fn sweep(disk: &dyn Disk, checkpoints: &Path) -> Result<()> {
     let all = entries(disk, checkpoints)?;
     for &(step, role) in &all {
         let path = dir_layout::path(checkpoints, step, role);
@@ -201,16 +197,13 @@ pub(super) fn discard(disk: &dyn Disk, checkpoints: &Path, step: u64) {
 }
 
 /// The steps with directories, and their roles.
-pub(super) fn entries(
-    disk: &dyn Disk,
-    checkpoints: &Path,
-) -> Result<Vec<(u64, Role)>, CheckpointError> {
+pub(super) fn entries(disk: &dyn Disk, checkpoints: &Path) -> Result<Vec<(u64, Role)>> {
     let names = disk.list(checkpoints).map_err(CheckpointError::io("list", checkpoints))?;
     Ok(names.iter().filter_map(|name| dir_layout::parse(name)).collect())
 }
 
 /// Writes a small file and syncs it.
-pub(super) fn write_text(disk: &dyn Disk, path: &Path, text: &str) -> Result<(), CheckpointError> {
+pub(super) fn write_text(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
     let failed = || CheckpointError::writing(path, text.len() as u64);
     let mut file = disk.create(path).map_err(failed())?;
     file.write(text.as_bytes()).map_err(failed())?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::commit::entries;
 use super::dir_layout::{self, Role};
 use super::disk::SystemDisk;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::RUN;
 use super::reader::Checkpoint;
 
@@ -22,9 +22,7 @@ pub struct Skipped {
 
 /// The newest valid checkpoint, if any, and newer ones that are damaged. Reads all data, so one rank does it
 /// for all.
-pub fn newest_valid(
-    checkpoints: &Path,
-) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+pub fn newest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)> {
     let mut skipped = Vec::new();
     for folder in folders(checkpoints)? {
         let checked = Checkpoint::open(&folder).map_err(|error| vec![error]);
@@ -37,7 +35,7 @@ pub fn newest_valid(
 }
 
 /// Whether there is any checkpoint, valid or not.
-pub fn has_checkpoint(checkpoints: &Path) -> Result<bool, CheckpointError> {
+pub fn has_checkpoint(checkpoints: &Path) -> Result<bool> {
     Ok(!folders(checkpoints)?.is_empty())
 }
 
@@ -50,7 +48,7 @@ pub fn is_in_dir(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
 }
 
 /// Whether any complete checkpoint in a directory was written by this run.
-pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool, CheckpointError> {
+pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool> {
     let is_its = |folder: &PathBuf| {
         let meta = Checkpoint::open(folder);
         meta.is_ok_and(|one| one.meta().extra.get(RUN).is_some_and(|name| name == run))
@@ -60,7 +58,7 @@ pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool, Chec
 
 /// Directories of complete checkpoints, newest first. One about to be replaced counts if its replacement is
 /// missing.
-pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
+pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>> {
     let mut found = match entries(&SystemDisk, checkpoints) {
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(Vec::new());

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::cover::{CopySpan, cover};
 use super::dir_layout::{self, MANIFEST, MANIFEST_SUM};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::header::{self, TensorLocation};
 use super::manifest::{CheckpointMeta, Manifest, StoredShard, Tensor};
 use super::shard::{StateTensor, TensorSlice, key};
@@ -36,7 +36,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a checkpoint and reads its manifest, not its tensors.
-    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(folder: &Path) -> Result<Self> {
         let manifest = read_manifest(folder)?;
         let key = |(index, tensor): (usize, &Tensor)| ((tensor.kind, tensor.name.clone()), index);
         let tensors = manifest.tensors.iter().enumerate().map(key).collect();
@@ -45,7 +45,7 @@ impl Checkpoint {
     }
 
     /// The newest complete checkpoint in a directory, if any.
-    pub fn latest(checkpoints: &Path) -> Result<Option<Self>, CheckpointError> {
+    pub fn latest(checkpoints: &Path) -> Result<Option<Self>> {
         let folders = super::find::folders(checkpoints)?;
         folders.first().map(|folder| Self::open(folder)).transpose()
     }
@@ -78,7 +78,7 @@ impl Checkpoint {
         kind: StateTensor,
         slice: &TensorSlice,
         elements: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<()> {
         let (index, tensor) = self.find(name, kind)?;
         slice.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
         let (needed, given) = (slice.len(&tensor.shape), elements.len());
@@ -96,7 +96,7 @@ impl Checkpoint {
     }
 
     /// Reads a full tensor.
-    pub fn read_whole(&self, name: &str, kind: StateTensor) -> Result<Vec<f32>, CheckpointError> {
+    pub fn read_whole(&self, name: &str, kind: StateTensor) -> Result<Vec<f32>> {
         let mut elements = vec![0.0; self.elements(name, kind)?];
         self.read(name, kind, &TensorSlice::Whole, &mut elements)?;
         Ok(elements)
@@ -104,7 +104,7 @@ impl Checkpoint {
 
     /// Number of elements of a tensor, if the files contain all of them. The manifest is not trusted, so check
     /// this before allocating memory.
-    pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize, CheckpointError> {
+    pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize> {
         let (_, tensor) = self.find(name, kind)?;
         for stored in &tensor.shards {
             self.place(tensor, stored)?;
@@ -113,7 +113,7 @@ impl Checkpoint {
         Ok(tensor.shape.iter().product())
     }
 
-    fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor), CheckpointError> {
+    fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor)> {
         match self.tensors.get(&(kind, name.to_owned())) {
             Some(&index) => Ok((index, &self.manifest.tensors[index])),
             None => {
@@ -154,23 +154,14 @@ impl Checkpoint {
         if wrong.is_empty() { Ok(bytes) } else { Err(wrong) }
     }
 
-    fn cover(
-        &self,
-        tensor: &Tensor,
-        slice: &TensorSlice,
-    ) -> Result<Vec<CopySpan>, CheckpointError> {
+    fn cover(&self, tensor: &Tensor, slice: &TensorSlice) -> Result<Vec<CopySpan>> {
         let have: Vec<&TensorSlice> = tensor.shards.iter().map(|shard| &shard.slice).collect();
         cover(slice, &tensor.shape, &have).map_err(|place| {
             self.wrong(tensor, format!("is incomplete: no rank wrote element {place}"))
         })
     }
 
-    fn copy(
-        &self,
-        index: usize,
-        copies: &[CopySpan],
-        elements: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn copy(&self, index: usize, copies: &[CopySpan], elements: &mut [f32]) -> Result<()> {
         let Some(first) = copies.first() else { return Ok(()) };
         self.verify_shard(index, first.shard)?;
         let tensor = &self.manifest.tensors[index];
@@ -193,7 +184,7 @@ impl Checkpoint {
     }
 
     /// Verifies the checksum of a shard, unless already done.
-    fn verify_shard(&self, index: usize, shard: usize) -> Result<u64, CheckpointError> {
+    fn verify_shard(&self, index: usize, shard: usize) -> Result<u64> {
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[shard];
         let (path, place) = self.place(tensor, stored)?;
@@ -221,11 +212,7 @@ impl Checkpoint {
     }
 
     /// The file of a shard and its location in it.
-    fn place(
-        &self,
-        tensor: &Tensor,
-        stored: &StoredShard,
-    ) -> Result<(PathBuf, TensorLocation), CheckpointError> {
+    fn place(&self, tensor: &Tensor, stored: &StoredShard) -> Result<(PathBuf, TensorLocation)> {
         let path = self.folder.join(&stored.file);
         let known = lock(&self.shards).get(&stored.file).cloned();
         let dirs = match known {
@@ -254,11 +241,7 @@ impl Checkpoint {
     }
 
     /// Reads the header of a file.
-    fn look_into(
-        &self,
-        path: &Path,
-        name: &str,
-    ) -> Result<HashMap<String, TensorLocation>, CheckpointError> {
+    fn look_into(&self, path: &Path, name: &str) -> Result<HashMap<String, TensorLocation>> {
         let wrong = |why: String| CheckpointError::DamagedFile { path: path.to_owned(), why };
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -286,7 +269,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+fn read_manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     let wrong = |why: String| CheckpointError::Manifest { path: path.clone(), why };
     let bytes = match std::fs::read(&path) {

@@ -9,7 +9,7 @@ use safetensors::tensor::TensorInfo;
 use sha2::{Digest, Sha256};
 
 use super::disk::Disk;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::header;
 use super::manifest::WrittenShard;
 use super::shard::{Shard, ShardMeta, key};
@@ -26,7 +26,7 @@ pub(super) struct ShardFileLayout {
 }
 
 /// Validates the shards and lays them out.
-pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout, CheckpointError> {
+pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout> {
     let mut keys = HashSet::new();
     let mut infos = Vec::with_capacity(shards.len());
     let mut end = 0;
@@ -51,7 +51,7 @@ pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout, Checkpoin
 }
 
 /// Fails if a shard has the wrong number of elements.
-pub(super) fn check(shard: &Shard) -> Result<(), CheckpointError> {
+pub(super) fn check(shard: &Shard) -> Result<()> {
     let Shard { name, shape, slice, elements, .. } = shard;
     let (needed, given) = (slice.len(shape), elements.len());
     if needed != given {
@@ -72,8 +72,8 @@ pub(super) fn write(
     disk: &dyn Disk,
     path: &Path,
     layout: &ShardFileLayout,
-    shards: impl Iterator<Item = Result<Shard, CheckpointError>>,
-) -> Result<Vec<WrittenShard>, CheckpointError> {
+    shards: impl Iterator<Item = Result<Shard>>,
+) -> Result<Vec<WrittenShard>> {
     let failed = || CheckpointError::writing(path, layout.bytes);
     let mut file = disk.create(path).map_err(failed())?;
     file.write(&layout.header).map_err(failed())?;

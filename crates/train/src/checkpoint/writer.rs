@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::commit::{self, Committed};
 use super::dir_layout::{self, LOCK, Role};
 use super::disk::{Disk, SystemDisk};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::{CheckpointMeta, Sidecar, VERSION};
 use super::shard::{Shard, ShardMeta};
 use super::shard_file::{self, ShardFileLayout};
@@ -20,27 +20,17 @@ use crate::lock_file::{LockResult, lock_file};
 
 /// State of a writer.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the fields' names say it")]
 pub enum State {
     /// No save in progress.
     Idle,
     /// This rank is writing its shards.
-    Writing {
-        /// The step.
-        step: u64,
-    },
+    Writing { step: u64 },
     /// This rank has written its shards. Rank 0 commits once all have.
-    Written {
-        /// The step.
-        step: u64,
-    },
+    Written { step: u64 },
     /// This rank failed to write its shards, and removed them; earlier checkpoints are unaffected. Rank 0
     /// abandons the save.
-    Failed {
-        /// The step.
-        step: u64,
-        /// Cause.
-        error: Arc<CheckpointError>,
-    },
+    Failed { step: u64, error: Arc<CheckpointError> },
 }
 
 /// A rank's checkpoint writer.
@@ -69,19 +59,14 @@ impl Drop for Writer {
 }
 
 enum Stage {
-    Working(u64, JoinHandle<Result<(), CheckpointError>>),
+    Working(u64, JoinHandle<Result<()>>),
     Resting(State),
 }
 
 impl Writer {
     /// A writer for this directory that keeps the newest `keep` checkpoints. Rank 0 cleans up after killed jobs,
     /// so all ranks must create their writers before any starts to write.
-    pub fn new(
-        checkpoints: &Path,
-        rank: usize,
-        ranks: usize,
-        keep: usize,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(checkpoints: &Path, rank: usize, ranks: usize, keep: usize) -> Result<Self> {
         Self::with_disk(Arc::new(SystemDisk), checkpoints, rank, ranks, keep)
     }
 
@@ -92,7 +77,7 @@ impl Writer {
         rank: usize,
         ranks: usize,
         keep: usize,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
         disk.create_folder(checkpoints).map_err(CheckpointError::writing(checkpoints, 0))?;
         let lock = if rank == 0 { lock(checkpoints)? } else { None };
         // Without a lock, leftovers may belong to a running job.
@@ -113,7 +98,7 @@ impl Writer {
 
     /// Moves complete checkpoints, all or those after a step, out of the way of a run that does not resume from
     /// them. On rank 0, which gets the new paths.
-    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
+    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>> {
         match self.rank {
             0 => commit::move_aside(&*self.disk, &self.checkpoints, after),
             _ => Ok(Vec::new()),
@@ -121,11 +106,7 @@ impl Writer {
     }
 
     /// Starts to write this rank's shards, possibly none, in the background.
-    pub fn begin(
-        &mut self,
-        meta: CheckpointMeta,
-        shards: Vec<Shard>,
-    ) -> Result<(), CheckpointError> {
+    pub fn begin(&mut self, meta: CheckpointMeta, shards: Vec<Shard>) -> Result<()> {
         let metas: Vec<ShardMeta> = shards.iter().map(Shard::meta).collect();
         let (task, layout) = self.prepare(meta, &metas)?;
         shards.iter().try_for_each(shard_file::check)?;
@@ -166,7 +147,7 @@ impl Writer {
         &mut self,
         meta: CheckpointMeta,
         shards: &[ShardMeta],
-    ) -> Result<(Task, ShardFileLayout), CheckpointError> {
+    ) -> Result<(Task, ShardFileLayout)> {
         if let State::Writing { step } = self.state() {
             return Err(CheckpointError::Busy { writing: step });
         }
@@ -202,7 +183,7 @@ impl Writer {
         self.rest(step, result);
     }
 
-    fn rest(&mut self, step: u64, result: Result<(), CheckpointError>) {
+    fn rest(&mut self, step: u64, result: Result<()>) {
         self.stage = Stage::Resting(match result {
             Ok(()) => State::Written { step },
             Err(error) => State::Failed { step, error: Arc::new(error) },
@@ -211,7 +192,7 @@ impl Writer {
 
     /// Commits the checkpoint and prunes old ones. For rank 0, once the state of all ranks is
     /// [`State::Written`]; other ranks only become idle. A failed commit leaves earlier checkpoints unaffected.
-    pub fn commit(&mut self, step: u64) -> Result<Option<Committed>, CheckpointError> {
+    pub fn commit(&mut self, step: u64) -> Result<Option<Committed>> {
         let refuse = |why: String| CheckpointError::NotWritten { step, why };
         match self.state() {
             State::Written { step: written } if written == step => {}
@@ -275,8 +256,8 @@ impl Task {
     fn run(
         self,
         layout: &ShardFileLayout,
-        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
-    ) -> Result<(), CheckpointError> {
+        shards: impl ExactSizeIterator<Item = Result<Shard>>,
+    ) -> Result<()> {
         let result = self.write(layout, shards);
         if result.is_err() {
             // Leftovers are removed at the next start.
@@ -294,8 +275,8 @@ impl Task {
     fn write(
         &self,
         layout: &ShardFileLayout,
-        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
-    ) -> Result<(), CheckpointError> {
+        shards: impl ExactSizeIterator<Item = Result<Shard>>,
+    ) -> Result<()> {
         let disk = &*self.disk;
         let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
         let path = folder.join(dir_layout::shard(self.rank));
@@ -318,7 +299,7 @@ impl Task {
 }
 
 /// Locks the directory for this job. None if the file system does not support locks.
-fn lock(checkpoints: &Path) -> Result<Option<File>, CheckpointError> {
+fn lock(checkpoints: &Path) -> Result<Option<File>> {
     let path = checkpoints.join(LOCK);
     match lock_file(&path).map_err(CheckpointError::writing(&path, 0))? {
         LockResult::Locked(file) => Ok(Some(file)),

@@ -4,7 +4,7 @@ use regatta_predict::cost::CostOptions;
 use regatta_predict::explain::{ExplainInput, Explanation, MAX_RANKS};
 
 use super::presets::CHAR_VOCAB_SIZE;
-use super::{Config, ConfigError, Resolved};
+use super::{Config, ConfigError, Resolved, Result};
 
 /// The number of ranks implied by the parallel keys.
 pub fn implied_ranks(config: &Config) -> usize {
@@ -19,11 +19,7 @@ pub fn implied_ranks(config: &Config) -> usize {
 }
 
 /// Explains a configuration on a number of ranks, `per_host` of them on each host if known.
-pub fn explain(
-    resolved: &Resolved,
-    ranks: usize,
-    per_host: Option<usize>,
-) -> Result<Explanation, ConfigError> {
+pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Result<Explanation> {
     let config = &resolved.config;
     if ranks > MAX_RANKS {
         return Err(ConfigError::Inconsistent(format!(

@@ -19,7 +19,7 @@ mod validate;
 mod value;
 
 pub use base::{Base, load, resolve};
-pub use error::{ConfigError, SourceLocation};
+pub use error::{ConfigError, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
 pub use layers::{Origin, Resolved};
 pub use presets::{PRESETS, Preset};

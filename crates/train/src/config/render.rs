@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::layers::Origin;
 use super::value::quoted;
-use super::{Config, ConfigError, KEYS, Key, PRESETS, Resolved};
+use super::{Config, KEYS, Key, PRESETS, Resolved, Result};
 
 impl Config {
     /// All keys as TOML.
@@ -16,7 +16,7 @@ impl Config {
 
     /// Parses the output of [`Config::to_toml`]; missing keys have their defaults. `path` is for
     /// errors.
-    pub fn from_toml(path: &std::path::Path, text: &str) -> Result<Self, ConfigError> {
+    pub fn from_toml(path: &std::path::Path, text: &str) -> Result<Self> {
         let mut resolved = Resolved::default();
         resolved.apply_file(path, text)?;
         Ok(resolved.config)
@@ -94,7 +94,7 @@ pub fn keys_markdown() -> String {
 }
 
 /// All presets as a Markdown table.
-pub fn presets_markdown() -> Result<String, ConfigError> {
+pub fn presets_markdown() -> Result<String> {
     let mut text = String::from("| preset | parameters | description |\n|---|---|---|\n");
     for preset in PRESETS {
         let (parameters, is_exact) = preset.parameters()?;

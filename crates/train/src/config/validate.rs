@@ -3,7 +3,7 @@
 
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Result};
 use crate::offload::Tier;
 use crate::schedule::LrSchedule;
 use regatta_predict::cost::MemoryBytes;
@@ -15,7 +15,7 @@ use regatta_predict::shape::{Family, ModelShape};
 
 impl Config {
     /// The model shape, for data with this vocabulary size.
-    pub fn shape(&self, vocab_size: usize) -> Result<ModelShape, ConfigError> {
+    pub fn shape(&self, vocab_size: usize) -> Result<ModelShape> {
         let model = &self.model;
         if model.vocab_size != 0 && model.vocab_size < vocab_size {
             return Err(ConfigError::Inconsistent(format!(
@@ -57,7 +57,7 @@ impl Config {
     }
 
     /// The parallel plan for a number of ranks.
-    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan, ConfigError> {
+    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan> {
         let error = |infeasible: Infeasible| infeasible.message(self, ranks);
         self.plan(ranks).map_err(|infeasible| ConfigError::Inconsistent(error(infeasible)))
     }
@@ -67,7 +67,7 @@ impl Config {
         &self,
         ranks: usize,
         vocab_size: usize,
-    ) -> Result<(ParallelPlan, ModelShape), ConfigError> {
+    ) -> Result<(ParallelPlan, ModelShape)> {
         let shape = self.shape(vocab_size)?;
         let mut known = self.clone();
         known.model.vocab_size = shape.vocab_size;

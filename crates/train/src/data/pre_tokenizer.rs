@@ -17,10 +17,7 @@ pub enum PreTokenizer {
     /// GPT-2.
     Gpt2,
     /// Llama 3.
-    Llama3 {
-        /// Maximum digits per word.
-        digits: usize,
-    },
+    Llama3 { digits: usize },
 }
 
 impl PreTokenizer {

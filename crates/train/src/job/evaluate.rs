@@ -2,7 +2,7 @@
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-use super::error::TrainError;
+use super::error::Result;
 use crate::data::DataLoader;
 use crate::step::{Engine, MicroBatch};
 
@@ -43,7 +43,7 @@ pub fn validation_loss(
     loader: &DataLoader,
     count: u64,
     at_once: usize,
-) -> Result<f64, TrainError> {
+) -> Result<f64> {
     let copy = (engine.groups.coord.dp, engine.groups.mesh.dp);
     let windows: Vec<u64> = evenly_spaced(loader.sampler().windows(), count).collect();
     let (mut sum, mut tokens) = ([0.0], 0);

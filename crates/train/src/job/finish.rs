@@ -3,7 +3,7 @@
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::checkpointing::SaveOutcome;
-use super::{TrainError, Training, is_due};
+use super::{Result, TrainError, Training, is_due};
 use crate::checkpoint::CheckpointMeta;
 use crate::metrics::{EndReason, Event, RankBytes, Summary};
 
@@ -15,10 +15,7 @@ const MAX_REPORTED_RANKS: usize = 64;
 
 impl Training {
     /// Starts a checkpoint, after the previous one has finished: two at a time would need twice the memory.
-    pub(super) fn start_checkpoint(
-        &mut self,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<(), TrainError> {
+    pub(super) fn start_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         self.finish_checkpoint(emit)?;
         self.check_parameters()?;
         let meta = self.checkpoint_meta();
@@ -28,10 +25,7 @@ impl Training {
     }
 
     /// Waits for the checkpoint in progress, if any.
-    fn finish_checkpoint(
-        &mut self,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<Option<String>, TrainError> {
+    fn finish_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<Option<String>> {
         let Some(manager) = &mut self.manager else { return Ok(None) };
         manager.wait();
         let mut counts = manager.save_counts();
@@ -44,7 +38,7 @@ impl Training {
         &mut self,
         counts: [f64; 2],
         emit: &mut dyn FnMut(Event),
-    ) -> Result<Option<String>, TrainError> {
+    ) -> Result<Option<String>> {
         let Some(outcome) = self.manager.as_mut().and_then(|manager| manager.resolve(counts))
         else {
             return Ok(None);
@@ -72,7 +66,7 @@ impl Training {
     }
 
     /// All-gathers the error of the first rank that failed.
-    fn first_reason(&self, own: Option<String>) -> Result<String, TrainError> {
+    fn first_reason(&self, own: Option<String>) -> Result<String> {
         let mut buffer = [0; MAX_REASON_BYTES];
         let own = own.unwrap_or_default();
         buffer.iter_mut().zip(own.bytes()).for_each(|(to, from)| *to = from);
@@ -100,11 +94,7 @@ impl Training {
     }
 
     /// Saves the final checkpoint, validates, generates a sample and reports the summary.
-    pub(super) fn finish(
-        &mut self,
-        reason: EndReason,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<(), TrainError> {
+    pub(super) fn finish(&mut self, reason: EndReason, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let saved = self.save_final_checkpoint(emit);
         let is_new = self.throughput.is_new(self.done);
         let is_complete = is_new && reason == EndReason::Completed;
@@ -129,7 +119,7 @@ impl Training {
     }
 
     /// Byte counts of every rank, unless there are too many.
-    fn all_gather_bytes(&self, own: &RankBytes) -> Result<Vec<RankBytes>, TrainError> {
+    fn all_gather_bytes(&self, own: &RankBytes) -> Result<Vec<RankBytes>> {
         let ranks = self.comm.size() as usize;
         if ranks > MAX_REPORTED_RANKS {
             return Ok(Vec::new());
@@ -150,7 +140,7 @@ impl Training {
     }
 
     /// A failure of the final checkpoint is an error.
-    fn save_final_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+    fn save_final_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         if self.manager.is_none() {
             return Ok(());
         }

@@ -22,7 +22,7 @@ use std::time::Instant;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use checkpointing::CheckpointManager;
-pub use error::TrainError;
+pub use error::{Result, TrainError};
 use report::{FinishedStep, Throughput};
 pub use start::resume_own_run;
 use step_stats::StepStats;
@@ -67,11 +67,7 @@ pub struct Job {
 }
 
 /// Trains. `stop` is polled after every step; if it returns true on any rank, all ranks save and end.
-pub fn run(
-    job: Job,
-    stop: &dyn Fn() -> bool,
-    emit: &mut dyn FnMut(Event),
-) -> Result<EndReason, TrainError> {
+pub fn run(job: Job, stop: &dyn Fn() -> bool, emit: &mut dyn FnMut(Event)) -> Result<EndReason> {
     let comm = job.comm.clone();
     // Aborting tells ranks that wait for this one why it ended.
     let result = Training::start(job, emit).and_then(|mut training| {
@@ -109,18 +105,14 @@ impl Training {
         &mut self,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<EndReason, TrainError> {
+    ) -> Result<EndReason> {
         let ended = self.steps(stop, emit)?;
         self.finish(ended, emit)?;
         Ok(ended)
     }
 
     /// Runs the remaining steps, or until interrupted.
-    fn steps(
-        &mut self,
-        stop: &dyn Fn() -> bool,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<EndReason, TrainError> {
+    fn steps(&mut self, stop: &dyn Fn() -> bool, emit: &mut dyn FnMut(Event)) -> Result<EndReason> {
         let mut data = self.prefetch_data()?;
         let steps = self.config.train.steps;
         if self.done >= steps {
@@ -142,7 +134,7 @@ impl Training {
         data: &mut Prefetcher,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<bool, TrainError> {
+    ) -> Result<bool> {
         let start = Instant::now();
         let batches = self.batches(data)?;
         let data_time = start.elapsed();
@@ -225,7 +217,7 @@ impl Training {
     }
 
     /// Prefetches the data of the remaining steps, micro-batch by micro-batch.
-    fn prefetch_data(&self) -> Result<Prefetcher, TrainError> {
+    fn prefetch_data(&self) -> Result<Prefetcher> {
         let context = self.config.model.seq_len as u64;
         let order = Sampler::shuffled(self.config.train.seed, self.dataset.train.len(), context)
             .map_err(|error| TrainError::unusable_data(&self.config.data.source, error))?;
@@ -248,25 +240,25 @@ impl Training {
     }
 
     /// The micro-batches of the next step.
-    fn batches(&self, data: &mut Prefetcher) -> Result<Vec<Batch>, TrainError> {
+    fn batches(&self, data: &mut Prefetcher) -> Result<Vec<Batch>> {
         Ok(data.take(self.plan.micro_batches).collect::<Result<_, _>>()?)
     }
 
     /// Sums the statistics of a step over all ranks.
-    fn sum_over_ranks(&self, own: StepStats) -> Result<StepStats, TrainError> {
+    fn sum_over_ranks(&self, own: StepStats) -> Result<StepStats> {
         let mut elements = own.to_array();
         self.comm.all_reduce(&mut elements, ReduceOp::Sum)?;
         Ok(StepStats::from_array(elements))
     }
 
     /// Fails if the loss or the gradient norm is not finite.
-    fn check(&self, loss: f64, gradient_norm: f64) -> Result<(), TrainError> {
+    fn check(&self, loss: f64, gradient_norm: f64) -> Result<()> {
         self.check_finite(self.done + 1, "loss", loss)?;
         self.check_finite(self.done + 1, "gradient norm", gradient_norm)
     }
 
     /// Fails if a value is not finite.
-    fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<(), TrainError> {
+    fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<()> {
         let rank = self.comm.rank();
         let host = self.comm.peer(rank).host;
         let error = TrainError::NotFinite { rank, host, what, number, step };
@@ -274,7 +266,7 @@ impl Training {
     }
 
     /// Fails if the parameters are not finite. An update can overflow without affecting an earlier loss.
-    fn check_parameters(&mut self) -> Result<(), TrainError> {
+    fn check_parameters(&mut self) -> Result<()> {
         let Engine { net, state, .. } = &mut self.engine;
         let mut squares = 0.0;
         for block in state.local_blocks() {
@@ -286,7 +278,7 @@ impl Training {
     }
 
     /// Evaluates the model on the validation split.
-    pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+    pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let Some(loader) = &self.validation else { return Ok(()) };
         let count = (self.config.train.eval_batches * self.plan.batch) as u64;
         let at_once = self.plan.micro_batch;

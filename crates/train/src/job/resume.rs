@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use regatta_comm::{Collectives, Comm, CommError};
 
 use super::Job;
-use super::error::TrainError;
+use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, newest_valid,
@@ -28,7 +28,7 @@ pub struct ResumePoint {
 }
 
 /// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones.
-pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumePoint>, TrainError> {
+pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumePoint>> {
     let comm = &*job.comm;
     let Some(base) = base(&job.config, own) else { return Ok(None) };
     if comm.rank() == 0 {
@@ -79,7 +79,7 @@ fn base(config: &Config, own: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// The checkpoint to resume from, if any. `own` is the checkpoint directory of this run.
-pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>, TrainError> {
+pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> {
     let Some(folder) = base(config, own) else { return Ok(None) };
     let (checkpoint, skipped) = match Checkpoint::open(&folder) {
         Ok(one) => {
@@ -116,7 +116,7 @@ pub fn check_compatible(
     checkpoint: &Checkpoint,
     shape: &ModelShape,
     tokenizer: &str,
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let CheckpointMeta { shape: other, tokenizer: made_by, .. } = checkpoint.meta();
     let wrong = |what, why| {
         let folder = checkpoint.folder().to_owned();
@@ -137,7 +137,7 @@ pub fn check_compatible(
 }
 
 /// Fails if the data changed: the run would skip or repeat samples.
-pub fn check_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result<(), TrainError> {
+pub fn check_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result<()> {
     let CheckpointMeta { extra, .. } = checkpoint.meta();
     match extra.get(DATA).filter(|then| *then != digest) {
         None => Ok(()),

@@ -6,7 +6,7 @@ use regatta_comm::{Collectives, Comm};
 use sha2::{Digest, Sha256};
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards};
-use super::error::TrainError;
+use super::error::{Result, TrainError};
 use super::report::{self, Throughput};
 use super::usage::Usage;
 use super::{Job, TOKENIZER, Training, resume};
@@ -36,7 +36,7 @@ const OFFLOADED: &str = "offloaded";
 
 impl Training {
     /// Initialises or restores the state of all ranks.
-    pub(super) fn start(job: Job, emit: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
+    pub(super) fn start(job: Job, emit: &mut dyn FnMut(Event)) -> Result<Self> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
         let (plan, shape) = plan(&job)?;
         check_agreement(&job)?;
@@ -113,7 +113,7 @@ impl Training {
 
     /// Reads this rank's shards of a checkpoint. Of the replicas only the first one reads, and the others
     /// receive a broadcast: thousands of ranks reading the whole model would overload any file system.
-    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         if OwnedShards::of(&self.engine).replica().rank != 0 {
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl Training {
         shape: ModelShape,
         info: &metrics::RunInfo,
         init: ParamInit,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self> {
         let throughput = Throughput::new(info, &shape);
         let Job { config, comm, device, dataset, folder, run, .. } = job;
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
@@ -174,7 +174,7 @@ impl Training {
 }
 
 /// The parallel plan and the model shape.
-pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape), TrainError> {
+pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape)> {
     let (ranks, vocabulary) = (job.comm.size() as usize, job.dataset.tokenizer.vocab_size());
     Ok(job.config.validate_with_vocab(ranks, vocabulary)?)
 }
@@ -223,7 +223,7 @@ fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<Event> {
 }
 
 /// Fails if ranks have different configurations or data.
-pub(super) fn check_agreement(job: &Job) -> Result<(), TrainError> {
+pub(super) fn check_agreement(job: &Job) -> Result<()> {
     let Job { config, dataset, comm, .. } = job;
     check_identical(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
 }
@@ -235,7 +235,7 @@ pub(super) fn checkpoint_dir(config: &Config, folder: &Path) -> Option<PathBuf> 
 
 /// Makes restarted ranks resume from the checkpoints of their own run, regardless of the configured
 /// `checkpoint.resume`. Checkpoints of other runs count only if the `name` of this one is unknown.
-pub fn resume_own_run(config: &mut Config, run: &Path, name: &str) -> Result<(), TrainError> {
+pub fn resume_own_run(config: &mut Config, run: &Path, name: &str) -> Result<()> {
     if let Some(own) = checkpoint_dir(config, run)
         && if name.is_empty() { has_checkpoint(&own)? } else { has_checkpoint_of_run(&own, name)? }
     {
@@ -260,7 +260,7 @@ fn validation_loader(
 }
 
 /// Fails with the first rank that differs from rank 0.
-pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Result<(), TrainError> {
+pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Result<()> {
     for (what, text) in values {
         let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
         let mut all = vec![0u8; own.len() * comm.size() as usize];
@@ -275,7 +275,7 @@ pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Resu
 }
 
 /// Broadcasts the state of the first replica to the others, and all-gathers updated parameters.
-pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
+pub fn broadcast_state(engine: &mut Engine) -> Result<()> {
     for block in engine.state.local_blocks() {
         for kind in StateTensor::ALL {
             broadcast_block(engine, (block, kind))?;
@@ -285,7 +285,7 @@ pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
     Ok(())
 }
 
-fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<(), TrainError> {
+fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<()> {
     let groups = &engine.groups;
     let copies = if engine.state.shard_count == 1 { &groups.data } else { &groups.replica };
     let Some(comm) = copies.clone() else { return Ok(()) };

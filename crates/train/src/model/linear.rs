@@ -6,7 +6,7 @@ use super::params::{Params, ParamsAndGrads, unshard_tile};
 use super::weight_bias::{WeightBias, bias};
 use super::{MaybeOwned, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::ops::LinearShape;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, Module, Tile};
@@ -23,10 +23,10 @@ impl ColumnParallelLinear {
     /// `y = x weightᵀ + bias`, this rank's outputs of all rows.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         self.0.forward(ctx, params, x)
     }
 
@@ -34,21 +34,21 @@ impl ColumnParallelLinear {
     /// after `backward_weight`, when `dy` is freed.
     pub fn backward_input(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         dy: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         self.0.backward_input(ctx, params, dy)
     }
 
     /// Accumulates the gradients of weight and bias, now or deferred.
     pub fn backward_weight(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: PooledTensor,
         dy: MaybeOwned<'_>,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         self.0.backward_weight(ctx, params, x, dy)
     }
 }
@@ -66,10 +66,10 @@ impl RowParallelLinear {
     /// `y = x weightᵀ + bias`, summed over the tensor-parallel group.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let partial = self.0.forward(ctx, params, x)?;
         Ok(ctx.tensor.reduce_scatter_rows(ctx, partial)?)
     }
@@ -77,21 +77,21 @@ impl RowParallelLinear {
     /// `dx = dy weight`, this rank's inputs of all rows.
     pub fn backward_input(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         dy: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         self.0.backward_input(ctx, params, dy)
     }
 
     /// Accumulates the gradients of weight and bias, now or deferred.
     pub fn backward_weight(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: PooledTensor,
         dy: MaybeOwned<'_>,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         self.0.backward_weight(ctx, params, x, dy)
     }
 }
@@ -106,11 +106,7 @@ pub struct DeferredWeightGrad {
 
 impl DeferredWeightGrad {
     /// Accumulates the gradient.
-    pub fn compute(
-        self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn ParamsAndGrads,
-    ) -> Result<(), StepError> {
+    pub fn compute(self, ctx: &PassCtx, params: &mut dyn ParamsAndGrads) -> Result<()> {
         self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy)
     }
 }
@@ -142,16 +138,11 @@ impl LocalLinear {
         Self { storage, inputs, outputs, adds_bias }
     }
 
-    fn size(&self, ctx: &PassCtx<'_>) -> LinearShape {
+    fn size(&self, ctx: &PassCtx) -> LinearShape {
         LinearShape { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
     }
 
-    fn forward(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    fn forward(&self, ctx: &PassCtx, params: &mut dyn Params, x: &Tensor) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut y = ctx.activation(size.rows * size.outputs);
         match &self.storage {
@@ -177,10 +168,10 @@ impl LocalLinear {
 
     fn backward_input(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         dy: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut dx = ctx.activation(size.rows * size.inputs);
         match &self.storage {
@@ -203,11 +194,11 @@ impl LocalLinear {
 
     fn backward_weight(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: PooledTensor,
         dy: MaybeOwned<'_>,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         if let Some(deferred) = params.deferred() {
             let (linear, dy) = (self.clone(), dy.into_owned(ctx));
             deferred.push(DeferredWeightGrad { linear, x, dy });
@@ -218,11 +209,11 @@ impl LocalLinear {
 
     fn accumulate_weight_grad(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         dy: &Tensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let size = self.size(ctx);
         match &self.storage {
             Storage::InBlock(at) => {
@@ -257,7 +248,7 @@ fn for_each_tile(
     params: &mut dyn Params,
     tiles: &[Tile],
     mut work: impl FnMut(&dyn Params, &Tile),
-) -> Result<(), StepError> {
+) -> Result<()> {
     for (index, tile) in tiles.iter().enumerate() {
         unshard_tile(params, tiles, index)?;
         work(params, tile);
@@ -272,12 +263,7 @@ fn rows_of(bias: &Range<usize>, rows: &Range<usize>) -> Range<usize> {
 }
 
 /// The columns of an output gradient for some rows of the weight.
-fn columns_of(
-    ctx: &PassCtx<'_>,
-    size: LinearShape,
-    dy: &Tensor,
-    rows: &Range<usize>,
-) -> PooledTensor {
+fn columns_of(ctx: &PassCtx, size: LinearShape, dy: &Tensor, rows: &Range<usize>) -> PooledTensor {
     let mut columns = ctx.like(dy, size.rows * rows.len());
     ctx.device.copy_from_columns(dy.view(), size.outputs, rows.clone(), columns.view_mut());
     columns

@@ -5,7 +5,7 @@ use super::norm::NormLayer;
 use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, ModelShape, Module};
 
@@ -50,10 +50,10 @@ impl Mlp {
     /// `out = mid + dropout(down(activation(up(norm(mid)))))`.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         mid: &Tensor,
-    ) -> Result<(MlpActivations, PooledTensor), StepError> {
+    ) -> Result<(MlpActivations, PooledTensor)> {
         let device = ctx.device;
         let (normed, norm_stats) = self.norm.forward(ctx, params.block(), mid);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
@@ -74,12 +74,12 @@ impl Mlp {
     /// Turns `dx` from the gradient of `out` into that of `mid`.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         mid: &Tensor,
         saved: MlpActivations,
         dx: &mut Tensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let device = ctx.device;
         let site = DropoutSite::mlp_output(self.block);
         let dropped = ctx.dropout_grad(site, self.hidden_size, dx);

@@ -28,7 +28,7 @@ impl NormLayer {
     /// The normalized rows, and mean and rstd of each row for the backward pass.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: View<'_>,
         x: &Tensor,
     ) -> (PooledTensor, PooledTensor) {
@@ -42,7 +42,7 @@ impl NormLayer {
     /// Adds the input gradient to `dx`, and the gradients of weight and bias to theirs.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         stats: &Tensor,

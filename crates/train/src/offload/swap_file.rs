@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::OffloadError;
 use super::error::hint;
+use super::{OffloadError, Result};
 use crate::buffer_pool::byte_len;
 use regatta_device::tensor::Tensor;
 use regatta_predict::io_bytes::IoBytes;
@@ -31,7 +31,7 @@ struct Request {
     offset: u64,
     tensor: Tensor,
     operation: IoOperation,
-    done: SyncSender<Result<Tensor, OffloadError>>,
+    done: SyncSender<Result<Tensor>>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,13 +44,13 @@ enum IoOperation {
 #[must_use = "errors are reported by `wait`"]
 #[derive(Debug)]
 pub struct PendingIo {
-    done: Receiver<Result<Tensor, OffloadError>>,
+    done: Receiver<Result<Tensor>>,
     path: PathBuf,
 }
 
 impl PendingIo {
     /// Waits for completion and returns the tensor.
-    pub fn wait(self) -> Result<Tensor, OffloadError> {
+    pub fn wait(self) -> Result<Tensor> {
         let disconnected = |_| {
             let why = "the I/O thread panicked".to_owned();
             let (operation, hint) = ("access", "restart the training");
@@ -63,7 +63,7 @@ impl PendingIo {
 
 impl SwapFile {
     /// Creates a zeroed file and reserves all of its space, so that a full disk fails here.
-    pub fn create(path: &Path, bytes: u64) -> Result<Self, OffloadError> {
+    pub fn create(path: &Path, bytes: u64) -> Result<Self> {
         let failed = |file: &Path, error: io::Error| {
             let (why, hint) = (error.to_string(), hint(&error));
             OffloadError::Create { file: file.to_owned(), bytes, why, hint }
@@ -195,7 +195,7 @@ fn execute(
     offset: u64,
     tensor: Tensor,
     operation: IoOperation,
-) -> Result<Tensor, OffloadError> {
+) -> Result<Tensor> {
     let dtype = tensor.dtype();
     let mut buffer = tensor.into_buffer();
     let bytes = buffer.len();

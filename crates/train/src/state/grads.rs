@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use regatta_comm::{CommError, Pending};
 
-use super::{BlockStore, MemoryUse, StepError, ZeroPartition};
+use super::{BlockStore, MemoryUse, Result, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
 use crate::parallel::{ZeroStage, collective};
 use regatta_comm::DType;
@@ -307,12 +307,12 @@ impl BlockStore {
     }
 
     /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<(), StepError> {
+    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<()> {
         Ok(self.grads.reduce(block, sync)?)
     }
 
     /// Waits for all gradient reductions of the step.
-    pub fn wait_grads(&mut self) -> Result<(), StepError> {
+    pub fn wait_grads(&mut self) -> Result<()> {
         Ok(self.grads.wait()?)
     }
 

@@ -12,7 +12,7 @@ mod partition;
 mod shard_access;
 
 pub use block_store::BlockStore;
-pub use error::StepError;
+pub use error::{Result, StepError};
 pub use grads::GradSync;
 pub use init::ParamInit;
 pub use partition::{ShardingConfig, ZeroPartition};

@@ -1,7 +1,7 @@
 //! Parameters and gradients of a layer in a pass, from the block store.
 
 use crate::model::{DeferredWeightGrad, Params, ParamsAndGrads};
-use crate::state::{BlockStore, GradSync, StepError};
+use crate::state::{BlockStore, GradSync, Result};
 use regatta_device::tensor::{View, ViewMut};
 
 /// The parameters and gradients of an unsharded layer.
@@ -36,7 +36,7 @@ impl Params for LayerParams<'_> {
         self.store.prefetch(tile);
     }
 
-    fn unshard(&mut self, tile: usize) -> Result<(), StepError> {
+    fn unshard(&mut self, tile: usize) -> Result<()> {
         self.store.unshard(tile)
     }
 
@@ -66,7 +66,7 @@ impl ParamsAndGrads for LayerParams<'_> {
         self.store.grads_pair(self.block, tile)
     }
 
-    fn reduce_grads(&mut self, tile: usize) -> Result<(), StepError> {
+    fn reduce_grads(&mut self, tile: usize) -> Result<()> {
         self.store.reduce_grads(tile, self.tile_sync)
     }
 

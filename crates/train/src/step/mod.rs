@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
 pub use crate::state::StepError;
-use crate::state::{BlockStore, ParamInit, ShardingConfig};
+use crate::state::{BlockStore, ParamInit, Result, ShardingConfig};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_predict::pipeline::Stage;
 
@@ -142,7 +142,7 @@ impl Engine {
         stage: Stage,
         config: &ShardingConfig,
         init: ParamInit,
-    ) -> Result<Self, StepError> {
+    ) -> Result<Self> {
         let is_local = net.model.retain_stage(&stage);
         let state = BlockStore::new(&net.model, &net.device, &groups, config, &is_local, init)?;
         Ok(Self { net, state, groups, stage })
@@ -153,7 +153,7 @@ impl Engine {
         &mut self,
         config: &StepConfig,
         micro_batches: impl Iterator<Item = MicroBatch<'a>>,
-    ) -> Result<StepResult, StepError> {
+    ) -> Result<StepResult> {
         let mut timings = StepTimings::default();
         self.state.take_wait_time();
         let first_block = self.stage.chunk_blocks[self.stage.index].start;
@@ -172,7 +172,7 @@ impl Engine {
 
     /// The sum of the losses of a micro-batch, without training. One rank of each model replica returns
     /// it, the others 0.
-    pub fn loss(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64, StepError> {
+    pub fn loss(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let tokens = LocalTokens::new(*micro_batch, &self.net.context);
         let loss = self.evaluate(&tokens.micro_batch())?;
         Ok(self.counted_loss(loss))

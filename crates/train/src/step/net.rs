@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{MicroBatch, StepError};
+use super::{MicroBatch, Result};
 use crate::buffer_pool::BufferPool;
 use crate::model::{Model, PassCtx, ResidentParams};
 use crate::parallel::context::ContextParallel;
@@ -73,11 +73,7 @@ impl Net {
     }
 
     /// The sum of the losses of a micro-batch, with the given parameters of all blocks.
-    pub fn loss(
-        &self,
-        params: &[View<'_>],
-        micro_batch: &MicroBatch<'_>,
-    ) -> Result<f64, StepError> {
+    pub fn loss(&self, params: &[View<'_>], micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let model = &self.model;
         let MicroBatch { inputs, targets, batch, .. } = *micro_batch;
         // Recomputation: no activations are saved.

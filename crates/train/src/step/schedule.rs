@@ -10,7 +10,7 @@ use crate::buffer_pool::PooledTensor;
 use crate::model::{LayerSaved, PassCtx};
 use crate::parallel::pipeline::P2pLinks;
 use crate::parallel::tensor::all_reduce_view;
-use crate::state::{GradSync, StepError};
+use crate::state::{GradSync, Result};
 use regatta_predict::pipeline::{Action, Computation, Direction};
 
 /// What the forward pass of a micro-batch through a chunk leaves for the backward pass.
@@ -39,7 +39,7 @@ impl Engine {
         config: &StepConfig,
         micro_batches: &[MicroBatch<'_>],
         timings: &mut StepTimings,
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64> {
         let actions = self.stage.actions(micro_batches.len()).into_owned();
         let mut step = StepState {
             config,
@@ -68,7 +68,7 @@ impl Engine {
         Ok(loss)
     }
 
-    fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<(), StepError> {
+    fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<()> {
         let mut pass = self.chunk_pass(action, step);
         pass.prefetch_first();
         let input = match pass.has_embedding() {
@@ -92,7 +92,7 @@ impl Engine {
         action: Action,
         step: &mut StepState<'_>,
         weight_grads: WeightGrads,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let key = (action.chunk, action.micro_batch);
         let Some(SavedActivations { head_input, layers }) = step.saved.remove(&key) else {
             unreachable!("{action} without its forward pass")
@@ -125,11 +125,7 @@ impl Engine {
         Ok(())
     }
 
-    fn backward_weights(
-        &mut self,
-        action: Action,
-        step: &mut StepState<'_>,
-    ) -> Result<(), StepError> {
+    fn backward_weights(&mut self, action: Action, step: &mut StepState<'_>) -> Result<()> {
         let Some(deferred) = step.deferred.remove(&(action.chunk, action.micro_batch)) else {
             unreachable!("{action} without the gradient of its input")
         };
@@ -156,7 +152,7 @@ impl Engine {
     }
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
-    fn all_reduce_tied_embedding(&mut self) -> Result<(), StepError> {
+    fn all_reduce_tied_embedding(&mut self) -> Result<()> {
         let Self { net, state, stage, groups } = self;
         if TiedEmbedding::new(net, stage) != TiedEmbedding::SplitAcrossStages {
             return Ok(());
@@ -172,7 +168,7 @@ impl Engine {
     }
 
     /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
-    pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64, StepError> {
+    pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let Self { net, state, stage, groups } = self;
         // Recomputation: no activations are saved.
         let ctx = net.pass_ctx(micro_batch.batch, micro_batch.seq_len());
@@ -209,18 +205,14 @@ impl Engine {
 
 impl StepState<'_> {
     /// Receives the residual stream, or its gradient, from a neighbour stage.
-    fn recv(
-        &mut self,
-        direction: Direction,
-        pass: &ChunkPass<'_>,
-    ) -> Result<PooledTensor, StepError> {
+    fn recv(&mut self, direction: Direction, pass: &ChunkPass<'_>) -> Result<PooledTensor> {
         let Self { links, timings, .. } = self;
         let recv = || links.recv(direction, &pass.ctx, pass.residual_len());
         Ok(timed(&mut timings.communication, recv)?)
     }
 
     /// Sends the residual stream, or its gradient, to a neighbour stage.
-    fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<(), StepError> {
+    fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<()> {
         Ok(timed(&mut self.timings.communication, || self.links.send(direction, message))?)
     }
 }

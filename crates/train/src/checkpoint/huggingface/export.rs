@@ -10,7 +10,7 @@ use safetensors::tensor::TensorInfo;
 
 use super::super::header;
 use super::config;
-use super::error::HuggingFaceError;
+use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfSource};
 use regatta_predict::shape::{Family, ModelShape, ParamSpec};
 
@@ -43,7 +43,7 @@ pub fn export<E: From<HuggingFaceError>>(
     Ok(())
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), HuggingFaceError> {
+fn write_text(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(HuggingFaceError::io("write", path))
 }
 

@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::super::header::{self, TensorLocation};
-use super::error::HuggingFaceError;
+use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfTensor};
 use super::{config, export};
 use regatta_predict::shape::{ModelShape, ParamSpec};
@@ -29,7 +29,7 @@ pub struct Imported {
 }
 
 /// Opens the model in a folder, and checks that exactly the expected tensors are there.
-pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
+pub fn import(folder: &Path) -> Result<Imported> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(HuggingFaceError::io("read", &path))?;
     let shape = config::parse(&text).map_err(|why| HuggingFaceError::File { path, why })?;
@@ -52,7 +52,7 @@ pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
 }
 
 /// The weights file, or those listed in the index.
-fn model_files(folder: &Path) -> Result<Vec<PathBuf>, HuggingFaceError> {
+fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let single = folder.join(export::MODEL);
     if single.exists() {
         return Ok(vec![single]);
@@ -95,7 +95,7 @@ impl Imported {
     }
 
     /// Reads one of our parameters.
-    pub fn read(&self, parameter: &ParamSpec) -> Result<Vec<f32>, HuggingFaceError> {
+    pub fn read(&self, parameter: &ParamSpec) -> Result<Vec<f32>> {
         let source = names::source(&self.shape, parameter);
         let mut elements = Vec::with_capacity(parameter.len());
         for tensor in &source.tensors {
@@ -121,10 +121,7 @@ impl Imported {
         format!("{prefix}{}", tensor.name)
     }
 
-    fn find(
-        &self,
-        tensor: &HfTensor,
-    ) -> Result<(String, usize, &TensorLocation), HuggingFaceError> {
+    fn find(&self, tensor: &HfTensor) -> Result<(String, usize, &TensorLocation)> {
         let name = self.hf_name(tensor);
         let wrong = |path: &Path, name: String, why: String| {
             let path = path.to_owned();
@@ -147,7 +144,7 @@ impl Imported {
     }
 
     /// Checks that all tensors are present, and no others.
-    fn check(&self) -> Result<(), HuggingFaceError> {
+    fn check(&self) -> Result<()> {
         let mut used = HashSet::new();
         for parameter in self.parameters() {
             for tensor in &names::source(&self.shape, &parameter).tensors {
@@ -177,7 +174,7 @@ fn read_elements(
     name: &str,
     place: &TensorLocation,
     elements: &mut Vec<f32>,
-) -> Result<(), HuggingFaceError> {
+) -> Result<()> {
     let before = elements.len();
     let (mut at, end) = (place.bytes.start, place.bytes.end);
     let mut bytes = Vec::new();

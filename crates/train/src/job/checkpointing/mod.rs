@@ -15,7 +15,7 @@ pub use owned_shards::OwnedShards;
 use transfer::{OwnedShard, owned_shards};
 pub use transfer::{chunks, fetch, put, restore};
 
-use super::TrainError;
+use super::{Result, TrainError};
 use crate::checkpoint::{CheckpointError, CheckpointMeta, State, Writer};
 use crate::step::Engine;
 
@@ -26,23 +26,9 @@ const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub enum SaveOutcome {
     /// The checkpoint is complete.
-    Complete {
-        /// Steps finished.
-        step: u64,
-        /// Its directory, on rank 0.
-        folder: Option<PathBuf>,
-        /// Duration of the save.
-        seconds: f64,
-        /// Messages for the user.
-        notes: Vec<String>,
-    },
+    Complete { step: u64, folder: Option<PathBuf>, seconds: f64, notes: Vec<String> },
     /// Some rank failed to write its shards. The previous checkpoint is unaffected.
-    Failed {
-        /// Steps finished.
-        step: u64,
-        /// Cause, on the ranks that failed.
-        why: Option<Arc<CheckpointError>>,
-    },
+    Failed { step: u64, why: Option<Arc<CheckpointError>> },
 }
 
 /// Saves checkpoints of a training run; every rank has one.
@@ -85,14 +71,14 @@ impl CheckpointManager {
     }
 
     /// Starts a save. None may be in progress. Errors are reported once all ranks have finished.
-    pub fn start(&mut self, engine: &mut Engine, meta: CheckpointMeta) -> Result<(), TrainError> {
+    pub fn start(&mut self, engine: &mut Engine, meta: CheckpointMeta) -> Result<()> {
         self.in_progress = Some((meta.step, Instant::now()));
         let shards = owned_shards(engine);
         let started = match self.in_background {
             true => {
                 let copy =
                     |shard: &OwnedShard| Ok(shard.meta.clone().with(shard.elements(engine)?));
-                let copies = shards.iter().map(copy).collect::<Result<_, TrainError>>()?;
+                let copies = shards.iter().map(copy).collect::<Result<_>>()?;
                 self.writer.begin(meta, copies).map_err(TrainError::from)
             }
             false => {

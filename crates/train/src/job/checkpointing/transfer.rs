@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::owned_shards::{OwnedShards, ShardRange};
 use super::slices::slices;
 use crate::checkpoint::{Checkpoint, ShardMeta, StateTensor};
-use crate::job::TrainError;
+use crate::job::{Result, TrainError};
 use crate::step::Engine;
 
 /// Elements copied at a time.
@@ -17,7 +17,7 @@ pub fn fetch(
     what: (usize, StateTensor),
     start: usize,
     elements: &mut [f32],
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let state = &mut engine.state;
     Ok(state.read_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
 }
@@ -28,7 +28,7 @@ pub fn put(
     what: (usize, StateTensor),
     start: usize,
     elements: &[f32],
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let state = &mut engine.state;
     Ok(state.write_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
 }
@@ -44,7 +44,7 @@ pub struct OwnedShard {
 
 impl OwnedShard {
     /// Its elements.
-    pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>, TrainError> {
+    pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>> {
         let ShardMeta { kind, shape, slice, .. } = &self.meta;
         let mut elements = vec![0.0; slice.len(shape)];
         fetch(engine, (self.block, *kind), self.start, &mut elements)?;
@@ -70,7 +70,7 @@ pub fn owned_shards(engine: &Engine) -> Vec<OwnedShard> {
 
 /// Reads this rank's shards of all parameters, and of optimizer state if present (imported models have
 /// none). Unsharded copies are updated later.
-pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<()> {
     let blocks = engine.net.model.blocks.clone();
     let mut buffer = Vec::new();
     for range in OwnedShards::of(engine).all(&blocks) {
@@ -107,7 +107,7 @@ fn read(
     owned: &ShardRange<'_>,
     range: Range<usize>,
     elements: &mut Vec<f32>,
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let (parameter, kind) = (owned.parameter, owned.kind);
     elements.resize(range.len(), 0.0);
     let mut rest = &mut elements[..];

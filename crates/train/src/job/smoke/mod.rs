@@ -22,7 +22,7 @@ pub use event::{
 };
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
-use super::{Job, TrainError, Training, report, start};
+use super::{Job, Result, TrainError, Training, report, start};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
 use crate::state::ParamInit;
@@ -59,7 +59,7 @@ impl<'a> SmokeTest<'a> {
     }
 
     /// Reports the bootstrap.
-    pub fn joined(&mut self, duration: Duration) -> Result<(), TrainError> {
+    pub fn joined(&mut self, duration: Duration) -> Result<()> {
         let ranks = self.comm.size();
         let hosts: BTreeSet<String> = (0..ranks).map(|rank| self.comm.peer(rank).host).collect();
         let hosts = hosts.len() as u32;
@@ -67,7 +67,7 @@ impl<'a> SmokeTest<'a> {
     }
 
     /// Reports the ranks.
-    pub fn ranks(&mut self, own: &RankInfo) -> Result<(), TrainError> {
+    pub fn ranks(&mut self, own: &RankInfo) -> Result<()> {
         self.check(Check::Ranks, |comm| {
             let ranks = gather::all_gather(comm, own)?;
             let notes = rank_notes::notes(&ranks);
@@ -89,12 +89,7 @@ impl<'a> SmokeTest<'a> {
         Ok(value)
     }
 
-    fn finish_check(
-        &mut self,
-        check: Check,
-        duration: Duration,
-        findings: Findings,
-    ) -> Result<(), TrainError> {
+    fn finish_check(&mut self, check: Check, duration: Duration, findings: Findings) -> Result<()> {
         self.current = check;
         let own = (duration.as_secs_f64(), (self.stop)());
         let all: Vec<(f64, bool)> = gather::all_gather(&*self.comm, &own)?;
@@ -115,7 +110,7 @@ impl<'a> SmokeTest<'a> {
     }
 
     /// All checks of training, once the data is open.
-    pub fn training(&mut self, job: Job) -> Result<(), TrainError> {
+    pub fn training(&mut self, job: Job) -> Result<()> {
         let stop = self.stop;
         let agreed = self.check(Check::Agreement, |_| agreement(&job))?;
         self.check(Check::AllReduce, |comm| {
@@ -131,7 +126,7 @@ impl<'a> SmokeTest<'a> {
 }
 
 /// Output of a check.
-type CheckOutput<T> = Result<(T, Findings), TrainError>;
+type CheckOutput<T> = Result<(T, Findings)>;
 
 /// The plan and shape that all ranks agree on.
 type Agreed = (regatta_predict::plan::ParallelPlan, regatta_predict::shape::ModelShape);
@@ -158,7 +153,7 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> CheckOutput<Training> {
 }
 
 /// Sets parameters and optimizer state to zero.
-fn zero_state(engine: &mut Engine) -> Result<(), TrainError> {
+fn zero_state(engine: &mut Engine) -> Result<()> {
     for block in engine.state.local_blocks() {
         for kind in StateTensor::ALL {
             for chunk in checkpointing::chunks(engine.state.shards[block].clone()) {
@@ -262,7 +257,7 @@ fn save_and_restore(
     training: &mut Training,
     folder: &Path,
     digest: &str,
-) -> Result<Option<String>, TrainError> {
+) -> Result<Option<String>> {
     let comm = training.comm.clone();
     let manager = CheckpointManager::new(folder, comm.rank() as usize, comm.size() as usize, 1);
     // All managers must exist before any rank starts to write.
@@ -287,11 +282,7 @@ fn save_and_restore(
 }
 
 /// Reads the checkpoint back. Returns what is wrong, if anything.
-fn read(
-    training: &mut Training,
-    folder: &Path,
-    digest: &str,
-) -> Result<Option<String>, TrainError> {
+fn read(training: &mut Training, folder: &Path, digest: &str) -> Result<Option<String>> {
     let engine = &mut training.engine;
     zero_state(engine)?;
     let checkpoint = match Checkpoint::latest(folder) {
