@@ -67,44 +67,36 @@ struct Tolerance {
 const F64: Tolerance = Tolerance { values: 1e-9, gradients: 1e-9, losses: 1e-7 };
 const F32: Tolerance = Tolerance { values: 1e-5, gradients: 1e-4, losses: 1e-4 };
 
-fn reference() -> Box<dyn Device> {
-    Box::new(Reference)
-}
-
-fn cpu() -> Box<dyn Device> {
-    Box::new(Cpu::new(2, Precision::F32))
-}
-
 #[test]
 fn gpt2_matches_pytorch() {
-    check(include_str!("golden/gpt2.json"), F64, reference);
-    check(include_str!("golden/gpt2.json"), F32, cpu);
+    check(include_str!("golden/gpt2.json"));
 }
 
 #[test]
 fn gpt2_without_biases_matches_pytorch() {
-    check(include_str!("golden/gpt2-without-biases.json"), F64, reference);
-    check(include_str!("golden/gpt2-without-biases.json"), F32, cpu);
+    check(include_str!("golden/gpt2-without-biases.json"));
 }
 
 #[test]
 fn llama_matches_pytorch() {
-    check(include_str!("golden/llama.json"), F64, reference);
-    check(include_str!("golden/llama.json"), F32, cpu);
+    check(include_str!("golden/llama.json"));
 }
 
 #[test]
 fn mlp_matches_pytorch() {
-    check(include_str!("golden/mlp.json"), F64, reference);
-    check(include_str!("golden/mlp.json"), F32, cpu);
+    check(include_str!("golden/mlp.json"));
 }
 
-fn check(text: &str, tolerance: Tolerance, device: fn() -> Box<dyn Device>) {
+fn check(text: &str) {
     let golden: Golden = serde_json::from_str(text).unwrap();
-    let mut engine = golden.engine(device());
-    golden.check_logits(&engine, tolerance);
-    golden.check_gradients(&mut engine, tolerance);
-    golden.check_training(&mut golden.engine(device()), tolerance);
+    let devices: [(Tolerance, fn() -> Box<dyn Device>); 2] =
+        [(F64, || Box::new(Reference)), (F32, || Box::new(Cpu::new(2, Precision::F32)))];
+    for (tolerance, device) in devices {
+        let mut engine = golden.engine(device());
+        golden.check_logits(&engine, tolerance);
+        golden.check_gradients(&mut engine, tolerance);
+        golden.check_training(&mut golden.engine(device()), tolerance);
+    }
 }
 
 impl Golden {
@@ -203,13 +195,8 @@ impl Golden {
             let result = self.step(engine, at, OptimizerStep::AdamW(adamw), grad_clip);
             let found = result.loss_sum / (self.batch * self.seq_len) as f64;
             assert_near(&format!("loss {at}"), found, *loss, tolerance.losses * loss);
-            let found = result.grad_norm;
-            assert_near(
-                &format!("gradient norm {at}"),
-                found,
-                *norm,
-                tolerance.losses * 10.0 * norm,
-            );
+            let max_error = tolerance.losses * 10.0 * norm;
+            assert_near(&format!("gradient norm {at}"), result.grad_norm, *norm, max_error);
         }
     }
 }

@@ -6,23 +6,20 @@ use regatta_device::optimizer::Sgd;
 use regatta_device::random;
 use regatta_device::reference::Reference;
 use regatta_predict::shape::{Family, ModelShape};
+use regatta_predict::testing;
 use regatta_train::model::Model;
 use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
 
 fn shape(family: Family) -> ModelShape {
     ModelShape {
-        family,
         vocab_size: 11,
         seq_len: 6,
-        hidden_size: 8,
-        num_layers: 2,
         num_heads: 4,
         num_kv_heads: if family == Family::Llama { 2 } else { 4 },
         intermediate_size: 12,
         tie_embeddings: family != Family::Llama,
         bias: family != Family::Llama,
-        norm_eps: 1e-5,
-        rope_theta: 100.0,
+        ..testing::shape(family)
     }
 }
 
@@ -92,12 +89,9 @@ fn check(shape: &ModelShape, config: &StepConfig) {
                 };
                 let expected = (loss_at(delta) - loss_at(-delta)) / (2.0 * delta);
                 let found = found[number][at];
+                let (name, max_error) = (&parameter.name, 1e-8 + 1e-5 * expected.abs());
                 let error = (found - expected).abs();
-                let name = &parameter.name;
-                assert!(
-                    error < 1e-8 + 1e-5 * expected.abs(),
-                    "{name}[{at}]: {found} != {expected}"
-                );
+                assert!(error < max_error, "{name}[{at}]: {found} != {expected}");
             }
         }
     }

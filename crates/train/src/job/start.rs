@@ -17,10 +17,7 @@ use crate::checkpoint::{
 use crate::config::{self, Config, ConfigError, Resume};
 use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
 use crate::metrics::{self, Event};
-use crate::model::Model;
 use crate::offload::OffloadTiers;
-use crate::parallel::context::ContextParallel;
-use crate::parallel::tensor::TensorParallel;
 use crate::parallel::{ProcessGroups, ZeroStage};
 use crate::run;
 use crate::state::{ParamInit, ShardingConfig};
@@ -144,13 +141,8 @@ impl Training {
             .map_err(|error| ConfigError::Inconsistent(error.to_string()))?;
         let groups = ProcessGroups::new(comm.clone(), plan.mesh)?;
         let stage = stage(&plan, &shape, &groups)?;
-        let tensor = TensorParallel::new(groups.tensor.clone(), plan.sequence_parallel);
-        let ring = ContextParallel::new(
-            groups.context_ring.clone(),
-            groups.coord.context_shard(&plan.mesh),
-        );
-        let model = Model::tiled(shape, tensor.shard, config.parallel.tiles);
-        let net = Net::tensor_parallel(tensor, model, device).with_context_parallel(ring);
+        let tiles = config.parallel.tiles;
+        let net = Net::parallel(shape, &groups, plan.sequence_parallel, tiles, device);
         let sharding = sharding_config(&config, &plan, &folder);
         let engine = Engine::new(net, groups, stage, &sharding, init)?;
         Ok(Self {
