@@ -220,7 +220,7 @@ impl Gradient {
 fn gradients(engine: &Engine) -> Vec<(String, Vec<f64>)> {
     let Engine { net, state, .. } = engine;
     let of_block = |(number, block): (usize, &ParamBlock)| -> Vec<(String, Vec<f64>)> {
-        let all = copy_to_f64(&*net.device, state.grad_shard(number));
+        let all = copy_to_f64(&*net.device, state.grads.shard(number));
         let of = |p: &regatta_predict::shape::ParamSpec| (p.name.clone(), all[p.range()].to_vec());
         block.parameters.iter().map(of).collect()
     };

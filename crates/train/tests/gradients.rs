@@ -66,7 +66,7 @@ fn step(engine: &mut Engine, config: &StepConfig, micro_batches: usize) -> f64 {
 }
 
 fn gradients(engine: &Engine) -> Vec<Vec<f64>> {
-    let grads = |block| engine.state.grad_shard(block).as_slice::<f64>().to_vec();
+    let grads = |block| engine.state.grads.shard(block).as_slice::<f64>().to_vec();
     engine.state.local_blocks().map(grads).collect()
 }
 

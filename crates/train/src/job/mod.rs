@@ -6,6 +6,7 @@ mod checkpointing;
 mod error;
 mod evaluate;
 mod finish;
+mod gather;
 mod report;
 mod resume;
 mod sample;

@@ -1,6 +1,6 @@
 //! Attention: the first half of a transformer layer.
 
-use super::linear::{ColumnParallelLinear, RowParallelLinear};
+use super::linear::Linear;
 use super::norm::NormLayer;
 use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
@@ -14,8 +14,8 @@ use regatta_predict::shape::{Family, Matrices, ModelShape, Module};
 #[derive(Debug, Clone)]
 pub struct Attention {
     pub(super) norm: NormLayer,
-    pub(super) qkv: ColumnParallelLinear,
-    pub(super) proj: RowParallelLinear,
+    pub(super) qkv: Linear,
+    pub(super) proj: Linear,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -41,8 +41,8 @@ impl Attention {
         let tp = of.block.shard.ranks;
         Self {
             norm: NormLayer::new(shape, of.block, Module::AttentionNorm),
-            qkv: ColumnParallelLinear::new(of, Module::Qkv),
-            proj: RowParallelLinear::new(of, Module::AttentionOutput),
+            qkv: Linear::column_parallel(of, Module::Qkv),
+            proj: Linear::row_parallel(of, Module::AttentionOutput),
             heads: shape.num_heads / tp,
             kv_heads: shape.num_kv_heads / tp,
             head_dim: shape.head_dim(),
@@ -144,8 +144,8 @@ impl Attention {
         dheads: View<'_>,
     ) -> Result<PooledTensor> {
         let (size, drop) = (self.size(ctx), self.attention_dropout(ctx));
-        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.lse.view());
-        let saved = AttentionSaved { qkv, y, lse: log_sums };
+        let (qkv, y, lse) = (saved.qkv.view(), saved.heads.view(), saved.lse.view());
+        let saved = AttentionSaved { qkv, y, lse };
         if ctx.context.is_enabled() {
             return Ok(ctx.context.attention_backward(ctx, size, saved, drop, dheads)?);
         }

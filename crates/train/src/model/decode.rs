@@ -66,13 +66,8 @@ impl Attention {
         let (normed, _) = self.norm.forward(ctx, params.block(), x);
         let mut qkv = self.qkv.forward(ctx, params, &normed)?;
         if let Some(theta) = self.rope_theta {
-            device.apply_rope(
-                size,
-                theta,
-                &[position as u32],
-                RopeDirection::Forward,
-                qkv.view_mut(),
-            );
+            let (positions, direction) = ([position as u32], RopeDirection::Forward);
+            device.apply_rope(size, theta, &positions, direction, qkv.view_mut());
         }
         self.cache_token(ctx, qkv.view(), cache, position);
         let cached = 0..(position + 1) * size.kv_heads * size.head_dim;

@@ -164,13 +164,8 @@ impl LmHead {
                 let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
                 let row_stats = stats.per_row.view().slice(stats_range(0, &rows));
                 let (targets, first) = (&targets[rows], self.table.first_token(tile));
-                ctx.device.cross_entropy_backward(
-                    targets,
-                    first,
-                    row_stats,
-                    logits.reborrow(),
-                    grad_scale,
-                );
+                let (device, dlogits) = (ctx.device, logits.reborrow());
+                device.cross_entropy_backward(targets, first, row_stats, dlogits, grad_scale);
                 self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
             }
             self.table.reshard(params, tile);

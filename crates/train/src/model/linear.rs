@@ -11,95 +11,36 @@ use regatta_device::ops::LinearShape;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, Module, Tile};
 
-/// A linear layer whose outputs are sharded over the tensor-parallel group.
+/// A linear layer, column- or row-parallel over the tensor-parallel group.
 #[derive(Debug, Clone)]
-pub struct ColumnParallelLinear(LocalLinear);
-
-impl ColumnParallelLinear {
-    pub fn new(of: &Matrices<'_>, module: Module) -> Self {
-        Self(LocalLinear::new(of, module, true))
-    }
-
-    /// `y = x weightᵀ + bias`, this rank's outputs of all rows.
-    pub fn forward(
-        &self,
-        ctx: &PassCtx,
-        params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<PooledTensor> {
-        self.0.forward(ctx, params, x)
-    }
-
-    /// `dx = dy weight`, this rank's part of a sum over the tensor-parallel group. The caller reduces it
-    /// after `backward_weight`, when `dy` is freed.
-    pub fn backward_input(
-        &self,
-        ctx: &PassCtx,
-        params: &mut dyn Params,
-        dy: &Tensor,
-    ) -> Result<PooledTensor> {
-        self.0.backward_input(ctx, params, dy)
-    }
-
-    /// Accumulates the gradients of weight and bias, now or deferred.
-    pub fn backward_weight(
-        &self,
-        ctx: &PassCtx,
-        params: &mut dyn ParamsAndGrads,
-        x: PooledTensor,
-        dy: MaybeOwned<'_>,
-    ) -> Result<()> {
-        self.0.backward_weight(ctx, params, x, dy)
-    }
+pub struct Linear {
+    storage: Storage,
+    inputs: usize,
+    outputs: usize,
+    parallelism: Parallelism,
+    adds_bias: bool,
 }
 
-/// A linear layer whose inputs are sharded over the tensor-parallel group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parallelism {
+    /// The outputs are sharded.
+    Column,
+    /// The inputs are sharded, and the outputs are summed.
+    Row,
+}
+
 #[derive(Debug, Clone)]
-pub struct RowParallelLinear(LocalLinear);
-
-impl RowParallelLinear {
-    pub fn new(of: &Matrices<'_>, module: Module) -> Self {
-        // The outputs are summed, so that one rank only adds the bias.
-        Self(LocalLinear::new(of, module, of.block.shard.rank == 0))
-    }
-
-    /// `y = x weightᵀ + bias`, summed over the tensor-parallel group.
-    pub fn forward(
-        &self,
-        ctx: &PassCtx,
-        params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<PooledTensor> {
-        let partial = self.0.forward(ctx, params, x)?;
-        Ok(ctx.tensor.reduce_scatter_rows(ctx, partial)?)
-    }
-
-    /// `dx = dy weight`, this rank's inputs of all rows.
-    pub fn backward_input(
-        &self,
-        ctx: &PassCtx,
-        params: &mut dyn Params,
-        dy: &Tensor,
-    ) -> Result<PooledTensor> {
-        self.0.backward_input(ctx, params, dy)
-    }
-
-    /// Accumulates the gradients of weight and bias, now or deferred.
-    pub fn backward_weight(
-        &self,
-        ctx: &PassCtx,
-        params: &mut dyn ParamsAndGrads,
-        x: PooledTensor,
-        dy: MaybeOwned<'_>,
-    ) -> Result<()> {
-        self.0.backward_weight(ctx, params, x, dy)
-    }
+enum Storage {
+    /// Weight and bias are in the layer's block.
+    InBlock(WeightBias),
+    /// Rows of the weight have blocks of their own; the bias is in the layer's.
+    Tiled { tiles: Vec<Tile>, bias: Option<Range<usize>> },
 }
 
 /// A weight gradient whose computation is deferred: nothing downstream depends on it.
 #[derive(Debug)]
 pub struct DeferredWeightGrad {
-    linear: LocalLinear,
+    linear: Linear,
     x: PooledTensor,
     dy: PooledTensor,
 }
@@ -111,38 +52,39 @@ impl DeferredWeightGrad {
     }
 }
 
-/// The local part of a linear layer.
-#[derive(Debug, Clone)]
-struct LocalLinear {
-    storage: Storage,
-    inputs: usize,
-    outputs: usize,
-    adds_bias: bool,
-}
+impl Linear {
+    /// A linear layer whose outputs are sharded (ColumnParallelLinear).
+    pub fn column_parallel(of: &Matrices<'_>, module: Module) -> Self {
+        Self::new(of, module, Parallelism::Column, true)
+    }
 
-#[derive(Debug, Clone)]
-enum Storage {
-    /// Weight and bias are in the layer's block.
-    InBlock(WeightBias),
-    /// Rows of the weight have blocks of their own; the bias is in the layer's.
-    Tiled { tiles: Vec<Tile>, bias: Option<Range<usize>> },
-}
+    /// A linear layer whose inputs are sharded (RowParallelLinear).
+    pub fn row_parallel(of: &Matrices<'_>, module: Module) -> Self {
+        // The outputs are summed, so that one rank only adds the bias.
+        Self::new(of, module, Parallelism::Row, of.block.shard.rank == 0)
+    }
 
-impl LocalLinear {
-    fn new(of: &Matrices<'_>, module: Module, adds_bias: bool) -> Self {
+    fn new(of: &Matrices<'_>, module: Module, parallelism: Parallelism, adds_bias: bool) -> Self {
         let (tiles, [outputs, inputs]) = of.weight(module);
         let storage = match tiles.is_empty() {
             true => Storage::InBlock(WeightBias::new(of.block, module)),
             false => Storage::Tiled { tiles, bias: bias(of.block, module) },
         };
-        Self { storage, inputs, outputs, adds_bias }
+        Self { storage, inputs, outputs, parallelism, adds_bias }
     }
 
     fn size(&self, ctx: &PassCtx) -> LinearShape {
         LinearShape { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
     }
 
-    fn forward(&self, ctx: &PassCtx, params: &mut dyn Params, x: &Tensor) -> Result<PooledTensor> {
+    /// `y = x weightᵀ + bias`: this rank's outputs of all rows, or the outputs summed over the
+    /// tensor-parallel group.
+    pub fn forward(
+        &self,
+        ctx: &PassCtx,
+        params: &mut dyn Params,
+        x: &Tensor,
+    ) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut y = ctx.activation(size.rows * size.outputs);
         match &self.storage {
@@ -163,10 +105,15 @@ impl LocalLinear {
                 ctx.device.copy_to_columns(columns, y, size.outputs, rows.clone());
             })?,
         }
-        Ok(y)
+        match self.parallelism {
+            Parallelism::Column => Ok(y),
+            Parallelism::Row => Ok(ctx.tensor.reduce_scatter_rows(ctx, y)?),
+        }
     }
 
-    fn backward_input(
+    /// `dx = dy weight`: this rank's part of a sum over the tensor-parallel group if the outputs are
+    /// sharded, which the caller reduces after `backward_weight`, when `dy` is freed; else its inputs.
+    pub fn backward_input(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
@@ -182,17 +129,17 @@ impl LocalLinear {
             Storage::Tiled { tiles, .. } => for_each_tile(params, tiles, |params, tile| {
                 let rows = &tile.rows;
                 let columns = columns_of(ctx, size, dy, rows);
-                let (tile_size, add) =
-                    (LinearShape { outputs: rows.len(), ..size }, rows.start > 0);
+                let tile_size = LinearShape { outputs: rows.len(), ..size };
                 let weight = params.tile(tile.block).slice(0..rows.len() * size.inputs);
-                let (dy, dx) = (columns.view(), dx.view_mut());
+                let (dy, dx, add) = (columns.view(), dx.view_mut(), rows.start > 0);
                 ctx.device.linear_backward_input(tile_size, dy, weight, dx, add);
             })?,
         }
         Ok(dx)
     }
 
-    fn backward_weight(
+    /// Accumulates the gradients of weight and bias, now or deferred.
+    pub fn backward_weight(
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
@@ -228,13 +175,8 @@ impl LocalLinear {
                     let dweight = dweight.slice(0..rows.len() * size.inputs);
                     let dbias = bias.as_ref().map(|bias| own.slice(rows_of(bias, rows)));
                     let size = LinearShape { outputs: rows.len(), ..size };
-                    ctx.device.linear_backward_weight(
-                        size,
-                        x.view(),
-                        columns.view(),
-                        dweight,
-                        dbias,
-                    );
+                    let (x, dy) = (x.view(), columns.view());
+                    ctx.device.linear_backward_weight(size, x, dy, dweight, dbias);
                     params.reduce_grads(*block)?;
                 }
             }

@@ -1,6 +1,6 @@
 //! The MLP (feed-forward network): the second half of a transformer layer.
 
-use super::linear::{ColumnParallelLinear, RowParallelLinear};
+use super::linear::Linear;
 use super::norm::NormLayer;
 use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
@@ -13,8 +13,8 @@ use regatta_predict::shape::{Matrices, ModelShape, Module};
 #[derive(Debug, Clone)]
 pub struct Mlp {
     norm: NormLayer,
-    up: ColumnParallelLinear,
-    down: RowParallelLinear,
+    up: Linear,
+    down: Linear,
     hidden_size: usize,
     intermediate_size: usize,
     up_size: usize,
@@ -37,8 +37,8 @@ impl Mlp {
         let tp = of.block.shard.ranks;
         Self {
             norm: NormLayer::new(shape, of.block, Module::MlpNorm),
-            up: ColumnParallelLinear::new(of, Module::MlpUp),
-            down: RowParallelLinear::new(of, Module::MlpDown),
+            up: Linear::column_parallel(of, Module::MlpUp),
+            down: Linear::row_parallel(of, Module::MlpDown),
             hidden_size: shape.hidden_size,
             intermediate_size: shape.intermediate_size / tp,
             up_size: shape.up_dim() / tp,

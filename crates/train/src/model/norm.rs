@@ -17,10 +17,10 @@ pub struct NormLayer {
 
 impl NormLayer {
     pub fn new(shape: &ModelShape, block: &ParamBlock, module: Module) -> Self {
-        let epsilon = shape.norm_eps;
+        let eps = shape.norm_eps;
         let norm = match shape.family {
-            Family::Llama => Norm::Rms { eps: epsilon },
-            Family::Gpt2 | Family::Mlp => Norm::Layer { eps: epsilon },
+            Family::Llama => Norm::Rms { eps },
+            Family::Gpt2 | Family::Mlp => Norm::Layer { eps },
         };
         Self { params: WeightBias::new(block, module), norm, hidden_size: shape.hidden_size }
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_comm::Pending;
+use regatta_comm::{DType, Pending};
 
 use super::grads::GradStore;
 use super::init::Initializer;
@@ -18,7 +18,6 @@ use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::{OffloadedBlocks, Tier};
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
-use regatta_comm::DType;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::io_bytes::IoBytes;
@@ -39,7 +38,8 @@ pub struct BlockStore {
     /// Buffers for unsharded blocks.
     pool: BufferPool,
     last_prefetched: usize,
-    pub(super) grads: GradStore,
+    /// Gradients.
+    pub grads: GradStore,
     /// First and second moment of this rank's shards, one behind the other.
     pub(super) moments: OffloadedBlocks,
     wait_time: Duration,

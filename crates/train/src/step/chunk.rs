@@ -189,11 +189,11 @@ impl<'a> ChunkPass<'a> {
         if spec.is_empty() {
             return Ok(());
         }
-        if self.store.reduces_grads(self.sync) {
-            let grads = self.store.grads(block);
+        if self.store.grads.is_reduced(self.sync) {
+            let grads = self.store.grads.full(block);
             self.net.tensor.all_reduce_norm_grads(&self.ctx, spec, grads)?;
         }
-        self.store.reduce_grads(block, self.sync)
+        self.store.grads.reduce(block, self.sync)
     }
 
     /// Prefetches the first block of the forward pass.

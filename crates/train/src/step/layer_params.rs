@@ -55,19 +55,19 @@ impl ParamsAndGrads for LayerParams<'_> {
     }
 
     fn grads(&mut self) -> ViewMut<'_> {
-        self.store.grads(self.block)
+        self.store.grads.full(self.block)
     }
 
     fn grads_of(&mut self, block: usize) -> ViewMut<'_> {
-        self.store.grads(block)
+        self.store.grads.full(block)
     }
 
     fn block_and_tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2] {
-        self.store.grads_pair(self.block, tile)
+        self.store.grads.full_pair(self.block, tile)
     }
 
     fn reduce_grads(&mut self, tile: usize) -> Result<()> {
-        self.store.reduce_grads(tile, self.tile_sync)
+        self.store.grads.reduce(tile, self.tile_sync)
     }
 
     fn deferred(&mut self) -> Option<&mut Vec<DeferredWeightGrad>> {

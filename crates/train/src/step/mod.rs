@@ -158,13 +158,13 @@ impl Engine {
         self.state.take_wait_time();
         let first_block = self.stage.chunk_blocks[self.stage.index].start;
         self.net.prefetch(&mut self.state, first_block);
-        timed(&mut timings.optimizer, || self.state.zero_grads());
+        timed(&mut timings.optimizer, || self.state.grads.zero());
         let local = |micro_batch| LocalTokens::new(micro_batch, &self.net.context);
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
         let loss_sum = self.run_schedule(config, &micro_batches, &mut timings)?;
         let start = Instant::now();
-        self.state.wait_grads()?;
+        self.state.grads.wait()?;
         timings.optimizer += self.compute_time(start, &mut timings.communication);
         let grad_norm = timed(&mut timings.optimizer, || self.optimizer_step(config))?;
         Ok(StepResult { loss_sum: self.counted_loss(loss_sum), grad_norm, timings })

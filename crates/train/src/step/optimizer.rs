@@ -46,7 +46,7 @@ impl Engine {
         let Self { net, state, groups, stage } = self;
         let mut squares = 0.0;
         for block in state.local_blocks().filter(|block| stage.owns(net.model.users[*block])) {
-            let grads = state.grad_shard(block);
+            let grads = state.grads.shard(block);
             for parameter in &net.model.blocks[block].parameters {
                 // Parameters that are replicated in the tensor-parallel group count once.
                 let is_sharded = parameter.len() < parameter.full_shape.iter().product();

@@ -160,9 +160,13 @@ impl Engine {
         let (ctx, table) = (net.pass_ctx(1, 1), &net.model.embedding.table);
         for block in table.blocks() {
             if let Some(comm) = &groups.embedding {
-                all_reduce_view(&**comm, &ctx, table.part_of_block(block, state.grads(block)))?;
+                all_reduce_view(
+                    &**comm,
+                    &ctx,
+                    table.part_of_block(block, state.grads.full(block)),
+                )?;
             }
-            state.reduce_grads(block, GradSync::Final)?;
+            state.grads.reduce(block, GradSync::Final)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use super::event::AllReduceTiming;
-use super::gather::all_gather;
+use crate::job::gather::all_gather;
 use crate::job::{Result, TrainError};
 
 /// Elements of each message: latency-bound, in between, bandwidth-bound.

@@ -4,9 +4,9 @@ use regatta_comm::Comm;
 use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
-use super::gather::all_gather;
 use super::rank_notes::most_common;
 use crate::checkpoint::StateTensor;
+use crate::job::gather::all_gather;
 use crate::job::{Result, checkpointing};
 use crate::parallel::ProcessGroups;
 use crate::step::Engine;

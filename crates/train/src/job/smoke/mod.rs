@@ -6,7 +6,6 @@
 mod all_reduce;
 mod consistency;
 mod event;
-mod gather;
 mod rank_notes;
 
 use std::collections::BTreeSet;
@@ -22,7 +21,7 @@ pub use event::{
 };
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
-use super::{Job, Result, TrainError, Training, report, start};
+use super::{Job, Result, TrainError, Training, gather, report, start};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
 use crate::state::ParamInit;
