@@ -134,7 +134,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::testing::Folder;
+    use crate::testing::TempDir;
 
     fn read(files: &[PathBuf], split: u64) -> Result<(Vec<String>, Vec<String>)> {
         let (mut train, mut validation) = (Vec::new(), Vec::new());
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_chunked_without_loss() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let line = "Größe und Wind, 12 Knoten.\n";
         let text = line.repeat(3 * CHUNK / line.len());
         let (one, two) = text.split_at(text.floor_char_boundary(text.len() / 3 + 1));
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn invalid_utf8_is_reported_with_its_offset() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         for (bytes, place) in [(&b"abc\xffd"[..], 3), (b"ab\xc3", 2), (b"\xe2\x82", 0)] {
             let path = folder.file("bad.txt", bytes);
             match read(&[path], 0) {
@@ -189,7 +189,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_split_equals_that_in_memory(text in "[aé\u{1f6a3}\n]{0,40}", share in 0.0..0.9) {
-            let folder = Folder::new();
+            let folder = TempDir::new();
             let path = folder.file("text", &text);
             let (train, validation) = read(&[path], train_bytes(text.len() as u64, share)).unwrap();
             let whole = cut(&text, share);

@@ -273,14 +273,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::testing::TempDir;
     use regatta_device::reference::Reference;
 
     #[test]
     fn blocks_on_disk_keep_their_contents_in_few_buffers() {
-        let dir = std::env::temp_dir().join(format!("regatta-offload-{}", std::process::id()));
+        let dir = TempDir::new();
         let lens = [Some(3), None, Some(3), Some(3), Some(3)];
         let pool = BufferPool::new(Arc::new(Reference));
-        let path = dir.join("blocks");
+        let path = dir.0.join("blocks");
         let mut blocks = OffloadedBlocks::new(Tier::Disk, &path, &lens, DType::F64, pool).unwrap();
         for round in 0..3 {
             for block in [0, 2, 3, 4] {
@@ -302,6 +303,6 @@ mod tests {
         let transient = blocks.transient_bytes();
         assert!(transient <= (WRITES_IN_FLIGHT + 2) * 24, "{transient}");
         drop(blocks);
-        std::fs::remove_dir(&dir).unwrap();
+        assert_eq!(dir.names(), [""; 0]);
     }
 }

@@ -28,14 +28,25 @@ pub struct Faulty {
 struct Shared {
     at: usize,
     fault: Fault,
+    /// Free bytes; None: those of the file system.
+    free: Option<u64>,
     count: AtomicUsize,
     log: Mutex<Vec<String>>,
 }
 
 impl Faulty {
     pub fn new(at: usize, fault: Fault) -> Self {
+        Self::create(at, fault, None)
+    }
+
+    /// With this many free bytes and without faults.
+    pub fn with_free(bytes: u64) -> Self {
+        Self::create(0, Fault::None, Some(bytes))
+    }
+
+    fn create(at: usize, fault: Fault, free: Option<u64>) -> Self {
         let (count, log) = (AtomicUsize::new(0), Mutex::default());
-        Self { shared: Arc::new(Shared { at, fault, count, log }) }
+        Self { shared: Arc::new(Shared { at, fault, free, count, log }) }
     }
 
     /// Operations so far.
@@ -125,7 +136,7 @@ impl Disk for Faulty {
     }
 
     fn free(&self, path: &Path) -> Option<u64> {
-        SystemDisk.free(path)
+        self.shared.free.or_else(|| SystemDisk.free(path))
     }
 }
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::data::testing::Folder;
+use crate::testing::TempDir;
 
 /// Trained on pages of the documentation by Hugging Face's `tokenizers` 0.22.2 (BpeTrainer, ByteLevel, 384 tokens,
 /// `<|end|>` added).
@@ -60,8 +60,8 @@ fn the_end_of_text_token_is_the_added_one_of_a_known_name() {
 #[test]
 fn files_are_replaced_atomically_and_only_if_different() {
     use std::os::unix::fs::MetadataExt;
-    let folder = Folder::new();
-    let path = folder.path().join("tokenizer.json");
+    let folder = TempDir::new();
+    let path = folder.0.join("tokenizer.json");
     let (one, other) = (Tokenizer::from_characters("ab".chars()), of(BPE.as_bytes()).unwrap());
     one.save(&path).unwrap();
     let number = || std::fs::metadata(&path).unwrap().ino();
@@ -74,7 +74,7 @@ fn files_are_replaced_atomically_and_only_if_different() {
     assert_ne!(number(), first, "it was written in place");
     assert_eq!(std::io::read_to_string(held).unwrap().into_bytes(), one.to_bytes());
     assert_eq!(std::fs::read(&path).unwrap(), other.to_bytes());
-    let nowhere = folder.path().join("nowhere/tokenizer.json");
+    let nowhere = folder.0.join("nowhere/tokenizer.json");
     let error = one.save(&nowhere).unwrap_err().to_string();
     assert!(error.contains("nowhere/tokenizer.json: No such file"), "{error}");
     assert_eq!(folder.names(), ["tokenizer.json"], "nothing else is left");
@@ -94,11 +94,11 @@ fn characters_are_sorted() {
 
 #[test]
 fn tokenizer_files_round_trip() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let all =
         [Tokenizer::from_characters("\"\\\n\u{1f6a3}ab".chars()), of(BPE.as_bytes()).unwrap()];
     for tokenizer in &all {
-        let path = folder.path().join("tokenizer.json");
+        let path = folder.0.join("tokenizer.json");
         tokenizer.save(&path).unwrap();
         let again = Tokenizer::load(&path).unwrap();
         assert_eq!(again.fingerprint(), tokenizer.fingerprint());

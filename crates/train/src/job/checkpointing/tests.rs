@@ -9,11 +9,11 @@ use super::*;
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::config::resolve;
-use crate::data::testing::Folder;
 use crate::model::Model;
 use crate::parallel::ProcessGroups;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::Net;
+use crate::testing::TempDir;
 use regatta_device::reference::Reference;
 use regatta_predict::cost::{CostOptions, MemoryBytes, StateBytes, rank_cost};
 use regatta_predict::mesh::Mesh;
@@ -124,8 +124,8 @@ proptest! {
 
     #[test]
     fn any_mesh_restores_what_any_other_saved(llama: bool, one in mesh(), other in mesh()) {
-        let (folder, shape) = (Folder::new(), model(llama));
-        let saved = save(&shape, one, folder.path());
+        let (folder, shape) = (TempDir::new(), model(llama));
+        let saved = save(&shape, one, &folder.0);
         let bytes = saved.verify().unwrap();
         prop_assert_eq!(bytes, 4 * 3 * shape.num_params() as u64, "each element once");
         read(&shape, other, &saved);
@@ -133,9 +133,9 @@ proptest! {
 
     #[test]
     fn any_mesh_can_be_exported_to_hugging_face(split in mesh()) {
-        let (folder, shape) = (Folder::new(), model(true));
-        let saved = save(&shape, split, folder.path());
-        let to = folder.path().join("model");
+        let (folder, shape) = (TempDir::new(), model(true));
+        let saved = save(&shape, split, &folder.0);
+        let to = folder.0.join("model");
         let mut elements = |name: &str| {
             Ok::<_, HuggingFaceError>(saved.read_whole(name, StateTensor::Parameter).unwrap())
         };
@@ -151,8 +151,8 @@ proptest! {
 
 #[test]
 fn a_tensor_of_a_different_shape_is_refused() {
-    let folder = Folder::new();
-    let saved = save(&model(true), Mesh::data_parallel(1), folder.path());
+    let folder = TempDir::new();
+    let saved = save(&model(true), Mesh::data_parallel(1), &folder.0);
     let other = ModelShape { intermediate_size: 24, ..model(true) };
     let error =
         restore(&mut engine(&other, Mesh::data_parallel(1), 0), &saved).unwrap_err().to_string();
