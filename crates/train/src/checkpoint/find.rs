@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::commit::entries;
-use super::dir_layout::{self, Role};
+use super::commit::CheckpointDir;
+use super::dir_layout::Role;
 use super::disk::SystemDisk;
 use super::error::{CheckpointError, Result};
 use super::manifest::RUN;
@@ -59,7 +60,8 @@ pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool> {
 /// Directories of complete checkpoints, newest first. One about to be replaced counts if its replacement is
 /// missing.
 pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = match entries(&SystemDisk, checkpoints) {
+    let dir = CheckpointDir { disk: Arc::new(SystemDisk), path: checkpoints.to_owned() };
+    let mut found = match dir.entries() {
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(Vec::new());
         }
@@ -68,5 +70,5 @@ pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>> {
     found.retain(|(_, role)| matches!(role, Role::Complete | Role::Replaced));
     found.sort_by_key(|(step, role)| (Reverse(*step), *role != Role::Complete));
     found.dedup_by_key(|(step, _)| *step);
-    Ok(found.into_iter().map(|(step, role)| dir_layout::path(checkpoints, step, role)).collect())
+    Ok(found.into_iter().map(|(step, role)| dir.step(step, role)).collect())
 }

@@ -158,6 +158,15 @@ impl fmt::Display for TensorSlice {
 /// A shard of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shard {
+    /// Tensor and slice.
+    pub meta: ShardMeta,
+    /// The elements, row-major.
+    pub elements: Vec<f32>,
+}
+
+/// A shard without its elements.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardMeta {
     /// Name of the tensor, such as `layer.3.qkv.weight`.
     pub name: String,
     /// Parameter or moment.
@@ -166,48 +175,13 @@ pub struct Shard {
     pub shape: Vec<usize>,
     /// The slice of the tensor.
     pub slice: TensorSlice,
-    /// The elements, row-major.
-    pub elements: Vec<f32>,
-}
-
-/// A shard without its elements.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ShardMeta {
-    /// Name of the tensor.
-    pub name: String,
-    /// Parameter or moment.
-    pub kind: StateTensor,
-    /// Full shape of the tensor.
-    pub shape: Vec<usize>,
-    /// The slice of the tensor.
-    pub slice: TensorSlice,
-}
-
-impl ShardMeta {
-    /// Adds the elements.
-    pub fn with(self, elements: Vec<f32>) -> Shard {
-        let Self { name, kind, shape, slice } = self;
-        Shard { name, kind, shape, slice, elements }
-    }
 }
 
 impl Shard {
-    /// Without the elements.
-    pub fn meta(&self) -> ShardMeta {
-        let Self { name, kind, shape, slice, .. } = self;
-        let (name, shape, slice) = (name.clone(), shape.clone(), slice.clone());
-        ShardMeta { name, kind: *kind, shape, slice }
-    }
-
     /// A full tensor.
     pub fn whole(name: &str, kind: StateTensor, shape: &[usize], elements: Vec<f32>) -> Self {
-        Self {
-            name: name.to_owned(),
-            kind,
-            shape: shape.to_vec(),
-            slice: TensorSlice::Whole,
-            elements,
-        }
+        let (name, shape, slice) = (name.to_owned(), shape.to_vec(), TensorSlice::Whole);
+        Self { meta: ShardMeta { name, kind, shape, slice }, elements }
     }
 }
 
@@ -274,10 +248,8 @@ mod tests {
             assert!(slice.check(&shape).is_err(), "{slice}");
         }
         assert!(TensorSlice::Whole.check(&[usize::MAX, 2]).is_err());
-        assert!(
-            TensorSlice::Whole.check(&[usize::MAX / 2]).is_err(),
-            "its size in bytes overflows"
-        );
+        let overflow = TensorSlice::Whole.check(&[usize::MAX / 2]);
+        assert!(overflow.is_err(), "its size in bytes overflows");
     }
 
     #[test]

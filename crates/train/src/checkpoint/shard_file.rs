@@ -52,13 +52,11 @@ pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout> {
 
 /// Fails if a shard has the wrong number of elements.
 pub(super) fn check(shard: &Shard) -> Result<()> {
-    let Shard { name, shape, slice, elements, .. } = shard;
-    let (needed, given) = (slice.len(shape), elements.len());
+    let ShardMeta { name, shape, slice, .. } = &shard.meta;
+    let (needed, given) = (slice.len(shape), shard.elements.len());
     if needed != given {
-        return Err(refuse(
-            name,
-            format!("has {given} elements for its slice {slice} of {needed}"),
-        ));
+        let why = format!("has {given} elements for its slice {slice} of {needed}");
+        return Err(refuse(name, why));
     }
     Ok(())
 }
@@ -82,7 +80,7 @@ pub(super) fn write(
     for shard in shards {
         let shard = shard?;
         check(&shard)?;
-        let Shard { name, kind, shape, slice, elements } = shard;
+        let Shard { meta: ShardMeta { name, kind, shape, slice }, elements } = shard;
         let mut sum = Sha256::new();
         for some in elements.chunks(AT_A_TIME) {
             bytes.clear();

@@ -133,8 +133,8 @@ fn missing_elements_are_named() {
     let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let slice = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
-    let (name, shape) = ("a".to_owned(), vec![2, 3]);
-    let shard = Shard { name, kind: StateTensor::Parameter, shape, slice, elements: vec![0.5; 4] };
+    let whole = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.5; 4]);
+    let shard = Shard { meta: ShardMeta { slice, ..whole.meta }, ..whole };
     writer.begin(meta(1), vec![shard]).unwrap();
     writer.finish(TIMEOUT);
     writer.commit(1).unwrap();

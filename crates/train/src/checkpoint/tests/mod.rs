@@ -94,7 +94,7 @@ fn shards(step: u64, split: Split, rank: usize, ranks: usize) -> Vec<Shard> {
         let Some(slice) = slice(split, &shape, index, rank, ranks) else { continue };
         let all = elements(step, kind, &name, shape.iter().product());
         let elements = elements_of(&slice, &shape, &all);
-        shards.push(Shard { name, kind, shape, slice, elements });
+        shards.push(Shard { meta: ShardMeta { name, kind, shape, slice }, elements });
     }
     shards
 }

@@ -18,8 +18,9 @@ fn any_sharding_is_read_as_any_other() {
             for rank in 0..others {
                 for shard in shards(1000, other, rank, others) {
                     let mut read = vec![f32::NAN; shard.elements.len()];
-                    checkpoint.read(&shard.name, shard.kind, &shard.slice, &mut read).unwrap();
-                    assert_eq!(read, shard.elements, "{} {}", shard.name, shard.slice);
+                    let ShardMeta { name, kind, slice, .. } = &shard.meta;
+                    checkpoint.read(name, *kind, slice, &mut read).unwrap();
+                    assert_eq!(read, shard.elements, "{name} {slice}");
                 }
             }
         }
@@ -126,7 +127,8 @@ fn invalid_shards_are_refused_immediately() {
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let shard = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
     let short = Shard { elements: vec![0.0; 5], ..shard.clone() };
-    let outside = Shard { slice: TensorSlice::Flat(3..9), ..shard.clone() };
+    let mut outside = shard.clone();
+    outside.meta.slice = TensorSlice::Flat(3..9);
     let cases = [
         (vec![short], "5 elements"),
         (vec![outside], "outside"),
@@ -144,7 +146,7 @@ fn blocking_saves_request_shards_in_order_and_stop_at_an_error() {
     let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let all = shards(1, Split::Rows, 0, 1);
-    let metas: Vec<_> = all.iter().map(Shard::meta).collect();
+    let metas: Vec<_> = all.iter().map(|shard| shard.meta.clone()).collect();
     let mut requested = Vec::new();
     let mut elements = |number: usize| {
         requested.push(number);

@@ -16,7 +16,7 @@ use transfer::{OwnedShard, owned_shards};
 pub use transfer::{chunks, fetch, put, restore};
 
 use super::{Result, TrainError};
-use crate::checkpoint::{CheckpointError, CheckpointMeta, State, Writer};
+use crate::checkpoint::{CheckpointError, CheckpointMeta, Shard, State, Writer};
 use crate::step::Engine;
 
 /// Upper bound for writing a rank's shards.
@@ -76,8 +76,9 @@ impl CheckpointManager {
         let shards = owned_shards(engine);
         let started = match self.in_background {
             true => {
-                let copy =
-                    |shard: &OwnedShard| Ok(shard.meta.clone().with(shard.elements(engine)?));
+                let copy = |shard: &OwnedShard| {
+                    Ok(Shard { meta: shard.meta.clone(), elements: shard.elements(engine)? })
+                };
                 let copies = shards.iter().map(copy).collect::<Result<_>>()?;
                 self.writer.begin(meta, copies).map_err(TrainError::from)
             }
