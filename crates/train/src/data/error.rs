@@ -18,10 +18,7 @@ pub enum DataError {
     )]
     Unknown { name: String, known: String },
     /// The built-in dataset cannot be prepared.
-    #[error(
-        "the builtin dataset needs no preparation: `regatta train` uses it \
-        directly"
-    )]
+    #[error("the builtin dataset needs no preparation: `regatta train` uses it directly")]
     Builtin,
     /// An empty text.
     #[error("{what} is empty")]

@@ -1,4 +1,4 @@
-//! NamedDataset datasets: found locally or downloaded, and verified by their checksum.
+//! Named datasets: found locally or downloaded, and verified by their checksum.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -97,15 +97,12 @@ pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
     let curl =
         ["--fail", "--silent", "--show-error", "--location", "--max-time", "600", "--output"];
     let wget = ["--quiet", "--timeout=60", "--tries=2", "-O"];
-    match run("curl", &curl, to, address) {
-        Err(None) => match run("wget", &wget, to, address) {
-            Err(None) => Err("neither curl nor wget is installed".to_owned()),
-            Err(Some(reason)) => Err(reason),
-            Ok(()) => Ok(()),
-        },
-        Err(Some(reason)) => Err(reason),
-        Ok(()) => Ok(()),
-    }
+    let result = match run("curl", &curl, to, address) {
+        Err(None) => run("wget", &wget, to, address),
+        result => result,
+    };
+    let none = || "neither curl nor wget is installed".to_owned();
+    result.map_err(|reason| reason.unwrap_or_else(none))
 }
 
 /// Runs a program; the error is None if it is not installed.
@@ -177,10 +174,8 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.0.join("cache")).unwrap().count(), 0);
         std::fs::create_dir(folder.0.join("own")).unwrap();
         folder.file("own/letters.txt", "abd");
-        assert!(matches!(
-            find(&SET, &dirs(&folder, "own"), &other),
-            Err(DataError::WrongSet { .. })
-        ));
+        let error = find(&SET, &dirs(&folder, "own"), &other).unwrap_err();
+        assert!(matches!(error, DataError::WrongSet { .. }), "{error}");
     }
 
     #[test]

@@ -166,8 +166,8 @@ mod tests {
             prop_assume!(tokens > context);
             let order = Sampler::shuffled(seed, tokens, context).unwrap();
             let first = epoch * order.windows();
-            let mut starts: Vec<u64> =
-                (first..first + order.windows()).map(|i| order.sample(i)).collect();
+            let epoch = first..first + order.windows();
+            let mut starts: Vec<u64> = epoch.map(|index| order.sample(index)).collect();
             starts.sort_unstable();
             prop_assert!(starts.windows(2).all(|two| two[1] - two[0] == context));
             prop_assert!(starts[0] < context);
@@ -206,12 +206,8 @@ mod tests {
         assert!(phases.iter().any(|phase| *phase != phases[0]), "{phases:?}");
         assert!(starts(0).windows(2).any(|two| two[0] > two[1]), "not shuffled");
         assert_ne!(starts(0), starts(1));
-        assert_ne!(
-            starts(0)[..9],
-            (0..9)
-                .map(|i| Sampler::shuffled(2, 100_000, 64).unwrap().sample(i))
-                .collect::<Vec<_>>()[..]
-        );
+        let other = Sampler::shuffled(2, 100_000, 64).unwrap();
+        assert!((0..9).any(|index| order.sample(index) != other.sample(index)));
     }
 
     #[test]

@@ -29,14 +29,15 @@ pub use start::resume_own_run;
 use step_stats::StepStats;
 use usage::{Counters, Usage};
 
-use crate::checkpoint;
-use crate::config::{Config, OptimizerKind};
+use crate::checkpoint::StateTensor;
+use crate::config::{self, Config, OptimizerKind};
 use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
 use crate::metrics::{EndReason, Event};
 use crate::schedule::LrSchedule;
 use crate::step::{self, Engine, MicroBatch, OptimizerStep};
 use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_device::tensor::View;
 use regatta_predict::plan::ParallelPlan;
 
 /// The tokenizer file, next to the checkpoints.
@@ -102,18 +103,12 @@ struct Training {
 }
 
 impl Training {
+    /// Runs the remaining steps, or until interrupted, and finishes the run.
     fn train_to_end(
         &mut self,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<EndReason> {
-        let ended = self.steps(stop, emit)?;
-        self.finish(ended, emit)?;
-        Ok(ended)
-    }
-
-    /// Runs the remaining steps, or until interrupted.
-    fn steps(&mut self, stop: &dyn Fn() -> bool, emit: &mut dyn FnMut(Event)) -> Result<EndReason> {
         let mut data = self.prefetch_data()?;
         let steps = self.config.train.steps;
         if self.done >= steps {
@@ -121,12 +116,14 @@ impl Training {
                 "all {steps} steps are finished; set train.steps higher to continue"
             )));
         }
-        while self.done < steps {
+        let mut reason = EndReason::Completed;
+        while self.done < steps && reason == EndReason::Completed {
             if self.step(&mut data, stop, emit)? {
-                return Ok(EndReason::Interrupted);
+                reason = EndReason::Interrupted;
             }
         }
-        Ok(EndReason::Completed)
+        self.finish(reason, emit)?;
+        Ok(reason)
     }
 
     /// Runs one step. Returns whether any rank was interrupted.
@@ -137,7 +134,7 @@ impl Training {
         emit: &mut dyn FnMut(Event),
     ) -> Result<bool> {
         let start = Instant::now();
-        let batches = self.batches(data)?;
+        let batches = data.take(self.plan.micro_batches).collect::<Result<Vec<Batch>, _>>()?;
         let data_time = start.elapsed();
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
@@ -147,9 +144,12 @@ impl Training {
         let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
         let interrupted = f64::from(stop());
         let stats = StepStats { interrupted, saves, ..StepStats::new(&outcome, data_time) };
-        let stats = self.sum_over_ranks(stats)?;
+        let mut sums = stats.to_array();
+        self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let stats = StepStats::from_array(sums);
         let loss = stats.loss_sum / self.tokens_per_step() as f64;
-        self.check(loss, outcome.grad_norm)?;
+        self.check_finite(self.done + 1, "loss", loss)?;
+        self.check_finite(self.done + 1, "gradient norm", outcome.grad_norm)?;
         self.done += 1;
         self.tokens += self.tokens_per_step();
         let checkpoint_start = Instant::now();
@@ -180,25 +180,23 @@ impl Training {
     /// Parameters of the next step.
     fn step_config(&self) -> step::StepConfig {
         let Config { train, optimizer, model, .. } = &self.config;
-        let (rate, scale) = (self.schedule.at(self.done), 1.0);
+        let (lr, grad_scale) = (self.schedule.at(self.done), 1.0);
+        let config::Optimizer { beta1, beta2, eps, weight_decay, momentum, .. } = *optimizer;
         let rule = match optimizer.name {
-            OptimizerKind::AdamW => OptimizerStep::AdamW(AdamW {
-                lr: rate,
-                beta1: optimizer.beta1,
-                beta2: optimizer.beta2,
-                eps: optimizer.eps,
-                weight_decay: optimizer.weight_decay,
-                step: self.done + 1,
-                grad_scale: scale,
-            }),
-            OptimizerKind::Sgd => {
-                let (momentum, decay) = (optimizer.momentum, optimizer.weight_decay);
-                OptimizerStep::Sgd(Sgd {
-                    lr: rate,
-                    momentum,
-                    weight_decay: decay,
-                    grad_scale: scale,
+            OptimizerKind::AdamW => {
+                let step = self.done + 1;
+                OptimizerStep::AdamW(AdamW {
+                    lr,
+                    beta1,
+                    beta2,
+                    eps,
+                    weight_decay,
+                    step,
+                    grad_scale,
                 })
+            }
+            OptimizerKind::Sgd => {
+                OptimizerStep::Sgd(Sgd { lr, momentum, weight_decay, grad_scale })
             }
         };
         step::StepConfig {
@@ -225,37 +223,18 @@ impl Training {
         let loader = DataLoader::new(self.dataset.train.clone(), order);
         // Ranks of the same replica read the same sequences.
         let [copy, copies] = [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
-        let ParallelPlan { batch, micro_batch, micro_batches: accumulation, .. } = self.plan;
-        let passes = accumulation as u64;
+        let ParallelPlan { batch, micro_batch, micro_batches, .. } = self.plan;
+        let [batch, each, passes] = [batch, micro_batch, micro_batches].map(|n| n as u64);
         // Counters in sequences, because the batch size may have changed on resume.
         let (done, seen) = (self.done, self.tokens / context);
         let lists = (self.done..self.config.train.steps)
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
-                let [batch, each] = [batch, micro_batch].map(|n| n as u64);
-                let share =
-                    sampler::micro_batch_range(step - done, batch, copy, copies, pass, each);
+                let step = step - done;
+                let share = sampler::micro_batch_range(step, batch, copy, copies, pass, each);
                 seen + share.start..seen + share.end
             });
         Ok(Prefetcher::new(loader, lists, PREFETCH_DEPTH)?)
-    }
-
-    /// The micro-batches of the next step.
-    fn batches(&self, data: &mut Prefetcher) -> Result<Vec<Batch>> {
-        Ok(data.take(self.plan.micro_batches).collect::<Result<_, _>>()?)
-    }
-
-    /// Sums the statistics of a step over all ranks.
-    fn sum_over_ranks(&self, own: StepStats) -> Result<StepStats> {
-        let mut elements = own.to_array();
-        self.comm.all_reduce(&mut elements, ReduceOp::Sum)?;
-        Ok(StepStats::from_array(elements))
-    }
-
-    /// Fails if the loss or the gradient norm is not finite.
-    fn check(&self, loss: f64, gradient_norm: f64) -> Result<()> {
-        self.check_finite(self.done + 1, "loss", loss)?;
-        self.check_finite(self.done + 1, "gradient norm", gradient_norm)
     }
 
     /// Fails if a value is not finite.
@@ -271,9 +250,8 @@ impl Training {
         let Engine { net, state, .. } = &mut self.engine;
         let mut squares = 0.0;
         for block in state.local_blocks() {
-            squares += state.with_shard(block, checkpoint::StateTensor::Parameter, |own| {
-                net.device.sum_of_squares(own)
-            })?;
+            let sum = |own: View<'_>| net.device.sum_of_squares(own);
+            squares += state.with_shard(block, StateTensor::Parameter, sum)?;
         }
         self.check_finite(self.done, "parameter norm", squares.sqrt())
     }
@@ -281,14 +259,13 @@ impl Training {
     /// Evaluates the model on the validation split.
     pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let Some(loader) = &self.validation else { return Ok(()) };
+        let (engine, comm, at_once) = (&mut self.engine, &*self.comm, self.plan.micro_batch);
         let count = (self.config.train.eval_batches * self.plan.batch) as u64;
-        let at_once = self.plan.micro_batch;
         // Buffers of both batch sizes at once would need more memory.
-        self.engine.net.trim_buffers();
-        let loss =
-            evaluate::validation_loss(&mut self.engine, &*self.comm, loader, count, at_once)?;
-        self.engine.net.trim_buffers();
-        self.throughput.set_val_loss(loss);
+        engine.net.trim_buffers();
+        let loss = evaluate::validation_loss(engine, comm, loader, count, at_once)?;
+        engine.net.trim_buffers();
+        self.throughput.val_loss = Some(loss);
         emit(Event::Validation { step: self.done, loss });
         Ok(())
     }

@@ -38,25 +38,21 @@ impl Training {
         let (plan, shape) = plan(&job)?;
         check_agreement(&job)?;
         let checkpoints = checkpoint_dir(&job.config, &job.folder);
+        let config::Checkpoint { keep_last, .. } = job.config.checkpoint;
         // First, to take the lock before anything of a run in use by another job changes.
         let mut manager = match &checkpoints {
-            Some(folder) => {
-                Some(CheckpointManager::new(folder, rank, ranks, job.config.checkpoint.keep_last)?)
-            }
+            Some(dir) => Some(CheckpointManager::new(dir, rank, ranks, keep_last)?),
             None => None,
         };
-        if !job.config.saves_in_background() {
-            manager.iter_mut().for_each(CheckpointManager::save_in_foreground);
+        if let Some(manager) = &mut manager {
+            manager.in_background = job.config.saves_in_background();
         }
         let found = resume::find_on_all_ranks(&job, checkpoints.as_deref())?;
         if let Some(found) = &found {
-            resume::check_compatible(
-                &found.checkpoint,
-                &shape,
-                &job.dataset.tokenizer.fingerprint(),
-            )?;
-            if job.config.checkpoint.resume == Resume::Auto {
-                let Job { config, dataset, .. } = &job;
+            let Job { config, dataset, .. } = &job;
+            let tokenizer = dataset.tokenizer.fingerprint();
+            resume::check_compatible(&found.checkpoint, &shape, &tokenizer)?;
+            if config.checkpoint.resume == Resume::Auto {
                 resume::check_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
             }
         }
@@ -69,10 +65,11 @@ impl Training {
         let (done, tokens, last_checkpoint) = found.as_ref().map_or((0, 0, None), progress);
         let info = report::run_info(&job, &plan, &shape, done);
         emit(Event::Start(Box::new(info.clone())));
-        unused_vocab_note(&shape, job.dataset.tokenizer.vocab_size())
-            .into_iter()
-            .for_each(&mut *emit);
-        multi_host_note(&plan.mesh, &*job.comm).into_iter().for_each(&mut *emit);
+        let notes = [
+            unused_vocab_note(&shape, job.dataset.tokenizer.vocab_size()),
+            multi_host_note(&plan.mesh, &*job.comm),
+        ];
+        notes.into_iter().flatten().for_each(|note| emit(Event::Note(note)));
         let init = match &found {
             Some(_) => ParamInit::FromCheckpoint,
             None => ParamInit::Random { seed: job.config.train.seed },
@@ -83,7 +80,7 @@ impl Training {
         notes.into_iter().for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| emit(Event::Note(note.clone())));
-            manager.iter_mut().for_each(|manager| manager.mark_damaged(&found.damaged));
+            manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.damaged));
             training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             emit(Event::Note(format!("resumed after step {done} from {from}")));
@@ -91,7 +88,7 @@ impl Training {
         if let Some(manager) = &manager
             && training.config.checkpoint.resume != Resume::Auto
         {
-            for path in manager.move_aside(last_checkpoint)? {
+            for path in manager.writer.move_aside(last_checkpoint)? {
                 let note = "belongs to the previous run and was moved here";
                 emit(Event::Note(format!("{} {note}", path.display())));
             }
@@ -114,12 +111,12 @@ impl Training {
         if OwnedShards::of(&self.engine).replica().rank != 0 {
             return Ok(());
         }
-        checkpointing::restore(&mut self.engine, checkpoint).map_err(|error| match error {
-            TrainError::Checkpoint(why) => {
-                resume::unreadable(&*self.comm, checkpoint.folder(), why)
+        match checkpointing::restore(&mut self.engine, checkpoint) {
+            Err(TrainError::Checkpoint(why)) => {
+                Err(resume::unreadable(&*self.comm, checkpoint.folder(), why))
             }
             other => other,
-        })
+        }
     }
 
     /// With initial parameters, and without checkpoints and validation.
@@ -197,20 +194,20 @@ fn sharding_config(config: &Config, plan: &ParallelPlan, run: &Path) -> Sharding
 }
 
 /// A note if ranks that communicate in every layer are on different hosts.
-fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<String> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
-    mesh.cross_host_warning(&hosts).map(Event::Note)
+    mesh.cross_host_warning(&hosts)
 }
 
 /// A note if the model's vocabulary is far larger than the tokenizer's: the data is probably not the
 /// intended one.
-fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<Event> {
+fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<String> {
     let vocab_size = shape.vocab_size;
     (vocab_size > 4 * tokens).then(|| {
-        Event::Note(format!(
+        format!(
             "model.vocab_size is {vocab_size}, but the tokenizer has {tokens} tokens: check data.source \
              and data.tokenizer"
-        ))
+        )
     })
 }
 

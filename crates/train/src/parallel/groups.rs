@@ -207,11 +207,8 @@ mod tests {
             for world in in_process::world(8) {
                 scope.spawn(move || {
                     let groups = ProcessGroups::new(Arc::new(world), mesh).unwrap();
-                    assert!(
-                        Axis::ALL
-                            .iter()
-                            .all(|axis| groups.sent(*axis) == TrafficSnapshot::default())
-                    );
+                    let is_unused = |axis| groups.sent(axis) == TrafficSnapshot::default();
+                    assert!(Axis::ALL.into_iter().all(is_unused));
                     let all_reduce = |group: &ProcessGroup, elements: usize| {
                         let comm = group.as_ref().unwrap();
                         comm.all_reduce(&mut vec![0f32; elements], ReduceOp::Sum).unwrap();

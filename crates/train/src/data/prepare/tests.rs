@@ -59,15 +59,11 @@ fn a_failed_preparation_leaves_nothing() {
     assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("byte 1"));
     assert!(say(&plan(&folder, &[folder.file("no.txt", "")])).contains("no.txt is empty"));
     assert!(say(&plan(&folder, &[folder.0.join("none")])).contains("none"));
-    assert!(
-        say(&plan(&folder, &[folder.file("no.txt", "é")]))
-            .contains("the training split is empty (2 bytes in total)")
-    );
+    let short = say(&plan(&folder, &[folder.file("no.txt", "é")]));
+    assert!(short.contains("the training split is empty (2 bytes in total)"), "{short}");
     for validation in [-0.1, 1.0, f64::NAN] {
-        assert!(
-            say(&PrepareOptions { validation, ..unknown.clone() })
-                .contains("expected a number in [0, 1)")
-        );
+        let error = say(&PrepareOptions { validation, ..unknown.clone() });
+        assert!(error.contains("expected a number in [0, 1)"), "{error}");
     }
     assert_eq!(folder.names(), ["bad.txt", "characters.json", "no.txt", "text.txt"]);
 }

@@ -88,13 +88,9 @@ fn token_files_of_another_tokenizer_are_refused() {
         (folder.file("one", "abcabc".repeat(9)), folder.file("two", "abcdef".repeat(9)));
     let make = |input: PathBuf, name: &str| {
         let at = folder.0.join(name);
-        let plan = PrepareOptions {
-            inputs: vec![input],
-            tokenizer: None,
-            validation: 0.1,
-            folder: at.clone(),
-            replace: false,
-        };
+        let (inputs, folder) = (vec![input], at.clone());
+        let plan =
+            PrepareOptions { inputs, tokenizer: None, validation: 0.1, folder, replace: false };
         folder::prepare(&plan, &mut |_| Ok(())).unwrap();
         at
     };

@@ -33,10 +33,12 @@ pub enum SaveOutcome {
 
 /// Saves checkpoints of a training run; every rank has one.
 pub struct CheckpointManager {
-    writer: Writer,
+    /// Writes this rank's shards.
+    pub writer: Writer,
     ranks: usize,
-    /// Whether shards are copied and written while training continues.
-    in_background: bool,
+    /// Whether shards are copied and written while training continues; else training blocks, and they need no
+    /// additional memory.
+    pub in_background: bool,
     /// Step and start time of the save in progress.
     in_progress: Option<(u64, Instant)>,
     /// Why the save in progress could not start on this rank.
@@ -53,21 +55,6 @@ impl CheckpointManager {
     ) -> Result<Self, CheckpointError> {
         let writer = Writer::new(folder, rank, ranks, keep)?;
         Ok(Self { writer, ranks, in_background: true, in_progress: None, start_error: None })
-    }
-
-    /// Blocks training while shards are written, so that they need no additional memory.
-    pub fn save_in_foreground(&mut self) {
-        self.in_background = false;
-    }
-
-    /// Marks checkpoints as damaged.
-    pub fn mark_damaged(&mut self, folders: &[PathBuf]) {
-        self.writer.mark_damaged(folders);
-    }
-
-    /// Moves checkpoints after a step, or all, out of the way of a run that does not resume from them.
-    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
-        self.writer.move_aside(after)
     }
 
     /// Starts a save. None may be in progress. Errors are reported once all ranks have finished.

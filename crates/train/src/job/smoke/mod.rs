@@ -195,11 +195,9 @@ fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Check
         step_seconds: mean(&all),
     };
     // A single step proves nothing.
-    let error = (all.len() > 1 && last_loss >= first_loss).then(|| {
-        format!(
-            "the loss did not decrease: {first_loss:.4} at the start, {last_loss:.4} at the end"
-        )
-    });
+    let ends = format!("{first_loss:.4} at the start, {last_loss:.4} at the end");
+    let is_rising = all.len() > 1 && last_loss >= first_loss;
+    let error = is_rising.then(|| format!("the loss did not decrease: {ends}"));
     Ok(((), Findings { details, notes: Vec::new(), error }))
 }
 
