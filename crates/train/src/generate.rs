@@ -164,13 +164,8 @@ impl<'a> Generator<'a> {
         let params = |block| ResidentParams { all: &self.params, block };
         let mut x = model.embedding.decode(&ctx, &mut params(0), token, position)?;
         for (number, layer) in model.layers.iter().enumerate() {
-            x = layer.decode(
-                &ctx,
-                &mut params(number + 1),
-                x,
-                &mut self.cache[number],
-                position,
-            )?;
+            let (params, cache) = (&mut params(number + 1), &mut self.cache[number]);
+            x = layer.decode(&ctx, params, x, cache, position)?;
         }
         let logits = model.head.logits(&ctx, &mut params(model.head_block()), &x, 0..1)?;
         self.read_logits(&logits);

@@ -110,13 +110,10 @@ fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Outcome {
     let mut smoke = SmokeTest::new(comm.clone(), &|| false, &mut emit);
     let result = smoke.training(job);
     let (current, passed) = (smoke.current(), smoke.passed());
-    match result {
-        Ok(()) => Ok((checks, passed)),
-        Err(error) => {
-            comm.abort(&error.to_string());
-            Err(Box::new((current, error)))
-        }
-    }
+    result.map(|()| (checks, passed)).map_err(|error| {
+        comm.abort(&error.to_string());
+        Box::new((current, error))
+    })
 }
 
 /// Runs a smoke test on ranks with these faults and configurations.

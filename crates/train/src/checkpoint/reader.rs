@@ -107,7 +107,7 @@ impl Checkpoint {
     pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize> {
         let (_, tensor) = self.find(name, kind)?;
         for stored in &tensor.shards {
-            self.place(tensor, stored)?;
+            self.locate(tensor, stored)?;
         }
         self.cover(tensor, &TensorSlice::Whole)?;
         Ok(tensor.shape.iter().product())
@@ -166,7 +166,7 @@ impl Checkpoint {
         self.verify_shard(index, first.shard)?;
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[first.shard];
-        let (path, place) = self.place(tensor, stored)?;
+        let (path, place) = self.locate(tensor, stored)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
         // Coalesces adjacent reads: rows of few columns are short.
@@ -187,7 +187,7 @@ impl Checkpoint {
     fn verify_shard(&self, index: usize, shard: usize) -> Result<u64> {
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[shard];
-        let (path, place) = self.place(tensor, stored)?;
+        let (path, place) = self.locate(tensor, stored)?;
         let length = place.bytes.end - place.bytes.start;
         if lock(&self.verified).contains(&(index, shard)) {
             return Ok(length);
@@ -212,15 +212,15 @@ impl Checkpoint {
     }
 
     /// The file of a shard and its location in it.
-    fn place(&self, tensor: &Tensor, stored: &StoredShard) -> Result<(PathBuf, TensorLocation)> {
+    fn locate(&self, tensor: &Tensor, stored: &StoredShard) -> Result<(PathBuf, TensorLocation)> {
         let path = self.folder.join(&stored.file);
         let known = lock(&self.shards).get(&stored.file).cloned();
-        let dirs = match known {
-            Some(dirs) => dirs,
+        let locations = match known {
+            Some(locations) => locations,
             None => {
-                let dirs = Arc::new(self.look_into(&path, &stored.file)?);
-                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&dirs));
-                dirs
+                let locations = Arc::new(self.read_header(&path, &stored.file)?);
+                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&locations));
+                locations
             }
         };
         let key = key(tensor.kind, &tensor.name, &stored.slice);
@@ -228,7 +228,7 @@ impl Checkpoint {
             let path = path.clone();
             CheckpointError::Damaged { path, key, why }
         };
-        let Some(place) = dirs.get(&key) else {
+        let Some(place) = locations.get(&key) else {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
         let shape = stored.slice.own_shape(&tensor.shape);
@@ -241,7 +241,7 @@ impl Checkpoint {
     }
 
     /// Reads the header of a file.
-    fn look_into(&self, path: &Path, name: &str) -> Result<HashMap<String, TensorLocation>> {
+    fn read_header(&self, path: &Path, name: &str) -> Result<HashMap<String, TensorLocation>> {
         let wrong = |why: String| CheckpointError::DamagedFile { path: path.to_owned(), why };
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -77,15 +77,10 @@ impl TensorSlice {
         let fits = match self {
             Self::Whole => true,
             Self::Flat(range) => inside(range, rows * columns),
-            Self::Rectangle { rows: some, columns: few } => {
-                inside(some, rows) && inside(few, columns)
-            }
+            Self::Rectangle { rows: r, columns: c } => inside(r, rows) && inside(c, columns),
         };
-        if fits {
-            Ok(())
-        } else {
-            Err(format!("has a slice {self} outside of its shape {shape:?}"))
-        }
+        let outside = || format!("has a slice {self} outside of its shape {shape:?}");
+        fits.then_some(()).ok_or_else(outside)
     }
 
     /// Number of elements; the slice must be valid.
@@ -124,21 +119,21 @@ impl TensorSlice {
     }
 
     /// Position in this slice of an element of the tensor, and how many elements follow contiguously in both.
-    pub fn locate(&self, shape: &[usize], place: usize) -> Option<Run> {
+    pub fn locate(&self, shape: &[usize], at: usize) -> Option<Run> {
         let (rows, width) = matrix(shape)?;
         let (all, base) = match self {
             Self::Whole => (0..rows * width, 0),
             Self::Flat(range) => (range.clone(), 0),
             Self::Rectangle { rows, columns } => {
-                let line = place.checked_div(width)?;
+                let line = at.checked_div(width)?;
                 let begin = line * width;
                 let inside = begin + columns.start..begin + columns.end;
                 let before = line.checked_sub(rows.start)? * columns.len();
                 (if line < rows.end { inside } else { 0..0 }, before)
             }
         };
-        let found = all.contains(&place);
-        found.then(|| Run { start: base + place - all.start, len: all.end - place })
+        let found = all.contains(&at);
+        found.then(|| Run { start: base + at - all.start, len: all.end - at })
     }
 }
 

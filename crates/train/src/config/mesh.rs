@@ -1,8 +1,8 @@
 //! Builds the device mesh from the parallel keys, or refuses it with the nearest splits that fit. No I/O.
 
+use super::Config;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::validate::counted;
-use super::{AutoBool, Config};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
 
@@ -188,12 +188,12 @@ impl Config {
         let is_divisible = tokens.is_multiple_of(tp);
         let configured = self.parallel.sequence_parallel;
         let key = "parallel.sequence_parallel";
-        if configured == AutoBool::On && tp == 1 {
+        if configured == Some(true) && tp == 1 {
             return Err(Infeasible::new(format!("{key} true needs parallel.tp > 1"))
                 .suggest_key("parallel.tp", Candidates::ABOVE_ONE)
                 .suggest_set(key, "auto"));
         }
-        if configured == AutoBool::On && !is_divisible {
+        if configured == Some(true) && !is_divisible {
             let unit = if mesh.cp > 1 { 2 * mesh.cp * tp } else { tp };
             let near = Candidates::Multiples { of: unit, near: self.model.seq_len };
             return Err(Infeasible::new(format!(

@@ -101,9 +101,8 @@ impl Iterator for Prefetcher {
         }
         // A panic must not look like the end of the data.
         let ended = self.thread.take()?.join();
-        ended
-            .is_err()
-            .then(|| Err(DataError::Prefetch { reason: "the loader thread panicked".to_owned() }))
+        let reason = "the loader thread panicked".to_owned();
+        ended.is_err().then_some(Err(DataError::Prefetch { reason }))
     }
 }
 
@@ -148,8 +147,8 @@ mod tests {
 
     #[test]
     fn the_thread_ends_when_the_prefetcher_is_dropped() {
-        let mut endless =
-            Prefetcher::new(loader(1000, 8), (0u64..).map(|step| step..step + 2), 1).unwrap();
+        let lists = (0u64..).map(|step| step..step + 2);
+        let mut endless = Prefetcher::new(loader(1000, 8), lists, 1).unwrap();
         assert!(endless.next().unwrap().is_ok());
         // Hangs on failure.
         drop(endless);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// A result about data.
-pub type Result<T> = std::result::Result<T, DataError>;
+pub type Result<T, E = DataError> = std::result::Result<T, E>;
 
 /// What is wrong with data, with the file and the fix.
 #[derive(Debug, thiserror::Error)]

@@ -31,7 +31,7 @@ pub const DATASETS: [NamedDataset; 1] = [NamedDataset {
 }];
 
 /// Downloads a URL to a file.
-pub type Download<'a> = dyn Fn(&str, &Path) -> std::result::Result<(), String> + 'a;
+pub type Download<'a> = dyn Fn(&str, &Path) -> Result<(), String> + 'a;
 
 /// The file of a dataset, downloaded if necessary.
 pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Result<PathBuf> {
@@ -93,7 +93,7 @@ pub fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<St
 
 /// Downloads with curl or wget. There is no built-in client, because most compute nodes have no network access,
 /// and the others have one of these configured for the site's proxy.
-pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
+pub fn download(address: &str, to: &Path) -> Result<(), String> {
     let curl =
         ["--fail", "--silent", "--show-error", "--location", "--max-time", "600", "--output"];
     let wget = ["--quiet", "--timeout=60", "--tries=2", "-O"];
@@ -106,12 +106,7 @@ pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
 }
 
 /// Runs a program; the error is None if it is not installed.
-fn run(
-    program: &str,
-    options: &[&str],
-    to: &Path,
-    address: &str,
-) -> std::result::Result<(), Option<String>> {
+fn run(program: &str, options: &[&str], to: &Path, address: &str) -> Result<(), Option<String>> {
     let output = Command::new(program).args(options).arg(to).arg(address).output();
     match output {
         Err(error) if error.kind() == ErrorKind::NotFound => Err(None),

@@ -64,7 +64,7 @@ fn not_utf8(path: &Path, byte: u64) -> DataError {
 }
 
 /// The longest valid UTF-8 prefix, or the offset of an invalid byte. At the end of a file all bytes must be valid.
-fn utf8(bytes: &[u8], ended: bool) -> std::result::Result<&str, usize> {
+fn utf8(bytes: &[u8], ended: bool) -> Result<&str, usize> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),
         Err(error) if ended || error.error_len().is_some() => Err(error.valid_up_to()),

@@ -63,10 +63,9 @@ impl Tokenizer {
             Some(kind) if kind == CHARACTERS => {
                 let file: CharVocabFile = serde_json::from_slice(bytes).map_err(json)?;
                 let characters: Vec<char> = file.characters.chars().collect();
-                match characters.windows(2).find(|two| two[0] >= two[1]) {
-                    Some(two) => {
-                        let reason =
-                            format!("characters are not sorted: {:?} follows {:?}", two[1], two[0]);
+                match characters.array_windows().find(|[one, next]| one >= next) {
+                    Some([one, next]) => {
+                        let reason = format!("characters are not sorted: {next:?} follows {one:?}");
                         Err(DataError::tokenizer(path, reason))
                     }
                     None if characters.is_empty() => {

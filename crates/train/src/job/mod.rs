@@ -185,15 +185,8 @@ impl Training {
         let rule = match optimizer.name {
             OptimizerKind::AdamW => {
                 let step = self.done + 1;
-                OptimizerStep::AdamW(AdamW {
-                    lr,
-                    beta1,
-                    beta2,
-                    eps,
-                    weight_decay,
-                    step,
-                    grad_scale,
-                })
+                let adamw = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale };
+                OptimizerStep::AdamW(adamw)
             }
             OptimizerKind::Sgd => {
                 OptimizerStep::Sgd(Sgd { lr, momentum, weight_decay, grad_scale })

@@ -83,7 +83,8 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> 
     let Some(folder) = base(config, own) else { return Ok(None) };
     let (checkpoint, skipped) = match Checkpoint::open(&folder) {
         Ok(one) => {
-            one.verify().map_err(|all| first(&folder, all))?;
+            let error = one.verify().err().and_then(|all| all.into_iter().next());
+            error.map_or(Ok(()), Err)?;
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
@@ -98,28 +99,16 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> 
     }
 }
 
-fn first(folder: &Path, all: Vec<CheckpointError>) -> TrainError {
-    let folder = folder.to_owned();
-    match all.into_iter().next() {
-        Some(error) => error.into(),
-        None => TrainError::NoCheckpoint { folder, skipped: String::new() },
-    }
-}
-
 fn skip_note(skipped: &Skipped) -> String {
     let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
     format!("skipped damaged checkpoint {}: {why}", skipped.folder.display())
 }
 
 /// Fails if the checkpoint has a different model or tokenizer.
-pub fn check_compatible(
-    checkpoint: &Checkpoint,
-    shape: &ModelShape,
-    tokenizer: &str,
-) -> Result<()> {
-    let CheckpointMeta { shape: other, tokenizer: made_by, .. } = checkpoint.meta();
+pub fn check_compatible(saved: &Checkpoint, shape: &ModelShape, tokenizer: &str) -> Result<()> {
+    let CheckpointMeta { shape: other, tokenizer: made_by, .. } = saved.meta();
     let wrong = |what, why| {
-        let folder = checkpoint.folder().to_owned();
+        let folder = saved.folder().to_owned();
         Err(TrainError::Incompatible { folder, what, why })
     };
     if other != shape {

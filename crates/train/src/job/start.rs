@@ -169,16 +169,12 @@ pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape)> {
 }
 
 /// This rank's pipeline stage.
-fn stage(
-    plan: &ParallelPlan,
-    shape: &ModelShape,
-    groups: &ProcessGroups,
-) -> Result<Stage, ConfigError> {
+fn stage(plan: &ParallelPlan, shape: &ModelShape, groups: &ProcessGroups) -> Result<Stage> {
     if plan.mesh.pp == 1 {
         return Ok(Stage::single(shape));
     }
     let contradiction = |error: StageError| ConfigError::Inconsistent(error.to_string());
-    Stage::new(shape, plan.pipeline_size(), groups.coord.pp).map_err(contradiction)
+    Ok(Stage::new(shape, plan.pipeline_size(), groups.coord.pp).map_err(contradiction)?)
 }
 
 /// ZeRO stage and offloading.
@@ -209,12 +205,6 @@ fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<String> {
              and data.tokenizer"
         )
     })
-}
-
-/// Fails if ranks have different configurations or data.
-pub(super) fn check_agreement(job: &Job) -> Result<()> {
-    let Job { config, dataset, comm, .. } = job;
-    check_identical(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
 }
 
 /// The checkpoint directory, if checkpoints are enabled.
@@ -248,9 +238,10 @@ fn validation_loader(
     Some(DataLoader::new(tokens.clone(), order))
 }
 
-/// Fails with the first rank that differs from rank 0.
-pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Result<()> {
-    for (what, text) in values {
+/// Fails with the first rank whose configuration or data differs from rank 0's.
+pub(super) fn check_agreement(job: &Job) -> Result<()> {
+    let (comm, config) = (&*job.comm, job.config.to_toml());
+    for (what, text) in [("configuration", &config), ("data", &job.dataset.digest)] {
         let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
         let mut all = vec![0u8; own.len() * comm.size() as usize];
         comm.all_gather(&own, &mut all)?;

@@ -32,12 +32,12 @@ impl TensorBoard {
 
     /// Adds scalars of a step. Values that are not finite are left out.
     pub fn add_scalars(&mut self, time: f64, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
-        let values: Vec<_> =
-            values.iter().filter(|(_, value)| value.is_finite()).copied().collect();
-        match values.is_empty() {
-            true => Ok(()),
-            false => self.0.append(&record(&scalars(time, step, &values))),
+        let finite = values.iter().copied().filter(|(_, value)| value.is_finite());
+        let values: Vec<_> = finite.collect();
+        if values.is_empty() {
+            return Ok(());
         }
+        self.0.append(&record(&scalars(time, step, &values)))
     }
 }
 

@@ -26,12 +26,7 @@ impl NormLayer {
     }
 
     /// The normalized rows, and mean and rstd of each row for the backward pass.
-    pub fn forward(
-        &self,
-        ctx: &PassCtx,
-        params: View<'_>,
-        x: &Tensor,
-    ) -> (PooledTensor, PooledTensor) {
+    pub fn forward(&self, ctx: &PassCtx, params: View, x: &Tensor) -> (PooledTensor, PooledTensor) {
         let mut normed = ctx.activation(x.len());
         let mut stats = ctx.full_precision(2 * x.len() / self.hidden_size);
         let (weight, bias) = self.params.of(params);

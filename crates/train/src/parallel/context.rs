@@ -263,8 +263,7 @@ mod tests {
     fn chunks_cover_all_tokens_and_balance_causal_attention() {
         let rank = |rank| ContextParallel::new(P2pLink::default(), Shard { rank, ranks: 3 });
         let tokens: Vec<u32> = (0..24).collect();
-        let local: Vec<Vec<u32>> =
-            (0..3).map(|i| rank(i).local_tokens(&tokens, 12).to_vec()).collect();
+        let local: Vec<_> = (0..3).map(|i| rank(i).local_tokens(&tokens, 12).to_vec()).collect();
         assert_eq!(local[0], [0, 1, 12, 13, 10, 11, 22, 23]);
         assert_eq!(local[2], [4, 5, 16, 17, 6, 7, 18, 19]);
         let mut all: Vec<u32> = local.concat();

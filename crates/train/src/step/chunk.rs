@@ -240,11 +240,7 @@ impl Net {
     }
 
     /// The context of a training pass.
-    pub(super) fn train_ctx(
-        &self,
-        config: &StepConfig,
-        micro_batch: &MicroBatch<'_>,
-    ) -> PassCtx<'_> {
+    pub(super) fn train_ctx(&self, config: &StepConfig, micro_batch: &MicroBatch) -> PassCtx<'_> {
         let StepConfig { dropout: p, seed, step, recompute, .. } = *config;
         let first_sequence = micro_batch.first_sequence;
         let dropout = Some(Dropout { p, seed, step, first_sequence });

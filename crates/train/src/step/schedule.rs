@@ -50,15 +50,12 @@ impl Engine {
             loss: 0.0,
             timings,
         };
+        use WeightGrads::{Deferred, Immediate};
         for action in actions {
             match action.computation {
                 Computation::Forward => self.forward(action, &mut step)?,
-                Computation::Backward => {
-                    self.backward(action, &mut step, WeightGrads::Immediate)?
-                }
-                Computation::BackwardInput => {
-                    self.backward(action, &mut step, WeightGrads::Deferred)?
-                }
+                Computation::Backward => self.backward(action, &mut step, Immediate)?,
+                Computation::BackwardInput => self.backward(action, &mut step, Deferred)?,
                 Computation::BackwardWeight => self.backward_weights(action, &mut step)?,
             }
         }
@@ -82,8 +79,8 @@ impl Engine {
             true => Some(x),
             false => step.send(Direction::Forward, x).map(|()| None)?,
         };
-        step.saved
-            .insert((action.chunk, action.micro_batch), SavedActivations { head_input, layers });
+        let saved = SavedActivations { head_input, layers };
+        step.saved.insert((action.chunk, action.micro_batch), saved);
         Ok(())
     }
 
@@ -140,15 +137,11 @@ impl Engine {
         let Self { net, state, stage, .. } = self;
         let micro_batch = step.micro_batches[action.micro_batch];
         let is_last = action.micro_batch + 1 == step.micro_batches.len();
-        ChunkPass {
-            ctx: net.train_ctx(step.config, &micro_batch),
-            micro_batch,
-            blocks: stage.chunk_blocks[action.chunk].clone(),
-            sync: if is_last { GradSync::Final } else { GradSync::Accumulate },
-            tied: TiedEmbedding::new(net, stage),
-            net,
-            store: state,
-        }
+        let sync = if is_last { GradSync::Final } else { GradSync::Accumulate };
+        let ctx = net.train_ctx(step.config, &micro_batch);
+        let (blocks, tied) =
+            (stage.chunk_blocks[action.chunk].clone(), TiedEmbedding::new(net, stage));
+        ChunkPass { ctx, micro_batch, blocks, sync, tied, net, store: state }
     }
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
@@ -160,11 +153,8 @@ impl Engine {
         let (ctx, table) = (net.pass_ctx(1, 1), &net.model.embedding.table);
         for block in table.blocks() {
             if let Some(comm) = &groups.embedding {
-                all_reduce_view(
-                    &**comm,
-                    &ctx,
-                    table.part_of_block(block, state.grads.full(block)),
-                )?;
+                let grads = state.grads.full(block);
+                all_reduce_view(&**comm, &ctx, table.part_of_block(block, grads))?;
             }
             state.grads.reduce(block, GradSync::Final)?;
         }
@@ -182,15 +172,10 @@ impl Engine {
         let mut links = P2pLinks::new(groups, stage, &actions);
         let mut loss = 0.0;
         for chunk in stage.local_chunks() {
-            let mut pass = ChunkPass {
-                ctx,
-                micro_batch: *micro_batch,
-                blocks: stage.chunk_blocks[chunk].clone(),
-                sync: GradSync::Deferred,
-                tied: TiedEmbedding::new(net, stage),
-                net,
-                store: state,
-            };
+            let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
+            let (blocks, tied) =
+                (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(net, stage));
+            let mut pass = ChunkPass { ctx, micro_batch, blocks, sync, tied, net, store: state };
             let input = match pass.has_embedding() {
                 true => None,
                 false => Some(links.recv(Direction::Forward, &ctx, pass.residual_len())?),

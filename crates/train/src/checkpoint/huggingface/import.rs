@@ -37,10 +37,10 @@ pub fn import(folder: &Path) -> Result<Imported> {
     for path in model_files(folder)? {
         let file = File::open(&path).map_err(HuggingFaceError::io("open", &path))?;
         let length = file.metadata().map_err(HuggingFaceError::io("stat", &path))?.len();
-        let dirs = header::read(&file, length)
+        let locations = header::read(&file, length)
             .map_err(|why| HuggingFaceError::File { path: path.clone(), why })?;
         let index = files.len();
-        tensors.extend(dirs.into_iter().map(|(name, place)| (name, (index, place))));
+        tensors.extend(locations.into_iter().map(|(name, at)| (name, (index, at))));
         files.push((path, file));
     }
     let prefix = names::prefix(shape.family);
@@ -80,10 +80,9 @@ pub fn parse_index(text: &str) -> Result<Vec<String>, String> {
     files.sort();
     files.dedup();
     // Paths outside of the folder are refused.
-    match files.iter().find(|name| name.contains(['/', '\0']) || !name.ends_with(".safetensors")) {
-        Some(other) => {
-            Err(format!("names {other:?}, which is not a safetensors file in the folder"))
-        }
+    let is_outside = |name: &&String| name.contains(['/', '\0']) || !name.ends_with(".safetensors");
+    match files.iter().find(is_outside) {
+        Some(name) => Err(format!("names {name:?}, which is not a safetensors file in the folder")),
         None => Ok(files),
     }
 }

@@ -230,11 +230,8 @@ fn unsupported_models_are_not_exported() {
 #[test]
 fn gpt2_without_biases_is_exported_with_zeros() {
     let scratch = TempDir::new();
-    let shape = ModelShape {
-        bias: false,
-        tie_embeddings: false,
-        ..import(&fixture("gpt2")).unwrap().shape
-    };
+    let gpt2 = import(&fixture("gpt2")).unwrap().shape;
+    let shape = ModelShape { bias: false, tie_embeddings: false, ..gpt2 };
     let parameters: Vec<_> = shape.blocks().into_iter().flat_map(|b| b.parameters).collect();
     let mut give = |name: &str| {
         let parameter = parameters.iter().find(|p| p.name == name).expect("it is ours");

@@ -41,11 +41,8 @@ fn a_failure_of_any_operation_leaves_a_valid_checkpoint_and_no_leftovers() {
             }
             // The next start cleans up.
             drop(writers(&scratch.0, 1, 1));
-            assert!(
-                names(&scratch).iter().all(|name| !name.contains('.')),
-                "{:?}",
-                names(&scratch)
-            );
+            let left = names(&scratch);
+            assert!(left.iter().all(|name| !name.contains('.')), "{left:?}");
         }
     }
 }

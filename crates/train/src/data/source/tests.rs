@@ -8,7 +8,7 @@ fn spec(data: impl Into<String>) -> DataSpec {
     DataSpec { data: data.into(), ..DataSpec::default() }
 }
 
-fn no_network(_: &str, _: &Path) -> std::result::Result<(), String> {
+fn no_network(_: &str, _: &Path) -> Result<(), String> {
     Err("tests have no network".to_owned())
 }
 

@@ -16,7 +16,7 @@ use transfer::{OwnedShard, owned_shards};
 pub use transfer::{chunks, fetch, put, restore};
 
 use super::{Result, TrainError};
-use crate::checkpoint::{CheckpointError, CheckpointMeta, Shard, State, Writer};
+use crate::checkpoint::{self, CheckpointError, CheckpointMeta, Shard, State, Writer};
 use crate::step::Engine;
 
 /// Upper bound for writing a rank's shards.
@@ -47,12 +47,7 @@ pub struct CheckpointManager {
 
 impl CheckpointManager {
     /// In a directory that all ranks share.
-    pub fn new(
-        folder: &Path,
-        rank: usize,
-        ranks: usize,
-        keep: usize,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(folder: &Path, rank: usize, ranks: usize, keep: usize) -> checkpoint::Result<Self> {
         let writer = Writer::new(folder, rank, ranks, keep)?;
         Ok(Self { writer, ranks, in_background: true, in_progress: None, start_error: None })
     }

@@ -74,9 +74,14 @@ pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<()> {
     let blocks = engine.net.model.blocks.clone();
     let mut buffer = Vec::new();
     for range in OwnedShards::of(engine).all(&blocks) {
-        match checkpoint.shape(&range.parameter.name, range.kind) {
-            Some(shape) if shape != range.parameter.full_shape => {
-                return Err(shape_mismatch(checkpoint, &range));
+        let (name, full_shape) = (&range.parameter.name, &range.parameter.full_shape);
+        match checkpoint.shape(name, range.kind) {
+            Some(stored) if stored != full_shape => {
+                let folder = checkpoint.folder().to_owned();
+                let why = format!(
+                    "{name} has shape {stored:?} in the checkpoint and {full_shape:?} in the model"
+                );
+                return Err(TrainError::Incompatible { folder, what: "model", why });
             }
             None if range.kind != StateTensor::Parameter => continue,
             _ => {}
@@ -88,17 +93,6 @@ pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The error of a tensor with a different shape.
-fn shape_mismatch(checkpoint: &Checkpoint, range: &ShardRange<'_>) -> TrainError {
-    let (folder, name) = (checkpoint.folder().to_owned(), &range.parameter.name);
-    let stored = checkpoint.shape(name, range.kind).unwrap_or_default();
-    let why = format!(
-        "{name} has shape {stored:?} in the checkpoint and {:?} in the model",
-        range.parameter.full_shape
-    );
-    TrainError::Incompatible { folder, what: "model", why }
 }
 
 /// Reads a range of this rank's slice of a parameter.

@@ -250,13 +250,9 @@ fn checkpoint(training: &mut Training, digest: &str) -> CheckOutput<()> {
 }
 
 /// The first error of any rank, if any.
-fn save_and_restore(
-    training: &mut Training,
-    folder: &Path,
-    digest: &str,
-) -> Result<Option<String>> {
+fn save_and_restore(training: &mut Training, dir: &Path, digest: &str) -> Result<Option<String>> {
     let comm = training.comm.clone();
-    let manager = CheckpointManager::new(folder, comm.rank() as usize, comm.size() as usize, 1);
+    let manager = CheckpointManager::new(dir, comm.rank() as usize, comm.size() as usize, 1);
     // All managers must exist before any rank starts to write.
     let error = manager.as_ref().err().map(ToString::to_string);
     let error = gather::first_error(&*comm, error)?;
@@ -274,7 +270,7 @@ fn save_and_restore(
     if let Some(error) = gather::first_error(&*comm, own)? {
         return Ok(Some(error));
     }
-    let own = read(training, folder, digest)?;
+    let own = read(training, dir, digest)?;
     Ok(gather::first_error(&*comm, own)?)
 }
 
