@@ -46,10 +46,9 @@ struct Case {
 
 impl Case {
     fn new(family: Family) -> Self {
-        let mesh = Mesh::data_parallel(1);
         Self {
             family,
-            mesh,
+            mesh: mesh(1, 1, 1, 1),
             sequence_parallel: false,
             micro_batches: 1,
             recompute: false,

@@ -35,7 +35,7 @@ const HALF_STEPS: u64 = 10;
 
 /// The events of a training: losses and validation losses by step, and samples.
 #[derive(Debug, Default, Clone)]
-struct Outcome {
+struct Recorded {
     losses: Vec<(u64, f64)>,
     validations: Vec<(u64, f64)>,
     samples: usize,
@@ -51,16 +51,16 @@ impl Trial {
     }
 
     /// Trains up to step `steps`, resuming from the checkpoints in `dir`.
-    fn train(&self, layout: Layout, steps: u64, dir: &TempDir) -> Outcome {
+    fn train(&self, layout: Layout, steps: u64, dir: &TempDir) -> Recorded {
         let config = self.config(layout, steps);
         let rank = |comm| rank(comm, &config, dir, (self.device)()).unwrap();
         let mut all = run_ranks(in_process::world(layout.0), rank);
-        assert!(all.iter().all(|outcome| outcome.losses == all[0].losses), "{layout:?}");
+        assert!(all.iter().all(|recorded| recorded.losses == all[0].losses), "{layout:?}");
         all.swap_remove(0)
     }
 
     /// Half of the steps under one layout, the others under another.
-    fn train_resharded(&self, one: Layout, other: Layout) -> Outcome {
+    fn train_resharded(&self, one: Layout, other: Layout) -> Recorded {
         let dir = TempDir::new();
         let first = self.train(one, HALF_STEPS, &dir);
         let checkpoint = dir.0.join("checkpoints").join(format!("step-{HALF_STEPS:08}"));
@@ -68,7 +68,7 @@ impl Trial {
         let elements = 3 * Checkpoint::open(&checkpoint).unwrap().meta().shape.num_params() as u64;
         assert_eq!(bytes, 4 * elements, "{one:?}: each element is saved once");
         let second = self.train(other, 2 * HALF_STEPS, &dir);
-        Outcome {
+        Recorded {
             losses: [first.losses, second.losses].concat(),
             validations: [first.validations, second.validations].concat(),
             samples: second.samples,
@@ -76,10 +76,10 @@ impl Trial {
     }
 
     /// Compares with a single rank.
-    fn check(&self, single: &Outcome, one: Layout, other: Layout, precision: f64) {
-        let outcome = self.train_resharded(one, other);
+    fn check(&self, single: &Recorded, one: Layout, other: Layout, precision: f64) {
+        let recorded = self.train_resharded(one, other);
         for (single, resharded) in
-            [(&single.losses, &outcome.losses), (&single.validations, &outcome.validations)]
+            [(&single.losses, &recorded.losses), (&single.validations, &recorded.validations)]
         {
             assert_eq!(single.len(), resharded.len(), "{one:?} {other:?}");
             for ((step, a), (other_step, b)) in single.iter().zip(resharded) {
@@ -89,7 +89,7 @@ impl Trial {
                 assert!(error < precision, "{case} in step {step}: {a} on one rank, {b}");
             }
         }
-        assert_eq!(outcome.samples, 1, "{other:?} generates a sample");
+        assert_eq!(recorded.samples, 1, "{other:?} generates a sample");
     }
 }
 
@@ -98,17 +98,17 @@ fn rank(
     config: &Config,
     dir: &TempDir,
     device: Box<dyn Device>,
-) -> Result<Outcome, TrainError> {
-    let mut outcome = Outcome::default();
+) -> Result<Recorded, TrainError> {
+    let mut recorded = Recorded::default();
     let job = common::job(config, &DataSpec::default(), comm, device, dir.0.clone())?;
     let mut emit = |event| match event {
-        Event::Step(step) => outcome.losses.push((step.step, step.loss)),
-        Event::Validation { step, loss } => outcome.validations.push((step, loss)),
-        Event::Sample(text) => outcome.samples += usize::from(!text.is_empty()),
+        Event::Step(step) => recorded.losses.push((step.step, step.loss)),
+        Event::Validation { step, loss } => recorded.validations.push((step, loss)),
+        Event::Sample(text) => recorded.samples += usize::from(!text.is_empty()),
         _ => {}
     };
     job::run(job, &|| false, &mut emit)?;
-    Ok(outcome)
+    Ok(recorded)
 }
 
 /// Layouts before and after the resume.

@@ -44,11 +44,11 @@ impl CheckpointDir {
     }
 
     fn remove(&self, folder: &Path) -> Result<()> {
-        self.disk.remove_folder(folder).map_err(CheckpointError::io("remove", folder))
+        self.disk.remove_dir(folder).map_err(CheckpointError::io("remove", folder))
     }
 
     pub fn sync(&self, folder: &Path) -> Result<()> {
-        self.disk.sync_folder(folder).map_err(CheckpointError::io("sync", folder))
+        self.disk.sync_dir(folder).map_err(CheckpointError::io("sync", folder))
     }
 
     /// Writes a small file and syncs it.
@@ -193,7 +193,7 @@ impl CheckpointDir {
 
     /// Removes a partial checkpoint; leftovers are removed at the next start.
     pub fn discard(&self, step: u64) {
-        let _ = self.disk.remove_folder(&self.step(step, Role::Partial));
+        let _ = self.disk.remove_dir(&self.step(step, Role::Partial));
     }
 
     /// The steps with directories, and their roles.

@@ -42,10 +42,10 @@ pub fn has_checkpoint(checkpoints: &Path) -> Result<bool> {
 
 /// Whether a checkpoint is one of the complete ones in a directory.
 pub fn is_in_dir(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
-    let real = |folder: &Path| folder.canonicalize().ok();
-    let own = real(checkpoint.folder());
+    let canonical = |folder: &Path| folder.canonicalize().ok();
+    let own = canonical(checkpoint.folder());
     let all = folders(checkpoints).unwrap_or_default();
-    own.is_some() && all.iter().any(|folder| real(folder) == own)
+    own.is_some() && all.iter().any(|folder| canonical(folder) == own)
 }
 
 /// Whether any complete checkpoint in a directory was written by this run.

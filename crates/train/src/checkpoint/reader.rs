@@ -20,7 +20,7 @@ use super::manifest::{CheckpointMeta, Manifest, StoredShard, Tensor};
 use super::shard::{StateTensor, TensorSlice, key};
 
 /// Bytes read at a time.
-const AT_A_TIME: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 /// A complete checkpoint.
 #[derive(Debug)]
@@ -156,8 +156,8 @@ impl Checkpoint {
 
     fn cover(&self, tensor: &Tensor, slice: &TensorSlice) -> Result<Vec<CopySpan>> {
         let have: Vec<&TensorSlice> = tensor.shards.iter().map(|shard| &shard.slice).collect();
-        cover(slice, &tensor.shape, &have).map_err(|place| {
-            self.wrong(tensor, format!("is incomplete: no rank wrote element {place}"))
+        cover(slice, &tensor.shape, &have).map_err(|element| {
+            self.wrong(tensor, format!("is incomplete: no rank wrote element {element}"))
         })
     }
 
@@ -166,12 +166,12 @@ impl Checkpoint {
         self.verify_shard(index, first.shard)?;
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[first.shard];
-        let (path, place) = self.locate(tensor, stored)?;
+        let (path, location) = self.locate(tensor, stored)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
         // Coalesces adjacent reads: rows of few columns are short.
         for run in copies.chunk_by(|a, b| a.from + a.len == b.from) {
-            let from = place.bytes.start + run[0].from as u64 * 4;
+            let from = location.bytes.start + run[0].from as u64 * 4;
             bytes.resize(run.iter().map(|copy| copy.len * 4).sum(), 0);
             file.read_exact_at(&mut bytes, from).map_err(CheckpointError::io("read", &path))?;
             let mut four = bytes.as_chunks::<4>().0.iter();
@@ -187,17 +187,17 @@ impl Checkpoint {
     fn verify_shard(&self, index: usize, shard: usize) -> Result<u64> {
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[shard];
-        let (path, place) = self.locate(tensor, stored)?;
-        let length = place.bytes.end - place.bytes.start;
+        let (path, location) = self.locate(tensor, stored)?;
+        let length = location.bytes.end - location.bytes.start;
         if lock(&self.verified).contains(&(index, shard)) {
             return Ok(length);
         }
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut sum = Sha256::new();
         let mut bytes = Vec::new();
-        let mut at = place.bytes.start;
-        while at < place.bytes.end {
-            bytes.resize(AT_A_TIME.min(place.bytes.end - at) as usize, 0);
+        let mut at = location.bytes.start;
+        while at < location.bytes.end {
+            bytes.resize(CHUNK_BYTES.min(location.bytes.end - at) as usize, 0);
             file.read_exact_at(&mut bytes, at).map_err(CheckpointError::io("read", &path))?;
             sum.update(&bytes);
             at += bytes.len() as u64;
@@ -228,16 +228,16 @@ impl Checkpoint {
             let path = path.clone();
             CheckpointError::Damaged { path, key, why }
         };
-        let Some(place) = locations.get(&key) else {
+        let Some(location) = locations.get(&key) else {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
         let shape = stored.slice.own_shape(&tensor.shape);
-        if place.shape != shape || place.dtype != Dtype::F32 {
-            let (dtype, other) = (place.dtype, &place.shape);
+        if location.shape != shape || location.dtype != Dtype::F32 {
+            let (dtype, other) = (location.dtype, &location.shape);
             let why = format!("is {dtype:?} of shape {other:?} in the file, not F32 of {shape:?}");
             return Err(damaged(key, why));
         }
-        Ok((path, place.clone()))
+        Ok((path, location.clone()))
     }
 
     /// Reads the header of a file.

@@ -214,17 +214,17 @@ mod tests {
             let mut own = 0;
             let mut inside = std::collections::HashSet::new();
             for run in slice.runs(&shape) {
-                for place in run.start..run.start + run.len {
-                    let found = slice.locate(&shape, place).map(|found| found.start);
+                for position in run.start..run.start + run.len {
+                    let found = slice.locate(&shape, position).map(|found| found.start);
                     prop_assert_eq!(found, Some(own));
-                    inside.insert(place);
+                    inside.insert(position);
                     own += 1;
                 }
             }
             prop_assert_eq!(own, slice.len(&shape));
             prop_assert_eq!(own, slice.own_shape(&shape).iter().product::<usize>());
-            for place in 0..shape.iter().product() {
-                prop_assert_eq!(slice.locate(&shape, place).is_some(), inside.contains(&place));
+            for position in 0..shape.iter().product() {
+                prop_assert_eq!(slice.locate(&shape, position).is_some(), inside.contains(&position));
             }
         }
     }

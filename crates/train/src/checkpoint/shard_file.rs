@@ -15,7 +15,7 @@ use super::manifest::WrittenShard;
 use super::shard::{Shard, ShardMeta, key};
 
 /// Elements that are converted, hashed and written at a time.
-const AT_A_TIME: usize = 1 << 18;
+const CHUNK_LEN: usize = 1 << 18;
 
 /// The layout of a file, without the data.
 #[derive(Debug)]
@@ -82,9 +82,9 @@ pub(super) fn write(
         check(&shard)?;
         let Shard { meta: ShardMeta { name, kind, shape, slice }, elements } = shard;
         let mut sum = Sha256::new();
-        for some in elements.chunks(AT_A_TIME) {
+        for chunk in elements.chunks(CHUNK_LEN) {
             bytes.clear();
-            bytes.extend(some.iter().flat_map(|number| number.to_le_bytes()));
+            bytes.extend(chunk.iter().flat_map(|element| element.to_le_bytes()));
             sum.update(&bytes);
             file.write(&bytes).map_err(failed())?;
         }

@@ -85,7 +85,7 @@ impl Writer {
         ranks: usize,
         keep: usize,
     ) -> Result<Self> {
-        disk.create_folder(checkpoints).map_err(CheckpointError::writing(checkpoints, 0))?;
+        disk.create_dir(checkpoints).map_err(CheckpointError::writing(checkpoints, 0))?;
         let dir = CheckpointDir { disk, path: checkpoints.to_owned() };
         let lock = if rank == 0 { lock(checkpoints)? } else { None };
         // Without a lock, leftovers may belong to a running job.
@@ -243,7 +243,7 @@ impl Task {
             let Self { dir: CheckpointDir { disk, .. }, rank, .. } = &self;
             let folder = self.dir.step(self.step, Role::Partial);
             if self.ranks == 1 {
-                let _ = disk.remove_folder(&folder);
+                let _ = disk.remove_dir(&folder);
             } else {
                 let _ = disk.remove(&folder.join(dir_layout::sidecar(*rank)));
                 let _ = disk.remove(&folder.join(dir_layout::shard(*rank)));
@@ -263,7 +263,7 @@ impl Task {
         if free.is_some_and(|free| free < needed) {
             return Err(CheckpointError::NoSpace { path, needed, free });
         }
-        disk.create_folder(&folder).map_err(CheckpointError::writing(&folder, needed))?;
+        disk.create_dir(&folder).map_err(CheckpointError::writing(&folder, needed))?;
         let (bytes, shards) = if shards.len() == 0 {
             (0, Vec::new())
         } else {

@@ -199,13 +199,10 @@ impl Resolved {
 /// A top-level key of a file, which must be a string.
 fn string<'a>(key: &str, value: &'a DeValue<'_>, location: &SourceLocation) -> Result<&'a str> {
     let DeValue::String(text) = value else {
-        let expected = if key == PRESET { "the name of a preset" } else { "a string" };
-        return Err(ConfigError::InvalidValue {
-            location: location.clone(),
-            key: key.to_owned(),
-            value: format!("a TOML {}", value.type_str()),
-            expected: expected.to_owned(),
-        });
+        let expected = if key == PRESET { "the name of a preset" } else { "a string" }.to_owned();
+        let (location, key) = (location.clone(), key.to_owned());
+        let value = format!("a TOML {}", value.type_str());
+        return Err(ConfigError::InvalidValue { location, key, value, expected });
     };
     Ok(text)
 }
@@ -222,11 +219,10 @@ fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String> {
     match all.as_slice() {
         [one] => Ok(one.clone()),
         [] => Ok(key.to_owned()),
-        many => Err(ConfigError::AmbiguousKey {
-            location: location.clone(),
-            key: key.to_owned(),
-            candidates: many.join(" or "),
-        }),
+        many => {
+            let (location, candidates) = (location.clone(), many.join(" or "));
+            Err(ConfigError::AmbiguousKey { location, key: key.to_owned(), candidates })
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Loads batches, optionally with prefetching.
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use super::error::{DataError, Result};
@@ -40,7 +40,7 @@ impl DataLoader {
 
     /// Loads the sequences of these indices.
     pub fn batch(&self, indices: impl IntoIterator<Item = u64>) -> Result<Batch> {
-        let sequence = self.order.context() as usize;
+        let sequence = self.order.seq_len() as usize;
         let mut batch = Batch { sequence, ..Batch::default() };
         let mut sample = Vec::with_capacity(sequence + 1);
         for index in indices {
@@ -71,24 +71,18 @@ impl Prefetcher {
     {
         let (sender, receiver) = sync_channel(ahead);
         let thread = std::thread::Builder::new().name("read-ahead".to_owned());
-        let thread = thread.spawn(move || fill(&loader, lists, &sender));
+        // Until the batches end, one fails, or the receiver is dropped.
+        let thread = thread.spawn(move || {
+            for list in lists {
+                let batch = loader.batch(list);
+                let failed = batch.is_err();
+                if sender.send(batch).is_err() || failed {
+                    return;
+                }
+            }
+        });
         let failed = |error: std::io::Error| DataError::Prefetch { reason: error.to_string() };
         Ok(Self { batches: Some(receiver), thread: Some(thread.map_err(failed)?) })
-    }
-}
-
-/// Sends batches until they end, one fails, or the receiver is dropped.
-fn fill<I>(loader: &DataLoader, lists: I, sender: &SyncSender<Result<Batch>>)
-where
-    I: IntoIterator,
-    I::Item: IntoIterator<Item = u64>,
-{
-    for list in lists {
-        let batch = loader.batch(list);
-        let failed = batch.is_err();
-        if sender.send(batch).is_err() || failed {
-            return;
-        }
     }
 }
 
@@ -120,9 +114,9 @@ impl Drop for Prefetcher {
 mod tests {
     use super::*;
 
-    fn loader(tokens: u32, context: u64) -> DataLoader {
+    fn loader(tokens: u32, seq_len: u64) -> DataLoader {
         let all: Vec<u32> = (0..tokens).collect();
-        let order = Sampler::sequential(u64::from(tokens), context).unwrap();
+        let order = Sampler::sequential(u64::from(tokens), seq_len).unwrap();
         DataLoader::new(Tokens::Memory(all.into()), order)
     }
 

@@ -76,10 +76,10 @@ pub enum DataError {
     OutOfRange { what: String, start: u64, end: u64, tokens: u64 },
     /// Fewer tokens than a sequence.
     #[error(
-        "{tokens} tokens are too few for model.seq_len {context}, which needs {}: use more text or a \
-        smaller model.seq_len", context + 1
+        "{tokens} tokens are too few for model.seq_len {seq_len}, which needs {}: use more text or a \
+        smaller model.seq_len", seq_len + 1
     )]
-    TooShort { tokens: u64, context: u64 },
+    TooShort { tokens: u64, seq_len: u64 },
     /// Sequence length 0.
     #[error("the sequence length is 0")]
     NoContext,

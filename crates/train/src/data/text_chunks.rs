@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::error::{DataError, Result};
 
@@ -45,9 +45,10 @@ pub fn for_each_chunk(
         loop {
             let more = file.by_ref().take(CHUNK as u64).read_to_end(&mut bytes);
             let ended = more.map_err(DataError::io("read", path))? == 0;
-            let whole = utf8(&bytes, ended).map_err(|at| not_utf8(path, done + at as u64))?;
-            text.text.push_str(whole);
-            let length = whole.len();
+            let valid = utf8(&bytes, ended)
+                .map_err(|at| DataError::NotUtf8 { path: path.clone(), byte: done + at as u64 })?;
+            text.text.push_str(valid);
+            let length = valid.len();
             done += length as u64;
             bytes.drain(..length);
             text.cut(&mut take)?;
@@ -56,11 +57,7 @@ pub fn for_each_chunk(
             }
         }
     }
-    text.rest(&mut take)
-}
-
-fn not_utf8(path: &Path, byte: u64) -> DataError {
-    DataError::NotUtf8 { path: path.to_owned(), byte }
+    text.give(text.part(), text.text.len(), &mut take)
 }
 
 /// The longest valid UTF-8 prefix, or the offset of an invalid byte. At the end of a file all bytes must be valid.
@@ -94,11 +91,6 @@ impl Chunker {
             at => at.unwrap_or(0),
         };
         self.give(self.part(), at, take)
-    }
-
-    /// Emits the rest.
-    fn rest(&mut self, take: &mut impl FnMut(Split, &str) -> Result<()>) -> Result<()> {
-        self.give(self.part(), self.text.len(), take)
     }
 
     fn part(&self) -> Split {
@@ -165,8 +157,8 @@ mod tests {
         let split = train_bytes(text.len() as u64, 0.1);
         let (train, validation) = read(&files, split).unwrap();
         assert!(train.len() > 2);
-        let whole = cut(&text, 0.1);
-        assert_eq!((train.concat().as_str(), validation.concat().as_str()), whole);
+        let expected = cut(&text, 0.1);
+        assert_eq!((train.concat().as_str(), validation.concat().as_str()), expected);
         assert!(train[..train.len() - 1].iter().all(|piece| piece.ends_with('\n')));
     }
 
@@ -192,9 +184,9 @@ mod tests {
             let folder = TempDir::new();
             let path = folder.file("text", &text);
             let (train, validation) = read(&[path], train_bytes(text.len() as u64, share)).unwrap();
-            let whole = cut(&text, share);
-            prop_assert_eq!(train.concat(), whole.0);
-            prop_assert_eq!(validation.concat(), whole.1);
+            let expected = cut(&text, share);
+            prop_assert_eq!(train.concat(), expected.0);
+            prop_assert_eq!(validation.concat(), expected.1);
         }
     }
 }

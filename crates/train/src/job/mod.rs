@@ -139,17 +139,17 @@ impl Training {
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
         let before = Counters::of(&self.engine);
-        let outcome = self.engine.step(&self.step_config(), micros)?;
+        let result = self.engine.step(&self.step_config(), micros)?;
         self.usage.add_step(before, &self.engine);
         let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
         let interrupted = f64::from(stop());
-        let stats = StepStats { interrupted, saves, ..StepStats::new(&outcome, data_time) };
+        let stats = StepStats { interrupted, saves, ..StepStats::new(&result, data_time) };
         let mut sums = stats.to_array();
         self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
         let stats = StepStats::from_array(sums);
         let loss = stats.loss_sum / self.tokens_per_step() as f64;
         self.check_finite(self.done + 1, "loss", loss)?;
-        self.check_finite(self.done + 1, "gradient norm", outcome.grad_norm)?;
+        self.check_finite(self.done + 1, "gradient norm", result.grad_norm)?;
         self.done += 1;
         self.tokens += self.tokens_per_step();
         let checkpoint_start = Instant::now();
@@ -164,7 +164,7 @@ impl Training {
             tokens: self.tokens,
             loss,
             lr: self.schedule.at(self.done - 1),
-            grad_norm: outcome.grad_norm,
+            grad_norm: result.grad_norm,
             stats: &stats,
             total: start.elapsed(),
             checkpoint: checkpoint_start.elapsed(),
@@ -215,7 +215,8 @@ impl Training {
             .map_err(|error| TrainError::unusable_data(&self.config.data.source, error))?;
         let loader = DataLoader::new(self.dataset.train.clone(), order);
         // Ranks of the same replica read the same sequences.
-        let [copy, copies] = [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
+        let [replica, replicas] =
+            [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
         let ParallelPlan { batch, micro_batch, micro_batches, .. } = self.plan;
         let [batch, each, passes] = [batch, micro_batch, micro_batches].map(|n| n as u64);
         // Counters in sequences, because the batch size may have changed on resume.
@@ -224,7 +225,7 @@ impl Training {
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
                 let step = step - done;
-                let share = sampler::micro_batch_range(step, batch, copy, copies, pass, each);
+                let share = sampler::micro_batch_range(step, batch, replica, replicas, pass, each);
                 seen + share.start..seen + share.end
             });
         Ok(Prefetcher::new(loader, lists, PREFETCH_DEPTH)?)
@@ -252,11 +253,11 @@ impl Training {
     /// Evaluates the model on the validation split.
     pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let Some(loader) = &self.validation else { return Ok(()) };
-        let (engine, comm, at_once) = (&mut self.engine, &*self.comm, self.plan.micro_batch);
+        let (engine, comm, micro_batch) = (&mut self.engine, &*self.comm, self.plan.micro_batch);
         let count = (self.config.train.eval_batches * self.plan.batch) as u64;
         // Buffers of both batch sizes at once would need more memory.
         engine.net.trim_buffers();
-        let loss = evaluate::validation_loss(engine, comm, loader, count, at_once)?;
+        let loss = evaluate::validation_loss(engine, comm, loader, count, micro_batch)?;
         engine.net.trim_buffers();
         self.throughput.val_loss = Some(loss);
         emit(Event::Validation { step: self.done, loss });

@@ -74,10 +74,8 @@ impl Recorder {
     }
 
     fn add_scalars(&mut self, time: f64, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
-        match &mut self.tensorboard {
-            Some(tensorboard) => tensorboard.add_scalars(time, step, scalars),
-            None => Ok(()),
-        }
+        let Some(tensorboard) = &mut self.tensorboard else { return Ok(()) };
+        tensorboard.add_scalars(time, step, scalars)
     }
 
     /// A warning for the first error.

@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 use regatta_predict::shape::{Family, ModelShape};
 
 /// Maximum size; keeps products from overflowing.
-const LARGEST: u64 = 1 << 24;
+const MAX_SIZE: u64 = 1 << 24;
 /// Maximum number of layers.
-const MOST_LAYERS: u64 = 1 << 12;
+const MAX_LAYERS: u64 = 1 << 12;
 
 /// Parses the model shape. Unsupported settings are refused by their key.
 pub fn parse(text: &str) -> Result<ModelShape, String> {
@@ -123,19 +123,19 @@ impl<'a> Keys<'a> {
     }
 
     fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {
-        self.count(key, absent, LARGEST)
+        self.count(key, absent, MAX_SIZE)
     }
 
     fn layers(&self, key: &str) -> Result<usize, String> {
-        self.count(key, None, MOST_LAYERS)
+        self.count(key, None, MAX_LAYERS)
     }
 
-    fn count(&self, key: &str, absent: Option<usize>, most: u64) -> Result<usize, String> {
+    fn count(&self, key: &str, absent: Option<usize>, max: u64) -> Result<usize, String> {
         let Some(value) = self.get(key) else {
             return absent.ok_or_else(|| format!("has no {key}"));
         };
-        let wrong = || format!("has {key} {}, expected an integer in [1, {most}]", short(value));
-        value.as_u64().filter(|size| *size <= most).map(|size| size as usize).ok_or_else(wrong)
+        let wrong = || format!("has {key} {}, expected an integer in [1, {max}]", short(value));
+        value.as_u64().filter(|size| *size <= max).map(|size| size as usize).ok_or_else(wrong)
     }
 
     fn truth(&self, key: &str, absent: bool) -> Result<bool, String> {

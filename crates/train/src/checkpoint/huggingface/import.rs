@@ -98,9 +98,9 @@ impl Imported {
         let source = names::source(&self.shape, parameter);
         let mut elements = Vec::with_capacity(parameter.len());
         for tensor in &source.tensors {
-            let (name, index, place) = self.find(tensor)?;
+            let (name, index, location) = self.find(tensor)?;
             let (path, file) = &self.files[index];
-            read_elements(path, file, &name, place, &mut elements)?;
+            read_elements(path, file, &name, location, &mut elements)?;
         }
         if source.transposed
             && let [rows, columns] = parameter.shape[..]
@@ -126,20 +126,21 @@ impl Imported {
             let path = path.to_owned();
             HuggingFaceError::Tensor { path, name, why }
         };
-        let Some((index, place)) = self.tensors.get(&name) else {
+        let Some((index, location)) = self.tensors.get(&name) else {
             return Err(wrong(&self.folder, name, "is missing".to_owned()));
         };
         let path = &self.files[*index].0;
-        if place.shape != tensor.shape {
-            let (is, should) = (&place.shape, &tensor.shape);
+        if location.shape != tensor.shape {
+            let (is, should) = (&location.shape, &tensor.shape);
             let why = format!("has shape {is:?}, but config.json implies {should:?}");
             return Err(wrong(path, name, why));
         }
-        if !matches!(place.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            let why = format!("has type {:?}; only F32, F16 and BF16 are supported", place.dtype);
+        if !matches!(location.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            let why =
+                format!("has type {:?}; only F32, F16 and BF16 are supported", location.dtype);
             return Err(wrong(path, name, why));
         }
-        Ok((name, *index, place))
+        Ok((name, *index, location))
     }
 
     /// Checks that all tensors are present, and no others.
@@ -165,24 +166,24 @@ impl Imported {
 }
 
 /// Bytes read at a time: a multiple of every element size.
-const AT_A_TIME: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 fn read_elements(
     path: &Path,
     file: &File,
     name: &str,
-    place: &TensorLocation,
+    location: &TensorLocation,
     elements: &mut Vec<f32>,
 ) -> Result<()> {
     let before = elements.len();
-    let (mut at, end) = (place.bytes.start, place.bytes.end);
+    let (mut at, end) = (location.bytes.start, location.bytes.end);
     let mut bytes = Vec::new();
     while at < end {
-        bytes.resize(AT_A_TIME.min(end - at) as usize, 0);
+        bytes.resize(CHUNK_BYTES.min(end - at) as usize, 0);
         file.read_exact_at(&mut bytes, at).map_err(HuggingFaceError::io("read", path))?;
         at += bytes.len() as u64;
         let pairs = bytes.as_chunks::<2>().0;
-        match place.dtype {
+        match location.dtype {
             Dtype::F16 => elements.extend(pairs.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
             Dtype::BF16 => elements.extend(pairs.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
             _ => elements.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),

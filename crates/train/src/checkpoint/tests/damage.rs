@@ -82,23 +82,23 @@ fn a_flipped_bit_in_any_file_is_detected() {
     let scratch = two();
     for file in ["rank-00000.safetensors", "checkpoint.json", "checkpoint.json.sha256"] {
         let path = scratch.0.join("step-00000002").join(file);
-        let whole = fs::read(&path).unwrap();
+        let original = fs::read(&path).unwrap();
         // The file name after the checksum is not checked.
-        let end = if file.ends_with("sha256") { 64 } else { whole.len() };
-        for place in (0..end).step_by(end.div_ceil(200)) {
-            let mut bytes = whole.clone();
-            bytes[place] ^= 1 << (place % 8);
+        let end = if file.ends_with("sha256") { 64 } else { original.len() };
+        for at in (0..end).step_by(end.div_ceil(200)) {
+            let mut bytes = original.clone();
+            bytes[at] ^= 1 << (at % 8);
             fs::write(&path, &bytes).unwrap();
             let checked = Checkpoint::open(&scratch.0.join("step-00000002"))
                 .map_err(|error| vec![error])
                 .and_then(|checkpoint| checkpoint.verify());
-            let errors = checked.expect_err(&format!("byte {place} of {file} was flipped"));
+            let errors = checked.expect_err(&format!("byte {at} of {file} was flipped"));
             for error in errors {
                 let text = error.to_string();
                 assert!(text.contains("step-00000002") && text.len() < 1000, "{text}");
             }
         }
-        fs::write(&path, &whole).unwrap();
+        fs::write(&path, &original).unwrap();
     }
     assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 2);
 }

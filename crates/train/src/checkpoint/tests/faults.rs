@@ -68,8 +68,8 @@ fn a_full_disk_is_reported_with_file_and_size() {
 #[test]
 fn insufficient_space_is_reported_before_anything_is_written() {
     let scratch = TempDir::in_memory();
-    let mut writer =
-        Writer::with_disk(Arc::new(Faulty::with_free(100)), &scratch.0, 0, 1, 1).unwrap();
+    let disk = Arc::new(Faulty::new(0, Fault::LittleSpace(100)));
+    let mut writer = Writer::with_disk(disk, &scratch.0, 0, 1, 1).unwrap();
     let error = save(std::slice::from_mut(&mut writer), 1, Split::Rows).unwrap_err().to_string();
     assert!(error.contains("100 free") && error.contains("rank-00000.safetensors"), "{error}");
     assert!(names(&scratch).is_empty());

@@ -18,6 +18,8 @@ pub enum Fault {
     Dead,
     /// The process is killed.
     Kill,
+    /// Nothing, but only this many bytes are free.
+    LittleSpace(u64),
 }
 
 #[derive(Clone)]
@@ -28,25 +30,14 @@ pub struct Faulty {
 struct Shared {
     at: usize,
     fault: Fault,
-    /// Free bytes; None: those of the file system.
-    free: Option<u64>,
     count: AtomicUsize,
     log: Mutex<Vec<String>>,
 }
 
 impl Faulty {
     pub fn new(at: usize, fault: Fault) -> Self {
-        Self::create(at, fault, None)
-    }
-
-    /// With this many free bytes and without faults.
-    pub fn with_free(bytes: u64) -> Self {
-        Self::create(0, Fault::None, Some(bytes))
-    }
-
-    fn create(at: usize, fault: Fault, free: Option<u64>) -> Self {
         let (count, log) = (AtomicUsize::new(0), Mutex::default());
-        Self { shared: Arc::new(Shared { at, fault, free, count, log }) }
+        Self { shared: Arc::new(Shared { at, fault, count, log }) }
     }
 
     /// Operations so far.
@@ -64,7 +55,7 @@ impl Faulty {
         what: &str,
         path: &Path,
         half: impl FnOnce(),
-        whole: impl FnOnce() -> io::Result<T>,
+        full: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let number = self.shared.count.fetch_add(1, Ordering::SeqCst);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -87,7 +78,7 @@ impl Faulty {
                 let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
                 unreachable!("killed");
             }
-            _ => whole(),
+            _ => full(),
         }
     }
 }
@@ -102,8 +93,8 @@ fn remove_half(path: &Path) {
 }
 
 impl Disk for Faulty {
-    fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("make", path, || (), || SystemDisk.create_folder(path))
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.step("make", path, || (), || SystemDisk.create_dir(path))
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn Output>> {
@@ -127,16 +118,19 @@ impl Disk for Faulty {
         self.step("remove", path, || (), || SystemDisk.remove(path))
     }
 
-    fn remove_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("remove", path, || remove_half(path), || SystemDisk.remove_folder(path))
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.step("remove", path, || remove_half(path), || SystemDisk.remove_dir(path))
     }
 
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("sync", path, || (), || SystemDisk.sync_folder(path))
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.step("sync", path, || (), || SystemDisk.sync_dir(path))
     }
 
     fn free(&self, path: &Path) -> Option<u64> {
-        self.shared.free.or_else(|| SystemDisk.free(path))
+        match self.shared.fault {
+            Fault::LittleSpace(bytes) => Some(bytes),
+            _ => SystemDisk.free(path),
+        }
     }
 }
 
