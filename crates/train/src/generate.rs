@@ -121,9 +121,9 @@ impl<'a> Generator<'a> {
         let model = &self.net.model;
         let params = |block| ResidentParams { all: &self.params, block };
         let mut x = model.embedding.forward(&ctx, &mut params(0), &self.tokens)?;
-        for (number, layer) in model.layers.iter().enumerate() {
-            let (out, saved) = layer.forward(&ctx, &mut params(number + 1), x)?;
-            layer.prefill_cache(&ctx, &saved, &mut self.cache[number]);
+        for (index, layer) in model.layers.iter().enumerate() {
+            let (out, saved) = layer.forward(&ctx, &mut params(index + 1), x)?;
+            layer.prefill_cache(&ctx, &saved, &mut self.cache[index]);
             x = out;
         }
         let last = self.tokens.len() - 1..self.tokens.len();
@@ -163,8 +163,8 @@ impl<'a> Generator<'a> {
         let (ctx, model) = (self.net.pass_ctx(1, 1), &self.net.model);
         let params = |block| ResidentParams { all: &self.params, block };
         let mut x = model.embedding.decode(&ctx, &mut params(0), token, position)?;
-        for (number, layer) in model.layers.iter().enumerate() {
-            let (params, cache) = (&mut params(number + 1), &mut self.cache[number]);
+        for (index, layer) in model.layers.iter().enumerate() {
+            let (params, cache) = (&mut params(index + 1), &mut self.cache[index]);
             x = layer.decode(&ctx, params, x, cache, position)?;
         }
         let logits = model.head.logits(&ctx, &mut params(model.head_block()), &x, 0..1)?;

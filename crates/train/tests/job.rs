@@ -196,7 +196,7 @@ fn a_run_resumes_with_a_different_global_batch() {
 #[test]
 fn a_damaged_checkpoint_is_skipped() {
     let folder = TempDir::new();
-    let whole = train(1, "", &folder);
+    let undamaged = train(1, "", &folder);
     let newest = folder.0.join("checkpoints/step-00000012");
     let file = newest.join("rank-00000.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
@@ -205,7 +205,7 @@ fn a_damaged_checkpoint_is_skipped() {
     std::fs::write(&file, bytes).unwrap();
     let again = train(1, "", &folder);
     assert!(again.notes[0].starts_with("skipped damaged checkpoint "), "{:?}", again.notes);
-    assert_eq!(again.losses, whole.losses[8..]);
+    assert_eq!(again.losses, undamaged.losses[8..]);
 }
 
 #[test]

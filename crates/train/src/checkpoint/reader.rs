@@ -114,13 +114,11 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor)> {
-        match self.tensors.get(&(kind, name.to_owned())) {
-            Some(&index) => Ok((index, &self.manifest.tensors[index])),
-            None => {
-                let (folder, tensor) = (self.folder.clone(), key(kind, name, &TensorSlice::Whole));
-                Err(CheckpointError::NoTensor { folder, tensor })
-            }
-        }
+        let Some(&index) = self.tensors.get(&(kind, name.to_owned())) else {
+            let (folder, tensor) = (self.folder.clone(), key(kind, name, &TensorSlice::Whole));
+            return Err(CheckpointError::NoTensor { folder, tensor });
+        };
+        Ok((index, &self.manifest.tensors[index]))
     }
 
     /// Verifies all checksums. Returns the bytes verified, or all errors.

@@ -120,14 +120,11 @@ impl DataError {
     }
 
     /// The same error with the position shifted by `characters`.
-    pub(super) fn shifted_by(self, characters: usize) -> Self {
-        match self {
-            Self::UnknownCharacter { character, position, vocabulary } => {
-                let position = position + characters;
-                Self::UnknownCharacter { character, position, vocabulary }
-            }
-            other => other,
+    pub(super) fn shifted_by(mut self, characters: usize) -> Self {
+        if let Self::UnknownCharacter { position, .. } = &mut self {
+            *position += characters;
         }
+        self
     }
 
     /// An unsupported or invalid tokenizer file.

@@ -129,10 +129,8 @@ impl Engine {
     pub fn single_rank(net: Net, seed: u64) -> Self {
         let stage = Stage::single(&net.model.shape);
         let (groups, config) = (ProcessGroups::single_rank(), ShardingConfig::default());
-        match Self::new(net, groups, stage, &config, ParamInit::Random { seed }) {
-            Ok(engine) => engine,
-            Err(_) => unreachable!("a single rank in memory does no I/O"),
-        }
+        Self::new(net, groups, stage, &config, ParamInit::Random { seed })
+            .unwrap_or_else(|_| unreachable!("a single rank in memory does no I/O"))
     }
 
     /// An engine on a rank of several.

@@ -126,9 +126,9 @@ fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
     let map: serde_json::Map<String, Value> = map.into_iter().collect();
     let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
     std::fs::write(scratch.0.join("model.safetensors.index.json"), index.to_string()).unwrap();
-    let (model, whole) = (import(&scratch.0).unwrap(), import(&fixture("gpt2")).unwrap());
-    for parameter in whole.parameters() {
-        let (half, single) = (model.read(&parameter).unwrap(), whole.read(&parameter).unwrap());
+    let (model, original) = (import(&scratch.0).unwrap(), import(&fixture("gpt2")).unwrap());
+    for parameter in original.parameters() {
+        let (half, single) = (model.read(&parameter).unwrap(), original.read(&parameter).unwrap());
         assert_ne!(half, single, "{}", parameter.name);
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0 + 1e-6;
         assert!(half.iter().zip(&single).all(near), "{}", parameter.name);
@@ -171,11 +171,11 @@ fn damaged_and_missing_files_are_named() {
     assert!(import(&scratch.0).unwrap_err().to_string().contains("config.json"));
     std::fs::copy(fixture("llama/config.json"), &config).unwrap();
     assert!(import(&scratch.0).unwrap_err().to_string().contains("neither model.safetensors"));
-    let whole = std::fs::read(fixture("llama/model.safetensors")).unwrap();
+    let bytes = std::fs::read(fixture("llama/model.safetensors")).unwrap();
     for (length, expected) in
-        [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
+        [(bytes.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
     {
-        std::fs::write(scratch.0.join("model.safetensors"), &whole[..length]).unwrap();
+        std::fs::write(scratch.0.join("model.safetensors"), &bytes[..length]).unwrap();
         let error = import(&scratch.0).unwrap_err().to_string();
         let is_named = error.contains("model.safetensors") && error.contains(expected);
         assert!(is_named, "{length}: {error}");

@@ -41,18 +41,18 @@ fn engine(shape: &ModelShape, mesh: Mesh, rank: usize) -> Engine {
 }
 
 /// The value of an element of a full parameter.
-fn element(kind: StateTensor, name: &str, place: usize) -> f32 {
+fn element(kind: StateTensor, name: &str, position: usize) -> f32 {
     let name: usize = name.bytes().enumerate().map(|(i, byte)| (i + 1) * byte as usize).sum();
-    (name * 4 + kind as usize) as f32 + place as f32 / 4096.0
+    (name * 4 + kind as usize) as f32 + position as f32 / 4096.0
 }
 
 /// The values that a rank should have in a range.
 fn expected(range: &ShardRange<'_>) -> Vec<f32> {
-    let ParamSpec { name, full_shape: whole, .. } = range.parameter;
+    let ParamSpec { name, full_shape, .. } = range.parameter;
     let slices = slices(range.parameter, range.range.clone());
-    let runs = slices.iter().flat_map(|part| part.runs(whole));
-    let places = runs.flat_map(|run| run.start..run.start + run.len);
-    places.map(|place| element(range.kind, name, place)).collect()
+    let runs = slices.iter().flat_map(|part| part.runs(full_shape));
+    let positions = runs.flat_map(|run| run.start..run.start + run.len);
+    positions.map(|position| element(range.kind, name, position)).collect()
 }
 
 /// Saves a checkpoint on all ranks.
@@ -139,7 +139,7 @@ proptest! {
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let found = tensors.tensor("model.layers.1.mlp.down_proj.weight").unwrap();
         let there = found.data().as_chunks::<4>().0.iter().map(|n| f32::from_le_bytes(*n));
-        let ours = (0..24 * 12).map(|place| element(StateTensor::Parameter, "layer.1.down.weight", place));
+        let ours = (0..24 * 12).map(|position| element(StateTensor::Parameter, "layer.1.down.weight", position));
         prop_assert!(there.eq(ours));
     }
 }
