@@ -128,14 +128,13 @@ impl PoolSlot {
     }
 }
 
+const REMOVED: &str = "only `take` and `drop` remove the tensor";
+
 impl PooledTensor {
     /// Takes the tensor, for a collective that needs to own it.
     pub fn take(mut self) -> (Tensor, PoolSlot) {
-        let slot = PoolSlot(self.free.clone());
-        match self.tensor.take() {
-            Some(tensor) => (tensor, slot),
-            None => unreachable!("only `take` and `drop` remove the tensor"),
-        }
+        let Some(tensor) = self.tensor.take() else { unreachable!("{REMOVED}") };
+        (tensor, PoolSlot(self.free.clone()))
     }
 }
 
@@ -143,19 +142,15 @@ impl Deref for PooledTensor {
     type Target = Tensor;
 
     fn deref(&self) -> &Tensor {
-        match &self.tensor {
-            Some(tensor) => tensor,
-            None => unreachable!("only `take` and `drop` remove the tensor"),
-        }
+        let Some(tensor) = &self.tensor else { unreachable!("{REMOVED}") };
+        tensor
     }
 }
 
 impl DerefMut for PooledTensor {
     fn deref_mut(&mut self) -> &mut Tensor {
-        match &mut self.tensor {
-            Some(tensor) => tensor,
-            None => unreachable!("only `take` and `drop` remove the tensor"),
-        }
+        let Some(tensor) = &mut self.tensor else { unreachable!("{REMOVED}") };
+        tensor
     }
 }
 

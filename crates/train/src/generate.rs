@@ -2,7 +2,7 @@
 
 use crate::data::Tokenizer;
 use crate::model::{KvCache, ResidentParams};
-use crate::state::StepError;
+use crate::state::Result;
 use crate::step::Net;
 use regatta_device::random;
 use regatta_device::tensor::{Tensor, View};
@@ -110,30 +110,30 @@ impl<'a> Generator<'a> {
     }
 
     /// Replaces the context by a prompt, truncated from the left to the sequence length.
-    pub fn prefill(&mut self, tokens: &[u32]) -> Result<(), StepError> {
+    pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
         let seq_len = self.net.model.shape.seq_len;
         self.tokens = tokens[tokens.len().saturating_sub(seq_len)..].to_vec();
         if self.tokens.is_empty() {
             self.logits.clear();
             return Ok(());
         }
-        let run = self.net.pass_ctx(1, self.tokens.len());
+        let ctx = self.net.pass_ctx(1, self.tokens.len());
         let model = &self.net.model;
-        let given = |block| ResidentParams { all: &self.params, block };
-        let mut x = model.embedding.forward(&run, &mut given(0), &self.tokens)?;
-        for (number, layer) in model.layers.iter().enumerate() {
-            let (out, saved) = layer.forward(&run, &mut given(number + 1), x)?;
-            layer.prefill_cache(&run, &saved, &mut self.cache[number]);
+        let params = |block| ResidentParams { all: &self.params, block };
+        let mut x = model.embedding.forward(&ctx, &mut params(0), &self.tokens)?;
+        for (index, layer) in model.layers.iter().enumerate() {
+            let (out, saved) = layer.forward(&ctx, &mut params(index + 1), x)?;
+            layer.prefill_cache(&ctx, &saved, &mut self.cache[index]);
             x = out;
         }
         let last = self.tokens.len() - 1..self.tokens.len();
-        let logits = model.head.logits(&run, &mut given(model.head_block()), &x, last)?;
+        let logits = model.head.logits(&ctx, &mut params(model.head_block()), &x, last)?;
         self.read_logits(&logits);
         Ok(())
     }
 
     /// Samples the next token and adds it to the context. None at the end of the text.
-    pub fn next(&mut self, sampling: &Sampling) -> Result<Option<u32>, StepError> {
+    pub fn next(&mut self, sampling: &Sampling) -> Result<Option<u32>> {
         let key = random::key(sampling.seed, &[RANDOM_STREAM]);
         let logits = &self.logits[..self.vocab_size.min(self.logits.len())];
         let token = sampling.choose(logits, random::uniform(key, self.sampled));
@@ -150,7 +150,7 @@ impl<'a> Generator<'a> {
         &self.logits
     }
 
-    fn decode(&mut self, token: u32) -> Result<(), StepError> {
+    fn decode(&mut self, token: u32) -> Result<()> {
         let seq_len = self.net.model.shape.seq_len;
         if self.tokens.len() == seq_len {
             // Drops half of the context, to prefill once per half instead of once per token.
@@ -160,13 +160,14 @@ impl<'a> Generator<'a> {
         }
         let position = self.tokens.len();
         self.tokens.push(token);
-        let (run, model) = (self.net.pass_ctx(1, 1), &self.net.model);
-        let given = |block| ResidentParams { all: &self.params, block };
-        let mut x = model.embedding.decode(&run, &mut given(0), token, position)?;
-        for (number, layer) in model.layers.iter().enumerate() {
-            x = layer.decode(&run, &mut given(number + 1), x, &mut self.cache[number], position)?;
+        let (ctx, model) = (self.net.pass_ctx(1, 1), &self.net.model);
+        let params = |block| ResidentParams { all: &self.params, block };
+        let mut x = model.embedding.decode(&ctx, &mut params(0), token, position)?;
+        for (index, layer) in model.layers.iter().enumerate() {
+            let (params, cache) = (&mut params(index + 1), &mut self.cache[index]);
+            x = layer.decode(&ctx, params, x, cache, position)?;
         }
-        let logits = model.head.logits(&run, &mut given(model.head_block()), &x, 0..1)?;
+        let logits = model.head.logits(&ctx, &mut params(model.head_block()), &x, 0..1)?;
         self.read_logits(&logits);
         Ok(())
     }
@@ -192,18 +193,11 @@ mod tests {
 
     fn engine(family: Family, tiles: usize) -> Engine {
         let shape = ModelShape {
-            family,
             vocab_size: 9,
-            seq_len: 8,
-            hidden_size: 8,
-            num_layers: 2,
             num_heads: 4,
-            num_kv_heads: 2,
-            intermediate_size: 16,
             tie_embeddings: true,
             bias: true,
-            norm_eps: 1e-5,
-            rope_theta: 100.0,
+            ..regatta_predict::testing::shape(family)
         };
         let model = Model::tiled(shape, Shard::UNSHARDED, tiles);
         let net = Net::new(model, Box::new(Reference));
@@ -214,17 +208,21 @@ mod tests {
         engine
     }
 
+    /// A generator with a prompt.
+    fn generator(engine: &Engine) -> Generator<'_> {
+        let mut generator = Generator::new(&engine.net, engine.state.all_params().unwrap());
+        generator.prefill(&[3, 1]).unwrap();
+        generator
+    }
+
     /// Also past the end of the context.
     #[test]
     fn decoding_with_the_cache_equals_a_full_forward_pass() {
         for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
             let engine = engine(family, 1);
-            let mut one = Generator::new(&engine.net, engine.state.all_params().unwrap());
-            one.prefill(&[3, 1]).unwrap();
-            let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
+            let (mut one, mut all) = (generator(&engine), generator(&engine));
             for _ in 0..20 {
-                one.next(&sampling).unwrap();
-                let mut all = Generator::new(&engine.net, engine.state.all_params().unwrap());
+                one.next(&Sampling { seed: 4, ..ALL }).unwrap();
                 all.prefill(&one.tokens).unwrap();
                 let pairs = one.logits().iter().zip(all.logits());
                 let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
@@ -238,11 +236,9 @@ mod tests {
     fn tiles_do_not_change_logits() {
         let logits = |tiles| {
             let engine = engine(Family::Gpt2, tiles);
-            let mut one = Generator::new(&engine.net, engine.state.all_params().unwrap());
-            one.prefill(&[3, 1]).unwrap();
-            let sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 4 };
+            let mut one = generator(&engine);
             for _ in 0..5 {
-                one.next(&sampling).unwrap();
+                one.next(&Sampling { seed: 4, ..ALL }).unwrap();
             }
             one.logits().to_vec()
         };
@@ -298,16 +294,11 @@ mod tests {
     #[test]
     fn generation_stops_at_the_end_of_text_token() {
         let engine = engine(Family::Gpt2, 1);
-        let generator = || {
-            let mut one = Generator::new(&engine.net, engine.state.all_params().unwrap());
-            one.prefill(&[3, 1]).unwrap();
-            one
-        };
-        let mut endless = generator();
+        let mut endless = generator(&engine);
         let tokens: Vec<u32> = (0..40).map(|_| endless.next(&ALL).unwrap().unwrap()).collect();
         let end = tokens[20];
         let first = tokens.iter().position(|token| *token == end).unwrap();
-        let mut stopping = Generator { end_of_text: Some(end), ..generator() };
+        let mut stopping = Generator { end_of_text: Some(end), ..generator(&engine) };
         let until_end: Vec<u32> = std::iter::from_fn(|| stopping.next(&ALL).unwrap()).collect();
         assert_eq!(until_end, tokens[..first]);
     }

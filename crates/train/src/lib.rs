@@ -20,3 +20,5 @@ pub mod run;
 pub mod schedule;
 pub mod state;
 pub mod step;
+#[cfg(test)]
+mod testing;

@@ -16,6 +16,7 @@ use regatta_predict::shape::{ModelShape, ParamSpec};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum LoadError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -30,12 +31,7 @@ pub enum LoadError {
         folder.display(),
         if damaged.is_empty() { String::new() } else { format!(" ({damaged})") }
     )]
-    Nothing {
-        /// The folder searched.
-        folder: PathBuf,
-        /// Damaged checkpoints.
-        damaged: String,
-    },
+    Nothing { folder: PathBuf, damaged: String },
 }
 
 /// A loaded model.
@@ -97,10 +93,10 @@ fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         return Err(CheckpointError::NoTensor { folder, tensor });
     }
     for parameter in shape.blocks().iter().flat_map(|block| &block.parameters) {
-        let (is, should) =
-            (checkpoint.elements(&parameter.name, StateTensor::Parameter)?, parameter.len());
+        let (name, should) = (&parameter.name, parameter.len());
+        let is = checkpoint.elements(name, StateTensor::Parameter)?;
         if is != should {
-            let (folder, tensor) = (checkpoint.folder().to_owned(), parameter.name.clone());
+            let (folder, tensor) = (checkpoint.folder().to_owned(), name.clone());
             let why = format!("has {is} elements instead of {should}");
             return Err(CheckpointError::Tensor { folder, tensor, why });
         }
@@ -111,8 +107,8 @@ fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
 /// The tokenizer of a checkpoint: in its directory or next to it.
 pub fn tokenizer_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
     let folder = checkpoint.folder();
-    let places = [Some(folder), folder.parent()].into_iter().flatten();
-    places.map(|place| place.join(TOKENIZER)).find(|file| file.is_file())
+    let dirs = [Some(folder), folder.parent()].into_iter().flatten();
+    dirs.map(|dir| dir.join(TOKENIZER)).find(|file| file.is_file())
 }
 
 fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {

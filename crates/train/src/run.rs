@@ -34,12 +34,12 @@ pub fn find_checkpoint_dir(folder: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
 
     #[test]
     fn the_checkpoint_dir_follows_the_configuration_of_the_run() {
-        let name = format!("regatta-run-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        let (run, other) = (folder.join("run"), folder.join("other"));
+        let folder = TempDir::new();
+        let (run, other) = (folder.0.join("run"), folder.0.join("other"));
         std::fs::create_dir_all(&run).unwrap();
         std::fs::create_dir_all(&other).unwrap();
         assert_eq!(find_checkpoint_dir(&run), run);
@@ -50,6 +50,5 @@ mod tests {
         assert_eq!(find_checkpoint_dir(&run), other);
         std::fs::write(run.join(CONFIG), "[checkpoint]\nplace = 3\n").unwrap();
         assert_eq!(find_checkpoint_dir(&run), run.join(CHECKPOINTS));
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

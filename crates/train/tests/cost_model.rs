@@ -22,11 +22,8 @@ fn costs_of(words: &str, ranks: usize, precision: Precision) -> Vec<RankCost> {
     let options = CostOptions::new(precision.activation_bytes(), config.train.recompute);
     let all = rank_costs(&shape, &plan, options).unwrap();
     let each = |rank| {
-        assert_eq!(
-            *all.rank(rank),
-            rank_cost(&shape, &plan, options, rank).unwrap(),
-            "{words:?}, {rank}"
-        );
+        let alone = rank_cost(&shape, &plan, options, rank).unwrap();
+        assert_eq!(*all.rank(rank), alone, "{words:?}, {rank}");
         all.rank(rank).clone()
     };
     (0..ranks).map(each).collect()
@@ -166,10 +163,8 @@ fn tensor_parallel_communicates_the_residual_stream() {
     assert_eq!(sent(&bf16, Axis::Tensor), [bf16_bytes; 2]);
     // Without sequence parallelism norm gradients are complete on every rank.
     let all_reduced = 2 * 4096 + 1024 + 1024 + 96;
-    assert_eq!(
-        sent(&f32_costs("tp=2 sequence_parallel=false", 2), Axis::Tensor),
-        [all_reduced * 4; 2]
-    );
+    let replicated = f32_costs("tp=2 sequence_parallel=false", 2);
+    assert_eq!(sent(&replicated, Axis::Tensor), [all_reduced * 4; 2]);
     let with_recompute = 3 * 4096 + 1024 + 1024 + 96;
     let recomputed = f32_costs("tp=2 sequence_parallel=false recompute=true", 2);
     assert_eq!(sent(&recomputed, Axis::Tensor), [with_recompute * 4; 2]);
@@ -207,13 +202,8 @@ fn pipelines_send_the_residual_stream_to_the_next_stage() {
 
 #[test]
 fn overflowing_costs_are_an_error() {
-    let words = [
-        "hidden_size=1048576",
-        "num_heads=1",
-        "seq_len=1048576",
-        "batch=1048576",
-        "num_layers=10000",
-    ];
+    let words = "hidden_size=1048576 num_heads=1 seq_len=1048576 batch=1048576 num_layers=10000";
+    let words: Vec<&str> = words.split(' ').collect();
     let config = resolve(None, &words).unwrap().config;
     let (shape, plan) = (config.shape(64).unwrap(), config.validate(1).unwrap());
     let error = rank_cost(&shape, &plan, CostOptions::new(4, false), 0).unwrap_err();

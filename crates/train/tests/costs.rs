@@ -5,11 +5,9 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{run_ranks, step_config};
+use common::{TempDir, config, run_ranks, step_config};
 use regatta_comm::{Comm, in_process};
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
@@ -22,11 +20,7 @@ use regatta_predict::pipeline::Stage;
 use regatta_predict::plan::{DiskOffload, ParallelPlan};
 use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::StateTensor;
-use regatta_train::config::resolve;
-use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
-use regatta_train::parallel::context::ContextParallel;
-use regatta_train::parallel::tensor::TensorParallel;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
 use regatta_train::step::{Engine, MicroBatch, Net};
@@ -39,7 +33,7 @@ struct Case {
     plan: ParallelPlan,
     options: CostOptions,
     /// Directory of swap files.
-    dir: PathBuf,
+    dir: TempDir,
 }
 
 /// Traffic of a rank in a step.
@@ -57,38 +51,30 @@ impl Case {
             "seq_len={SEQ_LEN} hidden_size=16 num_layers=4 num_heads=8 intermediate_size=24 vocab_size=13 bias=auto \
              tie_embeddings=auto batch=8"
         );
-        let words: Vec<&str> = model.split_whitespace().chain(words.split_whitespace()).collect();
-        let config = resolve(None, &words).unwrap().config;
+        let config = config(&[&model, words]);
         let plan = config.validate(ranks).unwrap();
         let options =
             CostOptions { master_bytes: 8, activation_bytes: 8, recompute: config.train.recompute };
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dir = format!("regatta-costs-{}-{number}", std::process::id());
-        let dir = std::env::temp_dir().join(dir);
-        Self { shape: config.shape(13).unwrap(), plan, options, dir }
+        Self { shape: config.shape(13).unwrap(), plan, options, dir: TempDir::new() }
     }
 
     fn sharding(&self) -> ShardingConfig {
         let ParallelPlan { zero, disk_offload: on_disk, .. } = self.plan;
         let tier = |on_disk| if on_disk { Tier::Disk } else { Tier::Device };
         let [optimizer, parameters] = [on_disk.optimizer, on_disk.params].map(tier);
-        let offload = OffloadTiers { optimizer, parameters, dir: self.dir.clone() };
+        let offload = OffloadTiers { optimizer, parameters, dir: self.dir.0.clone() };
         ShardingConfig { zero: ZeroStage::from_number(zero).unwrap(), offload }
     }
 
     fn engine(&self, comm: Arc<dyn Comm>) -> Engine {
-        let ParallelPlan { mesh, sequence_parallel, .. } = self.plan;
+        let ParallelPlan { mesh, sequence_parallel, tiles, .. } = self.plan;
         let groups = ProcessGroups::new(comm, mesh).unwrap();
-        let tensor = TensorParallel::new(groups.tensor.clone(), sequence_parallel);
-        let model = Model::tiled(self.shape.clone(), tensor.shard, self.plan.tiles);
-        let shard = groups.coord.context_shard(&mesh);
-        let context = ContextParallel::new(groups.context_ring.clone(), shard);
         let device: Box<dyn Device> = match self.options.master_bytes {
             4 => Box::new(Cpu::new(1, Precision::F32)),
             _ => Box::new(Reference),
         };
-        let net = Net::tensor_parallel(tensor, model, device).with_context_parallel(context);
+        let shape = self.shape.clone();
+        let net = Net::parallel(shape, &groups, sequence_parallel, tiles, device);
         let stage = match mesh.pp {
             1 => Stage::single(&self.shape),
             _ => Stage::new(&self.shape, self.plan.pipeline_size(), groups.coord.pp).unwrap(),
@@ -176,7 +162,7 @@ impl Case {
         }
         // Fails if a swap file is left.
         if self.plan.disk_offload != DiskOffload::default() {
-            std::fs::remove_dir(&self.dir).unwrap();
+            std::fs::remove_dir(&self.dir.0).unwrap();
         }
     }
 }
@@ -206,10 +192,10 @@ fn traffic_of_one_axis() {
 #[test]
 fn traffic_of_pipelines() {
     for kind in ["gpipe", "1f1b", "zero-bubble"] {
-        check_traffic(&format!("pp=2 parallel.schedule={kind} micro_batch=2"), 2);
-        check_traffic(&format!("pp=4 parallel.schedule={kind} micro_batch=1 recompute=true"), 4);
+        check_traffic(&format!("pp=2 schedule={kind} micro_batch=2"), 2);
+        check_traffic(&format!("pp=4 schedule={kind} micro_batch=1 recompute=true"), 4);
     }
-    check_traffic("pp=2 parallel.schedule=interleaved virtual_stages=2 micro_batch=2", 2);
+    check_traffic("pp=2 schedule=interleaved virtual_stages=2 micro_batch=2", 2);
 }
 
 #[test]
@@ -234,32 +220,26 @@ fn traffic_of_tiles() {
     check_traffic("zero=3 tiles=3 micro_batch=2", 2);
     check_traffic("zero=3 tiles=2 recompute=true micro_batch=2", 2);
     check_traffic("zero=2 tiles=2", 2);
-    check_traffic("zero=3 tiles=2 pp=2 parallel.schedule=zero-bubble micro_batch=1", 4);
+    check_traffic("zero=3 tiles=2 pp=2 schedule=zero-bubble micro_batch=1", 4);
     check_traffic("zero=3 tiles=2 tp=2 cp=2 micro_batch=4", 8);
 }
 
 #[test]
 fn traffic_of_tiled_embedding_and_head() {
     for tied in [false, true] {
+        let check = |words: &str, ranks| {
+            check_traffic(&format!("tie_embeddings={tied} {words}"), ranks);
+        };
         for zero in 0..4 {
-            check_traffic(&format!("tie_embeddings={tied} zero={zero} tiles=3 micro_batch=2"), 2);
-            check_traffic(
-                &format!("tie_embeddings={tied} zero={zero} tiles=3 pp=2 micro_batch=1"),
-                4,
-            );
-            check_traffic(
-                &format!("tie_embeddings={tied} zero={zero} tiles=2 tp=2 recompute=true"),
-                4,
-            );
+            check(&format!("zero={zero} tiles=3 micro_batch=2"), 2);
+            check(&format!("zero={zero} tiles=3 pp=2 micro_batch=1"), 4);
+            check(&format!("zero={zero} tiles=2 tp=2 recompute=true"), 4);
             let shard = if zero > 0 { "hsdp_shard=2" } else { "" };
-            check_traffic(&format!("tie_embeddings={tied} zero={zero} tiles=20 {shard}"), 4);
+            check(&format!("zero={zero} tiles=20 {shard}"), 4);
         }
-        check_traffic(&format!("tie_embeddings={tied} {OFFLOAD} tiles=3 micro_batch=2"), 1);
-        check_traffic(&format!("tie_embeddings={tied} {OFFLOAD} tiles=3 micro_batch=2"), 2);
-        check_traffic(
-            &format!("tie_embeddings={tied} {OFFLOAD} tiles=20 pp=2 recompute=true micro_batch=1"),
-            4,
-        );
+        check(&format!("{OFFLOAD} tiles=3 micro_batch=2"), 1);
+        check(&format!("{OFFLOAD} tiles=3 micro_batch=2"), 2);
+        check(&format!("{OFFLOAD} tiles=20 pp=2 recompute=true micro_batch=1"), 4);
     }
 }
 
@@ -279,14 +259,9 @@ fn traffic_of_offloading() {
     }
     check_traffic(&format!("zero=3 {OFFLOAD} tiles=3 recompute=true micro_batch=2"), 2);
     check_traffic(&format!("{OFFLOAD} tp=2 pp=2 micro_batch=2"), 4);
-    check_traffic(
-        &format!("{OFFLOAD} pp=2 parallel.schedule=interleaved virtual_stages=2 micro_batch=1"),
-        4,
-    );
-    check_traffic(
-        &format!("{OFFLOAD} tiles=2 cp=2 pp=2 parallel.schedule=zero-bubble micro_batch=2"),
-        4,
-    );
+    let interleaved = "pp=2 schedule=interleaved virtual_stages=2 micro_batch=1";
+    check_traffic(&format!("{OFFLOAD} {interleaved}"), 4);
+    check_traffic(&format!("{OFFLOAD} tiles=2 cp=2 pp=2 schedule=zero-bubble micro_batch=2"), 4);
 }
 
 /// A model in which the large tensors have distinct sizes: pools reuse buffers of the same size, which
@@ -320,7 +295,7 @@ fn memory_of_parallel_layouts() {
         check_memory(&format!("tp={ranks} micro_batch=2"), ranks);
         check_memory(&format!("tp={ranks} sequence_parallel=false recompute=true"), ranks);
         check_memory(&format!("pp={ranks} micro_batch=1"), ranks);
-        check_memory(&format!("pp={ranks} micro_batch=1 parallel.schedule=gpipe"), ranks);
+        check_memory(&format!("pp={ranks} micro_batch=1 schedule=gpipe"), ranks);
         check_memory(&format!("cp={ranks}"), ranks);
     }
     for zero in 1..4 {
@@ -329,16 +304,15 @@ fn memory_of_parallel_layouts() {
     check_memory("zero=3 tiles=4", 2);
     // Embedding and head dominate.
     for tied in [false, true] {
-        for how in ["zero=3 dp=2", "zero=3 dp=2 micro_batch=1", "zero=2 dp=2 pp=2", "tp=2"] {
+        let check = |how: &str, ranks| {
             let words = format!("num_layers=4 vocab_size=1003 tiles=4 tie_embeddings={tied} {how}");
-            check_memory(&words, if how.contains("pp") { 4 } else { 2 });
+            check_memory(&words, ranks);
+        };
+        for how in ["zero=3 dp=2", "zero=3 dp=2 micro_batch=1", "zero=2 dp=2 pp=2", "tp=2"] {
+            check(how, if how.contains("pp") { 4 } else { 2 });
         }
         for zero in 1..4 {
-            let how = format!("zero={zero} hsdp_shard=2 dp=4 pp=2 micro_batch=1");
-            check_memory(
-                &format!("num_layers=4 vocab_size=1003 tiles=4 tie_embeddings={tied} {how}"),
-                8,
-            );
+            check(&format!("zero={zero} hsdp_shard=2 dp=4 pp=2 micro_batch=1"), 8);
         }
     }
     check_memory(&format!("{OFFLOAD} micro_batch=1"), 1);
@@ -352,13 +326,13 @@ fn memory_of_parallel_layouts() {
 fn memory_of_deferred_weight_gradients() {
     for pp in [2, 4] {
         for recompute in [false, true] {
-            let words = format!("pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            let words = format!("pp={pp} schedule=zero-bubble micro_batch=1");
             check_memory(&format!("{words} recompute={recompute}"), pp);
         }
         for zero in 1..4 {
-            let words = format!("zero={zero} pp={pp} parallel.schedule=zero-bubble micro_batch=1");
+            let words = format!("zero={zero} pp={pp} schedule=zero-bubble micro_batch=1");
             check_memory(&words, 2 * pp);
         }
     }
-    check_memory("zero=3 pp=2 tiles=2 parallel.schedule=zero-bubble micro_batch=1", 4);
+    check_memory("zero=3 pp=2 tiles=2 schedule=zero-bubble micro_batch=1", 4);
 }

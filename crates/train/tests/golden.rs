@@ -67,54 +67,47 @@ struct Tolerance {
 const F64: Tolerance = Tolerance { values: 1e-9, gradients: 1e-9, losses: 1e-7 };
 const F32: Tolerance = Tolerance { values: 1e-5, gradients: 1e-4, losses: 1e-4 };
 
-fn reference() -> Box<dyn Device> {
-    Box::new(Reference)
-}
-
-fn cpu() -> Box<dyn Device> {
-    Box::new(Cpu::new(2, Precision::F32))
-}
-
 #[test]
 fn gpt2_matches_pytorch() {
-    check(include_str!("golden/gpt2.json"), F64, reference);
-    check(include_str!("golden/gpt2.json"), F32, cpu);
+    check(include_str!("golden/gpt2.json"));
 }
 
 #[test]
 fn gpt2_without_biases_matches_pytorch() {
-    check(include_str!("golden/gpt2-without-biases.json"), F64, reference);
-    check(include_str!("golden/gpt2-without-biases.json"), F32, cpu);
+    check(include_str!("golden/gpt2-without-biases.json"));
 }
 
 #[test]
 fn llama_matches_pytorch() {
-    check(include_str!("golden/llama.json"), F64, reference);
-    check(include_str!("golden/llama.json"), F32, cpu);
+    check(include_str!("golden/llama.json"));
 }
 
 #[test]
 fn mlp_matches_pytorch() {
-    check(include_str!("golden/mlp.json"), F64, reference);
-    check(include_str!("golden/mlp.json"), F32, cpu);
+    check(include_str!("golden/mlp.json"));
 }
 
-fn check(text: &str, tolerance: Tolerance, device: fn() -> Box<dyn Device>) {
+fn check(text: &str) {
     let golden: Golden = serde_json::from_str(text).unwrap();
-    let mut engine = golden.engine(device());
-    golden.check_logits(&engine, tolerance);
-    golden.check_gradients(&mut engine, tolerance);
-    golden.check_training(&mut golden.engine(device()), tolerance);
+    golden.check_on(F64, || Box::new(Reference));
+    golden.check_on(F32, || Box::new(Cpu::new(2, Precision::F32)));
 }
 
 impl Golden {
+    fn check_on(&self, tolerance: Tolerance, device: fn() -> Box<dyn Device>) {
+        let mut engine = self.engine(device());
+        self.check_logits(&engine, tolerance);
+        self.check_gradients(&mut engine, tolerance);
+        self.check_training(&mut self.engine(device()), tolerance);
+    }
+
     /// A model whose element `i` of parameter `n` is given by a formula.
     fn engine(&self, device: Box<dyn Device>) -> Engine {
         let net = Net::new(Model::new(self.shape.clone()), device);
         let mut engine = Engine::single_rank(net, 1);
         let Engine { net, state, .. } = &mut engine;
         let mut n = 0.0;
-        for (number, block) in net.model.blocks.iter().enumerate() {
+        for (index, block) in net.model.blocks.iter().enumerate() {
             for parameter in &block.parameters {
                 let offset = if parameter.init == Init::One { 1.0 } else { 0.0 };
                 let value = |i: usize| {
@@ -122,7 +115,7 @@ impl Golden {
                     offset + 0.3 * (1.0 + n + 0.37 * i + 0.011 * i * i).sin()
                 };
                 let values: Vec<f64> = (0..parameter.len()).map(value).collect();
-                let mut params = state.param_shard_mut(number);
+                let mut params = state.param_shard_mut(index);
                 copy_from_f64(&*net.device, &values, params.slice(parameter.range()));
                 n += 1.0;
             }
@@ -203,13 +196,8 @@ impl Golden {
             let result = self.step(engine, at, OptimizerStep::AdamW(adamw), grad_clip);
             let found = result.loss_sum / (self.batch * self.seq_len) as f64;
             assert_near(&format!("loss {at}"), found, *loss, tolerance.losses * loss);
-            let found = result.grad_norm;
-            assert_near(
-                &format!("gradient norm {at}"),
-                found,
-                *norm,
-                tolerance.losses * 10.0 * norm,
-            );
+            let max_error = tolerance.losses * 10.0 * norm;
+            assert_near(&format!("gradient norm {at}"), result.grad_norm, *norm, max_error);
         }
     }
 }
@@ -232,8 +220,8 @@ impl Gradient {
 /// The gradient of each parameter, with its name.
 fn gradients(engine: &Engine) -> Vec<(String, Vec<f64>)> {
     let Engine { net, state, .. } = engine;
-    let of_block = |(number, block): (usize, &ParamBlock)| -> Vec<(String, Vec<f64>)> {
-        let all = copy_to_f64(&*net.device, state.grad_shard(number));
+    let of_block = |(index, block): (usize, &ParamBlock)| -> Vec<(String, Vec<f64>)> {
+        let all = copy_to_f64(&*net.device, state.grads.shard(index));
         let of = |p: &regatta_predict::shape::ParamSpec| (p.name.clone(), all[p.range()].to_vec());
         block.parameters.iter().map(of).collect()
     };

@@ -6,23 +6,20 @@ use regatta_device::optimizer::Sgd;
 use regatta_device::random;
 use regatta_device::reference::Reference;
 use regatta_predict::shape::{Family, ModelShape};
+use regatta_predict::testing;
 use regatta_train::model::Model;
 use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
 
 fn shape(family: Family) -> ModelShape {
     ModelShape {
-        family,
         vocab_size: 11,
         seq_len: 6,
-        hidden_size: 8,
-        num_layers: 2,
         num_heads: 4,
         num_kv_heads: if family == Family::Llama { 2 } else { 4 },
         intermediate_size: 12,
         tie_embeddings: family != Family::Llama,
         bias: family != Family::Llama,
-        norm_eps: 1e-5,
-        rope_theta: 100.0,
+        ..testing::shape(family)
     }
 }
 
@@ -41,9 +38,9 @@ fn tokens(count: usize, seed: u64) -> Vec<u32> {
 fn engine(shape: &ModelShape) -> Engine {
     let net = Net::new(Model::new(shape.clone()), Box::new(Reference));
     let mut engine = Engine::single_rank(net, 1);
-    for (number, block) in engine.net.model.blocks.iter().enumerate() {
+    for (index, block) in engine.net.model.blocks.iter().enumerate() {
         for parameter in &block.parameters {
-            let mut params = engine.state.param_shard_mut(number);
+            let mut params = engine.state.param_shard_mut(index);
             let elements = params.slice(parameter.range()).as_slice::<f64>();
             for (i, element) in (0..).zip(elements) {
                 *element += 0.4 * random::normal(77, i + 1000 * parameter.offset as u64);
@@ -69,7 +66,7 @@ fn step(engine: &mut Engine, config: &StepConfig, micro_batches: usize) -> f64 {
 }
 
 fn gradients(engine: &Engine) -> Vec<Vec<f64>> {
-    let grads = |block| engine.state.grad_shard(block).as_slice::<f64>().to_vec();
+    let grads = |block| engine.state.grads.shard(block).as_slice::<f64>().to_vec();
     engine.state.local_blocks().map(grads).collect()
 }
 
@@ -80,24 +77,21 @@ fn check(shape: &ModelShape, config: &StepConfig) {
     let found = gradients(&engine);
     let blocks = engine.net.model.blocks.clone();
     let delta = 1e-5;
-    for (number, block) in blocks.iter().enumerate() {
+    for (index, block) in blocks.iter().enumerate() {
         for parameter in &block.parameters {
             for pick in 0..4 {
                 let at = random::mix(pick) as usize % parameter.len() + parameter.offset;
                 let mut loss_at = |delta: f64| {
-                    engine.state.param_shard_mut(number).as_slice::<f64>()[at] += delta;
+                    engine.state.param_shard_mut(index).as_slice::<f64>()[at] += delta;
                     let loss = step(&mut engine, config, 1);
-                    engine.state.param_shard_mut(number).as_slice::<f64>()[at] -= delta;
+                    engine.state.param_shard_mut(index).as_slice::<f64>()[at] -= delta;
                     loss
                 };
                 let expected = (loss_at(delta) - loss_at(-delta)) / (2.0 * delta);
-                let found = found[number][at];
+                let found = found[index][at];
+                let (name, max_error) = (&parameter.name, 1e-8 + 1e-5 * expected.abs());
                 let error = (found - expected).abs();
-                let name = &parameter.name;
-                assert!(
-                    error < 1e-8 + 1e-5 * expected.abs(),
-                    "{name}[{at}]: {found} != {expected}"
-                );
+                assert!(error < max_error, "{name}[{at}]: {found} != {expected}");
             }
         }
     }

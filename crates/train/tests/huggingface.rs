@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
@@ -23,12 +23,9 @@ struct Expected {
     logits: Vec<Vec<Vec<f32>>>,
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface").join(name)
-}
-
 fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
-    let folder = folder(name);
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface");
+    let folder = fixtures.join(name);
     let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
     let expected: Expected = serde_json::from_str(&text).unwrap();
     let loaded = load(&folder, &*device).unwrap();

@@ -7,19 +7,16 @@ mod common;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{LossAndNorm, Training, VOCAB_SIZE, run_ranks};
+use common::{LossAndNorm, TempDir, Training, run_ranks};
 use proptest::prelude::*;
 use regatta_comm::{Comm, in_process};
 use regatta_device::reference::Reference;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
 use regatta_predict::shape::{Family, ModelShape};
-use regatta_train::model::Model;
+use regatta_predict::testing;
 use regatta_train::offload::{OffloadTiers, Tier};
-use regatta_train::parallel::context::ContextParallel;
-use regatta_train::parallel::tensor::TensorParallel;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
 use regatta_train::step::{Engine, Net};
@@ -27,23 +24,6 @@ use regatta_train::step::{Engine, Net};
 const BATCH: usize = 8;
 const SEQ_LEN: usize = 8;
 const STEPS: u64 = 20;
-
-fn shape(family: Family) -> ModelShape {
-    ModelShape {
-        family,
-        vocab_size: VOCAB_SIZE as usize,
-        seq_len: SEQ_LEN,
-        hidden_size: 16,
-        num_layers: 4,
-        num_heads: 8,
-        num_kv_heads: if family == Family::Llama { 4 } else { 8 },
-        intermediate_size: 24,
-        tie_embeddings: family == Family::Gpt2,
-        bias: family == Family::Gpt2,
-        norm_eps: 1e-5,
-        rope_theta: 100.0,
-    }
-}
 
 /// A parallel layout and what it may interact with.
 #[derive(Debug, Clone, Copy)]
@@ -66,10 +46,9 @@ struct Case {
 
 impl Case {
     fn new(family: Family) -> Self {
-        let mesh = Mesh::data_parallel(1);
         Self {
             family,
-            mesh,
+            mesh: mesh(1, 1, 1, 1),
             sequence_parallel: false,
             micro_batches: 1,
             recompute: false,
@@ -85,18 +64,13 @@ impl Case {
 
     fn engine(&self, comm: &Arc<dyn Comm>, dir: PathBuf) -> Engine {
         let groups = ProcessGroups::new(comm.clone(), self.mesh).unwrap();
-        let tensor = TensorParallel::new(groups.tensor.clone(), self.sequence_parallel);
-        let model = Model::tiled(self.shape(), tensor.shard, self.tiles);
-        let shard = groups.coord.context_shard(&self.mesh);
-        let context = ContextParallel::new(groups.context_ring.clone(), shard);
-        let net = Net::tensor_parallel(tensor, model, Box::new(Reference));
-        let net = net.with_context_parallel(context);
-        let Self { mesh, schedule, virtual_stages, micro_batches, .. } = *self;
+        let Self { mesh, schedule: kind, virtual_stages, micro_batches, .. } = *self;
+        let (sequence_parallel, device) = (self.sequence_parallel, Box::new(Reference));
+        let net = Net::parallel(self.shape(), &groups, sequence_parallel, self.tiles, device);
         let stage = match mesh.pp {
             1 => Stage::single(&net.model.shape),
-            pp => {
-                let size =
-                    PipelineSize { kind: schedule, stages: pp, virtual_stages, micro_batches };
+            stages => {
+                let size = PipelineSize { kind, stages, virtual_stages, micro_batches };
                 Stage::new(&net.model.shape, size, groups.coord.pp).unwrap()
             }
         };
@@ -107,7 +81,15 @@ impl Case {
     }
 
     fn shape(&self) -> ModelShape {
-        ModelShape { tie_embeddings: self.tied, ..shape(self.family) }
+        ModelShape {
+            hidden_size: 16,
+            num_layers: 4,
+            num_heads: 8,
+            num_kv_heads: if self.family == Family::Llama { 4 } else { 8 },
+            intermediate_size: 24,
+            tie_embeddings: self.tied,
+            ..testing::shape(self.family)
+        }
     }
 
     /// Trains on one rank.
@@ -127,13 +109,9 @@ impl Case {
 
     /// Trains on all ranks, whose metrics must agree.
     fn run(self) -> Vec<LossAndNorm> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("regatta-layouts-{}-{number}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
+        let dir = TempDir::new();
         let world = in_process::world(self.mesh.ranks() as u32);
-        let mut all = run_ranks(world, |comm| self.rank(comm, dir.clone()));
-        let _ = std::fs::remove_dir_all(&dir);
+        let mut all = run_ranks(world, |comm| self.rank(comm, dir.0.clone()));
         assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {self:?}\n{all:?}");
         all.swap_remove(0)
     }
@@ -153,15 +131,19 @@ impl Case {
     }
 }
 
-fn tensor_mesh(tp: usize) -> Mesh {
-    Mesh { tp, ..Mesh::data_parallel(1) }
+/// A mesh of these numbers of data-, context-, tensor- and pipeline-parallel ranks, fully sharded.
+fn mesh(dp: usize, cp: usize, tp: usize, pp: usize) -> Mesh {
+    Mesh { dp, cp, tp, pp, shard: dp * cp }
 }
+
+const GPT2_AND_LLAMA: [Family; 2] = [Family::Gpt2, Family::Llama];
+const FAMILIES: [Family; 3] = [Family::Gpt2, Family::Llama, Family::Mlp];
 
 #[test]
 fn tensor_parallel() {
-    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+    for family in FAMILIES {
         for (tp, sequence_parallel) in [(2, false), (2, true), (4, true), (4, false)] {
-            let case = Case { mesh: tensor_mesh(tp), sequence_parallel, ..Case::new(family) };
+            let case = Case { mesh: mesh(1, 1, tp, 1), sequence_parallel, ..Case::new(family) };
             case.check();
             Case { micro_batches: 2, recompute: true, dropout: 0.1, ..case }.check();
         }
@@ -170,73 +152,50 @@ fn tensor_parallel() {
 
 #[test]
 fn tensor_and_data_parallel() {
-    for family in [Family::Gpt2, Family::Llama] {
-        let mesh = Mesh { tp: 2, dp: 2, shard: 2, ..Mesh::data_parallel(1) };
-        Case { mesh, sequence_parallel: true, micro_batches: 2, ..Case::new(family) }.check();
-        let mesh = Mesh { tp: 4, dp: 2, shard: 2, ..Mesh::data_parallel(1) };
-        Case { mesh, recompute: true, dropout: 0.1, ..Case::new(family) }.check();
+    for family in GPT2_AND_LLAMA {
+        let case = Case { mesh: mesh(2, 1, 2, 1), micro_batches: 2, ..Case::new(family) };
+        Case { sequence_parallel: true, ..case }.check();
+        let case = Case { mesh: mesh(2, 1, 4, 1), dropout: 0.1, ..Case::new(family) };
+        Case { recompute: true, ..case }.check();
     }
-}
-
-fn pipeline_mesh(pp: usize) -> Mesh {
-    Mesh { pp, ..Mesh::data_parallel(1) }
 }
 
 #[test]
 fn pipeline_schedules() {
-    for family in [Family::Gpt2, Family::Llama] {
+    for family in GPT2_AND_LLAMA {
         for schedule in [ScheduleKind::GPipe, ScheduleKind::OneFOneB, ScheduleKind::ZeroBubble] {
+            let case = |pp, micro_batches| {
+                let mesh = mesh(1, 1, 1, pp);
+                Case { mesh, schedule, micro_batches, ..Case::new(family) }
+            };
             for (pp, micro_batches) in [(2, 4), (3, 2), (4, 8), (2, 1)] {
-                let case =
-                    Case { mesh: pipeline_mesh(pp), schedule, micro_batches, ..Case::new(family) };
-                case.check();
+                case(pp, micro_batches).check();
             }
-            let mesh = pipeline_mesh(2);
-            Case {
-                mesh,
-                schedule,
-                micro_batches: 4,
-                recompute: true,
-                dropout: 0.1,
-                ..Case::new(family)
-            }
-            .check();
+            Case { recompute: true, dropout: 0.1, ..case(2, 4) }.check();
         }
-        let mesh = pipeline_mesh(2);
-        let schedule = ScheduleKind::Interleaved;
-        Case { mesh, schedule, virtual_stages: 2, micro_batches: 4, ..Case::new(family) }.check();
-        Case {
-            mesh,
-            schedule,
-            virtual_stages: 3,
-            micro_batches: 2,
-            dropout: 0.1,
-            ..Case::new(family)
+        let (mesh, schedule) = (mesh(1, 1, 1, 2), ScheduleKind::Interleaved);
+        for (virtual_stages, micro_batches, dropout) in [(2, 4, 0.0), (3, 2, 0.1)] {
+            let case = Case { mesh, schedule, virtual_stages, ..Case::new(family) };
+            Case { micro_batches, dropout, ..case }.check();
         }
-        .check();
     }
 }
 
 #[test]
 fn data_tensor_and_pipeline_parallel() {
-    for family in [Family::Gpt2, Family::Llama] {
-        let mesh = Mesh { dp: 2, tp: 2, pp: 2, cp: 1, shard: 2 };
+    for family in GPT2_AND_LLAMA {
         for schedule in [ScheduleKind::OneFOneB, ScheduleKind::ZeroBubble] {
-            Case { mesh, schedule, micro_batches: 2, sequence_parallel: true, ..Case::new(family) }
-                .check();
+            let case = Case { mesh: mesh(2, 1, 2, 2), micro_batches: 2, ..Case::new(family) };
+            Case { schedule, sequence_parallel: true, ..case }.check();
         }
     }
 }
 
-fn context_mesh(cp: usize) -> Mesh {
-    Mesh { cp, shard: cp, ..Mesh::data_parallel(1) }
-}
-
 #[test]
 fn context_parallel() {
-    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+    for family in FAMILIES {
         for cp in [2, 4] {
-            let case = Case { mesh: context_mesh(cp), ..Case::new(family) };
+            let case = Case { mesh: mesh(1, cp, 1, 1), ..Case::new(family) };
             case.check();
             Case { micro_batches: 2, recompute: true, dropout: 0.1, ..case }.check();
         }
@@ -245,17 +204,10 @@ fn context_parallel() {
 
 #[test]
 fn context_with_other_axes() {
-    for family in [Family::Gpt2, Family::Llama] {
+    for family in GPT2_AND_LLAMA {
         for (dp, cp, tp, pp) in [(2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2), (1, 2, 2, 2)] {
-            let mesh = Mesh { dp, cp, tp, pp, shard: dp * cp };
-            Case {
-                mesh,
-                sequence_parallel: true,
-                micro_batches: 2,
-                dropout: 0.1,
-                ..Case::new(family)
-            }
-            .check();
+            let case = Case { mesh: mesh(dp, cp, tp, pp), micro_batches: 2, ..Case::new(family) };
+            Case { sequence_parallel: true, dropout: 0.1, ..case }.check();
         }
     }
 }
@@ -264,7 +216,7 @@ const STAGES: [ZeroStage; 4] = [ZeroStage::Off, ZeroStage::One, ZeroStage::Two, 
 
 #[test]
 fn zero_with_other_axes() {
-    for family in [Family::Gpt2, Family::Llama] {
+    for family in GPT2_AND_LLAMA {
         for zero in STAGES {
             for (dp, cp, tp, pp, shard) in [
                 (2, 1, 2, 1, 2),
@@ -274,16 +226,9 @@ fn zero_with_other_axes() {
                 (2, 1, 2, 2, 2),
             ] {
                 let mesh = Mesh { dp, cp, tp, pp, shard };
-                let (schedule, sequence_parallel, micro_batches) =
-                    (ScheduleKind::ZeroBubble, true, 2);
-                let case = Case {
-                    mesh,
-                    zero,
-                    schedule,
-                    sequence_parallel,
-                    micro_batches,
-                    ..Case::new(family)
-                };
+                let case = Case { mesh, zero, micro_batches: 2, ..Case::new(family) };
+                let schedule = ScheduleKind::ZeroBubble;
+                let case = Case { schedule, sequence_parallel: true, ..case };
                 Case { dropout: 0.1, recompute: pp == 1, ..case }.check();
             }
         }
@@ -292,50 +237,36 @@ fn zero_with_other_axes() {
 
 #[test]
 fn tiled_layers() {
-    for family in [Family::Gpt2, Family::Llama, Family::Mlp] {
+    for family in FAMILIES {
         Case { tiles: 2, ..Case::new(family) }.check();
-        let mesh = Mesh::data_parallel(2);
         for zero in STAGES {
-            Case { mesh, zero, tiles: 3, micro_batches: 2, ..Case::new(family) }.check();
+            let case = Case { tiles: 3, micro_batches: 2, ..Case::new(family) };
+            Case { mesh: Mesh::data_parallel(2), zero, ..case }.check();
         }
-        let mesh = Mesh { tp: 2, pp: 2, ..Mesh::data_parallel(1) };
+        let case = Case { mesh: mesh(1, 1, 2, 2), micro_batches: 2, ..Case::new(family) };
         let schedule = ScheduleKind::ZeroBubble;
-        Case {
-            mesh,
-            schedule,
-            tiles: 5,
-            micro_batches: 2,
-            sequence_parallel: true,
-            ..Case::new(family)
-        }
-        .check();
+        Case { schedule, tiles: 5, sequence_parallel: true, ..case }.check();
     }
 }
 
 #[test]
 fn tiled_embedding_and_head() {
-    for family in [Family::Gpt2, Family::Llama] {
+    for family in GPT2_AND_LLAMA {
         for tied in [false, true] {
             let (recompute, micro_batches, on_disk) = (true, 2, true);
             let case = Case { tied, tiles: 3, micro_batches, ..Case::new(family) };
             Case { on_disk, recompute, dropout: 0.1, ..case }.check();
             Case { on_disk, mesh: Mesh::data_parallel(2), ..case }.check();
             // More tiles than some ranks have rows of the vocabulary.
-            Case { mesh: tensor_mesh(4), tiles: 4, ..case }.check();
-            let mesh = Mesh { pp: 2, tp: 2, ..Mesh::data_parallel(2) };
+            Case { mesh: mesh(1, 1, 4, 1), tiles: 4, ..case }.check();
             for zero in STAGES {
-                Case {
-                    mesh,
-                    zero,
-                    schedule: ScheduleKind::ZeroBubble,
-                    sequence_parallel: true,
-                    ..case
-                }
-                .check();
+                let schedule = ScheduleKind::ZeroBubble;
+                let case = Case { zero, ..case };
+                Case { mesh: mesh(2, 1, 2, 2), schedule, sequence_parallel: true, ..case }.check();
                 // The first and the last stage have the tied table, sharded and replicated.
-                let mesh = Mesh { pp: 2, shard: 2, ..Mesh::data_parallel(4) };
-                Case { mesh, zero, tiles: 7, on_disk: zero == ZeroStage::One, recompute, ..case }
-                    .check();
+                let (mesh, on_disk) =
+                    (Mesh { shard: 2, ..mesh(4, 1, 1, 2) }, zero == ZeroStage::One);
+                Case { mesh, tiles: 7, on_disk, recompute, ..case }.check();
             }
         }
     }
@@ -343,53 +274,39 @@ fn tiled_embedding_and_head() {
 
 /// Any combination of the four axes and the other options.
 fn any_case() -> impl Strategy<Value = Case> {
-    let sizes = [1usize, 1, 2, 2, 4];
-    let axis = move || proptest::sample::select(sizes.to_vec());
+    let select = |all: &[usize]| proptest::sample::select(all.to_vec());
+    let axis = || select(&[1, 1, 2, 2, 4]);
     let mesh = (axis(), axis(), axis(), axis())
-        .prop_map(|(dp, cp, tp, pp)| Mesh { dp, cp, tp, pp, shard: dp * cp })
+        .prop_map(|(dp, cp, tp, pp)| mesh(dp, cp, tp, pp))
         .prop_filter("2 to 8 ranks", |mesh| (2..=8).contains(&mesh.ranks()));
-    let kinds = ScheduleKind::ALL.to_vec();
+    let kind = proptest::sample::select(ScheduleKind::ALL.to_vec());
     let zero = proptest::sample::select(STAGES.to_vec());
-    let rest = (any::<[bool; 6]>(), proptest::sample::select(kinds), zero, 0usize..3, 1usize..4);
-    (mesh, rest).prop_map(
-        |(
+    let rest = (any::<[bool; 6]>(), kind, zero, select(&[1, 2, 4]), 1usize..4);
+    (mesh, rest).prop_map(|(mesh, (flags, schedule, zero, micro_batches, tiles))| {
+        let [llama, tied, sequence_parallel, recompute, hybrid, on_disk] = flags;
+        // Full or hybrid sharding.
+        let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
+        let (schedule, virtual_stages) = match schedule {
+            ScheduleKind::Interleaved if mesh.pp == 2 => (schedule, 2),
+            ScheduleKind::Interleaved => (ScheduleKind::OneFOneB, 1),
+            _ => (schedule, 1),
+        };
+        Case {
             mesh,
-            (
-                [llama, tied, sequence_parallel, recompute, hybrid, on_disk],
-                schedule,
-                zero,
-                more,
-                tiles,
-            ),
-        )| {
-            // Full or hybrid sharding.
-            let mesh = Mesh { shard: if hybrid { mesh.shard.min(2) } else { mesh.shard }, ..mesh };
-            let family = if llama { Family::Llama } else { Family::Gpt2 };
-            let is_split = schedule == ScheduleKind::Interleaved && mesh.pp == 2;
-            let schedule = if schedule == ScheduleKind::Interleaved && !is_split {
-                ScheduleKind::OneFOneB
-            } else {
-                schedule
-            };
+            sequence_parallel,
             // Interleaved schedules need a multiple of the stages.
-            let micro_batches =
-                [1, 2, 4][more].max(if is_split { 2 } else { 1 }).min(BATCH / mesh.dp);
-            Case {
-                mesh,
-                sequence_parallel,
-                micro_batches,
-                recompute,
-                schedule,
-                zero,
-                tiles,
-                tied,
-                on_disk: on_disk && tiles > 1,
-                virtual_stages: if is_split { 2 } else { 1 },
-                dropout: if recompute { 0.1 } else { 0.0 },
-                ..Case::new(family)
-            }
-        },
-    )
+            micro_batches: micro_batches.max(virtual_stages).min(BATCH / mesh.dp),
+            recompute,
+            schedule,
+            zero,
+            tiles,
+            tied,
+            on_disk: on_disk && tiles > 1,
+            virtual_stages,
+            dropout: if recompute { 0.1 } else { 0.0 },
+            ..Case::new(if llama { Family::Llama } else { Family::Gpt2 })
+        }
+    })
 }
 
 proptest! {

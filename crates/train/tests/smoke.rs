@@ -2,19 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
+use common::TempDir;
 use regatta_comm::error::Peer;
 use regatta_comm::worker::Communicator;
 use regatta_comm::{Call, CallKind, Comm, CommError, OwnedCall, Pending, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_train::config::{self, Config};
-use regatta_train::data::{self, DataDirs, DataSpec};
+use regatta_train::config::Config;
+use regatta_train::data::DataSpec;
+use regatta_train::job::TrainError;
 use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeTest, Verdict};
-use regatta_train::job::{Job, TrainError};
 
 /// Fault injected on a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -93,46 +96,32 @@ impl Comm for Faulty {
 fn config(args: &str) -> Config {
     let small = "model.family=mlp model.hidden_size=16 model.num_layers=1 model.num_heads=1 \
                  model.seq_len=8 train.batch_per_replica=4 train.steps=10 optimizer.warmup_steps=1 optimizer.lr=0.01";
-    let args: Vec<&str> = small.split_whitespace().chain(args.split_whitespace()).collect();
-    config::resolve(None, &args).unwrap().config
+    common::config(&[small, args])
 }
 
 /// The checks on rank 0 and whether all passed, or the check that could not be completed.
 type Outcome = Result<(Vec<CheckResult>, bool), Box<(Check, TrainError)>>;
 
 fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Outcome {
-    let dataset = data::open(&data::prepare(&DataSpec::default(), &DataDirs::default()).unwrap());
-    let job = Job {
-        config,
-        name: "test".to_owned(),
-        comm: comm.clone(),
-        device: Box::new(Cpu::new(1, Precision::F32)),
-        threads: 1,
-        kernels: String::new(),
-        dataset: dataset.unwrap(),
-        folder,
-        run: String::new(),
-    };
+    let device = Box::new(Cpu::new(1, Precision::F32));
+    let job = common::job(&config, &DataSpec::default(), comm.clone(), device, folder).unwrap();
     let mut checks = Vec::new();
     let mut emit = |check| checks.push(check);
     let mut smoke = SmokeTest::new(comm.clone(), &|| false, &mut emit);
     let result = smoke.training(job);
     let (current, passed) = (smoke.current(), smoke.passed());
-    match result {
-        Ok(()) => Ok((checks, passed)),
-        Err(error) => {
-            comm.abort(&error.to_string());
-            Err(Box::new((current, error)))
-        }
-    }
+    result.map(|()| (checks, passed)).map_err(|error| {
+        comm.abort(&error.to_string());
+        Box::new((current, error))
+    })
 }
 
 /// Runs a smoke test on ranks with these faults and configurations.
-fn smoke_test(faults: &[Fault], configs: &[&str], folder: &Path) -> Outcome {
+fn smoke_test(faults: &[Fault], configs: &[&str], folder: &TempDir) -> Outcome {
     let ranks =
         in_process::world(faults.len() as u32).into_iter().zip(faults).zip(configs.iter().cycle());
     let start = |((inner, &fault), args): ((Communicator, &Fault), &&str)| {
-        let (config, folder) = (config(args), folder.to_owned());
+        let (config, folder) = (config(args), folder.0.clone());
         thread::spawn(move || run_rank(Arc::new(Faulty { inner, fault }), config, folder))
     };
     let ranks: Vec<_> = ranks.map(start).collect();
@@ -140,16 +129,11 @@ fn smoke_test(faults: &[Fault], configs: &[&str], folder: &Path) -> Outcome {
     all.swap_remove(0)
 }
 
-fn folder(name: &str) -> PathBuf {
-    let name = format!("regatta-smoke-{name}-{}", std::process::id());
-    std::env::temp_dir().join(name)
-}
-
 #[test]
 fn all_checks_pass_on_healthy_ranks() {
     use Check::{Agreement, AllReduce, Broadcast, Checkpoint, Consistency, Steps};
     for ranks in [1, 3] {
-        let folder = folder(&format!("healthy-{ranks}"));
+        let folder = TempDir::new();
         let (checks, passed) = smoke_test(&vec![Fault::None; ranks], &[""], &folder).unwrap();
         let names: Vec<Check> = checks.iter().map(|check| check.check).collect();
         assert_eq!(names, [Agreement, AllReduce, Broadcast, Steps, Consistency, Checkpoint]);
@@ -158,61 +142,53 @@ fn all_checks_pass_on_healthy_ranks() {
             panic!("{checks:?}")
         };
         assert!(steps == 10 && last_loss < first_loss);
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the checkpoint is removed");
-        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "the checkpoint is removed");
     }
 }
 
 #[test]
 fn a_wrong_all_reduce_is_reported_with_its_rank() {
     let faults = [Fault::None, Fault::None, Fault::AllReduce];
-    let (check, error) = *smoke_test(&faults, &[""], &folder("all-reduce")).unwrap_err();
+    let (check, error) = *smoke_test(&faults, &[""], &TempDir::new()).unwrap_err();
     assert_eq!(check, Check::AllReduce);
     assert!(matches!(error, TrainError::WrongAllReduce { rank: 2, .. }), "{error}");
 }
 
 #[test]
 fn a_rank_with_different_parameters_is_named() {
-    let folder = folder("gradients");
     let faults = [Fault::None, Fault::Gradients, Fault::None];
-    let (checks, passed) = smoke_test(&faults, &[""], &folder).unwrap();
+    let (checks, passed) = smoke_test(&faults, &[""], &TempDir::new()).unwrap();
     assert!(!passed);
     let consistency = checks.iter().find(|c| c.check == Check::Consistency).unwrap();
     let error = consistency.findings.error.as_deref().unwrap();
     assert!(error.starts_with("rank 1 on localhost has different parameters"), "{error}");
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
 fn a_rank_with_a_different_configuration_is_named() {
     let configs = ["", "train.seed=2", ""];
-    let (check, error) =
-        *smoke_test(&[Fault::None; 3], &configs, &folder("configuration")).unwrap_err();
+    let (check, error) = *smoke_test(&[Fault::None; 3], &configs, &TempDir::new()).unwrap_err();
     assert_eq!(check, Check::Agreement);
     assert!(matches!(error, TrainError::RankMismatch { rank: 1, .. }), "{error}");
 }
 
 #[test]
 fn a_rising_loss_fails_and_the_remaining_checks_run() {
-    let folder = folder("loss");
     let args = "optimizer.name=sgd optimizer.lr=100 optimizer.weight_decay=0 optimizer.momentum=0";
-    let (checks, passed) = smoke_test(&[Fault::None; 2], &[args], &folder).unwrap();
+    let (checks, passed) = smoke_test(&[Fault::None; 2], &[args], &TempDir::new()).unwrap();
     assert!(!passed);
     let verdicts: Vec<Verdict> = checks[3..].iter().map(|check| check.verdict).collect();
     assert_eq!(verdicts, [Verdict::Failed, Verdict::Ok, Verdict::Ok]);
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
 fn an_unwritable_checkpoint_is_reported() {
-    let file = folder("file");
-    std::fs::write(&file, "").unwrap();
+    let file = TempDir::new();
+    std::fs::write(&file.0, "").unwrap();
     let (checks, passed) = smoke_test(&[Fault::None; 2], &[""], &file).unwrap();
     assert!(!passed);
     let error = checks[5].findings.error.as_deref().unwrap();
-    assert!(
-        error.starts_with("rank 0 on localhost: ") && error.contains("regatta-smoke-file"),
-        "{error}"
-    );
-    std::fs::remove_file(&file).unwrap();
+    let path = file.0.display().to_string();
+    assert!(error.starts_with("rank 0 on localhost: ") && error.contains(&path), "{error}");
+    std::fs::remove_file(&file.0).unwrap();
 }

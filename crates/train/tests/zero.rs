@@ -1,14 +1,13 @@
-//! Training is independent of ZeRO stage, hybrid sharding and offloading; memory and traffic match the
-//! formulas.
+//! Training is independent of data parallelism, ZeRO stage, hybrid sharding and offloading; memory and
+//! traffic match the formulas.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use common::{Training, run_ranks, step_config, tokens};
+use common::{TempDir, Training, run_ranks, step_config, tokens};
 use regatta_comm::worker::Communicator;
 use regatta_comm::{Comm, in_process, shm};
 use regatta_device::reference::Reference;
@@ -17,6 +16,7 @@ use regatta_predict::axis::Axis;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{Family, ModelShape};
+use regatta_predict::testing;
 use regatta_train::checkpoint::StateTensor;
 use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
@@ -28,32 +28,15 @@ const BATCH: usize = 12;
 const SEQ_LEN: usize = 4;
 const STEPS: u64 = 20;
 const STAGES: [ZeroStage; 3] = [ZeroStage::One, ZeroStage::Two, ZeroStage::Three];
+const FAMILIES: [Family; 2] = [Family::Gpt2, Family::Llama];
 
-fn shape(family: Family) -> ModelShape {
-    shape_with_layers(family, 3)
-}
-
-fn shape_with_layers(family: Family, layers: usize) -> ModelShape {
-    ModelShape {
-        family,
-        num_layers: layers,
-        vocab_size: 13,
-        seq_len: SEQ_LEN,
-        hidden_size: 8,
-        num_heads: 2,
-        num_kv_heads: 1,
-        intermediate_size: 16,
-        tie_embeddings: family == Family::Gpt2,
-        bias: family == Family::Gpt2,
-        norm_eps: 1e-5,
-        rope_theta: 100.0,
-    }
-}
-
-/// A layout to compare with a single rank.
+/// A training to compare with a single rank.
 #[derive(Debug, Clone)]
 struct Case {
     family: Family,
+    layers: usize,
+    steps: u64,
+    batch: usize,
     ranks: usize,
     /// Size of the shard groups.
     shard: usize,
@@ -69,70 +52,100 @@ struct Trained {
     sent: u64,
 }
 
-fn train(comm: Arc<dyn Comm>, shape: ModelShape, case: &Case) -> Trained {
-    let Case { ranks, shard, micro_batches, .. } = *case;
-    let rank = comm.rank() as usize;
-    let mesh = Mesh { shard, ..Mesh::data_parallel(ranks) };
-    let groups = ProcessGroups::new(comm.clone(), mesh).unwrap();
-    let net = Net::new(Model::new(shape), Box::new(Reference));
-    let stage = Stage::single(&net.model.shape);
-    let init = ParamInit::Random { seed: 11 };
-    let mut engine = Engine::new(net, groups, stage, &case.sharding, init).unwrap();
-    let training = Training {
-        steps: STEPS,
-        batch: BATCH,
-        seq_len: SEQ_LEN,
-        micro_batches,
-        dropout: 0.1,
-        recompute: |step| step % 2 == 1,
-    };
-    let metrics = training.run(&mut engine, &*comm, rank, ranks);
-    let losses = metrics.iter().map(|step| step.loss).collect();
-    let sent = engine.groups.sent(Axis::Shard).total_bytes();
-    Trained { losses, memory: engine.state.memory(), sent }
-}
+impl Case {
+    /// On a single rank.
+    fn new(family: Family) -> Self {
+        let (layers, steps, batch, sharding) = (3, STEPS, BATCH, ShardingConfig::default());
+        Self { family, layers, steps, batch, ranks: 1, shard: 1, micro_batches: 1, sharding }
+    }
 
-fn run(case: &Case) -> Trained {
-    run_shape(&shape(case.family), case)
-}
+    /// On one shard group.
+    fn zero(family: Family, zero: ZeroStage, ranks: usize, micro_batches: usize) -> Self {
+        let sharding = ShardingConfig::zero(zero);
+        Self { ranks, shard: ranks, micro_batches, sharding, ..Self::new(family) }
+    }
 
-fn run_shape(shape: &ModelShape, case: &Case) -> Trained {
-    run_world(in_process::world(case.ranks as u32), shape, case)
-}
+    fn shape(&self) -> ModelShape {
+        let (num_layers, seq_len, num_kv_heads) = (self.layers, SEQ_LEN, 1);
+        ModelShape { num_layers, seq_len, num_kv_heads, ..testing::shape(self.family) }
+    }
 
-/// The result of rank 0; all ranks have the same losses.
-fn run_world(world: Vec<Communicator>, shape: &ModelShape, case: &Case) -> Trained {
-    let mut all = run_ranks(world, |comm| train(comm, shape.clone(), case));
-    assert!(all.iter().all(|rank| rank.losses == all[0].losses), "{case:?}");
-    all.swap_remove(0)
-}
+    fn engine(&self, comm: Arc<dyn Comm>, init: ParamInit) -> Result<Engine, StepError> {
+        let mesh = Mesh { shard: self.shard, ..Mesh::data_parallel(self.ranks) };
+        let (groups, shape) = (ProcessGroups::new(comm, mesh)?, self.shape());
+        let stage = Stage::single(&shape);
+        let net = Net::new(Model::new(shape), Box::new(Reference));
+        Engine::new(net, groups, stage, &self.sharding, init)
+    }
 
-fn check(single: &[f64], case: &Case) {
-    assert_losses_match(single, &run(case).losses, case);
-}
+    /// On a single rank.
+    fn single_rank_engine(&self) -> Result<Engine, StepError> {
+        let comm = Arc::new(in_process::world(1).remove(0));
+        self.engine(comm, ParamInit::Random { seed: 1 })
+    }
 
-fn assert_losses_match(single: &[f64], losses: &[f64], case: &Case) {
-    assert_eq!(single.len(), losses.len());
-    for (expected, loss) in single.iter().zip(losses) {
-        let error = (expected - loss).abs() / expected;
-        assert!(error < 1e-10, "{case:?}: {single:?} {losses:?}");
+    fn train(&self, comm: Arc<dyn Comm>) -> Trained {
+        let mut engine = self.engine(comm.clone(), ParamInit::Random { seed: 11 }).unwrap();
+        let training = Training {
+            steps: self.steps,
+            batch: self.batch,
+            seq_len: SEQ_LEN,
+            micro_batches: self.micro_batches,
+            dropout: 0.1,
+            recompute: |step| step % 2 == 1,
+        };
+        let metrics = training.run(&mut engine, &*comm, comm.rank() as usize, self.ranks);
+        let losses = metrics.iter().map(|step| step.loss).collect();
+        let sent = engine.groups.sent(Axis::Shard).total_bytes();
+        Trained { losses, memory: engine.state.memory(), sent }
+    }
+
+    fn run(&self) -> Trained {
+        self.run_world(in_process::world(self.ranks as u32))
+    }
+
+    /// The result of rank 0; all ranks have the same losses.
+    fn run_world(&self, world: Vec<Communicator>) -> Trained {
+        let mut all = run_ranks(world, |comm| self.train(comm));
+        assert!(all.iter().all(|rank| rank.losses == all[0].losses), "{self:?}");
+        all.swap_remove(0)
+    }
+
+    /// The losses, which decrease by more than `least`.
+    fn decreasing_losses(&self, least: f64) -> Vec<f64> {
+        let losses = self.run().losses;
+        assert!(losses[losses.len() - 1] < losses[0] - least, "no decrease: {losses:?}");
+        losses
+    }
+
+    fn check(&self, single: &[f64]) {
+        self.assert_losses_match(single, &self.run().losses);
+    }
+
+    fn assert_losses_match(&self, single: &[f64], losses: &[f64]) {
+        assert_eq!(single.len(), losses.len());
+        for (expected, loss) in single.iter().zip(losses) {
+            let error = (expected - loss).abs() / expected;
+            assert!(error < 1e-10, "{self:?}: {single:?} {losses:?}");
+        }
     }
 }
 
 /// The losses of a single rank.
 fn single_rank(family: Family) -> Vec<f64> {
-    let sharding = ShardingConfig::default();
-    let losses = run(&Case { family, ranks: 1, shard: 1, micro_batches: 1, sharding }).losses;
-    assert!(losses[STEPS as usize - 1] < losses[0] - 0.2, "loss did not decrease: {losses:?}");
-    losses
+    Case::new(family).decreasing_losses(0.2)
 }
 
-fn single_rank_engine(net: Net, sharding: &ShardingConfig) -> Result<Engine, StepError> {
-    let (groups, stage) = (ProcessGroups::single_rank(), Stage::single(&net.model.shape));
-    Engine::new(net, groups, stage, sharding, ParamInit::Random { seed: 1 })
+#[test]
+fn data_parallel_ranks_have_the_losses_of_one_rank() {
+    for family in FAMILIES {
+        let single = Case { layers: 2, steps: 6, batch: 24, ..Case::new(family) };
+        let losses = single.decreasing_losses(0.05);
+        for (ranks, micro_batches) in [(1, 4), (2, 1), (2, 3), (3, 2), (4, 1), (8, 3)] {
+            Case { ranks, shard: ranks, micro_batches, ..single.clone() }.check(&losses);
+        }
+    }
 }
-
-const FAMILIES: [Family; 2] = [Family::Gpt2, Family::Llama];
 
 #[test]
 fn every_zero_stage_has_the_losses_of_one_rank() {
@@ -140,8 +153,7 @@ fn every_zero_stage_has_the_losses_of_one_rank() {
         let single = single_rank(family);
         for zero in STAGES {
             for (ranks, micro_batches) in [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (4, 3)] {
-                let sharding = ShardingConfig::zero(zero);
-                check(&single, &Case { family, ranks, shard: ranks, micro_batches, sharding });
+                Case::zero(family, zero, ranks, micro_batches).check(&single);
             }
         }
     }
@@ -153,8 +165,7 @@ fn hybrid_sharding_has_the_losses_of_one_rank() {
         let single = single_rank(family);
         for zero in STAGES {
             for (shard, micro_batches) in [(2, 1), (2, 3), (1, 1)] {
-                let sharding = ShardingConfig::zero(zero);
-                check(&single, &Case { family, ranks: 4, shard, micro_batches, sharding });
+                Case { shard, ..Case::zero(family, zero, 4, micro_batches) }.check(&single);
             }
         }
     }
@@ -162,15 +173,12 @@ fn hybrid_sharding_has_the_losses_of_one_rank() {
 
 #[test]
 fn losses_over_shared_memory_match() {
-    let family = Family::Gpt2;
-    let single = single_rank(family);
+    let single = single_rank(Family::Gpt2);
     for zero in STAGES {
         for (ranks, shard) in [(2, 2), (4, 2)] {
-            let sharding = ShardingConfig::zero(zero);
-            let case = Case { family, ranks, shard, micro_batches: 1, sharding };
-            let world = shm::world(ranks as u32).unwrap();
-            let trained = run_world(world, &shape(family), &case);
-            assert_losses_match(&single, &trained.losses, &case);
+            let case = Case { shard, ..Case::zero(Family::Gpt2, zero, ranks, 1) };
+            let trained = case.run_world(shm::world(ranks as u32).unwrap());
+            case.assert_losses_match(&single, &trained.losses);
         }
     }
 }
@@ -180,53 +188,30 @@ fn shard_group_traffic_matches_the_formulas() {
     for family in FAMILIES {
         for ranks in 2..=4 {
             let (all, _) = padded_lens(family, ranks);
-            let size = size_of::<f64>();
-            let len = |block: usize| {
-                shape(family).blocks()[block].padded_len().next_multiple_of(32 * ranks)
-            };
+            let len = |block| padded_len(&Case::new(family).shape(), block, ranks);
             // Layers are gathered twice, the head once, the embedding once more for a tied head.
             let tied = if family == Family::Gpt2 { len(0) } else { 0 };
             let gathered = 2 * all - len(0) - len(4) + tied;
-            for (zero, micro_batches, sent) in [
-                (ZeroStage::One, 3, 2 * all),
-                (ZeroStage::Two, 3, 4 * all),
-                (ZeroStage::Three, 3, 3 * (all + gathered)),
+            for (zero, sent) in [
+                (ZeroStage::One, 2 * all),
+                (ZeroStage::Two, 4 * all),
+                (ZeroStage::Three, 3 * (all + gathered)),
             ] {
-                let sharding = ShardingConfig::zero(zero);
-                let trained = run(&Case { family, ranks, shard: ranks, micro_batches, sharding });
-                let expected = STEPS as usize * sent / ranks * (ranks - 1) * size;
+                let trained = Case::zero(family, zero, ranks, 3).run();
+                let expected = STEPS as usize * sent / ranks * (ranks - 1) * size_of::<f64>();
                 assert_eq!(trained.sent, expected as u64, "{family:?} {zero:?} {ranks}");
             }
         }
     }
 }
 
-/// A temporary directory.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new(name: &str) -> Self {
-        Self(std::env::temp_dir().join(format!("regatta-zero-{name}-{}", std::process::id())))
-    }
-
-    fn offload(&self, optimizer: Tier, parameters: Tier) -> OffloadTiers {
-        OffloadTiers { optimizer, parameters, dir: self.0.clone() }
-    }
-
-    fn is_empty(&self) -> bool {
-        Path::new(&self.0).read_dir().unwrap().next().is_none()
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn offload(dir: &TempDir, optimizer: Tier, parameters: Tier) -> OffloadTiers {
+    OffloadTiers { optimizer, parameters, dir: dir.0.clone() }
 }
 
 #[test]
 fn offloaded_state_has_the_losses_of_one_rank_and_its_files_are_removed() {
-    let dir = TempDir::new("same");
+    let dir = TempDir::new();
     for family in FAMILIES {
         let single = single_rank(family);
         for (optimizer, parameters) in
@@ -239,28 +224,32 @@ fn offloaded_state_has_the_losses_of_one_rank_and_its_files_are_removed() {
                 (ZeroStage::Three, 2, 2, 3),
                 (ZeroStage::Two, 4, 2, 1),
             ] {
-                let offload = dir.offload(optimizer, parameters);
+                let offload = offload(&dir, optimizer, parameters);
                 let sharding = ShardingConfig { zero, offload };
-                check(&single, &Case { family, ranks, shard, micro_batches, sharding });
-                assert!(dir.is_empty());
+                Case { ranks, shard, micro_batches, sharding, ..Case::new(family) }.check(&single);
+                assert!(dir.0.read_dir().unwrap().next().is_none());
             }
         }
     }
 }
 
+/// Elements of a block, padded to equal shards.
+fn padded_len(shape: &ModelShape, block: usize, ranks: usize) -> usize {
+    shape.blocks()[block].padded_len().next_multiple_of(32 * ranks)
+}
+
 /// Elements of all blocks with padding, and of a rank's shards.
 fn padded_lens(family: Family, ranks: usize) -> (usize, usize) {
-    let lens = shape(family).blocks().into_iter().map(|block| block.padded_len());
-    let shards: usize = lens.map(|len| len.next_multiple_of(32 * ranks) / ranks).sum();
-    (shards * ranks, shards)
+    let shape = Case::new(family).shape();
+    let blocks = 0..shape.blocks().len();
+    let all: usize = blocks.map(|block| padded_len(&shape, block, ranks)).sum();
+    (all, all / ranks)
 }
 
 /// Bytes of the largest blocks that are unsharded concurrently: embedding, head and two layers.
 fn max_unsharded_bytes(family: Family, ranks: usize) -> usize {
-    let bytes = |block: usize| {
-        shape(family).blocks()[block].padded_len().next_multiple_of(32 * ranks) * size_of::<f64>()
-    };
-    bytes(0) + bytes(4) + 2 * bytes(1)
+    let len = |block| padded_len(&Case::new(family).shape(), block, ranks);
+    (len(0) + len(4) + 2 * len(1)) * size_of::<f64>()
 }
 
 #[test]
@@ -270,9 +259,8 @@ fn memory_matches_the_formulas() {
         for ranks in 2..=4 {
             let (all, shard) = padded_lens(family, ranks);
             let of = |zero| {
-                let (sharding, micro_batches) = (ShardingConfig::zero(zero), 1);
-                let case = Case { family, ranks, shard: ranks, micro_batches, sharding };
-                let StateMemory { parameters, gradients, moments } = run(&case).memory;
+                let StateMemory { parameters, gradients, moments } =
+                    Case::zero(family, zero, ranks, 1).run().memory;
                 assert_eq!(moments.transient, 0);
                 let resident = [parameters.resident, gradients.resident, moments.resident];
                 (resident, [parameters.transient, gradients.transient])
@@ -292,18 +280,14 @@ fn memory_matches_the_formulas() {
 #[test]
 fn few_blocks_of_offloaded_state_are_in_memory() {
     const LAYERS: usize = 9;
-    let dir = TempDir::new("memory");
+    let dir = TempDir::new();
     for (ranks, family) in [(1, Family::Gpt2), (2, Family::Llama)] {
-        let shape = shape_with_layers(family, LAYERS);
-        let offload = dir.offload(Tier::Disk, Tier::Disk);
+        let offload = offload(&dir, Tier::Disk, Tier::Disk);
         let sharding = ShardingConfig { zero: ZeroStage::Off, offload };
-        let case = Case { family, ranks, shard: ranks, micro_batches: 1, sharding };
-        let memory = run_shape(&shape, &case).memory;
+        let case = Case { layers: LAYERS, ranks, shard: ranks, sharding, ..Case::new(family) };
+        let (shape, memory) = (case.shape(), case.run().memory);
         assert_eq!((memory.parameters.resident, memory.moments.resident), (0, 0));
-        let shard = |block: usize| {
-            shape.blocks()[block].padded_len().next_multiple_of(32 * ranks) / ranks
-                * size_of::<f64>()
-        };
+        let shard = |block| padded_len(&shape, block, ranks) / ranks * size_of::<f64>();
         // One block in use, one read ahead, one written behind; the last write of a step may complete
         // in the next step only.
         let few = shard(0) + 2 * shard(LAYERS + 1) + 3 * shard(1);
@@ -316,31 +300,31 @@ fn few_blocks_of_offloaded_state_are_in_memory() {
     }
 }
 
+/// A GPT-2 on a single rank with offloaded state.
+fn offloaded_engine(offload: OffloadTiers) -> Result<Engine, StepError> {
+    let sharding = ShardingConfig { zero: ZeroStage::Off, offload };
+    Case { sharding, ..Case::new(Family::Gpt2) }.single_rank_engine()
+}
+
 #[test]
 fn an_unusable_swap_directory_is_named() {
-    let dir = TempDir::new("refused");
+    let dir = TempDir::new();
     std::fs::write(&dir.0, "a file").unwrap();
-    let net = Net::new(Model::new(shape(Family::Gpt2)), Box::new(Reference));
-    let offload = dir.offload(Tier::Disk, Tier::Device);
-    let sharding = ShardingConfig { zero: ZeroStage::Off, offload };
-    let error = single_rank_engine(net, &sharding).err().unwrap().to_string();
-    assert!(error.contains("regatta-zero-refused") && error.contains("moments-0"), "{error}");
+    let error = offloaded_engine(offload(&dir, Tier::Disk, Tier::Device)).err().unwrap();
+    let path = dir.0.join("moments-0").display().to_string();
+    assert!(error.to_string().contains(&path), "{error}");
     std::fs::remove_file(&dir.0).unwrap();
 }
 
 #[test]
 fn a_truncated_swap_file_fails_the_step_and_is_named() {
-    let dir = TempDir::new("cut");
+    let dir = TempDir::new();
     for (optimizer, parameters, name) in
         [(Tier::Disk, Tier::Device, "moments-0"), (Tier::Device, Tier::Disk, "parameters-0")]
     {
-        let net = Net::new(Model::new(shape(Family::Gpt2)), Box::new(Reference));
-        let offload = dir.offload(optimizer, parameters);
-        let sharding = ShardingConfig { zero: ZeroStage::Off, offload };
-        let mut engine = single_rank_engine(net, &sharding).unwrap();
-        let (inputs, targets) = (tokens(SEQ_LEN, 0, 0..BATCH, 0), tokens(SEQ_LEN, 0, 0..BATCH, 1));
-        let (inputs, targets, first_sequence) = (&inputs[..], &targets[..], 0);
-        let micro_batch = MicroBatch { inputs, targets, batch: BATCH, first_sequence };
+        let mut engine = offloaded_engine(offload(&dir, optimizer, parameters)).unwrap();
+        let [inputs, targets] = &[0, 1].map(|shift| tokens(SEQ_LEN, 0, 0..BATCH, shift));
+        let micro_batch = MicroBatch { inputs, targets, batch: BATCH, first_sequence: 0 };
         let step = |engine: &mut Engine, step| {
             let config = step_config(step, BATCH * SEQ_LEN, 0.1, step > 0);
             engine.step(&config, std::iter::once(micro_batch))
@@ -365,12 +349,7 @@ fn zero_3_ranks_generate_their_shards_only_and_nothing_before_a_restore() {
     let family = Family::Gpt2;
     let generated = |zero, init| -> Vec<usize> {
         run_ranks(in_process::world(4), |comm| {
-            let mesh = Mesh { shard: 4, ..Mesh::data_parallel(4) };
-            let groups = ProcessGroups::new(comm, mesh).unwrap();
-            let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-            let stage = Stage::single(&net.model.shape);
-            let sharding = ShardingConfig::zero(zero);
-            let engine = Engine::new(net, groups, stage, &sharding, init).unwrap();
+            let engine = Case::zero(family, zero, 4, 1).engine(comm, init).unwrap();
             engine.state.generated_elements()
         })
     };
@@ -388,29 +367,20 @@ fn zero_3_ranks_generate_their_shards_only_and_nothing_before_a_restore() {
 
 #[test]
 fn initial_parameters_are_the_same_for_every_zero_stage_and_tier() {
-    let dir = TempDir::new("init");
+    let dir = TempDir::new();
     for family in FAMILIES {
-        let full = single_rank_engine(
-            Net::new(Model::new(shape(family)), Box::new(Reference)),
-            &ShardingConfig::default(),
-        );
-        let full = full.unwrap();
-        let full: Vec<Vec<f64>> =
-            full.state.all_params().unwrap().iter().map(|view| view.as_slice().to_vec()).collect();
+        let full = Case::new(family).single_rank_engine().unwrap();
+        let full = full.state.all_params().unwrap();
+        let full: Vec<Vec<f64>> = full.iter().map(|view| view.as_slice().to_vec()).collect();
         for (zero, tier) in [
             (ZeroStage::One, Tier::Device),
             (ZeroStage::Three, Tier::Device),
             (ZeroStage::Off, Tier::Disk),
         ] {
-            let offload = dir.offload(Tier::Device, tier);
-            let sharding = ShardingConfig { zero, offload };
+            let sharding = ShardingConfig { zero, offload: offload(&dir, Tier::Device, tier) };
+            let case = Case { sharding, ..Case::zero(family, zero, 3, 1) };
             run_ranks(in_process::world(3), |comm| {
-                let mesh = Mesh { shard: 3, ..Mesh::data_parallel(3) };
-                let groups = ProcessGroups::new(comm, mesh).unwrap();
-                let net = Net::new(Model::new(shape(family)), Box::new(Reference));
-                let stage = Stage::single(&net.model.shape);
-                let init = ParamInit::Random { seed: 1 };
-                let mut engine = Engine::new(net, groups, stage, &sharding, init).unwrap();
+                let mut engine = case.engine(comm, ParamInit::Random { seed: 1 }).unwrap();
                 for block in engine.state.local_blocks() {
                     let shard = engine.state.shards[block].clone();
                     let own = |view: View<'_>| view.as_slice::<f64>().to_vec();

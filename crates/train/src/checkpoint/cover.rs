@@ -24,15 +24,15 @@ pub(super) fn cover(
     let mut copies: Vec<CopySpan> = Vec::new();
     let (mut to, mut last) = (0, 0);
     for run in want.runs(shape) {
-        let (mut place, end) = (run.start, run.start + run.len);
-        while place < end {
+        let (mut position, end) = (run.start, run.start + run.len);
+        while position < end {
             // The next element is usually in the same shard or the following one.
             let order = (last..have.len()).chain(0..last);
-            let mut found = order.map(|shard| (shard, have[shard].locate(shape, place)));
-            let (shard, at) = found.find_map(|(shard, at)| Some((shard, at?))).ok_or(place)?;
-            let len = at.len.min(end - place);
+            let mut found = order.map(|shard| (shard, have[shard].locate(shape, position)));
+            let (shard, at) = found.find_map(|(shard, at)| Some((shard, at?))).ok_or(position)?;
+            let len = at.len.min(end - position);
             copies.push(CopySpan { shard, from: at.start, to, len });
-            (place, to, last) = (place + len, to + len, shard);
+            (position, to, last) = (position + len, to + len, shard);
         }
     }
     Ok(copies)

@@ -7,7 +7,7 @@ use std::path::Path;
 /// A file system.
 pub trait Disk: Send + Sync {
     /// Creates a directory and its parents; existing ones are fine.
-    fn create_folder(&self, path: &Path) -> io::Result<()>;
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Creates or truncates a file.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Output>>;
     /// Reads a file.
@@ -19,9 +19,9 @@ pub trait Disk: Send + Sync {
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Removes a directory and its contents.
-    fn remove_folder(&self, path: &Path) -> io::Result<()>;
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// Syncs a directory.
-    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Free bytes, if known.
     fn free(&self, path: &Path) -> Option<u64>;
 }
@@ -39,7 +39,7 @@ pub trait Output {
 pub struct SystemDisk;
 
 impl Disk for SystemDisk {
-    fn create_folder(&self, path: &Path) -> io::Result<()> {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }
 
@@ -66,11 +66,11 @@ impl Disk for SystemDisk {
         fs::remove_file(path)
     }
 
-    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
         fs::remove_dir_all(path)
     }
 
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
         match File::open(path)?.sync_all() {
             // Some network file systems do not support it, and preserve the order without it.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),

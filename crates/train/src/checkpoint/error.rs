@@ -3,19 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// A result about checkpoints.
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
 /// Why a checkpoint could not be written or read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum CheckpointError {
     /// An I/O error.
     #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// The operation.
-        action: &'static str,
-        /// The file or directory.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     /// The disk is full, found before or while writing.
     #[error(
         "no space for {} ({needed} bytes needed, {} free); the last checkpoint is unaffected: free space \
@@ -23,125 +20,54 @@ pub enum CheckpointError {
         path.display(),
         free.map_or_else(|| "unknown".to_owned(), |free| free.to_string())
     )]
-    NoSpace {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        needed: u64,
-        /// Free bytes, if known.
-        free: Option<u64>,
-    },
+    NoSpace { path: PathBuf, needed: u64, free: Option<u64> },
     /// The directory is not writable.
     #[error(
         "cannot write {} ({needed} bytes): {source}; set checkpoint.dir to a writable directory"
         , path.display()
     )]
-    NotWritable {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        needed: u64,
-        /// Cause.
-        source: io::Error,
-    },
+    NotWritable { path: PathBuf, needed: u64, source: io::Error },
     /// The directory is locked by another job.
     #[error(
         "another job ({owner}) is writing checkpoints in {}: stop it, or set another \
         checkpoint.dir",
         folder.display()
     )]
-    Locked {
-        /// The checkpoint directory.
-        folder: PathBuf,
-        /// Contents of the lock file.
-        owner: String,
-    },
+    Locked { folder: PathBuf, owner: String },
     /// The previous save is still in progress.
     #[error("the checkpoint of step {writing} is still being written")]
-    Busy {
-        /// Its step.
-        writing: u64,
-    },
+    Busy { writing: u64 },
     /// An invalid shard.
     #[error("cannot save tensor {name}: it {why}")]
-    InvalidShard {
-        /// The tensor.
-        name: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    InvalidShard { name: String, why: String },
     /// Rank 0 does not see another rank's file.
     #[error(
         "rank 0 does not see {}, written by rank {rank}: checkpoint.dir must be on a \
          file system that all nodes share",
         path.display()
     )]
-    NotShared {
-        /// The file.
-        path: PathBuf,
-        /// The rank.
-        rank: usize,
-    },
+    NotShared { path: PathBuf, rank: usize },
     /// Shards of different ranks are inconsistent.
     #[error("{}: {why}", path.display())]
-    Sidecar {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Sidecar { path: PathBuf, why: String },
     /// A commit without a finished save.
     #[error("the checkpoint of step {step} cannot be committed: {why}")]
-    NotWritten {
-        /// The step.
-        step: u64,
-        /// The state of the writer.
-        why: String,
-    },
+    NotWritten { step: u64, why: String },
     /// Not a checkpoint, or one of another format version.
     #[error("{}: {why}", path.display())]
-    Manifest {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    Manifest { path: PathBuf, why: String },
     /// A damaged file.
     #[error("{}: {why}", path.display())]
-    DamagedFile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    DamagedFile { path: PathBuf, why: String },
     /// A damaged tensor.
     #[error("{}: {key} {why}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The shard.
-        key: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    Damaged { path: PathBuf, key: String, why: String },
     /// The tensor does not exist.
     #[error("checkpoint {} has no {tensor}", folder.display())]
-    NoTensor {
-        /// The checkpoint.
-        folder: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
+    NoTensor { folder: PathBuf, tensor: String },
     /// The tensor has another shape or is incomplete.
     #[error("checkpoint {}: {tensor} {why}", folder.display())]
-    Tensor {
-        /// The checkpoint.
-        folder: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    Tensor { folder: PathBuf, tensor: String, why: String },
 }
 
 impl CheckpointError {

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::commit::entries;
-use super::dir_layout::{self, Role};
+use super::commit::CheckpointDir;
+use super::dir_layout::Role;
 use super::disk::SystemDisk;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::RUN;
 use super::reader::Checkpoint;
 
@@ -22,9 +23,7 @@ pub struct Skipped {
 
 /// The newest valid checkpoint, if any, and newer ones that are damaged. Reads all data, so one rank does it
 /// for all.
-pub fn newest_valid(
-    checkpoints: &Path,
-) -> Result<(Option<Checkpoint>, Vec<Skipped>), CheckpointError> {
+pub fn newest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)> {
     let mut skipped = Vec::new();
     for folder in folders(checkpoints)? {
         let checked = Checkpoint::open(&folder).map_err(|error| vec![error]);
@@ -37,20 +36,20 @@ pub fn newest_valid(
 }
 
 /// Whether there is any checkpoint, valid or not.
-pub fn has_checkpoint(checkpoints: &Path) -> Result<bool, CheckpointError> {
+pub fn has_checkpoint(checkpoints: &Path) -> Result<bool> {
     Ok(!folders(checkpoints)?.is_empty())
 }
 
 /// Whether a checkpoint is one of the complete ones in a directory.
 pub fn is_in_dir(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
-    let real = |folder: &Path| folder.canonicalize().ok();
-    let own = real(checkpoint.folder());
+    let canonical = |folder: &Path| folder.canonicalize().ok();
+    let own = canonical(checkpoint.folder());
     let all = folders(checkpoints).unwrap_or_default();
-    own.is_some() && all.iter().any(|folder| real(folder) == own)
+    own.is_some() && all.iter().any(|folder| canonical(folder) == own)
 }
 
 /// Whether any complete checkpoint in a directory was written by this run.
-pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool, CheckpointError> {
+pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool> {
     let is_its = |folder: &PathBuf| {
         let meta = Checkpoint::open(folder);
         meta.is_ok_and(|one| one.meta().extra.get(RUN).is_some_and(|name| name == run))
@@ -60,8 +59,9 @@ pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool, Chec
 
 /// Directories of complete checkpoints, newest first. One about to be replaced counts if its replacement is
 /// missing.
-pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let mut found = match entries(&SystemDisk, checkpoints) {
+pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>> {
+    let dir = CheckpointDir { disk: Arc::new(SystemDisk), path: checkpoints.to_owned() };
+    let mut found = match dir.entries() {
         Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(Vec::new());
         }
@@ -70,5 +70,5 @@ pub(super) fn folders(checkpoints: &Path) -> Result<Vec<PathBuf>, CheckpointErro
     found.retain(|(_, role)| matches!(role, Role::Complete | Role::Replaced));
     found.sort_by_key(|(step, role)| (Reverse(*step), *role != Role::Complete));
     found.dedup_by_key(|(step, _)| *step);
-    Ok(found.into_iter().map(|(step, role)| dir_layout::path(checkpoints, step, role)).collect())
+    Ok(found.into_iter().map(|(step, role)| dir.step(step, role)).collect())
 }

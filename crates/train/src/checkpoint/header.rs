@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 /// Bytes of the length field before the header.
 const LENGTH: usize = 8;
 /// Maximum length of a header, as in the safetensors library.
-const LONGEST: u64 = 100_000_000;
+const MAX_LENGTH: u64 = 100_000_000;
 
 /// Location of a tensor in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,32 +30,33 @@ pub(super) fn read(file: &File, bytes: u64) -> Result<HashMap<String, TensorLoca
     let mut length = [0; LENGTH];
     file.read_exact_at(&mut length, 0).map_err(|error| format!("cannot be read: {error}"))?;
     let length = u64::from_le_bytes(length);
-    if length > LONGEST.min(bytes) {
+    if length > MAX_LENGTH.min(bytes) {
         return Err(damaged(&format!("cannot have {length} bytes")));
     }
     let mut text = vec![0; length as usize];
     file.read_exact_at(&mut text, LENGTH as u64)
         .map_err(|error| format!("cannot be read: {error}"))?;
-    let places = parse(&text).map_err(|why| damaged(&format!("is wrong: {why}")))?;
-    let end = places.values().map(|place| place.bytes.end).max();
+    let locations = parse(&text).map_err(|why| damaged(&format!("is wrong: {why}")))?;
+    let end = locations.values().map(|at| at.bytes.end).max();
     if end.is_some_and(|end| end > bytes) {
         return Err(format!("is truncated: it has {bytes} bytes of {}", end.unwrap_or_default()));
     }
-    Ok(places)
+    Ok(locations)
 }
 
 /// Locations of the tensors of a file, by name. The header may be arbitrary bytes.
 pub fn parse(header: &[u8]) -> Result<HashMap<String, TensorLocation>, String> {
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let base = (LENGTH + header.len()) as u64;
-    let mut places = HashMap::new();
+    let mut locations = HashMap::new();
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
         let at = |offset: usize| base.checked_add(offset as u64).ok_or("it is too long");
         let bytes = at(start)?..at(end)?;
-        places.insert(name, TensorLocation { dtype: info.dtype, shape: info.shape.clone(), bytes });
+        locations
+            .insert(name, TensorLocation { dtype: info.dtype, shape: info.shape.clone(), bytes });
     }
-    Ok(places)
+    Ok(locations)
 }
 
 /// The header of a file with these tensors, in this order.

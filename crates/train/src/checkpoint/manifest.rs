@@ -182,9 +182,9 @@ impl Manifest {
                 files.insert(file.clone(), sidecar.bytes);
             }
             for WrittenShard { name, kind, shape, slice, sha256 } in sidecar.shards {
-                let place = tensors.entry((kind, name.clone()));
+                let entry = tensors.entry((kind, name.clone()));
                 let empty = || Tensor { name, kind, shape: shape.clone(), shards: Vec::new() };
-                let tensor = place.or_insert_with(empty);
+                let tensor = entry.or_insert_with(empty);
                 if tensor.shape != shape {
                     let (title, known) = (tensor.title(), &tensor.shape);
                     return Err(format!(
@@ -203,12 +203,9 @@ impl Manifest {
         let manifest: Self = versioned(text)?;
         manifest.meta.shape.check()?;
         for name in manifest.files.keys() {
-            let known = dir_layout::rank_of_shard(name).is_some_and(|rank| rank < manifest.ranks);
-            if !known {
-                return Err(format!(
-                    "{name:?} is not a file of one of its {} ranks",
-                    manifest.ranks
-                ));
+            let ranks = manifest.ranks;
+            if dir_layout::rank_of_shard(name).is_none_or(|rank| rank >= ranks) {
+                return Err(format!("{name:?} is not a file of one of its {ranks} ranks"));
             }
         }
         let mut titles = BTreeSet::new();
@@ -255,16 +252,8 @@ fn versioned<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))
 }
 
-fn check_shard(
-    title: &str,
-    shape: &[usize],
-    slice: &TensorSlice,
-    sha256: &str,
-) -> Result<(), String> {
+fn check_shard(title: &str, shape: &[usize], slice: &TensorSlice, sum: &str) -> Result<(), String> {
     slice.check(shape).map_err(|why| format!("{title} {why}"))?;
-    if sha256.len() == 64 && sha256.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        Ok(())
-    } else {
-        Err(format!("{title} has an invalid SHA-256 {sha256:?}"))
-    }
+    let is_valid = sum.len() == 64 && sum.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+    is_valid.then_some(()).ok_or_else(|| format!("{title} has an invalid SHA-256 {sum:?}"))
 }

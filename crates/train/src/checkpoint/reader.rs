@@ -14,13 +14,13 @@ use sha2::{Digest, Sha256};
 
 use super::cover::{CopySpan, cover};
 use super::dir_layout::{self, MANIFEST, MANIFEST_SUM};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::header::{self, TensorLocation};
 use super::manifest::{CheckpointMeta, Manifest, StoredShard, Tensor};
 use super::shard::{StateTensor, TensorSlice, key};
 
 /// Bytes read at a time.
-const AT_A_TIME: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 /// A complete checkpoint.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a checkpoint and reads its manifest, not its tensors.
-    pub fn open(folder: &Path) -> Result<Self, CheckpointError> {
+    pub fn open(folder: &Path) -> Result<Self> {
         let manifest = read_manifest(folder)?;
         let key = |(index, tensor): (usize, &Tensor)| ((tensor.kind, tensor.name.clone()), index);
         let tensors = manifest.tensors.iter().enumerate().map(key).collect();
@@ -45,7 +45,7 @@ impl Checkpoint {
     }
 
     /// The newest complete checkpoint in a directory, if any.
-    pub fn latest(checkpoints: &Path) -> Result<Option<Self>, CheckpointError> {
+    pub fn latest(checkpoints: &Path) -> Result<Option<Self>> {
         let folders = super::find::folders(checkpoints)?;
         folders.first().map(|folder| Self::open(folder)).transpose()
     }
@@ -78,7 +78,7 @@ impl Checkpoint {
         kind: StateTensor,
         slice: &TensorSlice,
         elements: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<()> {
         let (index, tensor) = self.find(name, kind)?;
         slice.check(&tensor.shape).map_err(|why| self.wrong(tensor, why))?;
         let (needed, given) = (slice.len(&tensor.shape), elements.len());
@@ -96,7 +96,7 @@ impl Checkpoint {
     }
 
     /// Reads a full tensor.
-    pub fn read_whole(&self, name: &str, kind: StateTensor) -> Result<Vec<f32>, CheckpointError> {
+    pub fn read_whole(&self, name: &str, kind: StateTensor) -> Result<Vec<f32>> {
         let mut elements = vec![0.0; self.elements(name, kind)?];
         self.read(name, kind, &TensorSlice::Whole, &mut elements)?;
         Ok(elements)
@@ -104,23 +104,21 @@ impl Checkpoint {
 
     /// Number of elements of a tensor, if the files contain all of them. The manifest is not trusted, so check
     /// this before allocating memory.
-    pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize, CheckpointError> {
+    pub fn elements(&self, name: &str, kind: StateTensor) -> Result<usize> {
         let (_, tensor) = self.find(name, kind)?;
         for stored in &tensor.shards {
-            self.place(tensor, stored)?;
+            self.locate(tensor, stored)?;
         }
         self.cover(tensor, &TensorSlice::Whole)?;
         Ok(tensor.shape.iter().product())
     }
 
-    fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor), CheckpointError> {
-        match self.tensors.get(&(kind, name.to_owned())) {
-            Some(&index) => Ok((index, &self.manifest.tensors[index])),
-            None => {
-                let (folder, tensor) = (self.folder.clone(), key(kind, name, &TensorSlice::Whole));
-                Err(CheckpointError::NoTensor { folder, tensor })
-            }
-        }
+    fn find(&self, name: &str, kind: StateTensor) -> Result<(usize, &Tensor)> {
+        let Some(&index) = self.tensors.get(&(kind, name.to_owned())) else {
+            let (folder, tensor) = (self.folder.clone(), key(kind, name, &TensorSlice::Whole));
+            return Err(CheckpointError::NoTensor { folder, tensor });
+        };
+        Ok((index, &self.manifest.tensors[index]))
     }
 
     /// Verifies all checksums. Returns the bytes verified, or all errors.
@@ -154,33 +152,24 @@ impl Checkpoint {
         if wrong.is_empty() { Ok(bytes) } else { Err(wrong) }
     }
 
-    fn cover(
-        &self,
-        tensor: &Tensor,
-        slice: &TensorSlice,
-    ) -> Result<Vec<CopySpan>, CheckpointError> {
+    fn cover(&self, tensor: &Tensor, slice: &TensorSlice) -> Result<Vec<CopySpan>> {
         let have: Vec<&TensorSlice> = tensor.shards.iter().map(|shard| &shard.slice).collect();
-        cover(slice, &tensor.shape, &have).map_err(|place| {
-            self.wrong(tensor, format!("is incomplete: no rank wrote element {place}"))
+        cover(slice, &tensor.shape, &have).map_err(|element| {
+            self.wrong(tensor, format!("is incomplete: no rank wrote element {element}"))
         })
     }
 
-    fn copy(
-        &self,
-        index: usize,
-        copies: &[CopySpan],
-        elements: &mut [f32],
-    ) -> Result<(), CheckpointError> {
+    fn copy(&self, index: usize, copies: &[CopySpan], elements: &mut [f32]) -> Result<()> {
         let Some(first) = copies.first() else { return Ok(()) };
         self.verify_shard(index, first.shard)?;
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[first.shard];
-        let (path, place) = self.place(tensor, stored)?;
+        let (path, location) = self.locate(tensor, stored)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
         // Coalesces adjacent reads: rows of few columns are short.
         for run in copies.chunk_by(|a, b| a.from + a.len == b.from) {
-            let from = place.bytes.start + run[0].from as u64 * 4;
+            let from = location.bytes.start + run[0].from as u64 * 4;
             bytes.resize(run.iter().map(|copy| copy.len * 4).sum(), 0);
             file.read_exact_at(&mut bytes, from).map_err(CheckpointError::io("read", &path))?;
             let mut four = bytes.as_chunks::<4>().0.iter();
@@ -193,20 +182,20 @@ impl Checkpoint {
     }
 
     /// Verifies the checksum of a shard, unless already done.
-    fn verify_shard(&self, index: usize, shard: usize) -> Result<u64, CheckpointError> {
+    fn verify_shard(&self, index: usize, shard: usize) -> Result<u64> {
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[shard];
-        let (path, place) = self.place(tensor, stored)?;
-        let length = place.bytes.end - place.bytes.start;
+        let (path, location) = self.locate(tensor, stored)?;
+        let length = location.bytes.end - location.bytes.start;
         if lock(&self.verified).contains(&(index, shard)) {
             return Ok(length);
         }
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut sum = Sha256::new();
         let mut bytes = Vec::new();
-        let mut at = place.bytes.start;
-        while at < place.bytes.end {
-            bytes.resize(AT_A_TIME.min(place.bytes.end - at) as usize, 0);
+        let mut at = location.bytes.start;
+        while at < location.bytes.end {
+            bytes.resize(CHUNK_BYTES.min(location.bytes.end - at) as usize, 0);
             file.read_exact_at(&mut bytes, at).map_err(CheckpointError::io("read", &path))?;
             sum.update(&bytes);
             at += bytes.len() as u64;
@@ -221,19 +210,15 @@ impl Checkpoint {
     }
 
     /// The file of a shard and its location in it.
-    fn place(
-        &self,
-        tensor: &Tensor,
-        stored: &StoredShard,
-    ) -> Result<(PathBuf, TensorLocation), CheckpointError> {
+    fn locate(&self, tensor: &Tensor, stored: &StoredShard) -> Result<(PathBuf, TensorLocation)> {
         let path = self.folder.join(&stored.file);
         let known = lock(&self.shards).get(&stored.file).cloned();
-        let dirs = match known {
-            Some(dirs) => dirs,
+        let locations = match known {
+            Some(locations) => locations,
             None => {
-                let dirs = Arc::new(self.look_into(&path, &stored.file)?);
-                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&dirs));
-                dirs
+                let locations = Arc::new(self.read_header(&path, &stored.file)?);
+                lock(&self.shards).insert(stored.file.clone(), Arc::clone(&locations));
+                locations
             }
         };
         let key = key(tensor.kind, &tensor.name, &stored.slice);
@@ -241,24 +226,20 @@ impl Checkpoint {
             let path = path.clone();
             CheckpointError::Damaged { path, key, why }
         };
-        let Some(place) = dirs.get(&key) else {
+        let Some(location) = locations.get(&key) else {
             return Err(damaged(key, "is not in the file".to_owned()));
         };
         let shape = stored.slice.own_shape(&tensor.shape);
-        if place.shape != shape || place.dtype != Dtype::F32 {
-            let (dtype, other) = (place.dtype, &place.shape);
+        if location.shape != shape || location.dtype != Dtype::F32 {
+            let (dtype, other) = (location.dtype, &location.shape);
             let why = format!("is {dtype:?} of shape {other:?} in the file, not F32 of {shape:?}");
             return Err(damaged(key, why));
         }
-        Ok((path, place.clone()))
+        Ok((path, location.clone()))
     }
 
     /// Reads the header of a file.
-    fn look_into(
-        &self,
-        path: &Path,
-        name: &str,
-    ) -> Result<HashMap<String, TensorLocation>, CheckpointError> {
+    fn read_header(&self, path: &Path, name: &str) -> Result<HashMap<String, TensorLocation>> {
         let wrong = |why: String| CheckpointError::DamagedFile { path: path.to_owned(), why };
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -286,7 +267,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+fn read_manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     let wrong = |why: String| CheckpointError::Manifest { path: path.clone(), why };
     let bytes = match std::fs::read(&path) {

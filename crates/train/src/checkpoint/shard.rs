@@ -77,15 +77,10 @@ impl TensorSlice {
         let fits = match self {
             Self::Whole => true,
             Self::Flat(range) => inside(range, rows * columns),
-            Self::Rectangle { rows: some, columns: few } => {
-                inside(some, rows) && inside(few, columns)
-            }
+            Self::Rectangle { rows: r, columns: c } => inside(r, rows) && inside(c, columns),
         };
-        if fits {
-            Ok(())
-        } else {
-            Err(format!("has a slice {self} outside of its shape {shape:?}"))
-        }
+        let outside = || format!("has a slice {self} outside of its shape {shape:?}");
+        fits.then_some(()).ok_or_else(outside)
     }
 
     /// Number of elements; the slice must be valid.
@@ -124,21 +119,21 @@ impl TensorSlice {
     }
 
     /// Position in this slice of an element of the tensor, and how many elements follow contiguously in both.
-    pub fn locate(&self, shape: &[usize], place: usize) -> Option<Run> {
+    pub fn locate(&self, shape: &[usize], at: usize) -> Option<Run> {
         let (rows, width) = matrix(shape)?;
         let (all, base) = match self {
             Self::Whole => (0..rows * width, 0),
             Self::Flat(range) => (range.clone(), 0),
             Self::Rectangle { rows, columns } => {
-                let line = place.checked_div(width)?;
+                let line = at.checked_div(width)?;
                 let begin = line * width;
                 let inside = begin + columns.start..begin + columns.end;
                 let before = line.checked_sub(rows.start)? * columns.len();
                 (if line < rows.end { inside } else { 0..0 }, before)
             }
         };
-        let found = all.contains(&place);
-        found.then(|| Run { start: base + place - all.start, len: all.end - place })
+        let found = all.contains(&at);
+        found.then(|| Run { start: base + at - all.start, len: all.end - at })
     }
 }
 
@@ -158,6 +153,15 @@ impl fmt::Display for TensorSlice {
 /// A shard of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shard {
+    /// Tensor and slice.
+    pub meta: ShardMeta,
+    /// The elements, row-major.
+    pub elements: Vec<f32>,
+}
+
+/// A shard without its elements.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShardMeta {
     /// Name of the tensor, such as `layer.3.qkv.weight`.
     pub name: String,
     /// Parameter or moment.
@@ -166,48 +170,13 @@ pub struct Shard {
     pub shape: Vec<usize>,
     /// The slice of the tensor.
     pub slice: TensorSlice,
-    /// The elements, row-major.
-    pub elements: Vec<f32>,
-}
-
-/// A shard without its elements.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ShardMeta {
-    /// Name of the tensor.
-    pub name: String,
-    /// Parameter or moment.
-    pub kind: StateTensor,
-    /// Full shape of the tensor.
-    pub shape: Vec<usize>,
-    /// The slice of the tensor.
-    pub slice: TensorSlice,
-}
-
-impl ShardMeta {
-    /// Adds the elements.
-    pub fn with(self, elements: Vec<f32>) -> Shard {
-        let Self { name, kind, shape, slice } = self;
-        Shard { name, kind, shape, slice, elements }
-    }
 }
 
 impl Shard {
-    /// Without the elements.
-    pub fn meta(&self) -> ShardMeta {
-        let Self { name, kind, shape, slice, .. } = self;
-        let (name, shape, slice) = (name.clone(), shape.clone(), slice.clone());
-        ShardMeta { name, kind: *kind, shape, slice }
-    }
-
     /// A full tensor.
     pub fn whole(name: &str, kind: StateTensor, shape: &[usize], elements: Vec<f32>) -> Self {
-        Self {
-            name: name.to_owned(),
-            kind,
-            shape: shape.to_vec(),
-            slice: TensorSlice::Whole,
-            elements,
-        }
+        let (name, shape, slice) = (name.to_owned(), shape.to_vec(), TensorSlice::Whole);
+        Self { meta: ShardMeta { name, kind, shape, slice }, elements }
     }
 }
 
@@ -245,17 +214,17 @@ mod tests {
             let mut own = 0;
             let mut inside = std::collections::HashSet::new();
             for run in slice.runs(&shape) {
-                for place in run.start..run.start + run.len {
-                    let found = slice.locate(&shape, place).map(|found| found.start);
+                for position in run.start..run.start + run.len {
+                    let found = slice.locate(&shape, position).map(|found| found.start);
                     prop_assert_eq!(found, Some(own));
-                    inside.insert(place);
+                    inside.insert(position);
                     own += 1;
                 }
             }
             prop_assert_eq!(own, slice.len(&shape));
             prop_assert_eq!(own, slice.own_shape(&shape).iter().product::<usize>());
-            for place in 0..shape.iter().product() {
-                prop_assert_eq!(slice.locate(&shape, place).is_some(), inside.contains(&place));
+            for position in 0..shape.iter().product() {
+                prop_assert_eq!(slice.locate(&shape, position).is_some(), inside.contains(&position));
             }
         }
     }
@@ -274,10 +243,8 @@ mod tests {
             assert!(slice.check(&shape).is_err(), "{slice}");
         }
         assert!(TensorSlice::Whole.check(&[usize::MAX, 2]).is_err());
-        assert!(
-            TensorSlice::Whole.check(&[usize::MAX / 2]).is_err(),
-            "its size in bytes overflows"
-        );
+        let overflow = TensorSlice::Whole.check(&[usize::MAX / 2]);
+        assert!(overflow.is_err(), "its size in bytes overflows");
     }
 
     #[test]

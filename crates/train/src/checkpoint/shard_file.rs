@@ -9,13 +9,13 @@ use safetensors::tensor::TensorInfo;
 use sha2::{Digest, Sha256};
 
 use super::disk::Disk;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::header;
 use super::manifest::WrittenShard;
 use super::shard::{Shard, ShardMeta, key};
 
 /// Elements that are converted, hashed and written at a time.
-const AT_A_TIME: usize = 1 << 18;
+const CHUNK_LEN: usize = 1 << 18;
 
 /// The layout of a file, without the data.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct ShardFileLayout {
 }
 
 /// Validates the shards and lays them out.
-pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout, CheckpointError> {
+pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout> {
     let mut keys = HashSet::new();
     let mut infos = Vec::with_capacity(shards.len());
     let mut end = 0;
@@ -51,14 +51,12 @@ pub(super) fn lay_out(shards: &[ShardMeta]) -> Result<ShardFileLayout, Checkpoin
 }
 
 /// Fails if a shard has the wrong number of elements.
-pub(super) fn check(shard: &Shard) -> Result<(), CheckpointError> {
-    let Shard { name, shape, slice, elements, .. } = shard;
-    let (needed, given) = (slice.len(shape), elements.len());
+pub(super) fn check(shard: &Shard) -> Result<()> {
+    let ShardMeta { name, shape, slice, .. } = &shard.meta;
+    let (needed, given) = (slice.len(shape), shard.elements.len());
     if needed != given {
-        return Err(refuse(
-            name,
-            format!("has {given} elements for its slice {slice} of {needed}"),
-        ));
+        let why = format!("has {given} elements for its slice {slice} of {needed}");
+        return Err(refuse(name, why));
     }
     Ok(())
 }
@@ -72,8 +70,8 @@ pub(super) fn write(
     disk: &dyn Disk,
     path: &Path,
     layout: &ShardFileLayout,
-    shards: impl Iterator<Item = Result<Shard, CheckpointError>>,
-) -> Result<Vec<WrittenShard>, CheckpointError> {
+    shards: impl Iterator<Item = Result<Shard>>,
+) -> Result<Vec<WrittenShard>> {
     let failed = || CheckpointError::writing(path, layout.bytes);
     let mut file = disk.create(path).map_err(failed())?;
     file.write(&layout.header).map_err(failed())?;
@@ -82,11 +80,11 @@ pub(super) fn write(
     for shard in shards {
         let shard = shard?;
         check(&shard)?;
-        let Shard { name, kind, shape, slice, elements } = shard;
+        let Shard { meta: ShardMeta { name, kind, shape, slice }, elements } = shard;
         let mut sum = Sha256::new();
-        for some in elements.chunks(AT_A_TIME) {
+        for chunk in elements.chunks(CHUNK_LEN) {
             bytes.clear();
-            bytes.extend(some.iter().flat_map(|number| number.to_le_bytes()));
+            bytes.extend(chunk.iter().flat_map(|element| element.to_le_bytes()));
             sum.update(&bytes);
             file.write(&bytes).map_err(failed())?;
         }

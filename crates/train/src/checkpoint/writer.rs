@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::commit::{self, Committed};
+use super::commit::{CheckpointDir, Committed};
 use super::dir_layout::{self, LOCK, Role};
 use super::disk::{Disk, SystemDisk};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::{CheckpointMeta, Sidecar, VERSION};
 use super::shard::{Shard, ShardMeta};
 use super::shard_file::{self, ShardFileLayout};
@@ -20,37 +20,39 @@ use crate::lock_file::{LockResult, lock_file};
 
 /// State of a writer.
 #[derive(Debug, Clone)]
+#[allow(missing_docs, reason = "the fields' names say it")]
 pub enum State {
     /// No save in progress.
     Idle,
     /// This rank is writing its shards.
-    Writing {
-        /// The step.
-        step: u64,
-    },
+    Writing { step: u64 },
     /// This rank has written its shards. Rank 0 commits once all have.
-    Written {
-        /// The step.
-        step: u64,
-    },
+    Written { step: u64 },
     /// This rank failed to write its shards, and removed them; earlier checkpoints are unaffected. Rank 0
     /// abandons the save.
-    Failed {
-        /// The step.
-        step: u64,
-        /// Cause.
-        error: Arc<CheckpointError>,
-    },
+    Failed { step: u64, error: Arc<CheckpointError> },
+}
+
+impl State {
+    /// After this rank's shards of a step were written or not.
+    fn after(step: u64, result: Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Written { step },
+            Err(error) => Self::Failed { step, error: Arc::new(error) },
+        }
+    }
 }
 
 /// A rank's checkpoint writer.
 pub struct Writer {
-    checkpoints: PathBuf,
+    dir: CheckpointDir,
     rank: usize,
     ranks: usize,
     keep: usize,
-    disk: Arc<dyn Disk>,
-    stage: Stage,
+    /// The step being written, and the thread that writes it.
+    thread: Option<(u64, JoinHandle<Result<()>>)>,
+    /// The state while no thread is writing.
+    state: State,
     /// Metadata of the save in progress; rank 0 writes it on commit.
     meta: Option<CheckpointMeta>,
     /// Steps whose checkpoints are damaged.
@@ -68,20 +70,10 @@ impl Drop for Writer {
     }
 }
 
-enum Stage {
-    Working(u64, JoinHandle<Result<(), CheckpointError>>),
-    Resting(State),
-}
-
 impl Writer {
     /// A writer for this directory that keeps the newest `keep` checkpoints. Rank 0 cleans up after killed jobs,
     /// so all ranks must create their writers before any starts to write.
-    pub fn new(
-        checkpoints: &Path,
-        rank: usize,
-        ranks: usize,
-        keep: usize,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(checkpoints: &Path, rank: usize, ranks: usize, keep: usize) -> Result<Self> {
         Self::with_disk(Arc::new(SystemDisk), checkpoints, rank, ranks, keep)
     }
 
@@ -92,17 +84,17 @@ impl Writer {
         rank: usize,
         ranks: usize,
         keep: usize,
-    ) -> Result<Self, CheckpointError> {
-        disk.create_folder(checkpoints).map_err(CheckpointError::writing(checkpoints, 0))?;
+    ) -> Result<Self> {
+        disk.create_dir(checkpoints).map_err(CheckpointError::writing(checkpoints, 0))?;
+        let dir = CheckpointDir { disk, path: checkpoints.to_owned() };
         let lock = if rank == 0 { lock(checkpoints)? } else { None };
         // Without a lock, leftovers may belong to a running job.
         if lock.is_some() {
-            commit::sweep(&*disk, checkpoints)?;
+            dir.sweep()?;
         }
-        let (checkpoints, keep) = (checkpoints.to_owned(), keep.max(1));
-        let stage = Stage::Resting(State::Idle);
-        let damaged = BTreeSet::new();
-        Ok(Self { checkpoints, rank, ranks, keep, disk, stage, meta: None, damaged, lock })
+        let (keep, damaged) = (keep.max(1), BTreeSet::new());
+        let (thread, state, meta) = (None, State::Idle, None);
+        Ok(Self { dir, rank, ranks, keep, thread, state, meta, damaged, lock })
     }
 
     /// Marks checkpoints as damaged: they do not count towards `keep`.
@@ -113,28 +105,24 @@ impl Writer {
 
     /// Moves complete checkpoints, all or those after a step, out of the way of a run that does not resume from
     /// them. On rank 0, which gets the new paths.
-    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
+    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>> {
         match self.rank {
-            0 => commit::move_aside(&*self.disk, &self.checkpoints, after),
+            0 => self.dir.move_aside(after),
             _ => Ok(Vec::new()),
         }
     }
 
     /// Starts to write this rank's shards, possibly none, in the background.
-    pub fn begin(
-        &mut self,
-        meta: CheckpointMeta,
-        shards: Vec<Shard>,
-    ) -> Result<(), CheckpointError> {
-        let metas: Vec<ShardMeta> = shards.iter().map(Shard::meta).collect();
+    pub fn begin(&mut self, meta: CheckpointMeta, shards: Vec<Shard>) -> Result<()> {
+        let metas: Vec<ShardMeta> = shards.iter().map(|shard| shard.meta.clone()).collect();
         let (task, layout) = self.prepare(meta, &metas)?;
         shards.iter().try_for_each(shard_file::check)?;
         let step = task.step;
         let thread = thread::Builder::new()
             .name("checkpoint".to_owned())
             .spawn(move || task.run(&layout, shards.into_iter().map(Ok)))
-            .map_err(CheckpointError::io("start a thread for", &self.checkpoints))?;
-        self.stage = Stage::Working(step, thread);
+            .map_err(CheckpointError::io("start a thread for", &self.dir.path))?;
+        self.thread = Some((step, thread));
         Ok(())
     }
 
@@ -148,16 +136,16 @@ impl Writer {
     ) -> Result<(), E> {
         let (task, layout) = self.prepare(meta, &shards)?;
         let mut missing = None;
-        let shards = shards.into_iter().enumerate().map(|(number, shard)| match elements(number) {
-            Ok(elements) => Ok(shard.with(elements)),
+        let shards = shards.into_iter().enumerate().map(|(number, meta)| match elements(number) {
+            Ok(elements) => Ok(Shard { meta, elements }),
             Err(error) => {
                 missing = Some(error);
-                let (name, why) = (shard.name, "cannot be read".to_owned());
+                let (name, why) = (meta.name, "cannot be read".to_owned());
                 Err(CheckpointError::InvalidShard { name, why })
             }
         });
         let (step, result) = (task.step, task.run(&layout, shards));
-        self.rest(step, result);
+        self.state = State::after(step, result);
         missing.map_or(Ok(()), Err)
     }
 
@@ -166,92 +154,66 @@ impl Writer {
         &mut self,
         meta: CheckpointMeta,
         shards: &[ShardMeta],
-    ) -> Result<(Task, ShardFileLayout), CheckpointError> {
+    ) -> Result<(Task, ShardFileLayout)> {
         if let State::Writing { step } = self.state() {
             return Err(CheckpointError::Busy { writing: step });
         }
         let layout = shard_file::lay_out(shards)?;
-        let (disk, checkpoints) = (Arc::clone(&self.disk), self.checkpoints.clone());
-        let (step, rank, ranks) = (meta.step, self.rank, self.ranks);
+        let (dir, step, rank, ranks) = (self.dir.clone(), meta.step, self.rank, self.ranks);
         self.meta = Some(meta);
-        Ok((Task { disk, checkpoints, step, rank, ranks }, layout))
+        Ok((Task { dir, step, rank, ranks }, layout))
     }
 
     /// The state, without waiting.
     pub fn state(&mut self) -> State {
-        if let Stage::Working(step, thread) = &self.stage {
-            let step = *step;
-            if !thread.is_finished() {
-                return State::Writing { step };
-            }
-            self.join(step);
+        if let Some((step, thread)) = self.thread.take_if(|(_, thread)| thread.is_finished()) {
+            let result = thread.join().unwrap_or_else(|_| {
+                let path = self.dir.step(step, Role::Partial);
+                Err(CheckpointError::io("write", &path)(io::Error::other("the thread panicked")))
+            });
+            self.state = State::after(step, result);
         }
-        match &self.stage {
-            Stage::Resting(state) => state.clone(),
-            Stage::Working(step, _) => State::Writing { step: *step },
+        match self.thread {
+            Some((step, _)) => State::Writing { step },
+            None => self.state.clone(),
         }
-    }
-
-    fn join(&mut self, step: u64) {
-        let idle = Stage::Resting(State::Idle);
-        let Stage::Working(_, thread) = std::mem::replace(&mut self.stage, idle) else { return };
-        let result = thread.join().unwrap_or_else(|_| {
-            let path = dir_layout::path(&self.checkpoints, step, Role::Partial);
-            Err(CheckpointError::io("write", &path)(io::Error::other("the thread panicked")))
-        });
-        self.rest(step, result);
-    }
-
-    fn rest(&mut self, step: u64, result: Result<(), CheckpointError>) {
-        self.stage = Stage::Resting(match result {
-            Ok(()) => State::Written { step },
-            Err(error) => State::Failed { step, error: Arc::new(error) },
-        });
     }
 
     /// Commits the checkpoint and prunes old ones. For rank 0, once the state of all ranks is
     /// [`State::Written`]; other ranks only become idle. A failed commit leaves earlier checkpoints unaffected.
-    pub fn commit(&mut self, step: u64) -> Result<Option<Committed>, CheckpointError> {
+    pub fn commit(&mut self, step: u64) -> Result<Option<Committed>> {
         let refuse = |why: String| CheckpointError::NotWritten { step, why };
         match self.state() {
             State::Written { step: written } if written == step => {}
             state => return Err(refuse(format!("the writer is {state:?}"))),
         }
-        self.stage = Stage::Resting(State::Idle);
+        self.state = State::Idle;
         let meta = self.meta.take().ok_or_else(|| refuse("no save was started".to_owned()))?;
         if self.rank != 0 {
             return Ok(None);
         }
-        let (disk, checkpoints) = (&*self.disk, self.checkpoints.as_path());
-        match commit::commit(disk, checkpoints, meta, self.ranks) {
-            Ok(mut committed) => {
-                self.damaged.remove(&step);
-                let left = commit::prune(disk, checkpoints, step, self.keep, &self.damaged);
-                committed.left.extend(left);
-                Ok(Some(committed))
-            }
-            Err(error) => {
-                commit::discard(disk, checkpoints, step);
-                Err(error)
-            }
-        }
+        let committed = self.dir.commit(meta, self.ranks);
+        let mut committed = committed.inspect_err(|_| self.dir.discard(step))?;
+        self.damaged.remove(&step);
+        committed.left.extend(self.dir.prune(step, self.keep, &self.damaged));
+        Ok(Some(committed))
     }
 
     /// Abandons a save that failed on some rank: rank 0 removes its files, once no rank is writing.
     pub fn abandon(&mut self, step: u64) {
         if matches!(self.state(), State::Written { step: s } | State::Failed { step: s, .. } if s == step)
         {
-            self.stage = Stage::Resting(State::Idle);
+            self.state = State::Idle;
             self.meta = None;
         }
         if self.rank == 0 {
-            commit::discard(&*self.disk, &self.checkpoints, step);
+            self.dir.discard(step);
         }
     }
 
     /// Waits until this rank's shards are written, with a timeout.
-    pub fn finish(&mut self, patience: Duration) -> State {
-        let deadline = Instant::now() + patience;
+    pub fn finish(&mut self, timeout: Duration) -> State {
+        let deadline = Instant::now() + timeout;
         loop {
             let state = self.state();
             if !matches!(state, State::Writing { .. }) || Instant::now() >= deadline {
@@ -264,8 +226,7 @@ impl Writer {
 
 /// The input of the writing thread.
 struct Task {
-    disk: Arc<dyn Disk>,
-    checkpoints: PathBuf,
+    dir: CheckpointDir,
     step: u64,
     rank: usize,
     ranks: usize,
@@ -275,35 +236,34 @@ impl Task {
     fn run(
         self,
         layout: &ShardFileLayout,
-        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
-    ) -> Result<(), CheckpointError> {
-        let result = self.write(layout, shards);
-        if result.is_err() {
+        shards: impl ExactSizeIterator<Item = Result<Shard>>,
+    ) -> Result<()> {
+        self.write(layout, shards).inspect_err(|_| {
             // Leftovers are removed at the next start.
-            let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
+            let Self { dir: CheckpointDir { disk, .. }, rank, .. } = &self;
+            let folder = self.dir.step(self.step, Role::Partial);
             if self.ranks == 1 {
-                let _ = self.disk.remove_folder(&folder);
+                let _ = disk.remove_dir(&folder);
             } else {
-                let _ = self.disk.remove(&folder.join(dir_layout::sidecar(self.rank)));
-                let _ = self.disk.remove(&folder.join(dir_layout::shard(self.rank)));
+                let _ = disk.remove(&folder.join(dir_layout::sidecar(*rank)));
+                let _ = disk.remove(&folder.join(dir_layout::shard(*rank)));
             }
-        }
-        result
+        })
     }
 
     fn write(
         &self,
         layout: &ShardFileLayout,
-        shards: impl ExactSizeIterator<Item = Result<Shard, CheckpointError>>,
-    ) -> Result<(), CheckpointError> {
-        let disk = &*self.disk;
-        let folder = dir_layout::path(&self.checkpoints, self.step, Role::Partial);
+        shards: impl ExactSizeIterator<Item = Result<Shard>>,
+    ) -> Result<()> {
+        let disk = &*self.dir.disk;
+        let folder = self.dir.step(self.step, Role::Partial);
         let path = folder.join(dir_layout::shard(self.rank));
-        let (needed, free) = (layout.bytes, disk.free(&self.checkpoints));
+        let (needed, free) = (layout.bytes, disk.free(&self.dir.path));
         if free.is_some_and(|free| free < needed) {
             return Err(CheckpointError::NoSpace { path, needed, free });
         }
-        disk.create_folder(&folder).map_err(CheckpointError::writing(&folder, needed))?;
+        disk.create_dir(&folder).map_err(CheckpointError::writing(&folder, needed))?;
         let (bytes, shards) = if shards.len() == 0 {
             (0, Vec::new())
         } else {
@@ -312,13 +272,13 @@ impl Task {
         let (step, rank, ranks) = (self.step, self.rank, self.ranks);
         let sidecar = Sidecar { version: VERSION, step, rank, ranks, bytes, shards };
         // The sidecar is written last: it marks the data as complete.
-        commit::write_text(disk, &folder.join(dir_layout::sidecar(rank)), &sidecar.to_text())?;
-        disk.sync_folder(&folder).map_err(CheckpointError::io("sync", &folder))
+        self.dir.write_text(&folder.join(dir_layout::sidecar(rank)), &sidecar.to_text())?;
+        self.dir.sync(&folder)
     }
 }
 
 /// Locks the directory for this job. None if the file system does not support locks.
-fn lock(checkpoints: &Path) -> Result<Option<File>, CheckpointError> {
+fn lock(checkpoints: &Path) -> Result<Option<File>> {
     let path = checkpoints.join(LOCK);
     match lock_file(&path).map_err(CheckpointError::writing(&path, 0))? {
         LockResult::Locked(file) => Ok(Some(file)),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{ConfigError, PRESETS, Resolved, presets};
+use super::{ConfigError, PRESETS, Resolved, Result, presets};
 
 /// The layer on which command-line arguments are applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Base {
 
 /// Resolves `[CONFIG] [KEY=VALUE...]`. CONFIG is a preset or a file; without it, the first of
 /// [`PRESETS`] is used.
-pub fn load<S: AsRef<str>>(args: &[S]) -> Result<Resolved, ConfigError> {
+pub fn load<S: AsRef<str>>(args: &[S]) -> Result<Resolved> {
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     let Some((first, rest)) = args.split_first() else { return resolve(None, &args) };
     let path = Path::new(first);
@@ -32,7 +32,7 @@ pub fn load<S: AsRef<str>>(args: &[S]) -> Result<Resolved, ConfigError> {
 }
 
 /// Applies the defaults, then a preset or file, then `key=value` arguments. No I/O.
-pub fn resolve<S: AsRef<str>>(base: Option<Base>, args: &[S]) -> Result<Resolved, ConfigError> {
+pub fn resolve<S: AsRef<str>>(base: Option<Base>, args: &[S]) -> Result<Resolved> {
     let mut resolved = Resolved::default();
     match base {
         None => resolved.apply_preset(&PRESETS[0])?,

@@ -23,71 +23,34 @@ impl fmt::Display for SourceLocation {
     }
 }
 
+/// A result about configurations.
+pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
+
 /// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum ConfigError {
     /// The key does not exist.
     #[error("{location}: unknown key {key}: {hint}")]
-    UnknownKey {
-        /// Where it was set.
-        location: SourceLocation,
-        /// The key.
-        key: String,
-        /// The key to use instead, if one is known or similar.
-        hint: String,
-    },
+    UnknownKey { location: SourceLocation, key: String, hint: String },
     /// A short form that matches keys of several sections.
     #[error("{location}: {key} is ambiguous: use {candidates}")]
-    AmbiguousKey {
-        /// Where it was set.
-        location: SourceLocation,
-        /// The short form.
-        key: String,
-        /// The full names that match.
-        candidates: String,
-    },
+    AmbiguousKey { location: SourceLocation, key: String, candidates: String },
     /// The value has the wrong type or is out of range.
     #[error("{location}: {key} is {value}, expected {expected}")]
-    InvalidValue {
-        /// Where it was set.
-        location: SourceLocation,
-        /// The key.
-        key: String,
-        /// The value.
-        value: String,
-        /// Accepted values.
-        expected: String,
-    },
+    InvalidValue { location: SourceLocation, key: String, value: String, expected: String },
     /// A command-line argument without `=`.
     #[error("`{arg}` is not key=value, as in steps=100; `regatta train --keys` lists all keys")]
-    NotKeyValue {
-        /// The argument.
-        arg: String,
-    },
+    NotKeyValue { arg: String },
     /// Neither a preset nor a file.
     #[error("no preset or file named {name}: {hint}")]
-    UnknownPreset {
-        /// The name.
-        name: String,
-        /// The preset it may have been meant to be.
-        hint: String,
-    },
+    UnknownPreset { name: String, hint: String },
     /// The file is not valid TOML.
     #[error("{location}: invalid TOML: {reason}")]
-    Toml {
-        /// Where parsing failed.
-        location: SourceLocation,
-        /// The parser's message.
-        reason: String,
-    },
+    Toml { location: SourceLocation, reason: String },
     /// The file could not be read.
     #[error("cannot read {}: {error}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        error: std::io::Error,
-    },
+    Read { path: PathBuf, error: std::io::Error },
     /// Keys that contradict each other, the data or the number of ranks.
     #[error("{0}")]
     Inconsistent(String),

@@ -4,7 +4,7 @@ use regatta_predict::cost::CostOptions;
 use regatta_predict::explain::{ExplainInput, Explanation, MAX_RANKS};
 
 use super::presets::CHAR_VOCAB_SIZE;
-use super::{Config, ConfigError, Resolved};
+use super::{Config, ConfigError, Resolved, Result};
 
 /// The number of ranks implied by the parallel keys.
 pub fn implied_ranks(config: &Config) -> usize {
@@ -19,11 +19,7 @@ pub fn implied_ranks(config: &Config) -> usize {
 }
 
 /// Explains a configuration on a number of ranks, `per_host` of them on each host if known.
-pub fn explain(
-    resolved: &Resolved,
-    ranks: usize,
-    per_host: Option<usize>,
-) -> Result<Explanation, ConfigError> {
+pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Result<Explanation> {
     let config = &resolved.config;
     if ranks > MAX_RANKS {
         return Err(ConfigError::Inconsistent(format!(
@@ -34,15 +30,14 @@ pub fn explain(
     let vocab_known = config.model.vocab_size != 0;
     let vocab_size = if vocab_known { config.model.vocab_size } else { CHAR_VOCAB_SIZE };
     let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
+    let train = &config.train;
+    let options = CostOptions::new(train.precision.activation_bytes(), train.recompute);
     let input = ExplainInput {
         model: &resolved.name,
         shape: &shape,
         vocab_known,
         plan: &plan,
-        options: CostOptions::new(
-            config.train.precision.activation_bytes(),
-            config.train.recompute,
-        ),
+        options,
         ranks_per_host: per_host,
         notes: config.notes(&plan),
     };
@@ -67,11 +62,8 @@ mod tests {
         assert_eq!(all.ranks.len(), 8);
         let last = &all.ranks[7];
         assert_eq!((last.tp, last.dp, last.pp, last.host.as_deref()), (1, 1, 1, Some("node 1")));
-        assert!(
-            all.rank_classes
-                .iter()
-                .all(|class| class.memory.iter().all(|memory| memory.expected > 0))
-        );
+        let mut memory = all.rank_classes.iter().flat_map(|class| &class.memory);
+        assert!(memory.all(|memory| memory.expected > 0));
         let first = &all.rank_classes[all.ranks[0].class];
         let axes: Vec<_> = first.sent.iter().map(|sent| sent.axis.as_str()).collect();
         assert_eq!(axes, ["tensor", "shard", "forward", "tied", "world"]);
@@ -111,20 +103,15 @@ mod tests {
         }
         assert!(tiled.notes.is_empty());
         let notes = of("tiles=8").notes;
-        assert!(
-            notes.len() == 1 && notes[0].contains("parallel.tiles 8 saves no memory"),
-            "{notes:?}"
-        );
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.contains("parallel.tiles 8 saves no memory"), "{note}");
     }
 
     #[test]
     fn parallel_keys_imply_the_number_of_ranks() {
-        let config = |words: &[&str]| resolve(None, words).unwrap().config;
-        assert_eq!(implied_ranks(&config(&[])), 1);
-        assert_eq!(implied_ranks(&config(&["dp=3", "tp=2", "pp=4"])), 24);
-        assert_eq!(
-            implied_ranks(&config(&["tp=1048576", "pp=1048576", "cp=1048576", "dp=1048576"])),
-            usize::MAX
-        );
+        let ranks = |words: &[&str]| implied_ranks(&resolve(None, words).unwrap().config);
+        assert_eq!(ranks(&[]), 1);
+        assert_eq!(ranks(&["dp=3", "tp=2", "pp=4"]), 24);
+        assert_eq!(ranks(&["tp=1048576", "pp=1048576", "cp=1048576", "dp=1048576"]), usize::MAX);
     }
 }

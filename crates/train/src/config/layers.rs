@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
 use super::value::{Quoting, RawValue, quoted};
-use super::{Config, ConfigError, KEYS, Key, Preset, SourceLocation, aliases, presets};
+use super::{Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, aliases, presets};
 
 /// Top-level key of a file: the preset it is based on.
 const PRESET: &str = "preset";
@@ -71,14 +71,14 @@ impl Resolved {
     }
 
     /// Applies a preset.
-    pub fn apply_preset(&mut self, preset: &Preset) -> Result<(), ConfigError> {
+    pub fn apply_preset(&mut self, preset: &Preset) -> Result<()> {
         self.apply_toml(&Origin::Preset(preset.name.to_owned()), preset.text)?;
         self.name = preset.name.to_owned();
         Ok(())
     }
 
     /// Applies a file, after the preset that it names, if any.
-    pub fn apply_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+    pub fn apply_file(&mut self, path: &Path, text: &str) -> Result<()> {
         let own_name = self.apply_toml(&Origin::File(path.to_owned()), text)?;
         let stem = || path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         self.name = own_name.unwrap_or_else(stem);
@@ -86,7 +86,7 @@ impl Resolved {
     }
 
     /// Applies `key=value` arguments.
-    pub fn apply_args<S: AsRef<str>>(&mut self, args: &[S]) -> Result<(), ConfigError> {
+    pub fn apply_args<S: AsRef<str>>(&mut self, args: &[S]) -> Result<()> {
         let location = SourceLocation { origin: Origin::CommandLine, line: None };
         for arg in args.iter().map(AsRef::as_ref) {
             let parts = arg.split_once('=').filter(|(key, _)| !key.trim().is_empty());
@@ -100,7 +100,7 @@ impl Resolved {
     }
 
     /// Applies a TOML document. Returns its `name`, if any.
-    fn apply_toml(&mut self, origin: &Origin, text: &str) -> Result<Option<String>, ConfigError> {
+    fn apply_toml(&mut self, origin: &Origin, text: &str) -> Result<Option<String>> {
         let location = |at: usize| {
             let before = text.get(..at).unwrap_or(text);
             SourceLocation { origin: origin.clone(), line: Some(1 + before.matches('\n').count()) }
@@ -138,7 +138,7 @@ impl Resolved {
 
     /// train.batch and train.batch_per_replica are mutually exclusive: the later layer wins and the other
     /// is reset to 0.
-    fn resolve_batch(&mut self, origin: &Origin) -> Result<(), ConfigError> {
+    fn resolve_batch(&mut self, origin: &Origin) -> Result<()> {
         let set = |key| self.origin(key) == Some(origin);
         let (global, per_replica) = (set("train.batch"), set("train.batch_per_replica"));
         let train = &mut self.config.train;
@@ -164,7 +164,7 @@ impl Resolved {
         index: usize,
         value: &DeValue<'_>,
         location: &SourceLocation,
-    ) -> Result<(), ConfigError> {
+    ) -> Result<()> {
         let (text, quoting) = match value {
             DeValue::String(text) => (text.to_string(), Quoting::Quoted),
             DeValue::Integer(number) => {
@@ -181,12 +181,7 @@ impl Resolved {
         self.set(index, &RawValue { text: &text, quoting }, location)
     }
 
-    fn set(
-        &mut self,
-        index: usize,
-        raw: &RawValue<'_>,
-        location: &SourceLocation,
-    ) -> Result<(), ConfigError> {
+    fn set(&mut self, index: usize, raw: &RawValue<'_>, location: &SourceLocation) -> Result<()> {
         let key = &KEYS[index];
         if !(key.set)(&mut self.config, raw) {
             let value = match raw.quoting {
@@ -202,40 +197,32 @@ impl Resolved {
 }
 
 /// A top-level key of a file, which must be a string.
-fn string<'a>(
-    key: &str,
-    value: &'a DeValue<'_>,
-    location: &SourceLocation,
-) -> Result<&'a str, ConfigError> {
+fn string<'a>(key: &str, value: &'a DeValue<'_>, location: &SourceLocation) -> Result<&'a str> {
     let DeValue::String(text) = value else {
-        let expected = if key == PRESET { "the name of a preset" } else { "a string" };
-        return Err(ConfigError::InvalidValue {
-            location: location.clone(),
-            key: key.to_owned(),
-            value: format!("a TOML {}", value.type_str()),
-            expected: expected.to_owned(),
-        });
+        let expected = if key == PRESET { "the name of a preset" } else { "a string" }.to_owned();
+        let (location, key) = (location.clone(), key.to_owned());
+        let value = format!("a TOML {}", value.type_str());
+        return Err(ConfigError::InvalidValue { location, key, value, expected });
     };
     Ok(text)
 }
 
 /// Index in [`KEYS`] of a key, by its full name.
-fn find(full_name: &str, location: &SourceLocation) -> Result<usize, ConfigError> {
+fn find(full_name: &str, location: &SourceLocation) -> Result<usize> {
     let index = KEYS.iter().position(|key| key.full_name() == full_name);
     index.ok_or_else(|| unknown(full_name, location))
 }
 
 /// The full name of a key given without its section, if only one section has it.
-fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String, ConfigError> {
+fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String> {
     let all: Vec<String> = KEYS.iter().filter(|k| k.name == key).map(Key::full_name).collect();
     match all.as_slice() {
         [one] => Ok(one.clone()),
         [] => Ok(key.to_owned()),
-        many => Err(ConfigError::AmbiguousKey {
-            location: location.clone(),
-            key: key.to_owned(),
-            candidates: many.join(" or "),
-        }),
+        many => {
+            let (location, candidates) = (location.clone(), many.join(" or "));
+            Err(ConfigError::AmbiguousKey { location, key: key.to_owned(), candidates })
+        }
     }
 }
 

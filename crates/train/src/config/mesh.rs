@@ -1,11 +1,10 @@
 //! Builds the device mesh from the parallel keys, or refuses it with the nearest splits that fit. No I/O.
 
+use super::Config;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::validate::counted;
-use super::{AutoBool, Config};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
-use regatta_predict::shape::ModelShape;
 
 /// Assumed vocabulary size before the data is known: never a limit for tp.
 const UNKNOWN_VOCAB_SIZE: usize = 1 << 20;
@@ -19,18 +18,18 @@ impl Config {
         let [tp, cp, pp] = self.model_axes();
         let model = tp.saturating_mul(cp).saturating_mul(pp);
         match self.parallel.dp {
-            _ if ranks == 0 => Err(Infeasible::new("there are no ranks".to_owned())),
+            _ if ranks == 0 => Err(Infeasible::new("there are no ranks")),
             _ if !ranks.is_multiple_of(model) => Err(self.indivisible_ranks(ranks, model)),
-            dp if dp != 0 && dp != ranks / model => Err(Infeasible::new(format!(
-                "parallel.dp {dp} does not match {}{}",
-                counted(ranks, "rank", "ranks"),
-                match self.model_axes_text() {
+            dp if dp != 0 && dp != ranks / model => {
+                let with = match self.model_axes_text() {
                     axes if axes.is_empty() => axes,
                     axes => format!(" with {axes}"),
-                }
-            ))
-            .suggest(Suggestion::Key("parallel.dp", Candidates::Only(0)))
-            .suggest(Suggestion::Ranks(Candidates::Only(dp.saturating_mul(model))))),
+                };
+                let ranks = counted(ranks, "rank", "ranks");
+                Err(Infeasible::new(format!("parallel.dp {dp} does not match {ranks}{with}"))
+                    .suggest_key("parallel.dp", Candidates::Only(0))
+                    .suggest(Suggestion::Ranks(Candidates::Only(dp.saturating_mul(model)))))
+            }
             _ => {
                 self.check_tensor_parallel(tp)?;
                 self.check_context_parallel(cp)?;
@@ -93,20 +92,16 @@ impl Config {
         keys
     }
 
-    /// The model shape, as far as it is known without the data.
-    fn known_shape(&self) -> Result<ModelShape, Infeasible> {
-        let vocab_size = match self.model.vocab_size {
-            0 => UNKNOWN_VOCAB_SIZE,
-            given => given,
-        };
-        self.shape(vocab_size).map_err(|error| Infeasible::new(error.to_string()))
-    }
-
     fn check_tensor_parallel(&self, tp: usize) -> Result<(), Infeasible> {
         if tp == 1 {
             return Ok(());
         }
-        self.known_shape()?.check_tensor_parallel(tp).map_err(|reason| {
+        let vocab_size = match self.model.vocab_size {
+            0 => UNKNOWN_VOCAB_SIZE,
+            given => given,
+        };
+        let shape = self.shape(vocab_size).map_err(|error| Infeasible::new(error.to_string()))?;
+        shape.check_tensor_parallel(tp).map_err(|reason| {
             let axis = Suggestion::Axis("parallel.tp", tp);
             Infeasible::new(reason).suggest(Suggestion::Split).suggest(axis)
         })
@@ -118,12 +113,11 @@ impl Config {
         if cp == 1 || seq_len.is_multiple_of(2 * cp) {
             return Ok(());
         }
-        let multiples = Candidates::Multiples { of: 2 * cp, near: seq_len };
+        let (chunks, near) = (2 * cp, seq_len);
         Err(Infeasible::new(format!(
-            "model.seq_len {seq_len} is not divisible by {} (2 x parallel.cp {cp})",
-            2 * cp
+            "model.seq_len {seq_len} is not divisible by {chunks} (2 x parallel.cp {cp})"
         ))
-        .suggest(Suggestion::Key("model.seq_len", multiples)))
+        .suggest_key("model.seq_len", Candidates::Multiples { of: chunks, near }))
     }
 
     fn check_pipeline(&self, pp: usize) -> Result<(), Infeasible> {
@@ -134,20 +128,14 @@ impl Config {
             // A schedule has no effect with one stage: see `notes`.
             1 if pp == 1 => Ok(()),
             1 if is_interleaved => Err(Infeasible::new(
-                "parallel.schedule interleaved needs parallel.virtual_stages > 1".to_owned(),
+                "parallel.schedule interleaved needs parallel.virtual_stages > 1",
             )
-            .suggest(Suggestion::Key(
-                "parallel.virtual_stages",
-                Candidates::Multiples { of: 1, near: 1 },
-            ))
+            .suggest_key("parallel.virtual_stages", Candidates::ABOVE_ONE)
             .suggest(reset_pipeline(true, false))),
             2.. if !is_interleaved => Err(Infeasible::new(format!(
                 "parallel.virtual_stages {virtual_stages} needs parallel.schedule interleaved"
             ))
-            .suggest(Suggestion::Set(vec![(
-                "parallel.schedule",
-                ScheduleKind::Interleaved.to_string(),
-            )]))
+            .suggest_set("parallel.schedule", ScheduleKind::Interleaved.name())
             .suggest(reset_pipeline(false, true))),
             _ if layers < pp.saturating_mul(virtual_stages) => Err(self.too_few_layers(pp)),
             _ => Ok(()),
@@ -156,9 +144,8 @@ impl Config {
 
     fn no_pipeline(&self, virtual_stages: usize) -> Infeasible {
         let is_default = self.parallel.schedule == ScheduleKind::default();
-        let more = Candidates::Multiples { of: 1, near: 1 };
         Infeasible::new(format!("parallel.virtual_stages {virtual_stages} needs parallel.pp > 1"))
-            .suggest(Suggestion::Key("parallel.pp", more))
+            .suggest_key("parallel.pp", Candidates::ABOVE_ONE)
             .suggest(reset_pipeline(!is_default, true))
     }
 
@@ -180,15 +167,15 @@ impl Config {
             shard if self.parallel.zero == 0 => Err(Infeasible::new(format!(
                 "parallel.hsdp_shard {shard} has no effect with parallel.zero 0"
             ))
-            .suggest(Suggestion::Key("parallel.zero", Candidates::Only(1)))
-            .suggest(Suggestion::Set(vec![("parallel.hsdp_shard", "0".to_owned())]))),
+            .suggest_key("parallel.zero", Candidates::Only(1))
+            .suggest_set("parallel.hsdp_shard", "0")),
             shard if !replicas.is_multiple_of(shard) => {
                 let near = Candidates::Divisors { of: replicas, near: shard, times: 1 };
                 Err(Infeasible::new(format!(
                     "parallel.hsdp_shard {shard} does not divide the {replicas} ranks with the same \
                      parameters (parallel.dp x parallel.cp)"
                 ))
-                .suggest(Suggestion::Key("parallel.hsdp_shard", near)))
+                .suggest_key("parallel.hsdp_shard", near))
             }
             shard => Ok(shard),
         }
@@ -200,24 +187,21 @@ impl Config {
         let (tokens, tp) = (self.model.seq_len / mesh.cp, mesh.tp);
         let is_divisible = tokens.is_multiple_of(tp);
         let configured = self.parallel.sequence_parallel;
-        let reset =
-            |value: &str| Suggestion::Set(vec![("parallel.sequence_parallel", value.to_owned())]);
-        if configured == AutoBool::On && tp == 1 {
-            let more = Candidates::Multiples { of: 1, near: 1 };
-            let reason = "parallel.sequence_parallel true needs parallel.tp > 1".to_owned();
-            return Err(Infeasible::new(reason)
-                .suggest(Suggestion::Key("parallel.tp", more))
-                .suggest(reset("auto")));
+        let key = "parallel.sequence_parallel";
+        if configured == Some(true) && tp == 1 {
+            return Err(Infeasible::new(format!("{key} true needs parallel.tp > 1"))
+                .suggest_key("parallel.tp", Candidates::ABOVE_ONE)
+                .suggest_set(key, "auto"));
         }
-        if configured == AutoBool::On && !is_divisible {
+        if configured == Some(true) && !is_divisible {
             let unit = if mesh.cp > 1 { 2 * mesh.cp * tp } else { tp };
             let near = Candidates::Multiples { of: unit, near: self.model.seq_len };
             return Err(Infeasible::new(format!(
-                "parallel.sequence_parallel true: the {tokens} tokens per rank (model.seq_len / \
+                "{key} true: the {tokens} tokens per rank (model.seq_len / \
                  parallel.cp) are not divisible by parallel.tp {tp}"
             ))
-            .suggest(Suggestion::Key("model.seq_len", near))
-            .suggest(reset("false")));
+            .suggest_key("model.seq_len", near)
+            .suggest_set(key, "false"));
         }
         Ok(configured.unwrap_or(is_divisible) && tp > 1)
     }

@@ -19,13 +19,13 @@ mod validate;
 mod value;
 
 pub use base::{Base, load, resolve};
-pub use error::{ConfigError, SourceLocation};
+pub use error::{ConfigError, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
 pub use layers::{Origin, Resolved};
 pub use presets::{PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};
 pub use schema::Key;
-pub use value::{AutoBool, OptimizerKind, Resume};
+pub use value::{OptimizerKind, Resume};
 
 use schema::{
     ANY, AT_LEAST_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, ZERO_STAGE,
@@ -59,9 +59,9 @@ configuration! {
         /// Vocabulary size; 0: the tokenizer's.
         vocab_size: usize = 0, SIZE_OR_ZERO;
         /// Tie the output head to the token embedding; auto: true except for llama.
-        tie_embeddings: AutoBool = AutoBool::Auto, ANY;
+        tie_embeddings: Option<bool> = None, ANY;
         /// Biases in linear layers and norms; auto: true except for llama.
-        bias: AutoBool = AutoBool::Auto, ANY;
+        bias: Option<bool> = None, ANY;
         /// Dropout probability.
         dropout: f64 = 0.0, FRACTION;
         /// Epsilon of LayerNorm and RMSNorm.
@@ -167,7 +167,7 @@ configuration! {
         /// dp x cp ranks.
         hsdp_shard: usize = 0, SIZE_OR_ZERO;
         /// Megatron-style sequence parallelism; auto: on if tp > 1 and tp divides the tokens of a rank.
-        sequence_parallel: AutoBool = AutoBool::Auto, ANY;
+        sequence_parallel: Option<bool> = None, ANY;
         /// Pipeline schedule.
         schedule: ScheduleKind = ScheduleKind::default(), ANY;
         /// Virtual pipeline stages (model chunks) per rank, for the interleaved schedule.

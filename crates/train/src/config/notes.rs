@@ -66,12 +66,9 @@ mod tests {
 
     #[test]
     fn keys_without_effect_are_noted() {
+        let implied = "offload.parameters disk implies parallel.zero 3";
         let cases = [
-            (
-                "zero=1 offload.parameters=disk",
-                2,
-                "offload.parameters disk implies parallel.zero 3",
-            ),
+            ("zero=1 offload.parameters=disk", 2, implied),
             ("zero=2", 1, "parallel.zero 2 has no effect"),
             ("zero=2 hsdp_shard=1", 2, "parallel.zero 2 has no effect"),
             ("tp=2 zero=1", 2, "parallel.zero 1 has no effect"),

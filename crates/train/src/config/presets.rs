@@ -2,7 +2,7 @@
 
 use regatta_model::suggest::closest_match;
 
-use super::{Base, Config, ConfigError, resolve};
+use super::{Base, Config, ConfigError, Result, resolve};
 
 /// A built-in configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,13 +50,13 @@ impl Preset {
     }
 
     /// The configuration.
-    pub fn config(&self) -> Result<Config, ConfigError> {
+    pub fn config(&self) -> Result<Config> {
         resolve::<&str>(Some(Base::Preset(self.name.to_owned())), &[]).map(|all| all.config)
     }
 
     /// Number of parameters, and whether it is exact: if the vocabulary size follows from the data,
     /// `CHAR_VOCAB_SIZE` is assumed.
-    pub fn parameters(&self) -> Result<(usize, bool), ConfigError> {
+    pub fn parameters(&self) -> Result<(usize, bool)> {
         let config = self.config()?;
         let is_exact = config.model.vocab_size != 0;
         let vocab_size = if is_exact { config.model.vocab_size } else { CHAR_VOCAB_SIZE };
@@ -65,7 +65,7 @@ impl Preset {
 }
 
 /// Finds a preset by name.
-pub(super) fn find(name: &str) -> Result<&'static Preset, ConfigError> {
+pub(super) fn find(name: &str) -> Result<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
         let hint = match closest_match(name, PRESETS.iter().map(|preset| preset.name)) {
             Some(near) => format!("did you mean {near}?"),

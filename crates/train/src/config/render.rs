@@ -4,19 +4,19 @@ use std::fmt::Write;
 
 use super::layers::Origin;
 use super::value::quoted;
-use super::{Config, ConfigError, KEYS, Key, PRESETS, Resolved};
+use super::{Config, KEYS, Key, PRESETS, Resolved, Result};
 
 impl Config {
     /// All keys as TOML.
     pub fn to_toml(&self) -> String {
-        by_section(|key, text| {
+        by_section(toml_header, |key, text| {
             let _ = writeln!(text, "{} = {}", key.name, key.get(self));
         })
     }
 
     /// Parses the output of [`Config::to_toml`]; missing keys have their defaults. `path` is for
     /// errors.
-    pub fn from_toml(path: &std::path::Path, text: &str) -> Result<Self, ConfigError> {
+    pub fn from_toml(path: &std::path::Path, text: &str) -> Result<Self> {
         let mut resolved = Resolved::default();
         resolved.apply_file(path, text)?;
         Ok(resolved.config)
@@ -27,7 +27,7 @@ impl Resolved {
     /// The name and all keys as TOML, each with its origin in a comment.
     pub fn to_toml(&self) -> String {
         let mut entries = self.entries();
-        let keys = by_section(|key, text| {
+        let keys = by_section(toml_header, |key, text| {
             let Some((_, value, origin)) = entries.next() else { return };
             let line = format!("{} = {value}", key.name);
             let default = key.default();
@@ -47,14 +47,21 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Writes section headers, and keys by `write`.
-fn by_section(mut write: impl FnMut(&'static Key, &mut String)) -> String {
+fn toml_header(key: &Key) -> String {
+    format!("[{}]", key.section)
+}
+
+/// The section headers, and the keys as `write` writes them.
+fn by_section(
+    header: impl Fn(&Key) -> String,
+    mut write: impl FnMut(&'static Key, &mut String),
+) -> String {
     let mut text = String::new();
     let mut section = "";
     for key in KEYS {
         if key.section != section {
             let gap = if section.is_empty() { "" } else { "\n" };
-            let _ = writeln!(text, "{gap}[{}]", key.section);
+            let _ = writeln!(text, "{gap}{}", header(key));
             section = key.section;
         }
         write(key, &mut text);
@@ -64,48 +71,31 @@ fn by_section(mut write: impl FnMut(&'static Key, &mut String)) -> String {
 
 /// All keys for a terminal: name, default, accepted values, description.
 pub fn keys_text() -> String {
-    let mut text = String::new();
-    let mut section = "";
-    for key in KEYS {
-        if key.section != section {
-            let gap = if section.is_empty() { "" } else { "\n" };
-            let _ = writeln!(text, "{gap}{}: {}", key.section, lower(key.heading()));
-            section = key.section;
-        }
+    let header = |key: &Key| format!("{}: {}", key.section, lower(key.heading()));
+    by_section(header, |key, text| {
         let _ = writeln!(text, "  {} = {}  ({})", key.full_name(), key.default(), key.expected());
         let _ = writeln!(text, "      {}", key.description());
-    }
-    text
+    })
 }
 
 /// All keys as a Markdown table.
 pub fn keys_markdown() -> String {
     let mut text = String::from("| key | default | values | description |\n|---|---|---|---|\n");
     for key in KEYS {
-        let (full, default) = (key.full_name(), key.default());
-        let _ = writeln!(
-            text,
-            "| `{full}` | `{default}` | {} | {} |",
-            key.expected(),
-            key.description()
-        );
+        let (full, default, expected) = (key.full_name(), key.default(), key.expected());
+        let _ = writeln!(text, "| `{full}` | `{default}` | {expected} | {} |", key.description());
     }
     text
 }
 
 /// All presets as a Markdown table.
-pub fn presets_markdown() -> Result<String, ConfigError> {
+pub fn presets_markdown() -> Result<String> {
     let mut text = String::from("| preset | parameters | description |\n|---|---|---|\n");
     for preset in PRESETS {
         let (parameters, is_exact) = preset.parameters()?;
         let about = if is_exact { "" } else { "about " };
-        let parameters = grouped(parameters);
-        let _ = writeln!(
-            text,
-            "| `{}` | {about}{parameters} | {} |",
-            preset.name,
-            preset.description()
-        );
+        let (name, parameters) = (preset.name, grouped(parameters));
+        let _ = writeln!(text, "| `{name}` | {about}{parameters} | {} |", preset.description());
     }
     Ok(text)
 }

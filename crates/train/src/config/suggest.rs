@@ -49,6 +49,8 @@ pub(super) enum Candidates {
 }
 
 impl Candidates {
+    pub const ABOVE_ONE: Self = Self::Multiples { of: 1, near: 1 };
+
     /// Candidates below and above, nearest first.
     fn around(self) -> [Vec<usize>; 2] {
         match self {
@@ -61,11 +63,10 @@ impl Candidates {
                 ]
             }
             Self::Divisors { of, near, times } => {
-                let (mut below, above): (Vec<_>, Vec<_>) =
-                    divisors(of).into_iter().filter(|n| *n != near).partition(|n| *n < near);
+                let others = divisors(of).into_iter().filter(|n| *n != near);
+                let (mut below, above): (Vec<_>, Vec<_>) = others.partition(|n| *n < near);
                 below.reverse();
-                [below, above]
-                    .map(|side| side.into_iter().map(|n| n.saturating_mul(times)).collect())
+                [below, above].map(|side| side.iter().map(|n| n.saturating_mul(times)).collect())
             }
             Self::Only(number) => [vec![number], Vec::new()],
         }
@@ -123,13 +124,10 @@ impl Suggestion {
             Self::Split => {
                 let change = |split| Change { set: config.split_keys(split, ranks), ranks };
                 let splits = config.splits_by_distance(ranks).into_iter();
-                let mut two: Vec<_> = splits
-                    .map(|split| (split, change(split)))
-                    .filter(|(_, change)| fits(change))
-                    .take(2)
-                    .collect();
-                two.sort_unstable_by_key(|(split, _)| *split);
-                two.into_iter().map(|(_, change)| change).collect()
+                let mut two: Vec<_> =
+                    splits.filter(|split| fits(&change(*split))).take(2).collect();
+                two.sort_unstable();
+                two.into_iter().map(change).collect()
             }
         }
     }
@@ -168,14 +166,24 @@ impl Suggestion {
 
 impl Infeasible {
     /// Without suggestions.
-    pub fn new(reason: String) -> Self {
-        Self { reason, suggestions: Vec::new(), alternative: "" }
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), suggestions: Vec::new(), alternative: "" }
     }
 
     /// Adds a suggestion.
     pub fn suggest(mut self, suggestion: Suggestion) -> Self {
         self.suggestions.push(suggestion);
         self
+    }
+
+    /// Suggests another number for a key.
+    pub fn suggest_key(self, key: &'static str, candidates: Candidates) -> Self {
+        self.suggest(Suggestion::Key(key, candidates))
+    }
+
+    /// Suggests a value for a key.
+    pub fn suggest_set(self, key: &'static str, value: &str) -> Self {
+        self.suggest(Suggestion::Set(vec![(key, value.to_owned())]))
     }
 
     /// The reason and all suggestions that fit, in one sentence.

@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use super::*;
 
 /// Resolves the text of a file and arguments.
-fn file(text: &str, args: &[&str]) -> Result<Resolved, ConfigError> {
+fn file(text: &str, args: &[&str]) -> Result<Resolved> {
     resolve(Some(Base::File(PathBuf::from("run.toml"), text.to_owned())), args)
 }
 
-fn args(args: &[&str]) -> Result<Resolved, ConfigError> {
-    resolve(None, args)
+fn args(args: &str) -> Result<Resolved> {
+    resolve(None, &args.split_whitespace().collect::<Vec<_>>())
 }
 
 fn message<T: std::fmt::Debug>(result: Result<T, ConfigError>) -> String {
@@ -32,7 +32,7 @@ fn later_layers_override_earlier_ones_and_record_their_origin() {
     assert_eq!(origin("train.batch"), "command line");
     assert_eq!(origin("model.num_layers"), "preset gpt2");
     assert_eq!(origin("train.seed"), "default");
-    assert_eq!(args(&[]).unwrap().name, "tiny");
+    assert_eq!(args("").unwrap().name, "tiny");
     // A file without a preset is based on the defaults, not on the default preset.
     assert_eq!(file("", &[]).unwrap().config, Config::default());
 }
@@ -42,7 +42,7 @@ fn a_file_may_set_the_configuration_name() {
     let named = file("name = \"my \\\"own\\\"\"\n[train]\nsteps = 3\n", &[]).unwrap();
     assert_eq!((named.name.as_str(), named.config.train.steps), ("my \"own\"", 3));
     assert_eq!(file(&named.to_toml(), &["steps=4"]).unwrap().name, named.name);
-    assert_eq!(file(&args(&[]).unwrap().to_toml(), &[]).unwrap().name, "tiny");
+    assert_eq!(file(&args("").unwrap().to_toml(), &[]).unwrap().name, "tiny");
     // Overrides the name of its preset.
     assert_eq!(file("preset = \"mlp\"\nname = \"mine\"\n", &[]).unwrap().name, "mine");
     let error = message(file("name = 3\n", &[]));
@@ -59,7 +59,7 @@ fn a_misspelled_key_is_refused_with_the_right_one() {
         ("nonsense.qqq=3", "`regatta train --keys` lists all keys"),
     ];
     for (word, expected) in cases {
-        let error = message(args(&[word]));
+        let error = message(args(word));
         assert!(error.contains(expected), "{word}: {error}");
         assert!(error.starts_with("command line: "), "{error}");
     }
@@ -95,7 +95,7 @@ fn an_invalid_value_is_refused_with_the_accepted_ones() {
         ("resume=", "checkpoint.resume is empty, expected auto, never or a path"),
     ];
     for (word, expected) in cases {
-        let error = message(args(&[word]));
+        let error = message(args(word));
         assert!(error.contains(expected), "{word}: {error}");
     }
     let in_file = [
@@ -121,19 +121,19 @@ fn numbers_accept_underscores_and_toml_notations() {
     let config = file(text, &["warmup_steps=1_0", "lr=3e-4"]).unwrap().config;
     assert_eq!((config.train.steps, config.train.seed), (1000, 16));
     assert_eq!((config.optimizer.grad_clip, config.optimizer.warmup_steps), (2.0, 10));
-    assert!(args(&["steps=1__0"]).is_err() && args(&["steps=_1"]).is_err());
+    assert!(args("steps=1__0").is_err() && args("steps=_1").is_err());
 }
 
 #[test]
 fn the_largest_fraction_is_below_one_in_f32() {
-    let config = args(&["dropout=0.9999999", "beta2=0.9999999"]).unwrap().config;
+    let config = args("dropout=0.9999999 beta2=0.9999999").unwrap().config;
     assert!((config.model.dropout as f32) < 1.0 && (config.optimizer.beta2 as f32) < 1.0);
 }
 
 #[test]
 fn arguments_without_a_key_and_unknown_presets_are_refused() {
     for word in ["steps", "=3", " =3"] {
-        let error = message(args(&["seed=1", word]));
+        let error = message(resolve(None, &["seed=1", word]));
         assert!(error.contains("is not key=value"), "{error}");
     }
     let error = message(load(&["shakespear-char"]));
@@ -146,10 +146,9 @@ fn arguments_without_a_key_and_unknown_presets_are_refused() {
 
 #[test]
 fn a_short_form_that_several_sections_have_is_ambiguous() {
-    let error = message(args(&["dir=x"]));
+    let error = message(args("dir=x"));
     assert_eq!(error, "command line: dir is ambiguous: use checkpoint.dir or offload.dir");
-    let config =
-        args(&["checkpoint.dir=x", "schedule=gpipe", "lr_schedule=linear"]).unwrap().config;
+    let config = args("checkpoint.dir=x schedule=gpipe lr_schedule=linear").unwrap().config;
     assert_eq!((config.checkpoint.dir.as_str(), config.offload.dir.as_str()), ("x", ""));
     assert_eq!(config.optimizer.lr_schedule, LrDecay::Linear);
 }
@@ -160,32 +159,28 @@ fn the_later_of_batch_and_batch_per_replica_wins() {
     let text = "[train]\nbatch_per_replica = 4\n";
     assert_eq!(batch(file(text, &[]).unwrap()), (0, 4));
     assert_eq!(batch(file(text, &["batch=8"]).unwrap()), (8, 0));
-    assert_eq!(batch(args(&["batch_per_replica=2"]).unwrap()), (0, 2));
-    let error = message(args(&["batch_per_replica=2", "batch=8"]));
-    assert!(
-        error.contains("train.batch is 8 and train.batch_per_replica is 2: set only one"),
-        "{error}"
-    );
+    assert_eq!(batch(args("batch_per_replica=2").unwrap()), (0, 2));
+    let error = message(args("batch_per_replica=2 batch=8"));
+    let expected = "train.batch is 8 and train.batch_per_replica is 2: set only one";
+    assert!(error.contains(expected), "{error}");
     let again = file(text, &[]).unwrap().config;
     assert_eq!(Config::from_toml(Path::new("x"), &again.to_toml()).unwrap(), again);
 }
 
 #[test]
 fn shape_defaults_depend_on_the_family() {
-    let shape = |all: &[&str]| args(all).unwrap().config.shape(65).unwrap();
-    let gpt = shape(&["bias=auto"]);
+    let shape = |all: &str| args(all).unwrap().config.shape(65).unwrap();
+    let gpt = shape("bias=auto");
     assert_eq!((gpt.vocab_size, gpt.intermediate_size, gpt.num_kv_heads), (65, 512, 4));
     assert!(gpt.tie_embeddings && gpt.bias);
-    let llama = shape(&["family=llama", "bias=auto"]);
+    let llama = shape("family=llama bias=auto");
     assert_eq!(llama.intermediate_size, 352);
     assert!(!llama.tie_embeddings && !llama.bias);
-    assert_eq!(shape(&["vocab_size=100"]).vocab_size, 100);
-    let error = message(args(&["vocab_size=50"]).unwrap().config.shape(65));
-    assert!(
-        error.contains("model.vocab_size 50 is smaller than the tokenizer's vocabulary of 65"),
-        "{error}"
-    );
-    let error = message(args(&["hidden_size=130"]).unwrap().config.shape(65));
+    assert_eq!(shape("vocab_size=100").vocab_size, 100);
+    let error = message(args("vocab_size=50").unwrap().config.shape(65));
+    let expected = "model.vocab_size 50 is smaller than the tokenizer's vocabulary of 65";
+    assert!(error.contains(expected), "{error}");
+    let error = message(args("hidden_size=130").unwrap().config.shape(65));
     assert!(error.contains("130 is not a multiple of "), "{error}");
 }
 
@@ -204,11 +199,8 @@ fn presets_have_the_published_parameter_counts() {
         ("llama-70b", 70_553_706_496),
     ];
     for (name, parameters) in published {
-        assert_eq!(
-            presets::find(name).unwrap().parameters().unwrap(),
-            (parameters, true),
-            "{name}"
-        );
+        let found = presets::find(name).unwrap().parameters().unwrap();
+        assert_eq!(found, (parameters, true), "{name}");
     }
     for preset in PRESETS {
         let config = preset.config().unwrap();
@@ -272,10 +264,7 @@ fn the_documentation_lists_all_keys_and_presets() {
         if current == table {
             continue;
         }
-        assert!(
-            !current.is_empty(),
-            "docs/train/reference.md has no table between <!-- {name} --> markers"
-        );
+        assert!(!current.is_empty(), "{path:?} has no table between <!-- {name} --> markers");
         assert!(
             std::env::var_os("REGATTA_BLESS").is_some(),
             "the {name} table in docs/train/reference.md is out of date: regenerate it by \
@@ -304,7 +293,7 @@ proptest! {
 
     #[test]
     fn keys_accept_or_refuse_any_value(at in 0..KEYS.len(), word in "[0-9a-z.e_-]{0,30}") {
-        if let Ok(all) = args(&[&format!("{}={word}", KEYS[at].full_name())]) {
+        if let Ok(all) = args(&format!("{}={word}", KEYS[at].full_name())) {
             let _ = all.config.validate(3);
             let _ = all.config.shape(65).map(|shape| shape.num_params());
             let again = Config::from_toml(Path::new("x"), &all.config.to_toml()).unwrap();

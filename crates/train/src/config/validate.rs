@@ -3,7 +3,7 @@
 
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Result};
 use crate::offload::Tier;
 use crate::schedule::LrSchedule;
 use regatta_predict::cost::MemoryBytes;
@@ -15,7 +15,7 @@ use regatta_predict::shape::{Family, ModelShape};
 
 impl Config {
     /// The model shape, for data with this vocabulary size.
-    pub fn shape(&self, vocab_size: usize) -> Result<ModelShape, ConfigError> {
+    pub fn shape(&self, vocab_size: usize) -> Result<ModelShape> {
         let model = &self.model;
         if model.vocab_size != 0 && model.vocab_size < vocab_size {
             return Err(ConfigError::Inconsistent(format!(
@@ -25,18 +25,15 @@ impl Config {
             )));
         }
         let default = model.family != Family::Llama;
+        let or = |given: usize, default: usize| if given == 0 { default } else { given };
         let shape = ModelShape {
             family: model.family,
-            vocab_size: if model.vocab_size == 0 { vocab_size } else { model.vocab_size },
+            vocab_size: or(model.vocab_size, vocab_size),
             seq_len: model.seq_len,
             hidden_size: model.hidden_size,
             num_layers: model.num_layers,
             num_heads: model.num_heads,
-            num_kv_heads: if model.num_kv_heads == 0 {
-                model.num_heads
-            } else {
-                model.num_kv_heads
-            },
+            num_kv_heads: or(model.num_kv_heads, model.num_heads),
             intermediate_size: self.intermediate_size(),
             tie_embeddings: model.tie_embeddings.unwrap_or(default),
             bias: model.bias.unwrap_or(default),
@@ -57,9 +54,8 @@ impl Config {
     }
 
     /// The parallel plan for a number of ranks.
-    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan, ConfigError> {
-        let error = |infeasible: Infeasible| infeasible.message(self, ranks);
-        self.plan(ranks).map_err(|infeasible| ConfigError::Inconsistent(error(infeasible)))
+    pub fn validate(&self, ranks: usize) -> Result<ParallelPlan> {
+        self.plan(ranks).map_err(|error| ConfigError::Inconsistent(error.message(self, ranks)))
     }
 
     /// The parallel plan and the model shape once the vocabulary size is known, which limits tp.
@@ -67,7 +63,7 @@ impl Config {
         &self,
         ranks: usize,
         vocab_size: usize,
-    ) -> Result<(ParallelPlan, ModelShape), ConfigError> {
+    ) -> Result<(ParallelPlan, ModelShape)> {
         let shape = self.shape(vocab_size)?;
         let mut known = self.clone();
         known.model.vocab_size = shape.vocab_size;
@@ -142,7 +138,7 @@ impl Config {
             return Err(Infeasible::new(format!(
                 "optimizer.warmup_steps {warmup_steps} exceeds optimizer.decay_steps {decay_steps}"
             ))
-            .suggest(Suggestion::Key("optimizer.warmup_steps", tenth)));
+            .suggest_key("optimizer.warmup_steps", tenth));
         }
         Ok(())
     }
@@ -152,7 +148,7 @@ impl Config {
         let (batch, per_replica, dp) = (self.train.batch, self.train.batch_per_replica, mesh.dp);
         if batch == 0 && per_replica == 0 {
             let reason = "train.batch and train.batch_per_replica are both 0: set one of them";
-            return Err(Infeasible::new(reason.to_owned()));
+            return Err(Infeasible::new(reason));
         }
         if batch == 0 {
             return Ok(per_replica);
@@ -161,12 +157,11 @@ impl Config {
             let times = mesh.ranks() / dp;
             let multiples = Candidates::Multiples { of: dp, near: batch };
             let divisors = Candidates::Divisors { of: batch, near: dp, times };
-            let error = Infeasible::new(format!(
-                "train.batch {batch} is not divisible by {}",
-                replicas(mesh)
-            ))
-            .suggest(Suggestion::Key("train.batch", multiples))
-            .suggest(Suggestion::Ranks(divisors));
+            let replicas = replicas(mesh);
+            let error =
+                Infeasible::new(format!("train.batch {batch} is not divisible by {replicas}"))
+                    .suggest_key("train.batch", multiples)
+                    .suggest(Suggestion::Ranks(divisors));
             return Err(Infeasible { alternative: "set train.batch_per_replica instead", ..error });
         }
         Ok(batch / dp)
@@ -179,7 +174,6 @@ impl Config {
             return self.default_micro_batch(replica_batch, mesh);
         }
         let others = Candidates::Divisors { of: replica_batch, near: size, times: 1 };
-        let others = Suggestion::Key("train.micro_batch", others);
         if !replica_batch.is_multiple_of(size) {
             let origin = match self.train.batch {
                 0 => "train.batch_per_replica".to_owned(),
@@ -189,12 +183,12 @@ impl Config {
                 "train.micro_batch {size} does not divide the {replica_batch} sequences of a replica \
                  ({origin})"
             ))
-            .suggest(others));
-        }
-        if self.fills_pipeline(replica_batch / size, mesh.pp) {
-            return Ok(size);
+            .suggest_key("train.micro_batch", others));
         }
         let fits = |size| self.fills_pipeline(replica_batch / size, mesh.pp);
+        if fits(size) {
+            return Ok(size);
+        }
         if !divisors(replica_batch).into_iter().any(fits) {
             return Err(self.too_few_sequences(replica_batch, mesh));
         }
@@ -206,7 +200,7 @@ impl Config {
             self.parallel.schedule,
             self.needed_micro_batches(mesh.pp)
         ))
-        .suggest(others))
+        .suggest_key("train.micro_batch", others))
     }
 
     /// The whole batch; with a pipeline, the largest size that leaves two micro-batches per stage, so
@@ -250,7 +244,7 @@ impl Config {
             self.needed_micro_batches(mesh.pp),
             counted(replica_batch, "sequence", "sequences")
         ))
-        .suggest(Suggestion::Key(key, near))
+        .suggest_key(key, near)
     }
 }
 

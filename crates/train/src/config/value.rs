@@ -202,47 +202,19 @@ named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
 named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
 named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
 
-/// A boolean with a default that depends on other keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AutoBool {
-    /// The default.
-    Auto,
-    /// True.
-    On,
-    /// False.
-    Off,
-}
-
-impl AutoBool {
-    /// The value, given the default.
-    pub fn unwrap_or(self, default: bool) -> bool {
-        match self {
-            Self::Auto => default,
-            Self::On => true,
-            Self::Off => false,
-        }
-    }
-}
-
-impl Value for AutoBool {
+/// A boolean; None: `auto`, a default that depends on other keys.
+impl Value for Option<bool> {
     fn type_name() -> String {
         "true, false or auto".to_owned()
     }
 
     fn parse(raw: &RawValue<'_>) -> Option<Self> {
-        match bool::parse(raw) {
-            Some(true) => Some(Self::On),
-            Some(false) => Some(Self::Off),
-            None => (raw.as_text()? == "auto").then_some(Self::Auto),
-        }
+        let auto = || (raw.as_text()? == "auto").then_some(None);
+        bool::parse(raw).map(Some).or_else(auto)
     }
 
     fn to_toml(&self) -> String {
-        match self {
-            Self::Auto => quoted("auto"),
-            Self::On => true.to_toml(),
-            Self::Off => false.to_toml(),
-        }
+        self.map_or_else(|| quoted("auto"), |value| value.to_toml())
     }
 }
 

@@ -109,8 +109,9 @@ impl Bpe {
     }
 
     fn encode_word(&self, word: &str) -> Result<Vec<u32>> {
-        let whole = self.tokens.get(word.as_bytes());
-        if let (true, Some(token)) = (self.whole_words, whole) {
+        if self.whole_words
+            && let Some(token) = self.tokens.get(word.as_bytes())
+        {
             return Ok(vec![*token]);
         }
         let token = |byte: &u8| {

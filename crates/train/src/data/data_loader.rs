@@ -1,6 +1,6 @@
 //! Loads batches, optionally with prefetching.
 
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use super::error::{DataError, Result};
@@ -40,7 +40,7 @@ impl DataLoader {
 
     /// Loads the sequences of these indices.
     pub fn batch(&self, indices: impl IntoIterator<Item = u64>) -> Result<Batch> {
-        let sequence = self.order.context() as usize;
+        let sequence = self.order.seq_len() as usize;
         let mut batch = Batch { sequence, ..Batch::default() };
         let mut sample = Vec::with_capacity(sequence + 1);
         for index in indices {
@@ -71,24 +71,18 @@ impl Prefetcher {
     {
         let (sender, receiver) = sync_channel(ahead);
         let thread = std::thread::Builder::new().name("read-ahead".to_owned());
-        let thread = thread.spawn(move || fill(&loader, lists, &sender));
+        // Until the batches end, one fails, or the receiver is dropped.
+        let thread = thread.spawn(move || {
+            for list in lists {
+                let batch = loader.batch(list);
+                let failed = batch.is_err();
+                if sender.send(batch).is_err() || failed {
+                    return;
+                }
+            }
+        });
         let failed = |error: std::io::Error| DataError::Prefetch { reason: error.to_string() };
         Ok(Self { batches: Some(receiver), thread: Some(thread.map_err(failed)?) })
-    }
-}
-
-/// Sends batches until they end, one fails, or the receiver is dropped.
-fn fill<I>(loader: &DataLoader, lists: I, sender: &SyncSender<Result<Batch>>)
-where
-    I: IntoIterator,
-    I::Item: IntoIterator<Item = u64>,
-{
-    for list in lists {
-        let batch = loader.batch(list);
-        let failed = batch.is_err();
-        if sender.send(batch).is_err() || failed {
-            return;
-        }
     }
 }
 
@@ -101,9 +95,8 @@ impl Iterator for Prefetcher {
         }
         // A panic must not look like the end of the data.
         let ended = self.thread.take()?.join();
-        ended
-            .is_err()
-            .then(|| Err(DataError::Prefetch { reason: "the loader thread panicked".to_owned() }))
+        let reason = "the loader thread panicked".to_owned();
+        ended.is_err().then_some(Err(DataError::Prefetch { reason }))
     }
 }
 
@@ -121,9 +114,9 @@ impl Drop for Prefetcher {
 mod tests {
     use super::*;
 
-    fn loader(tokens: u32, context: u64) -> DataLoader {
+    fn loader(tokens: u32, seq_len: u64) -> DataLoader {
         let all: Vec<u32> = (0..tokens).collect();
-        let order = Sampler::sequential(u64::from(tokens), context).unwrap();
+        let order = Sampler::sequential(u64::from(tokens), seq_len).unwrap();
         DataLoader::new(Tokens::Memory(all.into()), order)
     }
 
@@ -148,8 +141,8 @@ mod tests {
 
     #[test]
     fn the_thread_ends_when_the_prefetcher_is_dropped() {
-        let mut endless =
-            Prefetcher::new(loader(1000, 8), (0u64..).map(|step| step..step + 2), 1).unwrap();
+        let lists = (0u64..).map(|step| step..step + 2);
+        let mut endless = Prefetcher::new(loader(1000, 8), lists, 1).unwrap();
         assert!(endless.next().unwrap().is_ok());
         // Hangs on failure.
         drop(endless);

@@ -3,183 +3,83 @@
 use std::path::{Path, PathBuf};
 
 /// A result about data.
-pub type Result<T> = std::result::Result<T, DataError>;
+pub type Result<T, E = DataError> = std::result::Result<T, E>;
 
 /// What is wrong with data, with the file and the fix.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum DataError {
     /// An I/O error.
     #[error("cannot {doing} {}: {source}", path.display())]
-    Io {
-        /// The operation.
-        doing: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     /// Neither a file nor a known dataset.
     #[error(
         "no dataset {name:?}: expected a text file, a folder written by `regatta data prepare`, or one of {known}"
     )]
-    Unknown {
-        /// The name.
-        name: String,
-        /// Known datasets.
-        known: String,
-    },
+    Unknown { name: String, known: String },
     /// The built-in dataset cannot be prepared.
-    #[error(
-        "the builtin dataset needs no preparation: `regatta train` uses it \
-        directly"
-    )]
+    #[error("the builtin dataset needs no preparation: `regatta train` uses it directly")]
     Builtin,
     /// An empty text.
     #[error("{what} is empty")]
-    Empty {
-        /// The file.
-        what: String,
-    },
+    Empty { what: String },
     /// Not a regular file.
     #[error("{} is not a regular file, but texts are read more than once: pass the files themselves", path.display())]
-    NoFile {
-        /// The path.
-        path: PathBuf,
-    },
+    NoFile { path: PathBuf },
     /// The training split is empty.
     #[error(
         "the training split is empty ({bytes} bytes in total): use more text or a smaller \
         validation fraction"
     )]
-    Short {
-        /// Size of the text.
-        bytes: u64,
-    },
+    Short { bytes: u64 },
     /// Interrupted by the caller.
     #[error("interrupted: nothing was written")]
     Interrupted,
     /// Not UTF-8.
     #[error("{} is not UTF-8 text: byte {byte}", path.display())]
-    NotUtf8 {
-        /// The file.
-        path: PathBuf,
-        /// Offset of the first invalid byte.
-        byte: u64,
-    },
+    NotUtf8 { path: PathBuf, byte: u64 },
     /// The character is not in the vocabulary.
     #[error(
         "the character {character:?} at position {position} is not in the tokenizer's vocabulary \
          of {vocabulary} characters"
     )]
-    UnknownCharacter {
-        /// The character.
-        character: char,
-        /// Its position, in characters.
-        position: usize,
-        /// Vocabulary size.
-        vocabulary: usize,
-    },
+    UnknownCharacter { character: char, position: usize, vocabulary: usize },
     /// The tokenizer has no token for a byte.
     #[error("the tokenizer has no token for byte 0x{byte:02x} of {text:?}")]
-    UnknownByte {
-        /// The byte.
-        byte: u8,
-        /// The word, truncated.
-        text: String,
-    },
+    UnknownByte { byte: u8, text: String },
     /// The token is not in the vocabulary.
     #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
-    NoSuchToken {
-        /// The token.
-        token: u32,
-        /// Vocabulary size.
-        vocabulary: usize,
-    },
+    NoSuchToken { token: u32, vocabulary: usize },
     /// An unsupported or invalid tokenizer file.
     #[error("cannot use {} as a tokenizer: {reason}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// What is unsupported.
-        reason: String,
-    },
+    Tokenizer { path: PathBuf, reason: String },
     /// Not a token file.
     #[error("{} is not a token file of regatta; for raw 16-bit tokens as written by nanoGPT use raw-u16:{}", path.display(), path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-    },
+    Foreign { path: PathBuf },
     /// A token file of another version.
     #[error("{} has token file version {found}, but this regatta reads version {known}: prepare it again", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-        /// The supported version.
-        known: u32,
-    },
+    Version { path: PathBuf, found: u32, known: u32 },
     /// The header is damaged.
     #[error("the header of {} is damaged: prepare it again", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-    },
+    Header { path: PathBuf },
     /// The size does not match the header.
     #[error("{} has {found} bytes instead of {expected}: it was truncated or modified; prepare it again", path.display())]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// Expected size.
-        expected: u64,
-        /// Actual size.
-        found: u64,
-    },
+    Length { path: PathBuf, expected: u64, found: u64 },
     /// The tokens do not match their checksum.
     #[error("the tokens of {} are damaged: SHA-256 is {found} instead of {expected}; prepare it again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// SHA-256 in the header.
-        expected: String,
-        /// Actual SHA-256.
-        found: String,
-    },
+    Damaged { path: PathBuf, expected: String, found: String },
     /// A token in a file is out of range.
     #[error("token {token} at offset {offset} of {} exceeds the vocabulary of {vocabulary} tokens", path.display())]
-    OutOfVocabulary {
-        /// The file.
-        path: PathBuf,
-        /// Index of the token.
-        offset: u64,
-        /// The token.
-        token: u32,
-        /// Vocabulary size.
-        vocabulary: usize,
-    },
+    OutOfVocabulary { path: PathBuf, offset: u64, token: u32, vocabulary: usize },
     /// A range outside of the file.
     #[error("tokens {start}..{end} are out of range: {what} has {tokens}")]
-    OutOfRange {
-        /// The file.
-        what: String,
-        /// Start of the range.
-        start: u64,
-        /// End of the range.
-        end: u64,
-        /// Number of tokens.
-        tokens: u64,
-    },
+    OutOfRange { what: String, start: u64, end: u64, tokens: u64 },
     /// Fewer tokens than a sequence.
     #[error(
-        "{tokens} tokens are too few for model.seq_len {context}, which needs {}: use more text or a \
-        smaller model.seq_len", context + 1
+        "{tokens} tokens are too few for model.seq_len {seq_len}, which needs {}: use more text or a \
+        smaller model.seq_len", seq_len + 1
     )]
-    TooShort {
-        /// Number of tokens.
-        tokens: u64,
-        /// Sequence length.
-        context: u64,
-    },
+    TooShort { tokens: u64, seq_len: u64 },
     /// Sequence length 0.
     #[error("the sequence length is 0")]
     NoContext,
@@ -188,69 +88,28 @@ pub enum DataError {
         "{} was prepared with tokenizer {of_file}, but {} is {of_tokenizer}: prepare it again",
         path.display(), tokenizer.display()
     )]
-    OtherTokenizer {
-        /// The token file.
-        path: PathBuf,
-        /// The tokenizer file.
-        tokenizer: PathBuf,
-        /// Fingerprint in the token file.
-        of_file: String,
-        /// Fingerprint of the tokenizer.
-        of_tokenizer: String,
-    },
+    OtherTokenizer { path: PathBuf, tokenizer: PathBuf, of_file: String, of_tokenizer: String },
     /// Not a prepared folder.
     #[error("{} is not a folder written by `regatta data prepare`: {reason}", path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Folder { path: PathBuf, reason: String },
     /// The output exists.
     #[error("{} already exists: choose another folder, or replace it with --force", path.display())]
-    Exists {
-        /// The folder.
-        path: PathBuf,
-    },
+    Exists { path: PathBuf },
     /// A download failed.
     #[error(
         "cannot download {name} from {address}: {reason}. Without network access, copy the file to \
         {}", path.display()
     )]
-    Fetch {
-        /// The dataset.
-        name: String,
-        /// The URL.
-        address: String,
-        /// Cause.
-        reason: String,
-        /// Where the file can be copied to.
-        path: PathBuf,
-    },
+    Fetch { name: String, address: String, reason: String, path: PathBuf },
     /// The file has the wrong checksum.
     #[error("{} is not {name}: SHA-256 is {found} instead of {expected}", path.display())]
-    WrongSet {
-        /// The dataset.
-        name: String,
-        /// The file or URL.
-        path: PathBuf,
-        /// Expected SHA-256.
-        expected: String,
-        /// Actual SHA-256.
-        found: String,
-    },
+    WrongSet { name: String, path: PathBuf, expected: String, found: String },
     /// An invalid validation fraction.
     #[error("the validation fraction is {fraction}, expected a number in [0, 1)")]
-    ValFraction {
-        /// The fraction.
-        fraction: f64,
-    },
+    ValFraction { fraction: f64 },
     /// The loader thread cannot be started, or panicked.
     #[error("data prefetching failed: {reason}")]
-    Prefetch {
-        /// Cause.
-        reason: String,
-    },
+    Prefetch { reason: String },
 }
 
 impl DataError {
@@ -261,14 +120,11 @@ impl DataError {
     }
 
     /// The same error with the position shifted by `characters`.
-    pub(super) fn shifted_by(self, characters: usize) -> Self {
-        match self {
-            Self::UnknownCharacter { character, position, vocabulary } => {
-                let position = position + characters;
-                Self::UnknownCharacter { character, position, vocabulary }
-            }
-            other => other,
+    pub(super) fn shifted_by(mut self, characters: usize) -> Self {
+        if let Self::UnknownCharacter { position, .. } = &mut self {
+            *position += characters;
         }
+        self
     }
 
     /// An unsupported or invalid tokenizer file.

@@ -1,4 +1,4 @@
-//! NamedDataset datasets: found locally or downloaded, and verified by their checksum.
+//! Named datasets: found locally or downloaded, and verified by their checksum.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -31,7 +31,7 @@ pub const DATASETS: [NamedDataset; 1] = [NamedDataset {
 }];
 
 /// Downloads a URL to a file.
-pub type Download<'a> = dyn Fn(&str, &Path) -> std::result::Result<(), String> + 'a;
+pub type Download<'a> = dyn Fn(&str, &Path) -> Result<(), String> + 'a;
 
 /// The file of a dataset, downloaded if necessary.
 pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Result<PathBuf> {
@@ -93,28 +93,20 @@ pub fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<St
 
 /// Downloads with curl or wget. There is no built-in client, because most compute nodes have no network access,
 /// and the others have one of these configured for the site's proxy.
-pub fn download(address: &str, to: &Path) -> std::result::Result<(), String> {
+pub fn download(address: &str, to: &Path) -> Result<(), String> {
     let curl =
         ["--fail", "--silent", "--show-error", "--location", "--max-time", "600", "--output"];
     let wget = ["--quiet", "--timeout=60", "--tries=2", "-O"];
-    match run("curl", &curl, to, address) {
-        Err(None) => match run("wget", &wget, to, address) {
-            Err(None) => Err("neither curl nor wget is installed".to_owned()),
-            Err(Some(reason)) => Err(reason),
-            Ok(()) => Ok(()),
-        },
-        Err(Some(reason)) => Err(reason),
-        Ok(()) => Ok(()),
-    }
+    let result = match run("curl", &curl, to, address) {
+        Err(None) => run("wget", &wget, to, address),
+        result => result,
+    };
+    let none = || "neither curl nor wget is installed".to_owned();
+    result.map_err(|reason| reason.unwrap_or_else(none))
 }
 
 /// Runs a program; the error is None if it is not installed.
-fn run(
-    program: &str,
-    options: &[&str],
-    to: &Path,
-    address: &str,
-) -> std::result::Result<(), Option<String>> {
+fn run(program: &str, options: &[&str], to: &Path, address: &str) -> Result<(), Option<String>> {
     let output = Command::new(program).args(options).arg(to).arg(address).output();
     match output {
         Err(error) if error.kind() == ErrorKind::NotFound => Err(None),
@@ -133,7 +125,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::data::testing::Folder;
+    use crate::testing::TempDir;
 
     /// "abc".
     const SET: NamedDataset = NamedDataset {
@@ -142,14 +134,14 @@ mod tests {
         sha256: "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     };
 
-    fn dirs(folder: &Folder, own: &str) -> DataDirs {
-        let own = folder.path().join(own);
-        DataDirs { folder: Some(own), cache: Some(folder.path().join("cache")) }
+    fn dirs(folder: &TempDir, own: &str) -> DataDirs {
+        let own = folder.0.join(own);
+        DataDirs { folder: Some(own), cache: Some(folder.0.join("cache")) }
     }
 
     #[test]
     fn a_dataset_is_downloaded_once() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let count = Cell::new(0);
         let download = |address: &str, to: &Path| {
             assert_eq!(address, SET.address);
@@ -158,34 +150,32 @@ mod tests {
         };
         let download = &download as &Download;
         let path = find(&SET, &dirs(&folder, "own"), download).unwrap();
-        assert_eq!(path, folder.path().join("cache/letters.txt"));
+        assert_eq!(path, folder.0.join("cache/letters.txt"));
         assert_eq!(find(&SET, &dirs(&folder, "own"), download).unwrap(), path);
         assert_eq!(count.get(), 1);
         // The folder named by the user has priority.
-        std::fs::create_dir(folder.path().join("own")).unwrap();
+        std::fs::create_dir(folder.0.join("own")).unwrap();
         let own = folder.file("own/letters.txt", "abc");
         assert_eq!(find(&SET, &dirs(&folder, "own"), download).unwrap(), own);
     }
 
     #[test]
     fn a_wrong_checksum_is_refused_and_the_file_removed() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let other = |_: &str, to: &Path| std::fs::write(to, "abd").map_err(|e| e.to_string());
         let error = find(&SET, &dirs(&folder, "own"), &other).unwrap_err().to_string();
         assert!(error.contains(SET.sha256), "{error}");
         assert!(error.contains("a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9"));
-        assert_eq!(std::fs::read_dir(folder.path().join("cache")).unwrap().count(), 0);
-        std::fs::create_dir(folder.path().join("own")).unwrap();
+        assert_eq!(std::fs::read_dir(folder.0.join("cache")).unwrap().count(), 0);
+        std::fs::create_dir(folder.0.join("own")).unwrap();
         folder.file("own/letters.txt", "abd");
-        assert!(matches!(
-            find(&SET, &dirs(&folder, "own"), &other),
-            Err(DataError::WrongSet { .. })
-        ));
+        let error = find(&SET, &dirs(&folder, "own"), &other).unwrap_err();
+        assert!(matches!(error, DataError::WrongSet { .. }), "{error}");
     }
 
     #[test]
     fn without_network_the_error_names_the_path() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let none = |_: &str, _: &Path| Err("no route".to_owned());
         let error = find(&SET, &dirs(&folder, "own"), &none).unwrap_err().to_string();
         assert!(error.contains("no route") && error.contains("cache/letters.txt"), "{error}");

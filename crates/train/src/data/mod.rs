@@ -11,8 +11,6 @@ mod pre_tokenizer;
 pub mod prepare;
 pub mod sampler;
 pub mod source;
-#[cfg(test)]
-pub(crate) mod testing;
 mod text_chunks;
 pub mod token_file;
 pub mod tokenizer;

@@ -17,10 +17,7 @@ pub enum PreTokenizer {
     /// GPT-2.
     Gpt2,
     /// Llama 3.
-    Llama3 {
-        /// Maximum digits per word.
-        digits: usize,
-    },
+    Llama3 { digits: usize },
 }
 
 impl PreTokenizer {
@@ -177,10 +174,8 @@ mod tests {
         let text = "It's  a\n\n boat, 2026 knots!!\n";
         let wanted = ["It", "'s", " ", " a", "\n\n", " boat", ",", " 2026", " knots", "!!", "\n"];
         assert_eq!(words(PreTokenizer::Gpt2, text), wanted);
-        assert_eq!(
-            words(PreTokenizer::Gpt2, "'S x\u{a0}é ¼ \t"),
-            ["'", "S", " x", "\u{a0}", "é", " ¼", " \t"]
-        );
+        let wanted = ["'", "S", " x", "\u{a0}", "é", " ¼", " \t"];
+        assert_eq!(words(PreTokenizer::Gpt2, "'S x\u{a0}é ¼ \t"), wanted);
     }
 
     #[test]
@@ -196,14 +191,15 @@ mod tests {
 
     #[test]
     fn patterns_are_known_or_not() {
-        assert_eq!(PreTokenizer::of_pattern(GPT2), Some(PreTokenizer::Gpt2));
-        let llama = LLAMA3.join("{1,3}");
-        assert_eq!(PreTokenizer::of_pattern(&llama), Some(PreTokenizer::Llama3 { digits: 3 }));
-        assert_eq!(
-            PreTokenizer::of_pattern(&LLAMA3.concat()),
-            Some(PreTokenizer::Llama3 { digits: 1 })
-        );
-        assert_eq!(PreTokenizer::of_pattern(r"\w+"), None);
+        let digits = |digits| Some(PreTokenizer::Llama3 { digits });
+        for (pattern, expected) in [
+            (GPT2, Some(PreTokenizer::Gpt2)),
+            (&LLAMA3.join("{1,3}"), digits(3)),
+            (&LLAMA3.concat(), digits(1)),
+            (r"\w+", None),
+        ] {
+            assert_eq!(PreTokenizer::of_pattern(pattern), expected, "{pattern}");
+        }
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 //! Order of training sequences and their assignment to ranks. Stateless arithmetic on seed and step, so that a
 //! run resumes exactly, on any number of ranks. No I/O.
 //!
-//! A sequence is a window of `context + 1` tokens: the last one is only a target, and the first input of the next
+//! A sequence is a window of `seq_len + 1` tokens: the last one is only a target, and the first input of the next
 //! window. An epoch visits all windows once, in its own order and from its own offset, so that window boundaries
 //! differ between epochs.
 
@@ -23,28 +23,28 @@ pub struct Sampler {
     /// None: sequential, for validation.
     seed: Option<u64>,
     tokens: u64,
-    context: u64,
+    seq_len: u64,
     windows: u64,
 }
 
 impl Sampler {
     /// For training: shuffled in each epoch.
-    pub fn shuffled(seed: u64, tokens: u64, context: u64) -> Result<Self> {
-        enough(tokens, context)?;
+    pub fn shuffled(seed: u64, tokens: u64, seq_len: u64) -> Result<Self> {
+        check_len(tokens, seq_len)?;
         // One window less, if there are several, leaves room for the offset.
-        let windows = ((tokens - context) / context).max(1);
-        Ok(Self { seed: Some(seed), tokens, context, windows })
+        let windows = ((tokens - seq_len) / seq_len).max(1);
+        Ok(Self { seed: Some(seed), tokens, seq_len, windows })
     }
 
     /// For validation: sequential from the start, the same in each epoch.
-    pub fn sequential(tokens: u64, context: u64) -> Result<Self> {
-        enough(tokens, context)?;
-        Ok(Self { seed: None, tokens, context, windows: (tokens - 1) / context })
+    pub fn sequential(tokens: u64, seq_len: u64) -> Result<Self> {
+        check_len(tokens, seq_len)?;
+        Ok(Self { seed: None, tokens, seq_len, windows: (tokens - 1) / seq_len })
     }
 
     /// Sequence length.
-    pub fn context(&self) -> u64 {
-        self.context
+    pub fn seq_len(&self) -> u64 {
+        self.seq_len
     }
 
     /// Windows per epoch.
@@ -59,12 +59,12 @@ impl Sampler {
 
     /// Start of a sequence, by its index over all epochs.
     pub fn sample(&self, index: u64) -> u64 {
-        let (epoch, place) = (index / self.windows, index % self.windows);
+        let (epoch, position) = (index / self.windows, index % self.windows);
         match self.seed {
-            None => place * self.context,
+            None => position * self.seq_len,
             Some(seed) => {
-                let window = permuted(place, self.windows, key(seed, &[SHUFFLE, epoch]));
-                self.phase(seed, epoch) + window * self.context
+                let window = permuted(position, self.windows, key(seed, &[SHUFFLE, epoch]));
+                self.phase(seed, epoch) + window * self.seq_len
             }
         }
     }
@@ -72,21 +72,21 @@ impl Sampler {
     /// Token range of a sequence: inputs and, shifted by one, targets.
     pub fn range(&self, index: u64) -> Range<u64> {
         let start = self.sample(index);
-        start..start + self.context + 1
+        start..start + self.seq_len + 1
     }
 
     /// Offset of the first window of an epoch.
     fn phase(&self, seed: u64, epoch: u64) -> u64 {
-        let spare = self.tokens - 1 - self.windows * self.context;
-        let places = spare.min(self.context - 1) + 1;
-        key(seed, &[PHASE, epoch]) % places
+        let spare = self.tokens - 1 - self.windows * self.seq_len;
+        let offsets = spare.min(self.seq_len - 1) + 1;
+        key(seed, &[PHASE, epoch]) % offsets
     }
 }
 
-fn enough(tokens: u64, context: u64) -> Result<()> {
-    match context {
+fn check_len(tokens: u64, seq_len: u64) -> Result<()> {
+    match seq_len {
         0 => Err(DataError::NoContext),
-        _ if tokens <= context => Err(DataError::TooShort { tokens, context }),
+        _ if tokens <= seq_len => Err(DataError::TooShort { tokens, seq_len }),
         _ => Ok(()),
     }
 }
@@ -161,19 +161,19 @@ mod tests {
 
         #[test]
         fn each_window_occurs_once_per_epoch(
-            seed: u64, tokens in 2u64..5000, context in 1u64..200, epoch in 0u64..4,
+            seed: u64, tokens in 2u64..5000, seq_len in 1u64..200, epoch in 0u64..4,
         ) {
-            prop_assume!(tokens > context);
-            let order = Sampler::shuffled(seed, tokens, context).unwrap();
+            prop_assume!(tokens > seq_len);
+            let order = Sampler::shuffled(seed, tokens, seq_len).unwrap();
             let first = epoch * order.windows();
-            let mut starts: Vec<u64> =
-                (first..first + order.windows()).map(|i| order.sample(i)).collect();
+            let epoch = first..first + order.windows();
+            let mut starts: Vec<u64> = epoch.map(|index| order.sample(index)).collect();
             starts.sort_unstable();
-            prop_assert!(starts.windows(2).all(|two| two[1] - two[0] == context));
-            prop_assert!(starts[0] < context);
-            prop_assert!(starts[starts.len() - 1] + context < tokens);
+            prop_assert!(starts.windows(2).all(|two| two[1] - two[0] == seq_len));
+            prop_assert!(starts[0] < seq_len);
+            prop_assert!(starts[starts.len() - 1] + seq_len < tokens);
             // Fewer than two windows are left out.
-            prop_assert!(tokens - order.windows() * context <= 2 * context);
+            prop_assert!(tokens - order.windows() * seq_len <= 2 * seq_len);
         }
 
         #[test]
@@ -190,8 +190,8 @@ mod tests {
                 }
                 prop_assert!(micro_batch_range(step, batch, rank, ranks, micros, micro_batch).is_empty());
             }
-            let whole: Vec<u64> = (step * batch..(step + 1) * batch).collect();
-            prop_assert_eq!(all, whole);
+            let expected: Vec<u64> = (step * batch..(step + 1) * batch).collect();
+            prop_assert_eq!(all, expected);
         }
     }
 
@@ -206,12 +206,8 @@ mod tests {
         assert!(phases.iter().any(|phase| *phase != phases[0]), "{phases:?}");
         assert!(starts(0).windows(2).any(|two| two[0] > two[1]), "not shuffled");
         assert_ne!(starts(0), starts(1));
-        assert_ne!(
-            starts(0)[..9],
-            (0..9)
-                .map(|i| Sampler::shuffled(2, 100_000, 64).unwrap().sample(i))
-                .collect::<Vec<_>>()[..]
-        );
+        let other = Sampler::shuffled(2, 100_000, 64).unwrap();
+        assert!((0..9).any(|index| order.sample(index) != other.sample(index)));
     }
 
     #[test]

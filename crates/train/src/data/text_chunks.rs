@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::error::{DataError, Result};
 
@@ -45,9 +45,10 @@ pub fn for_each_chunk(
         loop {
             let more = file.by_ref().take(CHUNK as u64).read_to_end(&mut bytes);
             let ended = more.map_err(DataError::io("read", path))? == 0;
-            let whole = utf8(&bytes, ended).map_err(|at| not_utf8(path, done + at as u64))?;
-            text.text.push_str(whole);
-            let length = whole.len();
+            let valid = utf8(&bytes, ended)
+                .map_err(|at| DataError::NotUtf8 { path: path.clone(), byte: done + at as u64 })?;
+            text.text.push_str(valid);
+            let length = valid.len();
             done += length as u64;
             bytes.drain(..length);
             text.cut(&mut take)?;
@@ -56,15 +57,11 @@ pub fn for_each_chunk(
             }
         }
     }
-    text.rest(&mut take)
-}
-
-fn not_utf8(path: &Path, byte: u64) -> DataError {
-    DataError::NotUtf8 { path: path.to_owned(), byte }
+    text.give(text.part(), text.text.len(), &mut take)
 }
 
 /// The longest valid UTF-8 prefix, or the offset of an invalid byte. At the end of a file all bytes must be valid.
-fn utf8(bytes: &[u8], ended: bool) -> std::result::Result<&str, usize> {
+fn utf8(bytes: &[u8], ended: bool) -> Result<&str, usize> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),
         Err(error) if ended || error.error_len().is_some() => Err(error.valid_up_to()),
@@ -94,11 +91,6 @@ impl Chunker {
             at => at.unwrap_or(0),
         };
         self.give(self.part(), at, take)
-    }
-
-    /// Emits the rest.
-    fn rest(&mut self, take: &mut impl FnMut(Split, &str) -> Result<()>) -> Result<()> {
-        self.give(self.part(), self.text.len(), take)
     }
 
     fn part(&self) -> Split {
@@ -134,7 +126,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::testing::Folder;
+    use crate::testing::TempDir;
 
     fn read(files: &[PathBuf], split: u64) -> Result<(Vec<String>, Vec<String>)> {
         let (mut train, mut validation) = (Vec::new(), Vec::new());
@@ -157,7 +149,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_chunked_without_loss() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let line = "Größe und Wind, 12 Knoten.\n";
         let text = line.repeat(3 * CHUNK / line.len());
         let (one, two) = text.split_at(text.floor_char_boundary(text.len() / 3 + 1));
@@ -165,14 +157,14 @@ mod tests {
         let split = train_bytes(text.len() as u64, 0.1);
         let (train, validation) = read(&files, split).unwrap();
         assert!(train.len() > 2);
-        let whole = cut(&text, 0.1);
-        assert_eq!((train.concat().as_str(), validation.concat().as_str()), whole);
+        let expected = cut(&text, 0.1);
+        assert_eq!((train.concat().as_str(), validation.concat().as_str()), expected);
         assert!(train[..train.len() - 1].iter().all(|piece| piece.ends_with('\n')));
     }
 
     #[test]
     fn invalid_utf8_is_reported_with_its_offset() {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         for (bytes, place) in [(&b"abc\xffd"[..], 3), (b"ab\xc3", 2), (b"\xe2\x82", 0)] {
             let path = folder.file("bad.txt", bytes);
             match read(&[path], 0) {
@@ -189,12 +181,12 @@ mod tests {
     proptest! {
         #[test]
         fn the_split_equals_that_in_memory(text in "[aé\u{1f6a3}\n]{0,40}", share in 0.0..0.9) {
-            let folder = Folder::new();
+            let folder = TempDir::new();
             let path = folder.file("text", &text);
             let (train, validation) = read(&[path], train_bytes(text.len() as u64, share)).unwrap();
-            let whole = cut(&text, share);
-            prop_assert_eq!(train.concat(), whole.0);
-            prop_assert_eq!(validation.concat(), whole.1);
+            let expected = cut(&text, share);
+            prop_assert_eq!(train.concat(), expected.0);
+            prop_assert_eq!(validation.concat(), expected.1);
         }
     }
 }

@@ -22,8 +22,8 @@ pub use writer::TokenWriter;
 pub(super) use writer::sync_parent_dir;
 
 /// Sampling for the digest of a file without a checksum: number of samples, and tokens per sample.
-const LOOKS: u64 = 1024;
-const LOOK: u64 = 2048;
+const SAMPLES: u64 = 1024;
+const SAMPLE_LEN: u64 = 2048;
 
 /// A token file, open for reading.
 #[derive(Debug)]
@@ -135,11 +135,11 @@ impl TokenFile {
             return Ok(sum);
         }
         let mut sum = Sha256::new_with_prefix(self.len().to_le_bytes());
-        let step = (self.len() / LOOKS).max(LOOK);
+        let step = (self.len() / SAMPLES).max(SAMPLE_LEN);
         for start in (0..self.len()).step_by(step as usize) {
-            sum.update(self.bytes(start..self.len().min(start + LOOK))?);
+            sum.update(self.bytes(start..self.len().min(start + SAMPLE_LEN))?);
         }
-        sum.update(self.bytes(self.len().saturating_sub(LOOK)..self.len())?);
+        sum.update(self.bytes(self.len().saturating_sub(SAMPLE_LEN)..self.len())?);
         Ok(sum.finalize().into())
     }
 

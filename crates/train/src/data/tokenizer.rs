@@ -63,10 +63,9 @@ impl Tokenizer {
             Some(kind) if kind == CHARACTERS => {
                 let file: CharVocabFile = serde_json::from_slice(bytes).map_err(json)?;
                 let characters: Vec<char> = file.characters.chars().collect();
-                match characters.windows(2).find(|two| two[0] >= two[1]) {
-                    Some(two) => {
-                        let reason =
-                            format!("characters are not sorted: {:?} follows {:?}", two[1], two[0]);
+                match characters.array_windows().find(|[one, next]| one >= next) {
+                    Some([one, next]) => {
+                        let reason = format!("characters are not sorted: {next:?} follows {one:?}");
                         Err(DataError::tokenizer(path, reason))
                     }
                     None if characters.is_empty() => {
@@ -181,14 +180,12 @@ impl Tokenizer {
 
 impl CharVocab {
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let number = |(position, character): (usize, char)| match self.0.binary_search(&character) {
-            Ok(number) => Ok(number as u32),
-            Err(_) => {
-                let vocabulary = self.0.len();
-                Err(DataError::UnknownCharacter { character, position, vocabulary })
-            }
+        let vocabulary = self.0.len();
+        let token = |(position, character)| {
+            let unknown = |_| DataError::UnknownCharacter { character, position, vocabulary };
+            self.0.binary_search(&character).map(|token| token as u32).map_err(unknown)
         };
-        text.chars().enumerate().map(number).collect()
+        text.chars().enumerate().map(token).collect()
     }
 }
 
@@ -204,9 +201,9 @@ impl StreamDecoder<'_> {
     /// Adds a token, and returns the text it completes.
     pub fn push(&mut self, token: u32) -> Result<String> {
         self.tokenizer.append(token, &mut self.bytes)?;
-        let whole = whole(&self.bytes);
-        let text = String::from_utf8_lossy(&self.bytes[..whole]).into_owned();
-        self.bytes.drain(..whole);
+        let complete = complete_len(&self.bytes);
+        let text = String::from_utf8_lossy(&self.bytes[..complete]).into_owned();
+        self.bytes.drain(..complete);
         Ok(text)
     }
 
@@ -217,7 +214,7 @@ impl StreamDecoder<'_> {
 }
 
 /// Length without an incomplete character at the end.
-pub(super) fn whole(bytes: &[u8]) -> usize {
+fn complete_len(bytes: &[u8]) -> usize {
     let mut at = 0;
     while let Err(error) = std::str::from_utf8(&bytes[at..]) {
         at += error.valid_up_to();

@@ -11,8 +11,12 @@ use crate::data::DataError;
 use crate::offload::OffloadError;
 use crate::step::StepError;
 
+/// A result of training.
+pub type Result<T, E = TrainError> = std::result::Result<T, E>;
+
 /// Why a training run failed.
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum TrainError {
     /// The configuration is inconsistent.
     #[error(transparent)]
@@ -22,12 +26,7 @@ pub enum TrainError {
     Data(#[from] DataError),
     /// The data cannot be used for training.
     #[error("{data}: {source}")]
-    UnusableData {
-        /// The dataset.
-        data: String,
-        /// Cause.
-        source: Box<DataError>,
-    },
+    UnusableData { data: String, source: Box<DataError> },
     /// A checkpoint cannot be read, or the last one cannot be written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -42,111 +41,49 @@ pub enum TrainError {
         "step {step} on rank {rank} ({host}): {what} is {number}; lower optimizer.lr, increase \
         optimizer.warmup_steps or set optimizer.grad_clip=1; the last checkpoint is unaffected"
     )]
-    NotFinite {
-        /// The rank that reports it; all ranks see the same value.
-        rank: u32,
-        /// Its host.
-        host: String,
-        /// What is not finite, such as `loss`.
-        what: &'static str,
-        /// The value.
-        number: f64,
-        /// The step.
-        step: u64,
-    },
+    NotFinite { rank: u32, host: String, what: &'static str, number: f64, step: u64 },
     /// Ranks have different configurations or data.
     #[error(
         "rank {rank} on {host} has a different {what} than rank 0: give all ranks the same configuration \
         and data"
     )]
-    RankMismatch {
-        /// The first rank that differs from rank 0.
-        rank: u32,
-        /// Its host.
-        host: String,
-        /// What differs.
-        what: &'static str,
-    },
+    RankMismatch { rank: u32, host: String, what: &'static str },
     /// An all-reduce returned wrong sums.
     #[error(
         "all-reduce of {bytes} bytes returned {wrong} wrong elements on rank {rank} ({host}); check the \
         network with `regatta bench`"
     )]
-    WrongAllReduce {
-        /// The first rank with wrong elements.
-        rank: u32,
-        /// Its host.
-        host: String,
-        /// Message size.
-        bytes: u64,
-        /// Number of wrong elements on that rank.
-        wrong: u64,
-    },
+    WrongAllReduce { rank: u32, host: String, bytes: u64, wrong: u64 },
     /// Interrupted during a smoke test.
     #[error("interrupted before all checks finished")]
     Interrupted,
     /// The final checkpoint could not be written.
     #[error("the checkpoint after step {step} could not be saved: {why}")]
-    FinalCheckpoint {
-        /// Steps finished.
-        step: u64,
-        /// Cause.
-        why: String,
-    },
+    FinalCheckpoint { step: u64, why: String },
     /// A rank cannot read its shards of the checkpoint that rank 0 found.
     #[error(
         "rank {rank} on {host} cannot read {}: {source}; checkpoints must be on a file system that all \
         nodes share",
         folder.display()
     )]
-    UnreadableCheckpoint {
-        /// The rank.
-        rank: u32,
-        /// Its host.
-        host: String,
-        /// The checkpoint.
-        folder: PathBuf,
-        /// Cause.
-        source: Box<CheckpointError>,
-    },
+    UnreadableCheckpoint { rank: u32, host: String, folder: PathBuf, source: Box<CheckpointError> },
     /// No checkpoint to resume from.
     #[error(
         "no checkpoint to resume from in {}{}; checkpoint.resume=never starts from scratch",
         folder.display(),
         if skipped.is_empty() { String::new() } else { format!(": {skipped}") }
     )]
-    NoCheckpoint {
-        /// The directory searched.
-        folder: PathBuf,
-        /// Damaged checkpoints that were skipped.
-        skipped: String,
-    },
+    NoCheckpoint { folder: PathBuf, skipped: String },
     /// The checkpoint does not match the configuration.
     #[error("{} has a different {what}: {why}", folder.display())]
-    Incompatible {
-        /// The checkpoint.
-        folder: PathBuf,
-        /// `model` or `tokenizer`.
-        what: &'static str,
-        /// The difference.
-        why: String,
-    },
+    Incompatible { folder: PathBuf, what: &'static str, why: String },
     /// The data has changed since the run started.
     #[error(
         "{} was trained on different data ({then}) than {source_now} is now ({now}): restore the data, or \
         start a new run on this data from the checkpoint by checkpoint.resume={}",
         folder.display(), folder.display()
     )]
-    DataChanged {
-        /// The checkpoint.
-        folder: PathBuf,
-        /// The dataset.
-        source_now: String,
-        /// Digest of the data in the checkpoint.
-        then: String,
-        /// Digest of the data now.
-        now: String,
-    },
+    DataChanged { folder: PathBuf, source_now: String, then: String, now: String },
 }
 
 impl From<StepError> for TrainError {

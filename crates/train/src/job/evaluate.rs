@@ -2,7 +2,7 @@
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
-use super::error::TrainError;
+use super::error::Result;
 use crate::data::DataLoader;
 use crate::step::{Engine, MicroBatch};
 
@@ -14,11 +14,15 @@ pub fn evenly_spaced(windows: u64, count: u64) -> impl Iterator<Item = u64> {
 
 /// The forward passes of one data-parallel replica. All replicas run the same number of passes, because
 /// sharded parameters are gathered in each; a replica without windows left repeats one that does not count.
-pub fn passes(windows: &[u64], at_once: usize, (copy, copies): (usize, usize)) -> Vec<EvalPass> {
-    let own: Vec<u64> = windows.iter().copied().skip(copy).step_by(copies).collect();
-    let all = windows.len().div_ceil(copies).div_ceil(at_once);
+pub fn passes(
+    windows: &[u64],
+    micro_batch: usize,
+    (replica, replicas): (usize, usize),
+) -> Vec<EvalPass> {
+    let own: Vec<u64> = windows.iter().copied().skip(replica).step_by(replicas).collect();
+    let all = windows.len().div_ceil(replicas).div_ceil(micro_batch);
     let mut passes: Vec<EvalPass> = own
-        .chunks(at_once)
+        .chunks(micro_batch)
         .map(|some| EvalPass { windows: some.to_vec(), is_counted: true })
         .collect();
     let again =
@@ -32,7 +36,7 @@ pub fn passes(windows: &[u64], at_once: usize, (copy, copies): (usize, usize)) -
 pub struct EvalPass {
     /// The windows.
     pub windows: Vec<u64>,
-    /// Whether their loss is_counted.
+    /// Whether their loss counts.
     pub is_counted: bool,
 }
 
@@ -42,12 +46,12 @@ pub fn validation_loss(
     comm: &dyn Comm,
     loader: &DataLoader,
     count: u64,
-    at_once: usize,
-) -> Result<f64, TrainError> {
-    let copy = (engine.groups.coord.dp, engine.groups.mesh.dp);
+    micro_batch: usize,
+) -> Result<f64> {
+    let replica = (engine.groups.coord.dp, engine.groups.mesh.dp);
     let windows: Vec<u64> = evenly_spaced(loader.sampler().windows(), count).collect();
     let (mut sum, mut tokens) = ([0.0], 0);
-    for EvalPass { windows, is_counted } in passes(&windows, at_once.max(1), copy) {
+    for EvalPass { windows, is_counted } in passes(&windows, micro_batch.max(1), replica) {
         let batch = loader.batch(windows)?;
         let (inputs, targets) = (&batch.inputs, &batch.targets);
         let micro = MicroBatch { inputs, targets, batch: batch.batch, first_sequence: 0 };
@@ -67,13 +71,13 @@ mod tests {
     proptest! {
         #[test]
         fn replicas_run_equally_many_passes_and_every_window_counts_once(
-            count in 1u64..50, at_once in 1usize..9, copies in 1usize..9,
+            count in 1u64..50, micro_batch in 1usize..9, replicas in 1usize..9,
         ) {
             let windows: Vec<u64> = (0..count).map(|n| 3 * n).collect();
             let all: Vec<Vec<EvalPass>> =
-                (0..copies).map(|copy| passes(&windows, at_once, (copy, copies))).collect();
+                (0..replicas).map(|replica| passes(&windows, micro_batch, (replica, replicas))).collect();
             prop_assert!(all.iter().all(|passes| passes.len() == all[0].len()));
-            let one = |pass: &EvalPass| !pass.windows.is_empty() && pass.windows.len() <= at_once;
+            let one = |pass: &EvalPass| !pass.windows.is_empty() && pass.windows.len() <= micro_batch;
             prop_assert!(all.iter().flatten().all(one));
             let counted = all.iter().flatten().filter(|pass| pass.is_counted);
             let mut seen: Vec<u64> = counted.flat_map(|pass| pass.windows.clone()).collect();

@@ -3,22 +3,16 @@
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::checkpointing::SaveOutcome;
-use super::{TrainError, Training, is_due};
+use super::{Result, TrainError, Training, gather, is_due};
 use crate::checkpoint::CheckpointMeta;
 use crate::metrics::{EndReason, Event, RankBytes, Summary};
 
-/// Bytes of an error message that ranks exchange; the rest is truncated.
-const MAX_REASON_BYTES: usize = 1024;
-
 /// Maximum number of ranks with individual byte counts in the summary.
-const MAX_REPORTED_RANKS: usize = 64;
+const MAX_REPORTED_RANKS: u32 = 64;
 
 impl Training {
     /// Starts a checkpoint, after the previous one has finished: two at a time would need twice the memory.
-    pub(super) fn start_checkpoint(
-        &mut self,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<(), TrainError> {
+    pub(super) fn start_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         self.finish_checkpoint(emit)?;
         self.check_parameters()?;
         let meta = self.checkpoint_meta();
@@ -28,10 +22,7 @@ impl Training {
     }
 
     /// Waits for the checkpoint in progress, if any.
-    fn finish_checkpoint(
-        &mut self,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<Option<String>, TrainError> {
+    fn finish_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<Option<String>> {
         let Some(manager) = &mut self.manager else { return Ok(None) };
         manager.wait();
         let mut counts = manager.save_counts();
@@ -44,11 +35,9 @@ impl Training {
         &mut self,
         counts: [f64; 2],
         emit: &mut dyn FnMut(Event),
-    ) -> Result<Option<String>, TrainError> {
-        let Some(outcome) = self.manager.as_mut().and_then(|manager| manager.resolve(counts))
-        else {
-            return Ok(None);
-        };
+    ) -> Result<Option<String>> {
+        let outcome = self.manager.as_mut().and_then(|manager| manager.resolve(counts));
+        let Some(outcome) = outcome else { return Ok(None) };
         match outcome {
             SaveOutcome::Complete { step, folder, seconds, notes } => {
                 notes.into_iter().for_each(|note| emit(Event::Note(note)));
@@ -62,29 +51,14 @@ impl Training {
                 let own = why.map(|error| error.to_string());
                 // If all ranks have written, only the commit on rank 0 can have failed.
                 let why = match counts {
-                    [_, failed] if failed > 0.0 => self.first_reason(own)?,
-                    _ => own.unwrap_or_default(),
+                    [_, failed] if failed > 0.0 => gather::first_error(&*self.comm, own)?,
+                    _ => own,
                 };
+                let why = why.unwrap_or_default();
                 emit(Event::Note(format!("checkpoint after step {step} failed: {why}")));
                 Ok(Some(why))
             }
         }
-    }
-
-    /// All-gathers the error of the first rank that failed.
-    fn first_reason(&self, own: Option<String>) -> Result<String, TrainError> {
-        let mut buffer = [0; MAX_REASON_BYTES];
-        let own = own.unwrap_or_default();
-        buffer.iter_mut().zip(own.bytes()).for_each(|(to, from)| *to = from);
-        let mut all = vec![0; MAX_REASON_BYTES * self.comm.size() as usize];
-        self.comm.all_gather(&buffer, &mut all)?;
-        let mut ranks = (0..).zip(all.chunks_exact(MAX_REASON_BYTES));
-        let first = ranks.find(|(_, text)| text[0] != 0);
-        Ok(first.map_or_else(String::new, |(rank, text)| {
-            let end = text.iter().position(|byte| *byte == 0).unwrap_or(MAX_REASON_BYTES);
-            let host = self.comm.peer(rank).host;
-            format!("rank {rank} on {host}: {}", String::from_utf8_lossy(&text[..end]))
-        }))
     }
 
     pub(super) fn checkpoint_meta(&self) -> CheckpointMeta {
@@ -100,13 +74,9 @@ impl Training {
     }
 
     /// Saves the final checkpoint, validates, generates a sample and reports the summary.
-    pub(super) fn finish(
-        &mut self,
-        reason: EndReason,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<(), TrainError> {
+    pub(super) fn finish(&mut self, reason: EndReason, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let saved = self.save_final_checkpoint(emit);
-        let is_new = self.throughput.is_new(self.done);
+        let is_new = self.done > self.throughput.start_step;
         let is_complete = is_new && reason == EndReason::Completed;
         if is_complete || is_new && is_due(self.done, self.config.train.eval_interval) {
             self.validate(emit)?;
@@ -122,35 +92,17 @@ impl Training {
             sent: self.usage.sent(),
             disk_io: self.usage.disk_io(),
         };
-        let ranks = self.all_gather_bytes(&own)?;
+        let ranks = match self.comm.size() <= MAX_REPORTED_RANKS {
+            true => gather::all_gather(&*self.comm, &own)?,
+            false => Vec::new(),
+        };
         let RankBytes { memory, sent, disk_io, .. } = own;
         emit(Event::End(Box::new(Summary { memory, sent, disk_io, ranks, ..summary })));
         Ok(())
     }
 
-    /// Byte counts of every rank, unless there are too many.
-    fn all_gather_bytes(&self, own: &RankBytes) -> Result<Vec<RankBytes>, TrainError> {
-        let ranks = self.comm.size() as usize;
-        if ranks > MAX_REPORTED_RANKS {
-            return Ok(Vec::new());
-        }
-        let own = serde_json::to_vec(own).unwrap_or_default();
-        let mut sizes = vec![0; ranks];
-        self.comm.all_gather(&[own.len() as i64], &mut sizes)?;
-        let sizes: Vec<usize> = sizes.into_iter().map(|size| size as usize).collect();
-        let mut all = vec![0; sizes.iter().sum()];
-        self.comm.all_gather_v(&own, &mut all, &sizes)?;
-        let mut rest = &all[..];
-        let read = |size: usize| {
-            let (text, after) = rest.split_at(size);
-            rest = after;
-            serde_json::from_slice(text).ok()
-        };
-        Ok(sizes.into_iter().filter_map(read).collect())
-    }
-
     /// A failure of the final checkpoint is an error.
-    fn save_final_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+    fn save_final_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         if self.manager.is_none() {
             return Ok(());
         }

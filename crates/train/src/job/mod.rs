@@ -6,6 +6,7 @@ mod checkpointing;
 mod error;
 mod evaluate;
 mod finish;
+mod gather;
 mod report;
 mod resume;
 mod sample;
@@ -22,20 +23,21 @@ use std::time::Instant;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use checkpointing::CheckpointManager;
-pub use error::TrainError;
+pub use error::{Result, TrainError};
 use report::{FinishedStep, Throughput};
 pub use start::resume_own_run;
 use step_stats::StepStats;
 use usage::{Counters, Usage};
 
-use crate::checkpoint;
-use crate::config::{Config, OptimizerKind};
+use crate::checkpoint::StateTensor;
+use crate::config::{self, Config, OptimizerKind};
 use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
 use crate::metrics::{EndReason, Event};
 use crate::schedule::LrSchedule;
 use crate::step::{self, Engine, MicroBatch, OptimizerStep};
 use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_device::tensor::View;
 use regatta_predict::plan::ParallelPlan;
 
 /// The tokenizer file, next to the checkpoints.
@@ -67,11 +69,7 @@ pub struct Job {
 }
 
 /// Trains. `stop` is polled after every step; if it returns true on any rank, all ranks save and end.
-pub fn run(
-    job: Job,
-    stop: &dyn Fn() -> bool,
-    emit: &mut dyn FnMut(Event),
-) -> Result<EndReason, TrainError> {
+pub fn run(job: Job, stop: &dyn Fn() -> bool, emit: &mut dyn FnMut(Event)) -> Result<EndReason> {
     let comm = job.comm.clone();
     // Aborting tells ranks that wait for this one why it ended.
     let result = Training::start(job, emit).and_then(|mut training| {
@@ -105,22 +103,12 @@ struct Training {
 }
 
 impl Training {
+    /// Runs the remaining steps, or until interrupted, and finishes the run.
     fn train_to_end(
         &mut self,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<EndReason, TrainError> {
-        let ended = self.steps(stop, emit)?;
-        self.finish(ended, emit)?;
-        Ok(ended)
-    }
-
-    /// Runs the remaining steps, or until interrupted.
-    fn steps(
-        &mut self,
-        stop: &dyn Fn() -> bool,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<EndReason, TrainError> {
+    ) -> Result<EndReason> {
         let mut data = self.prefetch_data()?;
         let steps = self.config.train.steps;
         if self.done >= steps {
@@ -128,12 +116,14 @@ impl Training {
                 "all {steps} steps are finished; set train.steps higher to continue"
             )));
         }
-        while self.done < steps {
+        let mut reason = EndReason::Completed;
+        while self.done < steps && reason == EndReason::Completed {
             if self.step(&mut data, stop, emit)? {
-                return Ok(EndReason::Interrupted);
+                reason = EndReason::Interrupted;
             }
         }
-        Ok(EndReason::Completed)
+        self.finish(reason, emit)?;
+        Ok(reason)
     }
 
     /// Runs one step. Returns whether any rank was interrupted.
@@ -142,21 +132,24 @@ impl Training {
         data: &mut Prefetcher,
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
-    ) -> Result<bool, TrainError> {
+    ) -> Result<bool> {
         let start = Instant::now();
-        let batches = self.batches(data)?;
+        let batches = data.take(self.plan.micro_batches).collect::<Result<Vec<Batch>, _>>()?;
         let data_time = start.elapsed();
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
         let before = Counters::of(&self.engine);
-        let outcome = self.engine.step(&self.step_config(), micros)?;
+        let result = self.engine.step(&self.step_config(), micros)?;
         self.usage.add_step(before, &self.engine);
         let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
         let interrupted = f64::from(stop());
-        let stats = StepStats { interrupted, saves, ..StepStats::new(&outcome, data_time) };
-        let stats = self.sum_over_ranks(stats)?;
+        let stats = StepStats { interrupted, saves, ..StepStats::new(&result, data_time) };
+        let mut sums = stats.to_array();
+        self.comm.all_reduce(&mut sums, ReduceOp::Sum)?;
+        let stats = StepStats::from_array(sums);
         let loss = stats.loss_sum / self.tokens_per_step() as f64;
-        self.check(loss, outcome.grad_norm)?;
+        self.check_finite(self.done + 1, "loss", loss)?;
+        self.check_finite(self.done + 1, "gradient norm", result.grad_norm)?;
         self.done += 1;
         self.tokens += self.tokens_per_step();
         let checkpoint_start = Instant::now();
@@ -171,7 +164,7 @@ impl Training {
             tokens: self.tokens,
             loss,
             lr: self.schedule.at(self.done - 1),
-            grad_norm: outcome.grad_norm,
+            grad_norm: result.grad_norm,
             stats: &stats,
             total: start.elapsed(),
             checkpoint: checkpoint_start.elapsed(),
@@ -187,25 +180,16 @@ impl Training {
     /// Parameters of the next step.
     fn step_config(&self) -> step::StepConfig {
         let Config { train, optimizer, model, .. } = &self.config;
-        let (rate, scale) = (self.schedule.at(self.done), 1.0);
+        let (lr, grad_scale) = (self.schedule.at(self.done), 1.0);
+        let config::Optimizer { beta1, beta2, eps, weight_decay, momentum, .. } = *optimizer;
         let rule = match optimizer.name {
-            OptimizerKind::AdamW => OptimizerStep::AdamW(AdamW {
-                lr: rate,
-                beta1: optimizer.beta1,
-                beta2: optimizer.beta2,
-                eps: optimizer.eps,
-                weight_decay: optimizer.weight_decay,
-                step: self.done + 1,
-                grad_scale: scale,
-            }),
+            OptimizerKind::AdamW => {
+                let step = self.done + 1;
+                let adamw = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale };
+                OptimizerStep::AdamW(adamw)
+            }
             OptimizerKind::Sgd => {
-                let (momentum, decay) = (optimizer.momentum, optimizer.weight_decay);
-                OptimizerStep::Sgd(Sgd {
-                    lr: rate,
-                    momentum,
-                    weight_decay: decay,
-                    grad_scale: scale,
-                })
+                OptimizerStep::Sgd(Sgd { lr, momentum, weight_decay, grad_scale })
             }
         };
         step::StepConfig {
@@ -225,48 +209,30 @@ impl Training {
     }
 
     /// Prefetches the data of the remaining steps, micro-batch by micro-batch.
-    fn prefetch_data(&self) -> Result<Prefetcher, TrainError> {
+    fn prefetch_data(&self) -> Result<Prefetcher> {
         let context = self.config.model.seq_len as u64;
         let order = Sampler::shuffled(self.config.train.seed, self.dataset.train.len(), context)
             .map_err(|error| TrainError::unusable_data(&self.config.data.source, error))?;
         let loader = DataLoader::new(self.dataset.train.clone(), order);
         // Ranks of the same replica read the same sequences.
-        let [copy, copies] = [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
-        let ParallelPlan { batch, micro_batch, micro_batches: accumulation, .. } = self.plan;
-        let passes = accumulation as u64;
+        let [replica, replicas] =
+            [self.engine.groups.coord.dp, self.plan.mesh.dp].map(|n| n as u64);
+        let ParallelPlan { batch, micro_batch, micro_batches, .. } = self.plan;
+        let [batch, each, passes] = [batch, micro_batch, micro_batches].map(|n| n as u64);
         // Counters in sequences, because the batch size may have changed on resume.
         let (done, seen) = (self.done, self.tokens / context);
         let lists = (self.done..self.config.train.steps)
             .flat_map(move |step| (0..passes).map(move |pass| (step, pass)))
             .map(move |(step, pass)| {
-                let [batch, each] = [batch, micro_batch].map(|n| n as u64);
-                let share =
-                    sampler::micro_batch_range(step - done, batch, copy, copies, pass, each);
+                let step = step - done;
+                let share = sampler::micro_batch_range(step, batch, replica, replicas, pass, each);
                 seen + share.start..seen + share.end
             });
         Ok(Prefetcher::new(loader, lists, PREFETCH_DEPTH)?)
     }
 
-    /// The micro-batches of the next step.
-    fn batches(&self, data: &mut Prefetcher) -> Result<Vec<Batch>, TrainError> {
-        Ok(data.take(self.plan.micro_batches).collect::<Result<_, _>>()?)
-    }
-
-    /// Sums the statistics of a step over all ranks.
-    fn sum_over_ranks(&self, own: StepStats) -> Result<StepStats, TrainError> {
-        let mut elements = own.to_array();
-        self.comm.all_reduce(&mut elements, ReduceOp::Sum)?;
-        Ok(StepStats::from_array(elements))
-    }
-
-    /// Fails if the loss or the gradient norm is not finite.
-    fn check(&self, loss: f64, gradient_norm: f64) -> Result<(), TrainError> {
-        self.check_finite(self.done + 1, "loss", loss)?;
-        self.check_finite(self.done + 1, "gradient norm", gradient_norm)
-    }
-
     /// Fails if a value is not finite.
-    fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<(), TrainError> {
+    fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<()> {
         let rank = self.comm.rank();
         let host = self.comm.peer(rank).host;
         let error = TrainError::NotFinite { rank, host, what, number, step };
@@ -274,28 +240,26 @@ impl Training {
     }
 
     /// Fails if the parameters are not finite. An update can overflow without affecting an earlier loss.
-    fn check_parameters(&mut self) -> Result<(), TrainError> {
+    fn check_parameters(&mut self) -> Result<()> {
         let Engine { net, state, .. } = &mut self.engine;
         let mut squares = 0.0;
         for block in state.local_blocks() {
-            squares += state.with_shard(block, checkpoint::StateTensor::Parameter, |own| {
-                net.device.sum_of_squares(own)
-            })?;
+            let sum = |own: View<'_>| net.device.sum_of_squares(own);
+            squares += state.with_shard(block, StateTensor::Parameter, sum)?;
         }
         self.check_finite(self.done, "parameter norm", squares.sqrt())
     }
 
     /// Evaluates the model on the validation split.
-    pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<(), TrainError> {
+    pub(super) fn validate(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         let Some(loader) = &self.validation else { return Ok(()) };
+        let (engine, comm, micro_batch) = (&mut self.engine, &*self.comm, self.plan.micro_batch);
         let count = (self.config.train.eval_batches * self.plan.batch) as u64;
-        let at_once = self.plan.micro_batch;
         // Buffers of both batch sizes at once would need more memory.
-        self.engine.net.trim_buffers();
-        let loss =
-            evaluate::validation_loss(&mut self.engine, &*self.comm, loader, count, at_once)?;
-        self.engine.net.trim_buffers();
-        self.throughput.set_val_loss(loss);
+        engine.net.trim_buffers();
+        let loss = evaluate::validation_loss(engine, comm, loader, count, micro_batch)?;
+        engine.net.trim_buffers();
+        self.throughput.val_loss = Some(loss);
         emit(Event::Validation { step: self.done, loss });
         Ok(())
     }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant, SystemTime};
 use super::Job;
 use super::step_stats::StepStats;
 use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
-use regatta_predict::mesh::Mesh;
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 
@@ -20,9 +19,7 @@ pub fn run_info(job: &Job, plan: &ParallelPlan, shape: &ModelShape, done: u64) -
         model: job.name.clone(),
         parameters: shape.num_params() as u64,
         ranks: plan.mesh.ranks(),
-        mesh: Some(plan.mesh)
-            .filter(Mesh::is_model_parallel)
-            .map_or_else(String::new, |m| m.to_string()),
+        mesh: if plan.mesh.is_model_parallel() { plan.mesh.to_string() } else { String::new() },
         hosts: hosts.len(),
         threads: job.threads,
         precision: config.train.precision.name().to_owned(),
@@ -68,9 +65,10 @@ pub struct Throughput {
     flops_per_token: f64,
     start: Instant,
     /// Steps finished before the start.
-    start_step: u64,
+    pub start_step: u64,
     loss: f64,
-    val_loss: Option<f64>,
+    /// The last validation loss.
+    pub val_loss: Option<f64>,
 }
 
 impl Throughput {
@@ -121,16 +119,6 @@ impl Throughput {
         }
     }
 
-    /// Whether any step was run since the start.
-    pub fn is_new(&self, done: u64) -> bool {
-        done > self.start_step
-    }
-
-    /// Records the last validation loss.
-    pub fn set_val_loss(&mut self, loss: f64) {
-        self.val_loss = Some(loss);
-    }
-
     /// Summary of the run.
     pub fn summary(&self, reason: EndReason, done: u64, folder: &Path) -> Summary {
         let seconds = self.start.elapsed().as_secs_f64();
@@ -146,10 +134,7 @@ impl Throughput {
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
             folder: folder.display().to_string(),
-            memory: Vec::new(),
-            sent: Vec::new(),
-            disk_io: Vec::new(),
-            ranks: Vec::new(),
+            ..Summary::default()
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use regatta_comm::{Collectives, Comm, CommError};
 
 use super::Job;
-use super::error::TrainError;
+use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, newest_valid,
@@ -28,7 +28,7 @@ pub struct ResumePoint {
 }
 
 /// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones.
-pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumePoint>, TrainError> {
+pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumePoint>> {
     let comm = &*job.comm;
     let Some(base) = base(&job.config, own) else { return Ok(None) };
     if comm.rank() == 0 {
@@ -79,11 +79,12 @@ fn base(config: &Config, own: Option<&Path>) -> Option<PathBuf> {
 }
 
 /// The checkpoint to resume from, if any. `own` is the checkpoint directory of this run.
-pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>, TrainError> {
+pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> {
     let Some(folder) = base(config, own) else { return Ok(None) };
     let (checkpoint, skipped) = match Checkpoint::open(&folder) {
         Ok(one) => {
-            one.verify().map_err(|all| first(&folder, all))?;
+            let error = one.verify().err().and_then(|all| all.into_iter().next());
+            error.map_or(Ok(()), Err)?;
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
@@ -98,28 +99,16 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>, 
     }
 }
 
-fn first(folder: &Path, all: Vec<CheckpointError>) -> TrainError {
-    let folder = folder.to_owned();
-    match all.into_iter().next() {
-        Some(error) => error.into(),
-        None => TrainError::NoCheckpoint { folder, skipped: String::new() },
-    }
-}
-
 fn skip_note(skipped: &Skipped) -> String {
     let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
     format!("skipped damaged checkpoint {}: {why}", skipped.folder.display())
 }
 
 /// Fails if the checkpoint has a different model or tokenizer.
-pub fn check_compatible(
-    checkpoint: &Checkpoint,
-    shape: &ModelShape,
-    tokenizer: &str,
-) -> Result<(), TrainError> {
-    let CheckpointMeta { shape: other, tokenizer: made_by, .. } = checkpoint.meta();
+pub fn check_compatible(saved: &Checkpoint, shape: &ModelShape, tokenizer: &str) -> Result<()> {
+    let CheckpointMeta { shape: other, tokenizer: made_by, .. } = saved.meta();
     let wrong = |what, why| {
-        let folder = checkpoint.folder().to_owned();
+        let folder = saved.folder().to_owned();
         Err(TrainError::Incompatible { folder, what, why })
     };
     if other != shape {
@@ -137,7 +126,7 @@ pub fn check_compatible(
 }
 
 /// Fails if the data changed: the run would skip or repeat samples.
-pub fn check_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result<(), TrainError> {
+pub fn check_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result<()> {
     let CheckpointMeta { extra, .. } = checkpoint.meta();
     match extra.get(DATA).filter(|then| *then != digest) {
         None => Ok(()),

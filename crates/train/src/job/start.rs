@@ -6,7 +6,7 @@ use regatta_comm::{Collectives, Comm};
 use sha2::{Digest, Sha256};
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards};
-use super::error::TrainError;
+use super::error::{Result, TrainError};
 use super::report::{self, Throughput};
 use super::usage::Usage;
 use super::{Job, TOKENIZER, Training, resume};
@@ -17,10 +17,7 @@ use crate::checkpoint::{
 use crate::config::{self, Config, ConfigError, Resume};
 use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
 use crate::metrics::{self, Event};
-use crate::model::Model;
 use crate::offload::OffloadTiers;
-use crate::parallel::context::ContextParallel;
-use crate::parallel::tensor::TensorParallel;
 use crate::parallel::{ProcessGroups, ZeroStage};
 use crate::run;
 use crate::state::{ParamInit, ShardingConfig};
@@ -36,30 +33,26 @@ const OFFLOADED: &str = "offloaded";
 
 impl Training {
     /// Initialises or restores the state of all ranks.
-    pub(super) fn start(job: Job, emit: &mut dyn FnMut(Event)) -> Result<Self, TrainError> {
+    pub(super) fn start(job: Job, emit: &mut dyn FnMut(Event)) -> Result<Self> {
         let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
         let (plan, shape) = plan(&job)?;
         check_agreement(&job)?;
         let checkpoints = checkpoint_dir(&job.config, &job.folder);
+        let config::Checkpoint { keep_last, .. } = job.config.checkpoint;
         // First, to take the lock before anything of a run in use by another job changes.
         let mut manager = match &checkpoints {
-            Some(folder) => {
-                Some(CheckpointManager::new(folder, rank, ranks, job.config.checkpoint.keep_last)?)
-            }
+            Some(dir) => Some(CheckpointManager::new(dir, rank, ranks, keep_last)?),
             None => None,
         };
-        if !job.config.saves_in_background() {
-            manager.iter_mut().for_each(CheckpointManager::save_in_foreground);
+        if let Some(manager) = &mut manager {
+            manager.in_background = job.config.saves_in_background();
         }
         let found = resume::find_on_all_ranks(&job, checkpoints.as_deref())?;
         if let Some(found) = &found {
-            resume::check_compatible(
-                &found.checkpoint,
-                &shape,
-                &job.dataset.tokenizer.fingerprint(),
-            )?;
-            if job.config.checkpoint.resume == Resume::Auto {
-                let Job { config, dataset, .. } = &job;
+            let Job { config, dataset, .. } = &job;
+            let tokenizer = dataset.tokenizer.fingerprint();
+            resume::check_compatible(&found.checkpoint, &shape, &tokenizer)?;
+            if config.checkpoint.resume == Resume::Auto {
                 resume::check_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
             }
         }
@@ -72,10 +65,11 @@ impl Training {
         let (done, tokens, last_checkpoint) = found.as_ref().map_or((0, 0, None), progress);
         let info = report::run_info(&job, &plan, &shape, done);
         emit(Event::Start(Box::new(info.clone())));
-        unused_vocab_note(&shape, job.dataset.tokenizer.vocab_size())
-            .into_iter()
-            .for_each(&mut *emit);
-        multi_host_note(&plan.mesh, &*job.comm).into_iter().for_each(&mut *emit);
+        let notes = [
+            unused_vocab_note(&shape, job.dataset.tokenizer.vocab_size()),
+            multi_host_note(&plan.mesh, &*job.comm),
+        ];
+        notes.into_iter().flatten().for_each(|note| emit(Event::Note(note)));
         let init = match &found {
             Some(_) => ParamInit::FromCheckpoint,
             None => ParamInit::Random { seed: job.config.train.seed },
@@ -86,7 +80,7 @@ impl Training {
         notes.into_iter().for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
             found.skipped.iter().for_each(|note| emit(Event::Note(note.clone())));
-            manager.iter_mut().for_each(|manager| manager.mark_damaged(&found.damaged));
+            manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.damaged));
             training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();
             emit(Event::Note(format!("resumed after step {done} from {from}")));
@@ -94,7 +88,7 @@ impl Training {
         if let Some(manager) = &manager
             && training.config.checkpoint.resume != Resume::Auto
         {
-            for path in manager.move_aside(last_checkpoint)? {
+            for path in manager.writer.move_aside(last_checkpoint)? {
                 let note = "belongs to the previous run and was moved here";
                 emit(Event::Note(format!("{} {note}", path.display())));
             }
@@ -113,16 +107,16 @@ impl Training {
 
     /// Reads this rank's shards of a checkpoint. Of the replicas only the first one reads, and the others
     /// receive a broadcast: thousands of ranks reading the whole model would overload any file system.
-    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
         if OwnedShards::of(&self.engine).replica().rank != 0 {
             return Ok(());
         }
-        checkpointing::restore(&mut self.engine, checkpoint).map_err(|error| match error {
-            TrainError::Checkpoint(why) => {
-                resume::unreadable(&*self.comm, checkpoint.folder(), why)
+        match checkpointing::restore(&mut self.engine, checkpoint) {
+            Err(TrainError::Checkpoint(why)) => {
+                Err(resume::unreadable(&*self.comm, checkpoint.folder(), why))
             }
             other => other,
-        })
+        }
     }
 
     /// With initial parameters, and without checkpoints and validation.
@@ -132,7 +126,7 @@ impl Training {
         shape: ModelShape,
         info: &metrics::RunInfo,
         init: ParamInit,
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self> {
         let throughput = Throughput::new(info, &shape);
         let Job { config, comm, device, dataset, folder, run, .. } = job;
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
@@ -144,13 +138,8 @@ impl Training {
             .map_err(|error| ConfigError::Inconsistent(error.to_string()))?;
         let groups = ProcessGroups::new(comm.clone(), plan.mesh)?;
         let stage = stage(&plan, &shape, &groups)?;
-        let tensor = TensorParallel::new(groups.tensor.clone(), plan.sequence_parallel);
-        let ring = ContextParallel::new(
-            groups.context_ring.clone(),
-            groups.coord.context_shard(&plan.mesh),
-        );
-        let model = Model::tiled(shape, tensor.shard, config.parallel.tiles);
-        let net = Net::tensor_parallel(tensor, model, device).with_context_parallel(ring);
+        let tiles = config.parallel.tiles;
+        let net = Net::parallel(shape, &groups, plan.sequence_parallel, tiles, device);
         let sharding = sharding_config(&config, &plan, &folder);
         let engine = Engine::new(net, groups, stage, &sharding, init)?;
         Ok(Self {
@@ -174,22 +163,18 @@ impl Training {
 }
 
 /// The parallel plan and the model shape.
-pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape), TrainError> {
+pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape)> {
     let (ranks, vocabulary) = (job.comm.size() as usize, job.dataset.tokenizer.vocab_size());
     Ok(job.config.validate_with_vocab(ranks, vocabulary)?)
 }
 
 /// This rank's pipeline stage.
-fn stage(
-    plan: &ParallelPlan,
-    shape: &ModelShape,
-    groups: &ProcessGroups,
-) -> Result<Stage, ConfigError> {
+fn stage(plan: &ParallelPlan, shape: &ModelShape, groups: &ProcessGroups) -> Result<Stage> {
     if plan.mesh.pp == 1 {
         return Ok(Stage::single(shape));
     }
     let contradiction = |error: StageError| ConfigError::Inconsistent(error.to_string());
-    Stage::new(shape, plan.pipeline_size(), groups.coord.pp).map_err(contradiction)
+    Ok(Stage::new(shape, plan.pipeline_size(), groups.coord.pp).map_err(contradiction)?)
 }
 
 /// ZeRO stage and offloading.
@@ -205,27 +190,21 @@ fn sharding_config(config: &Config, plan: &ParallelPlan, run: &Path) -> Sharding
 }
 
 /// A note if ranks that communicate in every layer are on different hosts.
-fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<Event> {
+fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<String> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
-    mesh.cross_host_warning(&hosts).map(Event::Note)
+    mesh.cross_host_warning(&hosts)
 }
 
 /// A note if the model's vocabulary is far larger than the tokenizer's: the data is probably not the
 /// intended one.
-fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<Event> {
+fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<String> {
     let vocab_size = shape.vocab_size;
     (vocab_size > 4 * tokens).then(|| {
-        Event::Note(format!(
+        format!(
             "model.vocab_size is {vocab_size}, but the tokenizer has {tokens} tokens: check data.source \
              and data.tokenizer"
-        ))
+        )
     })
-}
-
-/// Fails if ranks have different configurations or data.
-pub(super) fn check_agreement(job: &Job) -> Result<(), TrainError> {
-    let Job { config, dataset, comm, .. } = job;
-    check_identical(&**comm, &[("configuration", &config.to_toml()), ("data", &dataset.digest)])
 }
 
 /// The checkpoint directory, if checkpoints are enabled.
@@ -235,7 +214,7 @@ pub(super) fn checkpoint_dir(config: &Config, folder: &Path) -> Option<PathBuf> 
 
 /// Makes restarted ranks resume from the checkpoints of their own run, regardless of the configured
 /// `checkpoint.resume`. Checkpoints of other runs count only if the `name` of this one is unknown.
-pub fn resume_own_run(config: &mut Config, run: &Path, name: &str) -> Result<(), TrainError> {
+pub fn resume_own_run(config: &mut Config, run: &Path, name: &str) -> Result<()> {
     if let Some(own) = checkpoint_dir(config, run)
         && if name.is_empty() { has_checkpoint(&own)? } else { has_checkpoint_of_run(&own, name)? }
     {
@@ -259,9 +238,10 @@ fn validation_loader(
     Some(DataLoader::new(tokens.clone(), order))
 }
 
-/// Fails with the first rank that differs from rank 0.
-pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Result<(), TrainError> {
-    for (what, text) in values {
+/// Fails with the first rank whose configuration or data differs from rank 0's.
+pub(super) fn check_agreement(job: &Job) -> Result<()> {
+    let (comm, config) = (&*job.comm, job.config.to_toml());
+    for (what, text) in [("configuration", &config), ("data", &job.dataset.digest)] {
         let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
         let mut all = vec![0u8; own.len() * comm.size() as usize];
         comm.all_gather(&own, &mut all)?;
@@ -275,7 +255,7 @@ pub fn check_identical(comm: &dyn Comm, values: &[(&'static str, &str)]) -> Resu
 }
 
 /// Broadcasts the state of the first replica to the others, and all-gathers updated parameters.
-pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
+pub fn broadcast_state(engine: &mut Engine) -> Result<()> {
     for block in engine.state.local_blocks() {
         for kind in StateTensor::ALL {
             broadcast_block(engine, (block, kind))?;
@@ -285,7 +265,7 @@ pub fn broadcast_state(engine: &mut Engine) -> Result<(), TrainError> {
     Ok(())
 }
 
-fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<(), TrainError> {
+fn broadcast_block(engine: &mut Engine, what: (usize, StateTensor)) -> Result<()> {
     let groups = &engine.groups;
     let copies = if engine.state.shard_count == 1 { &groups.data } else { &groups.replica };
     let Some(comm) = copies.clone() else { return Ok(()) };

@@ -22,11 +22,11 @@ pub struct StepStats {
 
 impl StepStats {
     /// Of this rank.
-    pub fn new(outcome: &StepResult, data: Duration) -> Self {
-        let StepTimings { forward, backward, communication, optimizer } = outcome.timings;
-        let laps = [data, forward, backward, communication, optimizer];
-        let seconds = laps.map(|lap| lap.as_secs_f64());
-        Self { loss_sum: outcome.loss_sum, seconds, ..Self::default() }
+    pub fn new(result: &StepResult, data: Duration) -> Self {
+        let StepTimings { forward, backward, communication, optimizer } = result.timings;
+        let phases = [data, forward, backward, communication, optimizer];
+        let seconds = phases.map(|phase| phase.as_secs_f64());
+        Self { loss_sum: result.loss_sum, seconds, ..Self::default() }
     }
 
     /// As the elements of an all-reduce.

@@ -55,10 +55,9 @@ impl Usage {
             // They share buffers, so only their sum can be measured.
             ("activations and workspace", passes, engine.net.activation_bytes()),
         ];
-        let one = |(what, expected, measured): (&str, u64, usize)| PeakBytes {
-            what: what.to_owned(),
-            expected,
-            measured: Some(measured as u64),
+        let one = |(what, expected, measured): (&str, u64, usize)| {
+            let (what, measured) = (what.to_owned(), Some(measured as u64));
+            PeakBytes { what, expected, measured }
         };
         all.into_iter().map(one).collect()
     }
@@ -77,9 +76,8 @@ impl Usage {
         let one = |(axis, counted): (Axis, u64)| {
             let expected = self.traffic.on(axis);
             let measured = counted.checked_div(self.steps)?;
-            let (axis, counted) = (axis.name().to_owned(), Some(measured));
-            let sent = SentBytes { axis, expected, measured: counted };
-            (expected > 0 || measured > 0).then_some(sent)
+            let (axis, is_used) = (axis.name().to_owned(), expected > 0 || measured > 0);
+            is_used.then_some(SentBytes { axis, expected, measured: Some(measured) })
         };
         Axis::ALL.into_iter().zip(self.counted.sent).filter_map(one).collect()
     }

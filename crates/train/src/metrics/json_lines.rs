@@ -102,6 +102,7 @@ fn len_through(text: &[u8], last_step: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
 
     const LINES: &str = "{\"step\":1}\n{\"step\":2}\nbroken\n{\"step\":3,\"loss\":1}\n{\"st";
 
@@ -116,26 +117,25 @@ mod tests {
 
     #[test]
     fn lines_are_appended_after_truncation() {
-        let path = std::env::temp_dir().join(format!("regatta-lines-{}", std::process::id()));
-        std::fs::write(&path, LINES).unwrap();
+        let dir = TempDir::new();
+        let path = dir.file("lines", LINES);
         let mut lines = JsonLines::open(&path, 1).unwrap();
         lines.write(&serde_json::json!({"step": 2, "loss": 0.5})).unwrap();
         lines.write(&serde_json::json!({"step": 3})).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
         assert_eq!(text, "{\"step\":1}\n{\"loss\":0.5,\"step\":2}\n{\"step\":3}\n");
     }
 
     #[test]
     fn partial_writes_are_overwritten() {
-        let path = std::env::temp_dir().join(format!("regatta-torn-{}", std::process::id()));
+        let dir = TempDir::new();
+        let path = dir.0.join("lines");
         let file = File::create(&path).unwrap();
         let mut file = AppendFile::new(file, 0);
         file.append(b"one\n").unwrap();
         file.file.write_all_at(b"torn", file.end).unwrap();
         file.append(b"whole\n").unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
         assert_eq!(text, "one\nwhole\n");
     }
 }

@@ -74,10 +74,8 @@ impl Recorder {
     }
 
     fn add_scalars(&mut self, time: f64, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
-        match &mut self.tensorboard {
-            Some(tensorboard) => tensorboard.add_scalars(time, step, scalars),
-            None => Ok(()),
-        }
+        let Some(tensorboard) = &mut self.tensorboard else { return Ok(()) };
+        tensorboard.add_scalars(time, step, scalars)
     }
 
     /// A warning for the first error.
@@ -92,37 +90,31 @@ impl Recorder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
 
     fn step(step: u64) -> Event {
         Event::Step(Box::new(StepMetrics { step, loss: 1.0 / step as f64, ..Default::default() }))
     }
 
-    fn folder(name: &str) -> PathBuf {
-        let folder = std::env::temp_dir().join(format!("regatta-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
     #[test]
     fn a_resumed_run_records_every_step_once() {
-        let folder = folder("recorder");
-        let (mut first, warning) = Recorder::open(&folder, true, 0, "host", 1e9);
+        let folder = TempDir::new();
+        let (mut first, warning) = Recorder::open(&folder.0, true, 0, "host", 1e9);
         assert_eq!(warning, None);
         for n in 1..=5 {
             assert_eq!(first.record(&step(n), 1e9), None);
         }
         assert_eq!(first.record(&Event::Validation { step: 5, loss: 2.0 }, 1e9), None);
-        let (mut second, warning) = Recorder::open(&folder, true, 3, "host", 1e9);
+        let (mut second, warning) = Recorder::open(&folder.0, true, 3, "host", 1e9);
         assert_eq!(warning, None);
         (4..=6).for_each(|n| assert_eq!(second.record(&step(n), 1e9), None));
         let validation = Event::Validation { step: 6, loss: f64::NAN };
         assert_eq!(second.record(&validation, 1e9), None);
-        let last = JsonLines::read(&folder.join(METRICS_FILE), 9).unwrap().pop();
+        let last = JsonLines::read(&folder.0.join(METRICS_FILE), 9).unwrap().pop();
         assert!(matches!(last, Some(Event::Validation { step: 6, loss }) if loss.is_nan()));
-        let text = std::fs::read_to_string(folder.join(METRICS_FILE)).unwrap();
-        let before = JsonLines::read(&folder.join(METRICS_FILE), 2).unwrap();
-        let event_files = std::fs::read_dir(folder.join(TENSORBOARD_DIR)).unwrap().count();
-        std::fs::remove_dir_all(&folder).unwrap();
+        let text = std::fs::read_to_string(folder.0.join(METRICS_FILE)).unwrap();
+        let before = JsonLines::read(&folder.0.join(METRICS_FILE), 2).unwrap();
+        let event_files = std::fs::read_dir(folder.0.join(TENSORBOARD_DIR)).unwrap().count();
         let line = |line| serde_json::from_str::<StepMetrics>(line).unwrap().step;
         let steps = text.lines().filter(|line| !line.contains("val_loss"));
         assert_eq!(steps.map(line).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
@@ -132,14 +124,13 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_warned_about_once() {
-        let folder = folder("full");
-        std::os::unix::fs::symlink("/dev/full", folder.join(METRICS_FILE)).unwrap();
-        let (mut recorder, warning) = Recorder::open(&folder, false, 0, "host", 1e9);
+        let folder = TempDir::new();
+        std::os::unix::fs::symlink("/dev/full", folder.0.join(METRICS_FILE)).unwrap();
+        let (mut recorder, warning) = Recorder::open(&folder.0, false, 0, "host", 1e9);
         assert_eq!(warning, None);
         let warning = recorder.record(&step(1), 1e9).unwrap();
         assert!(warning.contains("No space left on device"), "{warning}");
         assert_eq!(recorder.record(&step(2), 1e9), None);
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

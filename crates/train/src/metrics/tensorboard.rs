@@ -32,12 +32,12 @@ impl TensorBoard {
 
     /// Adds scalars of a step. Values that are not finite are left out.
     pub fn add_scalars(&mut self, time: f64, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
-        let values: Vec<_> =
-            values.iter().filter(|(_, value)| value.is_finite()).copied().collect();
-        match values.is_empty() {
-            true => Ok(()),
-            false => self.0.append(&record(&scalars(time, step, &values))),
+        let finite = values.iter().copied().filter(|(_, value)| value.is_finite());
+        let values: Vec<_> = finite.collect();
+        if values.is_empty() {
+            return Ok(());
         }
+        self.0.append(&record(&scalars(time, step, &values)))
     }
 }
 
@@ -140,6 +140,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
 
     /// The same events by TensorBoard's own writer: fixtures/make_events.py.
     const EXPECTED: &[u8] = include_bytes!("fixtures/tensorboard.events");
@@ -160,26 +161,24 @@ mod tests {
     /// A run killed before its first checkpoint starts again from step 1.
     #[test]
     fn a_restart_from_the_first_step_purges_earlier_events() {
-        let folder = std::env::temp_dir().join(format!("regatta-again-{}", std::process::id()));
+        let folder = TempDir::new();
         let create = |name: &str| {
-            TensorBoard::create(&folder, "host", 1.5, 0).unwrap();
-            std::fs::read(folder.join(name)).unwrap()
+            TensorBoard::create(&folder.0, "host", 1.5, 0).unwrap();
+            std::fs::read(folder.0.join(name)).unwrap()
         };
         let first = create("events.out.tfevents.1.host");
         let second = create("events.out.tfevents.1.host.1");
-        std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(first, record(&file_version(1.5)));
         assert_eq!(second, [record(&file_version(1.5)), record(&session_start(1.5, 1))].concat());
     }
 
     #[test]
     fn event_files_have_the_name_tensorboard_expects() {
-        let folder = std::env::temp_dir().join(format!("regatta-board-{}", std::process::id()));
-        let mut file = TensorBoard::create(&folder, "host", 1_700_000_000.5, 2).unwrap();
+        let folder = TempDir::new();
+        let mut file = TensorBoard::create(&folder.0, "host", 1_700_000_000.5, 2).unwrap();
         file.add_scalars(1_700_000_001.25, 3, &[("loss/train", 2.5), ("rate", f64::NAN)]).unwrap();
         file.add_scalars(1_700_000_001.25, 4, &[("loss/train", f64::NAN)]).unwrap();
-        let bytes = std::fs::read(folder.join("events.out.tfevents.1700000000.host")).unwrap();
-        std::fs::remove_dir_all(&folder).unwrap();
+        let bytes = std::fs::read(folder.0.join("events.out.tfevents.1700000000.host")).unwrap();
         assert!(EXPECTED.starts_with(&bytes) && bytes.len() > 100, "{}", bytes.len());
     }
 }

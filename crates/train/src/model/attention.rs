@@ -1,11 +1,11 @@
 //! Attention: the first half of a transformer layer.
 
-use super::linear::{ColumnParallelLinear, RowParallelLinear};
+use super::linear::Linear;
 use super::norm::NormLayer;
 use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::ops::{AttentionDropout, AttentionSaved, AttentionShape, RopeDirection};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::shape::{Family, Matrices, ModelShape, Module};
@@ -14,8 +14,8 @@ use regatta_predict::shape::{Family, Matrices, ModelShape, Module};
 #[derive(Debug, Clone)]
 pub struct Attention {
     pub(super) norm: NormLayer,
-    pub(super) qkv: ColumnParallelLinear,
-    pub(super) proj: RowParallelLinear,
+    pub(super) qkv: Linear,
+    pub(super) proj: Linear,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -41,8 +41,8 @@ impl Attention {
         let tp = of.block.shard.ranks;
         Self {
             norm: NormLayer::new(shape, of.block, Module::AttentionNorm),
-            qkv: ColumnParallelLinear::new(of, Module::Qkv),
-            proj: RowParallelLinear::new(of, Module::AttentionOutput),
+            qkv: Linear::column_parallel(of, Module::Qkv),
+            proj: Linear::row_parallel(of, Module::AttentionOutput),
             heads: shape.num_heads / tp,
             kv_heads: shape.num_kv_heads / tp,
             head_dim: shape.head_dim(),
@@ -53,7 +53,7 @@ impl Attention {
     }
 
     /// The problem size of the attention kernel.
-    pub fn size(&self, ctx: &PassCtx<'_>) -> AttentionShape {
+    pub fn size(&self, ctx: &PassCtx) -> AttentionShape {
         AttentionShape {
             batch: ctx.batch,
             seq_len: ctx.seq_len,
@@ -66,10 +66,10 @@ impl Attention {
     /// `mid = x + dropout(proj(attention(qkv(norm(x)))))`.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(AttentionActivations, PooledTensor), StepError> {
+    ) -> Result<(AttentionActivations, PooledTensor)> {
         let (normed, norm_stats) = self.norm.forward(ctx, params.block(), x);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
         let mut qkv = self.qkv.forward(ctx, params, &normed)?;
@@ -86,12 +86,12 @@ impl Attention {
     /// Turns `dx` from the gradient of `mid` into that of `x`.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         saved: AttentionActivations,
         dx: &mut Tensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let site = DropoutSite::attention_output(self.block);
         let dropped = ctx.dropout_grad(site, self.hidden_size, dx);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
@@ -107,7 +107,7 @@ impl Attention {
     }
 
     /// Dropout of the attention weights, offset to this rank's first head.
-    fn attention_dropout(&self, ctx: &PassCtx<'_>) -> Option<AttentionDropout> {
+    fn attention_dropout(&self, ctx: &PassCtx) -> Option<AttentionDropout> {
         let (shard, seq_len) = (ctx.tensor.shard, ctx.full_seq_len());
         let heads = self.heads * shard.ranks;
         let site = DropoutSite::attention_weights(self.block);
@@ -116,7 +116,7 @@ impl Attention {
         Some(full.shard([0, self.heads * shard.rank, 0, 0]))
     }
 
-    fn apply_rope(&self, ctx: &PassCtx<'_>, direction: RopeDirection, mut qkv: ViewMut<'_>) {
+    fn apply_rope(&self, ctx: &PassCtx, direction: RopeDirection, mut qkv: ViewMut<'_>) {
         let Some(theta) = self.rope_theta else { return };
         let positions = ctx.positions();
         // With context parallelism there is a position for each row.
@@ -126,11 +126,7 @@ impl Attention {
     }
 
     /// The outputs of the heads, and the softmax lse.
-    fn attention(
-        &self,
-        ctx: &PassCtx<'_>,
-        qkv: View<'_>,
-    ) -> Result<(PooledTensor, PooledTensor), StepError> {
+    fn attention(&self, ctx: &PassCtx, qkv: View<'_>) -> Result<(PooledTensor, PooledTensor)> {
         let (size, drop) = (self.size(ctx), self.attention_dropout(ctx));
         if ctx.context.is_enabled() {
             return Ok(ctx.context.attention(ctx, size, qkv, drop)?);
@@ -143,13 +139,13 @@ impl Attention {
 
     fn attention_backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         saved: &AttentionActivations,
         dheads: View<'_>,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let (size, drop) = (self.size(ctx), self.attention_dropout(ctx));
-        let (qkv, y, log_sums) = (saved.qkv.view(), saved.heads.view(), saved.lse.view());
-        let saved = AttentionSaved { qkv, y, lse: log_sums };
+        let (qkv, y, lse) = (saved.qkv.view(), saved.heads.view(), saved.lse.view());
+        let saved = AttentionSaved { qkv, y, lse };
         if ctx.context.is_enabled() {
             return Ok(ctx.context.attention_backward(ctx, size, saved, drop, dheads)?);
         }

@@ -3,7 +3,7 @@
 use super::attention::Attention;
 use super::{Layer, LayerSaved, Model, Params, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::ops::{Device, RopeDirection};
 use regatta_device::tensor::{Tensor, View};
 
@@ -28,12 +28,12 @@ impl Layer {
     /// The residual stream of one token after the layer; `position` is its position.
     pub fn decode(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: PooledTensor,
         cache: &mut KvCache,
         position: usize,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let mid = match &self.attention {
             Some(attention) => attention.decode(ctx, &mut *params, &x, cache, position)?,
             None => x,
@@ -42,7 +42,7 @@ impl Layer {
     }
 
     /// Fills the cache with the keys and values of a forward pass over the prompt.
-    pub fn prefill_cache(&self, ctx: &PassCtx<'_>, saved: &LayerSaved, cache: &mut KvCache) {
+    pub fn prefill_cache(&self, ctx: &PassCtx, saved: &LayerSaved, cache: &mut KvCache) {
         if let (Some(attention), Some(qkv)) = (&self.attention, saved.qkv()) {
             let row_len = attention.size(ctx).qkv_dim();
             for position in 0..ctx.seq_len {
@@ -56,23 +56,18 @@ impl Layer {
 impl Attention {
     fn decode(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
         cache: &mut KvCache,
         position: usize,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let (device, size) = (ctx.device, self.size(ctx));
         let (normed, _) = self.norm.forward(ctx, params.block(), x);
         let mut qkv = self.qkv.forward(ctx, params, &normed)?;
         if let Some(theta) = self.rope_theta {
-            device.apply_rope(
-                size,
-                theta,
-                &[position as u32],
-                RopeDirection::Forward,
-                qkv.view_mut(),
-            );
+            let (positions, direction) = ([position as u32], RopeDirection::Forward);
+            device.apply_rope(size, theta, &positions, direction, qkv.view_mut());
         }
         self.cache_token(ctx, qkv.view(), cache, position);
         let cached = 0..(position + 1) * size.kv_heads * size.head_dim;
@@ -87,7 +82,7 @@ impl Attention {
     }
 
     /// Copies the keys and values of a token into the cache.
-    fn cache_token(&self, ctx: &PassCtx<'_>, qkv: View<'_>, cache: &mut KvCache, position: usize) {
+    fn cache_token(&self, ctx: &PassCtx, qkv: View<'_>, cache: &mut KvCache, position: usize) {
         let size = self.size(ctx);
         let (q_len, kv_len) = (size.out_dim(), size.kv_heads * size.head_dim);
         let row = position * kv_len..(position + 1) * kv_len;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::pass_ctx::DropoutSite;
 use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, ParamSpec};
 
 /// The embedding.
@@ -30,10 +30,10 @@ impl Embedding {
     /// `x = tokens[token] + positions[position]`.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         tokens: &[u32],
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let partial = self.embed(ctx, params, tokens, &ctx.positions())?;
         let mut x = ctx.tensor.reduce_scatter_rows(ctx, partial)?;
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, x.view_mut());
@@ -43,11 +43,11 @@ impl Embedding {
     /// The embedding of one token in decoding.
     pub fn decode(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         token: u32,
         position: usize,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         self.embed(ctx, params, &[token], &[position as u32])
     }
 
@@ -55,11 +55,11 @@ impl Embedding {
     /// rows.
     fn embed(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         tokens: &[u32],
         positions: &[u32],
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let mut x = ctx.full_precision(tokens.len() * self.hidden_size);
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
@@ -85,11 +85,11 @@ impl Embedding {
     /// Accumulates the gradients of the embeddings.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         tokens: &[u32],
         mut dx: PooledTensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, dx.view_mut());
         let dx = ctx.tensor.all_gather_rows(ctx, dx)?;
         for tile in self.table.tiles() {

@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::norm::NormLayer;
 use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::head::{LogitChunks, PARTIALS_PER_ROW};
 use regatta_predict::shape::{Matrices, ModelShape, Module};
@@ -77,11 +77,11 @@ impl LmHead {
     /// Sum of the cross-entropy losses, without gradients.
     pub fn loss(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
         targets: &[u32],
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64> {
         let (normed, _) = self.final_norm(ctx, params, x)?;
         let input = HeadInput { normed: &normed, targets };
         if self.table.is_tiled() {
@@ -102,12 +102,12 @@ impl LmHead {
     /// residual stream is returned.
     pub fn loss_and_grads(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         targets: &[u32],
         grad_scale: f64,
-    ) -> Result<(f64, PooledTensor), StepError> {
+    ) -> Result<(f64, PooledTensor)> {
         let (normed, norm_stats) = self.final_norm(ctx, params, x)?;
         let mut dnormed = ctx.activation(ctx.rows() * self.hidden_size);
         let input = HeadInput { normed: &normed, targets };
@@ -125,12 +125,12 @@ impl LmHead {
     /// Loss and gradients in one round over chunks of rows.
     fn fused_loss_and_grads(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         input: HeadInput<'_>,
         grad_scale: f64,
         dnormed: &mut Tensor,
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64> {
         let HeadInput { normed, targets } = input;
         let (mut buffer, mut loss) = (self.logit_buffer(ctx), 0.0);
         self.table.unshard(params, 0)?;
@@ -148,12 +148,12 @@ impl LmHead {
     /// Softmax statistics in a first round over all tiles, gradients in a second.
     fn tiled_loss_and_grads(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         input: HeadInput<'_>,
         grad_scale: f64,
         dnormed: &mut Tensor,
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64> {
         let stats = self.softmax_stats(ctx, params, input, Gradients::Needed)?;
         let HeadInput { normed, targets } = input;
         let mut buffer = self.logit_buffer(ctx);
@@ -164,13 +164,8 @@ impl LmHead {
                 let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
                 let row_stats = stats.per_row.view().slice(stats_range(0, &rows));
                 let (targets, first) = (&targets[rows], self.table.first_token(tile));
-                ctx.device.cross_entropy_backward(
-                    targets,
-                    first,
-                    row_stats,
-                    logits.reborrow(),
-                    grad_scale,
-                );
+                let (device, dlogits) = (ctx.device, logits.reborrow());
+                device.cross_entropy_backward(targets, first, row_stats, dlogits, grad_scale);
                 self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
             }
             self.table.reshard(params, tile);
@@ -183,7 +178,7 @@ impl LmHead {
     /// of `dnormed`, the others add to them.
     fn backward_chunk(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         chunk: LogitChunk<'_>,
         dlogits: View<'_>,
@@ -201,11 +196,11 @@ impl LmHead {
     /// Softmax statistics and loss of all rows, tile by tile.
     fn softmax_stats(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         input: HeadInput<'_>,
         gradients: Gradients,
-    ) -> Result<LossStats, StepError> {
+    ) -> Result<LossStats> {
         let HeadInput { normed, targets } = input;
         let (mut buffer, all_rows) = (self.logit_buffer(ctx), ctx.rows());
         let tiles = self.table.tiles().len();
@@ -233,11 +228,7 @@ impl LmHead {
     }
 
     /// Merges the softmax statistics of the tensor-parallel ranks' vocabulary shards.
-    fn merge_vocab_shards(
-        &self,
-        ctx: &PassCtx<'_>,
-        local: PooledTensor,
-    ) -> Result<LossStats, StepError> {
+    fn merge_vocab_shards(&self, ctx: &PassCtx, local: PooledTensor) -> Result<LossStats> {
         let mut per_row = ctx.full_precision(local.len());
         let partials = ctx.tensor.all_gather(ctx, local)?;
         let loss = ctx.device.merge_cross_entropy_partials(partials.view(), per_row.view_mut());
@@ -248,11 +239,11 @@ impl LmHead {
     /// gradient.
     fn cross_entropy(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         targets: &[u32],
         logits: &mut ViewMut<'_>,
         grad_scale: Option<f64>,
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64> {
         let device = ctx.device;
         if ctx.tensor.shard.ranks == 1 {
             return Ok(device.cross_entropy(targets, logits.reborrow(), grad_scale));
@@ -270,11 +261,11 @@ impl LmHead {
     /// The logits of some rows.
     pub fn logits(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
         rows: Range<usize>,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let (normed, _) = self.final_norm(ctx, params, x)?;
         let vocab_size = self.table.local_rows();
         let mut logits = ctx.full_precision(rows.len() * vocab_size);
@@ -293,10 +284,10 @@ impl LmHead {
     /// All rows after the final norm, and the norm statistics of the local ones.
     fn final_norm(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &dyn Params,
         x: &Tensor,
-    ) -> Result<(PooledTensor, PooledTensor), StepError> {
+    ) -> Result<(PooledTensor, PooledTensor)> {
         let (normed, stats) = self.norm.forward(ctx, params.block(), x);
         Ok((ctx.tensor.all_gather_rows(ctx, normed)?, stats))
     }
@@ -304,7 +295,7 @@ impl LmHead {
     /// Computes a chunk of the logits in `buffer`.
     fn chunk_logits<'b>(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &dyn Params,
         chunk: LogitChunk<'_>,
         buffer: &'b mut Tensor,
@@ -318,7 +309,7 @@ impl LmHead {
     }
 
     /// A buffer for the logits of a chunk of rows.
-    fn logit_buffer(&self, ctx: &PassCtx<'_>) -> PooledTensor {
+    fn logit_buffer(&self, ctx: &PassCtx) -> PooledTensor {
         ctx.full_precision(self.logit_chunks.len(ctx.rows()))
     }
 

@@ -4,7 +4,7 @@ use super::attention::{Attention, AttentionActivations};
 use super::mlp::{Mlp, MlpActivations};
 use super::{Params, ParamsAndGrads, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, ModelShape};
 
@@ -47,10 +47,10 @@ impl Layer {
     /// The residual stream after the layer, and what the backward pass needs.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: PooledTensor,
-    ) -> Result<(PooledTensor, LayerSaved), StepError> {
+    ) -> Result<(PooledTensor, LayerSaved)> {
         let (activations, out) = self.activations(ctx, params, &x)?;
         let activations = (!ctx.recompute).then_some(activations);
         Ok((out, LayerSaved { x, activations }))
@@ -58,10 +58,10 @@ impl Layer {
 
     fn activations(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(LayerActivations, PooledTensor), StepError> {
+    ) -> Result<(LayerActivations, PooledTensor)> {
         let attention = match &self.attention {
             Some(attention) => Some(attention.forward(ctx, &mut *params, x)?),
             None => None,
@@ -74,11 +74,11 @@ impl Layer {
     /// Turns `dx` from the gradient of the residual stream after the layer into that before it.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         saved: LayerSaved,
         dx: &mut Tensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let LayerSaved { x, activations } = saved;
         let activations = match activations {
             Some(activations) => activations,

@@ -6,122 +6,27 @@ use super::params::{Params, ParamsAndGrads, unshard_tile};
 use super::weight_bias::{WeightBias, bias};
 use super::{MaybeOwned, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::ops::LinearShape;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, Module, Tile};
 
-/// A linear layer whose outputs are sharded over the tensor-parallel group.
+/// A linear layer, column- or row-parallel over the tensor-parallel group.
 #[derive(Debug, Clone)]
-pub struct ColumnParallelLinear(LocalLinear);
-
-impl ColumnParallelLinear {
-    pub fn new(of: &Matrices<'_>, module: Module) -> Self {
-        Self(LocalLinear::new(of, module, true))
-    }
-
-    /// `y = x weightᵀ + bias`, this rank's outputs of all rows.
-    pub fn forward(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
-        self.0.forward(ctx, params, x)
-    }
-
-    /// `dx = dy weight`, this rank's part of a sum over the tensor-parallel group. The caller reduces it
-    /// after `backward_weight`, when `dy` is freed.
-    pub fn backward_input(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn Params,
-        dy: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
-        self.0.backward_input(ctx, params, dy)
-    }
-
-    /// Accumulates the gradients of weight and bias, now or deferred.
-    pub fn backward_weight(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn ParamsAndGrads,
-        x: PooledTensor,
-        dy: MaybeOwned<'_>,
-    ) -> Result<(), StepError> {
-        self.0.backward_weight(ctx, params, x, dy)
-    }
-}
-
-/// A linear layer whose inputs are sharded over the tensor-parallel group.
-#[derive(Debug, Clone)]
-pub struct RowParallelLinear(LocalLinear);
-
-impl RowParallelLinear {
-    pub fn new(of: &Matrices<'_>, module: Module) -> Self {
-        // The outputs are summed, so that one rank only adds the bias.
-        Self(LocalLinear::new(of, module, of.block.shard.rank == 0))
-    }
-
-    /// `y = x weightᵀ + bias`, summed over the tensor-parallel group.
-    pub fn forward(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
-        let partial = self.0.forward(ctx, params, x)?;
-        Ok(ctx.tensor.reduce_scatter_rows(ctx, partial)?)
-    }
-
-    /// `dx = dy weight`, this rank's inputs of all rows.
-    pub fn backward_input(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn Params,
-        dy: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
-        self.0.backward_input(ctx, params, dy)
-    }
-
-    /// Accumulates the gradients of weight and bias, now or deferred.
-    pub fn backward_weight(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn ParamsAndGrads,
-        x: PooledTensor,
-        dy: MaybeOwned<'_>,
-    ) -> Result<(), StepError> {
-        self.0.backward_weight(ctx, params, x, dy)
-    }
-}
-
-/// A weight gradient whose computation is deferred: nothing downstream depends on it.
-#[derive(Debug)]
-pub struct DeferredWeightGrad {
-    linear: LocalLinear,
-    x: PooledTensor,
-    dy: PooledTensor,
-}
-
-impl DeferredWeightGrad {
-    /// Accumulates the gradient.
-    pub fn compute(
-        self,
-        ctx: &PassCtx<'_>,
-        params: &mut dyn ParamsAndGrads,
-    ) -> Result<(), StepError> {
-        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy)
-    }
-}
-
-/// The local part of a linear layer.
-#[derive(Debug, Clone)]
-struct LocalLinear {
+pub struct Linear {
     storage: Storage,
     inputs: usize,
     outputs: usize,
+    parallelism: Parallelism,
     adds_bias: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Parallelism {
+    /// The outputs are sharded.
+    Column,
+    /// The inputs are sharded, and the outputs are summed.
+    Row,
 }
 
 #[derive(Debug, Clone)]
@@ -132,26 +37,54 @@ enum Storage {
     Tiled { tiles: Vec<Tile>, bias: Option<Range<usize>> },
 }
 
-impl LocalLinear {
-    fn new(of: &Matrices<'_>, module: Module, adds_bias: bool) -> Self {
+/// A weight gradient whose computation is deferred: nothing downstream depends on it.
+#[derive(Debug)]
+pub struct DeferredWeightGrad {
+    linear: Linear,
+    x: PooledTensor,
+    dy: PooledTensor,
+}
+
+impl DeferredWeightGrad {
+    /// Accumulates the gradient.
+    pub fn compute(self, ctx: &PassCtx, params: &mut dyn ParamsAndGrads) -> Result<()> {
+        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy)
+    }
+}
+
+impl Linear {
+    /// A linear layer whose outputs are sharded (ColumnParallelLinear).
+    pub fn column_parallel(of: &Matrices<'_>, module: Module) -> Self {
+        Self::new(of, module, Parallelism::Column, true)
+    }
+
+    /// A linear layer whose inputs are sharded (RowParallelLinear).
+    pub fn row_parallel(of: &Matrices<'_>, module: Module) -> Self {
+        // The outputs are summed, so that one rank only adds the bias.
+        Self::new(of, module, Parallelism::Row, of.block.shard.rank == 0)
+    }
+
+    fn new(of: &Matrices<'_>, module: Module, parallelism: Parallelism, adds_bias: bool) -> Self {
         let (tiles, [outputs, inputs]) = of.weight(module);
         let storage = match tiles.is_empty() {
             true => Storage::InBlock(WeightBias::new(of.block, module)),
             false => Storage::Tiled { tiles, bias: bias(of.block, module) },
         };
-        Self { storage, inputs, outputs, adds_bias }
+        Self { storage, inputs, outputs, parallelism, adds_bias }
     }
 
-    fn size(&self, ctx: &PassCtx<'_>) -> LinearShape {
+    fn size(&self, ctx: &PassCtx) -> LinearShape {
         LinearShape { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
     }
 
-    fn forward(
+    /// `y = x weightᵀ + bias`: this rank's outputs of all rows, or the outputs summed over the
+    /// tensor-parallel group.
+    pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut y = ctx.activation(size.rows * size.outputs);
         match &self.storage {
@@ -172,15 +105,20 @@ impl LocalLinear {
                 ctx.device.copy_to_columns(columns, y, size.outputs, rows.clone());
             })?,
         }
-        Ok(y)
+        match self.parallelism {
+            Parallelism::Column => Ok(y),
+            Parallelism::Row => Ok(ctx.tensor.reduce_scatter_rows(ctx, y)?),
+        }
     }
 
-    fn backward_input(
+    /// `dx = dy weight`: this rank's part of a sum over the tensor-parallel group if the outputs are
+    /// sharded, which the caller reduces after `backward_weight`, when `dy` is freed; else its inputs.
+    pub fn backward_input(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         dy: &Tensor,
-    ) -> Result<PooledTensor, StepError> {
+    ) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut dx = ctx.activation(size.rows * size.inputs);
         match &self.storage {
@@ -191,23 +129,23 @@ impl LocalLinear {
             Storage::Tiled { tiles, .. } => for_each_tile(params, tiles, |params, tile| {
                 let rows = &tile.rows;
                 let columns = columns_of(ctx, size, dy, rows);
-                let (tile_size, add) =
-                    (LinearShape { outputs: rows.len(), ..size }, rows.start > 0);
+                let tile_size = LinearShape { outputs: rows.len(), ..size };
                 let weight = params.tile(tile.block).slice(0..rows.len() * size.inputs);
-                let (dy, dx) = (columns.view(), dx.view_mut());
+                let (dy, dx, add) = (columns.view(), dx.view_mut(), rows.start > 0);
                 ctx.device.linear_backward_input(tile_size, dy, weight, dx, add);
             })?,
         }
         Ok(dx)
     }
 
-    fn backward_weight(
+    /// Accumulates the gradients of weight and bias, now or deferred.
+    pub fn backward_weight(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: PooledTensor,
         dy: MaybeOwned<'_>,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         if let Some(deferred) = params.deferred() {
             let (linear, dy) = (self.clone(), dy.into_owned(ctx));
             deferred.push(DeferredWeightGrad { linear, x, dy });
@@ -218,11 +156,11 @@ impl LocalLinear {
 
     fn accumulate_weight_grad(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         dy: &Tensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let size = self.size(ctx);
         match &self.storage {
             Storage::InBlock(at) => {
@@ -237,13 +175,8 @@ impl LocalLinear {
                     let dweight = dweight.slice(0..rows.len() * size.inputs);
                     let dbias = bias.as_ref().map(|bias| own.slice(rows_of(bias, rows)));
                     let size = LinearShape { outputs: rows.len(), ..size };
-                    ctx.device.linear_backward_weight(
-                        size,
-                        x.view(),
-                        columns.view(),
-                        dweight,
-                        dbias,
-                    );
+                    let (x, dy) = (x.view(), columns.view());
+                    ctx.device.linear_backward_weight(size, x, dy, dweight, dbias);
                     params.reduce_grads(*block)?;
                 }
             }
@@ -257,7 +190,7 @@ fn for_each_tile(
     params: &mut dyn Params,
     tiles: &[Tile],
     mut work: impl FnMut(&dyn Params, &Tile),
-) -> Result<(), StepError> {
+) -> Result<()> {
     for (index, tile) in tiles.iter().enumerate() {
         unshard_tile(params, tiles, index)?;
         work(params, tile);
@@ -272,12 +205,7 @@ fn rows_of(bias: &Range<usize>, rows: &Range<usize>) -> Range<usize> {
 }
 
 /// The columns of an output gradient for some rows of the weight.
-fn columns_of(
-    ctx: &PassCtx<'_>,
-    size: LinearShape,
-    dy: &Tensor,
-    rows: &Range<usize>,
-) -> PooledTensor {
+fn columns_of(ctx: &PassCtx, size: LinearShape, dy: &Tensor, rows: &Range<usize>) -> PooledTensor {
     let mut columns = ctx.like(dy, size.rows * rows.len());
     ctx.device.copy_from_columns(dy.view(), size.outputs, rows.clone(), columns.view_mut());
     columns

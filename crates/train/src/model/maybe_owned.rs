@@ -17,7 +17,7 @@ pub enum MaybeOwned<'a> {
 
 impl MaybeOwned<'_> {
     /// The owned tensor, or a copy of the borrowed one.
-    pub fn into_owned(self, ctx: &PassCtx<'_>) -> PooledTensor {
+    pub fn into_owned(self, ctx: &PassCtx) -> PooledTensor {
         match self {
             Self::Owned(tensor) => tensor,
             Self::Borrowed(tensor) => {

@@ -1,11 +1,11 @@
 //! The MLP (feed-forward network): the second half of a transformer layer.
 
-use super::linear::{ColumnParallelLinear, RowParallelLinear};
+use super::linear::Linear;
 use super::norm::NormLayer;
 use super::pass_ctx::DropoutSite;
 use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
 use crate::buffer_pool::PooledTensor;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, ModelShape, Module};
 
@@ -13,8 +13,8 @@ use regatta_predict::shape::{Matrices, ModelShape, Module};
 #[derive(Debug, Clone)]
 pub struct Mlp {
     norm: NormLayer,
-    up: ColumnParallelLinear,
-    down: RowParallelLinear,
+    up: Linear,
+    down: Linear,
     hidden_size: usize,
     intermediate_size: usize,
     up_size: usize,
@@ -37,8 +37,8 @@ impl Mlp {
         let tp = of.block.shard.ranks;
         Self {
             norm: NormLayer::new(shape, of.block, Module::MlpNorm),
-            up: ColumnParallelLinear::new(of, Module::MlpUp),
-            down: RowParallelLinear::new(of, Module::MlpDown),
+            up: Linear::column_parallel(of, Module::MlpUp),
+            down: Linear::row_parallel(of, Module::MlpDown),
             hidden_size: shape.hidden_size,
             intermediate_size: shape.intermediate_size / tp,
             up_size: shape.up_dim() / tp,
@@ -50,10 +50,10 @@ impl Mlp {
     /// `out = mid + dropout(down(activation(up(norm(mid)))))`.
     pub fn forward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn Params,
         mid: &Tensor,
-    ) -> Result<(MlpActivations, PooledTensor), StepError> {
+    ) -> Result<(MlpActivations, PooledTensor)> {
         let device = ctx.device;
         let (normed, norm_stats) = self.norm.forward(ctx, params.block(), mid);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
@@ -74,12 +74,12 @@ impl Mlp {
     /// Turns `dx` from the gradient of `out` into that of `mid`.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         mid: &Tensor,
         saved: MlpActivations,
         dx: &mut Tensor,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let device = ctx.device;
         let site = DropoutSite::mlp_output(self.block);
         let dropped = ctx.dropout_grad(site, self.hidden_size, dx);

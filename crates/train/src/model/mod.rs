@@ -49,12 +49,7 @@ pub struct Model {
 impl Model {
     /// The unsharded model of a shape, which must have been checked.
     pub fn new(shape: ModelShape) -> Self {
-        Self::tensor_parallel(shape, Shard::UNSHARDED)
-    }
-
-    /// A tensor-parallel shard.
-    pub fn tensor_parallel(shape: ModelShape, shard: Shard) -> Self {
-        Self::tiled(shape, shard, 1)
+        Self::tiled(shape, Shard::UNSHARDED, 1)
     }
 
     /// A tensor-parallel shard with the matrices of layers, token embedding and head in `tiles` tiles

@@ -17,21 +17,16 @@ pub struct NormLayer {
 
 impl NormLayer {
     pub fn new(shape: &ModelShape, block: &ParamBlock, module: Module) -> Self {
-        let epsilon = shape.norm_eps;
+        let eps = shape.norm_eps;
         let norm = match shape.family {
-            Family::Llama => Norm::Rms { eps: epsilon },
-            Family::Gpt2 | Family::Mlp => Norm::Layer { eps: epsilon },
+            Family::Llama => Norm::Rms { eps },
+            Family::Gpt2 | Family::Mlp => Norm::Layer { eps },
         };
         Self { params: WeightBias::new(block, module), norm, hidden_size: shape.hidden_size }
     }
 
     /// The normalized rows, and mean and rstd of each row for the backward pass.
-    pub fn forward(
-        &self,
-        ctx: &PassCtx<'_>,
-        params: View<'_>,
-        x: &Tensor,
-    ) -> (PooledTensor, PooledTensor) {
+    pub fn forward(&self, ctx: &PassCtx, params: View, x: &Tensor) -> (PooledTensor, PooledTensor) {
         let mut normed = ctx.activation(x.len());
         let mut stats = ctx.full_precision(2 * x.len() / self.hidden_size);
         let (weight, bias) = self.params.of(params);
@@ -42,7 +37,7 @@ impl NormLayer {
     /// Adds the input gradient to `dx`, and the gradients of weight and bias to theirs.
     pub fn backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         stats: &Tensor,

@@ -2,7 +2,7 @@
 //! embedding and the head count as layers here.
 
 use super::linear::DeferredWeightGrad;
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::tensor::{View, ViewMut};
 use regatta_predict::shape::Tile;
 
@@ -16,7 +16,7 @@ pub trait Params {
     fn prefetch(&mut self, tile: usize);
 
     /// Unshards a tile.
-    fn unshard(&mut self, tile: usize) -> Result<(), StepError>;
+    fn unshard(&mut self, tile: usize) -> Result<()>;
 
     /// The parameters of an unsharded tile.
     fn tile(&self, tile: usize) -> View<'_>;
@@ -40,18 +40,14 @@ pub trait ParamsAndGrads: Params {
     fn block_and_tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2];
 
     /// Reduces the gradients of a tile, to which this pass adds nothing more.
-    fn reduce_grads(&mut self, tile: usize) -> Result<(), StepError>;
+    fn reduce_grads(&mut self, tile: usize) -> Result<()>;
 
     /// The queue for weight gradients, if the schedule defers them.
     fn deferred(&mut self) -> Option<&mut Vec<DeferredWeightGrad>>;
 }
 
 /// Unshards one of several tiles that are used in sequence, and prefetches the next.
-pub(super) fn unshard_tile(
-    params: &mut dyn Params,
-    tiles: &[Tile],
-    index: usize,
-) -> Result<(), StepError> {
+pub(super) fn unshard_tile(params: &mut dyn Params, tiles: &[Tile], index: usize) -> Result<()> {
     params.unshard(tiles[index].block)?;
     if let Some(next) = tiles.get(index + 1) {
         params.prefetch(next.block);
@@ -75,7 +71,7 @@ impl Params for ResidentParams<'_> {
 
     fn prefetch(&mut self, _tile: usize) {}
 
-    fn unshard(&mut self, _tile: usize) -> Result<(), StepError> {
+    fn unshard(&mut self, _tile: usize) -> Result<()> {
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::params::{Params, ParamsAndGrads, unshard_tile};
-use crate::state::StepError;
+use crate::state::Result;
 use regatta_device::ops::LinearShape;
 use regatta_device::tensor::{View, ViewMut};
 use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, Tile};
@@ -86,7 +86,7 @@ impl VocabTable {
     }
 
     /// Unshards a tile and prefetches the next.
-    pub(super) fn unshard(&self, params: &mut dyn Params, tile: usize) -> Result<(), StepError> {
+    pub(super) fn unshard(&self, params: &mut dyn Params, tile: usize) -> Result<()> {
         unshard_tile(params, &self.tiles, tile)
     }
 
@@ -109,11 +109,7 @@ impl VocabTable {
 
     /// Reduces the gradients of a tile that is a block of its own; else its block is reduced later,
     /// together with the other parameters.
-    pub(super) fn reduce_grads(
-        &self,
-        params: &mut dyn ParamsAndGrads,
-        tile: usize,
-    ) -> Result<(), StepError> {
+    pub(super) fn reduce_grads(&self, params: &mut dyn ParamsAndGrads, tile: usize) -> Result<()> {
         if self.is_tiled { params.reduce_grads(self.tiles[tile].block) } else { Ok(()) }
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use regatta_predict::io_bytes::IoBytes;
 
-use super::{OffloadError, PendingIo, SwapFile, Tier};
+use super::{PendingIo, Result, SwapFile, Tier};
 use crate::buffer_pool::BufferPool;
 use regatta_comm::DType;
 use regatta_device::ops::Device;
@@ -54,7 +54,7 @@ impl OffloadedBlocks {
         lens: &[Option<usize>],
         dtype: DType,
         pool: BufferPool,
-    ) -> Result<Self, OffloadError> {
+    ) -> Result<Self> {
         let mut bytes = 0;
         let mut block = |elements: usize| {
             let offset = bytes;
@@ -92,7 +92,7 @@ impl OffloadedBlocks {
     }
 
     /// Makes a block resident until it is released.
-    pub fn load(&mut self, block: usize) -> Result<(), OffloadError> {
+    pub fn load(&mut self, block: usize) -> Result<()> {
         self.prefetch(block);
         let Some(OffloadedBlock { state, .. }) = &mut self.blocks[block] else { return Ok(()) };
         *state = match std::mem::replace(state, BlockState::Taken) {
@@ -147,7 +147,7 @@ impl OffloadedBlocks {
     }
 
     /// Ends the use of a modified block: starts to write it to disk.
-    pub fn write_back(&mut self, block: usize) -> Result<(), OffloadError> {
+    pub fn write_back(&mut self, block: usize) -> Result<()> {
         match (self.evict(block), &mut self.disk) {
             (Some((offset, tensor)), Some(disk)) => disk.write(offset, tensor),
             _ => Ok(()),
@@ -177,7 +177,7 @@ impl OffloadedBlocks {
         block: usize,
         start: usize,
         to: &mut [f32],
-    ) -> Result<(), OffloadError> {
+    ) -> Result<()> {
         // A failed write must be reported before stale data is read.
         self.flush()?;
         let Some((offset, buffer)) = self.elements_on_disk(block, start, to.len())? else {
@@ -197,7 +197,7 @@ impl OffloadedBlocks {
         block: usize,
         start: usize,
         from: &[f32],
-    ) -> Result<(), OffloadError> {
+    ) -> Result<()> {
         let Some((offset, mut buffer)) = self.elements_on_disk(block, start, from.len())? else {
             device.copy_from_host(from, self.view_mut(block).slice(start..start + from.len()));
             return Ok(());
@@ -209,7 +209,7 @@ impl OffloadedBlocks {
     }
 
     /// Waits until all modified blocks are on disk.
-    pub fn flush(&mut self) -> Result<(), OffloadError> {
+    pub fn flush(&mut self) -> Result<()> {
         self.disk.as_mut().map_or(Ok(()), |disk| disk.wait_for_writes(0))
     }
 
@@ -220,7 +220,7 @@ impl OffloadedBlocks {
         block: usize,
         start: usize,
         elements: usize,
-    ) -> Result<Option<(u64, Tensor)>, OffloadError> {
+    ) -> Result<Option<(u64, Tensor)>> {
         if let Some(OffloadedBlock { state: BlockState::InFlight(_), .. }) = self.blocks[block] {
             self.load(block)?;
             self.release(block);
@@ -252,13 +252,13 @@ impl OffloadedBlocks {
 
 impl DiskTier {
     /// Starts a write; waits for earlier ones if too many are in flight.
-    fn write(&mut self, offset: u64, tensor: Tensor) -> Result<(), OffloadError> {
+    fn write(&mut self, offset: u64, tensor: Tensor) -> Result<()> {
         self.writes.push_back(self.file.write(offset, tensor));
         self.wait_for_writes(WRITES_IN_FLIGHT)
     }
 
     /// Waits until at most `left` writes are in flight.
-    fn wait_for_writes(&mut self, left: usize) -> Result<(), OffloadError> {
+    fn wait_for_writes(&mut self, left: usize) -> Result<()> {
         while self.writes.len() > left {
             if let Some(write) = self.writes.pop_front() {
                 self.pool.give(write.wait()?);
@@ -273,14 +273,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::testing::TempDir;
     use regatta_device::reference::Reference;
 
     #[test]
     fn blocks_on_disk_keep_their_contents_in_few_buffers() {
-        let dir = std::env::temp_dir().join(format!("regatta-offload-{}", std::process::id()));
+        let dir = TempDir::new();
         let lens = [Some(3), None, Some(3), Some(3), Some(3)];
         let pool = BufferPool::new(Arc::new(Reference));
-        let path = dir.join("blocks");
+        let path = dir.0.join("blocks");
         let mut blocks = OffloadedBlocks::new(Tier::Disk, &path, &lens, DType::F64, pool).unwrap();
         for round in 0..3 {
             for block in [0, 2, 3, 4] {
@@ -302,6 +303,6 @@ mod tests {
         let transient = blocks.transient_bytes();
         assert!(transient <= (WRITES_IN_FLIGHT + 2) * 24, "{transient}");
         drop(blocks);
-        std::fs::remove_dir(&dir).unwrap();
+        assert_eq!(dir.names(), [""; 0]);
     }
 }

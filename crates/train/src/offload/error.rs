@@ -4,35 +4,24 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+/// A result about swap files.
+pub type Result<T, E = OffloadError> = std::result::Result<T, E>;
+
 /// An I/O error of a swap file.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum OffloadError {
     /// The file cannot be created.
     #[error("{}: cannot create a swap file of {bytes} bytes: {why}; {hint}", file.display())]
-    Create {
-        /// The file.
-        file: PathBuf,
-        /// Its size.
-        bytes: u64,
-        /// The system's error.
-        why: String,
-        /// How to fix it.
-        hint: &'static str,
-    },
+    Create { file: PathBuf, bytes: u64, why: String, hint: &'static str },
     /// A read or write failed.
     #[error("{}: cannot {operation} {bytes} bytes at offset {offset}: {why}; {hint}", file.display())]
     Io {
-        /// The file.
         file: PathBuf,
-        /// Offset in the file.
         offset: u64,
-        /// Bytes of the operation.
         bytes: usize,
-        /// Read or write.
         operation: &'static str,
-        /// The system's error.
         why: String,
-        /// How to fix it.
         hint: &'static str,
     },
 }

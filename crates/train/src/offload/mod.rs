@@ -8,7 +8,7 @@ mod swap_file;
 use std::path::PathBuf;
 
 pub use blocks::OffloadedBlocks;
-pub use error::OffloadError;
+pub use error::{OffloadError, Result};
 pub use swap_file::{PendingIo, SwapFile};
 
 /// A memory tier.

@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::OffloadError;
 use super::error::hint;
+use super::{OffloadError, Result};
 use crate::buffer_pool::byte_len;
 use regatta_device::tensor::Tensor;
 use regatta_predict::io_bytes::IoBytes;
@@ -31,7 +31,7 @@ struct Request {
     offset: u64,
     tensor: Tensor,
     operation: IoOperation,
-    done: SyncSender<Result<Tensor, OffloadError>>,
+    done: SyncSender<Result<Tensor>>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,13 +44,13 @@ enum IoOperation {
 #[must_use = "errors are reported by `wait`"]
 #[derive(Debug)]
 pub struct PendingIo {
-    done: Receiver<Result<Tensor, OffloadError>>,
+    done: Receiver<Result<Tensor>>,
     path: PathBuf,
 }
 
 impl PendingIo {
     /// Waits for completion and returns the tensor.
-    pub fn wait(self) -> Result<Tensor, OffloadError> {
+    pub fn wait(self) -> Result<Tensor> {
         let disconnected = |_| {
             let why = "the I/O thread panicked".to_owned();
             let (operation, hint) = ("access", "restart the training");
@@ -63,7 +63,7 @@ impl PendingIo {
 
 impl SwapFile {
     /// Creates a zeroed file and reserves all of its space, so that a full disk fails here.
-    pub fn create(path: &Path, bytes: u64) -> Result<Self, OffloadError> {
+    pub fn create(path: &Path, bytes: u64) -> Result<Self> {
         let failed = |file: &Path, error: io::Error| {
             let (why, hint) = (error.to_string(), hint(&error));
             OffloadError::Create { file: file.to_owned(), bytes, why, hint }
@@ -195,7 +195,7 @@ fn execute(
     offset: u64,
     tensor: Tensor,
     operation: IoOperation,
-) -> Result<Tensor, OffloadError> {
+) -> Result<Tensor> {
     let dtype = tensor.dtype();
     let mut buffer = tensor.into_buffer();
     let bytes = buffer.len();
@@ -213,11 +213,8 @@ fn execute(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TempDir;
     use regatta_comm::DType;
-
-    fn dir(name: &str) -> PathBuf {
-        std::env::temp_dir().join(format!("regatta-swap-{name}-{}", std::process::id()))
-    }
 
     fn filled(value: f32) -> Tensor {
         let mut tensor = Tensor::zeros(4, DType::F32);
@@ -227,8 +224,8 @@ mod tests {
 
     #[test]
     fn reads_return_what_was_written_and_drop_removes_the_file() {
-        let dir = dir("round-trip");
-        let file = SwapFile::create(&dir.join("one"), 64).unwrap();
+        let dir = TempDir::new();
+        let file = SwapFile::create(&dir.0.join("one"), 64).unwrap();
         let mut tensor = Tensor::zeros(4, DType::F32);
         tensor.view_mut().as_slice::<f32>().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
         let write = file.write(16, tensor);
@@ -236,16 +233,16 @@ mod tests {
         assert_eq!(read.wait().unwrap().view().as_slice::<f32>(), [0.0, 0.0, 1.0, 2.0]);
         write.wait().unwrap();
         assert_eq!(file.io_bytes(), IoBytes { read: 16, written: 16 });
-        assert!(dir.join("one").exists());
+        assert!(dir.0.join("one").exists());
         drop(file);
-        assert!(!dir.join("one").exists());
-        std::fs::remove_dir(&dir).unwrap();
+        assert!(!dir.0.join("one").exists());
+        assert_eq!(dir.names(), [""; 0]);
     }
 
     #[test]
     fn concurrent_files_of_one_name_are_separate_and_leftovers_are_reused() {
-        let dir = dir("concurrent");
-        let files = [(); 2].map(|()| SwapFile::create(&dir.join("one"), 16).unwrap());
+        let dir = TempDir::new();
+        let files = [(); 2].map(|()| SwapFile::create(&dir.0.join("one"), 16).unwrap());
         for (file, value) in files.iter().zip([1.0, 2.0]) {
             file.write(0, filled(value)).wait().unwrap();
         }
@@ -254,23 +251,22 @@ mod tests {
             assert_eq!(read.view().as_slice::<f32>(), [value; 4]);
         }
         drop(files);
-        std::fs::write(dir.join("one"), [7; 99]).unwrap();
-        let file = SwapFile::create(&dir.join("one"), 16).unwrap();
+        dir.file("one", [7; 99]);
+        let file = SwapFile::create(&dir.0.join("one"), 16).unwrap();
         let read = file.read(0, filled(3.0)).wait().unwrap();
         assert_eq!(read.view().as_slice::<f32>(), [0.0; 4]);
         drop(file);
-        std::fs::remove_dir(&dir).unwrap();
+        assert_eq!(dir.names(), [""; 0]);
     }
 
     #[test]
     fn all_operations_fail_after_a_failed_write() {
-        let path = dir("read-only");
-        std::fs::write(&path, [0; 16]).unwrap();
+        let dir = TempDir::new();
+        let path = dir.file("read-only", [0; 16]);
         let file = File::open(&path).unwrap();
         let (requests, queue) = channel();
-        let operations =
-            [IoOperation::Read, IoOperation::Write, IoOperation::Read, IoOperation::Write];
-        let results = operations.map(|operation| {
+        let (read, write) = (IoOperation::Read, IoOperation::Write);
+        let results = [read, write, read, write].map(|operation| {
             let (done, result) = sync_channel(1);
             let tensor = Tensor::zeros(4, DType::F32);
             requests.send(Request { offset: 0, tensor, operation, done }).unwrap();
@@ -283,22 +279,21 @@ mod tests {
         let error = failed.unwrap_err();
         assert!(error.to_string().contains("cannot write 16 bytes at offset 0: "), "{error}");
         assert_eq!([read.unwrap_err(), written.unwrap_err()], [error.clone(), error]);
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn errors_name_the_file() {
-        let dir = dir("errors");
-        let file = SwapFile::create(&dir.join("short"), 8).unwrap();
+        let dir = TempDir::new();
+        let file = SwapFile::create(&dir.0.join("short"), 8).unwrap();
         let error = file.read(0, Tensor::zeros(4, DType::F32)).wait().unwrap_err().to_string();
         assert!(error.contains("short: cannot read 16 bytes at offset 0"), "{error}");
-        let error = SwapFile::create(&dir.join("huge"), 1 << 62).unwrap_err().to_string();
+        let error = SwapFile::create(&dir.0.join("huge"), 1 << 62).unwrap_err().to_string();
         let expected = "huge: cannot create a swap file of 4611686018427387904 bytes";
         assert!(error.contains(expected), "{error}");
-        assert!(!dir.join("huge").exists());
-        let error = SwapFile::create(&dir.join("short/below"), 8).unwrap_err().to_string();
+        assert!(!dir.0.join("huge").exists());
+        let error = SwapFile::create(&dir.0.join("short/below"), 8).unwrap_err().to_string();
         assert!(error.contains("short/below: cannot create a swap file"), "{error}");
         drop(file);
-        std::fs::remove_dir(&dir).unwrap();
+        assert_eq!(dir.names(), [""; 0]);
     }
 }

@@ -1,8 +1,8 @@
 //! Asynchronous collectives on tensors.
 
-use regatta_comm::{CallKind, Comm, CommError, Counts, OwnedCall, Pending, ReduceOp};
+use regatta_comm::{CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
 
-use regatta_comm::DType;
+use super::Result;
 use regatta_device::tensor::Tensor;
 
 /// Starts an in-place reduce-scatter: this rank's range of `full` receives the sum over all ranks.
@@ -34,6 +34,6 @@ pub fn all_reduce(comm: &dyn Comm, tensor: Tensor) -> Pending {
 }
 
 /// Waits for a collective and returns its output.
-pub fn wait(pending: Pending, dtype: DType) -> Result<Tensor, CommError> {
+pub fn wait(pending: Pending, dtype: DType) -> Result<Tensor> {
     Ok(Tensor::from_buffer(pending.wait()?.output, dtype))
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use regatta_comm::{CallKind, CommError};
 
 use super::p2p::P2pTransfer;
-use super::{P2pLink, WaitTime};
+use super::{P2pLink, Result, WaitTime};
 use crate::buffer_pool::PooledTensor;
 use crate::model::PassCtx;
 use regatta_device::ops::{
@@ -72,11 +72,11 @@ impl ContextParallel {
     /// `drop` is the dropout of the full sequences, offset to this rank's first head.
     pub fn attention(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         of: AttentionShape,
         qkv: View<'_>,
         drop: Option<AttentionDropout>,
-    ) -> Result<(PooledTensor, PooledTensor), CommError> {
+    ) -> Result<(PooledTensor, PooledTensor)> {
         let device = ctx.device;
         let (q, mut kv) = split_qkv(ctx, of, qkv);
         let mut y = ctx.full_precision(of.rows() * of.out_dim());
@@ -109,12 +109,12 @@ impl ContextParallel {
     /// and take one hop more, back to their owner.
     pub fn attention_backward(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         of: AttentionShape,
         saved: AttentionSaved<'_>,
         drop: Option<AttentionDropout>,
         dy: View<'_>,
-    ) -> Result<PooledTensor, CommError> {
+    ) -> Result<PooledTensor> {
         let device = ctx.device;
         let (q, mut kv) = split_qkv(ctx, of, saved.qkv);
         let [mut dq, mut dkv] = [ctx.full_precision(q.len()), ctx.full_precision(kv.len())];
@@ -156,7 +156,7 @@ impl ContextParallel {
 
     /// The attention tiles of a hop: this rank's query chunks against the key chunks of the hop.
     /// Key chunks after a query chunk are fully masked, and skipped.
-    fn tiles(&self, ctx: &PassCtx<'_>, of: AttentionShape, hop: usize) -> Vec<AttentionTile> {
+    fn tiles(&self, ctx: &PassCtx, of: AttentionShape, hop: usize) -> Vec<AttentionTile> {
         let Shard { rank, ranks } = self.shard;
         let seq_len = ctx.full_seq_len();
         let kv_owner = (rank + ranks - hop) % ranks;
@@ -189,12 +189,7 @@ impl ContextParallel {
     }
 
     /// Starts sending a copy of keys and values to the next rank, unless this is the last hop.
-    fn forward_kv(
-        &self,
-        ctx: &PassCtx<'_>,
-        kv: &Tensor,
-        hop: usize,
-    ) -> Result<Option<SendRecv>, CommError> {
+    fn forward_kv(&self, ctx: &PassCtx, kv: &Tensor, hop: usize) -> Result<Option<SendRecv>> {
         if hop + 1 == self.shard.ranks {
             return Ok(None);
         }
@@ -204,7 +199,7 @@ impl ContextParallel {
     }
 
     /// Starts a send to the next rank, and a receive of the same size from the previous one.
-    fn send_recv(&self, ctx: &PassCtx<'_>, message: PooledTensor) -> Result<SendRecv, CommError> {
+    fn send_recv(&self, ctx: &PassCtx, message: PooledTensor) -> Result<SendRecv> {
         let (Some(next), Some(previous)) = (&self.ring.send_to, &self.ring.recv_from) else {
             let what = "this rank has no context-parallel ring".to_owned();
             return Err(CommError::InvalidCall { call: CallKind::Send.name(), what });
@@ -238,7 +233,7 @@ struct SendRecv {
 }
 
 impl SendRecv {
-    fn wait(self) -> Result<PooledTensor, CommError> {
+    fn wait(self) -> Result<PooledTensor> {
         let message = self.recv.wait()?;
         drop(self.send.wait()?);
         Ok(message)
@@ -246,7 +241,7 @@ impl SendRecv {
 }
 
 /// Queries, and keys with values.
-fn split_qkv(ctx: &PassCtx<'_>, of: AttentionShape, qkv: View<'_>) -> (PooledTensor, PooledTensor) {
+fn split_qkv(ctx: &PassCtx, of: AttentionShape, qkv: View<'_>) -> (PooledTensor, PooledTensor) {
     let (rows, qkv_width, q_width) = (of.rows(), of.qkv_dim(), of.out_dim());
     let mut q = ctx.activation(rows * q_width);
     let mut kv = ctx.activation(rows * (qkv_width - q_width));
@@ -268,8 +263,7 @@ mod tests {
     fn chunks_cover_all_tokens_and_balance_causal_attention() {
         let rank = |rank| ContextParallel::new(P2pLink::default(), Shard { rank, ranks: 3 });
         let tokens: Vec<u32> = (0..24).collect();
-        let local: Vec<Vec<u32>> =
-            (0..3).map(|i| rank(i).local_tokens(&tokens, 12).to_vec()).collect();
+        let local: Vec<_> = (0..3).map(|i| rank(i).local_tokens(&tokens, 12).to_vec()).collect();
         assert_eq!(local[0], [0, 1, 12, 13, 10, 11, 22, 23]);
         assert_eq!(local[2], [4, 5, 16, 17, 6, 7, 18, 19]);
         let mut all: Vec<u32> = local.concat();

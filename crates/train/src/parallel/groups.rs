@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use regatta_comm::{
-    Comm, CommError, CountingComm, TrafficCounters, TrafficSnapshot, TranslatedComm,
-};
+use regatta_comm::{Comm, CountingComm, TrafficCounters, TrafficSnapshot, TranslatedComm};
 
+use super::Result;
 use regatta_predict::axis::Axis;
 use regatta_predict::mesh::{Mesh, MeshCoord};
 
@@ -73,7 +72,7 @@ impl ProcessGroups {
     }
 
     /// Splits the world by the mesh. Collective: all ranks call it with the same mesh.
-    pub fn new(world: Arc<dyn Comm>, mesh: Mesh) -> Result<Self, CommError> {
+    pub fn new(world: Arc<dyn Comm>, mesh: Mesh) -> Result<Self> {
         if mesh.ranks() == 1 {
             return Ok(Self::single_rank());
         }
@@ -189,7 +188,7 @@ impl P2pLink {
 }
 
 /// Splits the world. Errors of the group name ranks by their world rank.
-fn split(world: &dyn Comm, color: Option<usize>, key: usize) -> Result<ProcessGroup, CommError> {
+fn split(world: &dyn Comm, color: Option<usize>, key: usize) -> Result<ProcessGroup> {
     let group = world.split(color.map(|color| color as u32), key as i64)?;
     let Some(group) = group else { return Ok(None) };
     Ok(Some(Arc::new(TranslatedComm::new(Arc::from(group), world.rank())?)))
@@ -208,11 +207,8 @@ mod tests {
             for world in in_process::world(8) {
                 scope.spawn(move || {
                     let groups = ProcessGroups::new(Arc::new(world), mesh).unwrap();
-                    assert!(
-                        Axis::ALL
-                            .iter()
-                            .all(|axis| groups.sent(*axis) == TrafficSnapshot::default())
-                    );
+                    let is_unused = |axis| groups.sent(axis) == TrafficSnapshot::default();
+                    assert!(Axis::ALL.into_iter().all(is_unused));
                     let all_reduce = |group: &ProcessGroup, elements: usize| {
                         let comm = group.as_ref().unwrap();
                         comm.all_reduce(&mut vec![0f32; elements], ReduceOp::Sum).unwrap();

@@ -1,9 +1,9 @@
 //! A point-to-point transfer in flight, with the buffer it owns.
 
-use regatta_comm::{CallKind, Comm, CommError, Counts, OwnedCall, Pending};
+use regatta_comm::{CallKind, Comm, Counts, DType, OwnedCall, Pending};
 
+use super::Result;
 use crate::buffer_pool::{PoolSlot, PooledTensor};
-use regatta_comm::DType;
 use regatta_device::tensor::Tensor;
 
 /// A send or receive in flight over a two-rank communicator: rank 0 sends, rank 1 receives.
@@ -25,7 +25,7 @@ impl P2pTransfer {
     }
 
     /// Waits for completion and returns the buffer, which holds the message.
-    pub fn wait(self) -> Result<PooledTensor, CommError> {
+    pub fn wait(self) -> Result<PooledTensor> {
         let output = self.pending.wait()?.output;
         Ok(self.slot.fill(Tensor::from_buffer(output, self.dtype)))
     }

@@ -10,7 +10,7 @@ use regatta_comm::CommError;
 use crate::buffer_pool::PooledTensor;
 use crate::model::PassCtx;
 use crate::parallel::p2p::P2pTransfer;
-use crate::parallel::{P2pLink, ProcessGroups};
+use crate::parallel::{P2pLink, ProcessGroups, Result};
 use regatta_predict::pipeline::{Action, Direction, Stage};
 
 /// A rank's links to its neighbour stages, for one step.
@@ -50,9 +50,9 @@ impl P2pLinks {
     pub fn recv(
         &mut self,
         direction: Direction,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         elements: usize,
-    ) -> Result<PooledTensor, CommError> {
+    ) -> Result<PooledTensor> {
         let queue = self.queue(direction);
         queue.post_recv(ctx, elements);
         let Some(receiving) = queue.receiving.take() else { return Err(no_link("receive")) };
@@ -62,7 +62,7 @@ impl P2pLinks {
     }
 
     /// Starts a send; blocks only while too many earlier ones are in flight.
-    pub fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<(), CommError> {
+    pub fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<()> {
         let queue = self.queue(direction);
         let Some(comm) = &queue.link.send_to else { return Err(no_link("send")) };
         queue.sending.push_back(P2pTransfer::send(&**comm, message));
@@ -73,7 +73,7 @@ impl P2pLinks {
     }
 
     /// Waits until all sends completed.
-    pub fn finish(self) -> Result<(), CommError> {
+    pub fn finish(self) -> Result<()> {
         let mut sends = self.forward.sending.into_iter().chain(self.backward.sending);
         sends.try_for_each(|send| send.wait().map(drop))
     }
@@ -88,7 +88,7 @@ impl P2pLinks {
 
 impl LinkQueue {
     /// Posts the next receive unless one is posted or none is left.
-    fn post_recv(&mut self, ctx: &PassCtx<'_>, elements: usize) {
+    fn post_recv(&mut self, ctx: &PassCtx, elements: usize) {
         let is_due = self.receiving.is_none() && self.receives_left > 0;
         if let Some(comm) = self.link.recv_from.as_ref().filter(|_| is_due) {
             self.receives_left -= 1;

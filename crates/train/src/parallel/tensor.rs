@@ -8,9 +8,9 @@
 
 use std::ops::Range;
 
-use regatta_comm::{CallKind, Comm, CommError, Counts, OwnedCall, ReduceOp};
+use regatta_comm::{CallKind, Comm, Counts, OwnedCall, ReduceOp};
 
-use super::{ProcessGroup, WaitTime};
+use super::{ProcessGroup, Result, WaitTime};
 use crate::buffer_pool::PooledTensor;
 use crate::model::{MaybeOwned, PassCtx};
 use regatta_device::tensor::{Tensor, ViewMut};
@@ -48,20 +48,12 @@ impl TensorParallel {
     }
 
     /// All-gathers sequence-parallel rows before a column-parallel layer.
-    pub fn all_gather_rows(
-        &self,
-        ctx: &PassCtx<'_>,
-        local: PooledTensor,
-    ) -> Result<PooledTensor, CommError> {
+    pub fn all_gather_rows(&self, ctx: &PassCtx, local: PooledTensor) -> Result<PooledTensor> {
         if self.sequence_parallel { self.all_gather(ctx, local) } else { Ok(local) }
     }
 
     /// Concatenates the tensors of all ranks.
-    pub fn all_gather(
-        &self,
-        ctx: &PassCtx<'_>,
-        local: PooledTensor,
-    ) -> Result<PooledTensor, CommError> {
+    pub fn all_gather(&self, ctx: &PassCtx, local: PooledTensor) -> Result<PooledTensor> {
         let Some(comm) = &self.group else { return Ok(local) };
         let full = ctx.like(&local, local.len() * self.shard.ranks);
         self.wait_time.measure(|| collective(&**comm, CallKind::AllGather, local, full))
@@ -71,9 +63,9 @@ impl TensorParallel {
     /// parallelism, else all-reduce.
     pub fn reduce_scatter_rows(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         partial: PooledTensor,
-    ) -> Result<PooledTensor, CommError> {
+    ) -> Result<PooledTensor> {
         match &self.group {
             None => Ok(partial),
             Some(comm) if self.sequence_parallel => {
@@ -88,9 +80,9 @@ impl TensorParallel {
     /// All-gathers the rows of an output gradient before the backward pass of a row-parallel layer.
     pub fn all_gather_grad_rows<'t>(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         local: MaybeOwned<'t>,
-    ) -> Result<MaybeOwned<'t>, CommError> {
+    ) -> Result<MaybeOwned<'t>> {
         if !self.sequence_parallel {
             return Ok(local);
         }
@@ -103,10 +95,10 @@ impl TensorParallel {
     /// own rows only.
     pub fn all_reduce_norm_grads(
         &self,
-        ctx: &PassCtx<'_>,
+        ctx: &PassCtx,
         block: &ParamBlock,
         mut grads: ViewMut<'_>,
-    ) -> Result<(), CommError> {
+    ) -> Result<()> {
         let Some(comm) = self.group.as_ref().filter(|_| self.sequence_parallel) else {
             return Ok(());
         };
@@ -129,7 +121,7 @@ impl TensorParallel {
     }
 }
 
-fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor, CommError> {
+fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor> {
     let (tensor, slot) = tensor.take();
     let dtype = tensor.dtype();
     let mut call = OwnedCall::all_reduce(dtype, ReduceOp::Sum, tensor.into_buffer());
@@ -138,11 +130,7 @@ fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor, Com
 }
 
 /// All-reduces a view in place, through a pooled buffer that the collective can own.
-pub fn all_reduce_view(
-    comm: &dyn Comm,
-    ctx: &PassCtx<'_>,
-    mut elements: ViewMut<'_>,
-) -> Result<(), CommError> {
+pub fn all_reduce_view(comm: &dyn Comm, ctx: &PassCtx, mut elements: ViewMut<'_>) -> Result<()> {
     let mut copy = ctx.full_precision(elements.len());
     ctx.device.copy(elements.view(), copy.view_mut());
     let sum = all_reduce(comm, copy)?;
@@ -156,7 +144,7 @@ fn collective(
     kind: CallKind,
     input: PooledTensor,
     output: PooledTensor,
-) -> Result<PooledTensor, CommError> {
+) -> Result<PooledTensor> {
     let counts = Counts::Equal(input.len().min(output.len()));
     let ((input, input_slot), (output, output_slot)) = (input.take(), output.take());
     let dtype = output.dtype();

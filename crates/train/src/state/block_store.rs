@@ -9,16 +9,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_comm::Pending;
+use regatta_comm::{DType, Pending};
 
 use super::grads::GradStore;
 use super::init::Initializer;
-use super::{MemoryUse, ParamInit, ShardingConfig, StateMemory, StepError, ZeroPartition};
+use super::{MemoryUse, ParamInit, Result, ShardingConfig, StateMemory, StepError, ZeroPartition};
 use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::{OffloadedBlocks, Tier};
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
-use regatta_comm::DType;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::io_bytes::IoBytes;
@@ -39,7 +38,8 @@ pub struct BlockStore {
     /// Buffers for unsharded blocks.
     pool: BufferPool,
     last_prefetched: usize,
-    pub(super) grads: GradStore,
+    /// Gradients.
+    pub grads: GradStore,
     /// First and second moment of this rank's shards, one behind the other.
     pub(super) moments: OffloadedBlocks,
     wait_time: Duration,
@@ -104,7 +104,7 @@ impl BlockStore {
         config: &ShardingConfig,
         is_local: &[bool],
         init: ParamInit,
-    ) -> Result<Self, StepError> {
+    ) -> Result<Self> {
         let partition = ZeroPartition::new(config, groups)?;
         let dtype = device.master_dtype();
         let shards: Vec<_> = model.blocks.iter().map(|block| partition.shard(block)).collect();
@@ -161,7 +161,7 @@ impl BlockStore {
     }
 
     /// Generates the initial parameters: local shards, or full blocks if they are replicated.
-    fn init_params(&mut self, model: &Model, seed: u64) -> Result<(), StepError> {
+    fn init_params(&mut self, model: &Model, seed: u64) -> Result<()> {
         let mut initializer = Initializer::new(seed, model.shape.num_layers);
         for index in self.local_blocks() {
             let block = &model.blocks[index];
@@ -202,7 +202,7 @@ impl BlockStore {
     }
 
     /// Unshards a block: its full parameters are in memory until `reshard` is called as often.
-    pub fn unshard(&mut self, block: usize) -> Result<(), StepError> {
+    pub fn unshard(&mut self, block: usize) -> Result<()> {
         let start = Instant::now();
         let result = self.finish_unshard(block);
         self.wait_time += start.elapsed();
@@ -219,7 +219,7 @@ impl BlockStore {
         }
     }
 
-    fn start_all_gather(&mut self, block: usize) -> Result<(), StepError> {
+    fn start_all_gather(&mut self, block: usize) -> Result<()> {
         let Some(shards) = &mut self.param_shards else { return Ok(()) };
         let Some(comm) = &self.partition.shard_group else {
             shards.prefetch(block);
@@ -243,7 +243,7 @@ impl BlockStore {
         Ok(())
     }
 
-    fn finish_unshard(&mut self, block: usize) -> Result<(), StepError> {
+    fn finish_unshard(&mut self, block: usize) -> Result<()> {
         if !self.blocks[block].is_local {
             return Ok(());
         }
@@ -294,7 +294,7 @@ impl BlockStore {
     }
 
     /// Cancels a prefetch, because the shard is about to change.
-    pub(super) fn cancel(&mut self, block: usize) -> Result<(), StepError> {
+    pub(super) fn cancel(&mut self, block: usize) -> Result<()> {
         if let FullBlock::InFlight(_) | FullBlock::Failed(_) = self.blocks[block].full {
             self.finish_unshard(block)?;
             self.reshard(block);
@@ -304,7 +304,7 @@ impl BlockStore {
 
     /// Starts to all-gather a block whose shards all ranks have updated, if parameters are replicated;
     /// else stores the shard in its tier.
-    pub fn all_gather_updated(&mut self, block: usize) -> Result<(), StepError> {
+    pub fn all_gather_updated(&mut self, block: usize) -> Result<()> {
         if let Some(shards) = &mut self.param_shards {
             return Ok(shards.write_back(block)?);
         }
@@ -322,7 +322,7 @@ impl BlockStore {
     }
 
     /// Waits for all-gathers of updated parameters.
-    pub fn wait(&mut self) -> Result<(), StepError> {
+    pub fn wait(&mut self) -> Result<()> {
         if self.param_shards.is_some() {
             return Ok(());
         }

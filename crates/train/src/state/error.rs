@@ -5,6 +5,9 @@ use thiserror::Error;
 
 use crate::offload::OffloadError;
 
+/// A result of a step.
+pub type Result<T, E = StepError> = std::result::Result<T, E>;
+
 /// Why a step failed or state cannot be accessed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StepError {

@@ -14,12 +14,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_comm::{CommError, Pending};
+use regatta_comm::{DType, Pending};
 
-use super::{BlockStore, MemoryUse, StepError, ZeroPartition};
+use super::{MemoryUse, Result, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
 use crate::parallel::{ZeroStage, collective};
-use regatta_comm::DType;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::shape::ParamBlock;
@@ -36,7 +35,7 @@ pub enum GradSync {
 }
 
 /// The gradients of a rank's blocks.
-pub(super) struct GradStore {
+pub struct GradStore {
     device: Arc<dyn Device>,
     partition: ZeroPartition,
     dtype: DType,
@@ -75,7 +74,7 @@ struct AllReduce {
 
 impl GradStore {
     /// Zeroed gradients.
-    pub fn new(
+    pub(super) fn new(
         device: &Arc<dyn Device>,
         partition: &ZeroPartition,
         blocks: &[ParamBlock],
@@ -155,7 +154,7 @@ impl GradStore {
     }
 
     /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce(&mut self, block: usize, sync: GradSync) -> Result<(), CommError> {
+    pub fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
         if !self.is_reduced(sync) {
             return Ok(());
         }
@@ -181,7 +180,7 @@ impl GradStore {
     }
 
     /// Completes all but the last `in_flight` reductions.
-    fn advance(&mut self, in_flight: usize) -> Result<(), CommError> {
+    fn advance(&mut self, in_flight: usize) -> Result<()> {
         while self.reduce_scatters.len() > in_flight
             && let Some(reduce_scatter) = self.reduce_scatters.pop_front()
         {
@@ -197,7 +196,7 @@ impl GradStore {
         Ok(())
     }
 
-    fn finish_reduce_scatter(&mut self, reduce_scatter: ReduceScatter) -> Result<(), CommError> {
+    fn finish_reduce_scatter(&mut self, reduce_scatter: ReduceScatter) -> Result<()> {
         let ReduceScatter { block, sync, pending } = reduce_scatter;
         let (mut full, is_sharded) = (self.wait_for(pending)?, self.is_sharded());
         let Some(grads) = &mut self.blocks[block] else { return Ok(()) };
@@ -226,7 +225,7 @@ impl GradStore {
         Ok(())
     }
 
-    fn finish_all_reduce(&mut self, all_reduce: AllReduce) -> Result<(), CommError> {
+    fn finish_all_reduce(&mut self, all_reduce: AllReduce) -> Result<()> {
         let AllReduce { block, full, pending } = all_reduce;
         let (reduced, is_sharded) = (self.wait_for(pending)?, self.is_sharded());
         let Some(grads) = &mut self.blocks[block] else { return Ok(()) };
@@ -242,15 +241,15 @@ impl GradStore {
         Ok(())
     }
 
-    fn wait_for(&mut self, pending: Pending) -> Result<Tensor, CommError> {
+    fn wait_for(&mut self, pending: Pending) -> Result<Tensor> {
         let start = Instant::now();
         let tensor = collective::wait(pending, self.dtype);
         self.wait_time += start.elapsed();
-        tensor
+        Ok(tensor?)
     }
 
     /// Waits for all reductions of the step.
-    pub fn wait(&mut self) -> Result<(), CommError> {
+    pub fn wait(&mut self) -> Result<()> {
         self.advance(0)?;
         while let Some(all_reduce) = self.all_reduces.pop_front() {
             self.finish_all_reduce(all_reduce)?;
@@ -270,55 +269,18 @@ impl GradStore {
     }
 
     /// Returns the time blocked on other ranks and resets it.
-    pub fn take_wait_time(&mut self) -> Duration {
+    pub(super) fn take_wait_time(&mut self) -> Duration {
         std::mem::take(&mut self.wait_time)
     }
 
     /// Memory in use between steps.
-    pub fn memory(&self) -> MemoryUse {
+    pub(super) fn memory(&self) -> MemoryUse {
         let accumulated = |block: &GradBlock| {
             let tensor = if self.is_sharded() { &block.shard } else { &block.full };
             tensor.as_ref().map_or(0, byte_len)
         };
         let resident = self.blocks.iter().flatten().map(accumulated).sum();
         MemoryUse { resident, transient: self.pool.peak_bytes() }
-    }
-}
-
-impl BlockStore {
-    /// Zeroes the gradients before a step.
-    pub fn zero_grads(&mut self) {
-        self.grads.zero();
-    }
-
-    /// The full gradients of a block, to accumulate in.
-    pub fn grads(&mut self, block: usize) -> ViewMut<'_> {
-        self.grads.full(block)
-    }
-
-    /// The full gradients of two blocks, `first` before `second`.
-    pub fn grads_pair(&mut self, first: usize, second: usize) -> [ViewMut<'_>; 2] {
-        self.grads.full_pair(first, second)
-    }
-
-    /// Whether `reduce_grads` with this argument communicates.
-    pub fn reduces_grads(&self, sync: GradSync) -> bool {
-        self.grads.is_reduced(sync)
-    }
-
-    /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<(), StepError> {
-        Ok(self.grads.reduce(block, sync)?)
-    }
-
-    /// Waits for all gradient reductions of the step.
-    pub fn wait_grads(&mut self) -> Result<(), StepError> {
-        Ok(self.grads.wait()?)
-    }
-
-    /// This rank's shard of the reduced gradients of a block.
-    pub fn grad_shard(&self, block: usize) -> View<'_> {
-        self.grads.shard(block)
     }
 }
 

@@ -209,10 +209,8 @@ mod tests {
                     let (values, generated) = filled(&shape, block, 0..block.padded_len());
                     assert_eq!(generated, random_len(block), "{}", block.name);
                     for parameter in &block.parameters {
-                        let (full, columns) = (
-                            full_values(parameter),
-                            parameter.full_shape.get(1).copied().unwrap_or(1),
-                        );
+                        let full = full_values(parameter);
+                        let columns = parameter.full_shape.get(1).copied().unwrap_or(1);
                         let indices = parameter.slices.iter().flat_map(|slice| {
                             let row = move |row: usize| {
                                 slice.columns.clone().map(move |column| row * columns + column)

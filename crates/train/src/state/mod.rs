@@ -12,8 +12,8 @@ mod partition;
 mod shard_access;
 
 pub use block_store::BlockStore;
-pub use error::StepError;
-pub use grads::GradSync;
+pub use error::{Result, StepError};
+pub use grads::{GradStore, GradSync};
 pub use init::ParamInit;
 pub use partition::{ShardingConfig, ZeroPartition};
 pub use shard_access::OptimizerBlock;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{BlockStore, StepError};
+use super::{BlockStore, Result};
 use crate::checkpoint::StateTensor;
 use regatta_device::tensor::{View, ViewMut};
 
@@ -28,7 +28,7 @@ impl BlockStore {
     }
 
     /// Loads the shards of a block for the optimizer.
-    pub fn load_optimizer_block(&mut self, block: usize) -> Result<(), StepError> {
+    pub fn load_optimizer_block(&mut self, block: usize) -> Result<()> {
         self.load_param_shard(block)?;
         Ok(self.moments.load(block)?)
     }
@@ -45,7 +45,7 @@ impl BlockStore {
     }
 
     /// Stores the updated shards of a block, and starts to all-gather replicated parameters.
-    pub fn store_optimizer_block(&mut self, block: usize) -> Result<(), StepError> {
+    pub fn store_optimizer_block(&mut self, block: usize) -> Result<()> {
         self.moments.write_back(block)?;
         self.all_gather_updated(block)
     }
@@ -67,7 +67,7 @@ impl BlockStore {
         block: usize,
         kind: StateTensor,
         f: impl FnOnce(View<'_>) -> T,
-    ) -> Result<T, StepError> {
+    ) -> Result<T> {
         let shard = self.shards[block].clone();
         match kind {
             StateTensor::Parameter => {
@@ -97,7 +97,7 @@ impl BlockStore {
         kind: StateTensor,
         start: usize,
         to: &mut [f32],
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
@@ -122,7 +122,7 @@ impl BlockStore {
         kind: StateTensor,
         start: usize,
         from: &[f32],
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
@@ -140,7 +140,7 @@ impl BlockStore {
     }
 
     /// Makes this rank's parameter shard resident.
-    fn load_param_shard(&mut self, block: usize) -> Result<(), StepError> {
+    fn load_param_shard(&mut self, block: usize) -> Result<()> {
         self.cancel(block)?;
         if let Some(shards) = &mut self.param_shards {
             shards.load(block)?;

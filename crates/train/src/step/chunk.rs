@@ -10,7 +10,7 @@ use super::layer_params::LayerParams;
 use super::{MicroBatch, Net, StepConfig};
 use crate::buffer_pool::PooledTensor;
 use crate::model::{DeferredWeightGrad, Dropout, LayerSaved, PassCtx};
-use crate::state::{BlockStore, GradSync, StepError};
+use crate::state::{BlockStore, GradSync, Result};
 use regatta_predict::pipeline::Stage;
 
 /// A micro-batch in a chunk of the model.
@@ -67,7 +67,7 @@ impl<'a> ChunkPass<'a> {
     pub fn forward(
         &mut self,
         input: Option<PooledTensor>,
-    ) -> Result<(PooledTensor, Vec<LayerSaved>), StepError> {
+    ) -> Result<(PooledTensor, Vec<LayerSaved>)> {
         let mut x = match input {
             Some(x) => x,
             None => self.embedding_forward()?,
@@ -88,7 +88,7 @@ impl<'a> ChunkPass<'a> {
         Ok((x, saved))
     }
 
-    fn embedding_forward(&mut self) -> Result<PooledTensor, StepError> {
+    fn embedding_forward(&mut self) -> Result<PooledTensor> {
         self.store.unshard(0)?;
         self.store.prefetch(1);
         let params = &mut LayerParams::forward(self.store, 0);
@@ -98,7 +98,7 @@ impl<'a> ChunkPass<'a> {
     }
 
     /// The loss of the micro-batch; `x` is the residual stream after the last layer.
-    pub fn head_loss(&mut self, x: &PooledTensor) -> Result<f64, StepError> {
+    pub fn head_loss(&mut self, x: &PooledTensor) -> Result<f64> {
         let (head, block) = (&self.net.model.head, self.net.model.head_block());
         self.store.unshard(block)?;
         let params = &mut LayerParams::forward(self.store, block);
@@ -112,7 +112,7 @@ impl<'a> ChunkPass<'a> {
         &mut self,
         x: &PooledTensor,
         grad_scale: f64,
-    ) -> Result<(f64, PooledTensor), StepError> {
+    ) -> Result<(f64, PooledTensor)> {
         let (head, block) = (&self.net.model.head, self.net.model.head_block());
         let table_sync = match self.tied {
             TiedEmbedding::Untied => self.sync,
@@ -136,7 +136,7 @@ impl<'a> ChunkPass<'a> {
         saved: Vec<LayerSaved>,
         dx: &mut PooledTensor,
         weight_grads: WeightGrads,
-    ) -> Result<Vec<DeferredBlock>, StepError> {
+    ) -> Result<Vec<DeferredBlock>> {
         let mut deferred_blocks = Vec::new();
         for (block, layer_saved) in self.layers().zip(saved).rev() {
             self.store.unshard(block)?;
@@ -159,7 +159,7 @@ impl<'a> ChunkPass<'a> {
     }
 
     /// Backward pass of the embedding, the end of the backward pass.
-    pub fn embedding_backward(&mut self, dx: PooledTensor) -> Result<(), StepError> {
+    pub fn embedding_backward(&mut self, dx: PooledTensor) -> Result<()> {
         let embedding = &self.net.model.embedding;
         let is_split = self.tied == TiedEmbedding::SplitAcrossStages;
         let table_sync = if is_split { GradSync::Deferred } else { self.sync };
@@ -172,7 +172,7 @@ impl<'a> ChunkPass<'a> {
     }
 
     /// Computes deferred weight gradients.
-    pub fn backward_weights(&mut self, deferred: Vec<DeferredBlock>) -> Result<(), StepError> {
+    pub fn backward_weights(&mut self, deferred: Vec<DeferredBlock>) -> Result<()> {
         for DeferredBlock { block, weight_grads } in deferred {
             let mut params = LayerParams::backward(self.store, block, self.sync);
             let mut grads = weight_grads.into_iter();
@@ -183,17 +183,17 @@ impl<'a> ChunkPass<'a> {
     }
 
     /// Reduces the gradients of a block to which this micro-batch added its contribution.
-    fn reduce_grads(&mut self, block: usize) -> Result<(), StepError> {
+    fn reduce_grads(&mut self, block: usize) -> Result<()> {
         let spec = &self.net.model.blocks[block];
         // All of its parameters may be in tiles.
         if spec.is_empty() {
             return Ok(());
         }
-        if self.store.reduces_grads(self.sync) {
-            let grads = self.store.grads(block);
+        if self.store.grads.is_reduced(self.sync) {
+            let grads = self.store.grads.full(block);
             self.net.tensor.all_reduce_norm_grads(&self.ctx, spec, grads)?;
         }
-        self.store.reduce_grads(block, self.sync)
+        self.store.grads.reduce(block, self.sync)
     }
 
     /// Prefetches the first block of the forward pass.
@@ -240,11 +240,7 @@ impl Net {
     }
 
     /// The context of a training pass.
-    pub(super) fn train_ctx(
-        &self,
-        config: &StepConfig,
-        micro_batch: &MicroBatch<'_>,
-    ) -> PassCtx<'_> {
+    pub(super) fn train_ctx(&self, config: &StepConfig, micro_batch: &MicroBatch) -> PassCtx<'_> {
         let StepConfig { dropout: p, seed, step, recompute, .. } = *config;
         let first_sequence = micro_batch.first_sequence;
         let dropout = Some(Dropout { p, seed, step, first_sequence });

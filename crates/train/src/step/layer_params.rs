@@ -1,7 +1,7 @@
 //! Parameters and gradients of a layer in a pass, from the block store.
 
 use crate::model::{DeferredWeightGrad, Params, ParamsAndGrads};
-use crate::state::{BlockStore, GradSync, StepError};
+use crate::state::{BlockStore, GradSync, Result};
 use regatta_device::tensor::{View, ViewMut};
 
 /// The parameters and gradients of an unsharded layer.
@@ -36,7 +36,7 @@ impl Params for LayerParams<'_> {
         self.store.prefetch(tile);
     }
 
-    fn unshard(&mut self, tile: usize) -> Result<(), StepError> {
+    fn unshard(&mut self, tile: usize) -> Result<()> {
         self.store.unshard(tile)
     }
 
@@ -55,19 +55,19 @@ impl ParamsAndGrads for LayerParams<'_> {
     }
 
     fn grads(&mut self) -> ViewMut<'_> {
-        self.store.grads(self.block)
+        self.store.grads.full(self.block)
     }
 
     fn grads_of(&mut self, block: usize) -> ViewMut<'_> {
-        self.store.grads(block)
+        self.store.grads.full(block)
     }
 
     fn block_and_tile_grads(&mut self, tile: usize) -> [ViewMut<'_>; 2] {
-        self.store.grads_pair(self.block, tile)
+        self.store.grads.full_pair(self.block, tile)
     }
 
-    fn reduce_grads(&mut self, tile: usize) -> Result<(), StepError> {
-        self.store.reduce_grads(tile, self.tile_sync)
+    fn reduce_grads(&mut self, tile: usize) -> Result<()> {
+        self.store.grads.reduce(tile, self.tile_sync)
     }
 
     fn deferred(&mut self) -> Option<&mut Vec<DeferredWeightGrad>> {

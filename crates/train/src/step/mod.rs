@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
 pub use crate::state::StepError;
-use crate::state::{BlockStore, ParamInit, ShardingConfig};
+use crate::state::{BlockStore, ParamInit, Result, ShardingConfig};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_predict::pipeline::Stage;
 
@@ -129,10 +129,8 @@ impl Engine {
     pub fn single_rank(net: Net, seed: u64) -> Self {
         let stage = Stage::single(&net.model.shape);
         let (groups, config) = (ProcessGroups::single_rank(), ShardingConfig::default());
-        match Self::new(net, groups, stage, &config, ParamInit::Random { seed }) {
-            Ok(engine) => engine,
-            Err(_) => unreachable!("a single rank in memory does no I/O"),
-        }
+        Self::new(net, groups, stage, &config, ParamInit::Random { seed })
+            .unwrap_or_else(|_| unreachable!("a single rank in memory does no I/O"))
     }
 
     /// An engine on a rank of several.
@@ -142,7 +140,7 @@ impl Engine {
         stage: Stage,
         config: &ShardingConfig,
         init: ParamInit,
-    ) -> Result<Self, StepError> {
+    ) -> Result<Self> {
         let is_local = net.model.retain_stage(&stage);
         let state = BlockStore::new(&net.model, &net.device, &groups, config, &is_local, init)?;
         Ok(Self { net, state, groups, stage })
@@ -153,18 +151,18 @@ impl Engine {
         &mut self,
         config: &StepConfig,
         micro_batches: impl Iterator<Item = MicroBatch<'a>>,
-    ) -> Result<StepResult, StepError> {
+    ) -> Result<StepResult> {
         let mut timings = StepTimings::default();
         self.state.take_wait_time();
         let first_block = self.stage.chunk_blocks[self.stage.index].start;
         self.net.prefetch(&mut self.state, first_block);
-        timed(&mut timings.optimizer, || self.state.zero_grads());
+        timed(&mut timings.optimizer, || self.state.grads.zero());
         let local = |micro_batch| LocalTokens::new(micro_batch, &self.net.context);
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
         let loss_sum = self.run_schedule(config, &micro_batches, &mut timings)?;
         let start = Instant::now();
-        self.state.wait_grads()?;
+        self.state.grads.wait()?;
         timings.optimizer += self.compute_time(start, &mut timings.communication);
         let grad_norm = timed(&mut timings.optimizer, || self.optimizer_step(config))?;
         Ok(StepResult { loss_sum: self.counted_loss(loss_sum), grad_norm, timings })
@@ -172,7 +170,7 @@ impl Engine {
 
     /// The sum of the losses of a micro-batch, without training. One rank of each model replica returns
     /// it, the others 0.
-    pub fn loss(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64, StepError> {
+    pub fn loss(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let tokens = LocalTokens::new(*micro_batch, &self.net.context);
         let loss = self.evaluate(&tokens.micro_batch())?;
         Ok(self.counted_loss(loss))

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{MicroBatch, StepError};
+use super::{MicroBatch, Result};
 use crate::buffer_pool::BufferPool;
 use crate::model::{Model, PassCtx, ResidentParams};
+use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
 use crate::parallel::tensor::TensorParallel;
 use regatta_device::ops::Device;
 use regatta_device::tensor::View;
+use regatta_predict::shape::ModelShape;
 
 /// A model on a device, with its intra-layer parallelism.
 pub struct Net {
@@ -27,12 +29,22 @@ pub struct Net {
 impl Net {
     /// An unsharded model.
     pub fn new(model: Model, device: Box<dyn Device>) -> Self {
-        Self::tensor_parallel(TensorParallel::disabled(), model, device)
+        Self::on_device(TensorParallel::disabled(), model, device.into())
     }
 
-    /// A tensor-parallel shard of a model.
-    pub fn tensor_parallel(tensor: TensorParallel, model: Model, device: Box<dyn Device>) -> Self {
-        Self::on_device(tensor, model, device.into())
+    /// This rank's shard of a model with tensor and context parallelism, each matrix in `tiles` tiles.
+    pub fn parallel(
+        shape: ModelShape,
+        groups: &ProcessGroups,
+        sequence_parallel: bool,
+        tiles: usize,
+        device: Box<dyn Device>,
+    ) -> Self {
+        let tensor = TensorParallel::new(groups.tensor.clone(), sequence_parallel);
+        let model = Model::tiled(shape, tensor.shard, tiles);
+        let shard = groups.coord.context_shard(&groups.mesh);
+        let context = ContextParallel::new(groups.context_ring.clone(), shard);
+        Self { context, ..Self::on_device(tensor, model, device.into()) }
     }
 
     /// Another, unsharded model on the same device.
@@ -43,11 +55,6 @@ impl Net {
     fn on_device(tensor: TensorParallel, model: Model, device: Arc<dyn Device>) -> Self {
         let pool = BufferPool::new(device.clone());
         Self { model, device, tensor, context: ContextParallel::disabled(), pool }
-    }
-
-    /// With context parallelism.
-    pub fn with_context_parallel(self, context: ContextParallel) -> Self {
-        Self { context, ..self }
     }
 
     /// Peak memory of activations and their gradients, in bytes.
@@ -73,11 +80,7 @@ impl Net {
     }
 
     /// The sum of the losses of a micro-batch, with the given parameters of all blocks.
-    pub fn loss(
-        &self,
-        params: &[View<'_>],
-        micro_batch: &MicroBatch<'_>,
-    ) -> Result<f64, StepError> {
+    pub fn loss(&self, params: &[View<'_>], micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let model = &self.model;
         let MicroBatch { inputs, targets, batch, .. } = *micro_batch;
         // Recomputation: no activations are saved.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::{Engine, OptimizerStep, StepConfig};
-use crate::state::{OptimizerBlock, StepError};
+use crate::state::{OptimizerBlock, Result};
 use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::tensor::{View, ViewMut};
@@ -13,7 +13,7 @@ use regatta_predict::shape::ParamSpec;
 
 impl Engine {
     /// Clips the gradients and updates the parameters. Returns the gradient norm before clipping.
-    pub(super) fn optimizer_step(&mut self, config: &StepConfig) -> Result<f64, StepError> {
+    pub(super) fn optimizer_step(&mut self, config: &StepConfig) -> Result<f64> {
         let norm = self.grad_norm()?;
         let optimizer = config.optimizer.with_grad_scale(clip_coefficient(norm, config.grad_clip));
         let mut blocks = self.state.local_blocks().peekable();
@@ -42,11 +42,11 @@ impl Engine {
     }
 
     /// The norm of all gradients of the model, over all ranks.
-    fn grad_norm(&self) -> Result<f64, StepError> {
+    fn grad_norm(&self) -> Result<f64> {
         let Self { net, state, groups, stage } = self;
         let mut squares = 0.0;
         for block in state.local_blocks().filter(|block| stage.owns(net.model.users[*block])) {
-            let grads = state.grad_shard(block);
+            let grads = state.grads.shard(block);
             for parameter in &net.model.blocks[block].parameters {
                 // Parameters that are replicated in the tensor-parallel group count once.
                 let is_sharded = parameter.len() < parameter.full_shape.iter().product();

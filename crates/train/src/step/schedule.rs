@@ -10,7 +10,7 @@ use crate::buffer_pool::PooledTensor;
 use crate::model::{LayerSaved, PassCtx};
 use crate::parallel::pipeline::P2pLinks;
 use crate::parallel::tensor::all_reduce_view;
-use crate::state::{GradSync, StepError};
+use crate::state::{GradSync, Result};
 use regatta_predict::pipeline::{Action, Computation, Direction};
 
 /// What the forward pass of a micro-batch through a chunk leaves for the backward pass.
@@ -39,7 +39,7 @@ impl Engine {
         config: &StepConfig,
         micro_batches: &[MicroBatch<'_>],
         timings: &mut StepTimings,
-    ) -> Result<f64, StepError> {
+    ) -> Result<f64> {
         let actions = self.stage.actions(micro_batches.len()).into_owned();
         let mut step = StepState {
             config,
@@ -50,15 +50,12 @@ impl Engine {
             loss: 0.0,
             timings,
         };
+        use WeightGrads::{Deferred, Immediate};
         for action in actions {
             match action.computation {
                 Computation::Forward => self.forward(action, &mut step)?,
-                Computation::Backward => {
-                    self.backward(action, &mut step, WeightGrads::Immediate)?
-                }
-                Computation::BackwardInput => {
-                    self.backward(action, &mut step, WeightGrads::Deferred)?
-                }
+                Computation::Backward => self.backward(action, &mut step, Immediate)?,
+                Computation::BackwardInput => self.backward(action, &mut step, Deferred)?,
                 Computation::BackwardWeight => self.backward_weights(action, &mut step)?,
             }
         }
@@ -68,7 +65,7 @@ impl Engine {
         Ok(loss)
     }
 
-    fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<(), StepError> {
+    fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<()> {
         let mut pass = self.chunk_pass(action, step);
         pass.prefetch_first();
         let input = match pass.has_embedding() {
@@ -82,8 +79,8 @@ impl Engine {
             true => Some(x),
             false => step.send(Direction::Forward, x).map(|()| None)?,
         };
-        step.saved
-            .insert((action.chunk, action.micro_batch), SavedActivations { head_input, layers });
+        let saved = SavedActivations { head_input, layers };
+        step.saved.insert((action.chunk, action.micro_batch), saved);
         Ok(())
     }
 
@@ -92,7 +89,7 @@ impl Engine {
         action: Action,
         step: &mut StepState<'_>,
         weight_grads: WeightGrads,
-    ) -> Result<(), StepError> {
+    ) -> Result<()> {
         let key = (action.chunk, action.micro_batch);
         let Some(SavedActivations { head_input, layers }) = step.saved.remove(&key) else {
             unreachable!("{action} without its forward pass")
@@ -125,11 +122,7 @@ impl Engine {
         Ok(())
     }
 
-    fn backward_weights(
-        &mut self,
-        action: Action,
-        step: &mut StepState<'_>,
-    ) -> Result<(), StepError> {
+    fn backward_weights(&mut self, action: Action, step: &mut StepState<'_>) -> Result<()> {
         let Some(deferred) = step.deferred.remove(&(action.chunk, action.micro_batch)) else {
             unreachable!("{action} without the gradient of its input")
         };
@@ -144,19 +137,15 @@ impl Engine {
         let Self { net, state, stage, .. } = self;
         let micro_batch = step.micro_batches[action.micro_batch];
         let is_last = action.micro_batch + 1 == step.micro_batches.len();
-        ChunkPass {
-            ctx: net.train_ctx(step.config, &micro_batch),
-            micro_batch,
-            blocks: stage.chunk_blocks[action.chunk].clone(),
-            sync: if is_last { GradSync::Final } else { GradSync::Accumulate },
-            tied: TiedEmbedding::new(net, stage),
-            net,
-            store: state,
-        }
+        let sync = if is_last { GradSync::Final } else { GradSync::Accumulate };
+        let ctx = net.train_ctx(step.config, &micro_batch);
+        let (blocks, tied) =
+            (stage.chunk_blocks[action.chunk].clone(), TiedEmbedding::new(net, stage));
+        ChunkPass { ctx, micro_batch, blocks, sync, tied, net, store: state }
     }
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
-    fn all_reduce_tied_embedding(&mut self) -> Result<(), StepError> {
+    fn all_reduce_tied_embedding(&mut self) -> Result<()> {
         let Self { net, state, stage, groups } = self;
         if TiedEmbedding::new(net, stage) != TiedEmbedding::SplitAcrossStages {
             return Ok(());
@@ -164,15 +153,16 @@ impl Engine {
         let (ctx, table) = (net.pass_ctx(1, 1), &net.model.embedding.table);
         for block in table.blocks() {
             if let Some(comm) = &groups.embedding {
-                all_reduce_view(&**comm, &ctx, table.part_of_block(block, state.grads(block)))?;
+                let grads = state.grads.full(block);
+                all_reduce_view(&**comm, &ctx, table.part_of_block(block, grads))?;
             }
-            state.reduce_grads(block, GradSync::Final)?;
+            state.grads.reduce(block, GradSync::Final)?;
         }
         Ok(())
     }
 
     /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
-    pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64, StepError> {
+    pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
         let Self { net, state, stage, groups } = self;
         // Recomputation: no activations are saved.
         let ctx = net.pass_ctx(micro_batch.batch, micro_batch.seq_len());
@@ -182,15 +172,10 @@ impl Engine {
         let mut links = P2pLinks::new(groups, stage, &actions);
         let mut loss = 0.0;
         for chunk in stage.local_chunks() {
-            let mut pass = ChunkPass {
-                ctx,
-                micro_batch: *micro_batch,
-                blocks: stage.chunk_blocks[chunk].clone(),
-                sync: GradSync::Deferred,
-                tied: TiedEmbedding::new(net, stage),
-                net,
-                store: state,
-            };
+            let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
+            let (blocks, tied) =
+                (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(net, stage));
+            let mut pass = ChunkPass { ctx, micro_batch, blocks, sync, tied, net, store: state };
             let input = match pass.has_embedding() {
                 true => None,
                 false => Some(links.recv(Direction::Forward, &ctx, pass.residual_len())?),
@@ -209,18 +194,14 @@ impl Engine {
 
 impl StepState<'_> {
     /// Receives the residual stream, or its gradient, from a neighbour stage.
-    fn recv(
-        &mut self,
-        direction: Direction,
-        pass: &ChunkPass<'_>,
-    ) -> Result<PooledTensor, StepError> {
+    fn recv(&mut self, direction: Direction, pass: &ChunkPass<'_>) -> Result<PooledTensor> {
         let Self { links, timings, .. } = self;
         let recv = || links.recv(direction, &pass.ctx, pass.residual_len());
         Ok(timed(&mut timings.communication, recv)?)
     }
 
     /// Sends the residual stream, or its gradient, to a neighbour stage.
-    fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<(), StepError> {
+    fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<()> {
         Ok(timed(&mut self.timings.communication, || self.links.send(direction, message))?)
     }
 }

@@ -1,19 +1,73 @@
-//! Helpers of tests that compare the same training under different parallel layouts.
+//! Helpers of tests that train on several ranks.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use regatta_comm::worker::Communicator;
 use regatta_comm::{Collectives, Comm, ReduceOp};
+use regatta_device::ops::Device;
 use regatta_device::optimizer::AdamW;
 use regatta_device::random;
+use regatta_train::config::{self, Config};
+use regatta_train::data::{self, DataDirs, DataError, DataSpec};
+use regatta_train::job::Job;
 use regatta_train::step::{Engine, MicroBatch, OptimizerStep, StepConfig};
 
-/// Vocabulary size.
+/// Vocabulary size of [`tokens`].
 pub const VOCAB_SIZE: u64 = 13;
+
+/// Name of the runs of [`job`].
+pub const RUN: &str = "a-test";
+
+/// The path of a temporary directory, removed on drop.
+pub struct TempDir(pub PathBuf);
+
+impl TempDir {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("regatta-train-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The configuration of some groups of `key=value` arguments.
+pub fn config(args: &[&str]) -> Config {
+    let args: Vec<&str> = args.iter().flat_map(|args| args.split_whitespace()).collect();
+    config::resolve(None, &args).unwrap().config
+}
+
+/// A training run.
+pub fn job(
+    config: &Config,
+    data: &DataSpec,
+    comm: Arc<dyn Comm>,
+    device: Box<dyn Device>,
+    folder: PathBuf,
+) -> Result<Job, DataError> {
+    Ok(Job {
+        config: config.clone(),
+        name: "test".to_owned(),
+        comm,
+        device,
+        threads: 1,
+        kernels: String::new(),
+        dataset: data::open(&data::prepare(data, &DataDirs::default())?)?,
+        folder,
+        run: RUN.to_owned(),
+    })
+}
 
 /// A step over a global batch of `tokens` tokens.
 pub fn step_config(step: u64, tokens: usize, dropout: f32, recompute: bool) -> StepConfig {
@@ -58,22 +112,18 @@ pub fn run_ranks<T: Send>(
 pub struct LossAndNorm {
     /// Mean loss of the global batch.
     pub loss: f64,
-    /// Gradient norm.
     pub grad_norm: f64,
 }
 
 /// A short training, the same for every parallel layout.
 #[derive(Debug, Clone, Copy)]
 pub struct Training {
-    /// Number of steps.
     pub steps: u64,
     /// Sequences of the global batch.
     pub batch: usize,
-    /// Tokens of a sequence.
     pub seq_len: usize,
     /// Micro-batches of each replica.
     pub micro_batches: usize,
-    /// Dropout probability.
     pub dropout: f32,
     /// Whether a step recomputes activations.
     pub recompute: fn(u64) -> bool,
@@ -102,18 +152,14 @@ impl Training {
         step: u64,
     ) -> LossAndNorm {
         let batch = sequences.len() / self.micro_batches;
-        let firsts: Vec<usize> = sequences.step_by(batch).take(self.micro_batches).collect();
-        let data: Vec<[Vec<u32>; 2]> = firsts
-            .iter()
-            .map(|first| {
-                [0, 1].map(|shift| tokens(self.seq_len, step, *first..first + batch, shift))
-            })
-            .collect();
-        let micro_batches = firsts.iter().zip(&data).map(|(first, [inputs, targets])| MicroBatch {
+        let firsts = sequences.step_by(batch).take(self.micro_batches);
+        let tokens = |first, shift| tokens(self.seq_len, step, first..first + batch, shift);
+        let data: Vec<_> = firsts.map(|at| (at as u64, tokens(at, 0), tokens(at, 1))).collect();
+        let micro_batches = data.iter().map(|(first, inputs, targets)| MicroBatch {
             inputs,
             targets,
             batch,
-            first_sequence: *first as u64,
+            first_sequence: *first,
         });
         let all = self.batch * self.seq_len;
         let config = step_config(step, all, self.dropout, (self.recompute)(step));

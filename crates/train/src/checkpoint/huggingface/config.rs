@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 use regatta_predict::shape::{Family, ModelShape};
 
 /// Maximum size; keeps products from overflowing.
-const LARGEST: u64 = 1 << 24;
+const MAX_SIZE: u64 = 1 << 24;
 /// Maximum number of layers.
-const MOST_LAYERS: u64 = 1 << 12;
+const MAX_LAYERS: u64 = 1 << 12;
 
 /// Parses the model shape. Unsupported settings are refused by their key.
 pub fn parse(text: &str) -> Result<ModelShape, String> {
@@ -31,17 +31,17 @@ fn gpt2(keys: &Keys) -> Result<ModelShape, String> {
     keys.refuse("scale_attn_weights", &[json!(true)])?;
     keys.refuse("scale_attn_by_inverse_layer_idx", &[json!(false)])?;
     keys.refuse("add_cross_attention", &[json!(false)])?;
-    let width = keys.size("n_embd", None)?;
-    let heads = keys.size("n_head", None)?;
+    let hidden_size = keys.size("n_embd", None)?;
+    let num_heads = keys.size("n_head", None)?;
     Ok(ModelShape {
         family: Family::Gpt2,
         vocab_size: keys.size("vocab_size", None)?,
         seq_len: keys.size("n_positions", None)?,
-        hidden_size: width,
+        hidden_size,
         num_layers: keys.layers("n_layer")?,
-        num_heads: heads,
-        num_kv_heads: heads,
-        intermediate_size: keys.size("n_inner", Some(4 * width))?,
+        num_heads,
+        num_kv_heads: num_heads,
+        intermediate_size: keys.size("n_inner", Some(4 * hidden_size))?,
         tie_embeddings: keys.truth("tie_word_embeddings", true)?,
         bias: true,
         norm_eps: keys.number("layer_norm_epsilon", 1e-5)?,
@@ -59,11 +59,11 @@ fn llama(keys: &Keys) -> Result<ModelShape, String> {
     if !matches!(keys.get("use_sliding_window"), Some(Value::Bool(false))) {
         keys.refuse("sliding_window", &[])?;
     }
-    let width = keys.size("hidden_size", None)?;
-    let heads = keys.size("num_attention_heads", None)?;
-    let default = width.checked_div(heads).unwrap_or_default();
+    let hidden_size = keys.size("hidden_size", None)?;
+    let num_heads = keys.size("num_attention_heads", None)?;
+    let default = hidden_size.checked_div(num_heads).unwrap_or_default();
     let head = keys.size("head_dim", Some(default))?;
-    if head * heads != width {
+    if head * num_heads != hidden_size {
         return Err(format!(
             "has head_dim {head}; only hidden_size / num_attention_heads = {default} is supported"
         ));
@@ -72,10 +72,10 @@ fn llama(keys: &Keys) -> Result<ModelShape, String> {
         family: Family::Llama,
         vocab_size: keys.size("vocab_size", None)?,
         seq_len: keys.size("max_position_embeddings", None)?,
-        hidden_size: width,
+        hidden_size,
         num_layers: keys.layers("num_hidden_layers")?,
-        num_heads: heads,
-        num_kv_heads: keys.size("num_key_value_heads", Some(heads))?,
+        num_heads,
+        num_kv_heads: keys.size("num_key_value_heads", Some(num_heads))?,
         intermediate_size: keys.size("intermediate_size", None)?,
         tie_embeddings: keys.truth("tie_word_embeddings", false)?,
         bias: false,
@@ -123,19 +123,19 @@ impl<'a> Keys<'a> {
     }
 
     fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {
-        self.count(key, absent, LARGEST)
+        self.count(key, absent, MAX_SIZE)
     }
 
     fn layers(&self, key: &str) -> Result<usize, String> {
-        self.count(key, None, MOST_LAYERS)
+        self.count(key, None, MAX_LAYERS)
     }
 
-    fn count(&self, key: &str, absent: Option<usize>, most: u64) -> Result<usize, String> {
+    fn count(&self, key: &str, absent: Option<usize>, max: u64) -> Result<usize, String> {
         let Some(value) = self.get(key) else {
             return absent.ok_or_else(|| format!("has no {key}"));
         };
-        let wrong = || format!("has {key} {}, expected an integer in [1, {most}]", short(value));
-        value.as_u64().filter(|size| *size <= most).map(|size| size as usize).ok_or_else(wrong)
+        let wrong = || format!("has {key} {}, expected an integer in [1, {max}]", short(value));
+        value.as_u64().filter(|size| *size <= max).map(|size| size as usize).ok_or_else(wrong)
     }
 
     fn truth(&self, key: &str, absent: bool) -> Result<bool, String> {
@@ -164,10 +164,8 @@ pub fn to_text(shape: &ModelShape) -> Result<String, String> {
     let config = match shape.family {
         Family::Mlp => return Err("transformers has no model of family mlp".to_owned()),
         Family::Gpt2 if shape.num_kv_heads != shape.num_heads => {
-            return Err(
-                "GPT-2 in transformers has no grouped-query attention (model.num_kv_heads)"
-                    .to_owned(),
-            );
+            let what = "no grouped-query attention (model.num_kv_heads)";
+            return Err(format!("GPT-2 in transformers has {what}"));
         }
         Family::Llama if shape.bias => {
             return Err("Llama in transformers has no norm biases (model.bias)".to_owned());

@@ -3,53 +3,32 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// A result about Hugging Face models.
+pub type Result<T, E = HuggingFaceError> = std::result::Result<T, E>;
+
 /// Why a model could not be imported or exported.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum HuggingFaceError {
     /// An I/O error.
     #[error("cannot {action} {}: {source}", path.display())]
-    Io {
-        /// The operation.
-        action: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     /// No model in the folder.
     #[error(
         "no model in {}: it has neither model.safetensors nor model.safetensors.index.json; expected a \
          folder written by `save_pretrained` of transformers",
         folder.display()
     )]
-    NoModel {
-        /// The folder.
-        folder: PathBuf,
-    },
+    NoModel { folder: PathBuf },
     /// An invalid file, or unsupported settings.
     #[error("{}: {why}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    File { path: PathBuf, why: String },
     /// An invalid tensor.
     #[error("{}: tensor {name} {why}", path.display())]
-    Tensor {
-        /// The file or folder.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    Tensor { path: PathBuf, name: String, why: String },
     /// transformers does not support the model.
     #[error("cannot export this model: {why}")]
-    Shape {
-        /// Why.
-        why: String,
-    },
+    Shape { why: String },
 }
 
 impl HuggingFaceError {

@@ -10,7 +10,7 @@ use safetensors::tensor::TensorInfo;
 
 use super::super::header;
 use super::config;
-use super::error::HuggingFaceError;
+use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfSource};
 use regatta_predict::shape::{Family, ModelShape, ParamSpec};
 
@@ -43,7 +43,7 @@ pub fn export<E: From<HuggingFaceError>>(
     Ok(())
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), HuggingFaceError> {
+fn write_text(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(HuggingFaceError::io("write", path))
 }
 
@@ -71,8 +71,8 @@ fn write_model<E: From<HuggingFaceError>>(
         {
             all = transpose(&all, rows, columns);
         }
-        for number in all {
-            file.write_all(&number.to_le_bytes()).map_err(failed())?;
+        for element in all {
+            file.write_all(&element.to_le_bytes()).map_err(failed())?;
         }
     }
     file.flush().map_err(failed())?;
@@ -104,10 +104,8 @@ fn lay_out(shape: &ModelShape, parameters: &[(ParamSpec, bool)]) -> Result<Vec<u
             let start = end;
             end += tensor.shape.iter().product::<usize>() * size_of::<f32>();
             let (dtype, shape, data_offsets) = (Dtype::F32, tensor.shape, (start, end));
-            infos.push((
-                format!("{prefix}{}", tensor.name),
-                TensorInfo { dtype, shape, data_offsets },
-            ));
+            let name = format!("{prefix}{}", tensor.name);
+            infos.push((name, TensorInfo { dtype, shape, data_offsets }));
         }
     }
     // transformers refuses files without it.

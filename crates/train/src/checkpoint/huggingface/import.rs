@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::super::header::{self, TensorLocation};
-use super::error::HuggingFaceError;
+use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfTensor};
 use super::{config, export};
 use regatta_predict::shape::{ModelShape, ParamSpec};
@@ -29,7 +29,7 @@ pub struct Imported {
 }
 
 /// Opens the model in a folder, and checks that exactly the expected tensors are there.
-pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
+pub fn import(folder: &Path) -> Result<Imported> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(HuggingFaceError::io("read", &path))?;
     let shape = config::parse(&text).map_err(|why| HuggingFaceError::File { path, why })?;
@@ -37,10 +37,10 @@ pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
     for path in model_files(folder)? {
         let file = File::open(&path).map_err(HuggingFaceError::io("open", &path))?;
         let length = file.metadata().map_err(HuggingFaceError::io("stat", &path))?.len();
-        let dirs = header::read(&file, length)
+        let locations = header::read(&file, length)
             .map_err(|why| HuggingFaceError::File { path: path.clone(), why })?;
         let index = files.len();
-        tensors.extend(dirs.into_iter().map(|(name, place)| (name, (index, place))));
+        tensors.extend(locations.into_iter().map(|(name, at)| (name, (index, at))));
         files.push((path, file));
     }
     let prefix = names::prefix(shape.family);
@@ -52,7 +52,7 @@ pub fn import(folder: &Path) -> Result<Imported, HuggingFaceError> {
 }
 
 /// The weights file, or those listed in the index.
-fn model_files(folder: &Path) -> Result<Vec<PathBuf>, HuggingFaceError> {
+fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let single = folder.join(export::MODEL);
     if single.exists() {
         return Ok(vec![single]);
@@ -80,10 +80,9 @@ pub fn parse_index(text: &str) -> Result<Vec<String>, String> {
     files.sort();
     files.dedup();
     // Paths outside of the folder are refused.
-    match files.iter().find(|name| name.contains(['/', '\0']) || !name.ends_with(".safetensors")) {
-        Some(other) => {
-            Err(format!("names {other:?}, which is not a safetensors file in the folder"))
-        }
+    let is_outside = |name: &&String| name.contains(['/', '\0']) || !name.ends_with(".safetensors");
+    match files.iter().find(is_outside) {
+        Some(name) => Err(format!("names {name:?}, which is not a safetensors file in the folder")),
         None => Ok(files),
     }
 }
@@ -95,13 +94,13 @@ impl Imported {
     }
 
     /// Reads one of our parameters.
-    pub fn read(&self, parameter: &ParamSpec) -> Result<Vec<f32>, HuggingFaceError> {
+    pub fn read(&self, parameter: &ParamSpec) -> Result<Vec<f32>> {
         let source = names::source(&self.shape, parameter);
         let mut elements = Vec::with_capacity(parameter.len());
         for tensor in &source.tensors {
-            let (name, index, place) = self.find(tensor)?;
+            let (name, index, location) = self.find(tensor)?;
             let (path, file) = &self.files[index];
-            read_elements(path, file, &name, place, &mut elements)?;
+            read_elements(path, file, &name, location, &mut elements)?;
         }
         if source.transposed
             && let [rows, columns] = parameter.shape[..]
@@ -121,33 +120,31 @@ impl Imported {
         format!("{prefix}{}", tensor.name)
     }
 
-    fn find(
-        &self,
-        tensor: &HfTensor,
-    ) -> Result<(String, usize, &TensorLocation), HuggingFaceError> {
+    fn find(&self, tensor: &HfTensor) -> Result<(String, usize, &TensorLocation)> {
         let name = self.hf_name(tensor);
         let wrong = |path: &Path, name: String, why: String| {
             let path = path.to_owned();
             HuggingFaceError::Tensor { path, name, why }
         };
-        let Some((index, place)) = self.tensors.get(&name) else {
+        let Some((index, location)) = self.tensors.get(&name) else {
             return Err(wrong(&self.folder, name, "is missing".to_owned()));
         };
         let path = &self.files[*index].0;
-        if place.shape != tensor.shape {
-            let (is, should) = (&place.shape, &tensor.shape);
+        if location.shape != tensor.shape {
+            let (is, should) = (&location.shape, &tensor.shape);
             let why = format!("has shape {is:?}, but config.json implies {should:?}");
             return Err(wrong(path, name, why));
         }
-        if !matches!(place.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
-            let why = format!("has type {:?}; only F32, F16 and BF16 are supported", place.dtype);
+        if !matches!(location.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+            let why =
+                format!("has type {:?}; only F32, F16 and BF16 are supported", location.dtype);
             return Err(wrong(path, name, why));
         }
-        Ok((name, *index, place))
+        Ok((name, *index, location))
     }
 
     /// Checks that all tensors are present, and no others.
-    fn check(&self) -> Result<(), HuggingFaceError> {
+    fn check(&self) -> Result<()> {
         let mut used = HashSet::new();
         for parameter in self.parameters() {
             for tensor in &names::source(&self.shape, &parameter).tensors {
@@ -169,24 +166,24 @@ impl Imported {
 }
 
 /// Bytes read at a time: a multiple of every element size.
-const AT_A_TIME: u64 = 1 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 
 fn read_elements(
     path: &Path,
     file: &File,
     name: &str,
-    place: &TensorLocation,
+    location: &TensorLocation,
     elements: &mut Vec<f32>,
-) -> Result<(), HuggingFaceError> {
+) -> Result<()> {
     let before = elements.len();
-    let (mut at, end) = (place.bytes.start, place.bytes.end);
+    let (mut at, end) = (location.bytes.start, location.bytes.end);
     let mut bytes = Vec::new();
     while at < end {
-        bytes.resize(AT_A_TIME.min(end - at) as usize, 0);
+        bytes.resize(CHUNK_BYTES.min(end - at) as usize, 0);
         file.read_exact_at(&mut bytes, at).map_err(HuggingFaceError::io("read", path))?;
         at += bytes.len() as u64;
         let pairs = bytes.as_chunks::<2>().0;
-        match place.dtype {
+        match location.dtype {
             Dtype::F16 => elements.extend(pairs.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
             Dtype::BF16 => elements.extend(pairs.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
             _ => elements.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),

@@ -10,6 +10,6 @@ pub mod names;
 #[cfg(test)]
 mod tests;
 
-pub use error::HuggingFaceError;
+pub use error::{HuggingFaceError, Result};
 pub use export::export;
 pub use import::{Imported, import};

@@ -10,31 +10,18 @@ use serde_json::{Value, json};
 
 use super::super::header;
 use super::*;
+use crate::testing::TempDir;
 use regatta_predict::shape::{Family, ModelShape};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/huggingface").join(name)
 }
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path =
-            std::env::temp_dir().join(format!("regatta-huggingface-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
+/// Name, shape and elements.
+type Tensor = (String, Vec<usize>, Vec<f32>);
 
 /// The tensors of a file.
-fn read_tensors(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+fn read_tensors(file: &Path) -> Vec<Tensor> {
     let bytes = std::fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let elements = |data: &[u8]| {
@@ -48,15 +35,15 @@ fn read_tensors(file: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     all
 }
 
-fn write(file: &Path, tensors: &[(String, Vec<usize>, Vec<f32>)], dtype: Dtype) {
+fn write(file: &Path, tensors: &[Tensor], dtype: Dtype) {
     let (mut infos, mut data) = (Vec::new(), Vec::new());
     for (name, shape, elements) in tensors {
         let start = data.len();
-        for number in elements {
+        for element in elements {
             match dtype {
-                Dtype::F16 => data.extend(f16::from_f32(*number).to_le_bytes()),
-                Dtype::BF16 => data.extend(bf16::from_f32(*number).to_le_bytes()),
-                _ => data.extend(number.to_le_bytes()),
+                Dtype::F16 => data.extend(f16::from_f32(*element).to_le_bytes()),
+                Dtype::BF16 => data.extend(bf16::from_f32(*element).to_le_bytes()),
+                _ => data.extend(element.to_le_bytes()),
             }
         }
         let (shape, data_offsets) = (shape.clone(), (start, data.len()));
@@ -98,10 +85,8 @@ fn llama_is_imported() {
     assert_eq!((shape.num_kv_heads, shape.intermediate_size, shape.rope_theta), (2, 48, 10000.0));
     let tensors = read_tensors(&fixture("llama/model.safetensors"));
     let of = |name: &str| tensors.iter().find(|t| t.0 == name).unwrap().2.clone();
-    let joined = |parts: [&str; 2]| [of(parts[0]), of(parts[1])].concat();
     let layer = "model.layers.1";
-    let up =
-        joined([&format!("{layer}.mlp.gate_proj.weight"), &format!("{layer}.mlp.up_proj.weight")]);
+    let up = ["gate", "up"].map(|p| of(&format!("{layer}.mlp.{p}_proj.weight"))).concat();
     assert_eq!(find(&model, "layer.1.up.weight"), up);
     let qkv = ["q", "k", "v"].map(|p| of(&format!("{layer}.self_attn.{p}_proj.weight"))).concat();
     assert_eq!(find(&model, "layer.1.qkv.weight"), qkv);
@@ -111,7 +96,7 @@ fn llama_is_imported() {
 #[test]
 fn import_and_export_round_trip_bit_exactly() {
     for name in ["gpt2", "llama"] {
-        let (model, scratch) = (import(&fixture(name)).unwrap(), Scratch::new(name));
+        let (model, scratch) = (import(&fixture(name)).unwrap(), TempDir::new());
         let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
         export(&scratch.0, &model.shape, &mut give, None).unwrap();
         let written = scratch.0.join("model.safetensors");
@@ -124,7 +109,7 @@ fn import_and_export_round_trip_bit_exactly() {
 
 #[test]
 fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
-    let scratch = Scratch::new("several");
+    let scratch = TempDir::new();
     let mut all = read_tensors(&fixture("gpt2/model.safetensors"));
     for tensor in &mut all {
         tensor.0 = tensor.0.replace("transformer.", "");
@@ -134,16 +119,16 @@ fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
     let (first, second) = all.split_at(9);
     write(&scratch.0.join("a.safetensors"), first, Dtype::BF16);
     write(&scratch.0.join("b.safetensors"), second, Dtype::F16);
-    let of = |part: &[(String, Vec<usize>, Vec<f32>)], file: &str| -> Vec<(String, Value)> {
+    let of = |part: &[Tensor], file: &str| -> Vec<(String, Value)> {
         part.iter().map(|tensor| (tensor.0.clone(), json!(file))).collect()
     };
     let map = [of(first, "a.safetensors"), of(second, "b.safetensors")].concat();
     let map: serde_json::Map<String, Value> = map.into_iter().collect();
     let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
     std::fs::write(scratch.0.join("model.safetensors.index.json"), index.to_string()).unwrap();
-    let (model, whole) = (import(&scratch.0).unwrap(), import(&fixture("gpt2")).unwrap());
-    for parameter in whole.parameters() {
-        let (half, single) = (model.read(&parameter).unwrap(), whole.read(&parameter).unwrap());
+    let (model, original) = (import(&scratch.0).unwrap(), import(&fixture("gpt2")).unwrap());
+    for parameter in original.parameters() {
+        let (half, single) = (model.read(&parameter).unwrap(), original.read(&parameter).unwrap());
         assert_ne!(half, single, "{}", parameter.name);
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0 + 1e-6;
         assert!(half.iter().zip(&single).all(near), "{}", parameter.name);
@@ -151,11 +136,8 @@ fn half_precision_sharded_unprefixed_models_with_buffers_are_imported() {
 }
 
 /// The error for the fixture with changed tensors.
-fn import_error(
-    name: &str,
-    change: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<f32>)>),
-) -> String {
-    let scratch = Scratch::new(name);
+fn import_error(change: impl FnOnce(&mut Vec<Tensor>)) -> String {
+    let scratch = TempDir::new();
     let mut all = read_tensors(&fixture("llama/model.safetensors"));
     change(&mut all);
     std::fs::copy(fixture("llama/config.json"), scratch.0.join("config.json")).unwrap();
@@ -168,37 +150,35 @@ fn import_error(
 #[test]
 fn missing_wrong_and_unexpected_tensors_are_named() {
     let q = "model.layers.0.self_attn.q_proj";
-    let missing = import_error("missing", |all| all.retain(|t| t.0 != format!("{q}.weight")));
+    let missing = import_error(|all| all.retain(|t| t.0 != format!("{q}.weight")));
     assert!(missing.contains(&format!("{q}.weight is missing")), "{missing}");
     let bias = (format!("{q}.bias"), vec![1], vec![0.0]);
-    let many = import_error("many", |all| all.push(bias));
+    let many = import_error(|all| all.push(bias));
     assert!(many.contains(&format!("{q}.bias is unexpected")), "{many}");
-    let shape = import_error("shape", |all| {
+    let shape = import_error(|all| {
         let (_, shape, _) = all.iter_mut().find(|t| t.1.len() == 2).unwrap();
         shape.reverse();
     });
     assert!(shape.contains("config.json implies"), "{shape}");
-    let nan = import_error("odd", |all| all[0].2[3] = f32::NAN);
+    let nan = import_error(|all| all[0].2[3] = f32::NAN);
     assert!(nan.contains("NaN or infinity"), "{nan}");
 }
 
 #[test]
 fn damaged_and_missing_files_are_named() {
-    let scratch = Scratch::new("damaged");
+    let scratch = TempDir::new();
     let config = scratch.0.join("config.json");
     assert!(import(&scratch.0).unwrap_err().to_string().contains("config.json"));
     std::fs::copy(fixture("llama/config.json"), &config).unwrap();
     assert!(import(&scratch.0).unwrap_err().to_string().contains("neither model.safetensors"));
-    let whole = std::fs::read(fixture("llama/model.safetensors")).unwrap();
+    let bytes = std::fs::read(fixture("llama/model.safetensors")).unwrap();
     for (length, expected) in
-        [(whole.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
+        [(bytes.len() - 1, "truncated"), (100, "damaged"), (3, "cannot be read")]
     {
-        std::fs::write(scratch.0.join("model.safetensors"), &whole[..length]).unwrap();
+        std::fs::write(scratch.0.join("model.safetensors"), &bytes[..length]).unwrap();
         let error = import(&scratch.0).unwrap_err().to_string();
-        assert!(
-            error.contains("model.safetensors") && error.contains(expected),
-            "{length}: {error}"
-        );
+        let is_named = error.contains("model.safetensors") && error.contains(expected);
+        assert!(is_named, "{length}: {error}");
     }
 }
 
@@ -249,12 +229,9 @@ fn unsupported_models_are_not_exported() {
 
 #[test]
 fn gpt2_without_biases_is_exported_with_zeros() {
-    let scratch = Scratch::new("zeros");
-    let shape = ModelShape {
-        bias: false,
-        tie_embeddings: false,
-        ..import(&fixture("gpt2")).unwrap().shape
-    };
+    let scratch = TempDir::new();
+    let gpt2 = import(&fixture("gpt2")).unwrap().shape;
+    let shape = ModelShape { bias: false, tie_embeddings: false, ..gpt2 };
     let parameters: Vec<_> = shape.blocks().into_iter().flat_map(|b| b.parameters).collect();
     let mut give = |name: &str| {
         let parameter = parameters.iter().find(|p| p.name == name).expect("it is ours");
@@ -263,8 +240,8 @@ fn gpt2_without_biases_is_exported_with_zeros() {
     export(&scratch.0, &shape, &mut give, None).unwrap();
     let model = import(&scratch.0).unwrap();
     assert_eq!(model.shape, ModelShape { bias: true, ..shape });
-    assert!(find(&model, "layer.1.up.bias").iter().all(|number| *number == 0.0));
-    assert!(find(&model, "head.output").iter().all(|number| *number == 1.0));
+    assert!(find(&model, "layer.1.up.bias").iter().all(|element| *element == 0.0));
+    assert!(find(&model, "head.output").iter().all(|element| *element == 1.0));
 }
 
 #[test]
@@ -281,8 +258,8 @@ proptest! {
     #[test]
     fn transposing_twice_is_the_identity(rows in 1usize..20, columns in 1usize..20) {
         let elements: Vec<f32> = (0..rows * columns).map(|n| n as f32).collect();
-        let turned = export::transpose(&elements, rows, columns);
-        prop_assert_eq!(turned.get(1).copied(), elements.get(if rows > 1 { columns } else { 1 }).copied());
-        prop_assert_eq!(export::transpose(&turned, columns, rows), elements);
+        let transposed = export::transpose(&elements, rows, columns);
+        prop_assert_eq!(transposed.get(1).copied(), elements.get(if rows > 1 { columns } else { 1 }).copied());
+        prop_assert_eq!(export::transpose(&transposed, columns, rows), elements);
     }
 }

@@ -21,14 +21,14 @@ fn train(disk: &Faulty, folder: &Path) -> Result<(), String> {
 }
 
 /// What the next job finds: at least step 1, complete, and no leftovers.
-fn check(scratch: &Scratch, at: usize) -> u64 {
+fn check(scratch: &TempDir, at: usize) -> u64 {
     let (good, skipped) = newest_valid(&scratch.0).unwrap();
     assert!(skipped.is_empty(), "killed at {at}: {skipped:?}");
     let good = good.unwrap_or_else(|| panic!("killed at {at}: nothing is left"));
     let step = good.meta().step;
     assert_is(&good, step);
     let mut next = writers(&scratch.0, 1, 1);
-    assert!(scratch.names().iter().all(|name| !name.contains('.')), "{:?}", scratch.names());
+    assert!(names(scratch).iter().all(|name| !name.contains('.')), "{:?}", names(scratch));
     let (still, _) = newest_valid(&scratch.0).unwrap();
     assert_eq!(still.unwrap().meta().step, step, "putting in order loses nothing");
     save(&mut next, 9, Split::Rows).unwrap();
@@ -37,8 +37,8 @@ fn check(scratch: &Scratch, at: usize) -> u64 {
 }
 
 /// Step 1, and a step 3 to be replaced.
-fn before(name: &str) -> Scratch {
-    let scratch = Scratch::new(name);
+fn before() -> TempDir {
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 1, 3);
     save(&mut writers, 1, Split::Rows).unwrap();
     save(&mut writers, 3, Split::Rows).unwrap();
@@ -46,7 +46,7 @@ fn before(name: &str) -> Scratch {
 }
 
 fn operations() -> usize {
-    let scratch = before("operations");
+    let scratch = before();
     let disk = Faulty::new(0, Fault::None);
     train(&disk, &scratch.0).unwrap();
     disk.count()
@@ -66,7 +66,7 @@ fn a_process_killed_at_any_operation_leaves_a_valid_checkpoint() {
     let name = "checkpoint::tests::crash::child";
     let (operations, mut killed) = (operations(), 0);
     for at in 0..operations {
-        let scratch = before("killed");
+        let scratch = before();
         let mut command = Command::new(&own);
         command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
         command.env(FOLDER, &scratch.0).env(AT, at.to_string());
@@ -81,7 +81,7 @@ fn a_process_killed_at_any_operation_leaves_a_valid_checkpoint() {
 fn a_disk_that_fails_from_any_operation_on_leaves_a_valid_checkpoint() {
     let mut steps = std::collections::BTreeSet::new();
     for at in 0..operations() {
-        let scratch = before("dead");
+        let scratch = before();
         let done = train(&Faulty::new(at, Fault::Dead), &scratch.0);
         assert!(done.is_err() || at + 4 >= operations(), "operation {at}");
         steps.insert(check(&scratch, at));

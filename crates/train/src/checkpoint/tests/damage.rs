@@ -9,8 +9,8 @@ use crate::checkpoint::MANIFEST;
 use regatta_device::reference::Reference;
 
 /// Two checkpoints, of steps 1 and 2, by two ranks.
-fn two(name: &str) -> Scratch {
-    let scratch = Scratch::new(name);
+fn two() -> TempDir {
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 2, 5);
     save(&mut writers, 1, Split::Columns).unwrap();
     save(&mut writers, 2, Split::Flat).unwrap();
@@ -18,7 +18,7 @@ fn two(name: &str) -> Scratch {
 }
 
 /// The newest is skipped, and the previous one is valid.
-fn skipped(scratch: &Scratch) -> String {
+fn skipped(scratch: &TempDir) -> String {
     let (good, skipped) = newest_valid(&scratch.0).unwrap();
     assert_is(&good.unwrap(), 1);
     let [newest] = skipped.as_slice() else { panic!("{skipped:?}") };
@@ -26,7 +26,7 @@ fn skipped(scratch: &Scratch) -> String {
     newest.why.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-fn change(scratch: &Scratch, file: &str, with: impl FnOnce(&mut Vec<u8>)) {
+fn change(scratch: &TempDir, file: &str, with: impl FnOnce(&mut Vec<u8>)) {
     let path = scratch.0.join("step-00000002").join(file);
     let mut bytes = fs::read(&path).unwrap();
     with(&mut bytes);
@@ -37,7 +37,7 @@ const SHARD: &str = "rank-00001.safetensors";
 
 #[test]
 fn a_truncated_file_is_named() {
-    let scratch = two("truncated");
+    let scratch = two();
     change(&scratch, SHARD, |bytes| bytes.truncate(bytes.len() - 4));
     let why = skipped(&scratch);
     assert!(why.contains(SHARD) && why.contains("truncated"), "{why}");
@@ -46,7 +46,7 @@ fn a_truncated_file_is_named() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let scratch = two("missing");
+    let scratch = two();
     fs::remove_file(scratch.0.join("step-00000002").join(SHARD)).unwrap();
     let why = skipped(&scratch);
     assert!(why.contains(SHARD) && why.contains("missing"), "{why}");
@@ -54,7 +54,7 @@ fn a_missing_file_is_named() {
 
 #[test]
 fn a_flipped_bit_is_detected_in_its_tensor_only() {
-    let scratch = two("flipped");
+    let scratch = two();
     change(&scratch, SHARD, |bytes| *bytes.last_mut().unwrap() ^= 1);
     let why = skipped(&scratch);
     assert!(why.contains(SHARD) && why.contains("checksum differs"), "{why}");
@@ -79,33 +79,33 @@ fn a_flipped_bit_is_detected_in_its_tensor_only() {
 
 #[test]
 fn a_flipped_bit_in_any_file_is_detected() {
-    let scratch = two("bits");
+    let scratch = two();
     for file in ["rank-00000.safetensors", "checkpoint.json", "checkpoint.json.sha256"] {
         let path = scratch.0.join("step-00000002").join(file);
-        let whole = fs::read(&path).unwrap();
+        let original = fs::read(&path).unwrap();
         // The file name after the checksum is not checked.
-        let end = if file.ends_with("sha256") { 64 } else { whole.len() };
-        for place in (0..end).step_by(end.div_ceil(200)) {
-            let mut bytes = whole.clone();
-            bytes[place] ^= 1 << (place % 8);
+        let end = if file.ends_with("sha256") { 64 } else { original.len() };
+        for at in (0..end).step_by(end.div_ceil(200)) {
+            let mut bytes = original.clone();
+            bytes[at] ^= 1 << (at % 8);
             fs::write(&path, &bytes).unwrap();
             let checked = Checkpoint::open(&scratch.0.join("step-00000002"))
                 .map_err(|error| vec![error])
                 .and_then(|checkpoint| checkpoint.verify());
-            let errors = checked.expect_err(&format!("byte {place} of {file} was flipped"));
+            let errors = checked.expect_err(&format!("byte {at} of {file} was flipped"));
             for error in errors {
                 let text = error.to_string();
                 assert!(text.contains("step-00000002") && text.len() < 1000, "{text}");
             }
         }
-        fs::write(&path, &whole).unwrap();
+        fs::write(&path, &original).unwrap();
     }
     assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 2);
 }
 
 #[test]
 fn other_versions_and_other_files_are_distinguished() {
-    let scratch = two("version");
+    let scratch = two();
     let manifest = scratch.0.join("step-00000002/checkpoint.json");
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text.replacen("\"version\": 2", "\"version\": 3", 1)).unwrap();
@@ -121,7 +121,7 @@ fn other_versions_and_other_files_are_distinguished() {
 
 #[test]
 fn shards_of_another_checkpoint_are_detected() {
-    let scratch = two("foreign");
+    let scratch = two();
     let other = fs::read(scratch.0.join("step-00000001").join(SHARD)).unwrap();
     change(&scratch, SHARD, |bytes| *bytes = other);
     let why = skipped(&scratch);
@@ -130,11 +130,11 @@ fn shards_of_another_checkpoint_are_detected() {
 
 #[test]
 fn missing_elements_are_named() {
-    let scratch = Scratch::new("gap");
+    let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let slice = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
-    let (name, shape) = ("a".to_owned(), vec![2, 3]);
-    let shard = Shard { name, kind: StateTensor::Parameter, shape, slice, elements: vec![0.5; 4] };
+    let whole = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.5; 4]);
+    let shard = Shard { meta: ShardMeta { slice, ..whole.meta }, ..whole };
     writer.begin(meta(1), vec![shard]).unwrap();
     writer.finish(TIMEOUT);
     writer.commit(1).unwrap();
@@ -150,9 +150,9 @@ fn missing_elements_are_named() {
 /// Even with a valid checksum of the manifest.
 #[test]
 fn a_shape_beyond_the_files_is_refused_before_memory_is_allocated() {
-    let path = |scratch: &Scratch| scratch.0.join("step-00000002");
+    let path = |scratch: &TempDir| scratch.0.join("step-00000002");
     let lie = |from: &str, to: &str| {
-        let scratch = two("lie");
+        let scratch = two();
         change(&scratch, MANIFEST, |bytes| {
             let text = String::from_utf8(bytes.clone()).unwrap();
             assert!(text.contains(from), "{text}");
@@ -167,5 +167,5 @@ fn a_shape_beyond_the_files_is_refused_before_memory_is_allocated() {
     assert!(error.contains("has 28 elements instead of 67108864"), "{error}");
     let error = lie("\"num_layers\": 2", "\"num_layers\": 16777216");
     assert!(error.contains("has no parameters of 16777216 layers"), "{error}");
-    assert!(crate::load::load(&path(&two("truth")), &Reference).is_ok());
+    assert!(crate::load::load(&path(&two()), &Reference).is_ok());
 }

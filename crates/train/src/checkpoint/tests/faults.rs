@@ -9,8 +9,8 @@ fn on(disk: &Faulty, folder: &Path, ranks: usize) -> Result<Vec<Writer>, Checkpo
 }
 
 /// Saves step 1, then step 2 on a disk that fails at this operation.
-fn fail_at(at: usize, error: i32) -> (Scratch, Result<(), String>) {
-    let scratch = Scratch::new("fault");
+fn fail_at(at: usize, error: i32) -> (TempDir, Result<(), String>) {
+    let scratch = TempDir::in_memory();
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     let disk = Faulty::new(at, Fault::Error(error));
     let result = on(&disk, &scratch.0, 2).map_err(|error| error.to_string()).and_then(|mut all| {
@@ -22,7 +22,7 @@ fn fail_at(at: usize, error: i32) -> (Scratch, Result<(), String>) {
 #[test]
 fn a_failure_of_any_operation_leaves_a_valid_checkpoint_and_no_leftovers() {
     let disk = Faulty::new(0, Fault::None);
-    let scratch = Scratch::new("count");
+    let scratch = TempDir::in_memory();
     save(&mut on(&disk, &scratch.0, 2).unwrap(), 2, Split::Flat).unwrap();
     // The other rank's operations interleave arbitrarily: try some more.
     let operations = disk.count() + 8;
@@ -41,18 +41,15 @@ fn a_failure_of_any_operation_leaves_a_valid_checkpoint_and_no_leftovers() {
             }
             // The next start cleans up.
             drop(writers(&scratch.0, 1, 1));
-            assert!(
-                scratch.names().iter().all(|name| !name.contains('.')),
-                "{:?}",
-                scratch.names()
-            );
+            let left = names(&scratch);
+            assert!(left.iter().all(|name| !name.contains('.')), "{left:?}");
         }
     }
 }
 
 #[test]
 fn a_full_disk_is_reported_with_file_and_size() {
-    let scratch = Scratch::new("full");
+    let scratch = TempDir::in_memory();
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     // Creating the writer: directory, list. Then the partial directory, the file, its header.
     let disk = Faulty::new(4, Fault::Error(libc::ENOSPC));
@@ -62,58 +59,26 @@ fn a_full_disk_is_reported_with_file_and_size() {
     assert_eq!(path, &scratch.0.join("step-00000002.partial/rank-00000.safetensors"));
     assert!(*needed > 1000);
     assert!(error.to_string().contains("the last checkpoint is unaffected"), "{error}");
-    assert_eq!(scratch.names(), ["step-00000001"]);
+    assert_eq!(names(&scratch), ["step-00000001"]);
     // Once there is space, saving works again.
     save(&mut full, 3, Split::Rows).unwrap();
-    assert_eq!(scratch.names(), ["step-00000003"]);
-}
-
-/// A disk with little space.
-struct Small(u64);
-
-impl Disk for Small {
-    fn create_folder(&self, path: &Path) -> std::io::Result<()> {
-        SystemDisk.create_folder(path)
-    }
-    fn create(&self, path: &Path) -> std::io::Result<Box<dyn disk::Output>> {
-        SystemDisk.create(path)
-    }
-    fn read(&self, path: &Path) -> std::io::Result<Vec<u8>> {
-        SystemDisk.read(path)
-    }
-    fn list(&self, path: &Path) -> std::io::Result<Vec<String>> {
-        SystemDisk.list(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> std::io::Result<()> {
-        SystemDisk.rename(from, to)
-    }
-    fn remove(&self, path: &Path) -> std::io::Result<()> {
-        SystemDisk.remove(path)
-    }
-    fn remove_folder(&self, path: &Path) -> std::io::Result<()> {
-        SystemDisk.remove_folder(path)
-    }
-    fn sync_folder(&self, path: &Path) -> std::io::Result<()> {
-        SystemDisk.sync_folder(path)
-    }
-    fn free(&self, _: &Path) -> Option<u64> {
-        Some(self.0)
-    }
+    assert_eq!(names(&scratch), ["step-00000003"]);
 }
 
 #[test]
 fn insufficient_space_is_reported_before_anything_is_written() {
-    let scratch = Scratch::new("small");
-    let mut writer = Writer::with_disk(Arc::new(Small(100)), &scratch.0, 0, 1, 1).unwrap();
+    let scratch = TempDir::in_memory();
+    let disk = Arc::new(Faulty::new(0, Fault::LittleSpace(100)));
+    let mut writer = Writer::with_disk(disk, &scratch.0, 0, 1, 1).unwrap();
     let error = save(std::slice::from_mut(&mut writer), 1, Split::Rows).unwrap_err().to_string();
     assert!(error.contains("100 free") && error.contains("rank-00000.safetensors"), "{error}");
-    assert!(scratch.names().is_empty());
+    assert!(names(&scratch).is_empty());
 }
 
 #[test]
 fn an_unwritable_directory_is_named() {
     for code in [libc::EROFS, libc::EACCES] {
-        let scratch = Scratch::new("readonly");
+        let scratch = TempDir::in_memory();
         let error = on(&Faulty::new(0, Fault::Error(code)), &scratch.0, 1).err().unwrap();
         assert!(matches!(error, CheckpointError::NotWritable { .. }), "{error}");
         assert!(error.to_string().contains("checkpoint.dir"), "{error}");
@@ -122,17 +87,17 @@ fn an_unwritable_directory_is_named() {
 
 #[test]
 fn files_that_rank_0_does_not_see_are_named() {
-    let (here, there) = (Scratch::new("here"), Scratch::new("there"));
+    let (here, there) = (TempDir::in_memory(), TempDir::in_memory());
     let mut all =
-        vec![Writer::new(&here.0, 0, 2, 1).unwrap(), Writer::new(&there.0, 1, 2, 1).unwrap()];
+        [(&here, 0), (&there, 1)].map(|(dir, rank)| Writer::new(&dir.0, rank, 2, 1).unwrap());
     let error = save(&mut all, 5, Split::Rows).unwrap_err().to_string();
     assert!(error.contains("rank-00001.json") && error.contains("all nodes share"), "{error}");
-    assert!(here.names().is_empty());
+    assert!(names(&here).is_empty());
 }
 
 #[test]
 fn leftovers_of_a_running_job_stay_and_those_of_a_killed_one_are_removed() {
-    let scratch = Scratch::new("left");
+    let scratch = TempDir::in_memory();
     let partial = scratch.0.join("step-00000007.partial");
     std::fs::create_dir(&partial).unwrap();
     drop(Writer::new(&scratch.0, 1, 2, 1).unwrap());
@@ -147,7 +112,7 @@ fn leftovers_of_a_running_job_stay_and_those_of_a_killed_one_are_removed() {
 
 #[test]
 fn data_is_synced_before_the_rename_and_old_checkpoints_are_removed_after() {
-    let scratch = Scratch::new("sequence");
+    let scratch = TempDir::in_memory();
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     let disk = Faulty::new(0, Fault::None);
     save(&mut on(&disk, &scratch.0, 1).unwrap(), 2, Split::Rows).unwrap();

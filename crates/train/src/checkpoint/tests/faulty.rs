@@ -18,6 +18,8 @@ pub enum Fault {
     Dead,
     /// The process is killed.
     Kill,
+    /// Nothing, but only this many bytes are free.
+    LittleSpace(u64),
 }
 
 #[derive(Clone)]
@@ -53,7 +55,7 @@ impl Faulty {
         what: &str,
         path: &Path,
         half: impl FnOnce(),
-        whole: impl FnOnce() -> io::Result<T>,
+        full: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let number = self.shared.count.fetch_add(1, Ordering::SeqCst);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -76,7 +78,7 @@ impl Faulty {
                 let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
                 unreachable!("killed");
             }
-            _ => whole(),
+            _ => full(),
         }
     }
 }
@@ -91,8 +93,8 @@ fn remove_half(path: &Path) {
 }
 
 impl Disk for Faulty {
-    fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("make", path, || (), || SystemDisk.create_folder(path))
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.step("make", path, || (), || SystemDisk.create_dir(path))
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn Output>> {
@@ -116,16 +118,19 @@ impl Disk for Faulty {
         self.step("remove", path, || (), || SystemDisk.remove(path))
     }
 
-    fn remove_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("remove", path, || remove_half(path), || SystemDisk.remove_folder(path))
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.step("remove", path, || remove_half(path), || SystemDisk.remove_dir(path))
     }
 
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        self.step("sync", path, || (), || SystemDisk.sync_folder(path))
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.step("sync", path, || (), || SystemDisk.sync_dir(path))
     }
 
     fn free(&self, path: &Path) -> Option<u64> {
-        SystemDisk.free(path)
+        match self.shared.fault {
+            Fault::LittleSpace(bytes) => Some(bytes),
+            _ => SystemDisk.free(path),
+        }
     }
 }
 

@@ -6,58 +6,30 @@ mod faults;
 mod faulty;
 mod round;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::disk::{Disk, SystemDisk};
 use super::*;
+use crate::testing::TempDir;
 use regatta_predict::shape::{Family, ModelShape};
 
-/// A temporary directory.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("regatta-checkpoint-{name}-{}-{number}", std::process::id());
-        // In memory if possible, because syncing a real disk is slow.
-        let places = [PathBuf::from("/dev/shm"), std::env::temp_dir()];
-        let made = places.into_iter().map(|place| place.join(&name));
-        Self(made.into_iter().find(|path| std::fs::create_dir_all(path).is_ok()).unwrap())
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names = SystemDisk.list(&self.0).unwrap();
-        names.retain(|name| name != dir_layout::LOCK);
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+/// The names in a checkpoint directory, without the lock file.
+fn names(dir: &TempDir) -> Vec<String> {
+    let mut names = dir.names();
+    names.retain(|name| name != dir_layout::LOCK);
+    names
 }
 
 /// A tiny model.
 fn shape() -> ModelShape {
     ModelShape {
-        family: Family::Llama,
         vocab_size: 7,
-        seq_len: 8,
         hidden_size: 4,
-        num_layers: 2,
-        num_heads: 2,
         num_kv_heads: 1,
         intermediate_size: 6,
-        tie_embeddings: false,
-        bias: false,
-        norm_eps: 1e-5,
-        rope_theta: 10000.0,
+        ..regatta_predict::testing::shape(Family::Llama)
     }
 }
 
@@ -103,18 +75,15 @@ fn slice(
     }
 }
 
-fn cut(slice: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
+fn elements_of(slice: &TensorSlice, shape: &[usize], all: &[f32]) -> Vec<f32> {
     slice.runs(shape).flat_map(|run| all[run.start..run.start + run.len].iter().copied()).collect()
 }
-
-const KINDS: [StateTensor; 3] =
-    [StateTensor::Parameter, StateTensor::Moment1, StateTensor::Moment2];
 
 fn tensors() -> Vec<(StateTensor, String, Vec<usize>)> {
     let blocks = shape().blocks();
     let parameters = blocks.iter().flat_map(|block| &block.parameters);
     let of = |p: &regatta_predict::shape::ParamSpec| {
-        KINDS.map(|kind| (kind, p.name.clone(), p.shape.clone()))
+        StateTensor::ALL.map(|kind| (kind, p.name.clone(), p.shape.clone()))
     };
     parameters.flat_map(of).collect()
 }
@@ -124,8 +93,8 @@ fn shards(step: u64, split: Split, rank: usize, ranks: usize) -> Vec<Shard> {
     for (index, (kind, name, shape)) in tensors().into_iter().enumerate() {
         let Some(slice) = slice(split, &shape, index, rank, ranks) else { continue };
         let all = elements(step, kind, &name, shape.iter().product());
-        let elements = cut(&slice, &shape, &all);
-        shards.push(Shard { name, kind, shape, slice, elements });
+        let elements = elements_of(&slice, &shape, &all);
+        shards.push(Shard { meta: ShardMeta { name, kind, shape, slice }, elements });
     }
     shards
 }

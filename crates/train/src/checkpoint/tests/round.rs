@@ -7,7 +7,7 @@ fn any_sharding_is_read_as_any_other() {
     for (ranks, split) in
         [(1, Split::Tensors), (2, Split::Columns), (3, Split::Flat), (4, Split::Rows)]
     {
-        let scratch = Scratch::new("round");
+        let scratch = TempDir::in_memory();
         let mut writers = writers(&scratch.0, ranks, 2);
         let committed = save(&mut writers, 1000, split).unwrap().unwrap();
         assert_eq!(committed.path, scratch.0.join("step-00001000"));
@@ -18,8 +18,9 @@ fn any_sharding_is_read_as_any_other() {
             for rank in 0..others {
                 for shard in shards(1000, other, rank, others) {
                     let mut read = vec![f32::NAN; shard.elements.len()];
-                    checkpoint.read(&shard.name, shard.kind, &shard.slice, &mut read).unwrap();
-                    assert_eq!(read, shard.elements, "{} {}", shard.name, shard.slice);
+                    let ShardMeta { name, kind, slice, .. } = &shard.meta;
+                    checkpoint.read(name, *kind, slice, &mut read).unwrap();
+                    assert_eq!(read, shard.elements, "{name} {slice}");
                 }
             }
         }
@@ -28,7 +29,7 @@ fn any_sharding_is_read_as_any_other() {
 
 #[test]
 fn elements_round_trip_bit_exactly() {
-    let scratch = Scratch::new("bits");
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 1, 1);
     let odd = [f32::NAN, -0.0, f32::INFINITY, f32::MIN_POSITIVE / 8.0, f32::MAX];
     let shard = Shard::whole("odd", StateTensor::Parameter, &[odd.len()], odd.to_vec());
@@ -37,32 +38,23 @@ fn elements_round_trip_bit_exactly() {
     writers[0].commit(1).unwrap();
     let read = Checkpoint::latest(&scratch.0).unwrap().unwrap();
     let read = read.read_whole("odd", StateTensor::Parameter).unwrap();
-    assert_eq!(read.map_bits(), odd.to_vec().map_bits());
-}
-
-trait Bits {
-    fn map_bits(&self) -> Vec<u32>;
-}
-
-impl Bits for Vec<f32> {
-    fn map_bits(&self) -> Vec<u32> {
-        self.iter().map(|number| number.to_bits()).collect()
-    }
+    let bits = |elements: &[f32]| elements.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&read), bits(&odd));
 }
 
 #[test]
 fn old_checkpoints_are_pruned_but_never_the_newest() {
-    let scratch = Scratch::new("keep");
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 2, 2);
     for step in [10, 20, 30] {
         save(&mut writers, step, Split::Rows).unwrap();
     }
-    assert_eq!(scratch.names(), ["step-00000020", "step-00000030"]);
+    assert_eq!(names(&scratch), ["step-00000020", "step-00000030"]);
     // After going back to an earlier step, later checkpoints stay until they are replaced.
     save(&mut writers, 15, Split::Rows).unwrap();
-    assert_eq!(scratch.names(), ["step-00000015", "step-00000020", "step-00000030"]);
+    assert_eq!(names(&scratch), ["step-00000015", "step-00000020", "step-00000030"]);
     save(&mut writers, 20, Split::Flat).unwrap();
-    assert_eq!(scratch.names(), ["step-00000015", "step-00000020", "step-00000030"]);
+    assert_eq!(names(&scratch), ["step-00000015", "step-00000020", "step-00000030"]);
     let again = Checkpoint::open(&scratch.0.join("step-00000020")).unwrap();
     assert_is(&again, 20);
     let files = SystemDisk.list(again.folder()).unwrap().len();
@@ -71,21 +63,21 @@ fn old_checkpoints_are_pruned_but_never_the_newest() {
 
 #[test]
 fn damaged_checkpoints_do_not_count_as_kept() {
-    let scratch = Scratch::new("good");
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 1, 2);
     for step in [10, 20] {
         save(&mut writers, step, Split::Flat).unwrap();
     }
     writers[0].mark_damaged(&[scratch.0.join("step-00000020")]);
     save(&mut writers, 30, Split::Flat).unwrap();
-    assert_eq!(scratch.names(), ["step-00000010", "step-00000020", "step-00000030"]);
+    assert_eq!(names(&scratch), ["step-00000010", "step-00000020", "step-00000030"]);
     save(&mut writers, 40, Split::Flat).unwrap();
-    assert_eq!(scratch.names(), ["step-00000030", "step-00000040"]);
+    assert_eq!(names(&scratch), ["step-00000030", "step-00000040"]);
 }
 
 #[test]
 fn later_checkpoints_are_moved_aside_under_unique_names() {
-    let scratch = Scratch::new("aside");
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 2, 3);
     for round in 1..=2 {
         for step in [10, 20] {
@@ -108,7 +100,7 @@ fn later_checkpoints_are_moved_aside_under_unique_names() {
 
 #[test]
 fn a_second_writer_is_refused_until_the_first_is_dropped() {
-    let scratch = Scratch::new("lock");
+    let scratch = TempDir::in_memory();
     let first = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let second = Writer::new(&scratch.0, 0, 1, 1).err().unwrap().to_string();
     let own = format!("process {}", std::process::id());
@@ -119,7 +111,7 @@ fn a_second_writer_is_refused_until_the_first_is_dropped() {
 
 #[test]
 fn saves_run_one_at_a_time_and_in_order() {
-    let scratch = Scratch::new("order");
+    let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 1, 1);
     assert!(matches!(writers[0].state(), State::Idle));
     let early = writers[0].commit(1).unwrap_err();
@@ -131,11 +123,12 @@ fn saves_run_one_at_a_time_and_in_order() {
 
 #[test]
 fn invalid_shards_are_refused_immediately() {
-    let scratch = Scratch::new("shards");
+    let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let shard = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
     let short = Shard { elements: vec![0.0; 5], ..shard.clone() };
-    let outside = Shard { slice: TensorSlice::Flat(3..9), ..shard.clone() };
+    let mut outside = shard.clone();
+    outside.meta.slice = TensorSlice::Flat(3..9);
     let cases = [
         (vec![short], "5 elements"),
         (vec![outside], "outside"),
@@ -145,15 +138,15 @@ fn invalid_shards_are_refused_immediately() {
         let error = writer.begin(meta(1), shards).unwrap_err().to_string();
         assert!(error.contains("tensor a") && error.contains(expected), "{error}");
     }
-    assert!(scratch.names().is_empty());
+    assert!(names(&scratch).is_empty());
 }
 
 #[test]
 fn blocking_saves_request_shards_in_order_and_stop_at_an_error() {
-    let scratch = Scratch::new("now");
+    let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let all = shards(1, Split::Rows, 0, 1);
-    let metas: Vec<_> = all.iter().map(Shard::meta).collect();
+    let metas: Vec<_> = all.iter().map(|shard| shard.meta.clone()).collect();
     let mut requested = Vec::new();
     let mut elements = |number: usize| {
         requested.push(number);
@@ -167,12 +160,12 @@ fn blocking_saves_request_shards_in_order_and_stop_at_an_error() {
     let error = writer.write_blocking(meta(2), metas, &mut none).unwrap_err();
     assert!(matches!(error, CheckpointError::Busy { writing: 7 }), "{error}");
     assert!(matches!(writer.state(), State::Failed { step: 2, .. }));
-    assert_eq!(scratch.names(), ["step-00000001"]);
+    assert_eq!(names(&scratch), ["step-00000001"]);
 }
 
 #[test]
 fn an_empty_or_missing_directory_has_no_checkpoint() {
-    let scratch = Scratch::new("none");
+    let scratch = TempDir::in_memory();
     assert!(Checkpoint::latest(&scratch.0).unwrap().is_none());
     assert!(Checkpoint::latest(&scratch.0.join("nowhere")).unwrap().is_none());
     let (found, skipped) = newest_valid(&scratch.0).unwrap();
@@ -181,17 +174,15 @@ fn an_empty_or_missing_directory_has_no_checkpoint() {
 
 #[test]
 fn invalid_reads_are_refused() {
-    let scratch = Scratch::new("requested");
+    let scratch = TempDir::in_memory();
     save(&mut writers(&scratch.0, 1, 1), 1, Split::Rows).unwrap();
     let checkpoint = Checkpoint::latest(&scratch.0).unwrap().unwrap();
     let mut buffer = [0.0; 3];
     let mut read = |name: &str, slice| {
         checkpoint.read(name, StateTensor::Moment1, &slice, &mut buffer).unwrap_err().to_string()
     };
-    assert!(
-        read("layer.9.qkv.weight", TensorSlice::Whole)
-            .contains("has no moment1/layer.9.qkv.weight")
-    );
+    let missing = read("layer.9.qkv.weight", TensorSlice::Whole);
+    assert!(missing.contains("has no moment1/layer.9.qkv.weight"), "{missing}");
     assert!(read("head.norm.weight", TensorSlice::Whole).contains("the buffer has 3"));
     assert!(read("head.norm.weight", TensorSlice::Flat(2..5)).contains("outside"));
 }

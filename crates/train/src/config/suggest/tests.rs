@@ -14,14 +14,14 @@ fn any_args() -> impl Strategy<Value = Vec<String>> {
         (0usize..4, prop_oneof![Just(0usize), 1usize..6]),
     );
     (axes, model, step, more).prop_map(|(axes, model, step, more)| {
-        let ((tp, cp, pp, dp), (layers, heads, context)) = (axes, model);
-        let ((batch, micro, per_replica), (schedule, chunks, sequence, (zero, shard))) = (step, more);
+        let ((tp, cp, pp, dp), (layers, heads, seq_len)) = (axes, model);
+        let ((batch, micro, per_replica), (schedule, virtual_stages, sequence, (zero, shard))) = (step, more);
         let batch = if per_replica { "train.batch_per_replica" } else { "train.batch" }.to_owned()
             + &format!("={batch}");
         let text = format!(
             "parallel.tp={tp} parallel.cp={cp} parallel.pp={pp} parallel.dp={dp} \
-             model.num_layers={layers} model.num_heads={heads} model.hidden_size={} model.seq_len={context} \
-             train.micro_batch={micro} parallel.schedule={schedule} parallel.virtual_stages={chunks} \
+             model.num_layers={layers} model.num_heads={heads} model.hidden_size={} model.seq_len={seq_len} \
+             train.micro_batch={micro} parallel.schedule={schedule} parallel.virtual_stages={virtual_stages} \
              parallel.sequence_parallel={sequence} parallel.zero={zero} parallel.hsdp_shard={shard} {batch}",
             heads * 8
         );

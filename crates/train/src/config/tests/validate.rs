@@ -7,7 +7,7 @@ use regatta_predict::plan::{DiskOffload, ParallelPlan};
 
 #[test]
 fn batches_that_do_not_divide_are_refused_with_suggestions() {
-    let plan = |all: &[&str], ranks| args(all).unwrap().config.validate(ranks);
+    let plan = |all: &str, ranks| args(all).unwrap().config.validate(ranks);
     let data = |ranks, batch, share, micro_batch| ParallelPlan {
         mesh: Mesh::data_parallel(ranks),
         zero: 0,
@@ -21,32 +21,28 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
         tiles: 1,
         disk_offload: DiskOffload::default(),
     };
-    assert_eq!(plan(&["batch=24", "micro_batch=4"], 3).unwrap(), data(3, 24, 8, 4));
-    assert_eq!(plan(&["batch_per_replica=5"], 8).unwrap(), data(8, 40, 5, 5));
-    let cases: [(&[&str], usize, &str); 8] = [
+    assert_eq!(plan("batch=24 micro_batch=4", 3).unwrap(), data(3, 24, 8, 4));
+    assert_eq!(plan("batch_per_replica=5", 8).unwrap(), data(8, 40, 5, 5));
+    let cases = [
         (
-            &["batch=12"],
+            "batch=12",
             5,
             "train.batch 12 is not divisible by 5 ranks: set it to 10 or 15, run on 4 or 6 ranks, \
              or set train.batch_per_replica instead",
         ),
-        (&["batch=3"], 8, "set it to 8, run on 3 ranks,"),
+        ("batch=3", 8, "set it to 8, run on 3 ranks,"),
         (
-            &["batch=24", "micro_batch=5"],
+            "batch=24 micro_batch=5",
             2,
             "train.micro_batch 5 does not divide the 12 sequences of a replica (train.batch 24 over 2 \
              ranks): set it to 4 or 6",
         ),
-        (&["batch_per_replica=7", "micro_batch=9"], 2, "(train.batch_per_replica): set it to 7"),
-        (&["batch=0"], 2, "train.batch and train.batch_per_replica are both 0"),
-        (&["dp=2"], 4, "parallel.dp 2 does not match 4 ranks"),
+        ("batch_per_replica=7 micro_batch=9", 2, "(train.batch_per_replica): set it to 7"),
+        ("batch=0", 2, "train.batch and train.batch_per_replica are both 0"),
+        ("dp=2", 4, "parallel.dp 2 does not match 4 ranks"),
+        ("lr=1e-5", 1, "optimizer.min_lr 0.0001 exceeds optimizer.lr 1e-5: a tenth of it, 1.0e-6"),
         (
-            &["lr=1e-5"],
-            1,
-            "optimizer.min_lr 0.0001 exceeds optimizer.lr 1e-5: a tenth of it, 1.0e-6",
-        ),
-        (
-            &["decay_steps=20"],
+            "decay_steps=20",
             1,
             "optimizer.warmup_steps 50 exceeds optimizer.decay_steps 20: set it to 2",
         ),
@@ -58,133 +54,126 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
 }
 
 /// The plan of a model that can be split in many ways.
-fn split(all: &[&str], ranks: usize) -> Result<ParallelPlan, ConfigError> {
-    let model = ["num_layers=8", "num_heads=12", "hidden_size=96", "seq_len=64", "batch=24"];
-    args(&[&model[..], all].concat()).unwrap().config.validate(ranks)
+fn split(all: &str, ranks: usize) -> Result<ParallelPlan> {
+    args(&format!("{MODEL} batch=24 {all}")).unwrap().config.validate(ranks)
 }
+
+const MODEL: &str = "num_layers=8 num_heads=12 hidden_size=96 seq_len=64";
 
 #[test]
 fn plans_follow_the_parallel_keys() {
-    let plan = split(&["tp=2", "cp=2", "pp=2", "zero=1"], 24).unwrap();
+    let plan = split("tp=2 cp=2 pp=2 zero=1", 24).unwrap();
     assert_eq!(plan.mesh, Mesh { dp: 3, cp: 2, tp: 2, pp: 2, shard: 6 });
     // The batch is split over replicas only; two micro-batches per stage.
-    assert_eq!(
-        (plan.batch, plan.batch_per_replica, plan.micro_batch, plan.micro_batches),
-        (24, 8, 2, 4)
-    );
+    let batches = [plan.batch, plan.batch_per_replica, plan.micro_batch, plan.micro_batches];
+    assert_eq!(batches, [24, 8, 2, 4]);
     assert!(plan.sequence_parallel && plan.zero == 1);
-    assert!(!split(&["tp=2", "sequence_parallel=false"], 2).unwrap().sequence_parallel);
+    assert!(!split("tp=2 sequence_parallel=false", 2).unwrap().sequence_parallel);
     // 63 tokens do not divide: auto turns it off.
-    assert!(!split(&["tp=2", "seq_len=63"], 2).unwrap().sequence_parallel);
-    let plan = split(&["zero=3", "hsdp_shard=4"], 8).unwrap();
+    assert!(!split("tp=2 seq_len=63", 2).unwrap().sequence_parallel);
+    let plan = split("zero=3 hsdp_shard=4", 8).unwrap();
     assert_eq!((plan.mesh.dp, plan.mesh.shard), (8, 4));
-    let micros = |all: &[&str], ranks| {
+    let micros = |all: &str, ranks| {
         let plan = split(all, ranks).unwrap();
         (plan.micro_batch, plan.micro_batches)
     };
-    assert_eq!(micros(&["pp=4"], 4), (3, 8));
+    assert_eq!(micros("pp=4", 4), (3, 8));
     // Not enough for two per stage: the smallest.
-    assert_eq!(micros(&["pp=4", "batch=6"], 4), (1, 6));
-    let interleaved = ["pp=4", "parallel.schedule=interleaved", "virtual_stages=2", "batch=20"];
-    assert_eq!(micros(&interleaved, 4), (1, 20));
-    assert_eq!(micros(&["pp=2", "micro_batch=12"], 2), (12, 2));
+    assert_eq!(micros("pp=4 batch=6", 4), (1, 6));
+    assert_eq!(micros("pp=4 schedule=interleaved virtual_stages=2 batch=20", 4), (1, 20));
+    assert_eq!(micros("pp=2 micro_batch=12", 2), (12, 2));
 }
 
 #[test]
 fn splits_that_do_not_fit_are_refused_with_suggestions() {
-    let cases: [(&[&str], usize, &str); 20] = [
+    let cases = [
         (
-            &["tp=3", "pp=2"],
+            "tp=3 pp=2",
             8,
             "parallel.tp 3 x parallel.pp 2 do not divide 8 ranks: use tp=2 pp=2 dp=2 or tp=4 pp=2 \
              dp=1, or run on 6 or 12 ranks",
         ),
-        (&["tp=3"], 4, "parallel.tp 3 does not divide 4 ranks: use tp=2 dp=2 or tp=4 dp=1, or"),
+        ("tp=3", 4, "parallel.tp 3 does not divide 4 ranks: use tp=2 dp=2 or tp=4 dp=1, or"),
         // Eight heads divide neither by 5 nor by 10 ranks, nor 24 sequences by 5 replicas.
-        (
-            &["tp=5", "num_heads=8"],
-            20,
-            " parallel.tp 5: run on 16 ranks with tp=4 or 32 ranks with tp=8",
-        ),
+        ("tp=5 num_heads=8", 20, " parallel.tp 5: run on 16 ranks with tp=4 or 32 ranks with tp=8"),
         // Three ranks can only be split by 3.
         (
-            &["tp=3", "num_heads=4", "hidden_size=64"],
+            "tp=3 num_heads=4 hidden_size=64",
             3,
             " parallel.tp 3: use tp=1 dp=3, or run on 2 ranks with tp=2 or 4 ranks with tp=4",
         ),
         // Nor does a batch of 9 divide by 2 or 4.
-        (&["tp=3", "batch=9"], 8, "does not divide 8 ranks: run on 3 or 9 ranks"),
+        ("tp=3 batch=9", 8, "does not divide 8 ranks: run on 3 or 9 ranks"),
         (
-            &["parallel.schedule=interleaved", "virtual_stages=2"],
+            "schedule=interleaved virtual_stages=2",
             2,
             "parallel.pp to 2, or set parallel.schedule to 1f1b and parallel.virtual_stages to 1",
         ),
         (
-            &["sequence_parallel=true"],
+            "sequence_parallel=true",
             2,
             "needs parallel.tp > 1: set parallel.tp to 2, or set parallel.sequence_parallel to auto",
         ),
-        (&["tp=8", "hidden_size=64", "num_heads=4"], 12, "12 ranks: use tp=2 dp=6 or tp=4 dp=3"),
-        (&["pp=7"], 4, "parallel.pp 7 does not divide 4 ranks: use pp=2 dp=2 or pp=4 dp=1, or"),
+        ("tp=8 hidden_size=64 num_heads=4", 12, "12 ranks: use tp=2 dp=6 or tp=4 dp=3"),
+        ("pp=7", 4, "parallel.pp 7 does not divide 4 ranks: use pp=2 dp=2 or pp=4 dp=1, or"),
         (
-            &["dp=2", "tp=2"],
+            "dp=2 tp=2",
             8,
             "parallel.dp 2 does not match 8 ranks with parallel.tp 2: set it to 0, or run on 4 ranks",
         ),
         (
-            &["batch=9", "tp=2"],
+            "batch=9 tp=2",
             8,
             "is not divisible by 4 replicas on 8 ranks: set it to 8 or 12, run on 6 or 18",
         ),
-        (&["cp=2", "seq_len=62"], 2, "by 4 (2 x parallel.cp 2): set it to 60 or 64"),
+        ("cp=2 seq_len=62", 2, "by 4 (2 x parallel.cp 2): set it to 60 or 64"),
         (
-            &["sequence_parallel=true", "tp=2", "seq_len=63"],
+            "sequence_parallel=true tp=2 seq_len=63",
             2,
             "are not divisible by parallel.tp 2: set model.seq_len to 62 or 64, or set \
              parallel.sequence_parallel to false",
         ),
         (
-            &["pp=16"],
+            "pp=16",
             16,
             "parallel.pp 16 exceeds model.num_layers 8: use pp=4 dp=4 or pp=8 dp=2, or run on 8 ranks \
              with pp=8",
         ),
         (
-            &["pp=4", "virtual_stages=4", "parallel.schedule=interleaved"],
+            "pp=4 virtual_stages=4 schedule=interleaved",
             4,
             "parallel.pp 4 x parallel.virtual_stages 4 exceeds model.num_layers 8: use pp=2 dp=2, or \
              run on 2 ranks with pp=2",
         ),
         (
-            &["pp=2", "virtual_stages=2"],
+            "pp=2 virtual_stages=2",
             2,
             "parallel.virtual_stages 2 needs parallel.schedule interleaved",
         ),
         (
-            &["pp=4", "batch=3"],
+            "pp=4 batch=3",
             4,
             "at least 4 micro-batches per step, but a replica has 3 sequences: set train.batch to 4",
         ),
         (
-            &["pp=4", "micro_batch=12"],
+            "pp=4 micro_batch=12",
             4,
             "gives 2 micro-batches per step (24 sequences), but parallel.pp 4",
         ),
-        (&["zero=1", "hsdp_shard=3"], 8, "(parallel.dp x parallel.cp): set it to 2 or 4"),
-        (&["hsdp_shard=2"], 8, "parallel.hsdp_shard 2 has no effect with parallel.zero 0"),
+        ("zero=1 hsdp_shard=3", 8, "(parallel.dp x parallel.cp): set it to 2 or 4"),
+        ("hsdp_shard=2", 8, "parallel.hsdp_shard 2 has no effect with parallel.zero 0"),
     ];
     for (all, ranks, expected) in cases {
         let error = message(split(all, ranks));
         assert!(error.contains(expected), "{error}");
     }
-    assert!(message(args(&["zero=4"])).contains("an integer in [0, 3]"));
+    assert!(message(args("zero=4")).contains("an integer in [0, 3]"));
 }
 
 proptest! {
     #[test]
     fn plans_cover_the_whole_batch(batch in 1usize..200, micro in 0usize..20, ranks in 1usize..20) {
-        let words = [format!("batch={batch}"), format!("micro_batch={micro}")];
-        match resolve(None, &words).unwrap().config.validate(ranks) {
+        match args(&format!("batch={batch} micro_batch={micro}")).unwrap().config.validate(ranks) {
             Ok(plan) => {
                 prop_assert_eq!(plan.batch, batch);
                 prop_assert_eq!(plan.mesh.dp * plan.micro_batches * plan.micro_batch, batch);
@@ -198,11 +187,7 @@ proptest! {
         dp in 1usize..5, tp in 1usize..5, cp in 1usize..5, pp in 1usize..5, zero in 0usize..4,
         batch in 1usize..100, micro in 0usize..9,
     ) {
-        let axes = [("dp", dp), ("tp", tp), ("cp", cp), ("pp", pp), ("zero", zero)];
-        let sizes = [("batch", batch), ("micro_batch", micro)];
-        let all: Vec<String> =
-            axes.iter().chain(&sizes).map(|(name, size)| format!("{name}={size}")).collect();
-        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let all = format!("dp={dp} tp={tp} cp={cp} pp={pp} zero={zero} batch={batch} micro_batch={micro}");
         let ranks = dp * tp * cp * pp;
         match split(&all, ranks) {
             Ok(plan) => {
@@ -223,17 +208,14 @@ proptest! {
     fn suggested_splits_fit(tp in 1usize..9, pp in 1usize..9, ranks in 1usize..65) {
         prop_assume!(ranks % (tp * pp) != 0);
         // Enough sequences for any number of replicas.
-        let model = ["num_layers=8", "num_heads=12", "hidden_size=96", "seq_len=64", "batch_per_replica=64"];
-        let plan = |keys: &[String]| {
-            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            args(&[&model[..], &keys].concat()).unwrap().config.validate(ranks)
+        let plan = |keys: &str| {
+            args(&format!("{MODEL} batch_per_replica=64 {keys}")).unwrap().config.validate(ranks)
         };
-        let error = message(plan(&[format!("tp={tp}"), format!("pp={pp}")]));
+        let error = message(plan(&format!("tp={tp} pp={pp}")));
         let (_, after) = error.split_once(": use ").unwrap();
         let suggested = after.split(", or run").next().unwrap();
         for split in suggested.split(" or ") {
-            let keys: Vec<String> = split.split(' ').map(str::to_owned).collect();
-            prop_assert_eq!(plan(&keys).unwrap().mesh.ranks(), ranks);
+            prop_assert_eq!(plan(split).unwrap().mesh.ranks(), ranks);
         }
     }
 }

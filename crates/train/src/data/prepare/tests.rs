@@ -1,16 +1,16 @@
 //! Prepared folders.
 
 use super::*;
-use crate::data::testing::Folder;
+use crate::testing::TempDir;
 
-fn plan(folder: &Folder, inputs: &[PathBuf]) -> PrepareOptions {
-    let (inputs, folder) = (inputs.to_vec(), folder.path().join("out"));
+fn plan(folder: &TempDir, inputs: &[PathBuf]) -> PrepareOptions {
+    let (inputs, folder) = (inputs.to_vec(), folder.0.join("out"));
     PrepareOptions { inputs, tokenizer: None, validation: 0.1, folder, replace: false }
 }
 
 #[test]
 fn texts_are_prepared() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let inputs =
         [folder.file("one.txt", "ab\n".repeat(20)), folder.file("two.txt", "cb\n".repeat(20))];
     let plan = plan(&folder, &inputs);
@@ -34,7 +34,7 @@ fn texts_are_prepared() {
 
 #[test]
 fn a_folder_with_other_files_is_never_replaced() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let plan = PrepareOptions { replace: true, ..plan(&folder, &[folder.file("one.txt", "ab")]) };
     std::fs::create_dir(&plan.folder).unwrap();
     folder.file("out/thesis.tex", "precious");
@@ -42,14 +42,14 @@ fn a_folder_with_other_files_is_never_replaced() {
     assert!(error.contains("thesis.tex") && error.contains("not replaced"), "{error}");
     assert_eq!(folder.names(), ["one.txt", "out"]);
     // An empty folder may be used.
-    std::fs::remove_file(folder.path().join("out/thesis.tex")).unwrap();
+    std::fs::remove_file(folder.0.join("out/thesis.tex")).unwrap();
     prepare(&PrepareOptions { replace: false, ..plan }, &mut |_| Ok(())).unwrap();
 }
 
 #[test]
 fn a_failed_preparation_leaves_nothing() {
-    let folder = Folder::new();
-    let characters = folder.path().join("characters.json");
+    let folder = TempDir::new();
+    let characters = folder.0.join("characters.json");
     Tokenizer::from_characters("abcd\n".chars()).save(&characters).unwrap();
     let text = folder.file("text.txt", format!("{}é", "abcd\n".repeat(300_000)));
     let unknown = PrepareOptions { tokenizer: Some(characters), ..plan(&folder, &[text]) };
@@ -58,23 +58,19 @@ fn a_failed_preparation_leaves_nothing() {
     let say = |plan: &PrepareOptions| prepare(plan, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("byte 1"));
     assert!(say(&plan(&folder, &[folder.file("no.txt", "")])).contains("no.txt is empty"));
-    assert!(say(&plan(&folder, &[folder.path().join("none")])).contains("none"));
-    assert!(
-        say(&plan(&folder, &[folder.file("no.txt", "é")]))
-            .contains("the training split is empty (2 bytes in total)")
-    );
+    assert!(say(&plan(&folder, &[folder.0.join("none")])).contains("none"));
+    let short = say(&plan(&folder, &[folder.file("no.txt", "é")]));
+    assert!(short.contains("the training split is empty (2 bytes in total)"), "{short}");
     for validation in [-0.1, 1.0, f64::NAN] {
-        assert!(
-            say(&PrepareOptions { validation, ..unknown.clone() })
-                .contains("expected a number in [0, 1)")
-        );
+        let error = say(&PrepareOptions { validation, ..unknown.clone() });
+        assert!(error.contains("expected a number in [0, 1)"), "{error}");
     }
     assert_eq!(folder.names(), ["bad.txt", "characters.json", "no.txt", "text.txt"]);
 }
 
 #[test]
 fn an_interrupted_preparation_leaves_nothing() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(100))]);
     for doing in ["computing checksums", "collecting characters", "writing tokens"] {
         let mut on_progress = |progress: Progress| match progress.doing == doing {
@@ -89,8 +85,8 @@ fn an_interrupted_preparation_leaves_nothing() {
 
 #[test]
 fn texts_must_be_regular_files() {
-    let folder = Folder::new();
-    for path in [folder.path().to_owned(), PathBuf::from("/dev/null")] {
+    let folder = TempDir::new();
+    for path in [folder.0.clone(), PathBuf::from("/dev/null")] {
         let error = prepare(&plan(&folder, &[path]), &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.contains("is not a regular file"), "{error}");
     }
@@ -98,9 +94,9 @@ fn texts_must_be_regular_files() {
 
 #[test]
 fn symbolic_links_are_followed() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(10))]);
-    let target = folder.path().join("target");
+    let target = folder.0.join("target");
     std::fs::create_dir(&target).unwrap();
     std::os::unix::fs::symlink(&target, &plan.folder).unwrap();
     let made = prepare(&plan, &mut |_| Ok(())).unwrap();

@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::data::sampler::Sampler;
-use crate::data::testing::Folder;
+use crate::testing::TempDir;
 
 fn spec(data: impl Into<String>) -> DataSpec {
     DataSpec { data: data.into(), ..DataSpec::default() }
 }
 
-fn no_network(_: &str, _: &Path) -> std::result::Result<(), String> {
+fn no_network(_: &str, _: &Path) -> Result<(), String> {
     Err("tests have no network".to_owned())
 }
 
@@ -29,8 +29,8 @@ fn the_built_in_dataset_opens() {
 
 #[test]
 fn a_large_text_gives_the_same_tokens_as_in_memory() {
-    let folder = Folder::new();
-    let dirs = DataDirs { folder: None, cache: Some(folder.path().join("cache")) };
+    let folder = TempDir::new();
+    let dirs = DataDirs { folder: None, cache: Some(folder.0.join("cache")) };
     let text = "Wind from the north-west, 12 knots.\n\nThe crew's ready.\n".repeat(50);
     let path = folder.file("text.txt", &text).display().to_string();
     let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
@@ -50,7 +50,7 @@ fn a_large_text_gives_the_same_tokens_as_in_memory() {
 
 #[test]
 fn the_end_of_the_text_is_the_validation_split() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let path = folder.file("text.txt", "abcdefghij".repeat(10));
     let prepared = prepare(&spec(path.display().to_string()), &DataDirs::default()).unwrap();
     let data = open(&prepared).unwrap();
@@ -65,7 +65,7 @@ fn the_end_of_the_text_is_the_validation_split() {
 
 #[test]
 fn errors_name_the_problem() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let dirs = DataDirs::default();
     let say = |data: &str| {
         let answer = prepare_with(&spec(data), &dirs, &no_network, 1 << 20).and_then(|p| open(&p));
@@ -77,24 +77,20 @@ fn errors_name_the_problem() {
     let path = |name: &str, content: &[u8]| folder.file(name, content).display().to_string();
     assert!(say(&path("empty.txt", b"")).contains("empty.txt is empty"));
     assert!(say(&path("bad.txt", b"ab\xff")).contains("bad.txt is not UTF-8 text: byte 2"));
-    assert!(say(&folder.path().display().to_string()).contains("prepared.json"));
+    assert!(say(&folder.0.display().to_string()).contains("prepared.json"));
     assert!(say("raw-u16:somewhere").contains("need the tokenizer file"));
 }
 
 #[test]
 fn token_files_of_another_tokenizer_are_refused() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let (one, two) =
         (folder.file("one", "abcabc".repeat(9)), folder.file("two", "abcdef".repeat(9)));
     let make = |input: PathBuf, name: &str| {
-        let at = folder.path().join(name);
-        let plan = PrepareOptions {
-            inputs: vec![input],
-            tokenizer: None,
-            validation: 0.1,
-            folder: at.clone(),
-            replace: false,
-        };
+        let at = folder.0.join(name);
+        let (inputs, folder) = (vec![input], at.clone());
+        let plan =
+            PrepareOptions { inputs, tokenizer: None, validation: 0.1, folder, replace: false };
         folder::prepare(&plan, &mut |_| Ok(())).unwrap();
         at
     };
@@ -116,12 +112,12 @@ fn token_files_of_another_tokenizer_are_refused() {
 
 #[test]
 fn raw_tokens_of_nanogpt_can_be_read() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     folder.file("train.bin", [0, 0, 1, 0, 2, 0]);
     folder.file("val.bin", [1, 0]);
-    let tokenizer = folder.path().join("characters.json");
+    let tokenizer = folder.0.join("characters.json");
     Tokenizer::from_characters("abc".chars()).save(&tokenizer).unwrap();
-    let data = format!("raw-u16:{}", folder.path().display());
+    let data = format!("raw-u16:{}", folder.0.display());
     let spec = DataSpec { tokenizer: Some(tokenizer), ..spec(data) };
     let data = open(&prepare(&spec, &DataDirs::default()).unwrap()).unwrap();
     assert_eq!(data.tokenizer.decode(&all(&data.train)).unwrap(), "abc");

@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::data::testing::Folder;
+use crate::testing::TempDir;
 
 const FINGERPRINT: &str = "0123456789abcdef";
 
-fn written(folder: &Folder, vocabulary: usize, tokens: &[u32]) -> PathBuf {
-    let path = folder.path().join("some.tokens");
+fn written(folder: &TempDir, vocabulary: usize, tokens: &[u32]) -> PathBuf {
+    let path = folder.0.join("some.tokens");
     let mut writer = TokenWriter::create(&path, vocabulary, FINGERPRINT).unwrap();
     let (first, second) = tokens.split_at(tokens.len() / 3);
     writer.push(first).unwrap();
@@ -18,7 +18,7 @@ fn written(folder: &Folder, vocabulary: usize, tokens: &[u32]) -> PathBuf {
 }
 
 /// The error of opening and reading the file after a change.
-fn damaged(folder: &Folder, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
+fn damaged(folder: &TempDir, path: &Path, change: impl Fn(&mut Vec<u8>)) -> String {
     let mut bytes = std::fs::read(path).unwrap();
     change(&mut bytes);
     let path = folder.file("damaged.tokens", bytes);
@@ -39,7 +39,7 @@ proptest! {
         tokens in prop::collection::vec(0u32..300, 0..200),
         cut in 0.0..1.0,
     ) {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let file = TokenFile::open(&written(&folder, vocabulary, &tokens)).unwrap();
         file.verify().unwrap();
         prop_assert_eq!(folder.names(), ["some.tokens"]);
@@ -54,7 +54,7 @@ proptest! {
 
     #[test]
     fn any_flipped_bit_is_detected(at in 0usize..(128 + 40), bit in 0u8..8) {
-        let folder = Folder::new();
+        let folder = TempDir::new();
         let path = written(&folder, 256, &[7; 20]);
         // After the checksum of the header there is padding.
         prop_assume!(!(112..128).contains(&at));
@@ -64,7 +64,7 @@ proptest! {
 
 #[test]
 fn each_kind_of_damage_has_its_error() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let path = written(&folder, 100, &[1, 2, 3, 99]);
     let say = |change: &dyn Fn(&mut Vec<u8>), wanted: &str| {
         let error = damaged(&folder, &path, change);
@@ -84,7 +84,7 @@ fn each_kind_of_damage_has_its_error() {
 
 #[test]
 fn truncating_an_open_file_is_an_error() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let path = written(&folder, 100, &[5; 100_000]);
     let file = TokenFile::open(&path).unwrap();
     let cut = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -95,7 +95,7 @@ fn truncating_an_open_file_is_an_error() {
 
 #[test]
 fn replacing_a_file_does_not_affect_its_readers() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let old = TokenFile::open(&written(&folder, 100, &[5; 1000])).unwrap();
     let new = TokenFile::open(&written(&folder, 100, &[6; 10])).unwrap();
     let mut tokens = Vec::new();
@@ -106,21 +106,21 @@ fn replacing_a_file_does_not_affect_its_readers() {
 
 #[test]
 fn an_unfinished_file_leaves_nothing() {
-    let folder = Folder::new();
-    let path = folder.path().join("some.tokens");
+    let folder = TempDir::new();
+    let path = folder.0.join("some.tokens");
     let mut writer = TokenWriter::create(&path, 10, FINGERPRINT).unwrap();
     writer.push(&[1, 2]).unwrap();
     let error = writer.push(&[3, 10]).unwrap_err().to_string();
     assert!(error.contains("token 10 at offset 3"), "{error}");
     drop(writer);
     assert_eq!(folder.names(), [""; 0]);
-    let nowhere = folder.path().join("no/such/folder");
+    let nowhere = folder.0.join("no/such/folder");
     assert!(TokenWriter::create(&nowhere, 10, FINGERPRINT).is_err());
 }
 
 #[test]
 fn raw_tokens_are_read_on_request() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let path = folder.file("train.bin", [1, 0, 80, 195]);
     let file = TokenFile::open_raw_u16(&path, 50_257).unwrap();
     let mut tokens = Vec::new();
@@ -137,7 +137,7 @@ fn raw_tokens_are_read_on_request() {
 
 #[test]
 fn digests_of_raw_tokens_are_sampled() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let digest = |change: Option<usize>, tokens: usize| {
         let mut bytes = vec![1; 2 * tokens];
         change.into_iter().for_each(|at| bytes[2 * at] = 2);

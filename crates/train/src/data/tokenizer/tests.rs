@@ -1,9 +1,10 @@
 //! Tokenizers against Hugging Face's and against themselves.
 
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::data::testing::Folder;
+use crate::testing::TempDir;
 
 /// Trained on pages of the documentation by Hugging Face's `tokenizers` 0.22.2 (BpeTrainer, ByteLevel, 384 tokens,
 /// `<|end|>` added).
@@ -13,9 +14,9 @@ const GOLDEN: &str = include_str!("../../../tests/tokenizer/golden.jsonl");
 
 /// The same vocabulary with the pre-tokenizer of Llama 3 and ignore_merges.
 fn llama3() -> Vec<u8> {
-    let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
+    let mut file: Value = serde_json::from_str(BPE).unwrap();
     let pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-    file["pre_tokenizer"] = serde_json::json!({"type": "Sequence", "pretokenizers": [
+    file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false},
         {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
     ]});
@@ -48,20 +49,19 @@ fn bpe_matches_hugging_face() {
 
 #[test]
 fn the_end_of_text_token_is_the_added_one_of_a_known_name() {
-    assert_eq!(of(BPE.as_bytes()).unwrap().end_of_text(), Some(0));
-    assert_eq!(
-        of(BPE.replace("<|end|>", "<|endoftext|>").as_bytes()).unwrap().end_of_text(),
-        Some(0)
-    );
-    assert_eq!(of(BPE.replace("<|end|>", "<|start|>").as_bytes()).unwrap().end_of_text(), None);
+    for (name, expected) in [("<|end|>", Some(0)), ("<|endoftext|>", Some(0)), ("<|start|>", None)]
+    {
+        let tokenizer = of(BPE.replace("<|end|>", name).as_bytes()).unwrap();
+        assert_eq!(tokenizer.end_of_text(), expected, "{name}");
+    }
     assert_eq!(Tokenizer::from_characters("ab".chars()).end_of_text(), None);
 }
 
 #[test]
 fn files_are_replaced_atomically_and_only_if_different() {
     use std::os::unix::fs::MetadataExt;
-    let folder = Folder::new();
-    let path = folder.path().join("tokenizer.json");
+    let folder = TempDir::new();
+    let path = folder.0.join("tokenizer.json");
     let (one, other) = (Tokenizer::from_characters("ab".chars()), of(BPE.as_bytes()).unwrap());
     one.save(&path).unwrap();
     let number = || std::fs::metadata(&path).unwrap().ino();
@@ -74,7 +74,7 @@ fn files_are_replaced_atomically_and_only_if_different() {
     assert_ne!(number(), first, "it was written in place");
     assert_eq!(std::io::read_to_string(held).unwrap().into_bytes(), one.to_bytes());
     assert_eq!(std::fs::read(&path).unwrap(), other.to_bytes());
-    let nowhere = folder.path().join("nowhere/tokenizer.json");
+    let nowhere = folder.0.join("nowhere/tokenizer.json");
     let error = one.save(&nowhere).unwrap_err().to_string();
     assert!(error.contains("nowhere/tokenizer.json: No such file"), "{error}");
     assert_eq!(folder.names(), ["tokenizer.json"], "nothing else is left");
@@ -94,11 +94,11 @@ fn characters_are_sorted() {
 
 #[test]
 fn tokenizer_files_round_trip() {
-    let folder = Folder::new();
+    let folder = TempDir::new();
     let all =
         [Tokenizer::from_characters("\"\\\n\u{1f6a3}ab".chars()), of(BPE.as_bytes()).unwrap()];
     for tokenizer in &all {
-        let path = folder.path().join("tokenizer.json");
+        let path = folder.0.join("tokenizer.json");
         tokenizer.save(&path).unwrap();
         let again = Tokenizer::load(&path).unwrap();
         assert_eq!(again.fingerprint(), tokenizer.fingerprint());
@@ -110,29 +110,25 @@ fn tokenizer_files_round_trip() {
 
 #[test]
 fn unsupported_tokenizers_are_refused_by_component() {
-    let changed = |place: &str, value: serde_json::Value| {
-        let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
+    let changed = |place: &str, value: Value| {
+        let mut file: Value = serde_json::from_str(BPE).unwrap();
         *file.pointer_mut(place).unwrap() = value;
         of(file.to_string().as_bytes()).unwrap_err().to_string()
     };
     let wrong = [
-        ("/model/type", serde_json::json!("Unigram"), "model type Unigram is not supported"),
-        ("/model/byte_fallback", serde_json::json!(true), "model.byte_fallback"),
-        ("/model/end_of_word_suffix", serde_json::json!("</w>"), "end_of_word_suffix"),
-        ("/normalizer", serde_json::json!({"type": "NFC"}), "normalizer NFC is not supported"),
-        ("/pre_tokenizer", serde_json::json!(null), "pre_tokenizer null"),
-        ("/pre_tokenizer/use_regex", serde_json::json!(false), "pre_tokenizer.use_regex"),
-        ("/pre_tokenizer/add_prefix_space", serde_json::json!(true), "add_prefix_space"),
-        ("/added_tokens/0/lstrip", serde_json::json!(true), "\"<|end|>\" uses lstrip"),
-        (
-            "/added_tokens/0/id",
-            serde_json::json!(4_000_000_000u32),
-            "has id 4000000000, but there are only",
-        ),
-        ("/added_tokens/0/id", serde_json::json!(9), "and another token have id 9"),
-        ("/model/merges/0", serde_json::json!(["a", "€"]), "which does not exist"),
-        ("/model/merges/0", serde_json::json!("ab"), "not a pair"),
-        ("/model/vocab/e", serde_json::json!(7), "two tokens have id 7"),
+        ("/model/type", json!("Unigram"), "model type Unigram is not supported"),
+        ("/model/byte_fallback", json!(true), "model.byte_fallback"),
+        ("/model/end_of_word_suffix", json!("</w>"), "end_of_word_suffix"),
+        ("/normalizer", json!({"type": "NFC"}), "normalizer NFC is not supported"),
+        ("/pre_tokenizer", json!(null), "pre_tokenizer null"),
+        ("/pre_tokenizer/use_regex", json!(false), "pre_tokenizer.use_regex"),
+        ("/pre_tokenizer/add_prefix_space", json!(true), "add_prefix_space"),
+        ("/added_tokens/0/lstrip", json!(true), "\"<|end|>\" uses lstrip"),
+        ("/added_tokens/0/id", json!(4_000_000_000u32), "has id 4000000000, but there are only"),
+        ("/added_tokens/0/id", json!(9), "and another token have id 9"),
+        ("/model/merges/0", json!(["a", "€"]), "which does not exist"),
+        ("/model/merges/0", json!("ab"), "not a pair"),
+        ("/model/vocab/e", json!(7), "two tokens have id 7"),
     ];
     for (place, value, reason) in wrong {
         let error = changed(place, value);
@@ -153,10 +149,10 @@ fn unsupported_tokenizers_are_refused_by_component() {
 
 #[test]
 fn a_byte_without_a_token_is_named() {
-    let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
-    file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "ab": 2});
-    file["model"]["merges"] = serde_json::json!(["a b"]);
-    file["added_tokens"] = serde_json::json!([]);
+    let mut file: Value = serde_json::from_str(BPE).unwrap();
+    file["model"]["vocab"] = json!({"a": 0, "b": 1, "ab": 2});
+    file["model"]["merges"] = json!(["a b"]);
+    file["added_tokens"] = json!([]);
     let tokenizer = of(file.to_string().as_bytes()).unwrap();
     assert_eq!(tokenizer.encode("abba").unwrap(), [2, 1, 0]);
     let error = tokenizer.encode("ab cab").unwrap_err().to_string();
@@ -166,16 +162,15 @@ fn a_byte_without_a_token_is_named() {
 /// Otherwise merges of one token would produce the text of another with the same id.
 #[test]
 fn tokens_outside_the_byte_level_alphabet_must_be_added_tokens() {
-    let mut file: serde_json::Value = serde_json::from_str(BPE).unwrap();
-    file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "€": 0, "€b": 2});
-    file["model"]["merges"] = serde_json::json!(["€ b"]);
-    file["added_tokens"] =
-        serde_json::json!([{"id": 0, "content": "a"}, {"id": 2, "content": "zz"}]);
+    let mut file: Value = serde_json::from_str(BPE).unwrap();
+    file["model"]["vocab"] = json!({"a": 0, "b": 1, "€": 0, "€b": 2});
+    file["model"]["merges"] = json!(["€ b"]);
+    file["added_tokens"] = json!([{"id": 0, "content": "a"}, {"id": 2, "content": "zz"}]);
     let error = of(file.to_string().as_bytes()).unwrap_err().to_string();
     assert!(error.contains("is not in the byte-level alphabet"), "{error}");
-    file["model"]["vocab"] = serde_json::json!({"a": 0, "b": 1, "€": 2});
-    file["model"]["merges"] = serde_json::json!([]);
-    file["added_tokens"] = serde_json::json!([{"id": 2, "content": "€"}]);
+    file["model"]["vocab"] = json!({"a": 0, "b": 1, "€": 2});
+    file["model"]["merges"] = json!([]);
+    file["added_tokens"] = json!([{"id": 2, "content": "€"}]);
     assert_eq!(of(file.to_string().as_bytes()).unwrap().encode("a€b").unwrap(), [0, 2, 1]);
 }
 

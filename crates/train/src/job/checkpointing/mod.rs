@@ -15,8 +15,8 @@ pub use owned_shards::OwnedShards;
 use transfer::{OwnedShard, owned_shards};
 pub use transfer::{chunks, fetch, put, restore};
 
-use super::TrainError;
-use crate::checkpoint::{CheckpointError, CheckpointMeta, State, Writer};
+use super::{Result, TrainError};
+use crate::checkpoint::{self, CheckpointError, CheckpointMeta, Shard, State, Writer};
 use crate::step::Engine;
 
 /// Upper bound for writing a rank's shards.
@@ -26,31 +26,19 @@ const TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub enum SaveOutcome {
     /// The checkpoint is complete.
-    Complete {
-        /// Steps finished.
-        step: u64,
-        /// Its directory, on rank 0.
-        folder: Option<PathBuf>,
-        /// Duration of the save.
-        seconds: f64,
-        /// Messages for the user.
-        notes: Vec<String>,
-    },
+    Complete { step: u64, folder: Option<PathBuf>, seconds: f64, notes: Vec<String> },
     /// Some rank failed to write its shards. The previous checkpoint is unaffected.
-    Failed {
-        /// Steps finished.
-        step: u64,
-        /// Cause, on the ranks that failed.
-        why: Option<Arc<CheckpointError>>,
-    },
+    Failed { step: u64, why: Option<Arc<CheckpointError>> },
 }
 
 /// Saves checkpoints of a training run; every rank has one.
 pub struct CheckpointManager {
-    writer: Writer,
+    /// Writes this rank's shards.
+    pub writer: Writer,
     ranks: usize,
-    /// Whether shards are copied and written while training continues.
-    in_background: bool,
+    /// Whether shards are copied and written while training continues; else training blocks, and they need no
+    /// additional memory.
+    pub in_background: bool,
     /// Step and start time of the save in progress.
     in_progress: Option<(u64, Instant)>,
     /// Why the save in progress could not start on this rank.
@@ -59,40 +47,21 @@ pub struct CheckpointManager {
 
 impl CheckpointManager {
     /// In a directory that all ranks share.
-    pub fn new(
-        folder: &Path,
-        rank: usize,
-        ranks: usize,
-        keep: usize,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(folder: &Path, rank: usize, ranks: usize, keep: usize) -> checkpoint::Result<Self> {
         let writer = Writer::new(folder, rank, ranks, keep)?;
         Ok(Self { writer, ranks, in_background: true, in_progress: None, start_error: None })
     }
 
-    /// Blocks training while shards are written, so that they need no additional memory.
-    pub fn save_in_foreground(&mut self) {
-        self.in_background = false;
-    }
-
-    /// Marks checkpoints as damaged.
-    pub fn mark_damaged(&mut self, folders: &[PathBuf]) {
-        self.writer.mark_damaged(folders);
-    }
-
-    /// Moves checkpoints after a step, or all, out of the way of a run that does not resume from them.
-    pub fn move_aside(&self, after: Option<u64>) -> Result<Vec<PathBuf>, CheckpointError> {
-        self.writer.move_aside(after)
-    }
-
     /// Starts a save. None may be in progress. Errors are reported once all ranks have finished.
-    pub fn start(&mut self, engine: &mut Engine, meta: CheckpointMeta) -> Result<(), TrainError> {
+    pub fn start(&mut self, engine: &mut Engine, meta: CheckpointMeta) -> Result<()> {
         self.in_progress = Some((meta.step, Instant::now()));
         let shards = owned_shards(engine);
         let started = match self.in_background {
             true => {
-                let copy =
-                    |shard: &OwnedShard| Ok(shard.meta.clone().with(shard.elements(engine)?));
-                let copies = shards.iter().map(copy).collect::<Result<_, TrainError>>()?;
+                let copy = |shard: &OwnedShard| {
+                    Ok(Shard { meta: shard.meta.clone(), elements: shard.elements(engine)? })
+                };
+                let copies = shards.iter().map(copy).collect::<Result<_>>()?;
                 self.writer.begin(meta, copies).map_err(TrainError::from)
             }
             false => {

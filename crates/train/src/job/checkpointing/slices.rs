@@ -7,7 +7,7 @@ use regatta_predict::shape::{ParamSpec, ShardSlice};
 
 /// The slices of the full parameter that make up a range of this rank's slice, in order.
 pub fn slices(parameter: &ParamSpec, range: Range<usize>) -> Vec<TensorSlice> {
-    let whole: usize = parameter.full_shape.iter().product();
+    let full_len: usize = parameter.full_shape.iter().product();
     let width = parameter.full_shape.get(1).copied().unwrap_or(1);
     let mut slices = Vec::new();
     let mut start = 0;
@@ -20,7 +20,7 @@ pub fn slices(parameter: &ParamSpec, range: Range<usize>) -> Vec<TensorSlice> {
         start = end;
     }
     match slices[..] {
-        [TensorSlice::Flat(Range { start: 0, end })] if end == whole => vec![TensorSlice::Whole],
+        [TensorSlice::Flat(Range { start: 0, end })] if end == full_len => vec![TensorSlice::Whole],
         _ => slices,
     }
 }
@@ -33,10 +33,10 @@ fn add(slices: &mut Vec<TensorSlice>, patch: &ShardSlice, width: usize, range: R
         let first = patch.rows.start * width;
         return add_flat(slices, first + range.start..first + range.end);
     }
-    let mut place = range.start;
-    while place < range.end {
-        let (row, column) = (place / columns, place % columns);
-        let left = range.end - place;
+    let mut at = range.start;
+    while at < range.end {
+        let (row, column) = (at / columns, at % columns);
+        let left = range.end - at;
         let (rows, range) = match column {
             0 if left >= columns => (left / columns, columns),
             _ => (1, left.min(columns - column)),
@@ -46,7 +46,7 @@ fn add(slices: &mut Vec<TensorSlice>, patch: &ShardSlice, width: usize, range: R
             rows: row..row + rows,
             columns: column..column + range,
         });
-        place += rows * range;
+        at += rows * range;
     }
 }
 

@@ -9,11 +9,11 @@ use super::*;
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::config::resolve;
-use crate::data::testing::Folder;
 use crate::model::Model;
 use crate::parallel::ProcessGroups;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::Net;
+use crate::testing::TempDir;
 use regatta_device::reference::Reference;
 use regatta_predict::cost::{CostOptions, MemoryBytes, StateBytes, rank_cost};
 use regatta_predict::mesh::Mesh;
@@ -41,18 +41,18 @@ fn engine(shape: &ModelShape, mesh: Mesh, rank: usize) -> Engine {
 }
 
 /// The value of an element of a full parameter.
-fn number(kind: StateTensor, name: &str, place: usize) -> f32 {
+fn element(kind: StateTensor, name: &str, position: usize) -> f32 {
     let name: usize = name.bytes().enumerate().map(|(i, byte)| (i + 1) * byte as usize).sum();
-    (name * 4 + kind as usize) as f32 + place as f32 / 4096.0
+    (name * 4 + kind as usize) as f32 + position as f32 / 4096.0
 }
 
 /// The values that a rank should have in a range.
 fn expected(range: &ShardRange<'_>) -> Vec<f32> {
-    let ParamSpec { name, full_shape: whole, .. } = range.parameter;
+    let ParamSpec { name, full_shape, .. } = range.parameter;
     let slices = slices(range.parameter, range.range.clone());
-    let runs = slices.iter().flat_map(|part| part.runs(whole));
-    let places = runs.flat_map(|run| run.start..run.start + run.len);
-    places.map(|place| number(range.kind, name, place)).collect()
+    let runs = slices.iter().flat_map(|part| part.runs(full_shape));
+    let positions = runs.flat_map(|run| run.start..run.start + run.len);
+    positions.map(|position| element(range.kind, name, position)).collect()
 }
 
 /// Saves a checkpoint on all ranks.
@@ -110,13 +110,8 @@ fn model(llama: bool) -> ModelShape {
 }
 
 fn mesh() -> impl Strategy<Value = Mesh> {
-    (1usize..4, 1usize..3, 1usize..5, 1usize..5).prop_map(|(dp, cp, tp, pp)| Mesh {
-        dp,
-        cp,
-        tp,
-        pp,
-        shard: dp * cp,
-    })
+    let sizes = (1usize..4, 1usize..3, 1usize..5, 1usize..5);
+    sizes.prop_map(|(dp, cp, tp, pp)| Mesh { dp, cp, tp, pp, shard: dp * cp })
 }
 
 proptest! {
@@ -124,8 +119,8 @@ proptest! {
 
     #[test]
     fn any_mesh_restores_what_any_other_saved(llama: bool, one in mesh(), other in mesh()) {
-        let (folder, shape) = (Folder::new(), model(llama));
-        let saved = save(&shape, one, folder.path());
+        let (folder, shape) = (TempDir::new(), model(llama));
+        let saved = save(&shape, one, &folder.0);
         let bytes = saved.verify().unwrap();
         prop_assert_eq!(bytes, 4 * 3 * shape.num_params() as u64, "each element once");
         read(&shape, other, &saved);
@@ -133,9 +128,9 @@ proptest! {
 
     #[test]
     fn any_mesh_can_be_exported_to_hugging_face(split in mesh()) {
-        let (folder, shape) = (Folder::new(), model(true));
-        let saved = save(&shape, split, folder.path());
-        let to = folder.path().join("model");
+        let (folder, shape) = (TempDir::new(), model(true));
+        let saved = save(&shape, split, &folder.0);
+        let to = folder.0.join("model");
         let mut elements = |name: &str| {
             Ok::<_, HuggingFaceError>(saved.read_whole(name, StateTensor::Parameter).unwrap())
         };
@@ -144,23 +139,19 @@ proptest! {
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let found = tensors.tensor("model.layers.1.mlp.down_proj.weight").unwrap();
         let there = found.data().as_chunks::<4>().0.iter().map(|n| f32::from_le_bytes(*n));
-        let ours = (0..24 * 12).map(|place| number(StateTensor::Parameter, "layer.1.down.weight", place));
+        let ours = (0..24 * 12).map(|position| element(StateTensor::Parameter, "layer.1.down.weight", position));
         prop_assert!(there.eq(ours));
     }
 }
 
 #[test]
 fn a_tensor_of_a_different_shape_is_refused() {
-    let folder = Folder::new();
-    let saved = save(&model(true), Mesh::data_parallel(1), folder.path());
+    let folder = TempDir::new();
+    let saved = save(&model(true), Mesh::data_parallel(1), &folder.0);
     let other = ModelShape { intermediate_size: 24, ..model(true) };
-    let error =
-        restore(&mut engine(&other, Mesh::data_parallel(1), 0), &saved).unwrap_err().to_string();
-    assert!(
-        error
-            .contains("layer.0.up.weight has shape [24, 24] in the checkpoint and [48, 24] in the"),
-        "{error}"
-    );
+    let error = restore(&mut engine(&other, Mesh::data_parallel(1), 0), &saved).unwrap_err();
+    let expected = "layer.0.up.weight has shape [24, 24] in the checkpoint and [48, 24] in the";
+    assert!(error.to_string().contains(expected), "{error}");
 }
 
 /// The memory check counts the copy that a background checkpoint writes.
@@ -179,23 +170,17 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
             let memory = rank_cost(&shape, &plan, CostOptions::new(4, false), rank).unwrap().memory;
             let predicted = config.memory_need(&plan, &memory).checkpoint as usize;
             // Parameters replicated over the tensor-parallel group are written by one of its ranks.
-            assert!(
-                written.abs_diff(predicted) <= predicted / 10,
-                "{args:?}: {written} {predicted}"
-            );
+            let off = written.abs_diff(predicted);
+            assert!(off <= predicted / 10, "{args:?}: {written} {predicted}");
             all += written;
         }
         assert_eq!(all, 12 * shape.num_params(), "{args:?}");
     }
     let footprint = |args: &[&str]| {
         let config = resolve(None, args).unwrap().config;
-        let moments = StateBytes { resident: 800, transient: 0 };
-        config
-            .memory_need(
-                &config.validate(2).unwrap(),
-                &MemoryBytes { optimizer: moments, ..MemoryBytes::default() },
-            )
-            .checkpoint
+        let optimizer = StateBytes { resident: 800, transient: 0 };
+        let memory = MemoryBytes { optimizer, ..MemoryBytes::default() };
+        config.memory_need(&config.validate(2).unwrap(), &memory).checkpoint
     };
     assert_eq!(footprint(&[]), 600);
     assert_eq!(footprint(&["zero=1"]), 1200);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::owned_shards::{OwnedShards, ShardRange};
 use super::slices::slices;
 use crate::checkpoint::{Checkpoint, ShardMeta, StateTensor};
-use crate::job::TrainError;
+use crate::job::{Result, TrainError};
 use crate::step::Engine;
 
 /// Elements copied at a time.
@@ -17,7 +17,7 @@ pub fn fetch(
     what: (usize, StateTensor),
     start: usize,
     elements: &mut [f32],
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let state = &mut engine.state;
     Ok(state.read_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
 }
@@ -28,7 +28,7 @@ pub fn put(
     what: (usize, StateTensor),
     start: usize,
     elements: &[f32],
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let state = &mut engine.state;
     Ok(state.write_elements(what.0, what.1, start - state.shards[what.0].start, elements)?)
 }
@@ -44,7 +44,7 @@ pub struct OwnedShard {
 
 impl OwnedShard {
     /// Its elements.
-    pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>, TrainError> {
+    pub fn elements(&self, engine: &mut Engine) -> Result<Vec<f32>> {
         let ShardMeta { kind, shape, slice, .. } = &self.meta;
         let mut elements = vec![0.0; slice.len(shape)];
         fetch(engine, (self.block, *kind), self.start, &mut elements)?;
@@ -70,13 +70,18 @@ pub fn owned_shards(engine: &Engine) -> Vec<OwnedShard> {
 
 /// Reads this rank's shards of all parameters, and of optimizer state if present (imported models have
 /// none). Unsharded copies are updated later.
-pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<()> {
     let blocks = engine.net.model.blocks.clone();
     let mut buffer = Vec::new();
     for range in OwnedShards::of(engine).all(&blocks) {
-        match checkpoint.shape(&range.parameter.name, range.kind) {
-            Some(shape) if shape != range.parameter.full_shape => {
-                return Err(shape_mismatch(checkpoint, &range));
+        let (name, full_shape) = (&range.parameter.name, &range.parameter.full_shape);
+        match checkpoint.shape(name, range.kind) {
+            Some(stored) if stored != full_shape => {
+                let folder = checkpoint.folder().to_owned();
+                let why = format!(
+                    "{name} has shape {stored:?} in the checkpoint and {full_shape:?} in the model"
+                );
+                return Err(TrainError::Incompatible { folder, what: "model", why });
             }
             None if range.kind != StateTensor::Parameter => continue,
             _ => {}
@@ -90,24 +95,13 @@ pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), Train
     Ok(())
 }
 
-/// The error of a tensor with a different shape.
-fn shape_mismatch(checkpoint: &Checkpoint, range: &ShardRange<'_>) -> TrainError {
-    let (folder, name) = (checkpoint.folder().to_owned(), &range.parameter.name);
-    let stored = checkpoint.shape(name, range.kind).unwrap_or_default();
-    let why = format!(
-        "{name} has shape {stored:?} in the checkpoint and {:?} in the model",
-        range.parameter.full_shape
-    );
-    TrainError::Incompatible { folder, what: "model", why }
-}
-
 /// Reads a range of this rank's slice of a parameter.
 fn read(
     checkpoint: &Checkpoint,
     owned: &ShardRange<'_>,
     range: Range<usize>,
     elements: &mut Vec<f32>,
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let (parameter, kind) = (owned.parameter, owned.kind);
     elements.resize(range.len(), 0.0);
     let mut rest = &mut elements[..];

@@ -5,8 +5,8 @@ use std::time::Instant;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use super::event::AllReduceTiming;
-use super::gather::all_gather;
-use crate::job::TrainError;
+use crate::job::gather::all_gather;
+use crate::job::{Result, TrainError};
 
 /// Elements of each message: latency-bound, in between, bandwidth-bound.
 const COUNTS: [usize; 3] = [2, 16 << 10, 1 << 20];
@@ -36,11 +36,11 @@ fn bus_factor(ranks: u32) -> f64 {
 }
 
 /// Checks and times all-reduces of several sizes.
-pub fn check(comm: &dyn Comm) -> Result<Vec<AllReduceTiming>, TrainError> {
+pub fn check(comm: &dyn Comm) -> Result<Vec<AllReduceTiming>> {
     COUNTS.iter().map(|&count| one(comm, count)).collect()
 }
 
-fn one(comm: &dyn Comm, count: usize) -> Result<AllReduceTiming, TrainError> {
+fn one(comm: &dyn Comm, count: usize) -> Result<AllReduceTiming> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let own: Vec<f32> = (0..count).map(|index| element(rank, index)).collect();
     let mut sums = vec![0.0; count];

@@ -4,15 +4,15 @@ use regatta_comm::Comm;
 use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
-use super::gather::all_gather;
 use super::rank_notes::most_common;
 use crate::checkpoint::StateTensor;
-use crate::job::{TrainError, checkpointing};
+use crate::job::gather::all_gather;
+use crate::job::{Result, checkpointing};
 use crate::parallel::ProcessGroups;
 use crate::step::Engine;
 
 /// SHA-256 of this rank's parameters and optimizer state.
-pub fn digest(engine: &mut Engine) -> Result<String, TrainError> {
+pub fn digest(engine: &mut Engine) -> Result<String> {
     let mut sum = Sha256::new();
     let mut elements = Vec::new();
     for block in engine.state.local_blocks() {
@@ -35,7 +35,7 @@ fn replica_key(engine: &Engine) -> (usize, usize, usize) {
 }
 
 /// The ranks whose state differs from that of their replicas, as text.
-pub fn mismatch(comm: &dyn Comm, engine: &mut Engine) -> Result<Option<String>, TrainError> {
+pub fn mismatch(comm: &dyn Comm, engine: &mut Engine) -> Result<Option<String>> {
     let all: Vec<RankDigest> = all_gather(comm, &(replica_key(engine), digest(engine)?))?;
     Ok(message_for(&mismatched(&all), &|rank| comm.peer(rank).to_string()))
 }

@@ -124,35 +124,21 @@ impl Findings {
 /// Measurements of a check.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the other fields are named after what they count")]
 pub enum Details {
     /// None.
     #[default]
     None,
     /// Ranks that joined.
-    World {
-        /// Number of ranks.
-        ranks: u32,
-        /// Number of hosts.
-        hosts: u32,
-    },
+    World { ranks: u32, hosts: u32 },
     /// All ranks.
     Ranks(Vec<RankInfo>),
     /// The data.
-    Data {
-        /// Dataset.
-        source: String,
-        /// Number of tokens.
-        tokens: u64,
-    },
+    Data { source: String, tokens: u64 },
     /// Timings by message size.
     AllReduce(Vec<AllReduceTiming>),
-    /// The state that was broadcast.
-    State {
-        /// Number of parameters.
-        parameters: u64,
-        /// Bytes of parameters and optimizer state of a rank.
-        bytes: u64,
-    },
+    /// The state that was broadcast, and the bytes of parameters and optimizer state of a rank.
+    State { parameters: u64, bytes: u64 },
     /// Training steps.
     Steps {
         /// Name of the configuration.
@@ -170,13 +156,8 @@ pub enum Details {
     },
     /// Digest of parameters and optimizer state.
     Digest(String),
-    /// The checkpoint, removed again.
-    Checkpoint {
-        /// Bytes of state of a rank.
-        bytes: u64,
-        /// Where it was written.
-        folder: String,
-    },
+    /// The checkpoint, removed again, and the bytes of state of a rank.
+    Checkpoint { bytes: u64, folder: String },
 }
 
 impl Details {

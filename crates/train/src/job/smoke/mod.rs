@@ -6,7 +6,6 @@
 mod all_reduce;
 mod consistency;
 mod event;
-mod gather;
 mod rank_notes;
 
 use std::collections::BTreeSet;
@@ -22,7 +21,7 @@ pub use event::{
 };
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
-use super::{Job, TrainError, Training, report, start};
+use super::{Job, Result, TrainError, Training, gather, report, start};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
 use crate::state::ParamInit;
@@ -59,7 +58,7 @@ impl<'a> SmokeTest<'a> {
     }
 
     /// Reports the bootstrap.
-    pub fn joined(&mut self, duration: Duration) -> Result<(), TrainError> {
+    pub fn joined(&mut self, duration: Duration) -> Result<()> {
         let ranks = self.comm.size();
         let hosts: BTreeSet<String> = (0..ranks).map(|rank| self.comm.peer(rank).host).collect();
         let hosts = hosts.len() as u32;
@@ -67,7 +66,7 @@ impl<'a> SmokeTest<'a> {
     }
 
     /// Reports the ranks.
-    pub fn ranks(&mut self, own: &RankInfo) -> Result<(), TrainError> {
+    pub fn ranks(&mut self, own: &RankInfo) -> Result<()> {
         self.check(Check::Ranks, |comm| {
             let ranks = gather::all_gather(comm, own)?;
             let notes = rank_notes::notes(&ranks);
@@ -89,12 +88,7 @@ impl<'a> SmokeTest<'a> {
         Ok(value)
     }
 
-    fn finish_check(
-        &mut self,
-        check: Check,
-        duration: Duration,
-        findings: Findings,
-    ) -> Result<(), TrainError> {
+    fn finish_check(&mut self, check: Check, duration: Duration, findings: Findings) -> Result<()> {
         self.current = check;
         let own = (duration.as_secs_f64(), (self.stop)());
         let all: Vec<(f64, bool)> = gather::all_gather(&*self.comm, &own)?;
@@ -115,7 +109,7 @@ impl<'a> SmokeTest<'a> {
     }
 
     /// All checks of training, once the data is open.
-    pub fn training(&mut self, job: Job) -> Result<(), TrainError> {
+    pub fn training(&mut self, job: Job) -> Result<()> {
         let stop = self.stop;
         let agreed = self.check(Check::Agreement, |_| agreement(&job))?;
         self.check(Check::AllReduce, |comm| {
@@ -131,7 +125,7 @@ impl<'a> SmokeTest<'a> {
 }
 
 /// Output of a check.
-type CheckOutput<T> = Result<(T, Findings), TrainError>;
+type CheckOutput<T> = Result<(T, Findings)>;
 
 /// The plan and shape that all ranks agree on.
 type Agreed = (regatta_predict::plan::ParallelPlan, regatta_predict::shape::ModelShape);
@@ -158,7 +152,7 @@ fn broadcast(job: Job, (plan, shape): Agreed) -> CheckOutput<Training> {
 }
 
 /// Sets parameters and optimizer state to zero.
-fn zero_state(engine: &mut Engine) -> Result<(), TrainError> {
+fn zero_state(engine: &mut Engine) -> Result<()> {
     for block in engine.state.local_blocks() {
         for kind in StateTensor::ALL {
             for chunk in checkpointing::chunks(engine.state.shards[block].clone()) {
@@ -201,11 +195,9 @@ fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> Check
         step_seconds: mean(&all),
     };
     // A single step proves nothing.
-    let error = (all.len() > 1 && last_loss >= first_loss).then(|| {
-        format!(
-            "the loss did not decrease: {first_loss:.4} at the start, {last_loss:.4} at the end"
-        )
-    });
+    let ends = format!("{first_loss:.4} at the start, {last_loss:.4} at the end");
+    let is_rising = all.len() > 1 && last_loss >= first_loss;
+    let error = is_rising.then(|| format!("the loss did not decrease: {ends}"));
     Ok(((), Findings { details, notes: Vec::new(), error }))
 }
 
@@ -258,13 +250,9 @@ fn checkpoint(training: &mut Training, digest: &str) -> CheckOutput<()> {
 }
 
 /// The first error of any rank, if any.
-fn save_and_restore(
-    training: &mut Training,
-    folder: &Path,
-    digest: &str,
-) -> Result<Option<String>, TrainError> {
+fn save_and_restore(training: &mut Training, dir: &Path, digest: &str) -> Result<Option<String>> {
     let comm = training.comm.clone();
-    let manager = CheckpointManager::new(folder, comm.rank() as usize, comm.size() as usize, 1);
+    let manager = CheckpointManager::new(dir, comm.rank() as usize, comm.size() as usize, 1);
     // All managers must exist before any rank starts to write.
     let error = manager.as_ref().err().map(ToString::to_string);
     let error = gather::first_error(&*comm, error)?;
@@ -282,16 +270,12 @@ fn save_and_restore(
     if let Some(error) = gather::first_error(&*comm, own)? {
         return Ok(Some(error));
     }
-    let own = read(training, folder, digest)?;
+    let own = read(training, dir, digest)?;
     Ok(gather::first_error(&*comm, own)?)
 }
 
 /// Reads the checkpoint back. Returns what is wrong, if anything.
-fn read(
-    training: &mut Training,
-    folder: &Path,
-    digest: &str,
-) -> Result<Option<String>, TrainError> {
+fn read(training: &mut Training, folder: &Path, digest: &str) -> Result<Option<String>> {
     let engine = &mut training.engine;
     zero_state(engine)?;
     let checkpoint = match Checkpoint::latest(folder) {

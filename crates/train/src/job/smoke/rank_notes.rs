@@ -82,8 +82,7 @@ mod tests {
 
     #[test]
     fn a_rank_with_different_kernels_is_noted() {
-        let mut all: Vec<RankInfo> =
-            (0..4).map(|rank| info(rank, "a", "0-3", 1, "avx512")).collect();
+        let mut all: Vec<_> = (0..4).map(|rank| info(rank, "a", "0-3", 1, "avx512")).collect();
         all[0].kernels = "avx2".to_owned();
         let [note] = &notes(&all)[..] else { panic!("{:?}", notes(&all)) };
         assert!(note.starts_with("rank 0 on a has avx2, most ranks have avx512"), "{note}");

@@ -28,7 +28,6 @@ where
 /// The error of the first rank that has one.
 pub fn first_error(comm: &dyn Comm, own: Option<String>) -> Result<Option<String>, CommError> {
     let all: Vec<Option<String>> = all_gather(comm, &own)?;
-    let mut ranks = (0..).zip(all);
-    let first = ranks.find_map(|(rank, counts)| counts.map(|why| (rank, why)));
+    let first = (0..).zip(all).find_map(|(rank, error)| Some((rank, error?)));
     Ok(first.map(|(rank, why)| format!("{}: {why}", comm.peer(rank))))
 }
