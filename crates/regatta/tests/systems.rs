@@ -9,6 +9,7 @@ mod support;
 use std::fmt::Write as _;
 
 use regatta_model::{MemoryPolicy, PlacedRank};
+use regatta_testbed::assert_contains;
 use support::{MapOutput, SYSTEMS, golden, map_json, run_line};
 
 /// Published maps: a line per GPU in device order, with its NUMA node, local CPUs, the CPUs of its
@@ -124,7 +125,7 @@ fn lumi_masks_match_its_user_guide() {
         assert_eq!(got.join(","), masks, "{system}");
         let srun = run_line(&format!("map --system {system} --format srun")).ok();
         let with_prefix = masks.split(',').map(|m| format!("0x{m}")).collect::<Vec<_>>().join(",");
-        assert!(srun.contains(&format!("--cpu-bind=mask_cpu:{with_prefix} ")), "{srun}");
+        assert_contains(&srun, &format!("--cpu-bind=mask_cpu:{with_prefix} "));
     }
 }
 

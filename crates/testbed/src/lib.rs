@@ -22,6 +22,7 @@
 //! removed by the next cluster.
 
 mod affinity;
+mod assertions;
 mod builder;
 mod cgroup;
 mod cluster;
@@ -38,6 +39,7 @@ mod slurm;
 mod ssh_shim;
 mod sshd;
 
+pub use assertions::{Parts, assert_contains, poll_until, wait_until, write_with_mode};
 pub use builder::ClusterBuilder;
 pub use cluster::Cluster;
 pub use command::{CommandOutput, run, run_within};

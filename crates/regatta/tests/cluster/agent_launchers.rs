@@ -11,7 +11,7 @@ use regatta_launch::slurm::full_node_gres;
 use regatta_model::{CpuSet, hostlist};
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 
-use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+use crate::test_cluster::{HYDRA, OPEN_MPI, programs_or_skip};
 
 /// Inputs of [`starts_agents`].
 const STARTER: &str = "REGATTA_TEST_STARTER";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use regatta_model::{BenchResult, document};
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
 
-use crate::support::{REGATTA, TestCluster};
+use crate::test_cluster::{REGATTA, TestCluster};
 
 /// Bandwidth of healthy, slow and very slow links.
 const FULL: &str = "80mbit";

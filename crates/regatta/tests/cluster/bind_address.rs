@@ -2,7 +2,7 @@
 
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 
-use crate::support::REGATTA;
+use crate::test_cluster::REGATTA;
 
 /// REGATTA_BIND of the ranks on two nodes.
 fn bind_addresses(cluster: &Cluster) -> Vec<String> {

@@ -2,7 +2,7 @@
 
 use regatta_testbed::Cluster;
 
-use crate::support::{JobOutput, TestCluster, synthetic_nodes};
+use crate::test_cluster::{JobOutput, TestCluster, synthetic_nodes};
 
 /// A node with four cores and four NVIDIA GPUs.
 const MACHINE: &str = include_str!("../fixtures/four-gpus.json");

@@ -4,7 +4,9 @@ use regatta_model::CpuSet;
 use regatta_testbed::Cluster;
 use regatta_testbed::lumi::{HWLOC, MASKS};
 
-use crate::support::{HYDRA, JobOutput, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes};
+use crate::test_cluster::{
+    HYDRA, JobOutput, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes,
+};
 
 /// The L3 cache of each local rank.
 const L3_OF_RANK: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];

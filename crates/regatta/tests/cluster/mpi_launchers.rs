@@ -2,7 +2,7 @@
 
 use regatta_testbed::{Cluster, cluster_or_skip};
 
-use crate::support::{
+use crate::test_cluster::{
     HYDRA, JobOutput, OPEN_MPI, TestCluster, assert_allocation, assert_environment,
     programs_or_skip,
 };

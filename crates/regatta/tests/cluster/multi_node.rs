@@ -9,7 +9,7 @@ use regatta_model::result::RunResult;
 use regatta_model::{Placement, document};
 use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
 
-use crate::support::{HYDRA, OPEN_MPI, REGATTA, programs_or_skip};
+use crate::test_cluster::{HYDRA, OPEN_MPI, REGATTA, programs_or_skip};
 
 const NODES: usize = 16;
 /// Ranks per node.

@@ -7,7 +7,7 @@ use regatta_model::document;
 use regatta_model::result::RunResult;
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 
-use crate::support::REGATTA;
+use crate::test_cluster::REGATTA;
 
 /// A rank that takes a second to save on TERM.
 const RANK: &str = "#!/bin/bash

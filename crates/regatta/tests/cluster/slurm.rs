@@ -7,7 +7,7 @@ use std::time::Duration;
 use regatta_testbed::{Cluster, cluster_or_skip, run};
 use serde_json::Value;
 
-use crate::support::{REGATTA, TestCluster, assert_allocation, assert_environment};
+use crate::test_cluster::{REGATTA, TestCluster, assert_allocation, assert_environment};
 
 /// `node1` on the cluster's network.
 const NODE1: &str = "10.77.0.1";
@@ -140,7 +140,7 @@ fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
 /// Other launchers in a Slurm job start their daemons by `srun`: Slurm's task variables are not the
 /// rank's.
 fn launchers_inside(cluster: &TestCluster) {
-    use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+    use crate::test_cluster::{HYDRA, OPEN_MPI, programs_or_skip};
     let script = format!("{REGATTA} map --json > $0-${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}}");
     for (launcher, program) in [("hydra", HYDRA), ("openmpi", OPEN_MPI)] {
         let Some(()) = programs_or_skip(&[program]) else { continue };
@@ -166,7 +166,7 @@ fn launchers_inside(cluster: &TestCluster) {
 /// mpirun starts ranks on the batch node itself, those on the other node by a step; all derive the
 /// same port.
 fn same_port(cluster: &TestCluster) {
-    use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+    use crate::test_cluster::{HYDRA, OPEN_MPI, programs_or_skip};
     for program in [HYDRA, OPEN_MPI] {
         let Some(()) = programs_or_skip(&[program]) else { continue };
         let out = cluster.hosts.shared().join(format!("{}-ports", program.0));
@@ -195,7 +195,8 @@ fn rendezvous(cluster: &TestCluster) {
     let uneven =
         cluster.srun(&[], &[NODES, "-n3", "-mcyclic"], &["env", "--json"]).assert_success();
     assert_environment(&uneven, NODE1);
-    let port = |job: &crate::support::JobOutput| job.ranks[0].variables()["MASTER_PORT"].clone();
+    let port =
+        |job: &crate::test_cluster::JobOutput| job.ranks[0].variables()["MASTER_PORT"].clone();
     assert_ne!(port(&job), port(&uneven), "two jobs share a port");
 }
 

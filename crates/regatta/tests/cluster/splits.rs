@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, cluster_or_skip, run_within};
 
-use crate::metrics::{assert_close, assert_identical, last_step_in};
-use crate::split_words::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
-use crate::support::{REGATTA, TestCluster};
+use crate::support::layouts::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
+use crate::support::metrics::{assert_close, assert_identical, last_step_in};
+use crate::test_cluster::{REGATTA, TestCluster};
 use crate::train::{TIMEOUT, metrics, metrics_file, run_successfully, train_on_nodes};
 
 /// Number of nodes, and parallel layouts.

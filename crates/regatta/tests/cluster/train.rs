@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
 
-use crate::metrics::{RunMetrics, assert_close, assert_identical, last_step_in, read_metrics};
-use crate::support::{REGATTA, TestCluster};
+use crate::support::metrics::{
+    RunMetrics, assert_close, assert_identical, last_step_in, read_metrics,
+};
+use crate::test_cluster::{REGATTA, TestCluster};
 
 /// Timeout of a command.
 pub const TIMEOUT: Duration = Duration::from_secs(90);

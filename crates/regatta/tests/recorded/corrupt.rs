@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::support::CommandOutput;
+use super::support::{CommandOutput, MapOutput, TempDir};
 use super::{SysfsTree, document, run_line, system};
 
 /// Asserts a plan or a one-line error. A plan must survive a round trip.
@@ -12,7 +12,7 @@ fn assert_no_panic(run: CommandOutput, json: bool, what: &str) {
     if run.code == Some(1) {
         run.error_line();
     } else if json {
-        let machine = &run.map_output().machines[0];
+        let machine = &run.json::<MapOutput>().machines[0];
         let text = document::to_json(machine).unwrap();
         let read = document::from_json::<regatta_model::Machine>(&text);
         let read = read.unwrap_or_else(|e| panic!("{what}: the dump is refused: {e}"));
@@ -124,7 +124,7 @@ const ROUNDS: u64 = 100;
 fn fuzz_tree(name: &str, seed: u64) {
     let tree = SysfsTree::of(&system(name));
     let groups = groups(all_paths(tree.path()));
-    let backups = super::support::TempDir::new();
+    let backups = TempDir::new();
     let words = |output: &str| format!("map --machine {} --profile {name} {output}", tree.arg());
     let intact = run_line(&words("--json")).ok();
     let mut noticed = 0;

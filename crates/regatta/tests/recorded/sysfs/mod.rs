@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::{CpuSet, Machine};
 
-use super::TempDir;
+use crate::support::TempDir;
 
 /// Kernel driver of Intel GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
