@@ -75,14 +75,9 @@ pub(crate) fn listening_ports(host: &Host) -> Result<Vec<u16>, TestbedError> {
             daemons.extend(socket_inodes(pid));
         }
     }
-    let mut ports: Vec<u16> = sockets(host)?
-        .into_iter()
-        .filter(|s| !daemons.contains(&s.inode))
-        .map(|s| s.port)
-        .collect();
-    ports.sort_unstable();
-    ports.dedup();
-    Ok(ports)
+    let others = sockets(host)?.into_iter().filter(|s| !daemons.contains(&s.inode));
+    let ports: BTreeSet<u16> = others.map(|s| s.port).collect();
+    Ok(ports.into_iter().collect())
 }
 
 pub(crate) fn sockets(host: &Host) -> Result<Vec<ListeningSocket>, TestbedError> {
@@ -127,12 +122,11 @@ fn is_daemon(program: &Path) -> bool {
 /// Inodes of a process's open sockets.
 fn socket_inodes(pid: u32) -> Vec<u64> {
     let entries = fs::read_dir(proc_dir(pid).join("fd")).into_iter().flatten().flatten();
-    entries
-        .filter_map(|e| {
-            let target = fs::read_link(e.path()).ok()?;
-            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-        })
-        .collect()
+    let inode = |entry: fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    };
+    entries.filter_map(inode).collect()
 }
 
 fn parse_status(text: &str) -> Option<ProcStatus> {

@@ -41,8 +41,8 @@ mod sshd;
 
 pub use assertions::{Parts, assert_contains, poll_until, wait_until, write_with_mode};
 pub use builder::ClusterBuilder;
-pub use cluster::Cluster;
-pub use command::{CommandOutput, run, run_within};
+pub use cluster::{Args, Cluster};
+pub use command::{CommandOutput, run, run_meanwhile, run_within};
 pub use error::TestbedError;
 pub use host_processes::HostProcess;
 pub use requirements::{REQUIRE, cluster_or_skip, or_skip};

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
-use regatta_testbed::{Cluster, TestbedError, cluster_or_skip, run, run_within};
+use regatta_testbed::{
+    Cluster, TestbedError, assert_contains, cluster_or_skip, run, run_within, wait_until,
+};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn sorted(text: &str) -> Vec<&str> {
     let mut lines: Vec<&str> = text.lines().collect();
@@ -35,8 +37,7 @@ fn traces(text: &str) -> Vec<String> {
 fn cluster_of_four_nodes_runs_a_job_and_leaves_nothing_behind() {
     let builder = Cluster::builder().nodes(4).gpus(4);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let output = run(&mut cluster.login("srun", ["-N4", "hostname"])).unwrap();
-    assert!(output.status.success(), "{}", output.stderr);
+    let output = run(&mut cluster.login("srun", ["-N4", "hostname"])).unwrap().expect_success();
     assert_eq!(sorted(&output.stdout), ["node1", "node2", "node3", "node4"]);
     let folder = cluster.shared().to_owned();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
@@ -71,11 +72,9 @@ fn hosts_are_connected_and_share_only_the_cluster_directory() {
     for cluster in [&one, &two] {
         let script = "exec 3<>/dev/udp/node2/9 && getent hosts node2 && ls /sys/class/net && \
                       echo private > /tmp/note && echo shared > note";
-        let output = run(&mut cluster.on("node1", "bash", ["-c", script]).unwrap()).unwrap();
-        assert!(output.status.success(), "{}", output.stderr);
-        assert!(output.stdout.contains("10.77.0.2") && output.stdout.contains("eth0"));
-        let script = "cat note; cat /tmp/note";
-        let output = run(&mut cluster.on("node2", "bash", ["-c", script]).unwrap()).unwrap();
+        let output = cluster.bash("node1", script).unwrap().expect_success();
+        assert_contains(output.stdout, ["10.77.0.2", "eth0"]);
+        let output = cluster.bash("node2", "cat note; cat /tmp/note").unwrap();
         assert_eq!(output.stdout, "shared\n");
         assert!(!output.status.success());
     }
@@ -109,13 +108,10 @@ fn timed_out_command_is_killed_on_its_host() {
     let error = run_within(&mut sleep, Duration::from_millis(200)).unwrap_err();
     assert!(matches!(error, TestbedError::TimedOut { .. }), "{error}");
     let left = "cd /proc; for p in [0-9]*; do [ -e $p ] && echo $p; done; true";
-    let mut look = cluster.on("node1", "bash", ["-c", left]).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(5);
     // Only the first process and the inspecting one are left, not even a zombie.
-    while run(&mut look).unwrap().stdout.lines().count() != 2 {
-        assert!(Instant::now() < deadline, "{}", run(&mut look).unwrap().stdout);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("two processes", || {
+        cluster.bash("node1", left).unwrap().stdout.lines().count() == 2
+    });
 }
 
 #[test]
@@ -158,11 +154,7 @@ fn killed_test_leaves_no_process() {
     assert!(processes() > 0 && folder.exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while processes() > 0 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(processes(), 0);
+    wait_until("all processes to exit", || processes() == 0);
     // The next cluster, of this or another test, removes the rest.
     drop(Cluster::builder().nodes(1).slurm(false).build().unwrap());
     assert!(!folder.exists());

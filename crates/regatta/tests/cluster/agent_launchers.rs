@@ -3,15 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
 use regatta_launch::agent_launcher::handle::{LauncherHandle, output_of};
 use regatta_launch::slurm::full_node_gres;
 use regatta_model::{CpuSet, hostlist};
-use regatta_testbed::{Cluster, cluster_or_skip, run};
+use regatta_testbed::{Cluster, cluster_or_skip, run, wait_until, write_with_mode};
 
-use crate::test_cluster::{HYDRA, OPEN_MPI, programs_or_skip};
+use crate::test_cluster::{HYDRA, OMPI_AS_ROOT, OPEN_MPI, programs_or_skip};
 
 /// Inputs of [`starts_agents`].
 const STARTER: &str = "REGATTA_TEST_STARTER";
@@ -21,7 +21,7 @@ const SSH: &str = "REGATTA_TEST_SSH";
 const FOLDER: &str = "REGATTA_TEST_FOLDER";
 /// Content of the boot document.
 const SECRET: &str = "a secret of many words";
-/// Time for agents to start and exit.
+/// Timeout of `scontrol`.
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// An agent that records its inputs. If the file `deadly` exists, the agent on node1 dies at once and
@@ -74,12 +74,12 @@ fn starts_agents() {
     let count = all.len();
     let mut started = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
     if folder.join("stay").exists() {
-        wait(|| agent_files(&folder).len() == hosts.len());
+        wait_until("all agents", || agent_files(&folder).len() == hosts.len());
         started.shutdown(&[], Duration::ZERO, Duration::from_secs(10));
         return;
     }
     let mut ended = Vec::new();
-    wait(|| {
+    wait_until("the exit of all agents", || {
         ended.extend(started.take_exited());
         ended.len() == count
     });
@@ -96,20 +96,11 @@ fn select_mpiexec(invocation: &mut LaunchCommand) {
     }
 }
 
-fn wait(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "timed out");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// The complete files of agents.
 fn agent_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let written =
-        |path: &PathBuf| name(path).starts_with("agent-") && !name(path).contains(".part");
+    let written = |path: &PathBuf| name(path).starts_with("agent-") && !name(path).contains('.');
     let mut files: Vec<PathBuf> = entries.filter(written).collect();
     files.sort();
     files
@@ -124,7 +115,7 @@ struct AgentRecord {
 }
 
 impl AgentRecord {
-    fn read(file: &Path) -> Self {
+    fn read(file: &PathBuf) -> Self {
         let name = file.file_name().unwrap().to_str().unwrap();
         let [_, host, pid] = name.split('-').collect::<Vec<_>>()[..] else { panic!("{name}") };
         let text = std::fs::read_to_string(file).unwrap();
@@ -147,12 +138,9 @@ impl AgentRecord {
 
 /// A folder for one run, with the agent script and these files.
 fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
     let folder = cluster.shared().join(name);
     std::fs::create_dir(&folder).unwrap();
-    let agent = folder.join("agent");
-    std::fs::write(&agent, AGENT).unwrap();
-    std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_with_mode(folder.join("agent"), 0o755, AGENT);
     std::fs::write(folder.join("boot"), SECRET).unwrap();
     files.iter().for_each(|file| std::fs::write(folder.join(file), "").unwrap());
     folder
@@ -166,8 +154,7 @@ fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> V
     let output = run(command).unwrap();
     let log = std::fs::read_to_string(folder.join("output")).unwrap_or_default();
     assert!(output.status.success(), "{output:?} {log}");
-    let found: Vec<AgentRecord> =
-        agent_files(folder).iter().map(|file| AgentRecord::read(file)).collect();
+    let found: Vec<AgentRecord> = agent_files(folder).iter().map(AgentRecord::read).collect();
     for agent in &found {
         assert_eq!(agent.line("boot"), SECRET, "{starter}: {log}");
     }
@@ -251,11 +238,10 @@ fn assert_step_ends(cluster: &Cluster) {
     let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
     assert_eq!(hosts_of(&found), ["node1", "node2"]);
     for agent in &found {
-        let gone = || {
+        wait_until("the end of the step", || {
             let mut look = cluster.on(&agent.host, "kill", ["-0", &agent.pid]).unwrap();
             !run(&mut look).unwrap().status.success()
-        };
-        wait(gone);
+        });
     }
 }
 
@@ -268,15 +254,12 @@ fn other_launchers_start_one_unbound_agent_per_node() {
         let ssh = cluster.ssh_shim();
         let mut command = cluster.launcher("env", [""; 0]);
         command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &ssh);
-        command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh);
-        // Required to run as root.
-        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
-        command.envs(root.map(|name| (name, "1")));
+        command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh).envs(OMPI_AS_ROOT);
         agents(&mut command, starter, hosts, folder)
     };
     for starter in ["hydra", "openmpi", "ssh"] {
-        let folder_of = |files: &[&str], name: &str| folder(&cluster, name, files);
-        let found = start(starter, "node[3,1]", &folder_of(&[], &format!("by-{starter}")));
+        let plain = folder(&cluster, &format!("by-{starter}"), &[]);
+        let found = start(starter, "node[3,1]", &plain);
         assert_eq!(hosts_of(&found), ["node1", "node3"], "{starter}");
         for agent in &found {
             assert_eq!(agent.cpus(), cpus, "{starter} {agent:?}");
@@ -285,7 +268,7 @@ fn other_launchers_start_one_unbound_agent_per_node() {
             assert!(found[0].line("words").ends_with("--node 1"), "{found:?}");
         }
         assert_others_survive(&cluster, |name| {
-            start(starter, "node[1-2]", &folder_of(&["deadly"], name))
+            start(starter, "node[1-2]", &folder(&cluster, name, &["deadly"]))
         });
     }
 }

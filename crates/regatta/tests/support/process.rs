@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use regatta_model::document;
@@ -148,7 +148,7 @@ pub fn is_alive(pid: impl Display) -> bool {
 }
 
 /// The processes with a working directory, each with its rank if it is one.
-pub fn processes(folder: &TempDir) -> Vec<(u32, Option<u32>)> {
+pub fn processes(folder: impl AsRef<Path>) -> Vec<(u32, Option<u32>)> {
     let rank = |pid: u32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let mut words = environment.split(|byte| *byte == 0);
@@ -156,7 +156,7 @@ pub fn processes(folder: &TempDir) -> Vec<(u32, Option<u32>)> {
         std::str::from_utf8(text).ok()?.parse().ok()
     };
     let is_in_folder = |pid: &u32| {
-        std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == folder.path())
+        std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == folder.as_ref())
     };
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -164,6 +164,6 @@ pub fn processes(folder: &TempDir) -> Vec<(u32, Option<u32>)> {
 }
 
 /// The PID of a rank, if it runs.
-pub fn pid_of_rank(folder: &TempDir, rank: u32) -> Option<u32> {
+pub fn pid_of_rank(folder: impl AsRef<Path>, rank: u32) -> Option<u32> {
     processes(folder).into_iter().find(|(_, r)| *r == Some(rank)).map(|(pid, _)| pid)
 }
