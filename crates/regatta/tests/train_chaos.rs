@@ -7,16 +7,13 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
-#[path = "chaos/random.rs"]
-mod random;
 mod support;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use libc::{SIGINT, SIGKILL, SIGTERM};
-use random::Random;
-use regatta_testbed::wait_until;
+use regatta_testbed::{Random, wait_until};
 use support::TempDir;
 use support::metrics::{RunMetrics, assert_close, assert_identical};
 use support::process::{Process, processes, signal_if_alive};

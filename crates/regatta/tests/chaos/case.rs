@@ -3,9 +3,9 @@
 use std::fmt;
 
 use regatta_model::result::RankExit;
+use regatta_testbed::Random;
 
 use crate::env_number;
-use crate::random::Random;
 
 /// What starts the agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

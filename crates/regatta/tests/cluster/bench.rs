@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use regatta_model::{BenchResult, document};
-use regatta_testbed::{Cluster, CommandOutput, assert_contains, cluster_or_skip, run_within};
+use regatta_testbed::{Cluster, CommandOutput, assert_contains, run_within};
 
 use crate::support::REGATTA;
 use crate::test_cluster::TestCluster;
@@ -24,8 +24,7 @@ const REPETITIONS: u32 = 2;
 #[test]
 fn slow_nodes_and_links_are_found_on_a_cluster() {
     let builder = Cluster::builder().nodes(6).cpus(2).ssh(true);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = TestCluster::new(cluster);
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
     bed.hosts.nodes().iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
     in_slurm_allocation(&bed);
     started_by_srun_per_rank(&bed);

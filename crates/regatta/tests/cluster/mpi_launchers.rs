@@ -1,6 +1,6 @@
 //! MPICH, Open MPI and a PBS-like environment, without Slurm.
 
-use regatta_testbed::{Cluster, assert_contains, cluster_or_skip};
+use regatta_testbed::{Cluster, assert_contains};
 
 use crate::test_cluster::{
     HYDRA, JobOutput, OPEN_MPI, TestCluster, assert_allocation, assert_environment,
@@ -15,8 +15,9 @@ const ENV: [&str; 2] = ["env", "--json"];
 #[test]
 fn allocation_is_detected_under_mpi_launchers() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
-    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).slurm(false)) else { return };
-    let cluster = TestCluster::new(cluster);
+    let Some(cluster) = TestCluster::or_skip(&Cluster::builder().nodes(2).slurm(false)) else {
+        return;
+    };
     mpich(&cluster);
     no_host_list(&cluster);
     open_mpi(&cluster);

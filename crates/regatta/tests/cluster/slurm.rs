@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use regatta_testbed::{Cluster, assert_contains, cluster_or_skip, run};
+use regatta_testbed::{Cluster, assert_contains, run};
 use serde_json::Value;
 
 use crate::support::{REGATTA, from_json};
@@ -21,8 +21,7 @@ const PORT: &str = "REGATTA_TEST_PORT";
 
 #[test]
 fn allocation_and_environment_are_correct_under_slurm() {
-    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3)) else { return };
-    let cluster = TestCluster::new(cluster);
+    let Some(cluster) = TestCluster::or_skip(&Cluster::builder().nodes(3)) else { return };
     steps(&cluster);
     no_step(&cluster);
     launchers_inside(&cluster);

@@ -2,7 +2,7 @@
 //! rank is reported with its node.
 
 use libc::SIGKILL;
-use regatta_testbed::{Cluster, assert_contains, cluster_or_skip};
+use regatta_testbed::{Cluster, assert_contains};
 
 use crate::support::layouts::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use crate::support::metrics::{assert_close, assert_identical};
@@ -37,8 +37,7 @@ const CASES: [(usize, ParallelCase); 18] = [
 #[test]
 fn layouts_across_nodes_match_a_single_rank_and_a_killed_rank_is_reported() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = TestCluster::new(cluster);
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
     for model in [GPT2, LLAMA] {
         let one = train_single_rank(&bed, &format!("{MODEL} {model}"), &run_name((1, model, "")));
         for (nodes, case) in CASES.into_iter().filter(|(_, case)| case.1 == model) {

@@ -116,6 +116,11 @@ impl TestCluster {
         Self { hosts, jobs: Cell::new(0) }
     }
 
+    /// Like [`cluster_or_skip`].
+    pub fn or_skip(builder: &ClusterBuilder) -> Option<Self> {
+        cluster_or_skip(builder).map(Self::new)
+    }
+
     /// Writes a shared file.
     pub fn file(&self, name: &str, content: &str) -> String {
         let path = self.hosts.shared().join(name);

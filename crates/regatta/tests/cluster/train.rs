@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use regatta_testbed::{
-    Cluster, CommandOutput, assert_contains, cluster_or_skip, poll_until, run_meanwhile, run_within,
+    Cluster, CommandOutput, assert_contains, poll_until, run_meanwhile, run_within,
 };
 
 use crate::support::REGATTA;
@@ -23,8 +23,7 @@ const TINY: &str = "num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 
 #[test]
 fn losses_on_several_nodes_match_a_single_rank_and_a_lost_node_is_replaced() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = TestCluster::new(cluster);
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
     let one = train_single_rank(&bed, TINY, "one");
     for (nodes, each) in [(2, 1), (3, 1), (2, 2), (4, 2)] {
         let run = format!("on-{nodes}-nodes-{each}");
