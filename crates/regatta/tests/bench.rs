@@ -5,8 +5,6 @@
 
 mod support;
 
-use std::path::Path;
-
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, Measurement, document};
 use regatta_testbed::assert_contains;
@@ -228,17 +226,14 @@ fn plots_are_well_formed() {
     assert_eq!(pairs.endpoints.len(), 3);
 }
 
-/// A recorded output of another program.
-fn recorded(name: &str) -> String {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../measure/tests/data");
-    data.join(name).display().to_string()
-}
+/// Recorded outputs of other programs.
+const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../measure/tests/data");
 
 #[test]
 fn results_of_other_programs_are_read_and_compared() {
     let folder = TempDir::new();
     let read = |words: &str, files: &[&str]| {
-        let files: Vec<String> = files.iter().map(|name| recorded(name)).collect();
+        let files = files.iter().map(|name| format!("{RECORDED}/{name}"));
         run_command(bench(&folder, words).args(files)).ok()
     };
     let shown = read("read", &["frontier-rccl.txt"]);

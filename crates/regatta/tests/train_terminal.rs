@@ -61,13 +61,12 @@ fn dashboard_is_drawn_in_place_and_the_cursor_restored() {
 
 /// Counts of colour sequences and of other escape sequences.
 fn count_sequences(shown: &str) -> [usize; 2] {
-    let is_colour = shown.split("\x1b[").skip(1).map(|rest| {
+    let is_colour = |rest: &&str| {
         rest.trim_start_matches(|c: char| c.is_ascii_digit() || ";?".contains(c)).starts_with('m')
-    });
-    is_colour.fold([0, 0], |[colours, others], colour| match colour {
-        true => [colours + 1, others],
-        false => [colours, others + 1],
-    })
+    };
+    let sequences = shown.split("\x1b[").skip(1);
+    let (colours, others): (Vec<&str>, Vec<&str>) = sequences.partition(is_colour);
+    [colours.len(), others.len()]
 }
 
 #[test]

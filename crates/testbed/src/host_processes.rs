@@ -170,12 +170,12 @@ mod tests {
 
     #[test]
     fn first_process_and_zombies_are_recognised() {
-        let text = |state: &str, numbers: &str| {
-            format!("Name:\tsh\nState:\t{state}\nPPid:\t12\nNSpid:\t{numbers}\n")
+        let text = |state: &str, pids: &str| {
+            format!("Name:\tsh\nState:\t{state}\nPPid:\t12\nNSpid:\t{pids}\n")
         };
-        let wanted = |zombie, first| Some(ProcStatus { parent: 12, zombie, first });
-        assert_eq!(parse_status(&text("S (sleeping)", "40\t1")), wanted(false, true));
-        assert_eq!(parse_status(&text("Z (zombie)", "41\t11")), wanted(true, false));
+        let expected = |zombie, first| Some(ProcStatus { parent: 12, zombie, first });
+        assert_eq!(parse_status(&text("S (sleeping)", "40\t1")), expected(false, true));
+        assert_eq!(parse_status(&text("Z (zombie)", "41\t11")), expected(true, false));
         assert_eq!(parse_status("Name:\tsh\n"), None);
     }
 }

@@ -94,8 +94,8 @@ fn ssh_shim_runs_commands_in_a_new_environment() {
         run(command.env("OUTER_VARIABLE", "1")).unwrap()
     };
     let output = ssh(&["-x", "node2", "hostname; pwd;", "echo ${OUTER_VARIABLE-none}"]);
-    let wanted = format!("node2\n{}\nnone\n", cluster.shared().display());
-    assert_eq!(output.stdout, wanted, "{}", output.stderr);
+    let expected = format!("node2\n{}\nnone\n", cluster.shared().display());
+    assert_eq!(output.stdout, expected, "{}", output.stderr);
     let output = ssh(&["node9", "hostname"]);
     assert_eq!((output.status.code(), output.stderr.as_str()), (Some(255), "ssh: no host node9\n"));
 }
@@ -116,12 +116,12 @@ fn timed_out_command_is_killed_on_its_host() {
 
 #[test]
 fn gpus_are_numbered_from_zero_when_constrained() {
-    for (constrain, wanted) in [(true, ["0", "0"]), (false, ["0", "1"])] {
+    for (constrain, expected) in [(true, ["0", "0"]), (false, ["0", "1"])] {
         let builder = Cluster::builder().nodes(1).gpus(2).cpus(2).constrain_devices(constrain);
         let Some(cluster) = cluster_or_skip(&builder) else { return };
         let args = ["-n2", "--gpus-per-task=1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"];
         let output = run(&mut cluster.login("srun", args)).unwrap();
-        assert_eq!(sorted(&output.stdout), wanted, "{}", output.stderr);
+        assert_eq!(sorted(&output.stdout), expected, "{}", output.stderr);
     }
 }
 

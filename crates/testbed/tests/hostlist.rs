@@ -34,13 +34,13 @@ impl HostLists {
         format!("{number:0width$}")
     }
 
-    fn range(&mut self, faulty: bool) -> String {
+    fn range(&mut self, invalid: bool) -> String {
         match self.0.below(100) {
-            0 if faulty => self
+            0 if invalid => self
                 .0
                 .pick(&["", "x", "1-2-3", "-1", "1x", "0x1", "1-x", "--", "5-3", "1 "])
                 .to_owned(),
-            1 if faulty => self.0.pick(&["0-65536", "7-65543", "0-99999"]).to_owned(),
+            1 if invalid => self.0.pick(&["0-65536", "7-65543", "0-99999"]).to_owned(),
             0..40 => self.number(),
             _ => {
                 let low = self.number();
@@ -51,8 +51,8 @@ impl HostLists {
         }
     }
 
-    fn group(&mut self, faulty: bool) -> String {
-        let ranges: Vec<String> = (0..1 + self.0.below(3)).map(|_| self.range(faulty)).collect();
+    fn group(&mut self, invalid: bool) -> String {
+        let ranges: Vec<String> = (0..1 + self.0.below(3)).map(|_| self.range(invalid)).collect();
         format!("[{}]", ranges.join(","))
     }
 
@@ -64,8 +64,8 @@ impl HostLists {
             return if self.0.below(3) == 0 { format!("{name}s") } else { name };
         }
         // Slurm silently drops a name with an error in a group before the last two.
-        let faulty = groups <= 2;
-        (0..groups).map(|_| format!("{}{}", self.0.pick(&text), self.group(faulty))).collect()
+        let invalid = groups <= 2;
+        (0..groups).map(|_| format!("{}{}", self.0.pick(&text), self.group(invalid))).collect()
     }
 
     fn expression(&mut self) -> String {
@@ -106,8 +106,8 @@ impl Scontrol {
         command.args(["show", "hostnames", text]).env("SLURM_CONF", &self.conf);
         let output = run(&mut command).unwrap();
         assert!(output.status.success(), "{text:?}: {}", output.stderr);
-        let refused = format!("{}{}", output.stdout, output.stderr).contains("Invalid hostlist");
-        (!refused).then(|| output.stdout.lines().map(str::to_owned).collect())
+        let rejected = format!("{}{}", output.stdout, output.stderr).contains("Invalid hostlist");
+        (!rejected).then(|| output.stdout.lines().map(str::to_owned).collect())
     }
 }
 
@@ -121,21 +121,21 @@ impl Drop for Scontrol {
 fn expand_agrees_with_scontrol() {
     let Some(scontrol) = Scontrol::new("expand-agrees") else { return };
     let mut random = HostLists(Random::new(SEED));
-    let mut refused = 0;
-    let mut differ = Vec::new();
+    let mut rejected = 0;
+    let mut mismatches = Vec::new();
     for _ in 0..EXPRESSIONS {
         let text = std::iter::repeat_with(|| random.expression())
             .find(|text| expand(text).map_or(true, |hosts| hosts.len() <= MAX_HOSTS))
             .unwrap();
         let (ours, theirs) = (expand(&text), scontrol.hostnames(&text));
-        refused += u32::from(theirs.is_none());
+        rejected += u32::from(theirs.is_none());
         if ours.as_ref().ok() != theirs.as_ref() {
-            differ.push(format!("{text:?}\n  ours   {ours:?}\n  theirs {theirs:?}"));
+            mismatches.push(format!("{text:?}\n  ours   {ours:?}\n  theirs {theirs:?}"));
         }
     }
-    let some = differ.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
-    assert!(differ.is_empty(), "{} of {EXPRESSIONS} differ, such as\n{some}", differ.len());
-    assert!((30..EXPRESSIONS / 2).contains(&refused), "{refused} rejected: unbalanced sample");
+    let some = mismatches.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
+    assert!(mismatches.is_empty(), "{} of {EXPRESSIONS} differ, such as\n{some}", mismatches.len());
+    assert!((30..EXPRESSIONS / 2).contains(&rejected), "{rejected} rejected: unbalanced sample");
 }
 
 #[test]

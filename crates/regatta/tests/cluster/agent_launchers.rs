@@ -14,7 +14,7 @@ use regatta_testbed::{Cluster, cluster_or_skip, run, wait_until, write_with_mode
 use crate::test_cluster::{HYDRA, OMPI_AS_ROOT, OPEN_MPI, programs_or_skip};
 
 /// Inputs of [`starts_agents`].
-const STARTER: &str = "REGATTA_TEST_STARTER";
+const LAUNCHER: &str = "REGATTA_TEST_LAUNCHER";
 const HOSTS: &str = "REGATTA_TEST_HOSTS";
 const SSH: &str = "REGATTA_TEST_SSH";
 /// Folder of the agent script and of the agents' files.
@@ -51,12 +51,12 @@ if [ -e "$folder/stay" ]; then exec sleep 600; fi
 fn starts_agents() {
     let Ok(folder) = std::env::var(FOLDER).map(PathBuf::from) else { return };
     let var = |name: &str| std::env::var(name).unwrap_or_default();
-    let starter = match var(STARTER).as_str() {
+    let launcher = match var(LAUNCHER).as_str() {
         "srun" => AgentLauncher::Srun,
         "hydra" => AgentLauncher::Hydra,
         "openmpi" => AgentLauncher::OpenMpi,
         "ssh" => AgentLauncher::Ssh,
-        other => panic!("no starter {other}"),
+        other => panic!("no launcher {other}"),
     };
     let hosts = hostlist::expand(&var(HOSTS)).unwrap();
     let job = var("SLURM_JOB_ID");
@@ -65,25 +65,25 @@ fn starts_agents() {
     let agents = LaunchSpec {
         hosts: &hosts,
         program: &folder.join("agent"),
-        bootstrap_file: (!starter.bootstraps_via_stdin()).then_some(&boot_file),
+        bootstrap_file: (!launcher.bootstraps_via_stdin()).then_some(&boot_file),
         ssh: &[var(SSH)],
         gres: &full_node_gres(&scontrol, &hosts),
     };
-    let mut all = starter.commands(&agents).unwrap();
+    let mut all = launcher.commands(&agents).unwrap();
     all.iter_mut().for_each(select_mpiexec);
     let count = all.len();
-    let mut started = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
+    let mut handle = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
     if folder.join("stay").exists() {
         wait_until("all agents", || agent_files(&folder).len() == hosts.len());
-        started.shutdown(&[], Duration::ZERO, Duration::from_secs(10));
+        handle.shutdown(&[], Duration::ZERO, Duration::from_secs(10));
         return;
     }
     let mut ended = Vec::new();
     wait_until("the exit of all agents", || {
-        ended.extend(started.take_exited());
+        ended.extend(handle.take_exited());
         ended.len() == count
     });
-    let output: Vec<_> = (0..hosts.len()).map(|host| started.output_tail(host)).collect();
+    let output: Vec<_> = (0..hosts.len()).map(|host| handle.output_tail(host)).collect();
     std::fs::write(folder.join("output"), format!("{ended:?} {output:?}")).unwrap();
 }
 
@@ -147,16 +147,16 @@ fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
 }
 
 /// Runs [`starts_agents`] by `command` and reads the records of the agents.
-fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<AgentRecord> {
+fn agents(command: &mut Command, launcher: &str, hosts: &str, folder: &Path) -> Vec<AgentRecord> {
     command.arg(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "agent_launchers::starts_agents"]);
-    command.env(STARTER, starter).env(HOSTS, hosts).env(FOLDER, folder);
+    command.env(LAUNCHER, launcher).env(HOSTS, hosts).env(FOLDER, folder);
     let output = run(command).unwrap();
     let log = std::fs::read_to_string(folder.join("output")).unwrap_or_default();
     assert!(output.status.success(), "{output:?} {log}");
     let found: Vec<AgentRecord> = agent_files(folder).iter().map(AgentRecord::read).collect();
     for agent in &found {
-        assert_eq!(agent.line("boot"), SECRET, "{starter}: {log}");
+        assert_eq!(agent.line("boot"), SECRET, "{launcher}: {log}");
     }
     found
 }
@@ -238,25 +238,25 @@ fn other_launchers_start_one_unbound_agent_per_node() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
     let cpus = std::thread::available_parallelism().unwrap().get();
-    let start = |starter: &str, hosts: &str, folder: &Path| {
+    let start = |launcher: &str, hosts: &str, folder: &Path| {
         let ssh = cluster.ssh_shim();
         let mut command = cluster.launcher("env", [""; 0]);
         command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &ssh);
         command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh).envs(OMPI_AS_ROOT);
-        agents(&mut command, starter, hosts, folder)
+        agents(&mut command, launcher, hosts, folder)
     };
-    for starter in ["hydra", "openmpi", "ssh"] {
-        let plain = folder(&cluster, &format!("by-{starter}"), &[]);
-        let found = start(starter, "node[3,1]", &plain);
-        assert_eq!(hosts_of(&found), ["node1", "node3"], "{starter}");
+    for launcher in ["hydra", "openmpi", "ssh"] {
+        let plain = folder(&cluster, &format!("by-{launcher}"), &[]);
+        let found = start(launcher, "node[3,1]", &plain);
+        assert_eq!(hosts_of(&found), ["node1", "node3"], "{launcher}");
         for agent in &found {
-            assert_eq!(agent.cpus(), cpus, "{starter} {agent:?}");
+            assert_eq!(agent.cpus(), cpus, "{launcher} {agent:?}");
         }
-        if starter == "ssh" {
+        if launcher == "ssh" {
             assert!(found[0].line("words").ends_with("--node 1"), "{found:?}");
         }
         assert_others_survive(&cluster, |name| {
-            start(starter, "node[1-2]", &folder(&cluster, name, &["deadly"]))
+            start(launcher, "node[1-2]", &folder(&cluster, name, &["deadly"]))
         });
     }
 }

@@ -17,7 +17,7 @@ fn assert_no_panic(run: CommandOutput, json: bool, what: &str) {
         let machine = &run.json::<MapOutput>().machines[0];
         let text = document::to_json(machine).unwrap();
         let read = document::from_json::<regatta_model::Machine>(&text);
-        let read = read.unwrap_or_else(|e| panic!("{what}: the dump is refused: {e}"));
+        let read = read.unwrap_or_else(|e| panic!("{what}: the dump is rejected: {e}"));
         assert_eq!(read, *machine, "{what}");
     }
 }
