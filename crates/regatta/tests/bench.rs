@@ -146,9 +146,8 @@ fn a_sweep_measures_every_setting() {
     let sweep = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run --plot all.html \
                  --sweep REGATTA_CONNECTIONS=1,2 REGATTA_OTHER=a,b";
     run(&folder, sweep).assert_ok("best setting");
-    for (number, (connections, other)) in
-        (0..).zip([("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")])
-    {
+    let expected = [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")];
+    for (number, (connections, other)) in expected.into_iter().enumerate() {
         let result = load_result(&folder, &format!("run/{number}/bench.json"));
         assert_complete_and_correct(&result, 1, 2);
         let settings = [&result.settings["REGATTA_CONNECTIONS"], &result.settings["REGATTA_OTHER"]];

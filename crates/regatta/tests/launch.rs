@@ -367,8 +367,8 @@ fn dry_run_places_no_ranks_on_spares() {
 #[test]
 fn ranks_have_no_controlling_terminal() {
     let folder = TempDir::new();
-    let line =
-        format!("{REGATTA} launch -n 1 --run-dir run -- sh -c 'read x < /dev/tty || echo none'");
+    let rank = "read x < /dev/tty || echo none";
+    let line = format!("{REGATTA} launch -n 1 --run-dir run -- sh -c '{rank}'");
     let mut script = Command::new("script");
     script.current_dir(folder.path()).args(["-qec", &line, "typed"]).stdin(Stdio::null());
     let Ok(out) = script.output() else { return eprintln!("skipped: no `script`") };

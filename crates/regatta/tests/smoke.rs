@@ -58,8 +58,7 @@ fn passes_on_two_ranks_and_prints_all_checks() {
         let is_check = |line: &str| line.split_whitespace().next() == Some(check);
         assert!(out.lines().any(is_check), "no {check}: {out}");
     }
-    let last = out.lines().last().unwrap();
-    assert!(last.starts_with("passed: 2 ranks on 1 host in "), "{out}");
+    assert!(out.lines().last().unwrap().starts_with("passed: 2 ranks on 1 host in "), "{out}");
     let files = folder.list("run");
     assert!(files.iter().all(|name| !name.starts_with("smoke-")), "{files:?}");
 }
