@@ -5,27 +5,25 @@
 
 mod support;
 
-use std::path::Path;
-
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, Measurement, document};
+use regatta_testbed::assert_contains;
+use serde_json::Value;
 use support::bench::{assert_complete_and_correct, bench, load_result, rows, run};
-use support::job::{rank_log, run_command};
-use support::{TempDir, command};
+use support::process::{launch_regatta, rank_log, run_command};
+use support::{TempDir, from_json};
 
 /// The rows of a result with two decimals, as a table prints them.
 fn printed_rows(result: &BenchResult) -> Vec<(String, u64, Vec<Option<String>>)> {
     let two = |value: Option<f64>| value.map(|value| format!("{value:.2}"));
-    let values = |one: &Option<Measurement>| match one {
-        Some(one) => {
-            vec![two(one.time_us), two(one.busbw), one.wrong.map(|wrong| wrong.to_string())]
-        }
-        None => Vec::new(),
+    let values = |one: &Measurement| {
+        [two(one.time_us), two(one.busbw), one.wrong.map(|wrong| wrong.to_string())]
     };
     let mut all = Vec::new();
     for table in &result.tables {
         for row in &table.rows {
-            let both = [values(&row.out_of_place), values(&row.in_place)].concat();
+            let both = [&row.out_of_place, &row.in_place].into_iter().flatten();
+            let both = both.flat_map(values).collect();
             all.push((table.operation.name().to_owned(), row.size_bytes, both));
         }
     }
@@ -75,19 +73,14 @@ fn results_are_printed_in_the_requested_format() {
     assert!(head.contains("size_bytes") && lines.lines().count() == 4, "{csv}");
     let result = load_result(&folder, "run/bench.json");
     assert_eq!((result.label.as_str(), result.tables[0].root), ("mine", Some(1)));
-    let spread = run(&folder, "all-reduce -b 8 -e 8 --ranks 2 -n 3 -I").ok();
-    assert!(spread.contains("i_p99"), "{spread}");
+    run(&folder, "all-reduce -b 8 -e 8 --ranks 2 -n 3 -I").assert_ok("i_p99");
 }
 
 #[test]
 fn only_rank_0_of_a_launched_job_prints() {
     let folder = TempDir::new();
-    let mut launch = command();
-    launch.env("TMPDIR", folder.path()).current_dir(folder.path());
-    launch.args(["launch", "-n", "2", "--oversubscribe", "--run-dir", "run", "--"]);
-    launch.arg(env!("CARGO_BIN_EXE_regatta")).args(["bench", "all-reduce", "-J", "own.json"]);
-    let launch_output =
-        run_command(launch.args(["-b", "8", "-e", "64", "-f", "8", "-n", "3"])).ok();
+    let words = "bench all-reduce -J own.json -b 8 -e 64 -f 8 -n 3";
+    let launch_output = run_command(&mut launch_regatta(&folder, "-n 2", words)).ok();
     let result = load_result(&folder, "own.json");
     assert_complete_and_correct(&result, 1, 2);
     for text in [rank_log(&folder, "run", 0, "out"), launch_output] {
@@ -110,9 +103,8 @@ fn all_host_backends_are_correct() {
         let backend = if options.contains("tcp") { "tcp" } else { "host" };
         assert_eq!(result.backend.as_deref(), Some(backend), "{options}");
     }
-    let types =
-        "all-reduce -b 64 -e 64 -n 2 --ranks 2 -d all -o all --backend host --run-dir types";
-    run(&folder, types).ok();
+    let types = "-d all -o all --backend host --run-dir types";
+    run(&folder, &format!("all-reduce -b 64 -e 64 -n 2 --ranks 2 {types}")).ok();
     let result = load_result(&folder, "types/bench.json");
     assert_complete_and_correct(&result, 1, 2);
     assert_eq!(result.tables.len(), 9 * 5);
@@ -125,8 +117,7 @@ fn libfabric_backend_is_correct_if_available() {
     let found = run_command(bench(&folder, words).env("REGATTA_FABRIC", "tcp"));
     let unavailable = ["libfabric.so.1 cannot be opened", "there is no tcp;"];
     if unavailable.iter().any(|what| found.err.contains(what)) {
-        println!("skipped: {}", found.err);
-        return;
+        return println!("skipped: {}", found.err);
     }
     found.ok();
     let result = load_result(&folder, "run/bench.json");
@@ -139,19 +130,14 @@ fn libfabric_backend_is_correct_if_available() {
 fn a_tuning_table_is_written_and_used() {
     let folder = TempDir::new();
     let words = "all-reduce --tune table.json -b 8 -e 64K -f 64 -n 2 --ranks 2";
-    let tuned = run(&folder, words);
-    assert_eq!(tuned.code, Some(0), "{tuned:?}");
-    assert!(tuned.err.contains("REGATTA_TUNING=table.json"), "{}", tuned.err);
-    let table: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(folder.file("table.json")).unwrap()).unwrap();
-    assert!(table.to_string().contains("all-reduce"), "{table}");
+    run(&folder, words).assert_code(0).assert_stderr("REGATTA_TUNING=table.json");
+    assert_contains(from_json::<Value>(&folder.read("table.json")).to_string(), "all-reduce");
     let words = "all-reduce -b 8 -e 64K -f 64 -n 2 --ranks 2 --backend tcp --run-dir run";
     run_command(bench(&folder, words).env("REGATTA_TUNING", "table.json")).ok();
     assert_complete_and_correct(&load_result(&folder, "run/bench.json"), 1, 2);
     let words = words.replace("run-dir run", "run-dir none");
     let missing = run_command(bench(&folder, &words).env("REGATTA_TUNING", "none.json"));
-    assert_eq!(missing.code, Some(1));
-    assert!(missing.err.contains("REGATTA_TUNING none.json: No such file"), "{}", missing.err);
+    missing.assert_code(1).assert_stderr("REGATTA_TUNING none.json: No such file");
 }
 
 #[test]
@@ -159,24 +145,19 @@ fn a_sweep_measures_every_setting() {
     let folder = TempDir::new();
     let sweep = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run --plot all.html \
                  --sweep REGATTA_CONNECTIONS=1,2 REGATTA_OTHER=a,b";
-    let shown = run(&folder, sweep).ok();
-    assert!(shown.contains("best setting"), "{shown}");
-    for (number, (connections, other)) in
-        [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")].into_iter().enumerate()
-    {
+    run(&folder, sweep).assert_ok("best setting");
+    let expected = [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")];
+    for (number, (connections, other)) in expected.into_iter().enumerate() {
         let result = load_result(&folder, &format!("run/{number}/bench.json"));
         assert_complete_and_correct(&result, 1, 2);
         let settings = [&result.settings["REGATTA_CONNECTIONS"], &result.settings["REGATTA_OTHER"]];
         assert_eq!(settings, [connections, other]);
-        assert_eq!(
-            result.label,
-            format!("REGATTA_CONNECTIONS={connections} REGATTA_OTHER={other}")
-        );
+        let label = format!("REGATTA_CONNECTIONS={connections} REGATTA_OTHER={other}");
+        assert_eq!(result.label, label);
     }
-    let page = std::fs::read_to_string(folder.file("all.html")).unwrap();
-    assert!(page.contains("REGATTA_CONNECTIONS=2 REGATTA_OTHER=b"));
+    assert_contains(folder.read("all.html"), "REGATTA_CONNECTIONS=2 REGATTA_OTHER=b");
     let json = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --sweep REGATTA_OTHER=a,b --json");
-    let best: serde_json::Value = serde_json::from_str(&json.ok()).unwrap();
+    let best: Value = json.json();
     assert_eq!(best.as_array().unwrap().len(), 1, "{best}");
 }
 
@@ -204,14 +185,13 @@ fn a_scan_doubles_the_nodes_and_saves_all_results() {
     let ssh =
         folder.write("ssh", "while [ \"$1\" != -- ]; do shift; done\nshift 2\nexec sh -c \"$*\"\n");
     let words = "all-reduce -b 8 -e 8 -n 2 --ranks-per-node 1 --hostfile hosts --nodes 2 --scan \
-                 --run-dir run -J=all.json --launch";
-    let shown = run_command(bench(&folder, words).arg(format!("--ssh 'sh {ssh}'"))).ok();
-    assert!(shown.contains("nodes  time (us)"), "{shown}");
+                 --run-dir run -J=all.json";
+    let words = format!("{words} --launch \"--ssh 'sh {ssh}'\"");
+    run(&folder, &words).assert_ok("nodes  time (us)");
     let results =
         ["run/1-nodes/bench.json", "run/2-nodes/bench.json"].map(|file| load_result(&folder, file));
     assert_eq!(results.each_ref().map(|one| one.shape.ranks), [Some(1), Some(2)]);
-    let list = std::fs::read_to_string(folder.file("all.json")).unwrap();
-    assert_eq!(read("all.json", &list).unwrap(), results);
+    assert_eq!(read("all.json", &folder.read("all.json")).unwrap(), results);
 }
 
 #[test]
@@ -222,11 +202,9 @@ fn sweep_results_are_written_to_stdout_and_file() {
     let csv = run(&folder, words).ok();
     let results = ["run/0/bench.json", "run/1/bench.json"].map(|file| load_result(&folder, file));
     assert_eq!(csv, regatta_measure::write::csv(&results));
-    let list = std::fs::read_to_string(folder.file("all.json")).unwrap();
-    assert_eq!(read("all.json", &list).unwrap(), results);
+    assert_eq!(read("all.json", &folder.read("all.json")).unwrap(), results);
     assert_eq!(run(&folder, "read all.json --csv").ok(), csv);
-    let compared = run(&folder, "compare all.json").ok();
-    assert!(compared.contains("REGATTA_OTHER=a") && compared.contains("REGATTA_OTHER=b"));
+    run(&folder, "compare all.json").assert_ok(["REGATTA_OTHER=a", "REGATTA_OTHER=b"]);
 }
 
 #[test]
@@ -237,7 +215,7 @@ fn plots_are_well_formed() {
     run(&folder, "send-recv --ranks 3 --pairs --plot pairs.svg --run-dir pairs");
     run(&folder, "read run/bench.json --plot again.svg").ok();
     for file in ["one.svg", "all.html", "pairs.svg", "again.svg"] {
-        let text = std::fs::read_to_string(folder.file(file)).unwrap();
+        let text = folder.read(file);
         let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
         let plot = roxmltree::Document::parse_with_options(&text, options)
             .unwrap_or_else(|error| panic!("{file}: {error}"));
@@ -247,34 +225,29 @@ fn plots_are_well_formed() {
     assert_eq!(pairs.endpoints.len(), 3);
 }
 
-/// A recorded output of another program.
-fn recorded(name: &str) -> String {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../measure/tests/data");
-    data.join(name).display().to_string()
-}
+/// Recorded outputs of other programs.
+const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../measure/tests/data");
 
 #[test]
 fn results_of_other_programs_are_read_and_compared() {
     let folder = TempDir::new();
     let read = |words: &str, files: &[&str]| {
-        let files: Vec<String> = files.iter().map(|name| recorded(name)).collect();
+        let files = files.iter().map(|name| format!("{RECORDED}/{name}"));
         run_command(bench(&folder, words).args(files)).ok()
     };
     let shown = read("read", &["frontier-rccl.txt"]);
     assert!(shown.contains("65536") && shown.contains("37.54"), "{shown:.400}");
     let all = ["versions/v2.19-all_reduce.txt", "osu/osu_latency.txt"];
-    let json: serde_json::Value = serde_json::from_str(&read("read --json", &all)).unwrap();
+    let json: Value = from_json(&read("read --json", &all));
     let programs: Vec<&str> =
         json.as_array().unwrap().iter().filter_map(|one| one["program"].as_str()).collect();
     assert_eq!(programs, ["nccl-tests", "osu"]);
 
     let file = "versions/v2.19-all_reduce.txt";
-    let compared = read("compare --labels one,other", &[file, file]);
-    assert!(compared.contains("one") && compared.contains("other"), "{compared}");
-    let json: serde_json::Value =
-        serde_json::from_str(&read("compare --json", &[file, file])).unwrap();
+    assert_contains(read("compare --labels one,other", &[file, file]), ["one", "other"]);
+    let json: Value = from_json(&read("compare --json", &[file, file]));
     let rows = json[0]["rows"].as_array().unwrap();
-    let same = |ratio: &serde_json::Value| ratio.is_null() || ratio.as_f64() == Some(1.0);
+    let same = |ratio: &Value| ratio.is_null() || ratio.as_f64() == Some(1.0);
     assert!(!rows.is_empty());
     assert!(rows.iter().all(|row| row["ratios"].as_array().unwrap().iter().all(same)), "{json}");
 }
@@ -298,24 +271,16 @@ fn a_baseline_check_reports_every_regression() {
     run(&folder, &format!("{words} --out before.json")).ok();
     let before = load_result(&folder, "before.json");
     // Extreme baselines, so that noise does not decide.
-    let slow = document::to_json(&faster(&before, 1e-6)).unwrap();
-    let fast = document::to_json(&faster(&before, 1e6)).unwrap();
-    folder.write("slow.json", &slow);
-    folder.write("fast.json", &fast);
-    let good = run(&folder, &format!("{words} --baseline slow.json --tolerance 25%"));
-    assert_eq!(good.code, Some(0), "{good:?}");
-    assert!(
-        good.err.contains("no regression against slow.json: 8 values within 25%"),
-        "{}",
-        good.err
-    );
-    let bad = run(&folder, &format!("{words} --baseline fast.json --tolerance 25%"));
-    assert_eq!(bad.code, Some(1), "{bad:?}");
-    assert!(bad.err.contains("regression against fast.json: 8 of 8 values"), "{}", bad.err);
-    for size in ["(8 B)", "(64 B)", "(512 B)", "(4096 B)"] {
-        assert!(bad.err.contains(size), "{size}: {}", bad.err);
+    for (file, times) in [("slow.json", 1e-6), ("fast.json", 1e6)] {
+        folder.write(file, document::to_json(&faster(&before, times)).unwrap());
     }
+    let good = run(&folder, &format!("{words} --baseline slow.json --tolerance 25%"));
+    let summary = "no regression against slow.json: 8 values within 25%";
+    good.assert_code(0).assert_stderr(summary);
+    let bad = run(&folder, &format!("{words} --baseline fast.json --tolerance 25%"));
+    let sizes = ["(8 B)", "(64 B)", "(512 B)", "(4096 B)"];
+    let summary = "regression against fast.json: 8 of 8 values";
+    bad.assert_code(1).assert_stderr(summary).assert_stderr(sizes);
     let other = run(&folder, &format!("{} --baseline slow.json", words.replace("4K", "64")));
-    assert_eq!(other.code, Some(1));
-    assert!(other.err.contains("not measured"), "{}", other.err);
+    other.assert_code(1).assert_stderr("not measured");
 }

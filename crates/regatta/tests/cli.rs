@@ -12,8 +12,12 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use regatta_testbed::assert_contains;
 use serde::Deserialize;
-use support::{CommandOutput, SYSTEMS, clean_env, command, golden, regatta, run_line};
+use support::process::{run_command, run_in};
+use support::{
+    CommandOutput, REGATTA, SYSTEMS, TempDir, clean_env, command, golden, regatta, run_line,
+};
 
 const COMMANDS: [&str; 4] = ["map", "env", "completions", "man"];
 
@@ -21,10 +25,9 @@ const COMMANDS: [&str; 4] = ["map", "env", "completions", "man"];
 fn help_shows_every_option_and_example() {
     let top = run_line("--help").ok();
     for name in COMMANDS {
-        assert!(top.contains(&format!("\n  {name} ")), "{top}");
+        assert_contains(&top, &format!("\n  {name} "));
         for words in [format!("{name} --help"), format!("help {name}"), format!("{name} -h")] {
-            let text = run_line(&words).ok();
-            assert!(text.contains(&format!("Usage: regatta {name}")), "{text}");
+            run_line(&words).assert_ok(&format!("Usage: regatta {name}"));
         }
     }
     let examples = [
@@ -40,88 +43,70 @@ fn help_shows_every_option_and_example() {
         ("env", "regatta env --system lumi-g -N 16 --rank 127 --master-addr nid001"),
     ];
     for (name, example) in examples {
-        let text = run_line(&format!("{name} --help")).ok();
-        assert!(text.contains(example), "{name}: {example}");
+        run_line(&format!("{name} --help")).assert_ok(example);
     }
-    for system in SYSTEMS {
-        let text = run_line("map --help").ok().replace("\n          ", " ");
-        assert!(text.contains(system), "{system} is not in the help");
-    }
+    assert_contains(run_line("map --help").ok().replace("\n          ", " "), SYSTEMS);
     assert!(run_line("--version").ok().starts_with("regatta "));
 }
 
 #[test]
 fn examples_in_the_help_work() {
-    let folder = support::TempDir::new();
-    let run = |words: &str| {
-        let words: Vec<&str> = words.split_whitespace().collect();
-        CommandOutput::from(command().args(words).current_dir(folder.path()).output().unwrap()).ok()
-    };
-    run("map --dump node.json");
-    assert!(run("map --machine node.json -n 1").contains("1 rank on 1 node"));
-    run("map --svg node.svg");
-    assert!(run("map --system frontier -N 2 --format srun").contains("--ntasks=16 "));
-    assert!(run("env --framework jax --json").contains("JAX_"));
-    let last = run("env --system lumi-g -N 16 --rank 127 --master-addr nid001 --master-port 29500");
-    assert!(last.contains("export RANK=127;") && last.contains("export WORLD_SIZE=128;"), "{last}");
-    assert!(last.contains("export LOCAL_RANK=7;"), "{last}");
+    let folder = TempDir::new();
+    run_in(&folder, "map --dump node.json").ok();
+    run_in(&folder, "map --machine node.json -n 1").assert_ok("1 rank on 1 node");
+    run_in(&folder, "map --svg node.svg").ok();
+    run_line("map --system frontier -N 2 --format srun").assert_ok("--ntasks=16 ");
+    run_line("env --framework jax --json").assert_ok("JAX_");
+    let last = "env --system lumi-g -N 16 --rank 127 --master-addr nid001 --master-port 29500";
+    let exports = ["export RANK=127;", "export WORLD_SIZE=128;", "export LOCAL_RANK=7;"];
+    run_line(last).assert_ok(exports);
 }
 
 #[test]
 fn unknown_names_are_rejected_with_the_valid_ones() {
     for bad in ["lumi", "LUMI-G", "", "cpu"] {
         let error = regatta(&["map", "--system", bad]).error_line();
-        for system in SYSTEMS {
-            assert!(error.contains(system), "{bad}: {error}");
-        }
-        assert!(error.contains("cpu:SxNxC"), "{error}");
+        assert_contains(&error, SYSTEMS);
+        assert_contains(&error, "cpu:SxNxC");
     }
-    let error = run_line("map --system cpu:2x4").error_line();
-    assert!(error.contains("such as cpu:2x4x8"), "{error}");
+    run_line("map --system cpu:2x4").assert_error("such as cpu:2x4x8");
     let error = run_line("map --system lumi-g --profile frontire").error_line();
     assert_eq!(error, "unknown profile \"frontire\"; did you mean frontier?");
-    let error = run_line("map --system lumi-g --profile zzzzzzzz").error_line();
-    assert!(SYSTEMS.iter().all(|s| error.contains(s)), "{error}");
-    let error = run_line("man mpa").error_line();
-    assert!(COMMANDS.iter().all(|c| error.contains(c)), "{error}");
-    let text = run_line("maps").err;
-    assert!(text.contains("unrecognized subcommand 'maps'") && text.contains("'map'"), "{text}");
-    assert!(run_line("completions csh").usage_error().contains("'csh'"));
-    assert!(run_line("env --framework pytorch").usage_error().contains("'pytorch'"));
+    run_line("map --system lumi-g --profile zzzzzzzz").assert_error(SYSTEMS);
+    run_line("man mpa").assert_error(COMMANDS);
+    run_line("maps").assert_stderr(["unrecognized subcommand 'maps'", "'map'"]);
+    run_line("completions csh").assert_usage_error("'csh'");
+    run_line("env --framework pytorch").assert_usage_error("'pytorch'");
     let error = run_line("env --system lumi-g --rank 8").error_line();
     assert_eq!(error, "rank 8 is out of range: the job has ranks 0 to 7");
-    let error = run_line("env --system lumi-g -N 2").error_line();
-    assert!(error.contains("pass --master-addr"), "{error}");
+    run_line("env --system lumi-g -N 2").assert_error("pass --master-addr");
 }
 
 #[test]
 fn conflicting_options_are_rejected() {
-    assert!(
-        run_line("map --system lumi-g --machine x").usage_error().contains("cannot be used with")
-    );
-    assert!(run_line("map --check --dump x").usage_error().contains("cannot be used with"));
-    assert!(run_line("map --json --format srun").usage_error().contains("cannot be used with"));
+    run_line("map --system lumi-g --machine x").assert_usage_error("cannot be used with");
+    run_line("map --check --dump x").assert_usage_error("cannot be used with");
+    run_line("map --json --format srun").assert_usage_error("cannot be used with");
     assert_eq!(run_line("").code, Some(2));
+}
+
+/// Runs a program with this standard input; `None` if it is not installed.
+fn run_if_installed(program: &str, args: &[&str], input: &str) -> Option<CommandOutput> {
+    let mut command = clean_env(Command::new(program));
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().ok()?;
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    Some(child.wait_with_output().unwrap().into())
 }
 
 #[test]
 fn completion_scripts_are_valid_in_their_shells() {
     for shell in ["bash", "zsh", "fish"] {
-        let script = run_line(&format!("completions {shell}")).ok();
-        for word in ["ranks-per-node", "openmpi", "framework"] {
-            assert!(script.contains(word), "{shell}: no {word}");
+        let script = run_line(&format!("completions {shell}"));
+        let script = script.assert_ok(["ranks-per-node", "openmpi", "framework"]);
+        if let Some(checked) = run_if_installed(shell, &["-n"], &script) {
+            assert_eq!(checked.code, Some(0), "{shell}: {checked:?}");
         }
-        // Skip shells that are not installed.
-        let Ok(mut child) = clean_env(&mut Command::new(shell))
-            .arg("-n")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-        else {
-            continue;
-        };
-        child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-        assert!(child.wait().unwrap().success(), "{shell}");
     }
 }
 
@@ -131,16 +116,8 @@ fn manual_pages_render() {
         let page = run_line(words).ok();
         assert!(page.starts_with(".ie") || page.starts_with(".TH"), "{words}: {page:.80}");
         assert!(page.contains(".TH ") && page.contains(".SH NAME"), "{words}");
-        let groff = clean_env(&mut Command::new("groff"))
-            .args(["-man", "-Tutf8", "-ww", "-P-cbou"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        // Skip if groff is not installed.
-        let Ok(mut groff) = groff else { continue };
-        groff.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
-        let rendered = CommandOutput::from(groff.wait_with_output().unwrap());
+        let options = ["-man", "-Tutf8", "-ww", "-P-cbou"];
+        let Some(rendered) = run_if_installed("groff", &options, &page) else { continue };
         assert_eq!(rendered.err, "", "{words}");
         assert!(rendered.ok().contains("SYNOPSIS"), "{words}");
     }
@@ -169,18 +146,13 @@ fn closed_pipe_is_not_an_error() {
     for words in PRINTING {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let child = command().args(words.split_whitespace()).stdout(writer).output().unwrap();
-        let run = CommandOutput::from(child);
+        let run = run_command(command().args(words.split_whitespace()).stdout(writer));
         assert!(!run.err.contains("panicked"), "{words}: {}", run.err);
         assert!(!run.err.contains("error:"), "{words}: {}", run.err);
         let check = words.contains("--check");
         assert!(run.code == Some(0) || check && run.code == Some(1), "{words}: {run:?}");
     }
-    let shell = |script: &str| {
-        let binary = env!("CARGO_BIN_EXE_regatta");
-        let mut sh = Command::new("sh");
-        CommandOutput::from(clean_env(&mut sh).args(["-c", script, binary]).output().unwrap())
-    };
+    let shell = |script: &str| run_if_installed("sh", &["-c", script, REGATTA], "").unwrap();
     let run = shell("\"$0\" env --system lumi-g | head -1");
     assert_eq!((run.out.lines().count(), &run.err[..]), (1, ""));
     let run = shell("\"$0\" map --system lumi-g --json | head -c 10");
@@ -191,8 +163,7 @@ fn closed_pipe_is_not_an_error() {
 fn full_disk_is_an_error() {
     for words in PRINTING {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let child = command().args(words.split_whitespace()).stdout(full).output().unwrap();
-        let run = CommandOutput::from(child);
+        let run = run_command(command().args(words.split_whitespace()).stdout(full));
         assert!(!run.err.contains("panicked"), "{words}: {}", run.err);
         assert_eq!(run.code, Some(1), "{words}: {}", run.err);
         assert!(run.err.contains("No space left on device"), "{words}: {}", run.err);
@@ -207,8 +178,7 @@ struct Variable {
 }
 
 fn variables(words: &str) -> BTreeMap<String, String> {
-    let text = run_line(&format!("{words} --json")).ok();
-    let list: Vec<Variable> = serde_json::from_str(&text).unwrap();
+    let list: Vec<Variable> = run_line(&format!("{words} --json")).json();
     list.into_iter().filter_map(|v| Some((v.variable, v.value?))).collect()
 }
 
@@ -221,20 +191,13 @@ fn eval_in_a_shell_sets_every_variable() {
     for shell in ["dash", "bash", "sh"] {
         for script in ["eval \"$(\"$0\" WORDS)\"; env", "eval $(\"$0\" WORDS); env"] {
             let script = script.replace("WORDS", words);
-            let run = clean_env(&mut Command::new(shell))
-                .args(["-c", &script, env!("CARGO_BIN_EXE_regatta")])
-                .output();
-            let Ok(output) = run else { continue };
-            let run = CommandOutput::from(output);
+            let run = run_if_installed(shell, &["-c", &script, REGATTA], "");
+            let Some(run) = run else { continue };
             assert_eq!(run.err, "", "{shell}: {script}");
-            let set: BTreeMap<&str, &str> =
+            let set: Vec<(&str, &str)> =
                 run.out.lines().filter_map(|l| l.split_once('=')).collect();
             for (name, value) in &expected {
-                assert_eq!(
-                    set.get(name.as_str()),
-                    Some(&value.as_str()),
-                    "{shell} {script}: {name}"
-                );
+                assert!(set.contains(&(name, value)), "{shell} {script}: {name}");
             }
         }
     }
@@ -248,11 +211,9 @@ fn untrusted_values_are_not_executed_by_the_shell() {
     let script = regatta(&args).ok();
     for (quoted, name) in [(true, "bash"), (true, "dash"), (false, "dash")] {
         let inner = if quoted { "eval \"$1\"" } else { "eval $1" };
-        let run = clean_env(&mut Command::new(name))
-            .args(["-c", &format!("set -e; {inner}; printf %s \"$MASTER_ADDR\""), "x", &script])
-            .output();
-        let Ok(output) = run else { continue };
-        let run = CommandOutput::from(output);
+        let command = format!("set -e; {inner}; printf %s \"$MASTER_ADDR\"");
+        let run = run_if_installed(name, &["-c", &command, "x", &script], "");
+        let Some(run) = run else { continue };
         assert_eq!((&run.out[..], &run.err[..], run.code), (evil, "", Some(0)), "{name}");
     }
 }
@@ -278,10 +239,9 @@ fn environments_match_the_golden_files() {
             for nodes in [1, 2] {
                 // The last rank, whose indices are nonzero.
                 let rank = if system == "lumi-g" { 8 * nodes - 1 } else { 4 * nodes - 1 };
-                let words = format!(
-                    "env --system {system} -N {nodes} --framework {framework} --rank {rank}"
-                );
-                let run = run_line(&format!("{words} --master-addr 10.0.0.1 --master-port 29500"));
+                let words = format!("--system {system} -N {nodes} --framework {framework}");
+                let master = "--master-addr 10.0.0.1 --master-port 29500";
+                let run = run_line(&format!("env {words} --rank {rank} {master}"));
                 assert_eq!(run.err, "", "{words}");
                 writeln!(text, "# {system}, nodes: {nodes}, rank {rank}\n{}", run.ok()).unwrap();
             }

@@ -5,15 +5,18 @@
 mod support;
 
 use std::io::Write;
-use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use libc::{SIGCONT, SIGINT, SIGKILL, SIGTERM, SIGTSTP};
 use regatta_model::result::RankExit;
-use support::TempDir;
-use support::job::{rank_log, run_command, run_result, send_signal, shell_job, wait_until};
+use regatta_testbed::{assert_contains, wait_until};
+use support::cgroup::MemoryCgroup;
+use support::process::{
+    Process, kill, process_state, processes, rank_log, run_command, run_result, shell_job, wrap,
+};
+use support::{REGATTA, TempDir, clean_env};
 
 /// A rank with a child in its process group and a daemon in its own session, all of which ignore TERM.
 /// Creates a file when all of them run.
@@ -24,248 +27,191 @@ const IGNORES_TERM: &str = "trap '' TERM HUP INT; loop='while :; do sleep 1; don
 /// A rank that appends to a file forever.
 const COUNTING: &str = "echo $$ > pid; while :; do echo >> count; sleep 0.02; done";
 
-const TSTP: i32 = 20;
-const CONT: i32 = 18;
-
-/// A child process, killed on drop.
-struct KillOnDrop(Child);
-
-impl Deref for KillOnDrop {
-    type Target = Child;
-
-    fn deref(&self) -> &Child {
-        &self.0
-    }
+/// Starts a job of one rank with a run folder `run`.
+fn spawn_one(folder: &TempDir, script: &str) -> Process {
+    Process::spawn(folder, &mut shell_job(folder, "-n 1 --run-dir run", script))
 }
 
-impl DerefMut for KillOnDrop {
-    fn deref_mut(&mut self) -> &mut Child {
-        &mut self.0
-    }
+/// Runs a command in its own process group, with the default action of INT, like an interactive shell.
+fn in_foreground(command: &Command) -> Command {
+    let mut wrapped = wrap(command, "env", &["--default-signal=INT"]);
+    wrapped.process_group(0);
+    wrapped
 }
 
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a job and discards its output.
-fn spawn(job: &mut Command) -> KillOnDrop {
-    KillOnDrop(job.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
-}
-
-/// Runs a job in its own process group, with the default action of INT, like an interactive shell.
-fn in_foreground(job: &Command) -> Command {
-    let mut env = Command::new("env");
-    support::clean_env(&mut env).arg("--default-signal=INT").arg(job.get_program());
-    env.args(job.get_args()).current_dir(job.get_current_dir().unwrap()).process_group(0);
-    env
-}
-
-fn kill(words: &[&str]) {
-    assert!(Command::new("kill").args(words).status().unwrap().success(), "kill {words:?}");
+/// The output of `ps` with these arguments, which must be PIDs.
+fn ps(words: &str) -> Vec<u32> {
+    let output = Command::new("ps").args(words.split(' ')).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.trim().parse().unwrap()).collect()
 }
 
 /// The worker process: the child of the reaper, and parent of the ranks.
-fn worker_pid(started: &Child) -> String {
-    let pid = started.id().to_string();
-    let output = Command::new("ps").args(["--ppid", &pid, "-o", "pid="]).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text.lines().count(), 1, "one worker: {text}");
-    text.trim().to_owned()
-}
-
-/// All processes with this working directory: those of the job and their descendants.
-fn processes_in(folder: &TempDir) -> Vec<String> {
-    let is_inside = |pid: &String| {
-        std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == folder.path())
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let names = entries.map(|e| e.file_name().to_string_lossy().into_owned());
-    names.filter(|n| n.parse::<u32>().is_ok()).filter(is_inside).collect()
-}
-
-fn process_state(pid: &str) -> char {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next()).unwrap_or('-')
+fn worker_pid(reaper: &Process) -> u32 {
+    let workers = ps(&format!("--ppid {} -o pid=", reaper.pid()));
+    assert_eq!(workers.len(), 1, "one worker: {workers:?}");
+    workers[0]
 }
 
 /// Whether a shell is stopped, or is in vfork, where it cannot be stopped, with a stopped child.
-fn is_stopped(shell: &str) -> bool {
-    let children = Command::new("ps").args(["--ppid", shell, "-o", "pid="]).output().unwrap();
-    let children = String::from_utf8(children.stdout).unwrap();
-    let in_vfork = process_state(shell) == 'D'
-        && children.lines().any(|child| process_state(child.trim()) == 'T');
+fn is_stopped(shell: u32) -> bool {
+    let children = ps(&format!("--ppid {shell} -o pid="));
+    let in_vfork =
+        process_state(shell) == 'D' && children.iter().any(|child| process_state(*child) == 'T');
     process_state(shell) == 'T' || in_vfork
 }
 
 fn count(folder: &TempDir) -> u64 {
-    std::fs::metadata(folder.path().join("count")).map_or(0, |m| m.len())
+    std::fs::metadata(folder.join("count")).map_or(0, |m| m.len())
 }
 
-fn spawn_ignoring_term(folder: &TempDir) -> KillOnDrop {
-    let child = spawn(&mut shell_job(folder, &["-n", "2", "--run-dir", "run"], IGNORES_TERM));
-    let up = |rank: u32| folder.path().join(format!("up{rank}")).exists();
-    wait_until("the ranks and their daemons to start", || up(0) && up(1));
+fn spawn_ignoring_term(folder: &TempDir) -> Process {
+    let mut job = shell_job(folder, "-n 2 --run-dir run", IGNORES_TERM);
+    let process = Process::spawn(folder, &mut job);
+    wait_until("the ranks and their daemons", || folder.exists("up0") && folder.exists("up1"));
     // Reaper, worker, two ranks, two children and two daemons; each may also have a sleep.
-    assert!(processes_in(folder).len() >= 8, "{:?}", processes_in(folder));
-    child
+    assert!(processes(folder).len() >= 8, "{:?}", processes(folder));
+    process
 }
 
 #[test]
 fn no_process_is_left_when_the_reaper_is_killed() {
     let folder = TempDir::new();
-    let mut child = spawn_ignoring_term(&folder);
-    send_signal(&child, 9);
-    child.wait().unwrap();
-    wait_until("all processes to exit", || processes_in(&folder).is_empty());
-    assert!(!folder.path().join("run/result.json").exists(), "no rank is reported as failed");
+    let job = spawn_ignoring_term(&folder);
+    job.signal(SIGKILL);
+    job.wait();
+    wait_until("all processes to exit", || processes(&folder).is_empty());
+    assert!(!folder.exists("run/result.json"), "no rank is reported as failed");
 }
 
 #[test]
 fn no_process_is_left_when_the_worker_is_killed() {
     let folder = TempDir::new();
-    let mut child = spawn_ignoring_term(&folder);
-    kill(&["-9", &worker_pid(&child)]);
-    assert_eq!(child.wait().unwrap().code(), Some(128 + 9));
-    assert_eq!(processes_in(&folder), [""; 0], "the reaper exits last");
+    let job = spawn_ignoring_term(&folder);
+    kill(&format!("-9 {}", worker_pid(&job)));
+    job.wait().assert_code(128 + SIGKILL);
+    assert_eq!(processes(&folder), [], "the reaper exits last");
 }
 
 #[test]
 fn no_process_is_left_when_the_job_is_terminated() {
     let folder = TempDir::new();
-    let mut child = spawn_ignoring_term(&folder);
-    send_signal(&child, 15);
-    let events = folder.path().join("run/events.jsonl");
-    wait_until("the signal to arrive", || {
-        std::fs::read_to_string(&events).unwrap().contains("\"signal-sent\"")
-    });
-    send_signal(&child, 15);
-    assert_eq!(child.wait().unwrap().code(), Some(128 + 15), "{:?}", run_result(&folder, "run"));
-    assert_eq!(processes_in(&folder), [""; 0]);
-}
-
-/// A rank that logs a signal and runs until the file `go` exists.
-fn logs_signal(signal: &str) -> String {
-    format!("trap 'echo noted' {signal}; echo > up; until [ -e go ]; do sleep 0.05; done")
+    let job = spawn_ignoring_term(&folder);
+    job.signal(SIGTERM);
+    let is_sent = || folder.read("run/events.jsonl").contains("\"signal-sent\"");
+    wait_until("the signal to arrive", is_sent);
+    job.signal(SIGTERM);
+    let code = job.wait().code;
+    assert_eq!(code, Some(128 + SIGTERM), "{:?}", run_result(&folder, "run"));
+    assert_eq!(processes(&folder), []);
 }
 
 /// Asserts that a signal sent by `send` is handled once: a second one would kill the rank.
-fn assert_handled_once(name: &str, number: i32, send: impl Fn(&Child)) {
+fn assert_handled_once(name: &str, number: i32, send: impl Fn(&Process)) {
     let folder = TempDir::new();
-    let launch = shell_job(&folder, &["-n", "1", "--run-dir", "run"], &logs_signal(name));
-    let mut child = spawn(&mut in_foreground(&launch));
-    wait_until("the rank to start", || folder.path().join("up").exists());
-    send(&child);
+    let script =
+        format!("trap 'echo noted' {name}; echo > up; until [ -e go ]; do sleep 0.05; done");
+    let launch = shell_job(&folder, "-n 1 --run-dir run", &script);
+    let job = Process::spawn(&folder, &mut in_foreground(&launch));
+    wait_until("the rank to start", || folder.exists("up"));
+    send(&job);
     wait_until("the signal to arrive", || rank_log(&folder, "run", 0, "out").contains("noted"));
     // Time for a duplicate to arrive.
     std::thread::sleep(Duration::from_millis(300));
     folder.write("go", "");
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-    let events = std::fs::read_to_string(folder.path().join("run/events.jsonl")).unwrap();
+    job.wait().assert_code(0);
+    let events = folder.read("run/events.jsonl");
     let event = format!("\"signal-received\",\"signal\":{number}");
     assert_eq!(events.matches(&event).count(), 1, "{events}");
 }
 
 #[test]
 fn signal_to_the_foreground_process_group_is_handled_once() {
-    assert_handled_once("INT", 2, |child| {
-        let worker = worker_pid(child);
-        let group = Command::new("ps").args(["-o", "pgid=", "-p", &worker]).output().unwrap();
-        assert_eq!(
-            String::from_utf8(group.stdout).unwrap().trim(),
-            worker,
-            "not in the foreground"
-        );
-        kill(&["-INT", "--", &format!("-{}", child.id())]);
+    assert_handled_once("INT", SIGINT, |job| {
+        let worker = worker_pid(job);
+        assert_eq!(ps(&format!("-o pgid= -p {worker}")), [worker], "not in the foreground");
+        kill(&format!("-INT -- -{}", job.pid()));
     });
 }
 
 #[test]
 fn signal_to_every_process_is_handled_once() {
-    assert_handled_once("TERM", 15, |child| {
-        kill(&["-TERM", &child.id().to_string(), &worker_pid(child)])
+    assert_handled_once("TERM", SIGTERM, |job| {
+        kill(&format!("-TERM {} {}", job.pid(), worker_pid(job)));
     });
 }
 
 #[test]
 fn job_is_stopped_and_continued() {
     let folder = TempDir::new();
-    let mut child = spawn(&mut shell_job(&folder, &["-n", "1", "--run-dir", "run"], COUNTING));
+    let job = spawn_one(&folder, COUNTING);
     wait_until("the rank to start", || count(&folder) > 0);
-    let rank = folder.path().join("pid");
-    let rank = std::fs::read_to_string(rank).unwrap();
-    let (reaper, worker) = (child.id().to_string(), worker_pid(&child));
-    send_signal(&child, TSTP);
-    wait_until("the job to stop", || is_stopped(rank.trim()) && process_state(&reaper) == 'T');
-    assert_ne!(process_state(&worker), 'T', "the worker keeps running to continue the ranks");
+    let rank = folder.read("pid").trim().parse().unwrap();
+    let worker = worker_pid(&job);
+    job.signal(SIGTSTP);
+    wait_until("the job to stop", || is_stopped(rank) && process_state(job.pid()) == 'T');
+    assert_ne!(process_state(worker), 'T', "the worker keeps running to continue the ranks");
     let stopped_at = count(&folder);
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(count(&folder), stopped_at);
-    send_signal(&child, CONT);
+    job.signal(SIGCONT);
     wait_until("the rank to continue", || count(&folder) > stopped_at);
-    send_signal(&child, 15);
-    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    job.signal(SIGTERM);
+    job.wait().assert_code(128 + SIGTERM);
 }
 
 #[test]
 fn stops_and_continues_are_handled_in_order() {
     let folder = TempDir::new();
-    let mut child = spawn(&mut shell_job(&folder, &["-n", "1", "--run-dir", "run"], COUNTING));
+    let job = spawn_one(&folder, COUNTING);
     wait_until("the rank to start", || count(&folder) > 0);
     for _ in 0..20 {
-        send_signal(&child, TSTP);
-        send_signal(&child, CONT);
+        job.signal(SIGTSTP);
+        job.signal(SIGCONT);
     }
     std::thread::sleep(Duration::from_millis(300));
     let before = count(&folder);
     wait_until("the rank to continue", || count(&folder) > before);
-    send_signal(&child, 15);
-    assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
+    job.signal(SIGTERM);
+    job.wait().assert_code(128 + SIGTERM);
 }
 
 #[test]
 fn job_under_nohup_survives_hangup() {
     let folder = TempDir::new();
     let script = "echo > up; until [ -e go ]; do sleep 0.05; done";
-    let launch = shell_job(&folder, &["-n", "1", "--run-dir", "run"], script);
-    let mut nohup = Command::new("nohup");
-    support::clean_env(&mut nohup).current_dir(folder.path()).arg(launch.get_program());
-    let mut child = spawn(nohup.args(launch.get_args()).process_group(0));
-    wait_until("the rank to start", || folder.path().join("up").exists());
-    let group = format!("-{}", child.id());
-    kill(&["-HUP", "--", &group]);
-    kill(&["-HUP", &worker_pid(&child)]);
+    let mut nohup = wrap(&shell_job(&folder, "-n 1 --run-dir run", script), "nohup", &[]);
+    let job = Process::spawn(&folder, nohup.process_group(0));
+    wait_until("the rank to start", || folder.exists("up"));
+    kill(&format!("-HUP -- -{}", job.pid()));
+    kill(&format!("-HUP {}", worker_pid(&job)));
     std::thread::sleep(Duration::from_millis(200));
     folder.write("go", "");
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    job.wait().assert_code(0);
     assert_eq!(run_result(&folder, "run").reason, "all ranks exited successfully");
 }
 
 #[test]
 fn job_on_a_terminal_writes_and_handles_ctrl_c() {
     if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("skipped: `script` is not installed");
-        return;
+        return eprintln!("skipped: `script` is not installed");
     }
     let folder = TempDir::new();
-    let program = env!("CARGO_BIN_EXE_regatta");
-    let rank = folder
-        .write("rank", "trap 'echo saved; exit 0' INT; echo ready; while :; do sleep 0.05; done");
+    let rank = "trap 'echo saved; exit 0' INT; echo ready; while :; do sleep 0.05; done";
+    let rank = folder.write("rank", rank);
     // With tostop, the terminal stops background processes that write to it.
-    let line = format!("stty tostop; exec {program} launch -n 1 --run-dir run -- sh {rank}");
-    let mut script = Command::new("script");
+    let line = format!("stty tostop; exec {REGATTA} launch -n 1 --run-dir run -- sh {rank}");
+    let mut script = clean_env(Command::new("script"));
     script.current_dir(folder.path()).args(["-qec", &line, "typed"]);
-    let mut child = spawn(in_foreground(&script).stdin(Stdio::piped()));
-    let shown = || std::fs::read_to_string(folder.path().join("typed")).unwrap_or_default();
-    wait_until("the log file", || folder.path().join("run/log/rank-0.out").exists());
+    let mut job = Process::spawn(&folder, in_foreground(&script).stdin(Stdio::piped()));
+    wait_until("the log file", || folder.exists("run/log/rank-0.out"));
     wait_until("the rank to start", || rank_log(&folder, "run", 0, "out").contains("ready"));
-    child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
-    wait_until("the job to exit", || child.try_wait().unwrap().is_some());
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{}", shown());
-    assert!(shown().contains("] ready") && shown().contains("] saved"), "{}", shown());
+    job.child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+    wait_until("the job to exit", || job.has_exited());
+    let code = job.wait().code;
+    let shown = folder.read("typed");
+    assert_eq!(code, Some(0), "{shown}");
+    assert_contains(shown, ["] ready", "] saved"]);
     assert_eq!(run_result(&folder, "run").reason, "terminated by signal 2 (INT)");
 }
 
@@ -274,86 +220,29 @@ fn concurrent_jobs_get_different_ports_before_any_rank_listens() {
     let folder = TempDir::new();
     let script = "echo $MASTER_PORT; echo > up-$MASTER_PORT; until [ -e go ]; do sleep 0.05; done";
     let runs = ["first", "second", "third"];
-    let launch =
-        |run: &&str| spawn(&mut shell_job(&folder, &["-n", "1", "--run-dir", run], script));
-    let mut children: Vec<KillOnDrop> = runs.iter().map(launch).collect();
-    let up = || folder.names().iter().filter(|n| n.starts_with("up-")).count();
-    wait_until("three ports", || {
-        up() == 3 || children.iter_mut().any(|c| c.try_wait().unwrap().is_some())
+    let mut jobs = runs.map(|run| {
+        Process::spawn(&folder, &mut shell_job(&folder, &format!("-n 1 --run-dir {run}"), script))
     });
+    let up = || folder.names().iter().filter(|n| n.starts_with("up-")).count();
+    wait_until("three ports", || up() == 3 || jobs.iter_mut().any(Process::has_exited));
     folder.write("go", "");
-    children.iter_mut().for_each(|c| assert_eq!(c.wait().unwrap().code(), Some(0)));
-    let mut ports: Vec<String> = runs.iter().map(|run| rank_log(&folder, run, 0, "out")).collect();
+    jobs.into_iter().for_each(|job| drop(job.wait().assert_code(0)));
+    let mut ports = runs.map(|run| rank_log(&folder, run, 0, "out")).to_vec();
     ports.sort();
     ports.dedup();
     assert_eq!(ports.len(), 3, "{ports:?}");
 }
 
-/// A memory cgroup, removed on drop.
-struct MemoryCgroup(PathBuf);
-
-const LIMIT_BYTES: &str = "67108864";
-
-impl MemoryCgroup {
-    /// A version 1 or 2 cgroup; `None` if the system does not permit it.
-    fn new() -> Option<Self> {
-        let name = format!("regatta-test-{}", std::process::id());
-        let one = PathBuf::from("/sys/fs/cgroup/memory");
-        if one.join("memory.limit_in_bytes").exists() {
-            let group = one.join(name);
-            std::fs::create_dir(&group).ok()?;
-            let group = MemoryCgroup(group);
-            // No swap beyond the limit, if swap accounting is on.
-            group.limit("memory.limit_in_bytes")?;
-            let _ = group.limit("memory.memsw.limit_in_bytes");
-            return Some(group);
-        }
-        let two = PathBuf::from("/sys/fs/cgroup");
-        let _ = std::fs::write(two.join("cgroup.subtree_control"), "+memory");
-        let group = two.join(name);
-        std::fs::create_dir(&group).ok()?;
-        let group = MemoryCgroup(group);
-        group.limit("memory.max")?;
-        let _ = std::fs::write(group.0.join("memory.swap.max"), "0");
-        Some(group)
-    }
-
-    fn limit(&self, file: &str) -> Option<()> {
-        // Writing to a missing file would try to create it.
-        std::fs::OpenOptions::new().write(true).open(self.0.join(file)).ok()?;
-        std::fs::write(self.0.join(file), LIMIT_BYTES).ok()
-    }
-}
-
-impl Drop for MemoryCgroup {
-    fn drop(&mut self) {
-        // A cgroup stays busy for a moment after its last process.
-        for _ in 0..100 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
 #[test]
 fn rank_killed_by_the_oom_killer_is_reported() {
-    let Some(group) = MemoryCgroup::new() else {
-        eprintln!("skipped: cannot create a memory cgroup");
-        return;
-    };
+    let Some(group) = MemoryCgroup::or_skip("oom", 64 << 20) else { return };
     let folder = TempDir::new();
     // tail buffers a last line that never ends.
     let script = "if [ $RANK = 1 ]; then exec tail /dev/zero; fi; exec sleep 600";
-    let launch = shell_job(&folder, &["-n", "3", "--run-dir", "run"], script);
-    let mut shell = Command::new("sh");
-    support::clean_env(&mut shell).current_dir(folder.path());
+    let launch = shell_job(&folder, "-n 3 --run-dir run", script);
     let enter = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", group.0.display());
-    shell.args(["-c", &enter, "sh"]).arg(launch.get_program()).args(launch.get_args());
-    let run = run_command(&mut shell);
-    assert_eq!(run.code, Some(128 + 9), "{run:?}");
-    assert!(run.err.contains("rank 1 on") && run.err.contains("out of memory"), "{}", run.err);
+    let run = run_command(&mut wrap(&launch, "sh", &["-c", &enter, "sh"]));
+    run.assert_code(128 + SIGKILL).assert_stderr(["rank 1 on", "out of memory"]);
     let failure = run_result(&folder, "run").failure.unwrap();
     assert_eq!((failure.rank, failure.exit), (1, RankExit::OutOfMemory));
 }

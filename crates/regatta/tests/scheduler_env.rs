@@ -4,32 +4,29 @@
 
 mod support;
 
-use support::{CommandOutput, command};
+use regatta_testbed::assert_contains;
+use serde_json::Value;
+use support::{CommandOutput, TempDir, command, run_line};
 
 /// A Slurm job on two other nodes.
-const JOB: [(&str, &str); 5] = [
-    ("SLURM_JOB_ID", "77"),
-    ("SLURM_JOB_NODELIST", "remote[1-2]"),
-    ("SLURM_JOB_NUM_NODES", "2"),
-    ("SLURM_NTASKS", "2"),
-    ("SLURM_TASKS_PER_NODE", "1(x2)"),
-];
+const JOB: &str = "SLURM_JOB_ID=77 SLURM_JOB_NODELIST=remote[1-2] SLURM_JOB_NUM_NODES=2 \
+                   SLURM_NTASKS=2 SLURM_TASKS_PER_NODE=1(x2)";
 
-/// The second of its two tasks.
-const SECOND: [(&str, &str); 8] = [
-    ("SLURM_STEP_ID", "0"),
-    ("SLURM_STEP_NODELIST", "remote[1-2]"),
-    ("SLURM_STEP_NUM_NODES", "2"),
-    ("SLURM_STEP_NUM_TASKS", "2"),
-    ("SLURM_STEP_TASKS_PER_NODE", "1(x2)"),
-    ("SLURM_PROCID", "1"),
-    ("SLURM_LOCALID", "0"),
-    ("SLURM_NODEID", "1"),
-];
+/// The second of its two tasks, without the numbers of tasks in the step.
+const SECOND: &str = "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=remote[1-2] SLURM_STEP_NUM_NODES=2 \
+                      SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NODEID=1";
 
-fn run(words: &str, variables: &[&[(&str, &str)]]) -> CommandOutput {
-    let variables = variables.iter().copied().flatten().copied();
+const STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2)";
+
+/// Runs the binary with these arguments and environment variables.
+fn run(words: &str, variables: &str) -> CommandOutput {
+    let variables = variables.split_whitespace().map(|word| word.split_once('=').unwrap());
     command().args(words.split_whitespace()).envs(variables).output().unwrap().into()
+}
+
+/// Runs the binary in the Slurm job.
+fn run_in_job(words: &str, variables: &str) -> CommandOutput {
+    run(words, &format!("{JOB} {variables}"))
 }
 
 fn exported(run: CommandOutput, variable: &str) -> String {
@@ -41,92 +38,76 @@ fn exported(run: CommandOutput, variable: &str) -> String {
 
 #[test]
 fn ranks_under_torchrun_use_its_store() {
-    let torchrun = [
-        ("TORCHELASTIC_RUN_ID", "none"),
-        ("RANK", "1"),
-        ("WORLD_SIZE", "2"),
-        ("LOCAL_RANK", "0"),
-        ("LOCAL_WORLD_SIZE", "1"),
-        ("GROUP_RANK", "1"),
-        ("MASTER_ADDR", "remote2-hsn0"),
-    ];
-    let port = [("MASTER_PORT", "34567")];
-    let run = |words: &str, port: &[(&str, &str)]| run(words, &[&JOB, &torchrun, port]);
-    assert_eq!(exported(run("env", &port), "MASTER_ADDR"), "remote2-hsn0");
-    assert_eq!(exported(run("env", &port), "MASTER_PORT"), "34567");
-    assert_eq!(exported(run("env --master-port 1234", &port), "MASTER_PORT"), "1234");
-    let error = run("env", &[("MASTER_PORT", "http")]).error_line();
-    assert!(error.contains("MASTER_PORT=http, set by torchrun, is not a port"), "{error}");
+    let torchrun = "TORCHELASTIC_RUN_ID=none RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 \
+                    GROUP_RANK=1 MASTER_ADDR=remote2-hsn0";
+    let run =
+        |words: &str, port: &str| run_in_job(words, &format!("{torchrun} MASTER_PORT={port}"));
+    assert_eq!(exported(run("env", "34567"), "MASTER_ADDR"), "remote2-hsn0");
+    assert_eq!(exported(run("env", "34567"), "MASTER_PORT"), "34567");
+    assert_eq!(exported(run("env --master-port 1234", "34567"), "MASTER_PORT"), "1234");
+    run("env", "http").assert_error("MASTER_PORT=http, set by torchrun, is not a port");
 }
 
 #[test]
 fn ranks_of_mpirun_in_a_slurm_job_derive_the_same_port() {
-    let port = |rank: &str, start: &str, step: &[(&str, &str)]| {
-        let mpirun = [
-            ("OMPI_COMM_WORLD_RANK", rank),
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
-            ("PMIX_NAMESPACE", start),
-        ];
-        exported(run("env --master-addr a", &[&JOB, &mpirun, step]), "MASTER_PORT")
+    let port = |variables: &str| {
+        let mpirun = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 \
+                      OMPI_COMM_WORLD_LOCAL_SIZE=1";
+        let run = run_in_job("env --master-addr a", &format!("{mpirun} {variables}"));
+        exported(run, "MASTER_PORT")
     };
     // mpirun starts local ranks itself, remote ones by a daemon that srun started.
-    let first = port("0", "4711", &[]);
-    assert_eq!(first, port("1", "4711", &[("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0")]));
-    assert_ne!(first, port("0", "4712", &[]), "the next mpirun in the same job");
+    let local = port("PMIX_NAMESPACE=4711 OMPI_COMM_WORLD_RANK=0");
+    let step = "SLURM_STEP_ID=0 SLURM_PROCID=0";
+    assert_eq!(local, port(&format!("PMIX_NAMESPACE=4711 OMPI_COMM_WORLD_RANK=1 {step}")));
+    let next = port("PMIX_NAMESPACE=4712 OMPI_COMM_WORLD_RANK=0");
+    assert_ne!(local, next, "the next mpirun in the same job");
 }
 
 #[test]
 fn planning_on_a_login_node_warns() {
     let expected = "is not a node of the job: the plan assumes that the job's nodes (remote[1-2])";
     for words in ["map", "map --format srun", "env --master-addr a"] {
-        let text = run(words, &[&JOB]).err;
-        assert!(text.contains(expected), "{words}: {text}");
+        run_in_job(words, "").assert_stderr(expected);
     }
-    let quiet = |words: &str, more: &[(&str, &str)]| {
-        let text = run(words, &[&JOB, more]).err;
-        assert!(!text.contains("not a node of the job"), "{words}: {text}");
-    };
-    quiet("map --system lumi-g", &[]);
-    let hypothetical = support::run_line("map -N 2").err;
-    assert!(!hypothetical.contains("not a node of the job"), "hypothetical nodes: {hypothetical}");
-    quiet("map", &[("SLURMD_NODENAME", "remote2")]);
-    quiet("map", &SECOND);
+    for (case, run) in [
+        ("a described system", run_in_job("map --system lumi-g", "")),
+        ("hypothetical nodes", run_line("map -N 2")),
+        ("a node of the job", run_in_job("map", "SLURMD_NODENAME=remote2")),
+        ("a task", run_in_job("map", &format!("{SECOND} {STEP_TASKS}"))),
+    ] {
+        assert!(!run.err.contains("not a node of the job"), "{case}: {}", run.err);
+    }
 }
 
 #[test]
 fn world_size_mismatch_with_the_launcher_is_rejected() {
-    let unknown = ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"];
-    let known = SECOND.iter().copied().filter(|(name, _)| !unknown.contains(name));
-    let second: Vec<(&str, &str)> = known.collect();
-    let run = |words: &str| run(words, &[&JOB, &second]);
-    let error = run("env --system dgx-h100 --master-addr a").error_line();
-    assert!(error.contains("rank 1 of 2, but the plan has 16 ranks"), "{error}");
-    let explicit = run("env --system dgx-h100 --master-addr a --ranks-per-node 1");
-    assert_eq!(exported(explicit, "WORLD_SIZE"), "2");
+    let run = |options: &str| {
+        run_in_job(&format!("env --system dgx-h100 --master-addr a {options}"), SECOND)
+    };
+    run("").assert_error("rank 1 of 2, but the plan has 16 ranks");
+    assert_eq!(exported(run("--ranks-per-node 1"), "WORLD_SIZE"), "2");
 }
 
 #[test]
 fn jax_coordinator_binds_the_address_family_of_the_master() {
     for (address, bind) in [("fd00::1", "'[::]:1234'"), ("10.0.0.1", "0.0.0.0:1234")] {
         let words = format!("env --framework jax --master-port 1234 --master-addr {address}");
-        assert_eq!(exported(run(&words, &[]), "JAX_COORDINATOR_BIND_ADDRESS"), bind);
+        assert_eq!(exported(run(&words, ""), "JAX_COORDINATOR_BIND_ADDRESS"), bind);
     }
 }
 
 #[test]
 fn check_uses_the_machine_of_the_rank() {
-    let folder = support::TempDir::new();
+    let folder = TempDir::new();
     let mut words = "map --check".to_owned();
     for (host, system) in [("remote1", "lumi-g"), ("remote2", "dgx-h100")] {
-        let dump = support::run_line(&format!("map --system {system} --dump -")).ok();
-        let mut machine: serde_json::Value = serde_json::from_str(&dump).unwrap();
+        let mut machine: Value = run_line(&format!("map --system {system} --dump -")).json();
         machine["host"] = host.into();
-        let file = folder.write(&format!("{host}.json"), &machine.to_string());
+        let file = folder.write(&format!("{host}.json"), machine.to_string());
         words.push_str(&format!(" --machine {file}"));
     }
-    let out = run(&words, &[&JOB, &SECOND]).out;
-    assert!(out.contains("rank 1: cpus: planned 1-55,"), "{out}");
+    let out = run_in_job(&words, &format!("{SECOND} {STEP_TASKS}")).out;
+    assert_contains(&out, "rank 1: cpus: planned 1-55,");
     assert!(!out.contains("missing or down"), "the other machine's NIC: {out}");
 }

@@ -5,15 +5,14 @@
 mod support;
 
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::Command;
 
+use libc::SIGTERM;
+use regatta_testbed::{assert_contains, wait_until, write_with_mode};
 use serde_json::Value;
-use support::job::{run_command, send_signal, wait_until};
-use support::train::TrainProcess;
-use support::{CommandOutput, TempDir, command};
+use support::process::{Process, run_command};
+use support::{CommandOutput, REGATTA, TempDir, command, from_json};
 
 /// All checks. Only the parent of the ranks reports the first one.
 const CHECKS: [&str; 10] = [
@@ -30,56 +29,43 @@ const CHECKS: [&str; 10] = [
 ];
 
 /// The smoke test with few steps.
-const SMOKE: [&str; 3] = ["train", "--smoke", "train.steps=10"];
+const SMOKE: &str = "train --smoke train.steps=10";
 
 /// `regatta` with working, temporary and home directory in a folder.
-fn regatta_in(folder: &TempDir) -> Command {
+fn regatta_in(folder: &TempDir, words: &str) -> Command {
     let mut command = command();
     command.env("TMPDIR", folder.path()).env("HOME", folder.path()).current_dir(folder.path());
+    command.args(shlex::split(words).unwrap());
     command
 }
 
 /// Runs the smoke test.
-fn smoke(folder: &TempDir, words: &[&str]) -> CommandOutput {
-    run_command(regatta_in(folder).args(SMOKE).args(["--run-dir", "run"]).args(words))
+fn smoke(folder: &TempDir, words: &str) -> CommandOutput {
+    run_command(&mut regatta_in(folder, &format!("{SMOKE} --run-dir run {words}")))
 }
 
 /// Runs the smoke test under `regatta launch`.
-fn smoke_under_launch(folder: &TempDir, options: &[&str]) -> CommandOutput {
-    let mut launch = regatta_in(folder);
-    launch.args(["launch", "--oversubscribe", "--run-dir", "run", "-n", "2"]).args(options);
-    run_command(launch.arg("--").arg(env!("CARGO_BIN_EXE_regatta")).args(SMOKE))
-}
-
-/// A wrapper that adds an argument to its command.
-fn seed_wrapper(folder: &Path) -> String {
-    let tool = folder.join("with-seed");
-    std::fs::write(&tool, "#!/bin/sh\nexec \"$@\" train.seed=7\n").unwrap();
-    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
-    tool.to_str().unwrap().to_owned()
+fn smoke_under_launch(folder: &TempDir, options: &str) -> CommandOutput {
+    let launch = format!("launch --oversubscribe --run-dir run -n 2 {options}");
+    run_command(&mut regatta_in(folder, &format!("{launch} -- {REGATTA} {SMOKE}")))
 }
 
 #[test]
 fn passes_on_two_ranks_and_prints_all_checks() {
     let folder = TempDir::new();
-    let out = smoke(&folder, &["-n", "2"]).ok();
-    let first = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
-    let checks: Vec<String> = out.lines().map(first).collect();
+    let out = smoke(&folder, "-n 2").assert_ok("10 steps of mlp, loss ");
     for check in CHECKS {
-        assert!(checks.iter().any(|line| line == check), "no {check}: {out}");
+        let is_check = |line: &str| line.split_whitespace().next() == Some(check);
+        assert!(out.lines().any(is_check), "no {check}: {out}");
     }
-    let last = out.lines().last().unwrap();
-    assert!(last.starts_with("passed: 2 ranks on 1 host in "), "{out}");
-    assert!(out.contains("10 steps of mlp, loss "), "{out}");
-    let files = std::fs::read_dir(folder.path().join("run")).unwrap().flatten();
-    let files: Vec<String> = files.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    assert!(out.lines().last().unwrap().starts_with("passed: 2 ranks on 1 host in "), "{out}");
+    let files = folder.list("run");
     assert!(files.iter().all(|name| !name.starts_with("smoke-")), "{files:?}");
 }
 
 #[test]
 fn json_output_is_one_object() {
-    let folder = TempDir::new();
-    let value: Value = serde_json::from_str(&smoke(&folder, &["-n", "2", "--json"]).ok()).unwrap();
+    let value: Value = smoke(&TempDir::new(), "-n 2 --json").json();
     assert_eq!((&value["passed"], &value["ranks"]), (&Value::Bool(true), &Value::from(2)));
     let checks: Vec<&str> =
         value["checks"].as_array().unwrap().iter().map(|c| c["check"].as_str().unwrap()).collect();
@@ -92,58 +78,52 @@ fn json_output_is_one_object() {
 
 #[test]
 fn default_is_at_least_two_ranks() {
-    let folder = TempDir::new();
-    let value: Value = serde_json::from_str(&smoke(&folder, &["--json"]).ok()).unwrap();
+    let value: Value = smoke(&TempDir::new(), "--json").json();
     assert!(value["ranks"].as_u64().unwrap() >= 2, "{value}");
 }
 
 #[test]
 fn passes_under_regatta_launch() {
-    let folder = TempDir::new();
-    let out = smoke_under_launch(&folder, &[]).ok();
+    let out = smoke_under_launch(&TempDir::new(), "").ok();
     assert!(out.lines().last().unwrap().contains("passed: 2 ranks on 1 host in "), "{out}");
 }
 
 #[test]
 fn a_rank_with_different_arguments_is_reported() {
     let folder = TempDir::new();
-    let tool = seed_wrapper(folder.path());
-    let run = smoke_under_launch(&folder, &["--wrap", &tool, "--wrap-ranks", "1"]);
-    assert_eq!(run.code, Some(1), "{run:?}");
-    assert!(run.out.contains("failed: agreement: rank 1 on "), "{run:?}");
-    assert!(run.out.contains("hint: check how each rank is started"), "{run:?}");
+    write_with_mode(folder.join("with-seed"), 0o755, "#!/bin/sh\nexec \"$@\" train.seed=7\n");
+    let run = smoke_under_launch(&folder, "--wrap ./with-seed --wrap-ranks 1").assert_code(1);
+    let hint = "hint: check how each rank is started";
+    assert_contains(&run.out, ["failed: agreement: rank 1 on ", hint]);
 }
 
 #[test]
 fn a_killed_rank_is_reported_with_the_current_check() {
-    let folder = TempDir::new();
     // The file size limit kills rank 1 when it writes its shard of the checkpoint.
     let options = "--wrap 'prlimit --fsize=1' --wrap-ranks 1";
-    let run = smoke(&folder, &["-n", "2", "--json", "--launch", options]);
+    let run = smoke(&TempDir::new(), &format!("-n 2 --json --launch \"{options}\""));
     assert_ne!(run.code, Some(0), "{run:?}");
-    let value: Value = serde_json::from_str(&run.out).unwrap();
+    let value: Value = from_json(&run.out);
     assert_eq!(value["passed"], false);
     let failure = &value["failure"];
     assert_eq!(failure["check"], "checkpoint", "{run:?}");
     assert!(failure["error"].as_str().unwrap().starts_with("rank 1 on "), "{run:?}");
-    assert!(run.err.contains("rank 1 on "), "{run:?}");
+    assert_contains(&run.err, "rank 1 on ");
 }
 
 /// During the bootstrap, signals have their default action, because there is nothing to save.
 #[test]
 fn a_signal_ends_a_rank_during_the_bootstrap() {
-    const TERM: i32 = 15;
     let folder = TempDir::new();
-    let secret = folder.write("secret", &"0f".repeat(32));
-    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let secret = folder.join("secret");
+    write_with_mode(&secret, 0o600, "0f".repeat(32));
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut rank = regatta_in(&folder);
-    rank.args(SMOKE);
+    let mut rank = regatta_in(&folder, SMOKE);
     rank.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
     rank.env("MASTER_PORT", port.to_string()).env("REGATTA_SECRET_FILE", &secret);
-    let mut rank = TrainProcess::spawn_command(&folder, &mut rank);
+    let mut rank = Process::spawn(&folder, &mut rank);
     wait_until("the rank to listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
-    send_signal(&rank.child, TERM);
-    wait_until("its exit", || rank.child.try_wait().unwrap().is_some());
-    assert_eq!(rank.child.wait().unwrap().signal(), Some(TERM));
+    rank.signal(SIGTERM);
+    wait_until("its exit", || rank.has_exited());
+    assert_eq!(rank.child.wait().unwrap().signal(), Some(SIGTERM));
 }

@@ -8,7 +8,8 @@ mod support;
 
 use std::fmt::Write as _;
 
-use regatta_model::{MemoryPolicy, PlacedRank};
+use regatta_model::{Gpu, MemoryPolicy, PlacedRank};
+use regatta_testbed::lumi::MASKS;
 use support::{MapOutput, SYSTEMS, golden, map_json, run_line};
 
 /// Published maps: a line per GPU in device order, with its NUMA node, local CPUs, the CPUs of its
@@ -16,23 +17,27 @@ use support::{MapOutput, SYSTEMS, golden, map_json, run_line};
 const PUBLISHED: [(&str, &str); 10] = [
     ("lumi-g", MI250X),
     ("frontier", MI250X),
-    (
-        "perlmutter",
-        "3 48-63,112-127 48-63,112-127 ffff000000000000ffff000000000000 cxi3
+    ("perlmutter", PERLMUTTER),
+    ("polaris", POLARIS),
+    ("aurora", AURORA),
+    ("alps", GH200),
+    ("jupiter", GH200),
+    ("marenostrum5-acc", MARENOSTRUM5_ACC),
+    ("el-capitan", EL_CAPITAN),
+    ("dgx-h100", DGX_H100),
+];
+
+const PERLMUTTER: &str = "3 48-63,112-127 48-63,112-127 ffff000000000000ffff000000000000 cxi3
          2 32-47,96-111  32-47,96-111  ffff000000000000ffff00000000     cxi2
          1 16-31,80-95   16-31,80-95   ffff000000000000ffff0000         cxi1
-         0 0-15,64-79    0-15,64-79    ffff000000000000ffff             cxi0",
-    ),
-    (
-        "polaris",
-        "3 24-31,56-63 24-31,56-63 ff000000ff000000 ?
+         0 0-15,64-79    0-15,64-79    ffff000000000000ffff             cxi0";
+
+const POLARIS: &str = "3 24-31,56-63 24-31,56-63 ff000000ff000000 ?
          2 16-23,48-55 16-23,48-55 ff000000ff0000   cxi1
          1 8-15,40-47  8-15,40-47  ff000000ff00     ?
-         0 0-7,32-39   0-7,32-39   ff000000ff       cxi0",
-    ),
-    (
-        "aurora",
-        "0 0-51,104-155   1-8    1fe                        ?
+         0 0-7,32-39   0-7,32-39   ff000000ff       cxi0";
+
+const AURORA: &str = "0 0-51,104-155   1-8    1fe                        ?
          0 0-51,104-155   9-16   1fe00                      ?
          0 0-51,104-155   17-24  1fe0000                    ?
          0 0-51,104-155   25-32  1fe000000                  ?
@@ -43,36 +48,27 @@ const PUBLISHED: [(&str, &str); 10] = [
          1 52-103,156-207 69-76  1fe00000000000000000       ?
          1 52-103,156-207 77-84  1fe0000000000000000000     ?
          1 52-103,156-207 85-92  1fe000000000000000000000   ?
-         1 52-103,156-207 93-100 1fe00000000000000000000000 ?",
-    ),
-    ("alps", GH200),
-    ("jupiter", GH200),
-    (
-        "marenostrum5-acc",
-        "0 0-39  0-19  fffff                ?
+         1 52-103,156-207 93-100 1fe00000000000000000000000 ?";
+
+const MARENOSTRUM5_ACC: &str = "0 0-39  0-19  fffff                ?
          0 0-39  20-39 fffff00000           ?
          1 40-79 40-59 fffff0000000000      ?
-         1 40-79 60-79 fffff000000000000000 ?",
-    ),
-    (
-        "el-capitan",
-        "0 0-23,96-119   0-23,96-119   ffffff000000000000000000ffffff                   ?
+         1 40-79 60-79 fffff000000000000000 ?";
+
+const EL_CAPITAN: &str =
+    "0 0-23,96-119   0-23,96-119   ffffff000000000000000000ffffff                   ?
          1 24-47,120-143 24-47,120-143 ffffff000000000000000000ffffff000000             ?
          2 48-71,144-167 48-71,144-167 ffffff000000000000000000ffffff000000000000       ?
-         3 72-95,168-191 72-95,168-191 ffffff000000000000000000ffffff000000000000000000 ?",
-    ),
-    (
-        "dgx-h100",
-        "0 0-55,112-167   0-13,112-125   3fff0000000000000000000000003fff                         mlx5_0
+         3 72-95,168-191 72-95,168-191 ffffff000000000000000000ffffff000000000000000000 ?";
+
+const DGX_H100: &str = "0 0-55,112-167   0-13,112-125   3fff0000000000000000000000003fff                         mlx5_0
          0 0-55,112-167   14-27,126-139  fffc000000000000000000000000fffc000                      mlx5_3
          0 0-55,112-167   28-41,140-153  3fff0000000000000000000000003fff0000000                  mlx5_4
          0 0-55,112-167   42-55,154-167  fffc000000000000000000000000fffc0000000000               mlx5_5
          1 56-111,168-223 56-69,168-181  3fff0000000000000000000000003fff00000000000000           mlx5_6
          1 56-111,168-223 70-83,182-195  fffc000000000000000000000000fffc00000000000000000        mlx5_9
          1 56-111,168-223 84-97,196-209  3fff0000000000000000000000003fff000000000000000000000    mlx5_10
-         1 56-111,168-223 98-111,210-223 fffc000000000000000000000000fffc000000000000000000000000 mlx5_11",
-    ),
-];
+         1 56-111,168-223 98-111,210-223 fffc000000000000000000000000fffc000000000000000000000000 mlx5_11";
 
 const MI250X: &str = "3 48-63,112-127 49-55 fe000000000000   cxi0
                       3 48-63,112-127 57-63 fe00000000000000 cxi0
@@ -117,14 +113,12 @@ fn every_system_matches_its_published_map() {
 
 #[test]
 fn lumi_masks_match_its_user_guide() {
-    let masks = "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,fe00000000,fe0000000000";
     for system in ["lumi-g", "frontier"] {
         let plan = map_json(&format!("--system {system}"));
         let got: Vec<&str> = plan.ranks().iter().map(|r| r.mask.as_str()).collect();
-        assert_eq!(got.join(","), masks, "{system}");
-        let srun = run_line(&format!("map --system {system} --format srun")).ok();
-        let with_prefix = masks.split(',').map(|m| format!("0x{m}")).collect::<Vec<_>>().join(",");
-        assert!(srun.contains(&format!("--cpu-bind=mask_cpu:{with_prefix} ")), "{srun}");
+        assert_eq!(got, MASKS, "{system}");
+        let bind = format!("--cpu-bind=mask_cpu:{} ", MASKS.map(|m| format!("0x{m}")).join(","));
+        run_line(&format!("map --system {system} --format srun")).assert_ok(&bind);
     }
 }
 
@@ -185,21 +179,13 @@ fn gh200_gpu_memory_nodes_are_not_used_for_ranks() {
 fn rank_line(rank: &PlacedRank) -> String {
     let memory = serde_json::to_string(&rank.memory).unwrap();
     let nic = rank.nic.as_deref().unwrap_or("-");
+    let PlacedRank { local_rank, gpus, cpus, mask, numa, omp_num_threads: threads, .. } = rank;
     let why = &rank.reasons;
     format!(
-        "rank {} gpus {:?} cpus {} mask {} numa {:?} memory {memory} nic {nic} threads {}\n  gpu: {}\n  cpus: \
-         {}\n  memory: {}\n  nic: {}\n  threads: {}\n",
-        rank.local_rank,
-        rank.gpus,
-        rank.cpus,
-        rank.mask,
-        rank.numa,
-        rank.omp_num_threads,
-        why.gpu,
-        why.cpus,
-        why.memory,
-        why.nic,
-        why.threads
+        "rank {local_rank} gpus {gpus:?} cpus {cpus} mask {mask} numa {numa:?} memory {memory} \
+         nic {nic} threads {threads}\n  gpu: {}\n  cpus: {}\n  memory: {}\n  nic: {}\n  \
+         threads: {}\n",
+        why.gpu, why.cpus, why.memory, why.nic, why.threads
     )
 }
 
@@ -213,21 +199,13 @@ fn describe(plan: &MapOutput) -> String {
     }
     for gpu in &machine.gpus {
         let numa = gpu.numa.map_or("?".to_owned(), |n| n.to_string());
-        let near: Vec<String> = gpu
-            .nic_distance
-            .iter()
-            .zip(&machine.nics)
-            .map(|(d, nic)| format!("{} {d:?}", nic.name).to_lowercase())
-            .collect();
+        let nics = gpu.nic_distance.iter().zip(&machine.nics);
+        let nics: Vec<String> =
+            nics.map(|(d, nic)| format!("{} {d:?}", nic.name).to_lowercase()).collect();
         let part = gpu.subdevice.map_or(String::new(), |p| format!(".{p}"));
-        let (name, cpus, near) = (&gpu.name, &gpu.cpus, near.join(", "));
-        let card = gpu.card;
-        writeln!(
-            text,
-            "gpu {} {name} card {card}{part} numa {numa} near {cpus} nics {near}",
-            gpu.index
-        )
-        .unwrap();
+        let Gpu { index, name, card, cpus, .. } = gpu;
+        write!(text, "gpu {index} {name} card {card}{part} numa {numa} near {cpus}").unwrap();
+        writeln!(text, " nics {}", nics.join(", ")).unwrap();
     }
     for layout in &plan.placement.layouts {
         layout.ranks.iter().for_each(|rank| text.push_str(&rank_line(rank)));

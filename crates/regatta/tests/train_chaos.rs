@@ -7,21 +7,17 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
-#[path = "chaos/random.rs"]
-mod random;
 mod support;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use random::Random;
+use libc::{SIGINT, SIGKILL, SIGTERM};
+use regatta_testbed::{Random, wait_until};
 use support::TempDir;
-use support::job::wait_until;
 use support::metrics::{RunMetrics, assert_close, assert_identical};
-use support::train::{
-    TINY, TrainProcess, checkpoints, corrupt, last_step, metrics, processes, send_signal_to,
-    train_tiny,
-};
+use support::process::{Process, processes, signal_if_alive};
+use support::train::{TINY, checkpoints, corrupt, last_step, metrics, spawn, tiny_run};
 
 /// Default number of runs.
 const DEFAULT_CASES: u64 = 6;
@@ -54,10 +50,6 @@ const STEPS: u64 = 300;
 /// 1e-9 to 1e-5.
 const MODEL: &str = "num_layers=2 optimizer.lr=5e-4";
 
-const SIGINT: i32 = 2;
-const SIGKILL: i32 = 9;
-const SIGTERM: i32 = 15;
-
 /// A fault.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
@@ -88,29 +80,18 @@ fn metrics_under_faults_are_identical_to_an_undisturbed_run() {
         });
         let found = metrics(&folder, "run");
         if changes_layout {
-            let missing = |step: &u64| !found.val_losses.contains_key(step);
-            assert_close(&found, &without_validations(reference, missing));
+            assert_close(&found, &reference.with_validations_of(&found));
         } else {
             assert_identical(&found, reference, STEPS);
         }
-        std::fs::remove_dir_all(folder.path().join("run")).unwrap();
+        std::fs::remove_dir_all(folder.join("run")).unwrap();
     }
 }
 
 /// The metrics of an undisturbed run.
 fn reference(folder: &TempDir, (ranks, layout): ParallelLayout) -> RunMetrics {
     let run = format!("reference-{ranks}-{}", layout.replace([' ', '='], "-"));
-    let words = format!("{MODEL} train.steps={STEPS} {layout} -n {ranks}");
-    train_tiny(folder, &format!("{words} --run-dir {run}")).ok();
-    metrics(folder, &run)
-}
-
-/// Drops missing validations: one is lost if the run is killed between a checkpoint and the validation
-/// of its step.
-fn without_validations(reference: &RunMetrics, missing: impl Fn(&u64) -> bool) -> RunMetrics {
-    let val_losses = reference.val_losses.iter().map(|(step, loss)| (*step, *loss));
-    let val_losses = val_losses.filter(|(step, _)| !missing(step)).collect();
-    RunMetrics { steps: reference.steps.clone(), val_losses }
+    tiny_run(folder, &run, &format!("{MODEL} train.steps={STEPS} {layout} -n {ranks}"))
 }
 
 /// Runs the training with one to four faults, then to its end.
@@ -119,8 +100,8 @@ fn run_with_faults(
     random: &mut Random,
     next_layout: impl Fn(&mut Random) -> ParallelLayout,
 ) {
-    let faults = [Fault::Kill, Fault::Kill, Fault::KillTwo];
-    let faults = [&faults[..], &[Fault::Signal(SIGINT), Fault::Signal(SIGTERM)]].concat();
+    let [int, term] = [SIGINT, SIGTERM].map(Fault::Signal);
+    let faults = [Fault::Kill, Fault::Kill, Fault::KillTwo, int, term];
     for _ in 0..random.within(1, 4) {
         let (ranks, layout) = next_layout(random);
         let training = start_or_resume(folder, (ranks, layout));
@@ -132,31 +113,30 @@ fn run_with_faults(
         match fault {
             Fault::Kill => kill_any(folder, random),
             Fault::KillTwo => (0..2).for_each(|_| kill_any(folder, random)),
-            Fault::Signal(signal) => send_signal_to(training.child.id(), signal),
+            Fault::Signal(signal) => signal_if_alive(training.pid(), signal),
         }
         training.wait();
         wait_until("the exit of all processes", || processes(folder).is_empty());
         maybe_corrupt_checkpoint(folder, random);
     }
-    let ended = start_or_resume(folder, next_layout(random)).wait();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    start_or_resume(folder, next_layout(random)).wait().assert_code(0);
 }
 
 /// Resumes the run, or starts it if it has no configuration yet.
-fn start_or_resume(folder: &TempDir, (ranks, layout): ParallelLayout) -> TrainProcess {
-    let run = folder.path().join("run");
+fn start_or_resume(folder: &TempDir, (ranks, layout): ParallelLayout) -> Process {
+    let run = folder.join("run");
     if run.join("config.toml").exists() {
-        return TrainProcess::spawn(folder, &format!("--resume run {layout} -n {ranks}"));
+        return spawn(folder, &format!("--resume run {layout} -n {ranks}"));
     }
     let _ = std::fs::remove_dir_all(run);
     let words = format!("{TINY} {MODEL} train.steps={STEPS} {layout} -n {ranks} --run-dir run");
-    TrainProcess::spawn(folder, &words)
+    spawn(folder, &words)
 }
 
 fn kill_any(folder: &TempDir, random: &mut Random) {
     let all = processes(folder);
     if !all.is_empty() {
-        send_signal_to(random.pick(&all).0, SIGKILL);
+        signal_if_alive(random.pick(&all).0, SIGKILL);
     }
 }
 
@@ -167,7 +147,7 @@ fn maybe_corrupt_checkpoint(folder: &TempDir, random: &mut Random) {
     if complete.len() < 2 || random.within(0, 2) > 0 {
         return;
     }
-    let file = folder.path().join("run/checkpoints").join(complete[complete.len() - 1]);
+    let file = folder.join("run/checkpoints").join(complete[complete.len() - 1]);
     println!("  corrupting {}", file.display());
     corrupt(&file.join("rank-00000.safetensors"));
 }

@@ -6,102 +6,83 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use libc::SIGKILL;
+use regatta_testbed::{assert_contains, wait_until};
 use regatta_train::data::prepare::{PrepareOptions, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
-use support::job::{run_result, send_signal, wait_until};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
+use support::process::{Process, pid_of_rank, run_result, signal_if_alive};
 use support::train::{
-    ENDLESS, TINY, TrainProcess, checkpoints, corrupt, last_step, metrics, pid_of_rank,
-    regatta_command, run, send_signal_to, train_tiny, wait_for_step,
+    ENDLESS, TINY, checkpoints, copy, corrupt, metrics, run, spawn, tiny_run, wait_for_more_steps,
+    wait_for_step,
 };
-
-const SIGINT: i32 = 2;
-const SIGKILL: i32 = 9;
 
 #[test]
 fn restarted_ranks_resume_from_the_last_checkpoint() {
     let folder = TempDir::new();
     // resume=never applies to the first launch only.
     let words = "train.steps=300 resume=never -n 3 --launch=--max-restarts=3 --run-dir run";
-    let training = TrainProcess::spawn(&folder, &format!("{TINY} {words}"));
-    for (victim, step) in [(0, 10), (2, 60)] {
+    let training = spawn(&folder, &format!("{TINY} {words}"));
+    for (restarts, victim, step) in [(1, 0, 10), (2, 2, 60)] {
         wait_for_step(&folder, "run", step);
         let pid = || pid_of_rank(&folder, victim);
         wait_until("the rank", || pid().is_some());
-        send_signal_to(pid().unwrap(), SIGKILL);
-        let restarts = victim / 2 + 1;
+        signal_if_alive(pid().unwrap(), SIGKILL);
         wait_until("the restart", || {
-            training.stdout().matches("resumed after step").count() as u32 >= restarts
+            training.stdout().matches("resumed after step").count() >= restarts
         });
     }
-    let ended = training.wait();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    training.wait().assert_code(0);
     assert_eq!(run_result(&folder, "run").restarts, 2);
-    train_tiny(&folder, "train.steps=300 -n 3 --run-dir full").ok();
-    assert_identical(&metrics(&folder, "run"), &metrics(&folder, "full"), 300);
+    let full = tiny_run(&folder, "full", "train.steps=300 -n 3");
+    assert_identical(&metrics(&folder, "run"), &full, 300);
+}
+
+/// The notes about failed checkpoints so far.
+fn checkpoint_notes(training: &Process) -> Vec<String> {
+    let out = training.stdout();
+    let lines = out.lines().filter(|line| line.starts_with("note: checkpoint after step "));
+    lines.filter(|line| line.contains(" failed: ")).map(str::to_owned).collect()
 }
 
 #[test]
 fn training_continues_on_a_full_disk_and_fails_only_at_the_final_checkpoint() {
     let folder = TempDir::new();
-    let small = folder.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let Some(disk) = SmallDisk::over(&small) else {
-        eprintln!("skipped: cannot mount a tmpfs");
-        return;
-    };
-    let (ballast, run) = (disk.path(&small.join("ballast")), disk.path(&small.join("run")));
-    let start = |words: &str| {
-        let command = regatta_command(&folder, &format!("train {words}"));
-        TrainProcess::spawn_command(&folder, &mut disk.enter(&command))
-    };
+    let Some(disk) = SmallDisk::or_skip(&folder) else { return };
+    let ballast = disk.path("ballast");
     // Without TensorBoard and evaluations, so that metrics do not fill the disk.
-    let words = "checkpoint.interval=20 eval_interval=0 metrics.tensorboard=false";
-    let training = start(&format!("{TINY} {words} {ENDLESS} -n 2 --run-dir small/run"));
+    let words = "checkpoint.interval=20 eval_interval=0 metrics.tensorboard=false -n 2";
+    let training = disk.spawn_train(&format!("{TINY} {words} {ENDLESS} --run-dir small/run"));
     wait_until("a checkpoint", || training.stdout().contains("saved checkpoint at step 20 "));
     fill(&ballast);
-    let notes = |training: &TrainProcess| {
-        let is_note = |line: &&str| {
-            line.starts_with("note: checkpoint after step ") && line.contains(" failed: ")
-        };
-        training.stdout().lines().filter(is_note).count()
-    };
-    wait_until("the note", || notes(&training) > 0);
-    let before = notes(&training);
-    wait_until("the next note", || notes(&training) > before);
+    let notes = || checkpoint_notes(&training).len();
+    wait_until("the note", || notes() > 0);
+    let before = notes();
+    wait_until("the next note", || notes() > before);
     std::fs::remove_file(&ballast).unwrap();
     let saved = || training.stdout().matches("\nsaved checkpoint at step ").count();
     let before = saved();
     wait_until("the next checkpoint", || saved() > before);
 
     fill(&ballast);
-    send_signal(&training.child, SIGINT);
-    let ended = training.wait();
+    let ended = training.interrupt();
     assert!(ended.code.is_some_and(|code| code != 0), "{ended:?}");
-    assert!(ended.err.contains("error: the checkpoint after step "), "{ended:?}");
-    assert!(ended.err.contains("free space or set another checkpoint.dir"), "{ended:?}");
+    let fix = "free space or set another checkpoint.dir";
+    assert_contains(&ended.err, ["error: the checkpoint after step ", fix]);
     assert!(!ended.out.contains("interrupted; checkpoint saved"), "{ended:?}");
 
     std::fs::remove_file(&ballast).unwrap();
     let last = ended.out.rsplit_once("saved checkpoint at step ").unwrap().1;
     let last: u64 = last.split_whitespace().next().unwrap().parse().unwrap();
     let steps = last + 10;
-    let ended = start(&format!("--resume small/run -n 2 train.steps={steps}")).wait();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.out.contains(&format!("resumed after step {last} from ")), "{ended:?}");
-    let found = read_metrics(&run.join("metrics.jsonl"));
+    let resumed = disk.spawn_train(&format!("--resume small/run -n 2 train.steps={steps}")).wait();
+    resumed.assert_ok(&format!("resumed after step {last} from "));
+    let found = read_metrics(&disk.path("run/metrics.jsonl"));
     assert!((last + 1..=steps).all(|step| found.steps.contains_key(&step)), "{found:?}");
-    train_tiny(&folder, &format!("{words} train.steps={steps} -n 2 --run-dir full")).ok();
-    assert_common_steps_identical(&found, &metrics(&folder, "full"));
-}
-
-/// Copies a run folder.
-fn copy(folder: &TempDir, from: &str, to: &str) {
-    let copied = Command::new("cp").args(["-r", from, to]).current_dir(folder.path()).status();
-    assert!(copied.unwrap().success());
+    let full = tiny_run(&folder, "full", &format!("{words} train.steps={steps}"));
+    assert_common_steps_identical(&found, &full);
 }
 
 /// Truncates a file to half its length.
@@ -113,9 +94,8 @@ fn truncate(path: &Path) {
 #[test]
 fn resume_skips_corrupt_checkpoints_and_names_the_file() {
     let folder = TempDir::new();
-    train_tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
-    train_tiny(&folder, "train.steps=22 -n 2 --run-dir full").ok();
-    let full = metrics(&folder, "full");
+    tiny_run(&folder, "run", "train.steps=20 -n 2");
+    let full = tiny_run(&folder, "full", "train.steps=22 -n 2");
     assert_eq!(checkpoints(&folder, "run"), ["step-00000015", "step-00000020"]);
     type Damage = fn(&Path);
     let remove: Damage = |path| std::fs::remove_file(path).unwrap();
@@ -131,111 +111,89 @@ fn resume_skips_corrupt_checkpoints_and_names_the_file() {
         let damaged = format!("damaged-{number}");
         copy(&folder, "run", &damaged);
         let path = format!("{damaged}/checkpoints/step-00000020/{file}");
-        damage(&folder.path().join(&path));
-        let out = run(&folder, &format!("--resume {damaged} -n 2 train.steps=22")).ok();
+        damage(&folder.join(&path));
+        let resumed = run(&folder, &format!("--resume {damaged} -n 2 train.steps=22"));
+        let out = resumed.assert_ok("resumed after step 15 from ");
         let note =
             format!("note: skipped damaged checkpoint {damaged}/checkpoints/step-00000020: ");
-        let note =
-            out.lines().find(|line| line.starts_with(&note)).unwrap_or_else(|| panic!("{out}"));
-        assert!(note.contains(&path), "{note}");
-        assert!(out.contains("resumed after step 15 from "), "{out}");
+        let note = out.lines().find(|line| line.starts_with(&note));
+        assert_contains(note.unwrap_or_else(|| panic!("{out}")), &path);
         assert_identical(&metrics(&folder, &damaged), &full, 22);
     }
     // Corrupt checkpoints do not count: a valid one is removed only when there are two newer ones.
-    let shard = |run: &str, step: u64| {
-        folder.path().join(format!("{run}/checkpoints/step-{step:08}/rank-00000.safetensors"))
-    };
-    corrupt(&shard("run", 20));
+    corrupt(&folder.join("run/checkpoints/step-00000020/rank-00000.safetensors"));
     run(&folder, "--resume run -n 2 train.steps=22 checkpoint.interval=22").ok();
-    corrupt(&shard("run", 22));
-    let out = run(&folder, "--resume run -n 2 train.steps=22").ok();
-    assert!(out.contains("resumed after step 15 from "), "{out}");
+    corrupt(&folder.join("run/checkpoints/step-00000022/rank-00000.safetensors"));
+    run(&folder, "--resume run -n 2 train.steps=22").assert_ok("resumed after step 15 from ");
     assert_identical(&metrics(&folder, "run"), &full, 22);
 }
 
 #[test]
 fn resume_fails_without_a_valid_checkpoint_and_keeps_the_metrics() {
     let folder = TempDir::new();
-    train_tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
-    let before = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    tiny_run(&folder, "run", "train.steps=20 -n 2");
+    let before = folder.read("run/metrics.jsonl");
     for name in checkpoints(&folder, "run") {
-        corrupt(&folder.path().join("run/checkpoints").join(name).join("rank-00000.safetensors"));
+        corrupt(&folder.join(format!("run/checkpoints/{name}/rank-00000.safetensors")));
     }
-    let refused = run(&folder, "--resume run -n 2");
-    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let refused = run(&folder, "--resume run -n 2").assert_code(1);
     let error = "error: no checkpoint to resume from in run/checkpoints: ";
     let line = refused.err.lines().find(|line| line.contains(error)).unwrap();
-    for part in ["step-00000015/rank-", "step-00000020/rank-", "checkpoint.resume=never starts"] {
-        assert!(line.contains(part), "{part}: {line}");
-    }
-    let after = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
-    assert_eq!(after, before);
+    let parts = ["step-00000015/rank-", "step-00000020/rank-", "checkpoint.resume=never starts"];
+    assert_contains(line, parts);
+    assert_eq!(folder.read("run/metrics.jsonl"), before);
     run(&folder, "--resume run -n 2 checkpoint.resume=never").ok();
-    train_tiny(&folder, "train.steps=20 -n 2 --run-dir full").ok();
-    assert_identical(&metrics(&folder, "run"), &metrics(&folder, "full"), 20);
+    let full = tiny_run(&folder, "full", "train.steps=20 -n 2");
+    assert_identical(&metrics(&folder, "run"), &full, 20);
 }
 
 #[test]
 fn checkpoints_of_an_earlier_run_in_the_folder_are_set_aside() {
     let folder = TempDir::new();
-    train_tiny(&folder, "train.steps=20 -n 2 --run-dir run").ok();
-    let full = metrics(&folder, "run");
-    let out = run(&folder, "--resume run -n 2 checkpoint.resume=never train.steps=7").ok();
-    assert!(out.contains("step-00000020.aside-1 belongs to the previous run"), "{out}");
-    let out = run(&folder, "--resume run -n 2 train.steps=20").ok();
-    assert!(out.contains("resumed after step 7 from "), "{out}");
+    let full = tiny_run(&folder, "run", "train.steps=20 -n 2");
+    let restarted = run(&folder, "--resume run -n 2 checkpoint.resume=never train.steps=7");
+    restarted.assert_ok("step-00000020.aside-1 belongs to the previous run");
+    run(&folder, "--resume run -n 2 train.steps=20").assert_ok("resumed after step 7 from ");
     assert_identical(&metrics(&folder, "run"), &full, 20);
     // An explicit checkpoint of the earlier run.
-    let from = "checkpoint.resume=run/checkpoints/step-00000015.aside-1";
-    let out = run(&folder, &format!("--resume run -n 2 {from}")).ok();
-    assert!(
-        out.contains("resumed after step 15 from run/checkpoints/step-00000015.aside-1"),
-        "{out}"
-    );
+    let from = "run/checkpoints/step-00000015.aside-1";
+    let resumed = run(&folder, &format!("--resume run -n 2 checkpoint.resume={from}"));
+    resumed.assert_ok(&format!("resumed after step 15 from {from}"));
     assert_identical(&metrics(&folder, "run"), &full, 20);
 }
 
 #[test]
 fn resume_with_an_incompatible_configuration_leaves_the_run_unchanged() {
     let folder = TempDir::new();
-    train_tiny(&folder, "train.steps=10 -n 2 --run-dir run").ok();
-    train_tiny(&folder, "train.steps=12 -n 2 --run-dir full").ok();
-    folder.write(
-        "other.txt",
-        &"Water, water, every where, and all the boards did shrink.\n".repeat(99),
-    );
+    tiny_run(&folder, "run", "train.steps=10 -n 2");
+    let full = tiny_run(&folder, "full", "train.steps=12 -n 2");
+    folder.write("other.txt", "Water, water, every where.\n".repeat(200));
+    let heads = "model.num_heads is 2 in the checkpoint and 1 in the configuration";
     let cases = [
-        (
-            "num_heads=1",
-            "has a different model: model.num_heads is 2 in the checkpoint and 1 in the configuration",
-        ),
+        ("num_heads=1", &*format!("has a different model: {heads}")),
         ("source=other.txt", " has a different "),
         ("train.batch=25", "train.batch 25 is not divisible by 2 ranks"),
     ];
-    let config = || std::fs::read_to_string(folder.path().join("run/config.toml")).unwrap();
+    let config = || folder.read("run/config.toml");
     let before = config();
     for (words, expected) in cases {
         let refused = run(&folder, &format!("--resume run -n 2 train.steps=12 {words}"));
-        assert_eq!(refused.code, Some(1), "{refused:?}");
-        assert!(refused.err.contains(expected), "{words}: {}", refused.err);
+        refused.assert_code(1).assert_stderr(expected);
         assert_eq!(config(), before, "{words}");
     }
     run(&folder, "--resume run -n 2 train.steps=12").ok();
-    assert_identical(&metrics(&folder, "run"), &metrics(&folder, "full"), 12);
+    assert_identical(&metrics(&folder, "run"), &full, 12);
 }
 
 #[test]
 fn resume_of_a_running_run_is_rejected() {
     let folder = TempDir::new();
-    let training = TrainProcess::spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
+    let training = spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
     wait_for_step(&folder, "run", 20);
     let refused = run(&folder, "--resume run -n 2");
-    assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.err.contains("run is in use by another job (process "), "{refused:?}");
-    let step = last_step(&folder, "run");
-    wait_for_step(&folder, "run", step + 1);
-    send_signal(&training.child, SIGINT);
-    assert_eq!(training.wait().code, Some(0));
+    refused.assert_code(1).assert_stderr("run is in use by another job (process ");
+    wait_for_more_steps(&folder, "run", 1);
+    training.interrupt().assert_code(0);
     let found = metrics(&folder, "run");
     let steps = found.steps.len() as u64;
     assert_identical(&found, &found, steps);
@@ -246,32 +204,24 @@ fn resume_of_a_running_run_is_rejected() {
 fn a_failed_checkpoint_write_names_rank_host_and_file() {
     let folder = TempDir::new();
     let words = format!("{TINY} {ENDLESS} checkpoint.interval=100 -n 3 --run-dir run");
-    let training = TrainProcess::spawn(&folder, &words);
+    let training = spawn(&folder, &words);
     wait_for_step(&folder, "run", 1);
     // A folder in place of the shard makes the write fail.
     for step in (100..10_000).step_by(100) {
         let name = format!("run/checkpoints/step-{step:08}.partial/rank-00001.safetensors");
-        std::fs::create_dir_all(folder.path().join(name)).unwrap();
+        std::fs::create_dir_all(folder.join(name)).unwrap();
     }
-    let note = || {
-        let is_note = |line: &&str| line.starts_with("note: checkpoint after step ");
-        training.stdout().lines().find(is_note).map(str::to_owned)
-    };
-    wait_until("the note", || note().is_some());
-    let note = note().unwrap();
-    assert!(
-        note.contains(" failed: rank 1 on ") && note.contains("/rank-00001.safetensors"),
-        "{note}"
-    );
-    send_signal(&training.child, SIGINT);
-    let run = training.wait();
+    wait_until("the note", || !checkpoint_notes(&training).is_empty());
+    let notes = checkpoint_notes(&training);
+    assert_contains(&notes[0], [" failed: rank 1 on ", "/rank-00001.safetensors"]);
+    let run = training.interrupt();
     assert_eq!(run.code, Some(0), "the final checkpoint is saved: {run:?}");
 }
 
 /// Tokenizes a text.
 fn tokenize(folder: &TempDir, name: &str, text: &str) -> PathBuf {
     let input = folder.write(&format!("{name}.txt"), text);
-    let dataset = folder.path().join(name);
+    let dataset = folder.join(name);
     let options = PrepareOptions {
         inputs: vec![input.into()],
         tokenizer: None,
@@ -290,14 +240,13 @@ fn corrupt_datasets_are_rejected() {
     let other = "Water, water, every where, nor any drop to drink.\n".repeat(50);
     let good = tokenize(&folder, "good", &verse);
     let train = |name: &str| {
-        let words = format!("{TINY} train.steps=3 source={name} -n 2 --run-dir of-{name}");
-        run(&folder, &words)
+        run(&folder, &format!("{TINY} train.steps=3 source={name} -n 2 --run-dir of-{name}"))
     };
     train("good").ok();
     tokenize(&folder, "corrupt", &verse);
-    corrupt(&folder.path().join("corrupt/train.tokens"));
+    corrupt(&folder.join("corrupt/train.tokens"));
     tokenize(&folder, "truncated", &verse);
-    truncate(&folder.path().join("truncated/validation.tokens"));
+    truncate(&folder.join("truncated/validation.tokens"));
     let mismatched = tokenize(&folder, "mismatched", &other);
     std::fs::copy(good.join("tokenizer.json"), mismatched.join("tokenizer.json")).unwrap();
     let cases = [
@@ -306,8 +255,6 @@ fn corrupt_datasets_are_rejected() {
         ("mismatched", "mismatched/train.tokens was prepared with tokenizer "),
     ];
     for (name, expected) in cases {
-        let refused = train(name);
-        assert_eq!(refused.code, Some(1), "{refused:?}");
-        assert!(refused.err.contains(expected), "{name}: {}", refused.err);
+        train(name).assert_code(1).assert_stderr(expected);
     }
 }

@@ -5,12 +5,11 @@
 
 mod support;
 
-use std::io;
-use std::path::{Path, PathBuf};
-
+use support::cgroup::MemoryCgroup;
 use support::metrics::assert_close;
-use support::train::{metrics, regatta_command, run};
-use support::{CommandOutput, TempDir};
+use support::process::{regatta_in, run_command};
+use support::train::{metrics, run};
+use support::{CommandOutput, REGATTA, TempDir};
 
 /// 16M parameters at 16 bytes each with gradients and optimizer state, in many layers so that the
 /// resident ones are small.
@@ -21,68 +20,22 @@ const MODEL: &str = "num_layers=20 num_heads=4 hidden_size=256 seq_len=16 batch=
 /// Between half and all of the memory the model needs.
 const LIMIT: u64 = 180 << 20;
 
-/// Memory cgroups (v1 or v2), one per rank. Removed on drop.
-struct Cgroups(Vec<PathBuf>);
-
-impl Cgroups {
-    /// Creates the cgroups; `None` with a message if that is not permitted.
-    fn or_skip(ranks: usize) -> Option<Self> {
-        let mut cgroups = Self(Vec::new());
-        for rank in 0..ranks {
-            if let Err(error) = cgroups.add(rank) {
-                eprintln!("skipped: cannot create a memory cgroup: {error}");
-                return None;
-            }
-        }
-        Some(cgroups)
-    }
-
-    fn add(&mut self, rank: usize) -> io::Result<()> {
-        let [v1, v2] = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
-        let is_v1 = v1.join("memory.limit_in_bytes").exists();
-        let cgroup = if is_v1 { v1 } else { v2 };
-        let cgroup = cgroup.join(format!("regatta-test-{}-{rank}", std::process::id()));
-        std::fs::create_dir(&cgroup)?;
-        self.0.push(cgroup.clone());
-        let set = |name: &str, bytes: u64| std::fs::write(cgroup.join(name), bytes.to_string());
-        // Swap would defeat the limit. Without swap accounting these files do not exist.
-        if is_v1 {
-            set("memory.limit_in_bytes", LIMIT)?;
-            let _ = set("memory.memsw.limit_in_bytes", LIMIT);
-        } else {
-            set("memory.max", LIMIT)?;
-            let _ = set("memory.swap.max", 0);
-        }
-        Ok(())
-    }
-
-    /// Trains with each rank in its cgroup.
-    fn train(&self, folder: &TempDir, words: &str, run_dir: &str) -> CommandOutput {
-        let prefix = self.0[0].to_str().unwrap().strip_suffix('0').unwrap();
-        let text = format!("echo $$ > {prefix}$RANK/cgroup.procs && exec \"$@\"\n");
-        let enter = format!("sh {}", folder.write("enter.sh", &text));
-        let launch = format!("launch -n {} --oversubscribe --run-dir {run_dir}", self.0.len());
-        let program = env!("CARGO_BIN_EXE_regatta");
-        let words = format!("{launch} -- {enter} {program} train {MODEL} {words}");
-        regatta_command(folder, &words).output().unwrap().into()
-    }
+/// Trains with each rank in its cgroup.
+fn train(cgroups: &[MemoryCgroup], folder: &TempDir, words: &str, run_dir: &str) -> CommandOutput {
+    let prefix = cgroups[0].0.to_str().unwrap().strip_suffix('0').unwrap();
+    let text = format!("echo $$ > {prefix}$RANK/cgroup.procs && exec \"$@\"\n");
+    let enter = format!("sh {}", folder.write("enter.sh", text));
+    let launch = format!("launch -n {} --oversubscribe --run-dir {run_dir}", cgroups.len());
+    let words = format!("{launch} -- {enter} {REGATTA} train {MODEL} {words}");
+    run_command(&mut regatta_in(folder, &words))
 }
 
-impl Drop for Cgroups {
-    fn drop(&mut self) {
-        for cgroup in &self.0 {
-            let _ = std::fs::remove_dir(cgroup);
-        }
-    }
-}
-
-/// An offload folder on disk, because the temporary folder may be in memory.
-struct OffloadFolder(PathBuf);
+/// An offload folder on disk, because the temporary folder may be in memory. Removed on drop.
+struct OffloadFolder(String);
 
 impl OffloadFolder {
     fn new() -> Self {
-        let path =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("offload-{}", std::process::id()));
+        let path = format!("{}/offload-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -100,21 +53,18 @@ fn a_model_larger_than_the_memory_trains_with_zero_3_or_offload() {
     run(&folder, &format!("{MODEL} -n 1 --run-dir unlimited")).ok();
     let unlimited = metrics(&folder, "unlimited");
 
-    let Some(cgroup) = Cgroups::or_skip(1) else { return };
-    let refused = cgroup.train(&folder, "", "refused");
-    assert_eq!(refused.code, Some(1), "{refused:?}");
-    assert!(refused.err.contains("1 rank of this node needs 2"), "{refused:?}");
-    assert!(refused.err.contains("parallel.zero"), "{refused:?}");
-    let killed = cgroup.train(&folder, "check_memory=false", "killed");
-    assert!(killed.err.contains(" failed first: signal 9 (KILL)"), "{killed:?}");
+    let cgroup = |rank: &str| MemoryCgroup::or_skip(rank, LIMIT);
+    let (Some(first), Some(second)) = (cgroup("0"), cgroup("1")) else { return };
+    let cgroups = [first, second];
+    let refused = train(&cgroups[..1], &folder, "", "refused");
+    refused.assert_code(1).assert_stderr(["1 rank of this node needs 2", "parallel.zero"]);
+    let killed = train(&cgroups[..1], &folder, "check_memory=false", "killed");
+    killed.assert_stderr(" failed first: signal 9 (KILL)");
 
-    let dir = disk.0.display();
-    let words = format!("offload.parameters=disk offload.optimizer=disk offload.dir={dir}");
-    cgroup.train(&folder, &words, "offload").ok();
+    let words = format!("offload.parameters=disk offload.optimizer=disk offload.dir={}", disk.0);
+    train(&cgroups[..1], &folder, &words, "offload").ok();
     assert_close(&metrics(&folder, "offload"), &unlimited);
-    drop(cgroup);
 
-    let Some(cgroups) = Cgroups::or_skip(2) else { return };
-    cgroups.train(&folder, "zero=3", "zero-3").ok();
+    train(&cgroups, &folder, "zero=3", "zero-3").ok();
     assert_close(&metrics(&folder, "zero-3"), &unlimited);
 }

@@ -6,8 +6,8 @@ mod support;
 
 use serde_json::Value;
 use support::TempDir;
+use support::layouts::{DROPOUT, GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use support::metrics::assert_close;
-use support::splits::{DROPOUT, GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use support::train::{metrics, run};
 
 /// Asserts that the losses of each case are those of a single rank.
@@ -26,10 +26,8 @@ fn assert_losses_match_single_rank(cases: &[ParallelCase]) {
         }
         let one = train((1, model, ""));
         assert_eq!((one.steps.len(), one.val_losses.len()), (20, 2));
-        assert!(
-            one.steps[&20].loss < one.steps[&1].loss - 0.1,
-            "the loss does not decrease: {one:?}"
-        );
+        let [first, last] = [1, 20].map(|step| one.steps[&step].loss);
+        assert!(last < first - 0.1, "the loss does not decrease: {one:?}");
         for case in cases {
             println!("{case:?}");
             assert_close(&train(*case), &one);
@@ -95,6 +93,9 @@ fn layouts_of_8_ranks_match_a_single_rank() {
 #[test]
 fn invalid_layouts_are_rejected_with_the_nearest_valid_ones() {
     let folder = TempDir::new();
+    let stages = "parallel.virtual_stages 2 needs parallel.schedule interleaved";
+    let shards = "parallel.hsdp_shard 3 does not divide the 2 ranks with the same";
+    let kv_heads = "model.num_kv_heads 2 is not divisible by parallel.tp 4";
     let cases = [
         ("-n 4 tp=3", "parallel.tp 3 does not divide 4 ranks: use tp=2 dp=2 or tp=4 dp=1"),
         ("-n 6 tp=3", "by parallel.tp 3: run on 4 ranks with tp=2 or 8 ranks with tp=4"),
@@ -111,23 +112,13 @@ fn invalid_layouts_are_rejected_with_the_nearest_valid_ones() {
         ("-n 2 batch=1", "train.batch 1 is not divisible by 2 ranks: set it to 2, run on 1 rank,"),
         ("-n 8 tp=2 pp=2 batch=3", "is not divisible by 2 replicas on 8 ranks: set"),
         ("-n 2 pp=2 parallel.schedule=none", "expected gpipe, 1f1b, interleaved or zero-bubble"),
-        (
-            "-n 2 pp=2 virtual_stages=2",
-            "parallel.virtual_stages 2 needs parallel.schedule interleaved",
-        ),
-        (
-            "-n 2 zero=3 hsdp_shard=3",
-            "parallel.hsdp_shard 3 does not divide the 2 ranks with the same",
-        ),
-        (
-            "-n 4 tp=4 family=llama num_kv_heads=2",
-            "model.num_kv_heads 2 is not divisible by parallel.tp 4",
-        ),
+        ("-n 2 pp=2 virtual_stages=2", stages),
+        ("-n 2 zero=3 hsdp_shard=3", shards),
+        ("-n 4 tp=4 family=llama num_kv_heads=2", kv_heads),
         ("-n 2 offload.parameters=moon", "is moon, expected device, host or disk"),
     ];
     for (words, expected) in cases {
-        let error = run(&folder, &format!("{MODEL} {words} --run-dir run")).error_line();
-        assert!(error.contains(expected), "{words}: {error}");
+        run(&folder, &format!("{MODEL} {words} --run-dir run")).assert_error(expected);
         assert!(folder.names().is_empty(), "{words}");
     }
 }
@@ -149,10 +140,10 @@ fn measured_memory_and_traffic_match_the_estimate_on_every_rank() {
             assert_eq!(sent["expected"], sent["measured"], "{rank}");
         }
         for memory in rank["memory"].as_array().unwrap() {
-            let [expected, measured] =
-                ["expected", "measured"].map(|key| memory[key].as_f64().unwrap());
+            let bytes = |key: &str| memory[key].as_f64().unwrap();
+            let (expected, measured) = (bytes("expected"), bytes("measured"));
             assert!((measured - expected).abs() <= 0.1 * expected, "rank {number}: {memory}");
         }
     }
-    assert!(!folder.path().join("run/checkpoints").exists());
+    assert!(!folder.exists("run/checkpoints"));
 }

@@ -9,8 +9,9 @@ use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ExitStatus};
 
+use regatta_testbed::assert_contains;
 use support::TempDir;
-use support::train::regatta_command;
+use support::train::train_command;
 
 /// Primary and replica of a pseudoterminal of 80 x 24 characters.
 fn open_pty() -> (File, OwnedFd) {
@@ -25,14 +26,14 @@ fn open_pty() -> (File, OwnedFd) {
 }
 
 /// Three steps of a small model.
-const ARGS: &str = "train steps=3 model.num_layers=1 model.hidden_size=16 model.num_heads=2 \
+const ARGS: &str = "steps=3 model.num_layers=1 model.hidden_size=16 model.num_heads=2 \
                     seq_len=16 batch=2 eval_interval=0 train.threads=1 --ranks 1 --run-dir run";
 
 /// Starts the training on a pseudoterminal, with these environment variables.
 fn spawn_on_pty(folder: &TempDir, variables: &[(&str, &str)]) -> (File, Child) {
     let (primary, replica) = open_pty();
     let tty = || replica.try_clone().unwrap();
-    let mut command = regatta_command(folder, ARGS);
+    let mut command = train_command(folder, ARGS);
     command.env_remove("NO_COLOR").env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color");
     command.envs(variables.iter().copied()).stdin(tty()).stdout(tty()).stderr(tty());
     let child = command.spawn().unwrap();
@@ -53,20 +54,19 @@ fn dashboard_is_drawn_in_place_and_the_cursor_restored() {
     let (shown, status) = output(spawn_on_pty(&folder, &[]));
     assert!(status.success(), "{status}: {shown}");
     assert!(!shown.contains("panicked"), "{shown}");
-    assert!(shown.contains("step 3/3") && shown.contains(": 3 steps in"), "{shown}");
+    assert_contains(&shown, ["step 3/3", ": 3 steps in"]);
     let [hidden, restored] = ["\x1b[?25l", "\x1b[?25h"].map(|code| shown.matches(code).count());
     assert!(hidden > 0 && hidden == restored, "{hidden} {restored}");
 }
 
 /// Counts of colour sequences and of other escape sequences.
 fn count_sequences(shown: &str) -> [usize; 2] {
-    let is_colour = shown.split("\x1b[").skip(1).map(|rest| {
+    let is_colour = |rest: &&str| {
         rest.trim_start_matches(|c: char| c.is_ascii_digit() || ";?".contains(c)).starts_with('m')
-    });
-    is_colour.fold([0, 0], |[colours, others], colour| match colour {
-        true => [colours + 1, others],
-        false => [colours, others + 1],
-    })
+    };
+    let sequences = shown.split("\x1b[").skip(1);
+    let (colours, others): (Vec<&str>, Vec<&str>) = sequences.partition(is_colour);
+    [colours.len(), others.len()]
 }
 
 #[test]

@@ -26,13 +26,8 @@ pub(crate) fn build(
     let mut compile = Command::new("cc");
     compile.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]);
     succeed(compile.arg(&library).arg(dir.file("affinity.c")))?;
-    let numa = match topology {
-        Some(xml) => {
-            let text = std::fs::read_to_string(xml).map_err(io("read", xml))?;
-            text.matches(NUMA_NODE).count().max(1)
-        }
-        None => 1,
-    };
+    let xml = topology.map(|xml| std::fs::read_to_string(xml).map_err(io("read", xml)));
+    let numa = xml.transpose()?.map_or(1, |text| text.matches(NUMA_NODE).count().max(1));
     Ok(vec![
         format!("LD_PRELOAD={}", library.display()),
         format!("{CPUS}={cpus}"),

@@ -51,19 +51,40 @@ impl Default for ClusterBuilder {
     }
 }
 
-impl ClusterBuilder {
+/// Defines methods that set a field.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
+        impl ClusterBuilder {
+            $($(#[$doc])*
+            pub fn $field(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            })*
+        }
+    };
+}
+
+setters! {
     /// Number of nodes, named `node1`, `node2` and so on.
-    pub fn nodes(mut self, nodes: u32) -> Self {
-        self.nodes = nodes;
-        self
-    }
-
+    nodes: u32,
     /// GPUs per node, as device files without a driver.
-    pub fn gpus(mut self, gpus: u32) -> Self {
-        self.gpus = gpus;
-        self
-    }
+    gpus: u32,
+    /// Whether a task can open only its own GPUs, and so numbers them from 0.
+    constrain_devices: bool,
+    /// Whether Slurm confines tasks to their cores by cpusets.
+    constrain_cores: bool,
+    /// Whether programs can bind to CPUs and NUMA nodes that the machine lacks. Only libc calls are
+    /// intercepted: direct system calls and `/proc/self/status` show the real affinity.
+    fake_affinity: bool,
+    /// Whether to run Slurm; without it there are only hosts and a network.
+    slurm: bool,
+    /// Whether to run an sshd on every node, for [`Cluster::ssh_command`].
+    ssh: bool,
+    /// Whether hosts have a second network, on `eth1`, with the address `10.78.0.i` for node `i`.
+    second_network: bool,
+}
 
+impl ClusterBuilder {
     /// CPUs per node, one core each. CPUs that the machine lacks can be allocated, but bound to only
     /// with [`fake_affinity`](Self::fake_affinity).
     pub fn cpus(mut self, cpus: u32) -> Self {
@@ -77,43 +98,6 @@ impl ClusterBuilder {
     pub fn topology(mut self, xml: impl Into<PathBuf>, cpus: u32, slurm: &str) -> Self {
         self.cpus = cpus;
         self.topology = Some(NodeTopology { xml: xml.into(), slurm: slurm.to_owned() });
-        self
-    }
-
-    /// Whether a task can open only its own GPUs, and so numbers them from 0.
-    pub fn constrain_devices(mut self, yes: bool) -> Self {
-        self.constrain_devices = yes;
-        self
-    }
-
-    /// Whether Slurm confines tasks to their cores by cpusets.
-    pub fn constrain_cores(mut self, yes: bool) -> Self {
-        self.constrain_cores = yes;
-        self
-    }
-
-    /// Whether programs can bind to CPUs and NUMA nodes that the machine lacks. Only libc calls are
-    /// intercepted: direct system calls and `/proc/self/status` show the real affinity.
-    pub fn fake_affinity(mut self, yes: bool) -> Self {
-        self.fake_affinity = yes;
-        self
-    }
-
-    /// Whether to run Slurm; without it there are only hosts and a network.
-    pub fn slurm(mut self, yes: bool) -> Self {
-        self.slurm = yes;
-        self
-    }
-
-    /// Whether to run an sshd on every node, for [`Cluster::ssh_command`].
-    pub fn ssh(mut self, yes: bool) -> Self {
-        self.ssh = yes;
-        self
-    }
-
-    /// Whether hosts have a second network, on `eth1`, with the address `10.78.0.i` for node `i`.
-    pub fn second_network(mut self, yes: bool) -> Self {
-        self.second_network = yes;
         self
     }
 

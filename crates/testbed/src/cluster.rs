@@ -3,6 +3,7 @@
 use crate::affinity;
 use crate::builder::ClusterBuilder;
 use crate::cluster_dir::{ClusterDir, remove_stale};
+use crate::command::{CommandOutput, run};
 use crate::error::{TestbedError, io};
 use crate::host::Host;
 use crate::parallel::parallel_map;
@@ -38,6 +39,11 @@ pub struct Cluster {
     dir: ClusterDir,
 }
 
+/// Arguments of a command.
+pub trait Args: IntoIterator<Item: AsRef<OsStr>> {}
+
+impl<I: IntoIterator<Item: AsRef<OsStr>>> Args for I {}
+
 impl Cluster {
     /// Starts to configure a cluster.
     pub fn builder() -> ClusterBuilder {
@@ -54,10 +60,8 @@ impl Cluster {
         let dir = ClusterDir::create()?;
         let names: Vec<String> = (1..=builder.nodes).map(|n| format!("node{n}")).collect();
         dir.write("etc-hosts", hosts_file(&names))?;
-        let topology = match &builder.topology {
-            Some(topology) => Some(copy_topology(&dir, &topology.xml)?),
-            None => None,
-        };
+        let topology =
+            builder.topology.as_ref().map(|t| copy_topology(&dir, &t.xml)).transpose()?;
         let mut variables = Vec::new();
         if builder.slurm {
             variables.push(format!("SLURM_CONF={}", dir.file(SLURM_CONF).display()));
@@ -108,22 +112,22 @@ impl Cluster {
 
     /// A command on a host. It inherits this process's environment, with `SLURM_CONF` and the
     /// preloaded library where they apply.
-    pub fn on<P, I, A>(&self, host: &str, program: P, args: I) -> Result<Command, TestbedError>
-    where
-        P: AsRef<OsStr>,
-        I: IntoIterator<Item = A>,
-        A: AsRef<OsStr>,
-    {
+    pub fn on(
+        &self,
+        host: &str,
+        program: impl AsRef<OsStr>,
+        args: impl Args,
+    ) -> Result<Command, TestbedError> {
         Ok(self.command(self.find(host)?, program, args))
     }
 
+    /// Runs a script on a host by `bash`, with a timeout of a minute.
+    pub fn bash(&self, host: &str, script: &str) -> Result<CommandOutput, TestbedError> {
+        run(&mut self.on(host, "bash", ["-c", script])?)
+    }
+
     /// A command on the login host.
-    pub fn login<P, I, A>(&self, program: P, args: I) -> Command
-    where
-        P: AsRef<OsStr>,
-        I: IntoIterator<Item = A>,
-        A: AsRef<OsStr>,
-    {
+    pub fn login(&self, program: impl AsRef<OsStr>, args: impl Args) -> Command {
         self.command(&self.login, program, args)
     }
 
@@ -142,23 +146,13 @@ impl Cluster {
 
     /// A command that starts others through [`Cluster::ssh_shim`], as `mpiexec` does: it has the
     /// name and network of the login host, and the files and processes of this machine.
-    pub fn launcher<P, I, A>(&self, program: P, args: I) -> Command
-    where
-        P: AsRef<OsStr>,
-        I: IntoIterator<Item = A>,
-        A: AsRef<OsStr>,
-    {
+    pub fn launcher(&self, program: impl AsRef<OsStr>, args: impl Args) -> Command {
         let mut command = self.login.enter_network();
         command.arg(program).args(args).current_dir(&self.dir.path);
         command
     }
 
-    fn command<P, I, A>(&self, host: &Host, program: P, args: I) -> Command
-    where
-        P: AsRef<OsStr>,
-        I: IntoIterator<Item = A>,
-        A: AsRef<OsStr>,
-    {
+    fn command(&self, host: &Host, program: impl AsRef<OsStr>, args: impl Args) -> Command {
         let mut command = host.enter();
         // `env` runs inside the host, so that the library is not loaded into `nsenter`.
         command.arg("env").arg("-C").arg(&self.dir.path);
@@ -212,8 +206,7 @@ fn start_hosts(
 
 fn hosts_file(names: &[String]) -> String {
     let mut text = format!("127.0.0.1 localhost\n{NETWORK}.{LOGIN_ADDRESS} {LOGIN}\n");
-    for (number, name) in (1..).zip(names) {
-        let number: u32 = number;
+    for (number, name) in (1u32..).zip(names) {
         text += &format!("{NETWORK}.{number} {name}\n");
     }
     text

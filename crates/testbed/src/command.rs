@@ -25,6 +25,18 @@ pub struct CommandOutput {
     pub stderr: String,
 }
 
+impl CommandOutput {
+    /// The output of a command that must have succeeded.
+    ///
+    /// # Panics
+    /// If it failed.
+    #[track_caller]
+    pub fn expect_success(self) -> Self {
+        assert!(self.status.success(), "{self:?}");
+        self
+    }
+}
+
 /// Runs a command with a timeout of a minute, after which its process group is killed.
 pub fn run(command: &mut Command) -> Result<CommandOutput, TestbedError> {
     run_within(command, DEFAULT_TIMEOUT)
@@ -32,31 +44,40 @@ pub fn run(command: &mut Command) -> Result<CommandOutput, TestbedError> {
 
 /// Runs a command with the given timeout.
 pub fn run_within(command: &mut Command, limit: Duration) -> Result<CommandOutput, TestbedError> {
-    // Memory files instead of pipes: a daemon that keeps them open does not block us.
-    let start = |source| TestbedError::Start { command: command_line(command), source };
-    let (stdout, stderr) = match (memory_file(), memory_file()) {
-        (Ok(out), Ok(err)) => (out, err),
-        (Err(source), _) | (_, Err(source)) => return Err(start(source)),
-    };
-    let (out, err) = match (stdout.try_clone(), stderr.try_clone()) {
-        (Ok(out), Ok(err)) => (out, err),
-        (Err(source), _) | (_, Err(source)) => return Err(start(source)),
-    };
-    let spawned = command.stdout(out).stderr(err).process_group(0).spawn();
-    let mut child =
+    let spawned = spawn_captured(command);
+    let (mut child, stdout, stderr) =
         spawned.map_err(|source| TestbedError::Start { command: command_line(command), source })?;
-    match wait_until(&mut child, Instant::now() + limit) {
-        Some(status) => Ok(CommandOutput { status, stdout: text(&stdout), stderr: text(&stderr) }),
-        None => {
-            terminate_group(&mut child);
-            Err(TestbedError::TimedOut {
-                command: command_line(command),
-                seconds: limit.as_secs_f64(),
-                stdout: text(&stdout),
-                stderr: text(&stderr),
-            })
-        }
+    let status = wait_for_exit(&mut child, Instant::now() + limit);
+    if status.is_none() {
+        terminate_group(&mut child);
     }
+    let (stdout, stderr) = (text(&stdout), text(&stderr));
+    let Some(status) = status else {
+        let (command, seconds) = (command_line(command), limit.as_secs_f64());
+        return Err(TestbedError::TimedOut { command, seconds, stdout, stderr });
+    };
+    Ok(CommandOutput { status, stdout, stderr })
+}
+
+/// Runs a command with the given timeout, and `meanwhile` in this thread.
+pub fn run_meanwhile<T>(
+    command: &mut Command,
+    limit: Duration,
+    meanwhile: impl FnOnce() -> T,
+) -> (Result<CommandOutput, TestbedError>, T) {
+    std::thread::scope(|scope| {
+        let output = scope.spawn(|| run_within(command, limit));
+        let value = meanwhile();
+        (output.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), value)
+    })
+}
+
+/// Starts a command with its output in memory files instead of pipes: a daemon that keeps them open
+/// does not block us.
+fn spawn_captured(command: &mut Command) -> std::io::Result<(Child, File, File)> {
+    let (stdout, stderr) = (memory_file()?, memory_file()?);
+    command.stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
+    Ok((command.process_group(0).spawn()?, stdout, stderr))
 }
 
 /// Runs a command that must succeed, and returns its standard output.
@@ -70,7 +91,7 @@ pub(crate) fn succeed(command: &mut Command) -> Result<String, TestbedError> {
 }
 
 /// Waits for a child until `deadline`.
-pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
+pub(crate) fn wait_for_exit(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     let mut pause = Duration::from_micros(200);
     loop {
         if let Ok(Some(status)) = child.try_wait() {
@@ -90,7 +111,7 @@ fn terminate_group(child: &mut Child) {
     let group = Pid::from_child(child);
     // Fails if the group is gone already.
     let _ = kill_process_group(group, Signal::TERM);
-    wait_until(child, Instant::now() + GRACE);
+    wait_for_exit(child, Instant::now() + GRACE);
     let _ = kill_process_group(group, Signal::KILL);
     let _ = child.wait();
 }
@@ -134,11 +155,7 @@ mod tests {
         let ended = |stat: String| stat.rsplit(')').next().is_some_and(|s| s.starts_with(" Z"));
         // On a busy machine the signal is delivered only after kill has returned.
         let gone = || std::fs::read_to_string(&child).map_or(true, ended);
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !gone() {
-            assert!(Instant::now() < deadline, "{child} still exists");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        crate::wait_until("the child to exit", gone);
     }
 
     #[test]

@@ -24,8 +24,8 @@ impl Cluster {
     pub fn disconnect_pair(&self, one: &str, other: &str) -> Result<(), TestbedError> {
         for (from, to) in [(one, other), (other, one)] {
             let (address, unused_mac) = (self.address(to)?, "02:00:00:00:00:01");
-            let args = ["neighbour", "replace", &address, "lladdr", unused_mac, "dev", "eth0"];
-            self.find(from)?.ip(&[&args[..], &["nud", "permanent"]].concat())?;
+            let entry = format!("{address} lladdr {unused_mac} dev eth0 nud permanent");
+            self.find(from)?.ip(&format!("neighbour replace {entry}"))?;
         }
         Ok(())
     }
@@ -51,7 +51,7 @@ impl Cluster {
         self.set_link(host, "up")?;
         let host = self.find(host)?;
         // These fail if there is nothing to remove.
-        let _ = host.ip(&["neighbour", "flush", "dev", "eth0", "nud", "permanent"]);
+        let _ = host.ip("neighbour flush dev eth0 nud permanent");
         let _ = host.unlimit("eth0");
         let _ = self.switch().unlimit(&host.port());
         Ok(())
@@ -107,6 +107,6 @@ impl Cluster {
 
     fn set_link(&self, host: &str, state: &str) -> Result<(), TestbedError> {
         let port = self.find(host)?.port();
-        self.switch().ip(&["link", "set", &port, state])
+        self.switch().ip(&format!("link set {port} {state}"))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cgroup;
 use crate::cluster_dir::ClusterDir;
-use crate::command::{succeed, wait_until};
+use crate::command::{succeed, wait_for_exit};
 use crate::error::{TestbedError, io};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
@@ -50,9 +50,8 @@ impl Host {
         command.args(["--mount-proc", "--propagation", "private"]);
         command.args(["bash", "-c", include_str!("host.sh"), "host", name]).arg(&dir.path);
         command.arg(format!("{}/{name}", dir.name)).arg(cgroup::controllers().join(" "));
-        command.args(
-            shared.iter().filter(|p| p.starts_with(PRIVATE_DIR) && *p != Path::new(PRIVATE_DIR)),
-        );
+        let is_below = |p: &&PathBuf| p.starts_with(PRIVATE_DIR) && *p != Path::new(PRIVATE_DIR);
+        command.args(shared.iter().filter(is_below));
         let mut host = start_holder(name, &mut command)?;
         let namespace = host.pid_namespace_path();
         let name_in_proc = fs::read_link(&namespace).map_err(io("read", &namespace))?;
@@ -63,31 +62,31 @@ impl Host {
 
     /// The holder is the parent of the host's first process, so it is not in the PID namespace.
     fn pid_namespace_path(&self) -> String {
-        format!("/proc/{}/ns/pid_for_children", self.holder.id())
+        format!("/proc/{}/ns/pid_for_children", self.host_pid())
     }
 
     /// Attaches the host to a switch, with an address of a /24 network.
     pub(crate) fn attach(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
-        self.attach_to(switch, [&self.port(), "br0", "eth0"], address)
+        self.attach_to(switch, &self.port(), "br0", "eth0", address)
     }
 
     /// Attaches the host to the second network.
     pub(crate) fn attach_second(&self, switch: &Host, address: &str) -> Result<(), TestbedError> {
-        self.attach_to(switch, [&format!("sx-{}", self.name), "br1", "eth1"], address)
+        self.attach_to(switch, &format!("sx-{}", self.name), "br1", "eth1", address)
     }
 
     fn attach_to(
         &self,
         switch: &Host,
-        [port, bridge, device]: [&str; 3],
+        port: &str,
+        bridge: &str,
+        device: &str,
         address: &str,
     ) -> Result<(), TestbedError> {
-        let holder = self.holder.id().to_string();
-        let port = ["link", "add", port, "up", "master", bridge, "type", "veth"];
-        let peer = ["peer", "name", device, "netns", &holder];
-        switch.ip(&[&port[..], &peer].concat())?;
-        self.ip(&["address", "add", address, "dev", device])?;
-        self.ip(&["link", "set", device, "up"])
+        let peer = format!("peer name {device} netns {}", self.host_pid());
+        switch.ip(&format!("link add {port} up master {bridge} type veth {peer}"))?;
+        self.ip(&format!("address add {address} dev {device}"))?;
+        self.ip(&format!("link set {device} up"))
     }
 
     /// Name of its port on the switch.
@@ -95,17 +94,21 @@ impl Host {
         format!("sw-{}", self.name)
     }
 
-    /// Runs `ip` in the network namespace.
-    pub(crate) fn ip(&self, args: &[&str]) -> Result<(), TestbedError> {
+    /// Runs `ip` with space-separated arguments in the network namespace.
+    pub(crate) fn ip(&self, args: &str) -> Result<(), TestbedError> {
+        self.run_in_network("ip", args)
+    }
+
+    fn run_in_network(&self, program: &str, args: &str) -> Result<(), TestbedError> {
         let mut command = Command::new("nsenter");
-        command.args(["--net", "--target", &self.holder.id().to_string(), "ip"]);
-        succeed(command.args(args)).map(drop)
+        command.args(["--net", "--target", &self.host_pid().to_string(), program]);
+        succeed(command.args(args.split(' '))).map(drop)
     }
 
     /// Limits the transmit rate of a device.
     pub(crate) fn limit(&self, device: &str, rate: &str) -> Result<(), TestbedError> {
-        let args = ["qdisc", "replace", "dev", device, "root", "tbf", "rate", rate];
-        self.tc(&[&args[..], &["burst", "3kb", "latency", "400ms"]].concat())
+        let limit = format!("rate {rate} burst 3kb latency 400ms");
+        self.tc(&format!("qdisc replace dev {device} root tbf {limit}"))
     }
 
     /// Limits the transmit rate of a device to one address.
@@ -116,24 +119,20 @@ impl Host {
         rate: &str,
     ) -> Result<(), TestbedError> {
         // Traffic outside of any class is not limited.
-        let root = ["qdisc", "replace", "dev", device, "root", "handle", "1:", "htb"];
-        self.tc(&root)?;
-        let class = ["class", "replace", "dev", device, "parent", "1:", "classid", "1:1", "htb"];
-        self.tc(&[&class[..], &["rate", rate, "burst", "3kb", "cburst", "3kb"]].concat())?;
-        let filter = ["filter", "add", "dev", device, "parent", "1:", "protocol", "ip", "u32"];
-        self.tc(&[&filter[..], &["match", "ip", "dst", address, "flowid", "1:1"]].concat())
+        self.tc(&format!("qdisc replace dev {device} root handle 1: htb"))?;
+        let limit = format!("rate {rate} burst 3kb cburst 3kb");
+        self.tc(&format!("class replace dev {device} parent 1: classid 1:1 htb {limit}"))?;
+        let matched = format!("match ip dst {address} flowid 1:1");
+        self.tc(&format!("filter add dev {device} parent 1: protocol ip u32 {matched}"))
     }
 
     /// Removes the limits of a device.
     pub(crate) fn unlimit(&self, device: &str) -> Result<(), TestbedError> {
-        self.tc(&["qdisc", "delete", "dev", device, "root"])
+        self.tc(&format!("qdisc delete dev {device} root"))
     }
 
-    /// Runs `tc` in the network namespace.
-    fn tc(&self, args: &[&str]) -> Result<(), TestbedError> {
-        let mut command = Command::new("nsenter");
-        command.args(["--net", "--target", &self.holder.id().to_string(), "tc"]);
-        succeed(command.args(args)).map(drop)
+    fn tc(&self, args: &str) -> Result<(), TestbedError> {
+        self.run_in_network("tc", args)
     }
 
     /// Whether this is the name of the host's PID namespace.
@@ -143,9 +142,9 @@ impl Host {
 
     /// A command prefix that runs its further arguments in the host.
     pub(crate) fn enter(&self) -> Command {
-        let holder = self.holder.id();
         let mut command = Command::new("nsenter");
-        command.args(["--target", &holder.to_string(), "--net", "--uts", "--mount", "--ipc"]);
+        let holder = self.host_pid().to_string();
+        command.args(["--target", &holder, "--net", "--uts", "--mount", "--ipc"]);
         command.arg(format!("--pid={}", self.pid_namespace_path())).arg("--");
         command.stdin(Stdio::null());
         command
@@ -154,7 +153,7 @@ impl Host {
     /// A command prefix that runs its further arguments in the host's network and UTS namespaces only.
     pub(crate) fn enter_network(&self) -> Command {
         let mut command = Command::new("nsenter");
-        command.args(["--target", &self.holder.id().to_string(), "--net", "--uts", "--"]);
+        command.args(["--target", &self.host_pid().to_string(), "--net", "--uts", "--"]);
         command.stdin(Stdio::null());
         command
     }
@@ -173,7 +172,7 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         self.release();
-        if wait_until(&mut self.holder, Instant::now() + EXIT_TIMEOUT).is_none() {
+        if wait_for_exit(&mut self.holder, Instant::now() + EXIT_TIMEOUT).is_none() {
             // Killing the holder kills the host's first process.
             let _ = self.holder.kill();
             let _ = self.holder.wait();

@@ -75,14 +75,9 @@ pub(crate) fn listening_ports(host: &Host) -> Result<Vec<u16>, TestbedError> {
             daemons.extend(socket_inodes(pid));
         }
     }
-    let mut ports: Vec<u16> = sockets(host)?
-        .into_iter()
-        .filter(|s| !daemons.contains(&s.inode))
-        .map(|s| s.port)
-        .collect();
-    ports.sort_unstable();
-    ports.dedup();
-    Ok(ports)
+    let others = sockets(host)?.into_iter().filter(|s| !daemons.contains(&s.inode));
+    let ports: BTreeSet<u16> = others.map(|s| s.port).collect();
+    Ok(ports.into_iter().collect())
 }
 
 pub(crate) fn sockets(host: &Host) -> Result<Vec<ListeningSocket>, TestbedError> {
@@ -127,12 +122,11 @@ fn is_daemon(program: &Path) -> bool {
 /// Inodes of a process's open sockets.
 fn socket_inodes(pid: u32) -> Vec<u64> {
     let entries = fs::read_dir(proc_dir(pid).join("fd")).into_iter().flatten().flatten();
-    entries
-        .filter_map(|e| {
-            let target = fs::read_link(e.path()).ok()?;
-            target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-        })
-        .collect()
+    let inode = |entry: fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    };
+    entries.filter_map(inode).collect()
 }
 
 fn parse_status(text: &str) -> Option<ProcStatus> {
@@ -176,12 +170,12 @@ mod tests {
 
     #[test]
     fn first_process_and_zombies_are_recognised() {
-        let text = |state: &str, numbers: &str| {
-            format!("Name:\tsh\nState:\t{state}\nPPid:\t12\nNSpid:\t{numbers}\n")
+        let text = |state: &str, pids: &str| {
+            format!("Name:\tsh\nState:\t{state}\nPPid:\t12\nNSpid:\t{pids}\n")
         };
-        let wanted = |zombie, first| Some(ProcStatus { parent: 12, zombie, first });
-        assert_eq!(parse_status(&text("S (sleeping)", "40\t1")), wanted(false, true));
-        assert_eq!(parse_status(&text("Z (zombie)", "41\t11")), wanted(true, false));
+        let expected = |zombie, first| Some(ProcStatus { parent: 12, zombie, first });
+        assert_eq!(parse_status(&text("S (sleeping)", "40\t1")), expected(false, true));
+        assert_eq!(parse_status(&text("Z (zombie)", "41\t11")), expected(true, false));
         assert_eq!(parse_status("Name:\tsh\n"), None);
     }
 }

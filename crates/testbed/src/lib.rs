@@ -22,6 +22,7 @@
 //! removed by the next cluster.
 
 mod affinity;
+mod assertions;
 mod builder;
 mod cgroup;
 mod cluster;
@@ -33,14 +34,17 @@ mod host;
 mod host_processes;
 pub mod lumi;
 mod parallel;
+mod random;
 mod requirements;
 mod slurm;
 mod ssh_shim;
 mod sshd;
 
+pub use assertions::{Parts, assert_contains, poll_until, wait_until, write_with_mode};
 pub use builder::ClusterBuilder;
-pub use cluster::Cluster;
-pub use command::{CommandOutput, run, run_within};
+pub use cluster::{Args, Cluster};
+pub use command::{CommandOutput, run, run_meanwhile, run_within};
 pub use error::TestbedError;
 pub use host_processes::HostProcess;
+pub use random::Random;
 pub use requirements::{REQUIRE, cluster_or_skip, or_skip};

@@ -1,7 +1,7 @@
 //! Runs the same work for all hosts in parallel.
 
 use crate::error::TestbedError;
-use std::thread::{Builder, scope};
+use std::thread::{Builder, ScopedJoinHandle, scope};
 
 /// Applies `work` to all items, one thread each. Returns the results in order, or the first error
 /// after all have finished.
@@ -11,20 +11,14 @@ pub(crate) fn parallel_map<T: Sync, R: Send>(
 ) -> Result<Vec<R>, TestbedError> {
     let work = &work;
     scope(|scope| {
-        let threads: Vec<_> = items
-            .iter()
-            .map(|item| Builder::new().spawn_scoped(scope, move || work(item)))
-            .collect();
-        let results: Vec<_> = threads
-            .into_iter()
-            .map(|thread| {
-                let thread = thread.map_err(|source| TestbedError::Start {
-                    command: "thread of a host".to_owned(),
-                    source,
-                })?;
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect();
+        let spawn = |item| Builder::new().spawn_scoped(scope, move || work(item));
+        let threads: Vec<_> = items.iter().map(spawn).collect();
+        let join = |thread: std::io::Result<ScopedJoinHandle<'_, _>>| {
+            let command = "thread of a host".to_owned();
+            let thread = thread.map_err(|source| TestbedError::Start { command, source })?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        let results: Vec<_> = threads.into_iter().map(join).collect();
         results.into_iter().collect()
     })
 }

@@ -67,11 +67,11 @@ pub(crate) fn start(cluster: &Cluster) -> Result<(), TestbedError> {
 
 fn wait(cluster: &Cluster) -> Result<(), TestbedError> {
     let deadline = Instant::now() + READY_TIMEOUT;
-    let wanted = cluster.nodes().len().to_string();
+    let expected = cluster.nodes().len().to_string();
     while Instant::now() < deadline {
         let mut sinfo = cluster.login("sinfo", ["-h", "-t", "idle", "-o", "%D"]);
         // It fails until slurmctld listens.
-        if run_within(&mut sinfo, READY_TIMEOUT).is_ok_and(|o| o.stdout.trim() == wanted) {
+        if run_within(&mut sinfo, READY_TIMEOUT).is_ok_and(|o| o.stdout.trim() == expected) {
             return Ok(());
         }
         std::thread::sleep(POLL_INTERVAL);

@@ -34,8 +34,7 @@ fn srun_binds_tasks_to_the_masks_of_lumi() {
     // The mask of the task itself, and of a child that inherits it.
     let script = "echo $SLURM_LOCALID $(taskset -p $$) $(sh -c 'taskset -p $$')";
     let args = ["-N1", "-n8", "-c16", &bind, "sh", "-c", script];
-    let output = run(&mut cluster.login("srun", args)).unwrap();
-    assert!(output.status.success(), "{}", output.stderr);
+    let output = run(&mut cluster.login("srun", args)).unwrap().expect_success();
     let mut lines: Vec<&str> = output.stdout.lines().collect();
     lines.sort_unstable();
     assert_eq!(lines.len(), 8, "{}{}", output.stdout, output.stderr);
@@ -52,9 +51,7 @@ fn srun_binds_tasks_to_the_masks_of_lumi() {
 fn libc_reports_claimed_cpus_and_the_kernel_real_ones() {
     let Some(cluster) = lumi_node("libc-shows") else { return };
     let shown = |script: &str| {
-        let output = run(&mut cluster.on("node1", "bash", ["-c", script]).unwrap()).unwrap();
-        assert!(output.status.success(), "{}", output.stderr);
-        output.stdout.trim().to_owned()
+        cluster.bash("node1", script).unwrap().expect_success().stdout.trim().to_owned()
     };
     assert_eq!(shown("taskset -cp $$ | sed 's/.*: //'"), "0-127");
     assert_eq!(shown("taskset -c 100-103,200 taskset -cp 1 | sed 's/.*: //'"), "0-127");

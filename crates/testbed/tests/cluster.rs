@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
-use regatta_testbed::{Cluster, TestbedError, cluster_or_skip, run, run_within};
+use regatta_testbed::{
+    Cluster, TestbedError, assert_contains, cluster_or_skip, run, run_within, wait_until,
+};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn sorted(text: &str) -> Vec<&str> {
     let mut lines: Vec<&str> = text.lines().collect();
@@ -35,8 +37,7 @@ fn traces(text: &str) -> Vec<String> {
 fn cluster_of_four_nodes_runs_a_job_and_leaves_nothing_behind() {
     let builder = Cluster::builder().nodes(4).gpus(4);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let output = run(&mut cluster.login("srun", ["-N4", "hostname"])).unwrap();
-    assert!(output.status.success(), "{}", output.stderr);
+    let output = run(&mut cluster.login("srun", ["-N4", "hostname"])).unwrap().expect_success();
     assert_eq!(sorted(&output.stdout), ["node1", "node2", "node3", "node4"]);
     let folder = cluster.shared().to_owned();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
@@ -71,11 +72,9 @@ fn hosts_are_connected_and_share_only_the_cluster_directory() {
     for cluster in [&one, &two] {
         let script = "exec 3<>/dev/udp/node2/9 && getent hosts node2 && ls /sys/class/net && \
                       echo private > /tmp/note && echo shared > note";
-        let output = run(&mut cluster.on("node1", "bash", ["-c", script]).unwrap()).unwrap();
-        assert!(output.status.success(), "{}", output.stderr);
-        assert!(output.stdout.contains("10.77.0.2") && output.stdout.contains("eth0"));
-        let script = "cat note; cat /tmp/note";
-        let output = run(&mut cluster.on("node2", "bash", ["-c", script]).unwrap()).unwrap();
+        let output = cluster.bash("node1", script).unwrap().expect_success();
+        assert_contains(output.stdout, ["10.77.0.2", "eth0"]);
+        let output = cluster.bash("node2", "cat note; cat /tmp/note").unwrap();
         assert_eq!(output.stdout, "shared\n");
         assert!(!output.status.success());
     }
@@ -95,8 +94,8 @@ fn ssh_shim_runs_commands_in_a_new_environment() {
         run(command.env("OUTER_VARIABLE", "1")).unwrap()
     };
     let output = ssh(&["-x", "node2", "hostname; pwd;", "echo ${OUTER_VARIABLE-none}"]);
-    let wanted = format!("node2\n{}\nnone\n", cluster.shared().display());
-    assert_eq!(output.stdout, wanted, "{}", output.stderr);
+    let expected = format!("node2\n{}\nnone\n", cluster.shared().display());
+    assert_eq!(output.stdout, expected, "{}", output.stderr);
     let output = ssh(&["node9", "hostname"]);
     assert_eq!((output.status.code(), output.stderr.as_str()), (Some(255), "ssh: no host node9\n"));
 }
@@ -109,23 +108,20 @@ fn timed_out_command_is_killed_on_its_host() {
     let error = run_within(&mut sleep, Duration::from_millis(200)).unwrap_err();
     assert!(matches!(error, TestbedError::TimedOut { .. }), "{error}");
     let left = "cd /proc; for p in [0-9]*; do [ -e $p ] && echo $p; done; true";
-    let mut look = cluster.on("node1", "bash", ["-c", left]).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(5);
     // Only the first process and the inspecting one are left, not even a zombie.
-    while run(&mut look).unwrap().stdout.lines().count() != 2 {
-        assert!(Instant::now() < deadline, "{}", run(&mut look).unwrap().stdout);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("two processes", || {
+        cluster.bash("node1", left).unwrap().stdout.lines().count() == 2
+    });
 }
 
 #[test]
 fn gpus_are_numbered_from_zero_when_constrained() {
-    for (constrain, wanted) in [(true, ["0", "0"]), (false, ["0", "1"])] {
+    for (constrain, expected) in [(true, ["0", "0"]), (false, ["0", "1"])] {
         let builder = Cluster::builder().nodes(1).gpus(2).cpus(2).constrain_devices(constrain);
         let Some(cluster) = cluster_or_skip(&builder) else { return };
         let args = ["-n2", "--gpus-per-task=1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"];
         let output = run(&mut cluster.login("srun", args)).unwrap();
-        assert_eq!(sorted(&output.stdout), wanted, "{}", output.stderr);
+        assert_eq!(sorted(&output.stdout), expected, "{}", output.stderr);
     }
 }
 
@@ -158,11 +154,7 @@ fn killed_test_leaves_no_process() {
     assert!(processes() > 0 && folder.exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while processes() > 0 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(processes(), 0);
+    wait_until("all processes to exit", || processes() == 0);
     // The next cluster, of this or another test, removes the rest.
     drop(Cluster::builder().nodes(1).slurm(false).build().unwrap());
     assert!(!folder.exists());

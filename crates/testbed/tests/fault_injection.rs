@@ -2,24 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
-use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run};
+use regatta_testbed::{Cluster, CommandOutput, assert_contains, cluster_or_skip, run, wait_until};
 use std::ffi::OsStr;
 use std::io::Write;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
-
-/// Waits until the condition holds, with a timeout.
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 fn bash(cluster: &Cluster, host: &str, script: &str) -> CommandOutput {
-    run(&mut cluster.on(host, "bash", ["-c", script]).unwrap()).unwrap()
+    cluster.bash(host, script).unwrap()
 }
+
+/// Connects to node2's port 7000, where a server responds.
+const CONNECT: &str =
+    "exec 3<>/dev/tcp/node2/7000 && read -r -t 5 answer <&3 && [ $answer = hello ]";
 
 /// Starts a background process.
 fn background(cluster: &Cluster, host: &str, program: impl AsRef<OsStr>, args: &[&str]) -> Child {
@@ -27,10 +21,9 @@ fn background(cluster: &Cluster, host: &str, program: impl AsRef<OsStr>, args: &
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Whether node1 can connect to node2's port 7000, where a server responds.
+/// Whether node1 can connect to the server.
 fn reaches(cluster: &Cluster) -> bool {
-    let script = "exec 3<>/dev/tcp/node2/7000 && read -r -t 5 answer <&3 && [ $answer = hello ]";
-    let words = ["2", "bash", "-c", script];
+    let words = ["2", "bash", "-c", CONNECT];
     run(&mut cluster.on("node1", "timeout", words).unwrap()).unwrap().status.success()
 }
 
@@ -53,13 +46,13 @@ fn serve(cluster: &Cluster, host: &str) -> Child {
 fn disconnected_host_is_unreachable_until_healed() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).slurm(false)) else { return };
     let mut server = serve(&cluster, "node2");
-    wait_until("the server answers", || reaches(&cluster));
+    wait_until("the server", || reaches(&cluster));
     cluster.disconnect("node2").unwrap();
     assert!(!reaches(&cluster));
     let alive = cluster.processes("node2").unwrap();
     assert_eq!(alive.len(), 1, "processes of a disconnected host keep running: {alive:?}");
     cluster.heal("node2").unwrap();
-    wait_until("the server answers again", || reaches(&cluster));
+    wait_until("the server again", || reaches(&cluster));
     assert!(cluster.disconnect("node9").is_err());
     drop(cluster);
     server.wait().unwrap();
@@ -69,25 +62,24 @@ fn disconnected_host_is_unreachable_until_healed() {
 fn pair_can_be_disconnected_and_links_throttled() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
     let mut server = serve(&cluster, "node2");
-    wait_until("the server answers", || reaches(&cluster));
+    wait_until("the server", || reaches(&cluster));
     cluster.disconnect_pair("node1", "node2").unwrap();
     assert!(!reaches(&cluster));
-    let script = "exec 3<>/dev/tcp/node2/7000 && read -r -t 5 answer <&3 && [ $answer = hello ]";
-    assert!(bash(&cluster, "node3", script).status.success());
+    assert!(bash(&cluster, "node3", CONNECT).status.success());
     cluster.heal("node1").unwrap();
     cluster.heal("node2").unwrap();
-    wait_until("the server answers again", || reaches(&cluster));
+    wait_until("the server again", || reaches(&cluster));
     cluster.throttle("node2", "8kbit").unwrap();
-    let show = bash(&cluster, "node2", "tc qdisc show dev eth0").stdout;
-    assert!(show.contains("tbf") && show.contains("8Kbit"), "{show}");
+    let qdiscs = |host: &str| bash(&cluster, host, "tc qdisc show dev eth0").stdout;
+    assert_contains(qdiscs("node2"), ["tbf", "8Kbit"]);
     cluster.heal("node2").unwrap();
-    assert!(!bash(&cluster, "node2", "tc qdisc show dev eth0").stdout.contains("tbf"));
+    assert!(!qdiscs("node2").contains("tbf"));
     cluster.throttle_pair("node2", "node3", "8kbit").unwrap();
-    let show = bash(&cluster, "node3", "tc class show dev eth0; tc filter show dev eth0").stdout;
-    assert!(show.contains("8Kbit") && show.contains("0a4d0002/ffffffff"), "{show}");
-    assert!(!bash(&cluster, "node1", "tc qdisc show dev eth0").stdout.contains("htb"));
+    let show = bash(&cluster, "node3", "tc class show dev eth0; tc filter show dev eth0");
+    assert_contains(show.stdout, ["8Kbit", "0a4d0002/ffffffff"]);
+    assert!(!qdiscs("node1").contains("htb"));
     cluster.heal("node3").unwrap();
-    assert!(!bash(&cluster, "node3", "tc qdisc show dev eth0").stdout.contains("htb"));
+    assert!(!qdiscs("node3").contains("htb"));
     assert!(cluster.disconnect_pair("node1", "node9").is_err());
     drop(cluster);
     server.wait().unwrap();
@@ -97,7 +89,7 @@ fn pair_can_be_disconnected_and_links_throttled() {
 fn crashed_host_has_no_process_and_no_port() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).slurm(false)) else { return };
     let mut server = serve(&cluster, "node2");
-    wait_until("the server answers", || reaches(&cluster));
+    wait_until("the server", || reaches(&cluster));
     cluster.crash("node2").unwrap();
     assert_eq!(cluster.processes("node2").unwrap(), []);
     assert_eq!(cluster.listening_ports("node2").unwrap(), [0; 0]);
@@ -111,7 +103,7 @@ fn crashed_host_has_no_process_and_no_port() {
 fn daemons_are_not_reported_as_leftovers() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).ssh(true)) else { return };
     for host in ["login", "node1", "node2"] {
-        wait_until("daemons are idle", || cluster.processes(host).unwrap().is_empty());
+        wait_until("idle daemons", || cluster.processes(host).unwrap().is_empty());
         assert_eq!(cluster.listening_ports(host).unwrap(), [0; 0], "{host}");
     }
     let script = "setsid sleep 4242 & exec sleep 4243";
@@ -122,7 +114,7 @@ fn daemons_are_not_reported_as_leftovers() {
         commands.sort_unstable();
         commands
     };
-    wait_until("both run", || sleeps("node2") == ["sleep 4242", "sleep 4243"]);
+    wait_until("both processes", || sleeps("node2") == ["sleep 4242", "sleep 4243"]);
     let all = cluster.processes("node2").unwrap();
     let (child, parent) = match all.as_slice() {
         [a, b] if a.parent == b.pid => (a, b),
@@ -134,7 +126,7 @@ fn daemons_are_not_reported_as_leftovers() {
     job.kill().unwrap();
     job.wait().unwrap();
     let mut server = serve(&cluster, "node1");
-    wait_until("the port is taken", || cluster.listening_ports("node1").unwrap() == [7000]);
+    wait_until("the port", || cluster.listening_ports("node1").unwrap() == [7000]);
     assert_eq!(cluster.listening_ports("node2").unwrap(), [0; 0]);
     drop(cluster);
     server.wait().unwrap();
@@ -149,7 +141,7 @@ fn limited_disk_is_full_on_one_host_only() {
     let fill = "head -c 1000000 /dev/zero > runs/data; stat -c %s runs/data";
     let output = bash(&cluster, "node1", fill);
     assert_eq!(output.stdout, "65536\n");
-    assert!(output.stderr.contains("No space left"), "{}", output.stderr);
+    assert_contains(output.stderr, "No space left");
     assert_eq!(bash(&cluster, "node2", fill).stdout, "1000000\n");
     assert!(cluster.limit_disk("node1", &folder.join("absent"), 1).is_err());
 }

@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
 use regatta_model::hostlist::{compress, expand};
-use regatta_testbed::{or_skip, run};
+use regatta_testbed::{Random, or_skip, run};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -18,79 +18,65 @@ const LISTS: u32 = 300;
 const MAX_HOSTS: usize = 3000;
 const SEED: u64 = 0x5eed_2205;
 
-/// Reproducible random numbers (the splitmix64 sequence).
-struct Random(u64);
+/// Random host lists.
+struct HostLists(Random);
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        of[self.below(of.len() as u64) as usize]
-    }
-
+impl HostLists {
     fn number(&mut self) -> String {
-        let number = match self.below(5) {
-            0 => self.below(10),
-            1 => self.below(100),
-            2 => 95 + self.below(10),
-            3 => 995 + self.below(10),
-            _ => self.below(3000),
+        let number = match self.0.below(5) {
+            0 => self.0.below(10),
+            1 => self.0.below(100),
+            2 => 95 + self.0.below(10),
+            3 => 995 + self.0.below(10),
+            _ => self.0.below(3000),
         };
-        let width = if self.below(3) == 0 { self.below(7) as usize } else { 0 };
+        let width = if self.0.below(3) == 0 { self.0.below(7) as usize } else { 0 };
         format!("{number:0width$}")
     }
 
-    fn range(&mut self, faulty: bool) -> String {
-        match self.below(100) {
-            0 if faulty => self
+    fn range(&mut self, invalid: bool) -> String {
+        match self.0.below(100) {
+            0 if invalid => self
+                .0
                 .pick(&["", "x", "1-2-3", "-1", "1x", "0x1", "1-x", "--", "5-3", "1 "])
                 .to_owned(),
-            1 if faulty => self.pick(&["0-65536", "7-65543", "0-99999"]).to_owned(),
+            1 if invalid => self.0.pick(&["0-65536", "7-65543", "0-99999"]).to_owned(),
             0..40 => self.number(),
             _ => {
                 let low = self.number();
-                let high = low.parse::<u64>().unwrap() + self.below(12);
-                let width = if self.below(4) == 0 { self.below(6) as usize } else { low.len() };
+                let high = low.parse::<u64>().unwrap() + self.0.below(12);
+                let width = if self.0.below(4) == 0 { self.0.below(6) as usize } else { low.len() };
                 format!("{low}-{high:0width$}")
             }
         }
     }
 
-    fn group(&mut self, faulty: bool) -> String {
-        let ranges: Vec<String> = (0..1 + self.below(3)).map(|_| self.range(faulty)).collect();
+    fn group(&mut self, invalid: bool) -> String {
+        let ranges: Vec<String> = (0..1 + self.0.below(3)).map(|_| self.range(invalid)).collect();
         format!("[{}]", ranges.join(","))
     }
 
     fn name(&mut self) -> String {
         let text = ["n", "nid", "a-b", "x.y", "r1", "N_", "", "rack07-", "é"];
-        let groups = [0, 0, 1, 1, 1, 1, 2, 2, 3][self.below(9) as usize];
+        let groups = [0, 0, 1, 1, 1, 1, 2, 2, 3][self.0.below(9) as usize];
         if groups == 0 {
-            let name = format!("{}{}", self.pick(&["n", "login", "a-b", "x.y"]), self.number());
-            return if self.below(3) == 0 { format!("{name}s") } else { name };
+            let name = format!("{}{}", self.0.pick(&["n", "login", "a-b", "x.y"]), self.number());
+            return if self.0.below(3) == 0 { format!("{name}s") } else { name };
         }
         // Slurm silently drops a name with an error in a group before the last two.
-        let faulty = groups <= 2;
-        (0..groups).map(|_| format!("{}{}", self.pick(&text), self.group(faulty))).collect()
+        let invalid = groups <= 2;
+        (0..groups).map(|_| format!("{}{}", self.0.pick(&text), self.group(invalid))).collect()
     }
 
     fn expression(&mut self) -> String {
         let mut text = String::new();
-        for i in 0..1 + self.below(4) {
+        for i in 0..1 + self.0.below(4) {
             if i > 0 {
-                text += self.pick(&[",", ",", ",", " ", "\t", ",,", ", "]);
+                text += self.0.pick(&[",", ",", ",", " ", "\t", ",,", ", "]);
             }
             text += &self.name();
         }
-        text + self.pick(&["", "", "", "", ",", " "])
+        text + self.0.pick(&["", "", "", "", ",", " "])
     }
 }
 
@@ -120,8 +106,8 @@ impl Scontrol {
         command.args(["show", "hostnames", text]).env("SLURM_CONF", &self.conf);
         let output = run(&mut command).unwrap();
         assert!(output.status.success(), "{text:?}: {}", output.stderr);
-        let refused = format!("{}{}", output.stdout, output.stderr).contains("Invalid hostlist");
-        (!refused).then(|| output.stdout.lines().map(str::to_owned).collect())
+        let rejected = format!("{}{}", output.stdout, output.stderr).contains("Invalid hostlist");
+        (!rejected).then(|| output.stdout.lines().map(str::to_owned).collect())
     }
 }
 
@@ -134,28 +120,28 @@ impl Drop for Scontrol {
 #[test]
 fn expand_agrees_with_scontrol() {
     let Some(scontrol) = Scontrol::new("expand-agrees") else { return };
-    let mut random = Random(SEED);
-    let mut refused = 0;
-    let mut differ = Vec::new();
+    let mut random = HostLists(Random::new(SEED));
+    let mut rejected = 0;
+    let mut mismatches = Vec::new();
     for _ in 0..EXPRESSIONS {
         let text = std::iter::repeat_with(|| random.expression())
             .find(|text| expand(text).map_or(true, |hosts| hosts.len() <= MAX_HOSTS))
             .unwrap();
         let (ours, theirs) = (expand(&text), scontrol.hostnames(&text));
-        refused += u32::from(theirs.is_none());
+        rejected += u32::from(theirs.is_none());
         if ours.as_ref().ok() != theirs.as_ref() {
-            differ.push(format!("{text:?}\n  ours   {ours:?}\n  theirs {theirs:?}"));
+            mismatches.push(format!("{text:?}\n  ours   {ours:?}\n  theirs {theirs:?}"));
         }
     }
-    let some = differ.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
-    assert!(differ.is_empty(), "{} of {EXPRESSIONS} differ, such as\n{some}", differ.len());
-    assert!((30..EXPRESSIONS / 2).contains(&refused), "{refused} rejected: unbalanced sample");
+    let some = mismatches.iter().take(5).cloned().collect::<Vec<_>>().join("\n");
+    assert!(mismatches.is_empty(), "{} of {EXPRESSIONS} differ, such as\n{some}", mismatches.len());
+    assert!((30..EXPRESSIONS / 2).contains(&rejected), "{rejected} rejected: unbalanced sample");
 }
 
 #[test]
 fn scontrol_expands_compressed_lists() {
     let Some(scontrol) = Scontrol::new("scontrol-expands") else { return };
-    let mut random = Random(SEED + 1);
+    let mut random = HostLists(Random::new(SEED + 1));
     let mut shortened = 0;
     for _ in 0..LISTS {
         let mut hosts = Vec::new();

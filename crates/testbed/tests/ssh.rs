@@ -2,14 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
-use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run};
-use std::time::{Duration, Instant};
+use regatta_testbed::{Cluster, CommandOutput, assert_contains, cluster_or_skip, run, wait_until};
+use std::process::Command;
+
+fn ssh_command(cluster: &Cluster, words: &[&str]) -> Command {
+    let ssh = cluster.ssh_command();
+    let mut command = cluster.login(&ssh[0], &ssh[1..]);
+    command.args(words).env("OUTER_VARIABLE", "1");
+    command
+}
 
 fn ssh(cluster: &Cluster, words: &[&str]) -> CommandOutput {
-    let mut all = cluster.ssh_command();
-    all.extend(words.iter().map(|&w| w.to_owned()));
-    let program = all.remove(0);
-    run(cluster.login(program, all).env("OUTER_VARIABLE", "1")).unwrap()
+    run(&mut ssh_command(cluster, words)).unwrap()
 }
 
 #[test]
@@ -33,7 +37,7 @@ fn login_without_the_key_is_rejected() {
     let rest = ["-o", "UserKnownHostsFile=/dev/null", "-i", "/dev/null", "node1", "true"];
     let output = run(&mut cluster.login("ssh", [&options[..], &rest].concat())).unwrap();
     assert_eq!(output.status.code(), Some(255));
-    assert!(output.stderr.contains("Permission denied"), "{}", output.stderr);
+    assert_contains(output.stderr, "Permission denied");
 }
 
 #[test]
@@ -70,15 +74,8 @@ fn sixteen_nodes_are_reachable_and_no_daemon_is_left() {
     });
     let config = cluster.shared().join("sshd").display().to_string();
     assert_eq!(processes_mentioning(&config).len(), 16, "one daemon per node");
-    let mut words = cluster.ssh_command();
-    words.extend(["node1", "sleep 4242"].map(str::to_owned));
-    let program = words.remove(0);
-    let mut login = cluster.login(program, words).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while cluster.processes("node1").unwrap().is_empty() {
-        assert!(Instant::now() < deadline, "no sleep on node1");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut login = ssh_command(&cluster, &["node1", "sleep 4242"]).spawn().unwrap();
+    wait_until("sleep on node1", || !cluster.processes("node1").unwrap().is_empty());
     drop(cluster);
     login.wait().unwrap();
     assert_eq!(processes_mentioning(&config), [""; 0]);

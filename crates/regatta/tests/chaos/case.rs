@@ -3,9 +3,9 @@
 use std::fmt;
 
 use regatta_model::result::RankExit;
+use regatta_testbed::Random;
 
 use crate::env_number;
-use crate::random::Random;
 
 /// What starts the agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum ProcessRole {
     Reaper,
     Both,
 }
+
+const ONE_PROCESS: [ProcessRole; 2] = [ProcessRole::Worker, ProcessRole::Reaper];
 
 /// An injected fault. Nodes are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,13 +168,11 @@ const SCENARIOS: [fn(&mut Case, &mut Random); 27] = [
     },
     |c, r| {
         let node = c.node(r);
-        c.faults =
-            vec![Fault::Agent { node, role: r.pick(&[ProcessRole::Worker, ProcessRole::Reaper]) }];
+        c.faults = vec![Fault::Agent { node, role: r.pick(&ONE_PROCESS) }];
         c.conditions = vec![Condition::Daemons { rank: node * c.ranks_per_node }];
     },
     |c, r| {
-        c.faults =
-            vec![Fault::Launcher { role: r.pick(&[ProcessRole::Worker, ProcessRole::Reaper]) }];
+        c.faults = vec![Fault::Launcher { role: r.pick(&ONE_PROCESS) }];
         c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
     },
     two_faults,
@@ -223,7 +223,7 @@ fn fault_while_ending(c: &mut Case, r: &mut Random) {
     // ignores TERM.
     let node = r.within(1, c.nodes - 1);
     let second = match r.within(0, 3) {
-        0 => Fault::Agent { node, role: r.pick(&[ProcessRole::Worker, ProcessRole::Reaper]) },
+        0 => Fault::Agent { node, role: r.pick(&ONE_PROCESS) },
         1 => Fault::Launcher { role: c.role(r) },
         2 => Fault::Cut { node },
         _ => Fault::Crash { node },
@@ -273,12 +273,9 @@ impl Case {
 
     /// A rank that ignores TERM, and is not the one that exits.
     fn ignores_term(&self, preferred: u32) -> Condition {
-        let exits = |r: u32| {
-            self.faults.iter().any(|f| matches!(f, Fault::Exits { rank, .. } if *rank == r))
-        };
-        Condition::IgnoresTerm {
-            rank: if exits(preferred) { (preferred + 1) % self.ranks() } else { preferred },
-        }
+        let exits = |f: &Fault| matches!(f, Fault::Exits { rank, .. } if *rank == preferred);
+        let next = u32::from(self.faults.iter().any(exits));
+        Condition::IgnoresTerm { rank: (preferred + next) % self.ranks() }
     }
 
     pub fn node_of(&self, rank: u32) -> u32 {
@@ -288,6 +285,20 @@ impl Case {
     /// Whether the job survives all faults.
     pub fn succeeds(&self) -> bool {
         self.faults.iter().all(|f| matches!(f, Fault::Flap { .. }) && !f.loses_node())
+    }
+
+    pub fn has_small_disk(&self) -> bool {
+        self.has(|t| matches!(t, Condition::SmallDisk { .. }))
+    }
+
+    /// Whether both processes of an agent or the launcher are killed, so that ranks write nothing on
+    /// exit.
+    pub fn kills_both_processes(&self) -> bool {
+        use ProcessRole::Both;
+        let both = |f: &Fault| {
+            matches!(f, Fault::Agent { role: Both, .. } | Fault::Launcher { role: Both })
+        };
+        self.faults.iter().any(both)
     }
 
     pub fn has(&self, condition: impl Fn(&Condition) -> bool) -> bool {
@@ -302,22 +313,22 @@ impl Case {
             _ if self.succeeds() => ExpectedOutcome::Success,
             (_, [Fault::Term]) => ExpectedOutcome::Signalled,
             (_, [Fault::Cancel]) => ExpectedOutcome::Cancelled,
-            (When::Starting, [fault, ..]) => {
-                ExpectedOutcome::NotStarted(self.expected_failure(*fault))
+            (When::Starting, [first, ..]) => {
+                ExpectedOutcome::NotStarted(self.expected_failure(first))
             }
-            (When::Ending, [fault, ..]) => {
-                ExpectedOutcome::Failed(vec![self.expected_failure(*fault)])
+            (When::Ending, [first, ..]) => {
+                ExpectedOutcome::Failed(vec![self.expected_failure(first)])
             }
             (_, all) => {
-                ExpectedOutcome::Failed(all.iter().map(|f| self.expected_failure(*f)).collect())
+                ExpectedOutcome::Failed(all.iter().map(|f| self.expected_failure(f)).collect())
             }
         }
     }
 
-    fn expected_failure(&self, fault: Fault) -> ExpectedFailure {
+    fn expected_failure(&self, fault: &Fault) -> ExpectedFailure {
         let rank =
             |rank, exit| ExpectedFailure { node: self.node_of(rank), rank: Some(rank), exit };
-        match fault {
+        match *fault {
             Fault::Killed { rank: r } => rank(r, RankExit::Signal(libc::SIGKILL)),
             Fault::Exits { rank: r, code } => rank(r, RankExit::Exit(code)),
             Fault::Agent { node, .. }

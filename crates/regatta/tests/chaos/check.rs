@@ -38,10 +38,9 @@ pub fn assert_no_leftovers(cluster: &Cluster) -> Result<(), String> {
             let ports = cluster.listening_ports(host).unwrap();
             left.extend(ports.into_iter().map(|p| format!("{host}: port {p}")));
         }
-        left.is_empty().then_some(()).or_else(|| {
-            std::thread::sleep(Duration::from_millis(50));
-            None
-        })
+        // Reading all processes is expensive.
+        std::thread::sleep(Duration::from_millis(if left.is_empty() { 0 } else { 50 }));
+        left.is_empty().then_some(())
     });
     gone.map_err(|why| format!("{why}: {left:?}"))
 }
@@ -52,31 +51,22 @@ fn report(
     run_dir: &Path,
     out: &CommandOutput,
 ) -> Result<(), String> {
+    use ExpectedOutcome::{Cancelled, Failed, NoReport, NotStarted, Signalled, Success};
     let code = out.status.code();
     let killed = code.or_else(|| out.status.signal().map(|s| 128 + s)) == Some(128 + libc::SIGKILL);
     let text = read(cluster, case, &run_dir.join("result.json"));
     let result: Option<RunResult> = text.and_then(|text| document::from_json(&text).ok());
     let names = |node: u32| names(&out.stderr, &cluster.nodes()[node as usize]);
     match (case.expected_outcome(), &result) {
-        (ExpectedOutcome::NoReport, None) if killed => Ok(()),
+        (NoReport, None) if killed => Ok(()),
         // Slurm ends the step when its command is killed; the worker may receive that TERM first.
-        (ExpectedOutcome::NoReport, Some(result)) if killed && result.reason.contains("TERM") => {
-            Ok(())
-        }
-        (ExpectedOutcome::NotStarted(failure), None) if code == Some(1) && names(failure.node) => {
-            Ok(())
-        }
-        (ExpectedOutcome::NotStarted(failure), Some(result)) => {
-            failed(cluster, case, &[failure], result, out)
-        }
-        (ExpectedOutcome::Failed(expected), Some(result)) => {
-            failed(cluster, case, &expected, result, out)
-        }
-        (ExpectedOutcome::Success, result) if code == Some(0) => {
-            succeeded(case, result.as_ref(), out)
-        }
-        (ExpectedOutcome::Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
-        (ExpectedOutcome::Signalled, Some(result)) => {
+        (NoReport, Some(result)) if killed && result.reason.contains("TERM") => Ok(()),
+        (NotStarted(failure), None) if code == Some(1) && names(failure.node) => Ok(()),
+        (NotStarted(failure), Some(result)) => failed(cluster, case, &[failure], result, out),
+        (Failed(expected), Some(result)) => failed(cluster, case, &expected, result, out),
+        (Success, result) if code == Some(0) => succeeded(case, result.as_ref(), out),
+        (Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
+        (Signalled, Some(result)) => {
             let expected = RankExit::Signal(libc::SIGTERM).exit_code();
             let ok = result.exit_code == expected && code == Some(expected.into());
             let ok = ok && result.failure.is_none() && result.reason.contains("TERM");
@@ -91,14 +81,13 @@ fn report(
 /// Whether a text names a host, perhaps in a list such as `node[2,5]`.
 fn names(text: &str, host: &str) -> bool {
     let words = text.split_whitespace().map(|word| word.trim_end_matches([';', ':', ',']));
-    words
-        .filter_map(|word| hostlist::expand(word).ok())
-        .any(|hosts| hosts.iter().any(|h| h == host))
+    let mut hosts = words.filter_map(|word| hostlist::expand(word).ok()).flatten();
+    hosts.any(|named| named == host)
 }
 
 /// Reads a file as seen by the login host.
 fn read(cluster: &Cluster, case: &Case, path: &Path) -> Option<String> {
-    match case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
+    match case.has_small_disk() {
         false => std::fs::read_to_string(path).ok(),
         true => Some(run(&mut cluster.login("cat", [path])).unwrap().stdout),
     }
@@ -116,10 +105,9 @@ fn failed(
     let Some(failure) = &result.failure else { return wrong("no failure reported") };
     let host = |node: u32| cluster.nodes()[node as usize].as_str();
     let right = |b: &&ExpectedFailure| {
-        let ranks = b
-            .rank
-            .map_or(b.node * case.ranks_per_node..(b.node + 1) * case.ranks_per_node, |r| r..r + 1);
-        failure.host == host(b.node) && ranks.contains(&failure.rank) && failure.exit == b.exit
+        let rank = b.rank.is_none_or(|r| r == failure.rank);
+        let node = failure.host == host(b.node) && case.node_of(failure.rank) == b.node;
+        rank && node && failure.exit == b.exit
     };
     let Some(failure_found) = expected.iter().find(right) else {
         return wrong(&format!("expected one of {expected:?}"));
@@ -143,7 +131,6 @@ fn failed(
 
 /// Checks that all ranks succeeded and that incomplete logs are reported.
 fn succeeded(case: &Case, result: Option<&RunResult>, out: &CommandOutput) -> Result<(), String> {
-    let small = case.has(|t| matches!(t, Condition::SmallDisk { .. }));
     for condition in &case.conditions {
         let message = match condition {
             Condition::FullLog { rank } => format!("log rank-{rank}.out is incomplete"),
@@ -155,22 +142,20 @@ fn succeeded(case: &Case, result: Option<&RunResult>, out: &CommandOutput) -> Re
         }
     }
     match result {
-        Some(r)
-            if r.exit_code == 0
-                && r.failure.is_none()
-                && r.rank_exits.values().all(|e| e.is_success()) =>
+        Some(RunResult { exit_code: 0, failure: None, rank_exits, .. })
+            if rank_exits.values().all(|e| e.is_success()) =>
         {
             Ok(())
         }
         // It did not fit on the disk, which is reported.
-        None if small && out.stderr.contains("result.json") => Ok(()),
+        None if case.has_small_disk() && out.stderr.contains("result.json") => Ok(()),
         other => Err(format!("not successful: {other:?}")),
     }
 }
 
 /// Checks that every rank's output is in its log.
 fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
-    if case.when == When::Starting || case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
+    if case.when == When::Starting || case.has_small_disk() {
         return Ok(());
     }
     for rank in (0..case.ranks()).filter(|&r| !case.has(|t| *t == Condition::FullLog { rank: r })) {
@@ -221,7 +206,7 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
     match () {
         () if case.succeeds() => vec![ended],
         () if may_exit_without_term(case, rank) => vec![out, ended],
-        () if exits_silently(case) => vec![out],
+        () if case.kills_both_processes() => vec![out],
         () => vec![ended],
     }
 }
@@ -235,12 +220,4 @@ fn may_exit_without_term(case: &Case, rank: u32) -> bool {
     };
     let ignores_term = case.has(|t| matches!(t, Condition::IgnoresTerm { .. }));
     case.faults.iter().any(own) || ignores_term || case.is_lost(case.node_of(rank))
-}
-
-/// Whether ranks write nothing on exit.
-fn exits_silently(case: &Case) -> bool {
-    use crate::case::ProcessRole::Both;
-    case.faults
-        .iter()
-        .any(|f| matches!(f, Fault::Agent { role: Both, .. } | Fault::Launcher { role: Both }))
 }

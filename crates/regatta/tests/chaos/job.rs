@@ -8,6 +8,7 @@ use regatta_model::result::RunResult;
 use regatta_testbed::Cluster;
 
 use crate::REGATTA;
+use crate::inject::wait_for;
 
 /// A shared folder for a job; its run folder is `run`.
 pub fn folder(cluster: &Cluster, name: &str) -> PathBuf {
@@ -17,20 +18,22 @@ pub fn folder(cluster: &Cluster, name: &str) -> PathBuf {
 }
 
 /// `regatta launch` in an allocation, without the ranks' command.
-pub fn launch_words(folder: &Path) -> Vec<String> {
-    let mut words: Vec<String> = [REGATTA, "launch", "--oversubscribe"].map(str::to_owned).into();
-    words.extend(["--run-dir".to_owned(), path_arg(&folder.join("run"))]);
-    words
+pub fn launch_words(folder: &Path) -> String {
+    format!("{REGATTA} launch --oversubscribe --run-dir {}/run", folder.display())
 }
 
 /// `regatta launch` over ssh.
-pub fn ssh_words(cluster: &Cluster, nodes: usize, folder: &Path) -> Vec<String> {
+pub fn ssh_words(cluster: &Cluster, nodes: usize, folder: &Path) -> String {
     let hostfile = folder.join("hosts");
     std::fs::write(&hostfile, cluster.nodes()[..nodes].join("\n") + "\n").unwrap();
-    let mut words = launch_words(folder);
-    words.extend(["--ssh".to_owned(), cluster.ssh_command().join(" ")]);
-    words.extend(["--hostfile".to_owned(), path_arg(&hostfile)]);
-    words
+    let ssh = cluster.ssh_command().join(" ");
+    format!("{} --ssh '{ssh}' --hostfile {}", launch_words(folder), hostfile.display())
+}
+
+/// A command line on the login host, split like in a shell.
+pub fn login(cluster: &Cluster, words: &str) -> Command {
+    let words = shlex::split(words).unwrap();
+    cluster.login(&words[0], &words[1..])
 }
 
 /// A job whose ranks run a shell script in the job's folder.
@@ -38,23 +41,26 @@ pub fn shell_job(
     cluster: &Cluster,
     nodes: usize,
     folder: &Path,
-    options: &[&str],
+    options: &str,
     script: &str,
 ) -> Command {
-    let words = ssh_words(cluster, nodes, folder);
-    let mut command = cluster.login(&words[0], &words[1..]);
-    let script = format!("cd {} && {script}", folder.display());
-    command.args(options).args(["--", "sh", "-c", &script]);
+    let launch = ssh_words(cluster, nodes, folder);
+    let mut command = login(cluster, &format!("{launch} {options} -- sh -c"));
+    command.arg(format!("cd {} && {script}", folder.display()));
     command
+}
+
+pub fn wait_for_file(path: &Path) -> Result<(), String> {
+    wait_for(&path.display().to_string(), || path.exists().then_some(()))
+}
+
+/// Waits until each rank has created its file `at-RANK`.
+pub fn wait_for_ranks(folder: &Path, ranks: u32) -> Result<(), String> {
+    (0..ranks).try_for_each(|rank| wait_for_file(&folder.join(format!("at-{rank}"))))
 }
 
 /// The result of a run, if it was written.
 pub fn run_result(folder: &Path) -> Option<RunResult> {
     let text = std::fs::read_to_string(folder.join("run/result.json")).ok()?;
     document::from_json(&text).ok()
-}
-
-/// A path as an argument.
-pub fn path_arg(path: &Path) -> String {
-    path.to_str().unwrap().to_owned()
 }

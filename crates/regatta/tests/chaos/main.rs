@@ -11,7 +11,6 @@ mod case;
 mod check;
 mod inject;
 mod job;
-mod random;
 mod rank_script;
 mod restarts;
 mod runner;

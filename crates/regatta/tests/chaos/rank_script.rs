@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::case::{Case, Condition, Fault, ProcessRole};
+use crate::case::{Case, Condition, Fault};
 
 /// The first lines of a rank on standard output and standard error.
 pub fn greeting(rank: u32) -> (String, String) {
@@ -55,9 +55,7 @@ fn script(case: &Case, rank: u32, folder: &Path) -> String {
     for condition in &case.conditions {
         match *condition {
             Condition::Daemons { rank: r } if r == rank => text += DAEMONS,
-            Condition::Writes { mib } => {
-                text += &write_lines(mib);
-            }
+            Condition::Writes { mib } => text += &write_lines(mib),
             _ => {}
         }
     }
@@ -81,13 +79,6 @@ fn main_part(case: &Case, rank: u32) -> String {
     if let Some(code) = case.faults.iter().find_map(exits) {
         return format!("{WAIT_FOR_GO}exit {code}\n");
     }
-    let kills_both = |f: &Fault| {
-        matches!(
-            f,
-            Fault::Agent { role: ProcessRole::Both, .. }
-                | Fault::Launcher { role: ProcessRole::Both }
-        )
-    };
     match () {
         () if case.has(|t| *t == Condition::IgnoresTerm { rank }) => IGNORES_TERM.to_owned(),
         () if case.succeeds() => {
@@ -98,7 +89,7 @@ fn main_part(case: &Case, rank: u32) -> String {
             let first = case.conditions.iter().find_map(output).unwrap_or_default();
             format!("{WAIT_FOR_GO}{first}echo exit of $RANK\n")
         }
-        () if case.faults.iter().any(kills_both) || is_signalled(case, rank) => NO_CHILD.to_owned(),
+        () if case.kills_both_processes() || is_signalled(case, rank) => NO_CHILD.to_owned(),
         () => WAIT.to_owned(),
     }
 }

@@ -1,12 +1,12 @@
 //! Runs the cases, several at a time because most of a case is waiting.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_within};
+use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_meanwhile};
 
 use crate::case::{AgentLauncher, Case, Condition, Fault, HEARTBEAT_TIMEOUT, SCENARIO_COUNT, When};
 use crate::check::check;
@@ -36,12 +36,8 @@ fn injected_faults_are_reported_and_leave_no_processes() {
         }
     });
     let failures = failures.into_inner().unwrap();
-    assert!(
-        failures.is_empty(),
-        "{} of {cases} cases failed:\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    let count = failures.len();
+    assert!(failures.is_empty(), "{count} of {cases} cases failed:\n{}", failures.join("\n"));
 }
 
 /// Runs cases one by one, reusing the cluster until a node is lost.
@@ -61,9 +57,9 @@ fn run_cases(next: &AtomicU64, end: u64, failures: &Mutex<Vec<String>>) {
         match outcome {
             Ok(()) => reusable = (!case.loses_node()).then_some(cluster),
             Err(why) => {
-                let reproduce =
-                    format!("reproduce with: cargo xtask chaos --cases 1 --seed {seed}");
-                let text = format!("{case}\n  {}\n  {reproduce}\n", why.replace('\n', "\n  "));
+                let reproduce = format!("cargo xtask chaos --cases 1 --seed {seed}");
+                let why = why.replace('\n', "\n  ");
+                let text = format!("{case}\n  {why}\n  reproduce with: {reproduce}\n");
                 eprintln!("FAILED {text}");
                 failures.lock().unwrap().push(text);
             }
@@ -79,11 +75,8 @@ fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
     rank_script::write(case, &folder);
     prepare(cluster, case, &run_dir);
     let mut command = job_command(cluster, case, &folder);
-    let (injected, out) = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut command, LIMIT));
-        let injected = inject_faults(cluster, case, &folder);
-        (injected, job.join().unwrap())
-    });
+    let (out, injected) =
+        run_meanwhile(&mut command, LIMIT, || inject_faults(cluster, case, &folder));
     let out = out.map_err(|e| format!("{injected:?}: {e}"))?;
     let checked = injected.and_then(|()| check(cluster, case, &run_dir, &out));
     if checked.is_ok() {
@@ -113,7 +106,7 @@ fn prepare(cluster: &Cluster, case: &Case, run_dir: &Path) {
 }
 
 fn clean_up(cluster: &Cluster, case: &Case, folder: &Path) {
-    if case.has(|t| matches!(t, Condition::SmallDisk { .. })) {
+    if case.has_small_disk() {
         run(&mut cluster.login("umount", [folder.join("run")])).unwrap();
     }
     std::fs::remove_dir_all(folder).unwrap();
@@ -121,17 +114,14 @@ fn clean_up(cluster: &Cluster, case: &Case, folder: &Path) {
 
 /// The command line of the job.
 fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
-    let mut words: Vec<String> = Vec::new();
-    if case.launcher == AgentLauncher::Srun {
-        let nodes = format!("--nodelist=node[1-{}]", case.nodes);
-        words.extend(["salloc", "--quiet", "--exclusive", &nodes].map(str::to_owned));
-        // salloc reports success for a killed command; a shell does not.
-        words.extend(["sh", "-c", "\"$@\"; exit $?", "sh"].map(str::to_owned));
-    }
-    match case.launcher {
-        AgentLauncher::Srun => words.extend(job::launch_words(folder)),
-        AgentLauncher::Ssh => words.extend(job::ssh_words(cluster, case.nodes as usize, folder)),
-    }
+    let mut words = match case.launcher {
+        AgentLauncher::Srun => {
+            let salloc = format!("salloc --quiet --exclusive --nodelist=node[1-{}]", case.nodes);
+            // salloc reports success for a killed command; a shell does not.
+            format!("{salloc} sh -c '\"$@\"; exit $?' sh {}", job::launch_words(folder))
+        }
+        AgentLauncher::Ssh => job::ssh_words(cluster, case.nodes as usize, folder),
+    };
     let grace = if case.when == When::Ending { 4 } else { 1 };
     // A short timeout only where a node is lost: elsewhere a busy machine must not count as lost.
     let heartbeat_timeout = if case.loses_node() { HEARTBEAT_TIMEOUT } else { 30 };
@@ -144,7 +134,7 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
         ("--grace", grace),
         ("--start-timeout", start_timeout),
     ] {
-        words.extend([option.to_owned(), value.to_string()]);
+        words += &format!(" {option} {value}");
     }
     // Do not show very large outputs; smaller ones cover that path.
     let large_writer = |t: &Condition| match *t {
@@ -152,13 +142,11 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
         _ => None,
     };
     if let Some(rank) = case.conditions.iter().find_map(large_writer) {
-        let other = u32::from(rank == 0);
-        words.extend(["--rank".to_owned(), other.to_string()]);
+        words += &format!(" --rank {}", u32::from(rank == 0));
     }
-    words.push("--".to_owned());
-    words.extend(rank_script::COMMAND.map(str::to_owned));
-    words.push(job::path_arg(folder));
-    cluster.login(&words[0], &words[1..])
+    let mut command = job::login(cluster, &format!("{words} --"));
+    command.args(rank_script::COMMAND).arg(folder);
+    command
 }
 
 /// Injects the faults of a case at their time.
@@ -183,20 +171,18 @@ fn inject_faults(cluster: &Cluster, case: &Case, folder: &Path) -> Result<(), St
 
 /// Waits until every rank runs and its first output is logged.
 fn wait_for_ranks(case: &Case, folder: &Path) -> Result<(), String> {
+    job::wait_for_ranks(folder, case.ranks())?;
+    if case.has(|t| matches!(t, Condition::SmallDisk { .. } | Condition::FullLog { .. })) {
+        return Ok(());
+    }
     for rank in 0..case.ranks() {
-        let at = folder.join(format!("at-{rank}"));
-        wait_for(&format!("rank {rank} to start"), || at.exists().then_some(()))?;
-        let log_incomplete =
-            case.has(|t| matches!(t, Condition::SmallDisk { .. } | Condition::FullLog { .. }));
-        let log = |stream| folder.join(format!("run/log/rank-{rank}.{stream}"));
-        let starts_with = |path: PathBuf, text: String| {
-            std::fs::read(path).is_ok_and(|found| found.starts_with(text.as_bytes()))
+        let starts_with = |stream: &str, text: &str| {
+            let log = std::fs::read(folder.join(format!("run/log/rank-{rank}.{stream}")));
+            log.is_ok_and(|found| found.starts_with(text.as_bytes()))
         };
         let (out, err) = greeting(rank);
         wait_for(&format!("the log of rank {rank}"), || {
-            let complete = log_incomplete
-                || (starts_with(log("out"), out.clone()) && starts_with(log("err"), err.clone()));
-            complete.then_some(())
+            (starts_with("out", &out) && starts_with("err", &err)).then_some(())
         })?;
     }
     Ok(())
@@ -206,8 +192,7 @@ fn wait_for_ranks(case: &Case, folder: &Path) -> Result<(), String> {
 fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
     for condition in &case.conditions {
         if let Condition::IgnoresTerm { rank } = condition {
-            let received = folder.join(format!("term-{rank}"));
-            wait_for(&format!("rank {rank} to receive TERM"), || received.exists().then_some(()))?;
+            job::wait_for_file(&folder.join(format!("term-{rank}")))?;
         }
     }
     Ok(())
@@ -220,8 +205,7 @@ fn default_cases_cover_every_fault() {
     let any = |predicate: fn(&Fault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
     assert!(any(|f| matches!(f, Fault::Killed { .. })) && any(|f| matches!(f, Fault::Cut { .. })));
     assert!(any(|f| matches!(f, Fault::Crash { .. })) && any(|f| *f == Fault::Term));
-    assert!(
-        cases.iter().any(|c| c.launcher == AgentLauncher::Ssh)
-            && cases.iter().any(|c| c.launcher == AgentLauncher::Srun)
-    );
+    for launcher in [AgentLauncher::Ssh, AgentLauncher::Srun] {
+        assert!(cases.iter().any(|c| c.launcher == launcher), "{launcher:?}");
+    }
 }

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, or_skip, run_within};
+use regatta_testbed::{Cluster, cluster_or_skip, or_skip, run_meanwhile, write_with_mode};
 
 use crate::REGATTA;
 use crate::check::assert_no_leftovers;
 use crate::inject::wait_for;
-use crate::job::{folder, path_arg, ssh_words};
+use crate::job::{folder, ssh_words, wait_for_ranks};
 
 /// Wraps the agent: saves the boot document and delays the start. mktemp names the files because
 /// agents on several nodes may have the same PID.
@@ -28,7 +28,7 @@ fn secret_is_not_leaked() {
     let builder = Cluster::builder().nodes(3).cpus(2).slurm(false).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let folder = folder(&cluster, "by-pipe");
-    let words = delayed_job(&cluster, &folder, &[]);
+    let words = delayed_job(&cluster, &folder, "");
     assert_not_leaked(&cluster, &folder, &mut cluster.login(&words[0], &words[1..]), &[]);
 }
 
@@ -42,56 +42,44 @@ fn secret_file_is_private_and_removed_after_bootstrap() {
         return or_skip(&["no program mpiexec.hydra (package mpich)".to_owned()]).unwrap_or(());
     }
     let folder = folder(&cluster, "by-file");
-    let words = delayed_job(&cluster, &folder, &["--launcher", "hydra"]);
+    let words = delayed_job(&cluster, &folder, "--launcher hydra");
     // Another mpiexec may be first in PATH. A link does not work, because Hydra looks for its helpers
     // in its own folder.
     let bin = folder.join("bin");
     std::fs::create_dir(&bin).unwrap();
-    program(&bin.join("mpiexec"), "#!/bin/sh\nexec mpiexec.hydra \"$@\"\n");
-    let path = format!("{}:{}", path_arg(&bin), std::env::var("PATH").unwrap());
+    write_with_mode(bin.join("mpiexec"), 0o755, "#!/bin/sh\nexec mpiexec.hydra \"$@\"\n");
     let mut command = cluster.launcher(&words[0], &words[1..]);
-    command.env("PATH", path);
+    command.env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()));
     command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", cluster.ssh_shim());
     assert_not_leaked(&cluster, &folder, &mut command, &[folder.join("run/boot")]);
 }
 
-fn program(path: &Path, script: &str) {
-    std::fs::write(path, script).unwrap();
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
-}
-
 /// The command line of a job with delayed agents.
-fn delayed_job(cluster: &Cluster, folder: &Path, options: &[&str]) -> Vec<String> {
-    let agent = folder.join("agent");
-    let script = AGENT.replace("FOLDER", &path_arg(folder)).replace("REGATTA", REGATTA);
-    program(&agent, &script);
-    let mut words = ssh_words(cluster, 3, folder);
-    words.extend(["--fan-out", "2", "--agent", &path_arg(&agent)].map(str::to_owned));
-    words.extend(options.iter().map(|option| (*option).to_owned()));
-    words.extend(["--", "sh", "-c", RANKS, &path_arg(folder)].map(str::to_owned));
-    words
+fn delayed_job(cluster: &Cluster, folder: &Path, options: &str) -> Vec<String> {
+    let path = folder.to_str().unwrap();
+    let script = AGENT.replace("FOLDER", path).replace("REGATTA", REGATTA);
+    write_with_mode(folder.join("agent"), 0o755, script);
+    let launch = ssh_words(cluster, 3, folder);
+    let agent = format!("--fan-out 2 --agent {path}/agent");
+    shlex::split(&format!("{launch} {agent} {options} -- sh -c '{RANKS}' {path}")).unwrap()
 }
 
 /// Runs the job; only `files` may contain the secret, while the agents start.
 fn assert_not_leaked(cluster: &Cluster, folder: &Path, command: &mut Command, files: &[PathBuf]) {
-    let (out, secret) = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(command, Duration::from_secs(90)).unwrap());
+    let (out, secret) = run_meanwhile(command, Duration::from_secs(90), || {
         let secret = observe(cluster, folder, files);
         // Let the job end even after a failure.
         for name in ["start", "go"] {
             std::fs::write(folder.join(name), "").unwrap();
         }
-        (job.join().unwrap(), secret)
+        secret
     });
+    let out = out.unwrap();
     let secret = secret.unwrap_or_else(|why| panic!("{why}: {out:?}"));
     assert_eq!(out.status.code(), Some(0), "{}", out.stderr);
-    assert!(!contains(&out, &secret), "{out:?}");
+    assert!(!out.stdout.contains(&secret) && !out.stderr.contains(&secret), "{out:?}");
     assert_eq!(files_with(&folder.join("run"), &secret), Vec::<PathBuf>::new());
     assert_no_leftovers(cluster).unwrap();
-}
-
-fn contains(out: &CommandOutput, secret: &str) -> bool {
-    out.stdout.contains(secret) || out.stderr.contains(secret)
 }
 
 /// Checks for leaks while the agents start and while the ranks run.
@@ -109,10 +97,7 @@ fn observe(cluster: &Cluster, folder: &Path, files: &[PathBuf]) -> Result<String
         assert_eq!(mode & 0o777, 0o600, "{}", file.display());
     }
     std::fs::write(folder.join("start"), "").unwrap();
-    for rank in 0..3 {
-        let at = folder.join(format!("at-{rank}"));
-        wait_for("the ranks to start", || at.exists().then_some(()))?;
-    }
+    wait_for_ranks(folder, 3)?;
     check_leaks(cluster, folder, &secret, &[])?;
     Ok(secret)
 }

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
-use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
+use regatta_testbed::{Cluster, cluster_or_skip, run, run_meanwhile, run_within};
 use regatta_wire::secret::Secret;
 
 use crate::REGATTA;
 use crate::check::assert_no_leftovers;
 use crate::inject::wait_for;
-use crate::job::{folder, path_arg, run_result, shell_job};
+use crate::job::{folder, run_result, shell_job, wait_for_ranks};
 
 /// Sends bytes to the launcher and waits until it closes the connection.
 const SEND: &str = "exec 3<>/dev/tcp/login/$0; printf \"$1\" >&3; cat <&3 >/dev/null";
@@ -30,19 +30,13 @@ fn unauthenticated_peers_are_rejected_and_reported_once() {
     let builder = Cluster::builder().nodes(4).cpus(2).slurm(false).ssh(true);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let folder = folder(&cluster, "junk");
-    let mut command =
-        shell_job(&cluster, 3, &folder, &["--fan-out", "2", "--heartbeat-timeout", "15"], RANKS);
-    let out = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut command, Duration::from_secs(90)).unwrap());
-        for rank in 0..3 {
-            let at = folder.join(format!("at-{rank}"));
-            wait_for("the ranks to start", || at.exists().then_some(())).unwrap();
-        }
+    let mut command = shell_job(&cluster, 3, &folder, "--fan-out 2 --heartbeat-timeout 15", RANKS);
+    let (out, ()) = run_meanwhile(&mut command, Duration::from_secs(90), || {
+        wait_for_ranks(&folder, 3).unwrap();
         connect_unauthenticated(&cluster, &folder);
         std::fs::write(folder.join("go"), "").unwrap();
-        job.join().unwrap()
     });
-    assert_eq!(out.status.code(), Some(0), "{}", out.stderr);
+    let out = out.unwrap().expect_success();
     let notes = run_result(&folder).unwrap().notes;
     for why in REASONS {
         let reports = notes.iter().filter(|n| n.contains("10.77.0.4") && n.contains(why)).count();
@@ -94,24 +88,18 @@ fn connect_unauthenticated(cluster: &Cluster, folder: &Path) {
 /// An agent of another job with this job's address.
 fn foreign_agent(cluster: &Cluster, folder: &Path, port: u16) {
     let second = Duration::from_secs(1);
-    let timeouts = JobTimeouts { grace: second, join: second, lost_after: second };
     let login: IpAddr = "10.77.0.254".parse().unwrap();
-    let root = vec![SocketAddr::new(login, port)];
-    let hosts = ["node4".to_owned()];
-    let marker = PathBuf::from("/nowhere");
-    let secret = Secret::generate().unwrap();
     let boot = Bootstrap::new(BootstrapParams {
         run: "other",
-        secret: &secret,
-        hosts: &hosts,
+        secret: &Secret::generate().unwrap(),
+        hosts: &["node4".to_owned()],
         fan_out: 2,
-        timeouts,
-        root,
+        timeouts: JobTimeouts { grace: second, join: second, lost_after: second },
+        root: vec![SocketAddr::new(login, port)],
         ports: vec![],
-        marker,
+        marker: PathBuf::from("/nowhere"),
     });
     let file = folder.join("foreign");
     std::fs::write(&file, boot.to_text().unwrap()).unwrap();
-    let words = ["agent", "--boot", &path_arg(&file)];
-    run(&mut cluster.on("node4", REGATTA, words).unwrap()).unwrap();
+    run(cluster.on("node4", REGATTA, ["agent", "--boot"]).unwrap().arg(&file)).unwrap();
 }

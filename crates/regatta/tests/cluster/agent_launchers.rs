@@ -3,25 +3,25 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
 use regatta_launch::agent_launcher::handle::{LauncherHandle, output_of};
 use regatta_launch::slurm::full_node_gres;
 use regatta_model::{CpuSet, hostlist};
-use regatta_testbed::{Cluster, cluster_or_skip, run};
+use regatta_testbed::{Cluster, cluster_or_skip, run, wait_until, write_with_mode};
 
-use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
+use crate::test_cluster::{HYDRA, OMPI_AS_ROOT, OPEN_MPI, programs_or_skip};
 
 /// Inputs of [`starts_agents`].
-const STARTER: &str = "REGATTA_TEST_STARTER";
+const LAUNCHER: &str = "REGATTA_TEST_LAUNCHER";
 const HOSTS: &str = "REGATTA_TEST_HOSTS";
 const SSH: &str = "REGATTA_TEST_SSH";
 /// Folder of the agent script and of the agents' files.
 const FOLDER: &str = "REGATTA_TEST_FOLDER";
 /// Content of the boot document.
 const SECRET: &str = "a secret of many words";
-/// Time for agents to start and exit.
+/// Timeout of `scontrol`.
 const LIMIT: Duration = Duration::from_secs(40);
 
 /// An agent that records its inputs. If the file `deadly` exists, the agent on node1 dies at once and
@@ -51,12 +51,12 @@ if [ -e "$folder/stay" ]; then exec sleep 600; fi
 fn starts_agents() {
     let Ok(folder) = std::env::var(FOLDER).map(PathBuf::from) else { return };
     let var = |name: &str| std::env::var(name).unwrap_or_default();
-    let starter = match var(STARTER).as_str() {
+    let launcher = match var(LAUNCHER).as_str() {
         "srun" => AgentLauncher::Srun,
         "hydra" => AgentLauncher::Hydra,
         "openmpi" => AgentLauncher::OpenMpi,
         "ssh" => AgentLauncher::Ssh,
-        other => panic!("no starter {other}"),
+        other => panic!("no launcher {other}"),
     };
     let hosts = hostlist::expand(&var(HOSTS)).unwrap();
     let job = var("SLURM_JOB_ID");
@@ -65,25 +65,25 @@ fn starts_agents() {
     let agents = LaunchSpec {
         hosts: &hosts,
         program: &folder.join("agent"),
-        bootstrap_file: (!starter.bootstraps_via_stdin()).then_some(&boot_file),
+        bootstrap_file: (!launcher.bootstraps_via_stdin()).then_some(&boot_file),
         ssh: &[var(SSH)],
         gres: &full_node_gres(&scontrol, &hosts),
     };
-    let mut all = starter.commands(&agents).unwrap();
+    let mut all = launcher.commands(&agents).unwrap();
     all.iter_mut().for_each(select_mpiexec);
     let count = all.len();
-    let mut started = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
+    let mut handle = LauncherHandle::spawn(all, SECRET, &hosts).unwrap();
     if folder.join("stay").exists() {
-        wait(|| agent_files(&folder).len() == hosts.len());
-        started.shutdown(&[], Duration::ZERO, Duration::from_secs(10));
+        wait_until("all agents", || agent_files(&folder).len() == hosts.len());
+        handle.shutdown(&[], Duration::ZERO, Duration::from_secs(10));
         return;
     }
     let mut ended = Vec::new();
-    wait(|| {
-        ended.extend(started.take_exited());
+    wait_until("the exit of all agents", || {
+        ended.extend(handle.take_exited());
         ended.len() == count
     });
-    let output: Vec<_> = (0..hosts.len()).map(|host| started.output_tail(host)).collect();
+    let output: Vec<_> = (0..hosts.len()).map(|host| handle.output_tail(host)).collect();
     std::fs::write(folder.join("output"), format!("{ended:?} {output:?}")).unwrap();
 }
 
@@ -96,20 +96,11 @@ fn select_mpiexec(invocation: &mut LaunchCommand) {
     }
 }
 
-fn wait(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "timed out");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// The complete files of agents.
 fn agent_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
     let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
-    let written =
-        |path: &PathBuf| name(path).starts_with("agent-") && !name(path).contains(".part");
+    let written = |path: &PathBuf| name(path).starts_with("agent-") && !name(path).contains('.');
     let mut files: Vec<PathBuf> = entries.filter(written).collect();
     files.sort();
     files
@@ -124,7 +115,7 @@ struct AgentRecord {
 }
 
 impl AgentRecord {
-    fn read(file: &Path) -> Self {
+    fn read(file: &PathBuf) -> Self {
         let name = file.file_name().unwrap().to_str().unwrap();
         let [_, host, pid] = name.split('-').collect::<Vec<_>>()[..] else { panic!("{name}") };
         let text = std::fs::read_to_string(file).unwrap();
@@ -147,29 +138,25 @@ impl AgentRecord {
 
 /// A folder for one run, with the agent script and these files.
 fn folder(cluster: &Cluster, name: &str, files: &[&str]) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
     let folder = cluster.shared().join(name);
     std::fs::create_dir(&folder).unwrap();
-    let agent = folder.join("agent");
-    std::fs::write(&agent, AGENT).unwrap();
-    std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_with_mode(folder.join("agent"), 0o755, AGENT);
     std::fs::write(folder.join("boot"), SECRET).unwrap();
     files.iter().for_each(|file| std::fs::write(folder.join(file), "").unwrap());
     folder
 }
 
 /// Runs [`starts_agents`] by `command` and reads the records of the agents.
-fn agents(command: &mut Command, starter: &str, hosts: &str, folder: &Path) -> Vec<AgentRecord> {
+fn agents(command: &mut Command, launcher: &str, hosts: &str, folder: &Path) -> Vec<AgentRecord> {
     command.arg(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "agent_launchers::starts_agents"]);
-    command.env(STARTER, starter).env(HOSTS, hosts).env(FOLDER, folder);
+    command.env(LAUNCHER, launcher).env(HOSTS, hosts).env(FOLDER, folder);
     let output = run(command).unwrap();
     let log = std::fs::read_to_string(folder.join("output")).unwrap_or_default();
     assert!(output.status.success(), "{output:?} {log}");
-    let found: Vec<AgentRecord> =
-        agent_files(folder).iter().map(|file| AgentRecord::read(file)).collect();
+    let found: Vec<AgentRecord> = agent_files(folder).iter().map(AgentRecord::read).collect();
     for agent in &found {
-        assert_eq!(agent.line("boot"), SECRET, "{starter}: {log}");
+        assert_eq!(agent.line("boot"), SECRET, "{launcher}: {log}");
     }
     found
 }
@@ -179,23 +166,11 @@ fn hosts_of(agents: &[AgentRecord]) -> Vec<&str> {
 }
 
 /// Variables of jobs and site profiles that would restrict or misdirect a step.
-const HOSTILE: [&str; 15] = [
-    "SRUN_CPUS_PER_TASK=1",
-    "SLURM_CPUS_PER_TASK=1",
-    "SLURM_EXACT=1",
-    "SLURM_HINT=nomultithread",
-    "SLURM_DISTRIBUTION=arbitrary",
-    "SLURM_HOSTFILE=/nonexistent",
-    "SLURM_CPU_BIND=map_cpu:0",
-    "SLURM_GPU_BIND=single:1",
-    "SLURM_NTASKS_PER_GPU=1",
-    "SLURM_NTASKS_PER_NODE=2",
-    "SLURM_KILL_BAD_EXIT=1",
-    "SLURM_EXPORT_ENV=NONE",
-    "SLURM_STDINMODE=none",
-    "SLURM_STDOUTMODE=/nonexistent/file",
-    "SLURM_MPI_TYPE=nonexistent",
-];
+const HOSTILE: &str = "SRUN_CPUS_PER_TASK=1 SLURM_CPUS_PER_TASK=1 SLURM_EXACT=1 SLURM_HINT=nomultithread \
+     SLURM_DISTRIBUTION=arbitrary SLURM_HOSTFILE=/nonexistent SLURM_CPU_BIND=map_cpu:0 \
+     SLURM_GPU_BIND=single:1 SLURM_NTASKS_PER_GPU=1 SLURM_NTASKS_PER_NODE=2 \
+     SLURM_KILL_BAD_EXIT=1 SLURM_EXPORT_ENV=NONE SLURM_STDINMODE=none \
+     SLURM_STDOUTMODE=/nonexistent/file SLURM_MPI_TYPE=nonexistent";
 
 #[test]
 fn srun_starts_one_agent_per_node_with_all_resources() {
@@ -218,10 +193,10 @@ fn srun_starts_one_agent_per_node_with_all_resources() {
         (&["--ntasks-per-node=1", "--cpus-per-task=1"], 1, [0, 0]),
     ];
     for (number, (job, cpus, gpus)) in jobs.iter().enumerate() {
-        for (how, variables) in [("plain", &[][..]), ("hostile", &HOSTILE)] {
+        for (how, variables) in [("plain", ""), ("hostile", HOSTILE)] {
             let folder = folder(&cluster, &format!("{how}-{number}"), &[]);
             let mut salloc = cluster.login("salloc", ["--quiet", "-wnode[1-2]", "-N2"]);
-            salloc.args(*job).arg("env").args(variables);
+            salloc.args(*job).arg("env").args(variables.split_whitespace());
             let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
             let log = std::fs::read_to_string(folder.join("output")).unwrap();
             assert_eq!(hosts_of(&found), ["node1", "node2"], "{job:?} {how} {log}");
@@ -251,11 +226,10 @@ fn assert_step_ends(cluster: &Cluster) {
     let found = agents(&mut salloc, "srun", "node[1-2]", &folder);
     assert_eq!(hosts_of(&found), ["node1", "node2"]);
     for agent in &found {
-        let gone = || {
+        wait_until("the end of the step", || {
             let mut look = cluster.on(&agent.host, "kill", ["-0", &agent.pid]).unwrap();
             !run(&mut look).unwrap().status.success()
-        };
-        wait(gone);
+        });
     }
 }
 
@@ -264,28 +238,25 @@ fn other_launchers_start_one_unbound_agent_per_node() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3).slurm(false)) else { return };
     let cpus = std::thread::available_parallelism().unwrap().get();
-    let start = |starter: &str, hosts: &str, folder: &Path| {
+    let start = |launcher: &str, hosts: &str, folder: &Path| {
         let ssh = cluster.ssh_shim();
         let mut command = cluster.launcher("env", [""; 0]);
         command.env("HYDRA_LAUNCHER", "ssh").env("HYDRA_LAUNCHER_EXEC", &ssh);
-        command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh);
-        // Required to run as root.
-        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
-        command.envs(root.map(|name| (name, "1")));
-        agents(&mut command, starter, hosts, folder)
+        command.env("OMPI_MCA_plm_rsh_agent", &ssh).env(SSH, &ssh).envs(OMPI_AS_ROOT);
+        agents(&mut command, launcher, hosts, folder)
     };
-    for starter in ["hydra", "openmpi", "ssh"] {
-        let folder_of = |files: &[&str], name: &str| folder(&cluster, name, files);
-        let found = start(starter, "node[3,1]", &folder_of(&[], &format!("by-{starter}")));
-        assert_eq!(hosts_of(&found), ["node1", "node3"], "{starter}");
+    for launcher in ["hydra", "openmpi", "ssh"] {
+        let plain = folder(&cluster, &format!("by-{launcher}"), &[]);
+        let found = start(launcher, "node[3,1]", &plain);
+        assert_eq!(hosts_of(&found), ["node1", "node3"], "{launcher}");
         for agent in &found {
-            assert_eq!(agent.cpus(), cpus, "{starter} {agent:?}");
+            assert_eq!(agent.cpus(), cpus, "{launcher} {agent:?}");
         }
-        if starter == "ssh" {
+        if launcher == "ssh" {
             assert!(found[0].line("words").ends_with("--node 1"), "{found:?}");
         }
         assert_others_survive(&cluster, |name| {
-            start(starter, "node[1-2]", &folder_of(&["deadly"], name))
+            start(launcher, "node[1-2]", &folder(&cluster, name, &["deadly"]))
         });
     }
 }

@@ -1,14 +1,14 @@
 //! `regatta bench` on several nodes with rate-limited links, slow enough that busy CPUs do not
 //! affect the results.
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
 use regatta_model::{BenchResult, document};
-use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
+use regatta_testbed::{Cluster, CommandOutput, assert_contains, run_within};
 
-use crate::support::{REGATTA, TestCluster};
+use crate::support::REGATTA;
+use crate::test_cluster::TestCluster;
 
 /// Bandwidth of healthy, slow and very slow links.
 const FULL: &str = "80mbit";
@@ -23,10 +23,8 @@ const REPETITIONS: u32 = 2;
 
 #[test]
 fn slow_nodes_and_links_are_found_on_a_cluster() {
-    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(6).cpus(2).ssh(true)) else {
-        return;
-    };
-    let bed = TestCluster::new(cluster);
+    let builder = Cluster::builder().nodes(6).cpus(2).ssh(true);
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
     bed.hosts.nodes().iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
     in_slurm_allocation(&bed);
     started_by_srun_per_rank(&bed);
@@ -72,8 +70,8 @@ const TWO_SIZES: [&str; 9] =
 fn in_slurm_allocation(bed: &TestCluster) {
     let mut salloc = bed.hosts.login("salloc", ["-wnode1,node2", "--quiet", REGATTA]);
     let out = ended(bed, salloc.args(TWO_SIZES).args(["--ranks-per-node", "1"]));
-    assert!(out.status.success(), "{out:?}");
-    assert!(out.stdout.contains("Collective test concluded: all_reduce_perf"), "{out:?}");
+    let out = out.expect_success();
+    assert_contains(out.stdout, "Collective test concluded: all_reduce_perf");
     assert_on_two_nodes(&load_result(bed, "two.json"));
 }
 
@@ -87,14 +85,12 @@ fn started_by_srun_per_rank(bed: &TestCluster) {
     let as_ranks = ["launch", "--", REGATTA];
     let out = ended(bed, &mut srun(&as_ranks));
     assert!(!out.status.success());
-    assert!(out.stderr.contains("REGATTA_SECRET_FILE"), "{out:?}");
+    assert_contains(out.stderr, "REGATTA_SECRET_FILE");
 
-    let secret = bed.file("secret", &"a7".repeat(32));
-    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let secret = bed.secret_file();
     for words in [&as_ranks[..], &[]] {
         std::fs::remove_file(bed.hosts.shared().join("two.json")).unwrap_or_default();
-        let out = ended(bed, srun(words).env("REGATTA_SECRET_FILE", &secret));
-        assert!(out.status.success(), "{out:?}");
+        let out = ended(bed, srun(words).env("REGATTA_SECRET_FILE", &secret)).expect_success();
         let tables = out.stdout.matches("Collective test concluded: all_reduce_perf").count();
         assert_eq!(tables, 1, "only rank 0 prints: {out:?}");
         assert_on_two_nodes(&load_result(bed, "two.json"));
@@ -104,7 +100,7 @@ fn started_by_srun_per_rank(bed: &TestCluster) {
 /// Scan over 1, 2 and 4 nodes.
 fn scan(bed: &TestCluster) {
     let out = bench(bed, 4, "all-reduce -b 64K -e 64K -n 2 -w 1 --scan --run-dir scan");
-    assert!(out.status.success(), "{out:?}");
+    let out = out.expect_success();
     let table = out.stdout.rsplit_once("efficiency").unwrap().1;
     let nodes: Vec<&str> = table.lines().filter_map(|l| l.split_whitespace().next()).collect();
     assert_eq!(nodes, ["1", "2", "4"], "{table}");
@@ -119,28 +115,18 @@ fn baseline(bed: &TestCluster) {
     let times = std::env::var("REGATTA_TEST_CASES").ok().and_then(|text| text.parse().ok());
     // On two nodes, because with three the slow link may be hidden by another.
     let words = "all-reduce -b 1M -e 1M -n 4 -w 1 -c 0";
-    let out = bench(bed, 2, &format!("{words} -J before.json"));
-    assert!(out.status.success(), "{out:?}");
+    bench(bed, 2, &format!("{words} -J before.json")).expect_success();
     for repetition in 0..times.unwrap_or(REPETITIONS) {
+        println!("repetition {repetition}");
         let checked = format!("{words} --baseline before.json --tolerance 25%");
-        let out = bench(bed, 2, &checked);
-        assert!(out.status.success(), "repetition {repetition}: {out:?}");
-        assert!(
-            out.stderr.contains("no regression against before.json: 2 values within 25%"),
-            "{out:?}"
-        );
+        let out = bench(bed, 2, &checked).expect_success();
+        assert_contains(out.stderr, "no regression against before.json: 2 values within 25%");
 
         bed.hosts.throttle_pair("node1", "node2", HALF).unwrap();
         let out = bench(bed, 2, &checked);
-        assert_eq!(out.status.code(), Some(1), "repetition {repetition}: {out:?}");
-        assert!(
-            out.stderr.contains("regression against before.json"),
-            "repetition {repetition}: {out:?}"
-        );
-        assert!(
-            out.stderr.contains("all-reduce of 1 MiB (1048576 B)"),
-            "repetition {repetition}: {out:?}"
-        );
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        let regression = "regression against before.json";
+        assert_contains(out.stderr, [regression, "all-reduce of 1 MiB (1048576 B)"]);
         ["node1", "node2"].iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
     }
 }
@@ -155,11 +141,9 @@ fn pairs(bed: &TestCluster) {
         assert_eq!(pairs.endpoints.len(), 6);
         assert_eq!(out.status.code(), Some(i32::from(!pairs.findings.is_empty())), "{out:?}");
         assert!(pairs.findings.iter().all(|finding| out.stdout.contains(finding)), "{out:?}");
-        pairs
-            .findings
-            .into_iter()
-            .filter(|finding| finding.contains(" % of the expected "))
-            .collect()
+        let mut findings = pairs.findings;
+        findings.retain(|finding| finding.contains(" % of the expected "));
+        findings
     };
     assert_eq!(slow("healthy"), [""; 0]);
     bed.hosts.throttle("node5", QUARTER).unwrap();
@@ -170,9 +154,6 @@ fn pairs(bed: &TestCluster) {
     assert!(node.starts_with("node5 ") && node.contains(" is slow: "), "{node}");
     let percent = node.split_once(" % of the expected ").unwrap().0.rsplit(' ').next().unwrap();
     assert!((15..40).contains(&percent.parse::<u32>().unwrap()), "{node}");
-    assert!(link.contains("node2") && link.contains("node3"), "{link}");
-    assert!(
-        link.starts_with("the link between ") && link.contains("is slow in both directions"),
-        "{link}"
-    );
+    assert!(link.starts_with("the link between "), "{link}");
+    assert_contains(link, ["node2", "node3", "is slow in both directions"]);
 }

@@ -8,11 +8,10 @@ use crate::support::REGATTA;
 fn bind_addresses(cluster: &Cluster) -> Vec<String> {
     let words = ["-Q", "-N2", REGATTA, "launch", "--ranks-per-node", "1", "--oversubscribe", "--"];
     let print = ["sh", "-c", "echo bind $RANK $REGATTA_BIND."];
-    let output = run(&mut cluster.login("salloc", [&words[..], &print].concat())).unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let lines =
-        output.stdout.lines().filter_map(|line| Some(line.split_once("bind ")?.1.to_owned()));
-    let mut lines: Vec<String> = lines.collect();
+    let output = run(cluster.login("salloc", words).args(print)).unwrap().expect_success();
+    let lines = output.stdout.lines();
+    let mut lines: Vec<String> =
+        lines.filter_map(|line| Some(line.split_once("bind ")?.1.to_owned())).collect();
     lines.sort_unstable();
     lines
 }

@@ -2,7 +2,7 @@
 
 use regatta_testbed::Cluster;
 
-use crate::support::{JobOutput, TestCluster, synthetic_nodes};
+use crate::test_cluster::{JobOutput, TestCluster, synthetic_nodes};
 
 /// A node with four cores and four NVIDIA GPUs.
 const MACHINE: &str = include_str!("../fixtures/four-gpus.json");
@@ -45,10 +45,9 @@ fn per_task_gpu_cgroup_is_reported() {
         for rank in &job.ranks {
             let report = rank.json();
             let differences = report["differences"].as_array().unwrap();
-            let named = |d: &&serde_json::Value| {
-                d["why"].as_str().is_some_and(|why| why.contains("per-task GPU cgroup"))
-            };
-            assert!(differences.iter().any(|d| named(&d)), "{gpus:?}: {report}");
+            let mut reasons = differences.iter().filter_map(|d| d["why"].as_str());
+            let is_named = reasons.any(|why| why.contains("per-task GPU cgroup"));
+            assert!(is_named, "{gpus:?}: {report}");
         }
     }
 }

@@ -1,10 +1,12 @@
 //! Binding on simulated LUMI nodes with the options that `regatta map --format` prints.
 
 use regatta_model::CpuSet;
-use regatta_testbed::Cluster;
 use regatta_testbed::lumi::{HWLOC, MASKS};
+use regatta_testbed::{Cluster, assert_contains};
 
-use crate::support::{HYDRA, JobOutput, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes};
+use crate::test_cluster::{
+    HYDRA, JobOutput, OPEN_MPI, TestCluster, programs_or_skip, synthetic_nodes,
+};
 
 /// The L3 cache of each local rank.
 const L3_OF_RANK: [usize; 8] = [6, 7, 2, 3, 0, 1, 4, 5];
@@ -28,15 +30,15 @@ fn printed_launcher_options_bind_ranks_as_planned() {
     pbs(&cluster);
 }
 
-/// The printed options for a launcher, split like a shell.
-fn printed(cluster: &TestCluster, launcher: &str) -> Vec<String> {
+/// The printed options for a launcher; a shell splits them at white space.
+fn printed(cluster: &TestCluster, launcher: &str) -> String {
     let text = cluster.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", launcher]);
     assert!(!text.contains(['\'', '"', '\\', '$']), "{text}");
-    text.split_whitespace().map(str::to_owned).collect()
+    text
 }
 
-fn words(of: &[String]) -> Vec<&str> {
-    of.iter().map(String::as_str).collect()
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
 }
 
 /// Asserts that all 16 ranks are bound as on LUMI, and that `--check` passes.
@@ -82,15 +84,12 @@ fn srun_linear(cluster: &TestCluster) {
             continue;
         }
         let owner = L3_OF_RANK.iter().position(|&e| e == local).unwrap();
-        let (host, number, first) = (&rank.host, rank.number, 8 * L3_OF_RANK[local] + 1);
-        let actual = 8 * local + 1;
-        let expected = format!(
-            "fail  {host} rank {number}: cpus: planned {first}-{}, actual {actual}-{}",
-            first + 6,
-            actual + 6
-        );
+        let cores = |l3: usize| format!("{}-{}", 8 * l3 + 1, 8 * l3 + 7);
+        let (planned, actual) = (cores(L3_OF_RANK[local]), cores(local));
+        let rank_name = format!("{} rank {}", rank.host, rank.number);
+        let expected = format!("fail  {rank_name}: cpus: planned {planned}, actual {actual}");
         assert!(rank.text.starts_with(&expected), "no {expected:?} in {}", rank.text);
-        assert!(rank.text.contains(&format!("the cores of local rank {owner}:")), "{}", rank.text);
+        assert_contains(&rank.text, &format!("the cores of local rank {owner}:"));
     }
 }
 
@@ -101,15 +100,14 @@ fn srun_unbound(cluster: &TestCluster) {
         let report = rank.json();
         assert_eq!((&report["ok"], &report["actual"]["cpus"]), (&false.into(), &"0-127".into()));
         let why = report["differences"][0]["why"].as_str().unwrap();
-        assert!(why.contains("the launcher does not bind"), "{why}");
+        assert_contains(why, "the launcher does not bind");
     }
     assert_eq!(job.ranks.len(), 16);
 }
 
 /// With a cyclic distribution, rank 1 is local rank 0 of node2 and must have its cores.
 fn srun_cyclic(cluster: &TestCluster) {
-    let mut options = printed(cluster, "srun");
-    options.push("--distribution=cyclic".to_owned());
+    let options = printed(cluster, "srun") + " --distribution=cyclic";
     let job = cluster.srun(&EXCLUSIVE, &words(&options), &CHECK).assert_success();
     assert_eq!(job.hosts()[..3], ["node1", "node2", "node1"]);
     for rank in &job.ranks {
@@ -134,11 +132,8 @@ fn open_mpi(cluster: &TestCluster) {
     let text = cluster.regatta(&["map", "--system", "lumi-g", "-N", "2", "--format", "openmpi"]);
     let file = cluster.file("rankfile", &text);
     let command = text.lines().find_map(|l| l.strip_prefix("#   mpirun ")).unwrap();
-    let options: Vec<&str> = command
-        .split_whitespace()
-        .filter(|word| *word != "...")
-        .map(|word| if word == "FILE" { &file } else { word })
-        .collect();
+    let words = command.split_whitespace().filter(|word| *word != "...");
+    let options: Vec<&str> = words.map(|word| if word == "FILE" { &file } else { word }).collect();
     let hosts = cluster.file("openmpi-hosts", "node1 slots=8\nnode2 slots=8\n");
     let check = [&CHECK[..], &["--hostfile", &hosts]].concat();
     assert_bound(cluster.open_mpi(&[&["--hostfile", &hosts], &options[..]].concat(), &check));

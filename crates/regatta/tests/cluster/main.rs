@@ -9,14 +9,12 @@ mod bench;
 mod bind_address;
 mod gpus;
 mod lumi;
-#[path = "../support/metrics.rs"]
-mod metrics;
 mod mpi_launchers;
 mod multi_node;
 mod scancel;
 mod slurm;
-#[path = "../support/splits.rs"]
-mod split_words;
 mod splits;
+#[path = "../support/mod.rs"]
 mod support;
+mod test_cluster;
 mod train;

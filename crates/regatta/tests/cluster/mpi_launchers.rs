@@ -1,8 +1,8 @@
 //! MPICH, Open MPI and a PBS-like environment, without Slurm.
 
-use regatta_testbed::{Cluster, cluster_or_skip};
+use regatta_testbed::{Cluster, assert_contains};
 
-use crate::support::{
+use crate::test_cluster::{
     HYDRA, JobOutput, OPEN_MPI, TestCluster, assert_allocation, assert_environment,
     programs_or_skip,
 };
@@ -15,8 +15,9 @@ const ENV: [&str; 2] = ["env", "--json"];
 #[test]
 fn allocation_is_detected_under_mpi_launchers() {
     let Some(()) = programs_or_skip(&[HYDRA, OPEN_MPI]) else { return };
-    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).slurm(false)) else { return };
-    let cluster = TestCluster::new(cluster);
+    let Some(cluster) = TestCluster::or_skip(&Cluster::builder().nodes(2).slurm(false)) else {
+        return;
+    };
     mpich(&cluster);
     no_host_list(&cluster);
     open_mpi(&cluster);
@@ -37,16 +38,17 @@ fn check_map_and_env(
 }
 
 fn mpich(cluster: &TestCluster) {
-    let even = cluster.file("even", "node1:2\nnode2:2\n");
-    let start = |args: &[&str]| cluster.hydra(&[], &["-f", &even, "-n", "4"], args);
-    check_map_and_env(start, &even, "hydra", &["node1", "node1", "node2", "node2"]);
-    let uneven = cluster.file("uneven", "node1:2\nnode2:1\n");
-    let start = |args: &[&str]| cluster.hydra(&[], &["-f", &uneven, "-n", "3"], args);
-    check_map_and_env(start, &uneven, "hydra", &["node1", "node1", "node2"]);
-    // Hosts without slots get one rank each, round-robin.
-    let bare = cluster.file("bare", "node1\nnode2\n");
-    let start = |args: &[&str]| cluster.hydra(&[], &["-f", &bare, "-n", "4"], args);
-    check_map_and_env(start, &bare, "hydra", &["node1", "node2", "node1", "node2"]);
+    for (hosts, expected) in [
+        ("node1:2\nnode2:2\n", &["node1", "node1", "node2", "node2"][..]),
+        ("node1:2\nnode2:1\n", &["node1", "node1", "node2"]),
+        // Hosts without slots get one rank each, round-robin.
+        ("node1\nnode2\n", &["node1", "node2", "node1", "node2"]),
+    ] {
+        let file = cluster.file("mpich-hosts", hosts);
+        let ranks = expected.len().to_string();
+        let start = |args: &[&str]| cluster.hydra(&[], &["-f", &file, "-n", &ranks], args);
+        check_map_and_env(start, &file, "hydra", expected);
+    }
 }
 
 /// Hydra does not report the hosts of other ranks: counts are known, addresses are not.
@@ -56,18 +58,15 @@ fn no_host_list(cluster: &TestCluster) {
     for rank in &cluster.hydra(&[], &options, &MAP).assert_success().ranks {
         let json = rank.json();
         let this_rank = &json["allocation"]["this_rank"];
-        assert_eq!((&this_rank["rank"], &this_rank["size"]), (&rank.number.into(), &4.into()));
-        assert_eq!(
-            (&this_rank["local_rank"], &this_rank["local_size"]),
-            (&(rank.number % 2).into(), &2.into())
-        );
+        let found = ["rank", "size", "local_rank", "local_size"].map(|key| this_rank[key].as_u64());
+        let number = rank.number.into();
+        assert_eq!(found, [number, 4, number % 2, 2].map(Some));
         assert_eq!(json["placement"]["ranks"], 4);
     }
     let assert_rejected = |job: &JobOutput, rank: usize| {
         assert_eq!(job.ranks[rank].text, "", "{job:?}");
         assert!(!job.output.status.success());
-        assert!(job.output.stderr.contains("--hostfile"), "{}", job.output.stderr);
-        assert!(job.output.stderr.contains("--master-addr"), "{}", job.output.stderr);
+        assert_contains(&job.output.stderr, ["--hostfile", "--master-addr"]);
     };
     let job = cluster.hydra(&[], &options, &ENV);
     assert_rejected(&job, 2);
@@ -101,10 +100,8 @@ fn pbs(cluster: &TestCluster) {
     assert_eq!(map.hosts(), ["node1", "node1", "node2", "node2"]);
     assert_allocation(&map, "hydra");
     let allocation = &map.ranks[3].json()["allocation"];
-    assert_eq!(
-        (&allocation["scheduler"], &allocation["job_id"]),
-        (&"pbs".into(), &"12.server".into())
-    );
+    assert_eq!(allocation["scheduler"], "pbs");
+    assert_eq!(allocation["job_id"], "12.server");
     assert_environment(&job(&file, &ENV).assert_success(), NODE1);
     // As on real machines, only the first node has the file: every host has its own /tmp.
     let name = format!("regatta-pbs-nodes-{}", std::process::id());
@@ -113,8 +110,7 @@ fn pbs(cluster: &TestCluster) {
     let unseen = job(away.to_str().unwrap(), &ENV);
     std::fs::remove_file(&away).unwrap();
     assert!(!unseen.output.status.success());
-    let expected = format!("PBS_NODEFILE={}", away.display());
-    assert!(unseen.output.stderr.contains(&expected), "{}", unseen.output.stderr);
+    assert_contains(&unseen.output.stderr, &format!("PBS_NODEFILE={}", away.display()));
     let times = |what: &str| unseen.output.stderr.matches(what).count();
     assert_eq!((times("error: "), times("os error 2")), (4, 4), "{}", unseen.output.stderr);
     assert!(unseen.ranks.iter().all(|r| r.text.is_empty()), "{unseen:?}");

@@ -1,16 +1,21 @@
 //! One job on many nodes under every agent launcher: ranks, environment and binding are the same.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_model::result::RunResult;
 use regatta_model::{Placement, document};
-use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
+use regatta_testbed::{
+    Cluster, CommandOutput, assert_contains, cluster_or_skip, run_within, wait_until,
+    write_with_mode,
+};
 
-use crate::support::{HYDRA, OPEN_MPI, REGATTA, programs_or_skip};
+use crate::support::REGATTA;
+use crate::test_cluster::{HYDRA, OMPI_AS_ROOT, OPEN_MPI, programs_or_skip};
 
+/// Timeout of a job.
+const LIMIT: Duration = Duration::from_secs(180);
 const NODES: usize = 16;
 /// Ranks per node.
 const RANKS_PER_NODE: usize = 2;
@@ -49,61 +54,56 @@ impl LaunchCluster {
         path.to_str().unwrap().to_owned()
     }
 
-    fn script(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.bin.join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path
+    fn script(&self, name: &str, text: &str) {
+        write_with_mode(self.bin.join(name), 0o755, format!("#!/bin/sh\n{text}\n"));
     }
 
-    /// Selects the `mpiexec` program.
-    fn mpiexec(&self, program: &str) {
-        self.script("mpiexec", &format!("exec {program} \"$@\""));
-    }
-
-    /// A command on the login host, with the environment for MPI launchers.
-    fn login(&self, words: &[&str]) -> Command {
+    /// Runs a command line on the login host, with the environment for MPI launchers.
+    fn run(&self, words: &str) -> CommandOutput {
         let path = std::env::var("PATH").unwrap_or_default();
         let ssh = self.bin.join("ssh-here");
-        let mut command = self.hosts.login("env", Vec::<&str>::new());
+        let mut command = self.hosts.login("env", [""; 0]);
         command.arg(format!("PATH={}:{path}", self.bin.display()));
         command.arg(format!("HYDRA_LAUNCHER_EXEC={}", ssh.display()));
         command.arg(format!("OMPI_MCA_plm_rsh_agent={}", ssh.display()));
         command.args(["HYDRA_LAUNCHER=ssh", "CARRIED=over the wire"]);
-        command.args(["OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"]);
-        command.args(words).current_dir(self.hosts.shared());
-        command
+        command.args(OMPI_AS_ROOT.map(|(name, value)| format!("{name}={value}")));
+        command.args(shlex::split(words).unwrap()).current_dir(self.hosts.shared());
+        run_within(&mut command, LIMIT).unwrap()
+    }
+
+    /// Options to launch over ssh on the hosts of a file.
+    fn ssh_options(&self, hostfile: &str) -> String {
+        format!("--hostfile {hostfile} --ssh '{}'", self.hosts.ssh_command().join(" "))
     }
 
     /// Name of each agent launcher, the words before `regatta`, and its options.
-    fn launchers(&self) -> Vec<(&'static str, Vec<String>, Vec<String>)> {
+    fn launchers(&self) -> [(&'static str, String, String); 5] {
         let nodes = format!("{}/nodes", self.hosts.shared().display());
-        let ssh = self.hosts.ssh_command().join(" ");
-        let own = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
-        let pbs = own(&["env", "PBS_JOBID=7.server", &format!("PBS_NODEFILE={nodes}")]);
-        let flux = own(&["env", "FLUX_JOB_ID=f1"]);
-        vec![
-            ("srun", own(&["salloc", "-N16", "--exclusive", "--quiet"]), Vec::new()),
-            ("ssh", Vec::new(), own(&["--hostfile", &nodes, "--ssh", &ssh])),
-            ("hydra", pbs.clone(), Vec::new()),
-            ("openmpi", pbs, Vec::new()),
-            ("flux", flux, Vec::new()),
+        let pbs = format!("env PBS_JOBID=7.server PBS_NODEFILE={nodes}");
+        let before = |words: &str| (words.to_owned(), String::new());
+        [
+            ("srun", before("salloc -N16 --exclusive --quiet")),
+            ("ssh", (String::new(), self.ssh_options(&nodes))),
+            ("hydra", before(&pbs)),
+            ("openmpi", before(&pbs)),
+            ("flux", before("env FLUX_JOB_ID=f1")),
         ]
+        .map(|(name, (before, options))| (name, before, options))
     }
 
-    fn launch(&self, launcher: &str, name: &str, options: &[&str], command: &[&str]) -> PathBuf {
-        let folder = self.hosts.shared().join(name);
-        let launchers = self.launchers();
-        let (_, before, own) = launchers.iter().find(|(n, ..)| *n == launcher).unwrap();
-        match launcher {
-            "hydra" => self.mpiexec(HYDRA.0),
-            _ => self.mpiexec("mpiexec.openmpi"),
-        }
-        let mut words: Vec<&str> = before.iter().map(String::as_str).collect();
-        words.extend([REGATTA, "launch", "--run-dir", folder.to_str().unwrap()]);
-        words.extend(own.iter().map(String::as_str));
-        words.extend(options.iter().chain(&["--"]).chain(command));
-        let out = run_within(&mut self.login(&words), Duration::from_secs(180)).unwrap();
+    /// Launches a job with a launcher of [`Self::launchers`]; returns its run folder.
+    fn launch(
+        &self,
+        (launcher, before, own): &(&'static str, String, String),
+        job: &str,
+        words: &str,
+    ) -> PathBuf {
+        let folder = self.hosts.shared().join(format!("{job}-{launcher}"));
+        let mpiexec = if *launcher == "hydra" { HYDRA.0 } else { "mpiexec.openmpi" };
+        self.script("mpiexec", &format!("exec {mpiexec} \"$@\""));
+        let run_dir = folder.display();
+        let out = self.run(&format!("{before} {REGATTA} launch --run-dir {run_dir} {own} {words}"));
         assert!(out.status.success(), "{launcher}: {}\n{}", out.stdout, out.stderr);
         folder
     }
@@ -163,10 +163,8 @@ fn python_with_torch() -> Option<String> {
     if found.is_ok_and(|out| out.status.success()) {
         return Some(python);
     }
-    eprintln!(
-        "skipped the PyTorch jobs: {python} has no torch; set REGATTA_TEST_PYTHON to a Python that \
-         has it"
-    );
+    let fix = "set REGATTA_TEST_PYTHON to a Python that has it";
+    eprintln!("skipped the PyTorch jobs: {python} has no torch; {fix}");
     None
 }
 
@@ -178,16 +176,14 @@ fn job_is_identical_under_every_agent_launcher() {
     let cluster = LaunchCluster::new(cluster);
     let python = python_with_torch();
     let ddp = cluster.file("ddp.py", DDP);
-    for (launcher, ..) in cluster.launchers() {
-        let options = ["--ranks-per-node", "2", "--oversubscribe", "--fan-out", "3"];
-        let folder =
-            cluster.launch(launcher, &format!("run-{launcher}"), &options, &["sh", "-c", PRINT]);
-        assert_ranks(launcher, &folder, NODES, RANKS_PER_NODE);
-        assert_no_leftovers(launcher, &cluster.hosts);
+    for launcher in cluster.launchers() {
+        let options = "--ranks-per-node 2 --oversubscribe --fan-out 3";
+        let folder = cluster.launch(&launcher, "run", &format!("{options} -- sh -c '{PRINT}'"));
+        assert_ranks(launcher.0, &folder, NODES, RANKS_PER_NODE);
+        assert_no_leftovers(launcher.0, &cluster.hosts);
         if let Some(python) = &python {
-            let options = ["-N", "3", "--ranks-per-node", "1", "--oversubscribe"];
-            let folder =
-                cluster.launch(launcher, &format!("ddp-{launcher}"), &options, &[python, &ddp]);
+            let options = "-N 3 --ranks-per-node 1 --oversubscribe";
+            let folder = cluster.launch(&launcher, "ddp", &format!("{options} -- {python} {ddp}"));
             assert_trained(&folder, 3);
         }
     }
@@ -199,12 +195,7 @@ fn assert_no_leftovers(launcher: &str, cluster: &Cluster) {
     let on_all = || cluster.nodes().iter().flat_map(|host| cluster.processes(host).unwrap());
     let agents: Vec<_> = on_all().filter(|p| p.command.contains(" agent --boot ")).collect();
     assert!(agents.is_empty(), "{launcher} left {agents:?}");
-    let start = Instant::now();
-    while on_all().next().is_some() {
-        let left: Vec<_> = on_all().collect();
-        assert!(start.elapsed() < Duration::from_secs(30), "{launcher} left {left:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until(&format!("the processes of {launcher}"), || on_all().next().is_none());
 }
 
 /// Asserts that all ranks have the same weights.
@@ -219,29 +210,19 @@ fn assert_trained(run: &Path, ranks: u32) {
 fn launch_per_task(cluster: &LaunchCluster, python: Option<&str>, ddp: &str) {
     let Some(python) = python else { return };
     let nodes = format!("{}/nodes", cluster.hosts.shared().display());
-    let launchers: [(&str, &[&str]); 4] = [
-        ("srun", &["srun", "-N3", "-n3", "--mem-bind=none"]),
-        ("hydra", &[HYDRA.0, "-n", "3", "-ppn", "1", "-f", &nodes]),
-        ("openmpi", &["mpirun.openmpi", "-n", "3", "--map-by", "ppr:1:node", "--hostfile", &nodes]),
-        ("none", &[]),
-    ];
-    for (launcher, before) in launchers {
-        let mut words = before.to_vec();
-        words.extend([REGATTA, "launch", "--oversubscribe"]);
-        match launcher {
-            "hydra" => words.extend(["--hostfile", &nodes, "-N", "3", "--ranks-per-node", "1"]),
-            "openmpi" => words.extend(["--hostfile", &nodes, "-N", "3", "--ranks-per-node", "1"]),
-            "none" => words.extend(["-n", "3"]),
-            _ => {}
-        }
-        words.extend(["--", python, ddp]);
-        let out = run_within(&mut cluster.login(&words), Duration::from_secs(180)).unwrap();
-        assert!(out.status.success(), "{launcher}: {}\n{}", out.stdout, out.stderr);
+    let one_per_node = format!("--hostfile {nodes} -N 3 --ranks-per-node 1");
+    for (before, options) in [
+        ("srun -N3 -n3 --mem-bind=none".to_owned(), ""),
+        (format!("{} -n 3 -ppn 1 -f {nodes}", HYDRA.0), one_per_node.as_str()),
+        (format!("mpirun.openmpi -n 3 --map-by ppr:1:node --hostfile {nodes}"), &one_per_node),
+        (String::new(), "-n 3"),
+    ] {
+        let launch = format!("{before} {REGATTA} launch --oversubscribe {options}");
+        let out = cluster.run(&format!("{launch} -- {python} {ddp}"));
+        assert!(out.status.success(), "{launch}: {}\n{}", out.stdout, out.stderr);
         for rank in 0..3 {
-            assert!(
-                out.stdout.contains(&format!("rank {rank} of 3 agrees")),
-                "{launcher}: {out:?}"
-            );
+            let agrees = format!("rank {rank} of 3 agrees");
+            assert!(out.stdout.contains(&agrees), "{launch}: {out:?}");
         }
     }
 }
@@ -251,34 +232,23 @@ fn launch_errors_name_host_and_cause() {
     let builder = Cluster::builder().nodes(3).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let cluster = LaunchCluster::new(cluster);
-    let hosts = cluster.file("some", "node1\nnode2\nnowhere\n");
-    let ssh = cluster.hosts.ssh_command().join(" ");
-    let launch = |hosts: &str, options: &[&str], command: &[&str]| {
-        let mut words = vec![REGATTA, "launch", "--hostfile", hosts, "--ssh", &ssh];
-        words.extend(options.iter().chain(&["--"]).chain(command));
-        let out = run(&mut cluster.login(&words)).unwrap();
-        (out.status.code(), out.stderr)
-    };
-    let (code, stderr) = launch(&hosts, &[], &["true"]);
-    assert_eq!(code, Some(1));
-    assert!(
-        stderr.contains("no agent connected from nowhere") && stderr.contains("ssh"),
-        "{stderr}"
-    );
-    let nodes = cluster.file("two", "node1\nnode2\n");
-    let (code, stderr) = launch(&nodes, &[], &["no-such-program"]);
-    assert_eq!(code, Some(127), "{stderr}");
-    assert!(stderr.contains("node") && stderr.contains("no-such-program"), "{stderr}");
-    let (code, stderr) = launch(&nodes, &["--agent", "/no/regatta"], &["true"]);
-    assert_eq!(code, Some(1));
-    assert!(stderr.contains("/no/regatta"), "{stderr}");
-    // A spare replaces an unreachable host.
-    let (code, stderr) = launch(&hosts, &["-N", "2", "--spares", "1"], &["true"]);
-    assert_eq!(code, Some(0), "{stderr}");
+    let some = cluster.file("some", "node1\nnode2\nnowhere\n");
+    let two = cluster.file("two", "node1\nnode2\n");
     let unreachable = cluster.file("unreachable", "nowhere\nnode1\nnode2\n");
-    let (code, stderr) = launch(&unreachable, &["--spares", "1"], &["hostname"]);
-    assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("nowhere failed: replaced by spare node2"), "{stderr}");
+    let cases: [(&str, &str, i32, &[&str]); 5] = [
+        (&some, "-- true", 1, &["no agent connected from nowhere", "ssh"]),
+        (&two, "-- no-such-program", 127, &["node", "no-such-program"]),
+        (&two, "--agent /no/regatta -- true", 1, &["/no/regatta"]),
+        // A spare replaces an unreachable host.
+        (&some, "-N 2 --spares 1 -- true", 0, &[]),
+        (&unreachable, "--spares 1 -- hostname", 0, &["nowhere failed: replaced by spare node2"]),
+    ];
+    for (hosts, words, code, parts) in cases {
+        let ssh = cluster.ssh_options(hosts);
+        let out = cluster.run(&format!("{REGATTA} launch {ssh} {words}"));
+        assert_eq!(out.status.code(), Some(code), "{words}: {}", out.stderr);
+        parts.iter().for_each(|part| assert_contains(&out.stderr, *part));
+    }
 }
 
 #[test]
@@ -286,41 +256,14 @@ fn blocked_terminal_does_not_cause_heartbeat_timeouts() {
     let builder = Cluster::builder().nodes(3).cpus(2).ssh(true).slurm(false);
     let Some(cluster) = cluster_or_skip(&builder) else { return };
     let cluster = LaunchCluster::new(cluster);
-    let (nodes, ssh) = (cluster.file("all", "node1\nnode2\nnode3\n"), cluster.hosts.ssh_command());
+    let ssh = cluster.ssh_options(&cluster.file("all", "node1\nnode2\nnode3\n"));
     let folder = cluster.hosts.shared().join("run");
     // Blocked for longer than the heartbeat timeout, with more output than buffers hold.
     let slow = "set -o pipefail; \"$@\" | (sleep 5; cat > /dev/null)";
     let write = "i=0; while [ $i -lt 40000 ]; do echo $RANK $i; i=$((i+1)); done";
-    let out = run_within(
-        &mut cluster.login(&[
-            "bash",
-            "-c",
-            slow,
-            "bash",
-            REGATTA,
-            "launch",
-            "--hostfile",
-            &nodes,
-            "--ssh",
-            &ssh.join(" "),
-            "--ranks-per-node",
-            "2",
-            "--oversubscribe",
-            "--fan-out",
-            "1",
-            "--heartbeat-timeout",
-            "2",
-            "--run-dir",
-            folder.to_str().unwrap(),
-            "--",
-            "sh",
-            "-c",
-            write,
-        ]),
-        Duration::from_secs(120),
-    );
-    let out = out.unwrap();
-    assert!(out.status.success(), "{out:?}");
+    let options = "--ranks-per-node 2 --oversubscribe --fan-out 1 --heartbeat-timeout 2";
+    let launch = format!("{REGATTA} launch {ssh} {options} --run-dir {}", folder.display());
+    cluster.run(&format!("bash -c '{slow}' bash {launch} -- sh -c '{write}'")).expect_success();
     for rank in 0..6 {
         let text = std::fs::read_to_string(folder.join(format!("log/rank-{rank}.out"))).unwrap();
         assert_eq!(text.lines().count(), 40_000);

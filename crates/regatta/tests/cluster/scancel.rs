@@ -1,11 +1,10 @@
 //! Slurm's signals are handled once per job; Slurm's variables describe the ranks' nodes only.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use regatta_model::document;
 use regatta_model::result::RunResult;
-use regatta_testbed::{Cluster, cluster_or_skip, run};
+use regatta_testbed::{Cluster, cluster_or_skip, run, wait_until, write_with_mode};
 
 use crate::support::REGATTA;
 
@@ -17,14 +16,6 @@ touch up-$RANK
 while :; do sleep 0.1; done
 ";
 
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "timed out waiting for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// Submits a job on two nodes with `sbatch`; returns its ID once the ranks run.
 fn submit(cluster: &Cluster, name: &str) -> String {
     let shared = cluster.shared();
@@ -34,14 +25,13 @@ fn submit(cluster: &Cluster, name: &str) -> String {
     let line = format!("exec {REGATTA} launch --ranks-per-node 1 --run-dir {name} -- ./rank");
     std::fs::write(&script, format!("#!/bin/sh\n{line}\n")).unwrap();
     let args = ["--parsable", "-N2", "--exclusive", "-o", "job.log"];
-    let out = run(cluster.login("sbatch", args).arg(&script)).unwrap();
-    assert!(out.status.success(), "{out:?}");
-    wait_for("ranks", || (0..2).all(|rank| shared.join(format!("up-{rank}")).exists()));
+    let out = run(cluster.login("sbatch", args).arg(&script)).unwrap().expect_success();
+    wait_until("ranks", || (0..2).all(|rank| shared.join(format!("up-{rank}")).exists()));
     out.stdout.trim().to_owned()
 }
 
 fn assert_saved(run: &Path) {
-    wait_for("the result", || run.join("result.json").exists());
+    wait_until("the result", || run.join("result.json").exists());
     let text = std::fs::read_to_string(run.join("result.json")).unwrap();
     let result: RunResult = document::from_json(&text).unwrap();
     assert_eq!((result.exit_code, result.rank_exits.len()), (0, 2), "{text}");
@@ -55,8 +45,7 @@ fn assert_saved(run: &Path) {
 fn cancelled_job_has_time_to_save() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).cpus(2)) else { return };
     let shared = cluster.shared().to_owned();
-    std::fs::write(shared.join("rank"), RANK).unwrap();
-    run(std::process::Command::new("chmod").arg("+x").arg(shared.join("rank"))).unwrap();
+    write_with_mode(shared.join("rank"), 0o755, RANK);
     slurm_variables_exclude_spares(&cluster);
     let job = submit(&cluster, "cancelled");
     run(&mut cluster.login("scancel", [&job])).unwrap();
@@ -64,7 +53,7 @@ fn cancelled_job_has_time_to_save() {
     let job = submit(&cluster, "terminated");
     // Both signals go to the steps on the nodes only, not to the batch script.
     run(&mut cluster.login("scancel", ["-s", "USR1", &job])).unwrap();
-    wait_for("USR1", || (0..2).all(|rank| shared.join(format!("usr1-{rank}")).exists()));
+    wait_until("USR1", || (0..2).all(|rank| shared.join(format!("usr1-{rank}")).exists()));
     run(&mut cluster.login("scancel", ["-s", "TERM", &job])).unwrap();
     assert_saved(&shared.join("terminated"));
 }

@@ -1,13 +1,16 @@
 //! Slurm on this machine's CPUs: steps, batch scripts and allocations without a step.
 
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use regatta_testbed::{Cluster, cluster_or_skip, run};
+use regatta_testbed::{Cluster, assert_contains, run};
 use serde_json::Value;
 
-use crate::support::{REGATTA, TestCluster, assert_allocation, assert_environment};
+use crate::support::{REGATTA, from_json};
+use crate::test_cluster::{
+    HYDRA, OMPI_AS_ROOT, OPEN_MPI, TestCluster, assert_allocation, assert_environment,
+    programs_or_skip,
+};
 
 /// `node1` on the cluster's network.
 const NODE1: &str = "10.77.0.1";
@@ -18,8 +21,7 @@ const PORT: &str = "REGATTA_TEST_PORT";
 
 #[test]
 fn allocation_and_environment_are_correct_under_slurm() {
-    let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(3)) else { return };
-    let cluster = TestCluster::new(cluster);
+    let Some(cluster) = TestCluster::or_skip(&Cluster::builder().nodes(3)) else { return };
     steps(&cluster);
     no_step(&cluster);
     launchers_inside(&cluster);
@@ -35,18 +37,16 @@ fn allocation_and_environment_are_correct_under_slurm() {
 /// allocation.
 fn smoke(cluster: &TestCluster) {
     let assert_passed = |text: &str| {
-        let found: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let found: Value = from_json(text);
         assert_eq!(found["passed"], true, "{text}");
         let checks = found["checks"].as_array().unwrap();
         assert!(checks.iter().any(|check| check["check"] == "checkpoint"), "{text}");
         let world = checks.iter().find(|check| check["check"] == "join").unwrap().to_string();
-        assert!(world.contains("\"ranks\":4") && world.contains("\"hosts\":2"), "{world}");
+        assert_contains(world, ["\"ranks\":4", "\"hosts\":2"]);
     };
     let run_dir = |name: &str| cluster.hosts.shared().join(name).display().to_string();
     let words = ["train", "--smoke", "train.steps=5", "train.threads=1", "--json", "--run-dir"];
-    let secret = cluster.file("secret", &"0f".repeat(32));
-    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let export = format!("--export=ALL,REGATTA_SECRET_FILE={secret}");
+    let export = format!("--export=ALL,REGATTA_SECRET_FILE={}", cluster.secret_file());
     let options = [NODES, "--ntasks-per-node=2", &export];
     let folder = run_dir("smoke-by-srun");
     let by_srun = [&words[..], &[&folder]].concat();
@@ -55,9 +55,7 @@ fn smoke(cluster: &TestCluster) {
     assert_passed(&job.ranks[0].text);
     let mut inside = cluster.hosts.login("salloc", ["--quiet", NODES, "--exclusive", REGATTA]);
     inside.args(words).arg(run_dir("smoke-in-salloc")).args(["--ranks-per-node", "2"]);
-    let output = run(&mut inside).unwrap();
-    assert!(output.status.success(), "{output:?}");
-    assert_passed(&output.stdout);
+    assert_passed(&run(&mut inside).unwrap().expect_success().stdout);
 }
 
 /// `regatta launch` as the task of `srun` becomes that rank, bound as planned.
@@ -78,25 +76,20 @@ fn launch_per_task(cluster: &TestCluster) {
 }
 
 fn steps(cluster: &TestCluster) {
-    let map = ["map", "--json"];
-    for options in
-        [&[NODES, "--ntasks-per-node=2"][..], &[NODES, "--ntasks-per-node=2", "--mpi=pmi2"]]
-    {
-        let job = cluster.srun(&[], options, &map).assert_success();
-        assert_eq!(job.hosts(), ["node1", "node1", "node2", "node2"]);
+    let block = &["node1", "node1", "node2", "node2"][..];
+    let cases: [(&[&str], &[&str], &[&str]); 5] = [
+        (&[], &[NODES, "--ntasks-per-node=2"], block),
+        (&[], &[NODES, "--ntasks-per-node=2", "--mpi=pmi2"], block),
+        (&[], &[NODES, "-n3"], &["node1", "node1", "node2"]),
+        (&[], &[NODES, "-n3", "-mcyclic"], &["node1", "node2", "node1"]),
+        // A step on a subset of the job's nodes.
+        (&["-N3"], &["-wnode2,node3", "-N2", "--ntasks-per-node=1"], &["node2", "node3"]),
+    ];
+    for (salloc, options, hosts) in cases {
+        let job = cluster.srun(salloc, options, &["map", "--json"]).assert_success();
+        assert_eq!(job.hosts(), hosts, "{options:?}");
         assert_allocation(&job, "srun");
     }
-    let job = cluster.srun(&[], &[NODES, "-n3"], &map).assert_success();
-    assert_eq!(job.hosts(), ["node1", "node1", "node2"]);
-    assert_allocation(&job, "srun");
-    let job = cluster.srun(&[], &[NODES, "-n3", "-mcyclic"], &map).assert_success();
-    assert_eq!(job.hosts(), ["node1", "node2", "node1"]);
-    assert_allocation(&job, "srun");
-    // A step on a subset of the job's nodes.
-    let part = ["-w", "node2,node3", "-N2", "--ntasks-per-node=1"];
-    let job = cluster.srun(&["-N3"], &part, &map).assert_success();
-    assert_eq!(job.hosts(), ["node2", "node3"]);
-    assert_allocation(&job, "srun");
 }
 
 /// A batch script runs on the job's first node, the command of `salloc` on the login host; neither
@@ -112,8 +105,7 @@ fn no_step(cluster: &TestCluster) {
     assert_no_step(&batch, "node1", [2, 1]);
     // Unlike sbatch, salloc raises the number of tasks to fill the nodes.
     let mut salloc = cluster.hosts.login("salloc", &job[..4]);
-    let output = run(salloc.args(["sh", &script])).unwrap();
-    assert!(output.status.success(), "{output:?}");
+    let output = run(salloc.args(["sh", &script])).unwrap().expect_success();
     assert_no_step(&output.stdout, "login", [2, 2]);
 }
 
@@ -140,19 +132,16 @@ fn assert_no_step(text: &str, host: &str, ranks: [u64; 2]) {
 /// Other launchers in a Slurm job start their daemons by `srun`: Slurm's task variables are not the
 /// rank's.
 fn launchers_inside(cluster: &TestCluster) {
-    use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
     let script = format!("{REGATTA} map --json > $0-${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}}");
     for (launcher, program) in [("hydra", HYDRA), ("openmpi", OPEN_MPI)] {
         let Some(()) = programs_or_skip(&[program]) else { continue };
         let out = cluster.hosts.shared().join(launcher);
         let mut salloc = cluster.hosts.login("salloc", [NODES, "--ntasks-per-node=2", program.0]);
-        salloc.args(["sh", "-c", &script]).arg(&out);
-        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
-        let output = run(salloc.envs(root.map(|name| (name, "1")))).unwrap();
-        assert!(output.status.success(), "{output:?}");
+        salloc.args(["sh", "-c", &script]).arg(&out).envs(OMPI_AS_ROOT);
+        run(&mut salloc).unwrap().expect_success();
         for (rank, host) in ["node1", "node1", "node2", "node2"].into_iter().enumerate() {
             let text = std::fs::read_to_string(format!("{}-{rank}", out.display())).unwrap();
-            let json: Value = serde_json::from_str(&text).unwrap();
+            let json: Value = from_json(&text);
             let expected = serde_json::json!({
                 "rank": rank, "size": 4, "local_rank": rank % 2, "local_size": 2, "node": rank / 2,
             });
@@ -166,7 +155,6 @@ fn launchers_inside(cluster: &TestCluster) {
 /// mpirun starts ranks on the batch node itself, those on the other node by a step; all derive the
 /// same port.
 fn same_port(cluster: &TestCluster) {
-    use crate::support::{HYDRA, OPEN_MPI, programs_or_skip};
     for program in [HYDRA, OPEN_MPI] {
         let Some(()) = programs_or_skip(&[program]) else { continue };
         let out = cluster.hosts.shared().join(format!("{}-ports", program.0));
@@ -174,11 +162,9 @@ fn same_port(cluster: &TestCluster) {
         let rank = cluster.file("rank.sh", &format!("#!/bin/sh\n{rank}\n"));
         let script = format!("#!/bin/sh\n{} -n 4 sh {rank}\n", program.0);
         let script = cluster.file("ports.sh", &script);
-        let mut sbatch =
-            cluster.hosts.login("sbatch", ["--wait", NODES, "--ntasks-per-node=2", "-o"]);
-        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
-        sbatch.arg(&out).arg(&script).envs(root.map(|name| (name, "1")));
-        let output = run(&mut sbatch).unwrap();
+        let options = ["--wait", NODES, "--ntasks-per-node=2", "-o"];
+        let mut sbatch = cluster.hosts.login("sbatch", options);
+        let output = run(sbatch.arg(&out).arg(&script).envs(OMPI_AS_ROOT)).unwrap();
         let text = std::fs::read_to_string(&out).unwrap_or_default();
         assert!(output.status.success(), "{output:?} {text}");
         let ports: Vec<&str> =
@@ -189,14 +175,13 @@ fn same_port(cluster: &TestCluster) {
 }
 
 fn rendezvous(cluster: &TestCluster) {
-    let job =
-        cluster.srun(&[], &[NODES, "--ntasks-per-node=2"], &["env", "--json"]).assert_success();
-    assert_environment(&job, NODE1);
-    let uneven =
-        cluster.srun(&[], &[NODES, "-n3", "-mcyclic"], &["env", "--json"]).assert_success();
-    assert_environment(&uneven, NODE1);
-    let port = |job: &crate::support::JobOutput| job.ranks[0].variables()["MASTER_PORT"].clone();
-    assert_ne!(port(&job), port(&uneven), "two jobs share a port");
+    let port = |options: &[&str]| {
+        let job = cluster.srun(&[], options, &["env", "--json"]).assert_success();
+        assert_environment(&job, NODE1);
+        job.ranks[0].variables()["MASTER_PORT"].clone()
+    };
+    let block = port(&[NODES, "--ntasks-per-node=2"]);
+    assert_ne!(block, port(&[NODES, "-n3", "-mcyclic"]), "two jobs share a port");
 }
 
 /// Rank 0 listens on its port and runs `env` again in the same step, which derives the same port.
@@ -213,8 +198,7 @@ fn port_in_use(cluster: &TestCluster) {
     let port = output.stdout.split_once("port ").unwrap().1.lines().next().unwrap();
     assert!(!output.status.success(), "{output:?}");
     let expected = format!("port {port}, derived from this job, is in use on node1");
-    assert!(output.stderr.contains(&expected), "no {expected:?} in {:?}", output.stderr);
-    assert!(output.stderr.contains("--master-port"), "{}", output.stderr);
+    assert_contains(output.stderr, [&*expected, "--master-port"]);
 }
 
 /// Not a test by itself: listens on a port until killed.
@@ -228,18 +212,25 @@ fn listens_on_a_port() {
 }
 
 fn contradictory_variables(cluster: &TestCluster) {
-    let fails = |environment: &str| {
+    for (environment, error) in [
+        (
+            "unset SLURM_JOB_NUM_NODES; export SLURM_NNODES=4",
+            "SLURM_JOB_NODELIST=node[1-2] and SLURM_NNODES=4",
+        ),
+        (
+            "export SLURM_JOB_NODELIST=node1 SLURM_NODELIST=node1",
+            "SLURM_JOB_NODELIST=node1 and SLURM_JOB_NUM_NODES=2",
+        ),
+        (
+            "export SLURM_NTASKS=16 SLURM_NPROCS=16",
+            "SLURM_TASKS_PER_NODE=1(x2) and SLURM_NTASKS=16",
+        ),
+    ] {
         let script = format!("{environment}; {REGATTA} env");
         let args = ["--quiet", NODES, "-n2", "sh", "-c", &script];
         let output = run(&mut cluster.hosts.login("salloc", args)).unwrap();
         assert!(!output.status.success(), "{output:?}");
         assert_eq!(output.stdout, "");
-        output.stderr
-    };
-    let error = fails("unset SLURM_JOB_NUM_NODES; export SLURM_NNODES=4");
-    assert!(error.contains("SLURM_JOB_NODELIST=node[1-2] and SLURM_NNODES=4"), "{error}");
-    let error = fails("export SLURM_JOB_NODELIST=node1 SLURM_NODELIST=node1");
-    assert!(error.contains("SLURM_JOB_NODELIST=node1 and SLURM_JOB_NUM_NODES=2"), "{error}");
-    let error = fails("export SLURM_NTASKS=16 SLURM_NPROCS=16");
-    assert!(error.contains("SLURM_TASKS_PER_NODE=1(x2) and SLURM_NTASKS=16"), "{error}");
+        assert_contains(output.stderr, error);
+    }
 }

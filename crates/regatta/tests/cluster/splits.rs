@@ -1,15 +1,16 @@
 //! `regatta train` with parallel layouts on several nodes: losses match a single rank, and a killed
 //! rank is reported with its node.
 
-use std::path::Path;
-use std::time::{Duration, Instant};
+use libc::SIGKILL;
+use regatta_testbed::{Cluster, assert_contains};
 
-use regatta_testbed::{Cluster, cluster_or_skip, run_within};
-
-use crate::metrics::{assert_close, assert_identical, last_step_in};
-use crate::split_words::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
-use crate::support::{REGATTA, TestCluster};
-use crate::train::{TIMEOUT, metrics, metrics_file, run_successfully, train_on_nodes};
+use crate::support::layouts::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
+use crate::support::metrics::{assert_close, assert_identical};
+use crate::support::process::{pid_of_rank, signal_if_alive};
+use crate::test_cluster::TestCluster;
+use crate::train::{
+    metrics, run_successfully, train_on_nodes, train_single_rank, train_with_fault,
+};
 
 /// Number of nodes, and parallel layouts.
 const CASES: [(usize, ParallelCase); 18] = [
@@ -36,15 +37,9 @@ const CASES: [(usize, ParallelCase); 18] = [
 #[test]
 fn layouts_across_nodes_match_a_single_rank_and_a_killed_rank_is_reported() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = TestCluster::new(cluster);
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
     for model in [GPT2, LLAMA] {
-        let one = run_name((1, model, ""));
-        let single = format!("{MODEL} {model} train.steps=20 -n 1 --run-dir {one}");
-        let mut command = bed.hosts.login(REGATTA, ["train"]);
-        run_successfully(&bed, command.args(single.split_whitespace()));
-        let one = metrics(&bed, &one);
-        assert_eq!((one.steps.len(), one.val_losses.len()), (20, 2));
+        let one = train_single_rank(&bed, &format!("{MODEL} {model}"), &run_name((1, model, "")));
         for (nodes, case) in CASES.into_iter().filter(|(_, case)| case.1 == model) {
             println!("{nodes} nodes, {case:?}");
             let run = run_name(case);
@@ -67,40 +62,12 @@ fn assert_reports_killed_rank(bed: &TestCluster, node: &str, victim: u32, case: 
     let args = format!("{} train.steps={STEPS} checkpoint.interval=10", train_args(4, case));
     let train = |run: &str| train_on_nodes(bed, 4, &format!("{args} --run-dir {run}"), "");
     run_successfully(bed, &mut train("full"));
-    let mut command = train("faulty");
-    let out = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut command, TIMEOUT).unwrap());
-        let start = Instant::now();
-        while last_step_in(&metrics_file(bed, "faulty")) < 15 {
-            assert!(start.elapsed() < TIMEOUT, "timed out waiting for steps");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        kill(bed.hosts.shared(), victim);
-        job.join().unwrap()
-    });
+    // All nodes share this machine's PIDs.
+    let kill = || signal_if_alive(pid_of_rank(bed.hosts.shared(), victim).unwrap(), SIGKILL);
+    let out = train_with_fault(bed, &mut train("faulty"), 15, kill);
     assert!(!out.status.success(), "{out:?}");
-    let error = format!("rank {victim} on {node} failed first: signal 9 (KILL)");
-    assert!(out.stderr.contains(&error), "{error}: {out:?}");
-    let output = run_successfully(bed, &mut train("faulty"));
-    assert!(output.contains("resumed after step "), "{output}");
+    assert_contains(out.stderr, &format!("rank {victim} on {node} failed first: signal 9 (KILL)"));
+    let out = run_successfully(bed, &mut train("faulty"));
+    assert_contains(out.stdout + &out.stderr, "resumed after step ");
     assert_identical(&metrics(bed, "faulty"), &metrics(bed, "full"), STEPS);
-}
-
-/// Kills a rank by its working directory. All nodes share this machine's PIDs.
-fn kill(folder: &Path, victim: u32) {
-    let word = format!("RANK={victim}");
-    let is_rank = |process: &Path| {
-        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
-        let in_folder = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd == folder);
-        in_folder
-            && environment.split(|byte| *byte == 0).any(|variable| variable == word.as_bytes())
-    };
-    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    let rank = processes.into_iter().find(|process| is_rank(process)).unwrap();
-    let pid = rank.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
 }

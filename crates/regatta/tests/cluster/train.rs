@@ -1,13 +1,17 @@
 //! `regatta train` on several nodes: losses match a single rank, and a run survives the loss of a node.
 
-use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run_within};
+use regatta_testbed::{
+    Cluster, CommandOutput, assert_contains, poll_until, run_meanwhile, run_within,
+};
 
-use crate::metrics::{RunMetrics, assert_close, assert_identical, last_step_in, read_metrics};
-use crate::support::{REGATTA, TestCluster};
+use crate::support::REGATTA;
+use crate::support::metrics::{
+    RunMetrics, assert_close, assert_identical, last_step_in, read_metrics,
+};
+use crate::test_cluster::TestCluster;
 
 /// Timeout of a command.
 pub const TIMEOUT: Duration = Duration::from_secs(90);
@@ -19,13 +23,8 @@ const TINY: &str = "num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 
 #[test]
 fn losses_on_several_nodes_match_a_single_rank_and_a_lost_node_is_replaced() {
     let builder = Cluster::builder().nodes(4).cpus(2).ssh(true).slurm(false);
-    let Some(cluster) = cluster_or_skip(&builder) else { return };
-    let bed = TestCluster::new(cluster);
-    let mut single = bed.hosts.login(REGATTA, ["train"]);
-    single.args("train.steps=20 -n 1 --run-dir one".split(' ')).args(TINY.split_whitespace());
-    run_successfully(&bed, &mut single);
-    let one = metrics(&bed, "one");
-    assert_eq!((one.steps.len(), one.val_losses.len()), (20, 2));
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
+    let one = train_single_rank(&bed, TINY, "one");
     for (nodes, each) in [(2, 1), (3, 1), (2, 2), (4, 2)] {
         let run = format!("on-{nodes}-nodes-{each}");
         let options = format!("train.steps=20 --ranks-per-node {each} --run-dir {run}");
@@ -52,23 +51,39 @@ pub fn train_on_nodes(bed: &TestCluster, nodes: usize, words: &str, launch: &str
 }
 
 /// Runs a command that must succeed, and returns its output.
-pub fn run_successfully(bed: &TestCluster, command: &mut Command) -> String {
-    output_of_success(run_within(command.current_dir(bed.hosts.shared()), TIMEOUT).unwrap())
+pub fn run_successfully(bed: &TestCluster, command: &mut Command) -> CommandOutput {
+    let out = run_within(command.current_dir(bed.hosts.shared()), TIMEOUT).unwrap();
+    out.expect_success()
 }
 
-fn output_of_success(out: CommandOutput) -> String {
-    assert!(out.status.success(), "{out:?}");
-    out.stdout + &out.stderr
+/// Trains on the login host with a single rank; returns the metrics.
+pub fn train_single_rank(bed: &TestCluster, words: &str, run: &str) -> RunMetrics {
+    let words = format!("train {words} train.steps=20 -n 1 --run-dir {run}");
+    run_successfully(bed, &mut bed.hosts.login(REGATTA, words.split_whitespace()));
+    let metrics = metrics(bed, run);
+    assert_eq!((metrics.steps.len(), metrics.val_losses.len()), (20, 2));
+    metrics
 }
 
-/// The metrics file of a run.
-pub fn metrics_file(bed: &TestCluster, run: &str) -> PathBuf {
-    bed.hosts.shared().join(run).join("metrics.jsonl")
+/// Trains with the run folder `faulty` and injects a fault after a step.
+pub fn train_with_fault(
+    bed: &TestCluster,
+    command: &mut Command,
+    step: u64,
+    inject: impl FnOnce(),
+) -> CommandOutput {
+    let metrics = bed.hosts.shared().join("faulty/metrics.jsonl");
+    let inject_after_step = || {
+        let interval = Duration::from_millis(5);
+        poll_until(interval, "steps", || last_step_in(&metrics) >= step);
+        inject();
+    };
+    run_meanwhile(command, TIMEOUT, inject_after_step).0.unwrap()
 }
 
 /// The metrics of a run.
 pub fn metrics(bed: &TestCluster, run: &str) -> RunMetrics {
-    read_metrics(&metrics_file(bed, run))
+    read_metrics(&bed.hosts.shared().join(run).join("metrics.jsonl"))
 }
 
 /// Crashes the node of rank 0 during the run: a spare replaces it, and the resumed run is bitwise
@@ -79,17 +94,9 @@ fn assert_survives_a_lost_node(bed: &TestCluster) {
     run_successfully(bed, &mut train_tiny(bed, 3, &format!("{words} --run-dir full"), ""));
     let launch = "--spares 1 --max-restarts 3 --heartbeat-timeout 2 --grace 1";
     let mut command = train_tiny(bed, 4, &format!("{words} --run-dir faulty"), launch);
-    let output = std::thread::scope(|scope| {
-        let job = scope.spawn(|| run_within(&mut command, TIMEOUT).unwrap());
-        let start = Instant::now();
-        while last_step_in(&metrics_file(bed, "faulty")) < 25 {
-            assert!(start.elapsed() < TIMEOUT, "timed out waiting for steps");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        bed.hosts.crash("node1").unwrap();
-        output_of_success(job.join().unwrap())
-    });
-    assert!(output.contains("node1 failed: replaced by spare node4"), "{output}");
-    assert!(output.contains("note: resumed after step "), "{output}");
+    let crash = || bed.hosts.crash("node1").unwrap();
+    let out = train_with_fault(bed, &mut command, 25, crash).expect_success();
+    let replaced = "node1 failed: replaced by spare node4";
+    assert_contains(out.stdout + &out.stderr, [replaced, "note: resumed after step "]);
     assert_identical(&metrics(bed, "faulty"), &metrics(bed, "full"), STEPS);
 }

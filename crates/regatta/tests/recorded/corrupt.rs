@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::support::CommandOutput;
+use regatta_testbed::Random;
+
+use super::support::{CommandOutput, MapOutput, TempDir};
 use super::{SysfsTree, document, run_line, system};
 
 /// Asserts a plan or a one-line error. A plan must survive a round trip.
@@ -12,28 +14,11 @@ fn assert_no_panic(run: CommandOutput, json: bool, what: &str) {
     if run.code == Some(1) {
         run.error_line();
     } else if json {
-        let machine = &run.map_output().machines[0];
+        let machine = &run.json::<MapOutput>().machines[0];
         let text = document::to_json(machine).unwrap();
         let read = document::from_json::<regatta_model::Machine>(&text);
-        let read = read.unwrap_or_else(|e| panic!("{what}: the dump is refused: {e}"));
+        let read = read.unwrap_or_else(|e| panic!("{what}: the dump is rejected: {e}"));
         assert_eq!(read, *machine, "{what}");
-    }
-}
-
-/// A seeded generator, so that failures are reproducible.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        // xorshift64*
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % limit
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len())]
     }
 }
 
@@ -124,17 +109,17 @@ const ROUNDS: u64 = 100;
 fn fuzz_tree(name: &str, seed: u64) {
     let tree = SysfsTree::of(&system(name));
     let groups = groups(all_paths(tree.path()));
-    let backups = super::support::TempDir::new();
+    let backups = TempDir::new();
     let words = |output: &str| format!("map --machine {} --profile {name} {output}", tree.arg());
     let intact = run_line(&words("--json")).ok();
     let mut noticed = 0;
     for round in 0..ROUNDS {
-        let mut random = Random(seed * 1000 + round);
+        let mut random = Random::new(seed * 1000 + round);
         let mut corrupted: Vec<(PathBuf, PathBuf)> = Vec::new();
         for _ in 0..=random.below(6) {
             let group = random.pick(&groups);
-            let path = tree.path().join(random.pick(group));
-            let other = tree.path().join(random.pick(group));
+            let path = tree.path().join(random.pick(&group));
+            let other = tree.path().join(random.pick(&group));
             // A parent may already be gone.
             if std::fs::symlink_metadata(&path).is_ok() {
                 let backup = backups.path().join(corrupted.len().to_string());

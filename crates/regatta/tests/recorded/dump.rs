@@ -1,10 +1,10 @@
 //! `map --dump` and `--machine`: round trips and invalid files.
 
-use std::process::Command;
-
 use regatta_model::document;
+use regatta_testbed::assert_contains;
 
-use super::support::{MapOutput, TempDir, clean_env, map_json, regatta, run_line};
+use super::support::process::{regatta_in, run_in, wrap};
+use super::support::{TempDir, map_json, run_line};
 use super::{SYSTEMS, SysfsTree, system};
 
 #[test]
@@ -40,7 +40,7 @@ fn affinity_of_the_dumping_process_is_ignored() {
     let mut machine = system("cpu:1x1x4");
     machine.source = "live".to_owned();
     machine.usable.affinity = Some("0".parse().unwrap());
-    let file = folder.write("bound.json", &document::to_json(&machine).unwrap());
+    let file = folder.write("bound.json", document::to_json(&machine).unwrap());
     let found = map_json(&format!("--machine {file}"));
     assert_eq!(found.machine().source, format!("dump:{file}"));
     assert_eq!(found.cpus(), ["0-3"]);
@@ -50,7 +50,7 @@ fn affinity_of_the_dumping_process_is_ignored() {
 fn host_file(folder: &TempDir, name: &str, host: &str) -> String {
     let mut machine = system(name);
     machine.host = host.to_owned();
-    folder.write(&format!("{host}.json"), &document::to_json(&machine).unwrap())
+    folder.write(&format!("{host}.json"), document::to_json(&machine).unwrap())
 }
 
 #[test]
@@ -59,8 +59,7 @@ fn heterogeneous_nodes_have_their_own_machine_files() {
     let big = host_file(&folder, "lumi-g", "nid000001");
     let small = host_file(&folder, "cpu:1x2x4", "nid000002");
     let hosts = folder.write("hosts", "nid000001\nnid000002\nnid000003\n");
-    let found: MapOutput =
-        map_json(&format!("--machine {big} --machine {small} --hostfile {hosts}"));
+    let found = map_json(&format!("--machine {big} --machine {small} --hostfile {hosts}"));
     let nodes: Vec<(&str, u32, usize)> =
         found.placement.nodes.iter().map(|n| (&n.host[..], n.layout, n.ranks.len())).collect();
     // The first file also describes the host without its own.
@@ -80,52 +79,44 @@ fn heterogeneous_nodes_have_their_own_machine_files() {
 fn invalid_machine_files_are_rejected() {
     let folder = TempDir::new();
     let good = run_line("map --system polaris --dump -").ok();
-    let refused = |name: &str, text: &str| {
-        let path = folder.write(name, text);
-        let error = run_line(&format!("map --machine {path}")).error_line();
-        assert!(error.contains(name), "the file is named: {error}");
-        error
-    };
-    let words = refused("prose.txt", "hello\n");
-    assert!(words.contains("is neither a file of `regatta map --dump`, nor"), "{words}");
-    assert!(refused("nothing", "").contains("is neither"));
-    let cut = refused("cut.json", &good[..good.len() / 2]);
-    assert!(cut.contains("not a machine file: EOF") && cut.contains("line "), "{cut}");
-    let newer = refused("newer.json", &good.replace("regatta-machine/1", "regatta-machine/99"));
-    assert!(newer.contains("regatta-machine/99") && newer.contains("regatta-machine/1"), "{newer}");
-    let other = refused("other.json", r#"{"format":"regatta-placement/1"}"#);
-    assert!(other.contains("regatta-placement/1"), "{other}");
-    let plain = refused("plain.json", r#"{"host":"a"}"#);
-    assert!(plain.contains("format"), "{plain}");
-    let twice = refused("twice.json", &good.replace("\"cpus\": \"1,33\"", "\"cpus\": \"0,33\""));
-    assert!(twice.contains("inconsistent machine file: CPU 0 belongs to two cores"), "{twice}");
-    let shape = refused("shape.json", &good.replace("\"gpus\": [", "\"gpus\": {\"a\": ["));
-    assert!(shape.contains("line "), "{shape}");
+    let replaced = |from: &str, to: &str| good.replace(from, to).into_bytes();
     let nested = format!("{{\"format\":\"regatta-machine/1\",\"x\":{}", "[".repeat(100_000));
-    let deep = refused("deep.json", &nested);
-    assert!(deep.contains("line 1"), "{deep:.300}");
-
+    let cases: [(&str, &[u8], &[&str]); 10] = [
+        ("prose.txt", b"hello\n", &["is neither a file of `regatta map --dump`, nor"]),
+        ("nothing", b"", &["is neither"]),
+        ("bytes", &[0xff, 0xfe, 0, 1], &["is neither"]),
+        ("cut.json", &good.as_bytes()[..good.len() / 2], &["not a machine file: EOF", "line "]),
+        ("newer.json", &replaced("machine/1", "machine/99"), &["machine/99", "machine/1"]),
+        ("other.json", br#"{"format":"regatta-placement/1"}"#, &["regatta-placement/1"]),
+        ("plain.json", br#"{"host":"a"}"#, &["format"]),
+        (
+            "twice.json",
+            &replaced("\"cpus\": \"1,33\"", "\"cpus\": \"0,33\""),
+            &["inconsistent machine file: CPU 0 belongs to two cores"],
+        ),
+        ("shape.json", &replaced("\"gpus\": [", "\"gpus\": {\"a\": ["), &["line "]),
+        ("deep.json", nested.as_bytes(), &["line 1"]),
+    ];
+    for (name, content, parts) in cases {
+        let path = folder.write(name, content);
+        let error = run_line(&format!("map --machine {path}")).error_line();
+        assert!(error.contains(name), "the file is named: {error:.300}");
+        assert!(parts.iter().all(|part| error.contains(part)), "{name}: {parts:?} {error:.300}");
+    }
     let missing = run_line(&format!("map --machine {}", folder.file("missing.json"))).error_line();
     assert_eq!(missing.matches("No such file").count(), 1, "{missing}");
-    std::fs::write(folder.path().join("bytes"), [0xff, 0xfe, 0, 1]).unwrap();
-    let bytes = run_line(&format!("map --machine {}", folder.file("bytes"))).error_line();
-    assert!(bytes.contains("is neither"), "{bytes}");
 }
 
 #[test]
 fn failed_dump_leaves_no_files() {
     let folder = TempDir::new();
-    let dump = |path: &str| regatta(&["map", "--system", "polaris", "--dump", path]).error_line();
+    let dump = |path: &str| run_in(&folder, &format!("map --system polaris --dump {path}"));
     // Through a link, so that a bug replaces the link and not the device.
     let full = folder.file("full");
     std::os::unix::fs::symlink("/dev/full", &full).unwrap();
-    let error = dump(&full);
-    assert!(error.contains("full: No space left on device"), "{error}");
-    let missing = folder.file("no/such/folder.json");
-    let error = dump(&missing);
-    assert!(error.contains("folder.json: No such file or directory"), "{error}");
-    let error = dump(&folder.path().display().to_string());
-    assert!(error.contains("Is a directory"), "{error}");
+    dump(&full).assert_error("full: No space left on device");
+    dump("no/such/folder.json").assert_error("folder.json: No such file or directory");
+    dump(&folder.path().display().to_string()).assert_error("Is a directory");
     assert_eq!(folder.names(), ["full"]);
     assert_eq!(std::fs::read_link(&full).unwrap().to_string_lossy(), "/dev/full");
 }
@@ -133,33 +124,28 @@ fn failed_dump_leaves_no_files() {
 #[test]
 fn dump_is_written_atomically() {
     let folder = TempDir::new();
-    let file = folder.write("node.json", "old");
+    folder.write("node.json", "old");
     // Killed while writing, by a file size limit.
-    let killed = clean_env(&mut Command::new("sh"))
-        .args(["-c", "ulimit -f 1; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_regatta")])
-        .args(["map", "--system", "polaris", "--dump", &file])
-        .status()
-        .unwrap();
-    assert!(!killed.success());
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "old");
+    let dump = regatta_in(&folder, "map --system polaris --dump node.json");
+    let limited = wrap(&dump, "sh", &["-c", "ulimit -f 1; exec \"$@\"", "sh"]).status().unwrap();
+    assert!(!limited.success());
+    assert_eq!(folder.read("node.json"), "old");
     for name in folder.names().iter().filter(|n| n.ends_with(".part")) {
-        std::fs::remove_file(folder.path().join(name)).unwrap();
+        std::fs::remove_file(folder.join(name)).unwrap();
     }
     // A link stays a link.
-    let link = folder.file("latest.json");
-    std::os::unix::fs::symlink("node.json", &link).unwrap();
-    regatta(&["map", "--system", "polaris", "--dump", &link]).ok();
-    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
-    assert!(std::fs::read_to_string(&file).unwrap().contains("regatta-machine/1"));
+    std::os::unix::fs::symlink("node.json", folder.join("latest.json")).unwrap();
+    run_in(&folder, "map --system polaris --dump latest.json").ok();
+    assert!(folder.join("latest.json").is_symlink());
+    assert_contains(folder.read("node.json"), "regatta-machine/1");
     assert_eq!(folder.names(), ["latest.json", "node.json"]);
 }
 
 #[test]
 fn svg_is_written_atomically() {
     let folder = TempDir::new();
-    let file = folder.file("node.svg");
-    run_line(&format!("map --system lumi-g --svg {file}")).ok();
-    let text = std::fs::read_to_string(&file).unwrap();
+    run_in(&folder, "map --system lumi-g --svg node.svg").ok();
+    let text = folder.read("node.svg");
     roxmltree::Document::parse(&text).unwrap();
     assert_eq!(run_line("map --system lumi-g --svg -").ok(), text);
     assert_eq!(folder.names(), ["node.svg"]);

@@ -1,7 +1,5 @@
 //! Recorded metrics of training runs, and comparisons of them.
 
-#![allow(dead_code, reason = "no test file uses all of them")]
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -18,10 +16,20 @@ pub struct StepValues {
 }
 
 /// The metrics of a run by step.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default, Clone, PartialEq)]
 pub struct RunMetrics {
     pub steps: BTreeMap<u64, StepValues>,
     pub val_losses: BTreeMap<u64, f64>,
+}
+
+impl RunMetrics {
+    /// Drops validations that `run` does not have: one is lost if the run is killed between a
+    /// checkpoint and the validation of its step.
+    pub fn with_validations_of(&self, run: &Self) -> Self {
+        let mut metrics = self.clone();
+        metrics.val_losses.retain(|step, _| run.val_losses.contains_key(step));
+        metrics
+    }
 }
 
 /// Reads a metrics file; panics if a step is duplicated or out of order.

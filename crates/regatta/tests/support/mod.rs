@@ -4,11 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
 pub mod bench;
+pub mod cgroup;
 pub mod disk;
-pub mod job;
+pub mod layouts;
 pub mod metrics;
-pub mod splits;
-pub mod sysfs;
+pub mod process;
 pub mod train;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +16,11 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use regatta_model::{Machine, NodeLayout, PlacedRank, Placement};
+use regatta_testbed::{Parts, assert_contains};
 use serde::Deserialize;
+
+/// The binary under test.
+pub const REGATTA: &str = env!("CARGO_BIN_EXE_regatta");
 
 /// The built-in systems, listed so that a missing one is noticed.
 pub const SYSTEMS: [&str; 10] = [
@@ -34,20 +38,15 @@ pub const SYSTEMS: [&str; 10] = [
 
 /// The binary in a clean environment.
 pub fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_regatta"));
-    clean_env(&mut command);
-    command
+    clean_env(Command::new(REGATTA))
 }
 
 /// Clears a command's environment except PATH.
-pub fn clean_env(command: &mut Command) -> &mut Command {
+pub fn clean_env(mut command: Command) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
+    let variables = [("HOME", "/home/ada"), ("USER", "ada"), ("TMPDIR", "/tmp/ada")];
+    command.env_clear().env("PATH", path).envs(variables);
     command
-        .env_clear()
-        .env("PATH", path)
-        .env("HOME", "/home/ada")
-        .env("USER", "ada")
-        .env("TMPDIR", "/tmp/ada")
 }
 
 /// Exit code and output of a command.
@@ -95,8 +94,10 @@ impl MapOutput {
         self.ranks().iter().map(|r| r.cpus.to_string()).collect()
     }
 
-    pub fn warnings(&self) -> Vec<&str> {
-        self.placement.warnings.iter().map(|w| w.code.as_str()).collect()
+    #[track_caller]
+    pub fn assert_warning(&self, code: &str) {
+        let warnings = &self.placement.warnings;
+        assert!(warnings.iter().any(|w| w.code == code), "{code}: {warnings:?}");
     }
 
     /// Fabric device of a rank's NIC.
@@ -119,22 +120,51 @@ pub fn run_line(words: &str) -> CommandOutput {
 
 /// The output of `regatta map WORDS --json`.
 pub fn map_json(words: &str) -> MapOutput {
-    run_line(&format!("map {words} --json")).map_output()
+    run_line(&format!("map {words} --json")).json()
+}
+
+#[track_caller]
+pub fn from_json<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text:.200}"))
 }
 
 impl CommandOutput {
+    #[track_caller]
+    pub fn assert_code(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self
+    }
+
+    /// Asserts that standard error contains all parts.
+    #[track_caller]
+    pub fn assert_stderr(self, parts: impl Parts) -> Self {
+        assert_contains(&self.err, parts);
+        self
+    }
+
     /// Standard output of a successful command.
+    #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.err);
         self.out
     }
 
-    pub fn map_output(self) -> MapOutput {
-        let text = self.ok();
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:.200}"))
+    /// Standard output of a successful command, which must contain all parts.
+    #[track_caller]
+    pub fn assert_ok(self, parts: impl Parts) -> String {
+        let out = self.ok();
+        assert_contains(&out, parts);
+        out
+    }
+
+    /// Standard output of a successful command, as JSON.
+    #[track_caller]
+    pub fn json<T: serde::de::DeserializeOwned>(self) -> T {
+        from_json(&self.ok())
     }
 
     /// The one-line error of a failed command; standard output must be empty.
+    #[track_caller]
     pub fn error_line(self) -> String {
         assert_eq!(self.code, Some(1), "{} {}", self.out, self.err);
         assert_eq!(self.out, "");
@@ -144,11 +174,18 @@ impl CommandOutput {
         error.to_owned()
     }
 
-    /// The first line of a usage error.
-    pub fn usage_error(self) -> String {
+    /// Asserts that the one-line error contains all parts.
+    #[track_caller]
+    pub fn assert_error(self, parts: impl Parts) {
+        assert_contains(self.error_line(), parts);
+    }
+
+    /// Asserts that the first line of a usage error contains all parts.
+    #[track_caller]
+    pub fn assert_usage_error(self, parts: impl Parts) {
         assert_eq!(self.code, Some(2), "{} {}", self.out, self.err);
         assert_eq!(self.out, "");
-        self.err.lines().next().unwrap().strip_prefix("error: ").unwrap().to_owned()
+        assert_contains(self.err.lines().next().unwrap().strip_prefix("error: ").unwrap(), parts);
     }
 }
 
@@ -180,24 +217,54 @@ impl TempDir {
         &self.0
     }
 
+    pub fn join(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.0.join(path)
+    }
+
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.join(path).exists()
+    }
+
+    #[track_caller]
+    pub fn read(&self, path: impl AsRef<Path>) -> String {
+        std::fs::read_to_string(self.join(path)).unwrap()
+    }
+
     /// Path of a file, as an argument.
     pub fn file(&self, name: &str) -> String {
-        self.0.join(name).display().to_string()
+        self.join(name).display().to_string()
     }
 
     /// Writes a file and returns its path.
-    pub fn write(&self, name: &str, text: &str) -> String {
-        std::fs::write(self.0.join(name), text).unwrap();
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.join(name), content).unwrap();
         self.file(name)
     }
 
-    /// Sorted file names.
-    pub fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
+    /// Path of a file that does not exist yet.
+    pub fn new_file(&self, extension: &str) -> PathBuf {
+        let mut paths = (0..).map(|number| self.join(format!("{number}.{extension}")));
+        paths.find(|path| !path.exists()).unwrap()
+    }
+
+    /// Sorted names of the entries of a folder in it; empty if that does not exist.
+    pub fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let entries = std::fs::read_dir(self.join(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> =
-            entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+            entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
         names.sort();
         names
+    }
+
+    /// Sorted names of its entries.
+    pub fn names(&self) -> Vec<String> {
+        self.list("")
+    }
+}
+
+impl AsRef<Path> for TempDir {
+    fn as_ref(&self) -> &Path {
+        &self.0
     }
 }
 

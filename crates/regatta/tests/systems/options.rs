@@ -1,9 +1,9 @@
 //! Job options.
 
 use regatta_model::MemoryPolicy;
+use regatta_testbed::assert_contains;
 
-use super::support;
-use super::support::{map_json, run_line};
+use super::support::{map_json, regatta, run_line};
 
 #[test]
 fn synthetic_cpus_get_one_rank_per_numa_node() {
@@ -27,13 +27,12 @@ fn rank_counts_follow_the_options() {
     let filled = map_json("--system lumi-g -n 9 --ranks-per-node 8 -N 3");
     let counts: Vec<usize> = filled.placement.nodes.iter().map(|n| n.ranks.len()).collect();
     assert_eq!(counts, [8, 1]);
-    assert!(filled.warnings().contains(&"idle-nodes"), "{:?}", filled.warnings());
+    filled.assert_warning("idle-nodes");
 
     let error = run_line("map --system lumi-g -n 3 --ranks-per-node 1 -N 2").error_line();
     assert!(error.starts_with("3 ranks do not fit on 2 nodes with 1 ranks each"), "{error}");
     assert_eq!(run_line("map --system lumi-g -n 0").error_line(), "a job needs at least one rank");
-    let error = run_line("map --system lumi-g -n x").usage_error();
-    assert!(error.contains("'x'") && error.contains("--ranks"), "{error}");
+    run_line("map --system lumi-g -n x").assert_usage_error(["'x'", "--ranks"]);
 }
 
 #[test]
@@ -70,12 +69,11 @@ fn reserved_cores_are_not_assigned() {
     let first = map_json("--system perlmutter --reserve first-of-l3");
     assert_eq!(first.cpus()[3], "1-7,9-15,65-71,73-79");
 
-    let error = run_line("map --system cpu:1x1x4 --reserve 0-3").error_line();
-    assert!(error.contains("cpu:1x1x4: no usable core (reserved: 0-3"), "{error}");
+    run_line("map --system cpu:1x1x4 --reserve 0-3")
+        .assert_error("cpu:1x1x4: no usable core (reserved: 0-3");
     for bad in ["abc", "", "3-1", "0,,1"] {
-        let run = support::regatta(&["map", "--system", "cpu:1x1x4", "--reserve", bad]);
-        let error = run.usage_error();
-        assert!(error.contains("expected first-of-l3, none, or a CPU list"), "{bad}: {error}");
+        let run = regatta(&["map", "--system", "cpu:1x1x4", "--reserve", bad]);
+        run.assert_usage_error("expected first-of-l3, none, or a CPU list");
     }
 }
 
@@ -85,7 +83,7 @@ fn smt_option_selects_hardware_threads() {
     assert_eq!(map_json("--system perlmutter --smt one").cpus()[0], "48-63");
     let both = map_json("--system perlmutter --smt all");
     assert!(both.ranks().iter().all(|r| r.omp_num_threads == 16), "threads equal cores");
-    assert!(run_line("map --system lumi-g --smt two").usage_error().contains("'two'"));
+    run_line("map --system lumi-g --smt two").assert_usage_error("'two'");
 }
 
 #[test]
@@ -98,9 +96,9 @@ fn gpus_per_rank_and_no_gpus() {
     assert_eq!(halves.cpus()[0], "17-23,25-31,49-55,57-63");
     assert_eq!(map_json("--system lumi-g --gpus-per-rank 3").ranks().len(), 2);
 
-    let error = run_line("map --system lumi-g --gpus-per-rank 3 -n 3").error_line();
-    assert!(error.contains("need 9 GPUs, but the node has 8"), "{error}");
-    assert!(run_line("map --system lumi-g --gpus-per-rank 0").usage_error().contains("'0'"));
+    run_line("map --system lumi-g --gpus-per-rank 3 -n 3")
+        .assert_error("need 9 GPUs, but the node has 8");
+    run_line("map --system lumi-g --gpus-per-rank 0").assert_usage_error("'0'");
 
     let none = map_json("--system lumi-g --no-gpus");
     assert_eq!(none.ranks().len(), 4, "one per NUMA node");
@@ -110,7 +108,7 @@ fn gpus_per_rank_and_no_gpus() {
     let shared = map_json("--system lumi-g -n 16");
     let gpus: Vec<u32> = shared.ranks().iter().map(|r| r.gpus[0]).collect();
     assert_eq!(gpus[7..9], [7, 0]);
-    assert!(shared.warnings().contains(&"shared-gpus"));
+    shared.assert_warning("shared-gpus");
     let fewer = map_json("--system lumi-g -n 2");
     assert_eq!(fewer.ranks()[1].gpus, [1]);
     assert!(fewer.cpus().iter().all(|c| c.starts_with("49") || c.starts_with("57")));
@@ -120,25 +118,24 @@ fn gpus_per_rank_and_no_gpus() {
 fn own_visibility_warns_about_local_rank() {
     let own = map_json("--system lumi-g --visibility own");
     let warning = own.placement.warnings.iter().find(|w| w.code == "visibility").unwrap();
-    assert!(warning.message.contains("only its own GPU"), "{}", warning.message);
-    assert!(warning.hint.contains("LOCAL_RANK"), "{}", warning.hint);
-    let env = run_line("env --system lumi-g --rank 5 --visibility own").ok();
-    assert!(env.contains("export HIP_VISIBLE_DEVICES=5;"), "{env}");
-    assert!(run_line("map --system lumi-g --visibility some").usage_error().contains("'some'"));
+    assert_contains(&warning.message, "only its own GPU");
+    assert_contains(&warning.hint, "LOCAL_RANK");
+    let env = run_line("env --system lumi-g --rank 5 --visibility own");
+    env.assert_ok("export HIP_VISIBLE_DEVICES=5;");
+    run_line("map --system lumi-g --visibility some").assert_usage_error("'some'");
 }
 
 #[test]
 fn cores_per_rank_and_oversubscription() {
     let few = map_json("--system lumi-g --cores-per-rank 2");
     assert_eq!(few.cpus()[..2], ["49-50", "57-58"]);
-    let error = run_line("map --system lumi-g --cores-per-rank 8").error_line();
-    assert!(error.contains("8 ranks need 64 cores, but 56 are free"), "{error}");
+    run_line("map --system lumi-g --cores-per-rank 8")
+        .assert_error("8 ranks need 64 cores, but 56 are free");
     let far = map_json("--system lumi-g -n 2 --cores-per-rank 14");
-    assert!(far.warnings().contains(&"remote-cores"), "{:?}", far.warnings());
+    far.assert_warning("remote-cores");
 
-    let error = run_line("map --system cpu:1x2x2 -n 5").error_line();
-    assert!(error.contains("5 ranks need 5 cores, but 4 are free"), "{error}");
-    assert!(error.contains("--oversubscribe"), "{error}");
+    run_line("map --system cpu:1x2x2 -n 5")
+        .assert_error(["5 ranks need 5 cores, but 4 are free", "--oversubscribe"]);
     let shared = map_json("--system cpu:1x2x2 -n 8 --oversubscribe");
     assert_eq!(shared.ranks().len(), 8);
     assert!(shared.ranks().iter().all(|r| r.cpus.len() == 1));
@@ -152,8 +149,8 @@ fn memory_option_sets_the_numa_policy() {
     assert_eq!(memory("bind"), MemoryPolicy::Bind(vec![3]));
     assert_eq!(memory("default"), MemoryPolicy::Default);
     assert_eq!(memory("system"), MemoryPolicy::Default, "alias");
-    let srun = run_line("map --system lumi-g --memory bind --format srun").ok();
-    assert!(srun.contains("--mem-bind=mask_mem:0x8,0x8,0x2,0x2,0x1,0x1,0x4,0x4"), "{srun}");
+    run_line("map --system lumi-g --memory bind --format srun")
+        .assert_ok("--mem-bind=mask_mem:0x8,0x8,0x2,0x2,0x1,0x1,0x4,0x4");
 }
 
 #[test]

@@ -13,13 +13,11 @@ pub fn write(tree: &SysfsTree, machine: &Machine, online: &CpuSet) {
     let kib: u64 = machine.numa.iter().map(|n| n.memory_bytes / 1024).sum();
     tree.file("/proc/meminfo", format!("MemTotal:       {kib} kB\nMemFree:        {kib} kB"));
     let nodes: CpuSet = machine.numa.iter().map(|n| n.id as usize).collect();
-    tree.file(
-        "/proc/self/status",
-        format!(
-            "Name:\tregatta\nState:\tR (running)\nPid:\t4242\nThreads:\t1\n\
-             Cpus_allowed_list:\t{online}\nMems_allowed_list:\t{nodes}"
-        ),
+    let status = format!(
+        "Name:\tregatta\nState:\tR (running)\nPid:\t4242\nThreads:\t1\n\
+         Cpus_allowed_list:\t{online}\nMems_allowed_list:\t{nodes}"
     );
+    tree.file("/proc/self/status", status);
     tree.file("/proc/self/cgroup", "0::/user.slice/user-1000.slice/session-7.scope");
     tree.file("/proc/self/limits", LIMITS);
     tree.file(

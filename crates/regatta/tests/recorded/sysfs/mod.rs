@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::{CpuSet, Machine};
 
-use super::TempDir;
+use crate::support::TempDir;
 
 /// Kernel driver of Intel GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -29,7 +29,6 @@ pub struct SysfsOptions {
     pub no_pci_numa: bool,
     /// GH200: seven more NUMA nodes per GPU, empty and reserved for MIG instances.
     pub empty_mig_nodes: bool,
-    /// Kernel driver of Intel GPUs.
     pub intel: IntelDriver,
 }
 
@@ -106,17 +105,14 @@ impl SysfsTree {
 
     /// Puts the recorded process into a version 1 cgroup with a restricted cpuset, like Slurm.
     pub fn cgroup_v1(&self, cgroup: &str, cpus: &str, mems: &str) {
-        self.file(
-            "/proc/self/cgroup",
-            format!(
-                "12:memory:{cgroup}\n11:cpuset:{cgroup}\n4:cpu,cpuacct:/\n1:name=systemd:/system.slice\n0::/system.slice"
-            ),
-        );
-        let folder = format!("/sys/fs/cgroup/cpuset{cgroup}");
-        self.file(&format!("{folder}/cpuset.cpus"), cpus);
-        self.file(&format!("{folder}/cpuset.effective_cpus"), cpus);
-        self.file(&format!("{folder}/cpuset.mems"), mems);
-        self.file(&format!("{folder}/cpuset.effective_mems"), mems);
+        let others = "4:cpu,cpuacct:/\n1:name=systemd:/system.slice\n0::/system.slice";
+        let cgroups = format!("12:memory:{cgroup}\n11:cpuset:{cgroup}\n{others}");
+        self.file("/proc/self/cgroup", cgroups);
+        for (name, ids) in [("cpus", cpus), ("mems", mems)] {
+            let folder = format!("/sys/fs/cgroup/cpuset{cgroup}");
+            self.file(&format!("{folder}/cpuset.{name}"), ids);
+            self.file(&format!("{folder}/cpuset.effective_{name}"), ids);
+        }
     }
 
     /// Puts the recorded process into a version 2 cgroup; `cpuset.cpus` is empty if inherited.
@@ -124,18 +120,16 @@ impl SysfsTree {
         self.file("/proc/self/cgroup", format!("0::{cgroup}"));
         self.file("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids");
         let folder = format!("/sys/fs/cgroup{}", cgroup.trim_end_matches('/'));
-        self.file(&format!("{folder}/cpuset.cpus"), "");
-        self.file(&format!("{folder}/cpuset.cpus.effective"), cpus);
-        self.file(&format!("{folder}/cpuset.mems"), "");
-        self.file(&format!("{folder}/cpuset.mems.effective"), mems);
+        for (name, ids) in [("cpus", cpus), ("mems", mems)] {
+            self.file(&format!("{folder}/cpuset.{name}"), "");
+            self.file(&format!("{folder}/cpuset.{name}.effective"), ids);
+        }
     }
 }
 
 /// The relative path between two absolute ones.
 fn relative(from: &str, to: &str) -> String {
-    let parts =
-        |path: &str| path.trim_matches('/').split('/').map(str::to_owned).collect::<Vec<String>>();
-    let (from, to) = (parts(from), parts(to));
+    let [from, to] = [from, to].map(|path| path.trim_matches('/').split('/').collect::<Vec<_>>());
     let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
     let up = "../".repeat(from.len() - 1 - shared);
     format!("{up}{}", to[shared..].join("/"))
@@ -143,8 +137,7 @@ fn relative(from: &str, to: &str) -> String {
 
 #[test]
 fn links_are_relative() {
-    assert_eq!(
-        relative("/sys/bus/pci/devices/0000:c1:00.0", "/sys/devices/pci0000:c0/0000:c1:00.0"),
-        "../../../devices/pci0000:c0/0000:c1:00.0"
-    );
+    let device = "/sys/devices/pci0000:c0/0000:c1:00.0";
+    let link = relative("/sys/bus/pci/devices/0000:c1:00.0", device);
+    assert_eq!(link, "../../../devices/pci0000:c0/0000:c1:00.0");
 }

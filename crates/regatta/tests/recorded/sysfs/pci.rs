@@ -10,11 +10,8 @@ pub struct Device {
     pub address: String,
     /// Parents, host bridge first.
     path: Vec<String>,
-    class: u32,
-    vendor: u16,
-    device: u16,
+    model: DeviceModel,
     numa: Option<u32>,
-    driver: &'static str,
 }
 
 impl Device {
@@ -44,37 +41,33 @@ struct DeviceModel {
     driver: &'static str,
 }
 
-const ROOT_PORT: DeviceModel =
-    DeviceModel { class: 0x060400, vendor: 0x1022, device: 0x14ab, driver: "pcieport" };
-const SWITCH_PORT: DeviceModel =
-    DeviceModel { class: 0x060400, vendor: 0x1000, device: 0xc030, driver: "pcieport" };
-const SLINGSHOT: DeviceModel =
-    DeviceModel { class: 0x020000, vendor: 0x17db, device: 0x0501, driver: "cxi_ss1" };
-const CONNECTX: DeviceModel =
-    DeviceModel { class: 0x020700, vendor: 0x15b3, device: 0x1021, driver: "mlx5_core" };
-const MANAGEMENT: DeviceModel =
-    DeviceModel { class: 0x020000, vendor: 0x8086, device: 0x1533, driver: "igb" };
-const SCREEN: DeviceModel =
-    DeviceModel { class: 0x030000, vendor: 0x1a03, device: 0x2000, driver: "ast" };
-const DISK: DeviceModel =
-    DeviceModel { class: 0x010802, vendor: 0x144d, device: 0xa80a, driver: "nvme" };
+const fn model(class: u32, vendor: u16, device: u16, driver: &'static str) -> DeviceModel {
+    DeviceModel { class, vendor, device, driver }
+}
 
-fn gpu_part(vendor: GpuVendor, name: &str, options: &SysfsOptions) -> DeviceModel {
-    let part = |class, vendor, device, driver| DeviceModel { class, vendor, device, driver };
+const ROOT_PORT: DeviceModel = model(0x060400, 0x1022, 0x14ab, "pcieport");
+const SWITCH_PORT: DeviceModel = model(0x060400, 0x1000, 0xc030, "pcieport");
+const SLINGSHOT: DeviceModel = model(0x020000, 0x17db, 0x0501, "cxi_ss1");
+const CONNECTX: DeviceModel = model(0x020700, 0x15b3, 0x1021, "mlx5_core");
+const MANAGEMENT: DeviceModel = model(0x020000, 0x8086, 0x1533, "igb");
+const SCREEN: DeviceModel = model(0x030000, 0x1a03, 0x2000, "ast");
+const DISK: DeviceModel = model(0x010802, 0x144d, 0xa80a, "nvme");
+
+fn gpu_model(vendor: GpuVendor, name: &str, options: &SysfsOptions) -> DeviceModel {
     match vendor {
-        GpuVendor::Nvidia if name.contains("A100") => part(0x030200, 0x10de, 0x20b0, "nvidia"),
-        GpuVendor::Nvidia if name.contains("GH200") => part(0x030200, 0x10de, 0x2342, "nvidia"),
-        GpuVendor::Nvidia => part(0x030200, 0x10de, 0x2330, "nvidia"),
-        GpuVendor::Amd if name.contains("MI300A") => part(0x120000, 0x1002, 0x74a0, "amdgpu"),
-        GpuVendor::Amd => part(0x038000, 0x1002, 0x7408, "amdgpu"),
-        GpuVendor::Intel if options.intel == IntelDriver::Xe => {
-            part(0x038000, 0x8086, 0x0bd5, "xe")
+        GpuVendor::Nvidia if name.contains("A100") => model(0x030200, 0x10de, 0x20b0, "nvidia"),
+        GpuVendor::Nvidia if name.contains("GH200") => model(0x030200, 0x10de, 0x2342, "nvidia"),
+        GpuVendor::Nvidia => model(0x030200, 0x10de, 0x2330, "nvidia"),
+        GpuVendor::Amd if name.contains("MI300A") => model(0x120000, 0x1002, 0x74a0, "amdgpu"),
+        GpuVendor::Amd => model(0x038000, 0x1002, 0x7408, "amdgpu"),
+        GpuVendor::Intel => {
+            let driver = if options.intel == IntelDriver::Xe { "xe" } else { "i915" };
+            model(0x038000, 0x8086, 0x0bd5, driver)
         }
-        GpuVendor::Intel => part(0x038000, 0x8086, 0x0bd5, "i915"),
     }
 }
 
-fn nic_part(kind: NicKind) -> DeviceModel {
+fn nic_model(kind: NicKind) -> DeviceModel {
     if kind == NicKind::Slingshot { SLINGSHOT } else { CONNECTX }
 }
 
@@ -93,13 +86,13 @@ impl PciTree {
                 .collect();
             // Tiles of one card are one PCI device, GCDs are one each.
             let distinct = if gpus[0].vendor == GpuVendor::Intel { 1 } else { gpus.len() };
-            let part = gpu_part(gpus[0].vendor, &gpus[0].name, options);
-            let mut parts = vec![part; distinct];
+            let gpu_model = gpu_model(gpus[0].vendor, &gpus[0].name, options);
+            let mut models = vec![gpu_model; distinct];
             // Grace has a PCI domain per device: NICs are local by NUMA node only.
             if !grace {
-                parts.extend(attached.iter().map(|&n| nic_part(machine.nics[n].kind)));
+                models.extend(attached.iter().map(|&n| nic_model(machine.nics[n].kind)));
             }
-            let placed = tree.root(grace.then_some(9 + 16 * card), &parts, gpus[0].numa);
+            let placed = tree.root(grace.then_some(9 + 16 * card), &models, gpus[0].numa);
             tree.gpus.extend((0..gpus.len()).map(|i| placed[i.min(distinct - 1)]));
             if !grace {
                 attached.iter().zip(&placed[distinct..]).for_each(|(&n, &d)| nics[n] = Some(d));
@@ -107,7 +100,7 @@ impl PciTree {
         }
         for (n, nic) in machine.nics.iter().enumerate() {
             let domain = grace.then_some(1 + 16 * n as u32);
-            let own = |tree: &mut PciTree| tree.root(domain, &[nic_part(nic.kind)], nic.numa)[0];
+            let own = |tree: &mut PciTree| tree.root(domain, &[nic_model(nic.kind)], nic.numa)[0];
             nics[n] = nics[n].or_else(|| Some(own(&mut tree)));
         }
         tree.nics = nics.into_iter().flatten().collect();
@@ -125,20 +118,18 @@ impl PciTree {
 
     /// The management Ethernet port.
     pub fn management(&self) -> &Device {
-        self.devices.iter().find(|d| d.driver == "igb").unwrap()
+        self.devices.iter().find(|d| d.model.driver == "igb").unwrap()
     }
 
     fn add(
         &mut self,
         address: String,
         path: &[String],
-        part: DeviceModel,
+        model: DeviceModel,
         numa: Option<u32>,
     ) -> usize {
-        let DeviceModel { class, vendor, device, driver } = part;
         let numa = numa.filter(|_| !self.no_numa);
-        let path = path.to_vec();
-        self.devices.push(Device { address, path, class, vendor, device, numa, driver });
+        self.devices.push(Device { address, path: path.to_vec(), model, numa });
         self.devices.len() - 1
     }
 
@@ -147,7 +138,7 @@ impl PciTree {
     fn root(
         &mut self,
         domain: Option<u32>,
-        parts: &[DeviceModel],
+        models: &[DeviceModel],
         numa: Option<u32>,
     ) -> Vec<usize> {
         // Domain 0 has a host bridge every 16 buses.
@@ -160,16 +151,16 @@ impl PciTree {
         let mut path = vec![format!("pci{domain:04x}:{bus:02x}")];
         self.add(name(bus, 1), &path, ROOT_PORT, numa);
         path.push(name(bus, 1));
-        if let [only] = parts {
+        if let [only] = models {
             return vec![self.add(name(bus + 1, 0), &path, *only, numa)];
         }
         self.add(name(bus + 1, 0), &path, SWITCH_PORT, numa);
         path.push(name(bus + 1, 0));
         let mut placed = Vec::new();
-        for (port, part) in (0..).zip(parts) {
+        for (port, model) in (0..).zip(models) {
             self.add(name(bus + 2, port), &path, SWITCH_PORT, numa);
             let below: Vec<String> = path.iter().cloned().chain([name(bus + 2, port)]).collect();
-            placed.push(self.add(name(bus + 3 + port, 0), &below, *part, numa));
+            placed.push(self.add(name(bus + 3 + port, 0), &below, *model, numa));
         }
         placed
     }
@@ -178,9 +169,9 @@ impl PciTree {
         for device in &self.devices {
             let folder = device.folder();
             let file = |name: &str, text: String| tree.file(&format!("{folder}/{name}"), text);
-            file("class", format!("{:#08x}", device.class));
-            file("vendor", format!("{:#06x}", device.vendor));
-            file("device", format!("{:#06x}", device.device));
+            file("class", format!("{:#08x}", device.model.class));
+            file("vendor", format!("{:#06x}", device.model.vendor));
+            file("device", format!("{:#06x}", device.model.device));
             file("revision", "0x01".to_owned());
             file("numa_node", device.numa.map_or(-1, i64::from).to_string());
             // Without a NUMA node, all CPUs are local.
@@ -188,7 +179,7 @@ impl PciTree {
             file("local_cpulist", local.to_string());
             file("current_link_speed", "16.0 GT/s PCIe".to_owned());
             file("current_link_width", "16".to_owned());
-            let driver = format!("/sys/bus/pci/drivers/{}", device.driver);
+            let driver = format!("/sys/bus/pci/drivers/{}", device.model.driver);
             tree.folder(&driver);
             tree.link(&format!("{folder}/driver"), &driver);
             tree.link(&format!("/sys/bus/pci/devices/{}", device.address), &folder);

@@ -53,23 +53,20 @@ fn nvidia(tree: &SysfsTree, machine: &Machine, pci: &PciTree) {
     let proc = "/proc/driver/nvidia";
     for gpu in &machine.gpus {
         let address = &pci.gpu(gpu.index as usize).address;
+        let Gpu { index, name, .. } = gpu;
+        let (irq, uuid) = (300 + index, index + 1);
         let text = format!(
-            "Model: \t\t {}\nIRQ:   \t\t {}\nGPU UUID: \t GPU-00000000-0000-0000-0000-{:012x}\n\
+            "Model: \t\t {name}\nIRQ:   \t\t {irq}\nGPU UUID: \t GPU-00000000-0000-0000-0000-{uuid:012x}\n\
              Video BIOS: \t ??.??.??.??.??\nBus Type: \t PCIe\nDMA Size: \t 52 bits\n\
-             DMA Mask: \t 0xfffffffffffff\nBus Location: \t {address}\nDevice Minor: \t {}\n\
-             GPU Firmware: \t 550.54.15\nGPU Excluded:\t No",
-            gpu.name,
-            300 + gpu.index,
-            gpu.index + 1,
-            gpu.index
+             DMA Mask: \t 0xfffffffffffff\nBus Location: \t {address}\nDevice Minor: \t {index}\n\
+             GPU Firmware: \t 550.54.15\nGPU Excluded:\t No"
         );
         tree.file(&format!("{proc}/gpus/{address}/information"), text);
     }
-    tree.file(
-        &format!("{proc}/version"),
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  \
-         (dvs-builder@U16)  Tue Mar  5 22:23:56 UTC 2024\nGCC version:  gcc version 12.3.0",
-    );
+    let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release \
+                   Build  (dvs-builder@U16)  Tue Mar  5 22:23:56 UTC 2024\nGCC version:  gcc \
+                   version 12.3.0";
+    tree.file(&format!("{proc}/version"), version);
     tree.file("/sys/module/nvidia/version", "550.54.15");
 }
 
@@ -82,25 +79,23 @@ fn amd(tree: &SysfsTree, machine: &Machine, pci: &PciTree) {
     for (node, numa) in machine.numa.iter().enumerate() {
         let folder = format!("{KFD}/nodes/{node}");
         tree.file(&format!("{folder}/gpu_id"), 0);
-        tree.file(
-            &format!("{folder}/properties"),
-            format!(
-                "cpu_cores_count {}\nsimd_count 0\nmem_banks_count 1\ncaches_count 0\n\
-                 io_links_count 0\ncpu_core_id_base {}\nsimd_id_base 0\nvendor_id 0\ndevice_id 0\n\
-                 location_id 0\ndomain 0\ndrm_render_minor 0\nunique_id 0",
-                numa.cpus.len(),
-                numa.cpus.first().unwrap_or(0)
-            ),
+        let (cores, first) = (numa.cpus.len(), numa.cpus.first().unwrap_or(0));
+        let properties = format!(
+            "cpu_cores_count {cores}\nsimd_count 0\nmem_banks_count 1\ncaches_count 0\n\
+             io_links_count 0\ncpu_core_id_base {first}\nsimd_id_base 0\nvendor_id 0\ndevice_id 0\n\
+             location_id 0\ndomain 0\ndrm_render_minor 0\nunique_id 0"
         );
-        let bytes = numa.memory_bytes;
-        tree.file(
-            &format!("{folder}/mem_banks/0/properties"),
-            format!("heap_type 0\nsize_in_bytes {bytes}\nflags 0\nwidth 64\nmem_clk_max 3200"),
-        );
+        tree.file(&format!("{folder}/properties"), properties);
+        memory_bank(tree, &folder, "0", numa.memory_bytes, "width 64\nmem_clk_max 3200");
     }
     for gpu in &machine.gpus {
         kfd_gpu(tree, machine, pci, gpu, processors);
     }
+}
+
+fn memory_bank(tree: &SysfsTree, folder: &str, heap: &str, bytes: u64, rest: &str) {
+    let text = format!("heap_type {heap}\nsize_in_bytes {bytes}\nflags 0\n{rest}");
+    tree.file(&format!("{folder}/mem_banks/0/properties"), text);
 }
 
 fn kfd_gpu(tree: &SysfsTree, machine: &Machine, pci: &PciTree, gpu: &Gpu, processors: usize) {
@@ -114,22 +109,16 @@ fn kfd_gpu(tree: &SysfsTree, machine: &Machine, pci: &PciTree, gpu: &Gpu, proces
     let (model, gfx) = if apu { (0x74a0, 90402) } else { (0x7408, 90010) };
     tree.file(&format!("{folder}/gpu_id"), 40_000 + gpu.index);
     tree.file(&format!("{folder}/name"), if apu { "gfx942" } else { "aldebaran" });
-    tree.file(
-        &format!("{folder}/properties"),
-        format!(
-            "cpu_cores_count 0\nsimd_count 440\nmem_banks_count 1\ncaches_count 130\n\
-             io_links_count 4\nmax_waves_per_simd 8\ngfx_target_version {gfx}\nvendor_id 4098\n\
-             device_id {model}\nlocation_id {location}\ndomain 0\ndrm_render_minor {}\n\
-             hive_id 8421504\nunique_id {}",
-            128 + gpu.index,
-            0x1000_0000_0000_u64 + u64::from(gpu.index)
-        ),
+    let (minor, unique_id) = (128 + gpu.index, 0x1000_0000_0000_u64 + u64::from(gpu.index));
+    let properties = format!(
+        "cpu_cores_count 0\nsimd_count 440\nmem_banks_count 1\ncaches_count 130\n\
+         io_links_count 4\nmax_waves_per_simd 8\ngfx_target_version {gfx}\nvendor_id 4098\n\
+         device_id {model}\nlocation_id {location}\ndomain 0\ndrm_render_minor {minor}\n\
+         hive_id 8421504\nunique_id {unique_id}"
     );
+    tree.file(&format!("{folder}/properties"), properties);
     let bytes = gpu.memory_bytes.unwrap();
-    tree.file(
-        &format!("{folder}/mem_banks/0/properties"),
-        format!("heap_type 1\nsize_in_bytes {bytes}\nflags 0\nwidth 4096\nmem_clk_max 1600"),
-    );
+    memory_bank(tree, &folder, "1", bytes, "width 4096\nmem_clk_max 1600");
     tree.file(&format!("{}/product_name", device.folder()), &gpu.name);
     tree.file(&format!("{}/mem_info_vram_total", device.folder()), bytes);
     kfd_links(tree, machine, gpu, processors, &folder);
@@ -140,16 +129,13 @@ fn kfd_gpu(tree: &SysfsTree, machine: &Machine, pci: &PciTree, gpu: &Gpu, proces
 fn kfd_links(tree: &SysfsTree, machine: &Machine, gpu: &Gpu, processors: usize, folder: &str) {
     let own = processors as u32 + gpu.index;
     let write = |number: usize, to: u32, weight: u32, links: u32| {
-        tree.file(
-            &format!("{folder}/io_links/{number}/properties"),
-            format!(
-                "type 11\nversion_major 0\nversion_minor 0\nnode_from {own}\nnode_to {to}\n\
-                 weight {weight}\nmin_latency 0\nmax_latency 0\nmin_bandwidth {}\n\
-                 max_bandwidth {}\nrecommended_transfer_size 0\nflags 1",
-                if links > 0 { XGMI_LINK } else { 0 },
-                links * XGMI_LINK
-            ),
+        let (min, max) = (links.min(1) * XGMI_LINK, links * XGMI_LINK);
+        let properties = format!(
+            "type 11\nversion_major 0\nversion_minor 0\nnode_from {own}\nnode_to {to}\n\
+             weight {weight}\nmin_latency 0\nmax_latency 0\nmin_bandwidth {min}\n\
+             max_bandwidth {max}\nrecommended_transfer_size 0\nflags 1"
         );
+        tree.file(&format!("{folder}/io_links/{number}/properties"), properties);
     };
     write(0, gpu.numa.unwrap(), 15, 1);
     for (number, other) in machine.gpus.iter().filter(|o| o.index != gpu.index).enumerate() {

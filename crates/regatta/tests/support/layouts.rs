@@ -1,7 +1,5 @@
 //! Parallel layouts to test, and a model that supports all of them.
 
-#![allow(dead_code, reason = "no test file uses all of them")]
-
 /// Four layers and heads, for up to pp=4 and tp=4. `decay_steps` is set, so that the learning rate
 /// does not depend on the number of steps.
 pub const MODEL: &str = "num_layers=4 num_heads=4 hidden_size=32 seq_len=32 batch=16 threads=1 \

@@ -2,11 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
+mod corrupt;
+mod dump;
+#[path = "../support/mod.rs"]
 mod support;
+mod sysfs;
 
-use regatta_model::{Machine, MemoryPolicy, NicKind, document};
-use support::sysfs::{IntelDriver, SysfsOptions, SysfsTree};
+use regatta_model::{CpuSet, Gpu, Machine, MemoryPolicy, Nic, NicKind, PlacedRank, document};
 use support::{MapOutput, SYSTEMS, map_json, run_line};
+use sysfs::{IntelDriver, SysfsOptions, SysfsTree};
 
 /// The description of a built-in system.
 fn system(name: &str) -> Machine {
@@ -20,27 +24,22 @@ fn plan_of(tree: &SysfsTree, words: &str) -> MapOutput {
 /// Asserts that GPUs, NICs and placement are those of the built-in system.
 fn assert_same_as_described(name: &str, found: &MapOutput) {
     let described = map_json(&format!("--system {name}"));
+    // NVIDIA's files lack the memory size, which NVML reports on a live machine.
+    let has_memory = !described.machine().gpus[0].name.contains("NVIDIA");
     let gpus = |plan: &MapOutput| {
-        let gpu = |g: &regatta_model::Gpu| {
-            (g.index, g.vendor, g.numa, g.cpus.to_string(), g.memory_bytes, g.card, g.subdevice)
+        let gpu = |g: &Gpu| {
+            let memory = g.memory_bytes.filter(|_| has_memory);
+            (g.index, g.vendor, g.numa, g.cpus.to_string(), memory, g.card, g.subdevice)
         };
         plan.machine().gpus.iter().map(gpu).collect::<Vec<_>>()
     };
-    let without_memory = |plan: &MapOutput| {
-        gpus(plan).into_iter().map(|g| (g.0, g.1, g.2, g.3, g.5, g.6)).collect::<Vec<_>>()
-    };
-    assert_eq!(without_memory(found), without_memory(&described), "{name}");
-    // NVIDIA's files lack the memory size, which NVML reports on a live machine.
-    if !described.machine().gpus[0].name.contains("NVIDIA") {
-        assert_eq!(gpus(found), gpus(&described), "{name}");
-    }
+    assert_eq!(gpus(found), gpus(&described), "{name}");
     let nics = |plan: &MapOutput| {
+        let nic = |n: &Nic| {
+            (n.name.clone(), n.kind, n.fabric_device.clone(), n.numa, n.speed_mbit, n.state)
+        };
         let fabric = plan.machine().nics.iter().filter(|n| n.kind != NicKind::Ethernet);
-        fabric
-            .map(|n| {
-                (n.name.clone(), n.kind, n.fabric_device.clone(), n.numa, n.speed_mbit, n.state)
-            })
-            .collect::<Vec<_>>()
+        fabric.map(nic).collect::<Vec<_>>()
     };
     assert_eq!(nics(found), nics(&described), "{name}");
     assert_same_ranks(name, found, &described);
@@ -48,7 +47,7 @@ fn assert_same_as_described(name: &str, found: &MapOutput) {
 
 fn assert_same_ranks(name: &str, found: &MapOutput, described: &MapOutput) {
     for (f, d) in found.ranks().iter().zip(described.ranks()) {
-        let key = |r: &regatta_model::PlacedRank| {
+        let key = |r: &PlacedRank| {
             (r.gpus.clone(), r.cpus.to_string(), r.mask.clone(), r.numa.clone(), r.nic.clone())
         };
         assert_eq!(key(f), key(d), "{name} local rank {}", f.local_rank);
@@ -71,7 +70,7 @@ fn sysfs_files_of_every_system_give_its_published_plan() {
 
 #[test]
 fn tiles_are_discovered_with_both_intel_drivers() {
-    let options = SysfsOptions { intel: IntelDriver::Xe, ..SysfsOptions::default() };
+    let options = SysfsOptions { intel: IntelDriver::Xe, ..Default::default() };
     let tree = SysfsTree::with_options(&system("aurora"), &options);
     assert_same_as_described("aurora", &plan_of(&tree, "--profile aurora"));
 }
@@ -83,20 +82,14 @@ fn sites_are_detected_by_hardware_and_domain() {
     let text = run_line(&format!("map --machine {}", tree.arg())).ok();
     assert!(text.starts_with("site     lumi-g ("), "{text:.80}");
     let masks: Vec<String> = plan_of(&tree, "").ranks().iter().map(|r| r.mask.clone()).collect();
-    assert_eq!(
-        masks.join(","),
-        "fe000000000000,fe00000000000000,fe0000,fe000000,fe,fe00,fe00000000,fe0000000000"
-    );
+    assert_eq!(masks, regatta_testbed::lumi::MASKS);
 }
 
 #[test]
 fn offline_sibling_threads_are_not_used() {
-    let set = |text: &str| text.parse().unwrap();
-    let options = SysfsOptions { offline: set("64-127"), ..SysfsOptions::default() };
-    let lumi = plan_of(
-        &SysfsTree::with_options(&system("lumi-g"), &options),
-        "--profile lumi-g --smt all",
-    );
+    let options = SysfsOptions { offline: "64-127".parse().unwrap(), ..Default::default() };
+    let lumi = SysfsTree::with_options(&system("lumi-g"), &options);
+    let lumi = plan_of(&lumi, "--profile lumi-g --smt all");
     assert_eq!(lumi.cpus()[..3], ["49-55", "57-63", "17-23"]);
     assert_eq!(lumi.machine().gpus[0].cpus.to_string(), "48-63");
     assert_eq!(lumi.machine().threads_per_core(), 1);
@@ -108,14 +101,14 @@ fn offline_sibling_threads_are_not_used() {
 #[test]
 fn offline_cpus_are_not_used() {
     let off = "3,17-18,40-47,67,81-82,104-111";
-    let options = SysfsOptions { offline: off.parse().unwrap(), ..SysfsOptions::default() };
+    let options = SysfsOptions { offline: off.parse().unwrap(), ..Default::default() };
     let tree = SysfsTree::with_options(&system("lumi-g"), &options);
     let found = plan_of(&tree, "--profile lumi-g");
     assert_eq!(found.machine().cores.len(), 64 - 11);
     // Each rank stays on its NUMA node, and ranks of one NUMA node get equally many cores.
-    let offline: regatta_model::CpuSet = off.parse().unwrap();
+    let offline: CpuSet = off.parse().unwrap();
     let numa = [3, 3, 1, 1, 0, 0, 2, 2];
-    let mut seen = regatta_model::CpuSet::new();
+    let mut seen = CpuSet::new();
     for (rank, numa) in found.ranks().iter().zip(numa) {
         assert!(!rank.cpus.intersects(&offline), "{}", rank.cpus);
         assert!(!rank.cpus.intersects(&seen), "{}", rank.cpus);
@@ -129,7 +122,7 @@ fn offline_cpus_are_not_used() {
 
 /// Asserts that all ranks are bound inside the cpuset.
 fn assert_inside_cpuset(tree: &SysfsTree, cpus: &str) -> MapOutput {
-    let allowed: regatta_model::CpuSet = cpus.parse().unwrap();
+    let allowed: CpuSet = cpus.parse().unwrap();
     let found = plan_of(tree, "--profile lumi-g");
     assert_eq!(found.machine().usable.cgroup.as_ref(), Some(&allowed));
     for rank in found.ranks() {
@@ -149,7 +142,7 @@ fn ranks_stay_inside_a_partial_cpuset() {
         let cpus = found.cpus();
         assert_eq!([&cpus[0], &cpus[1], &cpus[4], &cpus[5]], ["49-51", "57-59", "1-3", "9-11"]);
         assert!(found.ranks().iter().all(|r| r.cpus.len() == 3), "{cpus:?}");
-        assert!(found.warnings().contains(&"remote-cores"), "{:?}", found.warnings());
+        found.assert_warning("remote-cores");
         for rank in found.ranks() {
             assert_eq!(rank.memory, MemoryPolicy::Prefer(rank.numa.clone()));
         }
@@ -195,7 +188,7 @@ fn memory_policy_respects_the_cgroup() {
 
 #[test]
 fn devices_without_numa_node_share_all_cores_equally() {
-    let options = SysfsOptions { no_pci_numa: true, ..SysfsOptions::default() };
+    let options = SysfsOptions { no_pci_numa: true, ..Default::default() };
     let tree = SysfsTree::with_options(&system("perlmutter"), &options);
     let found = plan_of(&tree, "--profile perlmutter");
     assert!(found.machine().gpus.iter().all(|g| g.numa.is_none()));
@@ -216,7 +209,7 @@ fn single_numa_node_is_local_to_every_gpu() {
     machine.nics = dgx.nics[..2].to_vec();
     machine.gpus = dgx.gpus[..2].to_vec();
     machine.gpus.iter_mut().for_each(|g| g.nic_distance.truncate(2));
-    let options = SysfsOptions { no_pci_numa: true, ..SysfsOptions::default() };
+    let options = SysfsOptions { no_pci_numa: true, ..Default::default() };
     let tree = SysfsTree::with_options(&machine, &options);
     assert_eq!(plan_of(&tree, "").cpus(), ["0-7", "8-15"]);
     // A kernel without NUMA support has no node folders.
@@ -228,7 +221,7 @@ fn single_numa_node_is_local_to_every_gpu() {
 
 #[test]
 fn empty_mig_numa_nodes_of_gh200_are_ignored() {
-    let options = SysfsOptions { empty_mig_nodes: true, ..SysfsOptions::default() };
+    let options = SysfsOptions { empty_mig_nodes: true, ..Default::default() };
     let tree = SysfsTree::with_options(&system("alps"), &options);
     let found = plan_of(&tree, "--profile alps");
     assert_eq!(found.machine().numa.len(), 36);
@@ -245,19 +238,17 @@ fn container_is_reported() {
     let found = plan_of(&tree, "--profile polaris");
     assert_eq!(found.machine().os.container.as_deref(), Some("docker"));
     assert_same_as_described("polaris", &found);
-    let text = run_line(&format!("map --machine {}", tree.arg())).ok();
-    assert!(text.contains("inside docker, memlock unlimited, /dev/shm 252 GiB"), "{text}");
+    run_line(&format!("map --machine {}", tree.arg()))
+        .assert_ok("inside docker, memlock unlimited, /dev/shm 252 GiB");
 }
 
 #[test]
 fn nearly_empty_tree_gives_a_clear_error() {
     let tree = SysfsTree::empty();
     let run = || run_line(&format!("map --machine {}", tree.arg()));
-    let error = run().error_line();
-    assert!(error.contains("nor a directory that contains sys/devices/system/cpu"), "{error}");
+    run().assert_error("nor a directory that contains sys/devices/system/cpu");
     tree.folder("/sys/devices/system/cpu");
-    let error = run().error_line();
-    assert!(error.contains("no usable core"), "{error}");
+    run().assert_error("no usable core");
     // One file is enough for a plan.
     tree.file("/sys/devices/system/cpu/online", "0-3");
     assert_eq!(plan_of(&tree, "").cpus(), ["0-3"]);
@@ -265,8 +256,3 @@ fn nearly_empty_tree_gives_a_clear_error() {
     (0..4).for_each(|cpu| tree.folder(&format!("/sys/devices/system/cpu/cpu{cpu}")));
     assert_eq!(plan_of(&tree, "").cpus(), ["0-3"]);
 }
-
-#[path = "recorded/corrupt.rs"]
-mod corrupt;
-#[path = "recorded/dump.rs"]
-mod dump;

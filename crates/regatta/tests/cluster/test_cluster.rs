@@ -2,18 +2,23 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use regatta_testbed::{Cluster, ClusterBuilder, CommandOutput, cluster_or_skip, or_skip, run};
+use regatta_testbed::{
+    Cluster, ClusterBuilder, CommandOutput, cluster_or_skip, or_skip, run, write_with_mode,
+};
 use serde_json::Value;
 
-/// The binary under test.
-pub const REGATTA: &str = env!("CARGO_BIN_EXE_regatta");
+use crate::support::REGATTA;
+
 /// MPICH's and Open MPI's launchers, with the Debian packages that have them.
 pub const HYDRA: (&str, &str) = ("mpiexec.hydra", "mpich");
 pub const OPEN_MPI: (&str, &str) = ("mpirun", "openmpi-bin");
+/// Variables that let Open MPI run as root.
+pub const OMPI_AS_ROOT: [(&str, &str); 2] =
+    [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
 /// Describes synthetic nodes.
 const LSTOPO: (&str, &str) = ("lstopo-no-graphics", "hwloc-nox");
 /// A rank prints its host name, independently of the binary, and runs the binary.
@@ -42,8 +47,8 @@ pub fn synthetic_nodes(
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = format!("regatta-topology-{}-{count}.xml", std::process::id());
     let file = std::env::temp_dir().join(name);
-    let made = run(Command::new(LSTOPO.0).args(["-i", hwloc, "--of", "xml"]).arg(&file)).unwrap();
-    assert!(made.status.success(), "{made:?}");
+    let mut lstopo = Command::new(LSTOPO.0);
+    run(lstopo.args(["-i", hwloc, "--of", "xml"]).arg(&file)).unwrap().expect_success();
     let cluster = cluster_or_skip(&builder.topology(&file, cpus, slurm).fake_affinity(true));
     std::fs::remove_file(file).unwrap();
     cluster
@@ -92,6 +97,12 @@ impl JobOutput {
     pub fn hosts(&self) -> Vec<&str> {
         self.ranks.iter().map(|r| r.host.as_str()).collect()
     }
+
+    /// The local rank of a rank, and the number of ranks on its host.
+    fn local_rank(&self, rank: &RankOutput) -> (usize, usize) {
+        let on_host = |ranks: &[RankOutput]| ranks.iter().filter(|r| r.host == rank.host).count();
+        (on_host(&self.ranks[..rank.number as usize]), on_host(&self.ranks))
+    }
 }
 
 /// A cluster to run jobs on.
@@ -105,6 +116,11 @@ impl TestCluster {
         Self { hosts, jobs: Cell::new(0) }
     }
 
+    /// Like [`cluster_or_skip`].
+    pub fn or_skip(builder: &ClusterBuilder) -> Option<Self> {
+        cluster_or_skip(builder).map(Self::new)
+    }
+
     /// Writes a shared file.
     pub fn file(&self, name: &str, content: &str) -> String {
         let path = self.hosts.shared().join(name);
@@ -114,22 +130,25 @@ impl TestCluster {
 
     /// Output of the binary on the login host.
     pub fn regatta(&self, args: &[&str]) -> String {
-        let output = run(&mut self.hosts.login(REGATTA, args)).unwrap();
-        assert!(output.status.success(), "{output:?}");
-        output.stdout
+        run(&mut self.hosts.login(REGATTA, args)).unwrap().expect_success().stdout
+    }
+
+    /// Writes a secret file for ranks that are not started by `regatta launch`.
+    pub fn secret_file(&self) -> String {
+        let path = self.hosts.shared().join("secret");
+        write_with_mode(&path, 0o600, "a7".repeat(32));
+        path.to_str().unwrap().to_owned()
     }
 
     /// Runs the binary in each task of `srun` with these options, inside `salloc` if it has options.
     pub fn srun(&self, salloc: &[&str], options: &[&str], regatta: &[&str]) -> JobOutput {
         let folder = self.output_folder();
         let out = folder.join("%t");
-        let mut words = Vec::new();
+        let mut command = self.hosts.login("env", [""; 0]);
         if !salloc.is_empty() {
-            words.extend([&["salloc", "--quiet"], salloc].concat());
+            command.args(["salloc", "--quiet"]).args(salloc);
         }
-        words.extend(["srun", "--output", out.to_str().unwrap()]);
-        words.extend(options);
-        let mut command = self.hosts.login(words[0], &words[1..]);
+        command.args(["srun", "--output"]).arg(out).args(options);
         command.args(RANK).arg(REGATTA).args(regatta);
         run_job(&mut command, |n| folder.join(n.to_string()))
     }
@@ -154,10 +173,7 @@ impl TestCluster {
         let folder = self.output_folder();
         let mut command = self.hosts.launcher(OPEN_MPI.0, ["--mca", "plm_rsh_agent"]);
         command.arg(self.hosts.ssh_shim()).arg("--output-filename").arg(&folder);
-        command.args(options).args(RANK).arg(REGATTA).args(regatta);
-        // Required to run as root.
-        let root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
-        command.envs(root.map(|name| (name, "1")));
+        command.args(options).args(RANK).arg(REGATTA).args(regatta).envs(OMPI_AS_ROOT);
         // File names are zero-padded to the width of the last rank.
         let file = |n: u32, digits: usize| folder.join(format!("1/rank.{n:0digits$}/stdout"));
         run_job(&mut command, |n| if file(0, 2).exists() { file(n, 2) } else { file(n, 1) })
@@ -175,14 +191,12 @@ impl TestCluster {
 /// Runs a job to its end and reads the output files of its ranks.
 fn run_job(command: &mut Command, file: impl Fn(u32) -> PathBuf) -> JobOutput {
     let output = run(command).unwrap();
-    let ranks = (0..).map_while(|n| read(n, &file(n))).collect();
-    JobOutput { ranks, output }
-}
-
-fn read(number: u32, file: &Path) -> Option<RankOutput> {
-    let text = std::fs::read_to_string(file).ok()?;
-    let (host, text) = text.split_once('\n').unwrap_or_default();
-    Some(RankOutput { number, host: host.trim().to_owned(), text: text.to_owned() })
+    let read = |number| {
+        let text = std::fs::read_to_string(file(number)).ok()?;
+        let (host, text) = text.split_once('\n').unwrap_or_default();
+        Some(RankOutput { number, host: host.trim().to_owned(), text: text.to_owned() })
+    };
+    JobOutput { ranks: (0..).map_while(read).collect(), output }
 }
 
 /// Asserts that `regatta map --json` in every rank detects the launcher's rank, local rank and node.
@@ -192,14 +206,13 @@ pub fn assert_allocation(job: &JobOutput, launcher: &str) {
     let mut nodes = hosts.clone();
     nodes.sort_unstable();
     nodes.dedup();
-    let on = |host: &str| hosts.iter().filter(|h| **h == host).count();
     for (rank, host) in job.ranks.iter().zip(&hosts) {
         let json = rank.json();
-        let local = hosts[..rank.number as usize].iter().filter(|h| *h == host).count();
+        let (local, local_size) = job.local_rank(rank);
         let node = nodes.iter().position(|n| n == host).unwrap();
         let expected = serde_json::json!({
-            "rank": rank.number, "size": hosts.len(), "local_rank": local, "local_size": on(host),
-            "node": node,
+            "rank": rank.number, "size": hosts.len(), "local_rank": local,
+            "local_size": local_size, "node": node,
         });
         assert_eq!(json["allocation"]["this_rank"], expected, "{host}");
         assert_eq!(json["allocation"]["launcher"], launcher);
@@ -223,22 +236,20 @@ pub fn assert_allocation(job: &JobOutput, launcher: &str) {
 /// Asserts that `regatta env` sets each rank's own indices, and the same master address and port in
 /// all ranks.
 pub fn assert_environment(job: &JobOutput, address: &str) {
-    let hosts = job.hosts();
     let first = job.ranks[0].variables();
-    for (rank, host) in job.ranks.iter().zip(&hosts) {
+    for rank in &job.ranks {
         let variables = rank.variables();
-        let local = hosts[..rank.number as usize].iter().filter(|h| *h == host).count();
-        let on_host = hosts.iter().filter(|h| *h == host).count();
+        let (local, local_size) = job.local_rank(rank);
         let expected = [
             ("RANK", rank.number.to_string()),
-            ("WORLD_SIZE", hosts.len().to_string()),
+            ("WORLD_SIZE", job.ranks.len().to_string()),
             ("LOCAL_RANK", local.to_string()),
-            ("LOCAL_WORLD_SIZE", on_host.to_string()),
+            ("LOCAL_WORLD_SIZE", local_size.to_string()),
             ("MASTER_ADDR", address.to_owned()),
             ("MASTER_PORT", first["MASTER_PORT"].clone()),
         ];
         for (name, value) in expected {
-            assert_eq!(variables[name], value, "{name} of rank {} on {host}", rank.number);
+            assert_eq!(variables[name], value, "{name} of rank {} on {}", rank.number, rank.host);
         }
     }
 }
