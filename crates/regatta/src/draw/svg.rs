@@ -6,7 +6,7 @@ use regatta_model::text::escape_xml;
 
 use super::grid::{columns, row_length};
 use super::palette;
-use super::scene::{CoreState, Devices, GroupView, NodeView, Scene};
+use super::scene::{CoreState, Devices, GroupView, NodeView, RankView, Scene};
 use super::svg_tiles::{self, CARD, CARD_GAP, CARD_MAX, CARD_MIN, PITCH, TILE};
 use super::svg_writer::{Rect, SvgWriter, fill, round, style};
 use super::text::{sanitize, wrap};
@@ -80,10 +80,10 @@ pub fn draw(scene: &Scene, title: &str) -> String {
 
 fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> String {
     let scene = drawing.scene;
-    let mut about = vec![format!("{}: {}.", scene.host, scene.counts.join(", "))];
-    about.extend(
-        scene.ranks.iter().map(|r| format!("Rank {}: {}.", r.local_rank, r.resources.join(", "))),
-    );
+    let mut about = format!("{}: {}.", scene.host, scene.counts.join(", "));
+    for RankView { local_rank, resources, .. } in &scene.ranks {
+        about.push_str(&format!("\nRank {local_rank}: {}.", resources.join(", ")));
+    }
     let mut page = SvgWriter::default();
     page.rect(Rect { x: 0.0, y: 0.0, w: width, h: height }, 0.0, "page");
     format!(
@@ -92,7 +92,7 @@ fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> Strin
          <title id=\"title\">{}</title>\n<desc id=\"desc\">{}</desc>\n<style>\n{}</style>\n\
          {}{}{}{}</svg>\n",
         escape_xml(&sanitize(title)),
-        escape_xml(&about.join("\n")),
+        escape_xml(&about),
         style(),
         page.out,
         drawing.boxes.out,
@@ -110,8 +110,7 @@ fn measure(scene: &Scene) -> (usize, f64) {
     let cards = |count: usize, width: f64| count as f64 * (width + CARD_GAP) - CARD_GAP;
     let least = cards(gpus.max(nics).clamp(2, 4), CARD_MIN).max(cells.min(8) as f64 * PITCH);
     let fit = ((PAGE + GAP) / (least + 2.0 * PAD + GAP)) as usize;
-    let blocks = scene.packages.iter().map(|p| p.nodes.len()).max().unwrap_or(1);
-    let across = columns(scene.nodes().count(), blocks, fit.min(4));
+    let across = columns(scene.nodes().count(), scene.nodes_per_socket(), fit.min(4));
     let room = (PAGE + GAP) / across as f64 - GAP - 2.0 * PAD;
     // About six rows of cores are easier to read than a tall stack or one long row.
     let in_rows = |most: usize| row_length(cells, most) as f64 * PITCH;
@@ -126,11 +125,9 @@ fn measure(scene: &Scene) -> (usize, f64) {
 fn heading(writer: &mut SvgWriter, scene: &Scene, title: &str, width: f64) -> f64 {
     let at = Rect { x: MARGIN, y: MARGIN + 18.0, w: width, h: 0.0 };
     writer.text_truncated(at, "h1", 22.0, title);
-    let mut parts = Vec::new();
-    parts.extend((sanitize(title) != scene.host).then(|| scene.host.clone()));
-    parts.extend(scene.cpu_model.clone());
-    parts.extend(scene.counts.iter().cloned());
-    parts.retain(|p| !p.is_empty());
+    let host = (sanitize(title) != scene.host).then_some(&scene.host);
+    let parts = host.into_iter().chain(&scene.cpu_model).chain(&scene.counts);
+    let parts: Vec<&str> = parts.map(String::as_str).filter(|p| !p.is_empty()).collect();
     writer.text_truncated(Rect { y: MARGIN + 40.0, ..at }, "dim", 11.0, &parts.join(" · "));
     MARGIN + 58.0
 }
@@ -304,7 +301,7 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
     }
     let mut y = top + if resources.is_empty() { 0.0 } else { down as f64 * LEGEND_ROW + 6.0 };
     y = core_legend(writer, scene, y);
-    let shared = scene.shared_cores().first().and_then(|(ranks, _)| ranks.first().copied());
+    let shared = scene.first_sharing_rank();
     let shared = shared.map(|r| format!("{r}+ is a core shared by rank {r} and others"));
     let threads = scene.smt_use().map(|t| format!("Dots are hardware threads: {t}"));
     let notes = shared.into_iter().chain(threads);

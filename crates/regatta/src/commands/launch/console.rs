@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use regatta_launch::job::JobObserver;
 use regatta_launch::lines::MergedLine;
-use regatta_model::{CpuSet, hostlist};
+use regatta_model::hostlist;
+use regatta_model::units::pluralize;
 
 use super::RankObserver;
 use crate::cli::FAINT;
+use crate::draw::text::format_ranges;
 use crate::output;
 
 /// Time after which lines for a blocked terminal are dropped.
@@ -49,7 +51,7 @@ pub struct Console<'a> {
     pending: Option<WriterMessage>,
     /// When the queue became full.
     stalled_since: Option<Instant>,
-    dropped: u64,
+    dropped: usize,
     observer: Option<&'a mut dyn RankObserver>,
 }
 
@@ -128,10 +130,7 @@ impl<'a> Console<'a> {
         match ranks {
             [rank] => format!("{hosts} {rank}"),
             all if all.len() == self.hosts.len() => format!("{hosts} all {}", all.len()),
-            some => {
-                let set: CpuSet = some.iter().map(|&r| r as usize).collect();
-                format!("{hosts} {set}")
-            }
+            some => format!("{hosts} {}", format_ranges(some)),
         }
     }
 
@@ -146,11 +145,9 @@ impl<'a> Console<'a> {
             output::note(&format!("the file of --tee is incomplete: {error}"));
         }
         if self.dropped > 0 {
-            let lines = regatta_model::units::pluralize(self.dropped as usize, "line");
-            output::note(&format!(
-                "{lines} not shown because the terminal was blocked; the logs are complete"
-            ));
-            self.dropped = 0;
+            let lines = pluralize(std::mem::take(&mut self.dropped), "line");
+            let cause = "the terminal was blocked; the logs are complete";
+            output::note(&format!("{lines} not shown because {cause}"));
         }
     }
 
@@ -160,18 +157,20 @@ impl<'a> Console<'a> {
         let Some(message) = self.pending.take() else { return true };
         match self.writer.try_send(message) {
             Ok(()) => self.stalled_since = None,
-            Err(TrySendError::Full(message))
-                if self.stalled_since.get_or_insert_with(Instant::now).elapsed()
-                    < STALL_TIMEOUT =>
-            {
+            Err(TrySendError::Full(message)) if !self.is_stalled() => {
                 self.pending = Some(message);
                 return false;
             }
             Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) => {
-                self.dropped += u64::from(matches!(lost, WriterMessage::Line { .. }));
+                self.dropped += usize::from(matches!(lost, WriterMessage::Line { .. }));
             }
         }
         true
+    }
+
+    /// Whether the queue has been full for too long.
+    fn is_stalled(&mut self) -> bool {
+        self.stalled_since.get_or_insert_with(Instant::now).elapsed() >= STALL_TIMEOUT
     }
 
     fn wait_for_writer(&mut self) {
