@@ -107,18 +107,12 @@ const SMT_POLICIES: [NamedValue<SmtPolicy>; 2] = [
     ("one", SmtPolicy::One, "The first hardware thread"),
 ];
 
-const VISIBILITIES: [NamedValue<GpuVisibility>; 2] = [
-    (
-        "all",
-        GpuVisibility::All,
-        "All GPUs of the node: keeps peer-to-peer copies; the program selects device LOCAL_RANK",
-    ),
-    (
-        "own",
-        GpuVisibility::Own,
-        "Its own GPU only, as device 0: breaks programs that select device LOCAL_RANK",
-    ),
-];
+const ALL_GPUS: &str =
+    "All GPUs of the node: keeps peer-to-peer copies; the program selects device LOCAL_RANK";
+const OWN_GPU: &str =
+    "Its own GPU only, as device 0: breaks programs that select device LOCAL_RANK";
+const VISIBILITIES: [NamedValue<GpuVisibility>; 2] =
+    [("all", GpuVisibility::All, ALL_GPUS), ("own", GpuVisibility::Own, OWN_GPU)];
 
 const MEMORY_BINDINGS: [NamedValue<MemoryBinding>; 4] = [
     ("prefer", MemoryBinding::Prefer, "Prefer the NUMA node of the rank's cores"),

@@ -215,16 +215,16 @@ fn hypothetical_nodes(machines: &[Machine], count: u32) -> Vec<AllocatedNode> {
 /// other forever. An explicit rank count takes precedence over the launcher's.
 fn check_size(placement: &Placement, allocation: &Allocation, job: &JobSpec) -> Result<()> {
     let explicit = job.ranks.is_some() || job.ranks_per_node.is_some();
-    match allocation.this_rank {
-        Some(me) if !explicit && me.size != placement.ranks => bail!(
-            "this is rank {} of {}, but the plan has {} ranks: the launcher does not report the \
+    let (planned, me) = (placement.ranks, allocation.this_rank);
+    if let Some(me) = me.filter(|me| !explicit && me.size != planned) {
+        bail!(
+            "this is rank {} of {}, but the plan has {planned} ranks: the launcher does not report the \
              ranks per node; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
             me.rank,
-            me.size,
-            placement.ranks
-        ),
-        _ => Ok(()),
+            me.size
+        );
     }
+    Ok(())
 }
 
 /// Drops the CPU affinity of a recorded machine, which is another process's, and of a rank that a
@@ -278,13 +278,12 @@ impl Discovery {
         if !machine.is_live() || in_job || allocation.scheduler == Scheduler::None {
             return None;
         }
-        let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+        let nodes: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+        let (host, nodes) = (&machine.host, hostlist::compress(&nodes));
         Some(Warning {
             code: STAND_IN.to_owned(),
             message: format!(
-                "{} is not a node of the job: the plan assumes that the job's nodes ({}) are identical to it",
-                machine.host,
-                hostlist::compress(&hosts)
+                "{host} is not a node of the job: the plan assumes that the job's nodes ({nodes}) are identical to it"
             ),
             hint: "run this on a node of the job, or describe the nodes by --system, or by \
                    --machine with a file that `regatta map --dump` wrote there"

@@ -164,8 +164,8 @@ fn software_line(software: &Software) -> Option<String> {
         ("libfabric", &software.libfabric),
         ("network plug-in", &software.net_plugin),
     ];
-    let found: Vec<String> =
-        parts.iter().filter_map(|(name, v)| Some(format!("{name} {}", v.as_ref()?))).collect();
+    let found = parts.iter().filter_map(|(name, v)| Some(format!("{name} {}", v.as_ref()?)));
+    let found: Vec<String> = found.collect();
     (!found.is_empty()).then(|| found.join(", "))
 }
 

@@ -318,13 +318,13 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
 /// Draws the meaning of the tiles without a rank that occur.
 fn core_legend(writer: &mut SvgWriter, scene: &Scene, y: f64) -> f64 {
     let mut x = MARGIN;
-    for (state, class, symbol, words) in [
-        (CoreState::Idle, "idle", "·", "idle core"),
-        (CoreState::Reserved, "reserved", "–", "reserved core"),
-        (CoreState::Unusable, "unusable", "×", "core not usable by this job"),
+    for (state, words) in [
+        (CoreState::Idle, "idle core"),
+        (CoreState::Reserved, "reserved core"),
+        (CoreState::Unusable, "core not usable by this job"),
     ] {
         if scene.cores().any(|c| c.state == state) {
-            svg_tiles::empty_tile(writer, Rect { x, y, w: TILE, h: TILE }, class, symbol);
+            svg_tiles::empty_tile(writer, Rect { x, y, w: TILE, h: TILE }, &state);
             writer.text(x + TILE + 8.0, y + 15.0, "", words);
             x += TILE + 32.0 + words.len() as f64 * CHAR_WIDTH;
         }

@@ -381,10 +381,9 @@ pub mod tests {
         words: impl IntoIterator<Item = W>,
     ) -> Result<BenchCommand, clap::Error> {
         let words = words.into_iter().map(Into::into);
-        match Cli::try_parse_from(
-            ["regatta", "bench"].map(OsString::from).into_iter().chain(words),
-        )? {
-            Cli { command: Command::Bench(args) } => Ok(args.command),
+        let words = ["regatta", "bench"].map(OsString::from).into_iter().chain(words);
+        match Cli::try_parse_from(words)?.command {
+            Command::Bench(args) => Ok(args.command),
             other => panic!("not a benchmark: {other:?}"),
         }
     }

@@ -160,11 +160,10 @@ fn run_tuning(
 /// A new result file in the run folder, if it is visible here. Another `regatta bench` of the job
 /// may have left its own.
 fn new_result_file() -> Option<PathBuf> {
-    let folder =
-        Some(PathBuf::from(std::env::var_os(run_folder::VARIABLE)?)).filter(|f| f.is_dir())?;
+    let folder = std::env::var_os(run_folder::VARIABLE).map(PathBuf::from)?;
     let more = (2..=MAX_RESULT_FILES).map(|number| format!("bench-{number}.json"));
     let names = ["bench.json".to_owned()].into_iter().chain(more);
-    names.map(|name| folder.join(name)).find(|file| !file.exists())
+    names.map(|name| folder.join(name)).find(|file| folder.is_dir() && !file.exists())
 }
 
 /// Where the events of a rank go.

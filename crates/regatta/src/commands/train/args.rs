@@ -91,6 +91,23 @@ impl TrainArgs {
     }
 }
 
+#[cfg(test)]
+pub mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Parses the words after `regatta train`.
+    pub fn parse_train(words: &str) -> Result<TrainArgs, clap::Error> {
+        let words = ["regatta", "train"].into_iter().chain(words.split_whitespace());
+        match Cli::try_parse_from(words)?.command {
+            Command::Train(args) => Ok(*args),
+            other => panic!("not a training: {other:?}"),
+        }
+    }
+}
+
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:

@@ -172,9 +172,8 @@ mod tests {
         report.on_event(SmokeEvent::Check(Box::new(finished(Check::Join, world))), 1.0);
         report.on_event(SmokeEvent::Done, 12.34);
         assert_eq!(plain(&result(&report)), "passed: 4 ranks on 2 hosts in 12.3 s\n");
-        let mut report = SmokeReport::new(ReportingProcess::Rank);
-        let why = "rank 2 on c exited".to_owned();
-        report.on_event(SmokeEvent::Aborted { check: Check::Steps, reason: why }, 1.0);
+        let reason = "rank 2 on c exited".to_owned();
+        report.on_event(SmokeEvent::Aborted { check: Check::Steps, reason }, 13.0);
         let text = plain(&result(&report));
         assert!(text.starts_with("failed: steps: rank 2 on c exited\nhint: "), "{text}");
     }
