@@ -151,11 +151,10 @@ impl<'a> SvgDrawing<'a> {
     }
 
     fn heights(&self, groups: &[GroupView], devices: &Devices, inner: f64) -> RowHeights {
-        let group_height =
-            |g: &GroupView| GROUP + g.cores.len().div_ceil(self.per_row(g)) as f64 * PITCH + 6.0;
+        let rows = |g: &GroupView| g.cores.len().div_ceil(self.per_row(g)) as f64;
         let folded = if devices.folded_nics.is_empty() { 0.0 } else { 20.0 };
         RowHeights {
-            cores: groups.iter().map(group_height).sum(),
+            cores: groups.iter().map(|g| GROUP + rows(g) * PITCH + 6.0).sum(),
             gpus: cards_height(devices.gpus.len(), inner),
             nics: cards_height(devices.nics.len(), inner) + folded,
         }

@@ -7,9 +7,7 @@ use anyhow::{Error, Result, bail};
 use regatta_comm::tune;
 use regatta_measure::baseline::Tolerance;
 use regatta_measure::pairs::PairsOptions;
-use regatta_measure::roofline::copy::CopySettings;
-use regatta_measure::roofline::disk::DiskSettings;
-use regatta_measure::roofline::gemm::GemmSettings;
+use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
 use regatta_measure::run::{
     IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
 };

@@ -145,14 +145,13 @@ impl Reporter {
     }
 
     fn set_pairs(&mut self, pairs: PairMatrices) {
-        let mut text = pairs::text::draw(&pairs, COLUMNS);
-        pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
-        if pairs.findings.is_empty() {
-            text.push_str("no slow links or nodes found\n");
-        }
         self.healthy = pairs.findings.is_empty();
+        let findings = match self.healthy {
+            true => "no slow links or nodes found\n".to_owned(),
+            false => pairs.findings.join("\n") + "\n",
+        };
+        self.print_table(&(pairs::text::draw(&pairs, COLUMNS) + &findings));
         self.result.pairs = Some(pairs);
-        self.print_table(&text);
     }
 
     fn set_rooflines(&mut self, rooflines: Vec<RankRoofline>) {
@@ -169,12 +168,10 @@ impl Reporter {
     fn write_tuning_table(&mut self, table: &str) {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
-        let shown = file.display();
-        match output::write_file(file, table) {
-            Ok(()) => output::eprint(&format!(
-                "tuning table: {shown}; use it with REGATTA_TUNING={shown}\n"
-            )),
-            Err(error) => self.tuning_error = Some(error),
+        self.tuning_error = output::write_file(file, table).err();
+        if self.tuning_error.is_none() {
+            let file = file.display();
+            output::eprint(&format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n"));
         }
     }
 

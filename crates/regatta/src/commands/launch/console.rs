@@ -13,7 +13,7 @@ use regatta_launch::lines::MergedLine;
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 
-use super::RankObserver;
+use super::Observer;
 use crate::cli::FAINT;
 use crate::draw::text::format_ranges;
 use crate::output;
@@ -52,16 +52,12 @@ pub struct Console<'a> {
     /// When the queue became full.
     stalled_since: Option<Instant>,
     dropped: usize,
-    observer: Option<&'a mut dyn RankObserver>,
+    observer: Observer<'a>,
 }
 
 impl<'a> Console<'a> {
-    /// A console that shows the lines of `shown_ranks`, or of all ranks if empty.
-    pub fn new(
-        shown_ranks: &[u32],
-        tee: Option<&Path>,
-        observer: Option<&'a mut dyn RankObserver>,
-    ) -> Result<Self> {
+    /// A console that shows the lines of `ranks`, or of all ranks if empty.
+    pub fn new(ranks: &[u32], tee: Option<&Path>, observer: Observer<'a>) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let (writer, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new()
@@ -70,7 +66,7 @@ impl<'a> Console<'a> {
             .context("start the console thread")?;
         Ok(Self {
             hosts: Vec::new(),
-            shown_ranks: shown_ranks.to_vec(),
+            shown_ranks: ranks.to_vec(),
             tee: tee.map(open).transpose()?,
             tee_error: None,
             writer,

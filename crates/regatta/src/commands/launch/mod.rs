@@ -60,6 +60,9 @@ pub trait RankObserver {
     fn prints_run_dir(&self) -> bool;
 }
 
+/// The observer of a command that launches its own ranks.
+type Observer<'a> = Option<&'a mut dyn RankObserver>;
+
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     launch(args, discover(args)?, None)
@@ -71,11 +74,7 @@ pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
 }
 
 /// Launches the ranks on the nodes that [`discover`] found.
-pub fn launch(
-    args: &LaunchArgs,
-    discovery: Discovery,
-    observer: Option<&mut dyn RankObserver>,
-) -> Result<ExitCode> {
+pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
     if !discovery.machines[0].is_live() && !args.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
     }
@@ -106,11 +105,11 @@ fn node_pool(args: &LaunchArgs, discovery: &Discovery) -> Result<NodePool> {
 /// Executes the rank's command in this process, which another launcher started as that rank.
 fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
     let plan = discovery.plan(&args.source, &args.job)?;
-    if rank >= plan.placement.ranks {
+    let ranks = plan.placement.ranks;
+    if rank >= ranks {
         bail!(
-            "the environment says that this is rank {rank}, but the job has {} ranks; to launch a \
-             job from within a rank, unset RANK and WORLD_SIZE first",
-            plan.placement.ranks
+            "the environment says that this is rank {rank}, but the job has {ranks} ranks; to \
+             launch a job from within a rank, unset RANK and WORLD_SIZE first"
         );
     }
     Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
@@ -132,11 +131,7 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
 }
 
 /// Launches the job in a new run folder.
-fn start(
-    args: &LaunchArgs,
-    discovery: Discovery,
-    observer: Option<&mut dyn RankObserver>,
-) -> Result<ExitCode> {
+fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
     reaper::fork_worker()?;
     let id = new_run_id();
     let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;

@@ -52,21 +52,19 @@ pub fn describe(plan: &LaunchPlan) -> String {
 pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_dir: bool) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
-    if result.exit_code == 0 {
-        if !caller_prints_run_dir {
-            text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
+    let folder = folder.path();
+    if result.exit_code != 0 {
+        text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
+        if let Some(failure) = &result.failure {
+            failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
+            text.push_str(&states(&failure.other_ranks));
+        } else {
+            text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
         }
-        output::eprint(&text);
-        return;
+        text.push_str(&format!("  logs: {}\n", folder.join("log").display()));
+    } else if !caller_prints_run_dir {
+        text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
     }
-    text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
-    if let Some(failure) = &result.failure {
-        failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
-        text.push_str(&states(&failure.other_ranks));
-    } else {
-        text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
-    }
-    text.push_str(&format!("  logs: {}\n", folder.path().join("log").display()));
     output::eprint(&text);
 }
 

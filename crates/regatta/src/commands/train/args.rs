@@ -91,23 +91,6 @@ impl TrainArgs {
     }
 }
 
-#[cfg(test)]
-pub mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::cli::{Cli, Command};
-
-    /// Parses the words after `regatta train`.
-    pub fn parse_train(words: &str) -> Result<TrainArgs, clap::Error> {
-        let words = ["regatta", "train"].into_iter().chain(words.split_whitespace());
-        match Cli::try_parse_from(words)?.command {
-            Command::Train(args) => Ok(*args),
-            other => panic!("not a training: {other:?}"),
-        }
-    }
-}
-
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
@@ -126,3 +109,20 @@ Examples:
   salloc -N 2 regatta train gpt2                on all nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     under regatta launch, like any other program
   regatta train --json | jq .step.loss          events as JSON lines, for scripts";
+
+#[cfg(test)]
+pub mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Parses the words after `regatta train`.
+    pub fn parse_train(words: &str) -> Result<TrainArgs, clap::Error> {
+        let words = ["regatta", "train"].into_iter().chain(words.split_whitespace());
+        match Cli::try_parse_from(words)?.command {
+            Command::Train(args) => Ok(*args),
+            other => panic!("not a training: {other:?}"),
+        }
+    }
+}

@@ -26,8 +26,8 @@ pub fn row(result: &CheckResult) -> String {
         Verdict::Failed => (ERROR, "failed"),
     };
     let slowest = result.slowest.as_ref().filter(|slowest| slowest.rank != 0);
-    let slowest =
-        slowest.map_or_else(String::new, |s| format!("{} r{}", format_time(s.seconds), s.rank));
+    let slowest = slowest.map(|s| format!("{} r{}", format_time(s.seconds), s.rank));
+    let slowest = slowest.unwrap_or_default();
     let mut lines = match &result.findings.details {
         // Their texts describe success.
         Details::Digest(_) | Details::Checkpoint { .. } if result.verdict == Verdict::Failed => {
