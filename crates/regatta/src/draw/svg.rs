@@ -103,21 +103,21 @@ fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> Strin
 
 /// Boxes per row, and their inner width.
 fn measure(scene: &Scene) -> (usize, f64) {
-    let most = |count: fn(&NodeView) -> usize| scene.nodes().map(count).max().unwrap_or(0);
-    let gpus = most(|n| n.devices.gpus.len());
-    let nics = most(|n| n.devices.nics.len());
-    let cells = most(|n| n.groups.iter().map(|g| g.cores.len()).max().unwrap_or(0));
+    let max = |count: fn(&NodeView) -> usize| scene.nodes().map(count).max().unwrap_or(0);
+    let gpus = max(|n| n.devices.gpus.len());
+    let nics = max(|n| n.devices.nics.len());
+    let cells = max(|n| n.groups.iter().map(|g| g.cores.len()).max().unwrap_or(0));
     let cards = |count: usize, width: f64| count as f64 * (width + CARD_GAP) - CARD_GAP;
-    let least = cards(gpus.max(nics).clamp(2, 4), CARD_MIN).max(cells.min(8) as f64 * PITCH);
-    let fit = ((PAGE + GAP) / (least + 2.0 * PAD + GAP)) as usize;
+    let min_width = cards(gpus.max(nics).clamp(2, 4), CARD_MIN).max(cells.min(8) as f64 * PITCH);
+    let fit = ((PAGE + GAP) / (min_width + 2.0 * PAD + GAP)) as usize;
     let across = columns(scene.nodes().count(), scene.nodes_per_socket(), fit.min(4));
-    let room = (PAGE + GAP) / across as f64 - GAP - 2.0 * PAD;
+    let available = (PAGE + GAP) / across as f64 - GAP - 2.0 * PAD;
     // About six rows of cores are easier to read than a tall stack or one long row.
     let in_rows = |most: usize| row_length(cells, most) as f64 * PITCH;
     let rows = in_rows(cells.div_ceil(6).max(8));
-    let wanted = cards(gpus.max(nics), 140.0).max(rows).max(least).min(room);
+    let wanted = cards(gpus.max(nics), 140.0).max(rows).max(min_width).min(available);
     // If the cards make a box wider than its cores, use longer rows of cores.
-    let wider = in_rows((room / PITCH) as usize);
+    let wider = in_rows((available / PITCH) as usize);
     let sparse = in_rows((wanted / PITCH) as usize) < wanted * 0.75;
     (across, round(if sparse && wider > wanted { wider } else { wanted }))
 }
@@ -286,7 +286,7 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
     let column = (longest * CHAR_WIDTH + TILE + 32.0).clamp(1.0, width);
     let across = ((width / column) as usize).max(1);
     let down = resources.len().div_ceil(across).max(1);
-    for (i, (rank, share)) in scene.ranks.iter().zip(&resources).enumerate() {
+    for (i, (rank, resources)) in scene.ranks.iter().zip(&resources).enumerate() {
         let x = round(MARGIN + (i / down) as f64 * column);
         let y = top + (i % down) as f64 * LEGEND_ROW;
         let name = format!("Rank {}", rank.local_rank);
@@ -294,8 +294,8 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
         writer.open("", &tip);
         writer.rect(Rect { x, y, w: TILE, h: TILE }, 4.0, &fill(rank.local_rank));
         writer.text(x + TILE / 2.0, y + 15.0, "num on", &rank.local_rank.to_string());
-        let room = Rect { x: x + TILE + 8.0, y: y + 15.0, w: column - TILE - 12.0, h: 0.0 };
-        writer.text_truncated(room, "", 11.0, share);
+        let area = Rect { x: x + TILE + 8.0, y: y + 15.0, w: column - TILE - 12.0, h: 0.0 };
+        writer.text_truncated(area, "", 11.0, resources);
         writer.close();
     }
     let mut y = top + if resources.is_empty() { 0.0 } else { down as f64 * LEGEND_ROW + 6.0 };

@@ -21,7 +21,7 @@ pub enum OutputMode {
         /// Whether it is coloured.
         colour: bool,
     },
-    /// A line every `log_every` steps.
+    /// A line every `log_interval` steps.
     Log,
     /// Each event as a JSON line.
     Json,
