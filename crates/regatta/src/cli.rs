@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_model::CpuSet;
 use regatta_place::binding::LauncherSyntax;
@@ -16,7 +16,7 @@ use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
-use crate::options::{JobArgs, RankEnvArgs, SourceArgs};
+use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, one_of, positive};
 
 /// Style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -81,9 +81,15 @@ pub enum Command {
     #[command(hide = true)]
     RankWorker,
     /// Print a shell completion script
-    Completions(CompletionArgs),
+    Completions {
+        /// Shell to complete for
+        shell: clap_complete::Shell,
+    },
     /// Print the manual page of regatta or of one of its commands
-    Man(ManArgs),
+    Man {
+        /// Command to document [default: regatta itself]
+        page: Option<String>,
+    },
 }
 
 const MAP_EXAMPLES: &str = "\
@@ -160,8 +166,8 @@ pub struct MapArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub svg: Option<PathBuf>,
     /// Print the options with which this launcher binds the ranks as planned
-    #[arg(long, value_name = "LAUNCHER", conflicts_with = "json", help_heading = "Output")]
-    pub format: Option<LauncherName>,
+    #[arg(long, value_parser = one_of(&SYNTAXES), value_name = "LAUNCHER", conflicts_with = "json", help_heading = "Output")]
+    pub format: Option<LauncherSyntax>,
     /// Run in each rank: compare its actual binding with the plan; exit 1 on a mismatch
     #[arg(long, conflicts_with_all = ["dump", "svg", "format"], help_heading = "Output")]
     pub check: bool,
@@ -219,7 +225,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 0, help_heading = "Launch")]
     pub spares: u32,
     /// Continue on fewer nodes, but at least COUNT, when a node is lost and no spare is left
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Launch")]
+    #[arg(long, value_name = "COUNT", value_parser = positive(), help_heading = "Launch")]
     pub min_nodes: Option<u32>,
     /// Prefix the command with a tool, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
     /// {host} are replaced by the rank's own
@@ -235,8 +241,8 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=MAX_GRACE), help_heading = "Launch")]
     pub grace: u64,
     /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
-    #[arg(long, value_enum, value_name = "LAUNCHER", help_heading = "Nodes")]
-    pub launcher: Option<AgentLauncherName>,
+    #[arg(long, value_parser = one_of(&AGENT_LAUNCHERS), value_name = "LAUNCHER", help_heading = "Nodes")]
+    pub launcher: Option<AgentLauncher>,
     /// ssh command with options, as in 'ssh -p 2222'
     #[arg(long, value_name = "COMMAND", help_heading = "Nodes")]
     pub ssh: Option<String>,
@@ -250,7 +256,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
     pub heartbeat_timeout: u64,
     /// Fan-out of the agent tree
-    #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = positive())]
     pub fan_out: u32,
     /// Command of every rank, executed without a shell
     #[arg(last = true, required = true, value_name = "COMMAND", help_heading = "Launch")]
@@ -279,73 +285,19 @@ pub struct AgentArgs {
     pub node: Option<u32>,
 }
 
-/// `--launcher`: what starts the agents.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum AgentLauncherName {
-    /// Slurm's srun, as one step
-    Srun,
-    /// HPE's PALS mpiexec
-    Pals,
-    /// MPICH's or Intel MPI's mpiexec
-    Hydra,
-    /// Open MPI's mpirun
-    Openmpi,
-    /// flux run
-    Flux,
-    /// ssh to each node
-    Ssh,
-}
+const AGENT_LAUNCHERS: [NamedValue<AgentLauncher>; 6] = [
+    ("srun", AgentLauncher::Srun, "Slurm's srun, as one step"),
+    ("pals", AgentLauncher::Pals, "HPE's PALS mpiexec"),
+    ("hydra", AgentLauncher::Hydra, "MPICH's or Intel MPI's mpiexec"),
+    ("openmpi", AgentLauncher::OpenMpi, "Open MPI's mpirun"),
+    ("flux", AgentLauncher::Flux, "flux run"),
+    ("ssh", AgentLauncher::Ssh, "ssh to each node"),
+];
 
-impl From<AgentLauncherName> for AgentLauncher {
-    fn from(name: AgentLauncherName) -> Self {
-        match name {
-            AgentLauncherName::Srun => AgentLauncher::Srun,
-            AgentLauncherName::Pals => AgentLauncher::Pals,
-            AgentLauncherName::Hydra => AgentLauncher::Hydra,
-            AgentLauncherName::Openmpi => AgentLauncher::OpenMpi,
-            AgentLauncherName::Flux => AgentLauncher::Flux,
-            AgentLauncherName::Ssh => AgentLauncher::Ssh,
-        }
-    }
-}
-
-/// `regatta completions`.
-#[derive(Debug, Args)]
-pub struct CompletionArgs {
-    /// Shell to complete for
-    pub shell: clap_complete::Shell,
-}
-
-/// `regatta man`.
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Command to document [default: regatta itself]
-    pub page: Option<String>,
-}
-
-/// `map --format`: whose binding options to print.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum LauncherName {
-    /// Slurm's srun
-    Srun,
-    /// HPE's PALS mpiexec (Polaris, Aurora)
-    Pals,
-    /// flux run
-    Flux,
-    /// Open MPI's mpirun
-    Openmpi,
-    /// MPICH's mpiexec (Hydra)
-    Mpich,
-}
-
-impl From<LauncherName> for LauncherSyntax {
-    fn from(name: LauncherName) -> Self {
-        match name {
-            LauncherName::Srun => LauncherSyntax::Srun,
-            LauncherName::Pals => LauncherSyntax::Pals,
-            LauncherName::Flux => LauncherSyntax::Flux,
-            LauncherName::Openmpi => LauncherSyntax::OpenMpi,
-            LauncherName::Mpich => LauncherSyntax::Mpich,
-        }
-    }
-}
+const SYNTAXES: [NamedValue<LauncherSyntax>; 5] = [
+    ("srun", LauncherSyntax::Srun, "Slurm's srun"),
+    ("pals", LauncherSyntax::Pals, "HPE's PALS mpiexec (Polaris, Aurora)"),
+    ("flux", LauncherSyntax::Flux, "flux run"),
+    ("openmpi", LauncherSyntax::OpenMpi, "Open MPI's mpirun"),
+    ("mpich", LauncherSyntax::Mpich, "MPICH's mpiexec (Hydra)"),
+];

@@ -9,7 +9,7 @@ use regatta_model::{Launcher, Machine};
 use regatta_place::environment::{
     CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
 };
-use regatta_place::profile::JobContext;
+use regatta_place::profile::{JobContext, SiteSetting};
 use regatta_place::rendezvous::{self, Candidate};
 
 use crate::options::RankEnvArgs;
@@ -24,10 +24,9 @@ pub fn rank_env(
     rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvVar>> {
-    let mut lines = full_rank_env(plan, args, rendezvous, rank)?;
-    let excluded = [&args.without, &args.inherit];
-    lines.retain(|l| !excluded.iter().any(|names| names.contains(&l.variable)));
-    Ok(lines)
+    let mut variables = full_rank_env(plan, args, rendezvous, rank)?;
+    variables.retain(|v| ![&args.without, &args.inherit].iter().any(|e| e.contains(&v.variable)));
+    Ok(variables)
 }
 
 fn full_rank_env(
@@ -36,34 +35,30 @@ fn full_rank_env(
     rendezvous: &Rendezvous,
     rank: u32,
 ) -> Result<Vec<EnvVar>> {
-    let framework: Framework = args.framework.into();
+    let framework = args.framework;
     let Some((_, node, _)) = plan.placement.find_rank(rank) else {
         let last = plan.placement.ranks.saturating_sub(1);
         bail!("rank {rank} is out of range: the job has ranks 0 to {last}");
     };
     let machine = plan.machine(node);
     let (cache, cache_why) = cache_folder(plan);
-    let lines = environment(&EnvContext {
+    let variables = environment(&EnvContext {
         placement: &plan.placement,
         rank,
         machine,
         nics: plan.nics(node),
         framework,
         rendezvous,
-        cache: CacheDir { path: &cache, why: &cache_why },
+        cache: CacheDir { path: &cache, why: cache_why },
         settings: &settings(plan, machine, framework),
     });
-    Ok(lines.unwrap_or_default())
+    Ok(variables.unwrap_or_default())
 }
 
 /// Notes the variables of `--without` that would not be set anyway.
-pub fn note_unknown_variables(
-    plan: &JobPlan,
-    args: &RankEnvArgs,
-    rendezvous: &Rendezvous,
-) -> Result<()> {
-    let lines = full_rank_env(plan, args, rendezvous, 0)?;
-    for name in args.without.iter().filter(|n| !lines.iter().any(|l| l.variable == **n)) {
+pub fn note_unset_names(plan: &JobPlan, args: &RankEnvArgs, rendezvous: &Rendezvous) -> Result<()> {
+    let variables = full_rank_env(plan, args, rendezvous, 0)?;
+    for name in args.without.iter().filter(|n| !variables.iter().any(|v| v.variable == **n)) {
         output::note(&format!("--without {name} has no effect: regatta does not set {name}"));
     }
     Ok(())
@@ -71,17 +66,17 @@ pub fn note_unknown_variables(
 
 fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvVar> {
     let nodes = plan.placement.nodes.len() as u32;
-    let situation = JobContext::of(machine, nodes, Some(framework.name()));
-    let line = |s: regatta_place::profile::SiteSetting| EnvVar {
+    let context = JobContext::of(machine, nodes, Some(framework.name()));
+    let variable = |s: SiteSetting| EnvVar {
         variable: s.variable,
         value: s.value,
         why: format!("{} ({})", s.why.trim_end_matches('.'), s.profile),
     };
-    plan.site.profile.settings(&situation).into_iter().map(line).collect()
+    plan.site.profile.settings(&context).into_iter().map(variable).collect()
 }
 
 /// A node-local folder per user and job: below the site's, else TMPDIR, else /tmp.
-fn cache_folder(plan: &JobPlan) -> (String, String) {
+fn cache_folder(plan: &JobPlan) -> (String, &'static str) {
     // Only folders of this node can be checked.
     let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
     let candidates = plan.site.profile.node_local.expanded(plan.env.as_map());
@@ -92,10 +87,9 @@ fn cache_folder(plan: &JobPlan) -> (String, String) {
         None => (temporary.to_owned(), "node-local"),
     };
     let job = plan.allocation.job_id.as_deref().unwrap_or("local");
-    let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let name: String =
-        format!("regatta-{}-{job}", system::user(&plan.env)).chars().map(safe).collect();
-    (format!("{}/{name}", base.trim_end_matches('/')), why.to_owned())
+    let unsafe_char = |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c);
+    let name = format!("regatta-{}-{job}", system::user(&plan.env)).replace(unsafe_char, "-");
+    (format!("{}/{name}", base.trim_end_matches('/')), why)
 }
 
 /// Master address and port of a job, as `rank` determines them.
@@ -122,22 +116,21 @@ fn torchrun_store(plan: &JobPlan) -> Result<(Option<String>, Option<u16>)> {
     if plan.allocation.launcher != Some(Launcher::Torch) {
         return Ok((None, None));
     }
-    let port = plan.env.get("MASTER_PORT");
-    let port = port.map(|text| {
+    let parse = |text: &str| {
         text.parse().with_context(|| format!("MASTER_PORT={text}, set by torchrun, is not a port"))
-    });
-    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), port.transpose()?))
+    };
+    let port = plan.env.get("MASTER_PORT").map(parse).transpose()?;
+    Ok((plan.env.get("MASTER_ADDR").map(str::to_owned), port))
 }
 
 /// Address of rank 0: loopback on a single node.
 fn master_address(plan: &JobPlan) -> Result<(String, String)> {
     if plan.placement.nodes.len() == 1 {
-        return Ok(("127.0.0.1".to_owned(), "the job has one node".to_owned()));
+        return Ok(loopback());
     }
     let Some((node, placed, _)) = plan.placement.find_rank(0) else {
         bail!("the job has no rank 0")
     };
-    let is_local = plan.this_node() == Some(node);
     if placed.host == UNKNOWN_HOST {
         bail!(
             "the launcher does not report the host of rank 0; pass --hostfile with the job's nodes, \
@@ -145,12 +138,20 @@ fn master_address(plan: &JobPlan) -> Result<(String, String)> {
         );
     }
     let suffixes = plan.site.profile.fabric.host_suffix.iter().map(String::as_str);
-    let candidates: Vec<Candidate> = suffixes
-        .chain([""])
-        .map(|suffix| with_suffix(&placed.host, suffix))
-        .map(|name| Candidate { addresses: system::resolve(&name), name })
-        .collect();
+    let names = suffixes.chain([""]).map(|suffix| with_suffix(&placed.host, suffix));
+    let candidates: Vec<Candidate> = names.map(candidate).collect();
+    let is_local = plan.this_node() == Some(node);
     Ok(rendezvous::master_address(&plan.machines[0], is_local, &candidates)?)
+}
+
+/// The address of rank 0 in a job of one node, with the reason.
+pub fn loopback() -> (String, String) {
+    ("127.0.0.1".to_owned(), "the job has one node".to_owned())
+}
+
+/// A host name with its addresses.
+pub fn candidate(name: String) -> Candidate {
+    Candidate { addresses: system::resolve(&name), name }
 }
 
 /// Adds a suffix to a host name: `node1.site` and `i` give `node1i.site`. A suffix that is a domain
@@ -177,7 +178,7 @@ fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
     let port = rendezvous::job_port(&job);
     let in_job = plan.allocation.this_rank.is_some() || plan.allocation.job_id.is_none();
     let checked = rank == 0 && in_job && plan.machines[0].is_live();
-    if checked && !system::port_is_free(port) {
+    if checked && !regatta_launch::port::is_free(port) {
         bail!(
             "port {port}, derived from this job, is in use on {}: pass the same free port to every \
              rank by --master-port",

@@ -18,20 +18,20 @@ use clap::Parser;
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let result = match cli.command {
+    let success = |()| ExitCode::SUCCESS;
+    let result = match Cli::parse().command {
         Command::Map(args) => commands::map::run(&args),
-        Command::Env(args) => commands::env::run(&args),
+        Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
         Command::Bench(args) => commands::bench::run(*args),
         Command::Train(args) => commands::train::run(&args),
-        Command::Generate(args) => commands::generate::run(&args),
+        Command::Generate(args) => commands::generate::run(&args).map(success),
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Data(args) => commands::data::run(&args),
-        Command::Agent(args) => commands::agent::run(&args),
+        Command::Agent(args) => commands::agent::run(&args).map(success),
         Command::RankWorker => commands::rank_worker::run(),
-        Command::Completions(args) => commands::docs::completions(args.shell),
-        Command::Man(args) => commands::docs::man(args.page.as_deref()),
+        Command::Completions { shell } => commands::docs::completions(shell).map(success),
+        Command::Man { page } => commands::docs::man(page.as_deref()).map(success),
     };
     match result {
         Ok(code) => code,

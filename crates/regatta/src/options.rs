@@ -2,13 +2,37 @@
 
 use std::path::PathBuf;
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, ValueEnum};
+use clap::builder::{
+    NonEmptyStringValueParser, PossibleValue, PossibleValuesParser, RangedI64ValueParser,
+    TypedValueParser,
+};
+use clap::{Args, value_parser};
 use regatta_model::{CpuSet, GpuVisibility, JobSpec, MemoryBinding, ReservedCores, SmtPolicy};
 use regatta_place::environment::Framework;
+use regatta_place::profile::PlacementDefaults;
 
 /// Upper bound on `--nodes`, to catch typing errors.
 const MAX_NODES: i64 = 1_000_000;
+
+/// A value of an option: name, value and help. Values without help are hidden aliases.
+pub type NamedValue<T> = (&'static str, T, &'static str);
+
+/// Parses one of these values.
+pub fn one_of<T: Copy + Send + Sync>(
+    values: &'static [NamedValue<T>],
+) -> impl TypedValueParser<Value = T> {
+    let possible = |(name, _, help): &NamedValue<T>| {
+        PossibleValue::new(*name).help(*help).hide(help.is_empty())
+    };
+    PossibleValuesParser::new(values.iter().map(possible)).try_map(|name| {
+        values.iter().find(|value| value.0 == name).map(|value| value.1).ok_or("unknown value")
+    })
+}
+
+/// Parses a count of at least 1.
+pub fn positive() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..)
+}
 
 /// Where the machine description, the allocation and the site profile come from.
 #[derive(Debug, Default, Args)]
@@ -29,7 +53,7 @@ pub struct SourceArgs {
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
     /// Number of nodes: the first ones of the allocation, or hypothetical ones without an allocation
-    #[arg(short = 'N', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=MAX_NODES))]
+    #[arg(short = 'N', long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..=MAX_NODES))]
     pub nodes: Option<u32>,
     /// Use this site profile instead of the detected one
     #[arg(long, value_name = "NAME")]
@@ -51,45 +75,64 @@ pub struct JobArgs {
     #[arg(long, value_name = "COUNT")]
     pub ranks_per_node: Option<u32>,
     /// GPUs per rank
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = positive())]
     pub gpus_per_rank: u32,
     /// Assign no GPUs
     #[arg(long)]
     pub no_gpus: bool,
     /// Cores per rank, from other NUMA nodes if necessary [default: an equal share of the cores
     /// local to its GPU]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
     pub cores_per_rank: Option<u32>,
     /// Cores to keep free of ranks: first-of-l3, none, or a CPU list like 0,52 [default: from the
     /// site profile]
     #[arg(long, value_name = "WHICH", value_parser = parse_reserve)]
     pub reserve: Option<ReservedCores>,
     /// Hardware threads per core to use [default: from the site profile]
-    #[arg(long, value_enum, value_name = "WHICH")]
-    pub smt: Option<SmtName>,
+    #[arg(long, value_parser = one_of(&SMT_POLICIES), value_name = "WHICH")]
+    pub smt: Option<SmtPolicy>,
     /// Allow more ranks than cores
     #[arg(long)]
     pub oversubscribe: bool,
     /// GPUs visible to a rank: all GPUs of the node, or only its own
-    #[arg(long, value_enum, value_name = "WHICH", default_value = "all")]
-    pub visibility: VisibilityName,
+    #[arg(long, value_parser = one_of(&VISIBILITIES), value_name = "WHICH", default_value = "all")]
+    pub visibility: GpuVisibility,
     /// NUMA memory policy
-    #[arg(long, value_enum, value_name = "POLICY", default_value = "prefer")]
-    pub memory: MemoryName,
+    #[arg(long, value_parser = one_of(&MEMORY_BINDINGS), value_name = "POLICY", default_value = "prefer")]
+    pub memory: MemoryBinding,
 }
+
+const SMT_POLICIES: [NamedValue<SmtPolicy>; 2] = [
+    ("all", SmtPolicy::All, "All hardware threads"),
+    ("one", SmtPolicy::One, "The first hardware thread"),
+];
+
+const ALL_GPUS: &str =
+    "All GPUs of the node: keeps peer-to-peer copies; the program selects device LOCAL_RANK";
+const OWN_GPU: &str =
+    "Its own GPU only, as device 0: breaks programs that select device LOCAL_RANK";
+const VISIBILITIES: [NamedValue<GpuVisibility>; 2] =
+    [("all", GpuVisibility::All, ALL_GPUS), ("own", GpuVisibility::Own, OWN_GPU)];
+
+const MEMORY_BINDINGS: [NamedValue<MemoryBinding>; 4] = [
+    ("prefer", MemoryBinding::Prefer, "Prefer the NUMA node of the rank's cores"),
+    ("bind", MemoryBinding::Bind, "Bind to the NUMA node of the rank's cores"),
+    ("default", MemoryBinding::Default, "The kernel's default policy"),
+    ("system", MemoryBinding::Default, ""),
+];
 
 /// The environment variables that a rank gets.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Environment")]
 pub struct RankEnvArgs {
     /// Framework to set variables for
-    #[arg(long, value_enum, default_value = "torch")]
-    pub framework: FrameworkName,
+    #[arg(long, value_parser = one_of(&FRAMEWORKS), default_value = "torch")]
+    pub framework: Framework,
     /// Address rank 0 listens on [default: rank 0's address on the high-speed network]
     #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: Option<String>,
     /// Port rank 0 listens on [default: derived from the job]
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", value_parser = value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
     /// Do not set this variable (repeatable), for example NCCL_NET_GDR_LEVEL
     #[arg(long, value_name = "VARIABLE")]
@@ -99,106 +142,42 @@ pub struct RankEnvArgs {
     pub inherit: Vec<String>,
 }
 
-/// `--framework`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum FrameworkName {
-    /// PyTorch
-    Torch,
-    /// DeepSpeed
-    Deepspeed,
-    /// Hugging Face Accelerate
-    Accelerate,
-    /// Horovod with gloo
-    Horovod,
-    /// JAX
-    Jax,
-}
-
-impl From<FrameworkName> for Framework {
-    fn from(name: FrameworkName) -> Self {
-        match name {
-            FrameworkName::Torch => Framework::Torch,
-            FrameworkName::Deepspeed => Framework::Deepspeed,
-            FrameworkName::Accelerate => Framework::Accelerate,
-            FrameworkName::Horovod => Framework::Horovod,
-            FrameworkName::Jax => Framework::Jax,
-        }
-    }
-}
-
-/// `--smt`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum SmtName {
-    /// All hardware threads
-    All,
-    /// The first hardware thread
-    One,
-}
-
-/// `--visibility`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum VisibilityName {
-    /// All GPUs of the node: keeps peer-to-peer copies; the program selects device LOCAL_RANK
-    All,
-    /// Its own GPU only, as device 0: breaks programs that select device LOCAL_RANK
-    Own,
-}
-
-/// `--memory`.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum MemoryName {
-    /// Prefer the NUMA node of the rank's cores
-    Prefer,
-    /// Bind to the NUMA node of the rank's cores
-    Bind,
-    /// The kernel's default policy
-    #[value(alias = "system")]
-    Default,
-}
+const FRAMEWORKS: [NamedValue<Framework>; 5] = [
+    ("torch", Framework::Torch, "PyTorch"),
+    ("deepspeed", Framework::Deepspeed, "DeepSpeed"),
+    ("accelerate", Framework::Accelerate, "Hugging Face Accelerate"),
+    ("horovod", Framework::Horovod, "Horovod with gloo"),
+    ("jax", Framework::Jax, "JAX"),
+];
 
 fn parse_reserve(text: &str) -> Result<ReservedCores, String> {
+    const EXPECTED: &str = "expected first-of-l3, none, or a CPU list like 0,52";
     match text {
         "first-of-l3" => Ok(ReservedCores::FirstOfL3),
         "none" => Ok(ReservedCores::None),
         list => match list.parse::<CpuSet>() {
             Ok(cpus) if !cpus.is_empty() => Ok(ReservedCores::Cpus(cpus)),
-            Ok(_) => Err("expected first-of-l3, none, or a CPU list like 0,52".to_owned()),
-            Err(error) => {
-                Err(format!("{error}; expected first-of-l3, none, or a CPU list like 0,52"))
-            }
+            Ok(_) => Err(EXPECTED.to_owned()),
+            Err(error) => Err(format!("{error}; {EXPECTED}")),
         },
     }
 }
 
 impl JobArgs {
     /// The job, with defaults from the site profile.
-    pub fn job(
-        &self,
-        site_reserve: Option<&ReservedCores>,
-        site_smt: Option<SmtPolicy>,
-    ) -> JobSpec {
+    pub fn job(&self, site: &PlacementDefaults) -> JobSpec {
+        let reserve = self.reserve.as_ref().or(site.reserve.as_ref());
         JobSpec {
             ranks: self.ranks,
             ranks_per_node: self.ranks_per_node,
             gpus_per_rank: self.gpus_per_rank,
             use_gpus: !self.no_gpus,
             cores_per_rank: self.cores_per_rank,
-            reserve: self.reserve.clone().or_else(|| site_reserve.cloned()).unwrap_or_default(),
-            smt: match self.smt {
-                Some(SmtName::All) => SmtPolicy::All,
-                Some(SmtName::One) => SmtPolicy::One,
-                None => site_smt.unwrap_or_default(),
-            },
+            reserve: reserve.cloned().unwrap_or_default(),
+            smt: self.smt.or(site.smt).unwrap_or_default(),
             oversubscribe: self.oversubscribe,
-            visibility: match self.visibility {
-                VisibilityName::All => GpuVisibility::All,
-                VisibilityName::Own => GpuVisibility::Own,
-            },
-            memory: match self.memory {
-                MemoryName::Prefer => MemoryBinding::Prefer,
-                MemoryName::Bind => MemoryBinding::Bind,
-                MemoryName::Default => MemoryBinding::Default,
-            },
+            visibility: self.visibility,
+            memory: self.memory,
         }
     }
 }

@@ -7,14 +7,19 @@ use std::path::Path;
 use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result};
+use regatta_comm::bootstrap::host_name;
 use regatta_model::Warning;
 
 use crate::cli::{FAINT, WARNING};
 
 /// Prints a text to standard output.
 pub fn print(text: &str) -> Result<()> {
+    print_raw(&without_unsupported_color(&std::io::stdout(), text))
+}
+
+/// Prints a text that may contain any characters to standard output.
+pub fn print_raw(text: &str) -> Result<()> {
     let mut out = std::io::stdout();
-    let text = without_unsupported_color(&out, text);
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
 }
 
@@ -31,8 +36,8 @@ pub fn note(text: &str) {
 
 /// Prints a warning and its hint to standard error.
 pub fn warn(warning: &Warning) {
-    let Warning { message: what, hint, .. } = warning;
-    note(&format!("{what}\n      {FAINT}{hint}{FAINT:#}"));
+    let Warning { message, hint, .. } = warning;
+    note(&format!("{message}\n      {FAINT}{hint}{FAINT:#}"));
 }
 
 /// Strips colours if the stream does not support them. A stream that strips them itself would write
@@ -58,9 +63,8 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
     let real = std::fs::canonicalize(path);
     let path = real.as_deref().unwrap_or(path);
     // Ranks on several nodes may write the same file: the temporary name has host and PID.
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut part = path.as_os_str().to_owned();
-    part.push(format!(".{host}.{}.part", std::process::id()));
+    part.push(format!(".{}.{}.part", host_name(), std::process::id()));
     let part = Path::new(&part);
     let write = || -> std::io::Result<()> {
         let mut file = std::fs::File::create(part)?;

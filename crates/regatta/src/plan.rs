@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Root, systems};
 use regatta_model::allocation::UNKNOWN_HOST;
@@ -12,7 +13,7 @@ use regatta_model::{
     AllocatedNode, Allocation, JobSpec, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
 use regatta_place::gpu_visibility;
-use regatta_place::profile::{Profile, ProfileMatch, Profiles, SiteEvidence};
+use regatta_place::profile::{ProfileMatch, Profiles, SiteEvidence};
 
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
@@ -48,8 +49,7 @@ impl Discovery {
 
     /// Index of a host's machine description.
     fn machine_of(&self, host: &str) -> usize {
-        let named =
-            || self.machines.iter().position(|m| short_hostname(&m.host) == short_hostname(host));
+        let named = || self.machines.iter().position(|m| same_host(&m.host, host));
         self.machine_index.get(short_hostname(host)).copied().or_else(named).unwrap_or(0)
     }
 
@@ -64,7 +64,7 @@ impl Discovery {
             return Some(node as usize);
         }
         let own = self.env.get("SLURMD_NODENAME").unwrap_or(&self.machines[0].host);
-        self.allocation.nodes.iter().position(|n| short_hostname(&n.host) == short_hostname(own))
+        self.allocation.nodes.iter().position(|n| same_host(&n.host, own))
     }
 
     /// Whether the ranks run on other nodes, which need agents.
@@ -81,37 +81,31 @@ impl Discovery {
     }
 
     /// Detects the site and completes the user's options with its defaults.
-    pub fn resolve_job(
-        &self,
-        source: &SourceArgs,
-        job: &JobArgs,
-    ) -> Result<(ProfileMatch, JobSpec)> {
-        let site = site(source, &self.machines[0], &self.allocation, &self.env)?;
-        let place = &site.profile.place;
-        let job = job.job(place.reserve.as_ref(), place.smt);
+    pub fn resolve_job(&self, from: &SourceArgs, job: &JobArgs) -> Result<(ProfileMatch, JobSpec)> {
+        let site = self.site(from)?;
+        let job = job.job(&site.profile.place);
         Ok((site, job))
     }
 
     /// Places a job with resolved options.
     pub fn place(mut self, site: ProfileMatch, job: JobSpec) -> Result<JobPlan> {
         let variable = |name: &str| self.env.as_map().get(name).cloned();
-        let left = match self.is_reported_by_agents() {
+        let allocation = &self.allocation;
+        let job_gpus = match self.is_reported_by_agents() {
             true => None,
-            false => gpu_visibility::job_gpus(&self.machines[0], &self.allocation, &variable),
+            false => gpu_visibility::job_gpus(&self.machines[0], allocation, &variable),
         };
-        if let Some(left) = &left {
-            self.machines[0].usable.gpus = Some(left.gpus.clone());
+        if let Some(job_gpus) = &job_gpus {
+            self.machines[0].usable.gpus = Some(job_gpus.gpus.clone());
         }
-        let bases: Vec<Machine> =
-            self.machines.iter().map(|m| for_planning(m, &self.allocation)).collect();
+        let bases: Vec<_> = self.machines.iter().map(|m| for_planning(m, allocation)).collect();
         let machine_of = |host: &str| self.machine_of(host);
-        let mut placement = regatta_place::place_on(&bases, &machine_of, &self.allocation, &job)?;
-        check_size(&placement, &self.allocation, &job)?;
-        placement.warnings.extend(self.stand_in_warning());
-        let cgroup =
-            gpu_visibility::gpu_cgroup_warning(&self.machines[0], &self.allocation, &variable);
-        placement.warnings.extend(cgroup);
-        placement.warnings.extend(left.filter(|_| job.use_gpus).map(|left| left.warning));
+        let mut placement = regatta_place::place_on(&bases, &machine_of, allocation, &job)?;
+        check_size(&placement, allocation, &job)?;
+        let cgroup = gpu_visibility::gpu_cgroup_warning(&self.machines[0], allocation, &variable);
+        let hidden = job_gpus.filter(|_| job.use_gpus).map(|job_gpus| job_gpus.warning);
+        let warnings = [self.stand_in_warning(), cgroup, hidden];
+        placement.warnings.extend(warnings.into_iter().flatten());
         Ok(JobPlan { discovery: self, site, job, placement })
     }
 }
@@ -148,9 +142,9 @@ impl JobPlan {
 
     /// The NICs of a node; `None` if only a similar node's are known.
     pub fn nics(&self, node: &PlacedNode) -> Option<&[Nic]> {
-        let host = short_hostname(&node.host);
-        let own = self.machines.iter().find(|machine| short_hostname(&machine.host) == host);
-        self.discovery.nics.get(host).or(own.map(|machine| &machine.nics)).map(Vec::as_slice)
+        let own = self.machines.iter().find(|m| same_host(&m.host, &node.host)).map(|m| &m.nics);
+        let reported = self.discovery.nics.get(short_hostname(&node.host));
+        reported.or(own).map(Vec::as_slice)
     }
 
     /// Index of the placed node this process runs on, if it belongs to the job.
@@ -158,9 +152,13 @@ impl JobPlan {
         if let Some(node) = self.allocation.this_rank.and_then(|me| me.node) {
             return Some(node as usize);
         }
-        let host = short_hostname(&self.machines[0].host);
-        self.placement.nodes.iter().position(|n| short_hostname(&n.host) == host)
+        self.placement.nodes.iter().position(|n| same_host(&n.host, &self.machines[0].host))
     }
+}
+
+/// Whether two host names are equal up to their domain.
+fn same_host(a: &str, b: &str) -> bool {
+    short_hostname(a) == short_hostname(b)
 }
 
 fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
@@ -170,8 +168,7 @@ fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
     if source.machines.is_empty() {
         return Ok(vec![regatta_discover::discover(&Root::live(), env)]);
     }
-    let load = |path: &std::path::PathBuf| regatta_discover::load(path).map_err(Into::into);
-    source.machines.iter().map(load).collect()
+    Ok(source.machines.iter().map(|file| regatta_discover::load(file)).collect::<Result<_, _>>()?)
 }
 
 fn allocation(
@@ -181,12 +178,12 @@ fn allocation(
     env: &Env,
 ) -> Result<Allocation> {
     let live = source.system.is_none() && source.machines.is_empty();
-    let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let own_name = if live { machines[0].host.clone() } else { host_name() };
     let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
     let mut allocation = allocation::detect(&DetectionInputs {
         env,
         root: &Root::live(),
-        host: if live { &machines[0].host } else { &own_name },
+        host: &own_name,
         hostfile: hostfile.as_deref(),
         flux_hosts: &system::flux_hosts,
     })?;
@@ -214,53 +211,20 @@ fn hypothetical_nodes(machines: &[Machine], count: u32) -> Vec<AllocatedNode> {
     (0..count).map(|i| AllocatedNode { host: host(i), ranks: None }).collect()
 }
 
-fn site(
-    source: &SourceArgs,
-    machine: &Machine,
-    allocation: &Allocation,
-    env: &Env,
-) -> Result<ProfileMatch> {
-    let mut profiles = Profiles::builtin()?;
-    for path in &source.profile_file {
-        let shown = path.display().to_string();
-        let text = std::fs::read_to_string(path).with_context(|| shown.clone())?;
-        profiles = profiles.with_file(&shown, &text)?;
-    }
-    let named = |name: &str, why: &str| -> Result<ProfileMatch> {
-        let profile: Profile = profiles.named(name)?.clone();
-        Ok(ProfileMatch { profile, why: why.to_owned() })
-    };
-    if let Some(name) = &source.profile {
-        return named(name, "selected by --profile");
-    }
-    if let Some(name) =
-        machine.system.as_ref().filter(|n| profiles.names().any(|p| p == n.as_str()))
-    {
-        return named(name, "the profile of the built-in system");
-    }
-    let live = source.machines.is_empty();
-    Ok(profiles.detect(&SiteEvidence {
-        cluster: allocation.cluster.clone(),
-        domains: Vec::new(),
-        env: if live { env.as_map().clone() } else { Default::default() },
-        machine,
-    }))
-}
-
 /// Fails if the launcher started another number of ranks than the plan has: they would wait for each
 /// other forever. An explicit rank count takes precedence over the launcher's.
 fn check_size(placement: &Placement, allocation: &Allocation, job: &JobSpec) -> Result<()> {
     let explicit = job.ranks.is_some() || job.ranks_per_node.is_some();
-    match allocation.this_rank {
-        Some(me) if !explicit && me.size != placement.ranks => bail!(
-            "this is rank {} of {}, but the plan has {} ranks: the launcher does not report the \
+    let (planned, me) = (placement.ranks, allocation.this_rank);
+    if let Some(me) = me.filter(|me| !explicit && me.size != planned) {
+        bail!(
+            "this is rank {} of {}, but the plan has {planned} ranks: the launcher does not report the \
              ranks per node; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
             me.rank,
-            me.size,
-            placement.ranks
-        ),
-        _ => Ok(()),
+            me.size
+        );
     }
+    Ok(())
 }
 
 /// Drops the CPU affinity of a recorded machine, which is another process's, and of a rank that a
@@ -274,14 +238,38 @@ fn for_planning(machine: &Machine, allocation: &Allocation) -> Machine {
 }
 
 impl Discovery {
+    /// The site profile that the options name, or that matches the machine.
+    fn site(&self, source: &SourceArgs) -> Result<ProfileMatch> {
+        let machine = &self.machines[0];
+        let mut profiles = Profiles::builtin()?;
+        for path in &source.profile_file {
+            let shown = path.display().to_string();
+            let text = std::fs::read_to_string(path).with_context(|| shown.clone())?;
+            profiles = profiles.with_file(&shown, &text)?;
+        }
+        let is_profile = |name: &&String| profiles.names().any(|profile| profile == *name);
+        let (name, why) = if let Some(name) = &source.profile {
+            (name, "selected by --profile")
+        } else if let Some(name) = machine.system.as_ref().filter(is_profile) {
+            (name, "the profile of the built-in system")
+        } else {
+            let live = source.machines.is_empty();
+            return Ok(profiles.detect(&SiteEvidence {
+                cluster: self.allocation.cluster.clone(),
+                domains: Vec::new(),
+                env: if live { self.env.as_map().clone() } else { Default::default() },
+                machine,
+            }));
+        };
+        Ok(ProfileMatch { profile: profiles.named(name)?.clone(), why: why.to_owned() })
+    }
+
     /// Warns that the plan is based on a machine outside the job, such as a login node. A rank is
     /// always inside the job, even if its host name is not in the list.
     fn stand_in_warning(&self) -> Option<Warning> {
         let Self { allocation, env, .. } = self;
         let machine = &self.machines[0];
-        let known = |host: &str| {
-            allocation.nodes.iter().any(|n| short_hostname(&n.host) == short_hostname(host))
-        };
+        let known = |host: &str| allocation.nodes.iter().any(|n| same_host(&n.host, host));
         let in_job = known(&machine.host)
             || known(UNKNOWN_HOST)
             || env.get("SLURMD_NODENAME").is_some_and(known)
@@ -290,13 +278,12 @@ impl Discovery {
         if !machine.is_live() || in_job || allocation.scheduler == Scheduler::None {
             return None;
         }
-        let hosts: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+        let nodes: Vec<&str> = allocation.nodes.iter().map(|n| n.host.as_str()).collect();
+        let (host, nodes) = (&machine.host, hostlist::compress(&nodes));
         Some(Warning {
             code: STAND_IN.to_owned(),
             message: format!(
-                "{} is not a node of the job: the plan assumes that the job's nodes ({}) are identical to it",
-                machine.host,
-                hostlist::compress(&hosts)
+                "{host} is not a node of the job: the plan assumes that the job's nodes ({nodes}) are identical to it"
             ),
             hint: "run this on a node of the job, or describe the nodes by --system, or by \
                    --machine with a file that `regatta map --dump` wrote there"

@@ -1,5 +1,7 @@
 //! Quoting for POSIX shells.
 
+use std::ffi::OsString;
+
 /// Quotes a value if necessary.
 pub fn quote(value: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c);
@@ -7,6 +9,12 @@ pub fn quote(value: &str) -> String {
         return value.to_owned();
     }
     format!("'{}'", value.replace('\'', "'\\''"))
+}
+
+/// Quotes the words of a command.
+pub fn quote_words<'a>(words: impl IntoIterator<Item = &'a OsString>) -> String {
+    let words: Vec<_> = words.into_iter().map(|word| quote(&word.to_string_lossy())).collect();
+    words.join(" ")
 }
 
 /// Quotes a comment, with double quotes where possible to keep apostrophes readable.

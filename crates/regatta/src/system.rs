@@ -56,8 +56,9 @@ pub fn memory_limits(host: &str) -> Vec<MemoryLimit> {
 
 fn memory_limits_below(root: &Path, host: &str) -> Option<Vec<MemoryLimit>> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let free = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
+    let available = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let free =
+        available.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)?;
     let machine = MemoryLimit { id: id(&(host, 0u8, 0u64)), free, name: "this node".to_owned() };
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mount = root.join("sys/fs/cgroup");
@@ -130,18 +131,11 @@ impl CgroupFiles {
 
 /// Resolves a host name, IPv4 addresses first; empty if it cannot be resolved.
 pub fn resolve(name: &str) -> Vec<IpAddr> {
-    let mut found: Vec<IpAddr> = match (name, 0u16).to_socket_addrs() {
-        Ok(addresses) => addresses.map(|a| a.ip()).filter(|a| !a.is_loopback()).collect(),
-        Err(_) => Vec::new(),
-    };
-    found.sort_by_key(|a| a.is_ipv6());
-    found.dedup();
-    found
-}
-
-/// Whether a port is free on all interfaces.
-pub fn port_is_free(port: u16) -> bool {
-    regatta_launch::port::is_free(port)
+    let found = (name, 0u16).to_socket_addrs().into_iter().flatten().map(|a| a.ip());
+    let mut addresses: Vec<IpAddr> = found.filter(|a| !a.is_loopback()).collect();
+    addresses.sort_by_key(|a| a.is_ipv6());
+    addresses.dedup();
+    addresses
 }
 
 /// Hosts of the enclosing Flux job.

@@ -2,29 +2,19 @@
 
 /// Formats rows under a header: columns two spaces apart, numeric columns right-aligned.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|r| r[column].chars().count());
-        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let numeric = |column: usize| {
-        !rows.is_empty() && rows.iter().all(|r| r[column].chars().all(|c| c.is_ascii_digit()))
-    };
-    let numeric: Vec<bool> = (0..header.len()).map(numeric).collect();
-    let line = |cells: Vec<&str>| {
-        let mut text = String::new();
-        for (i, cell) in cells.into_iter().enumerate() {
-            let width = widths[i];
-            match numeric[i] {
-                true => text.push_str(&format!("{cell:>width$}  ")),
-                false => text.push_str(&format!("{cell:<width$}  ")),
-            }
+    let mut lines = vec![String::new(); rows.len() + 1];
+    for (column, name) in header.iter().enumerate() {
+        let cells = || rows.iter().map(|row| row[column].as_str());
+        let numeric = !rows.is_empty() && cells().all(|c| c.chars().all(|c| c.is_ascii_digit()));
+        let width = cells().chain([*name]).map(|c| c.chars().count()).max().unwrap_or(0);
+        for (line, cell) in lines.iter_mut().zip([*name].into_iter().chain(cells())) {
+            line.push_str(&match numeric {
+                true => format!("{cell:>width$}  "),
+                false => format!("{cell:<width$}  "),
+            });
         }
-        text.trim_end().to_owned()
-    };
-    let mut lines = vec![line(header.to_vec())];
-    lines.extend(rows.iter().map(|r| line(r.iter().map(String::as_str).collect())));
-    lines
+    }
+    lines.iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `regatta agent`: runs the ranks of one node for `regatta launch`, which starts it.
 
 use std::io::Read;
-use std::process::ExitCode;
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, DetectionInputs};
@@ -12,7 +12,7 @@ use regatta_launch::agents::message::Registration;
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::{port, reaper};
 use regatta_model::hostlist::short_hostname;
-use regatta_model::{Machine, document};
+use regatta_model::{Allocation, Machine, document};
 use regatta_place::{gpu_visibility, rendezvous};
 
 use crate::cli::AgentArgs;
@@ -22,7 +22,7 @@ use crate::system;
 const MAX_BOOT: u64 = 64 << 20;
 
 /// Runs the command.
-pub fn run(args: &AgentArgs) -> Result<ExitCode> {
+pub fn run(args: &AgentArgs) -> Result<()> {
     let boot = Bootstrap::from_text(&read(&args.boot)?)?;
     reaper::fork_worker()?;
     let mut signals = SignalCatcher::new()?;
@@ -34,28 +34,21 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode> {
         Some(node) => bail!("--node {node} is out of range: the job has {} nodes", hosts.len()),
         None => node_index(&hosts, &machine, &env)?,
     };
-    restrict_to_job_gpus(&mut machine, &env)?;
-    machine.host = hosts[node as usize].clone();
-    let reserved =
-        port::reserve(rendezvous::fallback_ports(rendezvous::job_port(&boot.run)).skip(8));
-    let hello = Registration {
-        node,
-        machine: document::to_json_line(&machine)?,
-        port: reserved.as_ref().map(|port| port.port()),
-    };
-    agent::run(&boot, hello, &system::resolve, &mut signals)
-        .with_context(|| format!("agent on {}", hosts[node as usize]))?;
-    Ok(ExitCode::SUCCESS)
+    restrict_to_job_gpus(&mut machine, &env);
+    machine.host.clone_from(&hosts[node as usize]);
+    let ports = rendezvous::fallback_ports(rendezvous::job_port(&boot.run));
+    let reserved = port::reserve(ports.skip(8));
+    let port = reserved.as_ref().map(|port| port.port());
+    let registration = Registration { node, machine: document::to_json_line(&machine)?, port };
+    agent::run(&boot, registration, &system::resolve, &mut signals)
+        .with_context(|| format!("agent on {}", machine.host))
 }
 
-fn read(path: &std::path::Path) -> Result<String> {
+fn read(path: &Path) -> Result<String> {
     let mut text = String::new();
-    if path == std::path::Path::new("-") {
-        std::io::stdin()
-            .lock()
-            .take(MAX_BOOT)
-            .read_to_string(&mut text)
-            .context("standard input")?;
+    if path == Path::new("-") {
+        let stdin = std::io::stdin().lock();
+        stdin.take(MAX_BOOT).read_to_string(&mut text).context("standard input")?;
     } else {
         let hint = || format!("{}: the run folder must be on a shared file system", path.display());
         let file = std::fs::File::open(path).with_context(hint)?;
@@ -71,8 +64,14 @@ fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
     if let Some(node) = names.into_iter().flatten().find_map(named) {
         return Ok(node as u32);
     }
-    let found = detect(env, machine)?;
-    match found.this_rank {
+    let allocation = allocation::detect(&DetectionInputs {
+        env,
+        root: &Root::live(),
+        host: &machine.host,
+        hostfile: None,
+        flux_hosts: &|| None,
+    })?;
+    match allocation.this_rank {
         Some(me) if (me.rank as usize) < hosts.len() => Ok(me.rank),
         _ => bail!(
             "{} is not in the job's node list, and the launcher did not set this agent's rank: list \
@@ -82,22 +81,10 @@ fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
     }
 }
 
-fn detect(env: &Env, machine: &Machine) -> Result<regatta_model::Allocation> {
-    Ok(allocation::detect(&DetectionInputs {
-        env,
-        root: &Root::live(),
-        host: &machine.host,
-        hostfile: None,
-        flux_hosts: &|| None,
-    })?)
-}
-
 /// Schedulers without device cgroups name the job's GPUs in a variable.
-fn restrict_to_job_gpus(machine: &mut Machine, env: &Env) -> Result<()> {
-    let mut allocation = regatta_model::Allocation::single_node(&machine.host);
-    allocation.this_rank = None;
+fn restrict_to_job_gpus(machine: &mut Machine, env: &Env) {
+    let allocation = Allocation { this_rank: None, ..Allocation::single_node(&machine.host) };
     let variable = |name: &str| env.as_map().get(name).cloned();
     let job_gpus = gpu_visibility::job_gpus(machine, &allocation, &variable);
     machine.usable.gpus = job_gpus.map(|job| job.gpus);
-    Ok(())
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use regatta_comm::bootstrap::host_name;
 use regatta_model::Machine;
 use regatta_place::check::{self, ActualBinding, Mismatch};
 use regatta_place::gpu_visibility;
@@ -14,43 +15,35 @@ use crate::plan::JobPlan;
 use crate::system;
 
 #[derive(Serialize)]
-struct CheckReport<'a> {
-    host: &'a str,
+struct CheckReport {
+    host: String,
     rank: u32,
     local_rank: u32,
     ok: bool,
-    actual: &'a ActualBinding,
-    differences: &'a [Mismatch],
+    actual: ActualBinding,
+    differences: Vec<Mismatch>,
 }
 
 /// Prints the differences; exits with failure if there are any.
 pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (rank, local_rank) =
-        plan.allocation.this_rank.map_or((0, 0), |me| (me.rank, me.local_rank));
-    let Some((node, _, _)) = plan.placement.find_rank(rank) else {
+    let host = host_name();
+    let me = plan.allocation.this_rank;
+    let (rank, local_rank) = me.map_or((0, 0), |me| (me.rank, me.local_rank));
+    let Some((index, node, _)) = plan.placement.find_rank(rank) else {
         bail!("{host}: rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
     };
-    let machine = plan.machine(&plan.placement.nodes[node]);
+    let machine = plan.machine(node);
     let actual = actual(machine, plan);
-    let layout = &plan.placement.layouts[plan.placement.nodes[node].layout as usize];
+    let layout = &plan.placement.layouts[node.layout as usize];
     let mut differences = check::compare(machine, layout, local_rank, &actual);
-    differences.extend(node_difference(plan, node, rank));
+    differences.extend(node_difference(plan, index, rank));
     differences.extend(gpu_cgroup_difference(plan, machine));
     let ok = differences.is_empty();
-    if args.json {
-        let report = CheckReport {
-            host: &host,
-            rank,
-            local_rank,
-            ok,
-            actual: &actual,
-            differences: &differences,
-        };
-        output::print(&format!("{}\n", serde_json::to_string(&report)?))?;
-    } else {
-        output::print(&text(&host, rank, &actual, &differences))?;
-    }
+    let report = CheckReport { host, rank, local_rank, ok, actual, differences };
+    output::print(&match args.json {
+        true => serde_json::to_string(&report)? + "\n",
+        false => text(&report),
+    })?;
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -95,19 +88,15 @@ fn gpu_cgroup_difference(plan: &JobPlan, machine: &Machine) -> Option<Mismatch> 
 }
 
 /// The lines of one rank, printed with a single write because many ranks print at once.
-fn text(host: &str, rank: u32, actual: &ActualBinding, differences: &[Mismatch]) -> String {
-    let mut text = String::new();
-    if differences.is_empty() {
-        text.push_str(&format!(
-            "{GOOD}ok{GOOD:#}    {host} rank {rank}: cpus {} as planned\n",
-            actual.cpus
-        ));
+fn text(CheckReport { host, rank, ok, actual, differences, .. }: &CheckReport) -> String {
+    if *ok {
+        let cpus = &actual.cpus;
+        return format!("{GOOD}ok{GOOD:#}    {host} rank {rank}: cpus {cpus} as planned\n");
     }
-    for d in differences {
-        text.push_str(&format!(
-            "{ERROR}fail{ERROR:#}  {host} rank {rank}: {}: planned {}, actual {}\n      {FAINT}{}{FAINT:#}\n",
-            d.resource, d.planned, d.actual, d.why
-        ));
-    }
-    text
+    let line = |Mismatch { resource, planned, actual, why }: &Mismatch| {
+        format!(
+            "{ERROR}fail{ERROR:#}  {host} rank {rank}: {resource}: planned {planned}, actual {actual}\n      {FAINT}{why}{FAINT:#}\n"
+        )
+    };
+    differences.iter().map(line).collect()
 }

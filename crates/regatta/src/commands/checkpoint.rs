@@ -83,17 +83,19 @@ struct ExportArgs {
 /// Runs the command.
 pub fn run(args: &CheckpointArgs) -> Result<ExitCode> {
     match &args.command {
-        CheckpointCommand::Show(args) => show(args),
-        CheckpointCommand::Verify(args) => verify(args),
-        CheckpointCommand::Import(args) => import(args),
-        CheckpointCommand::Export(args) => export(args),
+        CheckpointCommand::Show(args) => show(args)?,
+        CheckpointCommand::Verify(args) => return verify(args),
+        CheckpointCommand::Import(args) => import(args)?,
+        CheckpointCommand::Export(args) => export(args)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The checkpoint in a folder, or its newest one.
 fn find(folder: &Path) -> Result<Checkpoint> {
+    let shown = folder.display();
     if !folder.is_dir() {
-        bail!("{} is not a folder", folder.display());
+        bail!("{shown} is not a folder");
     }
     for candidate in [folder.to_owned(), run::find_checkpoint_dir(folder)] {
         if let Some(newest) = Checkpoint::latest(&candidate)? {
@@ -103,20 +105,16 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     if folder.join("checkpoint.json").exists() {
         return Ok(Checkpoint::open(folder)?);
     }
-    bail!(
-        "{} is not a checkpoint, and neither it nor its checkpoints folder contains one",
-        folder.display()
-    );
+    bail!("{shown} is not a checkpoint, and neither it nor its checkpoints folder contains one");
 }
 
-fn show(args: &FolderArgs) -> Result<ExitCode> {
+fn show(args: &FolderArgs) -> Result<()> {
     let checkpoint = find(&args.folder)?;
     let (folder, manifest) = (checkpoint.folder(), checkpoint.manifest());
     if args.json {
         let shards = manifest.shard_counts();
         let report = json!({ "folder": folder, "shards": shards, "checkpoint": manifest });
-        output::print(&format!("{report}\n"))?;
-        return Ok(ExitCode::SUCCESS);
+        return output::print(&format!("{report}\n"));
     }
     let CheckpointMeta { step, tokens, seed, shape, config, tokenizer, .. } = checkpoint.meta();
     let bytes = units::format_bytes(manifest.files.values().sum());
@@ -133,14 +131,11 @@ fn show(args: &FolderArgs) -> Result<ExitCode> {
         ("sharding", sharding(manifest)),
         ("tokenizer", if tokenizer.is_empty() { "unknown".to_owned() } else { tokenizer.clone() }),
     ];
-    for (name, value) in lines {
+    let config = config.lines().map(|line| ("config", line.to_owned()));
+    for (name, value) in lines.into_iter().chain(config) {
         text.push_str(&format!("  {FAINT}{name:<10}{FAINT:#}{value}\n"));
     }
-    for line in config.lines() {
-        text.push_str(&format!("  {FAINT}{:<10}{FAINT:#}{line}\n", "config"));
-    }
-    output::print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    output::print(&text)
 }
 
 /// The parallelism of the ranks that wrote the checkpoint, and the shards of its tensors by kind.
@@ -168,28 +163,25 @@ fn verify(args: &FolderArgs) -> Result<ExitCode> {
     let folder = checkpoint.folder();
     let (bytes, errors) = match checkpoint.verify() {
         Ok(bytes) => (bytes, Vec::new()),
-        Err(errors) => (0, errors.iter().map(ToString::to_string).collect()),
+        Err(errors) => (0, errors.iter().map(ToString::to_string).collect::<Vec<_>>()),
     };
     let ok = errors.is_empty();
-    if args.json {
+    output::print(&if args.json {
         let report = json!({ "folder": folder, "ok": ok, "bytes": bytes, "errors": errors });
-        output::print(&format!("{report}\n"))?;
+        format!("{report}\n")
     } else if ok {
         let (folder, bytes) = (folder.display(), units::format_bytes(bytes));
-        output::print(&format!(
-            "{GOOD}ok{GOOD:#}    {folder}: {bytes} read, all checksums match\n"
-        ))?;
+        format!("{GOOD}ok{GOOD:#}    {folder}: {bytes} read, all checksums match\n")
     } else {
-        let lines = errors.iter().map(|error| format!("{ERROR}fail{ERROR:#}  {error}\n"));
-        output::print(&lines.collect::<String>())?;
-    }
+        errors.iter().map(|error| format!("{ERROR}fail{ERROR:#}  {error}\n")).collect()
+    })?;
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Limit on writing a model that fits in memory.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-fn import(args: &ImportArgs) -> Result<ExitCode> {
+fn import(args: &ImportArgs) -> Result<()> {
     let model = huggingface::import(&args.model)?;
     let read = |parameter| -> Result<Shard, HuggingFaceError> {
         let values = model.read(&parameter)?;
@@ -227,13 +219,9 @@ fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
     if !file.is_file() {
         return Ok(None);
     }
-    let tokenizer = match Tokenizer::load(&file) {
-        Ok(tokenizer) => tokenizer,
-        Err(error) => {
-            output::note(&format!("{error}; importing the model without a tokenizer"));
-            return Ok(None);
-        }
-    };
+    let note =
+        |error: &_| output::note(&format!("{error}; importing the model without a tokenizer"));
+    let Ok(tokenizer) = Tokenizer::load(&file).inspect_err(note) else { return Ok(None) };
     let existing = to.join(TOKENIZER);
     if std::fs::read(&existing).is_ok_and(|bytes| bytes != tokenizer.to_bytes()) {
         bail!("{} belongs to another model: choose another folder by --to", existing.display());
@@ -250,10 +238,10 @@ enum ExportError {
     Checkpoint(#[from] CheckpointError),
 }
 
-fn export(args: &ExportArgs) -> Result<ExitCode> {
+fn export(args: &ExportArgs) -> Result<()> {
     let checkpoint = find(&args.folder)?;
     let shape = &checkpoint.meta().shape;
-    let mut read = |name: &str| -> Result<Vec<f32>, ExportError> {
+    let mut read = |name: &str| -> Result<_, ExportError> {
         Ok(checkpoint.read_whole(name, StateTensor::Parameter)?)
     };
     let tokenizer = export_tokenizer(args, &checkpoint)?;
@@ -280,11 +268,9 @@ fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option
     }
 }
 
-fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<ExitCode> {
-    let text = match json {
-        true => json!({ what: path, "shape": shape }).to_string(),
-        false => format!("{}: {}", path.display(), describe(shape)),
-    };
-    output::print(&format!("{text}\n"))?;
-    Ok(ExitCode::SUCCESS)
+fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<()> {
+    output::print(&match json {
+        true => format!("{}\n", json!({ what: path, "shape": shape })),
+        false => format!("{}: {}\n", path.display(), describe(shape)),
+    })
 }

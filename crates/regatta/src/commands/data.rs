@@ -3,7 +3,6 @@
 mod args;
 mod show;
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use anyhow::Result;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::run::BenchProgress as BarProgress;
 use regatta_model::document;
-use regatta_train::data::prepare::{self, PrepareOptions, PreparedMeta, Progress};
+use regatta_train::data::prepare::{self, PrepareOptions, Progress};
 use regatta_train::data::{DataDirs, DataError, source};
 
 use super::bench::progress_bar::ProgressBar;
@@ -29,70 +28,48 @@ const BAR_INTERVAL: Duration = Duration::from_millis(100);
 pub fn run(args: &DataArgs) -> Result<ExitCode> {
     match &args.command {
         DataCommand::Prepare(args) => prepare(args),
-        DataCommand::Show(args) => show::run(args),
+        DataCommand::Show(args) => show::run(args).map(|()| ExitCode::SUCCESS),
     }
 }
 
 fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
-    let places = DataDirs::of(|name| std::env::var_os(name));
-    let inputs: Result<Vec<_>, _> =
-        args.inputs.iter().map(|input| source::file(input, &places)).collect();
-    let plan = PrepareOptions {
-        inputs: inputs?,
+    let dirs = DataDirs::of(|name| std::env::var_os(name));
+    let inputs = args.inputs.iter().map(|input| source::file(input, &dirs));
+    let options = PrepareOptions {
+        inputs: inputs.collect::<Result<_, _>>()?,
         tokenizer: args.tokenizer.clone(),
         validation: args.validation,
         folder: args.output.clone(),
         replace: args.force,
     };
     // Signals are handled between chunks of text, so that partial output is removed.
-    let mut caught = SignalCatcher::new()?;
-    let mut progress_bar = ThrottledBar::new();
-    let prepared = prepare::prepare(&plan, &mut |progress| {
-        progress_bar.update(progress, Instant::now());
-        caught.termination().map_or(Ok(()), |_| Err(DataError::Interrupted))
+    let mut signals = SignalCatcher::new()?;
+    let mut bar = ProgressBar::new();
+    let start = Instant::now();
+    let mut drawn = start;
+    let prepared = prepare::prepare(&options, &mut |progress| {
+        let elapsed = start.elapsed();
+        if elapsed >= BAR_DELAY && drawn.elapsed() >= BAR_INTERVAL {
+            bar.show(&bar_progress(progress, elapsed));
+            drawn = Instant::now();
+        }
+        signals.termination().map_or(Ok(()), |_| Err(DataError::Interrupted))
     });
-    progress_bar.bar.hide();
-    if let (Err(DataError::Interrupted), Some(signal)) = (&prepared, caught.termination()) {
+    bar.hide();
+    if let (Err(DataError::Interrupted), Some(signal)) = (&prepared, signals.termination()) {
         output::eprint(&format!("{WARNING}interrupted{WARNING:#}: nothing was written\n"));
         return Ok(ExitCode::from(128 + signal as u8));
     }
-    let about = prepared?;
-    match args.json {
-        true => output::print(&document::to_json(&about)?)?,
-        false => output::print(&summary(&about, &args.output))?,
-    }
+    let (about, folder) = (prepared?, args.output.display());
+    output::print(&match args.json {
+        true => document::to_json(&about)?,
+        false => format!(
+            "{GOOD}prepared{GOOD:#} {folder}\n{}\n\nTrain on it with: {HEADING}regatta train \
+             data.source={folder}{HEADING:#}\n",
+            show::dataset_lines(&about)
+        ),
+    })?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn summary(about: &PreparedMeta, folder: &Path) -> String {
-    let folder = folder.display();
-    format!(
-        "{GOOD}prepared{GOOD:#} {folder}\n{}\n\nTrain on it with: {HEADING}regatta train \
-         data.source={folder}{HEADING:#}\n",
-        show::dataset_lines(about)
-    )
-}
-
-/// Throttles the progress bar.
-struct ThrottledBar {
-    bar: ProgressBar,
-    start: Instant,
-    drawn: Instant,
-}
-
-impl ThrottledBar {
-    fn new() -> Self {
-        let now = Instant::now();
-        Self { bar: ProgressBar::new(), start: now, drawn: now }
-    }
-
-    fn update(&mut self, progress: Progress, now: Instant) {
-        let elapsed = now - self.start;
-        if elapsed >= BAR_DELAY && now - self.drawn >= BAR_INTERVAL {
-            self.bar.show(&bar_progress(progress, elapsed));
-            self.drawn = now;
-        }
-    }
 }
 
 /// Progress in MiB, and the estimated time left at the current rate.

@@ -1,7 +1,6 @@
 //! `regatta env`: prints the environment of a rank.
 
 use std::io::IsTerminal;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_model::Warning;
@@ -14,21 +13,20 @@ use crate::shell::{quote, quote_comment};
 use crate::{env, output};
 
 /// Runs the command.
-pub fn run(args: &EnvArgs) -> Result<ExitCode> {
+pub fn run(args: &EnvArgs) -> Result<()> {
     let plan = JobPlan::new(&args.source, &args.job)?;
     let rank = args.rank.or(plan.allocation.this_rank.map(|me| me.rank)).unwrap_or(0);
     let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;
     let lines = env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?;
-    env::note_unknown_variables(&plan, &args.rank_env, &rendezvous)?;
-    if args.json {
-        output::print(&format!("{}\n", serde_json::to_string_pretty(&lines)?))?;
-    } else {
-        output::print(&script(&lines, std::io::stdout().is_terminal()))?;
-    }
-    let affects_ranks =
-        |w: &&Warning| ["gpu-cgroup", HIDDEN_GPUS, STAND_IN].contains(&w.code.as_str());
+    env::note_unset_names(&plan, &args.rank_env, &rendezvous)?;
+    output::print(&match args.json {
+        true => serde_json::to_string_pretty(&lines)? + "\n",
+        false => script(&lines, std::io::stdout().is_terminal()),
+    })?;
+    let relevant = ["gpu-cgroup", HIDDEN_GPUS, STAND_IN];
+    let affects_ranks = |w: &&Warning| relevant.contains(&w.code.as_str());
     plan.placement.warnings.iter().filter(affects_ranks).for_each(output::warn);
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// `export` lines with the reasons as comments on a terminal, and as `: "why";` otherwise: unquoted

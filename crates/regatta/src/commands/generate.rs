@@ -1,8 +1,7 @@
 //! `regatta generate`: generates text from a trained model and streams it.
 
-use std::io::{IsTerminal, Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -10,7 +9,7 @@ use clap::Args;
 use regatta_device::precision::Precision;
 use regatta_device::tensor::Tensor;
 use regatta_kernels_cpu::Cpu;
-use regatta_train::data::{StreamDecoder, Tokenizer};
+use regatta_train::data::Tokenizer;
 use regatta_train::generate::{Generator, Sampling};
 use regatta_train::load::{Loaded, load};
 use regatta_train::model::Model;
@@ -75,7 +74,7 @@ struct GenerateReport<'a> {
 }
 
 /// Runs the command.
-pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
+pub fn run(args: &GenerateArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let device = Cpu::new(args.threads.map_or_else(cores, usize::from), Precision::F32);
     let loaded = load(&args.model, &device)?;
@@ -103,7 +102,7 @@ pub fn run(args: &GenerateArgs) -> Result<ExitCode> {
         let step = step.map_or_else(String::new, |step| format!(" at step {step}"));
         output::eprint(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Generates token by token and prints each as soon as it decodes to text, until end-of-text or the
@@ -116,17 +115,11 @@ fn stream_text(
 ) -> Result<(String, usize)> {
     let GenerateArgs { temperature, top_k, top_p, seed, .. } = *args;
     let sampling = Sampling { temperature, top_k, top_p, seed };
-    let mut stream: StreamDecoder<'_> = tokenizer.stream();
+    let mut stream = tokenizer.stream();
     let mut text = String::new();
-    let mut print = |piece: String| -> Result<()> {
-        if !args.json {
-            let mut out = std::io::stdout();
-            out.write_all(piece.as_bytes())
-                .and_then(|()| out.flush())
-                .context("standard output")?;
-        }
+    let mut print = |piece: String| {
         text.push_str(&piece);
-        Ok(())
+        if args.json { Ok(()) } else { output::print_raw(&piece) }
     };
     for token in prompt {
         print(stream.push(*token)?)?;
@@ -148,35 +141,24 @@ fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
         bail!("{from} has no tokenizer.json: pass one by --tokenizer");
     };
     let tokenizer = Tokenizer::load(file)?;
-    check_fingerprint(args, loaded, file, &tokenizer.fingerprint())?;
+    let (file, fingerprint) = (file.display(), tokenizer.fingerprint());
+    if let Some(expected) = loaded.made_by.as_ref().filter(|made_by| **made_by != fingerprint) {
+        let from = loaded.from.display();
+        let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
+        if args.tokenizer.is_none() {
+            bail!("{what}: pass the right one by --tokenizer FILE, or this one to use it anyway");
+        }
+        // One given by `--tokenizer` may be equivalent despite another fingerprint.
+        output::note(&what);
+    }
     let (tokenizer_size, model_size) = (tokenizer.vocab_size(), loaded.shape.vocab_size);
     if tokenizer_size > model_size {
-        let file = file.display();
         bail!(
             "the vocabulary size of {file} is {tokenizer_size}, that of the model {model_size}: the \
              tokenizer belongs to another model"
         );
     }
     Ok(tokenizer)
-}
-
-/// Checks that the model was trained with this tokenizer. One given by `--tokenizer` may be
-/// equivalent despite another fingerprint, so that is only a note.
-fn check_fingerprint(
-    args: &GenerateArgs,
-    loaded: &Loaded,
-    file: &Path,
-    fingerprint: &str,
-) -> Result<()> {
-    let expected = loaded.made_by.as_deref().filter(|expected| *expected != fingerprint);
-    let Some(expected) = expected else { return Ok(()) };
-    let (file, from) = (file.display(), loaded.from.display());
-    let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
-    if args.tokenizer.is_none() {
-        bail!("{what}: pass the right one by --tokenizer FILE, or this one to use it anyway");
-    }
-    output::note(&what);
-    Ok(())
 }
 
 /// The prompt of the command line or of standard input.

@@ -5,8 +5,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use regatta_model::machine::HugePages;
+use regatta_model::units::{format_bytes, pluralize};
 use regatta_model::{
-    Machine, NodeLayout, PlacedNode, Placement, Software, document, hostlist, units,
+    Allocation, JobSpec, Machine, NodeLayout, PlacedNode, PlacedRank, Placement, PlacementReasons,
+    Scheduler, Software, document, hostlist,
 };
 use regatta_place::binding;
 use serde::Serialize;
@@ -35,7 +38,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         output::write_file(path, &draw::svg(machine, layout, &title))?;
     }
     if let Some(launcher) = args.format {
-        let (text, warnings) = binding::launcher_options(&plan.placement, launcher.into());
+        let (text, warnings) = binding::launcher_options(&plan.placement, launcher);
         output::print(&text)?;
         // GPU visibility is not part of the binding options.
         let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");
@@ -52,9 +55,9 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
 #[derive(Serialize)]
 struct MapReport<'a> {
     machines: &'a [Machine],
-    allocation: &'a regatta_model::Allocation,
+    allocation: &'a Allocation,
     site: SiteReport<'a>,
-    job: &'a regatta_model::JobSpec,
+    job: &'a JobSpec,
     placement: &'a Placement,
 }
 
@@ -72,9 +75,7 @@ fn json(plan: &JobPlan) -> Result<String> {
         job: &plan.job,
         placement: &plan.placement,
     };
-    let mut text = serde_json::to_string(&report)?;
-    text.push('\n');
-    Ok(text)
+    Ok(serde_json::to_string(&report)? + "\n")
 }
 
 /// Machine and layout of the first node.
@@ -86,23 +87,18 @@ fn first_layout(plan: &JobPlan) -> (&Machine, &NodeLayout) {
 
 fn text(plan: &JobPlan, why: bool) -> String {
     let color = anstream::AutoStream::choice(&std::io::stdout()) != anstream::ColorChoice::Never;
+    let options = TerminalOptions { width: terminal_width(), color, unicode: supports_unicode() };
+    let Placement { layouts, nodes: all, .. } = &plan.placement;
     let mut lines = summary(plan);
-    for (i, layout) in plan.placement.layouts.iter().enumerate() {
-        let nodes: Vec<&PlacedNode> =
-            plan.placement.nodes.iter().filter(|n| n.layout as usize == i).collect();
+    for (i, layout) in layouts.iter().enumerate() {
+        let nodes: Vec<&PlacedNode> = all.iter().filter(|n| n.layout as usize == i).collect();
         let Some(node) = nodes.first() else { continue };
-        let options =
-            TerminalOptions { width: terminal_width(), color, unicode: supports_unicode() };
-        lines.push(String::new());
-        lines.push(draw::terminal(plan.machine(node), layout, options).trim_end().to_owned());
-        lines.push(String::new());
-        if plan.placement.nodes.len() > 1 {
+        let drawing = draw::terminal(plan.machine(node), layout, options);
+        lines.extend([String::new(), drawing.trim_end().to_owned(), String::new()]);
+        if all.len() > 1 {
             let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();
-            let count = nodes.len();
-            lines.push(format!(
-                "{HEADING}{count} identical nodes:{HEADING:#} {}",
-                hostlist::compress(&hosts)
-            ));
+            let (count, hosts) = (hosts.len(), hostlist::compress(&hosts));
+            lines.push(format!("{HEADING}{count} identical nodes:{HEADING:#} {hosts}"));
         }
         lines.extend(rank_table(layout, &nodes));
         if why {
@@ -114,9 +110,8 @@ fn text(plan: &JobPlan, why: bool) -> String {
 
 /// Whether the terminal supports Unicode.
 pub fn supports_unicode() -> bool {
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
-        .iter()
-        .find_map(|v| std::env::var(v).ok().filter(|s| !s.is_empty()));
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set);
     // Containers often leave the locale unset; only an explicit one without UTF-8 rules Unicode out.
     locale.is_none_or(|l| {
         l.to_ascii_lowercase().replace('-', "").contains("utf8") || !std::io::stdout().is_terminal()
@@ -126,16 +121,15 @@ pub fn supports_unicode() -> bool {
 /// Width of the terminal in columns.
 pub fn terminal_width() -> usize {
     let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
-    let terminal =
-        rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|w| usize::from(w.ws_col));
-    columns.or(terminal.filter(|&w| w > 0)).unwrap_or(100).clamp(40, 240)
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    let terminal = size.map(|size| usize::from(size.ws_col)).filter(|&width| width > 0);
+    columns.or(terminal).unwrap_or(100).clamp(40, 240)
 }
 
 fn summary(plan: &JobPlan) -> Vec<String> {
     let machine = &plan.machines[0];
-    let mut rows: Vec<(&str, String)> = Vec::new();
-    rows.push(("site", format!("{} ({})", plan.site.profile.name, plan.site.why)));
-    rows.push(("job", job_line(plan)));
+    let site = format!("{} ({})", plan.site.profile.name, plan.site.why);
+    let mut rows = vec![("site", site), ("job", job_line(plan))];
     rows.extend(software_line(&machine.software).map(|s| ("software", s)));
     rows.extend(limits_line(machine).map(|s| ("limits", s)));
     rows.extend(machine.notes.iter().map(|n| ("note", n.clone())));
@@ -145,7 +139,7 @@ fn summary(plan: &JobPlan) -> Vec<String> {
 fn job_line(plan: &JobPlan) -> String {
     let allocation = &plan.allocation;
     let scheduler = match (allocation.scheduler, &allocation.job_id) {
-        (regatta_model::Scheduler::None, _) => "no scheduler".to_owned(),
+        (Scheduler::None, _) => "no scheduler".to_owned(),
         (scheduler, Some(id)) => format!("{scheduler:?} job {id}"),
         (scheduler, None) => format!("{scheduler:?}"),
     };
@@ -155,12 +149,8 @@ fn job_line(plan: &JobPlan) -> String {
         }
         _ => String::new(),
     };
-    let nodes = plan.placement.nodes.len();
-    format!(
-        "{} on {}, {scheduler}{me}",
-        units::pluralize(plan.placement.ranks as usize, "rank"),
-        units::pluralize(nodes, "node")
-    )
+    let ranks = pluralize(plan.placement.ranks as usize, "rank");
+    format!("{ranks} on {}, {scheduler}{me}", pluralize(plan.placement.nodes.len(), "node"))
 }
 
 fn software_line(software: &Software) -> Option<String> {
@@ -174,40 +164,37 @@ fn software_line(software: &Software) -> Option<String> {
         ("libfabric", &software.libfabric),
         ("network plug-in", &software.net_plugin),
     ];
-    let found: Vec<String> =
-        parts.iter().filter_map(|(name, v)| Some(format!("{name} {}", v.as_ref()?))).collect();
+    let found = parts.iter().filter_map(|(name, v)| Some(format!("{name} {}", v.as_ref()?)));
+    let found: Vec<String> = found.collect();
     (!found.is_empty()).then(|| found.join(", "))
 }
 
 fn limits_line(machine: &Machine) -> Option<String> {
     let os = &machine.os;
-    let mut parts = Vec::new();
-    parts.extend(os.container.as_ref().map(|c| format!("inside {c}")));
-    if os.memlock_known {
-        parts.push(format!(
-            "memlock {}",
-            os.memlock_bytes.map_or("unlimited".to_owned(), units::format_bytes)
-        ));
-    }
-    parts.extend(os.shm_bytes.map(|b| format!("/dev/shm {}", units::format_bytes(b))));
-    let pages = |p: &regatta_model::machine::HugePages| {
-        format!("{} huge pages of {}", p.total, units::format_bytes(p.page_bytes))
+    let memlock = os.memlock_bytes.map_or("unlimited".to_owned(), format_bytes);
+    let pages = |HugePages { total, page_bytes, .. }: &HugePages| {
+        format!("{total} huge pages of {}", format_bytes(*page_bytes))
     };
-    parts.extend(os.hugepages.iter().map(pages));
+    let parts = [
+        os.container.as_ref().map(|c| format!("inside {c}")),
+        os.memlock_known.then(|| format!("memlock {memlock}")),
+        os.shm_bytes.map(|b| format!("/dev/shm {}", format_bytes(b))),
+    ];
+    let parts = parts.into_iter().flatten().chain(os.hugepages.iter().map(pages));
+    let parts: Vec<String> = parts.collect();
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
 fn rank_table(layout: &NodeLayout, nodes: &[&PlacedNode]) -> Vec<String> {
-    let row = |rank: &regatta_model::PlacedRank| {
-        let gpus = rank.gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let numa = rank.numa.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let list = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let row = |rank: &PlacedRank| {
         vec![
             global_ranks(nodes, rank.local_rank),
             rank.local_rank.to_string(),
-            if gpus.is_empty() { "-".to_owned() } else { gpus },
+            if rank.gpus.is_empty() { "-".to_owned() } else { list(&rank.gpus) },
             rank.cpus.to_string(),
             rank.mask.clone(),
-            numa,
+            list(&rank.numa),
             rank.nic.clone().unwrap_or_else(|| "-".to_owned()),
             rank.omp_num_threads.to_string(),
         ]
@@ -221,27 +208,21 @@ fn rank_table(layout: &NodeLayout, nodes: &[&PlacedNode]) -> Vec<String> {
 
 /// Global ranks of one local rank on nodes with the same layout: `0,8,..,56`.
 fn global_ranks(nodes: &[&PlacedNode], local: u32) -> String {
-    let ranks: Vec<String> =
-        nodes.iter().filter_map(|n| n.ranks.get(local as usize)).map(u32::to_string).collect();
-    match ranks.len() {
-        0..=3 => ranks.join(","),
-        n => format!("{},{},..,{}", ranks[0], ranks[1], ranks[n - 1]),
+    let ranks = nodes.iter().filter_map(|n| n.ranks.get(local as usize)).map(u32::to_string);
+    match ranks.collect::<Vec<_>>().as_slice() {
+        [first, second, _, .., last] => format!("{first},{second},..,{last}"),
+        few => few.join(","),
     }
 }
 
 fn placement_reasons(layout: &NodeLayout) -> Vec<String> {
     let mut lines = vec![String::new()];
     for rank in &layout.ranks {
-        let why = &rank.reasons;
+        let PlacementReasons { gpu, cpus, memory, nic, threads } = &rank.reasons;
         lines.push(format!("{HEADING}local rank {}{HEADING:#}", rank.local_rank));
-        let rows = [
-            ("gpu", &why.gpu),
-            ("cpus", &why.cpus),
-            ("memory", &why.memory),
-            ("nic", &why.nic),
-            ("threads", &why.threads),
-        ];
-        lines.extend(rows.iter().map(|(name, text)| format!("  {name:<8}{text}")));
+        let names = ["gpu", "cpus", "memory", "nic", "threads"].into_iter();
+        let rows = names.zip([gpu, cpus, memory, nic, threads]);
+        lines.extend(rows.map(|(name, text)| format!("  {name:<8}{text}")));
     }
     lines
 }

@@ -71,23 +71,18 @@ pub fn run() -> Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use regatta_launch::channel;
 
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::commands::bench::args::tests::parse_bench;
 
     #[test]
     fn ranks_receive_the_options_without_the_paths_of_the_parent() {
-        let words = "regatta bench all-reduce -b 8 -e 1M -f 2 -a 3 -T 9 --backend tcp --label x \
-                     -J out.json --plot p.svg --run-dir r --hostfile h --launch '-N2'";
-        let Command::Bench(args) = Cli::parse_from(words.split_whitespace()).command else {
-            panic!("not a benchmark");
-        };
+        let words = "all-reduce -b 8 -e 1M -f 2 -a 3 -T 9 --backend tcp --label x -J out.json \
+                     --plot p.svg --run-dir r --hostfile h --launch '-N2'";
+        let task = RankTask::Bench(Box::new(parse_bench(words.split_whitespace()).unwrap()));
         let machine = Some(Json(Machine { host: "n1".to_owned(), ..Machine::default() }));
-        let command_line = command_line();
-        let request =
-            RankRequest { task: RankTask::Bench(Box::new(args.command)), command_line, machine };
+        let request = RankRequest { task, command_line: command_line(), machine };
         let bytes = channel::encode(&request).unwrap();
         let received: RankRequest = channel::decode(&bytes).unwrap();
         let RankTask::Bench(command) = received.task else { panic!("not a benchmark") };
@@ -96,9 +91,7 @@ mod tests {
         assert_eq!(args.output.label.as_deref(), Some("x"));
         assert_eq!((args.output.out, args.output.plot), (None, None));
         assert_eq!((args.ranks.run_dir, args.ranks.hostfile), (None, None));
-        assert_eq!(
-            (received.machine, received.command_line),
-            (request.machine, request.command_line)
-        );
+        assert_eq!(received.machine, request.machine);
+        assert_eq!(received.command_line, request.command_line);
     }
 }

@@ -59,7 +59,7 @@ impl LaunchRequest<'_> {
         args.job.no_gpus |= !self.gpus;
         // An explicit rank count may exceed the cores.
         args.job.oversubscribe = true;
-        args.command = own_command()?;
+        args.command = [program()?].into_iter().chain(std::env::args_os().skip(1)).collect();
         Ok(args)
     }
 }
@@ -75,11 +75,6 @@ pub fn set_request(args: &mut LaunchArgs, discovery: &Discovery, task: RankTask)
     args.rank_input = Some(channel::encode(&request)?.into());
     args.command = vec![program()?, "rank-worker".into()];
     Ok(())
-}
-
-/// This program with its own arguments.
-fn own_command() -> Result<Vec<OsString>> {
-    Ok([program()?].into_iter().chain(std::env::args_os().skip(1)).collect())
 }
 
 fn program() -> Result<OsString> {
@@ -129,11 +124,10 @@ mod tests {
 
     #[test]
     fn user_options_complete_the_request_and_must_not_repeat_it() {
-        let request = |user_options| LaunchRequest {
-            nodes: Some(2),
-            run_dir: "run".into(),
-            user_options,
-            ..LaunchRequest::default()
+        let (nodes, run_dir) = (Some(2), PathBuf::from("run"));
+        let request = |user_options| {
+            let run_dir = run_dir.clone();
+            LaunchRequest { nodes, run_dir, user_options, ..LaunchRequest::default() }
         };
         let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
         assert_eq!((args.source.nodes, args.grace), (Some(2), 1));

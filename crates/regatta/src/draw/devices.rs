@@ -61,29 +61,23 @@ fn ranks(layout: &NodeLayout, has: impl Fn(&PlacedRank) -> bool) -> Vec<u32> {
 
 /// A rank's resources and the reasons for them.
 pub fn rank(rank: &PlacedRank) -> RankView {
-    let mut resources = Vec::new();
-    if !rank.gpus.is_empty() {
-        resources.push(format!("GPU {}", format_ranges(&rank.gpus)));
-    }
-    if !rank.cpus.is_empty() {
-        resources.push(format!("CPUs {}", rank.cpus));
-    }
-    resources.extend(rank.nic.as_deref().map(sanitize));
-    resources.push(units::pluralize(rank.omp_num_threads as usize, "thread"));
-    match &rank.memory {
-        MemoryPolicy::Prefer(nodes) => {
-            resources.push(format!("memory NUMA {}", format_ranges(nodes)))
-        }
-        MemoryPolicy::Bind(nodes) => {
-            resources.push(format!("memory NUMA {} only", format_ranges(nodes)))
-        }
-        MemoryPolicy::Default => {}
-    }
+    let memory = match &rank.memory {
+        MemoryPolicy::Prefer(nodes) => Some(format!("memory NUMA {}", format_ranges(nodes))),
+        MemoryPolicy::Bind(nodes) => Some(format!("memory NUMA {} only", format_ranges(nodes))),
+        MemoryPolicy::Default => None,
+    };
+    let resources = [
+        (!rank.gpus.is_empty()).then(|| format!("GPU {}", format_ranges(&rank.gpus))),
+        (!rank.cpus.is_empty()).then(|| format!("CPUs {}", rank.cpus)),
+        rank.nic.as_deref().map(sanitize),
+        Some(units::pluralize(rank.omp_num_threads as usize, "thread")),
+        memory,
+    ];
     let why = &rank.reasons;
     let reasons = [&why.gpu, &why.cpus, &why.memory, &why.nic, &why.threads];
     RankView {
         local_rank: rank.local_rank,
-        resources,
+        resources: resources.into_iter().flatten().collect(),
         cpu_reason: (!why.cpus.is_empty()).then(|| sanitize(&why.cpus)),
         reasons: reasons.into_iter().filter(|r| !r.is_empty()).map(|r| sanitize(r)).collect(),
     }

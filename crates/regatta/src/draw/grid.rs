@@ -1,6 +1,6 @@
 //! Row lengths and column counts of both drawings.
 
-/// Cells per row for `n` cells when at max `max` fit: all of them, else a divisor of `n`, preferably
+/// Cells per row for `n` cells when at most `max` fit: all of them, else a divisor of `n`, preferably
 /// a multiple of four, else a multiple of eight.
 pub fn row_length(n: usize, max: usize) -> usize {
     let max = max.max(1);

@@ -10,8 +10,7 @@ const MAX_SHARED: usize = 8;
 
 /// Host name, CPU model and device counts.
 pub fn heading(scene: &Scene, width: usize) -> Vec<StyledLine> {
-    let mut first = StyledLine::default();
-    first.push(to_ascii(&scene.host), SpanStyle::Bold);
+    let mut first = StyledLine::new(to_ascii(&scene.host), SpanStyle::Bold);
     let model = scene.cpu_model.as_deref().map_or(String::new(), |m| format!("  {}", to_ascii(m)));
     first.push(model, SpanStyle::Plain);
     let counts = wrap(&scene.counts, ", ", width);
@@ -19,17 +18,12 @@ pub fn heading(scene: &Scene, width: usize) -> Vec<StyledLine> {
 }
 
 fn plain(text: String) -> StyledLine {
-    let mut line = StyledLine::default();
-    line.push(text, SpanStyle::Plain);
-    line
+    StyledLine::new(text, SpanStyle::Plain)
 }
 
 /// Notes, shared cores and the legend.
 pub fn footer(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLine> {
-    let mut lines: Vec<StyledLine> = Vec::new();
-    for note in &scene.notes {
-        lines.extend(paragraph(note, width));
-    }
+    let mut lines: Vec<_> = scene.notes.iter().flat_map(|note| paragraph(note, width)).collect();
     let shared = scene.shared_cores();
     for (ranks, cpus) in shared.iter().take(MAX_SHARED) {
         lines.push(plain(format!("Ranks {} share CPU {cpus}", format_ranges(ranks))));
@@ -51,25 +45,20 @@ fn paragraph(text: &str, width: usize) -> impl Iterator<Item = StyledLine> + use
 
 /// The meaning of the cells that occur.
 fn legend(scene: &Scene, renderer: &Renderer, width: usize) -> Vec<StyledLine> {
-    let has = |state: &CoreState| scene.cores().any(|c| c.state == *state);
     let mut entries: Vec<(String, SpanStyle, &str)> = Vec::new();
     if let Some(first) = scene.ranks.first().map(|r| r.local_rank) {
         entries.push((first.to_string(), SpanStyle::Rank(first), "local rank"));
     }
-    if let Some(first) = scene.shared_cores().first().and_then(|(ranks, _)| ranks.first().copied())
-    {
-        entries.push((
-            format!("{first}+"),
-            SpanStyle::Rank(first),
-            "shared by this rank and others",
-        ));
+    if let Some(rank) = scene.first_sharing_rank() {
+        let text = format!("{rank}+");
+        entries.push((text, SpanStyle::Rank(rank), "shared by this rank and others"));
     }
     for (state, text, words) in [
         (CoreState::Idle, renderer.glyphs.idle, "idle"),
         (CoreState::Reserved, "--", "reserved"),
         (CoreState::Unusable, "xx", "not usable by this job"),
     ] {
-        if has(&state) {
+        if scene.cores().any(|c| c.state == state) {
             entries.push((text.to_owned(), SpanStyle::Dim, words));
         }
     }

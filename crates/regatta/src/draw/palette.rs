@@ -1,6 +1,8 @@
 //! One colour per local rank. Every colour is light enough for dark text, so that a filled tile is
 //! readable on a dark and on a light background. The tile also shows the rank number.
 
+use regatta_model::text::hex;
+
 /// Colour of a rank on a terminal and in SVG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Swatch {
@@ -13,14 +15,12 @@ pub struct Swatch {
 impl Swatch {
     /// The fill colour in CSS notation.
     pub fn css(self) -> String {
-        let [r, g, b] = self.rgb;
-        format!("#{r:02x}{g:02x}{b:02x}")
+        format!("#{}", hex(&self.rgb))
     }
 
     /// A darker shade for lines on a white background.
     pub fn css_line(self) -> String {
-        let [r, g, b] = self.rgb.map(|c| (u16::from(c) * 7 / 10) as u8);
-        format!("#{r:02x}{g:02x}{b:02x}")
+        format!("#{}", hex(&self.rgb.map(|c| (u16::from(c) * 7 / 10) as u8)))
     }
 }
 

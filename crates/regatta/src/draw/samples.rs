@@ -13,38 +13,40 @@ pub type CpuCounts = (usize, usize, usize, usize, usize);
 pub fn machine(host: &str, counts: CpuCounts, node_gib: u64) -> Machine {
     let (sockets, nodes, groups, cores, threads) = counts;
     let total = sockets * nodes * groups * cores;
-    let mut machine =
-        Machine { host: host.to_owned(), source: "test".to_owned(), ..Machine::default() };
-    for i in 0..total {
-        let (l3, numa) = (i / cores, i / (cores * groups));
-        machine.cores.push(Core {
+    let core = |i: usize| {
+        let numa = i / (cores * groups);
+        Core {
             cpus: (0..threads).map(|t| i + t * total).collect(),
             package: (numa / nodes) as u32,
             numa: Some(numa as u32),
-            l3: Some(l3 as u32),
-        });
+            l3: Some((i / cores) as u32),
+        }
+    };
+    // The CPUs of `count` consecutive cores.
+    let cpus = |id: u32, count: usize| {
+        let first = id as usize * count;
+        (0..threads).flat_map(|t| (first..first + count).map(move |i| i + t * total)).collect()
+    };
+    let package = |id| Package { id, cpus: cpus(id, nodes * groups * cores) };
+    let numa = |id| numa_node(id, cpus(id, groups * cores), node_gib);
+    let l3 = |id| L3Group { id, cpus: cpus(id, cores), size_bytes: Some(32 << 20) };
+    Machine {
+        host: host.to_owned(),
+        source: "test".to_owned(),
+        cores: (0..total).map(core).collect(),
+        packages: (0..sockets as u32).map(package).collect(),
+        numa: (0..(sockets * nodes) as u32).map(numa).collect(),
+        l3: (0..(sockets * nodes * groups) as u32).map(l3).collect(),
+        usable: UsableResources {
+            online: CpuSet::range(0, total * threads - 1),
+            ..UsableResources::default()
+        },
+        ..Machine::default()
     }
-    let cpus = |own: &dyn Fn(&Core) -> bool| {
-        machine.cores.iter().filter(|c| own(c)).fold(CpuSet::new(), |s, c| s.union(&c.cpus))
-    };
-    let packages =
-        (0..sockets as u32).map(|id| Package { id, cpus: cpus(&|c| c.package == id) }).collect();
-    let numa = (0..(sockets * nodes) as u32)
-        .map(|id| NumaNode {
-            id,
-            cpus: cpus(&|c| c.numa == Some(id)),
-            memory_bytes: node_gib << 30,
-            distances: Vec::new(),
-        })
-        .collect();
-    let l3 = (0..(sockets * nodes * groups) as u32)
-        .map(|id| L3Group { id, cpus: cpus(&|c| c.l3 == Some(id)), size_bytes: Some(32 << 20) })
-        .collect();
-    let usable = UsableResources {
-        online: CpuSet::range(0, total * threads - 1),
-        ..UsableResources::default()
-    };
-    Machine { packages, numa, l3, usable, ..machine }
+}
+
+fn numa_node(id: u32, cpus: CpuSet, gib: u64) -> NumaNode {
+    NumaNode { id, cpus, memory_bytes: gib << 30, distances: Vec::new() }
 }
 
 /// Adds a GPU.
@@ -131,12 +133,10 @@ pub fn lumi() -> (Machine, NodeLayout) {
     let sets = ["49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47"];
     let ranks = sets.iter().enumerate().map(|(i, set)| {
         let nic = format!("hsn{}", i / 2);
-        let mut placed = rank(i as u32, cpus(set), Some(i as u32), Some(&nic));
-        placed.memory = MemoryPolicy::Prefer(vec![[3, 1, 0, 2][i / 2]]);
-        placed
+        let memory = MemoryPolicy::Prefer(vec![[3, 1, 0, 2][i / 2]]);
+        PlacedRank { memory, ..rank(i as u32, cpus(set), Some(i as u32), Some(&nic)) }
     });
-    let ranks = ranks.collect();
-    let layout = layout(&m, ranks, "0,8,16,24,32,40,48,56,64,72,80,88,96,104,112,120");
+    let layout = layout(&m, ranks.collect(), "0,8,16,24,32,40,48,56,64,72,80,88,96,104,112,120");
     (m, layout)
 }
 
@@ -156,13 +156,7 @@ pub fn gh200() -> (Machine, NodeLayout) {
         add_nic(&mut m, &format!("hsn{i}"), NicKind::Slingshot, Some(i), 200);
         let pci = format!("00{i}9:01:00.0");
         add_gpu(&mut m, "NVIDIA GH200 120GB", &pci, Some(i), 96);
-        let id = if i == 0 { 4 } else { 4 + 8 * i };
-        m.numa.push(NumaNode {
-            id,
-            cpus: CpuSet::new(),
-            memory_bytes: 96 << 30,
-            distances: vec![],
-        });
+        m.numa.push(numa_node(4 + 8 * i, CpuSet::new(), 96));
     }
     for (a, b) in [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)] {
         m.gpu_links.push(link(a, b, LinkKind::NvLink, 6));
@@ -171,8 +165,7 @@ pub fn gh200() -> (Machine, NodeLayout) {
         let first = 72 * i as usize;
         rank(i, CpuSet::range(first, first + 71), Some(i), Some(&format!("hsn{i}")))
     });
-    let ranks = ranks.collect();
-    let layout = layout(&m, ranks, "");
+    let layout = layout(&m, ranks.collect(), "");
     (m, layout)
 }
 
@@ -196,8 +189,7 @@ pub fn aurora() -> (Machine, NodeLayout) {
         let nic = format!("hsn{}", [0, 1, 2, 3, 0, 1, 4, 5, 6, 4, 5, 6][i as usize]);
         rank(i, CpuSet::range(first, first + 7), Some(i), Some(&nic))
     });
-    let ranks = ranks.collect();
-    let layout = layout(&m, ranks, "0,52,104,156");
+    let layout = layout(&m, ranks.collect(), "0,52,104,156");
     (m, layout)
 }
 
@@ -218,7 +210,6 @@ pub fn part_of_dgx() -> (Machine, NodeLayout) {
         let set = ["0-13", "0-13", "14-20", "18-26"][i as usize];
         rank(i, cpus(set), Some(i / 2), Some(&format!("mlx5_{}", i / 2)))
     });
-    let ranks = ranks.collect();
-    let layout = layout(&m, ranks, "");
+    let layout = layout(&m, ranks.collect(), "");
     (m, layout)
 }

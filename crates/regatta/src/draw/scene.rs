@@ -148,27 +148,24 @@ pub struct RankView {
 impl Scene {
     /// Builds the scene of a node.
     pub fn new(machine: &Machine, layout: &NodeLayout) -> Self {
-        let mut packages = cores::packages(machine, layout);
-        let mut unknown_locality = Devices::default();
-        for gpu in &machine.gpus {
-            let devices =
-                cores::devices_at(machine, &mut packages, &mut unknown_locality, gpu.numa);
-            devices.gpus.push(devices::gpu(gpu, layout));
-        }
-        for nic in &machine.nics {
-            let devices =
-                cores::devices_at(machine, &mut packages, &mut unknown_locality, nic.numa);
-            devices.add_nic(devices::nic(nic, layout), nic.kind == NicKind::Virtual);
-        }
-        Self {
+        let mut scene = Self {
             host: sanitize(if machine.host.is_empty() { &layout.machine } else { &machine.host }),
             cpu_model: machine.cpu_model.as_deref().map(sanitize).filter(|m| !m.is_empty()),
             counts: notes::counts(machine, layout),
-            packages,
-            unknown_locality,
+            packages: cores::packages(machine, layout),
+            unknown_locality: Devices::default(),
             notes: notes::notes(machine),
             ranks: layout.ranks.iter().map(devices::rank).collect(),
+        };
+        for gpu in &machine.gpus {
+            cores::devices_at(machine, &mut scene, gpu.numa).gpus.push(devices::gpu(gpu, layout));
         }
+        for nic in &machine.nics {
+            let view = devices::nic(nic, layout);
+            let devices = cores::devices_at(machine, &mut scene, nic.numa);
+            devices.add_nic(view, nic.kind == NicKind::Virtual);
+        }
+        scene
     }
 
     /// The NUMA nodes of all sockets.
@@ -179,6 +176,16 @@ impl Scene {
     /// All cores.
     pub fn cores(&self) -> impl Iterator<Item = &CoreView> {
         self.nodes().flat_map(|n| &n.groups).flat_map(|g| &g.cores)
+    }
+
+    /// Number of NUMA nodes in the largest socket.
+    pub fn nodes_per_socket(&self) -> usize {
+        self.packages.iter().map(|p| p.nodes.len()).max().unwrap_or(1)
+    }
+
+    /// The first of the ranks that share a core.
+    pub fn first_sharing_rank(&self) -> Option<u32> {
+        self.shared_cores().first().and_then(|(ranks, _)| ranks.first().copied())
     }
 
     /// How many hardware threads per core the ranks use, as text; `None` without SMT or without bound

@@ -25,9 +25,9 @@ impl SpanStyle {
             SpanStyle::Dim => Style::new().dimmed(),
             SpanStyle::Bold => Style::new().bold(),
             // Colour 16 is always black; themes redefine colour 0.
-            SpanStyle::Rank(rank) => Style::new()
-                .fg_color(Some(Ansi256Color(16).into()))
-                .bg_color(Some(Ansi256Color(PALETTE[palette::index(rank)].ansi).into())),
+            SpanStyle::Rank(rank) => {
+                Ansi256Color(16).on(Ansi256Color(PALETTE[palette::index(rank)].ansi))
+            }
         }
     }
 }
@@ -39,6 +39,11 @@ pub struct StyledLine {
 }
 
 impl StyledLine {
+    /// A line of one span.
+    pub fn new(text: impl Into<String>, style: SpanStyle) -> Self {
+        Self { spans: vec![(text.into(), style)] }
+    }
+
     /// Appends text.
     pub fn push(&mut self, text: impl Into<String>, style: SpanStyle) {
         self.spans.push((text.into(), style));
@@ -89,8 +94,7 @@ mod tests {
 
     #[test]
     fn escape_codes_do_not_count_as_width() {
-        let mut line = StyledLine::default();
-        line.push(" 3", SpanStyle::Rank(3));
+        let mut line = StyledLine::new(" 3", SpanStyle::Rank(3));
         line.pad(5);
         assert_eq!(line.width(), 5);
         assert_eq!(line.render(false), " 3");

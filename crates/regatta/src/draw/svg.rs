@@ -6,7 +6,7 @@ use regatta_model::text::escape_xml;
 
 use super::grid::{columns, row_length};
 use super::palette;
-use super::scene::{CoreState, Devices, GroupView, NodeView, Scene};
+use super::scene::{CoreState, Devices, GroupView, NodeView, RankView, Scene};
 use super::svg_tiles::{self, CARD, CARD_GAP, CARD_MAX, CARD_MIN, PITCH, TILE};
 use super::svg_writer::{Rect, SvgWriter, fill, round, style};
 use super::text::{sanitize, wrap};
@@ -80,10 +80,10 @@ pub fn draw(scene: &Scene, title: &str) -> String {
 
 fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> String {
     let scene = drawing.scene;
-    let mut about = vec![format!("{}: {}.", scene.host, scene.counts.join(", "))];
-    about.extend(
-        scene.ranks.iter().map(|r| format!("Rank {}: {}.", r.local_rank, r.resources.join(", "))),
-    );
+    let mut about = format!("{}: {}.", scene.host, scene.counts.join(", "));
+    for RankView { local_rank, resources, .. } in &scene.ranks {
+        about.push_str(&format!("\nRank {local_rank}: {}.", resources.join(", ")));
+    }
     let mut page = SvgWriter::default();
     page.rect(Rect { x: 0.0, y: 0.0, w: width, h: height }, 0.0, "page");
     format!(
@@ -92,7 +92,7 @@ fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> Strin
          <title id=\"title\">{}</title>\n<desc id=\"desc\">{}</desc>\n<style>\n{}</style>\n\
          {}{}{}{}</svg>\n",
         escape_xml(&sanitize(title)),
-        escape_xml(&about.join("\n")),
+        escape_xml(&about),
         style(),
         page.out,
         drawing.boxes.out,
@@ -103,22 +103,21 @@ fn document(drawing: &SvgDrawing, title: &str, width: f64, height: f64) -> Strin
 
 /// Boxes per row, and their inner width.
 fn measure(scene: &Scene) -> (usize, f64) {
-    let most = |count: fn(&NodeView) -> usize| scene.nodes().map(count).max().unwrap_or(0);
-    let gpus = most(|n| n.devices.gpus.len());
-    let nics = most(|n| n.devices.nics.len());
-    let cells = most(|n| n.groups.iter().map(|g| g.cores.len()).max().unwrap_or(0));
+    let max = |count: fn(&NodeView) -> usize| scene.nodes().map(count).max().unwrap_or(0);
+    let gpus = max(|n| n.devices.gpus.len());
+    let nics = max(|n| n.devices.nics.len());
+    let cells = max(|n| n.groups.iter().map(|g| g.cores.len()).max().unwrap_or(0));
     let cards = |count: usize, width: f64| count as f64 * (width + CARD_GAP) - CARD_GAP;
-    let least = cards(gpus.max(nics).clamp(2, 4), CARD_MIN).max(cells.min(8) as f64 * PITCH);
-    let fit = ((PAGE + GAP) / (least + 2.0 * PAD + GAP)) as usize;
-    let blocks = scene.packages.iter().map(|p| p.nodes.len()).max().unwrap_or(1);
-    let across = columns(scene.nodes().count(), blocks, fit.min(4));
-    let room = (PAGE + GAP) / across as f64 - GAP - 2.0 * PAD;
+    let min_width = cards(gpus.max(nics).clamp(2, 4), CARD_MIN).max(cells.min(8) as f64 * PITCH);
+    let fit = ((PAGE + GAP) / (min_width + 2.0 * PAD + GAP)) as usize;
+    let across = columns(scene.nodes().count(), scene.nodes_per_socket(), fit.min(4));
+    let available = (PAGE + GAP) / across as f64 - GAP - 2.0 * PAD;
     // About six rows of cores are easier to read than a tall stack or one long row.
     let in_rows = |most: usize| row_length(cells, most) as f64 * PITCH;
     let rows = in_rows(cells.div_ceil(6).max(8));
-    let wanted = cards(gpus.max(nics), 140.0).max(rows).max(least).min(room);
+    let wanted = cards(gpus.max(nics), 140.0).max(rows).max(min_width).min(available);
     // If the cards make a box wider than its cores, use longer rows of cores.
-    let wider = in_rows((room / PITCH) as usize);
+    let wider = in_rows((available / PITCH) as usize);
     let sparse = in_rows((wanted / PITCH) as usize) < wanted * 0.75;
     (across, round(if sparse && wider > wanted { wider } else { wanted }))
 }
@@ -126,11 +125,9 @@ fn measure(scene: &Scene) -> (usize, f64) {
 fn heading(writer: &mut SvgWriter, scene: &Scene, title: &str, width: f64) -> f64 {
     let at = Rect { x: MARGIN, y: MARGIN + 18.0, w: width, h: 0.0 };
     writer.text_truncated(at, "h1", 22.0, title);
-    let mut parts = Vec::new();
-    parts.extend((sanitize(title) != scene.host).then(|| scene.host.clone()));
-    parts.extend(scene.cpu_model.clone());
-    parts.extend(scene.counts.iter().cloned());
-    parts.retain(|p| !p.is_empty());
+    let host = (sanitize(title) != scene.host).then_some(&scene.host);
+    let parts = host.into_iter().chain(&scene.cpu_model).chain(&scene.counts);
+    let parts: Vec<&str> = parts.map(String::as_str).filter(|p| !p.is_empty()).collect();
     writer.text_truncated(Rect { y: MARGIN + 40.0, ..at }, "dim", 11.0, &parts.join(" · "));
     MARGIN + 58.0
 }
@@ -154,11 +151,10 @@ impl<'a> SvgDrawing<'a> {
     }
 
     fn heights(&self, groups: &[GroupView], devices: &Devices, inner: f64) -> RowHeights {
-        let group_height =
-            |g: &GroupView| GROUP + g.cores.len().div_ceil(self.per_row(g)) as f64 * PITCH + 6.0;
+        let rows = |g: &GroupView| g.cores.len().div_ceil(self.per_row(g)) as f64;
         let folded = if devices.folded_nics.is_empty() { 0.0 } else { 20.0 };
         RowHeights {
-            cores: groups.iter().map(group_height).sum(),
+            cores: groups.iter().map(|g| GROUP + rows(g) * PITCH + 6.0).sum(),
             gpus: cards_height(devices.gpus.len(), inner),
             nics: cards_height(devices.nics.len(), inner) + folded,
         }
@@ -290,7 +286,7 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
     let column = (longest * CHAR_WIDTH + TILE + 32.0).clamp(1.0, width);
     let across = ((width / column) as usize).max(1);
     let down = resources.len().div_ceil(across).max(1);
-    for (i, (rank, share)) in scene.ranks.iter().zip(&resources).enumerate() {
+    for (i, (rank, resources)) in scene.ranks.iter().zip(&resources).enumerate() {
         let x = round(MARGIN + (i / down) as f64 * column);
         let y = top + (i % down) as f64 * LEGEND_ROW;
         let name = format!("Rank {}", rank.local_rank);
@@ -298,13 +294,13 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
         writer.open("", &tip);
         writer.rect(Rect { x, y, w: TILE, h: TILE }, 4.0, &fill(rank.local_rank));
         writer.text(x + TILE / 2.0, y + 15.0, "num on", &rank.local_rank.to_string());
-        let room = Rect { x: x + TILE + 8.0, y: y + 15.0, w: column - TILE - 12.0, h: 0.0 };
-        writer.text_truncated(room, "", 11.0, share);
+        let area = Rect { x: x + TILE + 8.0, y: y + 15.0, w: column - TILE - 12.0, h: 0.0 };
+        writer.text_truncated(area, "", 11.0, resources);
         writer.close();
     }
     let mut y = top + if resources.is_empty() { 0.0 } else { down as f64 * LEGEND_ROW + 6.0 };
     y = core_legend(writer, scene, y);
-    let shared = scene.shared_cores().first().and_then(|(ranks, _)| ranks.first().copied());
+    let shared = scene.first_sharing_rank();
     let shared = shared.map(|r| format!("{r}+ is a core shared by rank {r} and others"));
     let threads = scene.smt_use().map(|t| format!("Dots are hardware threads: {t}"));
     let notes = shared.into_iter().chain(threads);
@@ -321,13 +317,13 @@ fn legend(writer: &mut SvgWriter, scene: &Scene, top: f64, width: f64) -> f64 {
 /// Draws the meaning of the tiles without a rank that occur.
 fn core_legend(writer: &mut SvgWriter, scene: &Scene, y: f64) -> f64 {
     let mut x = MARGIN;
-    for (state, class, symbol, words) in [
-        (CoreState::Idle, "idle", "·", "idle core"),
-        (CoreState::Reserved, "reserved", "–", "reserved core"),
-        (CoreState::Unusable, "unusable", "×", "core not usable by this job"),
+    for (state, words) in [
+        (CoreState::Idle, "idle core"),
+        (CoreState::Reserved, "reserved core"),
+        (CoreState::Unusable, "core not usable by this job"),
     ] {
         if scene.cores().any(|c| c.state == state) {
-            svg_tiles::empty_tile(writer, Rect { x, y, w: TILE, h: TILE }, class, symbol);
+            svg_tiles::empty_tile(writer, Rect { x, y, w: TILE, h: TILE }, &state);
             writer.text(x + TILE + 8.0, y + 15.0, "", words);
             x += TILE + 32.0 + words.len() as f64 * CHAR_WIDTH;
         }

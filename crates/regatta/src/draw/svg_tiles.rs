@@ -36,15 +36,18 @@ pub fn core(svg: &mut SvgWriter, x: f64, y: f64, core: &CoreView, ranks: &[RankV
             svg.text(middle, base - lift, "num on", &format!("{first}{more}"));
             thread_dots(svg, area, core);
         }
-        CoreState::Reserved => empty_tile(svg, area, "reserved", "–"),
-        CoreState::Idle => empty_tile(svg, area, "idle", "·"),
-        CoreState::Unusable => empty_tile(svg, area, "unusable", "×"),
+        state => empty_tile(svg, area, state),
     }
     svg.close();
 }
 
 /// A tile without a rank.
-pub fn empty_tile(svg: &mut SvgWriter, area: Rect, class: &str, symbol: &str) {
+pub fn empty_tile(svg: &mut SvgWriter, area: Rect, state: &CoreState) {
+    let (class, symbol) = match state {
+        CoreState::Reserved => ("reserved", "–"),
+        CoreState::Unusable => ("unusable", "×"),
+        CoreState::Idle | CoreState::Owned(_) => ("idle", "·"),
+    };
     // Half a unit inside, for a sharp outline of the size of a filled tile.
     let inside = Rect { x: area.x + 0.5, y: area.y + 0.5, w: area.w - 1.0, h: area.h - 1.0 };
     svg.rect(inside, RADIUS, class);
@@ -69,11 +72,11 @@ fn thread_dots(svg: &mut SvgWriter, area: Rect, core: &CoreView) {
 fn core_tip(core: &CoreView, ranks: &[RankView]) -> Vec<String> {
     let state = match &core.state {
         CoreState::Owned(owners) => {
-            let noun = if owners.len() > 1 { "ranks" } else { "rank" };
-            let (used, all) = (core.threads_used, core.cpus.len());
-            let threads =
-                if all > 1 { format!(" on {used} of {all} threads") } else { String::new() };
-            format!("{noun} {}{threads}", format_ranges(owners))
+            let (used, ranks) = (core.threads_used, rank_label(owners));
+            match core.cpus.len() {
+                0 | 1 => ranks,
+                all => format!("{ranks} on {used} of {all} threads"),
+            }
         }
         CoreState::Reserved => "reserved".to_owned(),
         CoreState::Idle => "idle: usable, but without a rank".to_owned(),
@@ -120,13 +123,13 @@ pub fn nic(svg: &mut SvgWriter, area: Rect, nic: &NicView) {
     }
     let on = if nic.ranks.is_empty() { "dim" } else { "" };
     card_lines(svg, area, on, &[nic.name.clone(), kind, ranks], "");
-    let state = if nic.state == "DOWN" { "end down" } else { "end dim" };
-    svg.text(area.x + area.w - 7.0, area.y + 18.0, state, state_label(nic.state));
+    let (class, state) = match nic.state {
+        "DOWN" => ("end down", "DOWN"),
+        "state unknown" => ("end dim", "?"),
+        state => ("end dim", state),
+    };
+    svg.text(area.x + area.w - 7.0, area.y + 18.0, class, state);
     svg.close();
-}
-
-fn state_label(state: &str) -> &str {
-    if state == "state unknown" { "?" } else { state }
 }
 
 fn rank_label(ranks: &[u32]) -> String {
@@ -145,8 +148,7 @@ fn card_lines(svg: &mut SvgWriter, area: Rect, class: &str, lines: &[String; 3],
     let first_width = (inside.w - side.max(22.0)).max(0.0);
     svg.text_truncated(Rect { w: first_width, ..inside }, &format!("strong {class}"), 12.0, first);
     if !right.is_empty() {
-        let class = format!("side {class}");
-        svg.text(inside.x + inside.w, inside.y, &class, right);
+        svg.text(inside.x + inside.w, inside.y, &format!("side {class}"), right);
     }
     svg.text_truncated(Rect { y: area.y + 33.0, ..inside }, class, 11.0, second);
     svg.text_truncated(Rect { y: area.y + 47.0, ..inside }, class, 11.0, third);

@@ -4,7 +4,7 @@
 use super::TerminalOptions;
 use super::grid::{columns, row_length};
 use super::legend;
-use super::scene::{CoreState, CoreView, Devices, NodeView, Scene};
+use super::scene::{CoreState, CoreView, Devices, NicView, NodeView, Scene};
 use super::styled_line::{SpanStyle, StyledLine};
 use super::text::{format_ranges, to_ascii};
 
@@ -43,14 +43,8 @@ const UNICODE: Glyphs = Glyphs {
     cut: '…',
 };
 
-const ASCII: Glyphs = Glyphs {
-    corners: ['+', '+', '+', '+'],
-    tees: ['+', '+'],
-    across: '-',
-    down: '|',
-    idle: "..",
-    cut: '~',
-};
+const ASCII: Glyphs =
+    Glyphs { corners: ['+'; 4], tees: ['+'; 2], across: '-', down: '|', idle: "..", cut: '~' };
 
 /// Renders boxes of equal geometry.
 pub struct Renderer {
@@ -141,15 +135,13 @@ fn cell_style(core: &CoreView) -> SpanStyle {
 impl Renderer {
     /// Sets the width of the boxes; returns the number per row.
     fn fit(&mut self, scene: &Scene, width: usize) -> usize {
-        let total = scene.nodes().count();
         let step = self.cell + 1;
         let sizes = || scene.nodes().flat_map(|n| &n.groups).map(|g| g.cores.len());
         let rows = || scene.nodes().flat_map(|n| self.device_rows(&n.devices));
         let required = rows().map(|r| r.width(r.required)).max().unwrap_or(0).min(HALF_OF_80);
         let eight = self.lead() + sizes().max().unwrap_or(0).min(8) * step;
         let boxes = (width + 1) / (required.max(eight) + SIDES + 1);
-        let blocks = scene.packages.iter().map(|p| p.nodes.len()).max().unwrap_or(1);
-        let across = columns(total, blocks, boxes);
+        let across = columns(scene.nodes().count(), scene.nodes_per_socket(), boxes);
         let available = ((width + 1) / across).saturating_sub(SIDES + 1);
         let most = (available.saturating_sub(self.lead()) / step).clamp(1, MAX_ROW);
         let cells = sizes().map(|n| self.lead() + row_length(n, most) * step).max().unwrap_or(0);
@@ -161,20 +153,14 @@ impl Renderer {
 
     /// Renders a row of boxes of equal height.
     fn side_by_side(&self, nodes: &[&NodeView]) -> Vec<StyledLine> {
-        let bodies: Vec<(Vec<StyledLine>, Vec<StyledLine>)> = nodes
-            .iter()
-            .map(|n| (self.core_rows(n), self.device_lines(&n.devices, self.inner)))
-            .collect();
-        let tallest =
-            |part: fn(&(Vec<StyledLine>, Vec<StyledLine>)) -> usize| bodies.iter().map(part).max();
-        let cores = tallest(|b| b.0.len()).unwrap_or(0);
-        let devices = tallest(|b| b.1.len()).unwrap_or(0);
+        let body = |n: &&NodeView| [self.core_rows(n), self.device_lines(&n.devices, self.inner)];
+        let bodies: Vec<[Vec<StyledLine>; 2]> = nodes.iter().map(body).collect();
+        let heights = [0, 1].map(|part| bodies.iter().map(|b| b[part].len()).max().unwrap_or(0));
         let mut lines: Vec<StyledLine> = Vec::new();
-        for (node, (mut top, mut bottom)) in nodes.iter().zip(bodies) {
-            top.resize(cores, StyledLine::default());
-            bottom.resize(devices, StyledLine::default());
+        for (node, mut parts) in nodes.iter().zip(bodies) {
+            parts.iter_mut().zip(heights).for_each(|(p, h)| p.resize(h, StyledLine::default()));
             let memory = node.memory.as_deref().unwrap_or("");
-            append_right(&mut lines, self.boxed(&node.label, memory, [top, bottom], self.inner));
+            append_right(&mut lines, self.boxed(&node.label, memory, parts, self.inner));
         }
         lines
     }
@@ -217,38 +203,33 @@ impl Renderer {
     }
 
     fn labelled(&self, label: &str) -> StyledLine {
-        let mut line = StyledLine::default();
-        line.push(format!("{label:<width$}", width = self.label), SpanStyle::Plain);
-        line
+        StyledLine::new(format!("{label:<width$}", width = self.label), SpanStyle::Plain)
     }
 
     /// Renders text as a cell.
     pub fn cell(&self, text: &str, style: SpanStyle) -> StyledLine {
-        let mut line = StyledLine::default();
-        line.push(format!("{text:>width$}", width = self.cell), style);
-        line
+        StyledLine::new(format!("{text:>width$}", width = self.cell), style)
     }
 
     fn device_rows(&self, devices: &Devices) -> Vec<DeviceRow> {
+        let row = |label: &str, ranks: &[u32], details: &[Option<&str>], optional: usize| {
+            let details: Vec<String> = details.iter().flatten().map(|&d| d.to_owned()).collect();
+            let required = details.len() - optional;
+            DeviceRow { head: self.device_head(label, ranks), details, required }
+        };
         let mut rows = Vec::new();
         for gpu in &devices.gpus {
-            let details = [Some(gpu.name.clone()), gpu.memory.clone(), gpu.pci.clone()];
-            let details: Vec<String> = details.into_iter().flatten().collect();
-            let head = self.device_head(&gpu_label(gpu.index), &gpu.ranks);
-            rows.push(DeviceRow { head, required: details.len(), details });
+            let details = [Some(gpu.name.as_str()), gpu.memory.as_deref(), gpu.pci.as_deref()];
+            rows.push(row(&gpu_label(gpu.index), &gpu.ranks, &details, 0));
         }
-        for nic in &devices.nics {
-            let details = [Some(nic.name.clone()), nic.speed.clone(), Some(nic.state.to_owned())];
-            let mut details: Vec<String> = details.into_iter().flatten().collect();
-            let required = details.len();
-            details.push(nic.kind.to_owned());
-            rows.push(DeviceRow { head: self.device_head("NIC", &nic.ranks), details, required });
+        for NicView { name, kind, speed, state, ranks } in &devices.nics {
+            let details = [Some(name.as_str()), speed.as_deref(), Some(*state), Some(*kind)];
+            rows.push(row("NIC", ranks, &details, 1));
         }
         if !devices.folded_nics.is_empty() {
-            let head = self.device_head("NIC", &[]);
-            let count = devices.folded_nics.len();
-            let details = vec![format!("{count} more:"), devices.folded_nics.join(" ")];
-            rows.push(DeviceRow { head, details, required: 1 });
+            let more = format!("{} more:", devices.folded_nics.len());
+            let names = devices.folded_nics.join(" ");
+            rows.push(row("NIC", &[], &[Some(&more), Some(&names)], 1));
         }
         rows
     }
@@ -256,16 +237,16 @@ impl Renderer {
     /// Renders label and ranks of a device.
     fn device_head(&self, label: &str, ranks: &[u32]) -> StyledLine {
         let mut line = self.labelled(label);
-        line.push(" ", SpanStyle::Plain);
-        match ranks {
-            [] => line.append(self.cell(self.glyphs.idle, SpanStyle::Dim)),
-            _ if ranks.len() > MAX_TILES => line.push(format_ranges(ranks), SpanStyle::Bold),
-            [first, rest @ ..] => {
-                line.append(self.cell(&first.to_string(), SpanStyle::Rank(*first)));
-                for rank in rest {
-                    line.push(" ", SpanStyle::Plain);
-                    line.append(self.cell(&rank.to_string(), SpanStyle::Rank(*rank)));
-                }
+        if ranks.is_empty() {
+            line.push(" ", SpanStyle::Plain);
+            line.append(self.cell(self.glyphs.idle, SpanStyle::Dim));
+        } else if ranks.len() > MAX_TILES {
+            line.push(" ", SpanStyle::Plain);
+            line.push(format_ranges(ranks), SpanStyle::Bold);
+        } else {
+            for &rank in ranks {
+                line.push(" ", SpanStyle::Plain);
+                line.append(self.cell(&rank.to_string(), SpanStyle::Rank(rank)));
             }
         }
         line
@@ -301,28 +282,21 @@ impl Renderer {
         inner: usize,
     ) -> Vec<StyledLine> {
         let g = self.glyphs;
+        let dashes = |count: usize| g.across.to_string().repeat(count);
         let [top_left, top_right, bottom_left, bottom_right] = g.corners;
-        let mut head = StyledLine::default();
-        let mut title = StyledLine::default();
-        title.push(format!(" {} ", to_ascii(left)), SpanStyle::Bold);
+        let mut title = StyledLine::new(format!(" {} ", to_ascii(left)), SpanStyle::Bold);
         title.truncate(inner + 2, g.cut);
         let right = if right.is_empty() { String::new() } else { format!(" {right} ") };
         let right = if title.width() + right.len() <= inner { right } else { String::new() };
-        let dashes = (inner + 2).saturating_sub(title.width() + right.len() + 1);
-        head.push(top_left, SpanStyle::Dim);
+        let between = (inner + 2).saturating_sub(title.width() + right.len() + 1);
+        let mut head = StyledLine::new(top_left, SpanStyle::Dim);
         head.append(title);
-        head.push(g.across.to_string().repeat(dashes), SpanStyle::Dim);
+        head.push(dashes(between), SpanStyle::Dim);
         head.push(right, SpanStyle::Plain);
-        head.push(
-            g.across.to_string().repeat((inner + 3).saturating_sub(head.width())),
-            SpanStyle::Dim,
-        );
+        head.push(dashes((inner + 3).saturating_sub(head.width())), SpanStyle::Dim);
         head.push(top_right, SpanStyle::Dim);
-        let rule = |ends: [char; 2]| {
-            let mut line = StyledLine::default();
-            let dashes = g.across.to_string().repeat(inner + 2);
-            line.push(format!("{}{dashes}{}", ends[0], ends[1]), SpanStyle::Dim);
-            line
+        let rule = |[left, right]: [char; 2]| {
+            StyledLine::new(format!("{left}{}{right}", dashes(inner + 2)), SpanStyle::Dim)
         };
         let split = parts.iter().all(|p| !p.is_empty());
         let [top, bottom] = parts;
@@ -337,8 +311,7 @@ impl Renderer {
     fn bordered(&self, mut content: StyledLine, inner: usize) -> StyledLine {
         content.truncate(inner, self.glyphs.cut);
         content.pad(inner);
-        let mut line = StyledLine::default();
-        line.push(self.glyphs.down, SpanStyle::Dim);
+        let mut line = StyledLine::new(self.glyphs.down, SpanStyle::Dim);
         line.push(" ", SpanStyle::Plain);
         line.append(content);
         line.push(" ", SpanStyle::Plain);

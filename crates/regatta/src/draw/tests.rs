@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use regatta_model::{CpuSet, LinkState, Machine, NicKind, NodeLayout};
 
 use super::samples;
-use super::scene::{CoreState, Scene};
+use super::scene::{CoreState, CoreView, Scene};
 use super::{TerminalOptions, svg, terminal};
 
 type Sample = (&'static str, fn() -> (Machine, NodeLayout));
@@ -33,23 +33,22 @@ fn golden(name: &str, actual: &str) {
     assert!(expected == actual, "{name} differs (REGATTA_BLESS=1 updates it):\n{actual}");
 }
 
+const ASCII: TerminalOptions = TerminalOptions { width: 80, color: false, unicode: false };
+const COLOR: TerminalOptions = TerminalOptions { width: 80, color: true, unicode: true };
+
 #[test]
 fn terminal_drawings_match_the_golden_files() {
     for (name, sample) in SAMPLES {
         let (machine, layout) = sample();
         for width in [80, 200] {
-            golden(
-                &format!("draw-{name}-{width}.txt"),
-                &terminal(&machine, &layout, options(width)),
-            );
+            let drawing = terminal(&machine, &layout, options(width));
+            golden(&format!("draw-{name}-{width}.txt"), &drawing);
         }
     }
     let (machine, layout) = samples::lumi();
-    let ascii = TerminalOptions { unicode: false, ..options(80) };
-    golden("draw-lumi-40.txt", &terminal(&machine, &layout, options(40)));
-    golden("draw-lumi-80-ascii.txt", &terminal(&machine, &layout, ascii));
-    let color = TerminalOptions { color: true, ..options(80) };
-    golden("draw-lumi-80-color.txt", &terminal(&machine, &layout, color));
+    for (name, options) in [("40", options(40)), ("80-ascii", ASCII), ("80-color", COLOR)] {
+        golden(&format!("draw-lumi-{name}.txt"), &terminal(&machine, &layout, options));
+    }
 }
 
 #[test]
@@ -64,11 +63,10 @@ fn svg_drawings_match_the_golden_files() {
 fn ascii_mode_is_ascii_and_colour_does_not_change_the_text() {
     for (_, sample) in SAMPLES {
         let (machine, layout) = sample();
-        let ascii = terminal(&machine, &layout, TerminalOptions { unicode: false, ..options(80) });
-        assert!(ascii.is_ascii());
+        assert!(terminal(&machine, &layout, ASCII).is_ascii());
         let plain = terminal(&machine, &layout, options(80));
         assert!(!plain.contains('\u{1b}'));
-        let color = terminal(&machine, &layout, TerminalOptions { color: true, ..options(80) });
+        let color = terminal(&machine, &layout, COLOR);
         assert!(color.contains("\u{1b}[48;5;"));
         let bare = anstream::adapter::strip_str(&color).to_string();
         let ends: Vec<&str> = bare.lines().map(str::trim_end).collect();
@@ -112,16 +110,11 @@ fn svg_is_self_contained_and_accessible() {
     for forbidden in ["<script", "href", "url(http", "@import", "<image"] {
         assert!(!picture.contains(forbidden), "{forbidden}");
     }
-    let links = document
-        .descendants()
-        .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("link ")))
-        .count();
+    let classes = document.descendants().filter_map(|n| n.attribute("class"));
+    let links = classes.filter(|class| class.starts_with("link ")).count();
     assert_eq!(links, 8, "one line per GPU to its rank's NIC");
-    let tips: Vec<&str> = document
-        .descendants()
-        .filter(|n| n.has_tag_name("title"))
-        .filter_map(|n| n.text())
-        .collect();
+    let titles = document.descendants().filter(|n| n.has_tag_name("title"));
+    let tips: Vec<&str> = titles.filter_map(|n| n.text()).collect();
     assert!(tips.iter().any(|t| t.starts_with("CPU 49,113: rank 0 on 1 of 2 threads")), "{tips:?}");
 }
 
@@ -158,16 +151,14 @@ fn drawn_cells(text: &str, scene: &Scene) -> Vec<String> {
 }
 
 fn expected_cells(scene: &Scene) -> Vec<String> {
-    let mut cells: Vec<String> = scene
-        .cores()
-        .map(|core| match &core.state {
-            CoreState::Owned(ranks) if ranks.len() > 1 => format!("{}+", ranks[0]),
-            CoreState::Owned(ranks) => ranks[0].to_string(),
-            CoreState::Reserved => "--".to_owned(),
-            CoreState::Idle => "··".to_owned(),
-            CoreState::Unusable => "xx".to_owned(),
-        })
-        .collect();
+    let cell = |core: &CoreView| match &core.state {
+        CoreState::Owned(ranks) if ranks.len() > 1 => format!("{}+", ranks[0]),
+        CoreState::Owned(ranks) => ranks[0].to_string(),
+        CoreState::Reserved => "--".to_owned(),
+        CoreState::Idle => "··".to_owned(),
+        CoreState::Unusable => "xx".to_owned(),
+    };
+    let mut cells: Vec<String> = scene.cores().map(cell).collect();
     cells.sort();
     cells
 }

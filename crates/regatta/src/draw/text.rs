@@ -40,10 +40,7 @@ pub fn wrap(texts: &[String], separator: &str, width: usize) -> Vec<String> {
             line.chars().count() + separator.chars().count() + text.chars().count() <= width
         };
         match lines.last_mut() {
-            Some(line) if fits(line) => {
-                line.push_str(separator);
-                line.push_str(text);
-            }
+            Some(line) if fits(line) => line.extend([separator, text]),
             _ => lines.push(text.clone()),
         }
     }
@@ -60,10 +57,7 @@ pub fn format_ranges(numbers: &[u32]) -> String {
 pub fn short_gpu_name(name: &str, memory_shown: bool) -> &str {
     const VENDORS: [&str; 6] =
         ["NVIDIA ", "Tesla ", "AMD ", "Instinct ", "Intel(R) Data Center GPU ", "Intel(R) "];
-    let mut short = name;
-    for vendor in VENDORS {
-        short = short.strip_prefix(vendor).unwrap_or(short);
-    }
+    let short = VENDORS.iter().fold(name, |name, vendor| name.strip_prefix(vendor).unwrap_or(name));
     let is_size = |word: &str| {
         let digits = word.strip_suffix("GB").or_else(|| word.strip_suffix("GiB"));
         digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))

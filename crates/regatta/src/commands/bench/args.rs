@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::child_run::ChildArgs;
 use super::file_args::{CompareArgs, ReadArgs};
+use crate::options::positive;
 
 /// `regatta bench`.
 #[derive(Debug, Args)]
@@ -80,9 +81,7 @@ impl BenchCommand {
             Self::Scatter(args) => (Operation::Scatter, args),
             Self::SendRecv(args) => (Operation::SendRecv, args),
             Self::All(args) => return Some((ALL.to_vec(), args)),
-            Self::Gemm(_) | Self::Copy(_) | Self::Disk(_) | Self::Compare(_) | Self::Read(_) => {
-                return None;
-            }
+            _ => return None,
         };
         Some((vec![operation], args))
     }
@@ -94,9 +93,7 @@ impl BenchCommand {
             Self::Broadcast(args) | Self::Reduce(args) | Self::AllToAll(args) => Some(args),
             Self::Gather(args) | Self::Scatter(args) | Self::SendRecv(args) => Some(args),
             Self::All(args) => Some(args),
-            Self::Gemm(_) | Self::Copy(_) | Self::Disk(_) | Self::Compare(_) | Self::Read(_) => {
-                None
-            }
+            _ => None,
         }
     }
 }
@@ -307,23 +304,23 @@ pub struct BenchRankArgs {
     #[arg(long, value_enum, value_name = "BACKEND", default_value = "auto")]
     pub backend: Backend,
     /// Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
     pub ranks: Option<u32>,
     /// Ranks per node
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
     pub ranks_per_node: Option<u32>,
     /// Use this many nodes of the allocation or of --hostfile
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
     pub nodes: Option<u32>,
     /// Take the nodes from FILE instead of the scheduler
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub hostfile: Option<PathBuf>,
     /// Number of ranks: threads times GPUs
-    #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = positive())]
     pub threads: Option<u32>,
     /// See -t
-    #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive())]
     pub gpus: Option<u32>,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
@@ -368,4 +365,26 @@ pub struct OutputArgs {
     /// Allowed regression against the baseline
     #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]
     pub tolerance: String,
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::ffi::OsString;
+
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Parses the words after `regatta bench`.
+    pub fn parse_bench<W: Into<OsString>>(
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<BenchCommand, clap::Error> {
+        let words = words.into_iter().map(Into::into);
+        let words = ["regatta", "bench"].map(OsString::from).into_iter().chain(words);
+        match Cli::try_parse_from(words)?.command {
+            Command::Bench(args) => Ok(args.command),
+            other => panic!("not a benchmark: {other:?}"),
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Connects the ranks over the backend under test.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -72,15 +73,9 @@ fn libfabric(settings: BootstrapConfig) -> Result<Connection> {
 fn common_vendor(bootstrap: &Communicator, local_rank: u32) -> Result<Option<Vendor>> {
     for vendor in [Vendor::Nvidia, Vendor::Amd] {
         let buses = buses(bootstrap, device_of(vendor, local_rank).map(|device| (vendor, device)))?;
-        let locations: Vec<(String, &str)> = (0..)
-            .map(|rank| bootstrap.peer(rank).host)
-            .zip(buses.iter().map(String::as_str))
-            .collect();
-        let exclusive = locations.iter().all(|location| {
-            !location.1.is_empty()
-                && locations.iter().filter(|other| *other == location).count() == 1
-        });
-        if exclusive {
+        let hosts = (0..).map(|rank| bootstrap.peer(rank).host);
+        let locations: HashSet<_> = hosts.zip(&buses).collect();
+        if locations.len() == buses.len() && buses.iter().all(|bus| !bus.is_empty()) {
             return Ok(Some(vendor));
         }
     }
@@ -95,15 +90,13 @@ fn device_of(vendor: Vendor, local_rank: u32) -> Option<u32> {
 
 /// PCI bus ids of all ranks' devices; empty for ranks without one.
 pub fn buses(comm: &dyn Comm, own: Option<(Vendor, u32)>) -> Result<Vec<String>> {
-    let own =
-        own.and_then(|(vendor, device)| nccl::pci_bus_id(vendor, device).ok()).unwrap_or_default();
+    let own = own.and_then(|(vendor, device)| nccl::pci_bus_id(vendor, device).ok());
     let mut own_bytes = [0u8; nccl::PCI_BUS_ID_BYTES];
-    let length = own.len().min(own_bytes.len());
-    own_bytes[..length].copy_from_slice(&own.as_bytes()[..length]);
-    let mut all = vec![0u8; own_bytes.len() * comm.size() as usize];
-    comm.all_gather(&own_bytes, &mut all)?;
+    own_bytes.iter_mut().zip(own.unwrap_or_default().bytes()).for_each(|(to, from)| *to = from);
+    let mut all = vec![own_bytes; comm.size() as usize];
+    comm.all_gather(&own_bytes, all.as_flattened_mut())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    Ok(all.chunks_exact(own_bytes.len()).map(text).collect())
+    Ok(all.iter().map(|bytes| text(bytes)).collect())
 }
 
 fn over_nccl(
@@ -111,10 +104,8 @@ fn over_nccl(
     vendor: Vendor,
     (local_rank, desync_after): (u32, Duration),
 ) -> Result<Connection> {
-    let (name, version) = match vendor {
-        Vendor::Nvidia => ("nccl", nccl::version(vendor)?),
-        Vendor::Amd => ("rccl", nccl::version(vendor)?),
-    };
+    let name = if vendor == Vendor::Nvidia { "nccl" } else { "rccl" };
+    let version = nccl::version(vendor)?;
     let count = nccl::device_count(vendor)?.max(1);
     let device = local_rank % count;
     // Blocking, as in nccl-tests: measures the library, not our polling.

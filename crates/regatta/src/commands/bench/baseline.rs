@@ -1,9 +1,9 @@
 //! Checks a run against a baseline result (`--baseline`).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 use regatta_measure::baseline::{self, Tolerance};
 use regatta_model::{BenchResult, units};
 
@@ -24,7 +24,15 @@ impl BaselineGate {
     pub fn new(args: &OutputArgs) -> Result<Option<Self>> {
         let Some(file) = &args.baseline else { return Ok(None) };
         let tolerance = args.tolerance.parse::<Tolerance>()?;
-        let baseline = single_result(files::load(file)?, file)?;
+        let results = files::load(file)?;
+        let [baseline] = <[BenchResult; 1]>::try_from(results).map_err(|results| {
+            anyhow!(
+                "{} contains {} results, but a baseline must have exactly one; extract it by \
+                 `regatta bench read --only N --json`",
+                file.display(),
+                results.len()
+            )
+        })?;
         Ok(Some(Self { baseline, file: file.clone(), tolerance }))
     }
 
@@ -33,10 +41,8 @@ impl BaselineGate {
         let report = baseline::check(result, &self.baseline, self.tolerance);
         let (count, file) = (units::pluralize(report.checks.len(), "value"), self.file.display());
         if report.passed() {
-            output::eprint(&format!(
-                "{GOOD}no regression against {file}{GOOD:#}: {count} within {}\n",
-                self.tolerance
-            ));
+            let within = format!("{count} within {}", self.tolerance);
+            output::eprint(&format!("{GOOD}no regression against {file}{GOOD:#}: {within}\n"));
             return Ok(ExitCode::SUCCESS);
         }
         let failures = report.failures();
@@ -47,18 +53,5 @@ impl BaselineGate {
         failures.iter().for_each(|failure| text.push_str(&format!("  {failure}\n")));
         output::eprint(&text);
         Ok(ExitCode::FAILURE)
-    }
-}
-
-/// The only result of a file.
-fn single_result(results: Vec<BenchResult>, file: &Path) -> Result<BenchResult> {
-    let count = results.len();
-    match results.into_iter().next() {
-        Some(one) if count == 1 => Ok(one),
-        _ => bail!(
-            "{} contains {count} results, but a baseline must have exactly one; extract it by \
-             `regatta bench read --only N --json`",
-            file.display()
-        ),
     }
 }

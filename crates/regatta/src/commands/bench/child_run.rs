@@ -74,21 +74,18 @@ impl ChildRun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::commands::bench::args::{BenchCommand, tests::parse_bench};
 
     /// The arguments of a child run after [`apply`].
     fn applied(line: &str, child: &ChildRun) -> CollectiveArgs {
-        let words = ["regatta", "bench", "all-reduce"].into_iter().chain(line.split_whitespace());
-        let words = words.map(OsString::from).chain(child.hidden_options());
-        let Command::Bench(args) = Cli::try_parse_from(words).unwrap().command else {
-            panic!("not a benchmark");
-        };
-        let super::super::args::BenchCommand::AllReduce(mut args) = args.command else {
-            panic!("not an all-reduce");
-        };
-        apply(&mut args);
-        args
+        let words = ["all-reduce"].into_iter().chain(line.split_whitespace()).map(OsString::from);
+        match parse_bench(words.chain(child.hidden_options())).unwrap() {
+            BenchCommand::AllReduce(mut args) => {
+                apply(&mut args);
+                args
+            }
+            other => panic!("not an all-reduce: {other:?}"),
+        }
     }
 
     #[test]
@@ -101,14 +98,12 @@ mod tests {
         };
         for out in ["-Jx", "-J=x", "-IJx", "-J x", "--out=x", "--output_file x"] {
             let line =
-                format!("-b 8 {out} --label=y --nodes 4 --csv --plot p.html --sweep A=1 B=-x");
+                format!("-b 8 {out} --label=y --nodes 4 --csv --plot p.svg --sweep A=1 B=-x");
             let args = applied(&line, &child);
             assert!(!args.is_multi_run() && !args.output.csv, "{line}");
             assert_eq!(args.output.out, Some(child.out()), "{line}");
-            assert_eq!(
-                (args.sizes.min, args.ranks.nodes, args.output.plot),
-                (Some(8), Some(4), None)
-            );
+            assert_eq!((args.sizes.min, args.ranks.nodes), (Some(8), Some(4)));
+            assert_eq!(args.output.plot, None);
             assert_eq!(args.output.label.as_deref(), Some("A=1 B=-x"));
             assert_eq!(args.ranks.run_dir.as_ref(), Some(&child.folder));
             assert_eq!(args.ranks.sweep_var, ["A", "B"]);

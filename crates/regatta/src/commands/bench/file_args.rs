@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use regatta_measure::metric::Metric;
 use regatta_model::CpuSet;
+
+use crate::options::{NamedValue, one_of};
 
 /// `regatta bench compare`.
 #[derive(Debug, Clone, Args)]
@@ -15,8 +18,8 @@ pub struct CompareArgs {
     #[arg(long, value_name = "TEXTS", value_delimiter = ',')]
     pub labels: Vec<String>,
     /// Metric to compare [default: busbw, or time if there is none]
-    #[arg(long, value_enum, value_name = "METRIC")]
-    pub metric: Option<MetricName>,
+    #[arg(long, value_parser = one_of(&METRICS), value_name = "METRIC")]
+    pub metric: Option<Metric>,
     /// Compare in-place measurements
     #[arg(long)]
     pub in_place: bool,
@@ -52,13 +55,8 @@ pub struct FormatArgs {
     pub plot: Option<PathBuf>,
 }
 
-/// Metrics to compare.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum MetricName {
-    /// Bus bandwidth
-    Busbw,
-    /// Algorithm bandwidth: size / time
-    Algbw,
-    /// Time
-    Time,
-}
+const METRICS: [NamedValue<Metric>; 3] = [
+    ("busbw", Metric::BusBandwidth, "Bus bandwidth"),
+    ("algbw", Metric::AlgorithmBandwidth, "Algorithm bandwidth: size / time"),
+    ("time", Metric::Time, "Time"),
+];

@@ -2,16 +2,14 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::compare::{self, CompareOptions};
-use regatta_measure::metric::Metric;
 use regatta_measure::{read as reader, write};
 use regatta_model::{BenchResult, document};
 
-use super::file_args::{CompareArgs, FormatArgs, MetricName, ReadArgs};
+use super::file_args::{CompareArgs, FormatArgs, ReadArgs};
 use super::plot;
 use crate::output;
 
@@ -22,12 +20,11 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     let name = path.display().to_string();
     let mut bytes = Vec::new();
-    match path == Path::new("-") {
-        true => std::io::stdin().take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes),
-        false => std::fs::File::open(path)
-            .and_then(|f| f.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)),
-    }
-    .with_context(|| name.clone())?;
+    let input: Box<dyn Read> = match path == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(std::fs::File::open(path).with_context(|| name.clone())?),
+    };
+    input.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).with_context(|| name.clone())?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         bail!("{name}: file exceeds 64 MiB; extract the tables first");
     }
@@ -38,42 +35,31 @@ pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
 /// Reads and selects the results of several files.
 fn load_all(paths: &[PathBuf], format: &FormatArgs) -> Result<Vec<BenchResult>> {
     let mut all = Vec::new();
-    for path in paths {
-        all.extend(load(path)?);
-    }
+    paths.iter().try_for_each(|path| load(path).map(|results| all.extend(results)))?;
     let Some(only) = &format.only else { return Ok(all) };
     if let Some(number) = only.iter().find(|number| *number == 0 || *number > all.len()) {
         bail!("--only {number} is out of range: the results are 1 to {}", all.len());
     }
-    let numbered = (1..).zip(all);
-    Ok(numbered.filter(|(number, _)| only.contains(*number)).map(|(_, result)| result).collect())
+    let selected = (1..).zip(all).filter(|(number, _)| only.contains(*number));
+    Ok(selected.map(|(_, result)| result).collect())
 }
 
 /// `regatta bench read`.
-pub fn read(args: &ReadArgs) -> Result<ExitCode> {
+pub fn read(args: &ReadArgs) -> Result<()> {
     let results = load_all(&args.files, &args.format)?;
     draw(&args.format, &results)?;
-    let text = match (args.format.json, args.format.csv) {
-        (true, _) => as_json(&results)?,
-        (_, true) => write::csv(&results),
-        _ => results.iter().map(shown).collect(),
-    };
-    output::print(&text)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// One document, or a list.
-fn as_json(results: &[BenchResult]) -> Result<String> {
-    match results {
-        [one] => Ok(document::to_json(one)?),
-        many => as_list(many),
-    }
+    output::print(&match (args.format.json, args.format.csv, results.as_slice()) {
+        (true, _, [one]) => document::to_json(one)?,
+        (true, _, many) => as_list(many)?,
+        (_, true, all) => write::csv(all),
+        (_, _, all) => all.iter().map(shown).collect(),
+    })
 }
 
 /// A list of documents.
 pub fn as_list(results: &[BenchResult]) -> Result<String> {
-    let all: Result<Vec<String>, _> = results.iter().map(document::to_json).collect();
-    let all: Vec<String> = all?.iter().map(|one| one.trim_end().to_owned()).collect();
+    let document = |result| Ok(document::to_json(result)?.trim_end().to_owned());
+    let all = results.iter().map(document).collect::<Result<Vec<_>>>()?;
     Ok(format!("[{}]\n", all.join(",\n")))
 }
 
@@ -90,7 +76,7 @@ fn shown(result: &BenchResult) -> String {
 }
 
 /// `regatta bench compare`.
-pub fn compare(args: &CompareArgs) -> Result<ExitCode> {
+pub fn compare(args: &CompareArgs) -> Result<()> {
     let mut results = load_all(&args.files, &args.format)?;
     if !args.labels.is_empty() && args.labels.len() != results.len() {
         bail!("--labels has {} labels for {} results", args.labels.len(), results.len());
@@ -101,20 +87,13 @@ pub fn compare(args: &CompareArgs) -> Result<ExitCode> {
     // Only tables can be compared.
     results.retain(|result| !result.tables.is_empty());
     draw(&args.format, &results)?;
-    let metric = args.metric.map(|metric| match metric {
-        MetricName::Busbw => Metric::BusBandwidth,
-        MetricName::Algbw => Metric::AlgorithmBandwidth,
-        MetricName::Time => Metric::Time,
-    });
     let place = args.in_place.then_some(BufferMode::InPlace);
-    let found = compare::compare(&results, CompareOptions { metric, place });
-    let text = match (args.format.json, args.format.csv) {
+    let found = compare::compare(&results, CompareOptions { metric: args.metric, place });
+    output::print(&match (args.format.json, args.format.csv) {
         (true, _) => serde_json::to_string_pretty(&found)? + "\n",
         (_, true) => compare::csv(&found),
         _ => found.iter().map(|one| one.text() + "\n").collect(),
-    };
-    output::print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn draw(format: &FormatArgs, results: &[BenchResult]) -> Result<()> {

@@ -26,21 +26,19 @@ pub fn collect(
     let comm = &connection.comm;
     let mut hosts: Vec<String> = Vec::new();
     let mut counts: BTreeMap<String, u32> = BTreeMap::new();
-    for rank in 0..comm.size() {
-        let host = comm.peer(rank).host;
-        if !counts.contains_key(&host) {
-            hosts.push(host.clone());
+    for host in (0..comm.size()).map(|rank| comm.peer(rank).host) {
+        let count = counts.entry(host.clone()).or_default();
+        *count += 1;
+        if *count == 1 {
+            hosts.push(host);
         }
-        *counts.entry(host).or_default() += 1;
     }
     let each = counts.values().next().copied();
     let mut command = context.command_line;
     command.retain(|word| !child_run::is_hidden_option(word));
-    let mut versions =
-        BTreeMap::from([("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
-    if let Some(version) = &connection.version {
-        versions.insert(connection.name.to_owned(), version.clone());
-    }
+    let own = ("regatta".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    let library = connection.version.clone().map(|version| (connection.name.to_owned(), version));
+    let versions = [own].into_iter().chain(library).collect();
     let shape = BenchShape {
         ranks: Some(comm.size()),
         nodes: Some(hosts.len() as u32),
@@ -111,8 +109,7 @@ fn devices(connection: &Connection, machine: Option<&Machine>) -> Result<Vec<Ben
 
 /// This machine; `None` if it cannot be inspected, which must not fail the benchmark.
 fn discover() -> Option<Machine> {
-    let survey = Discovery::run(&SourceArgs::default(), 0).ok()?;
-    survey.machines.into_iter().next()
+    Discovery::run(&SourceArgs::default(), 0).ok()?.machines.into_iter().next()
 }
 
 fn summarize(machine: &Machine) -> BenchMachine {
@@ -151,22 +148,14 @@ mod tests {
 
     #[test]
     fn settings_are_the_relevant_variables_without_secrets() {
-        let all = [
-            ("NCCL_ALGO", "Ring"),
-            ("NCCL_API_TOKEN", "x"),
-            ("FI_USER_password", "x"),
-            ("REGATTA_SECRET_FILE", "x"),
-            ("REGATTA_RUN_DIR", "x"),
-            ("NCCL_AUTHORITY", "x"),
-            ("CUDA_KEY", "x"),
-            ("HSA_CREDENTIALS", "x"),
-            ("HOME", "x"),
-        ];
+        let omitted = "NCCL_API_TOKEN FI_USER_password REGATTA_SECRET_FILE REGATTA_RUN_DIR \
+                       NCCL_AUTHORITY CUDA_KEY HSA_CREDENTIALS HOME";
         let mut all: Vec<(OsString, OsString)> =
-            all.iter().map(|(name, value)| (name.into(), value.into())).collect();
+            omitted.split_whitespace().map(|name| (name.into(), "x".into())).collect();
         let foreign = || OsString::from_vec(b"NCCL_\xff".to_vec());
         all.push((foreign(), "x".into()));
         all.push(("FI_PROVIDER".into(), foreign()));
+        all.push(("NCCL_ALGO".into(), "Ring".into()));
         let found: Vec<_> = settings(all.into_iter()).into_iter().collect();
         let expected = [("FI_PROVIDER", "NCCL_\u{fffd}"), ("NCCL_ALGO", "Ring")];
         assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));

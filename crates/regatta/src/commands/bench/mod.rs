@@ -33,8 +33,8 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
         child_run::apply(args);
     }
     match &args.command {
-        BenchCommand::Compare(args) => return files::compare(args),
-        BenchCommand::Read(args) => return files::read(args),
+        BenchCommand::Compare(args) => files::compare(args)?,
+        BenchCommand::Read(args) => files::read(args)?,
         _ => {}
     }
     let Some(options) = options::parse(&args.command)? else { return Ok(ExitCode::SUCCESS) };

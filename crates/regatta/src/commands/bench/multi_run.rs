@@ -1,21 +1,22 @@
 //! Sweeps and scans: one child run per setting or node count. Each is this program again with its
 //! own result file. A failed child does not end the others.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use regatta_launch::run_folder::run_id;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
 use regatta_model::BenchResult;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::args::CollectiveArgs;
 use super::child_run::ChildRun;
 use super::{files, plot};
-use crate::cli::{HEADING, WARNING};
+use crate::cli::HEADING;
+use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::options::SourceArgs;
 use crate::output;
 use crate::plan::Discovery;
@@ -25,8 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs all children and prints the summary.
 pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
-    let id = run_id(SystemTime::now(), std::process::id());
-    let folder = args.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
+    let folder = run_dir_or_new(args.ranks.run_dir.as_ref(), &new_run_id());
     match args.mode.scan {
         true => scan(args, &folder),
         false => sweep(args, &folder),
@@ -73,15 +73,10 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     let children: Vec<ChildRun> = counts.iter().map(child).collect();
     let outcomes = run_children(args, &children)?;
     let good = |(count, child): (u32, &ChildOutcome)| Some((count, child.good()?.clone()));
-    let runs: Vec<(u32, BenchResult)> =
-        counts.into_iter().zip(&outcomes.children).filter_map(good).collect();
+    let runs: Vec<_> = counts.into_iter().zip(&outcomes.children).filter_map(good).collect();
     let scaling = scaling::scaling(&runs);
-    print_summary(
-        args,
-        &outcomes,
-        &scaling::table(&scaling),
-        serde_json::to_string_pretty(&scaling)?,
-    )
+    let table = scaling::table(&scaling);
+    print_summary(args, &outcomes, &table, serde_json::to_string_pretty(&scaling)?)
 }
 
 /// Outcomes of all child runs.
@@ -156,8 +151,8 @@ fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOut
 
 /// The command of a child run.
 fn command(args: &CollectiveArgs, child: &ChildRun) -> Result<Command> {
-    let mut command =
-        Command::new(std::env::current_exe().context("cannot locate the regatta executable")?);
+    let program = std::env::current_exe().context("cannot locate the regatta executable")?;
+    let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).args(child.hidden_options());
     command.envs(child.environment.iter().cloned());
     if args.output.json || args.output.csv {
@@ -174,10 +169,8 @@ fn wait_for(command: &mut Command, signals: &mut SignalCatcher) -> Result<ExitSt
             return Ok(status);
         }
         for signal in signals.pending() {
-            let signal = rustix::process::Signal::from_named_raw(signal);
-            if let (Some(signal), Ok(child)) = (signal, i32::try_from(child.id())) {
-                let _ = rustix::process::Pid::from_raw(child)
-                    .map(|child| rustix::process::kill_process(child, signal));
+            if let Some(signal) = Signal::from_named_raw(signal) {
+                let _ = kill_process(Pid::from_child(&child), signal);
             }
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -195,7 +188,7 @@ fn outcome(child: &ChildRun, status: ExitStatus, interrupted: bool) -> ChildOutc
             None => "nothing was measured".to_owned(),
         };
         let note = format!("{} {what} ({status}); {left}", child.label);
-        output::eprint(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+        output::note(&note);
         result.iter_mut().for_each(|result| result.notes.push(note.clone()));
     }
     ChildOutcome { result, failed }
@@ -209,13 +202,12 @@ fn print_summary(
     json: String,
 ) -> Result<ExitCode> {
     let results = outcomes.results();
-    let text = match (args.output.json, args.output.csv) {
+    output::print(&match (args.output.json, args.output.csv) {
         (true, _) => json + "\n",
         (_, true) => write::csv(&results),
         _ if table.is_empty() => String::new(),
         _ => format!("\n{table}"),
-    };
-    output::print(&text)?;
+    })?;
     if args.output.out.as_deref() == Some(Path::new("-")) {
         output::print(&files::as_list(&results)?)?;
     }

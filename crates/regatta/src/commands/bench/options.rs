@@ -3,13 +3,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use regatta_comm::tune;
 use regatta_measure::baseline::Tolerance;
 use regatta_measure::pairs::PairsOptions;
-use regatta_measure::roofline::copy::CopySettings;
-use regatta_measure::roofline::disk::DiskSettings;
-use regatta_measure::roofline::gemm::GemmSettings;
+use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
 use regatta_measure::run::{
     IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
 };
@@ -17,7 +15,8 @@ use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 
 use super::args::{
-    BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, ModeArgs, OutputArgs, SizeArgs,
+    BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, IterationArgs, ModeArgs, OutputArgs,
+    RooflineArgs, SizeArgs,
 };
 use super::plot;
 
@@ -51,51 +50,42 @@ pub enum RooflineTest {
 
 /// Validates the options; `None` for subcommands that do not measure.
 pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
-    let Some(options) = parse_command(command)? else { return Ok(None) };
-    if let Some(path) = &options.output.plot {
-        match &options.workload {
-            Workload::Collectives { config, .. } => {
-                plot::check_operations(path, config.operations.len())?;
-            }
-            Workload::Pairs(_) => plot::check_pairs(path)?,
-            Workload::Tune(..) | Workload::Roofline(..) => {
-                bail!("--plot supports collectives and --pairs only")
-            }
+    let options = match (command, command.collective()) {
+        (_, Some((operations, args))) => BenchOptions {
+            workload: collective_workload(operations, args)?,
+            ranks: &args.ranks,
+            output: &args.output,
+            timeout: args.iterations.timeout.filter(|seconds| *seconds > 0),
+        },
+        (BenchCommand::Gemm(args), _) => roofline(RooflineTest::Gemm(Default::default()), args)?,
+        (BenchCommand::Copy(args), _) => roofline(RooflineTest::Copy(Default::default()), args)?,
+        (BenchCommand::Disk(DiskArgs { dir, size, roofline: args }), _) => {
+            let (dir, bytes) = (dir.clone(), *size);
+            roofline(RooflineTest::Disk(DiskSettings { dir, bytes, ..Default::default() }), args)?
         }
+        _ => return Ok(None),
+    };
+    match (&options.output.plot, &options.workload) {
+        (None, _) => {}
+        (Some(path), Workload::Collectives { config, .. }) => {
+            plot::check_operations(path, config.operations.len())?;
+        }
+        (Some(path), Workload::Pairs(_)) => plot::check_pairs(path)?,
+        (Some(_), _) => bail!("--plot supports collectives and --pairs only"),
     }
     Ok(Some(options))
 }
 
-fn parse_command(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
-    let (test, args) = match command {
-        BenchCommand::Gemm(args) => (RooflineTest::Gemm(Default::default()), args),
-        BenchCommand::Copy(args) => (RooflineTest::Copy(Default::default()), args),
-        BenchCommand::Disk(DiskArgs { dir, size, roofline }) => {
-            let (dir, bytes) = (dir.clone(), *size);
-            let settings = DiskSettings { dir, bytes, ..Default::default() };
-            (RooflineTest::Disk(settings), roofline)
-        }
-        collective => {
-            let Some((operations, args)) = collective.collective() else { return Ok(None) };
-            let workload = collective_workload(operations, args)?;
-            let timeout = args.iterations.timeout.filter(|seconds| *seconds > 0);
-            let (ranks, output) = (&args.ranks, &args.output);
-            return Ok(Some(BenchOptions { workload, ranks, output, timeout }));
-        }
-    };
-    let workload = Workload::Roofline(test, fraction(&args.outliers.slower_than)?);
-    let (ranks, output) = (&args.ranks, &args.output);
-    Ok(Some(BenchOptions { workload, ranks, output, timeout: None }))
-}
-
-fn fraction(percent: &str) -> Result<f64> {
-    Ok(percent.parse::<Tolerance>()?.fraction)
+fn roofline(test: RooflineTest, args: &RooflineArgs) -> Result<BenchOptions<'_>> {
+    let tolerance: Tolerance = args.outliers.slower_than.parse()?;
+    let workload = Workload::Roofline(test, tolerance.fraction);
+    Ok(BenchOptions { workload, ranks: &args.ranks, output: &args.output, timeout: None })
 }
 
 fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
     let ModeArgs { pairs, every_rank, one_at_a_time, tune, .. } = &args.mode;
     if let Some(file) = tune {
-        return Ok(Workload::Tune(file.clone(), tuning_effort(args)?));
+        return Ok(Workload::Tune(file.clone(), tune_config(args)?));
     }
     if *pairs {
         let (all_ranks, serialized) = (*every_rank, *one_at_a_time);
@@ -103,24 +93,18 @@ fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Res
         return Ok(Workload::Pairs(options));
     }
     let (config, sizes) = run_config(operations, args)?;
-    Ok(Workload::Collectives {
-        config: Box::new(config),
-        sizes,
-        register: args.iterations.register != 0,
-    })
+    let register = args.iterations.register != 0;
+    Ok(Workload::Collectives { config: Box::new(config), sizes, register })
 }
 
 /// Sizes and iterations of the tuning run; defaults unless given.
-fn tuning_effort(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
-    let mut effort = tune::TuneConfig::default();
+fn tune_config(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
+    let mut config = tune::TuneConfig::default();
     if !args.sizes.is_default() {
-        effort.bytes =
-            sizes(&args.sizes).and_then(|sizes| sizes.list()).map_err(anyhow::Error::msg)?;
+        config.bytes = sizes(&args.sizes).and_then(|sizes| sizes.list()).map_err(Error::msg)?;
     }
-    if let Some(iterations) = args.iterations.timed {
-        effort.max_repeats = u64::from(iterations);
-    }
-    Ok(effort)
+    config.max_repeats = args.iterations.timed.map_or(config.max_repeats, u64::from);
+    Ok(config)
 }
 
 impl Workload {
@@ -128,11 +112,8 @@ impl Workload {
     pub fn check_ranks(&self, ranks: u32) -> Result<()> {
         match self {
             Self::Collectives { config, .. } if config.root >= ranks => {
-                bail!(
-                    "root rank {} (-r) is out of range: the ranks are 0 to {}",
-                    config.root,
-                    ranks.saturating_sub(1)
-                )
+                let (root, last) = (config.root, ranks.saturating_sub(1));
+                bail!("root rank {root} (-r) is out of range: the ranks are 0 to {last}")
             }
             Self::Pairs(_) if ranks < 2 => bail!("--pairs needs at least two ranks"),
             _ => Ok(()),
@@ -142,20 +123,21 @@ impl Workload {
 
 /// The run configuration and the requested size range.
 fn run_config(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<(RunConfig, SizeRange)> {
-    let sizes = sizes(&args.sizes).map_err(anyhow::Error::msg)?;
+    let sizes = sizes(&args.sizes).map_err(Error::msg)?;
+    let IterationArgs { timed, warmup, check, average, .. } = args.iterations;
     let config = RunConfig {
         operations,
-        dtypes: nccl_names::dtypes(&args.sizes.datatype).map_err(anyhow::Error::msg)?,
-        ops: nccl_names::ops(&args.sizes.op).map_err(anyhow::Error::msg)?,
+        dtypes: nccl_names::dtypes(&args.sizes.datatype).map_err(Error::msg)?,
+        ops: nccl_names::ops(&args.sizes.op).map_err(Error::msg)?,
         root: args.sizes.root,
-        sizes: sizes.list().map_err(anyhow::Error::msg)?,
+        sizes: sizes.list().map_err(Error::msg)?,
         iterations: IterationCounts {
-            warmup: args.iterations.warmup,
-            timed: args.iterations.timed.unwrap_or(20),
-            adaptive: args.iterations.timed.is_none(),
-            check: args.iterations.check,
+            warmup,
+            timed: timed.unwrap_or(20),
+            adaptive: timed.is_none(),
+            check,
         },
-        average: args.iterations.average.map(|whose| match whose {
+        average: average.map(|average| match average {
             0 => RankAverage::Rank0,
             2 => RankAverage::Min,
             3 => RankAverage::Max,
@@ -184,15 +166,11 @@ fn sizes(args: &SizeArgs) -> Result<SizeRange, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::commands::bench::args::tests::parse_bench;
 
     fn parse_run(options: &str) -> Result<(RunConfig, SizeRange)> {
-        let words = format!("regatta bench all-reduce {options}");
-        let Command::Bench(args) = Cli::try_parse_from(words.split_whitespace())?.command else {
-            anyhow::bail!("not a benchmark");
-        };
-        let (operations, args) = args.command.collective().unwrap();
+        let command = parse_bench(format!("all-reduce {options}").split_whitespace())?;
+        let (operations, args) = command.collective().unwrap();
         run_config(operations, args)
     }
 
@@ -214,10 +192,9 @@ mod tests {
 
     #[test]
     fn invalid_options_are_rejected() {
-        for wrong in
-            ["-b 8 -e 4", "-f 2 -i 8", "-d fp8", "-o mulsum", "-b eight", "-n 0", "-a 4", "-G 1"]
-        {
-            assert!(parse_run(wrong).is_err(), "{wrong}");
+        let sizes = ["-b 8 -e 4", "-f 2 -i 8", "-b eight"];
+        for invalid in sizes.into_iter().chain(["-d fp8", "-o mulsum", "-n 0", "-a 4", "-G 1"]) {
+            assert!(parse_run(invalid).is_err(), "{invalid}");
         }
     }
 }

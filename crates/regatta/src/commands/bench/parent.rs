@@ -2,26 +2,22 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
-use regatta_launch::run_folder::run_id;
-use regatta_model::Machine;
 
 use super::args::{Backend, BenchCommand, BenchRankArgs};
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
-use crate::commands::launch;
+use crate::commands::launch::{self, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
 use crate::commands::self_launch::{LaunchRequest, has_rank_count, local_rank_count, set_request};
 use crate::plan::Discovery;
 
 /// Launches the ranks.
 pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCode> {
-    let id = run_id(SystemTime::now(), std::process::id());
-    let folder = options.ranks.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(id));
+    let folder = run_dir_or_new(options.ranks.run_dir.as_ref(), &new_run_id());
     let mut args = launch_options(options.ranks, folder.clone())?;
     let discovery = launch::discover(&args)?;
     if !has_rank_count(&args) {
@@ -58,16 +54,17 @@ fn may_use_gpus(backend: Backend) -> bool {
     matches!(backend, Backend::Auto | Backend::Nccl | Backend::Rccl)
 }
 
-/// The number of ranks on a single machine without GPUs; otherwise the launcher determines it.
+/// The number of ranks on a single machine without GPUs; otherwise the launcher determines it. Ranks
+/// use GPUs if requested, or if there are several (a single rank has no peer) and the library is
+/// available.
 fn default_rank_count(discovery: &Discovery, backend: Backend) -> Option<u32> {
-    let by_gpus = may_use_gpus(backend) && uses_gpus(&discovery.machines[0], backend);
-    local_rank_count(discovery).filter(|_| !by_gpus)
-}
-
-/// Whether ranks use GPUs: if requested, or if there are several (a single rank has no peer) and
-/// the library is available.
-fn uses_gpus(machine: &Machine, backend: Backend) -> bool {
     let library = |vendor| nccl::device_count(vendor).is_ok_and(|count| count > 1);
-    let several = machine.gpus.len() > 1;
-    backend != Backend::Auto || several && (library(Vendor::Nvidia) || library(Vendor::Amd))
+    let uses_gpus = match backend {
+        Backend::Auto if discovery.machines[0].gpus.len() > 1 => {
+            library(Vendor::Nvidia) || library(Vendor::Amd)
+        }
+        Backend::Auto => false,
+        backend => may_use_gpus(backend),
+    };
+    local_rank_count(discovery).filter(|_| !uses_gpus)
 }

@@ -25,10 +25,8 @@ pub fn check(path: &Path) -> Result<()> {
 pub fn check_operations(path: &Path, count: usize) -> Result<()> {
     check(path)?;
     if extension(path) == "svg" && count != 1 {
-        bail!(
-            "--plot {}: .svg holds one operation, but there are {count}; use .html",
-            path.display()
-        );
+        let path = path.display();
+        bail!("--plot {path}: .svg holds one operation, but there are {count}; use .html");
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! A rank of the benchmark. Rank 0 reports the events.
 
-use std::iter;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
@@ -10,8 +9,9 @@ use regatta_comm::nccl::Gpu;
 use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, tune};
 use regatta_launch::channel::RankEnd;
 use regatta_launch::run_folder;
+use regatta_measure::pairs::{self, PairsOptions};
+use regatta_measure::roofline;
 use regatta_measure::run::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
-use regatta_measure::{pairs, roofline};
 use regatta_model::{document, units};
 
 use super::backend::{self, Connection};
@@ -29,8 +29,8 @@ const BUFFERS: u64 = 3;
 
 /// Runs the benchmark on this rank.
 pub fn run(options: BenchOptions<'_>, mut context: RankContext) -> Result<ExitCode> {
-    if let Workload::Tune(_, effort) = &options.workload {
-        return run_tuning(&options, effort, context.channel);
+    if let Workload::Tune(_, config) = &options.workload {
+        return run_tuning(&options, config, context.channel);
     }
     let connection = backend::connect(options.ranks.backend, options.timeout)?;
     options.workload.check_ranks(connection.comm.size())?;
@@ -42,7 +42,7 @@ pub fn run(options: BenchOptions<'_>, mut context: RankContext) -> Result<ExitCo
             measure_collectives(&connection, *config, register, &mut sink)
         }
         Workload::Pairs(options) => measure_pairs(&connection.comm, &options, &mut sink),
-        Workload::Roofline(test, _) => measure_roofline(&connection, &test, &mut sink),
+        Workload::Roofline(test, _) => measure_roofline(&connection.comm, &test, &mut sink),
         Workload::Tune(..) => Ok(()),
     };
     if let (Err(_), EventSink::Local(reporter)) = (&measured, &mut sink) {
@@ -80,14 +80,13 @@ fn fit_to_memory(connection: &Connection, config: &mut RunConfig) -> Result<Opti
     let max = max[0].unsigned_abs();
     let before = config.sizes.len();
     config.sizes.retain(|size| *size <= max);
-    let skipped = before - config.sizes.len();
     let available = units::format_bytes(max);
     if config.sizes.is_empty() {
         bail!("all sizes exceed the available memory of {available} per rank");
     }
-    let skipped = (skipped > 0).then(|| units::pluralize(skipped, "size"));
-    Ok(skipped
-        .map(|sizes| format!("{sizes} skipped: only {available} of memory available per rank")))
+    let skipped = units::pluralize(before - config.sizes.len(), "size");
+    let note = || format!("{skipped} skipped: only {available} of memory available per rank");
+    Ok((config.sizes.len() < before).then(note))
 }
 
 /// The largest size that fits in this rank's share of the node's free memory. Device buffers are
@@ -106,16 +105,14 @@ fn max_size(connection: &Connection) -> Result<u64> {
     Ok(each(free, sharing).min(host))
 }
 
+/// Progress without an estimated time left.
+fn progress(task: &str, done: usize, total: usize) -> BenchEvent {
+    BenchEvent::Progress(BenchProgress { task: task.to_owned(), done, total, eta_s: 0.0 })
+}
+
 /// Measures all pairs.
-fn measure_pairs(
-    comm: &dyn Comm,
-    options: &pairs::PairsOptions,
-    sink: &mut BenchSink,
-) -> Result<()> {
-    let mut progress = |done, total| {
-        let task = "pairs of ranks".to_owned();
-        sink.emit(BenchEvent::Progress(BenchProgress { task, done, total, eta_s: 0.0 }));
-    };
+fn measure_pairs(comm: &dyn Comm, options: &PairsOptions, sink: &mut BenchSink) -> Result<()> {
+    let mut progress = |done, total| sink.emit(progress("pairs of ranks", done, total));
     if let Some(mut pairs) = pairs::measure(comm, options, &mut progress)? {
         let findings = pairs::diagnose(&pairs, &options.thresholds);
         pairs.findings = findings.iter().map(ToString::to_string).collect();
@@ -125,16 +122,10 @@ fn measure_pairs(
 }
 
 /// Measures the roofline of every rank, all at the same time.
-fn measure_roofline(
-    connection: &Connection,
-    test: &RooflineTest,
-    sink: &mut BenchSink,
-) -> Result<()> {
-    let comm = &connection.comm;
+fn measure_roofline(comm: &dyn Comm, test: &RooflineTest, sink: &mut BenchSink) -> Result<()> {
     let stop = AtomicBool::new(false);
-    let mut on_progress = |progress: roofline::CaseProgress<'_>| {
-        let (task, done, total) = (progress.name.to_owned(), progress.done, progress.total);
-        sink.emit(BenchEvent::Progress(BenchProgress { task, done, total, eta_s: 0.0 }));
+    let mut on_progress = |case: roofline::CaseProgress<'_>| {
+        sink.emit(progress(case.name, case.done, case.total));
     };
     comm.barrier()?;
     let rows = match test {
@@ -152,16 +143,15 @@ fn measure_roofline(
 
 /// Benchmarks all algorithms over the network.
 fn run_tuning(
-    options: &BenchOptions<'_>,
-    effort: &tune::TuneConfig,
+    options: &BenchOptions,
+    config: &tune::TuneConfig,
     channel: Option<RankEnd>,
 ) -> Result<ExitCode> {
     let mut engine = bootstrap::engine(backend::settings(options.timeout)?)?;
     let rank = regatta_comm::worker::Engine::rank(&engine);
     let mut sink = event_sink(rank, options, channel)?;
-    let task = "all algorithms of all collectives".to_owned();
-    sink.emit(BenchEvent::Progress(BenchProgress { task, done: 0, total: 1, eta_s: 0.0 }));
-    let table = tune::tune(&mut engine, effort)?;
+    sink.emit(progress("all algorithms of all collectives", 0, 1));
+    let table = tune::tune(&mut engine, config)?;
     sink.emit(BenchEvent::TuningTable(document::to_json(&table)?));
     sink.emit(BenchEvent::Finished);
     finish(sink)
@@ -170,24 +160,18 @@ fn run_tuning(
 /// A new result file in the run folder, if it is visible here. Another `regatta bench` of the job
 /// may have left its own.
 fn new_result_file() -> Option<PathBuf> {
-    let folder = PathBuf::from(std::env::var_os(run_folder::VARIABLE)?);
+    let folder = std::env::var_os(run_folder::VARIABLE).map(PathBuf::from)?;
     let more = (2..=MAX_RESULT_FILES).map(|number| format!("bench-{number}.json"));
-    let mut files = iter::once("bench.json".to_owned()).chain(more).map(|name| folder.join(name));
-    files.find(|file| folder.is_dir() && !file.exists())
+    let names = ["bench.json".to_owned()].into_iter().chain(more);
+    names.map(|name| folder.join(name)).find(|file| folder.is_dir() && !file.exists())
 }
 
 /// Where the events of a rank go.
 type BenchSink = EventSink<Reporter>;
 
-fn event_sink(
-    rank: u32,
-    options: &BenchOptions<'_>,
-    channel: Option<RankEnd>,
-) -> Result<BenchSink> {
-    EventSink::new(rank, channel, || {
-        let out = options.output.out.clone().or_else(new_result_file);
-        Reporter::new(options, out)
-    })
+fn event_sink(rank: u32, options: &BenchOptions, channel: Option<RankEnd>) -> Result<BenchSink> {
+    let out = || options.output.out.clone().or_else(new_result_file);
+    EventSink::new(rank, channel, || Reporter::new(options, out()))
 }
 
 fn finish(sink: BenchSink) -> Result<ExitCode> {

@@ -9,7 +9,7 @@ use regatta_launch::channel::ChannelError;
 use regatta_measure::run::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
-use regatta_model::bench::{BenchDevice, BenchSummary, PairMatrices, RankRoofline};
+use regatta_model::bench::{BenchDevice, BenchSummary, Measurement, PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
 use super::baseline::BaselineGate;
@@ -17,7 +17,7 @@ use super::options::{BenchOptions, Workload};
 use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
-use crate::cli::{ERROR, FAINT, WARNING};
+use crate::cli::{ERROR, FAINT};
 use crate::commands::rank_events::EventReporter;
 use crate::output;
 
@@ -69,7 +69,7 @@ impl EventReporter for Reporter {
             BenchEvent::Progress(progress) => self.bar.show(&progress),
             BenchEvent::Note(note) => {
                 self.bar.hide();
-                output::eprint(&format!("{WARNING}note:{WARNING:#} {note}\n"));
+                output::note(&note);
                 self.result.notes.push(note);
             }
             BenchEvent::Finished => {
@@ -130,9 +130,8 @@ impl Reporter {
         let previous = self.result.tables.last().map(|table| &table.operation);
         if previous != Some(&table.operation) {
             self.print_footer();
-            let text =
-                write::preamble(&self.result, &table.operation) + &write::header(self.layout);
-            self.print_table(&text);
+            let preamble = write::preamble(&self.result, &table.operation);
+            self.print_table(&(preamble + &write::header(self.layout)));
         }
         self.result.tables.push(table);
     }
@@ -146,14 +145,13 @@ impl Reporter {
     }
 
     fn set_pairs(&mut self, pairs: PairMatrices) {
-        let mut text = pairs::text::draw(&pairs, COLUMNS);
-        pairs.findings.iter().for_each(|finding| text.push_str(&format!("{finding}\n")));
-        if pairs.findings.is_empty() {
-            text.push_str("no slow links or nodes found\n");
-        }
         self.healthy = pairs.findings.is_empty();
+        let findings = match self.healthy {
+            true => "no slow links or nodes found\n".to_owned(),
+            false => pairs.findings.join("\n") + "\n",
+        };
+        self.print_table(&(pairs::text::draw(&pairs, COLUMNS) + &findings));
         self.result.pairs = Some(pairs);
-        self.print_table(&text);
     }
 
     fn set_rooflines(&mut self, rooflines: Vec<RankRoofline>) {
@@ -170,12 +168,10 @@ impl Reporter {
     fn write_tuning_table(&mut self, table: &str) {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
-        match output::write_file(file, table) {
-            Ok(()) => output::eprint(&format!(
-                "tuning table: {0}; use it with REGATTA_TUNING={0}\n",
-                file.display()
-            )),
-            Err(error) => self.tuning_error = Some(error),
+        self.tuning_error = output::write_file(file, table).err();
+        if self.tuning_error.is_none() {
+            let file = file.display();
+            output::eprint(&format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n"));
         }
     }
 
@@ -236,7 +232,7 @@ impl Reporter {
             (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result))?,
             _ => {}
         }
-        if let Some(error) = self.file.take_error() {
+        if let Some(error) = &self.file.error {
             bail!("cannot save the result: {error:#}");
         }
         self.print_location(rows);
@@ -265,19 +261,21 @@ impl Reporter {
 
 /// Wrong elements of all sizes.
 fn wrong(result: &BenchResult) -> u64 {
+    measurements(result, 0).filter_map(|measured| measured.wrong).sum()
+}
+
+/// All measurements of at least `min_bytes`.
+fn measurements(result: &BenchResult, min_bytes: u64) -> impl Iterator<Item = &Measurement> {
     let rows = result.tables.iter().flat_map(|table| &table.rows);
-    rows.flat_map(|row| [&row.out_of_place, &row.in_place])
-        .flatten()
-        .filter_map(|measured| measured.wrong)
-        .sum()
+    let rows = rows.filter(move |row| row.size_bytes >= min_bytes);
+    rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten()
 }
 
 /// Summary over all operations.
 fn summary(result: &BenchResult) -> BenchSummary {
     // Rows of 0 bytes have no bandwidth.
-    let rows = result.tables.iter().flat_map(|table| &table.rows).filter(|row| row.size_bytes > 0);
-    let all = rows.flat_map(|row| [&row.out_of_place, &row.in_place]).flatten();
-    let bandwidths: Vec<f64> = all.filter_map(|measured| measured.busbw).collect();
+    let bandwidths = measurements(result, 1).filter_map(|measured| measured.busbw);
+    let bandwidths: Vec<f64> = bandwidths.collect();
     let mean = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
     BenchSummary {
         out_of_bounds: Some(wrong(result)),
@@ -288,21 +286,16 @@ fn summary(result: &BenchResult) -> BenchSummary {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use regatta_launch::channel::{self, Json};
 
-    use super::super::options;
+    use super::super::{args::tests::parse_bench, options};
     use super::*;
-    use crate::cli::{Cli, Command};
     use crate::commands::launch::RankObserver;
 
     /// Finishes a run with one row after this frame from rank 0.
     fn finish(frame: &[u8]) -> Result<ExitCode> {
-        let words = ["regatta", "bench", "all-reduce", "--csv"];
-        let Command::Bench(args) = Cli::try_parse_from(words)?.command else {
-            bail!("not a benchmark")
-        };
-        let options = options::parse(&args.command)?.unwrap();
+        let command = parse_bench(["all-reduce", "--csv"])?;
+        let options = options::parse(&command)?.unwrap();
         let mut reporter = Reporter::new(&options, None)?;
         reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
         reporter.on_event(BenchEvent::Row(Box::default()));

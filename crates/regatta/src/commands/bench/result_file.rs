@@ -21,7 +21,7 @@ pub struct ResultFile {
     /// Whether the file is out of date.
     dirty: bool,
     /// The error of the last write.
-    error: Option<anyhow::Error>,
+    pub error: Option<anyhow::Error>,
 }
 
 impl ResultFile {
@@ -60,11 +60,6 @@ impl ResultFile {
         self.error = text.and_then(|text| output::write_file(out, &text)).err();
         self.dirty = false;
     }
-
-    /// Takes the error of the last write.
-    pub fn take_error(&mut self) -> Option<anyhow::Error> {
-        self.error.take()
-    }
 }
 
 #[cfg(test)]
@@ -94,7 +89,7 @@ mod tests {
         file.update(&labelled(&long), start + LARGE_FILE_INTERVAL);
         file.update(&labelled("d"), start + LARGE_FILE_INTERVAL * 3 / 2);
         file.flush(&labelled("d"));
-        assert!(has("d") && file.take_error().is_none());
+        assert!(has("d") && file.error.is_none());
         std::fs::remove_file(&path).unwrap();
         file.flush(&labelled("d"));
         assert!(!path.exists(), "not dirty");
@@ -104,6 +99,6 @@ mod tests {
     fn write_errors_are_reported() {
         let mut file = ResultFile::new(Some("/no/such/folder/x.json".into()));
         file.update(&labelled("a"), Instant::now());
-        assert!(file.take_error().is_some());
+        assert!(file.error.is_some());
     }
 }

@@ -1,9 +1,9 @@
 //! `regatta data show`: summarises a dataset after verifying its checksums.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::Result;
+use regatta_model::text::hex;
 use regatta_train::data::prepare::{self, PreparedMeta};
 use regatta_train::data::{Prepared, TokenFile, Tokenizer, open};
 use serde::Serialize;
@@ -38,36 +38,23 @@ struct TokenFileSummary {
 }
 
 /// Runs the command.
-pub fn run(args: &ShowArgs) -> Result<ExitCode> {
-    let summary = match args.path.is_dir() {
-        true => folder(&args.path)?,
-        false => DatasetSummary {
-            path: args.path.clone(),
-            prepared: None,
-            files: vec![file(&args.path, sibling_tokenizer(&args.path).as_ref())?],
-        },
+pub fn run(args: &ShowArgs) -> Result<()> {
+    let path = args.path.clone();
+    let (prepared, files) = if path.is_dir() {
+        let prepared = prepare::metadata(&path)?;
+        // The same consistency check as in training.
+        let data = open(&Prepared::Folder { path: path.clone(), tokenizer: None })?;
+        let split = |name: &str| file(&path.join(name), Some(&data.tokenizer));
+        (Some(prepared), vec![split(prepare::TRAIN)?, split(prepare::VALIDATION)?])
+    } else {
+        let tokenizer = Tokenizer::load(&path.with_file_name(prepare::TOKENIZER)).ok();
+        (None, vec![file(&path, tokenizer.as_ref())?])
     };
-    match args.json {
-        true => output::print(&format!("{}\n", serde_json::to_string_pretty(&summary)?))?,
-        false => output::print(&text(&summary))?,
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn folder(path: &Path) -> Result<DatasetSummary> {
-    let prepared = prepare::metadata(path)?;
-    // The same consistency check as in training.
-    let data = open(&Prepared::Folder { path: path.to_owned(), tokenizer: None })?;
-    let files: Result<Vec<TokenFileSummary>> = [prepare::TRAIN, prepare::VALIDATION]
-        .iter()
-        .map(|name| file(&path.join(name), Some(&data.tokenizer)))
-        .collect();
-    Ok(DatasetSummary { path: path.to_owned(), prepared: Some(prepared), files: files? })
-}
-
-/// The tokenizer in the folder of a token file, if there is a valid one.
-fn sibling_tokenizer(path: &Path) -> Option<Tokenizer> {
-    Tokenizer::load(&path.with_file_name(prepare::TOKENIZER)).ok()
+    let summary = DatasetSummary { path, prepared, files };
+    output::print(&match args.json {
+        true => serde_json::to_string_pretty(&summary)? + "\n",
+        false => text(&summary),
+    })
 }
 
 fn file(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<TokenFileSummary> {
@@ -87,7 +74,7 @@ fn file(path: &Path, tokenizer: Option<&Tokenizer>) -> Result<TokenFileSummary> 
         token_bytes: header.token_bytes,
         vocab_size: header.vocabulary,
         fingerprint: header.fingerprint.clone(),
-        sha256: header.checksum.map(|sum| sum.iter().map(|byte| format!("{byte:02x}")).collect()),
+        sha256: header.checksum.map(|sum| hex(&sum)),
         preview,
     })
 }
@@ -127,13 +114,8 @@ pub fn dataset_lines(about: &PreparedMeta) -> String {
 /// Formats a number with thousands separators.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
-    let groups: Vec<&str> = digits
-        .as_bytes()
-        .rchunks(3)
-        .rev()
-        .map(|group| std::str::from_utf8(group).unwrap_or_default())
-        .collect();
-    groups.join(",")
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

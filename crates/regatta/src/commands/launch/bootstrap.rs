@@ -26,7 +26,7 @@ use regatta_wire::secret::Secret;
 use super::report;
 use crate::cli::{FAINT, LaunchArgs};
 use crate::plan::Discovery;
-use crate::shell::quote;
+use crate::shell::quote_words;
 use crate::{output, system};
 
 /// Delay before the first progress message while waiting for agents.
@@ -41,15 +41,33 @@ const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Nodes whose agents have connected.
 pub struct ConnectedAgents {
+    /// All nodes, the spares last.
     pub hosts: Vec<String>,
     pub node_pool: NodePool,
     pub launcher: AgentLauncher,
     /// Variables that were unset for the agent launcher, and are therefore missing in the agents.
     pub unset: BTreeSet<String>,
     pub coordinator: Coordinator,
-    pub launcher_handle: LauncherHandle,
+    launcher_handle: LauncherHandle,
     /// By this file agents recognise the shared run folder.
-    pub marker: TempFile,
+    _marker: TempFile,
+}
+
+impl ConnectedAgents {
+    /// Ends the agents and waits until they have exited. Names the nodes for which that is not
+    /// certain.
+    pub fn shutdown(self, grace: Duration) {
+        let lost = self.coordinator.missing();
+        self.coordinator.shutdown();
+        let killed = self.launcher_handle.shutdown(&lost, AGENT_EXIT_TIMEOUT, grace);
+        if !killed.is_empty() {
+            output::note(&format!(
+                "the command that started the agents on {} did not exit with the job and was \
+                 killed; check for leftover `regatta agent` processes there",
+                names(&self.hosts, killed)
+            ));
+        }
+    }
 }
 
 /// A signal arrived before any rank ran.
@@ -58,7 +76,7 @@ pub struct ConnectedAgents {
 pub struct Interrupted(pub RankExit);
 
 /// A file that is removed on drop.
-pub struct TempFile(PathBuf);
+struct TempFile(PathBuf);
 
 impl Drop for TempFile {
     fn drop(&mut self) {
@@ -69,10 +87,9 @@ impl Drop for TempFile {
 impl TempFile {
     /// Creates a file that only this user can read.
     fn create(path: PathBuf, text: &str) -> Result<Self> {
-        let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        open()
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .with_context(|| path.display().to_string())?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| path.display().to_string())?;
         Ok(Self(path))
     }
 }
@@ -82,13 +99,11 @@ pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
     let hosts = hosts(discovery)?;
     let launcher = launcher(args, discovery)?;
     let boot = (!launcher.bootstraps_via_stdin()).then(|| PathBuf::from("RUN-FOLDER/boot"));
-    let mut text = String::new();
-    for command in commands(args, launcher, discovery, &hosts, boot.as_deref())? {
-        let words = std::iter::once(&command.program).chain(&command.args);
-        let words: Vec<String> = words.map(|w| quote(&w.to_string_lossy())).collect();
-        text.push_str(&format!("agent command  {}\n", words.join(" ")));
-    }
-    Ok(text)
+    let commands = commands(args, launcher, discovery, &hosts, boot.as_deref())?;
+    let line = |LaunchCommand { program, args, .. }: &LaunchCommand| {
+        format!("agent command  {}\n", quote_words(std::iter::once(program).chain(args)))
+    };
+    Ok(commands.iter().map(line).collect())
 }
 
 /// Starts agents on all nodes and waits until they connect. Nodes whose agent does not connect are
@@ -101,26 +116,27 @@ pub fn start_agents(
     signals: &mut SignalCatcher,
 ) -> Result<ConnectedAgents> {
     let hosts = hosts(discovery)?;
-    let mut node_pool =
-        NodePool::new(hosts.len(), args.spares as usize, args.min_nodes.map(|n| n as usize))?;
+    let node_pool = super::node_pool(args, discovery)?;
     let launcher = launcher(args, discovery)?;
-    let times = times(args);
+    let timeouts = JobTimeouts {
+        grace: Duration::from_secs(args.grace),
+        join: Duration::from_secs(args.start_timeout),
+        lost_after: Duration::from_secs(args.heartbeat_timeout),
+    };
     let secret = Secret::generate().context("generate the job's secret")?;
-    let mut coordinator =
-        Coordinator::listen(&hosts, secret.clone(), times).context("listen for agents")?;
+    let coordinator = Coordinator::listen(&hosts, secret.clone(), timeouts);
+    let coordinator = coordinator.context("listen for agents")?;
     let path = std::path::absolute(folder.path()).context("path of the run folder")?;
     let marker = TempFile::create(path.join(format!("log/.{run}")), "")?;
-    let root =
-        addresses(discovery).into_iter().map(|a| SocketAddr::new(a, coordinator.port())).collect();
-    let ports = rendezvous::fallback_ports(rendezvous::job_port(run)).take(PORTS).collect();
+    let root = addresses(discovery).into_iter();
     let boot = Bootstrap::new(BootstrapParams {
         run,
         secret: &secret,
         hosts: &hosts,
         fan_out: args.fan_out,
-        timeouts: times,
-        root,
-        ports,
+        timeouts,
+        root: root.map(|address| SocketAddr::new(address, coordinator.port())).collect(),
+        ports: rendezvous::fallback_ports(rendezvous::job_port(run)).take(PORTS).collect(),
         marker: marker.0.clone(),
     });
     let boot = boot.to_text()?;
@@ -130,48 +146,34 @@ pub fn start_agents(
     };
     let file_path = file.as_ref().map(|f| f.0.as_path());
     let commands = commands(args, launcher, discovery, &hosts, file_path)?;
-    let unset = commands.iter().flat_map(|i| i.env_remove.clone()).collect();
-    let hostfiles = commands.iter().filter_map(|i| i.hostfile.as_ref());
+    let unset = commands.iter().flat_map(|command| command.env_remove.clone()).collect();
+    let hostfiles = commands.iter().filter_map(|command| command.hostfile.as_ref());
     let _hostfiles: Vec<TempFile> = hostfiles.map(|(path, _)| TempFile(path.clone())).collect();
-    let mut launcher_handle = LauncherHandle::spawn(commands, &boot, &hosts)?;
-    let connected =
-        wait_for_agents(&mut coordinator, &mut launcher_handle, &hosts, times.join, signals)
-            .and_then(|()| {
-                replace_missing(&coordinator, &launcher_handle, &mut node_pool, &hosts, times.join)
-            });
-    if let Err(error) = connected {
-        let lost = coordinator.missing();
-        coordinator.shutdown();
-        wait_for_exit(launcher_handle, &lost, &hosts, Duration::from_secs(1));
-        return Err(error);
-    }
-    Ok(ConnectedAgents { hosts, node_pool, launcher, unset, coordinator, launcher_handle, marker })
-}
-
-/// Waits until the agents have exited, and names the nodes for which that is not certain.
-pub fn wait_for_exit(
-    launcher_handle: LauncherHandle,
-    lost: &[u32],
-    hosts: &[String],
-    grace: Duration,
-) {
-    let killed = launcher_handle.shutdown(lost, AGENT_EXIT_TIMEOUT, grace);
-    if !killed.is_empty() {
-        let names: Vec<&str> = killed.iter().map(|&node| hosts[node].as_str()).collect();
-        output::note(&format!(
-            "the command that started the agents on {} did not exit with the job and was killed; \
-             check for leftover `regatta agent` processes there",
-            hostlist::compress(&names)
-        ));
+    let launcher_handle = LauncherHandle::spawn(commands, &boot, &hosts)?;
+    let _marker = marker;
+    let mut agents = ConnectedAgents {
+        hosts,
+        node_pool,
+        launcher,
+        unset,
+        coordinator,
+        launcher_handle,
+        _marker,
+    };
+    let connected = wait_for_agents(&mut agents, timeouts.join, signals);
+    match connected.and_then(|()| replace_missing(&mut agents, timeouts.join)) {
+        Ok(()) => Ok(agents),
+        Err(error) => {
+            agents.shutdown(Duration::from_secs(1));
+            Err(error)
+        }
     }
 }
 
-fn times(args: &LaunchArgs) -> JobTimeouts {
-    JobTimeouts {
-        grace: Duration::from_secs(args.grace),
-        join: Duration::from_secs(args.start_timeout),
-        lost_after: Duration::from_secs(args.heartbeat_timeout),
-    }
+/// The names of these nodes as a host list.
+fn names(hosts: &[String], nodes: impl IntoIterator<Item = usize>) -> String {
+    let names: Vec<&str> = nodes.into_iter().map(|node| hosts[node].as_str()).collect();
+    hostlist::compress(&names)
 }
 
 fn hosts(discovery: &Discovery) -> Result<Vec<String>> {
@@ -182,10 +184,9 @@ fn hosts(discovery: &Discovery) -> Result<Vec<String>> {
 }
 
 fn launcher(args: &LaunchArgs, discovery: &Discovery) -> Result<AgentLauncher> {
-    if let Some(name) = args.launcher {
-        return Ok(name.into());
-    }
-    Ok(AgentLauncher::for_scheduler(discovery.allocation.scheduler, system::mpiexec_version)?)
+    let scheduler = discovery.allocation.scheduler;
+    let default = || AgentLauncher::for_scheduler(scheduler, system::mpiexec_version);
+    Ok(args.launcher.map_or_else(default, Ok)?)
 }
 
 fn commands(
@@ -197,17 +198,13 @@ fn commands(
 ) -> Result<Vec<LaunchCommand>> {
     let own = std::env::current_exe().context("path of this program")?;
     let program = args.agent.as_deref().unwrap_or(&own);
-    let ssh: Vec<String> = match &args.ssh {
-        Some(text) => {
-            shlex::split(text).with_context(|| format!("--ssh {text}: unclosed quote"))?
-        }
-        None => Vec::new(),
-    };
+    let ssh = args.ssh.as_deref().unwrap_or_default();
+    let ssh = shlex::split(ssh).with_context(|| format!("--ssh {ssh}: unclosed quote"))?;
     let job = discovery.env.get("SLURM_JOB_ID").filter(|_| launcher == AgentLauncher::Srun);
     let job = job.and_then(system::slurm_job);
     let gres = job.map_or(Gres::Inherited, |job| slurm::full_node_gres(&job, hosts));
-    let agents = LaunchSpec { hosts, program, bootstrap_file: boot_file, ssh: &ssh, gres: &gres };
-    Ok(launcher.commands(&agents)?)
+    let spec = LaunchSpec { hosts, program, bootstrap_file: boot_file, ssh: &ssh, gres: &gres };
+    Ok(launcher.commands(&spec)?)
 }
 
 /// The addresses by which nodes may reach this host, that of the high-speed network first.
@@ -217,12 +214,9 @@ fn addresses(discovery: &Discovery) -> Vec<IpAddr> {
     let fabric = own.and_then(|(address, _)| address.parse().ok());
     let others = machine.nics.iter().flat_map(|nic| nic.addresses.iter().map(|a| a.address));
     let others = others.filter(|a| !a.is_loopback() && !is_link_local(a));
-    let mut all: Vec<IpAddr> = Vec::new();
-    for address in fabric.into_iter().chain(others).chain(system::resolve(&machine.host)) {
-        if !all.contains(&address) {
-            all.push(address);
-        }
-    }
+    let all = fabric.into_iter().chain(others).chain(system::resolve(&machine.host));
+    let mut seen = HashSet::new();
+    let mut all: Vec<IpAddr> = all.filter(|address| seen.insert(*address)).collect();
     all.sort_by_key(|a| a.is_ipv6());
     if all.is_empty() {
         all.push(Ipv4Addr::LOCALHOST.into());
@@ -241,12 +235,11 @@ fn is_link_local(address: &IpAddr) -> bool {
 /// Waits until all agents have connected, the launchers of the missing ones have exited, or the time
 /// limit has passed.
 fn wait_for_agents(
-    coordinator: &mut Coordinator,
-    launcher_handle: &mut LauncherHandle,
-    hosts: &[String],
+    agents: &mut ConnectedAgents,
     limit: Duration,
     signals: &mut SignalCatcher,
 ) -> Result<()> {
+    let ConnectedAgents { hosts, coordinator, launcher_handle, .. } = agents;
     let start = Instant::now();
     let mut last_message = start + PROGRESS_DELAY - PROGRESS_INTERVAL;
     let mut launcher_exited = vec![false; hosts.len()];
@@ -264,24 +257,17 @@ fn wait_for_agents(
         }
         if last_message.elapsed() >= PROGRESS_INTERVAL {
             last_message = Instant::now();
-            let names: Vec<&str> = missing.iter().map(|&n| hosts[n as usize].as_str()).collect();
-            let (missing, all) = (names.len(), pluralize(hosts.len(), "node"));
-            let names = hostlist::compress(&names);
-            output::eprint(&format!(
-                "{FAINT}waiting for agents on {missing} of {all}: {names}{FAINT:#}\n"
-            ));
+            let (count, all) = (missing.len(), pluralize(hosts.len(), "node"));
+            let names = names(hosts, missing.into_iter().map(|n| n as usize));
+            let text = format!("waiting for agents on {count} of {all}: {names}");
+            output::eprint(&format!("{FAINT}{text}{FAINT:#}\n"));
         }
     }
 }
 
 /// Replaces or drops nodes without an agent; fails with the output of their launchers otherwise.
-fn replace_missing(
-    coordinator: &Coordinator,
-    launcher_handle: &LauncherHandle,
-    node_pool: &mut NodePool,
-    hosts: &[String],
-    limit: Duration,
-) -> Result<()> {
+fn replace_missing(agents: &mut ConnectedAgents, limit: Duration) -> Result<()> {
+    let ConnectedAgents { hosts, node_pool, coordinator, launcher_handle, .. } = agents;
     let missing: Vec<usize> = coordinator.missing().into_iter().map(|n| n as usize).collect();
     if missing.is_empty() {
         return Ok(());
@@ -291,13 +277,10 @@ fn replace_missing(
         report::print_restart_decision(&decision, hosts);
         return Ok(());
     };
-    let names: Vec<&str> = missing.iter().map(|&n| hosts[n].as_str()).collect();
-    let mut output: Vec<String> =
-        missing.iter().flat_map(|&n| launcher_handle.output_tail(n)).collect();
     // One launcher may serve many hosts.
     let mut seen = HashSet::new();
-    output.retain(|line| seen.insert(line.clone()));
-    output.truncate(20);
+    let output = missing.iter().flat_map(|&n| launcher_handle.output_tail(n));
+    let output: Vec<String> = output.filter(|line| seen.insert(line.clone())).take(20).collect();
     let cause = match output.is_empty() {
         true => format!(
             "timed out after {} s: check that the nodes can reach this host over TCP, or raise \
@@ -306,5 +289,5 @@ fn replace_missing(
         ),
         false => format!("output of the agent launcher: {}", output.join(" | ")),
     };
-    bail!("no agent connected from {}; {cause}", hostlist::compress(&names))
+    bail!("no agent connected from {}; {cause}", names(hosts, missing))
 }

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use regatta_launch::job::JobObserver;
 use regatta_launch::lines::MergedLine;
-use regatta_model::{CpuSet, hostlist};
+use regatta_model::hostlist;
+use regatta_model::units::pluralize;
 
-use super::RankObserver;
+use super::Observer;
 use crate::cli::FAINT;
+use crate::draw::text::format_ranges;
 use crate::output;
 
 /// Time after which lines for a blocked terminal are dropped.
@@ -49,17 +51,13 @@ pub struct Console<'a> {
     pending: Option<WriterMessage>,
     /// When the queue became full.
     stalled_since: Option<Instant>,
-    dropped: u64,
-    observer: Option<&'a mut dyn RankObserver>,
+    dropped: usize,
+    observer: Observer<'a>,
 }
 
 impl<'a> Console<'a> {
-    /// A console that shows the lines of `shown_ranks`, or of all ranks if empty.
-    pub fn new(
-        shown_ranks: &[u32],
-        tee: Option<&Path>,
-        observer: Option<&'a mut dyn RankObserver>,
-    ) -> Result<Self> {
+    /// A console that shows the lines of `ranks`, or of all ranks if empty.
+    pub fn new(ranks: &[u32], tee: Option<&Path>, observer: Observer<'a>) -> Result<Self> {
         let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
         let (writer, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new()
@@ -68,7 +66,7 @@ impl<'a> Console<'a> {
             .context("start the console thread")?;
         Ok(Self {
             hosts: Vec::new(),
-            shown_ranks: shown_ranks.to_vec(),
+            shown_ranks: ranks.to_vec(),
             tee: tee.map(open).transpose()?,
             tee_error: None,
             writer,
@@ -128,10 +126,7 @@ impl<'a> Console<'a> {
         match ranks {
             [rank] => format!("{hosts} {rank}"),
             all if all.len() == self.hosts.len() => format!("{hosts} all {}", all.len()),
-            some => {
-                let set: CpuSet = some.iter().map(|&r| r as usize).collect();
-                format!("{hosts} {set}")
-            }
+            some => format!("{hosts} {}", format_ranges(some)),
         }
     }
 
@@ -146,11 +141,9 @@ impl<'a> Console<'a> {
             output::note(&format!("the file of --tee is incomplete: {error}"));
         }
         if self.dropped > 0 {
-            let lines = regatta_model::units::pluralize(self.dropped as usize, "line");
-            output::note(&format!(
-                "{lines} not shown because the terminal was blocked; the logs are complete"
-            ));
-            self.dropped = 0;
+            let lines = pluralize(std::mem::take(&mut self.dropped), "line");
+            let cause = "the terminal was blocked; the logs are complete";
+            output::note(&format!("{lines} not shown because {cause}"));
         }
     }
 
@@ -160,18 +153,20 @@ impl<'a> Console<'a> {
         let Some(message) = self.pending.take() else { return true };
         match self.writer.try_send(message) {
             Ok(()) => self.stalled_since = None,
-            Err(TrySendError::Full(message))
-                if self.stalled_since.get_or_insert_with(Instant::now).elapsed()
-                    < STALL_TIMEOUT =>
-            {
+            Err(TrySendError::Full(message)) if !self.is_stalled() => {
                 self.pending = Some(message);
                 return false;
             }
             Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) => {
-                self.dropped += u64::from(matches!(lost, WriterMessage::Line { .. }));
+                self.dropped += usize::from(matches!(lost, WriterMessage::Line { .. }));
             }
         }
         true
+    }
+
+    /// Whether the queue has been full for too long.
+    fn is_stalled(&mut self) -> bool {
+        self.stalled_since.get_or_insert_with(Instant::now).elapsed() >= STALL_TIMEOUT
     }
 
     fn wait_for_writer(&mut self) {

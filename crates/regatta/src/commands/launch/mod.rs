@@ -17,7 +17,7 @@ use regatta_launch::local::LocalStartError;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::process::StartError;
 use regatta_launch::reaper;
-use regatta_launch::run_folder::{RunFolder, run_id};
+use regatta_launch::run_folder::{self, RunFolder};
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::supervisor::JobLimits;
 use regatta_launch::worker_group::WorkerGroup;
@@ -60,6 +60,9 @@ pub trait RankObserver {
     fn prints_run_dir(&self) -> bool;
 }
 
+/// The observer of a command that launches its own ranks.
+type Observer<'a> = Option<&'a mut dyn RankObserver>;
+
 /// Runs the command.
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     launch(args, discover(args)?, None)
@@ -71,17 +74,13 @@ pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
 }
 
 /// Launches the ranks on the nodes that [`discover`] found.
-pub fn launch(
-    args: &LaunchArgs,
-    discovery: Discovery,
-    observer: Option<&mut dyn RankObserver>,
-) -> Result<ExitCode> {
+pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
     if !discovery.machines[0].is_live() && !args.dry_run {
         bail!("--system and --machine describe another machine: use them with --dry-run");
     }
     match discovery.allocation.this_rank {
         Some(me) if !args.dry_run => return become_rank(args, discovery, me.rank),
-        _ => check_nodes(args, &discovery)?,
+        _ => node_pool(args, &discovery).map(drop)?,
     }
     if args.dry_run { dry_run(args, discovery) } else { start(args, discovery, observer) }
 }
@@ -97,28 +96,27 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     }
 }
 
-/// Checks `--spares` and `--min-nodes` against the number of nodes.
-fn check_nodes(args: &LaunchArgs, discovery: &Discovery) -> Result<()> {
+/// The nodes and spares of the job. Checks `--spares` and `--min-nodes`.
+fn node_pool(args: &LaunchArgs, discovery: &Discovery) -> Result<NodePool> {
     let nodes = discovery.allocation.nodes.len();
-    NodePool::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?;
-    Ok(())
+    Ok(NodePool::new(nodes, args.spares as usize, args.min_nodes.map(|n| n as usize))?)
 }
 
 /// Executes the rank's command in this process, which another launcher started as that rank.
 fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
     let plan = discovery.plan(&args.source, &args.job)?;
-    if rank >= plan.placement.ranks {
+    let ranks = plan.placement.ranks;
+    if rank >= ranks {
         bail!(
-            "the environment says that this is rank {rank}, but the job has {} ranks; to launch a \
-             job from within a rank, unset RANK and WORLD_SIZE first",
-            plan.placement.ranks
+            "the environment says that this is rank {rank}, but the job has {ranks} ranks; to \
+             launch a job from within a rank, unset RANK and WORLD_SIZE first"
         );
     }
     Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
 }
 
 fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
-    let id = run_id(SystemTime::now(), std::process::id());
+    let id = new_run_id();
     let agents = match discovery.needs_agents() && discovery.machines[0].is_live() {
         true => bootstrap::describe(args, &discovery)?,
         false => String::new(),
@@ -133,15 +131,10 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
 }
 
 /// Launches the job in a new run folder.
-fn start(
-    args: &LaunchArgs,
-    discovery: Discovery,
-    observer: Option<&mut dyn RankObserver>,
-) -> Result<ExitCode> {
+fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
     reaper::fork_worker()?;
-    let id = run_id(SystemTime::now(), std::process::id());
-    let path = args.run_dir.clone().unwrap_or_else(|| PathBuf::from("runs").join(&id));
-    let mut folder = RunFolder::create(&path)?;
+    let id = new_run_id();
+    let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;
     let console = Console::new(&args.show, args.tee.as_deref(), observer);
     let ended = console.and_then(|console| supervise(args, discovery, &id, &mut folder, console));
     if ended.is_err() {
@@ -167,6 +160,16 @@ fn supervise(
     code
 }
 
+/// The path of `--run-dir`, or a new folder in `runs`.
+pub fn run_dir_or_new(run_dir: Option<&PathBuf>, id: &str) -> PathBuf {
+    run_dir.cloned().unwrap_or_else(|| PathBuf::from("runs").join(id))
+}
+
+/// The ID of a run that starts now.
+pub fn new_run_id() -> String {
+    run_folder::run_id(SystemTime::now(), std::process::id())
+}
+
 /// Runs the job, and again after failures, up to the maximum number of restarts.
 fn run_attempts(
     args: &LaunchArgs,
@@ -181,17 +184,30 @@ fn run_attempts(
         plan.set_run_dir(folder.path());
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
-        let outcome = run_attempt(args, target, &plan, folder, signals, &mut console, attempt)?;
+        let job = JobAttempt {
+            command: match args.rank_input {
+                // The ranks' own command says nothing to the user.
+                Some(_) => rank_worker::command_line(),
+                None => args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
+            },
+            hosts: plan.hosts(),
+            limits: JobLimits {
+                grace: Duration::from_secs(args.grace),
+                hang_after: args.hang_timeout.map(Duration::from_secs),
+            },
+            attempt,
+        };
+        let workers = target.start(&plan, attempt)?;
+        let outcome = job::run(&job, workers, folder, signals, &mut console);
+        let result = &outcome.result;
         console.flush();
-        report::print_result(&outcome.result, folder, console.prints_run_dir());
+        report::print_result(result, folder, console.prints_run_dir());
         // A full disk may be the cause of the failure and must not hide it.
-        if let Err(error) =
-            folder.write_durable("result.json", &document::to_json(&outcome.result)?)
-        {
+        if let Err(error) = folder.write_durable("result.json", &document::to_json(result)?) {
             output::note(&error.to_string());
         }
-        let failed = outcome.result.failure.is_some() || outcome.result.hang.is_some();
-        let code = ExitCode::from(outcome.result.exit_code);
+        let failed = result.failure.is_some() || result.hang.is_some();
+        let code = ExitCode::from(result.exit_code);
         let interrupted = outcome.terminated || signals.termination().is_some();
         if !failed || attempt == args.restarts() || interrupted {
             return Ok(code);
@@ -202,40 +218,7 @@ fn run_attempts(
             return Ok(code);
         }
         attempt += 1;
-        output::eprint(&format!(
-            "restarting all ranks: restart {attempt} of {}\n",
-            args.restarts()
-        ));
-    }
-}
-
-/// Runs one attempt to its end.
-fn run_attempt(
-    args: &LaunchArgs,
-    target: &mut dyn LaunchTarget,
-    plan: &LaunchPlan,
-    folder: &mut RunFolder,
-    signals: &mut SignalCatcher,
-    console: &mut Console<'_>,
-    attempt: u32,
-) -> Result<AttemptOutcome> {
-    let job = JobAttempt {
-        command: match args.rank_input {
-            // The ranks' own command says nothing to the user.
-            Some(_) => rank_worker::command_line(),
-            None => args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
-        },
-        hosts: plan.hosts(),
-        limits: limits(args),
-        attempt,
-    };
-    let workers = target.start(plan, attempt)?;
-    Ok(job::run(&job, workers, folder, signals, console))
-}
-
-fn limits(args: &LaunchArgs) -> JobLimits {
-    JobLimits {
-        grace: Duration::from_secs(args.grace),
-        hang_after: args.hang_timeout.map(Duration::from_secs),
+        let max = args.restarts();
+        output::eprint(&format!("restarting all ranks: restart {attempt} of {max}\n"));
     }
 }

@@ -34,8 +34,17 @@ pub struct Attempt<'a> {
 /// A rank, with the reasons for its environment.
 pub struct RankPlan {
     pub spec: RankSpec,
-    pub lines: Vec<EnvVar>,
+    pub variables: Vec<EnvVar>,
     pub host: String,
+}
+
+/// The setting of a variable, without the reason.
+pub fn setting(EnvVar { variable, value, .. }: &EnvVar) -> EnvSetting {
+    (variable.clone(), value.clone())
+}
+
+fn env_var(variable: &str, value: impl ToString, why: &str) -> EnvVar {
+    EnvVar { variable: variable.to_owned(), value: Some(value.to_string()), why: why.to_owned() }
 }
 
 impl LaunchPlan {
@@ -52,14 +61,14 @@ impl LaunchPlan {
         if attempt.number == 0 {
             check_ranks(args, job.placement.ranks)?;
         }
-        env::note_unknown_variables(&job, &args.rank_env, rendezvous)?;
+        env::note_unset_names(&job, &args.rank_env, rendezvous)?;
         let counts: Vec<usize> = job.placement.nodes.iter().map(|n| n.ranks.len()).collect();
         let tasks_per_node = tasks_per_node(&counts);
         for rank in 0..job.placement.ranks {
-            let mut lines = env::rank_env(&job, &args.rank_env, rendezvous, rank)?;
-            lines.extend(torchelastic_env(attempt, args.restarts()));
-            lines.extend(slurm_env(&job, &tasks_per_node, rank));
-            ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, lines)?);
+            let mut variables = env::rank_env(&job, &args.rank_env, rendezvous, rank)?;
+            variables.extend(torchelastic_env(attempt, args.restarts()));
+            variables.extend(slurm_env(&job, &tasks_per_node, rank));
+            ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, variables)?);
         }
         Ok(Self { job, ranks })
     }
@@ -73,38 +82,25 @@ impl LaunchPlan {
     pub fn set_run_dir(&mut self, path: &Path) {
         let path = std::path::absolute(path).ok();
         let Some(path) = path.as_deref().and_then(Path::to_str) else { return };
-        let line = EnvVar {
-            variable: run_folder::VARIABLE.to_owned(),
-            value: Some(path.to_owned()),
-            why: "the run folder".to_owned(),
-        };
+        let variable = env_var(run_folder::VARIABLE, path, "the run folder");
         for rank in &mut self.ranks {
-            rank.spec.env.push((line.variable.clone(), line.value.clone()));
-            rank.lines.push(line.clone());
+            rank.spec.env.push(setting(&variable));
+            rank.variables.push(variable.clone());
         }
     }
 
     /// Splits the environment into common and per-rank variables.
     pub fn environment(&self) -> JobEnvironment<'_> {
-        let mut counts: HashMap<(&str, Option<&str>), usize> = HashMap::new();
-        for line in self.ranks.iter().flat_map(|r| &r.lines) {
-            *counts.entry((&line.variable, line.value.as_deref())).or_default() += 1;
+        let mut counts: HashMap<(&String, &Option<String>), usize> = HashMap::new();
+        for v in self.ranks.iter().flat_map(|r| &r.variables) {
+            *counts.entry((&v.variable, &v.value)).or_default() += 1;
         }
-        let is_common = |line: &&EnvVar| {
-            counts[&(line.variable.as_str(), line.value.as_deref())] == self.ranks.len()
-        };
+        let is_common = |v: &&EnvVar| counts[&(&v.variable, &v.value)] == self.ranks.len();
         let ranks = self.ranks.iter();
-        let own = ranks.map(|r| (r.spec.rank, r.lines.iter().filter(|l| !is_common(l)).collect()));
-        JobEnvironment {
-            common: self
-                .ranks
-                .first()
-                .into_iter()
-                .flat_map(|r| &r.lines)
-                .filter(is_common)
-                .collect(),
-            ranks: own.collect(),
-        }
+        let own =
+            ranks.map(|r| (r.spec.rank, r.variables.iter().filter(|v| !is_common(v)).collect()));
+        let first = self.ranks.first().into_iter().flat_map(|r| &r.variables);
+        JobEnvironment { common: first.filter(is_common).collect(), ranks: own.collect() }
     }
 }
 
@@ -133,8 +129,8 @@ fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
 /// The rank that another launcher started as this process.
 pub fn adopted_rank(args: &LaunchArgs, plan: &JobPlan, rank: u32) -> Result<RankSpec> {
     let rendezvous = env::rendezvous(&args.rank_env, plan, rank)?;
-    let lines = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
-    Ok(rank_plan(args, plan, wrap(args)?.as_ref(), rank, lines)?.spec)
+    let variables = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
+    Ok(rank_plan(args, plan, wrap(args)?.as_ref(), rank, variables)?.spec)
 }
 
 fn rank_plan(
@@ -142,7 +138,7 @@ fn rank_plan(
     plan: &JobPlan,
     wrap: Option<&Wrap>,
     rank: u32,
-    lines: Vec<EnvVar>,
+    variables: Vec<EnvVar>,
 ) -> Result<RankPlan> {
     let Some((_, node, placed)) = plan.placement.find_rank(rank) else {
         bail!("rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
@@ -151,18 +147,17 @@ fn rank_plan(
         Some(wrap) => wrap.apply(rank, &node.host, &args.command),
         None => args.command.clone(),
     };
-    let setting = |line: &EnvVar| -> EnvSetting { (line.variable.clone(), line.value.clone()) };
     let spec = RankSpec {
         rank,
         command,
         cwd: None,
         base_env: Vec::new(),
         env_remove_prefixes: Vec::new(),
-        env: lines.iter().map(setting).collect(),
+        env: variables.iter().map(setting).collect(),
         binding: Binding::new(&placed.cpus, &placed.memory),
         input: args.rank_input.clone(),
     };
-    Ok(RankPlan { spec, lines, host: node.host.clone() })
+    Ok(RankPlan { spec, variables, host: node.host.clone() })
 }
 
 fn wrap(args: &LaunchArgs) -> Result<Option<Wrap>> {
@@ -194,13 +189,9 @@ fn slurm_env(plan: &JobPlan, tasks_per_node: &str, rank: u32) -> Vec<EnvVar> {
     ];
     // The agents' step sets variables that the launcher's environment lacks.
     let agents = plan.is_reported_by_agents() && plan.env.is_set("SLURM_JOB_ID");
-    let line = |(variable, value): (&str, String)| EnvVar {
-        variable: variable.to_owned(),
-        value: Some(value),
-        why: "Slurm's value describes another task".to_owned(),
-    };
-    let inherited = |name: &str| agents || plan.env.is_set(name);
-    values.into_iter().filter(|(name, _)| inherited(name)).map(line).collect()
+    let inherited = values.into_iter().filter(|(name, _)| agents || plan.env.is_set(name));
+    let why = "Slurm's value describes another task";
+    inherited.map(|(name, value)| env_var(name, value, why)).collect()
 }
 
 /// Ranks per node in Slurm's notation: `8(x3),4`.
@@ -214,16 +205,10 @@ fn tasks_per_node(counts: &[usize]) -> String {
 
 /// torchrun's variables about restarts.
 fn torchelastic_env(attempt: Attempt<'_>, max_restarts: u32) -> [EnvVar; 3] {
-    let line = |variable: &str, value: &str, why: &str| EnvVar {
-        variable: variable.to_owned(),
-        value: Some(value.to_owned()),
-        why: why.to_owned(),
-    };
-    let (restarts, max) = (attempt.number.to_string(), max_restarts.to_string());
     [
-        line("TORCHELASTIC_RUN_ID", attempt.run, "the run ID"),
-        line("TORCHELASTIC_RESTART_COUNT", &restarts, "restarts so far"),
-        line("TORCHELASTIC_MAX_RESTARTS", &max, "maximum number of restarts"),
+        env_var("TORCHELASTIC_RUN_ID", attempt.run, "the run ID"),
+        env_var("TORCHELASTIC_RESTART_COUNT", attempt.number, "restarts so far"),
+        env_var("TORCHELASTIC_MAX_RESTARTS", max_restarts, "maximum number of restarts"),
     ]
 }
 

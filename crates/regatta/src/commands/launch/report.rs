@@ -11,7 +11,7 @@ use regatta_model::{CpuSet, document};
 use super::rank_specs::LaunchPlan;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
 use crate::output;
-use crate::shell::quote;
+use crate::shell::{quote, quote_words};
 
 /// Writes machine, placement and environment to the run folder.
 pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
@@ -21,9 +21,8 @@ pub fn write_plan(folder: &RunFolder, launch: &LaunchPlan) -> Result<()> {
         folder.write(&format!("machine-{i}.json"), &document::to_json(machine)?)?;
     }
     folder.write("placement.json", &document::to_json(&plan.placement)?)?;
-    let environment = launch.environment();
-    folder.write("environment.json", &serde_json::to_string_pretty(&environment)?)?;
-    Ok(())
+    let environment = serde_json::to_string_pretty(&launch.environment())?;
+    Ok(folder.write("environment.json", &environment)?)
 }
 
 /// Command, binding and environment of each rank, for `--dry-run`.
@@ -33,16 +32,14 @@ pub fn describe(plan: &LaunchPlan) -> String {
         let Some((_, node, placed)) = plan.job.placement.find_rank(rank.spec.rank) else {
             continue;
         };
-        let words = rank.spec.command.iter().map(|w| quote(&w.to_string_lossy()));
-        let words: Vec<String> = words.collect();
         text.push_str(&format!("{HEADING}rank {} on {}{HEADING:#}\n", rank.spec.rank, node.host));
-        text.push_str(&format!("  command  {}\n", words.join(" ")));
+        text.push_str(&format!("  command  {}\n", quote_words(&rank.spec.command)));
         let line = |name: &str, what: &str, why: &str| {
             format!("  {name:<8} {what}  {FAINT}{why}{FAINT:#}\n")
         };
         text.push_str(&line("cpus", &placed.cpus.to_string(), &placed.reasons.cpus));
         text.push_str(&line("memory", &format!("{:?}", placed.memory), &placed.reasons.memory));
-        for env in &rank.lines {
+        for env in &rank.variables {
             let value = env.value.as_deref().map_or("(unset)".to_owned(), quote);
             text.push_str(&line("env", &format!("{}={value}", env.variable), &env.why));
         }
@@ -55,21 +52,19 @@ pub fn describe(plan: &LaunchPlan) -> String {
 pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_dir: bool) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
-    if result.exit_code == 0 {
-        if !caller_prints_run_dir {
-            text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.path().display()));
+    let folder = folder.path();
+    if result.exit_code != 0 {
+        text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
+        if let Some(failure) = &result.failure {
+            failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
+            text.push_str(&states(&failure.other_ranks));
+        } else {
+            text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
         }
-        output::eprint(&text);
-        return;
+        text.push_str(&format!("  logs: {}\n", folder.join("log").display()));
+    } else if !caller_prints_run_dir {
+        text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
     }
-    text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
-    if let Some(failure) = &result.failure {
-        failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
-        text.push_str(&states(&failure.other_ranks));
-    } else {
-        text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
-    }
-    text.push_str(&format!("  logs: {}\n", folder.path().join("log").display()));
     output::eprint(&text);
 }
 
@@ -89,20 +84,21 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
 /// Prints which nodes are replaced or dropped, or why the job is not restarted.
 pub fn print_restart_decision(decision: &PoolUpdate, hosts: &[String]) {
     let name = |node: &usize| hosts.get(*node).map_or("?", String::as_str);
-    let text = match decision {
-        PoolUpdate::Unchanged => return,
-        PoolUpdate::GiveUp(why) => format!("{ERROR}not restarting: {why}{ERROR:#}\n"),
-        PoolUpdate::Changed(changes) => changes
-            .iter()
-            .map(|change| match change {
-                NodeChange::Replaced { failed, spare } => {
-                    format!("{} failed: replaced by spare {}\n", name(failed), name(spare))
-                }
-                NodeChange::Dropped { failed } => {
-                    format!("{} failed: continuing without it\n", name(failed))
-                }
-            })
-            .collect(),
+    let change_line = |change: &NodeChange| match change {
+        NodeChange::Replaced { failed, spare } => {
+            format!("{} failed: replaced by spare {}\n", name(failed), name(spare))
+        }
+        NodeChange::Dropped { failed } => {
+            format!("{} failed: continuing without it\n", name(failed))
+        }
     };
-    output::eprint(&text);
+    match decision {
+        PoolUpdate::Unchanged => {}
+        PoolUpdate::GiveUp(why) => {
+            output::eprint(&format!("{ERROR}not restarting: {why}{ERROR:#}\n"));
+        }
+        PoolUpdate::Changed(changes) => {
+            output::eprint(&changes.iter().map(change_line).collect::<String>());
+        }
+    }
 }

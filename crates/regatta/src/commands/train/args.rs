@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::options::positive;
+
 /// `regatta train`.
 #[derive(Debug, Args)]
 pub struct TrainArgs {
@@ -66,13 +68,13 @@ pub struct TrainArgs {
 #[command(next_help_heading = "Ranks (without `regatta launch`)")]
 pub struct TrainRankArgs {
     /// Number of ranks [default: as planned by `regatta map`]
-    #[arg(short = 'n', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, value_name = "COUNT", value_parser = positive())]
     pub ranks: Option<u32>,
     /// Ranks per node
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
     pub ranks_per_node: Option<u32>,
     /// Use this many nodes of the allocation or of --hostfile
-    #[arg(short = 'N', long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'N', long, value_name = "COUNT", value_parser = positive())]
     pub nodes: Option<u32>,
     /// Take the nodes from FILE instead of the scheduler
     #[arg(long, value_name = "FILE")]
@@ -107,3 +109,20 @@ Examples:
   salloc -N 2 regatta train gpt2                on all nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     under regatta launch, like any other program
   regatta train --json | jq .step.loss          events as JSON lines, for scripts";
+
+#[cfg(test)]
+pub mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// Parses the words after `regatta train`.
+    pub fn parse_train(words: &str) -> Result<TrainArgs, clap::Error> {
+        let words = ["regatta", "train"].into_iter().chain(words.split_whitespace());
+        match Cli::try_parse_from(words)?.command {
+            Command::Train(args) => Ok(*args),
+            other => panic!("not a training: {other:?}"),
+        }
+    }
+}

@@ -53,12 +53,12 @@ pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String>
     let min_plot = if history.train_losses.points().is_empty() { 0 } else { *PLOT_ROWS.start() };
     let plot_rows = if free >= min_plot { min_plot } else { 0 };
     free -= plot_rows;
-    let mut if_fits = |lines: Vec<String>| match free.checked_sub(lines.len()) {
-        Some(rest) => {
-            free = rest;
-            lines
+    let mut if_fits = |mut lines: Vec<String>| {
+        if lines.len() > free {
+            lines.clear();
         }
-        None => Vec::new(),
+        free -= lines.len();
+        lines
     };
     let times = if_fits(step_times(history, width));
     let header = if_fits(header(&history.about, width));
@@ -73,12 +73,9 @@ pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String>
         rows => loss_plot::draw(&plot, width, (rows + free).min(*PLOT_ROWS.end())),
     };
     let title = |line: &String| format!("{HEADING}{}{HEADING:#}", fit(line, width));
-    let mut lines: Vec<String> = header.iter().map(title).collect();
-    lines.extend(metrics.iter().map(|line| fit(line.trim_end(), width)));
-    lines.extend(plot);
-    lines.extend(times);
-    lines.extend(footer);
-    lines
+    let metrics = metrics.iter().map(|line| fit(line.trim_end(), width));
+    let upper = header.iter().map(title).chain(metrics);
+    upper.chain(plot).chain(times).chain(footer).collect()
 }
 
 /// Truncates a line without escape sequences.
@@ -176,11 +173,8 @@ fn step_times(history: &RunHistory, width: usize) -> Vec<String> {
             legend.push(format!("{pattern} {exposed}{phase} {percent:>2.0}%"));
         }
     }
-    let mut lines = vec![bar];
-    lines.extend(
-        wrap(&legend, VALUE_GAP, width).iter().map(|line| colour_legend(&fit(line, width))),
-    );
-    lines
+    let legend = wrap(&legend, VALUE_GAP, width).into_iter();
+    [bar].into_iter().chain(legend.map(|line| colour_legend(&fit(&line, width)))).collect()
 }
 
 /// Colours the patterns in a line of the legend.
@@ -231,12 +225,13 @@ pub fn summary(summary: &Summary, width: usize) -> String {
     let steps = pluralize(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
     // Without a step in this launch there is no loss.
     if summary.loss.is_nan() {
-        return format!(
-            "{style}{outcome}{style:#}: no steps in this launch, {steps} in total\n{folder}"
-        );
+        let steps = format!("no steps in this launch, {steps} in total");
+        return format!("{style}{outcome}{style:#}: {steps}\n{folder}");
     }
-    let mut values = vec![format!("{outcome}: {steps} in {}", format_duration(summary.seconds))];
-    values.push(format!("loss {}", format_loss(summary.loss)));
+    let mut values = vec![
+        format!("{outcome}: {steps} in {}", format_duration(summary.seconds)),
+        format!("loss {}", format_loss(summary.loss)),
+    ];
     values.extend(summary.val_loss.map(|loss| format!("val {}", format_loss(loss))));
     values.push(format_token_rate(summary.tokens_per_second));
     values.push(format_si_unit(summary.flops_per_second, "FLOP/s"));

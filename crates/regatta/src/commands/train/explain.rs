@@ -1,8 +1,6 @@
 //! `regatta train --explain`: estimates memory, traffic and pipeline schedule without training.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use regatta_model::CpuSet;
@@ -10,8 +8,7 @@ use regatta_model::units::format_si_unit;
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
 use regatta_predict::pipeline::{Timeline, draw};
-use regatta_train::config::Resolved;
-use regatta_train::config::{explain, implied_ranks};
+use regatta_train::config::{Resolved, explain, implied_ranks};
 
 use super::args::TrainArgs;
 use super::format::format_params;
@@ -29,15 +26,13 @@ const MAX_ROWS: usize = 64;
 const MAX_RANGES: usize = 3;
 
 /// Prints the estimates.
-pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<ExitCode> {
+pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<()> {
     let ranks = args.ranks.ranks.map_or_else(|| implied_ranks(&resolved.config), |n| n as usize);
     let all = explain(resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
-    let text = match args.json {
+    output::print(&match args.json {
         true => serde_json::to_string_pretty(&all)? + "\n",
         false => text(&all, crate::commands::map::terminal_width()),
-    };
-    output::print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// The estimates as text.
@@ -60,9 +55,7 @@ fn text(all: &Explanation, width: usize) -> String {
         let _ = writeln!(text, "\n{HEADING}pipeline schedule, bubble {bubble:.0}%{HEADING:#}");
         text.push_str(&schedule(timeline, width));
     }
-    all.notes.iter().for_each(|note| {
-        let _ = writeln!(text, "\nnote: {note}");
-    });
+    all.notes.iter().for_each(|note| text.push_str(&format!("\nnote: {note}\n")));
     if !all.vocab_known {
         let _ = writeln!(text, "\n{FAINT}{ASSUMED_VOCABULARY}{FAINT:#}");
     }
@@ -76,11 +69,10 @@ fn schedule(timeline: &Timeline, width: usize) -> String {
     if stages <= MAX_ROWS {
         return text;
     }
-    let lines: Vec<&str> = text.lines().collect();
-    let (first, last) = (&lines[..MAX_ROWS / 2], &lines[stages - MAX_ROWS / 2..]);
+    let mut lines: Vec<&str> = text.lines().collect();
     let omitted = format!("... {} stages omitted ...", stages - MAX_ROWS);
-    let shown = first.iter().copied().chain([omitted.as_str()]).chain(last.iter().copied());
-    shown.collect::<Vec<_>>().join("\n") + "\n"
+    lines.splice(MAX_ROWS / 2..stages - MAX_ROWS / 2, [omitted.as_str()]);
+    lines.join("\n") + "\n"
 }
 
 fn summary(all: &Explanation) -> String {
@@ -118,37 +110,36 @@ fn mesh(all: &Explanation) -> Vec<String> {
         lines.extend(stages(all));
         return lines;
     }
+    let has_hosts = all.ranks.iter().any(|rank| rank.host.is_some());
     let row = |rank: &ExplainedRank| {
-        let host = rank.host.clone().unwrap_or_default();
-        let coordinates = [rank.rank, rank.dp, rank.cp, rank.tp, rank.pp].map(|n| n.to_string());
-        let [index, dp, cp, tp, pp] = coordinates;
-        vec![index, host, dp, cp, tp, pp, blocks(&all.rank_classes[rank.class].blocks)]
+        let coordinates = [rank.dp, rank.cp, rank.tp, rank.pp].map(|n| n.to_string());
+        let host = has_hosts.then(|| rank.host.clone().unwrap_or_default());
+        let names = [rank.rank.to_string()].into_iter().chain(host);
+        names.chain(coordinates).chain([blocks(&all.rank_classes[rank.class].blocks)]).collect()
     };
     let rows: Vec<_> = all.ranks.iter().map(row).collect();
-    table_without_empty_columns(&["rank", "host", "dp", "cp", "tp", "pp", "blocks"], &rows)
+    let header = ["rank", "host", "dp", "cp", "tp", "pp", "blocks"].into_iter();
+    let header: Vec<_> = header.filter(|name| has_hosts || *name != "host").collect();
+    table::table(&header, &rows)
 }
 
 /// The process groups of rank 0. Those of other ranks have the same strides.
 fn groups(all: &Explanation) -> Vec<String> {
-    let axes = [("tensor", "weights"), ("context", "sequence"), ("data", "batch")];
-    let axes = axes.into_iter().chain([("pipeline", "layers")]).enumerate();
-    let row = |(axis, (name, splits)): (usize, (&str, &str))| {
-        let in_group = |rank: &&ExplainedRank| {
-            let coordinates = [rank.tp, rank.cp, rank.dp, rank.pp];
-            coordinates.iter().enumerate().all(|(other, index)| other == axis || *index == 0)
-        };
-        let ranks: Vec<usize> = all.ranks.iter().filter(in_group).map(|rank| rank.rank).collect();
-        (ranks.len() > 1).then(|| {
-            let size = ranks.len().to_string();
-            vec![name.to_owned(), splits.to_owned(), size, short_ranges(&ranks)]
-        })
-    };
-    let mut rows: Vec<Vec<String>> = axes.filter_map(row).collect();
-    if let Some(host) = &all.ranks[0].host {
-        let local = all.ranks.iter().filter(|rank| rank.host.as_ref() == Some(host));
-        let ranks: Vec<usize> = local.map(|rank| rank.rank).collect();
+    let row = |name: &str, splits: &str, in_group: &dyn Fn(&ExplainedRank) -> bool| {
+        let group = all.ranks.iter().filter(|rank| in_group(rank));
+        let ranks: Vec<usize> = group.map(|rank| rank.rank).collect();
         let size = ranks.len().to_string();
-        rows.push(vec![host.clone(), "-".to_owned(), size, short_ranges(&ranks)]);
+        vec![name.to_owned(), splits.to_owned(), size, short_ranges(&ranks)]
+    };
+    let mut rows = vec![
+        row("tensor", "weights", &|r| r.cp + r.dp + r.pp == 0),
+        row("context", "sequence", &|r| r.tp + r.dp + r.pp == 0),
+        row("data", "batch", &|r| r.tp + r.cp + r.pp == 0),
+        row("pipeline", "layers", &|r| r.tp + r.cp + r.dp == 0),
+    ];
+    rows.retain(|row| row[2] != "1");
+    if let Some(host) = &all.ranks[0].host {
+        rows.push(row(host, "-", &|rank| rank.host.as_ref() == Some(host)));
     }
     table::table(&["group", "splits", "size", "ranks in rank 0's group"], &rows)
 }
@@ -158,36 +149,44 @@ fn stages(all: &Explanation) -> Vec<String> {
     let stage_size = all.ranks.len() / all.mesh.pp;
     let row = |ranks: &[ExplainedRank]| {
         let first = &ranks[0];
-        let indices = ranges(ranks.iter().map(|rank| rank.rank).collect());
-        vec![first.pp.to_string(), indices, blocks(&all.rank_classes[first.class].blocks)]
+        let indices: CpuSet = ranks.iter().map(|rank| rank.rank).collect();
+        let blocks = blocks(&all.rank_classes[first.class].blocks);
+        vec![first.pp.to_string(), indices.to_string(), blocks]
     };
     let rows: Vec<_> = all.ranks.chunks(stage_size.max(1)).map(row).collect();
     truncated_table(&["stage", "ranks", "blocks"], &rows)
 }
 
 fn memory(all: &Explanation) -> Vec<String> {
-    let row = |kind: &RankClass| {
-        let each = kind.memory.iter().map(|memory| memory.expected);
-        let total = each.clone().sum();
-        each.chain([total]).map(bytes).collect()
-    };
+    let row = |class: &RankClass| class.memory.iter().map(|memory| memory.expected).collect();
     let names = all.rank_classes[0].memory.iter().map(|memory| memory.what.as_str());
-    let header: Vec<&str> = ["ranks"].into_iter().chain(names).chain(["total"]).collect();
-    truncated_table(&header, &grouped_rows(all, row))
+    byte_table(all, &names.collect::<Vec<_>>(), row)
 }
 
 fn traffic(all: &Explanation) -> Vec<String> {
-    let sent = || all.rank_classes.iter().flat_map(|kind| &kind.sent);
+    let sent = || all.rank_classes.iter().flat_map(|class| &class.sent);
     let is_used = |name: &&str| sent().any(|sent| sent.axis == *name);
     let axes: Vec<&str> = Axis::ALL.iter().map(|axis| axis.name()).filter(is_used).collect();
-    let row = |kind: &RankClass| {
-        let on = |name: &&str| kind.sent.iter().find(|sent| sent.axis == *name);
-        let each = axes.iter().map(|name| on(name).map_or(0, |sent| sent.expected));
-        let total = kind.sent.iter().map(|sent| sent.expected).sum();
-        each.chain([total]).map(bytes).collect()
+    let row = |class: &RankClass| {
+        let on = |name: &&str| class.sent.iter().find(|sent| sent.axis == *name);
+        axes.iter().map(|name| on(name).map_or(0, |sent| sent.expected)).collect()
     };
-    let header: Vec<&str> = ["ranks"].into_iter().chain(axes.clone()).chain(["total"]).collect();
-    truncated_table(&header, &grouped_rows(all, row))
+    byte_table(all, &axes, row)
+}
+
+/// A table of the bytes of each group of ranks, with their total.
+fn byte_table(
+    all: &Explanation,
+    names: &[&str],
+    row: impl Fn(&RankClass) -> Vec<u64>,
+) -> Vec<String> {
+    let with_total = |class: &RankClass| {
+        let each = row(class);
+        let total = each.iter().sum();
+        each.into_iter().chain([total]).map(bytes).collect()
+    };
+    let header: Vec<&str> = [&["ranks"], names, &["total"]].concat();
+    truncated_table(&header, &grouped_rows(all, with_total))
 }
 
 /// A table of at most [`MAX_ROWS`] rows.
@@ -202,13 +201,12 @@ fn truncated_table(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
 
 /// Empty without offloading to disk.
 fn disk_io(all: &Explanation) -> Vec<String> {
-    if all.rank_classes.iter().all(|kind| kind.disk_io.is_empty()) {
+    if all.rank_classes.iter().all(|class| class.disk_io.is_empty()) {
         return Vec::new();
     }
-    let row = |kind: &RankClass| {
-        let find = |what: &str| kind.disk_io.iter().find(|moved| moved.what == what);
-        let each = ["read", "written"].map(|what| find(what).map_or(0, |moved| moved.expected));
-        each.map(bytes).into()
+    let row = |class: &RankClass| {
+        let find = |what: &str| class.disk_io.iter().find(|io| io.what == what);
+        ["read", "written"].map(|what| bytes(find(what).map_or(0, |io| io.expected))).into()
     };
     truncated_table(&["ranks", "read", "written"], &grouped_rows(all, row))
 }
@@ -216,22 +214,15 @@ fn disk_io(all: &Explanation) -> Vec<String> {
 /// One row per group of ranks with the same values.
 fn grouped_rows(all: &Explanation, row: impl Fn(&RankClass) -> Vec<String>) -> Vec<Vec<String>> {
     let mut rows: Vec<(Vec<usize>, Vec<String>)> = Vec::new();
-    let row_index = |kind: &RankClass| {
-        let values = row(kind);
-        rows.iter().position(|(_, row)| *row == values).unwrap_or_else(|| {
-            rows.push((Vec::new(), values));
-            rows.len() - 1
-        })
-    };
-    let row_of_kind: Vec<usize> = all.rank_classes.iter().map(row_index).collect();
-    all.ranks.iter().for_each(|rank| rows[row_of_kind[rank.class]].0.push(rank.rank));
-    // Kinds are ordered by tensor-parallel index, rows by rank.
-    rows.sort_by_key(|(ranks, _)| ranks.first().copied());
-    let labelled = |(ranks, mut row): (Vec<usize>, Vec<String>)| {
-        row.insert(0, label(all, &ranks));
-        row
-    };
-    rows.into_iter().map(labelled).collect()
+    let values: Vec<Vec<String>> = all.rank_classes.iter().map(row).collect();
+    for ExplainedRank { rank, class, .. } in &all.ranks {
+        match rows.iter_mut().find(|(_, row)| *row == values[*class]) {
+            Some((ranks, _)) => ranks.push(*rank),
+            None => rows.push((vec![*rank], values[*class].clone())),
+        }
+    }
+    let labelled = rows.into_iter().map(|(ranks, row)| [vec![label(all, &ranks)], row].concat());
+    labelled.collect()
 }
 
 /// A set of ranks as index ranges, if these are few, or by common mesh coordinates, as in
@@ -239,21 +230,17 @@ fn grouped_rows(all: &Explanation, row: impl Fn(&RankClass) -> Vec<String>) -> V
 fn label(all: &Explanation, ranks: &[usize]) -> String {
     let split = &all.mesh;
     let sizes = [("stage", split.pp), ("dp", split.dp), ("cp", split.cp), ("tp", split.tp)];
-    let coordinate = |rank: usize, axis: usize| {
-        let ExplainedRank { pp, dp, cp, tp, .. } = all.ranks[rank];
-        [pp, dp, cp, tp][axis]
-    };
-    let indices = ranges(ranks.to_vec());
+    let indices = ranges(ranks);
     if indices.matches(',').count() < MAX_RANGES {
         return indices;
     }
     let (mut words, mut product) = (Vec::new(), 1);
     for (axis, (name, size)) in sizes.into_iter().enumerate() {
-        let values: BTreeSet<usize> = ranks.iter().map(|rank| coordinate(*rank, axis)).collect();
+        let coordinates = ranks.iter().map(|rank| &all.ranks[*rank]);
+        let values: CpuSet = coordinates.map(|r| [r.pp, r.dp, r.cp, r.tp][axis]).collect();
         product *= values.len();
         if values.len() < size {
-            let values: Vec<usize> = values.into_iter().collect();
-            words.push(format!("{name} {}", short_ranges(&values)));
+            words.push(format!("{name} {}", shorten(values.to_string())));
         }
     }
     if product == ranks.len() { words.join(", ") } else { short_ranges(ranks) }
@@ -261,16 +248,19 @@ fn label(all: &Explanation, ranks: &[usize]) -> String {
 
 /// [`ranges`], truncated: `0,16,32,…`.
 fn short_ranges(indices: &[usize]) -> String {
-    let all = ranges(indices.to_vec());
-    match all.match_indices(',').nth(MAX_RANGES - 1) {
-        Some((end, _)) => format!("{},…", &all[..end]),
-        None => all,
+    shorten(ranges(indices))
+}
+
+fn shorten(ranges: String) -> String {
+    match ranges.match_indices(',').nth(MAX_RANGES - 1) {
+        Some((end, _)) => format!("{},…", &ranges[..end]),
+        None => ranges,
     }
 }
 
 /// `0-2,5`.
-fn ranges(indices: Vec<usize>) -> String {
-    indices.into_iter().collect::<CpuSet>().to_string()
+fn ranges(indices: &[usize]) -> String {
+    indices.iter().copied().collect::<CpuSet>().to_string()
 }
 
 /// `embed, layers 0-5`.
@@ -283,7 +273,7 @@ fn blocks(names: &[String]) -> String {
             None => words.push(name.clone()),
             Some(first) if layers.first() == Some(&first) => {
                 let noun = if layers.len() > 1 { "layers" } else { "layer" };
-                words.push(format!("{noun} {}", ranges(layers.clone())));
+                words.push(format!("{noun} {}", ranges(&layers)));
             }
             Some(_) => {}
         }
@@ -293,15 +283,6 @@ fn blocks(names: &[String]) -> String {
 
 fn bytes(bytes: u64) -> String {
     if bytes == 0 { "-".to_owned() } else { format_si_unit(bytes as f64, "B") }
-}
-
-/// A table without its empty columns.
-fn table_without_empty_columns(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let is_used = |column: &usize| rows.iter().any(|row| !row[*column].is_empty());
-    let used: Vec<usize> = (0..header.len()).filter(is_used).collect();
-    let header: Vec<&str> = used.iter().map(|column| header[*column]).collect();
-    let pick = |row: &Vec<String>| used.iter().map(|column| row[*column].clone()).collect();
-    table::table(&header, &rows.iter().map(pick).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -321,21 +302,17 @@ mod tests {
         let model = "num_layers=4 num_heads=4 hidden_size=64 seq_len=64 batch=16 vocab_size=65";
         let text = explain_text(&format!("{model} tp=2 pp=2 zero=1"), 8, Some(4));
         let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap();
-        assert_eq!(
-            line("ranks"),
-            "ranks  8: dp 2 x cp 1 x tp 2 x pp 2, sequence parallel, ZeRO-1 over 2 ranks"
-        );
-        assert!(
-            text.contains("\nstep   16 sequences of 64 tokens, 8 per replica, micro-batch 2\n"),
-            "{text}"
-        );
-        assert!(text.contains("\n   7  node 1   1   0   1   1  "), "{text}");
-        assert!(
-            text.contains("\nranks  parameters  gradients  optimizer  activations  workspace"),
-            "{text}"
-        );
-        assert!(text.contains("\nranks  tensor "), "{text}");
-        assert!(text.contains("\nstage 0 F"), "{text}");
+        let axes = "dp 2 x cp 1 x tp 2 x pp 2, sequence parallel, ZeRO-1 over 2 ranks";
+        assert_eq!(line("ranks"), format!("ranks  8: {axes}"));
+        for part in [
+            "\nstep   16 sequences of 64 tokens, 8 per replica, micro-batch 2\n",
+            "\n   7  node 1   1   0   1   1  ",
+            "\nranks  parameters  gradients  optimizer  activations  workspace",
+            "\nranks  tensor ",
+            "\nstage 0 F",
+        ] {
+            assert!(text.contains(part), "{part}:\n{text}");
+        }
         assert!(!text.contains("note:") && !text.contains('~'), "{text}");
     }
 
@@ -344,10 +321,8 @@ mod tests {
         let text = explain_text("batch_per_replica=4", 100, None);
         assert!(text.contains("\n0-99   "), "{text}");
         assert!(text.contains("~ assumes a vocabulary of 65 characters"), "{text}");
-        assert!(
-            explain_text("tp=2 batch=4", 4, Some(1))
-                .contains("note: tensor-parallel ranks 0-1 span hosts ")
-        );
+        let text = explain_text("tp=2 batch=4", 4, Some(1));
+        assert!(text.contains("note: tensor-parallel ranks 0-1 span hosts "), "{text}");
     }
 
     #[test]
@@ -372,9 +347,8 @@ mod tests {
 
     #[test]
     fn consecutive_layers_are_abbreviated() {
-        let names = |all: &[&str]| all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let all = names(&["embed", "layer.0", "layer.1", "layer.4", "head"]);
+        let all = ["embed", "layer.0", "layer.1", "layer.4", "head"].map(str::to_owned);
         assert_eq!(blocks(&all), "embed, layers 0-1,4, head");
-        assert_eq!(blocks(&names(&["layer.3"])), "layer 3");
+        assert_eq!(blocks(&["layer.3".to_owned()]), "layer 3");
     }
 }

@@ -35,14 +35,11 @@ impl LossHistory {
             self.points.push((steps / count as f64, losses / count as f64));
         }
         if self.points.len() >= MAX_POINTS {
-            let mean = |pair: &[(f64, f64)]| {
-                let n = pair.len() as f64;
-                (
-                    pair.iter().map(|p| p.0).sum::<f64>() / n,
-                    pair.iter().map(|p| p.1).sum::<f64>() / n,
-                )
+            let mean = |pair: &[(f64, f64); 2]| {
+                let [(a, b), (c, d)] = pair;
+                ((a + c) / 2.0, (b + d) / 2.0)
             };
-            self.points = self.points.chunks(2).map(mean).collect();
+            self.points = self.points.as_chunks().0.iter().map(mean).collect();
             self.bucket_size *= 2;
         }
     }
@@ -201,13 +198,9 @@ mod tests {
         for step in 1..=100u64 {
             let seconds = StepSeconds { step: 0.1, ..Default::default() };
             let interval = if step <= 40 { 1.0 } else { 0.5 };
-            let metrics = StepMetrics {
-                step,
-                steps: 200,
-                seconds,
-                tokens_per_second: 10.0,
-                ..Default::default()
-            };
+            let (steps, tokens_per_second) = (200, 10.0);
+            let metrics =
+                StepMetrics { step, steps, seconds, tokens_per_second, ..Default::default() };
             history.on_event(&Event::Step(Box::new(metrics)), 1000.0 + step as f64 * interval);
         }
         assert_eq!(history.eta(1050.0), Some(50.0));

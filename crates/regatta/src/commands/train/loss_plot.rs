@@ -31,12 +31,9 @@ pub fn draw(plot: &LossPlot<'_>, width: usize, height: usize) -> Vec<String> {
         return Vec::new();
     }
     let train = column_means(plot.train, plot.steps, 2 * columns);
-    let val: Vec<(usize, f64)> = plot
-        .val
-        .iter()
-        .filter(|(_, loss)| loss.is_finite())
-        .map(|(step, loss)| (dot_column(*step, plot.steps, 2 * columns), *loss))
-        .collect();
+    let val = plot.val.iter().filter(|(_, loss)| loss.is_finite());
+    let val = val.map(|(step, loss)| (dot_column(*step, plot.steps, 2 * columns), *loss));
+    let val: Vec<(usize, f64)> = val.collect();
     let all = train.iter().flatten().copied().chain(val.iter().map(|(_, loss)| *loss));
     let Some((low, high)) = range(all) else { return Vec::new() };
     let dot_row = |loss: f64| {
@@ -51,18 +48,15 @@ pub fn draw(plot: &LossPlot<'_>, width: usize, height: usize) -> Vec<String> {
     }
     let mut markers = vec![vec![false; columns]; rows];
     val.iter().for_each(|(column, loss)| markers[dot_row(*loss) / 4][column / 2] = true);
-    let mut lines: Vec<String> = (0..rows)
-        .map(|row| {
-            let label = match row {
-                0 => format!("{high:>6.3}"),
-                _ if row == rows - 1 => format!("{low:>6.3}"),
-                _ => " ".repeat(6),
-            };
-            format!("{:.6} │{}", label, text_row(&cells[row], &markers[row]))
-        })
-        .collect();
-    lines.push(x_axis(plot.steps, columns));
-    lines
+    let line = |row: usize| {
+        let label = match row {
+            0 => format!("{high:>6.3}"),
+            _ if row == rows - 1 => format!("{low:>6.3}"),
+            _ => " ".repeat(6),
+        };
+        format!("{label:.6} │{}", text_row(&cells[row], &markers[row]))
+    };
+    (0..rows).map(line).chain([x_axis(plot.steps, columns)]).collect()
 }
 
 /// The dot column of a step.
@@ -94,13 +88,10 @@ fn line_segments(
     means: &[Option<f64>],
     dot_row: impl Fn(f64) -> usize,
 ) -> Vec<(usize, usize, usize)> {
-    let known: Vec<(usize, f64)> =
-        means.iter().enumerate().filter_map(|(column, mean)| Some((column, (*mean)?))).collect();
-    let mut segments: Vec<(usize, usize, usize)> = known
-        .first()
-        .map(|(column, loss)| (*column, dot_row(*loss), dot_row(*loss)))
-        .into_iter()
-        .collect();
+    let known = means.iter().enumerate().filter_map(|(column, mean)| Some((column, (*mean)?)));
+    let known: Vec<(usize, f64)> = known.collect();
+    let first = known.first().map(|&(column, loss)| (column, dot_row(loss), dot_row(loss)));
+    let mut segments: Vec<_> = first.into_iter().collect();
     for pair in known.windows(2) {
         let ((from, a), (to, b)) = (pair[0], pair[1]);
         let mut last = dot_row(a);
@@ -181,9 +172,8 @@ mod tests {
         assert_eq!(lines[1].chars().count(), 20);
         for (width, height) in [(0, 0), (9, 9), (12, 1), (12, 3), (300, 100)] {
             let lines = plain(&two, width, height);
-            assert!(
-                lines.len() <= height && lines.iter().all(|l| l.chars().count() <= width.max(1))
-            );
+            assert!(lines.len() <= height, "{width}x{height}: {lines:?}");
+            assert!(lines.iter().all(|l| l.chars().count() <= width.max(1)), "{width}: {lines:?}");
         }
     }
 }

@@ -26,24 +26,26 @@ pub use args::TrainArgs;
 pub use task::TrainTask;
 
 use super::self_launch::is_rank;
+use crate::output;
 
 /// Runs the command.
 pub fn run(args: &TrainArgs) -> Result<ExitCode> {
+    let success = |()| ExitCode::SUCCESS;
     if args.keys {
-        return listing::print_keys();
+        return listing::print_keys().map(success);
     }
     if args.presets {
-        return listing::print_presets();
+        return listing::print_presets().map(success);
     }
     let resolved = options::resolve(args)?;
     if args.print_config {
-        return listing::print_config(&resolved);
+        return output::print(&resolved.to_toml()).map(success);
     }
     // With --measure, the parent has printed the explanation before it launched the ranks.
     if args.explain && !(args.measure && is_rank("train")?) {
-        let code = explain::run(&resolved, args)?;
+        explain::run(&resolved, args)?;
         if !args.measure {
-            return Ok(code);
+            return Ok(ExitCode::SUCCESS);
         }
     }
     let task = TrainTask::new(&resolved, args)?;

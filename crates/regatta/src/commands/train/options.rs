@@ -54,17 +54,11 @@ pub fn resolve(args: &TrainArgs) -> Result<Resolved> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::commands::train::args::tests::parse_train;
 
     fn resolve_line(line: &str) -> Result<Resolved> {
-        let words = format!("regatta train {line}");
-        let Command::Train(args) = Cli::try_parse_from(words.split_whitespace())?.command else {
-            bail!("not a train command");
-        };
-        resolve(&args)
+        resolve(&parse_train(line)?)
     }
 
     #[test]
@@ -73,14 +67,13 @@ mod tests {
         assert_eq!(resolve_line("steps=3 -n 2").unwrap().config.train.steps, 3);
         let all = resolve_line("gpt2 --json steps=3 --run-dir here lr=1e-2").unwrap();
         assert_eq!((all.name.as_str(), all.config.optimizer.lr), ("gpt2", 0.01));
-        assert_eq!(resolve_line("--smoke").unwrap().name, "mlp");
-        assert_eq!(resolve_line("--smoke").unwrap().config.train.steps, 50);
-        assert_eq!(resolve_line("--smoke steps=5").unwrap().name, "mlp");
-        assert_eq!(resolve_line("--smoke steps=5").unwrap().config.train.steps, 5);
-        assert_eq!(resolve_line("--smoke tiny").unwrap().name, "tiny");
-        for wrong in ["setps=3", "tiny gpt2", "--keys --presets", "--resume a --run-dir b", "-n 0"]
-        {
-            assert!(resolve_line(wrong).is_err(), "{wrong}");
+        for (line, name, steps) in [("", "mlp", 50), ("steps=5", "mlp", 5), ("tiny", "tiny", 50)] {
+            let smoke = resolve_line(&format!("--smoke {line}")).unwrap();
+            assert_eq!((smoke.name.as_str(), smoke.config.train.steps), (name, steps), "{line}");
+        }
+        let conflicts = ["tiny gpt2", "--keys --presets", "--resume a --run-dir b"];
+        for invalid in conflicts.into_iter().chain(["setps=3", "-n 0"]) {
+            assert!(resolve_line(invalid).is_err(), "{invalid}");
         }
     }
 

@@ -2,17 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 use anyhow::Result;
-use regatta_launch::run_folder::run_id;
 
 use super::args::TrainArgs;
 use super::reporter::ProgressReporter;
 use super::run_dir;
 use super::smoke::{ReportingProcess, SmokeReporter};
 use super::task::TrainTask;
-use crate::commands::launch;
+use crate::commands::launch::{self, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
 use crate::commands::self_launch::{LaunchRequest, has_rank_count, local_rank_count, set_request};
 
@@ -20,11 +18,11 @@ use crate::commands::self_launch::{LaunchRequest, has_rank_count, local_rank_cou
 pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let config = task.config()?;
     let (smoke, run_dir) = (task.smoke, task.run_dir());
-    let id = run_id(SystemTime::now(), std::process::id());
+    let id = new_run_id();
     let folder = match (&args.resume, &args.run_dir) {
         (Some(run_dir), _) => run_dir::relaunch_folder(run_dir, &id),
         (None, Some(run_dir)) => run_dir::launch_folder(run_dir, &config, &id)?,
-        (None, None) => PathBuf::from("runs").join(&id),
+        (None, None) => run_dir_or_new(None, &id),
     };
     let mut launch = launch_request(args, folder.clone()).options()?;
     let discovery = launch::discover(&launch)?;

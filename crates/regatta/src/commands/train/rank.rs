@@ -1,6 +1,5 @@
 //! A rank of the training. Rank 0 reports the events.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -75,11 +74,9 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         // By now the configuration has been checked against the checkpoint.
         let saves_config = rank == 0 && matches!(event, Event::Start(_));
         events.emit(event);
-        if let Some(error) = saves_config.then(|| task.save_config(&folder).err()).flatten() {
-            let note = format!(
-                "cannot save the configuration, so --resume will use the previous one: {error:#}"
-            );
-            events.emit(Event::Note(note));
+        if saves_config && let Err(error) = task.save_config(&folder) {
+            let effect = "so --resume will use the previous one";
+            events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
     };
     job::run(job, &stop, &mut emit)?;
@@ -131,17 +128,13 @@ pub fn threads(config: &Config) -> usize {
 /// Opens the dataset. The first rank of each node downloads, tokenizes and verifies it while the
 /// others wait.
 pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
-    let (spec, places) = (data_spec(config), DataDirs::of(|name| std::env::var_os(name)));
-    let mut first_ranks = BTreeMap::new();
-    for rank in (0..comm.size()).rev() {
-        first_ranks.insert(comm.peer(rank).host, rank);
-    }
+    let (spec, dirs) = (data_spec(config), DataDirs::of(|name| std::env::var_os(name)));
     let host = comm.peer(comm.rank()).host;
-    if first_ranks.get(&host) == Some(&comm.rank()) {
-        data::open(&data::prepare(&spec, &places)?)?.verify()?;
+    if (0..comm.rank()).all(|rank| comm.peer(rank).host != host) {
+        data::open(&data::prepare(&spec, &dirs)?)?.verify()?;
     }
     comm.barrier()?;
-    Ok(data::open(&data::prepare(&spec, &places)?)?)
+    Ok(data::open(&data::prepare(&spec, &dirs)?)?)
 }
 
 /// Fails if the run does not fit in memory, instead of leaving that to the OOM killer, which gives no

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
 
@@ -62,7 +63,7 @@ impl EventReporter for ProgressReporter {
             && about.start_step > 0
         {
             let file = self.run_dir.join(METRICS_FILE);
-            output.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
+            output.history.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
         }
         output.on_event(&event, self.start.elapsed().as_secs_f64());
     }
@@ -94,9 +95,9 @@ impl EventRecorder {
     pub fn record(&mut self, event: &Event) -> Option<String> {
         let now = unix_time();
         if let Event::Start(about) = event {
-            let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+            let (run_dir, start_step) = (&self.run_dir, about.start_step);
             let (recorder, warning) =
-                Recorder::open(&self.run_dir, self.tensorboard, about.start_step, &host, now);
+                Recorder::open(run_dir, self.tensorboard, start_step, &host_name(), now);
             self.recorder = Some(recorder);
             return warning;
         }
@@ -104,12 +105,8 @@ impl EventRecorder {
     }
 }
 
-/// Redraws the dashboard periodically until it is dropped.
-struct RefreshThread {
-    /// Dropping the sender ends the thread.
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
+/// Redraws the dashboard periodically until it is dropped: dropping the sender ends the thread.
+struct RefreshThread(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl RefreshThread {
     fn start(output: SharedOutput, start: Instant) -> Option<Self> {
@@ -120,14 +117,14 @@ impl RefreshThread {
             }
         };
         let thread = std::thread::Builder::new().name("refresh".to_owned()).spawn(refresh).ok()?;
-        Some(Self { stop: Some(stop), thread: Some(thread) })
+        Some(Self(Some((stop, thread))))
     }
 }
 
 impl Drop for RefreshThread {
     fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
+        if let Some((stop, thread)) = self.0.take() {
+            drop(stop);
             let _ = thread.join();
         }
     }

@@ -127,16 +127,9 @@ mod tests {
         assert_eq!(check(&RunDirContents::default(), &auto), Ok(RunDirUse::New));
         let failed = RunDirContents { launched: true, config: same(), ..Default::default() };
         assert_eq!(check(&failed, &auto), Ok(RunDirUse::Relaunch));
-        let run = RunDirContents {
-            launched: true,
-            has_steps: true,
-            has_checkpoints: true,
-            config: same(),
-        };
+        let run = RunDirContents { has_steps: true, has_checkpoints: true, ..failed };
         assert_eq!(check(&run, &auto), Ok(RunDirUse::Relaunch));
-        let error = |contents: &RunDirContents, words: &[&str]| {
-            check(contents, &config(words)).unwrap_err()
-        };
+        let error = |contents: &_, words: &[&str]| check(contents, &config(words)).unwrap_err();
         assert_eq!(error(&run, &["steps=8"]), " with train.steps=7, not 8");
         for resume in ["resume=never", "resume=other"] {
             assert_eq!(error(&run, &["steps=7", resume]), "");

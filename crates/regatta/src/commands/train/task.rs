@@ -67,20 +67,16 @@ fn with_absolute_paths(resolved: &Resolved) -> Result<Resolved> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use regatta_launch::channel;
 
-    use super::super::options;
+    use super::super::{args::tests::parse_train, options};
     use super::*;
-    use crate::cli::{Cli, Command};
 
     #[test]
     fn ranks_receive_the_resolved_configuration() {
-        let words = "regatta train gpt2 --smoke --run-dir r lr=3e-4 dropout=0.1 \
-                     data.source='a\"b' checkpoint.dir=c tp=2";
-        let Command::Train(args) = Cli::parse_from(words.split_whitespace()).command else {
-            panic!("not a training");
-        };
+        let words = "gpt2 --smoke --run-dir r lr=3e-4 dropout=0.1 data.source='a\"b' \
+                     checkpoint.dir=c tp=2";
+        let args = parse_train(words).unwrap();
         let resolved = options::resolve(&args).unwrap();
         let task = TrainTask::new(&resolved, &args).unwrap();
         let received: TrainTask = channel::decode(&channel::encode(&task).unwrap()).unwrap();

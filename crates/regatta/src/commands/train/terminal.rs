@@ -21,7 +21,7 @@ pub enum OutputMode {
         /// Whether it is coloured.
         colour: bool,
     },
-    /// A line every `log_every` steps.
+    /// A line every `log_interval` steps.
     Log,
     /// Each event as a JSON line.
     Json,
@@ -54,7 +54,7 @@ pub struct TerminalOutput<W: Write> {
     mode: OutputMode,
     out: W,
     size: Box<dyn FnMut() -> TerminalSize + Send>,
-    history: RunHistory,
+    pub history: RunHistory,
     /// Widths of the dashboard lines now on the terminal.
     drawn: Vec<usize>,
     drawn_at: f64,
@@ -79,16 +79,15 @@ impl<W: Write> TerminalOutput<W> {
         }
     }
 
-    /// Restores the losses recorded before a resume.
-    pub fn restore(&mut self, recorded: &[Event]) {
-        self.history.restore(recorded);
-    }
-
     /// Prints an event.
     pub fn on_event(&mut self, event: &Event, now: f64) {
         self.history.on_event(event, now);
         match self.mode {
-            OutputMode::Json => self.print_json(event),
+            OutputMode::Json => {
+                if let Ok(line) = serde_json::to_string(event) {
+                    self.write(&(line + "\n"));
+                }
+            }
             OutputMode::Log => self.print_log(event, now),
             OutputMode::Dashboard { .. } => self.update_dashboard(event, now),
         }
@@ -110,12 +109,6 @@ impl<W: Write> TerminalOutput<W> {
             let text = self.cursor_up(width) + "\x1b[J";
             self.write(&text);
             self.drawn.clear();
-        }
-    }
-
-    fn print_json(&mut self, event: &Event) {
-        if let Ok(line) = serde_json::to_string(event) {
-            self.write(&(line + "\n"));
         }
     }
 

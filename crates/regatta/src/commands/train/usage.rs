@@ -11,10 +11,7 @@ use crate::table;
 const MAX_GROUPS: usize = 8;
 
 /// Ranks with identical usage.
-struct RankGroup<'a> {
-    ranks: Vec<usize>,
-    usage: &'a RankBytes,
-}
+type RankGroup<'a> = (Vec<usize>, &'a RankBytes);
 
 /// Tables of expected and measured usage, one per group of ranks with identical usage. Empty if
 /// ranks neither communicate nor offload state to disk.
@@ -25,8 +22,7 @@ pub fn tables(summary: &Summary) -> String {
         sent: summary.sent.clone(),
         disk_io: summary.disk_io.clone(),
     };
-    let ranks =
-        if summary.ranks.is_empty() { std::slice::from_ref(&first) } else { &summary.ranks };
+    let ranks: &[_] = if summary.ranks.is_empty() { &[first] } else { &summary.ranks };
     if ranks.iter().all(|rank| rank.sent.is_empty() && rank.disk_io.is_empty()) {
         return String::new();
     }
@@ -44,26 +40,25 @@ fn group_by_usage(ranks: &[RankBytes]) -> Vec<RankGroup<'_>> {
         (&a.memory, &a.sent, &a.disk_io) == (&b.memory, &b.sent, &b.disk_io)
     };
     for rank in ranks {
-        match groups.iter_mut().find(|group| same(group.usage, rank)) {
-            Some(group) => group.ranks.push(rank.rank),
-            None => groups.push(RankGroup { ranks: vec![rank.rank], usage: rank }),
+        match groups.iter_mut().find(|(_, first)| same(first, rank)) {
+            Some((ranks, _)) => ranks.push(rank.rank),
+            None => groups.push((vec![rank.rank], rank)),
         }
     }
     groups
 }
 
-fn group_table(group: &RankGroup<'_>) -> Vec<String> {
-    let RankGroup { ranks, usage } = group;
+fn group_table((ranks, usage): &RankGroup<'_>) -> Vec<String> {
     let row = |label: String, expected: u64, measured: Option<u64>| {
         let measured = measured.map_or("-".to_owned(), |bytes| format_si_unit(bytes as f64, "B"));
         vec![label, format_si_unit(expected as f64, "B"), measured]
     };
-    let memory = usage.memory.iter();
-    let memory = memory.map(|m| row(format!("memory: {}", m.what), m.expected, m.measured));
-    let sent = usage.sent.iter();
-    let sent = sent.map(|s| row(format!("sent per step: {}", s.axis), s.expected, s.measured));
-    let disk = usage.disk_io.iter();
-    let disk = disk.map(|d| row(format!("disk per step: {}", d.what), d.expected, d.measured));
+    let RankBytes { memory, sent, disk_io, .. } = usage;
+    let memory = memory.iter().map(|m| row(format!("memory: {}", m.what), m.expected, m.measured));
+    let sent =
+        sent.iter().map(|s| row(format!("sent per step: {}", s.axis), s.expected, s.measured));
+    let disk =
+        disk_io.iter().map(|d| row(format!("disk per step: {}", d.what), d.expected, d.measured));
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
     let rows: Vec<_> = memory.chain(sent).chain(disk).collect();
@@ -95,10 +90,8 @@ mod tests {
         let titles: Vec<&str> = text.lines().filter(|line| line.contains("expected")).collect();
         assert!(titles[0].starts_with("ranks 0-1,3  "), "{text}");
         assert!(titles[1].starts_with("rank 2  ") && titles.len() == 2, "{text}");
-        assert!(
-            text.contains("memory: gradients") && text.contains("sent per step: data"),
-            "{text}"
-        );
+        assert!(text.contains("memory: gradients"), "{text}");
+        assert!(text.contains("sent per step: data"), "{text}");
     }
 
     #[test]

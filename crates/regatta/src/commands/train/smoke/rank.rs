@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use regatta_comm::{Comm, bootstrap, hierarchical};
 use regatta_kernels_cpu::Cpu;
 use regatta_launch::channel::RankEnd;
@@ -34,26 +34,25 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let stop = || stop.load(Ordering::Relaxed);
     let mut on_check = |result| sink.emit(SmokeEvent::Check(Box::new(result)));
     let mut smoke = SmokeTest::new(comm.clone(), &stop, &mut on_check);
-    let result = smoke
-        .joined(elapsed)
-        .map_err(Into::into)
-        .and_then(|()| run_checks(&mut smoke, &comm, task));
+    let result = run_checks(&mut smoke, &comm, task, elapsed);
     let (current, passed) = (smoke.current(), smoke.passed());
-    match result {
-        Ok(()) => {
-            sink.emit(SmokeEvent::Done);
-            Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
-        Err(error) => {
-            // Tells the other ranks the cause, because they wait for this one.
-            comm.abort(&error.to_string());
-            fail(&mut sink, current, error)
-        }
+    if let Err(error) = result {
+        // Tells the other ranks the cause, because they wait for this one.
+        comm.abort(&error.to_string());
+        return fail(&mut sink, current, error);
     }
+    sink.emit(SmokeEvent::Done);
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs all checks after the bootstrap.
-fn run_checks(smoke: &mut SmokeTest<'_>, comm: &Arc<dyn Comm>, task: &TrainTask) -> Result<()> {
+/// Runs all checks after the bootstrap, which took `bootstrap_time`.
+fn run_checks(
+    smoke: &mut SmokeTest<'_>,
+    comm: &Arc<dyn Comm>,
+    task: &TrainTask,
+    bootstrap_time: Duration,
+) -> Result<()> {
+    smoke.joined(bootstrap_time)?;
     let config = task.config()?;
     let threads = training::threads(&config);
     let device = Cpu::new(threads, config.train.precision);
@@ -77,31 +76,20 @@ fn run_checks(smoke: &mut SmokeTest<'_>, comm: &Arc<dyn Comm>, task: &TrainTask)
 
 /// Reports an incomplete check. Rank 0 reports for all ranks; another rank prints only an error that
 /// the others do not have.
-fn fail(
-    sink: &mut EventSink<SmokeReporter>,
-    check: Check,
-    error: anyhow::Error,
-) -> Result<ExitCode> {
+fn fail(sink: &mut EventSink<SmokeReporter>, check: Check, error: Error) -> Result<ExitCode> {
+    use TrainError::{Comm, Interrupted, NotFinite, RankMismatch, WrongAllReduce};
     let is_on_all_ranks = matches!(
         error.downcast_ref(),
         Some(
-            TrainError::Comm(_)
-                | TrainError::RankMismatch { .. }
-                | TrainError::NotFinite { .. }
-                | TrainError::WrongAllReduce { .. }
-                | TrainError::Interrupted
+            Comm(_) | RankMismatch { .. } | NotFinite { .. } | WrongAllReduce { .. } | Interrupted
         )
     );
-    match sink {
-        EventSink::Discard if !is_on_all_ranks => Err(error),
-        EventSink::Discard => Ok(ExitCode::FAILURE),
-        _ => {
-            let event = match error.downcast_ref() {
-                Some(TrainError::Interrupted) => SmokeEvent::Interrupted(check),
-                _ => SmokeEvent::Aborted { check, reason: format!("{error:#}") },
-            };
-            sink.emit(event);
-            Ok(ExitCode::FAILURE)
-        }
+    if matches!(sink, EventSink::Discard) && !is_on_all_ranks {
+        return Err(error);
     }
+    sink.emit(match error.downcast_ref() {
+        Some(Interrupted) => SmokeEvent::Interrupted(check),
+        _ => SmokeEvent::Aborted { check, reason: format!("{error:#}") },
+    });
+    Ok(ExitCode::FAILURE)
 }

@@ -32,8 +32,9 @@ pub struct SmokeReport {
     pub checks: Vec<CheckResult>,
     #[serde(skip)]
     process: ReportingProcess,
+    /// Whether the result is known.
     #[serde(skip)]
-    complete: bool,
+    pub complete: bool,
 }
 
 /// The failure of a check.
@@ -78,11 +79,8 @@ impl SmokeReport {
     fn add(&mut self, result: CheckResult, now: f64) {
         if self.process == ReportingProcess::Parent && self.checks.is_empty() {
             let seconds = (now - result.seconds).max(0.0);
-            self.checks.push(CheckResult {
-                check: Check::Start,
-                seconds,
-                ..CheckResult::default()
-            });
+            let start = CheckResult { check: Check::Start, seconds, ..CheckResult::default() };
+            self.checks.push(start);
         }
         if let Details::World { ranks, hosts } = result.findings.details {
             (self.ranks, self.hosts) = (ranks, hosts);
@@ -109,11 +107,6 @@ impl SmokeReport {
             };
             self.complete(Some(SmokeFailure::new(Check::Start, error)), now);
         }
-    }
-
-    /// Whether the result is known.
-    pub fn is_complete(&self) -> bool {
-        self.complete
     }
 
     fn complete(&mut self, failure: Option<SmokeFailure>, now: f64) {
@@ -166,10 +159,11 @@ mod tests {
         };
         let findings = Findings { details, notes: Vec::new(), error: error.map(str::to_owned) };
         let verdict = findings.verdict();
+        let seconds = 0.5;
         SmokeEvent::Check(Box::new(CheckResult {
             check,
             verdict,
-            seconds: 0.5,
+            seconds,
             findings,
             slowest: None,
         }))
@@ -181,65 +175,59 @@ mod tests {
         report
     }
 
-    fn parent_report(events: Vec<SmokeEvent>) -> SmokeReport {
-        report(ReportingProcess::Parent, events)
-    }
-
-    fn rank_report(events: Vec<SmokeEvent>) -> SmokeReport {
-        report(ReportingProcess::Rank, events)
+    fn passed(check: Check) -> SmokeEvent {
+        finished(check, None)
     }
 
     #[test]
     fn the_report_passes_if_all_checks_do() {
-        let report = parent_report(vec![
-            finished(Check::Join, None),
-            finished(Check::Steps, None),
-            SmokeEvent::Done,
-        ]);
-        assert!(report.passed && report.is_complete());
-        assert_eq!((report.ranks, report.hosts, report.seconds), (4, 2, 2.0));
-        let checks: Vec<(Check, f64)> =
-            report.checks.iter().map(|c| (c.check, c.seconds)).collect();
+        let events = vec![passed(Check::Join), passed(Check::Steps), SmokeEvent::Done];
+        let parent = report(ReportingProcess::Parent, events);
+        assert!(parent.passed && parent.complete);
+        assert_eq!((parent.ranks, parent.hosts, parent.seconds), (4, 2, 2.0));
+        let checks: Vec<_> = parent.checks.iter().map(|c| (c.check, c.seconds)).collect();
         assert_eq!(checks, [(Check::Start, 1.5), (Check::Join, 0.5), (Check::Steps, 0.5)]);
-        let report = rank_report(vec![finished(Check::Join, None), SmokeEvent::Done]);
-        assert_eq!(report.checks.len(), 1, "a rank does not know how long the launch took");
+        let rank = report(ReportingProcess::Rank, vec![passed(Check::Join), SmokeEvent::Done]);
+        assert_eq!(rank.checks.len(), 1, "a rank does not know how long the launch took");
     }
 
     #[test]
     fn a_failure_has_its_check_and_a_hint() {
-        let (loss, rank) =
-            (finished(Check::Steps, Some("up")), finished(Check::Consistency, Some("rank 1")));
+        let rank_report = |events| report(ReportingProcess::Rank, events);
+        let loss = finished(Check::Steps, Some("up"));
+        let rank = finished(Check::Consistency, Some("rank 1"));
         let report = rank_report(vec![loss, rank, SmokeEvent::Done]);
         let failure = report.failure.unwrap();
         assert_eq!((failure.check, failure.error.as_str()), (Check::Consistency, "rank 1"));
         assert!(failure.hint.is_some_and(|text| text.contains("memory")));
         assert!(!report.passed);
-        let broken =
-            SmokeEvent::Aborted { check: Check::AllReduce, reason: "rank 3 exited".to_owned() };
-        let report = rank_report(vec![finished(Check::Join, None), broken]);
+        let reason = "rank 3 exited".to_owned();
+        let aborted = SmokeEvent::Aborted { check: Check::AllReduce, reason };
+        let report = rank_report(vec![passed(Check::Join), aborted]);
         assert_eq!(report.failure.unwrap().check, Check::AllReduce);
-        let stopped =
-            rank_report(vec![finished(Check::Join, None), SmokeEvent::Interrupted(Check::Steps)]);
-        assert_eq!(stopped.failure.unwrap().hint, None);
+        let interrupted = SmokeEvent::Interrupted(Check::Steps);
+        let report = rank_report(vec![passed(Check::Join), interrupted]);
+        assert_eq!(report.failure.unwrap().hint, None);
     }
 
     #[test]
     fn ranks_that_exit_without_a_result_fail_the_test() {
-        let mut report =
-            parent_report(vec![finished(Check::Join, None), finished(Check::Data, None)]);
-        report.on_ranks_exited(3.0);
-        assert_eq!(report.failure.unwrap().error, "the ranks exited after the check `data`");
-        let mut empty = parent_report(Vec::new());
-        empty.on_ranks_exited(3.0);
+        let exited = |events| {
+            let mut report = report(ReportingProcess::Parent, events);
+            report.on_ranks_exited(3.0);
+            report
+        };
+        let unfinished = exited(vec![passed(Check::Join), passed(Check::Data)]);
+        assert_eq!(unfinished.failure.unwrap().error, "the ranks exited after the check `data`");
+        let empty = exited(Vec::new());
         assert!(!empty.passed && empty.failure.unwrap().error.contains("before the bootstrap"));
-        let mut done = parent_report(vec![finished(Check::Join, None), SmokeEvent::Done]);
-        done.on_ranks_exited(3.0);
-        assert!(done.passed);
+        assert!(exited(vec![passed(Check::Join), SmokeEvent::Done]).passed);
     }
 
     #[test]
     fn the_report_serializes_to_one_json_object() {
-        let report = parent_report(vec![finished(Check::Join, None), SmokeEvent::Done]);
+        let events = vec![passed(Check::Join), SmokeEvent::Done];
+        let report = report(ReportingProcess::Parent, events);
         let value = serde_json::to_value(&report).unwrap();
         assert_eq!(value["passed"], true);
         assert_eq!(value["checks"][1]["details"]["world"]["ranks"], 4);

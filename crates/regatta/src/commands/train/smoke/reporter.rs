@@ -42,7 +42,7 @@ impl SmokeReporter {
 
     /// Completes the report after all ranks have exited.
     pub fn on_ranks_exited(&mut self) -> Result<()> {
-        if self.report.is_complete() {
+        if self.report.complete {
             return Ok(());
         }
         self.report.on_ranks_exited(self.start.elapsed().as_secs_f64());
@@ -50,24 +50,20 @@ impl SmokeReporter {
     }
 
     fn print(&mut self) -> Result<()> {
-        if self.json {
-            return match self.report.is_complete() {
-                true => {
-                    output::print(&format!("{}\n", serde_json::to_string_pretty(&self.report)?))
-                }
-                false => Ok(()),
-            };
+        let is_complete = self.report.complete;
+        match (self.json, is_complete) {
+            (true, false) => return Ok(()),
+            (true, true) => {
+                return output::print(&(serde_json::to_string_pretty(&self.report)? + "\n"));
+            }
+            _ => {}
         }
         let new = &self.report.checks[self.printed..];
-        let mut lines = String::new();
-        if self.printed == 0 && !new.is_empty() {
-            lines.push_str(&text::header());
-        }
-        new.iter().for_each(|result| lines.push_str(&text::row(result)));
+        let header = (self.printed == 0 && !new.is_empty()).then(text::header);
+        let result = is_complete.then(|| text::result(&self.report));
+        let lines = header.into_iter().chain(new.iter().map(text::row)).chain(result);
+        let lines: String = lines.collect();
         self.printed = self.report.checks.len();
-        if self.report.is_complete() {
-            lines.push_str(&text::result(&self.report));
-        }
         output::print(&lines)
     }
 }

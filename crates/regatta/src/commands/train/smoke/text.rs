@@ -26,8 +26,8 @@ pub fn row(result: &CheckResult) -> String {
         Verdict::Failed => (ERROR, "failed"),
     };
     let slowest = result.slowest.as_ref().filter(|slowest| slowest.rank != 0);
-    let slowest =
-        slowest.map_or_else(String::new, |s| format!("{} r{}", format_time(s.seconds), s.rank));
+    let slowest = slowest.map(|s| format!("{} r{}", format_time(s.seconds), s.rank));
+    let slowest = slowest.unwrap_or_default();
     let mut lines = match &result.findings.details {
         // Their texts describe success.
         Details::Digest(_) | Details::Checkpoint { .. } if result.verdict == Verdict::Failed => {
@@ -172,9 +172,8 @@ mod tests {
         report.on_event(SmokeEvent::Check(Box::new(finished(Check::Join, world))), 1.0);
         report.on_event(SmokeEvent::Done, 12.34);
         assert_eq!(plain(&result(&report)), "passed: 4 ranks on 2 hosts in 12.3 s\n");
-        let mut report = SmokeReport::new(ReportingProcess::Rank);
-        let why = "rank 2 on c exited".to_owned();
-        report.on_event(SmokeEvent::Aborted { check: Check::Steps, reason: why }, 1.0);
+        let reason = "rank 2 on c exited".to_owned();
+        report.on_event(SmokeEvent::Aborted { check: Check::Steps, reason }, 13.0);
         let text = plain(&result(&report));
         assert!(text.starts_with("failed: steps: rank 2 on c exited\nhint: "), "{text}");
     }

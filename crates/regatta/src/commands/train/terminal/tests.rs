@@ -101,24 +101,15 @@ fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<St
 }
 
 #[test]
-fn dashboard_80x24_shows_all_sections() {
-    let shown = render(&history(300), 80, 24, 30.0).join("\n");
-    let expected = include_str!("frame-80x24.txt");
-    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
-}
-
-#[test]
-fn dashboard_wraps_in_a_narrow_terminal() {
-    let shown = render(&history(300), 40, 24, 30.0).join("\n");
-    let expected = include_str!("frame-40x24.txt");
-    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
-}
-
-#[test]
-fn dashboard_in_a_small_terminal_keeps_metrics_and_plot() {
-    let shown = render(&history(300), 40, 12, 30.0).join("\n");
-    let expected = include_str!("frame-40x12.txt");
-    assert_eq!(shown, expected.trim_end_matches('\n'), "\n{shown}");
+fn dashboard_shows_all_sections_wraps_if_narrow_and_keeps_metrics_and_plot_if_small() {
+    for (width, height, expected) in [
+        (80, 24, include_str!("frame-80x24.txt")),
+        (40, 24, include_str!("frame-40x24.txt")),
+        (40, 12, include_str!("frame-40x12.txt")),
+    ] {
+        let shown = render(&history(300), width, height, 30.0).join("\n");
+        assert_eq!(shown, expected.trim_end_matches('\n'), "{width}x{height}:\n{shown}");
+    }
 }
 
 #[test]
@@ -160,9 +151,8 @@ fn escape_sequences_in_names_are_sanitized() {
     let mut history = history(3);
     history.about.model = "\x1b[2Jevil\u{202e}".to_owned();
     history.about.folder = "a\nb".to_owned();
-    assert!(
-        render(&history, 80, 24, 1.0).iter().all(|line| !line.contains(['\x1b', '\n', '\u{202e}']))
-    );
+    let lines = render(&history, 80, 24, 1.0);
+    assert!(lines.iter().all(|line| !line.contains(['\x1b', '\n', '\u{202e}'])), "{lines:?}");
     assert!(!dashboard::sample("x\x1b[31my").contains("\x1b[31m"));
 }
 
@@ -190,10 +180,8 @@ fn dashboard_is_redrawn_in_place_at_most_ten_times_per_second() {
     assert!(second.starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")), "{second:?}");
     assert!(!second.contains("\x1b[3"), "no colours: {second:?}");
     // At half the width, the terminal has wrapped the lines.
-    let rows: usize = render(&output.history, 80, 24, 0.1)
-        .iter()
-        .map(|line| line.chars().count().div_ceil(40).max(1))
-        .sum();
+    let lines = render(&output.history, 80, 24, 0.1);
+    let rows: usize = lines.iter().map(|line| line.chars().count().div_ceil(40).max(1)).sum();
     *size.lock().unwrap() = TerminalSize { width: 40, height: 24 };
     output.refresh(0.3);
     assert!(buffer.take().starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")));
