@@ -9,7 +9,6 @@ mod output;
 mod plan;
 mod shell;
 mod system;
-mod table;
 
 use std::process::ExitCode;
 

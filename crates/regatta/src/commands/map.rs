@@ -18,7 +18,7 @@ use crate::cli::{HEADING, MapArgs};
 use crate::draw::{self, TerminalOptions};
 use crate::output;
 use crate::plan::JobPlan;
-use crate::table::table;
+use regatta_model::text_table::table;
 
 /// Runs the command.
 pub fn run(args: &MapArgs) -> Result<ExitCode> {

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use anyhow::Result;
 use regatta_model::CpuSet;
+use regatta_model::text_table;
 use regatta_model::units::format_si_unit;
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
@@ -14,7 +15,7 @@ use super::args::TrainArgs;
 use super::format::format_params;
 use super::listing::ASSUMED_VOCABULARY;
 use crate::cli::{FAINT, HEADING};
-use crate::{output, table};
+use crate::output;
 
 /// Up to this many ranks, each one is listed; above, only their groups.
 const MAX_LISTED_RANKS: usize = 16;
@@ -120,7 +121,7 @@ fn mesh(all: &Explanation) -> Vec<String> {
     let rows: Vec<_> = all.ranks.iter().map(row).collect();
     let header = ["rank", "host", "dp", "cp", "tp", "pp", "blocks"].into_iter();
     let header: Vec<_> = header.filter(|name| has_hosts || *name != "host").collect();
-    table::table(&header, &rows)
+    text_table::table(&header, &rows)
 }
 
 /// The process groups of rank 0. Those of other ranks have the same strides.
@@ -141,7 +142,7 @@ fn groups(all: &Explanation) -> Vec<String> {
     if let Some(host) = &all.ranks[0].host {
         rows.push(row(host, "-", &|rank| rank.host.as_ref() == Some(host)));
     }
-    table::table(&["group", "splits", "size", "ranks in rank 0's group"], &rows)
+    text_table::table(&["group", "splits", "size", "ranks in rank 0's group"], &rows)
 }
 
 /// Ranks and blocks of each pipeline stage.
@@ -192,7 +193,7 @@ fn byte_table(
 /// A table of at most [`MAX_ROWS`] rows.
 fn truncated_table(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let shown = rows.len().min(MAX_ROWS);
-    let mut lines = table::table(header, &rows[..shown]);
+    let mut lines = text_table::table(header, &rows[..shown]);
     if rows.len() > shown {
         lines.push(format!("... and {} more rows; --json prints all", rows.len() - shown));
     }

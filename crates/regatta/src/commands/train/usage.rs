@@ -1,11 +1,11 @@
 //! Memory, traffic and disk I/O of ranks, expected and measured. No I/O.
 
 use regatta_model::CpuSet;
+use regatta_model::text_table;
 use regatta_model::units::format_si_unit;
 use regatta_train::metrics::{RankBytes, Summary};
 
 use crate::cli::FAINT;
-use crate::table;
 
 /// Upper bound on printed groups of ranks.
 const MAX_GROUPS: usize = 8;
@@ -62,7 +62,7 @@ fn group_table((ranks, usage): &RankGroup<'_>) -> Vec<String> {
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
     let rows: Vec<_> = memory.chain(sent).chain(disk).collect();
-    table::table(&[&title, "expected", "measured"], &rows)
+    text_table::table(&[&title, "expected", "measured"], &rows)
 }
 
 #[cfg(test)]
