@@ -205,13 +205,7 @@ impl Engine for Hierarchical {
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         self.check_not_failed()?;
-        self.exchange(messages).map_err(|mut error| {
-            // The sequence numbers of the shared-memory engine count its parts of collectives.
-            if let CommError::CallMismatch { sequence, .. } = &mut error {
-                *sequence = self.calls;
-            }
-            self.fail(error, "send and receive")
-        })
+        self.exchange(messages).map_err(|error| self.fail(error, "send and receive"))
     }
 
     fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {

@@ -191,7 +191,7 @@ pub fn attach(
     shared.mark_joined();
     let (kind, dtype, op) = (CallKind::Barrier, DType::U8, ReduceOp::Sum);
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
-    let ctx = CallCtx { activity: Activity::P2p(0), signature, digest: 0 };
+    let ctx = CallCtx { activity: Activity::P2p(0), sequence: 0, signature, digest: 0 };
     for other in 0..shared.peers.len() {
         let has_joined = || shared.region.process_id(other).is_some();
         shared

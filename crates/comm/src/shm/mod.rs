@@ -85,6 +85,8 @@ pub struct ShmEngine {
     compared: u64,
     /// Number of collectives started.
     calls: u64,
+    /// The same of the hierarchical communicator around it, of whose collectives it runs parts.
+    pub(crate) hierarchical_calls: Option<u64>,
     p2p: P2pRing,
     store_policy: StorePolicy,
     /// This communicator's range of the file, if it is freed when all ranks have closed it.
@@ -106,7 +108,16 @@ impl ShmEngine {
     fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
         let (p2p, store_policy) = (P2pRing::new(shared.peers.len()), StorePolicy::default());
         let shared = Arc::new(shared);
-        Self { shared, next: 1, compared: 0, calls: 0, p2p, store_policy, owned_range }
+        Self {
+            shared,
+            next: 1,
+            compared: 0,
+            calls: 0,
+            hierarchical_calls: None,
+            p2p,
+            store_policy,
+            owned_range,
+        }
     }
 
     /// The ranks it currently waits for.
@@ -136,6 +147,7 @@ impl ShmEngine {
         let words = signature_codec::encode(&signature);
         let ctx = CallCtx {
             activity: Activity::Collective(self.calls),
+            sequence: self.calls,
             signature,
             digest: signature_codec::digest(words),
         };

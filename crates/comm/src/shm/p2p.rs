@@ -67,7 +67,9 @@ pub(super) struct UnexpectedMessage {
 impl ShmEngine {
     pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
+        let sequence = self.hierarchical_calls.unwrap_or(self.calls);
+        let activity = Activity::P2p(self.calls);
+        let ctx = CallCtx { activity, sequence, signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
         match self.shared.abort_error(&ctx) {
             Some(error) => Err(error),
@@ -257,6 +259,32 @@ impl ShmEngine {
         match bytes <= P2P_INLINE_BYTES {
             true => region.p2p_header(from, to, seq).wrapping_add(LINE_BYTES - P2P_INLINE_BYTES),
             false => region.p2p_slot(from, to, seq),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ShmConfig, bootstrap::join_threads};
+    use super::*;
+    use crate::Counts;
+    use crate::worker::Engine;
+
+    /// A hierarchical communicator takes the error of whichever rank reports first.
+    #[test]
+    fn both_ranks_of_a_mismatched_message_report_the_same_sequence_number() {
+        let mut engines = join_threads(2, ShmConfig::default()).unwrap();
+        let mut run = |rank: usize, root, kind, dtype| {
+            let mut data = [0; 4];
+            engines[rank].hierarchical_calls = Some(7);
+            let call = Call::new(kind, dtype, Counts::Equal(1), &mut data);
+            engines[rank].run(Call { root, ..call })
+        };
+        run(0, 1, CallKind::Send, DType::F32).unwrap();
+        let errors = [(1, 0, CallKind::Receive), (0, 0, CallKind::Reduce)];
+        for (rank, root, kind) in errors {
+            let error = run(rank, root, kind, DType::I32).unwrap_err();
+            assert!(matches!(error, CommError::CallMismatch { sequence: 7, .. }), "{error}");
         }
     }
 }
