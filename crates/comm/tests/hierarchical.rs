@@ -7,7 +7,7 @@ mod suite;
 use std::time::Duration;
 
 use regatta_comm::bootstrap::BootstrapConfig;
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{
     Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, hierarchical,
 };

@@ -26,7 +26,7 @@ mod suite;
 
 use regatta_comm::CallKind;
 use regatta_comm::bootstrap::{BootstrapConfig, join};
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 
 /// The configurations of all ranks on this machine.
 fn configs(size: u32) -> Vec<BootstrapConfig> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use regatta_comm::error::Peer;
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{Call, CallKind, Comm, CommError, OwnedCall, Pending, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
-use crate::fabric::{ProviderChoice, has_fabric};
+use crate::libfabric::{ProviderChoice, has_fabric};
 use crate::tcp::RankInfo;
 use crate::{CommError, Result};
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Hierarchical;
 use super::subgroup::Subgroup;
-use crate::worker::Engine;
+use crate::engine::Engine;
 use crate::{Call, CommError, Result};
 
 impl Hierarchical {

@@ -44,9 +44,10 @@ use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::store_policy::StorePolicy;
 use self::wait::{CallCtx, ShmState};
+use crate::communicator::Communicator;
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
-use crate::worker::{AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn};
 use crate::{Call, CallKind, CommError, Result, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};

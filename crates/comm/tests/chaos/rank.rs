@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
-use regatta_comm::worker::Communicator;
 use regatta_comm::{
     Buffer, Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, Pending,
     ReduceOp, Result, bootstrap, hierarchical, shm,

@@ -5,9 +5,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, ShmConfig};
-use regatta_comm::worker::Communicator;
 use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, Result};
 
 const RANK: &str = "REGATTA_TEST_RANK";

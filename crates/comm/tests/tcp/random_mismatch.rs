@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp, Result};
 
 use crate::seeded_rng::{SeededRng, cases};

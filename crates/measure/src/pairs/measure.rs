@@ -196,7 +196,7 @@ fn result(endpoints: &[PairEndpoint], options: &PairsOptions, rows: &[&[f64]]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_comm::worker::Communicator;
+    use regatta_comm::communicator::Communicator;
 
     /// The matrices measured by `ranks` in-process ranks.
     fn measured(ranks: u32, options: &PairsOptions) -> PairMatrices {

@@ -207,7 +207,7 @@ mod tests {
 
     /// Events of rank 0.
     fn events_of(ranks: u32, config: &RunConfig) -> Vec<BenchEvent> {
-        let run = |comm: regatta_comm::worker::Communicator| {
+        let run = |comm: regatta_comm::communicator::Communicator| {
             let mut events = Vec::new();
             run(&comm, config, &mut |event| events.push(event)).unwrap();
             events

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::optimizer::AdamW;
 use regatta_device::random;

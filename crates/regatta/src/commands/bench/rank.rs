@@ -157,7 +157,7 @@ fn run_tuning(
     channel: Option<RankEnd>,
 ) -> Result<ExitCode> {
     let mut engine = bootstrap::engine(backend::settings(options.timeout)?)?;
-    let rank = regatta_comm::worker::Engine::rank(&engine);
+    let rank = regatta_comm::engine::Engine::rank(&engine);
     let mut sink = event_sink(rank, options, channel)?;
     let task = "all algorithms of all collectives".to_owned();
     sink.emit(BenchEvent::Progress(BenchProgress { task, done: 0, total: 1, eta_s: 0.0 }));

@@ -1,12 +1,12 @@
-//! The data plane over libfabric, in place of the TCP data connections of the mesh. Like the mesh, it
-//! makes progress when a thread waits.
+//! Data messages over libfabric, in place of the TCP connections of the data plane. Makes progress
+//! when a thread waits.
 //!
 //! Every message starts with a header, which contains the whole message if it is small. The chunks of
 //! a large message have their own tags and are received once a matching receive is posted: directly
 //! into user memory if they are only copied and the provider needs no registration, else into bounce
 //! buffers, from which each chunk is copied or reduced while others arrive.
 
-mod receive;
+mod on_message;
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -16,7 +16,7 @@ use super::FiResult;
 use super::abi::CqEntry;
 use super::atexit_guard::enter;
 use super::endpoint::Completion;
-use super::incoming::{IncomingMessage, MatchQueue};
+use super::match_queue::{IncomingMessage, MatchQueue};
 use super::outgoing::{OutgoingMessage, SendWindow};
 use super::requests::{InFlight, Op, RequestPool};
 use super::shm_cleanup::remove_stale_segments;

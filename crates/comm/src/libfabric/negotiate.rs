@@ -15,8 +15,8 @@ use super::requests::RequestPool;
 use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
+use crate::engine::all_gather_bytes;
 use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
-use crate::worker::all_gather_bytes;
 use crate::{CommError, Result};
 
 /// The communicator for the negotiation.

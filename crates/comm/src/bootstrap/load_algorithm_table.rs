@@ -4,7 +4,7 @@
 use regatta_model::document::{from_json, to_json_line};
 
 use super::BootstrapConfig;
-use crate::schedule::selection::AlgorithmTable;
+use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::{CommError, Result};
 
 /// The table of `REGATTA_TUNING`, or the default one.
