@@ -14,7 +14,7 @@ pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable> {
     };
     let invalid = |why: String| {
         let what = format!("cannot load REGATTA_TUNING {}: {why}", file.display());
-        let hint = "create it with `regatta bench --tune FILE`, or unset REGATTA_TUNING";
+        let hint = "create it with `regatta bench all-reduce --tune FILE`, or unset REGATTA_TUNING";
         CommError::bootstrap(what, hint)
     };
     let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
@@ -54,7 +54,10 @@ mod tests {
         assert_eq!(load(&config(true)).unwrap(), AlgorithmTable::default());
         std::fs::write(&file, "{}").unwrap();
         let error = load(&config(false)).unwrap_err().to_string();
-        assert!(error.contains("REGATTA_TUNING") && error.contains("--tune FILE"), "{error}");
+        assert!(
+            error.contains("REGATTA_TUNING") && error.contains("bench all-reduce --tune FILE"),
+            "{error}"
+        );
         std::fs::remove_file(&file).unwrap();
         assert!(load(&config(false)).is_err());
         assert_eq!(decode(&encode(&tuned).unwrap()).unwrap(), tuned);

@@ -215,8 +215,9 @@ pub fn open(
         }
     }
     let names = super::available_providers()?.join(", ");
-    let wanted = provider.unwrap_or("high-speed provider");
-    Err(format!("libfabric has no {wanted} on this node; available: {names}"))
+    let wanted =
+        provider.map_or("high-speed provider".to_owned(), |name| format!("provider {name}"));
+    Err(format!("libfabric has no {wanted} on this node; available (provider/domain): {names}"))
 }
 
 #[cfg(test)]

@@ -39,8 +39,8 @@ impl ControlPlane {
             (Some(Hello::Data { rank, index }), _) if index < MAX_CONNECTIONS => {
                 let sending = index == 0 && self.shared.lock().connections_to(rank) > 0;
                 conn.link.send(if sending { ACCEPTED_REUSE } else { ACCEPTED });
-                // The first connection may be written to as soon as the data plane has it. The others must
-                // be in the data plane before data arrives, that is, before the reply is sent.
+                // The first connection may be written to as soon as the data plane has it. The others
+                // must be in the data plane before data arrives, that is, before the reply is sent.
                 let first = index == 0;
                 if !first {
                     self.hand_to_data_plane(conn, rank, index);
