@@ -93,7 +93,7 @@ impl World {
         self.changed.notify_all();
     }
 
-    fn leave(&self, rank: u32) {
+    fn depart(&self, rank: u32) {
         self.lock().departed.insert(rank);
         self.changed.notify_all();
     }
@@ -251,6 +251,6 @@ impl Engine for InProcessEngine {
 /// Other ranks must not wait for a departed one.
 impl Drop for InProcessEngine {
     fn drop(&mut self) {
-        self.world.leave(self.rank);
+        self.world.depart(self.rank);
     }
 }

@@ -3,7 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
-mod rank_processes;
+#[path = "shm/rank_process.rs"]
+mod rank_process;
 mod suite;
 
 use std::time::Duration;

@@ -329,7 +329,7 @@ impl RequestPool {
 
     /// Drops the pool at shutdown. Closing an endpoint during a transfer crashes some providers, so
     /// one with manual progress is leaked in that case.
-    pub fn leave(self, unfinished: bool) {
+    pub fn drop_or_leak(self, unfinished: bool) {
         let busy = |slot: &Slot| slot.request.as_ref().is_some_and(|r| r.op != Op::RecvHeader);
         if self.endpoint.info.manual_progress && (unfinished || self.slots.iter().any(busy)) {
             std::mem::forget(self);

@@ -4,7 +4,7 @@ use regatta_comm::CommError;
 
 /// The outcome of a rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RankOutcome {
     /// The error variant; `None` on success.
     pub kind: Option<String>,
     /// The global ranks named in the error, with their hosts.
@@ -27,7 +27,7 @@ fn names(text: &str) -> Vec<(usize, String)> {
     named.map(|(rank, host)| (rank.parse().unwrap(), host.to_owned())).collect()
 }
 
-impl Outcome {
+impl RankOutcome {
     /// The outcome of an error in a communicator of these global ranks.
     pub fn of(error: &CommError, members: &[usize], took_ms: u64) -> Self {
         let name = |peer: &regatta_comm::error::Peer| {

@@ -1,4 +1,5 @@
-//! A rank as a separate process that can be killed: the test program re-executes itself.
+//! A rank as a separate process that joins over the network and can be killed: the test program
+//! re-executes itself.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -156,11 +157,7 @@ fn rank_main() {
     let error = loop {
         call += 1;
         if comm.rank() == script.victim && call == script.call {
-            std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_micros(script.after_us));
-                let own = rustix::process::getpid();
-                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-            });
+            suite::kill_self_after(Duration::from_micros(script.after_us));
         }
         let counts = Counts::Equal(script.count);
         let collective = Call::new(script.kind, DType::F32, counts, &mut []);
