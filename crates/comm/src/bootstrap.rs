@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
 
-use crate::communicator::Communicator;
 use crate::libfabric;
 use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::tcp::{
@@ -20,7 +19,7 @@ use crate::tcp::{
     MAX_CONNECTIONS, RankInfo, RootState, SharedDataPlane, TcpContext, TcpEngine, TcpTransport,
     decode, encode,
 };
-use crate::{CommError, Result};
+use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, host_name};
 pub use listen::listen;
 

@@ -22,13 +22,12 @@ use std::sync::Arc;
 
 use crate::error::Peer;
 
-use crate::communicator::Communicator;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
 use crate::shm::ShmEngine;
 use crate::tcp::{TcpEngine, TcpTransport};
 use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
-use crate::{Call, CommError, Result, bootstrap, shm};
+use crate::{Call, CommError, Communicator, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_naming::ShmNaming;
 use subgroup::Subgroup;

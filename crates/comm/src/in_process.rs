@@ -5,11 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::comm::split_order;
-use crate::communicator::Communicator;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::error::Peer;
 use crate::reference::{all_to_all_v, expected_outputs};
-use crate::{Call, CallKind, CommError, Counts, DType, Result, Signature};
+use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, Signature};
 
 /// The state shared by all ranks.
 struct World {

@@ -38,6 +38,7 @@ pub use buffer::{Buffer, MemorySpace};
 pub use call::{Call, CallKind, Signature};
 pub use collectives::Collectives;
 pub use comm::{Comm, Pending};
+pub use communicator::Communicator;
 pub use counts::Counts;
 pub use dtype::{DType, Element};
 pub use error::{CommError, Result};

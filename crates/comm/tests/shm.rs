@@ -9,9 +9,10 @@ mod suite;
 
 use std::time::Duration;
 
-use regatta_comm::communicator::Communicator;
 use regatta_comm::shm::{self, ShmConfig};
-use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp, Result};
+use regatta_comm::{
+    Buffer, Collectives, Comm, CommError, Communicator, DType, OwnedCall, ReduceOp, Result,
+};
 
 fn world(ranks: u32) -> Vec<Communicator> {
     shm::world(ranks).unwrap()

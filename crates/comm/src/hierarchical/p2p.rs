@@ -14,7 +14,7 @@ impl Hierarchical {
         let Some(Subgroup { engine: local, members }) = self.local.as_mut() else {
             return self.world.run_group(messages);
         };
-        local.hierarchical_calls = Some(self.calls);
+        local.outer_calls = Some(self.calls);
         let (mut local_messages, remote_messages): (Vec<_>, Vec<_>) =
             messages.into_iter().partition(|call| self.layout.is_on_this_node(call.root));
         for call in &mut local_messages {

@@ -33,11 +33,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::buffer::{Buffer, MemorySpace};
-use crate::communicator::Communicator;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, first_device_buffer};
 use crate::error::Peer;
 use crate::gpu_runtime::{Runtime, SUCCESS};
-use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Result, Signature};
+use crate::{
+    Call, CallKind, Collectives, Comm, CommError, Communicator, OwnedCall, Result, Signature,
+};
 use device::{DeviceMemory, GpuDevice};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 

@@ -44,11 +44,10 @@ use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::store_policy::StorePolicy;
 use self::wait::{CallCtx, ShmState};
-use crate::communicator::Communicator;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
-use crate::{Call, CallKind, CommError, Result, Signature};
+use crate::{Call, CallKind, CommError, Communicator, Result, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};
 
@@ -87,7 +86,7 @@ pub struct ShmEngine {
     /// Number of collectives started.
     calls: u64,
     /// The same of the hierarchical communicator around it, of whose collectives it runs parts.
-    pub(crate) hierarchical_calls: Option<u64>,
+    pub(crate) outer_calls: Option<u64>,
     p2p: P2pRing,
     store_policy: StorePolicy,
     /// This communicator's range of the file, if it is freed when all ranks have closed it.
@@ -114,7 +113,7 @@ impl ShmEngine {
             next: 1,
             compared: 0,
             calls: 0,
-            hierarchical_calls: None,
+            outer_calls: None,
             p2p,
             store_policy,
             owned_range,

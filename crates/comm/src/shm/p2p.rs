@@ -67,7 +67,7 @@ pub(super) struct UnexpectedMessage {
 impl ShmEngine {
     pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let sequence = self.hierarchical_calls.unwrap_or(self.calls);
+        let sequence = self.outer_calls.unwrap_or(self.calls);
         let activity = Activity::P2p(self.calls);
         let ctx = CallCtx { activity, sequence, signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
@@ -276,7 +276,7 @@ mod tests {
         let mut engines = join_threads(2, ShmConfig::default()).unwrap();
         let mut run = |rank: usize, root, kind, dtype| {
             let mut data = [0; 4];
-            engines[rank].hierarchical_calls = Some(7);
+            engines[rank].outer_calls = Some(7);
             let call = Call::new(kind, dtype, Counts::Equal(1), &mut data);
             engines[rank].run(Call { root, ..call })
         };

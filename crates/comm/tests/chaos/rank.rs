@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
 use regatta_comm::{
-    Buffer, Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, Pending,
-    ReduceOp, Result, bootstrap, hierarchical, shm,
+    Buffer, Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, OwnedCall,
+    Pending, ReduceOp, Result, bootstrap, hierarchical, shm,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};

@@ -6,10 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, ShmConfig};
-use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp};
+use regatta_comm::{
+    Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, ReduceOp,
+};
 
 use crate::suite;
 

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::communicator::Communicator;
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp, Result};
+use regatta_comm::{
+    Call, CallKind, Comm, CommError, Communicator, Counts, DType, ReduceOp, Result,
+};
 
 use crate::seeded_rng::{SeededRng, cases};
 use crate::{configs, join_all, suite};
