@@ -108,16 +108,8 @@ impl ShmEngine {
     fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
         let (p2p, store_policy) = (P2pRing::new(shared.peers.len()), StorePolicy::default());
         let shared = Arc::new(shared);
-        Self {
-            shared,
-            next: 1,
-            compared: 0,
-            calls: 0,
-            outer_calls: None,
-            p2p,
-            store_policy,
-            owned_range,
-        }
+        let (next, compared, calls, outer_calls) = (1, 0, 0, None);
+        Self { shared, next, compared, calls, outer_calls, p2p, store_policy, owned_range }
     }
 
     /// The ranks it currently waits for.
