@@ -5,6 +5,8 @@
 
 #[path = "shm/rank_process.rs"]
 mod rank_process;
+#[path = "tcp/seeded_rng.rs"]
+mod seeded_rng;
 mod suite;
 
 use std::time::Duration;

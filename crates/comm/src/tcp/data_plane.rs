@@ -74,7 +74,7 @@ pub struct DataPlane {
 }
 
 /// The locked data plane.
-type DataPlaneGuard<'a> = MutexGuard<'a, DataPlane>;
+type PlaneGuard<'a> = MutexGuard<'a, DataPlane>;
 
 /// A data plane shared by several threads.
 pub struct SharedDataPlane {
@@ -212,7 +212,7 @@ impl SharedDataPlane {
         Ok(Self { plane, changed: Condvar::new(), wake, abort_callbacks: Mutex::default() })
     }
 
-    pub fn lock(&self) -> DataPlaneGuard<'_> {
+    pub fn lock(&self) -> PlaneGuard<'_> {
         self.plane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -260,7 +260,7 @@ impl SharedDataPlane {
     }
 
     /// Releases the lock briefly while spinning.
-    pub fn yield_lock<'a>(&'a self, mut plane: DataPlaneGuard<'a>) -> DataPlaneGuard<'a> {
+    pub fn yield_lock<'a>(&'a self, mut plane: PlaneGuard<'a>) -> PlaneGuard<'a> {
         self.notify_waiters(&mut plane);
         drop(plane);
         std::hint::spin_loop();
@@ -268,11 +268,7 @@ impl SharedDataPlane {
     }
 
     /// Sleeps until something may have changed, at most `limit`.
-    pub fn wait<'a>(
-        &'a self,
-        mut plane: DataPlaneGuard<'a>,
-        limit: Duration,
-    ) -> DataPlaneGuard<'a> {
+    pub fn wait<'a>(&'a self, mut plane: PlaneGuard<'a>, limit: Duration) -> PlaneGuard<'a> {
         self.notify_waiters(&mut plane);
         if plane.has_poller {
             plane.waiters += 1;

@@ -12,6 +12,7 @@ use regatta_comm::{
     Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, ReduceOp,
 };
 
+use crate::seeded_rng::SeededRng;
 use crate::suite;
 
 const RANK: &str = "REGATTA_TEST_RANK";
@@ -161,14 +162,10 @@ fn rank_processes_run_collectives() {
 #[test]
 fn killed_rank_is_reported_by_all_others() {
     // The seed determines the rank, the time and the operation.
-    let mut seed = 0x5eed_u64;
-    let mut next = |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) as usize % below
-    };
+    let mut seeded = SeededRng(0x5eed);
     for case in 0..suite::case_count(44) as usize {
-        let (kind, victim) = (case % OPERATIONS, next(3));
-        let (count, micros) = ([1, 100, 40_000, 300_000][next(4)], next(3000));
+        let (kind, victim) = (case % OPERATIONS, seeded.below(3) as usize);
+        let (count, micros) = (seeded.choose(&[1, 100, 40_000, 300_000]), seeded.below(3000));
         let scenario = format!("kill {kind} {victim} {count} {micros}");
         for (rank, outcome) in run_scenario(&scenario, 3).iter().enumerate() {
             let lost = format!("rank {victim} on n1 was lost");
