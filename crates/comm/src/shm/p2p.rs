@@ -71,10 +71,7 @@ impl ShmEngine {
         let activity = Activity::P2p(self.calls);
         let ctx = CallCtx { activity, sequence, signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
-        match self.shared.abort_error(&ctx) {
-            Some(error) => Err(error),
-            None => Ok(ctx),
-        }
+        self.shared.abort_error(&ctx).map_or(Ok(ctx), Err)
     }
 
     pub(super) fn send(&mut self, call: &Call) -> Result {
