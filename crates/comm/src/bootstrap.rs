@@ -1,9 +1,9 @@
 //! Bootstrap of a job over the network: rank 0 listens at a known address, the other ranks register
 //! with it, and all receive the addresses of all ranks.
 
-mod algorithm_table;
 mod config;
 mod listen;
+mod load_algorithm_table;
 
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
@@ -12,15 +12,14 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::link::Timing;
 
-use crate::fabric;
-use crate::schedule::selection::AlgorithmTable;
+use crate::libfabric;
+use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::tcp::{
     AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
-    MAX_CONNECTIONS, RankInfo, RootState, SharedMesh, TcpContext, TcpEngine, TcpTransport, decode,
-    encode,
+    MAX_CONNECTIONS, RankInfo, RootState, SharedDataPlane, TcpContext, TcpEngine, TcpTransport,
+    decode, encode,
 };
-use crate::worker::Communicator;
-use crate::{CommError, Result};
+use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, host_name};
 pub use listen::listen;
 
@@ -50,7 +49,7 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     }
     let choice = config.fabric.clone();
     let context = Arc::new(if rank == 0 { serve(config) } else { connect_root(config) }?);
-    let network = fabric::connect(&context, &choice)?;
+    let network = libfabric::connect(&context, &choice)?;
     context.transport_name.get_or_init(|| network);
     let members = (0..world_size).collect();
     Ok(TcpEngine::new(TcpTransport::new(context, 0, members, rank)))
@@ -66,12 +65,12 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
             CommError::bootstrap(what, "choose a free MASTER_PORT, one per job")
         })?,
     };
-    let algorithms = algorithm_table::load(&config)?;
+    let algorithms = load_algorithm_table::load(&config)?;
     let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
     let root_address = master(&config)?.ip();
     let own = config.rank_info(config.bind.clone(), port);
     let (sender, result) = channel();
-    let table = algorithm_table::encode(&algorithms)?;
+    let table = load_algorithm_table::encode(&algorithms)?;
     let root = RootState::new(config.world_size, own, config.join_timeout, table, sender);
     let role = ControlRole::Root(Box::new(root));
     let (shared, control) = start_control_plane(&config, listener, role, None)?;
@@ -104,7 +103,7 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
     let reply = dial.request(&mut conn, &encode(&hello)).map_err(|e| connect_error(root, e))?;
     let (members, algorithms) = match decode::<FromRoot>(&reply) {
         Some(FromRoot::Ready { members, algorithms }) => {
-            (members, algorithm_table::decode(&algorithms)?)
+            (members, load_algorithm_table::decode(&algorithms)?)
         }
         Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
         _ => {
@@ -177,8 +176,8 @@ fn start_control_plane(
     listener: TcpListener,
     role: ControlRole,
     to_root: Option<AuthConn>,
-) -> Result<(Arc<SharedMesh>, ControlHandle)> {
-    let shared = Arc::new(SharedMesh::new().map_err(|e| CommError::system("eventfd", e))?);
+) -> Result<(Arc<SharedDataPlane>, ControlHandle)> {
+    let shared = Arc::new(SharedDataPlane::new().map_err(|e| CommError::system("eventfd", e))?);
     let (secret, timing) = (config.secret.clone(), timing(config));
     let parts = ControlPlane::new(listener, secret, timing, shared.clone(), role, to_root);
     let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
@@ -193,7 +192,7 @@ fn context(
     config: BootstrapConfig,
     members: Vec<RankInfo>,
     algorithms: AlgorithmTable,
-    shared: Arc<SharedMesh>,
+    shared: Arc<SharedDataPlane>,
     control: ControlHandle,
 ) -> TcpContext {
     let spin = spin(&config, &members);

@@ -79,8 +79,8 @@ pub enum CommError {
     /// A rank aborted the communicator.
     #[error("{by} aborted: {why}")]
     Aborted { by: Peer, why: String },
-    /// The ranks could not be connected.
-    #[error("bootstrap failed: {what}; {hint}")]
+    /// The configuration is invalid, or the ranks could not be connected.
+    #[error("{what}; {hint}")]
     Bootstrap { what: String, hint: String },
     /// An operating-system or library call failed.
     #[error("{what}: {why}")]

@@ -4,7 +4,7 @@
 mod block_layout;
 mod count_exchange;
 mod dependency_scheduler;
-mod expected_message;
+mod element_errors;
 mod planner;
 mod program_buffers;
 
@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use crate::schedule::Program;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
-use crate::{Call, CallKind, CommError, DType, ReduceOp, Result, kernel};
+use crate::{Call, CallKind, CommError, DType, ReduceOp, Result, reduce_kernel};
 use block_layout::BlockLayout;
 use dependency_scheduler::{DependencyScheduler, SegmentId, StepKind, StepOp};
-use expected_message::{ExpectedMessage, bytes_to_elements};
+use element_errors::{ExpectedMessage, bytes_to_elements};
 pub use planner::Planner;
 use program_buffers::ProgramBuffers;
 pub use program_buffers::Scratch;
@@ -71,7 +71,7 @@ fn run_program(
     Execution { posted, scheduler, requests: Vec::new(), dtype, op }.run(&buffers)?;
     transport.end();
     if averages && let Some(result) = layout.result() {
-        kernel::finalize(dtype, op, ranks, buffers.result(result));
+        reduce_kernel::finalize(dtype, op, ranks, buffers.result(result));
     }
     Ok(())
 }

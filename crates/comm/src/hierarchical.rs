@@ -22,14 +22,12 @@ use std::sync::Arc;
 
 use crate::error::Peer;
 
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
 use crate::shm::ShmEngine;
 use crate::tcp::{TcpEngine, TcpTransport};
 use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
-use crate::worker::{
-    AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_words,
-};
-use crate::{Call, CommError, Result, bootstrap, shm};
+use crate::{Call, CommError, Communicator, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_naming::ShmNaming;
 use subgroup::Subgroup;
@@ -205,13 +203,7 @@ impl Engine for Hierarchical {
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
         self.check_not_failed()?;
-        self.exchange(messages).map_err(|mut error| {
-            // The sequence numbers of the shared-memory engine count its parts of collectives.
-            if let CommError::CallMismatch { sequence, .. } = &mut error {
-                *sequence = self.calls;
-            }
-            self.fail(error, "send and receive")
-        })
+        self.exchange(messages).map_err(|error| self.fail(error, "send and receive"))
     }
 
     fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {

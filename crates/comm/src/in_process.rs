@@ -5,10 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::comm::split_order;
+use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::error::Peer;
 use crate::reference::{all_to_all_v, expected_outputs};
-use crate::worker::{AbortFn, BoxEngine, Communicator, Engine, HasFailedFn, all_gather_split_args};
-use crate::{Call, CallKind, CommError, Counts, DType, Result, Signature};
+use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, Signature};
 
 /// The state shared by all ranks.
 struct World {
@@ -92,7 +92,7 @@ impl World {
         self.changed.notify_all();
     }
 
-    fn leave(&self, rank: u32) {
+    fn depart(&self, rank: u32) {
         self.lock().departed.insert(rank);
         self.changed.notify_all();
     }
@@ -250,6 +250,6 @@ impl Engine for InProcessEngine {
 /// Other ranks must not wait for a departed one.
 impl Drop for InProcessEngine {
     fn drop(&mut self) {
-        self.world.leave(self.rank);
+        self.world.depart(self.rank);
     }
 }

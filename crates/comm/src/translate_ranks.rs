@@ -6,7 +6,7 @@ use crate::Result;
 use crate::call::Call;
 use crate::collectives::Collectives;
 use crate::comm::{Comm, Pending, delegate_queries};
-use crate::owned::OwnedCall;
+use crate::owned_call::OwnedCall;
 
 /// A communicator whose errors use the ranks of another one.
 pub struct TranslatedComm {

@@ -8,8 +8,8 @@
 
 use std::time::Duration;
 
+use crate::engine::AbortFn;
 use crate::error::Peer;
-use crate::worker::AbortFn;
 use crate::{DType, ReduceOp, Result, Signature};
 
 /// Matches sends with receives. Messages between two ranks with the same key arrive in order;

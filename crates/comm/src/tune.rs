@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use regatta_model::document::{from_json, to_json_line};
 
+use crate::engine::Engine;
 use crate::schedule::Algorithm;
+use crate::schedule::algorithm_table::{AlgorithmTable, RankDistribution};
 use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
-use crate::schedule::selection::{AlgorithmTable, RankDistribution};
 use crate::tcp::TcpEngine;
-use crate::worker::Engine;
 use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, Result};
 
 /// The extent of the measurement. Must be the same on all ranks.

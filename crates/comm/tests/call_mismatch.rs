@@ -8,8 +8,9 @@ mod suite;
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{self, BootstrapConfig};
-use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, Result, hierarchical, shm};
+use regatta_comm::{
+    Collectives, Comm, CommError, Communicator, ReduceOp, Result, hierarchical, shm,
+};
 
 const RANKS: u32 = 4;
 

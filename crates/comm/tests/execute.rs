@@ -7,13 +7,13 @@ mod shuffled_transport;
 mod suite;
 
 use proptest::prelude::*;
+use regatta_comm::engine::{AbortFn, Engine};
 use regatta_comm::error::Peer;
 use regatta_comm::execute::{self, Planner, Scratch};
 use regatta_comm::schedule::Algorithm;
-use regatta_comm::schedule::selection::AlgorithmTable;
+use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_comm::transport::Transport;
-use regatta_comm::worker::{AbortFn, Communicator, Engine};
-use regatta_comm::{Call, CallKind, DType, ReduceOp, Result};
+use regatta_comm::{Call, CallKind, Communicator, DType, ReduceOp, Result};
 use shuffled_transport::ShuffledTransport;
 
 /// Runs every call by one algorithm, with short segments.

@@ -7,9 +7,9 @@ mod suite;
 use std::time::Duration;
 
 use regatta_comm::bootstrap::BootstrapConfig;
-use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, hierarchical,
+    Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, ReduceOp,
+    hierarchical,
 };
 
 /// A world of ranks on simulated nodes.

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use regatta_comm::bootstrap::{self, BootstrapConfig, listen};
 use regatta_comm::nccl::{self, Gpu, NcclConfig, Vendor};
-use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Buffer, CallKind, Collectives, Comm, Counts, DType, MemorySpace, OwnedCall, ReduceOp,
+    Buffer, CallKind, Collectives, Comm, Communicator, Counts, DType, MemorySpace, OwnedCall,
+    ReduceOp,
 };
 use regatta_wire::secret::Secret;
 

@@ -3,14 +3,18 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
-mod rank_processes;
+#[path = "shm/rank_process.rs"]
+mod rank_process;
+#[path = "tcp/seeded_rng.rs"]
+mod seeded_rng;
 mod suite;
 
 use std::time::Duration;
 
 use regatta_comm::shm::{self, ShmConfig};
-use regatta_comm::worker::Communicator;
-use regatta_comm::{Buffer, Collectives, Comm, CommError, DType, OwnedCall, ReduceOp, Result};
+use regatta_comm::{
+    Buffer, Collectives, Comm, CommError, Communicator, DType, OwnedCall, ReduceOp, Result,
+};
 
 fn world(ranks: u32) -> Vec<Communicator> {
     shm::world(ranks).unwrap()

@@ -24,9 +24,8 @@ mod rank_process;
 mod seeded_rng;
 mod suite;
 
-use regatta_comm::CallKind;
 use regatta_comm::bootstrap::{BootstrapConfig, join};
-use regatta_comm::worker::Communicator;
+use regatta_comm::{CallKind, Communicator};
 
 /// The configurations of all ranks on this machine.
 fn configs(size: u32) -> Vec<BootstrapConfig> {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use regatta_comm::bootstrap::{BootstrapConfig, listen};
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{Comm, hierarchical};
 use regatta_measure::pairs::{BurstOptions, PairsOptions, measure};
 use regatta_model::bench::PairMatrices;

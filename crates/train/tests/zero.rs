@@ -8,7 +8,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{TempDir, Training, run_ranks, step_config, tokens};
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{Comm, in_process, shm};
 use regatta_device::reference::Reference;
 use regatta_device::tensor::View;

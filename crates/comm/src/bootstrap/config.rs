@@ -7,7 +7,7 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
-use crate::fabric::{ProviderChoice, has_fabric};
+use crate::libfabric::{ProviderChoice, has_fabric};
 use crate::tcp::RankInfo;
 use crate::{CommError, Result};
 
@@ -95,7 +95,7 @@ impl BootstrapConfig {
         let world_size = number(get, "WORLD_SIZE")?;
         let rank = number(get, "RANK")?;
         let port = number(get, "MASTER_PORT")?;
-        let reject = |_| invalid(format!("MASTER_PORT is {port}, which is not a port number"));
+        let reject = |_| invalid("MASTER_PORT", &port.to_string(), "a port number up to 65535");
         let port = u16::try_from(port).map_err(reject)?;
         let mut config = Self::new(rank, world_size, &required(get, "MASTER_ADDR")?, port, secret);
         if get("LOCAL_RANK").is_some() {
@@ -103,8 +103,8 @@ impl BootstrapConfig {
         }
         if let Some(bind) = get("REGATTA_BIND") {
             let addresses: Result<_, _> = bind.split(',').map(|ip| ip.trim().parse()).collect();
-            let what = || format!("REGATTA_BIND is {bind:?}, which is not an IP address");
-            config.bind = addresses.map_err(|_| invalid(what()))?;
+            let expected = "IP addresses separated by commas";
+            config.bind = addresses.map_err(|_| invalid("REGATTA_BIND", &bind, expected))?;
         }
         if let Some(after) = seconds(get, "REGATTA_LOST_AFTER")? {
             config.lost_after = after;
@@ -136,9 +136,12 @@ impl BootstrapConfig {
 /// Reads an environment variable.
 type Getenv<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-fn invalid(what: String) -> CommError {
-    let hint = "start the ranks with `regatta launch`, or set the variables it sets";
-    CommError::bootstrap(what, hint)
+const LAUNCH: &str = "start the ranks with `regatta launch`, which sets it";
+
+/// Other variables than `REGATTA_*` are required.
+fn invalid(name: &str, value: &str, expected: &str) -> CommError {
+    let hint = if name.starts_with("REGATTA_") { "correct or unset it" } else { "correct it" };
+    CommError::bootstrap(format!("{name} is {value:?}, expected {expected}"), hint)
 }
 
 /// Whether a variable is 1. The default is 0.
@@ -146,18 +149,17 @@ fn flag(get: &Getenv, name: &str) -> Result<bool> {
     match get(name).as_deref().map(str::trim) {
         None | Some("" | "0") => Ok(false),
         Some("1") => Ok(true),
-        Some(text) => Err(invalid(format!("{name} is {text:?}; it must be 0 or 1"))),
+        Some(text) => Err(invalid(name, text, "0 or 1")),
     }
 }
 
 fn required(get: &Getenv, name: &str) -> Result<String> {
-    get(name).ok_or_else(|| invalid(format!("{name} is not set")))
+    get(name).ok_or_else(|| CommError::bootstrap(format!("{name} is not set"), LAUNCH))
 }
 
 fn number(get: &Getenv, name: &str) -> Result<u32> {
     let text = required(get, name)?;
-    let reject = |_| invalid(format!("{name} is {text:?}, which is not a non-negative integer"));
-    text.trim().parse().map_err(reject)
+    text.trim().parse().map_err(|_| invalid(name, &text, "a non-negative integer"))
 }
 
 /// About thirty years. Larger values overflow the clock on some systems.
@@ -170,8 +172,7 @@ fn seconds(get: &Getenv, name: &str) -> Result<Option<Duration>> {
     let time = number
         .filter(|n| *n > 0.0 && *n <= MAX_SECONDS)
         .and_then(|n| Duration::try_from_secs_f64(n).ok());
-    let range = "it must be a number of seconds, over 0 and at most 1e9";
-    time.map(Some).ok_or_else(|| invalid(format!("{name} is {text:?}; {range}")))
+    time.map(Some).ok_or_else(|| invalid(name, &text, "seconds in (0, 1e9]"))
 }
 
 /// The job's secret, from a file that only the user can read.
@@ -183,16 +184,17 @@ fn secret(get: &Getenv) -> Result<Secret> {
 fn read_secret(file: &Path) -> Result<Secret> {
     use std::os::unix::fs::MetadataExt;
     let shown = file.display();
-    let unreadable =
-        |e: std::io::Error| invalid(format!("cannot read REGATTA_SECRET_FILE {shown}: {e}"));
+    let unreadable = |error: std::io::Error| {
+        CommError::bootstrap(format!("cannot read REGATTA_SECRET_FILE {shown}: {error}"), LAUNCH)
+    };
     let mode = std::fs::metadata(file).map_err(unreadable)?.mode();
     if mode & 0o077 != 0 {
         let what = format!("REGATTA_SECRET_FILE {shown} is accessible to other users");
         return Err(CommError::bootstrap(what, format!("run `chmod 600 {shown}`")));
     }
     let text = std::fs::read_to_string(file).map_err(unreadable)?;
-    let malformed = |e| invalid(format!("REGATTA_SECRET_FILE {shown} is malformed: {e}"));
-    Secret::from_hex(text.trim()).map_err(malformed)
+    let malformed = |error| format!("REGATTA_SECRET_FILE {shown} is malformed: {error}");
+    Secret::from_hex(text.trim()).map_err(|error| CommError::bootstrap(malformed(error), LAUNCH))
 }
 
 /// The name of this host.
@@ -256,18 +258,18 @@ mod tests {
     #[test]
     fn missing_and_invalid_variables_are_named() {
         let changes = [
-            ("RANK", None, "RANK is not set"),
-            ("WORLD_SIZE", Some("many"), "WORLD_SIZE is \"many\", which is not a"),
-            ("MASTER_PORT", Some("70000"), "MASTER_PORT is 70000, which is not a port number"),
-            ("MASTER_ADDR", None, "MASTER_ADDR is not set"),
-            ("REGATTA_BIND", Some("eth0"), "REGATTA_BIND is \"eth0\", which is not an IP address"),
-            ("REGATTA_DESYNC_AFTER", Some("0"), "_DESYNC_AFTER is \"0\"; it must be a number"),
-            ("REGATTA_LOST_AFTER", Some("1e99"), "REGATTA_LOST_AFTER is \"1e99\""),
-            ("REGATTA_COMM_DEBUG", Some("yes"), "REGATTA_COMM_DEBUG is \"yes\"; it must be 0 or 1"),
+            ("RANK", None, "not set; start the ranks with `regatta launch`, which sets it"),
+            ("WORLD_SIZE", Some("many"), "\"many\", expected a non-negative integer; correct it"),
+            ("MASTER_PORT", Some("70000"), "\"70000\", expected a port number up to 65535"),
+            ("MASTER_ADDR", None, "not set"),
+            ("REGATTA_BIND", Some("eth0"), "\"eth0\", expected IP addresses separated by commas"),
+            ("REGATTA_DESYNC_AFTER", Some("0"), "\"0\", expected seconds in (0, 1e9]"),
+            ("REGATTA_LOST_AFTER", Some("1e99"), "\"1e99\""),
+            ("REGATTA_COMM_DEBUG", Some("yes"), "\"yes\", expected 0 or 1; correct or unset it"),
         ];
         for (name, value, message) in changes {
             let error = from((name, value)).unwrap_err().to_string();
-            assert!(error.contains(message), "{error}");
+            assert!(error.starts_with(&format!("{name} is {message}")), "{error}");
         }
     }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::schedule::selection::AlgorithmTable;
+use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::schedule::{Algorithm, Program, program};
 use crate::{Call, CallKind, CommError, Counts, Result};
 

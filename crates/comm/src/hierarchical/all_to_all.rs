@@ -6,7 +6,7 @@
 //! So are calls with per-pair counts, which one engine for all ranks compares before any data moves.
 
 use super::Hierarchical;
-use crate::worker::Engine;
+use crate::engine::Engine;
 use crate::{Call, Counts, Result};
 
 /// Copying a longer block takes longer than a message.

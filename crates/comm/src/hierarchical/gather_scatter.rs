@@ -9,7 +9,7 @@ use super::node_layout::NodeLayout;
 use super::rails::{Rails, block_permutation, per_rank};
 use super::subgroup::Subgroup;
 use super::two_level::leaders;
-use crate::worker::Engine;
+use crate::engine::Engine;
 use crate::{Call, CallKind, Counts, DType, Result};
 
 /// Copying a longer block (on average) takes longer than a message.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::Hierarchical;
 use super::subgroup::Subgroup;
-use crate::worker::Engine;
+use crate::engine::Engine;
 use crate::{Call, CommError, Result};
 
 impl Hierarchical {
@@ -14,6 +14,7 @@ impl Hierarchical {
         let Some(Subgroup { engine: local, members }) = self.local.as_mut() else {
             return self.world.run_group(messages);
         };
+        local.outer_calls = Some(self.calls);
         let (mut local_messages, remote_messages): (Vec<_>, Vec<_>) =
             messages.into_iter().partition(|call| self.layout.is_on_this_node(call.root));
         for call in &mut local_messages {

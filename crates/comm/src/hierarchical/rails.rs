@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
-use crate::worker::Engine;
-use crate::{Call, CallKind, Counts, ReduceOp, Result, kernel};
+use crate::engine::Engine;
+use crate::{Call, CallKind, Counts, ReduceOp, Result, reduce_kernel};
 
 /// The blocks of all ranks, ordered by rail.
 pub(super) struct Rails {
@@ -105,7 +105,7 @@ impl Hierarchical {
         let rail_bytes = &mut all[bytes(&rails.rail, size)];
         rail.run_in_place(kind, of, 0, per_rank(&rails.own), rail_bytes)?;
         let result = &mut rail_bytes[bytes(&rails.block, size)];
-        kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, result);
+        reduce_kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, result);
         let range = call.result_range(self.world.rank() as usize);
         call.output[range].copy_from_slice(result);
         Ok(())

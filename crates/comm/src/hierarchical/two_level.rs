@@ -9,8 +9,8 @@ use crate::CallKind::{
 };
 use crate::schedule::equal_block;
 
-use crate::worker::Engine;
-use crate::{Call, Counts, DType, ReduceOp, Result, kernel};
+use crate::engine::Engine;
+use crate::{Call, Counts, DType, ReduceOp, Result, reduce_kernel};
 
 /// Minimum shard size per rank for which sharding is worth its extra rounds.
 const MIN_SHARD_BYTES: usize = 16 << 10;
@@ -47,7 +47,7 @@ impl Hierarchical {
         } else {
             self.reduce_by_leaders(of, output)?;
         }
-        kernel::finalize(dtype, op, self.layout.ranks() as u32, output);
+        reduce_kernel::finalize(dtype, op, self.layout.ranks() as u32, output);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl Hierarchical {
             self.within_node(Broadcast, of, 0, count(), &mut data)?;
         }
         if self.world.rank() == call.root {
-            kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, &mut data);
+            reduce_kernel::finalize(call.dtype, call.op, self.layout.ranks() as u32, &mut data);
             call.output.copy_from_slice(&data);
         }
         Ok(())

@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use super::NcclEngine;
 use super::enqueue::{ByteLayout, DeviceBuffers, Transfer, nccl_dtype};
-use crate::{Buffer, Call, CallKind, Counts, DType, OwnedCall, ReduceOp, Result, kernel};
+use crate::reduce_kernel::{finalize, reduce_many};
+use crate::{Buffer, Call, CallKind, Counts, DType, OwnedCall, ReduceOp, Result};
 
 /// Alignment of staged messages.
 const STAGING_ALIGNMENT: usize = 64;
@@ -36,7 +37,7 @@ impl NcclEngine {
         self.device.copy_to_host(result, self.output.start)?;
         self.device.synchronize()?;
         if call.kind.reduces() {
-            kernel::finalize(call.dtype, call.op, ranks as u32, result);
+            finalize(call.dtype, call.op, ranks as u32, result);
         }
         Ok(())
     }
@@ -163,8 +164,8 @@ impl NcclEngine {
         let mut reduced = vec![0; input.len()];
         let inputs: Vec<&[u8]> = all.chunks_exact(input.len().max(1)).collect();
         if !input.is_empty() {
-            kernel::reduce_many(call.dtype, call.op, &mut reduced, inputs.len(), |i| inputs[i]);
-            kernel::finalize(call.dtype, call.op, ranks as u32, &mut reduced);
+            reduce_many(call.dtype, call.op, &mut reduced, inputs.len(), |i| inputs[i]);
+            finalize(call.dtype, call.op, ranks as u32, &mut reduced);
         }
         let range = call.result_range(rank);
         let scatters = call.kind == CallKind::ReduceScatter;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use crate::gpu::sys::{
+use crate::gpu_runtime::{
     MEMCPY_DEFAULT, NOT_READY, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream,
     StreamOrderedAllocator,
 };

@@ -21,9 +21,9 @@
 
 mod call;
 mod device;
+mod device_buffer;
 mod enqueue;
 mod fault;
-mod gpu;
 mod sys;
 mod wait;
 
@@ -33,17 +33,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::buffer::{Buffer, MemorySpace};
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, first_device_buffer};
 use crate::error::Peer;
-use crate::gpu::sys::{Runtime, SUCCESS};
-use crate::worker::{
-    AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn, first_device_buffer,
+use crate::gpu_runtime::{Runtime, SUCCESS};
+use crate::{
+    Call, CallKind, Collectives, Comm, CommError, Communicator, OwnedCall, Result, Signature,
 };
-use crate::{Call, CallKind, Collectives, Comm, CommError, OwnedCall, Result, Signature};
 use device::{DeviceMemory, GpuDevice};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
-pub use crate::gpu::sys::Vendor;
-pub use gpu::Gpu;
+pub use crate::gpu_runtime::Vendor;
+pub use device_buffer::Gpu;
 
 /// Configuration of a communicator.
 #[derive(Debug, Clone, Copy)]

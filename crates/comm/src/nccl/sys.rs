@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-use crate::gpu::sys::{LibraryError, Stream, Vendor, error_text, open_library, symbol};
+use crate::gpu_runtime::{LibraryError, Stream, Vendor, error_text, open_library, symbol};
 
 /// `ncclUniqueId`, which identifies a communicator during its initialisation.
 #[repr(C)]

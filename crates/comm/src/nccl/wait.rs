@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::NcclEngine;
 use super::sys::{IN_PROGRESS, RawComm};
 use crate::error::Peer;
-use crate::gpu::sys::SUCCESS;
+use crate::gpu_runtime::SUCCESS;
 use crate::{CallKind, Collectives, CommError, Result};
 
 /// How long the ranks may take to connect their devices, which takes a while for many ranks.

@@ -1,7 +1,7 @@
 //! Derives an algorithm table from measurements. No I/O.
 
 use super::Algorithm;
-use super::selection::{AlgorithmRow, AlgorithmTable, RankDistribution};
+use super::algorithm_table::{AlgorithmRow, AlgorithmTable, RankDistribution};
 use crate::CallKind;
 
 /// The best algorithm of a smaller size is kept unless another one is faster by this factor,

@@ -161,14 +161,14 @@ fn run(
     (finished && empty).then(|| ranks.into_iter().map(|rank| rank.output).collect())
 }
 
-type InFlight = HashMap<(u32, u32), VecDeque<Vec<Vec<i64>>>>;
+type MessagesInFlight = HashMap<(u32, u32), VecDeque<Vec<Vec<i64>>>>;
 
 /// Runs the ready steps of a rank's round; whether there were any.
 fn advance(
     me: u32,
     rank: &mut RankState,
     program: &Program,
-    in_flight: &mut InFlight,
+    in_flight: &mut MessagesInFlight,
 ) -> Option<bool> {
     let Some(round) = program.rounds.get(rank.round) else { return Some(false) };
     let mut moved = rank.left.is_none();

@@ -29,12 +29,12 @@
 use std::ops::Range;
 
 pub mod algorithm;
+pub mod algorithm_table;
 pub mod check;
 pub mod fit_table;
 pub mod format;
 #[cfg(test)]
 mod interpreter;
-pub mod selection;
 pub mod simulate;
 
 pub use algorithm::{Algorithm, program};

@@ -59,7 +59,7 @@ pub fn join_unless_cancelled(
     let indexed = peers.into_iter().zip(0..).map(|(peer, rank)| Peer { rank, ..peer });
     let peers: Vec<Peer> = indexed.collect();
     if rank as usize >= peers.len() {
-        let what = format!("rank {rank} of {}", peers.len());
+        let what = format!("rank {rank} is out of range: {} ranks on this node", peers.len());
         return Err(CommError::bootstrap(what, "ranks of a node are indexed from 0"));
     }
     let deadline = Instant::now() + config.join_timeout;
@@ -89,7 +89,7 @@ pub fn join_unless_cancelled(
 
 fn join_timeout<'a>(missing: impl Iterator<Item = &'a Peer>) -> CommError {
     let missing: Vec<String> = missing.map(ToString::to_string).collect();
-    let what = format!("timed out waiting for {}", missing.join(", "));
+    let what = format!("timed out waiting for {} to join", missing.join(", "));
     CommError::bootstrap(what, "check why they exited, or increase the timeout")
 }
 
@@ -191,7 +191,7 @@ pub fn attach(
     shared.mark_joined();
     let (kind, dtype, op) = (CallKind::Barrier, DType::U8, ReduceOp::Sum);
     let signature = Signature { kind, dtype, op, root: 0, count: 0, shape: 0 };
-    let ctx = CallCtx { activity: Activity::P2p(0), signature, digest: 0 };
+    let ctx = CallCtx { activity: Activity::P2p(0), sequence: 0, signature, digest: 0 };
     for other in 0..shared.peers.len() {
         let has_joined = || shared.region.process_id(other).is_some();
         shared

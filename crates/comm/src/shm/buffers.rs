@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::arena::Arena;
-use crate::kernel::stream;
+use crate::reduce_kernel::stream;
 use crate::{Call, CallKind};
 
 /// Outputs of this size do not stay in the caches and are written with streaming stores.

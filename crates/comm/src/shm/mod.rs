@@ -44,10 +44,10 @@ use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::store_policy::StorePolicy;
 use self::wait::{CallCtx, ShmState};
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::wait_graph::WaitEdges;
-use crate::worker::{AbortFn, Allocator, BoxEngine, Communicator, Engine, HasFailedFn};
-use crate::{Call, CallKind, CommError, Result, Signature};
+use crate::{Call, CallKind, CommError, Communicator, Result, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};
 
@@ -85,6 +85,8 @@ pub struct ShmEngine {
     compared: u64,
     /// Number of collectives started.
     calls: u64,
+    /// The same of the hierarchical communicator around it, of whose collectives it runs parts.
+    pub(crate) outer_calls: Option<u64>,
     p2p: P2pRing,
     store_policy: StorePolicy,
     /// This communicator's range of the file, if it is freed when all ranks have closed it.
@@ -106,7 +108,8 @@ impl ShmEngine {
     fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
         let (p2p, store_policy) = (P2pRing::new(shared.peers.len()), StorePolicy::default());
         let shared = Arc::new(shared);
-        Self { shared, next: 1, compared: 0, calls: 0, p2p, store_policy, owned_range }
+        let (next, compared, calls, outer_calls) = (1, 0, 0, None);
+        Self { shared, next, compared, calls, outer_calls, p2p, store_policy, owned_range }
     }
 
     /// The ranks it currently waits for.
@@ -136,6 +139,7 @@ impl ShmEngine {
         let words = signature_codec::encode(&signature);
         let ctx = CallCtx {
             activity: Activity::Collective(self.calls),
+            sequence: self.calls,
             signature,
             digest: signature_codec::digest(words),
         };

@@ -40,13 +40,13 @@ impl P2pRing {
 
 /// Header of every chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MessageHeader {
+pub(super) struct ChunkHeader {
     pub tag: u32,
     pub dtype: u8,
     pub bytes: u64,
 }
 
-impl MessageHeader {
+impl ChunkHeader {
     pub fn new(call: &Call, bytes: usize) -> Self {
         Self { tag: call.tag, dtype: call.dtype as u8, bytes: bytes as u64 }
     }
@@ -60,26 +60,25 @@ fn no_send_to_self() -> CommError {
 /// A message that arrived before a matching receive.
 #[derive(Debug)]
 pub(super) struct UnexpectedMessage {
-    pub header: MessageHeader,
+    pub header: ChunkHeader,
     pub bytes: Vec<u8>,
 }
 
 impl ShmEngine {
     pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
+        let sequence = self.outer_calls.unwrap_or(self.calls);
+        let activity = Activity::P2p(self.calls);
+        let ctx = CallCtx { activity, sequence, signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
-        match self.shared.abort_error(&ctx) {
-            Some(error) => Err(error),
-            None => Ok(ctx),
-        }
+        self.shared.abort_error(&ctx).map_or(Ok(ctx), Err)
     }
 
     pub(super) fn send(&mut self, call: &Call) -> Result {
         let ctx = self.begin_p2p(call)?;
         let to = call.root as usize;
         let data = call.input.unwrap_or(call.output);
-        let header = MessageHeader::new(call, data.len());
+        let header = ChunkHeader::new(call, data.len());
         if to == self.rank() {
             self.p2p.unexpected[to].push_back(UnexpectedMessage { header, bytes: data.to_vec() });
             return Ok(());
@@ -99,7 +98,7 @@ impl ShmEngine {
         &mut self,
         to: usize,
         ctx: &CallCtx,
-        header: MessageHeader,
+        header: ChunkHeader,
         chunk: &[u8],
     ) -> Result {
         let seq = self.p2p.sent[to] + 1;
@@ -120,7 +119,7 @@ impl ShmEngine {
     }
 
     /// Writes a chunk to a free slot.
-    pub(super) fn write_chunk(&mut self, to: usize, seq: u64, header: MessageHeader, chunk: &[u8]) {
+    pub(super) fn write_chunk(&mut self, to: usize, seq: u64, header: ChunkHeader, chunk: &[u8]) {
         let (region, rank) = (&self.shared.region, self.rank());
         let line = region.layout.p2p_header(rank, to, seq);
         let what = u64::from(header.tag) | u64::from(header.dtype) << 32;
@@ -144,7 +143,7 @@ impl ShmEngine {
     pub(super) fn receive(&mut self, call: Call<'_>) -> Result {
         let ctx = self.begin_p2p(&call)?;
         let from = call.root as usize;
-        let wanted = MessageHeader::new(&call, call.output.len());
+        let wanted = ChunkHeader::new(&call, call.output.len());
         loop {
             if let Some(message) = self.p2p.take_unexpected(from, wanted.tag) {
                 self.check_header(from, &ctx, wanted, message.header)?;
@@ -182,12 +181,12 @@ impl ShmEngine {
     }
 
     /// The header of the next chunk.
-    pub(super) fn next_header(&self, from: usize) -> MessageHeader {
+    pub(super) fn next_header(&self, from: usize) -> ChunkHeader {
         let (region, seq) = (&self.shared.region, self.p2p.received[from] + 1);
         let line = region.layout.p2p_header(from, self.rank(), seq);
         let what = region.word(line + 8).load(Ordering::Relaxed);
         let bytes = region.word(line + 16).load(Ordering::Relaxed);
-        MessageHeader { tag: what as u32, dtype: (what >> 32) as u8, bytes }
+        ChunkHeader { tag: what as u32, dtype: (what >> 32) as u8, bytes }
     }
 
     /// Receives all chunks of a message.
@@ -222,8 +221,8 @@ impl ShmEngine {
         &self,
         from: usize,
         ctx: &CallCtx,
-        wanted: MessageHeader,
-        header: MessageHeader,
+        wanted: ChunkHeader,
+        header: ChunkHeader,
     ) -> Result {
         if header == wanted {
             return Ok(());
@@ -257,6 +256,31 @@ impl ShmEngine {
         match bytes <= P2P_INLINE_BYTES {
             true => region.p2p_header(from, to, seq).wrapping_add(LINE_BYTES - P2P_INLINE_BYTES),
             false => region.p2p_slot(from, to, seq),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ShmConfig, bootstrap::join_threads};
+    use super::*;
+    use crate::Counts;
+    use crate::engine::Engine;
+
+    /// A hierarchical communicator reports the error of either rank.
+    #[test]
+    fn the_sender_of_a_mismatched_message_reports_the_receivers_sequence_number() {
+        let mut engines = join_threads(2, ShmConfig::default()).unwrap();
+        engines[1].outer_calls = Some(7);
+        let mut run = |rank: usize, kind, dtype| {
+            let (mut data, root) = ([0; 4], 1 - rank as u32);
+            let call = Call::new(kind, dtype, Counts::Equal(1), &mut data);
+            engines[rank].run(Call { root, ..call })
+        };
+        run(0, CallKind::Send, DType::F32).unwrap();
+        for (rank, kind) in [(1, CallKind::Receive), (0, CallKind::Reduce)] {
+            let error = run(rank, kind, DType::I32).unwrap_err();
+            assert!(matches!(error, CommError::CallMismatch { sequence: 7, .. }), "{error}");
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Reductions of whole buffers. Small ones are reduced redundantly by every rank, large ones in
-//! shards; always in rank order, so that results are bit-identical and reproducible.
+//! All-reduce, reduce and reduce-scatter, in rank order, so that results are bit-identical and
+//! reproducible. Small buffers are reduced redundantly by every rank, large ones in shards.
 
 use std::ops::Range;
 
 use super::ShmEngine;
 use super::buffers::Buffers;
 use super::layout::INLINE_BYTES;
-use super::round_plan::{ReduceShards, SlotChunk};
+use super::round_plan::{ReduceShards, RoundPlan, SlotChunk};
 use super::store_policy::{MIN_STREAM_BYTES, StoreCosts};
 use super::wait::CallCtx;
-use crate::kernel::{finalize, reduce_many};
+use crate::reduce_kernel::{finalize, reduce_many};
 use crate::{CallKind, DType, ReduceOp, Result};
 
 /// Up to this size redundant reduction is faster.
@@ -126,6 +126,49 @@ impl ShmEngine {
             if round > 1 && reduction.wants_result {
                 self.read_results(seq - 1, &shards, round - 2, buffers);
             }
+        }
+        Ok(())
+    }
+
+    /// Reduce-scatter, posting one round ahead of what is read.
+    pub(super) fn reduce_scatter(
+        &mut self,
+        ctx: &CallCtx,
+        plan: &RoundPlan,
+        (dtype, op): (DType, ReduceOp),
+        buffers: &Buffers,
+    ) -> Result {
+        let first = self.next;
+        for round in 0..=plan.rounds {
+            if round < plan.rounds {
+                self.post_round(ctx, plan, round, buffers)?;
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            let Some((own, chunk)) = plan.own_copy(before) else { continue };
+            let seq = first + before as u64;
+            self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
+            let received = self.others().find_map(|other| plan.recv(before, other));
+            let slot = received.map_or(0, |chunk| chunk.slot_offset);
+            self.read_payload(seq, chunk.bytes, |part| {
+                let in_slot = slot + part.start..slot + part.end;
+                let input = |rank: usize| match rank == self.rank() {
+                    // SAFETY: it is not written before it is read.
+                    true => unsafe { buffers.input(own + part.start..own + part.end) },
+                    false => self.payload(plan.slot, rank, seq, in_slot.clone()),
+                };
+                let reduced = buffers.is_aliased(own, chunk.offset).then(|| {
+                    let mut reduced = vec![0; part.len()];
+                    reduce_many(dtype, op, &mut reduced, self.ranks(), input);
+                    reduced
+                });
+                // SAFETY: in place, the own input is the output, but it has been read by now.
+                let out = unsafe { buffers.output(chunk.part(part.clone()).in_buffer()) };
+                match reduced {
+                    Some(reduced) => out.copy_from_slice(&reduced),
+                    None => reduce_many(dtype, op, out, self.ranks(), input),
+                }
+                finalize(dtype, op, self.ranks() as u32, out);
+            });
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use super::bootstrap::{self, JoinContext};
 use super::layout::RegionLayout;
 use super::segment::Segment;
 use crate::comm::split_order;
+use crate::engine::{Engine, all_gather_split_args};
 use crate::error::Peer;
-use crate::worker::{Engine, all_gather_split_args};
 use crate::{Call, CallKind, Counts, DType, Result};
 
 /// The first page of the file holds its allocated size.

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::layout::LINE_BYTES;
-use crate::kernel::stream;
+use crate::reduce_kernel::stream;
 
 /// Smaller payloads are always written with cached stores.
 pub const MIN_STREAM_BYTES: usize = 2 << 10;

@@ -31,6 +31,8 @@ pub(super) const SLEEP_MAX: Duration = Duration::from_millis(16);
 #[derive(Debug, Clone, Copy)]
 pub struct CallCtx {
     pub activity: Activity,
+    /// The sequence number that errors name.
+    pub sequence: u64,
     pub signature: Signature,
     pub digest: u64,
 }
@@ -184,7 +186,8 @@ impl ShmState {
         let differs = |call: u64| {
             let called = |rank: usize| self.region.published_call(rank, Activity::Collective(call));
             let (ours, theirs) = (called(self.region.rank)?, called(rank)?);
-            let at = CallCtx { activity: Activity::Collective(call), signature: ours, digest: 0 };
+            let activity = Activity::Collective(call);
+            let at = CallCtx { activity, sequence: call, signature: ours, digest: 0 };
             (ours != theirs).then(|| self.mismatch(rank, &at, theirs))
         };
         (calls.saturating_sub(POST_RING - 1)..=calls).find_map(differs)
@@ -192,7 +195,7 @@ impl ShmState {
 
     pub fn mismatch(&self, rank: usize, ctx: &CallCtx, theirs: Signature) -> CommError {
         CommError::CallMismatch {
-            sequence: ctx.activity.sequence(),
+            sequence: ctx.sequence,
             ours_by: self.peers[self.region.rank].clone(),
             ours: Box::new(ctx.signature),
             theirs_by: self.peers[rank].clone(),

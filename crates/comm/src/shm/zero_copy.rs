@@ -11,7 +11,7 @@ use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
 use super::round_plan::ReduceShards;
 use super::wait::CallCtx;
-use crate::kernel::{finalize, reduce_many, stream};
+use crate::reduce_kernel::{finalize, reduce_many, stream};
 use crate::{CommError, Result};
 
 /// Arena offsets of a rank's buffers.

@@ -9,9 +9,9 @@ use regatta_wire::secret::Secret;
 
 use super::control_messages::{ACCEPTED, ACCEPTED_REUSE, Fault, Hello, RankInfo, encode};
 use super::control_plane::ControlHandle;
+use super::data_plane::SharedDataPlane;
 use super::dial::{Dial, DialError};
-use super::mesh::SharedMesh;
-use crate::schedule::selection::AlgorithmTable;
+use crate::schedule::algorithm_table::AlgorithmTable;
 
 /// The connections and settings of this process.
 pub struct TcpContext {
@@ -20,7 +20,7 @@ pub struct TcpContext {
     /// All ranks, in order.
     pub members: Vec<RankInfo>,
     /// The data connections.
-    pub shared: Arc<SharedMesh>,
+    pub shared: Arc<SharedDataPlane>,
     /// Serialises opening of connections.
     pub dialling: Mutex<()>,
     /// The control plane.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::Signature;
-use crate::fabric::Preference;
+use crate::libfabric::Preference;
 
 /// A rank and its address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

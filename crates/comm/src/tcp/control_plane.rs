@@ -19,8 +19,8 @@ use regatta_wire::secret::{Secret, random_bytes};
 use rustix::process::{Resource, getrlimit};
 
 use super::control_messages::{ToRoot, encode};
+use super::data_plane::SharedDataPlane;
 use super::dial::AuthConn;
-use super::mesh::SharedMesh;
 use conn::{Conn, ConnPeer};
 pub use root::RootState;
 
@@ -90,7 +90,7 @@ pub struct ControlPlane {
     conns: HashMap<usize, Conn>,
     next: usize,
     outbox: Receiver<ToRoot>,
-    shared: Arc<SharedMesh>,
+    shared: Arc<SharedDataPlane>,
     secret: Secret,
     timing: Timing,
     role: ControlRole,
@@ -106,7 +106,7 @@ impl ControlPlane {
         listener: TcpListener,
         secret: Secret,
         timing: Timing,
-        shared: Arc<SharedMesh>,
+        shared: Arc<SharedDataPlane>,
         role: ControlRole,
         to_root: Option<AuthConn>,
     ) -> io::Result<(Self, ControlHandle)> {

@@ -6,10 +6,10 @@ use crate::comm::split_order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
 
+use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::schedule::{Algorithm, Program};
 use crate::tcp::TcpTransport;
 use crate::transport::Transport;
-use crate::worker::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::{Call, Result};
 
 /// Runs collectives on a [`TcpTransport`].

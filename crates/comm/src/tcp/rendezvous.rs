@@ -104,7 +104,7 @@ mod tests {
 
     fn member(rank: u32, host: &str) -> RankInfo {
         let ips = vec![std::net::Ipv4Addr::LOCALHOST.into()];
-        let fabric = crate::fabric::Preference::Tcp;
+        let fabric = crate::libfabric::Preference::Tcp;
         let host = host.to_owned();
         RankInfo { rank, local_rank: 0, host, node: 0, ips, port: 1, debug: false, fabric }
     }

@@ -13,12 +13,12 @@ use regatta_model::hash::fnv1a;
 
 use super::context::TcpContext;
 use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
+use super::data_plane::{DataPlane, LinkDirection, PostedRecv};
 use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
-use super::mesh::{LinkDirection, Mesh, PostedRecv};
 use crate::error::Peer;
 
+use crate::engine::AbortFn;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
-use crate::worker::AbortFn;
 use crate::{CommError, DType, ReduceOp, Result, Signature};
 use spin::Spin;
 use stall_detector::StallDetector;
@@ -155,13 +155,13 @@ impl TcpTransport {
             _ if length >= RAIL_STRIPE_MIN_BYTES => rails.max(1),
             _ => 1,
         };
-        let mesh = self.context.shared.lock();
-        if mesh.fabric.is_some() {
+        let plane = self.context.shared.lock();
+        if plane.fabric.is_some() {
             return Ok(1);
         }
-        let have = mesh.connections_to(to);
-        let broken = mesh.broken.contains_key(&(to, LinkDirection::Send));
-        drop(mesh);
+        let have = plane.connections_to(to);
+        let broken = plane.broken.contains_key(&(to, LinkDirection::Send));
+        drop(plane);
         if have < usize::from(stripes) && !broken {
             let abort = || self.abort_record(&self.context.shared.lock());
             if let Err(why) = self.context.connect(to, stripes, &|| abort().is_some()) {
@@ -177,10 +177,10 @@ impl TcpTransport {
     }
 
     /// Records a point-to-point message as the current call.
-    fn record_p2p(&mut self, key: MatchKey, mesh: &Mesh) {
+    fn record_p2p(&mut self, key: MatchKey, plane: &DataPlane) {
         if let MatchKey::Tag(tag) = key {
             self.current_call = format!("a message with tag {tag}");
-            let moved = mesh.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
+            let moved = plane.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
             self.stall.reset(moved, Instant::now());
         }
     }
@@ -197,9 +197,9 @@ impl TcpTransport {
         self.check_not_failed()?;
         let from = self.global(from);
         let shared = self.context.shared.clone();
-        let mut mesh = shared.lock();
-        self.record_p2p(key, &mesh);
-        let comm = mesh.comms.get(self.comm_id);
+        let mut plane = shared.lock();
+        self.record_p2p(key, &plane);
+        let comm = plane.comms.get(self.comm_id);
         let signature_hash = comm.signature_hash;
         let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
         if !key.tagged {
@@ -207,20 +207,25 @@ impl TcpTransport {
         }
         let (start, length, request) = (into.cast::<u8>(), into.len(), RequestId(0));
         let posted = PostedRecv { key, signature_hash, request, start, length, action, operand };
-        let id = mesh.receive(from, posted);
-        shared.wake_poller(&mesh);
+        let id = plane.receive(from, posted);
+        shared.wake_poller(&plane);
         let direction = LinkDirection::Recv;
         self.requests.push(PendingRequest { id, peer: from, direction, p2p: key.tagged });
         Ok(id)
     }
 
     /// Collects completed requests. Returns whether there are any.
-    fn take_completed(&mut self, mesh: &mut Mesh, done: &mut Vec<RequestId>, now: Instant) -> bool {
-        mesh.take_completed(self.comm_id, done);
+    fn take_completed(
+        &mut self,
+        plane: &mut DataPlane,
+        done: &mut Vec<RequestId>,
+        now: Instant,
+    ) -> bool {
+        plane.take_completed(self.comm_id, done);
         if done.is_empty() {
             return false;
         }
-        let comm = mesh.comms.get(self.comm_id);
+        let comm = plane.comms.get(self.comm_id);
         let (p2p_received, counts) = (&mut self.p2p_received, &mut comm.message_counts);
         self.requests.retain(|request| {
             let is_done = done.contains(&request.id);
@@ -270,12 +275,12 @@ impl Transport for TcpTransport {
         self.current_call = signature.to_string();
         self.in_call = true;
         let shared = self.context.shared.clone();
-        let mut mesh = shared.lock();
-        let comm = mesh.comms.get(self.comm_id);
+        let mut plane = shared.lock();
+        let comm = plane.comms.get(self.comm_id);
         comm.begin(signature);
         self.stall.reset(comm.bytes_moved, Instant::now());
-        self.check_abort(&mesh)?;
-        drop(mesh);
+        self.check_abort(&plane)?;
+        drop(plane);
         if self.context.debug { self.signature_barrier() } else { Ok(()) }
     }
 
@@ -289,17 +294,17 @@ impl Transport for TcpTransport {
         let to = self.global(to);
         let stripes = self.connect(to, data.len())?;
         let shared = self.context.shared.clone();
-        let mut mesh = shared.lock();
-        self.record_p2p(key, &mesh);
-        let comm = mesh.comms.get(self.comm_id);
+        let mut plane = shared.lock();
+        self.record_p2p(key, &plane);
+        let comm = plane.comms.get(self.comm_id);
         let signature_hash = comm.signature_hash;
         let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
         if !key.tagged {
             increment(&mut comm.message_counts.sent, to);
         }
         let header = Header { key, length: data.len() as u64, signature_hash, stripes };
-        let id = mesh.send(to, header, data);
-        shared.wake_poller(&mesh);
+        let id = plane.send(to, header, data);
+        shared.wake_poller(&plane);
         let direction = LinkDirection::Send;
         self.requests.push(PendingRequest { id, peer: to, direction, p2p: key.tagged });
         if key.tagged {
@@ -341,29 +346,29 @@ impl Transport for TcpTransport {
         let shared = &context.shared;
         let start = Instant::now();
         let mut now = start;
-        let mut mesh: MutexGuard<'_, Mesh> = shared.lock();
+        let mut plane: MutexGuard<'_, DataPlane> = shared.lock();
         loop {
-            mesh.progress();
-            if self.take_completed(&mut mesh, done, now) {
-                shared.notify_waiters(&mut mesh);
+            plane.progress();
+            if self.take_completed(&mut plane, done, now) {
+                shared.notify_waiters(&mut plane);
                 self.spin.waited(now - start);
                 return Ok(());
             }
-            let next = match self.check(&mut mesh, now) {
+            let next = match self.check(&mut plane, now) {
                 Ok(next) => next,
                 Err(error) => {
-                    shared.notify_waiters(&mut mesh);
+                    shared.notify_waiters(&mut plane);
                     return Err(error);
                 }
             };
             let until = next.min(start + timeout);
             if now >= start + timeout {
-                shared.notify_waiters(&mut mesh);
+                shared.notify_waiters(&mut plane);
                 return Ok(());
             }
-            mesh = match now < start + self.spin.budget() {
-                true => shared.yield_lock(mesh),
-                false => shared.wait(mesh, until.saturating_duration_since(now)),
+            plane = match now < start + self.spin.budget() {
+                true => shared.yield_lock(plane),
+                false => shared.wait(plane, until.saturating_duration_since(now)),
             };
             now = Instant::now();
         }

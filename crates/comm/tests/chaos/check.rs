@@ -6,16 +6,16 @@ use std::time::Duration;
 use regatta_wire::secret::Secret;
 
 use crate::case::{ChaosCase, CommKind, Fault};
-use crate::outcome::Outcome;
+use crate::outcome::RankOutcome;
 use crate::rank::timeouts;
 
 /// Extra time on a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
 /// Checks the outcomes of all ranks.
-pub fn all(case: &ChaosCase, outcomes: &[Option<Outcome>]) -> Result<(), String> {
+pub fn all(case: &ChaosCase, outcomes: &[Option<RankOutcome>]) -> Result<(), String> {
     let list = || {
-        let line = |(rank, outcome): (usize, &Option<Outcome>)| match outcome {
+        let line = |(rank, outcome): (usize, &Option<RankOutcome>)| match outcome {
             Some(outcome) => format!("  rank {rank}: {outcome:?}\n"),
             None => format!("  rank {rank}: no outcome\n"),
         };
@@ -44,7 +44,7 @@ pub fn all(case: &ChaosCase, outcomes: &[Option<Outcome>]) -> Result<(), String>
     Ok(())
 }
 
-fn check_rank(case: &ChaosCase, rank: usize, outcome: &Outcome) -> Result<(), String> {
+fn check_rank(case: &ChaosCase, rank: usize, outcome: &RankOutcome) -> Result<(), String> {
     let Some(kind) = outcome.kind.as_deref() else {
         return if case.may_succeed() { Ok(()) } else { Err("no error".to_owned()) };
     };
@@ -97,7 +97,7 @@ fn is_cut_off(case: &ChaosCase, rank: usize) -> bool {
 }
 
 /// Whether a rank was aborted because others timed out waiting for it and for the victim.
-fn is_reported_late(case: &ChaosCase, outcome: &Outcome) -> bool {
+fn is_reported_late(case: &ChaosCase, outcome: &RankOutcome) -> bool {
     let late =
         matches!(case.fault, Fault::Late | Fault::Stopped | Fault::Resumed | Fault::Mismatch(_));
     let victim = format!("rank {} on ", case.victim);
@@ -106,7 +106,7 @@ fn is_reported_late(case: &ChaosCase, outcome: &Outcome) -> bool {
         && waited.is_some_and(|(_, late)| late.contains(&victim))
 }
 
-fn names_cause(case: &ChaosCase, kind: &str, outcome: &Outcome) -> bool {
+fn names_cause(case: &ChaosCase, kind: &str, outcome: &RankOutcome) -> bool {
     let victim = outcome.ranks().contains(&case.victim);
     let node = |rank: usize| case.nodes[rank];
     let splits = case.script.iter().any(|step| step.in_split);
@@ -143,7 +143,7 @@ fn names_cause(case: &ChaosCase, kind: &str, outcome: &Outcome) -> bool {
 }
 
 /// Whether all ranks that can know the cause report the same error variant.
-fn outcomes_agree(case: &ChaosCase, outcomes: &[Option<Outcome>]) -> bool {
+fn outcomes_agree(case: &ChaosCase, outcomes: &[Option<RankOutcome>]) -> bool {
     let splits = case.script.iter().any(|step| step.in_split);
     let may_differ = matches!(case.fault, Fault::SlowNode | Fault::KilledInBootstrap)
         || (splits && matches!(case.fault, Fault::Mismatch(_) | Fault::Late));

@@ -1,10 +1,11 @@
 //! The outcome of a rank, as it reports it to the test.
 
 use regatta_comm::CommError;
+use serde::{Deserialize, Serialize};
 
 /// The outcome of a rank.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankOutcome {
     /// The error variant; `None` on success.
     pub kind: Option<String>,
     /// The global ranks named in the error, with their hosts.
@@ -22,12 +23,7 @@ pub struct Outcome {
 const MARK: &str = "outcome\t";
 const REASON: &str = "because of <";
 
-fn names(text: &str) -> Vec<(usize, String)> {
-    let named = text.split(',').filter_map(|one| one.split_once('@'));
-    named.map(|(rank, host)| (rank.parse().unwrap(), host.to_owned())).collect()
-}
-
-impl Outcome {
+impl RankOutcome {
     /// The outcome of an error in a communicator of these global ranks.
     pub fn of(error: &CommError, members: &[usize], took_ms: u64) -> Self {
         let name = |peer: &regatta_comm::error::Peer| {
@@ -50,8 +46,13 @@ impl Outcome {
             CommError::Bootstrap { .. } => ("Bootstrap", Vec::new()),
             CommError::System { .. } => ("System", Vec::new()),
         };
-        let text = error.to_string().replace(['\n', '\t'], " ");
-        Self { kind: Some(kind.to_owned()), named, took_ms, text, ..Self::default() }
+        Self {
+            kind: Some(kind.to_owned()),
+            named,
+            took_ms,
+            text: error.to_string(),
+            ..Self::default()
+        }
     }
 
     /// The global ranks named in the error.
@@ -61,42 +62,25 @@ impl Outcome {
 
     /// The abort reason for the rank's other communicators.
     pub fn to_abort_reason(&self) -> String {
-        format!("{REASON}{} {}>", self.kind.as_deref().unwrap_or("none"), self.names())
+        format!("{REASON}{}>", serde_json::to_string(&(&self.kind, &self.named)).unwrap())
     }
 
     /// The root cause, if the error is an abort because of another rank's outcome.
     pub fn root_cause(self) -> Self {
         let reason = self.text.split_once(REASON).and_then(|(_, rest)| rest.split_once('>'));
-        let Some((kind, named)) = reason.and_then(|(reason, _)| reason.split_once(' ')) else {
-            return self;
-        };
-        let kind = Some(kind.to_owned()).filter(|kind| kind != "none");
-        Self { kind, named: names(named), ..self }
-    }
-
-    fn names(&self) -> String {
-        let named = self.named.iter().map(|(rank, host)| format!("{rank}@{host}"));
-        named.collect::<Vec<_>>().join(",")
+        match reason.and_then(|(reason, _)| serde_json::from_str(reason).ok()) {
+            Some((kind, named)) => Self { kind, named, ..self },
+            None => self,
+        }
     }
 
     pub fn write(&self) -> String {
-        let named = self.names();
-        let Self { kind, took_ms, text, rejoin, leaks, .. } = self;
-        let kind = kind.as_deref().unwrap_or("ok");
-        format!("\n{MARK}{kind}\t{named}\t{took_ms}\t{text}\t{rejoin}\t{leaks}")
+        format!("\n{MARK}{}", serde_json::to_string(self).unwrap())
     }
 
     /// Parses the outcome in a rank's output.
     pub fn read(output: &str) -> Option<Self> {
         let line = output.lines().find_map(|line| line.strip_prefix(MARK))?;
-        let fields: Vec<&str> = line.split('\t').collect();
-        Some(Self {
-            kind: Some(fields[0].to_owned()).filter(|kind| kind != "ok"),
-            named: names(fields[1]),
-            took_ms: fields[2].parse().unwrap(),
-            text: fields[3].to_owned(),
-            rejoin: fields[4].to_owned(),
-            leaks: fields[5].to_owned(),
-        })
+        Some(serde_json::from_str(line).unwrap())
     }
 }

@@ -4,16 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use regatta_comm::error::Peer;
-use regatta_comm::worker::Communicator;
 use regatta_comm::{
-    Buffer, Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, Pending,
-    ReduceOp, Result, bootstrap, hierarchical, shm,
+    Buffer, Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, OwnedCall,
+    Pending, ReduceOp, Result, bootstrap, hierarchical, shm,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::case::{ChaosCase, ChaosStep, CommKind, Fault, Testbed};
-use crate::outcome::Outcome;
+use crate::outcome::RankOutcome;
 use crate::port_file;
 
 /// The environment of a rank process.
@@ -56,7 +55,7 @@ fn rank_main() {
     }
     let mut outcome = match join(&case, rank, &all_ranks, &dir, "first") {
         Ok(world) => RankDriver::new(&case, rank, world).drive(),
-        Err(error) => Outcome::of(&error, &all_ranks, 0),
+        Err(error) => RankOutcome::of(&error, &all_ranks, 0),
     };
     if outcome.kind.is_some() && case.survivors().contains(&rank) {
         outcome.rejoin = rejoin(&case, rank, &dir);
@@ -196,7 +195,7 @@ impl<'a> RankDriver<'a> {
     }
 
     /// Runs steps until one fails or the case is over.
-    fn drive(&mut self) -> Outcome {
+    fn drive(&mut self) -> RankOutcome {
         let colour = Some(self.rank as u32 % self.case.colours);
         let all_ranks: Vec<usize> = (0..self.case.ranks()).collect();
         match self.world.split(colour, 0) {
@@ -208,15 +207,15 @@ impl<'a> RankDriver<'a> {
             let start = Instant::now();
             if let Err(outcome) = self.run_step(number) {
                 let took_ms = start.elapsed().as_millis() as u64;
-                return self.abort_all(Outcome { took_ms, ..*outcome });
+                return self.abort_all(RankOutcome { took_ms, ..*outcome });
             }
             if number % self.case.script.len() == 0 {
                 match self.should_continue(number) {
                     Ok(true) => {}
-                    Ok(false) => return Outcome::default(),
+                    Ok(false) => return RankOutcome::default(),
                     Err(error) => {
                         let took = start.elapsed().as_millis() as u64;
-                        let outcome = Outcome::of(&error, &all_ranks, took);
+                        let outcome = RankOutcome::of(&error, &all_ranks, took);
                         return self.abort_all(outcome);
                     }
                 }
@@ -226,22 +225,22 @@ impl<'a> RankDriver<'a> {
     }
 
     /// An error of `split` names ranks of the parent or of the new communicator.
-    fn split_outcome(&mut self, error: &CommError) -> Outcome {
+    fn split_outcome(&mut self, error: &CommError) -> RankOutcome {
         let all_ranks: Vec<usize> = (0..self.case.ranks()).collect();
         let split = self.case.members(self.rank, ChaosStep { in_split: true, ..self.case.step(0) });
         let exists = |(rank, host): &(usize, String)| {
             *rank < all_ranks.len() && self.case.host(*rank) == *host
         };
-        let in_parent = Outcome::of(error, &all_ranks, 0);
+        let in_parent = RankOutcome::of(error, &all_ranks, 0);
         let outcome = match in_parent.named.iter().all(exists) {
             true => in_parent,
-            false => Outcome::of(error, &split, 0),
+            false => RankOutcome::of(error, &split, 0),
         };
         self.abort_all(outcome)
     }
 
     /// Aborts all communicators, as an application should, so no rank waits for this one.
-    fn abort_all(&mut self, outcome: Outcome) -> Outcome {
+    fn abort_all(&mut self, outcome: RankOutcome) -> RankOutcome {
         let outcome = outcome.root_cause();
         let why = outcome.to_abort_reason();
         self.world.abort(&why);
@@ -270,13 +269,13 @@ impl<'a> RankDriver<'a> {
         Ok(flag[0] != 0)
     }
 
-    fn run_step(&mut self, number: usize) -> Result<(), Box<Outcome>> {
+    fn run_step(&mut self, number: usize) -> Result<(), Box<RankOutcome>> {
         if number == self.case.at {
             self.trigger_fault();
         }
         let step = self.case.step_of(number, self.rank);
         let members = self.case.members(self.rank, step);
-        let failed = |error: CommError| Box::new(Outcome::of(&error, &members, 0));
+        let failed = |error: CommError| Box::new(RankOutcome::of(&error, &members, 0));
         if step.background {
             self.pending.push((self.comm(step).start(owned(step, self.comm(step))), number));
             return if self.pending.len() < 3 { Ok(()) } else { self.wait_pending() };
@@ -293,11 +292,11 @@ impl<'a> RankDriver<'a> {
     }
 
     /// Waits for the asynchronous calls.
-    fn wait_pending(&mut self) -> Result<(), Box<Outcome>> {
+    fn wait_pending(&mut self) -> Result<(), Box<RankOutcome>> {
         for (pending, number) in std::mem::take(&mut self.pending) {
             let step = self.case.step_of(number, self.rank);
             let members = self.case.members(self.rank, step);
-            pending.wait().map_err(|error| Box::new(Outcome::of(&error, &members, 0)))?;
+            pending.wait().map_err(|error| Box::new(RankOutcome::of(&error, &members, 0)))?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use regatta_wire::secret::Secret;
 use crate::case::{ChaosCase, Fault};
 use crate::check;
 use crate::inject;
-use crate::outcome::Outcome;
+use crate::outcome::RankOutcome;
 use crate::rank::{ARGUMENTS, DIRECTORY, INJECT, RANK, SEED, TESTBED};
 
 /// Longer than any case takes unless it hangs.
@@ -115,9 +115,9 @@ impl World {
         &mut self,
         case: &ChaosCase,
         cluster: Option<&Cluster>,
-    ) -> Result<Vec<Option<Outcome>>, String> {
+    ) -> Result<Vec<Option<RankOutcome>>, String> {
         let until = Instant::now() + TIMEOUT;
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; case.ranks()];
+        let mut outcomes: Vec<Option<RankOutcome>> = vec![None; case.ranks()];
         let mut open: Vec<usize> = (0..case.ranks()).collect();
         let stays_stopped = |rank: usize| case.fault == Fault::Stopped && rank == case.victim;
         while open.iter().any(|rank| !stays_stopped(*rank)) {
@@ -126,7 +126,7 @@ impl World {
                 Ok(RankEvent::Inject) => inject::inject(case, cluster, &self.children[case.victim]),
                 Ok(RankEvent::Exited(rank, text)) => {
                     open.retain(|open| *open != rank);
-                    outcomes[rank] = Outcome::read(&text);
+                    outcomes[rank] = RankOutcome::read(&text);
                 }
                 Err(_) => return Err(format!("ranks {open:?} hang; outcomes: {outcomes:?}")),
             }

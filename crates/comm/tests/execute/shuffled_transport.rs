@@ -5,10 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use regatta_comm::engine::AbortFn;
 use regatta_comm::error::Peer;
 use regatta_comm::transport::{MatchKey, RecvAction, RequestId, Transport};
-use regatta_comm::worker::AbortFn;
-use regatta_comm::{DType, ReduceOp, Result, Signature, kernel};
+use regatta_comm::{DType, ReduceOp, Result, Signature, reduce_kernel};
 
 /// No operation takes this long unless there is a deadlock.
 const DEADLOCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -85,11 +85,11 @@ unsafe fn deliver(posted: &Posted, received: &[u8]) {
             Posted::Receive(into, RecvAction::Copy) => (*into).copy_from_slice(received),
             Posted::Receive(into, RecvAction::Reduce(dtype, op)) => {
                 assert_eq!(into.len(), received.len());
-                kernel::reduce(dtype, op, &mut *into, received);
+                reduce_kernel::reduce(dtype, op, &mut *into, received);
             }
             Posted::Reduce(into, with, dtype, op) => {
                 assert_eq!((into.len(), with.len()), (received.len(), received.len()));
-                kernel::reduce_pair(dtype, op, &mut *into, &*with, received);
+                reduce_kernel::reduce_pair(dtype, op, &mut *into, &*with, received);
             }
             Posted::Send(_) => {}
         }

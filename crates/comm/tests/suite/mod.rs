@@ -24,6 +24,7 @@ use regatta_comm::{
     Call, CallKind, Collectives, Comm, CommError, Counts, DType, OwnedCall, ReduceOp, Result,
 };
 use regatta_wire::secret::Secret;
+use rustix::process::Signal;
 
 pub use case::{BufferSource, Case, Sizes};
 use session::{Session, SessionStep};
@@ -67,6 +68,14 @@ pub fn run_zeroed(comm: &dyn Comm, call: Call<'_>) -> Result {
     let (input, output) = call.lengths(rank, ranks);
     let (input, mut output) = (vec![0; input * size], vec![0; output * size]);
     comm.run(Call { input: has_input.then_some(&input), output: &mut output, ..call })
+}
+
+/// Kills this process after a time.
+pub fn kill_self_after(time: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
+    });
 }
 
 /// The number of cases, from the environment or the default.

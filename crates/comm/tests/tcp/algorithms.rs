@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use regatta_comm::bootstrap::{BootstrapConfig, engine};
+use regatta_comm::engine::{AbortFn, BoxEngine, Engine};
 use regatta_comm::error::Peer;
 use regatta_comm::schedule::Algorithm;
-use regatta_comm::schedule::selection::AlgorithmTable;
+use regatta_comm::schedule::algorithm_table::AlgorithmTable;
 use regatta_comm::tcp::TcpEngine;
 use regatta_comm::tune::{TuneConfig, tune};
-use regatta_comm::worker::{AbortFn, BoxEngine, Communicator, Engine};
-use regatta_comm::{Call, CallKind, Counts, DType, ReduceOp, Result};
+use regatta_comm::{Call, CallKind, Communicator, Counts, DType, ReduceOp, Result};
 use regatta_model::document::to_json;
 
 use crate::{configs, suite};

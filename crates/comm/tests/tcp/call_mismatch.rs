@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::worker::Communicator;
-use regatta_comm::{Collectives, Comm, CommError, ReduceOp, Result};
+use regatta_comm::{Collectives, Comm, CommError, Communicator, ReduceOp, Result};
 
 use crate::{configs, join_all, suite};
 

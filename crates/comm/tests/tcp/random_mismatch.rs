@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use regatta_comm::worker::Communicator;
-use regatta_comm::{Call, CallKind, Comm, CommError, Counts, DType, ReduceOp, Result};
+use regatta_comm::{
+    Call, CallKind, Comm, CommError, Communicator, Counts, DType, ReduceOp, Result,
+};
 
-use crate::seeded_rng::{SeededRng, cases};
+use crate::seeded_rng::SeededRng;
+use crate::suite::case_count;
 use crate::{configs, join_all, suite};
 
 /// The action of a rank.
@@ -56,7 +58,7 @@ fn until_error(comm: Communicator, action: Action) -> Option<CommError> {
 
 #[test]
 fn the_mismatching_rank_is_named_by_all() {
-    for seed in 0..cases(12) {
+    for seed in 0..u64::from(case_count(12)) {
         let mut seeded = SeededRng(seed + 1000);
         let ranks = 2 + seeded.below(4) as u32;
         let victim = seeded.below(ranks.into()) as u32;

@@ -7,11 +7,12 @@ use regatta_comm::CallKind;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rank_process::{RankScript, assert_victim_lost, error_of, start};
-use crate::seeded_rng::{SeededRng, cases};
+use crate::seeded_rng::SeededRng;
+use crate::suite::case_count;
 
 #[test]
 fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
-    for seed in 0..cases(12) {
+    for seed in 0..u64::from(case_count(12)) {
         let mut seeded = SeededRng(seed);
         let ranks = 2 + seeded.below(4) as u32;
         let script = RankScript {

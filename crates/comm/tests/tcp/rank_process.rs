@@ -1,4 +1,5 @@
-//! A rank as a separate process that can be killed: the test program re-executes itself.
+//! A rank as a separate process that joins over the network and can be killed: the test program
+//! re-executes itself.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use regatta_comm::bootstrap::{BootstrapConfig, join, listen};
 use regatta_comm::{Call, CallKind, Comm, Counts, DType};
 use regatta_wire::secret::Secret;
+use serde::{Deserialize, Serialize};
 
 use crate::{port_file, suite};
 
@@ -15,7 +17,7 @@ use crate::{port_file, suite};
 const SCRIPT: &str = "REGATTA_TEST_SCRIPT";
 
 /// The script of a rank: it repeats one collective until it fails or is killed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct RankScript {
     pub kind: CallKind,
     pub count: usize,
@@ -32,21 +34,6 @@ impl RankScript {
     pub fn all_reduce(count: usize) -> Self {
         let (kind, victim, lost_after_s, desync_after_s) = (CallKind::AllReduce, u32::MAX, 20, 20);
         Self { kind, count, victim, call: 0, after_us: 0, lost_after_s, desync_after_s }
-    }
-
-    fn write(self) -> String {
-        let Self { kind, count, victim, call, after_us, lost_after_s, desync_after_s } = self;
-        let kind = kind as usize;
-        format!("{kind} {count} {victim} {call} {after_us} {lost_after_s} {desync_after_s}")
-    }
-
-    fn read(text: &str) -> Self {
-        let fields: Vec<u64> = text.split(' ').map(|n| n.parse().unwrap()).collect();
-        let [kind, count, victim, call, after_us, lost_after_s, desync_after_s] = fields[..] else {
-            panic!("{text}")
-        };
-        let (kind, count) = (CallKind::ALL[kind as usize], count as usize);
-        Self { kind, count, victim: victim as u32, call, after_us, lost_after_s, desync_after_s }
     }
 }
 
@@ -89,7 +76,7 @@ pub fn secret_file(dir: &Path, name: &str) -> SecretFile {
 
 /// Configures a command to run this program as a rank.
 pub fn as_rank(command: &mut Command, script: RankScript, environment: &[(String, String)]) {
-    command.env(SCRIPT, script.write());
+    command.env(SCRIPT, serde_json::to_string(&script).unwrap());
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
 }
@@ -145,7 +132,7 @@ pub fn own_config() -> BootstrapConfig {
 #[test]
 fn rank_main() {
     let Ok(script) = std::env::var(SCRIPT) else { return };
-    let script = RankScript::read(&script);
+    let script: RankScript = serde_json::from_str(&script).unwrap();
     let mut config = own_config();
     config.lost_after = Duration::from_secs(script.lost_after_s);
     config.desync_after = Duration::from_secs(script.desync_after_s);
@@ -156,11 +143,7 @@ fn rank_main() {
     let error = loop {
         call += 1;
         if comm.rank() == script.victim && call == script.call {
-            std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_micros(script.after_us));
-                let own = rustix::process::getpid();
-                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-            });
+            suite::kill_self_after(Duration::from_micros(script.after_us));
         }
         let counts = Counts::Equal(script.count);
         let collective = Call::new(script.kind, DType::F32, counts, &mut []);

@@ -16,9 +16,3 @@ impl SeededRng {
         of[self.below(of.len() as u64) as usize]
     }
 }
-
-#[allow(dead_code, reason = "not used by every test")]
-/// The number of cases, from `REGATTA_TEST_CASES` if set.
-pub fn cases(default: u64) -> u64 {
-    std::env::var("REGATTA_TEST_CASES").map_or(default, |n| n.parse().unwrap())
-}

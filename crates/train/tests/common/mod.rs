@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
-use regatta_comm::worker::Communicator;
+use regatta_comm::communicator::Communicator;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::Device;
 use regatta_device::optimizer::AdamW;

@@ -4,13 +4,13 @@ use super::super::ShmEngine;
 use super::super::layout::P2P_CHUNK_BYTES;
 use super::super::signature_codec;
 use super::super::wait::{CallCtx, IN_GROUP};
-use super::{MessageHeader, UnexpectedMessage, no_send_to_self};
+use super::{ChunkHeader, UnexpectedMessage, no_send_to_self};
 use crate::{Call, CallKind, Result, Signature};
 
 /// A message that is to be sent.
 struct PendingSend<'a> {
     to: usize,
-    header: MessageHeader,
+    header: ChunkHeader,
     rest: &'a [u8],
     ctx: CallCtx,
     done: bool,
@@ -19,7 +19,7 @@ struct PendingSend<'a> {
 /// A message that is to come.
 struct PendingRecv<'a> {
     from: usize,
-    header: MessageHeader,
+    header: ChunkHeader,
     rest: &'a mut [u8],
     ctx: CallCtx,
     /// Whether its first chunk has arrived.
@@ -98,7 +98,7 @@ impl ShmEngine {
             match call.kind {
                 CallKind::Send => {
                     let rest = call.input.unwrap_or(call.output);
-                    let header = MessageHeader::new(&call, rest.len());
+                    let header = ChunkHeader::new(&call, rest.len());
                     if with == self.rank() {
                         let message = UnexpectedMessage { header, bytes: rest.to_vec() };
                         self.p2p.unexpected[with].push_back(message);
@@ -107,7 +107,7 @@ impl ShmEngine {
                     }
                 }
                 _ => {
-                    let header = MessageHeader::new(&call, call.output.len());
+                    let header = ChunkHeader::new(&call, call.output.len());
                     let rest = call.output;
                     let awaited =
                         PendingRecv { from: with, header, rest, ctx, matched: false, done: false };

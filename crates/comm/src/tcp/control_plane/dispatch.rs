@@ -39,16 +39,16 @@ impl ControlPlane {
             (Some(Hello::Data { rank, index }), _) if index < MAX_CONNECTIONS => {
                 let sending = index == 0 && self.shared.lock().connections_to(rank) > 0;
                 conn.link.send(if sending { ACCEPTED_REUSE } else { ACCEPTED });
-                // The first connection may be written to as soon as the mesh has it. The others must
-                // be in the mesh before data arrives, that is, before the reply is sent.
+                // The first connection may be written to as soon as the data plane has it. The others
+                // must be in the data plane before data arrives, that is, before the reply is sent.
                 let first = index == 0;
                 if !first {
-                    self.hand_to_mesh(conn, rank, index);
+                    self.hand_to_data_plane(conn, rank, index);
                 }
                 // The reply fits into the empty send buffer. Otherwise the peer gives up.
                 let _ = conn.write();
                 if first {
-                    self.hand_to_mesh(conn, rank, index);
+                    self.hand_to_data_plane(conn, rank, index);
                 }
                 false
             }
@@ -65,8 +65,8 @@ impl ControlPlane {
         }
     }
 
-    /// Hands a data connection to the mesh.
-    fn hand_to_mesh(&mut self, conn: &mut Conn, rank: u32, index: u8) {
+    /// Hands a data connection to the data plane.
+    fn hand_to_data_plane(&mut self, conn: &mut Conn, rank: u32, index: u8) {
         use std::os::fd::AsFd;
         let _ = self.poll.registry().deregister(&mut conn.stream);
         if let Ok(fd) = conn.stream.as_fd().try_clone_to_owned() {
@@ -80,11 +80,11 @@ impl ControlPlane {
     pub(super) fn apply(&mut self, message: FromRoot) -> Option<ToRoot> {
         match message {
             FromRoot::QueryStatus { query, comm_id } => {
-                let mesh = self.shared.lock();
-                let state = mesh.comms.peek(comm_id);
+                let plane = self.shared.lock();
+                let state = plane.comms.peek(comm_id);
                 let state = state.map(|c| (c.calls, c.recent_calls(), c.message_counts.clone()));
                 let (calls, recent_calls, message_counts) = state.unwrap_or_default();
-                drop(mesh);
+                drop(plane);
                 let millis = |(rank, waited): (u32, Duration)| (rank, waited.as_millis() as u64);
                 let waits = self.shared.waits().into_iter().map(millis).collect();
                 return Some(ToRoot::Status { query, calls, recent_calls, message_counts, waits });
@@ -93,14 +93,14 @@ impl ControlPlane {
                 self.shared.abort(comm_id, fault);
             }
             FromRoot::Clear { comm_id } => {
-                self.shared.publish(|mesh| {
-                    mesh.fault_state.clear.insert(comm_id);
+                self.shared.publish(|plane| {
+                    plane.fault_state.clear.insert(comm_id);
                 });
             }
             FromRoot::Closed { rank, closed } => {
                 let key = (closed.comm_id, rank);
-                self.shared.publish(|mesh| {
-                    mesh.fault_state.closed.insert(key, closed);
+                self.shared.publish(|plane| {
+                    plane.fault_state.closed.insert(key, closed);
                 });
             }
             FromRoot::Shutdown => {

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::stall_detector::StallAction;
 use super::{PendingRequest, TcpTransport};
+use crate::engine::HasFailedFn;
 use crate::error::Peer;
-use crate::fabric::FabricTransport;
+use crate::libfabric::FabricTransport;
 use crate::tcp::control_messages::{CommClosed, Fault, ToRoot};
-use crate::tcp::mesh::{LinkDirection, Mesh, ProtocolError};
+use crate::tcp::data_plane::{DataPlane, LinkDirection, ProtocolError};
 use crate::transport::RequestId;
-use crate::worker::HasFailedFn;
 use crate::{CommError, DType, Result, Signature};
 
 /// The time rank 0 has to diagnose a fault. After it, this rank reports what it observed itself.
@@ -21,12 +21,12 @@ const SEND_DEADLOCK: &str = " that is not received (blocking sends in a cycle de
                              and receives in one group)";
 
 /// The known fault of a communicator with these members.
-fn fault_of<'a>(mesh: &'a Mesh, comm_id: u64, members: &[u32]) -> Option<&'a Fault> {
+fn fault_of<'a>(plane: &'a DataPlane, comm_id: u64, members: &[u32]) -> Option<&'a Fault> {
     let concerns = |(of, fault): &&(Option<u64>, Fault)| match of {
         Some(of) => *of == comm_id,
         None => fault.concerns(members),
     };
-    mesh.fault_state.faults.iter().find(concerns).map(|(_, fault)| fault)
+    plane.fault_state.faults.iter().find(concerns).map(|(_, fault)| fault)
 }
 
 impl TcpTransport {
@@ -51,15 +51,15 @@ impl TcpTransport {
     }
 
     /// The error this communicator has failed with, if rank 0 or a departure made it fail.
-    pub(super) fn abort_record(&self, mesh: &Mesh) -> Option<CommError> {
-        if let Some(fault) = fault_of(mesh, self.comm_id, &self.members) {
-            return Some(self.comm_error(fault, mesh));
+    pub(super) fn abort_record(&self, plane: &DataPlane) -> Option<CommError> {
+        if let Some(fault) = fault_of(plane, self.comm_id, &self.members) {
+            return Some(self.comm_error(fault, plane));
         }
-        let closed = &mesh.fault_state.closed;
+        let closed = &plane.fault_state.closed;
         let closed = closed.iter().filter(|((comm_id, _), _)| *comm_id == self.comm_id);
         closed
             .map(|((_, rank), closed)| (*rank, closed))
-            .find(|(rank, closed)| self.awaits_departed(*rank, closed, mesh))
+            .find(|(rank, closed)| self.awaits_departed(*rank, closed, plane))
             .map(|(rank, _)| CommError::Aborted {
                 by: self.peer(rank),
                 why: format!("it closed the communicator before {}", self.current_call),
@@ -67,7 +67,7 @@ impl TcpTransport {
     }
 
     /// Whether the current call waits for a rank that has closed the communicator.
-    fn awaits_departed(&self, rank: u32, closed: &CommClosed, mesh: &Mesh) -> bool {
+    fn awaits_departed(&self, rank: u32, closed: &CommClosed, plane: &DataPlane) -> bool {
         if self.in_call {
             return closed.calls <= self.calls_done;
         }
@@ -75,14 +75,14 @@ impl TcpTransport {
             counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
         };
         // A completed request that is not yet collected may be the last one the peer served.
-        let comm = mesh.comms.peek(self.comm_id);
+        let comm = plane.comms.peek(self.comm_id);
         let is_done = |id: &RequestId| comm.is_some_and(|comm| comm.completed.contains(id));
         let waits = self.requests.iter().any(|r| r.peer == rank && !is_done(&r.id));
         waits && count(&self.p2p_received, rank) >= count(&closed.p2p_sent, self.global_rank())
     }
 
     /// The error of a fault, from the view of this rank.
-    fn comm_error(&self, fault: &Fault, mesh: &Mesh) -> CommError {
+    fn comm_error(&self, fault: &Fault, plane: &DataPlane) -> CommError {
         match fault {
             Fault::Lost { rank, why } => CommError::RankLost {
                 peer: self.peer(*rank),
@@ -96,7 +96,7 @@ impl TcpTransport {
                 self.mismatch(*sequence, *ours, *theirs)
             }
             Fault::CallMismatch { sequence, majority, minority } => {
-                let own = mesh.comms.peek(self.comm_id).and_then(|c| c.signature_of(*sequence));
+                let own = plane.comms.peek(self.comm_id).and_then(|c| c.signature_of(*sequence));
                 self.call_mismatch(*sequence, own, *majority, *minority)
             }
             Fault::Timeout { seconds, missing, .. } => CommError::Timeout {
@@ -207,8 +207,8 @@ impl TcpTransport {
 
     /// Fails if a fault is known. A departure is reported to the others, because this rank will
     /// depart as well.
-    pub(super) fn check_abort(&mut self, mesh: &Mesh) -> Result {
-        match self.abort_record(mesh) {
+    pub(super) fn check_abort(&mut self, plane: &DataPlane) -> Result {
+        match self.abort_record(plane) {
             None => Ok(()),
             Some(error @ CommError::Aborted { .. }) => Err(self.report_and_fail(error)),
             Some(error) => Err(self.fail(error)),
@@ -216,13 +216,13 @@ impl TcpTransport {
     }
 
     /// Checks for faults, protocol errors and timeouts. Returns when to check again.
-    pub(super) fn check(&mut self, mesh: &mut Mesh, now: Instant) -> Result<Instant> {
-        self.check_abort(mesh)?;
-        if let Some(why) = mesh.fabric.as_ref().and_then(FabricTransport::failure) {
+    pub(super) fn check(&mut self, plane: &mut DataPlane, now: Instant) -> Result<Instant> {
+        self.check_abort(plane)?;
+        if let Some(why) = plane.fabric.as_ref().and_then(FabricTransport::failure) {
             let error = CommError::system("libfabric endpoint closed", why);
             return Err(self.report_and_fail(error));
         }
-        match mesh.comms.get(self.comm_id).protocol_error.take() {
+        match plane.comms.get(self.comm_id).protocol_error.take() {
             Some(ProtocolError::SizeMismatch { request, sent, expected }) => {
                 return Err(self.count_mismatch(request, sent, expected));
             }
@@ -230,32 +230,32 @@ impl TcpTransport {
             None => {}
         }
         let broken = |r: &PendingRequest| {
-            Some((r.peer, r.direction, mesh.broken.get(&(r.peer, r.direction))?))
+            Some((r.peer, r.direction, plane.broken.get(&(r.peer, r.direction))?))
         };
         let broken = self.requests.iter().find_map(broken);
         if let Some((rank, direction, why)) = broken {
             self.report_conn_failure(rank, direction, why.clone());
         }
-        let moved = mesh.comms.get(self.comm_id).bytes_moved;
+        let moved = plane.comms.get(self.comm_id).bytes_moved;
         let next = match self.stall.check(moved, now) {
             StallAction::Wait(then) => then,
             StallAction::Query => {
                 let waits = Some((self.stall.since, self.awaited()));
-                mesh.comms.get(self.comm_id).waiting_for = waits;
+                plane.comms.get(self.comm_id).waiting_for = waits;
                 self.query(None);
-                self.check_acks(mesh);
+                self.check_acks(plane);
                 now
             }
             StallAction::Timeout => {
                 let seconds = self.stall.seconds(now);
-                mesh.fault_state.clear.remove(&self.comm_id);
+                plane.fault_state.clear.remove(&self.comm_id);
                 self.query(Some(seconds));
                 let error = self.local_timeout(seconds);
                 self.suspicion.get_or_insert((now + COORDINATOR_TIMEOUT, error));
                 now
             }
         };
-        let cleared = mesh.fault_state.clear.remove(&self.comm_id);
+        let cleared = plane.fault_state.clear.remove(&self.comm_id);
         match &self.suspicion {
             Some((until, error)) if now >= *until || cleared => {
                 let mut error = error.clone();
@@ -278,10 +278,10 @@ impl TcpTransport {
     }
 
     /// Checks that the kernels of the awaited peers still acknowledge data.
-    fn check_acks(&mut self, mesh: &Mesh) {
+    fn check_acks(&mut self, plane: &DataPlane) {
         let limit = self.context.lost_after;
         let unacked = self.requests.iter().find_map(|request| {
-            let unacked = mesh.unacked_for(request.peer).filter(|unacked| *unacked >= limit)?;
+            let unacked = plane.unacked_for(request.peer).filter(|unacked| *unacked >= limit)?;
             Some((request.peer, request.direction, unacked))
         });
         if let Some((rank, direction, unacked)) = unacked {

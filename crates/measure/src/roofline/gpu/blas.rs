@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use regatta_comm::gpu::sys::SUCCESS;
+use regatta_comm::gpu_runtime::SUCCESS;
 
 use super::blas_sys::{BlasFunctions, BlasHandle, CublasGemmEx, GemmFn, RocblasGemmEx};
 use super::{GpuBuffer, GpuDevice, GpuError, GpuResult};

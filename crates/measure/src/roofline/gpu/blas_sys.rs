@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use libloading::Library;
-use regatta_comm::gpu::sys::{LibraryError, Stream, Vendor, open_library, symbol};
+use regatta_comm::gpu_runtime::{LibraryError, Stream, Vendor, open_library, symbol};
 
 /// A BLAS library handle.
 pub type BlasHandle = *mut c_void;

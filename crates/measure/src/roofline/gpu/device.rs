@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regatta_comm::gpu::sys::{
+use regatta_comm::gpu_runtime::{
     DEVICE_PROPERTIES_BYTES, MEMCPY_DEFAULT, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream, Vendor,
 };
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use regatta_comm::gpu::sys::{Runtime, Stream, Vendor};
+use regatta_comm::gpu_runtime::{Runtime, Stream, Vendor};
 
 use super::blas_sys::{BlasFunctions, BlasHandle, GemmFn};
 use super::{Blas, GpuDevice};

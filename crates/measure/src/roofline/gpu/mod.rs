@@ -1,5 +1,5 @@
 //! A GPU of this rank: memory, copies and GEMM. The vendor libraries are loaded at run time:
-//! `regatta_comm::gpu::sys` and `blas_sys` declare their functions, `device` and `blas` wrap them
+//! `regatta_comm::gpu_runtime` and `blas_sys` declare their functions, `device` and `blas` wrap them
 //! safely.
 
 mod blas;
@@ -11,7 +11,7 @@ pub(super) mod fake;
 pub(super) use blas::{Blas, GemmType};
 pub(super) use device::{GpuBuffer, GpuDevice};
 
-use regatta_comm::gpu::sys::{LibraryError, Vendor};
+use regatta_comm::gpu_runtime::{LibraryError, Vendor};
 
 use super::{Cases, GpuChoice};
 

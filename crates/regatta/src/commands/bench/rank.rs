@@ -148,7 +148,7 @@ fn run_tuning(
     channel: Option<RankEnd>,
 ) -> Result<ExitCode> {
     let mut engine = bootstrap::engine(backend::settings(options.timeout)?)?;
-    let rank = regatta_comm::worker::Engine::rank(&engine);
+    let rank = regatta_comm::engine::Engine::rank(&engine);
     let mut sink = event_sink(rank, options, channel)?;
     sink.emit(progress("all algorithms of all collectives", 0, 1));
     let table = tune::tune(&mut engine, config)?;

@@ -1,6 +1,6 @@
-//! All data connections of this process to other ranks, shared by its communicators. Any thread that
-//! waits makes progress for all of them. One waiting thread polls the sockets; the others wait on a
-//! condition variable that it signals.
+//! All data connections of this process to other ranks, over TCP or libfabric, shared by its
+//! communicators. Any thread that waits makes progress for all of them. One waiting thread polls the
+//! sockets; the others wait on a condition variable that it signals.
 
 mod abort_callbacks;
 mod comm_table;
@@ -21,7 +21,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::control_messages::{CommClosed, Fault};
 use super::frame::Header;
-use crate::fabric::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
+use crate::libfabric::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 use crate::transport::RequestId;
 pub use abort_callbacks::AbortCallback;
 pub use comm_table::{CommTable, ProtocolError};
@@ -56,7 +56,7 @@ const UNEXPECTED_LIMIT: usize = 256 << 20;
 
 /// All connections.
 #[derive(Default)]
-pub struct Mesh {
+pub struct DataPlane {
     outgoing: BTreeMap<u32, Outgoing>,
     incoming: BTreeMap<u32, Incoming>,
     /// Broken links and the reason.
@@ -73,20 +73,20 @@ pub struct Mesh {
     deferrals: u32,
 }
 
-/// The locked mesh.
-type MeshGuard<'a> = MutexGuard<'a, Mesh>;
+/// The locked data plane.
+type PlaneGuard<'a> = MutexGuard<'a, DataPlane>;
 
-/// A mesh shared by several threads.
-pub struct SharedMesh {
-    mesh: Mutex<Mesh>,
+/// A data plane shared by several threads.
+pub struct SharedDataPlane {
+    plane: Mutex<DataPlane>,
     changed: Condvar,
     wake: OwnedFd,
     abort_callbacks: Mutex<Vec<AbortCallback>>,
 }
 
-impl Mesh {
-    /// A mesh that defers reading from a peer with `unexpected_limit` bytes of unexpected messages
-    /// while other peers make progress.
+impl DataPlane {
+    /// A data plane that defers reading from a peer with `unexpected_limit` bytes of unexpected
+    /// messages while other peers make progress.
     pub fn new(unexpected_limit: usize) -> Self {
         Self { unexpected_limit, ..Self::default() }
     }
@@ -205,82 +205,82 @@ impl Mesh {
     }
 }
 
-impl SharedMesh {
+impl SharedDataPlane {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mesh = Mutex::new(Mesh::new(UNEXPECTED_LIMIT));
-        Ok(Self { mesh, changed: Condvar::new(), wake, abort_callbacks: Mutex::default() })
+        let plane = Mutex::new(DataPlane::new(UNEXPECTED_LIMIT));
+        Ok(Self { plane, changed: Condvar::new(), wake, abort_callbacks: Mutex::default() })
     }
 
-    pub fn lock(&self) -> MeshGuard<'_> {
-        self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> PlaneGuard<'_> {
+        self.plane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a connection that a peer opened.
     pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
-        let mut mesh = self.lock();
-        mesh.incoming.entry(rank).or_default().add(index.into(), stream);
-        self.wake_poller(&mesh);
+        let mut plane = self.lock();
+        plane.incoming.entry(rank).or_default().add(index.into(), stream);
+        self.wake_poller(&plane);
     }
 
     /// Adds the first connection this rank opened to a peer. If the peer opened one as well, both
     /// sides should use the same one; `use_theirs` selects the peer's. The choices may differ,
     /// because all messages of a rank arrive on the connection that it chose.
     pub fn add_dialled(&self, rank: u32, stream: TcpStream, use_theirs: bool) {
-        let mut mesh = self.lock();
+        let mut plane = self.lock();
         let stream = Arc::new(stream);
-        mesh.incoming.entry(rank).or_default().add_local(stream.clone());
-        if !use_theirs || mesh.adopt_incoming(rank) == 0 {
-            mesh.add_outgoing(rank, stream);
+        plane.incoming.entry(rank).or_default().add_local(stream.clone());
+        if !use_theirs || plane.adopt_incoming(rank) == 0 {
+            plane.add_outgoing(rank, stream);
         }
-        self.wake_poller(&mesh);
+        self.wake_poller(&plane);
     }
 
     /// Applies a change and wakes all waiting threads.
-    pub fn publish(&self, change: impl FnOnce(&mut Mesh)) {
-        let mut mesh = self.lock();
-        change(&mut mesh);
-        self.wake_poller(&mesh);
+    pub fn publish(&self, change: impl FnOnce(&mut DataPlane)) {
+        let mut plane = self.lock();
+        change(&mut plane);
+        self.wake_poller(&plane);
         self.changed.notify_all();
     }
 
     /// Makes the polling thread rebuild its poll set.
-    pub fn wake_poller(&self, mesh: &Mesh) {
-        if mesh.has_poller {
+    pub fn wake_poller(&self, plane: &DataPlane) {
+        if plane.has_poller {
             // Fails only if the counter is saturated, in which case the poller wakes anyway.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
     /// Wakes waiting threads if operations of other communicators completed.
-    pub fn notify_waiters(&self, mesh: &mut Mesh) {
-        if std::mem::take(&mut mesh.comms.progressed) && mesh.waiters > 0 {
+    pub fn notify_waiters(&self, plane: &mut DataPlane) {
+        if std::mem::take(&mut plane.comms.progressed) && plane.waiters > 0 {
             self.changed.notify_all();
         }
     }
 
     /// Releases the lock briefly while spinning.
-    pub fn yield_lock<'a>(&'a self, mut mesh: MeshGuard<'a>) -> MeshGuard<'a> {
-        self.notify_waiters(&mut mesh);
-        drop(mesh);
+    pub fn yield_lock<'a>(&'a self, mut plane: PlaneGuard<'a>) -> PlaneGuard<'a> {
+        self.notify_waiters(&mut plane);
+        drop(plane);
         std::hint::spin_loop();
         self.lock()
     }
 
     /// Sleeps until something may have changed, at most `limit`.
-    pub fn wait<'a>(&'a self, mut mesh: MeshGuard<'a>, limit: Duration) -> MeshGuard<'a> {
-        self.notify_waiters(&mut mesh);
-        if mesh.has_poller {
-            mesh.waiters += 1;
-            let slept = self.changed.wait_timeout(mesh, limit);
-            let mut mesh = slept.unwrap_or_else(PoisonError::into_inner).0;
-            mesh.waiters -= 1;
-            return mesh;
+    pub fn wait<'a>(&'a self, mut plane: PlaneGuard<'a>, limit: Duration) -> PlaneGuard<'a> {
+        self.notify_waiters(&mut plane);
+        if plane.has_poller {
+            plane.waiters += 1;
+            let slept = self.changed.wait_timeout(plane, limit);
+            let mut plane = slept.unwrap_or_else(PoisonError::into_inner).0;
+            plane.waiters -= 1;
+            return plane;
         }
-        mesh.has_poller = true;
-        let streams = mesh.poll_set();
-        let hint = mesh.fabric.as_mut().map(FabricTransport::sleep_hint);
-        drop(mesh);
+        plane.has_poller = true;
+        let streams = plane.poll_set();
+        let hint = plane.fabric.as_mut().map(FabricTransport::sleep_hint);
+        drop(plane);
         let limit = hint.map_or(limit, |hint| limit.min(hint.limit));
         // SAFETY: the completion queue stays open while a thread waits for messages.
         let fabric = hint.and_then(|hint| Some(unsafe { BorrowedFd::borrow_raw(hint.fd?) }));
@@ -297,12 +297,12 @@ impl SharedMesh {
         if !polled[0].revents().is_empty() {
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
-        let mut mesh = self.lock();
-        mesh.has_poller = false;
+        let mut plane = self.lock();
+        plane.has_poller = false;
         // Another waiting thread may have to take over polling.
-        if mesh.waiters > 0 {
+        if plane.waiters > 0 {
             self.changed.notify_all();
         }
-        mesh
+        plane
     }
 }

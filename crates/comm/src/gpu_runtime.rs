@@ -1,4 +1,5 @@
-//! Entry points of the CUDA and HIP runtimes.
+//! Entry points of the CUDA and HIP runtimes, loaded at run time: neither building nor running
+//! without a GPU needs CUDA or ROCm.
 //!
 //! The two runtimes declare these functions identically but for their names, so one table serves
 //! both. NCCL and BLAS bindings load their libraries through [`open_library`] and [`symbol`], too.
@@ -167,16 +168,17 @@ pub unsafe fn error_text(text: *const c_char, code: c_int) -> String {
 /// dynamic linker finds.
 pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
     let overridden = std::env::var_os(variable).map(PathBuf::from);
-    let mut why = String::new();
+    let mut why = None;
     for path in overridden.into_iter().chain(names.iter().map(PathBuf::from)) {
         // SAFETY: initialising a vendor library that the user installed has no preconditions.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(library),
-            Err(error) => why = error.to_string(),
+            Err(error) => why = why.or(Some(error.to_string())),
         }
     }
-    let hint = format!("set {variable} to its path, or add its folder to LD_LIBRARY_PATH");
-    Err(LibraryError { what: names.join(", "), why, hint })
+    let hint = format!("set {variable} to its path, or add its directory to LD_LIBRARY_PATH");
+    let what = format!("cannot load {}", names.join(" or "));
+    Err(LibraryError { what, why: why.unwrap_or_default(), hint })
 }
 
 /// Resolves a symbol; `F` must be the type of the function in the vendor's header.
@@ -198,7 +200,7 @@ mod tests {
     fn missing_library_names_the_variable_that_overrides_it() {
         let error = open_library("REGATTA_TEST_NO_LIBRARY", &["libregatta-no-such-library.so"]);
         let text = error.unwrap_err().to_string();
-        assert!(text.starts_with("libregatta-no-such-library.so: "), "{text}");
+        assert!(text.starts_with("cannot load libregatta-no-such-library.so: "), "{text}");
         assert!(text.contains("set REGATTA_TEST_NO_LIBRARY to its path"), "{text}");
     }
 

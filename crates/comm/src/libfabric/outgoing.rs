@@ -1,7 +1,7 @@
 //! Messages to other ranks.
 
 use super::FiResult;
-use super::eager_header::{HeaderKind, Message};
+use super::message_header::{HeaderKind, Message};
 use super::requests::{RequestPool, UserMemory};
 use crate::tcp::Header;
 use crate::transport::RequestId;

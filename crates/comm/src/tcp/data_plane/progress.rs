@@ -1,6 +1,6 @@
 //! One progress round over all connections.
 
-use super::{LinkDirection, Mesh};
+use super::{DataPlane, LinkDirection};
 
 /// Consecutive rounds for which peers over the unexpected-message limit may be deferred.
 const MAX_DEFERRALS: u32 = 64;
@@ -8,7 +8,7 @@ const MAX_DEFERRALS: u32 = 64;
 /// Links that broke in this round, and why.
 type Broken = Vec<(u32, LinkDirection, String)>;
 
-impl Mesh {
+impl DataPlane {
     /// Reads and writes as much as possible without blocking.
     pub fn progress(&mut self) {
         let mut broken = match &mut self.fabric {
@@ -73,17 +73,17 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::tcp::data_plane::PostedRecv;
     use crate::tcp::frame::{Header, MessageKey};
-    use crate::tcp::mesh::PostedRecv;
     use crate::transport::{MatchKey, RequestId};
 
     const LENGTH: usize = 1000;
 
     /// Adds a connection from a rank and returns its remote end.
-    fn connect(mesh: &mut Mesh, rank: u32) -> TcpStream {
+    fn connect(plane: &mut DataPlane, rank: u32) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        mesh.incoming.entry(rank).or_default().add(0, listener.accept().unwrap().0);
+        plane.incoming.entry(rank).or_default().add(0, listener.accept().unwrap().0);
         far
     }
 
@@ -97,57 +97,57 @@ mod tests {
         far.write_all(&[&header.encode()[..], &[tag as u8; LENGTH]].concat()).unwrap();
     }
 
-    fn receive(mesh: &mut Mesh, rank: u32, tag: u32, into: &mut [u8]) -> RequestId {
-        mesh.receive(rank, PostedRecv::copy(key(tag), 0, RequestId(0), into))
+    fn receive(plane: &mut DataPlane, rank: u32, tag: u32, into: &mut [u8]) -> RequestId {
+        plane.receive(rank, PostedRecv::copy(key(tag), 0, RequestId(0), into))
     }
 
     /// Makes progress until all requests completed.
-    fn wait(mesh: &mut Mesh, requests: &[RequestId]) {
+    fn wait(plane: &mut DataPlane, requests: &[RequestId]) {
         let mut done = Vec::new();
         while !requests.iter().all(|request| done.contains(request)) {
-            mesh.progress();
-            mesh.take_completed(1, &mut done);
+            plane.progress();
+            plane.take_completed(1, &mut done);
         }
     }
 
     #[test]
     fn a_receive_completes_behind_more_unexpected_messages_than_the_limit() {
-        let mut mesh = Mesh::new(2 * LENGTH);
-        let mut far = connect(&mut mesh, 7);
+        let mut plane = DataPlane::new(2 * LENGTH);
+        let mut far = connect(&mut plane, 7);
         (0..20).for_each(|tag| send(&mut far, tag));
         for tag in (0..20).rev() {
             let mut into = [99; LENGTH];
-            let request = receive(&mut mesh, 7, tag, &mut into);
-            wait(&mut mesh, &[request]);
+            let request = receive(&mut plane, 7, tag, &mut into);
+            wait(&mut plane, &[request]);
             assert!(into.iter().all(|byte| *byte == tag as u8), "tag {tag}");
         }
     }
 
     #[test]
     fn other_peers_are_read_first_when_one_exceeds_the_unexpected_limit() {
-        let mut mesh = Mesh::new(2 * LENGTH);
-        let (mut full, mut other) = (connect(&mut mesh, 7), connect(&mut mesh, 8));
+        let mut plane = DataPlane::new(2 * LENGTH);
+        let (mut full, mut other) = (connect(&mut plane, 7), connect(&mut plane, 8));
         (0..20).for_each(|tag| send(&mut full, tag));
         let (mut last, mut one) = ([0; LENGTH], [0; LENGTH]);
-        let awaited = receive(&mut mesh, 7, 19, &mut last);
-        while !mesh.incoming[&7].is_full(2 * LENGTH) {
-            mesh.progress();
+        let awaited = receive(&mut plane, 7, 19, &mut last);
+        while !plane.incoming[&7].is_full(2 * LENGTH) {
+            plane.progress();
         }
         let queued =
-            |mesh: &Mesh| (0..50).find(|n| !mesh.incoming[&7].is_full(n * LENGTH)).unwrap();
-        let before = queued(&mesh);
+            |plane: &DataPlane| (0..50).find(|n| !plane.incoming[&7].is_full(n * LENGTH)).unwrap();
+        let before = queued(&plane);
         send(&mut other, 3);
-        let expected = receive(&mut mesh, 8, 3, &mut one);
-        wait_for_readable(&mesh, 8);
+        let expected = receive(&mut plane, 8, 3, &mut one);
+        wait_for_readable(&plane, 8);
         // Reading a header takes at least one round, reading the payload another.
-        mesh.progress();
-        assert_eq!(queued(&mesh), before);
-        wait(&mut mesh, &[expected, awaited]);
+        plane.progress();
+        assert_eq!(queued(&plane), before);
+        wait(&mut plane, &[expected, awaited]);
         assert_eq!((last, one), ([19; LENGTH], [3; LENGTH]));
     }
 
-    fn wait_for_readable(mesh: &Mesh, rank: u32) {
-        let stream = mesh.incoming[&rank].streams().next().unwrap();
+    fn wait_for_readable(plane: &DataPlane, rank: u32) {
+        let stream = plane.incoming[&rank].streams().next().unwrap();
         while stream.peek(&mut [0]).unwrap() == 0 {}
     }
 }

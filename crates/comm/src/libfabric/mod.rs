@@ -13,10 +13,10 @@ use std::collections::BTreeSet;
 
 mod abi;
 mod atexit_guard;
-mod eager_header;
 mod endpoint;
-mod incoming;
 mod library;
+mod match_queue;
+mod message_header;
 mod negotiate;
 mod outgoing;
 mod provider_choice;

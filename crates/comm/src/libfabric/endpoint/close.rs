@@ -3,8 +3,8 @@
 
 use super::{Endpoint, serialized};
 #[cfg(test)]
-use crate::fabric::abi;
-use crate::fabric::abi::Fid;
+use crate::libfabric::abi;
+use crate::libfabric::abi::Fid;
 
 impl Endpoint {
     /// Closes the endpoint, after which no memory is accessed. Returns false if it is busy: posted

@@ -1,4 +1,5 @@
-//! Ranks as processes: the test binary runs itself once per rank.
+//! Shared memory between ranks as separate processes: the test program re-executes itself. They need
+//! no network bootstrap.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -7,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use regatta_comm::error::Peer;
 use regatta_comm::shm::{self, ShmConfig};
-use regatta_comm::worker::Communicator;
-use regatta_comm::{Call, CallKind, Collectives, Comm, CommError, Counts, DType, ReduceOp, Result};
+use regatta_comm::{
+    Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, ReduceOp,
+};
+
+use crate::seeded_rng::SeededRng;
+use crate::suite;
 
 const RANK: &str = "REGATTA_TEST_RANK";
 const RANKS: &str = "REGATTA_TEST_RANKS";
 const NAME: &str = "REGATTA_TEST_NAME";
 const SCENARIO: &str = "REGATTA_TEST_SCENARIO";
-const CASES: &str = "REGATTA_TEST_CASES";
 
 /// Prefix of the line that a rank prints at its end.
 const OUTCOME: &str = "outcome: ";
@@ -29,7 +33,7 @@ fn run_scenario(scenario: &str, ranks: u32) -> Vec<Option<String>> {
     let name = format!("test-{}-{number}", std::process::id());
     let start = |rank: u32| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "rank_processes::as_a_rank", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "rank_process::rank_main", "--nocapture", "--test-threads=1"])
             .env(RANK, rank.to_string())
             .env(RANKS, ranks.to_string())
             .env(NAME, &name)
@@ -63,7 +67,7 @@ fn variable(name: &str) -> Option<String> {
 
 /// Not a test itself: the body of a rank that another test has started.
 #[test]
-fn as_a_rank() {
+fn rank_main() {
     let Some(rank) = variable(RANK) else { return };
     let rank: u32 = rank.parse().unwrap();
     let ranks: u32 = variable(RANKS).unwrap().parse().unwrap();
@@ -105,11 +109,7 @@ fn run_rank(comm: &Communicator, args: &[&str]) -> String {
                 (parse(args[1]), parse(args[2]), parse(args[3]), parse(args[4]));
             comm.barrier().unwrap();
             if me == victim {
-                std::thread::spawn(move || {
-                    std::thread::sleep(Duration::from_micros(micros as u64));
-                    let own = rustix::process::getpid();
-                    rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
-                });
+                suite::kill_self_after(Duration::from_micros(micros as u64));
             }
             run_until_error(comm, kind, count).to_string()
         }
@@ -133,7 +133,10 @@ fn run_until_error(comm: &Communicator, operation: usize, count: usize) -> CommE
     let mut shared = comm.buffer(count * 4);
     loop {
         let done = match CallKind::ALL.get(operation) {
-            Some(kind) => run_once(comm, *kind, count),
+            Some(kind) => {
+                let call = Call::new(*kind, DType::F32, Counts::Equal(count), &mut []);
+                suite::run_zeroed(comm, Call { root: 1, ..call })
+            }
             None if operation == CallKind::ALL.len() => {
                 comm.all_reduce(shared.as_mut_slice::<f32>(), ReduceOp::Sum)
             }
@@ -149,15 +152,6 @@ fn run_until_error(comm: &Communicator, operation: usize, count: usize) -> CommE
     }
 }
 
-fn run_once(comm: &Communicator, kind: CallKind, count: usize) -> Result {
-    let call = Call::new(kind, DType::F32, Counts::Equal(count), &mut []);
-    let mut call = Call { root: 1, ..call };
-    let length = call.lengths(comm.rank() as usize, comm.size() as usize).1;
-    let mut output = vec![0; length * 4];
-    call.output = &mut output;
-    comm.run(call)
-}
-
 #[test]
 fn rank_processes_run_collectives() {
     for (rank, outcome) in run_scenario("work", 4).iter().enumerate() {
@@ -168,16 +162,10 @@ fn rank_processes_run_collectives() {
 #[test]
 fn killed_rank_is_reported_by_all_others() {
     // The seed determines the rank, the time and the operation.
-    let mut seed = 0x5eed_u64;
-    let mut next = |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) as usize % below
-    };
-    // REGATTA_TEST_CASES sets another number.
-    let cases = variable(CASES).map_or(44, |cases| parse(&cases));
-    for case in 0..cases {
-        let (kind, victim) = (case % OPERATIONS, next(3));
-        let (count, micros) = ([1, 100, 40_000, 300_000][next(4)], next(3000));
+    let mut seeded = SeededRng(0x5eed);
+    for case in 0..suite::case_count(44) as usize {
+        let (kind, victim) = (case % OPERATIONS, seeded.below(3) as usize);
+        let (count, micros) = (seeded.choose(&[1, 100, 40_000, 300_000]), seeded.below(3000));
         let scenario = format!("kill {kind} {victim} {count} {micros}");
         for (rank, outcome) in run_scenario(&scenario, 3).iter().enumerate() {
             let lost = format!("rank {victim} on n1 was lost");

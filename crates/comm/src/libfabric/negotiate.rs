@@ -15,8 +15,8 @@ use super::requests::RequestPool;
 use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
+use crate::engine::all_gather_bytes;
 use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
-use crate::worker::all_gather_bytes;
 use crate::{CommError, Result};
 
 /// The communicator for the negotiation.
@@ -215,8 +215,9 @@ pub fn open(
         }
     }
     let names = super::available_providers()?.join(", ");
-    let wanted = provider.unwrap_or("high-speed provider");
-    Err(format!("libfabric has no {wanted} on this node; available: {names}"))
+    let wanted =
+        provider.map_or("high-speed provider".to_owned(), |name| format!("provider {name}"));
+    Err(format!("libfabric has no {wanted} on this node; available (provider/domain): {names}"))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub struct Incoming {
     conns: Vec<Option<Reader>>,
     /// Which of the first two carries the headers, once known.
     header_conn: Option<usize>,
-    messages: HashMap<u64, Message>,
+    messages: HashMap<u64, PartialMessage>,
     /// The unexpected-message queue, in order of arrival.
     unexpected: VecDeque<u64>,
     unexpected_bytes: usize,
@@ -32,7 +32,7 @@ pub struct Incoming {
     next: u64,
 }
 
-struct Message {
+struct PartialMessage {
     header: Header,
     buffer: RecvBuffer,
     /// Stripes still to arrive.
@@ -202,7 +202,8 @@ impl Incoming {
         // Nothing is sent for an empty stripe.
         let ranges = (0..stripes).map(|i| stripe(length, i, stripes));
         let ranges: Vec<_> = ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect();
-        self.messages.insert(id, Message { header, buffer, stripes_left: ranges.len(), posted });
+        self.messages
+            .insert(id, PartialMessage { header, buffer, stripes_left: ranges.len(), posted });
         for (index, range) in ranges {
             // All connections exist before the first message that uses them.
             let reader = self.conns.get_mut(conn_index(index, first)).and_then(Option::as_mut);
@@ -215,7 +216,7 @@ impl Incoming {
 
     /// Completes a message if it has arrived and is matched or discarded.
     fn finish(&mut self, id: u64, comms: &mut CommTable) -> ReadStatus {
-        let complete = |m: &Message| {
+        let complete = |m: &PartialMessage| {
             m.stripes_left == 0 && (m.posted.is_some() || matches!(m.buffer, RecvBuffer::Discard))
         };
         if !self.messages.get(&id).is_some_and(complete) {

@@ -15,9 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, engine, join};
-use regatta_comm::fabric::{ProviderChoice, available_providers};
-use regatta_comm::worker::Communicator;
-use regatta_comm::{CallKind, Collectives, Comm, CommError, ReduceOp, hierarchical};
+use regatta_comm::libfabric::{ProviderChoice, available_providers};
+use regatta_comm::{CallKind, Collectives, Comm, CommError, Communicator, ReduceOp, hierarchical};
 
 use rank_process::{
     ARGUMENTS, RankScript, SecretFile, as_rank, assert_victim_lost, environment, own_config,

@@ -4,11 +4,11 @@
 use crate::tcp::{HEADER_BYTES, Header};
 
 /// Size of an encoded header.
-pub const EAGER_HEADER_BYTES: usize = 40 + HEADER_BYTES;
+pub const MESSAGE_HEADER_BYTES: usize = 40 + HEADER_BYTES;
 
 /// A message under the header tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EagerHeader {
+pub struct MessageHeader {
     /// The job key. Stray messages of other jobs are dropped.
     pub job: u64,
     /// The sender.
@@ -35,7 +35,7 @@ pub struct Message {
     pub chunk_bytes: u32,
 }
 
-impl EagerHeader {
+impl MessageHeader {
     pub fn encode(&self, into: &mut [u8]) {
         let mut put = |at: usize, bytes: &[u8]| {
             if let Some(into) = into.get_mut(at..at + bytes.len()) {
@@ -62,7 +62,7 @@ impl EagerHeader {
 
     /// Decodes untrusted bytes; `None` if they are malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let header: &[u8; EAGER_HEADER_BYTES] = bytes.first_chunk()?;
+        let header: &[u8; MESSAGE_HEADER_BYTES] = bytes.first_chunk()?;
         let word = |at: usize| {
             let mut eight = [0; 8];
             eight.copy_from_slice(&header[at..at + 8]);
@@ -95,17 +95,17 @@ mod tests {
             let header = Header { key, length, signature_hash: 9, stripes: 1 };
             let message = Message { sequence, header, first_chunk: sequence / 3, chunk_bytes };
             for kind in [HeaderKind::Message(message), HeaderKind::Credit(sequence)] {
-                let header = EagerHeader { job, from, kind };
-                let mut bytes = [0xaa; EAGER_HEADER_BYTES + 5];
+                let header = MessageHeader { job, from, kind };
+                let mut bytes = [0xaa; MESSAGE_HEADER_BYTES + 5];
                 header.encode(&mut bytes);
-                prop_assert_eq!(EagerHeader::decode(&bytes), Some(header));
+                prop_assert_eq!(MessageHeader::decode(&bytes), Some(header));
             }
         }
 
         #[test]
         fn malformed_headers_are_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let header = EagerHeader::decode(&bytes);
-            prop_assert!(bytes.len() >= EAGER_HEADER_BYTES || header.is_none());
+            let header = MessageHeader::decode(&bytes);
+            prop_assert!(bytes.len() >= MESSAGE_HEADER_BYTES || header.is_none());
         }
     }
 }

@@ -4,7 +4,7 @@
 use regatta_model::document::{from_json, to_json_line};
 
 use super::BootstrapConfig;
-use crate::schedule::selection::AlgorithmTable;
+use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::{CommError, Result};
 
 /// The table of `REGATTA_TUNING`, or the default one.
@@ -14,7 +14,7 @@ pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable> {
     };
     let invalid = |why: String| {
         let what = format!("cannot load REGATTA_TUNING {}: {why}", file.display());
-        let hint = "create it with `regatta bench --tune FILE`, or unset REGATTA_TUNING";
+        let hint = "create it with `regatta bench all-reduce --tune FILE`, or unset REGATTA_TUNING";
         CommError::bootstrap(what, hint)
     };
     let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
@@ -54,7 +54,8 @@ mod tests {
         assert_eq!(load(&config(true)).unwrap(), AlgorithmTable::default());
         std::fs::write(&file, "{}").unwrap();
         let error = load(&config(false)).unwrap_err().to_string();
-        assert!(error.contains("REGATTA_TUNING") && error.contains("--tune FILE"), "{error}");
+        let hint = "`regatta bench all-reduce --tune FILE`, or unset REGATTA_TUNING";
+        assert!(error.ends_with(hint), "{error}");
         std::fs::remove_file(&file).unwrap();
         assert!(load(&config(false)).is_err());
         assert_eq!(decode(&encode(&tuned).unwrap()).unwrap(), tuned);

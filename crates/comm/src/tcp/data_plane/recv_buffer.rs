@@ -1,6 +1,6 @@
 //! The destination of a message's payload.
 
-use crate::kernel::{reduce, reduce_pair};
+use crate::reduce_kernel::{reduce, reduce_pair};
 use crate::tcp::frame::MessageKey;
 use crate::transport::{RecvAction, RequestId};
 
@@ -18,7 +18,7 @@ pub struct PostedRecv {
     pub operand: Option<*const u8>,
 }
 
-// SAFETY: the memory is only accessed under the lock of the mesh; the caller of `post_receive`
+// SAFETY: the memory is only accessed under the lock of the data plane; the caller of `post_receive`
 // guarantees that it is valid.
 unsafe impl Send for PostedRecv {}
 

@@ -42,7 +42,7 @@ pub struct ProviderInfo {
 }
 
 /// The result of polling the completion queue.
-pub enum Completion {
+pub enum PollResult {
     /// The queue is empty.
     Empty,
     /// This many requests completed.
@@ -291,28 +291,28 @@ impl Endpoint {
     }
 
     /// Makes progress and reads completions.
-    pub fn poll_cq(&mut self, entries: &mut [CqEntry]) -> Completion {
+    pub fn poll_cq(&mut self, entries: &mut [CqEntry]) -> PollResult {
         let cq = self.cq;
         // SAFETY: the queue is open, and `entries` has this many elements.
         let code = unsafe { ((*(*cq).ops).read)(cq, entries.as_mut_ptr().cast(), entries.len()) };
         match code {
             code if code == -abi::EAVAIL => self.read_error(),
-            code if code > 0 => Completion::Done(code as usize),
-            code if code == 0 || code == -abi::EAGAIN => Completion::Empty,
-            code => Completion::Broken(format!("fi_cq_read: {}", self.library.error_text(code))),
+            code if code > 0 => PollResult::Done(code as usize),
+            code if code == 0 || code == -abi::EAGAIN => PollResult::Empty,
+            code => PollResult::Broken(format!("fi_cq_read: {}", self.library.error_text(code))),
         }
     }
 
-    fn read_error(&mut self) -> Completion {
+    fn read_error(&mut self) -> PollResult {
         let cq = self.cq;
         // SAFETY: all fields are integers or pointers, for which zero is valid.
         let mut error: CqError = unsafe { std::mem::zeroed() };
         // SAFETY: the queue is open.
         if unsafe { ((*(*cq).ops).readerr)(cq, &mut error, 0) } <= 0 {
-            return Completion::Empty;
+            return PollResult::Empty;
         }
         let why = (error.err != abi::ECANCELED).then(|| self.library.error_text(error.err));
-        Completion::Failed(error.context, why)
+        PollResult::Failed(error.context, why)
     }
 
     /// Requests cancellation of a request, which then completes as cancelled.

@@ -1,12 +1,12 @@
-//! Callbacks invoked when a communicator aborts, for threads that wait outside the mesh.
+//! Callbacks invoked when a communicator aborts, for threads that wait outside the data plane.
 
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::SharedMesh;
+use super::SharedDataPlane;
+use crate::engine::AbortFn;
 use crate::tcp::control_messages::Fault;
 use crate::wait_graph::WaitEdges;
-use crate::worker::AbortFn;
 
 /// A callback for the abort of a communicator.
 pub struct AbortCallback {
@@ -17,7 +17,7 @@ pub struct AbortCallback {
     pub waits: WaitEdges,
 }
 
-impl SharedMesh {
+impl SharedDataPlane {
     /// Aborts one communicator, or every communicator that the fault concerns.
     pub fn abort(&self, comm_id: Option<u64>, fault: Fault) {
         let why = fault.to_string();
@@ -29,7 +29,7 @@ impl SharedMesh {
         let aborts: Vec<AbortFn> =
             callbacks.iter().filter(concerned).map(|callback| callback.abort.clone()).collect();
         drop(callbacks);
-        self.publish(|mesh| mesh.fault_state.faults.push((comm_id, fault)));
+        self.publish(|plane| plane.fault_state.faults.push((comm_id, fault)));
         aborts.iter().for_each(|abort| abort(&why));
     }
 

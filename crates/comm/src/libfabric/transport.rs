@@ -1,12 +1,12 @@
-//! The data plane over libfabric, in place of the TCP data connections of the mesh. Like the mesh, it
-//! makes progress when a thread waits.
+//! Data messages over libfabric, in place of the TCP connections of the data plane. Makes progress
+//! when a thread waits.
 //!
 //! Every message starts with a header, which contains the whole message if it is small. The chunks of
 //! a large message have their own tags and are received once a matching receive is posted: directly
 //! into user memory if they are only copied and the provider needs no registration, else into bounce
 //! buffers, from which each chunk is copied or reduced while others arrive.
 
-mod receive;
+mod on_message;
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use super::FiResult;
 use super::abi::CqEntry;
 use super::atexit_guard::enter;
-use super::endpoint::Completion;
-use super::incoming::{IncomingMessage, MatchQueue};
+use super::endpoint::PollResult;
+use super::match_queue::{IncomingMessage, MatchQueue};
 use super::outgoing::{OutgoingMessage, SendWindow};
 use super::requests::{InFlight, Op, RequestPool};
 use super::shm_cleanup::remove_stale_segments;
@@ -52,7 +52,7 @@ const FETCH_AFTER: u32 = YIELDS + 10;
 
 /// The messages exchanged with a peer.
 #[derive(Default)]
-struct Peer {
+struct PeerState {
     window: SendWindow,
     queue: MatchQueue,
 }
@@ -63,7 +63,7 @@ pub struct FabricTransport {
     job: u64,
     ranks: u32,
     addresses: Vec<Vec<u8>>,
-    peers: BTreeMap<u32, Peer>,
+    peers: BTreeMap<u32, PeerState>,
     sends: BTreeMap<u64, OutgoingMessage>,
     recvs: BTreeMap<u64, IncomingMessage>,
     next: u64,
@@ -164,19 +164,19 @@ impl FabricTransport {
         for _ in 0..MAX_POLLS {
             let mut entries = [empty; CQ_BATCH];
             match self.pool.endpoint.poll_cq(&mut entries) {
-                Completion::Empty => {
+                PollResult::Empty => {
                     self.idle = self.idle.saturating_add(1);
                     return;
                 }
-                Completion::Done(count) => {
+                PollResult::Done(count) => {
                     for entry in &entries[..count] {
                         if let Some(request) = self.pool.complete(entry.context) {
                             self.completed(request, entry.len, comms);
                         }
                     }
                 }
-                Completion::Broken(why) => return self.fail(why),
-                Completion::Failed(context, why) => {
+                PollResult::Broken(why) => return self.fail(why),
+                PollResult::Failed(context, why) => {
                     if let Some(request) = self.pool.complete(context) {
                         self.request_failed(request, why, comms);
                     }
@@ -333,7 +333,8 @@ impl FabricTransport {
         let Some(_guard) = enter() else { return };
         let ranks: Vec<u32> = self.peers.keys().copied().collect();
         for rank in ranks {
-            let unexpected = |p: &mut Peer| p.queue.take_unexpected(|key| key.comm_id == comm_id);
+            let unexpected =
+                |p: &mut PeerState| p.queue.take_unexpected(|key| key.comm_id == comm_id);
             while let Some(unexpected) = self.peers.get_mut(&rank).and_then(unexpected) {
                 self.deliver_unexpected(rank, unexpected, None, comms);
             }
@@ -371,7 +372,7 @@ impl FabricTransport {
             std::thread::sleep(MIN_SLEEP);
         }
         remove_stale_segments(&self.addresses);
-        self.pool.leave(self.failure.is_some() || !self.recvs.is_empty());
+        self.pool.drop_or_leak(self.failure.is_some() || !self.recvs.is_empty());
     }
 }
 

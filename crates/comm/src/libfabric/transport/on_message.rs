@@ -1,15 +1,15 @@
 //! Matching and delivery of incoming messages.
 
 use super::FabricTransport;
-use crate::fabric::eager_header::{EAGER_HEADER_BYTES, EagerHeader, HeaderKind, Message};
-use crate::fabric::incoming::{IncomingMessage, UnexpectedMessage};
-use crate::fabric::outgoing::SEND_WINDOW;
+use crate::libfabric::match_queue::{IncomingMessage, UnexpectedMessage};
+use crate::libfabric::message_header::{HeaderKind, MESSAGE_HEADER_BYTES, Message, MessageHeader};
+use crate::libfabric::outgoing::SEND_WINDOW;
 use crate::tcp::{CommTable, LinkDirection, PostedRecv, check_match};
 
 impl FabricTransport {
     /// Handles a header. Malformed headers and those of other jobs are dropped.
     pub(super) fn handle_header(&mut self, bytes: &[u8], comms: &mut CommTable) {
-        let Some(header) = EagerHeader::decode(bytes) else { return };
+        let Some(header) = MessageHeader::decode(bytes) else { return };
         let from = header.from;
         if header.job != self.job || from >= self.ranks {
             return;
@@ -18,7 +18,7 @@ impl FabricTransport {
         match header.kind {
             HeaderKind::Credit(count) => peer.window.credit(count),
             HeaderKind::Message(message) => {
-                let eager = &bytes[EAGER_HEADER_BYTES..];
+                let eager = &bytes[MESSAGE_HEADER_BYTES..];
                 match peer.queue.is_next(&message) {
                     true => self.match_message(from, message, eager, comms),
                     false => peer.queue.reorder(message, eager),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::device::GpuDevice;
 use crate::Result;
 use crate::buffer::{Buffer, DeviceCopy};
-use crate::gpu::sys::{Runtime, Vendor};
+use crate::gpu_runtime::{Runtime, Vendor};
 
 /// A device on which this process allocates buffers. Communicators accept buffers of their own
 /// device.

@@ -43,8 +43,8 @@ enum Payload {
     Owned(Vec<u8>),
 }
 
-// SAFETY: user memory is only read, under the lock of the mesh; the caller of `post_send` guarantees
-// that it is valid.
+// SAFETY: user memory is only read, under the lock of the data plane; the caller of `post_send`
+// guarantees that it is valid.
 unsafe impl Send for Payload {}
 
 impl Chunk {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::FiResult;
-use super::eager_header::Message;
+use super::message_header::Message;
 use super::outgoing::{MAX_CHUNKS_IN_FLIGHT, SEND_WINDOW};
 use super::requests::{Op, RequestPool, UserMemory};
 use crate::tcp::{MessageKey, PostedRecv};

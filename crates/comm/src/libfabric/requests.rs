@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use super::FiResult;
 use super::abi::Context;
-use super::eager_header::{EAGER_HEADER_BYTES, EagerHeader, HeaderKind};
 use super::endpoint::Endpoint;
+use super::message_header::{HeaderKind, MESSAGE_HEADER_BYTES, MessageHeader};
 use super::tag::FabricTags;
 use crate::buffer::Buffer;
 
@@ -65,7 +65,7 @@ pub struct UserMemory {
     pub comm_id: u64,
 }
 
-// SAFETY: the memory is only accessed under the lock of the mesh; the caller of the transport
+// SAFETY: the memory is only accessed under the lock of the data plane; the caller of the transport
 // guarantees that it is valid.
 unsafe impl Send for UserMemory {}
 
@@ -123,7 +123,7 @@ impl RequestPool {
 
     /// The largest message that is sent eagerly with its header.
     pub fn eager_limit(&self) -> usize {
-        self.eager_bytes.saturating_sub(EAGER_HEADER_BYTES)
+        self.eager_bytes.saturating_sub(MESSAGE_HEADER_BYTES)
     }
 
     /// Whether user memory can be used without registration.
@@ -134,11 +134,11 @@ impl RequestPool {
     /// Sends a header, with the eager message if there is one. Returns false if the caller must retry.
     pub fn send_header(&mut self, to: u32, kind: HeaderKind, message: &[u8]) -> FiResult<bool> {
         let mut bounce = self.bounce_buffer(false)?;
-        let header = EagerHeader { job: self.job, from: self.rank, kind };
+        let header = MessageHeader { job: self.job, from: self.rank, kind };
         let bytes = bounce.buffer.bytes_mut();
         header.encode(bytes);
-        bytes[EAGER_HEADER_BYTES..EAGER_HEADER_BYTES + message.len()].copy_from_slice(message);
-        let length = EAGER_HEADER_BYTES + message.len();
+        bytes[MESSAGE_HEADER_BYTES..MESSAGE_HEADER_BYTES + message.len()].copy_from_slice(message);
+        let length = MESSAGE_HEADER_BYTES + message.len();
         let tag = self.tags.header();
         self.post(Op::SendHeader(to), Some(bounce), None, |endpoint, start, region, context| {
             // SAFETY: the bounce buffer and the context live until the request completes.
@@ -329,7 +329,7 @@ impl RequestPool {
 
     /// Drops the pool at shutdown. Closing an endpoint during a transfer crashes some providers, so
     /// one with manual progress is leaked in that case.
-    pub fn leave(self, unfinished: bool) {
+    pub fn drop_or_leak(self, unfinished: bool) {
         let busy = |slot: &Slot| slot.request.as_ref().is_some_and(|r| r.op != Op::RecvHeader);
         if self.endpoint.info.manual_progress && (unfinished || self.slots.iter().any(busy)) {
             std::mem::forget(self);

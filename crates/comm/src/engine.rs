@@ -1,0 +1,149 @@
+//! [`Engine`]: what runs the calls of a communicator.
+
+use std::sync::Arc;
+
+use crate::buffer::{Buffer, MemorySpace};
+use crate::error::Peer;
+use crate::{Call, CallKind, CommError, Counts, DType, OwnedCall, Result};
+
+/// Aborts an engine from any thread, with a reason.
+pub type AbortFn = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Returns, without blocking, whether an engine is known to have failed.
+pub type HasFailedFn = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Allocates buffers for an engine, even while it is running a call.
+#[derive(Clone)]
+pub struct Allocator {
+    /// Allocates host memory that the engine accesses most efficiently.
+    pub host: Arc<dyn Fn(usize) -> Buffer + Send + Sync>,
+    /// Allocates memory on its device, if it has one.
+    pub device: Option<DeviceAlloc>,
+}
+
+/// Allocates device memory.
+pub type DeviceAlloc = Arc<dyn Fn(usize) -> Result<Buffer> + Send + Sync>;
+
+/// Allocates on the heap.
+impl Default for Allocator {
+    fn default() -> Self {
+        Self { host: Arc::new(Buffer::zeroed), device: None }
+    }
+}
+
+/// An engine of any type.
+pub type BoxEngine = Box<dyn Engine>;
+
+/// Runs collectives, one at a time.
+pub trait Engine: Send {
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// All ranks, in order.
+    fn peers(&self) -> Vec<Peer>;
+
+    /// Runs a collective.
+    fn run(&mut self, call: Call<'_>) -> Result;
+
+    /// Runs a collective whose buffers may be in device memory. Most engines support host memory only.
+    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
+        match call.space()? {
+            MemorySpace::Host => self.run(call.as_call()),
+            space => Err(unsupported_memory(call.kind.name(), space)),
+        }
+    }
+
+    /// Runs a collective `times` times, back to back, as [`Comm::run_owned`].
+    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
+        (0..times).try_for_each(|_| self.run_owned(call))
+    }
+
+    /// Runs point-to-point messages `times` times, as [`Comm::run_p2p`].
+    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
+        if let Some((kind, space)) = first_device_buffer(messages)? {
+            return Err(unsupported_memory(kind.name(), space));
+        }
+        let mut once = || self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect());
+        (0..times).try_for_each(|_| once())
+    }
+
+    /// Runs point-to-point messages concurrently. An engine whose sends block until they are received
+    /// must override this.
+    fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
+        messages.into_iter().try_for_each(|call| self.run(call))
+    }
+
+    /// Runs a group of calls, as [`Comm::run_group`].
+    fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result {
+        let (messages, collectives): (Vec<_>, Vec<_>) =
+            calls.into_iter().partition(|call| call.kind.is_p2p());
+        self.run_p2p(messages)?;
+        collectives.into_iter().try_for_each(|call| self.run(call))
+    }
+
+    /// The engine of a sub-communicator, as [`Comm::split`].
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>>;
+
+    /// The allocator for its buffers.
+    fn allocator(&self) -> Allocator {
+        Allocator::default()
+    }
+
+    /// Whether calls on the engines split off it must not run concurrently with its own.
+    fn serialized(&self) -> bool {
+        false
+    }
+
+    /// Closes the engine. For serialised engines this waits for its turn as well.
+    fn close(&mut self) {}
+
+    /// A function that aborts it.
+    fn abort_fn(&self) -> AbortFn;
+
+    /// A function that tells whether it has failed.
+    fn has_failed_fn(&self) -> HasFailedFn {
+        Arc::new(|| false)
+    }
+}
+
+/// All-gathers the same number of bytes from every rank.
+pub(crate) fn all_gather_bytes(engine: &mut dyn Engine, own: &[u8]) -> Result<Vec<u8>> {
+    let mut all = vec![0; own.len() * engine.peers().len()];
+    let call = Call::new(CallKind::AllGather, DType::U8, Counts::Equal(own.len()), &mut all);
+    engine.run(Call { input: Some(own), ..call })?;
+    Ok(all)
+}
+
+/// All-gathers two words per rank.
+pub(crate) fn all_gather_words(engine: &mut dyn Engine, own: [u64; 2]) -> Result<Vec<[u64; 2]>> {
+    let bytes: Vec<u8> = own.into_iter().flat_map(u64::to_le_bytes).collect();
+    let all = all_gather_bytes(engine, &bytes)?;
+    let (words, _) = all.as_chunks::<8>();
+    let (pairs, _) = words.as_chunks::<2>();
+    Ok(pairs.iter().map(|pair| pair.map(u64::from_le_bytes)).collect())
+}
+
+/// All-gathers the arguments of [`Engine::split`].
+pub(crate) fn all_gather_split_args(
+    engine: &mut dyn Engine,
+    colour: Option<u32>,
+    key: i64,
+) -> Result<Vec<(Option<u32>, i64)>> {
+    let own = [colour.map_or(u64::MAX, u64::from), key.cast_unsigned()];
+    let args = |[colour, key]: [u64; 2]| (u32::try_from(colour).ok(), key.cast_signed());
+    Ok(all_gather_words(engine, own)?.into_iter().map(args).collect())
+}
+
+/// The first call with buffers in device memory.
+pub(crate) fn first_device_buffer(calls: &[OwnedCall]) -> Result<Option<(CallKind, MemorySpace)>> {
+    let mut spaces = calls.iter().map(|call| Ok((call.kind, call.space()?)));
+    spaces.find(|space| !matches!(space, Ok((_, MemorySpace::Host)))).transpose()
+}
+
+fn unsupported_memory(call: &'static str, space: MemorySpace) -> CommError {
+    let fix = "copy them to host memory (Buffer::copy_to_host), or create the communicator with \
+               nccl::init";
+    let what =
+        format!("the buffers are in {space}, which this communicator does not support: {fix}");
+    CommError::invalid_call(call, what)
+}
