@@ -1,11 +1,11 @@
 //! `regatta launch`: launches and supervises ranks, each with its binding and environment.
 
 mod agents;
-mod bootstrap;
 mod console;
 mod local;
 mod rank_specs;
 mod report;
+mod start_agents;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -89,8 +89,8 @@ pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     let command = error.downcast_ref::<StartError>().is_some()
         || matches!(error.downcast_ref(), Some(LocalStartError::Start(_)));
-    match error.downcast_ref::<bootstrap::Interrupted>() {
-        Some(bootstrap::Interrupted(ending)) => ExitCode::from(ending.exit_code()),
+    match error.downcast_ref::<start_agents::Interrupted>() {
+        Some(start_agents::Interrupted(ending)) => ExitCode::from(ending.exit_code()),
         None if command => ExitCode::from(127),
         None => ExitCode::FAILURE,
     }
@@ -118,7 +118,7 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
 fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
     let id = new_run_id();
     let agents = match discovery.needs_agents() && discovery.machines[0].is_live() {
-        true => bootstrap::describe(args, &discovery)?,
+        true => start_agents::describe(args, &discovery)?,
         false => String::new(),
     };
     // Agents run on all nodes, ranks on all but the spares, which are the last.

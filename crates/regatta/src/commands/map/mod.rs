@@ -1,5 +1,7 @@
 //! `regatta map`: prints the machine and the placement of each rank.
 
+mod check;
+
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +26,7 @@ use regatta_model::text_table::table;
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
     let plan = JobPlan::new(&args.source, &args.job)?;
     if args.check {
-        return super::check::run(args, &plan);
+        return check::run(args, &plan);
     }
     if [&args.dump, &args.svg].iter().all(|p| p.as_deref() == Some(Path::new("-"))) {
         bail!("--dump and --svg cannot both write to standard output");
