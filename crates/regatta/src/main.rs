@@ -1,4 +1,4 @@
-//! `regatta`: launch, place, benchmark and train AI jobs, from one GPU to a supercomputer.
+//! `regatta`: places and launches AI jobs, benchmarks the network, trains models.
 
 mod cli;
 mod commands;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use regatta_launch::channel::ChannelError;
 use regatta_measure::run::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
@@ -106,11 +106,14 @@ impl Reporter {
         Ok(Self {
             result: BenchResult::default(),
             format,
-            layout: if args.spread { TableLayout::Iterations } else { TableLayout::Means },
+            layout: match options.table.is_some_and(|table| table.spread) {
+                true => TableLayout::Iterations,
+                false => TableLayout::Means,
+            },
             file: ResultFile::new(out),
             event_error: None,
-            plot: args.plot.clone(),
-            baseline: BaselineGate::new(args)?,
+            plot: options.plot().cloned(),
+            baseline: options.table.map_or(Ok(None), BaselineGate::new)?,
             tuning: match &options.workload {
                 Workload::Tune(file, _) => Some(file.clone()),
                 _ => None,
@@ -168,7 +171,7 @@ impl Reporter {
     fn write_tuning_table(&mut self, table: &str) {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
-        self.tuning_error = output::write_file(file, table).err();
+        self.tuning_error = output::write_file(file, table).context("--tune").err();
         if self.tuning_error.is_none() {
             let file = file.display();
             output::eprint(&format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n"));
@@ -233,7 +236,7 @@ impl Reporter {
             _ => {}
         }
         if let Some(error) = &self.file.error {
-            bail!("cannot save the result: {error:#}");
+            bail!("the result is not saved: {error:#}");
         }
         self.print_location(rows);
         let wrong = wrong(&self.result);

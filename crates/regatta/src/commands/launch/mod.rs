@@ -82,6 +82,9 @@ pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -
         Some(me) if !args.dry_run => return become_rank(args, discovery, me.rank),
         _ => node_pool(args, &discovery).map(drop)?,
     }
+    if args.launcher.is_some() && !discovery.needs_agents() {
+        output::note("--launcher has no effect on one node: its ranks are started directly");
+    }
     if args.dry_run { dry_run(args, discovery) } else { start(args, discovery, observer) }
 }
 
@@ -108,8 +111,8 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
     let ranks = plan.placement.ranks;
     if rank >= ranks {
         bail!(
-            "the environment says that this is rank {rank}, but the job has {ranks} ranks; to \
-             launch a job from within a rank, unset RANK and WORLD_SIZE first"
+            "rank {rank} of the environment is out of range: the job has {ranks} ranks; to launch a \
+             job from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
         );
     }
     Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
