@@ -8,7 +8,7 @@ use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
-use regatta_launch::wrap::{Wrap, WrapError};
+use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
 use regatta_place::binding::LauncherSyntax;
 
@@ -231,7 +231,7 @@ pub struct LaunchArgs {
     pub min_nodes: Option<u32>,
     /// Prefix the command with a tool, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
     /// {host} are replaced by the rank number and its host name
-    #[arg(long, value_name = "TOOL", value_parser = parse_wrap, help_heading = "Launch")]
+    #[arg(long, value_name = "TOOL", value_parser = |tool: &str| Wrap::new(tool, None).map(|_| tool.to_owned()), help_heading = "Launch")]
     pub wrap: Option<String>,
     /// Ranks to apply --wrap to, as in 0,4-7 [default: all]
     #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
@@ -285,10 +285,6 @@ pub struct AgentArgs {
     /// Index of this node in the job
     #[arg(long, value_name = "INDEX")]
     pub node: Option<u32>,
-}
-
-fn parse_wrap(text: &str) -> Result<String, WrapError> {
-    Wrap::new(text, None).map(|_| text.to_owned())
 }
 
 const AGENT_LAUNCHERS: [NamedValue<AgentLauncher>; 6] = [

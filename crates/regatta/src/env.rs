@@ -96,12 +96,12 @@ fn cache_folder(plan: &JobPlan) -> (String, &'static str) {
 pub fn rendezvous(args: &RankEnvArgs, plan: &JobPlan, rank: u32) -> Result<Rendezvous> {
     let (torchrun_address, torchrun_port) = torchrun_store(plan)?;
     let (address, address_why) = match (&args.master_addr, torchrun_address) {
-        (Some(address), _) => (address.clone(), "given with --master-addr".to_owned()),
+        (Some(address), _) => (address.clone(), "given by --master-addr".to_owned()),
         (None, Some(address)) => (address, TORCHRUN.to_owned()),
         (None, None) => master_address(plan)?,
     };
     let (port, port_why) = match (args.master_port, torchrun_port) {
-        (Some(port), _) => (port, "given with --master-port".to_owned()),
+        (Some(port), _) => (port, "given by --master-port".to_owned()),
         (None, Some(port)) => (port, TORCHRUN.to_owned()),
         (None, None) => master_port(plan, rank)?,
     };

@@ -43,8 +43,11 @@ pub fn at_least<
 }
 
 /// Parses a number that is valid by this predicate.
-pub fn parse_number(text: &str, is_valid: impl Fn(f64) -> bool) -> Option<f64> {
-    text.parse().ok().filter(|number| is_valid(*number))
+pub fn number(
+    is_valid: fn(&f64) -> bool,
+    expected: &'static str,
+) -> impl TypedValueParser<Value = f64> {
+    move |text: &str| text.parse().ok().filter(is_valid).ok_or(expected)
 }
 
 /// Parses a count of at least 1.

@@ -250,7 +250,7 @@ impl Discovery {
         }
         let is_profile = |name: &&String| profiles.names().any(|profile| profile == *name);
         let (name, why) = if let Some(name) = &source.profile {
-            (name, "selected with --profile")
+            (name, "selected by --profile")
         } else if let Some(name) = machine.system.as_ref().filter(is_profile) {
             (name, "the profile of the built-in system")
         } else {

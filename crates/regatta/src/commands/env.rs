@@ -35,14 +35,12 @@ pub fn run(args: &EnvArgs) -> Result<()> {
 /// Checks that the ranks and sizes of the environment do not contradict each other. A launcher's own
 /// variables are checked where they are read.
 fn check_rank_variables(variable: impl Fn(&str) -> Option<u32>) -> Result<()> {
-    let pairs = [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")];
-    for (rank_name, size_name) in pairs {
-        if let (Some(rank), Some(size)) = (variable(rank_name), variable(size_name))
-            && rank >= size
-        {
+    for [name, size_name] in [["RANK", "WORLD_SIZE"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]] {
+        let (Some(rank), Some(size)) = (variable(name), variable(size_name)) else { continue };
+        if rank >= size {
             bail!(
-                "{rank_name}={rank} and {size_name}={size} contradict each other: the rank must be \
-                 less than the size; unset both, or select a rank with --rank"
+                "{name}={rank} and {size_name}={size} contradict each other: the rank must be less \
+                 than the size; unset both, or select a rank with --rank"
             );
         }
     }

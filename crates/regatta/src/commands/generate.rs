@@ -17,7 +17,7 @@ use regatta_train::step::Net;
 use serde::Serialize;
 
 use crate::cli::FAINT;
-use crate::options::{at_least, parse_number};
+use crate::options::{at_least, number};
 use crate::output;
 
 /// `regatta generate`.
@@ -32,13 +32,13 @@ pub struct GenerateArgs {
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 500, allow_negative_numbers = true, value_parser = at_least::<usize>(0))]
     pub tokens: usize,
     /// Sampling temperature: lower is more deterministic; 0 is greedy decoding
-    #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, allow_negative_numbers = true, value_parser = parse_temperature, help_heading = "Sampling")]
+    #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, allow_negative_numbers = true, value_parser = number(|t| *t >= 0.0, "expected a number >= 0"), help_heading = "Sampling")]
     pub temperature: f64,
     /// Sample from the COUNT most likely tokens only (top-k); 0 disables it
     #[arg(long, value_name = "COUNT", default_value_t = 200, allow_negative_numbers = true, value_parser = at_least::<usize>(0), help_heading = "Sampling")]
     pub top_k: usize,
     /// Sample from the most likely tokens with this cumulative probability only (top-p, nucleus)
-    #[arg(long, value_name = "PROBABILITY", default_value_t = 1.0, allow_negative_numbers = true, value_parser = parse_top_p, help_heading = "Sampling")]
+    #[arg(long, value_name = "PROBABILITY", default_value_t = 1.0, allow_negative_numbers = true, value_parser = number(|p| *p > 0.0 && *p <= 1.0, "expected a probability in (0, 1]"), help_heading = "Sampling")]
     pub top_p: f64,
     /// Random seed; the same seed generates the same text
     #[arg(long, value_name = "NUMBER", default_value_t = 1337, help_heading = "Sampling")]
@@ -148,7 +148,8 @@ fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
         let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
         if args.tokenizer.is_none() {
             bail!(
-                "{what}: pass the model's tokenizer with --tokenizer FILE, or pass this file to use it anyway"
+                "{what}: pass the model's tokenizer with --tokenizer FILE, or pass this file to use \
+                 it anyway"
             );
         }
         // One given with `--tokenizer` may be equivalent despite another fingerprint.
@@ -175,13 +176,4 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
         }
         Some(text) => Ok(text.to_owned()),
     }
-}
-
-fn parse_temperature(text: &str) -> Result<f64, &'static str> {
-    parse_number(text, |number| number >= 0.0).ok_or("expected a number >= 0")
-}
-
-fn parse_top_p(text: &str) -> Result<f64, &'static str> {
-    parse_number(text, |number| number > 0.0 && number <= 1.0)
-        .ok_or("expected a probability in (0, 1]")
 }

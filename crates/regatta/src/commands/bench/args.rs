@@ -234,10 +234,10 @@ pub struct SizeArgs {
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size, conflicts_with = "factor")]
     pub step: Option<u64>,
     /// Data type: int8, uint8, int16, int32, int64, half, bfloat16, float, double, or all
-    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtype)]
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = |name: &str| nccl_names::dtypes(name).map(|_| name.to_owned()))]
     pub datatype: String,
     /// Reduction: sum, prod, min, max, avg, or all
-    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = parse_op)]
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = |name: &str| nccl_names::ops(name).map(|_| name.to_owned()))]
     pub op: String,
     /// Root rank of broadcast, reduce, gather and scatter
     #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
@@ -305,13 +305,7 @@ pub struct IterationArgs {
 #[command(next_help_heading = "Ranks to launch (outside a job)")]
 pub struct BenchRankArgs {
     /// Transport or library to benchmark
-    #[arg(
-        long,
-        value_enum,
-        value_name = "BACKEND",
-        default_value = "auto",
-        help_heading = "Communication"
-    )]
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Communication")]
     pub backend: Backend,
     /// Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]
     #[arg(long, value_name = "COUNT", value_parser = positive())]
@@ -385,18 +379,8 @@ pub struct TableArgs {
 
 /// Parses a percentage to a fraction.
 fn parse_percent(text: &str) -> Result<f64, &'static str> {
-    let tolerance = text.parse::<Tolerance>().map_err(|_| "expected 0% to 100%, such as 10%")?;
-    Ok(tolerance.fraction)
-}
-
-/// Checks the name of a data type.
-fn parse_dtype(name: &str) -> Result<String, String> {
-    nccl_names::dtypes(name).map(|_| name.to_owned())
-}
-
-/// Checks the name of a reduction.
-fn parse_op(name: &str) -> Result<String, String> {
-    nccl_names::ops(name).map(|_| name.to_owned())
+    let tolerance = text.parse().map_err(|_| "expected 0% to 100%, such as 10%");
+    tolerance.map(|Tolerance { fraction }| fraction)
 }
 
 #[cfg(test)]

@@ -91,11 +91,11 @@ impl BenchOptions<'_> {
 
     /// Checks before a long run that the output files can be created.
     pub fn check_output_files(&self) -> Result<()> {
-        let tune = match &self.workload {
-            Workload::Tune(file, _) => Some(file),
-            _ => None,
-        };
-        let files = [("-J", self.output.out.as_ref()), ("--plot", self.plot()), ("--tune", tune)];
+        let files = [
+            ("-J", self.output.out.as_ref()),
+            ("--plot", self.plot()),
+            ("--tune", self.workload.tuning_file()),
+        ];
         let mut given = files.into_iter().filter_map(|(option, file)| Some((option, file?)));
         given.try_for_each(|(option, file)| output::check_writable(option, file))
     }
@@ -127,6 +127,11 @@ fn tune_config(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
 }
 
 impl Workload {
+    /// The file of `--tune`.
+    pub fn tuning_file(&self) -> Option<&PathBuf> {
+        if let Self::Tune(file, _) = self { Some(file) } else { None }
+    }
+
     /// Checks the number of ranks.
     pub fn check_ranks(&self, ranks: u32) -> Result<()> {
         match self {

@@ -12,6 +12,7 @@ use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, Measurement, PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
+use super::args::TableArgs;
 use super::baseline::BaselineGate;
 use super::options::{BenchOptions, Workload};
 use super::plot;
@@ -106,18 +107,15 @@ impl Reporter {
         Ok(Self {
             result: BenchResult::default(),
             format,
-            layout: match options.table.is_some_and(|table| table.spread) {
-                true => TableLayout::Iterations,
-                false => TableLayout::Means,
+            layout: match options.table {
+                Some(TableArgs { spread: true, .. }) => TableLayout::Iterations,
+                _ => TableLayout::Means,
             },
             file: ResultFile::new(out),
             event_error: None,
             plot: options.plot().cloned(),
             baseline: options.table.map_or(Ok(None), BaselineGate::new)?,
-            tuning: match &options.workload {
-                Workload::Tune(file, _) => Some(file.clone()),
-                _ => None,
-            },
+            tuning: options.workload.tuning_file().cloned(),
             tuning_error: None,
             outlier_tolerance: match &options.workload {
                 Workload::Roofline(_, fraction) => *fraction,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::options::parse_number;
+use crate::options::number;
 
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
@@ -50,7 +50,7 @@ pub struct PrepareArgs {
     #[arg(long, conflicts_with = "tokenizer")]
     pub characters: bool,
     /// Fraction of the text, at its end, to use as the validation split
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, allow_negative_numbers = true, value_parser = parse_validation)]
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, allow_negative_numbers = true, value_parser = number(|f| (0.0..1.0).contains(f), "expected a number in [0, 1)"))]
     pub validation: f64,
     /// Overwrite a dataset folder of an earlier `data prepare`
     #[arg(long)]
@@ -58,10 +58,6 @@ pub struct PrepareArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-fn parse_validation(text: &str) -> Result<f64, &'static str> {
-    parse_number(text, |number| (0.0..1.0).contains(&number)).ok_or("expected a number in [0, 1)")
 }
 
 /// `regatta data show`.

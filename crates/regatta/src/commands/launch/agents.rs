@@ -107,7 +107,7 @@ impl<'a> AgentTarget<'a> {
         let node = self.agents.hosts.iter().position(|h| h == host).unwrap_or(0);
         let rank_env = &self.args.rank_env;
         let (address, address_why) = match &rank_env.master_addr {
-            Some(address) => (address.clone(), "given with --master-addr".to_owned()),
+            Some(address) => (address.clone(), "given by --master-addr".to_owned()),
             None if plan.placement.nodes.len() == 1 => env::loopback(),
             None => {
                 let candidates = [env::candidate(host.clone())];
@@ -116,7 +116,7 @@ impl<'a> AgentTarget<'a> {
         };
         let reserved = self.agents.coordinator.registration(node as u32).and_then(|r| r.port);
         let (port, port_why) = match (rank_env.master_port, reserved) {
-            (Some(port), _) => (port, "given with --master-port".to_owned()),
+            (Some(port), _) => (port, "given by --master-port".to_owned()),
             (None, Some(port)) => (port, format!("reserved for this job on {host}")),
             (None, None) => bail!("no free port on {host}: pass --master-port"),
         };
