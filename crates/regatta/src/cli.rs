@@ -8,6 +8,7 @@ use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
+use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
 use regatta_place::binding::LauncherSyntax;
 
@@ -16,7 +17,7 @@ use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::train::{self, TrainArgs};
-use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, one_of, positive};
+use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
 
 /// Style of errors.
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -30,7 +31,7 @@ pub const HEADING: Style = Style::new().bold();
 pub const FAINT: Style = Style::new().dimmed();
 
 /// Longest grace period, in seconds.
-const MAX_GRACE: u64 = 31 * 86_400;
+const MAX_GRACE: i64 = 31 * 86_400;
 
 const STYLES: Styles = Styles::styled()
     .header(HEADING)
@@ -38,7 +39,7 @@ const STYLES: Styles = Styles::styled()
     .literal(AnsiColor::Cyan.on_default())
     .placeholder(AnsiColor::Green.on_default());
 
-/// Launch, place, benchmark and train AI jobs, from one GPU to a supercomputer.
+/// Place and launch AI jobs, benchmark the network, train models: from one core to a supercomputer.
 #[derive(Debug, Parser)]
 #[command(name = "regatta", version, styles = STYLES, propagate_version = true, max_term_width = 100)]
 pub struct Cli {
@@ -141,7 +142,7 @@ Examples:
 
 const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
-  regatta checkpoint show runs/shakespeare      the newest checkpoint of a run
+  regatta checkpoint show runs/shakespeare      the latest checkpoint of a run
   regatta checkpoint show step-00001000 --json  one checkpoint, with all its tensors
   regatta checkpoint verify runs/shakespeare    read every byte and compare the checksums
   regatta checkpoint import gpt2 --to start     from a folder with config.json and model.safetensors
@@ -165,7 +166,7 @@ pub struct MapArgs {
     /// Draw the node and its ranks as SVG to FILE (`-`: standard output)
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub svg: Option<PathBuf>,
-    /// Print the options with which this launcher binds the ranks as planned
+    /// Print the placement as binding options of this launcher
     #[arg(long, value_parser = one_of(&SYNTAXES), value_name = "LAUNCHER", conflicts_with = "json", help_heading = "Output")]
     pub format: Option<LauncherSyntax>,
     /// Run in each rank: compare its actual binding with the plan; exit 1 on a mismatch
@@ -196,6 +197,7 @@ pub struct EnvArgs {
 
 /// `regatta launch`.
 #[derive(Debug, Args)]
+#[command(mut_arg("nodes", |arg| arg.help("Use the first COUNT nodes of the allocation or of --hostfile")))]
 pub struct LaunchArgs {
     #[command(flatten)]
     pub source: SourceArgs,
@@ -216,8 +218,8 @@ pub struct LaunchArgs {
     /// Also write the shown output to FILE
     #[arg(long, value_name = "FILE", help_heading = "Launch")]
     pub tee: Option<PathBuf>,
-    /// Restart all ranks after a failure, at most COUNT times [default: 0, or as often as nodes can
-    /// be replaced or dropped]
+    /// Restart all ranks after a failure, at most COUNT times [default: the number of spares, plus 1
+    /// with --min-nodes]
     #[arg(long, value_name = "COUNT", help_heading = "Launch")]
     pub max_restarts: Option<u32>,
     /// Hold back the last COUNT nodes of the allocation as spares. A spare replaces a node that is
@@ -228,17 +230,17 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "COUNT", value_parser = positive(), help_heading = "Launch")]
     pub min_nodes: Option<u32>,
     /// Prefix the command with a tool, as in 'rocprof --stats -o {host}-{rank}.csv'; {rank} and
-    /// {host} are replaced by the rank's own
-    #[arg(long, value_name = "TOOL", help_heading = "Launch")]
+    /// {host} are replaced by the rank number and its host name
+    #[arg(long, value_name = "TOOL", value_parser = |tool: &str| Wrap::new(tool, None).map(|_| tool.to_owned()), help_heading = "Launch")]
     pub wrap: Option<String>,
     /// Ranks to apply --wrap to, as in 0,4-7 [default: all]
     #[arg(long, value_name = "RANKS", requires = "wrap", help_heading = "Launch")]
     pub wrap_ranks: Option<CpuSet>,
     /// Fail the job if no rank writes output or uses CPU time for this many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Launch")]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Launch")]
     pub hang_timeout: Option<u64>,
     /// Seconds between SIGTERM and SIGKILL when ranks are stopped
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=MAX_GRACE), help_heading = "Launch")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true, value_parser = at_least::<u64>(0).range(..=MAX_GRACE), help_heading = "Launch")]
     pub grace: u64,
     /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
     #[arg(long, value_parser = one_of(&AGENT_LAUNCHERS), value_name = "LAUNCHER", help_heading = "Nodes")]
@@ -250,10 +252,10 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "PATH", help_heading = "Nodes")]
     pub agent: Option<PathBuf>,
     /// Seconds to wait for all agents to start and connect
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Nodes")]
     pub start_timeout: u64,
     /// Seconds without a heartbeat after which a node counts as lost
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..), help_heading = "Nodes")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Nodes")]
     pub heartbeat_timeout: u64,
     /// Fan-out of the agent tree
     #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = positive())]

@@ -167,11 +167,15 @@ fn with_suffix(host: &str, suffix: &str) -> String {
 /// A port that every rank derives independently from the job. Only rank 0 checks that it is free: to
 /// the other ranks of its node, rank 0 may already be listening.
 fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
-    let job = match &plan.allocation.job_id {
-        Some(id) => format!("{}/{id}", plan.allocation.cluster.as_deref().unwrap_or_default()),
+    let (job, source) = match &plan.allocation.job_id {
+        Some(id) => {
+            let cluster = plan.allocation.cluster.as_deref().unwrap_or_default();
+            (format!("{cluster}/{id}"), "the job ID")
+        }
         None => {
             let folder = std::env::current_dir().unwrap_or_default();
-            format!("{}@{}", system::user(&plan.env), folder.display())
+            let user = system::user(&plan.env);
+            (format!("{user}@{}", folder.display()), "user and directory")
         }
     };
     let job = format!("{job}.{}", launch_id(plan).unwrap_or_default());
@@ -180,14 +184,13 @@ fn master_port(plan: &JobPlan, rank: u32) -> Result<(u16, String)> {
     let checked = rank == 0 && in_job && plan.machines[0].is_live();
     if checked && !regatta_launch::port::is_free(port) {
         bail!(
-            "port {port}, derived from this job, is in use on {}: pass the same free port to every \
-             rank by --master-port",
+            "MASTER_PORT {port}, a hash of {source}, is in use on {}: pass the same free port to \
+             every rank with --master-port",
             plan.machines[0].host
         );
     }
-    let source = if plan.allocation.job_id.is_some() { "the job ID" } else { "user and folder" };
-    let free = if checked { ", and free" } else { "" };
-    Ok((port, format!("derived from {source}{free}")))
+    let free = if checked { "; checked to be free" } else { "" };
+    Ok((port, format!("hash of {source}{free}")))
 }
 
 /// The launcher's identifier of this launch. Only the launcher's own variable is the same in all

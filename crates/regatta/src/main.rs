@@ -1,4 +1,4 @@
-//! `regatta`: launch, place, benchmark and train AI jobs, from one GPU to a supercomputer.
+//! `regatta`: places and launches AI jobs, benchmarks the network, trains models.
 
 mod cli;
 mod commands;
@@ -29,8 +29,8 @@ fn main() -> ExitCode {
         Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args).map(success),
         Command::RankWorker => commands::rank_worker::run(),
-        Command::Completions { shell } => commands::docs::completions(shell).map(success),
-        Command::Man { page } => commands::docs::man(page.as_deref()).map(success),
+        Command::Completions { shell } => commands::completions::run(shell).map(success),
+        Command::Man { page } => commands::man::run(page.as_deref()).map(success),
     };
     match result {
         Ok(code) => code,

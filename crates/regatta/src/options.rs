@@ -1,5 +1,6 @@
 //! Options shared by several commands: machine source, job size and binding, rank environment.
 
+use std::error::Error;
 use std::path::PathBuf;
 
 use clap::builder::{
@@ -7,7 +8,10 @@ use clap::builder::{
     TypedValueParser,
 };
 use clap::{Args, value_parser};
-use regatta_model::{CpuSet, GpuVisibility, JobSpec, MemoryBinding, ReservedCores, SmtPolicy};
+use regatta_discover::systems;
+use regatta_model::{
+    CpuSet, GpuVisibility, JobSpec, Machine, MemoryBinding, ReservedCores, SmtPolicy,
+};
 use regatta_place::environment::Framework;
 use regatta_place::profile::PlacementDefaults;
 
@@ -29,6 +33,23 @@ pub fn one_of<T: Copy + Send + Sync>(
     })
 }
 
+/// Parses a number of at least `min`.
+pub fn at_least<
+    T: TryFrom<i64, Error: Into<Box<dyn Error + Send + Sync>>> + Clone + Send + Sync,
+>(
+    min: i64,
+) -> RangedI64ValueParser<T> {
+    RangedI64ValueParser::new().range(min..)
+}
+
+/// Parses a number that is valid by this predicate.
+pub fn number(
+    is_valid: fn(&f64) -> bool,
+    expected: &'static str,
+) -> impl TypedValueParser<Value = f64> {
+    move |text: &str| text.parse().ok().filter(is_valid).ok_or(expected)
+}
+
 /// Parses a count of at least 1.
 pub fn positive() -> RangedI64ValueParser<u32> {
     value_parser!(u32).range(1..)
@@ -40,19 +61,19 @@ pub fn positive() -> RangedI64ValueParser<u32> {
 pub struct SourceArgs {
     /// Use the machine description in FILE instead of this node: a `map --dump` file, hwloc 2 XML,
     /// or a folder with a recorded /sys. Repeat it for heterogeneous nodes: each file describes the
-    /// host it names, the first one all other hosts
+    /// host named in it; the first one also describes all hosts without a file
     #[arg(long = "machine", value_name = "FILE")]
     pub machines: Vec<PathBuf>,
     /// Use a built-in machine description: lumi-g, frontier, perlmutter, polaris, aurora, alps,
     /// jupiter, marenostrum5-acc, el-capitan, dgx-h100, or cpu:SxNxC (sockets, NUMA nodes per
     /// socket, cores per NUMA node)
-    #[arg(long, value_name = "NAME", conflicts_with = "machines")]
-    pub system: Option<String>,
+    #[arg(long, value_name = "NAME", value_parser = systems::system, conflicts_with = "machines")]
+    pub system: Option<Machine>,
     /// Take the nodes from FILE instead of the scheduler; one host per line, optionally with slots:
     /// `host slots=4` or `host:4`
     #[arg(long, value_name = "FILE")]
     pub hostfile: Option<PathBuf>,
-    /// Number of nodes: the first ones of the allocation, or hypothetical ones without an allocation
+    /// Number of nodes: the first COUNT of the allocation; without one, COUNT nodes like this one
     #[arg(short = 'N', long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..=MAX_NODES))]
     pub nodes: Option<u32>,
     /// Use this site profile instead of the detected one

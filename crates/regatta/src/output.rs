@@ -9,6 +9,8 @@ use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_model::Warning;
+use rustix::fs::{Access, access};
+use rustix::io::Errno;
 
 use crate::cli::{FAINT, WARNING};
 
@@ -55,9 +57,9 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
     if path == Path::new("-") {
         return print(text);
     }
-    let name = path.display().to_string();
+    let context = format!("cannot write {}", path.display());
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        return std::fs::write(path, text).with_context(|| name);
+        return std::fs::write(path, text).context(context);
     }
     // Write through a symbolic link instead of replacing it.
     let real = std::fs::canonicalize(path);
@@ -72,5 +74,18 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
         file.sync_all()?;
         std::fs::rename(part, path)
     };
-    write().inspect_err(|_| drop(std::fs::remove_file(part))).with_context(|| name)
+    write().inspect_err(|_| drop(std::fs::remove_file(part))).context(context)
+}
+
+/// Checks that [`write_file`] can create the file of an option.
+pub fn check_writable(option: &str, path: &Path) -> Result<()> {
+    let real = std::fs::canonicalize(path);
+    let real = real.as_deref().unwrap_or(path);
+    let checked = match std::fs::metadata(real) {
+        _ if path == Path::new("-") => Ok(()),
+        Ok(found) if found.is_dir() => Err(Errno::ISDIR),
+        Ok(found) if !found.is_file() => Ok(()),
+        _ => access(real.with_file_name("."), Access::WRITE_OK | Access::EXEC_OK),
+    };
+    checked.with_context(|| format!("{option} {}: cannot create the file", path.display()))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
-use regatta_discover::{Env, Root, systems};
+use regatta_discover::{Env, Root};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short_hostname};
 use regatta_model::{
@@ -162,8 +162,8 @@ fn same_host(a: &str, b: &str) -> bool {
 }
 
 fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
-    if let Some(name) = &source.system {
-        return Ok(vec![systems::system(name)?]);
+    if let Some(machine) = &source.system {
+        return Ok(vec![machine.clone()]);
     }
     if source.machines.is_empty() {
         return Ok(vec![regatta_discover::discover(&Root::live(), env)]);
@@ -244,7 +244,8 @@ impl Discovery {
         let mut profiles = Profiles::builtin()?;
         for path in &source.profile_file {
             let shown = path.display().to_string();
-            let text = std::fs::read_to_string(path).with_context(|| shown.clone())?;
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("--profile-file {shown}"))?;
             profiles = profiles.with_file(&shown, &text)?;
         }
         let is_profile = |name: &&String| profiles.names().any(|profile| profile == *name);
@@ -285,8 +286,8 @@ impl Discovery {
             message: format!(
                 "{host} is not a node of the job: the plan assumes that the job's nodes ({nodes}) are identical to it"
             ),
-            hint: "run this on a node of the job, or describe the nodes by --system, or by \
-                   --machine with a file that `regatta map --dump` wrote there"
+            hint: "run this on a node of the job, or describe the nodes with --system, or with \
+                   --machine and a file that `regatta map --dump` wrote there"
                 .to_owned(),
         })
     }

@@ -208,6 +208,41 @@ fn sweep_results_are_written_to_stdout_and_file() {
 }
 
 #[test]
+fn output_files_are_checked_before_the_run() {
+    let folder = TempDir::new();
+    let options = ["-J no/x.json", "--plot no/x.svg", "--tune no/x", "--sweep A=1 -J no/x.json"];
+    for options in options {
+        let expected = [&options[options.len() - 5..], "cannot create the file: No such file"];
+        run(&folder, &format!("all-reduce {options} --ranks 2")).assert_error(expected);
+        assert_eq!(folder.names(), [""; 0], "{options}");
+    }
+    run(&folder, "all-reduce -J . --ranks 2")
+        .assert_error("-J .: cannot create the file: Is a dir");
+}
+
+#[test]
+fn invalid_and_unsupported_options_are_usage_errors() {
+    let folder = TempDir::new();
+    for (words, option) in [
+        ("gemm --baseline x.json", "'--baseline'"),
+        ("disk --plot x.svg", "'--plot'"),
+        ("copy -I", "'-I'"),
+        ("send-recv --pairs -I", "'--spread'"),
+        ("all-reduce --tune x --plot x.svg", "'--plot <FILE>'"),
+        ("all-reduce -t 2 --ranks 3", "'--nthreads <COUNT>'"),
+        ("all-reduce -g 2 --ranks 3", "'--ngpus <COUNT>'"),
+        ("all-reduce -f 2 -i 8", "'--stepbytes <SIZE>'"),
+        ("all-reduce -d float8", "'--datatype <TYPE>'"),
+        ("all-reduce -o mul", "'--op <OP>'"),
+        ("all-reduce --baseline x --tolerance x", "'--tolerance <PERCENT>'"),
+        ("gemm --slower-than x", "'--slower-than <PERCENT>': expected 0% to 100%, such as 10%"),
+    ] {
+        run(&folder, words).assert_usage_error(option);
+    }
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
 fn plots_are_well_formed() {
     let folder = TempDir::new();
     run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot one.svg --run-dir run").ok();
@@ -279,7 +314,7 @@ fn a_baseline_check_reports_every_regression() {
     good.assert_code(0).assert_stderr(summary);
     let bad = run(&folder, &format!("{words} --baseline fast.json --tolerance 25%"));
     let sizes = ["(8 B)", "(64 B)", "(512 B)", "(4096 B)"];
-    let summary = "regression against fast.json: 8 of 8 values";
+    let summary = "baseline fast.json: 8 of 8 values failed";
     bad.assert_code(1).assert_stderr(summary).assert_stderr(sizes);
     let other = run(&folder, &format!("{} --baseline slow.json", words.replace("4K", "64")));
     other.assert_code(1).assert_stderr("not measured");

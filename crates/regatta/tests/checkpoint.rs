@@ -71,10 +71,11 @@ fn corruption_is_reported_by_file_and_exit_code() {
 #[test]
 fn folders_without_a_checkpoint_or_model_are_rejected() {
     let folder = TempDir::new();
-    run_in(&folder, "checkpoint show .").assert_error("is not a checkpoint");
-    run_in(&folder, "checkpoint show nowhere").assert_error("is not a folder");
+    run_in(&folder, "checkpoint show .").assert_error("no checkpoint found in . or ./checkpoints");
+    run_in(&folder, "checkpoint show nowhere").assert_error("cannot read nowhere: No such file");
     run_in(&folder, "checkpoint import . --to x").assert_error("config.json");
     folder.write("config.json", "{\"model_type\": \"mamba\"}");
+    run_in(&folder, "checkpoint show config.json").assert_error("config.json is not a directory");
     run_in(&folder, "checkpoint import . --to x").assert_error("mamba");
     assert!(!folder.exists("x"));
 }

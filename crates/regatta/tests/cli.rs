@@ -65,11 +65,11 @@ fn examples_in_the_help_work() {
 #[test]
 fn unknown_names_are_rejected_with_the_valid_ones() {
     for bad in ["lumi", "LUMI-G", "", "cpu"] {
-        let error = regatta(&["map", "--system", bad]).error_line();
-        assert_contains(&error, SYSTEMS);
-        assert_contains(&error, "cpu:SxNxC");
+        let run = || regatta(&["map", "--system", bad]);
+        run().assert_usage_error(SYSTEMS);
+        run().assert_usage_error(["'--system <NAME>'", "cpu:SxNxC"]);
     }
-    run_line("map --system cpu:2x4").assert_error("such as cpu:2x4x8");
+    run_line("map --system cpu:2x4").assert_usage_error("such as cpu:2x4x8");
     let error = run_line("map --system lumi-g --profile frontire").error_line();
     assert_eq!(error, "unknown profile \"frontire\"; did you mean frontier?");
     run_line("map --system lumi-g --profile zzzzzzzz").assert_error(SYSTEMS);
@@ -88,6 +88,31 @@ fn conflicting_options_are_rejected() {
     run_line("map --check --dump x").assert_usage_error("cannot be used with");
     run_line("map --json --format srun").assert_usage_error("cannot be used with");
     assert_eq!(run_line("").code, Some(2));
+}
+
+#[test]
+fn invalid_numbers_are_usage_errors() {
+    for (words, expected) in [
+        ("generate m --top-p 2", "'--top-p <PROBABILITY>': expected a probability in (0, 1]"),
+        ("generate m --top-p 0", "'--top-p <PROBABILITY>': expected a probability in (0, 1]"),
+        ("generate m --temperature -1", "'--temperature <NUMBER>': expected a number >= 0"),
+        ("generate m --top-k -1", "'--top-k <COUNT>': -1 is not in 0.."),
+        ("launch --grace -1 -- true", "'--grace <SECONDS>': -1 is not in 0.."),
+    ] {
+        run_line(words).assert_usage_error(expected);
+    }
+}
+
+#[test]
+fn contradicting_rank_variables_are_rejected() {
+    let env = |variables: &str| {
+        let variables = variables.split(' ').filter_map(|variable| variable.split_once('='));
+        run_command(command().arg("env").envs(variables))
+    };
+    env("RANK=3 WORLD_SIZE=2").assert_error("RANK=3 and WORLD_SIZE=2 contradict each other");
+    let local = env("RANK=1 WORLD_SIZE=2 LOCAL_RANK=5 LOCAL_WORLD_SIZE=2");
+    local.assert_error("LOCAL_RANK=5 and LOCAL_WORLD_SIZE=2 contradict each other");
+    env("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1").assert_ok("export RANK=0");
 }
 
 /// Runs a program with this standard input; `None` if it is not installed.

@@ -89,10 +89,13 @@ fn invalid_inputs_are_rejected() {
         ("builtin", "needs no preparation"),
         ("empty.txt", "empty.txt is empty"),
         ("bad.txt", "not UTF-8 text: byte 2"),
-        ("text.txt --validation 1", "expected a number in [0, 1)"),
         ("text.txt --tokenizer tokenizer.json", "tokenizer.json as a tokenizer"),
     ] {
         run_in(&folder, &format!("data prepare {words} -o out")).assert_error(error);
+    }
+    for fraction in ["1", "-1", "x"] {
+        let run = prepare(&folder, &format!("--validation {fraction}"));
+        run.assert_usage_error("'--validation <FRACTION>': expected a number in [0, 1)");
     }
     let both = prepare(&folder, "--characters --tokenizer tokenizer.json");
     both.assert_usage_error("cannot be used with");

@@ -356,6 +356,16 @@ fn out_of_range_ranks_and_nodes_are_rejected() {
 }
 
 #[test]
+fn launcher_has_no_effect_on_one_node() {
+    let run = launch(&TempDir::new(), "-n 1 --launcher srun -- true").assert_code(0);
+    assert_contains(&run.err, "note: --launcher has no effect on one node");
+    for tool in ["''", "'\"x'"] {
+        let run = launch(&TempDir::new(), &format!("-n 1 --wrap {tool} -- true"));
+        run.assert_usage_error("'--wrap <TOOL>'");
+    }
+}
+
+#[test]
 fn dry_run_places_no_ranks_on_spares() {
     let folder = TempDir::new();
     folder.write("hosts", "a\nb\nc\n");

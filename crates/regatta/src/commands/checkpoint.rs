@@ -43,7 +43,7 @@ enum CheckpointCommand {
 
 #[derive(Debug, Args)]
 struct FolderArgs {
-    /// A checkpoint, a folder of checkpoints, or a run folder; the newest checkpoint is used
+    /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
     /// Print as JSON
@@ -66,7 +66,7 @@ struct ImportArgs {
 
 #[derive(Debug, Args)]
 struct ExportArgs {
-    /// A checkpoint, a folder of checkpoints, or a run folder; the newest checkpoint is used
+    /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
     /// Folder to write the model to
@@ -91,11 +91,13 @@ pub fn run(args: &CheckpointArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The checkpoint in a folder, or its newest one.
+/// The checkpoint in a folder, or its latest one.
 fn find(folder: &Path) -> Result<Checkpoint> {
     let shown = folder.display();
-    if !folder.is_dir() {
-        bail!("{shown} is not a folder");
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => {}
+        Ok(_) => bail!("{shown} is not a directory; expected a checkpoint or a run folder"),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
     }
     for candidate in [folder.to_owned(), run::find_checkpoint_dir(folder)] {
         if let Some(newest) = Checkpoint::latest(&candidate)? {
@@ -105,7 +107,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     if folder.join("checkpoint.json").exists() {
         return Ok(Checkpoint::open(folder)?);
     }
-    bail!("{shown} is not a checkpoint, and neither it nor its checkpoints folder contains one");
+    bail!("no checkpoint found in {shown} or {shown}/checkpoints");
 }
 
 fn show(args: &FolderArgs) -> Result<()> {
@@ -224,7 +226,10 @@ fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
     let Ok(tokenizer) = Tokenizer::load(&file).inspect_err(note) else { return Ok(None) };
     let existing = to.join(TOKENIZER);
     if std::fs::read(&existing).is_ok_and(|bytes| bytes != tokenizer.to_bytes()) {
-        bail!("{} belongs to another model: choose another folder by --to", existing.display());
+        bail!(
+            "{} belongs to another model: choose another directory with --to",
+            existing.display()
+        );
     }
     Ok(Some(tokenizer))
 }

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use regatta_model::Warning;
 use regatta_place::environment::EnvVar;
 use regatta_place::gpu_visibility::HIDDEN_GPUS;
@@ -15,6 +15,9 @@ use crate::{env, output};
 /// Runs the command.
 pub fn run(args: &EnvArgs) -> Result<()> {
     let plan = JobPlan::new(&args.source, &args.job)?;
+    if plan.allocation.this_rank.is_none() && args.rank.is_none() {
+        check_rank_variables(|name| plan.env.get(name)?.parse().ok())?;
+    }
     let rank = args.rank.or(plan.allocation.this_rank.map(|me| me.rank)).unwrap_or(0);
     let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;
     let lines = env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?;
@@ -26,6 +29,21 @@ pub fn run(args: &EnvArgs) -> Result<()> {
     let relevant = ["gpu-cgroup", HIDDEN_GPUS, STAND_IN];
     let affects_ranks = |w: &&Warning| relevant.contains(&w.code.as_str());
     plan.placement.warnings.iter().filter(affects_ranks).for_each(output::warn);
+    Ok(())
+}
+
+/// Checks that the ranks and sizes of the environment do not contradict each other. A launcher's own
+/// variables are checked where they are read.
+fn check_rank_variables(variable: impl Fn(&str) -> Option<u32>) -> Result<()> {
+    for [name, size_name] in [["RANK", "WORLD_SIZE"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"]] {
+        let (Some(rank), Some(size)) = (variable(name), variable(size_name)) else { continue };
+        if rank >= size {
+            bail!(
+                "{name}={rank} and {size_name}={size} contradict each other: the rank must be less \
+                 than the size; unset both, or select a rank with --rank"
+            );
+        }
+    }
     Ok(())
 }
 

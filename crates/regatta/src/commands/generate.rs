@@ -17,6 +17,7 @@ use regatta_train::step::Net;
 use serde::Serialize;
 
 use crate::cli::FAINT;
+use crate::options::{at_least, number};
 use crate::output;
 
 /// `regatta generate`.
@@ -28,16 +29,16 @@ pub struct GenerateArgs {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Number of tokens to generate
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 500)]
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 500, allow_negative_numbers = true, value_parser = at_least::<usize>(0))]
     pub tokens: usize,
     /// Sampling temperature: lower is more deterministic; 0 is greedy decoding
-    #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, value_parser = non_negative, help_heading = "Sampling")]
+    #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, allow_negative_numbers = true, value_parser = number(|t| *t >= 0.0, "expected a number >= 0"), help_heading = "Sampling")]
     pub temperature: f64,
     /// Sample from the COUNT most likely tokens only (top-k); 0 disables it
-    #[arg(long, value_name = "COUNT", default_value_t = 200, help_heading = "Sampling")]
+    #[arg(long, value_name = "COUNT", default_value_t = 200, allow_negative_numbers = true, value_parser = at_least::<usize>(0), help_heading = "Sampling")]
     pub top_k: usize,
     /// Sample from the most likely tokens with this cumulative probability only (top-p, nucleus)
-    #[arg(long, value_name = "PROBABILITY", default_value_t = 1.0, value_parser = non_negative, help_heading = "Sampling")]
+    #[arg(long, value_name = "PROBABILITY", default_value_t = 1.0, allow_negative_numbers = true, value_parser = number(|p| *p > 0.0 && *p <= 1.0, "expected a probability in (0, 1]"), help_heading = "Sampling")]
     pub top_p: f64,
     /// Random seed; the same seed generates the same text
     #[arg(long, value_name = "NUMBER", default_value_t = 1337, help_heading = "Sampling")]
@@ -56,7 +57,7 @@ pub struct GenerateArgs {
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
-  regatta generate runs/20261115-120000-4711    the newest checkpoint of a run
+  regatta generate runs/20261115-120000-4711    the latest checkpoint of a run
   regatta generate runs/mine --prompt 'ROMEO:' -n 200
   regatta generate gpt2/ --prompt 'Once upon' --temperature 0
                                                 a Hugging Face model, greedy decoding
@@ -138,7 +139,7 @@ fn stream_text(
 fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
     let Some(file) = args.tokenizer.as_ref().or(loaded.tokenizer.as_ref()) else {
         let from = loaded.from.display();
-        bail!("{from} has no tokenizer.json: pass one by --tokenizer");
+        bail!("{from} has no tokenizer.json: pass one with --tokenizer");
     };
     let tokenizer = Tokenizer::load(file)?;
     let (file, fingerprint) = (file.display(), tokenizer.fingerprint());
@@ -146,9 +147,12 @@ fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
         let from = loaded.from.display();
         let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
         if args.tokenizer.is_none() {
-            bail!("{what}: pass the right one by --tokenizer FILE, or this one to use it anyway");
+            bail!(
+                "{what}: pass the model's tokenizer with --tokenizer FILE, or pass this file to use \
+                 it anyway"
+            );
         }
-        // One given by `--tokenizer` may be equivalent despite another fingerprint.
+        // One given with `--tokenizer` may be equivalent despite another fingerprint.
         output::note(&what);
     }
     let (tokenizer_size, model_size) = (tokenizer.vocab_size(), loaded.shape.vocab_size);
@@ -172,9 +176,4 @@ fn prompt(args: &GenerateArgs) -> Result<String> {
         }
         Some(text) => Ok(text.to_owned()),
     }
-}
-
-fn non_negative(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text} is not a number"))?;
-    if number >= 0.0 { Ok(number) } else { Err("must not be negative".to_owned()) }
 }

@@ -2,13 +2,13 @@
 
 pub mod agent;
 pub mod bench;
-pub mod check;
 pub mod checkpoint;
+pub mod completions;
 pub mod data;
-pub mod docs;
 pub mod env;
 pub mod generate;
 pub mod launch;
+pub mod man;
 pub mod map;
 pub mod rank_events;
 pub mod rank_worker;

@@ -89,7 +89,7 @@ mod tests {
         let BenchCommand::AllReduce(args) = *command else { panic!("another benchmark") };
         assert_eq!((args.sizes.max, args.iterations.average), (Some(1 << 20), Some(3)));
         assert_eq!(args.output.label.as_deref(), Some("x"));
-        assert_eq!((args.output.out, args.output.plot), (None, None));
+        assert_eq!((args.output.out, args.table.plot), (None, None));
         assert_eq!((args.ranks.run_dir, args.ranks.hostfile), (None, None));
         assert_eq!(received.machine, request.machine);
         assert_eq!(received.command_line, request.command_line);

@@ -37,9 +37,9 @@ pub fn is_rank(command: &str) -> Result<bool> {
     let is_rank = is_set("RANK") && is_set("WORLD_SIZE");
     if is_rank && !is_set(secret_file::VARIABLE) {
         bail!(
-            "RANK and WORLD_SIZE are set, but {0} is not: run `regatta {command}` once, outside of \
-             ranks, and it launches them; or set {0} in all ranks to a file that only you can read \
-             and that holds 64 hexadecimal digits",
+            "RANK and WORLD_SIZE are set, but {0} is not: either run `regatta {command}` once, \
+             without RANK and WORLD_SIZE, so that it launches the ranks; or set {0} on all ranks to \
+             a file of mode 0600 with 64 hexadecimal digits",
             secret_file::VARIABLE
         );
     }

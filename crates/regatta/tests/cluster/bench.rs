@@ -125,7 +125,7 @@ fn baseline(bed: &TestCluster) {
         bed.hosts.throttle_pair("node1", "node2", HALF).unwrap();
         let out = bench(bed, 2, &checked);
         assert_eq!(out.status.code(), Some(1), "{out:?}");
-        let regression = "regression against before.json";
+        let regression = "baseline before.json";
         assert_contains(out.stderr, [regression, "all-reduce of 1 MiB (1048576 B)"]);
         ["node1", "node2"].iter().for_each(|node| bed.hosts.throttle(node, FULL).unwrap());
     }

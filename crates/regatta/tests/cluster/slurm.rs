@@ -197,7 +197,7 @@ fn port_in_use(cluster: &TestCluster) {
     let output = run(&mut cluster.hosts.login("srun", ["-wnode1", "sh", "-c", &script])).unwrap();
     let port = output.stdout.split_once("port ").unwrap().1.lines().next().unwrap();
     assert!(!output.status.success(), "{output:?}");
-    let expected = format!("port {port}, derived from this job, is in use on node1");
+    let expected = format!("MASTER_PORT {port}, a hash of the job ID, is in use on node1");
     assert_contains(output.stderr, [&*expected, "--master-port"]);
 }
 

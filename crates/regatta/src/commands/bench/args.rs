@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use regatta_measure::run::parse_size;
+use regatta_measure::baseline::Tolerance;
+use regatta_measure::run::{nccl_names, parse_size};
 use regatta_model::Operation;
 use serde::{Deserialize, Serialize};
 
@@ -142,6 +143,8 @@ pub struct CollectiveArgs {
     #[command(flatten)]
     pub output: OutputArgs,
     #[command(flatten)]
+    pub table: TableArgs,
+    #[command(flatten)]
     #[serde(skip)]
     pub child: ChildArgs,
 }
@@ -166,7 +169,7 @@ pub struct ModeArgs {
     pub scan: bool,
     /// Measure point-to-point latency and bandwidth between all pairs of nodes (on a single node:
     /// of ranks), print the matrix and report slow links and nodes; exit code 1 if there are any
-    #[arg(long, conflicts_with_all = ["sweep", "scan", "baseline"])]
+    #[arg(long, conflicts_with_all = ["sweep", "scan", "baseline", "spread"])]
     pub pairs: bool,
     /// With --pairs: measure all pairs of ranks, also on several nodes
     #[arg(long, requires = "pairs")]
@@ -176,12 +179,13 @@ pub struct ModeArgs {
     pub one_at_a_time: bool,
     /// Benchmark all algorithms of all collectives over the network and write a tuning table to
     /// FILE, used by ranks with REGATTA_TUNING=FILE; -b, -e, -f, -i and -n set sizes and iterations
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "scan", "pairs", "baseline", "spread", "plot", "out"])]
     pub tune: Option<PathBuf>,
 }
 
 /// `regatta bench gemm` and `copy`.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[command(mut_arg("backend", |arg| arg.help("Transport or library over which the ranks exchange results")))]
 pub struct RooflineArgs {
     #[command(flatten)]
     pub outliers: OutlierArgs,
@@ -208,13 +212,13 @@ pub struct DiskArgs {
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 pub struct OutlierArgs {
     /// Report ranks slower than the median of all ranks by more than this
-    #[arg(long, value_name = "PERCENT", default_value = "10%")]
-    pub slower_than: String,
+    #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = parse_percent)]
+    pub slower_than: f64,
 }
 
 /// Sizes and data types.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
-#[command(next_help_heading = "Sizes (as nccl-tests)")]
+#[command(next_help_heading = "Sizes (as in nccl-tests)")]
 pub struct SizeArgs {
     /// Minimum size in bytes, with suffix K, M or G (powers of 1024). Without any of -b, -e, -f and
     /// -i: 8 to 32M, factor 2
@@ -227,13 +231,13 @@ pub struct SizeArgs {
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..))]
     pub factor: Option<u64>,
     /// Increment between sizes [default: 1M, without -f]
-    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size)]
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = parse_size, conflicts_with = "factor")]
     pub step: Option<u64>,
     /// Data type: int8, uint8, int16, int32, int64, half, bfloat16, float, double, or all
-    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float")]
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = |name: &str| nccl_names::dtypes(name).map(|_| name.to_owned()))]
     pub datatype: String,
     /// Reduction: sum, prod, min, max, avg, or all
-    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = |name: &str| nccl_names::ops(name).map(|_| name.to_owned()))]
     pub op: String,
     /// Root rank of broadcast, reduce, gather and scatter
     #[arg(short = 'r', long, value_name = "RANK", default_value_t = 0)]
@@ -249,7 +253,7 @@ impl SizeArgs {
 
 /// Iterations and timing.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
-#[command(next_help_heading = "Iterations (as nccl-tests)")]
+#[command(next_help_heading = "Iterations (as in nccl-tests)")]
 pub struct IterationArgs {
     /// Timed iterations [default: 20, or more if they take less than 2 ms in total]
     #[arg(short = 'n', long = "iters", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -298,10 +302,10 @@ pub struct IterationArgs {
 
 /// Which ranks to launch.
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
-#[command(next_help_heading = "Ranks (without `regatta launch`)")]
+#[command(next_help_heading = "Ranks to launch (outside a job)")]
 pub struct BenchRankArgs {
     /// Transport or library to benchmark
-    #[arg(long, value_enum, value_name = "BACKEND", default_value = "auto")]
+    #[arg(long, value_enum, default_value = "auto", help_heading = "Communication")]
     pub backend: Backend,
     /// Number of ranks [default: one per GPU, or one per core of this machine (2 to 8)]
     #[arg(long, value_name = "COUNT", value_parser = positive())]
@@ -316,17 +320,17 @@ pub struct BenchRankArgs {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub hostfile: Option<PathBuf>,
-    /// Number of ranks: threads times GPUs
-    #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = positive())]
+    /// Threads of nccl-tests: launches nthreads x ngpus ranks
+    #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub threads: Option<u32>,
-    /// See -t
-    #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive())]
+    /// GPUs per thread of nccl-tests (see -t)
+    #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub gpus: Option<u32>,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
     pub launch: Option<String>,
     /// Run folder [default: a new one in runs/]
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", help_heading = "Output")]
     #[serde(skip)]
     pub run_dir: Option<PathBuf>,
     /// Environment variable of a sweep, not to be set from the site profile
@@ -348,6 +352,15 @@ pub struct OutputArgs {
     /// Print the final result as CSV instead of the table
     #[arg(long)]
     pub csv: bool,
+    /// Label of this run
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+}
+
+/// Output options of collective benchmarks.
+#[derive(Debug, Clone, Serialize, Deserialize, Args)]
+#[command(next_help_heading = "Output")]
+pub struct TableArgs {
     /// Plot bandwidth and latency over size to FILE: .svg, or .html with tables
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -355,16 +368,19 @@ pub struct OutputArgs {
     /// Add per-iteration statistics: minimum, maximum, 99th percentile, coefficient of variation
     #[arg(short = 'I', long)]
     pub spread: bool,
-    /// Label of this run
-    #[arg(long, value_name = "TEXT")]
-    pub label: Option<String>,
     /// Compare with the result in FILE; exit code 1 on a regression
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub baseline: Option<PathBuf>,
     /// Allowed regression against the baseline
-    #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline")]
-    pub tolerance: String,
+    #[arg(long, value_name = "PERCENT", default_value = "10%", requires = "baseline", value_parser = parse_percent)]
+    pub tolerance: f64,
+}
+
+/// Parses a percentage to a fraction.
+fn parse_percent(text: &str) -> Result<f64, &'static str> {
+    let tolerance = text.parse().map_err(|_| "expected 0% to 100%, such as 10%");
+    tolerance.map(|Tolerance { fraction }| fraction)
 }
 
 #[cfg(test)]

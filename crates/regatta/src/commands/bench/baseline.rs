@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use regatta_measure::baseline::{self, Tolerance};
 use regatta_model::{BenchResult, units};
 
-use super::args::OutputArgs;
+use super::args::TableArgs;
 use super::files;
 use crate::cli::{ERROR, GOOD};
 use crate::output;
@@ -21,13 +21,13 @@ pub struct BaselineGate {
 
 impl BaselineGate {
     /// Reads the baseline, if there is one, before anything is measured.
-    pub fn new(args: &OutputArgs) -> Result<Option<Self>> {
+    pub fn new(args: &TableArgs) -> Result<Option<Self>> {
         let Some(file) = &args.baseline else { return Ok(None) };
-        let tolerance = args.tolerance.parse::<Tolerance>()?;
-        let results = files::load(file)?;
+        let tolerance = Tolerance { fraction: args.tolerance };
+        let results = files::load(file).context("--baseline")?;
         let [baseline] = <[BenchResult; 1]>::try_from(results).map_err(|results| {
             anyhow!(
-                "{} contains {} results, but a baseline must have exactly one; extract it by \
+                "{} contains {} results, but a baseline must have exactly one; extract it with \
                  `regatta bench read --only N --json`",
                 file.display(),
                 results.len()
@@ -48,7 +48,7 @@ impl BaselineGate {
         let failures = report.failures();
         let mut text = match failures.len() {
             0 => format!("{ERROR}the baseline {file} has no values to compare{ERROR:#}\n"),
-            worse => format!("{ERROR}regression against {file}{ERROR:#}: {worse} of {count}\n"),
+            worse => format!("{ERROR}baseline {file}{ERROR:#}: {worse} of {count} failed\n"),
         };
         failures.iter().for_each(|failure| text.push_str(&format!("  {failure}\n")));
         output::eprint(&text);

@@ -32,16 +32,16 @@ pub fn apply(args: &mut CollectiveArgs) {
     let Some(folder) = args.child.child_dir.take() else { return };
     args.mode.sweep.clear();
     args.mode.scan = false;
-    args.output.out = Some(folder.join(RESULT_FILE));
+    args.output.out = None;
     args.output.label = args.child.child_label.take();
-    args.output.plot = None;
+    args.table.plot = None;
     (args.output.json, args.output.csv) = (false, false);
     args.ranks.nodes = args.child.child_nodes.or(args.ranks.nodes);
     args.ranks.run_dir = Some(folder);
 }
 
 /// The result file in the run folder.
-const RESULT_FILE: &str = "bench.json";
+pub const RESULT_FILE: &str = "bench.json";
 
 /// One run of a sweep or scan.
 pub struct ChildRun {
@@ -101,9 +101,9 @@ mod tests {
                 format!("-b 8 {out} --label=y --nodes 4 --csv --plot p.svg --sweep A=1 B=-x");
             let args = applied(&line, &child);
             assert!(!args.is_multi_run() && !args.output.csv, "{line}");
-            assert_eq!(args.output.out, Some(child.out()), "{line}");
+            assert_eq!(args.output.out, None, "the default, {}: {line}", RESULT_FILE);
             assert_eq!((args.sizes.min, args.ranks.nodes), (Some(8), Some(4)));
-            assert_eq!(args.output.plot, None);
+            assert_eq!(args.table.plot, None);
             assert_eq!(args.output.label.as_deref(), Some("A=1 B=-x"));
             assert_eq!(args.ranks.run_dir.as_ref(), Some(&child.folder));
             assert_eq!(args.ranks.sweep_var, ["A", "B"]);

@@ -19,12 +19,13 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Reads the results of a file.
 pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     let name = path.display().to_string();
+    let context = || format!("cannot read {name}");
     let mut bytes = Vec::new();
     let input: Box<dyn Read> = match path == Path::new("-") {
         true => Box::new(std::io::stdin()),
-        false => Box::new(std::fs::File::open(path).with_context(|| name.clone())?),
+        false => Box::new(std::fs::File::open(path).with_context(context)?),
     };
-    input.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).with_context(|| name.clone())?;
+    input.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).with_context(context)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         bail!("{name}: file exceeds 64 MiB; extract the tables first");
     }

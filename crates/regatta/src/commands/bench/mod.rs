@@ -45,8 +45,10 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
         (true, Some(_)) => {
             bail!("--sweep and --scan launch the ranks themselves: run them outside of a job")
         }
-        (false, Some(args)) => multi_run::run(args),
-        (false, None) => parent::run(&args.command, &options),
+        (false, multi_run) => {
+            options.check_output_files()?;
+            multi_run.map_or_else(|| parent::run(&args.command, &options), multi_run::run)
+        }
     }
 }
 
@@ -54,6 +56,6 @@ pub fn run(mut args: BenchArgs) -> Result<ExitCode> {
 pub fn run_rank(command: &BenchCommand, context: RankContext) -> Result<ExitCode> {
     match options::parse(command)? {
         Some(options) => rank::run(options, context),
-        None => bail!("invalid request: {command:?} does not measure"),
+        None => bail!("internal error: {command:?} is not a benchmark; please report it"),
     }
 }

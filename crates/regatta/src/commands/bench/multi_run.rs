@@ -211,11 +211,11 @@ fn print_summary(
     if args.output.out.as_deref() == Some(Path::new("-")) {
         output::print(&files::as_list(&results)?)?;
     }
-    if let Some(path) = args.output.plot.as_ref().filter(|_| !results.is_empty()) {
+    if let Some(path) = args.table.plot.as_ref().filter(|_| !results.is_empty()) {
         plot::draw(path, &results)?;
     }
     if let Some(error) = &outcomes.save_error {
-        bail!("cannot save the results: {error:#}");
+        bail!("the results are not saved: {error:#}");
     }
     Ok(outcomes.code())
 }

@@ -1,11 +1,9 @@
-//! Validated options of a benchmark. No I/O: invalid options are rejected before ranks are
-//! launched.
+//! Validated options of a benchmark: invalid options are rejected before ranks are launched.
 
 use std::path::PathBuf;
 
 use anyhow::{Error, Result, bail};
 use regatta_comm::tune;
-use regatta_measure::baseline::Tolerance;
 use regatta_measure::pairs::PairsOptions;
 use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
 use regatta_measure::run::{
@@ -16,15 +14,18 @@ use regatta_model::bench::SizeStep;
 
 use super::args::{
     BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, IterationArgs, ModeArgs, OutputArgs,
-    RooflineArgs, SizeArgs,
+    RooflineArgs, SizeArgs, TableArgs,
 };
 use super::plot;
+use crate::output;
 
 /// A benchmark to run.
 pub struct BenchOptions<'a> {
     pub workload: Workload,
     pub ranks: &'a BenchRankArgs,
     pub output: &'a OutputArgs,
+    /// Of collectives only.
+    pub table: Option<&'a TableArgs>,
     /// Timeout of a call in seconds.
     pub timeout: Option<u64>,
 }
@@ -55,31 +56,49 @@ pub fn parse(command: &BenchCommand) -> Result<Option<BenchOptions<'_>>> {
             workload: collective_workload(operations, args)?,
             ranks: &args.ranks,
             output: &args.output,
+            table: Some(&args.table),
             timeout: args.iterations.timeout.filter(|seconds| *seconds > 0),
         },
-        (BenchCommand::Gemm(args), _) => roofline(RooflineTest::Gemm(Default::default()), args)?,
-        (BenchCommand::Copy(args), _) => roofline(RooflineTest::Copy(Default::default()), args)?,
+        (BenchCommand::Gemm(args), _) => roofline(RooflineTest::Gemm(Default::default()), args),
+        (BenchCommand::Copy(args), _) => roofline(RooflineTest::Copy(Default::default()), args),
         (BenchCommand::Disk(DiskArgs { dir, size, roofline: args }), _) => {
             let (dir, bytes) = (dir.clone(), *size);
-            roofline(RooflineTest::Disk(DiskSettings { dir, bytes, ..Default::default() }), args)?
+            roofline(RooflineTest::Disk(DiskSettings { dir, bytes, ..Default::default() }), args)
         }
         _ => return Ok(None),
     };
-    match (&options.output.plot, &options.workload) {
-        (None, _) => {}
+    match (options.plot(), &options.workload) {
         (Some(path), Workload::Collectives { config, .. }) => {
             plot::check_operations(path, config.operations.len())?;
         }
         (Some(path), Workload::Pairs(_)) => plot::check_pairs(path)?,
-        (Some(_), _) => bail!("--plot supports collectives and --pairs only"),
+        _ => {}
     }
     Ok(Some(options))
 }
 
-fn roofline(test: RooflineTest, args: &RooflineArgs) -> Result<BenchOptions<'_>> {
-    let tolerance: Tolerance = args.outliers.slower_than.parse()?;
-    let workload = Workload::Roofline(test, tolerance.fraction);
-    Ok(BenchOptions { workload, ranks: &args.ranks, output: &args.output, timeout: None })
+fn roofline(test: RooflineTest, args: &RooflineArgs) -> BenchOptions<'_> {
+    let workload = Workload::Roofline(test, args.outliers.slower_than);
+    let RooflineArgs { ranks, output, .. } = args;
+    BenchOptions { workload, ranks, output, table: None, timeout: None }
+}
+
+impl BenchOptions<'_> {
+    /// The file of `--plot`.
+    pub fn plot(&self) -> Option<&PathBuf> {
+        self.table?.plot.as_ref()
+    }
+
+    /// Checks before a long run that the output files can be created.
+    pub fn check_output_files(&self) -> Result<()> {
+        let files = [
+            ("-J", self.output.out.as_ref()),
+            ("--plot", self.plot()),
+            ("--tune", self.workload.tuning_file()),
+        ];
+        let mut given = files.into_iter().filter_map(|(option, file)| Some((option, file?)));
+        given.try_for_each(|(option, file)| output::check_writable(option, file))
+    }
 }
 
 fn collective_workload(operations: Vec<Operation>, args: &CollectiveArgs) -> Result<Workload> {
@@ -108,12 +127,17 @@ fn tune_config(args: &CollectiveArgs) -> Result<tune::TuneConfig> {
 }
 
 impl Workload {
+    /// The file of `--tune`.
+    pub fn tuning_file(&self) -> Option<&PathBuf> {
+        if let Self::Tune(file, _) = self { Some(file) } else { None }
+    }
+
     /// Checks the number of ranks.
     pub fn check_ranks(&self, ranks: u32) -> Result<()> {
         match self {
             Self::Collectives { config, .. } if config.root >= ranks => {
                 let (root, last) = (config.root, ranks.saturating_sub(1));
-                bail!("root rank {root} (-r) is out of range: the ranks are 0 to {last}")
+                bail!("-r {root} is out of range: the job has ranks 0 to {last}")
             }
             Self::Pairs(_) if ranks < 2 => bail!("--pairs needs at least two ranks"),
             _ => Ok(()),
@@ -155,9 +179,8 @@ fn sizes(args: &SizeArgs) -> Result<SizeRange, String> {
         return Ok(SizeRange { min: 8, max: LARGEST, step: SizeStep::Factor(2) });
     }
     let step = match (args.factor, args.step) {
-        (Some(factor), None) => SizeStep::Factor(factor),
-        (None, step) => SizeStep::Bytes(step.unwrap_or(1 << 20)),
-        (Some(_), Some(_)) => return Err("-f and -i are mutually exclusive".to_owned()),
+        (Some(factor), _) => SizeStep::Factor(factor),
+        (_, step) => SizeStep::Bytes(step.unwrap_or(1 << 20)),
     };
     let max = args.max.unwrap_or(LARGEST);
     Ok(SizeRange { min: args.min.unwrap_or(LARGEST.min(max)), max, step })

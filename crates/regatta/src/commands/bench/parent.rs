@@ -7,6 +7,7 @@ use anyhow::Result;
 use regatta_comm::nccl::{self, Vendor};
 
 use super::args::{Backend, BenchCommand, BenchRankArgs};
+use super::child_run::RESULT_FILE;
 use super::options::BenchOptions;
 use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
@@ -25,7 +26,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
     }
     args.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
     set_request(&mut args, &discovery, RankTask::Bench(Box::new(command.clone())))?;
-    let out = options.output.out.clone().unwrap_or_else(|| folder.join("bench.json"));
+    let out = options.output.out.clone().unwrap_or_else(|| folder.join(RESULT_FILE));
     let mut reporter = Reporter::new(options, Some(out))?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
     let exit_code = reporter.finish()?;

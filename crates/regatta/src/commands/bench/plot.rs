@@ -51,11 +51,11 @@ pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
             drawn.with_context(|| format!("--plot {}: nothing to plot", path.display()))?
         }
     };
-    output::write_file(path, &text)
+    output::write_file(path, &text).context("--plot")
 }
 
 /// Plots the matrices of pairs.
 pub fn draw_pairs(path: &Path, pairs: &PairMatrices) -> Result<()> {
     check_pairs(path)?;
-    output::write_file(path, &pairs::svg::draw(pairs, "regatta bench --pairs"))
+    output::write_file(path, &pairs::svg::draw(pairs, "regatta bench --pairs")).context("--plot")
 }

@@ -171,7 +171,8 @@ type BenchSink = EventSink<Reporter>;
 
 fn event_sink(rank: u32, options: &BenchOptions, channel: Option<RankEnd>) -> Result<BenchSink> {
     let out = || options.output.out.clone().or_else(new_result_file);
-    EventSink::new(rank, channel, || Reporter::new(options, out()))
+    let reporter = || options.check_output_files().and_then(|()| Reporter::new(options, out()));
+    EventSink::new(rank, channel, reporter)
 }
 
 fn finish(sink: BenchSink) -> Result<ExitCode> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use regatta_launch::channel::ChannelError;
 use regatta_measure::run::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
@@ -12,6 +12,7 @@ use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, Measurement, PairMatrices, RankRoofline};
 use regatta_model::{BenchResult, BenchRow, BenchTable, document, units};
 
+use super::args::TableArgs;
 use super::baseline::BaselineGate;
 use super::options::{BenchOptions, Workload};
 use super::plot;
@@ -106,15 +107,15 @@ impl Reporter {
         Ok(Self {
             result: BenchResult::default(),
             format,
-            layout: if args.spread { TableLayout::Iterations } else { TableLayout::Means },
+            layout: match options.table {
+                Some(TableArgs { spread: true, .. }) => TableLayout::Iterations,
+                _ => TableLayout::Means,
+            },
             file: ResultFile::new(out),
             event_error: None,
-            plot: args.plot.clone(),
-            baseline: BaselineGate::new(args)?,
-            tuning: match &options.workload {
-                Workload::Tune(file, _) => Some(file.clone()),
-                _ => None,
-            },
+            plot: options.plot().cloned(),
+            baseline: options.table.map_or(Ok(None), BaselineGate::new)?,
+            tuning: options.workload.tuning_file().cloned(),
             tuning_error: None,
             outlier_tolerance: match &options.workload {
                 Workload::Roofline(_, fraction) => *fraction,
@@ -168,7 +169,7 @@ impl Reporter {
     fn write_tuning_table(&mut self, table: &str) {
         let Some(file) = &self.tuning else { return };
         self.bar.hide();
-        self.tuning_error = output::write_file(file, table).err();
+        self.tuning_error = output::write_file(file, table).context("--tune").err();
         if self.tuning_error.is_none() {
             let file = file.display();
             output::eprint(&format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n"));
@@ -233,7 +234,7 @@ impl Reporter {
             _ => {}
         }
         if let Some(error) = &self.file.error {
-            bail!("cannot save the result: {error:#}");
+            bail!("the result is not saved: {error:#}");
         }
         self.print_location(rows);
         let wrong = wrong(&self.result);

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use crate::options::number;
+
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
@@ -48,7 +50,7 @@ pub struct PrepareArgs {
     #[arg(long, conflicts_with = "tokenizer")]
     pub characters: bool,
     /// Fraction of the text, at its end, to use as the validation split
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.1, allow_negative_numbers = true, value_parser = number(|f| (0.0..1.0).contains(f), "expected a number in [0, 1)"))]
     pub validation: f64,
     /// Overwrite a dataset folder of an earlier `data prepare`
     #[arg(long)]

@@ -19,8 +19,8 @@ use regatta_place::environment::Rendezvous;
 use regatta_place::rendezvous;
 
 use super::LaunchTarget;
-use super::bootstrap::{self, ConnectedAgents};
 use super::rank_specs::{Attempt, LaunchPlan, setting};
+use super::start_agents::{self, ConnectedAgents};
 use crate::cli::LaunchArgs;
 use crate::env;
 use crate::plan::{Discovery, JobPlan};
@@ -49,7 +49,7 @@ impl<'a> AgentTarget<'a> {
         folder: &RunFolder,
         signals: &mut SignalCatcher,
     ) -> Result<Self> {
-        let agents = bootstrap::start_agents(args, &discovery, run, folder, signals)?;
+        let agents = start_agents::start(args, &discovery, run, folder, signals)?;
         let (run, node_count) = (run.to_owned(), agents.hosts.len() - args.spares as usize);
         let mut target = Self { args, discovery, run, agents, node_count, ranks_per_node: None };
         target.collect_machines()?;

@@ -58,7 +58,10 @@ pub struct Console<'a> {
 impl<'a> Console<'a> {
     /// A console that shows the lines of `ranks`, or of all ranks if empty.
     pub fn new(ranks: &[u32], tee: Option<&Path>, observer: Observer<'a>) -> Result<Self> {
-        let open = |path: &Path| File::create(path).with_context(|| path.display().to_string());
+        let open = |path: &Path| {
+            File::create(path)
+                .with_context(|| format!("--tee {}: cannot create the file", path.display()))
+        };
         let (writer, receiver) = sync_channel(QUEUE);
         std::thread::Builder::new()
             .name("console".to_owned())

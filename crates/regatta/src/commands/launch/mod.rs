@@ -1,11 +1,11 @@
 //! `regatta launch`: launches and supervises ranks, each with its binding and environment.
 
 mod agents;
-mod bootstrap;
 mod console;
 mod local;
 mod rank_specs;
 mod report;
+mod start_agents;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -82,6 +82,9 @@ pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -
         Some(me) if !args.dry_run => return become_rank(args, discovery, me.rank),
         _ => node_pool(args, &discovery).map(drop)?,
     }
+    if args.launcher.is_some() && !discovery.needs_agents() {
+        output::note("--launcher has no effect on one node: its ranks are started directly");
+    }
     if args.dry_run { dry_run(args, discovery) } else { start(args, discovery, observer) }
 }
 
@@ -89,8 +92,8 @@ pub fn launch(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     let command = error.downcast_ref::<StartError>().is_some()
         || matches!(error.downcast_ref(), Some(LocalStartError::Start(_)));
-    match error.downcast_ref::<bootstrap::Interrupted>() {
-        Some(bootstrap::Interrupted(ending)) => ExitCode::from(ending.exit_code()),
+    match error.downcast_ref::<start_agents::Interrupted>() {
+        Some(start_agents::Interrupted(ending)) => ExitCode::from(ending.exit_code()),
         None if command => ExitCode::from(127),
         None => ExitCode::FAILURE,
     }
@@ -108,8 +111,8 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
     let ranks = plan.placement.ranks;
     if rank >= ranks {
         bail!(
-            "the environment says that this is rank {rank}, but the job has {ranks} ranks; to \
-             launch a job from within a rank, unset RANK and WORLD_SIZE first"
+            "rank {rank} of the environment is out of range: the job has {ranks} ranks; to launch a \
+             job from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
         );
     }
     Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
@@ -118,7 +121,7 @@ fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<Exi
 fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
     let id = new_run_id();
     let agents = match discovery.needs_agents() && discovery.machines[0].is_live() {
-        true => bootstrap::describe(args, &discovery)?,
+        true => start_agents::describe(args, &discovery)?,
         false => String::new(),
     };
     // Agents run on all nodes, ranks on all but the spares, which are the last.

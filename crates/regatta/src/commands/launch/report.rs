@@ -6,7 +6,7 @@ use anyhow::Result;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
 use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::RunResult;
-use regatta_model::{CpuSet, document};
+use regatta_model::{CpuSet, MemoryPolicy, document};
 
 use super::rank_specs::LaunchPlan;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
@@ -38,13 +38,22 @@ pub fn describe(plan: &LaunchPlan) -> String {
             format!("  {name:<8} {what}  {FAINT}{why}{FAINT:#}\n")
         };
         text.push_str(&line("cpus", &placed.cpus.to_string(), &placed.reasons.cpus));
-        text.push_str(&line("memory", &format!("{:?}", placed.memory), &placed.reasons.memory));
+        text.push_str(&line("memory", &memory_policy(&placed.memory), &placed.reasons.memory));
         for env in &rank.variables {
             let value = env.value.as_deref().map_or("(unset)".to_owned(), quote);
             text.push_str(&line("env", &format!("{}={value}", env.variable), &env.why));
         }
     }
     text
+}
+
+fn memory_policy(policy: &MemoryPolicy) -> String {
+    let list = |nodes: &[u32]| nodes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    match policy {
+        MemoryPolicy::Prefer(nodes) => format!("prefer NUMA {}", list(nodes)),
+        MemoryPolicy::Bind(nodes) => format!("bind to NUMA {}", list(nodes)),
+        MemoryPolicy::Default => "default".to_owned(),
+    }
 }
 
 /// Prints how the job ended: the first failure with its last lines, and the states of the other

@@ -33,7 +33,7 @@ pub struct TrainArgs {
 
     /// Print the expected memory and traffic of each rank and the pipeline schedule; do not train
     ///
-    /// The number of ranks is -n, or else the product of the parallelism degrees in parallel.*. With
+    /// The number of ranks is -n, or else the product of parallel.dp, .tp, .cp and .pp. With
     /// --ranks-per-node, the output also shows which ranks share a host. All values are estimates in
     /// bytes: parameters, gradients, optimizer state, activations, and the bytes a rank sends per
     /// step on each mesh axis, independent of the algorithm. An invalid parallel layout is rejected
@@ -47,7 +47,7 @@ pub struct TrainArgs {
     /// With --explain: also train three steps, and print the measured memory and traffic of each
     /// rank next to the estimates
     ///
-    /// Uses the ranks that the training would use. Writes no checkpoints; only the run folder with
+    /// Uses the same ranks as a training run. Writes no checkpoints; only the run folder with
     /// its logs remains.
     #[arg(long, requires = "explain", conflicts_with = "resume", help_heading = "Modes")]
     pub measure: bool,
@@ -65,7 +65,7 @@ pub struct TrainArgs {
 
 /// Which ranks to launch.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Ranks (without `regatta launch`)")]
+#[command(next_help_heading = "Ranks to launch (outside a job)")]
 pub struct TrainRankArgs {
     /// Number of ranks [default: as planned by `regatta map`]
     #[arg(short = 'n', long, value_name = "COUNT", value_parser = positive())]
@@ -108,7 +108,8 @@ Examples:
   regatta train --smoke                         check that training on all ranks works
   salloc -N 2 regatta train gpt2                on all nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     under regatta launch, like any other program
-  regatta train --json | jq .step.loss          events as JSON lines, for scripts";
+  regatta train --json | jq 'select(.step).step.loss'
+                                                events as JSON lines, for scripts";
 
 #[cfg(test)]
 pub mod tests {

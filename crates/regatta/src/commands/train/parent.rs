@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::args::TrainArgs;
 use super::reporter::ProgressReporter;
-use super::run_dir;
+use super::run_folder;
 use super::smoke::{ReportingProcess, SmokeReporter};
 use super::task::TrainTask;
 use crate::commands::launch::{self, new_run_id, run_dir_or_new};
@@ -20,8 +20,8 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let id = new_run_id();
     let folder = match (&args.resume, &args.run_dir) {
-        (Some(run_dir), _) => run_dir::relaunch_folder(run_dir, &id),
-        (None, Some(run_dir)) => run_dir::launch_folder(run_dir, &config, &id)?,
+        (Some(run_dir), _) => run_folder::relaunch_folder(run_dir, &id),
+        (None, Some(run_dir)) => run_folder::launch_folder(run_dir, &config, &id)?,
         (None, None) => run_dir_or_new(None, &id),
     };
     let mut launch = launch_request(args, folder.clone()).options()?;

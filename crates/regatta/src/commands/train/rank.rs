@@ -4,13 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_kernels_cpu::Cpu;
 use regatta_launch::channel::RankEnd;
-use regatta_launch::run_folder;
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
@@ -19,8 +17,9 @@ use regatta_train::metrics::Event;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::reporter::{EventRecorder, ProgressReporter};
-use super::run_dir;
+use super::run_folder;
 use super::task::TrainTask;
+use crate::commands::launch::new_run_id;
 use crate::commands::rank_events::EventSink;
 use crate::system::memory_limits;
 
@@ -50,7 +49,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     };
     // Tells the other ranks the cause, because they wait for this one.
     let abort = |e: &anyhow::Error| comm.abort(&e.to_string());
-    let _lock = (rank == 0).then(|| run_dir::lock(&folder)).transpose().inspect_err(abort)?;
+    let _lock = (rank == 0).then(|| run_folder::lock(&folder)).transpose().inspect_err(abort)?;
     let dataset = open_dataset(&config, &*comm).inspect_err(abort)?;
     check_memory(&config, dataset.tokenizer.vocab_size(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
@@ -107,12 +106,12 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
 /// The run folder, for metrics and checkpoints: that of `--resume` or `--run-dir`, or the job's. If a
 /// scheduler started the ranks, rank 0 names a new one.
 pub fn run_folder(task: &TrainTask, comm: &dyn Comm) -> Result<PathBuf> {
-    let of_job = || std::env::var_os(run_folder::VARIABLE).map(PathBuf::from);
+    let of_job = || std::env::var_os(regatta_launch::run_folder::VARIABLE).map(PathBuf::from);
     if let Some(folder) = task.run_dir().or_else(of_job) {
         return Ok(folder);
     }
     let mut name = [0u8; MAX_RUN_ID_LEN];
-    let id = run_folder::run_id(SystemTime::now(), std::process::id());
+    let id = new_run_id();
     name.iter_mut().zip(id.bytes()).for_each(|(to, from)| *to = from);
     comm.broadcast(&mut name, 0)?;
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(MAX_RUN_ID_LEN);

@@ -69,7 +69,7 @@ impl EventReporter for ProgressReporter {
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
-        self.on_event(Event::Note(format!("an event of the training is not shown: {error}")));
+        self.on_event(Event::Note(format!("cannot decode an event of rank 0: {error}")));
     }
 
     fn hide_progress(&mut self) {

@@ -21,7 +21,7 @@ impl EventReporter for SmokeReporter {
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
-        output::note(&format!("a check is not shown: {error}"));
+        output::note(&format!("cannot decode a check result of rank 0: {error}"));
     }
 }
 

@@ -1,4 +1,4 @@
-//! `regatta completions` and `regatta man`, generated from the declaration of the flags.
+//! `regatta man`: prints a manual page, generated from the command line's declaration.
 
 use std::io::Write;
 
@@ -7,15 +7,8 @@ use clap::CommandFactory;
 
 use crate::cli::Cli;
 
-/// Prints a completion script.
-pub fn completions(shell: clap_complete::Shell) -> Result<()> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "regatta", &mut script);
-    std::io::stdout().write_all(&script).context("standard output")
-}
-
-/// Prints a manual page.
-pub fn man(page: Option<&str>) -> Result<()> {
+/// Runs the command.
+pub fn run(page: Option<&str>) -> Result<()> {
     let mut root = Cli::command();
     root.build();
     let Some(command) = page.map_or(Some(&root), |name| root.find_subcommand(name)) else {

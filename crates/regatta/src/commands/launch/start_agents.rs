@@ -108,7 +108,7 @@ pub fn describe(args: &LaunchArgs, discovery: &Discovery) -> Result<String> {
 
 /// Starts agents on all nodes and waits until they connect. Nodes whose agent does not connect are
 /// replaced by spares or dropped, if allowed.
-pub fn start_agents(
+pub fn start(
     args: &LaunchArgs,
     discovery: &Discovery,
     run: &str,

@@ -1,15 +1,17 @@
 //! `regatta map`: prints the machine and the placement of each rank.
 
+mod check;
+
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use regatta_model::machine::HugePages;
 use regatta_model::units::{format_bytes, pluralize};
 use regatta_model::{
-    Allocation, JobSpec, Machine, NodeLayout, PlacedNode, PlacedRank, Placement, PlacementReasons,
-    Scheduler, Software, document, hostlist,
+    Allocation, JobSpec, Launcher, Machine, NodeLayout, PlacedNode, PlacedRank, Placement,
+    PlacementReasons, Scheduler, Software, document, hostlist,
 };
 use regatta_place::binding;
 use serde::Serialize;
@@ -24,18 +26,18 @@ use regatta_model::text_table::table;
 pub fn run(args: &MapArgs) -> Result<ExitCode> {
     let plan = JobPlan::new(&args.source, &args.job)?;
     if args.check {
-        return super::check::run(args, &plan);
+        return check::run(args, &plan);
     }
     if [&args.dump, &args.svg].iter().all(|p| p.as_deref() == Some(Path::new("-"))) {
         bail!("--dump and --svg cannot both write to standard output");
     }
     if let Some(path) = &args.dump {
-        output::write_file(path, &document::to_json(&plan.machines[0])?)?;
+        output::write_file(path, &document::to_json(&plan.machines[0])?).context("--dump")?;
     }
     if let Some(path) = &args.svg {
         let (machine, layout) = first_layout(&plan);
         let title = format!("{} with {} ranks", machine.host, layout.ranks.len());
-        output::write_file(path, &draw::svg(machine, layout, &title))?;
+        output::write_file(path, &draw::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
         let (text, warnings) = binding::launcher_options(&plan.placement, launcher);
@@ -97,8 +99,10 @@ fn text(plan: &JobPlan, why: bool) -> String {
         lines.extend([String::new(), drawing.trim_end().to_owned(), String::new()]);
         if all.len() > 1 {
             let hosts: Vec<&str> = nodes.iter().map(|n| n.host.as_str()).collect();
-            let (count, hosts) = (hosts.len(), hostlist::compress(&hosts));
-            lines.push(format!("{HEADING}{count} identical nodes:{HEADING:#} {hosts}"));
+            let identical = if hosts.len() > 1 { "identical " } else { "" };
+            let nodes = pluralize(hosts.len(), &format!("{identical}node"));
+            let hosts = hostlist::compress(&hosts);
+            lines.push(format!("{HEADING}layout of {nodes}:{HEADING:#} {hosts}"));
         }
         lines.extend(rank_table(layout, &nodes));
         if why {
@@ -139,18 +143,39 @@ fn summary(plan: &JobPlan) -> Vec<String> {
 fn job_line(plan: &JobPlan) -> String {
     let allocation = &plan.allocation;
     let scheduler = match (allocation.scheduler, &allocation.job_id) {
-        (Scheduler::None, _) => "no scheduler".to_owned(),
-        (scheduler, Some(id)) => format!("{scheduler:?} job {id}"),
-        (scheduler, None) => format!("{scheduler:?}"),
+        (scheduler, Some(id)) => format!("{} job {id}", scheduler_name(scheduler)),
+        (scheduler, None) => scheduler_name(scheduler).to_owned(),
     };
     let me = match (allocation.this_rank, allocation.launcher) {
         (Some(me), Some(launcher)) => {
-            format!("; this process is rank {}, started by {launcher:?}", me.rank)
+            format!("; this process is rank {}, started by {}", me.rank, launcher_name(launcher))
         }
         _ => String::new(),
     };
     let ranks = pluralize(plan.placement.ranks as usize, "rank");
     format!("{ranks} on {}, {scheduler}{me}", pluralize(plan.placement.nodes.len(), "node"))
+}
+
+fn scheduler_name(scheduler: Scheduler) -> &'static str {
+    match scheduler {
+        Scheduler::Slurm => "Slurm",
+        Scheduler::Pbs => "PBS",
+        Scheduler::Flux => "Flux",
+        Scheduler::Hostfile => "hostfile",
+        Scheduler::None => "no scheduler",
+    }
+}
+
+fn launcher_name(launcher: Launcher) -> &'static str {
+    match launcher {
+        Launcher::Srun => "srun",
+        Launcher::Pals => "PALS mpiexec",
+        Launcher::Flux => "flux run",
+        Launcher::OpenMpi => "Open MPI",
+        Launcher::Hydra => "MPICH (Hydra)",
+        Launcher::Pmix => "a PMIx launcher",
+        Launcher::Torch => "torchrun or DeepSpeed",
+    }
 }
 
 fn software_line(software: &Software) -> Option<String> {

@@ -18,7 +18,7 @@ const RELAUNCH_FOLDER: &str = "relaunch";
 
 /// Contents of a run folder.
 #[derive(Debug, Default, PartialEq)]
-struct RunDirContents {
+struct RunFolderContents {
     /// A launch used the folder before.
     launched: bool,
     /// There are metrics of steps.
@@ -30,7 +30,7 @@ struct RunDirContents {
 
 /// How a launch uses the run folder.
 #[derive(Debug, PartialEq)]
-enum RunDirUse {
+enum RunFolderUse {
     New,
     /// An earlier launch used it: it trained no step, or its run is resumed.
     Relaunch,
@@ -40,8 +40,8 @@ enum RunDirUse {
 /// that cannot be resumed.
 pub fn launch_folder(folder: &Path, config: &Config, id: &str) -> Result<PathBuf> {
     match check(&read_contents(folder, config), config) {
-        Ok(RunDirUse::New) => Ok(folder.to_owned()),
-        Ok(RunDirUse::Relaunch) => Ok(relaunch_folder(folder, id)),
+        Ok(RunFolderUse::New) => Ok(folder.to_owned()),
+        Ok(RunFolderUse::Relaunch) => Ok(relaunch_folder(folder, id)),
         Err(why) => {
             let folder = folder.display();
             bail!(
@@ -58,15 +58,15 @@ pub fn relaunch_folder(folder: &Path, id: &str) -> PathBuf {
 }
 
 /// The error is the reason why an existing run is not resumed, possibly empty.
-fn check(contents: &RunDirContents, config: &Config) -> Result<RunDirUse, String> {
+fn check(contents: &RunFolderContents, config: &Config) -> Result<RunFolderUse, String> {
     let resumes = contents.has_checkpoints && config.checkpoint.resume == Resume::Auto;
     match (contents.has_steps || contents.has_checkpoints, resumes) {
-        (false, _) if contents.launched => Ok(RunDirUse::Relaunch),
-        (false, _) => Ok(RunDirUse::New),
+        (false, _) if contents.launched => Ok(RunFolderUse::Relaunch),
+        (false, _) => Ok(RunFolderUse::New),
         (true, false) => Err(String::new()),
         (true, true) => match contents.config.as_ref().map(|saved| difference(saved, config)) {
             None => Err(" whose configuration cannot be read".to_owned()),
-            Some(None) => Ok(RunDirUse::Relaunch),
+            Some(None) => Ok(RunFolderUse::Relaunch),
             Some(Some(difference)) => Err(format!(" with {difference}")),
         },
     }
@@ -80,13 +80,13 @@ fn difference(saved: &Config, new: &Config) -> Option<String> {
     Some(format!("{key}={saved}, not {new}"))
 }
 
-fn read_contents(folder: &Path, config: &Config) -> RunDirContents {
+fn read_contents(folder: &Path, config: &Config) -> RunFolderContents {
     let path = folder.join(run::CONFIG);
     let text = std::fs::read_to_string(&path).ok();
     let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
     let checkpoints = run::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
     let steps = JsonLines::read(&folder.join(METRICS_FILE), u64::MAX).unwrap_or_default();
-    RunDirContents {
+    RunFolderContents {
         launched: text.is_some() || folder.join("events.jsonl").exists(),
         has_steps: !steps.is_empty(),
         has_checkpoints: checkpoint::has_checkpoint(&checkpoints).unwrap_or(false),
@@ -124,19 +124,20 @@ mod tests {
     fn a_run_folder_is_reused_by_the_same_run_or_without_progress() {
         let auto = config(&["steps=7"]);
         let same = || Some(config(&["steps=7", "resume=never"]));
-        assert_eq!(check(&RunDirContents::default(), &auto), Ok(RunDirUse::New));
-        let failed = RunDirContents { launched: true, config: same(), ..Default::default() };
-        assert_eq!(check(&failed, &auto), Ok(RunDirUse::Relaunch));
-        let run = RunDirContents { has_steps: true, has_checkpoints: true, ..failed };
-        assert_eq!(check(&run, &auto), Ok(RunDirUse::Relaunch));
+        assert_eq!(check(&RunFolderContents::default(), &auto), Ok(RunFolderUse::New));
+        let failed = RunFolderContents { launched: true, config: same(), ..Default::default() };
+        assert_eq!(check(&failed, &auto), Ok(RunFolderUse::Relaunch));
+        let run = RunFolderContents { has_steps: true, has_checkpoints: true, ..failed };
+        assert_eq!(check(&run, &auto), Ok(RunFolderUse::Relaunch));
         let error = |contents: &_, words: &[&str]| check(contents, &config(words)).unwrap_err();
         assert_eq!(error(&run, &["steps=8"]), " with train.steps=7, not 8");
         for resume in ["resume=never", "resume=other"] {
             assert_eq!(error(&run, &["steps=7", resume]), "");
         }
-        let no_checkpoints = RunDirContents { has_checkpoints: false, config: same(), ..run };
+        let no_checkpoints = RunFolderContents { has_checkpoints: false, config: same(), ..run };
         assert_eq!(error(&no_checkpoints, &["steps=7"]), "");
-        let unreadable = RunDirContents { has_checkpoints: true, config: None, ..no_checkpoints };
+        let unreadable =
+            RunFolderContents { has_checkpoints: true, config: None, ..no_checkpoints };
         assert!(error(&unreadable, &["steps=7"]).contains("cannot be read"));
     }
 }
