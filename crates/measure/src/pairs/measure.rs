@@ -197,7 +197,7 @@ fn result(endpoints: &[PairEndpoint], options: &PairsOptions, rows: &[&[f64]]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::testing::on_ranks;
+    use crate::collectives::testing::on_ranks;
 
     /// The matrices measured by `ranks` in-process ranks.
     fn measured(ranks: u32, options: &PairsOptions) -> PairMatrices {

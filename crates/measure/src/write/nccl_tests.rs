@@ -5,7 +5,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::format::{fixed_width, format_g};
 use crate::buffer_mode::BufferMode;
-use crate::read::columns::ABSENT;
+use crate::read::nccl_tests::columns::ABSENT;
 
 /// Columns of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

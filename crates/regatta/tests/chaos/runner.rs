@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_meanwhile};
 
-use crate::case::{AgentLauncher, Case, Condition, Fault, HEARTBEAT_TIMEOUT, SCENARIO_COUNT, When};
+use crate::case::{
+    AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, LaunchFault, SCENARIO_COUNT, When,
+};
 use crate::check::check;
 use crate::env_number;
 use crate::inject::{inject, wait_for};
@@ -202,9 +204,13 @@ fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
 fn default_cases_cover_every_fault() {
     const { assert!(SCENARIO_COUNT <= DEFAULT_CASES) };
     let cases: Vec<Case> = (1..=DEFAULT_CASES).map(Case::of).collect();
-    let any = |predicate: fn(&Fault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
-    assert!(any(|f| matches!(f, Fault::Killed { .. })) && any(|f| matches!(f, Fault::Cut { .. })));
-    assert!(any(|f| matches!(f, Fault::Crash { .. })) && any(|f| *f == Fault::Term));
+    let any =
+        |predicate: fn(&LaunchFault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
+    assert!(
+        any(|f| matches!(f, LaunchFault::Killed { .. }))
+            && any(|f| matches!(f, LaunchFault::Cut { .. }))
+    );
+    assert!(any(|f| matches!(f, LaunchFault::Crash { .. })) && any(|f| *f == LaunchFault::Term));
     for launcher in [AgentLauncher::Ssh, AgentLauncher::Srun] {
         assert!(cases.iter().any(|c| c.launcher == launcher), "{launcher:?}");
     }

@@ -1,6 +1,6 @@
 //! Findings of the pairwise diagnosis.
 
-pub use super::faults::LinkDirection;
+pub use super::slow_links::SlowDirection;
 
 /// A node, or a rank of a node with several measured ranks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,7 +86,7 @@ pub struct PairFinding {
     /// The slow component.
     pub subject: FaultSubject,
     /// The slow direction.
-    pub direction: LinkDirection,
+    pub direction: SlowDirection,
     /// Which links were compared.
     pub scope: LinkScope,
     /// Bandwidth in GB/s, if too low.

@@ -2,7 +2,7 @@
 
 use regatta_model::bench::{PairEndpoint, PairMatrix};
 
-use super::faults::upper_median;
+use super::slow_links::upper_median;
 use super::{LinkScope, Location};
 
 /// Locations with their rows and columns of the matrix.

@@ -91,7 +91,7 @@ fn name(finding: &PairFinding) -> String {
     };
     let subject = match (&finding.subject, finding.direction) {
         (FaultSubject::Endpoint(it), _) => location(it),
-        (FaultSubject::Link { from, to }, LinkDirection::Both) => {
+        (FaultSubject::Link { from, to }, SlowDirection::Both) => {
             sorted(vec![location(from), location(to)]).join("=")
         }
         (FaultSubject::Link { from, to }, _) => format!("{}>{}", location(from), location(to)),

@@ -9,7 +9,7 @@ mod device;
 pub(super) mod fake;
 
 pub(super) use blas::{Blas, GemmType};
-pub(super) use device::{GpuBuffer, GpuDevice};
+pub(super) use device::{GpuBuffer, RooflineGpu};
 
 use regatta_comm::gpu::sys::{LibraryError, Vendor};
 
@@ -38,18 +38,18 @@ impl From<LibraryError> for GpuError {
 }
 
 /// Opens the GPU to measure, from either vendor.
-pub(super) fn open(choice: GpuChoice) -> GpuResult<Option<GpuDevice>> {
+pub(super) fn open(choice: GpuChoice) -> GpuResult<Option<RooflineGpu>> {
     let index = match choice {
         GpuChoice::None => return Ok(None),
         GpuChoice::First => 0,
         GpuChoice::Index(index) => index,
     };
-    let why = match GpuDevice::open(Vendor::Nvidia, index) {
+    let why = match RooflineGpu::open(Vendor::Nvidia, index) {
         Ok(device) => return Ok(Some(device)),
         Err(error) => error,
     };
     let both = |error| GpuError::new("measuring the CPU only", format!("{why}, {error}"));
-    GpuDevice::open(Vendor::Amd, index).map(Some).map_err(both)
+    RooflineGpu::open(Vendor::Amd, index).map(Some).map_err(both)
 }
 
 impl Cases<'_> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use regatta_measure::run::parse_size;
+use regatta_measure::collectives::parse_size;
 use regatta_model::Operation;
 use serde::{Deserialize, Serialize};
 

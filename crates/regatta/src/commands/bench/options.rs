@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use regatta_comm::tune;
 use regatta_measure::baseline::Tolerance;
+use regatta_measure::collectives::{
+    IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
+};
 use regatta_measure::pairs::PairsOptions;
 use regatta_measure::roofline::copy::CopySettings;
 use regatta_measure::roofline::disk::DiskSettings;
 use regatta_measure::roofline::gemm::GemmSettings;
-use regatta_measure::run::{
-    IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
-};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 

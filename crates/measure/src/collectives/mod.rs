@@ -7,15 +7,15 @@ mod event;
 mod measure;
 pub mod nccl_names;
 mod pattern;
+mod run;
 mod sizes;
 mod spread;
-mod suite;
 
 pub use case::MemoryKind;
 pub use event::{BenchEvent, BenchProgress};
 pub use measure::IterationCounts;
+pub use run::{RankAverage, RunConfig, run};
 pub use sizes::{SizeRange, parse_size};
-pub use suite::{RankAverage, RunConfig, run};
 
 #[cfg(test)]
 pub(crate) mod testing {
