@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_meanwhile};
 
 use crate::case::{
-    AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, LaunchFault, SCENARIO_COUNT, When,
+    AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, JobFault, SCENARIO_COUNT, When,
 };
 use crate::check::check;
 use crate::env_number;
@@ -204,13 +204,10 @@ fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
 fn default_cases_cover_every_fault() {
     const { assert!(SCENARIO_COUNT <= DEFAULT_CASES) };
     let cases: Vec<Case> = (1..=DEFAULT_CASES).map(Case::of).collect();
-    let any =
-        |predicate: fn(&LaunchFault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
-    assert!(
-        any(|f| matches!(f, LaunchFault::Killed { .. }))
-            && any(|f| matches!(f, LaunchFault::Cut { .. }))
-    );
-    assert!(any(|f| matches!(f, LaunchFault::Crash { .. })) && any(|f| *f == LaunchFault::Term));
+    let any = |is: fn(&JobFault) -> bool| cases.iter().any(|c| c.faults.iter().any(is));
+    assert!(any(|f| matches!(f, JobFault::Killed { .. })));
+    assert!(any(|f| matches!(f, JobFault::Cut { .. })));
+    assert!(any(|f| matches!(f, JobFault::Crash { .. })) && any(|f| *f == JobFault::Term));
     for launcher in [AgentLauncher::Ssh, AgentLauncher::Srun] {
         assert!(cases.iter().any(|c| c.launcher == launcher), "{launcher:?}");
     }

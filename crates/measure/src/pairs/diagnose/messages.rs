@@ -4,9 +4,9 @@ use std::fmt;
 
 use regatta_model::CpuSet;
 
-use super::{FaultSubject, LinkScope, Location, PairFinding, SlowDirection};
+use super::{FaultLocation, FaultSubject, LinkScope, PairFinding, SlowDirection};
 
-impl fmt::Display for Location {
+impl fmt::Display for FaultLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { host, ranks } => {

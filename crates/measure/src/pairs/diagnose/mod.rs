@@ -10,7 +10,7 @@ mod slow_links;
 #[cfg(test)]
 mod tests;
 
-pub use finding::{FaultSubject, LinkScope, Location, Observed, PairFinding, SlowDirection};
+pub use finding::{FaultLocation, FaultSubject, LinkScope, Observed, PairFinding, SlowDirection};
 
 use grouping::Grouping;
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};

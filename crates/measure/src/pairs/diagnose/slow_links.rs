@@ -66,7 +66,7 @@ impl SlowLink {
     }
 }
 
-/// SlowLinks of a matrix.
+/// Slow endpoints and links of a matrix.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct SlowLinks {
     /// Speed of healthy links.
@@ -80,10 +80,8 @@ pub(super) struct SlowLinks {
 /// Finds rows, columns and cells slower than `bound` times the expected speed.
 pub(super) fn find(speeds: &PairMatrix, bound: f64) -> SlowLinks {
     let Some(reference) = reference(speeds) else {
-        return SlowLinks {
-            explained: vec![vec![1.0; speeds.len()]; speeds.len()],
-            ..<_>::default()
-        };
+        let explained = vec![vec![1.0; speeds.len()]; speeds.len()];
+        return SlowLinks { explained, ..<_>::default() };
     };
     let ratio = |speed: &Option<f64>| speed.map(|speed| speed / reference);
     let ratios: PairMatrix = speeds.iter().map(|row| row.iter().map(ratio).collect()).collect();

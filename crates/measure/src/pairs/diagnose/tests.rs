@@ -85,9 +85,9 @@ fn uniform(nodes: usize, per_node: usize, seed: u64) -> PairMatrices {
 }
 
 fn name(finding: &PairFinding) -> String {
-    let location = |location: &Location| match location {
-        Location::Node { host, .. } => host.clone(),
-        Location::Rank { rank, host } => format!("{host}.{rank}"),
+    let location = |location: &FaultLocation| match location {
+        FaultLocation::Node { host, .. } => host.clone(),
+        FaultLocation::Rank { rank, host } => format!("{host}.{rank}"),
     };
     let subject = match (&finding.subject, finding.direction) {
         (FaultSubject::Endpoint(it), _) => location(it),

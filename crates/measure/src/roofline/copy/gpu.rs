@@ -43,8 +43,8 @@ pub fn measure(device: &RooflineGpu, cases: &mut Cases<'_>, settings: &CopySetti
 mod tests {
     use std::sync::atomic::AtomicBool;
 
+    use super::super::super::TimingOptions;
     use super::super::super::gpu::{self, fake};
-    use super::super::super::{GpuChoice, TimingOptions};
     use super::*;
 
     #[test]
@@ -67,7 +67,7 @@ mod tests {
     /// Needs a GPU.
     #[test]
     fn copied_bytes_arrive_unchanged() {
-        let device = match gpu::open(GpuChoice::First) {
+        let device = match gpu::open() {
             Ok(Some(device)) => device,
             found => {
                 eprintln!("no GPU: {:?}", found.err());
