@@ -165,8 +165,9 @@ fn a_full_disk_does_not_end_a_run() {
 }
 
 /// Invalid options and their errors.
-const INVALID: [(&str, &str); 15] = [
-    ("all-reduce -b 8 -e 4", "minimum size (8 bytes) exceeds maximum size (4 bytes)"),
+const INVALID: [(&str, &str); 16] = [
+    ("all-reduce -b 8 -e 4", "minimum size 8 (-b) exceeds maximum size 4 (-e)"),
+    ("all-reduce -b 0 -e 1K -f 2", "the size stays at 0 (-b): use -b 1 or more"),
     ("all-reduce -f 2 -i 8", "-f and -i are mutually exclusive"),
     ("all-reduce -d fp8", "unknown data type fp8"),
     ("all-reduce -o mulsum", "unknown reduction mulsum"),
@@ -180,7 +181,7 @@ const INVALID: [(&str, &str); 15] = [
     ("all-reduce --launch --nonsense", "--launch: unexpected argument '--nonsense'"),
     ("all-reduce --sweep A", "invalid setting \"A\""),
     ("all-reduce --scan", "--scan needs at least two nodes"),
-    ("gemm --slower-than 10", "expected a percentage"),
+    ("gemm --slower-than 10", "invalid percentage \"10\": expected 0% to 100%"),
 ];
 
 #[test]

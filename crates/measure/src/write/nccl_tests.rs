@@ -219,7 +219,8 @@ fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary
     let busbw: Vec<f64> = sized.flat_map(both).flatten().filter_map(|m| m.busbw).collect();
     BenchSummary {
         out_of_bounds: Some(wrong.fold(0, u64::saturating_add)),
-        average_busbw: Some(busbw.iter().sum::<f64>() / busbw.len().max(1) as f64),
+        // The sum of no values is -0.
+        average_busbw: Some((busbw.iter().sum::<f64>() + 0.0) / busbw.len().max(1) as f64),
         average_ok: None,
     }
 }
