@@ -2,8 +2,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-const TOLERANCE: f64 = 0.1;
-
 fn row(what: &str, device: &str, median: f64) -> RooflineRow {
     let (case, device) = (what.to_owned(), device.to_owned());
     RooflineRow { case, device, median, ..RooflineRow::default() }
@@ -24,7 +22,7 @@ fn hosts(ranks: usize) -> Vec<(u32, String)> {
 }
 
 fn outliers(rates: &[f64]) -> Outliers {
-    find(&hosts(rates.len()), &rooflines(rates), TOLERANCE)
+    find(&hosts(rates.len()), &rooflines(rates), 0.1)
 }
 
 fn slow(rates: &[f64]) -> Vec<u32> {
@@ -73,12 +71,12 @@ fn rows_are_grouped_by_device_except_for_disks() {
         of(rank, row("f16 8192", model, rate))
     };
     let mixed: Vec<RankRoofline> = (0..6).map(gpu).collect();
-    assert!(find(&hosts(6), &mixed, TOLERANCE).slow.is_empty());
+    assert!(find(&hosts(6), &mixed, 0.1).slow.is_empty());
     let disk = |(rank, folder, rate)| {
         of(rank, RooflineRow { kind: RooflineKind::Disk, ..row("write", folder, rate) })
     };
     let disks = [(0, "/a", 1.0), (1, "/b", 1.0), (2, "/c", 0.2)].map(disk);
-    assert_eq!(find(&hosts(3), &disks, TOLERANCE).slow[0].rank, 2);
+    assert_eq!(find(&hosts(3), &disks, 0.1).slow[0].rank, 2);
 }
 
 #[test]
@@ -87,7 +85,7 @@ fn a_rank_without_a_common_metric_is_reported() {
     rows.remove(3);
     // A metric of a single rank is not missing elsewhere.
     rows.push(RankRoofline { rank: 0, host: "n0".to_owned(), row: row("odd", "cpu", 1.0) });
-    let outliers = find(&hosts(5), &rows, TOLERANCE);
+    let outliers = find(&hosts(5), &rows, 0.1);
     let [found] = outliers.missing.as_slice() else { panic!("{outliers:?}") };
     assert_eq!((found.rank, found.host.as_str(), found.keys.len()), (3, "n1", 1));
     assert!(found.to_string().starts_with("rank 3 on n1: no result for gemm f32 1024"), "{found}");
