@@ -23,7 +23,7 @@ pub struct Tolerance {
 
 /// An invalid tolerance.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("invalid tolerance {0:?}: expected a percentage from 0% to 100%, such as 10%")]
+#[error("invalid percentage {0:?}: expected 0% to 100%, such as 10%")]
 pub struct ParseToleranceError(pub String);
 
 impl FromStr for Tolerance {
@@ -204,23 +204,20 @@ impl BaselineReport {
 }
 
 impl BaselineCheck {
-    /// The check as a sentence, with both values and the ratio.
+    /// The check as a sentence, with both values and their ratio.
     pub fn message(&self, tolerance: Tolerance) -> String {
         let Self { operation, size_bytes, place, metric, expected, wrong, .. } = self;
         let size = format_bytes(*size_bytes);
         let what = format!("{operation} of {size} ({size_bytes} B), {place}");
         let unit = metric.unit();
         let Some(measured) = self.measured else {
-            return format!("{what}: not measured (baseline: {expected:.2} {unit})");
+            return format!("{what}: missing in this run (baseline {expected:.2} {unit})");
         };
         if *wrong > 0 {
             return format!("{what}: {wrong} wrong elements");
         }
-        let ratio = self.ratio.map(|ratio| format!(", ×{ratio:.3}")).unwrap_or_default();
-        let check = if self.passed { "within" } else { "outside" };
-        format!(
-            "{what}: {measured:.2} {unit}, baseline {expected:.2} {unit}{ratio}: {check} \
-             the tolerance of {tolerance}"
-        )
+        let values = format!("{measured:.2} {unit}, baseline {expected:.2} {unit}");
+        let ratio = measured / expected;
+        format!("{what}: {values}: {ratio:.3} x the baseline, tolerance {tolerance}")
     }
 }

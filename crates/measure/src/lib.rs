@@ -3,18 +3,17 @@
 
 pub mod baseline;
 pub mod buffer_mode;
+pub mod bus_bandwidth;
 pub mod cases;
+pub mod collectives;
 pub mod compare;
-pub mod formula;
 pub mod metric;
 pub mod pairs;
 pub mod plot;
 pub mod read;
 pub mod roofline;
-pub mod run;
 pub mod scaling;
 pub mod sweep;
-
 pub mod write;
 
 type CommResult<T = ()> = Result<T, regatta_comm::CommError>;

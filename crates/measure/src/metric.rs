@@ -5,7 +5,7 @@ use std::fmt;
 use regatta_model::{BenchResult, BenchTable, Measurement, Operation};
 use serde::{Deserialize, Serialize};
 
-use crate::formula;
+use crate::bus_bandwidth;
 
 /// A metric of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -62,11 +62,11 @@ impl Metric {
     ) -> Option<f64> {
         let derived = || {
             let osu = result.program == regatta_model::bench::BenchProgram::Osu;
-            if osu && formula::is_chunked(&table.operation) {
+            if osu && bus_bandwidth::is_chunked(&table.operation) {
                 return None;
             }
             let ranks = result.shape.ranks?;
-            formula::bandwidth(&table.operation, ranks, size_bytes, measured.time_us?)
+            bus_bandwidth::bandwidth(&table.operation, ranks, size_bytes, measured.time_us?)
         };
         match self {
             Self::Time => measured.time_us,

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use regatta_measure::buffer_mode::BufferMode;
-use regatta_measure::formula;
+use regatta_measure::bus_bandwidth::bandwidth;
 use regatta_measure::read::{ReadError, read};
 use regatta_model::bench::{BenchProgram, SizeStep};
 use regatta_model::{BenchResult, BenchRow, Measurement, Operation, document};
@@ -95,7 +95,7 @@ fn rows_of_a_talk_have_the_printed_values() {
 fn agrees(ranks: u32, row: &BenchRow) {
     for measured in BufferMode::BOTH.into_iter().filter_map(|place| place.measurement(row)) {
         let time = measured.time_us.unwrap();
-        let found = formula::bandwidth(&Operation::AllReduce, ranks, row.size_bytes, time).unwrap();
+        let found = bandwidth(&Operation::AllReduce, ranks, row.size_bytes, time).unwrap();
         let near = |mine: f64, printed: f64| (mine - printed).abs() <= 0.006 + printed * 0.002;
         assert!(near(found.algbw, measured.algbw.unwrap()), "{found:?} {row:?}");
         assert!(near(found.busbw, measured.busbw.unwrap()), "{found:?} {row:?}");

@@ -10,10 +10,11 @@ use proptest::prelude::*;
 use regatta_measure::read::read;
 use regatta_measure::write::{CSV_HEADER, csv, nccl_tests};
 use regatta_model::bench::{
-    BenchDevice, BenchParameters, BenchProgram, BenchSummary, Operation, SizeStep, TimeStats,
+    BenchDevice, BenchParameters, BenchProgram, BenchSummary, Operation, PairEndpoint,
+    PairMatrices, SizeStep, TimeStats,
 };
 use regatta_model::document::{from_json, to_json};
-use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
+use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, RankRoofline};
 
 fn data(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/versions");
@@ -57,6 +58,26 @@ fn several_operations_are_written_as_several_runs() {
     assert_eq!(found, [Operation::AllReduce, Operation::SendRecv]);
     assert!(all.iter().all(|run| run.summary.as_ref().unwrap().out_of_bounds == Some(3)), "{text}");
     assert_eq!(csv(&[result]).lines().count(), 3);
+}
+
+#[test]
+fn the_average_over_no_bandwidths_is_zero() {
+    let table = BenchTable { rows: vec![BenchRow::default()], ..BenchTable::default() };
+    let result = BenchResult { tables: vec![table], complete: true, ..BenchResult::default() };
+    assert!(nccl_tests(&result).contains("\n# Avg bus bandwidth    : 0 \n"));
+}
+
+#[test]
+fn rooflines_and_pairs_have_their_own_csv_columns() {
+    let roofline = vec![RankRoofline { rank: 3, host: "n,1".to_owned(), ..<_>::default() }];
+    let endpoints = [0, 4].map(|rank| PairEndpoint { rank, host: "n".to_owned() }).to_vec();
+    let bandwidth = vec![vec![None, Some(2.5)], vec![None, None]];
+    let pairs = Some(PairMatrices { endpoints, bandwidth, ..<_>::default() });
+    let expected = "label,rank,host,benchmark,case,device,unit,median,best,time_us,repetitions\n\
+        ,3,\"n,1\",gemm,,,GFLOP/s,0,0,0,0\n\n\
+        label,from_rank,from_host,to_rank,to_host,bandwidth_gb_s,latency_us,latency_median_us\n\
+        ,0,n,4,n,2.5,,\n";
+    assert_eq!(csv(&[BenchResult { roofline, pairs, ..<_>::default() }]), expected);
 }
 
 /// Values that fit nccl-tests' columns: two decimals.
@@ -166,11 +187,7 @@ fn plain(mut result: BenchResult, like: &BenchResult) -> BenchResult {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 100,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..<_>::default() })]
 
     #[test]
     fn nccl_tests_output_round_trips(result in printed(short)) {

@@ -289,6 +289,7 @@ impl BenchResult {
 impl Document for BenchResult {
     const KIND: &'static str = "bench";
     const VERSION: u32 = 1;
+    const WRITTEN_BY: &'static str = "regatta bench -J";
 
     fn inconsistency(&self) -> Option<String> {
         if self.shape.ranks == Some(0) {

@@ -10,6 +10,8 @@ pub trait Document: Serialize + DeserializeOwned {
     const KIND: &'static str;
     /// Incremented whenever an older reader would misread a newer file.
     const VERSION: u32;
+    /// The command that writes such a file.
+    const WRITTEN_BY: &'static str = "regatta";
 
     /// The first inconsistency that the types do not rule out, such as a GPU on a NUMA node that
     /// does not exist.
@@ -23,13 +25,11 @@ pub trait Document: Serialize + DeserializeOwned {
 #[allow(missing_docs, reason = "the messages explain the fields")]
 pub enum DocumentError {
     /// Not JSON, or with other fields.
-    #[error("not a {kind} file: {source}")]
-    Json { kind: &'static str, source: serde_json::Error },
+    #[error("not a {kind} file: {source}; write it with `{writer}`")]
+    Json { kind: &'static str, source: serde_json::Error, writer: &'static str },
     /// Another kind or version.
-    #[error(
-        "format is {found:?}, expected {expected:?}; regenerate it with this version of regatta"
-    )]
-    WrongFormat { found: String, expected: String },
+    #[error("format {found:?}, expected {expected:?}; write it with `{writer}` of this version")]
+    WrongFormat { found: String, expected: String, writer: &'static str },
     /// Well-formed but inconsistent.
     #[error("inconsistent {kind} file: {reason}")]
     Inconsistent { kind: &'static str, reason: String },
@@ -63,11 +63,11 @@ pub fn to_json_line<T: Document>(body: &T) -> Result<String, serde_json::Error> 
 
 /// Parses a document and checks its consistency.
 pub fn from_json<T: Document>(text: &str) -> Result<T, DocumentError> {
-    let json = |source| DocumentError::Json { kind: T::KIND, source };
+    let json = |source| DocumentError::Json { kind: T::KIND, source, writer: T::WRITTEN_BY };
     let header: Header = serde_json::from_str(text).map_err(json)?;
     if header.format != format_tag::<T>() {
-        let (found, expected) = (header.format, format_tag::<T>());
-        return Err(DocumentError::WrongFormat { found, expected });
+        let (found, expected, writer) = (header.format, format_tag::<T>(), T::WRITTEN_BY);
+        return Err(DocumentError::WrongFormat { found, expected, writer });
     }
     let body: T = serde_json::from_str(text).map_err(json)?;
     match body.inconsistency() {

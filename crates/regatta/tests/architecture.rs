@@ -38,7 +38,7 @@ const RESULTS: [&str; 8] = [
     "baseline.rs",
     "buffer_mode.rs",
     "compare.rs",
-    "formula.rs",
+    "bus_bandwidth.rs",
     "metric.rs",
     "plot/",
     "read/",

@@ -243,6 +243,12 @@ fn invalid_and_unsupported_options_are_usage_errors() {
 }
 
 #[test]
+fn node_rooflines_are_printed_as_csv() {
+    let csv = run(&TempDir::new(), "disk --size 1M --ranks 2 --csv").ok();
+    assert_eq!(csv.lines().filter(|line| line.contains(",files/s,")).count(), 2 * 3, "{csv}");
+}
+
+#[test]
 fn plots_are_well_formed() {
     let folder = TempDir::new();
     run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot one.svg --run-dir run").ok();
@@ -317,5 +323,5 @@ fn a_baseline_check_reports_every_regression() {
     let summary = "baseline fast.json: 8 of 8 values failed";
     bad.assert_code(1).assert_stderr(summary).assert_stderr(sizes);
     let other = run(&folder, &format!("{} --baseline slow.json", words.replace("4K", "64")));
-    other.assert_code(1).assert_stderr("not measured");
+    other.assert_code(1).assert_stderr("missing in this run");
 }

@@ -164,8 +164,9 @@ fn a_full_disk_does_not_end_a_run() {
 }
 
 /// Invalid options and their errors.
-const INVALID: [(&str, &str); 10] = [
-    ("all-reduce -b 8 -e 4", "minimum size (8 bytes) exceeds maximum size (4 bytes)"),
+const INVALID: [(&str, &str); 11] = [
+    ("all-reduce -b 8 -e 4", "minimum size 8 (-b) exceeds maximum size 4 (-e)"),
+    ("all-reduce -b 0 -e 1K -f 2", "the size stays at 0 (-b): use -b 1 or more"),
     ("broadcast -r 2 --ranks 2", "-r 2 is out of range: the job has ranks 0 to 1"),
     ("send-recv --pairs --ranks 1", "--pairs needs at least two ranks"),
     ("all-reduce --plot x.png", "must be .svg or .html"),

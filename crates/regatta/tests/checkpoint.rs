@@ -9,7 +9,7 @@ use std::path::Path;
 
 use regatta_testbed::assert_contains;
 use serde_json::Value;
-use support::layouts::{LLAMA, MODEL};
+use support::parallel_cases::{LLAMA, MODEL};
 use support::process::run_in;
 use support::train::run;
 use support::{TempDir, from_json};

@@ -59,6 +59,11 @@ fn invalid_arguments_are_rejected_with_one_line() {
     }
 }
 
+#[test]
+fn the_configuration_may_follow_a_double_dash() {
+    run(&TempDir::new(), &format!("-n 3 -- tiny {TINY} steps=2")).ok();
+}
+
 /// Parses output that consists of JSON events only.
 fn events(out: &str) -> Vec<Event> {
     out.lines().map(from_json).collect()

@@ -52,7 +52,7 @@ const MODEL: &str = "num_layers=2 optimizer.lr=5e-4";
 
 /// A fault.
 #[derive(Debug, Clone, Copy)]
-enum Fault {
+enum TrainFault {
     /// Kill any process: the parent, the launcher or a rank.
     Kill,
     /// Kill two processes.
@@ -100,8 +100,8 @@ fn run_with_faults(
     random: &mut Random,
     next_layout: impl Fn(&mut Random) -> ParallelLayout,
 ) {
-    let [int, term] = [SIGINT, SIGTERM].map(Fault::Signal);
-    let faults = [Fault::Kill, Fault::Kill, Fault::KillTwo, int, term];
+    let [int, term] = [SIGINT, SIGTERM].map(TrainFault::Signal);
+    let faults = [TrainFault::Kill, TrainFault::Kill, TrainFault::KillTwo, int, term];
     for _ in 0..random.within(1, 4) {
         let (ranks, layout) = next_layout(random);
         let training = start_or_resume(folder, (ranks, layout));
@@ -111,9 +111,9 @@ fn run_with_faults(
         let step = last_step(folder, "run");
         println!("  {ranks} ranks, {layout}, {fault:?} after {delay} ms and {step} steps");
         match fault {
-            Fault::Kill => kill_any(folder, random),
-            Fault::KillTwo => (0..2).for_each(|_| kill_any(folder, random)),
-            Fault::Signal(signal) => signal_if_alive(training.pid(), signal),
+            TrainFault::Kill => kill_any(folder, random),
+            TrainFault::KillTwo => (0..2).for_each(|_| kill_any(folder, random)),
+            TrainFault::Signal(signal) => signal_if_alive(training.pid(), signal),
         }
         training.wait();
         wait_until("the exit of all processes", || processes(folder).is_empty());

@@ -6,8 +6,8 @@ mod support;
 
 use serde_json::Value;
 use support::TempDir;
-use support::layouts::{DROPOUT, GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use support::metrics::assert_close;
+use support::parallel_cases::{DROPOUT, GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use support::train::{metrics, run};
 
 /// Asserts that the losses of each case are those of a single rank.

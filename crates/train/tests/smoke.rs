@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread;
 
 use common::TempDir;
-use regatta_comm::error::Peer;
 use regatta_comm::communicator::Communicator;
+use regatta_comm::error::Peer;
 use regatta_comm::{Call, CallKind, Comm, CommError, OwnedCall, Pending, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;

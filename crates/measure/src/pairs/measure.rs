@@ -8,7 +8,7 @@ use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
 use super::burst::BurstOptions;
 use super::diagnose::{Thresholds, suspects};
 use super::ping_pong::{PairMeasurement, PairWorker};
-use super::schedule::{self, Pair};
+use super::schedule::{self, EndpointPair};
 use super::select_ranks;
 use crate::CommResult;
 
@@ -88,7 +88,7 @@ impl PairsRank<'_> {
     /// Takes part in the rounds.
     fn run_rounds(
         &mut self,
-        rounds: &[Vec<Pair>],
+        rounds: &[Vec<EndpointPair>],
         progress: &mut dyn FnMut(usize, usize),
     ) -> CommResult {
         let all = self.done + rounds.len();
@@ -123,18 +123,18 @@ impl PairsRank<'_> {
     /// Broadcasts the pairs that rank 0 wants to retry, as rounds.
     fn agree_on_retries(
         &self,
-        rounds: &[Vec<Pair>],
-        retries: Option<Vec<Pair>>,
-    ) -> CommResult<Vec<Vec<Pair>>> {
+        rounds: &[Vec<EndpointPair>],
+        retries: Option<Vec<EndpointPair>>,
+    ) -> CommResult<Vec<Vec<EndpointPair>>> {
         let n = self.endpoints.len();
         let mut marks = vec![0u8; n * n];
         for (a, b) in retries.unwrap_or_default() {
             marks[a * n + b] = 1;
         }
         self.comm.broadcast(&mut marks, 0)?;
-        let marked = |(a, b): &Pair| marks[a * n + b] == 1 || marks[b * n + a] == 1;
-        let retried = |round: &Vec<Pair>| round.iter().copied().filter(marked).collect();
-        let mut rounds: Vec<Vec<Pair>> = rounds.iter().map(retried).collect();
+        let marked = |(a, b): &EndpointPair| marks[a * n + b] == 1 || marks[b * n + a] == 1;
+        let retried = |round: &Vec<EndpointPair>| round.iter().copied().filter(marked).collect();
+        let mut rounds: Vec<Vec<EndpointPair>> = rounds.iter().map(retried).collect();
         rounds.retain(|round| !round.is_empty());
         Ok(rounds)
     }
@@ -197,7 +197,7 @@ fn result(endpoints: &[PairEndpoint], options: &PairsOptions, rows: &[&[f64]]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::testing::on_ranks;
+    use crate::collectives::testing::on_ranks;
 
     /// The matrices measured by `ranks` in-process ranks.
     fn measured(ranks: u32, options: &PairsOptions) -> PairMatrices {

@@ -1,14 +1,14 @@
 //! Pair schedule: a round-robin tournament.
 
 /// Indices of two endpoints, the lower first.
-pub type Pair = (usize, usize);
+pub type EndpointPair = (usize, usize);
 
 /// Rounds of a round-robin tournament over `ends` endpoints: no endpoint occurs twice in a round,
 /// and every pair is in exactly one round.
 ///
 /// Circle method: the last endpoint is fixed, the others rotate, and opposite ones are paired. An
 /// odd count has a dummy in the fixed place; its opponent pauses.
-pub fn rounds(ends: usize) -> Vec<Vec<Pair>> {
+pub fn rounds(ends: usize) -> Vec<Vec<EndpointPair>> {
     if ends < 2 {
         return Vec::new();
     }
@@ -16,7 +16,7 @@ pub fn rounds(ends: usize) -> Vec<Vec<Pair>> {
     (0..circle).map(|shift| round(ends, circle, shift)).collect()
 }
 
-fn round(ends: usize, circle: usize, shift: usize) -> Vec<Pair> {
+fn round(ends: usize, circle: usize, shift: usize) -> Vec<EndpointPair> {
     let fixed = circle;
     let opposite = (1..=circle / 2).map(|step| {
         let (left, right) = ((shift + step) % circle, (shift + circle - step) % circle);
@@ -28,15 +28,16 @@ fn round(ends: usize, circle: usize, shift: usize) -> Vec<Pair> {
 
 /// Node-aware rounds: first all intra-node pairs, on all nodes at once; then pairs of nodes, with
 /// one rank pair at a time per pair of nodes so that no NIC is shared.
-pub fn node_aware_rounds<N: PartialEq>(nodes: &[N]) -> Vec<Vec<Pair>> {
+pub fn node_aware_rounds<N: PartialEq>(nodes: &[N]) -> Vec<Vec<EndpointPair>> {
     let ranks_by_node = ranks_by_node(nodes);
-    let intra = |own: &Vec<usize>| -> Vec<Vec<Pair>> {
-        let round = |pairs: Vec<Pair>| pairs.into_iter().map(|(a, b)| (own[a], own[b])).collect();
+    let intra = |own: &Vec<usize>| -> Vec<Vec<EndpointPair>> {
+        let round =
+            |pairs: Vec<EndpointPair>| pairs.into_iter().map(|(a, b)| (own[a], own[b])).collect();
         rounds(own.len()).into_iter().map(round).collect()
     };
     let mut schedule = zip_schedules(ranks_by_node.iter().map(intra).collect());
     for node_pairs in rounds(ranks_by_node.len()) {
-        let one_by_one = |(a, b): Pair| -> Vec<Vec<Pair>> {
+        let one_by_one = |(a, b): EndpointPair| -> Vec<Vec<EndpointPair>> {
             let of = |a: usize| ranks_by_node[b].iter().map(move |b| vec![(a.min(*b), a.max(*b))]);
             ranks_by_node[a].iter().flat_map(|a| of(*a)).collect()
         };
@@ -58,14 +59,14 @@ fn ranks_by_node<N: PartialEq>(nodes: &[N]) -> Vec<Vec<usize>> {
 }
 
 /// Merges schedules with disjoint endpoints.
-fn zip_schedules(schedules: Vec<Vec<Vec<Pair>>>) -> Vec<Vec<Pair>> {
+fn zip_schedules(schedules: Vec<Vec<Vec<EndpointPair>>>) -> Vec<Vec<EndpointPair>> {
     let longest = schedules.iter().map(Vec::len).max().unwrap_or(0);
     let at = |round: usize| schedules.iter().filter_map(move |all| all.get(round)).flatten();
     (0..longest).map(|round| at(round).copied().collect()).collect()
 }
 
 /// One pair per round, for shared networks.
-pub fn serialize(rounds: Vec<Vec<Pair>>) -> Vec<Vec<Pair>> {
+pub fn serialize(rounds: Vec<Vec<EndpointPair>>) -> Vec<Vec<EndpointPair>> {
     rounds.into_iter().flatten().map(|pair| vec![pair]).collect()
 }
 

@@ -57,7 +57,7 @@ impl<'a> CsvRecord<'a> {
 
     fn metric(&self, column: &str) -> Result<Option<f64>> {
         let Some(cell) = self.cells.get(column) else { return Ok(None) };
-        let value = super::columns::parse_metric(cell);
+        let value = super::parse_metric(cell);
         value.map_err(|()| self.mismatch(format!("a number for {column}"), cell))
     }
 

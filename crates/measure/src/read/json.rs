@@ -40,7 +40,8 @@ pub(super) fn is_list(text: &str) -> bool {
 
 /// Parses a list of either format.
 pub(super) fn read_list(name: &str, text: &str) -> Result<Vec<BenchResult>> {
-    let broken = |source| DocumentError::Json { kind: BenchResult::KIND, source };
+    let (kind, writer) = (BenchResult::KIND, BenchResult::WRITTEN_BY);
+    let broken = |source| DocumentError::Json { kind, source, writer };
     let named = |source| ReadError::Document { file: name.to_owned(), source: broken(source) };
     serde_json::from_str::<Vec<BTreeMap<String, IgnoredAny>>>(text).map_err(named)?;
     let mut results = Vec::new();

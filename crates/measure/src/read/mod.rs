@@ -5,14 +5,12 @@
 
 use regatta_model::{BenchResult, DocumentError};
 
-pub(crate) mod columns;
-mod comments;
 mod context;
 mod csv;
 mod detect;
 mod json;
 mod lines;
-mod nccl_tests;
+pub(crate) mod nccl_tests;
 mod osu;
 mod tabular;
 
@@ -54,6 +52,23 @@ impl LineError {
     }
 }
 
+/// A word that does not match its column.
+#[derive(Debug, PartialEq, Eq)]
+struct ColumnMismatch {
+    expected: String,
+    found: String,
+}
+
+impl ColumnMismatch {
+    fn new(expected: &str, found: &str) -> Self {
+        Self { expected: expected.to_owned(), found: found.to_owned() }
+    }
+
+    fn at(self, line: usize) -> LineError {
+        LineError { line, expected: self.expected, found: self.found }
+    }
+}
+
 /// Parses all results of a text in any known format. `name` is the file name, used in errors and as
 /// the default label.
 pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
@@ -71,4 +86,17 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
         return Err(ReadError::NoResults { file: name.to_owned() });
     }
     Ok(results)
+}
+
+/// Parses a non-negative value; `None` if it is not finite.
+fn parse_metric(word: &str) -> Result<Option<f64>, ()> {
+    let plain = word.strip_prefix('-').unwrap_or(word);
+    if plain.eq_ignore_ascii_case("nan") || word.eq_ignore_ascii_case("inf") {
+        return Ok(None);
+    }
+    // `f64::from_str` also accepts words such as "infinity".
+    if !word.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
+        return Err(());
+    }
+    word.parse().map(|value| Some(value).filter(|value: &f64| value.is_finite())).map_err(|_| ())
 }

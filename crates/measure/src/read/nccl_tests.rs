@@ -1,14 +1,17 @@
 //! Output of nccl-tests and rccl-tests, in all versions, also as tables on slides.
 
+pub(crate) mod columns;
+mod comments;
+
 use regatta_model::bench::{BenchProgram, BenchShape};
 use regatta_model::{BenchResult, BenchTable, Operation};
 
-use super::columns::{ColumnLayout, ColumnMismatch, ParsedRow};
 use super::context::{self, TableContext};
 use super::lines::LogLine;
-use super::{LineError, comments};
+use super::{ColumnMismatch, LineError};
 use crate::buffer_mode::BufferMode;
-use crate::formula;
+use crate::bus_bandwidth;
+use columns::{ColumnLayout, ParsedRow};
 
 /// Parser of one run.
 #[derive(Debug)]
@@ -333,7 +336,7 @@ fn chunks_per_size(table: &BenchTable) -> Option<u32> {
 }
 
 fn ranks_from_counts(table: &BenchTable) -> Option<u32> {
-    if formula::is_chunked(&table.operation) { chunks_per_size(table) } else { None }
+    if bus_bandwidth::is_chunked(&table.operation) { chunks_per_size(table) } else { None }
 }
 
 /// Element size by nccl-tests' type name.

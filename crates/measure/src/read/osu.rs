@@ -3,10 +3,9 @@
 use regatta_model::bench::{BenchProgram, BenchShape};
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
-use super::LineError;
-use super::columns::{ColumnMismatch, parse_metric};
 use super::context::{self, TableContext};
 use super::lines::LogLine;
+use super::{ColumnMismatch, LineError, parse_metric};
 
 /// Parser of one run.
 #[derive(Debug)]

@@ -6,9 +6,9 @@
 use regatta_model::bench::RawTable;
 use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement};
 
-use super::columns::parse_metric;
 use super::context::{self, TableContext};
 use super::lines::LogLine;
+use super::parse_metric;
 
 /// What such a table does not state.
 const ASSUMPTION: &str = "assumed to be in-place bus bandwidths in GB/s: the table does not say";

@@ -47,7 +47,7 @@ pub fn to_rooflines(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::testing::on_ranks;
+    use crate::collectives::testing::on_ranks;
 
     fn rows(rank: u32) -> Vec<RooflineRow> {
         let row = |at: u32| RooflineRow {

@@ -38,18 +38,6 @@ pub struct CaseProgress<'a> {
     pub row: Option<&'a RooflineRow>,
 }
 
-/// Which GPU to measure.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GpuChoice {
-    /// None.
-    None,
-    /// The first visible one, if any.
-    #[default]
-    First,
-    /// A visible device by index.
-    Index(u32),
-}
-
 /// A failed measurement.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages explain the fields")]

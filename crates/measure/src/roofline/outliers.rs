@@ -6,9 +6,7 @@ use std::fmt;
 use regatta_model::{RankRoofline, RateUnit, RooflineKind};
 
 use super::RooflineRow;
-
-/// Default fraction below the median at which a rank is slow.
-pub const DEFAULT_TOLERANCE: f64 = 0.1;
+use super::text::format_rate;
 
 /// Threshold in median absolute deviations: three standard deviations of 1.4826 MAD each, assuming
 /// a normal distribution.
@@ -20,7 +18,7 @@ pub struct MetricKey {
     /// The benchmark.
     pub kind: RooflineKind,
     /// The case.
-    pub what: String,
+    pub case: String,
     /// The device; empty for disks, whose directories may differ between ranks.
     pub device: String,
     /// The unit.
@@ -34,13 +32,13 @@ impl MetricKey {
             RooflineKind::Disk => String::new(),
             RooflineKind::Gemm | RooflineKind::Copy => row.device.clone(),
         };
-        Self { kind: row.kind, what: row.case.clone(), device, unit: row.unit }
+        Self { kind: row.kind, case: row.case.clone(), device, unit: row.unit }
     }
 }
 
 impl fmt::Display for MetricKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.kind.label(&self.what))?;
+        f.write_str(&self.kind.label(&self.case))?;
         match self.device.as_str() {
             "" | "cpu" => Ok(()),
             device => write!(f, " on {device}"),
@@ -53,14 +51,8 @@ impl fmt::Display for MetricKey {
 pub struct GroupStats {
     /// The metric.
     pub key: MetricKey,
-    /// Number of ranks that have it.
-    pub ranks: usize,
-    /// Minimum rate.
-    pub min: f64,
     /// Upper median of the rates.
     pub median: f64,
-    /// Maximum rate.
-    pub max: f64,
     /// Rates below this are slow.
     pub threshold: f64,
 }
@@ -83,8 +75,8 @@ pub struct SlowRank {
 impl fmt::Display for SlowRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, host, key, rate, ratio } = self;
-        let (percent, unit) = (ratio * 100.0, key.unit.name());
-        write!(f, "rank {rank} on {host}: {key}: {rate:.1} {unit}, {percent:.0} % of the median")
+        let (rate, unit, percent) = (format_rate(*rate), key.unit.name(), ratio * 100.0);
+        write!(f, "slow: rank {rank} on {host}: {key}: {rate} {unit}, {percent:.0} % of the median")
     }
 }
 
@@ -123,11 +115,6 @@ pub struct Outliers {
 }
 
 impl Outliers {
-    /// Whether there are no outliers.
-    pub fn is_empty(&self) -> bool {
-        self.slow.is_empty() && self.missing.is_empty()
-    }
-
     /// The statistics of a row's metric.
     pub fn group(&self, row: &RooflineRow) -> Option<&GroupStats> {
         let key = MetricKey::of(row);
@@ -158,12 +145,12 @@ pub fn find(ranks: &[(u32, String)], rooflines: &[RankRoofline], tolerance: f64)
 }
 
 /// A metric and the rows that have it.
-type Group<'a> = (MetricKey, Vec<&'a RankRoofline>);
+type MetricGroup<'a> = (MetricKey, Vec<&'a RankRoofline>);
 
 /// Groups rows by metric, in measurement order.
-fn by_key(rooflines: &[RankRoofline]) -> Vec<Group<'_>> {
+fn by_key(rooflines: &[RankRoofline]) -> Vec<MetricGroup<'_>> {
     let mut indices: BTreeMap<MetricKey, usize> = BTreeMap::new();
-    let mut found: Vec<Group<'_>> = Vec::new();
+    let mut found: Vec<MetricGroup<'_>> = Vec::new();
     for entry in rooflines.iter().filter(|entry| entry.row.median.is_finite()) {
         let key = MetricKey::of(&entry.row);
         let index = *indices.entry(key.clone()).or_insert(found.len());
@@ -178,23 +165,19 @@ fn by_key(rooflines: &[RankRoofline]) -> Vec<Group<'_>> {
 /// Statistics of the rates; `None` without rates or if the median is 0.
 fn group_stats(key: MetricKey, mut rates: Vec<f64>, tolerance: f64) -> Option<GroupStats> {
     rates.sort_by(f64::total_cmp);
-    let (min, max) = (*rates.first()?, *rates.last()?);
     // The upper median, so that a slow node with half of the ranks does not define the median.
-    let median = rates[rates.len() / 2];
-    if median <= 0.0 {
-        return None;
-    }
+    let median = *rates.get(rates.len() / 2).filter(|median| **median > 0.0)?;
     let mut deviations: Vec<f64> = rates.iter().map(|rate| (rate - median).abs()).collect();
     deviations.sort_by(f64::total_cmp);
     // The lower median of the deviations.
     let variation = OUTLIER_DEVIATIONS * deviations[(deviations.len() - 1) / 2];
     let threshold = median - (tolerance.max(0.0) * median).max(variation);
-    Some(GroupStats { key, ranks: rates.len(), min, median, max, threshold })
+    Some(GroupStats { key, median, threshold })
 }
 
 /// Ranks without a metric that more than half of the ranks have.
-fn find_missing(ranks: &[(u32, String)], by_key: &[Group<'_>]) -> Vec<MissingMetrics> {
-    let having = |(key, members): &Group<'_>| {
+fn find_missing(ranks: &[(u32, String)], by_key: &[MetricGroup<'_>]) -> Vec<MissingMetrics> {
+    let having = |(key, members): &MetricGroup<'_>| {
         let have: BTreeSet<u32> = members.iter().map(|entry| entry.rank).collect();
         (key.clone(), have)
     };

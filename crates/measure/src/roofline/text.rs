@@ -4,41 +4,23 @@ use std::collections::BTreeMap;
 
 use regatta_model::{CpuSet, RankRoofline, RooflineKind, text_table};
 
-use super::outliers::{GroupStats, MetricKey, Outliers};
+use super::outliers::Outliers;
 
 /// All rows with their ratio to the median; outliers are marked.
 pub fn table(rooflines: &[RankRoofline], outliers: &Outliers) -> Vec<String> {
-    let header = ["rank", "host", "what", "on", "rate", "best", "unit", "of median", ""];
+    let header = ["rank", "host", "case", "device", "rate", "best", "unit", "of median", ""];
     let row = |RankRoofline { rank, host, row }: &RankRoofline| {
         let group = outliers.group(row);
         let ratio = group.map(|group| format!("{:.1} %", row.median / group.median * 100.0));
         let slow = group.is_some_and(|group| row.median < group.threshold);
-        vec![
-            rank.to_string(),
-            host.clone(),
-            row.label(),
-            row.device.clone(),
-            format_rate(row.median),
-            format_rate(row.best),
-            row.unit.name().to_owned(),
-            ratio.unwrap_or_default(),
-            if slow { "<- slow" } else { "" }.to_owned(),
-        ]
+        let mark = if slow { "<- slow" } else { "" }.to_owned();
+        let ([rate, best], unit) = ([row.median, row.best].map(format_rate), row.unit.name());
+        let mut cells = vec![rank.to_string(), host.clone(), row.label(), row.device.clone()];
+        cells.extend([rate, best, unit.to_owned(), ratio.unwrap_or_default(), mark]);
+        cells
     };
-    align(&header, rooflines.iter().map(row).collect(), &[1, 2, 3, 6, 8])
-}
-
-/// One line per metric: slowest, median and fastest rank.
-pub fn summary(outliers: &Outliers) -> Vec<String> {
-    let header = ["what", "on", "ranks", "slowest", "median", "fastest", "unit", "slow"];
-    let slow = |key: &MetricKey| outliers.slow.iter().filter(|slow| slow.key == *key).count();
-    let row = |GroupStats { key, ranks, min, median, max, .. }: &GroupStats| {
-        let [slowest, median, fastest] = [*min, *median, *max].map(format_rate);
-        let (what, unit) = (key.kind.label(&key.what), key.unit.name().to_owned());
-        let (ranks, slow) = (ranks.to_string(), slow(key).to_string());
-        vec![what, key.device.clone(), ranks, slowest, median, fastest, unit, slow]
-    };
-    align(&header, outliers.groups.iter().map(row).collect(), &[0, 1, 6])
+    let rows: Vec<_> = rooflines.iter().map(row).collect();
+    text_table::align(&header, &rows, &[1, 2, 3, 6, 8]).lines().map(str::to_owned).collect()
 }
 
 /// One sentence per outlier, the slowest first.
@@ -64,16 +46,16 @@ pub fn notes(rooflines: &[RankRoofline]) -> Vec<String> {
     }
     let line = |(kind, note, some): (RooflineKind, &str, CpuSet)| {
         if ranks.get(&kind) == Some(&some) {
-            return format!("{}: {note}", kind.name());
+            return format!("note: {}: {note}", kind.name());
         }
         let noun = if some.len() == 1 { "rank" } else { "ranks" };
-        format!("{}, {noun} {some}: {note}", kind.name())
+        format!("note: {}, {noun} {some}: {note}", kind.name())
     };
     by_note.into_iter().map(line).collect()
 }
 
 /// Three significant digits, or all digits before the point.
-fn format_rate(rate: f64) -> String {
+pub(super) fn format_rate(rate: f64) -> String {
     let decimals = match rate {
         r if r >= 100.0 => 0,
         r if r >= 10.0 => 1,
@@ -83,13 +65,9 @@ fn format_rate(rate: f64) -> String {
     format!("{rate:.decimals$}")
 }
 
-fn align(header: &[&str], rows: Vec<Vec<String>>, left: &[usize]) -> Vec<String> {
-    text_table::align(header, &rows, left).lines().map(str::to_owned).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::outliers::{DEFAULT_TOLERANCE, find};
+    use super::super::outliers::find;
     use super::*;
     use regatta_model::{RateUnit, RooflineRow};
 
@@ -114,34 +92,31 @@ mod tests {
 
     fn outliers() -> Outliers {
         let hosts = rooflines().into_iter().map(|entry| (entry.rank, entry.host));
-        find(&hosts.collect::<Vec<_>>(), &rooflines(), DEFAULT_TOLERANCE)
+        find(&hosts.collect::<Vec<_>>(), &rooflines(), 0.1)
     }
 
     #[test]
     fn slow_ranks_are_marked() {
         let lines = table(&rooflines(), &outliers());
         let expected = [
-            "rank  host    what                      on   rate  best  unit     of median",
-            "   0  nid000  gemm f32 2048, 2 threads  cpu  1234  1240  GFLOP/s    100.4 %",
-            "   1  nid001  gemm f32 2048, 2 threads  cpu  1230  1240  GFLOP/s    100.0 %",
-            "  12  nid012  gemm f32 2048, 2 threads  cpu   600  1240  GFLOP/s     48.8 %  <- slow",
+            "rank  host    case                      device  rate  best  unit     of median",
+            "   0  nid000  gemm f32 2048, 2 threads  cpu     1234  1240  GFLOP/s    100.4 %",
+            "   1  nid001  gemm f32 2048, 2 threads  cpu     1230  1240  GFLOP/s    100.0 %",
+            "  12  nid012  gemm f32 2048, 2 threads  cpu      600  1240  GFLOP/s     48.8 %  <- slow",
         ];
         assert_eq!(lines, expected);
     }
 
     #[test]
-    fn the_summary_has_one_line_per_metric() {
-        let lines = summary(&outliers());
-        assert_eq!(lines.len(), 2);
-        let words: Vec<&str> = lines[1].split_whitespace().collect();
-        assert_eq!(words[5..], ["cpu", "3", "600", "1230", "1234", "GFLOP/s", "1"]);
-        assert_eq!(findings(&outliers()).len(), 1);
-        assert!(findings(&outliers())[0].starts_with("rank 12 on nid012"));
+    fn findings_have_the_rates_of_the_table() {
+        let found = findings(&outliers());
+        assert!(found[0].contains("nid012: gemm f32 2048, 2 threads: 600 GFLOP/s, "), "{found:?}");
     }
 
     #[test]
     fn equal_notes_are_merged() {
-        let expected = ["gemm: once", "gemm, ranks 0,12: no GPU", "gemm, rank 1: fast"];
+        let expected =
+            ["note: gemm: once", "note: gemm, ranks 0,12: no GPU", "note: gemm, rank 1: fast"];
         assert_eq!(notes(&rooflines()), expected);
     }
 

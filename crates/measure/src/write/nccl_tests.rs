@@ -5,7 +5,7 @@ use regatta_model::{BenchResult, BenchRow, BenchTable, Measurement, Operation};
 
 use super::format::{fixed_width, format_g};
 use crate::buffer_mode::BufferMode;
-use crate::read::columns::ABSENT;
+use crate::read::nccl_tests::columns::ABSENT;
 
 /// Columns of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,7 +219,8 @@ fn summarize<'a>(result: &'a BenchResult, operation: &Operation) -> BenchSummary
     let busbw: Vec<f64> = sized.flat_map(both).flatten().filter_map(|m| m.busbw).collect();
     BenchSummary {
         out_of_bounds: Some(wrong.fold(0, u64::saturating_add)),
-        average_busbw: Some(busbw.iter().sum::<f64>() / busbw.len().max(1) as f64),
+        // The sum of no values is -0.
+        average_busbw: Some((busbw.iter().sum::<f64>() + 0.0) / busbw.len().max(1) as f64),
         average_ok: None,
     }
 }

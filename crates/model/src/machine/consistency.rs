@@ -9,6 +9,7 @@ const MAX_DEVICES: usize = 4096;
 impl Document for Machine {
     const KIND: &'static str = "machine";
     const VERSION: u32 = 1;
+    const WRITTEN_BY: &'static str = "regatta map --dump";
 
     fn inconsistency(&self) -> Option<String> {
         self.check_counts().or_else(|| self.check_cores()).or_else(|| self.check_gpus())

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use regatta_launch::signals::SignalCatcher;
-use regatta_measure::run::BenchProgress as BarProgress;
+use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::document;
 use regatta_train::data::prepare::{self, PrepareOptions, Progress};
 use regatta_train::data::{DataDirs, DataError, source};

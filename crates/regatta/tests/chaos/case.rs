@@ -26,7 +26,7 @@ const ONE_PROCESS: [ProcessRole; 2] = [ProcessRole::Worker, ProcessRole::Reaper]
 
 /// An injected fault. Nodes are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum JobFault {
     Killed {
         rank: u32,
     },
@@ -95,7 +95,7 @@ pub struct Case {
     pub fan_out: u32,
     pub launcher: AgentLauncher,
     pub conditions: Vec<Condition>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<JobFault>,
     pub when: When,
     /// Milliseconds between the moment of `when` and the fault.
     pub pause: u32,
@@ -132,24 +132,24 @@ pub struct ExpectedFailure {
 /// The scenarios; consecutive seeds cycle through them.
 const SCENARIOS: [fn(&mut Case, &mut Random); 27] = [
     |c, r| c.conditions = vec![Condition::Daemons { rank: c.rank(r) }],
-    |c, r| c.faults = vec![Fault::Killed { rank: c.rank(r) }],
+    |c, r| c.faults = vec![JobFault::Killed { rank: c.rank(r) }],
     |c, r| c.faults = vec![c.exit(r)],
-    |c, r| c.faults = vec![Fault::Agent { node: c.node(r), role: ProcessRole::Worker }],
-    |c, r| c.faults = vec![Fault::Agent { node: c.node(r), role: ProcessRole::Reaper }],
-    |c, r| c.faults = vec![Fault::Agent { node: c.node(r), role: ProcessRole::Both }],
-    |c, _| c.faults = vec![Fault::Launcher { role: ProcessRole::Worker }],
-    |c, _| c.faults = vec![Fault::Launcher { role: ProcessRole::Reaper }],
-    |c, _| c.faults = vec![Fault::Launcher { role: ProcessRole::Both }],
-    |c, _| c.faults = vec![Fault::Cut { node: c.nodes - 1 }],
+    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Worker }],
+    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Reaper }],
+    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Both }],
+    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Worker }],
+    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Reaper }],
+    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Both }],
+    |c, _| c.faults = vec![JobFault::Cut { node: c.nodes - 1 }],
     |c, r| {
         (c.nodes, c.fan_out) = (r.within(4, 8), 2);
-        c.faults = vec![Fault::Cut { node: r.within(0, c.nodes / 2 - 2) }];
+        c.faults = vec![JobFault::Cut { node: r.within(0, c.nodes / 2 - 2) }];
     },
-    |c, r| c.faults = vec![Fault::Crash { node: c.node(r) }],
-    |c, r| c.faults = vec![Fault::Flap { node: c.node(r), ms: 300 }],
+    |c, r| c.faults = vec![JobFault::Crash { node: c.node(r) }],
+    |c, r| c.faults = vec![JobFault::Flap { node: c.node(r), ms: 300 }],
     |c, r| {
         let ms = HEARTBEAT_TIMEOUT * 1000 + r.within(500, 4000);
-        c.faults = vec![Fault::Flap { node: c.node(r), ms }];
+        c.faults = vec![JobFault::Flap { node: c.node(r), ms }];
     },
     |c, r| c.conditions = vec![Condition::FullLog { rank: c.rank(r) }],
     |c, _| c.conditions = vec![Condition::SmallDisk { kib: 256 }, Condition::Writes { mib: 1 }],
@@ -163,35 +163,35 @@ const SCENARIOS: [fn(&mut Case, &mut Random); 27] = [
     },
     |c, r| {
         let rank = c.rank(r);
-        c.faults = vec![Fault::Killed { rank }];
+        c.faults = vec![JobFault::Killed { rank }];
         c.conditions = vec![Condition::Daemons { rank: c.rank(r) }, Condition::Daemons { rank }];
     },
     |c, r| {
         let node = c.node(r);
-        c.faults = vec![Fault::Agent { node, role: r.pick(&ONE_PROCESS) }];
+        c.faults = vec![JobFault::Agent { node, role: r.pick(&ONE_PROCESS) }];
         c.conditions = vec![Condition::Daemons { rank: node * c.ranks_per_node }];
     },
     |c, r| {
-        c.faults = vec![Fault::Launcher { role: r.pick(&ONE_PROCESS) }];
+        c.faults = vec![JobFault::Launcher { role: r.pick(&ONE_PROCESS) }];
         c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
     },
     two_faults,
     |c, r| {
         c.when = When::Starting;
-        c.faults = vec![Fault::Agent { node: c.node(r), role: c.role(r) }];
+        c.faults = vec![JobFault::Agent { node: c.node(r), role: c.role(r) }];
     },
     |c, r| {
         c.when = When::Starting;
-        c.faults = vec![Fault::Launcher { role: c.role(r) }];
+        c.faults = vec![JobFault::Launcher { role: c.role(r) }];
     },
     fault_while_ending,
     |c, r| {
-        c.faults = vec![Fault::Term];
+        c.faults = vec![JobFault::Term];
         c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
     },
     |c, r| {
         c.launcher = AgentLauncher::Srun;
-        c.faults = vec![Fault::Cancel];
+        c.faults = vec![JobFault::Cancel];
         c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
     },
 ];
@@ -207,11 +207,11 @@ fn large_output() -> u32 {
 fn two_faults(c: &mut Case, r: &mut Random) {
     c.nodes = r.within(3, 8);
     let mut any = |node: u32, rank: u32| match r.within(0, 4) {
-        0 => Fault::Killed { rank },
-        1 => Fault::Exits { rank, code: 9 },
-        2 => Fault::Agent { node, role: ProcessRole::Worker },
-        3 => Fault::Agent { node, role: ProcessRole::Reaper },
-        _ => Fault::Crash { node },
+        0 => JobFault::Killed { rank },
+        1 => JobFault::Exits { rank, code: 9 },
+        2 => JobFault::Agent { node, role: ProcessRole::Worker },
+        3 => JobFault::Agent { node, role: ProcessRole::Reaper },
+        _ => JobFault::Crash { node },
     };
     c.faults = vec![any(0, 0), any(c.nodes - 1, c.nodes * c.ranks_per_node - 1)];
     c.conditions = vec![Condition::Daemons { rank: c.ranks_per_node }];
@@ -223,12 +223,12 @@ fn fault_while_ending(c: &mut Case, r: &mut Random) {
     // ignores TERM.
     let node = r.within(1, c.nodes - 1);
     let second = match r.within(0, 3) {
-        0 => Fault::Agent { node, role: r.pick(&ONE_PROCESS) },
-        1 => Fault::Launcher { role: c.role(r) },
-        2 => Fault::Cut { node },
-        _ => Fault::Crash { node },
+        0 => JobFault::Agent { node, role: r.pick(&ONE_PROCESS) },
+        1 => JobFault::Launcher { role: c.role(r) },
+        2 => JobFault::Cut { node },
+        _ => JobFault::Crash { node },
     };
-    c.faults = vec![Fault::Exits { rank: 0, code: 17 }, second];
+    c.faults = vec![JobFault::Exits { rank: 0, code: 17 }, second];
     c.conditions = vec![c.ignores_term(node * c.ranks_per_node)];
 }
 
@@ -267,13 +267,13 @@ impl Case {
         random.pick(&[ProcessRole::Worker, ProcessRole::Reaper, ProcessRole::Both])
     }
 
-    fn exit(&self, random: &mut Random) -> Fault {
-        Fault::Exits { rank: self.rank(random), code: random.within(1, 123) as i32 }
+    fn exit(&self, random: &mut Random) -> JobFault {
+        JobFault::Exits { rank: self.rank(random), code: random.within(1, 123) as i32 }
     }
 
     /// A rank that ignores TERM, and is not the one that exits.
     fn ignores_term(&self, preferred: u32) -> Condition {
-        let exits = |f: &Fault| matches!(f, Fault::Exits { rank, .. } if *rank == preferred);
+        let exits = |f: &JobFault| matches!(f, JobFault::Exits { rank, .. } if *rank == preferred);
         let next = u32::from(self.faults.iter().any(exits));
         Condition::IgnoresTerm { rank: (preferred + next) % self.ranks() }
     }
@@ -284,7 +284,7 @@ impl Case {
 
     /// Whether the job survives all faults.
     pub fn succeeds(&self) -> bool {
-        self.faults.iter().all(|f| matches!(f, Fault::Flap { .. }) && !f.loses_node())
+        self.faults.iter().all(|f| matches!(f, JobFault::Flap { .. }) && !f.loses_node())
     }
 
     pub fn has_small_disk(&self) -> bool {
@@ -295,8 +295,8 @@ impl Case {
     /// exit.
     pub fn kills_both_processes(&self) -> bool {
         use ProcessRole::Both;
-        let both = |f: &Fault| {
-            matches!(f, Fault::Agent { role: Both, .. } | Fault::Launcher { role: Both })
+        let both = |f: &JobFault| {
+            matches!(f, JobFault::Agent { role: Both, .. } | JobFault::Launcher { role: Both })
         };
         self.faults.iter().any(both)
     }
@@ -307,12 +307,12 @@ impl Case {
 
     /// The expected outcome.
     pub fn expected_outcome(&self) -> ExpectedOutcome {
-        let launcher_killed = self.faults.iter().any(|f| matches!(f, Fault::Launcher { .. }));
+        let launcher_killed = self.faults.iter().any(|f| matches!(f, JobFault::Launcher { .. }));
         match (self.when, self.faults.as_slice()) {
             _ if launcher_killed => ExpectedOutcome::NoReport,
             _ if self.succeeds() => ExpectedOutcome::Success,
-            (_, [Fault::Term]) => ExpectedOutcome::Signalled,
-            (_, [Fault::Cancel]) => ExpectedOutcome::Cancelled,
+            (_, [JobFault::Term]) => ExpectedOutcome::Signalled,
+            (_, [JobFault::Cancel]) => ExpectedOutcome::Cancelled,
             (When::Starting, [first, ..]) => {
                 ExpectedOutcome::NotStarted(self.expected_failure(first))
             }
@@ -325,19 +325,19 @@ impl Case {
         }
     }
 
-    fn expected_failure(&self, fault: &Fault) -> ExpectedFailure {
+    fn expected_failure(&self, fault: &JobFault) -> ExpectedFailure {
         let rank =
             |rank, exit| ExpectedFailure { node: self.node_of(rank), rank: Some(rank), exit };
         match *fault {
-            Fault::Killed { rank: r } => rank(r, RankExit::Signal(libc::SIGKILL)),
-            Fault::Exits { rank: r, code } => rank(r, RankExit::Exit(code)),
-            Fault::Agent { node, .. }
-            | Fault::Cut { node }
-            | Fault::Flap { node, .. }
-            | Fault::Crash { node } => {
+            JobFault::Killed { rank: r } => rank(r, RankExit::Signal(libc::SIGKILL)),
+            JobFault::Exits { rank: r, code } => rank(r, RankExit::Exit(code)),
+            JobFault::Agent { node, .. }
+            | JobFault::Cut { node }
+            | JobFault::Flap { node, .. }
+            | JobFault::Crash { node } => {
                 ExpectedFailure { node, rank: None, exit: RankExit::NodeLost }
             }
-            Fault::Launcher { .. } | Fault::Term | Fault::Cancel => {
+            JobFault::Launcher { .. } | JobFault::Term | JobFault::Cancel => {
                 unreachable!("not a failure of a rank")
             }
         }
@@ -346,8 +346,8 @@ impl Case {
     /// Whether the ranks of a node may be lost.
     pub fn is_lost(&self, at: u32) -> bool {
         self.faults.iter().any(|f| match *f {
-            Fault::Agent { node, .. } => node == at,
-            Fault::Cut { node } | Fault::Crash { node } | Fault::Flap { node, .. } => {
+            JobFault::Agent { node, .. } => node == at,
+            JobFault::Cut { node } | JobFault::Crash { node } | JobFault::Flap { node, .. } => {
                 f.loses_node() && node == at
             }
             _ => false,
@@ -357,16 +357,16 @@ impl Case {
     /// Whether a node is lost. Slurm takes long to mark such a node as up again, so the cluster is not
     /// reused.
     pub fn loses_node(&self) -> bool {
-        self.faults.iter().any(Fault::loses_node)
+        self.faults.iter().any(JobFault::loses_node)
     }
 }
 
-impl Fault {
+impl JobFault {
     /// Whether a node misses heartbeats for so long that it counts as lost.
     fn loses_node(&self) -> bool {
         match self {
-            Fault::Crash { .. } | Fault::Cut { .. } => true,
-            Fault::Flap { ms, .. } => *ms >= HEARTBEAT_TIMEOUT * 1000,
+            JobFault::Crash { .. } | JobFault::Cut { .. } => true,
+            JobFault::Flap { ms, .. } => *ms >= HEARTBEAT_TIMEOUT * 1000,
             _ => false,
         }
     }

@@ -11,7 +11,7 @@ use regatta_model::result::{RankExit, RunResult};
 use regatta_model::{document, hostlist};
 use regatta_testbed::{Cluster, CommandOutput, run};
 
-use crate::case::{Case, Condition, ExpectedFailure, ExpectedOutcome, Fault, When};
+use crate::case::{Case, Condition, ExpectedFailure, ExpectedOutcome, JobFault, When};
 use crate::inject::wait_for;
 use crate::rank_script::{LINE, exit_message, greeting, line_count};
 
@@ -213,9 +213,9 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
 
 /// Whether a rank may exit without receiving TERM: its node is lost, or the launcher is.
 fn may_exit_without_term(case: &Case, rank: u32) -> bool {
-    let own = |f: &Fault| match *f {
-        Fault::Exits { rank: r, .. } | Fault::Killed { rank: r } => r == rank,
-        Fault::Launcher { .. } | Fault::Term => true,
+    let own = |f: &JobFault| match *f {
+        JobFault::Exits { rank: r, .. } | JobFault::Killed { rank: r } => r == rank,
+        JobFault::Launcher { .. } | JobFault::Term => true,
         _ => false,
     };
     let ignores_term = case.has(|t| matches!(t, Condition::IgnoresTerm { .. }));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use regatta_testbed::{Cluster, HostProcess, run};
 
 use crate::REGATTA;
-use crate::case::{Case, Fault, ProcessRole};
+use crate::case::{Case, JobFault, ProcessRole};
 
 /// Limit on every wait.
 pub const TIMEOUT: Duration = Duration::from_secs(40);
@@ -27,26 +27,26 @@ pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T,
 }
 
 /// Injects a fault without waiting for its effects.
-pub fn inject(cluster: &Cluster, case: &Case, fault: Fault, folder: &Path) -> Result<(), String> {
+pub fn inject(cluster: &Cluster, case: &Case, fault: JobFault, dir: &Path) -> Result<(), String> {
     let host = |node: u32| cluster.nodes()[node as usize].clone();
     match fault {
-        Fault::Killed { rank } => {
-            let pid = std::fs::read_to_string(folder.join(format!("pid-{rank}"))).unwrap();
+        JobFault::Killed { rank } => {
+            let pid = std::fs::read_to_string(dir.join(format!("pid-{rank}"))).unwrap();
             let host = host(case.node_of(rank));
             run(&mut cluster.on(&host, "kill", ["-9", pid.trim()]).unwrap()).unwrap();
         }
-        Fault::Exits { .. } => std::fs::write(folder.join("go"), "").unwrap(),
-        Fault::Agent { node, role } => kill(cluster, &host(node), "agent", role, 9)?,
-        Fault::Launcher { role } => kill(cluster, "login", "launch", role, 9)?,
-        Fault::Term => kill(cluster, "login", "launch", ProcessRole::Reaper, 15)?,
-        Fault::Cancel => drop(run(&mut cluster.login("scancel", ["--user=root"])).unwrap()),
-        Fault::Cut { node } => cluster.disconnect(&host(node)).unwrap(),
-        Fault::Flap { node, ms } => {
+        JobFault::Exits { .. } => std::fs::write(dir.join("go"), "").unwrap(),
+        JobFault::Agent { node, role } => kill(cluster, &host(node), "agent", role, 9)?,
+        JobFault::Launcher { role } => kill(cluster, "login", "launch", role, 9)?,
+        JobFault::Term => kill(cluster, "login", "launch", ProcessRole::Reaper, 15)?,
+        JobFault::Cancel => drop(run(&mut cluster.login("scancel", ["--user=root"])).unwrap()),
+        JobFault::Cut { node } => cluster.disconnect(&host(node)).unwrap(),
+        JobFault::Flap { node, ms } => {
             cluster.disconnect(&host(node)).unwrap();
             std::thread::sleep(Duration::from_millis(ms.into()));
             cluster.heal(&host(node)).unwrap();
         }
-        Fault::Crash { node } => cluster.crash(&host(node)).unwrap(),
+        JobFault::Crash { node } => cluster.crash(&host(node)).unwrap(),
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::case::{Case, Condition, Fault};
+use crate::case::{Case, Condition, JobFault};
 
 /// The first lines of a rank on standard output and standard error.
 pub fn greeting(rank: u32) -> (String, String) {
@@ -72,8 +72,8 @@ pub fn line_count(mib: u32) -> usize {
 }
 
 fn main_part(case: &Case, rank: u32) -> String {
-    let exits = |f: &Fault| match *f {
-        Fault::Exits { rank: r, code } if r == rank => Some(code),
+    let exits = |f: &JobFault| match *f {
+        JobFault::Exits { rank: r, code } if r == rank => Some(code),
         _ => None,
     };
     if let Some(code) = case.faults.iter().find_map(exits) {
@@ -96,5 +96,5 @@ fn main_part(case: &Case, rank: u32) -> String {
 
 /// Whether a rank dies from the signal sent to the job.
 fn is_signalled(case: &Case, rank: u32) -> bool {
-    rank == 0 && case.faults == [Fault::Term]
+    rank == 0 && case.faults == [JobFault::Term]
 }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_meanwhile};
 
-use crate::case::{AgentLauncher, Case, Condition, Fault, HEARTBEAT_TIMEOUT, SCENARIO_COUNT, When};
+use crate::case::{
+    AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, JobFault, SCENARIO_COUNT, When,
+};
 use crate::check::check;
 use crate::env_number;
 use crate::inject::{inject, wait_for};
@@ -202,9 +204,10 @@ fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
 fn default_cases_cover_every_fault() {
     const { assert!(SCENARIO_COUNT <= DEFAULT_CASES) };
     let cases: Vec<Case> = (1..=DEFAULT_CASES).map(Case::of).collect();
-    let any = |predicate: fn(&Fault) -> bool| cases.iter().any(|c| c.faults.iter().any(predicate));
-    assert!(any(|f| matches!(f, Fault::Killed { .. })) && any(|f| matches!(f, Fault::Cut { .. })));
-    assert!(any(|f| matches!(f, Fault::Crash { .. })) && any(|f| *f == Fault::Term));
+    let any = |is: fn(&JobFault) -> bool| cases.iter().any(|c| c.faults.iter().any(is));
+    assert!(any(|f| matches!(f, JobFault::Killed { .. })));
+    assert!(any(|f| matches!(f, JobFault::Cut { .. })));
+    assert!(any(|f| matches!(f, JobFault::Crash { .. })) && any(|f| *f == JobFault::Term));
     for launcher in [AgentLauncher::Ssh, AgentLauncher::Srun] {
         assert!(cases.iter().any(|c| c.launcher == launcher), "{launcher:?}");
     }

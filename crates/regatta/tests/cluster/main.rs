@@ -11,9 +11,9 @@ mod gpus;
 mod lumi;
 mod mpi_launchers;
 mod multi_node;
+mod parallel_layouts;
 mod scancel;
 mod slurm;
-mod splits;
 #[path = "../support/mod.rs"]
 mod support;
 mod test_cluster;

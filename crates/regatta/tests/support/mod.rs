@@ -6,8 +6,8 @@
 pub mod bench;
 pub mod cgroup;
 pub mod disk;
-pub mod layouts;
 pub mod metrics;
+pub mod parallel_cases;
 pub mod process;
 pub mod train;
 

@@ -1,10 +1,10 @@
 //! Findings of the pairwise diagnosis.
 
-pub use super::faults::LinkDirection;
+pub use super::slow_links::SlowDirection;
 
 /// A node, or a rank of a node with several measured ranks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Location {
+pub enum FaultLocation {
     /// A node with its measured ranks.
     Node {
         /// Host name.
@@ -21,7 +21,7 @@ pub enum Location {
     },
 }
 
-impl Location {
+impl FaultLocation {
     /// Host name.
     pub fn host(&self) -> &str {
         match self {
@@ -34,24 +34,24 @@ impl Location {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultSubject {
     /// All traffic of a node or rank.
-    Endpoint(Location),
+    Endpoint(FaultLocation),
     /// A link.
     Link {
         /// Sender; of the slower direction if both are slow.
-        from: Location,
+        from: FaultLocation,
         /// Receiver.
-        to: Location,
+        to: FaultLocation,
     },
-    /// So many slow links that they reflect the topology rather than faults.
+    /// More slow links than single faults explain: they reflect the topology.
     Network {
         /// Slow links.
         slow: usize,
         /// All links.
         of: usize,
         /// Sender of the slowest link.
-        from: Location,
+        from: FaultLocation,
         /// Receiver of the slowest link.
-        to: Location,
+        to: FaultLocation,
     },
 }
 
@@ -86,7 +86,7 @@ pub struct PairFinding {
     /// The slow component.
     pub subject: FaultSubject,
     /// The slow direction.
-    pub direction: LinkDirection,
+    pub direction: SlowDirection,
     /// Which links were compared.
     pub scope: LinkScope,
     /// Bandwidth in GB/s, if too low.

@@ -2,13 +2,13 @@
 
 use regatta_model::bench::{PairEndpoint, PairMatrix};
 
-use super::faults::upper_median;
-use super::{LinkScope, Location};
+use super::slow_links::upper_median;
+use super::{FaultLocation, LinkScope};
 
 /// Locations with their rows and columns of the matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Grouping {
-    pub locations: Vec<Location>,
+    pub locations: Vec<FaultLocation>,
     members: Vec<Vec<usize>>,
 }
 
@@ -50,13 +50,14 @@ fn nodes(ends: &[PairEndpoint]) -> Grouping {
     }
     let location = |(host, own): (&&str, &Vec<usize>)| {
         let ranks = own.iter().map(|at| ends[*at].rank).collect();
-        Location::Node { host: (*host).to_owned(), ranks }
+        FaultLocation::Node { host: (*host).to_owned(), ranks }
     };
     Grouping { locations: hosts.iter().zip(&members).map(location).collect(), members }
 }
 
 fn ranks(ends: &[PairEndpoint]) -> Grouping {
-    let location = |end: &PairEndpoint| Location::Rank { rank: end.rank, host: end.host.clone() };
+    let location =
+        |end: &PairEndpoint| FaultLocation::Rank { rank: end.rank, host: end.host.clone() };
     let members = (0..ends.len()).map(|at| vec![at]).collect();
     Grouping { locations: ends.iter().map(location).collect(), members }
 }
@@ -98,8 +99,8 @@ impl Grouping {
     /// Number of links between locations in a scope.
     pub fn links(&self, scope: LinkScope) -> usize {
         let intra_node = scope == LinkScope::IntraNode;
-        let is_in = |a: &Location, b: &Location| (a.host() == b.host()) == intra_node;
-        let later = |(at, a): (usize, &Location)| {
+        let is_in = |a: &FaultLocation, b: &FaultLocation| (a.host() == b.host()) == intra_node;
+        let later = |(at, a): (usize, &FaultLocation)| {
             self.locations[at + 1..].iter().filter(|b| is_in(a, b)).count()
         };
         self.locations.iter().enumerate().map(later).sum()

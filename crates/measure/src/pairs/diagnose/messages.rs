@@ -4,9 +4,9 @@ use std::fmt;
 
 use regatta_model::CpuSet;
 
-use super::{FaultSubject, LinkDirection, LinkScope, Location, PairFinding};
+use super::{FaultLocation, FaultSubject, LinkScope, PairFinding, SlowDirection};
 
-impl fmt::Display for Location {
+impl fmt::Display for FaultLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node { host, ranks } => {
@@ -35,13 +35,13 @@ impl PairFinding {
         match (&self.subject, self.direction) {
             (FaultSubject::Endpoint(location), direction) => {
                 let verb = match direction {
-                    LinkDirection::Send => "sends slowly",
-                    LinkDirection::Recv => "receives slowly",
-                    LinkDirection::Both => "is slow",
+                    SlowDirection::Send => "sends slowly",
+                    SlowDirection::Recv => "receives slowly",
+                    SlowDirection::Both => "is slow",
                 };
                 format!("{location} {verb}{}", if intra_node { " within its node" } else { "" })
             }
-            (FaultSubject::Link { from, to }, LinkDirection::Both) => {
+            (FaultSubject::Link { from, to }, SlowDirection::Both) => {
                 format!("the link between {from} and {to} is slow in both directions")
             }
             (FaultSubject::Link { from, to }, _) => {

@@ -3,18 +3,18 @@
 //! Inter-node and intra-node links are diagnosed separately because their speeds differ. With
 //! several ranks per node, nodes are diagnosed first, then ranks relative to their nodes.
 
-mod faults;
 mod finding;
 mod grouping;
 pub(in crate::pairs) mod messages;
+mod slow_links;
 #[cfg(test)]
 mod tests;
 
-pub use finding::{FaultSubject, LinkDirection, LinkScope, Location, Observed, PairFinding};
+pub use finding::{FaultLocation, FaultSubject, LinkScope, Observed, PairFinding, SlowDirection};
 
-use faults::Faults;
 use grouping::Grouping;
 use regatta_model::bench::{PairEndpoint, PairMatrices, PairMatrix};
+use slow_links::SlowLinks;
 
 /// More slow links than this, and than half the endpoints, reflect the topology.
 const MAX_SINGLE_LINKS: usize = 3;
@@ -66,7 +66,7 @@ pub fn suspects(pairs: &PairMatrices, thresholds: &Thresholds) -> Vec<(usize, us
         ];
         for (matrix, bound) in kinds {
             let matrix = grouping::within(&pairs.endpoints, &matrix, scope);
-            let cells = faults::cells_below(&matrix, bound);
+            let cells = slow_links::cells_below(&matrix, bound);
             found.extend(cells.into_iter().map(|(i, j)| (i.min(j), i.max(j))));
         }
     }
@@ -90,14 +90,14 @@ fn slow(
     let mut left = measured.clone();
     let mut findings = Vec::new();
     for grouping in grouping::groupings(ends, scope) {
-        let faults = faults::find(&grouping.median_matrix(&left), bound);
+        let found = slow_links::find(&grouping.median_matrix(&left), bound);
         let speeds = LevelSpeeds {
             measured: grouping.median_matrix(&measured),
             left: grouping.median_matrix(&left),
             counts: grouping.counts(&measured),
         };
-        grouping.divide_out(&faults.explained, &mut left);
-        findings.extend(to_findings(&grouping, &faults, &speeds, scope));
+        grouping.divide_out(&found.explained, &mut left);
+        findings.extend(to_findings(&grouping, &found, &speeds, scope));
     }
     findings
 }
@@ -117,7 +117,7 @@ impl LevelSpeeds {
     /// Speed left by the faults of earlier levels, as a fraction.
     fn remaining(&self, cells: &[Cell]) -> f64 {
         let fraction = |(i, j): &Cell| Some(self.measured[*i][*j]? / self.left[*i][*j]?);
-        faults::upper_median(cells.iter().filter_map(fraction).collect()).unwrap_or(1.0)
+        slow_links::upper_median(cells.iter().filter_map(fraction).collect()).unwrap_or(1.0)
     }
 
     /// Number of directed links behind the cells.
@@ -126,10 +126,10 @@ impl LevelSpeeds {
     }
 }
 
-/// Converts faults to findings.
+/// Converts slow endpoints and links to findings.
 fn to_findings(
     grouping: &Grouping,
-    faults: &Faults,
+    found: &SlowLinks,
     speeds: &LevelSpeeds,
     scope: LinkScope,
 ) -> Vec<PairFinding> {
@@ -145,30 +145,30 @@ fn to_findings(
         conclusive,
     };
     let observed = |level: f64, expected: f64| Observed { value: level * expected, expected };
-    let end = |slow: &faults::SlowEndpoint| {
+    let end = |slow: &slow_links::SlowEndpoint| {
         let (subject, cells) = (FaultSubject::Endpoint(location(slow.end)), slow.cells(n));
-        let observed = observed(slow.level, faults.reference * speeds.remaining(&cells));
+        let observed = observed(slow.level, found.reference * speeds.remaining(&cells));
         finding(subject, slow.direction, observed, &cells, n > 3)
     };
-    let link = |slow: &faults::SlowLink| {
+    let link = |slow: &slow_links::SlowLink| {
         let (from, to) = (location(slow.from), location(slow.to));
         let cells = slow.cells();
-        let expected = faults.reference * slow.allowed * speeds.remaining(&cells);
+        let expected = found.reference * slow.allowed * speeds.remaining(&cells);
         let observed = observed(slow.level, expected);
         finding(FaultSubject::Link { from, to }, slow.direction, observed, &cells, n > 2)
     };
-    let ends = faults.ends.iter().map(end);
-    let worst = faults.links.iter().min_by(|a, b| a.level.total_cmp(&b.level));
-    let (slow, of) = (faults.links.len(), grouping.links(scope));
+    let ends = found.ends.iter().map(end);
+    let worst = found.links.iter().min_by(|a, b| a.level.total_cmp(&b.level));
+    let (slow, of) = (found.links.len(), grouping.links(scope));
     let Some(worst) = worst.filter(|_| slow > MAX_SINGLE_LINKS.max(n / 2)) else {
-        return ends.chain(faults.links.iter().map(link)).collect();
+        return ends.chain(found.links.iter().map(link)).collect();
     };
-    let levels = faults.links.iter().map(|link| link.level).collect();
-    let typical = observed(faults::upper_median(levels).unwrap_or(1.0), faults.reference);
+    let levels = found.links.iter().map(|link| link.level).collect();
+    let typical = observed(slow_links::upper_median(levels).unwrap_or(1.0), found.reference);
     let (from, to) = (location(worst.from), location(worst.to));
-    let cells: Vec<Cell> = faults.links.iter().flat_map(|link| link.cells()).collect();
+    let cells: Vec<Cell> = found.links.iter().flat_map(|link| link.cells()).collect();
     let network = FaultSubject::Network { slow, of, from, to };
-    ends.chain([finding(network, LinkDirection::Both, typical, &cells, true)]).collect()
+    ends.chain([finding(network, SlowDirection::Both, typical, &cells, true)]).collect()
 }
 
 /// Converts speeds back to latencies.

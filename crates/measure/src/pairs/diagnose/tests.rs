@@ -85,13 +85,13 @@ fn uniform(nodes: usize, per_node: usize, seed: u64) -> PairMatrices {
 }
 
 fn name(finding: &PairFinding) -> String {
-    let location = |location: &Location| match location {
-        Location::Node { host, .. } => host.clone(),
-        Location::Rank { rank, host } => format!("{host}.{rank}"),
+    let location = |location: &FaultLocation| match location {
+        FaultLocation::Node { host, .. } => host.clone(),
+        FaultLocation::Rank { rank, host } => format!("{host}.{rank}"),
     };
     let subject = match (&finding.subject, finding.direction) {
         (FaultSubject::Endpoint(it), _) => location(it),
-        (FaultSubject::Link { from, to }, LinkDirection::Both) => {
+        (FaultSubject::Link { from, to }, SlowDirection::Both) => {
             sorted(vec![location(from), location(to)]).join("=")
         }
         (FaultSubject::Link { from, to }, _) => format!("{}>{}", location(from), location(to)),

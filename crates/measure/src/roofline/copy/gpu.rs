@@ -1,6 +1,6 @@
 //! Copies between host and GPU, and on the GPU.
 
-use super::super::gpu::{GpuBuffer, GpuDevice, GpuError, GpuResult};
+use super::super::gpu::{GpuBuffer, GpuError, GpuResult, RooflineGpu};
 use super::super::timing::time;
 use super::super::{Cases, RooflineRow};
 use super::{COUNTED_ONCE, CopySettings, case_name, row};
@@ -9,7 +9,7 @@ use super::{COUNTED_ONCE, CopySettings, case_name, row};
 pub(super) const CASES: usize = 3;
 
 /// Measures copies of all sizes.
-pub fn measure(device: &GpuDevice, cases: &mut Cases<'_>, settings: &CopySettings) -> GpuResult {
+pub fn measure(device: &RooflineGpu, cases: &mut Cases<'_>, settings: &CopySettings) -> GpuResult {
     let pinned = |bytes| device.alloc_pinned(bytes);
     let on_device = |bytes| device.alloc(bytes);
     type Alloc<'a> = &'a dyn Fn(usize) -> GpuResult<GpuBuffer>;
@@ -43,8 +43,8 @@ pub fn measure(device: &GpuDevice, cases: &mut Cases<'_>, settings: &CopySetting
 mod tests {
     use std::sync::atomic::AtomicBool;
 
+    use super::super::super::TimingOptions;
     use super::super::super::gpu::{self, fake};
-    use super::super::super::{GpuChoice, TimingOptions};
     use super::*;
 
     #[test]
@@ -67,7 +67,7 @@ mod tests {
     /// Needs a GPU.
     #[test]
     fn copied_bytes_arrive_unchanged() {
-        let device = match gpu::open(GpuChoice::First) {
+        let device = match gpu::open() {
             Ok(Some(device)) => device,
             found => {
                 eprintln!("no GPU: {:?}", found.err());

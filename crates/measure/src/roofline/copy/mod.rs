@@ -13,8 +13,8 @@ use regatta_model::{RateUnit, RooflineKind, units};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, GpuChoice, Result, RooflineError, RooflineRow, TimingOptions,
-    rank_threads, thread_counts,
+    CaseProgress, Cases, Result, RooflineError, RooflineRow, TimingOptions, rank_threads,
+    thread_counts,
 };
 
 /// Which bytes of a copy are counted.
@@ -29,8 +29,8 @@ pub struct CopySettings {
     pub gpu_sizes: Vec<usize>,
     /// Threads of the rank; a single thread is measured as well.
     pub threads: usize,
-    /// Which GPU.
-    pub gpu: GpuChoice,
+    /// Whether to measure the first visible GPU, if any.
+    pub gpu: bool,
     /// Repetitions.
     pub timing: TimingOptions,
 }
@@ -44,7 +44,7 @@ impl Default for CopySettings {
             sizes: vec![16 * KIB, 256 * KIB, 2 * MIB, 16 * MIB, 256 * MIB],
             gpu_sizes: vec![MIB, 256 * MIB],
             threads: rank_threads(),
-            gpu: GpuChoice::default(),
+            gpu: true,
             timing: TimingOptions::default(),
         }
     }
@@ -71,7 +71,7 @@ pub fn measure(
     if cfg!(debug_assertions) {
         cases.notes.push("unoptimised build: the triad is slow".to_owned());
     }
-    let device = cases.device(super::gpu::open(settings.gpu));
+    let device = settings.gpu.then(|| cases.device(super::gpu::open())).flatten();
     let counts = thread_counts(settings.threads);
     let of_gpu = device.as_ref().map_or(0, |_| gpu::CASES * settings.gpu_sizes.len());
     cases.total = host::CASES * counts.len() * settings.sizes.len() + of_gpu;
@@ -103,7 +103,7 @@ mod tests {
         let settings = CopySettings {
             sizes: vec![1 << 10, 1 << 20],
             threads: 2,
-            gpu: GpuChoice::None,
+            gpu: false,
             timing: TimingOptions::minimal(),
             ..CopySettings::default()
         };

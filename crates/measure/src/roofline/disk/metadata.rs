@@ -37,7 +37,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result 
             }
             let Some((files, times)) = &measured else { return Ok(None) };
             let timed = Samples::new(1, times.iter().map(|round| round[at]).collect());
-            let notes = vec![format!("{files} empty files in one directory")];
+            let notes = vec![format!("create, stat, unlink: {files} empty files in one directory")];
             let row = |timed| settings.files_row(&timed, what, *files);
             Result::<_>::Ok(timed.map(|timed| RooflineRow { notes, ..row(timed) }))
         })?;

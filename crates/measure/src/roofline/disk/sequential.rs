@@ -31,7 +31,7 @@ pub(super) fn measure(cases: &mut Cases<'_>, settings: &DiskSettings) -> Result 
     };
     cases.case(&what, |stop| {
         let timed = repeat(settings, stop, || write(&mut scratch, settings, &block, stop))?;
-        row(timed, &what, vec!["with fsync".to_owned()])
+        row(timed, &what, vec!["write includes fsync".to_owned()])
     })?;
     let what = settings.case_name("read");
     cases.case(&what, |stop| {

@@ -50,7 +50,7 @@ fn all_operations_are_measured_and_all_files_removed() {
         assert!(row.median > 0.0 && row.best >= row.median && row.repetitions == 2, "{row:?}");
         assert!(row.device.ends_with(dir.0.file_name().unwrap().to_str().unwrap()));
     }
-    assert_eq!(rows[2].notes, ["20 empty files in one directory"]);
+    assert_eq!(rows[2].notes, ["create, stat, unlink: 20 empty files in one directory"]);
     assert_eq!(dir.names(), ["mine"]);
     assert_eq!(fs::read_to_string(dir.0.join("mine")).unwrap(), "precious");
 }

@@ -2,7 +2,7 @@
 
 use regatta_comm::dtype::{Element, bytes_of};
 
-use super::super::gpu::{Blas, GemmType, GpuDevice, GpuError, GpuResult};
+use super::super::gpu::{Blas, GemmType, GpuError, GpuResult, RooflineGpu};
 use super::super::timing::time;
 use super::super::{Cases, RooflineRow};
 use super::cpu::pseudo_random;
@@ -14,12 +14,12 @@ const PATTERN_ELEMENTS: usize = 65_521;
 pub(super) struct GpuGemm {
     /// Dropped before the device, whose stream it uses.
     blas: Blas,
-    device: GpuDevice,
+    device: RooflineGpu,
 }
 
 impl GpuGemm {
     /// Opens the BLAS library for a device.
-    pub(super) fn open(device: GpuDevice) -> GpuResult<Self> {
+    pub(super) fn open(device: RooflineGpu) -> GpuResult<Self> {
         Ok(Self { blas: Blas::open(&device)?, device })
     }
 

@@ -1,7 +1,7 @@
 use std::sync::atomic::AtomicBool;
 
+use super::super::super::TimingOptions;
 use super::super::super::gpu::{self, fake};
-use super::super::super::{GpuChoice, TimingOptions};
 use super::*;
 
 fn settings(gpu_sizes: Vec<usize>) -> GemmSettings {
@@ -61,7 +61,7 @@ fn dtypes(dtype: GemmType, bytes: &[u8]) -> Vec<f64> {
 /// Needs a GPU.
 #[test]
 fn gpu_gemm_matches_the_reference() {
-    let gemm_calls = match gpu::open(GpuChoice::First) {
+    let gemm_calls = match gpu::open() {
         Ok(Some(device)) => GpuGemm::open(device).unwrap(),
         found => {
             eprintln!("no GPU: {:?}", found.err());

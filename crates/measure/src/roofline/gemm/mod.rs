@@ -12,8 +12,8 @@ use regatta_model::{RateUnit, RooflineKind};
 
 use super::timing::Samples;
 use super::{
-    CaseProgress, Cases, GpuChoice, Result, RooflineError, RooflineRow, TimingOptions,
-    rank_threads, thread_counts,
+    CaseProgress, Cases, Result, RooflineError, RooflineRow, TimingOptions, rank_threads,
+    thread_counts,
 };
 
 /// Maximum matrix rows: larger ones take many GB, and BLAS dimensions are 31-bit.
@@ -28,8 +28,8 @@ pub struct GemmSettings {
     pub gpu_sizes: Vec<usize>,
     /// Threads of the rank; a single thread is measured as well.
     pub threads: usize,
-    /// Which GPU.
-    pub gpu: GpuChoice,
+    /// Whether to measure the first visible GPU, if any.
+    pub gpu: bool,
     /// Repetitions.
     pub timing: TimingOptions,
 }
@@ -40,7 +40,7 @@ impl Default for GemmSettings {
             sizes: vec![512, 1024, 2048],
             gpu_sizes: vec![2048, 4096, 8192],
             threads: rank_threads(),
-            gpu: GpuChoice::default(),
+            gpu: true,
             timing: TimingOptions::default(),
         }
     }
@@ -64,7 +64,7 @@ pub fn measure(
 ) -> Result<Vec<RooflineRow>> {
     settings.check()?;
     let mut cases = Cases::new(stop, report);
-    let device = cases.device(super::gpu::open(settings.gpu));
+    let device = settings.gpu.then(|| cases.device(super::gpu::open())).flatten();
     let device = device.and_then(|device| cases.device(gpu::GpuGemm::open(device).map(Some)));
     let counts = thread_counts(settings.threads);
     let of_gpu = device.as_ref().map_or(0, |device| device.cases(settings));
@@ -94,7 +94,7 @@ mod tests {
         let settings = GemmSettings {
             sizes: vec![5, 16],
             threads: 3,
-            gpu: GpuChoice::None,
+            gpu: false,
             timing: TimingOptions::minimal(),
             ..GemmSettings::default()
         };

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use regatta_comm::gpu_runtime::SUCCESS;
 
 use super::blas_sys::{BlasFunctions, BlasHandle, CublasGemmEx, GemmFn, RocblasGemmEx};
-use super::{GpuBuffer, GpuDevice, GpuError, GpuResult};
+use super::{GpuBuffer, GpuError, GpuResult, RooflineGpu};
 
 /// Element types. All but `f64` accumulate in `f32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,11 +79,11 @@ pub struct Blas {
 
 impl Blas {
     /// Opens the library on the device's stream.
-    pub fn open(device: &GpuDevice) -> GpuResult<Self> {
+    pub fn open(device: &RooflineGpu) -> GpuResult<Self> {
         Self::with(BlasFunctions::open(device.vendor())?, device)
     }
 
-    pub(super) fn with(functions: BlasFunctions, device: &GpuDevice) -> GpuResult<Self> {
+    pub(super) fn with(functions: BlasFunctions, device: &RooflineGpu) -> GpuResult<Self> {
         let mut blas = Self { functions, handle: null_mut() };
         // SAFETY: the function writes one pointer.
         check("BLAS handle", unsafe { (blas.functions.create)(&mut blas.handle) })?;
@@ -104,7 +104,7 @@ impl Blas {
     /// Queues the product of two column-major `size` × `size` matrices: left, right, result.
     pub fn gemm(
         &self,
-        device: &GpuDevice,
+        device: &RooflineGpu,
         dtype: GemmType,
         size: usize,
         matrices: [&GpuBuffer; 3],

@@ -12,14 +12,14 @@ use regatta_comm::gpu_runtime::{
 use super::{GpuError, GpuResult};
 
 /// A device with one stream.
-pub struct GpuDevice {
+pub struct RooflineGpu {
     runtime: Arc<Runtime>,
     stream: Stream,
     index: c_int,
     name: String,
 }
 
-impl GpuDevice {
+impl RooflineGpu {
     /// Opens a visible device and makes it current on this thread.
     pub fn open(vendor: Vendor, index: u32) -> GpuResult<Self> {
         Self::with(Runtime::open(vendor)?, index)
@@ -155,7 +155,7 @@ impl GpuDevice {
     }
 }
 
-impl Drop for GpuDevice {
+impl Drop for RooflineGpu {
     fn drop(&mut self) {
         if !self.stream.is_null() {
             // SAFETY: the stream is valid and not used afterwards.

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use regatta_comm::gpu_runtime::{Runtime, Stream, Vendor};
 
 use super::blas_sys::{BlasFunctions, BlasHandle, GemmFn};
-use super::{Blas, GpuDevice};
+use super::{Blas, RooflineGpu};
 
 thread_local! {
     /// Live allocations.
@@ -22,7 +22,7 @@ pub(in super::super) fn allocated() -> i64 {
 }
 
 /// A fake device, and a BLAS library that fails after `gemm_calls` calls.
-pub(in super::super) fn device(gemm_calls: i64) -> (GpuDevice, Blas) {
+pub(in super::super) fn device(gemm_calls: i64) -> (RooflineGpu, Blas) {
     GEMM_CALLS_LEFT.set(gemm_calls);
     let runtime = Runtime {
         vendor: Vendor::Nvidia,
@@ -45,7 +45,7 @@ pub(in super::super) fn device(gemm_calls: i64) -> (GpuDevice, Blas) {
         get_error_string,
         library: None,
     };
-    let device = GpuDevice::with(runtime, 1).unwrap();
+    let device = RooflineGpu::with(runtime, 1).unwrap();
     let gemm = GemmFn::Cublas(gemm_ex);
     let functions =
         BlasFunctions { create: create_handle, destroy, set_stream, gemm, _library: None };

@@ -9,11 +9,11 @@ mod device;
 pub(super) mod fake;
 
 pub(super) use blas::{Blas, GemmType};
-pub(super) use device::{GpuBuffer, GpuDevice};
+pub(super) use device::{GpuBuffer, RooflineGpu};
 
 use regatta_comm::gpu_runtime::{LibraryError, Vendor};
 
-use super::{Cases, GpuChoice};
+use super::Cases;
 
 /// A failure of a GPU or its library. It does not fail the measurement; it is noted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,19 +37,24 @@ impl From<LibraryError> for GpuError {
     }
 }
 
-/// Opens the GPU to measure, from either vendor.
-pub(super) fn open(choice: GpuChoice) -> GpuResult<Option<GpuDevice>> {
-    let index = match choice {
-        GpuChoice::None => return Ok(None),
-        GpuChoice::First => 0,
-        GpuChoice::Index(index) => index,
-    };
-    let why = match GpuDevice::open(Vendor::Nvidia, index) {
-        Ok(device) => return Ok(Some(device)),
-        Err(error) => error,
-    };
-    let both = |error| GpuError::new("measuring the CPU only", format!("{why}, {error}"));
-    GpuDevice::open(Vendor::Amd, index).map(Some).map_err(both)
+/// Opens the first visible GPU of either vendor. Without a driver, the node has no GPU of a vendor.
+pub(super) fn open() -> GpuResult<Option<RooflineGpu>> {
+    let mut found = Ok(None);
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        let why = match RooflineGpu::open(vendor, 0) {
+            Ok(device) => return Ok(Some(device)),
+            Err(error) => error.to_string(),
+        };
+        if has_driver(vendor) {
+            found = Err(GpuError::new("CPU only", why));
+        }
+    }
+    found
+}
+
+fn has_driver(vendor: Vendor) -> bool {
+    let device = if vendor == Vendor::Nvidia { "/dev/nvidiactl" } else { "/dev/kfd" };
+    std::path::Path::new(device).exists()
 }
 
 impl Cases<'_> {
@@ -59,5 +64,17 @@ impl Cases<'_> {
             self.notes.push(error.to_string());
             None
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_without_a_gpu_driver_is_measured_without_a_note() {
+        if ![Vendor::Nvidia, Vendor::Amd].into_iter().any(has_driver) {
+            assert!(matches!(open(), Ok(None)));
+        }
     }
 }

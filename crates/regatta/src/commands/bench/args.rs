@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use regatta_measure::baseline::Tolerance;
-use regatta_measure::run::{nccl_names, parse_size};
+use regatta_measure::collectives::{nccl_names, parse_size};
 use regatta_model::Operation;
 use serde::{Deserialize, Serialize};
 

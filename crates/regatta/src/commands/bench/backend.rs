@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use regatta_comm::bootstrap::{self, BootstrapConfig};
+use regatta_comm::communicator::Communicator;
 use regatta_comm::libfabric::ProviderChoice;
 use regatta_comm::nccl::{self, Vendor};
-use regatta_comm::communicator::Communicator;
 use regatta_comm::{Collectives, Comm, hierarchical};
 use regatta_model::units;
 

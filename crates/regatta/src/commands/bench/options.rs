@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Error, Result, bail};
 use regatta_comm::tune;
-use regatta_measure::pairs::PairsOptions;
-use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
-use regatta_measure::run::{
+use regatta_measure::collectives::{
     IterationCounts, MemoryKind, RankAverage, RunConfig, SizeRange, nccl_names,
 };
+use regatta_measure::pairs::PairsOptions;
+use regatta_measure::roofline::{copy::CopySettings, disk::DiskSettings, gemm::GemmSettings};
 use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 

@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use regatta_measure::run::BenchProgress;
+use regatta_measure::collectives::BenchProgress;
 
 use crate::output;
 

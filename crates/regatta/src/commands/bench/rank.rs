@@ -9,9 +9,9 @@ use regatta_comm::nccl::Gpu;
 use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, tune};
 use regatta_launch::channel::RankEnd;
 use regatta_launch::run_folder;
+use regatta_measure::collectives::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use regatta_measure::pairs::{self, PairsOptions};
 use regatta_measure::roofline;
-use regatta_measure::run::{self, BenchEvent, BenchProgress, MemoryKind, RunConfig};
 use regatta_model::{document, units};
 
 use super::backend::{self, Connection};
@@ -69,7 +69,7 @@ fn measure_collectives(
     if let Some(note) = fit_to_memory(connection, &mut config)? {
         sink.emit(BenchEvent::Note(note));
     }
-    Ok(run::run(comm, &config, &mut |event| sink.emit(event))?)
+    Ok(collectives::run(comm, &config, &mut |event| sink.emit(event))?)
 }
 
 /// Drops sizes that exceed the memory, and returns a note if there are any.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::channel::ChannelError;
-use regatta_measure::run::BenchEvent;
+use regatta_measure::collectives::BenchEvent;
 use regatta_measure::write::{self, TableLayout};
 use regatta_measure::{pairs, roofline};
 use regatta_model::bench::{BenchDevice, BenchSummary, Measurement, PairMatrices, RankRoofline};

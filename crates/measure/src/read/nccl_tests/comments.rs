@@ -74,7 +74,7 @@ pub(super) fn summarize(text: &str, summary: &mut Option<BenchSummary>) -> bool 
             summary.get_or_insert_default().out_of_bounds = Some(count);
         }
         "Avg bus bandwidth" => {
-            let Ok(mean) = super::columns::parse_metric(value) else { return false };
+            let Ok(mean) = super::super::parse_metric(value) else { return false };
             let summary = summary.get_or_insert_default();
             summary.average_busbw = mean;
             summary.average_ok = match status {

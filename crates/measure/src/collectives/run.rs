@@ -11,7 +11,7 @@ use super::event::{BenchEvent, BenchProgress};
 use super::measure::{IterationCounts, check, measure};
 use super::nccl_names;
 use super::sizes::distinct;
-use crate::{CommResult, formula};
+use crate::{CommResult, bus_bandwidth};
 
 /// What a run measures.
 #[derive(Debug, Clone)]
@@ -73,7 +73,7 @@ impl TableSpec {
     /// The sizes of this table.
     fn sizes(&self, config: &RunConfig, ranks: u32) -> Vec<u64> {
         let element = self.dtype.size() as u64;
-        let counts = |size| formula::buffer_counts(&self.operation, ranks, element, size);
+        let counts = |size| bus_bandwidth::buffer_counts(&self.operation, ranks, element, size);
         distinct(&config.sizes, |size| counts(size).size_bytes(element))
     }
 }
@@ -138,7 +138,7 @@ fn table(config: &RunConfig, spec: &TableSpec) -> BenchTable {
 fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> CommResult<BenchRow> {
     let TableSpec { operation, dtype, op } = spec.clone();
     let element = dtype.size() as u64;
-    let counts = formula::buffer_counts(&operation, comm.size(), element, size);
+    let counts = bus_bandwidth::buffer_counts(&operation, comm.size(), element, size);
     let size_bytes = counts.size_bytes(element);
     let one = |in_place: bool| -> CommResult<Option<Measurement>> {
         // Send and receive buffers are always separate.
@@ -165,7 +165,7 @@ fn row(comm: &dyn Comm, config: &RunConfig, spec: &TableSpec, size: u64) -> Comm
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::testing::on_ranks;
+    use crate::collectives::testing::on_ranks;
 
     fn config(operations: &[Operation]) -> RunConfig {
         RunConfig {

@@ -4,8 +4,8 @@
 use libc::SIGKILL;
 use regatta_testbed::{Cluster, assert_contains};
 
-use crate::support::layouts::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use crate::support::metrics::{assert_close, assert_identical};
+use crate::support::parallel_cases::{GPT2, LLAMA, MODEL, ParallelCase, run_name};
 use crate::support::process::{pid_of_rank, signal_if_alive};
 use crate::test_cluster::TestCluster;
 use crate::train::{

@@ -6,9 +6,9 @@ use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_model::{Measurement, Operation};
 
 use super::case::CollectiveCase;
+use super::run::RankAverage;
 use super::spread::spread;
-use super::suite::RankAverage;
-use crate::{CommResult, formula};
+use crate::{CommResult, bus_bandwidth};
 
 /// Iterations of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl RankTimes {
         let mut slowest = self.per_call;
         comm.all_reduce(&mut slowest, ReduceOp::Max)?;
         let time = average.of(&ranks);
-        let bandwidth = formula::bandwidth(operation, comm.size(), size_bytes, time);
+        let bandwidth = bus_bandwidth::bandwidth(operation, comm.size(), size_bytes, time);
         Ok(Measurement {
             time_us: Some(time),
             algbw: bandwidth.map(|b| b.algbw),

@@ -21,10 +21,15 @@ impl SizeRange {
     pub fn list(&self) -> Result<Vec<u64>, String> {
         let Self { min, max, .. } = self;
         if min > max {
-            return Err(format!("minimum size ({min} bytes) exceeds maximum size ({max} bytes)"));
+            return Err(format!("minimum size {min} (-b) exceeds maximum size {max} (-e)"));
         }
-        let mut sizes = vec![self.min];
-        let mut next = self.next_size(self.min);
+        let mut next = self.next_size(*min);
+        if min < max && next.is_none() {
+            return Err(format!(
+                "the size stays at {min} (-b): use -b 1 or more with -f 2 or more, or -i 1 or more"
+            ));
+        }
+        let mut sizes = vec![*min];
         while let Some(size) = next.filter(|size| *size <= self.max) {
             if sizes.len() == MAX_SIZES {
                 return Err(format!("more than {MAX_SIZES} sizes: use a larger step"));
@@ -38,10 +43,10 @@ impl SizeRange {
     /// The next size, if it is larger.
     fn next_size(&self, size: u64) -> Option<u64> {
         let next = match self.step {
-            SizeStep::Factor(factor) => size.checked_mul(factor),
-            SizeStep::Bytes(bytes) => size.checked_add(bytes),
+            SizeStep::Factor(factor) => size.saturating_mul(factor),
+            SizeStep::Bytes(bytes) => size.saturating_add(bytes),
         };
-        next.filter(|next| *next > size)
+        Some(next).filter(|next| *next > size)
     }
 }
 
@@ -100,7 +105,10 @@ mod tests {
         let list = |min, max, step| SizeRange { min, max, step }.list();
         assert_eq!(list(8, 100, SizeStep::Factor(2)), Ok(vec![8, 16, 32, 64]));
         assert_eq!(list(0, 3, SizeStep::Bytes(1)), Ok(vec![0, 1, 2, 3]));
-        assert_eq!(list(7, 9, SizeStep::Factor(1)), Ok(vec![7]));
+        assert_eq!(list(0, 0, SizeStep::Factor(2)), Ok(vec![0]));
+        for (min, factor) in [(7, 1), (0, 2)] {
+            assert!(list(min, 9, SizeStep::Factor(factor)).is_err(), "the size stays at {min}");
+        }
         assert!(list(9, 8, SizeStep::Factor(2)).is_err());
         assert!(list(0, u64::MAX, SizeStep::Bytes(1)).is_err());
     }

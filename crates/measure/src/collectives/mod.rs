@@ -7,20 +7,20 @@ mod event;
 mod measure;
 pub mod nccl_names;
 mod pattern;
+mod run;
 mod sizes;
 mod spread;
-mod suite;
 
 pub use case::MemoryKind;
 pub use event::{BenchEvent, BenchProgress};
 pub use measure::IterationCounts;
+pub use run::{RankAverage, RunConfig, run};
 pub use sizes::{SizeRange, parse_size};
-pub use suite::{RankAverage, RunConfig, run};
 
 #[cfg(test)]
 pub(crate) mod testing {
-    use regatta_comm::in_process;
     use regatta_comm::communicator::Communicator;
+    use regatta_comm::in_process;
 
     /// Calls `work` on each of `ranks` in-process ranks; returns the results by rank.
     pub(crate) fn on_ranks<T: Send>(ranks: u32, work: impl Fn(Communicator) -> T + Sync) -> Vec<T> {

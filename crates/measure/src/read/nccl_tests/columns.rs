@@ -2,7 +2,7 @@
 
 use regatta_model::{BenchRow, Measurement};
 
-use super::LineError;
+use super::super::{ColumnMismatch, parse_metric};
 use crate::buffer_mode::BufferMode;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,23 +44,6 @@ pub(super) struct ParsedRow {
     pub redop: Option<String>,
     pub root: Option<i64>,
     pub row: BenchRow,
-}
-
-/// A word that does not match its column.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct ColumnMismatch {
-    pub expected: String,
-    pub found: String,
-}
-
-impl ColumnMismatch {
-    pub fn new(expected: &str, found: &str) -> Self {
-        Self { expected: expected.to_owned(), found: found.to_owned() }
-    }
-
-    pub fn at(self, line: usize) -> LineError {
-        LineError { line, expected: self.expected, found: self.found }
-    }
 }
 
 /// An unmeasured value.
@@ -265,19 +248,6 @@ impl MetricColumn {
             Self::Cv => "a coefficient of variation in percent",
         }
     }
-}
-
-/// Parses a non-negative value; `None` if it is not finite.
-pub(super) fn parse_metric(word: &str) -> Result<Option<f64>, ()> {
-    let plain = word.strip_prefix('-').unwrap_or(word);
-    if plain.eq_ignore_ascii_case("nan") || word.eq_ignore_ascii_case("inf") {
-        return Ok(None);
-    }
-    // `f64::from_str` also accepts words such as "infinity".
-    if !word.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
-        return Err(());
-    }
-    word.parse().map(|value| Some(value).filter(|value: &f64| value.is_finite())).map_err(|_| ())
 }
 
 #[cfg(test)]

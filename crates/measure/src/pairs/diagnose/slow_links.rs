@@ -1,4 +1,4 @@
-//! Finds the slow rows, columns and cells of one matrix.
+//! Finds the slow endpoints and links of one matrix: its slow rows, columns and cells.
 //!
 //! A matrix holds speeds (row: sender, column: receiver; higher is better). A slow row is an
 //! endpoint that sends slowly, a slow column one that receives slowly. They are found one by one,
@@ -13,9 +13,9 @@ const SLOW_FRACTION: f64 = 0.75;
 /// Cells of a row with a slow median may be slightly above the threshold.
 const SLACK: f64 = 1.1;
 
-/// Direction of a fault.
+/// The slow direction of an endpoint or link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LinkDirection {
+pub enum SlowDirection {
     /// Both directions.
     Both,
     /// Sending; for a link, only in the named direction.
@@ -28,7 +28,7 @@ pub enum LinkDirection {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SlowEndpoint {
     pub end: usize,
-    pub direction: LinkDirection,
+    pub direction: SlowDirection,
     /// Speed relative to the reference.
     pub level: f64,
 }
@@ -38,9 +38,9 @@ impl SlowEndpoint {
     pub fn cells(&self, n: usize) -> Vec<(usize, usize)> {
         let end = self.end;
         let sides: &[bool] = match self.direction {
-            LinkDirection::Both => &[true, false],
-            LinkDirection::Send => &[true],
-            LinkDirection::Recv => &[false],
+            SlowDirection::Both => &[true, false],
+            SlowDirection::Send => &[true],
+            SlowDirection::Recv => &[false],
         };
         sides.iter().flat_map(|&is_sender| MatrixSide { end, is_sender }.cells(n)).collect()
     }
@@ -51,7 +51,7 @@ impl SlowEndpoint {
 pub(super) struct SlowLink {
     pub from: usize,
     pub to: usize,
-    pub direction: LinkDirection,
+    pub direction: SlowDirection,
     /// Speed relative to what the endpoints allow.
     pub level: f64,
     /// What the endpoints allow, relative to the reference.
@@ -61,26 +61,27 @@ pub(super) struct SlowLink {
 impl SlowLink {
     /// Affected cells.
     pub fn cells(&self) -> Vec<(usize, usize)> {
-        let back = (self.direction == LinkDirection::Both).then_some((self.to, self.from));
+        let back = (self.direction == SlowDirection::Both).then_some((self.to, self.from));
         [(self.from, self.to)].into_iter().chain(back).collect()
     }
 }
 
-/// Faults of a matrix.
+/// Slow endpoints and links of a matrix.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Faults {
+pub(super) struct SlowLinks {
     /// Speed of healthy links.
     pub reference: f64,
     pub ends: Vec<SlowEndpoint>,
     pub links: Vec<SlowLink>,
-    /// Expected speed of each cell with these faults, relative to the reference.
+    /// Expected speed of each cell given these, relative to the reference.
     pub explained: Vec<Vec<f64>>,
 }
 
 /// Finds rows, columns and cells slower than `bound` times the expected speed.
-pub(super) fn find(speeds: &PairMatrix, bound: f64) -> Faults {
+pub(super) fn find(speeds: &PairMatrix, bound: f64) -> SlowLinks {
     let Some(reference) = reference(speeds) else {
-        return Faults { explained: vec![vec![1.0; speeds.len()]; speeds.len()], ..<_>::default() };
+        let explained = vec![vec![1.0; speeds.len()]; speeds.len()];
+        return SlowLinks { explained, ..<_>::default() };
     };
     let ratio = |speed: &Option<f64>| speed.map(|speed| speed / reference);
     let ratios: PairMatrix = speeds.iter().map(|row| row.iter().map(ratio).collect()).collect();
@@ -97,7 +98,7 @@ pub(super) fn find(speeds: &PairMatrix, bound: f64) -> Faults {
             explained[i][j] *= link.level;
         }
     }
-    Faults { reference, ends: slow_ends(&sides), links, explained }
+    SlowLinks { reference, ends: slow_ends(&sides), links, explained }
 }
 
 /// Cells below `bound` times the reference.
@@ -186,9 +187,9 @@ fn slow_ends(sides: &[(MatrixSide, f64)]) -> Vec<SlowEndpoint> {
     let mut ends: Vec<SlowEndpoint> = Vec::new();
     for (MatrixSide { end, .. }, _) in sides {
         let (direction, level) = match (of(*end, true), of(*end, false)) {
-            (Some((_, send)), Some((_, receive))) => (LinkDirection::Both, send.min(*receive)),
-            (Some((_, send)), None) => (LinkDirection::Send, *send),
-            (None, Some((_, receive))) => (LinkDirection::Recv, *receive),
+            (Some((_, send)), Some((_, receive))) => (SlowDirection::Both, send.min(*receive)),
+            (Some((_, send)), None) => (SlowDirection::Send, *send),
+            (None, Some((_, receive))) => (SlowDirection::Recv, *receive),
             (None, None) => continue,
         };
         if ends.iter().all(|found| found.end != *end) {
@@ -208,10 +209,10 @@ fn slow_links(ratios: &PairMatrix, allowed: &[Vec<f64>], bound: f64) -> Vec<Slow
     for from in 0..ratios.len() {
         for to in from + 1..ratios.len() {
             let (from, to, direction, level) = match (level(from, to), level(to, from)) {
-                (Some(there), Some(back)) if back < there => (to, from, LinkDirection::Both, back),
-                (Some(there), Some(_)) => (from, to, LinkDirection::Both, there),
-                (Some(there), None) => (from, to, LinkDirection::Send, there),
-                (None, Some(back)) => (to, from, LinkDirection::Send, back),
+                (Some(there), Some(back)) if back < there => (to, from, SlowDirection::Both, back),
+                (Some(there), Some(_)) => (from, to, SlowDirection::Both, there),
+                (Some(there), None) => (from, to, SlowDirection::Send, there),
+                (None, Some(back)) => (to, from, SlowDirection::Send, back),
                 (None, None) => continue,
             };
             links.push(SlowLink { from, to, direction, level, allowed: allowed[from][to] });
