@@ -2,18 +2,18 @@
 //! environment and launcher binding options, each with its reason. No I/O.
 
 mod bind_address;
-pub mod binding;
 pub mod check;
 mod core_split;
 mod cores;
 pub mod environment;
 pub mod gpu_visibility;
 mod gpus;
+pub mod launcher_options;
 mod layout;
 mod nic;
-pub mod profile;
 mod rank_counts;
 pub mod rendezvous;
+pub mod site_profile;
 
 use std::collections::HashMap;
 

@@ -2,15 +2,14 @@
 //! and communication of every rank, and pipeline schedules with their simulation. No I/O, no clock.
 
 pub mod axis;
-pub mod bytes;
 pub mod cost;
 pub mod explain;
-pub mod head;
-pub mod io_bytes;
+pub mod logit_chunks;
 pub mod memory_check;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;
+pub mod rank_bytes;
 pub mod shape;
 #[doc(hidden)]
 pub mod testing;

@@ -9,7 +9,7 @@ use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_model::CpuSet;
-use regatta_place::binding::LauncherSyntax;
+use regatta_place::launcher_options::LauncherSyntax;
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;

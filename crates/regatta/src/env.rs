@@ -9,8 +9,8 @@ use regatta_model::{Launcher, Machine};
 use regatta_place::environment::{
     CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
 };
-use regatta_place::profile::JobContext;
 use regatta_place::rendezvous::{self, Candidate};
+use regatta_place::site_profile::JobContext;
 
 use crate::options::RankEnvArgs;
 use crate::output;
@@ -72,7 +72,7 @@ pub fn note_unknown_variables(
 fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvVar> {
     let nodes = plan.placement.nodes.len() as u32;
     let situation = JobContext::of(machine, nodes, Some(framework.name()));
-    let line = |s: regatta_place::profile::SiteSetting| EnvVar {
+    let line = |s: regatta_place::site_profile::SiteSetting| EnvVar {
         variable: s.variable,
         value: s.value,
         why: format!("{} ({})", s.why.trim_end_matches('.'), s.profile),

@@ -5,14 +5,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, DetectionInputs};
-use regatta_discover::{Env, Root, systems};
+use regatta_discover::{Env, Sysroot, systems};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short_hostname};
 use regatta_model::{
     AllocatedNode, Allocation, JobSpec, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
 use regatta_place::gpu_visibility;
-use regatta_place::profile::{Profile, ProfileMatch, Profiles, SiteEvidence};
+use regatta_place::site_profile::{Profile, ProfileMatch, Profiles, SiteEvidence};
 
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
@@ -168,7 +168,7 @@ fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
         return Ok(vec![systems::system(name)?]);
     }
     if source.machines.is_empty() {
-        return Ok(vec![regatta_discover::discover(&Root::live(), env)]);
+        return Ok(vec![regatta_discover::discover(&Sysroot::live(), env)]);
     }
     let load = |path: &std::path::PathBuf| regatta_discover::load(path).map_err(Into::into);
     source.machines.iter().map(load).collect()
@@ -185,7 +185,7 @@ fn allocation(
     let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
     let mut allocation = allocation::detect(&DetectionInputs {
         env,
-        root: &Root::live(),
+        root: &Sysroot::live(),
         host: if live { &machines[0].host } else { &own_name },
         hostfile: hostfile.as_deref(),
         flux_hosts: &system::flux_hosts,

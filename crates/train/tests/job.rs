@@ -10,7 +10,7 @@ use std::thread;
 use regatta_comm::{Comm, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_predict::bytes::{DiskIoBytes, SentBytes};
+use regatta_predict::rank_bytes::{DiskIoBytes, SentBytes};
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{self, Config, Resume};
 use regatta_train::data::{self, DataDirs, DataSpec};

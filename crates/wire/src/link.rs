@@ -4,7 +4,6 @@
 //! Traffic is neither encrypted nor integrity-protected after the handshake. The secret keeps
 //! unauthenticated peers out; it does not protect against an active attacker on the cluster network.
 
-mod framing;
 mod handshake;
 mod send_buffer;
 #[cfg(test)]
@@ -12,8 +11,8 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
+use crate::framing::{self, FrameDecoder, FrameError};
 use crate::secret::Secret;
-use framing::FrameDecoder;
 use handshake::Handshake;
 use send_buffer::SendBuffer;
 
@@ -22,6 +21,9 @@ pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Maximum payload length in bytes.
 pub const MAX_FRAME_LEN: usize = 64 << 20;
+
+/// In place of a length: a heartbeat, which has no payload.
+const HEARTBEAT: u32 = u32::MAX;
 
 /// Which side opened the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +73,8 @@ pub enum LinkError {
     #[error("the peer is not a regatta process: another program uses this port")]
     BadMagic,
     /// The peer announced a frame over the limit.
-    #[error("the peer announced a frame of {bytes} bytes; the maximum is {MAX_FRAME_LEN}")]
-    FrameTooLong { bytes: usize },
+    #[error(transparent)]
+    Frame(#[from] FrameError),
     /// Nothing arrived within [`Timing::lost_after`].
     #[error("no heartbeat for {seconds} s: the node or the network to it is down")]
     HeartbeatTimeout { seconds: u64 },
@@ -131,10 +133,14 @@ impl Link {
     /// Queues a payload, sent once the handshake is complete. False if it exceeds
     /// [`MAX_FRAME_LEN`].
     pub fn send(&mut self, payload: &[u8]) -> bool {
-        match self.stage {
-            Stage::Ready(_) => framing::write_frame(payload, &mut self.send_buffer),
-            Stage::Handshake { .. } => framing::write_frame(payload, &mut self.queued),
-        }
+        let buffer = match self.stage {
+            Stage::Ready(_) => &mut self.send_buffer,
+            Stage::Handshake { .. } => &mut self.queued,
+        };
+        let Ok(prefix) = framing::prefix(payload, MAX_FRAME_LEN) else { return false };
+        buffer.push(&prefix);
+        buffer.push(payload);
+        true
     }
 
     /// Bytes to write to the socket now.
@@ -156,7 +162,7 @@ impl Link {
     pub fn heartbeat(&mut self, now: Instant) {
         let due = now.saturating_duration_since(self.last_heartbeat) >= self.timing.heartbeat;
         if due && self.is_ready() && self.error.is_none() && self.send_buffer.bytes().is_empty() {
-            framing::write_heartbeat(&mut self.send_buffer);
+            self.send_buffer.push(&HEARTBEAT.to_be_bytes());
             self.last_heartbeat = now;
         }
     }
@@ -192,14 +198,16 @@ impl Link {
             if !handshake.is_complete() {
                 return Ok(());
             }
-            self.stage = Stage::Ready(FrameDecoder::default());
+            self.stage = Stage::Ready(FrameDecoder::new(MAX_FRAME_LEN, Some(HEARTBEAT)));
             self.send_buffer.append(std::mem::take(&mut self.queued));
             self.last_heartbeat = now;
             events.push(LinkEvent::Ready);
         }
         self.last_received = now;
         match &mut self.stage {
-            Stage::Ready(decoder) => decoder.receive(rest, events),
+            Stage::Ready(decoder) => {
+                Ok(decoder.push(rest, |payload| events.push(LinkEvent::Frame(payload)))?)
+            }
             Stage::Handshake { .. } => Ok(()),
         }
     }

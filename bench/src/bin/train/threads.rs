@@ -4,9 +4,9 @@ use anyhow::Result;
 use regatta_device::precision::Precision;
 
 use crate::preset::{DataParallelism, Preset};
-use crate::report::RoundReport;
+use crate::round_line::RoundReport;
 use crate::table::{self, ResultRow};
-use crate::workers::{Workers, python_with_torch};
+use crate::worker_processes::{Workers, python_with_torch};
 use crate::{Options, PAUSE};
 
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {

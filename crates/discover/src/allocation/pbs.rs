@@ -3,10 +3,10 @@
 use regatta_model::{Allocation, Scheduler};
 
 use super::env_reader::EnvReader;
-use super::{AllocationError, Result, read_nodefile};
-use crate::root::Root;
+use super::{AllocationError, Result, read_hostfile};
+use crate::sysroot::Sysroot;
 
-pub(crate) fn allocation(env: &EnvReader<'_>, root: &Root) -> Result<Option<Allocation>> {
+pub(crate) fn allocation(env: &EnvReader<'_>, root: &Sysroot) -> Result<Option<Allocation>> {
     let job_id = env.get("PBS_JOBID");
     let Some(path) = env.get("PBS_NODEFILE") else {
         let Some(job_id) = job_id else { return Ok(None) };
@@ -18,7 +18,7 @@ pub(crate) fn allocation(env: &EnvReader<'_>, root: &Root) -> Result<Option<Allo
                 .to_owned(),
         });
     };
-    let nodes = read_nodefile("PBS_NODEFILE", path, &root.path(path))?;
+    let nodes = read_hostfile("PBS_NODEFILE", path, &root.path(path))?;
     Ok(Some(Allocation {
         job_id: job_id.map(str::to_owned),
         cluster: env.get("PBS_SERVER").map(str::to_owned),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use regatta_model::{Scheduler, hostlist};
 
-use crate::slurm::{self, Gres};
+use super::slurm_gres::{self, Gres};
 
 /// The program that starts the agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct LaunchSpec<'a> {
     pub bootstrap_file: Option<&'a Path>,
     /// The ssh program and its options; empty for `ssh`.
     pub ssh: &'a [String],
-    /// GRES request of a Slurm step, see [`full_node_gres`](crate::slurm::full_node_gres).
+    /// GRES request of a Slurm step, see [`full_node_gres`](super::slurm_gres::full_node_gres).
     pub gres: &'a Gres,
 }
 
@@ -210,7 +210,7 @@ fn srun(spec: &LaunchSpec<'_>, command: &[OsString]) -> Vec<LaunchCommand> {
         Gres::PerNode(each) => {
             // Without GPUs on a node, the job's own request must not be inherited either.
             let of = |node: usize| each.get(node).and_then(Option::as_deref).unwrap_or("none");
-            let options = |node| slurm::single_node_options(of(node));
+            let options = |node| slurm_gres::single_node_options(of(node));
             all.map(|node| step(node..node + 1, options(node))).collect()
         }
     }

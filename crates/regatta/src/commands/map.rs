@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use regatta_model::{
     Machine, NodeLayout, PlacedNode, Placement, Software, document, hostlist, units,
 };
-use regatta_place::binding;
+use regatta_place::launcher_options::launcher_options;
 use serde::Serialize;
 
 use crate::cli::{HEADING, MapArgs};
@@ -35,7 +35,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         output::write_file(path, &draw::svg(machine, layout, &title))?;
     }
     if let Some(launcher) = args.format {
-        let (text, warnings) = binding::launcher_options(&plan.placement, launcher.into());
+        let (text, warnings) = launcher_options(&plan.placement, launcher.into());
         output::print(&text)?;
         // GPU visibility is not part of the binding options.
         let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");

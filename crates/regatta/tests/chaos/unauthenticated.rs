@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
+use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_testbed::{Cluster, cluster_or_skip, run, run_within};
 use regatta_wire::secret::Secret;
 
@@ -100,7 +100,7 @@ fn foreign_agent(cluster: &Cluster, folder: &Path, port: u16) {
     let hosts = ["node4".to_owned()];
     let marker = PathBuf::from("/nowhere");
     let secret = Secret::generate().unwrap();
-    let boot = Bootstrap::new(BootstrapParams {
+    let boot = BootstrapDocument::new(BootstrapParams {
         run: "other",
         secret: &secret,
         hosts: &hosts,

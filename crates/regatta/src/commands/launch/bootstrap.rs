@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
 use regatta_launch::agent_launcher::handle::LauncherHandle;
-use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
+use regatta_launch::agent_launcher::slurm_gres::{self, Gres};
+use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_launch::agents::coordinator::Coordinator;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::run_folder::RunFolder;
 use regatta_launch::signals::SignalCatcher;
-use regatta_launch::slurm::{self, Gres};
 use regatta_model::hostlist;
 use regatta_model::result::RankExit;
 use regatta_model::units::pluralize;
@@ -113,7 +113,7 @@ pub fn start_agents(
     let root =
         addresses(discovery).into_iter().map(|a| SocketAddr::new(a, coordinator.port())).collect();
     let ports = rendezvous::fallback_ports(rendezvous::job_port(run)).take(PORTS).collect();
-    let boot = Bootstrap::new(BootstrapParams {
+    let boot = BootstrapDocument::new(BootstrapParams {
         run,
         secret: &secret,
         hosts: &hosts,
@@ -205,7 +205,7 @@ fn commands(
     };
     let job = discovery.env.get("SLURM_JOB_ID").filter(|_| launcher == AgentLauncher::Srun);
     let job = job.and_then(system::slurm_job);
-    let gres = job.map_or(Gres::Inherited, |job| slurm::full_node_gres(&job, hosts));
+    let gres = job.map_or(Gres::Inherited, |job| slurm_gres::full_node_gres(&job, hosts));
     let agents = LaunchSpec { hosts, program, bootstrap_file: boot_file, ssh: &ssh, gres: &gres };
     Ok(launcher.commands(&agents)?)
 }

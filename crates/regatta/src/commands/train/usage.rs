@@ -73,7 +73,7 @@ fn group_table(group: &RankGroup<'_>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use anstream::adapter::strip_str;
-    use regatta_predict::bytes::{PeakBytes, SentBytes};
+    use regatta_predict::rank_bytes::{PeakBytes, SentBytes};
 
     use super::*;
 
