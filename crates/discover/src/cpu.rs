@@ -149,7 +149,7 @@ fn cores(
     (packages, cores)
 }
 
-fn usable(root: &Sysroot, online: CpuSet) -> UsableResources {
+fn usable_resources(root: &Sysroot, online: CpuSet) -> UsableResources {
     let cgroup = Cgroup::find(root);
     let narrower = |set: &CpuSet| !online.is_subset(set);
     let read = |what: &str| cgroup.as_ref().and_then(|cgroup| cgroup.read(root, what));

@@ -1,4 +1,4 @@
-//! Cost model of a parallel training: the blocks of a model and how ranks shard them, the memory
+//! Cost model of a parallel training run: the blocks of a model and how ranks shard them, the memory
 //! and communication of every rank, and pipeline schedules with their simulation. No I/O, no clock.
 
 pub mod axis;

@@ -309,7 +309,8 @@ fn a_model_that_exceeds_the_memory_is_rejected_before_the_first_step() {
     let refused = run(&folder, words);
     assert_eq!(refused.code, Some(1), "{refused:?}");
     for part in [
-        "error: out of memory: 2 ranks of this node need ",
+        "error: not enough memory on ",
+        ": 2 ranks need ",
         "model.hidden_size",
         "train.check_memory=false",
     ] {

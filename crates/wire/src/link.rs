@@ -88,7 +88,7 @@ pub enum LinkError {
 #[derive(Debug)]
 pub struct Link {
     timing: Timing,
-    stage: Stage,
+    stage: LinkStage,
     send_buffer: SendBuffer,
     /// Frames queued until the handshake completes.
     queued: SendBuffer,
@@ -98,7 +98,7 @@ pub struct Link {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum LinkStage {
     Handshake { handshake: Handshake, since: Instant },
     Ready(FrameDecoder),
 }
@@ -110,7 +110,7 @@ impl Link {
         let handshake = Handshake::start(role, secret, nonce, &mut send_buffer);
         Self {
             timing,
-            stage: Stage::Handshake { handshake, since: now },
+            stage: LinkStage::Handshake { handshake, since: now },
             send_buffer,
             queued: SendBuffer::default(),
             last_received: now,
@@ -134,8 +134,8 @@ impl Link {
     /// [`MAX_FRAME_LEN`].
     pub fn send(&mut self, payload: &[u8]) -> bool {
         let buffer = match self.stage {
-            Stage::Ready(_) => &mut self.send_buffer,
-            Stage::Handshake { .. } => &mut self.queued,
+            LinkStage::Ready(_) => &mut self.send_buffer,
+            LinkStage::Handshake { .. } => &mut self.queued,
         };
         let Ok(prefix) = framing::prefix(payload, MAX_FRAME_LEN) else { return false };
         buffer.push(&prefix);
@@ -169,7 +169,7 @@ impl Link {
 
     /// Whether the handshake is complete.
     pub fn is_ready(&self) -> bool {
-        matches!(self.stage, Stage::Ready(_))
+        matches!(self.stage, LinkStage::Ready(_))
     }
 
     /// Queued bytes, including frames that wait for the handshake.
@@ -193,27 +193,27 @@ impl Link {
         events: &mut Vec<LinkEvent>,
     ) -> Result<(), LinkError> {
         let mut rest = bytes;
-        if let Stage::Handshake { handshake, .. } = &mut self.stage {
+        if let LinkStage::Handshake { handshake, .. } = &mut self.stage {
             rest = handshake.receive(bytes, &mut self.send_buffer)?;
             if !handshake.is_complete() {
                 return Ok(());
             }
-            self.stage = Stage::Ready(FrameDecoder::new(MAX_FRAME_LEN, Some(HEARTBEAT)));
+            self.stage = LinkStage::Ready(FrameDecoder::new(MAX_FRAME_LEN, Some(HEARTBEAT)));
             self.send_buffer.append(std::mem::take(&mut self.queued));
             self.last_heartbeat = now;
             events.push(LinkEvent::Ready);
         }
         self.last_received = now;
         match &mut self.stage {
-            Stage::Ready(decoder) => {
+            LinkStage::Ready(decoder) => {
                 Ok(decoder.push(rest, |payload| events.push(LinkEvent::Frame(payload)))?)
             }
-            Stage::Handshake { .. } => Ok(()),
+            LinkStage::Handshake { .. } => Ok(()),
         }
     }
 
     fn check_timeouts(&mut self, now: Instant) -> Result<(), LinkError> {
-        if let Stage::Handshake { since, .. } = self.stage {
+        if let LinkStage::Handshake { since, .. } = self.stage {
             let expired = now.duration_since(since) >= self.timing.handshake;
             return if expired { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
         }

@@ -176,13 +176,14 @@ fn read(env: &EnvReader<'_>, v: &LauncherVariables) -> Result<LaunchedRank> {
         names: format!("{rank_name}={rank} and {size_name}={size}"),
     };
     if rank >= size {
-        return Err(contradiction(&launched.names, "the rank must be less than the size"));
+        return Err(contradiction(&launched.names, "the rank must be less than the world size"));
     }
     if let Some((name, n)) = local_size
         && (local_rank >= n || n > size)
     {
         let names = format!("{local_name}={local_rank}, {name}={n} and {size_name}={size}");
-        let detail = "the local rank must be less than the local size, and that at most the size";
+        let detail =
+            "the local rank must be less than the local size, which must not exceed the world size";
         return Err(contradiction(&names, detail));
     }
     Ok(launched)

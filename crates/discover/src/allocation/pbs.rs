@@ -13,9 +13,10 @@ pub(crate) fn allocation(env: &EnvReader<'_>, root: &Sysroot) -> Result<Option<A
         return Err(AllocationError::Missing {
             present: format!("PBS_JOBID={job_id}"),
             missing: "PBS_NODEFILE".to_owned(),
-            hint: "PBS sets it on the first node of the job only; export the variable and the \
-                   file to the other nodes, or pass --hostfile"
-                .to_owned(),
+            hint:
+                "PBS sets PBS_NODEFILE only on the first node of the job; run there, or copy the \
+                   file to this node and export PBS_NODEFILE, or pass --hostfile"
+                    .to_owned(),
         });
     };
     let nodes = read_hostfile("PBS_NODEFILE", path, &root.path(path))?;

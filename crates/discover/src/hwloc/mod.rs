@@ -72,7 +72,7 @@ fn os(topology: &Topology<'_>) -> Os {
 
 /// hwloc's allowed sets reflect the cgroup. They differ from the complete sets only if lstopo was
 /// run with `--disallowed`.
-fn usable(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources> {
+fn usable_resources(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources> {
     let mut usable = UsableResources { online: online.clone(), ..UsableResources::default() };
     let Some(machine) = topology.objects.first() else { return Ok(usable) };
     let allowed = machine.set("allowed_cpuset")?.map(|allowed| allowed.intersection(online));

@@ -6,6 +6,7 @@
 //! input or in a file, never in arguments or the environment.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,19 @@ pub enum AgentLauncher {
     Flux,
     /// One `ssh` per host.
     Ssh,
+}
+
+impl fmt::Display for AgentLauncher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Srun => "srun",
+            Self::Pals => "mpiexec of PALS",
+            Self::Hydra => "mpiexec of MPICH",
+            Self::OpenMpi => "mpiexec of Open MPI",
+            Self::Flux => "flux run",
+            Self::Ssh => "ssh",
+        })
+    }
 }
 
 /// The agents to launch.
@@ -73,20 +87,20 @@ pub enum LauncherError {
     /// PBS has no launcher of its own.
     #[error(
         "no mpiexec found to start agents on the nodes of this PBS job: load the site's MPI \
-         module, or start them by ssh with --hostfile $PBS_NODEFILE"
+         module, or start them over ssh with --hostfile $PBS_NODEFILE"
     )]
     NoMpiexec,
     /// An unrecognised `mpiexec`.
     #[error(
         "unrecognised mpiexec in PATH, version {version:?}: put mpiexec of PALS, MPICH or Open MPI \
-         first in PATH, or start agents by ssh with --hostfile $PBS_NODEFILE"
+         first in PATH, or start agents over ssh with --hostfile $PBS_NODEFILE"
     )]
     UnknownMpiexec { version: String },
     /// Not in an allocation.
-    #[error("no allocation found: list the hosts with --hostfile to start agents by ssh")]
+    #[error("no allocation found: list the hosts with --hostfile to start agents over ssh")]
     NoNodes,
     /// The launcher needs a bootstrap file.
-    #[error("{0:?} does not pass standard input to every agent: a bootstrap file is required")]
+    #[error("{0} does not forward standard input to every agent: a bootstrap file is required")]
     NoBootstrapFile(AgentLauncher),
 }
 

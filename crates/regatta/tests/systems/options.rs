@@ -30,7 +30,7 @@ fn rank_counts_follow_the_options() {
     assert!(filled.warnings().contains(&"idle-nodes"), "{:?}", filled.warnings());
 
     let error = run_line("map --system lumi-g -n 3 --ranks-per-node 1 -N 2").error_line();
-    assert!(error.starts_with("3 ranks do not fit on 2 nodes with 1 ranks each"), "{error}");
+    assert!(error.starts_with("--ranks 3 exceeds 2 nodes x 1 rank per node"), "{error}");
     assert_eq!(run_line("map --system lumi-g -n 0").error_line(), "a job needs at least one rank");
     let error = run_line("map --system lumi-g -n x").usage_error();
     assert!(error.contains("'x'") && error.contains("--ranks"), "{error}");

@@ -137,7 +137,13 @@ pub fn start_agents(
     let connected =
         wait_for_agents(&mut coordinator, &mut launcher_handle, &hosts, times.join, signals)
             .and_then(|()| {
-                replace_missing(&coordinator, &launcher_handle, &mut node_pool, &hosts, times.join)
+                replace_missing(
+                    &coordinator,
+                    (launcher, &launcher_handle),
+                    &mut node_pool,
+                    &hosts,
+                    times.join,
+                )
             });
     if let Err(error) = connected {
         let lost = coordinator.missing();
@@ -277,7 +283,7 @@ fn wait_for_agents(
 /// Replaces or drops nodes without an agent; fails with the output of their launchers otherwise.
 fn replace_missing(
     coordinator: &Coordinator,
-    launcher_handle: &LauncherHandle,
+    (launcher, launcher_handle): (AgentLauncher, &LauncherHandle),
     node_pool: &mut NodePool,
     hosts: &[String],
     limit: Duration,
@@ -304,7 +310,13 @@ fn replace_missing(
              --start-timeout",
             limit.as_secs()
         ),
-        false => format!("output of the agent launcher: {}", output.join(" | ")),
+        false => {
+            let hint = match launcher {
+                AgentLauncher::Ssh => "; check that `ssh HOST true` works without a prompt",
+                _ => "",
+            };
+            format!("{launcher} reported: {}{hint}", output.join(" | "))
+        }
     };
-    bail!("no agent connected from {}; {cause}", hostlist::compress(&names))
+    bail!("cannot start agents on {}: {cause}", hostlist::compress(&names))
 }
