@@ -48,9 +48,7 @@ fn no_cores(machine: &Machine, reserved: &CpuSet) -> PlaceError {
     let usable = machine.usable.process_cpus();
     let host = machine.host.clone();
     let (why, hint) = match (machine.cores.is_empty(), usable.is_empty()) {
-        (true, _) => {
-            ("the machine description lists none".to_owned(), "add its cores to the description")
-        }
+        (true, _) => ("the machine description lists none".to_owned(), "add its cores to it"),
         (_, true) => ("the cpuset or affinity contains none".to_owned(), "extend the binding"),
         _ => (format!("reserved: {reserved}, usable: {usable}"), "reserve fewer cores"),
     };

@@ -61,13 +61,11 @@ pub enum PlaceError {
 
 /// `4 ranks need 8 cores (--cores-per-rank 2)`.
 fn need(ranks: u32, per_rank: u32, what: &str) -> String {
-    let total = u64::from(ranks) * u64::from(per_rank);
-    let verb = if ranks == 1 { "needs" } else { "need" };
-    let text =
-        format!("{} {verb} {}", pluralize(ranks as usize, "rank"), pluralize(total as usize, what));
+    let total = pluralize(ranks as usize * per_rank as usize, what);
+    let text = if ranks == 1 { "1 rank needs".into() } else { format!("{ranks} ranks need") };
     match per_rank {
-        1 => text,
-        _ => format!("{text} (--{}s-per-rank {per_rank})", what.to_lowercase()),
+        1 => format!("{text} {total}"),
+        _ => format!("{text} {total} (--{}s-per-rank {per_rank})", what.to_lowercase()),
     }
 }
 

@@ -34,10 +34,10 @@ pub enum AllocationError {
     TaskList { name: String, value: String },
     /// A required variable is missing.
     #[error("{present} is set but {missing} is not: {hint}")]
-    Missing { present: String, missing: String, hint: String },
+    Missing { present: String, missing: String, hint: &'static str },
     /// Contradicting variables.
     #[error("{names} contradict each other: {detail}; {hint}")]
-    Contradiction { names: String, detail: String, hint: String },
+    Contradiction { names: String, detail: String, hint: &'static str },
     /// A host file that cannot be opened.
     #[error("{name}={path}: {source}; {hint}")]
     Hostfile { name: String, path: String, source: std::io::Error, hint: &'static str },

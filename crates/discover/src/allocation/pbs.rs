@@ -13,10 +13,8 @@ pub(crate) fn allocation(env: &EnvReader<'_>, root: &Sysroot) -> Result<Option<A
         return Err(AllocationError::Missing {
             present: format!("PBS_JOBID={job_id}"),
             missing: "PBS_NODEFILE".to_owned(),
-            hint:
-                "PBS sets PBS_NODEFILE only on the first node of the job; run there, or copy the \
-                   file to this node and export PBS_NODEFILE, or pass --hostfile"
-                    .to_owned(),
+            hint: "PBS sets PBS_NODEFILE only on the first node of the job; run there, or copy the \
+                   file to this node and export PBS_NODEFILE, or pass --hostfile",
         });
     };
     let nodes = read_hostfile("PBS_NODEFILE", path, &root.path(path))?;

@@ -40,7 +40,7 @@ pub fn parse(xml: &str) -> Result<Machine> {
         host: topology.machine_info("HostName").unwrap_or_default().to_owned(),
         source: "hwloc".to_owned(),
         cpu_model: cpu_model(&topology),
-        usable: usable(&topology, &cpus.online)?,
+        usable: usable_resources(&topology, &cpus.online)?,
         packages: cpus.packages,
         l3: cpus.l3,
         cores: cpus.cores,

@@ -1,16 +1,8 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use regatta_wire::framing::{self, FrameDecoder};
 
 use super::*;
-
-fn stream_of(frames: &[Vec<u8>]) -> Vec<u8> {
-    frames
-        .iter()
-        .flat_map(|f| [&framing::prefix(f, MAX_FRAME_LEN).unwrap()[..], f].concat())
-        .collect()
-}
 
 /// Frames that arrive at the launcher's end, and the error that ends them.
 fn run(channel: RankChannel) -> (Vec<Vec<u8>>, Result<(), FrameError>) {
@@ -22,13 +14,7 @@ fn run(channel: RankChannel) -> (Vec<Vec<u8>>, Result<(), FrameError>) {
 proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let mut decoder = FrameDecoder::new(MAX_FRAME_LEN, None);
-        let mut frames = Vec::new();
-        let result = decoder.push(&bytes, |frame| frames.push(frame));
-        let _ = (result, decoder.finish());
-        for frame in frames.iter().chain([&bytes]) {
-            let _ = decode_from::<(u32, String, Vec<f64>)>(3, frame);
-        }
+        let _ = decode_from::<(u32, String, Vec<f64>)>(3, &bytes);
     }
 }
 
@@ -50,7 +36,7 @@ fn documents_in_frames_keep_omitted_fields() {
 fn frames_before_an_oversized_one_arrive() {
     let (channel, fd) = RankChannel::new(Arc::from([])).unwrap();
     let mut rank_end = std::os::unix::net::UnixStream::from(fd);
-    let stream = [stream_of(&[vec![1], vec![]]), (u32::MAX).to_be_bytes().to_vec()].concat();
+    let stream = [0, 0, 0, 1, 1, 0, 0, 0, 0, 255, 255, 255, 255];
     std::io::Write::write_all(&mut rank_end, &stream).unwrap();
     let (frames, result) = run(channel);
     assert_eq!(frames, [vec![1], vec![]]);

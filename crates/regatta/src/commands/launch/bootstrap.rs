@@ -137,13 +137,8 @@ pub fn start_agents(
     let connected =
         wait_for_agents(&mut coordinator, &mut launcher_handle, &hosts, times.join, signals)
             .and_then(|()| {
-                replace_missing(
-                    &coordinator,
-                    (launcher, &launcher_handle),
-                    &mut node_pool,
-                    &hosts,
-                    times.join,
-                )
+                let launcher = (launcher, &launcher_handle);
+                replace_missing(&coordinator, launcher, &mut node_pool, &hosts, times.join)
             });
     if let Err(error) = connected {
         let lost = coordinator.missing();
@@ -310,13 +305,9 @@ fn replace_missing(
              --start-timeout",
             limit.as_secs()
         ),
-        false => {
-            let hint = match launcher {
-                AgentLauncher::Ssh => "; check that `ssh HOST true` works without a prompt",
-                _ => "",
-            };
-            format!("{launcher} reported: {}{hint}", output.join(" | "))
-        }
+        false => format!("{launcher} reported: {}", output.join(" | ")),
     };
-    bail!("cannot start agents on {}: {cause}", hostlist::compress(&names))
+    let is_ssh = launcher == AgentLauncher::Ssh;
+    let hint = if is_ssh { "; check that `ssh HOST true` works without a prompt" } else { "" };
+    bail!("cannot start agents on {}: {cause}{hint}", hostlist::compress(&names))
 }
