@@ -26,14 +26,8 @@ pub(crate) fn topology(root: &Sysroot) -> CpuTopology {
     let numa = numa_nodes(root, &online);
     let l3 = l3_groups(root, &online);
     let (packages, cores) = cores(root, &online, &numa, &l3);
-    CpuTopology {
-        model: model(root),
-        packages,
-        numa,
-        l3,
-        cores,
-        usable: usable_resources(root, online),
-    }
+    let usable = usable_resources(root, online);
+    CpuTopology { model: model(root), packages, numa, l3, cores, usable }
 }
 
 fn list(root: &Sysroot, path: &str) -> Option<CpuSet> {

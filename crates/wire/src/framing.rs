@@ -112,26 +112,6 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_are_independent_of_how_the_stream_is_split(
-            frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..50), 0..20),
-            splits in proptest::collection::vec(1usize..30, 1..50),
-        ) {
-            let stream = stream_of(&frames);
-            let mut decoder = FrameDecoder::new(50, None);
-            let (mut rest, mut decoded) = (&stream[..], Vec::new());
-            for split in splits.iter().cycle() {
-                let (bytes, next) = rest.split_at(rest.len().min(*split));
-                decoder.push(bytes, |frame| decoded.push(frame)).unwrap();
-                rest = next;
-                if rest.is_empty() {
-                    break;
-                }
-            }
-            decoder.finish().unwrap();
-            prop_assert_eq!(decoded, frames);
-        }
-
-        #[test]
         fn a_truncated_stream_yields_the_complete_frames_and_an_error(
             frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..50), 1..20),
             missing in 1usize..1000,

@@ -80,9 +80,8 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
         by_state.entry(state).or_default().insert(*rank as usize);
     }
     let line = |(state, ranks): (&&str, &CpuSet)| {
-        let (noun, verb) = if ranks.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
-        let verb = if *state == "exited" { "had" } else { verb };
-        format!("  {noun} {ranks} {verb} {state}\n")
+        let (noun, was) = if ranks.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
+        format!("  {noun} {ranks} {} {state}\n", if *state == "exited" { "had" } else { was })
     };
     by_state.iter().map(line).collect()
 }
