@@ -99,7 +99,7 @@ fn gpus_per_rank_and_no_gpus() {
     assert_eq!(map_json("--system lumi-g --gpus-per-rank 3").ranks().len(), 2);
 
     let error = run_line("map --system lumi-g --gpus-per-rank 3 -n 3").error_line();
-    assert!(error.contains("need 9 GPUs, but the node has 8"), "{error}");
+    assert!(error.contains("need 9 GPUs (--gpus-per-rank 3), but the node has 8"), "{error}");
     assert!(run_line("map --system lumi-g --gpus-per-rank 0").usage_error().contains("'0'"));
 
     let none = map_json("--system lumi-g --no-gpus");
@@ -132,12 +132,12 @@ fn cores_per_rank_and_oversubscription() {
     let few = map_json("--system lumi-g --cores-per-rank 2");
     assert_eq!(few.cpus()[..2], ["49-50", "57-58"]);
     let error = run_line("map --system lumi-g --cores-per-rank 8").error_line();
-    assert!(error.contains("8 ranks need 64 cores, but 56 are free"), "{error}");
+    assert!(error.contains("8 ranks need 64 cores (--cores-per-rank 8), but only 56 are usable"), "{error}");
     let far = map_json("--system lumi-g -n 2 --cores-per-rank 14");
     assert!(far.warnings().contains(&"remote-cores"), "{:?}", far.warnings());
 
     let error = run_line("map --system cpu:1x2x2 -n 5").error_line();
-    assert!(error.contains("5 ranks need 5 cores, but 4 are free"), "{error}");
+    assert!(error.contains("5 ranks need 5 cores, but only 4 are usable"), "{error}");
     assert!(error.contains("--oversubscribe"), "{error}");
     let shared = map_json("--system cpu:1x2x2 -n 8 --oversubscribe");
     assert_eq!(shared.ranks().len(), 8);
