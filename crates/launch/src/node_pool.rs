@@ -25,10 +25,7 @@ pub enum NodePoolError {
     )]
     NoActiveNode { nodes: usize, spares: usize },
     /// The minimum is zero or too large.
-    #[error(
-        "--min-nodes {min} is out of range [1, {active}]: the job runs on {}",
-        pluralize(*active, "node")
-    )]
+    #[error("--min-nodes {min}: expected 1 to {active}, the number of nodes with ranks")]
     InvalidMinimum { min: usize, active: usize },
 }
 
@@ -236,10 +233,7 @@ mod tests {
         assert!(error(2, 2, None).contains("--spares 2 leaves no node for ranks"));
         assert!(error(0, 0, None).contains("--spares 0"));
         assert!(error(4, 1, Some(4)).contains("--min-nodes 4"));
-        assert!(
-            error(4, 1, Some(0))
-                .contains("--min-nodes 0 is out of range [1, 3]: the job runs on 3 nodes")
-        );
+        assert!(error(4, 1, Some(0)).contains("--min-nodes 0: expected 1 to 3, the"));
     }
 
     fn cause() -> impl Strategy<Value = FailureCause> {

@@ -204,12 +204,10 @@ impl Link {
             events.push(LinkEvent::Ready);
         }
         self.last_received = now;
-        match &mut self.stage {
-            LinkStage::Ready(decoder) => {
-                Ok(decoder.push(rest, |payload| events.push(LinkEvent::Frame(payload)))?)
-            }
-            LinkStage::Handshake { .. } => Ok(()),
+        if let LinkStage::Ready(decoder) = &mut self.stage {
+            decoder.push(rest, |payload| events.push(LinkEvent::Frame(payload)))?;
         }
+        Ok(())
     }
 
     fn check_timeouts(&mut self, now: Instant) -> Result<(), LinkError> {

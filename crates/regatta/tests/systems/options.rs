@@ -132,7 +132,10 @@ fn cores_per_rank_and_oversubscription() {
     let few = map_json("--system lumi-g --cores-per-rank 2");
     assert_eq!(few.cpus()[..2], ["49-50", "57-58"]);
     let error = run_line("map --system lumi-g --cores-per-rank 8").error_line();
-    assert!(error.contains("8 ranks need 64 cores (--cores-per-rank 8), but only 56 are usable"), "{error}");
+    assert!(
+        error.contains("8 ranks need 64 cores (--cores-per-rank 8), but only 56 are usable"),
+        "{error}"
+    );
     let far = map_json("--system lumi-g -n 2 --cores-per-rank 14");
     assert!(far.warnings().contains(&"remote-cores"), "{:?}", far.warnings());
 
