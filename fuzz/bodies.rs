@@ -6,12 +6,12 @@ use std::fmt::{Debug, Display};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use regatta_discover::{hwloc, nodefile};
+use regatta_discover::{hostfile, hwloc};
 use regatta_launch::agents::agent_state::{AgentInput, AgentState, AgentTimeouts};
 use regatta_launch::agents::message::{Downstream, Registration, Upstream, decode};
 use regatta_launch::agents::node_table::{NodeTable, TableInput};
 use regatta_launch::agents::tree::Tree;
-use regatta_launch::channel::{FrameDecoder, FrameError};
+use regatta_launch::channel::MAX_FRAME_LEN;
 use regatta_measure::baseline::{Tolerance, check};
 use regatta_measure::compare::{CompareOptions, compare};
 use regatta_measure::{plot, read, write};
@@ -23,6 +23,7 @@ use regatta_train::checkpoint::manifest::{Manifest, Sidecar};
 use regatta_train::config::{Base, Config, resolve};
 use regatta_train::data::Tokenizer;
 use regatta_train::data::token_file::{HEADER_BYTES, Header};
+use regatta_wire::framing::{FrameDecoder, FrameError};
 use regatta_wire::link::{Link, LinkError, LinkEvent, Role, Timing};
 use regatta_wire::secret::Secret;
 use sha2::{Digest, Sha256};
@@ -40,11 +41,11 @@ pub enum Body {
 pub const TARGETS: [(&str, Body); 15] = [
     ("hostlist", Body::Text(host_list)),
     ("cpuset", Body::Text(cpuset)),
-    ("nodefile", Body::Text(node_file)),
-    ("xml", Body::Text(xml)),
-    ("json", Body::Text(json)),
+    ("hostfile", Body::Text(host_file)),
+    ("hwloc_xml", Body::Text(hwloc_xml)),
+    ("documents", Body::Text(documents)),
     ("link", Body::Bytes(link)),
-    ("message", Body::Bytes(message)),
+    ("agent_message", Body::Bytes(agent_message)),
     ("channel", Body::Bytes(channel)),
     ("bench", Body::Text(bench)),
     ("checkpoint", Body::Text(checkpoint)),
@@ -72,7 +73,7 @@ pub fn run(target: &str, data: &[u8]) {
 
 /// No sequence of messages from an authenticated peer makes an agent or a coordinator panic. Each
 /// message is preceded by its length in one byte.
-fn message(data: &[u8]) {
+fn agent_message(data: &[u8]) {
     let mut now = Instant::now();
     let hosts: Vec<String> = (0..4).map(|n| format!("n{n}")).collect();
     let registration = Registration { node: 0, machine: String::new(), port: None };
@@ -115,10 +116,10 @@ fn channel(data: &[u8]) {
 
 /// The payloads in a stream that arrives in chunks, and the error that ends it.
 fn decode_frames(bytes: &[u8], chunk: usize) -> (Vec<Vec<u8>>, Result<(), FrameError>) {
-    let mut decoder = FrameDecoder::default();
+    let mut decoder = FrameDecoder::new(MAX_FRAME_LEN, None);
     let mut frames = Vec::new();
     for chunk in bytes.chunks(chunk) {
-        if let Err(error) = decoder.push(chunk, &mut frames) {
+        if let Err(error) = decoder.push(chunk, |frame| frames.push(frame)) {
             return (frames, Err(error));
         }
     }
@@ -156,24 +157,24 @@ fn cpuset(text: &str) {
     }
 }
 
-/// The hosts of a node file are unique.
-fn node_file(text: &str) {
-    let Some(lines) = checked(nodefile::parse(text), text) else { return };
-    let hosts = nodefile::merge_hosts(&lines);
+/// The hosts of a host file are unique.
+fn host_file(text: &str) {
+    let Some(lines) = checked(hostfile::parse(text), text) else { return };
+    let hosts = hostfile::merge_hosts(&lines);
     let distinct: HashSet<&str> = hosts.iter().map(|h| h.host.as_str()).collect();
     assert_eq!(distinct.len(), hosts.len());
     assert_eq!(hosts.is_empty(), lines.is_empty());
 }
 
 /// Parsing a topology is deterministic, and the machine round trips through JSON.
-fn xml(text: &str) {
+fn hwloc_xml(text: &str) {
     let Some(machine) = checked(hwloc::parse(text), text) else { return };
     assert_eq!(hwloc::parse(text).as_ref(), Ok(&machine));
     check_round_trip(&machine);
 }
 
 /// Documents round trip.
-fn json(text: &str) {
+fn documents(text: &str) {
     document::<Machine>(text);
     document::<Placement>(text);
     document::<Allocation>(text);

@@ -8,10 +8,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use regatta_launch::agents::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts};
-use regatta_launch::agents::bootstrap::{JobTimeouts, REJOIN_TIMEOUT};
+use regatta_launch::agents::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use regatta_launch::agents::message::{Registration, decode, encode};
 use regatta_launch::agents::tree::{Parent, Tree};
-use regatta_launch::net::{ConnId, ListenerId, NetEvent, Reactor};
+use regatta_launch::reactor::{ConnId, ListenerId, NetEvent, Reactor};
 use regatta_launch::worker_group::JobEvent;
 use regatta_model::result::RankExit;
 use regatta_wire::secret::Secret;

@@ -1,7 +1,7 @@
 //! Development tasks: `cargo xtask test` is the test command of the README and of CI.
 
-mod packages;
 mod steps;
+mod system_packages;
 
 use std::process::ExitCode;
 
@@ -61,7 +61,7 @@ fn chaos() -> Result<()> {
 }
 
 fn test() -> Result<()> {
-    let complete = packages::install()?;
+    let complete = system_packages::install()?;
     steps::format()?;
     steps::lint()?;
     steps::tests(complete)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use regatta_model::{Core, CpuSet, L3Group, NumaNode, Package, UsableResources};
 
-use crate::root::Root;
+use crate::sysroot::Sysroot;
 
 const CPU: &str = "/sys/devices/system/cpu";
 const NODE: &str = "/sys/devices/system/node";
@@ -21,25 +21,26 @@ pub(crate) struct CpuTopology {
 }
 
 /// Reads the CPU topology.
-pub(crate) fn topology(root: &Root) -> CpuTopology {
+pub(crate) fn topology(root: &Sysroot) -> CpuTopology {
     let online = list(root, &format!("{CPU}/online")).unwrap_or_else(|| listed_cpus(root));
     let numa = numa_nodes(root, &online);
     let l3 = l3_groups(root, &online);
     let (packages, cores) = cores(root, &online, &numa, &l3);
-    CpuTopology { model: model(root), packages, numa, l3, cores, usable: usable(root, online) }
+    let usable = usable_resources(root, online);
+    CpuTopology { model: model(root), packages, numa, l3, cores, usable }
 }
 
-fn list(root: &Root, path: &str) -> Option<CpuSet> {
+fn list(root: &Sysroot, path: &str) -> Option<CpuSet> {
     root.read_text(path)?.parse().ok()
 }
 
 /// The `cpuN` directories, for trees recorded without the `online` file.
-fn listed_cpus(root: &Root) -> CpuSet {
+fn listed_cpus(root: &Sysroot) -> CpuSet {
     let number = |name: String| name.strip_prefix("cpu")?.parse().ok();
     root.list_dir(CPU).into_iter().filter_map(number).collect()
 }
 
-fn model(root: &Root) -> Option<String> {
+fn model(root: &Sysroot) -> Option<String> {
     let text = root.read_text("/proc/cpuinfo")?;
     let value = |key: &str| {
         let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
@@ -59,7 +60,7 @@ fn arm_name(implementer: &str, part: Option<String>) -> String {
     }
 }
 
-fn numa_nodes(root: &Root, online: &CpuSet) -> Vec<NumaNode> {
+fn numa_nodes(root: &Sysroot, online: &CpuSet) -> Vec<NumaNode> {
     let id = |name: String| name.strip_prefix("node")?.parse::<u32>().ok();
     let ids: Vec<u32> = root.list_dir(NODE).into_iter().filter_map(id).collect();
     if ids.is_empty() {
@@ -80,7 +81,7 @@ fn numa_nodes(root: &Root, online: &CpuSet) -> Vec<NumaNode> {
 }
 
 /// `MemTotal` of a meminfo file: `Node 0 MemTotal:  263 kB`, or without the node.
-fn memory(root: &Root, path: &str) -> u64 {
+fn memory(root: &Sysroot, path: &str) -> u64 {
     let kib = root.read_text(path).and_then(|text| {
         let line = text.lines().find(|l| l.contains("MemTotal:"))?;
         line.split("MemTotal:").nth(1)?.split_whitespace().next()?.parse::<u64>().ok()
@@ -88,7 +89,7 @@ fn memory(root: &Root, path: &str) -> u64 {
     kib.unwrap_or(0).saturating_mul(1024)
 }
 
-fn l3_groups(root: &Root, online: &CpuSet) -> Vec<L3Group> {
+fn l3_groups(root: &Sysroot, online: &CpuSet) -> Vec<L3Group> {
     let mut groups: Vec<L3Group> = Vec::new();
     let mut seen = CpuSet::new();
     for cpu in online.iter() {
@@ -117,7 +118,7 @@ fn kib(text: &str) -> Option<u64> {
 }
 
 fn cores(
-    root: &Root,
+    root: &Sysroot,
     online: &CpuSet,
     numa: &[NumaNode],
     l3: &[L3Group],
@@ -149,7 +150,7 @@ fn cores(
     (packages, cores)
 }
 
-fn usable(root: &Root, online: CpuSet) -> UsableResources {
+fn usable_resources(root: &Sysroot, online: CpuSet) -> UsableResources {
     let cgroup = Cgroup::find(root);
     let narrower = |set: &CpuSet| !online.is_subset(set);
     let read = |what: &str| cgroup.as_ref().and_then(|cgroup| cgroup.read(root, what));
@@ -169,7 +170,7 @@ struct Cgroup {
 
 impl Cgroup {
     /// From `/proc/self/cgroup`: `4:cpuset:/slurm/job_1/step_0` (v1) or `0::/user.slice` (v2).
-    fn find(root: &Root) -> Option<Self> {
+    fn find(root: &Sysroot) -> Option<Self> {
         let text = root.read_text("/proc/self/cgroup")?;
         let path_of = |controller: &str| {
             let mut lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -182,7 +183,7 @@ impl Cgroup {
 
     /// The effective `cpus` or `mems` of the innermost cgroup that has them: the controller may be
     /// disabled further down, and in a container the path may lead outside of the mount.
-    fn read(&self, root: &Root, what: &str) -> Option<CpuSet> {
+    fn read(&self, root: &Sysroot, what: &str) -> Option<CpuSet> {
         let names = [
             format!("cpuset.{what}.effective"),
             format!("cpuset.effective_{what}"),
@@ -199,7 +200,7 @@ impl Cgroup {
     }
 }
 
-fn recorded_affinity(root: &Root) -> Option<CpuSet> {
+fn recorded_affinity(root: &Sysroot) -> Option<CpuSet> {
     let status = root.read_text("/proc/self/status")?;
     status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::Root;
+use crate::Sysroot;
 
 /// The files of a fake machine, removed on drop.
 pub(crate) struct FakeSysfs {
@@ -20,8 +20,8 @@ impl FakeSysfs {
         Self { base }
     }
 
-    pub(crate) fn root(&self) -> Root {
-        Root::at(&self.base)
+    pub(crate) fn root(&self) -> Sysroot {
+        Sysroot::at(&self.base)
     }
 
     /// Path on this host, through the links written so far.

@@ -5,7 +5,7 @@ use std::path::Path;
 use regatta_model::{DocumentError, Machine, NumaNode, Software, document};
 
 use crate::env::Env;
-use crate::root::Root;
+use crate::sysroot::Sysroot;
 use crate::{cpu, gpu, hwloc, nic, os, pci, software};
 
 /// Why a machine file cannot be loaded.
@@ -31,7 +31,7 @@ pub enum MachineFileError {
 }
 
 /// Discovers the machine below `root`, with the environment of the discovering process.
-pub fn discover(root: &Root, env: &Env) -> Machine {
+pub fn discover(root: &Sysroot, env: &Env) -> Machine {
     let host = os::hostname(root);
     let cpus = cpu::topology(root);
     let pci = pci::scan(root);
@@ -78,7 +78,7 @@ fn only_numa(nodes: &[NumaNode]) -> Option<u32> {
 pub fn load(path: &Path) -> Result<Machine, MachineFileError> {
     let shown = || path.display().to_string();
     if path.is_dir() {
-        let root = Root::at(path);
+        let root = Sysroot::at(path);
         if !root.exists("/sys/devices/system/cpu") {
             return Err(MachineFileError::UnknownFormat { path: shown() });
         }

@@ -4,7 +4,7 @@ mod addresses;
 
 use regatta_model::{LinkState, Nic, NicKind, PciDevice};
 
-use crate::{Root, pci};
+use crate::{Sysroot, pci};
 
 const NET: &str = "/sys/class/net";
 const CXI: &str = "/sys/class/cxi";
@@ -18,7 +18,7 @@ const VENDOR_CRAY: u16 = 0x17db;
 
 /// All interfaces except loopback, the best kind first. Within a kind those with a network device
 /// come first, by name.
-pub(crate) fn scan(root: &Root, devices: &[PciDevice]) -> Vec<Nic> {
+pub(crate) fn scan(root: &Sysroot, devices: &[PciDevice]) -> Vec<Nic> {
     let fabric = FabricDevices { cxi: fabric_devices(root, CXI), rdma: rdma_devices(root) };
     let addresses = addresses::read(root);
     let of = |nic: &Nic| addresses.get(&nic.name).cloned().unwrap_or_default();
@@ -56,7 +56,7 @@ struct RdmaPort {
 }
 
 /// The devices of a class on the PCI bus. Emulated devices are not on it.
-fn fabric_devices(root: &Root, class: &str) -> Vec<FabricDevice> {
+fn fabric_devices(root: &Sysroot, class: &str) -> Vec<FabricDevice> {
     let device = |name: String| {
         let pci = pci::address_of(root, &format!("{class}/{name}/device"))?;
         Some(FabricDevice { name, pci })
@@ -64,7 +64,7 @@ fn fabric_devices(root: &Root, class: &str) -> Vec<FabricDevice> {
     root.list_dir(class).into_iter().filter_map(device).collect()
 }
 
-fn rdma_devices(root: &Root) -> Vec<RdmaDevice> {
+fn rdma_devices(root: &Sysroot) -> Vec<RdmaDevice> {
     let with_ports = |device: FabricDevice| {
         let ports = format!("{RDMA}/{}/ports", device.name);
         let ports =
@@ -74,7 +74,7 @@ fn rdma_devices(root: &Root) -> Vec<RdmaDevice> {
     fabric_devices(root, RDMA).into_iter().map(with_ports).collect()
 }
 
-fn port(root: &Root, dir: &str) -> RdmaPort {
+fn port(root: &Sysroot, dir: &str) -> RdmaPort {
     let text = |file: &str| root.read_text(&format!("{dir}/{file}")).unwrap_or_default();
     RdmaPort {
         // `4: ACTIVE`
@@ -130,7 +130,12 @@ impl RdmaPort {
     }
 }
 
-fn netdev(root: &Root, devices: &[PciDevice], fabric: &FabricDevices, name: &str) -> Option<Nic> {
+fn netdev(
+    root: &Sysroot,
+    devices: &[PciDevice],
+    fabric: &FabricDevices,
+    name: &str,
+) -> Option<Nic> {
     let dir = format!("{NET}/{name}");
     // The bonding driver adds a plain file to the directory.
     let hardware: u32 = root.read_value(&format!("{dir}/type"))?;
@@ -169,17 +174,17 @@ fn netdev(root: &Root, devices: &[PciDevice], fabric: &FabricDevices, name: &str
 }
 
 /// The RDMA port of a network device. RDMA ports count from 1, `dev_port` from 0.
-fn port_of<'a>(root: &Root, dir: &str, rdma: &'a RdmaDevice) -> Option<&'a RdmaPort> {
+fn port_of<'a>(root: &Sysroot, dir: &str, rdma: &'a RdmaDevice) -> Option<&'a RdmaPort> {
     let number: usize = root.read_value(&format!("{dir}/dev_port")).unwrap_or(0);
     rdma.ports.get(number).or(rdma.ports.first())
 }
 
-fn is_slingshot(root: &Root, device: &PciDevice) -> bool {
+fn is_slingshot(root: &Sysroot, device: &PciDevice) -> bool {
     let driver = pci::driver(root, &device.address);
     device.vendor == VENDOR_CRAY || driver.is_some_and(|d| d == "cxi_ss1" || d == "cxi_core")
 }
 
-fn link_state(root: &Root, dir: &str) -> LinkState {
+fn link_state(root: &Sysroot, dir: &str) -> LinkState {
     let text = |file: &str| root.read_text(&format!("{dir}/{file}")).unwrap_or_default();
     match (text("operstate").as_str(), text("carrier").as_str()) {
         ("up", _) => LinkState::Up,

@@ -4,10 +4,10 @@ use regatta_model::Os;
 use regatta_model::machine::HugePages;
 
 use crate::env::Env;
-use crate::root::Root;
+use crate::sysroot::Sysroot;
 
 /// Reads all of them.
-pub(crate) fn scan(root: &Root, env: &Env, host: &str) -> Os {
+pub(crate) fn scan(root: &Sysroot, env: &Env, host: &str) -> Os {
     let memlock = memlock(root);
     Os {
         kernel: root.read_text("/proc/sys/kernel/osrelease"),
@@ -21,13 +21,13 @@ pub(crate) fn scan(root: &Root, env: &Env, host: &str) -> Os {
 }
 
 /// The host name: the kernel's, or the file in a recorded tree.
-pub(crate) fn hostname(root: &Root) -> String {
+pub(crate) fn hostname(root: &Sysroot) -> String {
     let mut files = ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter();
     let name = files.find_map(|file| root.read_text(file)).filter(|name| !name.is_empty());
     name.unwrap_or_else(|| "localhost".to_owned())
 }
 
-fn domains(root: &Root, host: &str) -> Vec<String> {
+fn domains(root: &Sysroot, host: &str) -> Vec<String> {
     let mut domains: Vec<String> = Vec::new();
     let own = host.split_once('.').map(|(_, domain)| domain);
     let resolver = root.read_text("/etc/resolv.conf").unwrap_or_default();
@@ -43,7 +43,7 @@ fn domains(root: &Root, host: &str) -> Vec<String> {
     domains
 }
 
-fn container(root: &Root, env: &Env) -> Option<String> {
+fn container(root: &Sysroot, env: &Env) -> Option<String> {
     let by_variable = [
         ("APPTAINER_CONTAINER", "apptainer"),
         ("SINGULARITY_CONTAINER", "singularity"),
@@ -61,7 +61,7 @@ fn container(root: &Root, env: &Env) -> Option<String> {
 }
 
 /// Outer `None`: unknown; inner `None`: unlimited.
-fn memlock(root: &Root) -> Option<Option<u64>> {
+fn memlock(root: &Sysroot) -> Option<Option<u64>> {
     let limits = root.read_text("/proc/self/limits")?;
     let line = limits.lines().find_map(|l| l.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
@@ -70,7 +70,7 @@ fn memlock(root: &Root) -> Option<Option<u64>> {
     }
 }
 
-fn shm(root: &Root) -> Option<u64> {
+fn shm(root: &Sysroot) -> Option<u64> {
     if root.is_live() {
         let stat = rustix::fs::statvfs("/dev/shm").ok()?;
         return stat.f_blocks.checked_mul(stat.f_frsize);
@@ -82,7 +82,7 @@ fn shm(root: &Root) -> Option<u64> {
     size.strip_suffix('k')?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn hugepages(root: &Root) -> Vec<HugePages> {
+fn hugepages(root: &Sysroot) -> Vec<HugePages> {
     const DIR: &str = "/sys/kernel/mm/hugepages";
     let pages = |name: String| {
         let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;

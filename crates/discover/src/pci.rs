@@ -2,7 +2,7 @@
 
 use regatta_model::{CpuSet, PciDevice};
 
-use crate::Root;
+use crate::Sysroot;
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
@@ -11,14 +11,14 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 pub(crate) type PciAddress = (u32, u8, u8, u8);
 
 /// Every PCI device and bridge, in bus order.
-pub(crate) fn scan(root: &Root) -> Vec<PciDevice> {
+pub(crate) fn scan(root: &Sysroot) -> Vec<PciDevice> {
     let mut found: Vec<PciDevice> =
         root.list_dir(DEVICES).iter().filter_map(|address| device(root, address)).collect();
     found.sort_by_key(|d| parse_address(&d.address));
     found
 }
 
-fn device(root: &Root, address: &str) -> Option<PciDevice> {
+fn device(root: &Sysroot, address: &str) -> Option<PciDevice> {
     parse_address(address)?;
     let dir = sysfs_dir(address);
     Some(PciDevice {
@@ -42,19 +42,19 @@ pub(crate) fn find<'a>(devices: &'a [PciDevice], address: &str) -> Option<&'a Pc
 }
 
 /// The local CPUs of a device; empty if unknown.
-pub(crate) fn local_cpulist(root: &Root, address: &str) -> CpuSet {
+pub(crate) fn local_cpulist(root: &Sysroot, address: &str) -> CpuSet {
     let text = root.read_text(&format!("{}/local_cpulist", sysfs_dir(address)));
     text.and_then(|t| t.parse().ok()).unwrap_or_default()
 }
 
 /// The driver bound to a device.
-pub(crate) fn driver(root: &Root, address: &str) -> Option<String> {
+pub(crate) fn driver(root: &Sysroot, address: &str) -> Option<String> {
     basename(&root.resolve(&format!("{}/driver", sysfs_dir(address)))?)
 }
 
 /// The PCI device that a sysfs directory belongs to: the innermost address in its real path,
 /// because a virtio or USB device is a directory below its PCI device.
-pub(crate) fn address_of(root: &Root, dir: &str) -> Option<String> {
+pub(crate) fn address_of(root: &Sysroot, dir: &str) -> Option<String> {
     let path = root.resolve(dir)?;
     path.rsplit('/').find(|part| parse_address(part).is_some()).map(str::to_owned)
 }

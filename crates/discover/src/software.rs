@@ -7,10 +7,10 @@
 use regatta_model::Software;
 
 use crate::env::Env;
-use crate::root::Root;
+use crate::sysroot::Sysroot;
 
 /// Reads the versions. The GPU scan fills in the drivers.
-pub(crate) fn scan(root: &Root, env: &Env) -> Software {
+pub(crate) fn scan(root: &Sysroot, env: &Env) -> Software {
     let dirs = dirs(root, env);
     let library = |name: &str| library(root, &dirs, name);
     Software {
@@ -28,7 +28,7 @@ const PYTHON_NCCL: &str = "/nvidia/nccl/lib";
 
 /// The library search path of a job: `LD_LIBRARY_PATH`, then the Python environment, because
 /// PyTorch ships NCCL or RCCL and loads it first, then ROCm and the system.
-fn dirs(root: &Root, env: &Env) -> Vec<String> {
+fn dirs(root: &Sysroot, env: &Env) -> Vec<String> {
     let mut dirs: Vec<String> =
         env.get("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(str::to_owned).collect();
     for base in python_environments(root, env) {
@@ -57,7 +57,7 @@ fn dirs(root: &Root, env: &Env) -> Vec<String> {
 }
 
 /// The active environment, else that of the first `python3` in `PATH`.
-fn python_environments(root: &Root, env: &Env) -> Vec<String> {
+fn python_environments(root: &Sysroot, env: &Env) -> Vec<String> {
     let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|v| env.get(v));
     let path = env.get("PATH").unwrap_or_default();
     let python = path.split(':').find(|dir| root.exists(&format!("{dir}/python3")));
@@ -66,14 +66,14 @@ fn python_environments(root: &Root, env: &Env) -> Vec<String> {
 }
 
 /// The file that a program would load: the first with the versioned or unversioned name.
-fn library(root: &Root, dirs: &[String], name: &str) -> Option<String> {
+fn library(root: &Sysroot, dirs: &[String], name: &str) -> Option<String> {
     let bare = name.trim_end_matches(|c: char| c == '.' || c.is_ascii_digit());
     let paths = dirs.iter().flat_map(|f| [format!("{f}/{name}"), format!("{f}/{bare}")]);
     root.resolve(&paths.into_iter().find(|path| root.exists(path))?)
 }
 
 /// NCCL's version is in its file name or in the name of the Python package's metadata.
-fn nccl(root: &Root, file: &str) -> Option<String> {
+fn nccl(root: &Sysroot, file: &str) -> Option<String> {
     let (dir, name) = file.rsplit_once('/')?;
     if let Some(version) = name.strip_prefix("libnccl.so.").filter(|v| v.contains('.')) {
         return Some(version.to_owned());
@@ -86,7 +86,7 @@ fn nccl(root: &Root, file: &str) -> Option<String> {
 }
 
 /// RCCL's file name has ROCm's version; the CMake package has its own.
-fn rccl(root: &Root, file: &str) -> Option<String> {
+fn rccl(root: &Sysroot, file: &str) -> Option<String> {
     let dir = file.rsplit_once('/')?.0;
     let text = root.read_text(&format!("{dir}/cmake/rccl/rccl-config-version.cmake"))?;
     let line = text.lines().find_map(|l| l.trim().strip_prefix("set(PACKAGE_VERSION"))?;
@@ -94,19 +94,19 @@ fn rccl(root: &Root, file: &str) -> Option<String> {
 }
 
 /// libfabric's file name has the ABI version; pkg-config has the release.
-fn libfabric(root: &Root, file: &str) -> Option<String> {
+fn libfabric(root: &Sysroot, file: &str) -> Option<String> {
     let dir = file.rsplit_once('/')?.0;
     let text = root.read_text(&format!("{dir}/pkgconfig/libfabric.pc"))?;
     text.lines().find_map(|l| l.strip_prefix("Version:")).map(|v| v.trim().to_owned())
 }
 
-fn rocm(root: &Root, env: &Env) -> Option<String> {
+fn rocm(root: &Sysroot, env: &Env) -> Option<String> {
     let base = env.get("ROCM_PATH").unwrap_or("/opt/rocm");
     let text = root.read_text(&format!("{base}/.info/version"))?;
     text.split('-').next().map(str::to_owned)
 }
 
-fn net_plugin(root: &Root, env: &Env, dirs: &[String]) -> Option<String> {
+fn net_plugin(root: &Sysroot, env: &Env, dirs: &[String]) -> Option<String> {
     if let Some(named) = env.get("NCCL_NET_PLUGIN").filter(|p| p.starts_with('/')) {
         return root.exists(named).then(|| named.to_owned());
     }

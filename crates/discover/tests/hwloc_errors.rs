@@ -112,7 +112,7 @@ fn inconsistencies_are_rejected() {
     assert_eq!(distances("0", "10").unwrap().numa[0].distances, [10]);
     assert_eq!(
         distances("0", "10 20").unwrap_err().to_string(),
-        "6:1: inconsistent distance matrix (1 objects but 2 values); remove them or export the \
+        "6:1: inconsistent distance matrix (1 objects but 2 values); remove the matrix, or export the \
          file again"
     );
     assert!(matches!(distances("x", "10"), Err(HwlocError::Distances { .. })));

@@ -287,7 +287,10 @@ impl JobDriver<'_> {
                 format!("hang detected: no rank wrote output or used CPU time for {limit} s")
             }
             (Some(_), _, Some(cause)) => cause.clone(),
-            (Some(f), ..) => format!("rank {} on {} failed first: {}", f.rank, f.host, f.exit),
+            (Some(RankFailure { rank, host, exit, .. }), ..) => {
+                let failed = if self.job.hosts.len() == 1 { "failed" } else { "failed first" };
+                format!("rank {rank} on {host} {failed}: {exit}")
+            }
             (None, Some(signal), _) => format!("terminated by {}", RankExit::Signal(signal)),
             (None, None, _) => "all ranks exited successfully".to_owned(),
         }

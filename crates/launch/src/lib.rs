@@ -5,23 +5,22 @@
 
 pub mod agent_launcher;
 pub mod agents;
-pub mod bind;
 pub mod channel;
+pub mod cpu_binding;
 pub mod event_queue;
 pub mod job;
 pub mod lines;
 pub mod local;
-pub mod net;
 pub mod node_pool;
 pub mod port;
 mod proc_stat;
 pub mod process;
+pub mod reactor;
 pub mod reaper;
 pub mod run_folder;
 pub mod secret_file;
 mod signal_dedup;
 pub mod signals;
-pub mod slurm;
 mod stdio;
 pub mod supervisor;
 pub mod worker_group;

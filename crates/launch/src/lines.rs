@@ -113,7 +113,7 @@ impl LineMerger {
     }
 
     /// Lines whose window has passed.
-    pub fn ready(&mut self, now: Instant) -> Vec<MergedLine> {
+    pub fn take_ready(&mut self, now: Instant) -> Vec<MergedLine> {
         self.ready_up_to(now, usize::MAX)
     }
 
@@ -182,8 +182,8 @@ mod tests {
             merger.push(MergedLine::of(rank, false, "hello".to_owned()), now);
             merger.push(MergedLine::of(rank, false, format!("rank {rank}")), now);
         }
-        assert!(merger.ready(now).is_empty());
-        let lines = text_and_ranks(&merger.ready(now + Duration::from_millis(100)));
+        assert!(merger.take_ready(now).is_empty());
+        let lines = text_and_ranks(&merger.take_ready(now + Duration::from_millis(100)));
         assert_eq!(lines[0], ("hello".to_owned(), vec![0, 1, 2]));
         assert_eq!(lines.len(), 4);
     }
@@ -206,7 +206,7 @@ mod tests {
             for (i, (rank, text)) in writes.iter().enumerate() {
                 let later = now + Duration::from_secs(i as u64);
                 merger.push(MergedLine::of(*rank, false, text.to_string()), later);
-                out.extend(merger.ready(later));
+                out.extend(merger.take_ready(later));
             }
             out.extend(merger.finish());
             for rank in 0..4 {

@@ -1,5 +1,7 @@
 //! Selection of the nodes that a job runs on, as nodes fail. No I/O.
 
+use regatta_model::units::pluralize;
+
 /// The nodes of an allocation by index: those the job runs on, spares, and excluded ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePool {
@@ -17,12 +19,13 @@ pub struct NodePool {
 pub enum NodePoolError {
     /// No node is left to run on.
     #[error(
-        "--spares {spares} leaves no node to run on: the allocation has {nodes}; use fewer spares, \
-         or allocate more nodes"
+        "--spares {spares} leaves no node for ranks: the allocation has {}; use fewer spares, or \
+         allocate more nodes",
+        pluralize(*nodes, "node")
     )]
     NoActiveNode { nodes: usize, spares: usize },
     /// The minimum is zero or too large.
-    #[error("--min-nodes {min} is out of range: the job runs on {active} nodes; use 1 to {active}")]
+    #[error("--min-nodes {min}: expected 1 to {active}, the number of nodes with ranks")]
     InvalidMinimum { min: usize, active: usize },
 }
 
@@ -107,7 +110,7 @@ impl NodePool {
             // A bug in the program may show on any node. Twice in a row on one node suggests the
             // node; but a node that may be good is given up only for a spare.
             FailureCause::Rank(node) if suspect == Some(node) && !self.spares.is_empty() => {
-                self.exclude(&[node], "its ranks failed first twice in a row")
+                self.exclude(&[node], "its ranks caused two failures in a row")
             }
             FailureCause::Rank(node) => {
                 self.suspect = Some(node);
@@ -227,10 +230,10 @@ mod tests {
     #[test]
     fn invalid_options_are_rejected() {
         let error = |nodes, spares, min| NodePool::new(nodes, spares, min).unwrap_err().to_string();
-        assert!(error(2, 2, None).contains("--spares 2 leaves no node to run on"));
+        assert!(error(2, 2, None).contains("--spares 2 leaves no node for ranks"));
         assert!(error(0, 0, None).contains("--spares 0"));
         assert!(error(4, 1, Some(4)).contains("--min-nodes 4"));
-        assert!(error(4, 1, Some(0)).contains("use 1 to 3"));
+        assert!(error(4, 1, Some(0)).contains("--min-nodes 0: expected 1 to 3, the"));
     }
 
     fn cause() -> impl Strategy<Value = FailureCause> {

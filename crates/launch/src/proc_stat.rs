@@ -8,14 +8,18 @@ pub fn describe_state(pid: u32) -> String {
     let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).ok();
     if let Some(child) = read("wchan").filter(|w| w == "do_wait").and_then(|_| only_child(pid)) {
         let name = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
-        return format!("waiting for its child {} ({})", name.trim(), describe_state(child));
+        return format!(
+            "waiting for its child process {} ({})",
+            name.trim(),
+            describe_state(child)
+        );
     }
     let state = read("stat").and_then(|s| s.rsplit_once(')')?.1.trim_start().chars().next());
     let wchan = read("wchan").filter(|w| !w.is_empty() && w != "0");
     let location = wchan.map_or_else(String::new, |function| format!(" in {function}"));
     match state {
         Some('R') => "running".to_owned(),
-        Some('Z') | None => "no longer running".to_owned(),
+        Some('Z') | None => "exited".to_owned(),
         Some('D') => format!("in uninterruptible sleep{location}"),
         Some('T' | 't') => "stopped".to_owned(),
         Some(_) => format!("waiting{location}"),
@@ -116,7 +120,7 @@ mod tests {
         let mut shell = Command::new("sh").args(["-c", "sleep 600; true"]).spawn().unwrap();
         let start = std::time::Instant::now();
         let mut state = String::new();
-        while !state.contains("child sleep") && start.elapsed().as_secs() < 20 {
+        while !state.contains("process sleep") && start.elapsed().as_secs() < 20 {
             state = describe_state(shell.id());
         }
         let child = only_child(shell.id());
@@ -126,6 +130,6 @@ mod tests {
             // SAFETY: a plain system call.
             unsafe { libc::kill(pid as i32, libc::SIGKILL) };
         }
-        assert!(state.starts_with("waiting for its child sleep ("), "{state}");
+        assert!(state.starts_with("waiting for its child process sleep ("), "{state}");
     }
 }

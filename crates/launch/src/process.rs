@@ -13,9 +13,9 @@ use regatta_model::result::RankExit;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::bind::{Binding, start_session};
 use crate::channel::{self, RankChannel};
-use crate::reaper;
+use crate::cpu_binding::Binding;
+use crate::{reaper, signals};
 
 /// An environment variable and its value; `None` unsets it.
 pub type EnvSetting = (String, Option<String>);
@@ -172,6 +172,23 @@ impl RankSpec {
             (_, Err(source)) => self.error(source),
         }
     }
+}
+
+/// Makes the calling process a session leader, without a controlling terminal and in its own
+/// process group, and has the kernel kill it when its parent dies. Safe between fork and exec.
+pub fn start_session(parent: u32) -> io::Result<()> {
+    signals::unblock_stop_signals();
+    // SAFETY: plain system calls on the calling process.
+    unsafe {
+        if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The parent may have died before the prctl call.
+        if libc::getppid() as u32 != parent {
+            libc::_exit(127);
+        }
+    }
+    Ok(())
 }
 
 /// Sends a signal to a rank's process group. SIGTSTP is sent as SIGSTOP, because the kernel discards

@@ -13,16 +13,20 @@ pub const VARIABLE: &str = "REGATTA_RUN_DIR";
 
 /// The run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("run folder {path}: {source}; choose another with --run-dir")]
-pub struct RunFolderError {
-    path: String,
-    source: io::Error,
+#[allow(missing_docs, reason = "the messages explain the fields")]
+pub enum RunFolderError {
+    /// The folder already contains a run.
+    #[error("run folder {0} already contains a run; choose another with --run-dir")]
+    Exists(String),
+    /// A file or folder cannot be created.
+    #[error("run folder {path}: {source}; choose another with --run-dir")]
+    Io { path: String, source: io::Error },
 }
 
 impl RunFolderError {
     fn at(path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.display().to_string();
-        move |source| Self { path: path.clone(), source }
+        move |source| Self::Io { path: path.clone(), source }
     }
 }
 
@@ -42,7 +46,10 @@ impl RunFolder {
         std::fs::create_dir_all(path.join("log")).map_err(&error)?;
         let events =
             OpenOptions::new().append(true).create_new(true).open(path.join("events.jsonl"));
-        let events = events.map_err(error)?;
+        let events = events.map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => RunFolderError::Exists(path.display().to_string()),
+            _ => error(source),
+        })?;
         Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }
 

@@ -120,7 +120,8 @@ pub fn forward_frames(channel: RankChannel, events: Events, rank: u32) -> io::Re
     spawn_thread(move || {
         let result = channel.run(|bytes| events.push_output(Output::Frame { rank, bytes }));
         if let Err(error) = result {
-            let warning = format!("rank {rank}: {error}: its later messages are lost");
+            let warning =
+                format!("rank {rank}: {error}; further messages of this rank are dropped");
             events.push_control(ControlEvent::OutputLost(warning));
         }
         events.push_control(ControlEvent::StreamClosed(rank));

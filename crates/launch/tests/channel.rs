@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use regatta_launch::bind::Binding;
 use regatta_launch::channel::{self, RankEnd};
+use regatta_launch::cpu_binding::Binding;
 use regatta_launch::local::{LocalOptions, LocalWorkers};
 use regatta_launch::process::RankSpec;
 use regatta_launch::worker_group::{JobEvent, WorkerGroup};
@@ -172,8 +172,8 @@ fn frames_and_output_of_a_rank_arrive_completely_and_in_order() {
 fn invalid_bytes_in_a_channel_are_a_warning_that_names_the_rank() {
     let cases: [(&[u8], &str); 3] = [
         (b"Hello, launcher!", "rank 5: a frame of 1214606444 bytes exceeds the maximum"),
-        (&[0, 0, 1, 0, 42], "rank 5: the channel was closed after 5 of 260 bytes"),
-        (&[0], "rank 5: the channel was closed after 1 of 4 bytes"),
+        (&[0, 0, 1, 0, 42], "rank 5: the stream ended after 5 of 260 bytes"),
+        (&[0], "rank 5: the stream ended after 1 of 4 bytes"),
     ];
     for (bytes, expected) in cases {
         let events = run(&[rank_spec(5, &RankInput::WriteRaw(bytes.to_vec()))]);

@@ -206,7 +206,7 @@ fn assign_remote(
         return Err(PlaceError::TooFewCores {
             host: machine.host.clone(),
             ranks: affinities.len() as u32,
-            needed: (per_rank as u64).saturating_mul(affinities.len() as u64),
+            cores_per_rank: job.cores_per_rank,
             cores: all.len() as u32,
         });
     }

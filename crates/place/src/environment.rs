@@ -293,7 +293,7 @@ fn network(machine: &Machine, framework: Framework) -> Vec<EnvVar> {
 fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<EnvVar> {
     let mut vars = Vec::new();
     let mut add = |variable: &str, name: &str, why: &str| {
-        let (path, why) = (format!("{}/{name}", cache.path), format!("{why}; {}", cache.why));
+        let (path, why) = (format!("{}/{name}", cache.path), format!("{}: {why}", cache.why));
         vars.push(var(variable, path, &why));
     };
     if machine.gpus.iter().any(|g| g.vendor == GpuVendor::Amd) {
@@ -302,8 +302,8 @@ fn caches(machine: &Machine, framework: Framework, cache: CacheDir<'_>) -> Vec<E
         add("MIOPEN_CUSTOM_CACHE_DIR", "miopen", why);
     }
     if framework != Framework::Jax {
-        let compile = "ranks of all nodes would compile into one directory";
-        let lock = "ranks of all nodes would contend for one lock";
+        let compile = "avoids compiling into one directory from all nodes";
+        let lock = "avoids contention of all nodes for one lock";
         add("TRITON_CACHE_DIR", "triton", compile);
         add("TORCH_EXTENSIONS_DIR", "torch-extensions", lock);
         add("TORCHINDUCTOR_CACHE_DIR", "inductor", compile);

@@ -20,7 +20,7 @@ pub fn layout(machine: &Machine, ranks: u32, job: &JobSpec) -> Result<(NodeLayou
         return Err(PlaceError::TooFewCores {
             host: machine.host.clone(),
             ranks,
-            needed: u64::from(ranks) * u64::from(job.cores_per_rank.unwrap_or(1)),
+            cores_per_rank: job.cores_per_rank,
             cores: free.len() as u32,
         });
     }
@@ -48,7 +48,7 @@ fn no_cores(machine: &Machine, reserved: &CpuSet) -> PlaceError {
     let usable = machine.usable.process_cpus();
     let host = machine.host.clone();
     let (why, hint) = match (machine.cores.is_empty(), usable.is_empty()) {
-        (true, _) => ("the description has none".to_owned(), "add its cores to the description"),
+        (true, _) => ("the machine description lists none".to_owned(), "add its cores to it"),
         (_, true) => ("the cpuset or affinity contains none".to_owned(), "extend the binding"),
         _ => (format!("reserved: {reserved}, usable: {usable}"), "reserve fewer cores"),
     };
@@ -169,7 +169,7 @@ fn warnings(
                 "{host}: the NUMA node of the GPUs of local ranks {ranks} is unknown; their cores \
                  are a guess, in NUMA node order"
             ),
-            "describe the machine with the correct NUMA nodes by --machine",
+            "pass a description with the correct NUMA nodes with --machine",
         ));
     }
     if let ReservedCores::Cpus(cpus) = &job.reserve
@@ -179,7 +179,7 @@ fn warnings(
         warnings.push(Warning::new(
             "no-such-cpu",
             format!("{host}: CPU {missing} cannot be reserved: it does not exist"),
-            "compare --reserve with the map",
+            "check --reserve against `regatta map`",
         ));
     }
     if job.reserve == ReservedCores::FirstOfL3 && machine.l3.is_empty() {

@@ -2,18 +2,18 @@
 //! environment and launcher binding options, each with its reason. No I/O.
 
 mod bind_address;
-pub mod binding;
 pub mod check;
 mod core_split;
 mod cores;
 pub mod environment;
 pub mod gpu_visibility;
 mod gpus;
+pub mod launcher_options;
 mod layout;
 mod nic;
-pub mod profile;
 mod rank_counts;
 pub mod rendezvous;
+pub mod site_profile;
 
 use std::collections::HashMap;
 
@@ -38,21 +38,35 @@ pub enum PlaceError {
     NoCores { host: String, why: String, hint: String },
     /// More ranks than cores.
     #[error(
-        "{host}: {ranks} ranks need {needed} cores, but {cores} are free; \
-         request fewer ranks, or pass --oversubscribe to share cores"
+        "{host}: {}, but only {cores} are usable; {}",
+        need(*ranks, cores_per_rank.unwrap_or(1), "core"),
+        match ranks {
+            _ if ranks > cores => "use fewer ranks, or pass --oversubscribe",
+            1 => "reduce --cores-per-rank",
+            _ => "reduce --cores-per-rank, use fewer ranks, or pass --oversubscribe",
+        }
     )]
-    TooFewCores { host: String, ranks: u32, needed: u64, cores: u32 },
+    TooFewCores { host: String, ranks: u32, cores_per_rank: Option<u32>, cores: u32 },
     /// More GPUs requested than available.
     #[error(
-        "{host}: {} with {per_rank} GPUs each need {} GPUs, but the node has {gpus}; \
-         reduce --gpus-per-rank or --ranks-per-node",
-        pluralize(*ranks as usize, "rank"),
-        u64::from(*ranks) * u64::from(*per_rank)
+        "{host}: {}, but the node has {gpus}; reduce --gpus-per-rank{}",
+        need(*ranks, *per_rank, "GPU"),
+        if *ranks == 1 { "" } else { " or --ranks-per-node" }
     )]
     TooFewGpus { host: String, ranks: u32, per_rank: u32, gpus: u32 },
     /// Inconsistent rank counts.
     #[error("{0}")]
     Counts(String),
+}
+
+/// `4 ranks need 8 cores (--cores-per-rank 2)`.
+fn need(ranks: u32, per_rank: u32, what: &str) -> String {
+    let total = pluralize(ranks as usize * per_rank as usize, what);
+    let text = if ranks == 1 { "1 rank needs".into() } else { format!("{ranks} ranks need") };
+    match per_rank {
+        1 => format!("{text} {total}"),
+        _ => format!("{text} {total} (--{}s-per-rank {per_rank})", what.to_lowercase()),
+    }
 }
 
 type Result<T, E = PlaceError> = std::result::Result<T, E>;

@@ -1,5 +1,6 @@
 //! Ranks per node, and their global ranks.
 
+use regatta_model::units::pluralize;
 use regatta_model::{Allocation, Distribution, JobSpec, Machine};
 
 use crate::{PlaceError, Result};
@@ -51,8 +52,10 @@ fn requested(
         }
         (Some(all), Some(each)) if u64::from(all) > u64::from(each) * u64::from(nodes) => {
             return Err(PlaceError::Counts(format!(
-                "{all} ranks do not fit on {nodes} nodes with {each} ranks each; \
-                 request more nodes, or omit --ranks or --ranks-per-node"
+                "--ranks {all} exceeds {} x {} per node; use more nodes, or omit --ranks or \
+                 --ranks-per-node",
+                pluralize(nodes as usize, "node"),
+                pluralize(each as usize, "rank")
             )));
         }
         (Some(all), Some(each)) => fill(all, each, nodes),

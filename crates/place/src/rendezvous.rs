@@ -60,7 +60,7 @@ pub fn master_address(
         return Err(RendezvousError::NoAddress { tried: tried.join(", ") });
     };
     let why = format!(
-        "{} on rank 0's node, NOT in the subnet of any fabric interface of this node",
+        "{} on rank 0's node, outside the subnets of this node's fabric interfaces",
         candidate.name
     );
     Ok((address.to_string(), why))
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!((address.as_str(), why.contains("hsn0")), ("10.253.1.1", true));
         let (address, why) = master_address(&lumi(), false, &names[..1]).unwrap();
         assert_eq!(address, "10.120.1.1");
-        assert!(why.contains("NOT in the subnet"), "{why}");
+        assert!(why.contains("outside the subnets"), "{why}");
         let (address, _) = master_address(&lumi(), true, &names).unwrap();
         assert_eq!(address, "10.253.6.67");
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use regatta_model::{Gpu, GpuVendor, Machine, Nic, NicKind, ReservedCores};
-use regatta_place::profile::{JobContext, PluginState, Profile, Profiles, SiteEvidence};
+use regatta_place::site_profile::{JobContext, PluginState, Profile, Profiles, SiteEvidence};
 
 fn builtin() -> Profiles {
     Profiles::builtin().unwrap()

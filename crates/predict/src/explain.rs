@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::axis::Axis;
-use crate::bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use crate::cost::{CostError, CostOptions, RankCost, RankCosts, rank_costs};
 use crate::mesh::{Mesh, MeshCoord};
 use crate::pipeline::{
     ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
 };
 use crate::plan::ParallelPlan;
+use crate::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 use crate::shape::ModelShape;
 
 /// The largest number of ranks that is explained.

@@ -1,16 +1,15 @@
-//! Cost model of a parallel training: the blocks of a model and how ranks shard them, the memory
+//! Cost model of a parallel training run: the blocks of a model and how ranks shard them, the memory
 //! and communication of every rank, and pipeline schedules with their simulation. No I/O, no clock.
 
 pub mod axis;
-pub mod bytes;
 pub mod cost;
 pub mod explain;
-pub mod head;
-pub mod io_bytes;
+pub mod logit_chunks;
 pub mod memory_check;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;
+pub mod rank_bytes;
 pub mod shape;
 #[doc(hidden)]
 pub mod testing;

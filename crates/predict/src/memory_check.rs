@@ -42,24 +42,21 @@ impl MemoryNeed {
         entry
     }
 
-    /// Checks that all ranks under each of this rank's limits fit, given the entries of all ranks.
-    pub fn check(&self, limits: &[MemoryLimit], all: &[MemoryEntry]) -> Result<(), OutOfMemory> {
+    /// Checks that all ranks under each of the limits of this rank, `rank` on `host`, fit, given the entries
+    /// of all ranks.
+    pub fn check(
+        &self,
+        (rank, host): (u32, &str),
+        limits: &[MemoryLimit],
+        all: &[MemoryEntry],
+    ) -> Result<(), InsufficientMemory> {
         for MemoryLimit { id, free, name } in limits.iter().take(ENTRY_LEN - 1) {
             let under = all.iter().filter(|entry| entry[1..].contains(id));
             let ranks = under.clone().count();
             let needed = under.fold(0u64, |sum, entry| sum.saturating_add(entry[0]));
             if needed > *free {
-                let (free, limit) = (*free, name.clone());
-                let Self { state, activations, checkpoint } = *self;
-                return Err(OutOfMemory {
-                    ranks,
-                    needed,
-                    state,
-                    activations,
-                    checkpoint,
-                    free,
-                    limit,
-                });
+                let (free, limit, host, own) = (*free, name.clone(), host.to_owned(), *self);
+                return Err(InsufficientMemory { rank, host, ranks, needed, own, free, limit });
             }
         }
         Ok(())
@@ -83,44 +80,44 @@ const ENTRY_LEN: usize = 16;
 /// padded with 0.
 pub type MemoryEntry = [u64; ENTRY_LEN];
 
-/// A training that does not fit in memory.
+/// A training run that does not fit in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "out of memory: {} of this node {} {}, but {limit} has only {} free. This rank needs {} \
-     for parameters, gradients and optimizer state (model.num_layers, model.hidden_size, \
-     model.vocab_size), {} for activations (train.micro_batch, train.recompute) and {} for background \
-     checkpoints (checkpoint.interval). Reduce these, shard them (parallel.zero, parallel.tp, \
-     parallel.pp), offload them (offload.optimizer, offload.parameters) or start fewer ranks; \
-     train.check_memory=false skips this check",
-    pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" },
-    Size(*needed), Size(*free), Size(*state), Size(*activations), Size(*checkpoint)
+    "not enough memory on {host}: {} {} {}, but {limit} has only {} free. Rank {rank} needs {} for \
+     parameters, gradients and optimizer state, {} for activations and {} for background checkpoints. \
+     Reduce the model (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
+     train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), offload (offload.optimizer, \
+     offload.parameters){}. train.check_memory=false skips this check",
+    pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" }, Size(*needed), Size(*free),
+    Size(own.state), Size(own.activations), Size(own.checkpoint),
+    if *ranks == 1 { "" } else { ", or use fewer ranks per node" }
 )]
-pub struct OutOfMemory {
+pub struct InsufficientMemory {
+    /// The rank that reports it.
+    pub rank: u32,
+    /// Its host.
+    pub host: String,
     /// Ranks under the limit.
     pub ranks: usize,
     /// Bytes that they need.
     pub needed: u64,
-    /// Bytes of this rank's state.
-    pub state: u64,
-    /// Bytes of its activations.
-    pub activations: u64,
-    /// Bytes of its copy for a background checkpoint.
-    pub checkpoint: u64,
+    /// What the reporting rank needs.
+    pub own: MemoryNeed,
     /// Free bytes.
     pub free: u64,
     /// Name of the limit.
     pub limit: String,
 }
 
-/// Bytes in MiB or GiB with one decimal.
+/// Bytes in MiB, GiB or TiB with one decimal.
 struct Size(u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gib = self.0 as f64 / (1u64 << 30) as f64;
-        match gib < 1.0 {
-            true => write!(f, "{:.1} MiB", gib * 1024.0),
-            false => write!(f, "{gib:.1} GiB"),
+        match self.0 as f64 / (1u64 << 30) as f64 {
+            gib if gib < 1.0 => write!(f, "{:.1} MiB", gib * 1024.0),
+            gib if gib < 1024.0 => write!(f, "{gib:.1} GiB"),
+            gib => write!(f, "{:.1} TiB", gib / 1024.0),
         }
     }
 }
@@ -129,24 +126,26 @@ impl fmt::Display for Size {
 mod tests {
     use super::*;
 
+    const RANK: (u32, &str) = (3, "n1");
+
     fn limit(id: u64, free: u64) -> MemoryLimit {
         MemoryLimit { id, free, name: format!("limit {id}") }
     }
 
     #[test]
-    fn out_of_memory_names_sizes_and_keys() {
+    fn insufficient_memory_names_host_rank_sizes_and_keys() {
         let need = MemoryNeed { state: 2 << 30, activations: 1 << 29, checkpoint: 0 }
             .with_checkpoint(1 << 30);
         let check = |free| {
             let node = [limit(1, free)];
-            need.check(&node, &[need.entry(&node); 2])
+            need.check(RANK, &node, &[need.entry(&node); 2])
         };
         let both = 7 << 30;
         assert_eq!(check(both), Ok(()));
         let error = check(both - 1).unwrap_err().to_string();
         for part in [
-            "2 ranks of this node need 7.0 GiB, but limit 1 has only 7.0 GiB free",
-            "2.0 GiB for par",
+            "not enough memory on n1: 2 ranks need 7.0 GiB, but limit 1 has only 7.0 GiB free",
+            "Rank 3 needs 2.0 GiB for par",
             "512.0 MiB for act",
             "1.0 GiB for back",
         ] {
@@ -155,7 +154,7 @@ mod tests {
         // Sums saturate.
         let max = MemoryNeed { state: u64::MAX, activations: u64::MAX, checkpoint: u64::MAX };
         let node = [limit(1, u64::MAX - 1)];
-        assert!(max.check(&node, &[max.entry(&node); 2]).is_err());
+        assert!(max.check(RANK, &node, &[max.entry(&node); 2]).is_err());
     }
 
     #[test]
@@ -165,20 +164,20 @@ mod tests {
         let (mine, theirs) = ([node.clone(), own.clone()], [node.clone(), other.clone()]);
         // One control group per rank, on one node.
         let all = [need.entry(&mine), need.entry(&theirs)];
-        assert_eq!(need.check(&mine, &all), Ok(()));
+        assert_eq!(need.check(RANK, &mine, &all), Ok(()));
         let small = [limit(1, 119), own.clone()];
-        assert_eq!(need.check(&small, &all).unwrap_err().limit, "limit 1");
+        assert_eq!(need.check(RANK, &small, &all).unwrap_err().limit, "limit 1");
         // One control group for both.
-        let error = need.check(&mine, &[need.entry(&mine); 2]).unwrap_err();
+        let error = need.check(RANK, &mine, &[need.entry(&mine); 2]).unwrap_err();
         assert_eq!((error.ranks, error.needed, error.limit.as_str()), (2, 120, "limit 2"));
         // Ranks of other nodes do not count.
         let elsewhere = need.entry(&[limit(9, 0)]);
-        assert_eq!(need.check(&mine, &[need.entry(&mine), elsewhere]), Ok(()));
+        assert_eq!(need.check(RANK, &mine, &[need.entry(&mine), elsewhere]), Ok(()));
         // Each rank counts with its own need.
         let large = MemoryNeed { state: 150, activations: 0, checkpoint: 0 };
-        assert!(need.check(&mine, &[need.entry(&mine), large.entry(&theirs)]).is_err());
+        assert!(need.check(RANK, &mine, &[need.entry(&mine), large.entry(&theirs)]).is_err());
         // More nested limits than an entry holds.
         let deep: Vec<MemoryLimit> = (1..100).map(|id| limit(id, 60)).collect();
-        assert_eq!(need.check(&deep, &[need.entry(&deep)]), Ok(()));
+        assert_eq!(need.check(RANK, &deep, &[need.entry(&deep)]), Ok(()));
     }
 }

@@ -1,4 +1,4 @@
-//! The resolved parallel configuration of a training. No I/O.
+//! The resolved parallel configuration of a training run. No I/O.
 
 use crate::mesh::Mesh;
 use crate::pipeline::{PipelineSize, ScheduleKind};

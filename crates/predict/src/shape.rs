@@ -108,14 +108,16 @@ impl ModelShape {
         }
         if !heads.is_multiple_of(kv) {
             return Err(format!(
-                "model.num_heads {heads} is not a multiple of model.num_kv_heads {kv}"
+                "model.num_kv_heads {kv} does not divide model.num_heads {heads}: try {}",
+                (1..=kv.min(heads)).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1)
             ));
         }
         if self.family == Family::Llama && !self.head_dim().is_multiple_of(2) {
             return Err(format!(
-                "RoPE rotates pairs of elements, but the head dimension is {} (model.hidden_size \
-                 {hidden} / model.num_heads {heads}): it must be even",
-                self.head_dim()
+                "head dimension {} (model.hidden_size {hidden} / model.num_heads {heads}) is odd, \
+                 but RoPE needs an even one: try model.hidden_size {}",
+                self.head_dim(),
+                hidden + heads
             ));
         }
         Ok(())

@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
 use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
-use regatta_place::binding::LauncherSyntax;
+use regatta_place::launcher_options::LauncherSyntax;
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;

@@ -9,8 +9,8 @@ use regatta_model::{Launcher, Machine};
 use regatta_place::environment::{
     CacheDir, EnvContext, EnvVar, Framework, Rendezvous, environment,
 };
-use regatta_place::profile::{JobContext, SiteSetting};
 use regatta_place::rendezvous::{self, Candidate};
+use regatta_place::site_profile::{JobContext, SiteSetting};
 
 use crate::options::RankEnvArgs;
 use crate::output;

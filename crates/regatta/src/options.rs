@@ -13,7 +13,7 @@ use regatta_model::{
     CpuSet, GpuVisibility, JobSpec, Machine, MemoryBinding, ReservedCores, SmtPolicy,
 };
 use regatta_place::environment::Framework;
-use regatta_place::profile::PlacementDefaults;
+use regatta_place::site_profile::PlacementDefaults;
 
 /// Upper bound on `--nodes`, to catch typing errors.
 const MAX_NODES: i64 = 1_000_000;

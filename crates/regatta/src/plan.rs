@@ -6,14 +6,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
-use regatta_discover::{Env, Root};
+use regatta_discover::{Env, Sysroot};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short_hostname};
 use regatta_model::{
     AllocatedNode, Allocation, JobSpec, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
 use regatta_place::gpu_visibility;
-use regatta_place::profile::{ProfileMatch, Profiles, SiteEvidence};
+use regatta_place::site_profile::{ProfileMatch, Profiles, SiteEvidence};
 
 use crate::options::{JobArgs, SourceArgs};
 use crate::system;
@@ -166,7 +166,7 @@ fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
         return Ok(vec![machine.clone()]);
     }
     if source.machines.is_empty() {
-        return Ok(vec![regatta_discover::discover(&Root::live(), env)]);
+        return Ok(vec![regatta_discover::discover(&Sysroot::live(), env)]);
     }
     Ok(source.machines.iter().map(|file| regatta_discover::load(file)).collect::<Result<_, _>>()?)
 }
@@ -182,7 +182,7 @@ fn allocation(
     let hostfile = source.hostfile.as_deref().map(Path::to_string_lossy);
     let mut allocation = allocation::detect(&DetectionInputs {
         env,
-        root: &Root::live(),
+        root: &Sysroot::live(),
         host: &own_name,
         hostfile: hostfile.as_deref(),
         flux_hosts: &system::flux_hosts,

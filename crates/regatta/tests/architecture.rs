@@ -60,9 +60,9 @@ const DETERMINISTIC: [&str; 11] = [
     "job/step_stats.rs",
 ];
 
-/// Where `discover` may open files by itself: the root, files the user names, and the device files
+/// Where `discover` may open files by itself: the sysroot, files the user names, and the device files
 /// that are opened to see whether they can be.
-const OPENERS: [&str; 4] = ["root.rs", "machine.rs", "allocation/mod.rs", "gpu/mod.rs"];
+const OPENERS: [&str; 4] = ["sysroot.rs", "machine.rs", "allocation/mod.rs", "gpu/mod.rs"];
 
 /// Endings of the names of files that are compiled for tests only.
 const TEST_FILES: [&str; 3] = ["tests.rs", "testing.rs", "fake_sysfs.rs"];
@@ -180,13 +180,13 @@ fn deterministic_parts_of_train_do_no_io() {
 }
 
 #[test]
-fn discover_reads_files_through_root() {
+fn discover_reads_files_through_sysroot() {
     for (path, text) in sources("crates/discover") {
         if OPENERS.contains(&path.as_str()) {
             continue;
         }
         for word in ["std::fs", "File::open", "read_to_string"] {
-            assert!(!text.contains(word), "{path} opens files by itself: use Root");
+            assert!(!text.contains(word), "{path} opens files by itself: use Sysroot");
         }
     }
 }

@@ -11,7 +11,7 @@ use common::{RUN, TempDir, run_ranks};
 use regatta_comm::{Comm, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
-use regatta_predict::bytes::{DiskIoBytes, SentBytes};
+use regatta_predict::rank_bytes::{DiskIoBytes, SentBytes};
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{Config, Resume};
 use regatta_train::data::DataSpec;

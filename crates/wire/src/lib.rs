@@ -1,5 +1,6 @@
 //! Authenticated, framed links between the processes of a job, with heartbeats. No I/O, except that
 //! secrets and nonces come from the kernel's random number generator.
 
+pub mod framing;
 pub mod link;
 pub mod secret;

@@ -4,7 +4,6 @@
 //! Traffic is neither encrypted nor integrity-protected after the handshake. The secret keeps
 //! unauthenticated peers out; it does not protect against an active attacker on the cluster network.
 
-mod framing;
 mod handshake;
 mod send_buffer;
 #[cfg(test)]
@@ -12,8 +11,8 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
+use crate::framing::{self, FrameDecoder, FrameError};
 use crate::secret::Secret;
-use framing::FrameDecoder;
 use handshake::Handshake;
 use send_buffer::SendBuffer;
 
@@ -22,6 +21,9 @@ pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Maximum payload length in bytes.
 pub const MAX_FRAME_LEN: usize = 64 << 20;
+
+/// In place of a length: a heartbeat, which has no payload.
+const HEARTBEAT: u32 = u32::MAX;
 
 /// Which side opened the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +73,8 @@ pub enum LinkError {
     #[error("the peer is not a regatta process: another program uses this port")]
     BadMagic,
     /// The peer announced a frame over the limit.
-    #[error("the peer announced a frame of {bytes} bytes; the maximum is {MAX_FRAME_LEN}")]
-    FrameTooLong { bytes: usize },
+    #[error(transparent)]
+    Frame(#[from] FrameError),
     /// Nothing arrived within [`Timing::lost_after`].
     #[error("no heartbeat for {seconds} s: the node or the network to it is down")]
     HeartbeatTimeout { seconds: u64 },
@@ -88,7 +90,7 @@ type Result<T = ()> = std::result::Result<T, LinkError>;
 #[derive(Debug)]
 pub struct Link {
     timing: Timing,
-    stage: Stage,
+    stage: LinkStage,
     send_buffer: SendBuffer,
     /// Frames queued until the handshake completes.
     queued: SendBuffer,
@@ -98,7 +100,7 @@ pub struct Link {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum LinkStage {
     Handshake { handshake: Handshake, since: Instant },
     Ready(FrameDecoder),
 }
@@ -113,7 +115,7 @@ impl Link {
         }
         Self {
             timing,
-            stage: Stage::Handshake { handshake, since: now },
+            stage: LinkStage::Handshake { handshake, since: now },
             send_buffer,
             queued: SendBuffer::default(),
             last_received: now,
@@ -131,10 +133,14 @@ impl Link {
     /// Queues a payload, sent once the handshake is complete. False if it exceeds
     /// [`MAX_FRAME_LEN`].
     pub fn send(&mut self, payload: &[u8]) -> bool {
-        match self.stage {
-            Stage::Ready(_) => framing::write_frame(payload, &mut self.send_buffer),
-            Stage::Handshake { .. } => framing::write_frame(payload, &mut self.queued),
-        }
+        let buffer = match self.stage {
+            LinkStage::Ready(_) => &mut self.send_buffer,
+            LinkStage::Handshake { .. } => &mut self.queued,
+        };
+        let Ok(prefix) = framing::prefix(payload, MAX_FRAME_LEN) else { return false };
+        buffer.push(&prefix);
+        buffer.push(payload);
+        true
     }
 
     /// Bytes to write to the socket now.
@@ -156,14 +162,14 @@ impl Link {
     pub fn heartbeat(&mut self, now: Instant) {
         let due = now.saturating_duration_since(self.last_heartbeat) >= self.timing.heartbeat;
         if due && self.is_ready() && self.error.is_none() && self.send_buffer.bytes().is_empty() {
-            self.send_buffer.push(&framing::HEARTBEAT.to_be_bytes());
+            self.send_buffer.push(&HEARTBEAT.to_be_bytes());
             self.last_heartbeat = now;
         }
     }
 
     /// Whether the handshake is complete.
     pub fn is_ready(&self) -> bool {
-        matches!(self.stage, Stage::Ready(_))
+        matches!(self.stage, LinkStage::Ready(_))
     }
 
     /// Queued bytes, including frames that wait for the handshake.
@@ -179,23 +185,25 @@ impl Link {
 
     fn process(&mut self, bytes: &[u8], now: Instant, events: &mut Vec<LinkEvent>) -> Result {
         let mut rest = bytes;
-        if let Stage::Handshake { handshake, .. } = &mut self.stage {
+        if let LinkStage::Handshake { handshake, .. } = &mut self.stage {
             rest = handshake.receive(bytes, &mut self.send_buffer)?;
             if !handshake.is_complete() {
                 return Ok(());
             }
-            self.stage = Stage::Ready(FrameDecoder::default());
+            self.stage = LinkStage::Ready(FrameDecoder::new(MAX_FRAME_LEN, Some(HEARTBEAT)));
             self.send_buffer.append(std::mem::take(&mut self.queued));
             self.last_heartbeat = now;
             events.push(LinkEvent::Ready);
         }
         self.last_received = now;
-        let Stage::Ready(decoder) = &mut self.stage else { return Ok(()) };
-        decoder.receive(rest, events)
+        if let LinkStage::Ready(decoder) = &mut self.stage {
+            decoder.push(rest, |payload| events.push(LinkEvent::Frame(payload)))?;
+        }
+        Ok(())
     }
 
     fn check_timeouts(&mut self, now: Instant) -> Result {
-        if let Stage::Handshake { since, .. } = self.stage {
+        if let LinkStage::Handshake { since, .. } = self.stage {
             let expired = now.duration_since(since) >= self.timing.handshake;
             return if expired { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
         }

@@ -15,11 +15,11 @@
 mod measurements;
 mod preset;
 mod ranks;
-mod report;
+mod round_line;
 mod table;
 mod threads;
 mod worker;
-mod workers;
+mod worker_processes;
 
 use std::time::Duration;
 

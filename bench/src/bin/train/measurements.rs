@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use regatta_benchmarks::RunTimes;
 
-use crate::report::{PhaseTimes, RoundReport, StepTime};
+use crate::round_line::{PhaseTimes, RoundReport, StepTime};
 
 /// All steps of a group of workers.
 #[derive(Debug, Default)]

@@ -6,8 +6,8 @@ use regatta_device::precision::Precision;
 
 use crate::measurements::{Measurements, mean};
 use crate::preset::{DataParallelism, Preset};
-use crate::report::{PhaseTimes, StepTime};
-use crate::workers::{Framework, Workers};
+use crate::round_line::{PhaseTimes, StepTime};
+use crate::worker_processes::{Framework, Workers};
 use crate::{Options, PAUSE};
 
 /// Tolerance of the first losses: parameters have the same distribution, but other random values.

@@ -3,7 +3,7 @@
 use regatta_device::precision::Precision;
 
 use crate::preset::Preset;
-use crate::workers::{Framework, Workers};
+use crate::worker_processes::{Framework, Workers};
 
 /// Result of a group of workers.
 pub struct ResultRow {

@@ -5,9 +5,9 @@ use regatta_benchmarks::python_with_torch;
 use regatta_device::precision::Precision;
 
 use crate::preset::{DataParallelism, Preset};
-use crate::report::RoundReport;
+use crate::round_line::RoundReport;
 use crate::table::{self, ResultRow};
-use crate::workers::Workers;
+use crate::worker_processes::Workers;
 use crate::{Options, PAUSE};
 
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {

@@ -19,7 +19,7 @@ use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
 use regatta_wire::secret::Secret;
 
 use crate::preset::{DataParallelism, Preset};
-use crate::report::{PhaseTimes, RoundReport, StepTime};
+use crate::round_line::{PhaseTimes, RoundReport, StepTime};
 
 /// Batches that are used in turn.
 const BATCHES: usize = 8;

@@ -23,7 +23,7 @@ pub(crate) fn allocation(
         return Err(AllocationError::Contradiction {
             names: format!("FLUX_JOB_NNODES={count} and the output of `flux hostlist local`"),
             detail: format!("the output has {} hosts", hosts.len()),
-            hint: "pass --hostfile".to_owned(),
+            hint: "pass --hostfile",
         });
     }
     let size = env.u32("FLUX_JOB_SIZE")?;

@@ -158,8 +158,7 @@ fn read(env: &EnvReader<'_>, v: &LauncherVariables) -> Result<LaunchedRank> {
             present: v.marker.to_owned(),
             missing: names.join(" or "),
             hint: "start the ranks with srun, mpiexec or flux run, and pass their variables \
-                   into the container"
-                .to_owned(),
+                   into the container",
         })
     };
     let (rank_name, rank) = required(v.rank)?;
@@ -176,24 +175,23 @@ fn read(env: &EnvReader<'_>, v: &LauncherVariables) -> Result<LaunchedRank> {
         names: format!("{rank_name}={rank} and {size_name}={size}"),
     };
     if rank >= size {
-        return Err(contradiction(&launched.names, "the rank must be less than the size"));
+        return Err(contradiction(&launched.names, "the rank must be less than the world size"));
     }
     if let Some((name, n)) = local_size
         && (local_rank >= n || n > size)
     {
         let names = format!("{local_name}={local_rank}, {name}={n} and {size_name}={size}");
-        let detail = "the local rank must be less than the local size, and that at most the size";
+        let detail =
+            "the local rank must be less than the local size, which must not exceed the world size";
         return Err(contradiction(&names, detail));
     }
     Ok(launched)
 }
 
 fn contradiction(names: &str, detail: &str) -> AllocationError {
-    AllocationError::Contradiction {
-        names: names.to_owned(),
-        detail: detail.to_owned(),
-        hint: "unset variables left over from another launcher".to_owned(),
-    }
+    let (names, detail) = (names.to_owned(), detail.to_owned());
+    let hint = "unset variables left over from another launcher";
+    AllocationError::Contradiction { names, detail, hint }
 }
 
 /// The nodes of a job whose launcher names none: this host, and unnamed nodes for the other ranks.
@@ -203,8 +201,7 @@ pub(crate) fn infer_nodes(rank: &LaunchedRank, host: &str) -> Result<Allocation>
         return Err(AllocationError::Missing {
             present: format!("{} with {local_size} ranks on this node", rank.names),
             missing: "a node list".to_owned(),
-            hint: "the launcher does not provide the other nodes and their ranks: pass --hostfile"
-                .to_owned(),
+            hint: "the launcher does not provide the other nodes and their ranks: pass --hostfile",
         });
     }
     let count = rank.size / local_size;
@@ -280,8 +277,7 @@ fn infer_distribution(
              distribution"
         ),
         hint: "start with srun --distribution=block, mpiexec -ppn or mpirun --map-by slot, and \
-               list the nodes in --hostfile in the launcher's order"
-            .to_owned(),
+               list the nodes in --hostfile in the launcher's order",
     })
 }
 

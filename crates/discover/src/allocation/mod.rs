@@ -15,8 +15,8 @@ use regatta_model::hostlist::HostlistError;
 use regatta_model::{AllocatedNode, Allocation, Scheduler};
 
 use crate::env::Env;
-use crate::nodefile::{self, NodefileError};
-use crate::root::Root;
+use crate::hostfile::{self, HostfileError};
+use crate::sysroot::Sysroot;
 use env_reader::EnvReader;
 
 /// Why an allocation cannot be read.
@@ -34,16 +34,16 @@ pub enum AllocationError {
     TaskList { name: String, value: String },
     /// A required variable is missing.
     #[error("{present} is set but {missing} is not: {hint}")]
-    Missing { present: String, missing: String, hint: String },
+    Missing { present: String, missing: String, hint: &'static str },
     /// Contradicting variables.
     #[error("{names} contradict each other: {detail}; {hint}")]
-    Contradiction { names: String, detail: String, hint: String },
-    /// A node file that cannot be opened.
+    Contradiction { names: String, detail: String, hint: &'static str },
+    /// A host file that cannot be opened.
     #[error("{name}={path}: {source}; {hint}")]
-    Nodefile { name: String, path: String, source: std::io::Error, hint: &'static str },
-    /// A malformed node file.
+    Hostfile { name: String, path: String, source: std::io::Error, hint: &'static str },
+    /// A malformed host file.
     #[error("{name}={path}: {source}")]
-    NodefileContent { name: String, path: String, source: NodefileError },
+    HostfileContent { name: String, path: String, source: HostfileError },
     /// An empty node list.
     #[error("{list} contains no host; {hint}")]
     NoHosts { list: String, hint: &'static str },
@@ -59,7 +59,7 @@ pub struct DetectionInputs<'a> {
     /// The environment.
     pub env: &'a Env,
     /// File-system root.
-    pub root: &'a Root,
+    pub root: &'a Sysroot,
     /// Host name of this node.
     pub host: &'a str,
     /// Host file given by the user; overrides the scheduler's list.
@@ -107,14 +107,14 @@ fn from_scheduler(
 }
 
 fn from_hostfile(inputs: &DetectionInputs<'_>, path: &str) -> Result<Allocation> {
-    let nodes = read_nodefile("--hostfile", path, Path::new(path))?;
+    let nodes = read_hostfile("--hostfile", path, Path::new(path))?;
     let names = ["SLURM_JOB_ID", "PBS_JOBID", "FLUX_JOB_ID"];
     let job_id = names.iter().find_map(|name| inputs.env.get(name)).map(str::to_owned);
     Ok(Allocation { job_id, ..Allocation::new(Scheduler::Hostfile, nodes) })
 }
 
-/// The hosts of a node file; `name` is the variable or option that refers to it.
-fn read_nodefile(name: &str, path: &str, real: &Path) -> Result<Vec<AllocatedNode>> {
+/// The hosts of a host file; `name` is the variable or option that refers to it.
+fn read_hostfile(name: &str, path: &str, real: &Path) -> Result<Vec<AllocatedNode>> {
     let owned = || (name.to_owned(), path.to_owned());
     let text = std::fs::read_to_string(real).map_err(|source| {
         let (name, path) = owned();
@@ -124,18 +124,18 @@ fn read_nodefile(name: &str, path: &str, real: &Path) -> Result<Vec<AllocatedNod
             "the scheduler writes it on the first node of the job only: run there, or \
              bind-mount the file into the container"
         };
-        AllocationError::Nodefile { name, path, source, hint }
+        AllocationError::Hostfile { name, path, source, hint }
     })?;
-    let entries = nodefile::parse(&text).map_err(|source| {
+    let entries = hostfile::parse(&text).map_err(|source| {
         let (name, path) = owned();
-        AllocationError::NodefileContent { name, path, source }
+        AllocationError::HostfileContent { name, path, source }
     })?;
     if entries.is_empty() {
         let (list, hint) = (format!("{name}={path}"), "write one host per line");
         return Err(AllocationError::NoHosts { list, hint });
     }
-    let node = |entry: nodefile::HostEntry| AllocatedNode { host: entry.host, ranks: entry.slots };
-    Ok(nodefile::merge_hosts(&entries).into_iter().map(node).collect())
+    let node = |entry: hostfile::HostEntry| AllocatedNode { host: entry.host, ranks: entry.slots };
+    Ok(hostfile::merge_hosts(&entries).into_iter().map(node).collect())
 }
 
 #[cfg(test)]

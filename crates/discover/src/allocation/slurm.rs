@@ -55,7 +55,7 @@ pub(crate) fn allocation(
 }
 
 fn contradiction(names: String, detail: String) -> AllocationError {
-    AllocationError::Contradiction { names, detail, hint: STALE_HINT.to_owned() }
+    AllocationError::Contradiction { names, detail, hint: STALE_HINT }
 }
 
 struct Hosts {
@@ -69,7 +69,7 @@ fn hosts(env: &EnvReader<'_>, names: &[&'static str]) -> Result<Hosts> {
         return Err(AllocationError::Missing {
             present: "SLURM_JOB_ID".to_owned(),
             missing: names[0].to_owned(),
-            hint: "pass the job's environment into the container, or pass --hostfile".to_owned(),
+            hint: "pass the job's environment into the container, or pass --hostfile",
         });
     };
     let list = hostlist::expand(value)

@@ -1,12 +1,12 @@
 use regatta_model::{Allocation, Distribution, Launcher, Scheduler};
 
 use super::{AllocationError, DetectionInputs, detect};
-use crate::{Env, Root};
+use crate::{Env, Sysroot};
 
 /// Detects the allocation from an environment of `NAME=value` words; the last of a name applies.
 fn detect_on(host: &str, env: &str) -> Result<Allocation, AllocationError> {
     let env: Env = env.split_whitespace().filter_map(|word| word.split_once('=')).collect();
-    let root = Root::at(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/nodefiles"));
+    let root = Sysroot::at(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/hostfiles"));
     let flux_hosts = &|| Some("flux[1-2]".to_owned());
     detect(&DetectionInputs { env: &env, root: &root, host, hostfile: None, flux_hosts })
 }
@@ -276,7 +276,7 @@ fn recorded(launcher: &str, rank: u32) -> Allocation {
         _ => (name, value),
     };
     let env: Env = pairs.map(relocate).collect();
-    let (root, host) = (&Root::at(dir), &format!("node{}", rank / 2 + 1));
+    let (root, host) = (&Sysroot::at(dir), &format!("node{}", rank / 2 + 1));
     let flux_hosts = &|| None;
     detect(&DetectionInputs { env: &env, root, host, hostfile: None, flux_hosts }).unwrap()
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use regatta_model::{Gpu, GpuLink, GpuVendor, LinkKind, PciDevice};
 
 use super::{VendorScan, gpu_from_pci, is_accessible, render_node};
-use crate::{Root, pci};
+use crate::{Sysroot, pci};
 
 pub(super) const VENDOR: u16 = 0x1002;
 
@@ -29,7 +29,7 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
     device.vendor == VENDOR && matches!(device.class >> 16, 0x03 | 0x12)
 }
 
-pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> VendorScan {
+pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
     let names = root.list_dir(NODES);
     if names.is_empty() {
         return without_kfd(root, devices);
@@ -58,7 +58,7 @@ pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> VendorScan {
 /// The key-value lines of a kfd file, such as `simd_count 440`.
 type Properties = BTreeMap<String, u64>;
 
-fn properties(root: &Root, path: &str) -> Option<Properties> {
+fn properties(root: &Sysroot, path: &str) -> Option<Properties> {
     let text = root.read_text(path)?;
     let pair = |line: &str| {
         let (key, value) = line.split_once(char::is_whitespace)?;
@@ -76,7 +76,7 @@ struct KfdNode {
     properties: Properties,
 }
 
-fn gpu_nodes(root: &Root, names: &[String], notes: &mut Vec<String>) -> Vec<KfdNode> {
+fn gpu_nodes(root: &Sysroot, names: &[String], notes: &mut Vec<String>) -> Vec<KfdNode> {
     let mut nodes = Vec::new();
     let mut hidden = Vec::new();
     for name in names {
@@ -122,7 +122,7 @@ impl KfdNode {
         self.get("device_id").is_some_and(|id| TWO_GCDS.contains(&id))
     }
 
-    fn gpu(&self, root: &Root, devices: &[PciDevice], index: usize) -> Gpu {
+    fn gpu(&self, root: &Sysroot, devices: &[PciDevice], index: usize) -> Gpu {
         let file = self.get("drm_render_minor").filter(|m| *m > 0);
         let file = file.map(|minor| format!("/dev/dri/renderD{minor}"));
         let unique = self.get("unique_id").filter(|id| *id > 0);
@@ -139,7 +139,7 @@ impl KfdNode {
         }
     }
 
-    fn name(&self, root: &Root) -> String {
+    fn name(&self, root: &Sysroot) -> String {
         let product = self.address.as_deref().and_then(|address| product_name(root, address));
         product.unwrap_or_else(|| match self.get("gfx_target_version") {
             Some(version) if version > 0 => format!("AMD {}", gfx_name(version)),
@@ -148,7 +148,7 @@ impl KfdNode {
     }
 
     /// Its dedicated memory. The memory that an APU shares with the CPU is not in the banks.
-    fn memory(&self, root: &Root) -> Option<u64> {
+    fn memory(&self, root: &Sysroot) -> Option<u64> {
         const FRAME_BUFFER: [u64; 2] = [1, 2];
         let banks = format!("{NODES}/{}/mem_banks", self.id);
         let size = |bank: String| {
@@ -167,18 +167,18 @@ fn gfx_name(version: u64) -> String {
     format!("gfx{}{:x}{:x}", version / 10000, version / 100 % 100, version % 100)
 }
 
-fn product_name(root: &Root, address: &str) -> Option<String> {
+fn product_name(root: &Sysroot, address: &str) -> Option<String> {
     let name = root.read_text(&format!("{}/product_name", pci::sysfs_dir(address)));
     name.filter(|name| !name.is_empty())
 }
 
-fn vram(root: &Root, address: &str) -> Option<u64> {
+fn vram(root: &Sysroot, address: &str) -> Option<u64> {
     root.read_value(&format!("{}/mem_info_vram_total", pci::sysfs_dir(address)))
 }
 
 /// The direct Infinity Fabric links, once per pair. kfd lists all pairs of a hive, including those
 /// connected through a third GPU.
-fn links(root: &Root, nodes: &[KfdNode]) -> Vec<GpuLink> {
+fn links(root: &Sysroot, nodes: &[KfdNode]) -> Vec<GpuLink> {
     let position: BTreeMap<u64, u32> =
         nodes.iter().enumerate().map(|(i, n)| (n.id, i as u32)).collect();
     let mut found: BTreeMap<(u32, u32), GpuLink> = BTreeMap::new();
@@ -271,7 +271,7 @@ fn assign_cards(nodes: &[KfdNode], sibling_gcds: &[Option<usize>], gpus: &mut [G
 }
 
 /// GPUs without kfd, in PCI bus order.
-fn without_kfd(root: &Root, devices: &[PciDevice]) -> VendorScan {
+fn without_kfd(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
     let bound =
         |d: &&PciDevice| is_gpu(d) && pci::driver(root, &d.address).as_deref() == Some("amdgpu");
     let gpu = |(i, PciDevice { address, device, .. }): (usize, &PciDevice)| {

@@ -4,7 +4,7 @@
 use regatta_model::{Gpu, GpuLink, GpuVendor, LinkKind, PciDevice};
 
 use super::{VendorScan, gpu_from_pci, is_accessible, render_node};
-use crate::{Root, pci};
+use crate::{Sysroot, pci};
 
 pub(super) const VENDOR: u16 = 0x8086;
 
@@ -14,7 +14,7 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
     device.vendor == VENDOR && matches!(device.class >> 8, 0x0300 | 0x0380)
 }
 
-pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> VendorScan {
+pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> VendorScan {
     // Other entries are connectors such as card0-HDMI-A-1, and render nodes.
     let names = numbered(root, "/sys/class/drm", "card");
     let mut cards: Vec<Card> =
@@ -44,7 +44,7 @@ struct Card {
 }
 
 impl Card {
-    fn read(root: &Root, devices: &[PciDevice], name: &str) -> Option<Self> {
+    fn read(root: &Sysroot, devices: &[PciDevice], name: &str) -> Option<Self> {
         let dir = format!("/sys/class/drm/{name}");
         let address = pci::address_of(root, &format!("{dir}/device"))?;
         let device = pci::find(devices, &address).filter(|d| is_gpu(d))?;
@@ -56,7 +56,7 @@ impl Card {
         Some(Self { address, device: device.device, tiles, discrete })
     }
 
-    fn append_to(&self, root: &Root, devices: &[PciDevice], index: u32, scan: &mut VendorScan) {
+    fn append_to(&self, root: &Sysroot, devices: &[PciDevice], index: u32, scan: &mut VendorScan) {
         let first = scan.gpus.len();
         let file = render_node(root, &self.address);
         let accessible = file.as_deref().and_then(|f| is_accessible(root, f));
@@ -83,14 +83,14 @@ impl Card {
 }
 
 /// The tiles of xe, below the PCI device.
-fn xe_tiles(root: &Root, card: &str) -> Vec<Option<u64>> {
+fn xe_tiles(root: &Sysroot, card: &str) -> Vec<Option<u64>> {
     let device = format!("{card}/device");
     let size = |tile: &String| memory(root, &format!("{device}/{tile}/physical_vram_size_bytes"));
     numbered(root, &device, "tile").iter().map(size).collect()
 }
 
 /// The entries of a directory that are a prefix and a number.
-fn numbered(root: &Root, dir: &str, prefix: &str) -> Vec<String> {
+fn numbered(root: &Sysroot, dir: &str, prefix: &str) -> Vec<String> {
     let mut names = root.list_dir(dir);
     names.retain(|n| n.strip_prefix(prefix).is_some_and(|n| n.parse::<u32>().is_ok()));
     names
@@ -99,13 +99,13 @@ fn numbered(root: &Root, dir: &str, prefix: &str) -> Vec<String> {
 /// The tiles of i915, one `gt` each. An integrated GPU may have a second `gt` for media on its only
 /// tile, but is not listed anyway. Only Intel's own driver builds report the memory, of the whole
 /// card.
-fn i915_tiles(root: &Root, card: &str) -> Vec<Option<u64>> {
+fn i915_tiles(root: &Sysroot, card: &str) -> Vec<Option<u64>> {
     let count = numbered(root, &format!("{card}/gt"), "gt").len().max(1);
     let total = memory(root, &format!("{card}/lmem_total_bytes"));
     vec![total.map(|bytes| bytes / count as u64); count]
 }
 
-fn memory(root: &Root, path: &str) -> Option<u64> {
+fn memory(root: &Sysroot, path: &str) -> Option<u64> {
     root.read_value(path).filter(|bytes| *bytes > 0)
 }
 

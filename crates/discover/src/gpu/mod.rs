@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 
 use regatta_model::{CpuSet, Gpu, GpuLink, GpuVendor, Nic, NumaNode, Package, PciDevice};
 
-use crate::{Root, locality, pci};
+use crate::{Sysroot, locality, pci};
 
 /// The GPUs of the node.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ struct VendorScan {
 
 /// Discovers the GPUs and their distances to the NICs.
 pub(crate) fn scan(
-    root: &Root,
+    root: &Sysroot,
     devices: &[PciDevice],
     nics: &[Nic],
     nodes: &[NumaNode],
@@ -118,7 +118,7 @@ fn describe(gpu: &Gpu) -> String {
 
 /// A note for each GPU on the PCI bus that is not bound to its vendor's driver: it is unusable and
 /// not listed, but users will look for it.
-fn unbound_gpu_notes(root: &Root, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
+fn unbound_gpu_notes(root: &Sysroot, devices: &[PciDevice], gpus: &[Gpu]) -> Vec<String> {
     let listed = |d: &&PciDevice| gpus.iter().any(|g| g.pci.as_deref() == Some(&d.address));
     let mut notes = Vec::new();
     for device in devices.iter().filter(|d| !listed(d)) {
@@ -149,7 +149,7 @@ fn vendor_of(device: &PciDevice) -> Option<(&'static str, &'static [&'static str
 
 /// A GPU with the attributes of its PCI device.
 fn gpu_from_pci(
-    root: &Root,
+    root: &Sysroot,
     devices: &[PciDevice],
     vendor: GpuVendor,
     index: usize,
@@ -165,14 +165,14 @@ fn gpu_from_pci(
 }
 
 /// The render node of a PCI device: `/dev/dri/renderD128`.
-fn render_node(root: &Root, address: &str) -> Option<String> {
+fn render_node(root: &Sysroot, address: &str) -> Option<String> {
     let names = root.list_dir(&format!("{}/drm", pci::sysfs_dir(address)));
     names.iter().find(|n| n.starts_with("renderD")).map(|n| format!("/dev/dri/{n}"))
 }
 
 /// Whether this process can open a device file; `None` on a recorded machine and for missing files.
 /// Opening is the only reliable test: a device cgroup overrides the mode bits.
-fn is_accessible(root: &Root, file: &str) -> Option<bool> {
+fn is_accessible(root: &Sysroot, file: &str) -> Option<bool> {
     if !root.is_live() {
         return None;
     }

@@ -7,7 +7,7 @@ use regatta_model::{Gpu, GpuVendor, PciDevice};
 
 use super::nvml::{self, NvmlGpu};
 use super::{VendorScan, gpu_from_pci, is_accessible};
-use crate::{Root, pci};
+use crate::{Sysroot, pci};
 
 pub(super) const VENDOR: u16 = 0x10de;
 
@@ -26,12 +26,12 @@ pub(super) fn is_gpu(device: &PciDevice) -> bool {
 }
 
 /// Whether to load NVML. A sandbox may hide the PCI bus, and WSL has none.
-fn may_have_gpus(root: &Root, devices: &[PciDevice]) -> bool {
+fn may_have_gpus(root: &Sysroot, devices: &[PciDevice]) -> bool {
     let signs = [PROC, "/dev/nvidiactl", "/dev/dxg"];
     devices.iter().any(is_gpu) || signs.iter().any(|file| root.exists(file))
 }
 
-pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> NvidiaScan {
+pub(super) fn scan(root: &Sysroot, devices: &[PciDevice]) -> NvidiaScan {
     let known = driver_gpus(root, devices);
     let driver = driver_version(root);
     if !root.is_live() || !may_have_gpus(root, devices) {
@@ -57,7 +57,7 @@ pub(super) fn scan(root: &Root, devices: &[PciDevice]) -> NvidiaScan {
     }
 }
 
-fn from_nvml(root: &Root, devices: &[PciDevice], gpus: &[NvmlGpu]) -> VendorScan {
+fn from_nvml(root: &Sysroot, devices: &[PciDevice], gpus: &[NvmlGpu]) -> VendorScan {
     let listed = gpus.iter().enumerate().map(|(i, gpu)| {
         let file = gpu.minor.map(|minor| format!("/dev/nvidia{minor}"));
         Gpu {
@@ -121,7 +121,7 @@ impl DriverGpu {
 }
 
 /// The GPUs in the driver's procfs directory, else those bound to the driver.
-fn driver_gpus(root: &Root, devices: &[PciDevice]) -> Vec<DriverGpu> {
+fn driver_gpus(root: &Sysroot, devices: &[PciDevice]) -> Vec<DriverGpu> {
     let dir = format!("{PROC}/gpus");
     let read = |address: String| {
         pci::parse_address(&address)?;
@@ -153,7 +153,7 @@ fn parse_information(address: String, text: &str) -> DriverGpu {
     }
 }
 
-fn from_driver(root: &Root, devices: &[PciDevice], known: &[DriverGpu]) -> VendorScan {
+fn from_driver(root: &Sysroot, devices: &[PciDevice], known: &[DriverGpu]) -> VendorScan {
     let mut scan = VendorScan::default();
     for gpu in known {
         if gpu.excluded {
@@ -177,7 +177,7 @@ fn from_driver(root: &Root, devices: &[PciDevice], known: &[DriverGpu]) -> Vendo
 
 /// The kernel driver's version, from a line such as `NVRM version: NVIDIA UNIX Open Kernel Module
 /// for x86_64  550.54.15  Release Build`.
-fn driver_version(root: &Root) -> Option<String> {
+fn driver_version(root: &Sysroot) -> Option<String> {
     let is_version = |word: &&str| {
         word.contains('.')
             && word.split('.').all(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))

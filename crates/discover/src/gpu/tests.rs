@@ -29,7 +29,7 @@ fn scan(tree: &FakeSysfs, shape: [usize; 3]) -> (GpuScan, Vec<Nic>) {
     scan_root(&tree.root(), &nodes, &packages)
 }
 
-fn scan_root(root: &Root, nodes: &[NumaNode], packages: &[Package]) -> (GpuScan, Vec<Nic>) {
+fn scan_root(root: &Sysroot, nodes: &[NumaNode], packages: &[Package]) -> (GpuScan, Vec<Nic>) {
     let devices = pci::scan(root);
     let nics = nic::scan(root, &devices);
     (super::scan(root, &devices, &nics, nodes, packages), nics)
@@ -333,7 +333,7 @@ fn gpus_of_two_vendors_have_distinct_indices() {
 
 #[test]
 fn running_node_is_discovered() {
-    let (scan, nics) = scan_root(&Root::live(), &[], &[]);
+    let (scan, nics) = scan_root(&Sysroot::live(), &[], &[]);
     for (i, gpu) in scan.gpus.iter().enumerate() {
         assert_eq!(gpu.index as usize, i);
         assert_eq!(gpu.nic_distance.len(), nics.len());

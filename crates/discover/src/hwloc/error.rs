@@ -78,7 +78,9 @@ pub enum HwlocError {
     #[error("{at}: more than {limit} {what}, too many for one node; export one node's topology")]
     TooMany { at: TextPosition, what: &'static str, limit: usize },
     /// An inconsistent distance matrix.
-    #[error("{at}: inconsistent distance matrix ({why}); remove them or export the file again")]
+    #[error(
+        "{at}: inconsistent distance matrix ({why}); remove the matrix, or export the file again"
+    )]
     Distances { at: TextPosition, why: String },
     /// No processing unit (PU).
     #[error("{at}: the topology has no CPU (object type PU); export it without filters")]

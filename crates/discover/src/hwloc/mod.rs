@@ -40,7 +40,7 @@ pub fn parse(xml: &str) -> Result<Machine> {
         host: topology.machine_info("HostName").unwrap_or_default().to_owned(),
         source: "hwloc".to_owned(),
         cpu_model: cpu_model(&topology),
-        usable: usable(&topology, &cpus.online)?,
+        usable: usable_resources(&topology, &cpus.online)?,
         packages: cpus.packages,
         l3: cpus.l3,
         cores: cpus.cores,
@@ -72,7 +72,7 @@ fn os(topology: &Topology<'_>) -> Os {
 
 /// hwloc's allowed sets reflect the cgroup. They differ from the complete sets only if lstopo was
 /// run with `--disallowed`.
-fn usable(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources> {
+fn usable_resources(topology: &Topology<'_>, online: &CpuSet) -> Result<UsableResources> {
     let mut usable = UsableResources { online: online.clone(), ..UsableResources::default() };
     let Some(machine) = topology.objects.first() else { return Ok(usable) };
     let allowed = machine.set("allowed_cpuset")?.map(|allowed| allowed.intersection(online));

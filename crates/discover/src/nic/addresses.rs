@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use regatta_model::machine::NicAddress;
 use serde::Deserialize;
 
-use crate::Root;
+use crate::Sysroot;
 
 /// Addresses by interface name.
 pub(super) type Addresses = BTreeMap<String, Vec<NicAddress>>;
 
 /// On the running node from the kernel, on a recorded one from the optional `ip-addr.json`, the
 /// output of `ip -j addr`.
-pub(super) fn read(root: &Root) -> Addresses {
+pub(super) fn read(root: &Sysroot) -> Addresses {
     let all = if root.is_live() {
         from_kernel()
     } else {

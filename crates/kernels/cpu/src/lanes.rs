@@ -1,7 +1,7 @@
 //! Vectors of sixteen f32 lanes: the type that kernels are written in, implemented for each instruction set.
 //! All implementations give the same results, up to the rounding of fused multiply-add.
 
-use crate::bf16::round_to_bf16;
+use crate::gemm::bf16::round_to_bf16;
 
 /// Number of lanes.
 pub const WIDTH: usize = 16;

@@ -6,12 +6,10 @@
 
 mod activation;
 mod attention;
-pub mod bf16;
-mod bf16_gemm;
 mod cache_info;
 mod elementwise;
 mod embedding;
-mod gemm;
+pub mod gemm;
 mod isa;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
@@ -24,14 +22,12 @@ mod math;
 mod memory;
 mod norm;
 mod optimizer;
-mod packed_gemm;
 mod rope;
 mod scratch;
 mod slice;
-mod small_gemm;
 mod thread_pool;
 
-use self::bf16_gemm::Bf16Gemm;
+use self::gemm::parallel_bf16::Bf16Gemm;
 use self::isa::Isa;
 use self::scratch::{Scratch, ScratchPool};
 use self::thread_pool::ThreadPool;

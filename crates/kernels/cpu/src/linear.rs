@@ -1,7 +1,7 @@
 //! Linear layers.
 
 use crate::Cpu;
-use crate::bf16::MatrixSlice;
+use crate::gemm::bf16::MatrixSlice;
 use crate::gemm::{Epilogue, GemmArgs, GemmShape};
 use crate::isa::kernel;
 use crate::lanes::WIDTH;

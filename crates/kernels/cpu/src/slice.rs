@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 use regatta_comm::DType;
 
-use crate::bf16::Element;
+use crate::gemm::bf16::Element;
 use crate::lanes::{Lanes, WIDTH};
 use regatta_device::tensor::{View, ViewMut};
 

@@ -32,7 +32,7 @@ fn devices() -> Vec<Cpu> {
     all.push(Cpu::new(2, Precision::F32));
     #[cfg(target_arch = "x86_64")]
     all.extend([1, 3].map(|threads| {
-        let bf16_gemm = Bf16Gemm::with_kernel(bf16::Kernel::AmxEmulated);
+        let bf16_gemm = Bf16Gemm::with_kernel(gemm::bf16::Kernel::AmxEmulated);
         Cpu { bf16_gemm, ..Cpu::new(threads, Precision::Bf16) }
     }));
     all

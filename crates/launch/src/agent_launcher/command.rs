@@ -6,12 +6,13 @@
 //! input or in a file, never in arguments or the environment.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use regatta_model::{Scheduler, hostlist};
 
-use crate::slurm::{self, Gres};
+use super::slurm_gres::{self, Gres};
 
 /// The program that starts the agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,19 @@ pub enum AgentLauncher {
     Ssh,
 }
 
+impl fmt::Display for AgentLauncher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Srun => "srun",
+            Self::Pals => "mpiexec of PALS",
+            Self::Hydra => "mpiexec of MPICH",
+            Self::OpenMpi => "mpiexec of Open MPI",
+            Self::Flux => "flux run",
+            Self::Ssh => "ssh",
+        })
+    }
+}
+
 /// The agents to launch.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchSpec<'a> {
@@ -42,7 +56,7 @@ pub struct LaunchSpec<'a> {
     pub bootstrap_file: Option<&'a Path>,
     /// The ssh program and its options; empty for `ssh`.
     pub ssh: &'a [String],
-    /// GRES request of a Slurm step, see [`full_node_gres`](crate::slurm::full_node_gres).
+    /// GRES request of a Slurm step, see [`full_node_gres`](super::slurm_gres::full_node_gres).
     pub gres: &'a Gres,
 }
 
@@ -73,20 +87,20 @@ pub enum LauncherError {
     /// PBS has no launcher of its own.
     #[error(
         "no mpiexec found to start agents on the nodes of this PBS job: load the site's MPI \
-         module, or start them by ssh with --hostfile $PBS_NODEFILE"
+         module, or start them over ssh with --hostfile $PBS_NODEFILE"
     )]
     NoMpiexec,
     /// An unrecognised `mpiexec`.
     #[error(
         "unrecognised mpiexec in PATH, version {version:?}: put mpiexec of PALS, MPICH or Open MPI \
-         first in PATH, or start agents by ssh with --hostfile $PBS_NODEFILE"
+         first in PATH, or start agents over ssh with --hostfile $PBS_NODEFILE"
     )]
     UnknownMpiexec { version: String },
     /// Not in an allocation.
-    #[error("no allocation found: list the hosts with --hostfile to start agents by ssh")]
+    #[error("no allocation found: list the hosts with --hostfile to start agents over ssh")]
     NoNodes,
     /// The launcher needs a bootstrap file.
-    #[error("{0:?} does not pass standard input to every agent: a bootstrap file is required")]
+    #[error("{0} does not forward standard input to every agent: a bootstrap file is required")]
     NoBootstrapFile(AgentLauncher),
 }
 
@@ -210,7 +224,7 @@ fn srun(spec: &LaunchSpec<'_>, command: &[OsString]) -> Vec<LaunchCommand> {
         Gres::PerNode(each) => {
             // Without GPUs on a node, the job's own request must not be inherited either.
             let of = |node: usize| each.get(node).and_then(Option::as_deref).unwrap_or("none");
-            let options = |node| slurm::single_node_options(of(node));
+            let options = |node| slurm_gres::single_node_options(of(node));
             all.map(|node| step(node..node + 1, options(node))).collect()
         }
     }

@@ -15,9 +15,8 @@ use super::command::LaunchCommand;
 use super::handle::{
     LaunchError, SharedState, Shutdown, StartResult, lock, memory_file, spawn_error,
 };
-use crate::bind::start_session;
 use crate::lines::LineSplitter;
-use crate::process::{signal_group, wait_unreaped};
+use crate::process::{signal_group, start_session, wait_unreaped};
 
 /// Maximum number of concurrent logins: an sshd refuses more from one host, and each uses a CPU for
 /// encryption.

@@ -239,7 +239,9 @@ pub(crate) fn spawn_error(
     hosts: &[String],
     source: io::Error,
 ) -> LaunchError {
+    let is_ssh = ["srun", "mpiexec", "flux"].iter().all(|name| command.program != *name);
     let hint = match source.kind() {
+        io::ErrorKind::NotFound if is_ssh => "it is not in PATH: check --ssh",
         io::ErrorKind::NotFound => "it is not in PATH: load the module that provides it",
         io::ErrorKind::PermissionDenied => "it is not executable",
         _ => "check ulimit -u and ulimit -n",

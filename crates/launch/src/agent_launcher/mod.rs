@@ -7,3 +7,4 @@
 pub mod command;
 mod driver;
 pub mod handle;
+pub mod slurm_gres;

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::agent_state::{AgentInput, AgentOutput, AgentState};
-use super::bootstrap::{Bootstrap, BootstrapError};
+use super::bootstrap_document::{BootstrapDocument, BootstrapError};
 use super::message::{NodeLaunch, Registration, decode, encode};
 use super::tree::Parent;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
-use crate::net::{ConnId, NetEvent, Reactor};
+use crate::reactor::{ConnId, NetEvent, Reactor};
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile};
 use crate::signals::SignalCatcher;
@@ -47,7 +47,7 @@ const MAX_RANK_EVENTS: usize = 1024;
 pub type Resolve<'a> = &'a dyn Fn(&str) -> Vec<IpAddr>;
 
 struct Agent<'a> {
-    bootstrap: &'a Bootstrap,
+    bootstrap: &'a BootstrapDocument,
     hosts: Vec<String>,
     resolve: Resolve<'a>,
     net: Reactor,
@@ -70,7 +70,7 @@ struct ConnectAttempt {
 
 /// Runs the agent of a node until the job is finished or all ancestors are lost.
 pub fn run(
-    bootstrap: &Bootstrap,
+    bootstrap: &BootstrapDocument,
     registration: Registration,
     resolve: Resolve,
     signals: &mut SignalCatcher,

@@ -392,7 +392,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         if self.is_window_full() && !all {
             return;
         }
-        let lines = if all { self.lines.finish() } else { self.lines.ready(now) };
+        let lines = if all { self.lines.finish() } else { self.lines.take_ready(now) };
         if !lines.is_empty() {
             self.send(Upstream::Lines(lines), out);
         }

@@ -5,10 +5,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use super::bootstrap::{JobTimeouts, REJOIN_TIMEOUT};
+use super::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream, decode, encode};
 use super::node_table::{NodeTable, TableInput, TableOutput};
-use crate::net::{ConnId, NetEvent, Reactor};
+use crate::reactor::{ConnId, NetEvent, Reactor};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 use regatta_wire::secret::Secret;
 

@@ -8,7 +8,7 @@ use regatta_model::result::RankExit;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::bind::Binding;
+use crate::cpu_binding::Binding;
 use crate::lines::MergedLine;
 use crate::process::{EnvSetting, RankSpec};
 use crate::worker_group::RankControl;

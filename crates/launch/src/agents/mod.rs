@@ -5,7 +5,7 @@
 
 pub mod agent;
 pub mod agent_state;
-pub mod bootstrap;
+pub mod bootstrap_document;
 pub mod coordinator;
 pub mod message;
 pub mod node_table;

@@ -15,7 +15,7 @@ use super::agent_state::{AgentInput, AgentOutput, AgentState, AgentTimeouts, WIN
 use super::message::{Downstream, NodeLaunch, RankLaunch, Registration, Upstream, decode, encode};
 use super::node_table::{NodeTable, TableInput, TableOutput};
 use super::tree::{Parent, Tree};
-use crate::bind::Binding;
+use crate::cpu_binding::Binding;
 use crate::supervisor::{JobLimits, Supervisor, SupervisorAction as Action, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl};
 

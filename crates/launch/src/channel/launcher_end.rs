@@ -5,7 +5,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::frame::{self, FrameDecoder, FrameError, PREFIX_LEN};
+use regatta_wire::framing::{self, FrameDecoder, FrameError, PREFIX_LEN};
+
+use super::MAX_FRAME_LEN;
 
 /// The launcher's end of a rank's channel. A rank that does not read its input does not delay its
 /// frames, and the other way round.
@@ -39,17 +41,16 @@ impl InputFrame {
 impl RankChannel {
     /// Creates a channel and the descriptor of the rank's end. Both are close-on-exec.
     pub fn new(input: Arc<[u8]>) -> io::Result<(Self, OwnedFd)> {
-        let prefix = frame::prefix(&input).map_err(io::Error::other)?;
+        let prefix = framing::prefix(&input, MAX_FRAME_LEN).map_err(io::Error::other)?;
         let (stream, rank_end) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
         let input = Some(InputFrame { prefix, payload: input, sent: 0 });
-        let channel = Self { stream, input, decoder: FrameDecoder::default() };
-        Ok((channel, rank_end.into()))
+        let decoder = FrameDecoder::new(MAX_FRAME_LEN, None);
+        Ok((Self { stream, input, decoder }, rank_end.into()))
     }
 
     /// Sends the input and passes each frame to `on_frame` until the rank closes its end. Blocks.
     pub fn run(mut self, mut on_frame: impl FnMut(Vec<u8>)) -> Result<(), FrameError> {
-        let mut frames = Vec::new();
         let mut buffer = vec![0; 64 * 1024];
         loop {
             self.wait_until_ready();
@@ -61,9 +62,7 @@ impl RankChannel {
                 // A reset means that the rank exited without reading its input.
                 Err(_) => return self.decoder.finish(),
             };
-            let result = self.decoder.push(&buffer[..received], &mut frames);
-            frames.drain(..).for_each(&mut on_frame);
-            result?;
+            self.decoder.push(&buffer[..received], &mut on_frame)?;
         }
     }
 

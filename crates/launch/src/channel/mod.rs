@@ -2,18 +2,22 @@
 //! encoded with postcard. The launcher sends one input frame at the start of the rank, and receives
 //! the frames that the rank sends.
 
-mod frame;
 mod json;
 mod launcher_end;
 mod rank_end;
 
-pub use frame::{FrameDecoder, FrameError, MAX_FRAME_LEN};
 pub use json::Json;
 pub(crate) use launcher_end::RankChannel;
 pub use rank_end::RankEnd;
 
+use regatta_wire::framing::FrameError;
+use regatta_wire::link;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+/// Maximum payload length in bytes. An agent forwards a frame in one message of the same maximum
+/// length, which needs a few bytes for the rank and the attempt.
+pub const MAX_FRAME_LEN: usize = link::MAX_FRAME_LEN - 64;
 
 /// The descriptor of the rank's end of the channel. Absent without a channel.
 pub const VARIABLE: &str = "REGATTA_CHANNEL_FD";

@@ -4,11 +4,11 @@ use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
+use regatta_wire::framing::{self, FrameDecoder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::frame::{FrameDecoder, prefix};
-use super::{ChannelError, VARIABLE, decode, encode};
+use super::{ChannelError, MAX_FRAME_LEN, VARIABLE, decode, encode};
 
 /// The rank's end of its channel.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl RankEnd {
 
     /// Waits for the input that the launcher sends at the start.
     pub fn recv_input<T: DeserializeOwned>(&mut self) -> Result<T, ChannelError> {
-        let mut decoder = FrameDecoder::default();
+        let mut decoder = FrameDecoder::new(MAX_FRAME_LEN, None);
         let mut frames = Vec::new();
         let mut buffer = vec![0; 64 * 1024];
         while frames.is_empty() {
@@ -54,7 +54,7 @@ impl RankEnd {
                     decoder.finish()?;
                     return Err(ChannelError::Closed);
                 }
-                Ok(n) => decoder.push(&buffer[..n], &mut frames)?,
+                Ok(n) => decoder.push(&buffer[..n], |frame| frames.push(frame))?,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
@@ -65,7 +65,7 @@ impl RankEnd {
     /// Sends a message to the launcher. Blocks while the launcher does not keep up.
     pub fn send(&mut self, message: &impl Serialize) -> Result<(), ChannelError> {
         let payload = encode(message)?;
-        self.stream.write_all(&prefix(&payload)?)?;
+        self.stream.write_all(&framing::prefix(&payload, MAX_FRAME_LEN)?)?;
         Ok(self.stream.write_all(&payload)?)
     }
 }

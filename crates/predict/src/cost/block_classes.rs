@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::head::LogitChunks;
+use crate::logit_chunks::LogitChunks;
 use crate::shape::{BlockLayout, ModelShape, Module, ParamBlock, ParamSpec, Shard};
 
 /// What a block is. Where several roles share a buffer size, the first determines it.

@@ -2,7 +2,7 @@
 
 use super::RankModel;
 use super::block_classes::BlockClass;
-use crate::io_bytes::IoBytes;
+use crate::rank_bytes::IoBytes;
 
 impl RankModel<'_> {
     /// Bytes read and written per step: offloaded state once for the update, parameters also for every

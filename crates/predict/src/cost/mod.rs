@@ -18,10 +18,10 @@ use std::collections::HashMap;
 use block_classes::{BlockClass, BlockClasses};
 
 use crate::axis::Axis;
-use crate::io_bytes::IoBytes;
 use crate::mesh::MeshCoord;
 use crate::pipeline::{Stage, StageError};
 use crate::plan::ParallelPlan;
+use crate::rank_bytes::IoBytes;
 use crate::shape::ModelShape;
 
 /// Element sizes and recomputation.

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use regatta_discover::allocation::{self, DetectionInputs};
-use regatta_discover::{Env, Root};
+use regatta_discover::{Env, Sysroot};
 use regatta_launch::agents::agent;
-use regatta_launch::agents::bootstrap::Bootstrap;
+use regatta_launch::agents::bootstrap_document::BootstrapDocument;
 use regatta_launch::agents::message::Registration;
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::{port, reaper};
@@ -23,11 +23,11 @@ const MAX_BOOT: u64 = 64 << 20;
 
 /// Runs the command.
 pub fn run(args: &AgentArgs) -> Result<()> {
-    let boot = Bootstrap::from_text(&read(&args.boot)?)?;
+    let boot = BootstrapDocument::from_text(&read(&args.boot)?)?;
     reaper::fork_worker()?;
     let mut signals = SignalCatcher::new()?;
     let env = Env::from_process();
-    let mut machine = regatta_discover::discover(&Root::live(), &env);
+    let mut machine = regatta_discover::discover(&Sysroot::live(), &env);
     let hosts = boot.hosts()?;
     let node = match args.node {
         Some(node) if (node as usize) < hosts.len() => node,
@@ -66,7 +66,7 @@ fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
     }
     let allocation = allocation::detect(&DetectionInputs {
         env,
-        root: &Root::live(),
+        root: &Sysroot::live(),
         host: &machine.host,
         hostfile: None,
         flux_hosts: &|| None,

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
+use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_testbed::{Cluster, cluster_or_skip, run, run_meanwhile, run_within};
 use regatta_wire::secret::Secret;
 
@@ -89,7 +89,7 @@ fn connect_unauthenticated(cluster: &Cluster, folder: &Path) {
 fn foreign_agent(cluster: &Cluster, folder: &Path, port: u16) {
     let second = Duration::from_secs(1);
     let login: IpAddr = "10.77.0.254".parse().unwrap();
-    let boot = Bootstrap::new(BootstrapParams {
+    let boot = BootstrapDocument::new(BootstrapParams {
         run: "other",
         secret: &Secret::generate().unwrap(),
         hosts: &["node4".to_owned()],

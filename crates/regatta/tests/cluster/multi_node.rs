@@ -236,7 +236,7 @@ fn launch_errors_name_host_and_cause() {
     let two = cluster.file("two", "node1\nnode2\n");
     let unreachable = cluster.file("unreachable", "nowhere\nnode1\nnode2\n");
     let cases: [(&str, &str, i32, &[&str]); 5] = [
-        (&some, "-- true", 1, &["no agent connected from nowhere", "ssh"]),
+        (&some, "-- true", 1, &["cannot start agents on nowhere: ssh reported: "]),
         (&two, "-- no-such-program", 127, &["node", "no-such-program"]),
         (&two, "--agent /no/regatta -- true", 1, &["/no/regatta"]),
         // A spare replaces an unreachable host.

@@ -30,7 +30,7 @@ fn rank_counts_follow_the_options() {
     filled.assert_warning("idle-nodes");
 
     let error = run_line("map --system lumi-g -n 3 --ranks-per-node 1 -N 2").error_line();
-    assert!(error.starts_with("3 ranks do not fit on 2 nodes with 1 ranks each"), "{error}");
+    assert!(error.starts_with("--ranks 3 exceeds 2 nodes x 1 rank per node"), "{error}");
     assert_eq!(run_line("map --system lumi-g -n 0").error_line(), "a job needs at least one rank");
     run_line("map --system lumi-g -n x").assert_usage_error(["'x'", "--ranks"]);
 }
@@ -97,7 +97,7 @@ fn gpus_per_rank_and_no_gpus() {
     assert_eq!(map_json("--system lumi-g --gpus-per-rank 3").ranks().len(), 2);
 
     run_line("map --system lumi-g --gpus-per-rank 3 -n 3")
-        .assert_error("need 9 GPUs, but the node has 8");
+        .assert_error("need 9 GPUs (--gpus-per-rank 3), but the node has 8");
     run_line("map --system lumi-g --gpus-per-rank 0").assert_usage_error("'0'");
 
     let none = map_json("--system lumi-g --no-gpus");
@@ -130,12 +130,12 @@ fn cores_per_rank_and_oversubscription() {
     let few = map_json("--system lumi-g --cores-per-rank 2");
     assert_eq!(few.cpus()[..2], ["49-50", "57-58"]);
     run_line("map --system lumi-g --cores-per-rank 8")
-        .assert_error("8 ranks need 64 cores, but 56 are free");
+        .assert_error("8 ranks need 64 cores (--cores-per-rank 8), but only 56 are usable");
     let far = map_json("--system lumi-g -n 2 --cores-per-rank 14");
     far.assert_warning("remote-cores");
 
     run_line("map --system cpu:1x2x2 -n 5")
-        .assert_error(["5 ranks need 5 cores, but 4 are free", "--oversubscribe"]);
+        .assert_error(["5 ranks need 5 cores, but only 4 are usable", "--oversubscribe"]);
     let shared = map_json("--system cpu:1x2x2 -n 8 --oversubscribe");
     assert_eq!(shared.ranks().len(), 8);
     assert!(shared.ranks().iter().all(|r| r.cpus.len() == 1));

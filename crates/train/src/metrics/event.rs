@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use regatta_predict::bytes::{DiskIoBytes, PeakBytes, SentBytes};
+use regatta_predict::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 
 use super::finite_or_null;
 

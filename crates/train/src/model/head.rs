@@ -15,7 +15,7 @@ use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
 use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_predict::head::{LogitChunks, PARTIALS_PER_ROW};
+use regatta_predict::logit_chunks::{LogitChunks, PARTIALS_PER_ROW};
 use regatta_predict::shape::{Matrices, ModelShape, Module};
 
 /// The head.

@@ -25,7 +25,7 @@ pub use params::{Params, ParamsAndGrads, ResidentParams};
 pub use pass_ctx::{Dropout, PassCtx};
 pub use vocab_table::VocabTable;
 
-use regatta_predict::head::LogitChunks;
+use regatta_predict::logit_chunks::LogitChunks;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
-use regatta_predict::io_bytes::IoBytes;
+use regatta_predict::rank_bytes::IoBytes;
 
 use super::{PendingIo, Result, SwapFile, Tier};
 use crate::buffer_pool::BufferPool;

@@ -15,7 +15,7 @@ use super::error::hint;
 use super::{OffloadError, Result};
 use crate::buffer_pool::byte_len;
 use regatta_device::tensor::Tensor;
-use regatta_predict::io_bytes::IoBytes;
+use regatta_predict::rank_bytes::IoBytes;
 
 /// A swap file, removed on drop.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::offload::{OffloadedBlocks, Tier};
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_predict::io_bytes::IoBytes;
+use regatta_predict::rank_bytes::IoBytes;
 use regatta_predict::shape::ParamRole;
 
 /// A rank's parameters, gradients and optimizer moments.

@@ -277,7 +277,8 @@ fn oversized_frames_are_rejected_by_sender_and_receiver() {
     let too_long = (MAX_FRAME_LEN as u32 + 1).to_be_bytes();
     let bytes = [&[0, 0, 0, 1, 7][..], &too_long].concat();
     let result = responder.receive(&bytes, now, &mut events);
-    assert_eq!(result, Err(LinkError::FrameTooLong { bytes: MAX_FRAME_LEN + 1 }));
+    let error = FrameError::TooLong { bytes: MAX_FRAME_LEN + 1, max: MAX_FRAME_LEN };
+    assert_eq!(result, Err(error.into()));
     assert_eq!(events, [frame(&[7])], "earlier frames are delivered");
 }
 

@@ -6,8 +6,8 @@ use super::backward::{BackwardArgs, score_gradients_block};
 use super::bf16_forward::{BLOCK_QUERIES, HeadScratch, operand, output};
 use super::{AttentionHead, HeadColumns, blocks, take};
 use crate::Cpu;
-use crate::bf16::gemm_packed;
 use crate::gemm::Epilogue;
+use crate::gemm::bf16::gemm_packed;
 use crate::slice::DisjointMut;
 
 /// f32 buffers of a group of heads, in padded rows.

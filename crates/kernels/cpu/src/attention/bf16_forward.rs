@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use super::forward::{ForwardArgs, SoftmaxStats, scale_rows, softmax_block};
 use super::{AttentionHead, HeadColumns, blocks};
-use crate::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
 use crate::gemm::Epilogue;
+use crate::gemm::bf16::{GemmScratch, MatrixSlice, MatrixSliceMut, PackedB, gemm_packed};
+use crate::gemm::small_f32::MatrixPtrMut;
 use crate::slice::Slice;
-use crate::small_gemm::MatrixPtrMut;
 use crate::{Cpu, Precision};
 
 /// Queries of a block: rows of the largest tile, and a depth step of packed operands.

@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::forward::{ForwardArgs, SoftmaxStats, forward_scratch_len};
 use super::{AttentionHead, blocks, take};
 use crate::Cpu;
+use crate::gemm::small_f32::{MatrixPtr, MatrixPtrMut, ROWS};
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::DisjointMut;
-use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 
 impl Cpu {
     pub(super) fn merge_head(&self, head: AttentionHead, args: ForwardArgs<'_>) {

@@ -7,11 +7,11 @@ use super::{AttentionHead, blocks, take};
 use crate::Cpu;
 use crate::elementwise::dropout_factors;
 use crate::gemm::GemmShape;
+use crate::gemm::small_f32::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
 use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
 use crate::math::exp;
 use crate::slice::{DisjointMut, Slice};
-use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS, gemm_small, transpose};
 use regatta_device::ops::AttentionDropout;
 use regatta_device::random::DropoutMask;
 

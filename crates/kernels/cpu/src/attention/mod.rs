@@ -16,12 +16,12 @@ use self::backward::BackwardArgs;
 use self::forward::ForwardArgs;
 use self::layout::{AttentionHead, HeadColumns, QkvLayout};
 use crate::Cpu;
+use crate::gemm::small_f32::{MatrixPtr, MatrixPtrMut, ROWS};
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::memory::copy_kernel;
 use crate::rope::rope_kernel;
 use crate::slice::{DisjointMut, Slice, load_padded, row_count, store_partial};
-use crate::small_gemm::{MatrixPtr, MatrixPtrMut, ROWS};
 use regatta_device::AttentionOps;
 use regatta_device::ops::{
     AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use regatta_launch::bind::Binding;
+use regatta_launch::cpu_binding::Binding;
 use regatta_launch::process::{EnvSetting, RankSpec};
 use regatta_launch::run_folder;
 use regatta_launch::wrap::Wrap;

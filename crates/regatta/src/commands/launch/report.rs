@@ -83,9 +83,9 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
     for (rank, state) in ranks {
         by_state.entry(state).or_default().insert(*rank as usize);
     }
-    let line = |(state, ranks): (&&str, &CpuSet)| match ranks.len() {
-        1 => format!("  rank {ranks} was {state}\n"),
-        _ => format!("  ranks {ranks} were {state}\n"),
+    let line = |(state, ranks): (&&str, &CpuSet)| {
+        let (noun, was) = if ranks.len() == 1 { ("rank", "was") } else { ("ranks", "were") };
+        format!("  {noun} {ranks} {} {state}\n", if *state == "exited" { "had" } else { was })
     };
     by_state.iter().map(line).collect()
 }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
 use regatta_launch::agent_launcher::handle::LauncherHandle;
-use regatta_launch::agents::bootstrap::{Bootstrap, BootstrapParams, JobTimeouts};
+use regatta_launch::agent_launcher::slurm_gres::{self, Gres};
+use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_launch::agents::coordinator::Coordinator;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::run_folder::RunFolder;
 use regatta_launch::signals::SignalCatcher;
-use regatta_launch::slurm::{self, Gres};
 use regatta_model::hostlist;
 use regatta_model::result::RankExit;
 use regatta_model::units::pluralize;
@@ -129,7 +129,7 @@ pub fn start(
     let path = std::path::absolute(folder.path()).context("path of the run folder")?;
     let marker = TempFile::create(path.join(format!("log/.{run}")), "")?;
     let root = addresses(discovery).into_iter();
-    let boot = Bootstrap::new(BootstrapParams {
+    let boot = BootstrapDocument::new(BootstrapParams {
         run,
         secret: &secret,
         hosts: &hosts,
@@ -202,7 +202,7 @@ fn commands(
     let ssh = shlex::split(ssh).with_context(|| format!("--ssh {ssh}: unclosed quote"))?;
     let job = discovery.env.get("SLURM_JOB_ID").filter(|_| launcher == AgentLauncher::Srun);
     let job = job.and_then(system::slurm_job);
-    let gres = job.map_or(Gres::Inherited, |job| slurm::full_node_gres(&job, hosts));
+    let gres = job.map_or(Gres::Inherited, |job| slurm_gres::full_node_gres(&job, hosts));
     let spec = LaunchSpec { hosts, program, bootstrap_file: boot_file, ssh: &ssh, gres: &gres };
     Ok(launcher.commands(&spec)?)
 }
@@ -267,7 +267,7 @@ fn wait_for_agents(
 
 /// Replaces or drops nodes without an agent; fails with the output of their launchers otherwise.
 fn replace_missing(agents: &mut ConnectedAgents, limit: Duration) -> Result<()> {
-    let ConnectedAgents { hosts, node_pool, coordinator, launcher_handle, .. } = agents;
+    let ConnectedAgents { hosts, node_pool, launcher, coordinator, launcher_handle, .. } = agents;
     let missing: Vec<usize> = coordinator.missing().into_iter().map(|n| n as usize).collect();
     if missing.is_empty() {
         return Ok(());
@@ -287,7 +287,9 @@ fn replace_missing(agents: &mut ConnectedAgents, limit: Duration) -> Result<()> 
              --start-timeout",
             limit.as_secs()
         ),
-        false => format!("output of the agent launcher: {}", output.join(" | ")),
+        false => format!("{launcher} reported: {}", output.join(" | ")),
     };
-    bail!("no agent connected from {}; {cause}", names(hosts, missing))
+    let is_ssh = *launcher == AgentLauncher::Ssh;
+    let hint = if is_ssh { "; check that `ssh HOST true` works without a prompt" } else { "" };
+    bail!("cannot start agents on {}: {cause}{hint}", names(hosts, missing))
 }

@@ -13,7 +13,7 @@ use regatta_model::{
     Allocation, JobSpec, Launcher, Machine, NodeLayout, PlacedNode, PlacedRank, Placement,
     PlacementReasons, Scheduler, Software, document, hostlist,
 };
-use regatta_place::binding;
+use regatta_place::launcher_options::launcher_options;
 use serde::Serialize;
 
 use crate::cli::{HEADING, MapArgs};
@@ -40,7 +40,7 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         output::write_file(path, &draw::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
-        let (text, warnings) = binding::launcher_options(&plan.placement, launcher);
+        let (text, warnings) = launcher_options(&plan.placement, launcher);
         output::print(&text)?;
         // GPU visibility is not part of the binding options.
         let of_plan = plan.placement.warnings.iter().filter(|w| w.code != "visibility");

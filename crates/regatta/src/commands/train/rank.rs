@@ -145,14 +145,15 @@ pub fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Resu
     let options = CostOptions::new(train.precision.activation_bytes(), train.recompute);
     let memory = rank_cost(&shape, &plan, options, comm.rank() as usize)?.memory;
     let need = config.memory_need(&plan, &memory);
-    let limits = memory_limits(&comm.peer(comm.rank()).host);
+    let host = comm.peer(comm.rank()).host;
+    let limits = memory_limits(&host);
     let own = need.entry(&limits).map(u64::cast_signed);
     let mut all = vec![own; comm.size() as usize];
     // No rank allocates before all have read the free memory.
     comm.all_gather(&own, all.as_flattened_mut())?;
     if train.check_memory {
         let all: Vec<_> = all.iter().map(|entry| entry.map(i64::cast_unsigned)).collect();
-        need.check(&limits, &all)?;
+        need.check((comm.rank(), &host), &limits, &all)?;
     }
     Ok(comm.barrier()?)
 }

@@ -68,7 +68,7 @@ fn group_table((ranks, usage): &RankGroup<'_>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use anstream::adapter::strip_str;
-    use regatta_predict::bytes::{PeakBytes, SentBytes};
+    use regatta_predict::rank_bytes::{PeakBytes, SentBytes};
 
     use super::*;
 

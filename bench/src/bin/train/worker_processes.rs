@@ -1,0 +1,193 @@
+//! Worker processes that train, one round at a time.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use regatta_benchmarks::{peer_source, sim_agents::free_port};
+use regatta_device::precision::Precision;
+use regatta_wire::secret::Secret;
+
+use crate::WORKER;
+use crate::preset::{DataParallelism, Preset};
+use crate::round_line::RoundReport;
+use crate::worker::WorkerArgs;
+
+/// A child process that answers each line with a line.
+struct WorkerProcess {
+    child: Child,
+    /// `None` after shutdown.
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl WorkerProcess {
+    fn spawn(command: &mut Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let name = command.get_program().display().to_string();
+        let mut child = command.spawn().context(name)?;
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().context("no stdout")?);
+        Ok(Self { child, stdin, stdout })
+    }
+
+    fn write_line(&mut self, line: &str) -> Result<()> {
+        let stdin = self.stdin.as_mut().context("the worker was shut down")?;
+        Ok(writeln!(stdin, "{line}")?)
+    }
+
+    fn read_line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        if line.is_empty() {
+            bail!("the worker exited: {}", self.child.wait()?);
+        }
+        Ok(line.trim().to_owned())
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        // A worker exits at the end of its stdin; one that does not is killed.
+        self.stdin = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Training software.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framework {
+    Regatta(Precision),
+    /// PyTorch in f32, eager or with `torch.compile`.
+    Torch {
+        compiled: bool,
+    },
+}
+
+/// One or more processes that run a round at the same time.
+pub struct Workers {
+    pub framework: Framework,
+    pub threads: usize,
+    pub ranks: usize,
+    /// Sequences of a step on all ranks.
+    pub global_batch: usize,
+    /// Loss of the first step of each process.
+    pub first_losses: Vec<f64>,
+    processes: Vec<WorkerProcess>,
+}
+
+impl Workers {
+    /// One process of Regatta, with a thread on each of the CPUs.
+    pub fn regatta(preset: Preset, precision: Precision, cpus: &[usize]) -> Result<Self> {
+        let batch = preset.batch;
+        let process = spawn_regatta(&WorkerArgs::single(preset, precision, batch, cpus))?;
+        let workers = Self::start(Framework::Regatta(precision), batch, vec![process])?;
+        Ok(Self { threads: cpus.len(), ..workers })
+    }
+
+    /// Processes of Regatta that do not communicate, one on each of the CPUs with `batch` sequences each: the
+    /// work of ranks without their communication.
+    pub fn regatta_independent(preset: Preset, cpus: &[usize], batch: usize) -> Result<Self> {
+        let precision = Precision::F32;
+        let args = |cpu: &usize| WorkerArgs::single(preset, precision, batch, &[*cpu]);
+        let processes = cpus.iter().map(|cpu| spawn_regatta(&args(cpu))).collect::<Result<_>>()?;
+        Self::start(Framework::Regatta(precision), batch, processes)
+    }
+
+    /// Ranks of Regatta, one on each of the CPUs with `batch` sequences each.
+    pub fn regatta_ranks(
+        preset: Preset,
+        precision: Precision,
+        parallelism: DataParallelism,
+        cpus: &[usize],
+        batch: usize,
+    ) -> Result<Self> {
+        let ranks = cpus.len();
+        let rendezvous = format!("{} {}", free_port()?, Secret::generate()?.to_hex());
+        let mut processes = Vec::new();
+        for (rank, cpu) in cpus.iter().enumerate() {
+            let cpus = vec![*cpu];
+            let args = WorkerArgs { preset, precision, parallelism, batch, cpus, ranks, rank };
+            let mut process = spawn_regatta(&args)?;
+            process.write_line(&rendezvous)?;
+            processes.push(process);
+        }
+        let workers = Self::start(Framework::Regatta(precision), batch * ranks, processes)?;
+        Ok(Self { ranks, ..workers })
+    }
+
+    /// One process of PyTorch.
+    pub fn torch(python: &Path, preset: Preset, compiled: bool, cpus: &[usize]) -> Result<Self> {
+        let mut command = torch_command(python, preset, compiled, cpus, preset.batch);
+        let process = WorkerProcess::spawn(&mut command)?;
+        let workers = Self::start(Framework::Torch { compiled }, preset.batch, vec![process])?;
+        Ok(Self { threads: cpus.len(), ..workers })
+    }
+
+    /// Ranks of PyTorch, one on each of the CPUs with `batch` sequences each.
+    pub fn torch_ranks(
+        python: &Path,
+        preset: Preset,
+        compiled: bool,
+        parallelism: DataParallelism,
+        cpus: &[usize],
+        batch: usize,
+    ) -> Result<Self> {
+        let (port, ranks) = (free_port()?.to_string(), cpus.len());
+        let spawn = |(rank, cpu): (usize, &usize)| {
+            let mut command = torch_command(python, preset, compiled, &[*cpu], batch);
+            command.arg(parallelism.name());
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            WorkerProcess::spawn(command.env("GLOO_SOCKET_IFNAME", "lo"))
+        };
+        let processes = cpus.iter().enumerate().map(spawn).collect::<Result<_>>()?;
+        let workers = Self::start(Framework::Torch { compiled }, batch * ranks, processes)?;
+        Ok(Self { ranks, ..workers })
+    }
+
+    /// Waits until all processes have done their first steps. One rank of one thread by default.
+    fn start(
+        framework: Framework,
+        global_batch: usize,
+        mut processes: Vec<WorkerProcess>,
+    ) -> Result<Self> {
+        let mut first_losses = Vec::new();
+        for process in &mut processes {
+            let line = process.read_line()?;
+            let loss = line.strip_prefix("ready ").and_then(|loss| loss.parse().ok());
+            first_losses.push(loss.with_context(|| line)?);
+        }
+        Ok(Self { framework, threads: 1, ranks: 1, global_batch, first_losses, processes })
+    }
+
+    /// Runs `steps` steps in all processes and returns their reports.
+    pub fn run_round(&mut self, steps: usize) -> Result<Vec<RoundReport>> {
+        for process in &mut self.processes {
+            process.write_line(&steps.to_string())?;
+        }
+        self.processes.iter_mut().map(|process| RoundReport::parse(&process.read_line()?)).collect()
+    }
+}
+
+fn spawn_regatta(args: &WorkerArgs) -> Result<WorkerProcess> {
+    let exe = std::env::current_exe()?;
+    WorkerProcess::spawn(Command::new(exe).arg(WORKER).args(args.to_strings()))
+}
+
+fn torch_command(
+    python: &Path,
+    preset: Preset,
+    compiled: bool,
+    cpus: &[usize],
+    batch: usize,
+) -> Command {
+    let cpu_list = cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let mut command = Command::new(python);
+    command.arg(peer_source("train.py")).arg(if compiled { "compiled" } else { "eager" });
+    command.arg(cpu_list).args(preset.torch_args(batch).map(|n| n.to_string()));
+    command.env("PYTHONWARNINGS", "ignore");
+    command
+}

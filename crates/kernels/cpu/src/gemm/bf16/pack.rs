@@ -1,0 +1,393 @@
+//! Packing: operands are rounded to bf16 and laid out as the kernels read them.
+//!
+//! Both operands have *lanes*: rows of A, columns of B. Elements are packed in pairs along `k`, in blocks of
+//! sixteen lanes by sixteen pairs, padded with zeros. In A a line has sixteen pairs of one lane; the lines of
+//! all lanes are adjacent, one such group after the other along `k`. In B a line has one pair of sixteen
+//! lanes; the lines of all pairs are adjacent and form a panel, one panel after the other.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use half::bf16;
+
+use super::aligned_lines::{AlignedLines, CacheLine, WORDS};
+use super::convert::{Element, with_widest_vectors};
+use super::kernel::{Blocking, Kernel};
+use super::matrix::MatrixSlice;
+use super::microkernel::PanelA;
+#[cfg(target_arch = "x86_64")]
+use super::pack_avx512::ZmmLine;
+use super::pack_portable::gather_line;
+use crate::slice::Slice;
+
+/// Elements along `k` of a block.
+pub const DEPTH: usize = 2 * WORDS;
+
+/// An operand to pack.
+struct PackSource<'a> {
+    elements: Slice<'a>,
+    /// Index of the first element.
+    first: usize,
+    lanes: usize,
+    lane_stride: usize,
+    k: usize,
+    k_stride: usize,
+}
+
+impl PackSource<'_> {
+    /// Whether lines are loaded along `k`, not across lanes.
+    fn loads_along_k(&self) -> bool {
+        self.k_stride == 1 || self.lane_stride != 1
+    }
+}
+
+/// Layout of the packed lines.
+#[derive(Clone, Copy)]
+enum PackedLayout {
+    /// A line per lane; the stride is between groups of sixteen pairs.
+    A { stride: usize },
+    /// A line per pair; the stride is between panels.
+    B { stride: usize },
+}
+
+/// A line in a register, or in memory.
+///
+/// # Safety
+/// All methods need the CPU to have the instructions.
+pub trait LineVector: Copy {
+    /// From memory.
+    unsafe fn from_line(line: CacheLine) -> Self;
+    /// Transposes a 16 by 16 matrix of words.
+    unsafe fn transpose(block: [Self; WORDS]) -> [Self; WORDS];
+    /// To memory.
+    unsafe fn store(self, to: &mut CacheLine);
+}
+
+/// Loads of a line, with rounding to bf16.
+///
+/// # Safety
+/// All methods need the CPU to have the instructions, and the elements to be in bounds.
+pub trait LoadLine<T>: LineVector {
+    /// `count` adjacent elements along `k`, padded with zeros.
+    unsafe fn load_along_k(elements: &[T], at: usize, count: usize) -> Self;
+    /// Adjacent lanes: their even elements from `at[0]` on, their odd ones from `at[1]` on.
+    unsafe fn load_across_lanes(elements: &[T], at: [usize; 2], count: [usize; 2]) -> Self;
+}
+
+/// Lines between panels of B. Odd, to avoid cache conflicts between two panels.
+pub fn panel_stride(k: usize) -> usize {
+    (k.div_ceil(DEPTH) * WORDS) | 1
+}
+
+/// Runs a number of tasks, in any order or in parallel.
+pub type ParallelFor<'a> = dyn Fn(usize, &(dyn Fn(usize) + Sync)) + 'a;
+
+/// Packs B in at most `tasks` tasks.
+pub fn pack_b_parallel(
+    kernel: Kernel,
+    b: &MatrixSlice<'_>,
+    [k, n]: [usize; 2],
+    lines: &mut AlignedLines,
+    tasks: usize,
+    parallel_for: &ParallelFor<'_>,
+) {
+    let (stride, panels) = (panel_stride(k), n.div_ceil(WORDS));
+    let task_panels = panels.div_ceil(tasks.max(1)).max(1);
+    let out = lines.at_least(panels * stride);
+    let chunks: Vec<_> = out.chunks_mut(task_panels * stride).map(Mutex::new).collect();
+    parallel_for(chunks.len(), &|task| {
+        let first = task * task_panels * WORDS;
+        let columns = first..n.min(first + task_panels * WORDS);
+        let mut out = chunks[task].lock().unwrap_or_else(PoisonError::into_inner);
+        pack_columns(kernel, b, k, columns, &mut out);
+    });
+}
+
+/// Packs some columns of B, from the start of a panel on.
+pub fn pack_columns(
+    kernel: Kernel,
+    b: &MatrixSlice<'_>,
+    k: usize,
+    columns: Range<usize>,
+    out: &mut [CacheLine],
+) {
+    let source = PackSource {
+        elements: b.elements,
+        first: columns.start * b.column_stride,
+        lanes: columns.len(),
+        lane_stride: b.column_stride,
+        k,
+        k_stride: b.row_stride,
+    };
+    dispatch(kernel, &source, PackedLayout::B { stride: panel_stride(k) }, out);
+}
+
+/// Packs some rows and columns of A, or returns them in place if the kernel can read them there.
+pub fn pack_a(
+    kernel: Kernel,
+    blocking: &Blocking,
+    a: &MatrixSlice<'_>,
+    rows: Range<usize>,
+    ks: Range<usize>,
+    lines: &mut AlignedLines,
+) -> PanelA {
+    if let Some(panel) = in_place(blocking, a, &rows, &ks) {
+        return panel;
+    }
+    // A tile may read, but not use, rows past the end. The rest of the stride spreads the groups of a tile
+    // over the cache sets. It is a multiple of sixteen, so that full blocks fit.
+    let stride = (rows.len() + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
+    let count = ks.len().div_ceil(DEPTH) * stride;
+    let source = PackSource {
+        elements: a.elements,
+        first: rows.start * a.row_stride + ks.start * a.column_stride,
+        lanes: rows.len(),
+        lane_stride: a.row_stride,
+        k: ks.len(),
+        k_stride: a.column_stride,
+    };
+    let widened_count = if blocking.widen_a { 2 * count } else { 0 };
+    let (packed, widened) = lines.at_least(count + widened_count).split_at_mut(count);
+    dispatch(kernel, &source, PackedLayout::A { stride }, packed);
+    if widened.is_empty() {
+        return packed_panel(packed, stride, 1);
+    }
+    widen_lines(packed, widened);
+    packed_panel(widened, 2 * stride, 2)
+}
+
+/// A packed panel with one line per row and group, or two if widened.
+fn packed_panel(lines: &[CacheLine], stride: usize, row_lines: usize) -> PanelA {
+    let [row_bytes, step_bytes] = [row_lines, stride].map(|lines| lines * size_of::<CacheLine>());
+    PanelA { start: lines.as_ptr(), row_bytes, step_bytes }
+}
+
+/// Rows of bf16 elements that a kernel can read in place: only full tiles of full lines, because it would
+/// read past the end of others.
+fn in_place(
+    blocking: &Blocking,
+    a: &MatrixSlice<'_>,
+    rows: &Range<usize>,
+    ks: &Range<usize>,
+) -> Option<PanelA> {
+    let Slice::Bf16(elements) = a.elements else { return None };
+    let full = rows.len().is_multiple_of(blocking.tile_rows) && ks.len().is_multiple_of(DEPTH);
+    if !(blocking.a_in_place && full && a.column_stride == 1) || ks.is_empty() {
+        return None;
+    }
+    let start = elements[rows.start * a.row_stride + ks.start..].as_ptr().cast();
+    let row_bytes = a.row_stride * size_of::<bf16>();
+    Some(PanelA { start, row_bytes, step_bytes: size_of::<CacheLine>() })
+}
+
+/// Widens each line to two of f32: the first elements of its pairs, then the second ones.
+fn widen_lines(packed: &[CacheLine], widened: &mut [CacheLine]) {
+    with_widest_vectors(
+        #[inline(always)]
+        || {
+            for (line, widened) in packed.iter().zip(widened.as_chunks_mut::<2>().0) {
+                for i in 0..WORDS {
+                    widened[0].0[i] = line.0[i] << 16;
+                    widened[1].0[i] = line.0[i] & 0xffff_0000;
+                }
+            }
+        },
+    );
+}
+
+fn dispatch(kernel: Kernel, source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
+    match kernel {
+        // SAFETY: `PackedB` checked that the CPU supports the kernel.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Amx | Kernel::Avx512Bf16 => unsafe { pack_avx512_bf16(source, layout, out) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx512 => unsafe { pack_avx512(source, layout, out) },
+        _ => with_widest_vectors(
+            #[inline(always)]
+            || {
+                // SAFETY: a line in memory needs no particular instructions.
+                unsafe { pack::<CacheLine>(source, layout, out) }
+            },
+        ),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn pack_avx512_bf16(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
+    // SAFETY: the instructions are enabled.
+    unsafe { pack::<ZmmLine<true>>(source, layout, out) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn pack_avx512(source: &PackSource<'_>, layout: PackedLayout, out: &mut [CacheLine]) {
+    // SAFETY: the instructions are enabled.
+    unsafe { pack::<ZmmLine<false>>(source, layout, out) }
+}
+
+/// Dispatches on the dtype once for all blocks.
+#[inline(always)]
+unsafe fn pack<V: LoadLine<f32> + LoadLine<bf16>>(
+    source: &PackSource<'_>,
+    layout: PackedLayout,
+    out: &mut [CacheLine],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match source.elements {
+            Slice::F32(elements) => pack_elements::<f32, V>(elements, source, layout, out),
+            Slice::Bf16(elements) => pack_elements::<bf16, V>(elements, source, layout, out),
+        }
+    }
+}
+
+/// Dispatches on the strides once for all blocks.
+#[inline(always)]
+unsafe fn pack_elements<T: Element, V: LoadLine<T>>(
+    elements: &[T],
+    source: &PackSource<'_>,
+    layout: PackedLayout,
+    out: &mut [CacheLine],
+) {
+    let PackSource { lane_stride, k_stride, .. } = *source;
+    // SAFETY: the caller promises the instructions. The operand's last element is in bounds, and padding is
+    // not read.
+    unsafe {
+        if k_stride == 1 {
+            pack_blocks(
+                source,
+                layout,
+                out,
+                #[inline(always)]
+                |at, block, i| V::load_along_k(elements, at, block.lane_len(i)),
+            );
+        } else if lane_stride == 1 {
+            pack_blocks(
+                source,
+                layout,
+                out,
+                #[inline(always)]
+                |at, block, i| {
+                    let counts = [block.k_len(2 * i), block.k_len(2 * i + 1)];
+                    V::load_across_lanes(elements, [at, at + k_stride], counts)
+                },
+            );
+        } else {
+            pack_blocks(source, layout, out, |at, block, i| {
+                V::from_line(gather_line(elements, at, k_stride, block.lane_len(i)))
+            });
+        }
+    }
+}
+
+/// Lanes and depth of a block within the operand; all else is padding.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct BlockExtent {
+    lanes: usize,
+    depth: usize,
+}
+
+impl BlockExtent {
+    const FULL: Self = Self { lanes: WORDS, depth: DEPTH };
+
+    /// Elements of a lane.
+    #[inline(always)]
+    fn lane_len(self, lane: usize) -> usize {
+        if lane < self.lanes { self.depth } else { 0 }
+    }
+
+    /// Lanes that have an element at `k`.
+    #[inline(always)]
+    fn k_len(self, k: usize) -> usize {
+        if k < self.depth { self.lanes } else { 0 }
+    }
+}
+
+/// Packs block by block, in the order of memory. `load` loads a line of a block: given the index of its first
+/// element, the block's extent, and the index of the line in the block.
+#[inline(always)]
+unsafe fn pack_blocks<V: LineVector>(
+    source: &PackSource<'_>,
+    layout: PackedLayout,
+    out: &mut [CacheLine],
+    load: impl Fn(usize, BlockExtent, usize) -> V,
+) {
+    let (groups, depths) = (source.lanes.div_ceil(WORDS), source.k.div_ceil(DEPTH));
+    let k_contiguous = source.k_stride == 1;
+    let step = if source.loads_along_k() { source.lane_stride } else { 2 * source.k_stride };
+    let (outer, inner) = if k_contiguous { (groups, depths) } else { (depths, groups) };
+    for i in 0..outer {
+        for j in 0..inner {
+            let (group, depth) = if k_contiguous { (i, j) } else { (j, i) };
+            let to = match layout {
+                PackedLayout::A { stride } => depth * stride + group * WORDS,
+                PackedLayout::B { stride } => group * stride + depth * WORDS,
+            };
+            // All lines, including padding.
+            let to = &mut out[to..to + WORDS];
+            let [lane, k] = [group * WORDS, depth * DEPTH];
+            let at = source.first + lane * source.lane_stride + k * source.k_stride;
+            let block = BlockExtent {
+                lanes: (source.lanes - lane).min(WORDS),
+                depth: (source.k - k).min(DEPTH),
+            };
+            let transposed = source.loads_along_k() != matches!(layout, PackedLayout::A { .. });
+            // SAFETY: the caller's promise.
+            unsafe {
+                // Most blocks are full; a constant extent needs no masks.
+                if block == BlockExtent::FULL {
+                    pack_block(
+                        transposed,
+                        to,
+                        [at, step],
+                        #[inline(always)]
+                        |at, i| load(at, BlockExtent::FULL, i),
+                    );
+                } else {
+                    pack_block(
+                        transposed,
+                        to,
+                        [at, step],
+                        #[inline(always)]
+                        |at, i| load(at, block, i),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen lanes by sixteen pairs, loaded as they are in memory. The loop always has sixteen iterations, so
+/// that the block stays in registers.
+#[inline(always)]
+unsafe fn pack_block<V: LineVector>(
+    transposed: bool,
+    out: &mut [CacheLine],
+    [mut at, step]: [usize; 2],
+    load: impl Fn(usize, usize) -> V,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut block = [V::from_line(CacheLine::ZERO); WORDS];
+        for (i, line) in block.iter_mut().enumerate() {
+            *line = load(at, i);
+            at += step;
+        }
+        // Stored in both branches, so that the block is not spilled in between.
+        if transposed {
+            store_lines(V::transpose(block), out);
+        } else {
+            store_lines(block, out);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn store_lines<V: LineVector>(block: [V; WORDS], out: &mut [CacheLine]) {
+    for (line, to) in block.iter().zip(out) {
+        // SAFETY: the caller's promise.
+        unsafe { line.store(to) };
+    }
+}
