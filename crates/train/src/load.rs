@@ -8,8 +8,8 @@ use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, newest_valid,
 };
-use crate::job::TOKENIZER;
-use crate::run;
+use crate::run_paths;
+use crate::training::TOKENIZER;
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{ModelShape, ParamSpec};
@@ -61,7 +61,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
         Err(_) => {}
     }
-    let (checkpoint, skipped) = newest_valid(&run::find_checkpoint_dir(folder))?;
+    let (checkpoint, skipped) = newest_valid(&run_paths::find_checkpoint_dir(folder))?;
     let Some(checkpoint) = checkpoint else {
         let why = skipped.iter().flat_map(|skipped| &skipped.why).map(ToString::to_string);
         let damaged = why.collect::<Vec<_>>().join("; ");

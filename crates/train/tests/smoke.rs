@@ -16,8 +16,8 @@ use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;
-use regatta_train::job::TrainError;
-use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeTest, Verdict};
+use regatta_train::training::TrainError;
+use regatta_train::training::smoke::{Check, CheckResult, Details, SmokeTest, Verdict};
 
 /// Fault injected on a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,11 +104,12 @@ type Outcome = Result<(Vec<CheckResult>, bool), Box<(Check, TrainError)>>;
 
 fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Outcome {
     let device = Box::new(Cpu::new(1, Precision::F32));
-    let job = common::job(&config, &DataSpec::default(), comm.clone(), device, folder).unwrap();
+    let setup = common::training_setup(&config, &DataSpec::default(), comm.clone(), device, folder)
+        .unwrap();
     let mut checks = Vec::new();
     let mut emit = |check| checks.push(check);
     let mut smoke = SmokeTest::new(comm.clone(), &|| false, &mut emit);
-    let result = smoke.training(job);
+    let result = smoke.training(setup);
     let (current, passed) = (smoke.current(), smoke.passed());
     result.map(|()| (checks, passed)).map_err(|error| {
         comm.abort(&error.to_string());

@@ -14,8 +14,8 @@ use regatta_train::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer,
 };
 use regatta_train::data::Tokenizer;
-use regatta_train::job::TOKENIZER;
-use regatta_train::{load, run};
+use regatta_train::training::TOKENIZER;
+use regatta_train::{load, run_paths};
 use serde_json::json;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
@@ -95,7 +95,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     if !folder.is_dir() {
         bail!("{} is not a folder", folder.display());
     }
-    for candidate in [folder.to_owned(), run::find_checkpoint_dir(folder)] {
+    for candidate in [folder.to_owned(), run_paths::find_checkpoint_dir(folder)] {
         if let Some(newest) = Checkpoint::latest(&candidate)? {
             return Ok(newest);
         }

@@ -4,15 +4,15 @@
 //! [`load`] resolves what the user typed: defaults, then a preset, then a file, then `key=value`
 //! arguments, each overriding the ones before. [`Resolved`] also records the origin of each value.
 
-mod aliases;
 mod base;
 mod error;
 mod explain;
-mod layers;
+mod foreign_keys;
 mod mesh;
 mod notes;
 mod presets;
 mod render;
+mod resolved;
 mod schema;
 mod suggest;
 mod validate;
@@ -21,9 +21,9 @@ mod value;
 pub use base::{Base, load, resolve};
 pub use error::{ConfigError, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
-pub use layers::{Origin, Resolved};
 pub use presets::{PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};
+pub use resolved::{Origin, Resolved};
 pub use schema::Key;
 pub use value::{OptimizerKind, Resume};
 
@@ -32,8 +32,8 @@ use schema::{
     configuration,
 };
 
+use crate::lr_schedule::{LrDecay, LrScaling};
 use crate::offload::Tier;
-use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::layers::Origin;
+use super::resolved::Origin;
 use super::value::quoted;
 use super::{Config, KEYS, Key, PRESETS, Resolved, Result};
 

@@ -4,8 +4,8 @@
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, Result};
+use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
-use crate::schedule::LrSchedule;
 use regatta_predict::cost::MemoryBytes;
 use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;

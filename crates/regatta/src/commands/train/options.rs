@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use regatta_train::config::{self, Resolved};
-use regatta_train::run::CONFIG as CONFIG_FILE;
+use regatta_train::run_paths::CONFIG as CONFIG_FILE;
 
 use super::args::TrainArgs;
 

@@ -1,7 +1,7 @@
 //! The report of a smoke test, accumulated from the events of rank 0. No I/O; times are arguments,
 //! in seconds since the start.
 
-use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeEvent, Verdict};
+use regatta_train::training::smoke::{Check, CheckResult, Details, SmokeEvent, Verdict};
 use serde::Serialize;
 
 /// The process that writes the report.
@@ -157,7 +157,7 @@ fn hint(check: Check) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_train::job::smoke::Findings;
+    use regatta_train::training::smoke::Findings;
 
     fn finished(check: Check, error: Option<&str>) -> SmokeEvent {
         let details = match check {

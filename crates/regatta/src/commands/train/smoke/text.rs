@@ -1,8 +1,8 @@
 //! The smoke test as text. No I/O.
 
 use regatta_model::units::{format_bytes, format_si_unit, format_time, pluralize};
-use regatta_train::job::smoke::{AllReduceTiming, Check, CheckResult, Details, Verdict};
 use regatta_train::metrics::StepSeconds;
+use regatta_train::training::smoke::{AllReduceTiming, Check, CheckResult, Details, Verdict};
 
 use super::report::{SmokeFailure, SmokeReport};
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
@@ -120,7 +120,7 @@ fn phases(times: &StepSeconds) -> String {
 #[cfg(test)]
 mod tests {
     use anstream::adapter::strip_str;
-    use regatta_train::job::smoke::{Findings, SlowestRank, SmokeEvent};
+    use regatta_train::training::smoke::{Findings, SlowestRank, SmokeEvent};
 
     use super::super::report::ReportingProcess;
     use super::*;

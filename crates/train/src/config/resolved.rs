@@ -8,7 +8,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
 use super::value::{Quoting, RawValue, quoted};
-use super::{Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, aliases, presets};
+use super::{
+    Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, foreign_keys, presets,
+};
 
 /// Top-level key of a file: the preset it is based on.
 const PRESET: &str = "preset";
@@ -227,7 +229,7 @@ fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String> {
 }
 
 fn unknown(key: &str, location: &SourceLocation) -> ConfigError {
-    let hint = match (aliases::key_for(key), similar_key(key)) {
+    let hint = match (foreign_keys::key_for(key), similar_key(key)) {
         (Some(known), _) => format!("use {}", known.full_name()),
         (None, Some(similar)) => format!("did you mean {similar}?"),
         (None, None) => "`regatta train --keys` lists all keys".to_owned(),

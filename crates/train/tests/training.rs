@@ -15,8 +15,8 @@ use regatta_predict::bytes::{DiskIoBytes, SentBytes};
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{Config, Resume};
 use regatta_train::data::DataSpec;
-use regatta_train::job::{self, TrainError};
 use regatta_train::metrics::{EndReason, Event};
+use regatta_train::training::{self, TrainError};
 
 fn config(args: &str) -> Config {
     let small = "model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.seq_len=16 \
@@ -49,7 +49,7 @@ fn train_on(
         let mut recorded = Recorded::default();
         let device = Box::new(Cpu::new(1, config.train.precision));
         let data = &data[rank as usize % data.len()];
-        let job = common::job(config, data, comm, device, folder.0.clone())?;
+        let setup = common::training_setup(config, data, comm, device, folder.0.clone())?;
         // Only the last rank is interrupted.
         let stop = || rank == ranks - 1 && stop_after.is_some_and(|after| done.get() + 1 >= after);
         let mut emit = |event| match event {
@@ -65,7 +65,7 @@ fn train_on(
             }
             _ => {}
         };
-        let reason = job::run(job, &stop, &mut emit)?;
+        let reason = training::run(setup, &stop, &mut emit)?;
         Ok((reason, recorded))
     };
     run_ranks(in_process::world(ranks), run).swap_remove(0)
@@ -287,9 +287,9 @@ fn restarted_ranks_resume_only_from_their_own_run() {
     let args = "steps=4 decay_steps=12 resume=never";
     train(1, args, &folder);
     let mut config = config(args);
-    job::resume_own_run(&mut config, &folder.0, "another").unwrap();
+    training::resume_own_run(&mut config, &folder.0, "another").unwrap();
     assert_eq!(config.checkpoint.resume, Resume::Never, "checkpoints of another run");
-    job::resume_own_run(&mut config, &folder.0, RUN).unwrap();
+    training::resume_own_run(&mut config, &folder.0, RUN).unwrap();
     assert_eq!(config.checkpoint.resume, Resume::Auto);
 }
 

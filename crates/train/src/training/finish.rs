@@ -3,14 +3,14 @@
 use regatta_comm::{Collectives, ReduceOp};
 
 use super::checkpointing::SaveOutcome;
-use super::{Result, TrainError, Training, gather, is_due};
+use super::{Result, TrainError, TrainingLoop, gather, is_due};
 use crate::checkpoint::CheckpointMeta;
 use crate::metrics::{EndReason, Event, RankBytes, Summary};
 
 /// Maximum number of ranks with individual byte counts in the summary.
 const MAX_REPORTED_RANKS: u32 = 64;
 
-impl Training {
+impl TrainingLoop {
     /// Starts a checkpoint, after the previous one has finished: two at a time would need twice the memory.
     pub(super) fn start_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         self.finish_checkpoint(emit)?;
@@ -66,7 +66,7 @@ impl Training {
             step: self.done,
             tokens: self.tokens,
             seed: self.config.train.seed,
-            shape: self.engine.net.model.shape.clone(),
+            shape: self.engine.device_model.model.shape.clone(),
             config: self.config.to_toml(),
             tokenizer: self.dataset.tokenizer.fingerprint(),
             extra: self.extra.clone(),

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use regatta_comm::{Collectives, Comm, CommError};
 
-use super::Job;
+use super::TrainingSetup;
 use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, newest_valid,
 };
 use crate::config::{Config, Resume};
-use crate::run;
+use crate::run_paths;
 use regatta_predict::shape::ModelShape;
 
 /// The checkpoint to resume from.
@@ -28,11 +28,11 @@ pub struct ResumePoint {
 }
 
 /// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones.
-pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumePoint>> {
-    let comm = &*job.comm;
-    let Some(base) = base(&job.config, own) else { return Ok(None) };
+pub fn find_on_all_ranks(setup: &TrainingSetup, own: Option<&Path>) -> Result<Option<ResumePoint>> {
+    let comm = &*setup.comm;
+    let Some(base) = base(&setup.config, own) else { return Ok(None) };
     if comm.rank() == 0 {
-        let found = find(&job.config, own)?;
+        let found = find(&setup.config, own)?;
         // Relative to the configured path, which may be mounted elsewhere on other nodes.
         let relative = found.as_ref().map(|found| {
             let folder = found.checkpoint.folder();
@@ -88,7 +88,7 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> 
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => newest_valid(&run::find_checkpoint_dir(&folder))?,
+        Err(_) => newest_valid(&run_paths::find_checkpoint_dir(&folder))?,
     };
     let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
     let skipped: Vec<String> = skipped.iter().map(skip_note).collect();
