@@ -27,7 +27,7 @@ use regatta_train::step::{DeviceModel, Engine, MicroBatch};
 
 const SEQ_LEN: usize = 8;
 
-/// A training described by configuration keys.
+/// A training run described by configuration keys.
 struct Case {
     shape: ModelShape,
     plan: ParallelPlan,

@@ -8,7 +8,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::{LossAndNorm, TempDir, Training, run_ranks};
+use common::{LossAndNorm, ShortRun, TempDir, run_ranks};
 use proptest::prelude::*;
 use regatta_comm::{Comm, in_process};
 use regatta_device::reference::Reference;
@@ -97,7 +97,7 @@ impl Case {
     fn rank(self, comm: Arc<dyn Comm>, dir: PathBuf) -> Vec<LossAndNorm> {
         let mut engine = self.engine(&comm, dir);
         let replica = self.mesh.coord(comm.rank() as usize).dp;
-        let training = Training {
+        let training = ShortRun {
             steps: STEPS,
             batch: BATCH,
             seq_len: SEQ_LEN,

@@ -7,7 +7,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{TempDir, Training, run_ranks, step_config, tokens};
+use common::{ShortRun, TempDir, run_ranks, step_config, tokens};
 use regatta_comm::worker::Communicator;
 use regatta_comm::{Comm, in_process, shm};
 use regatta_device::reference::Reference;
@@ -86,7 +86,7 @@ impl Case {
 
     fn train(&self, comm: Arc<dyn Comm>) -> Trained {
         let mut engine = self.engine(comm.clone(), ParamInit::Random { seed: 11 }).unwrap();
-        let training = Training {
+        let training = ShortRun {
             steps: self.steps,
             batch: self.batch,
             seq_len: SEQ_LEN,

@@ -193,7 +193,7 @@ fn import(args: &ImportArgs) -> Result<ExitCode> {
     let model = huggingface::import(&args.model)?;
     let read = |parameter| -> Result<Shard, HuggingFaceError> {
         let values = model.read(&parameter)?;
-        Ok(Shard::whole(&parameter.name, StateTensor::Parameter, &parameter.shape, values))
+        Ok(Shard::full_tensor(&parameter.name, StateTensor::Parameter, &parameter.shape, values))
     };
     let tensors = model.parameters().into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let tokenizer = import_tokenizer(&args.model, &args.to)?;

@@ -1,4 +1,4 @@
-//! Named datasets: found locally or downloaded, and verified by their checksum.
+//! Datasets known by name (tinyshakespeare): found locally or downloaded, and verified by their checksum.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -44,7 +44,7 @@ pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Resul
     std::fs::create_dir_all(cache).map_err(DataError::io("create", cache))?;
     let path = cache.join(&file);
     // Ranks may download concurrently: each to its own file, and the last rename wins.
-    let part = Part(beside(&path, "part"));
+    let part = PartialDownload(beside(&path, "part"));
     download(named.address, &part.0).map_err(|reason| DataError::Fetch {
         name: named.name.to_owned(),
         address: named.address.to_owned(),
@@ -59,9 +59,9 @@ pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Resul
 }
 
 /// A temporary file, removed unless renamed.
-struct Part(PathBuf);
+struct PartialDownload(PathBuf);
 
-impl Drop for Part {
+impl Drop for PartialDownload {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }

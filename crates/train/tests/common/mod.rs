@@ -115,9 +115,9 @@ pub struct LossAndNorm {
     pub grad_norm: f64,
 }
 
-/// A short training, the same for every parallel layout.
+/// A short training run, the same for every parallel layout.
 #[derive(Debug, Clone, Copy)]
-pub struct Training {
+pub struct ShortRun {
     pub steps: u64,
     /// Sequences of the global batch.
     pub batch: usize,
@@ -129,7 +129,7 @@ pub struct Training {
     pub recompute: fn(u64) -> bool,
 }
 
-impl Training {
+impl ShortRun {
     /// Trains replica `replica` of `replicas`. All ranks of `comm` get the same metrics.
     pub fn run(
         self,

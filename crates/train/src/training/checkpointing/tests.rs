@@ -56,7 +56,7 @@ fn element(kind: StateTensor, name: &str, position: usize) -> f32 {
 fn expected(range: &ShardRange<'_>) -> Vec<f32> {
     let ParamSpec { name, full_shape, .. } = range.parameter;
     let slices = slices(range.parameter, range.range.clone());
-    let runs = slices.iter().flat_map(|part| part.runs(full_shape));
+    let runs = slices.iter().flat_map(|part| part.contiguous_ranges(full_shape));
     let positions = runs.flat_map(|run| run.start..run.start + run.len);
     positions.map(|position| element(range.kind, name, position)).collect()
 }

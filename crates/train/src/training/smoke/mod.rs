@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 pub use event::{
-    AllReduceTiming, Check, CheckResult, Details, Findings, RankInfo, SlowestRank, SmokeEvent,
-    Verdict,
+    AllReduceTiming, Check, CheckResult, CheckStatus, Details, Findings, RankInfo, SlowestRank,
+    SmokeEvent,
 };
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
@@ -95,15 +95,15 @@ impl<'a> SmokeTest<'a> {
         if all.iter().any(|(_, stop)| *stop) {
             return Err(TrainError::Interrupted);
         }
-        let verdict = findings.verdict();
-        self.passed &= verdict != Verdict::Failed;
+        let status = findings.status();
+        self.passed &= status != CheckStatus::Failed;
         let slowest = (0..).zip(&all).max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0));
         let slowest = slowest.map(|(rank, (seconds, _))| {
             let host = self.comm.peer(rank).host;
             SlowestRank { rank, host, seconds: *seconds }
         });
         if self.comm.rank() == 0 {
-            (self.emit)(CheckResult { check, verdict, seconds: own.0, slowest, findings });
+            (self.emit)(CheckResult { check, status, seconds: own.0, slowest, findings });
         }
         Ok(())
     }
