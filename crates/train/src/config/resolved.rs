@@ -93,7 +93,7 @@ impl Resolved {
         for arg in args.iter().map(AsRef::as_ref) {
             let parts = arg.split_once('=').filter(|(key, _)| !key.trim().is_empty());
             let Some((key, text)) = parts else {
-                return Err(ConfigError::NotKeyValue { arg: arg.to_owned() });
+                return Err(not_key_value(arg));
             };
             let index = find(&expand_short_form(key.trim(), &location)?, &location)?;
             self.set(index, &RawValue { text: text.trim(), quoting: Quoting::Unknown }, &location)?;
@@ -117,7 +117,13 @@ impl Resolved {
         if matches!(origin, Origin::File(_)) {
             if let Some(preset) = table.remove(PRESET) {
                 let location = location(preset.span().start);
-                self.apply_preset(presets::find(string(PRESET, preset.get_ref(), &location)?)?)?;
+                let name = string(PRESET, preset.get_ref(), &location)?;
+                let found = presets::find(name).map_err(|hint| ConfigError::UnknownPreset {
+                    location,
+                    name: name.to_owned(),
+                    hint,
+                });
+                self.apply_preset(found?)?;
             }
             if let Some(name) = table.remove(NAME) {
                 let location = location(name.span().start);
@@ -226,6 +232,23 @@ fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String> {
             Err(ConfigError::AmbiguousKey { location, key: key.to_owned(), candidates })
         }
     }
+}
+
+/// How to set a key whose name was given without a value.
+pub(super) fn assignment_hint(word: &str) -> Option<String> {
+    let is_key = KEYS.iter().any(|key| key.name == word || key.full_name() == word);
+    is_key.then(|| format!("to set this key, write {word}=VALUE"))
+}
+
+fn not_key_value(arg: &str) -> ConfigError {
+    let hint = match assignment_hint(arg) {
+        Some(hint) => hint,
+        None if presets::find(arg).is_ok() || arg.ends_with(".toml") => {
+            "only one preset or file can be given, as the first argument".to_owned()
+        }
+        None => "`regatta train --keys` lists all keys".to_owned(),
+    };
+    ConfigError::NotKeyValue { arg: arg.to_owned(), hint }
 }
 
 fn unknown(key: &str, location: &SourceLocation) -> ConfigError {

@@ -1,5 +1,6 @@
 //! Types of configuration values: parsing and TOML output.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::lr_schedule::{LrDecay, LrScaling};
@@ -179,6 +180,12 @@ pub enum OptimizerKind {
     AdamW,
     /// [`regatta_device::optimizer::Sgd`].
     Sgd,
+}
+
+impl fmt::Display for OptimizerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_toml().trim_matches('"'))
+    }
 }
 
 impl Value for ScheduleKind {

@@ -45,13 +45,17 @@ pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Resul
     let path = cache.join(&file);
     // Ranks may download concurrently: each to its own file, and the last rename wins.
     let part = PartialDownload(beside(&path, "part"));
-    download(named.address, &part.0).map_err(|reason| DataError::Fetch {
+    let failed = |reason| DataError::Fetch {
         name: named.name.to_owned(),
         address: named.address.to_owned(),
         reason,
         path: path.clone(),
-    })?;
-    check(named, &part.0)?;
+    };
+    download(named.address, &part.0).map_err(failed)?;
+    let (found, expected) = (sha256(&part.0, |_| Ok(()))?, named.sha256);
+    if found != expected {
+        return Err(failed(format!("SHA-256 of the download is {found} instead of {expected}")));
+    }
     let synced = File::open(&part.0).and_then(|file| file.sync_all());
     synced.map_err(DataError::io("write", &part.0))?;
     std::fs::rename(&part.0, &path).map_err(DataError::io("rename to", &path))?;

@@ -100,6 +100,8 @@ struct TrainingLoop {
     tokens: u64,
     /// Step of the last checkpoint started.
     last_checkpoint: Option<u64>,
+    /// Step of the last complete checkpoint that this rank knows of; only rank 0 knows of new ones.
+    complete_checkpoint: Option<u64>,
     /// Additional metadata for checkpoints.
     extra: BTreeMap<String, String>,
     throughput: Throughput,
@@ -117,7 +119,9 @@ impl TrainingLoop {
         let steps = self.config.train.steps;
         if self.done >= steps {
             emit(Event::Note(format!(
-                "all {steps} steps are finished; set train.steps higher to continue"
+                "the checkpoint is at step {}, train.steps is {steps}: nothing to train; increase train.steps \
+                 to continue",
+                self.done
             )));
         }
         let mut reason = EndReason::Completed;
@@ -238,8 +242,8 @@ impl TrainingLoop {
     /// Fails if a value is not finite.
     fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<()> {
         let rank = self.comm.rank();
-        let host = self.comm.peer(rank).host;
-        let error = TrainError::NotFinite { rank, host, what, number, step };
+        let (host, checkpoint) = (self.comm.peer(rank).host, self.complete_checkpoint);
+        let error = TrainError::NotFinite { rank, host, what, number, step, checkpoint };
         if number.is_finite() { Ok(()) } else { Err(error) }
     }
 

@@ -1,4 +1,4 @@
-//! Finds the checkpoint to resume from: rank 0 chooses the newest valid one, and every rank opens it.
+//! Finds the checkpoint to resume from: rank 0 chooses the latest valid one, and every rank opens it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,7 +10,7 @@ use super::TrainingSetup;
 use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, newest_valid,
+    Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, latest_valid,
 };
 use crate::config::{Config, Resume};
 use crate::run_paths;
@@ -88,25 +88,50 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> 
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => newest_valid(&run_paths::find_checkpoint_dir(&folder))?,
+        Err(_) => latest_valid(&run_paths::find_checkpoint_dir(&folder))?,
     };
-    let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
-    let skipped: Vec<String> = skipped.iter().map(skip_note).collect();
     match (checkpoint, &config.checkpoint.resume) {
-        (Some(checkpoint), _) => Ok(Some(ResumePoint { checkpoint, skipped, damaged })),
+        (Some(checkpoint), _) => {
+            let note = |skipped: &Skipped| {
+                format!(
+                    "skipped damaged checkpoint {}: {}",
+                    skipped.folder.display(),
+                    reason(skipped)
+                )
+            };
+            let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
+            Ok(Some(ResumePoint {
+                checkpoint,
+                skipped: skipped.iter().map(note).collect(),
+                damaged,
+            }))
+        }
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
-        (None, _) => Err(TrainError::NoCheckpoint { folder, skipped: skipped.join("; ") }),
+        (None, _) => {
+            let each = |skipped: &Skipped| {
+                let name = skipped.folder.file_name().unwrap_or_default().display();
+                format!("{name}: {}", reason(skipped))
+            };
+            let skipped = skipped.iter().map(each).collect::<Vec<_>>().join("; ");
+            Err(TrainError::NoCheckpoint { folder, skipped })
+        }
     }
 }
 
-fn skip_note(skipped: &Skipped) -> String {
+/// Why a checkpoint was skipped, with paths relative to it.
+fn reason(skipped: &Skipped) -> String {
     let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
-    format!("skipped damaged checkpoint {}: {why}", skipped.folder.display())
+    why.replace(&format!("{}/", skipped.folder.display()), "")
 }
 
-/// Fails if the checkpoint has a different model or tokenizer.
-pub fn check_compatible(saved: &Checkpoint, shape: &ModelShape, tokenizer: &str) -> Result<()> {
-    let CheckpointMeta { shape: other, tokenizer: made_by, .. } = saved.meta();
+/// Fails if the checkpoint has a different model, tokenizer or optimizer.
+pub fn check_compatible(
+    saved: &Checkpoint,
+    shape: &ModelShape,
+    tokenizer: &str,
+    config: &Config,
+) -> Result<()> {
+    let CheckpointMeta { shape: other, tokenizer: made_by, config: text, .. } = saved.meta();
     let wrong = |what, why| {
         let folder = saved.folder().to_owned();
         Err(TrainError::Incompatible { folder, what, why })
@@ -122,7 +147,20 @@ pub fn check_compatible(saved: &Checkpoint, shape: &ModelShape, tokenizer: &str)
         );
         return wrong("tokenizer", why);
     }
-    Ok(())
+    // Imported models have neither a configuration nor optimizer state.
+    let before = Config::from_toml(saved.folder(), text).ok().filter(|_| !text.is_empty());
+    let [now, before] =
+        [Some(config), before.as_ref()].map(|config| config.map(|c| c.optimizer.name));
+    match before.zip(now).filter(|(before, now)| before != now) {
+        Some((before, now)) => wrong(
+            "optimizer",
+            format!(
+                "optimizer.name is {before} in the checkpoint and {now} in the configuration; remove the \
+            override, or discard the optimizer state with `regatta checkpoint export` and `import`"
+            ),
+        ),
+        None => Ok(()),
+    }
 }
 
 /// Fails if the data changed: the run would skip or repeat samples.
@@ -149,6 +187,6 @@ fn difference(there: &ModelShape, here: &ModelShape) -> String {
     let differs = there.iter().find(|(name, value)| here.get(*name) != Some(value));
     differs.map_or_else(String::new, |(name, value)| {
         let here = here.get(name).map(ToString::to_string).unwrap_or_default();
-        format!("model.{name} is {value} in the checkpoint and {here} in the configuration")
+        format!("model.{name} is {value} in the checkpoint and {here} in the configuration; remove the override, or start a new run")
     })
 }

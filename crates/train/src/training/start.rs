@@ -51,7 +51,7 @@ impl TrainingLoop {
         if let Some(found) = &found {
             let TrainingSetup { config, dataset, .. } = &setup;
             let tokenizer = dataset.tokenizer.fingerprint();
-            resume::check_compatible(&found.checkpoint, &shape, &tokenizer)?;
+            resume::check_compatible(&found.checkpoint, &shape, &tokenizer, config)?;
             if config.checkpoint.resume == Resume::Auto {
                 resume::check_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
             }
@@ -76,6 +76,7 @@ impl TrainingLoop {
         };
         let mut training = Self::new(setup, plan, shape, &info, init)?;
         (training.tokens, training.last_checkpoint) = (tokens, last_checkpoint);
+        training.complete_checkpoint = last_checkpoint;
         let notes = training.config.notes(&training.plan);
         notes.into_iter().for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
@@ -156,6 +157,7 @@ impl TrainingLoop {
             done: info.start_step,
             tokens: 0,
             last_checkpoint: None,
+            complete_checkpoint: None,
             extra,
             throughput,
             usage: Usage::new(cost),

@@ -231,9 +231,8 @@ pub fn summary(summary: &Summary, width: usize) -> String {
     let steps = pluralize(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
     // Without a step in this launch there is no loss.
     if summary.loss.is_nan() {
-        return format!(
-            "{style}{outcome}{style:#}: no steps in this launch, {steps} in total\n{folder}"
-        );
+        let step = summary.step;
+        return format!("{style}{outcome}{style:#}: already at step {step}\n{folder}");
     }
     let mut values = vec![format!("{outcome}: {steps} in {}", format_duration(summary.seconds))];
     values.push(format!("loss {}", format_loss(summary.loss)));

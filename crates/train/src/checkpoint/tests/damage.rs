@@ -19,7 +19,7 @@ fn two() -> TempDir {
 
 /// The newest is skipped, and the previous one is valid.
 fn skipped(scratch: &TempDir) -> String {
-    let (good, skipped) = newest_valid(&scratch.0).unwrap();
+    let (good, skipped) = latest_valid(&scratch.0).unwrap();
     assert_is(&good.unwrap(), 1);
     let [newest] = skipped.as_slice() else { panic!("{skipped:?}") };
     assert_eq!(newest.folder, scratch.0.join("step-00000002"));

@@ -88,7 +88,7 @@ fn later_checkpoints_are_moved_aside_under_unique_names() {
         assert!(writers[1].move_aside(None).unwrap().is_empty(), "only rank 0 moves them");
         assert_is(&Checkpoint::open(&aside).unwrap(), 20);
     }
-    let newest = newest_valid(&scratch.0).unwrap().0.unwrap();
+    let newest = latest_valid(&scratch.0).unwrap().0.unwrap();
     assert_eq!(newest.meta().step, 10);
     assert!(is_in_dir(&newest, &scratch.0));
     let aside = Checkpoint::open(&scratch.0.join("step-00000020.aside-1")).unwrap();
@@ -168,7 +168,7 @@ fn an_empty_or_missing_directory_has_no_checkpoint() {
     let scratch = TempDir::in_memory();
     assert!(Checkpoint::latest(&scratch.0).unwrap().is_none());
     assert!(Checkpoint::latest(&scratch.0.join("nowhere")).unwrap().is_none());
-    let (found, skipped) = newest_valid(&scratch.0).unwrap();
+    let (found, skipped) = latest_valid(&scratch.0).unwrap();
     assert!(found.is_none() && skipped.is_empty());
 }
 

@@ -45,6 +45,7 @@ impl TrainingLoop {
             SaveOutcome::Complete { step, folder, seconds, notes } => {
                 notes.into_iter().for_each(|note| emit(Event::Note(note)));
                 if let Some(folder) = folder {
+                    self.complete_checkpoint = Some(step);
                     let dir = folder.display().to_string();
                     emit(Event::Checkpoint { step, dir, seconds });
                 }

@@ -269,7 +269,7 @@ fn save_and_restore(
     let own = match manager.resolve(counts) {
         Some(SaveOutcome::Complete { .. }) => None,
         Some(SaveOutcome::Failed { why, .. }) => why.map(|why| why.to_string()),
-        None => Some("the checkpoint was neither written nor did it fail".to_owned()),
+        None => Some("the save neither completed nor failed in time".to_owned()),
     };
     if let Some(error) = gather::first_error(&*comm, own)? {
         return Ok(Some(error));
@@ -291,7 +291,7 @@ fn read(training: &mut TrainingLoop, folder: &Path, digest: &str) -> Result<Opti
         Err(TrainError::Checkpoint(error)) => Ok(Some(error.to_string())),
         Err(error) => Err(error),
         Ok(()) if consistency::digest(engine)? != digest => {
-            Ok(Some(format!("{} does not contain what was written", folder.display())))
+            Ok(Some(format!("{} differs from the saved state", folder.display())))
         }
         Ok(()) => Ok(None),
     }
