@@ -87,7 +87,7 @@ fn interrupt(ranks: u32, args: &str, folder: &TempDir, after: u64) -> Recorded {
     recorded
 }
 
-/// The error of a training that fails.
+/// The error of a run that fails.
 fn error(ranks: u32, args: &str, folder: &TempDir) -> String {
     error_on(ranks, args, folder, &[DataSpec::default()])
 }
@@ -213,8 +213,17 @@ fn a_checkpoint_of_a_different_model_is_refused() {
     let folder = TempDir::new();
     train(1, "steps=4 decay_steps=12", &folder);
     for (ranks, args, expected) in [
-        (1, "model.num_layers=3", "is 2 in the checkpoint and 3 in the configuration"),
-        (2, "resume=/nowhere", "no checkpoint to resume from in /nowhere"),
+        (
+            1,
+            "model.num_layers=3",
+            "in the checkpoint and 3 in the configuration; remove the override",
+        ),
+        (2, "optimizer.name=sgd", "optimizer.name is adamw in the checkpoint and sgd in the"),
+        (
+            2,
+            "resume=/nowhere",
+            "no checkpoint in /nowhere. To start from scratch, set checkpoint.resume=never",
+        ),
         (5, "", "train.batch 24 is not divisible by 5 ranks"),
     ] {
         let error = error(ranks, args, &folder);
@@ -299,11 +308,23 @@ fn non_finite_values_end_the_run() {
     let error = error(2, args, &TempDir::new());
     // Gradients overflow no later than the loss.
     let is_named = ["loss is", "gradient norm is"].iter().any(|it| error.contains(it));
-    assert!(is_named && error.contains("optimizer.lr"), "{error}");
+    assert!(is_named && error.contains("optimizer.lr") && !error.contains("checkpoint"), "{error}");
     // The last update does not affect any loss.
     let args = "steps=1 lr=1e300 warmup_steps=0 decay_steps=12";
     let error = self::error(1, args, &TempDir::new());
     assert!(error.contains("parameter norm is"), "{error}");
+    let folder = TempDir::new();
+    train(1, "steps=4 decay_steps=12", &folder);
+    let error = self::error(1, "lr=1e300", &folder);
+    assert!(error.ends_with(". The checkpoint of step 4 is intact"), "{error}");
+}
+
+#[test]
+fn fewer_steps_than_the_checkpoint_has_are_noted() {
+    let folder = TempDir::new();
+    train(1, "steps=4 decay_steps=12", &folder);
+    let notes = train(1, "steps=2 decay_steps=12", &folder).notes.join("\n");
+    assert!(notes.contains("the checkpoint is at step 4, train.steps is 2: nothing"), "{notes}");
 }
 
 #[test]

@@ -148,7 +148,9 @@ impl Suggestion {
             Self::Ranks(_) => {
                 let noun = if last.ranks == 1 { "rank" } else { "ranks" };
                 let counts = either(&|change| change.ranks.to_string());
-                format!("run on {counts} {noun} (-n {counts})")
+                let option =
+                    if changes.len() == 1 { format!(" (-n {counts})") } else { String::new() };
+                format!("run on {counts} {noun}{option}")
             }
             Self::Split => format!("use {}", either(&words)),
             Self::Axis(key, _) => {
