@@ -37,9 +37,9 @@ pub fn resolve<S: AsRef<str>>(base: Option<Base>, args: &[S]) -> Result<Resolved
     match base {
         None => resolved.apply_preset(&PRESETS[0])?,
         Some(Base::Preset(name)) => {
-            let unknown = |near| match resolved::assignment_hint(&name) {
-                Some(hint) => ConfigError::UnknownBase { name: name.clone(), hint },
-                None => ConfigError::UnknownBase { name: name.clone(), hint: near },
+            let unknown = |near| ConfigError::UnknownBase {
+                hint: resolved::assignment_hint(&name).unwrap_or(near),
+                name: name.clone(),
             };
             resolved.apply_preset(presets::find(&name).map_err(unknown)?)?;
         }

@@ -1,6 +1,5 @@
 //! Types of configuration values: parsing and TOML output.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use crate::lr_schedule::{LrDecay, LrScaling};
@@ -180,12 +179,6 @@ pub enum OptimizerKind {
     AdamW,
     /// [`regatta_device::optimizer::Sgd`].
     Sgd,
-}
-
-impl fmt::Display for OptimizerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.to_toml().trim_matches('"'))
-    }
 }
 
 impl Value for ScheduleKind {

@@ -142,14 +142,8 @@ impl Engine {
         init: ParamInit,
     ) -> Result<Self> {
         let is_local = device_model.model.retain_stage(&stage);
-        let state = BlockStore::new(
-            &device_model.model,
-            &device_model.device,
-            &groups,
-            config,
-            &is_local,
-            init,
-        )?;
+        let DeviceModel { model, device, .. } = &device_model;
+        let state = BlockStore::new(model, device, &groups, config, &is_local, init)?;
         Ok(Self { device_model, state, groups, stage })
     }
 

@@ -21,7 +21,7 @@ use regatta_predict::shape::ModelShape;
 pub struct ResumePoint {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// Why newer checkpoints were skipped.
+    /// Newer checkpoints that were skipped, each with the reason.
     pub skipped: Vec<String>,
     /// Checkpoints that were skipped.
     pub damaged: Vec<PathBuf>,
@@ -90,38 +90,22 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> 
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
         Err(_) => latest_valid(&run_paths::find_checkpoint_dir(&folder))?,
     };
+    // Paths in the reason are relative to the checkpoint.
+    let reason = |skipped: &Skipped| {
+        let folder = skipped.folder.display().to_string();
+        let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
+        format!("{folder}: {}", why.replace(&format!("{folder}/"), ""))
+    };
+    let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
+    let skipped: Vec<String> = skipped.iter().map(reason).collect();
     match (checkpoint, &config.checkpoint.resume) {
-        (Some(checkpoint), _) => {
-            let note = |skipped: &Skipped| {
-                format!(
-                    "skipped damaged checkpoint {}: {}",
-                    skipped.folder.display(),
-                    reason(skipped)
-                )
-            };
-            let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
-            Ok(Some(ResumePoint {
-                checkpoint,
-                skipped: skipped.iter().map(note).collect(),
-                damaged,
-            }))
-        }
+        (Some(checkpoint), _) => Ok(Some(ResumePoint { checkpoint, skipped, damaged })),
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
         (None, _) => {
-            let each = |skipped: &Skipped| {
-                let name = skipped.folder.file_name().unwrap_or_default().display();
-                format!("{name}: {}", reason(skipped))
-            };
-            let skipped = skipped.iter().map(each).collect::<Vec<_>>().join("; ");
+            let skipped = skipped.join("; ").replace(&format!("{}/", folder.display()), "");
             Err(TrainError::NoCheckpoint { folder, skipped })
         }
     }
-}
-
-/// Why a checkpoint was skipped, with paths relative to it.
-fn reason(skipped: &Skipped) -> String {
-    let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
-    why.replace(&format!("{}/", skipped.folder.display()), "")
 }
 
 /// Fails if the checkpoint has a different model, tokenizer or optimizer.
@@ -148,19 +132,17 @@ pub fn check_compatible(
         return wrong("tokenizer", why);
     }
     // Imported models have neither a configuration nor optimizer state.
-    let before = Config::from_toml(saved.folder(), text).ok().filter(|_| !text.is_empty());
-    let [now, before] =
-        [Some(config), before.as_ref()].map(|config| config.map(|c| c.optimizer.name));
-    match before.zip(now).filter(|(before, now)| before != now) {
-        Some((before, now)) => wrong(
-            "optimizer",
-            format!(
-                "optimizer.name is {before} in the checkpoint and {now} in the configuration; remove the \
+    let (before, now) = (Config::from_toml(saved.folder(), text), config.optimizer.name);
+    let before = before.map_or(now, |config| config.optimizer.name);
+    if !text.is_empty() && before != now {
+        let [before, now] = [before, now].map(|name| format!("{name:?}").to_lowercase());
+        let why = format!(
+            "optimizer.name is {before} in the checkpoint and {now} in the configuration; remove the \
             override, or discard the optimizer state with `regatta checkpoint export` and `import`"
-            ),
-        ),
-        None => Ok(()),
+        );
+        return wrong("optimizer", why);
     }
+    Ok(())
 }
 
 /// Fails if the data changed: the run would skip or repeat samples.

@@ -80,7 +80,9 @@ impl TrainingLoop {
         let notes = training.config.notes(&training.plan);
         notes.into_iter().for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
-            found.skipped.iter().for_each(|note| emit(Event::Note(note.clone())));
+            for skipped in &found.skipped {
+                emit(Event::Note(format!("skipped damaged checkpoint {skipped}")));
+            }
             manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.damaged));
             training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();

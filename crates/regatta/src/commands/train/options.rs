@@ -104,8 +104,6 @@ mod tests {
         assert!(error.contains("omit gpt2"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
         let error = resolve_line(&line).unwrap_err().to_string();
-        assert!(
-            error.contains("not a run folder: ") && error.ends_with("config.toml does not exist")
-        );
+        assert!(error.contains("not a run folder: "), "{error}");
     }
 }

@@ -9,10 +9,7 @@ use crate::metrics::Event;
 
 impl TrainingLoop {
     /// Starts a checkpoint, after the previous one has finished: two at a time would need twice the memory.
-    pub(in crate::training) fn start_checkpoint(
-        &mut self,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<()> {
+    pub fn start_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<()> {
         self.finish_checkpoint(emit)?;
         self.check_parameters()?;
         let meta = self.checkpoint_meta();
@@ -22,10 +19,7 @@ impl TrainingLoop {
     }
 
     /// Waits for the checkpoint in progress, if any.
-    pub(in crate::training) fn finish_checkpoint(
-        &mut self,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<Option<String>> {
+    pub fn finish_checkpoint(&mut self, emit: &mut dyn FnMut(Event)) -> Result<Option<String>> {
         let Some(manager) = &mut self.manager else { return Ok(None) };
         manager.wait();
         let mut counts = manager.save_counts();
@@ -34,7 +28,7 @@ impl TrainingLoop {
     }
 
     /// Handles the save counts of all ranks. Returns why the checkpoint failed, if it did.
-    pub(in crate::training) fn handle_save_counts(
+    pub fn handle_save_counts(
         &mut self,
         counts: [f64; 2],
         emit: &mut dyn FnMut(Event),
@@ -65,7 +59,7 @@ impl TrainingLoop {
         }
     }
 
-    pub(in crate::training) fn checkpoint_meta(&self) -> CheckpointMeta {
+    pub fn checkpoint_meta(&self) -> CheckpointMeta {
         CheckpointMeta {
             step: self.done,
             tokens: self.tokens,

@@ -71,17 +71,9 @@ fn run_checks(smoke: &mut SmokeTest<'_>, comm: &Arc<dyn Comm>, task: &TrainTask)
     })?;
     let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
     let run = training::run_id();
-    smoke.training(TrainingSetup {
-        config,
-        name,
-        comm,
-        device,
-        threads,
-        kernels,
-        dataset,
-        folder,
-        run,
-    })?;
+    let setup =
+        TrainingSetup { config, name, comm, device, threads, kernels, dataset, folder, run };
+    smoke.training(setup)?;
     Ok(())
 }
 
