@@ -15,7 +15,7 @@ use regatta_predict::pipeline::Stage;
 use regatta_train::model::Model;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
-use regatta_train::step::{Engine, MicroBatch, DeviceModel, OptimizerStep, StepConfig};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 use regatta_wire::secret::Secret;
 
 use crate::preset::{DataParallelism, Preset};
