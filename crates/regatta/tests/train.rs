@@ -25,7 +25,7 @@ fn help_shows_usage_and_examples() {
 fn keys_and_presets_list_defaults_and_sizes() {
     let keys = run_line("train --keys")
         .assert_ok("  train.steps = 1000  (an integer in [1, 1000000000000])\n");
-    assert_contains(keys, "\noptimizer: optimizer and learning-rate schedule\n");
+    assert_contains(keys, "\n[optimizer]\n");
     let presets = run_line("train --presets").ok();
     assert_contains(presets.lines().find(|line| line.starts_with("gpt2 ")).unwrap(), "124M");
     assert_contains(presets.lines().find(|line| line.starts_with("tiny ")).unwrap(), "~804k");
@@ -53,7 +53,10 @@ fn invalid_arguments_are_rejected_with_one_line() {
         ("train tinny", "no preset or file named tinny: did you mean tiny?"),
         ("train nowhere.toml", "cannot read nowhere.toml: No such file"),
         ("train tiny gpt2", "`gpt2` is not key=value"),
-        ("train --resume nowhere", "nowhere/config.toml: No such file"),
+        (
+            "train --resume nowhere",
+            "--resume nowhere: not a run folder: nowhere/config.toml does not exist",
+        ),
     ];
     for (words, expected) in cases {
         run_line(words).assert_error(expected);
