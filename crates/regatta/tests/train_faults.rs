@@ -117,7 +117,7 @@ fn resume_skips_corrupt_checkpoints_and_names_the_file() {
         let note =
             format!("note: skipped damaged checkpoint {damaged}/checkpoints/step-00000020: ");
         let note = out.lines().find(|line| line.starts_with(&note));
-        assert_contains(note.unwrap_or_else(|| panic!("{out}")), &path);
+        assert_contains(note.unwrap_or_else(|| panic!("{out}")), file);
         assert_identical(&metrics(&folder, &damaged), &full, 22);
     }
     // Corrupt checkpoints do not count: a valid one is removed only when there are two newer ones.

@@ -109,7 +109,10 @@ fn invalid_layouts_are_rejected_with_the_nearest_valid_ones() {
         ("-n 2 pp=2 micro_batch=16", "train.micro_batch 16 gives 1 micro-batch per step"),
         ("-n 2 pp=2 micro_batch=5", "(train.batch 16 over 1 replica on 2 ranks): set it"),
         ("-n 2 pp=2 batch=1", "needs at least 2 micro-batches per step, but a replica has"),
-        ("-n 2 batch=1", "train.batch 1 is not divisible by 2 ranks: set it to 2, run on 1 rank,"),
+        (
+            "-n 2 batch=1",
+            "train.batch 1 is not divisible by 2 ranks: set it to 2, run on 1 rank (-n 1),",
+        ),
         ("-n 8 tp=2 pp=2 batch=3", "is not divisible by 2 replicas on 8 ranks: set"),
         ("-n 2 pp=2 parallel.schedule=none", "expected gpipe, 1f1b, interleaved or zero-bubble"),
         ("-n 2 pp=2 virtual_stages=2", stages),
