@@ -47,17 +47,17 @@ const RESULTS: [&str; 8] = [
 
 /// Files and folders of `train` that determine a run on any number of ranks and after a restart.
 const DETERMINISTIC: [&str; 11] = [
-    "schedule.rs",
+    "lr_schedule.rs",
     "config/mesh.rs",
     "config/notes.rs",
     "config/suggest.rs",
     "config/validate.rs",
     "data/sampler.rs",
-    "job/checkpointing/owned_shards.rs",
-    "job/checkpointing/slices.rs",
-    "job/smoke/event.rs",
-    "job/smoke/rank_notes.rs",
-    "job/step_stats.rs",
+    "training/checkpointing/owned_shards.rs",
+    "training/checkpointing/slices.rs",
+    "training/smoke/event.rs",
+    "training/smoke/rank_notes.rs",
+    "training/step_stats.rs",
 ];
 
 /// Where `discover` may open files by itself: the sysroot, files the user names, and the device files

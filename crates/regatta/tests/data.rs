@@ -71,7 +71,7 @@ fn corrupt_files_are_reported() {
     for (content, error) in [
         (&intact[..intact.len() - 1], "train.tokens has 2395 bytes instead of 2396"),
         (&flipped, "train.tokens are damaged"),
-        (b"text", "is not a token file"),
+        (b"text", "is not a regatta token file"),
     ] {
         folder.write("out/train.tokens", content);
         run_in(&folder, "data show out").assert_error(error);
@@ -85,10 +85,10 @@ fn invalid_inputs_are_rejected() {
     folder.write("bad.txt", b"ab\xff");
     folder.write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
     for (words, error) in [
-        ("nowhere.txt", "no dataset \"nowhere.txt\""),
+        ("nowhere.txt", "\"nowhere.txt\" is neither a text file nor"),
         ("builtin", "needs no preparation"),
         ("empty.txt", "empty.txt is empty"),
-        ("bad.txt", "not UTF-8 text: byte 2"),
+        ("bad.txt", "not UTF-8: invalid byte at offset 2"),
         ("text.txt --tokenizer tokenizer.json", "tokenizer.json as a tokenizer"),
     ] {
         run_in(&folder, &format!("data prepare {words} -o out")).assert_error(error);

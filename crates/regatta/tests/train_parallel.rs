@@ -94,13 +94,13 @@ fn layouts_of_8_ranks_match_a_single_rank() {
 fn invalid_layouts_are_rejected_with_the_nearest_valid_ones() {
     let folder = TempDir::new();
     let stages = "parallel.virtual_stages 2 needs parallel.schedule interleaved";
-    let shards = "parallel.hsdp_shard 3 does not divide the 2 ranks with the same";
+    let shards = "parallel.hsdp_shard 3 does not divide parallel.dp x parallel.cp = 2";
     let kv_heads = "model.num_kv_heads 2 is not divisible by parallel.tp 4";
     let cases = [
-        ("-n 4 tp=3", "parallel.tp 3 does not divide 4 ranks: use tp=2 dp=2 or tp=4 dp=1"),
+        ("-n 4 tp=3", "4 ranks are not divisible by parallel.tp 3: "),
         ("-n 6 tp=3", "by parallel.tp 3: run on 4 ranks with tp=2 or 8 ranks with tp=4"),
         ("-n 3 tp=3 batch=12", "by parallel.tp 3: use tp=1 dp=3, or run on 2 ranks with tp=2"),
-        ("-n 2 tp=2 cp=2", "parallel.tp 2 x parallel.cp 2 do not divide 2 ranks"),
+        ("-n 2 tp=2 cp=2", "2 ranks are not divisible by parallel.tp 2 x parallel.cp 2 = 4"),
         ("-n 4 dp=2 tp=4", "parallel.dp 2 does not match 4 ranks with parallel.tp 4"),
         ("-n 8 pp=8", "parallel.pp 8 exceeds model.num_layers 4: use pp=2 dp=4 or pp=4 dp=2"),
         ("-n 2 cp=2 seq_len=33", "model.seq_len 33 is not divisible by 4 (2 x parallel.cp 2)"),
@@ -109,7 +109,10 @@ fn invalid_layouts_are_rejected_with_the_nearest_valid_ones() {
         ("-n 2 pp=2 micro_batch=16", "train.micro_batch 16 gives 1 micro-batch per step"),
         ("-n 2 pp=2 micro_batch=5", "(train.batch 16 over 1 replica on 2 ranks): set it"),
         ("-n 2 pp=2 batch=1", "needs at least 2 micro-batches per step, but a replica has"),
-        ("-n 2 batch=1", "train.batch 1 is not divisible by 2 ranks: set it to 2, run on 1 rank,"),
+        (
+            "-n 2 batch=1",
+            "train.batch 1 is not divisible by 2 ranks: set it to 2, run on 1 rank (-n 1),",
+        ),
         ("-n 8 tp=2 pp=2 batch=3", "is not divisible by 2 replicas on 8 ranks: set"),
         ("-n 2 pp=2 parallel.schedule=none", "expected gpipe, 1f1b, interleaved or zero-bubble"),
         ("-n 2 pp=2 virtual_stages=2", stages),

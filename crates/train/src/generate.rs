@@ -3,7 +3,7 @@
 use crate::data::Tokenizer;
 use crate::model::{KvCache, ResidentParams};
 use crate::state::Result;
-use crate::step::Net;
+use crate::step::DeviceModel;
 use regatta_device::random;
 use regatta_device::tensor::{Tensor, View};
 
@@ -73,7 +73,7 @@ fn nucleus_len(weights: impl Iterator<Item = f64>, wanted: f64) -> usize {
 
 /// Generates text with a KV cache.
 pub struct Generator<'a> {
-    net: &'a Net,
+    device_model: &'a DeviceModel,
     params: Vec<View<'a>>,
     cache: Vec<KvCache>,
     /// Tokens in the cache, at most the model's sequence length.
@@ -89,15 +89,15 @@ pub struct Generator<'a> {
 
 impl<'a> Generator<'a> {
     /// With an empty context.
-    pub fn new(net: &'a Net, params: Vec<View<'a>>) -> Self {
+    pub fn new(device_model: &'a DeviceModel, params: Vec<View<'a>>) -> Self {
         Self {
-            net,
+            device_model,
             params,
-            cache: KvCache::for_model(&net.model, &*net.device),
+            cache: KvCache::for_model(&device_model.model, &*device_model.device),
             tokens: Vec::new(),
             logits: Vec::new(),
             sampled: 0,
-            vocab_size: net.model.shape.vocab_size,
+            vocab_size: device_model.model.shape.vocab_size,
             end_of_text: None,
         }
     }
@@ -111,14 +111,14 @@ impl<'a> Generator<'a> {
 
     /// Replaces the context by a prompt, truncated from the left to the sequence length.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<()> {
-        let seq_len = self.net.model.shape.seq_len;
+        let seq_len = self.device_model.model.shape.seq_len;
         self.tokens = tokens[tokens.len().saturating_sub(seq_len)..].to_vec();
         if self.tokens.is_empty() {
             self.logits.clear();
             return Ok(());
         }
-        let ctx = self.net.pass_ctx(1, self.tokens.len());
-        let model = &self.net.model;
+        let ctx = self.device_model.pass_ctx(1, self.tokens.len());
+        let model = &self.device_model.model;
         let params = |block| ResidentParams { all: &self.params, block };
         let mut x = model.embedding.forward(&ctx, &mut params(0), &self.tokens)?;
         for (index, layer) in model.layers.iter().enumerate() {
@@ -151,7 +151,7 @@ impl<'a> Generator<'a> {
     }
 
     fn decode(&mut self, token: u32) -> Result<()> {
-        let seq_len = self.net.model.shape.seq_len;
+        let seq_len = self.device_model.model.shape.seq_len;
         if self.tokens.len() == seq_len {
             // Drops half of the context, to prefill once per half instead of once per token.
             let mut recent = self.tokens.split_off(seq_len - seq_len / 2);
@@ -160,7 +160,7 @@ impl<'a> Generator<'a> {
         }
         let position = self.tokens.len();
         self.tokens.push(token);
-        let (ctx, model) = (self.net.pass_ctx(1, 1), &self.net.model);
+        let (ctx, model) = (self.device_model.pass_ctx(1, 1), &self.device_model.model);
         let params = |block| ResidentParams { all: &self.params, block };
         let mut x = model.embedding.decode(&ctx, &mut params(0), token, position)?;
         for (index, layer) in model.layers.iter().enumerate() {
@@ -173,8 +173,8 @@ impl<'a> Generator<'a> {
     }
 
     fn read_logits(&mut self, logits: &Tensor) {
-        self.logits.resize(self.net.model.shape.vocab_size, 0.0);
-        self.net.device.copy_to_host(logits.view(), &mut self.logits);
+        self.logits.resize(self.device_model.model.shape.vocab_size, 0.0);
+        self.device_model.device.copy_to_host(logits.view(), &mut self.logits);
     }
 }
 
@@ -200,17 +200,18 @@ mod tests {
             ..regatta_predict::testing::shape(family)
         };
         let model = Model::tiled(shape, Shard::UNSHARDED, tiles);
-        let net = Net::new(model, Box::new(Reference));
-        let mut engine = Engine::single_rank(net, 5);
+        let device_model = DeviceModel::new(model, Box::new(Reference));
+        let mut engine = Engine::single_rank(device_model, 5);
         for block in engine.state.local_blocks() {
-            engine.net.device.scale(20.0, engine.state.param_shard_mut(block));
+            engine.device_model.device.scale(20.0, engine.state.param_shard_mut(block));
         }
         engine
     }
 
     /// A generator with a prompt.
     fn generator(engine: &Engine) -> Generator<'_> {
-        let mut generator = Generator::new(&engine.net, engine.state.all_params().unwrap());
+        let mut generator =
+            Generator::new(&engine.device_model, engine.state.all_params().unwrap());
         generator.prefill(&[3, 1]).unwrap();
         generator
     }

@@ -6,10 +6,10 @@ use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, newest_valid,
+    Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, latest_valid,
 };
-use crate::job::TOKENIZER;
-use crate::run;
+use crate::run_paths;
+use crate::training::TOKENIZER;
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{ModelShape, ParamSpec};
@@ -51,7 +51,7 @@ pub struct Loaded {
     pub step: Option<u64>,
 }
 
-/// Loads a Hugging Face folder, a checkpoint, or the newest valid checkpoint of a run folder.
+/// Loads a Hugging Face folder, a checkpoint, or the latest valid checkpoint of a run folder.
 pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     if folder.join("config.json").is_file() {
         return from_hugging_face(folder, device);
@@ -61,7 +61,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
         Err(_) => {}
     }
-    let (checkpoint, skipped) = newest_valid(&run::find_checkpoint_dir(folder))?;
+    let (checkpoint, skipped) = latest_valid(&run_paths::find_checkpoint_dir(folder))?;
     let Some(checkpoint) = checkpoint else {
         let why = skipped.iter().flat_map(|skipped| &skipped.why).map(ToString::to_string);
         let damaged = why.collect::<Vec<_>>().join("; ");

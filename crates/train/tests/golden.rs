@@ -13,7 +13,7 @@ use regatta_device::reference::Reference;
 use regatta_kernels_cpu::Cpu;
 use regatta_predict::shape::{Init, ModelShape, ParamBlock};
 use regatta_train::model::{Model, ResidentParams};
-use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig, StepResult};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig, StepResult};
 use serde::Deserialize;
 
 use host_copy::{copy_from_f64, copy_to_f64};
@@ -103,11 +103,11 @@ impl Golden {
 
     /// A model whose element `i` of parameter `n` is given by a formula.
     fn engine(&self, device: Box<dyn Device>) -> Engine {
-        let net = Net::new(Model::new(self.shape.clone()), device);
-        let mut engine = Engine::single_rank(net, 1);
-        let Engine { net, state, .. } = &mut engine;
+        let device_model = DeviceModel::new(Model::new(self.shape.clone()), device);
+        let mut engine = Engine::single_rank(device_model, 1);
+        let Engine { device_model, state, .. } = &mut engine;
         let mut n = 0.0;
-        for (index, block) in net.model.blocks.iter().enumerate() {
+        for (index, block) in device_model.model.blocks.iter().enumerate() {
             for parameter in &block.parameters {
                 let offset = if parameter.init == Init::One { 1.0 } else { 0.0 };
                 let value = |i: usize| {
@@ -116,7 +116,7 @@ impl Golden {
                 };
                 let values: Vec<f64> = (0..parameter.len()).map(value).collect();
                 let mut params = state.param_shard_mut(index);
-                copy_from_f64(&*net.device, &values, params.slice(parameter.range()));
+                copy_from_f64(&*device_model.device, &values, params.slice(parameter.range()));
                 n += 1.0;
             }
         }
@@ -154,17 +154,17 @@ impl Golden {
     }
 
     fn check_logits(&self, engine: &Engine, tolerance: Tolerance) {
-        let (net, params) = (&engine.net, engine.state.all_params().unwrap());
-        let (ctx, (inputs, _)) = (net.pass_ctx(self.batch, self.seq_len), self.tokens(0));
+        let (device_model, params) = (&engine.device_model, engine.state.all_params().unwrap());
+        let (ctx, (inputs, _)) = (device_model.pass_ctx(self.batch, self.seq_len), self.tokens(0));
         let params = |block| ResidentParams { all: &params, block };
-        let mut x = net.model.embedding.forward(&ctx, &mut params(0), &inputs).unwrap();
-        let head = net.model.head_block();
+        let mut x = device_model.model.embedding.forward(&ctx, &mut params(0), &inputs).unwrap();
+        let head = device_model.model.head_block();
         for block in 1..head {
-            x = net.model.layer(block).forward(&ctx, &mut params(block), x).unwrap().0;
+            x = device_model.model.layer(block).forward(&ctx, &mut params(block), x).unwrap().0;
         }
         let last = ctx.rows() - 1..ctx.rows();
-        let logits = net.model.head.logits(&ctx, &mut params(head), &x, last).unwrap();
-        let logits = copy_to_f64(&*net.device, logits.view());
+        let logits = device_model.model.head.logits(&ctx, &mut params(head), &x, last).unwrap();
+        let logits = copy_to_f64(&*device_model.device, logits.view());
         assert_eq!(logits.len(), self.last_logits.len());
         for (found, expected) in logits.iter().zip(&self.last_logits) {
             let tolerance = tolerance.values * expected.abs().max(1.0);
@@ -219,13 +219,13 @@ impl Gradient {
 
 /// The gradient of each parameter, with its name.
 fn gradients(engine: &Engine) -> Vec<(String, Vec<f64>)> {
-    let Engine { net, state, .. } = engine;
+    let Engine { device_model, state, .. } = engine;
     let of_block = |(index, block): (usize, &ParamBlock)| -> Vec<(String, Vec<f64>)> {
-        let all = copy_to_f64(&*net.device, state.grads.shard(index));
+        let all = copy_to_f64(&*device_model.device, state.grads.shard(index));
         let of = |p: &regatta_predict::shape::ParamSpec| (p.name.clone(), all[p.range()].to_vec());
         block.parameters.iter().map(of).collect()
     };
-    net.model.blocks.iter().enumerate().flat_map(of_block).collect()
+    device_model.model.blocks.iter().enumerate().flat_map(of_block).collect()
 }
 
 /// Fails for NaN, too.

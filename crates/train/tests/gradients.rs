@@ -8,7 +8,7 @@ use regatta_device::reference::Reference;
 use regatta_predict::shape::{Family, ModelShape};
 use regatta_predict::testing;
 use regatta_train::model::Model;
-use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 
 fn shape(family: Family) -> ModelShape {
     ModelShape {
@@ -36,9 +36,9 @@ fn tokens(count: usize, seed: u64) -> Vec<u32> {
 
 /// A model with parameters large enough that each affects the loss.
 fn engine(shape: &ModelShape) -> Engine {
-    let net = Net::new(Model::new(shape.clone()), Box::new(Reference));
-    let mut engine = Engine::single_rank(net, 1);
-    for (index, block) in engine.net.model.blocks.iter().enumerate() {
+    let device_model = DeviceModel::new(Model::new(shape.clone()), Box::new(Reference));
+    let mut engine = Engine::single_rank(device_model, 1);
+    for (index, block) in engine.device_model.model.blocks.iter().enumerate() {
         for parameter in &block.parameters {
             let mut params = engine.state.param_shard_mut(index);
             let elements = params.slice(parameter.range()).as_slice::<f64>();
@@ -75,7 +75,7 @@ fn check(shape: &ModelShape, config: &StepConfig) {
     let mut engine = engine(shape);
     step(&mut engine, config, 1);
     let found = gradients(&engine);
-    let blocks = engine.net.model.blocks.clone();
+    let blocks = engine.device_model.model.blocks.clone();
     let delta = 1e-5;
     for (index, block) in blocks.iter().enumerate() {
         for parameter in &block.parameters {

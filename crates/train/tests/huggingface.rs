@@ -13,7 +13,7 @@ use regatta_kernels_cpu::Cpu;
 use regatta_train::generate::Generator;
 use regatta_train::load::load;
 use regatta_train::model::Model;
-use regatta_train::step::{MicroBatch, Net};
+use regatta_train::step::{DeviceModel, MicroBatch};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -29,11 +29,11 @@ fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
     let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
     let expected: Expected = serde_json::from_str(&text).unwrap();
     let loaded = load(&folder, &*device).unwrap();
-    let net = Net::new(Model::new(loaded.shape), device);
+    let device_model = DeviceModel::new(Model::new(loaded.shape), device);
     let params: Vec<_> = loaded.parameters.iter().map(Tensor::view).collect();
     for (tokens, logits) in expected.tokens.iter().zip(&expected.logits) {
         for length in 1..=tokens.len() {
-            let mut generator = Generator::new(&net, params.clone());
+            let mut generator = Generator::new(&device_model, params.clone());
             generator.prefill(&tokens[..length]).unwrap();
             let pairs = generator.logits().iter().zip(&logits[length - 1]);
             let off = pairs.map(|(found, expected)| (found - expected).abs()).fold(0.0, f32::max);
@@ -45,7 +45,7 @@ fn check(name: &str, device: Box<dyn Device>, tolerance: f32) {
     let targets: Vec<u32> = expected.tokens.iter().flat_map(|t| t[1..].to_vec()).collect();
     let (batch, first_sequence) = (expected.tokens.len(), 0);
     let micro = MicroBatch { inputs: &inputs, targets: &targets, batch, first_sequence };
-    let loss = net.loss(&params, &micro).unwrap() / targets.len() as f64;
+    let loss = device_model.loss(&params, &micro).unwrap() / targets.len() as f64;
     let off = (loss - expected.loss).abs();
     assert!(off < f64::from(tolerance), "{name}: {loss} != {}", expected.loss);
 }

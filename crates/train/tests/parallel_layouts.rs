@@ -8,7 +8,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use common::{LossAndNorm, TempDir, Training, run_ranks};
+use common::{LossAndNorm, ShortRun, TempDir, run_ranks};
 use proptest::prelude::*;
 use regatta_comm::{Comm, in_process};
 use regatta_device::reference::Reference;
@@ -19,7 +19,7 @@ use regatta_predict::testing;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
-use regatta_train::step::{Engine, Net};
+use regatta_train::step::{DeviceModel, Engine};
 
 const BATCH: usize = 8;
 const SEQ_LEN: usize = 8;
@@ -66,18 +66,19 @@ impl Case {
         let groups = ProcessGroups::new(comm.clone(), self.mesh).unwrap();
         let Self { mesh, schedule: kind, virtual_stages, micro_batches, .. } = *self;
         let (sequence_parallel, device) = (self.sequence_parallel, Box::new(Reference));
-        let net = Net::parallel(self.shape(), &groups, sequence_parallel, self.tiles, device);
+        let device_model =
+            DeviceModel::parallel(self.shape(), &groups, sequence_parallel, self.tiles, device);
         let stage = match mesh.pp {
-            1 => Stage::single(&net.model.shape),
+            1 => Stage::single(&device_model.model.shape),
             stages => {
                 let size = PipelineSize { kind, stages, virtual_stages, micro_batches };
-                Stage::new(&net.model.shape, size, groups.coord.pp).unwrap()
+                Stage::new(&device_model.model.shape, size, groups.coord.pp).unwrap()
             }
         };
         let tier = if self.on_disk { Tier::Disk } else { Tier::Device };
         let offload = OffloadTiers { optimizer: tier, parameters: tier, dir };
         let sharding = ShardingConfig { zero: self.zero, offload };
-        Engine::new(net, groups, stage, &sharding, ParamInit::Random { seed: 11 }).unwrap()
+        Engine::new(device_model, groups, stage, &sharding, ParamInit::Random { seed: 11 }).unwrap()
     }
 
     fn shape(&self) -> ModelShape {
@@ -96,7 +97,7 @@ impl Case {
     fn rank(self, comm: Arc<dyn Comm>, dir: PathBuf) -> Vec<LossAndNorm> {
         let mut engine = self.engine(&comm, dir);
         let replica = self.mesh.coord(comm.rank() as usize).dp;
-        let training = Training {
+        let training = ShortRun {
             steps: STEPS,
             batch: BATCH,
             seq_len: SEQ_LEN,

@@ -16,8 +16,8 @@ use regatta_kernels_cpu::Cpu;
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;
-use regatta_train::job::{self, TrainError};
 use regatta_train::metrics::Event;
+use regatta_train::training::{self, TrainError};
 
 /// A parallel layout: number of ranks and configuration.
 #[derive(Debug, Clone, Copy)]
@@ -100,14 +100,14 @@ fn rank(
     device: Box<dyn Device>,
 ) -> Result<Recorded, TrainError> {
     let mut recorded = Recorded::default();
-    let job = common::job(config, &DataSpec::default(), comm, device, dir.0.clone())?;
+    let setup = common::training_setup(config, &DataSpec::default(), comm, device, dir.0.clone())?;
     let mut emit = |event| match event {
         Event::Step(step) => recorded.losses.push((step.step, step.loss)),
         Event::Validation { step, loss } => recorded.validations.push((step, loss)),
         Event::Sample(text) => recorded.samples += usize::from(!text.is_empty()),
         _ => {}
     };
-    job::run(job, &|| false, &mut emit)?;
+    training::run(setup, &|| false, &mut emit)?;
     Ok(recorded)
 }
 

@@ -16,8 +16,8 @@ use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_train::config::Config;
 use regatta_train::data::DataSpec;
-use regatta_train::job::TrainError;
-use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeTest, Verdict};
+use regatta_train::training::TrainError;
+use regatta_train::training::smoke::{Check, CheckResult, CheckStatus, Details, SmokeTest};
 
 /// Fault injected on a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,15 +100,16 @@ fn config(args: &str) -> Config {
 }
 
 /// The checks on rank 0 and whether all passed, or the check that could not be completed.
-type Outcome = Result<(Vec<CheckResult>, bool), Box<(Check, TrainError)>>;
+type SmokeResult = Result<(Vec<CheckResult>, bool), Box<(Check, TrainError)>>;
 
-fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Outcome {
+fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> SmokeResult {
     let device = Box::new(Cpu::new(1, Precision::F32));
-    let job = common::job(&config, &DataSpec::default(), comm.clone(), device, folder).unwrap();
+    let setup = common::training_setup(&config, &DataSpec::default(), comm.clone(), device, folder)
+        .unwrap();
     let mut checks = Vec::new();
     let mut emit = |check| checks.push(check);
     let mut smoke = SmokeTest::new(comm.clone(), &|| false, &mut emit);
-    let result = smoke.training(job);
+    let result = smoke.training(setup);
     let (current, passed) = (smoke.current(), smoke.passed());
     result.map(|()| (checks, passed)).map_err(|error| {
         comm.abort(&error.to_string());
@@ -117,7 +118,7 @@ fn run_rank(comm: Arc<dyn Comm>, config: Config, folder: PathBuf) -> Outcome {
 }
 
 /// Runs a smoke test on ranks with these faults and configurations.
-fn smoke_test(faults: &[Fault], configs: &[&str], folder: &TempDir) -> Outcome {
+fn smoke_test(faults: &[Fault], configs: &[&str], folder: &TempDir) -> SmokeResult {
     let ranks =
         in_process::world(faults.len() as u32).into_iter().zip(faults).zip(configs.iter().cycle());
     let start = |((inner, &fault), args): ((Communicator, &Fault), &&str)| {
@@ -137,7 +138,7 @@ fn all_checks_pass_on_healthy_ranks() {
         let (checks, passed) = smoke_test(&vec![Fault::None; ranks], &[""], &folder).unwrap();
         let names: Vec<Check> = checks.iter().map(|check| check.check).collect();
         assert_eq!(names, [Agreement, AllReduce, Broadcast, Steps, Consistency, Checkpoint]);
-        assert!(passed && checks.iter().all(|c| c.verdict == Verdict::Ok), "{checks:?}");
+        assert!(passed && checks.iter().all(|c| c.status == CheckStatus::Ok), "{checks:?}");
         let Details::Steps { steps, first_loss, last_loss, .. } = checks[3].findings.details else {
             panic!("{checks:?}")
         };
@@ -177,8 +178,8 @@ fn a_rising_loss_fails_and_the_remaining_checks_run() {
     let args = "optimizer.name=sgd optimizer.lr=100 optimizer.weight_decay=0 optimizer.momentum=0";
     let (checks, passed) = smoke_test(&[Fault::None; 2], &[args], &TempDir::new()).unwrap();
     assert!(!passed);
-    let verdicts: Vec<Verdict> = checks[3..].iter().map(|check| check.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Failed, Verdict::Ok, Verdict::Ok]);
+    let statuses: Vec<CheckStatus> = checks[3..].iter().map(|check| check.status).collect();
+    assert_eq!(statuses, [CheckStatus::Failed, CheckStatus::Ok, CheckStatus::Ok]);
 }
 
 #[test]

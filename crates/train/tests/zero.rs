@@ -7,7 +7,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{TempDir, Training, run_ranks, step_config, tokens};
+use common::{ShortRun, TempDir, run_ranks, step_config, tokens};
 use regatta_comm::communicator::Communicator;
 use regatta_comm::{Comm, in_process, shm};
 use regatta_device::reference::Reference;
@@ -22,7 +22,7 @@ use regatta_train::model::Model;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
-use regatta_train::step::{Engine, MicroBatch, Net, StepError};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, StepError};
 
 const BATCH: usize = 12;
 const SEQ_LEN: usize = 4;
@@ -74,8 +74,8 @@ impl Case {
         let mesh = Mesh { shard: self.shard, ..Mesh::data_parallel(self.ranks) };
         let (groups, shape) = (ProcessGroups::new(comm, mesh)?, self.shape());
         let stage = Stage::single(&shape);
-        let net = Net::new(Model::new(shape), Box::new(Reference));
-        Engine::new(net, groups, stage, &self.sharding, init)
+        let device_model = DeviceModel::new(Model::new(shape), Box::new(Reference));
+        Engine::new(device_model, groups, stage, &self.sharding, init)
     }
 
     /// On a single rank.
@@ -86,7 +86,7 @@ impl Case {
 
     fn train(&self, comm: Arc<dyn Comm>) -> Trained {
         let mut engine = self.engine(comm.clone(), ParamInit::Random { seed: 11 }).unwrap();
-        let training = Training {
+        let training = ShortRun {
             steps: self.steps,
             batch: self.batch,
             seq_len: SEQ_LEN,
@@ -332,7 +332,7 @@ fn a_truncated_swap_file_fails_the_step_and_is_named() {
         step(&mut engine, 0).unwrap();
         // Reads complete after pending writes.
         for kind in StateTensor::ALL {
-            let head = engine.net.model.head_block();
+            let head = engine.device_model.model.head_block();
             engine.state.read_elements(head, kind, 0, &mut [0.0]).unwrap();
         }
         let file = std::fs::OpenOptions::new().write(true).open(dir.0.join(name)).unwrap();

@@ -15,7 +15,7 @@ use regatta_predict::pipeline::Stage;
 use regatta_train::model::Model;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig};
-use regatta_train::step::{Engine, MicroBatch, Net, OptimizerStep, StepConfig};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 use regatta_wire::secret::Secret;
 
 use crate::preset::{DataParallelism, Preset};
@@ -133,7 +133,7 @@ struct BenchTrainer {
 impl BenchTrainer {
     fn new(args: &WorkerArgs, groups: ProcessGroups) -> Result<Self> {
         let device = Cpu::new(args.cpus.len(), args.precision);
-        let net = Net::new(Model::new(args.preset.shape()), Box::new(device));
+        let device_model = DeviceModel::new(Model::new(args.preset.shape()), Box::new(device));
         let tokens = args.preset.tokens(args.batch) as u64;
         let vocab_size = args.preset.shape().vocab_size as u64;
         let token = |key: u64, i: u64| (random::mix(random::key(key, &[i])) % vocab_size) as u32;
@@ -149,7 +149,7 @@ impl BenchTrainer {
         };
         let (sharding, init) = (ShardingConfig::zero(zero), ParamInit::Random { seed: 1 });
         Ok(Self {
-            engine: Engine::new(net, groups, stage, &sharding, init)?,
+            engine: Engine::new(device_model, groups, stage, &sharding, init)?,
             batches: (0..BATCHES).map(batch).collect(),
             batch: args.batch,
             first_sequence: (args.rank * args.batch) as u64,

@@ -14,8 +14,8 @@ use regatta_train::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer,
 };
 use regatta_train::data::Tokenizer;
-use regatta_train::job::TOKENIZER;
-use regatta_train::{load, run};
+use regatta_train::training::TOKENIZER;
+use regatta_train::{load, run_paths};
 use serde_json::json;
 
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
@@ -99,7 +99,7 @@ fn find(folder: &Path) -> Result<Checkpoint> {
         Ok(_) => bail!("{shown} is not a directory; expected a checkpoint or a run folder"),
         Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
     }
-    for candidate in [folder.to_owned(), run::find_checkpoint_dir(folder)] {
+    for candidate in [folder.to_owned(), run_paths::find_checkpoint_dir(folder)] {
         if let Some(newest) = Checkpoint::latest(&candidate)? {
             return Ok(newest);
         }
@@ -187,7 +187,7 @@ fn import(args: &ImportArgs) -> Result<()> {
     let model = huggingface::import(&args.model)?;
     let read = |parameter| -> Result<Shard, HuggingFaceError> {
         let values = model.read(&parameter)?;
-        Ok(Shard::whole(&parameter.name, StateTensor::Parameter, &parameter.shape, values))
+        Ok(Shard::full_tensor(&parameter.name, StateTensor::Parameter, &parameter.shape, values))
     };
     let tensors = model.parameters().into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let tokenizer = import_tokenizer(&args.model, &args.to)?;

@@ -13,7 +13,7 @@ use regatta_train::data::Tokenizer;
 use regatta_train::generate::{Generator, Sampling};
 use regatta_train::load::{Loaded, load};
 use regatta_train::model::Model;
-use regatta_train::step::Net;
+use regatta_train::step::DeviceModel;
 use serde::Serialize;
 
 use crate::cli::FAINT;
@@ -87,9 +87,10 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         (encoded, _) => encoded.context("--prompt")?,
     };
     let Loaded { shape, parameters, from, step, .. } = loaded;
-    let net = Net::new(Model::new(shape), Box::new(device));
-    let mut generator = Generator::new(&net, parameters.iter().map(Tensor::view).collect())
-        .with_tokenizer(&tokenizer);
+    let device_model = DeviceModel::new(Model::new(shape), Box::new(device));
+    let mut generator =
+        Generator::new(&device_model, parameters.iter().map(Tensor::view).collect())
+            .with_tokenizer(&tokenizer);
     generator.prefill(&prompt_tokens)?;
     let start = Instant::now();
     let (text, tokens) = stream_text(args, &mut generator, &tokenizer, &prompt_tokens)?;

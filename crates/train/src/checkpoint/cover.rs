@@ -23,7 +23,7 @@ pub(super) fn cover(
 ) -> Result<Vec<CopySpan>, usize> {
     let mut copies: Vec<CopySpan> = Vec::new();
     let (mut to, mut last) = (0, 0);
-    for run in want.runs(shape) {
+    for run in want.contiguous_ranges(shape) {
         let (mut position, end) = (run.start, run.start + run.len);
         while position < end {
             // The next element is usually in the same shard or the following one.
@@ -46,7 +46,7 @@ mod tests {
 
     /// The elements of a slice of a tensor whose elements are their positions.
     fn elements(slice: &TensorSlice, shape: &[usize]) -> Vec<usize> {
-        slice.runs(shape).flat_map(|run| run.start..run.start + run.len).collect()
+        slice.contiguous_ranges(shape).flat_map(|run| run.start..run.start + run.len).collect()
     }
 
     fn split(shape: [usize; 2], ways: usize, how: u8) -> Vec<TensorSlice> {

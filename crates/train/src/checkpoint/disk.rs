@@ -23,7 +23,7 @@ pub trait Disk: Send + Sync {
     /// Syncs a directory.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     /// Free bytes, if known.
-    fn free(&self, path: &Path) -> Option<u64>;
+    fn free_bytes(&self, path: &Path) -> Option<u64>;
 }
 
 /// A file open for writing.
@@ -78,7 +78,7 @@ impl Disk for SystemDisk {
         }
     }
 
-    fn free(&self, path: &Path) -> Option<u64> {
+    fn free_bytes(&self, path: &Path) -> Option<u64> {
         let found = rustix::fs::statvfs(path).ok()?;
         Some(found.f_bavail.saturating_mul(found.f_frsize))
     }

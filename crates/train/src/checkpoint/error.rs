@@ -15,7 +15,7 @@ pub enum CheckpointError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     /// The disk is full, found before or while writing.
     #[error(
-        "no space for {} ({needed} bytes needed, {} free); the last checkpoint is unaffected: free space \
+        "no space for {} ({needed} bytes needed, {} free); existing checkpoints are intact: free space \
         or set another checkpoint.dir",
         path.display(),
         free.map_or_else(|| "unknown".to_owned(), |free| free.to_string())
@@ -48,16 +48,16 @@ pub enum CheckpointError {
     )]
     NotShared { path: PathBuf, rank: usize },
     /// Shards of different ranks are inconsistent.
-    #[error("{}: {why}", path.display())]
+    #[error("{} {why}", path.display())]
     Sidecar { path: PathBuf, why: String },
     /// A commit without a finished save.
     #[error("the checkpoint of step {step} cannot be committed: {why}")]
     NotWritten { step: u64, why: String },
     /// Not a checkpoint, or one of another format version.
-    #[error("{}: {why}", path.display())]
+    #[error("{} {why}", path.display())]
     Manifest { path: PathBuf, why: String },
     /// A damaged file.
-    #[error("{}: {why}", path.display())]
+    #[error("{} {why}", path.display())]
     DamagedFile { path: PathBuf, why: String },
     /// A damaged tensor.
     #[error("{}: {key} {why}", path.display())]

@@ -1,4 +1,4 @@
-//! Finds the newest valid checkpoint.
+//! Finds the latest valid checkpoint.
 
 use std::cmp::Reverse;
 use std::io;
@@ -21,9 +21,9 @@ pub struct Skipped {
     pub why: Vec<CheckpointError>,
 }
 
-/// The newest valid checkpoint, if any, and newer ones that are damaged. Reads all data, so one rank does it
+/// The latest valid checkpoint, if any, and newer ones that are damaged. Reads all data, so one rank does it
 /// for all.
-pub fn newest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)> {
+pub fn latest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)> {
     let mut skipped = Vec::new();
     for folder in folders(checkpoints)? {
         let checked = Checkpoint::open(&folder).map_err(|error| vec![error]);

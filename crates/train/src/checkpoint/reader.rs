@@ -44,7 +44,7 @@ impl Checkpoint {
         Ok(Self { folder: folder.to_owned(), manifest, tensors, shards, verified })
     }
 
-    /// The newest complete checkpoint in a directory, if any.
+    /// The latest complete checkpoint in a directory, if any.
     pub fn latest(checkpoints: &Path) -> Result<Option<Self>> {
         let folders = super::find::folders(checkpoints)?;
         folders.first().map(|folder| Self::open(folder)).transpose()

@@ -61,7 +61,7 @@ pub fn matrix(shape: &[usize]) -> Option<(usize, usize)> {
 
 /// A contiguous range of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct ElementRange {
     /// Position of its first element in the full tensor.
     pub start: usize,
     /// Number of elements.
@@ -102,7 +102,7 @@ impl TensorSlice {
     }
 
     /// Its contiguous ranges in the full tensor, in order.
-    pub fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> + use<> {
+    pub fn contiguous_ranges(&self, shape: &[usize]) -> impl Iterator<Item = ElementRange> + use<> {
         let (rows, width) = matrix(shape).unwrap_or((0, 0));
         let (lines, first, stride, len) = match self {
             Self::Whole => (0..1, 0, 0, rows * width),
@@ -115,11 +115,13 @@ impl TensorSlice {
                 (rows.clone(), columns.start, width, columns.len())
             }
         };
-        lines.map(move |line| Run { start: first + line * stride, len }).filter(|run| run.len > 0)
+        lines
+            .map(move |line| ElementRange { start: first + line * stride, len })
+            .filter(|range| range.len > 0)
     }
 
     /// Position in this slice of an element of the tensor, and how many elements follow contiguously in both.
-    pub fn locate(&self, shape: &[usize], at: usize) -> Option<Run> {
+    pub fn locate(&self, shape: &[usize], at: usize) -> Option<ElementRange> {
         let (rows, width) = matrix(shape)?;
         let (all, base) = match self {
             Self::Whole => (0..rows * width, 0),
@@ -133,7 +135,7 @@ impl TensorSlice {
             }
         };
         let found = all.contains(&at);
-        found.then(|| Run { start: base + at - all.start, len: all.end - at })
+        found.then(|| ElementRange { start: base + at - all.start, len: all.end - at })
     }
 }
 
@@ -174,7 +176,7 @@ pub struct ShardMeta {
 
 impl Shard {
     /// A full tensor.
-    pub fn whole(name: &str, kind: StateTensor, shape: &[usize], elements: Vec<f32>) -> Self {
+    pub fn full_tensor(name: &str, kind: StateTensor, shape: &[usize], elements: Vec<f32>) -> Self {
         let (name, shape, slice) = (name.to_owned(), shape.to_vec(), TensorSlice::Whole);
         Self { meta: ShardMeta { name, kind, shape, slice }, elements }
     }
@@ -213,7 +215,7 @@ mod tests {
             prop_assert_eq!(slice.check(&shape), Ok(()));
             let mut own = 0;
             let mut inside = std::collections::HashSet::new();
-            for run in slice.runs(&shape) {
+            for run in slice.contiguous_ranges(&shape) {
                 for position in run.start..run.start + run.len {
                     let found = slice.locate(&shape, position).map(|found| found.start);
                     prop_assert_eq!(found, Some(own));

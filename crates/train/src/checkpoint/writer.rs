@@ -259,7 +259,7 @@ impl Task {
         let disk = &*self.dir.disk;
         let folder = self.dir.step(self.step, Role::Partial);
         let path = folder.join(dir_layout::shard(self.rank));
-        let (needed, free) = (layout.bytes, disk.free(&self.dir.path));
+        let (needed, free) = (layout.bytes, disk.free_bytes(&self.dir.path));
         if free.is_some_and(|free| free < needed) {
             return Err(CheckpointError::NoSpace { path, needed, free });
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{ConfigError, PRESETS, Resolved, Result, presets};
+use super::{ConfigError, PRESETS, Resolved, Result, presets, resolved};
 
 /// The layer on which command-line arguments are applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +36,13 @@ pub fn resolve<S: AsRef<str>>(base: Option<Base>, args: &[S]) -> Result<Resolved
     let mut resolved = Resolved::default();
     match base {
         None => resolved.apply_preset(&PRESETS[0])?,
-        Some(Base::Preset(name)) => resolved.apply_preset(presets::find(&name)?)?,
+        Some(Base::Preset(name)) => {
+            let unknown = |near| ConfigError::UnknownBase {
+                hint: resolved::assignment_hint(&name).unwrap_or(near),
+                name: name.clone(),
+            };
+            resolved.apply_preset(presets::find(&name).map_err(unknown)?)?;
+        }
         Some(Base::File(path, text)) => resolved.apply_file(&path, &text)?,
     }
     resolved.apply_args(args)?;

@@ -40,11 +40,14 @@ pub enum ConfigError {
     #[error("{location}: {key} is {value}, expected {expected}")]
     InvalidValue { location: SourceLocation, key: String, value: String, expected: String },
     /// A command-line argument without `=`.
-    #[error("`{arg}` is not key=value, as in steps=100; `regatta train --keys` lists all keys")]
-    NotKeyValue { arg: String },
+    #[error("`{arg}` is not key=value: {hint}")]
+    NotKeyValue { arg: String, hint: String },
     /// Neither a preset nor a file.
     #[error("no preset or file named {name}: {hint}")]
-    UnknownPreset { name: String, hint: String },
+    UnknownBase { name: String, hint: String },
+    /// A file names a preset that does not exist.
+    #[error("{location}: no preset named {name}: {hint}")]
+    UnknownPreset { location: SourceLocation, name: String, hint: String },
     /// The file is not valid TOML.
     #[error("{location}: invalid TOML: {reason}")]
     Toml { location: SourceLocation, reason: String },

@@ -53,12 +53,14 @@ impl Config {
     }
 
     fn indivisible_ranks(&self, ranks: usize, model: usize) -> Infeasible {
-        let several = self.model_axes().iter().filter(|size| **size > 1).count() > 1;
-        let verb = if several { "do" } else { "does" };
-        let (axes, ranks_text) = (self.model_axes_text(), counted(ranks, "rank", "ranks"));
-        let reason = format!("{axes} {verb} not divide {ranks_text}");
+        let product = match self.model_axes_text() {
+            axes if axes.contains(" x ") => format!("{axes} = {model}"),
+            axes => axes,
+        };
+        let ranks_are = counted(ranks, "rank is", "ranks are");
+        let reason = format!("{ranks_are} not divisible by {product}");
         let multiples = Candidates::Multiples { of: model, near: ranks };
-        Infeasible::new(reason).suggest(Suggestion::Split).suggest(Suggestion::Ranks(multiples))
+        Infeasible::new(reason).suggest(Suggestion::Ranks(multiples)).suggest(Suggestion::Split)
     }
 
     /// Splits of a number of ranks over the axes larger than 1, nearest to the configured one first.
@@ -79,7 +81,7 @@ impl Config {
         splits
     }
 
-    /// The keys of a split: the axes larger than 1, and dp.
+    /// The keys of a split: the axes larger than 1, and dp if it is set or larger than 1.
     pub(super) fn split_keys(
         &self,
         split: [usize; 3],
@@ -88,7 +90,8 @@ impl Config {
         let axes = MODEL_AXES.into_iter().zip(self.model_axes()).zip(split);
         let used = axes.filter(|((_, configured), _)| *configured > 1);
         let mut keys: Vec<_> = used.map(|((name, _), size)| (name, size.to_string())).collect();
-        keys.push(("parallel.dp", (ranks / split.iter().product::<usize>()).to_string()));
+        let dp = ranks / split.iter().product::<usize>();
+        keys.extend((self.parallel.dp != 0 || dp > 1).then(|| ("parallel.dp", dp.to_string())));
         keys
     }
 
@@ -172,8 +175,7 @@ impl Config {
             shard if !replicas.is_multiple_of(shard) => {
                 let near = Candidates::Divisors { of: replicas, near: shard, times: 1 };
                 Err(Infeasible::new(format!(
-                    "parallel.hsdp_shard {shard} does not divide the {replicas} ranks with the same \
-                     parameters (parallel.dp x parallel.cp)"
+                    "parallel.hsdp_shard {shard} does not divide parallel.dp x parallel.cp = {replicas}"
                 ))
                 .suggest_key("parallel.hsdp_shard", near))
             }

@@ -4,15 +4,15 @@
 //! [`load`] resolves what the user typed: defaults, then a preset, then a file, then `key=value`
 //! arguments, each overriding the ones before. [`Resolved`] also records the origin of each value.
 
-mod aliases;
 mod base;
 mod error;
 mod explain;
-mod layers;
+mod foreign_keys;
 mod mesh;
 mod notes;
 mod presets;
 mod render;
+mod resolved;
 mod schema;
 mod suggest;
 mod validate;
@@ -21,19 +21,19 @@ mod value;
 pub use base::{Base, load, resolve};
 pub use error::{ConfigError, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
-pub use layers::{Origin, Resolved};
 pub use presets::{PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};
+pub use resolved::{Origin, Resolved};
 pub use schema::Key;
 pub use value::{OptimizerKind, Resume};
 
 use schema::{
-    ANY, AT_LEAST_ONE, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, ZERO_STAGE,
-    configuration,
+    ANY, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, STEPS, STEPS_OR_ZERO,
+    UNSIGNED, ZERO_STAGE, configuration,
 };
 
+use crate::lr_schedule::{LrDecay, LrScaling};
 use crate::offload::Tier;
-use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;
@@ -84,17 +84,18 @@ configuration! {
     /// Training loop.
     train: Train {
         /// Number of training steps.
-        steps: u64 = 1000, AT_LEAST_ONE;
+        steps: u64 = 1000, STEPS;
         /// Global batch size: sequences per step over all ranks; 0: use batch_per_replica.
         batch: usize = 24, SIZE_OR_ZERO;
         /// Sequences per step and data-parallel replica, instead of batch; the global batch size grows
         /// with the number of replicas.
         batch_per_replica: usize = 0, SIZE_OR_ZERO;
-        /// Micro-batch size: sequences per forward and backward pass, with gradient accumulation over
-        /// the rest; 0: the replica's whole batch, with pp > 1 two micro-batches per stage if possible.
+        /// Micro-batch size: sequences per forward and backward pass. Gradients are accumulated over the
+        /// micro-batches of a step. 0: the replica's batch; with pp > 1, at least 2 x pp micro-batches if
+        /// possible.
         micro_batch: usize = 0, SIZE_OR_ZERO;
         /// Random seed.
-        seed: u64 = 1337, ANY;
+        seed: u64 = 1337, UNSIGNED;
         /// Precision of matrix products and activations; master weights and optimizer state are f32.
         precision: Precision = Precision::F32, ANY;
         /// Compute threads per rank; 0: one per core.
@@ -104,11 +105,11 @@ configuration! {
         /// Check before the start that the run fits in memory.
         check_memory: bool = true, ANY;
         /// Steps between evaluations, in addition to the one after the last step; 0: no evaluation.
-        eval_interval: u64 = 250, ANY;
+        eval_interval: u64 = 250, STEPS_OR_ZERO;
         /// Batches per evaluation.
         eval_batches: usize = 20, COUNT;
         /// Steps between log lines if the output is not a terminal.
-        log_interval: u64 = 10, AT_LEAST_ONE;
+        log_interval: u64 = 10, STEPS;
     }
     /// Optimizer and learning-rate schedule.
     optimizer: Optimizer {
@@ -119,9 +120,9 @@ configuration! {
         /// Learning rate at the end of the decay.
         min_lr: f64 = 1e-4, NON_NEGATIVE;
         /// Linear warmup steps.
-        warmup_steps: u64 = 100, ANY;
+        warmup_steps: u64 = 100, STEPS_OR_ZERO;
         /// Step at which the learning rate reaches min_lr; 0: the last step.
-        decay_steps: u64 = 0, ANY;
+        decay_steps: u64 = 0, STEPS_OR_ZERO;
         /// Learning-rate decay after the warmup.
         lr_schedule: LrDecay = LrDecay::Cosine, ANY;
         /// AdamW: decay rate of the first moment.
@@ -142,7 +143,7 @@ configuration! {
     /// Checkpoints.
     checkpoint: Checkpoint {
         /// Steps between checkpoints, in addition to the one after the last step; 0: no checkpoints.
-        interval: u64 = 250, ANY;
+        interval: u64 = 250, STEPS_OR_ZERO;
         /// Number of most recent checkpoints to keep.
         keep_last: usize = 2, COUNT;
         /// Directory of the checkpoints; empty: inside the run folder.
@@ -172,8 +173,9 @@ configuration! {
         schedule: ScheduleKind = ScheduleKind::default(), ANY;
         /// Virtual pipeline stages (model chunks) per rank, for the interleaved schedule.
         virtual_stages: usize = 1, COUNT;
-        /// Tiles in which each weight matrix, the embedding and the output head are gathered and
-        /// computed, one at a time, to bound the memory for unsharded parameters.
+        /// Number of tiles per weight matrix, including the embedding and the output head. Tiles are
+        /// unsharded and computed one at a time, which bounds the memory for unsharded parameters (ZeRO 3,
+        /// offload).
         tiles: usize = 1, COUNT;
     }
     /// Offloading.

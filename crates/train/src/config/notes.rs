@@ -28,11 +28,11 @@ impl Config {
             "offload.parameters disk implies parallel.zero 3".to_owned()
         });
         note(parallel.zero > 0 && is_unsharded, &|| {
-            format!(
-                "parallel.zero {} has no effect: no two ranks have the same parameters, or \
-                 parallel.hsdp_shard is 1",
-                parallel.zero
-            )
+            let cause = match plan.mesh.data_ranks() {
+                1 => "parallel.dp x parallel.cp is 1",
+                _ => "parallel.hsdp_shard is 1",
+            };
+            format!("parallel.zero {} has no effect: {cause}", parallel.zero)
         });
         let is_sharded = parallel.zero >= 2 && !is_unsharded;
         note(parallel.tiles > 1 && !is_sharded && !parameters_on_disk, &|| {
@@ -70,8 +70,8 @@ mod tests {
         let cases = [
             ("zero=1 offload.parameters=disk", 2, implied),
             ("zero=2", 1, "parallel.zero 2 has no effect"),
-            ("zero=2 hsdp_shard=1", 2, "parallel.zero 2 has no effect"),
-            ("tp=2 zero=1", 2, "parallel.zero 1 has no effect"),
+            ("zero=2 hsdp_shard=1", 2, "has no effect: parallel.hsdp_shard is 1"),
+            ("tp=2 zero=1", 2, "has no effect: parallel.dp x parallel.cp is 1"),
             ("parallel.schedule=zero-bubble", 2, "zero-bubble has no effect with parallel.pp 1"),
             ("tiles=4", 2, "parallel.tiles 4 saves no memory"),
             ("tiles=4 zero=1", 2, "parallel.tiles 4 saves no memory"),

@@ -2,7 +2,7 @@
 
 use regatta_model::suggest::closest_match;
 
-use super::{Base, Config, ConfigError, Result, resolve};
+use super::{Base, Config, Result, resolve};
 
 /// A built-in configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,15 +64,11 @@ impl Preset {
     }
 }
 
-/// Finds a preset by name.
-pub(super) fn find(name: &str) -> Result<&'static Preset> {
+/// Finds a preset by name. The error is a hint.
+pub(super) fn find(name: &str) -> Result<&'static Preset, String> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
-        let hint = match closest_match(name, PRESETS.iter().map(|preset| preset.name)) {
-            Some(near) => format!("did you mean {near}?"),
-            None => {
-                "`regatta train --presets` lists the presets; file names end in .toml".to_owned()
-            }
-        };
-        ConfigError::UnknownPreset { name: name.to_owned(), hint }
+        let near = closest_match(name, PRESETS.iter().map(|preset| preset.name));
+        let listed = || "`regatta train --presets` lists the presets".to_owned();
+        near.map_or_else(listed, |near| format!("did you mean {near}?"))
     })
 }

@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use super::layers::Origin;
+use super::resolved::Origin;
 use super::value::quoted;
 use super::{Config, KEYS, Key, PRESETS, Resolved, Result};
 
 impl Config {
     /// All keys as TOML.
     pub fn to_toml(&self) -> String {
-        by_section(toml_header, |key, text| {
+        by_section(|key, text| {
             let _ = writeln!(text, "{} = {}", key.name, key.get(self));
         })
     }
@@ -27,7 +27,7 @@ impl Resolved {
     /// The name and all keys as TOML, each with its origin in a comment.
     pub fn to_toml(&self) -> String {
         let mut entries = self.entries();
-        let keys = by_section(toml_header, |key, text| {
+        let keys = by_section(|key, text| {
             let Some((_, value, origin)) = entries.next() else { return };
             let line = format!("{} = {value}", key.name);
             let default = key.default();
@@ -47,21 +47,14 @@ fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-fn toml_header(key: &Key) -> String {
-    format!("[{}]", key.section)
-}
-
 /// The section headers, and the keys as `write` writes them.
-fn by_section(
-    header: impl Fn(&Key) -> String,
-    mut write: impl FnMut(&'static Key, &mut String),
-) -> String {
+fn by_section(mut write: impl FnMut(&'static Key, &mut String)) -> String {
     let mut text = String::new();
     let mut section = "";
     for key in KEYS {
         if key.section != section {
             let gap = if section.is_empty() { "" } else { "\n" };
-            let _ = writeln!(text, "{gap}{}", header(key));
+            let _ = writeln!(text, "{gap}[{}]", key.section);
             section = key.section;
         }
         write(key, &mut text);
@@ -71,8 +64,7 @@ fn by_section(
 
 /// All keys for a terminal: name, default, accepted values, description.
 pub fn keys_text() -> String {
-    let header = |key: &Key| format!("{}: {}", key.section, lower(key.heading()));
-    by_section(header, |key, text| {
+    by_section(|key, text| {
         let _ = writeln!(text, "  {} = {}  ({})", key.full_name(), key.default(), key.expected());
         let _ = writeln!(text, "      {}", key.description());
     })
@@ -111,10 +103,4 @@ fn grouped(number: usize) -> String {
         text.push(digit);
     }
     text
-}
-
-/// The sentence without capital and full stop.
-fn lower(sentence: &str) -> String {
-    let mut letters = sentence.trim_end_matches('.').chars();
-    letters.next().map_or_else(String::new, |first| first.to_lowercase().chain(letters).collect())
 }

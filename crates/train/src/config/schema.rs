@@ -10,7 +10,6 @@ pub struct Key {
     pub section: &'static str,
     /// Name within the section, such as `steps`.
     pub name: &'static str,
-    pub(super) heading: &'static str,
     pub(super) description: &'static str,
     pub(super) range: ValueRange,
     pub(super) type_name: fn() -> String,
@@ -29,12 +28,7 @@ impl Key {
         self.description.trim()
     }
 
-    /// Description of the section.
-    pub fn heading(&self) -> &'static str {
-        self.heading.trim()
-    }
-
-    /// Accepted values, such as `an integer >= 1`.
+    /// Accepted values, such as `an integer in [0, 3]`.
     pub fn expected(&self) -> String {
         (self.type_name)() + self.range.text
     }
@@ -68,7 +62,10 @@ const fn range(text: &'static str, min: f64, max: f64) -> ValueRange {
 }
 
 pub(super) const ANY: ValueRange = range("", f64::MIN, f64::MAX);
-pub(super) const AT_LEAST_ONE: ValueRange = range(" >= 1", 1.0, f64::MAX);
+pub(super) const UNSIGNED: ValueRange = range(" in [0, 2^64 - 1]", 0.0, f64::MAX);
+pub(super) const STEPS: ValueRange = range(" in [1, 1000000000000]", 1.0, 1e12);
+/// Steps for which 0 disables an action or selects a default.
+pub(super) const STEPS_OR_ZERO: ValueRange = range(" in [0, 1000000000000]", 0.0, 1e12);
 pub(super) const COUNT: ValueRange = range(" in [1, 10000]", 1.0, 10_000.0);
 pub(super) const SIZE: ValueRange = range(" in [1, 1048576]", 1.0, MAX_SIZE);
 /// A size for which 0 selects a default.
@@ -123,7 +120,6 @@ macro_rules! configuration {
             Key {
                 section: stringify!($section),
                 name: stringify!($key),
-                heading: $heading,
                 description: concat!($($description),+),
                 range: $range,
                 type_name: <$Type as value::Value>::type_name,

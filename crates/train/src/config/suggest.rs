@@ -147,7 +147,10 @@ impl Suggestion {
             Self::Key(key, _) => format!("set {key} to {}", either(&value)),
             Self::Ranks(_) => {
                 let noun = if last.ranks == 1 { "rank" } else { "ranks" };
-                format!("run on {} {noun}", either(&|change| change.ranks.to_string()))
+                let counts = either(&|change| change.ranks.to_string());
+                let option =
+                    if changes.len() == 1 { format!(" (-n {counts})") } else { String::new() };
+                format!("run on {counts} {noun}{option}")
             }
             Self::Split => format!("use {}", either(&words)),
             Self::Axis(key, _) => {

@@ -72,8 +72,10 @@ fn a_misspelled_key_is_refused_with_the_right_one() {
 #[test]
 fn an_invalid_value_is_refused_with_the_accepted_ones() {
     let cases = [
-        ("steps=many", "train.steps is many, expected an integer >= 1"),
-        ("steps=0", "train.steps is 0, expected an integer >= 1"),
+        ("steps=many", "train.steps is many, expected an integer in [1, 1000000000000]"),
+        ("steps=99999999999999999999", "expected an integer in [1, 1000000000000]"),
+        ("seed=-1", "train.seed is -1, expected an integer in [0, 2^64 - 1]"),
+        ("steps=0", "train.steps is 0, expected an integer in [1, "),
         ("steps=-1", "train.steps is -1,"),
         ("steps=", "train.steps is empty,"),
         ("num_layers=99999999999999999999999", "an integer in [1, 10000]"),
@@ -136,6 +138,16 @@ fn arguments_without_a_key_and_unknown_presets_are_refused() {
         let error = message(resolve(None, &["seed=1", word]));
         assert!(error.contains("is not key=value"), "{error}");
     }
+    for (words, expected) in [
+        (&["steps", "5"][..], "no preset or file named steps: to set this key, write steps=VALUE"),
+        (&["tiny", "seed"], "`seed` is not key=value: to set this key, write seed=VALUE"),
+        (&["tiny", "gpt2"], "`gpt2` is not key=value: only one preset or file can be given"),
+    ] {
+        let error = message(load(words));
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let error = message(file("seed = 1\npreset = \"tinyy\"\n", &[]));
+    assert_eq!(error, "run.toml, line 2: no preset named tinyy: did you mean tiny?");
     let error = message(load(&["shakespear-char"]));
     assert_eq!(error, "no preset or file named shakespear-char: did you mean shakespeare-char?");
     let error = message(load(&["does-not-exist.toml"]));

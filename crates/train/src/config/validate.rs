@@ -4,8 +4,8 @@
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, Result};
+use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
-use crate::schedule::LrSchedule;
 use regatta_predict::cost::MemoryBytes;
 use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;
@@ -127,8 +127,8 @@ impl Config {
         let LrSchedule { lr, min_lr, warmup_steps, decay_steps, .. } = self.lr_schedule(1);
         if min_lr > lr {
             return Err(Infeasible::new(format!(
-                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: a tenth of it, {:.1e}, is \
-                 common",
+                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: set it to at most optimizer.lr, \
+                 commonly a tenth of it ({:.1e})",
                 lr / 10.0
             )));
         }

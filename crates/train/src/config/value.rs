@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::lr_schedule::{LrDecay, LrScaling};
 use crate::offload::Tier;
-use crate::schedule::{LrDecay, LrScaling};
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;

@@ -14,17 +14,21 @@ pub enum DataError {
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     /// Neither a file nor a known dataset.
     #[error(
-        "no dataset {name:?}: expected a text file, a folder written by `regatta data prepare`, or one of {known}"
+        "data.source {name:?} does not exist: expected a text file, a folder written by `regatta data prepare`, or \
+        one of {known}"
     )]
-    Unknown { name: String, known: String },
+    UnknownSource { name: String, known: String },
+    /// An input of `regatta data prepare` that is neither a file nor a known dataset.
+    #[error("{name:?} is neither a text file nor a known dataset ({known})")]
+    UnknownInput { name: String, known: String },
     /// The built-in dataset cannot be prepared.
-    #[error("the builtin dataset needs no preparation: `regatta train` uses it directly")]
+    #[error("the built-in dataset needs no preparation: train on it with data.source=builtin")]
     Builtin,
     /// An empty text.
     #[error("{what} is empty")]
     Empty { what: String },
     /// Not a regular file.
-    #[error("{} is not a regular file, but texts are read more than once: pass the files themselves", path.display())]
+    #[error("{} is not a regular file: inputs are read twice, so pipes and directories are not supported", path.display())]
     NoFile { path: PathBuf },
     /// The training split is empty.
     #[error(
@@ -36,7 +40,7 @@ pub enum DataError {
     #[error("interrupted: nothing was written")]
     Interrupted,
     /// Not UTF-8.
-    #[error("{} is not UTF-8 text: byte {byte}", path.display())]
+    #[error("{} is not UTF-8: invalid byte at offset {byte}", path.display())]
     NotUtf8 { path: PathBuf, byte: u64 },
     /// The character is not in the vocabulary.
     #[error(
@@ -54,7 +58,10 @@ pub enum DataError {
     #[error("cannot use {} as a tokenizer: {reason}", path.display())]
     Tokenizer { path: PathBuf, reason: String },
     /// Not a token file.
-    #[error("{} is not a token file of regatta; for raw 16-bit tokens as written by nanoGPT use raw-u16:{}", path.display(), path.display())]
+    #[error(
+        "{} is not a regatta token file; to train on nanoGPT's train.bin and val.bin, set data.source=raw-u16:FOLDER",
+        path.display()
+    )]
     Foreign { path: PathBuf },
     /// A token file of another version.
     #[error("{} has token file version {found}, but this regatta reads version {known}: prepare it again", path.display())]
@@ -85,10 +92,13 @@ pub enum DataError {
     NoContext,
     /// The token files were made with another tokenizer.
     #[error(
-        "{} was prepared with tokenizer {of_file}, but {} is {of_tokenizer}: prepare it again",
+        "{} was prepared with tokenizer {of_file}, but {} has fingerprint {of_tokenizer}: prepare the data again",
         path.display(), tokenizer.display()
     )]
     OtherTokenizer { path: PathBuf, tokenizer: PathBuf, of_file: String, of_tokenizer: String },
+    /// Raw tokens without their tokenizer.
+    #[error("data.source raw-u16:{} needs data.tokenizer: set it to the tokenizer.json that produced the tokens", path.display())]
+    NoTokenizer { path: PathBuf },
     /// Not a prepared folder.
     #[error("{} is not a folder written by `regatta data prepare`: {reason}", path.display())]
     Folder { path: PathBuf, reason: String },
@@ -102,10 +112,12 @@ pub enum DataError {
     )]
     Fetch { name: String, address: String, reason: String, path: PathBuf },
     /// The file has the wrong checksum.
-    #[error("{} is not {name}: SHA-256 is {found} instead of {expected}", path.display())]
+    #[error("{} is not {name}: SHA-256 is {found} instead of {expected}; delete the file to download it again", path.display())]
     WrongSet { name: String, path: PathBuf, expected: String, found: String },
     /// An invalid validation fraction.
-    #[error("the validation fraction is {fraction}, expected a number in [0, 1)")]
+    #[error(
+        "validation fraction {fraction} (--validation, data.val_fraction): expected a number in [0, 1)"
+    )]
     ValFraction { fraction: f64 },
     /// The loader thread cannot be started, or panicked.
     #[error("data prefetching failed: {reason}")]

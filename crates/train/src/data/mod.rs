@@ -6,7 +6,7 @@ mod bpe;
 mod builtin;
 pub mod data_loader;
 mod error;
-mod fetch;
+mod named_dataset;
 mod pre_tokenizer;
 pub mod prepare;
 pub mod sampler;

@@ -17,7 +17,7 @@ use super::prepare::{self as folder, PrepareOptions};
 use super::text_chunks;
 use super::token_file::TokenFile;
 use super::tokenizer::Tokenizer;
-use super::{builtin, fetch};
+use super::{builtin, named_dataset};
 
 /// Default fraction of a text for validation.
 pub const VALIDATION: f64 = 0.1;
@@ -118,13 +118,13 @@ pub enum Prepared {
 /// Downloads a named dataset, and converts a large text to token files. Runs in one process per node, or one in
 /// total if the cache is shared.
 pub fn prepare(spec: &DataSpec, dirs: &DataDirs) -> Result<Prepared> {
-    prepare_with(spec, dirs, &fetch::download, IN_MEMORY)
+    prepare_with(spec, dirs, &named_dataset::download, IN_MEMORY)
 }
 
 fn prepare_with(
     spec: &DataSpec,
     dirs: &DataDirs,
-    download: &fetch::Download,
+    download: &named_dataset::Download,
     in_memory: u64,
 ) -> Result<Prepared> {
     let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
@@ -134,12 +134,10 @@ fn prepare_with(
     }
     if let Some(path) = spec.data.strip_prefix(RAW_U16) {
         let path = PathBuf::from(path);
-        let missing = || DataError::Folder {
-            path: path.clone(),
-            reason: "raw tokens need the tokenizer file they were made with".to_owned(),
+        return match tokenizer {
+            Some(tokenizer) => Ok(Prepared::RawU16 { path, tokenizer }),
+            None => Err(DataError::NoTokenizer { path }),
         };
-        let tokenizer = tokenizer.ok_or_else(missing)?;
-        return Ok(Prepared::RawU16 { path, tokenizer });
     }
     let path = file_with(&spec.data, dirs, download)?;
     let found = std::fs::metadata(&path).map_err(DataError::io("stat", &path))?;
@@ -153,20 +151,28 @@ fn prepare_with(
     }
 }
 
-/// The file or folder of a name or path; a named dataset is downloaded if necessary.
+/// The file of an input of `regatta data prepare`; a named dataset is downloaded if necessary.
 pub fn file(data: &str, dirs: &DataDirs) -> Result<PathBuf> {
-    file_with(data, dirs, &fetch::download)
+    file_with(data, dirs, &named_dataset::download).map_err(|error| match error {
+        DataError::UnknownSource { name, .. } => {
+            DataError::UnknownInput { name, known: dataset_names().join(", ") }
+        }
+        error => error,
+    })
 }
 
-fn file_with(data: &str, dirs: &DataDirs, download: &fetch::Download) -> Result<PathBuf> {
-    if let Some(named) = fetch::DATASETS.iter().find(|named| named.name == data) {
-        return fetch::find(named, dirs, download);
+fn file_with(data: &str, dirs: &DataDirs, download: &named_dataset::Download) -> Result<PathBuf> {
+    if let Some(named) = named_dataset::DATASETS.iter().find(|named| named.name == data) {
+        return named_dataset::find(named, dirs, download);
     }
     let path = PathBuf::from(data);
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => match data {
             BUILTIN => Err(DataError::Builtin),
-            _ => Err(unknown(data)),
+            _ => {
+                let known = [&[BUILTIN], &*dataset_names()].concat().join(", ");
+                Err(DataError::UnknownSource { name: data.to_owned(), known })
+            }
         },
         Err(error) => Err(DataError::io("stat", &path)(error)),
         Ok(_) => Ok(path),
@@ -178,10 +184,8 @@ pub(super) fn check_val_fraction(fraction: f64) -> Result<()> {
     if (0.0..1.0).contains(&fraction) { Ok(()) } else { Err(DataError::ValFraction { fraction }) }
 }
 
-fn unknown(name: &str) -> DataError {
-    let named = fetch::DATASETS.iter().map(|named| named.name);
-    let known: Vec<&str> = std::iter::once(BUILTIN).chain(named).collect();
-    DataError::Unknown { name: name.to_owned(), known: known.join(", ") }
+fn dataset_names() -> Vec<&'static str> {
+    named_dataset::DATASETS.iter().map(|named| named.name).collect()
 }
 
 /// Converts a large text to token files, unless cached.

@@ -175,7 +175,7 @@ mod tests {
         let mut long = "x".repeat(2 * CHUNK).into_bytes();
         long[CHUNK + 5] = 0xff;
         let error = read(&[folder.file("long.txt", &long)], 0).unwrap_err().to_string();
-        assert!(error.ends_with(&format!("byte {}", CHUNK + 5)), "{error}");
+        assert!(error.ends_with(&format!("offset {}", CHUNK + 5)), "{error}");
     }
 
     proptest! {

@@ -54,11 +54,11 @@ impl Tokenizer {
     /// Parses a file; the path is for errors only.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
         #[derive(Deserialize)]
-        struct Kind {
+        struct TokenizerKind {
             kind: Option<String>,
         }
         let json = |error: serde_json::Error| DataError::tokenizer(path, error.to_string());
-        match serde_json::from_slice::<Kind>(bytes).map_err(json)?.kind {
+        match serde_json::from_slice::<TokenizerKind>(bytes).map_err(json)?.kind {
             None => Ok(Self::Bpe(Box::new(Bpe::parse(bytes, path)?))),
             Some(kind) if kind == CHARACTERS => {
                 let file: CharVocabFile = serde_json::from_slice(bytes).map_err(json)?;

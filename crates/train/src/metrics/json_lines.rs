@@ -85,12 +85,12 @@ fn parse_event(line: &[u8]) -> Option<Event> {
 /// Length of the complete lines up to step `last_step`.
 fn len_through(text: &[u8], last_step: u64) -> usize {
     #[derive(Deserialize)]
-    struct Line {
+    struct StepNumber {
         step: u64,
     }
     let mut end = 0;
     for line in text.split_inclusive(|byte| *byte == b'\n') {
-        let step = serde_json::from_slice::<Line>(line).map_or(0, |line| line.step);
+        let step = serde_json::from_slice::<StepNumber>(line).map_or(0, |line| line.step);
         if step > last_step || !line.ends_with(b"\n") {
             break;
         }

@@ -53,12 +53,12 @@ impl DeferredWeightGrad {
 }
 
 impl Linear {
-    /// A linear layer whose outputs are sharded (ColumnParallelLinear).
+    /// A linear layer whose outputs are sharded: Megatron's `ColumnParallelLinear`.
     pub fn column_parallel(of: &Matrices<'_>, module: Module) -> Self {
         Self::new(of, module, Parallelism::Column, true)
     }
 
-    /// A linear layer whose inputs are sharded (RowParallelLinear).
+    /// A linear layer whose inputs are sharded: Megatron's `RowParallelLinear`.
     pub fn row_parallel(of: &Matrices<'_>, module: Module) -> Self {
         // The outputs are summed, so that one rank only adds the bias.
         Self::new(of, module, Parallelism::Row, of.block.shard.rank == 0)

@@ -7,15 +7,15 @@
 use std::ops::Range;
 
 use super::layer_params::LayerParams;
-use super::{MicroBatch, Net, StepConfig};
+use super::{DeviceModel, MicroBatch, StepConfig};
 use crate::buffer_pool::PooledTensor;
-use crate::model::{DeferredWeightGrad, Dropout, LayerSaved, PassCtx};
+use crate::model::{DeferredWeightGrad, Dropout, LayerSaved, Model, PassCtx};
 use crate::state::{BlockStore, GradSync, Result};
 use regatta_predict::pipeline::Stage;
 
 /// A micro-batch in a chunk of the model.
 pub(super) struct ChunkPass<'a> {
-    pub net: &'a Net,
+    pub device_model: &'a DeviceModel,
     pub store: &'a mut BlockStore,
     pub ctx: PassCtx<'a>,
     pub micro_batch: MicroBatch<'a>,
@@ -37,10 +37,10 @@ pub(super) enum TiedEmbedding {
 }
 
 impl TiedEmbedding {
-    pub fn new(net: &Net, stage: &Stage) -> Self {
-        match net.model.shape.tie_embeddings {
+    pub fn new(device_model: &DeviceModel, stage: &Stage) -> Self {
+        match device_model.model.shape.tie_embeddings {
             false => Self::Untied,
-            true if stage.ties_across_stages(&net.model.shape) => Self::SplitAcrossStages,
+            true if stage.ties_across_stages(&device_model.model.shape) => Self::SplitAcrossStages,
             true => Self::SameStage,
         }
     }
@@ -62,6 +62,10 @@ pub(super) struct DeferredBlock {
 }
 
 impl<'a> ChunkPass<'a> {
+    fn model(&self) -> &'a Model {
+        &self.device_model.model
+    }
+
     /// The residual stream after the chunk, and what the backward pass of its layers needs. `input` is
     /// the residual stream from the previous chunk; the first chunk embeds the tokens instead.
     pub fn forward(
@@ -76,11 +80,11 @@ impl<'a> ChunkPass<'a> {
         for block in self.layers() {
             self.store.unshard(block)?;
             if block + 1 < self.blocks.end {
-                self.net.prefetch(self.store, block + 1);
+                self.device_model.prefetch(self.store, block + 1);
             }
+            let layer = self.model().layer(block);
             let params = &mut LayerParams::forward(self.store, block);
-            let (output, layer_saved) =
-                self.net.model.layer(block).forward(&self.ctx, params, x)?;
+            let (output, layer_saved) = layer.forward(&self.ctx, params, x)?;
             self.store.reshard(block);
             saved.push(layer_saved);
             x = output;
@@ -91,15 +95,15 @@ impl<'a> ChunkPass<'a> {
     fn embedding_forward(&mut self) -> Result<PooledTensor> {
         self.store.unshard(0)?;
         self.store.prefetch(1);
-        let params = &mut LayerParams::forward(self.store, 0);
-        let x = self.net.model.embedding.forward(&self.ctx, params, self.micro_batch.inputs)?;
+        let (embedding, inputs) = (&self.model().embedding, self.micro_batch.inputs);
+        let x = embedding.forward(&self.ctx, &mut LayerParams::forward(self.store, 0), inputs)?;
         self.store.reshard(0);
         Ok(x)
     }
 
     /// The loss of the micro-batch; `x` is the residual stream after the last layer.
     pub fn head_loss(&mut self, x: &PooledTensor) -> Result<f64> {
-        let (head, block) = (&self.net.model.head, self.net.model.head_block());
+        let (head, block) = (&self.model().head, self.model().head_block());
         self.store.unshard(block)?;
         let params = &mut LayerParams::forward(self.store, block);
         let loss = head.loss(&self.ctx, params, x, self.micro_batch.targets)?;
@@ -113,7 +117,7 @@ impl<'a> ChunkPass<'a> {
         x: &PooledTensor,
         grad_scale: f64,
     ) -> Result<(f64, PooledTensor)> {
-        let (head, block) = (&self.net.model.head, self.net.model.head_block());
+        let (head, block) = (&self.model().head, self.model().head_block());
         let table_sync = match self.tied {
             TiedEmbedding::Untied => self.sync,
             // The embedding's backward pass adds to the table after this.
@@ -143,10 +147,10 @@ impl<'a> ChunkPass<'a> {
             if block > self.layers().start {
                 self.store.prefetch(block - 1);
             }
-            let mut deferred = Vec::new();
+            let (layer, mut deferred) = (self.model().layer(block), Vec::new());
             let mut params = LayerParams::backward(self.store, block, self.sync);
             params.deferred = (weight_grads == WeightGrads::Deferred).then_some(&mut deferred);
-            self.net.model.layer(block).backward(&self.ctx, &mut params, layer_saved, dx)?;
+            layer.backward(&self.ctx, &mut params, layer_saved, dx)?;
             self.store.reshard(block);
             match weight_grads {
                 WeightGrads::Immediate => self.reduce_grads(block)?,
@@ -160,7 +164,7 @@ impl<'a> ChunkPass<'a> {
 
     /// Backward pass of the embedding, the end of the backward pass.
     pub fn embedding_backward(&mut self, dx: PooledTensor) -> Result<()> {
-        let embedding = &self.net.model.embedding;
+        let embedding = &self.model().embedding;
         let is_split = self.tied == TiedEmbedding::SplitAcrossStages;
         let table_sync = if is_split { GradSync::Deferred } else { self.sync };
         let params = &mut LayerParams::backward(self.store, 0, table_sync);
@@ -184,21 +188,21 @@ impl<'a> ChunkPass<'a> {
 
     /// Reduces the gradients of a block to which this micro-batch added its contribution.
     fn reduce_grads(&mut self, block: usize) -> Result<()> {
-        let spec = &self.net.model.blocks[block];
+        let spec = &self.model().blocks[block];
         // All of its parameters may be in tiles.
         if spec.is_empty() {
             return Ok(());
         }
         if self.store.grads.is_reduced(self.sync) {
             let grads = self.store.grads.full(block);
-            self.net.tensor.all_reduce_norm_grads(&self.ctx, spec, grads)?;
+            self.device_model.tensor.all_reduce_norm_grads(&self.ctx, spec, grads)?;
         }
         self.store.grads.reduce(block, self.sync)
     }
 
     /// Prefetches the first block of the forward pass.
     pub fn prefetch_first(&mut self) {
-        self.net.prefetch(self.store, self.blocks.start);
+        self.device_model.prefetch(self.store, self.blocks.start);
     }
 
     /// Prefetches the last layer, where the backward pass begins.
@@ -208,7 +212,7 @@ impl<'a> ChunkPass<'a> {
 
     /// The blocks that are layers.
     fn layers(&self) -> Range<usize> {
-        self.blocks.start.max(1)..self.blocks.end.min(self.net.model.head_block())
+        self.blocks.start.max(1)..self.blocks.end.min(self.model().head_block())
     }
 
     /// Whether the chunk begins with the embedding.
@@ -218,16 +222,16 @@ impl<'a> ChunkPass<'a> {
 
     /// Whether the chunk ends with the head.
     pub fn has_head(&self) -> bool {
-        self.blocks.end > self.net.model.head_block()
+        self.blocks.end > self.model().head_block()
     }
 
     /// Elements of this rank's rows of the residual stream.
     pub fn residual_len(&self) -> usize {
-        self.ctx.local_rows() * self.net.model.shape.hidden_size
+        self.ctx.local_rows() * self.model().shape.hidden_size
     }
 }
 
-impl Net {
+impl DeviceModel {
     /// Prefetches a block, and the first tile that its pass needs.
     pub(super) fn prefetch(&self, store: &mut BlockStore, block: usize) {
         store.prefetch(block);

@@ -1,12 +1,12 @@
 //! One training step: forward, backward, gradient reduction, optimizer update.
 
 mod chunk;
+mod device_model;
 mod layer_params;
-mod net;
 mod optimizer;
-mod schedule;
+mod run_pipeline;
 
-pub use net::Net;
+pub use device_model::DeviceModel;
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -115,7 +115,7 @@ pub struct StepResult {
 /// A model in training.
 pub struct Engine {
     /// The model on its device.
-    pub net: Net,
+    pub device_model: DeviceModel,
     /// Parameters, gradients and optimizer moments.
     pub state: BlockStore,
     /// The process groups.
@@ -126,24 +126,25 @@ pub struct Engine {
 
 impl Engine {
     /// An engine on a single rank, with random parameters.
-    pub fn single_rank(net: Net, seed: u64) -> Self {
-        let stage = Stage::single(&net.model.shape);
+    pub fn single_rank(device_model: DeviceModel, seed: u64) -> Self {
+        let stage = Stage::single(&device_model.model.shape);
         let (groups, config) = (ProcessGroups::single_rank(), ShardingConfig::default());
-        Self::new(net, groups, stage, &config, ParamInit::Random { seed })
+        Self::new(device_model, groups, stage, &config, ParamInit::Random { seed })
             .unwrap_or_else(|_| unreachable!("a single rank in memory does no I/O"))
     }
 
     /// An engine on a rank of several.
     pub fn new(
-        mut net: Net,
+        mut device_model: DeviceModel,
         groups: ProcessGroups,
         stage: Stage,
         config: &ShardingConfig,
         init: ParamInit,
     ) -> Result<Self> {
-        let is_local = net.model.retain_stage(&stage);
-        let state = BlockStore::new(&net.model, &net.device, &groups, config, &is_local, init)?;
-        Ok(Self { net, state, groups, stage })
+        let is_local = device_model.model.retain_stage(&stage);
+        let DeviceModel { model, device, .. } = &device_model;
+        let state = BlockStore::new(model, device, &groups, config, &is_local, init)?;
+        Ok(Self { device_model, state, groups, stage })
     }
 
     /// One step over this rank's micro-batches.
@@ -155,9 +156,9 @@ impl Engine {
         let mut timings = StepTimings::default();
         self.state.take_wait_time();
         let first_block = self.stage.chunk_blocks[self.stage.index].start;
-        self.net.prefetch(&mut self.state, first_block);
+        self.device_model.prefetch(&mut self.state, first_block);
         timed(&mut timings.optimizer, || self.state.grads.zero());
-        let local = |micro_batch| LocalTokens::new(micro_batch, &self.net.context);
+        let local = |micro_batch| LocalTokens::new(micro_batch, &self.device_model.context);
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
         let loss_sum = self.run_schedule(config, &micro_batches, &mut timings)?;
@@ -171,7 +172,7 @@ impl Engine {
     /// The sum of the losses of a micro-batch, without training. One rank of each model replica returns
     /// it, the others 0.
     pub fn loss(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
-        let tokens = LocalTokens::new(*micro_batch, &self.net.context);
+        let tokens = LocalTokens::new(*micro_batch, &self.device_model.context);
         let loss = self.evaluate(&tokens.micro_batch())?;
         Ok(self.counted_loss(loss))
     }
@@ -183,17 +184,17 @@ impl Engine {
 
     /// The time since `start` without blocking, which is added to `communication`.
     fn compute_time(&mut self, start: Instant, communication: &mut Duration) -> Duration {
-        compute_time(&self.net, &mut self.state, start, communication)
+        compute_time(&self.device_model, &mut self.state, start, communication)
     }
 }
 
 fn compute_time(
-    net: &Net,
+    device_model: &DeviceModel,
     state: &mut BlockStore,
     start: Instant,
     communication: &mut Duration,
 ) -> Duration {
-    let blocked = net.take_wait_time() + state.take_wait_time();
+    let blocked = device_model.take_wait_time() + state.take_wait_time();
     *communication += blocked;
     start.elapsed().saturating_sub(blocked)
 }

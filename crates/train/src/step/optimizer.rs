@@ -30,10 +30,10 @@ impl Engine {
     }
 
     fn update_block(&mut self, optimizer: OptimizerStep, block: usize) {
-        let device = &*self.net.device;
+        let device = &*self.device_model.device;
         let OptimizerBlock { shard, mut params, grads, mut moment1, mut moment2 } =
             self.state.optimizer_block(block);
-        for parameter in &self.net.model.blocks[block].parameters {
+        for parameter in &self.device_model.model.blocks[block].parameters {
             let range = || range_in_shard(parameter, &shard);
             let moments = [moment1.slice(range()), moment2.slice(range())];
             let (grads, params) = (grads.slice(range()), params.slice(range()));
@@ -43,16 +43,18 @@ impl Engine {
 
     /// The norm of all gradients of the model, over all ranks.
     fn grad_norm(&self) -> Result<f64> {
-        let Self { net, state, groups, stage } = self;
+        let Self { device_model, state, groups, stage } = self;
         let mut squares = 0.0;
-        for block in state.local_blocks().filter(|block| stage.owns(net.model.users[*block])) {
+        for block in
+            state.local_blocks().filter(|block| stage.owns(device_model.model.users[*block]))
+        {
             let grads = state.grads.shard(block);
-            for parameter in &net.model.blocks[block].parameters {
+            for parameter in &device_model.model.blocks[block].parameters {
                 // Parameters that are replicated in the tensor-parallel group count once.
                 let is_sharded = parameter.len() < parameter.full_shape.iter().product();
                 if groups.coord.tp == 0 || is_sharded {
                     let range = range_in_shard(parameter, &state.shards[block]);
-                    squares += net.device.sum_of_squares(grads.slice(range));
+                    squares += device_model.device.sum_of_squares(grads.slice(range));
                 }
             }
         }

@@ -15,13 +15,13 @@ use regatta_device::optimizer::AdamW;
 use regatta_device::random;
 use regatta_train::config::{self, Config};
 use regatta_train::data::{self, DataDirs, DataError, DataSpec};
-use regatta_train::job::Job;
 use regatta_train::step::{Engine, MicroBatch, OptimizerStep, StepConfig};
+use regatta_train::training::TrainingSetup;
 
 /// Vocabulary size of [`tokens`].
 pub const VOCAB_SIZE: u64 = 13;
 
-/// Name of the runs of [`job`].
+/// Name of the runs of [`training_setup`].
 pub const RUN: &str = "a-test";
 
 /// The path of a temporary directory, removed on drop.
@@ -49,14 +49,14 @@ pub fn config(args: &[&str]) -> Config {
 }
 
 /// A training run.
-pub fn job(
+pub fn training_setup(
     config: &Config,
     data: &DataSpec,
     comm: Arc<dyn Comm>,
     device: Box<dyn Device>,
     folder: PathBuf,
-) -> Result<Job, DataError> {
-    Ok(Job {
+) -> Result<TrainingSetup, DataError> {
+    Ok(TrainingSetup {
         config: config.clone(),
         name: "test".to_owned(),
         comm,
@@ -115,9 +115,9 @@ pub struct LossAndNorm {
     pub grad_norm: f64,
 }
 
-/// A short training, the same for every parallel layout.
+/// A short training run, the same for every parallel layout.
 #[derive(Debug, Clone, Copy)]
-pub struct Training {
+pub struct ShortRun {
     pub steps: u64,
     /// Sequences of the global batch.
     pub batch: usize,
@@ -129,7 +129,7 @@ pub struct Training {
     pub recompute: fn(u64) -> bool,
 }
 
-impl Training {
+impl ShortRun {
     /// Trains replica `replica` of `replicas`. All ranks of `comm` get the same metrics.
     pub fn run(
         self,

@@ -225,8 +225,8 @@ pub fn summary(summary: &Summary, width: usize) -> String {
     let steps = pluralize(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
     // Without a step in this launch there is no loss.
     if summary.loss.is_nan() {
-        let steps = format!("no steps in this launch, {steps} in total");
-        return format!("{style}{outcome}{style:#}: {steps}\n{folder}");
+        let step = summary.step;
+        return format!("{style}{outcome}{style:#}: already at step {step}\n{folder}");
     }
     let mut values = vec![
         format!("{outcome}: {steps} in {}", format_duration(summary.seconds)),

@@ -84,7 +84,7 @@ fn summary(all: &Explanation) -> String {
     if split.sequence_parallel {
         axes.push_str(", sequence parallel");
     }
-    if split.zero > 0 {
+    if split.zero > 0 && split.shard > 1 {
         let _ = write!(axes, ", ZeRO-{} over {} ranks", split.zero, split.shard);
     }
     if split.tiles > 1 {

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use regatta_train::config::{self, Resolved};
-use regatta_train::run::CONFIG as CONFIG_FILE;
+use regatta_train::run_paths::CONFIG as CONFIG_FILE;
 
 use super::args::TrainArgs;
 
@@ -37,8 +37,13 @@ pub fn resolve(args: &TrainArgs) -> Result<Resolved> {
                 folder.display()
             );
         }
+        let config = folder.join(CONFIG_FILE);
+        if !config.exists() {
+            let (folder, config) = (folder.display(), config.display());
+            bail!("--resume {folder}: not a run folder: {config} does not exist");
+        }
         // A run that started from another run's checkpoint resumes from its own.
-        words.insert(0, folder.join(CONFIG_FILE).to_string_lossy().into_owned());
+        words.insert(0, config.to_string_lossy().into_owned());
         words.insert(1, "checkpoint.resume=auto".to_owned());
     } else if args.smoke {
         if words.first().is_none_or(is_override) {
@@ -92,6 +97,6 @@ mod tests {
         assert!(error.contains("omit gpt2"), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
         let error = resolve_line(&line).unwrap_err().to_string();
-        assert!(error.contains("config.toml"), "{error}");
+        assert!(error.contains("not a run folder: "), "{error}");
     }
 }

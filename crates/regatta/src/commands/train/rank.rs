@@ -12,8 +12,8 @@ use regatta_launch::channel::RankEnd;
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
-use regatta_train::job::{self, Job};
 use regatta_train::metrics::Event;
+use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::reporter::{EventRecorder, ProgressReporter};
@@ -39,7 +39,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         Arc::new(hierarchical::join(bootstrap::BootstrapConfig::from_env()?)?);
     let folder = run_folder(task, &*comm)?;
     if is_restart() {
-        job::resume_own_run(&mut config, &folder, &run_id())?;
+        training::resume_own_run(&mut config, &folder, &run_id())?;
     }
     let rank = comm.rank();
     let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
@@ -55,7 +55,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let threads = threads(&config);
     let device = Cpu::new(threads, config.train.precision);
     let kernels = device.gemm_kernel().to_owned();
-    let job = Job {
+    let setup = TrainingSetup {
         config,
         name: task.name.clone(),
         comm,
@@ -78,7 +78,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
             events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
     };
-    job::run(job, &stop, &mut emit)?;
+    training::run(setup, &stop, &mut emit)?;
     events.sink.finish()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,7 @@ use regatta_train::checkpoint;
 use regatta_train::config::{Config, KEYS, Resume};
 use regatta_train::lock_file::{LockResult, lock_file};
 use regatta_train::metrics::{JsonLines, METRICS_FILE};
-use regatta_train::run;
+use regatta_train::run_paths;
 
 /// Lock file of the run folder, locked by rank 0 during the run.
 const LOCK_FILE: &str = "train.lock";
@@ -81,10 +81,10 @@ fn difference(saved: &Config, new: &Config) -> Option<String> {
 }
 
 fn read_contents(folder: &Path, config: &Config) -> RunFolderContents {
-    let path = folder.join(run::CONFIG);
+    let path = folder.join(run_paths::CONFIG);
     let text = std::fs::read_to_string(&path).ok();
     let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
-    let checkpoints = run::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
+    let checkpoints = run_paths::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
     let steps = JsonLines::read(&folder.join(METRICS_FILE), u64::MAX).unwrap_or_default();
     RunFolderContents {
         launched: text.is_some() || folder.join("events.jsonl").exists(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use regatta_train::config::{Config, Resolved};
-use regatta_train::run::CONFIG as CONFIG_FILE;
+use regatta_train::run_paths::CONFIG as CONFIG_FILE;
 use serde::{Deserialize, Serialize};
 
 use super::args::TrainArgs;

@@ -119,7 +119,8 @@ impl<'a> Keys<'a> {
     }
 
     fn text(&self, key: &str) -> Result<&'a str, String> {
-        self.get(key).and_then(Value::as_str).ok_or_else(|| format!("has no string {key}"))
+        let value = self.get(key).ok_or_else(|| format!("has no {key}"))?;
+        value.as_str().ok_or_else(|| format!("has {key} {}, expected a string", short(value)))
     }
 
     fn size(&self, key: &str, absent: Option<usize>) -> Result<usize, String> {

@@ -21,7 +21,7 @@ pub enum HuggingFaceError {
     )]
     NoModel { folder: PathBuf },
     /// An invalid file, or unsupported settings.
-    #[error("{}: {why}", path.display())]
+    #[error("{} {why}", path.display())]
     File { path: PathBuf, why: String },
     /// An invalid tensor.
     #[error("{}: tensor {name} {why}", path.display())]

@@ -22,14 +22,14 @@ fn train(disk: &Faulty, folder: &Path) -> Result<(), String> {
 
 /// What the next job finds: at least step 1, complete, and no leftovers.
 fn check(scratch: &TempDir, at: usize) -> u64 {
-    let (good, skipped) = newest_valid(&scratch.0).unwrap();
+    let (good, skipped) = latest_valid(&scratch.0).unwrap();
     assert!(skipped.is_empty(), "killed at {at}: {skipped:?}");
     let good = good.unwrap_or_else(|| panic!("killed at {at}: nothing is left"));
     let step = good.meta().step;
     assert_is(&good, step);
     let mut next = writers(&scratch.0, 1, 1);
     assert!(names(scratch).iter().all(|name| !name.contains('.')), "{:?}", names(scratch));
-    let (still, _) = newest_valid(&scratch.0).unwrap();
+    let (still, _) = latest_valid(&scratch.0).unwrap();
     assert_eq!(still.unwrap().meta().step, step, "putting in order loses nothing");
     save(&mut next, 9, Split::Rows).unwrap();
     assert_eq!(Checkpoint::latest(&scratch.0).unwrap().unwrap().meta().step, 9);

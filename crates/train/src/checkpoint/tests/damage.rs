@@ -19,7 +19,7 @@ fn two() -> TempDir {
 
 /// The newest is skipped, and the previous one is valid.
 fn skipped(scratch: &TempDir) -> String {
-    let (good, skipped) = newest_valid(&scratch.0).unwrap();
+    let (good, skipped) = latest_valid(&scratch.0).unwrap();
     assert_is(&good.unwrap(), 1);
     let [newest] = skipped.as_slice() else { panic!("{skipped:?}") };
     assert_eq!(newest.folder, scratch.0.join("step-00000002"));
@@ -133,7 +133,7 @@ fn missing_elements_are_named() {
     let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
     let slice = TensorSlice::Rectangle { rows: 0..2, columns: 1..3 };
-    let whole = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.5; 4]);
+    let whole = Shard::full_tensor("a", StateTensor::Parameter, &[2, 3], vec![0.5; 4]);
     let shard = Shard { meta: ShardMeta { slice, ..whole.meta }, ..whole };
     writer.begin(meta(1), vec![shard]).unwrap();
     writer.finish(TIMEOUT);

@@ -24,10 +24,10 @@ pub enum Fault {
 
 #[derive(Clone)]
 pub struct Faulty {
-    shared: Arc<Shared>,
+    state: Arc<FaultState>,
 }
 
-struct Shared {
+struct FaultState {
     at: usize,
     fault: Fault,
     count: AtomicUsize,
@@ -37,17 +37,17 @@ struct Shared {
 impl Faulty {
     pub fn new(at: usize, fault: Fault) -> Self {
         let (count, log) = (AtomicUsize::new(0), Mutex::default());
-        Self { shared: Arc::new(Shared { at, fault, count, log }) }
+        Self { state: Arc::new(FaultState { at, fault, count, log }) }
     }
 
     /// Operations so far.
     pub fn count(&self) -> usize {
-        self.shared.count.load(Ordering::SeqCst)
+        self.state.count.load(Ordering::SeqCst)
     }
 
     /// The operations, each with its file name.
     pub fn log(&self) -> Vec<String> {
-        self.shared.log.lock().unwrap().clone()
+        self.state.log.lock().unwrap().clone()
     }
 
     fn step<T>(
@@ -57,10 +57,10 @@ impl Faulty {
         half: impl FnOnce(),
         full: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        let number = self.shared.count.fetch_add(1, Ordering::SeqCst);
+        let number = self.state.count.fetch_add(1, Ordering::SeqCst);
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        self.shared.log.lock().unwrap().push(format!("{what} {name}"));
-        let Shared { at, fault, .. } = *self.shared;
+        self.state.log.lock().unwrap().push(format!("{what} {name}"));
+        let FaultState { at, fault, .. } = *self.state;
         match fault {
             Fault::Error(error) if number == at => {
                 half();
@@ -126,10 +126,10 @@ impl Disk for Faulty {
         self.step("sync", path, || (), || SystemDisk.sync_dir(path))
     }
 
-    fn free(&self, path: &Path) -> Option<u64> {
-        match self.shared.fault {
+    fn free_bytes(&self, path: &Path) -> Option<u64> {
+        match self.state.fault {
             Fault::LittleSpace(bytes) => Some(bytes),
-            _ => SystemDisk.free(path),
+            _ => SystemDisk.free_bytes(path),
         }
     }
 }

@@ -32,7 +32,7 @@ fn elements_round_trip_bit_exactly() {
     let scratch = TempDir::in_memory();
     let mut writers = writers(&scratch.0, 1, 1);
     let odd = [f32::NAN, -0.0, f32::INFINITY, f32::MIN_POSITIVE / 8.0, f32::MAX];
-    let shard = Shard::whole("odd", StateTensor::Parameter, &[odd.len()], odd.to_vec());
+    let shard = Shard::full_tensor("odd", StateTensor::Parameter, &[odd.len()], odd.to_vec());
     writers[0].begin(meta(1), vec![shard]).unwrap();
     assert!(matches!(writers[0].finish(TIMEOUT), State::Written { step: 1 }));
     writers[0].commit(1).unwrap();
@@ -88,7 +88,7 @@ fn later_checkpoints_are_moved_aside_under_unique_names() {
         assert!(writers[1].move_aside(None).unwrap().is_empty(), "only rank 0 moves them");
         assert_is(&Checkpoint::open(&aside).unwrap(), 20);
     }
-    let newest = newest_valid(&scratch.0).unwrap().0.unwrap();
+    let newest = latest_valid(&scratch.0).unwrap().0.unwrap();
     assert_eq!(newest.meta().step, 10);
     assert!(is_in_dir(&newest, &scratch.0));
     let aside = Checkpoint::open(&scratch.0.join("step-00000020.aside-1")).unwrap();
@@ -125,7 +125,7 @@ fn saves_run_one_at_a_time_and_in_order() {
 fn invalid_shards_are_refused_immediately() {
     let scratch = TempDir::in_memory();
     let mut writer = Writer::new(&scratch.0, 0, 1, 1).unwrap();
-    let shard = Shard::whole("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
+    let shard = Shard::full_tensor("a", StateTensor::Parameter, &[2, 3], vec![0.0; 6]);
     let short = Shard { elements: vec![0.0; 5], ..shard.clone() };
     let mut outside = shard.clone();
     outside.meta.slice = TensorSlice::Flat(3..9);
@@ -168,7 +168,7 @@ fn an_empty_or_missing_directory_has_no_checkpoint() {
     let scratch = TempDir::in_memory();
     assert!(Checkpoint::latest(&scratch.0).unwrap().is_none());
     assert!(Checkpoint::latest(&scratch.0.join("nowhere")).unwrap().is_none());
-    let (found, skipped) = newest_valid(&scratch.0).unwrap();
+    let (found, skipped) = latest_valid(&scratch.0).unwrap();
     assert!(found.is_none() && skipped.is_empty());
 }
 

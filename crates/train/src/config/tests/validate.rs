@@ -30,7 +30,7 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
             "train.batch 12 is not divisible by 5 ranks: set it to 10 or 15, run on 4 or 6 ranks, \
              or set train.batch_per_replica instead",
         ),
-        ("batch=3", 8, "set it to 8, run on 3 ranks,"),
+        ("batch=3", 8, "set it to 8, run on 3 ranks (-n 3),"),
         (
             "batch=24 micro_batch=5",
             2,
@@ -40,7 +40,7 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
         ("batch_per_replica=7 micro_batch=9", 2, "(train.batch_per_replica): set it to 7"),
         ("batch=0", 2, "train.batch and train.batch_per_replica are both 0"),
         ("dp=2", 4, "parallel.dp 2 does not match 4 ranks"),
-        ("lr=1e-5", 1, "optimizer.min_lr 0.0001 exceeds optimizer.lr 1e-5: a tenth of it, 1.0e-6"),
+        ("lr=1e-5", 1, "set it to at most optimizer.lr, commonly a tenth of it (1.0e-6)"),
         (
             "decay_steps=20",
             1,
@@ -90,10 +90,19 @@ fn splits_that_do_not_fit_are_refused_with_suggestions() {
         (
             "tp=3 pp=2",
             8,
-            "parallel.tp 3 x parallel.pp 2 do not divide 8 ranks: use tp=2 pp=2 dp=2 or tp=4 pp=2 \
-             dp=1, or run on 6 or 12 ranks",
+            "8 ranks are not divisible by parallel.tp 3 x parallel.pp 2 = 6: run on 6 or 12 ranks, or \
+             use tp=2 pp=2 dp=2 or tp=4 pp=2",
         ),
-        ("tp=3", 4, "parallel.tp 3 does not divide 4 ranks: use tp=2 dp=2 or tp=4 dp=1, or"),
+        (
+            "tp=3",
+            4,
+            "4 ranks are not divisible by parallel.tp 3: run on 3 or 6 ranks, or use tp=2 dp=2 or",
+        ),
+        (
+            "tp=2 cp=2",
+            1,
+            "1 rank is not divisible by parallel.tp 2 x parallel.cp 2 = 4: run on 4 ranks (-n 4),",
+        ),
         // Eight heads divide neither by 5 nor by 10 ranks, nor 24 sequences by 5 replicas.
         ("tp=5 num_heads=8", 20, " parallel.tp 5: run on 16 ranks with tp=4 or 32 ranks with tp=8"),
         // Three ranks can only be split by 3.
@@ -103,7 +112,7 @@ fn splits_that_do_not_fit_are_refused_with_suggestions() {
             " parallel.tp 3: use tp=1 dp=3, or run on 2 ranks with tp=2 or 4 ranks with tp=4",
         ),
         // Nor does a batch of 9 divide by 2 or 4.
-        ("tp=3 batch=9", 8, "does not divide 8 ranks: run on 3 or 9 ranks"),
+        ("tp=3 batch=9", 8, "8 ranks are not divisible by parallel.tp 3: run on 3 or 9 ranks"),
         (
             "schedule=interleaved virtual_stages=2",
             2,
@@ -114,8 +123,8 @@ fn splits_that_do_not_fit_are_refused_with_suggestions() {
             2,
             "needs parallel.tp > 1: set parallel.tp to 2, or set parallel.sequence_parallel to auto",
         ),
-        ("tp=8 hidden_size=64 num_heads=4", 12, "12 ranks: use tp=2 dp=6 or tp=4 dp=3"),
-        ("pp=7", 4, "parallel.pp 7 does not divide 4 ranks: use pp=2 dp=2 or pp=4 dp=1, or"),
+        ("tp=8 hidden_size=64 num_heads=4", 12, "use tp=2 dp=6 or tp=4 dp=3"),
+        ("pp=7", 4, "by parallel.pp 7: run on 7 ranks (-n 7), or use pp=2 dp=2 or pp=4"),
         (
             "dp=2 tp=2",
             8,
@@ -160,7 +169,11 @@ fn splits_that_do_not_fit_are_refused_with_suggestions() {
             4,
             "gives 2 micro-batches per step (24 sequences), but parallel.pp 4",
         ),
-        ("zero=1 hsdp_shard=3", 8, "(parallel.dp x parallel.cp): set it to 2 or 4"),
+        (
+            "zero=1 hsdp_shard=3",
+            8,
+            "does not divide parallel.dp x parallel.cp = 8: set it to 2 or 4",
+        ),
         ("hsdp_shard=2", 8, "parallel.hsdp_shard 2 has no effect with parallel.zero 0"),
     ];
     for (all, ranks, expected) in cases {
@@ -212,8 +225,7 @@ proptest! {
             args(&format!("{MODEL} batch_per_replica=64 {keys}")).unwrap().config.validate(ranks)
         };
         let error = message(plan(&format!("tp={tp} pp={pp}")));
-        let (_, after) = error.split_once(": use ").unwrap();
-        let suggested = after.split(", or run").next().unwrap();
+        let (_, suggested) = error.split_once("use ").unwrap();
         for split in suggested.split(" or ") {
             prop_assert_eq!(plan(split).unwrap().mesh.ranks(), ranks);
         }

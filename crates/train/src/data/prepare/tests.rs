@@ -56,7 +56,7 @@ fn a_failed_preparation_leaves_nothing() {
     let error = prepare(&unknown, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("'é' at position 1500000"), "{error}");
     let say = |plan: &PrepareOptions| prepare(plan, &mut |_| Ok(())).unwrap_err().to_string();
-    assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("byte 1"));
+    assert!(say(&plan(&folder, &[folder.file("bad.txt", b"a\xff")])).contains("at offset 1"));
     assert!(say(&plan(&folder, &[folder.file("no.txt", "")])).contains("no.txt is empty"));
     assert!(say(&plan(&folder, &[folder.0.join("none")])).contains("none"));
     let short = say(&plan(&folder, &[folder.file("no.txt", "é")]));

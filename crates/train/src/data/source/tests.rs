@@ -76,9 +76,15 @@ fn errors_name_the_problem() {
     assert!(say("tinyshakespeare").contains("XDG_CACHE_HOME"));
     let path = |name: &str, content: &[u8]| folder.file(name, content).display().to_string();
     assert!(say(&path("empty.txt", b"")).contains("empty.txt is empty"));
-    assert!(say(&path("bad.txt", b"ab\xff")).contains("bad.txt is not UTF-8 text: byte 2"));
+    assert!(
+        say(&path("bad.txt", b"ab\xff")).contains("bad.txt is not UTF-8: invalid byte at offset 2")
+    );
     assert!(say(&folder.0.display().to_string()).contains("prepared.json"));
-    assert!(say("raw-u16:somewhere").contains("need the tokenizer file"));
+    assert!(
+        say("raw-u16:somewhere").starts_with("data.source raw-u16:somewhere needs data.tokenizer")
+    );
+    let error = file("nowhere", &dirs).unwrap_err().to_string();
+    assert_eq!(error, "\"nowhere\" is neither a text file nor a known dataset (tinyshakespeare)");
 }
 
 #[test]
@@ -102,7 +108,7 @@ fn token_files_of_another_tokenizer_are_refused() {
     };
     assert!(open_with(a.join(folder::TOKENIZER)).is_ok());
     let error = open_with(b.join(folder::TOKENIZER)).unwrap_err().to_string();
-    assert!(error.contains("b/tokenizer.json is"), "{error}");
+    assert!(error.contains("b/tokenizer.json has fingerprint "), "{error}");
     std::fs::copy(b.join(folder::TOKENIZER), a.join(folder::TOKENIZER)).unwrap();
     let error = open(&prepared).unwrap_err().to_string();
     assert!(error.contains("train.tokens was prepared with tokenizer"), "{error}");

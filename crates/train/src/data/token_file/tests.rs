@@ -73,9 +73,9 @@ fn each_kind_of_damage_has_its_error() {
     say(&|bytes| bytes.truncate(135), "has 135 bytes instead of 136");
     say(&|bytes| bytes.push(0), "has 137 bytes instead of 136");
     say(&|bytes| bytes.truncate(100), "has 100 bytes instead of 128");
-    say(&|bytes| bytes.truncate(5), "is not a token file");
-    say(&|bytes| bytes.clear(), "is not a token file");
-    say(&|bytes| bytes[0] = b'R', "is not a token file");
+    say(&|bytes| bytes.truncate(5), "is not a regatta token file");
+    say(&|bytes| bytes.clear(), "set data.source=raw-u16:FOLDER");
+    say(&|bytes| bytes[0] = b'R', "is not a regatta token file");
     say(&|bytes| bytes[8] = 2, "has token file version 2, but this regatta reads version 1");
     say(&|bytes| bytes[20] = 1, "header of");
     say(&|bytes| bytes[130] = 3, "are damaged: SHA-256");

@@ -9,8 +9,8 @@ use anyhow::{Error, Result};
 use regatta_comm::{Comm, bootstrap, hierarchical};
 use regatta_kernels_cpu::Cpu;
 use regatta_launch::channel::RankEnd;
-use regatta_train::job::smoke::{Check, Details, Findings, RankInfo, SmokeEvent, SmokeTest};
-use regatta_train::job::{Job, TrainError};
+use regatta_train::training::smoke::{Check, Details, Findings, RankInfo, SmokeEvent, SmokeTest};
+use regatta_train::training::{TrainError, TrainingSetup};
 
 use super::report::ReportingProcess;
 use super::reporter::SmokeReporter;
@@ -70,7 +70,9 @@ fn run_checks(
     })?;
     let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
     let run = training::run_id();
-    smoke.training(Job { config, name, comm, device, threads, kernels, dataset, folder, run })?;
+    let setup =
+        TrainingSetup { config, name, comm, device, threads, kernels, dataset, folder, run };
+    smoke.training(setup)?;
     Ok(())
 }
 

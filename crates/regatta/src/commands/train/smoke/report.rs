@@ -1,7 +1,7 @@
 //! The report of a smoke test, accumulated from the events of rank 0. No I/O; times are arguments,
 //! in seconds since the start.
 
-use regatta_train::job::smoke::{Check, CheckResult, Details, SmokeEvent, Verdict};
+use regatta_train::training::smoke::{Check, CheckResult, CheckStatus, Details, SmokeEvent};
 use serde::Serialize;
 
 /// The process that writes the report.
@@ -91,7 +91,7 @@ impl SmokeReport {
     /// The first failed check, or that of differing parameters, which is the cause of a loss that does
     /// not decrease.
     fn first_failure(&self) -> Option<SmokeFailure> {
-        let failed = || self.checks.iter().filter(|result| result.verdict == Verdict::Failed);
+        let failed = || self.checks.iter().filter(|result| result.status == CheckStatus::Failed);
         let differing = failed().find(|result| result.check == Check::Consistency);
         let result = differing.or_else(|| failed().next())?;
         Some(SmokeFailure::new(result.check, result.findings.error.clone().unwrap_or_default()))
@@ -150,7 +150,7 @@ fn hint(check: Check) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regatta_train::job::smoke::Findings;
+    use regatta_train::training::smoke::Findings;
 
     fn finished(check: Check, error: Option<&str>) -> SmokeEvent {
         let details = match check {
@@ -158,15 +158,9 @@ mod tests {
             _ => Details::None,
         };
         let findings = Findings { details, notes: Vec::new(), error: error.map(str::to_owned) };
-        let verdict = findings.verdict();
+        let status = findings.status();
         let seconds = 0.5;
-        SmokeEvent::Check(Box::new(CheckResult {
-            check,
-            verdict,
-            seconds,
-            findings,
-            slowest: None,
-        }))
+        SmokeEvent::Check(Box::new(CheckResult { check, status, seconds, findings, slowest: None }))
     }
 
     fn report(process: ReportingProcess, events: Vec<SmokeEvent>) -> SmokeReport {

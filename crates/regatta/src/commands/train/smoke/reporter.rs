@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use regatta_launch::channel::ChannelError;
-use regatta_train::job::smoke::SmokeEvent;
+use regatta_train::training::smoke::SmokeEvent;
 
 use super::report::{ReportingProcess, SmokeReport};
 use super::text;
@@ -71,7 +71,7 @@ impl SmokeReporter {
 #[cfg(test)]
 mod tests {
     use regatta_launch::channel::{self, Json};
-    use regatta_train::job::smoke::{Check, CheckResult, Details, Findings, RankInfo};
+    use regatta_train::training::smoke::{Check, CheckResult, Details, Findings, RankInfo};
 
     use super::*;
     use crate::commands::launch::RankObserver;

@@ -1,8 +1,8 @@
 //! The smoke test as text. No I/O.
 
 use regatta_model::units::{format_bytes, format_si_unit, format_time, pluralize};
-use regatta_train::job::smoke::{AllReduceTiming, Check, CheckResult, Details, Verdict};
 use regatta_train::metrics::StepSeconds;
+use regatta_train::training::smoke::{AllReduceTiming, Check, CheckResult, CheckStatus, Details};
 
 use super::report::{SmokeFailure, SmokeReport};
 use crate::cli::{ERROR, FAINT, GOOD, HEADING, WARNING};
@@ -20,17 +20,17 @@ pub fn header() -> String {
 
 /// The row of a check, with further lines for notes and errors.
 pub fn row(result: &CheckResult) -> String {
-    let (style, status) = match result.verdict {
-        Verdict::Ok => (GOOD, "ok"),
-        Verdict::Note => (WARNING, "note"),
-        Verdict::Failed => (ERROR, "failed"),
+    let (style, status) = match result.status {
+        CheckStatus::Ok => (GOOD, "ok"),
+        CheckStatus::Note => (WARNING, "note"),
+        CheckStatus::Failed => (ERROR, "failed"),
     };
     let slowest = result.slowest.as_ref().filter(|slowest| slowest.rank != 0);
     let slowest = slowest.map(|s| format!("{} r{}", format_time(s.seconds), s.rank));
     let slowest = slowest.unwrap_or_default();
     let mut lines = match &result.findings.details {
         // Their texts describe success.
-        Details::Digest(_) | Details::Checkpoint { .. } if result.verdict == Verdict::Failed => {
+        Details::Digest(_) | Details::Checkpoint { .. } if result.status == CheckStatus::Failed => {
             Vec::new()
         }
         all => details(all),
@@ -120,7 +120,7 @@ fn phases(times: &StepSeconds) -> String {
 #[cfg(test)]
 mod tests {
     use anstream::adapter::strip_str;
-    use regatta_train::job::smoke::{Findings, SlowestRank, SmokeEvent};
+    use regatta_train::training::smoke::{Findings, SlowestRank, SmokeEvent};
 
     use super::super::report::ReportingProcess;
     use super::*;
@@ -131,7 +131,7 @@ mod tests {
 
     fn finished(check: Check, findings: Findings) -> CheckResult {
         let slowest = Some(SlowestRank { rank: 3, host: "b".to_owned(), seconds: 0.25 });
-        CheckResult { check, verdict: findings.verdict(), seconds: 0.2, slowest, findings }
+        CheckResult { check, status: findings.status(), seconds: 0.2, slowest, findings }
     }
 
     #[test]

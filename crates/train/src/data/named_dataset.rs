@@ -1,4 +1,4 @@
-//! Named datasets: found locally or downloaded, and verified by their checksum.
+//! Datasets known by name (tinyshakespeare): found locally or downloaded, and verified by their checksum.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -44,14 +44,18 @@ pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Resul
     std::fs::create_dir_all(cache).map_err(DataError::io("create", cache))?;
     let path = cache.join(&file);
     // Ranks may download concurrently: each to its own file, and the last rename wins.
-    let part = Part(beside(&path, "part"));
-    download(named.address, &part.0).map_err(|reason| DataError::Fetch {
+    let part = PartialDownload(beside(&path, "part"));
+    let failed = |reason| DataError::Fetch {
         name: named.name.to_owned(),
         address: named.address.to_owned(),
         reason,
         path: path.clone(),
-    })?;
-    check(named, &part.0)?;
+    };
+    download(named.address, &part.0).map_err(failed)?;
+    let (found, expected) = (sha256(&part.0, |_| Ok(()))?, named.sha256);
+    if found != expected {
+        return Err(failed(format!("SHA-256 of the download is {found} instead of {expected}")));
+    }
     let synced = File::open(&part.0).and_then(|file| file.sync_all());
     synced.map_err(DataError::io("write", &part.0))?;
     std::fs::rename(&part.0, &path).map_err(DataError::io("rename to", &path))?;
@@ -59,9 +63,9 @@ pub fn find(named: &NamedDataset, dirs: &DataDirs, download: &Download) -> Resul
 }
 
 /// A temporary file, removed unless renamed.
-struct Part(PathBuf);
+struct PartialDownload(PathBuf);
 
-impl Drop for Part {
+impl Drop for PartialDownload {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }

@@ -50,10 +50,10 @@ impl Check {
     }
 }
 
-/// Result of a check.
+/// Status of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum CheckStatus {
     /// Passed.
     #[default]
     Ok,
@@ -68,8 +68,9 @@ pub enum Verdict {
 pub struct CheckResult {
     /// The check.
     pub check: Check,
-    /// Its result.
-    pub verdict: Verdict,
+    /// Its status.
+    #[serde(rename = "verdict")]
+    pub status: CheckStatus,
     /// Duration on rank 0.
     pub seconds: f64,
     /// The slowest rank.
@@ -111,12 +112,12 @@ impl Findings {
         Self { details, ..Self::default() }
     }
 
-    /// The result.
-    pub fn verdict(&self) -> Verdict {
+    /// Failed if there is an error, else a note or ok.
+    pub fn status(&self) -> CheckStatus {
         match (&self.error, self.notes.is_empty()) {
-            (Some(_), _) => Verdict::Failed,
-            (None, false) => Verdict::Note,
-            (None, true) => Verdict::Ok,
+            (Some(_), _) => CheckStatus::Failed,
+            (None, false) => CheckStatus::Note,
+            (None, true) => CheckStatus::Ok,
         }
     }
 }

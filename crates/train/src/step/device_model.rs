@@ -14,7 +14,7 @@ use regatta_device::tensor::View;
 use regatta_predict::shape::ModelShape;
 
 /// A model on a device, with its intra-layer parallelism.
-pub struct Net {
+pub struct DeviceModel {
     /// The model.
     pub model: Model,
     /// The device.
@@ -26,7 +26,7 @@ pub struct Net {
     pool: BufferPool,
 }
 
-impl Net {
+impl DeviceModel {
     /// An unsharded model.
     pub fn new(model: Model, device: Box<dyn Device>) -> Self {
         Self::on_device(TensorParallel::disabled(), model, device.into())

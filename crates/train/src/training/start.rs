@@ -9,7 +9,7 @@ use super::checkpointing::{self, CheckpointManager, OwnedShards};
 use super::error::{Result, TrainError};
 use super::report::{self, Throughput};
 use super::usage::Usage;
-use super::{Job, TOKENIZER, Training, resume};
+use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
 use crate::checkpoint::manifest::{DATA, RUN, SPLIT};
 use crate::checkpoint::{
     Checkpoint, CheckpointMeta, StateTensor, has_checkpoint, has_checkpoint_of_run, is_in_dir,
@@ -19,9 +19,9 @@ use crate::data::{DataError, DataLoader, Dataset, Sampler, Tokens};
 use crate::metrics::{self, Event};
 use crate::offload::OffloadTiers;
 use crate::parallel::{ProcessGroups, ZeroStage};
-use crate::run;
+use crate::run_paths;
 use crate::state::{ParamInit, ShardingConfig};
-use crate::step::{Engine, Net};
+use crate::step::{DeviceModel, Engine};
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{Stage, StageError};
@@ -31,27 +31,27 @@ use regatta_predict::shape::ModelShape;
 /// Directory of offloaded state in the run folder.
 const OFFLOADED: &str = "offloaded";
 
-impl Training {
+impl TrainingLoop {
     /// Initialises or restores the state of all ranks.
-    pub(super) fn start(job: Job, emit: &mut dyn FnMut(Event)) -> Result<Self> {
-        let (rank, ranks) = (job.comm.rank() as usize, job.comm.size() as usize);
-        let (plan, shape) = plan(&job)?;
-        check_agreement(&job)?;
-        let checkpoints = checkpoint_dir(&job.config, &job.folder);
-        let config::Checkpoint { keep_last, .. } = job.config.checkpoint;
+    pub(super) fn start(setup: TrainingSetup, emit: &mut dyn FnMut(Event)) -> Result<Self> {
+        let (rank, ranks) = (setup.comm.rank() as usize, setup.comm.size() as usize);
+        let (plan, shape) = plan(&setup)?;
+        check_agreement(&setup)?;
+        let checkpoints = checkpoint_dir(&setup.config, &setup.folder);
+        let config::Checkpoint { keep_last, .. } = setup.config.checkpoint;
         // First, to take the lock before anything of a run in use by another job changes.
         let mut manager = match &checkpoints {
             Some(dir) => Some(CheckpointManager::new(dir, rank, ranks, keep_last)?),
             None => None,
         };
         if let Some(manager) = &mut manager {
-            manager.in_background = job.config.saves_in_background();
+            manager.in_background = setup.config.saves_in_background();
         }
-        let found = resume::find_on_all_ranks(&job, checkpoints.as_deref())?;
+        let found = resume::find_on_all_ranks(&setup, checkpoints.as_deref())?;
         if let Some(found) = &found {
-            let Job { config, dataset, .. } = &job;
+            let TrainingSetup { config, dataset, .. } = &setup;
             let tokenizer = dataset.tokenizer.fingerprint();
-            resume::check_compatible(&found.checkpoint, &shape, &tokenizer)?;
+            resume::check_compatible(&found.checkpoint, &shape, &tokenizer, config)?;
             if config.checkpoint.resume == Resume::Auto {
                 resume::check_data(&found.checkpoint, &config.data.source, &dataset.digest)?;
             }
@@ -63,23 +63,26 @@ impl Training {
             (*step, *tokens, is_own.then_some(*step))
         };
         let (done, tokens, last_checkpoint) = found.as_ref().map_or((0, 0, None), progress);
-        let info = report::run_info(&job, &plan, &shape, done);
+        let info = report::run_info(&setup, &plan, &shape, done);
         emit(Event::Start(Box::new(info.clone())));
         let notes = [
-            unused_vocab_note(&shape, job.dataset.tokenizer.vocab_size()),
-            multi_host_note(&plan.mesh, &*job.comm),
+            unused_vocab_note(&shape, setup.dataset.tokenizer.vocab_size()),
+            multi_host_note(&plan.mesh, &*setup.comm),
         ];
         notes.into_iter().flatten().for_each(|note| emit(Event::Note(note)));
         let init = match &found {
             Some(_) => ParamInit::FromCheckpoint,
-            None => ParamInit::Random { seed: job.config.train.seed },
+            None => ParamInit::Random { seed: setup.config.train.seed },
         };
-        let mut training = Self::new(job, plan, shape, &info, init)?;
+        let mut training = Self::new(setup, plan, shape, &info, init)?;
         (training.tokens, training.last_checkpoint) = (tokens, last_checkpoint);
+        training.complete_checkpoint = last_checkpoint;
         let notes = training.config.notes(&training.plan);
         notes.into_iter().for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
-            found.skipped.iter().for_each(|note| emit(Event::Note(note.clone())));
+            for skipped in &found.skipped {
+                emit(Event::Note(format!("skipped damaged checkpoint {skipped}")));
+            }
             manager.iter_mut().for_each(|manager| manager.writer.mark_damaged(&found.damaged));
             training.restore(&found.checkpoint)?;
             let from = found.checkpoint.folder().display();
@@ -121,14 +124,14 @@ impl Training {
 
     /// With initial parameters, and without checkpoints and validation.
     pub(super) fn new(
-        job: Job,
+        setup: TrainingSetup,
         plan: ParallelPlan,
         shape: ModelShape,
         info: &metrics::RunInfo,
         init: ParamInit,
     ) -> Result<Self> {
         let throughput = Throughput::new(info, &shape);
-        let Job { config, comm, device, dataset, folder, run, .. } = job;
+        let TrainingSetup { config, comm, device, dataset, folder, run, .. } = setup;
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
@@ -139,9 +142,10 @@ impl Training {
         let groups = ProcessGroups::new(comm.clone(), plan.mesh)?;
         let stage = stage(&plan, &shape, &groups)?;
         let tiles = config.parallel.tiles;
-        let net = Net::parallel(shape, &groups, plan.sequence_parallel, tiles, device);
+        let device_model =
+            DeviceModel::parallel(shape, &groups, plan.sequence_parallel, tiles, device);
         let sharding = sharding_config(&config, &plan, &folder);
-        let engine = Engine::new(net, groups, stage, &sharding, init)?;
+        let engine = Engine::new(device_model, groups, stage, &sharding, init)?;
         Ok(Self {
             schedule: config.lr_schedule(plan.mesh.dp),
             config,
@@ -155,6 +159,7 @@ impl Training {
             done: info.start_step,
             tokens: 0,
             last_checkpoint: None,
+            complete_checkpoint: None,
             extra,
             throughput,
             usage: Usage::new(cost),
@@ -163,9 +168,9 @@ impl Training {
 }
 
 /// The parallel plan and the model shape.
-pub(super) fn plan(job: &Job) -> Result<(ParallelPlan, ModelShape)> {
-    let (ranks, vocabulary) = (job.comm.size() as usize, job.dataset.tokenizer.vocab_size());
-    Ok(job.config.validate_with_vocab(ranks, vocabulary)?)
+pub(super) fn plan(setup: &TrainingSetup) -> Result<(ParallelPlan, ModelShape)> {
+    let (ranks, vocabulary) = (setup.comm.size() as usize, setup.dataset.tokenizer.vocab_size());
+    Ok(setup.config.validate_with_vocab(ranks, vocabulary)?)
 }
 
 /// This rank's pipeline stage.
@@ -209,7 +214,7 @@ fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<String> {
 
 /// The checkpoint directory, if checkpoints are enabled.
 pub(super) fn checkpoint_dir(config: &Config, folder: &Path) -> Option<PathBuf> {
-    (config.checkpoint.interval != 0).then(|| run::checkpoint_dir(config, folder))
+    (config.checkpoint.interval != 0).then(|| run_paths::checkpoint_dir(config, folder))
 }
 
 /// Makes restarted ranks resume from the checkpoints of their own run, regardless of the configured
@@ -239,9 +244,9 @@ fn validation_loader(
 }
 
 /// Fails with the first rank whose configuration or data differs from rank 0's.
-pub(super) fn check_agreement(job: &Job) -> Result<()> {
-    let (comm, config) = (&*job.comm, job.config.to_toml());
-    for (what, text) in [("configuration", &config), ("data", &job.dataset.digest)] {
+pub(super) fn check_agreement(setup: &TrainingSetup) -> Result<()> {
+    let (comm, config) = (&*setup.comm, setup.config.to_toml());
+    for (what, text) in [("configuration", &config), ("data", &setup.dataset.digest)] {
         let own: Vec<u8> = Sha256::digest(text.as_bytes()).to_vec();
         let mut all = vec![0u8; own.len() * comm.size() as usize];
         comm.all_gather(&own, &mut all)?;

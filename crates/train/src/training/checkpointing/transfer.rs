@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::owned_shards::{OwnedShards, ShardRange};
 use super::slices::slices;
 use crate::checkpoint::{Checkpoint, ShardMeta, StateTensor};
-use crate::job::{Result, TrainError};
 use crate::step::Engine;
+use crate::training::{Result, TrainError};
 
 /// Elements copied at a time.
 const CHUNK_LEN: usize = 1 << 20;
@@ -55,7 +55,7 @@ impl OwnedShard {
 /// The shards that this rank writes.
 pub fn owned_shards(engine: &Engine) -> Vec<OwnedShard> {
     let mut shards = Vec::new();
-    for range in OwnedShards::of(engine).written(&engine.net.model.blocks) {
+    for range in OwnedShards::of(engine).written(&engine.device_model.model.blocks) {
         let ShardRange { block, parameter, kind, .. } = range;
         let mut start = range.start();
         for slice in slices(range.parameter, range.range.clone()) {
@@ -71,7 +71,7 @@ pub fn owned_shards(engine: &Engine) -> Vec<OwnedShard> {
 /// Reads this rank's shards of all parameters, and of optimizer state if present (imported models have
 /// none). Unsharded copies are updated later.
 pub fn restore(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<()> {
-    let blocks = engine.net.model.blocks.clone();
+    let blocks = engine.device_model.model.blocks.clone();
     let mut buffer = Vec::new();
     for range in OwnedShards::of(engine).all(&blocks) {
         let (name, full_shape) = (&range.parameter.name, &range.parameter.full_shape);

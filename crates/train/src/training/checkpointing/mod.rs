@@ -2,6 +2,7 @@
 //! is restored.
 
 mod owned_shards;
+mod periodic;
 mod slices;
 #[cfg(test)]
 mod tests;

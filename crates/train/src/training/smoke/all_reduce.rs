@@ -5,8 +5,8 @@ use std::time::Instant;
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use super::event::AllReduceTiming;
-use crate::job::gather::all_gather;
-use crate::job::{Result, TrainError};
+use crate::training::gather::all_gather;
+use crate::training::{Result, TrainError};
 
 /// Elements of each message: latency-bound, in between, bandwidth-bound.
 const COUNTS: [usize; 3] = [2, 16 << 10, 1 << 20];

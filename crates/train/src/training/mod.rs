@@ -32,8 +32,8 @@ use usage::{Counters, Usage};
 use crate::checkpoint::StateTensor;
 use crate::config::{self, Config, OptimizerKind};
 use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
+use crate::lr_schedule::LrSchedule;
 use crate::metrics::{EndReason, Event};
-use crate::schedule::LrSchedule;
 use crate::step::{self, Engine, MicroBatch, OptimizerStep};
 use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
@@ -47,7 +47,7 @@ pub const TOKENIZER: &str = "tokenizer.json";
 const PREFETCH_DEPTH: usize = 8;
 
 /// A training run.
-pub struct Job {
+pub struct TrainingSetup {
     /// The configuration.
     pub config: Config,
     /// Its name.
@@ -69,10 +69,14 @@ pub struct Job {
 }
 
 /// Trains. `stop` is polled after every step; if it returns true on any rank, all ranks save and end.
-pub fn run(job: Job, stop: &dyn Fn() -> bool, emit: &mut dyn FnMut(Event)) -> Result<EndReason> {
-    let comm = job.comm.clone();
+pub fn run(
+    setup: TrainingSetup,
+    stop: &dyn Fn() -> bool,
+    emit: &mut dyn FnMut(Event),
+) -> Result<EndReason> {
+    let comm = setup.comm.clone();
     // Aborting tells ranks that wait for this one why it ended.
-    let result = Training::start(job, emit).and_then(|mut training| {
+    let result = TrainingLoop::start(setup, emit).and_then(|mut training| {
         let ended = training.train_to_end(stop, emit);
         ended.inspect_err(|error| training.engine.groups.abort(&error.to_string()))
     });
@@ -80,7 +84,7 @@ pub fn run(job: Job, stop: &dyn Fn() -> bool, emit: &mut dyn FnMut(Event)) -> Re
 }
 
 /// The state of a rank's training loop.
-struct Training {
+struct TrainingLoop {
     config: Config,
     plan: ParallelPlan,
     schedule: LrSchedule,
@@ -96,13 +100,15 @@ struct Training {
     tokens: u64,
     /// Step of the last checkpoint started.
     last_checkpoint: Option<u64>,
+    /// Step of the last complete checkpoint that this rank knows of; only rank 0 knows of new ones.
+    complete_checkpoint: Option<u64>,
     /// Additional metadata for checkpoints.
     extra: BTreeMap<String, String>,
     throughput: Throughput,
     usage: Usage,
 }
 
-impl Training {
+impl TrainingLoop {
     /// Runs the remaining steps, or until interrupted, and finishes the run.
     fn train_to_end(
         &mut self,
@@ -113,7 +119,9 @@ impl Training {
         let steps = self.config.train.steps;
         if self.done >= steps {
             emit(Event::Note(format!(
-                "all {steps} steps are finished; set train.steps higher to continue"
+                "the checkpoint is at step {}, train.steps is {steps}: nothing to train; increase train.steps \
+                 to continue",
+                self.done
             )));
         }
         let mut reason = EndReason::Completed;
@@ -234,17 +242,17 @@ impl Training {
     /// Fails if a value is not finite.
     fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<()> {
         let rank = self.comm.rank();
-        let host = self.comm.peer(rank).host;
-        let error = TrainError::NotFinite { rank, host, what, number, step };
+        let (host, checkpoint) = (self.comm.peer(rank).host, self.complete_checkpoint);
+        let error = TrainError::NotFinite { rank, host, what, number, step, checkpoint };
         if number.is_finite() { Ok(()) } else { Err(error) }
     }
 
     /// Fails if the parameters are not finite. An update can overflow without affecting an earlier loss.
     fn check_parameters(&mut self) -> Result<()> {
-        let Engine { net, state, .. } = &mut self.engine;
+        let Engine { device_model, state, .. } = &mut self.engine;
         let mut squares = 0.0;
         for block in state.local_blocks() {
-            let sum = |own: View<'_>| net.device.sum_of_squares(own);
+            let sum = |own: View<'_>| device_model.device.sum_of_squares(own);
             squares += state.with_shard(block, StateTensor::Parameter, sum)?;
         }
         self.check_finite(self.done, "parameter norm", squares.sqrt())
@@ -256,9 +264,9 @@ impl Training {
         let (engine, comm, micro_batch) = (&mut self.engine, &*self.comm, self.plan.micro_batch);
         let count = (self.config.train.eval_batches * self.plan.batch) as u64;
         // Buffers of both batch sizes at once would need more memory.
-        engine.net.trim_buffers();
+        engine.device_model.trim_buffers();
         let loss = evaluate::validation_loss(engine, comm, loader, count, micro_batch)?;
-        engine.net.trim_buffers();
+        engine.device_model.trim_buffers();
         self.throughput.val_loss = Some(loss);
         emit(Event::Validation { step: self.done, loss });
         Ok(())

@@ -1,4 +1,4 @@
-//! Finds the checkpoint to resume from: rank 0 chooses the newest valid one, and every rank opens it.
+//! Finds the checkpoint to resume from: rank 0 chooses the latest valid one, and every rank opens it.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use regatta_comm::{Collectives, Comm, CommError};
 
-use super::Job;
+use super::TrainingSetup;
 use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, newest_valid,
+    Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, latest_valid,
 };
 use crate::config::{Config, Resume};
-use crate::run;
+use crate::run_paths;
 use regatta_predict::shape::ModelShape;
 
 /// The checkpoint to resume from.
@@ -21,18 +21,18 @@ use regatta_predict::shape::ModelShape;
 pub struct ResumePoint {
     /// The checkpoint.
     pub checkpoint: Checkpoint,
-    /// Why newer checkpoints were skipped.
+    /// Newer checkpoints that were skipped, each with the reason.
     pub skipped: Vec<String>,
     /// Checkpoints that were skipped.
     pub damaged: Vec<PathBuf>,
 }
 
 /// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones.
-pub fn find_on_all_ranks(job: &Job, own: Option<&Path>) -> Result<Option<ResumePoint>> {
-    let comm = &*job.comm;
-    let Some(base) = base(&job.config, own) else { return Ok(None) };
+pub fn find_on_all_ranks(setup: &TrainingSetup, own: Option<&Path>) -> Result<Option<ResumePoint>> {
+    let comm = &*setup.comm;
+    let Some(base) = base(&setup.config, own) else { return Ok(None) };
     if comm.rank() == 0 {
-        let found = find(&job.config, own)?;
+        let found = find(&setup.config, own)?;
         // Relative to the configured path, which may be mounted elsewhere on other nodes.
         let relative = found.as_ref().map(|found| {
             let folder = found.checkpoint.folder();
@@ -88,25 +88,34 @@ pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> 
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => newest_valid(&run::find_checkpoint_dir(&folder))?,
+        Err(_) => latest_valid(&run_paths::find_checkpoint_dir(&folder))?,
+    };
+    // Paths in the reason are relative to the checkpoint.
+    let reason = |skipped: &Skipped| {
+        let folder = skipped.folder.display().to_string();
+        let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
+        format!("{folder}: {}", why.replace(&format!("{folder}/"), ""))
     };
     let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
-    let skipped: Vec<String> = skipped.iter().map(skip_note).collect();
+    let skipped: Vec<String> = skipped.iter().map(reason).collect();
     match (checkpoint, &config.checkpoint.resume) {
         (Some(checkpoint), _) => Ok(Some(ResumePoint { checkpoint, skipped, damaged })),
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
-        (None, _) => Err(TrainError::NoCheckpoint { folder, skipped: skipped.join("; ") }),
+        (None, _) => {
+            let skipped = skipped.join("; ").replace(&format!("{}/", folder.display()), "");
+            Err(TrainError::NoCheckpoint { folder, skipped })
+        }
     }
 }
 
-fn skip_note(skipped: &Skipped) -> String {
-    let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
-    format!("skipped damaged checkpoint {}: {why}", skipped.folder.display())
-}
-
-/// Fails if the checkpoint has a different model or tokenizer.
-pub fn check_compatible(saved: &Checkpoint, shape: &ModelShape, tokenizer: &str) -> Result<()> {
-    let CheckpointMeta { shape: other, tokenizer: made_by, .. } = saved.meta();
+/// Fails if the checkpoint has a different model, tokenizer or optimizer.
+pub fn check_compatible(
+    saved: &Checkpoint,
+    shape: &ModelShape,
+    tokenizer: &str,
+    config: &Config,
+) -> Result<()> {
+    let CheckpointMeta { shape: other, tokenizer: made_by, config: text, .. } = saved.meta();
     let wrong = |what, why| {
         let folder = saved.folder().to_owned();
         Err(TrainError::Incompatible { folder, what, why })
@@ -121,6 +130,17 @@ pub fn check_compatible(saved: &Checkpoint, shape: &ModelShape, tokenizer: &str)
             tokenizer file"
         );
         return wrong("tokenizer", why);
+    }
+    // Imported models have neither a configuration nor optimizer state.
+    let (before, now) = (Config::from_toml(saved.folder(), text), config.optimizer.name);
+    let before = before.map_or(now, |config| config.optimizer.name);
+    if !text.is_empty() && before != now {
+        let [before, now] = [before, now].map(|name| format!("{name:?}").to_lowercase());
+        let why = format!(
+            "optimizer.name is {before} in the checkpoint and {now} in the configuration; remove the \
+            override, or discard the optimizer state with `regatta checkpoint export` and `import`"
+        );
+        return wrong("optimizer", why);
     }
     Ok(())
 }
@@ -149,6 +169,6 @@ fn difference(there: &ModelShape, here: &ModelShape) -> String {
     let differs = there.iter().find(|(name, value)| here.get(*name) != Some(value));
     differs.map_or_else(String::new, |(name, value)| {
         let here = here.get(name).map(ToString::to_string).unwrap_or_default();
-        format!("model.{name} is {value} in the checkpoint and {here} in the configuration")
+        format!("model.{name} is {value} in the checkpoint and {here} in the configuration; remove the override, or start a new run")
     })
 }

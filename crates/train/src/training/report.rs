@@ -4,34 +4,39 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::Job;
+use super::TrainingSetup;
 use super::step_stats::StepStats;
 use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 
 /// Model, data and ranks of a run.
-pub fn run_info(job: &Job, plan: &ParallelPlan, shape: &ModelShape, done: u64) -> RunInfo {
-    let config = &job.config;
+pub fn run_info(
+    setup: &TrainingSetup,
+    plan: &ParallelPlan,
+    shape: &ModelShape,
+    done: u64,
+) -> RunInfo {
+    let config = &setup.config;
     let hosts: BTreeSet<String> =
-        (0..job.comm.size()).map(|rank| job.comm.peer(rank).host).collect();
+        (0..setup.comm.size()).map(|rank| setup.comm.peer(rank).host).collect();
     RunInfo {
-        model: job.name.clone(),
+        model: setup.name.clone(),
         parameters: shape.num_params() as u64,
         ranks: plan.mesh.ranks(),
         mesh: if plan.mesh.is_model_parallel() { plan.mesh.to_string() } else { String::new() },
         hosts: hosts.len(),
-        threads: job.threads,
+        threads: setup.threads,
         precision: config.train.precision.name().to_owned(),
-        kernels: job.kernels.clone(),
+        kernels: setup.kernels.clone(),
         data: config.data.source.clone(),
-        data_tokens: job.dataset.train.len(),
+        data_tokens: setup.dataset.train.len(),
         tokens_per_step: (plan.batch * shape.seq_len) as u64,
         steps: config.train.steps,
         start_step: done,
         log_interval: config.train.log_interval,
         flops_formula: FLOPS_FORMULA.to_owned(),
-        folder: job.folder.display().to_string(),
+        folder: setup.folder.display().to_string(),
     }
 }
 

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use super::Training;
+use super::TrainingLoop;
 use super::start::checkpoint_dir;
 use crate::checkpoint::Checkpoint;
 use crate::generate::{Generator, Sampling};
 use crate::load::{self, Loaded};
 use crate::metrics::Event;
 use crate::model::Model;
-use crate::step::Net;
+use crate::step::DeviceModel;
 use regatta_device::tensor::{Tensor, View};
 
 /// Tokens to generate.
@@ -18,16 +18,16 @@ const SAMPLE_TOKENS: usize = 300;
 /// Largest model that one rank loads if the model is sharded: a larger one may not fit next to its state.
 const MAX_PARAMETERS: usize = 64 << 20;
 
-impl Training {
+impl TrainingLoop {
     /// Generates text, or explains why not.
     pub(super) fn sample(&mut self) -> Option<Event> {
         self.engine.state.wait().ok()?;
         let engine = &self.engine;
         let is_shared = engine.groups.mesh.is_model_parallel();
         if let Some(all) = engine.state.all_params().filter(|_| !is_shared) {
-            return self.generate(&engine.net, all).map(Event::Sample);
+            return self.generate(&engine.device_model, all).map(Event::Sample);
         }
-        let parameters = engine.net.model.shape.num_params();
+        let parameters = engine.device_model.model.shape.num_params();
         if parameters > MAX_PARAMETERS {
             return Some(Event::Note(format!(
                 "no sample: the model is sharded and has {parameters} parameters, more than \
@@ -35,9 +35,9 @@ impl Training {
             )));
         }
         let loaded = self.load_last_checkpoint()?;
-        let net = self.engine.net.unsharded(Model::new(loaded.shape));
+        let device_model = self.engine.device_model.unsharded(Model::new(loaded.shape));
         let params = loaded.parameters.iter().map(Tensor::view).collect();
-        self.generate(&net, params).map(Event::Sample)
+        self.generate(&device_model, params).map(Event::Sample)
     }
 
     /// The model from the checkpoint of the last step, if there is one.
@@ -47,14 +47,14 @@ impl Training {
         if last.meta().step != self.done {
             return None;
         }
-        load::from_checkpoint(&last, &*self.engine.net.device).ok()
+        load::from_checkpoint(&last, &*self.engine.device_model.device).ok()
     }
 
-    fn generate(&self, net: &Net, parameters: Vec<View<'_>>) -> Option<String> {
+    fn generate(&self, device_model: &DeviceModel, parameters: Vec<View<'_>>) -> Option<String> {
         let tokenizer = &self.dataset.tokenizer;
         let mut first = Vec::new();
         self.dataset.validation.read(0..1, &mut first).ok()?;
-        let mut generator = Generator::new(net, parameters).with_tokenizer(tokenizer);
+        let mut generator = Generator::new(device_model, parameters).with_tokenizer(tokenizer);
         generator.prefill(&first).ok()?;
         let seed = self.config.train.seed;
         let sampling = Sampling { temperature: 0.8, top_k: 40, top_p: 1.0, seed };

@@ -134,23 +134,23 @@ impl Engine {
     }
 
     fn chunk_pass<'e>(&'e mut self, action: Action, step: &StepState<'e>) -> ChunkPass<'e> {
-        let Self { net, state, stage, .. } = self;
+        let Self { device_model, state, stage, .. } = self;
         let micro_batch = step.micro_batches[action.micro_batch];
         let is_last = action.micro_batch + 1 == step.micro_batches.len();
         let sync = if is_last { GradSync::Final } else { GradSync::Accumulate };
-        let ctx = net.train_ctx(step.config, &micro_batch);
+        let ctx = device_model.train_ctx(step.config, &micro_batch);
         let (blocks, tied) =
-            (stage.chunk_blocks[action.chunk].clone(), TiedEmbedding::new(net, stage));
-        ChunkPass { ctx, micro_batch, blocks, sync, tied, net, store: state }
+            (stage.chunk_blocks[action.chunk].clone(), TiedEmbedding::new(device_model, stage));
+        ChunkPass { ctx, micro_batch, blocks, sync, tied, device_model, store: state }
     }
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
     fn all_reduce_tied_embedding(&mut self) -> Result<()> {
-        let Self { net, state, stage, groups } = self;
-        if TiedEmbedding::new(net, stage) != TiedEmbedding::SplitAcrossStages {
+        let Self { device_model, state, stage, groups } = self;
+        if TiedEmbedding::new(device_model, stage) != TiedEmbedding::SplitAcrossStages {
             return Ok(());
         }
-        let (ctx, table) = (net.pass_ctx(1, 1), &net.model.embedding.table);
+        let (ctx, table) = (device_model.pass_ctx(1, 1), &device_model.model.embedding.table);
         for block in table.blocks() {
             if let Some(comm) = &groups.embedding {
                 let grads = state.grads.full(block);
@@ -163,9 +163,9 @@ impl Engine {
 
     /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
     pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
-        let Self { net, state, stage, groups } = self;
+        let Self { device_model, state, stage, groups } = self;
         // Recomputation: no activations are saved.
-        let ctx = net.pass_ctx(micro_batch.batch, micro_batch.seq_len());
+        let ctx = device_model.pass_ctx(micro_batch.batch, micro_batch.seq_len());
         let ctx = PassCtx { recompute: true, ..ctx };
         let forward = |chunk| Action { computation: Computation::Forward, chunk, micro_batch: 0 };
         let actions: Vec<Action> = stage.local_chunks().map(forward).collect();
@@ -174,8 +174,9 @@ impl Engine {
         for chunk in stage.local_chunks() {
             let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
             let (blocks, tied) =
-                (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(net, stage));
-            let mut pass = ChunkPass { ctx, micro_batch, blocks, sync, tied, net, store: state };
+                (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(device_model, stage));
+            let mut pass =
+                ChunkPass { ctx, micro_batch, blocks, sync, tied, device_model, store: state };
             let input = match pass.has_embedding() {
                 true => None,
                 false => Some(links.recv(Direction::Forward, &ctx, pass.residual_len())?),
@@ -209,6 +210,6 @@ impl StepState<'_> {
 impl ChunkPass<'_> {
     /// The time since `start` without blocking, which is added to `communication`.
     fn compute_time(&mut self, start: Instant, communication: &mut Duration) -> Duration {
-        compute_time(self.net, self.store, start, communication)
+        compute_time(self.device_model, self.store, start, communication)
     }
 }

@@ -8,7 +8,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
 use super::value::{Quoting, RawValue, quoted};
-use super::{Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, aliases, presets};
+use super::{
+    Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, foreign_keys, presets,
+};
 
 /// Top-level key of a file: the preset it is based on.
 const PRESET: &str = "preset";
@@ -91,7 +93,7 @@ impl Resolved {
         for arg in args.iter().map(AsRef::as_ref) {
             let parts = arg.split_once('=').filter(|(key, _)| !key.trim().is_empty());
             let Some((key, text)) = parts else {
-                return Err(ConfigError::NotKeyValue { arg: arg.to_owned() });
+                return Err(not_key_value(arg));
             };
             let index = find(&expand_short_form(key.trim(), &location)?, &location)?;
             self.set(index, &RawValue { text: text.trim(), quoting: Quoting::Unknown }, &location)?;
@@ -115,7 +117,13 @@ impl Resolved {
         if matches!(origin, Origin::File(_)) {
             if let Some(preset) = table.remove(PRESET) {
                 let location = location(preset.span().start);
-                self.apply_preset(presets::find(string(PRESET, preset.get_ref(), &location)?)?)?;
+                let name = string(PRESET, preset.get_ref(), &location)?;
+                let found = presets::find(name).map_err(|hint| ConfigError::UnknownPreset {
+                    location,
+                    name: name.to_owned(),
+                    hint,
+                });
+                self.apply_preset(found?)?;
             }
             if let Some(name) = table.remove(NAME) {
                 let location = location(name.span().start);
@@ -226,8 +234,25 @@ fn expand_short_form(key: &str, location: &SourceLocation) -> Result<String> {
     }
 }
 
+/// How to set a key whose name was given without a value.
+pub(super) fn assignment_hint(word: &str) -> Option<String> {
+    let is_key = KEYS.iter().any(|key| key.name == word || key.full_name() == word);
+    is_key.then(|| format!("to set this key, write {word}=VALUE"))
+}
+
+fn not_key_value(arg: &str) -> ConfigError {
+    let hint = match assignment_hint(arg) {
+        Some(hint) => hint,
+        None if presets::find(arg).is_ok() || arg.ends_with(".toml") => {
+            "only one preset or file can be given, as the first argument".to_owned()
+        }
+        None => "`regatta train --keys` lists all keys".to_owned(),
+    };
+    ConfigError::NotKeyValue { arg: arg.to_owned(), hint }
+}
+
 fn unknown(key: &str, location: &SourceLocation) -> ConfigError {
-    let hint = match (aliases::key_for(key), similar_key(key)) {
+    let hint = match (foreign_keys::key_for(key), similar_key(key)) {
         (Some(known), _) => format!("use {}", known.full_name()),
         (None, Some(similar)) => format!("did you mean {similar}?"),
         (None, None) => "`regatta train --keys` lists all keys".to_owned(),

@@ -53,7 +53,7 @@ impl Usage {
             ("gradients", expected.grads.peak(), gradients.peak()),
             ("optimizer", expected.optimizer.peak(), moments.peak()),
             // They share buffers, so only their sum can be measured.
-            ("activations and workspace", passes, engine.net.activation_bytes()),
+            ("activations and workspace", passes, engine.device_model.activation_bytes()),
         ];
         let one = |(what, expected, measured): (&str, u64, usize)| {
             let (what, measured) = (what.to_owned(), Some(measured as u64));

@@ -15,8 +15,8 @@ use regatta_predict::rank_bytes::{DiskIoBytes, SentBytes};
 use regatta_train::checkpoint::Checkpoint;
 use regatta_train::config::{Config, Resume};
 use regatta_train::data::DataSpec;
-use regatta_train::job::{self, TrainError};
 use regatta_train::metrics::{EndReason, Event};
+use regatta_train::training::{self, TrainError};
 
 fn config(args: &str) -> Config {
     let small = "model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.seq_len=16 \
@@ -49,7 +49,7 @@ fn train_on(
         let mut recorded = Recorded::default();
         let device = Box::new(Cpu::new(1, config.train.precision));
         let data = &data[rank as usize % data.len()];
-        let job = common::job(config, data, comm, device, folder.0.clone())?;
+        let setup = common::training_setup(config, data, comm, device, folder.0.clone())?;
         // Only the last rank is interrupted.
         let stop = || rank == ranks - 1 && stop_after.is_some_and(|after| done.get() + 1 >= after);
         let mut emit = |event| match event {
@@ -65,7 +65,7 @@ fn train_on(
             }
             _ => {}
         };
-        let reason = job::run(job, &stop, &mut emit)?;
+        let reason = training::run(setup, &stop, &mut emit)?;
         Ok((reason, recorded))
     };
     run_ranks(in_process::world(ranks), run).swap_remove(0)
@@ -87,7 +87,7 @@ fn interrupt(ranks: u32, args: &str, folder: &TempDir, after: u64) -> Recorded {
     recorded
 }
 
-/// The error of a training that fails.
+/// The error of a run that fails.
 fn error(ranks: u32, args: &str, folder: &TempDir) -> String {
     error_on(ranks, args, folder, &[DataSpec::default()])
 }
@@ -213,8 +213,17 @@ fn a_checkpoint_of_a_different_model_is_refused() {
     let folder = TempDir::new();
     train(1, "steps=4 decay_steps=12", &folder);
     for (ranks, args, expected) in [
-        (1, "model.num_layers=3", "is 2 in the checkpoint and 3 in the configuration"),
-        (2, "resume=/nowhere", "no checkpoint to resume from in /nowhere"),
+        (
+            1,
+            "model.num_layers=3",
+            "in the checkpoint and 3 in the configuration; remove the override",
+        ),
+        (2, "optimizer.name=sgd", "optimizer.name is adamw in the checkpoint and sgd in the"),
+        (
+            2,
+            "resume=/nowhere",
+            "no checkpoint in /nowhere. To start from scratch, set checkpoint.resume=never",
+        ),
         (5, "", "train.batch 24 is not divisible by 5 ranks"),
     ] {
         let error = error(ranks, args, &folder);
@@ -287,9 +296,9 @@ fn restarted_ranks_resume_only_from_their_own_run() {
     let args = "steps=4 decay_steps=12 resume=never";
     train(1, args, &folder);
     let mut config = config(args);
-    job::resume_own_run(&mut config, &folder.0, "another").unwrap();
+    training::resume_own_run(&mut config, &folder.0, "another").unwrap();
     assert_eq!(config.checkpoint.resume, Resume::Never, "checkpoints of another run");
-    job::resume_own_run(&mut config, &folder.0, RUN).unwrap();
+    training::resume_own_run(&mut config, &folder.0, RUN).unwrap();
     assert_eq!(config.checkpoint.resume, Resume::Auto);
 }
 
@@ -299,11 +308,23 @@ fn non_finite_values_end_the_run() {
     let error = error(2, args, &TempDir::new());
     // Gradients overflow no later than the loss.
     let is_named = ["loss is", "gradient norm is"].iter().any(|it| error.contains(it));
-    assert!(is_named && error.contains("optimizer.lr"), "{error}");
+    assert!(is_named && error.contains("optimizer.lr") && !error.contains("checkpoint"), "{error}");
     // The last update does not affect any loss.
     let args = "steps=1 lr=1e300 warmup_steps=0 decay_steps=12";
     let error = self::error(1, args, &TempDir::new());
     assert!(error.contains("parameter norm is"), "{error}");
+    let folder = TempDir::new();
+    train(1, "steps=4 decay_steps=12", &folder);
+    let error = self::error(1, "lr=1e300", &folder);
+    assert!(error.ends_with(". The checkpoint of step 4 is intact"), "{error}");
+}
+
+#[test]
+fn fewer_steps_than_the_checkpoint_has_are_noted() {
+    let folder = TempDir::new();
+    train(1, "steps=4 decay_steps=12", &folder);
+    let notes = train(1, "steps=2 decay_steps=12", &folder).notes.join("\n");
+    assert!(notes.contains("the checkpoint is at step 4, train.steps is 2: nothing"), "{notes}");
 }
 
 #[test]

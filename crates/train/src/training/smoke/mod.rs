@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 pub use event::{
-    AllReduceTiming, Check, CheckResult, Details, Findings, RankInfo, SlowestRank, SmokeEvent,
-    Verdict,
+    AllReduceTiming, Check, CheckResult, CheckStatus, Details, Findings, RankInfo, SlowestRank,
+    SmokeEvent,
 };
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards, SaveOutcome};
-use super::{Job, Result, TrainError, Training, gather, report, start};
+use super::{Result, TrainError, TrainingLoop, TrainingSetup, gather, report, start};
 use crate::checkpoint::{Checkpoint, StateTensor};
 use crate::metrics::{Event, StepMetrics, StepSeconds};
 use crate::state::ParamInit;
@@ -95,28 +95,28 @@ impl<'a> SmokeTest<'a> {
         if all.iter().any(|(_, stop)| *stop) {
             return Err(TrainError::Interrupted);
         }
-        let verdict = findings.verdict();
-        self.passed &= verdict != Verdict::Failed;
+        let status = findings.status();
+        self.passed &= status != CheckStatus::Failed;
         let slowest = (0..).zip(&all).max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0));
         let slowest = slowest.map(|(rank, (seconds, _))| {
             let host = self.comm.peer(rank).host;
             SlowestRank { rank, host, seconds: *seconds }
         });
         if self.comm.rank() == 0 {
-            (self.emit)(CheckResult { check, verdict, seconds: own.0, slowest, findings });
+            (self.emit)(CheckResult { check, status, seconds: own.0, slowest, findings });
         }
         Ok(())
     }
 
     /// All checks of training, once the data is open.
-    pub fn training(&mut self, job: Job) -> Result<()> {
+    pub fn training(&mut self, setup: TrainingSetup) -> Result<()> {
         let stop = self.stop;
-        let agreed = self.check(Check::Agreement, |_| agreement(&job))?;
+        let agreed = self.check(Check::Agreement, |_| agreement(&setup))?;
         self.check(Check::AllReduce, |comm| {
             Ok::<_, TrainError>(((), Findings::of(Details::AllReduce(all_reduce::check(comm)?))))
         })?;
-        let name = job.name.clone();
-        let mut training = self.check(Check::Broadcast, |_| broadcast(job, agreed))?;
+        let name = setup.name.clone();
+        let mut training = self.check(Check::Broadcast, |_| broadcast(setup, agreed))?;
         self.check(Check::Steps, |_| steps(&mut training, &name, stop))?;
         let digest =
             self.check(Check::Consistency, |comm| check_consistency(comm, &mut training.engine))?;
@@ -130,16 +130,16 @@ type CheckOutput<T> = Result<(T, Findings)>;
 /// The plan and shape that all ranks agree on.
 type Agreed = (regatta_predict::plan::ParallelPlan, regatta_predict::shape::ModelShape);
 
-fn agreement(job: &Job) -> CheckOutput<Agreed> {
-    start::check_agreement(job)?;
-    Ok((start::plan(job)?, Findings::default()))
+fn agreement(setup: &TrainingSetup) -> CheckOutput<Agreed> {
+    start::check_agreement(setup)?;
+    Ok((start::plan(setup)?, Findings::default()))
 }
 
 /// All replicas but the first clear their state before the broadcast, to verify that they receive it.
-fn broadcast(job: Job, (plan, shape): Agreed) -> CheckOutput<Training> {
-    let meta = report::run_info(&job, &plan, &shape, 0);
-    let init = ParamInit::Random { seed: job.config.train.seed };
-    let mut training = Training::new(job, plan, shape, &meta, init)?;
+fn broadcast(setup: TrainingSetup, (plan, shape): Agreed) -> CheckOutput<TrainingLoop> {
+    let meta = report::run_info(&setup, &plan, &shape, 0);
+    let init = ParamInit::Random { seed: setup.config.train.seed };
+    let mut training = TrainingLoop::new(setup, plan, shape, &meta, init)?;
     let comm = training.comm.clone();
     if OwnedShards::of(&training.engine).replica().rank != 0 {
         zero_state(&mut training.engine)?;
@@ -167,10 +167,10 @@ fn zero_state(engine: &mut Engine) -> Result<()> {
 fn bytes(engine: &Engine) -> u64 {
     let state = &engine.state;
     let elements: usize = state.local_blocks().map(|block| state.shards[block].len()).sum();
-    (StateTensor::ALL.len() * elements * engine.net.device.master_dtype().size()) as u64
+    (StateTensor::ALL.len() * elements * engine.device_model.device.master_dtype().size()) as u64
 }
 
-fn steps(training: &mut Training, model: &str, stop: &dyn Fn() -> bool) -> CheckOutput<()> {
+fn steps(training: &mut TrainingLoop, model: &str, stop: &dyn Fn() -> bool) -> CheckOutput<()> {
     let mut data = training.prefetch_data()?;
     let mut all: Vec<StepMetrics> = Vec::new();
     for _ in 0..training.config.train.steps {
@@ -233,7 +233,7 @@ fn check_consistency(comm: &dyn Comm, engine: &mut Engine) -> CheckOutput<String
 }
 
 /// Writes a checkpoint to a temporary directory, reads it back, and removes it.
-fn checkpoint(training: &mut Training, digest: &str) -> CheckOutput<()> {
+fn checkpoint(training: &mut TrainingLoop, digest: &str) -> CheckOutput<()> {
     let comm = training.comm.clone();
     // A name that is unique on a shared file system.
     let mut number = [i64::from(std::process::id())];
@@ -250,7 +250,11 @@ fn checkpoint(training: &mut Training, digest: &str) -> CheckOutput<()> {
 }
 
 /// The first error of any rank, if any.
-fn save_and_restore(training: &mut Training, dir: &Path, digest: &str) -> Result<Option<String>> {
+fn save_and_restore(
+    training: &mut TrainingLoop,
+    dir: &Path,
+    digest: &str,
+) -> Result<Option<String>> {
     let comm = training.comm.clone();
     let manager = CheckpointManager::new(dir, comm.rank() as usize, comm.size() as usize, 1);
     // All managers must exist before any rank starts to write.
@@ -265,7 +269,7 @@ fn save_and_restore(training: &mut Training, dir: &Path, digest: &str) -> Result
     let own = match manager.resolve(counts) {
         Some(SaveOutcome::Complete { .. }) => None,
         Some(SaveOutcome::Failed { why, .. }) => why.map(|why| why.to_string()),
-        None => Some("the checkpoint was neither written nor did it fail".to_owned()),
+        None => Some("the save neither completed nor failed in time".to_owned()),
     };
     if let Some(error) = gather::first_error(&*comm, own)? {
         return Ok(Some(error));
@@ -275,7 +279,7 @@ fn save_and_restore(training: &mut Training, dir: &Path, digest: &str) -> Result
 }
 
 /// Reads the checkpoint back. Returns what is wrong, if anything.
-fn read(training: &mut Training, folder: &Path, digest: &str) -> Result<Option<String>> {
+fn read(training: &mut TrainingLoop, folder: &Path, digest: &str) -> Result<Option<String>> {
     let engine = &mut training.engine;
     zero_state(engine)?;
     let checkpoint = match Checkpoint::latest(folder) {
@@ -287,7 +291,7 @@ fn read(training: &mut Training, folder: &Path, digest: &str) -> Result<Option<S
         Err(TrainError::Checkpoint(error)) => Ok(Some(error.to_string())),
         Err(error) => Err(error),
         Ok(()) if consistency::digest(engine)? != digest => {
-            Ok(Some(format!("{} does not contain what was written", folder.display())))
+            Ok(Some(format!("{} differs from the saved state", folder.display())))
         }
         Ok(()) => Ok(None),
     }

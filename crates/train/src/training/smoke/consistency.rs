@@ -6,10 +6,10 @@ use sha2::{Digest, Sha256};
 
 use super::rank_notes::most_common;
 use crate::checkpoint::StateTensor;
-use crate::job::gather::all_gather;
-use crate::job::{Result, checkpointing};
 use crate::parallel::ProcessGroups;
 use crate::step::Engine;
+use crate::training::gather::all_gather;
+use crate::training::{Result, checkpointing};
 
 /// SHA-256 of this rank's parameters and optimizer state.
 pub fn digest(engine: &mut Engine) -> Result<String> {

@@ -38,10 +38,18 @@ pub enum TrainError {
     Offload(#[from] OffloadError),
     /// The loss, the gradients or the parameters are not finite.
     #[error(
-        "step {step} on rank {rank} ({host}): {what} is {number}; lower optimizer.lr, increase \
-        optimizer.warmup_steps or set optimizer.grad_clip=1; the last checkpoint is unaffected"
+        "{what} is {number} in step {step} on rank {rank} ({host}); lower optimizer.lr, increase \
+        optimizer.warmup_steps, or set optimizer.grad_clip=1{}",
+        checkpoint.map_or_else(String::new, |step| format!(". The checkpoint of step {step} is intact"))
     )]
-    NotFinite { rank: u32, host: String, what: &'static str, number: f64, step: u64 },
+    NotFinite {
+        rank: u32,
+        host: String,
+        what: &'static str,
+        number: f64,
+        step: u64,
+        checkpoint: Option<u64>,
+    },
     /// Ranks have different configurations or data.
     #[error(
         "rank {rank} on {host} has a different {what} than rank 0: give all ranks the same configuration \
@@ -69,9 +77,10 @@ pub enum TrainError {
     UnreadableCheckpoint { rank: u32, host: String, folder: PathBuf, source: Box<CheckpointError> },
     /// No checkpoint to resume from.
     #[error(
-        "no checkpoint to resume from in {}{}; checkpoint.resume=never starts from scratch",
+        "no {}checkpoint in {}{}{skipped}. To start from scratch, set checkpoint.resume=never",
+        if skipped.is_empty() { "" } else { "valid " },
         folder.display(),
-        if skipped.is_empty() { String::new() } else { format!(": {skipped}") }
+        if skipped.is_empty() { "" } else { ": " },
     )]
     NoCheckpoint { folder: PathBuf, skipped: String },
     /// The checkpoint does not match the configuration.
@@ -80,7 +89,7 @@ pub enum TrainError {
     /// The data has changed since the run started.
     #[error(
         "{} was trained on different data ({then}) than {source_now} is now ({now}): restore the data, or \
-        start a new run on this data from the checkpoint by checkpoint.resume={}",
+        start a new run on this data from the checkpoint with checkpoint.resume={}",
         folder.display(), folder.display()
     )]
     DataChanged { folder: PathBuf, source_now: String, then: String, now: String },

@@ -180,7 +180,7 @@ mod tests {
             for ShardRange { parameter, kind, range, .. } in choose(owned, blocks) {
                 let marks = marks.get_mut(&(kind, parameter.name.clone())).unwrap();
                 for part in slices(parameter, range) {
-                    for run in part.runs(&parameter.full_shape) {
+                    for run in part.contiguous_ranges(&parameter.full_shape) {
                         marks[run.start..run.start + run.len].iter_mut().for_each(|n| *n += 1);
                     }
                 }

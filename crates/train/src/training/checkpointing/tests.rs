@@ -12,7 +12,7 @@ use crate::config::resolve;
 use crate::model::Model;
 use crate::parallel::ProcessGroups;
 use crate::state::{ParamInit, ShardingConfig};
-use crate::step::Net;
+use crate::step::DeviceModel;
 use crate::testing::TempDir;
 use regatta_device::reference::Reference;
 use regatta_predict::cost::{CostOptions, MemoryBytes, StateBytes, rank_cost};
@@ -35,9 +35,15 @@ fn engine(shape: &ModelShape, mesh: Mesh, rank: usize) -> Engine {
     };
     let mut groups = ProcessGroups::single_rank();
     (groups.mesh, groups.coord) = (mesh, coord);
-    let net = Net::new(model, Box::new(Reference));
-    Engine::new(net, groups, stage, &ShardingConfig::default(), ParamInit::Random { seed: 5 })
-        .unwrap()
+    let device_model = DeviceModel::new(model, Box::new(Reference));
+    Engine::new(
+        device_model,
+        groups,
+        stage,
+        &ShardingConfig::default(),
+        ParamInit::Random { seed: 5 },
+    )
+    .unwrap()
 }
 
 /// The value of an element of a full parameter.
@@ -50,7 +56,7 @@ fn element(kind: StateTensor, name: &str, position: usize) -> f32 {
 fn expected(range: &ShardRange<'_>) -> Vec<f32> {
     let ParamSpec { name, full_shape, .. } = range.parameter;
     let slices = slices(range.parameter, range.range.clone());
-    let runs = slices.iter().flat_map(|part| part.runs(full_shape));
+    let runs = slices.iter().flat_map(|part| part.contiguous_ranges(full_shape));
     let positions = runs.flat_map(|run| run.start..run.start + run.len);
     positions.map(|position| element(range.kind, name, position)).collect()
 }
@@ -71,7 +77,7 @@ fn save(shape: &ModelShape, mesh: Mesh, folder: &Path) -> Checkpoint {
     };
     for (rank, writer) in writers.iter_mut().enumerate() {
         let mut engine = engine(shape, mesh, rank);
-        let blocks = engine.net.model.blocks.clone();
+        let blocks = engine.device_model.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
             put(&mut engine, (range.block, range.kind), range.start(), &expected(&range)).unwrap();
         }
@@ -92,7 +98,7 @@ fn read(shape: &ModelShape, mesh: Mesh, saved: &Checkpoint) {
     for rank in 0..mesh.ranks() {
         let mut engine = engine(shape, mesh, rank);
         restore(&mut engine, saved).unwrap();
-        let blocks = engine.net.model.blocks.clone();
+        let blocks = engine.device_model.model.blocks.clone();
         for range in OwnedShards::of(&engine).all(&blocks) {
             let mut read = vec![0.0; range.range.len()];
             fetch(&mut engine, (range.block, range.kind), range.start(), &mut read).unwrap();

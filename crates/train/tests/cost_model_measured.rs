@@ -23,11 +23,11 @@ use regatta_train::checkpoint::StateTensor;
 use regatta_train::offload::{OffloadTiers, Tier};
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
-use regatta_train::step::{Engine, MicroBatch, Net};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch};
 
 const SEQ_LEN: usize = 8;
 
-/// A training described by configuration keys.
+/// A training run described by configuration keys.
 struct Case {
     shape: ModelShape,
     plan: ParallelPlan,
@@ -74,13 +74,13 @@ impl Case {
             _ => Box::new(Reference),
         };
         let shape = self.shape.clone();
-        let net = Net::parallel(shape, &groups, sequence_parallel, tiles, device);
+        let device_model = DeviceModel::parallel(shape, &groups, sequence_parallel, tiles, device);
         let stage = match mesh.pp {
             1 => Stage::single(&self.shape),
             _ => Stage::new(&self.shape, self.plan.pipeline_size(), groups.coord.pp).unwrap(),
         };
         let init = ParamInit::Random { seed: 11 };
-        Engine::new(net, groups, stage, &self.sharding(), init).unwrap()
+        Engine::new(device_model, groups, stage, &self.sharding(), init).unwrap()
     }
 
     /// One step.
@@ -125,7 +125,7 @@ impl Case {
         let (mut engine, tokens) = (self.engine(comm), self.tokens());
         (0..3).for_each(|step| self.step(&mut engine, self.micro_batch(&tokens), step));
         let StateMemory { parameters, gradients, moments } = engine.state.memory();
-        let activations = engine.net.activation_bytes();
+        let activations = engine.device_model.activation_bytes();
         [parameters.peak(), gradients.peak(), moments.peak(), activations].map(|n| n as u64)
     }
 
