@@ -140,8 +140,8 @@ impl Hierarchical {
         self.calls += 1;
         let is_composite = self.is_composite();
         let signature = call.signature(self.layout.ranks());
-        let begun = if is_composite { self.fault_channel.begin(signature) } else { Ok(()) };
-        let done = begun.and_then(|()| self.two_level(call));
+        let registered = if is_composite { self.fault_channel.begin(signature) } else { Ok(()) };
+        let done = registered.and_then(|()| self.two_level(call));
         done.map_err(|error| self.fail(error, &signature.to_string()))?;
         if is_composite {
             self.fault_channel.end();

@@ -184,7 +184,7 @@ fn receive(from: u32, output: &mut [u8]) -> Call<'_> {
 }
 
 #[test]
-fn call_mismatch_reports_both_calls_whatever_other_ranks_do() {
+fn call_mismatch_reports_both_calls_independently_of_other_ranks() {
     let ends = suite::on_all_ranks(world(4, |rank| rank / 2), |comm| {
         // The engines of a hierarchical communicator count calls differently.
         (0..3).try_for_each(|_| comm.barrier())?;

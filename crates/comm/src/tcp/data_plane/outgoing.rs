@@ -48,7 +48,7 @@ enum Payload {
 unsafe impl Send for Payload {}
 
 impl Chunk {
-    fn rest(&self) -> &[u8] {
+    fn unsent(&self) -> &[u8] {
         match &self.payload {
             // SAFETY: user memory is valid until the chunk completes or `cancel` replaces it by a
             // copy; `at` never exceeds the length.
@@ -60,7 +60,7 @@ impl Chunk {
     }
 
     fn is_done(&self) -> bool {
-        self.header_at == HEADER_BYTES && self.rest().is_empty()
+        self.header_at == HEADER_BYTES && self.unsent().is_empty()
     }
 
     /// Records `count` written bytes.
@@ -148,8 +148,8 @@ impl Outgoing {
             let in_progress = |chunk: &Chunk| chunk.started || started.contains(&chunk.request);
             conn.queue.retain(|chunk| chunk.comm_id != comm_id || in_progress(chunk));
             for chunk in conn.queue.iter_mut().filter(|c| c.comm_id == comm_id) {
-                let rest = chunk.rest().to_vec();
-                chunk.payload = Payload::Owned(rest);
+                let unsent = chunk.unsent().to_vec();
+                chunk.payload = Payload::Owned(unsent);
                 chunk.at = 0;
             }
         }
@@ -168,7 +168,7 @@ fn last_stripe(stripes_left: &mut HashMap<RequestId, usize>, request: RequestId)
 }
 
 fn send(stream: &TcpStream, chunk: &Chunk) -> Result<usize, Errno> {
-    let slices = [IoSlice::new(&chunk.header[chunk.header_at..]), IoSlice::new(chunk.rest())];
+    let slices = [IoSlice::new(&chunk.header[chunk.header_at..]), IoSlice::new(chunk.unsent())];
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), flags)
 }

@@ -1,5 +1,5 @@
-//! Interleaved 1F1B (Megatron): a stage has several chunks of the model, each one lap around the ring of
-//! stages.
+//! Interleaved 1F1B (Megatron): a stage has several chunks of the model (virtual stages), and a
+//! micro-batch passes all stages once per chunk.
 //!
 //! Micro-batches are processed in groups of as many as there are stages: a group passes a stage's first
 //! chunk, then its second, and so on, then the next group follows; backward in reverse chunk order. When

@@ -69,7 +69,6 @@ pub struct CheckResult {
     /// The check.
     pub check: Check,
     /// Its status.
-    #[serde(rename = "verdict")]
     pub status: CheckStatus,
     /// Duration on rank 0.
     pub seconds: f64,

@@ -1,7 +1,7 @@
 //! bf16 GEMM with f32 accumulators, by the fastest instructions of the CPU.
 //!
 //! Both operands are packed first: rounded to bf16, two neighbours along `k` in one word, sixteen words in
-//! one cache line. All kernels read the same packing, whatever the layout and dtype of the operands, so
+//! one cache line. All kernels read the same packing, for every layout and dtype of the operands, so
 //! transposed operands cost nothing more. AMX can also read rows of A in place if they are already bf16. See
 //! `pack` for the layout, `blocking` for the loops, `microkernel` for the inner loop.
 //!

@@ -225,6 +225,6 @@ mod tests {
         let value = serde_json::to_value(&report).unwrap();
         assert_eq!(value["passed"], true);
         assert_eq!(value["checks"][1]["details"]["world"]["ranks"], 4);
-        assert_eq!(value["checks"][1]["verdict"], "ok");
+        assert_eq!(value["checks"][1]["status"], "ok");
     }
 }
