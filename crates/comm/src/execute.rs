@@ -4,7 +4,7 @@
 mod block_layout;
 mod count_exchange;
 mod dependency_scheduler;
-mod element_errors;
+mod mismatch_in_elements;
 mod planner;
 mod program_buffers;
 
@@ -15,7 +15,7 @@ use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::{Call, CallKind, CommError, DType, ReduceOp, Result, reduce_kernel};
 use block_layout::BlockLayout;
 use dependency_scheduler::{DependencyScheduler, SegmentId, StepKind, StepOp};
-use element_errors::{ExpectedMessage, bytes_to_elements};
+use mismatch_in_elements::{ExpectedMessage, bytes_to_elements};
 pub use planner::Planner;
 use program_buffers::ProgramBuffers;
 pub use program_buffers::Scratch;

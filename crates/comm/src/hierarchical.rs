@@ -14,7 +14,7 @@ mod gather_scatter;
 mod node_layout;
 mod p2p;
 mod rails;
-mod shm_naming;
+mod shm_socket_names;
 mod subgroup;
 mod two_level;
 
@@ -29,7 +29,7 @@ use crate::transport::Transport;
 use crate::wait_graph::WaitEdges;
 use crate::{Call, CommError, Communicator, Result, bootstrap, shm};
 use node_layout::NodeLayout;
-use shm_naming::ShmNaming;
+use shm_socket_names::ShmNaming;
 use subgroup::Subgroup;
 
 /// One rank per node, over the network.
@@ -65,7 +65,8 @@ impl Hierarchical {
     /// Adds shared memory and rails to ranks that are connected over the network.
     fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
         let fault_channel = world.fault_channel();
-        let ids = all_gather_words(&mut world, [shm_naming.node, shm_naming::fresh_comm_id()])?;
+        let ids =
+            all_gather_words(&mut world, [shm_naming.node, shm_socket_names::fresh_comm_id()])?;
         let nodes: Vec<u64> = ids.iter().map(|[node, _]| *node).collect();
         let layout = NodeLayout::new(world.rank(), &nodes);
         // All ranks use the communicator id of rank 0.

@@ -9,10 +9,10 @@
 //! median, for machines with background load; `--runs N` sets the number of interleaved runs;
 //! `--bytes A,B,…` selects sizes.
 
-mod multi_node;
+mod launch_local;
+mod launch_namespaces;
 mod rank;
 mod results;
-mod single_node;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -61,13 +61,13 @@ fn main() -> Result<()> {
     let options = options(std::env::args().skip(1))?;
     options.ranks.iter().try_for_each(|&ranks| {
         if options.hosts {
-            let hosts = multi_node::Hosts::new(ranks)?;
+            let hosts = launch_namespaces::Hosts::new(ranks)?;
             return compare(ranks, &options, hosts.folder(), |peer, args| hosts.run(peer, args));
         }
         let (regatta, folder) = (regatta_binary()?, TempDir::new()?);
         let run_dir = folder.path().join("run");
         compare(ranks, &options, folder.path(), |peer, args| {
-            single_node::run(&regatta, ranks, &run_dir, peer, args)
+            launch_local::run(&regatta, ranks, &run_dir, peer, args)
         })
     })
 }

@@ -12,12 +12,12 @@
 //! default both. Options: `--rounds N`, default 7; `--eager` skips `torch.compile`, which takes a minute to
 //! start; `--weak-scaling` gives each rank the full batch instead of a share of it.
 
+mod compare_ranks;
+mod compare_threads;
 mod measurements;
 mod preset;
-mod ranks;
 mod round_line;
 mod table;
-mod threads;
 mod worker;
 mod worker_processes;
 
@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     }
     let options = parse_options(args.into_iter())?;
     let cpus = choose_cpus()?;
-    let compare = if options.ranks { ranks::compare } else { threads::compare };
+    let compare = if options.ranks { compare_ranks::compare } else { compare_threads::compare };
     options.presets.iter().try_for_each(|preset| compare(*preset, &options, &cpus))
 }
 

@@ -53,7 +53,8 @@ impl NcclEngine {
         let output = staged_bytes(&receives, |call| call.output.len());
         self.reserve_staging(input.max(4), output.max(4))?;
         let send_transfers = staging_transfers(&sends, self.input.start, sent_bytes);
-        let recv_transfers = staging_transfers(&receives, self.output.start, |call| call.output.len());
+        let recv_transfers =
+            staging_transfers(&receives, self.output.start, |call| call.output.len());
         for (call, transfer) in sends.iter().zip(&send_transfers) {
             self.device.copy_from_host(transfer.address, call.input.unwrap_or(call.output))?;
         }
@@ -190,7 +191,11 @@ fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call) -> usize) -> usize {
 }
 
 /// Consecutive messages in a staging buffer.
-fn staging_transfers(calls: &[Call<'_>], start: *mut c_void, bytes: impl Fn(&Call) -> usize) -> Vec<Transfer> {
+fn staging_transfers(
+    calls: &[Call<'_>],
+    start: *mut c_void,
+    bytes: impl Fn(&Call) -> usize,
+) -> Vec<Transfer> {
     let mut offset = 0;
     let transfer = |call: &Call| {
         let (address, bytes) = (start.wrapping_byte_add(offset), bytes(call));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::params::{Params, ParamsAndGrads, unshard_tile};
+use super::param_access::{Params, ParamsAndGrads, unshard_tile};
 use super::weight_bias::{WeightBias, bias};
 use super::{MaybeOwned, PassCtx};
 use crate::buffer_pool::PooledTensor;

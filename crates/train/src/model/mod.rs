@@ -10,7 +10,7 @@ mod linear;
 mod maybe_owned;
 mod mlp;
 mod norm;
-mod params;
+mod param_access;
 mod pass_ctx;
 mod vocab_table;
 mod weight_bias;
@@ -21,7 +21,7 @@ pub use head::LmHead;
 pub use layer::{Layer, LayerSaved};
 pub use linear::DeferredWeightGrad;
 pub use maybe_owned::MaybeOwned;
-pub use params::{Params, ParamsAndGrads, ResidentParams};
+pub use param_access::{Params, ParamsAndGrads, ResidentParams};
 pub use pass_ctx::{Dropout, PassCtx};
 pub use vocab_table::VocabTable;
 

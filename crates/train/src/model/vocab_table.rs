@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::params::{Params, ParamsAndGrads, unshard_tile};
+use super::param_access::{Params, ParamsAndGrads, unshard_tile};
 use crate::state::Result;
 use regatta_device::ops::LinearShape;
 use regatta_device::tensor::{View, ViewMut};
