@@ -46,7 +46,6 @@ fn cancelled_job_has_time_to_save() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).cpus(2)) else { return };
     let shared = cluster.shared().to_owned();
     write_with_mode(shared.join("rank"), 0o755, RANK);
-    slurm_variables_exclude_spares(&cluster);
     let job = submit(&cluster, "cancelled");
     run(&mut cluster.login("scancel", [&job])).unwrap();
     assert_saved(&shared.join("cancelled"));
@@ -56,13 +55,4 @@ fn cancelled_job_has_time_to_save() {
     wait_until("USR1", || (0..2).all(|rank| shared.join(format!("usr1-{rank}")).exists()));
     run(&mut cluster.login("scancel", ["-s", "TERM", &job])).unwrap();
     assert_saved(&shared.join("terminated"));
-}
-
-/// Programs read the number of nodes and rank 0's host from these variables.
-fn slurm_variables_exclude_spares(cluster: &Cluster) {
-    let print = "echo $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_STEP_NODELIST";
-    let words = ["-Q", "-N2", "--exclusive", REGATTA, "launch", "--spares", "1"];
-    let command = ["--ranks-per-node", "1", "--run-dir", "spare", "--", "sh", "-c", print];
-    let out = run(cluster.login("salloc", words).args(command)).unwrap();
-    assert!(out.stdout.contains("1 1 node1\n"), "{out:?}");
 }

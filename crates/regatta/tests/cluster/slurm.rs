@@ -30,6 +30,7 @@ fn allocation_and_environment_are_correct_under_slurm() {
     port_in_use(&cluster);
     contradictory_variables(&cluster);
     launch_per_task(&cluster);
+    variables_exclude_spares(&cluster);
     smoke(&cluster);
 }
 
@@ -233,4 +234,13 @@ fn contradictory_variables(cluster: &TestCluster) {
         assert_eq!(output.stdout, "");
         assert_contains(output.stderr, error);
     }
+}
+
+/// Programs read the number of nodes and rank 0's host from these variables.
+fn variables_exclude_spares(cluster: &TestCluster) {
+    let print = "echo $SLURM_NNODES $SLURM_STEP_NUM_NODES $SLURM_STEP_NODELIST";
+    let words = ["-Q", NODES, "--exclusive", REGATTA, "launch", "--spares", "1"];
+    let command = ["--ranks-per-node", "1", "--run-dir", "spare", "--", "sh", "-c", print];
+    let out = run(cluster.hosts.login("salloc", words).args(command)).unwrap();
+    assert!(out.stdout.contains("1 1 node1\n"), "{out:?}");
 }
