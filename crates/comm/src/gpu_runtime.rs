@@ -177,7 +177,7 @@ pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LibraryEr
         }
     }
     let hint = format!("set {variable} to its path, or add its directory to LD_LIBRARY_PATH");
-    let what = format!("cannot load {}", names.join(" or "));
+    let what = format!("cannot load the library (tried {})", names.join(", "));
     Err(LibraryError { what, why: why.unwrap_or_default(), hint })
 }
 

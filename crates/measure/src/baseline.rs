@@ -207,11 +207,12 @@ impl BaselineCheck {
     /// The check as a sentence, with both values and their ratio.
     pub fn message(&self, tolerance: Tolerance) -> String {
         let Self { operation, size_bytes, place, metric, expected, wrong, .. } = self;
-        let size = format_bytes(*size_bytes);
-        let what = format!("{operation} of {size} ({size_bytes} B), {place}");
+        let (size, bytes) = (format_bytes(*size_bytes), format!("{size_bytes} B"));
+        let size = if size == bytes { size } else { format!("{size} ({bytes})") };
+        let what = format!("{operation} of {size}, {place}");
         let unit = metric.unit();
         let Some(measured) = self.measured else {
-            return format!("{what}: missing in this run (baseline {expected:.2} {unit})");
+            return format!("{what}: not measured in this run (baseline {expected:.2} {unit})");
         };
         if *wrong > 0 {
             return format!("{what}: {wrong} wrong elements");

@@ -319,9 +319,9 @@ fn a_baseline_check_reports_every_regression() {
     let summary = "no regression against slow.json: 8 values within 25%";
     good.assert_code(0).assert_stderr(summary);
     let bad = run(&folder, &format!("{words} --baseline fast.json --tolerance 25%"));
-    let sizes = ["(8 B)", "(64 B)", "(512 B)", "(4096 B)"];
-    let summary = "baseline fast.json: 8 of 8 values failed";
+    let sizes = ["of 8 B,", "of 64 B,", "of 512 B,", "of 4 KiB (4096 B),"];
+    let summary = "baseline fast.json: 8 of 8 values regressed or missing";
     bad.assert_code(1).assert_stderr(summary).assert_stderr(sizes);
     let other = run(&folder, &format!("{} --baseline slow.json", words.replace("4K", "64")));
-    other.assert_code(1).assert_stderr("missing in this run");
+    other.assert_code(1).assert_stderr("not measured in this run");
 }

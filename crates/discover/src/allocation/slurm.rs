@@ -69,7 +69,7 @@ fn hosts(env: &EnvReader<'_>, names: &[&'static str]) -> Result<Hosts> {
         return Err(AllocationError::Missing {
             present: "SLURM_JOB_ID".to_owned(),
             missing: names[0].to_owned(),
-            hint: "pass the job's environment into the container, or pass --hostfile",
+            hint: "pass all SLURM_ variables of the job (for example into the container), or pass --hostfile",
         });
     };
     let list = hostlist::expand(value)

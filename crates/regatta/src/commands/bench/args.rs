@@ -220,8 +220,8 @@ pub struct OutlierArgs {
 #[derive(Debug, Clone, Serialize, Deserialize, Args)]
 #[command(next_help_heading = "Sizes (as in nccl-tests)")]
 pub struct SizeArgs {
-    /// Minimum size in bytes, with suffix K, M or G (powers of 1024). Without any of -b, -e, -f and
-    /// -i: 8 to 32M, factor 2
+    /// Minimum size in bytes, with suffix K, M or G (powers of 1024) [default: 32M, or -e if smaller;
+    /// without any of -b, -e, -f and -i: 8 to 32M, factor 2]
     #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = parse_size)]
     pub min: Option<u64>,
     /// Maximum size [default: 32M]
@@ -268,10 +268,11 @@ pub struct IterationArgs {
     /// average; maximum for rooted operations in host memory]
     #[arg(short = 'a', long = "average", value_name = "0-3", value_parser = clap::value_parser!(u8).range(..=3))]
     pub average: Option<u8>,
-    /// 1: use registered buffers in host memory, which saves a copy
-    #[arg(short = 'R', long = "local_register", value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
+    /// 1 or 2: use registered buffers in host memory, which saves a copy
+    #[arg(short = 'R', long = "local_register", value_name = "0-2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
     pub register: u8,
-    /// Timeout of a call in seconds; the error names the missing ranks (0: default)
+    /// Seconds after which a call fails with an error that names the missing ranks; 0: the default,
+    /// 300 s
     #[arg(short = 'T', long = "timeout", value_name = "SECONDS")]
     pub timeout: Option<u64>,
     /// No effect: calls are not aggregated
@@ -320,10 +321,10 @@ pub struct BenchRankArgs {
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub hostfile: Option<PathBuf>,
-    /// Threads of nccl-tests: launches nthreads x ngpus ranks
+    /// As in nccl-tests, but with processes: launches (-t) x (-g) ranks
     #[arg(short = 't', long = "nthreads", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub threads: Option<u32>,
-    /// GPUs per thread of nccl-tests (see -t)
+    /// GPUs per thread, as in nccl-tests: each is one rank (see -t)
     #[arg(short = 'g', long = "ngpus", value_name = "COUNT", value_parser = positive(), conflicts_with = "ranks")]
     pub gpus: Option<u32>,
     /// Additional options for `regatta launch`, e.g. '--launcher ssh --start-timeout 60'

@@ -48,7 +48,9 @@ impl BaselineGate {
         let failures = report.failures();
         let mut text = match failures.len() {
             0 => format!("{ERROR}the baseline {file} has no values to compare{ERROR:#}\n"),
-            worse => format!("{ERROR}baseline {file}{ERROR:#}: {worse} of {count} failed\n"),
+            worse => format!(
+                "{ERROR}baseline {file}{ERROR:#}: {worse} of {count} regressed or missing\n"
+            ),
         };
         failures.iter().for_each(|failure| text.push_str(&format!("  {failure}\n")));
         output::eprint(&text);

@@ -21,7 +21,8 @@ pub struct TrainArgs {
     /// Resume the run in this folder from its latest checkpoint, with its configuration
     #[arg(long, value_name = "RUN_FOLDER", conflicts_with = "run_dir", help_heading = "Modes")]
     pub resume: Option<PathBuf>,
-    /// List all configuration keys with defaults and descriptions
+    /// List all configuration keys with descriptions and the defaults, which a preset may override
+    /// (see --print-config)
     #[arg(long, conflicts_with_all = ["presets", "print_config"], help_heading = "Modes")]
     pub keys: bool,
     /// List the presets
@@ -34,10 +35,10 @@ pub struct TrainArgs {
     /// Print the expected memory and traffic of each rank and the pipeline schedule; do not train
     ///
     /// The number of ranks is -n, or else the product of parallel.dp, .tp, .cp and .pp. With
-    /// --ranks-per-node, the output also shows which ranks share a host. All values are estimates in
-    /// bytes: parameters, gradients, optimizer state, activations, and the bytes a rank sends per
-    /// step on each mesh axis, independent of the algorithm. An invalid parallel layout is rejected
-    /// with the nearest valid one.
+    /// --ranks-per-node, the output also shows which ranks share a host. All values are estimates:
+    /// the memory of parameters, gradients, optimizer state and activations, and the bytes that a
+    /// rank sends per step on each mesh axis with any collective algorithm. For an invalid parallel
+    /// layout, the error names the nearest valid ones.
     #[arg(
         long,
         conflicts_with_all = ["smoke", "keys", "presets", "print_config"],

@@ -53,7 +53,10 @@ fn text(all: &Explanation, width: usize) -> String {
     }
     if let Some(timeline) = &all.timeline {
         let bubble = 100.0 * timeline.bubble();
-        let _ = writeln!(text, "\n{HEADING}pipeline schedule, bubble {bubble:.0}%{HEADING:#}");
+        let _ = writeln!(
+            text,
+            "\n{HEADING}pipeline schedule, bubble {bubble:.0}% of compute time{HEADING:#}"
+        );
         text.push_str(&schedule(timeline, width));
     }
     all.notes.iter().for_each(|note| text.push_str(&format!("\nnote: {note}\n")));
