@@ -34,6 +34,10 @@ impl MemoryNeed {
         self.state.saturating_add(self.activations).saturating_add(self.checkpoint)
     }
 
+    fn if_checkpoint(&self, text: impl Fn(Size) -> String) -> String {
+        if self.checkpoint == 0 { String::new() } else { text(Size(self.checkpoint)) }
+    }
+
     /// This rank's entry of the all-gather that precedes the check.
     pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
         let mut entry = [0; ENTRY_LEN];
@@ -84,13 +88,15 @@ pub type MemoryEntry = [u64; ENTRY_LEN];
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "not enough memory on {host}: {} {} {}, but {limit} has only {} free. Rank {rank} needs {} for \
-     parameters, gradients and optimizer state, {} for activations and {} for background checkpoints. \
-     Reduce the model (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
-     train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), offload (offload.optimizer, \
-     offload.parameters){}. train.check_memory=false skips this check",
+     parameters, gradients and optimizer state, {}and {} for activations. Reduce the model \
+     (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
+     train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), {}{}or offload \
+     (offload.optimizer, offload.parameters). train.check_memory=false skips this check",
     pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" }, Size(*needed), Size(*free),
-    Size(own.state), Size(own.activations), Size(own.checkpoint),
-    if *ranks == 1 { "" } else { ", or use fewer ranks per node" }
+    Size(own.state), own.if_checkpoint(|size| format!("{size} for background checkpoints, ")),
+    Size(own.activations),
+    own.if_checkpoint(|size| format!("set checkpoint.interval=0 (no checkpoints; saves {size} per rank), ")),
+    if *ranks == 1 { "" } else { "use fewer ranks per node, " }
 )]
 pub struct InsufficientMemory {
     /// The rank that reports it.
@@ -146,8 +152,17 @@ mod tests {
         for part in [
             "not enough memory on n1: 2 ranks need 7.0 GiB, but limit 1 has only 7.0 GiB free",
             "Rank 3 needs 2.0 GiB for par",
-            "512.0 MiB for act",
-            "1.0 GiB for back",
+            "optimizer state, 1.0 GiB for background checkpoints, and 512.0 MiB for activations. Reduce",
+            "parallel.pp), set checkpoint.interval=0 (no checkpoints; saves 1.0 GiB per rank), use fewer",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let single = need.with_checkpoint(0);
+        let error = single.check(RANK, &[limit(1, 0)], &[single.entry(&[limit(1, 0)])]);
+        let error = error.unwrap_err().to_string();
+        for part in [
+            "optimizer state, and 512.0 MiB for activations. Reduce the model",
+            "parallel.pp), or offload (offload.optimizer, offload.parameters). train.check_memory",
         ] {
             assert!(error.contains(part), "{part}: {error}");
         }

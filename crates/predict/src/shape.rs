@@ -103,19 +103,20 @@ impl ModelShape {
         if !hidden.is_multiple_of(heads) {
             let near = nearest_multiple(hidden, heads);
             return Err(format!(
-                "model.hidden_size {hidden} is not a multiple of model.num_heads {heads}: try {near}"
+                "model.hidden_size {hidden} is not a multiple of model.num_heads {heads}: try \
+                 model.hidden_size={near}"
             ));
         }
         if !heads.is_multiple_of(kv) {
             return Err(format!(
-                "model.num_kv_heads {kv} does not divide model.num_heads {heads}: try {}",
+                "model.num_kv_heads {kv} does not divide model.num_heads {heads}: try model.num_kv_heads={}",
                 (1..=kv.min(heads)).rev().find(|n| heads.is_multiple_of(*n)).unwrap_or(1)
             ));
         }
         if self.family == Family::Llama && !self.head_dim().is_multiple_of(2) {
             return Err(format!(
                 "head dimension {} (model.hidden_size {hidden} / model.num_heads {heads}) is odd, \
-                 but RoPE needs an even one: try model.hidden_size {}",
+                 but RoPE needs an even one: try model.hidden_size={}",
                 self.head_dim(),
                 hidden + heads
             ));

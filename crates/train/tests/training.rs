@@ -218,6 +218,11 @@ fn a_checkpoint_of_a_different_model_is_refused() {
             "model.num_layers=3",
             "in the checkpoint and 3 in the configuration; remove the override",
         ),
+        (
+            1,
+            "vocab_size=900",
+            " in the checkpoint and 900 in the configuration; remove the override",
+        ),
         (2, "optimizer.name=sgd", "optimizer.name is adamw in the checkpoint and sgd in the"),
         (
             2,
@@ -229,6 +234,11 @@ fn a_checkpoint_of_a_different_model_is_refused() {
         let error = error(ranks, args, &folder);
         assert!(error.contains(expected), "{error}");
     }
+    let texts = TempDir::new();
+    let error = error_on(1, "", &folder, &verses(&texts)[..1]);
+    let expected =
+        " tokens, the tokenizer of data.source has 17: use the run's data and tokenizer, or";
+    assert!(error.contains(expected), "{error}");
 }
 
 /// Two texts with the same length and characters.

@@ -22,11 +22,8 @@ pub enum CheckpointError {
     )]
     NoSpace { path: PathBuf, needed: u64, free: Option<u64> },
     /// The directory is not writable.
-    #[error(
-        "cannot write {} ({needed} bytes): {source}; set checkpoint.dir to a writable directory"
-        , path.display()
-    )]
-    NotWritable { path: PathBuf, needed: u64, source: io::Error },
+    #[error("cannot write {}: {source}; set checkpoint.dir to a writable directory", path.display())]
+    NotWritable { path: PathBuf, source: io::Error },
     /// The directory is locked by another job.
     #[error(
         "another job ({owner}) is writing checkpoints in {}: stop it, or set another \
@@ -77,17 +74,14 @@ impl CheckpointError {
         move |source| Self::Io { action, path, source }
     }
 
-    /// Wraps an error of writing a file, with the most common causes distinguished.
+    /// Wraps an error of writing a file; a full disk is distinguished.
     pub(super) fn writing(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 Self::NoSpace { path, needed, free: None }
             }
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                Self::NotWritable { path, needed, source }
-            }
-            _ => Self::Io { action: "write", path, source },
+            _ => Self::NotWritable { path, source },
         }
     }
 }

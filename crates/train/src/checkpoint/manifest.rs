@@ -156,7 +156,7 @@ impl Sidecar {
 
     /// Parses one.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let sidecar: Self = versioned(text)?;
+        let sidecar: Self = versioned(text, "")?;
         for shard in &sidecar.shards {
             let title = key(shard.kind, &shard.name, &shard.slice);
             check_shard(&title, &shard.shape, &shard.slice, &shard.sha256)?;
@@ -200,7 +200,7 @@ impl Manifest {
 
     /// Parses and validates one.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let manifest: Self = versioned(text)?;
+        let manifest: Self = versioned(text, "; use an earlier checkpoint of the run")?;
         manifest.meta.shape.check()?;
         for name in manifest.files.keys() {
             let ranks = manifest.ranks;
@@ -234,14 +234,14 @@ fn to_text<T: Serialize>(document: &T) -> String {
     text
 }
 
-/// Checks the version first, because other versions may differ in everything else.
-fn versioned<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+/// Checks the version first, because other versions may differ in everything else. `fix` is for damaged files.
+fn versioned<T: DeserializeOwned>(text: &str, fix: &str) -> Result<T, String> {
     #[derive(Deserialize)]
     struct Any {
         version: u32,
     }
-    let Any { version } = serde_json::from_str(text)
-        .map_err(|error| format!("is not a checkpoint manifest: {error}"))?;
+    let damaged = |error: serde_json::Error| format!("is damaged: {error}{fix}");
+    let Any { version } = serde_json::from_str(text).map_err(damaged)?;
     if version != VERSION {
         let age = if version > VERSION { "a newer" } else { "an older" };
         return Err(format!(
@@ -249,7 +249,7 @@ fn versioned<T: DeserializeOwned>(text: &str) -> Result<T, String> {
              regatta"
         ));
     }
-    serde_json::from_str(text).map_err(|error| format!("is damaged: {error}"))
+    serde_json::from_str(text).map_err(damaged)
 }
 
 fn check_shard(title: &str, shape: &[usize], slice: &TensorSlice, sum: &str) -> Result<(), String> {

@@ -26,7 +26,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("train.batch", "batch_size global_batch global_batch_size train_batch_size"),
     ("train.batch_per_replica", "batch_per_rank local_batch_size"),
     ("train.micro_batch", "micro_batch_size per_device_train_batch_size"),
-    ("train.micro_batch", "train_micro_batch_size_per_gpu gradient_accumulation_steps"),
+    ("train.micro_batch", "train_micro_batch_size_per_gpu"),
     ("train.seed", "random_seed"),
     ("train.precision", "dtype fp16 bf16 mixed_precision torch_dtype"),
     ("train.threads", "num_threads omp_num_threads"),
@@ -68,16 +68,21 @@ const ALIASES: &[(&str, &str)] = &[
     ("metrics.tensorboard", "tensorboard_dir enable_tensorboard"),
 ];
 
-/// The key to use instead of `name`, if it is known from elsewhere or misspelled with dashes or capitals.
-pub(super) fn key_for(name: &str) -> Option<&'static Key> {
+/// What to use instead of `name`, if it is known from elsewhere or misspelled with dashes or capitals.
+pub(super) fn hint_for(name: &str) -> Option<String> {
     let name = name.trim_start_matches("--").replace('-', "_").to_lowercase();
     let last = name.rsplit('.').next().unwrap_or(&name);
-    let by_name = |full: &str| KEYS.iter().find(|key| key.full_name() == full);
+    if last == "gradient_accumulation_steps" {
+        let inverse = "accumulation steps = sequences per replica / micro_batch";
+        return Some(format!("set train.micro_batch instead ({inverse})"));
+    }
+    let by_name = |full: &str| KEYS.iter().map(Key::full_name).find(|name| name == full);
     let by_alias = |alias: &str| {
         let is_one = |names: &str| names.split(' ').any(|name| name == alias);
         ALIASES.iter().find(|(_, names)| is_one(names)).and_then(|(full, _)| by_name(full))
     };
-    by_name(&name).or_else(|| by_alias(&name)).or_else(|| by_alias(last))
+    let key = by_name(&name).or_else(|| by_alias(&name)).or_else(|| by_alias(last))?;
+    Some(format!("use {key}"))
 }
 
 #[cfg(test)]
@@ -113,17 +118,21 @@ mod tests {
     #[test]
     fn aliases_match_within_any_section_and_with_dashes() {
         let cases = [
-            ("model.n_layer", "model.num_layers"),
-            ("training.batch-size", "train.batch"),
-            ("--learning-rate", "optimizer.lr"),
-            ("optimizer.rate", "optimizer.lr"),
-            ("checkpoint.folder", "checkpoint.dir"),
-            ("offload.folder", "offload.dir"),
-            ("Model.Hidden-Size", "model.hidden_size"),
+            ("model.n_layer", "use model.num_layers"),
+            ("training.batch-size", "use train.batch"),
+            ("--learning-rate", "use optimizer.lr"),
+            ("optimizer.rate", "use optimizer.lr"),
+            ("checkpoint.folder", "use checkpoint.dir"),
+            ("offload.folder", "use offload.dir"),
+            ("Model.Hidden-Size", "use model.hidden_size"),
+            (
+                "training.gradient-accumulation-steps",
+                "set train.micro_batch instead (accumulation steps = sequences per replica / micro_batch)",
+            ),
         ];
-        for (name, full) in cases {
-            assert_eq!(key_for(name).map(Key::full_name).as_deref(), Some(full), "{name}");
+        for (name, hint) in cases {
+            assert_eq!(hint_for(name).as_deref(), Some(hint), "{name}");
         }
-        assert!(key_for("nonsense").is_none());
+        assert!(hint_for("nonsense").is_none());
     }
 }

@@ -164,8 +164,8 @@ configuration! {
         pp: usize = 1, SIZE;
         /// ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
         zero: usize = 0, ZERO_STAGE;
-        /// Ranks per ZeRO shard group, replicated across groups (HSDP), e.g. the ranks of a node; 0: all
-        /// dp x cp ranks.
+        /// Ranks per ZeRO shard group, e.g. the ranks of a node; groups are replicas of each other (HSDP).
+        /// 0: one group of all dp x cp ranks.
         hsdp_shard: usize = 0, SIZE_OR_ZERO;
         /// Megatron-style sequence parallelism; auto: on if tp > 1 and tp divides the tokens of a rank.
         sequence_parallel: Option<bool> = None, ANY;
@@ -173,9 +173,9 @@ configuration! {
         schedule: ScheduleKind = ScheduleKind::default(), ANY;
         /// Virtual pipeline stages (model chunks) per rank, for the interleaved schedule.
         virtual_stages: usize = 1, COUNT;
-        /// Number of tiles per weight matrix, including the embedding and the output head. Tiles are
-        /// unsharded and computed one at a time, which bounds the memory for unsharded parameters (ZeRO 3,
-        /// offload).
+        /// Number of tiles per weight matrix, including the embedding and the output head. With ZeRO 3 or
+        /// offload, one tile at a time is gathered and computed, which bounds the memory for gathered
+        /// parameters.
         tiles: usize = 1, COUNT;
     }
     /// Offloading.

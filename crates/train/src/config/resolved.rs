@@ -252,8 +252,8 @@ fn not_key_value(arg: &str) -> ConfigError {
 }
 
 fn unknown(key: &str, location: &SourceLocation) -> ConfigError {
-    let hint = match (foreign_keys::key_for(key), similar_key(key)) {
-        (Some(known), _) => format!("use {}", known.full_name()),
+    let hint = match (foreign_keys::hint_for(key), similar_key(key)) {
+        (Some(hint), _) => hint,
         (None, Some(similar)) => format!("did you mean {similar}?"),
         (None, None) => "`regatta train --keys` lists all keys".to_owned(),
     };

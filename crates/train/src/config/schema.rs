@@ -74,8 +74,8 @@ pub(super) const ZERO_STAGE: ValueRange = range(" in [0, 3]", 0.0, 3.0);
 pub(super) const POSITIVE: ValueRange =
     ValueRange { includes_min: false, ..range(" > 0", 0.0, f64::MAX) };
 pub(super) const NON_NEGATIVE: ValueRange = range(" >= 0", 0.0, f64::MAX);
-/// Fractions below 1. Values closer to 1 would round to 1 in f32, in which devices compute.
-pub(super) const FRACTION: ValueRange = range(" in [0, 0.9999999]", 0.0, 0.999_999_9);
+/// Fractions below 1 in f32, in which devices compute: values closer to 1 would round to 1.
+pub(super) const FRACTION: ValueRange = range(" in [0, 1)", 0.0, 0.999_999_9);
 
 impl ValueRange {
     /// Whether a value is in range. Values that are not numeric always are.

@@ -7,6 +7,7 @@ mod tests;
 use super::mesh::divisors;
 use super::value::{Quoting, RawValue};
 use super::{Config, KEYS};
+use regatta_model::units::pluralize;
 use regatta_predict::plan::ParallelPlan;
 
 /// Candidates that are tried in each direction.
@@ -155,7 +156,8 @@ impl Suggestion {
             Self::Split => format!("use {}", either(&words)),
             Self::Axis(key, _) => {
                 let one = |c: &Change| {
-                    format!("{} ranks with {}={}", c.ranks, short_form(key), c.value())
+                    let ranks = pluralize(c.ranks, "rank");
+                    format!("{ranks} with {}={}", short_form(key), c.value())
                 };
                 format!("run on {}", either(&one))
             }

@@ -83,7 +83,7 @@ fn an_invalid_value_is_refused_with_the_accepted_ones() {
             "hidden_size=2000000",
             "model.hidden_size is 2000000, expected an integer in [1, 1048576]",
         ),
-        ("dropout=1", "model.dropout is 1, expected a number in [0, 0.9999999]"),
+        ("dropout=1", "model.dropout is 1, expected a number in [0, 1)"),
         // Rounds to 1 in f32.
         ("dropout=0.99999999", "model.dropout is 0.99999999, expected a number in"),
         ("beta2=0.99999999", "optimizer.beta2 is 0.99999999,"),
@@ -192,8 +192,16 @@ fn shape_defaults_depend_on_the_family() {
     let error = message(args("vocab_size=50").unwrap().config.shape(65));
     let expected = "model.vocab_size 50 is smaller than the tokenizer's vocabulary of 65";
     assert!(error.contains(expected), "{error}");
-    let error = message(args("hidden_size=130").unwrap().config.shape(65));
-    assert!(error.contains("130 is not a multiple of "), "{error}");
+    for (words, expected) in [
+        (
+            "hidden_size=130",
+            "130 is not a multiple of model.num_heads 4: try model.hidden_size=132",
+        ),
+        ("num_kv_heads=3", "3 does not divide model.num_heads 4: try model.num_kv_heads=2"),
+    ] {
+        let error = message(args(words).unwrap().config.shape(65));
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]

@@ -127,9 +127,9 @@ impl Config {
         let LrSchedule { lr, min_lr, warmup_steps, decay_steps, .. } = self.lr_schedule(1);
         if min_lr > lr {
             return Err(Infeasible::new(format!(
-                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: set it to at most optimizer.lr, \
-                 commonly a tenth of it ({:.1e})",
-                lr / 10.0
+                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: also set optimizer.min_lr, \
+                 commonly to a tenth of optimizer.lr (optimizer.min_lr={})",
+                format!("{:.1e}", lr / 10.0).replace(".0e", "e")
             )));
         }
         // A run that ends during the warmup is a short trial, and valid.

@@ -44,10 +44,10 @@ pub enum DataError {
     NotUtf8 { path: PathBuf, byte: u64 },
     /// The character is not in the vocabulary.
     #[error(
-        "the character {character:?} at position {position} is not in the tokenizer's vocabulary \
-         of {vocabulary} characters"
+        "character {}, {character:?}, is not among the {vocabulary} characters {whose}: remove it",
+        position + 1
     )]
-    UnknownCharacter { character: char, position: usize, vocabulary: usize },
+    UnknownCharacter { character: char, position: usize, vocabulary: usize, whose: &'static str },
     /// The tokenizer has no token for a byte.
     #[error("the tokenizer has no token for byte 0x{byte:02x} of {text:?}")]
     UnknownByte { byte: u8, text: String },
@@ -131,10 +131,11 @@ impl DataError {
         move |source| Self::Io { doing, path, source }
     }
 
-    /// The same error with the position shifted by `characters`.
-    pub(super) fn shifted_by(mut self, characters: usize) -> Self {
-        if let Self::UnknownCharacter { position, .. } = &mut self {
+    /// The same error for training data, with the position shifted by `characters`.
+    pub(super) fn in_data(mut self, characters: usize) -> Self {
+        if let Self::UnknownCharacter { position, whose, .. } = &mut self {
             *position += characters;
+            *whose = "of the tokenizer";
         }
         self
     }

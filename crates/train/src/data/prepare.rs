@@ -188,7 +188,7 @@ fn write_tokens(
     let (mut done, mut characters) = (0, 0);
     let split = text_chunks::train_bytes(of, options.validation);
     text_chunks::for_each_chunk(&options.inputs, split, |part, text| {
-        let tokens = tokenizer.encode(text).map_err(|error| error.shifted_by(characters))?;
+        let tokens = tokenizer.encode(text).map_err(|error| error.in_data(characters))?;
         match part {
             Split::Train => train.push(&tokens)?,
             Split::Validation => validation.push(&tokens)?,

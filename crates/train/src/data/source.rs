@@ -285,8 +285,11 @@ fn from_text(text: &str, tokenizer: Option<&Path>, validation: f64, what: &str) 
         None => Tokenizer::from_characters(text.chars()),
     };
     let (train, validation) = text_chunks::cut(text, validation);
-    let tokens = |text: &str| Ok(Tokens::Memory(tokenizer.encode(text)?.into()));
-    let (train, validation) = (tokens(train)?, tokens(validation)?);
+    let tokens = |text: &str, before: &str| -> Result<Tokens> {
+        let tokens = tokenizer.encode(text);
+        Ok(Tokens::Memory(tokens.map_err(|error| error.in_data(before.chars().count()))?.into()))
+    };
+    let (train, validation) = (tokens(train, "")?, tokens(validation, train)?);
     Dataset::new(train, validation, tokenizer)
 }
 

@@ -180,9 +180,10 @@ impl Tokenizer {
 
 impl CharVocab {
     fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let vocabulary = self.0.len();
+        let (vocabulary, whose) = (self.0.len(), "that the model was trained on");
         let token = |(position, character)| {
-            let unknown = |_| DataError::UnknownCharacter { character, position, vocabulary };
+            let unknown =
+                |_| DataError::UnknownCharacter { character, position, vocabulary, whose };
             self.0.binary_search(&character).map(|token| token as u32).map_err(unknown)
         };
         text.chars().enumerate().map(token).collect()

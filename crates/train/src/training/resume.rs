@@ -121,7 +121,7 @@ pub fn check_compatible(
         Err(TrainError::Incompatible { folder, what, why })
     };
     if other != shape {
-        return wrong("model", difference(other, shape));
+        return wrong("model", difference(other, shape, config));
     }
     // Imported models do not record their tokenizer.
     if !made_by.is_empty() && made_by != tokenizer {
@@ -159,8 +159,8 @@ pub fn check_data(checkpoint: &Checkpoint, source: &str, digest: &str) -> Result
     }
 }
 
-/// The first field in which two shapes differ.
-fn difference(there: &ModelShape, here: &ModelShape) -> String {
+/// The first field in which two shapes differ, and the fix.
+fn difference(there: &ModelShape, here: &ModelShape, config: &Config) -> String {
     let fields = |shape: &ModelShape| match serde_json::to_value(shape) {
         Ok(serde_json::Value::Object(fields)) => fields,
         _ => serde_json::Map::new(),
@@ -169,6 +169,12 @@ fn difference(there: &ModelShape, here: &ModelShape) -> String {
     let differs = there.iter().find(|(name, value)| here.get(*name) != Some(value));
     differs.map_or_else(String::new, |(name, value)| {
         let here = here.get(name).map(ToString::to_string).unwrap_or_default();
+        if name == "vocab_size" && config.model.vocab_size == 0 {
+            return format!(
+                "the checkpoint's vocabulary has {value} tokens, the tokenizer of data.source has {here}: use \
+                 the run's data and tokenizer, or start a new run"
+            );
+        }
         format!("model.{name} is {value} in the checkpoint and {here} in the configuration; remove the override, or start a new run")
     })
 }

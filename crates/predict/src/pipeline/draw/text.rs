@@ -24,7 +24,7 @@ pub fn text(timeline: &Timeline, width: usize) -> String {
         let _ = writeln!(text, "{:margin$}{cells}{idle:>4.0}%", name(stage));
     }
     let mut words = legend(timeline);
-    words.push(('.', "idle (% at the end)"));
+    words.push(('.', "idle (end of row: % of total time)"));
     text.push_str(&wrapped(&words, width.max(MIN_WIDTH)));
     text
 }
@@ -104,7 +104,8 @@ mod tests {
 stage 0 F0F1F2............B0  B1  B2    40%
 stage 1 ..F0F1F2......B0  B1  B2  ....  40%
 stage 2 ....F0F1F2B0  B1  B2  ........  40%
-F forward, B backward, . idle (% at the end)
+F forward, B backward,
+. idle (end of row: % of total time)
 ";
         assert_eq!(render(GPipe, (3, 1, 3), 50), expected);
         let expected = "\
@@ -112,14 +113,14 @@ stage 0 F0 F1 F2 F3 ..................B0    F4 B1    F5 B2    ...B3    ...B4    
 stage 1 ...F0 F1 F2 ............B0    F3 B1    F4 B2    F5 B3    ...B4    ...B5    ......  33%
 stage 2 ......F0 F1 ......B0    F2 B1    F3 B2    F4 B3    F5 B4    ...B5    ............  33%
 stage 3 .........F0 B0    F1 B1    F2 B2    F3 B3    F4 B4    F5 B5    ..................  33%
-F forward, B backward, . idle (% at the end)
+F forward, B backward, . idle (end of row: % of total time)
 ";
         assert_eq!(render(OneFOneB, (4, 1, 6), 100), expected);
         // Virtual stages are lettered.
         let expected = "\
 stage 0 F0aF1aF0bF1bF2a...B0b   F3aB1b   F2bB0a   F3bB1a   ...B2b   ...B3b   B2a   B3a     11%
 stage 1 ...F0aF1aF0bB0b   F1bB1b   F2aB0a   F3aB1a   F2bB2b   F3bB3b   B2a   B3a   ......  11%
-F forward, B backward, . idle (% at the end)
+F forward, B backward, . idle (end of row: % of total time)
 ";
         assert_eq!(render(Interleaved, (2, 2, 4), 100), expected);
         // Weight gradients fill the bubble.
@@ -129,7 +130,7 @@ stage 1 ...F0 F1 F2 ......I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5   14%
 stage 2 ......F0 F1 ...I0 F2 I1 F3 I2 W0 F4 I3 W1 F5 I4 W2 I5 W3 W4 W5   14%
 stage 3 .........F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5   14%
 F forward, B backward, I input gradients, W weight gradients,
-. idle (% at the end)
+. idle (end of row: % of total time)
 ";
         assert_eq!(render(ZeroBubble, (4, 1, 6), 80), expected);
         // Without room for micro-batch numbers, letters only.
@@ -139,7 +140,7 @@ stage 1 .F...BFBBBBFBFBFBBBBFB.B.B.  20%
 stage 2 .F..BBBBFBFBFBBBBFBFBFBBB..  20%
 stage 3 ..BBBFBFBFBBBBFBFBFBBBB....  20%
 F forward, B backward,
-. idle (% at the end)
+. idle (end of row: % of total time)
 ";
         assert_eq!(render(OneFOneB, (4, 1, 12), 30), expected);
     }

@@ -119,7 +119,7 @@ impl<'a> Keys<'a> {
     }
 
     fn text(&self, key: &str) -> Result<&'a str, String> {
-        let value = self.get(key).ok_or_else(|| format!("has no {key}"))?;
+        let value = self.get(key).ok_or_else(|| missing(key))?;
         value.as_str().ok_or_else(|| format!("has {key} {}, expected a string", short(value)))
     }
 
@@ -133,7 +133,7 @@ impl<'a> Keys<'a> {
 
     fn count(&self, key: &str, absent: Option<usize>, max: u64) -> Result<usize, String> {
         let Some(value) = self.get(key) else {
-            return absent.ok_or_else(|| format!("has no {key}"));
+            return absent.ok_or_else(|| missing(key));
         };
         let wrong = || format!("has {key} {}, expected an integer in [1, {max}]", short(value));
         value.as_u64().filter(|size| *size <= max).map(|size| size as usize).ok_or_else(wrong)
@@ -149,6 +149,10 @@ impl<'a> Keys<'a> {
         let good = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
         good.ok_or_else(|| format!("has {key} {}, expected a number > 0", short(value)))
     }
+}
+
+fn missing(key: &str) -> String {
+    format!("has no {key}: expected the config.json that `save_pretrained` of transformers writes")
 }
 
 /// A value, truncated for messages.

@@ -201,12 +201,19 @@ fn unsupported_settings_are_refused_by_key() {
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("gpt2", "model_type", json!("qwen2")),
         ("gpt2", "n_layer", json!(-2)),
+        ("gpt2", "n_layer", Value::Null),
+        ("gpt2", "model_type", Value::Null),
     ];
     for (name, key, value) in cases {
         assert!(config::parse(&text(name)).is_ok());
         let mut all: Value = serde_json::from_str(&text(name)).unwrap();
+        let is_missing = value.is_null();
         all[key] = value;
         let error = config::parse(&all.to_string()).unwrap_err();
+        assert_eq!(
+            is_missing,
+            error.contains(": expected the config.json that `save_pretrained` of")
+        );
         let ours =
             key.replace("num_key_value_heads", "kv_heads").replace("rope_parameters", "rope_type");
         assert!(error.contains(&ours), "{key}: {error}");

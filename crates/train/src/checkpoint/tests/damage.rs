@@ -113,7 +113,8 @@ fn other_versions_and_other_files_are_distinguished() {
     assert!(why.contains("version 3") && why.contains("newer regatta"), "{why}");
     fs::write(&manifest, "{\"weights\": 3}").unwrap();
     let why = skipped(&scratch);
-    assert!(why.contains("is not a checkpoint manifest"), "{why}");
+    assert!(why.contains("checkpoint.json is damaged: missing field `version`"), "{why}");
+    assert!(why.ends_with("; use an earlier checkpoint of the run"), "{why}");
     fs::remove_file(&manifest).unwrap();
     let why = skipped(&scratch);
     assert!(why.contains("is missing"), "{why}");

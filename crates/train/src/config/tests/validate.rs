@@ -40,7 +40,13 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
         ("batch_per_replica=7 micro_batch=9", 2, "(train.batch_per_replica): set it to 7"),
         ("batch=0", 2, "train.batch and train.batch_per_replica are both 0"),
         ("dp=2", 4, "parallel.dp 2 does not match 4 ranks"),
-        ("lr=1e-5", 1, "set it to at most optimizer.lr, commonly a tenth of it (1.0e-6)"),
+        (
+            "lr=3e-5",
+            1,
+            "optimizer.min_lr 0.0001 exceeds optimizer.lr 3e-5: also set optimizer.min_lr, commonly to a \
+             tenth of optimizer.lr (optimizer.min_lr=3e-6)",
+        ),
+        ("lr=2.5e-5", 1, "(optimizer.min_lr=2.5e-6)"),
         (
             "decay_steps=20",
             1,
@@ -111,6 +117,7 @@ fn splits_that_do_not_fit_are_refused_with_suggestions() {
             3,
             " parallel.tp 3: use tp=1 dp=3, or run on 2 ranks with tp=2 or 4 ranks with tp=4",
         ),
+        ("tp=2 num_heads=3", 2, "run on 1 rank with tp=1 or 3 ranks with tp=3"),
         // Nor does a batch of 9 divide by 2 or 4.
         ("tp=3 batch=9", 8, "8 ranks are not divisible by parallel.tp 3: run on 3 or 9 ranks"),
         (

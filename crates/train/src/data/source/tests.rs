@@ -83,6 +83,11 @@ fn errors_name_the_problem() {
     assert!(
         say("raw-u16:somewhere").starts_with("data.source raw-u16:somewhere needs data.tokenizer")
     );
+    let tokenizer = Tokenizer::from_characters("éa".chars());
+    tokenizer.save(&folder.0.join("characters.json")).unwrap();
+    let error = from_text("ééx", Some(&folder.0.join("characters.json")), 0.5, "").unwrap_err();
+    let expected = "character 3, 'x', is not among the 2 characters of the tokenizer: remove it";
+    assert_eq!(error.to_string(), expected, "in the validation split");
     let error = file("nowhere", &dirs).unwrap_err().to_string();
     assert_eq!(error, "\"nowhere\" is neither a text file nor a known dataset (tinyshakespeare)");
 }
