@@ -53,12 +53,12 @@ pub trait Engine: Send {
         }
     }
 
-    /// Runs a collective `times` times, back to back, as [`Comm::run_owned`].
+    /// Runs a collective `times` times, back to back, as [`Comm::run_owned`](crate::Comm::run_owned).
     fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
         (0..times).try_for_each(|_| self.run_owned(call))
     }
 
-    /// Runs point-to-point messages `times` times, as [`Comm::run_p2p`].
+    /// Runs point-to-point messages `times` times, as [`Comm::run_p2p`](crate::Comm::run_p2p).
     fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
         if let Some((kind, space)) = first_device_buffer(messages)? {
             return Err(unsupported_memory(kind.name(), space));
@@ -73,7 +73,7 @@ pub trait Engine: Send {
         messages.into_iter().try_for_each(|call| self.run(call))
     }
 
-    /// Runs a group of calls, as [`Comm::run_group`].
+    /// Runs a group of calls, as [`Comm::run_group`](crate::Comm::run_group).
     fn run_group(&mut self, calls: Vec<Call<'_>>) -> Result {
         let (messages, collectives): (Vec<_>, Vec<_>) =
             calls.into_iter().partition(|call| call.kind.is_p2p());
@@ -81,7 +81,7 @@ pub trait Engine: Send {
         collectives.into_iter().try_for_each(|call| self.run(call))
     }
 
-    /// The engine of a sub-communicator, as [`Comm::split`].
+    /// The engine of a sub-communicator, as [`Comm::split`](crate::Comm::split).
     fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>>;
 
     /// The allocator for its buffers.

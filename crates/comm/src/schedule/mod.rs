@@ -23,7 +23,7 @@
 //! first. A barrier has no blocks; its messages are empty.
 //!
 //! [`algorithm`] builds programs, [`check`] verifies them, [`simulate`] estimates their cost,
-//! [`mod@format`] prints them, and [`selection`] picks one from a table that [`fit_table`] derives
+//! [`mod@format`] prints them, and [`algorithm_table`] picks one from a table that [`fit_table`] derives
 //! from measurements.
 
 use std::ops::Range;
