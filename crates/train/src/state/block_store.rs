@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use regatta_comm::{DType, Pending};
 
-use super::grads::GradStore;
+use super::grads::{GradStore, GradSync};
 use super::init::Initializer;
 use super::{MemoryUse, ParamInit, Result, ShardingConfig, StateMemory, StepError, ZeroPartition};
 use crate::buffer_pool::BufferPool;
@@ -291,6 +291,11 @@ impl BlockStore {
                 None => shards.put_back(block, tensor),
             }
         }
+    }
+
+    /// Starts to reduce the gradients of a block to which a pass added its contribution.
+    pub fn reduce_grads(&mut self, block: usize, sync: GradSync) -> Result<()> {
+        self.grads.reduce(block, sync)
     }
 
     /// Cancels a prefetch, because the shard is about to change.

@@ -153,8 +153,8 @@ impl GradStore {
         }
     }
 
-    /// Starts to reduce the gradients of a block to which a pass added its contribution.
-    pub fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
+    /// As [`super::BlockStore::reduce_grads`].
+    pub(super) fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
         if !self.is_reduced(sync) {
             return Ok(());
         }
