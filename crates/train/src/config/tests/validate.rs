@@ -91,7 +91,7 @@ fn plans_follow_the_parallel_keys() {
 }
 
 #[test]
-fn splits_that_do_not_fit_are_refused_with_suggestions() {
+fn invalid_layouts_are_refused_with_suggestions() {
     let cases = [
         (
             "tp=3 pp=2",
