@@ -47,6 +47,8 @@ pub enum Fault {
     Resumed,
     /// The victim is paused briefly.
     Paused,
+    /// All ranks are stopped for longer than their timeouts, then resumed, as by `scontrol suspend`.
+    AllPaused,
     /// The victim makes a mismatching call.
     Mismatch(MismatchKind),
     /// The victim stays alive but makes no calls.
@@ -187,6 +189,11 @@ impl ChaosCase {
         (0..self.ranks()).filter(|r| !step.in_split || colour(*r) == colour(rank)).collect()
     }
 
+    /// Whether the ranks must all succeed.
+    pub fn must_succeed(&self) -> bool {
+        matches!(self.fault, Fault::Paused | Fault::AllPaused)
+    }
+
     /// Whether the ranks may all succeed.
     pub fn may_succeed(&self) -> bool {
         // A hierarchical collective without debug mode may not notice a wrong root, or a wrong order
@@ -194,7 +201,8 @@ impl ChaosCase {
         use MismatchKind::{Order, Root};
         let harmless = matches!(self.fault, Fault::Mismatch(Root | Order));
         let unseen = self.comm == CommKind::Hierarchical && !self.debug && harmless;
-        unseen || matches!(self.fault, Fault::Paused | Fault::LinkCut { .. } | Fault::SlowNode)
+        let slow = matches!(self.fault, Fault::LinkCut { .. } | Fault::SlowNode);
+        unseen || slow || self.must_succeed()
     }
 
     /// The ranks that can join again.
@@ -239,7 +247,8 @@ fn layout(s: &mut SeededRng, testbed: Testbed, comm: CommKind) -> Vec<usize> {
 fn fault_of_process(s: &mut SeededRng) -> Fault {
     use MismatchKind::{Operation, Order, Root, Size, Type};
     match s.below(20) {
-        0..6 => Fault::Killed,
+        0..5 => Fault::Killed,
+        5 => Fault::AllPaused,
         6 => Fault::KilledInBootstrap,
         7..9 => Fault::Exited,
         9 => Fault::Stopped,

@@ -48,6 +48,9 @@ fn check_rank(case: &ChaosCase, rank: usize, outcome: &RankOutcome) -> Result<()
     let Some(kind) = outcome.kind.as_deref() else {
         return if case.may_succeed() { Ok(()) } else { Err("no error".to_owned()) };
     };
+    if case.must_succeed() {
+        return Err("an error after a pause".to_owned());
+    }
     if outcome.took_ms > time_limit(case, rank).as_millis() as u64 {
         return Err(format!("it took {} ms", outcome.took_ms));
     }
@@ -138,7 +141,7 @@ fn names_cause(case: &ChaosCase, kind: &str, outcome: &RankOutcome) -> bool {
             let named = on_victims_node || node(0) == node(case.victim);
             matches!(kind, "RankLost" | "LinkBroken" | "Timeout") && named
         }
-        Fault::Paused => false,
+        Fault::Paused | Fault::AllPaused => false,
     }
 }
 

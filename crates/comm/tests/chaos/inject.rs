@@ -14,21 +14,30 @@ const PAUSE: Duration = Duration::from_millis(300);
 /// Longer than the other ranks wait for a stopped one.
 const STOP: Duration = Duration::from_secs(8);
 
-/// Resumes a stopped rank after some time.
-fn resume(rank: &Child, after: Duration) {
-    let id = Pid::from_child(rank);
+/// A pause of all ranks: longer than their timeouts.
+const LONG_PAUSE: Duration = Duration::from_secs(6);
+
+/// Resumes stopped ranks after some time.
+fn resume(ranks: &[Child], after: Duration) {
+    let ids: Vec<Pid> = ranks.iter().map(Pid::from_child).collect();
     std::thread::spawn(move || {
         std::thread::sleep(after);
-        let _ = kill_process(id, Signal::CONT);
+        ids.iter().for_each(|id| drop(kill_process(*id, Signal::CONT)));
     });
 }
 
 /// Injects the fault of a case.
-pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, victim: &Child) {
+pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, ranks: &[Child]) {
+    let victim = &ranks[case.victim..=case.victim];
     let host = case.host(case.victim);
     match (case.fault, cluster) {
         (Fault::Paused, _) => resume(victim, PAUSE),
         (Fault::Resumed, _) => resume(victim, STOP),
+        (Fault::AllPaused, _) => {
+            let ids = ranks.iter().map(Pid::from_child);
+            ids.for_each(|id| drop(kill_process(id, Signal::STOP)));
+            resume(ranks, LONG_PAUSE);
+        }
         (Fault::NodeCut, Some(cluster)) => cluster.disconnect(&host).unwrap(),
         (Fault::LinkCut { other }, Some(cluster)) => {
             cluster.disconnect_pair(&host, &format!("node{}", other + 1)).unwrap();

@@ -123,7 +123,7 @@ pub fn timeouts(case: &ChaosCase) -> (Duration, Duration) {
         (Fault::Stopped | Fault::Resumed, _) => (short, long),
         (Fault::Mismatch(_) | Fault::Late, _) => (long, short),
         (Fault::NodeCut | Fault::LinkCut { .. }, _) => (short, long),
-        (Fault::SlowNode, _) => (short, short),
+        (Fault::SlowNode | Fault::AllPaused, _) => (short, short),
         _ => (long, long),
     }
 }
@@ -259,6 +259,8 @@ impl<'a> RankDriver<'a> {
     fn should_continue(&self, number: usize) -> Result<bool> {
         let enough = match self.case.fault {
             Fault::Paused => Duration::from_secs(2),
+            // Longer than the pause.
+            Fault::AllPaused => Duration::from_secs(8),
             _ if self.case.may_succeed() => Duration::from_secs(12),
             _ => LONG,
         };
@@ -325,6 +327,7 @@ impl<'a> RankDriver<'a> {
                 println!("\n{INJECT}");
                 raise(Signal::STOP);
             }),
+            Fault::AllPaused => later(after, || println!("\n{INJECT}")),
             Fault::Aborted => {
                 let world = self.world.clone();
                 later(after, move || world.abort("test abort"));

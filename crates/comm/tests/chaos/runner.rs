@@ -123,7 +123,7 @@ impl World {
         while open.iter().any(|rank| !stays_stopped(*rank)) {
             let rest = until.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(rest) {
-                Ok(RankEvent::Inject) => inject::inject(case, cluster, &self.children[case.victim]),
+                Ok(RankEvent::Inject) => inject::inject(case, cluster, &self.children),
                 Ok(RankEvent::Exited(rank, text)) => {
                     open.retain(|open| *open != rank);
                     outcomes[rank] = RankOutcome::read(&text);

@@ -3,14 +3,16 @@
 use std::fmt;
 
 use regatta_model::result::RankExit;
-use regatta_testbed::Random;
+use regatta_testbed::{Cluster, Random};
 
-use crate::env_number;
+use crate::scenario::SCENARIOS;
 
 /// What starts the agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentLauncher {
     Srun,
+    /// `srun` in a batch job: the launcher runs on the first node.
+    Batch,
     Ssh,
 }
 
@@ -19,10 +21,9 @@ pub enum AgentLauncher {
 pub enum ProcessRole {
     Worker,
     Reaper,
-    Both,
+    /// All processes named `regatta` on the host.
+    All,
 }
-
-const ONE_PROCESS: [ProcessRole; 2] = [ProcessRole::Worker, ProcessRole::Reaper];
 
 /// An injected fault. Nodes are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,27 @@ pub enum JobFault {
     Term,
     /// `scancel`.
     Cancel,
+    /// TERM to `timeout`, which sends it to the launcher and to its process group.
+    TimeoutTerm,
+    /// A second TERM to the launcher after `us` microseconds.
+    TermTwice {
+        us: u32,
+    },
+    /// TSTP to the launcher's process group, CONT after [`PAUSE`].
+    Pause,
+    /// `scontrol suspend`, `scontrol resume` after [`PAUSE`].
+    Suspend,
+    /// STOP without CONT.
+    RankHangs {
+        rank: u32,
+    },
+    AgentHangs {
+        node: u32,
+        role: ProcessRole,
+    },
+    LauncherHangs {
+        role: ProcessRole,
+    },
 }
 
 /// When faults are injected.
@@ -84,6 +106,10 @@ pub enum Condition {
     FullLog { rank: u32 },
     /// Size of the disk with the run folder, mounted on the login host only.
     SmallDisk { kib: u32 },
+    /// Every rank writes this many numbered lines and exits at once.
+    Lines { count: u32 },
+    /// Every rank takes this long to save after TERM.
+    Saves { ms: u32 },
 }
 
 /// A job and its faults.
@@ -92,6 +118,8 @@ pub struct Case {
     pub seed: u64,
     pub nodes: u32,
     pub ranks_per_node: u32,
+    /// Nodes without ranks, which replace lost ones.
+    pub spares: u32,
     pub fan_out: u32,
     pub launcher: AgentLauncher,
     pub conditions: Vec<Condition>,
@@ -101,13 +129,19 @@ pub struct Case {
     pub pause: u32,
 }
 
-/// `--heartbeat-timeout` where nodes are lost; longer than delays on a busy machine.
+/// `--heartbeat-timeout` of cases in which it matters; longer than delays on a busy machine.
 pub const HEARTBEAT_TIMEOUT: u32 = 3;
+/// Duration of a pause in milliseconds: longer than the heartbeat timeout.
+pub const PAUSE: u32 = HEARTBEAT_TIMEOUT * 1000 + 1500;
 
 /// How a job must end.
 #[derive(Debug)]
 pub enum ExpectedOutcome {
     Success,
+    /// By TERM, after all ranks have saved.
+    Saved,
+    /// After a restart with a spare.
+    Restarted,
     /// With one of these as the first failure.
     Failed(Vec<ExpectedFailure>),
     /// Before its ranks ran, or with this failure.
@@ -129,109 +163,6 @@ pub struct ExpectedFailure {
     pub exit: RankExit,
 }
 
-/// The scenarios; consecutive seeds cycle through them.
-const SCENARIOS: [fn(&mut Case, &mut Random); 27] = [
-    |c, r| c.conditions = vec![Condition::Daemons { rank: c.rank(r) }],
-    |c, r| c.faults = vec![JobFault::Killed { rank: c.rank(r) }],
-    |c, r| c.faults = vec![c.exit(r)],
-    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Worker }],
-    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Reaper }],
-    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Both }],
-    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Worker }],
-    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Reaper }],
-    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Both }],
-    |c, _| c.faults = vec![JobFault::Cut { node: c.nodes - 1 }],
-    |c, r| {
-        (c.nodes, c.fan_out) = (r.within(4, 8), 2);
-        c.faults = vec![JobFault::Cut { node: r.within(0, c.nodes / 2 - 2) }];
-    },
-    |c, r| c.faults = vec![JobFault::Crash { node: c.node(r) }],
-    |c, r| c.faults = vec![JobFault::Flap { node: c.node(r), ms: 300 }],
-    |c, r| {
-        let ms = HEARTBEAT_TIMEOUT * 1000 + r.within(500, 4000);
-        c.faults = vec![JobFault::Flap { node: c.node(r), ms }];
-    },
-    |c, r| c.conditions = vec![Condition::FullLog { rank: c.rank(r) }],
-    |c, _| c.conditions = vec![Condition::SmallDisk { kib: 256 }, Condition::Writes { mib: 1 }],
-    |c, r| {
-        c.faults = vec![c.exit(r)];
-        c.conditions = vec![c.ignores_term(0)];
-    },
-    |c, r| {
-        c.nodes = r.within(2, 3);
-        c.conditions = vec![Condition::WritesAtExit { rank: c.rank(r), mib: large_output() }];
-    },
-    |c, r| {
-        let rank = c.rank(r);
-        c.faults = vec![JobFault::Killed { rank }];
-        c.conditions = vec![Condition::Daemons { rank: c.rank(r) }, Condition::Daemons { rank }];
-    },
-    |c, r| {
-        let node = c.node(r);
-        c.faults = vec![JobFault::Agent { node, role: r.pick(&ONE_PROCESS) }];
-        c.conditions = vec![Condition::Daemons { rank: node * c.ranks_per_node }];
-    },
-    |c, r| {
-        c.faults = vec![JobFault::Launcher { role: r.pick(&ONE_PROCESS) }];
-        c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
-    },
-    two_faults,
-    |c, r| {
-        c.when = When::Starting;
-        c.faults = vec![JobFault::Agent { node: c.node(r), role: c.role(r) }];
-    },
-    |c, r| {
-        c.when = When::Starting;
-        c.faults = vec![JobFault::Launcher { role: c.role(r) }];
-    },
-    fault_while_ending,
-    |c, r| {
-        c.faults = vec![JobFault::Term];
-        c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
-    },
-    |c, r| {
-        c.launcher = AgentLauncher::Srun;
-        c.faults = vec![JobFault::Cancel];
-        c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
-    },
-];
-
-/// Number of scenarios.
-pub const SCENARIO_COUNT: u64 = SCENARIOS.len() as u64;
-
-/// Size of a large output, in MiB.
-fn large_output() -> u32 {
-    env_number("REGATTA_CHAOS_MIB", 16) as u32
-}
-
-fn two_faults(c: &mut Case, r: &mut Random) {
-    c.nodes = r.within(3, 8);
-    let mut any = |node: u32, rank: u32| match r.within(0, 4) {
-        0 => JobFault::Killed { rank },
-        1 => JobFault::Exits { rank, code: 9 },
-        2 => JobFault::Agent { node, role: ProcessRole::Worker },
-        3 => JobFault::Agent { node, role: ProcessRole::Reaper },
-        _ => JobFault::Crash { node },
-    };
-    c.faults = vec![any(0, 0), any(c.nodes - 1, c.nodes * c.ranks_per_node - 1)];
-    c.conditions = vec![Condition::Daemons { rank: c.ranks_per_node }];
-}
-
-fn fault_while_ending(c: &mut Case, r: &mut Random) {
-    c.when = When::Ending;
-    // Not both processes of the agent: no process could then find the children of the rank that
-    // ignores TERM.
-    let node = r.within(1, c.nodes - 1);
-    let second = match r.within(0, 3) {
-        0 => JobFault::Agent { node, role: r.pick(&ONE_PROCESS) },
-        1 => JobFault::Launcher { role: c.role(r) },
-        2 => JobFault::Cut { node },
-        _ => JobFault::Crash { node },
-    };
-    c.faults = vec![JobFault::Exits { rank: 0, code: 17 }, second];
-    c.conditions = vec![c.ignores_term(node * c.ranks_per_node)];
-}
-
 impl Case {
     /// Generates the case of a seed.
     pub fn of(seed: u64) -> Self {
@@ -240,6 +171,7 @@ impl Case {
             seed,
             nodes: random.within(2, 8),
             ranks_per_node: random.within(1, 3),
+            spares: 0,
             fan_out: random.within(2, 3),
             launcher: random.pick(&[AgentLauncher::Srun, AgentLauncher::Ssh]),
             conditions: Vec::new(),
@@ -247,35 +179,40 @@ impl Case {
             when: When::Running,
             pause: random.pick(&[0, 0, 20, 200]),
         };
-        SCENARIOS[(seed % SCENARIO_COUNT) as usize](&mut case, &mut random);
+        SCENARIOS[(seed % SCENARIOS.len() as u64) as usize](&mut case, &mut random);
         case
     }
 
     pub fn ranks(&self) -> u32 {
-        self.nodes * self.ranks_per_node
+        (self.nodes - self.spares) * self.ranks_per_node
     }
 
-    fn rank(&self, random: &mut Random) -> u32 {
+    pub fn rank(&self, random: &mut Random) -> u32 {
         random.within(0, self.ranks() - 1)
     }
 
-    fn node(&self, random: &mut Random) -> u32 {
-        random.within(0, self.nodes - 1)
+    /// A node with ranks.
+    pub fn node(&self, random: &mut Random) -> u32 {
+        random.within(0, self.nodes - self.spares - 1)
     }
 
-    fn role(&self, random: &mut Random) -> ProcessRole {
-        random.pick(&[ProcessRole::Worker, ProcessRole::Reaper, ProcessRole::Both])
-    }
-
-    fn exit(&self, random: &mut Random) -> JobFault {
+    pub fn exit(&self, random: &mut Random) -> JobFault {
         JobFault::Exits { rank: self.rank(random), code: random.within(1, 123) as i32 }
     }
 
     /// A rank that ignores TERM, and is not the one that exits.
-    fn ignores_term(&self, preferred: u32) -> Condition {
+    pub fn ignores_term(&self, preferred: u32) -> Condition {
         let exits = |f: &JobFault| matches!(f, JobFault::Exits { rank, .. } if *rank == preferred);
         let next = u32::from(self.faults.iter().any(exits));
         Condition::IgnoresTerm { rank: (preferred + next) % self.ranks() }
+    }
+
+    /// The host of the launcher.
+    pub fn launcher_host<'a>(&self, cluster: &'a Cluster) -> &'a str {
+        match self.launcher {
+            AgentLauncher::Batch => &cluster.nodes()[0],
+            AgentLauncher::Srun | AgentLauncher::Ssh => "login",
+        }
     }
 
     pub fn node_of(&self, rank: u32) -> u32 {
@@ -284,21 +221,16 @@ impl Case {
 
     /// Whether the job survives all faults.
     pub fn succeeds(&self) -> bool {
-        self.faults.iter().all(|f| matches!(f, JobFault::Flap { .. }) && !f.loses_node())
+        let harmless = |f: &JobFault| match f {
+            JobFault::Flap { .. } => !f.loses_node(),
+            JobFault::Pause | JobFault::Suspend => true,
+            _ => false,
+        };
+        self.faults.iter().all(harmless)
     }
 
     pub fn has_small_disk(&self) -> bool {
         self.has(|t| matches!(t, Condition::SmallDisk { .. }))
-    }
-
-    /// Whether both processes of an agent or the launcher are killed, so that ranks write nothing on
-    /// exit.
-    pub fn kills_both_processes(&self) -> bool {
-        use ProcessRole::Both;
-        let both = |f: &JobFault| {
-            matches!(f, JobFault::Agent { role: Both, .. } | JobFault::Launcher { role: Both })
-        };
-        self.faults.iter().any(both)
     }
 
     pub fn has(&self, condition: impl Fn(&Condition) -> bool) -> bool {
@@ -307,10 +239,13 @@ impl Case {
 
     /// The expected outcome.
     pub fn expected_outcome(&self) -> ExpectedOutcome {
-        let launcher_killed = self.faults.iter().any(|f| matches!(f, JobFault::Launcher { .. }));
+        use JobFault::{Launcher, LauncherHangs, TermTwice, TimeoutTerm};
+        let of_launcher = |f: &JobFault| matches!(f, Launcher { .. } | LauncherHangs { .. });
         match (self.when, self.faults.as_slice()) {
-            _ if launcher_killed => ExpectedOutcome::NoReport,
+            (_, faults) if faults.iter().any(of_launcher) => ExpectedOutcome::NoReport,
             _ if self.succeeds() => ExpectedOutcome::Success,
+            _ if self.spares > 0 => ExpectedOutcome::Restarted,
+            (_, [TimeoutTerm | TermTwice { .. }]) => ExpectedOutcome::Saved,
             (_, [JobFault::Term]) => ExpectedOutcome::Signalled,
             (_, [JobFault::Cancel]) => ExpectedOutcome::Cancelled,
             (When::Starting, [first, ..]) => {
@@ -320,7 +255,9 @@ impl Case {
                 ExpectedOutcome::Failed(vec![self.expected_failure(first)])
             }
             (_, all) => {
-                ExpectedOutcome::Failed(all.iter().map(|f| self.expected_failure(f)).collect())
+                // A rank that hangs is not a failure by itself.
+                let failures = all.iter().filter(|f| !matches!(f, JobFault::RankHangs { .. }));
+                ExpectedOutcome::Failed(failures.map(|f| self.expected_failure(f)).collect())
             }
         }
     }
@@ -332,21 +269,20 @@ impl Case {
             JobFault::Killed { rank: r } => rank(r, RankExit::Signal(libc::SIGKILL)),
             JobFault::Exits { rank: r, code } => rank(r, RankExit::Exit(code)),
             JobFault::Agent { node, .. }
+            | JobFault::AgentHangs { node, .. }
             | JobFault::Cut { node }
             | JobFault::Flap { node, .. }
             | JobFault::Crash { node } => {
                 ExpectedFailure { node, rank: None, exit: RankExit::NodeLost }
             }
-            JobFault::Launcher { .. } | JobFault::Term | JobFault::Cancel => {
-                unreachable!("not a failure of a rank")
-            }
+            other => unreachable!("{other:?} is not a failure of a rank"),
         }
     }
 
     /// Whether the ranks of a node may be lost.
     pub fn is_lost(&self, at: u32) -> bool {
         self.faults.iter().any(|f| match *f {
-            JobFault::Agent { node, .. } => node == at,
+            JobFault::Agent { node, .. } | JobFault::AgentHangs { node, .. } => node == at,
             JobFault::Cut { node } | JobFault::Crash { node } | JobFault::Flap { node, .. } => {
                 f.loses_node() && node == at
             }
@@ -362,6 +298,13 @@ impl Case {
 }
 
 impl JobFault {
+    /// Whether the heartbeat timeout decides the outcome.
+    pub fn needs_short_timeout(&self) -> bool {
+        use JobFault::{AgentHangs, LauncherHangs, Pause, Suspend};
+        let silent = matches!(self, AgentHangs { .. } | LauncherHangs { .. } | Pause | Suspend);
+        silent || self.loses_node()
+    }
+
     /// Whether a node misses heartbeats for so long that it counts as lost.
     fn loses_node(&self) -> bool {
         match self {
@@ -380,6 +323,9 @@ impl fmt::Display for Case {
             f,
             "seed {seed}: {nodes} nodes, {launcher:?}, fan-out {fan_out}, {ranks} ranks per node"
         )?;
+        if self.spares > 0 {
+            write!(f, ", {} spare", self.spares)?;
+        }
         self.conditions.iter().try_for_each(|t| write!(f, ", {t:?}"))?;
         if self.faults.is_empty() {
             return write!(f, "; no fault");

@@ -1,5 +1,6 @@
 //! Checks the outcome of a job: report, exit code, leftover processes and logs.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +14,7 @@ use regatta_testbed::{Cluster, CommandOutput, run};
 
 use crate::case::{Case, Condition, ExpectedFailure, ExpectedOutcome, JobFault, When};
 use crate::inject::wait_for;
-use crate::rank_script::{LINE, exit_message, greeting, line_count};
+use crate::rank_script::{LINE, exit_message, greeting, line_count, lines};
 
 /// Runs all checks; returns the first failure.
 pub fn check(
@@ -24,7 +25,39 @@ pub fn check(
 ) -> Result<(), String> {
     assert_no_leftovers(cluster)?;
     report(cluster, case, run_dir, out)?;
+    overlaps(run_dir)?;
+    shown_lines(case, out)?;
     logs(case, run_dir)
+}
+
+/// Checks that no rank ran next to its replacement.
+fn overlaps(run_dir: &Path) -> Result<(), String> {
+    match std::fs::read_to_string(run_dir.with_file_name("overlaps")) {
+        Ok(ranks) => Err(format!("old ranks still ran when their replacements started: {ranks}")),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Checks that every numbered line of every rank is shown once.
+fn shown_lines(case: &Case, out: &CommandOutput) -> Result<(), String> {
+    let mut shown = BTreeMap::<&str, u32>::new();
+    for line in out.stdout.lines().filter_map(|line| Some(line.split_once("] ")?.1.trim_start())) {
+        *shown.entry(line).or_default() += 1;
+    }
+    let lines = |rank| (1..=lines(case)).map(move |n| format!("line {n} of {rank}"));
+    let expected: Vec<String> = (0..case.ranks()).flat_map(lines).collect();
+    let wrong: Vec<String> = expected
+        .iter()
+        .map(|line| (line, shown.get(line.as_str()).copied().unwrap_or(0)))
+        .filter(|(_, times)| *times != 1)
+        .map(|(line, times)| format!("{line}: {times} times"))
+        .collect();
+    match wrong.as_slice() {
+        [] => Ok(()),
+        [first, ..] => {
+            Err(format!("{} of {} lines are not shown once: {first}", wrong.len(), expected.len()))
+        }
+    }
 }
 
 /// Checks that no process and no listening port is left on any host.
@@ -51,7 +84,9 @@ fn report(
     run_dir: &Path,
     out: &CommandOutput,
 ) -> Result<(), String> {
-    use ExpectedOutcome::{Cancelled, Failed, NoReport, NotStarted, Signalled, Success};
+    use ExpectedOutcome::{
+        Cancelled, Failed, NoReport, NotStarted, Restarted, Saved, Signalled, Success,
+    };
     let code = out.status.code();
     let killed = code.or_else(|| out.status.signal().map(|s| 128 + s)) == Some(128 + libc::SIGKILL);
     let text = read(cluster, case, &run_dir.join("result.json"));
@@ -65,6 +100,12 @@ fn report(
         (NotStarted(failure), Some(result)) => failed(cluster, case, &[failure], result, out),
         (Failed(expected), Some(result)) => failed(cluster, case, &expected, result, out),
         (Success, result) if code == Some(0) => succeeded(case, result.as_ref(), out),
+        (Saved, Some(result)) if code == Some(0) && result.reason.contains("TERM") => {
+            succeeded(case, Some(result), out)
+        }
+        (Restarted, Some(result)) if code == Some(0) && result.restarts == 1 => {
+            succeeded(case, Some(result), out)
+        }
         (Cancelled, Some(result)) if result.failure.is_none() => Ok(()),
         (Signalled, Some(result)) => {
             let expected = RankExit::Signal(libc::SIGTERM).exit_code();
@@ -159,7 +200,8 @@ fn logs(case: &Case, run_dir: &Path) -> Result<(), String> {
         return Ok(());
     }
     for rank in (0..case.ranks()).filter(|&r| !case.has(|t| *t == Condition::FullLog { rank: r })) {
-        let log = |stream| run_dir.join(format!("log/rank-{rank}.{stream}"));
+        let attempt = if case.spares > 0 { "restart-1/" } else { "" };
+        let log = |stream| run_dir.join(format!("log/{attempt}rank-{rank}.{stream}"));
         let (_, complaint) = greeting(rank);
         let out = possible_logs(case, rank);
         let complete = out.iter().any(|parts| consists_of(&log("out"), parts));
@@ -195,6 +237,9 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
     let mut out = vec![(greeting(rank).0, 1)];
     for condition in &case.conditions {
         match *condition {
+            Condition::Lines { count } => {
+                out.extend((1..=count).map(|n| (format!("line {n} of {rank}\n"), 1)));
+            }
             Condition::Writes { mib } => out.push((format!("{LINE}\n"), line_count(mib))),
             Condition::WritesAtExit { rank: r, mib } if r == rank => {
                 out.push((format!("{LINE}\n"), line_count(mib)));
@@ -204,9 +249,8 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
     }
     let ended = [out.clone(), vec![(exit_message(rank), 1)]].concat();
     match () {
-        () if case.succeeds() => vec![ended],
+        () if case.succeeds() || case.spares > 0 => vec![ended],
         () if may_exit_without_term(case, rank) => vec![out, ended],
-        () if case.kills_both_processes() => vec![out],
         () => vec![ended],
     }
 }
@@ -214,8 +258,10 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
 /// Whether a rank may exit without receiving TERM: its node is lost, or the launcher is.
 fn may_exit_without_term(case: &Case, rank: u32) -> bool {
     let own = |f: &JobFault| match *f {
-        JobFault::Exits { rank: r, .. } | JobFault::Killed { rank: r } => r == rank,
-        JobFault::Launcher { .. } | JobFault::Term => true,
+        JobFault::Exits { rank: r, .. }
+        | JobFault::Killed { rank: r }
+        | JobFault::RankHangs { rank: r } => r == rank,
+        JobFault::Launcher { .. } | JobFault::LauncherHangs { .. } | JobFault::Term => true,
         _ => false,
     };
     let ignores_term = case.has(|t| matches!(t, Condition::IgnoresTerm { .. }));

@@ -14,6 +14,7 @@ mod job;
 mod rank_script;
 mod restarts;
 mod runner;
+mod scenario;
 mod secret;
 mod unauthenticated;
 

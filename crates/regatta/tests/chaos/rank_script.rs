@@ -29,16 +29,15 @@ const DAEMONS: &str = "\
 setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep 600; done' &
 (setsid sh -c 'trap \"\" TERM HUP INT; while :; do sleep 600; done' >/dev/null 2>&1 &)
 ";
-/// Writes the exit message once, even after several TERMs.
-const WAIT: &str = "\
-trap 'trap \"\" TERM; echo exit of $RANK; exit 0' TERM
-: > at-$RANK
-sleep 600 & wait
-";
-/// Has no child process, which could not be found after both processes of its agent are killed.
-const NO_CHILD: &str = ": > at-$RANK\nexec sleep 600\n";
+/// Dies from TERM.
+const NO_TRAP: &str = ": > at-$RANK\nexec sleep 600\n";
 const IGNORES_TERM: &str =
     "trap ': > term-$RANK' TERM\n: > at-$RANK\nwhile :; do sleep 600 & wait; done\n";
+/// Held by a rank and its descendants; must not be held by two attempts at once.
+const LOCK: &str = "exec 9> lock-$RANK\nflock --nonblock 9 || echo $RANK $(hostname) >> overlaps\n";
+/// Ends after a restart.
+const FIRST_ATTEMPT_WAITS: &str =
+    "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || { echo exit of $RANK; exit 0; }\n";
 const WAIT_FOR_GO: &str = ": > at-$RANK\nuntil [ -e go ]; do sleep 0.1; done\n";
 
 /// Writes the scripts of all ranks.
@@ -52,6 +51,9 @@ pub fn write(case: &Case, folder: &Path) {
 fn script(case: &Case, rank: u32, folder: &Path) -> String {
     let mut text = format!("cd {}\necho $$ > pid-$RANK\n", folder.display());
     text += "echo hello of $RANK\necho complaint of $RANK >&2\n";
+    if case.spares > 0 {
+        text += &(LOCK.to_owned() + FIRST_ATTEMPT_WAITS);
+    }
     for condition in &case.conditions {
         match *condition {
             Condition::Daemons { rank: r } if r == rank => text += DAEMONS,
@@ -81,6 +83,10 @@ fn main_part(case: &Case, rank: u32) -> String {
     }
     match () {
         () if case.has(|t| *t == Condition::IgnoresTerm { rank }) => IGNORES_TERM.to_owned(),
+        () if case.succeeds() && lines(case) > 0 => {
+            let lines = format!("seq --format 'line %g of {rank}' {}", lines(case));
+            format!(": > at-$RANK\n{lines}\necho exit of $RANK\n")
+        }
         () if case.succeeds() => {
             let output = |t: &Condition| match *t {
                 Condition::WritesAtExit { rank: r, mib } if r == rank => Some(write_lines(mib)),
@@ -89,9 +95,29 @@ fn main_part(case: &Case, rank: u32) -> String {
             let first = case.conditions.iter().find_map(output).unwrap_or_default();
             format!("{WAIT_FOR_GO}{first}echo exit of $RANK\n")
         }
-        () if case.kills_both_processes() || is_signalled(case, rank) => NO_CHILD.to_owned(),
-        () => WAIT.to_owned(),
+        () if is_signalled(case, rank) => NO_TRAP.to_owned(),
+        () => wait_for_term(case),
     }
+}
+
+/// Waits for TERM. Writes the exit message once, even after several TERMs.
+fn wait_for_term(case: &Case) -> String {
+    let save = |t: &Condition| match *t {
+        Condition::Saves { ms } => Some(format!("sleep {}.{:03};", ms / 1000, ms % 1000)),
+        _ => None,
+    };
+    let save = case.conditions.iter().find_map(save).unwrap_or_default();
+    let trap = format!("trap 'trap \"\" TERM; {save} echo exit of $RANK; exit 0' TERM");
+    format!("{trap}\n: > at-$RANK\nsleep 600 & wait\n")
+}
+
+/// Number of lines that each rank writes before it exits.
+pub fn lines(case: &Case) -> u32 {
+    let count = |t: &Condition| match *t {
+        Condition::Lines { count } => Some(count),
+        _ => None,
+    };
+    case.conditions.iter().find_map(count).unwrap_or(0)
 }
 
 /// Whether a rank dies from the signal sent to the job.

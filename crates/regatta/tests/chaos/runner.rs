@@ -8,62 +8,88 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, CommandOutput, cluster_or_skip, run, run_meanwhile};
 
-use crate::case::{
-    AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, JobFault, SCENARIO_COUNT, When,
-};
+use crate::case::{AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, JobFault, When};
 use crate::check::check;
 use crate::env_number;
 use crate::inject::{inject, wait_for};
 use crate::job;
 use crate::rank_script::{self, greeting};
+use crate::scenario::{MANY_NODES, SCENARIOS};
 
-/// Number of cases in a plain test run, which covers every scenario.
-const DEFAULT_CASES: u64 = 36;
-/// Nodes of a cluster: the maximum of a case.
+/// Number of cases in a plain test run: one of every scenario.
+const DEFAULT_CASES: u64 = SCENARIOS.len() as u64;
+/// Nodes of a cluster. Cases with more use one cluster of [`MANY_NODES`] in turn.
 const NODES: u32 = 8;
 /// Concurrent cases.
-const WORKERS: usize = 5;
+const WORKERS: usize = 6;
 /// Time limit of a job.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(100);
+/// Time limit of a job with a large output.
+const LARGE_OUTPUT_LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn injected_faults_are_reported_and_leave_no_processes() {
     let first = env_number("REGATTA_CHAOS_SEED", 1);
     let cases = env_number("REGATTA_CHAOS_CASES", DEFAULT_CASES);
-    let next = AtomicU64::new(first);
-    let failures = Mutex::new(Vec::new());
+    let run = ChaosRun {
+        next: AtomicU64::new(first),
+        end: first + cases,
+        large: Mutex::new(None),
+        failures: Mutex::new(Vec::new()),
+    };
     std::thread::scope(|scope| {
         for _ in 0..WORKERS.min(cases as usize) {
-            scope.spawn(|| run_cases(&next, first + cases, &failures));
+            scope.spawn(|| run.run_cases());
         }
     });
-    let failures = failures.into_inner().unwrap();
+    let failures = run.failures.into_inner().unwrap();
     let count = failures.len();
     assert!(failures.is_empty(), "{count} of {cases} cases failed:\n{}", failures.join("\n"));
 }
 
-/// Runs cases one by one, reusing the cluster until a node is lost.
-fn run_cases(next: &AtomicU64, end: u64, failures: &Mutex<Vec<String>>) {
-    let mut reusable: Option<Cluster> = None;
-    loop {
-        let seed = next.fetch_add(1, Ordering::SeqCst);
-        if seed >= end {
-            return;
+/// The state shared by all workers.
+struct ChaosRun {
+    next: AtomicU64,
+    end: u64,
+    /// The cluster of [`MANY_NODES`], if it is running. Locked during a case.
+    large: Mutex<Option<Cluster>>,
+    failures: Mutex<Vec<String>>,
+}
+
+impl ChaosRun {
+    /// Runs cases one by one.
+    fn run_cases(&self) {
+        let mut small = None;
+        loop {
+            let seed = self.next.fetch_add(1, Ordering::SeqCst);
+            if seed >= self.end {
+                return;
+            }
+            let case = Case::of(seed);
+            if case.nodes > NODES {
+                self.run_on(&mut self.large.lock().unwrap(), MANY_NODES, &case);
+            } else {
+                self.run_on(&mut small, NODES, &case);
+            }
         }
-        let builder = Cluster::builder().nodes(NODES).cpus(2).ssh(true);
+    }
+
+    /// Runs a case on a cluster, which is started if there is none, and reused until a case fails or
+    /// loses a node.
+    fn run_on(&self, reusable: &mut Option<Cluster>, nodes: u32, case: &Case) {
+        let builder = Cluster::builder().nodes(nodes).cpus(2).ssh(true);
         let Some(cluster) = reusable.take().or_else(|| cluster_or_skip(&builder)) else { return };
-        let case = Case::of(seed);
         let start = Instant::now();
-        let outcome = run_case(&cluster, &case);
+        let outcome = run_case(&cluster, case);
         println!("{:5.1} s  {case}", start.elapsed().as_secs_f64());
         match outcome {
-            Ok(()) => reusable = (!case.loses_node()).then_some(cluster),
+            Ok(()) => *reusable = (!case.loses_node()).then_some(cluster),
             Err(why) => {
-                let reproduce = format!("cargo xtask chaos --cases 1 --seed {seed}");
+                let reproduce = format!("cargo xtask chaos --cases 1 --seed {}", case.seed);
                 let why = why.replace('\n', "\n  ");
                 let text = format!("{case}\n  {why}\n  reproduce with: {reproduce}\n");
                 eprintln!("FAILED {text}");
-                failures.lock().unwrap().push(text);
+                self.failures.lock().unwrap().push(text);
             }
         }
     }
@@ -77,8 +103,10 @@ fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
     rank_script::write(case, &folder);
     prepare(cluster, case, &run_dir);
     let mut command = job_command(cluster, case, &folder);
+    let writes = case.has(|t| matches!(t, Condition::WritesAtExit { .. }));
+    let limit = if writes { LARGE_OUTPUT_LIMIT } else { LIMIT };
     let (out, injected) =
-        run_meanwhile(&mut command, LIMIT, || inject_faults(cluster, case, &folder));
+        run_meanwhile(&mut command, limit, || inject_faults(cluster, case, &folder));
     let out = out.map_err(|e| format!("{injected:?}: {e}"))?;
     let checked = injected.and_then(|()| check(cluster, case, &run_dir, &out));
     if checked.is_ok() {
@@ -116,21 +144,32 @@ fn clean_up(cluster: &Cluster, case: &Case, folder: &Path) {
 
 /// The command line of the job.
 fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
+    let nodes = format!("--quiet --exclusive --nodelist=node[1-{}]", case.nodes);
+    let timeout = if case.faults == [JobFault::TimeoutTerm] { "timeout 600 " } else { "" };
     let mut words = match case.launcher {
+        // salloc reports success for a killed command; a shell does not.
         AgentLauncher::Srun => {
-            let salloc = format!("salloc --quiet --exclusive --nodelist=node[1-{}]", case.nodes);
-            // salloc reports success for a killed command; a shell does not.
-            format!("{salloc} sh -c '\"$@\"; exit $?' sh {}", job::launch_words(folder))
+            let launch = job::launch_words(folder);
+            format!("salloc {nodes} sh -c '\"$@\"; exit $?' sh {timeout}{launch}")
         }
-        AgentLauncher::Ssh => job::ssh_words(cluster, case.nodes as usize, folder),
+        AgentLauncher::Batch => {
+            let script = folder.join("batch.sh");
+            std::fs::write(&script, BATCH_SCRIPT).unwrap();
+            let (dir, script) = (folder.display(), script.display());
+            format!("sh -c '{SUBMIT}' sh {dir} {nodes} {script} {dir} {}", job::launch_words(folder))
+        }
+        AgentLauncher::Ssh => timeout.to_owned() + &job::ssh_words(cluster, case.nodes as usize, folder),
     };
     let grace = if case.when == When::Ending { 4 } else { 1 };
-    // A short timeout only where a node is lost: elsewhere a busy machine must not count as lost.
-    let heartbeat_timeout = if case.loses_node() { HEARTBEAT_TIMEOUT } else { 30 };
+    let grace = if case.has(|t| matches!(t, Condition::Saves { .. })) { 20 } else { grace };
+    // A long timeout elsewhere: a busy machine must not count as lost.
+    let short = case.faults.iter().any(JobFault::needs_short_timeout);
+    let heartbeat_timeout = if short { HEARTBEAT_TIMEOUT } else { 30 };
     // Agents whose parent never connects try another one after ten seconds.
     let start_timeout = if case.when == When::Starting { 13 } else { 60 };
     for (option, value) in [
         ("--ranks-per-node", case.ranks_per_node),
+        ("--spares", case.spares),
         ("--fan-out", case.fan_out),
         ("--heartbeat-timeout", heartbeat_timeout),
         ("--grace", grace),
@@ -150,6 +189,18 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
     command.args(rank_script::COMMAND).arg(folder);
     command
 }
+
+/// A batch job that runs its arguments and leaves their exit code in a file.
+const BATCH_SCRIPT: &str = "#!/bin/sh
+dir=$1; shift
+\"$@\"
+echo $? > $dir/code.new; mv $dir/code.new $dir/code
+";
+/// Submits a batch job with the remaining arguments, waits for it, and repeats its output and exit
+/// code. `sbatch --wait` would take seconds to notice the end.
+const SUBMIT: &str = "cd $1; shift; sbatch --output=out --error=err \"$@\" || exit; \
+                      until [ -e code ]; do sleep 0.1; done; \
+                      cat out; cat err >&2; exit $(cat code)";
 
 /// Injects the faults of a case at their time.
 fn inject_faults(cluster: &Cluster, case: &Case, folder: &Path) -> Result<(), String> {
@@ -202,12 +253,14 @@ fn wait_for_term(case: &Case, folder: &Path) -> Result<(), String> {
 
 #[test]
 fn default_cases_cover_every_fault() {
-    const { assert!(SCENARIO_COUNT <= DEFAULT_CASES) };
     let cases: Vec<Case> = (1..=DEFAULT_CASES).map(Case::of).collect();
     let any = |is: fn(&JobFault) -> bool| cases.iter().any(|c| c.faults.iter().any(is));
     assert!(any(|f| matches!(f, JobFault::Killed { .. })));
     assert!(any(|f| matches!(f, JobFault::Cut { .. })));
     assert!(any(|f| matches!(f, JobFault::Crash { .. })) && any(|f| *f == JobFault::Term));
+    assert!(any(|f| *f == JobFault::Pause) && any(|f| *f == JobFault::Suspend));
+    assert!(any(|f| matches!(f, JobFault::AgentHangs { .. })));
+    assert!(cases.iter().any(|c| c.nodes == MANY_NODES));
     for launcher in [AgentLauncher::Ssh, AgentLauncher::Srun] {
         assert!(cases.iter().any(|c| c.launcher == launcher), "{launcher:?}");
     }
