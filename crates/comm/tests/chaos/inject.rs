@@ -17,26 +17,32 @@ const STOP: Duration = Duration::from_secs(8);
 /// A pause of all ranks: longer than their timeouts.
 const LONG_PAUSE: Duration = Duration::from_secs(6);
 
+fn signal(ids: &[Pid], signal: Signal) {
+    for id in ids {
+        // A rank may have exited.
+        let _ = kill_process(*id, signal);
+    }
+}
+
 /// Resumes stopped ranks after some time.
-fn resume(ranks: &[Child], after: Duration) {
-    let ids: Vec<Pid> = ranks.iter().map(Pid::from_child).collect();
+fn resume(ranks: Vec<Pid>, after: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(after);
-        ids.iter().for_each(|id| drop(kill_process(*id, Signal::CONT)));
+        signal(&ranks, Signal::CONT);
     });
 }
 
 /// Injects the fault of a case.
 pub fn inject(case: &ChaosCase, cluster: Option<&Cluster>, ranks: &[Child]) {
-    let victim = &ranks[case.victim..=case.victim];
+    let all: Vec<Pid> = ranks.iter().map(Pid::from_child).collect();
+    let victim = vec![all[case.victim]];
     let host = case.host(case.victim);
     match (case.fault, cluster) {
         (Fault::Paused, _) => resume(victim, PAUSE),
         (Fault::Resumed, _) => resume(victim, STOP),
         (Fault::AllPaused, _) => {
-            let ids = ranks.iter().map(Pid::from_child);
-            ids.for_each(|id| drop(kill_process(id, Signal::STOP)));
-            resume(ranks, LONG_PAUSE);
+            signal(&all, Signal::STOP);
+            resume(all, LONG_PAUSE);
         }
         (Fault::NodeCut, Some(cluster)) => cluster.disconnect(&host).unwrap(),
         (Fault::LinkCut { other }, Some(cluster)) => {
