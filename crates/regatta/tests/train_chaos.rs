@@ -10,17 +10,26 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use libc::{SIGINT, SIGKILL, SIGTERM};
+use libc::{SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTERM, SIGTSTP};
+use regatta_model::result::STOPPED_EARLY;
 use regatta_testbed::{Random, wait_until};
-use support::TempDir;
 use support::metrics::{RunMetrics, assert_close, assert_identical};
 use support::process::{Process, processes, signal_if_alive};
-use support::train::{TINY, checkpoints, corrupt, last_step, metrics, spawn, tiny_run};
+use support::train::{TINY, checkpoints, corrupt, last_step, metrics, tiny_run, train_command};
+use support::{CommandOutput, TempDir};
 
 /// Default number of runs.
 const DEFAULT_CASES: u64 = 6;
+
+/// Timeouts of the ranks in seconds, in runs in which they matter.
+const RANK_TIMEOUT: u64 = 4;
+/// Longer than the timeouts of the ranks.
+const LONG_PAUSE: Duration = Duration::from_secs(RANK_TIMEOUT + 1);
+/// Shorter than any timeout.
+const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Ranks and parallel layouts. All keys are set, because a run may resume with any other layout.
 const LAYOUTS: [ParallelLayout; 14] = [
@@ -51,7 +60,7 @@ const STEPS: u64 = 300;
 const MODEL: &str = "num_layers=2 optimizer.lr=5e-4";
 
 /// A fault.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TrainFault {
     /// Kill any process: the parent, the launcher or a rank.
     Kill,
@@ -59,6 +68,37 @@ enum TrainFault {
     KillTwo,
     /// Send a signal to the parent.
     Signal(i32),
+    /// Send a signal to the parent, and at once to its process group, as `timeout` does.
+    SignalTwice(i32),
+    /// Ctrl-Z, and `fg` after more than the timeouts of the ranks.
+    Suspend,
+    /// Stop all processes for more than the timeouts of the ranks.
+    StopAll,
+    /// Stop a rank for less than the timeout of the others.
+    StopRank,
+    /// Stop a rank permanently.
+    HangRank,
+}
+
+const FAULTS: [TrainFault; 11] = [
+    TrainFault::Kill,
+    TrainFault::Kill,
+    TrainFault::KillTwo,
+    TrainFault::Signal(SIGINT),
+    TrainFault::Signal(SIGTERM),
+    TrainFault::SignalTwice(SIGINT),
+    TrainFault::SignalTwice(SIGTERM),
+    TrainFault::Suspend,
+    TrainFault::StopAll,
+    TrainFault::StopRank,
+    TrainFault::HangRank,
+];
+
+impl TrainFault {
+    /// Whether the run must reach its last step.
+    fn is_pause(self) -> bool {
+        matches!(self, Self::Suspend | Self::StopAll | Self::StopRank)
+    }
 }
 
 #[test]
@@ -100,44 +140,121 @@ fn run_with_faults(
     random: &mut Random,
     next_layout: impl Fn(&mut Random) -> ParallelLayout,
 ) {
-    let [int, term] = [SIGINT, SIGTERM].map(TrainFault::Signal);
-    let faults = [TrainFault::Kill, TrainFault::Kill, TrainFault::KillTwo, int, term];
     for _ in 0..random.within(1, 4) {
         let (ranks, layout) = next_layout(random);
-        let training = start_or_resume(folder, (ranks, layout));
         let delay = random.within(0, 800);
-        let fault = random.pick(&faults);
+        let mut fault = random.pick(&FAULTS);
+        if fault == TrainFault::HangRank && ranks == 1 {
+            // No peer would notice.
+            fault = TrainFault::Kill;
+        }
+        let training = start_or_resume(folder, (ranks, layout), Some(fault));
         std::thread::sleep(Duration::from_millis(delay.into()));
         let step = last_step(folder, "run");
         println!("  {ranks} ranks, {layout}, {fault:?} after {delay} ms and {step} steps");
-        match fault {
-            TrainFault::Kill => kill_any(folder, random),
-            TrainFault::KillTwo => (0..2).for_each(|_| kill_any(folder, random)),
-            TrainFault::Signal(signal) => signal_if_alive(training.pid(), signal),
-        }
-        training.wait();
+        inject(folder, random, fault, training.pid());
+        let output = training.wait();
         wait_until("the exit of all processes", || processes(folder).is_empty());
+        check_exit(folder, fault, step, output);
         maybe_corrupt_checkpoint(folder, random);
     }
-    start_or_resume(folder, next_layout(random)).wait().assert_code(0);
+    start_or_resume(folder, next_layout(random), None).wait().assert_code(0);
 }
 
-/// Resumes the run, or starts it if it has no configuration yet.
-fn start_or_resume(folder: &TempDir, (ranks, layout): ParallelLayout) -> Process {
-    let run = folder.join("run");
-    if run.join("config.toml").exists() {
-        return spawn(folder, &format!("--resume run {layout} -n {ranks}"));
+/// Injects a fault into the training whose parent process is the leader of its process group.
+fn inject(folder: &TempDir, random: &mut Random, fault: TrainFault, parent: u32) {
+    match fault {
+        TrainFault::Kill => signal_any(folder, random, SIGKILL),
+        TrainFault::KillTwo => (0..2).for_each(|_| signal_any(folder, random, SIGKILL)),
+        TrainFault::Signal(signal) => signal_if_alive(parent, signal),
+        TrainFault::SignalTwice(signal) => {
+            // Not by `kill`, which takes milliseconds to start.
+            for target in [parent.cast_signed(), -parent.cast_signed()] {
+                // SAFETY: a plain system call; the parent is our child and not yet reaped.
+                unsafe { libc::kill(target, signal) };
+            }
+        }
+        TrainFault::Suspend => {
+            signal_group(parent, SIGTSTP);
+            std::thread::sleep(LONG_PAUSE);
+            signal_group(parent, SIGCONT);
+        }
+        TrainFault::StopAll => {
+            let all = processes(folder);
+            all.iter().for_each(|(pid, _)| signal_if_alive(*pid, SIGSTOP));
+            std::thread::sleep(LONG_PAUSE);
+            // And those started before their parent was stopped.
+            processes(folder).iter().for_each(|(pid, _)| signal_if_alive(*pid, SIGCONT));
+        }
+        TrainFault::StopRank => {
+            if let Some(rank) = any_rank(folder, random) {
+                signal_if_alive(rank, SIGSTOP);
+                std::thread::sleep(SHORT_PAUSE);
+                signal_if_alive(rank, SIGCONT);
+            }
+        }
+        TrainFault::HangRank => match any_rank(folder, random) {
+            Some(rank) => signal_if_alive(rank, SIGSTOP),
+            None => signal_any(folder, random, SIGKILL),
+        },
     }
-    let _ = std::fs::remove_dir_all(run);
-    let words = format!("{TINY} {MODEL} train.steps={STEPS} {layout} -n {ranks} --run-dir run");
-    spawn(folder, &words)
 }
 
-fn kill_any(folder: &TempDir, random: &mut Random) {
+/// A pause ends nothing, and a signal, even a duplicate one, ends a run that has begun with a
+/// checkpoint of its last step.
+fn check_exit(folder: &TempDir, fault: TrainFault, began_at: u64, output: CommandOutput) {
+    match fault {
+        _ if fault.is_pause() => drop(output.assert_code(0)),
+        TrainFault::Signal(_) | TrainFault::SignalTwice(_) if began_at > 0 => {
+            let step = last_step(folder, "run");
+            let code = if step == STEPS { 0 } else { STOPPED_EARLY.into() };
+            assert_eq!(output.code, Some(code), "{output:?}");
+            let saved = checkpoints(folder, "run").pop();
+            let number = saved.as_ref().and_then(|name| name.strip_prefix("step-")?.parse().ok());
+            assert_eq!(number, Some(step), "{saved:?}: {output:?}");
+        }
+        _ => {}
+    }
+}
+
+/// Resumes the run, or starts it if it has no configuration yet, with timeouts for a fault.
+fn start_or_resume(
+    folder: &TempDir,
+    (ranks, layout): ParallelLayout,
+    fault: Option<TrainFault>,
+) -> Process {
+    let run = folder.join("run");
+    let mut words = if run.join("config.toml").exists() {
+        "--resume run".to_owned()
+    } else {
+        let _ = std::fs::remove_dir_all(run);
+        format!("{TINY} {MODEL} train.steps={STEPS} --run-dir run")
+    };
+    words += &format!(" {layout} -n {ranks}");
+    if fault == Some(TrainFault::HangRank) {
+        words += " --launch '--grace 2'";
+    }
+    let mut command = train_command(folder, &words);
+    use TrainFault::{HangRank, StopAll, Suspend};
+    if matches!(fault, Some(HangRank | StopAll | Suspend)) {
+        for name in ["REGATTA_LOST_AFTER", "REGATTA_DESYNC_AFTER"] {
+            command.env(name, RANK_TIMEOUT.to_string());
+        }
+    }
+    Process::spawn(folder, command.process_group(0))
+}
+
+fn signal_any(folder: &TempDir, random: &mut Random, signal: i32) {
     let all = processes(folder);
     if !all.is_empty() {
-        signal_if_alive(random.pick(&all).0, SIGKILL);
+        signal_if_alive(random.pick(&all).0, signal);
     }
+}
+
+fn any_rank(folder: &TempDir, random: &mut Random) -> Option<u32> {
+    let all = processes(folder);
+    let ranks: Vec<u32> = all.iter().filter(|(_, rank)| rank.is_some()).map(|(pid, _)| *pid).collect();
+    (!ranks.is_empty()).then(|| random.pick(&ranks))
 }
 
 /// With a probability of 1/3, corrupts the newest checkpoint if there is an older one.

@@ -32,8 +32,10 @@ fn injected_faults_are_reported_and_leave_no_processes() {
     let first = env_number("REGATTA_CHAOS_SEED", 1);
     let cases = env_number("REGATTA_CHAOS_CASES", DEFAULT_CASES);
     let run = ChaosRun {
-        next: AtomicU64::new(first),
-        end: first + cases,
+        first,
+        stride: env_number("REGATTA_CHAOS_STRIDE", 1),
+        cases,
+        started: AtomicU64::new(0),
         large: Mutex::new(None),
         failures: Mutex::new(Vec::new()),
     };
@@ -49,8 +51,11 @@ fn injected_faults_are_reported_and_leave_no_processes() {
 
 /// The state shared by all workers.
 struct ChaosRun {
-    next: AtomicU64,
-    end: u64,
+    /// The first seed, and the distance between seeds.
+    first: u64,
+    stride: u64,
+    cases: u64,
+    started: AtomicU64,
     /// The cluster of [`MANY_NODES`], if it is running. Locked during a case.
     large: Mutex<Option<Cluster>>,
     failures: Mutex<Vec<String>>,
@@ -61,11 +66,11 @@ impl ChaosRun {
     fn run_cases(&self) {
         let mut small = None;
         loop {
-            let seed = self.next.fetch_add(1, Ordering::SeqCst);
-            if seed >= self.end {
+            let index = self.started.fetch_add(1, Ordering::SeqCst);
+            if index >= self.cases {
                 return;
             }
-            let case = Case::of(seed);
+            let case = Case::of(self.first + index * self.stride);
             if case.nodes > NODES {
                 self.run_on(&mut self.large.lock().unwrap(), MANY_NODES, &case);
             } else {
@@ -107,8 +112,10 @@ fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
     let limit = if writes { LARGE_OUTPUT_LIMIT } else { LIMIT };
     let (out, injected) =
         run_meanwhile(&mut command, limit, || inject_faults(cluster, case, &folder));
+    let t=Instant::now();
     let out = out.map_err(|e| format!("{injected:?}: {e}"))?;
     let checked = injected.and_then(|()| check(cluster, case, &run_dir, &out));
+    println!("job {:?} s, check {:?}", job::run_result(&folder).map(|r| r.seconds), t.elapsed());
     if checked.is_ok() {
         clean_up(cluster, case, &folder);
     }

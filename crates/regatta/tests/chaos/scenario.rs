@@ -14,7 +14,7 @@ const ONE_PROCESS: [ProcessRole; 2] = [ProcessRole::Worker, ProcessRole::Reaper]
 const ROLES: [ProcessRole; 3] = [ProcessRole::Worker, ProcessRole::Reaper, ProcessRole::All];
 
 /// The scenarios; consecutive seeds cycle through them.
-pub const SCENARIOS: [fn(&mut Case, &mut Random); 40] = [
+pub const SCENARIOS: [fn(&mut Case, &mut Random); 41] = [
     |c, r| c.conditions = vec![Condition::Daemons { rank: c.rank(r) }],
     |c, r| c.faults = vec![JobFault::Killed { rank: c.rank(r) }],
     |c, r| c.faults = vec![c.exit(r)],
@@ -114,6 +114,11 @@ pub const SCENARIOS: [fn(&mut Case, &mut Random); 40] = [
         c.conditions = vec![Condition::Lines { count: r.pick(&[1, 100, 1000]) }];
     },
     many_nodes,
+    |c, r| {
+        (c.nodes, c.ranks_per_node, c.fan_out) = (MANY_NODES, r.within(1, 2), 32);
+        c.launcher = AgentLauncher::Srun;
+        c.conditions = vec![Condition::Lines { count: r.pick(&[1, 1, 20, 1000]) }];
+    },
 ];
 
 /// Size of a large output, in MiB.
@@ -157,6 +162,8 @@ fn with_spare(c: &mut Case, r: &mut Random) {
 fn many_nodes(c: &mut Case, r: &mut Random) {
     (c.nodes, c.ranks_per_node) = (MANY_NODES, 1);
     c.fan_out = r.pick(&[32, 32, 6, 3]);
+    // Logins to so many nodes take seconds.
+    c.launcher = r.pick(&[AgentLauncher::Srun, AgentLauncher::Srun, AgentLauncher::Ssh]);
     let node = c.node(r);
     match r.within(0, 7) {
         0 => c.faults = vec![JobFault::Killed { rank: c.rank(r) }],
