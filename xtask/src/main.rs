@@ -13,12 +13,15 @@ cargo xtask test    install the packages that tests need (Debian or Ubuntu, as r
 cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
 cargo xtask bench   run the benchmarks and print their ratios
 cargo xtask chaos [--cases N] [--seed S]
-                    inject faults into N launched jobs on a cluster, with seeds from S on
+                    inject faults into N launched jobs on clusters of up to 40 nodes, with seeds from S
+                    on: killed and hung processes, pauses, suspended jobs, duplicate signals, cut links,
+                    crashed nodes, full disks
 cargo xtask chaos --comm [--cases N] [--seed S]
                     inject faults into N jobs running collectives on this machine, and N/10 more on a
-                    network
+                    network: killed, stopped and paused ranks, mismatching calls, broken links
 cargo xtask chaos --train [--cases N] [--seed S]
-                    inject faults into N training runs on this machine and compare their losses";
+                    inject faults into N training runs on this machine and compare their losses: kills,
+                    signals, pauses, hung ranks, damaged checkpoints";
 
 /// Default number of cases of `cargo xtask chaos`.
 const CHAOS_CASES: u64 = 300;

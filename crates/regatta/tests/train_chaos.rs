@@ -168,16 +168,14 @@ fn inject(folder: &TempDir, random: &mut Random, fault: TrainFault, parent: u32)
         TrainFault::KillTwo => (0..2).for_each(|_| signal_any(folder, random, SIGKILL)),
         TrainFault::Signal(signal) => signal_if_alive(parent, signal),
         TrainFault::SignalTwice(signal) => {
-            // Not by `kill`, which takes milliseconds to start.
-            for target in [parent.cast_signed(), -parent.cast_signed()] {
-                // SAFETY: a plain system call; the parent is our child and not yet reaped.
-                unsafe { libc::kill(target, signal) };
-            }
+            // Without the milliseconds that the program `kill` takes to start.
+            send(parent.cast_signed(), signal);
+            send(-parent.cast_signed(), signal);
         }
         TrainFault::Suspend => {
-            signal_group(parent, SIGTSTP);
+            send(-parent.cast_signed(), SIGTSTP);
             std::thread::sleep(LONG_PAUSE);
-            signal_group(parent, SIGCONT);
+            send(-parent.cast_signed(), SIGCONT);
         }
         TrainFault::StopAll => {
             let all = processes(folder);
@@ -198,6 +196,13 @@ fn inject(folder: &TempDir, random: &mut Random, fault: TrainFault, parent: u32)
             None => signal_any(folder, random, SIGKILL),
         },
     }
+}
+
+/// Sends a signal to a process, or to a process group if the number is negative.
+fn send(target: i32, signal: i32) {
+    // SAFETY: a plain system call. The leader is our child and not yet reaped, so its number is not
+    // reused.
+    unsafe { libc::kill(target, signal) };
 }
 
 /// A pause ends nothing, and a signal, even a duplicate one, ends a run that has begun with a

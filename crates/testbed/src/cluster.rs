@@ -164,9 +164,13 @@ impl Cluster {
         &self.switch
     }
 
+    /// The login host and the nodes.
+    pub(crate) fn all_hosts(&self) -> impl Iterator<Item = &Host> {
+        std::iter::once(&self.login).chain(&self.hosts)
+    }
+
     pub(crate) fn find(&self, name: &str) -> Result<&Host, TestbedError> {
-        let mut all = std::iter::once(&self.login).chain(&self.hosts);
-        all.find(|h| h.name == name).ok_or_else(|| TestbedError::NoHost {
+        self.all_hosts().find(|h| h.name == name).ok_or_else(|| TestbedError::NoHost {
             name: name.to_owned(),
             known: format!("{LOGIN}, {}", self.names.join(", ")),
         })

@@ -88,6 +88,12 @@ impl Cluster {
         host_processes::listening_ports(self.find(host)?)
     }
 
+    /// What jobs left behind on any host: processes and TCP ports, one line each, with the host's
+    /// name. Empty if nothing.
+    pub fn leftovers(&self) -> Result<Vec<String>, TestbedError> {
+        host_processes::leftovers(&self.all_hosts().collect::<Vec<_>>())
+    }
+
     /// Mounts an empty file system of this size over a directory, on this host only, to simulate a
     /// full disk.
     pub fn limit_disk(&self, host: &str, path: &Path, bytes: u64) -> Result<(), TestbedError> {

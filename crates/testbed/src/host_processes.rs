@@ -42,21 +42,19 @@ struct ProcStatus {
 
 /// Processes of a host, without its first process, its daemons and zombies.
 pub(crate) fn job_processes(host: &Host) -> Result<Vec<HostProcess>, TestbedError> {
-    let mut jobs = Vec::new();
-    for (pid, status) in live_processes(host)? {
-        let dir = proc_dir(pid);
+    Ok(without_daemons(&live_processes(host)?))
+}
+
+fn without_daemons(live: &[(u32, ProcStatus)]) -> Vec<HostProcess> {
+    let process = |(pid, status): &(u32, ProcStatus)| {
+        let dir = proc_dir(*pid);
         // A process may exit at any time.
-        let (Ok(program), Ok(words)) =
-            (fs::read_link(dir.join("exe")), fs::read(dir.join("cmdline")))
-        else {
-            continue;
-        };
-        if !status.first && !is_daemon(&program) {
-            let command = String::from_utf8_lossy(&words).replace('\0', " ").trim_end().to_owned();
-            jobs.push(HostProcess { pid, parent: status.parent, command });
-        }
-    }
-    Ok(jobs)
+        let (program, words) = (fs::read_link(dir.join("exe")).ok()?, fs::read(dir.join("cmdline")));
+        let command = String::from_utf8_lossy(&words.ok()?).replace('\0', " ");
+        let (pid, parent, command) = (*pid, status.parent, command.trim_end().to_owned());
+        (!status.first && !is_daemon(&program)).then_some(HostProcess { pid, parent, command })
+    };
+    live.iter().filter_map(process).collect()
 }
 
 /// Whether a host has no process left.
@@ -66,18 +64,36 @@ pub(crate) fn is_dead(host: &Host) -> Result<bool, TestbedError> {
 
 /// TCP ports on which anything but the host's daemons listens.
 pub(crate) fn listening_ports(host: &Host) -> Result<Vec<u16>, TestbedError> {
-    if is_dead(host)? {
+    ports_without_daemons(host, &live_processes(host)?)
+}
+
+fn ports_without_daemons(
+    host: &Host,
+    live: &[(u32, ProcStatus)],
+) -> Result<Vec<u16>, TestbedError> {
+    if live.is_empty() {
         return Ok(Vec::new());
     }
     let mut daemons = BTreeSet::new();
-    for (pid, _) in live_processes(host)? {
-        if fs::read_link(proc_dir(pid).join("exe")).is_ok_and(|p| is_daemon(&p)) {
-            daemons.extend(socket_inodes(pid));
+    for (pid, _) in live {
+        if fs::read_link(proc_dir(*pid).join("exe")).is_ok_and(|p| is_daemon(&p)) {
+            daemons.extend(socket_inodes(*pid));
         }
     }
     let others = sockets(host)?.into_iter().filter(|s| !daemons.contains(&s.inode));
     let ports: BTreeSet<u16> = others.map(|s| s.port).collect();
     Ok(ports.into_iter().collect())
+}
+
+/// The processes and ports of jobs on all hosts, one line each. Reads the machine's processes once.
+pub(crate) fn leftovers(hosts: &[&Host]) -> Result<Vec<String>, TestbedError> {
+    let mut left = Vec::new();
+    for (host, live) in hosts.iter().zip(live_processes_of(hosts)?) {
+        let processes = without_daemons(&live).into_iter().map(|p| p.command);
+        let ports = ports_without_daemons(host, &live)?.into_iter().map(|p| format!("port {p}"));
+        left.extend(processes.chain(ports).map(|what| format!("{}: {what}", host.name)));
+    }
+    Ok(left)
 }
 
 pub(crate) fn sockets(host: &Host) -> Result<Vec<ListeningSocket>, TestbedError> {
@@ -96,15 +112,21 @@ pub(crate) fn sockets(host: &Host) -> Result<Vec<ListeningSocket>, TestbedError>
 
 /// All processes of a host except zombies.
 fn live_processes(host: &Host) -> Result<Vec<(u32, ProcStatus)>, TestbedError> {
+    Ok(live_processes_of(&[host])?.remove(0))
+}
+
+/// All processes of each host except zombies.
+fn live_processes_of(hosts: &[&Host]) -> Result<Vec<Vec<(u32, ProcStatus)>>, TestbedError> {
     let entries = fs::read_dir("/proc").map_err(io("read", "/proc"))?;
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let mut found = Vec::new();
+    let mut found: Vec<Vec<(u32, ProcStatus)>> = hosts.iter().map(|_| Vec::new()).collect();
     for pid in pids {
-        if fs::read_link(proc_dir(pid).join("ns/pid")).is_ok_and(|ns| host.is_pid_namespace(&ns))
+        if let Ok(namespace) = fs::read_link(proc_dir(pid).join("ns/pid"))
+            && let Some(index) = hosts.iter().position(|host| host.is_pid_namespace(&namespace))
             && let Ok(text) = fs::read_to_string(proc_dir(pid).join("status"))
             && let Some(status) = parse_status(&text).filter(|s| !s.zombie)
         {
-            found.push((pid, status));
+            found[index].push((pid, status));
         }
     }
     Ok(found)

@@ -128,6 +128,9 @@ fn daemons_are_not_reported_as_leftovers() {
     let mut server = serve(&cluster, "node1");
     wait_until("the port", || cluster.listening_ports("node1").unwrap() == [7000]);
     assert_eq!(cluster.listening_ports("node2").unwrap(), [0; 0]);
+    let left = cluster.leftovers().unwrap();
+    assert!(left.iter().all(|line| line.starts_with("node1: ")), "{left:?}");
+    assert_contains(left.join("\n"), ["serves_port_7000", "port 7000"]);
     drop(cluster);
     server.wait().unwrap();
 }

@@ -19,8 +19,9 @@ pub enum AgentLauncher {
 /// A process of `regatta launch` or `regatta agent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessRole {
-    Worker,
+    Original,
     Reaper,
+    Worker,
     /// All processes named `regatta` on the host.
     All,
 }
@@ -224,6 +225,10 @@ impl Case {
         let harmless = |f: &JobFault| match f {
             JobFault::Flap { .. } => !f.loses_node(),
             JobFault::Pause | JobFault::Suspend => true,
+            // Only the worker is needed for the job to end.
+            JobFault::AgentHangs { role, .. } | JobFault::LauncherHangs { role } => {
+                *role != ProcessRole::Worker
+            }
             _ => false,
         };
         self.faults.iter().all(harmless)
@@ -242,8 +247,8 @@ impl Case {
         use JobFault::{Launcher, LauncherHangs, TermTwice, TimeoutTerm};
         let of_launcher = |f: &JobFault| matches!(f, Launcher { .. } | LauncherHangs { .. });
         match (self.when, self.faults.as_slice()) {
-            (_, faults) if faults.iter().any(of_launcher) => ExpectedOutcome::NoReport,
             _ if self.succeeds() => ExpectedOutcome::Success,
+            (_, faults) if faults.iter().any(of_launcher) => ExpectedOutcome::NoReport,
             _ if self.spares > 0 => ExpectedOutcome::Restarted,
             (_, [TimeoutTerm | TermTwice { .. }]) => ExpectedOutcome::Saved,
             (_, [JobFault::Term]) => ExpectedOutcome::Signalled,

@@ -64,13 +64,7 @@ fn shown_lines(case: &Case, out: &CommandOutput) -> Result<(), String> {
 pub fn assert_no_leftovers(cluster: &Cluster) -> Result<(), String> {
     let mut left = Vec::new();
     let gone = wait_for("all processes to exit", || {
-        left.clear();
-        for host in cluster.nodes().iter().map(String::as_str).chain(["login"]) {
-            let processes = cluster.processes(host).unwrap();
-            left.extend(processes.into_iter().map(|p| format!("{host}: {}", p.command)));
-            let ports = cluster.listening_ports(host).unwrap();
-            left.extend(ports.into_iter().map(|p| format!("{host}: port {p}")));
-        }
+        left = cluster.leftovers().unwrap();
         // Reading all processes is expensive.
         std::thread::sleep(Duration::from_millis(if left.is_empty() { 0 } else { 50 }));
         left.is_empty().then_some(())

@@ -97,8 +97,8 @@ fn wait_until_stopped(cluster: &Cluster, case: &Case, dir: &Path) -> Result<(), 
 
 /// Ctrl-Z, and `fg` after a while.
 fn pause(cluster: &Cluster, case: &Case, launcher: &str, dir: &Path) -> Result<(), String> {
-    let reaper = find(cluster, launcher, "launch", ProcessRole::Reaper)?[0];
-    let group = getpgid(pid(reaper)).map_err(text)?;
+    let original = find(cluster, launcher, "launch", ProcessRole::Original)?[0];
+    let group = getpgid(pid(original)).map_err(text)?;
     kill_process_group(group, Signal::TSTP).map_err(text)?;
     let stopped = wait_until_stopped(cluster, case, dir);
     std::thread::sleep(Duration::from_millis(PAUSE.into()));
@@ -118,7 +118,7 @@ fn suspend(cluster: &Cluster, case: &Case, dir: &Path) -> Result<(), String> {
 }
 
 fn term_launcher(cluster: &Cluster, host: &str) -> Result<(), String> {
-    kill(cluster, host, "launch", ProcessRole::Reaper, Signal::TERM)
+    kill(cluster, host, "launch", ProcessRole::Original, Signal::TERM)
 }
 
 fn pid(raw: u32) -> Option<Pid> {
@@ -166,16 +166,18 @@ fn find(
     })
 }
 
-/// PIDs of a command: the worker is a child of the reaper.
+/// PIDs of a command: the worker is a child of the reaper, which is a child of the original process.
 fn pids(processes: &[HostProcess], command: &str, role: ProcessRole) -> Option<Vec<u32>> {
     let start = format!("{REGATTA} {command} ");
     let ours: Vec<&HostProcess> =
         processes.iter().filter(|p| p.command.starts_with(&start)).collect();
-    let reaper = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
-    let worker = ours.iter().find(|p| p.parent == reaper).map(|p| p.pid);
-    match role {
-        ProcessRole::Reaper => Some(vec![reaper]),
-        ProcessRole::Worker => Some(vec![worker?]),
-        ProcessRole::All => Some(vec![reaper, worker?]),
-    }
+    let child = |pid: u32| ours.iter().find(|p| p.parent == pid).map(|p| p.pid);
+    let original = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
+    let worker = || child(child(original)?);
+    Some(match role {
+        ProcessRole::Original => vec![original],
+        ProcessRole::Reaper => vec![child(original)?],
+        ProcessRole::Worker => vec![worker()?],
+        ProcessRole::All => vec![original, worker()?],
+    })
 }

@@ -10,19 +10,23 @@ use crate::env_number;
 /// Nodes of the largest cases.
 pub const MANY_NODES: u32 = 40;
 
-const ONE_PROCESS: [ProcessRole; 2] = [ProcessRole::Worker, ProcessRole::Reaper];
-const ROLES: [ProcessRole; 3] = [ProcessRole::Worker, ProcessRole::Reaper, ProcessRole::All];
+const ROLES: [ProcessRole; 4] =
+    [ProcessRole::Original, ProcessRole::Reaper, ProcessRole::Worker, ProcessRole::All];
+/// The processes that are not needed for the job to end.
+const NOT_WORKER: [ProcessRole; 2] = [ProcessRole::Original, ProcessRole::Reaper];
 
 /// The scenarios; consecutive seeds cycle through them.
-pub const SCENARIOS: [fn(&mut Case, &mut Random); 41] = [
+pub const SCENARIOS: [fn(&mut Case, &mut Random); 43] = [
     |c, r| c.conditions = vec![Condition::Daemons { rank: c.rank(r) }],
     |c, r| c.faults = vec![JobFault::Killed { rank: c.rank(r) }],
     |c, r| c.faults = vec![c.exit(r)],
     |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Worker }],
     |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Reaper }],
+    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Original }],
     |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::All }],
     |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Worker }],
     |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Reaper }],
+    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Original }],
     |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::All }],
     |c, _| c.faults = vec![JobFault::Cut { node: c.nodes - 1 }],
     |c, r| {
@@ -89,9 +93,9 @@ pub const SCENARIOS: [fn(&mut Case, &mut Random); 41] = [
         c.conditions = vec![Condition::Saves { ms: r.within(400, 1200) }];
     },
     |c, r| c.faults = vec![JobFault::AgentHangs { node: c.node(r), role: ProcessRole::Worker }],
-    |c, r| c.faults = vec![JobFault::AgentHangs { node: c.node(r), role: ProcessRole::Reaper }],
+    |c, r| c.faults = vec![JobFault::AgentHangs { node: c.node(r), role: r.pick(&NOT_WORKER) }],
     |c, _| c.faults = vec![JobFault::LauncherHangs { role: ProcessRole::Worker }],
-    |c, _| c.faults = vec![JobFault::LauncherHangs { role: ProcessRole::Reaper }],
+    |c, r| c.faults = vec![JobFault::LauncherHangs { role: r.pick(&NOT_WORKER) }],
     |c, r| {
         let rank = c.rank(r);
         let exits = JobFault::Exits { rank: (rank + 1) % c.ranks(), code: 19 };
@@ -99,7 +103,7 @@ pub const SCENARIOS: [fn(&mut Case, &mut Random); 41] = [
     },
     |c, r| {
         with_spare(c, r);
-        c.faults = vec![JobFault::AgentHangs { node: c.node(r), role: r.pick(&ONE_PROCESS) }];
+        c.faults = vec![JobFault::AgentHangs { node: c.node(r), role: ProcessRole::Worker }];
     },
     |c, r| {
         with_spare(c, r);
@@ -144,7 +148,7 @@ fn fault_while_ending(c: &mut Case, r: &mut Random) {
     let node = r.within(1, c.nodes - 1);
     let second = match r.within(0, 4) {
         0 => JobFault::Agent { node, role: r.pick(&ROLES) },
-        1 => JobFault::AgentHangs { node, role: r.pick(&ONE_PROCESS) },
+        1 => JobFault::AgentHangs { node, role: ProcessRole::Worker },
         2 => JobFault::Launcher { role: r.pick(&ROLES) },
         3 => JobFault::Cut { node },
         _ => JobFault::Crash { node },
