@@ -124,7 +124,7 @@ fn prune_removes_only_old_run_folders_and_only_with_yes() {
     )
     .unwrap();
     let before = folder.list("runs");
-    run_in(&folder, "runs prune").assert_usage_error("--keep");
+    run_in(&folder, "runs prune").assert_usage_error("required arguments");
     run_in(&folder, "runs prune --older-than 7").assert_usage_error("as in 7d");
     let dry = run_in(&folder, "runs prune --keep 2");
     dry.assert_ok(["would remove  runs/20260101-000000-1", "thesis.tex", "symbolic link", "--yes"]);
