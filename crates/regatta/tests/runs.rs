@@ -116,7 +116,8 @@ fn prune_removes_only_old_run_folders_and_only_with_yes() {
     write(&folder, "runs/other/data.txt", "mine");
     write(&folder, "target/events.jsonl", "");
     write(&folder, "target/log/rank-0.out", "");
-    std::os::unix::fs::symlink(folder.join("target"), folder.join("runs/link")).unwrap();
+    std::os::unix::fs::symlink(folder.join("target"), folder.join("runs/20250101-000000-1"))
+        .unwrap();
     // Links in a run folder are removed, not followed.
     std::os::unix::fs::symlink(
         folder.join("target"),
@@ -133,7 +134,13 @@ fn prune_removes_only_old_run_folders_and_only_with_yes() {
     let done: Value = run_in(&folder, "runs prune --keep 2 --yes --json").json();
     let removed = |run: &&Value| run["removed"] == true;
     assert_eq!(done.as_array().unwrap().iter().filter(removed).count(), 1, "{done}");
-    let left = ["20260102-000000-1", "20260103-000000-1", "20260104-000000-1", "link", "other"];
+    let left = [
+        "20250101-000000-1",
+        "20260102-000000-1",
+        "20260103-000000-1",
+        "20260104-000000-1",
+        "other",
+    ];
     assert_eq!(folder.list("runs"), left);
     assert!(folder.exists("target/log/rank-0.out") && folder.exists("runs/other/data.txt"));
 }
