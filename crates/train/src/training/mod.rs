@@ -126,7 +126,8 @@ impl TrainingLoop {
         }
         let mut reason = EndReason::Completed;
         while self.done < steps && reason == EndReason::Completed {
-            if self.step(&mut data, stop, emit)? {
+            // A signal during the last step does not stop the run early.
+            if self.step(&mut data, stop, emit)? && self.done < steps {
                 reason = EndReason::Interrupted;
             }
         }
