@@ -112,10 +112,8 @@ fn run_case(cluster: &Cluster, case: &Case) -> Result<(), String> {
     let limit = if writes { LARGE_OUTPUT_LIMIT } else { LIMIT };
     let (out, injected) =
         run_meanwhile(&mut command, limit, || inject_faults(cluster, case, &folder));
-    let t=Instant::now();
     let out = out.map_err(|e| format!("{injected:?}: {e}"))?;
     let checked = injected.and_then(|()| check(cluster, case, &run_dir, &out));
-    println!("job {:?} s, check {:?}", job::run_result(&folder).map(|r| r.seconds), t.elapsed());
     if checked.is_ok() {
         clean_up(cluster, case, &folder);
     }
