@@ -133,7 +133,7 @@ fn signal(pids: &[u32], signal: Signal) {
 }
 
 /// Signals processes of a regatta command as soon as they exist.
-fn kill(
+pub fn kill(
     cluster: &Cluster,
     host: &str,
     command: &str,
