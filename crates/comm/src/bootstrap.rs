@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
 use regatta_wire::link::Timing;
 
 use crate::libfabric;
@@ -87,7 +88,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
 
 /// Any other rank registers with rank 0.
 fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
-    let until = Instant::now() + config.join_timeout;
+    let until = clock::now() + config.join_timeout;
     let (mut conn, root) = connect_with_retry(&config, until)?;
     let local = conn.stream.local_addr().map_err(|e| CommError::system("local address", e))?;
     let (ips, listener) = match config.bind.as_slice() {
@@ -134,7 +135,7 @@ fn connect_with_retry(config: &BootstrapConfig, until: Instant) -> Result<(AuthC
             Ok((at, Err(error))) => connect_error(at, error),
             Err(error) => error,
         };
-        if Instant::now() + RETRY_INTERVAL >= until {
+        if clock::now() + RETRY_INTERVAL >= until {
             return Err(error);
         }
         std::thread::sleep(RETRY_INTERVAL);

@@ -21,6 +21,7 @@ use mio::{Events, Interest, Poll, Token};
 use connection::{ConnPhase, Connection};
 use listener::LinkListener;
 use refusals::Refusals;
+use regatta_wire::clock;
 use regatta_wire::link::{Link, LinkError, LinkEvent, Role, Timing};
 use regatta_wire::secret::{self, Secret};
 
@@ -119,8 +120,8 @@ impl Reactor {
             to_read: Vec::new(),
             to_accept: BTreeSet::new(),
             accept_after: None,
-            next_tick: Instant::now(),
-            next_heartbeat: Instant::now(),
+            next_tick: clock::now(),
+            next_heartbeat: clock::now(),
             buffer: vec![0; 64 << 10].into(),
             link_events: Vec::new(),
         })
@@ -168,7 +169,7 @@ impl Reactor {
     pub fn close(&mut self, id: ConnId) {
         match self.conns.get_mut(&id).filter(|conn| conn.link.is_ready()) {
             Some(conn) => {
-                conn.phase = ConnPhase::Closing(Instant::now() + CLOSE_TIMEOUT);
+                conn.phase = ConnPhase::Closing(clock::now() + CLOSE_TIMEOUT);
                 self.queue_flush(id);
             }
             None => self.abort(id),
@@ -202,7 +203,7 @@ impl Reactor {
     }
 
     fn try_connect(&mut self, id: ConnId, address: SocketAddr) -> io::Result<()> {
-        let now = Instant::now();
+        let now = clock::now();
         let stream = TcpStream::connect(address)?;
         self.add(id, stream, address, None, ConnPhase::Connecting(now), now)
     }

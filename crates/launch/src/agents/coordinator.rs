@@ -10,6 +10,7 @@ use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream, 
 use super::node_table::{NodeTable, TableInput, TableOutput};
 use crate::reactor::{ConnId, NetEvent, Reactor};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
+use regatta_wire::clock;
 use regatta_wire::secret::Secret;
 
 /// Interval at which a kill is repeated.
@@ -67,7 +68,7 @@ impl Coordinator {
             let text = format!("refused a connection from {}: {}", refusal.peer, refusal.why);
             self.events.push_back(JobEvent::Warning(text));
         }
-        let outputs = self.nodes.handle(TableInput::Tick, Instant::now());
+        let outputs = self.nodes.handle(TableInput::Tick, clock::now());
         self.apply(outputs);
     }
 
@@ -108,7 +109,7 @@ impl Coordinator {
             },
             NetEvent::Closed { conn, why } => TableInput::Closed(conn, why.to_string()),
         };
-        let outputs = self.nodes.handle(input, Instant::now());
+        let outputs = self.nodes.handle(input, clock::now());
         self.apply(outputs);
     }
 

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::handshake::{HANDSHAKE_LEN, HELLO_LEN, PREFIX_LEN};
 use super::*;
+use crate::clock::RunClock;
 
 const TIMING: Timing = Timing {
     handshake: Duration::from_secs(5),
@@ -213,6 +214,25 @@ fn heartbeats_keep_an_idle_link_alive_and_silence_ends_it() {
     assert_eq!(responder.tick(cut + Duration::from_millis(9_999)), Ok(()));
     let lost = responder.tick(cut + TIMING.lost_after);
     assert_eq!(lost, Err(LinkError::HeartbeatTimeout { seconds: 10 }));
+}
+
+#[test]
+fn peers_that_are_stopped_together_do_not_time_out() {
+    let (start, clock) = (Instant::now(), RunClock::new());
+    let at = |millis: u64| start + Duration::from_nanos(clock.read(millis * 1_000_000));
+    let (mut initiator, _) = ready_pair(start);
+    for millis in (0..3_000).step_by(50) {
+        initiator.tick(at(millis)).unwrap();
+    }
+    // Stopped from 3 s to 63 s; the responder is resumed 4 s later than this process.
+    for millis in (63_000..67_000).step_by(50) {
+        assert_eq!(initiator.tick(at(millis)), Ok(()));
+    }
+    let last = clock.read(67_000_000_000) / 1_000_000;
+    assert!((7_000..8_000).contains(&last), "{last} ms on the clock");
+    // A peer that is not resumed is lost.
+    let lost = (67_000..80_000).step_by(50).find_map(|millis| initiator.tick(at(millis)).err());
+    assert_eq!(lost, Some(LinkError::HeartbeatTimeout { seconds: 10 }));
 }
 
 #[test]
