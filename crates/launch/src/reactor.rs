@@ -58,6 +58,17 @@ pub enum CloseReason {
     /// The peer closed the connection or exited.
     #[error("the peer closed the connection")]
     PeerClosed,
+    /// Most peers are silent, which one cause on this host explains better than one on each of them.
+    #[error(
+        "no heartbeat from {silent} of {peers} peers: the network of this host is down, or all of \
+         these peers are"
+    )]
+    NetworkDown {
+        /// Peers that are silent.
+        silent: usize,
+        /// All connected peers.
+        peers: usize,
+    },
     /// Protocol error or timeout.
     #[error(transparent)]
     Link(#[from] LinkError),

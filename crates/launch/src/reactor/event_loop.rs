@@ -266,9 +266,25 @@ impl Reactor {
                 None => conn.queue_pending(id, &mut self.to_flush),
             }
         }
+        let network_down = if closed.is_empty() { None } else { self.network_down(now) };
         for (id, why) in closed {
+            let why = match (why, network_down) {
+                (CloseReason::Link(LinkError::HeartbeatTimeout { .. }), Some((silent, peers))) => {
+                    CloseReason::NetworkDown { silent, peers }
+                }
+                (why, _) => why,
+            };
             self.close_conn(id, why, events);
         }
+    }
+
+    /// The number of silent peers and of all peers, if the silence indicates that the network of
+    /// this host is down.
+    fn network_down(&self, now: Instant) -> Option<(usize, usize)> {
+        let ready = self.conns.values().filter(|conn| conn.link.is_ready());
+        let silences: Vec<Duration> = ready.map(|conn| conn.link.silence(now)).collect();
+        let silent = silent_majority(&silences, self.timing.lost_after)?;
+        Some((silent, silences.len()))
     }
 
     fn report_failed_connects(&mut self, events: &mut NetEvents) {
@@ -303,10 +319,18 @@ impl Reactor {
         }
         let reason = match why {
             CloseReason::Link(error) => RefusalReason::Link(error),
-            CloseReason::PeerClosed | CloseReason::Unreachable(_) => RefusalReason::Disconnected,
+            _ => RefusalReason::Disconnected,
         };
         self.refusals.count(conn.peer.ip(), &reason);
     }
+}
+
+/// The number of silent links if they are the majority, and at least two. Links that are cut together
+/// time out one after the other, within a heartbeat interval: half the timeout tells them apart from
+/// links that are alive.
+fn silent_majority(silences: &[Duration], lost_after: Duration) -> Option<usize> {
+    let silent = silences.iter().filter(|silence| **silence >= lost_after / 2).count();
+    (silent >= 2 && 2 * silent > silences.len()).then_some(silent)
 }
 
 fn tick_interval(timeout: Duration) -> Duration {
@@ -318,4 +342,22 @@ fn is_peer_error(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionAborted, HostUnreachable, Interrupted, NetworkUnreachable};
     [ConnectionAborted, HostUnreachable, Interrupted, NetworkUnreachable].contains(&error.kind())
         || [Some(libc::EPROTO), Some(libc::EPERM)].contains(&error.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_links_silent_at_once_indicate_the_network_of_this_host() {
+        let majority = |seconds: &[u64]| {
+            let silences: Vec<_> = seconds.iter().map(|&s| Duration::from_secs(s)).collect();
+            silent_majority(&silences, Duration::from_secs(15))
+        };
+        assert_eq!(majority(&[15, 13, 14]), Some(3));
+        assert_eq!(majority(&[15, 14, 1]), Some(2));
+        assert_eq!(majority(&[15, 14, 1, 0]), None, "two of four nodes failed");
+        assert_eq!(majority(&[15, 2]), None);
+        assert_eq!(majority(&[15]), None, "a single peer may have failed as well");
+    }
 }

@@ -22,7 +22,11 @@ while :; do sleep 0.1; done
 fn sbatch(cluster: &Cluster, words: &str) -> String {
     let script = cluster.shared().join("job");
     // With `exec`, because Slurm kills everything at once if the signal kills the shell.
-    std::fs::write(&script, format!("#!/bin/sh\nexec {REGATTA} {words}\n")).unwrap();
+    std::fs::write(
+        &script,
+        format!("#!/bin/sh\nexport REGATTA_LOST_AFTER=2\nexec {REGATTA} {words}\n"),
+    )
+    .unwrap();
     let args = ["--parsable", "-N2", "--exclusive", "-o", "job.log"];
     let out = run(cluster.login("sbatch", args).arg(&script)).unwrap().expect_success();
     out.stdout.trim().to_owned()
@@ -74,7 +78,7 @@ fn cancelled_job_has_time_to_save_and_suspended_job_continues() {
 fn suspended_training_continues(cluster: &Cluster) {
     let train = "train num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
                  eval_interval=0 checkpoint.interval=0 train.steps=600 --ranks-per-node 1 \
-                 --launch '--heartbeat-timeout 2 --env REGATTA_LOST_AFTER=2' --run-dir suspended";
+                 --launch '--heartbeat-timeout 2' --run-dir suspended";
     let run_dir = cluster.shared().join("suspended");
     let job = sbatch(cluster, train);
     let last_step = || last_step_in(&run_dir.join("metrics.jsonl"));
