@@ -14,7 +14,7 @@ use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
-use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
+use signal_hook::consts::SIGINT;
 use signal_hook::low_level::signal_name;
 
 use super::history::RunHistory;
@@ -81,13 +81,11 @@ impl EventReporter for ProgressReporter {
 
     fn on_signal(&mut self, signal: i32) {
         let note = match self.terminating && is_termination_signal(signal) {
-            true => Some(format!("{}: killing the ranks", name_of(signal))),
+            true => format!("{}: killing the ranks", name_of(signal)),
             false => signal_note(signal, &lock(&self.output).history),
         };
         self.terminating |= is_termination_signal(signal);
-        if let Some(note) = note {
-            self.on_event(Event::Note(note));
-        }
+        self.on_event(Event::Note(note));
     }
 
     fn hide_progress(&mut self) {
@@ -95,15 +93,12 @@ impl EventReporter for ProgressReporter {
     }
 }
 
-/// What the ranks do on a signal; `None` if they only pause or continue.
-fn signal_note(signal: i32, history: &RunHistory) -> Option<String> {
-    if [SIGTSTP, SIGCONT].contains(&signal) {
-        return None;
-    }
+/// What the ranks do on a signal.
+fn signal_note(signal: i32, history: &RunHistory) -> String {
     let name = name_of(signal);
     // Before the run has started, the ranks have nothing to save.
     if history.about.steps == 0 {
-        return Some(format!("{name}: no step has been trained; exiting"));
+        return format!("{name}: no step has been trained; exiting");
     }
     let kill = match signal {
         SIGINT => "; Ctrl-C again to kill",
@@ -111,7 +106,7 @@ fn signal_note(signal: i32, history: &RunHistory) -> Option<String> {
         _ => "",
     };
     let step = (history.done() + 1).min(history.steps());
-    Some(format!("{name}: finishing step {step}, then saving a checkpoint{kill}"))
+    format!("{name}: finishing step {step}, then saving a checkpoint{kill}")
 }
 
 fn name_of(signal: i32) -> &'static str {
@@ -191,20 +186,17 @@ mod tests {
     #[test]
     fn signal_note_names_the_step_in_progress() {
         let mut history = RunHistory::default();
-        let note = |signal, history: &RunHistory| signal_note(signal, history).unwrap_or_default();
-        assert_eq!(note(SIGINT, &history), "SIGINT: no step has been trained; exiting");
+        assert_eq!(signal_note(SIGINT, &history), "SIGINT: no step has been trained; exiting");
         history.about = RunInfo { steps: 300, start_step: 270, ..RunInfo::default() };
         let saving = "finishing step 271, then saving a checkpoint";
         let expected = format!("SIGINT: {saving}; Ctrl-C again to kill");
-        assert_eq!(note(SIGINT, &history), expected);
+        assert_eq!(signal_note(SIGINT, &history), expected);
         assert_eq!(
-            note(SIGTERM, &history),
+            signal_note(SIGTERM, &history),
             format!("SIGTERM: {saving}; a second signal kills")
         );
-        assert_eq!(note(SIGUSR1, &history), format!("SIGUSR1: {saving}"));
+        assert_eq!(signal_note(SIGUSR1, &history), format!("SIGUSR1: {saving}"));
         history.about.start_step = 300;
-        assert!(note(SIGINT, &history).contains("finishing step 300, "));
-        assert_eq!(signal_note(SIGTSTP, &history), None);
-        assert_eq!(signal_note(SIGCONT, &history), None);
+        assert!(signal_note(SIGINT, &history).contains("finishing step 300, "));
     }
 }
