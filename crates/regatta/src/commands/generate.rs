@@ -79,6 +79,10 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let device = Cpu::new(args.threads.map_or_else(cores, usize::from), Precision::F32);
     let loaded = load(&args.model, &device)?;
+    for skipped in &loaded.skipped {
+        let from = loaded.from.display();
+        output::note(&format!("skipped damaged checkpoint {skipped}; using {from}"));
+    }
     let tokenizer = tokenizer(args, &loaded)?;
     let prompt = prompt(args)?;
     let prompt_tokens = match (tokenizer.encode(&prompt), &args.prompt) {
