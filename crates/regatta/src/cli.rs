@@ -17,7 +17,9 @@ use regatta_place::launcher_options::LauncherSyntax;
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
+use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::runs::{self, RunsArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
 
@@ -52,6 +54,15 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// The arguments, without `--help` after `regatta help`, where clap does not accept it.
+pub fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.collect();
+    if args.get(1).is_some_and(|command| command == "help") {
+        args.retain(|arg| arg != "--help" && arg != "-h");
+    }
+    args
+}
+
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -73,6 +84,12 @@ pub enum Command {
     /// Generate text from a trained model
     #[command(after_long_help = generate::EXAMPLES)]
     Generate(GenerateArgs),
+    /// Evaluate a trained model: loss, perplexity and bits per byte
+    #[command(after_long_help = eval::EXAMPLES)]
+    Eval(EvalArgs),
+    /// List, show and remove run folders
+    #[command(after_long_help = runs::EXAMPLES)]
+    Runs(RunsArgs),
     /// Inspect and verify checkpoints; import and export Hugging Face models
     #[command(after_long_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointArgs),

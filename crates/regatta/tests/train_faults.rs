@@ -10,7 +10,7 @@ use std::process::Command;
 
 use libc::{SIGINT, SIGKILL, SIGUSR1};
 use regatta_testbed::{assert_contains, wait_until};
-use regatta_train::data::prepare::{PrepareOptions, prepare};
+use regatta_train::data::prepare::{PrepareOptions, TokenizerSource, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
@@ -276,7 +276,7 @@ fn tokenize(folder: &TempDir, name: &str, text: &str) -> PathBuf {
     let dataset = folder.join(name);
     let options = PrepareOptions {
         inputs: vec![input.into()],
-        tokenizer: None,
+        tokenizer: TokenizerSource::Characters,
         validation: 0.1,
         folder: dataset.clone(),
         replace: false,

@@ -4,7 +4,7 @@
 
 mod checkpointing;
 mod error;
-mod evaluate;
+pub mod evaluate;
 mod finish;
 mod gather;
 mod report;

@@ -12,7 +12,7 @@ mod parent;
 mod preflight;
 mod rank;
 mod reporter;
-mod run_folder;
+pub mod run_folder;
 mod smoke;
 mod task;
 mod terminal;

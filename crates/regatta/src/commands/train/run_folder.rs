@@ -12,10 +12,10 @@ use regatta_train::training::TrainError;
 use regatta_train::{regular_file, run_paths};
 
 /// Lock file of the run folder, locked by rank 0 during the run.
-const LOCK_FILE: &str = "train.lock";
+pub const LOCK_FILE: &str = "train.lock";
 
 /// Subfolder of the run folder with the launch folders of later launches.
-const RELAUNCH_FOLDER: &str = "relaunch";
+pub const RELAUNCH_FOLDER: &str = "relaunch";
 
 /// Contents of a run folder.
 #[derive(Debug, Default, PartialEq)]
