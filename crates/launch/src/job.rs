@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
+use regatta_wire::clock;
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
@@ -101,9 +102,9 @@ pub trait JobObserver {
     /// Shows a line on the terminal; false if it does not accept one now.
     fn on_line(&mut self, line: &MergedLine) -> bool;
 
-    /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
-    /// other ranks.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
+    /// may overtake lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
     /// Called when a signal of the user or the scheduler is forwarded to the ranks. The second
     /// termination signal kills them.
@@ -119,7 +120,7 @@ pub fn run(
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
     let mut driver = JobDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
+        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, clock::now()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
@@ -140,10 +141,11 @@ pub fn run(
 }
 
 /// Calls an observer, which may block on a stopped terminal: that is not a hang.
-fn may_block(call: impl FnOnce()) {
+fn may_block<T>(call: impl FnOnce() -> T) -> T {
     reaper::suspend_heartbeats();
-    call();
+    let returned = call();
     reaper::heartbeat();
+    returned
 }
 
 impl JobDriver<'_> {
@@ -166,7 +168,8 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    may_block(|| observer.on_frame(rank, &bytes));
+                    let text = may_block(|| observer.on_frame(rank, &bytes));
+                    self.append_log(rank, false, text.as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
@@ -205,8 +208,7 @@ impl JobDriver<'_> {
             }
             // The rank's node does not see the run folder.
             JobEvent::Output { rank, stderr, bytes } => {
-                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
-                warning.into_iter().for_each(|warning| self.warn(warning));
+                self.append_log(rank, stderr, &bytes);
             }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
@@ -237,6 +239,13 @@ impl JobDriver<'_> {
         }
     }
 
+    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let warning = self.folder.append_log(self.job.attempt, rank, stderr, bytes);
+            warning.into_iter().for_each(|warning| self.warn(warning));
+        }
+    }
+
     fn on_signal(&mut self, signal: i32, source: SignalSource) {
         if self.signals.is_new(signal, source, Instant::now()) {
             self.record(EventRecord::SignalReceived { signal });
@@ -261,7 +270,7 @@ impl JobDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, Instant::now()) {
+        for action in self.supervisor.handle(input, clock::now()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });
