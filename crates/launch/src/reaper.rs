@@ -25,6 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
+
 use self::hang_detector::{HangDetector, Heartbeat};
 use crate::process;
 use crate::signals::{self, SignalSet};
@@ -167,7 +169,7 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> 
             process::kill_and_reap_descendants(KILL_TIMEOUT);
             return process::rank_exit(status).exit_code();
         }
-        if detector.is_hung(last_heartbeat(&mut pipe), Instant::now()) {
+        if detector.is_hung(last_heartbeat(&mut pipe), clock::now()) {
             process::kill_and_reap_descendants(KILL_TIMEOUT);
             // Only now: the terminal may block.
             let seconds = watchdog.timeout.as_secs();
