@@ -209,7 +209,10 @@ fn send(target: i32, signal: i32) {
 /// checkpoint of its last step.
 fn check_exit(folder: &TempDir, fault: TrainFault, began_at: u64, output: CommandOutput) {
     match fault {
-        _ if fault.is_pause() => drop(output.assert_code(0)),
+        _ if fault.is_pause() => {
+            assert!(!output.out.contains("SIGTSTP"), "nothing is saved: {output:?}");
+            output.assert_code(0);
+        }
         TrainFault::Signal(_) | TrainFault::SignalTwice(_) if began_at > 0 => {
             let step = last_step(folder, "run");
             let code = if step == STEPS { 0 } else { STOPPED_EARLY.into() };

@@ -14,7 +14,7 @@ use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
 
 use super::history::RunHistory;
@@ -88,6 +88,9 @@ impl EventReporter for ProgressReporter {
     }
 
     fn on_signal(&mut self, signal: i32) {
+        if [SIGTSTP, SIGCONT].contains(&signal) {
+            return;
+        }
         let note = match self.terminating && is_termination_signal(signal) {
             true => format!("{}: killing the ranks", name_of(signal)),
             false => signal_note(signal, &lock(&self.output).history),
