@@ -227,7 +227,11 @@ fn dataset(
     // A prepared folder has a tokenizer of its own, which is compared below.
     let spec_tokenizer = (!path.is_dir()).then(|| file.to_owned());
     let spec = DataSpec { data: source.clone(), tokenizer: spec_tokenizer, validation };
-    let context = || if args.data.is_some() { format!("--data {source}") } else { source.clone() };
+    let context = || match &args.data {
+        Some(source) => format!("--data {source}"),
+        // A relative path is relative to where the run was started.
+        None => format!("data of the run, {source} (if it is elsewhere, name it with --data)"),
+    };
     let dirs = DataDirs::of(|name| std::env::var_os(name));
     let open = || data::open(&data::prepare(&spec, &dirs)?);
     let dataset = open().with_context(context)?;
