@@ -97,9 +97,9 @@ pub trait JobObserver {
     /// Shows a line on the terminal; false if it does not accept one now.
     fn on_line(&mut self, line: &MergedLine) -> bool;
 
-    /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
-    /// other ranks.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
+    /// may overtake lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
     /// Called when a signal of the user or the scheduler is forwarded to the ranks. The second
     /// termination signal kills them.
@@ -154,7 +154,7 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    observer.on_frame(rank, &bytes);
+                    self.append_log(rank, false, observer.on_frame(rank, &bytes).as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
@@ -185,8 +185,7 @@ impl JobDriver<'_> {
             }
             // The rank's node does not see the run folder.
             JobEvent::Output { rank, stderr, bytes } => {
-                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
-                warning.into_iter().for_each(|warning| self.warn(warning));
+                self.append_log(rank, stderr, &bytes);
             }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
@@ -213,6 +212,13 @@ impl JobDriver<'_> {
             }
             JobEvent::Warning(text) => self.warn(text),
             JobEvent::Frame { .. } | JobEvent::Finished => {}
+        }
+    }
+
+    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let warning = self.folder.append_log(self.job.attempt, rank, stderr, bytes);
+            warning.into_iter().for_each(|warning| self.warn(warning));
         }
     }
 
