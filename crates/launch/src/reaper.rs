@@ -103,13 +103,23 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
     if let Some(worker) = fork()? {
         // Dropped, so that a write of the original process fails once the worker has exited.
         drop(signal_reader);
-        exit(run_reaper(worker, heartbeat_reader, watchdog));
+        let code = run_reaper(worker, heartbeat_reader, watchdog);
+        continue_parent();
+        exit(code);
     }
     previous.set();
     leave_process_group()?;
+    // SAFETY: a plain library call; the function is async-signal-safe and takes no arguments.
+    unsafe { libc::atexit(continue_parent) };
     *heartbeats() = Some(HeartbeatSender { pipe: heartbeat_writer, last: None });
     let read = move || read_signals(signal_reader);
     Ok(std::thread::Builder::new().name("reaper".to_owned()).spawn(read).map(drop)?)
+}
+
+/// Continues the parent, which could not notice the exit of this process while it is stopped.
+extern "C" fn continue_parent() {
+    // SAFETY: plain system calls. A parent that is not stopped ignores the signal.
+    unsafe { libc::kill(libc::getppid(), libc::SIGCONT) };
 }
 
 /// Forks; returns the PID of the child in the parent. No other thread may exist.

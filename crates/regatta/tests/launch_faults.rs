@@ -139,6 +139,17 @@ fn hung_worker_is_killed_with_its_ranks() {
 }
 
 #[test]
+fn job_ends_while_its_reaper_and_original_process_are_stopped() {
+    let folder = TempDir::new();
+    let mut job = spawn_one(&folder, ": > up; until [ -e go ]; do sleep 0.1; done");
+    wait_until("the rank", || folder.exists("up"));
+    kill(&format!("-STOP {} {}", reaper_pid(&job), job.pid()));
+    std::fs::write(folder.join("go"), "").unwrap();
+    wait_until("the end of the job", || job.has_exited());
+    job.wait().assert_code(0);
+}
+
+#[test]
 fn suspended_job_and_blocked_terminal_are_not_hangs() {
     let folder = TempDir::new();
     let options = "-n 1 --run-dir run --heartbeat-timeout 1";

@@ -148,6 +148,7 @@ fn run_with_faults(
             // No peer would notice.
             fault = TrainFault::Kill;
         }
+        let previous = last_step(folder, "run");
         let training = start_or_resume(folder, (ranks, layout), Some(fault));
         std::thread::sleep(Duration::from_millis(delay.into()));
         let step = last_step(folder, "run");
@@ -155,7 +156,7 @@ fn run_with_faults(
         inject(folder, random, fault, training.pid());
         let output = training.wait();
         wait_until("the exit of all processes", || processes(folder).is_empty());
-        check_exit(folder, fault, step, output);
+        check_exit(folder, fault, step > previous, output);
         maybe_corrupt_checkpoint(folder, random);
     }
     start_or_resume(folder, next_layout(random), None).wait().assert_code(0);
@@ -205,15 +206,15 @@ fn send(target: i32, signal: i32) {
     unsafe { libc::kill(target, signal) };
 }
 
-/// A pause ends nothing, and a signal, even a duplicate one, ends a run that has begun with a
+/// A pause ends nothing, and a signal, even a duplicate one, ends a run that has trained with a
 /// checkpoint of its last step.
-fn check_exit(folder: &TempDir, fault: TrainFault, began_at: u64, output: CommandOutput) {
+fn check_exit(folder: &TempDir, fault: TrainFault, has_trained: bool, output: CommandOutput) {
     match fault {
         _ if fault.is_pause() => {
             assert!(!output.out.contains("SIGTSTP"), "nothing is saved: {output:?}");
             output.assert_code(0);
         }
-        TrainFault::Signal(_) | TrainFault::SignalTwice(_) if began_at > 0 => {
+        TrainFault::Signal(_) | TrainFault::SignalTwice(_) if has_trained => {
             let step = last_step(folder, "run");
             let code = if step == STEPS { 0 } else { STOPPED_EARLY.into() };
             assert_eq!(output.code, Some(code), "{output:?}");
