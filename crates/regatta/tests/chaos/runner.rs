@@ -20,8 +20,8 @@ use crate::scenario::{MANY_NODES, SCENARIOS};
 const DEFAULT_CASES: u64 = SCENARIOS.len() as u64;
 /// Nodes of a cluster. Cases with more use one cluster of [`MANY_NODES`] in turn.
 const NODES: u32 = 8;
-/// Concurrent cases.
-const WORKERS: usize = 6;
+/// Concurrent cases per CPU.
+const WORKERS_PER_CPU: usize = 3;
 /// Time limit of a job.
 const LIMIT: Duration = Duration::from_secs(100);
 /// Time limit of a job with a large output.
@@ -39,8 +39,9 @@ fn injected_faults_are_reported_and_leave_no_processes() {
         large: Mutex::new(None),
         failures: Mutex::new(Vec::new()),
     };
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..WORKERS.min(cases as usize) {
+        for _ in 0..(cpus * WORKERS_PER_CPU).min(cases as usize) {
             scope.spawn(|| run.run_cases());
         }
     });
