@@ -102,7 +102,11 @@ fn pause(cluster: &Cluster, case: &Case, launcher: &str, dir: &Path) -> Result<(
     kill_process_group(group, Signal::TSTP).map_err(text)?;
     let stopped = wait_until_stopped(cluster, case, dir);
     std::thread::sleep(Duration::from_millis(PAUSE.into()));
-    kill_process_group(group, Signal::CONT).map_err(text)?;
+    // Twice: nsenter stops again if it continues before its child.
+    for wait in [100, 0] {
+        kill_process_group(group, Signal::CONT).map_err(text)?;
+        std::thread::sleep(Duration::from_millis(wait));
+    }
     stopped
 }
 

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_testbed::{Cluster, assert_contains, cluster_or_skip, run_meanwhile};
-
 use rustix::process::Signal;
 
 use crate::case::ProcessRole;

@@ -155,8 +155,7 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
     let mut words = match case.launcher {
         // salloc reports success for a killed command; a shell does not.
         AgentLauncher::Srun => {
-            let launch = job::launch_words(folder);
-            format!("salloc {nodes} sh -c '\"$@\"; exit $?' sh {timeout}{launch}")
+            format!("salloc {nodes} {SHELL} {timeout}{}", job::launch_words(folder))
         }
         AgentLauncher::Batch => {
             let script = folder.join("batch.sh");
@@ -164,7 +163,11 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
             let (dir, script) = (folder.display(), script.display());
             format!("sh -c '{SUBMIT}' sh {dir} {nodes} {script} {dir} {}", job::launch_words(folder))
         }
-        AgentLauncher::Ssh => timeout.to_owned() + &job::ssh_words(cluster, case.nodes as usize, folder),
+        // nsenter stops itself when its child stops; a shell between them does not stop.
+        AgentLauncher::Ssh => {
+            let launch = job::ssh_words(cluster, case.nodes as usize, folder);
+            format!("{SHELL} {timeout}{launch}")
+        }
     };
     let grace = if case.when == When::Ending { 4 } else { 1 };
     let grace = if case.has(|t| matches!(t, Condition::Saves { .. })) { 20 } else { grace };
@@ -196,6 +199,8 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
     command
 }
 
+/// A shell that runs its arguments and returns their exit code.
+const SHELL: &str = "sh -c '\"$@\"; exit $?' sh";
 /// A batch job that runs its arguments and leaves their exit code in a file.
 const BATCH_SCRIPT: &str = "#!/bin/sh
 dir=$1; shift
