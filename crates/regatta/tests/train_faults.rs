@@ -15,7 +15,8 @@ use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
 use support::process::{
-    Process, launch_regatta, pid_of_rank, run_command, run_result, shell_job, signal_if_alive, wrap,
+    Process, launch_regatta, pid_of_rank, regatta_in, run_command, run_result, shell_job,
+    signal_if_alive, wrap,
 };
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, metrics, run, spawn, tiny_run,
@@ -268,6 +269,10 @@ fn a_file_size_limit_is_handled_like_a_full_disk() {
     let logged = run_command(&mut limited(&shell_job(&folder, "-n 1 --run-dir long", long)));
     let note = "log rank-0.out is incomplete: File too large (os error 27); raise the limit with";
     assert_contains(logged.assert_stderr(note).ok(), "end\n");
+    // Result files of any command.
+    let dump = wrap(&regatta_in(&folder, "map --dump machine.json"), "prlimit", &["--fsize=512"]);
+    let fix = "cannot write machine.json: File too large (os error 27); raise the limit with";
+    run_command(&mut { dump }).assert_error(fix);
 }
 
 /// Tokenizes a text.
