@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
+use regatta_wire::clock;
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
@@ -115,7 +116,7 @@ pub fn run(
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
     let mut driver = JobDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
+        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, clock::now()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
@@ -246,7 +247,7 @@ impl JobDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, Instant::now()) {
+        for action in self.supervisor.handle(input, clock::now()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });

@@ -53,8 +53,8 @@ impl RunFolder {
             io::ErrorKind::AlreadyExists => RunFolderError::Exists(path.display().to_string()),
             _ => error(source),
         })?;
-        // Shows that the run is in progress until this process ends, however it ends. File systems without
-        // locks are fine.
+        // Shows that the run is in progress until this process ends, however it ends. File systems
+        // without locks are fine.
         let _ = events.try_lock();
         Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }

@@ -7,20 +7,21 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use libc::{SIGINT, SIGKILL, SIGUSR1};
+use libc::{SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTSTP, SIGUSR1};
 use regatta_testbed::{assert_contains, wait_until};
 use regatta_train::data::prepare::{PrepareOptions, TokenizerSource, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
 use support::process::{
-    Process, launch_regatta, pid_of_rank, regatta_in, run_command, run_result, shell_job,
-    signal_if_alive, wrap,
+    Process, launch_regatta, pid_of_rank, process_state, processes, regatta_in, run_command,
+    run_result, shell_job, signal_if_alive, wrap,
 };
 use support::train::{
-    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, metrics, run, spawn, tiny_run,
-    train_command, wait_for_more_steps, wait_for_step,
+    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, metrics, run, spawn,
+    tiny_run, train_command, wait_for_more_steps, wait_for_step,
 };
 
 #[test]
@@ -42,6 +43,33 @@ fn restarted_ranks_resume_from_the_last_checkpoint() {
     assert_eq!(run_result(&folder, "run").restarts, 2);
     let full = tiny_run(&folder, "full", "train.steps=300 -n 3");
     assert_identical(&metrics(&folder, "run"), &full, 300);
+}
+
+/// Ctrl-Z stops the ranks; a suspended job, all processes. In both cases the silence of a peer is not
+/// a failure.
+#[test]
+fn training_continues_after_a_stop_longer_than_every_timeout() {
+    const STEPS: u64 = 400;
+    for signal in [SIGTSTP, SIGSTOP] {
+        let folder = TempDir::new();
+        let words = format!("{TINY} checkpoint.interval=0 train.steps={STEPS} -n 2 --run-dir run");
+        let mut command = train_command(&folder, &words);
+        command.envs([("REGATTA_LOST_AFTER", "1"), ("REGATTA_DESYNC_AFTER", "1")]);
+        let training = Process::spawn(&folder, &mut command);
+        wait_for_step(&folder, "run", 1);
+        let stopped: Vec<u32> = match signal {
+            SIGTSTP => vec![training.pid()],
+            _ => processes(&folder).into_iter().map(|(pid, _)| pid).collect(),
+        };
+        let rank = pid_of_rank(&folder, 0).unwrap();
+        stopped.iter().for_each(|pid| signal_if_alive(*pid, signal));
+        wait_until("rank 0 to stop", || process_state(rank) == 'T');
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(last_step(&folder, "run") < STEPS, "it ended before it was stopped");
+        stopped.iter().for_each(|pid| signal_if_alive(*pid, SIGCONT));
+        training.wait().assert_code(0);
+        assert_eq!(last_step(&folder, "run"), STEPS);
+    }
 }
 
 /// The notes about failed checkpoints so far.
