@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::process;
 use crate::signals::{self, SignalSet};
+use crate::{process, secret_file};
 
 /// The reaper could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,7 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSet) ->
             Some(libc::SIGCHLD) => {
                 if let Some(status) = reap_children(worker) {
                     process::kill_and_reap_descendants(KILL_TIMEOUT);
+                    secret_file::remove_stale(&std::env::temp_dir());
                     return process::rank_exit(status).exit_code();
                 }
             }
@@ -128,6 +129,7 @@ fn read_signals(mut pipe: PipeReader) {
     }
     REAPER_DIED.store(true, Ordering::SeqCst);
     process::kill_and_reap_descendants(KILL_TIMEOUT);
+    secret_file::remove_own();
     exit(KILLED);
 }
 

@@ -1,0 +1,118 @@
+//! What a launch needs from its node, and what it leaves there: secret files and code caches that
+//! no other user can read or prepare, and nodes without a usable TMPDIR or /sys.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use libc::SIGKILL;
+use regatta_testbed::{assert_contains, wait_until};
+use support::TempDir;
+use support::process::{
+    Process, kill, processes, regatta_in, run_command, run_in, run_job, shell_job, wrap,
+};
+
+/// The worker process: the child of the reaper, and parent of the ranks.
+fn worker_pid(folder: &TempDir, reaper: &Process) -> u32 {
+    let is_worker = |(pid, rank): &(u32, Option<u32>)| rank.is_none() && *pid != reaper.pid();
+    processes(folder).into_iter().find(is_worker).unwrap().0
+}
+
+/// The secret files in a folder.
+fn secret_files(folder: &TempDir) -> Vec<String> {
+    folder.names().into_iter().filter(|name| name.ends_with(".secret")).collect()
+}
+
+#[test]
+fn no_secret_file_is_left_when_the_launcher_is_killed() {
+    let folder = TempDir::new();
+    let start = |run: &str| {
+        let script = format!("test -s \"$REGATTA_SECRET_FILE\" && echo > {run}; sleep 600");
+        let mut job = shell_job(&folder, &format!("-n 1 --run-dir of-{run}"), &script);
+        let job = Process::spawn(&folder, &mut job);
+        wait_until("the rank to read the secret", || folder.exists(run));
+        job
+    };
+    let reaper = start("a");
+    reaper.signal(SIGKILL);
+    wait_until("the worker to remove the secret", || secret_files(&folder).is_empty());
+    let worker = start("b");
+    kill(&format!("-9 {}", worker_pid(&folder, &worker)));
+    worker.wait();
+    assert_eq!(secret_files(&folder), [""; 0], "removed by the reaper");
+    let both = start("c");
+    kill(&format!("-9 {} {}", both.pid(), worker_pid(&folder, &both)));
+    both.wait();
+    let live = start("d");
+    assert_eq!(secret_files(&folder).len(), 1, "the next launch removes what was left");
+    drop(start("e"));
+    let secret = std::fs::read_to_string(folder.join(&secret_files(&folder)[0])).unwrap();
+    assert_eq!(secret.len(), 64, "the secret of a running job is kept");
+    drop(live);
+}
+
+#[test]
+fn unusable_tmpdir_is_reported_and_the_secret_of_an_outer_job_is_not_inherited() {
+    let folder = TempDir::new();
+    let file = folder.write("file", "");
+    let mut job = shell_job(&folder, "-n 1", "echo secret=$REGATTA_SECRET_FILE=");
+    let job = job.env("TMPDIR", &file).env("REGATTA_SECRET_FILE", folder.join("outer"));
+    let run = run_command(job);
+    let note = format!("note: cannot write the secret of the ranks to {file}/regatta-ranks-");
+    assert_contains(&run.err, [&*note, "set TMPDIR to a directory"]);
+    run.assert_ok("secret==");
+    for words in ["train -n 2 train.steps=1", "bench all-reduce -n 2"] {
+        let run = run_command(regatta_in(&folder, words).env("TMPDIR", &file));
+        let error = run.assert_code(1).err;
+        assert_contains(&error, ["error: cannot write the secret", "set TMPDIR to a directory"]);
+    }
+}
+
+#[test]
+fn code_caches_that_another_user_prepared_are_not_used() {
+    let folder = TempDir::new();
+    let env = || run_in(&folder, "env");
+    let prepared = folder.join("regatta-ada-local");
+    assert_contains(env().ok(), &format!("TRITON_CACHE_DIR={}/triton;", prepared.display()));
+    let mode = std::fs::symlink_metadata(&prepared).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    std::fs::remove_dir(&prepared).unwrap();
+    std::os::unix::fs::symlink("/etc", &prepared).unwrap();
+    let note = format!("note: cache directory {} is not used", prepared.display());
+    let random = format!("{}-", prepared.display());
+    let run = env();
+    assert_contains(&run.err, [&*note, &*random, "user ID"]);
+    run.assert_ok(&format!("TRITON_CACHE_DIR={random}"));
+    // All ranks of a launch use the same directory.
+    let run = run_job(&folder, "-n 2", "test -w ${TRITON_CACHE_DIR%/*} && echo $TRITON_CACHE_DIR");
+    assert_contains(&run.err, &*note);
+    run.assert_ok(["all 2] ", &*random]);
+    // A plan for another machine creates nothing.
+    let before = folder.names();
+    run_in(&folder, "env --system lumi-g").ok();
+    run_in(&folder, "launch --system lumi-g --dry-run -- true").ok();
+    assert_eq!(folder.names(), before);
+}
+
+#[test]
+fn without_sysfs_ranks_run_on_the_cores_of_the_affinity() {
+    let folder = TempDir::new();
+    let user = if rustix::process::geteuid().is_root() { "" } else { "-r" };
+    let hidden = "mount -t tmpfs tmpfs /sys && exec \"$@\"";
+    let args = ["-m", user, "sh", "-c", hidden, "sh"].into_iter().filter(|word| !word.is_empty());
+    let args: Vec<&str> = args.collect();
+    let probe = Command::new("unshare").args(&args).arg("true").stderr(Stdio::null()).status();
+    if !probe.is_ok_and(|status| status.success()) {
+        return eprintln!("skipped: cannot mount over /sys");
+    }
+    let job = shell_job(&folder, "-n 2 --run-dir run", "echo rank");
+    let run = run_command(&mut wrap(&job, "unshare", &args));
+    assert_contains(&run.err, "/sys is not mounted");
+    run.assert_ok("all 2] rank");
+    let map = run_command(&mut wrap(&regatta_in(&folder, "map"), "unshare", &args));
+    assert_contains(&map.err, "/sys is not mounted");
+    map.assert_ok("no NUMA node");
+}
