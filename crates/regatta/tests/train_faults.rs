@@ -89,8 +89,8 @@ fn training_continues_on_a_full_disk_and_fails_only_at_the_final_checkpoint() {
 #[test]
 fn the_rank_that_fails_first_is_named_whatever_its_peers_report() {
     // Exits with code 3 only after its child, the rank: the peers exit first.
-    let exits =
-        "#!/bin/sh\n\"$@\" & until [ -e go ]; do sleep 0.02; done; kill -9 $!; wait; exit 3\n";
+    let exits = "#!/bin/sh
+        trap : TERM; \"$@\" & until [ -e go ]; do sleep 0.02; done; kill -9 $!; wait; exit 3\n";
     let cases = [(2, None, RankExit::Exit(3)), (3, Some(SIGABRT), RankExit::Signal(SIGABRT))];
     for (victim, signal, exit) in cases {
         let folder = TempDir::new();
