@@ -62,7 +62,9 @@ fn a_rank_may_send_before_it_reads_its_input() {
     });
     let (mut frames, result) = run(channel);
     assert_eq!(result, Ok(()));
-    let RankFrame::Message(bytes) = RankFrame::parse(frames.remove(0)) else { panic!("{frames:?}") };
+    let RankFrame::Message(bytes) = RankFrame::parse(frames.remove(0)) else {
+        panic!("{frames:?}")
+    };
     assert_eq!(decode_from::<String>(0, &bytes).unwrap(), message);
     assert_eq!(rank.join().unwrap(), input);
 }

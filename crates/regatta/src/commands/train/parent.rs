@@ -34,6 +34,7 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     launch.job.ranks.map_or(Ok(()), |ranks| config.validate(ranks as usize).map(drop))?;
     set_request(&mut launch, &discovery, RankTask::Train(task))?;
     if !smoke {
+        launch.saves_on_signal = true;
         let mut reporter = ProgressReporter::new(args.json, &run_dir.unwrap_or(folder));
         return launch::launch(&launch, discovery, Some(&mut reporter));
     }
