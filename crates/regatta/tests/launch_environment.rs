@@ -30,15 +30,18 @@ fn secret_files(folder: &TempDir) -> Vec<String> {
 fn no_secret_file_is_left_when_the_launcher_is_killed() {
     let folder = TempDir::new();
     let start = |run: &str| {
-        let script = format!("test -s \"$REGATTA_SECRET_FILE\" && echo > {run}; sleep 600");
+        let script = format!("test -s \"$REGATTA_SECRET_FILE\" && echo > {run}; exec sleep 600");
         let mut job = shell_job(&folder, &format!("-n 1 --run-dir of-{run}"), &script);
         let job = Process::spawn(&folder, &mut job);
         wait_until("the rank to read the secret", || folder.exists(run));
         job
     };
     let reaper = start("a");
+    let all_exit = || wait_until("all processes to exit", || processes(&folder).is_empty());
     reaper.signal(SIGKILL);
-    wait_until("the worker to remove the secret", || secret_files(&folder).is_empty());
+    reaper.wait();
+    all_exit();
+    assert_eq!(secret_files(&folder), [""; 0], "removed by the worker");
     let worker = start("b");
     kill(&format!("-9 {}", worker_pid(&folder, &worker)));
     worker.wait();
@@ -46,12 +49,13 @@ fn no_secret_file_is_left_when_the_launcher_is_killed() {
     let both = start("c");
     kill(&format!("-9 {} {}", both.pid(), worker_pid(&folder, &both)));
     both.wait();
-    let live = start("d");
-    assert_eq!(secret_files(&folder).len(), 1, "the next launch removes what was left");
+    all_exit();
+    assert_eq!(secret_files(&folder).len(), 1, "nothing is left to remove it");
+    let _running = start("d");
+    let file = secret_files(&folder);
+    assert_eq!(file.len(), 1, "the next launch removed what was left");
     drop(start("e"));
-    let secret = std::fs::read_to_string(folder.join(&secret_files(&folder)[0])).unwrap();
-    assert_eq!(secret.len(), 64, "the secret of a running job is kept");
-    drop(live);
+    assert_eq!(folder.read(&file[0]).len(), 64, "the secret of a running job is kept");
 }
 
 #[test]
