@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
+use regatta_wire::clock;
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
@@ -98,9 +99,9 @@ pub trait JobObserver {
     /// Shows a line on the terminal; false if it does not accept one now.
     fn on_line(&mut self, line: &MergedLine) -> bool;
 
-    /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
-    /// other ranks.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
+    /// may overtake lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
     /// Called when a signal of the user or the scheduler is forwarded to the ranks. The second
     /// termination signal kills them.
@@ -116,7 +117,7 @@ pub fn run(
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
     let mut driver = JobDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
+        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, clock::now()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
@@ -155,7 +156,7 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    observer.on_frame(rank, &bytes);
+                    self.append_log(rank, false, observer.on_frame(rank, &bytes).as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
@@ -186,8 +187,7 @@ impl JobDriver<'_> {
             }
             // The rank's node does not see the run folder.
             JobEvent::Output { rank, stderr, bytes } => {
-                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
-                warning.into_iter().for_each(|warning| self.warn(warning));
+                self.append_log(rank, stderr, &bytes);
             }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
@@ -221,6 +221,13 @@ impl JobDriver<'_> {
         }
     }
 
+    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let warning = self.folder.append_log(self.job.attempt, rank, stderr, bytes);
+            warning.into_iter().for_each(|warning| self.warn(warning));
+        }
+    }
+
     fn on_signal(&mut self, signal: i32, source: SignalSource) {
         if self.signals.is_new(signal, source, Instant::now()) {
             self.record(EventRecord::SignalReceived { signal });
@@ -245,7 +252,7 @@ impl JobDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, Instant::now()) {
+        for action in self.supervisor.handle(input, clock::now()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });

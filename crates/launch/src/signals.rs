@@ -1,5 +1,6 @@
 //! Signals from the user and the scheduler.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use signal_hook::consts::{
@@ -86,6 +87,26 @@ fn is_ignored(signal: i32) -> bool {
 pub(crate) fn reset(signal: i32) {
     // SAFETY: a plain system call; SIG_DFL is not a function of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Whether [`ignore_file_size_signal`] changed the action of SIGXFSZ.
+static IGNORES_FILE_SIZE: AtomicBool = AtomicBool::new(false);
+
+/// Ignores SIGXFSZ, so that a write beyond `ulimit -f` is an error like a full disk instead of the end of the
+/// process. Programs that this process starts inherit this until [`restore_file_size_signal`].
+pub fn ignore_file_size_signal() {
+    if !is_ignored(libc::SIGXFSZ) {
+        // SAFETY: a plain system call; SIG_IGN is not a function of ours.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        IGNORES_FILE_SIZE.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Undoes [`ignore_file_size_signal`]. Safe between fork and exec.
+pub(crate) fn restore_file_size_signal() {
+    if IGNORES_FILE_SIZE.load(Ordering::Relaxed) {
+        reset(libc::SIGXFSZ);
+    }
 }
 
 /// Stops this process until it receives SIGCONT.

@@ -165,7 +165,7 @@ const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
   regatta checkpoint show runs/shakespeare      the latest checkpoint of a run
   regatta checkpoint show step-00001000 --json  one checkpoint, with all its tensors
-  regatta checkpoint verify runs/shakespeare    read every byte and compare the checksums
+  regatta checkpoint verify runs/shakespeare    all tensors present, all checksums correct
   regatta checkpoint import gpt2 --to start     from a folder with config.json and model.safetensors
   regatta checkpoint export runs/shakespeare --to model
                                                 to a folder that transformers loads";

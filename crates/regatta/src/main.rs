@@ -13,10 +13,12 @@ mod system;
 use std::process::ExitCode;
 
 use clap::Parser;
+use regatta_launch::signals;
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    signals::ignore_file_size_signal();
     let success = |()| ExitCode::SUCCESS;
     let result = match Cli::parse_from(cli::arguments(std::env::args_os())).command {
         Command::Map(args) => commands::map::run(&args),

@@ -20,6 +20,7 @@ use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile, SecretFileError};
 use crate::signals::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
+use regatta_wire::clock;
 
 /// Why an agent failed.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +86,7 @@ pub fn run(
     let waker = net.waker();
     let notify: Notify = Arc::new(move || waker.wake());
     let timeouts = bootstrap.agent_timeouts();
-    let state = AgentState::new(registration, tree, timeouts, Instant::now());
+    let state = AgentState::new(registration, tree, timeouts, clock::now());
     let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.secret()?);
     let mut agent = Agent {
         bootstrap,
@@ -179,7 +180,7 @@ impl Agent<'_> {
     }
 
     fn handle(&mut self, input: AgentInput<ConnId>) {
-        for output in self.state.handle(input, Instant::now()) {
+        for output in self.state.handle(input, clock::now()) {
             self.apply(output);
         }
     }
@@ -225,7 +226,7 @@ impl Agent<'_> {
         self.attempt = self.untried.pop_front().map(|address| ConnectAttempt {
             conn: self.net.connect(address),
             address,
-            since: Instant::now(),
+            since: clock::now(),
         });
         if self.attempt.is_none() {
             self.handle(AgentInput::ConnectFailed);
@@ -235,7 +236,7 @@ impl Agent<'_> {
     /// A host that does not respond on one port is down, so its other ports are skipped.
     fn check_connect_timeout(&mut self) {
         let limit = self.state.connect_timeout();
-        let expired = |attempt: &mut ConnectAttempt| attempt.since.elapsed() >= limit;
+        let expired = |attempt: &mut ConnectAttempt| clock::elapsed(attempt.since) >= limit;
         let Some(attempt) = self.attempt.take_if(expired) else { return };
         self.net.abort(attempt.conn);
         self.untried.retain(|address| address.ip() != attempt.address.ip());

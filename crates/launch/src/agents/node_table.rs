@@ -17,6 +17,8 @@ pub enum TableInput<C> {
     Upstream(C, Upstream),
     /// A connection closed.
     Closed(C, String),
+    /// A connection closed because the network of this host is down.
+    NetworkDown(C, String),
     /// Time passed.
     Tick,
 }
@@ -154,15 +156,26 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         let mut out = Vec::new();
         match input {
             TableInput::Upstream(conn, message) => self.on_upstream(conn, message, now, &mut out),
-            TableInput::Closed(conn, why) => {
-                if let Some(lost) = self.routes.close(conn) {
-                    self.on_disconnected(lost.peer, &lost.descendants, &why, now, &mut out);
-                }
-            }
+            TableInput::Closed(conn, why) => self.on_closed(conn, &why, true, now, &mut out),
+            TableInput::NetworkDown(conn, why) => self.on_closed(conn, &why, false, now, &mut out),
             TableInput::Tick => self.on_tick(now, &mut out),
         }
         self.check_finished(&mut out);
         out
+    }
+
+    /// A connection closed; `blame_node` if its node is the cause.
+    fn on_closed(
+        &mut self,
+        conn: C,
+        why: &str,
+        blame_node: bool,
+        now: Instant,
+        out: &mut Outputs<C>,
+    ) {
+        if let Some(lost) = self.routes.close(conn) {
+            self.on_disconnected(lost.peer, &lost.descendants, why, blame_node, now, out);
+        }
     }
 
     fn on_upstream(&mut self, conn: C, message: Upstream, now: Instant, out: &mut Outputs<C>) {
@@ -177,7 +190,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             }
             Upstream::Disconnected { node, why, descendants } => {
                 self.routes.withdraw(conn, node.iter().chain(&descendants).copied());
-                return self.on_disconnected(node, &descendants, &why, now, out);
+                return self.on_disconnected(node, &descendants, &why, true, now, out);
             }
             Upstream::RankEvent { node, attempt, event } => {
                 if attempt == self.attempt {
@@ -254,6 +267,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         node: Option<u32>,
         descendants: &[u32],
         why: &str,
+        blame_node: bool,
         now: Instant,
         out: &mut Outputs<C>,
     ) {
@@ -270,7 +284,10 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         if !entry.finished {
             let ranks: CpuSet = entry.ranks.iter().map(|&r| r as usize).collect();
             let noun = if entry.ranks.len() == 1 { "rank" } else { "ranks" };
-            let why = format!("lost {host} with {noun} {ranks}: {why}");
+            let why = match blame_node {
+                true => format!("lost {host} with {noun} {ranks}: {why}"),
+                false => why.to_owned(),
+            };
             self.report_lost(node.unwrap_or_default(), 0, why, out);
         } else if self.running {
             let text = format!("lost {host}, which runs no rank: {why}");
@@ -347,5 +364,44 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             self.running = false;
             out.push(TableOutput::Event(JobEvent::Finished));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agents::message::RankLaunch;
+    use crate::cpu_binding::Binding;
+    use regatta_model::MemoryPolicy;
+
+    /// The cause that is reported when the connections of two nodes, with one rank each, close.
+    fn cause(closed: fn(u8) -> TableInput<u8>) -> String {
+        let now = Instant::now();
+        let mut table = NodeTable::new(&["a".to_owned(), "b".to_owned()], Duration::from_secs(5));
+        let binding = Binding::new(&Default::default(), &MemoryPolicy::Default);
+        let mut launches = Vec::new();
+        for node in 0..2 {
+            let registration = Registration { node, machine: String::new(), port: None };
+            let message = Upstream::Register(registration);
+            table.handle(TableInput::Upstream(node as u8, message), now);
+            let (command, env) = (None, Vec::new());
+            let ranks = vec![RankLaunch { rank: node, command, env, binding: binding.clone() }];
+            launches.push((node, NodeLaunch { ranks, ..NodeLaunch::default() }));
+        }
+        table.start(0, launches);
+        let outputs = (0..2).flat_map(|conn| table.handle(closed(conn), now));
+        let causes = outputs.filter_map(|output| match output {
+            TableOutput::Event(JobEvent::ConnectionLost { why, .. }) => Some(why),
+            _ => None,
+        });
+        causes.collect::<Vec<_>>().join("; ")
+    }
+
+    #[test]
+    fn no_node_is_blamed_when_the_network_of_this_host_is_down() {
+        let down = cause(|conn| TableInput::NetworkDown(conn, "no network".to_owned()));
+        assert_eq!(down, "no network; no network");
+        let closed = cause(|conn| TableInput::Closed(conn, "it exited".to_owned()));
+        assert_eq!(closed, "lost a with rank 0: it exited; lost b with rank 1: it exited");
     }
 }

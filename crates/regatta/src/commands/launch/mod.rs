@@ -52,8 +52,8 @@ pub trait RankObserver {
     /// Called before a line of output is shown.
     fn on_line(&mut self);
 
-    /// Called for each frame of a rank's channel.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Called for each frame of a rank's channel. Returns its text for the rank's log, possibly empty.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
     /// Called when a signal is forwarded to the ranks.
     fn on_signal(&mut self, signal: i32);

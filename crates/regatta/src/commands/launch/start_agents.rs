@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
@@ -21,6 +21,7 @@ use regatta_model::hostlist;
 use regatta_model::result::RankExit;
 use regatta_model::units::pluralize;
 use regatta_place::rendezvous;
+use regatta_wire::clock;
 use regatta_wire::secret::Secret;
 
 use super::report;
@@ -240,12 +241,12 @@ fn wait_for_agents(
     signals: &mut SignalCatcher,
 ) -> Result<()> {
     let ConnectedAgents { hosts, coordinator, launcher_handle, .. } = agents;
-    let start = Instant::now();
+    let start = clock::now();
     let mut last_message = start + PROGRESS_DELAY - PROGRESS_INTERVAL;
     let mut launcher_exited = vec![false; hosts.len()];
     loop {
         let missing = coordinator.missing();
-        if missing.iter().all(|&n| launcher_exited[n as usize]) || start.elapsed() >= limit {
+        if missing.iter().all(|&n| launcher_exited[n as usize]) || clock::elapsed(start) >= limit {
             return Ok(());
         }
         if let Some(signal) = signals.termination() {
@@ -255,8 +256,8 @@ fn wait_for_agents(
         for (range, _) in launcher_handle.take_exited() {
             launcher_exited[range].fill(true);
         }
-        if last_message.elapsed() >= PROGRESS_INTERVAL {
-            last_message = Instant::now();
+        if clock::elapsed(last_message) >= PROGRESS_INTERVAL {
+            last_message = clock::now();
             let (count, all) = (missing.len(), pluralize(hosts.len(), "node"));
             let names = names(hosts, missing.into_iter().map(|n| n as usize));
             let text = format!("waiting for agents on {count} of {all}: {names}");
