@@ -8,18 +8,11 @@ mod support;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-use libc::SIGKILL;
 use regatta_testbed::{assert_contains, wait_until};
 use support::TempDir;
 use support::process::{
     Process, kill, processes, regatta_in, run_command, run_in, run_job, shell_job, wrap,
 };
-
-/// The worker process: the child of the reaper, and parent of the ranks.
-fn worker_pid(folder: &TempDir, reaper: &Process) -> u32 {
-    let is_worker = |(pid, rank): &(u32, Option<u32>)| rank.is_none() && *pid != reaper.pid();
-    processes(folder).into_iter().find(is_worker).unwrap().0
-}
 
 /// The secret files in a folder.
 fn secret_files(folder: &TempDir) -> Vec<String> {
@@ -36,20 +29,24 @@ fn no_secret_file_is_left_when_the_launcher_is_killed() {
         wait_until("the rank to read the secret", || folder.exists(run));
         job
     };
-    let reaper = start("a");
-    let all_exit = || wait_until("all processes to exit", || processes(&folder).is_empty());
-    reaper.signal(SIGKILL);
-    reaper.wait();
-    all_exit();
-    assert_eq!(secret_files(&folder), [""; 0], "removed by the worker");
-    let worker = start("b");
-    kill(&format!("-9 {}", worker_pid(&folder, &worker)));
-    worker.wait();
-    assert_eq!(secret_files(&folder), [""; 0], "removed by the reaper");
-    let both = start("c");
-    kill(&format!("-9 {} {}", both.pid(), worker_pid(&folder, &both)));
-    both.wait();
-    all_exit();
+    let kill_processes = |job: Process, chosen: &dyn Fn(usize) -> bool| {
+        // The original process, the reaper and the worker.
+        let ranks = processes(&folder).into_iter();
+        let mut pids: Vec<u32> =
+            ranks.filter_map(|(pid, rank)| rank.is_none().then_some(pid)).collect();
+        pids.sort();
+        assert_eq!(pids.len(), 3);
+        let chosen = pids.iter().enumerate().filter(|(i, _)| chosen(*i));
+        let pids: Vec<String> = chosen.map(|(_, pid)| pid.to_string()).collect();
+        kill(&format!("-9 {}", pids.join(" ")));
+        job.wait();
+        wait_until("all processes to exit", || processes(&folder).is_empty());
+    };
+    for (victim, run) in ["a", "b", "c"].into_iter().enumerate() {
+        kill_processes(start(run), &|process| process == victim);
+        assert_eq!(secret_files(&folder), [""; 0], "removed by another process than {victim}");
+    }
+    kill_processes(start("all"), &|_| true);
     assert_eq!(secret_files(&folder).len(), 1, "nothing is left to remove it");
     let _running = start("d");
     let file = secret_files(&folder);

@@ -16,6 +16,7 @@ use crate::cache_dir;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::reactor::{ConnId, NetEvent, Reactor};
+use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile, SecretFileError};
 use crate::signals::SignalCatcher;
@@ -129,6 +130,7 @@ impl Agent<'_> {
             more = self.poll_ranks();
             self.handle(AgentInput::Tick);
         }
+        reaper::suspend_heartbeats();
         let timeouts = self.bootstrap.timeouts;
         self.net.shutdown(timeouts.timing().heartbeat)?;
         if self.state.has_joined() {
