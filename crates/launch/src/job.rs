@@ -9,6 +9,7 @@ use regatta_wire::clock;
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
+use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
 use crate::signals::SignalCatcher;
@@ -35,6 +36,8 @@ pub struct AttemptOutcome {
     pub result: RunResult,
     /// Indices of lost nodes.
     pub lost_nodes: Vec<u32>,
+    /// When the last of them was declared lost.
+    pub node_lost_at: Option<Instant>,
     /// Whether the user or the scheduler sent a termination signal.
     pub terminated: bool,
 }
@@ -83,6 +86,7 @@ struct JobDriver<'a> {
     tails: BTreeMap<u32, Vec<String>>,
     rank_states: BTreeMap<u32, String>,
     lost_nodes: Vec<u32>,
+    node_lost_at: Option<Instant>,
     /// Cause of the first failure, where more is known than the rank's exit.
     cause: Option<String>,
     warnings: Vec<String>,
@@ -121,6 +125,7 @@ pub fn run(
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
         lost_nodes: Vec::new(),
+        node_lost_at: None,
         cause: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
@@ -133,6 +138,14 @@ pub fn run(
     };
     driver.run(signals, observer);
     driver.outcome()
+}
+
+/// Calls an observer, which may block on a stopped terminal: that is not a hang.
+fn may_block<T>(call: impl FnOnce() -> T) -> T {
+    reaper::suspend_heartbeats();
+    let returned = call();
+    reaper::heartbeat();
+    returned
 }
 
 impl JobDriver<'_> {
@@ -155,20 +168,29 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    self.append_log(rank, false, observer.on_frame(rank, &bytes).as_bytes());
+                    let text = may_block(|| observer.on_frame(rank, &bytes));
+                    self.append_log(rank, false, text.as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
             }
             self.supervise(SupervisorInput::Tick);
-            self.unobserved.drain(..).for_each(|signal| observer.on_signal(signal));
+            for signal in self.unobserved.drain(..) {
+                may_block(|| observer.on_signal(signal));
+            }
             if finished {
                 break;
             }
             let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
             unshown.extend(self.lines.ready_up_to(Instant::now(), space));
-            while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {}
+            if !unshown.is_empty() {
+                may_block(
+                    || while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {},
+                );
+            }
         }
+        // What follows waits for the terminal and the file system.
+        reaper::suspend_heartbeats();
         unshown.extend(self.lines.finish());
         while !unshown.is_empty() {
             if unshown.pop_front_if(|line| observer.on_line(line)).is_none() {
@@ -203,6 +225,7 @@ impl JobDriver<'_> {
             }
             JobEvent::NodeLost { node, ranks } => {
                 self.lost_nodes.push(node);
+                self.node_lost_at = Some(Instant::now());
                 self.record(EventRecord::NodeLost { ranks: &ranks });
                 let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
                 ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
@@ -297,7 +320,8 @@ impl JobDriver<'_> {
             seconds: self.start.elapsed().as_secs_f64(),
         };
         let terminated = self.supervisor.signal.is_some();
-        AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
+        let Self { lost_nodes, node_lost_at, .. } = self;
+        AttemptOutcome { result, lost_nodes, node_lost_at, terminated }
     }
 
     fn reason(&self, failure: Option<&RankFailure>) -> String {

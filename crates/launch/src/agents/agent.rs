@@ -15,6 +15,7 @@ use super::tree::Parent;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::reactor::{ConnId, NetEvent, Reactor};
+use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile};
 use crate::signals::SignalCatcher;
@@ -128,6 +129,7 @@ impl Agent<'_> {
             more = self.poll_ranks();
             self.handle(AgentInput::Tick);
         }
+        reaper::suspend_heartbeats();
         let timeouts = self.bootstrap.timeouts;
         self.net.shutdown(timeouts.timing().heartbeat)?;
         if self.state.has_joined() {

@@ -92,6 +92,11 @@ impl Process {
         std::fs::read_to_string(&self.output[0]).unwrap()
     }
 
+    /// Standard error so far.
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(&self.output[1]).unwrap()
+    }
+
     pub fn has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
