@@ -13,7 +13,7 @@ use regatta_model::Warning;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use crate::cli::{FAINT, WARNING};
+use crate::cli::{ERROR, FAINT, WARNING};
 
 /// Prints a text to standard output.
 pub fn print(text: &str) -> Result<()> {
@@ -30,6 +30,11 @@ pub fn print_raw(text: &str) -> Result<()> {
 pub fn eprint(text: &str) {
     let mut out = std::io::stderr();
     let _ = out.write_all(without_unsupported_color(&out, text).as_bytes());
+}
+
+/// Prints an error to standard error.
+pub fn error(text: &str) {
+    eprint(&format!("{ERROR}error:{ERROR:#} {text}\n"));
 }
 
 /// Prints a note to standard error.
