@@ -61,6 +61,7 @@ const START_FAILED: RankExit = RankExit::Exit(127);
 enum EventRecord<'a> {
     Started { rank: u32, pid: u32 },
     Exited { rank: u32, exit: RankExit },
+    LostPeer { rank: u32, peer: u32 },
     SignalReceived { signal: i32 },
     SignalSent { signal: i32 },
     Killed,
@@ -215,6 +216,10 @@ impl JobDriver<'_> {
                 self.record(EventRecord::Exited { rank, exit });
                 self.supervise(SupervisorInput::Exited(rank, exit));
             }
+            JobEvent::LostPeer { rank, peer } => {
+                self.record(EventRecord::LostPeer { rank, peer });
+                self.supervise(SupervisorInput::LostPeer(rank, peer));
+            }
             JobEvent::OutputTail(rank, lines) => drop(self.tails.insert(rank, lines)),
             JobEvent::RankStates(states) => self.rank_states.extend(states),
             JobEvent::Signal(signal) => self.on_signal(signal, SignalSource::Agent),
@@ -259,7 +264,7 @@ impl JobDriver<'_> {
 
     /// Stores the cause of the first failure.
     fn set_cause(&mut self, why: String) {
-        if self.supervisor.first_failure.is_none() {
+        if self.supervisor.first_failure().is_none() {
             self.cause = Some(why);
         }
     }
@@ -299,7 +304,7 @@ impl JobDriver<'_> {
 
     fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
-        let first_failure = self.supervisor.first_failure;
+        let first_failure = self.supervisor.first_failure();
         let failure = first_failure.map(|(rank, exit)| RankFailure {
             rank,
             host: host(rank),

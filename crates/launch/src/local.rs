@@ -169,6 +169,9 @@ impl LocalWorkers {
             ControlEvent::StreamClosed(rank) => {
                 self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
+            ControlEvent::LostPeer { rank, peer } => {
+                self.events.push_back(JobEvent::LostPeer { rank, peer });
+            }
             ControlEvent::OutputLost(warning) => self.events.push_back(JobEvent::Warning(warning)),
         }
     }

@@ -19,7 +19,10 @@ pub enum RunFolderError {
     #[error("run folder {0} already contains a run; choose another with --run-dir")]
     Exists(String),
     /// A file or folder cannot be created.
-    #[error("run folder {path}: {source}; choose another with --run-dir")]
+    #[error("run folder {path}: {source}{}", match file_size_hint(source) {
+        "" => "; choose another with --run-dir",
+        hint => hint,
+    })]
     Io { path: String, source: io::Error },
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice, adapter};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
@@ -82,8 +82,10 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
     };
     write().map_err(|error| {
         let _ = std::fs::remove_file(part);
-        let hint = file_size_hint(&error);
-        anyhow::Error::new(error).context(format!("{context}{hint}"))
+        match file_size_hint(&error) {
+            "" => anyhow::Error::new(error).context(context),
+            hint => anyhow!("{context}: {error}{hint}"),
+        }
     })
 }
 

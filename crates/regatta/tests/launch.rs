@@ -20,7 +20,9 @@ use support::{CommandOutput, REGATTA, TempDir, command};
 /// `regatta launch` with these arguments.
 fn launch(folder: &TempDir, words: &str) -> CommandOutput {
     let words = shlex::split(words).unwrap();
-    run_command(command().current_dir(folder.path()).arg("launch").args(words))
+    let mut launch = command();
+    launch.env("TMPDIR", folder.path()).current_dir(folder.path());
+    run_command(launch.arg("launch").args(words))
 }
 
 #[test]
@@ -205,7 +207,8 @@ fn concurrent_jobs_use_different_ports() {
     let server = "import os, socket, time; s = socket.socket(); s.bind(('', int(os.environ['MASTER_PORT']))); \
                   s.listen(); open('up', 'w').write(os.environ['MASTER_PORT']); time.sleep(600)";
     let mut first = command();
-    first.current_dir(folder.path()).args(["launch", "-n", "1", "--", "python3", "-c", server]);
+    first.env("TMPDIR", folder.path()).current_dir(folder.path());
+    first.args(["launch", "-n", "1", "--", "python3", "-c", server]);
     let mut first = Process::spawn(&folder, &mut first);
     wait_until("the first job to listen", || folder.exists("up") || first.has_exited());
     if !folder.exists("up") {

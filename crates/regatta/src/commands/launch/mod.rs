@@ -26,7 +26,7 @@ use regatta_model::document;
 use crate::cli::LaunchArgs;
 use crate::commands::rank_worker;
 use crate::output;
-use crate::plan::Discovery;
+use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
 use rank_specs::LaunchPlan;
 
@@ -197,6 +197,10 @@ fn run_attempts(
     let mut backoff = RestartBackoff::default();
     loop {
         let mut plan = target.plan(attempt)?;
+        if attempt == 0 {
+            let warnings = plan.job.placement.warnings.iter();
+            warnings.filter(|warning| warning.code == NO_SYSFS).for_each(output::warn);
+        }
         plan.set_run_dir(folder.path());
         report::write_plan(folder, &plan)?;
         console.set_hosts(&plan.hosts());
