@@ -262,7 +262,8 @@ fn signal_any(folder: &TempDir, random: &mut Random, signal: i32) {
 
 fn any_rank(folder: &TempDir, random: &mut Random) -> Option<u32> {
     let all = processes(folder);
-    let ranks: Vec<u32> = all.iter().filter(|(_, rank)| rank.is_some()).map(|(pid, _)| *pid).collect();
+    let ranks: Vec<u32> =
+        all.iter().filter(|(_, rank)| rank.is_some()).map(|(pid, _)| *pid).collect();
     (!ranks.is_empty()).then(|| random.pick(&ranks))
 }
 

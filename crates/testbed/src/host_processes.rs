@@ -49,7 +49,8 @@ fn without_daemons(live: &[(u32, ProcStatus)]) -> Vec<HostProcess> {
     let process = |(pid, status): &(u32, ProcStatus)| {
         let dir = proc_dir(*pid);
         // A process may exit at any time.
-        let (program, words) = (fs::read_link(dir.join("exe")).ok()?, fs::read(dir.join("cmdline")));
+        let (program, words) =
+            (fs::read_link(dir.join("exe")).ok()?, fs::read(dir.join("cmdline")));
         let command = String::from_utf8_lossy(&words.ok()?).replace('\0', " ");
         let (pid, parent, command) = (*pid, status.parent, command.trim_end().to_owned());
         (!status.first && !is_daemon(&program)).then_some(HostProcess { pid, parent, command })

@@ -73,12 +73,7 @@ fn signal_rank(cluster: &Cluster, case: &Case, rank: u32, signal: &str, dir: &Pa
 }
 
 /// Host of a rank, and its process ID there.
-fn rank_process<'a>(
-    cluster: &'a Cluster,
-    case: &Case,
-    rank: u32,
-    dir: &Path,
-) -> (&'a str, String) {
+fn rank_process<'a>(cluster: &'a Cluster, case: &Case, rank: u32, dir: &Path) -> (&'a str, String) {
     let pid = std::fs::read_to_string(dir.join(format!("pid-{rank}"))).unwrap();
     (&cluster.nodes()[case.node_of(rank) as usize], pid.trim().to_owned())
 }

@@ -161,7 +161,10 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
             let script = folder.join("batch.sh");
             std::fs::write(&script, BATCH_SCRIPT).unwrap();
             let (dir, script) = (folder.display(), script.display());
-            format!("sh -c '{SUBMIT}' sh {dir} {nodes} {script} {dir} {}", job::launch_words(folder))
+            format!(
+                "sh -c '{SUBMIT}' sh {dir} {nodes} {script} {dir} {}",
+                job::launch_words(folder)
+            )
         }
         // nsenter stops itself when its child stops; a shell between them does not stop.
         AgentLauncher::Ssh => {

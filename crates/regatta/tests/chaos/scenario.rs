@@ -2,9 +2,7 @@
 
 use regatta_testbed::Random;
 
-use crate::case::{
-    AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, JobFault, ProcessRole, When,
-};
+use crate::case::{AgentLauncher, Case, Condition, HEARTBEAT_TIMEOUT, JobFault, ProcessRole, When};
 use crate::env_number;
 
 /// Nodes of the largest cases.
