@@ -100,7 +100,8 @@ fn main_part(case: &Case, rank: u32) -> String {
     }
 }
 
-/// Waits for TERM. Writes the exit message once, even after several TERMs.
+/// Waits for TERM, also if it ends `sleep` first. Writes the exit message once, even after several
+/// TERMs.
 fn wait_for_term(case: &Case) -> String {
     let save = |t: &Condition| match *t {
         Condition::Saves { ms } => Some(format!("sleep {}.{:03};", ms / 1000, ms % 1000)),
@@ -108,7 +109,7 @@ fn wait_for_term(case: &Case) -> String {
     };
     let save = case.conditions.iter().find_map(save).unwrap_or_default();
     let trap = format!("trap 'trap \"\" TERM; {save} echo exit of $RANK; exit 0' TERM");
-    format!("{trap}\n: > at-$RANK\nsleep 600 & wait\n")
+    format!("{trap}\n: > at-$RANK\nwhile :; do sleep 600 & wait; done\n")
 }
 
 /// Number of lines that each rank writes before it exits.
