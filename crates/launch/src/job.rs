@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use regatta_model::result::{RankExit, RankFailure, RunResult};
+use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
@@ -100,11 +100,12 @@ pub trait JobObserver {
     /// Whether all lines have been written; called after the last line until it is true.
     fn flush(&mut self) -> bool;
 
-    /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
-    /// other ranks.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
+    /// may overtake lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
-    /// Called when a signal of the user or the scheduler is forwarded to the ranks, or kills them.
+    /// Called when a signal of the user or the scheduler is forwarded to the ranks or, as the second
+    /// termination signal does, kills them.
     fn on_signal(&mut self, signal: i32, killing: bool);
 }
 
@@ -159,7 +160,7 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    observer.on_frame(rank, &bytes);
+                    self.append_log(rank, false, observer.on_frame(rank, &bytes).as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
@@ -191,8 +192,7 @@ impl JobDriver<'_> {
             }
             // The rank's node does not see the run folder.
             JobEvent::Output { rank, stderr, bytes } => {
-                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
-                warning.into_iter().for_each(|warning| self.warn(warning));
+                self.append_log(rank, stderr, &bytes);
             }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
@@ -219,6 +219,13 @@ impl JobDriver<'_> {
             }
             JobEvent::Warning(text) => self.warn(text),
             JobEvent::Frame { .. } | JobEvent::Finished => {}
+        }
+    }
+
+    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let warning = self.folder.append_log(self.job.attempt, rank, stderr, bytes);
+            warning.into_iter().for_each(|warning| self.warn(warning));
         }
     }
 
@@ -251,6 +258,10 @@ impl JobDriver<'_> {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });
                     self.workers.control(RankControl::Signal(signal));
+                }
+                SupervisorAction::Terminate(signal) => {
+                    self.record(EventRecord::SignalSent { signal });
+                    self.workers.control(RankControl::Terminate(signal));
                 }
                 SupervisorAction::Kill => {
                     if !std::mem::replace(&mut self.killing, true) {
@@ -305,6 +316,11 @@ impl JobDriver<'_> {
             (Some(RankFailure { rank, host, exit, .. }), ..) => {
                 let failed = if self.job.hosts.len() == 1 { "failed" } else { "failed first" };
                 format!("rank {rank} on {host} {failed}: {exit}")
+            }
+            (None, ..) if self.supervisor.code() == STOPPED_EARLY => {
+                let signal = self.supervisor.forwarded.map(RankExit::Signal);
+                let by = signal.map_or("a signal to a rank".to_owned(), |s| s.to_string());
+                format!("stopped early by {by}; can be resumed")
             }
             (None, Some(signal), _) => format!("terminated by {}", RankExit::Signal(signal)),
             (None, None, _) => "all ranks exited successfully".to_owned(),

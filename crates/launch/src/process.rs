@@ -167,7 +167,10 @@ impl RankSpec {
     /// Binds this process and replaces it with the rank's command. Returns only on failure.
     pub fn exec(&self) -> StartError {
         match (self.prepare(), self.binding.apply()) {
-            (Ok(mut command), Ok(())) => self.error(command.exec()),
+            (Ok(mut command), Ok(())) => {
+                signals::restore_file_size_signal();
+                self.error(command.exec())
+            }
             (Err(error), _) => error,
             (_, Err(source)) => self.error(source),
         }
@@ -178,6 +181,7 @@ impl RankSpec {
 /// process group, and has the kernel kill it when its parent dies. Safe between fork and exec.
 pub fn start_session(parent: u32) -> io::Result<()> {
     signals::unblock_stop_signals();
+    signals::restore_file_size_signal();
     // SAFETY: plain system calls on the calling process.
     unsafe {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {

@@ -50,6 +50,9 @@ impl RunFolder {
             io::ErrorKind::AlreadyExists => RunFolderError::Exists(path.display().to_string()),
             _ => error(source),
         })?;
+        // Shows that the run is in progress until this process ends, however it ends. File systems without
+        // locks are fine.
+        let _ = events.try_lock();
         Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }
 
@@ -110,8 +113,9 @@ impl RunFolder {
         LogFolder { path: self.path.join("log") }
     }
 
-    /// Appends to the log of a rank whose node does not see this folder. Returns a warning for the
-    /// user on the first failure of each log: a full disk must not end a run.
+    /// Appends to the log of a rank: its output if its node does not see this folder, and the text of
+    /// its messages. Returns a warning for the user on the first failure of each log: a full disk must
+    /// not end a run.
     pub fn append_log(
         &mut self,
         attempt: u32,
@@ -155,7 +159,8 @@ impl LogFolder {
     pub fn create(&self, attempt: u32, rank: u32, stderr: bool) -> Result<File, RunFolderError> {
         let path = self.path.join(log_name(attempt, rank, stderr));
         let folder = path.parent().unwrap_or(&self.path);
-        let open = || File::create(&path);
+        // To append: the text of a rank's messages is appended to the same log.
+        let open = || OpenOptions::new().append(true).create(true).open(&path);
         let file = open().or_else(|_| std::fs::create_dir_all(folder).and_then(|()| open()));
         file.map_err(RunFolderError::at(&path))
     }
@@ -175,7 +180,15 @@ pub fn attempt_folder(attempt: u32) -> Option<String> {
 
 /// Warning about an incomplete log.
 pub(crate) fn log_truncated(name: &str, error: &io::Error) -> String {
-    format!("log {name} is incomplete: {error}")
+    format!("log {name} is incomplete: {error}{}", file_size_hint(error))
+}
+
+/// The fix for a write beyond the file size limit, to be appended to the error.
+pub fn file_size_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => "; raise the limit with `ulimit -f unlimited`",
+        _ => "",
+    }
 }
 
 /// ID of a run: time in UTC and process ID, `20261115-051200-4711`.
@@ -184,6 +197,25 @@ pub fn run_id(now: SystemTime, pid: u32) -> String {
     let (year, month, day) = civil_date(since / 86_400);
     let (hour, minute, second) = (since / 3600 % 24, since / 60 % 60, since % 60);
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}-{pid}")
+}
+
+/// The time in a run ID; None if the text is not one.
+pub fn run_id_time(id: &str) -> Option<SystemTime> {
+    let number =
+        |range| id.get(range).filter(|text: &&str| text.bytes().all(|b| b.is_ascii_digit()));
+    let parts = [0..4, 4..6, 6..8, 9..11, 11..13, 13..15].map(|range| number(range)?.parse().ok());
+    let [Some(year), Some(month), Some(day), Some(hour), Some(minute), Some(second)] = parts else {
+        return None;
+    };
+    // Search by year, because the inverse of `civil_date` is only needed here.
+    let first = (1970..=9999).contains(&year).then(|| (year - 1970) * 365)?;
+    let last = first + (year - 1970) / 4 + 366;
+    let days = (first..=last).find(|days| civil_date(*days) == (year, month, day))?;
+    let since: u64 = days * 86_400 + hour * 3600 + minute * 60 + second;
+    let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(since))?;
+    // Hours, minutes and separators, too, must be valid.
+    let process = id.get(16..).and_then(|process| process.parse().ok())?;
+    (run_id(time, process) == id).then_some(time)
 }
 
 /// Converts days since 1970-01-01 to year, month and day. Years begin in March, so that the leap
@@ -211,5 +243,35 @@ mod tests {
         assert_eq!(at(0), "19700101-000000-7");
         assert_eq!(at(951_782_400), "20000229-000000-7");
         assert_eq!(at(1_794_719_520), "20261115-051200-7");
+    }
+
+    #[test]
+    fn run_id_time_is_the_inverse_of_run_id() {
+        for seconds in [0, 951_782_400, 1_794_719_520, 4_102_444_799, 1_735_689_599] {
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(run_id_time(&run_id(time, 7)), Some(time), "{seconds}");
+        }
+        for other in [
+            "",
+            "mine",
+            "20261115-051200",
+            "20261115-256000-7",
+            "20261315-051200-7",
+            "20261115_051200-7",
+        ] {
+            assert_eq!(run_id_time(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn events_are_locked_while_the_run_folder_is_open() {
+        let path = std::env::temp_dir().join(run_id(SystemTime::now(), std::process::id()));
+        let folder = RunFolder::create(&path).unwrap();
+        let is_free = || File::open(path.join("events.jsonl")).unwrap().try_lock_shared().is_ok();
+        assert!(!is_free());
+        let RunFolder { events, .. } = folder;
+        drop(events);
+        assert!(is_free());
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

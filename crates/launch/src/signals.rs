@@ -1,5 +1,6 @@
 //! Signals from the user and the scheduler.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use signal_hook::consts::{
@@ -36,6 +37,11 @@ pub fn is_termination_signal(signal: i32) -> bool {
     [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&signal)
 }
 
+/// Whether a signal stops or continues the job.
+pub(crate) fn is_job_control(signal: i32) -> bool {
+    JOB_CONTROL.contains(&signal)
+}
+
 impl SignalCatcher {
     /// Installs the handlers. A signal that was ignored at start-up, as under `nohup`, stays
     /// ignored.
@@ -45,10 +51,12 @@ impl SignalCatcher {
         Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
     }
 
-    /// Signals since the last call, to this process or to the reaper.
+    /// Signals since the last call, to this process or to the reaper, without duplicates.
     pub fn pending(&mut self) -> Vec<i32> {
-        let direct: Vec<i32> = self.signals.pending().collect();
-        let signals = self.dedup.merge(&reaper::take_signals(), &direct, Instant::now());
+        let now = Instant::now();
+        let mut signals = reaper::take_signals();
+        signals.extend(self.signals.pending());
+        signals.retain(|&signal| self.dedup.is_new(signal, now));
         self.termination =
             self.termination.or(signals.iter().copied().find(|&s| is_termination_signal(s)));
         signals
@@ -79,6 +87,26 @@ fn is_ignored(signal: i32) -> bool {
 pub(crate) fn reset(signal: i32) {
     // SAFETY: a plain system call; SIG_DFL is not a function of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Whether [`ignore_file_size_signal`] changed the action of SIGXFSZ.
+static IGNORES_FILE_SIZE: AtomicBool = AtomicBool::new(false);
+
+/// Ignores SIGXFSZ, so that a write beyond `ulimit -f` is an error like a full disk instead of the end of the
+/// process. Programs that this process starts inherit this until [`restore_file_size_signal`].
+pub fn ignore_file_size_signal() {
+    if !is_ignored(libc::SIGXFSZ) {
+        // SAFETY: a plain system call; SIG_IGN is not a function of ours.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        IGNORES_FILE_SIZE.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Undoes [`ignore_file_size_signal`]. Safe between fork and exec.
+pub(crate) fn restore_file_size_signal() {
+    if IGNORES_FILE_SIZE.load(Ordering::Relaxed) {
+        reset(libc::SIGXFSZ);
+    }
 }
 
 /// Stops this process until it receives SIGCONT.

@@ -14,18 +14,22 @@ mod system;
 use std::process::ExitCode;
 
 use clap::Parser;
+use regatta_launch::signals;
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    signals::ignore_file_size_signal();
     let success = |()| ExitCode::SUCCESS;
-    let result = match Cli::parse().command {
+    let result = match Cli::parse_from(cli::arguments(std::env::args_os())).command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
         Command::Bench(args) => commands::bench::run(*args),
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args).map(success),
+        Command::Eval(args) => commands::eval::run(&args).map(success),
+        Command::Runs(args) => commands::runs::run(&args).map(success),
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args).map(success),

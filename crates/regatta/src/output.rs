@@ -10,6 +10,7 @@ use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
+use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -127,7 +128,11 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
         file.sync_all()?;
         std::fs::rename(part, path)
     };
-    write().inspect_err(|_| drop(std::fs::remove_file(part))).context(context)
+    write().map_err(|error| {
+        let _ = std::fs::remove_file(part);
+        let hint = file_size_hint(&error);
+        anyhow::Error::new(error).context(format!("{context}{hint}"))
+    })
 }
 
 /// Checks that [`write_file`] can create the file of an option.

@@ -278,15 +278,15 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    /// Applies a command to this node's ranks and forwards it to the children. A termination signal
-    /// starts the grace period, which ends in a kill even without a parent.
+    /// Applies a command to this node's ranks and forwards it to the children. `Terminate` starts the
+    /// grace period, which ends in a kill even without a parent.
     fn broadcast(&mut self, control: RankControl, now: Instant, out: &mut Outputs<C>) {
         let forward = |conn| AgentOutput::Downstream(conn, Downstream::Broadcast(control));
         out.extend(self.routes.children().map(forward));
         if !self.ranks.running {
             return;
         }
-        if matches!(control, RankControl::Signal(signal) if is_termination_signal(signal)) {
+        if matches!(control, RankControl::Terminate(_)) {
             self.ranks.kill_at.get_or_insert(now + self.timeouts.grace);
         }
         out.push(AgentOutput::Control(control));
@@ -310,7 +310,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         if self.parent_conn() == Some(conn) {
             self.disconnected = Some((self.target, why));
             self.parent = ParentLink::Connecting { since: now, retry_at: Some(now), failures: 0 };
-            self.broadcast(RankControl::Signal(libc::SIGTERM), now, out);
+            self.broadcast(RankControl::Terminate(libc::SIGTERM), now, out);
             return;
         }
         self.credits.remove(&conn);

@@ -112,7 +112,7 @@ impl Simulation {
             SimNode { agent, ranks: Ranks::default(), partitioned: false, exited: false }
         };
         let hosts: Vec<String> = (0..nodes).map(|n| format!("n{n}")).collect();
-        let limits = JobLimits { grace: GRACE, hang_after: None };
+        let limits = JobLimits { signal_grace: Some(GRACE), ..JobLimits::new(GRACE) };
         let supervisor = Supervisor::new(nodes * ranks_per_node, limits, now);
         Self {
             rng: Rng(seed | 1),
@@ -216,7 +216,11 @@ impl Simulation {
     fn control(&mut self, node: u32, control: RankControl) {
         let sim_node = &self.nodes[node as usize];
         let exit = match control {
-            RankControl::Signal(signal) if !sim_node.ranks.ignores_term => RankExit::Signal(signal),
+            RankControl::Signal(signal) | RankControl::Terminate(signal)
+                if !sim_node.ranks.ignores_term =>
+            {
+                RankExit::Signal(signal)
+            }
             RankControl::Kill => RankExit::Signal(9),
             _ => return,
         };
@@ -396,6 +400,7 @@ impl Simulation {
         for action in actions {
             let control = match action {
                 Action::SignalRanks(signal) => RankControl::Signal(signal),
+                Action::Terminate(signal) => RankControl::Terminate(signal),
                 Action::Kill => RankControl::Kill,
                 Action::QueryState => RankControl::QueryState,
                 Action::Finish => continue,

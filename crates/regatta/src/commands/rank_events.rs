@@ -19,8 +19,16 @@ pub trait EventReporter {
     /// Reports an event.
     fn on_event(&mut self, event: Self::Event);
 
+    /// The text of an event for the log of its rank, possibly empty.
+    fn log_text(&mut self, _: &Self::Event) -> String {
+        String::new()
+    }
+
     /// Reports that an event could not be received.
     fn on_event_error(&mut self, error: ChannelError);
+
+    /// Reports that a signal was forwarded to the ranks.
+    fn on_signal(&mut self, _signal: i32) {}
 
     /// Erases progress from the terminal before other output.
     fn hide_progress(&mut self) {}
@@ -31,11 +39,22 @@ impl<R: EventReporter> RankObserver for R {
         self.hide_progress();
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
-            Ok(Json(event)) => self.on_event(event),
-            Err(error) => self.on_event_error(error),
+            Ok(Json(event)) => {
+                let text = self.log_text(&event);
+                self.on_event(event);
+                text
+            }
+            Err(error) => {
+                self.on_event_error(error);
+                String::new()
+            }
         }
+    }
+
+    fn on_signal(&mut self, signal: i32) {
+        EventReporter::on_signal(self, signal);
     }
 
     fn prints_run_dir(&self) -> bool {

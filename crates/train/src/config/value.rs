@@ -202,21 +202,28 @@ named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
 named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
 named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
 
-/// A boolean; None: `auto`, a default that depends on other keys.
-impl Value for Option<bool> {
-    fn type_name() -> String {
-        "true, false or auto".to_owned()
-    }
-
-    fn parse(raw: &RawValue<'_>) -> Option<Self> {
-        let auto = || (raw.as_text()? == "auto").then_some(None);
-        bool::parse(raw).map(Some).or_else(auto)
-    }
-
-    fn to_toml(&self) -> String {
-        self.map_or_else(|| quoted("auto"), |value| value.to_toml())
-    }
+/// Implements [`Value`] for an option; None: `auto`, a default that depends on other keys.
+macro_rules! or_auto {
+    ($Type:ty, $name:literal) => {
+        impl Value for Option<$Type> {
+            fn type_name() -> String {
+                $name.to_owned()
+            }
+            fn parse(raw: &RawValue<'_>) -> Option<Self> {
+                let auto = || (raw.as_text()? == "auto").then_some(None);
+                <$Type>::parse(raw).map(Some).or_else(auto)
+            }
+            fn to_toml(&self) -> String {
+                self.map_or_else(|| quoted("auto"), |value| value.to_toml())
+            }
+            fn number(&self) -> Option<f64> {
+                self.and_then(|value| value.number())
+            }
+        }
+    };
 }
+or_auto!(bool, "true, false or auto");
+or_auto!(f64, "auto or a number");
 
 /// Where to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]

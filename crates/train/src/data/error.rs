@@ -96,6 +96,13 @@ pub enum DataError {
         path.display(), tokenizer.display()
     )]
     OtherTokenizer { path: PathBuf, tokenizer: PathBuf, of_file: String, of_tokenizer: String },
+    /// The data was not prepared with the character tokenizer.
+    #[error(
+        "data.tokenizer is char, but {} was prepared with a {tokenizer} tokenizer of {vocabulary} tokens: remove \
+        data.tokenizer, or prepare the text again with `regatta data prepare --characters`",
+        path.display()
+    )]
+    NotCharacters { path: PathBuf, tokenizer: String, vocabulary: usize },
     /// Raw tokens without their tokenizer.
     #[error("data.source raw-u16:{} needs data.tokenizer: set it to the tokenizer.json that produced the tokens", path.display())]
     NoTokenizer { path: PathBuf },

@@ -18,6 +18,7 @@ pub mod tokenizer;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+pub use bpe::train::MIN_VOCAB as MIN_BPE_VOCAB;
 pub use data_loader::{Batch, DataLoader, Prefetcher};
 pub use error::{DataError, Result};
 pub use sampler::Sampler;

@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::beside;
 use super::error::{DataError, Result};
 use super::source::DataDirs;
+use crate::regular_file;
 
 /// A named dataset.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +83,7 @@ fn check(named: &NamedDataset, path: &Path) -> Result<()> {
 
 /// SHA-256 of a file. `read` is called with the size of each chunk, and may abort.
 pub fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<String> {
-    let mut file = File::open(path).map_err(DataError::io("open", path))?;
+    let mut file = regular_file::open(path).map_err(DataError::io("open", path))?;
     let (mut sum, mut bytes) = (Sha256::new(), vec![0; 1 << 16]);
     loop {
         match file.read(&mut bytes).map_err(DataError::io("read", path))? {

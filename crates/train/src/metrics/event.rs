@@ -71,6 +71,8 @@ pub struct RunInfo {
     pub start_step: u64,
     /// Steps between log lines.
     pub log_interval: u64,
+    /// Steps between checkpoints; 0: no checkpoints.
+    pub checkpoint_interval: u64,
     /// How FLOPs are counted.
     pub flops_formula: String,
     /// The run folder.
@@ -151,7 +153,7 @@ pub enum EndReason {
     /// All steps are finished.
     #[default]
     Completed,
-    /// Interrupted; a checkpoint was saved.
+    /// Interrupted before the last step; a checkpoint was saved unless they are disabled.
     Interrupted,
 }
 
@@ -162,6 +164,9 @@ pub struct Summary {
     pub reason: EndReason,
     /// Steps finished.
     pub step: u64,
+    /// Step of the latest complete checkpoint of the run, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<u64>,
     /// Training loss of the last step.
     #[serde(with = "finite_or_null")]
     pub loss: f64,

@@ -4,7 +4,7 @@
 
 mod checkpointing;
 mod error;
-mod evaluate;
+pub mod evaluate;
 mod finish;
 mod gather;
 mod report;
@@ -66,6 +66,8 @@ pub struct TrainingSetup {
     pub folder: PathBuf,
     /// Identifies the run, if known; the same after a restart.
     pub run: String,
+    /// Whether a missing checkpoint is an error, as with `--resume`, instead of the start of a new run.
+    pub require_checkpoint: bool,
 }
 
 /// Trains. `stop` is polled after every step; if it returns true on any rank, all ranks save and end.
@@ -126,7 +128,8 @@ impl TrainingLoop {
         }
         let mut reason = EndReason::Completed;
         while self.done < steps && reason == EndReason::Completed {
-            if self.step(&mut data, stop, emit)? {
+            // A signal during the last step does not stop the run early.
+            if self.step(&mut data, stop, emit)? && self.done < steps {
                 reason = EndReason::Interrupted;
             }
         }

@@ -35,6 +35,7 @@ pub fn run_info(
         steps: config.train.steps,
         start_step: done,
         log_interval: config.train.log_interval,
+        checkpoint_interval: config.checkpoint.interval,
         flops_formula: FLOPS_FORMULA.to_owned(),
         folder: setup.folder.display().to_string(),
     }

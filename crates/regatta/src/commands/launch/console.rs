@@ -59,7 +59,7 @@ impl<'a> Console<'a> {
         Ok(Self {
             hosts: Vec::new(),
             shown_ranks: args.show.clone(),
-            grace: Duration::from_secs(args.grace),
+            grace: args.grace(),
             tee: args.tee.as_deref().map(open).transpose()?,
             tee_error: None,
             writers: [spawn(Stream::Stdout)?, spawn(Stream::Stderr)?],
@@ -212,20 +212,21 @@ impl JobObserver for Console<'_> {
         self.send_pending() && self.is_flushed(Stream::Stdout) && self.is_flushed(Stream::Stderr)
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
-        if let Some(observer) = &mut self.observer {
-            observer.on_frame(rank, bytes);
-        }
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
+        let observer = self.observer.as_mut();
+        observer.map_or_else(String::new, |observer| observer.on_frame(rank, bytes))
     }
 
     fn on_signal(&mut self, signal: i32, killing: bool) {
-        if !is_termination_signal(signal) {
-            return;
-        }
-        self.interrupted = true;
-        if self.observer.is_none() {
-            let notice = report::signal_notice(signal, killing, self.hosts.len(), self.grace);
-            self.writer(Stream::Stderr).push(&notice);
+        let terminates = is_termination_signal(signal);
+        self.interrupted |= terminates;
+        match &mut self.observer {
+            Some(observer) => observer.on_signal(signal),
+            None if terminates => {
+                let notice = report::signal_notice(signal, killing, self.hosts.len(), self.grace);
+                self.writer(Stream::Stderr).push(&notice);
+            }
+            None => {}
         }
     }
 }

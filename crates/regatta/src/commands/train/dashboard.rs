@@ -219,7 +219,10 @@ pub fn log_line(history: &RunHistory, val_loss: Option<f64>, now: f64) -> String
 pub fn summary(summary: &Summary, width: usize) -> String {
     let (style, outcome) = match summary.reason {
         EndReason::Completed => (GOOD, "done"),
-        EndReason::Interrupted => (WARNING, "interrupted; checkpoint saved"),
+        EndReason::Interrupted if summary.checkpoint == Some(summary.step) => {
+            (WARNING, "interrupted; checkpoint saved")
+        }
+        EndReason::Interrupted => (WARNING, "interrupted; no checkpoint saved"),
     };
     let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", sanitize(&summary.folder));
     let steps = pluralize(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");

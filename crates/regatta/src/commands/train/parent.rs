@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::args::TrainArgs;
+use super::preflight;
 use super::reporter::ProgressReporter;
 use super::run_folder;
 use super::smoke::{ReportingProcess, SmokeReporter};
@@ -20,7 +21,10 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let id = new_run_id();
     let folder = match (&args.resume, &args.run_dir) {
-        (Some(run_dir), _) => run_folder::relaunch_folder(run_dir, &id),
+        (Some(run_dir), _) => {
+            run_folder::check_resumable(run_dir, &config)?;
+            run_folder::relaunch_folder(run_dir, &id)
+        }
         (None, Some(run_dir)) => run_folder::launch_folder(run_dir, &config, &id)?,
         (None, None) => run_dir_or_new(None, &id),
     };
@@ -29,11 +33,14 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     if smoke && !has_rank_count(&launch) {
         launch.job.ranks = local_rank_count(&discovery);
     }
-    // Validates the model with any vocabulary size, because the data is not read yet.
-    config.shape(1)?;
-    launch.job.ranks.map_or(Ok(()), |ranks| config.validate(ranks as usize).map(drop))?;
+    match smoke {
+        // The data is a check of its own, on the ranks.
+        true => preflight::check_without_data(&config, &launch)?,
+        false => preflight::check(&config, &launch, &discovery)?,
+    }
     set_request(&mut launch, &discovery, RankTask::Train(task))?;
     if !smoke {
+        launch.saves_on_signal = true;
         let mut reporter = ProgressReporter::new(args.json, &run_dir.unwrap_or(folder));
         return launch::launch(&launch, discovery, Some(&mut reporter));
     }

@@ -12,8 +12,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
+use regatta_launch::signals::is_termination_signal;
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
+use signal_hook::consts::SIGINT;
+use signal_hook::low_level::signal_name;
 
+use super::history::RunHistory;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
 use crate::commands::rank_events::EventReporter;
 
@@ -31,6 +35,10 @@ pub struct ProgressReporter {
     /// fork.
     refresh: Option<RefreshThread>,
     has_dashboard: bool,
+    /// Log lines of rank 0, whose own output has none: it sends events.
+    rank_log: TerminalOutput<Vec<u8>>,
+    /// Whether a termination signal was forwarded.
+    terminating: bool,
 }
 
 impl ProgressReporter {
@@ -44,6 +52,8 @@ impl ProgressReporter {
             run_dir: run_dir.to_owned(),
             refresh: None,
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
+            rank_log: TerminalOutput::new(OutputMode::Log, Vec::new(), Box::new(terminal_size)),
+            terminating: false,
         }
     }
 }
@@ -68,13 +78,51 @@ impl EventReporter for ProgressReporter {
         output.on_event(&event, self.start.elapsed().as_secs_f64());
     }
 
+    fn log_text(&mut self, event: &Event) -> String {
+        self.rank_log.on_event(event, self.start.elapsed().as_secs_f64());
+        String::from_utf8(self.rank_log.take_output()).unwrap_or_default()
+    }
+
     fn on_event_error(&mut self, error: ChannelError) {
         self.on_event(Event::Note(format!("cannot decode an event of rank 0: {error}")));
+    }
+
+    fn on_signal(&mut self, signal: i32) {
+        let note = match self.terminating && is_termination_signal(signal) {
+            true => format!("{}: killing the ranks", name_of(signal)),
+            false => signal_note(signal, &lock(&self.output).history),
+        };
+        self.terminating |= is_termination_signal(signal);
+        self.on_event(Event::Note(note));
     }
 
     fn hide_progress(&mut self) {
         lock(&self.output).hide_dashboard();
     }
+}
+
+/// What the ranks do on a signal.
+fn signal_note(signal: i32, history: &RunHistory) -> String {
+    let name = name_of(signal);
+    // Before the run has started, the ranks have nothing to save.
+    if history.about.steps == 0 {
+        return format!("{name}: no step has been trained; exiting");
+    }
+    let kill = match signal {
+        SIGINT => "; Ctrl-C again to kill",
+        _ if is_termination_signal(signal) => "; a second signal kills",
+        _ => "",
+    };
+    let step = (history.done() + 1).min(history.steps());
+    let then = match history.about.checkpoint_interval {
+        0 => "then exiting without a checkpoint (checkpoint.interval is 0)",
+        _ => "then saving a checkpoint",
+    };
+    format!("{name}: finishing step {step}, {then}{kill}")
+}
+
+fn name_of(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("signal")
 }
 
 /// Records events in the run folder.
@@ -95,6 +143,10 @@ impl EventRecorder {
     pub fn record(&mut self, event: &Event) -> Option<String> {
         let now = unix_time();
         if let Event::Start(about) = event {
+            // The files of a run without steps left stay unchanged.
+            if about.start_step >= about.steps {
+                return None;
+            }
             let (run_dir, start_step) = (&self.run_dir, about.start_step);
             let (recorder, warning) =
                 Recorder::open(run_dir, self.tensorboard, start_step, &host_name(), now);
@@ -138,4 +190,35 @@ fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<Stdout>> {
 fn unix_time() -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(0.0, |now| now.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use regatta_train::metrics::RunInfo;
+    use signal_hook::consts::{SIGTERM, SIGUSR1};
+
+    use super::*;
+
+    #[test]
+    fn signal_note_names_the_step_in_progress() {
+        let mut history = RunHistory::default();
+        assert_eq!(signal_note(SIGINT, &history), "SIGINT: no step has been trained; exiting");
+        let checkpoint_interval = 50;
+        let about =
+            RunInfo { steps: 300, start_step: 270, checkpoint_interval, ..RunInfo::default() };
+        history.about = about;
+        let saving = "finishing step 271, then saving a checkpoint";
+        let expected = format!("SIGINT: {saving}; Ctrl-C again to kill");
+        assert_eq!(signal_note(SIGINT, &history), expected);
+        assert_eq!(
+            signal_note(SIGTERM, &history),
+            format!("SIGTERM: {saving}; a second signal kills")
+        );
+        assert_eq!(signal_note(SIGUSR1, &history), format!("SIGUSR1: {saving}"));
+        history.about.checkpoint_interval = 0;
+        let unsaved = "SIGUSR1: finishing step 271, then exiting without a checkpoint (";
+        assert!(signal_note(SIGUSR1, &history).starts_with(unsaved));
+        history.about.start_step = 300;
+        assert!(signal_note(SIGINT, &history).contains("finishing step 300, "));
+    }
 }

@@ -70,8 +70,18 @@ fn run_checks(
     })?;
     let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
     let run = training::run_id();
-    let setup =
-        TrainingSetup { config, name, comm, device, threads, kernels, dataset, folder, run };
+    let setup = TrainingSetup {
+        config,
+        name,
+        comm,
+        device,
+        threads,
+        kernels,
+        dataset,
+        folder,
+        run,
+        require_checkpoint: false,
+    };
     smoke.training(setup)?;
     Ok(())
 }
