@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
+use regatta_wire::clock;
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
+use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
 use crate::signals::SignalCatcher;
@@ -34,6 +36,8 @@ pub struct AttemptOutcome {
     pub result: RunResult,
     /// Indices of lost nodes.
     pub lost_nodes: Vec<u32>,
+    /// When the last of them was declared lost.
+    pub node_lost_at: Option<Instant>,
     /// Whether the user or the scheduler sent a termination signal.
     pub terminated: bool,
 }
@@ -57,6 +61,7 @@ const START_FAILED: RankExit = RankExit::Exit(127);
 enum EventRecord<'a> {
     Started { rank: u32, pid: u32 },
     Exited { rank: u32, exit: RankExit },
+    LostPeer { rank: u32, peer: u32 },
     SignalReceived { signal: i32 },
     SignalSent { signal: i32 },
     Killed,
@@ -82,6 +87,7 @@ struct JobDriver<'a> {
     tails: BTreeMap<u32, Vec<String>>,
     rank_states: BTreeMap<u32, String>,
     lost_nodes: Vec<u32>,
+    node_lost_at: Option<Instant>,
     /// Cause of the first failure, where more is known than the rank's exit.
     cause: Option<String>,
     warnings: Vec<String>,
@@ -118,11 +124,12 @@ pub fn run(
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
     let mut driver = JobDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
+        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, clock::now()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
         lost_nodes: Vec::new(),
+        node_lost_at: None,
         cause: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
@@ -135,6 +142,14 @@ pub fn run(
     };
     driver.run(signals, observer);
     driver.outcome()
+}
+
+/// Calls an observer, which may block on a stopped terminal: that is not a hang.
+fn may_block<T>(call: impl FnOnce() -> T) -> T {
+    reaper::suspend_heartbeats();
+    let returned = call();
+    reaper::heartbeat();
+    returned
 }
 
 impl JobDriver<'_> {
@@ -160,7 +175,8 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    self.append_log(rank, false, observer.on_frame(rank, &bytes).as_bytes());
+                    let text = may_block(|| observer.on_frame(rank, &bytes));
+                    self.append_log(rank, false, text.as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
@@ -171,7 +187,9 @@ impl JobDriver<'_> {
             }
             self.supervise(SupervisorInput::Tick);
             let killing = self.killing;
-            self.unobserved.drain(..).for_each(|signal| observer.on_signal(signal, killing));
+            for signal in self.unobserved.drain(..) {
+                may_block(|| observer.on_signal(signal, killing));
+            }
             match finished {
                 true => unshown.extend(self.lines.finish()),
                 false => {
@@ -179,8 +197,14 @@ impl JobDriver<'_> {
                     unshown.extend(self.lines.ready_up_to(Instant::now(), space));
                 }
             }
-            while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {}
+            if !unshown.is_empty() {
+                may_block(
+                    || while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {},
+                );
+            }
         }
+        // What follows waits for the terminal and the file system.
+        reaper::suspend_heartbeats();
     }
 
     fn on_event(&mut self, event: JobEvent) {
@@ -199,6 +223,10 @@ impl JobDriver<'_> {
                 self.record(EventRecord::Exited { rank, exit });
                 self.supervise(SupervisorInput::Exited(rank, exit));
             }
+            JobEvent::LostPeer { rank, peer } => {
+                self.record(EventRecord::LostPeer { rank, peer });
+                self.supervise(SupervisorInput::LostPeer(rank, peer));
+            }
             JobEvent::OutputTail(rank, lines) => drop(self.tails.insert(rank, lines)),
             JobEvent::RankStates(states) => self.rank_states.extend(states),
             JobEvent::Signal(signal) => self.on_signal(signal, SignalSource::Agent),
@@ -209,6 +237,7 @@ impl JobDriver<'_> {
             }
             JobEvent::NodeLost { node, ranks } => {
                 self.lost_nodes.push(node);
+                self.node_lost_at = Some(Instant::now());
                 self.record(EventRecord::NodeLost { ranks: &ranks });
                 let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
                 ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
@@ -242,7 +271,7 @@ impl JobDriver<'_> {
 
     /// Stores the cause of the first failure.
     fn set_cause(&mut self, why: String) {
-        if self.supervisor.first_failure.is_none() {
+        if self.supervisor.first_failure().is_none() {
             self.cause = Some(why);
         }
     }
@@ -253,7 +282,7 @@ impl JobDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, Instant::now()) {
+        for action in self.supervisor.handle(input, clock::now()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });
@@ -282,7 +311,7 @@ impl JobDriver<'_> {
 
     fn outcome(self) -> AttemptOutcome {
         let host = |rank: u32| self.job.hosts.get(rank as usize).cloned().unwrap_or_default();
-        let first_failure = self.supervisor.first_failure;
+        let first_failure = self.supervisor.first_failure();
         let failure = first_failure.map(|(rank, exit)| RankFailure {
             rank,
             host: host(rank),
@@ -303,7 +332,8 @@ impl JobDriver<'_> {
             seconds: self.start.elapsed().as_secs_f64(),
         };
         let terminated = self.supervisor.signal.is_some();
-        AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
+        let Self { lost_nodes, node_lost_at, .. } = self;
+        AttemptOutcome { result, lost_nodes, node_lost_at, terminated }
     }
 
     fn reason(&self, failure: Option<&RankFailure>) -> String {

@@ -5,9 +5,11 @@
 
 pub mod agent_launcher;
 pub mod agents;
+pub mod cache_dir;
 pub mod channel;
 pub mod cpu_binding;
 pub mod event_queue;
+mod failure_attribution;
 pub mod job;
 pub mod lines;
 pub mod local;
@@ -17,6 +19,7 @@ mod proc_stat;
 pub mod process;
 pub mod reactor;
 pub mod reaper;
+pub mod restart_backoff;
 pub mod run_folder;
 pub mod secret_file;
 mod signal_dedup;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
+use regatta_wire::clock;
 
 use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
@@ -110,7 +111,7 @@ impl LocalWorkers {
             report_progress: options.report_progress,
             last_cpu: (0, Instant::now()),
             killed_at: None,
-            all_exited_at: specs.is_empty().then(Instant::now),
+            all_exited_at: specs.is_empty().then(clock::now),
             last_output: None,
             last_sweep: None,
             paused_at: None,
@@ -181,12 +182,15 @@ impl LocalWorkers {
             ControlEvent::StreamClosed(rank) => {
                 self.open_streams.entry(rank).and_modify(|n| *n = n.saturating_sub(1));
             }
+            ControlEvent::LostPeer { rank, peer } => {
+                self.events.push_back(JobEvent::LostPeer { rank, peer });
+            }
             ControlEvent::OutputLost(warning) => self.events.push_back(JobEvent::Warning(warning)),
         }
     }
 
     fn handle_output(&mut self, output: Output) {
-        self.last_output = Some(Instant::now());
+        self.last_output = Some(clock::now());
         self.events.push_back(match output {
             Output::Line { rank, stderr, text } => {
                 let tail = self.tails.entry(rank).or_default();
@@ -212,7 +216,7 @@ impl LocalWorkers {
             self.failed.insert(rank);
         }
         if self.running.is_empty() {
-            self.all_exited_at = Some(Instant::now());
+            self.all_exited_at = Some(clock::now());
         }
         self.events.push_back(JobEvent::Exited(rank, exit));
     }
@@ -221,10 +225,10 @@ impl LocalWorkers {
     fn check_finished(&mut self, output_paused: bool) {
         let is_open = |rank: &u32| self.open_streams.get(rank).is_some_and(|&n| n > 0);
         // While output is paused, an empty queue does not mean that the streams are drained.
-        let is_quiet = self.last_output.is_none_or(|at| at.elapsed() > QUIET_TIME);
+        let is_quiet = self.last_output.is_none_or(|at| clock::elapsed(at) > QUIET_TIME);
         let expired = !output_paused
             && is_quiet
-            && self.all_exited_at.is_some_and(|at| at.elapsed() > OUTPUT_TIMEOUT);
+            && self.all_exited_at.is_some_and(|at| clock::elapsed(at) > OUTPUT_TIMEOUT);
         let complete = |rank: &u32| expired || (!output_paused && !is_open(rank));
         let ranks: Vec<u32> = self.failed.iter().copied().filter(complete).collect();
         for rank in ranks {
@@ -243,7 +247,7 @@ impl LocalWorkers {
     /// Stops the timers of draining while output is paused: what waits for a slow reader still has
     /// all its time.
     fn exclude_paused_time(&mut self, output_paused: bool) {
-        let now = Instant::now();
+        let now = clock::now();
         let since = std::mem::replace(&mut self.paused_at, output_paused.then_some(now));
         let paused = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let timers = [&mut self.all_exited_at, &mut self.last_sweep, &mut self.last_output];
@@ -259,14 +263,14 @@ impl LocalWorkers {
             self.last_reap = Instant::now();
         }
         self.check_progress();
-        if self.killed_at.is_some_and(|at| at.elapsed() >= KILL_TIMEOUT) {
+        if self.killed_at.is_some_and(|at| clock::elapsed(at) >= KILL_TIMEOUT) {
             self.abandon_unkillable();
         }
         // Not on every tick: it scans /proc, and many lines may still be queued.
         let since = self.last_sweep.or(self.all_exited_at);
-        if since.is_some_and(|since| since.elapsed() >= DRAIN_TIMEOUT) {
+        if since.is_some_and(|since| clock::elapsed(since) >= DRAIN_TIMEOUT) {
             process::kill_descendants();
-            self.last_sweep = Some(Instant::now());
+            self.last_sweep = Some(clock::now());
         }
     }
 
@@ -279,7 +283,7 @@ impl LocalWorkers {
             let warning = format!("rank {rank} (pid {pid}) is still alive {after}: it is {state}");
             self.events.push_back(JobEvent::Warning(warning));
             self.events.push_back(JobEvent::Exited(rank, RankExit::Signal(libc::SIGKILL)));
-            self.all_exited_at = Some(Instant::now());
+            self.all_exited_at = Some(clock::now());
         }
     }
 
@@ -316,7 +320,7 @@ impl WorkerGroup for LocalWorkers {
                 }
             }
             RankControl::Kill => {
-                self.killed_at.get_or_insert_with(Instant::now);
+                self.killed_at.get_or_insert_with(clock::now);
                 process::kill_descendants();
             }
             RankControl::QueryState => {

@@ -284,12 +284,12 @@ pub fn reap_orphans(is_rank: impl Fn(u32) -> bool) {
 }
 
 /// Waits for a child to exit without reaping it, so that its process ID is not reused. Never
-/// returns if the reaper has died: the child was then killed by this process, which must not count
-/// as its failure.
+/// returns if the original process has died: the child was then killed by this process, which must
+/// not count as its failure.
 pub fn wait_for_exit(pid: u32) {
     let interrupted = |error: io::Error| error.kind() == ErrorKind::Interrupted;
     while wait_unreaped(libc::P_PID, pid, 0).is_err_and(interrupted) {}
-    while reaper::has_died() {
+    while reaper::has_parent_died() {
         std::thread::park();
     }
 }

@@ -19,7 +19,10 @@ pub enum RunFolderError {
     #[error("run folder {0} already contains a run; choose another with --run-dir")]
     Exists(String),
     /// A file or folder cannot be created.
-    #[error("run folder {path}: {source}; choose another with --run-dir")]
+    #[error("run folder {path}: {source}{}", match file_size_hint(source) {
+        "" => "; choose another with --run-dir",
+        hint => hint,
+    })]
     Io { path: String, source: io::Error },
 }
 
@@ -50,8 +53,8 @@ impl RunFolder {
             io::ErrorKind::AlreadyExists => RunFolderError::Exists(path.display().to_string()),
             _ => error(source),
         })?;
-        // Shows that the run is in progress until this process ends, however it ends. File systems without
-        // locks are fine.
+        // Shows that the run is in progress until this process ends, however it ends. File systems
+        // without locks are fine.
         let _ = events.try_lock();
         Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::channel::RankChannel;
+use crate::channel::{RankChannel, RankFrame};
 use crate::event_queue::{ByteLen, EventQueue};
 use crate::lines::LineSplitter;
 use crate::process;
@@ -18,6 +18,8 @@ pub enum ControlEvent {
     Exited(u32),
     /// A stream of a rank reached end of file.
     StreamClosed(u32),
+    /// A rank reports that it lost another.
+    LostPeer { rank: u32, peer: u32 },
     /// Output is lost: a log is incomplete, or a channel failed. The text is a warning for the user.
     OutputLost(String),
 }
@@ -118,7 +120,12 @@ pub fn forward_stream(
 /// channel, which the rank notices when it sends the next.
 pub fn forward_frames(channel: RankChannel, events: Events, rank: u32) -> io::Result<()> {
     spawn_thread(move || {
-        let result = channel.run(|bytes| events.push_output(Output::Frame { rank, bytes }));
+        let result = channel.run(|frame| match RankFrame::parse(frame) {
+            RankFrame::Message(bytes) => events.push_output(Output::Frame { rank, bytes }),
+            RankFrame::LostPeer(peer) => {
+                events.push_control(ControlEvent::LostPeer { rank, peer });
+            }
+        });
         if let Err(error) = result {
             let warning =
                 format!("rank {rank}: {error}; further messages of this rank are dropped");

@@ -277,7 +277,8 @@ pub struct LaunchArgs {
     /// Seconds to wait for all agents to start and connect
     #[arg(long, value_name = "SECONDS", default_value_t = 120, allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Nodes")]
     pub start_timeout: u64,
-    /// Seconds without a heartbeat after which a node counts as lost
+    /// Seconds without a heartbeat after which a node counts as lost, and a hung process of the
+    /// launcher is killed with its ranks
     #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Nodes")]
     pub heartbeat_timeout: u64,
     /// Fan-out of the agent tree
@@ -308,6 +309,11 @@ impl LaunchArgs {
     /// Time between SIGTERM and SIGKILL after a failure.
     pub fn grace(&self) -> Duration {
         Duration::from_secs(self.grace.unwrap_or(DEFAULT_GRACE))
+    }
+
+    /// Time without a heartbeat after which a node, or the launcher itself, counts as lost.
+    pub fn heartbeat_timeout(&self) -> Duration {
+        Duration::from_secs(self.heartbeat_timeout)
     }
 
     /// The limits of the job.

@@ -41,8 +41,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let style = cli::ERROR;
-            output::eprint(&format!("{style}error:{style:#} {}\n", one_line(&error)));
+            output::error(&one_line(&error));
             commands::launch::exit_code(&error)
         }
     }

@@ -8,14 +8,14 @@ use std::path::Path;
 
 use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice, adapter};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use crate::cli::{FAINT, WARNING};
+use crate::cli::{ERROR, FAINT, WARNING};
 use crate::sanitize::sanitize;
 
 /// Prints a text to standard output.
@@ -85,6 +85,11 @@ fn write_and_flush(mut out: impl Write, text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Prints an error to standard error.
+pub fn error(text: &str) {
+    eprint(&format!("{ERROR}error:{ERROR:#} {text}\n"));
+}
+
 /// Prints a note to standard error.
 pub fn note(text: &str) {
     eprint(&format!("{WARNING}note:{WARNING:#} {text}\n"));
@@ -130,8 +135,10 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
     };
     write().map_err(|error| {
         let _ = std::fs::remove_file(part);
-        let hint = file_size_hint(&error);
-        anyhow::Error::new(error).context(format!("{context}{hint}"))
+        match file_size_hint(&error) {
+            "" => anyhow::Error::new(error).context(context),
+            hint => anyhow!("{context}: {error}{hint}"),
+        }
     })
 }
 

@@ -20,7 +20,9 @@ use support::{CommandOutput, REGATTA, TempDir, command};
 /// `regatta launch` with these arguments.
 fn launch(folder: &TempDir, words: &str) -> CommandOutput {
     let words = shlex::split(words).unwrap();
-    run_command(command().current_dir(folder.path()).arg("launch").args(words))
+    let mut launch = command();
+    launch.env("TMPDIR", folder.path()).current_dir(folder.path());
+    run_command(launch.arg("launch").args(words))
 }
 
 #[test]
@@ -205,7 +207,8 @@ fn concurrent_jobs_use_different_ports() {
     let server = "import os, socket, time; s = socket.socket(); s.bind(('', int(os.environ['MASTER_PORT']))); \
                   s.listen(); open('up', 'w').write(os.environ['MASTER_PORT']); time.sleep(600)";
     let mut first = command();
-    first.current_dir(folder.path()).args(["launch", "-n", "1", "--", "python3", "-c", server]);
+    first.env("TMPDIR", folder.path()).current_dir(folder.path());
+    first.args(["launch", "-n", "1", "--", "python3", "-c", server]);
     let mut first = Process::spawn(&folder, &mut first);
     wait_until("the first job to listen", || folder.exists("up") || first.has_exited());
     if !folder.exists("up") {
@@ -246,12 +249,26 @@ fn failed_job_is_restarted() {
     let script = "echo try $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; \
                   [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 5";
     let run = run_job(&folder, "-n 2 --run-dir run --max-restarts 3", script);
-    run.assert_code(0).assert_stderr("restarting all ranks: restart 2 of 3");
+    run.assert_code(0).assert_stderr([
+        "restarting all ranks: restart 1 of 3",
+        "restarting all ranks in 1 s: restart 2 of 3",
+    ]);
     assert_eq!(run_result(&folder, "run").restarts, 2);
     assert_eq!(folder.read("run/log/restart-2/rank-1.out"), "try 2 of 3\n");
 
     let run = run_job(&folder, "-n 1 --max-restarts 1", "exit 4");
     assert_eq!(run.code, Some(4), "the exit code is that of the last failure");
+}
+
+#[test]
+fn signal_during_the_backoff_ends_the_job() {
+    let folder = TempDir::new();
+    let mut job = shell_job(&folder, "-n 1 --run-dir run --max-restarts 9", "exit 4");
+    let job = Process::spawn(&folder, &mut job);
+    wait_until("the back-off", || job.stderr().contains("in 4 s: restart 4 of 9"));
+    job.signal(SIGTERM);
+    job.wait().assert_code(4);
+    assert_eq!(run_result(&folder, "run").restarts, 3);
 }
 
 #[test]

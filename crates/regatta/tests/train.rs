@@ -4,11 +4,13 @@
 
 mod support;
 
+use std::process::Command;
+
 use libc::{SIGINT, SIGUSR1};
 use regatta_testbed::assert_contains;
 use regatta_train::metrics::Event;
 use support::metrics::{RunMetrics, assert_close, assert_common_steps_identical, assert_identical};
-use support::process::{launch_regatta, run_command};
+use support::process::{launch_regatta, listening_addresses, processes, run_command};
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, metrics, run, spawn, tiny_run, train_tiny,
     wait_for_step,
@@ -83,6 +85,29 @@ fn event_losses(events: &[Event]) -> Vec<(u64, f64)> {
     events.iter().filter_map(loss).collect()
 }
 
+/// The filter of the `jq` example in the help.
+fn jq_example() -> String {
+    let help = run_line("train --help").ok();
+    let line = help.lines().find_map(|line| line.split_once("| jq '")).unwrap().1;
+    line.strip_suffix('\'').unwrap().to_owned()
+}
+
+#[test]
+fn jq_example_of_the_help_prints_the_losses_only() {
+    if Command::new("jq").arg("--version").output().is_err() {
+        return eprintln!("skipped: no program jq");
+    }
+    let folder = TempDir::new();
+    let events = train_tiny(&folder, "train.steps=10 -n 2 --run-dir run --json").ok();
+    let file = folder.write("events", events);
+    let printed = Command::new("jq").args([&*jq_example(), &*file]).output().unwrap();
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let losses: Vec<f64> = printed.lines().map(|line| line.parse().unwrap()).collect();
+    let recorded = recorded_losses(&metrics(&folder, "run")).into_iter().map(|(_, loss)| loss);
+    assert_eq!(losses.len(), 10);
+    assert!(losses.iter().zip(recorded).all(|(a, b)| (a - b).abs() < 1e-9));
+}
+
 /// Losses by step from the recorded metrics.
 fn recorded_losses(metrics: &RunMetrics) -> Vec<(u64, f64)> {
     metrics.steps.iter().map(|(step, values)| (*step, values.loss)).collect()
@@ -124,6 +149,16 @@ fn train_runs_as_the_command_of_regatta_launch() {
     let events = events(&lines.collect::<Vec<_>>().join("\n"));
     assert_eq!(event_losses(&events).len(), 10, "{launched}");
     assert_eq!(checkpoints(&folder, "run"), ["step-00000005", "step-00000010"]);
+}
+
+#[test]
+fn ranks_of_one_node_listen_on_the_loopback_address_only() {
+    let folder = TempDir::new();
+    let _training = spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
+    wait_for_step(&folder, "run", 1);
+    let pids = processes(&folder).into_iter().map(|(pid, _)| pid);
+    let addresses: Vec<String> = pids.flat_map(listening_addresses).collect();
+    assert_eq!(addresses, ["0100007F"; 2], "127.0.0.1, in hexadecimal");
 }
 
 #[test]

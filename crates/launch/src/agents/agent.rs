@@ -12,13 +12,16 @@ use super::agent_state::{AgentInput, AgentOutput, AgentState};
 use super::bootstrap_document::{BootstrapDocument, BootstrapError};
 use super::message::{NodeLaunch, Registration, decode, encode};
 use super::tree::Parent;
+use crate::cache_dir;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::reactor::{ConnId, NetEvent, Reactor};
+use crate::reaper;
 use crate::run_folder::LogFolder;
-use crate::secret_file::{self, SecretFile};
+use crate::secret_file::{self, SecretFile, SecretFileError};
 use crate::signals::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
+use regatta_wire::clock;
 
 /// Why an agent failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,8 +56,8 @@ struct Agent<'a> {
     net: Reactor,
     state: AgentState<ConnId>,
     workers: Option<LocalWorkers>,
-    /// The ranks' secret; `None` if the file cannot be written.
-    secret: Option<SecretFile>,
+    /// The file with the ranks' secret.
+    secret: Result<SecretFile, SecretFileError>,
     notify: Notify,
     /// The connection attempt in progress, and the addresses to try after it.
     attempt: Option<ConnectAttempt>,
@@ -84,8 +87,8 @@ pub fn run(
     let waker = net.waker();
     let notify: Notify = Arc::new(move || waker.wake());
     let timeouts = bootstrap.agent_timeouts();
-    let state = AgentState::new(registration, tree, timeouts, Instant::now());
-    let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.run, &bootstrap.secret()?);
+    let state = AgentState::new(registration, tree, timeouts, clock::now());
+    let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.secret()?);
     let mut agent = Agent {
         bootstrap,
         hosts,
@@ -93,7 +96,7 @@ pub fn run(
         net,
         state,
         workers: None,
-        secret: secret.ok(),
+        secret,
         notify,
         attempt: None,
         untried: VecDeque::new(),
@@ -127,6 +130,7 @@ impl Agent<'_> {
             more = self.poll_ranks();
             self.handle(AgentInput::Tick);
         }
+        reaper::suspend_heartbeats();
         let timeouts = self.bootstrap.timeouts;
         self.net.shutdown(timeouts.timing().heartbeat)?;
         if self.state.has_joined() {
@@ -178,7 +182,7 @@ impl Agent<'_> {
     }
 
     fn handle(&mut self, input: AgentInput<ConnId>) {
-        for output in self.state.handle(input, Instant::now()) {
+        for output in self.state.handle(input, clock::now()) {
             self.apply(output);
         }
     }
@@ -224,7 +228,7 @@ impl Agent<'_> {
         self.attempt = self.untried.pop_front().map(|address| ConnectAttempt {
             conn: self.net.connect(address),
             address,
-            since: Instant::now(),
+            since: clock::now(),
         });
         if self.attempt.is_none() {
             self.handle(AgentInput::ConnectFailed);
@@ -234,7 +238,7 @@ impl Agent<'_> {
     /// A host that does not respond on one port is down, so its other ports are skipped.
     fn check_connect_timeout(&mut self) {
         let limit = self.state.connect_timeout();
-        let expired = |attempt: &mut ConnectAttempt| attempt.since.elapsed() >= limit;
+        let expired = |attempt: &mut ConnectAttempt| clock::elapsed(attempt.since) >= limit;
         let Some(attempt) = self.attempt.take_if(expired) else { return };
         self.net.abort(attempt.conn);
         self.untried.retain(|address| address.ip() != attempt.address.ip());
@@ -253,20 +257,38 @@ impl Agent<'_> {
             notify: Some(self.notify.clone()),
         };
         let mut specs = launch.specs();
-        if let Some(secret) = &self.secret {
-            let path = secret.path().to_string_lossy().into_owned();
-            let setting = (secret_file::VARIABLE.to_owned(), Some(path));
-            specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        let values = specs.iter_mut().flat_map(|spec| spec.env.iter_mut().map(|(_, value)| value));
+        if let Some(warning) = cache_dir::secure(&launch.cache_dir, values) {
+            self.warn(&warning);
+        }
+        let setting = secret_file::setting(self.secret.as_ref().ok());
+        specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        if let Err(error) = &self.secret {
+            let error = error.to_string();
+            // Only ranks that have a channel are known to need the secret.
+            if launch.input.is_some() {
+                return self.fail_start(launch, &error);
+            }
+            self.warn(&error);
         }
         match LocalWorkers::start(&specs, &options) {
             Ok(workers) => self.workers = Some(workers),
-            Err(error) => {
-                for rank in &launch.ranks {
-                    let why = error.to_string();
-                    self.handle(AgentInput::Ranks(JobEvent::StartFailed { rank: rank.rank, why }));
-                }
-                self.handle(AgentInput::Ranks(JobEvent::Finished));
-            }
+            Err(error) => self.fail_start(launch, &error.to_string()),
         }
+    }
+
+    fn fail_start(&mut self, launch: &NodeLaunch, why: &str) {
+        for rank in &launch.ranks {
+            let (rank, why) = (rank.rank, why.to_owned());
+            self.handle(AgentInput::Ranks(JobEvent::StartFailed { rank, why }));
+        }
+        self.handle(AgentInput::Ranks(JobEvent::Finished));
+    }
+
+    /// Sends the user a warning that names this node.
+    fn warn(&mut self, text: &str) {
+        let node = self.state.node() as usize;
+        let host = self.hosts.get(node).map_or("?", String::as_str);
+        self.handle(AgentInput::Ranks(JobEvent::Warning(format!("{host}: {text}"))));
     }
 }

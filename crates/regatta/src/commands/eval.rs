@@ -229,7 +229,11 @@ fn dataset(
     let spec_tokenizer = (!path.is_dir()).then(|| file.to_owned());
     let data = source.clone();
     let spec = DataSpec { data, tokenizer: spec_tokenizer, require_char: false, validation };
-    let context = || if args.data.is_some() { format!("--data {source}") } else { source.clone() };
+    let context = || match &args.data {
+        Some(source) => format!("--data {source}"),
+        // A relative path is relative to where the run was started.
+        None => format!("data of the run, {source} (if it is elsewhere, name it with --data)"),
+    };
     let dirs = DataDirs::of(|name| std::env::var_os(name));
     let open = || data::open(&data::prepare(&spec, &dirs)?);
     let dataset = open().with_context(context)?;

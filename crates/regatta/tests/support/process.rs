@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use regatta_model::document;
 use regatta_model::result::RunResult;
+use regatta_testbed::default_signals;
 
 use super::{CommandOutput, REGATTA, TempDir, clean_env, command};
 
@@ -43,7 +44,8 @@ pub fn launch_regatta(folder: &TempDir, options: &str, words: &str) -> Command {
 /// A job whose ranks run a shell script, oversubscribed if necessary.
 pub fn shell_job(folder: &TempDir, options: &str, script: &str) -> Command {
     let mut job = command();
-    job.current_dir(folder.path()).args(["launch", "--oversubscribe"]);
+    job.env("TMPDIR", folder.path()).current_dir(folder.path());
+    job.args(["launch", "--oversubscribe"]);
     job.args(shlex::split(options).unwrap()).args(["--", "sh", "-c", script]);
     job
 }
@@ -79,7 +81,7 @@ impl Process {
     pub fn spawn(folder: &TempDir, command: &mut Command) -> Self {
         let output = ["out", "err"].map(|stream| folder.new_file(stream));
         let [out, err] = output.each_ref().map(|path| File::create(path).unwrap());
-        let child = command.stdout(out).stderr(err).spawn().unwrap();
+        let child = default_signals(command).stdout(out).stderr(err).spawn().unwrap();
         Self { child, output }
     }
 
@@ -90,6 +92,11 @@ impl Process {
     /// Standard output so far.
     pub fn stdout(&self) -> String {
         std::fs::read_to_string(&self.output[0]).unwrap()
+    }
+
+    /// Standard error so far.
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(&self.output[1]).unwrap()
     }
 
     pub fn has_exited(&mut self) -> bool {
@@ -166,4 +173,23 @@ pub fn processes(folder: impl AsRef<Path>) -> Vec<(u32, Option<u32>)> {
 /// The PID of a rank, if it runs.
 pub fn pid_of_rank(folder: impl AsRef<Path>, rank: u32) -> Option<u32> {
     processes(folder).into_iter().find(|(_, r)| *r == Some(rank)).map(|(pid, _)| pid)
+}
+
+/// The addresses on which a process listens for TCP connections, as in `/proc/net/tcp`.
+pub fn listening_addresses(pid: u32) -> Vec<String> {
+    const LISTEN: &str = "0A";
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links: Vec<PathBuf> = files.filter_map(|f| std::fs::read_link(f.path()).ok()).collect();
+    let mut addresses = Vec::new();
+    for family in ["tcp", "tcp6"] {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{family}"));
+        for line in table.unwrap_or_default().lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let socket = PathBuf::from(format!("socket:[{}]", fields[9]));
+            if fields[3] == LISTEN && links.contains(&socket) {
+                addresses.push(fields[1].rsplit_once(':').unwrap().0.to_owned());
+            }
+        }
+    }
+    addresses
 }

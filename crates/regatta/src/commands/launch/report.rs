@@ -129,6 +129,24 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
     by_state.iter().map(line).collect()
 }
 
+/// Prints when the job is restarted.
+pub fn print_restart(restart: u32, max: u32, delay: Duration) {
+    let delay = match delay.as_secs() {
+        0 => String::new(),
+        seconds => format!(" in {seconds} s"),
+    };
+    output::eprint(&format!("restarting all ranks{delay}: restart {restart} of {max}\n"));
+}
+
+/// Prints which lost nodes a restart waits for.
+pub fn print_fence(nodes: &[usize], hosts: &[String], remaining: Duration) {
+    let names: Vec<&str> = nodes.iter().filter_map(|&n| hosts.get(n).map(String::as_str)).collect();
+    let (names, seconds) = (hostlist::compress(&names), remaining.as_secs() + 1);
+    output::eprint(&format!(
+        "{FAINT}waiting up to {seconds} s until the agent of {names} has killed its ranks{FAINT:#}\n"
+    ));
+}
+
 /// Prints which nodes are replaced or dropped, or why the job is not restarted.
 pub fn print_restart_decision(decision: &PoolUpdate, hosts: &[String]) {
     let name = |node: &usize| hosts.get(*node).map_or("?", String::as_str);

@@ -129,7 +129,8 @@ fn the_character_tokenizer_is_refused_for_data_prepared_with_another() {
     let scratch = TempDir::new();
     let text = scratch.file("text", "abcabc".repeat(9));
     let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
-    for (name, tokenizer) in [("char", None), ("bpe", Some(bpe))] {
+    let tokenizers = [("char", TokenizerSource::Characters), ("bpe", TokenizerSource::File(bpe))];
+    for (name, tokenizer) in tokenizers {
         let folder = scratch.0.join(name);
         let inputs = vec![text.clone()];
         let plan = PrepareOptions { inputs, tokenizer, validation: 0.1, folder, replace: false };
