@@ -12,13 +12,14 @@ mod system;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let success = |()| ExitCode::SUCCESS;
-    let result = match Cli::parse().command {
+    let result = match Cli::try_parse().unwrap_or_else(|error| explain_usage_error(error)).command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
@@ -40,6 +41,22 @@ fn main() -> ExitCode {
             output::eprint(&format!("{style}error:{style:#} {}\n", one_line(&error)));
             commands::launch::exit_code(&error)
         }
+    }
+}
+
+/// Prints a usage error and exits. An option of `regatta train` that is a configuration key gets its own hint.
+fn explain_usage_error(error: clap::Error) -> ! {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let option = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument => option,
+        _ => error.exit(),
+    };
+    match words.first().filter(|word| *word == "train") {
+        Some(_) => match commands::train::args::key_as_option(&words, option) {
+            Some(message) => Cli::command().error(ErrorKind::UnknownArgument, message).exit(),
+            None => error.exit(),
+        },
+        None => error.exit(),
     }
 }
 

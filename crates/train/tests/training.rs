@@ -47,7 +47,7 @@ fn train_on(
     let run = |comm: Arc<dyn Comm>| {
         let (rank, done) = (comm.rank(), Cell::new(0));
         let mut recorded = Recorded::default();
-        let device = Box::new(Cpu::new(1, config.train.precision));
+        let device = Box::new(Cpu::new(1, config.precision()));
         let data = &data[rank as usize % data.len()];
         let setup = common::training_setup(config, data, comm, device, folder.0.clone())?;
         // Only the last rank is interrupted.
@@ -347,7 +347,7 @@ fn an_oversized_vocabulary_is_noted() {
 fn bf16_losses_are_close_to_f32() {
     let single = train(1, "lr=0.002", &TempDir::new());
     let args = "lr=0.002 train.precision=bf16";
-    assert_eq!(config(args).train.precision, Precision::Bf16);
+    assert_eq!(config(args).precision(), Precision::Bf16);
     let bf16 = train(1, args, &TempDir::new());
     let pairs = single.losses.iter().zip(&bf16.losses);
     let off = pairs.map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);

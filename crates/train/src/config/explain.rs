@@ -30,14 +30,14 @@ pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Re
     let vocab_known = config.model.vocab_size != 0;
     let vocab_size = if vocab_known { config.model.vocab_size } else { CHAR_VOCAB_SIZE };
     let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
-    let train = &config.train;
-    let options = CostOptions::new(train.precision.activation_bytes(), train.recompute);
+    let options = CostOptions::new(config.precision().activation_bytes(), config.train.recompute);
     let input = ExplainInput {
         model: &resolved.name,
         shape: &shape,
         vocab_known,
         plan: &plan,
         options,
+        saves_in_background: config.saves_in_background(),
         ranks_per_host: per_host,
         notes: config.notes(&plan),
     };

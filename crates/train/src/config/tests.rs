@@ -90,7 +90,7 @@ fn an_invalid_value_is_refused_with_the_accepted_ones() {
         ("lr=nan", "optimizer.lr is nan, expected a number > 0"),
         ("lr=inf", "optimizer.lr is inf,"),
         ("lr=0", "optimizer.lr is 0,"),
-        ("precision=fp8", "train.precision is fp8, expected f32 or bf16"),
+        ("precision=fp8", "train.precision is fp8, expected f32, bf16 or auto"),
         ("family=bert", "model.family is bert, expected gpt2, llama or mlp"),
         ("recompute=yes", "train.recompute is yes, expected true or false"),
         ("bias=perhaps", "model.bias is perhaps, expected true, false or auto"),

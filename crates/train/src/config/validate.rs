@@ -4,8 +4,11 @@
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, Result};
+use super::presets::CHAR_VOCAB_SIZE;
+use crate::data::is_builtin;
 use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
+use regatta_device::precision::Precision;
 use regatta_predict::cost::MemoryBytes;
 use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;
@@ -94,6 +97,27 @@ impl Config {
         })
     }
 
+    /// Refuses a model with a large vocabulary on the built-in text, which has 65 characters: almost all of the
+    /// time would be spent on tokens that do not occur.
+    pub fn check_builtin_data(&self) -> Result<()> {
+        let vocab_size = self.model.vocab_size;
+        let is_char = matches!(self.data.tokenizer.as_str(), "auto" | "char");
+        if !(is_builtin(&self.data.source) && is_char && vocab_size > 4 * CHAR_VOCAB_SIZE) {
+            return Ok(());
+        }
+        Err(ConfigError::Inconsistent(format!(
+            "model.vocab_size is {vocab_size}, but data.source is the built-in text, 1 MB of Shakespeare \
+             with {CHAR_VOCAB_SIZE} characters: prepare your own text (regatta data prepare my.txt --bpe \
+             {vocab_size} -o my) and set data.source=my, or train a character model on the built-in text \
+             (regatta train shakespeare-char), or set model.vocab_size=0"
+        )))
+    }
+
+    /// The precision; f32 if it is `auto` and not resolved yet.
+    pub fn precision(&self) -> Precision {
+        self.train.precision.unwrap_or_default()
+    }
+
     /// Whether checkpoints are copied and written while training continues. Offloaded state may not fit in
     /// memory, so it is written synchronously.
     pub fn saves_in_background(&self) -> bool {
@@ -103,10 +127,7 @@ impl Config {
 
     /// The memory that a rank needs, including the copy that a background checkpoint writes.
     pub fn memory_need(&self, plan: &ParallelPlan, memory: &MemoryBytes) -> MemoryNeed {
-        let sharding = if plan.zero == 0 { 1 } else { plan.mesh.shard };
-        let replicas = (plan.mesh.data_ranks() / sharding) as u64;
-        // Replicas of the same shards write equal parts of the parameter and both moments.
-        let copy = memory.optimizer.resident / 2 * 3 / replicas;
+        let copy = MemoryNeed::checkpoint_copy(plan, memory);
         MemoryNeed::new(memory).with_checkpoint(if self.saves_in_background() { copy } else { 0 })
     }
 

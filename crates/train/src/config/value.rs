@@ -202,19 +202,23 @@ named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
 named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
 named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
 
-/// A boolean; None: `auto`, a default that depends on other keys.
-impl Value for Option<bool> {
+/// A value; None: `auto`, a default that depends on other keys or on the machine.
+impl<T: Value> Value for Option<T> {
     fn type_name() -> String {
-        "true, false or auto".to_owned()
+        format!("{} or auto", T::type_name().replace(" or ", ", "))
     }
 
     fn parse(raw: &RawValue<'_>) -> Option<Self> {
         let auto = || (raw.as_text()? == "auto").then_some(None);
-        bool::parse(raw).map(Some).or_else(auto)
+        T::parse(raw).map(Some).or_else(auto)
     }
 
     fn to_toml(&self) -> String {
-        self.map_or_else(|| quoted("auto"), |value| value.to_toml())
+        self.as_ref().map_or_else(|| quoted("auto"), Value::to_toml)
+    }
+
+    fn number(&self) -> Option<f64> {
+        self.as_ref().and_then(Value::number)
     }
 }
 

@@ -11,7 +11,7 @@ use super::source::check_val_fraction;
 use super::text_chunks::{self, Split};
 use super::token_file::{self, TokenWriter};
 use super::tokenizer::Tokenizer;
-use super::{beside, named_dataset};
+use super::{beside, sha256};
 
 /// Tokens of the training split.
 pub const TRAIN: &str = "train.tokens";
@@ -153,7 +153,7 @@ fn checksums(paths: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Resul
     let mut done = 0;
     let checksum = |path: &PathBuf| {
         let before = done;
-        let sha256 = named_dataset::sha256(path, |bytes| {
+        let sha256 = sha256(path, |bytes| {
             done += bytes;
             progress(Progress { doing: "computing checksums", done, of })
         })?;

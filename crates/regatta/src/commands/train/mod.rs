@@ -48,6 +48,9 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     }
+    if !args.smoke && !args.explain {
+        resolved.config.check_builtin_data()?;
+    }
     let task = TrainTask::new(&resolved, args)?;
     match is_rank("train")? {
         true => run_rank(&task, None),

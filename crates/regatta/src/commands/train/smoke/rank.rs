@@ -53,9 +53,10 @@ fn run_checks(
     bootstrap_time: Duration,
 ) -> Result<()> {
     smoke.joined(bootstrap_time)?;
-    let config = task.config()?;
+    let mut config = task.config()?;
+    training::resolve_precision(&mut config, &**comm)?;
     let threads = training::threads(&config);
-    let device = Cpu::new(threads, config.train.precision);
+    let device = Cpu::new(threads, config.precision());
     let kernels = device.describe();
     let rank = comm.rank();
     let host = comm.peer(rank).host;
@@ -69,9 +70,11 @@ fn run_checks(
         Ok::<_, anyhow::Error>((dataset, Findings::of(Details::Data { source, tokens })))
     })?;
     let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
-    let run = training::run_id();
-    let setup =
-        TrainingSetup { config, name, comm, device, threads, kernels, dataset, folder, run };
+    let (run, gemm_flops_per_second) = (training::run_id(), 0.0);
+    #[rustfmt::skip]
+    let setup = TrainingSetup {
+        config, name, comm, device, threads, kernels, gemm_flops_per_second, dataset, folder, run,
+    };
     smoke.training(setup)?;
     Ok(())
 }
