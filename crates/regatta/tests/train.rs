@@ -28,7 +28,7 @@ fn keys_and_presets_list_defaults_and_sizes() {
     assert_contains(keys, "\n[optimizer]\n");
     let presets = run_line("train --presets").ok();
     assert_contains(presets.lines().find(|line| line.starts_with("gpt2 ")).unwrap(), "124M");
-    assert_contains(presets.lines().find(|line| line.starts_with("tiny ")).unwrap(), "~804k");
+    assert_contains(presets.lines().find(|line| line.starts_with("tiny ")).unwrap(), "~812k");
 }
 
 #[test]
@@ -177,7 +177,8 @@ fn invalid_configurations_are_rejected_before_the_launch() {
     let folder = TempDir::new();
     tiny_run(&folder, "existing", "train.steps=2 -n 1");
     let cases = [
-        ("-n 5", "train.batch 24 is not divisible by 5 ranks: set it to 20 or 25"),
+        ("-n 5", "train.batch 12 is not divisible by 5 ranks: set it to 10 or 15"),
+        ("gpt2", "gpt2 has a vocabulary of 50257 tokens and needs data"),
         ("num_heads=3", "model.hidden_size"),
         ("--run-dir existing", "resume it with --resume existing"),
         ("--launch --nonsense", "--launch: unexpected argument '--nonsense'"),
@@ -195,7 +196,7 @@ fn unusable_data_is_rejected_with_its_path() {
     folder.write("empty.txt", "");
     folder.write("bytes.txt", [0xff; 100]);
     let cases = [
-        ("short.txt", "short.txt: 18 tokens are too few for model.seq_len 64, which needs 65"),
+        ("short.txt", "short.txt: 18 tokens are too few for model.seq_len 128, which needs 129"),
         ("empty.txt", "empty.txt is empty"),
         ("bytes.txt", "bytes.txt is not UTF-8: invalid byte at offset 0"),
         ("nowhere.txt", "data.source \"nowhere.txt\" does not exist"),

@@ -19,9 +19,9 @@ use regatta_train::metrics::{EndReason, Event};
 use regatta_train::training::{self, TrainError};
 
 fn config(args: &str) -> Config {
-    let small = "model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.seq_len=16 \
+    let small = "model.family=gpt2 model.bias=false model.tie_embeddings=auto model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.seq_len=16 \
                  train.batch=24 train.steps=12 train.eval_interval=5 train.eval_batches=1 optimizer.warmup_steps=2 \
-                 checkpoint.interval=4 model.dropout=0.1 optimizer.lr=0.01";
+                 checkpoint.interval=4 model.dropout=0.1 optimizer.lr=0.004";
     common::config(&[small, args])
 }
 

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn tp_above_the_vocabulary_size_is_refused_with_splits_that_fit() {
-        let words = ["num_heads=128", "hidden_size=1024", "tp=128", "batch=128"];
+        let words = ["family=gpt2", "num_heads=128", "hidden_size=1024", "tp=128", "batch=128"];
         let error = explain(&resolve(None, &words).unwrap(), 128, None).unwrap_err().to_string();
         let expected = ": use tp=32 dp=4 or tp=64 dp=2, or run on 64 ranks with tp=64";
         assert!(error.starts_with("parallel.tp 128 ") && error.ends_with(expected), "{error}");

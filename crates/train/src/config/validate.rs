@@ -4,8 +4,6 @@
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, Result};
-use super::presets::CHAR_VOCAB_SIZE;
-use crate::data::is_builtin;
 use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
 use regatta_device::precision::Precision;
@@ -95,22 +93,6 @@ impl Config {
                 params: self.offload.parameters == Tier::Disk,
             },
         })
-    }
-
-    /// Refuses a model with a large vocabulary on the built-in text, which has 65 characters: almost all of the
-    /// time would be spent on tokens that do not occur.
-    pub fn check_builtin_data(&self) -> Result<()> {
-        let vocab_size = self.model.vocab_size;
-        let is_char = matches!(self.data.tokenizer.as_str(), "auto" | "char");
-        if !(is_builtin(&self.data.source) && is_char && vocab_size > 4 * CHAR_VOCAB_SIZE) {
-            return Ok(());
-        }
-        Err(ConfigError::Inconsistent(format!(
-            "model.vocab_size is {vocab_size}, but data.source is the built-in text, 1 MB of Shakespeare \
-             with {CHAR_VOCAB_SIZE} characters: prepare your own text (regatta data prepare my.txt --bpe \
-             {vocab_size} -o my) and set data.source=my, or train a character model on the built-in text \
-             (regatta train shakespeare-char), or set model.vocab_size=0"
-        )))
     }
 
     /// The precision; f32 if it is `auto` and not resolved yet.

@@ -22,7 +22,6 @@ use std::time::SystemTime;
 use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
-pub use builtin::is_name as is_builtin;
 pub use data_loader::{Batch, DataLoader, Prefetcher};
 pub use error::{DataError, Result};
 pub use sampler::Sampler;

@@ -151,4 +151,23 @@ pub mod tests {
             other => panic!("not a training: {other:?}"),
         }
     }
+
+    #[test]
+    fn a_key_given_as_an_option_is_explained() {
+        let explain = |line: &str| {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            key_as_option(&words, words.iter().find(|w| w.starts_with("--"))?.split('=').next()?)
+        };
+        let hint = "configuration keys are given as KEY=VALUE; ";
+        for (line, expected) in [
+            ("train --steps 100", "use steps=100"),
+            ("train tiny --steps=100 -n 2", "use steps=100"),
+            ("train --seq-len", "use seq_len=VALUE"),
+            ("train --batch_size 12", "did you mean train.batch?"),
+        ] {
+            let found = explain(line).unwrap();
+            assert!(found.ends_with(&format!("{hint}{expected}")), "{line}: {found}");
+        }
+        assert_eq!(explain("train --nonsense"), None);
+    }
 }

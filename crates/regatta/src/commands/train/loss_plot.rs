@@ -203,14 +203,39 @@ mod tests {
         let val = [(30.0, 1.2), (60.0, 0.7)];
         let plot = LossPlot { train: &train, val: &val, steps: 100.0 };
         let expected = [
-            " 3.818 │⢹",
-            "       │⠈⢧",
-            "       │ ⠘⢦⡀",
-            "       │   ⠳⢤⣀o",
-            " 0.571 │     ⠈⠙⠒⠲⠤⠤⣄⣀o",
-            "     0 └────────────────── 100",
+            "       │⢹",
+            "     3 ┤⠈⢧",
+            "     2 ┤ ⠘⢦⡀",
+            "     1 ┤   ⠳⢤⣀o",
+            "       │     ⠈⠙⠒⠲⠤⠤⣄⣀o",
+            "       └┬──────────┬─────────┬",
+            "        0         50       100",
         ];
-        assert_eq!(plain(&plot, 30, 6), expected, "{}", plain(&plot, 30, 6).join("\n"));
+        assert_eq!(plain(&plot, 30, 7), expected, "{}", plain(&plot, 30, 7).join("\n"));
+    }
+
+    #[test]
+    fn labels_are_round_values_within_the_losses_and_steps() {
+        for (low, high) in [(1.7, 4.2), (2.0, 2.01), (0.01, 11.0), (-3.0, 5.0), (1e-3, 1.1e-3)] {
+            for rows in [2, 5, 20, 50] {
+                let row_of = |loss: f64| ((high - loss) / (high - low) * (rows - 1) as f64) as usize;
+                let labels = y_labels(low, high, rows, row_of);
+                let values: Vec<f64> = labels.iter().flatten().map(|l| l.parse().unwrap()).collect();
+                assert!(values.len() <= 1 + rows / 2, "{low} {high} {rows}: {values:?}");
+                assert!(rows < 5 || values.len() >= 2, "{low} {high} {rows}: {values:?}");
+                assert!(values.iter().all(|v| (low - 1e-9..=high + 1e-9).contains(v)), "{values:?}");
+                assert!(values.windows(2).all(|pair| pair[0] > pair[1]), "{values:?}");
+            }
+        }
+        for (steps, columns) in [(1.0, 10), (3.0, 70), (600.0, 70), (600.0, 12), (1e12, 100)] {
+            let [rule, labels] = x_axis(steps, columns);
+            assert_eq!(rule.chars().count(), Y_AXIS_WIDTH + columns);
+            assert!(labels.chars().count() <= Y_AXIS_WIDTH + columns, "{labels}");
+            let values: Vec<f64> = labels.split_whitespace().map(|l| l.parse().unwrap()).collect();
+            assert!(values.len() >= 2 || columns < 13, "{labels}");
+            assert!(values.windows(2).all(|pair| pair[0] < pair[1]), "{labels}");
+            assert_eq!(values.last(), Some(&steps), "{labels}");
+        }
     }
 
     #[test]
@@ -220,7 +245,7 @@ mod tests {
         let nan = LossPlot { train: &[(1.0, f64::NAN)], val: &[], steps: 10.0 };
         assert!(draw(&nan, 80, 10).is_empty());
         let two = LossPlot { train: &[(0.0, 1.0), (10.0, 1.0)], val: &[], steps: 10.0 };
-        let lines = plain(&two, 20, 4);
+        let lines = plain(&two, 20, 5);
         assert!(lines[1].chars().skip(8).all(|dots| dots == '⠒' || dots == '⠤'), "{lines:?}");
         assert_eq!(lines[1].chars().count(), 20);
         for (width, height) in [(0, 0), (9, 9), (12, 1), (12, 3), (300, 100)] {

@@ -49,7 +49,7 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
         }
     }
     if !args.smoke && !args.explain {
-        resolved.config.check_builtin_data()?;
+        resolved.check_data_given()?;
     }
     let task = TrainTask::new(&resolved, args)?;
     match is_rank("train")? {

@@ -217,4 +217,6 @@ fn event_text(event: &Event, width: usize) -> String {
 }
 
 #[cfg(test)]
+mod screenshot;
+#[cfg(test)]
 mod tests;

@@ -43,7 +43,7 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
         (
             "lr=3e-5",
             1,
-            "optimizer.min_lr 0.0001 exceeds optimizer.lr 3e-5: also set optimizer.min_lr, commonly to a \
+            "optimizer.min_lr 0.00025 exceeds optimizer.lr 3e-5: also set optimizer.min_lr, commonly to a \
              tenth of optimizer.lr (optimizer.min_lr=3e-6)",
         ),
         ("lr=2.5e-5", 1, "(optimizer.min_lr=2.5e-6)"),
@@ -64,7 +64,7 @@ fn split(all: &str, ranks: usize) -> Result<ParallelPlan> {
     args(&format!("{MODEL} batch=24 {all}")).unwrap().config.validate(ranks)
 }
 
-const MODEL: &str = "num_layers=8 num_heads=12 hidden_size=96 seq_len=64";
+const MODEL: &str = "family=gpt2 num_layers=8 num_heads=12 hidden_size=96 seq_len=64";
 
 #[test]
 fn plans_follow_the_parallel_keys() {
