@@ -197,7 +197,7 @@ fn bench(text: &str) {
         assert_eq!(write::csv(&written(read::read("values", &csv))), csv);
     }
     compare(&all, CompareOptions::default()).iter().for_each(|comparison| drop(comparison.text()));
-    plot::html("input", &all);
+    plot::html("input", &all, None);
 }
 
 /// The header of a token file matches the file's length. A wrong checksum would hide all other

@@ -1,6 +1,6 @@
 //! Simulated agents: many real agent state machines in one process, without nodes and ranks. Agent
-//! *i* listens on the loopback address 127.1.x.y; its ranks exit successfully as soon as they are
-//! started.
+//! *i* listens on the loopback address 127.1.x.y; its ranks write the arguments of their command, one
+//! per line, and exit successfully.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,6 +11,7 @@ use regatta_launch::agents::agent_state::{AgentInput, AgentOutput, AgentState, A
 use regatta_launch::agents::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use regatta_launch::agents::message::{Registration, decode, encode};
 use regatta_launch::agents::tree::{Parent, Tree};
+use regatta_launch::lines::MergedLine;
 use regatta_launch::reactor::{ConnId, ListenerId, NetEvent, Reactor};
 use regatta_launch::worker_group::JobEvent;
 use regatta_model::result::RankExit;
@@ -173,6 +174,10 @@ impl SimAgents {
                 let mut report = |event| self.handle(agent, AgentInput::Ranks(event));
                 for rank in work.ranks.iter().map(|r| r.rank) {
                     report(JobEvent::Started { rank, pid: 1 });
+                    for word in work.command.iter().skip(1) {
+                        let text = word.to_string_lossy().into_owned();
+                        report(JobEvent::Line(MergedLine::of(rank, false, text)));
+                    }
                     report(JobEvent::Exited(rank, RankExit::Exit(0)));
                 }
                 report(JobEvent::Finished);

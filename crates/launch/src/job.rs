@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use regatta_model::result::{RankExit, RankFailure, RunResult};
+use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
@@ -86,6 +86,8 @@ struct JobDriver<'a> {
     cause: Option<String>,
     warnings: Vec<String>,
     signals: NodeSignalDedup,
+    /// Signals that the observer has not been notified of.
+    unobserved: Vec<i32>,
     killing: bool,
     start: Instant,
 }
@@ -98,6 +100,10 @@ pub trait JobObserver {
     /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
     /// other ranks.
     fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+
+    /// Called when a signal of the user or the scheduler is forwarded to the ranks. The second
+    /// termination signal kills them.
+    fn on_signal(&mut self, signal: i32);
 }
 
 /// Runs one attempt of a job until it is finished. `signals` may hold earlier ones.
@@ -117,6 +123,7 @@ pub fn run(
         cause: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
+        unobserved: Vec::new(),
         killing: false,
         start: Instant::now(),
         job,
@@ -153,6 +160,7 @@ impl JobDriver<'_> {
                 None => {}
             }
             self.supervise(SupervisorInput::Tick);
+            self.unobserved.drain(..).for_each(|signal| observer.on_signal(signal));
             if finished {
                 break;
             }
@@ -211,6 +219,7 @@ impl JobDriver<'_> {
     fn on_signal(&mut self, signal: i32, source: SignalSource) {
         if self.signals.is_new(signal, source, Instant::now()) {
             self.record(EventRecord::SignalReceived { signal });
+            self.unobserved.push(signal);
             self.supervise(match source {
                 SignalSource::Launcher => SupervisorInput::Signal(signal),
                 SignalSource::Agent => SupervisorInput::NodeSignal(signal),
@@ -236,6 +245,10 @@ impl JobDriver<'_> {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });
                     self.workers.control(RankControl::Signal(signal));
+                }
+                SupervisorAction::Terminate(signal) => {
+                    self.record(EventRecord::SignalSent { signal });
+                    self.workers.control(RankControl::Terminate(signal));
                 }
                 SupervisorAction::Kill => {
                     if !std::mem::replace(&mut self.killing, true) {
@@ -290,6 +303,11 @@ impl JobDriver<'_> {
             (Some(RankFailure { rank, host, exit, .. }), ..) => {
                 let failed = if self.job.hosts.len() == 1 { "failed" } else { "failed first" };
                 format!("rank {rank} on {host} {failed}: {exit}")
+            }
+            (None, ..) if self.supervisor.code() == STOPPED_EARLY => {
+                let signal = self.supervisor.forwarded.map(RankExit::Signal);
+                let by = signal.map_or("a signal to a rank".to_owned(), |s| s.to_string());
+                format!("stopped early by {by}; can be resumed")
             }
             (None, Some(signal), _) => format!("terminated by {}", RankExit::Signal(signal)),
             (None, None, _) => "all ranks exited successfully".to_owned(),

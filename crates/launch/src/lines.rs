@@ -72,14 +72,22 @@ impl MergedLine {
     pub fn of(rank: u32, stderr: bool, text: String) -> Self {
         Self { text, stderr, ranks: vec![rank] }
     }
+
+    /// Approximate size in memory and in a message, in bytes.
+    pub fn byte_len(&self) -> usize {
+        self.text.len() + 4 * self.ranks.len() + 16
+    }
 }
 
 /// Delays lines by a short window and merges identical lines of several ranks. The lines of each
-/// rank keep their order.
+/// rank keep their order. A flood of output is not delayed: beyond a number of bytes the oldest lines
+/// are ready at once.
 #[derive(Debug)]
 pub struct LineMerger {
     window: Duration,
     pending: VecDeque<(Instant, MergedLine)>,
+    /// Size of `pending`.
+    pending_bytes: usize,
     /// Number of lines emitted: the sequence number of a line is its index in `pending` plus this.
     emitted: usize,
     /// Sequence number of each rank's last line.
@@ -89,11 +97,14 @@ pub struct LineMerger {
 /// How many pending lines are searched for an identical one. Ranks that run in step write the same
 /// line within a few lines; a search through all would be quadratic in a flood of output.
 const LOOK_AHEAD: usize = 64;
+/// Maximum size of the lines that wait, in bytes.
+const MAX_PENDING_BYTES: usize = 128 * 1024;
 
 impl LineMerger {
     /// Merges lines that arrive within `window`.
     pub fn new(window: Duration) -> Self {
-        Self { window, pending: VecDeque::new(), emitted: 0, last: HashMap::new() }
+        let (pending, last) = (VecDeque::new(), HashMap::new());
+        Self { window, pending, pending_bytes: 0, emitted: 0, last }
     }
 
     /// Adds a line.
@@ -107,21 +118,36 @@ impl LineMerger {
         let index = index.unwrap_or(self.pending.len());
         self.last.extend(line.ranks.iter().map(|&rank| (rank, self.emitted + index)));
         match self.pending.get_mut(index) {
-            Some((_, pending)) => pending.ranks.extend(line.ranks),
-            None => self.pending.push_back((now, line)),
+            Some((_, pending)) => {
+                self.pending_bytes += 4 * line.ranks.len();
+                pending.ranks.extend(line.ranks);
+            }
+            None => {
+                self.pending_bytes += line.byte_len();
+                self.pending.push_back((now, line));
+            }
         }
     }
 
-    /// Lines whose window has passed.
+    /// Whether more lines wait than the maximum.
+    pub fn is_full(&self) -> bool {
+        self.pending_bytes > MAX_PENDING_BYTES
+    }
+
+    /// Lines whose window has passed, and those above the maximum.
     pub fn take_ready(&mut self, now: Instant) -> Vec<MergedLine> {
         self.ready_up_to(now, usize::MAX)
     }
 
-    /// At most `max` lines whose window has passed.
+    /// At most `max` lines of [`Self::take_ready`].
     pub fn ready_up_to(&mut self, now: Instant, max: usize) -> Vec<MergedLine> {
-        let due = |since: &Instant| now.saturating_duration_since(*since) >= self.window;
-        let first = self.pending.iter().take(max);
-        let count = first.take_while(|(since, _)| due(since)).count();
+        let mut excess = self.pending_bytes.saturating_sub(MAX_PENDING_BYTES);
+        let is_ready = |(since, line): &&(Instant, MergedLine)| {
+            let due = excess > 0 || now.saturating_duration_since(*since) >= self.window;
+            excess = excess.saturating_sub(line.byte_len());
+            due
+        };
+        let count = self.pending.iter().take(max).take_while(is_ready).count();
         self.emit(count)
     }
 
@@ -132,7 +158,9 @@ impl LineMerger {
 
     fn emit(&mut self, count: usize) -> Vec<MergedLine> {
         self.emitted += count;
-        self.pending.drain(..count).map(|(_, line)| line).collect()
+        let lines: Vec<_> = self.pending.drain(..count).map(|(_, line)| line).collect();
+        self.pending_bytes -= lines.iter().map(MergedLine::byte_len).sum::<usize>();
+        lines
     }
 }
 
@@ -186,6 +214,20 @@ mod tests {
         let lines = text_and_ranks(&merger.take_ready(now + Duration::from_millis(100)));
         assert_eq!(lines[0], ("hello".to_owned(), vec![0, 1, 2]));
         assert_eq!(lines.len(), 4);
+    }
+
+    #[test]
+    fn flood_of_lines_is_not_delayed() {
+        let now = Instant::now();
+        let mut merger = LineMerger::new(Duration::from_secs(1));
+        for number in 0..1000 {
+            merger.push(MergedLine::of(0, false, format!("{number:01000}")), now);
+            let ready = merger.take_ready(now);
+            assert!(!merger.is_full(), "line {number}");
+            assert!(ready.len() <= 1, "only the excess is ready");
+        }
+        assert!(merger.finish().len() > 100);
+        assert!(!merger.is_full() && merger.pending_bytes == 0);
     }
 
     #[test]

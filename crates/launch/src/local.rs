@@ -281,7 +281,7 @@ impl WorkerGroup for LocalWorkers {
 
     fn control(&mut self, control: RankControl) {
         match control {
-            RankControl::Signal(signal) => {
+            RankControl::Signal(signal) | RankControl::Terminate(signal) => {
                 let pids = self.running.values().map(Child::id);
                 pids.clone().for_each(|pid| process::signal_group(pid, signal));
                 // A stopped process handles the signal only once it is continued.

@@ -134,8 +134,7 @@ fn read_signals(mut pipe: PipeReader) {
 /// Until signals are queued no rank runs, so a signal ends this process as by default.
 fn on_signal(signal: i32) {
     let mut forwarded = forwarded();
-    let job_control = [libc::SIGTSTP, libc::SIGCONT].contains(&signal);
-    if !forwarded.queued && !job_control {
+    if !forwarded.queued && !signals::is_job_control(signal) {
         exit(128u8.saturating_add(signal as u8));
     }
     forwarded.signals.push(signal);

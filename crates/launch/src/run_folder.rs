@@ -50,6 +50,9 @@ impl RunFolder {
             io::ErrorKind::AlreadyExists => RunFolderError::Exists(path.display().to_string()),
             _ => error(source),
         })?;
+        // Shows that the run is in progress until this process ends, however it ends. File systems without
+        // locks are fine.
+        let _ = events.try_lock();
         Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }
 
@@ -183,6 +186,25 @@ pub fn run_id(now: SystemTime, pid: u32) -> String {
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}-{pid}")
 }
 
+/// The time in a run ID; None if the text is not one.
+pub fn run_id_time(id: &str) -> Option<SystemTime> {
+    let number =
+        |range| id.get(range).filter(|text: &&str| text.bytes().all(|b| b.is_ascii_digit()));
+    let parts = [0..4, 4..6, 6..8, 9..11, 11..13, 13..15].map(|range| number(range)?.parse().ok());
+    let [Some(year), Some(month), Some(day), Some(hour), Some(minute), Some(second)] = parts else {
+        return None;
+    };
+    // Search by year, because the inverse of `civil_date` is only needed here.
+    let first = (1970..=9999).contains(&year).then(|| (year - 1970) * 365)?;
+    let last = first + (year - 1970) / 4 + 366;
+    let days = (first..=last).find(|days| civil_date(*days) == (year, month, day))?;
+    let since: u64 = days * 86_400 + hour * 3600 + minute * 60 + second;
+    let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(since))?;
+    // Hours, minutes and separators, too, must be valid.
+    let process = id.get(16..).and_then(|process| process.parse().ok())?;
+    (run_id(time, process) == id).then_some(time)
+}
+
 /// Converts days since 1970-01-01 to year, month and day. Years begin in March, so that the leap
 /// day is the last day.
 fn civil_date(days: u64) -> (u64, u64, u64) {
@@ -208,5 +230,35 @@ mod tests {
         assert_eq!(at(0), "19700101-000000-7");
         assert_eq!(at(951_782_400), "20000229-000000-7");
         assert_eq!(at(1_794_719_520), "20261115-051200-7");
+    }
+
+    #[test]
+    fn run_id_time_is_the_inverse_of_run_id() {
+        for seconds in [0, 951_782_400, 1_794_719_520, 4_102_444_799, 1_735_689_599] {
+            let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(run_id_time(&run_id(time, 7)), Some(time), "{seconds}");
+        }
+        for other in [
+            "",
+            "mine",
+            "20261115-051200",
+            "20261115-256000-7",
+            "20261315-051200-7",
+            "20261115_051200-7",
+        ] {
+            assert_eq!(run_id_time(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn events_are_locked_while_the_run_folder_is_open() {
+        let path = std::env::temp_dir().join(run_id(SystemTime::now(), std::process::id()));
+        let folder = RunFolder::create(&path).unwrap();
+        let is_free = || File::open(path.join("events.jsonl")).unwrap().try_lock_shared().is_ok();
+        assert!(!is_free());
+        let RunFolder { events, .. } = folder;
+        drop(events);
+        assert!(is_free());
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

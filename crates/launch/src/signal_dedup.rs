@@ -5,44 +5,31 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Where a signal was delivered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recipient {
-    Reaper,
-    Worker,
-}
+use crate::signals::is_job_control;
 
-/// Time within which the copy of a signal arrives at the other process of this node.
+/// Time within which the same signal to this node counts once. `timeout` signals its child and then
+/// the process group of the child; a scheduler may signal every process of a job.
 const PROCESS_WINDOW: Duration = Duration::from_secs(1);
 /// Time within which the copies of a signal arrive from the nodes.
 const NODE_WINDOW: Duration = Duration::from_secs(2);
 
-/// Merges the signals of the reaper and the worker: each signal to one cancels at most one copy to
-/// the other.
+/// Drops duplicates of the signals to the processes of this node.
 #[derive(Debug, Default)]
 pub struct ProcessSignalDedup {
-    /// Recent signals whose copy has not arrived.
-    unmatched: Vec<(i32, Recipient, Instant)>,
+    /// The last occurrence of each signal that counted.
+    last: HashMap<i32, Instant>,
 }
 
 impl ProcessSignalDedup {
-    /// The signals of both processes without the copies.
-    pub fn merge(&mut self, reaper: &[i32], worker: &[i32], now: Instant) -> Vec<i32> {
-        self.unmatched.retain(|(.., when)| now.saturating_duration_since(*when) < PROCESS_WINDOW);
-        let reaper = reaper.iter().map(|s| (*s, Recipient::Reaper));
-        let worker = worker.iter().map(|s| (*s, Recipient::Worker));
-        let signals = reaper.chain(worker);
-        let originals = signals.filter(|&(signal, to)| !self.is_copy(signal, to, now));
-        originals.map(|(signal, _)| signal).collect()
-    }
-
-    fn is_copy(&mut self, signal: i32, recipient: Recipient, now: Instant) -> bool {
-        let original = self.unmatched.iter().position(|(s, r, _)| *s == signal && *r != recipient);
-        match original {
-            Some(index) => drop(self.unmatched.remove(index)),
-            None => self.unmatched.push((signal, recipient, now)),
+    /// Whether a signal is a new one. Job-control signals always are: the order of stops and
+    /// continues matters, and they arrive through one process only.
+    pub fn is_new(&mut self, signal: i32, now: Instant) -> bool {
+        let recent = |when: &Instant| now.saturating_duration_since(*when) < PROCESS_WINDOW;
+        let duplicate = self.last.get(&signal).is_some_and(recent) && !is_job_control(signal);
+        if !duplicate {
+            self.last.insert(signal, now);
         }
-        original.is_some()
+        !duplicate
     }
 }
 
@@ -61,8 +48,9 @@ pub struct NodeSignalDedup {
 }
 
 impl NodeSignalDedup {
-    /// Whether a signal is a new one. Two signals to the launcher always count as two: a user who
-    /// presses Ctrl-C again means it.
+    /// Whether a signal is a new one. Two signals to the launcher always count as two:
+    /// [`ProcessSignalDedup`] has dropped the duplicates, and a user who presses Ctrl-C again means
+    /// it.
     pub fn is_new(&mut self, signal: i32, source: SignalSource, now: Instant) -> bool {
         let duplicate = self.last.get(&signal).is_some_and(|&(when, previous)| {
             [source, previous].contains(&SignalSource::Agent)
@@ -78,27 +66,23 @@ impl NodeSignalDedup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use libc::{SIGCONT, SIGINT, SIGTERM, SIGTSTP, SIGUSR1};
+    use libc::{SIGCONT, SIGINT, SIGTERM, SIGTSTP};
 
     #[test]
-    fn a_signal_to_reaper_and_worker_counts_once() {
-        let start = Instant::now();
-        let at = |millis| start + Duration::from_millis(millis);
-        let mut dedup = ProcessSignalDedup::default();
-        assert_eq!(dedup.merge(&[SIGTERM], &[SIGTERM], at(0)), [SIGTERM]);
-        assert_eq!(dedup.merge(&[], &[SIGINT], at(10)), [SIGINT]);
-        assert!(dedup.merge(&[SIGINT], &[], at(60)).is_empty(), "a delayed copy");
-        assert_eq!(dedup.merge(&[SIGINT], &[], at(70)), [SIGINT], "only one copy is dropped");
-        assert_eq!(dedup.merge(&[], &[SIGINT], at(5000)), [SIGINT], "after the window");
+    fn same_signal_within_a_second_counts_once() {
+        let (mut dedup, start) = (ProcessSignalDedup::default(), Instant::now());
+        let mut is_new =
+            |signal, millis| dedup.is_new(signal, start + Duration::from_millis(millis));
+        assert!(is_new(SIGTERM, 0) && !is_new(SIGTERM, 0) && !is_new(SIGTERM, 999));
+        assert!(is_new(SIGINT, 500), "a different signal");
+        assert!(is_new(SIGTERM, 1000), "a deliberate second signal");
+        assert!(!is_new(SIGTERM, 1900), "relative to the last one that counted");
     }
 
     #[test]
-    fn signals_to_the_reaper_alone_all_count() {
-        let now = Instant::now();
-        let mut dedup = ProcessSignalDedup::default();
-        let reaper = [SIGINT, SIGINT, SIGTSTP, SIGCONT];
-        assert_eq!(dedup.merge(&reaper, &[SIGUSR1], now), [2, 2, SIGTSTP, SIGCONT, SIGUSR1]);
-        assert_eq!(dedup.merge(&[SIGINT], &[], now), [SIGINT]);
+    fn stops_and_continues_all_count() {
+        let (mut dedup, now) = (ProcessSignalDedup::default(), Instant::now());
+        assert!([SIGTSTP, SIGCONT, SIGTSTP, SIGCONT].iter().all(|&s| dedup.is_new(s, now)));
     }
 
     #[test]

@@ -36,6 +36,11 @@ pub fn is_termination_signal(signal: i32) -> bool {
     [SIGINT, SIGTERM, SIGHUP, SIGQUIT].contains(&signal)
 }
 
+/// Whether a signal stops or continues the job.
+pub(crate) fn is_job_control(signal: i32) -> bool {
+    JOB_CONTROL.contains(&signal)
+}
+
 impl SignalCatcher {
     /// Installs the handlers. A signal that was ignored at start-up, as under `nohup`, stays
     /// ignored.
@@ -45,10 +50,12 @@ impl SignalCatcher {
         Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
     }
 
-    /// Signals since the last call, to this process or to the reaper.
+    /// Signals since the last call, to this process or to the reaper, without duplicates.
     pub fn pending(&mut self) -> Vec<i32> {
-        let direct: Vec<i32> = self.signals.pending().collect();
-        let signals = self.dedup.merge(&reaper::take_signals(), &direct, Instant::now());
+        let now = Instant::now();
+        let mut signals = reaper::take_signals();
+        signals.extend(self.signals.pending());
+        signals.retain(|&signal| self.dedup.is_new(signal, now));
         self.termination =
             self.termination.or(signals.iter().copied().find(|&s| is_termination_signal(s)));
         signals

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use regatta_model::result::RankExit;
+use regatta_model::result::{RankExit, STOPPED_EARLY};
 
-use crate::signals::is_termination_signal;
+use crate::signals::{is_job_control, is_termination_signal};
 
 /// An event for the supervisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub enum SupervisorInput {
 pub enum SupervisorAction {
     /// Send this signal to all running ranks.
     SignalRanks(i32),
+    /// Send this termination signal to all running ranks, which are killed after the grace period.
+    Terminate(i32),
     /// Kill all running ranks and their descendants.
     Kill,
     /// Query what each rank is doing, after a failure or a hang.
@@ -51,10 +53,23 @@ enum JobPhase {
 /// Timeouts of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobLimits {
-    /// Time between the termination signal and SIGKILL.
+    /// Time between SIGTERM and SIGKILL after a failure.
     pub grace: Duration,
+    /// Time between a termination signal of the user or the scheduler and SIGKILL; `None`: the ranks
+    /// may take any time to save.
+    pub signal_grace: Option<Duration>,
     /// A job without progress for this long counts as hung; `None` disables the check.
     pub hang_after: Option<Duration>,
+    /// Whether a rank that exits with [`STOPPED_EARLY`] has not failed, even if no signal was sent
+    /// through the launcher.
+    pub may_stop_early: bool,
+}
+
+impl JobLimits {
+    /// Limits with the same grace period after a failure and a signal.
+    pub fn new(grace: Duration) -> Self {
+        Self { grace, signal_grace: Some(grace), hang_after: None, may_stop_early: false }
+    }
 }
 
 /// Exit code of a hung job, as of `timeout`.
@@ -68,6 +83,8 @@ const LATE_REPORT_WINDOW: Duration = Duration::from_secs(1);
 pub struct Supervisor {
     limits: JobLimits,
     phase: JobPhase,
+    /// When terminating ranks are killed; `None` while they may take any time.
+    kill_at: Option<Instant>,
     last_progress: Instant,
     /// Whether the user stopped the ranks (SIGTSTP).
     stopped: bool,
@@ -80,6 +97,8 @@ pub struct Supervisor {
     pub(crate) first_failure: Option<(u32, RankExit)>,
     /// The signal that terminated the job.
     pub(crate) signal: Option<i32>,
+    /// The last signal sent to the ranks on behalf of the user or the scheduler.
+    pub(crate) forwarded: Option<i32>,
 }
 
 impl Supervisor {
@@ -88,6 +107,7 @@ impl Supervisor {
         Self {
             limits,
             phase: JobPhase::Running,
+            kill_at: None,
             last_progress: now,
             stopped: false,
             hung: false,
@@ -95,6 +115,7 @@ impl Supervisor {
             rank_exits: BTreeMap::new(),
             first_failure: None,
             signal: None,
+            forwarded: None,
         }
     }
 
@@ -119,7 +140,8 @@ impl Supervisor {
         }
         self.running -= 1;
         // A rank that exits after the termination signal is a consequence, not the cause.
-        let failed = self.phase == JobPhase::Running && !exit.is_success();
+        let bad = !exit.is_success() && !self.has_stopped_early(exit);
+        let failed = self.phase == JobPhase::Running && bad;
         if failed || self.is_root_cause(exit, now) {
             self.first_failure = Some((rank, exit));
         }
@@ -129,8 +151,18 @@ impl Supervisor {
         }
         match (self.phase, self.first_failure) {
             (JobPhase::Running, Some(_)) => self.terminate_others(now),
+            // The others can no longer finish their step and save.
+            (JobPhase::Terminating(_), _) if bad => {
+                self.kill_at.get_or_insert(now + self.limits.grace);
+                Vec::new()
+            }
             _ => Vec::new(),
         }
+    }
+
+    /// Whether a rank was stopped by a signal, and can resume.
+    fn has_stopped_early(&self, exit: RankExit) -> bool {
+        exit.is_stopped_early() && (self.limits.may_stop_early || self.forwarded.is_some())
     }
 
     /// Whether this exit by SIGKILL, not sent by us, is the cause of an earlier reported failure: a
@@ -153,13 +185,18 @@ impl Supervisor {
     /// Queries the state of all ranks, then terminates them.
     fn terminate_others(&mut self, now: Instant) -> Vec<SupervisorAction> {
         let mut actions = vec![SupervisorAction::QueryState];
-        actions.extend(self.terminate(libc::SIGTERM, now));
+        self.phase = JobPhase::Terminating(now);
+        self.kill_at = Some(now + self.limits.grace);
+        actions.push(SupervisorAction::Terminate(libc::SIGTERM));
         actions
     }
 
     /// Forwards the first termination signal, after which the ranks may exit by themselves; a second
     /// one kills. Other signals are only forwarded.
     fn on_signal(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
+        if !is_job_control(signal) {
+            self.forwarded = Some(signal);
+        }
         match self.phase {
             JobPhase::Finished => Vec::new(),
             _ if !is_termination_signal(signal) => {
@@ -172,7 +209,12 @@ impl Supervisor {
             }
             JobPhase::Running => {
                 self.signal = Some(signal);
-                self.terminate(signal, now)
+                self.phase = JobPhase::Terminating(now);
+                self.kill_at = self.limits.signal_grace.map(|grace| now + grace);
+                vec![match self.kill_at {
+                    Some(_) => SupervisorAction::Terminate(signal),
+                    None => SupervisorAction::SignalRanks(signal),
+                }]
             }
             JobPhase::Terminating(_) | JobPhase::Killing => {
                 // Recorded also after a failure: a signalled job must not be restarted.
@@ -193,20 +235,15 @@ impl Supervisor {
         self.on_signal(signal, now)
     }
 
-    fn terminate(&mut self, signal: i32, now: Instant) -> Vec<SupervisorAction> {
-        self.phase = JobPhase::Terminating(now);
-        vec![SupervisorAction::SignalRanks(signal)]
-    }
-
     fn on_tick(&mut self, now: Instant) -> Vec<SupervisorAction> {
         match self.phase {
-            JobPhase::Running if self.is_hanging(now) => {
+            JobPhase::Running | JobPhase::Terminating(_)
+                if self.kill_at.is_none() && self.is_hanging(now) =>
+            {
                 self.hung = true;
                 self.terminate_others(now)
             }
-            JobPhase::Terminating(since)
-                if now.saturating_duration_since(since) >= self.limits.grace =>
-            {
+            JobPhase::Terminating(_) if self.kill_at.is_some_and(|at| now >= at) => {
                 self.phase = JobPhase::Killing;
                 vec![SupervisorAction::Kill]
             }
@@ -221,14 +258,17 @@ impl Supervisor {
         !self.stopped && self.limits.hang_after.is_some_and(|limit| idle >= limit)
     }
 
-    /// The job's exit code: that of the first failed rank; 124 for a hang; that of the termination
-    /// signal, unless all ranks succeeded.
+    /// The job's exit code: that of the first failed rank; 124 for a hang; [`STOPPED_EARLY`] if ranks
+    /// were stopped and can resume; that of the termination signal, unless all ranks succeeded.
     pub fn code(&self) -> u8 {
-        let all_good = self.running == 0 && self.rank_exits.values().all(|e| e.is_success());
+        let exits = || self.rank_exits.values();
+        let is_clean = |exit: &RankExit| exit.is_success() || exit.is_stopped_early();
+        let all_good = self.running == 0 && exits().all(is_clean);
         match (self.first_failure, self.signal) {
             (Some((_, exit)), _) => exit.exit_code(),
             _ if self.hung => HANG_CODE,
             (None, Some(signal)) if !all_good => RankExit::Signal(signal).exit_code(),
+            _ if exits().any(|exit| exit.is_stopped_early()) => STOPPED_EARLY,
             _ => 0,
         }
     }
@@ -244,7 +284,7 @@ mod tests {
 
     fn job_with(ranks: u32, hang_after: Option<Duration>) -> (Supervisor, Instant) {
         let now = Instant::now();
-        (Supervisor::new(ranks, JobLimits { grace: GRACE, hang_after }, now), now)
+        (Supervisor::new(ranks, JobLimits { hang_after, ..JobLimits::new(GRACE) }, now), now)
     }
 
     fn job(ranks: u32) -> (Supervisor, Instant) {
@@ -264,7 +304,7 @@ mod tests {
     fn first_failure_sets_the_code_and_terminates_the_others() {
         let (mut job, now) = job(3);
         let actions = job.handle(Input::Exited(2, RankExit::Exit(7)), now);
-        assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(actions, [Action::QueryState, Action::Terminate(libc::SIGTERM)]);
         assert!(job.handle(Input::Exited(0, RankExit::Signal(15)), now).is_empty());
         assert!(job.handle(Input::Tick, now + GRACE / 2).is_empty());
         assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
@@ -301,7 +341,7 @@ mod tests {
     #[test]
     fn second_signal_kills() {
         let (mut job, now) = job(1);
-        assert_eq!(job.handle(Input::Signal(2), now), [Action::SignalRanks(2)]);
+        assert_eq!(job.handle(Input::Signal(2), now), [Action::Terminate(2)]);
         assert_eq!(job.handle(Input::Signal(2), now), [Action::Kill]);
         job.handle(Input::Exited(0, RankExit::Signal(9)), now);
         assert_eq!((job.code(), job.signal, job.first_failure), (130, Some(2), None));
@@ -319,7 +359,7 @@ mod tests {
     #[test]
     fn signal_to_many_nodes_does_not_cut_the_grace_period() {
         let (mut job, now) = job(2);
-        assert_eq!(job.handle(Input::NodeSignal(15), now), [Action::SignalRanks(15)]);
+        assert_eq!(job.handle(Input::NodeSignal(15), now), [Action::Terminate(15)]);
         assert!(job.handle(Input::NodeSignal(15), now + GRACE / 2).is_empty());
         assert_eq!(job.handle(Input::Tick, now + GRACE), [Action::Kill]);
     }
@@ -340,6 +380,72 @@ mod tests {
         assert_eq!(job.code(), 0);
     }
 
+    /// A training, whose ranks save on a signal.
+    fn training(ranks: u32) -> (Supervisor, Instant) {
+        let now = Instant::now();
+        let limits =
+            JobLimits { signal_grace: None, may_stop_early: true, ..JobLimits::new(GRACE) };
+        (Supervisor::new(ranks, limits, now), now)
+    }
+
+    #[test]
+    fn training_has_no_deadline_to_save_and_a_second_signal_kills() {
+        for signal in [Input::Signal(2), Input::NodeSignal(15)] {
+            let (mut job, now) = training(2);
+            let [Action::SignalRanks(_)] = job.handle(signal, now)[..] else { panic!() };
+            assert!(job.handle(Input::Tick, now + GRACE * 100).is_empty());
+            assert_eq!(job.handle(Input::Signal(2), now + GRACE * 100), [Action::Kill]);
+        }
+    }
+
+    #[test]
+    fn failure_of_a_rank_that_saves_starts_the_grace_period_of_the_others() {
+        let (mut job, now) = training(3);
+        job.handle(Input::Signal(2), now);
+        let stopped = RankExit::Exit(STOPPED_EARLY.into());
+        assert!(job.handle(Input::Exited(2, stopped), now).is_empty());
+        assert!(job.handle(Input::Tick, now + GRACE * 2).is_empty());
+        job.handle(Input::Exited(1, RankExit::Exit(1)), now + GRACE * 2);
+        assert_eq!(job.handle(Input::Tick, now + GRACE * 3), [Action::Kill]);
+        job.handle(Input::Exited(0, RankExit::Signal(9)), now + GRACE * 3);
+        assert_eq!((job.code(), job.first_failure), (130, None));
+    }
+
+    #[test]
+    fn training_stopped_by_a_signal_to_a_rank_has_not_failed() {
+        let stopped = RankExit::Exit(STOPPED_EARLY.into());
+        let (mut job, now) = training(2);
+        assert!(job.handle(Input::Exited(0, stopped), now).is_empty());
+        assert_eq!(job.handle(Input::Exited(1, stopped), now), [Action::Finish]);
+        assert_eq!((job.code(), job.first_failure), (STOPPED_EARLY, None));
+    }
+
+    #[test]
+    fn exit_code_of_an_early_stop_is_a_failure_only_without_a_signal() {
+        let stopped = RankExit::Exit(STOPPED_EARLY.into());
+        for signal in [libc::SIGUSR1, libc::SIGTERM] {
+            let (mut job, now) = job(2);
+            job.handle(Input::Signal(signal), now);
+            assert!(job.handle(Input::Exited(0, stopped), now).is_empty());
+            job.handle(Input::Exited(1, stopped), now);
+            assert_eq!((job.code(), job.first_failure), (STOPPED_EARLY, None));
+        }
+        let (mut job, now) = job(2);
+        job.handle(Input::Exited(0, stopped), now);
+        assert_eq!(job.first_failure, Some((0, stopped)));
+    }
+
+    #[test]
+    fn hang_while_saving_terminates_the_training() {
+        let (mut job, now) = training(1);
+        job.limits.hang_after = Some(GRACE);
+        job.handle(Input::Signal(2), now);
+        assert_eq!(job.handle(Input::Tick, now + GRACE).len(), 2);
+        assert_eq!(job.handle(Input::Tick, now + GRACE * 2), [Action::Kill]);
+        job.handle(Input::Exited(0, RankExit::Signal(9)), now + GRACE * 2);
+        assert_eq!(job.code(), HANG_CODE);
+    }
+
     #[test]
     fn hang_terminates_the_job() {
         let (mut job, now) = job_with(2, Some(Duration::from_secs(60)));
@@ -348,7 +454,7 @@ mod tests {
         job.handle(Input::Progress, at(59));
         assert!(job.handle(Input::Tick, at(118)).is_empty());
         let actions = job.handle(Input::Tick, at(119));
-        assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(actions, [Action::QueryState, Action::Terminate(libc::SIGTERM)]);
         assert_eq!(job.handle(Input::Tick, at(129)), [Action::Kill]);
         job.handle(Input::Exited(0, RankExit::Signal(9)), at(129));
         job.handle(Input::Exited(1, RankExit::Signal(9)), at(129));
@@ -370,7 +476,7 @@ mod tests {
     fn lost_connection_is_the_first_failure_even_if_its_ranks_exit_cleanly() {
         let (mut job, now) = job(3);
         let actions = job.handle(Input::ConnectionLost(1), now);
-        assert_eq!(actions, [Action::QueryState, Action::SignalRanks(libc::SIGTERM)]);
+        assert_eq!(actions, [Action::QueryState, Action::Terminate(libc::SIGTERM)]);
         assert!(job.handle(Input::ConnectionLost(2), now).is_empty());
         job.handle(Input::Exited(0, RankExit::Signal(15)), now);
         job.handle(Input::Exited(1, RankExit::NodeLost), now);

@@ -48,6 +48,9 @@ pub enum JobEvent {
 pub enum RankControl {
     /// Send this signal.
     Signal(i32),
+    /// Send this termination signal. Agents kill the ranks after the grace period, even if they lose
+    /// the coordinator.
+    Terminate(i32),
     /// Kill the ranks and all their descendants.
     Kill,
     /// Report what each rank is doing.

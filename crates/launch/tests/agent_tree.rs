@@ -21,6 +21,8 @@ use sim_agents::{SimAgents, SimConfig, free_port};
 
 const AGENTS: u32 = 300;
 const FAN_OUT: u32 = 8;
+/// Number of lines that each rank writes before it exits.
+const LINES: usize = 20;
 /// A timeout that does not expire even on a slow machine.
 const LONG: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(1);
@@ -59,12 +61,13 @@ impl Cluster {
     }
 }
 
-/// One rank per node.
+/// One rank per node, which writes [`LINES`] lines.
 fn launches(attempt: u32) -> Vec<(u32, NodeLaunch)> {
+    let words = (0..=LINES).map(|n| n.to_string().into());
     let binding = Binding::new(&Default::default(), &MemoryPolicy::Default);
     let launch = |rank: u32| NodeLaunch {
         attempt,
-        command: vec!["true".into()],
+        command: words.clone().collect(),
         cwd: "/".into(),
         ranks: vec![RankLaunch { rank, command: None, env: Vec::new(), binding: binding.clone() }],
         ..NodeLaunch::default()
@@ -73,7 +76,7 @@ fn launches(attempt: u32) -> Vec<(u32, NodeLaunch)> {
 }
 
 #[test]
-fn hundreds_of_agents_join_run_two_attempts_and_exit() {
+fn hundreds_of_agents_join_run_two_attempts_with_all_their_output_and_exit() {
     let mut cluster = Cluster::new();
     cluster.wait_until("all agents are registered", |c| c.missing().is_empty());
     for node in 0..AGENTS {
@@ -83,11 +86,17 @@ fn hundreds_of_agents_join_run_two_attempts_and_exit() {
     for attempt in 0..2 {
         cluster.coordinator.start(attempt, launches(attempt));
         let (mut started, mut exited) = (Vec::new(), Vec::new());
+        let mut lines = vec![Vec::new(); AGENTS as usize];
         cluster.wait_until("the attempt is finished", |coordinator| {
             while let Some(event) = coordinator.next(Duration::ZERO, false) {
                 match event {
                     JobEvent::Started { rank, .. } => started.push(rank),
                     JobEvent::Exited(rank, exit) if exit.is_success() => exited.push(rank),
+                    JobEvent::Line(line) => {
+                        let number: usize = line.text.parse().unwrap();
+                        line.ranks.iter().for_each(|&rank| lines[rank as usize].push(number));
+                    }
+                    JobEvent::Progress => {}
                     JobEvent::Finished => return true,
                     other => panic!("unexpected event: {other:?}"),
                 }
@@ -98,6 +107,9 @@ fn hundreds_of_agents_join_run_two_attempts_and_exit() {
         started.sort_unstable();
         exited.sort_unstable();
         assert_eq!((&started, &exited), (&all, &all));
+        for (rank, lines) in lines.iter().enumerate() {
+            assert!(lines.iter().copied().eq(1..=LINES), "lines of rank {rank}: {lines:?}");
+        }
     }
     let Cluster { coordinator, mut agents } = cluster;
     let shutdown = std::thread::spawn(move || coordinator.shutdown());

@@ -79,6 +79,12 @@ impl Sweep {
         Ok(Self { variables })
     }
 
+    /// The first variable of NCCL or RCCL, which other backends ignore.
+    pub fn nccl_variable(&self) -> Option<&str> {
+        let is_nccl = |name: &&str| name.starts_with("NCCL_") || name.starts_with("RCCL_");
+        self.variables.iter().map(|(name, _)| name.as_str()).find(is_nccl)
+    }
+
     /// All combinations. The last variable varies fastest.
     pub fn settings(&self) -> Vec<SweepSetting> {
         let mut settings = vec![SweepSetting::default()];
@@ -192,6 +198,14 @@ mod tests {
         let setting = |(algo, level)| format!("NCCL_ALGO={algo} NCCL_NET_GDR_LEVEL={level}");
         assert_eq!(words, expected.map(setting));
         assert_eq!(Sweep::default().settings(), [SweepSetting::default()]);
+    }
+
+    #[test]
+    fn variables_of_nccl_are_recognised() {
+        let nccl = |words: &[&str]| Sweep::parse(words).unwrap().nccl_variable().map(str::to_owned);
+        assert_eq!(nccl(&["A=1", "NCCL_ALGO=Ring"]).as_deref(), Some("NCCL_ALGO"));
+        assert_eq!(nccl(&["RCCL_X=1"]).as_deref(), Some("RCCL_X"));
+        assert_eq!(nccl(&["REGATTA_NCCL_X=1"]), None);
     }
 
     #[test]

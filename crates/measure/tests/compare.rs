@@ -195,7 +195,7 @@ proptest! {
     #[test]
     fn labels_are_escaped_in_plots(label in "\\PC*|[<>&\"'\0-\u{1f}]*") {
         let runs = [result(&label, &[(8, busbw(1.0)), (0, busbw(2.0))])];
-        for text in [svg(&runs, &Operation::AllReduce).unwrap(), html(&label, &runs)] {
+        for text in [svg(&runs, &Operation::AllReduce, None).unwrap(), html(&label, &runs, None)] {
             well_formed(&text);
         }
     }
@@ -229,15 +229,36 @@ fn well_formed(text: &str) {
 #[test]
 fn a_plot_has_both_panels_and_all_runs() {
     let runs = on_two_nodes();
-    let text = svg(&runs, &Operation::AllReduce).unwrap();
+    let text = svg(&runs, &Operation::AllReduce, None).unwrap();
     well_formed(&text);
     assert!(text.contains(">bus bandwidth in GB/s<") && text.contains(">time<"));
     assert_eq!(text.matches("<polyline").count(), 6);
     assert_eq!(text.matches("class=\"mark").count(), 3 + 6 * 17);
     assert!(text.contains("role=\"img\"") && text.contains("prefers-color-scheme:dark"));
-    assert!(svg(&runs, &Operation::Gather).is_none());
-    let page = html("Frontier", &runs);
+    assert!(svg(&runs, &Operation::Gather, None).is_none());
+    let page = html("Frontier", &runs, None);
     well_formed(&page);
     assert_eq!(page.matches("<tr>").count(), 18);
     assert_eq!(page.matches("http://").count(), page.matches("xmlns=").count());
+}
+
+#[test]
+fn a_plot_shows_the_requested_mode() {
+    let mut runs = [result("run", &[(8, busbw(1.0)), (64, busbw(2.0))])];
+    for row in runs[0].tables.iter_mut().flat_map(|table| &mut table.rows) {
+        row.out_of_place = Some(busbw(1.0));
+        row.in_place = Some(busbw(7.0));
+    }
+    let plots =
+        |place| [svg(&runs, &Operation::AllReduce, place).unwrap(), html("x", &runs, place)];
+    for (place, name, value) in [
+        (None, "out-of-place", "1.00"),
+        (Some(BufferMode::OutOfPlace), "out-of-place", "1.00"),
+        (Some(BufferMode::InPlace), "in-place", "7.00"),
+    ] {
+        let [drawn, page] = plots(place);
+        assert!(drawn.contains(&format!("all-reduce, {name}, by size")), "{drawn}");
+        assert!(page.contains(&format!("all-reduce, {name}, by size")), "{page}");
+        assert!(page.contains(&format!("<td>{value}</td>")), "{page}");
+    }
 }

@@ -283,6 +283,13 @@ fn errors_name_file_line_and_expectation() {
     assert!(error.ends_with("expected a count of elements, found \"2.15e+9\""), "{error}");
     let error = read("letter.txt", "dear all,\nit is fast\n").unwrap_err().to_string();
     assert!(error.starts_with("letter.txt: found no table of nccl-tests"), "{error}");
+    assert!(error.contains("in lines 1 to 2"), "{error}");
+    for (name, text) in
+        [("Makefile", "all:\tbuild\nbuild:\tsources\n"), ("osu.txt", "# OSU MPI Latency Test v7\n")]
+    {
+        let error = read(name, text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name}: found no table")), "{error}");
+    }
     let error = read("a.json", "{\"format\": \"regatta-machine/1\"}").unwrap_err().to_string();
     assert!(error.contains("a.json") && error.contains("regatta-bench/1"), "{error}");
     let error = read("a.csv", "size_bytes,time_us\n8,fast\n").unwrap_err().to_string();

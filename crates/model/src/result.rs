@@ -24,10 +24,19 @@ pub enum RankExit {
 
 const SIGKILL: u8 = 9;
 
+/// Exit code of a rank that was stopped by a signal before its work was complete, and has saved what
+/// it needs to resume: `EX_TEMPFAIL`.
+pub const STOPPED_EARLY: u8 = 75;
+
 impl RankExit {
     /// Whether it exited with code 0.
     pub fn is_success(self) -> bool {
         self == RankExit::Exit(0)
+    }
+
+    /// Whether it exited with the code [`STOPPED_EARLY`].
+    pub fn is_stopped_early(self) -> bool {
+        self == RankExit::Exit(STOPPED_EARLY.into())
     }
 
     /// The exit code a shell would report.
@@ -115,6 +124,13 @@ pub struct RunResult {
     pub rank_exits: BTreeMap<u32, RankExit>,
     /// Wall-clock time.
     pub seconds: f64,
+}
+
+impl RunResult {
+    /// Whether a signal stopped the run before its end, without a failure; it can be resumed.
+    pub fn is_stopped_early(&self) -> bool {
+        self.exit_code == STOPPED_EARLY && self.failure.is_none()
+    }
 }
 
 impl Document for RunResult {

@@ -1,7 +1,7 @@
 //! GPU assignment.
 
 use regatta_model::units::pluralize;
-use regatta_model::{GpuVisibility, JobSpec, Machine, Warning};
+use regatta_model::{CpuSet, GpuVisibility, JobSpec, Machine, NodeLayout, Warning};
 
 use crate::{PlaceError, Result};
 
@@ -52,6 +52,30 @@ fn exclusive(visible: &[u32], i: u32, per_rank: u32) -> GpuAssignment {
         _ => format!("{per_rank} devices per rank, in runtime order"),
     };
     GpuAssignment { gpus, reason }
+}
+
+/// GPUs without a rank: usually a wrong number of ranks.
+pub(crate) fn idle_warning(
+    machine: &Machine,
+    layout: &NodeLayout,
+    job: &JobSpec,
+) -> Option<Warning> {
+    let is_used = |gpu: &u32| layout.ranks.iter().any(|rank| rank.gpus.contains(gpu));
+    let visible = machine.visible_gpus();
+    let idle: CpuSet =
+        visible.iter().filter(|gpu| !is_used(gpu)).map(|gpu| *gpu as usize).collect();
+    (job.use_gpus && !idle.is_empty()).then(|| {
+        Warning::new(
+            "idle-gpus",
+            format!(
+                "{}: {} of {} GPUs are unused: {idle}",
+                machine.host,
+                idle.len(),
+                visible.len()
+            ),
+            "use one rank per GPU, or several GPUs per rank with --gpus-per-rank",
+        )
+    })
 }
 
 /// Several ranks per GPU work, but not well without further setup.

@@ -140,6 +140,7 @@ fn warnings(
     let (host, ranks) = (&machine.host, layout.ranks.len());
     let mut warnings = Vec::new();
     warnings.extend(gpus::sharing_warning(machine, ranks as u32, job));
+    warnings.extend(gpus::idle_warning(machine, layout, job));
     let idle_cores = machine.cores.iter().filter(|c| c.cpus.intersects(&layout.idle)).count();
     if idle_cores >= ranks {
         warnings.push(Warning::new(

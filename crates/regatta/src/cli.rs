@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use clap::builder::Styles;
 use clap::{Args, Parser, Subcommand};
 use regatta_launch::agent_launcher::command::AgentLauncher;
+use regatta_launch::supervisor::JobLimits;
 use regatta_launch::wrap::Wrap;
 use regatta_model::CpuSet;
 use regatta_place::launcher_options::LauncherSyntax;
@@ -15,7 +17,9 @@ use regatta_place::launcher_options::LauncherSyntax;
 use crate::commands::bench::BenchArgs;
 use crate::commands::checkpoint::CheckpointArgs;
 use crate::commands::data::{self, DataArgs};
+use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::runs::{self, RunsArgs};
 use crate::commands::train::{self, TrainArgs};
 use crate::options::{JobArgs, NamedValue, RankEnvArgs, SourceArgs, at_least, one_of, positive};
 
@@ -32,6 +36,8 @@ pub const FAINT: Style = Style::new().dimmed();
 
 /// Longest grace period, in seconds.
 const MAX_GRACE: i64 = 31 * 86_400;
+/// Grace period by default, in seconds.
+const DEFAULT_GRACE: u64 = 30;
 
 const STYLES: Styles = Styles::styled()
     .header(HEADING)
@@ -46,6 +52,15 @@ pub struct Cli {
     /// Command to run
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The arguments, without `--help` after `regatta help`, where clap does not accept it.
+pub fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.collect();
+    if args.get(1).is_some_and(|command| command == "help") {
+        args.retain(|arg| arg != "--help" && arg != "-h");
+    }
+    args
 }
 
 /// The subcommands.
@@ -69,6 +84,12 @@ pub enum Command {
     /// Generate text from a trained model
     #[command(after_long_help = generate::EXAMPLES)]
     Generate(GenerateArgs),
+    /// Evaluate a trained model: loss, perplexity and bits per byte
+    #[command(after_long_help = eval::EXAMPLES)]
+    Eval(EvalArgs),
+    /// List, show and remove run folders
+    #[command(after_long_help = runs::EXAMPLES)]
+    Runs(RunsArgs),
     /// Inspect and verify checkpoints; import and export Hugging Face models
     #[command(after_long_help = CHECKPOINT_EXAMPLES)]
     Checkpoint(CheckpointArgs),
@@ -239,9 +260,10 @@ pub struct LaunchArgs {
     /// Fail the job if no rank writes output or uses CPU time for this many seconds
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Launch")]
     pub hang_timeout: Option<u64>,
-    /// Seconds between SIGTERM and SIGKILL when ranks are stopped
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true, value_parser = at_least::<u64>(0).range(..=MAX_GRACE), help_heading = "Launch")]
-    pub grace: u64,
+    /// Seconds between SIGTERM and SIGKILL when ranks are stopped [default: 30; for the ranks of
+    /// `regatta train`, which save on a signal, no limit after a signal]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = at_least::<u64>(0).range(..=MAX_GRACE), help_heading = "Launch")]
+    pub grace: Option<u64>,
     /// Launcher that starts one agent per node [default: the scheduler's own, else ssh]
     #[arg(long, value_parser = one_of(&AGENT_LAUNCHERS), value_name = "LAUNCHER", help_heading = "Nodes")]
     pub launcher: Option<AgentLauncher>,
@@ -266,9 +288,28 @@ pub struct LaunchArgs {
     /// Input of the ranks' channels, for commands that launch their own ranks
     #[arg(skip)]
     pub rank_input: Option<Arc<[u8]>>,
+    /// Whether the ranks save on a signal and then exit with code 75
+    #[arg(skip)]
+    pub saves_on_signal: bool,
 }
 
 impl LaunchArgs {
+    /// Time between SIGTERM and SIGKILL after a failure.
+    pub fn grace(&self) -> Duration {
+        Duration::from_secs(self.grace.unwrap_or(DEFAULT_GRACE))
+    }
+
+    /// The limits of the job.
+    pub fn limits(&self) -> JobLimits {
+        let unlimited = self.saves_on_signal && self.grace.is_none();
+        JobLimits {
+            signal_grace: (!unlimited).then(|| self.grace()),
+            hang_after: self.hang_timeout.map(Duration::from_secs),
+            may_stop_early: self.saves_on_signal,
+            ..JobLimits::new(self.grace())
+        }
+    }
+
     /// Maximum number of restarts.
     pub fn restarts(&self) -> u32 {
         let replaceable = self.spares.saturating_add(u32::from(self.min_nodes.is_some()));

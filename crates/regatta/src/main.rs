@@ -19,13 +19,16 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let success = |()| ExitCode::SUCCESS;
-    let result = match Cli::try_parse().unwrap_or_else(|error| explain_usage_error(error)).command {
+    let parsed = Cli::try_parse_from(cli::arguments(std::env::args_os()));
+    let result = match parsed.unwrap_or_else(|error| explain_usage_error(error)).command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
         Command::Bench(args) => commands::bench::run(*args),
         Command::Train(args) => commands::train::run(&args),
         Command::Generate(args) => commands::generate::run(&args).map(success),
+        Command::Eval(args) => commands::eval::run(&args).map(success),
+        Command::Runs(args) => commands::runs::run(&args).map(success),
         Command::Checkpoint(args) => commands::checkpoint::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::Agent(args) => commands::agent::run(&args).map(success),

@@ -325,3 +325,33 @@ fn a_baseline_check_reports_every_regression() {
     let other = run(&folder, &format!("{} --baseline slow.json", words.replace("4K", "64")));
     other.assert_code(1).assert_stderr("not measured in this run");
 }
+
+#[test]
+fn nccl_variables_are_not_swept_on_a_backend_that_ignores_them() {
+    let folder = TempDir::new();
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --sweep NCCL_ALGO=Ring,Tree";
+    let error = "--sweep NCCL_ALGO: backend host ignores variables of NCCL";
+    run(&folder, &format!("{words} --backend host")).assert_error(error);
+    assert!(!folder.exists("run"));
+    // Which backend it is, is known after the first run.
+    let auto = run(&folder, words).assert_code(1);
+    assert_contains(&auto.err, error);
+    assert!(!auto.out.contains("best setting") && !folder.exists("run/1"), "{}", auto.out);
+}
+
+#[test]
+fn in_place_comparisons_are_plotted_in_place() {
+    let folder = TempDir::new();
+    run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 -J a.json").ok();
+    run(&folder, "compare a.json a.json --in-place --plot a.svg").assert_ok("in-place");
+    assert_contains(folder.read("a.svg"), "all-reduce, in-place, by size");
+}
+
+#[test]
+fn binary_files_are_not_read_as_results() {
+    let folder = TempDir::new();
+    folder.write("random", b"a\tb\n1\t2\nc\x00\td\n\xffe\tf\n");
+    run(&folder, "read random").assert_error("random, line 3: byte 0x00 is not text");
+    folder.write("words", "one\ttwo\nthree\tfour\n");
+    run(&folder, "read words").assert_error("words: found no table");
+}

@@ -14,9 +14,11 @@ use std::process::{Command, Stdio};
 
 use regatta_testbed::assert_contains;
 use serde::Deserialize;
+use serde_json::Value;
 use support::process::{run_command, run_in};
 use support::{
-    CommandOutput, REGATTA, SYSTEMS, TempDir, clean_env, command, golden, regatta, run_line,
+    CommandOutput, REGATTA, SYSTEMS, TempDir, clean_env, command, from_json, golden, map_json,
+    regatta, run_line,
 };
 
 const COMMANDS: [&str; 4] = ["map", "env", "completions", "man"];
@@ -273,4 +275,42 @@ fn environments_match_the_golden_files() {
         }
         golden(&format!("env-{framework}.txt"), &text);
     }
+}
+
+#[test]
+fn help_after_help_is_accepted() {
+    let help = run_line("help").ok();
+    assert_eq!(run_line("help --help").ok(), help);
+    assert_eq!(run_line("help map --help").ok(), run_line("help map").ok());
+}
+
+#[test]
+fn map_writes_one_document_to_standard_output() {
+    for words in ["--json --svg -", "--json --dump -", "--format srun --svg -", "--dump - --svg -"]
+    {
+        let error = "cannot both write to standard output";
+        run_line(&format!("map --system lumi-g {words}")).assert_error(error);
+    }
+}
+
+#[test]
+fn unused_gpus_are_reported() {
+    let map =
+        run_line("map --system lumi-g -n 6").assert_stderr("lumi-g: 2 of 8 GPUs are unused: 6-7");
+    map.ok();
+    let all = run_line("map --system lumi-g");
+    assert!(!all.err.contains("GPUs are unused"), "{}", all.err);
+    map_json("--system lumi-g -n 6").assert_warning("idle-gpus");
+}
+
+#[test]
+fn check_takes_the_rank_from_the_environment() {
+    let check = |rank: &str, size: &str| {
+        let mut check = command();
+        check.args(["map", "--check", "-n", "2", "--oversubscribe", "--json"]);
+        run_command(check.env("RANK", rank).env("WORLD_SIZE", size))
+    };
+    let report: Value = from_json(&check("1", "2").out);
+    assert_eq!(report["rank"], 1, "{report}");
+    check("1", "4").assert_error("WORLD_SIZE is 4, but the plan has 2 ranks: pass -n 4");
 }

@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::Value;
 use support::process::{regatta_in, run_command, run_in};
-use support::{CommandOutput, TempDir, run_line};
+use support::{CommandOutput, TempDir, from_json, run_line};
 
 const TEXT: &str = "The wind came from the north-west.\nThe crew's oars were ready.\n";
 const BPE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/tests/tokenizer/bpe.json");
@@ -46,6 +46,24 @@ fn bpe_gives_fewer_tokens_than_characters() {
     assert!(made["train_tokens"].as_u64().unwrap() < 1000, "{made}");
     assert_eq!(made["validation_tokens"], 0);
     assert_eq!(folder.read("out/tokenizer.json"), std::fs::read_to_string(BPE).unwrap());
+}
+
+#[test]
+fn bpe_is_trained_on_the_text() {
+    let folder = folder_with_text();
+    let made: Value = prepare(&folder, "--bpe 280 --json").json();
+    assert_eq!((made["vocabulary"].as_u64(), made["tokenizer"].as_str()), (Some(280), Some("BPE")));
+    assert!(made["train_tokens"].as_u64().unwrap() < 800, "{made}");
+    let file: Value = from_json(&folder.read("out/tokenizer.json"));
+    assert_eq!(file["added_tokens"][0]["content"], "<|endoftext|>");
+    assert_eq!(file["model"]["merges"].as_array().unwrap().len(), 280 - 257);
+    run_in(&folder, "data show out").assert_ok("The wind came from");
+    // The trained tokenizer is used like any other.
+    let other =
+        run_in(&folder, "data prepare text.txt -o other --tokenizer out/tokenizer.json --json");
+    assert_eq!(other.json::<Value>()["fingerprint"], made["fingerprint"]);
+    let small = prepare(&folder, "--bpe 4096 --force");
+    small.assert_stderr(["tokens instead of 4096", "use more text or a smaller --bpe"]).ok();
 }
 
 #[test]
@@ -98,6 +116,8 @@ fn invalid_inputs_are_rejected() {
     }
     let both = prepare(&folder, "--characters --tokenizer tokenizer.json");
     both.assert_usage_error("cannot be used with");
+    prepare(&folder, "--bpe 300 --characters").assert_usage_error("cannot be used with");
+    prepare(&folder, "--bpe 256").assert_usage_error("256 is not in 257..=1048576");
     assert!(!folder.exists("out"));
 }
 

@@ -100,6 +100,8 @@ fn no_process_is_left_when_the_job_is_terminated() {
     job.signal(SIGTERM);
     let is_sent = || folder.read("run/events.jsonl").contains("\"signal-sent\"");
     wait_until("the signal to arrive", is_sent);
+    // A second one within a second would count as a duplicate.
+    std::thread::sleep(Duration::from_millis(1100));
     job.signal(SIGTERM);
     let code = job.wait().code;
     assert_eq!(code, Some(128 + SIGTERM), "{:?}", run_result(&folder, "run"));
@@ -123,6 +125,21 @@ fn assert_handled_once(name: &str, number: i32, send: impl Fn(&Process)) {
     let events = folder.read("run/events.jsonl");
     let event = format!("\"signal-received\",\"signal\":{number}");
     assert_eq!(events.matches(&event).count(), 1, "{events}");
+}
+
+#[test]
+fn duplicate_signals_leave_the_rank_time_to_save() {
+    let folder = TempDir::new();
+    let script =
+        "trap 'sleep 0.5; echo saved; exit 0' TERM; echo > up; while :; do sleep 0.05; done";
+    // `timeout` signals its child, and then the process group of both.
+    let launch = shell_job(&folder, "-n 1 --run-dir run", script);
+    let mut timeout = wrap(&launch, "timeout", &["--preserve-status", "-s", "TERM", "600"]);
+    let job = Process::spawn(&folder, timeout.process_group(0));
+    wait_until("the rank to start", || folder.exists("up"));
+    job.signal(SIGTERM);
+    job.wait().assert_code(0);
+    assert_eq!(rank_log(&folder, "run", 0, "out"), "saved\n");
 }
 
 #[test]

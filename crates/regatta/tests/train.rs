@@ -10,7 +10,8 @@ use regatta_train::metrics::Event;
 use support::metrics::{RunMetrics, assert_close, assert_common_steps_identical, assert_identical};
 use support::process::{launch_regatta, run_command};
 use support::train::{
-    ENDLESS, TINY, checkpoints, metrics, run, spawn, tiny_run, train_tiny, wait_for_step,
+    ENDLESS, STOPPED_EARLY, TINY, checkpoints, metrics, run, spawn, tiny_run, train_tiny,
+    wait_for_step,
 };
 use support::{TempDir, from_json, run_line};
 
@@ -157,8 +158,10 @@ fn a_signal_saves_a_checkpoint_from_which_the_run_resumes_bitwise() {
         let words = format!("{TINY} {ENDLESS} checkpoint.interval=1000 -n 2 --run-dir {run_dir}");
         let training = spawn(&folder, &words);
         wait_for_step(&folder, run_dir, 3);
-        training.signal(signal);
-        let out = training.wait().ok();
+        // Twice, as by `timeout`, which signals its child and then the child's process group.
+        (0..2).for_each(|_| training.signal(signal));
+        let out = training.wait().assert_code(STOPPED_EARLY).out;
+        assert_contains(&out, ": finishing step ");
         let steps = *metrics(&folder, run_dir).steps.last_key_value().unwrap().0;
         assert_contains(out, &format!("interrupted; checkpoint saved: {steps} steps"));
         assert_eq!(checkpoints(&folder, run_dir).last(), Some(&format!("step-{steps:08}")));
@@ -257,7 +260,8 @@ fn repeating_the_command_resumes_its_run() {
     wait_for_step(&folder, "run", 20);
     // The running job holds the lock.
     run(&folder, &words).assert_stderr("run is in use by another job (process ");
-    training.interrupt().assert_ok("interrupted; checkpoint saved");
+    let stopped = training.interrupt().assert_code(STOPPED_EARLY);
+    assert_contains(stopped.out, "interrupted; checkpoint saved");
     run(&folder, &words).assert_ok("resumed after step ");
     assert_identical(&metrics(&folder, "run"), &full, 300);
     let other_seed = run(&folder, &format!("{words} train.seed=2"));

@@ -7,16 +7,16 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use libc::SIGKILL;
+use libc::{SIGINT, SIGKILL, SIGUSR1};
 use regatta_testbed::{assert_contains, wait_until};
-use regatta_train::data::prepare::{PrepareOptions, prepare};
+use regatta_train::data::prepare::{PrepareOptions, TokenizerSource, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
-use support::process::{Process, pid_of_rank, run_result, signal_if_alive};
+use support::process::{Process, launch_regatta, pid_of_rank, run_result, signal_if_alive};
 use support::train::{
-    ENDLESS, TINY, checkpoints, copy, corrupt, metrics, run, spawn, tiny_run, wait_for_more_steps,
-    wait_for_step,
+    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, metrics, run, spawn, tiny_run,
+    wait_for_more_steps, wait_for_step,
 };
 
 #[test]
@@ -193,11 +193,35 @@ fn resume_of_a_running_run_is_rejected() {
     let refused = run(&folder, "--resume run -n 2");
     refused.assert_code(1).assert_stderr("run is in use by another job (process ");
     wait_for_more_steps(&folder, "run", 1);
-    training.interrupt().assert_code(0);
+    training.interrupt().assert_code(STOPPED_EARLY);
     let found = metrics(&folder, "run");
     let steps = found.steps.len() as u64;
     assert_identical(&found, &found, steps);
     run(&folder, &format!("--resume run -n 2 train.steps={}", steps + 1)).ok();
+}
+
+#[test]
+fn an_explicit_grace_period_limits_the_time_to_save() {
+    let folder = TempDir::new();
+    let training =
+        spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run --launch '--grace 0'"));
+    wait_for_step(&folder, "run", 3);
+    training.interrupt().assert_code(128 + SIGINT);
+    assert_eq!(run_result(&folder, "run").reason, "terminated by signal 2 (INT)");
+}
+
+#[test]
+fn training_under_launch_stops_early_without_a_failure() {
+    let folder = TempDir::new();
+    let words = format!("train {TINY} {ENDLESS}");
+    let mut launch = launch_regatta(&folder, "-n 2 --max-restarts 1", &words);
+    let training = Process::spawn(&folder, &mut launch);
+    wait_for_step(&folder, "run", 3);
+    training.signal(SIGUSR1);
+    training.wait().assert_code(STOPPED_EARLY);
+    let result = run_result(&folder, "run");
+    assert_eq!((result.restarts, result.failure), (0, None));
+    assert_eq!(result.reason, "stopped early by signal 10 (USR1); can be resumed");
 }
 
 #[test]
@@ -215,7 +239,7 @@ fn a_failed_checkpoint_write_names_rank_host_and_file() {
     let notes = checkpoint_notes(&training);
     assert_contains(&notes[0], [" failed: rank 1 on ", "/rank-00001.safetensors"]);
     let run = training.interrupt();
-    assert_eq!(run.code, Some(0), "the final checkpoint is saved: {run:?}");
+    assert_eq!(run.code, Some(STOPPED_EARLY), "the final checkpoint is saved: {run:?}");
 }
 
 /// Tokenizes a text.
@@ -224,7 +248,7 @@ fn tokenize(folder: &TempDir, name: &str, text: &str) -> PathBuf {
     let dataset = folder.join(name);
     let options = PrepareOptions {
         inputs: vec![input.into()],
-        tokenizer: None,
+        tokenizer: TokenizerSource::Characters,
         validation: 0.1,
         folder: dataset.clone(),
         replace: false,

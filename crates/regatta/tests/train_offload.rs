@@ -10,8 +10,8 @@ use support::disk::{SmallDisk, fill};
 use support::metrics::assert_identical;
 use support::process::{Process, pid_of_rank, wrap};
 use support::train::{
-    ENDLESS, TINY, checkpoints, last_step, metrics, spawn, tiny_run, train_command, train_tiny,
-    wait_for_more_steps, wait_for_step,
+    ENDLESS, STOPPED_EARLY, TINY, checkpoints, last_step, metrics, spawn, tiny_run, train_command,
+    train_tiny, wait_for_more_steps, wait_for_step,
 };
 use support::{CommandOutput, TempDir};
 
@@ -43,7 +43,7 @@ fn a_full_disk_fails_the_start_but_not_a_running_training() {
     wait_for_step(&folder, "run", 5);
     fill(&ballast);
     wait_for_more_steps(&folder, "run", 20);
-    training.interrupt().assert_code(0);
+    training.interrupt().assert_code(STOPPED_EARLY);
 
     // The offload files of the first run are gone.
     fill(&ballast);
@@ -113,9 +113,9 @@ fn runs_that_share_an_offload_folder_use_separate_files() {
     assert_eq!(one.list("offload"), expected.collect::<Vec<_>>());
     wait_for_more_steps(&one, "run", 10);
     // The first run removes only its own files.
-    first.interrupt().assert_code(0);
+    first.interrupt().assert_code(STOPPED_EARLY);
     wait_for_more_steps(&other, "run", 10);
-    second.interrupt().assert_code(0);
+    second.interrupt().assert_code(STOPPED_EARLY);
     wait_until("an empty folder", || one.list("offload").is_empty());
     assert_equals_undisturbed_run(&one, "train.seed=1");
     assert_equals_undisturbed_run(&other, "train.seed=2");

@@ -8,6 +8,7 @@ use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, latest_valid,
 };
+use crate::config::Config;
 use crate::run_paths;
 use crate::training::TOKENIZER;
 use regatta_device::ops::Device;
@@ -49,6 +50,8 @@ pub struct Loaded {
     pub from: PathBuf,
     /// Steps trained, if known.
     pub step: Option<u64>,
+    /// Configuration of its training, if known.
+    pub config: Option<Config>,
 }
 
 /// Loads a Hugging Face folder, a checkpoint, or the latest valid checkpoint of a run folder.
@@ -80,7 +83,10 @@ pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<L
     let tokenizer = tokenizer_of(checkpoint);
     let made_by = Some(meta.tokenizer.clone()).filter(|made_by| !made_by.is_empty());
     let (shape, step) = (meta.shape.clone(), Some(meta.step));
-    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step })
+    // Imported models have none, and that of another version may not parse.
+    let config = Some(&meta.config).filter(|config| !config.is_empty());
+    let config = config.and_then(|config| Config::from_toml(&from, config).ok());
+    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step, config })
 }
 
 /// Fails if a tensor is missing or too short. Checked before memory is allocated, because the declared shape
@@ -119,7 +125,8 @@ fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadE
     })?;
     let tokenizer = Some(folder.join(TOKENIZER)).filter(|file| file.is_file());
     let (shape, from) = (imported.shape.clone(), folder.to_owned());
-    Ok(Loaded { shape, parameters, tokenizer, made_by: None, from, step: None })
+    let (made_by, step, config) = (None, None, None);
+    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step, config })
 }
 
 /// One tensor per block.

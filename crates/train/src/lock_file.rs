@@ -3,6 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use regatta_comm::bootstrap::host_name;
 
@@ -17,11 +18,21 @@ pub enum LockResult {
     HeldBy(String),
 }
 
+/// Time before a second attempt: `regatta runs` holds a lock for microseconds to find out whether it is free.
+const RETRY_DELAY: Duration = Duration::from_millis(50);
+
 /// Creates and locks a file, and writes this process into it.
 pub fn lock_file(path: &Path) -> io::Result<LockResult> {
     let mut file =
         File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-    match file.try_lock() {
+    let locked = file.try_lock().or_else(|error| match error {
+        TryLockError::WouldBlock => {
+            std::thread::sleep(RETRY_DELAY);
+            file.try_lock()
+        }
+        error => Err(error),
+    });
+    match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let owner = std::fs::read_to_string(path).unwrap_or_default();

@@ -11,7 +11,7 @@ use regatta_model::result::RankExit;
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream};
 use super::routes::Routes;
 use super::tree::{Parent, Tree};
-use crate::lines::LineMerger;
+use crate::lines::{LineMerger, MergedLine};
 use crate::signals::is_termination_signal;
 use crate::worker_group::{JobEvent, RankControl};
 
@@ -242,7 +242,9 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             _ => {}
         }
         match message {
-            Upstream::Lines(lines) => lines.into_iter().for_each(|line| self.lines.push(line, now)),
+            Upstream::Lines(lines) => {
+                lines.into_iter().for_each(|line| self.push_line(line, now, out));
+            }
             Upstream::Progress => self.on_progress(now, out),
             other => self.send(other, out),
         }
@@ -276,15 +278,15 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    /// Applies a command to this node's ranks and forwards it to the children. A termination signal
-    /// starts the grace period, which ends in a kill even without a parent.
+    /// Applies a command to this node's ranks and forwards it to the children. `Terminate` starts the
+    /// grace period, which ends in a kill even without a parent.
     fn broadcast(&mut self, control: RankControl, now: Instant, out: &mut Outputs<C>) {
         let forward = |conn| AgentOutput::Downstream(conn, Downstream::Broadcast(control));
         out.extend(self.routes.children().map(forward));
         if !self.ranks.running {
             return;
         }
-        if matches!(control, RankControl::Signal(signal) if is_termination_signal(signal)) {
+        if matches!(control, RankControl::Terminate(_)) {
             self.ranks.kill_at.get_or_insert(now + self.timeouts.grace);
         }
         out.push(AgentOutput::Control(control));
@@ -308,7 +310,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         if self.parent_conn() == Some(conn) {
             self.disconnected = Some((self.target, why));
             self.parent = ParentLink::Connecting { since: now, retry_at: Some(now), failures: 0 };
-            self.broadcast(RankControl::Signal(libc::SIGTERM), now, out);
+            self.broadcast(RankControl::Terminate(libc::SIGTERM), now, out);
             return;
         }
         self.credits.remove(&conn);
@@ -322,7 +324,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         let event = match event {
             JobEvent::Line(line) => {
                 self.on_progress(now, out);
-                return self.lines.push(line, now);
+                return self.push_line(line, now, out);
             }
             JobEvent::Output { rank, stderr, bytes } => {
                 return self.send(Upstream::Output { rank, stderr, bytes }, out);
@@ -345,8 +347,6 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
             JobEvent::Finished => {
                 self.ranks.running = false;
                 self.ranks.kill_at = None;
-                // Output must arrive before the end of the attempt.
-                self.send_lines(true, now, out);
                 RankEvent::Finished(std::mem::take(&mut self.ranks.rank_exits))
             }
             JobEvent::Signal(_) | JobEvent::ConnectionLost { .. } | JobEvent::NodeLost { .. } => {
@@ -371,7 +371,10 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
     }
 
     fn on_tick(&mut self, now: Instant, out: &mut Outputs<C>) {
-        self.send_lines(false, now, out);
+        if !self.is_window_full() && self.parent_conn().is_some() {
+            let ready = self.lines.take_ready(now);
+            self.send_lines(ready, out);
+        }
         if self.ranks.running && self.ranks.kill_at.is_some_and(|at| now >= at) {
             out.push(AgentOutput::Control(RankControl::Kill));
         }
@@ -387,12 +390,21 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         }
     }
 
-    /// Sends merged lines, unless the window is full; `all` flushes regardless.
-    fn send_lines(&mut self, all: bool, now: Instant, out: &mut Outputs<C>) {
-        if self.is_window_full() && !all {
-            return;
+    /// Adds a line to those that wait for identical ones. A full merger is flushed even if the window
+    /// is full, which exceeds it by at most the windows of the children.
+    fn push_line(&mut self, line: MergedLine, now: Instant, out: &mut Outputs<C>) {
+        self.lines.push(line, now);
+        if self.lines.is_full() {
+            self.flush_lines(out);
         }
-        let lines = if all { self.lines.finish() } else { self.lines.take_ready(now) };
+    }
+
+    fn flush_lines(&mut self, out: &mut Outputs<C>) {
+        let all = self.lines.finish();
+        self.send_lines(all, out);
+    }
+
+    fn send_lines(&mut self, lines: Vec<MergedLine>, out: &mut Outputs<C>) {
         if !lines.is_empty() {
             self.send(Upstream::Lines(lines), out);
         }
@@ -410,10 +422,13 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.send(Upstream::RankEvent { node: self.registration.node, attempt, event }, out);
     }
 
-    /// Sends a message to the parent, or queues it until there is one. Output, frames and progress
-    /// are dropped without a parent: the attempt has failed.
+    /// Sends a message to the parent, or queues it until there is one. Without a parent the attempt
+    /// has failed: the merger keeps the last lines; other output, frames and progress are dropped.
     fn send(&mut self, message: Upstream, out: &mut Outputs<C>) {
         if let Some(conn) = self.parent_conn() {
+            if message.ends_output() {
+                self.flush_lines(out);
+            }
             self.in_flight += message.cost();
             out.push(AgentOutput::Upstream(conn, message));
         } else if message.cost() == 0 && message != Upstream::Progress {

@@ -143,13 +143,24 @@ impl NodeLaunch {
 impl Upstream {
     /// Flow-control cost in bytes: non-zero for output and frames, zero for control messages.
     pub fn cost(&self) -> u64 {
-        let line = |l: &MergedLine| l.text.len() + 4 * l.ranks.len() + 16;
         let cost = match self {
-            Upstream::Lines(lines) => lines.iter().map(line).sum(),
+            Upstream::Lines(lines) => lines.iter().map(MergedLine::byte_len).sum(),
             Upstream::Output { bytes, .. } | Upstream::Frame { bytes, .. } => bytes.len() + 16,
             _ => 0,
         };
         cost as u64
+    }
+
+    /// Whether lines that arrived earlier must be sent before this message: after it, the receiver
+    /// may no longer wait for output.
+    pub fn ends_output(&self) -> bool {
+        use RankEvent::{Exited, Finished, OutputTail};
+        match self {
+            Upstream::RankEvent { event, .. } => {
+                matches!(event, Exited(..) | OutputTail(..) | Finished(_))
+            }
+            other => matches!(other, Upstream::Disconnected { .. }),
+        }
     }
 }
 

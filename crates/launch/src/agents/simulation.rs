@@ -16,6 +16,7 @@ use super::message::{Downstream, NodeLaunch, RankLaunch, Registration, Upstream,
 use super::node_table::{NodeTable, TableInput, TableOutput};
 use super::tree::{Parent, Tree};
 use crate::cpu_binding::Binding;
+use crate::lines::MergedLine;
 use crate::supervisor::{JobLimits, Supervisor, SupervisorAction as Action, SupervisorInput};
 use crate::worker_group::{JobEvent, RankControl};
 
@@ -88,6 +89,12 @@ struct Simulation {
     frames_sent: BTreeMap<u32, u32>,
     /// Numbers of the frames that arrived before the end, of each rank.
     frames_received: BTreeMap<u32, Vec<u32>>,
+    /// Number of lines that each rank wrote; their text is their number.
+    lines_written: BTreeMap<u32, u32>,
+    /// Numbers of the lines that arrived before the end, of each rank.
+    lines_received: BTreeMap<u32, Vec<u32>>,
+    /// Ranks whose exit was reported before their last line.
+    early_exits: Vec<u32>,
     finished_count: usize,
     ranks_per_node: u32,
     faults_injected: bool,
@@ -105,7 +112,7 @@ impl Simulation {
             SimNode { agent, ranks: Ranks::default(), partitioned: false, exited: false }
         };
         let hosts: Vec<String> = (0..nodes).map(|n| format!("n{n}")).collect();
-        let limits = JobLimits { grace: GRACE, hang_after: None };
+        let limits = JobLimits { signal_grace: Some(GRACE), ..JobLimits::new(GRACE) };
         let supervisor = Supervisor::new(nodes * ranks_per_node, limits, now);
         Self {
             rng: Rng(seed | 1),
@@ -117,6 +124,9 @@ impl Simulation {
             actual_exits: BTreeMap::new(),
             frames_sent: BTreeMap::new(),
             frames_received: BTreeMap::new(),
+            lines_written: BTreeMap::new(),
+            lines_received: BTreeMap::new(),
+            early_exits: Vec::new(),
             finished_count: 0,
             ranks_per_node,
             faults_injected: false,
@@ -206,7 +216,11 @@ impl Simulation {
     fn control(&mut self, node: u32, control: RankControl) {
         let sim_node = &self.nodes[node as usize];
         let exit = match control {
-            RankControl::Signal(signal) if !sim_node.ranks.ignores_term => RankExit::Signal(signal),
+            RankControl::Signal(signal) | RankControl::Terminate(signal)
+                if !sim_node.ranks.ignores_term =>
+            {
+                RankExit::Signal(signal)
+            }
             RankControl::Kill => RankExit::Signal(9),
             _ => return,
         };
@@ -227,6 +241,16 @@ impl Simulation {
         let padding = if self.rng.below(50) == 0 { WINDOW as usize / 2 } else { 10 };
         bytes.resize(4 + padding, 0);
         self.step_agent(node, AgentInput::Ranks(JobEvent::Frame { rank, bytes }));
+    }
+
+    /// A rank writes lines, which other ranks write too.
+    fn write_lines(&mut self, node: u32, rank: u32) {
+        for _ in 0..self.rng.below(4) {
+            let number = self.lines_written.entry(rank).or_default();
+            let line = MergedLine::of(rank, false, number.to_string());
+            *number += 1;
+            self.step_agent(node, AgentInput::Ranks(JobEvent::Line(line)));
+        }
     }
 
     fn exit_rank(&mut self, node: u32, rank: u32, exit: RankExit) {
@@ -334,7 +358,19 @@ impl Simulation {
 
     fn on_job_event(&mut self, event: JobEvent) {
         match event {
-            JobEvent::Exited(rank, exit) => self.supervise(SupervisorInput::Exited(rank, exit)),
+            JobEvent::Exited(rank, exit) => {
+                let received = self.lines_received.get(&rank).map_or(0, Vec::len);
+                if received as u32 != self.lines_written.get(&rank).copied().unwrap_or(0) {
+                    self.early_exits.push(rank);
+                }
+                self.supervise(SupervisorInput::Exited(rank, exit));
+            }
+            JobEvent::Line(MergedLine { text, ranks, .. }) if self.finished_count == 0 => {
+                let number = text.parse().unwrap();
+                for rank in ranks {
+                    self.lines_received.entry(rank).or_default().push(number);
+                }
+            }
             JobEvent::ConnectionLost { rank, .. } => {
                 self.supervise(SupervisorInput::ConnectionLost(rank))
             }
@@ -364,6 +400,7 @@ impl Simulation {
         for action in actions {
             let control = match action {
                 Action::SignalRanks(signal) => RankControl::Signal(signal),
+                Action::Terminate(signal) => RankControl::Terminate(signal),
                 Action::Kill => RankControl::Kill,
                 Action::QueryState => RankControl::QueryState,
                 Action::Finish => continue,
@@ -438,11 +475,21 @@ impl Simulation {
         for node in 0..self.nodes.len() as u32 {
             for rank in self.nodes[node as usize].ranks.running.clone() {
                 self.send_frame(node, rank);
+                self.write_lines(node, rank);
                 if self.rng.below(3) == 0 {
                     self.exit_rank(node, rank, RankExit::Exit(0));
                 }
             }
         }
+    }
+
+    /// Whether every line arrived once, in order and before the exit of its rank.
+    fn has_all_lines(&self) -> bool {
+        let complete = |(rank, &written): (&u32, &u32)| {
+            let received = self.lines_received.get(rank).into_iter().flatten();
+            received.copied().eq(0..written)
+        };
+        self.early_exits.is_empty() && self.lines_written.iter().all(complete)
     }
 
     fn is_quiescent(&self) -> bool {

@@ -10,8 +10,8 @@ fn running_job(nodes: u32, fan_out: u32, ranks_per_node: u32, seed: u64) -> Simu
 
 proptest! {
     /// Under any faults, the coordinator learns the exit of every rank or declares it lost, and the
-    /// job finishes exactly once; then all agents exit and no rank is left. Frames arrive in order,
-    /// and all of them if the job succeeded.
+    /// job finishes exactly once; then all agents exit and no rank is left. Frames and lines arrive in
+    /// order, and all of them if the job succeeded.
     #[test]
     fn every_job_finishes_once_under_faults(
         nodes in 1u32..14, fan_out in 1u32..4, ranks_per_node in 1u32..3, seed: u64, faults in 0usize..5,
@@ -46,6 +46,10 @@ proptest! {
             prop_assert!(received.is_sorted_by(|a, b| a < b), "rank {}: {:?}", rank, received);
             prop_assert!(supervisor.code() != 0 || received.len() as u32 == sent);
         }
+        for (rank, received) in &sim.lines_received {
+            prop_assert!(received.is_sorted_by(|a, b| a < b), "rank {}: {:?}", rank, received);
+        }
+        prop_assert!(supervisor.code() != 0 || sim.has_all_lines());
         let outputs = table.broadcast(&Downstream::Shutdown);
         sim.apply_outputs(outputs);
         // The coordinator exits afterwards.
@@ -69,5 +73,23 @@ proptest! {
         sim.break_conns_of(Endpoint::Root, false);
         prop_assert!(sim.run_until(EXIT_TIMEOUT, Simulation::is_quiescent), "an agent is still running");
         prop_assert!(sim.nodes.iter().all(|s| s.exited));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// On more nodes than the default fan-out.
+    #[test]
+    fn every_line_arrives_once_before_the_exit_of_its_rank(
+        nodes in 33u32..80, fan_out in 2u32..33, seed: u64,
+    ) {
+        let mut sim = running_job(nodes, fan_out, 2, seed);
+        while sim.finished_count == 0 {
+            sim.let_ranks_exit();
+            sim.run_until(Duration::from_millis(100), |sim| sim.finished_count > 0);
+        }
+        prop_assert!(!sim.lines_written.is_empty());
+        prop_assert!(sim.has_all_lines(), "exits before lines: {:?}", sim.early_exits);
     }
 }

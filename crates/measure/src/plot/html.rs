@@ -5,6 +5,7 @@ use regatta_model::units::{format_bytes, pluralize};
 use regatta_model::{BenchResult, Operation};
 
 use super::svg;
+use crate::buffer_mode::BufferMode;
 use crate::compare::{CompareOptions, Comparison, compare};
 
 /// Style sheet for light and dark mode.
@@ -19,8 +20,8 @@ th,td{text-align:right;padding:.15rem .7rem;border-bottom:1px solid #ddd}\
 @media (prefers-color-scheme:dark){body{background:#161616;color:#e6e6e6}\
 th,td{border-color:#3a3a3a}.ratio{color:#a0a0a0}}";
 
-/// A self-contained page: for each operation its plot and its table.
-pub fn html(title: &str, results: &[BenchResult]) -> String {
+/// A self-contained page: for each operation its plot and its table, in the requested mode.
+pub fn html(title: &str, results: &[BenchResult], place: Option<BufferMode>) -> String {
     let title = escape_xml(title);
     let mut text = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -30,8 +31,8 @@ pub fn html(title: &str, results: &[BenchResult]) -> String {
     text += &run_list(results);
     for operation in operations(results) {
         text += &format!("<h2>{}</h2>\n", escape_xml(operation.name()));
-        text += &svg(results, operation).unwrap_or_default();
-        for comparison in comparisons_of(results, operation) {
+        text += &svg(results, operation, place).unwrap_or_default();
+        for comparison in comparisons_of(results, operation, place) {
             text += &table(&comparison);
         }
     }
@@ -51,7 +52,11 @@ pub fn operations(results: &[BenchResult]) -> Vec<&Operation> {
 }
 
 /// Comparisons of the results that have an operation.
-fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Comparison> {
+fn comparisons_of(
+    results: &[BenchResult],
+    operation: &Operation,
+    place: Option<BufferMode>,
+) -> Vec<Comparison> {
     let mut having: Vec<BenchResult> = Vec::new();
     for result in results {
         let tables = result.tables.iter().filter(|t| t.operation == *operation).cloned();
@@ -60,7 +65,7 @@ fn comparisons_of(results: &[BenchResult], operation: &Operation) -> Vec<Compari
             having.push(BenchResult { tables, ..result.clone() });
         }
     }
-    compare(&having, CompareOptions::default())
+    compare(&having, CompareOptions { place, ..CompareOptions::default() })
 }
 
 /// List of the results with their metadata.

@@ -38,14 +38,19 @@ const PALETTE: [(&str, &str); PALETTE_SIZE] = [
     ("#a11d1d", "#ff8080"),
 ];
 
-/// Plots an operation of several results: a bandwidth panel and a time panel, one line per result.
-/// `None` if there are no values.
-pub fn svg(results: &[BenchResult], operation: &Operation) -> Option<String> {
+/// Plots an operation of several results: a bandwidth panel and a time panel, one line per result,
+/// out of place if all rows have it, else in place, unless a mode is requested. `None` if there are
+/// no values.
+pub fn svg(
+    results: &[BenchResult],
+    operation: &Operation,
+    place: Option<BufferMode>,
+) -> Option<String> {
     let bandwidth = match Metric::default_for(operation) {
         Metric::Time => Metric::BusBandwidth,
         metric => metric,
     };
-    let place = common_mode(results, operation);
+    let place = place.unwrap_or_else(|| common_mode(results, operation));
     let metrics = [bandwidth, Metric::Time];
     let panels: Vec<(Metric, Vec<Series>)> = metrics
         .into_iter()

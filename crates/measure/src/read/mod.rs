@@ -29,10 +29,10 @@ pub enum ReadError {
     Json { file: String, source: serde_json::Error },
     /// No result in the file.
     #[error(
-        "{file}: found no table of nccl-tests, rccl-tests or the OSU micro-benchmarks, and no \
-         JSON or CSV result of regatta bench"
+        "{file}: found no table of nccl-tests, rccl-tests or the OSU micro-benchmarks with a row in \
+         lines 1 to {lines}, and no JSON or CSV result of regatta bench"
     )]
-    NoResults { file: String },
+    NoResults { file: String, lines: usize },
 }
 
 type Result<T, E = ReadError> = std::result::Result<T, E>;
@@ -80,12 +80,22 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
     } else if csv::is_header(text.lines().next().unwrap_or_default()) {
         csv::read(name, text)?
     } else {
-        detect::read(name, text)?
+        let found = detect::read(name, text)?;
+        if found.iter().any(has_rows) { found } else { Vec::new() }
     };
     if results.is_empty() {
-        return Err(ReadError::NoResults { file: name.to_owned() });
+        let lines = text.lines().count();
+        return Err(ReadError::NoResults { file: name.to_owned(), lines });
     }
     Ok(results)
+}
+
+/// Whether any row was recognised. Of a table without known columns, a row has a number: aligned words or
+/// tabs alone are not a result.
+fn has_rows(result: &BenchResult) -> bool {
+    let mut cells = result.raw_tables.iter().flat_map(|table| &table.rows).flatten();
+    let is_number = |cell: &String| matches!(parse_metric(cell), Ok(Some(_)));
+    result.tables.iter().any(|table| !table.rows.is_empty()) || cells.any(is_number)
 }
 
 /// Parses a non-negative value; `None` if it is not finite.

@@ -51,7 +51,7 @@ impl fmt::Display for MetricKey {
 pub struct GroupStats {
     /// The metric.
     pub key: MetricKey,
-    /// Upper median of the rates.
+    /// Upper median of the rates; the mean of two.
     pub median: f64,
     /// Rates below this are slow.
     pub threshold: f64,
@@ -126,7 +126,7 @@ impl Outliers {
 ///
 /// A rank is slow at a metric if its rate is below the median by more than the tolerance and by
 /// more than the usual variation between ranks. Noisy metrics, such as those of a shared file
-/// system, therefore need a larger deviation.
+/// system, therefore need a larger deviation. Neither of two ranks is slow.
 pub fn find(ranks: &[(u32, String)], rooflines: &[RankRoofline], tolerance: f64) -> Outliers {
     let by_key = by_key(rooflines);
     let mut outliers = Outliers { missing: find_missing(ranks, &by_key), ..Outliers::default() };
@@ -165,6 +165,11 @@ fn by_key(rooflines: &[RankRoofline]) -> Vec<MetricGroup<'_>> {
 /// Statistics of the rates; `None` without rates or if the median is 0.
 fn group_stats(key: MetricKey, mut rates: Vec<f64>, tolerance: f64) -> Option<GroupStats> {
     rates.sort_by(f64::total_cmp);
+    if let [low, high] = rates[..] {
+        // Of two ranks neither is the usual one: noise cannot be told from a slow rank.
+        let median = (low + high) / 2.0;
+        return (median > 0.0).then_some(GroupStats { key, median, threshold: 0.0 });
+    }
     // The upper median, so that a slow node with half of the ranks does not define the median.
     let median = *rates.get(rates.len() / 2).filter(|median| **median > 0.0)?;
     let mut deviations: Vec<f64> = rates.iter().map(|rate| (rate - median).abs()).collect();

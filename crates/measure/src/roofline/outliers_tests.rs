@@ -44,7 +44,13 @@ fn a_slow_rank_is_reported_with_host_and_ratio() {
 #[test]
 fn a_slow_half_of_the_ranks_is_reported() {
     assert_eq!(slow(&[100.0, 99.0, 50.0, 51.0]), [2, 3]);
-    assert_eq!(slow(&[80.0, 100.0]), [0]);
+}
+
+#[test]
+fn neither_of_two_ranks_is_slow_and_their_median_is_the_mean() {
+    let found = outliers(&[80.0, 100.0]);
+    assert_eq!((found.slow.len(), found.groups[0].median), (0, 90.0));
+    assert_eq!(slow(&[80.0, 100.0, 100.0]), [0]);
 }
 
 #[test]
@@ -124,7 +130,7 @@ proptest! {
 
     #[test]
     fn any_equally_slow_minority_is_reported(
-        ranks in 2usize..60, share in 0.0f64..=0.5, ratio in 0.0f64..0.89, noise in 0.0f64..0.01,
+        ranks in 3usize..60, share in 0.0f64..=0.5, ratio in 0.0f64..0.89, noise in 0.0f64..0.01,
     ) {
         let few = ((ranks as f64 * share) as usize).max(1);
         let rate = |rank: usize| {

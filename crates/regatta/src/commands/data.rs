@@ -10,8 +10,10 @@ use anyhow::Result;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::collectives::BenchProgress as BarProgress;
 use regatta_model::document;
-use regatta_train::data::prepare::{self, PrepareOptions, Progress};
-use regatta_train::data::{DataDirs, DataError, source};
+use regatta_train::data::prepare::{
+    self, PrepareOptions, PreparedMeta, Progress, ProgressUnit, TokenizerSource,
+};
+use regatta_train::data::{DataDirs, DataError, MIN_BPE_VOCAB, source};
 
 use super::bench::progress_bar::ProgressBar;
 use crate::cli::{GOOD, HEADING, WARNING};
@@ -37,7 +39,10 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     let inputs = args.inputs.iter().map(|input| source::file(input, &dirs));
     let options = PrepareOptions {
         inputs: inputs.collect::<Result<_, _>>()?,
-        tokenizer: args.tokenizer.clone(),
+        tokenizer: match args.bpe {
+            Some(vocab_size) => TokenizerSource::TrainBpe { vocab_size: vocab_size as usize },
+            None => TokenizerSource::file_or_characters(args.tokenizer.clone()),
+        },
         validation: args.validation,
         folder: args.output.clone(),
         replace: args.force,
@@ -47,10 +52,13 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     let mut bar = ProgressBar::new();
     let start = Instant::now();
     let mut drawn = start;
+    let (mut phase, mut phase_start) = ("", start);
     let prepared = prepare::prepare(&options, &mut |progress| {
-        let elapsed = start.elapsed();
-        if elapsed >= BAR_DELAY && drawn.elapsed() >= BAR_INTERVAL {
-            bar.show(&bar_progress(progress, elapsed));
+        if phase != progress.doing {
+            (phase, phase_start) = (progress.doing, Instant::now());
+        }
+        if start.elapsed() >= BAR_DELAY && drawn.elapsed() >= BAR_INTERVAL {
+            bar.show(&bar_progress(progress, phase_start.elapsed()));
             drawn = Instant::now();
         }
         signals.termination().map_or(Ok(()), |_| Err(DataError::Interrupted))
@@ -61,6 +69,7 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
         return Ok(ExitCode::from(128 + signal as u8));
     }
     let (about, folder) = (prepared?, args.output.display());
+    small_vocab_note(&about, args.bpe).iter().for_each(|note| output::note(note));
     output::print(&match args.json {
         true => document::to_json(&about)?,
         false => format!(
@@ -72,12 +81,29 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Progress in MiB, and the estimated time left at the current rate.
-fn bar_progress(Progress { doing, done, of }: Progress, elapsed: Duration) -> BarProgress {
-    let seconds_per_byte = elapsed.as_secs_f64() / done.max(1) as f64;
-    let mib = |bytes: u64| (bytes >> 20) as usize;
-    let eta_s = seconds_per_byte * of.saturating_sub(done) as f64;
-    BarProgress { task: format!("MiB, {doing}"), done: mib(done), total: mib(of), eta_s }
+/// A note if the text has too few repeated pairs for the vocabulary.
+fn small_vocab_note(about: &PreparedMeta, wanted: Option<u32>) -> Option<String> {
+    let (wanted, found) = (wanted? as usize, about.vocabulary);
+    (found < wanted).then(|| {
+        format!(
+            "the vocabulary has {found} tokens instead of {wanted}: after {} merges no pair of tokens \
+             occurs twice in the text; use more text or a smaller --bpe",
+            found - MIN_BPE_VOCAB
+        )
+    })
+}
+
+/// Progress in MiB or merges, and the estimated time left of this phase, which began `elapsed` ago.
+fn bar_progress(progress: Progress, elapsed: Duration) -> BarProgress {
+    let Progress { doing, done, of, unit } = progress;
+    let seconds_per_unit = elapsed.as_secs_f64() / done.max(1) as f64;
+    let eta_s = seconds_per_unit * of.saturating_sub(done) as f64;
+    let (scale, name) = match unit {
+        ProgressUnit::Bytes => (1 << 20, "MiB"),
+        ProgressUnit::Merges => (1, "merges"),
+    };
+    let [done, total] = [done, of].map(|count| (count / scale) as usize);
+    BarProgress { task: format!("{name}, {doing}"), done, total, eta_s }
 }
 
 #[cfg(test)]
@@ -86,9 +112,15 @@ mod tests {
 
     #[test]
     fn time_left_follows_from_the_rate() {
-        let progress = Progress { doing: "writing tokens", done: 10 << 20, of: 40 << 20 };
-        let line = bar_progress(progress, Duration::from_secs(2));
-        assert_eq!((line.done, line.total, line.task.as_str()), (10, 40, "MiB, writing tokens"));
-        assert!((line.eta_s - 6.0).abs() < 1e-9);
+        for (unit, factor, task) in [
+            (ProgressUnit::Bytes, 1 << 20, "MiB, writing tokens"),
+            (ProgressUnit::Merges, 1, "merges, writing tokens"),
+        ] {
+            let [done, of] = [10, 40].map(|count| count * factor);
+            let progress = Progress { doing: "writing tokens", done, of, unit };
+            let line = bar_progress(progress, Duration::from_secs(2));
+            assert_eq!((line.done, line.total, line.task.as_str()), (10, 40, task));
+            assert!((line.eta_s - 6.0).abs() < 1e-9);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `regatta generate`: generates text from a trained model and streams it.
 
 use std::io::{IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -79,7 +79,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let device = Cpu::new(args.threads.map_or_else(cores, usize::from), Precision::F32);
     let loaded = load(&args.model, &device)?;
-    let tokenizer = tokenizer(args, &loaded)?;
+    let tokenizer = model_tokenizer(args.tokenizer.as_deref(), &loaded)?.1;
     let prompt = prompt(args)?;
     let prompt_tokens = match (tokenizer.encode(&prompt), &args.prompt) {
         // A character-level vocabulary may lack the newline.
@@ -137,17 +137,18 @@ fn stream_text(
     Ok((text, generated))
 }
 
-fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
-    let Some(file) = args.tokenizer.as_ref().or(loaded.tokenizer.as_ref()) else {
+/// The tokenizer of `--tokenizer` or of the model, and its file.
+pub fn model_tokenizer(option: Option<&Path>, loaded: &Loaded) -> Result<(PathBuf, Tokenizer)> {
+    let Some(path) = option.or(loaded.tokenizer.as_deref()) else {
         let from = loaded.from.display();
         bail!("{from} has no tokenizer.json: pass one with --tokenizer");
     };
-    let tokenizer = Tokenizer::load(file)?;
-    let (file, fingerprint) = (file.display(), tokenizer.fingerprint());
+    let tokenizer = Tokenizer::load(path)?;
+    let (file, fingerprint) = (path.display(), tokenizer.fingerprint());
     if let Some(expected) = loaded.made_by.as_ref().filter(|made_by| **made_by != fingerprint) {
         let from = loaded.from.display();
         let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
-        if args.tokenizer.is_none() {
+        if option.is_none() {
             bail!(
                 "{what}: pass the model's tokenizer with --tokenizer FILE, or pass this file to use \
                  it anyway"
@@ -163,7 +164,7 @@ fn tokenizer(args: &GenerateArgs, loaded: &Loaded) -> Result<Tokenizer> {
              tokenizer belongs to another model"
         );
     }
-    Ok(tokenizer)
+    Ok((path.to_owned(), tokenizer))
 }
 
 /// The prompt of the command line or of standard input.

@@ -22,6 +22,9 @@ pub trait EventReporter {
     /// Reports that an event could not be received.
     fn on_event_error(&mut self, error: ChannelError);
 
+    /// Reports that a signal was forwarded to the ranks.
+    fn on_signal(&mut self, _signal: i32) {}
+
     /// Erases progress from the terminal before other output.
     fn hide_progress(&mut self) {}
 }
@@ -36,6 +39,10 @@ impl<R: EventReporter> RankObserver for R {
             Ok(Json(event)) => self.on_event(event),
             Err(error) => self.on_event_error(error),
         }
+    }
+
+    fn on_signal(&mut self, signal: i32) {
+        EventReporter::on_signal(self, signal);
     }
 
     fn prints_run_dir(&self) -> bool {

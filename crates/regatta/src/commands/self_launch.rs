@@ -138,6 +138,8 @@ pub fn has_rank_count(LaunchArgs { source, job, .. }: &LaunchArgs) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -148,7 +150,7 @@ mod tests {
             LaunchRequest { nodes, run_dir, user_options, ..LaunchRequest::default() }
         };
         let args = request(Some("--grace 1 --hostfile 'a b'")).options().unwrap();
-        assert_eq!((args.source.nodes, args.grace), (Some(2), 1));
+        assert_eq!((args.source.nodes, args.grace), (Some(2), Some(1)));
         assert_eq!(args.source.hostfile.as_deref(), Some(Path::new("a b")));
         assert!(args.job.no_gpus && args.job.oversubscribe);
         for twice in ["-N 2", "--run-dir other"] {
@@ -157,6 +159,22 @@ mod tests {
         }
         for invalid in ["--bogus", "'", "-- other"] {
             assert!(request(Some(invalid)).options().is_err(), "{invalid}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_save_have_no_deadline_after_a_signal_unless_set() {
+        let second = Duration::from_secs(1);
+        let cases = [
+            ("", true, None),
+            ("", false, Some(30 * second)),
+            ("--grace 2", true, Some(2 * second)),
+        ];
+        for (launch, saves_on_signal, expected) in cases {
+            let mut args = parse_user_options(Some(launch)).unwrap();
+            args.saves_on_signal = saves_on_signal;
+            assert_eq!(args.limits().signal_grace, expected, "{launch}");
+            assert_eq!(args.limits().grace, expected.unwrap_or(30 * second), "after a failure");
         }
     }
 

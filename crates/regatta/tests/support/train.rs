@@ -15,6 +15,9 @@ pub const TINY: &str = "family=gpt2 bias=false tie_embeddings=auto precision=f32
                         warmup_steps=5 decay_steps=50 eval_interval=10 eval_batches=1 \
                         checkpoint.interval=5";
 
+/// Exit code of a training that a signal stopped before its last step.
+pub const STOPPED_EARLY: i32 = 75;
+
 /// More steps than any test waits for.
 pub const ENDLESS: &str = "train.steps=1000000";
 

@@ -1,10 +1,11 @@
-//! Byte-level BPE from a Hugging Face `tokenizer.json`, as used by GPT-2, Llama 3 and others.
+//! Byte-level BPE in a Hugging Face `tokenizer.json`, as used by GPT-2, Llama 3 and others.
 //!
 //! Text is split into words by a known pattern ([`super::pre_tokenizer`]); the bytes of a word are then merged by
 //! rank.
 
 mod file;
 mod merge;
+pub mod train;
 
 use std::collections::HashMap;
 use std::path::Path;

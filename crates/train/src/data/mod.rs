@@ -22,6 +22,7 @@ use std::time::SystemTime;
 use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
+pub use bpe::train::MIN_VOCAB as MIN_BPE_VOCAB;
 pub use data_loader::{Batch, DataLoader, Prefetcher};
 pub use error::{DataError, Result};
 pub use sampler::Sampler;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use regatta_model::document::{self, Document};
 use serde::{Deserialize, Serialize};
 
+use super::bpe::train::WordCounts;
 use super::error::{DataError, Result};
 use super::source::check_val_fraction;
 use super::text_chunks::{self, Split};
@@ -27,14 +28,35 @@ pub const METADATA: &str = "prepared.json";
 pub struct PrepareOptions {
     /// Text files, concatenated.
     pub inputs: Vec<PathBuf>,
-    /// Tokenizer file; None: character tokenizer.
-    pub tokenizer: Option<PathBuf>,
+    /// The tokenizer.
+    pub tokenizer: TokenizerSource,
     /// Fraction of the text for validation.
     pub validation: f64,
     /// Output folder.
     pub folder: PathBuf,
     /// Whether to replace an existing folder.
     pub replace: bool,
+}
+
+/// Where the tokenizer comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// The characters of the texts.
+    Characters,
+    /// A file.
+    File(PathBuf),
+    /// Byte-level BPE, trained on the training split.
+    TrainBpe {
+        /// Tokens, of which 257 are the bytes and `<|endoftext|>`.
+        vocab_size: usize,
+    },
+}
+
+impl TokenizerSource {
+    /// A file, or characters without one.
+    pub fn file_or_characters(file: Option<PathBuf>) -> Self {
+        file.map_or(Self::Characters, Self::File)
+    }
 }
 
 /// Metadata of a prepared folder.
@@ -77,10 +99,27 @@ impl Document for PreparedMeta {
 pub struct Progress {
     /// The current phase.
     pub doing: &'static str,
-    /// Bytes of text processed.
+    /// Bytes of text processed, or merges trained.
     pub done: u64,
-    /// Bytes of text in total.
+    /// Bytes or merges in total.
     pub of: u64,
+    /// What is counted.
+    pub unit: ProgressUnit,
+}
+
+/// Unit of [`Progress`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgressUnit {
+    /// Bytes of text.
+    Bytes,
+    /// Merges of a BPE tokenizer.
+    Merges,
+}
+
+impl Progress {
+    fn bytes(doing: &'static str, done: u64, of: u64) -> Self {
+        Self { doing, done, of, unit: ProgressUnit::Bytes }
+    }
 }
 
 /// Receives progress; may abort by [`DataError::Interrupted`].
@@ -94,8 +133,11 @@ pub fn prepare(options: &PrepareOptions, progress: &mut OnProgress<'_>) -> Resul
     let total = options.inputs.iter().map(|path| text_bytes(path)).sum::<Result<u64>>()?;
     let inputs = checksums(&options.inputs, total, progress)?;
     let tokenizer = match &options.tokenizer {
-        Some(path) => Tokenizer::load(path)?,
-        None => characters(&options.inputs, total, progress)?,
+        TokenizerSource::File(path) => Tokenizer::load(path)?,
+        TokenizerSource::Characters => characters(&options.inputs, total, progress)?,
+        TokenizerSource::TrainBpe { vocab_size } => {
+            train_bpe(options, total, *vocab_size, progress)?
+        }
     };
     let temp = TempFolder::next_to(&folder)?;
     let at = |name: &str| temp.path.join(name);
@@ -155,7 +197,7 @@ fn checksums(paths: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Resul
         let before = done;
         let sha256 = sha256(path, |bytes| {
             done += bytes;
-            progress(Progress { doing: "computing checksums", done, of })
+            progress(Progress::bytes("computing checksums", done, of))
         })?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(Input { name, bytes: done - before, sha256 })
@@ -168,9 +210,32 @@ fn characters(inputs: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Res
     text_chunks::for_each_chunk(inputs, of, |_, text| {
         found.extend(text.chars());
         done += text.len() as u64;
-        progress(Progress { doing: "collecting characters", done, of })
+        progress(Progress::bytes("collecting characters", done, of))
     })?;
     Ok(Tokenizer::from_characters(found))
+}
+
+/// Trains a tokenizer on the training split, so that validation measures text that it has not seen, either.
+fn train_bpe(
+    options: &PrepareOptions,
+    total: u64,
+    vocab_size: usize,
+    progress: &mut OnProgress<'_>,
+) -> Result<Tokenizer> {
+    let (mut words, mut done) = (WordCounts::default(), 0);
+    let of = text_chunks::train_bytes(total, options.validation);
+    text_chunks::for_each_chunk(&options.inputs, of, |part, text| {
+        if part == Split::Train {
+            words.add(text);
+            done += text.len() as u64;
+        }
+        progress(Progress::bytes("counting words", done, of))
+    })?;
+    let file = words.train(vocab_size, &mut |done, of| {
+        let (done, of) = (done as u64, of as u64);
+        progress(Progress { doing: "training BPE", done, of, unit: ProgressUnit::Merges })
+    })?;
+    Tokenizer::from_bytes(&file, Path::new(TOKENIZER))
 }
 
 /// Writes both token files; returns their numbers of tokens.
@@ -195,7 +260,7 @@ fn write_tokens(
         }
         characters += text.chars().count();
         done += text.len() as u64;
-        progress(Progress { doing: "writing tokens", done, of })
+        progress(Progress::bytes("writing tokens", done, of))
     })?;
     Ok((train.finish()?.tokens, validation.finish()?.tokens))
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::{DataError, Result};
-use super::prepare::{self as folder, PrepareOptions};
+use super::prepare::{self as folder, PrepareOptions, TokenizerSource};
 use super::text_chunks;
 use super::token_file::TokenFile;
 use super::tokenizer::Tokenizer;
@@ -176,7 +176,7 @@ fn prepare_in_cache(
     if folder.join(folder::METADATA).exists() {
         return Ok(folder);
     }
-    let inputs = vec![path];
+    let (inputs, tokenizer) = (vec![path], TokenizerSource::file_or_characters(tokenizer));
     let plan = PrepareOptions { inputs, tokenizer, validation, folder, replace: false };
     match folder::prepare(&plan, &mut |_| Ok(())) {
         // Another process was faster.

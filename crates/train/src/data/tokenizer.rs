@@ -136,6 +136,28 @@ impl Tokenizer {
         }
     }
 
+    /// Length of each token in bytes; 0 for gaps in the ids.
+    pub fn token_lens(&self) -> Vec<u64> {
+        let mut bytes = Vec::new();
+        let len = |token| {
+            bytes.clear();
+            // A gap has no bytes.
+            let _ = self.append(token, &mut bytes);
+            bytes.len() as u64
+        };
+        (0..self.vocab_size() as u32).map(len).collect()
+    }
+
+    /// Whether every token stands for the same bytes, so that a model of one reads the tokens of the other.
+    pub fn has_same_tokens(&self, other: &Self) -> bool {
+        let bytes = |tokenizer: &Self, token| {
+            let mut bytes = Vec::new();
+            tokenizer.append(token, &mut bytes).ok().map(|()| bytes)
+        };
+        self.vocab_size() == other.vocab_size()
+            && (0..self.vocab_size() as u32).all(|token| bytes(self, token) == bytes(other, token))
+    }
+
     /// The end-of-text token, if it has one.
     pub fn end_of_text(&self) -> Option<u32> {
         match self {

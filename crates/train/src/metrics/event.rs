@@ -164,7 +164,7 @@ pub enum EndReason {
     /// All steps are finished.
     #[default]
     Completed,
-    /// Interrupted; a checkpoint was saved.
+    /// Interrupted before the last step; a checkpoint was saved.
     Interrupted,
 }
 

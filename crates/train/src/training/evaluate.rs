@@ -1,10 +1,11 @@
-//! Evaluation on the validation split.
+//! Evaluation on the validation split in training, and of a loaded model on any data.
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use super::error::Result;
-use crate::data::DataLoader;
-use crate::step::{Engine, MicroBatch};
+use crate::data::{Batch, DataLoader};
+use crate::step::{DeviceModel, Engine, MicroBatch};
+use regatta_device::tensor::View;
 
 /// Indices of `count` windows, evenly spaced over the split, so that every evaluation uses the same ones.
 pub fn evenly_spaced(windows: u64, count: u64) -> impl Iterator<Item = u64> {
@@ -53,14 +54,60 @@ pub fn validation_loss(
     let (mut sum, mut tokens) = ([0.0], 0);
     for EvalPass { windows, is_counted } in passes(&windows, micro_batch.max(1), replica) {
         let batch = loader.batch(windows)?;
-        let (inputs, targets) = (&batch.inputs, &batch.targets);
-        let micro = MicroBatch { inputs, targets, batch: batch.batch, first_sequence: 0 };
-        let loss = engine.loss(&micro)?;
+        let loss = engine.loss(&micro_batch_of(&batch))?;
         sum[0] += if is_counted { loss } else { 0.0 };
-        tokens = targets.len() / batch.batch.max(1);
+        tokens = batch.sequence;
     }
     comm.all_reduce(&mut sum, ReduceOp::Sum)?;
     Ok(sum[0] / ((windows.len() * tokens) as f64).max(1.0))
+}
+
+fn micro_batch_of(batch: &Batch) -> MicroBatch<'_> {
+    let Batch { inputs, targets, batch, .. } = batch;
+    MicroBatch { inputs, targets, batch: *batch, first_sequence: 0 }
+}
+
+/// Loss of a model on some windows of a text.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct EvalLoss {
+    /// Sum of the losses of the tokens, in nats.
+    pub sum: f64,
+    /// Windows evaluated.
+    pub windows: u64,
+    /// Tokens predicted.
+    pub tokens: u64,
+    /// Bytes of text of these tokens.
+    pub bytes: u64,
+}
+
+impl EvalLoss {
+    /// Mean loss per token, in nats.
+    pub fn mean(&self) -> f64 {
+        self.sum / (self.tokens as f64).max(1.0)
+    }
+}
+
+/// Evaluates a model on `count` windows, the same as [`validation_loss`] chooses. `token_bytes` has the length of
+/// each token; `progress` is called with the windows done and in total.
+pub fn evaluate(
+    (model, params): (&DeviceModel, &[View<'_>]),
+    loader: &DataLoader,
+    (count, micro_batch): (u64, usize),
+    token_bytes: &[u64],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<EvalLoss> {
+    let windows: Vec<u64> = evenly_spaced(loader.sampler().windows(), count).collect();
+    let mut total = EvalLoss::default();
+    for pass in passes(&windows, micro_batch.max(1), (0, 1)) {
+        let batch = loader.batch(pass.windows)?;
+        total.sum += model.loss(params, &micro_batch_of(&batch))?;
+        total.windows += batch.batch as u64;
+        total.tokens += batch.targets.len() as u64;
+        let bytes = |token: &u32| token_bytes.get(*token as usize).copied().unwrap_or(0);
+        total.bytes += batch.targets.iter().map(bytes).sum::<u64>();
+        progress(total.windows, windows.len() as u64);
+    }
+    Ok(total)
 }
 
 #[cfg(test)]

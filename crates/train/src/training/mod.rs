@@ -4,7 +4,7 @@
 
 mod checkpointing;
 mod error;
-mod evaluate;
+pub mod evaluate;
 mod finish;
 mod gather;
 mod report;
@@ -131,7 +131,8 @@ impl TrainingLoop {
         }
         let mut reason = EndReason::Completed;
         while self.done < steps && reason == EndReason::Completed {
-            if self.step(&mut data, stop, emit)? {
+            // A signal during the last step does not stop the run early.
+            if self.step(&mut data, stop, emit)? && self.done < steps {
                 reason = EndReason::Interrupted;
             }
         }

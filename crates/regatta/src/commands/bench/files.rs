@@ -29,8 +29,20 @@ pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     if bytes.len() as u64 > MAX_FILE_BYTES {
         bail!("{name}: file exceeds 64 MiB; extract the tables first");
     }
+    check_is_text(&name, &bytes)?;
     // Logs may contain invalid UTF-8.
     Ok(reader::read(&name, &String::from_utf8_lossy(&bytes))?)
+}
+
+/// Refuses a binary file, in which a table could be recognised by chance. Terminal sequences are text.
+fn check_is_text(name: &str, bytes: &[u8]) -> Result<()> {
+    let is_binary = |byte: &u8| matches!(byte, 0..=7 | 14..=26 | 28..=31);
+    let Some(at) = bytes.iter().position(is_binary) else { return Ok(()) };
+    let line = bytes[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+    bail!(
+        "{name}, line {line}: byte 0x{:02x} is not text: expected a result file or a log",
+        bytes[at]
+    )
 }
 
 /// Reads and selects the results of several files.
@@ -48,7 +60,7 @@ fn load_all(paths: &[PathBuf], format: &FormatArgs) -> Result<Vec<BenchResult>> 
 /// `regatta bench read`.
 pub fn read(args: &ReadArgs) -> Result<()> {
     let results = load_all(&args.files, &args.format)?;
-    draw(&args.format, &results)?;
+    draw(&args.format, &results, None)?;
     output::print(&match (args.format.json, args.format.csv, results.as_slice()) {
         (true, _, [one]) => document::to_json(one)?,
         (true, _, many) => as_list(many)?,
@@ -87,8 +99,8 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
     }
     // Only tables can be compared.
     results.retain(|result| !result.tables.is_empty());
-    draw(&args.format, &results)?;
     let place = args.in_place.then_some(BufferMode::InPlace);
+    draw(&args.format, &results, place)?;
     let found = compare::compare(&results, CompareOptions { metric: args.metric, place });
     output::print(&match (args.format.json, args.format.csv) {
         (true, _) => serde_json::to_string_pretty(&found)? + "\n",
@@ -97,6 +109,6 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
     })
 }
 
-fn draw(format: &FormatArgs, results: &[BenchResult]) -> Result<()> {
-    format.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, results))
+fn draw(format: &FormatArgs, results: &[BenchResult], place: Option<BufferMode>) -> Result<()> {
+    format.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, results, place))
 }

@@ -4,11 +4,11 @@
 pub mod args;
 mod backend;
 mod baseline;
-mod child_run;
+pub mod child_run;
 mod file_args;
 mod files;
 mod metadata;
-mod multi_run;
+pub mod multi_run;
 mod options;
 mod parent;
 mod plot;

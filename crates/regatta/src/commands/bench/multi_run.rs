@@ -10,9 +10,10 @@ use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
 use regatta_model::BenchResult;
+use regatta_train::lock_file::{LockResult, lock_file};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::args::CollectiveArgs;
+use super::args::{Backend, CollectiveArgs};
 use super::child_run::ChildRun;
 use super::{files, plot};
 use crate::cli::HEADING;
@@ -24,6 +25,9 @@ use crate::plan::Discovery;
 /// Polling interval for the end of a child.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Lock file in the folder of a sweep or scan, locked during the runs.
+pub const LOCK_FILE: &str = "bench.lock";
+
 /// Runs all children and prints the summary.
 pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
     let folder = run_dir_or_new(args.ranks.run_dir.as_ref(), &new_run_id());
@@ -34,7 +38,14 @@ pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
 }
 
 fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
-    let settings = Sweep::parse(&args.mode.sweep)?.settings();
+    let sweep = Sweep::parse(&args.mode.sweep)?;
+    let backend = args.ranks.backend;
+    if let (Backend::Host | Backend::Tcp | Backend::Libfabric, Some(variable)) =
+        (backend, sweep.nccl_variable())
+    {
+        bail!("{}", ignored_variable(variable, &format!("{backend:?}").to_lowercase()));
+    }
+    let settings = sweep.settings();
     let child = |(number, setting): (usize, &sweep::SweepSetting)| ChildRun {
         folder: folder.join(number.to_string()),
         label: setting.to_string(),
@@ -42,7 +53,7 @@ fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
         nodes: None,
     };
     let children: Vec<ChildRun> = settings.iter().enumerate().map(child).collect();
-    let outcomes = run_children(args, &children)?;
+    let outcomes = run_children(args, &children, &|first| check_backend(&sweep, first))?;
     // Settings are matched by index, so a failed run keeps its place.
     let good = outcomes.children.iter().map(|child| child.good().cloned().unwrap_or_default());
     let best = sweep::best(&good.collect::<Vec<_>>());
@@ -71,12 +82,29 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
         nodes: Some(*count),
     };
     let children: Vec<ChildRun> = counts.iter().map(child).collect();
-    let outcomes = run_children(args, &children)?;
+    let outcomes = run_children(args, &children, &|_| Ok(()))?;
     let good = |(count, child): (u32, &ChildOutcome)| Some((count, child.good()?.clone()));
     let runs: Vec<_> = counts.into_iter().zip(&outcomes.children).filter_map(good).collect();
     let scaling = scaling::scaling(&runs);
     let table = scaling::table(&scaling);
     print_summary(args, &outcomes, &table, serde_json::to_string_pretty(&scaling)?)
+}
+
+/// Refuses a sweep of NCCL variables that `--backend auto` ran without NCCL: all differences are noise.
+fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
+    match (sweep.nccl_variable(), result.backend.as_deref()) {
+        (Some(variable), Some(backend)) if !["nccl", "rccl"].contains(&backend) => {
+            bail!("{}", ignored_variable(variable, backend))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn ignored_variable(variable: &str, backend: &str) -> String {
+    format!(
+        "--sweep {variable}: backend {backend} ignores variables of NCCL, so no setting can be better; \
+         sweep REGATTA_* variables, or run on GPUs with --backend nccl"
+    )
 }
 
 /// Outcomes of all child runs.
@@ -125,11 +153,17 @@ impl ChildOutcomes {
     }
 }
 
-/// Runs the children one after the other until the last, or until a signal.
-fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOutcomes> {
+/// Runs the children one after the other until the last, or until a signal. `check` may refuse to go on
+/// after the result of one.
+fn run_children(
+    args: &CollectiveArgs,
+    children: &[ChildRun],
+    check: &dyn Fn(&BenchResult) -> Result<()>,
+) -> Result<ChildOutcomes> {
     if let Some(existing) = children.iter().map(ChildRun::out).find(|out| out.exists()) {
         bail!("{} already exists: choose another folder with --run-dir", existing.display());
     }
+    let _lock = children.first().and_then(|child| lock(child.folder.parent()?));
     let mut signals = SignalCatcher::new()?;
     let mut outcomes = ChildOutcomes::default();
     for (number, child) in (1..).zip(children) {
@@ -137,7 +171,9 @@ fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOut
         output::eprint(&format!("{HEADING}{heading}{HEADING:#}\n"));
         let status = wait_for(&mut command(args, child)?, &mut signals)?;
         outcomes.signal = signals.termination();
-        outcomes.children.push(outcome(child, status, outcomes.signal.is_some()));
+        let outcome = outcome(child, status, outcomes.signal.is_some());
+        outcome.result.as_ref().map_or(Ok(()), check)?;
+        outcomes.children.push(outcome);
         // Standard output gets the results once, at the end.
         if let Some(out) = args.output.out.as_deref().filter(|out| *out != Path::new("-")) {
             outcomes.save(out);
@@ -147,6 +183,12 @@ fn run_children(args: &CollectiveArgs, children: &[ChildRun]) -> Result<ChildOut
         }
     }
     Ok(outcomes)
+}
+
+/// Locks the folder of a sweep or scan, for `regatta runs`. Without a lock the runs go on.
+fn lock(folder: &Path) -> Option<LockResult> {
+    std::fs::create_dir_all(folder).ok()?;
+    lock_file(&folder.join(LOCK_FILE)).ok()
 }
 
 /// The command of a child run.
@@ -212,7 +254,7 @@ fn print_summary(
         output::print(&files::as_list(&results)?)?;
     }
     if let Some(path) = args.table.plot.as_ref().filter(|_| !results.is_empty()) {
-        plot::draw(path, &results)?;
+        plot::draw(path, &results, None)?;
     }
     if let Some(error) = &outcomes.save_error {
         bail!("the results are not saved: {error:#}");

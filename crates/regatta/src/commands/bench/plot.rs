@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::{pairs, plot};
 use regatta_model::BenchResult;
 use regatta_model::bench::PairMatrices;
@@ -39,15 +40,16 @@ pub fn check_pairs(path: &Path) -> Result<()> {
     }
 }
 
-/// Plots results.
-pub fn draw(path: &Path, results: &[BenchResult]) -> Result<()> {
+/// Plots results, in the requested mode or else in the one that all have.
+pub fn draw(path: &Path, results: &[BenchResult], place: Option<BufferMode>) -> Result<()> {
     check(path)?;
     let text = match extension(path) {
-        "html" => plot::html("regatta bench", results),
+        "html" => plot::html("regatta bench", results, place),
         _ => {
             let operations = plot::operations(results);
             check_operations(path, operations.len())?;
-            let drawn = operations.first().and_then(|operation| plot::svg(results, operation));
+            let drawn =
+                operations.first().and_then(|operation| plot::svg(results, operation, place));
             drawn.with_context(|| format!("--plot {}: nothing to plot", path.display()))?
         }
     };

@@ -230,7 +230,7 @@ impl Reporter {
         }
         match (&self.plot, &self.result.pairs) {
             (Some(plot), Some(pairs)) => plot::draw_pairs(plot, pairs)?,
-            (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result))?,
+            (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result), None)?,
             _ => {}
         }
         if let Some(error) = &self.file.error {

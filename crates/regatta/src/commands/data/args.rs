@@ -4,7 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::options::number;
+use regatta_train::data::MIN_BPE_VOCAB;
+
+use crate::options::{at_least, number};
+
+/// Largest vocabulary of `--bpe`, to catch typing errors.
+const MAX_BPE_VOCAB: i64 = 1 << 20;
 
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
@@ -13,6 +18,8 @@ Examples:
                                                 a named dataset, one token per character
   regatta data prepare a.txt b.txt -o books --tokenizer gpt2/tokenizer.json
                                                 text files of any size, with a BPE tokenizer
+  regatta data prepare a.txt b.txt -o books --bpe 4096
+                                                train a BPE tokenizer of 4096 tokens on them
   regatta data show books                       token counts, checksums and a preview
   regatta train data.source=books               train on the prepared dataset";
 
@@ -46,8 +53,12 @@ pub struct PrepareArgs {
     /// by an earlier `data prepare` [default: one token per character]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
+    /// Train a byte-level BPE tokenizer of VOCAB_SIZE tokens on the training split, at least 257: all
+    /// bytes and <|endoftext|>. Written as tokenizer.json, which Hugging Face's tokenizers reads
+    #[arg(long, value_name = "VOCAB_SIZE", conflicts_with = "tokenizer", value_parser = at_least::<u32>(MIN_BPE_VOCAB as i64).range(..=MAX_BPE_VOCAB))]
+    pub bpe: Option<u32>,
     /// Use one token per character (the default)
-    #[arg(long, conflicts_with = "tokenizer")]
+    #[arg(long, conflicts_with_all = ["tokenizer", "bpe"])]
     pub characters: bool,
     /// Fraction of the text, at its end, to use as the validation split
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1, allow_negative_numbers = true, value_parser = number(|f| (0.0..1.0).contains(f), "expected a number in [0, 1)"))]

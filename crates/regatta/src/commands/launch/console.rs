@@ -189,6 +189,12 @@ impl JobObserver for Console<'_> {
             observer.on_frame(rank, bytes);
         }
     }
+
+    fn on_signal(&mut self, signal: i32) {
+        if let Some(observer) = &mut self.observer {
+            observer.on_signal(signal);
+        }
+    }
 }
 
 /// The writer thread. Ignores errors: a closed terminal must not end the job, and the logs are

@@ -9,7 +9,7 @@ mod start_agents;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use regatta_launch::job::{self, AttemptOutcome, JobAttempt};
@@ -19,7 +19,6 @@ use regatta_launch::process::StartError;
 use regatta_launch::reaper;
 use regatta_launch::run_folder::{self, RunFolder};
 use regatta_launch::signals::SignalCatcher;
-use regatta_launch::supervisor::JobLimits;
 use regatta_launch::worker_group::WorkerGroup;
 use regatta_model::document;
 
@@ -55,6 +54,9 @@ pub trait RankObserver {
 
     /// Called for each frame of a rank's channel.
     fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+
+    /// Called when a signal is forwarded to the ranks.
+    fn on_signal(&mut self, signal: i32);
 
     /// Whether the observer itself prints the path of the run folder at the end.
     fn prints_run_dir(&self) -> bool;
@@ -194,10 +196,7 @@ fn run_attempts(
                 None => args.command.iter().map(|w| w.to_string_lossy().into_owned()).collect(),
             },
             hosts: plan.hosts(),
-            limits: JobLimits {
-                grace: Duration::from_secs(args.grace),
-                hang_after: args.hang_timeout.map(Duration::from_secs),
-            },
+            limits: args.limits(),
             attempt,
         };
         let workers = target.start(&plan, attempt)?;

@@ -62,7 +62,10 @@ pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_di
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
     let folder = folder.path();
-    if result.exit_code != 0 {
+    if result.is_stopped_early() && !caller_prints_run_dir {
+        text.push_str(&format!("{WARNING}{}{WARNING:#}\n", result.reason));
+        text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
+    } else if result.exit_code != 0 && !result.is_stopped_early() {
         text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
         if let Some(failure) = &result.failure {
             failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));

@@ -119,7 +119,7 @@ pub fn start(
     let node_pool = super::node_pool(args, discovery)?;
     let launcher = launcher(args, discovery)?;
     let timeouts = JobTimeouts {
-        grace: Duration::from_secs(args.grace),
+        grace: args.grace(),
         join: Duration::from_secs(args.start_timeout),
         lost_after: Duration::from_secs(args.heartbeat_timeout),
     };

@@ -28,10 +28,11 @@ struct CheckReport {
 pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
     let host = host_name();
     let me = plan.allocation.this_rank;
-    let (rank, local_rank) = me.map_or((0, 0), |me| (me.rank, me.local_rank));
-    let Some((index, node, _)) = plan.placement.find_rank(rank) else {
+    let rank = me.map_or_else(|| rank_of_variables(plan), |me| Ok(me.rank))?;
+    let Some((index, node, placed)) = plan.placement.find_rank(rank) else {
         bail!("{host}: rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
     };
+    let local_rank = me.map_or(placed.local_rank, |me| me.local_rank);
     let machine = plan.machine(node);
     let actual = actual(machine, plan);
     let layout = &plan.placement.layouts[node.layout as usize];
@@ -45,6 +46,20 @@ pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
         false => text(&report),
     })?;
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The rank by RANK and WORLD_SIZE, which no known launcher sets without others; 0 without them. The plan does not
+/// depend on them, so their size must be the planned one.
+fn rank_of_variables(plan: &JobPlan) -> Result<u32> {
+    let number = |name: &str| plan.env.get(name).and_then(|text| text.parse::<u32>().ok());
+    let (Some(rank), Some(size)) = (number("RANK"), number("WORLD_SIZE")) else { return Ok(0) };
+    let planned = plan.placement.ranks;
+    if size != planned {
+        bail!(
+            "WORLD_SIZE is {size}, but the plan has {planned} ranks: pass -n {size}, and -N for several nodes"
+        );
+    }
+    Ok(rank)
 }
 
 /// The actual binding of this process, independent of the machine that the plan is for.

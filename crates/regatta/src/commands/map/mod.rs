@@ -3,7 +3,7 @@
 mod check;
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -28,8 +28,17 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
     if args.check {
         return check::run(args, &plan);
     }
-    if [&args.dump, &args.svg].iter().all(|p| p.as_deref() == Some(Path::new("-"))) {
-        bail!("--dump and --svg cannot both write to standard output");
+    let is_stdout = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
+    let to_stdout = [
+        ("--dump -", is_stdout(&args.dump)),
+        ("--svg -", is_stdout(&args.svg)),
+        ("--json", args.json),
+        ("--format", args.format.is_some()),
+    ];
+    let to_stdout: Vec<&str> =
+        to_stdout.into_iter().filter(|(_, is_stdout)| *is_stdout).map(|(name, _)| name).collect();
+    if let [one, other, ..] = to_stdout[..] {
+        bail!("{one} and {other} cannot both write to standard output: write one to a file");
     }
     if let Some(path) = &args.dump {
         output::write_file(path, &document::to_json(&plan.machines[0])?).context("--dump")?;

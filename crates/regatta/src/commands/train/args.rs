@@ -134,7 +134,14 @@ Examples:
                                                 on all nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     under regatta launch, like any other program
   regatta train --json | jq 'select(.step).step.loss'
-                                                events as JSON lines, for scripts";
+                                                events as JSON lines, for scripts
+
+Exit status:
+  0    all steps are finished
+  1    an error: configuration, data, disk or loss
+  75   stopped by a signal before the last step; a checkpoint is saved, --resume continues
+  130  killed by a second Ctrl-C (128 + signal)
+  137  a rank was killed, for example for running out of memory";
 
 #[cfg(test)]
 pub mod tests {

@@ -11,7 +11,7 @@ mod options;
 mod parent;
 mod rank;
 mod reporter;
-mod run_folder;
+pub mod run_folder;
 mod smoke;
 mod task;
 mod terminal;

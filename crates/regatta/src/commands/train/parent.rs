@@ -47,6 +47,7 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     note_oversubscription(&launch, &discovery);
     set_request(&mut launch, &discovery, RankTask::Train(task))?;
     if !smoke {
+        launch.saves_on_signal = true;
         let mut reporter = ProgressReporter::new(args.json, &run_dir.unwrap_or(folder));
         return launch::launch(&launch, discovery, Some(&mut reporter));
     }

@@ -10,10 +10,11 @@ use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, hierarchical};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_launch::channel::RankEnd;
+use regatta_model::result::STOPPED_EARLY;
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
-use regatta_train::metrics::Event;
+use regatta_train::metrics::{EndReason, Event};
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -82,9 +83,12 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
             events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
     };
-    training::run(setup, &stop, &mut emit)?;
+    let reason = training::run(setup, &stop, &mut emit)?;
     events.sink.finish()?;
-    Ok(ExitCode::SUCCESS)
+    Ok(match reason {
+        EndReason::Completed => ExitCode::SUCCESS,
+        EndReason::Interrupted => ExitCode::from(STOPPED_EARLY),
+    })
 }
 
 /// Whether `regatta launch` restarted the ranks of this run.

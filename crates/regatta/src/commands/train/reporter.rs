@@ -12,8 +12,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
+use regatta_launch::signals::is_termination_signal;
 use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
+use signal_hook::consts::SIGINT;
+use signal_hook::low_level::signal_name;
 
+use super::history::RunHistory;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
 use crate::commands::rank_events::EventReporter;
 
@@ -31,6 +35,8 @@ pub struct ProgressReporter {
     /// fork.
     refresh: Option<RefreshThread>,
     has_dashboard: bool,
+    /// Whether a termination signal was forwarded.
+    terminating: bool,
 }
 
 impl ProgressReporter {
@@ -44,6 +50,7 @@ impl ProgressReporter {
             run_dir: run_dir.to_owned(),
             refresh: None,
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
+            terminating: false,
         }
     }
 }
@@ -72,9 +79,38 @@ impl EventReporter for ProgressReporter {
         self.on_event(Event::Note(format!("cannot decode an event of rank 0: {error}")));
     }
 
+    fn on_signal(&mut self, signal: i32) {
+        let note = match self.terminating && is_termination_signal(signal) {
+            true => format!("{}: killing the ranks", name_of(signal)),
+            false => signal_note(signal, &lock(&self.output).history),
+        };
+        self.terminating |= is_termination_signal(signal);
+        self.on_event(Event::Note(note));
+    }
+
     fn hide_progress(&mut self) {
         lock(&self.output).hide_dashboard();
     }
+}
+
+/// What the ranks do on a signal.
+fn signal_note(signal: i32, history: &RunHistory) -> String {
+    let name = name_of(signal);
+    // Before the run has started, the ranks have nothing to save.
+    if history.about.steps == 0 {
+        return format!("{name}: no step has been trained; exiting");
+    }
+    let kill = match signal {
+        SIGINT => "; Ctrl-C again to kill",
+        _ if is_termination_signal(signal) => "; a second signal kills",
+        _ => "",
+    };
+    let step = (history.done() + 1).min(history.steps());
+    format!("{name}: finishing step {step}, then saving a checkpoint{kill}")
+}
+
+fn name_of(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("signal")
 }
 
 /// Records events in the run folder.
@@ -138,4 +174,29 @@ fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<Stdout>> {
 fn unix_time() -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.map_or(0.0, |now| now.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use regatta_train::metrics::RunInfo;
+    use signal_hook::consts::{SIGTERM, SIGUSR1};
+
+    use super::*;
+
+    #[test]
+    fn signal_note_names_the_step_in_progress() {
+        let mut history = RunHistory::default();
+        assert_eq!(signal_note(SIGINT, &history), "SIGINT: no step has been trained; exiting");
+        history.about = RunInfo { steps: 300, start_step: 270, ..RunInfo::default() };
+        let saving = "finishing step 271, then saving a checkpoint";
+        let expected = format!("SIGINT: {saving}; Ctrl-C again to kill");
+        assert_eq!(signal_note(SIGINT, &history), expected);
+        assert_eq!(
+            signal_note(SIGTERM, &history),
+            format!("SIGTERM: {saving}; a second signal kills")
+        );
+        assert_eq!(signal_note(SIGUSR1, &history), format!("SIGUSR1: {saving}"));
+        history.about.start_step = 300;
+        assert!(signal_note(SIGINT, &history).contains("finishing step 300, "));
+    }
 }

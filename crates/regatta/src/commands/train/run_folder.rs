@@ -11,10 +11,10 @@ use regatta_train::metrics::{JsonLines, METRICS_FILE};
 use regatta_train::run_paths;
 
 /// Lock file of the run folder, locked by rank 0 during the run.
-const LOCK_FILE: &str = "train.lock";
+pub const LOCK_FILE: &str = "train.lock";
 
 /// Subfolder of the run folder with the launch folders of later launches.
-const RELAUNCH_FOLDER: &str = "relaunch";
+pub const RELAUNCH_FOLDER: &str = "relaunch";
 
 /// Contents of a run folder.
 #[derive(Debug, Default, PartialEq)]

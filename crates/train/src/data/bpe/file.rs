@@ -1,9 +1,9 @@
-//! Parses a `tokenizer.json` of byte-level BPE. Unsupported components are refused by name.
+//! Parses and writes a `tokenizer.json` of byte-level BPE. Unsupported components are refused by name.
 
 use std::collections::{HashMap, HashSet};
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::super::pre_tokenizer::PreTokenizer;
 use super::{Bpe, Merges};
@@ -225,9 +225,79 @@ fn merges(model: &Model) -> Result<Merges, String> {
 }
 
 /// The byte-level alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
-fn byte_alphabet() -> HashMap<char, u8> {
+pub fn byte_alphabet() -> HashMap<char, u8> {
     let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let others = (0..=255u8).filter(|byte| !printable(byte));
     let remapped = others.zip('\u{100}'..).map(|(byte, letter)| (letter, byte));
     (0..=255u8).filter(printable).map(|byte| (char::from(byte), byte)).chain(remapped).collect()
+}
+
+/// Writes a `tokenizer.json` that Hugging Face's `tokenizers` reads: the tokens by id, of which the first one is
+/// special, and the merges by rank, each as two tokens separated by a space, which all versions read.
+pub fn write(vocab: &[String], merges: &[String]) -> Vec<u8> {
+    #[derive(Serialize)]
+    struct WrittenFile<'a> {
+        version: &'static str,
+        truncation: Option<()>,
+        padding: Option<()>,
+        added_tokens: Value,
+        normalizer: Option<()>,
+        pre_tokenizer: Value,
+        post_processor: Value,
+        decoder: Value,
+        model: WrittenModel<'a>,
+    }
+    #[derive(Serialize)]
+    struct WrittenModel<'a> {
+        #[serde(rename = "type")]
+        kind: &'static str,
+        dropout: Option<()>,
+        unk_token: Option<()>,
+        continuing_subword_prefix: Option<()>,
+        end_of_word_suffix: Option<()>,
+        fuse_unk: bool,
+        byte_fallback: bool,
+        ignore_merges: bool,
+        vocab: ById<'a>,
+        merges: &'a [String],
+    }
+    /// A map from token to id, ordered by id.
+    struct ById<'a>(&'a [String]);
+    impl Serialize for ById<'_> {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_map(self.0.iter().zip(0..self.0.len()))
+        }
+    }
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+    });
+    let file = WrittenFile {
+        version: "1.0",
+        truncation: None,
+        padding: None,
+        added_tokens: json!([{
+            "id": 0, "content": vocab.first(), "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }]),
+        normalizer: None,
+        pre_tokenizer: byte_level.clone(),
+        post_processor: byte_level.clone(),
+        decoder: byte_level,
+        model: WrittenModel {
+            kind: "BPE",
+            dropout: None,
+            unk_token: None,
+            continuing_subword_prefix: None,
+            end_of_word_suffix: None,
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges: false,
+            vocab: ById(vocab),
+            merges,
+        },
+    };
+    let mut json = serde_json::to_vec_pretty(&file)
+        .unwrap_or_else(|_| unreachable!("serialising these types is infallible"));
+    json.push(b'\n');
+    json
 }

@@ -5,7 +5,8 @@ use crate::testing::TempDir;
 
 fn plan(folder: &TempDir, inputs: &[PathBuf]) -> PrepareOptions {
     let (inputs, folder) = (inputs.to_vec(), folder.0.join("out"));
-    PrepareOptions { inputs, tokenizer: None, validation: 0.1, folder, replace: false }
+    let tokenizer = TokenizerSource::Characters;
+    PrepareOptions { inputs, tokenizer, validation: 0.1, folder, replace: false }
 }
 
 #[test]
@@ -52,7 +53,8 @@ fn a_failed_preparation_leaves_nothing() {
     let characters = folder.0.join("characters.json");
     Tokenizer::from_characters("abcd\n".chars()).save(&characters).unwrap();
     let text = folder.file("text.txt", format!("{}é", "abcd\n".repeat(300_000)));
-    let unknown = PrepareOptions { tokenizer: Some(characters), ..plan(&folder, &[text]) };
+    let unknown =
+        PrepareOptions { tokenizer: TokenizerSource::File(characters), ..plan(&folder, &[text]) };
     let error = prepare(&unknown, &mut |_| Ok(())).unwrap_err().to_string();
     let expected =
         "character 1500001, 'é', is not among the 5 characters of the tokenizer: remove it";
@@ -74,12 +76,20 @@ fn a_failed_preparation_leaves_nothing() {
 fn an_interrupted_preparation_leaves_nothing() {
     let folder = TempDir::new();
     let plan = plan(&folder, &[folder.file("text.txt", "ab\n".repeat(100))]);
-    for doing in ["computing checksums", "collecting characters", "writing tokens"] {
+    let bpe = TokenizerSource::TrainBpe { vocab_size: 258 };
+    let bpe = PrepareOptions { tokenizer: bpe, ..plan.clone() };
+    for (plan, doing) in [
+        (&plan, "computing checksums"),
+        (&plan, "collecting characters"),
+        (&plan, "writing tokens"),
+        (&bpe, "counting words"),
+        (&bpe, "training BPE"),
+    ] {
         let mut on_progress = |progress: Progress| match progress.doing == doing {
             true => Err(DataError::Interrupted),
             false => Ok(()),
         };
-        let error = prepare(&plan, &mut on_progress).unwrap_err();
+        let error = prepare(plan, &mut on_progress).unwrap_err();
         assert!(matches!(error, DataError::Interrupted), "{doing}: {error}");
         assert_eq!(folder.names(), ["text.txt"], "{doing}");
     }
@@ -110,4 +120,22 @@ fn symbolic_links_are_followed() {
     std::fs::remove_dir_all(&target).unwrap();
     let error = prepare(&plan, &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("cannot follow the link") && error.contains("out"), "{error}");
+}
+
+#[test]
+fn bpe_is_trained_on_the_training_split_only() {
+    let folder = TempDir::new();
+    let text = format!("{}{}", "ahoy ".repeat(90), "zzzz ".repeat(10));
+    let tokenizer = TokenizerSource::TrainBpe { vocab_size: 260 };
+    let plan =
+        PrepareOptions { tokenizer, ..plan(&folder, &[folder.file("text.txt", text.as_bytes())]) };
+    let made = prepare(&plan, &mut |_| Ok(())).unwrap();
+    assert_eq!((made.vocabulary, made.tokenizer.as_str()), (260, "BPE"));
+    let tokenizer = Tokenizer::load(&plan.folder.join(TOKENIZER)).unwrap();
+    assert_eq!(tokenizer.fingerprint(), made.fingerprint);
+    let count = |text: &str| tokenizer.encode(text).unwrap().len();
+    assert_eq!((count("ahoy"), count("zzzz")), (1, 4));
+    // The same text gives the same tokenizer.
+    let again = PrepareOptions { folder: folder.0.join("again"), ..plan };
+    assert_eq!(prepare(&again, &mut |_| Ok(())).unwrap(), made);
 }

@@ -100,8 +100,8 @@ fn token_files_of_another_tokenizer_are_refused() {
     let make = |input: PathBuf, name: &str| {
         let at = folder.0.join(name);
         let (inputs, folder) = (vec![input], at.clone());
-        let plan =
-            PrepareOptions { inputs, tokenizer: None, validation: 0.1, folder, replace: false };
+        let tokenizer = TokenizerSource::Characters;
+        let plan = PrepareOptions { inputs, tokenizer, validation: 0.1, folder, replace: false };
         folder::prepare(&plan, &mut |_| Ok(())).unwrap();
         at
     };

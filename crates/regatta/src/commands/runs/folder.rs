@@ -1,0 +1,259 @@
+//! Reads run folders. Only what a launch, training or benchmark wrote is recognised.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use regatta_launch::signals::is_termination_signal;
+use regatta_model::document;
+use regatta_model::result::RunResult;
+use regatta_train::metrics::METRICS_FILE;
+use regatta_train::run_paths;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::locks::{self, LockState};
+use crate::commands::bench::child_run::RESULT_FILE;
+use crate::commands::bench::multi_run::LOCK_FILE as BENCH_LOCK;
+use crate::commands::train::run_folder::{LOCK_FILE as TRAIN_LOCK, RELAUNCH_FOLDER};
+
+/// Events of a launch; the launcher holds a lock on the file.
+pub const EVENTS: &str = "events.jsonl";
+/// Bytes to read from the end of a file of JSON lines, which may have millions of lines.
+const TAIL_BYTES: u64 = 64 << 10;
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunKind {
+    Train,
+    Bench,
+    Launch,
+}
+
+impl RunKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Bench => "bench",
+            Self::Launch => "launch",
+        }
+    }
+}
+
+/// State of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunState {
+    Running,
+    Finished,
+    Stopped,
+    Failed,
+}
+
+impl RunState {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RunSummary {
+    pub path: PathBuf,
+    pub kind: RunKind,
+    pub state: RunState,
+    /// Start, in seconds since the Unix epoch.
+    pub start: f64,
+    /// Last change of its files, in seconds since the Unix epoch.
+    pub last_activity: f64,
+    /// Last step recorded.
+    pub step: Option<u64>,
+    /// Steps of the training.
+    pub steps: Option<u64>,
+    pub loss: Option<f64>,
+    pub val_loss: Option<f64>,
+    /// Size on disk.
+    pub bytes: u64,
+    /// The path is a symbolic link.
+    #[serde(skip)]
+    pub is_link: bool,
+}
+
+/// The runs directly below a folder, newest first.
+pub fn find(root: &Path) -> Result<Vec<RunSummary>> {
+    let entries =
+        std::fs::read_dir(root).with_context(|| format!("cannot read {}", root.display()))?;
+    let mut runs: Vec<RunSummary> =
+        entries.flatten().filter_map(|entry| read(&entry.path())).collect();
+    runs.sort_by(|a, b| b.start.total_cmp(&a.start).then_with(|| b.path.cmp(&a.path)));
+    Ok(runs)
+}
+
+/// The run in a folder; None if it is not a run folder.
+pub fn read(path: &Path) -> Option<RunSummary> {
+    let kind = kind(path)?;
+    let (bytes, last_activity) = usage(path);
+    let metrics = metrics(path);
+    let summary = RunSummary {
+        path: path.to_owned(),
+        kind,
+        state: RunState::Failed,
+        start: start(path, last_activity),
+        last_activity,
+        step: metrics.step,
+        steps: metrics.steps,
+        loss: metrics.loss,
+        val_loss: metrics.val_loss,
+        bytes,
+        is_link: path.is_symlink(),
+    };
+    Some(RunSummary { state: state(path, &summary), ..summary })
+}
+
+/// The kind of a run folder, by files that only regatta writes together.
+pub fn kind(path: &Path) -> Option<RunKind> {
+    let has = |name: &str| path.join(name).is_file();
+    let is_launch = has(EVENTS) && path.join("log").is_dir();
+    // Ranks that a scheduler started have no launcher.
+    if has(run_paths::CONFIG) && (is_launch || has(TRAIN_LOCK)) {
+        return Some(RunKind::Train);
+    }
+    if has(BENCH_LOCK) || is_launch && has(RESULT_FILE) {
+        return Some(RunKind::Bench);
+    }
+    is_launch.then_some(RunKind::Launch)
+}
+
+/// The folder of the last launch of a run: the run folder itself, or that of the last resumption.
+pub fn last_launch(path: &Path) -> PathBuf {
+    subfolders(&path.join(RELAUNCH_FOLDER)).into_iter().max().unwrap_or_else(|| path.to_owned())
+}
+
+/// The result of the last launch, if it ended.
+pub fn result(path: &Path) -> Option<RunResult> {
+    let text = std::fs::read_to_string(last_launch(path).join("result.json")).ok()?;
+    document::from_json(&text).ok()
+}
+
+/// Files that processes of a running run have locked.
+pub fn lock_files(path: &Path) -> Vec<PathBuf> {
+    let launches = [last_launch(path), path.to_owned()].map(|launch| launch.join(EVENTS));
+    let mut files = vec![path.join(TRAIN_LOCK), path.join(BENCH_LOCK)];
+    files.extend(launches);
+    if path.join(BENCH_LOCK).is_file() {
+        files.extend(subfolders(path).iter().map(|child| child.join(EVENTS)));
+    }
+    files.retain(|file| file.is_file());
+    files.sort();
+    files.dedup();
+    files
+}
+
+fn state(path: &Path, run: &RunSummary) -> RunState {
+    let locks: Vec<LockState> = lock_files(path).iter().map(|file| locks::state(file)).collect();
+    let results: Vec<Option<RunResult>> = match path.join(BENCH_LOCK).is_file() {
+        true => subfolders(path).iter().map(|child| result(child)).collect(),
+        false => vec![result(path)],
+    };
+    let is_signalled = tail(&last_launch(path).join(EVENTS)).iter().any(is_termination);
+    let ended = results.iter().all(Option::is_some);
+    if locks.contains(&LockState::Held) || locks.contains(&LockState::Unsupported) && !ended {
+        return RunState::Running;
+    }
+    let has_steps_left = matches!((run.step, run.steps), (Some(step), Some(steps)) if step < steps);
+    let succeeded = results.iter().flatten().all(|result| result.exit_code == 0);
+    // Ranks of a scheduler write no result.
+    let is_complete = ended || run.kind == RunKind::Train && run.step.is_some() && !has_steps_left;
+    match (is_complete && succeeded, is_signalled) {
+        (_, true) => RunState::Stopped,
+        (true, _) if has_steps_left => RunState::Stopped,
+        (true, _) => RunState::Finished,
+        (false, _) => RunState::Failed,
+    }
+}
+
+/// Whether an event is a signal that ends the job.
+fn is_termination(event: &Value) -> bool {
+    let signal = event["signal"].as_i64().and_then(|signal| i32::try_from(signal).ok());
+    event["event"] == "signal-received" && signal.is_some_and(is_termination_signal)
+}
+
+/// Start, in seconds since the Unix epoch: from the run ID that names the folder, else the creation of the
+/// folder, where the file system records it.
+fn start(path: &Path, last_activity: f64) -> f64 {
+    let id = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let by_id = regatta_launch::run_folder::run_id_time(id);
+    let created = || std::fs::metadata(path).and_then(|found| found.created()).ok();
+    by_id.or_else(created).map_or(last_activity, seconds)
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// The last values of the metrics file.
+#[derive(Debug, Default, PartialEq)]
+struct LastMetrics {
+    step: Option<u64>,
+    steps: Option<u64>,
+    loss: Option<f64>,
+    val_loss: Option<f64>,
+}
+
+fn metrics(path: &Path) -> LastMetrics {
+    let mut last = LastMetrics::default();
+    for line in tail(&path.join(METRICS_FILE)) {
+        last.step = line["step"].as_u64().or(last.step);
+        last.steps = line["steps"].as_u64().or(last.steps);
+        last.loss = line["loss"].as_f64().or(last.loss);
+        last.val_loss = line["val_loss"].as_f64().or(last.val_loss);
+    }
+    last
+}
+
+/// The last complete lines of a file of JSON lines. Unreadable lines and files are skipped.
+fn tail(path: &Path) -> Vec<Value> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    bytes
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect()
+}
+
+/// Size on disk and last change of a folder. Links are not followed.
+fn usage(path: &Path) -> (u64, f64) {
+    let Ok(entries) = std::fs::read_dir(path) else { return (0, 0.0) };
+    let mut total = (0, 0.0);
+    for entry in entries.flatten() {
+        let Ok(found) = entry.metadata() else { continue };
+        let (bytes, time) = match found.is_dir() {
+            true => usage(&entry.path()),
+            false => (found.blocks() * 512, found.modified().map_or(0.0, seconds)),
+        };
+        total = (total.0 + bytes, f64::max(total.1, time));
+    }
+    total
+}
+
+fn subfolders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| entry.path()).collect()
+}

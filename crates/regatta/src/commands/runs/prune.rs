@@ -1,0 +1,231 @@
+//! `regatta runs prune`: removes old run folders. Only folders with nothing but files of regatta are removed,
+//! and only while their locks are held, so that no run can start in them meanwhile.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use regatta_model::units;
+use serde::Serialize;
+
+use super::folder::{self, EVENTS, RunState, RunSummary};
+use super::{RootArgs, locks, start_time};
+use crate::cli::{FAINT, HEADING};
+use crate::output;
+
+/// Files and folders at the top of a run folder that regatta writes.
+const OWN_NAMES: [&str; 15] = [
+    "bench.json",
+    "bench.lock",
+    "checkpoints",
+    "config.toml",
+    "environment.json",
+    EVENTS,
+    "log",
+    "machine.json",
+    "metrics.jsonl",
+    "offloaded",
+    "placement.json",
+    "relaunch",
+    "result.json",
+    "tensorboard",
+    "train.lock",
+];
+
+/// `regatta runs prune`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("which").required(true).multiple(true).args(["keep", "older_than"]))]
+pub struct PruneArgs {
+    #[command(flatten)]
+    root: RootArgs,
+    /// Keep the newest COUNT runs
+    #[arg(long, value_name = "COUNT")]
+    keep: Option<usize>,
+    /// Keep runs with activity within this time, as in 90m, 12h, 7d or 4w. With --keep, a run is
+    /// removed only if both allow it
+    #[arg(long, value_name = "AGE", value_parser = parse_age)]
+    older_than: Option<Duration>,
+    /// Remove the runs; without it, they are only listed
+    #[arg(long)]
+    yes: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What happens to a run that the options select.
+#[derive(Debug, Serialize)]
+struct PrunedRun {
+    #[serde(flatten)]
+    run: RunSummary,
+    removed: bool,
+    /// Why it is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &PruneArgs) -> Result<()> {
+    let runs = super::find(&args.root.root)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let mut pruned = Vec::new();
+    for run in selected(runs, args.keep, args.older_than, now) {
+        let mut kept = obstacle(&run);
+        if args.yes && kept.is_none() {
+            kept = remove(&run.path)?;
+        }
+        pruned.push(PrunedRun { removed: args.yes && kept.is_none(), kept, run });
+    }
+    output::print(&match args.json {
+        true => serde_json::to_string_pretty(&pruned)? + "\n",
+        false => text(&pruned, args.yes),
+    })
+}
+
+/// The runs, newest first, that `--keep` and `--older-than` select for removal.
+fn selected(
+    runs: Vec<RunSummary>,
+    keep: Option<usize>,
+    older_than: Option<Duration>,
+    now: f64,
+) -> Vec<RunSummary> {
+    let is_old =
+        |run: &RunSummary| older_than.is_none_or(|age| now - run.last_activity > age.as_secs_f64());
+    runs.into_iter().skip(keep.unwrap_or(0)).filter(is_old).collect()
+}
+
+/// Why a run must not be removed.
+fn obstacle(run: &RunSummary) -> Option<String> {
+    if run.state == RunState::Running {
+        return Some("it is running".to_owned());
+    }
+    if run.is_link {
+        return Some("it is a symbolic link".to_owned());
+    }
+    let foreign = foreign_file(&run.path)?;
+    Some(format!("it contains {foreign:?}, which regatta did not write"))
+}
+
+/// The first file at the top of a run folder that regatta did not write. Folders in a sweep or scan are run folders.
+fn foreign_file(path: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let is_foreign = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_machine = name.starts_with("machine-") && name.ends_with(".json");
+        let is_own = OWN_NAMES.contains(&name.trim_end_matches(".part")) || is_machine;
+        let is_child = !entry.path().is_symlink() && folder::kind(&entry.path()).is_some();
+        !(is_own || is_child && foreign_file(&entry.path()).is_none())
+    };
+    let mut foreign: Vec<_> = entries.filter(is_foreign).map(|entry| entry.file_name()).collect();
+    foreign.sort();
+    foreign.first().map(|name| name.to_string_lossy().into_owned())
+}
+
+/// Removes a run folder, without following links. Returns why it is kept if a run has just started in it.
+fn remove(path: &Path) -> Result<Option<String>> {
+    let Some(_locks) = locks::lock_all(&folder::lock_files(path)) else {
+        return Ok(Some("it is running".to_owned()));
+    };
+    let remove = || -> std::io::Result<()> {
+        // The events last: what an interrupted removal leaves is still a run folder.
+        for entry in std::fs::read_dir(path)? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                _ if [EVENTS, "log"].iter().any(|name| entry.file_name() == *name) => {}
+                true => std::fs::remove_dir_all(entry.path())?,
+                false => std::fs::remove_file(entry.path())?,
+            }
+        }
+        std::fs::remove_dir_all(path)
+    };
+    remove().with_context(|| format!("cannot remove {}", path.display()))?;
+    Ok(None)
+}
+
+fn text(pruned: &[PrunedRun], yes: bool) -> String {
+    let line = |one: &PrunedRun| {
+        let PrunedRun { run, removed, kept } = one;
+        let (path, size) = (run.path.display(), units::format_bytes(run.bytes));
+        let about = format!("{}, {}, {size}", run.state.name(), start_time(run));
+        match (kept, removed) {
+            (Some(why), _) => format!("kept          {path}  {FAINT}{why}{FAINT:#}\n"),
+            (None, true) => format!("removed       {path}  {FAINT}{about}{FAINT:#}\n"),
+            (None, false) => format!("would remove  {path}  {FAINT}{about}{FAINT:#}\n"),
+        }
+    };
+    let lines: String = pruned.iter().map(line).collect();
+    let going: Vec<&PrunedRun> = pruned.iter().filter(|one| one.kept.is_none()).collect();
+    let size = units::format_bytes(going.iter().map(|one| one.run.bytes).sum());
+    let runs = units::pluralize(going.len(), "run");
+    let end = match (going.is_empty(), yes) {
+        (true, _) => "nothing to remove".to_owned(),
+        (_, true) => format!("removed {runs}, {size}"),
+        (_, false) => format!("{runs}, {size}: add {HEADING}--yes{HEADING:#} to remove them"),
+    };
+    format!("{lines}{end}\n")
+}
+
+/// Parses an age such as `7d`.
+fn parse_age(text: &str) -> Result<Duration, String> {
+    const EXPECTED: &str = "expected a number and a unit: s, m, h, d or w, as in 7d";
+    let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let seconds: u64 = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        "w" => 7 * 86_400,
+        _ => return Err(EXPECTED.to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| EXPECTED.to_owned())?;
+    Ok(Duration::from_secs(number.saturating_mul(seconds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::folder::RunKind;
+    use super::*;
+
+    fn run(name: &str, start: f64, last_activity: f64) -> RunSummary {
+        RunSummary {
+            path: name.into(),
+            kind: RunKind::Launch,
+            state: RunState::Finished,
+            start,
+            last_activity,
+            step: None,
+            steps: None,
+            loss: None,
+            val_loss: None,
+            bytes: 0,
+            is_link: false,
+        }
+    }
+
+    #[test]
+    fn keep_and_age_must_both_allow_a_removal() {
+        let all = || vec![run("c", 30.0, 30.0), run("b", 20.0, 95.0), run("a", 10.0, 10.0)];
+        let names = |keep, age: Option<u64>| {
+            let left = selected(all(), keep, age.map(Duration::from_secs), 100.0);
+            left.iter().map(|run| run.path.display().to_string()).collect::<String>()
+        };
+        assert_eq!(names(Some(1), None), "ba");
+        assert_eq!(names(None, Some(50)), "ca");
+        assert_eq!(names(Some(1), Some(50)), "a");
+        assert_eq!((names(Some(3), None), names(None, Some(1000))), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn ages_have_a_number_and_a_unit() {
+        for (text, seconds) in
+            [("90s", 90), ("2m", 120), ("12h", 43_200), ("7d", 604_800), ("1w", 604_800)]
+        {
+            assert_eq!(parse_age(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for invalid in ["", "7", "d", "7x", "-7d", "7 d", "1.5d"] {
+            assert!(parse_age(invalid).is_err(), "{invalid}");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! `regatta runs show`: one run in detail.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use regatta_model::result::RunResult;
+use regatta_model::units;
+use regatta_train::config::{Config, KEYS};
+use regatta_train::run_paths;
+use serde::Serialize;
+
+use super::folder::{self, RunSummary};
+use super::{ROOT, start_time, state_style};
+use crate::cli::{FAINT, HEADING};
+use crate::output;
+
+/// `regatta runs show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// A run folder, or its name below runs/
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A run in detail.
+#[derive(Debug, Serialize)]
+struct RunDetails {
+    #[serde(flatten)]
+    run: RunSummary,
+    /// Settings that differ from the default.
+    settings: Vec<Setting>,
+    checkpoint_dir: Option<PathBuf>,
+    /// Names of the checkpoints, oldest first.
+    checkpoints: Vec<String>,
+    result: Option<RunResult>,
+}
+
+#[derive(Debug, Serialize)]
+struct Setting {
+    key: String,
+    value: String,
+}
+
+/// Runs the command.
+pub fn run(args: &ShowArgs) -> Result<()> {
+    let below_root = Path::new(ROOT).join(&args.run);
+    let path =
+        if !args.run.exists() && below_root.is_dir() { below_root } else { args.run.clone() };
+    let Some(run) = folder::read(&path) else {
+        bail!(
+            "{} is not a run folder: expected one written by regatta train, launch or bench; \
+             `regatta runs` lists them",
+            path.display()
+        );
+    };
+    let checkpoint_dir = Some(run_paths::find_checkpoint_dir(&path)).filter(|dir| *dir != path);
+    let details = RunDetails {
+        run,
+        settings: settings(&path),
+        checkpoints: checkpoint_dir.as_deref().map(checkpoints).unwrap_or_default(),
+        checkpoint_dir,
+        result: folder::result(&path),
+    };
+    output::print(&match args.json {
+        true => serde_json::to_string_pretty(&details)? + "\n",
+        false => text(&details),
+    })
+}
+
+/// The settings of a training that differ from the default.
+fn settings(path: &Path) -> Vec<Setting> {
+    let file = path.join(run_paths::CONFIG);
+    let text = std::fs::read_to_string(&file).unwrap_or_default();
+    // That of another version may not parse.
+    let Ok(config) = Config::from_toml(&file, &text) else { return Vec::new() };
+    let changed = KEYS.iter().filter(|key| key.get(&config) != key.default());
+    changed.map(|key| Setting { key: key.full_name(), value: key.get(&config) }).collect()
+}
+
+fn checkpoints(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_step = |name: &String| {
+        let digits = name.strip_prefix("step-");
+        digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let mut names: Vec<String> = names.filter(is_step).collect();
+    names.sort();
+    names
+}
+
+fn text(details: &RunDetails) -> String {
+    let RunDetails { run, settings, result, .. } = details;
+    let style = state_style(run.state);
+    let state = format!("{style}{}{style:#}", run.state.name());
+    let reason = result.as_ref().map_or_else(String::new, |result| format!(": {}", result.reason));
+    let mut lines = vec![("state", format!("{state}{reason}"))];
+    if let Some(result) = result {
+        let seconds = units::format_duration(result.seconds);
+        lines.push(("command", result.command.join(" ")));
+        lines.push(("ranks", format!("{}, {} restarts, {seconds}", result.ranks, result.restarts)));
+    }
+    lines.push(("start", format!("{} UTC", start_time(run))));
+    if let (Some(step), Some(steps)) = (run.step, run.steps) {
+        let value = |name, value: Option<f64>| {
+            value.map_or_else(String::new, |value| format!(", {name} {value:.4}"))
+        };
+        let losses = value("loss", run.loss) + &value("val", run.val_loss);
+        lines.push(("step", format!("{step} of {steps}{losses}")));
+    }
+    lines.extend(checkpoint_line(details).map(|line| ("checkpoints", line)));
+    lines.push(("size", units::format_bytes(run.bytes)));
+    lines.push(("logs", folder::last_launch(&run.path).join("log").display().to_string()));
+    lines.extend(
+        settings.iter().map(|Setting { key, value }| ("setting", format!("{key} = {value}"))),
+    );
+    let line = |(name, value): &(&str, String)| format!("  {FAINT}{name:<12}{FAINT:#}{value}\n");
+    let (path, kind) = (run.path.display(), run.kind.name());
+    let lines: String = lines.iter().map(line).collect();
+    format!("{HEADING}{path}{HEADING:#} ({kind})\n{lines}")
+}
+
+fn checkpoint_line(details: &RunDetails) -> Option<String> {
+    let dir = details.checkpoint_dir.as_ref()?.display();
+    Some(match details.checkpoints.as_slice() {
+        [] => format!("none in {dir}"),
+        [.., last] => format!("{} in {dir}, the latest {last}", details.checkpoints.len()),
+    })
+}
