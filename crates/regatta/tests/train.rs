@@ -65,6 +65,12 @@ fn invalid_arguments_are_rejected_with_one_line() {
 }
 
 #[test]
+fn a_key_given_as_an_option_is_a_usage_error_with_the_assignment() {
+    let run = run_line("train --steps 100");
+    run.assert_usage_error("'--steps': configuration keys are given as KEY=VALUE; use steps=100");
+}
+
+#[test]
 fn the_configuration_may_follow_a_double_dash() {
     run(&TempDir::new(), &format!("-n 3 -- tiny {TINY} steps=2")).ok();
 }
@@ -110,6 +116,24 @@ fn losses_do_not_depend_on_the_number_of_ranks() {
     let one = tiny_run(&folder, "llama-1", &format!("{dropout} -n 1"));
     let words = format!("{dropout} micro_batch=2 recompute=true -n 3");
     assert_close(&tiny_run(&folder, "llama-3", &words), &one);
+}
+
+#[test]
+fn a_layout_starts_the_ranks_it_needs_and_more_ranks_than_cores_are_noted() {
+    let folder = TempDir::new();
+    let words = format!("{TINY} num_layers=2 tp=2 pp=2 steps=1 checkpoint.interval=0 --json");
+    let run = run(&folder, &words);
+    let note = "note: 4 ranks, as the parallel layout needs; -n sets another number";
+    assert!(run.err.contains(note), "{}", run.err);
+    if std::thread::available_parallelism().unwrap().get() < 4 {
+        assert!(run.err.contains(" (oversubscribed)"), "{}", run.err);
+    }
+    let Some(Event::Start(about)) = events(&run.ok()).into_iter().next() else { panic!() };
+    assert_eq!(about.ranks, 4);
+    assert!(about.gemm_flops_per_second > 0.0 && about.estimated_seconds > 0.0);
+    // The explanation assumes the same ranks.
+    let explained: serde_json::Value = support::train::run(&folder, &format!("{words} --explain")).json();
+    assert_eq!(explained["ranks"].as_array().unwrap().len(), 4);
 }
 
 #[test]

@@ -197,10 +197,10 @@ fn the_later_of_batch_and_batch_per_replica_wins() {
 #[test]
 fn shape_defaults_depend_on_the_family() {
     let shape = |all: &str| args(all).unwrap().config.shape(65).unwrap();
-    let gpt = shape("family=gpt2 bias=auto");
+    let gpt = shape("family=gpt2 bias=auto tie_embeddings=auto");
     assert_eq!((gpt.vocab_size, gpt.intermediate_size, gpt.num_kv_heads), (65, 512, 4));
     assert!(gpt.tie_embeddings && gpt.bias);
-    let llama = shape("family=llama bias=auto");
+    let llama = shape("family=llama bias=auto tie_embeddings=auto");
     assert_eq!(llama.intermediate_size, 352);
     assert!(!llama.tie_embeddings && !llama.bias);
     assert_eq!(shape("vocab_size=100").vocab_size, 100);
