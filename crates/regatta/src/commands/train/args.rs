@@ -106,10 +106,9 @@ pub fn key_as_option(words: &[String], option: &str) -> Option<String> {
     let pair = format!("{}={}", name.replace('-', "_"), inline.or(next).unwrap_or("VALUE"));
     let hint = "configuration keys are given as KEY=VALUE";
     match config::load(&[&pair]) {
-        Err(ConfigError::UnknownKey { hint: near, .. }) if near.starts_with("did you mean") => {
-            Some(format!("unexpected argument '{option}': {hint}; {near}"))
-        }
-        Err(ConfigError::UnknownKey { .. }) => None,
+        // Without a similar key, the hint is to list all.
+        Err(ConfigError::UnknownKey { hint: near, .. }) => (!near.contains("--keys"))
+            .then(|| format!("unexpected argument '{option}': {hint}; {near}")),
         _ => Some(format!("unexpected argument '{option}': {hint}; use {pair}")),
     }
 }
@@ -170,7 +169,7 @@ pub mod tests {
             ("train --steps 100", "use steps=100"),
             ("train tiny --steps=100 -n 2", "use steps=100"),
             ("train --seq-len", "use seq_len=VALUE"),
-            ("train --batch_size 12", "did you mean train.batch?"),
+            ("train --batch_size 12", "use train.batch"),
         ] {
             let found = explain(line).unwrap();
             assert!(found.ends_with(&format!("{hint}{expected}")), "{line}: {found}");

@@ -125,7 +125,8 @@ fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
     let bar_width = |text: &str| width.saturating_sub(text.chars().count() + 2).min(50);
     // Sized for the longest text if possible, so that the bar does not change with the ETA.
     let longest = format!("step {steps}/{steps}  100%  eta 59 min 59 s");
-    let bar_width = [bar_width(&longest), bar_width(&text)].into_iter().find(|width| *width >= 8);
+    let (usual, now) = (bar_width(&longest), bar_width(&text));
+    let bar_width = [usual.min(now), now].into_iter().find(|width| *width >= 8);
     let Some(bar_width) = bar_width else { return text };
     let filled = (fraction * bar_width as f64).floor() as usize;
     format!("{}{}  {text}", "█".repeat(filled), "░".repeat(bar_width - filled))

@@ -71,7 +71,11 @@ fn y_labels(
     row_of: impl Fn(f64) -> usize,
 ) -> Vec<Option<String>> {
     let mut labels = vec![None; rows];
-    let interval = round_interval((high - low) / (rows as f64 / ROWS_PER_LABEL).max(1.0));
+    let mut interval = round_interval((high - low) / (rows as f64 / ROWS_PER_LABEL).max(1.0));
+    // At least two labels.
+    while (high / interval).floor() - (low / interval).ceil() < 1.0 {
+        interval = round_interval(interval * 0.49);
+    }
     // The decimals of the interval: 0.25 needs two.
     let decimals = (0..5).find(|n| {
         let scaled = interval * 10f64.powi(*n);
@@ -206,10 +210,10 @@ mod tests {
             "       │⢹",
             "     3 ┤⠈⢧",
             "     2 ┤ ⠘⢦⡀",
-            "     1 ┤   ⠳⢤⣀o",
-            "       │     ⠈⠙⠒⠲⠤⠤⣄⣀o",
-            "       └┬──────────┬─────────┬",
-            "        0         50       100",
+            "       │   ⠳⢤⣀o",
+            "     1 ┤     ⠈⠙⠒⠲⠤⠤⣄⣀o",
+            "       └┬────────────────────┬",
+            "        0                  100",
         ];
         assert_eq!(plain(&plot, 30, 7), expected, "{}", plain(&plot, 30, 7).join("\n"));
     }

@@ -104,13 +104,15 @@ fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<St
 
 #[test]
 fn dashboard_shows_all_sections_wraps_if_narrow_and_keeps_metrics_and_plot_if_small() {
-    for (width, height, expected) in [
-        (80, 24, include_str!("frame-80x24.txt")),
-        (40, 24, include_str!("frame-40x24.txt")),
-        (40, 12, include_str!("frame-40x12.txt")),
-    ] {
-        let shown = render(&history(300), width, height, 30.0).join("\n");
-        assert_eq!(shown, expected.trim_end_matches('\n'), "{width}x{height}:\n{shown}");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/commands/train/terminal");
+    for (width, height) in [(80, 24), (40, 24), (40, 12)] {
+        let shown = render(&history(300), width, height, 30.0).join("\n") + "\n";
+        let file = format!("{folder}/frame-{width}x{height}.txt");
+        if std::env::var_os("REGATTA_BLESS").is_some() {
+            std::fs::write(&file, &shown).unwrap();
+        }
+        let expected = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(shown, expected, "{width}x{height} (REGATTA_BLESS=1 updates it):\n{shown}");
     }
 }
 
