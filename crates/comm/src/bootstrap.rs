@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
 use regatta_wire::link::Timing;
 
 use crate::libfabric;
@@ -35,6 +36,9 @@ const SPIN: Duration = Duration::from_micros(50);
 /// The interval between attempts to connect to rank 0.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Larger than any machine; rank 0 keeps about 100 bytes per rank.
+const MAX_WORLD_SIZE: u32 = 1 << 20;
+
 /// Connects this rank with all others over the network.
 pub fn join(config: BootstrapConfig) -> Result<Communicator> {
     Ok(Communicator::new(Box::new(engine(config)?)))
@@ -46,6 +50,10 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     if rank >= world_size {
         let what = format!("rank {rank} is out of range: the world size is {world_size}");
         return Err(CommError::bootstrap(what, "RANK must be between 0 and WORLD_SIZE - 1"));
+    }
+    if world_size > MAX_WORLD_SIZE {
+        let what = format!("WORLD_SIZE is {world_size}, over the limit of {MAX_WORLD_SIZE} ranks");
+        return Err(CommError::bootstrap(what, "correct it"));
     }
     let choice = config.fabric.clone();
     let context = Arc::new(if rank == 0 { serve(config) } else { connect_root(config) }?);
@@ -60,7 +68,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let port = config.master_port;
     let listener = match config.listener.take() {
         Some(listener) => listener,
-        None => listen(unspecified_address(master(&config)?, port)).map_err(|error| {
+        None => listen(listen_address(&config, master(&config)?, port)).map_err(|error| {
             let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
             CommError::bootstrap(what, "choose a free MASTER_PORT, one per job")
         })?,
@@ -87,11 +95,11 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
 
 /// Any other rank registers with rank 0.
 fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
-    let until = Instant::now() + config.join_timeout;
+    let until = clock::now() + config.join_timeout;
     let (mut conn, root) = connect_with_retry(&config, until)?;
     let local = conn.stream.local_addr().map_err(|e| CommError::system("local address", e))?;
     let (ips, listener) = match config.bind.as_slice() {
-        [] => (vec![local.ip()], listen(unspecified_address(root, 0))),
+        [] => (vec![local.ip()], listen(listen_address(&config, root, 0))),
         [bind] => (vec![*bind], listen((*bind, 0).into())),
         [first, ..] => (config.bind.clone(), listen(unspecified_address((*first, 0).into(), 0))),
     };
@@ -134,7 +142,7 @@ fn connect_with_retry(config: &BootstrapConfig, until: Instant) -> Result<(AuthC
             Ok((at, Err(error))) => connect_error(at, error),
             Err(error) => error,
         };
-        if Instant::now() + RETRY_INTERVAL >= until {
+        if clock::now() + RETRY_INTERVAL >= until {
             return Err(error);
         }
         std::thread::sleep(RETRY_INTERVAL);
@@ -161,6 +169,18 @@ fn master(config: &BootstrapConfig) -> Result<SocketAddr> {
     };
     let mut found = (name, port).to_socket_addrs().map_err(|error| unresolved(&error))?;
     found.next().ok_or_else(|| unresolved(&"the name has no address"))
+}
+
+/// Where a rank listens: at the address of rank 0 if that is a loopback address, because all ranks
+/// are then on this host; else on all interfaces. Only the literal address counts: a host name may
+/// resolve to a loopback address on its own host alone.
+fn listen_address(config: &BootstrapConfig, master: SocketAddr, port: u16) -> SocketAddr {
+    let name = config.master_addr.as_str();
+    let loopback = name.parse().map_or(name == "localhost", |ip: IpAddr| ip.is_loopback());
+    match loopback && config.bind.is_empty() {
+        true => SocketAddr::new(master.ip(), port),
+        false => unspecified_address(master, port),
+    }
 }
 
 /// The unspecified address of the same family.

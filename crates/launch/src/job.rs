@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use regatta_model::result::{RankExit, RankFailure, RunResult, STOPPED_EARLY};
+use regatta_wire::clock;
 use serde::Serialize;
 
 use crate::lines::{LineMerger, MergedLine};
+use crate::reaper;
 use crate::run_folder::RunFolder;
 use crate::signal_dedup::{NodeSignalDedup, SignalSource};
 use crate::signals::SignalCatcher;
@@ -34,6 +36,8 @@ pub struct AttemptOutcome {
     pub result: RunResult,
     /// Indices of lost nodes.
     pub lost_nodes: Vec<u32>,
+    /// When the last of them was declared lost.
+    pub node_lost_at: Option<Instant>,
     /// Whether the user or the scheduler sent a termination signal.
     pub terminated: bool,
 }
@@ -82,6 +86,7 @@ struct JobDriver<'a> {
     tails: BTreeMap<u32, Vec<String>>,
     rank_states: BTreeMap<u32, String>,
     lost_nodes: Vec<u32>,
+    node_lost_at: Option<Instant>,
     /// Cause of the first failure, where more is known than the rank's exit.
     cause: Option<String>,
     warnings: Vec<String>,
@@ -97,9 +102,9 @@ pub trait JobObserver {
     /// Shows a line on the terminal; false if it does not accept one now.
     fn on_line(&mut self, line: &MergedLine) -> bool;
 
-    /// Handles a frame of a rank's channel. It may overtake lines that wait for identical lines of
-    /// other ranks.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
+    /// may overtake lines that wait for identical lines of other ranks.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
     /// Called when a signal of the user or the scheduler is forwarded to the ranks. The second
     /// termination signal kills them.
@@ -115,11 +120,12 @@ pub fn run(
     observer: &mut dyn JobObserver,
 ) -> AttemptOutcome {
     let mut driver = JobDriver {
-        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, Instant::now()),
+        supervisor: Supervisor::new(job.hosts.len() as u32, job.limits, clock::now()),
         lines: LineMerger::new(MERGE_WINDOW),
         tails: BTreeMap::new(),
         rank_states: BTreeMap::new(),
         lost_nodes: Vec::new(),
+        node_lost_at: None,
         cause: None,
         warnings: Vec::new(),
         signals: NodeSignalDedup::default(),
@@ -132,6 +138,14 @@ pub fn run(
     };
     driver.run(signals, observer);
     driver.outcome()
+}
+
+/// Calls an observer, which may block on a stopped terminal: that is not a hang.
+fn may_block<T>(call: impl FnOnce() -> T) -> T {
+    reaper::suspend_heartbeats();
+    let returned = call();
+    reaper::heartbeat();
+    returned
 }
 
 impl JobDriver<'_> {
@@ -154,20 +168,29 @@ impl JobDriver<'_> {
             match event {
                 Some(JobEvent::Frame { rank, bytes }) => {
                     self.supervise(SupervisorInput::Progress);
-                    observer.on_frame(rank, &bytes);
+                    let text = may_block(|| observer.on_frame(rank, &bytes));
+                    self.append_log(rank, false, text.as_bytes());
                 }
                 Some(event) => self.on_event(event),
                 None => {}
             }
             self.supervise(SupervisorInput::Tick);
-            self.unobserved.drain(..).for_each(|signal| observer.on_signal(signal));
+            for signal in self.unobserved.drain(..) {
+                may_block(|| observer.on_signal(signal));
+            }
             if finished {
                 break;
             }
             let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
             unshown.extend(self.lines.ready_up_to(Instant::now(), space));
-            while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {}
+            if !unshown.is_empty() {
+                may_block(
+                    || while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {},
+                );
+            }
         }
+        // What follows waits for the terminal and the file system.
+        reaper::suspend_heartbeats();
         unshown.extend(self.lines.finish());
         while !unshown.is_empty() {
             if unshown.pop_front_if(|line| observer.on_line(line)).is_none() {
@@ -185,8 +208,7 @@ impl JobDriver<'_> {
             }
             // The rank's node does not see the run folder.
             JobEvent::Output { rank, stderr, bytes } => {
-                let warning = self.folder.append_log(self.job.attempt, rank, stderr, &bytes);
-                warning.into_iter().for_each(|warning| self.warn(warning));
+                self.append_log(rank, stderr, &bytes);
             }
             JobEvent::Progress => self.supervise(SupervisorInput::Progress),
             JobEvent::Exited(rank, exit) => {
@@ -203,6 +225,7 @@ impl JobDriver<'_> {
             }
             JobEvent::NodeLost { node, ranks } => {
                 self.lost_nodes.push(node);
+                self.node_lost_at = Some(Instant::now());
                 self.record(EventRecord::NodeLost { ranks: &ranks });
                 let lost = |rank| SupervisorInput::Exited(rank, RankExit::NodeLost);
                 ranks.into_iter().for_each(|rank| self.supervise(lost(rank)));
@@ -213,6 +236,13 @@ impl JobDriver<'_> {
             }
             JobEvent::Warning(text) => self.warn(text),
             JobEvent::Frame { .. } | JobEvent::Finished => {}
+        }
+    }
+
+    fn append_log(&mut self, rank: u32, stderr: bool, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            let warning = self.folder.append_log(self.job.attempt, rank, stderr, bytes);
+            warning.into_iter().for_each(|warning| self.warn(warning));
         }
     }
 
@@ -240,7 +270,7 @@ impl JobDriver<'_> {
     }
 
     fn supervise(&mut self, input: SupervisorInput) {
-        for action in self.supervisor.handle(input, Instant::now()) {
+        for action in self.supervisor.handle(input, clock::now()) {
             match action {
                 SupervisorAction::SignalRanks(signal) => {
                     self.record(EventRecord::SignalSent { signal });
@@ -290,7 +320,8 @@ impl JobDriver<'_> {
             seconds: self.start.elapsed().as_secs_f64(),
         };
         let terminated = self.supervisor.signal.is_some();
-        AttemptOutcome { result, lost_nodes: self.lost_nodes, terminated }
+        let Self { lost_nodes, node_lost_at, .. } = self;
+        AttemptOutcome { result, lost_nodes, node_lost_at, terminated }
     }
 
     fn reason(&self, failure: Option<&RankFailure>) -> String {

@@ -17,6 +17,7 @@ mod proc_stat;
 pub mod process;
 pub mod reactor;
 pub mod reaper;
+pub mod restart_backoff;
 pub mod run_folder;
 pub mod secret_file;
 mod signal_dedup;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
+use regatta_wire::clock;
 
 use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
@@ -103,7 +104,7 @@ impl LocalWorkers {
             report_progress: options.report_progress,
             last_cpu: (0, Instant::now()),
             killed_at: None,
-            all_exited_at: specs.is_empty().then(Instant::now),
+            all_exited_at: specs.is_empty().then(clock::now),
             last_sweep: None,
             last_reap: Instant::now(),
             finished: false,
@@ -198,7 +199,7 @@ impl LocalWorkers {
             self.failed.insert(rank);
         }
         if self.running.is_empty() {
-            self.all_exited_at = Some(Instant::now());
+            self.all_exited_at = Some(clock::now());
         }
         self.events.push_back(JobEvent::Exited(rank, exit));
     }
@@ -207,8 +208,8 @@ impl LocalWorkers {
     fn check_finished(&mut self, output_paused: bool) {
         let is_open = |rank: &u32| self.open_streams.get(rank).is_some_and(|&n| n > 0);
         // While output is paused, an empty queue does not mean that the streams are drained.
-        let expired =
-            !output_paused && self.all_exited_at.is_some_and(|at| at.elapsed() > OUTPUT_TIMEOUT);
+        let expired = !output_paused
+            && self.all_exited_at.is_some_and(|at| clock::elapsed(at) > OUTPUT_TIMEOUT);
         let complete = |rank: &u32| expired || (!output_paused && !is_open(rank));
         let ranks: Vec<u32> = self.failed.iter().copied().filter(complete).collect();
         for rank in ranks {
@@ -233,14 +234,14 @@ impl LocalWorkers {
             self.last_reap = Instant::now();
         }
         self.check_progress();
-        if self.killed_at.is_some_and(|at| at.elapsed() >= KILL_TIMEOUT) {
+        if self.killed_at.is_some_and(|at| clock::elapsed(at) >= KILL_TIMEOUT) {
             self.abandon_unkillable();
         }
         // Not on every tick: it scans /proc, and many lines may still be queued.
         let since = self.last_sweep.or(self.all_exited_at);
-        if since.is_some_and(|since| since.elapsed() >= DRAIN_TIMEOUT) {
+        if since.is_some_and(|since| clock::elapsed(since) >= DRAIN_TIMEOUT) {
             process::kill_descendants();
-            self.last_sweep = Some(Instant::now());
+            self.last_sweep = Some(clock::now());
         }
     }
 
@@ -253,7 +254,7 @@ impl LocalWorkers {
             let warning = format!("rank {rank} (pid {pid}) is still alive {after}: it is {state}");
             self.events.push_back(JobEvent::Warning(warning));
             self.events.push_back(JobEvent::Exited(rank, RankExit::Signal(libc::SIGKILL)));
-            self.all_exited_at = Some(Instant::now());
+            self.all_exited_at = Some(clock::now());
         }
     }
 
@@ -290,7 +291,7 @@ impl WorkerGroup for LocalWorkers {
                 }
             }
             RankControl::Kill => {
-                self.killed_at.get_or_insert_with(Instant::now);
+                self.killed_at.get_or_insert_with(clock::now);
                 process::kill_descendants();
             }
             RankControl::QueryState => {

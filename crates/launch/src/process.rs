@@ -167,7 +167,10 @@ impl RankSpec {
     /// Binds this process and replaces it with the rank's command. Returns only on failure.
     pub fn exec(&self) -> StartError {
         match (self.prepare(), self.binding.apply()) {
-            (Ok(mut command), Ok(())) => self.error(command.exec()),
+            (Ok(mut command), Ok(())) => {
+                signals::restore_file_size_signal();
+                self.error(command.exec())
+            }
             (Err(error), _) => error,
             (_, Err(source)) => self.error(source),
         }
@@ -178,6 +181,7 @@ impl RankSpec {
 /// process group, and has the kernel kill it when its parent dies. Safe between fork and exec.
 pub fn start_session(parent: u32) -> io::Result<()> {
     signals::unblock_stop_signals();
+    signals::restore_file_size_signal();
     // SAFETY: plain system calls on the calling process.
     unsafe {
         if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
@@ -280,12 +284,12 @@ pub fn reap_orphans(is_rank: impl Fn(u32) -> bool) {
 }
 
 /// Waits for a child to exit without reaping it, so that its process ID is not reused. Never
-/// returns if the reaper has died: the child was then killed by this process, which must not count
-/// as its failure.
+/// returns if the original process has died: the child was then killed by this process, which must
+/// not count as its failure.
 pub fn wait_for_exit(pid: u32) {
     let interrupted = |error: io::Error| error.kind() == ErrorKind::Interrupted;
     while wait_unreaped(libc::P_PID, pid, 0).is_err_and(interrupted) {}
-    while reaper::has_died() {
+    while reaper::has_parent_died() {
         std::thread::park();
     }
 }

@@ -21,6 +21,7 @@ use mio::{Events, Interest, Poll, Token};
 use connection::{ConnPhase, Connection};
 use listener::LinkListener;
 use refusals::Refusals;
+use regatta_wire::clock;
 use regatta_wire::link::{Link, LinkError, LinkEvent, Role, Timing};
 use regatta_wire::secret::{self, Secret};
 
@@ -57,6 +58,17 @@ pub enum CloseReason {
     /// The peer closed the connection or exited.
     #[error("the peer closed the connection")]
     PeerClosed,
+    /// Most peers are silent, which one cause on this host explains better than one on each of them.
+    #[error(
+        "no heartbeat from {silent} of {peers} peers: the network of this host is down, or all of \
+         these peers are"
+    )]
+    NetworkDown {
+        /// Peers that are silent.
+        silent: usize,
+        /// All connected peers.
+        peers: usize,
+    },
     /// Protocol error or timeout.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -119,8 +131,8 @@ impl Reactor {
             to_read: Vec::new(),
             to_accept: BTreeSet::new(),
             accept_after: None,
-            next_tick: Instant::now(),
-            next_heartbeat: Instant::now(),
+            next_tick: clock::now(),
+            next_heartbeat: clock::now(),
             buffer: vec![0; 64 << 10].into(),
             link_events: Vec::new(),
         })
@@ -168,7 +180,7 @@ impl Reactor {
     pub fn close(&mut self, id: ConnId) {
         match self.conns.get_mut(&id).filter(|conn| conn.link.is_ready()) {
             Some(conn) => {
-                conn.phase = ConnPhase::Closing(Instant::now() + CLOSE_TIMEOUT);
+                conn.phase = ConnPhase::Closing(clock::now() + CLOSE_TIMEOUT);
                 self.queue_flush(id);
             }
             None => self.abort(id),
@@ -202,7 +214,7 @@ impl Reactor {
     }
 
     fn try_connect(&mut self, id: ConnId, address: SocketAddr) -> io::Result<()> {
-        let now = Instant::now();
+        let now = clock::now();
         let stream = TcpStream::connect(address)?;
         self.add(id, stream, address, None, ConnPhase::Connecting(now), now)
     }

@@ -1,21 +1,33 @@
-//! Guarantees that no process of a launch outlives it, whichever process is killed.
+//! Guarantees that no process of a launch outlives it, whichever process is killed or hangs.
 //!
 //! ```text
-//! shell or srun -- reaper -- worker -- ranks -- their descendants
+//! shell or srun -- original process -- reaper -- worker -- ranks -- their descendants
 //! ```
 //!
-//! The original process becomes the reaper, a child subreaper. It forwards signals to its only
-//! child, the worker, which continues with the job, and kills what the worker leaves behind: the
-//! kernel reparents orphans to it. If the reaper itself is killed, the worker sees their pipe close
-//! and kills all its descendants.
+//! The original process forwards signals to the worker, which continues with the job. The reaper
+//! between them is a child subreaper: the kernel reparents to it what the worker leaves behind, and
+//! it kills that. It also kills a worker whose main loop has stopped. Any two of the three may be
+//! killed:
+//!
+//! - The reaper notices the death of the worker.
+//! - The original process, also a subreaper, notices the death of the reaper.
+//! - The worker notices the death of the original process: their pipe closes.
+//!
+//! Each then kills all its descendants. The command name of the reaper is not that of the others, so
+//! `pkill -9 regatta` does not kill it.
+
+mod hang_detector;
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
+
+use self::hang_detector::{HangDetector, Heartbeat};
 use crate::process;
 use crate::signals::{self, SignalSet};
 
@@ -27,57 +39,106 @@ use crate::signals::{self, SignalSet};
 )]
 pub struct ReaperError(#[from] std::io::Error);
 
+/// When and how the reaper ends a hung worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Watchdog {
+    /// The worker is killed when its main loop has not run for this long.
+    pub timeout: Duration,
+    /// Tells the user.
+    pub report: fn(&str),
+}
+
+/// Command name of the reaper.
+const NAME: &std::ffi::CStr = c"rgt-reaper";
 /// Time for killed processes to die. One that is blocked in the kernel may never do so.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Exit code of a worker whose reaper was killed.
+/// Exit code of a worker whose original process was killed, and of a hung worker.
 const KILLED: u8 = 128 + libc::SIGKILL as u8;
+/// Interval of the reaper's checks.
+const TICK: Duration = Duration::from_millis(100);
+/// Interval of the worker's heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Signals that the reaper forwarded to this worker.
+/// Signals that the original process forwarded to this worker.
 struct ForwardedSignals {
     signals: Vec<i32>,
     /// Whether signals are queued for [`take_signals`] instead of ending this process.
     queued: bool,
 }
 
+/// The worker's end of the heartbeat pipe.
+struct HeartbeatSender {
+    pipe: PipeWriter,
+    /// The last heartbeat; `None` while they are suspended.
+    last: Option<Instant>,
+}
+
 static FORWARDED: Mutex<ForwardedSignals> =
     Mutex::new(ForwardedSignals { signals: Vec::new(), queued: false });
-static REAPER_DIED: AtomicBool = AtomicBool::new(false);
+static HEARTBEATS: Mutex<Option<HeartbeatSender>> = Mutex::new(None);
+static PARENT_DIED: AtomicBool = AtomicBool::new(false);
 
-/// Forks. The caller continues as the worker, in its own process group; the original process stays
-/// behind as the reaper and exits with the worker's status. Must be called before any thread
+/// Forks twice. The caller continues as the worker, in its own process group; the original process
+/// and the reaper stay behind and exit with the worker's status. Must be called before any thread
 /// exists.
-pub fn fork_worker() -> Result<(), ReaperError> {
-    let (reader, writer) = std::io::pipe()?;
+pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
+    let (signal_reader, signal_writer) = std::io::pipe()?;
+    let (heartbeat_reader, heartbeat_writer) = std::io::pipe()?;
+    // Neither a stopped reaper nor a stopped worker blocks the other.
+    rustix::io::ioctl_fionbio(&heartbeat_reader, true).map_err(std::io::Error::from)?;
+    rustix::io::ioctl_fionbio(&heartbeat_writer, true).map_err(std::io::Error::from)?;
     // With SIGCHLD ignored by our parent, children would be reaped without a status.
     signals::reset(libc::SIGCHLD);
     let handled = SignalSet::of(signals::forwarded().chain([libc::SIGCHLD]));
     let previous = handled.block();
     process::become_subreaper();
+    let reaper = fork().inspect_err(|_| previous.set())?;
+    if let Some(reaper) = reaper {
+        drop(signal_reader);
+        exit(forward_signals(reaper, signal_writer, &handled));
+    }
+    drop(signal_writer);
+    leave_process_group()?;
+    process::become_subreaper();
+    if let Some(worker) = fork()? {
+        // Dropped, so that a write of the original process fails once the worker has exited.
+        drop(signal_reader);
+        exit(run_reaper(worker, heartbeat_reader, watchdog));
+    }
+    previous.set();
+    leave_process_group()?;
+    *heartbeats() = Some(HeartbeatSender { pipe: heartbeat_writer, last: None });
+    let read = move || read_signals(signal_reader);
+    Ok(std::thread::Builder::new().name("reaper".to_owned()).spawn(read).map(drop)?)
+}
+
+/// Forks; returns the PID of the child in the parent. No other thread may exist.
+fn fork() -> std::io::Result<Option<libc::pid_t>> {
     // SAFETY: no other thread exists that could hold a lock in the child.
     match unsafe { libc::fork() } {
-        0 => {
-            drop(writer);
-            previous.set();
-            Ok(become_worker(reader)?)
-        }
-        worker if worker > 0 => {
-            drop(reader);
-            exit(run_reaper(worker, writer, &handled))
-        }
-        _ => {
-            let error = std::io::Error::last_os_error();
-            previous.set();
-            Err(error.into())
-        }
+        0 => Ok(None),
+        child if child > 0 => Ok(Some(child)),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 
-/// Forwards signals until the worker exits; returns its exit code.
-fn run_reaper(worker: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSet) -> u8 {
+/// Moves this process out of the terminal's process group: Ctrl-C then arrives once, through the
+/// original process, and Ctrl-Z does not stop the process that has to stop the ranks.
+fn leave_process_group() -> std::io::Result<()> {
+    signals::block_stop_signals();
+    // SAFETY: a plain system call on this process.
+    match unsafe { libc::setpgid(0, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// The original process: forwards signals until the reaper exits; returns its exit code.
+fn forward_signals(reaper: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSet) -> u8 {
     loop {
         match handled.wait() {
             Some(libc::SIGCHLD) => {
-                if let Some(status) = reap_children(worker) {
+                if let Some(status) = reap_children(reaper) {
                     process::kill_and_reap_descendants(KILL_TIMEOUT);
                     return process::rank_exit(status).exit_code();
                 }
@@ -94,39 +155,64 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSet) ->
     }
 }
 
-/// Reaps every exited child; returns the worker's status if it was among them.
-fn reap_children(worker: libc::pid_t) -> Option<ExitStatus> {
-    let mut worker_status = None;
+/// The reaper: waits until the worker exits or hangs, and kills what is left; returns the worker's
+/// exit code. All other signals that it can handle stay blocked: a scheduler may signal every
+/// process of a job.
+fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> u8 {
+    // SAFETY: the name is a C string; the call copies it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
+    let children = SignalSet::of([libc::SIGCHLD]);
+    let mut detector = HangDetector::new(watchdog.timeout);
     loop {
-        let mut status = 0;
-        // SAFETY: it writes to `status` alone.
-        match unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) } {
-            pid if pid == worker => worker_status = Some(ExitStatus::from_raw(status)),
-            pid if pid > 0 => {}
-            _ => return worker_status,
+        children.wait_for(TICK);
+        if let Some(status) = reap_children(worker) {
+            process::kill_and_reap_descendants(KILL_TIMEOUT);
+            return process::rank_exit(status).exit_code();
+        }
+        if detector.is_hung(last_heartbeat(&mut pipe), clock::now()) {
+            process::kill_and_reap_descendants(KILL_TIMEOUT);
+            // Only now: the terminal may block.
+            let seconds = watchdog.timeout.as_secs();
+            (watchdog.report)(&format!(
+                "regatta process {worker} did not respond for {seconds} s (--heartbeat-timeout), \
+                 because it was stopped or hung: killed it and its ranks"
+            ));
+            return KILLED;
         }
     }
 }
 
-/// Moves this process out of the terminal's process group: Ctrl-C then arrives once, through the
-/// reaper, and Ctrl-Z does not stop the process that has to stop the ranks.
-fn become_worker(pipe: PipeReader) -> std::io::Result<()> {
-    signals::block_stop_signals();
-    // SAFETY: a plain system call on this process.
-    if unsafe { libc::setpgid(0, 0) } != 0 {
-        return Err(std::io::Error::last_os_error());
+/// The last heartbeat in the pipe, if there is any.
+fn last_heartbeat(pipe: &mut PipeReader) -> Option<Heartbeat> {
+    let mut last = None;
+    let mut bytes = [0; 64];
+    while let Ok(count @ 1..) = pipe.read(&mut bytes) {
+        last = Some(Heartbeat::of(bytes[count - 1]));
     }
-    let read = move || read_signals(pipe);
-    std::thread::Builder::new().name("reaper".to_owned()).spawn(read).map(drop)
+    last
 }
 
-/// Receives forwarded signals; kills all descendants and exits when the reaper dies.
+/// Reaps every exited child; returns the status of `awaited` if it was among them.
+fn reap_children(awaited: libc::pid_t) -> Option<ExitStatus> {
+    let mut awaited_status = None;
+    loop {
+        let mut status = 0;
+        // SAFETY: it writes to `status` alone.
+        match unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) } {
+            pid if pid == awaited => awaited_status = Some(ExitStatus::from_raw(status)),
+            pid if pid > 0 => {}
+            _ => return awaited_status,
+        }
+    }
+}
+
+/// Receives forwarded signals; kills all descendants and exits when the original process dies.
 fn read_signals(mut pipe: PipeReader) {
     let mut signal = [0];
     while pipe.read_exact(&mut signal).is_ok() {
         on_signal(i32::from(signal[0]));
     }
-    REAPER_DIED.store(true, Ordering::SeqCst);
+    PARENT_DIED.store(true, Ordering::SeqCst);
     process::kill_and_reap_descendants(KILL_TIMEOUT);
     exit(KILLED);
 }
@@ -154,13 +240,39 @@ pub(crate) fn take_signals() -> Vec<i32> {
     std::mem::take(&mut forwarded().signals)
 }
 
-/// Whether the reaper was killed. This process then kills its ranks, and their exits are not
-/// failures.
-pub(crate) fn has_died() -> bool {
-    REAPER_DIED.load(Ordering::SeqCst)
+/// Whether the original process was killed. This process then kills its ranks, and their exits are
+/// not failures.
+pub(crate) fn has_parent_died() -> bool {
+    PARENT_DIED.load(Ordering::SeqCst)
 }
 
-/// Exits without flushing: both processes hold a copy of the buffers from before the fork.
+fn heartbeats() -> MutexGuard<'static, Option<HeartbeatSender>> {
+    HEARTBEATS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells the reaper that the main loop of this worker runs. It must do so again within the timeout
+/// of the [`Watchdog`], or call [`suspend_heartbeats`].
+pub(crate) fn heartbeat() {
+    if let Some(sender) = heartbeats().as_mut()
+        && sender.last.is_none_or(|last| last.elapsed() >= HEARTBEAT_INTERVAL)
+    {
+        sender.last = Some(Instant::now());
+        // A full pipe means that the reaper is stopped.
+        let _ = sender.pipe.write(&[Heartbeat::Running as u8]);
+    }
+}
+
+/// Tells the reaper that this worker may block for any time, for example because the terminal is
+/// stopped. The next poll of signals resumes the heartbeats.
+pub fn suspend_heartbeats() {
+    if let Some(sender) = heartbeats().as_mut()
+        && sender.last.take().is_some()
+    {
+        let _ = sender.pipe.write(&[Heartbeat::Suspended as u8]);
+    }
+}
+
+/// Exits without flushing: all processes hold a copy of the buffers from before the fork.
 fn exit(code: u8) -> ! {
     // SAFETY: it does not return.
     unsafe { libc::_exit(i32::from(code)) }

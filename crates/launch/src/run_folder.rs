@@ -50,8 +50,8 @@ impl RunFolder {
             io::ErrorKind::AlreadyExists => RunFolderError::Exists(path.display().to_string()),
             _ => error(source),
         })?;
-        // Shows that the run is in progress until this process ends, however it ends. File systems without
-        // locks are fine.
+        // Shows that the run is in progress until this process ends, however it ends. File systems
+        // without locks are fine.
         let _ = events.try_lock();
         Ok(Self { path: path.to_owned(), events, truncated: HashSet::new() })
     }
@@ -113,8 +113,9 @@ impl RunFolder {
         LogFolder { path: self.path.join("log") }
     }
 
-    /// Appends to the log of a rank whose node does not see this folder. Returns a warning for the
-    /// user on the first failure of each log: a full disk must not end a run.
+    /// Appends to the log of a rank: its output if its node does not see this folder, and the text of
+    /// its messages. Returns a warning for the user on the first failure of each log: a full disk must
+    /// not end a run.
     pub fn append_log(
         &mut self,
         attempt: u32,
@@ -158,7 +159,8 @@ impl LogFolder {
     pub fn create(&self, attempt: u32, rank: u32, stderr: bool) -> Result<File, RunFolderError> {
         let path = self.path.join(log_name(attempt, rank, stderr));
         let folder = path.parent().unwrap_or(&self.path);
-        let open = || File::create(&path);
+        // To append: the text of a rank's messages is appended to the same log.
+        let open = || OpenOptions::new().append(true).create(true).open(&path);
         let file = open().or_else(|_| std::fs::create_dir_all(folder).and_then(|()| open()));
         file.map_err(RunFolderError::at(&path))
     }
@@ -175,7 +177,15 @@ pub fn log_name(attempt: u32, rank: u32, stderr: bool) -> String {
 
 /// Warning about an incomplete log.
 pub(crate) fn log_truncated(name: &str, error: &io::Error) -> String {
-    format!("log {name} is incomplete: {error}")
+    format!("log {name} is incomplete: {error}{}", file_size_hint(error))
+}
+
+/// The fix for a write beyond the file size limit, to be appended to the error.
+pub fn file_size_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::FileTooLarge => "; raise the limit with `ulimit -f unlimited`",
+        _ => "",
+    }
 }
 
 /// ID of a run: time in UTC and process ID, `20261115-051200-4711`.

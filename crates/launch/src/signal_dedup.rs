@@ -1,5 +1,5 @@
 //! Deduplication of signals. A scheduler may signal every process of a job, so that one signal
-//! arrives several times: at the reaper and its worker, at every node, and at the launcher. A copy
+//! arrives several times: at the original process and its worker, at every node, and at the launcher. A copy
 //! must not count as a second signal, which kills the ranks. No I/O.
 
 use std::collections::HashMap;

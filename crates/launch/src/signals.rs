@@ -1,6 +1,7 @@
 //! Signals from the user and the scheduler.
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{
     SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
@@ -12,7 +13,7 @@ use crate::signal_dedup::ProcessSignalDedup;
 
 /// Signals handled by the job. All others keep their default action.
 const HANDLED: [i32; 6] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-/// Job-control signals of a terminal, delivered through the reaper only.
+/// Job-control signals of a terminal, delivered through the original process only.
 const JOB_CONTROL: [i32; 2] = [SIGTSTP, SIGCONT];
 /// Signals by which a terminal stops background processes.
 const STOP_SIGNALS: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
@@ -50,8 +51,10 @@ impl SignalCatcher {
         Ok(Self { signals, dedup: ProcessSignalDedup::default(), termination: None })
     }
 
-    /// Signals since the last call, to this process or to the reaper, without duplicates.
+    /// Signals since the last call, to this process or to the original process, without duplicates.
+    /// Every main loop polls them, which is also its heartbeat to the reaper.
     pub fn pending(&mut self) -> Vec<i32> {
+        reaper::heartbeat();
         let now = Instant::now();
         let mut signals = reaper::take_signals();
         signals.extend(self.signals.pending());
@@ -68,7 +71,7 @@ impl SignalCatcher {
     }
 }
 
-/// Signals that the reaper forwards; those ignored at start-up are excluded.
+/// Signals that the original process forwards; those ignored at start-up are excluded.
 pub(crate) fn forwarded() -> impl Iterator<Item = i32> {
     HANDLED.into_iter().chain(JOB_CONTROL).filter(|&s| !is_ignored(s))
 }
@@ -86,6 +89,26 @@ fn is_ignored(signal: i32) -> bool {
 pub(crate) fn reset(signal: i32) {
     // SAFETY: a plain system call; SIG_DFL is not a function of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
+}
+
+/// Whether [`ignore_file_size_signal`] changed the action of SIGXFSZ.
+static IGNORES_FILE_SIZE: AtomicBool = AtomicBool::new(false);
+
+/// Ignores SIGXFSZ, so that a write beyond `ulimit -f` is an error like a full disk instead of the end of the
+/// process. Programs that this process starts inherit this until [`restore_file_size_signal`].
+pub fn ignore_file_size_signal() {
+    if !is_ignored(libc::SIGXFSZ) {
+        // SAFETY: a plain system call; SIG_IGN is not a function of ours.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        IGNORES_FILE_SIZE.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Undoes [`ignore_file_size_signal`]. Safe between fork and exec.
+pub(crate) fn restore_file_size_signal() {
+    if IGNORES_FILE_SIZE.load(Ordering::Relaxed) {
+        reset(libc::SIGXFSZ);
+    }
 }
 
 /// Stops this process until it receives SIGCONT.
@@ -140,6 +163,16 @@ impl SignalSet {
         // SAFETY: it reads one set and writes the other.
         unsafe { libc::pthread_sigmask(how, &self.0, &mut previous.0) };
         previous
+    }
+
+    /// Waits up to `timeout` for one of these signals, which must be blocked.
+    pub(crate) fn wait_for(&self, timeout: Duration) {
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+        };
+        // SAFETY: it reads the set and the time; a null siginfo is allowed.
+        unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &timeout) };
     }
 
     /// Waits for one of these signals, which must be blocked. `None` if interrupted.

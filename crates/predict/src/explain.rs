@@ -182,8 +182,7 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
         true => MemoryNeed::checkpoint_copy(plan, &cost.memory),
         false => 0,
     };
-    let (rank_classes, class_of) =
-        rank_classes(rank_costs(shape, plan, options)?, checkpoint_copy);
+    let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?, checkpoint_copy);
     let per_host = input.ranks_per_host.filter(|ranks| *ranks > 0);
     let host = |rank: usize| Some(format!("node {}", rank / per_host?));
     let hosts: Option<Vec<String>> = (0..class_of.len()).map(host).collect();

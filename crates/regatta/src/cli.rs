@@ -165,7 +165,7 @@ const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
   regatta checkpoint show runs/shakespeare      the latest checkpoint of a run
   regatta checkpoint show step-00001000 --json  one checkpoint, with all its tensors
-  regatta checkpoint verify runs/shakespeare    read every byte and compare the checksums
+  regatta checkpoint verify runs/shakespeare    all tensors present, all checksums correct
   regatta checkpoint import gpt2 --to start     from a folder with config.json and model.safetensors
   regatta checkpoint export runs/shakespeare --to model
                                                 to a folder that transformers loads";
@@ -276,7 +276,8 @@ pub struct LaunchArgs {
     /// Seconds to wait for all agents to start and connect
     #[arg(long, value_name = "SECONDS", default_value_t = 120, allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Nodes")]
     pub start_timeout: u64,
-    /// Seconds without a heartbeat after which a node counts as lost
+    /// Seconds without a heartbeat after which a node counts as lost, and a hung process of the
+    /// launcher is killed with its ranks
     #[arg(long, value_name = "SECONDS", default_value_t = 30, allow_negative_numbers = true, value_parser = at_least::<u64>(1), help_heading = "Nodes")]
     pub heartbeat_timeout: u64,
     /// Fan-out of the agent tree
@@ -297,6 +298,11 @@ impl LaunchArgs {
     /// Time between SIGTERM and SIGKILL after a failure.
     pub fn grace(&self) -> Duration {
         Duration::from_secs(self.grace.unwrap_or(DEFAULT_GRACE))
+    }
+
+    /// Time without a heartbeat after which a node, or the launcher itself, counts as lost.
+    pub fn heartbeat_timeout(&self) -> Duration {
+        Duration::from_secs(self.heartbeat_timeout)
     }
 
     /// The limits of the job.

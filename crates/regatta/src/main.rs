@@ -14,10 +14,12 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
+use regatta_launch::signals;
 
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    signals::ignore_file_size_signal();
     let success = |()| ExitCode::SUCCESS;
     let parsed = Cli::try_parse_from(cli::arguments(std::env::args_os()));
     let result = match parsed.unwrap_or_else(|error| explain_usage_error(error)).command {
@@ -40,8 +42,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let style = cli::ERROR;
-            output::eprint(&format!("{style}error:{style:#} {}\n", one_line(&error)));
+            output::error(&one_line(&error));
             commands::launch::exit_code(&error)
         }
     }

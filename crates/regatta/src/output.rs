@@ -8,11 +8,12 @@ use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
+use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use crate::cli::{FAINT, WARNING};
+use crate::cli::{ERROR, FAINT, WARNING};
 
 /// Prints a text to standard output.
 pub fn print(text: &str) -> Result<()> {
@@ -29,6 +30,11 @@ pub fn print_raw(text: &str) -> Result<()> {
 pub fn eprint(text: &str) {
     let mut out = std::io::stderr();
     let _ = out.write_all(without_unsupported_color(&out, text).as_bytes());
+}
+
+/// Prints an error to standard error.
+pub fn error(text: &str) {
+    eprint(&format!("{ERROR}error:{ERROR:#} {text}\n"));
 }
 
 /// Prints a note to standard error.
@@ -74,7 +80,11 @@ pub fn write_file(path: &Path, text: &str) -> Result<()> {
         file.sync_all()?;
         std::fs::rename(part, path)
     };
-    write().inspect_err(|_| drop(std::fs::remove_file(part))).context(context)
+    write().map_err(|error| {
+        let _ = std::fs::remove_file(part);
+        let hint = file_size_hint(&error);
+        anyhow::Error::new(error).context(format!("{context}{hint}"))
+    })
 }
 
 /// Checks that [`write_file`] can create the file of an option.

@@ -9,9 +9,10 @@ use std::path::Path;
 
 use regatta_testbed::assert_contains;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use support::parallel_cases::{LLAMA, MODEL};
 use support::process::run_in;
-use support::train::run;
+use support::train::{corrupt, run, tiny_run};
 use support::{TempDir, from_json};
 
 /// Models in Hugging Face format.
@@ -159,12 +160,86 @@ fn tokenizer_is_imported_and_exported_with_the_model() {
 }
 
 #[test]
-fn character_tokenizer_is_not_exported() {
+fn character_tokenizer_is_exported_for_transformers_and_read_again() {
     let folder = imported("gpt2");
-    let tokenizer = "{\"kind\":\"characters\",\"characters\":\"ab\"}";
+    let tokenizer = "{\"kind\":\"characters\",\"characters\":\"\\n ab\"}\n";
     folder.write("run/checkpoints/tokenizer.json", tokenizer);
-    let exported = run_in(&folder, "checkpoint export run --to model");
-    exported.assert_stderr("is a character-level tokenizer, which transformers").ok();
-    assert!(!folder.exists("model/tokenizer.json"));
-    assert!(!folder.exists("model/tokenizer_config.json"));
+    run_in(&folder, "checkpoint export run --to model").ok();
+    let exported: Value = from_json(&folder.read("model/tokenizer.json"));
+    assert_eq!(exported["model"]["type"], "WordLevel");
+    assert_eq!(exported["model"]["vocab"], serde_json::json!({"\n": 0, " ": 1, "a": 2, "b": 3}));
+    let config: Value = from_json(&folder.read("model/tokenizer_config.json"));
+    assert_eq!(config["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!(config["clean_up_tokenization_spaces"], false);
+    run_in(&folder, "checkpoint import model --to again").ok();
+    assert_eq!(folder.read("again/tokenizer.json"), tokenizer);
+}
+
+#[test]
+fn exports_overwrite_files_only_by_force_and_run_folders_never() {
+    let folder = imported("llama");
+    run_in(&folder, "checkpoint export run --to model").ok();
+    let before = folder.read("model/config.json");
+    folder.write("model/config.json", "mine");
+    let refused = run_in(&folder, "checkpoint export run --to model");
+    refused
+        .assert_error("model/config.json already exists: choose another folder, or overwrite it");
+    assert_eq!(folder.read("model/config.json"), "mine");
+    run_in(&folder, "checkpoint export run --to model --force").ok();
+    assert_eq!(folder.read("model/config.json"), before);
+    for target in ["run", "run/checkpoints", "run/checkpoints/step-00000000"] {
+        let refused = run_in(&folder, &format!("checkpoint export run --to {target} --force"));
+        refused.assert_error(&format!("{target} is a run folder or has checkpoints"));
+        assert!(!folder.exists(format!("{target}/config.json")));
+    }
+}
+
+/// Rewrites the manifest of a checkpoint, with its checksum.
+fn change_manifest(folder: &TempDir, checkpoint: &str, change: impl FnOnce(&mut Value)) {
+    let mut manifest: Value = from_json(&folder.read(format!("{checkpoint}/checkpoint.json")));
+    change(&mut manifest);
+    let text = manifest.to_string();
+    let sum = regatta_model::text::hex(&Sha256::digest(&text));
+    folder.write(&format!("{checkpoint}/checkpoint.json"), text);
+    folder.write(&format!("{checkpoint}/checkpoint.json.sha256"), sum);
+}
+
+#[test]
+fn missing_layers_fail_the_verification() {
+    let folder = imported("llama");
+    change_manifest(&folder, "run/checkpoints/step-00000000", |manifest| {
+        let tensors = manifest["tensors"].as_array_mut().unwrap();
+        tensors.retain(|tensor| !tensor["name"].as_str().unwrap().starts_with("layer.1."));
+    });
+    let verified = run_in(&folder, "checkpoint verify run").assert_code(1);
+    assert_contains(&verified.out, "has no parameter/layer.1.qkv.weight");
+}
+
+#[test]
+fn a_newer_format_version_is_refused_and_kept() {
+    let folder = TempDir::new();
+    tiny_run(&folder, "run", "train.steps=10 -n 1");
+    let checkpoint = "run/checkpoints/step-00000010";
+    change_manifest(&folder, checkpoint, |manifest| manifest["version"] = 3.into());
+    let before = folder.list("run/checkpoints");
+    let expected = format!(
+        "{checkpoint}/checkpoint.json has format version 3, but this regatta reads version 2: update regatta"
+    );
+    for words in ["generate run", "checkpoint verify run", "checkpoint export run --to model"] {
+        run_in(&folder, words).assert_error(&*expected);
+    }
+    run(&folder, "--resume run -n 1 train.steps=12").assert_code(1).assert_stderr(&*expected);
+    assert_eq!(folder.list("run/checkpoints"), before);
+}
+
+#[test]
+fn generate_names_the_damaged_checkpoint_and_the_one_it_uses() {
+    let folder = TempDir::new();
+    tiny_run(&folder, "run", "train.steps=10 -n 1");
+    corrupt(&folder.join("run/checkpoints/step-00000010/rank-00000.safetensors"));
+    let generated = run_in(&folder, "generate run -n 1 --json");
+    let damaged = "note: skipped damaged checkpoint run/checkpoints/step-00000010: rank-00000";
+    let used = "; using run/checkpoints/step-00000005";
+    let report: Value = generated.assert_stderr([damaged, used]).json();
+    assert_eq!(report["step"], 5);
 }

@@ -246,12 +246,26 @@ fn failed_job_is_restarted() {
     let script = "echo try $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; \
                   [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 5";
     let run = run_job(&folder, "-n 2 --run-dir run --max-restarts 3", script);
-    run.assert_code(0).assert_stderr("restarting all ranks: restart 2 of 3");
+    run.assert_code(0).assert_stderr([
+        "restarting all ranks: restart 1 of 3",
+        "restarting all ranks in 1 s: restart 2 of 3",
+    ]);
     assert_eq!(run_result(&folder, "run").restarts, 2);
     assert_eq!(folder.read("run/log/restart-2/rank-1.out"), "try 2 of 3\n");
 
     let run = run_job(&folder, "-n 1 --max-restarts 1", "exit 4");
     assert_eq!(run.code, Some(4), "the exit code is that of the last failure");
+}
+
+#[test]
+fn signal_during_the_backoff_ends_the_job() {
+    let folder = TempDir::new();
+    let mut job = shell_job(&folder, "-n 1 --run-dir run --max-restarts 9", "exit 4");
+    let job = Process::spawn(&folder, &mut job);
+    wait_until("the back-off", || job.stderr().contains("in 4 s: restart 4 of 9"));
+    job.signal(SIGTERM);
+    job.wait().assert_code(4);
+    assert_eq!(run_result(&folder, "run").restarts, 3);
 }
 
 #[test]

@@ -46,11 +46,20 @@ fn ps(words: &str) -> Vec<u32> {
     text.lines().map(|line| line.trim().parse().unwrap()).collect()
 }
 
+fn only_child(pid: u32) -> u32 {
+    let children = ps(&format!("--ppid {pid} -o pid="));
+    assert_eq!(children.len(), 1, "one child: {children:?}");
+    children[0]
+}
+
+/// The reaper: the child of the original process.
+fn reaper_pid(original: &Process) -> u32 {
+    only_child(original.pid())
+}
+
 /// The worker process: the child of the reaper, and parent of the ranks.
-fn worker_pid(reaper: &Process) -> u32 {
-    let workers = ps(&format!("--ppid {} -o pid=", reaper.pid()));
-    assert_eq!(workers.len(), 1, "one worker: {workers:?}");
-    workers[0]
+fn worker_pid(original: &Process) -> u32 {
+    only_child(reaper_pid(original))
 }
 
 /// Whether a shell is stopped, or is in vfork, where it cannot be stopped, with a stopped child.
@@ -69,19 +78,84 @@ fn spawn_ignoring_term(folder: &TempDir) -> Process {
     let mut job = shell_job(folder, "-n 2 --run-dir run", IGNORES_TERM);
     let process = Process::spawn(folder, &mut job);
     wait_until("the ranks and their daemons", || folder.exists("up0") && folder.exists("up1"));
-    // Reaper, worker, two ranks, two children and two daemons; each may also have a sleep.
-    assert!(processes(folder).len() >= 8, "{:?}", processes(folder));
+    // Original process, reaper, worker, two ranks, two children and two daemons; each may also have a
+    // sleep.
+    assert!(processes(folder).len() >= 9, "{:?}", processes(folder));
     process
 }
 
 #[test]
-fn no_process_is_left_when_the_reaper_is_killed() {
+fn no_process_is_left_when_up_to_two_processes_of_the_launcher_are_killed() {
+    type Victims = fn(u32, u32, u32) -> Vec<u32>;
+    let cases: [Victims; 6] = [
+        |original, _, _| vec![original],
+        |_, reaper, _| vec![reaper],
+        |original, reaper, _| vec![original, reaper],
+        |original, _, worker| vec![original, worker],
+        |_, reaper, worker| vec![reaper, worker],
+        |_, reaper, worker| vec![worker, reaper],
+    ];
+    for (number, victims) in cases.into_iter().enumerate() {
+        let folder = TempDir::new();
+        let job = spawn_ignoring_term(&folder);
+        let victims = victims(job.pid(), reaper_pid(&job), worker_pid(&job));
+        let pids: Vec<String> = victims.iter().map(u32::to_string).collect();
+        kill(&format!("-9 {}", pids.join(" ")));
+        job.wait();
+        wait_until(&format!("all processes of case {number} to exit"), || {
+            processes(&folder).is_empty()
+        });
+        assert!(!folder.exists("run/result.json"), "no rank is reported as failed");
+    }
+}
+
+#[test]
+fn no_process_is_left_after_pkill() {
     let folder = TempDir::new();
-    let job = spawn_ignoring_term(&folder);
-    job.signal(SIGKILL);
-    job.wait();
-    wait_until("all processes to exit", || processes(&folder).is_empty());
-    assert!(!folder.exists("run/result.json"), "no rank is reported as failed");
+    // In a PID namespace, where no other job runs. In the end only its init and the three processes
+    // that count are left.
+    let script = "\"$@\" & until [ -e up0 ] && [ -e up1 ]; do sleep 0.02; done; pkill -9 regatta; \
+                  until [ $(ls -d /proc/[0-9]* | wc -l) -le 4 ]; do sleep 0.05; done; echo gone";
+    let launch = shell_job(&folder, "-n 2 --run-dir run", IGNORES_TERM);
+    let unshare = ["-rpf", "--mount-proc", "sh", "-c", script, "sh"];
+    if !Command::new("unshare").args(&unshare[..2]).arg("true").status().unwrap().success() {
+        return eprintln!("skipped: PID namespaces are not permitted");
+    }
+    let job = Process::spawn(&folder, &mut wrap(&launch, "unshare", &unshare));
+    wait_until("all processes to exit", || job.stdout().contains("gone"));
+    job.wait().assert_code(0);
+}
+
+#[test]
+fn hung_worker_is_killed_with_its_ranks() {
+    let folder = TempDir::new();
+    let options = "-n 2 --run-dir run --heartbeat-timeout 2";
+    let job = Process::spawn(&folder, &mut shell_job(&folder, options, IGNORES_TERM));
+    wait_until("the ranks and their daemons", || folder.exists("up0") && folder.exists("up1"));
+    kill(&format!("-STOP {}", worker_pid(&job)));
+    let ended = job.wait().assert_code(128 + SIGKILL);
+    assert_contains(&ended.err, "did not respond for 2 s (--heartbeat-timeout)");
+    assert_eq!(processes(&folder), [], "the original process exits last");
+}
+
+#[test]
+fn suspended_job_and_blocked_terminal_are_not_hangs() {
+    let folder = TempDir::new();
+    let options = "-n 1 --run-dir run --heartbeat-timeout 1";
+    let mut job = shell_job(&folder, options, "echo $$ > pid; exec yes");
+    // A pipe that is not read.
+    let mut child = job.stdout(Stdio::piped()).spawn().unwrap();
+    let log = folder.join("run/log/rank-0.out");
+    wait_until("enough output", || std::fs::metadata(&log).is_ok_and(|m| m.len() > 200_000));
+    let all: Vec<String> = processes(&folder).iter().map(|(pid, _)| pid.to_string()).collect();
+    kill(&format!("-STOP {}", all.join(" ")));
+    std::thread::sleep(Duration::from_secs(2));
+    kill(&format!("-CONT {}", all.join(" ")));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(child.try_wait().unwrap().is_none(), "the job still runs");
+    kill(&format!("-TERM {}", child.id()));
+    wait_until("the job to exit", || child.try_wait().unwrap().is_some());
+    assert_eq!(run_result(&folder, "run").reason, "terminated by signal 15 (TERM)");
 }
 
 #[test]

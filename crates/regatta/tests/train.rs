@@ -8,7 +8,7 @@ use libc::{SIGINT, SIGUSR1};
 use regatta_testbed::assert_contains;
 use regatta_train::metrics::Event;
 use support::metrics::{RunMetrics, assert_close, assert_common_steps_identical, assert_identical};
-use support::process::{launch_regatta, run_command};
+use support::process::{launch_regatta, listening_addresses, processes, run_command};
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, metrics, run, spawn, tiny_run, train_tiny,
     wait_for_step,
@@ -132,7 +132,8 @@ fn a_layout_starts_the_ranks_it_needs_and_more_ranks_than_cores_are_noted() {
     assert_eq!(about.ranks, 4);
     assert!(about.gemm_flops_per_second > 0.0 && about.estimated_seconds > 0.0);
     // The explanation assumes the same ranks.
-    let explained: serde_json::Value = support::train::run(&folder, &format!("{words} --explain")).json();
+    let explained: serde_json::Value =
+        support::train::run(&folder, &format!("{words} --explain")).json();
     assert_eq!(explained["ranks"].as_array().unwrap().len(), 4);
 }
 
@@ -148,6 +149,16 @@ fn train_runs_as_the_command_of_regatta_launch() {
     let events = events(&lines.collect::<Vec<_>>().join("\n"));
     assert_eq!(event_losses(&events).len(), 10, "{launched}");
     assert_eq!(checkpoints(&folder, "run"), ["step-00000005", "step-00000010"]);
+}
+
+#[test]
+fn ranks_of_one_node_listen_on_the_loopback_address_only() {
+    let folder = TempDir::new();
+    let _training = spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
+    wait_for_step(&folder, "run", 1);
+    let pids = processes(&folder).into_iter().map(|(pid, _)| pid);
+    let addresses: Vec<String> = pids.flat_map(listening_addresses).collect();
+    assert_eq!(addresses, ["0100007F"; 2], "127.0.0.1, in hexadecimal");
 }
 
 #[test]

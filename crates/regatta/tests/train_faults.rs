@@ -6,17 +6,22 @@
 mod support;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
-use libc::{SIGINT, SIGKILL, SIGUSR1};
+use libc::{SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTSTP, SIGUSR1};
 use regatta_testbed::{assert_contains, wait_until};
 use regatta_train::data::prepare::{PrepareOptions, TokenizerSource, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
-use support::process::{Process, launch_regatta, pid_of_rank, run_result, signal_if_alive};
+use support::process::{
+    Process, launch_regatta, pid_of_rank, process_state, processes, run_command, run_result,
+    shell_job, signal_if_alive, wrap,
+};
 use support::train::{
-    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, metrics, run, spawn, tiny_run,
-    wait_for_more_steps, wait_for_step,
+    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, metrics, run, spawn,
+    tiny_run, train_command, wait_for_more_steps, wait_for_step,
 };
 
 #[test]
@@ -38,6 +43,33 @@ fn restarted_ranks_resume_from_the_last_checkpoint() {
     assert_eq!(run_result(&folder, "run").restarts, 2);
     let full = tiny_run(&folder, "full", "train.steps=300 -n 3");
     assert_identical(&metrics(&folder, "run"), &full, 300);
+}
+
+/// Ctrl-Z stops the ranks; a suspended job, all processes. In both cases the silence of a peer is not
+/// a failure.
+#[test]
+fn training_continues_after_a_stop_longer_than_every_timeout() {
+    const STEPS: u64 = 400;
+    for signal in [SIGTSTP, SIGSTOP] {
+        let folder = TempDir::new();
+        let words = format!("{TINY} checkpoint.interval=0 train.steps={STEPS} -n 2 --run-dir run");
+        let mut command = train_command(&folder, &words);
+        command.envs([("REGATTA_LOST_AFTER", "1"), ("REGATTA_DESYNC_AFTER", "1")]);
+        let training = Process::spawn(&folder, &mut command);
+        wait_for_step(&folder, "run", 1);
+        let stopped: Vec<u32> = match signal {
+            SIGTSTP => vec![training.pid()],
+            _ => processes(&folder).into_iter().map(|(pid, _)| pid).collect(),
+        };
+        let rank = pid_of_rank(&folder, 0).unwrap();
+        stopped.iter().for_each(|pid| signal_if_alive(*pid, signal));
+        wait_until("rank 0 to stop", || process_state(rank) == 'T');
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(last_step(&folder, "run") < STEPS, "it ended before it was stopped");
+        stopped.iter().for_each(|pid| signal_if_alive(*pid, SIGCONT));
+        training.wait().assert_code(0);
+        assert_eq!(last_step(&folder, "run"), STEPS);
+    }
 }
 
 /// The notes about failed checkpoints so far.
@@ -240,6 +272,31 @@ fn a_failed_checkpoint_write_names_rank_host_and_file() {
     assert_contains(&notes[0], [" failed: rank 1 on ", "/rank-00001.safetensors"]);
     let run = training.interrupt();
     assert_eq!(run.code, Some(STOPPED_EARLY), "the final checkpoint is saved: {run:?}");
+}
+
+#[test]
+fn a_file_size_limit_is_handled_like_a_full_disk() {
+    let folder = TempDir::new();
+    // Large enough for metrics and logs, too small for a checkpoint.
+    let limited = |command: &Command| wrap(command, "prlimit", &["--fsize=49152"]);
+    let words = format!("{TINY} hidden_size=64 train.steps=6 -n 1 --run-dir run");
+    let ended = run_command(&mut limited(&train_command(&folder, &words))).assert_code(1);
+    let limit = "exceeds the file size limit; existing checkpoints are intact: raise the limit with \
+                 `ulimit -f unlimited`";
+    assert_contains(&ended.out, ["note: checkpoint after step 5 failed: rank ", limit]);
+    assert_contains(&ended.err, ["error: the checkpoint after step 6 could not be saved", limit]);
+    assert_eq!(metrics(&folder, "run").steps.len(), 6);
+    // Programs that are not regatta have the default action.
+    let ignored = shell_job(&folder, "-n 1 --run-dir other", "grep SigIgn /proc/self/status");
+    let status = run_command(&mut limited(&ignored)).ok();
+    let mask = status.trim().rsplit(char::is_whitespace).next().unwrap();
+    let mask = u64::from_str_radix(mask, 16).unwrap();
+    assert_eq!(mask >> (libc::SIGXFSZ - 1) & 1, 0, "{status}");
+    // A log that exceeds the limit does not end its rank.
+    let long = "i=0; while [ $i -lt 80 ]; do printf '%01000d\\n' 0; i=$((i+1)); done; echo end";
+    let logged = run_command(&mut limited(&shell_job(&folder, "-n 1 --run-dir long", long)));
+    let note = "log rank-0.out is incomplete: File too large (os error 27); raise the limit with";
+    assert_contains(logged.assert_stderr(note).ok(), "end\n");
 }
 
 /// Tokenizes a text.

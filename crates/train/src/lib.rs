@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod model;
 pub mod offload;
 pub mod parallel;
+pub mod regular_file;
 pub mod run_paths;
 pub mod state;
 pub mod step;

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::checkpoint::huggingface::{self, HuggingFaceError};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, MANIFEST, StateTensor, TensorSlice, latest_valid,
+    Checkpoint, CheckpointError, MANIFEST, Skipped, StateTensor, TensorSlice, latest_valid,
 };
 use crate::config::Config;
 use crate::run_paths;
@@ -52,6 +52,8 @@ pub struct Loaded {
     pub step: Option<u64>,
     /// Configuration of its training, if known.
     pub config: Option<Config>,
+    /// Newer checkpoints that were skipped because they are damaged.
+    pub skipped: Vec<Skipped>,
 }
 
 /// Loads a Hugging Face folder, a checkpoint, or the latest valid checkpoint of a run folder.
@@ -70,7 +72,7 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
         let damaged = why.collect::<Vec<_>>().join("; ");
         return Err(LoadError::Nothing { folder: folder.to_owned(), damaged });
     };
-    from_checkpoint(&checkpoint, device)
+    Ok(Loaded { skipped, ..from_checkpoint(&checkpoint, device)? })
 }
 
 /// Loads the model of a checkpoint.
@@ -86,28 +88,19 @@ pub fn from_checkpoint(checkpoint: &Checkpoint, device: &dyn Device) -> Result<L
     // Imported models have none, and that of another version may not parse.
     let config = Some(&meta.config).filter(|config| !config.is_empty());
     let config = config.and_then(|config| Config::from_toml(&from, config).ok());
-    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step, config })
+    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step, config, skipped: Vec::new() })
 }
 
-/// Fails if a tensor is missing or too short. Checked before memory is allocated, because the declared shape
+/// Fails if a tensor is missing or incomplete. Checked before memory is allocated, because the declared shape
 /// is not trusted.
 fn check(checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-    let shape = &checkpoint.meta().shape;
-    if shape.num_layers > checkpoint.manifest().tensors.len() {
-        let folder = checkpoint.folder().to_owned();
-        let tensor = format!("parameters of {} layers", shape.num_layers);
-        return Err(CheckpointError::NoTensor { folder, tensor });
-    }
-    for parameter in shape.blocks().iter().flat_map(|block| &block.parameters) {
-        let (name, should) = (&parameter.name, parameter.len());
-        let is = checkpoint.elements(name, StateTensor::Parameter)?;
-        if is != should {
-            let (folder, tensor) = (checkpoint.folder().to_owned(), name.clone());
-            let why = format!("has {is} elements instead of {should}");
-            return Err(CheckpointError::Tensor { folder, tensor, why });
-        }
-    }
-    Ok(())
+    let missing = checkpoint.missing_of_kind(StateTensor::Parameter).into_iter().next();
+    missing.map_or(Ok(()), Err)?;
+    let blocks = checkpoint.meta().shape.blocks();
+    let mut parameters = blocks.iter().flat_map(|block| &block.parameters);
+    let check =
+        |parameter: &ParamSpec| checkpoint.elements(&parameter.name, StateTensor::Parameter);
+    parameters.try_for_each(|parameter| check(parameter).map(drop))
 }
 
 /// The tokenizer of a checkpoint: in its directory or next to it.
@@ -125,8 +118,8 @@ fn from_hugging_face(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadE
     })?;
     let tokenizer = Some(folder.join(TOKENIZER)).filter(|file| file.is_file());
     let (shape, from) = (imported.shape.clone(), folder.to_owned());
-    let (made_by, step, config) = (None, None, None);
-    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step, config })
+    let (made_by, step, config, skipped) = (None, None, None, Vec::new());
+    Ok(Loaded { shape, parameters, tokenizer, made_by, from, step, config, skipped })
 }
 
 /// One tensor per block.

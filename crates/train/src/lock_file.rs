@@ -7,6 +7,11 @@ use std::time::Duration;
 
 use regatta_comm::bootstrap::host_name;
 
+use crate::regular_file;
+
+/// Maximum size of a lock file.
+const MAX_OWNER_BYTES: u64 = 4096;
+
 /// Result of [`lock_file`].
 #[derive(Debug)]
 pub enum LockResult {
@@ -35,7 +40,7 @@ pub fn lock_file(path: &Path) -> io::Result<LockResult> {
     match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let owner = std::fs::read_to_string(path).unwrap_or_default();
+            let owner = regular_file::read_to_string(path, MAX_OWNER_BYTES).unwrap_or_default();
             return Ok(LockResult::HeldBy(owner.trim().to_owned()));
         }
         Err(TryLockError::Error(_)) => return Ok(LockResult::Unsupported),

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config::Config;
+use crate::config::{Config, MAX_CONFIG_BYTES};
+use crate::regular_file;
 
 /// The resolved configuration.
 pub const CONFIG: &str = "config.toml";
@@ -22,7 +23,7 @@ pub fn checkpoint_dir(config: &Config, run: &Path) -> PathBuf {
 /// itself.
 pub fn find_checkpoint_dir(folder: &Path) -> PathBuf {
     let path = folder.join(CONFIG);
-    let text = std::fs::read_to_string(&path).ok();
+    let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES).ok();
     // A configuration of another version may not parse; checkpoints can still be found.
     let config = text.and_then(|text| Config::from_toml(&path, &text).ok());
     let configured =

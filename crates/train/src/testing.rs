@@ -30,6 +30,14 @@ impl TempDir {
         path
     }
 
+    /// Creates a FIFO, which has no writer.
+    pub fn fifo(&self, name: &str) -> PathBuf {
+        let path = self.0.join(name);
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, 0o600.into(), 0).unwrap();
+        path
+    }
+
     /// The names of its entries, sorted.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap().flatten();

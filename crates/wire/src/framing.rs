@@ -28,7 +28,6 @@ pub fn prefix(payload: &[u8], max: usize) -> Result<[u8; PREFIX_LEN], FrameError
 #[derive(Debug)]
 pub struct FrameDecoder {
     max: usize,
-    marker: Option<u32>,
     prefix: [u8; PREFIX_LEN],
     prefix_filled: usize,
     /// Grows with the data that arrives: the announced length is not trusted.
@@ -36,9 +35,9 @@ pub struct FrameDecoder {
 }
 
 impl FrameDecoder {
-    /// A decoder of payloads of at most `max` bytes. It skips `marker`, a prefix without a payload.
-    pub fn new(max: usize, marker: Option<u32>) -> Self {
-        Self { max, marker, prefix: Default::default(), prefix_filled: 0, payload: Vec::new() }
+    /// A decoder of payloads of at most `max` bytes.
+    pub fn new(max: usize) -> Self {
+        Self { max, prefix: Default::default(), prefix_filled: 0, payload: Vec::new() }
     }
 
     /// Decodes bytes and passes on the payloads that are complete. An error is final.
@@ -71,10 +70,6 @@ impl FrameDecoder {
         let (consumed, rest) = bytes.split_at(bytes.len().min(missing.len()));
         missing[..consumed.len()].copy_from_slice(consumed);
         self.prefix_filled += consumed.len();
-        if self.prefix_filled == PREFIX_LEN && self.marker == Some(u32::from_be_bytes(self.prefix))
-        {
-            self.prefix_filled = 0;
-        }
         rest
     }
 
@@ -118,7 +113,7 @@ mod tests {
         ) {
             let stream = stream_of(&frames);
             let end = stream.len().saturating_sub(missing);
-            let mut decoder = FrameDecoder::new(50, None);
+            let mut decoder = FrameDecoder::new(50);
             let mut decoded = Vec::new();
             decoder.push(&stream[..end], |frame| decoded.push(frame)).unwrap();
             prop_assert_eq!(&decoded[..], &frames[..decoded.len()]);

@@ -1,9 +1,12 @@
 //! One connection between two processes of a job: a mutual authentication handshake based on the
-//! job's secret, then length-prefixed frames. No I/O; the caller passes the time.
+//! job's secret, then encrypted, length-prefixed frames. No I/O; the caller passes the time, that of
+//! [`crate::clock`].
 //!
-//! Traffic is neither encrypted nor integrity-protected after the handshake. The secret keeps
-//! unauthenticated peers out; it does not protect against an active attacker on the cluster network.
+//! After the handshake an attacker on the network can neither read nor alter frames; it sees their
+//! lengths and times, and can cut the connection. There is no forward secrecy: traffic that was
+//! recorded can be decrypted with the job's secret.
 
+mod cipher;
 mod handshake;
 mod send_buffer;
 #[cfg(test)]
@@ -13,17 +16,18 @@ use std::time::{Duration, Instant};
 
 use crate::framing::{self, FrameDecoder, FrameError};
 use crate::secret::Secret;
+use cipher::{FrameCipher, FrameKind, OVERHEAD};
 use handshake::Handshake;
 use send_buffer::SendBuffer;
 
 /// Version of this protocol and of the messages it carries.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// Maximum payload length in bytes.
 pub const MAX_FRAME_LEN: usize = 64 << 20;
 
-/// In place of a length: a heartbeat, which has no payload.
-const HEARTBEAT: u32 = u32::MAX;
+/// Bytes on the wire in addition to a payload.
+const FRAME_OVERHEAD: usize = framing::PREFIX_LEN + OVERHEAD;
 
 /// Which side opened the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +79,9 @@ pub enum LinkError {
     /// The peer announced a frame over the limit.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// A frame failed to authenticate.
+    #[error("a frame failed to authenticate: it was altered, replayed or lost on the network")]
+    FrameNotAuthentic,
     /// Nothing arrived within [`Timing::lost_after`].
     #[error("no heartbeat for {seconds} s: the node or the network to it is down")]
     HeartbeatTimeout { seconds: u64 },
@@ -92,8 +99,8 @@ pub struct Link {
     timing: Timing,
     stage: LinkStage,
     send_buffer: SendBuffer,
-    /// Frames queued until the handshake completes.
-    queued: SendBuffer,
+    /// Payloads queued until the handshake completes.
+    queued: Vec<Vec<u8>>,
     last_received: Instant,
     last_heartbeat: Instant,
     error: Option<LinkError>,
@@ -102,7 +109,7 @@ pub struct Link {
 #[derive(Debug)]
 enum LinkStage {
     Handshake { handshake: Handshake, since: Instant },
-    Ready(FrameDecoder),
+    Ready { decoder: FrameDecoder, sending: FrameCipher, receiving: FrameCipher },
 }
 
 impl Link {
@@ -117,7 +124,7 @@ impl Link {
             timing,
             stage: LinkStage::Handshake { handshake, since: now },
             send_buffer,
-            queued: SendBuffer::default(),
+            queued: Vec::new(),
             last_received: now,
             last_heartbeat: now,
             error: None,
@@ -133,13 +140,15 @@ impl Link {
     /// Queues a payload, sent once the handshake is complete. False if it exceeds
     /// [`MAX_FRAME_LEN`].
     pub fn send(&mut self, payload: &[u8]) -> bool {
-        let buffer = match self.stage {
-            LinkStage::Ready(_) => &mut self.send_buffer,
-            LinkStage::Handshake { .. } => &mut self.queued,
-        };
-        let Ok(prefix) = framing::prefix(payload, MAX_FRAME_LEN) else { return false };
-        buffer.push(&prefix);
-        buffer.push(payload);
+        if payload.len() > MAX_FRAME_LEN {
+            return false;
+        }
+        match &mut self.stage {
+            LinkStage::Ready { sending, .. } => {
+                return sending.seal(FrameKind::Data, payload, &mut self.send_buffer);
+            }
+            LinkStage::Handshake { .. } => self.queued.push(payload.to_vec()),
+        }
         true
     }
 
@@ -161,20 +170,30 @@ impl Link {
     /// Queues a heartbeat if one is due. Pending data serves as one already.
     pub fn heartbeat(&mut self, now: Instant) {
         let due = now.saturating_duration_since(self.last_heartbeat) >= self.timing.heartbeat;
-        if due && self.is_ready() && self.error.is_none() && self.send_buffer.bytes().is_empty() {
-            self.send_buffer.push(&HEARTBEAT.to_be_bytes());
+        if let LinkStage::Ready { sending, .. } = &mut self.stage
+            && due
+            && self.error.is_none()
+            && self.send_buffer.bytes().is_empty()
+        {
+            sending.seal(FrameKind::Heartbeat, &[], &mut self.send_buffer);
             self.last_heartbeat = now;
         }
     }
 
     /// Whether the handshake is complete.
     pub fn is_ready(&self) -> bool {
-        matches!(self.stage, LinkStage::Ready(_))
+        matches!(self.stage, LinkStage::Ready { .. })
+    }
+
+    /// The time since the last byte arrived.
+    pub fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.last_received)
     }
 
     /// Queued bytes, including frames that wait for the handshake.
     pub fn backlog(&self) -> usize {
-        self.send_buffer.bytes().len() + self.queued.bytes().len()
+        let queued = self.queued.iter().map(|payload| FRAME_OVERHEAD + payload.len());
+        self.send_buffer.bytes().len() + queued.sum::<usize>()
     }
 
     fn unless_failed(&mut self, work: impl FnOnce(&mut Self) -> Result) -> Result {
@@ -190,16 +209,26 @@ impl Link {
             if !handshake.is_complete() {
                 return Ok(());
             }
-            self.stage = LinkStage::Ready(FrameDecoder::new(MAX_FRAME_LEN, Some(HEARTBEAT)));
-            self.send_buffer.append(std::mem::take(&mut self.queued));
+            let (mut sending, receiving) = handshake.frame_ciphers();
+            for payload in std::mem::take(&mut self.queued) {
+                sending.seal(FrameKind::Data, &payload, &mut self.send_buffer);
+            }
+            let decoder = FrameDecoder::new(MAX_FRAME_LEN + OVERHEAD);
+            self.stage = LinkStage::Ready { decoder, sending, receiving };
             self.last_heartbeat = now;
             events.push(LinkEvent::Ready);
         }
         self.last_received = now;
-        if let LinkStage::Ready(decoder) = &mut self.stage {
-            decoder.push(rest, |payload| events.push(LinkEvent::Frame(payload)))?;
-        }
-        Ok(())
+        let LinkStage::Ready { decoder, receiving, .. } = &mut self.stage else { return Ok(()) };
+        let mut opened = Ok(());
+        let decoded = decoder.push(rest, |frame| {
+            // Frames after one that is not authentic are dropped.
+            if opened.is_ok() {
+                let payload = receiving.open(frame);
+                opened = payload.map(|payload| events.extend(payload.map(LinkEvent::Frame)));
+            }
+        });
+        opened.and(decoded.map_err(LinkError::from))
     }
 
     fn check_timeouts(&mut self, now: Instant) -> Result {
@@ -207,7 +236,7 @@ impl Link {
             let expired = now.duration_since(since) >= self.timing.handshake;
             return if expired { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
         }
-        let silence = now.duration_since(self.last_received);
+        let silence = self.silence(now);
         if silence >= self.timing.lost_after {
             return Err(LinkError::HeartbeatTimeout { seconds: silence.as_secs() });
         }

@@ -1,7 +1,7 @@
 //! Point-to-point messages: shared memory within a node, the network between nodes. Two ranks always
 //! use the same transport, so that their messages keep their order.
 
-use std::time::Instant;
+use regatta_wire::clock;
 
 use super::Hierarchical;
 use super::subgroup::Subgroup;
@@ -24,8 +24,8 @@ impl Hierarchical {
         if remote_messages.is_empty() {
             return local.run_group(local_messages).map_err(translate);
         }
-        let mut exchange = local.exchange(local_messages, Instant::now()).map_err(translate)?;
-        let mut progress = || exchange.progress(Instant::now()).map_err(translate);
+        let mut exchange = local.exchange(local_messages, clock::now()).map_err(translate)?;
+        let mut progress = || exchange.progress(clock::now()).map_err(translate);
         self.world.run_p2p_with(remote_messages, &mut progress)?;
         exchange.wait().map_err(translate)
     }

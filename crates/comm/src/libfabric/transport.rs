@@ -10,7 +10,9 @@ mod on_message;
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::FiResult;
 use super::abi::CqEntry;
@@ -297,9 +299,9 @@ impl FabricTransport {
         if self.failure.is_none() {
             self.pool.cancel(comm_id);
         }
-        let until = Instant::now() + timeout;
+        let until = clock::now() + timeout;
         while self.failure.is_none() && self.pool.is_using(comm_id) {
-            if Instant::now() >= until {
+            if clock::now() >= until {
                 let ms = timeout.as_millis();
                 self.fail(format!("the provider did not release user memory within {ms} ms"));
                 break;
@@ -366,8 +368,8 @@ impl FabricTransport {
     /// Completes the last sends and closes the endpoint.
     pub fn shutdown(mut self) {
         let Some(_guard) = enter() else { return std::mem::forget(self) };
-        let (until, mut comms) = (Instant::now() + SHUTDOWN_TIMEOUT, CommTable::default());
-        while self.failure.is_none() && self.pool.is_sending() && Instant::now() < until {
+        let (until, mut comms) = (clock::now() + SHUTDOWN_TIMEOUT, CommTable::default());
+        while self.failure.is_none() && self.pool.is_sending() && clock::now() < until {
             self.poll(&mut comms);
             std::thread::sleep(MIN_SLEEP);
         }

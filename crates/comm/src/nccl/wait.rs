@@ -2,7 +2,9 @@
 //! before it connected and forever for a rank that never calls, so it runs in non-blocking mode and
 //! is polled.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::NcclEngine;
 use super::sys::{IN_PROGRESS, RawComm};
@@ -70,9 +72,9 @@ impl NcclEngine {
     pub(super) fn abort_raw(&self, raw: RawComm) {
         // SAFETY: the communicator is valid and unused from here on.
         unsafe { (self.api.comm_abort)(raw) };
-        let start = Instant::now();
+        let start = clock::now();
         // A failed device runs nothing any more.
-        while self.device.is_idle() == Ok(false) && start.elapsed() < ABORT_TIMEOUT {
+        while self.device.is_idle() == Ok(false) && clock::elapsed(start) < ABORT_TIMEOUT {
             std::thread::sleep(POLL_SLEEP);
         }
     }
@@ -101,13 +103,13 @@ impl NcclEngine {
         timeout: Duration,
         mut done: impl FnMut() -> Result<bool>,
     ) -> Result<bool> {
-        let start = Instant::now();
+        let start = clock::now();
         let mut next_check = FAULT_CHECK_INTERVAL;
         loop {
             if done()? {
                 return Ok(true);
             }
-            let waited = start.elapsed();
+            let waited = clock::elapsed(start);
             if waited >= next_check {
                 next_check = waited + FAULT_CHECK_INTERVAL;
                 self.check_not_aborted()?;

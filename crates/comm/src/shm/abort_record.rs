@@ -2,7 +2,9 @@
 //! determines the error that all ranks return.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::region::{Activity, Region};
 use super::signature_codec;
@@ -76,10 +78,10 @@ pub fn read(region: &Region, peers: &[Peer], waits: &WaitRecord, call: &str) -> 
     let start = region.layout.abort();
     let by = region.word(start).load(Ordering::Acquire).checked_sub(1)?;
     let by = peer(peers, by);
-    let began = Instant::now();
+    let began = clock::now();
     let length = loop {
         match region.word(start + READY).load(Ordering::Acquire) {
-            0 if began.elapsed() > RECORD_TIMEOUT => {
+            0 if clock::elapsed(began) > RECORD_TIMEOUT => {
                 return Some(CommError::Aborted { by, why: "no reason recorded".to_owned() });
             }
             0 => std::thread::yield_now(),

@@ -5,7 +5,9 @@ mod socket;
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::arena::{self, Arena};
 use super::layout::{CPU_WORDS, RegionLayout};
@@ -62,7 +64,7 @@ pub fn join_unless_cancelled(
         let what = format!("rank {rank} is out of range: {} ranks on this node", peers.len());
         return Err(CommError::bootstrap(what, "ranks of a node are indexed from 0"));
     }
-    let deadline = Instant::now() + config.join_timeout;
+    let deadline = clock::now() + config.join_timeout;
     let layout = RegionLayout { ranks: peers.len(), chunk_bytes: config.chunk_bytes };
     let request =
         JoinRequest { rank, ranks: peers.len() as u32, shared_settings: shared_settings(&config) };
@@ -77,7 +79,7 @@ pub fn join_unless_cancelled(
         map_region(context.clone(), Vec::new())?.mark_joined();
         serve_segment(name, &context.segment, request, &context.peers, deadline, cancelled)?;
     }
-    let rest = deadline.saturating_duration_since(Instant::now());
+    let rest = deadline.saturating_duration_since(clock::now());
     // Ranks hold no liveness lock before they join: only the timeout applies.
     let skip_liveness = vec![true; context.peers.len()];
     let engine = attach(context, skip_liveness, rest, false, cancelled);

@@ -2,7 +2,9 @@
 //! will not come.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::ShmConfig;
 use super::abort_record;
@@ -85,13 +87,13 @@ impl ShmState {
     /// them.
     #[cold]
     pub fn wait_long(&self, ranks: &[usize], ctx: &CallCtx, ready: &dyn Fn() -> bool) -> Result {
-        let began = Instant::now();
+        let began = clock::now();
         let yield_for = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
         // Only one doorbell can be slept on.
         let max_sleep = if ranks.len() == 1 { SLEEP_MAX } else { SLEEP_MIN };
         let mut sleep = SLEEP_MIN;
         while !ready() {
-            let waited = began.elapsed();
+            let waited = clock::elapsed(began);
             if waited < yield_for {
                 std::thread::yield_now();
                 let spins = (0..SPINS_PER_YIELD).take_while(|_| !ready());

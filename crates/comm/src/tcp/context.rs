@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use regatta_wire::clock;
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
@@ -73,7 +74,7 @@ impl TcpContext {
                 from: self.bind.get(rail).copied().filter(|_| same_rails),
                 secret: &self.secret,
                 timing: self.timing,
-                until: Instant::now() + self.lost_after,
+                until: clock::now() + self.lost_after,
                 cancelled,
             };
             let hello = encode(&Hello::Data { rank: self.rank, index });

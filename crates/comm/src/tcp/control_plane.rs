@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
+use regatta_wire::clock;
 use regatta_wire::link::{Link, Role, Timing};
 use regatta_wire::secret::{Secret, random_bytes};
 use rustix::process::{Resource, getrlimit};
@@ -140,7 +141,7 @@ impl ControlPlane {
     /// Runs until this rank has exited; on rank 0, until all ranks have.
     pub fn run(mut self) {
         let mut events = Events::with_capacity(256);
-        let mut ticked = Instant::now();
+        let mut ticked = clock::now();
         while !self.is_finished() {
             // Errors are ignored: a signal or a transient failure only shortens the wait.
             let _ = self.poll.poll(&mut events, Some(TICK));
@@ -152,8 +153,8 @@ impl ControlPlane {
                 }
             }
             self.drain_local();
-            if ticked.elapsed() >= TICK {
-                ticked = Instant::now();
+            if clock::elapsed(ticked) >= TICK {
+                ticked = clock::now();
                 self.tick(ticked);
             }
             self.dispatch_outgoing();
@@ -166,10 +167,12 @@ impl ControlPlane {
 
     fn is_finished(&self) -> bool {
         let Some(since) = self.closing else { return false };
-        let done = self.is_flushed() || since.elapsed() > SHUTDOWN_TIMEOUT;
+        let done = self.is_flushed() || clock::elapsed(since) > SHUTDOWN_TIMEOUT;
         match &self.role {
             ControlRole::Member { .. } => done,
-            ControlRole::Root(root) if root.has_failed() => since.elapsed() > SHUTDOWN_TIMEOUT,
+            ControlRole::Root(root) if root.has_failed() => {
+                clock::elapsed(since) > SHUTDOWN_TIMEOUT
+            }
             ControlRole::Root(root) => root.conns.is_empty() && done,
         }
     }
@@ -196,7 +199,7 @@ impl ControlPlane {
                     if self.conns.len() > max_unauthenticated() + self.authenticated() {
                         continue;
                     }
-                    let (role, now) = (Role::Responder, Instant::now());
+                    let (role, now) = (Role::Responder, clock::now());
                     let link = Link::new(role, &self.secret, nonce, self.timing, now);
                     // A connection that cannot be polled is dropped; the peer retries.
                     let _ = self.add(stream, link, ConnPeer::Unauthenticated(from.ip()));
@@ -218,7 +221,7 @@ impl ControlPlane {
     fn serve(&mut self, id: usize) {
         let Some(mut conn) = self.conns.remove(&id) else { return };
         let mut frames = Vec::new();
-        let end = conn.read(&mut frames, Instant::now());
+        let end = conn.read(&mut frames, clock::now());
         let mut keep = true;
         for frame in frames {
             keep = keep && self.handle_frame(id, &mut conn, &frame);
@@ -243,10 +246,10 @@ impl ControlPlane {
                 Err(TryRecvError::Disconnected) => ToRoot::Shutdown,
             };
             if message == ToRoot::Shutdown {
-                self.closing.get_or_insert_with(Instant::now);
+                self.closing.get_or_insert_with(clock::now);
             }
             match &mut self.role {
-                ControlRole::Root(root) => root.coordinator.handle(0, message, Instant::now()),
+                ControlRole::Root(root) => root.coordinator.handle(0, message, clock::now()),
                 ControlRole::Member { root, .. } => {
                     if let Some(conn) = self.conns.get_mut(root) {
                         conn.link.send(&encode(&message));
@@ -273,7 +276,7 @@ impl ControlPlane {
             for (_, message) in outgoing.into_iter().filter(|(to, _)| to.is_none()) {
                 let answer = self.apply(message);
                 if let (ControlRole::Root(root), Some(answer)) = (&mut self.role, answer) {
-                    root.coordinator.handle(0, answer, Instant::now());
+                    root.coordinator.handle(0, answer, clock::now());
                 }
             }
         }

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
 use regatta_wire::link::{Link, LinkEvent, Role, Timing};
 use regatta_wire::secret::{Secret, random_bytes};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -53,7 +54,7 @@ impl Dial<'_> {
         let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
         let stream = self.connect().map_err(unreachable)?;
         let nonce = random_bytes().map_err(unreachable)?;
-        let link = Link::new(Role::Initiator, self.secret, nonce, self.timing, Instant::now());
+        let link = Link::new(Role::Initiator, self.secret, nonce, self.timing, clock::now());
         let mut conn = AuthConn { stream, link };
         let ready = |steps: &[LinkEvent]| steps.contains(&LinkEvent::Ready).then_some(());
         self.exchange(&mut conn, &mut [0; 4 << 10], true, ready)?;
@@ -81,7 +82,7 @@ impl Dial<'_> {
             };
             // The network may be back in a moment.
             let transient = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
-            let expired = Instant::now() >= self.until || (self.cancelled)();
+            let expired = clock::now() >= self.until || (self.cancelled)();
             if !transient.contains(&error.kind()) || expired {
                 return Err(error);
             }
@@ -127,7 +128,7 @@ impl Dial<'_> {
                     return Err(DialError::Unreachable("connection closed by the peer".to_owned()));
                 }
                 Ok(count) => {
-                    let now = Instant::now();
+                    let now = clock::now();
                     let received = conn.link.receive(&buffer[..count], now, &mut steps);
                     // Tells the peer the reason for a rejection.
                     write_pending(&mut conn.stream, &mut conn.link).map_err(unreachable)?;
@@ -137,7 +138,7 @@ impl Dial<'_> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.wait(&conn.stream, PollFlags::IN).map_err(unreachable)?;
                     if heartbeats {
-                        conn.link.heartbeat(Instant::now());
+                        conn.link.heartbeat(clock::now());
                     }
                 }
                 Err(error) => return Err(unreachable(error)),
@@ -150,7 +151,7 @@ impl Dial<'_> {
 
     /// Polls for a short time. Returns whether the socket is ready.
     fn wait(&self, stream: &TcpStream, flags: PollFlags) -> std::io::Result<bool> {
-        if Instant::now() >= self.until || (self.cancelled)() {
+        if clock::now() >= self.until || (self.cancelled)() {
             return Err(std::io::Error::new(ErrorKind::TimedOut, "timed out"));
         }
         let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL_INTERVAL.subsec_nanos()) };
@@ -205,7 +206,7 @@ mod tests {
     /// Accepts a connection slowly and returns all data that follows the reply.
     fn accept_slowly(listener: std::net::TcpListener, secret: Secret, timing: Timing) -> Vec<u8> {
         let (mut stream, _) = listener.accept().unwrap();
-        let now = Instant::now();
+        let now = clock::now();
         let mut link = Link::new(Role::Responder, &secret, random_bytes().unwrap(), timing, now);
         let (mut steps, mut buffer) = (Vec::new(), [0; 4096]);
         let flush = |link: &mut Link, stream: &mut TcpStream| {
@@ -215,7 +216,7 @@ mod tests {
         while first_frame(&steps).is_none() {
             flush(&mut link, &mut stream);
             let count = stream.read(&mut buffer).unwrap();
-            link.receive(&buffer[..count], Instant::now(), &mut steps).unwrap();
+            link.receive(&buffer[..count], clock::now(), &mut steps).unwrap();
         }
         std::thread::sleep(Duration::from_millis(300));
         link.send(b"accepted");
@@ -234,7 +235,7 @@ mod tests {
         let timing = Timing { handshake: limit, heartbeat: beat, lost_after: limit };
         let theirs = secret.clone();
         let other = std::thread::spawn(move || accept_slowly(listener, theirs, timing));
-        let until = Instant::now() + limit;
+        let until = clock::now() + limit;
         let dial = Dial { to, from: None, secret: &secret, timing, until, cancelled: &|| false };
         let mut conn = dial.open().unwrap();
         assert_eq!(dial.request_final(&mut conn, b"hello").unwrap(), b"accepted");

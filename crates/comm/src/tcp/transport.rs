@@ -10,6 +10,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use regatta_model::hash::fnv1a;
+use regatta_wire::clock;
 
 use super::context::TcpContext;
 use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
@@ -61,7 +62,7 @@ impl TcpTransport {
     /// A communicator of these global ranks, of which this process is member `rank`.
     pub fn new(context: Arc<TcpContext>, comm_id: u64, members: Vec<u32>, rank: u32) -> Self {
         context.shared.lock().comms.get(comm_id);
-        let stall = StallDetector::new(context.desync_after, Instant::now());
+        let stall = StallDetector::new(context.desync_after, clock::now());
         let spin = Spin::new(context.spin);
         Self {
             context,
@@ -83,7 +84,7 @@ impl TcpTransport {
 
     /// Raises the collective timeout to `at_least`.
     pub fn with_timeout(mut self, at_least: Duration) -> Self {
-        self.stall = StallDetector::new(self.context.desync_after.max(at_least), Instant::now());
+        self.stall = StallDetector::new(self.context.desync_after.max(at_least), clock::now());
         self
     }
 
@@ -181,7 +182,7 @@ impl TcpTransport {
         if let MatchKey::Tag(tag) = key {
             self.current_call = format!("a message with tag {tag}");
             let moved = plane.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
-            self.stall.reset(moved, Instant::now());
+            self.stall.reset(moved, clock::now());
         }
     }
 
@@ -278,7 +279,7 @@ impl Transport for TcpTransport {
         let mut plane = shared.lock();
         let comm = plane.comms.get(self.comm_id);
         comm.begin(signature);
-        self.stall.reset(comm.bytes_moved, Instant::now());
+        self.stall.reset(comm.bytes_moved, clock::now());
         self.check_abort(&plane)?;
         drop(plane);
         if self.context.debug { self.signature_barrier() } else { Ok(()) }
@@ -344,7 +345,7 @@ impl Transport for TcpTransport {
         self.check_not_failed()?;
         let context = self.context.clone();
         let shared = &context.shared;
-        let start = Instant::now();
+        let start = clock::now();
         let mut now = start;
         let mut plane: MutexGuard<'_, DataPlane> = shared.lock();
         loop {
@@ -370,7 +371,7 @@ impl Transport for TcpTransport {
                 true => shared.yield_lock(plane),
                 false => shared.wait(plane, until.saturating_duration_since(now)),
             };
-            now = Instant::now();
+            now = clock::now();
         }
     }
 

@@ -36,6 +36,16 @@ fn inconsistent_missing_and_unreachable_ranks_are_reported_by_all() {
 }
 
 #[test]
+fn an_absurd_world_size_is_rejected_before_memory_is_allocated() {
+    for size in [100_000_000, u32::MAX] {
+        let config = BootstrapConfig::new(0, size, "127.0.0.1", 0, Secret::generate().unwrap());
+        let error = join(config).map(|_| ()).unwrap_err().to_string();
+        let expected = format!("WORLD_SIZE is {size}, over the limit of 1048576 ranks; correct it");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
 fn a_rank_with_another_secret_is_rejected_and_reported() {
     let mut all = configs(2);
     all[0].join_timeout = Duration::from_secs(1);

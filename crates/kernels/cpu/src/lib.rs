@@ -27,11 +27,11 @@ mod scratch;
 mod slice;
 mod thread_pool;
 
+use self::gemm::bf16::Kernel;
 use self::gemm::parallel_bf16::Bf16Gemm;
 use self::isa::Isa;
 use self::scratch::{Scratch, ScratchPool};
 use self::thread_pool::ThreadPool;
-use self::gemm::bf16::Kernel;
 use regatta_device::LinearOps;
 use regatta_device::ops::LinearShape;
 use regatta_device::precision::Precision;

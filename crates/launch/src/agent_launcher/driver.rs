@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
 use rustix::fs::{OFlags, fcntl_setfl};
 
 use super::command::LaunchCommand;
@@ -139,7 +140,7 @@ impl LauncherDriver {
     /// Advances a shutdown; returns whether one is in progress.
     fn escalate(&mut self) -> bool {
         let mut state = lock(&self.state);
-        state.escalate(Instant::now());
+        state.escalate(clock::now());
         if state.shutdown.is_some() {
             self.waiting.clear();
         }

@@ -17,6 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use regatta_model::hostlist;
+use regatta_wire::clock;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::command::LaunchCommand;
@@ -83,7 +84,7 @@ pub(crate) struct Shutdown {
 impl Shutdown {
     /// Kills all launchers at once.
     pub(crate) fn immediate(launchers: usize) -> Self {
-        Self { terminate: vec![(Instant::now(), false); launchers], grace: Duration::ZERO }
+        Self { terminate: vec![(clock::now(), false); launchers], grace: Duration::ZERO }
     }
 }
 
@@ -204,7 +205,7 @@ impl LauncherHandle {
     pub fn shutdown(mut self, lost: &[u32], timeout: Duration, grace: Duration) -> Vec<usize> {
         let is_lost =
             |range: &Range<usize>| lost.iter().any(|&host| range.contains(&(host as usize)));
-        let now = Instant::now();
+        let now = clock::now();
         let deadline = |range| if is_lost(range) { now } else { add_saturating(now, timeout) };
         let terminate = self.ranges.iter().map(|range| (deadline(range), false)).collect();
         self.join(Shutdown { terminate, grace });

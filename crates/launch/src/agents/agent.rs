@@ -15,10 +15,12 @@ use super::tree::Parent;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::reactor::{ConnId, NetEvent, Reactor};
+use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile};
 use crate::signals::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
+use regatta_wire::clock;
 
 /// Why an agent failed.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +86,7 @@ pub fn run(
     let waker = net.waker();
     let notify: Notify = Arc::new(move || waker.wake());
     let timeouts = bootstrap.agent_timeouts();
-    let state = AgentState::new(registration, tree, timeouts, Instant::now());
+    let state = AgentState::new(registration, tree, timeouts, clock::now());
     let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.run, &bootstrap.secret()?);
     let mut agent = Agent {
         bootstrap,
@@ -127,6 +129,7 @@ impl Agent<'_> {
             more = self.poll_ranks();
             self.handle(AgentInput::Tick);
         }
+        reaper::suspend_heartbeats();
         let timeouts = self.bootstrap.timeouts;
         self.net.shutdown(timeouts.timing().heartbeat)?;
         if self.state.has_joined() {
@@ -178,7 +181,7 @@ impl Agent<'_> {
     }
 
     fn handle(&mut self, input: AgentInput<ConnId>) {
-        for output in self.state.handle(input, Instant::now()) {
+        for output in self.state.handle(input, clock::now()) {
             self.apply(output);
         }
     }
@@ -224,7 +227,7 @@ impl Agent<'_> {
         self.attempt = self.untried.pop_front().map(|address| ConnectAttempt {
             conn: self.net.connect(address),
             address,
-            since: Instant::now(),
+            since: clock::now(),
         });
         if self.attempt.is_none() {
             self.handle(AgentInput::ConnectFailed);
@@ -234,7 +237,7 @@ impl Agent<'_> {
     /// A host that does not respond on one port is down, so its other ports are skipped.
     fn check_connect_timeout(&mut self) {
         let limit = self.state.connect_timeout();
-        let expired = |attempt: &mut ConnectAttempt| attempt.since.elapsed() >= limit;
+        let expired = |attempt: &mut ConnectAttempt| clock::elapsed(attempt.since) >= limit;
         let Some(attempt) = self.attempt.take_if(expired) else { return };
         self.net.abort(attempt.conn);
         self.untried.retain(|address| address.ip() != attempt.address.ip());

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use super::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream, decode, encode};
 use super::node_table::{NodeTable, TableInput, TableOutput};
-use crate::reactor::{ConnId, NetEvent, Reactor};
+use crate::reactor::{CloseReason, ConnId, NetEvent, Reactor};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
+use regatta_wire::clock;
 use regatta_wire::secret::Secret;
 
 /// Interval at which a kill is repeated.
@@ -67,7 +68,7 @@ impl Coordinator {
             let text = format!("refused a connection from {}: {}", refusal.peer, refusal.why);
             self.events.push_back(JobEvent::Warning(text));
         }
-        let outputs = self.nodes.handle(TableInput::Tick, Instant::now());
+        let outputs = self.nodes.handle(TableInput::Tick, clock::now());
         self.apply(outputs);
     }
 
@@ -106,9 +107,12 @@ impl Coordinator {
                     TableInput::Closed(conn, error.to_string())
                 }
             },
-            NetEvent::Closed { conn, why } => TableInput::Closed(conn, why.to_string()),
+            NetEvent::Closed { conn, why } => match why {
+                CloseReason::NetworkDown { .. } => TableInput::NetworkDown(conn, why.to_string()),
+                _ => TableInput::Closed(conn, why.to_string()),
+            },
         };
-        let outputs = self.nodes.handle(input, Instant::now());
+        let outputs = self.nodes.handle(input, clock::now());
         self.apply(outputs);
     }
 

@@ -17,6 +17,8 @@ pub enum TableInput<C> {
     Upstream(C, Upstream),
     /// A connection closed.
     Closed(C, String),
+    /// A connection closed because the network of this host is down.
+    NetworkDown(C, String),
     /// Time passed.
     Tick,
 }
@@ -154,15 +156,26 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         let mut out = Vec::new();
         match input {
             TableInput::Upstream(conn, message) => self.on_upstream(conn, message, now, &mut out),
-            TableInput::Closed(conn, why) => {
-                if let Some(lost) = self.routes.close(conn) {
-                    self.on_disconnected(lost.peer, &lost.descendants, &why, now, &mut out);
-                }
-            }
+            TableInput::Closed(conn, why) => self.on_closed(conn, &why, true, now, &mut out),
+            TableInput::NetworkDown(conn, why) => self.on_closed(conn, &why, false, now, &mut out),
             TableInput::Tick => self.on_tick(now, &mut out),
         }
         self.check_finished(&mut out);
         out
+    }
+
+    /// A connection closed; `blame_node` if its node is the cause.
+    fn on_closed(
+        &mut self,
+        conn: C,
+        why: &str,
+        blame_node: bool,
+        now: Instant,
+        out: &mut Outputs<C>,
+    ) {
+        if let Some(lost) = self.routes.close(conn) {
+            self.on_disconnected(lost.peer, &lost.descendants, why, blame_node, now, out);
+        }
     }
 
     fn on_upstream(&mut self, conn: C, message: Upstream, now: Instant, out: &mut Outputs<C>) {
@@ -177,7 +190,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             }
             Upstream::Disconnected { node, why, descendants } => {
                 self.routes.withdraw(conn, node.iter().chain(&descendants).copied());
-                return self.on_disconnected(node, &descendants, &why, now, out);
+                return self.on_disconnected(node, &descendants, &why, true, now, out);
             }
             Upstream::RankEvent { node, attempt, event } => {
                 if attempt == self.attempt {
@@ -254,6 +267,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         node: Option<u32>,
         descendants: &[u32],
         why: &str,
+        blame_node: bool,
         now: Instant,
         out: &mut Outputs<C>,
     ) {
@@ -270,7 +284,10 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         if !entry.finished {
             let ranks: CpuSet = entry.ranks.iter().map(|&r| r as usize).collect();
             let noun = if entry.ranks.len() == 1 { "rank" } else { "ranks" };
-            let why = format!("lost {host} with {noun} {ranks}: {why}");
+            let why = match blame_node {
+                true => format!("lost {host} with {noun} {ranks}: {why}"),
+                false => why.to_owned(),
+            };
             self.report_lost(node.unwrap_or_default(), 0, why, out);
         } else if self.running {
             let text = format!("lost {host}, which runs no rank: {why}");
@@ -348,3 +365,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "node_table_tests.rs"]
+mod tests;

@@ -45,7 +45,7 @@ impl RankChannel {
         let (stream, rank_end) = UnixStream::pair()?;
         stream.set_nonblocking(true)?;
         let input = Some(InputFrame { prefix, payload: input, sent: 0 });
-        let decoder = FrameDecoder::new(MAX_FRAME_LEN, None);
+        let decoder = FrameDecoder::new(MAX_FRAME_LEN);
         Ok((Self { stream, input, decoder }, rank_end.into()))
     }
 

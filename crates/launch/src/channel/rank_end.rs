@@ -45,7 +45,7 @@ impl RankEnd {
 
     /// Waits for the input that the launcher sends at the start.
     pub fn recv_input<T: DeserializeOwned>(&mut self) -> Result<T, ChannelError> {
-        let mut decoder = FrameDecoder::new(MAX_FRAME_LEN, None);
+        let mut decoder = FrameDecoder::new(MAX_FRAME_LEN);
         let mut frames = Vec::new();
         let mut buffer = vec![0; 64 * 1024];
         while frames.is_empty() {

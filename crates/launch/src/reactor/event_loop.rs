@@ -12,6 +12,7 @@ use super::refusals::RefusalReason;
 use super::{
     CLOSE_TIMEOUT, CloseReason, ConnId, EVENT_BATCH, ListenerId, NetEvent, Reactor, WAKE_TOKEN,
 };
+use regatta_wire::clock;
 use regatta_wire::link::{LinkError, LinkEvent, Timing};
 
 /// Maximum number of connections accepted from one listener per poll.
@@ -54,12 +55,11 @@ impl Reactor {
     /// one.
     pub fn poll(&mut self, timeout: Duration, events: &mut Vec<NetEvent>) -> io::Result<()> {
         self.flush_queued_conns();
-        let mut wait = self.poll_timeout(timeout, Instant::now());
-        // Everything received must be read before a heartbeat timeout is declared, also after this
-        // process was stopped for a while.
+        let mut wait = self.poll_timeout(timeout, clock::now());
+        // Everything received must be read before a heartbeat timeout is declared.
         for _ in 0..MAX_BATCHES {
             let batch = self.poll_ready(wait)?;
-            let now = Instant::now();
+            let now = clock::now();
             for readiness in &batch {
                 self.handle_ready(*readiness, now, events);
             }
@@ -68,7 +68,7 @@ impl Reactor {
             }
             wait = Duration::ZERO;
         }
-        let now = Instant::now();
+        let now = clock::now();
         for id in std::mem::take(&mut self.to_read) {
             self.read(id, now, events);
         }
@@ -82,7 +82,7 @@ impl Reactor {
     /// Sends queued data and heartbeats without receiving, for a caller that is still busy with
     /// earlier events and must not time out.
     pub fn flush_and_heartbeat(&mut self) {
-        let now = Instant::now();
+        let now = clock::now();
         if now >= self.next_heartbeat {
             self.next_heartbeat = now + tick_interval(self.timing.heartbeat);
             for (&id, conn) in self.conns.iter_mut().filter(|(_, c)| c.phase == ConnPhase::Open) {
@@ -97,9 +97,9 @@ impl Reactor {
     pub fn shutdown(&mut self, limit: Duration) -> io::Result<()> {
         let all: Vec<ConnId> = self.conns.keys().copied().collect();
         all.into_iter().for_each(|id| self.close(id));
-        let (start, mut events) = (Instant::now(), Vec::new());
-        while self.closing() > 0 && start.elapsed() < limit {
-            self.poll(limit.saturating_sub(start.elapsed()), &mut events)?;
+        let (start, mut events) = (clock::now(), Vec::new());
+        while self.closing() > 0 && clock::elapsed(start) < limit {
+            self.poll(limit.saturating_sub(clock::elapsed(start)), &mut events)?;
             events.clear();
         }
         Ok(())
@@ -110,7 +110,9 @@ impl Reactor {
         let accept = if self.to_accept.is_empty() { Duration::MAX } else { backoff };
         let idle = self.to_read.is_empty() && self.failed_connects.is_empty();
         let work = if idle { Duration::MAX } else { Duration::ZERO };
-        timeout.min(self.next_tick.duration_since(now)).min(accept).min(work)
+        // The clock must be read more often than every `MAX_STEP`.
+        let tick = self.next_tick.duration_since(now).min(clock::MAX_STEP / 2);
+        timeout.min(tick).min(accept).min(work)
     }
 
     fn poll_ready(&mut self, wait: Duration) -> io::Result<Vec<Readiness>> {
@@ -264,9 +266,25 @@ impl Reactor {
                 None => conn.queue_pending(id, &mut self.to_flush),
             }
         }
+        let network_down = if closed.is_empty() { None } else { self.network_down(now) };
         for (id, why) in closed {
+            let why = match (why, network_down) {
+                (CloseReason::Link(LinkError::HeartbeatTimeout { .. }), Some((silent, peers))) => {
+                    CloseReason::NetworkDown { silent, peers }
+                }
+                (why, _) => why,
+            };
             self.close_conn(id, why, events);
         }
+    }
+
+    /// The number of silent peers and of all peers, if the silence indicates that the network of
+    /// this host is down.
+    fn network_down(&self, now: Instant) -> Option<(usize, usize)> {
+        let ready = self.conns.values().filter(|conn| conn.link.is_ready());
+        let silences: Vec<Duration> = ready.map(|conn| conn.link.silence(now)).collect();
+        let silent = silent_majority(&silences, self.timing.lost_after)?;
+        Some((silent, silences.len()))
     }
 
     fn report_failed_connects(&mut self, events: &mut NetEvents) {
@@ -301,10 +319,18 @@ impl Reactor {
         }
         let reason = match why {
             CloseReason::Link(error) => RefusalReason::Link(error),
-            CloseReason::PeerClosed | CloseReason::Unreachable(_) => RefusalReason::Disconnected,
+            _ => RefusalReason::Disconnected,
         };
         self.refusals.count(conn.peer.ip(), &reason);
     }
+}
+
+/// The number of silent links if they are the majority, and at least two. Links that are cut together
+/// time out one after the other, within a heartbeat interval: half the timeout tells them apart from
+/// links that are alive.
+fn silent_majority(silences: &[Duration], lost_after: Duration) -> Option<usize> {
+    let silent = silences.iter().filter(|silence| **silence >= lost_after / 2).count();
+    (silent >= 2 && 2 * silent > silences.len()).then_some(silent)
 }
 
 fn tick_interval(timeout: Duration) -> Duration {
@@ -316,4 +342,22 @@ fn is_peer_error(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionAborted, HostUnreachable, Interrupted, NetworkUnreachable};
     [ConnectionAborted, HostUnreachable, Interrupted, NetworkUnreachable].contains(&error.kind())
         || [Some(libc::EPROTO), Some(libc::EPERM)].contains(&error.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_links_silent_at_once_indicate_the_network_of_this_host() {
+        let majority = |seconds: &[u64]| {
+            let silences: Vec<_> = seconds.iter().map(|&s| Duration::from_secs(s)).collect();
+            silent_majority(&silences, Duration::from_secs(15))
+        };
+        assert_eq!(majority(&[15, 13, 14]), Some(3));
+        assert_eq!(majority(&[15, 14, 1]), Some(2));
+        assert_eq!(majority(&[15, 14, 1, 0]), None, "two of four nodes failed");
+        assert_eq!(majority(&[15, 2]), None);
+        assert_eq!(majority(&[15]), None, "a single peer may have failed as well");
+    }
 }

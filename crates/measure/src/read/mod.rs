@@ -90,8 +90,8 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
     Ok(results)
 }
 
-/// Whether any row was recognised. Of a table without known columns, a row has a number: aligned words or
-/// tabs alone are not a result.
+/// Whether any row was recognised. Of a table without known columns, a row has a number: aligned
+/// words or tabs alone are not a result.
 fn has_rows(result: &BenchResult) -> bool {
     let mut cells = result.raw_tables.iter().flat_map(|table| &table.rows).flatten();
     let is_number = |cell: &String| matches!(parse_metric(cell), Ok(Some(_)));

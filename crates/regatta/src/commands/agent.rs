@@ -9,14 +9,15 @@ use regatta_discover::{Env, Sysroot};
 use regatta_launch::agents::agent;
 use regatta_launch::agents::bootstrap_document::BootstrapDocument;
 use regatta_launch::agents::message::Registration;
+use regatta_launch::port;
+use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::signals::SignalCatcher;
-use regatta_launch::{port, reaper};
 use regatta_model::hostlist::short_hostname;
 use regatta_model::{Allocation, Machine, document};
 use regatta_place::{gpu_visibility, rendezvous};
 
 use crate::cli::AgentArgs;
-use crate::system;
+use crate::{output, system};
 
 /// Maximum size of a boot document, in bytes.
 const MAX_BOOT: u64 = 64 << 20;
@@ -24,7 +25,7 @@ const MAX_BOOT: u64 = 64 << 20;
 /// Runs the command.
 pub fn run(args: &AgentArgs) -> Result<()> {
     let boot = BootstrapDocument::from_text(&read(&args.boot)?)?;
-    reaper::fork_worker()?;
+    reaper::fork_worker(Watchdog { timeout: boot.timeouts.lost_after, report: output::error })?;
     let mut signals = SignalCatcher::new()?;
     let env = Env::from_process();
     let mut machine = regatta_discover::discover(&Sysroot::live(), &env);

@@ -33,7 +33,7 @@ pub struct CheckpointArgs {
 enum CheckpointCommand {
     /// Show a checkpoint's step, model, tensors and configuration
     Show(FolderArgs),
-    /// Read every byte of a checkpoint and compare the checksums; exit 1 on corruption
+    /// Check that all tensors are there and that all checksums match; exit 1 on corruption
     Verify(FolderArgs),
     /// Convert a Hugging Face GPT-2 or Llama model to a checkpoint: parameters only, step 0
     Import(ImportArgs),
@@ -69,9 +69,12 @@ struct ExportArgs {
     /// A checkpoint, a folder of checkpoints, or a run folder; the latest checkpoint is used
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
-    /// Folder to write the model to
+    /// Folder to write the model to; not a run folder
     #[arg(long, value_name = "MODEL")]
     to: PathBuf,
+    /// Overwrite the files of an earlier export
+    #[arg(long)]
+    force: bool,
     /// tokenizer.json to include [default: the checkpoint's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -173,7 +176,9 @@ fn verify(args: &FolderArgs) -> Result<ExitCode> {
         format!("{report}\n")
     } else if ok {
         let (folder, bytes) = (folder.display(), units::format_bytes(bytes));
-        format!("{GOOD}ok{GOOD:#}    {folder}: {bytes} read, all checksums match\n")
+        format!(
+            "{GOOD}ok{GOOD:#}    {folder}: {bytes} read, all tensors present, all checksums match\n"
+        )
     } else {
         errors.iter().map(|error| format!("{ERROR}fail{ERROR:#}  {error}\n")).collect()
     })?;
@@ -225,7 +230,8 @@ fn import_tokenizer(model: &Path, to: &Path) -> Result<Option<Tokenizer>> {
         |error: &_| output::note(&format!("{error}; importing the model without a tokenizer"));
     let Ok(tokenizer) = Tokenizer::load(&file).inspect_err(note) else { return Ok(None) };
     let existing = to.join(TOKENIZER);
-    if std::fs::read(&existing).is_ok_and(|bytes| bytes != tokenizer.to_bytes()) {
+    let is_same = |found: Tokenizer| found.fingerprint() == tokenizer.fingerprint();
+    if existing.exists() && !Tokenizer::load(&existing).is_ok_and(is_same) {
         bail!(
             "{} belongs to another model: choose another directory with --to",
             existing.display()
@@ -250,27 +256,14 @@ fn export(args: &ExportArgs) -> Result<()> {
         Ok(checkpoint.read_whole(name, StateTensor::Parameter)?)
     };
     let tokenizer = export_tokenizer(args, &checkpoint)?;
-    huggingface::export(&args.to, shape, &mut read, tokenizer.as_deref())?;
+    huggingface::export(&args.to, shape, &mut read, tokenizer.as_ref(), args.force)?;
     report(args.json, "model", &args.to, shape)
 }
 
-/// The tokenizer to export: from `--tokenizer`, else the checkpoint's. Only regatta reads
-/// character-level tokenizers, so they are not exported.
-fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<PathBuf>> {
-    let Some(file) = args.tokenizer.clone().or_else(|| load::tokenizer_of(checkpoint)) else {
-        return Ok(None);
-    };
-    match Tokenizer::load(&file)? {
-        Tokenizer::Bpe(_) => Ok(Some(file)),
-        Tokenizer::Char(_) => {
-            let file = file.display();
-            output::note(&format!(
-                "{file} is a character-level tokenizer, which transformers does not support: not \
-                 exported"
-            ));
-            Ok(None)
-        }
-    }
+/// The tokenizer to export: from `--tokenizer`, else the checkpoint's.
+fn export_tokenizer(args: &ExportArgs, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
+    let file = args.tokenizer.clone().or_else(|| load::tokenizer_of(checkpoint));
+    Ok(file.map(|file| Tokenizer::load(&file)).transpose()?)
 }
 
 fn report(json: bool, what: &str, path: &Path, shape: &ModelShape) -> Result<()> {

@@ -19,7 +19,7 @@ use regatta_train::training::evaluate::{self, EvalLoss};
 use serde::Serialize;
 
 use super::bench::progress_bar::ProgressBar;
-use super::generate::model_tokenizer;
+use super::generate::{model_tokenizer, note_skipped};
 use crate::cli::{FAINT, HEADING};
 use crate::options::{NamedValue, one_of};
 use crate::output;
@@ -160,6 +160,7 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.map_or_else(cores, usize::from);
     let loaded = load::load(&args.model, &Cpu::new(threads, Precision::F32))?;
+    note_skipped(&loaded);
     let (file, tokenizer) = model_tokenizer(args.tokenizer.as_deref(), &loaded)?;
     let (source, dataset, split) = dataset(args, &loaded, &file, &tokenizer)?;
     let (tokens, split) = match split {
@@ -228,8 +229,13 @@ fn dataset(
     };
     // A prepared folder has a tokenizer of its own, which is compared below.
     let spec_tokenizer = (!path.is_dir()).then(|| file.to_owned());
-    let spec = DataSpec { data: source.clone(), tokenizer: spec_tokenizer, validation };
-    let context = || if args.data.is_some() { format!("--data {source}") } else { source.clone() };
+    let data = source.clone();
+    let spec = DataSpec { data, tokenizer: spec_tokenizer, require_char: false, validation };
+    let context = || match &args.data {
+        Some(source) => format!("--data {source}"),
+        // A relative path is relative to where the run was started.
+        None => format!("data of the run, {source} (if it is elsewhere, name it with --data)"),
+    };
     let dirs = DataDirs::of(|name| std::env::var_os(name));
     let open = || data::open(&data::prepare(&spec, &dirs)?);
     let dataset = open().with_context(context)?;

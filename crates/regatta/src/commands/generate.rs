@@ -79,6 +79,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let device = Cpu::new(args.threads.map_or_else(cores, usize::from), Precision::F32);
     let loaded = load(&args.model, &device)?;
+    note_skipped(&loaded);
     let tokenizer = model_tokenizer(args.tokenizer.as_deref(), &loaded)?.1;
     let prompt = prompt(args)?;
     let prompt_tokens = match (tokenizer.encode(&prompt), &args.prompt) {
@@ -105,6 +106,14 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         output::eprint(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
     }
     Ok(())
+}
+
+/// Notes newer checkpoints that were skipped because they are damaged.
+pub fn note_skipped(loaded: &Loaded) {
+    for skipped in &loaded.skipped {
+        let from = loaded.from.display();
+        output::note(&format!("skipped damaged checkpoint {skipped}; using {from}"));
+    }
 }
 
 /// Generates token by token and prints each as soon as it decodes to text, until end-of-text or the

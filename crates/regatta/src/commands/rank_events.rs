@@ -19,6 +19,11 @@ pub trait EventReporter {
     /// Reports an event.
     fn on_event(&mut self, event: Self::Event);
 
+    /// The text of an event for the log of its rank, possibly empty.
+    fn log_text(&mut self, _: &Self::Event) -> String {
+        String::new()
+    }
+
     /// Reports that an event could not be received.
     fn on_event_error(&mut self, error: ChannelError);
 
@@ -34,10 +39,17 @@ impl<R: EventReporter> RankObserver for R {
         self.hide_progress();
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         match channel::decode_from(rank, bytes) {
-            Ok(Json(event)) => self.on_event(event),
-            Err(error) => self.on_event_error(error),
+            Ok(Json(event)) => {
+                let text = self.log_text(&event);
+                self.on_event(event);
+                text
+            }
+            Err(error) => {
+                self.on_event_error(error);
+                String::new()
+            }
         }
     }
 

@@ -94,7 +94,7 @@ fn find(root: &Path) -> Result<Vec<RunSummary>> {
     if root == Path::new(ROOT) && !root.exists() {
         return Ok(Vec::new());
     }
-    Ok(folder::find(root)?)
+    folder::find(root)
 }
 
 fn table(runs: &[RunSummary]) -> String {

@@ -17,12 +17,15 @@ pub enum AgentLauncher {
 /// A process of `regatta launch` or `regatta agent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessRole {
-    Worker,
+    Original,
     Reaper,
-    Both,
+    Worker,
+    /// The original process and the worker, as by `pkill -9 regatta`.
+    AllButReaper,
 }
 
-const ONE_PROCESS: [ProcessRole; 2] = [ProcessRole::Worker, ProcessRole::Reaper];
+const ROLES: [ProcessRole; 4] =
+    [ProcessRole::Original, ProcessRole::Reaper, ProcessRole::Worker, ProcessRole::AllButReaper];
 
 /// An injected fault. Nodes are counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +44,12 @@ pub enum JobFault {
     Launcher {
         role: ProcessRole,
     },
+    /// The worker of an agent is stopped.
+    HungAgent {
+        node: u32,
+    },
+    /// The worker of the launcher is stopped.
+    HungLauncher,
     Cut {
         node: u32,
     },
@@ -130,16 +139,20 @@ pub struct ExpectedFailure {
 }
 
 /// The scenarios; consecutive seeds cycle through them.
-const SCENARIOS: [fn(&mut Case, &mut Random); 27] = [
+const SCENARIOS: [fn(&mut Case, &mut Random); 31] = [
     |c, r| c.conditions = vec![Condition::Daemons { rank: c.rank(r) }],
     |c, r| c.faults = vec![JobFault::Killed { rank: c.rank(r) }],
     |c, r| c.faults = vec![c.exit(r)],
     |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Worker }],
     |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Reaper }],
-    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Both }],
+    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::Original }],
+    |c, r| c.faults = vec![JobFault::Agent { node: c.node(r), role: ProcessRole::AllButReaper }],
     |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Worker }],
     |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Reaper }],
-    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Both }],
+    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::Original }],
+    |c, _| c.faults = vec![JobFault::Launcher { role: ProcessRole::AllButReaper }],
+    |c, r| c.faults = vec![JobFault::HungAgent { node: c.node(r) }],
+    |c, _| c.faults = vec![JobFault::HungLauncher],
     |c, _| c.faults = vec![JobFault::Cut { node: c.nodes - 1 }],
     |c, r| {
         (c.nodes, c.fan_out) = (r.within(4, 8), 2);
@@ -168,21 +181,21 @@ const SCENARIOS: [fn(&mut Case, &mut Random); 27] = [
     },
     |c, r| {
         let node = c.node(r);
-        c.faults = vec![JobFault::Agent { node, role: r.pick(&ONE_PROCESS) }];
+        c.faults = vec![JobFault::Agent { node, role: r.pick(&ROLES) }];
         c.conditions = vec![Condition::Daemons { rank: node * c.ranks_per_node }];
     },
     |c, r| {
-        c.faults = vec![JobFault::Launcher { role: r.pick(&ONE_PROCESS) }];
+        c.faults = vec![JobFault::Launcher { role: r.pick(&ROLES) }];
         c.conditions = vec![Condition::Daemons { rank: c.rank(r) }];
     },
     two_faults,
     |c, r| {
         c.when = When::Starting;
-        c.faults = vec![JobFault::Agent { node: c.node(r), role: c.role(r) }];
+        c.faults = vec![JobFault::Agent { node: c.node(r), role: r.pick(&ROLES) }];
     },
     |c, r| {
         c.when = When::Starting;
-        c.faults = vec![JobFault::Launcher { role: c.role(r) }];
+        c.faults = vec![JobFault::Launcher { role: r.pick(&ROLES) }];
     },
     fault_while_ending,
     |c, r| {
@@ -219,12 +232,10 @@ fn two_faults(c: &mut Case, r: &mut Random) {
 
 fn fault_while_ending(c: &mut Case, r: &mut Random) {
     c.when = When::Ending;
-    // Not both processes of the agent: no process could then find the children of the rank that
-    // ignores TERM.
     let node = r.within(1, c.nodes - 1);
     let second = match r.within(0, 3) {
-        0 => JobFault::Agent { node, role: r.pick(&ONE_PROCESS) },
-        1 => JobFault::Launcher { role: c.role(r) },
+        0 => JobFault::Agent { node, role: r.pick(&ROLES) },
+        1 => JobFault::Launcher { role: r.pick(&ROLES) },
         2 => JobFault::Cut { node },
         _ => JobFault::Crash { node },
     };
@@ -263,10 +274,6 @@ impl Case {
         random.within(0, self.nodes - 1)
     }
 
-    fn role(&self, random: &mut Random) -> ProcessRole {
-        random.pick(&[ProcessRole::Worker, ProcessRole::Reaper, ProcessRole::Both])
-    }
-
     fn exit(&self, random: &mut Random) -> JobFault {
         JobFault::Exits { rank: self.rank(random), code: random.within(1, 123) as i32 }
     }
@@ -291,23 +298,15 @@ impl Case {
         self.has(|t| matches!(t, Condition::SmallDisk { .. }))
     }
 
-    /// Whether both processes of an agent or the launcher are killed, so that ranks write nothing on
-    /// exit.
-    pub fn kills_both_processes(&self) -> bool {
-        use ProcessRole::Both;
-        let both = |f: &JobFault| {
-            matches!(f, JobFault::Agent { role: Both, .. } | JobFault::Launcher { role: Both })
-        };
-        self.faults.iter().any(both)
-    }
-
     pub fn has(&self, condition: impl Fn(&Condition) -> bool) -> bool {
         self.conditions.iter().any(condition)
     }
 
     /// The expected outcome.
     pub fn expected_outcome(&self) -> ExpectedOutcome {
-        let launcher_killed = self.faults.iter().any(|f| matches!(f, JobFault::Launcher { .. }));
+        let kills_launcher =
+            |f: &JobFault| matches!(f, JobFault::Launcher { .. } | JobFault::HungLauncher);
+        let launcher_killed = self.faults.iter().any(kills_launcher);
         match (self.when, self.faults.as_slice()) {
             _ if launcher_killed => ExpectedOutcome::NoReport,
             _ if self.succeeds() => ExpectedOutcome::Success,
@@ -332,12 +331,16 @@ impl Case {
             JobFault::Killed { rank: r } => rank(r, RankExit::Signal(libc::SIGKILL)),
             JobFault::Exits { rank: r, code } => rank(r, RankExit::Exit(code)),
             JobFault::Agent { node, .. }
+            | JobFault::HungAgent { node }
             | JobFault::Cut { node }
             | JobFault::Flap { node, .. }
             | JobFault::Crash { node } => {
                 ExpectedFailure { node, rank: None, exit: RankExit::NodeLost }
             }
-            JobFault::Launcher { .. } | JobFault::Term | JobFault::Cancel => {
+            JobFault::Launcher { .. }
+            | JobFault::HungLauncher
+            | JobFault::Term
+            | JobFault::Cancel => {
                 unreachable!("not a failure of a rank")
             }
         }
@@ -346,12 +349,18 @@ impl Case {
     /// Whether the ranks of a node may be lost.
     pub fn is_lost(&self, at: u32) -> bool {
         self.faults.iter().any(|f| match *f {
-            JobFault::Agent { node, .. } => node == at,
+            JobFault::Agent { node, .. } | JobFault::HungAgent { node } => node == at,
             JobFault::Cut { node } | JobFault::Crash { node } | JobFault::Flap { node, .. } => {
                 f.loses_node() && node == at
             }
             _ => false,
         })
+    }
+
+    /// Whether a failure is noticed by missing heartbeats.
+    pub fn needs_heartbeats(&self) -> bool {
+        let hung = |f: &JobFault| matches!(f, JobFault::HungAgent { .. } | JobFault::HungLauncher);
+        self.loses_node() || self.faults.iter().any(hung)
     }
 
     /// Whether a node is lost. Slurm takes long to mark such a node as up again, so the cluster is not

@@ -206,7 +206,6 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
     match () {
         () if case.succeeds() => vec![ended],
         () if may_exit_without_term(case, rank) => vec![out, ended],
-        () if case.kills_both_processes() => vec![out],
         () => vec![ended],
     }
 }
@@ -215,7 +214,7 @@ fn possible_logs(case: &Case, rank: u32) -> Vec<Parts> {
 fn may_exit_without_term(case: &Case, rank: u32) -> bool {
     let own = |f: &JobFault| match *f {
         JobFault::Exits { rank: r, .. } | JobFault::Killed { rank: r } => r == rank,
-        JobFault::Launcher { .. } | JobFault::Term => true,
+        JobFault::Launcher { .. } | JobFault::HungLauncher | JobFault::Term => true,
         _ => false,
     };
     let ignores_term = case.has(|t| matches!(t, Condition::IgnoresTerm { .. }));

@@ -38,7 +38,13 @@ pub fn inject(cluster: &Cluster, case: &Case, fault: JobFault, dir: &Path) -> Re
         JobFault::Exits { .. } => std::fs::write(dir.join("go"), "").unwrap(),
         JobFault::Agent { node, role } => kill(cluster, &host(node), "agent", role, 9)?,
         JobFault::Launcher { role } => kill(cluster, "login", "launch", role, 9)?,
-        JobFault::Term => kill(cluster, "login", "launch", ProcessRole::Reaper, 15)?,
+        JobFault::HungAgent { node } => {
+            kill(cluster, &host(node), "agent", ProcessRole::Worker, libc::SIGSTOP)?;
+        }
+        JobFault::HungLauncher => {
+            kill(cluster, "login", "launch", ProcessRole::Worker, libc::SIGSTOP)?;
+        }
+        JobFault::Term => kill(cluster, "login", "launch", ProcessRole::Original, 15)?,
         JobFault::Cancel => drop(run(&mut cluster.login("scancel", ["--user=root"])).unwrap()),
         JobFault::Cut { node } => cluster.disconnect(&host(node)).unwrap(),
         JobFault::Flap { node, ms } => {
@@ -52,7 +58,7 @@ pub fn inject(cluster: &Cluster, case: &Case, fault: JobFault, dir: &Path) -> Re
 }
 
 /// Signals the processes of a regatta command as soon as they exist.
-fn kill(
+pub fn kill(
     cluster: &Cluster,
     host: &str,
     command: &str,
@@ -68,16 +74,17 @@ fn kill(
     run(&mut kill).map(drop).map_err(|e| e.to_string())
 }
 
-/// PIDs of a command: the worker is a child of the reaper.
+/// PIDs of a command: the worker is a child of the reaper, which is a child of the original process.
 fn pids(processes: &[HostProcess], command: &str, role: ProcessRole) -> Option<Vec<u32>> {
     let start = format!("{REGATTA} {command} ");
     let ours: Vec<&HostProcess> =
         processes.iter().filter(|p| p.command.starts_with(&start)).collect();
-    let reaper = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
-    let worker = ours.iter().find(|p| p.parent == reaper).map(|p| p.pid);
-    match role {
-        ProcessRole::Reaper => Some(vec![reaper]),
-        ProcessRole::Worker => Some(vec![worker?]),
-        ProcessRole::Both => Some(vec![reaper, worker?]),
-    }
+    let child = |pid: u32| ours.iter().find(|p| p.parent == pid).map(|p| p.pid);
+    let original = ours.iter().find(|p| !ours.iter().any(|q| q.pid == p.parent))?.pid;
+    Some(match role {
+        ProcessRole::Original => vec![original],
+        ProcessRole::Reaper => vec![child(original)?],
+        ProcessRole::Worker => vec![child(child(original)?)?],
+        ProcessRole::AllButReaper => vec![original, child(child(original)?)?],
+    })
 }

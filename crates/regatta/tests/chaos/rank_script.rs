@@ -35,8 +35,8 @@ trap 'trap \"\" TERM; echo exit of $RANK; exit 0' TERM
 : > at-$RANK
 sleep 600 & wait
 ";
-/// Has no child process, which could not be found after both processes of its agent are killed.
-const NO_CHILD: &str = ": > at-$RANK\nexec sleep 600\n";
+/// Dies from TERM.
+const DIES_FROM_TERM: &str = ": > at-$RANK\nexec sleep 600\n";
 const IGNORES_TERM: &str =
     "trap ': > term-$RANK' TERM\n: > at-$RANK\nwhile :; do sleep 600 & wait; done\n";
 const WAIT_FOR_GO: &str = ": > at-$RANK\nuntil [ -e go ]; do sleep 0.1; done\n";
@@ -89,7 +89,7 @@ fn main_part(case: &Case, rank: u32) -> String {
             let first = case.conditions.iter().find_map(output).unwrap_or_default();
             format!("{WAIT_FOR_GO}{first}echo exit of $RANK\n")
         }
-        () if case.kills_both_processes() || is_signalled(case, rank) => NO_CHILD.to_owned(),
+        () if is_signalled(case, rank) => DIES_FROM_TERM.to_owned(),
         () => WAIT.to_owned(),
     }
 }

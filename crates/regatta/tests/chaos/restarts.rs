@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use regatta_testbed::{Cluster, assert_contains, cluster_or_skip, run_meanwhile};
 
+use crate::case::ProcessRole;
 use crate::check::assert_no_leftovers;
-use crate::inject::wait_for;
+use crate::inject::{kill, wait_for};
 use crate::job::{folder, run_result, shell_job, wait_for_ranks};
 
 /// Prints attempt, rank, world size and host.
@@ -87,6 +88,30 @@ fn spare_replaces_a_crashed_node() {
     });
     assert_contains(stderr, "node2 failed: replaced by spare node4");
     assert_restarted_on(&folder, &["node1", "node1", "node4", "node4", "node3", "node3"]);
+}
+
+#[test]
+fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
+    let Some(cluster) = cluster(3) else { return };
+    let script = "echo $TORCHELASTIC_RESTART_COUNT $RANK $WORLD_SIZE $(hostname); \
+                  [ $TORCHELASTIC_RESTART_COUNT = 0 ] || { date +%s%N > started-$RANK; exit 0; }; \
+                  trap '' TERM; : > at-$RANK; \
+                  while :; do date +%s%N > part-$RANK; mv part-$RANK last-$RANK; sleep 0.02; done";
+    let options = "--spares 1 --ranks-per-node 1";
+    let (stderr, folder) = run_job(&cluster, options, script, 0, |folder| {
+        wait_for_ranks(folder, 2).unwrap();
+        let worker = ProcessRole::Worker;
+        kill(&cluster, "node2", "agent", worker, libc::SIGSTOP).unwrap();
+    });
+    assert_contains(stderr, "node2 failed: replaced by spare node3");
+    assert_restarted_on(&folder, &["node1", "node3"]);
+    for rank in 0..2 {
+        let time = |name: &str| -> u64 {
+            let text = std::fs::read_to_string(folder.join(format!("{name}-{rank}"))).unwrap();
+            text.trim().parse().unwrap()
+        };
+        assert!(time("last") < time("started"), "rank {rank} ran next to its replacement");
+    }
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn job_command(cluster: &Cluster, case: &Case, folder: &Path) -> Command {
     };
     let grace = if case.when == When::Ending { 4 } else { 1 };
     // A short timeout only where a node is lost: elsewhere a busy machine must not count as lost.
-    let heartbeat_timeout = if case.loses_node() { HEARTBEAT_TIMEOUT } else { 30 };
+    let heartbeat_timeout = if case.needs_heartbeats() { HEARTBEAT_TIMEOUT } else { 30 };
     // Agents whose parent never connects try another one after ten seconds.
     let start_timeout = if case.when == When::Starting { 13 } else { 60 };
     for (option, value) in [

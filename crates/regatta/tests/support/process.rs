@@ -92,6 +92,11 @@ impl Process {
         std::fs::read_to_string(&self.output[0]).unwrap()
     }
 
+    /// Standard error so far.
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(&self.output[1]).unwrap()
+    }
+
     pub fn has_exited(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
@@ -166,4 +171,23 @@ pub fn processes(folder: impl AsRef<Path>) -> Vec<(u32, Option<u32>)> {
 /// The PID of a rank, if it runs.
 pub fn pid_of_rank(folder: impl AsRef<Path>, rank: u32) -> Option<u32> {
     processes(folder).into_iter().find(|(_, r)| *r == Some(rank)).map(|(pid, _)| pid)
+}
+
+/// The addresses on which a process listens for TCP connections, as in `/proc/net/tcp`.
+pub fn listening_addresses(pid: u32) -> Vec<String> {
+    const LISTEN: &str = "0A";
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links: Vec<PathBuf> = files.filter_map(|f| std::fs::read_link(f.path()).ok()).collect();
+    let mut addresses = Vec::new();
+    for family in ["tcp", "tcp6"] {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{family}"));
+        for line in table.unwrap_or_default().lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let socket = PathBuf::from(format!("socket:[{}]", fields[9]));
+            if fields[3] == LISTEN && links.contains(&socket) {
+                addresses.push(fields[1].rsplit_once(':').unwrap().0.to_owned());
+            }
+        }
+    }
+    addresses
 }

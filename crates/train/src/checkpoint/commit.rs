@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::dir_layout::{self, MANIFEST, MANIFEST_SUM, Role};
 use super::disk::Disk;
 use super::error::{CheckpointError, Result};
-use super::manifest::{CheckpointMeta, Manifest, Sidecar};
+use super::manifest::{self, CheckpointMeta, Manifest, Sidecar};
 
 /// A committed checkpoint.
 #[derive(Debug)]
@@ -99,6 +99,7 @@ impl CheckpointDir {
         let action = "rename to its final name";
         let again = self.entries()?.contains(&(step, Role::Complete));
         if again {
+            self.check_version(step)?;
             self.rename(action, &complete, &replaced)?;
         }
         self.rename(action, &partial, &complete).inspect_err(|_| {
@@ -135,8 +136,19 @@ impl CheckpointDir {
         Ok(sidecar)
     }
 
+    /// Fails if the checkpoint of a step has another format version: it must not be removed.
+    fn check_version(&self, step: u64) -> Result<()> {
+        let path = self.step(step, Role::Complete).join(MANIFEST);
+        let text = self.disk.read(&path).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        match text.and_then(|text| manifest::other_version(&text)) {
+            Some(found) => Err(CheckpointError::Version { path, found }),
+            None => Ok(()),
+        }
+    }
+
     /// Removes the oldest checkpoints beyond `keep`, up to the step just committed: later ones belong to another
-    /// run. Damaged checkpoints do not count, and are removed with those of their age.
+    /// run. Damaged checkpoints do not count, and are removed with those of their age; those of another format
+    /// version stay.
     pub fn prune(&self, newest: u64, keep: usize, damaged: &BTreeSet<u64>) -> Vec<CheckpointError> {
         let mut found = match self.entries() {
             Ok(found) => found,
@@ -148,6 +160,7 @@ impl CheckpointDir {
         let good = steps.iter().copied().filter(|step| !damaged.contains(step));
         let oldest = good.take(keep).last().unwrap_or(newest);
         let old = steps.into_iter().filter(|step| *step < oldest);
+        let old = old.filter(|step| self.check_version(*step).is_ok());
         old.filter_map(|step| self.remove_step(step).err()).collect()
     }
 

@@ -4,13 +4,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::Path;
 
+use super::manifest::MAX_MANIFEST_BYTES;
+use crate::regular_file;
+
 /// A file system.
 pub trait Disk: Send + Sync {
     /// Creates a directory and its parents; existing ones are fine.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Creates or truncates a file.
     fn create(&self, path: &Path) -> io::Result<Box<dyn Output>>;
-    /// Reads a file.
+    /// Reads a regular file of limited size.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Names in a directory.
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
@@ -49,7 +52,7 @@ impl Disk for SystemDisk {
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        fs::read(path)
+        regular_file::read(path, MAX_MANIFEST_BYTES)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {

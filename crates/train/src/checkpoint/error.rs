@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::manifest::VERSION;
+
 /// A result about checkpoints.
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
@@ -21,6 +23,13 @@ pub enum CheckpointError {
         free.map_or_else(|| "unknown".to_owned(), |free| free.to_string())
     )]
     NoSpace { path: PathBuf, needed: u64, free: Option<u64> },
+    /// The file exceeds the file size limit of the process or of the file system.
+    #[error(
+        "{} ({needed} bytes needed) exceeds the file size limit; existing checkpoints are intact: raise the \
+        limit with `ulimit -f unlimited`",
+        path.display()
+    )]
+    FileTooLarge { path: PathBuf, needed: u64 },
     /// The directory is not writable.
     #[error("cannot write {}: {source}; set checkpoint.dir to a writable directory", path.display())]
     NotWritable { path: PathBuf, source: io::Error },
@@ -50,7 +59,14 @@ pub enum CheckpointError {
     /// A commit without a finished save.
     #[error("the checkpoint of step {step} cannot be committed: {why}")]
     NotWritten { step: u64, why: String },
-    /// Not a checkpoint, or one of another format version.
+    /// A checkpoint of another format version, which is neither read nor removed.
+    #[error(
+        "{} has format version {found}, but this regatta reads version {VERSION}: {}",
+        path.display(),
+        if *found > VERSION { "update regatta" } else { "export it with the regatta that wrote it" }
+    )]
+    Version { path: PathBuf, found: u32 },
+    /// Not a checkpoint, or a damaged one.
     #[error("{} {why}", path.display())]
     Manifest { path: PathBuf, why: String },
     /// A damaged file.
@@ -81,6 +97,7 @@ impl CheckpointError {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 Self::NoSpace { path, needed, free: None }
             }
+            io::ErrorKind::FileTooLarge => Self::FileTooLarge { path, needed },
             _ => Self::NotWritable { path, source },
         }
     }

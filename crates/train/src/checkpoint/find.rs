@@ -1,6 +1,7 @@
 //! Finds the latest valid checkpoint.
 
 use std::cmp::Reverse;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,12 +22,26 @@ pub struct Skipped {
     pub why: Vec<CheckpointError>,
 }
 
-/// The latest valid checkpoint, if any, and newer ones that are damaged. Reads all data, so one rank does it
-/// for all.
+impl fmt::Display for Skipped {
+    /// The directory and the first error, with paths relative to the directory.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let folder = self.folder.display().to_string();
+        let why = self.why.first().map(ToString::to_string).unwrap_or_default();
+        write!(f, "{folder}: {}", why.replace(&format!("{folder}/"), ""))
+    }
+}
+
+/// The latest valid checkpoint, if any, and newer ones that are damaged. One of another format version is an
+/// error: an older checkpoint in its place would discard its steps. Reads all data, so one rank does it for
+/// all.
 pub fn latest_valid(checkpoints: &Path) -> Result<(Option<Checkpoint>, Vec<Skipped>)> {
     let mut skipped = Vec::new();
     for folder in folders(checkpoints)? {
-        let checked = Checkpoint::open(&folder).map_err(|error| vec![error]);
+        let opened = Checkpoint::open(&folder);
+        if let Err(error @ CheckpointError::Version { .. }) = opened {
+            return Err(error);
+        }
+        let checked = opened.map_err(|error| vec![error]);
         match checked.and_then(|checkpoint| checkpoint.verify().map(|_| checkpoint)) {
             Ok(checkpoint) => return Ok((Some(checkpoint), skipped)),
             Err(why) => skipped.push(Skipped { folder, why }),
@@ -50,11 +65,16 @@ pub fn is_in_dir(checkpoint: &Checkpoint, checkpoints: &Path) -> bool {
 
 /// Whether any complete checkpoint in a directory was written by this run.
 pub fn has_checkpoint_of_run(checkpoints: &Path, run: &str) -> Result<bool> {
-    let is_its = |folder: &PathBuf| {
-        let meta = Checkpoint::open(folder);
-        meta.is_ok_and(|one| one.meta().extra.get(RUN).is_some_and(|name| name == run))
-    };
-    Ok(folders(checkpoints)?.iter().any(is_its))
+    for folder in folders(checkpoints)? {
+        match Checkpoint::open(&folder) {
+            Ok(one) if one.meta().extra.get(RUN).is_some_and(|name| name == run) => {
+                return Ok(true);
+            }
+            Err(error @ CheckpointError::Version { .. }) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(false)
 }
 
 /// Directories of complete checkpoints, newest first. One about to be replaced counts if its replacement is

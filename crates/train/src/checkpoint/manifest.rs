@@ -11,6 +11,9 @@ use regatta_predict::shape::ModelShape;
 /// Version of the format.
 pub const VERSION: u32 = 2;
 
+/// Maximum size of a manifest or sidecar. Those of ten thousand ranks have less than a gigabyte.
+pub(super) const MAX_MANIFEST_BYTES: u64 = 4 << 30;
+
 /// Key in [`CheckpointMeta::extra`]: the device mesh of the ranks that wrote it.
 pub const SPLIT: &str = "split";
 /// Key in [`CheckpointMeta::extra`]: the run that wrote it.
@@ -234,20 +237,24 @@ fn to_text<T: Serialize>(document: &T) -> String {
     text
 }
 
+/// What all versions have in common.
+#[derive(Deserialize)]
+struct AnyVersion {
+    version: u32,
+}
+
+/// The format version of a manifest, if it is another one than [`VERSION`].
+pub(super) fn other_version(text: &str) -> Option<u32> {
+    let AnyVersion { version } = serde_json::from_str(text).ok()?;
+    (version != VERSION).then_some(version)
+}
+
 /// Checks the version first, because other versions may differ in everything else. `fix` is for damaged files.
 fn versioned<T: DeserializeOwned>(text: &str, fix: &str) -> Result<T, String> {
-    #[derive(Deserialize)]
-    struct Any {
-        version: u32,
-    }
     let damaged = |error: serde_json::Error| format!("is damaged: {error}{fix}");
-    let Any { version } = serde_json::from_str(text).map_err(damaged)?;
+    let AnyVersion { version } = serde_json::from_str(text).map_err(damaged)?;
     if version != VERSION {
-        let age = if version > VERSION { "a newer" } else { "an older" };
-        return Err(format!(
-            "has format version {version}, but this program reads version {VERSION}: use {age} \
-             regatta"
-        ));
+        return Err(format!("has format version {version}, expected {VERSION}"));
     }
     serde_json::from_str(text).map_err(damaged)
 }

@@ -5,6 +5,7 @@
 //! on any number of ranks. The format is described in `docs/checkpoints.md`.
 
 mod commit;
+mod completeness;
 mod cover;
 mod dir_layout;
 pub mod disk;

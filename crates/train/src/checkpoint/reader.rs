@@ -2,7 +2,6 @@
 //! before data is returned.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,11 +15,14 @@ use super::cover::{CopySpan, cover};
 use super::dir_layout::{self, MANIFEST, MANIFEST_SUM};
 use super::error::{CheckpointError, Result};
 use super::header::{self, TensorLocation};
-use super::manifest::{CheckpointMeta, Manifest, StoredShard, Tensor};
+use super::manifest::{self, CheckpointMeta, MAX_MANIFEST_BYTES, Manifest, StoredShard, Tensor};
 use super::shard::{StateTensor, TensorSlice, key};
+use crate::regular_file;
 
 /// Bytes read at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
+/// Maximum size of the checksum file.
+const MAX_SUM_BYTES: u64 = 4096;
 
 /// A complete checkpoint.
 #[derive(Debug)]
@@ -121,7 +123,8 @@ impl Checkpoint {
         Ok((index, &self.manifest.tensors[index]))
     }
 
-    /// Verifies all checksums. Returns the bytes verified, or all errors.
+    /// Verifies that all tensors of the model are there, and all checksums. Returns the bytes verified, or all
+    /// errors.
     pub fn verify(&self) -> Result<u64, Vec<CheckpointError>> {
         self.verify_share(0, 1)
     }
@@ -149,6 +152,7 @@ impl Checkpoint {
                 }
             }
         }
+        wrong.extend(self.missing_tensors());
         if wrong.is_empty() { Ok(bytes) } else { Err(wrong) }
     }
 
@@ -165,7 +169,7 @@ impl Checkpoint {
         let tensor = &self.manifest.tensors[index];
         let stored = &tensor.shards[first.shard];
         let (path, location) = self.locate(tensor, stored)?;
-        let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
+        let file = regular_file::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut bytes = Vec::new();
         // Coalesces adjacent reads: rows of few columns are short.
         for run in copies.chunk_by(|a, b| a.from + a.len == b.from) {
@@ -190,7 +194,7 @@ impl Checkpoint {
         if lock(&self.verified).contains(&(index, shard)) {
             return Ok(length);
         }
-        let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
+        let file = regular_file::open(&path).map_err(CheckpointError::io("open", &path))?;
         let mut sum = Sha256::new();
         let mut bytes = Vec::new();
         let mut at = location.bytes.start;
@@ -241,7 +245,7 @@ impl Checkpoint {
     /// Reads the header of a file.
     fn read_header(&self, path: &Path, name: &str) -> Result<HashMap<String, TensorLocation>> {
         let wrong = |why: String| CheckpointError::DamagedFile { path: path.to_owned(), why };
-        let file = match File::open(path) {
+        let file = match regular_file::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(wrong("is missing from the checkpoint".to_owned()));
             }
@@ -270,7 +274,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 fn read_manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     let wrong = |why: String| CheckpointError::Manifest { path: path.clone(), why };
-    let bytes = match std::fs::read(&path) {
+    let bytes = match regular_file::read(&path, MAX_MANIFEST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let what =
                 if dir_layout::is_partial(folder) { "is incomplete" } else { "does not exist" };
@@ -278,14 +282,20 @@ fn read_manifest(folder: &Path) -> Result<Manifest> {
         }
         result => result.map_err(CheckpointError::io("read", &path))?,
     };
+    let text =
+        std::str::from_utf8(&bytes).map_err(|error| wrong(format!("is not UTF-8: {error}")))?;
     let sum_path = folder.join(MANIFEST_SUM);
-    let sum = std::fs::read_to_string(&sum_path).map_err(CheckpointError::io("read", &sum_path))?;
-    let sum = sum.split_whitespace().next().unwrap_or_default();
-    let manifest = std::str::from_utf8(&bytes)
-        .map_err(|error| wrong(format!("is not UTF-8: {error}")))
-        .and_then(|text| Manifest::parse(text).map_err(wrong))?;
-    // After the version, because other versions may store it elsewhere.
-    if hex(&Sha256::digest(&bytes)) != sum {
+    let sum = regular_file::read_to_string(&sum_path, MAX_SUM_BYTES);
+    let matches =
+        |sum: &String| sum.split_whitespace().next() == Some(&hex(&Sha256::digest(&bytes)));
+    // Another version may have no checksum here. With a wrong one, the version is a flipped bit.
+    if let Some(found) = manifest::other_version(text)
+        && sum.as_ref().map_or(true, matches)
+    {
+        return Err(CheckpointError::Version { path, found });
+    }
+    let manifest = Manifest::parse(text).map_err(wrong)?;
+    if !matches(&sum.map_err(CheckpointError::io("read", &sum_path))?) {
         return Err(wrong(format!("is damaged: it does not match {MANIFEST_SUM}")));
     }
     Ok(manifest)

@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{ConfigError, PRESETS, Resolved, Result, presets, resolved};
+use crate::regular_file;
+
+/// Maximum size of a configuration file.
+pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// The layer on which command-line arguments are applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +25,7 @@ pub fn load<S: AsRef<str>>(args: &[S]) -> Result<Resolved> {
     let path = Path::new(first);
     let is_file = first.ends_with(".toml") && !first.contains('=') || path.is_file();
     if is_file && presets::find(first).is_err() {
-        let text = std::fs::read_to_string(path)
+        let text = regular_file::read_to_string(path, MAX_CONFIG_BYTES)
             .map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
         return resolve(Some(Base::File(path.to_owned(), text)), rest);
     }

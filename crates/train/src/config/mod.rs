@@ -18,7 +18,7 @@ mod suggest;
 mod validate;
 mod value;
 
-pub use base::{Base, load, resolve};
+pub use base::{Base, MAX_CONFIG_BYTES, load, resolve};
 pub use error::{ConfigError, Result, SourceLocation};
 pub use explain::{explain, implied_ranks};
 pub use presets::{PRESETS, Preset};
@@ -119,8 +119,8 @@ configuration! {
         name: OptimizerKind = OptimizerKind::AdamW, ANY;
         /// Peak learning rate.
         lr: f64 = 1e-3, POSITIVE;
-        /// Learning rate at the end of the decay.
-        min_lr: f64 = 1e-4, NON_NEGATIVE;
+        /// Learning rate at the end of the decay; auto: a tenth of lr.
+        min_lr: Option<f64> = None, NON_NEGATIVE;
         /// Linear warmup steps.
         warmup_steps: u64 = 100, STEPS_OR_ZERO;
         /// Step at which the learning rate reaches min_lr; 0: the last step.

@@ -7,8 +7,8 @@ use regatta_model::suggest::closest_match;
 use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
-use super::value::{Quoting, RawValue, quoted};
 use super::presets::CHAR_VOCAB_SIZE;
+use super::value::{Quoting, RawValue, quoted};
 use super::{
     Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, foreign_keys, presets,
 };

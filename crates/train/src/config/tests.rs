@@ -172,6 +172,17 @@ fn arguments_without_a_key_and_unknown_presets_are_refused() {
 }
 
 #[test]
+fn a_configuration_file_must_be_regular_and_small() {
+    let folder = crate::testing::TempDir::new();
+    let fifo = folder.fifo("fifo.toml").display().to_string();
+    let error = message(load(&[fifo]));
+    assert!(error.contains("fifo.toml: it is a FIFO, not a regular file"), "{error}");
+    let large = folder.file("large.toml", vec![b' '; MAX_CONFIG_BYTES as usize + 1]);
+    let error = message(load(&[large.display().to_string()]));
+    assert!(error.contains("it has 1048577 bytes, but such a file has at most 1048576"), "{error}");
+}
+
+#[test]
 fn a_short_form_that_several_sections_have_is_ambiguous() {
     let error = message(args("dir=x"));
     assert_eq!(error, "command line: dir is ambiguous: use checkpoint.dir or offload.dir");

@@ -120,7 +120,7 @@ impl Config {
         LrSchedule {
             decay: optimizer.lr_schedule,
             lr: optimizer.lr * factor,
-            min_lr: optimizer.min_lr * factor,
+            min_lr: optimizer.min_lr.unwrap_or(optimizer.lr / 10.0) * factor,
             warmup_steps: optimizer.warmup_steps,
             decay_steps: if optimizer.decay_steps == 0 { steps } else { optimizer.decay_steps },
         }
@@ -130,9 +130,8 @@ impl Config {
         let LrSchedule { lr, min_lr, warmup_steps, decay_steps, .. } = self.lr_schedule(1);
         if min_lr > lr {
             return Err(Infeasible::new(format!(
-                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: also set optimizer.min_lr, \
-                 commonly to a tenth of optimizer.lr (optimizer.min_lr={})",
-                format!("{:.1e}", lr / 10.0).replace(".0e", "e")
+                "optimizer.min_lr {min_lr:?} exceeds optimizer.lr {lr:?}: lower it, or set \
+                 optimizer.min_lr=auto for a tenth of optimizer.lr"
             )));
         }
         // A run that ends during the warmup is a short trial, and valid.

@@ -202,25 +202,29 @@ named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
 named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
 named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
 
-/// A value; None: `auto`, a default that depends on other keys or on the machine.
-impl<T: Value> Value for Option<T> {
-    fn type_name() -> String {
-        format!("{} or auto", T::type_name().replace(" or ", ", "))
-    }
-
-    fn parse(raw: &RawValue<'_>) -> Option<Self> {
-        let auto = || (raw.as_text()? == "auto").then_some(None);
-        T::parse(raw).map(Some).or_else(auto)
-    }
-
-    fn to_toml(&self) -> String {
-        self.as_ref().map_or_else(|| quoted("auto"), Value::to_toml)
-    }
-
-    fn number(&self) -> Option<f64> {
-        self.as_ref().and_then(Value::number)
-    }
+/// Implements [`Value`] for an option; None: `auto`, a default that depends on other keys.
+macro_rules! or_auto {
+    ($Type:ty, $name:literal) => {
+        impl Value for Option<$Type> {
+            fn type_name() -> String {
+                $name.to_owned()
+            }
+            fn parse(raw: &RawValue<'_>) -> Option<Self> {
+                let auto = || (raw.as_text()? == "auto").then_some(None);
+                <$Type>::parse(raw).map(Some).or_else(auto)
+            }
+            fn to_toml(&self) -> String {
+                self.map_or_else(|| quoted("auto"), |value| value.to_toml())
+            }
+            fn number(&self) -> Option<f64> {
+                self.and_then(|value| value.number())
+            }
+        }
+    };
 }
+or_auto!(bool, "true, false or auto");
+or_auto!(Precision, "f32, bf16 or auto");
+or_auto!(f64, "auto or a number");
 
 /// Where to resume from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,7 +15,8 @@ pub enum DataError {
     /// Neither a file nor a known dataset.
     #[error(
         "data.source {name:?} does not exist: expected a text file, a folder written by `regatta data prepare`, or \
-        {}", super::builtin::NAME
+        {}",
+        super::builtin::NAME
     )]
     UnknownSource { name: String },
     /// An input of `regatta data prepare` that is neither a file nor a known dataset.
@@ -93,6 +94,13 @@ pub enum DataError {
         path.display(), tokenizer.display()
     )]
     OtherTokenizer { path: PathBuf, tokenizer: PathBuf, of_file: String, of_tokenizer: String },
+    /// The data was not prepared with the character tokenizer.
+    #[error(
+        "data.tokenizer is char, but {} was prepared with a {tokenizer} tokenizer of {vocabulary} tokens: remove \
+        data.tokenizer, or prepare the text again with `regatta data prepare --characters`",
+        path.display()
+    )]
+    NotCharacters { path: PathBuf, tokenizer: String, vocabulary: usize },
     /// Raw tokens without their tokenizer.
     #[error("data.source raw-u16:{} needs data.tokenizer: set it to the tokenizer.json that produced the tokens", path.display())]
     NoTokenizer { path: PathBuf },

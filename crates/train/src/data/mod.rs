@@ -14,13 +14,14 @@ mod text_chunks;
 pub mod token_file;
 pub mod tokenizer;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
+
+use crate::regular_file;
 
 pub use bpe::train::MIN_VOCAB as MIN_BPE_VOCAB;
 pub use data_loader::{Batch, DataLoader, Prefetcher};
@@ -41,7 +42,7 @@ fn beside(path: &Path, word: &str) -> PathBuf {
 
 /// SHA-256 of a file. `read` is called with the size of each chunk, and may abort.
 fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<String> {
-    let mut file = File::open(path).map_err(DataError::io("open", path))?;
+    let mut file = regular_file::open(path).map_err(DataError::io("open", path))?;
     let (mut sum, mut bytes) = (Sha256::new(), vec![0; 1 << 16]);
     loop {
         match file.read(&mut bytes).map_err(DataError::io("read", path))? {

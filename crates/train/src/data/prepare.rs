@@ -11,8 +11,9 @@ use super::error::{DataError, Result};
 use super::source::check_val_fraction;
 use super::text_chunks::{self, Split};
 use super::token_file::{self, TokenWriter};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{CHARACTERS, Tokenizer};
 use super::{beside, sha256};
+use crate::regular_file;
 
 /// Tokens of the training split.
 pub const TRAIN: &str = "train.tokens";
@@ -22,6 +23,9 @@ pub const VALIDATION: &str = "validation.tokens";
 pub const TOKENIZER: &str = "tokenizer.json";
 /// Metadata of the folder.
 pub const METADATA: &str = "prepared.json";
+
+/// Maximum size of the metadata, which lists the input files.
+const MAX_METADATA_BYTES: u64 = 256 << 20;
 
 /// What to prepare.
 #[derive(Debug, Clone, PartialEq)]
@@ -166,9 +170,18 @@ pub fn prepare(options: &PrepareOptions, progress: &mut OnProgress<'_>) -> Resul
 /// Reads the metadata of a folder.
 pub fn metadata(folder: &Path) -> Result<PreparedMeta> {
     let fault = |reason: String| DataError::Folder { path: folder.to_owned(), reason };
-    let text = std::fs::read_to_string(folder.join(METADATA))
+    let text = regular_file::read_to_string(&folder.join(METADATA), MAX_METADATA_BYTES)
         .map_err(|error| fault(format!("{METADATA}: {error}")))?;
     document::from_json(&text).map_err(|error| fault(format!("{METADATA}: {error}")))
+}
+
+/// Fails if a folder was prepared with another tokenizer than the character tokenizer.
+pub(super) fn require_characters(folder: &Path) -> Result<()> {
+    let PreparedMeta { tokenizer, vocabulary, .. } = metadata(folder)?;
+    match tokenizer.as_str() {
+        CHARACTERS => Ok(()),
+        _ => Err(DataError::NotCharacters { path: folder.to_owned(), tokenizer, vocabulary }),
+    }
 }
 
 /// The folder of a path: symbolic links are followed.

@@ -13,17 +13,20 @@ use regatta_model::text::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::builtin;
 use super::error::{DataError, Result};
 use super::prepare::{self as folder, PrepareOptions, TokenizerSource};
 use super::text_chunks;
 use super::token_file::TokenFile;
 use super::tokenizer::Tokenizer;
-use super::builtin;
+use crate::regular_file;
 
 /// Default fraction of a text for validation.
 pub const VALIDATION: f64 = 0.1;
 /// Larger texts are converted to token files; smaller ones are tokenized by every rank.
 const IN_MEMORY: u64 = 64 << 20;
+/// Maximum size of a text that is tokenized in memory: it may have grown since it was below [`IN_MEMORY`].
+const MAX_TEXT_BYTES: u64 = 1 << 30;
 /// Prefix of raw 16-bit token files.
 const RAW_U16: &str = "raw-u16:";
 
@@ -35,13 +38,17 @@ pub struct DataSpec {
     pub data: String,
     /// Tokenizer file; None: character tokenizer.
     pub tokenizer: Option<PathBuf>,
+    /// Whether the tokenizer must be the character tokenizer (`data.tokenizer=char`), also that of prepared
+    /// data.
+    pub require_char: bool,
     /// Fraction of a text for validation. Token files have their own split.
     pub validation: f64,
 }
 
 impl Default for DataSpec {
     fn default() -> Self {
-        Self { data: builtin::NAME.to_owned(), tokenizer: None, validation: VALIDATION }
+        let (data, tokenizer, require_char) = (builtin::NAME.to_owned(), None, false);
+        Self { data, tokenizer, require_char, validation: VALIDATION }
     }
 }
 
@@ -132,7 +139,13 @@ fn prepare_with(spec: &DataSpec, dirs: &DataDirs, in_memory: u64) -> Result<Prep
         _ => DataError::io("stat", &path)(error),
     })?;
     match found.len() {
-        _ if found.is_dir() => Ok(Prepared::Folder { path, tokenizer }),
+        _ if found.is_dir() => {
+            if spec.require_char {
+                folder::require_characters(&path)?;
+            }
+            Ok(Prepared::Folder { path, tokenizer })
+        }
+        _ if !found.is_file() => Err(DataError::NoFile { path }),
         bytes if bytes <= in_memory => Ok(Prepared::Text { path, tokenizer, validation }),
         _ => {
             let path = prepare_in_cache(path, spec, &found, dirs)?;
@@ -226,7 +239,8 @@ pub fn open(prepared: &Prepared) -> Result<Dataset> {
             from_text(&builtin::text(), tokenizer.as_deref(), *validation, "the built-in text")
         }
         Prepared::Text { path, tokenizer, validation } => {
-            let bytes = std::fs::read(path).map_err(DataError::io("read", path))?;
+            let bytes =
+                regular_file::read(path, MAX_TEXT_BYTES).map_err(DataError::io("read", path))?;
             let text = String::from_utf8(bytes).map_err(|error| DataError::NotUtf8 {
                 path: path.clone(),
                 byte: error.utf8_error().valid_up_to() as u64,

@@ -1,10 +1,10 @@
 //! Reads text files as one text in chunks that can be tokenized independently: texts may be larger than memory.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
 use super::error::{DataError, Result};
+use crate::regular_file;
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
@@ -40,7 +40,7 @@ pub fn for_each_chunk(
 ) -> Result<()> {
     let mut text = Chunker { text: String::new(), before: 0, split };
     for path in files {
-        let mut file = File::open(path).map_err(DataError::io("open", path))?;
+        let mut file = regular_file::open(path).map_err(DataError::io("open", path))?;
         let (mut bytes, mut done) = (Vec::new(), 0);
         loop {
             let more = file.by_ref().take(CHUNK as u64).read_to_end(&mut bytes);

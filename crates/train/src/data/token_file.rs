@@ -17,6 +17,7 @@ use regatta_model::text::hex;
 use sha2::{Digest, Sha256};
 
 use super::error::{DataError, Result};
+use crate::regular_file;
 pub use header::{HEADER_BYTES, Header, VERSION};
 pub use writer::TokenWriter;
 pub(super) use writer::sync_parent_dir;
@@ -39,7 +40,8 @@ pub struct TokenFile {
 impl TokenFile {
     /// Opens a file and checks its header and size.
     pub fn open(path: &Path) -> Result<Self> {
-        let mut file = File::open(path).map_err(DataError::io("open the token file", path))?;
+        let mut file =
+            regular_file::open(path).map_err(DataError::io("open the token file", path))?;
         let length = length(&file, path)?;
         let mut first = Vec::with_capacity(HEADER_BYTES);
         let begin = file.by_ref().take(HEADER_BYTES as u64).read_to_end(&mut first);
@@ -50,7 +52,7 @@ impl TokenFile {
 
     /// Opens raw 16-bit tokens as nanoGPT writes them. Only their range can be checked.
     pub fn open_raw_u16(path: &Path, vocabulary: usize) -> Result<Self> {
-        let file = File::open(path).map_err(DataError::io("open the token file", path))?;
+        let file = regular_file::open(path).map_err(DataError::io("open the token file", path))?;
         let length = length(&file, path)?;
         if length == 0 {
             return Err(DataError::Empty { what: path.display().to_string() });

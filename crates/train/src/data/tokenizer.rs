@@ -1,5 +1,7 @@
 //! Tokenizers: characters, or byte-level BPE from a Hugging Face `tokenizer.json`.
 
+mod word_level;
+
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -11,6 +13,7 @@ use sha2::{Digest, Sha256};
 use super::beside;
 use super::bpe::Bpe;
 use super::error::{DataError, Result};
+use crate::regular_file;
 
 /// A tokenizer.
 #[derive(Debug, Clone)]
@@ -33,7 +36,11 @@ struct CharVocabFile {
     characters: String,
 }
 
-const CHARACTERS: &str = "characters";
+/// Kind of the character tokenizer.
+pub(super) const CHARACTERS: &str = "characters";
+
+/// Maximum size of a tokenizer file. Those of the largest vocabularies have some 30 MB.
+const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
 /// Names of the end-of-text token, by preference: GPT-2, Llama 3, Llama 2, Gemma, ours.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end|>"];
@@ -47,7 +54,8 @@ impl Tokenizer {
 
     /// Loads a character tokenizer or a Hugging Face `tokenizer.json`.
     pub fn load(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(DataError::io("read the tokenizer", path))?;
+        let bytes = regular_file::read(path, MAX_TOKENIZER_BYTES);
+        let bytes = bytes.map_err(DataError::io("read the tokenizer", path))?;
         Self::from_bytes(&bytes, path)
     }
 
@@ -56,9 +64,23 @@ impl Tokenizer {
         #[derive(Deserialize)]
         struct TokenizerKind {
             kind: Option<String>,
+            model: Option<ModelKind>,
+        }
+        #[derive(Deserialize)]
+        struct ModelKind {
+            #[serde(rename = "type")]
+            kind: Option<String>,
         }
         let json = |error: serde_json::Error| DataError::tokenizer(path, error.to_string());
-        match serde_json::from_slice::<TokenizerKind>(bytes).map_err(json)?.kind {
+        let TokenizerKind { kind, model } = serde_json::from_slice(bytes).map_err(json)?;
+        let model = model.and_then(|model| model.kind);
+        match kind {
+            None if model.as_deref() == Some(word_level::MODEL_TYPE) => {
+                let reason =
+                    "its WordLevel model is not one of single characters as regatta exports it";
+                let vocab = word_level::parse(bytes);
+                vocab.map(Self::Char).ok_or_else(|| DataError::tokenizer(path, reason))
+            }
             None => Ok(Self::Bpe(Box::new(Bpe::parse(bytes, path)?))),
             Some(kind) if kind == CHARACTERS => {
                 let file: CharVocabFile = serde_json::from_slice(bytes).map_err(json)?;
@@ -89,10 +111,18 @@ impl Tokenizer {
         }
     }
 
+    /// Contents of a `tokenizer.json` that the tokenizers library reads.
+    pub fn to_hugging_face(&self) -> Vec<u8> {
+        match self {
+            Self::Bpe(bpe) => bpe.file().to_vec(),
+            Self::Char(vocab) => format!("{:#}\n", word_level::document(vocab)).into_bytes(),
+        }
+    }
+
     /// Writes its file atomically. An identical file is left untouched, because others may be reading it.
     pub fn save(&self, path: &Path) -> Result<()> {
         let bytes = self.to_bytes();
-        if std::fs::read(path).is_ok_and(|there| there == bytes) {
+        if regular_file::read(path, MAX_TOKENIZER_BYTES).is_ok_and(|there| there == bytes) {
             return Ok(());
         }
         let part = beside(path, "part");

@@ -80,6 +80,8 @@ pub struct RunInfo {
     pub start_step: u64,
     /// Steps between log lines.
     pub log_interval: u64,
+    /// Steps between checkpoints; 0: no checkpoints.
+    pub checkpoint_interval: u64,
     /// How FLOPs are counted.
     pub flops_formula: String,
     /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
@@ -164,7 +166,7 @@ pub enum EndReason {
     /// All steps are finished.
     #[default]
     Completed,
-    /// Interrupted before the last step; a checkpoint was saved.
+    /// Interrupted before the last step; a checkpoint was saved unless they are disabled.
     Interrupted,
 }
 
@@ -178,6 +180,9 @@ pub struct Summary {
     /// Steps finished before this start.
     #[serde(default)]
     pub start_step: u64,
+    /// Step of the latest complete checkpoint of the run, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<u64>,
     /// Training loss of the last step.
     #[serde(with = "finite_or_null")]
     pub loss: f64,

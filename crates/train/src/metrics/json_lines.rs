@@ -8,6 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{Event, finite_or_null};
+use crate::regular_file;
 
 /// An append-only file. A partially failed write is overwritten by the next one.
 #[derive(Debug)]
@@ -52,7 +53,8 @@ impl JsonLines {
 
     /// Reads steps and validations up to `last_step`. Other lines are skipped.
     pub fn read(path: &Path, last_step: u64) -> io::Result<Vec<Event>> {
-        let text = std::fs::read(path)?;
+        let mut text = Vec::new();
+        regular_file::open(path)?.read_to_end(&mut text)?;
         let lines = text[..len_through(&text, last_step)].split(|byte| *byte == b'\n');
         Ok(lines.filter_map(parse_event).collect())
     }

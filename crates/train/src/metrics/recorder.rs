@@ -83,7 +83,11 @@ impl Recorder {
         let error = error.filter(|_| !self.warned)?;
         self.warned = true;
         let folder = self.folder.display();
-        Some(format!("metrics in {folder} are incomplete: {error}; training continues"))
+        let fix = match error.kind() {
+            io::ErrorKind::FileTooLarge => "; raise the limit with `ulimit -f unlimited`",
+            _ => "",
+        };
+        Some(format!("metrics in {folder} are incomplete: {error}; training continues{fix}"))
     }
 }
 

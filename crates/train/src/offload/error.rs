@@ -32,6 +32,7 @@ pub(super) fn hint(error: &std::io::Error) -> &'static str {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
             "free disk space there, or set offload.dir to another directory"
         }
+        std::io::ErrorKind::FileTooLarge => "raise the file size limit with `ulimit -f unlimited`",
         _ => "set offload.dir to another directory",
     }
 }

@@ -1,6 +1,6 @@
 //! Training errors.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use regatta_comm::CommError;
 use thiserror::Error;
@@ -77,7 +77,8 @@ pub enum TrainError {
     UnreadableCheckpoint { rank: u32, host: String, folder: PathBuf, source: Box<CheckpointError> },
     /// No checkpoint to resume from.
     #[error(
-        "no {}checkpoint in {}{}{skipped}. To start from scratch, set checkpoint.resume=never",
+        "no {}checkpoint in {}{}{skipped}. Start a new run, set checkpoint.resume to a checkpoint or to another \
+        run folder, or set checkpoint.resume=never to start this run over",
         if skipped.is_empty() { "" } else { "valid " },
         folder.display(),
         if skipped.is_empty() { "" } else { ": " },
@@ -105,6 +106,11 @@ impl From<StepError> for TrainError {
 }
 
 impl TrainError {
+    /// The folder has no checkpoint to resume from.
+    pub fn no_checkpoint(folder: &Path) -> Self {
+        Self::NoCheckpoint { folder: folder.to_owned(), skipped: String::new() }
+    }
+
     /// The data cannot be used for training.
     pub(super) fn unusable_data(data: &str, source: DataError) -> Self {
         Self::UnusableData { data: data.to_owned(), source: Box::new(source) }

@@ -31,7 +31,8 @@ impl TrainingLoop {
             false => Vec::new(),
         };
         let RankBytes { memory, sent, disk_io, .. } = own;
-        emit(Event::End(Box::new(Summary { memory, sent, disk_io, ranks, ..summary })));
+        let checkpoint = self.complete_checkpoint;
+        emit(Event::End(Box::new(Summary { checkpoint, memory, sent, disk_io, ranks, ..summary })));
         Ok(())
     }
 
@@ -40,7 +41,8 @@ impl TrainingLoop {
         if self.manager.is_none() {
             return Ok(());
         }
-        if self.last_checkpoint != Some(self.done) {
+        let is_new = self.done > self.throughput.start_step;
+        if is_new && self.last_checkpoint != Some(self.done) {
             self.start_checkpoint(emit)?;
         }
         match self.finish_checkpoint(emit)? {

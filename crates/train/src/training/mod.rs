@@ -71,6 +71,8 @@ pub struct TrainingSetup {
     pub folder: PathBuf,
     /// Identifies the run, if known; the same after a restart.
     pub run: String,
+    /// Whether a missing checkpoint is an error, as with `--resume`, instead of the start of a new run.
+    pub require_checkpoint: bool,
 }
 
 /// Trains. `stop` is polled after every step; if it returns true on any rank, all ranks save and end.

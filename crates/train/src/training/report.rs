@@ -26,7 +26,8 @@ pub fn run_info(
         (0..setup.comm.size()).map(|rank| setup.comm.peer(rank).host).collect();
     let tokens_per_step = (plan.batch * shape.seq_len) as u64;
     let steps = config.train.steps.saturating_sub(done);
-    let flops = steps as f64 * tokens_per_step as f64 * shape.training_flops_per_token(shape.seq_len);
+    let flops =
+        steps as f64 * tokens_per_step as f64 * shape.training_flops_per_token(shape.seq_len);
     let expected = setup.gemm_flops_per_second * EXPECTED_GEMM_FRACTION;
     RunInfo {
         model: setup.name.clone(),
@@ -43,6 +44,7 @@ pub fn run_info(
         steps: config.train.steps,
         start_step: done,
         log_interval: config.train.log_interval,
+        checkpoint_interval: config.checkpoint.interval,
         flops_formula: FLOPS_FORMULA.to_owned(),
         gemm_flops_per_second: setup.gemm_flops_per_second,
         estimated_seconds: if expected > 0.0 { flops / expected } else { 0.0 },

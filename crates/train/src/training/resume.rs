@@ -9,9 +9,7 @@ use regatta_comm::{Collectives, Comm, CommError};
 use super::TrainingSetup;
 use super::error::{Result, TrainError};
 use crate::checkpoint::manifest::DATA;
-use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, Skipped, latest_valid,
-};
+use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointMeta, MANIFEST, latest_valid};
 use crate::config::{Config, Resume};
 use crate::run_paths;
 use regatta_predict::shape::ModelShape;
@@ -27,12 +25,16 @@ pub struct ResumePoint {
     pub damaged: Vec<PathBuf>,
 }
 
-/// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones.
-pub fn find_on_all_ranks(setup: &TrainingSetup, own: Option<&Path>) -> Result<Option<ResumePoint>> {
+/// The checkpoint that rank 0 found, on all ranks. Only rank 0 knows the skipped ones. `own` is the checkpoint
+/// directory of this run.
+pub fn find_on_all_ranks(setup: &TrainingSetup, own: &Path) -> Result<Option<ResumePoint>> {
     let comm = &*setup.comm;
     let Some(base) = base(&setup.config, own) else { return Ok(None) };
     if comm.rank() == 0 {
-        let found = find(&setup.config, own)?;
+        let found = find(&setup.config, &base)?;
+        if found.is_none() && setup.require_checkpoint {
+            return Err(TrainError::no_checkpoint(&base));
+        }
         // Relative to the configured path, which may be mounted elsewhere on other nodes.
         let relative = found.as_ref().map(|found| {
             let folder = found.checkpoint.folder();
@@ -70,40 +72,33 @@ pub fn unreadable(comm: &dyn Comm, folder: &Path, source: CheckpointError) -> Tr
 }
 
 /// Where to look for checkpoints, if anywhere.
-fn base(config: &Config, own: Option<&Path>) -> Option<PathBuf> {
-    match (&config.checkpoint.resume, own) {
-        (Resume::Never, _) | (Resume::Auto, None) => None,
-        (Resume::Auto, Some(own)) => Some(own.to_owned()),
-        (Resume::From(path), _) => Some(path.clone()),
+fn base(config: &Config, own: &Path) -> Option<PathBuf> {
+    match &config.checkpoint.resume {
+        Resume::Never => None,
+        Resume::Auto => Some(own.to_owned()),
+        Resume::From(path) => Some(path.clone()),
     }
 }
 
-/// The checkpoint to resume from, if any. `own` is the checkpoint directory of this run.
-pub fn find(config: &Config, own: Option<&Path>) -> Result<Option<ResumePoint>> {
-    let Some(folder) = base(config, own) else { return Ok(None) };
-    let (checkpoint, skipped) = match Checkpoint::open(&folder) {
+/// The checkpoint to resume from, if any: the one in this folder, or the latest valid one below it.
+fn find(config: &Config, folder: &Path) -> Result<Option<ResumePoint>> {
+    let (checkpoint, skipped) = match Checkpoint::open(folder) {
         Ok(one) => {
             let error = one.verify().err().and_then(|all| all.into_iter().next());
             error.map_or(Ok(()), Err)?;
             (Some(one), Vec::new())
         }
         Err(error) if folder.join(MANIFEST).exists() => return Err(error.into()),
-        Err(_) => latest_valid(&run_paths::find_checkpoint_dir(&folder))?,
-    };
-    // Paths in the reason are relative to the checkpoint.
-    let reason = |skipped: &Skipped| {
-        let folder = skipped.folder.display().to_string();
-        let why = skipped.why.first().map(ToString::to_string).unwrap_or_default();
-        format!("{folder}: {}", why.replace(&format!("{folder}/"), ""))
+        Err(_) => latest_valid(&run_paths::find_checkpoint_dir(folder))?,
     };
     let damaged = skipped.iter().map(|skipped| skipped.folder.clone()).collect();
-    let skipped: Vec<String> = skipped.iter().map(reason).collect();
+    let skipped: Vec<String> = skipped.iter().map(ToString::to_string).collect();
     match (checkpoint, &config.checkpoint.resume) {
         (Some(checkpoint), _) => Ok(Some(ResumePoint { checkpoint, skipped, damaged })),
         (None, Resume::Auto) if skipped.is_empty() => Ok(None),
         (None, _) => {
             let skipped = skipped.join("; ").replace(&format!("{}/", folder.display()), "");
-            Err(TrainError::NoCheckpoint { folder, skipped })
+            Err(TrainError::NoCheckpoint { folder: folder.to_owned(), skipped })
         }
     }
 }

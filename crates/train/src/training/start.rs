@@ -37,17 +37,18 @@ impl TrainingLoop {
         let (rank, ranks) = (setup.comm.rank() as usize, setup.comm.size() as usize);
         let (plan, shape) = plan(&setup)?;
         check_agreement(&setup)?;
-        let checkpoints = checkpoint_dir(&setup.config, &setup.folder);
-        let config::Checkpoint { keep_last, .. } = setup.config.checkpoint;
+        // Read also by a run that saves no checkpoints.
+        let checkpoints = run_paths::checkpoint_dir(&setup.config, &setup.folder);
+        let config::Checkpoint { interval, keep_last, .. } = setup.config.checkpoint;
         // First, to take the lock before anything of a run in use by another job changes.
-        let mut manager = match &checkpoints {
-            Some(dir) => Some(CheckpointManager::new(dir, rank, ranks, keep_last)?),
-            None => None,
+        let mut manager = match interval {
+            0 => None,
+            _ => Some(CheckpointManager::new(&checkpoints, rank, ranks, keep_last)?),
         };
         if let Some(manager) = &mut manager {
             manager.in_background = setup.config.saves_in_background();
         }
-        let found = resume::find_on_all_ranks(&setup, checkpoints.as_deref())?;
+        let found = resume::find_on_all_ranks(&setup, &checkpoints)?;
         if let Some(found) = &found {
             let TrainingSetup { config, dataset, .. } = &setup;
             let tokenizer = dataset.tokenizer.fingerprint();
@@ -58,7 +59,7 @@ impl TrainingLoop {
         }
         let progress = |f: &resume::ResumePoint| {
             let CheckpointMeta { step, tokens, .. } = f.checkpoint.meta();
-            let is_own = checkpoints.iter().any(|own| is_in_dir(&f.checkpoint, own));
+            let is_own = is_in_dir(&f.checkpoint, &checkpoints);
             // A checkpoint of another run is not a checkpoint of this one.
             (*step, *tokens, is_own.then_some(*step))
         };
@@ -88,8 +89,10 @@ impl TrainingLoop {
             let from = found.checkpoint.folder().display();
             emit(Event::Note(format!("resumed after step {done} from {from}")));
         }
+        let trains = done < training.config.train.steps;
         if let Some(manager) = &manager
             && training.config.checkpoint.resume != Resume::Auto
+            && trains
         {
             for path in manager.writer.move_aside(last_checkpoint)? {
                 let note = "belongs to the previous run and was moved here";
@@ -101,8 +104,8 @@ impl TrainingLoop {
         // All checkpoint managers must exist before any rank starts to write.
         training.comm.barrier()?;
         let Dataset { tokenizer, validation: tokens, .. } = &training.dataset;
-        if let (0, Some(folder)) = (rank, &checkpoints) {
-            tokenizer.save(&folder.join(TOKENIZER))?;
+        if rank == 0 && training.manager.is_some() && trains {
+            tokenizer.save(&checkpoints.join(TOKENIZER))?;
         }
         training.validation = validation_loader(&training.config, tokens, emit);
         Ok(training)

@@ -67,6 +67,7 @@ pub fn training_setup(
         dataset: data::open(&data::prepare(data, &DataDirs::default())?)?,
         folder,
         run: RUN.to_owned(),
+        require_checkpoint: false,
     })
 }
 

@@ -10,13 +10,15 @@
 //!
 //! Each side receives a hello followed by a proof. The initiator sends its proof only after it has
 //! verified the responder's, so a fake server learns nothing but the version. A proof is an HMAC
-//! over the sender's role and both nonces, which rules out reflection and replay.
+//! over the sender's role and both nonces, which rules out reflection and replay. The keys of the
+//! frames are derived in the same way.
 
 use std::fmt;
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
+use super::cipher::FrameCipher;
 use super::send_buffer::SendBuffer;
 use super::{LinkError, PROTOCOL_VERSION, Result, Role};
 use crate::secret::Secret;
@@ -114,16 +116,32 @@ impl Handshake {
         if valid { Ok(()) } else { Err(LinkError::AuthenticationFailed) }
     }
 
+    /// The ciphers for sending and receiving, once both nonces are known.
+    pub(super) fn frame_ciphers(&self) -> (FrameCipher, FrameCipher) {
+        let cipher =
+            |label: &[u8]| FrameCipher::new(self.mac(label).finalize().into_bytes().into());
+        let initiator = cipher(b"regatta initiator frames");
+        let responder = cipher(b"regatta responder frames");
+        match self.role {
+            Role::Initiator => (initiator, responder),
+            Role::Responder => (responder, initiator),
+        }
+    }
+
     fn proof_mac(&self, role: Role) -> Hmac<Sha256> {
+        // The labels are part of protocol version 1.
+        self.mac(match role {
+            Role::Initiator => b"regatta caller",
+            Role::Responder => b"regatta listener",
+        })
+    }
+
+    /// An HMAC over a label and both nonces.
+    fn mac(&self, label: &[u8]) -> Hmac<Sha256> {
         let theirs = &self.received[PREFIX_LEN..HELLO_LEN];
         let (initiator, responder) = match self.role {
             Role::Initiator => (&self.nonce[..], theirs),
             Role::Responder => (theirs, &self.nonce[..]),
-        };
-        // The labels are part of protocol version 1.
-        let label: &[u8] = match role {
-            Role::Initiator => b"regatta caller",
-            Role::Responder => b"regatta listener",
         };
         let mut mac = self.secret.mac();
         for part in [label, &PROTOCOL_VERSION.to_be_bytes(), initiator, responder] {

@@ -20,10 +20,6 @@ impl SendBuffer {
         self.bytes.extend_from_slice(bytes);
     }
 
-    pub(super) fn append(&mut self, other: Self) {
-        self.push(other.bytes());
-    }
-
     /// Removes bytes from the front. The rest is moved only when it is the smaller half, so the
     /// amortised cost is linear in the bytes sent.
     pub(super) fn consume(&mut self, count: usize) {

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::handshake::{HANDSHAKE_LEN, HELLO_LEN, PREFIX_LEN};
 use super::*;
+use crate::clock::RunClock;
 
 const TIMING: Timing = Timing {
     handshake: Duration::from_secs(5),
@@ -73,7 +74,7 @@ fn frames_sent_before_the_handshake_are_delivered_after_it() {
     let (mut initiator, mut responder) = pair(now);
     assert!(initiator.send(b"one") && initiator.send(b"") && responder.send(b"two"));
     assert_eq!(initiator.pending().len(), HELLO_LEN, "only the hello goes out");
-    assert_eq!(initiator.backlog(), HELLO_LEN + 7 + 4);
+    assert_eq!(initiator.backlog(), HELLO_LEN + 3 + 2 * FRAME_OVERHEAD);
     let events = exchange(&mut initiator, &mut responder, now);
     assert_eq!(events[0], [LinkEvent::Ready, frame(b"two")]);
     assert_eq!(events[1], [LinkEvent::Ready, frame(b"one"), frame(b"")]);
@@ -216,6 +217,25 @@ fn heartbeats_keep_an_idle_link_alive_and_silence_ends_it() {
 }
 
 #[test]
+fn peers_that_are_stopped_together_do_not_time_out() {
+    let (start, clock) = (Instant::now(), RunClock::new());
+    let at = |millis: u64| start + Duration::from_nanos(clock.read(millis * 1_000_000));
+    let (mut initiator, _) = ready_pair(start);
+    for millis in (0..3_000).step_by(50) {
+        initiator.tick(at(millis)).unwrap();
+    }
+    // Stopped from 3 s to 63 s; the responder is resumed 4 s later than this process.
+    for millis in (63_000..67_000).step_by(50) {
+        assert_eq!(initiator.tick(at(millis)), Ok(()));
+    }
+    let last = clock.read(67_000_000_000) / 1_000_000;
+    assert!((7_000..8_000).contains(&last), "{last} ms on the clock");
+    // A peer that is not resumed is lost.
+    let lost = (67_000..80_000).step_by(50).find_map(|millis| initiator.tick(at(millis)).err());
+    assert_eq!(lost, Some(LinkError::HeartbeatTimeout { seconds: 10 }));
+}
+
+#[test]
 fn received_data_resets_the_heartbeat_timeout() {
     let start = Instant::now();
     let (mut initiator, mut responder) = ready_pair(start);
@@ -250,7 +270,7 @@ fn heartbeats_do_not_accumulate_on_a_blocked_socket() {
     for second in 1..9 {
         initiator.tick(start + Duration::from_secs(second)).unwrap();
     }
-    assert_eq!(initiator.backlog(), 4);
+    assert_eq!(initiator.backlog(), FRAME_OVERHEAD);
 }
 
 #[test]
@@ -274,10 +294,11 @@ fn oversized_frames_are_rejected_by_sender_and_receiver() {
     assert_eq!(initiator.backlog(), 0);
 
     let mut events = Vec::new();
-    let too_long = (MAX_FRAME_LEN as u32 + 1).to_be_bytes();
-    let bytes = [&[0, 0, 0, 1, 7][..], &too_long].concat();
+    let max = MAX_FRAME_LEN + OVERHEAD;
+    initiator.send(&[7]);
+    let bytes = [drain(&mut initiator), (max as u32 + 1).to_be_bytes().to_vec()].concat();
     let result = responder.receive(&bytes, now, &mut events);
-    let error = FrameError::TooLong { bytes: MAX_FRAME_LEN + 1, max: MAX_FRAME_LEN };
+    let error = FrameError::TooLong { bytes: max + 1, max };
     assert_eq!(result, Err(error.into()));
     assert_eq!(events, [frame(&[7])], "earlier frames are delivered");
 }
@@ -307,6 +328,58 @@ fn recorded_stream(payloads: &[Vec<u8>], now: Instant) -> (Link, Vec<u8>, Vec<Li
     bytes.extend(drain(&mut initiator));
     // A new responder with the same nonce gives the same replies.
     (pair(now).1, bytes, events)
+}
+
+/// The frames of payloads, as bytes on the wire.
+fn sealed(link: &mut Link, payloads: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let seal = |payload: &Vec<u8>| {
+        link.send(payload);
+        drain(link)
+    };
+    payloads.iter().map(seal).collect()
+}
+
+#[test]
+fn plaintext_and_repetitions_are_not_visible_on_the_wire() {
+    let now = Instant::now();
+    let (mut initiator, mut responder) = pair(now);
+    let key = b"API_KEY=hunter2 in the environment".to_vec();
+    initiator.send(&key);
+    let mut wire = drain(&mut initiator);
+    receive(&mut responder, &wire, now).unwrap();
+    transfer(&mut responder, &mut initiator, now).unwrap();
+    wire.extend(drain(&mut initiator));
+    let [first, second] = sealed(&mut initiator, &[key.clone(), key.clone()]).try_into().unwrap();
+    assert_ne!(first, second);
+    for bytes in [wire, first, second] {
+        assert!(!bytes.windows(8).any(|window| key.windows(8).any(|part| part == window)));
+    }
+}
+
+#[test]
+fn frames_of_another_direction_or_link_are_rejected() {
+    let now = Instant::now();
+    let (mut initiator, _) = ready_pair(now);
+    initiator.send(b"reflected");
+    let bytes = drain(&mut initiator);
+    let rejected = Err(LinkError::FrameNotAuthentic);
+    assert_eq!(receive(&mut initiator, &bytes, now), rejected);
+
+    let (mut other, mut responder) =
+        (link(Role::Initiator, &secret('a'), 3, now), link(Role::Responder, &secret('a'), 4, now));
+    exchange(&mut other, &mut responder, now);
+    assert_eq!(receive(&mut responder, &bytes, now), rejected);
+}
+
+#[test]
+fn heartbeats_are_authenticated() {
+    let start = Instant::now();
+    let (mut initiator, mut responder) = ready_pair(start);
+    initiator.heartbeat(start + TIMING.heartbeat);
+    let mut heartbeat = drain(&mut initiator);
+    *heartbeat.last_mut().unwrap() ^= 1;
+    assert_eq!(receive(&mut responder, &heartbeat, start), Err(LinkError::FrameNotAuthentic));
+    assert_eq!(responder.tick(start), Err(LinkError::FrameNotAuthentic), "the link is closed");
 }
 
 proptest! {
@@ -356,11 +429,52 @@ proptest! {
         for chunk in &chunks {
             let _ = responder.receive(chunk, now, &mut events);
         }
-        let received: usize = chunks.iter().map(Vec::len).sum();
-        let delivered: usize = events.iter().map(|s| match s {
-            LinkEvent::Frame(payload) => payload.len() + 4,
-            LinkEvent::Ready => 0,
-        }).sum();
-        prop_assert!(delivered <= received);
+        prop_assert_eq!(events, []);
+    }
+
+    #[test]
+    fn a_flipped_bit_ends_the_link_before_the_frame_is_delivered(
+        payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 1..5),
+        at in any::<prop::sample::Index>(),
+        bit in 0u32..8,
+    ) {
+        let now = Instant::now();
+        let (mut initiator, mut responder) = ready_pair(now);
+        let frames = sealed(&mut initiator, &payloads);
+        let mut bytes = frames.concat();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1u8 << bit;
+        let mut events = Vec::new();
+        let result = responder.receive(&bytes, now, &mut events);
+        let (mut intact, mut end) = (Vec::new(), 0);
+        for (payload, bytes) in payloads.iter().zip(&frames) {
+            end += bytes.len();
+            if end > at {
+                break;
+            }
+            intact.push(frame(payload));
+        }
+        prop_assert_eq!(&events, &intact);
+        // After a longer length the link waits for more bytes; any byte of them ends it.
+        let start = frames[..intact.len()].concat().len();
+        prop_assert!(result.is_err() || at < start + framing::PREFIX_LEN);
+    }
+
+    #[test]
+    fn replayed_reordered_and_dropped_frames_are_rejected(
+        order in prop::collection::vec(0usize..4, 1..8),
+    ) {
+        let now = Instant::now();
+        let (mut initiator, mut responder) = ready_pair(now);
+        let payloads: Vec<Vec<u8>> = (0..4).map(|i| vec![i; 10]).collect();
+        let frames = sealed(&mut initiator, &payloads);
+        let mut events = Vec::new();
+        let bytes: Vec<u8> = order.iter().flat_map(|i| frames[*i].clone()).collect();
+        let result = responder.receive(&bytes, now, &mut events);
+        let in_order = order.iter().enumerate().take_while(|(at, i)| at == *i).count();
+        let expected: Vec<_> = payloads[..in_order].iter().map(|payload| frame(payload)).collect();
+        prop_assert_eq!(events, expected);
+        let error = (in_order < order.len()).then_some(LinkError::FrameNotAuthentic);
+        prop_assert_eq!(result.err(), error);
     }
 }

@@ -7,6 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -71,7 +72,7 @@ pub(super) fn serve_segment(
     let listener = UnixListener::bind_addr(&address(name)?).map_err(socket_error)?;
     listener.set_nonblocking(true).map_err(socket_error)?;
     while !missing.is_empty() {
-        let rest = deadline.saturating_duration_since(Instant::now());
+        let rest = deadline.saturating_duration_since(clock::now());
         if rest.is_zero() {
             return Err(join_timeout(missing.iter().map(|rank| &peers[*rank as usize])));
         }
@@ -123,7 +124,7 @@ pub(super) fn receive_segment(
 ) -> Result<OwnedFd> {
     let address = address(name)?;
     let mut why = "no connection attempt".to_owned();
-    while Instant::now() < deadline {
+    while clock::now() < deadline {
         match UnixStream::connect_addr(&address) {
             Ok(stream) if !is_same_user(&stream) => {
                 return Err(socket_error("the name is bound by another user"));
@@ -149,7 +150,7 @@ fn request_segment(
     deadline: Instant,
 ) -> Result<OwnedFd, String> {
     let text = |error: std::io::Error| error.to_string();
-    let rest = deadline.saturating_duration_since(Instant::now()).max(RETRY_INTERVAL);
+    let rest = deadline.saturating_duration_since(clock::now()).max(RETRY_INTERVAL);
     stream.set_read_timeout(Some(rest)).map_err(text)?;
     stream.write_all(&request.bytes()).map_err(text)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,7 +1,9 @@
 //! Handling of control-plane messages.
 
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::conn::{Conn, ConnPeer};
 use super::{ControlPlane, ControlRole};
@@ -13,7 +15,7 @@ use crate::tcp::dial::set_socket_options;
 impl ControlPlane {
     /// Handles a frame. Returns whether the connection stays with the control plane.
     pub(super) fn handle_frame(&mut self, id: usize, conn: &mut Conn, frame: &[u8]) -> bool {
-        let now = Instant::now();
+        let now = clock::now();
         match conn.peer {
             ConnPeer::Unauthenticated(_) => return self.hello(id, conn, frame),
             ConnPeer::Rank(rank) => {

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
+
 use crate::tcp::control_messages::{FromRoot, RankInfo};
 use crate::tcp::fault_coordinator::{FaultCoordinator, Recipient};
 use crate::tcp::rendezvous::{Rendezvous, RendezvousError};
@@ -41,7 +43,7 @@ impl RootState {
         let mut root = Self {
             coordinator: FaultCoordinator::default(),
             rendezvous: Some(rendezvous),
-            deadline: Instant::now() + timeout,
+            deadline: clock::now() + timeout,
             timeout,
             result,
             algorithms,

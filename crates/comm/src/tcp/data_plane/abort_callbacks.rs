@@ -1,7 +1,9 @@
 //! Callbacks invoked when a communicator aborts, for threads that wait outside the data plane.
 
 use std::sync::{MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::SharedDataPlane;
 use crate::engine::AbortFn;
@@ -42,7 +44,7 @@ impl SharedDataPlane {
             (callback.waits)().into_iter().filter_map(global).collect::<Vec<_>>()
         };
         let mut all: Vec<_> = self.abort_callbacks().iter().flat_map(global_waits).collect();
-        all.extend(self.lock().comms.waits(Instant::now()));
+        all.extend(self.lock().comms.waits(clock::now()));
         all
     }
 

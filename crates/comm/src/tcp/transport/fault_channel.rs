@@ -1,7 +1,9 @@
 //! Fault handling for collectives that run on several engines. Each engine sees only its part; the
 //! fault channel spans the whole communicator, so that all ranks report the same error.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::TcpTransport;
 use super::faults::COORDINATOR_TIMEOUT;
@@ -41,17 +43,17 @@ impl TcpTransport {
                 true
             }
         };
-        let mut until = Instant::now() + COORDINATOR_TIMEOUT;
+        let mut until = clock::now() + COORDINATOR_TIMEOUT;
         loop {
             if let Some(error) = self.known_abort() {
                 return self.fail(error);
             }
             let cleared = self.context.shared.lock().fault_state.clear.remove(&self.comm_id);
-            let expired = Instant::now() >= until;
+            let expired = clock::now() >= until;
             if !reported && (cleared || expired) {
                 // Rank 0 has no better diagnosis, so all ranks get the one of this rank.
                 self.report(&error);
-                (reported, until) = (true, Instant::now() + COORDINATOR_TIMEOUT);
+                (reported, until) = (true, clock::now() + COORDINATOR_TIMEOUT);
             } else if expired {
                 return self.fail(error);
             }
@@ -89,7 +91,7 @@ impl TcpTransport {
             CommError::Timeout { missing, seconds, .. } => {
                 (missing.iter().map(|peer| self.global_of(peer)).collect(), *seconds)
             }
-            _ => (Vec::new(), self.stall.seconds(Instant::now())),
+            _ => (Vec::new(), self.stall.seconds(clock::now())),
         };
         // A late message concerns only its two ranks.
         let all = self.in_call || awaited.is_empty();

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use regatta_wire::clock;
+
 use super::stall_detector::StallAction;
 use super::{PendingRequest, TcpTransport};
 use crate::engine::HasFailedFn;
@@ -39,7 +41,7 @@ impl TcpTransport {
             self.context.control.send(report);
             let (peer, call) = (self.peer(rank), self.current_call.clone());
             let error = CommError::RankLost { peer, why, call };
-            self.suspicion = Some((Instant::now() + COORDINATOR_TIMEOUT, error));
+            self.suspicion = Some((clock::now() + COORDINATOR_TIMEOUT, error));
         }
     }
 

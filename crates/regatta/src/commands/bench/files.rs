@@ -34,7 +34,8 @@ pub fn load(path: &Path) -> Result<Vec<BenchResult>> {
     Ok(reader::read(&name, &String::from_utf8_lossy(&bytes))?)
 }
 
-/// Refuses a binary file, in which a table could be recognised by chance. Terminal sequences are text.
+/// Refuses a binary file, in which a table could be recognised by chance. Terminal sequences are
+/// text.
 fn check_is_text(name: &str, bytes: &[u8]) -> Result<()> {
     let is_binary = |byte: &u8| matches!(byte, 0..=7 | 14..=26 | 28..=31);
     let Some(at) = bytes.iter().position(is_binary) else { return Ok(()) };

@@ -90,7 +90,8 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     print_summary(args, &outcomes, &table, serde_json::to_string_pretty(&scaling)?)
 }
 
-/// Refuses a sweep of NCCL variables that `--backend auto` ran without NCCL: all differences are noise.
+/// Refuses a sweep of NCCL variables that `--backend auto` ran without NCCL: all differences are
+/// noise.
 fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
     match (sweep.nccl_variable(), result.backend.as_deref()) {
         (Some(variable), Some(backend)) if !["nccl", "rccl"].contains(&backend) => {
@@ -153,8 +154,8 @@ impl ChildOutcomes {
     }
 }
 
-/// Runs the children one after the other until the last, or until a signal. `check` may refuse to go on
-/// after the result of one.
+/// Runs the children one after the other until the last, or until a signal. `check` may refuse to go
+/// on after the result of one.
 fn run_children(
     args: &CollectiveArgs,
     children: &[ChildRun],

@@ -216,6 +216,14 @@ impl LaunchTarget for AgentTarget<'_> {
         })
     }
 
+    fn poll(&mut self, timeout: Duration) {
+        self.agents.coordinator.poll(timeout);
+    }
+
+    fn possibly_running(&mut self, outcome: &AttemptOutcome) -> Vec<usize> {
+        self.agents.possibly_running(&outcome.lost_nodes)
+    }
+
     fn hosts(&self) -> &[String] {
         &self.agents.hosts
     }

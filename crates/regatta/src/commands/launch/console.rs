@@ -184,10 +184,9 @@ impl JobObserver for Console<'_> {
         self.show(line)
     }
 
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]) {
-        if let Some(observer) = &mut self.observer {
-            observer.on_frame(rank, bytes);
-        }
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
+        let observer = self.observer.as_mut();
+        observer.map_or_else(String::new, |observer| observer.on_frame(rank, bytes))
     }
 
     fn on_signal(&mut self, signal: i32) {

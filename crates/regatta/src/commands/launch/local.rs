@@ -1,5 +1,7 @@
 //! Ranks on this node.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use regatta_launch::job::AttemptOutcome;
 use regatta_launch::local::{LocalOptions, LocalWorkers};
@@ -90,6 +92,14 @@ impl LaunchTarget for LocalTarget<'_> {
 
     fn restart_decision(&mut self, _: &AttemptOutcome) -> PoolUpdate {
         PoolUpdate::Unchanged
+    }
+
+    fn poll(&mut self, timeout: Duration) {
+        std::thread::sleep(timeout);
+    }
+
+    fn possibly_running(&mut self, _: &AttemptOutcome) -> Vec<usize> {
+        Vec::new()
     }
 
     fn hosts(&self) -> &[String] {

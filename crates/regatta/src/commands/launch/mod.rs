@@ -9,14 +9,15 @@ mod start_agents;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail};
 use regatta_launch::job::{self, AttemptOutcome, JobAttempt};
 use regatta_launch::local::LocalStartError;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::process::StartError;
-use regatta_launch::reaper;
+use regatta_launch::reaper::{self, Watchdog};
+use regatta_launch::restart_backoff::RestartBackoff;
 use regatta_launch::run_folder::{self, RunFolder};
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::worker_group::WorkerGroup;
@@ -29,6 +30,9 @@ use crate::plan::Discovery;
 use console::Console;
 use rank_specs::LaunchPlan;
 
+/// Interval of signal checks before a restart.
+const RESTART_POLL: Duration = Duration::from_millis(50);
+
 /// Where ranks run: on this node, or on nodes with agents.
 trait LaunchTarget {
     /// Plans an attempt, counted from 0.
@@ -39,6 +43,12 @@ trait LaunchTarget {
 
     /// Decides on which nodes the job can be restarted.
     fn restart_decision(&mut self, outcome: &AttemptOutcome) -> PoolUpdate;
+
+    /// Handles events of the agents for this time, between two attempts.
+    fn poll(&mut self, timeout: Duration);
+
+    /// Lost nodes on which ranks of an attempt may still run.
+    fn possibly_running(&mut self, outcome: &AttemptOutcome) -> Vec<usize>;
 
     /// Host names of the nodes.
     fn hosts(&self) -> &[String];
@@ -52,8 +62,8 @@ pub trait RankObserver {
     /// Called before a line of output is shown.
     fn on_line(&mut self);
 
-    /// Called for each frame of a rank's channel.
-    fn on_frame(&mut self, rank: u32, bytes: &[u8]);
+    /// Called for each frame of a rank's channel. Returns its text for the rank's log, possibly empty.
+    fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
     /// Called when a signal is forwarded to the ranks.
     fn on_signal(&mut self, signal: i32);
@@ -137,7 +147,7 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
 
 /// Launches the job in a new run folder.
 fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
-    reaper::fork_worker()?;
+    reaper::fork_worker(Watchdog { timeout: args.heartbeat_timeout(), report: output::error })?;
     let id = new_run_id();
     let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;
     let console = Console::new(&args.show, args.tee.as_deref(), observer);
@@ -184,6 +194,7 @@ fn run_attempts(
     mut console: Console<'_>,
 ) -> Result<ExitCode> {
     let mut attempt = 0;
+    let mut backoff = RestartBackoff::default();
     loop {
         let mut plan = target.plan(attempt)?;
         plan.set_run_dir(folder.path());
@@ -220,7 +231,122 @@ fn run_attempts(
             return Ok(code);
         }
         attempt += 1;
-        let max = args.restarts();
-        output::eprint(&format!("restarting all ranks: restart {attempt} of {max}\n"));
+        let delay = backoff.delay_after(Duration::from_secs_f64(outcome.result.seconds));
+        let fence = outcome.node_lost_at.map(|at| at + fence_time(args));
+        report::print_restart(attempt, args.restarts(), delay);
+        let until = RestartTime { earliest: Instant::now() + delay, fence };
+        if !wait_for_restart(target, &outcome, until, signals) {
+            return Ok(code);
+        }
+    }
+}
+
+/// When a job may be restarted.
+struct RestartTime {
+    /// The end of the back-off.
+    earliest: Instant,
+    /// When the agents of lost nodes have killed their ranks in any case.
+    fence: Option<Instant>,
+}
+
+/// Time after which no rank runs on a node that was declared lost: its agent notices the lost
+/// connection, and kills its ranks after the grace period. The time that the node had to reconnect
+/// before it was declared lost is the margin.
+fn fence_time(args: &LaunchArgs) -> Duration {
+    args.heartbeat_timeout() + args.grace()
+}
+
+/// Waits until the job may be restarted: a rank must not run next to its replacement. Returns false if
+/// a termination signal arrives.
+fn wait_for_restart(
+    target: &mut dyn LaunchTarget,
+    outcome: &AttemptOutcome,
+    until: RestartTime,
+    signals: &mut SignalCatcher,
+) -> bool {
+    let mut is_reported = false;
+    while signals.termination().is_none() {
+        let now = Instant::now();
+        let remaining = until.fence.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let unfenced = match remaining.is_zero() {
+            true => Vec::new(),
+            false => target.possibly_running(outcome),
+        };
+        if now >= until.earliest && unfenced.is_empty() {
+            return true;
+        }
+        if !unfenced.is_empty() && !std::mem::replace(&mut is_reported, true) {
+            report::print_fence(&unfenced, target.hosts(), remaining);
+        }
+        target.poll(RESTART_POLL);
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regatta_model::result::RunResult;
+
+    /// A target with these nodes on which ranks may still run.
+    struct FakeTarget(Vec<usize>);
+
+    impl LaunchTarget for FakeTarget {
+        fn plan(&mut self, _: u32) -> Result<LaunchPlan> {
+            bail!("not planned")
+        }
+
+        fn start(&mut self, _: &LaunchPlan, _: u32) -> Result<&mut dyn WorkerGroup> {
+            bail!("not started")
+        }
+
+        fn restart_decision(&mut self, _: &AttemptOutcome) -> PoolUpdate {
+            PoolUpdate::Unchanged
+        }
+
+        fn poll(&mut self, timeout: Duration) {
+            std::thread::sleep(timeout);
+        }
+
+        fn possibly_running(&mut self, _: &AttemptOutcome) -> Vec<usize> {
+            self.0.clone()
+        }
+
+        fn hosts(&self) -> &[String] {
+            &[]
+        }
+
+        fn shutdown(self: Box<Self>) {}
+    }
+
+    #[test]
+    fn restart_waits_for_the_backoff_and_until_lost_ranks_are_gone() {
+        let result = RunResult {
+            command: Vec::new(),
+            ranks: 1,
+            exit_code: 137,
+            restarts: 0,
+            reason: String::new(),
+            failure: None,
+            hang: None,
+            notes: Vec::new(),
+            rank_exits: Default::default(),
+            seconds: 1.0,
+        };
+        let outcome =
+            AttemptOutcome { result, lost_nodes: vec![0], node_lost_at: None, terminated: false };
+        let mut signals = SignalCatcher::new().unwrap();
+        let mut waits = |running: &[usize], delay, fence| {
+            let start = Instant::now();
+            let [earliest, fence] =
+                [delay, fence].map(|millis| start + Duration::from_millis(millis));
+            let until = RestartTime { earliest, fence: Some(fence) };
+            let mut target = FakeTarget(running.to_vec());
+            assert!(wait_for_restart(&mut target, &outcome, until, &mut signals));
+            start.elapsed() >= Duration::from_millis(300)
+        };
+        assert!(waits(&[0], 0, 300), "for the fence");
+        assert!(waits(&[], 300, 60_000), "for the back-off only: the agent has exited");
+        assert!(waits(&[0], 300, 0), "for the back-off after the fence");
     }
 }

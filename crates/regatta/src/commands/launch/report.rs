@@ -1,12 +1,13 @@
 //! Messages of `regatta launch`, and the files it writes to the run folder.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::Result;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
 use regatta_launch::run_folder::RunFolder;
 use regatta_model::result::RunResult;
-use regatta_model::{CpuSet, MemoryPolicy, document};
+use regatta_model::{CpuSet, MemoryPolicy, document, hostlist};
 
 use super::rank_specs::LaunchPlan;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
@@ -91,6 +92,24 @@ fn states(ranks: &BTreeMap<u32, String>) -> String {
         format!("  {noun} {ranks} {} {state}\n", if *state == "exited" { "had" } else { was })
     };
     by_state.iter().map(line).collect()
+}
+
+/// Prints when the job is restarted.
+pub fn print_restart(restart: u32, max: u32, delay: Duration) {
+    let delay = match delay.as_secs() {
+        0 => String::new(),
+        seconds => format!(" in {seconds} s"),
+    };
+    output::eprint(&format!("restarting all ranks{delay}: restart {restart} of {max}\n"));
+}
+
+/// Prints which lost nodes a restart waits for.
+pub fn print_fence(nodes: &[usize], hosts: &[String], remaining: Duration) {
+    let names: Vec<&str> = nodes.iter().filter_map(|&n| hosts.get(n).map(String::as_str)).collect();
+    let (names, seconds) = (hostlist::compress(&names), remaining.as_secs() + 1);
+    output::eprint(&format!(
+        "{FAINT}waiting up to {seconds} s until the agent of {names} has killed its ranks{FAINT:#}\n"
+    ));
 }
 
 /// Prints which nodes are replaced or dropped, or why the job is not restarted.

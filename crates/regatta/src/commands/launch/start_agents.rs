@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use regatta_launch::agent_launcher::command::{AgentLauncher, LaunchCommand, LaunchSpec};
@@ -15,12 +15,14 @@ use regatta_launch::agent_launcher::slurm_gres::{self, Gres};
 use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_launch::agents::coordinator::Coordinator;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
+use regatta_launch::reaper;
 use regatta_launch::run_folder::RunFolder;
 use regatta_launch::signals::SignalCatcher;
 use regatta_model::hostlist;
 use regatta_model::result::RankExit;
 use regatta_model::units::pluralize;
 use regatta_place::rendezvous;
+use regatta_wire::clock;
 use regatta_wire::secret::Secret;
 
 use super::report;
@@ -49,14 +51,29 @@ pub struct ConnectedAgents {
     pub unset: BTreeSet<String>,
     pub coordinator: Coordinator,
     launcher_handle: LauncherHandle,
+    /// Nodes whose agents have exited, as known from their launchers.
+    ended: BTreeSet<usize>,
     /// By this file agents recognise the shared run folder.
     _marker: TempFile,
 }
 
 impl ConnectedAgents {
+    /// Those of `nodes` on which a process of the agent may still run: all but those whose agent
+    /// launcher has exited with the status of the agent.
+    pub fn possibly_running(&mut self, nodes: &[u32]) -> Vec<usize> {
+        for (range, status) in self.launcher_handle.take_exited() {
+            // ssh exits with 255 if it lost the connection.
+            let ended = status.code().is_some_and(|code| code != 255);
+            self.ended.extend(range.filter(|_| ended));
+        }
+        let nodes = nodes.iter().map(|&node| node as usize);
+        nodes.filter(|node| !self.ended.contains(node)).collect()
+    }
+
     /// Ends the agents and waits until they have exited. Names the nodes for which that is not
     /// certain.
     pub fn shutdown(self, grace: Duration) {
+        reaper::suspend_heartbeats();
         let lost = self.coordinator.missing();
         self.coordinator.shutdown();
         let killed = self.launcher_handle.shutdown(&lost, AGENT_EXIT_TIMEOUT, grace);
@@ -121,7 +138,7 @@ pub fn start(
     let timeouts = JobTimeouts {
         grace: args.grace(),
         join: Duration::from_secs(args.start_timeout),
-        lost_after: Duration::from_secs(args.heartbeat_timeout),
+        lost_after: args.heartbeat_timeout(),
     };
     let secret = Secret::generate().context("generate the job's secret")?;
     let coordinator = Coordinator::listen(&hosts, secret.clone(), timeouts);
@@ -158,6 +175,7 @@ pub fn start(
         unset,
         coordinator,
         launcher_handle,
+        ended: BTreeSet::new(),
         _marker,
     };
     let connected = wait_for_agents(&mut agents, timeouts.join, signals);
@@ -240,12 +258,12 @@ fn wait_for_agents(
     signals: &mut SignalCatcher,
 ) -> Result<()> {
     let ConnectedAgents { hosts, coordinator, launcher_handle, .. } = agents;
-    let start = Instant::now();
+    let start = clock::now();
     let mut last_message = start + PROGRESS_DELAY - PROGRESS_INTERVAL;
     let mut launcher_exited = vec![false; hosts.len()];
     loop {
         let missing = coordinator.missing();
-        if missing.iter().all(|&n| launcher_exited[n as usize]) || start.elapsed() >= limit {
+        if missing.iter().all(|&n| launcher_exited[n as usize]) || clock::elapsed(start) >= limit {
             return Ok(());
         }
         if let Some(signal) = signals.termination() {
@@ -255,8 +273,8 @@ fn wait_for_agents(
         for (range, _) in launcher_handle.take_exited() {
             launcher_exited[range].fill(true);
         }
-        if last_message.elapsed() >= PROGRESS_INTERVAL {
-            last_message = Instant::now();
+        if clock::elapsed(last_message) >= PROGRESS_INTERVAL {
+            last_message = clock::now();
             let (count, all) = (missing.len(), pluralize(hosts.len(), "node"));
             let names = names(hosts, missing.into_iter().map(|n| n as usize));
             let text = format!("waiting for agents on {count} of {all}: {names}");

@@ -48,7 +48,7 @@ pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The rank by RANK and WORLD_SIZE, which no known launcher sets without others; 0 without them. The plan does not
+/// The rank by RANK and WORLD_SIZE, if no known launcher set them; 0 without them. The plan does not
 /// depend on them, so their size must be the planned one.
 fn rank_of_variables(plan: &JobPlan) -> Result<u32> {
     let number = |name: &str| plan.env.get(name).and_then(|text| text.parse::<u32>().ok());

@@ -164,7 +164,8 @@ fn state(path: &Path, run: &RunSummary) -> RunState {
         true => subfolders(path).iter().map(|child| result(child)).collect(),
         false => vec![result(path)],
     };
-    let is_signalled = tail(&last_launch(path).join(EVENTS)).iter().any(is_termination);
+    let is_signalled = tail(&last_launch(path).join(EVENTS)).iter().any(is_termination)
+        || results.iter().flatten().any(RunResult::is_stopped_early);
     let ended = results.iter().all(Option::is_some);
     if locks.contains(&LockState::Held) || locks.contains(&LockState::Unsupported) && !ended {
         return RunState::Running;
@@ -187,8 +188,8 @@ fn is_termination(event: &Value) -> bool {
     event["event"] == "signal-received" && signal.is_some_and(is_termination_signal)
 }
 
-/// Start, in seconds since the Unix epoch: from the run ID that names the folder, else the creation of the
-/// folder, where the file system records it.
+/// Start, in seconds since the Unix epoch: from the run ID that names the folder, else the creation
+/// of the folder, where the file system records it.
 fn start(path: &Path, last_activity: f64) -> f64 {
     let id = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let by_id = regatta_launch::run_folder::run_id_time(id);

@@ -1,5 +1,5 @@
-//! Locks of running runs: the launcher's on `events.jsonl`, rank 0's on `train.lock`, and that of a sweep
-//! or scan. The kernel releases them when the process ends, however it ends.
+//! Locks of running runs: the launcher's on `events.jsonl`, rank 0's on `train.lock`, and that of a
+//! sweep or scan. The kernel releases them when the process ends, however it ends.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;

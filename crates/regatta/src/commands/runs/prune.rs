@@ -1,5 +1,5 @@
-//! `regatta runs prune`: removes old run folders. Only folders with nothing but files of regatta are removed,
-//! and only while their locks are held, so that no run can start in them meanwhile.
+//! `regatta runs prune`: removes old run folders. Only folders with nothing but files of regatta are
+//! removed, and only while their locks are held, so that no run can start in them meanwhile.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -107,7 +107,8 @@ fn obstacle(run: &RunSummary) -> Option<String> {
     Some(format!("it contains {foreign:?}, which regatta did not write"))
 }
 
-/// The first file at the top of a run folder that regatta did not write. Folders in a sweep or scan are run folders.
+/// The first file at the top of a run folder that regatta did not write. Folders in a sweep or scan
+/// are run folders.
 fn foreign_file(path: &Path) -> Option<String> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let is_foreign = |entry: &std::fs::DirEntry| {
@@ -122,7 +123,8 @@ fn foreign_file(path: &Path) -> Option<String> {
     foreign.first().map(|name| name.to_string_lossy().into_owned())
 }
 
-/// Removes a run folder, without following links. Returns why it is kept if a run has just started in it.
+/// Removes a run folder, without following links. Returns why it is kept if a run has just started
+/// in it.
 fn remove(path: &Path) -> Result<Option<String>> {
     let Some(_locks) = locks::lock_all(&folder::lock_files(path)) else {
         return Ok(Some("it is running".to_owned()));

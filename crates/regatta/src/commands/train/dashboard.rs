@@ -258,7 +258,10 @@ pub fn log_line(history: &RunHistory, now: f64) -> String {
 pub fn summary(summary: &Summary, width: usize) -> String {
     let (style, outcome) = match summary.reason {
         EndReason::Completed => (GOOD, "done"),
-        EndReason::Interrupted => (WARNING, "interrupted; checkpoint saved"),
+        EndReason::Interrupted if summary.checkpoint == Some(summary.step) => {
+            (WARNING, "interrupted; checkpoint saved")
+        }
+        EndReason::Interrupted => (WARNING, "interrupted; no checkpoint saved"),
     };
     let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", sanitize(&summary.folder));
     // Without a step in this launch there is no loss.

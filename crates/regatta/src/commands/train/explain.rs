@@ -13,9 +13,9 @@ use regatta_predict::pipeline::{Timeline, draw};
 use regatta_train::config::{Resolved, explain};
 
 use super::args::TrainArgs;
-use super::parent;
 use super::format::format_params;
 use super::listing::ASSUMED_VOCABULARY;
+use super::parent;
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 

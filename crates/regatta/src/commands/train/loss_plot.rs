@@ -222,12 +222,17 @@ mod tests {
     fn labels_are_round_values_within_the_losses_and_steps() {
         for (low, high) in [(1.7, 4.2), (2.0, 2.01), (0.01, 11.0), (-3.0, 5.0), (1e-3, 1.1e-3)] {
             for rows in [2, 5, 20, 50] {
-                let row_of = |loss: f64| ((high - loss) / (high - low) * (rows - 1) as f64) as usize;
+                let row_of =
+                    |loss: f64| ((high - loss) / (high - low) * (rows - 1) as f64) as usize;
                 let labels = y_labels(low, high, rows, row_of);
-                let values: Vec<f64> = labels.iter().flatten().map(|l| l.parse().unwrap()).collect();
+                let values: Vec<f64> =
+                    labels.iter().flatten().map(|l| l.parse().unwrap()).collect();
                 assert!(values.len() <= 1 + rows / 2, "{low} {high} {rows}: {values:?}");
                 assert!(rows < 5 || values.len() >= 2, "{low} {high} {rows}: {values:?}");
-                assert!(values.iter().all(|v| (low - 1e-9..=high + 1e-9).contains(v)), "{values:?}");
+                assert!(
+                    values.iter().all(|v| (low - 1e-9..=high + 1e-9).contains(v)),
+                    "{values:?}"
+                );
                 assert!(values.windows(2).all(|pair| pair[0] > pair[1]), "{values:?}");
             }
         }

@@ -9,6 +9,7 @@ mod listing;
 mod loss_plot;
 mod options;
 mod parent;
+mod preflight;
 mod rank;
 mod reporter;
 pub mod run_folder;

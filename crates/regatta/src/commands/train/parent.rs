@@ -8,6 +8,7 @@ use anyhow::Result;
 use regatta_train::config::{Config, implied_ranks};
 
 use super::args::TrainArgs;
+use super::preflight;
 use super::reporter::ProgressReporter;
 use super::run_folder;
 use super::smoke::{ReportingProcess, SmokeReporter};
@@ -26,7 +27,10 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let (smoke, run_dir) = (task.smoke, task.run_dir());
     let id = new_run_id();
     let folder = match (&args.resume, &args.run_dir) {
-        (Some(run_dir), _) => run_folder::relaunch_folder(run_dir, &id),
+        (Some(run_dir), _) => {
+            run_folder::check_resumable(run_dir, &config)?;
+            run_folder::relaunch_folder(run_dir, &id)
+        }
         (None, Some(run_dir)) => run_folder::launch_folder(run_dir, &config, &id)?,
         (None, None) => run_dir_or_new(None, &id),
     };
@@ -38,12 +42,16 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
             false => ranks_of_layout(&config, &discovery),
         };
         if let Some(ranks) = launch.job.ranks.filter(|_| !smoke) {
-            output::note(&format!("{ranks} ranks, as the parallel layout needs; -n sets another number"));
+            output::note(&format!(
+                "{ranks} ranks, as the parallel layout needs; -n sets another number"
+            ));
         }
     }
-    // Validates the model with any vocabulary size, because the data is not read yet.
-    config.shape(1)?;
-    launch.job.ranks.map_or(Ok(()), |ranks| config.validate(ranks as usize).map(drop))?;
+    match smoke {
+        // The data is a check of its own, on the ranks.
+        true => preflight::check_without_data(&config, &launch)?,
+        false => preflight::check(&config, &launch, &discovery)?,
+    }
     note_oversubscription(&launch, &discovery);
     set_request(&mut launch, &discovery, RankTask::Train(task))?;
     if !smoke {

@@ -70,13 +70,16 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         dataset,
         folder: folder.clone(),
         run: run_id(),
+        require_checkpoint: task.require_checkpoint(),
     };
     // Installed only now: before there is any state to save, a signal ends the process at once.
     let stop = stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
     let mut emit = |event: Event| {
-        // By now the configuration has been checked against the checkpoint.
-        let saves_config = rank == 0 && matches!(event, Event::Start(_));
+        // By now the configuration has been checked against the checkpoint. That of a run without steps
+        // left stays unchanged.
+        let saves_config =
+            rank == 0 && matches!(&event, Event::Start(about) if about.start_step < about.steps);
         events.emit(event);
         if saves_config && let Err(error) = task.save_config(&folder) {
             let effect = "so --resume will use the previous one";
@@ -185,13 +188,13 @@ pub fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Resu
 }
 
 /// The dataset of the configuration.
-fn data_spec(config: &Config) -> DataSpec {
+pub fn data_spec(config: &Config) -> DataSpec {
     let tokenizer = match config.data.tokenizer.as_str() {
         "auto" | "char" => None,
         path => Some(PathBuf::from(path)),
     };
-    let validation = config.data.val_fraction;
-    DataSpec { data: config.data.source.clone(), tokenizer, validation }
+    let (data, validation) = (config.data.source.clone(), config.data.val_fraction);
+    DataSpec { data, tokenizer, require_char: config.data.tokenizer == "char", validation }
 }
 
 /// Records and reports the events of rank 0.

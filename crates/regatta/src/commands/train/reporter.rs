@@ -35,6 +35,8 @@ pub struct ProgressReporter {
     /// fork.
     refresh: Option<RefreshThread>,
     has_dashboard: bool,
+    /// Log lines of rank 0, whose own output has none: it sends events.
+    rank_log: TerminalOutput<Vec<u8>>,
     /// Whether a termination signal was forwarded.
     terminating: bool,
 }
@@ -50,6 +52,7 @@ impl ProgressReporter {
             run_dir: run_dir.to_owned(),
             refresh: None,
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
+            rank_log: TerminalOutput::new(OutputMode::Log, Vec::new(), Box::new(terminal_size)),
             terminating: false,
         }
     }
@@ -73,6 +76,11 @@ impl EventReporter for ProgressReporter {
             output.history.restore(&JsonLines::read(&file, about.start_step).unwrap_or_default());
         }
         output.on_event(&event, self.start.elapsed().as_secs_f64());
+    }
+
+    fn log_text(&mut self, event: &Event) -> String {
+        self.rank_log.on_event(event, self.start.elapsed().as_secs_f64());
+        String::from_utf8(self.rank_log.take_output()).unwrap_or_default()
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
@@ -106,7 +114,11 @@ fn signal_note(signal: i32, history: &RunHistory) -> String {
         _ => "",
     };
     let step = (history.done() + 1).min(history.steps());
-    format!("{name}: finishing step {step}, then saving a checkpoint{kill}")
+    let then = match history.about.checkpoint_interval {
+        0 => "then exiting without a checkpoint (checkpoint.interval is 0)",
+        _ => "then saving a checkpoint",
+    };
+    format!("{name}: finishing step {step}, {then}{kill}")
 }
 
 fn name_of(signal: i32) -> &'static str {
@@ -131,6 +143,10 @@ impl EventRecorder {
     pub fn record(&mut self, event: &Event) -> Option<String> {
         let now = unix_time();
         if let Event::Start(about) = event {
+            // The files of a run without steps left stay unchanged.
+            if about.start_step >= about.steps {
+                return None;
+            }
             let (run_dir, start_step) = (&self.run_dir, about.start_step);
             let (recorder, warning) =
                 Recorder::open(run_dir, self.tensorboard, start_step, &host_name(), now);
@@ -187,7 +203,10 @@ mod tests {
     fn signal_note_names_the_step_in_progress() {
         let mut history = RunHistory::default();
         assert_eq!(signal_note(SIGINT, &history), "SIGINT: no step has been trained; exiting");
-        history.about = RunInfo { steps: 300, start_step: 270, ..RunInfo::default() };
+        let checkpoint_interval = 50;
+        let about =
+            RunInfo { steps: 300, start_step: 270, checkpoint_interval, ..RunInfo::default() };
+        history.about = about;
         let saving = "finishing step 271, then saving a checkpoint";
         let expected = format!("SIGINT: {saving}; Ctrl-C again to kill");
         assert_eq!(signal_note(SIGINT, &history), expected);
@@ -196,6 +215,9 @@ mod tests {
             format!("SIGTERM: {saving}; a second signal kills")
         );
         assert_eq!(signal_note(SIGUSR1, &history), format!("SIGUSR1: {saving}"));
+        history.about.checkpoint_interval = 0;
+        let unsaved = "SIGUSR1: finishing step 271, then exiting without a checkpoint (";
+        assert!(signal_note(SIGUSR1, &history).starts_with(unsaved));
         history.about.start_step = 300;
         assert!(signal_note(SIGINT, &history).contains("finishing step 300, "));
     }

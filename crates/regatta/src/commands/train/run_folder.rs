@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use regatta_train::checkpoint;
-use regatta_train::config::{Config, KEYS, Resume};
+use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES, Resume};
 use regatta_train::lock_file::{LockResult, lock_file};
 use regatta_train::metrics::{JsonLines, METRICS_FILE};
-use regatta_train::run_paths;
+use regatta_train::training::TrainError;
+use regatta_train::{regular_file, run_paths};
 
 /// Lock file of the run folder, locked by rank 0 during the run.
 pub const LOCK_FILE: &str = "train.lock";
@@ -28,6 +29,22 @@ struct RunFolderContents {
     config: Option<Config>,
 }
 
+/// Fails if a run to be resumed has no checkpoint: it would start over and lose its metrics.
+pub fn check_resumable(folder: &Path, config: &Config) -> Result<()> {
+    let checkpoints = run_paths::checkpoint_dir(config, folder);
+    match config.checkpoint.resume == Resume::Auto && !checkpoint::has_checkpoint(&checkpoints)? {
+        true => Err(TrainError::no_checkpoint(&checkpoints).into()),
+        false => Ok(()),
+    }
+}
+
+impl RunFolderContents {
+    /// Whether no run used the folder before.
+    fn is_new(&self) -> bool {
+        !self.launched && !self.has_steps && self.config.is_none()
+    }
+}
+
 /// How a launch uses the run folder.
 #[derive(Debug, PartialEq)]
 enum RunFolderUse {
@@ -39,15 +56,25 @@ enum RunFolderUse {
 /// The launch folder of launch `id` in a run folder. Fails if the folder holds another run, or one
 /// that cannot be resumed.
 pub fn launch_folder(folder: &Path, config: &Config, id: &str) -> Result<PathBuf> {
-    match check(&read_contents(folder, config), config) {
+    let contents = read_contents(folder, config);
+    let checkpoints = run_paths::checkpoint_dir(config, folder);
+    if contents.is_new() && contents.has_checkpoints && !checkpoints.starts_with(folder) {
+        let dir = checkpoints.display();
+        bail!(
+            "checkpoint.dir {dir} already has checkpoints of another run: choose another \
+             checkpoint.dir; to start from these checkpoints, set checkpoint.resume={dir} as well"
+        );
+    }
+    match check(&contents, config) {
         Ok(RunFolderUse::New) => Ok(folder.to_owned()),
         Ok(RunFolderUse::Relaunch) => Ok(relaunch_folder(folder, id)),
         Err(why) => {
             let folder = folder.display();
-            bail!(
-                "{folder} already contains a run{why}: resume it with --resume {folder}, or choose \
-                 another --run-dir"
-            )
+            let fix = match contents.has_checkpoints {
+                true => format!("resume it with --resume {folder}, or choose another --run-dir"),
+                false => "it has no checkpoint to resume from; choose another --run-dir".to_owned(),
+            };
+            bail!("{folder} already contains a run{why}: {fix}")
         }
     }
 }
@@ -82,7 +109,7 @@ fn difference(saved: &Config, new: &Config) -> Option<String> {
 
 fn read_contents(folder: &Path, config: &Config) -> RunFolderContents {
     let path = folder.join(run_paths::CONFIG);
-    let text = std::fs::read_to_string(&path).ok();
+    let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES).ok();
     let saved = text.as_ref().and_then(|text| Config::from_toml(&path, text).ok());
     let checkpoints = run_paths::checkpoint_dir(saved.as_ref().unwrap_or(config), folder);
     let steps = JsonLines::read(&folder.join(METRICS_FILE), u64::MAX).unwrap_or_default();

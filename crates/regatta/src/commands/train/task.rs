@@ -20,6 +20,8 @@ pub struct TrainTask {
     config: String,
     /// Run folder, if the command line names it.
     run_dir: Option<OsString>,
+    /// The run is resumed (`--resume`), so that it must have a checkpoint.
+    resume: bool,
     /// Run the smoke test.
     pub smoke: bool,
     /// Rank 0 prints JSON, if it reports the events itself.
@@ -32,6 +34,7 @@ impl TrainTask {
             name: resolved.name.clone(),
             config: with_absolute_paths(resolved)?.to_toml(),
             run_dir: args.resume.as_ref().or(args.run_dir.as_ref()).map(Into::into),
+            resume: args.resume.is_some(),
             smoke: args.smoke,
             json: args.json,
         })
@@ -43,6 +46,11 @@ impl TrainTask {
 
     pub fn run_dir(&self) -> Option<PathBuf> {
         self.run_dir.as_ref().map(PathBuf::from)
+    }
+
+    /// Whether a missing checkpoint is an error. `checkpoint.resume=never` starts a resumed run over.
+    pub fn require_checkpoint(&self) -> bool {
+        self.resume
     }
 
     /// Saves the configuration in the run folder, for `--resume` and for commands that look up the

@@ -67,6 +67,13 @@ pub struct TerminalOutput<W: Write> {
     samples: String,
 }
 
+impl TerminalOutput<Vec<u8>> {
+    /// The output since the last call.
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.out)
+    }
+}
+
 impl<W: Write> TerminalOutput<W> {
     /// An output that has printed nothing yet; `size` returns the terminal's current size.
     pub fn new(mode: OutputMode, out: W, size: Box<dyn FnMut() -> TerminalSize + Send>) -> Self {

@@ -26,6 +26,12 @@ pub enum HuggingFaceError {
     /// An invalid tensor.
     #[error("{}: tensor {name} {why}", path.display())]
     Tensor { path: PathBuf, name: String, why: String },
+    /// The target of an export exists.
+    #[error("{} already exists: choose another folder, or overwrite it with --force", path.display())]
+    Exists { path: PathBuf },
+    /// The target of an export has a run or checkpoints, which it would hide.
+    #[error("{} is a run folder or has checkpoints: export to another folder", folder.display())]
+    RunFolder { folder: PathBuf },
     /// transformers does not support the model.
     #[error("cannot export this model: {why}")]
     Shape { why: String },

@@ -12,39 +12,68 @@ use super::super::header;
 use super::config;
 use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfSource};
+use crate::checkpoint::{MANIFEST, has_checkpoint};
+use crate::data::Tokenizer;
+use crate::metrics::METRICS_FILE;
+use crate::run_paths;
 use regatta_predict::shape::{Family, ModelShape, ParamSpec};
 
 /// The weights file.
 pub(super) const MODEL: &str = "model.safetensors";
 
+/// The model's configuration.
+const CONFIG: &str = "config.json";
+/// The tokenizer and its configuration.
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+/// Class of any `tokenizer.json`. Clean-up would remove spaces before punctuation.
+const TOKENIZER_CLASS: &str = "{\"tokenizer_class\": \"PreTrainedTokenizerFast\", \
+                               \"clean_up_tokenization_spaces\": false}\n";
+
 /// Writes `config.json`, `model.safetensors` and the tokenizer, if any, to a folder. `elements` is called once
-/// per parameter.
+/// per parameter. Existing files are overwritten only if `overwrite` is set, and a run folder never is the
+/// target.
 pub fn export<E: From<HuggingFaceError>>(
     folder: &Path,
     shape: &ModelShape,
     elements: &mut dyn FnMut(&str) -> Result<Vec<f32>, E>,
-    tokenizer: Option<&Path>,
+    tokenizer: Option<&Tokenizer>,
+    overwrite: bool,
 ) -> Result<(), E> {
     let config = config::to_text(shape).map_err(|why| HuggingFaceError::Shape { why })?;
+    check_target(folder, tokenizer.is_some(), overwrite)?;
     fs::create_dir_all(folder).map_err(HuggingFaceError::io("create", folder))?;
     // Renamed when complete, so that a partial export is not taken for a model.
     let (path, partial) = (folder.join(MODEL), folder.join("model.safetensors.partial"));
     write_model(&partial, shape, elements).inspect_err(|_| {
         let _ = fs::remove_file(&partial);
     })?;
-    write_text(&folder.join("config.json"), &config)?;
+    write(&folder.join(CONFIG), config.as_bytes())?;
     if let Some(tokenizer) = tokenizer {
-        let copy = folder.join("tokenizer.json");
-        fs::copy(tokenizer, &copy).map_err(HuggingFaceError::io("copy the tokenizer to", &copy))?;
-        let class = "{\"tokenizer_class\": \"PreTrainedTokenizerFast\"}\n";
-        write_text(&folder.join("tokenizer_config.json"), class)?;
+        write(&folder.join(TOKENIZER), &tokenizer.to_hugging_face())?;
+        write(&folder.join(TOKENIZER_CONFIG), TOKENIZER_CLASS.as_bytes())?;
     }
     fs::rename(&partial, &path).map_err(HuggingFaceError::io("write", &path))?;
     Ok(())
 }
 
-fn write_text(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(HuggingFaceError::io("write", path))
+/// Fails if the export would overwrite files or turn a run folder into a model.
+fn check_target(folder: &Path, with_tokenizer: bool, overwrite: bool) -> Result<()> {
+    let exists = |name: &&str| folder.join(name).exists();
+    let of_run = [run_paths::CONFIG, run_paths::CHECKPOINTS, METRICS_FILE, MANIFEST];
+    if of_run.iter().any(exists) || has_checkpoint(folder).unwrap_or(false) {
+        return Err(HuggingFaceError::RunFolder { folder: folder.to_owned() });
+    }
+    let tokenizer = if with_tokenizer { &[TOKENIZER, TOKENIZER_CONFIG][..] } else { &[] };
+    match [CONFIG, MODEL].iter().chain(tokenizer).find(|name| exists(*name)) {
+        Some(name) if !overwrite => Err(HuggingFaceError::Exists { path: folder.join(name) }),
+        _ => Ok(()),
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(HuggingFaceError::io("write", path))
 }
 
 fn write_model<E: From<HuggingFaceError>>(

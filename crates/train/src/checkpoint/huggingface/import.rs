@@ -14,7 +14,13 @@ use super::super::header::{self, TensorLocation};
 use super::error::{HuggingFaceError, Result};
 use super::names::{self, HfTensor};
 use super::{config, export};
+use crate::regular_file;
 use regatta_predict::shape::{ModelShape, ParamSpec};
+
+/// Maximum size of `config.json`.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Maximum size of the index of sharded weights.
+const MAX_INDEX_BYTES: u64 = 1 << 30;
 
 /// An opened model.
 #[derive(Debug)]
@@ -31,11 +37,12 @@ pub struct Imported {
 /// Opens the model in a folder, and checks that exactly the expected tensors are there.
 pub fn import(folder: &Path) -> Result<Imported> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(HuggingFaceError::io("read", &path))?;
+    let text = regular_file::read_to_string(&path, MAX_CONFIG_BYTES);
+    let text = text.map_err(HuggingFaceError::io("read", &path))?;
     let shape = config::parse(&text).map_err(|why| HuggingFaceError::File { path, why })?;
     let (mut files, mut tensors) = (Vec::new(), HashMap::new());
     for path in model_files(folder)? {
-        let file = File::open(&path).map_err(HuggingFaceError::io("open", &path))?;
+        let file = regular_file::open(&path).map_err(HuggingFaceError::io("open", &path))?;
         let length = file.metadata().map_err(HuggingFaceError::io("stat", &path))?.len();
         let locations = header::read(&file, length)
             .map_err(|why| HuggingFaceError::File { path: path.clone(), why })?;
@@ -58,7 +65,7 @@ fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
         return Ok(vec![single]);
     }
     let path = folder.join("model.safetensors.index.json");
-    let text = match std::fs::read_to_string(&path) {
+    let text = match regular_file::read_to_string(&path, MAX_INDEX_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(HuggingFaceError::NoModel { folder: folder.to_owned() });
         }

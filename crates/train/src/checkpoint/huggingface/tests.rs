@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::header;
 use super::*;
+use crate::data::Tokenizer;
 use crate::testing::TempDir;
 use regatta_predict::shape::{Family, ModelShape};
 
@@ -98,7 +99,7 @@ fn import_and_export_round_trip_bit_exactly() {
     for name in ["gpt2", "llama"] {
         let (model, scratch) = (import(&fixture(name)).unwrap(), TempDir::new());
         let mut give = |name: &str| Ok::<_, HuggingFaceError>(find(&model, name));
-        export(&scratch.0, &model.shape, &mut give, None).unwrap();
+        export(&scratch.0, &model.shape, &mut give, None, false).unwrap();
         let written = scratch.0.join("model.safetensors");
         assert_eq!(read_tensors(&written), read_tensors(&fixture(name).join("model.safetensors")));
         assert_eq!(import(&scratch.0).unwrap().shape, model.shape);
@@ -244,7 +245,7 @@ fn gpt2_without_biases_is_exported_with_zeros() {
         let parameter = parameters.iter().find(|p| p.name == name).expect("it is ours");
         Ok::<_, HuggingFaceError>(vec![1.0; parameter.len()])
     };
-    export(&scratch.0, &shape, &mut give, None).unwrap();
+    export(&scratch.0, &shape, &mut give, None, false).unwrap();
     let model = import(&scratch.0).unwrap();
     assert_eq!(model.shape, ModelShape { bias: true, ..shape });
     assert!(find(&model, "layer.1.up.bias").iter().all(|element| *element == 0.0));
@@ -268,5 +269,56 @@ proptest! {
         let transposed = export::transpose(&elements, rows, columns);
         prop_assert_eq!(transposed.get(1).copied(), elements.get(if rows > 1 { columns } else { 1 }).copied());
         prop_assert_eq!(export::transpose(&transposed, columns, rows), elements);
+    }
+}
+
+#[test]
+fn special_files_are_refused_without_blocking() {
+    let scratch = TempDir::in_memory();
+    let config = scratch.fifo("config.json");
+    let error = import(&scratch.0).unwrap_err().to_string();
+    assert!(error.contains("config.json: it is a FIFO, not a regular file"), "{error}");
+    std::fs::remove_file(&config).unwrap();
+    std::fs::copy(fixture("gpt2").join("config.json"), &config).unwrap();
+    scratch.fifo("model.safetensors");
+    let error = import(&scratch.0).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors: it is a FIFO, not a regular file"), "{error}");
+}
+
+#[test]
+fn exports_overwrite_neither_files_nor_run_folders() {
+    let shape = import(&fixture("gpt2")).unwrap().shape;
+    let tokenizer = Tokenizer::from_characters("ab".chars());
+    let export_to = |folder: &Path, overwrite| {
+        let mut zeros = |name: &str| {
+            let mut all = shape.blocks().into_iter().flat_map(|block| block.parameters);
+            let parameter = all.find(|parameter| parameter.name == name);
+            Ok::<_, HuggingFaceError>(vec![0.0; parameter.map_or(0, |parameter| parameter.len())])
+        };
+        export(folder, &shape, &mut zeros, Some(&tokenizer), overwrite)
+    };
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        let scratch = TempDir::in_memory();
+        let path = scratch.file(file, "mine");
+        let error = export_to(&scratch.0, false).unwrap_err().to_string();
+        assert!(
+            error.ends_with(&format!(
+                "{file} already exists: choose another folder, or overwrite it with --force"
+            )),
+            "{error}"
+        );
+        assert_eq!(
+            (scratch.names(), std::fs::read(&path).unwrap()),
+            (vec![file.to_owned()], b"mine".to_vec())
+        );
+        export_to(&scratch.0, true).unwrap();
+        assert_ne!(std::fs::read(&path).unwrap(), b"mine");
+    }
+    for name in ["config.toml", "checkpoints", "metrics.jsonl", "checkpoint.json", "step-00000001"]
+    {
+        let scratch = TempDir::in_memory();
+        std::fs::create_dir(scratch.0.join(name)).unwrap();
+        let error = export_to(&scratch.0, true).unwrap_err();
+        assert!(matches!(error, HuggingFaceError::RunFolder { .. }), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! Damaged checkpoints are detected, named and skipped.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -103,14 +104,109 @@ fn a_flipped_bit_in_any_file_is_detected() {
     assert_is(&Checkpoint::latest(&scratch.0).unwrap().unwrap(), 2);
 }
 
+/// Makes a checkpoint one of another format version.
+fn set_version(scratch: &TempDir, step: &str, version: u32) {
+    let folder = scratch.0.join(step);
+    let text = fs::read_to_string(folder.join(MANIFEST)).unwrap();
+    let text = text.replacen("\"version\": 2", &format!("\"version\": {version}"), 1);
+    set_manifest(&folder, &text);
+}
+
+/// Writes a manifest and its checksum.
+fn set_manifest(folder: &Path, text: &str) {
+    fs::write(folder.join(MANIFEST), text).unwrap();
+    let sum = regatta_model::text::hex(&Sha256::digest(text));
+    fs::write(folder.join("checkpoint.json.sha256"), sum).unwrap();
+}
+
 #[test]
-fn other_versions_and_other_files_are_distinguished() {
+fn another_format_version_is_refused_instead_of_skipped() {
+    let fixes = [(3, "update regatta"), (1, "export it with the regatta that wrote it")];
+    for (version, fix) in fixes {
+        let scratch = two();
+        set_version(&scratch, "step-00000002", version);
+        let expected = format!(
+            "step-00000002/checkpoint.json has format version {version}, but this regatta reads version 2: {fix}"
+        );
+        let error = latest_valid(&scratch.0).unwrap_err();
+        assert!(matches!(error, CheckpointError::Version { .. }), "{error}");
+        assert!(error.to_string().ends_with(&expected), "{error}");
+        let of_run = has_checkpoint_of_run(&scratch.0, "run").unwrap_err();
+        assert!(matches!(of_run, CheckpointError::Version { .. }), "{of_run}");
+        let loaded = crate::load::load(&scratch.0, &Reference).unwrap_err().to_string();
+        assert!(loaded.ends_with(&expected), "{loaded}");
+        // It may not have a checksum there.
+        fs::remove_file(scratch.0.join("step-00000002/checkpoint.json.sha256")).unwrap();
+        assert!(matches!(latest_valid(&scratch.0), Err(CheckpointError::Version { .. })));
+    }
+}
+
+#[test]
+fn another_format_version_is_neither_pruned_nor_replaced() {
+    let scratch = two();
+    set_version(&scratch, "step-00000001", 3);
+    let mut writers = writers(&scratch.0, 1, 1);
+    save(&mut writers, 3, Split::Flat).unwrap();
+    assert_eq!(super::names(&scratch), ["step-00000001", "step-00000003"]);
+    let error = save(&mut writers, 1, Split::Flat).unwrap_err();
+    assert!(matches!(&*error, CheckpointError::Version { found: 3, .. }), "{error}");
+    assert_eq!(super::names(&scratch), ["step-00000001", "step-00000003"]);
+}
+
+#[test]
+fn missing_layers_and_optimizer_state_are_named() {
+    let without = |is_removed: fn(&manifest::Tensor) -> bool, config: &str| {
+        let scratch = two();
+        let folder = scratch.0.join("step-00000002");
+        let mut manifest = Checkpoint::open(&folder).unwrap().manifest().clone();
+        manifest.tensors.retain(|tensor| !is_removed(tensor));
+        config.clone_into(&mut manifest.meta.config);
+        set_manifest(&folder, &manifest.to_text());
+        let errors = Checkpoint::open(&folder).unwrap().verify().err().unwrap_or_default();
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let layer = without(|tensor| tensor.name.starts_with("layer.1."), "");
+    let per_layer = tensors().iter().filter(|(_, name, _)| name.starts_with("layer.1.")).count();
+    assert_eq!(layer.len(), per_layer, "{layer:?}");
+    assert!(layer[0].ends_with("step-00000002 has no parameter/layer.1.norm1.weight"), "{layer:?}");
+    let moment = |tensor: &manifest::Tensor| tensor.kind != StateTensor::Parameter;
+    let missing = without(moment, "[train]\nsteps = 10\n");
+    assert_eq!(missing.len(), tensors().len() * 2 / 3, "{missing:?}");
+    assert!(missing[0].ends_with("has no moment1/embed.tokens"), "{missing:?}");
+    assert!(without(moment, "").is_empty(), "an imported model has no optimizer state");
+    assert_eq!(
+        without(|tensor| tensor.kind == StateTensor::Moment2, "").len(),
+        tensors().len() / 3
+    );
+}
+
+#[test]
+fn special_files_are_damage_and_do_not_block() {
+    for file in [SHARD, MANIFEST, "checkpoint.json.sha256"] {
+        for make_special in [TempDir::fifo, link_to_zeros] {
+            let scratch = two();
+            fs::remove_file(scratch.0.join("step-00000002").join(file)).unwrap();
+            make_special(&scratch, &format!("step-00000002/{file}"));
+            let why = skipped(&scratch);
+            assert!(why.contains(file) && why.contains("not a regular file"), "{why}");
+        }
+    }
+}
+
+fn link_to_zeros(scratch: &TempDir, name: &str) -> PathBuf {
+    std::os::unix::fs::symlink("/dev/zero", scratch.0.join(name)).unwrap();
+    scratch.0.join(name)
+}
+
+#[test]
+fn other_files_are_distinguished() {
     let scratch = two();
     let manifest = scratch.0.join("step-00000002/checkpoint.json");
     let text = fs::read_to_string(&manifest).unwrap();
+    // The checksum shows that this is not another version.
     fs::write(&manifest, text.replacen("\"version\": 2", "\"version\": 3", 1)).unwrap();
     let why = skipped(&scratch);
-    assert!(why.contains("version 3") && why.contains("newer regatta"), "{why}");
+    assert!(why.contains("has format version 3, expected 2"), "{why}");
     fs::write(&manifest, "{\"weights\": 3}").unwrap();
     let why = skipped(&scratch);
     assert!(why.contains("checkpoint.json is damaged: missing field `version`"), "{why}");
@@ -159,13 +255,12 @@ fn a_shape_beyond_the_files_is_refused_before_memory_is_allocated() {
             assert!(text.contains(from), "{text}");
             *bytes = text.replace(from, to).into_bytes();
         });
-        let text = fs::read(path(&scratch).join(MANIFEST)).unwrap();
-        let sum = regatta_model::text::hex(&Sha256::digest(&text));
-        fs::write(path(&scratch).join("checkpoint.json.sha256"), sum).unwrap();
+        let text = fs::read_to_string(path(&scratch).join(MANIFEST)).unwrap();
+        set_manifest(&path(&scratch), &text);
         crate::load::load(&path(&scratch), &Reference).unwrap_err().to_string()
     };
     let error = lie("\"vocab_size\": 7", "\"vocab_size\": 16777216");
-    assert!(error.contains("has 28 elements instead of 67108864"), "{error}");
+    assert!(error.contains("has shape [7, 4] instead of [16777216, 4]"), "{error}");
     let error = lie("\"num_layers\": 2", "\"num_layers\": 16777216");
     assert!(error.contains("has no parameters of 16777216 layers"), "{error}");
     assert!(crate::load::load(&path(&two()), &Reference).is_ok());

@@ -66,6 +66,16 @@ fn a_full_disk_is_reported_with_file_and_size() {
 }
 
 #[test]
+fn a_file_size_limit_is_reported_with_the_limit_to_raise() {
+    let scratch = TempDir::in_memory();
+    let disk = Faulty::new(4, Fault::Error(libc::EFBIG));
+    let error = save(&mut on(&disk, &scratch.0, 1).unwrap(), 2, Split::Rows).unwrap_err();
+    assert!(matches!(&*error, CheckpointError::FileTooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("`ulimit -f unlimited`"), "{error}");
+    assert!(names(&scratch).is_empty());
+}
+
+#[test]
 fn insufficient_space_is_reported_before_anything_is_written() {
     let scratch = TempDir::in_memory();
     let disk = Arc::new(Faulty::new(0, Fault::LittleSpace(100)));

@@ -41,12 +41,11 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
         ("batch=0", 2, "train.batch and train.batch_per_replica are both 0"),
         ("dp=2", 4, "parallel.dp 2 does not match 4 ranks"),
         (
-            "lr=3e-5",
+            "lr=3e-5 min_lr=1e-4",
             1,
-            "optimizer.min_lr 0.00025 exceeds optimizer.lr 3e-5: also set optimizer.min_lr, commonly to a \
-             tenth of optimizer.lr (optimizer.min_lr=3e-6)",
+            "optimizer.min_lr 0.0001 exceeds optimizer.lr 3e-5: lower it, or set optimizer.min_lr=auto \
+             for a tenth of optimizer.lr",
         ),
-        ("lr=2.5e-5", 1, "(optimizer.min_lr=2.5e-6)"),
         (
             "decay_steps=20",
             1,
@@ -65,6 +64,19 @@ fn split(all: &str, ranks: usize) -> Result<ParallelPlan> {
 }
 
 const MODEL: &str = "family=gpt2 num_layers=8 num_heads=12 hidden_size=96 seq_len=64";
+
+#[test]
+fn the_default_min_lr_is_a_tenth_of_lr() {
+    let min_lr = |all: &str| args(all).unwrap().config.lr_schedule(1).min_lr;
+    for preset in PRESETS.iter().filter(|preset| preset.name != "shakespeare-char") {
+        let config = preset.config().unwrap();
+        assert_eq!(config.optimizer.min_lr, None, "{}", preset.name);
+    }
+    assert_eq!(min_lr(""), 2.5e-3 / 10.0);
+    assert_eq!((min_lr("lr=3e-5"), min_lr("lr=3e-5 min_lr=0")), (3e-5 / 10.0, 0.0));
+    assert!(args("lr=1e-9 min_lr=auto").unwrap().config.validate(1).is_ok());
+    assert!(args("min_lr=-1").is_err());
+}
 
 #[test]
 fn plans_follow_the_parallel_keys() {

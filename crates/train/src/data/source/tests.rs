@@ -80,6 +80,9 @@ fn errors_name_the_problem() {
         say(&path("bad.txt", b"ab\xff")).contains("bad.txt is not UTF-8: invalid byte at offset 2")
     );
     assert!(say(&folder.0.display().to_string()).contains("prepared.json"));
+    for special in [folder.fifo("fifo.txt").display().to_string(), "/dev/zero".to_owned()] {
+        assert!(say(&special).contains(&format!("{special} is not a regular file")), "{special}");
+    }
     assert!(
         say("raw-u16:somewhere").starts_with("data.source raw-u16:somewhere needs data.tokenizer")
     );
@@ -119,6 +122,31 @@ fn token_files_of_another_tokenizer_are_refused() {
     assert!(error.contains("train.tokens was prepared with tokenizer"), "{error}");
     std::fs::remove_file(a.join(folder::TOKENIZER)).unwrap();
     assert!(open(&prepared).unwrap_err().to_string().contains("tokenizer.json"));
+}
+
+#[test]
+fn the_character_tokenizer_is_refused_for_data_prepared_with_another() {
+    let scratch = TempDir::new();
+    let text = scratch.file("text", "abcabc".repeat(9));
+    let bpe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tokenizer/bpe.json");
+    let tokenizers = [("char", TokenizerSource::Characters), ("bpe", TokenizerSource::File(bpe))];
+    for (name, tokenizer) in tokenizers {
+        let folder = scratch.0.join(name);
+        let inputs = vec![text.clone()];
+        let plan = PrepareOptions { inputs, tokenizer, validation: 0.1, folder, replace: false };
+        folder::prepare(&plan, &mut |_| Ok(())).unwrap();
+    }
+    let of = |name: &str| {
+        let spec = spec(scratch.0.join(name).display().to_string());
+        prepare(&DataSpec { require_char: true, ..spec }, &DataDirs::default())
+    };
+    assert!(of("char").is_ok());
+    let error = of("bpe").unwrap_err().to_string();
+    let expected = "data.tokenizer is char, but ";
+    assert!(
+        error.starts_with(expected) && error.contains("/bpe was prepared with a BPE"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -83,6 +83,18 @@ fn each_kind_of_damage_has_its_error() {
 }
 
 #[test]
+fn special_files_are_refused_without_blocking() {
+    let folder = TempDir::new();
+    let fifo = folder.fifo("fifo");
+    for error in [TokenFile::open(&fifo), TokenFile::open_raw_u16(&fifo, 7)].map(Result::unwrap_err)
+    {
+        assert!(error.to_string().contains("it is a FIFO, not a regular file"), "{error}");
+    }
+    let error = crate::data::Tokenizer::load(&fifo).unwrap_err().to_string();
+    assert!(error.contains("it is a FIFO, not a regular file"), "{error}");
+}
+
+#[test]
 fn truncating_an_open_file_is_an_error() {
     let folder = TempDir::new();
     let path = written(&folder, 100, &[5; 100_000]);

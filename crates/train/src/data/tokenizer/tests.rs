@@ -212,3 +212,31 @@ proptest! {
         prop_assert_eq!(text, tokenizer.decode(&tokens).unwrap());
     }
 }
+
+/// The form that `AutoTokenizer` of transformers 5.22 loads: encodes and decodes like the character
+/// tokenizer, and refuses unknown characters.
+#[test]
+fn character_tokenizer_round_trips_through_the_format_of_the_tokenizers_library() {
+    let ours = Tokenizer::from_characters("b a\n\u{e9}".chars());
+    let file = ours.to_hugging_face();
+    let found: Value = serde_json::from_slice(&file).unwrap();
+    let split = json!({"Regex": "[\\s\\S]"});
+    let expected = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "post_processor": null, "decoder": {"type": "Fuse"},
+        "pre_tokenizer":
+            {"type": "Split", "pattern": split, "behavior": "Isolated", "invert": false},
+        "model": {
+            "type": "WordLevel", "unk_token": "<unk>",
+            "vocab": {"\n": 0, " ": 1, "a": 2, "b": 3, "\u{e9}": 4},
+        },
+    });
+    assert_eq!(found, expected);
+    let back = of(&file).unwrap();
+    assert_eq!((back.fingerprint(), back.kind()), (ours.fingerprint(), "characters"));
+    let mut words = found;
+    words["model"]["vocab"] = json!({"two": 0, "words": 1});
+    let error = of(words.to_string().as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("WordLevel model is not one of single characters"), "{error}");
+    assert_eq!(of(BPE.as_bytes()).unwrap().to_hugging_face(), BPE.as_bytes());
+}

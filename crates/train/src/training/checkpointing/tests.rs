@@ -140,7 +140,7 @@ proptest! {
         let mut elements = |name: &str| {
             Ok::<_, HuggingFaceError>(saved.read_whole(name, StateTensor::Parameter).unwrap())
         };
-        huggingface::export(&to, &shape, &mut elements, None).unwrap();
+        huggingface::export(&to, &shape, &mut elements, None, false).unwrap();
         let bytes = std::fs::read(to.join("model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let found = tensors.tensor("model.layers.1.mlp.down_proj.weight").unwrap();

@@ -70,10 +70,19 @@ fn run_checks(
         Ok::<_, anyhow::Error>((dataset, Findings::of(Details::Data { source, tokens })))
     })?;
     let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
-    let (run, gemm_flops_per_second) = (training::run_id(), 0.0);
-    #[rustfmt::skip]
+    let run = training::run_id();
     let setup = TrainingSetup {
-        config, name, comm, device, threads, kernels, gemm_flops_per_second, dataset, folder, run,
+        config,
+        name,
+        comm,
+        device,
+        threads,
+        kernels,
+        gemm_flops_per_second: 0.0,
+        dataset,
+        folder,
+        run,
+        require_checkpoint: false,
     };
     smoke.training(setup)?;
     Ok(())

@@ -266,7 +266,11 @@ fn long_steps_show_their_micro_batches_on_the_terminal_and_every_ten_seconds_in_
     let mut history = RunHistory::default();
     history.on_event(&begin(), 0.0);
     let bar = |history: &RunHistory| render(history, 80, 24, 2.0)[2].clone();
-    assert!(bar(&history).ends_with("  step 0/600  0%  about 58 s (estimate)"), "{}", bar(&history));
+    assert!(
+        bar(&history).ends_with("  step 0/600  0%  about 58 s (estimate)"),
+        "{}",
+        bar(&history)
+    );
     history.on_event(&progress(12), 2.0);
     assert!(bar(&history).contains("  step 1/600  micro-batch 12/480  "), "{}", bar(&history));
     history.on_event(&step(1), 30.0);

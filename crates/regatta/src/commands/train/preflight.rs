@@ -1,0 +1,61 @@
+//! Checks before the ranks are launched. An error of the configuration, the data or the memory then
+//! appears once, not on every rank.
+
+use anyhow::{Context, Result};
+use regatta_comm::bootstrap::host_name;
+use regatta_kernels_cpu::Cpu;
+use regatta_predict::cost::{CostOptions, rank_cost};
+use regatta_predict::plan::ParallelPlan;
+use regatta_predict::shape::ModelShape;
+use regatta_train::config::Config;
+use regatta_train::data::{self, DataDirs, Sampler};
+
+use super::rank::data_spec;
+use crate::cli::LaunchArgs;
+use crate::plan::Discovery;
+use crate::system::memory_limits;
+
+/// Checks the configuration as far as this process can: completely for ranks on this node, without
+/// data and memory for ranks on others.
+pub fn check(config: &Config, launch: &LaunchArgs, discovery: &Discovery) -> Result<()> {
+    if discovery.needs_agents() || discovery.allocation.this_rank.is_some() {
+        return check_without_data(config, launch);
+    }
+    let ranks = discovery.clone().plan(&launch.source, &launch.job)?.placement.ranks as usize;
+    config.validate(ranks)?;
+    let dataset = data::open(&data::prepare(
+        &data_spec(config),
+        &DataDirs::of(|name| std::env::var_os(name)),
+    )?)?;
+    let (plan, shape) = config.validate_with_vocab(ranks, dataset.tokenizer.vocab_size())?;
+    Sampler::shuffled(config.train.seed, dataset.train.len(), config.model.seq_len as u64)
+        .with_context(|| config.data.source.clone())?;
+    if config.train.check_memory { check_memory(config, &plan, &shape, ranks) } else { Ok(()) }
+}
+
+/// Checks the model with any vocabulary size, and the number of ranks if it is given.
+pub fn check_without_data(config: &Config, launch: &LaunchArgs) -> Result<()> {
+    config.shape(1)?;
+    launch.job.ranks.map_or(Ok(()), |ranks| config.validate(ranks as usize).map(drop))?;
+    Ok(())
+}
+
+/// Checks that all ranks fit in the memory of this node and of the cgroups of this process.
+fn check_memory(
+    config: &Config,
+    plan: &ParallelPlan,
+    shape: &ModelShape,
+    ranks: usize,
+) -> Result<()> {
+    let host = host_name();
+    let limits = memory_limits(&host);
+    let precision = config.train.precision.unwrap_or_else(Cpu::fastest_precision);
+    let options = CostOptions::new(precision.activation_bytes(), config.train.recompute);
+    let need = |rank| Ok(config.memory_need(plan, &rank_cost(shape, plan, options, rank)?.memory));
+    let needs = (0..ranks).map(need).collect::<Result<Vec<_>>>()?;
+    let entries: Vec<_> = needs.iter().map(|need| need.entry(&limits)).collect();
+    for (rank, need) in (0..).zip(&needs) {
+        need.check((rank, &host), &limits, &entries)?;
+    }
+    Ok(())
+}
