@@ -127,8 +127,9 @@ fn the_built_in_dataset_is_prepared_without_a_download() {
     let mut prepare = regatta_in(&folder, "data prepare tinyshakespeare -o out");
     prepare.env("XDG_CACHE_HOME", folder.join("cache"));
     run_command(&mut prepare).assert_ok(["1,003,854 training", "111,540 validation"]);
-    let shown = run_in(&folder, "data show out").ok();
-    assert!(shown.contains("86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"));
+    let shown: Value = run_in(&folder, "data show --json out").json();
+    let sum = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed";
+    assert_eq!(shown["prepared"]["inputs"][0]["sha256"], sum);
 }
 
 #[test]
