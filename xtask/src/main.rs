@@ -9,7 +9,8 @@ use anyhow::{Result, bail};
 
 const HELP: &str = "\
 cargo xtask test    install the packages that tests need (Debian or Ubuntu, as root), then check
-                    formatting and lints, run all tests and build the documentation
+                    formatting and lints, run all tests and build the documentation; usually
+                    25 minutes on two cores
 cargo xtask fuzz    run every fuzz target for ten minutes (needs cargo-fuzz)
 cargo xtask bench   run the benchmarks and print their ratios
 cargo xtask chaos [--cases N] [--seed S]
@@ -61,6 +62,7 @@ fn chaos() -> Result<()> {
 }
 
 fn test() -> Result<()> {
+    steps::announce(1, "system packages", "none if they are installed");
     let complete = system_packages::install()?;
     steps::format()?;
     steps::lint()?;

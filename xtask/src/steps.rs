@@ -6,8 +6,17 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
+/// Number of parts of `cargo xtask test`.
+const PARTS: u32 = 5;
+
+/// Says which part of `cargo xtask test` begins, and how long it usually takes on two cores.
+pub fn announce(part: u32, name: &str, usual_time: &str) {
+    println!("xtask: [{part}/{PARTS}] {name} (usual time: {usual_time})");
+}
+
 /// Checks formatting.
 pub fn format() -> Result<()> {
+    announce(2, "format", "5 s");
     run("format", cargo().args(["fmt", "--all", "--check"]))
 }
 
@@ -15,16 +24,19 @@ pub fn format() -> Result<()> {
 pub fn lint() -> Result<()> {
     let mut clippy = cargo();
     clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    announce(3, "lint", "3 min in a clean clone");
     run("lint", &mut clippy)
 }
 
-/// Runs all tests. With all packages installed, skipping a multi-host test is a failure.
+/// Runs all tests, also after a failure. With all packages installed, skipping a multi-host test is a
+/// failure.
 pub fn tests(complete: bool) -> Result<()> {
     let mut tests = cargo();
-    tests.args(["test", "--workspace"]);
+    tests.args(["test", "--workspace", "--no-fail-fast"]);
     if complete {
         tests.env("REGATTA_REQUIRE_CLUSTER", "1");
     }
+    announce(4, "tests", "20 min");
     run("tests", &mut tests)
 }
 
@@ -32,6 +44,7 @@ pub fn tests(complete: bool) -> Result<()> {
 pub fn docs() -> Result<()> {
     let mut docs = cargo();
     docs.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings");
+    announce(5, "documentation", "1 min");
     run("documentation", &mut docs)
 }
 

@@ -8,12 +8,16 @@ use anyhow::{Context, Result, bail};
 /// cluster, and libfabric.
 const PACKAGES: &str = "gcc libc6-dev util-linux iproute2 hwloc-nox munge slurmctld slurmd \
                         slurm-client slurm-wlm-basic-plugins mpich openmpi-bin openssh-client \
-                        openssh-server libfabric1";
+                        openssh-server libfabric1 jq";
+
+/// A package of which only a program is needed, and that program. Debian's `hwloc` has it, too, and
+/// conflicts with `hwloc-nox`.
+const LSTOPO: (&str, &str) = ("hwloc-nox", "lstopo-no-graphics");
 
 /// Installs missing packages as root on Debian or Ubuntu. Returns whether everything is available;
 /// otherwise the cluster tests are skipped with a message.
 pub fn install() -> Result<bool> {
-    let missing: Vec<&str> = PACKAGES.split(' ').filter(|p| !is_installed(p)).collect();
+    let missing = missing(is_installed, is_in_path);
     if missing.is_empty() {
         return Ok(is_root());
     }
@@ -34,6 +38,18 @@ pub fn install() -> Result<bool> {
     arguments.extend(missing);
     apt(&arguments)?;
     Ok(true)
+}
+
+/// The packages to install. A program from another package is as good.
+fn missing(installed: fn(&str) -> bool, in_path: fn(&str) -> bool) -> Vec<&'static str> {
+    let available =
+        |package: &str| installed(package) || (package == LSTOPO.0 && in_path(LSTOPO.1));
+    PACKAGES.split(' ').filter(|package| !available(package)).collect()
+}
+
+fn is_in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
 fn is_installed(package: &str) -> bool {
@@ -59,4 +75,19 @@ fn apt(arguments: &[&str]) -> Result<()> {
         bail!("apt-get {} failed", arguments.join(" "));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::missing;
+
+    #[test]
+    fn installed_hwloc_is_not_replaced_by_hwloc_nox() {
+        let other_than_hwloc_nox = |package: &str| package != "hwloc-nox";
+        assert_eq!(missing(other_than_hwloc_nox, |_| false), ["hwloc-nox"]);
+        assert_eq!(
+            missing(other_than_hwloc_nox, |program| program == "lstopo-no-graphics"),
+            [""; 0]
+        );
+    }
 }

@@ -102,6 +102,16 @@ impl CommError {
     pub(crate) fn system(what: impl Into<String>, why: impl ToString) -> Self {
         Self::System { what: what.into(), why: why.to_string() }
     }
+
+    /// The rank whose failure caused the error, if it is known.
+    pub fn failed_rank(&self) -> Option<u32> {
+        match self {
+            Self::RankLost { peer, .. } | Self::Aborted { by: peer, .. } => Some(peer.rank),
+            Self::Timeout { missing, .. } => missing.first().map(|peer| peer.rank),
+            _ => None,
+        }
+    }
+
     /// The same error with every communicator rank replaced by its entry in `ranks`.
     pub(crate) fn translate_ranks(mut self, ranks: &[u32]) -> Self {
         match &mut self {

@@ -20,10 +20,13 @@ pub(crate) struct CpuTopology {
     pub usable: UsableResources,
 }
 
-/// Reads the CPU topology.
+/// Reads the CPU topology. Without /sys, as in some containers, the topology is unknown: every CPU of
+/// the affinity counts as a core, and there are no NUMA nodes.
 pub(crate) fn topology(root: &Sysroot) -> CpuTopology {
-    let online = list(root, &format!("{CPU}/online")).unwrap_or_else(|| listed_cpus(root));
-    let numa = numa_nodes(root, &online);
+    let listed = list(root, &format!("{CPU}/online")).unwrap_or_else(|| listed_cpus(root));
+    let is_known = !listed.is_empty();
+    let online = if is_known { listed } else { affinity(root).unwrap_or_default() };
+    let numa = if is_known { numa_nodes(root, &online) } else { Vec::new() };
     let l3 = l3_groups(root, &online);
     let (packages, cores) = cores(root, &online, &numa, &l3);
     let usable = usable_resources(root, online);
@@ -155,8 +158,7 @@ fn usable_resources(root: &Sysroot, online: CpuSet) -> UsableResources {
     let narrower = |set: &CpuSet| !online.is_subset(set);
     let read = |what: &str| cgroup.as_ref().and_then(|cgroup| cgroup.read(root, what));
     let (cgroup, memory_nodes) = (read("cpus").filter(narrower), read("mems"));
-    let affinity = if root.is_live() { live_affinity() } else { recorded_affinity(root) };
-    let affinity = affinity.filter(narrower);
+    let affinity = affinity(root).filter(narrower);
     UsableResources { affinity, cgroup, memory_nodes, online, gpus: None }
 }
 
@@ -200,6 +202,11 @@ impl Cgroup {
     }
 }
 
+/// The CPU affinity of this process, or of the recorded one.
+fn affinity(root: &Sysroot) -> Option<CpuSet> {
+    if root.is_live() { live_affinity() } else { recorded_affinity(root) }
+}
+
 fn recorded_affinity(root: &Sysroot) -> Option<CpuSet> {
     let status = root.read_text("/proc/self/status")?;
     status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
@@ -220,4 +227,23 @@ pub fn live_affinity() -> Option<CpuSet> {
         (0..64).filter(move |b| word & (1 << b) != 0).map(move |b| i * 64 + b)
     };
     Some(words.into_iter().enumerate().flat_map(bits).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake_sysfs::FakeSysfs;
+
+    #[test]
+    fn without_sysfs_the_cores_are_those_of_the_affinity() {
+        let machine = FakeSysfs::new();
+        machine.file("/proc/self/status", "Name:\tx\nCpus_allowed_list:\t2-3,7\n");
+        machine.file("/proc/meminfo", "MemTotal: 9000 kB\n");
+        let found = topology(&machine.root());
+        let cpus: Vec<String> = found.cores.iter().map(|core| core.cpus.to_string()).collect();
+        assert_eq!(cpus, ["2", "3", "7"]);
+        assert!(found.cores.iter().all(|core| core.numa.is_none() && core.l3.is_none()));
+        assert!(found.numa.is_empty(), "memory must not be bound to a guessed node");
+        assert_eq!(found.usable.process_cpus().to_string(), "2-3,7");
+    }
 }

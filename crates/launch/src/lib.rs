@@ -5,9 +5,11 @@
 
 pub mod agent_launcher;
 pub mod agents;
+pub mod cache_dir;
 pub mod channel;
 pub mod cpu_binding;
 pub mod event_queue;
+mod failure_attribution;
 pub mod job;
 pub mod lines;
 pub mod local;

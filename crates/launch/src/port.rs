@@ -3,8 +3,11 @@
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::unix::net::{SocketAddr, UnixListener};
+
+use rustix::process::geteuid;
 
 /// A port that no other Regatta job on this node gets while this value exists. Child processes do
 /// not inherit the reservation.
@@ -21,13 +24,26 @@ impl ReservedPort {
     }
 }
 
-/// Reserves the first port that is neither in use nor reserved.
+/// Reserves the first port that is neither in use nor reserved. Any local user can hold the locks of
+/// all ports, which must not prevent a launch: if no free port can be locked, one whose lock another
+/// user holds is used without a lock.
 pub fn reserve(preferred: impl IntoIterator<Item = u16>) -> Option<ReservedPort> {
-    preferred.into_iter().find_map(|port| {
+    let ports: Vec<u16> = preferred.into_iter().collect();
+    let locked = ports.iter().find_map(|&port| {
         // The lock comes first, or two jobs would find the same port free.
         let lock = lock(port)?;
         is_free(port).then_some(ReservedPort { port, _lock: lock })
-    })
+    });
+    locked.or_else(|| unlocked(&ports))
+}
+
+/// The first free port that no job of this user holds. The order depends on the process, so that two
+/// jobs are unlikely to choose the same port.
+fn unlocked(ports: &[u16]) -> Option<ReservedPort> {
+    let (last, first) = ports.split_at(std::process::id() as usize % ports.len().max(1));
+    let mut ports = first.iter().chain(last).copied();
+    let port = ports.find(|&port| is_free(port) && !is_held_by_this_user(port))?;
+    Some(ReservedPort { port, _lock: None })
 }
 
 /// Whether a server can listen on the port on all interfaces.
@@ -39,17 +55,35 @@ pub fn is_free(port: u16) -> bool {
 }
 
 /// The socket that holds a reservation; `None` where abstract sockets are not available.
-type Lock = Option<UnixDatagram>;
+type Lock = Option<UnixListener>;
+
+fn lock_name(port: u16) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("regatta-port-{port}"))
+}
 
 /// Locks a port by binding an abstract Unix socket. The kernel releases the name when its owner
-/// exits for any reason, and scopes it to the network namespace, like the port.
+/// exits for any reason, and scopes it to the network namespace, like the port. The socket listens,
+/// because the kernel tells the owner of a listening socket only.
 fn lock(port: u16) -> Option<Lock> {
-    let name = SocketAddr::from_abstract_name(format!("regatta-port-{port}"));
-    match name.and_then(|name| UnixDatagram::bind_addr(&name)) {
+    match lock_name(port).and_then(|name| UnixListener::bind_addr(&name)) {
         Ok(socket) => Some(Some(socket)),
         Err(error) if error.kind() == ErrorKind::AddrInUse => None,
         Err(_) => Some(None),
     }
+}
+
+/// Whether a process of this user holds the lock of a port. The connection does not block on a full
+/// backlog, which another user may have filled.
+fn is_held_by_this_user(port: u16) -> bool {
+    let stream = lock_name(port).and_then(|name| mio::net::UnixStream::connect_addr(&name));
+    let Ok(stream) = stream else { return false };
+    let mut owner = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
+    let mut len = size_of_val(&owner) as libc::socklen_t;
+    let value = (&raw mut owner).cast();
+    let fd = stream.as_raw_fd();
+    // SAFETY: `value` is writable for `len` bytes.
+    unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &mut len) };
+    owner.uid == geteuid().as_raw()
 }
 
 #[cfg(test)]
@@ -75,5 +109,35 @@ mod tests {
         if let Ok(six) = TcpListener::bind(("::1", 0)) {
             assert!(!is_free(six.local_addr().unwrap().port()));
         }
+    }
+
+    /// Runs `work` as another user; false if this process may not. The raw system call changes the
+    /// calling thread only.
+    fn as_another_user(work: impl FnOnce() + Send) -> bool {
+        const OTHER: libc::uid_t = 65_534;
+        let run = || {
+            // SAFETY: a plain system call.
+            let result = unsafe { libc::syscall(libc::SYS_setresuid, OTHER, OTHER, OTHER) };
+            (result == 0).then(work).is_some()
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    }
+
+    #[test]
+    fn locks_of_another_user_do_not_prevent_a_reservation() {
+        let mut squatted = Vec::new();
+        let ports = 23_300..23_340;
+        if !as_another_user(|| squatted.extend(ports.clone().filter_map(lock))) {
+            return;
+        }
+        let open = reserve(ports.clone().chain([23_340])).unwrap();
+        assert_eq!(open.port(), 23_340, "locks of other users are respected where possible");
+        let contested = reserve(ports.clone()).unwrap();
+        assert!(ports.contains(&contested.port()));
+        // Own locks are still respected.
+        squatted.clear();
+        let own = lock(23_300).unwrap();
+        assert!(reserve([23_300]).is_none());
+        drop(own);
     }
 }

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use regatta_wire::clock;
 
 use self::hang_detector::{HangDetector, Heartbeat};
-use crate::process;
 use crate::signals::{self, SignalSet};
+use crate::{process, secret_file};
 
 /// The reaper could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +139,7 @@ fn forward_signals(reaper: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSe
         match handled.wait() {
             Some(libc::SIGCHLD) => {
                 if let Some(status) = reap_children(reaper) {
-                    process::kill_and_reap_descendants(KILL_TIMEOUT);
+                    clean_up();
                     return process::rank_exit(status).exit_code();
                 }
             }
@@ -166,11 +166,11 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> 
     loop {
         children.wait_for(TICK);
         if let Some(status) = reap_children(worker) {
-            process::kill_and_reap_descendants(KILL_TIMEOUT);
+            clean_up();
             return process::rank_exit(status).exit_code();
         }
         if detector.is_hung(last_heartbeat(&mut pipe), clock::now()) {
-            process::kill_and_reap_descendants(KILL_TIMEOUT);
+            clean_up();
             // Only now: the terminal may block.
             let seconds = watchdog.timeout.as_secs();
             (watchdog.report)(&format!(
@@ -180,6 +180,12 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> 
             return KILLED;
         }
     }
+}
+
+/// Kills what the worker left behind, and removes its secret file.
+fn clean_up() {
+    process::kill_and_reap_descendants(KILL_TIMEOUT);
+    secret_file::remove_stale(&std::env::temp_dir());
 }
 
 /// The last heartbeat in the pipe, if there is any.
@@ -214,6 +220,7 @@ fn read_signals(mut pipe: PipeReader) {
     }
     PARENT_DIED.store(true, Ordering::SeqCst);
     process::kill_and_reap_descendants(KILL_TIMEOUT);
+    secret_file::remove_own();
     exit(KILLED);
 }
 

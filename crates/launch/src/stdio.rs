@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::channel::RankChannel;
+use crate::channel::{RankChannel, RankFrame};
 use crate::event_queue::{ByteLen, EventQueue};
 use crate::lines::LineSplitter;
 use crate::process;
@@ -18,6 +18,8 @@ pub enum ControlEvent {
     Exited(u32),
     /// A stream of a rank reached end of file.
     StreamClosed(u32),
+    /// A rank reports that it lost another.
+    LostPeer { rank: u32, peer: u32 },
     /// Output is lost: a log is incomplete, or a channel failed. The text is a warning for the user.
     OutputLost(String),
 }
@@ -43,7 +45,8 @@ impl ByteLen for Output {
 
 /// Where the complete output of a stream goes.
 pub enum Log {
-    File(File),
+    /// A file, and its name in warnings.
+    File(File, String),
     /// The queue, as [`Output::Bytes`].
     Forward,
 }
@@ -89,19 +92,18 @@ pub fn forward_stream(
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            let written = match &mut log {
-                Log::File(file) => file.write_all(bytes),
+            match &mut log {
+                // A full disk must not stop the rank, but the user must learn of it.
+                Log::File(file, name) => {
+                    if let Err(error) = file.write_all(bytes)
+                        && !std::mem::replace(&mut truncated, true)
+                    {
+                        events.push_control(ControlEvent::OutputLost(log_truncated(name, &error)));
+                    }
+                }
                 Log::Forward => {
                     events.push_output(Output::Bytes { rank, stderr, bytes: bytes.to_vec() });
-                    Ok(())
                 }
-            };
-            // A full disk must not stop the rank, but the user must learn of it.
-            if let Err(error) = written
-                && !std::mem::replace(&mut truncated, true)
-            {
-                let name = crate::run_folder::log_name(0, rank, stderr);
-                events.push_control(ControlEvent::OutputLost(log_truncated(&name, &error)));
             }
             for text in splitter.push(bytes, Instant::now()) {
                 events.push_output(Output::Line { rank, stderr, text });
@@ -118,7 +120,12 @@ pub fn forward_stream(
 /// channel, which the rank notices when it sends the next.
 pub fn forward_frames(channel: RankChannel, events: Events, rank: u32) -> io::Result<()> {
     spawn_thread(move || {
-        let result = channel.run(|bytes| events.push_output(Output::Frame { rank, bytes }));
+        let result = channel.run(|frame| match RankFrame::parse(frame) {
+            RankFrame::Message(bytes) => events.push_output(Output::Frame { rank, bytes }),
+            RankFrame::LostPeer(peer) => {
+                events.push_control(ControlEvent::LostPeer { rank, peer });
+            }
+        });
         if let Err(error) = result {
             let warning =
                 format!("rank {rank}: {error}; further messages of this rank are dropped");

@@ -22,6 +22,8 @@ pub enum JobEvent {
     Frame { rank: u32, bytes: Vec<u8> },
     /// A rank exited.
     Exited(u32, RankExit),
+    /// A rank failed because it lost another rank.
+    LostPeer { rank: u32, peer: u32 },
     /// Last lines of a failed rank.
     OutputTail(u32, Vec<String>),
     /// What each rank is doing, in response to [`RankControl::QueryState`].

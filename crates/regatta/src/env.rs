@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use regatta_launch::cache_dir;
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short_hostname;
 use regatta_model::{Launcher, Machine};
@@ -75,8 +76,22 @@ fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvV
     plan.site.profile.settings(&context).into_iter().map(variable).collect()
 }
 
+/// Creates the directory of a rank's code caches, if this is the rank's node. Where another user may
+/// have prepared it, this process gets a directory of its own: the ranks of a node cannot agree on a
+/// name that nobody else knows.
+pub fn secure_cache_dir(plan: &JobPlan, rank: u32, variables: &mut [EnvVar]) {
+    let node = plan.placement.find_rank(rank).map(|(node, ..)| node);
+    if !plan.machines[0].is_live() || node.is_none() || node != plan.this_node() {
+        return;
+    }
+    let values = variables.iter_mut().map(|variable| &mut variable.value);
+    if let Some(warning) = cache_dir::secure(&cache_folder(plan).0, values) {
+        output::note(&warning);
+    }
+}
+
 /// A node-local folder per user and job: below the site's, else TMPDIR, else /tmp.
-fn cache_folder(plan: &JobPlan) -> (String, &'static str) {
+pub fn cache_folder(plan: &JobPlan) -> (String, &'static str) {
     // Only folders of this node can be checked.
     let live = plan.machines[0].is_live() && !plan.is_reported_by_agents();
     let candidates = plan.site.profile.node_local.expanded(plan.env.as_map());

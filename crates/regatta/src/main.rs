@@ -7,6 +7,7 @@ mod env;
 mod options;
 mod output;
 mod plan;
+mod sanitize;
 mod shell;
 mod system;
 

@@ -21,6 +21,9 @@ use crate::system;
 /// Code of the warning that this machine stands in for the nodes of the job.
 pub const STAND_IN: &str = "stand-in";
 
+/// Code of the warning that the topology of a node is unknown.
+pub const NO_SYSFS: &str = "no-sysfs";
+
 /// The discovered machines and allocation.
 #[derive(Clone)]
 pub struct Discovery {
@@ -40,9 +43,17 @@ pub struct Discovery {
 impl Discovery {
     /// Loads the machines that the options name, or discovers this one.
     pub fn run(source: &SourceArgs, spares: u32) -> Result<Self> {
+        let mut discovery = Self::standalone(source)?;
+        let Self { env, machines, .. } = &discovery;
+        discovery.allocation = allocation(source, spares, machines, env)?;
+        Ok(discovery)
+    }
+
+    /// Like [`Self::run`], but without the allocation: one node only.
+    pub fn standalone(source: &SourceArgs) -> Result<Self> {
         let env = Env::from_process();
         let machines = machines(source, &env)?;
-        let allocation = allocation(source, spares, &machines, &env)?;
+        let allocation = Allocation::single_node(&machines[0].host);
         let (machine_index, nics) = Default::default();
         Ok(Self { env, machines, machine_index, nics, allocation })
     }
@@ -104,7 +115,7 @@ impl Discovery {
         check_size(&placement, allocation, &job)?;
         let cgroup = gpu_visibility::gpu_cgroup_warning(&self.machines[0], allocation, &variable);
         let hidden = job_gpus.filter(|_| job.use_gpus).map(|job_gpus| job_gpus.warning);
-        let warnings = [self.stand_in_warning(), cgroup, hidden];
+        let warnings = [self.stand_in_warning(), no_sysfs_warning(&self.machines), cgroup, hidden];
         placement.warnings.extend(warnings.into_iter().flatten());
         Ok(JobPlan { discovery: self, site, job, placement })
     }
@@ -209,6 +220,19 @@ fn hypothetical_nodes(machines: &[Machine], count: u32) -> Vec<AllocatedNode> {
         _ => format!("node{}", i + 1),
     };
     (0..count).map(|i| AllocatedNode { host: host(i), ranks: None }).collect()
+}
+
+/// Warns that a node has no /sys, as some containers and chroots. With it, there is a NUMA node.
+fn no_sysfs_warning(machines: &[Machine]) -> Option<Warning> {
+    let Machine { host, .. } = machines.iter().find(|m| m.is_live() && m.numa.is_empty())?;
+    Some(Warning {
+        code: NO_SYSFS.to_owned(),
+        message: format!(
+            "the topology of {host} is unknown, because /sys is not mounted: every CPU counts as a \
+             core, memory is not bound, and only GPUs that NVML reports are used"
+        ),
+        hint: "mount /sys in the container or chroot (mount -t sysfs sysfs /sys)".to_owned(),
+    })
 }
 
 /// Fails if the launcher started another number of ranks than the plan has: they would wait for each

@@ -49,6 +49,16 @@ fn bpe_gives_fewer_tokens_than_characters() {
 }
 
 #[test]
+fn characters_are_refused_for_data_prepared_with_bpe() {
+    let folder = folder_with_text();
+    prepare(&folder, &format!("--tokenizer {BPE}")).ok();
+    let refused = run_in(&folder, "train data.source=out data.tokenizer=char -n 1 --run-dir run");
+    refused
+        .assert_error("data.tokenizer is char, but out was prepared with a BPE tokenizer of 384");
+    assert!(!folder.exists("run"));
+}
+
+#[test]
 fn bpe_is_trained_on_the_text() {
     let folder = folder_with_text();
     let made: Value = prepare(&folder, "--bpe 280 --json").json();

@@ -34,7 +34,7 @@ fn spawn_one(folder: &TempDir, script: &str) -> Process {
 
 /// Runs a command in its own process group, with the default action of INT, like an interactive shell.
 fn in_foreground(command: &Command) -> Command {
-    let mut wrapped = wrap(command, "env", &["--default-signal=INT"]);
+    let mut wrapped = wrap(command, "env", &[]);
     wrapped.process_group(0);
     wrapped
 }

@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::process::Command;
+
 use libc::{SIGINT, SIGUSR1};
 use regatta_testbed::assert_contains;
 use regatta_train::metrics::Event;
@@ -87,6 +89,29 @@ fn event_losses(events: &[Event]) -> Vec<(u64, f64)> {
         _ => None,
     };
     events.iter().filter_map(loss).collect()
+}
+
+/// The filter of the `jq` example in the help.
+fn jq_example() -> String {
+    let help = run_line("train --help").ok();
+    let line = help.lines().find_map(|line| line.split_once("| jq '")).unwrap().1;
+    line.strip_suffix('\'').unwrap().to_owned()
+}
+
+#[test]
+fn jq_example_of_the_help_prints_the_losses_only() {
+    if Command::new("jq").arg("--version").output().is_err() {
+        return eprintln!("skipped: no program jq");
+    }
+    let folder = TempDir::new();
+    let events = train_tiny(&folder, "train.steps=10 -n 2 --run-dir run --json").ok();
+    let file = folder.write("events", events);
+    let printed = Command::new("jq").args([&*jq_example(), &*file]).output().unwrap();
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let losses: Vec<f64> = printed.lines().map(|line| line.parse().unwrap()).collect();
+    let recorded = recorded_losses(&metrics(&folder, "run")).into_iter().map(|(_, loss)| loss);
+    assert_eq!(losses.len(), 10);
+    assert!(losses.iter().zip(recorded).all(|(a, b)| (a - b).abs() < 1e-9));
 }
 
 /// Losses by step from the recorded metrics.

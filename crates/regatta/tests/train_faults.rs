@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use libc::{SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTSTP, SIGUSR1};
-use regatta_testbed::{assert_contains, wait_until};
+use libc::{SIGABRT, SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTSTP, SIGUSR1};
+use regatta_model::result::RankExit;
+use regatta_testbed::{assert_contains, wait_until, write_with_mode};
 use regatta_train::data::prepare::{PrepareOptions, TokenizerSource, prepare};
 use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
 use support::process::{
-    Process, launch_regatta, pid_of_rank, process_state, processes, run_command, run_result,
-    shell_job, signal_if_alive, wrap,
+    Process, launch_regatta, pid_of_rank, process_state, processes, regatta_in, run_command,
+    run_result, shell_job, signal_if_alive, wrap,
 };
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, metrics, run, spawn,
@@ -115,6 +116,30 @@ fn training_continues_on_a_full_disk_and_fails_only_at_the_final_checkpoint() {
     assert!((last + 1..=steps).all(|step| found.steps.contains_key(&step)), "{found:?}");
     let full = tiny_run(&folder, "full", &format!("{words} train.steps={steps}"));
     assert_common_steps_identical(&found, &full);
+}
+
+#[test]
+fn the_rank_that_fails_first_is_named_whatever_its_peers_report() {
+    // Exits with code 3 only after its child, the rank: the peers exit first.
+    let exits = "#!/bin/sh
+        trap : TERM; \"$@\" & until [ -e go ]; do sleep 0.02; done; kill -9 $!; wait; exit 3\n";
+    let cases = [(2, None, RankExit::Exit(3)), (3, Some(SIGABRT), RankExit::Signal(SIGABRT))];
+    for (victim, signal, exit) in cases {
+        let folder = TempDir::new();
+        write_with_mode(folder.join("exits"), 0o755, exits);
+        let launch = if signal.is_none() { "--launch='--wrap ./exits --wrap-ranks 2'" } else { "" };
+        let training = spawn(&folder, &format!("{TINY} {ENDLESS} -n 4 --run-dir run {launch}"));
+        wait_for_step(&folder, "run", 5);
+        match signal {
+            Some(signal) => signal_if_alive(pid_of_rank(&folder, victim).unwrap(), signal),
+            None => drop(folder.write("go", "")),
+        }
+        let ended = training.wait();
+        let failure = run_result(&folder, "run").failure.unwrap();
+        assert_eq!((failure.rank, failure.exit), (victim, exit), "{ended:?}");
+        assert_eq!(ended.code, Some(i32::from(exit.exit_code())));
+        assert_contains(&ended.err, &format!("rank {victim} on "));
+    }
 }
 
 /// Truncates a file to half its length.
@@ -297,6 +322,10 @@ fn a_file_size_limit_is_handled_like_a_full_disk() {
     let logged = run_command(&mut limited(&shell_job(&folder, "-n 1 --run-dir long", long)));
     let note = "log rank-0.out is incomplete: File too large (os error 27); raise the limit with";
     assert_contains(logged.assert_stderr(note).ok(), "end\n");
+    // Result files of any command.
+    let dump = wrap(&regatta_in(&folder, "map --dump machine.json"), "prlimit", &["--fsize=512"]);
+    let fix = "cannot write machine.json: File too large (os error 27); raise the limit with";
+    run_command(&mut { dump }).assert_error(fix);
 }
 
 /// Tokenizes a text.

@@ -8,7 +8,7 @@ use regatta_testbed::wait_until;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::disk::{SmallDisk, fill};
 use support::metrics::assert_identical;
-use support::process::{Process, pid_of_rank, wrap};
+use support::process::{Process, pid_of_rank};
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, last_step, metrics, spawn, tiny_run, train_command,
     train_tiny, wait_for_more_steps, wait_for_step,

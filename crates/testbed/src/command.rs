@@ -77,7 +77,23 @@ pub fn run_meanwhile<T>(
 fn spawn_captured(command: &mut Command) -> std::io::Result<(Child, File, File)> {
     let (stdout, stderr) = (memory_file()?, memory_file()?);
     command.stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
-    Ok((command.process_group(0).spawn()?, stdout, stderr))
+    Ok((default_signals(command).process_group(0).spawn()?, stdout, stderr))
+}
+
+/// Has the command start with the default action of all signals that tests send. Background jobs of a
+/// shell inherit SIGINT and SIGQUIT ignored, `nohup` starts its command with SIGHUP ignored, and
+/// programs keep what they inherit.
+pub fn default_signals(command: &mut Command) -> &mut Command {
+    use libc::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+    let reset = || {
+        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGCHLD] {
+            // SAFETY: a plain system call; SIG_DFL is not a function of ours.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+        Ok(())
+    };
+    // SAFETY: only system calls are made between fork and exec.
+    unsafe { command.pre_exec(reset) }
 }
 
 /// Runs a command that must succeed, and returns its standard output.
@@ -156,6 +172,21 @@ mod tests {
         // On a busy machine the signal is delivered only after kill has returned.
         let gone = || std::fs::read_to_string(&child).map_or(true, ended);
         crate::wait_until("the child to exit", gone);
+    }
+
+    #[test]
+    fn signals_that_this_process_ignores_have_their_default_action() {
+        let is_ignored = |status: String| {
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << (libc::SIGUSR2 - 1)) != 0
+        };
+        // SAFETY: a plain system call; no other test of this process uses SIGUSR2.
+        unsafe { libc::signal(libc::SIGUSR2, libc::SIG_IGN) };
+        let mut command = Command::new("cat");
+        command.arg("/proc/self/status");
+        let inherited = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert!(is_ignored(inherited));
+        assert!(!is_ignored(run(&mut command).unwrap().stdout));
     }
 
     #[test]

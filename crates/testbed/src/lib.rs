@@ -43,7 +43,7 @@ mod sshd;
 pub use assertions::{Parts, assert_contains, poll_until, wait_until, write_with_mode};
 pub use builder::ClusterBuilder;
 pub use cluster::{Args, Cluster};
-pub use command::{CommandOutput, run, run_meanwhile, run_within};
+pub use command::{CommandOutput, default_signals, run, run_meanwhile, run_within};
 pub use error::TestbedError;
 pub use host_processes::HostProcess;
 pub use random::Random;

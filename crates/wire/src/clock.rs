@@ -27,11 +27,13 @@ pub fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// Time in which a process ran, as a function of the time of day. Times are in nanoseconds since the
-/// start of the process.
+/// The time in which a process ran, as a function of the monotonic time. Both are in nanoseconds since
+/// the first reading.
 #[derive(Debug)]
 pub struct RunClock {
+    /// The monotonic time of the last recorded reading.
     last: AtomicU64,
+    /// The time in which the process was stopped.
     stopped: AtomicU64,
     /// Held to add to `stopped`.
     adding: Mutex<()>,

@@ -12,12 +12,13 @@ use super::agent_state::{AgentInput, AgentOutput, AgentState};
 use super::bootstrap_document::{BootstrapDocument, BootstrapError};
 use super::message::{NodeLaunch, Registration, decode, encode};
 use super::tree::Parent;
+use crate::cache_dir;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
 use crate::reactor::{ConnId, NetEvent, Reactor};
 use crate::reaper;
 use crate::run_folder::LogFolder;
-use crate::secret_file::{self, SecretFile};
+use crate::secret_file::{self, SecretFile, SecretFileError};
 use crate::signals::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
 use regatta_wire::clock;
@@ -55,8 +56,8 @@ struct Agent<'a> {
     net: Reactor,
     state: AgentState<ConnId>,
     workers: Option<LocalWorkers>,
-    /// The ranks' secret; `None` if the file cannot be written.
-    secret: Option<SecretFile>,
+    /// The file with the ranks' secret.
+    secret: Result<SecretFile, SecretFileError>,
     notify: Notify,
     /// The connection attempt in progress, and the addresses to try after it.
     attempt: Option<ConnectAttempt>,
@@ -87,7 +88,7 @@ pub fn run(
     let notify: Notify = Arc::new(move || waker.wake());
     let timeouts = bootstrap.agent_timeouts();
     let state = AgentState::new(registration, tree, timeouts, clock::now());
-    let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.run, &bootstrap.secret()?);
+    let secret = SecretFile::write(&std::env::temp_dir(), &bootstrap.secret()?);
     let mut agent = Agent {
         bootstrap,
         hosts,
@@ -95,7 +96,7 @@ pub fn run(
         net,
         state,
         workers: None,
-        secret: secret.ok(),
+        secret,
         notify,
         attempt: None,
         untried: VecDeque::new(),
@@ -256,20 +257,38 @@ impl Agent<'_> {
             notify: Some(self.notify.clone()),
         };
         let mut specs = launch.specs();
-        if let Some(secret) = &self.secret {
-            let path = secret.path().to_string_lossy().into_owned();
-            let setting = (secret_file::VARIABLE.to_owned(), Some(path));
-            specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        let values = specs.iter_mut().flat_map(|spec| spec.env.iter_mut().map(|(_, value)| value));
+        if let Some(warning) = cache_dir::secure(&launch.cache_dir, values) {
+            self.warn(&warning);
+        }
+        let setting = secret_file::setting(self.secret.as_ref().ok());
+        specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        if let Err(error) = &self.secret {
+            let error = error.to_string();
+            // Only ranks that have a channel are known to need the secret.
+            if launch.input.is_some() {
+                return self.fail_start(launch, &error);
+            }
+            self.warn(&error);
         }
         match LocalWorkers::start(&specs, &options) {
             Ok(workers) => self.workers = Some(workers),
-            Err(error) => {
-                for rank in &launch.ranks {
-                    let why = error.to_string();
-                    self.handle(AgentInput::Ranks(JobEvent::StartFailed { rank: rank.rank, why }));
-                }
-                self.handle(AgentInput::Ranks(JobEvent::Finished));
-            }
+            Err(error) => self.fail_start(launch, &error.to_string()),
         }
+    }
+
+    fn fail_start(&mut self, launch: &NodeLaunch, why: &str) {
+        for rank in &launch.ranks {
+            let (rank, why) = (rank.rank, why.to_owned());
+            self.handle(AgentInput::Ranks(JobEvent::StartFailed { rank, why }));
+        }
+        self.handle(AgentInput::Ranks(JobEvent::Finished));
+    }
+
+    /// Sends the user a warning that names this node.
+    fn warn(&mut self, text: &str) {
+        let node = self.state.node() as usize;
+        let host = self.hosts.get(node).map_or("?", String::as_str);
+        self.handle(AgentInput::Ranks(JobEvent::Warning(format!("{host}: {text}"))));
     }
 }

@@ -171,6 +171,11 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
         self.parent_conn().is_some() && self.in_flight >= WINDOW
     }
 
+    /// Index of this node.
+    pub fn node(&self) -> u32 {
+        self.registration.node
+    }
+
     /// Whether a parent was ever connected.
     pub fn has_joined(&self) -> bool {
         self.disconnected.is_some() || self.parent_conn().is_some()
@@ -342,6 +347,7 @@ impl<C: Copy + Eq + Hash> AgentState<C> {
                 self.ranks.rank_exits.insert(rank, exit);
                 RankEvent::Exited(rank, exit)
             }
+            JobEvent::LostPeer { rank, peer } => RankEvent::LostPeer { rank, peer },
             JobEvent::OutputTail(rank, lines) => RankEvent::OutputTail(rank, lines),
             JobEvent::RankStates(states) => RankEvent::States(states),
             JobEvent::Finished => {

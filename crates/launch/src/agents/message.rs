@@ -61,6 +61,8 @@ pub enum RankEvent {
     StartFailed { rank: u32, why: String },
     /// A rank exited.
     Exited(u32, RankExit),
+    /// A rank failed because it lost another rank.
+    LostPeer { rank: u32, peer: u32 },
     /// Last lines of a failed rank.
     OutputTail(u32, Vec<String>),
     /// What each rank is doing.
@@ -101,6 +103,8 @@ pub struct NodeLaunch {
     pub env_remove_prefixes: Vec<String>,
     /// Environment of all ranks of the job.
     pub common_env: Vec<EnvSetting>,
+    /// Directory of the ranks' code caches, which the agent creates.
+    pub cache_dir: String,
     /// Payload of the input frame of the ranks' channels; `None`: the ranks have no channels.
     pub input: Option<Vec<u8>>,
     /// Whether to report progress.

@@ -307,6 +307,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
                 true => JobEvent::Exited(rank, exit),
                 false => return,
             },
+            RankEvent::LostPeer { rank, peer } => JobEvent::LostPeer { rank, peer },
             RankEvent::OutputTail(rank, lines) => JobEvent::OutputTail(rank, lines),
             RankEvent::States(states) => JobEvent::RankStates(states),
             RankEvent::Finished(rank_exits) => {

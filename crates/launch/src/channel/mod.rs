@@ -1,6 +1,7 @@
 //! A channel between the launcher and a rank: a socket pair that carries length-prefixed frames,
 //! encoded with postcard. The launcher sends one input frame at the start of the rank, and receives
-//! the frames that the rank sends.
+//! the frames that the rank sends: messages to the command that launched it, and the peer that it
+//! lost.
 
 mod json;
 mod launcher_end;
@@ -12,8 +13,8 @@ pub use rank_end::RankEnd;
 
 use regatta_wire::framing::FrameError;
 use regatta_wire::link;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// Maximum payload length in bytes. An agent forwards a frame in one message of the same maximum
 /// length, which needs a few bytes for the rank and the attempt.
@@ -21,6 +22,29 @@ pub const MAX_FRAME_LEN: usize = link::MAX_FRAME_LEN - 64;
 
 /// The descriptor of the rank's end of the channel. Absent without a channel.
 pub const VARIABLE: &str = "REGATTA_CHANNEL_FD";
+
+/// A frame that a rank sends.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum RankFrame<T> {
+    /// A message to the command that launched the ranks.
+    Message(T),
+    /// The rank fails because it lost this rank.
+    LostPeer(u32),
+}
+
+impl RankFrame<Vec<u8>> {
+    /// Parses a frame, without decoding a message. Invalid frames are messages, too: their receiver
+    /// reports that it cannot decode them.
+    pub(crate) fn parse(mut frame: Vec<u8>) -> Self {
+        match decode::<RankFrame<()>>(&frame) {
+            Ok(RankFrame::LostPeer(peer)) => return Self::LostPeer(peer),
+            // The variant precedes the message.
+            Ok(RankFrame::Message(())) | Err(_) if !frame.is_empty() => drop(frame.remove(0)),
+            _ => {}
+        }
+        Self::Message(frame)
+    }
+}
 
 /// Why a channel failed.
 #[derive(Debug, thiserror::Error)]

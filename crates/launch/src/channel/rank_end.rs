@@ -8,7 +8,7 @@ use regatta_wire::framing::{self, FrameDecoder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{ChannelError, MAX_FRAME_LEN, VARIABLE, decode, encode};
+use super::{ChannelError, MAX_FRAME_LEN, RankFrame, VARIABLE, decode, encode};
 
 /// The rank's end of its channel.
 #[derive(Debug)]
@@ -64,7 +64,21 @@ impl RankEnd {
 
     /// Sends a message to the launcher. Blocks while the launcher does not keep up.
     pub fn send(&mut self, message: &impl Serialize) -> Result<(), ChannelError> {
-        let payload = encode(message)?;
+        self.send_frame(&RankFrame::Message(message))
+    }
+
+    /// Reports that this rank fails because it lost another: the other failed first.
+    pub fn report_lost_peer(&mut self, peer: u32) -> Result<(), ChannelError> {
+        self.send_frame(&RankFrame::<()>::LostPeer(peer))
+    }
+
+    /// Another handle of the same channel.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { stream: self.stream.try_clone()? })
+    }
+
+    fn send_frame(&mut self, frame: &RankFrame<impl Serialize>) -> Result<(), ChannelError> {
+        let payload = encode(frame)?;
         self.stream.write_all(&framing::prefix(&payload, MAX_FRAME_LEN)?)?;
         Ok(self.stream.write_all(&payload)?)
     }

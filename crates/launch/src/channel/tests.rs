@@ -60,10 +60,27 @@ fn a_rank_may_send_before_it_reads_its_input() {
         rank_end.send(&sent).unwrap();
         rank_end.recv_input::<String>().unwrap()
     });
-    let (frames, result) = run(channel);
+    let (mut frames, result) = run(channel);
     assert_eq!(result, Ok(()));
-    assert_eq!(decode_from::<String>(0, &frames[0]).unwrap(), message);
+    let RankFrame::Message(bytes) = RankFrame::parse(frames.remove(0)) else {
+        panic!("{frames:?}")
+    };
+    assert_eq!(decode_from::<String>(0, &bytes).unwrap(), message);
     assert_eq!(rank.join().unwrap(), input);
+}
+
+#[test]
+fn a_lost_peer_is_told_apart_from_messages() {
+    let (channel, fd) = RankChannel::new(Arc::from([])).unwrap();
+    let mut rank_end = RankEnd::new(fd).unwrap();
+    rank_end.send(&1u32).unwrap();
+    rank_end.report_lost_peer(300).unwrap();
+    drop(rank_end);
+    let frames: Vec<_> = run(channel).0.into_iter().map(RankFrame::parse).collect();
+    assert_eq!(frames, [RankFrame::Message(vec![1]), RankFrame::LostPeer(300)]);
+    for invalid in [vec![], vec![1], vec![2, 3]] {
+        assert!(matches!(RankFrame::parse(invalid), RankFrame::Message(_)));
+    }
 }
 
 #[test]

@@ -20,7 +20,8 @@ pub fn run(args: &EnvArgs) -> Result<()> {
     }
     let rank = args.rank.or(plan.allocation.this_rank.map(|me| me.rank)).unwrap_or(0);
     let rendezvous = env::rendezvous(&args.rank_env, &plan, rank)?;
-    let lines = env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?;
+    let mut lines = env::rank_env(&plan, &args.rank_env, &rendezvous, rank)?;
+    env::secure_cache_dir(&plan, rank, &mut lines);
     env::note_unset_names(&plan, &args.rank_env, &rendezvous)?;
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&lines)? + "\n",

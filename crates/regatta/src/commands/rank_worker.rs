@@ -4,8 +4,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use regatta_comm::CommError;
 use regatta_launch::channel::{Json, RankEnd};
 use regatta_model::Machine;
+use regatta_train::training::TrainError;
 use serde::{Deserialize, Serialize};
 
 use super::bench::{self, args::BenchCommand};
@@ -62,11 +64,26 @@ pub fn run() -> Result<ExitCode> {
         channel.context("this command is for the ranks of `regatta bench` and `regatta train`")?;
     let RankRequest { task, command_line, machine } = channel.recv_input()?;
     let machine = machine.map(|Json(machine)| machine);
+    let mut to_launcher = channel.try_clone()?;
     let context = RankContext { command_line, machine, channel: Some(channel) };
-    match task {
+    let result = match task {
         RankTask::Bench(command) => bench::run_rank(&command, context),
         RankTask::Train(task) => train::run_rank(&task, context.channel),
+    };
+    if let Some(peer) = result.as_ref().err().and_then(lost_peer) {
+        // Without it, the launcher attributes the failure by the order of the exits.
+        let _ = to_launcher.report_lost_peer(peer);
     }
+    result
+}
+
+/// The rank whose failure made this one fail.
+fn lost_peer(error: &anyhow::Error) -> Option<u32> {
+    let comm_error = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(TrainError::Comm(error)) => Some(error),
+        _ => cause.downcast_ref::<CommError>(),
+    });
+    comm_error?.failed_rank()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod metrics;
 pub mod parallel_cases;
 pub mod process;
+pub mod pty;
 pub mod train;
 
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use regatta_model::{Machine, NodeLayout, PlacedRank, Placement};
-use regatta_testbed::{Parts, assert_contains};
+use regatta_testbed::{Parts, assert_contains, default_signals};
 use serde::Deserialize;
 
 /// The binary under test.
@@ -41,11 +42,11 @@ pub fn command() -> Command {
     clean_env(Command::new(REGATTA))
 }
 
-/// Clears a command's environment except PATH.
+/// Clears a command's environment except PATH, and resets its signals.
 pub fn clean_env(mut command: Command) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let variables = [("HOME", "/home/ada"), ("USER", "ada"), ("TMPDIR", "/tmp/ada")];
-    command.env_clear().env("PATH", path).envs(variables);
+    default_signals(&mut command).env_clear().env("PATH", path).envs(variables);
     command
 }
 

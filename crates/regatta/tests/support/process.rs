@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use regatta_model::document;
 use regatta_model::result::RunResult;
+use regatta_testbed::default_signals;
 
 use super::{CommandOutput, REGATTA, TempDir, clean_env, command};
 
@@ -43,7 +44,8 @@ pub fn launch_regatta(folder: &TempDir, options: &str, words: &str) -> Command {
 /// A job whose ranks run a shell script, oversubscribed if necessary.
 pub fn shell_job(folder: &TempDir, options: &str, script: &str) -> Command {
     let mut job = command();
-    job.current_dir(folder.path()).args(["launch", "--oversubscribe"]);
+    job.env("TMPDIR", folder.path()).current_dir(folder.path());
+    job.args(["launch", "--oversubscribe"]);
     job.args(shlex::split(options).unwrap()).args(["--", "sh", "-c", script]);
     job
 }
@@ -79,7 +81,7 @@ impl Process {
     pub fn spawn(folder: &TempDir, command: &mut Command) -> Self {
         let output = ["out", "err"].map(|stream| folder.new_file(stream));
         let [out, err] = output.each_ref().map(|path| File::create(path).unwrap());
-        let child = command.stdout(out).stderr(err).spawn().unwrap();
+        let child = default_signals(command).stdout(out).stderr(err).spawn().unwrap();
         Self { child, output }
     }
 

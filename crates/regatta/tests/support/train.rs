@@ -6,7 +6,7 @@ use std::process::Command;
 use regatta_testbed::wait_until;
 
 use super::metrics::{RunMetrics, last_step_in, read_metrics};
-use super::process::{Process, regatta_in, run_command, wrap};
+use super::process::{Process, regatta_in, run_command};
 use super::{CommandOutput, TempDir};
 
 /// A tiny model, in f32 so that losses can be compared closely. `decay_steps` is set, so that the learning rate does not depend on the number of
@@ -21,11 +21,9 @@ pub const STOPPED_EARLY: i32 = 75;
 /// More steps than any test waits for.
 pub const ENDLESS: &str = "train.steps=1000000";
 
-/// `regatta train` with space-separated arguments, in a folder. SIGINT has its default action even if
-/// the test runner ignores it.
+/// `regatta train` with space-separated arguments, in a folder.
 pub fn train_command(folder: &TempDir, words: &str) -> Command {
-    let train = regatta_in(folder, &format!("train {words}"));
-    wrap(&train, "env", &["--default-signal=INT"])
+    regatta_in(folder, &format!("train {words}"))
 }
 
 /// Trains the tiny model to the end.

@@ -62,7 +62,11 @@ pub enum DataError {
     )]
     Foreign { path: PathBuf },
     /// A token file of another version.
-    #[error("{} has token file version {found}, but this regatta reads version {known}: prepare it again", path.display())]
+    #[error(
+        "{} has token file version {found}, but this regatta reads version {known}: {}",
+        path.display(),
+        if found > known { "update regatta" } else { "prepare it again" }
+    )]
     Version { path: PathBuf, found: u32, known: u32 },
     /// The header is damaged.
     #[error("the header of {} is damaged: prepare it again", path.display())]

@@ -145,6 +145,7 @@ impl<'a> AgentTarget<'a> {
             base_env: self.inherited_env(),
             env_remove_prefixes: removed_prefixes(self.agents.launcher),
             common_env: common.clone(),
+            cache_dir: plan.cache_dir.clone(),
             input: self.args.rank_input.as_deref().map(<[u8]>::to_vec),
             report_progress: self.args.hang_timeout.is_some(),
             ranks: ranks.iter().map(rank_launch).collect(),

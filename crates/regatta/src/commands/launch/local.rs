@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use regatta_launch::cache_dir;
 use regatta_launch::job::AttemptOutcome;
 use regatta_launch::local::{LocalOptions, LocalWorkers};
 use regatta_launch::node_pool::PoolUpdate;
@@ -18,6 +19,7 @@ use super::LaunchTarget;
 use super::rank_specs::{Attempt, LaunchPlan};
 use crate::cli::LaunchArgs;
 use crate::env;
+use crate::output;
 use crate::plan::Discovery;
 
 /// This node.
@@ -47,17 +49,19 @@ impl<'a> LocalTarget<'a> {
         Self { args, discovery, run, logs, hosts, workers: None, secret: None, port: None }
     }
 
-    /// Passes the job's secret to the ranks. Ranks that do not use regatta's collectives run without
-    /// it, so a failure is not an error.
-    fn share_secret(&mut self, specs: &mut [RankSpec]) {
+    /// Passes the job's secret to the ranks. A failure is an error only for regatta's own ranks:
+    /// others are not known to use its collectives.
+    fn share_secret(&mut self, specs: &mut [RankSpec]) -> Result<()> {
         if self.secret.is_none() {
-            let write = |secret| SecretFile::write(&std::env::temp_dir(), &self.run, &secret);
-            self.secret = Secret::generate().and_then(write).ok();
+            match SecretFile::write(&std::env::temp_dir(), &Secret::generate()?) {
+                Ok(file) => self.secret = Some(file),
+                Err(error) if self.args.rank_input.is_some() => return Err(error.into()),
+                Err(error) => output::note(&error.to_string()),
+            }
         }
-        let Some(file) = &self.secret else { return };
-        let path = file.path().to_string_lossy().into_owned();
-        let setting = (secret_file::VARIABLE.to_owned(), Some(path));
+        let setting = secret_file::setting(self.secret.as_ref());
         specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));
+        Ok(())
     }
 }
 
@@ -79,7 +83,11 @@ impl LaunchTarget for LocalTarget<'_> {
 
     fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup> {
         let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
-        self.share_secret(&mut specs);
+        self.share_secret(&mut specs)?;
+        let values = specs.iter_mut().flat_map(|spec| spec.env.iter_mut().map(|(_, value)| value));
+        if let Some(warning) = cache_dir::secure(&plan.cache_dir, values) {
+            output::note(&warning);
+        }
         let options = LocalOptions {
             logs: self.logs.clone(),
             attempt,

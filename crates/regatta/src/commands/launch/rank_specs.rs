@@ -22,6 +22,8 @@ pub struct LaunchPlan {
     pub job: JobPlan,
     /// Indexed by rank.
     pub ranks: Vec<RankPlan>,
+    /// Node-local directory of the ranks' code caches.
+    pub cache_dir: String,
 }
 
 /// An attempt's run and number, counted from 0.
@@ -70,7 +72,8 @@ impl LaunchPlan {
             variables.extend(slurm_env(&job, &tasks_per_node, rank));
             ranks.push(rank_plan(args, &job, wrap.as_ref(), rank, variables)?);
         }
-        Ok(Self { job, ranks })
+        let cache_dir = env::cache_folder(&job).0;
+        Ok(Self { job, ranks, cache_dir })
     }
 
     /// The host of each rank.
@@ -129,7 +132,8 @@ fn check_ranks(args: &LaunchArgs, ranks: u32) -> Result<()> {
 /// The rank that another launcher started as this process.
 pub fn adopted_rank(args: &LaunchArgs, plan: &JobPlan, rank: u32) -> Result<RankSpec> {
     let rendezvous = env::rendezvous(&args.rank_env, plan, rank)?;
-    let variables = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
+    let mut variables = env::rank_env(plan, &args.rank_env, &rendezvous, rank)?;
+    env::secure_cache_dir(plan, rank, &mut variables);
     Ok(rank_plan(args, plan, wrap(args)?.as_ref(), rank, variables)?.spec)
 }
 

@@ -23,14 +23,19 @@ pub fn check(config: &Config, launch: &LaunchArgs, discovery: &Discovery) -> Res
     }
     let ranks = discovery.clone().plan(&launch.source, &launch.job)?.placement.ranks as usize;
     config.validate(ranks)?;
-    let dataset = data::open(&data::prepare(
-        &data_spec(config),
-        &DataDirs::of(|name| std::env::var_os(name)),
-    )?)?;
-    let (plan, shape) = config.validate_with_vocab(ranks, dataset.tokenizer.vocab_size())?;
-    Sampler::shuffled(config.train.seed, dataset.train.len(), config.model.seq_len as u64)
+    let (vocab_size, tokens) = measure_data(config)?;
+    let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
+    Sampler::shuffled(config.train.seed, tokens, config.model.seq_len as u64)
         .with_context(|| config.data.source.clone())?;
     if config.train.check_memory { check_memory(config, &plan, &shape, ranks) } else { Ok(()) }
+}
+
+/// Vocabulary size and training tokens of the data, which is closed again: tokens in memory would count
+/// in the memory check.
+fn measure_data(config: &Config) -> Result<(usize, u64)> {
+    let dirs = DataDirs::of(|name| std::env::var_os(name));
+    let dataset = data::open(&data::prepare(&data_spec(config), &dirs)?)?;
+    Ok((dataset.tokenizer.vocab_size(), dataset.train.len()))
 }
 
 /// Checks the model with any vocabulary size, and the number of ranks if it is given.

@@ -66,7 +66,7 @@ fn check_target(folder: &Path, with_tokenizer: bool, overwrite: bool) -> Result<
         return Err(HuggingFaceError::RunFolder { folder: folder.to_owned() });
     }
     let tokenizer = if with_tokenizer { &[TOKENIZER, TOKENIZER_CONFIG][..] } else { &[] };
-    match [CONFIG, MODEL].iter().chain(tokenizer).find(|name| exists(*name)) {
+    match [CONFIG, MODEL].iter().chain(tokenizer).find(|name| exists(name)) {
         Some(name) if !overwrite => Err(HuggingFaceError::Exists { path: folder.join(name) }),
         _ => Ok(()),
     }
