@@ -116,6 +116,7 @@ fn work(node: u32) -> NodeLaunch {
         attempt: 0,
         command: ["python", "train.py", "--config", "large.toml"].map(Into::into).to_vec(),
         cwd: "/scratch/project/run".into(),
+        cache_dir: "/tmp/regatta-user-1".into(),
         base_env: Vec::new(),
         env_remove_prefixes: Vec::new(),
         common_env: (0..30).map(setting).collect(),

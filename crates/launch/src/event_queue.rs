@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Maximum number of queued output items. A long item counts as several.
 const OUTPUT_CAPACITY: usize = 1024;
 /// Bytes that count as one item.
-const ITEM_BYTES: usize = 64 * 1024;
+const ITEM_BYTES: usize = 8 * 1024;
 
 /// Output with a length.
 pub trait ByteLen {

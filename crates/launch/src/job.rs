@@ -48,8 +48,8 @@ const MERGE_WINDOW: Duration = Duration::from_millis(100);
 const TICK: Duration = Duration::from_millis(50);
 /// Maximum number of lines shown at a time: a flood must delay neither events nor heartbeats.
 const MAX_LINES_SHOWN: usize = 256;
-/// Pause before a slow terminal is tried again.
-const TERMINAL_BACKOFF: Duration = Duration::from_millis(2);
+/// Pause before a slow reader of the output is tried again.
+const OUTPUT_BACKOFF: Duration = Duration::from_millis(2);
 /// Interval of signal checks under load: each check is a system call.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit of a rank that could not be started, as of a shell.
@@ -98,18 +98,21 @@ struct JobDriver<'a> {
     start: Instant,
 }
 
-/// Receives the output and the messages of ranks. Neither method may block.
+/// Receives the output and the messages of ranks. No method may block.
 pub trait JobObserver {
     /// Shows a line on the terminal; false if it does not accept one now.
     fn on_line(&mut self, line: &MergedLine) -> bool;
+
+    /// Whether all lines have been written; called after the last line until it is true.
+    fn flush(&mut self) -> bool;
 
     /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
     /// may overtake lines that wait for identical lines of other ranks.
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
 
-    /// Called when a signal of the user or the scheduler is forwarded to the ranks. The second
-    /// termination signal kills them.
-    fn on_signal(&mut self, signal: i32);
+    /// Called when a signal of the user or the scheduler is forwarded to the ranks or, as the second
+    /// termination signal does, kills them.
+    fn on_signal(&mut self, signal: i32, killing: bool);
 }
 
 /// Runs one attempt of a job until it is finished. `signals` may hold earlier ones.
@@ -153,13 +156,16 @@ impl JobDriver<'_> {
     fn run(&mut self, signals: &mut SignalCatcher, observer: &mut dyn JobObserver) {
         let mut last_check: Option<Instant> = None;
         let mut unshown: VecDeque<MergedLine> = VecDeque::new();
-        loop {
-            // A slow terminal pauses the ranks' output and nothing else.
-            let paused = !unshown.is_empty();
-            let event = self.workers.next(if paused { TERMINAL_BACKOFF } else { TICK }, paused);
-            let finished = event == Some(JobEvent::Finished);
+        let mut finished = false;
+        // At the end the reader of the output may take any time to read it. Meanwhile the agents
+        // need heartbeats, and the user may interrupt.
+        while !(finished && unshown.is_empty() && observer.flush()) {
+            // A slow reader pauses the ranks' output and nothing else.
+            let paused = finished || !unshown.is_empty();
+            let event = self.workers.next(if paused { OUTPUT_BACKOFF } else { TICK }, paused);
+            let exits = matches!(event, Some(JobEvent::Finished | JobEvent::Exited(..)));
+            finished |= event == Some(JobEvent::Finished);
             // Before an exit is handled: a rank killed by the same signal did not fail.
-            let exits = finished || matches!(event, Some(JobEvent::Exited(..)));
             if exits || last_check.is_none_or(|at| at.elapsed() >= SIGNAL_INTERVAL) {
                 for signal in signals.pending() {
                     self.on_signal(signal, SignalSource::Launcher);
@@ -175,15 +181,22 @@ impl JobDriver<'_> {
                 Some(event) => self.on_event(event),
                 None => {}
             }
+            // A rank that waits for a slow reader does not hang.
+            if paused {
+                self.supervise(SupervisorInput::Progress);
+            }
             self.supervise(SupervisorInput::Tick);
+            let killing = self.killing;
             for signal in self.unobserved.drain(..) {
-                may_block(|| observer.on_signal(signal));
+                may_block(|| observer.on_signal(signal, killing));
             }
-            if finished {
-                break;
+            match finished {
+                true => unshown.extend(self.lines.finish()),
+                false => {
+                    let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
+                    unshown.extend(self.lines.ready_up_to(Instant::now(), space));
+                }
             }
-            let space = MAX_LINES_SHOWN.saturating_sub(unshown.len());
-            unshown.extend(self.lines.ready_up_to(Instant::now(), space));
             if !unshown.is_empty() {
                 may_block(
                     || while unshown.pop_front_if(|line| observer.on_line(line)).is_some() {},
@@ -192,12 +205,6 @@ impl JobDriver<'_> {
         }
         // What follows waits for the terminal and the file system.
         reaper::suspend_heartbeats();
-        unshown.extend(self.lines.finish());
-        while !unshown.is_empty() {
-            if unshown.pop_front_if(|line| observer.on_line(line)).is_none() {
-                std::thread::sleep(TERMINAL_BACKOFF);
-            }
-        }
     }
 
     fn on_event(&mut self, event: JobEvent) {

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// A longer line is split, so that a stream without newlines cannot exhaust memory.
+/// Maximum length of a line in bytes. The rest of a longer one becomes the next line, so that a stream
+/// without newlines cannot exhaust memory.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Interval at which a line that is overwritten repeatedly, such as a progress bar, is shown.
@@ -29,11 +30,28 @@ impl LineSplitter {
                 lines.extend(self.overwrite(now));
             }
             self.partial.extend_from_slice(piece);
-            if piece.ends_with(b"\n") || self.partial.len() >= MAX_LINE {
+            while self.text_len() > MAX_LINE {
+                lines.push(self.split_line());
+            }
+            if piece.ends_with(b"\n") {
                 lines.extend(self.finish());
             }
         }
         lines
+    }
+
+    /// Length of the partial line without its terminator.
+    fn text_len(&self) -> usize {
+        self.partial.iter().rposition(|&b| b != b'\n' && b != b'\r').map_or(0, |at| at + 1)
+    }
+
+    /// Splits off the first [`MAX_LINE`] bytes, or a few less to keep a character whole.
+    fn split_line(&mut self) -> String {
+        let is_start = |at: &usize| self.partial[*at] & 0xc0 != 0x80;
+        let at = (MAX_LINE - 3..=MAX_LINE).rev().find(is_start).unwrap_or(MAX_LINE);
+        let rest = self.partial.split_off(at);
+        let line = std::mem::replace(&mut self.partial, rest);
+        String::from_utf8_lossy(&line).into_owned()
     }
 
     /// Discards the line that is about to be overwritten; returns it if a redraw is due.
@@ -192,10 +210,25 @@ mod tests {
     }
 
     #[test]
-    fn overlong_line_is_split() {
+    fn overlong_line_is_split_between_characters() {
+        let text = "é".repeat(MAX_LINE) + "x";
+        for len in [1000, MAX_LINE, text.len()] {
+            let (mut splitter, now) = (LineSplitter::default(), Instant::now());
+            let chunks = text.as_bytes().chunks(len);
+            let mut lines: Vec<String> = chunks.flat_map(|c| splitter.push(c, now)).collect();
+            assert!(splitter.partial.len() <= MAX_LINE);
+            lines.extend(splitter.push(b"\nnext\n", now));
+            assert_eq!(lines.pop().as_deref(), Some("next"));
+            assert!(lines.iter().all(|line| line.len() <= MAX_LINE));
+            assert_eq!(lines.concat(), text);
+        }
         let mut splitter = LineSplitter::default();
-        let lines = splitter.push(&vec![b'x'; MAX_LINE * 2 + 1], Instant::now());
-        assert_eq!(lines.iter().map(String::len).sum::<usize>(), MAX_LINE * 2 + 1);
+        let line = "x".repeat(MAX_LINE) + "\r\n";
+        assert_eq!(
+            splitter.push(line.as_bytes(), Instant::now()).len(),
+            1,
+            "no empty line follows"
+        );
     }
 
     fn text_and_ranks(lines: &[MergedLine]) -> Vec<(String, Vec<u32>)> {

@@ -12,7 +12,7 @@ use crate::event_queue::{EventQueue, Notify};
 use crate::lines::MergedLine;
 use crate::proc_stat::{OomCounter, cpu_ticks, describe_state};
 use crate::process::{self, OpenFilesLimit, RankSpec, SpawnedRank, StartError};
-use crate::run_folder::{LogFolder, RunFolderError};
+use crate::run_folder::{LogFolder, RunFolderError, log_name};
 use crate::signals::is_termination_signal;
 use crate::stdio::{self, ControlEvent, Log, Output, StreamId};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
@@ -49,6 +49,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for output to arrive and descendants to die after the last rank exited.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without output after which a stream that is still open is given up: after a pause, the queue
+/// may be empty while its writers are only being woken.
+const QUIET_TIME: Duration = Duration::from_millis(500);
 
 /// How ranks are launched and monitored.
 pub struct LocalOptions {
@@ -79,10 +82,14 @@ pub struct LocalWorkers {
     last_cpu: (u64, Instant),
     /// When the ranks were first killed.
     killed_at: Option<Instant>,
-    /// When the last rank exited.
+    /// When the last rank exited. As for the next two, the time while output is paused is excluded.
     all_exited_at: Option<Instant>,
+    /// When the last output was handled.
+    last_output: Option<Instant>,
     /// When descendants were last killed after that.
     last_sweep: Option<Instant>,
+    /// The last poll, if output was paused then.
+    paused_at: Option<Instant>,
     last_reap: Instant,
     finished: bool,
 }
@@ -105,7 +112,9 @@ impl LocalWorkers {
             last_cpu: (0, Instant::now()),
             killed_at: None,
             all_exited_at: specs.is_empty().then(clock::now),
+            last_output: None,
             last_sweep: None,
+            paused_at: None,
             last_reap: Instant::now(),
             finished: false,
         };
@@ -121,7 +130,10 @@ impl LocalWorkers {
     fn start_rank(&mut self, spec: &RankSpec, options: &LocalOptions) -> Result<()> {
         let rank = spec.rank;
         let log = |stderr| match &options.logs {
-            Some(logs) => logs.create(options.attempt, rank, stderr).map(Log::File),
+            Some(logs) => {
+                let name = log_name(options.attempt, rank, stderr);
+                logs.create(options.attempt, rank, stderr).map(|file| Log::File(file, name))
+            }
             None => Ok(Log::Forward),
         };
         let (stdout_log, stderr_log) = (log(false)?, log(true)?);
@@ -148,6 +160,7 @@ impl LocalWorkers {
 
     /// The next event, without blocking. While `output_paused`, output stays queued.
     pub fn poll(&mut self, output_paused: bool) -> Option<JobEvent> {
+        self.exclude_paused_time(output_paused);
         self.tick();
         while self.events.is_empty() {
             if let Some(event) = self.queue.pop_control() {
@@ -177,6 +190,7 @@ impl LocalWorkers {
     }
 
     fn handle_output(&mut self, output: Output) {
+        self.last_output = Some(clock::now());
         self.events.push_back(match output {
             Output::Line { rank, stderr, text } => {
                 let tail = self.tails.entry(rank).or_default();
@@ -211,7 +225,9 @@ impl LocalWorkers {
     fn check_finished(&mut self, output_paused: bool) {
         let is_open = |rank: &u32| self.open_streams.get(rank).is_some_and(|&n| n > 0);
         // While output is paused, an empty queue does not mean that the streams are drained.
+        let is_quiet = self.last_output.is_none_or(|at| clock::elapsed(at) > QUIET_TIME);
         let expired = !output_paused
+            && is_quiet
             && self.all_exited_at.is_some_and(|at| clock::elapsed(at) > OUTPUT_TIMEOUT);
         let complete = |rank: &u32| expired || (!output_paused && !is_open(rank));
         let ranks: Vec<u32> = self.failed.iter().copied().filter(complete).collect();
@@ -226,6 +242,16 @@ impl LocalWorkers {
             process::kill_and_reap_descendants(OUTPUT_TIMEOUT);
             self.events.push_back(JobEvent::Finished);
         }
+    }
+
+    /// Stops the timers of draining while output is paused: what waits for a slow reader still has
+    /// all its time.
+    fn exclude_paused_time(&mut self, output_paused: bool) {
+        let now = clock::now();
+        let since = std::mem::replace(&mut self.paused_at, output_paused.then_some(now));
+        let paused = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let timers = [&mut self.all_exited_at, &mut self.last_sweep, &mut self.last_output];
+        timers.into_iter().flatten().for_each(|at| *at += paused);
     }
 
     fn tick(&mut self) {

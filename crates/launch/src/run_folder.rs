@@ -172,10 +172,13 @@ impl LogFolder {
 /// Path of a log within the log folder: `rank-0.out`, `restart-1/rank-0.err`.
 pub fn log_name(attempt: u32, rank: u32, stderr: bool) -> String {
     let stream = if stderr { "err" } else { "out" };
-    match attempt {
-        0 => format!("rank-{rank}.{stream}"),
-        n => format!("restart-{n}/rank-{rank}.{stream}"),
-    }
+    let name = format!("rank-{rank}.{stream}");
+    attempt_folder(attempt).map_or(name.clone(), |folder| format!("{folder}/{name}"))
+}
+
+/// Folder of a restart within the log folder, `restart-1`; the first attempt has none.
+pub fn attempt_folder(attempt: u32) -> Option<String> {
+    (attempt > 0).then(|| format!("restart-{attempt}"))
 }
 
 /// Warning about an incomplete log.

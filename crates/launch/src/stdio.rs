@@ -45,7 +45,8 @@ impl ByteLen for Output {
 
 /// Where the complete output of a stream goes.
 pub enum Log {
-    File(File),
+    /// A file, and its name in warnings.
+    File(File, String),
     /// The queue, as [`Output::Bytes`].
     Forward,
 }
@@ -91,19 +92,18 @@ pub fn forward_stream(
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            let written = match &mut log {
-                Log::File(file) => file.write_all(bytes),
+            match &mut log {
+                // A full disk must not stop the rank, but the user must learn of it.
+                Log::File(file, name) => {
+                    if let Err(error) = file.write_all(bytes)
+                        && !std::mem::replace(&mut truncated, true)
+                    {
+                        events.push_control(ControlEvent::OutputLost(log_truncated(name, &error)));
+                    }
+                }
                 Log::Forward => {
                     events.push_output(Output::Bytes { rank, stderr, bytes: bytes.to_vec() });
-                    Ok(())
                 }
-            };
-            // A full disk must not stop the rank, but the user must learn of it.
-            if let Err(error) = written
-                && !std::mem::replace(&mut truncated, true)
-            {
-                let name = crate::run_folder::log_name(0, rank, stderr);
-                events.push_control(ControlEvent::OutputLost(log_truncated(&name, &error)));
             }
             for text in splitter.push(bytes, Instant::now()) {
                 events.push_output(Output::Line { rank, stderr, text });

@@ -15,6 +15,15 @@ pub fn format_bytes(bytes: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
+/// Memory in binary units with one decimal: `1.5 GiB`, so that sizes of a table can be compared.
+pub fn format_memory(bytes: u64) -> String {
+    let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(size, _)| bytes >= *size) {
+        Some((size, unit)) => format!("{:.1} {unit}", bytes as f64 / size as f64),
+        None => format!("{bytes} B"),
+    }
+}
+
 /// A link speed: `200000` Mbit/s is `200 Gb/s`.
 pub fn format_mbit_per_s(mbit: u64) -> String {
     match mbit {
@@ -62,6 +71,14 @@ pub fn format_duration(seconds: f64) -> String {
         s @ ..3600 => format!("{} min {} s", s / 60, s % 60),
         s @ ..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
         s => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+/// An elapsed time in its two largest units, rounded down: `1 min 31 s`; with one decimal below 10 s.
+pub fn format_elapsed(seconds: f64) -> String {
+    match seconds {
+        s if (0.0..10.0).contains(&s) => format!("{:.1} s", (s * 10.0).floor() / 10.0),
+        s => format_duration(s.floor()),
     }
 }
 

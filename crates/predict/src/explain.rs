@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::axis::Axis;
 use crate::cost::{CostError, CostOptions, RankCost, RankCosts, rank_costs};
+use crate::memory_check::MemoryNeed;
 use crate::mesh::{Mesh, MeshCoord};
 use crate::pipeline::{
     ChunkCosts, Schedule, SimulateError, StageError, Timeline, balance, block_costs, simulate,
@@ -40,9 +41,12 @@ pub struct Explanation {
     /// Simulated pipeline schedule, if there are several stages.
     #[serde(skip)]
     pub timeline: Option<Timeline>,
-    /// Bubble ratio of the pipeline.
+    /// Bubble ratio of the pipeline: idle time over compute time of the busiest stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
+    /// Idle fraction of the step, mean over the stages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<f64>,
 }
 
 /// Ranks per axis and sharding options.
@@ -96,16 +100,17 @@ pub struct RankClass {
 }
 
 impl RankClass {
-    fn new(cost: RankCost) -> Self {
+    fn new(cost: RankCost, checkpoint_copy: u64) -> Self {
         let RankCost { blocks, memory, traffic, disk_io } = cost;
         let peak = |what: &str, expected| PeakBytes { what: what.into(), expected, measured: None };
-        let memory = vec![
+        let mut memory = vec![
             peak("parameters", memory.params.peak()),
             peak("gradients", memory.grads.peak()),
             peak("optimizer", memory.optimizer.peak()),
             peak("activations", memory.activations),
             peak("workspace", memory.workspace),
         ];
+        memory.extend((checkpoint_copy > 0).then(|| peak("checkpoint copy", checkpoint_copy)));
         let sent = |axis: Axis| {
             let (expected, axis) = (traffic.on(axis), axis.name().to_owned());
             (expected > 0).then_some(SentBytes { axis, expected, measured: None })
@@ -148,6 +153,8 @@ pub struct ExplainInput<'a> {
     pub plan: &'a ParallelPlan,
     /// Element sizes.
     pub options: CostOptions,
+    /// Whether checkpoints are copied, and written while training continues.
+    pub saves_in_background: bool,
     /// Ranks per host, if known.
     pub ranks_per_host: Option<usize>,
     /// Notes on the configuration.
@@ -171,7 +178,11 @@ pub enum ExplainError {
 /// Explains a configuration.
 pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
     let ExplainInput { model, shape, vocab_known, plan, options, mut notes, .. } = input;
-    let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?);
+    let checkpoint_copy = |cost: &RankCost| match input.saves_in_background {
+        true => MemoryNeed::checkpoint_copy(plan, &cost.memory),
+        false => 0,
+    };
+    let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?, checkpoint_copy);
     let per_host = input.ranks_per_host.filter(|ranks| *ranks > 0);
     let host = |rank: usize| Some(format!("node {}", rank / per_host?));
     let hosts: Option<Vec<String>> = (0..class_of.len()).map(host).collect();
@@ -195,16 +206,21 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
         rank_classes,
         ranks: class_of.into_iter().enumerate().map(explained).collect(),
         bubble: timeline.as_ref().map(Timeline::bubble),
+        idle: timeline.as_ref().map(Timeline::idle_overall),
         timeline,
     })
 }
 
 /// Merges classes of equal cost, and maps each rank to its class.
-fn rank_classes(costs: RankCosts) -> (Vec<RankClass>, Vec<usize>) {
+fn rank_classes(
+    costs: RankCosts,
+    checkpoint_copy: impl Fn(&RankCost) -> u64,
+) -> (Vec<RankClass>, Vec<usize>) {
     let (mut classes, mut known) = (Vec::new(), HashMap::new());
     let mut index = |cost: RankCost| {
         *known.entry(cost.clone()).or_insert_with(|| {
-            classes.push(RankClass::new(cost));
+            let copy = checkpoint_copy(&cost);
+            classes.push(RankClass::new(cost, copy));
             classes.len() - 1
         })
     };

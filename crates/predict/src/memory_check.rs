@@ -1,11 +1,10 @@
 //! Checks before the start that the ranks of a node fit in its memory. No I/O.
 
-use std::fmt;
-
-use regatta_model::units::pluralize;
+use regatta_model::units::{format_memory, pluralize};
 use thiserror::Error;
 
 use crate::cost::MemoryBytes;
+use crate::plan::ParallelPlan;
 
 /// Minimum memory of a rank in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,12 +29,20 @@ impl MemoryNeed {
         Self { checkpoint, ..self }
     }
 
+    /// Bytes of the copy that a background checkpoint writes.
+    pub fn checkpoint_copy(plan: &ParallelPlan, memory: &MemoryBytes) -> u64 {
+        let sharding = if plan.zero == 0 { 1 } else { plan.mesh.shard };
+        let replicas = (plan.mesh.data_ranks() / sharding) as u64;
+        // Replicas of the same shards write equal parts of the parameter and both moments.
+        memory.optimizer.resident / 2 * 3 / replicas
+    }
+
     fn total(&self) -> u64 {
         self.state.saturating_add(self.activations).saturating_add(self.checkpoint)
     }
 
-    fn if_checkpoint(&self, text: impl Fn(Size) -> String) -> String {
-        if self.checkpoint == 0 { String::new() } else { text(Size(self.checkpoint)) }
+    fn if_checkpoint(&self, text: impl Fn(String) -> String) -> String {
+        if self.checkpoint == 0 { String::new() } else { text(format_memory(self.checkpoint)) }
     }
 
     /// This rank's entry of the all-gather that precedes the check.
@@ -92,9 +99,10 @@ pub type MemoryEntry = [u64; ENTRY_LEN];
      (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
      train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), {}{}or offload \
      (offload.optimizer, offload.parameters). train.check_memory=false skips this check",
-    pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" }, Size(*needed), Size(*free),
-    Size(own.state), own.if_checkpoint(|size| format!("{size} for background checkpoints, ")),
-    Size(own.activations),
+    pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" }, format_memory(*needed),
+    format_memory(*free),
+    format_memory(own.state), own.if_checkpoint(|size| format!("{size} for background checkpoints, ")),
+    format_memory(own.activations),
     own.if_checkpoint(|size| format!("set checkpoint.interval=0 (no checkpoints; saves {size} per rank), ")),
     if *ranks == 1 { "" } else { "use fewer ranks per node, " }
 )]
@@ -113,19 +121,6 @@ pub struct InsufficientMemory {
     pub free: u64,
     /// Name of the limit.
     pub limit: String,
-}
-
-/// Bytes in MiB, GiB or TiB with one decimal.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 as f64 / (1u64 << 30) as f64 {
-            gib if gib < 1.0 => write!(f, "{:.1} MiB", gib * 1024.0),
-            gib if gib < 1024.0 => write!(f, "{gib:.1} GiB"),
-            gib => write!(f, "{:.1} TiB", gib / 1024.0),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -137,18 +137,19 @@ Examples:
 
 const LAUNCH_EXAMPLES: &str = "\
 Examples:
-  regatta launch -- python train.py             one rank per GPU (or NUMA node) of this node
-  regatta launch -n 2 --dry-run -- ./train      print commands, binding and environment only
-  regatta launch --rank 0 -- python train.py    show only rank 0's output; the logs keep all of it
-  regatta launch --wrap 'nsys profile -o {host}-{rank}' --wrap-ranks 0 -- python train.py
+  regatta launch python train.py                one rank per GPU (or NUMA node) of this node
+  regatta launch -n 2 --dry-run ./train         print commands, binding and environment only
+  regatta launch --standalone --nproc-per-node 4 train.sh
+                                                4 ranks on this node, as with torchrun
+  regatta launch --rank 0 python train.py       show only rank 0's output; the logs keep all of it
+  regatta launch --wrap 'nsys profile -o {host}-{rank}' --wrap-ranks 0 python train.py
                                                 profile rank 0 only
-  salloc -N 16 regatta launch -- python train.py
-                                                on all nodes of a Slurm, PBS or Flux allocation
-  regatta launch --hostfile hosts -- python train.py
+  salloc -N 16 regatta launch python train.py   on all nodes of a Slurm, PBS or Flux allocation
+  regatta launch --hostfile hosts python train.py
                                                 on the listed hosts, over ssh
-  regatta launch --spares 2 --max-restarts 5 -- python train.py
+  regatta launch --spares 2 --max-restarts 5 python train.py
                                                 restart on failure; replace lost nodes by spares
-  srun $(regatta map -N 2 --format srun) regatta launch -- python train.py
+  srun $(regatta map -N 2 --format srun) regatta launch python train.py
                                                 one process per task: each becomes its rank";
 
 const BENCH_EXAMPLES: &str = "\
@@ -283,8 +284,18 @@ pub struct LaunchArgs {
     /// Fan-out of the agent tree
     #[arg(long, value_name = "COUNT", default_value_t = 32, hide = true, value_parser = positive())]
     pub fan_out: u32,
-    /// Command of every rank, executed without a shell
-    #[arg(last = true, required = true, value_name = "COMMAND", help_heading = "Launch")]
+    /// Run on this machine only and ignore the allocation, like `torchrun --standalone`
+    #[arg(long, conflicts_with_all = ["nodes", "hostfile", "spares", "min_nodes", "launcher"], help_heading = "Nodes")]
+    pub standalone: bool,
+    /// Command of every rank, executed without a shell. It starts with the first word that is not an
+    /// option: options after that word belong to the command, options of `regatta launch` come before
+    /// it. `--` before the command is optional
+    #[arg(
+        trailing_var_arg = true,
+        required = true,
+        value_name = "COMMAND",
+        help_heading = "Launch"
+    )]
     pub command: Vec<OsString>,
     /// Input of the ranks' channels, for commands that launch their own ranks
     #[arg(skip)]

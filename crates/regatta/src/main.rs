@@ -7,12 +7,14 @@ mod env;
 mod options;
 mod output;
 mod plan;
+mod sanitize;
 mod shell;
 mod system;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser};
 use regatta_launch::signals;
 
 use cli::{Cli, Command};
@@ -20,7 +22,8 @@ use cli::{Cli, Command};
 fn main() -> ExitCode {
     signals::ignore_file_size_signal();
     let success = |()| ExitCode::SUCCESS;
-    let result = match Cli::parse_from(cli::arguments(std::env::args_os())).command {
+    let parsed = Cli::try_parse_from(cli::arguments(std::env::args_os()));
+    let result = match parsed.unwrap_or_else(|error| explain_usage_error(error)).command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
@@ -43,6 +46,22 @@ fn main() -> ExitCode {
             output::error(&one_line(&error));
             commands::launch::exit_code(&error)
         }
+    }
+}
+
+/// Prints a usage error and exits. An option of `regatta train` that is a configuration key gets its own hint.
+fn explain_usage_error(error: clap::Error) -> ! {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let option = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) if error.kind() == ErrorKind::UnknownArgument => option,
+        _ => error.exit(),
+    };
+    match words.first().filter(|word| *word == "train") {
+        Some(_) => match commands::train::args::key_as_option(&words, option) {
+            Some(message) => Cli::command().error(ErrorKind::UnknownArgument, message).exit(),
+            None => error.exit(),
+        },
+        None => error.exit(),
     }
 }
 

@@ -93,7 +93,7 @@ pub struct JobArgs {
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub ranks: Option<u32>,
     /// Ranks per node, like `srun --ntasks-per-node` or `torchrun --nproc-per-node`
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", visible_alias = "nproc-per-node", alias = "nproc_per_node")]
     pub ranks_per_node: Option<u32>,
     /// GPUs per rank
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = positive())]

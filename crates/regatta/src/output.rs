@@ -1,7 +1,9 @@
 //! Standard output, standard error and files. Many ranks may print at once, so each text is written
 //! with a single write; a closed pipe or a full disk is an error like any other.
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
 use anstream::stream::RawStream;
@@ -14,22 +16,73 @@ use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
 use crate::cli::{ERROR, FAINT, WARNING};
+use crate::sanitize::sanitize;
 
 /// Prints a text to standard output.
 pub fn print(text: &str) -> Result<()> {
-    print_raw(&without_unsupported_color(&std::io::stdout(), text))
+    Stream::Stdout.write(text).context("standard output")
 }
 
 /// Prints a text that may contain any characters to standard output.
 pub fn print_raw(text: &str) -> Result<()> {
-    let mut out = std::io::stdout();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
+    write_and_flush(std::io::stdout(), text).context("standard output")
 }
 
 /// Prints a text to standard error. A failure to do so cannot be reported anywhere.
 pub fn eprint(text: &str) {
-    let mut out = std::io::stderr();
-    let _ = out.write_all(without_unsupported_color(&out, text).as_bytes());
+    let _ = Stream::Stderr.write(text);
+}
+
+/// A standard stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Stream {
+    /// Writes a text with a single write, without colours if the stream does not support them.
+    pub fn write(self, text: &str) -> io::Result<()> {
+        match self {
+            Self::Stdout => {
+                let out = std::io::stdout();
+                let text = without_unsupported_color(&out, text);
+                write_and_flush(out, &text)
+            }
+            Self::Stderr => {
+                let out = std::io::stderr();
+                let text = without_unsupported_color(&out, text);
+                write_and_flush(out, &text)
+            }
+        }
+    }
+
+    /// Whether the stream is a terminal.
+    pub fn is_terminal(self) -> bool {
+        match self {
+            Self::Stdout => std::io::stdout().is_terminal(),
+            Self::Stderr => std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Text of another program for this stream: sanitized if it is a terminal.
+    pub fn sanitized(self, text: &str) -> Cow<'_, str> {
+        if self.is_terminal() { sanitize(text).into() } else { text.into() }
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stdout => "standard output",
+            Self::Stderr => "standard error",
+        })
+    }
+}
+
+fn write_and_flush(mut out: impl Write, text: &str) -> io::Result<()> {
+    out.write_all(text.as_bytes())?;
+    out.flush()
 }
 
 /// Prints an error to standard error.

@@ -43,9 +43,17 @@ pub struct Discovery {
 impl Discovery {
     /// Loads the machines that the options name, or discovers this one.
     pub fn run(source: &SourceArgs, spares: u32) -> Result<Self> {
+        let mut discovery = Self::standalone(source)?;
+        let Self { env, machines, .. } = &discovery;
+        discovery.allocation = allocation(source, spares, machines, env)?;
+        Ok(discovery)
+    }
+
+    /// Like [`Self::run`], but without the allocation: one node only.
+    pub fn standalone(source: &SourceArgs) -> Result<Self> {
         let env = Env::from_process();
         let machines = machines(source, &env)?;
-        let allocation = allocation(source, spares, &machines, &env)?;
+        let allocation = Allocation::single_node(&machines[0].host);
         let (machine_index, nics) = Default::default();
         Ok(Self { env, machines, machine_index, nics, allocation })
     }

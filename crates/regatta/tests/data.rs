@@ -114,7 +114,6 @@ fn invalid_inputs_are_rejected() {
     folder.write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
     for (words, error) in [
         ("nowhere.txt", "\"nowhere.txt\" is neither a text file nor"),
-        ("builtin", "needs no preparation"),
         ("empty.txt", "empty.txt is empty"),
         ("bad.txt", "not UTF-8: invalid byte at offset 2"),
         ("text.txt --tokenizer tokenizer.json", "tokenizer.json as a tokenizer"),
@@ -133,13 +132,14 @@ fn invalid_inputs_are_rejected() {
 }
 
 #[test]
-fn named_dataset_is_verified_by_checksum() {
+fn the_built_in_dataset_is_prepared_without_a_download() {
     let folder = TempDir::new();
-    folder.write("tinyshakespeare.txt", "not the bard");
     let mut prepare = regatta_in(&folder, "data prepare tinyshakespeare -o out");
+    prepare.env("XDG_CACHE_HOME", folder.join("cache"));
+    run_command(&mut prepare).assert_ok(["1,003,854 training", "111,540 validation"]);
+    let shown: Value = run_in(&folder, "data show --json out").json();
     let sum = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed";
-    run_command(prepare.env("REGATTA_DATA", folder.path()))
-        .assert_error(["is not tinyshakespeare: SHA-256 is", sum]);
+    assert_eq!(shown["prepared"]["inputs"][0]["sha256"], sum);
 }
 
 #[test]

@@ -157,7 +157,7 @@ fn suspended_job_and_blocked_terminal_are_not_hangs() {
     // A pipe that is not read.
     let mut child = job.stdout(Stdio::piped()).spawn().unwrap();
     let log = folder.join("run/log/rank-0.out");
-    wait_until("enough output", || std::fs::metadata(&log).is_ok_and(|m| m.len() > 200_000));
+    wait_until("enough output", || std::fs::metadata(&log).is_ok_and(|m| m.len() > 100_000));
     let all: Vec<String> = processes(&folder).iter().map(|(pid, _)| pid.to_string()).collect();
     kill(&format!("-STOP {}", all.join(" ")));
     std::thread::sleep(Duration::from_secs(2));

@@ -31,7 +31,7 @@ fn keys_and_presets_list_defaults_and_sizes() {
     assert_contains(keys, "\n[optimizer]\n");
     let presets = run_line("train --presets").ok();
     assert_contains(presets.lines().find(|line| line.starts_with("gpt2 ")).unwrap(), "124M");
-    assert_contains(presets.lines().find(|line| line.starts_with("tiny ")).unwrap(), "~804k");
+    assert_contains(presets.lines().find(|line| line.starts_with("tiny ")).unwrap(), "~812k");
 }
 
 #[test]
@@ -64,6 +64,12 @@ fn invalid_arguments_are_rejected_with_one_line() {
     for (words, expected) in cases {
         run_line(words).assert_error(expected);
     }
+}
+
+#[test]
+fn a_key_given_as_an_option_is_a_usage_error_with_the_assignment() {
+    let run = run_line("train --steps 100");
+    run.assert_usage_error("'--steps': configuration keys are given as KEY=VALUE; use steps=100");
 }
 
 #[test]
@@ -135,6 +141,25 @@ fn losses_do_not_depend_on_the_number_of_ranks() {
     let one = tiny_run(&folder, "llama-1", &format!("{dropout} -n 1"));
     let words = format!("{dropout} micro_batch=2 recompute=true -n 3");
     assert_close(&tiny_run(&folder, "llama-3", &words), &one);
+}
+
+#[test]
+fn a_layout_starts_the_ranks_it_needs_and_more_ranks_than_cores_are_noted() {
+    let folder = TempDir::new();
+    let words = format!("{TINY} num_layers=2 tp=2 pp=2 steps=1 checkpoint.interval=0 --json");
+    let run = run(&folder, &words);
+    let note = "note: 4 ranks, as the parallel layout needs; -n sets another number";
+    assert!(run.err.contains(note), "{}", run.err);
+    if std::thread::available_parallelism().unwrap().get() < 4 {
+        assert!(run.err.contains(" (oversubscribed)"), "{}", run.err);
+    }
+    let Some(Event::Start(about)) = events(&run.ok()).into_iter().next() else { panic!() };
+    assert_eq!(about.ranks, 4);
+    assert!(about.gemm_flops_per_second > 0.0 && about.estimated_seconds > 0.0);
+    // The explanation assumes the same ranks.
+    let explained: serde_json::Value =
+        support::train::run(&folder, &format!("{words} --explain")).json();
+    assert_eq!(explained["ranks"].as_array().unwrap().len(), 4);
 }
 
 #[test]
@@ -215,7 +240,8 @@ fn invalid_configurations_are_rejected_before_the_launch() {
     let folder = TempDir::new();
     tiny_run(&folder, "existing", "train.steps=2 -n 1");
     let cases = [
-        ("-n 5", "train.batch 24 is not divisible by 5 ranks: set it to 20 or 25"),
+        ("-n 5", "train.batch 12 is not divisible by 5 ranks: set it to 10 or 15"),
+        ("gpt2", "gpt2 has a vocabulary of 50257 tokens and needs data"),
         ("num_heads=3", "model.hidden_size"),
         ("--run-dir existing", "resume it with --resume existing"),
         ("--launch --nonsense", "--launch: unexpected argument '--nonsense'"),
@@ -233,7 +259,7 @@ fn unusable_data_is_rejected_with_its_path() {
     folder.write("empty.txt", "");
     folder.write("bytes.txt", [0xff; 100]);
     let cases = [
-        ("short.txt", "short.txt: 18 tokens are too few for model.seq_len 64, which needs 65"),
+        ("short.txt", "short.txt: 18 tokens are too few for model.seq_len 128, which needs 129"),
         ("empty.txt", "empty.txt is empty"),
         ("bytes.txt", "bytes.txt is not UTF-8: invalid byte at offset 0"),
         ("nowhere.txt", "data.source \"nowhere.txt\" does not exist"),
@@ -263,7 +289,8 @@ fn checkpoints_in_another_folder_are_found_from_the_run_folder() {
 fn generate_rejects_the_tokenizer_of_another_model() {
     let folder = TempDir::new();
     tiny_run(&folder, "run", "train.steps=2 -n 1");
-    let characters: String = (' '..='~').collect();
+    // As many characters as the text has, but others.
+    let characters: String = ('>'..='~').collect();
     let other = serde_json::json!({ "kind": "characters", "characters": characters }).to_string();
     let file = folder.write("run/checkpoints/tokenizer.json", other);
     let run = folder.file("run");

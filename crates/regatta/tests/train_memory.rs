@@ -13,7 +13,7 @@ use support::{CommandOutput, REGATTA, TempDir};
 
 /// 16M parameters at 16 bytes each with gradients and optimizer state, in many layers so that the
 /// resident ones are small.
-const MODEL: &str = "num_layers=20 num_heads=4 hidden_size=256 seq_len=16 batch=4 recompute=true \
+const MODEL: &str = "family=gpt2 bias=false tie_embeddings=auto precision=f32 num_layers=20 num_heads=4 hidden_size=256 seq_len=16 batch=4 recompute=true \
                      threads=1 warmup_steps=2 decay_steps=50 eval_interval=0 checkpoint.interval=0 \
                      train.steps=3";
 

@@ -19,7 +19,7 @@ use support::{CommandOutput, TempDir};
 
 /// Two layers and heads, for pp=2 and tp=2. A validation takes as long as several steps, so that a
 /// rank can be killed in it.
-const MODEL: &str = "num_layers=2 num_heads=2 hidden_size=16 seq_len=16 batch=8 threads=1 \
+const MODEL: &str = "family=gpt2 bias=false tie_embeddings=auto precision=f32 num_layers=2 num_heads=2 hidden_size=16 seq_len=16 batch=8 threads=1 \
                      warmup_steps=5 decay_steps=50 eval_interval=7 eval_batches=20 \
                      checkpoint.interval=2";
 

@@ -5,25 +5,12 @@
 mod support;
 
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::process::{Child, ExitStatus};
+use std::process::Child;
 
 use regatta_testbed::assert_contains;
 use support::TempDir;
+use support::pty::{self, output};
 use support::train::train_command;
-
-/// Primary and replica of a pseudoterminal of 80 x 24 characters.
-fn open_pty() -> (File, OwnedFd) {
-    let (mut primary, mut replica) = (-1, -1);
-    let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-    let name = std::ptr::null_mut();
-    // SAFETY: the file descriptors and the size are valid for the call; name and modes may be null.
-    let code = unsafe { libc::openpty(&mut primary, &mut replica, name, std::ptr::null(), &size) };
-    assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: both were opened above and have no other owner.
-    unsafe { (File::from_raw_fd(primary), OwnedFd::from_raw_fd(replica)) }
-}
 
 /// Three steps of a small model.
 const ARGS: &str = "steps=3 model.num_layers=1 model.hidden_size=16 model.num_heads=2 \
@@ -31,21 +18,7 @@ const ARGS: &str = "steps=3 model.num_layers=1 model.hidden_size=16 model.num_he
 
 /// Starts the training on a pseudoterminal, with these environment variables.
 fn spawn_on_pty(folder: &TempDir, variables: &[(&str, &str)]) -> (File, Child) {
-    let (primary, replica) = open_pty();
-    let tty = || replica.try_clone().unwrap();
-    let mut command = train_command(folder, ARGS);
-    command.env_remove("NO_COLOR").env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color");
-    command.envs(variables.iter().copied()).stdin(tty()).stdout(tty()).stderr(tty());
-    let child = command.spawn().unwrap();
-    (primary, child)
-}
-
-/// Output until all processes have closed the replica, and the exit status.
-fn output((mut primary, mut child): (File, Child)) -> (String, ExitStatus) {
-    let mut shown = Vec::new();
-    // Once the replica is closed, reading fails with EIO.
-    let _ = primary.read_to_end(&mut shown);
-    (String::from_utf8_lossy(&shown).into_owned(), child.wait().unwrap())
+    pty::spawn_on_pty(train_command(folder, ARGS), variables)
 }
 
 #[test]

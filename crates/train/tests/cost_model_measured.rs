@@ -48,7 +48,7 @@ struct Traffic {
 impl Case {
     fn new(words: &str, ranks: usize) -> Self {
         let model = format!(
-            "seq_len={SEQ_LEN} hidden_size=16 num_layers=4 num_heads=8 intermediate_size=24 vocab_size=13 bias=auto \
+            "family=gpt2 seq_len={SEQ_LEN} hidden_size=16 num_layers=4 num_heads=8 intermediate_size=24 vocab_size=13 bias=auto \
              tie_embeddings=auto batch=8"
         );
         let config = config(&[&model, words]);

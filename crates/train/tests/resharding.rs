@@ -43,9 +43,10 @@ struct Recorded {
 
 impl Trial {
     fn config(&self, layout: Layout, steps: u64) -> Config {
-        let small = "model.hidden_size=16 model.num_layers=3 model.num_heads=4 model.seq_len=16 train.batch=12 \
+        let small = "model.family=gpt2 model.bias=false model.tie_embeddings=auto \
+                     model.hidden_size=16 model.num_layers=3 model.num_heads=4 model.seq_len=16 train.batch=12 \
                      train.eval_interval=5 train.eval_batches=1 optimizer.warmup_steps=2 decay_steps=20 \
-                     model.dropout=0.1 optimizer.lr=0.01 checkpoint.interval=100";
+                     model.dropout=0.1 optimizer.lr=0.004 checkpoint.interval=100";
         let steps = format!("train.steps={steps}");
         common::config(&[small, self.words, layout.1, &steps])
     }

@@ -19,9 +19,9 @@ use regatta_train::metrics::{EndReason, Event};
 use regatta_train::training::{self, TrainError};
 
 fn config(args: &str) -> Config {
-    let small = "model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.seq_len=16 \
+    let small = "model.family=gpt2 model.bias=false model.tie_embeddings=auto model.hidden_size=32 model.num_layers=2 model.num_heads=2 model.seq_len=16 \
                  train.batch=24 train.steps=12 train.eval_interval=5 train.eval_batches=1 optimizer.warmup_steps=2 \
-                 checkpoint.interval=4 model.dropout=0.1 optimizer.lr=0.01";
+                 checkpoint.interval=4 model.dropout=0.1 optimizer.lr=0.004";
     common::config(&[small, args])
 }
 
@@ -47,7 +47,7 @@ fn train_on(
     let run = |comm: Arc<dyn Comm>| {
         let (rank, done) = (comm.rank(), Cell::new(0));
         let mut recorded = Recorded::default();
-        let device = Box::new(Cpu::new(1, config.train.precision));
+        let device = Box::new(Cpu::new(1, config.precision()));
         let data = &data[rank as usize % data.len()];
         let setup = common::training_setup(config, data, comm, device, folder.0.clone())?;
         // Only the last rank is interrupted.
@@ -347,7 +347,7 @@ fn an_oversized_vocabulary_is_noted() {
 fn bf16_losses_are_close_to_f32() {
     let single = train(1, "lr=0.002", &TempDir::new());
     let args = "lr=0.002 train.precision=bf16";
-    assert_eq!(config(args).train.precision, Precision::Bf16);
+    assert_eq!(config(args).precision(), Precision::Bf16);
     let bf16 = train(1, args, &TempDir::new());
     let pairs = single.losses.iter().zip(&bf16.losses);
     let off = pairs.map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f64::max);

@@ -173,7 +173,9 @@ pub fn run(args: &EvalArgs) -> Result<()> {
         .with_context(|| format!("split {split} of {source}"))?;
     let loader = DataLoader::new(tokens, order);
     let plan = BatchPlan::new(config.as_ref(), args.batches);
-    let precision = config.map_or(Precision::F32, |config| config.train.precision);
+    let precision = config.map_or(Precision::F32, |config| {
+        config.train.precision.unwrap_or_else(Cpu::fastest_precision)
+    });
     let device_model = DeviceModel::new(Model::new(shape), Box::new(Cpu::new(threads, precision)));
     let params: Vec<View<'_>> = parameters.iter().map(Tensor::view).collect();
     let start = Instant::now();

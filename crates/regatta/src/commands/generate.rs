@@ -1,6 +1,6 @@
 //! `regatta generate`: generates text from a trained model and streams it.
 
-use std::io::{IsTerminal, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -18,7 +18,8 @@ use serde::Serialize;
 
 use crate::cli::FAINT;
 use crate::options::{at_least, number};
-use crate::output;
+use crate::output::{self, Stream};
+use crate::sanitize::Sanitizer;
 
 /// `regatta generate`.
 #[derive(Debug, Args)]
@@ -100,7 +101,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
     if args.json {
         let report = GenerateReport { model, step, prompt: &prompt, text: &text, tokens, seconds };
         output::print(&(serde_json::to_string(&report)? + "\n"))?;
-    } else if std::io::stdout().is_terminal() {
+    } else if Stream::Stdout.is_terminal() {
         let speed = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
         let step = step.map_or_else(String::new, |step| format!(" at step {step}"));
         output::eprint(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
@@ -128,9 +129,14 @@ fn stream_text(
     let sampling = Sampling { temperature, top_k, top_p, seed };
     let mut stream = tokenizer.stream();
     let mut text = String::new();
+    let mut sanitizer = Stream::Stdout.is_terminal().then(Sanitizer::default);
     let mut print = |piece: String| {
         text.push_str(&piece);
-        if args.json { Ok(()) } else { output::print_raw(&piece) }
+        match &mut sanitizer {
+            _ if args.json => Ok(()),
+            Some(sanitizer) => output::print_raw(&sanitizer.push(&piece)),
+            None => output::print_raw(&piece),
+        }
     };
     for token in prompt {
         print(stream.push(*token)?)?;

@@ -7,9 +7,11 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use regatta_launch::channel::{self, Json};
 use regatta_launch::secret_file;
+use regatta_model::units::pluralize;
 
 use super::rank_worker::{self, RankRequest, RankTask};
 use crate::cli::{Cli, Command, LaunchArgs};
+use crate::output;
 use crate::plan::Discovery;
 
 /// The ranks to launch.
@@ -110,6 +112,22 @@ fn parse_user_options(launch: Option<&str>) -> Result<Box<LaunchArgs>> {
 pub fn local_rank_count(discovery: &Discovery) -> Option<u32> {
     let by_launcher = discovery.needs_agents() || discovery.allocation.this_rank.is_some();
     (!by_launcher).then(|| discovery.machines[0].cores.len().clamp(2, 8) as u32)
+}
+
+/// Notes that ranks share cores, which `regatta launch` allows only with `--oversubscribe`.
+pub fn note_oversubscription(args: &LaunchArgs, discovery: &Discovery) {
+    if discovery.needs_agents() || discovery.allocation.this_rank.is_some() {
+        return;
+    }
+    let machine = &discovery.machines[0];
+    let usable = machine.usable.process_cpus();
+    let cores = machine.cores.iter().filter(|core| core.cpus.intersects(&usable)).count();
+    if let Some(ranks) = args.job.ranks.filter(|ranks| *ranks as usize > cores) {
+        let cores = pluralize(cores, "core");
+        output::note(&format!(
+            "{ranks} ranks on {cores} (oversubscribed): ranks share cores and wait for each other"
+        ));
+    }
 }
 
 /// Whether the number of ranks or the nodes are set.

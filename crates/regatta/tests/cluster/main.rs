@@ -9,6 +9,7 @@ mod bench;
 mod bind_address;
 mod gpus;
 mod lumi;
+mod many_nodes;
 mod mpi_launchers;
 mod multi_node;
 mod parallel_layouts;

@@ -17,7 +17,7 @@ use crate::test_cluster::TestCluster;
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A tiny model.
-const TINY: &str = "num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
+const TINY: &str = "family=gpt2 bias=false tie_embeddings=auto precision=f32 num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
                     warmup_steps=5 eval_interval=10 eval_batches=1 checkpoint.interval=10";
 
 #[test]

@@ -9,6 +9,7 @@ pub mod disk;
 pub mod metrics;
 pub mod parallel_cases;
 pub mod process;
+pub mod pty;
 pub mod train;
 
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 /// Four layers and heads, for up to pp=4 and tp=4. `decay_steps` is set, so that the learning rate
 /// does not depend on the number of steps.
-pub const MODEL: &str = "num_layers=4 num_heads=4 hidden_size=32 seq_len=32 batch=16 threads=1 \
+pub const MODEL: &str = "family=gpt2 bias=false tie_embeddings=auto precision=f32 num_layers=4 num_heads=4 hidden_size=32 seq_len=32 batch=16 threads=1 \
                          warmup_steps=5 decay_steps=50 eval_interval=10 eval_batches=2 \
                          checkpoint.interval=0";
 

@@ -9,9 +9,9 @@ use super::metrics::{RunMetrics, last_step_in, read_metrics};
 use super::process::{Process, regatta_in, run_command};
 use super::{CommandOutput, TempDir};
 
-/// A tiny model. `decay_steps` is set, so that the learning rate does not depend on the number of
+/// A tiny model, in f32 so that losses can be compared closely. `decay_steps` is set, so that the learning rate does not depend on the number of
 /// steps and a shorter run is a prefix of a longer one.
-pub const TINY: &str = "num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
+pub const TINY: &str = "family=gpt2 bias=false tie_embeddings=auto precision=f32 num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
                         warmup_steps=5 decay_steps=50 eval_interval=10 eval_batches=1 \
                         checkpoint.interval=5";
 

@@ -30,14 +30,14 @@ pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Re
     let vocab_known = config.model.vocab_size != 0;
     let vocab_size = if vocab_known { config.model.vocab_size } else { CHAR_VOCAB_SIZE };
     let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
-    let train = &config.train;
-    let options = CostOptions::new(train.precision.activation_bytes(), train.recompute);
+    let options = CostOptions::new(config.precision().activation_bytes(), config.train.recompute);
     let input = ExplainInput {
         model: &resolved.name,
         shape: &shape,
         vocab_known,
         plan: &plan,
         options,
+        saves_in_background: config.saves_in_background(),
         ranks_per_host: per_host,
         notes: config.notes(&plan),
     };
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn tp_above_the_vocabulary_size_is_refused_with_splits_that_fit() {
-        let words = ["num_heads=128", "hidden_size=1024", "tp=128", "batch=128"];
+        let words = ["family=gpt2", "num_heads=128", "hidden_size=1024", "tp=128", "batch=128"];
         let error = explain(&resolve(None, &words).unwrap(), 128, None).unwrap_err().to_string();
         let expected = ": use tp=32 dp=4 or tp=64 dp=2, or run on 64 ranks with tp=64";
         assert!(error.starts_with("parallel.tp 128 ") && error.ends_with(expected), "{error}");

@@ -71,9 +71,9 @@ configuration! {
     }
     /// Training data.
     data: Data {
-        /// Dataset: builtin, tinyshakespeare, the path of a text file or of a folder written by
+        /// Dataset: tinyshakespeare (built in), the path of a text file or of a folder written by
         /// `regatta data prepare`, or raw-u16:FOLDER for nanoGPT's train.bin and val.bin.
-        source: String = "builtin".to_owned(), ANY;
+        source: String = "tinyshakespeare".to_owned(), ANY;
         /// Tokenizer: char, or the path of a tokenizer.json; auto: the one the data was prepared
         /// with, otherwise char.
         tokenizer: String = "auto".to_owned(), ANY;
@@ -97,7 +97,9 @@ configuration! {
         /// Random seed.
         seed: u64 = 1337, UNSIGNED;
         /// Precision of matrix products and activations; master weights and optimizer state are f32.
-        precision: Precision = Precision::F32, ANY;
+        /// auto: bf16 if the CPUs of all ranks have instructions for it (AVX512_BF16 or AMX), otherwise
+        /// f32.
+        precision: Option<Precision> = None, ANY;
         /// Compute threads per rank; 0: one per core.
         threads: usize = 0, SIZE_OR_ZERO;
         /// Recompute activations in the backward pass (activation checkpointing).

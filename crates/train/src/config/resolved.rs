@@ -7,6 +7,7 @@ use regatta_model::suggest::closest_match;
 use toml::de::{DeTable, DeValue};
 
 use super::error::first_line;
+use super::presets::CHAR_VOCAB_SIZE;
 use super::value::{Quoting, RawValue, quoted};
 use super::{
     Config, ConfigError, KEYS, Key, Preset, Result, SourceLocation, foreign_keys, presets,
@@ -70,6 +71,25 @@ impl Resolved {
     pub fn origin(&self, key: &str) -> Option<&Origin> {
         let at = KEYS.iter().position(|k| k.full_name() == key)?;
         Some(&self.origins[at])
+    }
+
+    /// Refuses a model with the vocabulary of a BPE tokenizer if the user named no data: almost all of the time
+    /// would be spent on tokens that do not occur in the built-in text.
+    pub fn check_data_given(&self) -> Result<()> {
+        let vocab_size = self.config.model.vocab_size;
+        let is_default = self.origin("data.source") == Some(&Origin::Default)
+            && self.origin("data.tokenizer") == Some(&Origin::Default);
+        if !is_default || vocab_size <= 4 * CHAR_VOCAB_SIZE {
+            return Ok(());
+        }
+        Err(ConfigError::Inconsistent(format!(
+            "{} has a vocabulary of {vocab_size} tokens and needs data: the built-in text is 1 MB of \
+             Shakespeare with {CHAR_VOCAB_SIZE} characters. Prepare your own text (regatta data prepare \
+             my.txt --bpe {vocab_size} -o my) and set data.source=my; for the built-in text, train a \
+             character model (regatta train shakespeare-char). data.source=tinyshakespeare trains on it \
+             nevertheless",
+            self.name
+        )))
     }
 
     /// Applies a preset.

@@ -50,6 +50,21 @@ fn a_file_may_set_the_configuration_name() {
 }
 
 #[test]
+fn a_bpe_model_without_data_is_refused_with_what_to_do() {
+    let check = |words: &[&str]| load(words).unwrap().check_data_given();
+    let error = message(check(&["gpt2"]));
+    for part in ["50257 tokens", "data prepare my.txt --bpe 50257", "train shakespeare-char"] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    check(&["gpt2", "data.source=tinyshakespeare"]).unwrap();
+    check(&["gpt2", "tokenizer=gpt2/tokenizer.json"]).unwrap();
+    check(&["gpt2", "vocab_size=0"]).unwrap();
+    for preset in ["tiny", "shakespeare-char", "shakespeare-char-large", "llama-tiny", "mlp"] {
+        check(&[preset]).unwrap();
+    }
+}
+
+#[test]
 fn a_misspelled_key_is_refused_with_the_right_one() {
     let cases = [
         ("train.setps=3", "unknown key train.setps: did you mean train.steps?"),
@@ -90,7 +105,7 @@ fn an_invalid_value_is_refused_with_the_accepted_ones() {
         ("lr=nan", "optimizer.lr is nan, expected a number > 0"),
         ("lr=inf", "optimizer.lr is inf,"),
         ("lr=0", "optimizer.lr is 0,"),
-        ("precision=fp8", "train.precision is fp8, expected f32 or bf16"),
+        ("precision=fp8", "train.precision is fp8, expected f32, bf16 or auto"),
         ("family=bert", "model.family is bert, expected gpt2, llama or mlp"),
         ("recompute=yes", "train.recompute is yes, expected true or false"),
         ("bias=perhaps", "model.bias is perhaps, expected true, false or auto"),
@@ -193,10 +208,10 @@ fn the_later_of_batch_and_batch_per_replica_wins() {
 #[test]
 fn shape_defaults_depend_on_the_family() {
     let shape = |all: &str| args(all).unwrap().config.shape(65).unwrap();
-    let gpt = shape("bias=auto");
+    let gpt = shape("family=gpt2 bias=auto tie_embeddings=auto");
     assert_eq!((gpt.vocab_size, gpt.intermediate_size, gpt.num_kv_heads), (65, 512, 4));
     assert!(gpt.tie_embeddings && gpt.bias);
-    let llama = shape("family=llama bias=auto");
+    let llama = shape("family=llama bias=auto tie_embeddings=auto");
     assert_eq!(llama.intermediate_size, 352);
     assert!(!llama.tie_embeddings && !llama.bias);
     assert_eq!(shape("vocab_size=100").vocab_size, 100);

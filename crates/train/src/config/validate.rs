@@ -6,6 +6,7 @@ use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, Result};
 use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
+use regatta_device::precision::Precision;
 use regatta_predict::cost::MemoryBytes;
 use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;
@@ -94,6 +95,11 @@ impl Config {
         })
     }
 
+    /// The precision; f32 if it is `auto` and not resolved yet.
+    pub fn precision(&self) -> Precision {
+        self.train.precision.unwrap_or_default()
+    }
+
     /// Whether checkpoints are copied and written while training continues. Offloaded state may not fit in
     /// memory, so it is written synchronously.
     pub fn saves_in_background(&self) -> bool {
@@ -103,10 +109,7 @@ impl Config {
 
     /// The memory that a rank needs, including the copy that a background checkpoint writes.
     pub fn memory_need(&self, plan: &ParallelPlan, memory: &MemoryBytes) -> MemoryNeed {
-        let sharding = if plan.zero == 0 { 1 } else { plan.mesh.shard };
-        let replicas = (plan.mesh.data_ranks() / sharding) as u64;
-        // Replicas of the same shards write equal parts of the parameter and both moments.
-        let copy = memory.optimizer.resident / 2 * 3 / replicas;
+        let copy = MemoryNeed::checkpoint_copy(plan, memory);
         MemoryNeed::new(memory).with_checkpoint(if self.saves_in_background() { copy } else { 0 })
     }
 

@@ -223,6 +223,7 @@ macro_rules! or_auto {
     };
 }
 or_auto!(bool, "true, false or auto");
+or_auto!(Precision, "f32, bf16 or auto");
 or_auto!(f64, "auto or a number");
 
 /// Where to resume from.

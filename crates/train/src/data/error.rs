@@ -15,15 +15,13 @@ pub enum DataError {
     /// Neither a file nor a known dataset.
     #[error(
         "data.source {name:?} does not exist: expected a text file, a folder written by `regatta data prepare`, or \
-        one of {known}"
+        {}",
+        super::builtin::NAME
     )]
-    UnknownSource { name: String, known: String },
+    UnknownSource { name: String },
     /// An input of `regatta data prepare` that is neither a file nor a known dataset.
-    #[error("{name:?} is neither a text file nor a known dataset ({known})")]
-    UnknownInput { name: String, known: String },
-    /// The built-in dataset cannot be prepared.
-    #[error("the built-in dataset needs no preparation: train on it with data.source=builtin")]
-    Builtin,
+    #[error("{name:?} is neither a text file nor a known dataset ({})", super::builtin::NAME)]
+    UnknownInput { name: String },
     /// An empty text.
     #[error("{what} is empty")]
     Empty { what: String },
@@ -116,15 +114,6 @@ pub enum DataError {
     /// The output exists.
     #[error("{} already exists: choose another folder, or replace it with --force", path.display())]
     Exists { path: PathBuf },
-    /// A download failed.
-    #[error(
-        "cannot download {name} from {address}: {reason}. Without network access, copy the file to \
-        {}", path.display()
-    )]
-    Fetch { name: String, address: String, reason: String, path: PathBuf },
-    /// The file has the wrong checksum.
-    #[error("{} is not {name}: SHA-256 is {found} instead of {expected}; delete the file to download it again", path.display())]
-    WrongSet { name: String, path: PathBuf, expected: String, found: String },
     /// An invalid validation fraction.
     #[error(
         "validation fraction {fraction} (--validation, data.val_fraction): expected a number in [0, 1)"

@@ -6,7 +6,6 @@ mod bpe;
 mod builtin;
 pub mod data_loader;
 mod error;
-mod named_dataset;
 mod pre_tokenizer;
 pub mod prepare;
 pub mod sampler;
@@ -15,8 +14,14 @@ mod text_chunks;
 pub mod token_file;
 pub mod tokenizer;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+use regatta_model::text::hex;
+use sha2::{Digest, Sha256};
+
+use crate::regular_file;
 
 pub use bpe::train::MIN_VOCAB as MIN_BPE_VOCAB;
 pub use data_loader::{Batch, DataLoader, Prefetcher};
@@ -33,4 +38,19 @@ fn beside(path: &Path, word: &str) -> PathBuf {
     let own = format!("{word}-{}-{:x}", std::process::id(), now.as_nanos());
     // Components, because the path may end in a slash.
     path.components().collect::<PathBuf>().with_added_extension(own)
+}
+
+/// SHA-256 of a file. `read` is called with the size of each chunk, and may abort.
+fn sha256(path: &Path, mut read: impl FnMut(u64) -> Result<()>) -> Result<String> {
+    let mut file = regular_file::open(path).map_err(DataError::io("open", path))?;
+    let (mut sum, mut bytes) = (Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut bytes).map_err(DataError::io("read", path))? {
+            0 => return Ok(hex(&sum.finalize())),
+            count => {
+                sum.update(&bytes[..count]);
+                read(count as u64)?;
+            }
+        }
+    }
 }

@@ -12,7 +12,7 @@ use super::source::check_val_fraction;
 use super::text_chunks::{self, Split};
 use super::token_file::{self, TokenWriter};
 use super::tokenizer::{CHARACTERS, Tokenizer};
-use super::{beside, named_dataset};
+use super::{beside, sha256};
 use crate::regular_file;
 
 /// Tokens of the training split.
@@ -208,7 +208,7 @@ fn checksums(paths: &[PathBuf], of: u64, progress: &mut OnProgress<'_>) -> Resul
     let mut done = 0;
     let checksum = |path: &PathBuf| {
         let before = done;
-        let sha256 = named_dataset::sha256(path, |bytes| {
+        let sha256 = sha256(path, |bytes| {
             done += bytes;
             progress(Progress::bytes("computing checksums", done, of))
         })?;

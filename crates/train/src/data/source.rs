@@ -1,9 +1,10 @@
-//! Data sources: a named dataset, a text file, or a folder of `regatta data prepare`.
+//! Data sources: the built-in dataset, a text file, or a folder of `regatta data prepare`.
 //!
-//! [`prepare`] runs in one process per node (it may download and write files); [`open`] is cheap and runs on
+//! [`prepare`] runs in one process per node (it may write files); [`open`] is cheap and runs on
 //! every rank.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,12 +13,12 @@ use regatta_model::text::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::builtin;
 use super::error::{DataError, Result};
 use super::prepare::{self as folder, PrepareOptions, TokenizerSource};
 use super::text_chunks;
 use super::token_file::TokenFile;
 use super::tokenizer::Tokenizer;
-use super::{builtin, named_dataset};
 use crate::regular_file;
 
 /// Default fraction of a text for validation.
@@ -26,15 +27,13 @@ pub const VALIDATION: f64 = 0.1;
 const IN_MEMORY: u64 = 64 << 20;
 /// Maximum size of a text that is tokenized in memory: it may have grown since it was below [`IN_MEMORY`].
 const MAX_TEXT_BYTES: u64 = 1 << 30;
-/// The built-in dataset.
-const BUILTIN: &str = "builtin";
 /// Prefix of raw 16-bit token files.
 const RAW_U16: &str = "raw-u16:";
 
 /// The requested data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataSpec {
-    /// `builtin`, a named dataset, a text file, a folder of `regatta data prepare`, or `raw-u16:FOLDER` with
+    /// `tinyshakespeare` (the built-in dataset), a text file, a folder of `regatta data prepare`, or `raw-u16:FOLDER` with
     /// `train.bin` and `val.bin` as nanoGPT writes them.
     pub data: String,
     /// Tokenizer file; None: character tokenizer.
@@ -48,7 +47,7 @@ pub struct DataSpec {
 
 impl Default for DataSpec {
     fn default() -> Self {
-        let (data, tokenizer, require_char) = (BUILTIN.to_owned(), None, false);
+        let (data, tokenizer, require_char) = (builtin::NAME.to_owned(), None, false);
         Self { data, tokenizer, require_char, validation: VALIDATION }
     }
 }
@@ -56,25 +55,18 @@ impl Default for DataSpec {
 /// Directories of datasets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DataDirs {
-    /// The user's directory of datasets.
-    pub folder: Option<PathBuf>,
-    /// Downloaded and prepared data.
+    /// Extracted and prepared data.
     pub cache: Option<PathBuf>,
 }
 
 impl DataDirs {
-    /// From the environment: `REGATTA_DATA`, and `regatta/data` in `XDG_CACHE_HOME` or `~/.cache`.
+    /// From the environment: `regatta/data` in `XDG_CACHE_HOME` or `~/.cache`.
     pub fn of(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         // The XDG specification says to ignore relative paths.
         let cache = path("XDG_CACHE_HOME").filter(|path| path.is_absolute());
         let cache = cache.or_else(|| Some(path("HOME")?.join(".cache")));
-        Self { folder: path("REGATTA_DATA"), cache: cache.map(|path| path.join("regatta/data")) }
-    }
-
-    /// Where a dataset may be, in order.
-    pub(super) fn folders(&self) -> impl Iterator<Item = &PathBuf> {
-        self.folder.iter().chain(&self.cache)
+        Self { cache: cache.map(|path| path.join("regatta/data")) }
     }
 
     /// The cache directory.
@@ -122,21 +114,16 @@ pub enum Prepared {
     },
 }
 
-/// Downloads a named dataset, and converts a large text to token files. Runs in one process per node, or one in
-/// total if the cache is shared.
+/// Converts a large text to token files. Runs in one process per node, or one in total if the cache is
+/// shared.
 pub fn prepare(spec: &DataSpec, dirs: &DataDirs) -> Result<Prepared> {
-    prepare_with(spec, dirs, &named_dataset::download, IN_MEMORY)
+    prepare_with(spec, dirs, IN_MEMORY)
 }
 
-fn prepare_with(
-    spec: &DataSpec,
-    dirs: &DataDirs,
-    download: &named_dataset::Download,
-    in_memory: u64,
-) -> Result<Prepared> {
+fn prepare_with(spec: &DataSpec, dirs: &DataDirs, in_memory: u64) -> Result<Prepared> {
     let (tokenizer, validation) = (spec.tokenizer.clone(), spec.validation);
     check_val_fraction(validation)?;
-    if spec.data == BUILTIN {
+    if builtin::is_name(&spec.data) {
         return Ok(Prepared::Builtin { tokenizer, validation });
     }
     if let Some(path) = spec.data.strip_prefix(RAW_U16) {
@@ -146,8 +133,11 @@ fn prepare_with(
             None => Err(DataError::NoTokenizer { path }),
         };
     }
-    let path = file_with(&spec.data, dirs, download)?;
-    let found = std::fs::metadata(&path).map_err(DataError::io("stat", &path))?;
+    let path = PathBuf::from(&spec.data);
+    let found = std::fs::metadata(&path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => DataError::UnknownSource { name: spec.data.clone() },
+        _ => DataError::io("stat", &path)(error),
+    })?;
     match found.len() {
         _ if found.is_dir() => {
             if spec.require_char {
@@ -164,41 +154,21 @@ fn prepare_with(
     }
 }
 
-/// The file of an input of `regatta data prepare`; a named dataset is downloaded if necessary.
+/// The file of an input of `regatta data prepare`; the built-in dataset is written to one.
 pub fn file(data: &str, dirs: &DataDirs) -> Result<PathBuf> {
-    file_with(data, dirs, &named_dataset::download).map_err(|error| match error {
-        DataError::UnknownSource { name, .. } => {
-            DataError::UnknownInput { name, known: dataset_names().join(", ") }
-        }
-        error => error,
-    })
-}
-
-fn file_with(data: &str, dirs: &DataDirs, download: &named_dataset::Download) -> Result<PathBuf> {
-    if let Some(named) = named_dataset::DATASETS.iter().find(|named| named.name == data) {
-        return named_dataset::find(named, dirs, download);
+    if builtin::is_name(data) {
+        return builtin::file(dirs);
     }
     let path = PathBuf::from(data);
-    match std::fs::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => match data {
-            BUILTIN => Err(DataError::Builtin),
-            _ => {
-                let known = [&[BUILTIN], &*dataset_names()].concat().join(", ");
-                Err(DataError::UnknownSource { name: data.to_owned(), known })
-            }
-        },
-        Err(error) => Err(DataError::io("stat", &path)(error)),
-        Ok(_) => Ok(path),
+    match path.try_exists().map_err(DataError::io("stat", &path))? {
+        true => Ok(path),
+        false => Err(DataError::UnknownInput { name: data.to_owned() }),
     }
 }
 
 /// Checks a validation fraction.
 pub(super) fn check_val_fraction(fraction: f64) -> Result<()> {
     if (0.0..1.0).contains(&fraction) { Ok(()) } else { Err(DataError::ValFraction { fraction }) }
-}
-
-fn dataset_names() -> Vec<&'static str> {
-    named_dataset::DATASETS.iter().map(|named| named.name).collect()
 }
 
 /// Converts a large text to token files, unless cached.

@@ -12,6 +12,15 @@ use super::finite_or_null;
 pub enum Event {
     /// The run starts.
     Start(Box<RunInfo>),
+    /// A part of a long training step finished.
+    MicroBatch {
+        /// Steps finished, including this one.
+        step: u64,
+        /// Micro-batches finished of this step.
+        done: usize,
+        /// Micro-batches of a step, per replica.
+        micro_batches: usize,
+    },
     /// A training step finished.
     Step(Box<StepMetrics>),
     /// An evaluation on the validation split finished.
@@ -75,6 +84,10 @@ pub struct RunInfo {
     pub checkpoint_interval: u64,
     /// How FLOPs are counted.
     pub flops_formula: String,
+    /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
+    pub gemm_flops_per_second: f64,
+    /// Estimated seconds of the remaining steps, from their FLOPs and the GEMM throughput; 0 if unknown.
+    pub estimated_seconds: f64,
     /// The run folder.
     pub folder: String,
 }
@@ -164,6 +177,9 @@ pub struct Summary {
     pub reason: EndReason,
     /// Steps finished.
     pub step: u64,
+    /// Steps finished before this start.
+    #[serde(default)]
+    pub start_step: u64,
     /// Step of the latest complete checkpoint of the run, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
@@ -181,6 +197,9 @@ pub struct Summary {
     pub tokens_per_second: f64,
     /// Mean model FLOPS.
     pub flops_per_second: f64,
+    /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
+    #[serde(default)]
+    pub gemm_flops_per_second: f64,
     /// The run folder.
     pub folder: String,
     /// Memory of rank 0, by category.
@@ -231,6 +250,7 @@ mod tests {
         let events = [
             Event::Start(Box::new(info)),
             Event::Step(Box::new(StepMetrics { step: 1, loss: 0.1, ..Default::default() })),
+            Event::MicroBatch { step: 2, done: 3, micro_batches: 8 },
             Event::Validation { step: 1, loss: 2.5 },
             Event::Checkpoint { step: 1, dir: "x".to_owned(), seconds: 0.5 },
             Event::Note("a\nb".to_owned()),

@@ -153,6 +153,16 @@ impl Engine {
         config: &StepConfig,
         micro_batches: impl Iterator<Item = MicroBatch<'a>>,
     ) -> Result<StepResult> {
+        self.step_with_progress(config, micro_batches, &mut |_| ())
+    }
+
+    /// One step, which calls `on_progress` with the number of finished micro-batches after each pass.
+    pub fn step_with_progress<'a>(
+        &mut self,
+        config: &StepConfig,
+        micro_batches: impl Iterator<Item = MicroBatch<'a>>,
+        on_progress: &mut dyn FnMut(usize),
+    ) -> Result<StepResult> {
         let mut timings = StepTimings::default();
         self.state.take_wait_time();
         let first_block = self.stage.chunk_blocks[self.stage.index].start;
@@ -161,7 +171,7 @@ impl Engine {
         let local = |micro_batch| LocalTokens::new(micro_batch, &self.device_model.context);
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
-        let loss_sum = self.run_schedule(config, &micro_batches, &mut timings)?;
+        let loss_sum = self.run_schedule(config, &micro_batches, &mut timings, on_progress)?;
         let start = Instant::now();
         self.state.grads.wait()?;
         timings.optimizer += self.compute_time(start, &mut timings.communication);

@@ -39,6 +39,7 @@ impl Engine {
         config: &StepConfig,
         micro_batches: &[MicroBatch<'_>],
         timings: &mut StepTimings,
+        on_progress: &mut dyn FnMut(usize),
     ) -> Result<f64> {
         let actions = self.stage.actions(micro_batches.len()).into_owned();
         let mut step = StepState {
@@ -51,13 +52,15 @@ impl Engine {
             timings,
         };
         use WeightGrads::{Deferred, Immediate};
-        for action in actions {
+        let passes = actions.len();
+        for (done, action) in (1..).zip(actions) {
             match action.computation {
                 Computation::Forward => self.forward(action, &mut step)?,
                 Computation::Backward => self.backward(action, &mut step, Immediate)?,
                 Computation::BackwardInput => self.backward(action, &mut step, Deferred)?,
                 Computation::BackwardWeight => self.backward_weights(action, &mut step)?,
             }
+            on_progress(done * micro_batches.len() / passes);
         }
         let StepState { links, loss, timings, .. } = step;
         timed(&mut timings.communication, || links.finish())?;

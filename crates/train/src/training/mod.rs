@@ -18,7 +18,7 @@ mod usage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
@@ -43,6 +43,9 @@ use regatta_predict::plan::ParallelPlan;
 /// The tokenizer file, next to the checkpoints.
 pub const TOKENIZER: &str = "tokenizer.json";
 
+/// Interval of reports during a long step.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Micro-batches to prefetch.
 const PREFETCH_DEPTH: usize = 8;
 
@@ -60,6 +63,8 @@ pub struct TrainingSetup {
     pub threads: usize,
     /// Description of the kernels in use.
     pub kernels: String,
+    /// Measured GEMM throughput of all ranks in FLOP/s; 0 if unknown.
+    pub gemm_flops_per_second: f64,
     /// The data.
     pub dataset: Dataset,
     /// The run folder.
@@ -150,7 +155,16 @@ impl TrainingLoop {
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
         let before = Counters::of(&self.engine);
-        let result = self.engine.step(&self.step_config(), micros)?;
+        let (step, micro_batches) = (self.done + 1, self.plan.micro_batches);
+        let mut reported = start;
+        let mut on_progress = |done: usize| {
+            if reported.elapsed() >= PROGRESS_INTERVAL {
+                reported = Instant::now();
+                emit(Event::MicroBatch { step, done, micro_batches });
+            }
+        };
+        let config = self.step_config();
+        let result = self.engine.step_with_progress(&config, micros, &mut on_progress)?;
         self.usage.add_step(before, &self.engine);
         let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
         let interrupted = f64::from(stop());

@@ -10,6 +10,10 @@ use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 
+/// Fraction of the GEMM throughput that training is expected to reach. Attention, norms, the optimizer and
+/// small GEMMs are slower than large GEMMs; validations and checkpoints take time, too.
+const EXPECTED_GEMM_FRACTION: f64 = 0.5;
+
 /// Model, data and ranks of a run.
 pub fn run_info(
     setup: &TrainingSetup,
@@ -20,6 +24,11 @@ pub fn run_info(
     let config = &setup.config;
     let hosts: BTreeSet<String> =
         (0..setup.comm.size()).map(|rank| setup.comm.peer(rank).host).collect();
+    let tokens_per_step = (plan.batch * shape.seq_len) as u64;
+    let steps = config.train.steps.saturating_sub(done);
+    let flops =
+        steps as f64 * tokens_per_step as f64 * shape.training_flops_per_token(shape.seq_len);
+    let expected = setup.gemm_flops_per_second * EXPECTED_GEMM_FRACTION;
     RunInfo {
         model: setup.name.clone(),
         parameters: shape.num_params() as u64,
@@ -27,16 +36,18 @@ pub fn run_info(
         mesh: if plan.mesh.is_model_parallel() { plan.mesh.to_string() } else { String::new() },
         hosts: hosts.len(),
         threads: setup.threads,
-        precision: config.train.precision.name().to_owned(),
+        precision: config.precision().name().to_owned(),
         kernels: setup.kernels.clone(),
         data: config.data.source.clone(),
         data_tokens: setup.dataset.train.len(),
-        tokens_per_step: (plan.batch * shape.seq_len) as u64,
+        tokens_per_step,
         steps: config.train.steps,
         start_step: done,
         log_interval: config.train.log_interval,
         checkpoint_interval: config.checkpoint.interval,
         flops_formula: FLOPS_FORMULA.to_owned(),
+        gemm_flops_per_second: setup.gemm_flops_per_second,
+        estimated_seconds: if expected > 0.0 { flops / expected } else { 0.0 },
         folder: setup.folder.display().to_string(),
     }
 }
@@ -69,6 +80,7 @@ pub struct Throughput {
     steps: u64,
     tokens_per_step: u64,
     flops_per_token: f64,
+    gemm_flops_per_second: f64,
     start: Instant,
     /// Steps finished before the start.
     pub start_step: u64,
@@ -85,6 +97,7 @@ impl Throughput {
             steps: info.steps,
             tokens_per_step: info.tokens_per_step,
             flops_per_token: shape.training_flops_per_token(shape.seq_len),
+            gemm_flops_per_second: info.gemm_flops_per_second,
             start: Instant::now(),
             start_step: info.start_step,
             loss: f64::NAN,
@@ -133,12 +146,14 @@ impl Throughput {
         Summary {
             reason,
             step: done,
+            start_step: self.start_step,
             loss: self.loss,
             val_loss: self.val_loss,
             tokens,
             seconds,
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
+            gemm_flops_per_second: self.gemm_flops_per_second,
             folder: folder.display().to_string(),
             ..Summary::default()
         }

@@ -13,7 +13,7 @@ use crate::step::DeviceModel;
 use regatta_device::tensor::{Tensor, View};
 
 /// Tokens to generate.
-const SAMPLE_TOKENS: usize = 300;
+const SAMPLE_TOKENS: usize = 500;
 
 /// Largest model that one rank loads if the model is sharded: a larger one may not fit next to its state.
 const MAX_PARAMETERS: usize = 64 << 20;
@@ -52,8 +52,11 @@ impl TrainingLoop {
 
     fn generate(&self, device_model: &DeviceModel, parameters: Vec<View<'_>>) -> Option<String> {
         let tokenizer = &self.dataset.tokenizer;
-        let mut first = Vec::new();
-        self.dataset.validation.read(0..1, &mut first).ok()?;
+        // A new line, as in the text, if the vocabulary has one.
+        let mut first = tokenizer.encode("\n").unwrap_or_default();
+        if first.is_empty() {
+            self.dataset.validation.read(0..1, &mut first).ok()?;
+        }
         let mut generator = Generator::new(device_model, parameters).with_tokenizer(tokenizer);
         generator.prefill(&first).ok()?;
         let seed = self.config.train.seed;

@@ -139,7 +139,7 @@ impl TrainingLoop {
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
         let options =
-            CostOptions::new(config.train.precision.activation_bytes(), config.train.recompute);
+            CostOptions::new(config.precision().activation_bytes(), config.train.recompute);
         let cost = rank_cost(&shape, &plan, options, comm.rank() as usize)
             .map_err(|error| ConfigError::Inconsistent(error.to_string()))?;
         let groups = ProcessGroups::new(comm.clone(), plan.mesh)?;

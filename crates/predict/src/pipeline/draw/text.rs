@@ -9,38 +9,61 @@ const MIN_WIDTH: usize = 40;
 /// Width of the idle percentage at the end of a row.
 const TAIL: usize = 5;
 
+/// Length of a mean action in a drawing that shows only the start and the end, over that of a label: forward
+/// passes are shorter.
+const CUT_LABELS: f64 = 1.5;
+/// Where a drawing omits the middle of the step.
+const CUT: &str = " // ";
+
 /// Renders a timeline in `width` columns, at least 40: one row per stage, dots where it idles, its idle
-/// percentage at the end, and a legend below.
+/// percentage at the end, and a legend below. If the actions would be narrower than a column, only the start
+/// and the end of the step are drawn.
 pub fn text(timeline: &Timeline, width: usize) -> String {
     let stages = timeline.ranks.len();
     let name = |stage: usize| format!("stage {stage} ");
     let margin = name(stages.saturating_sub(1)).len();
     let columns = width.max(MIN_WIDTH).saturating_sub(margin + TAIL).max(1);
-    let scale = columns_per_unit(timeline, columns);
+    let (scale, is_cut) = columns_per_unit(timeline, columns);
     let mut text = String::new();
     for stage in 0..stages {
-        let (cells, idle) = (row(timeline, stage, scale), 100.0 * timeline.idle(stage));
+        let (mut cells, idle) = (row(timeline, stage, scale), 100.0 * timeline.idle(stage));
+        if is_cut {
+            let half = columns.saturating_sub(CUT.len()) / 2;
+            cells.replace_range(half..cells.len() - half, CUT);
+        }
         // Writing to a String is infallible.
         let _ = writeln!(text, "{:margin$}{cells}{idle:>4.0}%", name(stage));
     }
     let mut words = legend(timeline);
-    words.push(('.', "idle (end of row: % of total time)"));
+    words.push(('.', "idle (end of row: % of the step)"));
     text.push_str(&wrapped(&words, width.max(MIN_WIDTH)));
+    if is_cut {
+        let _ = writeln!(text, "{} omitted: the middle of the step", CUT.trim());
+    }
     text
 }
 
-/// Columns per unit of time: as many as fit, and if possible whole columns for the shortest action, so
-/// that equal cells look equal.
-fn columns_per_unit(timeline: &Timeline, columns: usize) -> f64 {
+/// Columns per unit of time, and whether the timeline is then wider than `columns`: as many columns as fit,
+/// and if possible whole ones for the shortest action, so that equal cells look equal.
+fn columns_per_unit(timeline: &Timeline, columns: usize) -> (f64, bool) {
     if timeline.total <= 0.0 {
-        return 0.0;
+        return (0.0, false);
     }
     let max = columns as f64 / timeline.total;
     let lengths = timeline.ranks.iter().flatten().map(|span| span.end - span.start);
-    let shortest = lengths.filter(|length| *length > 0.0).fold(f64::INFINITY, f64::min);
+    let lengths: Vec<f64> = lengths.filter(|length| *length > 0.0).collect();
+    let shortest = lengths.iter().copied().fold(f64::INFINITY, f64::min);
     // Tolerates rounding errors.
     let shortest_columns = (max * shortest + 1e-9).floor();
-    if shortest_columns >= 1.0 { shortest_columns / shortest } else { max }
+    if shortest_columns >= 1.0 {
+        return (shortest_columns / shortest, false);
+    }
+    let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
+    let micro_batches = timeline.ranks.iter().flatten().map(|span| span.action.micro_batch);
+    let label = format!("F{}", micro_batches.max().unwrap_or(0)).len();
+    let cut = CUT_LABELS * label as f64 / mean;
+    // Actions of very different lengths may fit at this scale, except for the shortest ones.
+    if cut > max { (cut, true) } else { (max, false) }
 }
 
 /// The cells of a stage; letters only, if most micro-batch numbers do not fit.
@@ -105,7 +128,7 @@ stage 0 F0F1F2............B0  B1  B2    40%
 stage 1 ..F0F1F2......B0  B1  B2  ....  40%
 stage 2 ....F0F1F2B0  B1  B2  ........  40%
 F forward, B backward,
-. idle (end of row: % of total time)
+. idle (end of row: % of the step)
 ";
         assert_eq!(render(GPipe, (3, 1, 3), 50), expected);
         let expected = "\
@@ -113,14 +136,14 @@ stage 0 F0 F1 F2 F3 ..................B0    F4 B1    F5 B2    ...B3    ...B4    
 stage 1 ...F0 F1 F2 ............B0    F3 B1    F4 B2    F5 B3    ...B4    ...B5    ......  33%
 stage 2 ......F0 F1 ......B0    F2 B1    F3 B2    F4 B3    F5 B4    ...B5    ............  33%
 stage 3 .........F0 B0    F1 B1    F2 B2    F3 B3    F4 B4    F5 B5    ..................  33%
-F forward, B backward, . idle (end of row: % of total time)
+F forward, B backward, . idle (end of row: % of the step)
 ";
         assert_eq!(render(OneFOneB, (4, 1, 6), 100), expected);
         // Virtual stages are lettered.
         let expected = "\
 stage 0 F0aF1aF0bF1bF2a...B0b   F3aB1b   F2bB0a   F3bB1a   ...B2b   ...B3b   B2a   B3a     11%
 stage 1 ...F0aF1aF0bB0b   F1bB1b   F2aB0a   F3aB1a   F2bB2b   F3bB3b   B2a   B3a   ......  11%
-F forward, B backward, . idle (end of row: % of total time)
+F forward, B backward, . idle (end of row: % of the step)
 ";
         assert_eq!(render(Interleaved, (2, 2, 4), 100), expected);
         // Weight gradients fill the bubble.
@@ -130,19 +153,23 @@ stage 1 ...F0 F1 F2 ......I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5   14%
 stage 2 ......F0 F1 ...I0 F2 I1 F3 I2 W0 F4 I3 W1 F5 I4 W2 I5 W3 W4 W5   14%
 stage 3 .........F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5   14%
 F forward, B backward, I input gradients, W weight gradients,
-. idle (end of row: % of total time)
+. idle (end of row: % of the step)
 ";
         assert_eq!(render(ZeroBubble, (4, 1, 6), 80), expected);
-        // Without room for micro-batch numbers, letters only.
+        // Without room for a column per action, the start and the end of the step, not an aliased picture.
         let expected = "\
-stage 0 FF....BFBFBBBBFBFBFBBBB.B.B  20%
-stage 1 .F...BFBBBBFBFBFBBBBFB.B.B.  20%
-stage 2 .F..BBBBFBFBFBBBBFBFBFBBB..  20%
-stage 3 ..BBBFBFBFBBBBFBFBFBBBB....  20%
+stage 0 F0 F1 F2 F3 //   ...B11     20%
+stage 1 ...F0 F1 F2 // 11   ......  20%
+stage 2 ......F0 F1 // ...........  20%
+stage 3 .........F0 // ...........  20%
 F forward, B backward,
-. idle (end of row: % of total time)
+. idle (end of row: % of the step)
+// omitted: the middle of the step
 ";
         assert_eq!(render(OneFOneB, (4, 1, 12), 30), expected);
+        let long = render(OneFOneB, (2, 1, 256), 80);
+        assert!(long.starts_with("stage 0 F0  F1  ........B0      F2  B1"), "{long}");
+        assert!(long.contains("B254    ....B255") && long.contains("\n// omitted"), "{long}");
     }
 
     proptest! {

@@ -13,7 +13,9 @@ use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
 use crate::commands::launch::{self, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
-use crate::commands::self_launch::{LaunchRequest, has_rank_count, local_rank_count, set_request};
+use crate::commands::self_launch::{
+    LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
+};
 use crate::plan::Discovery;
 
 /// Launches the ranks.
@@ -25,6 +27,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
         args.job.ranks = default_rank_count(&discovery, options.ranks.backend);
     }
     args.job.ranks.map_or(Ok(()), |ranks| options.workload.check_ranks(ranks))?;
+    note_oversubscription(&args, &discovery);
     set_request(&mut args, &discovery, RankTask::Bench(Box::new(command.clone())))?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(RESULT_FILE));
     let mut reporter = Reporter::new(options, Some(out))?;

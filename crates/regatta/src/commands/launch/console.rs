@@ -1,81 +1,71 @@
-//! The output of the ranks on the terminal. A thread writes it, so that the launcher still handles
-//! signals when the terminal blocks (Ctrl-S, a pager, a pipe without a reader).
+//! The output of the ranks on the terminal, or in a pipe or file.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use regatta_launch::job::JobObserver;
 use regatta_launch::lines::MergedLine;
+use regatta_launch::signals::is_termination_signal;
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 
-use super::Observer;
-use crate::cli::FAINT;
+use super::line_writer::LineWriter;
+use super::{Observer, report};
+use crate::cli::{FAINT, LaunchArgs};
 use crate::draw::text::format_ranges;
-use crate::output;
+use crate::output::{self, Stream};
+use crate::sanitize::sanitize;
 
-/// Time after which lines for a blocked terminal are dropped.
+/// Time after which lines for a blocked terminal are dropped, and after a termination signal those
+/// for any blocked reader.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a host list in a line's prefix, in characters.
 const MAX_HOST_LIST: usize = 40;
-/// Capacity of the queue to the writer, in lines.
-const QUEUE: usize = 4096;
-/// Maximum size of one write, in bytes.
-const WRITE_SIZE: usize = 64 * 1024;
+/// Ends all colours of a line.
+const RESET: &str = "\x1b[0m";
 
-/// A message to the writer thread.
-enum WriterMessage {
-    Line {
-        error: bool,
-        text: String,
-    },
-    /// Acknowledged when everything before it has been written.
-    Flush(SyncSender<()>),
-}
-
-/// The terminal, and the file of `--tee`.
+/// Standard output and standard error, and the file of `--tee`.
 pub struct Console<'a> {
     /// Host of each rank.
     hosts: Vec<String>,
     /// Ranks to show; all if empty.
     shown_ranks: Vec<u32>,
+    grace: Duration,
     tee: Option<File>,
     /// The first error in writing to `tee`.
-    tee_error: Option<std::io::Error>,
-    writer: SyncSender<WriterMessage>,
-    /// A message for which the queue had no room.
-    pending: Option<WriterMessage>,
-    /// When the queue became full.
-    stalled_since: Option<Instant>,
-    dropped: usize,
+    tee_error: Option<io::Error>,
+    /// Writers of standard output and standard error.
+    writers: [LineWriter; 2],
+    /// A line for which the queue had no room.
+    pending: Option<(Stream, String)>,
+    /// Whether a termination signal was received.
+    interrupted: bool,
+    /// Number of lines dropped for a terminal, and for a pipe or file.
+    dropped: [usize; 2],
     observer: Observer<'a>,
 }
 
 impl<'a> Console<'a> {
-    /// A console that shows the lines of `ranks`, or of all ranks if empty.
-    pub fn new(ranks: &[u32], tee: Option<&Path>, observer: Observer<'a>) -> Result<Self> {
+    /// A console that shows the lines of the ranks that the options name.
+    pub fn new(args: &LaunchArgs, observer: Observer<'a>) -> Result<Self> {
         let open = |path: &Path| {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
         };
-        let (writer, receiver) = sync_channel(QUEUE);
-        std::thread::Builder::new()
-            .name("console".to_owned())
-            .spawn(move || write_lines(&receiver))
-            .context("start the console thread")?;
+        let spawn = |stream| LineWriter::spawn(stream).context("start a console thread");
         Ok(Self {
             hosts: Vec::new(),
-            shown_ranks: ranks.to_vec(),
-            tee: tee.map(open).transpose()?,
+            shown_ranks: args.show.clone(),
+            grace: args.grace(),
+            tee: args.tee.as_deref().map(open).transpose()?,
             tee_error: None,
-            writer,
+            writers: [spawn(Stream::Stdout)?, spawn(Stream::Stderr)?],
             pending: None,
-            stalled_since: None,
-            dropped: 0,
+            interrupted: false,
+            dropped: [0; 2],
             observer,
         })
     }
@@ -88,19 +78,38 @@ impl<'a> Console<'a> {
         if let Some(observer) = &mut self.observer {
             observer.on_line();
         }
-        let is_shown_rank = |rank: &u32| self.shown_ranks.contains(rank);
-        if !self.shown_ranks.is_empty() && !line.ranks.iter().any(is_shown_rank) {
+        let is_shown = |rank: &&u32| self.shown_ranks.is_empty() || self.shown_ranks.contains(rank);
+        let ranks: Vec<u32> = line.ranks.iter().filter(is_shown).copied().collect();
+        if ranks.is_empty() {
             return true;
         }
-        let prefix = self.prefix(&line.ranks);
+        let prefix = self.prefix(&ranks);
         if let Some(tee) = &mut self.tee {
             let written = tee.write_all(format!("[{prefix}] {}\n", line.text).as_bytes());
             self.tee_error = self.tee_error.take().or(written.err());
         }
-        let text = format!("{FAINT}[{prefix}]{FAINT:#} {}\n", line.text);
-        self.pending = Some(WriterMessage::Line { error: line.stderr, text });
+        let stream = if line.stderr { Stream::Stderr } else { Stream::Stdout };
+        let mut text = format!("{FAINT}[{prefix}]{FAINT:#} ");
+        if self.writer(stream).is_terminal() {
+            let line = sanitize(&line.text);
+            let reset = if line.contains('\x1b') { RESET } else { "" };
+            text.extend([&line, reset]);
+        } else {
+            text.push_str(&line.text);
+        }
+        text.push('\n');
+        self.pending = Some((stream, text));
         self.send_pending();
         true
+    }
+
+    fn writer(&mut self, stream: Stream) -> &mut LineWriter {
+        &mut self.writers[stream as usize]
+    }
+
+    /// Whether another command launched these ranks and reports to the user itself.
+    pub fn has_observer(&self) -> bool {
+        self.observer.is_some()
     }
 
     /// Whether the observer prints the path of the run folder.
@@ -133,49 +142,64 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Waits until all lines are written, unless the terminal blocks, and notes dropped lines.
-    pub fn flush(&mut self) {
-        let (done, flushed) = sync_channel(1);
-        self.wait_for_writer();
-        self.pending = Some(WriterMessage::Flush(done));
-        self.wait_for_writer();
-        let _ = flushed.recv_timeout(STALL_TIMEOUT);
+    /// Notes what is missing in the output; returns whether it is incomplete in a pipe or file.
+    pub fn report_losses(&mut self) -> bool {
         if let Some(error) = self.tee_error.take() {
             output::note(&format!("the file of --tee is incomplete: {error}"));
         }
-        if self.dropped > 0 {
-            let lines = pluralize(std::mem::take(&mut self.dropped), "line");
-            let cause = "the terminal was blocked; the logs are complete";
-            output::note(&format!("{lines} not shown because {cause}"));
+        let dropped = std::mem::take(&mut self.dropped);
+        for (count, reader) in dropped.into_iter().zip(["the terminal", "the reader"]) {
+            if count > 0 {
+                let (lines, cause) = (pluralize(count, "line"), format!("{reader} was blocked"));
+                output::note(&format!("{lines} not shown because {cause}; the logs are complete"));
+            }
         }
+        let errors: Vec<_> = self.writers.iter().filter_map(LineWriter::take_error).collect();
+        for (stream, error) in &errors {
+            output::note(&format!("{stream} is incomplete: {error}; the logs are complete"));
+        }
+        dropped[1] > 0 || !errors.is_empty()
     }
 
-    /// Sends the pending message; false if the queue is full. A slow terminal thus applies
-    /// backpressure to the ranks; lines for one that stays blocked are dropped until it recovers.
+    /// Sends the pending line; false if the queue is full. A slow reader thus applies backpressure
+    /// to the ranks; lines for a terminal that stays blocked are dropped until it recovers.
     fn send_pending(&mut self) -> bool {
-        let Some(message) = self.pending.take() else { return true };
-        match self.writer.try_send(message) {
-            Ok(()) => self.stalled_since = None,
-            Err(TrySendError::Full(message)) if !self.is_stalled() => {
-                self.pending = Some(message);
-                return false;
-            }
-            Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) => {
-                self.dropped += usize::from(matches!(lost, WriterMessage::Line { .. }));
-            }
+        let Some((stream, text)) = self.pending.take() else { return true };
+        if self.writer(stream).push(&text) {
+            return true;
         }
-        true
+        let drop = self.may_drop(stream);
+        match drop {
+            true => self.on_dropped(stream, 1),
+            false => self.pending = Some((stream, text)),
+        }
+        drop
     }
 
-    /// Whether the queue has been full for too long.
-    fn is_stalled(&mut self) -> bool {
-        self.stalled_since.get_or_insert_with(Instant::now).elapsed() >= STALL_TIMEOUT
+    /// Whether a stream with queued lines is blocked for too long by a terminal or, after a
+    /// termination signal, by any reader.
+    fn may_drop(&mut self, stream: Stream) -> bool {
+        let interrupted = self.interrupted;
+        let writer = self.writer(stream);
+        (interrupted || writer.is_terminal()) && writer.is_blocked(STALL_TIMEOUT)
     }
 
-    fn wait_for_writer(&mut self) {
-        while !self.send_pending() {
-            std::thread::sleep(Duration::from_millis(1));
+    fn on_dropped(&mut self, stream: Stream, lines: usize) {
+        let is_file = !self.writer(stream).is_terminal();
+        self.dropped[usize::from(is_file)] += lines;
+    }
+
+    /// Whether all lines of a stream are written or, for a blocked reader, dropped.
+    fn is_flushed(&mut self, stream: Stream) -> bool {
+        if self.writer(stream).is_idle() {
+            return true;
         }
+        let drop = self.may_drop(stream);
+        if drop {
+            let lines = self.writer(stream).discard();
+            self.on_dropped(stream, lines);
+        }
+        drop
     }
 }
 
@@ -184,51 +208,25 @@ impl JobObserver for Console<'_> {
         self.show(line)
     }
 
+    fn flush(&mut self) -> bool {
+        self.send_pending() && self.is_flushed(Stream::Stdout) && self.is_flushed(Stream::Stderr)
+    }
+
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String {
         let observer = self.observer.as_mut();
         observer.map_or_else(String::new, |observer| observer.on_frame(rank, bytes))
     }
 
-    fn on_signal(&mut self, signal: i32) {
-        if let Some(observer) = &mut self.observer {
-            observer.on_signal(signal);
-        }
-    }
-}
-
-/// The writer thread. Ignores errors: a closed terminal must not end the job, and the logs are
-/// complete.
-fn write_lines(messages: &Receiver<WriterMessage>) {
-    let mut next = messages.recv().ok();
-    while let Some(message) = next.take() {
-        match message {
-            WriterMessage::Line { error, mut text } => {
-                next = coalesce(messages, error, &mut text);
-                match error {
-                    true => output::eprint(&text),
-                    false => drop(output::print(&text)),
-                }
+    fn on_signal(&mut self, signal: i32, killing: bool) {
+        let terminates = is_termination_signal(signal);
+        self.interrupted |= terminates;
+        match &mut self.observer {
+            Some(observer) => observer.on_signal(signal),
+            None if terminates => {
+                let notice = report::signal_notice(signal, killing, self.hosts.len(), self.grace);
+                self.writer(Stream::Stderr).push(&notice);
             }
-            WriterMessage::Flush(done) => drop(done.send(())),
-        }
-        next = next.or_else(|| messages.recv().ok());
-    }
-}
-
-/// Appends queued lines for the same stream, because a write per line is slower than the ranks;
-/// returns the message after them.
-fn coalesce(
-    messages: &Receiver<WriterMessage>,
-    error: bool,
-    text: &mut String,
-) -> Option<WriterMessage> {
-    while text.len() < WRITE_SIZE {
-        match messages.try_recv().ok()? {
-            WriterMessage::Line { error: same, text: line } if same == error => {
-                text.push_str(&line);
-            }
-            other => return Some(other),
+            None => {}
         }
     }
-    None
 }

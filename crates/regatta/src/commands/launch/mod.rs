@@ -2,6 +2,7 @@
 
 mod agents;
 mod console;
+mod line_writer;
 mod local;
 mod rank_specs;
 mod report;
@@ -80,9 +81,12 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     launch(args, discover(args)?, None)
 }
 
-/// Discovers this machine and the allocation.
+/// Discovers this machine and, unless `--standalone` is given, the allocation.
 pub fn discover(args: &LaunchArgs) -> Result<Discovery> {
-    Discovery::run(&args.source, args.spares)
+    match args.standalone {
+        true => Discovery::standalone(&args.source),
+        false => Discovery::run(&args.source, args.spares),
+    }
 }
 
 /// Launches the ranks on the nodes that [`discover`] found.
@@ -150,7 +154,7 @@ fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Res
     reaper::fork_worker(Watchdog { timeout: args.heartbeat_timeout(), report: output::error })?;
     let id = new_run_id();
     let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;
-    let console = Console::new(&args.show, args.tee.as_deref(), observer);
+    let console = Console::new(args, observer);
     let ended = console.and_then(|console| supervise(args, discovery, &id, &mut folder, console));
     if ended.is_err() {
         folder.discard();
@@ -215,16 +219,22 @@ fn run_attempts(
             attempt,
         };
         let workers = target.start(&plan, attempt)?;
+        if attempt == 0 && !console.has_observer() {
+            report::print_start(&plan, folder);
+        }
         let outcome = job::run(&job, workers, folder, signals, &mut console);
         let result = &outcome.result;
-        console.flush();
+        let incomplete = console.report_losses();
         report::print_result(result, folder, console.prints_run_dir());
         // A full disk may be the cause of the failure and must not hide it.
         if let Err(error) = folder.write_durable("result.json", &document::to_json(result)?) {
             output::note(&error.to_string());
         }
         let failed = result.failure.is_some() || result.hang.is_some();
-        let code = ExitCode::from(result.exit_code);
+        let code = match result.exit_code {
+            0 if incomplete => ExitCode::FAILURE,
+            code => ExitCode::from(code),
+        };
         let interrupted = outcome.terminated || signals.termination().is_some();
         if !failed || attempt == args.restarts() || interrupted {
             return Ok(code);

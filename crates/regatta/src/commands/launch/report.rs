@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
-use regatta_launch::run_folder::RunFolder;
+use regatta_launch::run_folder::{self, RunFolder};
 use regatta_model::result::RunResult;
+use regatta_model::units::pluralize;
 use regatta_model::{CpuSet, MemoryPolicy, document, hostlist};
 
 use super::rank_specs::LaunchPlan;
 use crate::cli::{ERROR, FAINT, HEADING, WARNING};
-use crate::output;
+use crate::output::{self, Stream};
 use crate::shell::{quote, quote_words};
 
 /// Writes machine, placement and environment to the run folder.
@@ -57,6 +58,36 @@ fn memory_policy(policy: &MemoryPolicy) -> String {
     }
 }
 
+/// Prints what is being launched.
+pub fn print_start(plan: &LaunchPlan, folder: &RunFolder) {
+    let nodes = &plan.job.placement.nodes;
+    let hosts: Vec<&str> = nodes.iter().map(|node| node.host.as_str()).collect();
+    let ranks = pluralize(plan.ranks.len(), "rank");
+    let (hosts, folder) = (hostlist::compress(&hosts), folder.path().display());
+    output::eprint(&format!(
+        "{FAINT}launching {ranks} on {hosts}; run folder: {folder}{FAINT:#}\n"
+    ));
+}
+
+/// What a termination signal does to the ranks.
+pub fn signal_notice(signal: i32, killing: bool, ranks: usize, grace: Duration) -> String {
+    let name = match signal {
+        libc::SIGINT => "SIGINT",
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGQUIT => "SIGQUIT",
+        _ => "SIGTERM",
+    };
+    let (ranks, grace) = (pluralize(ranks, "rank"), grace.as_secs());
+    let again = if signal == libc::SIGINT { "Ctrl-C again" } else { "a second signal" };
+    let effect = match killing {
+        true => format!("killing {ranks}"),
+        false => format!(
+            "forwarded to {ranks}, waiting up to {grace} s for them to exit; {again} kills them"
+        ),
+    };
+    format!("{WARNING}{name}:{WARNING:#} {effect}\n")
+}
+
 /// Prints how the job ended: the first failure with its last lines, and the states of the other
 /// ranks. After success, prints the run folder unless the caller does.
 pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_dir: bool) {
@@ -69,12 +100,16 @@ pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_di
     } else if result.exit_code != 0 && !result.is_stopped_early() {
         text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
         if let Some(failure) = &result.failure {
-            failure.last_lines.iter().for_each(|line| text.push_str(&format!("  | {line}\n")));
+            for line in &failure.last_lines {
+                text.push_str(&format!("  | {}\n", Stream::Stderr.sanitized(line)));
+            }
             text.push_str(&states(&failure.other_ranks));
         } else {
             text.push_str(&result.hang.as_ref().map_or_else(String::new, states));
         }
-        text.push_str(&format!("  logs: {}\n", folder.join("log").display()));
+        let mut logs = folder.join("log");
+        logs.extend(run_folder::attempt_folder(result.restarts));
+        text.push_str(&format!("  logs: {}\n", logs.display()));
     } else if !caller_prints_run_dir {
         text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
     }
@@ -131,5 +166,23 @@ pub fn print_restart_decision(decision: &PoolUpdate, hosts: &[String]) {
         PoolUpdate::Changed(changes) => {
             output::eprint(&changes.iter().map(change_line).collect::<String>());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notice_of_a_signal_says_what_happens_next() {
+        let notice = |signal, killing| {
+            let text = signal_notice(signal, killing, 4, Duration::from_secs(30));
+            anstream::adapter::strip_str(&text).to_string()
+        };
+        let first = "SIGINT: forwarded to 4 ranks, waiting up to 30 s for them to exit; Ctrl-C again \
+                     kills them\n";
+        assert_eq!(notice(libc::SIGINT, false), first);
+        assert_eq!(notice(libc::SIGINT, true), "SIGINT: killing 4 ranks\n");
+        assert!(notice(libc::SIGHUP, false).contains("; a second signal kills them"));
     }
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use regatta_train::config::{self, ConfigError};
+
 use crate::options::positive;
 
 /// `regatta train`.
@@ -34,8 +36,8 @@ pub struct TrainArgs {
 
     /// Print the expected memory and traffic of each rank and the pipeline schedule; do not train
     ///
-    /// The number of ranks is -n, or else the product of parallel.dp, .tp, .cp and .pp. With
-    /// --ranks-per-node, the output also shows which ranks share a host. All values are estimates:
+    /// The number of ranks is that of a run: -n; without it, on one machine as many as parallel.dp,
+    /// .tp, .cp and .pp need, in an allocation as planned by `regatta map`. With --ranks-per-node, the output also shows which ranks share a host. All values are estimates:
     /// the memory of parameters, gradients, optimizer state and activations, and the bytes that a
     /// rank sends per step on each mesh axis with any collective algorithm. For an invalid parallel
     /// layout, the error names the nearest valid ones.
@@ -68,7 +70,8 @@ pub struct TrainArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Ranks to launch (outside a job)")]
 pub struct TrainRankArgs {
-    /// Number of ranks [default: as planned by `regatta map`]
+    /// Number of ranks [default: as many as the parallel layout needs on one machine; otherwise as
+    /// planned by `regatta map`]
     #[arg(short = 'n', long, value_name = "COUNT", value_parser = positive())]
     pub ranks: Option<u32>,
     /// Ranks per node
@@ -92,14 +95,33 @@ impl TrainArgs {
     }
 }
 
+/// The error of an unknown option that is the name of a configuration key: `--steps 100`.
+pub fn key_as_option(words: &[String], option: &str) -> Option<String> {
+    let name = option.strip_prefix("--")?;
+    let at = words.iter().position(|word| {
+        word.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+    })?;
+    let inline = words[at].split_once('=').map(|(_, value)| value);
+    let next = words.get(at + 1).map(String::as_str).filter(|word| !word.starts_with('-'));
+    let pair = format!("{}={}", name.replace('-', "_"), inline.or(next).unwrap_or("VALUE"));
+    let hint = "configuration keys are given as KEY=VALUE";
+    match config::load(&[&pair]) {
+        // Without a similar key, the hint is to list all.
+        Err(ConfigError::UnknownKey { hint: near, .. }) => (!near.contains("--keys"))
+            .then(|| format!("unexpected argument '{option}': {hint}; {near}")),
+        _ => Some(format!("unexpected argument '{option}': {hint}; use {pair}")),
+    }
+}
+
 /// Examples in the help.
 pub const EXAMPLES: &str = "\
 Examples:
-  regatta train                                 a small GPT on the built-in text
-  regatta train shakespeare-char                a preset: Shakespeare, nanoGPT's model size
+  regatta train                                 a small model on Shakespeare, half a minute
+  regatta train shakespeare-char                a preset: nanoGPT's model size, longer
   regatta train steps=200 hidden_size=256       the default preset with overrides
   regatta train my.toml optimizer.lr=3e-4       a configuration file with one override
-  regatta train gpt2 -n 4 --print-config        show the resolved configuration
+  regatta train gpt2 data.source=books          GPT-2 on data of `regatta data prepare`
+  regatta train gpt2 --print-config             show the resolved configuration
   regatta train --resume runs/20261115-120000-4711
                                                 resume from the latest checkpoint
   regatta train llama-7b -n 8 tp=2 pp=2 zero=1 --explain
@@ -107,7 +129,8 @@ Examples:
   regatta train -n 2 parallel.zero=3 --explain --measure
                                                 compare the estimate with three measured steps
   regatta train --smoke                         check that training on all ranks works
-  salloc -N 2 regatta train gpt2                on all nodes of an allocation
+  salloc -N 2 regatta train gpt2 data.source=books
+                                                on all nodes of an allocation
   regatta launch -n 4 -- regatta train tiny     under regatta launch, like any other program
   regatta train --json | jq 'select(.step).step.loss'
                                                 events as JSON lines, for scripts
@@ -133,5 +156,24 @@ pub mod tests {
             Command::Train(args) => Ok(*args),
             other => panic!("not a training: {other:?}"),
         }
+    }
+
+    #[test]
+    fn a_key_given_as_an_option_is_explained() {
+        let explain = |line: &str| {
+            let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+            key_as_option(&words, words.iter().find(|w| w.starts_with("--"))?.split('=').next()?)
+        };
+        let hint = "configuration keys are given as KEY=VALUE; ";
+        for (line, expected) in [
+            ("train --steps 100", "use steps=100"),
+            ("train tiny --steps=100 -n 2", "use steps=100"),
+            ("train --seq-len", "use seq_len=VALUE"),
+            ("train --batch_size 12", "use train.batch"),
+        ] {
+            let found = explain(line).unwrap();
+            assert!(found.ends_with(&format!("{hint}{expected}")), "{line}: {found}");
+        }
+        assert_eq!(explain("train --nonsense"), None);
     }
 }

@@ -1,18 +1,20 @@
 //! The dashboard and the log lines of a run, as text for a terminal of any size. No I/O.
 
 use anstyle::{AnsiColor, Style};
-use regatta_model::units::{format_duration, format_si, format_si_unit, format_time, pluralize};
+use regatta_model::units::{
+    format_duration, format_elapsed, format_si, format_si_unit, format_time, pluralize,
+};
 use regatta_train::metrics::{EndReason, RunInfo, Summary};
 
 use super::format::{format_count, format_loss, format_params, format_token_rate};
-use super::history::{PHASES, RunHistory};
+use super::history::{PHASES, RunHistory, gemm_percentage};
 use super::loss_plot::{self, LossPlot, VAL_MARKER};
 use super::usage;
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::draw::text::{sanitize, to_ascii, truncate, wrap};
 
-/// Rows of the loss plot, including its x-axis.
-const PLOT_ROWS: std::ops::RangeInclusive<usize> = 4..=13;
+/// Minimum rows of the loss plot, including its x-axis.
+const MIN_PLOT_ROWS: usize = 5;
 /// Maximum width of bars and plot.
 const MAX_WIDTH: usize = 120;
 /// Separator of items in header and footer.
@@ -50,7 +52,7 @@ pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String>
     metrics.extend(wrap(&current_metrics(history), VALUE_GAP, width));
     metrics.truncate(rows);
     let mut free = rows - metrics.len();
-    let min_plot = if history.train_losses.points().is_empty() { 0 } else { *PLOT_ROWS.start() };
+    let min_plot = if history.train_losses.points().is_empty() { 0 } else { MIN_PLOT_ROWS };
     let plot_rows = if free >= min_plot { min_plot } else { 0 };
     free -= plot_rows;
     let mut if_fits = |mut lines: Vec<String>| {
@@ -70,7 +72,7 @@ pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String>
     };
     let plot = match plot_rows {
         0 => Vec::new(),
-        rows => loss_plot::draw(&plot, width, (rows + free).min(*PLOT_ROWS.end())),
+        rows => loss_plot::draw(&plot, width, rows + free),
     };
     let title = |line: &String| format!("{HEADING}{}{HEADING:#}", fit(line, width));
     let metrics = metrics.iter().map(|line| fit(line.trim_end(), width));
@@ -111,19 +113,41 @@ fn header(about: &RunInfo, width: usize) -> Vec<String> {
 fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
     let (done, steps) = (history.done().min(history.steps()), history.steps());
     let eta = match (&history.summary, history.eta(now)) {
-        (Some(summary), _) => format!("took {}", format_duration(summary.seconds)),
+        (Some(summary), _) => format!("took {}", format_elapsed(summary.seconds)),
         (None, Some(eta)) => format!("eta {}", format_duration(eta)),
-        (None, None) => "starting".to_owned(),
+        (None, None) => estimate(&history.about).unwrap_or_else(|| "starting".to_owned()),
     };
     let fraction = done as f64 / steps as f64;
-    let text = format!("step {done}/{steps}  {:.0}%  {eta}", (fraction * 100.0).floor());
+    let text = match step_progress(history) {
+        Some(progress) => format!("{progress}  {eta}"),
+        None => format!("step {done}/{steps}  {:.0}%  {eta}", (fraction * 100.0).floor()),
+    };
     let bar_width = |text: &str| width.saturating_sub(text.chars().count() + 2).min(50);
     // Sized for the longest text if possible, so that the bar does not change with the ETA.
     let longest = format!("step {steps}/{steps}  100%  eta 59 min 59 s");
-    let bar_width = [bar_width(&longest), bar_width(&text)].into_iter().find(|width| *width >= 8);
+    let (usual, now) = (bar_width(&longest), bar_width(&text));
+    let bar_width = [usual.min(now), now].into_iter().find(|width| *width >= 8);
     let Some(bar_width) = bar_width else { return text };
     let filled = (fraction * bar_width as f64).floor() as usize;
     format!("{}{}  {text}", "█".repeat(filled), "░".repeat(bar_width - filled))
+}
+
+/// The step in progress, if it takes long: `step 1/1000  micro-batch 12/480`.
+fn step_progress(history: &RunHistory) -> Option<String> {
+    let (done, micro_batches) = history.micro_batch?;
+    let (step, steps) = (history.done() + 1, history.steps());
+    Some(format!("step {step}/{steps}  micro-batch {done}/{micro_batches}"))
+}
+
+/// The estimated time of the run, before its first step is measured.
+fn estimate(about: &RunInfo) -> Option<String> {
+    let seconds = about.estimated_seconds;
+    (seconds > 0.0).then(|| format!("about {} (estimate)", format_duration(seconds)))
+}
+
+/// `40% of GEMM peak`.
+fn format_gemm_percentage(percentage: f64) -> String {
+    format!("{percentage:.0}% of GEMM peak")
 }
 
 /// The current metrics, padded to their usual width so that the layout does not change with their
@@ -137,7 +161,7 @@ fn current_metrics(history: &RunHistory) -> Vec<String> {
     metrics.push(format!("lr {:<7}", format!("{:.2e}", step.lr)));
     metrics.push(format!("{:<11}", format_token_rate(token_rate(history).unwrap_or(0.0))));
     metrics.push(format!("{:<12}", format_si_unit(flops, "FLOP/s")));
-    metrics.push(format!("FLOPs = {}", sanitize(&history.about.flops_formula)));
+    metrics.extend(history.gemm_percentage().map(format_gemm_percentage));
     metrics
 }
 
@@ -195,22 +219,37 @@ fn footer(history: &RunHistory, width: usize) -> String {
     format!("{FAINT}{}{FAINT:#}", fit(&text, width))
 }
 
-/// The first line of a log.
+/// The first lines of a log.
 pub fn log_header(about: &RunInfo) -> String {
-    format!("{}\n", header(about, usize::MAX).join(ITEM_GAP))
+    let items = header(about, usize::MAX).join(ITEM_GAP);
+    let estimate = estimate(about).map_or_else(String::new, |estimate| {
+        let steps = format_count(about.steps.saturating_sub(about.start_step) as f64);
+        let peak = format_si_unit(about.gemm_flops_per_second, "FLOP/s");
+        format!("{steps} steps take {estimate}: half of the measured GEMM peak, {peak}\n")
+    });
+    format!("{items}\n{estimate}")
 }
 
-/// A log line of the last step, with the validation loss since the previous line.
-pub fn log_line(history: &RunHistory, val_loss: Option<f64>, now: f64) -> String {
+/// A log line within a long step.
+pub fn log_progress(history: &RunHistory) -> String {
+    step_progress(history).map_or_else(String::new, |progress| progress + "\n")
+}
+
+/// A log line of a validation.
+pub fn log_validation(history: &RunHistory, step: u64, loss: f64) -> String {
+    format!("step {step}/{}  val {}\n", history.steps(), format_loss(loss))
+}
+
+/// A log line of the last step.
+pub fn log_line(history: &RunHistory, now: f64) -> String {
     let (done, steps) = (history.done(), history.steps());
     let mut values = vec![format!("step {done}/{steps}")];
     if let Some(step) = &history.last_step {
         values.push(format!("loss {}", format_loss(step.loss)));
     }
-    values.extend(val_loss.map(|loss| format!("val {}", format_loss(loss))));
     values.extend(token_rate(history).map(format_token_rate));
     let flops = history.throughput(|step| step.flops_per_second);
-    values.extend(flops.map(|flops| format_si_unit(flops, "FLOP/s")));
+    values.extend(flops.map(|flops| format_flops(flops, history.about.gemm_flops_per_second)));
     values.extend(history.eta(now).map(|eta| format!("eta {}", format_duration(eta))));
     values.join(VALUE_GAP) + "\n"
 }
@@ -225,26 +264,43 @@ pub fn summary(summary: &Summary, width: usize) -> String {
         EndReason::Interrupted => (WARNING, "interrupted; no checkpoint saved"),
     };
     let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", sanitize(&summary.folder));
-    let steps = pluralize(usize::try_from(summary.step).unwrap_or(usize::MAX), "step");
     // Without a step in this launch there is no loss.
     if summary.loss.is_nan() {
         let step = summary.step;
         return format!("{style}{outcome}{style:#}: already at step {step}\n{folder}");
     }
     let mut values = vec![
-        format!("{outcome}: {steps} in {}", format_duration(summary.seconds)),
+        format!("{outcome}: {} in {}", steps_done(summary), format_elapsed(summary.seconds)),
         format!("loss {}", format_loss(summary.loss)),
     ];
     values.extend(summary.val_loss.map(|loss| format!("val {}", format_loss(loss))));
     values.push(format_token_rate(summary.tokens_per_second));
-    values.push(format_si_unit(summary.flops_per_second, "FLOP/s"));
+    values.push(format_flops(summary.flops_per_second, summary.gemm_flops_per_second));
     let text = wrap(&values, ", ", width.saturating_sub(1)).join(",\n");
     let text = text.replacen(outcome, &format!("{style}{outcome}{style:#}"), 1);
     format!("{text}\n{}{folder}", usage::tables(summary))
 }
 
+/// The steps of this launch: `300 steps`, or after a resume `300 steps (301 to 600)`.
+fn steps_done(summary: &Summary) -> String {
+    let Summary { start_step, step, .. } = *summary;
+    let count = usize::try_from(step.saturating_sub(start_step)).unwrap_or(usize::MAX);
+    let range = match start_step {
+        0 => String::new(),
+        _ => format!(" ({} to {step})", start_step + 1),
+    };
+    pluralize(count, "step") + &range
+}
+
+/// `157 GFLOP/s (40% of GEMM peak)`.
+fn format_flops(flops: f64, gemm_flops: f64) -> String {
+    let of_peak = gemm_percentage(flops, gemm_flops).map(format_gemm_percentage);
+    let of_peak = of_peak.map_or_else(String::new, |text| format!(" ({text})"));
+    format_si_unit(flops, "FLOP/s") + &of_peak
+}
+
 /// A text sampled from the model, which may contain any characters.
 pub fn sample(text: &str) -> String {
-    let lines: Vec<String> = text.trim_end().lines().map(sanitize).collect();
+    let lines: Vec<String> = text.trim_matches('\n').lines().map(sanitize).collect();
     format!("{HEADING}sample:{HEADING:#}\n{}\n", lines.join("\n"))
 }

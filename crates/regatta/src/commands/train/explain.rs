@@ -3,17 +3,19 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use regatta_kernels_cpu::Cpu;
 use regatta_model::CpuSet;
 use regatta_model::text_table;
-use regatta_model::units::format_si_unit;
+use regatta_model::units::{format_memory, format_si_unit};
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
 use regatta_predict::pipeline::{Timeline, draw};
-use regatta_train::config::{Resolved, explain, implied_ranks};
+use regatta_train::config::{Resolved, explain};
 
 use super::args::TrainArgs;
 use super::format::format_params;
 use super::listing::ASSUMED_VOCABULARY;
+use super::parent;
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 
@@ -28,8 +30,11 @@ const MAX_RANGES: usize = 3;
 
 /// Prints the estimates.
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<()> {
-    let ranks = args.ranks.ranks.map_or_else(|| implied_ranks(&resolved.config), |n| n as usize);
-    let all = explain(resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
+    let ranks = parent::planned_ranks(&resolved.config, args)?;
+    let mut resolved = resolved.clone();
+    // The precision of a run on this machine.
+    resolved.config.train.precision.get_or_insert_with(Cpu::fastest_precision);
+    let all = explain(&resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&all)? + "\n",
         false => text(&all, crate::commands::map::terminal_width()),
@@ -52,11 +57,9 @@ fn text(all: &Explanation, width: usize) -> String {
         lines.iter().for_each(|line| text.push_str(&(line.trim_end().to_owned() + "\n")));
     }
     if let Some(timeline) = &all.timeline {
-        let bubble = 100.0 * timeline.bubble();
-        let _ = writeln!(
-            text,
-            "\n{HEADING}pipeline schedule, bubble {bubble:.0}% of compute time{HEADING:#}"
-        );
+        let idle = 100.0 * timeline.idle_overall();
+        let title = format!("pipeline schedule, stages idle {idle:.0}% of the step (bubble)");
+        let _ = writeln!(text, "\n{HEADING}{title}{HEADING:#}");
         text.push_str(&schedule(timeline, width));
     }
     all.notes.iter().for_each(|note| text.push_str(&format!("\nnote: {note}\n")));
@@ -164,7 +167,7 @@ fn stages(all: &Explanation) -> Vec<String> {
 fn memory(all: &Explanation) -> Vec<String> {
     let row = |class: &RankClass| class.memory.iter().map(|memory| memory.expected).collect();
     let names = all.rank_classes[0].memory.iter().map(|memory| memory.what.as_str());
-    byte_table(all, &names.collect::<Vec<_>>(), row)
+    byte_table(all, &names.collect::<Vec<_>>(), row, format_memory)
 }
 
 fn traffic(all: &Explanation) -> Vec<String> {
@@ -175,7 +178,7 @@ fn traffic(all: &Explanation) -> Vec<String> {
         let on = |name: &&str| class.sent.iter().find(|sent| sent.axis == *name);
         axes.iter().map(|name| on(name).map_or(0, |sent| sent.expected)).collect()
     };
-    byte_table(all, &axes, row)
+    byte_table(all, &axes, row, |bytes| format_si_unit(bytes as f64, "B"))
 }
 
 /// A table of the bytes of each group of ranks, with their total.
@@ -183,11 +186,13 @@ fn byte_table(
     all: &Explanation,
     names: &[&str],
     row: impl Fn(&RankClass) -> Vec<u64>,
+    format: impl Fn(u64) -> String,
 ) -> Vec<String> {
+    let cell = |bytes: u64| if bytes == 0 { "-".to_owned() } else { format(bytes) };
     let with_total = |class: &RankClass| {
         let each = row(class);
         let total = each.iter().sum();
-        each.into_iter().chain([total]).map(bytes).collect()
+        each.into_iter().chain([total]).map(cell).collect()
     };
     let header: Vec<&str> = [&["ranks"], names, &["total"]].concat();
     truncated_table(&header, &grouped_rows(all, with_total))

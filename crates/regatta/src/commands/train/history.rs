@@ -63,6 +63,8 @@ pub struct RunHistory {
     pub train_losses: LossHistory,
     /// Validation losses.
     pub val_losses: LossHistory,
+    /// Micro-batches finished of the current step, and their number, if the step takes long.
+    pub micro_batch: Option<(usize, usize)>,
     /// Step of the last checkpoint.
     pub checkpoint: Option<u64>,
     /// Summary at the end.
@@ -79,6 +81,9 @@ impl RunHistory {
     pub fn on_event(&mut self, event: &Event, now: f64) {
         match event {
             Event::Start(about) => self.about = (**about).clone(),
+            Event::MicroBatch { done, micro_batches, .. } => {
+                self.micro_batch = Some((*done, *micro_batches));
+            }
             Event::Step(step) => self.add_step(step, now),
             Event::Validation { step, loss } => self.add_validation(*step, *loss),
             Event::Checkpoint { step, .. } => self.checkpoint = Some(*step),
@@ -101,6 +106,7 @@ impl RunHistory {
     }
 
     fn add_step(&mut self, step: &StepMetrics, now: f64) {
+        self.micro_batch = None;
         self.train_losses.add(step.step, step.loss);
         if let Some(loss) = step.val_loss {
             self.add_validation(step.step, loss);
@@ -149,6 +155,12 @@ impl RunHistory {
         (mean.is_finite() && mean > 0.0).then(|| 1.0 / mean)
     }
 
+    /// Recent FLOP/s as a percentage of the measured GEMM throughput, if known.
+    pub fn gemm_percentage(&self) -> Option<f64> {
+        let flops = self.throughput(|step| step.flops_per_second)?;
+        gemm_percentage(flops, self.about.gemm_flops_per_second)
+    }
+
     /// Mean times of the recent steps by phase.
     pub fn step_times(&self) -> StepSeconds {
         let n = self.recent.len().max(1) as f64;
@@ -166,6 +178,11 @@ impl RunHistory {
             other: mean(|s| s.other),
         }
     }
+}
+
+/// FLOP/s as a percentage of the measured GEMM throughput, if known.
+pub fn gemm_percentage(flops_per_second: f64, gemm_flops_per_second: f64) -> Option<f64> {
+    (gemm_flops_per_second > 0.0).then(|| 100.0 * flops_per_second / gemm_flops_per_second)
 }
 
 #[cfg(test)]

@@ -10,6 +10,12 @@ const VAL_STYLE: Style = AnsiColor::Yellow.on_default().bold();
 pub const VAL_MARKER: char = 'o';
 /// Columns of the y-axis and its labels.
 const Y_AXIS_WIDTH: usize = 8;
+/// Rows of the x-axis and its labels.
+const X_AXIS_HEIGHT: usize = 2;
+/// Rows per label of the y-axis, about.
+const ROWS_PER_LABEL: f64 = 3.0;
+/// Minimum columns per label of the x-axis.
+const COLUMNS_PER_LABEL: usize = 12;
 
 /// Bits of the dots of a Braille character (U+2800), by column and row.
 const DOT_BITS: [[u32; 4]; 2] = [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]];
@@ -26,7 +32,8 @@ pub struct LossPlot<'a> {
 
 /// Draws the plot and its axes in `width` x `height` characters. Empty without finite losses.
 pub fn draw(plot: &LossPlot<'_>, width: usize, height: usize) -> Vec<String> {
-    let (columns, rows) = (width.saturating_sub(Y_AXIS_WIDTH), height.saturating_sub(1));
+    let (columns, rows) =
+        (width.saturating_sub(Y_AXIS_WIDTH), height.saturating_sub(X_AXIS_HEIGHT));
     if columns < 4 || rows < 2 {
         return Vec::new();
     }
@@ -48,15 +55,45 @@ pub fn draw(plot: &LossPlot<'_>, width: usize, height: usize) -> Vec<String> {
     }
     let mut markers = vec![vec![false; columns]; rows];
     val.iter().for_each(|(column, loss)| markers[dot_row(*loss) / 4][column / 2] = true);
+    let labels = y_labels(low, high, rows, |loss| dot_row(loss) / 4);
     let line = |row: usize| {
-        let label = match row {
-            0 => format!("{high:>6.3}"),
-            _ if row == rows - 1 => format!("{low:>6.3}"),
-            _ => " ".repeat(6),
-        };
-        format!("{label:.6} │{}", text_row(&cells[row], &markers[row]))
+        let (label, axis) = labels[row].as_ref().map_or(("", '│'), |label| (label, '┤'));
+        format!("{label:>6.6} {axis}{}", text_row(&cells[row], &markers[row]))
     };
-    (0..rows).map(line).chain([x_axis(plot.steps, columns)]).collect()
+    (0..rows).map(line).chain(x_axis(plot.steps, columns)).collect()
+}
+
+/// The labels of the y-axis by row: round values, at least two rows apart.
+fn y_labels(
+    low: f64,
+    high: f64,
+    rows: usize,
+    row_of: impl Fn(f64) -> usize,
+) -> Vec<Option<String>> {
+    let mut labels = vec![None; rows];
+    let mut interval = round_interval((high - low) / (rows as f64 / ROWS_PER_LABEL).max(1.0));
+    // At least two labels.
+    while (high / interval).floor() - (low / interval).ceil() < 1.0 {
+        interval = round_interval(interval * 0.49);
+    }
+    // The decimals of the interval: 0.25 needs two.
+    let decimals = (0..5).find(|n| {
+        let scaled = interval * 10f64.powi(*n);
+        (scaled - scaled.round()).abs() < 1e-6
+    });
+    let first = (low / interval).ceil() as i64;
+    let values = (first..).map(|n| n as f64 * interval).take_while(|value| *value <= high);
+    for value in values.take(rows) {
+        labels[row_of(value)] = Some(format!("{value:.*}", decimals.unwrap_or(5) as usize));
+    }
+    labels
+}
+
+/// The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is not below `interval`.
+fn round_interval(interval: f64) -> f64 {
+    let power = 10f64.powf(interval.log10().floor());
+    let candidates = [1.0, 2.0, 2.5, 5.0, 10.0].map(|factor| factor * power);
+    candidates.into_iter().find(|round| *round >= interval * (1.0 - 1e-9)).unwrap_or(interval)
 }
 
 /// The dot column of a step.
@@ -127,11 +164,31 @@ fn text_row(cells: &[u32], markers: &[bool]) -> String {
     text + &open.map_or_else(String::new, |open| format!("{open:#}"))
 }
 
-/// The x-axis.
-fn x_axis(steps: f64, columns: usize) -> String {
-    let last = format!(" {steps:.0}");
-    let rule = "─".repeat(columns.saturating_sub(last.len()));
-    format!("{:>6} └{rule}{last}", 0)
+/// The x-axis and its labels: round steps, and the last one.
+fn x_axis(steps: f64, columns: usize) -> [String; X_AXIS_HEIGHT] {
+    let last = format!("{steps:.0}");
+    let label_width = (last.len() + 3).max(COLUMNS_PER_LABEL);
+    // Steps are integers.
+    let interval = round_interval((steps * label_width as f64 / columns as f64).max(1.0));
+    let interval = if interval < 10.0 { interval.ceil() } else { interval };
+    let multiples = (0..columns).map(|n| n as f64 * interval);
+    let round = multiples.take_while(|step| steps - step >= interval * 0.7);
+    let mut rule = vec!['─'; columns];
+    let mut labels = " ".repeat(Y_AXIS_WIDTH);
+    for step in round.chain([steps]) {
+        let (column, text) = (dot_column(step, steps, 2 * columns) / 2, format!("{step:.0}"));
+        rule[column] = '┬';
+        // Centred below its tick, but not beyond the last column.
+        let start = (Y_AXIS_WIDTH + column).saturating_sub(text.len() / 2);
+        let start = start.min((Y_AXIS_WIDTH + columns).saturating_sub(text.len()));
+        if start > labels.trim_end().len() || labels.trim_end().is_empty() {
+            labels = format!("{labels:<start$}");
+            labels.truncate(start);
+            labels.push_str(&text);
+        }
+    }
+    let rule: String = rule.into_iter().collect();
+    [format!("{:>6} └{rule}", ""), labels]
 }
 
 #[cfg(test)]
@@ -150,14 +207,44 @@ mod tests {
         let val = [(30.0, 1.2), (60.0, 0.7)];
         let plot = LossPlot { train: &train, val: &val, steps: 100.0 };
         let expected = [
-            " 3.818 │⢹",
-            "       │⠈⢧",
-            "       │ ⠘⢦⡀",
+            "       │⢹",
+            "     3 ┤⠈⢧",
+            "     2 ┤ ⠘⢦⡀",
             "       │   ⠳⢤⣀o",
-            " 0.571 │     ⠈⠙⠒⠲⠤⠤⣄⣀o",
-            "     0 └────────────────── 100",
+            "     1 ┤     ⠈⠙⠒⠲⠤⠤⣄⣀o",
+            "       └┬────────────────────┬",
+            "        0                  100",
         ];
-        assert_eq!(plain(&plot, 30, 6), expected, "{}", plain(&plot, 30, 6).join("\n"));
+        assert_eq!(plain(&plot, 30, 7), expected, "{}", plain(&plot, 30, 7).join("\n"));
+    }
+
+    #[test]
+    fn labels_are_round_values_within_the_losses_and_steps() {
+        for (low, high) in [(1.7, 4.2), (2.0, 2.01), (0.01, 11.0), (-3.0, 5.0), (1e-3, 1.1e-3)] {
+            for rows in [2, 5, 20, 50] {
+                let row_of =
+                    |loss: f64| ((high - loss) / (high - low) * (rows - 1) as f64) as usize;
+                let labels = y_labels(low, high, rows, row_of);
+                let values: Vec<f64> =
+                    labels.iter().flatten().map(|l| l.parse().unwrap()).collect();
+                assert!(values.len() <= 1 + rows / 2, "{low} {high} {rows}: {values:?}");
+                assert!(rows < 5 || values.len() >= 2, "{low} {high} {rows}: {values:?}");
+                assert!(
+                    values.iter().all(|v| (low - 1e-9..=high + 1e-9).contains(v)),
+                    "{values:?}"
+                );
+                assert!(values.windows(2).all(|pair| pair[0] > pair[1]), "{values:?}");
+            }
+        }
+        for (steps, columns) in [(1.0, 10), (3.0, 70), (600.0, 70), (600.0, 12), (1e12, 100)] {
+            let [rule, labels] = x_axis(steps, columns);
+            assert_eq!(rule.chars().count(), Y_AXIS_WIDTH + columns);
+            assert!(labels.chars().count() <= Y_AXIS_WIDTH + columns, "{labels}");
+            let values: Vec<f64> = labels.split_whitespace().map(|l| l.parse().unwrap()).collect();
+            assert!(values.len() >= 2 || columns < 13, "{labels}");
+            assert!(values.windows(2).all(|pair| pair[0] < pair[1]), "{labels}");
+            assert_eq!(values.last(), Some(&steps), "{labels}");
+        }
     }
 
     #[test]
@@ -167,7 +254,7 @@ mod tests {
         let nan = LossPlot { train: &[(1.0, f64::NAN)], val: &[], steps: 10.0 };
         assert!(draw(&nan, 80, 10).is_empty());
         let two = LossPlot { train: &[(0.0, 1.0), (10.0, 1.0)], val: &[], steps: 10.0 };
-        let lines = plain(&two, 20, 4);
+        let lines = plain(&two, 20, 5);
         assert!(lines[1].chars().skip(8).all(|dots| dots == '⠒' || dots == '⠤'), "{lines:?}");
         assert_eq!(lines[1].chars().count(), 20);
         for (width, height) in [(0, 0), (9, 9), (12, 1), (12, 3), (300, 100)] {

@@ -49,6 +49,9 @@ pub fn run(args: &TrainArgs) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     }
+    if !args.smoke && !args.explain {
+        resolved.check_data_given()?;
+    }
     let task = TrainTask::new(&resolved, args)?;
     match is_rank("train")? {
         true => run_rank(&task, None),

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
+use regatta_train::config::{Config, implied_ranks};
+
 use super::args::TrainArgs;
 use super::preflight;
 use super::reporter::ProgressReporter;
@@ -13,7 +15,11 @@ use super::smoke::{ReportingProcess, SmokeReporter};
 use super::task::TrainTask;
 use crate::commands::launch::{self, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
-use crate::commands::self_launch::{LaunchRequest, has_rank_count, local_rank_count, set_request};
+use crate::commands::self_launch::{
+    LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
+};
+use crate::output;
+use crate::plan::Discovery;
 
 /// Launches the ranks.
 pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
@@ -30,14 +36,23 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     };
     let mut launch = launch_request(args, folder.clone()).options()?;
     let discovery = launch::discover(&launch)?;
-    if smoke && !has_rank_count(&launch) {
-        launch.job.ranks = local_rank_count(&discovery);
+    if !has_rank_count(&launch) {
+        launch.job.ranks = match smoke {
+            true => local_rank_count(&discovery),
+            false => ranks_of_layout(&config, &discovery),
+        };
+        if let Some(ranks) = launch.job.ranks.filter(|_| !smoke) {
+            output::note(&format!(
+                "{ranks} ranks, as the parallel layout needs; -n sets another number"
+            ));
+        }
     }
     match smoke {
         // The data is a check of its own, on the ranks.
         true => preflight::check_without_data(&config, &launch)?,
         false => preflight::check(&config, &launch, &discovery)?,
     }
+    note_oversubscription(&launch, &discovery);
     set_request(&mut launch, &discovery, RankTask::Train(task))?;
     if !smoke {
         launch.saves_on_signal = true;
@@ -48,6 +63,28 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
     reporter.on_ranks_exited()?;
     Ok(code)
+}
+
+/// The number of ranks that training with these options starts, for `--explain`.
+pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
+    let launch = launch_request(args, PathBuf::new()).options()?;
+    if let Some(ranks) = launch.job.ranks {
+        return Ok(ranks as usize);
+    }
+    let discovery = launch::discover(&launch)?;
+    let of_layout = || ranks_of_layout(config, &discovery);
+    if let Some(ranks) = (!has_rank_count(&launch)).then(of_layout).flatten() {
+        return Ok(ranks as usize);
+    }
+    Ok(discovery.plan(&launch.source, &launch.job)?.placement.ranks as usize)
+}
+
+/// The number of ranks that the parallel layout needs, on a single machine. Without a layout, and on the
+/// nodes of an allocation, the launcher determines it.
+fn ranks_of_layout(config: &Config, discovery: &Discovery) -> Option<u32> {
+    let by_launcher = discovery.needs_agents() || discovery.allocation.this_rank.is_some();
+    let ranks = u32::try_from(implied_ranks(config)).ok();
+    ranks.filter(|ranks| *ranks > 1 && !by_launcher)
 }
 
 /// The ranks to launch, with logs in `run_dir`.

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
+use regatta_kernels_cpu::Cpu;
 use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
@@ -53,8 +54,8 @@ fn check_memory(
 ) -> Result<()> {
     let host = host_name();
     let limits = memory_limits(&host);
-    let train = &config.train;
-    let options = CostOptions::new(train.precision.activation_bytes(), train.recompute);
+    let precision = config.train.precision.unwrap_or_else(Cpu::fastest_precision);
+    let options = CostOptions::new(precision.activation_bytes(), config.train.recompute);
     let need = |rank| Ok(config.memory_need(plan, &rank_cost(shape, plan, options, rank)?.memory));
     let needs = (0..ranks).map(need).collect::<Result<Vec<_>>>()?;
     let entries: Vec<_> = needs.iter().map(|need| need.entry(&limits)).collect();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
+use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, hierarchical};
+use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
@@ -42,6 +43,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     if is_restart() {
         training::resume_own_run(&mut config, &folder, &run_id())?;
     }
+    resolve_precision(&mut config, &*comm)?;
     let rank = comm.rank();
     let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
     let mut events = TrainEvents {
@@ -54,8 +56,9 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let dataset = open_dataset(&config, &*comm).inspect_err(abort)?;
     check_memory(&config, dataset.tokenizer.vocab_size(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
-    let device = Cpu::new(threads, config.train.precision);
+    let device = Cpu::new(threads, config.precision());
     let kernels = device.gemm_kernel().to_owned();
+    let gemm_flops_per_second = gemm_throughput(&device, &*comm).inspect_err(abort)?;
     let setup = TrainingSetup {
         config,
         name: task.name.clone(),
@@ -63,6 +66,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         device: Box::new(device),
         threads,
         kernels,
+        gemm_flops_per_second,
         dataset,
         folder: folder.clone(),
         run: run_id(),
@@ -131,16 +135,34 @@ pub fn threads(config: &Config) -> usize {
     if config.train.threads == 0 { cores() } else { config.train.threads.min(MAX_THREADS) }
 }
 
-/// Opens the dataset. The first rank of each node downloads, tokenizes and verifies it while the
-/// others wait.
+/// Resolves `train.precision` auto: bf16 if all ranks are fast at it.
+pub fn resolve_precision(config: &mut Config, comm: &dyn Comm) -> Result<()> {
+    if config.train.precision.is_none() {
+        let mut f32_ranks = [i32::from(Cpu::fastest_precision() == Precision::F32)];
+        comm.all_reduce(&mut f32_ranks, ReduceOp::Max)?;
+        let all_fast = f32_ranks == [0];
+        config.train.precision = Some(if all_fast { Precision::Bf16 } else { Precision::F32 });
+    }
+    Ok(())
+}
+
+/// GEMM throughput of all ranks in FLOP/s, measured at the same time, because they may share cores.
+fn gemm_throughput(device: &Cpu, comm: &dyn Comm) -> Result<f64> {
+    let mut sum = [device.measure_gemm()];
+    comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+    Ok(sum[0])
+}
+
+/// Opens the dataset. The first rank of each node tokenizes and verifies it while the others wait.
 pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     let (spec, dirs) = (data_spec(config), DataDirs::of(|name| std::env::var_os(name)));
     let host = comm.peer(comm.rank()).host;
-    if (0..comm.rank()).all(|rank| comm.peer(rank).host != host) {
-        data::open(&data::prepare(&spec, &dirs)?)?.verify()?;
-    }
+    let open = || data::open(&data::prepare(&spec, &dirs)?);
+    let is_first = (0..comm.rank()).all(|rank| comm.peer(rank).host != host);
+    let dataset = is_first.then(open).transpose()?;
+    dataset.as_ref().map_or(Ok(()), Dataset::verify)?;
     comm.barrier()?;
-    Ok(data::open(&data::prepare(&spec, &dirs)?)?)
+    Ok(dataset.map_or_else(open, Ok)?)
 }
 
 /// Fails if the run does not fit in memory, instead of leaving that to the OOM killer, which gives no
@@ -149,7 +171,7 @@ pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
 pub fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
     let (plan, shape) = config.validate_with_vocab(comm.size() as usize, vocab_size)?;
     let train = &config.train;
-    let options = CostOptions::new(train.precision.activation_bytes(), train.recompute);
+    let options = CostOptions::new(config.precision().activation_bytes(), train.recompute);
     let memory = rank_cost(&shape, &plan, options, comm.rank() as usize)?.memory;
     let need = config.memory_need(&plan, &memory);
     let host = comm.peer(comm.rank()).host;

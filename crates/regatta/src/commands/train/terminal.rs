@@ -13,6 +13,9 @@ use crate::draw::text::sanitize;
 /// Minimum seconds between redraws.
 const MIN_REDRAW_INTERVAL: f64 = 0.1;
 
+/// Minimum seconds between log lines within a step.
+const MIN_LOG_INTERVAL: f64 = 10.0;
+
 /// How progress is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputMode {
@@ -58,8 +61,8 @@ pub struct TerminalOutput<W: Write> {
     /// Widths of the dashboard lines now on the terminal.
     drawn: Vec<usize>,
     drawn_at: f64,
-    /// A validation loss not yet in a log line.
-    pending_val_loss: Option<f64>,
+    /// Time of the last log line.
+    logged_at: f64,
     /// Samples, printed below the dashboard at the end.
     samples: String,
 }
@@ -81,7 +84,7 @@ impl<W: Write> TerminalOutput<W> {
             history: RunHistory::default(),
             drawn: Vec::new(),
             drawn_at: f64::NEG_INFINITY,
-            pending_val_loss: None,
+            logged_at: 0.0,
             samples: String::new(),
         }
     }
@@ -122,22 +125,23 @@ impl<W: Write> TerminalOutput<W> {
     fn print_log(&mut self, event: &Event, now: f64) {
         let text = match event {
             Event::Start(about) => dashboard::log_header(about),
-            Event::Validation { loss, .. } => {
-                self.pending_val_loss = Some(*loss);
-                return;
+            Event::Validation { step, loss } => {
+                dashboard::log_validation(&self.history, *step, *loss)
             }
+            Event::MicroBatch { .. } if now - self.logged_at < MIN_LOG_INTERVAL => return,
+            Event::MicroBatch { .. } => dashboard::log_progress(&self.history),
             Event::Step(step) => {
-                self.pending_val_loss = step.val_loss.or(self.pending_val_loss);
                 let interval = self.history.about.log_interval.max(1);
                 let is_first = step.step == self.history.about.start_step + 1;
                 let is_last = step.step == step.steps;
                 if !(is_first || is_last || step.step.is_multiple_of(interval)) {
                     return;
                 }
-                dashboard::log_line(&self.history, self.pending_val_loss.take(), now)
+                dashboard::log_line(&self.history, now)
             }
             other => event_text(other, usize::MAX),
         };
+        self.logged_at = now;
         let text = strip_str(&text).to_string();
         self.write(&text);
     }
@@ -219,5 +223,7 @@ fn event_text(event: &Event, width: usize) -> String {
     }
 }
 
+#[cfg(test)]
+mod screenshot;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use regatta_model::CpuSet;
 use regatta_model::text_table;
-use regatta_model::units::format_si_unit;
+use regatta_model::units::{format_memory, format_si_unit};
 use regatta_train::metrics::{RankBytes, Summary};
 
 use crate::cli::FAINT;
@@ -49,16 +49,20 @@ fn group_by_usage(ranks: &[RankBytes]) -> Vec<RankGroup<'_>> {
 }
 
 fn group_table((ranks, usage): &RankGroup<'_>) -> Vec<String> {
-    let row = |label: String, expected: u64, measured: Option<u64>| {
-        let measured = measured.map_or("-".to_owned(), |bytes| format_si_unit(bytes as f64, "B"));
-        vec![label, format_si_unit(expected as f64, "B"), measured]
+    let row = |format: fn(u64) -> String, label, expected: u64, measured: Option<u64>| {
+        vec![label, format(expected), measured.map_or("-".to_owned(), format)]
     };
+    let traffic = |bytes: u64| format_si_unit(bytes as f64, "B");
     let RankBytes { memory, sent, disk_io, .. } = usage;
-    let memory = memory.iter().map(|m| row(format!("memory: {}", m.what), m.expected, m.measured));
-    let sent =
-        sent.iter().map(|s| row(format!("sent per step: {}", s.axis), s.expected, s.measured));
-    let disk =
-        disk_io.iter().map(|d| row(format!("disk per step: {}", d.what), d.expected, d.measured));
+    let memory = memory
+        .iter()
+        .map(|m| row(format_memory, format!("memory: {}", m.what), m.expected, m.measured));
+    let sent = sent
+        .iter()
+        .map(|s| row(traffic, format!("sent per step: {}", s.axis), s.expected, s.measured));
+    let disk = disk_io
+        .iter()
+        .map(|d| row(traffic, format!("disk per step: {}", d.what), d.expected, d.measured));
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
     let rows: Vec<_> = memory.chain(sent).chain(disk).collect();

@@ -63,7 +63,7 @@ fn split(all: &str, ranks: usize) -> Result<ParallelPlan> {
     args(&format!("{MODEL} batch=24 {all}")).unwrap().config.validate(ranks)
 }
 
-const MODEL: &str = "num_layers=8 num_heads=12 hidden_size=96 seq_len=64";
+const MODEL: &str = "family=gpt2 num_layers=8 num_heads=12 hidden_size=96 seq_len=64";
 
 #[test]
 fn the_default_min_lr_is_a_tenth_of_lr() {
@@ -72,7 +72,7 @@ fn the_default_min_lr_is_a_tenth_of_lr() {
         let config = preset.config().unwrap();
         assert_eq!(config.optimizer.min_lr, None, "{}", preset.name);
     }
-    assert_eq!(min_lr(""), 1e-4);
+    assert_eq!(min_lr(""), 2.5e-3 / 10.0);
     assert_eq!((min_lr("lr=3e-5"), min_lr("lr=3e-5 min_lr=0")), (3e-5 / 10.0, 0.0));
     assert!(args("lr=1e-9 min_lr=auto").unwrap().config.validate(1).is_ok());
     assert!(args("min_lr=-1").is_err());

@@ -53,9 +53,10 @@ fn run_checks(
     bootstrap_time: Duration,
 ) -> Result<()> {
     smoke.joined(bootstrap_time)?;
-    let config = task.config()?;
+    let mut config = task.config()?;
+    training::resolve_precision(&mut config, &**comm)?;
     let threads = training::threads(&config);
-    let device = Cpu::new(threads, config.train.precision);
+    let device = Cpu::new(threads, config.precision());
     let kernels = device.describe();
     let rank = comm.rank();
     let host = comm.peer(rank).host;
@@ -77,6 +78,7 @@ fn run_checks(
         device,
         threads,
         kernels,
+        gemm_flops_per_second: 0.0,
         dataset,
         folder,
         run,

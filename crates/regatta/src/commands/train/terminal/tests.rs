@@ -2,7 +2,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use regatta_train::metrics::{FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
+use regatta_train::metrics::{RunInfo, StepMetrics, StepSeconds, Summary};
 
 use super::*;
 
@@ -36,11 +36,12 @@ fn begin() -> Event {
         threads: 4,
         precision: "f32".to_owned(),
         kernels: "avx512".to_owned(),
-        data: "builtin".to_owned(),
+        data: "tinyshakespeare".to_owned(),
         data_tokens: 1_203_000,
         steps: 600,
         log_interval: 100,
-        flops_formula: FLOPS_FORMULA.to_owned(),
+        gemm_flops_per_second: 76.48e9,
+        estimated_seconds: 57.3,
         folder: "runs/1".to_owned(),
         ..Default::default()
     }))
@@ -77,6 +78,7 @@ fn end() -> Event {
         seconds: 58.2,
         tokens_per_second: 121_034.0,
         flops_per_second: 38.24e9,
+        gemm_flops_per_second: 76.48e9,
         folder: "runs/1".to_owned(),
         ..Default::default()
     }))
@@ -102,13 +104,15 @@ fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<St
 
 #[test]
 fn dashboard_shows_all_sections_wraps_if_narrow_and_keeps_metrics_and_plot_if_small() {
-    for (width, height, expected) in [
-        (80, 24, include_str!("frame-80x24.txt")),
-        (40, 24, include_str!("frame-40x24.txt")),
-        (40, 12, include_str!("frame-40x12.txt")),
-    ] {
-        let shown = render(&history(300), width, height, 30.0).join("\n");
-        assert_eq!(shown, expected.trim_end_matches('\n'), "{width}x{height}:\n{shown}");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/commands/train/terminal");
+    for (width, height) in [(80, 24), (40, 24), (40, 12)] {
+        let shown = render(&history(300), width, height, 30.0).join("\n") + "\n";
+        let file = format!("{folder}/frame-{width}x{height}.txt");
+        if std::env::var_os("REGATTA_BLESS").is_some() {
+            std::fs::write(&file, &shown).unwrap();
+        }
+        let expected = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(shown, expected, "{width}x{height} (REGATTA_BLESS=1 updates it):\n{shown}");
     }
 }
 
@@ -208,7 +212,8 @@ fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
     let text = strip_str(&buffer.take()).to_string();
     assert!(text.ends_with(
         "sample:\nTo be\nor not\n\
-         done: 600 steps in 59 s, loss 1.5000, val 1.6000, 121k tok/s, 38.2 GFLOP/s\n\
+         done: 600 steps in 58 s, loss 1.5000, val 1.6000, 121k tok/s,\n\
+         38.2 GFLOP/s (50% of GEMM peak)\n\
          run folder: runs/1\n"
     ));
     output.refresh(9.0);
@@ -216,26 +221,28 @@ fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
 }
 
 #[test]
-fn log_has_a_line_per_interval_with_the_last_validation_loss() {
+fn log_has_a_line_per_interval_and_one_per_validation_with_its_step() {
     let (mut output, buffer, _) = output(OutputMode::Log);
     output.on_event(&begin(), 0.0);
     for n in 1..=600 {
         output.on_event(&step(n), n as f64 / 10.0);
-        if n == 250 {
+        if n == 300 {
             output.on_event(&Event::Validation { step: n, loss: 2.5 }, 25.0);
         }
     }
     output.on_event(&end(), 60.0);
     let expected = "\
-tiny, 804k parameters   2 ranks, 4 threads per rank   f32 (avx512)   builtin, 1.20M tokens
-step 1/600  loss 3.9344  121k tok/s  38.2 GFLOP/s  eta 1 min 0 s
-step 100/600  loss 1.5000  121k tok/s  38.2 GFLOP/s  eta 50 s
-step 200/600  loss 0.9231  121k tok/s  38.2 GFLOP/s  eta 40 s
-step 300/600  loss 0.6667  val 2.5000  121k tok/s  38.2 GFLOP/s  eta 30 s
-step 400/600  loss 0.5217  121k tok/s  38.2 GFLOP/s  eta 20 s
-step 500/600  loss 0.4286  121k tok/s  38.2 GFLOP/s  eta 10 s
-step 600/600  loss 0.3636  121k tok/s  38.2 GFLOP/s  eta 0 s
-done: 600 steps in 59 s, loss 1.5000, val 1.6000, 121k tok/s, 38.2 GFLOP/s
+tiny, 804k parameters   2 ranks, 4 threads per rank   f32 (avx512)   tinyshakespeare, 1.20M tokens
+600 steps take about 58 s (estimate): half of the measured GEMM peak, 76.5 GFLOP/s
+step 1/600  loss 3.9344  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 1 min 0 s
+step 100/600  loss 1.5000  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 50 s
+step 200/600  loss 0.9231  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 40 s
+step 300/600  loss 0.6667  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 30 s
+step 300/600  val 2.5000
+step 400/600  loss 0.5217  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 20 s
+step 500/600  loss 0.4286  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 10 s
+step 600/600  loss 0.3636  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 0 s
+done: 600 steps in 58 s, loss 1.5000, val 1.6000, 121k tok/s, 38.2 GFLOP/s (50% of GEMM peak)
 run folder: runs/1
 ";
     assert_eq!(buffer.take(), expected);
@@ -251,4 +258,44 @@ fn json_mode_prints_only_events() {
     let text = buffer.take();
     let read: Vec<Event> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(read, events);
+}
+
+#[test]
+fn long_steps_show_their_micro_batches_on_the_terminal_and_every_ten_seconds_in_a_log() {
+    let progress = |done| Event::MicroBatch { step: 1, done, micro_batches: 480 };
+    let mut history = RunHistory::default();
+    history.on_event(&begin(), 0.0);
+    let bar = |history: &RunHistory| render(history, 80, 24, 2.0)[2].clone();
+    assert!(
+        bar(&history).ends_with("  step 0/600  0%  about 58 s (estimate)"),
+        "{}",
+        bar(&history)
+    );
+    history.on_event(&progress(12), 2.0);
+    assert!(bar(&history).contains("  step 1/600  micro-batch 12/480  "), "{}", bar(&history));
+    history.on_event(&step(1), 30.0);
+    assert!(bar(&history).contains("step 1/600  0%  eta "), "{}", bar(&history));
+
+    let (mut output, buffer, _) = output(OutputMode::Log);
+    output.on_event(&begin(), 0.0);
+    buffer.take();
+    for second in 1..=29 {
+        output.on_event(&progress(second), second as f64);
+    }
+    assert_eq!(buffer.take(), "step 1/600  micro-batch 10/480\nstep 1/600  micro-batch 20/480\n");
+}
+
+#[test]
+fn the_summary_of_a_resumed_run_counts_its_own_steps() {
+    let Event::End(whole) = end() else { panic!() };
+    let resumed = Summary { start_step: 300, seconds: 15.9, ..*whole };
+    let text = strip_str(&dashboard::summary(&resumed, 200)).to_string();
+    assert!(text.starts_with("done: 300 steps (301 to 600) in 15 s, loss 1.5000"), "{text}");
+}
+
+#[test]
+fn the_plot_uses_the_height_of_the_terminal() {
+    for height in [24, 40, 60] {
+        assert_eq!(render(&history(300), 80, height, 30.0).len(), height - 1);
+    }
 }
