@@ -84,7 +84,8 @@ fn wait_until_stopped(cluster: &Cluster, case: &Case, dir: &Path) -> Result<(), 
         let (host, pid) = rank_process(cluster, case, rank, dir);
         wait_for(&format!("rank {rank} to stop"), || {
             let ps = run(&mut cluster.on(host, "ps", ["-o", "stat=", "-p", &pid]).unwrap());
-            ps.unwrap().stdout.starts_with('T').then_some(())
+            // A shell is in state D if its child was stopped between vfork and exec.
+            ps.unwrap().stdout.starts_with(['T', 'D']).then_some(())
         })?;
     }
     Ok(())
