@@ -226,14 +226,14 @@ fn check_exit(folder: &TempDir, fault: TrainFault, has_trained: bool, output: Co
     }
 }
 
-/// Resumes the run, or starts it if it has no configuration yet, with timeouts for a fault.
+/// Resumes the run, or starts it if it has no checkpoint yet, with timeouts for a fault.
 fn start_or_resume(
     folder: &TempDir,
     (ranks, layout): ParallelLayout,
     fault: Option<TrainFault>,
 ) -> Process {
     let run = folder.join("run");
-    let mut words = if run.join("config.toml").exists() {
+    let mut words = if !complete_checkpoints(folder).is_empty() {
         "--resume run".to_owned()
     } else {
         let _ = std::fs::remove_dir_all(run);
@@ -267,14 +267,20 @@ fn any_rank(folder: &TempDir, random: &mut Random) -> Option<u32> {
     (!ranks.is_empty()).then(|| random.pick(&ranks))
 }
 
+/// The names of the complete checkpoints of the run.
+fn complete_checkpoints(folder: &TempDir) -> Vec<String> {
+    let mut names = checkpoints(folder, "run");
+    names.retain(|name| !name.contains('.'));
+    names
+}
+
 /// With a probability of 1/3, corrupts the newest checkpoint if there is an older one.
 fn maybe_corrupt_checkpoint(folder: &TempDir, random: &mut Random) {
-    let all = checkpoints(folder, "run");
-    let complete: Vec<&String> = all.iter().filter(|name| !name.contains('.')).collect();
+    let complete = complete_checkpoints(folder);
     if complete.len() < 2 || random.within(0, 2) > 0 {
         return;
     }
-    let file = folder.join("run/checkpoints").join(complete[complete.len() - 1]);
+    let file = folder.join("run/checkpoints").join(&complete[complete.len() - 1]);
     println!("  corrupting {}", file.display());
     corrupt(&file.join("rank-00000.safetensors"));
 }
