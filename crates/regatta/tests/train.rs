@@ -6,7 +6,7 @@ mod support;
 
 use std::process::Command;
 
-use libc::{SIGINT, SIGUSR1};
+use libc::{SIGCONT, SIGINT, SIGTSTP, SIGUSR1};
 use regatta_testbed::assert_contains;
 use regatta_train::metrics::Event;
 use support::metrics::{RunMetrics, assert_close, assert_common_steps_identical, assert_identical};
@@ -319,8 +319,10 @@ fn repeating_the_command_resumes_its_run() {
     let words = format!("{TINY} train.steps=300 -n 2 --run-dir run");
     let training = spawn(&folder, &words);
     wait_for_step(&folder, "run", 20);
-    // The running job holds the lock.
+    // The job holds the lock. It is paused, because it would end while the other one starts.
+    training.signal(SIGTSTP);
     run(&folder, &words).assert_stderr("run is in use by another job (process ");
+    training.signal(SIGCONT);
     let stopped = training.interrupt().assert_code(STOPPED_EARLY);
     assert_contains(stopped.out, "interrupted; checkpoint saved");
     run(&folder, &words).assert_ok("resumed after step ");

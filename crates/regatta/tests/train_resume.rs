@@ -108,11 +108,12 @@ fn checkpoints_of_another_run_are_named_by_their_own_directory() {
 #[test]
 fn errors_of_configuration_data_and_memory_appear_once_before_the_launch() {
     let folder = TempDir::new();
+    folder.write("short.txt", "too short\n".repeat(20));
     let cases = [
         ("tp=3 -n 2", "2 ranks are not divisible by parallel.tp 3"),
         ("vocab_size=3 -n 2", "model.vocab_size 3 is smaller"),
         ("source=nowhere -n 2", "data.source \"nowhere\" does not exist"),
-        ("seq_len=1000000 -n 2", "tokens are too few for model.seq_len 1000000"),
+        ("source=short.txt seq_len=4096 -n 2", "tokens are too few for model.seq_len 4096"),
         ("hidden_size=65536 num_layers=100 -n 2", "not enough memory on "),
     ];
     for (words, expected) in cases {

@@ -257,9 +257,12 @@ impl Agent<'_> {
             notify: Some(self.notify.clone()),
         };
         let mut specs = launch.specs();
-        let values = specs.iter_mut().flat_map(|spec| spec.env.iter_mut().map(|(_, value)| value));
-        if let Some(warning) = cache_dir::secure(&launch.cache_dir, values) {
-            self.warn(&warning);
+        // Ranks with a channel are of this program, which has no code caches.
+        if launch.input.is_none() {
+            let values = specs.iter_mut().flat_map(|s| s.env.iter_mut().map(|(_, value)| value));
+            if let Some(warning) = cache_dir::secure(&launch.cache_dir, values) {
+                self.warn(&warning);
+            }
         }
         let setting = secret_file::setting(self.secret.as_ref().ok());
         specs.iter_mut().for_each(|spec| spec.env.push(setting.clone()));

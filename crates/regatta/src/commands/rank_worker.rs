@@ -70,11 +70,18 @@ pub fn run() -> Result<ExitCode> {
         RankTask::Bench(command) => bench::run_rank(&command, context),
         RankTask::Train(task) => train::run_rank(&task, context.channel),
     };
-    if let Some(peer) = result.as_ref().err().and_then(lost_peer) {
-        // Without it, the launcher attributes the failure by the order of the exits.
-        let _ = to_launcher.report_lost_peer(peer);
+    if let Err(error) = &result {
+        report_lost_peer(&mut to_launcher, error);
     }
     result
+}
+
+/// Tells the launcher whose failure made this rank fail. Without it, the launcher attributes the
+/// failure by the order of the exits.
+pub fn report_lost_peer(to_launcher: &mut RankEnd, error: &anyhow::Error) {
+    if let Some(peer) = lost_peer(error) {
+        let _ = to_launcher.report_lost_peer(peer);
+    }
 }
 
 /// The rank whose failure made this one fail.

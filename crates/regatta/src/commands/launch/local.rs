@@ -84,9 +84,12 @@ impl LaunchTarget for LocalTarget<'_> {
     fn start(&mut self, plan: &LaunchPlan, attempt: u32) -> Result<&mut dyn WorkerGroup> {
         let mut specs: Vec<_> = plan.ranks.iter().map(|r| r.spec.clone()).collect();
         self.share_secret(&mut specs)?;
-        let values = specs.iter_mut().flat_map(|spec| spec.env.iter_mut().map(|(_, value)| value));
-        if let Some(warning) = cache_dir::secure(&plan.cache_dir, values) {
-            output::note(&warning);
+        // Ranks of `regatta train` and `regatta bench` have no code caches.
+        if self.args.rank_input.is_none() {
+            let values = specs.iter_mut().flat_map(|s| s.env.iter_mut().map(|(_, value)| value));
+            if let Some(warning) = cache_dir::secure(&plan.cache_dir, values) {
+                output::note(&warning);
+            }
         }
         let options = LocalOptions {
             logs: self.logs.clone(),

@@ -15,6 +15,7 @@ use regatta_train::training::{TrainError, TrainingSetup};
 use super::report::ReportingProcess;
 use super::reporter::SmokeReporter;
 use crate::commands::rank_events::EventSink;
+use crate::commands::rank_worker::report_lost_peer;
 use crate::commands::train::{TrainTask, rank as training};
 
 /// Runs the smoke test on this rank.
@@ -22,6 +23,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let settings = bootstrap::BootstrapConfig::from_env()?;
     let rank = settings.rank;
     let reporter = || Ok(SmokeReporter::new(ReportingProcess::Rank, task.json));
+    let to_launcher = channel.as_ref().map(RankEnd::try_clone).transpose()?;
     let mut sink = EventSink::new(rank, channel, reporter)?;
     let start = Instant::now();
     let comm: Arc<dyn Comm> = match hierarchical::join(settings) {
@@ -39,6 +41,9 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     if let Err(error) = result {
         // Tells the other ranks the cause, because they wait for this one.
         comm.abort(&error.to_string());
+        if let Some(mut to_launcher) = to_launcher {
+            report_lost_peer(&mut to_launcher, &error);
+        }
         return fail(&mut sink, current, error);
     }
     sink.emit(SmokeEvent::Done);
