@@ -6,7 +6,6 @@ use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
-use anstream::stream::RawStream;
 use anstream::{AutoStream, ColorChoice, adapter};
 use anyhow::{Context, Result, anyhow};
 use regatta_comm::bootstrap::host_name;
@@ -25,7 +24,7 @@ pub fn print(text: &str) -> Result<()> {
 
 /// Prints a text that may contain any characters to standard output.
 pub fn print_raw(text: &str) -> Result<()> {
-    write_and_flush(std::io::stdout(), text).context("standard output")
+    Stream::Stdout.write_raw(text).context("standard output")
 }
 
 /// Prints a text to standard error. A failure to do so cannot be reported anywhere.
@@ -43,18 +42,28 @@ pub enum Stream {
 impl Stream {
     /// Writes a text with a single write, without colours if the stream does not support them.
     pub fn write(self, text: &str) -> io::Result<()> {
-        match self {
-            Self::Stdout => {
-                let out = std::io::stdout();
-                let text = without_unsupported_color(&out, text);
-                write_and_flush(out, &text)
-            }
-            Self::Stderr => {
-                let out = std::io::stderr();
-                let text = without_unsupported_color(&out, text);
-                write_and_flush(out, &text)
-            }
+        match self.has_color() {
+            true => self.write_raw(text),
+            // A stream that strips colours itself would write the spans between them one by one.
+            false => self.write_raw(&adapter::strip_str(text).to_string()),
         }
+    }
+
+    /// Writes a text as it is with a single write.
+    pub fn write_raw(self, text: &str) -> io::Result<()> {
+        match self {
+            Self::Stdout => write_and_flush(std::io::stdout(), text),
+            Self::Stderr => write_and_flush(std::io::stderr(), text),
+        }
+    }
+
+    /// Whether the stream supports colours.
+    pub fn has_color(self) -> bool {
+        let choice = match self {
+            Self::Stdout => AutoStream::choice(&std::io::stdout()),
+            Self::Stderr => AutoStream::choice(&std::io::stderr()),
+        };
+        choice != ColorChoice::Never
     }
 
     /// Whether the stream is a terminal.
@@ -99,15 +108,6 @@ pub fn note(text: &str) {
 pub fn warn(warning: &Warning) {
     let Warning { message, hint, .. } = warning;
     note(&format!("{message}\n      {FAINT}{hint}{FAINT:#}"));
-}
-
-/// Strips colours if the stream does not support them. A stream that strips them itself would write
-/// the spans between them one by one.
-fn without_unsupported_color<S: RawStream>(stream: &S, text: &str) -> String {
-    match AutoStream::choice(stream) {
-        ColorChoice::Never => adapter::strip_str(text).to_string(),
-        _ => text.to_owned(),
-    }
 }
 
 /// Writes a file atomically; `-` is standard output. Special files, such as /dev/null or a pipe, are

@@ -6,7 +6,7 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use libc::{SIGABRT, SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTSTP, SIGUSR1};
@@ -17,7 +17,7 @@ use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
 use support::process::{
-    Process, launch_regatta, pid_of_rank, process_state, processes, regatta_in, run_command,
+    Process, kill, launch_regatta, pid_of_rank, process_state, processes, regatta_in, run_command,
     run_result, shell_job, signal_if_alive, wrap,
 };
 use support::train::{
@@ -240,6 +240,19 @@ fn resume_with_an_incompatible_configuration_leaves_the_run_unchanged() {
     }
     run(&folder, "--resume run -n 2 train.steps=12").ok();
     assert_identical(&metrics(&folder, "run"), &full, 12);
+}
+
+#[test]
+fn training_continues_while_its_output_is_not_read() {
+    let folder = TempDir::new();
+    // More events than fit into the pipes between rank 0, the launcher and the reader.
+    let words = "checkpoint.interval=1000000 eval_interval=1000000 --json -n 1 --run-dir run";
+    let mut command = train_command(&folder, &format!("{TINY} {ENDLESS} {words}"));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_step(&folder, "run", 2000);
+    kill(&format!("-INT {}", child.id()));
+    wait_until("the training to exit", || child.try_wait().unwrap().is_some());
+    assert_eq!(child.wait().unwrap().code(), Some(STOPPED_EARLY));
 }
 
 #[test]

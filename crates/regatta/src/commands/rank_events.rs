@@ -6,7 +6,7 @@ use regatta_launch::channel::{self, ChannelError, Json, RankEnd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::launch::RankObserver;
+use super::launch::{QueuedOutput, RankObserver};
 
 /// Reports events to the user.
 pub trait EventReporter {
@@ -32,6 +32,11 @@ pub trait EventReporter {
 
     /// Erases progress from the terminal before other output.
     fn hide_progress(&mut self) {}
+
+    /// The reporter's text for standard output, if the launcher writes it.
+    fn stdout(&self) -> Option<QueuedOutput> {
+        None
+    }
 }
 
 impl<R: EventReporter> RankObserver for R {
@@ -59,6 +64,10 @@ impl<R: EventReporter> RankObserver for R {
 
     fn prints_run_dir(&self) -> bool {
         R::PRINTS_RUN_DIR
+    }
+
+    fn stdout(&self) -> Option<QueuedOutput> {
+        EventReporter::stdout(self)
     }
 }
 

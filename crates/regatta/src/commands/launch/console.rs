@@ -12,7 +12,7 @@ use regatta_launch::signals::is_termination_signal;
 use regatta_model::hostlist;
 use regatta_model::units::pluralize;
 
-use super::line_writer::LineWriter;
+use super::line_writer::{LineWriter, QueuedOutput};
 use super::{Observer, report};
 use crate::cli::{FAINT, LaunchArgs};
 use crate::draw::text::format_ranges;
@@ -55,14 +55,18 @@ impl<'a> Console<'a> {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
         };
-        let spawn = |stream| LineWriter::spawn(stream).context("start a console thread");
+        let spawn =
+            |stream, output| LineWriter::spawn(stream, output).context("start a console thread");
+        let stdout = observer.as_ref().and_then(|observer| observer.stdout());
+        let stdout = stdout.unwrap_or_else(|| QueuedOutput::new(Stream::Stdout));
+        let stderr = QueuedOutput::new(Stream::Stderr);
         Ok(Self {
             hosts: Vec::new(),
             shown_ranks: args.show.clone(),
             grace: args.grace(),
             tee: args.tee.as_deref().map(open).transpose()?,
             tee_error: None,
-            writers: [spawn(Stream::Stdout)?, spawn(Stream::Stderr)?],
+            writers: [spawn(Stream::Stdout, stdout)?, spawn(Stream::Stderr, stderr)?],
             pending: None,
             interrupted: false,
             dropped: [0; 2],

@@ -2,9 +2,11 @@
 //! heartbeats when the reader blocks (Ctrl-S, a pager, a slow pipe).
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use anstream::adapter::strip_str;
 
 use crate::output::Stream;
 
@@ -17,6 +19,7 @@ const WRITE_SIZE: usize = 64 * 1024;
 pub struct LineWriter {
     stream: Stream,
     is_terminal: bool,
+    has_color: bool,
     queue: Arc<Queue>,
     /// Number of writes when the writer was first seen busy, and the time.
     busy_since: Option<(u64, Instant)>,
@@ -41,21 +44,49 @@ struct QueueState {
     error: Option<io::Error>,
 }
 
+/// Output that precedes and follows the lines of a [`LineWriter`] in the order of the calls. Writes
+/// never block: a terminal that stays blocked loses text, a pipe or file does not.
+#[derive(Clone)]
+pub struct QueuedOutput {
+    is_terminal: bool,
+    queue: Arc<Queue>,
+}
+
+impl QueuedOutput {
+    /// An output that is written once a [`LineWriter`] is spawned with it.
+    pub fn new(stream: Stream) -> Self {
+        Self { is_terminal: stream.is_terminal(), queue: Arc::default() }
+    }
+}
+
+impl Write for QueuedOutput {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let max = if self.is_terminal { WRITE_SIZE } else { usize::MAX };
+        self.queue.push(&String::from_utf8_lossy(text), max);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl LineWriter {
-    /// Starts the thread of a stream.
-    pub fn spawn(stream: Stream) -> io::Result<Self> {
-        Self::with(stream, move |text| stream.write(text))
+    /// Starts the thread of a stream, which also writes `output`.
+    pub fn spawn(stream: Stream, output: QueuedOutput) -> io::Result<Self> {
+        Self::with(stream, output.queue, move |text| stream.write_raw(text))
     }
 
     fn with(
         stream: Stream,
+        queue: Arc<Queue>,
         write: impl Fn(&str) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
-        let queue = Arc::new(Queue::default());
         let shared = queue.clone();
         let run = move || shared.run(write);
         std::thread::Builder::new().name(stream.to_string()).spawn(run)?;
-        Ok(Self { stream, is_terminal: stream.is_terminal(), queue, busy_since: None })
+        let (is_terminal, has_color) = (stream.is_terminal(), stream.has_color());
+        Ok(Self { stream, is_terminal, has_color, queue, busy_since: None })
     }
 
     /// Whether the stream is a terminal.
@@ -63,20 +94,12 @@ impl LineWriter {
         self.is_terminal
     }
 
-    /// Queues a line; false if the queue is full.
+    /// Queues a line, without colours if the stream does not support them; false if the queue is full.
     pub fn push(&mut self, line: &str) -> bool {
-        let mut state = self.queue.lock();
-        if state.bytes >= MAX_QUEUED {
-            return false;
+        match self.has_color {
+            true => self.queue.push(line, MAX_QUEUED),
+            false => self.queue.push(&strip_str(line).to_string(), MAX_QUEUED),
         }
-        state.bytes += line.len();
-        match state.batches.back_mut() {
-            Some(batch) if batch.len() + line.len() <= WRITE_SIZE => batch.push_str(line),
-            _ => state.batches.push_back(line.to_owned()),
-        }
-        drop(state);
-        self.queue.not_empty.notify_one();
-        true
     }
 
     /// Whether all lines are written.
@@ -115,6 +138,22 @@ impl Queue {
     /// No code panics while it holds the lock, so a poisoned lock is still consistent.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends text; false if `max` bytes or more are queued.
+    fn push(&self, text: &str, max: usize) -> bool {
+        let mut state = self.lock();
+        if state.bytes >= max {
+            return false;
+        }
+        state.bytes += text.len();
+        match state.batches.back_mut() {
+            Some(batch) if batch.len() + text.len() <= WRITE_SIZE => batch.push_str(text),
+            _ => state.batches.push_back(text.to_owned()),
+        }
+        drop(state);
+        self.not_empty.notify_one();
+        true
     }
 
     /// Writes until the process exits. After an error the rest is discarded: the output would have a
@@ -160,7 +199,18 @@ mod tests {
             let _ = report.send(text.to_owned());
             if text == "b\n" { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
         };
-        (LineWriter::with(Stream::Stderr, write).unwrap(), permit, written)
+        (LineWriter::with(Stream::Stderr, Arc::default(), write).unwrap(), permit, written)
+    }
+
+    #[test]
+    fn queued_output_never_blocks_and_is_dropped_for_a_terminal_only() {
+        for is_terminal in [true, false] {
+            let mut output = QueuedOutput { is_terminal, queue: Arc::default() };
+            let text = "x".repeat(MAX_QUEUED);
+            (0..2).for_each(|_| output.write_all(text.as_bytes()).unwrap());
+            let queued = output.queue.lock().bytes / MAX_QUEUED;
+            assert_eq!(queued, if is_terminal { 1 } else { 2 });
+        }
     }
 
     #[test]

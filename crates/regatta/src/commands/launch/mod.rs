@@ -29,6 +29,7 @@ use crate::commands::rank_worker;
 use crate::output;
 use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
+pub use line_writer::QueuedOutput;
 use rank_specs::LaunchPlan;
 
 /// Interval of signal checks before a restart.
@@ -71,6 +72,9 @@ pub trait RankObserver {
 
     /// Whether the observer itself prints the path of the run folder at the end.
     fn prints_run_dir(&self) -> bool;
+
+    /// The observer's own text for standard output; `None`: it writes directly.
+    fn stdout(&self) -> Option<QueuedOutput>;
 }
 
 /// The observer of a command that launches its own ranks.

@@ -56,7 +56,7 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     set_request(&mut launch, &discovery, RankTask::Train(task))?;
     if !smoke {
         launch.saves_on_signal = true;
-        let mut reporter = ProgressReporter::new(args.json, &run_dir.unwrap_or(folder));
+        let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
         return launch::launch(&launch, discovery, Some(&mut reporter));
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);

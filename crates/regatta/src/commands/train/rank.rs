@@ -48,7 +48,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
     let mut events = TrainEvents {
         recorder: (rank == 0).then(recorder),
-        sink: EventSink::new(rank, channel, || Ok(ProgressReporter::new(task.json, &folder)))?,
+        sink: EventSink::new(rank, channel, || Ok(ProgressReporter::of_rank(task.json, &folder)))?,
     };
     // Tells the other ranks the cause, because they wait for this one.
     let abort = |e: &anyhow::Error| comm.abort(&e.to_string());

@@ -3,7 +3,7 @@
 //! Rank 0 itself records the metrics, so that those of a step are written before its checkpoint. A
 //! resumed run then has the metrics of every step, whichever process was killed.
 
-use std::io::Stdout;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,15 @@ use signal_hook::low_level::signal_name;
 
 use super::history::RunHistory;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
+use crate::commands::launch::QueuedOutput;
 use crate::commands::rank_events::EventReporter;
+use crate::output::Stream;
 
 /// Interval of dashboard updates between events.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
 
-type SharedOutput = Arc<Mutex<TerminalOutput<Stdout>>>;
+type StdoutWriter = Box<dyn Write + Send>;
+type SharedOutput = Arc<Mutex<TerminalOutput<StdoutWriter>>>;
 
 /// Shows the progress of a run on standard output.
 pub struct ProgressReporter {
@@ -39,13 +42,27 @@ pub struct ProgressReporter {
     rank_log: TerminalOutput<Vec<u8>>,
     /// Whether a termination signal was forwarded.
     terminating: bool,
+    /// The output that the launcher writes.
+    queued: Option<QueuedOutput>,
 }
 
 impl ProgressReporter {
-    /// A reporter of the run in `run_dir`.
-    pub fn new(json: bool, run_dir: &Path) -> Self {
+    /// A reporter of the run in `run_dir`, in a rank that has no launcher.
+    pub fn of_rank(json: bool, run_dir: &Path) -> Self {
+        Self::new(json, run_dir, Box::new(std::io::stdout()))
+    }
+
+    /// A reporter of the run in `run_dir`, in the launcher: a terminal or pipe that blocks must not
+    /// stop the heartbeats to the nodes.
+    pub fn of_launcher(json: bool, run_dir: &Path) -> Self {
+        let queued = QueuedOutput::new(Stream::Stdout);
+        let reporter = Self::new(json, run_dir, Box::new(queued.clone()));
+        Self { queued: Some(queued), ..reporter }
+    }
+
+    fn new(json: bool, run_dir: &Path, out: StdoutWriter) -> Self {
         let mode = OutputMode::of_stdout(json);
-        let output = TerminalOutput::new(mode, std::io::stdout(), Box::new(terminal_size));
+        let output = TerminalOutput::new(mode, out, Box::new(terminal_size));
         Self {
             output: Arc::new(Mutex::new(output)),
             start: Instant::now(),
@@ -54,6 +71,7 @@ impl ProgressReporter {
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
             rank_log: TerminalOutput::new(OutputMode::Log, Vec::new(), Box::new(terminal_size)),
             terminating: false,
+            queued: None,
         }
     }
 }
@@ -101,6 +119,10 @@ impl EventReporter for ProgressReporter {
 
     fn hide_progress(&mut self) {
         lock(&self.output).hide_dashboard();
+    }
+
+    fn stdout(&self) -> Option<QueuedOutput> {
+        self.queued.clone()
     }
 }
 
@@ -185,7 +207,7 @@ impl Drop for RefreshThread {
     }
 }
 
-fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<Stdout>> {
+fn lock(output: &SharedOutput) -> MutexGuard<'_, TerminalOutput<StdoutWriter>> {
     output.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
