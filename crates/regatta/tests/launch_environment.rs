@@ -11,7 +11,8 @@ use std::process::{Command, Stdio};
 use regatta_testbed::{assert_contains, wait_until};
 use support::TempDir;
 use support::process::{
-    Process, kill, processes, regatta_in, run_command, run_in, run_job, shell_job, wrap,
+    Process, kill, process_state, processes, regatta_in, run_command, run_in, run_job, shell_job,
+    wrap,
 };
 
 /// The secret files in a folder.
@@ -38,6 +39,10 @@ fn no_secret_file_is_left_when_the_launcher_is_killed() {
         assert_eq!(pids.len(), 3);
         let chosen = pids.iter().enumerate().filter(|(i, _)| chosen(*i));
         let pids: Vec<String> = chosen.map(|(_, pid)| pid.to_string()).collect();
+        // Stopped first: none of them runs between the deaths of the others.
+        kill(&format!("-STOP {}", pids.join(" ")));
+        let is_stopped = |pid: &String| process_state(pid) == 'T';
+        wait_until("the processes to stop", || pids.iter().all(is_stopped));
         kill(&format!("-9 {}", pids.join(" ")));
         job.wait();
         wait_until("all processes to exit", || processes(&folder).is_empty());

@@ -108,7 +108,7 @@ fn a_failed_rank_is_reported_with_the_current_check() {
     let failure = &value["failure"];
     assert_eq!(failure["check"], "checkpoint", "{run:?}");
     assert!(failure["error"].as_str().unwrap().starts_with("rank 1 on "), "{run:?}");
-    assert_contains(&run.err, ["rank 1 on ", " failed first: exit code 1"]);
+    assert!(!run.err.contains("failed first"), "all ranks agree on the result: {run:?}");
 }
 
 /// During the bootstrap, signals have their default action, because there is nothing to save.

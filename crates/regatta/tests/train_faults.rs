@@ -273,11 +273,14 @@ fn resume_of_a_running_run_is_rejected() {
 #[test]
 fn an_explicit_grace_period_limits_the_time_to_save() {
     let folder = TempDir::new();
-    let training =
-        spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run --launch '--grace 0'"));
-    wait_for_step(&folder, "run", 3);
+    // A step of many seconds.
+    let long = "num_layers=4 hidden_size=256 seq_len=256 batch=1024 micro_batch=8 eval_interval=0";
+    let words = format!("{TINY} {long} -n 2 --run-dir run --launch '--grace 0'");
+    let training = spawn(&folder, &words);
+    wait_until("the first step", || training.stdout().contains(" parameters "));
     training.interrupt().assert_code(128 + SIGINT);
     assert_eq!(run_result(&folder, "run").reason, "terminated by signal 2 (INT)");
+    assert_contains(folder.read("run/events.jsonl"), "\"killed\"");
 }
 
 #[test]

@@ -40,6 +40,11 @@ impl SmokeReporter {
         Self { report: SmokeReport::new(process), start: Instant::now(), json, printed: 0 }
     }
 
+    /// Whether a check failed on ranks that all completed it.
+    pub fn has_failed_check(&self) -> bool {
+        self.report.checks.iter().any(|check| check.findings.error.is_some())
+    }
+
     /// Completes the report after all ranks have exited.
     pub fn on_ranks_exited(&mut self) -> Result<()> {
         if self.report.complete {
