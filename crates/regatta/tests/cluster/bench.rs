@@ -10,9 +10,8 @@ use regatta_testbed::{Cluster, CommandOutput, assert_contains, run_within};
 use crate::support::REGATTA;
 use crate::test_cluster::TestCluster;
 
-/// Bandwidth of healthy, slow and very slow links.
+/// Bandwidth of healthy and slow links.
 const FULL: &str = "80mbit";
-const HALF: &str = "40mbit";
 const QUARTER: &str = "20mbit";
 
 /// Timeout of a command.
@@ -110,7 +109,8 @@ fn scan(bed: &TestCluster) {
     }
 }
 
-/// The baseline check passes, and fails if a link is slowed down by half.
+/// The baseline check passes, and fails if a link has a quarter of its bandwidth. The tolerance lies
+/// far from both, because the other load of the machine changes the times, too.
 fn baseline(bed: &TestCluster) {
     let times = std::env::var("REGATTA_TEST_CASES").ok().and_then(|text| text.parse().ok());
     // On two nodes, because with three the slow link may be hidden by another.
@@ -118,11 +118,11 @@ fn baseline(bed: &TestCluster) {
     bench(bed, 2, &format!("{words} -J before.json")).expect_success();
     for repetition in 0..times.unwrap_or(REPETITIONS) {
         println!("repetition {repetition}");
-        let checked = format!("{words} --baseline before.json --tolerance 25%");
+        let checked = format!("{words} --baseline before.json --tolerance 100%");
         let out = bench(bed, 2, &checked).expect_success();
-        assert_contains(out.stderr, "no regression against before.json: 2 values within 25%");
+        assert_contains(out.stderr, "no regression against before.json: 2 values within 100%");
 
-        bed.hosts.throttle_pair("node1", "node2", HALF).unwrap();
+        bed.hosts.throttle_pair("node1", "node2", QUARTER).unwrap();
         let out = bench(bed, 2, &checked);
         assert_eq!(out.status.code(), Some(1), "{out:?}");
         let regression = "baseline before.json";
