@@ -227,7 +227,7 @@ fn a_checkpoint_of_a_different_model_is_refused() {
         (
             2,
             "resume=/nowhere",
-            "no checkpoint in /nowhere. To start from scratch, set checkpoint.resume=never",
+            "no checkpoint in /nowhere. Start a new run, set checkpoint.resume to a checkpoint",
         ),
         (5, "", "train.batch 24 is not divisible by 5 ranks"),
     ] {

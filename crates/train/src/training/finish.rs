@@ -41,8 +41,7 @@ impl TrainingLoop {
         if self.manager.is_none() {
             return Ok(());
         }
-        let is_new = self.done > self.throughput.start_step;
-        if is_new && self.last_checkpoint != Some(self.done) {
+        if self.last_checkpoint != Some(self.done) {
             self.start_checkpoint(emit)?;
         }
         match self.finish_checkpoint(emit)? {

@@ -89,10 +89,11 @@ impl TrainingLoop {
             let from = found.checkpoint.folder().display();
             emit(Event::Note(format!("resumed after step {done} from {from}")));
         }
-        let trains = done < training.config.train.steps;
+        // Without a step left, only a run that has no checkpoint of its own writes one.
+        let writes = done < training.config.train.steps || last_checkpoint.is_none();
         if let Some(manager) = &manager
             && training.config.checkpoint.resume != Resume::Auto
-            && trains
+            && writes
         {
             for path in manager.writer.move_aside(last_checkpoint)? {
                 let note = "belongs to the previous run and was moved here";
@@ -104,7 +105,7 @@ impl TrainingLoop {
         // All checkpoint managers must exist before any rank starts to write.
         training.comm.barrier()?;
         let Dataset { tokenizer, validation: tokens, .. } = &training.dataset;
-        if rank == 0 && training.manager.is_some() && trains {
+        if rank == 0 && training.manager.is_some() && writes {
             tokenizer.save(&checkpoints.join(TOKENIZER))?;
         }
         training.validation = validation_loader(&training.config, tokens, emit);
