@@ -78,7 +78,7 @@ fn settings(plan: &JobPlan, machine: &Machine, framework: Framework) -> Vec<EnvV
 
 /// Creates the directory of a rank's code caches, if this is the rank's node. Where another user may
 /// have prepared it, this process gets a directory of its own: the ranks of a node cannot agree on a
-/// name that nobody else knows.
+/// name that other users cannot predict.
 pub fn secure_cache_dir(plan: &JobPlan, rank: u32, variables: &mut [EnvVar]) {
     let node = plan.placement.find_rank(rank).map(|(node, ..)| node);
     if !plan.machines[0].is_live() || node.is_none() || node != plan.this_node() {
