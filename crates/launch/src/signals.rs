@@ -95,7 +95,8 @@ pub(crate) fn reset(signal: i32) {
 static IGNORES_FILE_SIZE: AtomicBool = AtomicBool::new(false);
 
 /// Ignores SIGXFSZ, so that a write beyond `ulimit -f` is an error like a full disk instead of the end of the
-/// process. Programs that this process starts inherit this until [`restore_file_size_signal`].
+/// process. Programs that this process starts inherit this disposition until `restore_file_size_signal` resets
+/// it in the child.
 pub fn ignore_file_size_signal() {
     if !is_ignored(libc::SIGXFSZ) {
         // SAFETY: a plain system call; SIG_IGN is not a function of ours.
