@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use libc::SIGTERM;
-use regatta_testbed::{assert_contains, wait_until};
+use regatta_testbed::{assert_contains, poll_until, wait_until};
 use support::process::{Process, rank_log, run_command, run_job, run_result, shell_job};
 use support::train::tiny_run;
 use support::{CommandOutput, TempDir, command, pty};
@@ -25,6 +25,12 @@ fn slow_reader_of_a_pipe_gets_every_line() {
     let options = "-n 1 --run-dir run --hang-timeout 1";
     let mut job = shell_job(&folder, options, &format!("seq {LINES}; echo done > done"));
     let child = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let log = folder.join("run/log/rank-0.out");
+    let (mut logged, interval) = (0, Duration::from_millis(200));
+    poll_until(interval, "the rank to be blocked", || {
+        let now = std::fs::metadata(&log).map_or(0, |file| file.len());
+        std::mem::replace(&mut logged, now) == now && now > 0
+    });
     std::thread::sleep(STALL);
     assert!(!folder.exists("done"), "backpressure blocks the rank");
     let run = CommandOutput::from(child.wait_with_output().unwrap()).assert_code(0);

@@ -21,8 +21,8 @@ fn cluster(nodes: u32) -> Option<Cluster> {
     cluster_or_skip(&Cluster::builder().nodes(nodes).cpus(2).slurm(false).ssh(true))
 }
 
-/// Runs a job on all nodes and calls `inject` meanwhile. Asserts its exit code and that no process is
-/// left; returns standard error and the job's folder.
+/// Runs a job on all nodes, by default with a grace period of a second, and calls `inject` meanwhile.
+/// Asserts its exit code and that no process is left; returns standard error and the job's folder.
 fn run_job(
     cluster: &Cluster,
     options: &str,
@@ -31,7 +31,8 @@ fn run_job(
     inject: impl FnOnce(&Path),
 ) -> (String, PathBuf) {
     let folder = folder(cluster, "job");
-    let options = format!("--fan-out 2 --heartbeat-timeout 2 --grace 1 {options}");
+    let grace = if options.contains("--grace") { "" } else { "--grace 1" };
+    let options = format!("--fan-out 2 --heartbeat-timeout 2 {grace} {options}");
     let mut command = shell_job(cluster, cluster.nodes().len(), &folder, &options, script);
     let limit = Duration::from_secs(90);
     let out = run_meanwhile(&mut command, limit, || inject(&folder)).0.unwrap();
@@ -91,16 +92,16 @@ fn spare_replaces_a_crashed_node() {
     assert_restarted_on(&folder, &["node1", "node1", "node4", "node4", "node3", "node3"]);
 }
 
-/// Injects a fault into node2, whose ranks ignore TERM, and asserts that no rank of the first attempt
+/// Injects a fault into node2, whose rank ignores TERM, and asserts that no rank of the first attempt
 /// ran when its replacement started.
-fn assert_gone_before_replacements(inject: impl FnOnce(&Cluster)) {
+fn assert_gone_before_replacements(grace: &str, inject: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster(3) else { return };
     let script = "echo $TORCHELASTIC_RESTART_COUNT $RANK $WORLD_SIZE $(hostname); \
                   [ $TORCHELASTIC_RESTART_COUNT = 0 ] || { date +%s%N > started-$RANK; exit 0; }; \
-                  trap '' TERM; : > at-$RANK; \
+                  [ $RANK = 0 ] || trap '' TERM; : > at-$RANK; \
                   while :; do date +%s%N > part-$RANK; mv part-$RANK last-$RANK; sleep 0.02; done";
-    let options = "--spares 1 --ranks-per-node 1";
-    let (stderr, folder) = run_job(&cluster, options, script, 0, |folder| {
+    let options = format!("--spares 1 --ranks-per-node 1 {grace}");
+    let (stderr, folder) = run_job(&cluster, &options, script, 0, |folder| {
         wait_for_ranks(folder, 2).unwrap();
         inject(&cluster);
     });
@@ -119,7 +120,7 @@ fn assert_gone_before_replacements(inject: impl FnOnce(&Cluster)) {
 fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
     // The second as by `pkill -STOP regatta`, which spares the reaper.
     for role in [ProcessRole::Worker, ProcessRole::All] {
-        assert_gone_before_replacements(|cluster| {
+        assert_gone_before_replacements("", |cluster| {
             kill(cluster, "node2", "agent", role, Signal::STOP).unwrap();
         });
     }
@@ -127,7 +128,9 @@ fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
 
 #[test]
 fn ranks_of_a_partitioned_node_are_gone_before_their_replacements_start() {
-    assert_gone_before_replacements(|cluster| cluster.disconnect("node2").unwrap());
+    // Its agent kills the ranks only after the node has been declared lost.
+    let grace = "--grace 8";
+    assert_gone_before_replacements(grace, |cluster| cluster.disconnect("node2").unwrap());
 }
 
 /// Under `srun`, which exits only after all agents, and with the default timeouts: without the report of
