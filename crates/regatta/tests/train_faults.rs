@@ -21,8 +21,8 @@ use support::process::{
     wrap,
 };
 use support::train::{
-    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, metrics, run, spawn,
-    tiny_run, train_command, wait_for_more_steps, wait_for_step,
+    ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, long_step, metrics, run,
+    spawn, tiny_run, train_command, wait_for_more_steps, wait_for_step,
 };
 use support::{REGATTA, TempDir};
 
@@ -302,6 +302,31 @@ fn resume_of_a_running_run_is_rejected() {
     let steps = found.steps.len() as u64;
     assert_identical(&found, &found, steps);
     run(&folder, &format!("--resume run -n 2 train.steps={}", steps + 1)).ok();
+}
+
+#[test]
+fn ctrl_c_during_a_long_step_says_so_at_once_and_saves_after_the_step() {
+    let folder = TempDir::new();
+    let launch = format!("--launch '{}'", long_step(folder.path()));
+    let words = format!("{TINY} {ENDLESS} checkpoint.interval=1000000 -n 2 --run-dir run {launch}");
+    let training = spawn(&folder, &words);
+    wait_for_step(&folder, "run", 3);
+    training.signal(SIGINT);
+    // While the ranks are stopped, so it is the launcher that says so.
+    let end = ", then saving a checkpoint; Ctrl-C again to kill\n";
+    wait_until("the note", || training.stdout().contains(end));
+    let out = training.stdout();
+    let (_, noted) = out.split_once("SIGINT: finishing step ").unwrap();
+    let noted: u64 = noted.split_once(end).unwrap().0.parse().unwrap();
+    folder.write("go", "");
+    training.wait().assert_code(STOPPED_EARLY);
+    let saved = last_step(&folder, "run");
+    // A step may have ended between the signal and the stop of the ranks.
+    assert!(saved >= noted, "{saved} {noted}");
+    assert_eq!(checkpoints(&folder, "run"), [format!("step-{saved:08}")]);
+    let resumed = run(&folder, &format!("--resume run -n 2 train.steps={}", saved + 1));
+    resumed.assert_ok(&format!("resumed after step {saved} from "));
+    assert_eq!(last_step(&folder, "run"), saved + 1);
 }
 
 #[test]

@@ -161,7 +161,8 @@ fn dry_run(args: &LaunchArgs, mut discovery: Discovery) -> Result<ExitCode> {
 
 /// Launches the job in a new run folder.
 fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Result<ExitCode> {
-    reaper::fork_worker(Watchdog { timeout: args.heartbeat_timeout(), report: output::error })?;
+    let (timeout, report) = (args.heartbeat_timeout(), output::error);
+    reaper::fork_worker(Watchdog { timeout, report, killed: None })?;
     let id = new_run_id();
     let mut folder = RunFolder::create(&run_dir_or_new(args.run_dir.as_ref(), &id))?;
     let console = Console::new(args, observer);
