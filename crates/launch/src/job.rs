@@ -59,6 +59,7 @@ const START_FAILED: RankExit = RankExit::Exit(127);
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 enum EventRecord<'a> {
+    Launched { command: &'a [String] },
     Started { rank: u32, pid: u32 },
     Exited { rank: u32, exit: RankExit },
     LostPeer { rank: u32, peer: u32 },
@@ -103,9 +104,11 @@ pub trait JobObserver {
     /// Shows a line on the terminal; false if it does not accept one now.
     fn on_line(&mut self, line: &MergedLine) -> bool;
 
-    /// Whether all lines have been written; called after the last line, and after SIGTSTP, until it is
-    /// true.
+    /// Whether all lines have been written; called after the last line until it is true.
     fn flush(&mut self) -> bool;
+
+    /// Whether all text so far has been written; called after SIGTSTP until it is true.
+    fn is_idle(&mut self) -> bool;
 
     /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
     /// may overtake lines that wait for identical lines of other ranks.
@@ -141,6 +144,7 @@ pub fn run(
         workers,
         folder,
     };
+    driver.record(EventRecord::Launched { command: &job.command });
     driver.run(signals, observer);
     driver.outcome()
 }
@@ -193,7 +197,7 @@ impl JobDriver<'_> {
                 may_block(|| observer.on_signal(signal, killing));
                 stopping |= signal == libc::SIGTSTP;
             }
-            if stopping && observer.flush() {
+            if stopping && observer.is_idle() {
                 reaper::confirm_stop();
                 stopping = false;
             }

@@ -1,6 +1,6 @@
 //! Prints the progress of a run: a dashboard drawn in place, log lines, or JSON lines.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anstream::adapter::strip_str;
 use regatta_train::metrics::Event;
@@ -85,6 +85,8 @@ pub struct TerminalOutput<W: Write> {
     samples: String,
     /// When drawing was stopped.
     stopped_at: Option<f64>,
+    /// The first write error.
+    pub error: Option<io::Error>,
 }
 
 impl TerminalOutput<Vec<u8>> {
@@ -107,6 +109,7 @@ impl<W: Write> TerminalOutput<W> {
             logged_at: 0.0,
             samples: String::new(),
             stopped_at: None,
+            error: None,
         }
     }
 
@@ -266,9 +269,12 @@ impl<W: Write> TerminalOutput<W> {
         }
     }
 
-    /// Write errors are ignored: the run continues, and its folder has all metrics.
+    /// A write error does not end the run, whose folder has all metrics. Later text would follow a gap.
     fn write(&mut self, text: &str) {
-        let _ = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        if self.error.is_none() {
+            let written = self.out.write_all(text.as_bytes());
+            self.error = written.and_then(|()| self.out.flush()).err();
+        }
     }
 }
 
