@@ -39,7 +39,7 @@ fn runs_are_listed_with_kind_state_and_progress() {
     run_job(&folder, "-n 1 --run-dir runs/bad", "exit 3").assert_code(3);
     let bench = "bench all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir runs";
     run_in(&folder, &format!("{bench}/bench")).ok();
-    run_in(&folder, &format!("{bench}/swept --sweep REGATTA_OTHER=a,b")).ok();
+    run_in(&folder, &format!("{bench}/swept --sweep FI_OTHER=a,b")).ok();
     write(&folder, "runs/notes/events.jsonl", "not a run");
     let expected = [
         ("train", "train finished"),
