@@ -13,6 +13,7 @@ pub mod man;
 pub mod map;
 pub mod rank_events;
 pub mod rank_worker;
+pub mod reporter_output;
 pub mod runs;
 pub mod self_launch;
 pub mod train;

@@ -61,8 +61,8 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
     let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
-    reporter.on_ranks_exited()?;
-    Ok(if reporter.has_failed_check() { ExitCode::FAILURE } else { code })
+    reporter.finish()?;
+    Ok(code)
 }
 
 /// The number of ranks that training with these options starts, for `--explain`.
