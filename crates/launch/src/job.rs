@@ -59,6 +59,7 @@ const START_FAILED: RankExit = RankExit::Exit(127);
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case", tag = "event")]
 enum EventRecord<'a> {
+    Launched { command: &'a [String] },
     Started { rank: u32, pid: u32 },
     Exited { rank: u32, exit: RankExit },
     LostPeer { rank: u32, peer: u32 },
@@ -140,6 +141,7 @@ pub fn run(
         workers,
         folder,
     };
+    driver.record(EventRecord::Launched { command: &job.command });
     driver.run(signals, observer);
     driver.outcome()
 }

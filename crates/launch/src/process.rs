@@ -243,18 +243,22 @@ pub fn kill_descendants() {
 }
 
 /// Kills and reaps all descendants until none is left, including processes forked meanwhile; gives
-/// up after `timeout`. Free of cost when there are none.
-pub fn kill_and_reap_descendants(timeout: Duration) {
+/// up after `timeout`. Free of cost when there are none. Returns whether none is left.
+pub fn kill_and_reap_descendants(timeout: Duration) -> bool {
     let start = Instant::now();
     let mut pause = Duration::from_millis(1);
     reap_orphans(|_| false);
     // Fails without children, which include adopted orphans.
-    while wait_unreaped(libc::P_ALL, 0, libc::WNOHANG).is_ok() && start.elapsed() < timeout {
+    while wait_unreaped(libc::P_ALL, 0, libc::WNOHANG).is_ok() {
+        if start.elapsed() >= timeout {
+            return false;
+        }
         kill_descendants();
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
         reap_orphans(|_| false);
     }
+    true
 }
 
 /// Waits for a child to exit without reaping it; returns its process ID, or 0 if none has exited

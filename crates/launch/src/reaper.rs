@@ -40,12 +40,15 @@ use crate::{process, secret_file};
 pub struct ReaperError(#[from] std::io::Error);
 
 /// When and how the reaper ends a hung worker.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Watchdog {
     /// The worker is killed when its main loop has not run for this long.
     pub timeout: Duration,
     /// Tells the user.
     pub report: fn(&str),
+    /// What is reported after the worker or the reaper was killed, once none of its descendants is
+    /// left.
+    pub killed: Option<String>,
 }
 
 /// Command name of the reaper.
@@ -95,7 +98,7 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
     let reaper = fork().inspect_err(|_| previous.set())?;
     if let Some(reaper) = reaper {
         drop(signal_reader);
-        exit(forward_signals(reaper, signal_writer, &handled));
+        exit(forward_signals(reaper, signal_writer, &handled, &watchdog));
     }
     drop(signal_writer);
     leave_process_group()?;
@@ -103,7 +106,7 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
     if let Some(worker) = fork()? {
         // Dropped, so that a write of the original process fails once the worker has exited.
         drop(signal_reader);
-        let code = run_reaper(worker, heartbeat_reader, watchdog);
+        let code = run_reaper(worker, heartbeat_reader, &watchdog);
         continue_parent();
         exit(code);
     }
@@ -144,12 +147,18 @@ fn leave_process_group() -> std::io::Result<()> {
 }
 
 /// The original process: forwards signals until the reaper exits; returns its exit code.
-fn forward_signals(reaper: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSet) -> u8 {
+fn forward_signals(
+    reaper: libc::pid_t,
+    mut pipe: PipeWriter,
+    handled: &SignalSet,
+    watchdog: &Watchdog,
+) -> u8 {
     loop {
         match handled.wait() {
             Some(libc::SIGCHLD) => {
                 if let Some(status) = reap_children(reaper) {
-                    clean_up();
+                    // A reaper that exits has reported the end of the worker.
+                    clean_up(status.signal().and(Some(watchdog)));
                     return process::rank_exit(status).exit_code();
                 }
             }
@@ -168,7 +177,7 @@ fn forward_signals(reaper: libc::pid_t, mut pipe: PipeWriter, handled: &SignalSe
 /// The reaper: waits until the worker exits or hangs, and kills what is left; returns the worker's
 /// exit code. All other signals that it can handle stay blocked: a scheduler may signal every
 /// process of a job.
-fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> u8 {
+fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: &Watchdog) -> u8 {
     // SAFETY: the name is a C string; the call copies it.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAME.as_ptr()) };
     let children = SignalSet::of([libc::SIGCHLD]);
@@ -176,11 +185,12 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> 
     loop {
         children.wait_for(TICK);
         if let Some(status) = reap_children(worker) {
-            clean_up();
-            return process::rank_exit(status).exit_code();
+            let code = process::rank_exit(status).exit_code();
+            clean_up((code >= 128).then_some(watchdog));
+            return code;
         }
         if detector.is_hung(last_heartbeat(&mut pipe), clock::now()) {
-            clean_up();
+            clean_up(Some(watchdog));
             // Only now: the terminal may block.
             let seconds = watchdog.timeout.as_secs();
             (watchdog.report)(&format!(
@@ -192,10 +202,13 @@ fn run_reaper(worker: libc::pid_t, mut pipe: PipeReader, watchdog: Watchdog) -> 
     }
 }
 
-/// Kills what the worker left behind, and removes its secret file.
-fn clean_up() {
-    process::kill_and_reap_descendants(KILL_TIMEOUT);
+/// Kills what the worker left behind, and removes its secret file. Reports that a worker was killed.
+fn clean_up(killed: Option<&Watchdog>) {
+    let none_left = process::kill_and_reap_descendants(KILL_TIMEOUT);
     secret_file::remove_stale(&std::env::temp_dir());
+    if let Some(Watchdog { report, killed: Some(text), .. }) = killed.filter(|_| none_left) {
+        report(text);
+    }
 }
 
 /// The last heartbeat in the pipe, if there is any.

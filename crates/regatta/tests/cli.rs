@@ -154,7 +154,7 @@ fn manual_pages_render() {
 }
 
 /// Commands that print, one per output path.
-const PRINTING: [&str; 12] = [
+const PRINTING: [&str; 15] = [
     "map --system lumi-g",
     "map --system lumi-g --json",
     "map --system lumi-g --why",
@@ -167,6 +167,9 @@ const PRINTING: [&str; 12] = [
     "env --system lumi-g --json",
     "completions bash",
     "man map",
+    "--version",
+    "--help",
+    "help train",
 ];
 
 #[test]

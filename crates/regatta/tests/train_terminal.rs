@@ -4,7 +4,9 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs::File;
+use std::io::Read;
 use std::process::Child;
 
 use regatta_testbed::assert_contains;
@@ -56,4 +58,27 @@ fn colours_and_dashboard_depend_on_no_color_term_and_locale() {
         let found = count_sequences(&shown).map(|count| count > 0);
         assert_eq!(found, [has_colours, has_dashboard], "{variables:?}: {shown}");
     }
+}
+
+#[test]
+fn long_step_shows_its_micro_batches() {
+    let folder = TempDir::new();
+    // A step of 128 micro-batches, each of which takes a fraction of a second.
+    let long = "steps=2 num_layers=4 hidden_size=256 num_heads=2 seq_len=256 batch=1024 \
+                micro_batch=8 eval_interval=0 train.threads=1 --ranks 1 --run-dir run";
+    let (mut terminal, mut training) = pty::spawn_on_pty(train_command(&folder, long), &[]);
+    let mut shown = String::new();
+    let done = |shown: &str| -> BTreeSet<u32> {
+        let counts = shown.split("micro-batch ").skip(1).filter_map(|rest| rest.split_once("/128"));
+        counts.filter_map(|(done, _)| done.parse().ok()).collect()
+    };
+    while done(&shown).len() < 2 {
+        let mut bytes = [0; 4096];
+        let count = terminal.read(&mut bytes).unwrap_or_else(|e| panic!("{e}: {shown}"));
+        shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
+    }
+    training.kill().unwrap();
+    assert!(done(&shown).iter().all(|done| (1..128).contains(done)), "{shown}");
+    assert_contains(&shown, "step 1/2  micro-batch ");
+    output((terminal, training));
 }

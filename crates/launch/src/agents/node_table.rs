@@ -193,7 +193,9 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
                 return self.on_disconnected(node, &descendants, &why, true, now, out);
             }
             Upstream::RankEvent { node, attempt, event } => {
-                if attempt == self.attempt {
+                // An agent that reconnects after the end of the attempt resends its events, which
+                // would count as those of the next attempt.
+                if self.running && attempt == self.attempt {
                     self.on_rank_event(node, event, out);
                 }
                 return;

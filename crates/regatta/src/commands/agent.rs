@@ -4,11 +4,12 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use regatta_comm::bootstrap::host_name;
 use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Sysroot};
-use regatta_launch::agents::agent;
 use regatta_launch::agents::bootstrap_document::BootstrapDocument;
 use regatta_launch::agents::message::Registration;
+use regatta_launch::agents::{self, agent};
 use regatta_launch::port;
 use regatta_launch::reaper::{self, Watchdog};
 use regatta_launch::signals::SignalCatcher;
@@ -25,11 +26,14 @@ const MAX_BOOT: u64 = 64 << 20;
 /// Runs the command.
 pub fn run(args: &AgentArgs) -> Result<()> {
     let boot = BootstrapDocument::from_text(&read(&args.boot)?)?;
-    reaper::fork_worker(Watchdog { timeout: boot.timeouts.lost_after, report: output::error })?;
+    let (env, hosts) = (Env::from_process(), boot.hosts()?);
+    let node = args.node.map(|node| node as usize);
+    let node = node.or_else(|| named_node(&hosts, &host_name(), &env));
+    let killed = node.and_then(|node| hosts.get(node)).map(|host| agents::killed_line(host));
+    let (timeout, report) = (boot.timeouts.lost_after, output::error);
+    reaper::fork_worker(Watchdog { timeout, report, killed })?;
     let mut signals = SignalCatcher::new()?;
-    let env = Env::from_process();
     let mut machine = regatta_discover::discover(&Sysroot::live(), &env);
-    let hosts = boot.hosts()?;
     let node = match args.node {
         Some(node) if (node as usize) < hosts.len() => node,
         Some(node) => bail!("--node {node} is out of range: the job has {} nodes", hosts.len()),
@@ -60,9 +64,7 @@ fn read(path: &Path) -> Result<String> {
 
 /// Index of this node in the job: by host name, else by the rank the launcher gave this agent.
 fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
-    let names = [env.get("SLURMD_NODENAME"), Some(machine.host.as_str())];
-    let named = |name: &str| hosts.iter().position(|h| short_hostname(h) == short_hostname(name));
-    if let Some(node) = names.into_iter().flatten().find_map(named) {
+    if let Some(node) = named_node(hosts, &machine.host, env) {
         return Ok(node as u32);
     }
     let allocation = allocation::detect(&DetectionInputs {
@@ -80,6 +82,12 @@ fn node_index(hosts: &[String], machine: &Machine, env: &Env) -> Result<u32> {
             machine.host
         ),
     }
+}
+
+/// Index of this node in the job by its host name.
+fn named_node(hosts: &[String], own: &str, env: &Env) -> Option<usize> {
+    let named = |name: &str| hosts.iter().position(|h| short_hostname(h) == short_hostname(name));
+    [env.get("SLURMD_NODENAME"), Some(own)].into_iter().flatten().find_map(named)
 }
 
 /// Schedulers without device cgroups name the job's GPUs in a variable.

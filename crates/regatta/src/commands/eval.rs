@@ -253,7 +253,7 @@ fn evaluate_with_bar(
     tokenizer: &Tokenizer,
     start: Instant,
 ) -> Result<EvalLoss> {
-    let mut bar = ProgressBar::new();
+    let mut bar = ProgressBar::new(None);
     let mut progress = |done: u64, total: u64| {
         let elapsed = start.elapsed();
         if elapsed >= BAR_DELAY {

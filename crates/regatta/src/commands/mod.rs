@@ -14,6 +14,7 @@ pub mod map;
 pub mod model_args;
 pub mod rank_events;
 pub mod rank_worker;
+pub mod reporter_output;
 pub mod runs;
 pub mod self_launch;
 pub mod train;

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::case::ProcessRole;
 use crate::check::assert_no_leftovers;
 use crate::inject::{kill, wait_for};
-use crate::job::{folder, run_result, shell_job, wait_for_ranks};
+use crate::job::{self, folder, login, run_result, shell_job, wait_for_ranks};
 
 /// Prints attempt, rank, world size and host.
 const PRINT: &str = "echo $TORCHELASTIC_RESTART_COUNT $RANK $WORLD_SIZE $(hostname);";
@@ -91,8 +91,9 @@ fn spare_replaces_a_crashed_node() {
     assert_restarted_on(&folder, &["node1", "node1", "node4", "node4", "node3", "node3"]);
 }
 
-#[test]
-fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
+/// Injects a fault into node2, whose ranks ignore TERM, and asserts that no rank of the first attempt
+/// ran when its replacement started.
+fn assert_gone_before_replacements(inject: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster(3) else { return };
     let script = "echo $TORCHELASTIC_RESTART_COUNT $RANK $WORLD_SIZE $(hostname); \
                   [ $TORCHELASTIC_RESTART_COUNT = 0 ] || { date +%s%N > started-$RANK; exit 0; }; \
@@ -101,8 +102,7 @@ fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
     let options = "--spares 1 --ranks-per-node 1";
     let (stderr, folder) = run_job(&cluster, options, script, 0, |folder| {
         wait_for_ranks(folder, 2).unwrap();
-        let worker = ProcessRole::Worker;
-        kill(&cluster, "node2", "agent", worker, Signal::STOP).unwrap();
+        inject(&cluster);
     });
     assert_contains(stderr, "node2 failed: replaced by spare node3");
     assert_restarted_on(&folder, &["node1", "node3"]);
@@ -113,6 +113,43 @@ fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
         };
         assert!(time("last") < time("started"), "rank {rank} ran next to its replacement");
     }
+}
+
+#[test]
+fn ranks_of_a_hung_agent_are_gone_before_their_replacements_start() {
+    // The second as by `pkill -STOP regatta`, which spares the reaper.
+    for role in [ProcessRole::Worker, ProcessRole::All] {
+        assert_gone_before_replacements(|cluster| {
+            kill(cluster, "node2", "agent", role, Signal::STOP).unwrap();
+        });
+    }
+}
+
+#[test]
+fn ranks_of_a_partitioned_node_are_gone_before_their_replacements_start() {
+    assert_gone_before_replacements(|cluster| cluster.disconnect("node2").unwrap());
+}
+
+/// Under `srun`, which exits only after all agents, and with the default timeouts: without the report of
+/// the reaper, the restart would wait for a minute.
+#[test]
+fn restart_does_not_wait_if_a_killed_agent_reports_its_end() {
+    let builder = Cluster::builder().nodes(3).cpus(2);
+    let Some(cluster) = cluster_or_skip(&builder) else { return };
+    let folder = folder(&cluster, "job");
+    let salloc = "salloc --quiet --exclusive --no-kill --nodes=3";
+    let options = "--spares 1 --ranks-per-node 1 -- sh -c";
+    let mut command =
+        login(&cluster, &format!("{salloc} {} {options}", job::launch_words(&folder)));
+    command.arg(format!("cd {} && {FIRST_WAITS}", folder.display()));
+    let kill_agent = || {
+        wait_for_ranks(&folder, 2).unwrap();
+        kill(&cluster, "node2", "agent", ProcessRole::Worker, Signal::KILL).unwrap();
+    };
+    let out = run_meanwhile(&mut command, Duration::from_secs(90), kill_agent).0.unwrap();
+    assert_contains(&out.stderr, "node2 failed: replaced by spare node3");
+    assert!(!out.stderr.contains("until the agent of"), "{}", out.stderr);
+    assert_restarted_on(&folder, &["node1", "node3"]);
 }
 
 #[test]

@@ -1,14 +1,16 @@
-//! Slurm's signals are handled once per job, and a suspended job continues when it is resumed.
+//! Slurm's signals are handled once per job, a preempted training can be resumed, and a suspended job
+//! continues.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_model::document;
-use regatta_model::result::RunResult;
+use regatta_model::result::{RankExit, RunResult, STOPPED_EARLY};
 use regatta_testbed::{Cluster, cluster_or_skip, run, wait_until, write_with_mode};
 
 use crate::support::REGATTA;
-use crate::support::metrics::last_step_in;
+use crate::support::metrics::{last_step_in, read_metrics};
+use crate::support::train::ENDLESS;
 
 /// A rank that takes a second to save on TERM.
 const RANK: &str = "#!/bin/bash
@@ -18,8 +20,9 @@ touch up-$RANK
 while :; do sleep 0.1; done
 ";
 
-/// Submits a job on two nodes with `sbatch` that runs `regatta` with these words; returns its ID.
-fn sbatch(cluster: &Cluster, words: &str) -> String {
+/// Submits a job on two nodes with `sbatch` and these options that runs `regatta` with these words;
+/// returns its ID.
+fn sbatch(cluster: &Cluster, options: &str, words: &str) -> String {
     let script = cluster.shared().join("job");
     // With `exec`, because Slurm kills everything at once if the signal kills the shell.
     std::fs::write(
@@ -28,7 +31,9 @@ fn sbatch(cluster: &Cluster, words: &str) -> String {
     )
     .unwrap();
     let args = ["--parsable", "-N2", "--exclusive", "-o", "job.log"];
-    let out = run(cluster.login("sbatch", args).arg(&script)).unwrap().expect_success();
+    let mut command = cluster.login("sbatch", args);
+    command.args(options.split_whitespace()).arg(&script);
+    let out = run(&mut command).unwrap().expect_success();
     out.stdout.trim().to_owned()
 }
 
@@ -36,7 +41,8 @@ fn sbatch(cluster: &Cluster, words: &str) -> String {
 fn submit(cluster: &Cluster, name: &str) -> String {
     let shared = cluster.shared();
     (0..2).for_each(|rank| drop(std::fs::remove_file(shared.join(format!("up-{rank}")))));
-    let job = sbatch(cluster, &format!("launch --ranks-per-node 1 --run-dir {name} -- ./rank"));
+    let words = format!("launch --ranks-per-node 1 --run-dir {name} -- ./rank");
+    let job = sbatch(cluster, "", &words);
     wait_until("ranks", || (0..2).all(|rank| shared.join(format!("up-{rank}")).exists()));
     job
 }
@@ -44,9 +50,12 @@ fn submit(cluster: &Cluster, name: &str) -> String {
 /// Waits for the end of a run of two ranks that succeeds.
 fn assert_success(run: &Path) {
     wait_until("the result", || run.join("result.json").exists());
-    let text = std::fs::read_to_string(run.join("result.json")).unwrap();
-    let result: RunResult = document::from_json(&text).unwrap();
-    assert_eq!((result.exit_code, result.rank_exits.len()), (0, 2), "{text}");
+    let result = read_result(run);
+    assert_eq!((result.exit_code, result.rank_exits.len()), (0, 2), "{result:?}");
+}
+
+fn read_result(run: &Path) -> RunResult {
+    document::from_json(&std::fs::read_to_string(run.join("result.json")).unwrap()).unwrap()
 }
 
 fn assert_saved(run: &Path) {
@@ -57,8 +66,32 @@ fn assert_saved(run: &Path) {
     }
 }
 
+/// The launch folder of the last launch of a run.
+fn last_launch(run: &Path) -> PathBuf {
+    let relaunches = std::fs::read_dir(run.join("relaunch")).into_iter().flatten().flatten();
+    relaunches.map(|entry| entry.path()).max().unwrap_or(run.to_owned())
+}
+
+/// Waits until a job has this state and exit code.
+fn wait_for_end(cluster: &Cluster, job: &str, state: &str, code: u8) {
+    wait_until(&format!("job {job} to be {state} with code {code}"), || {
+        let shown = run(&mut cluster.login("scontrol", ["show", "job", job])).unwrap().stdout;
+        let code = format!(" ExitCode={code}:0\n");
+        shown.contains(&format!("JobState={state} ")) && shown.contains(&code)
+    });
+}
+
+/// Asserts that a run of two ranks was stopped early, with a checkpoint of its last step.
+fn assert_saved_at(run: &Path, step: u64) {
+    let result = read_result(&last_launch(run));
+    let stopped = RankExit::Exit(STOPPED_EARLY.into());
+    assert!(result.rank_exits.values().eq(&[stopped; 2]), "{result:?}");
+    assert_eq!((result.exit_code, result.failure), (STOPPED_EARLY, None));
+    assert!(run.join(format!("checkpoints/step-{step:08}/checkpoint.json")).exists());
+}
+
 #[test]
-fn cancelled_job_has_time_to_save_and_suspended_job_continues() {
+fn cancelled_and_preempted_jobs_save_and_a_suspended_job_continues() {
     let Some(cluster) = cluster_or_skip(&Cluster::builder().nodes(2).cpus(2)) else { return };
     let shared = cluster.shared().to_owned();
     write_with_mode(shared.join("rank"), 0o755, RANK);
@@ -72,15 +105,21 @@ fn cancelled_job_has_time_to_save_and_suspended_job_continues() {
     run(&mut cluster.login("scancel", ["-s", "TERM", &job])).unwrap();
     assert_saved(&shared.join("terminated"));
     suspended_training_continues(&cluster);
+    preempted_training_fails_with_code_75_and_resumes(&cluster);
 }
+
+/// A training of a tiny model.
+const TRAIN: &str = "train num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
+                     eval_interval=0 --ranks-per-node 1";
 
 /// Agents, launcher and ranks are all stopped for longer than every heartbeat timeout.
 fn suspended_training_continues(cluster: &Cluster) {
-    let train = "train num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=24 threads=1 \
-                 eval_interval=0 checkpoint.interval=0 train.steps=600 --ranks-per-node 1 \
-                 --launch '--heartbeat-timeout 2' --run-dir suspended";
+    let train = format!(
+        "{TRAIN} checkpoint.interval=0 train.steps=600 --launch '--heartbeat-timeout 2' \
+         --run-dir suspended"
+    );
     let run_dir = cluster.shared().join("suspended");
-    let job = sbatch(cluster, train);
+    let job = sbatch(cluster, "", &train);
     let last_step = || last_step_in(&run_dir.join("metrics.jsonl"));
     wait_until("the first step", || last_step() > 0);
     let scontrol = |what: &str| run(&mut cluster.login("scontrol", [what, &job])).unwrap();
@@ -90,4 +129,32 @@ fn suspended_training_continues(cluster: &Cluster) {
     scontrol("resume").expect_success();
     assert_success(&run_dir);
     assert_eq!(last_step(), 600);
+}
+
+/// TERM, as of a preemption: the ranks of both nodes save, and the job fails with code 75, so that a
+/// job that depends on its success does not start. Then it is resumed, twice.
+fn preempted_training_fails_with_code_75_and_resumes(cluster: &Cluster) {
+    let run_dir = cluster.shared().join("preempted");
+    let last_step = || last_step_in(&run_dir.join("metrics.jsonl"));
+    let mut words = format!("{TRAIN} checkpoint.interval=1000000 --run-dir preempted");
+    // To the steps on the nodes only, and to the batch script as well.
+    for scope in ["", "--full"] {
+        let before = last_step();
+        let job = sbatch(cluster, "", &format!("{words} {ENDLESS}"));
+        let dependency = format!("--dependency=afterok:{job}");
+        let dependent = sbatch(cluster, &dependency, "launch -- touch dependent");
+        wait_until("steps", || last_step() > before);
+        let scancel = format!("scancel {scope} --signal=TERM {job}");
+        cluster.bash("login", &scancel).unwrap().expect_success();
+        wait_for_end(cluster, &job, "FAILED", STOPPED_EARLY);
+        assert_saved_at(&run_dir, last_step());
+        run(&mut cluster.login("scancel", [&dependent])).unwrap().expect_success();
+        assert!(!cluster.shared().join("dependent").exists());
+        words = "train --resume preempted --ranks-per-node 1".to_owned();
+    }
+    let steps = last_step() + 5;
+    let job = sbatch(cluster, "", &format!("{words} train.steps={steps}"));
+    wait_for_end(cluster, &job, "COMPLETED", 0);
+    let metrics = read_metrics(&run_dir.join("metrics.jsonl"));
+    assert!(metrics.steps.keys().copied().eq(1..=steps), "{metrics:?}");
 }

@@ -1,16 +1,20 @@
-//! `regatta train` on several nodes: losses match a single rank, and a run survives the loss of a node.
+//! `regatta train` on several nodes: losses match a single rank, a run survives the loss of a node, and
+//! Ctrl-C leaves any time to save.
 
 use std::process::Command;
 use std::time::Duration;
 
+use libc::SIGINT;
 use regatta_testbed::{
-    Cluster, CommandOutput, assert_contains, poll_until, run_meanwhile, run_within,
+    Cluster, CommandOutput, assert_contains, poll_until, run_meanwhile, run_within, wait_until,
 };
 
-use crate::support::REGATTA;
 use crate::support::metrics::{
     RunMetrics, assert_close, assert_identical, last_step_in, read_metrics,
 };
+use crate::support::process::{Process, signal_if_alive};
+use crate::support::train::{ENDLESS, STOPPED_EARLY, long_step};
+use crate::support::{REGATTA, TempDir};
 use crate::test_cluster::TestCluster;
 
 /// Timeout of a command.
@@ -99,4 +103,48 @@ fn assert_survives_a_lost_node(bed: &TestCluster) {
     let replaced = "node1 failed: replaced by spare node4";
     assert_contains(out.stdout + &out.stderr, [replaced, "note: resumed after step "]);
     assert_identical(&metrics(bed, "faulty"), &metrics(bed, "full"), STEPS);
+}
+
+/// Longer than the default grace period. No option shortens that one: `--grace` also limits the time to
+/// save.
+const PAST_GRACE: Duration = Duration::from_secs(31);
+
+/// On two nodes, and at the same time on one.
+#[test]
+fn ctrl_c_saves_even_if_the_step_takes_longer_than_the_grace_period() {
+    let builder = Cluster::builder().nodes(2).cpus(2).ssh(true).slurm(false);
+    let Some(bed) = TestCluster::or_skip(&builder) else { return };
+    let (shared, runs) = (bed.hosts.shared(), ["one", "two"]);
+    let launch = long_step(shared);
+    let [one, two] = runs.map(|run| format!("{ENDLESS} --ranks-per-node 1 --run-dir {run}"));
+    let one = format!("train {TINY} {one}");
+    let mut one = bed.hosts.login(REGATTA, one.split_whitespace());
+    one.args(["--launch", &launch]);
+    let mut two = train_tiny(&bed, 2, &two, &launch);
+    let outputs = TempDir::new();
+    let trainings = [&mut one, &mut two].map(|command| Process::spawn(&outputs, command));
+    let last_step = |run: &str| last_step_in(&shared.join(run).join("metrics.jsonl"));
+    wait_until("steps", || runs.iter().all(|run| last_step(run) >= 3));
+
+    let processes = bed.hosts.processes("login").unwrap();
+    let train = format!("{REGATTA} train ");
+    let ours: Vec<_> = processes.iter().filter(|p| p.command.starts_with(&train)).collect();
+    let originals = ours.iter().filter(|p| ours.iter().all(|other| other.pid != p.parent));
+    assert_eq!(originals.map(|p| signal_if_alive(p.pid, SIGINT)).count(), 2, "{processes:?}");
+    let notes = ["SIGINT: finishing step ", ", then saving a checkpoint; Ctrl-C again to kill\n"];
+    for training in &trainings {
+        wait_until("the note", || notes.iter().all(|note| training.stdout().contains(note)));
+    }
+    std::thread::sleep(PAST_GRACE);
+    bed.file("go", "");
+    for (training, run) in trainings.into_iter().zip(runs) {
+        let ended = training.wait().assert_code(STOPPED_EARLY);
+        let steps = last_step(run);
+        assert_contains(&ended.out, &format!("interrupted; checkpoint saved: {steps} steps"));
+        let words = format!("train --resume {run} -n 1 train.steps={}", steps + 1);
+        let mut resume = bed.hosts.login(REGATTA, words.split_whitespace());
+        let out = run_successfully(&bed, &mut resume).stdout;
+        assert_contains(out, &format!("resumed after step {steps} from "));
+        assert_eq!(last_step(run), steps + 1);
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use regatta_testbed::wait_until;
+use regatta_testbed::{wait_until, write_with_mode};
 
 use super::metrics::{RunMetrics, last_step_in, read_metrics};
 use super::process::{Process, regatta_in, run_command, run_in};
@@ -20,6 +20,25 @@ pub const STOPPED_EARLY: i32 = 75;
 
 /// More steps than any test waits for.
 pub const ENDLESS: &str = "train.steps=1000000";
+
+/// A script for `--wrap` whose rank, once it is interrupted, takes until the file `go` exists to finish
+/// its step: it is stopped. It has its own session, because the launcher continues stopped ranks.
+const LONG_STEP: &str = "#!/bin/sh
+hold() { kill -STOP $rank; until [ -e go ]; do sleep 0.05; done; kill -TERM $rank; kill -CONT $rank; }
+trap hold INT
+setsid \"$@\" &
+rank=$!
+code=0
+while kill -0 $rank 2>/dev/null; do wait $rank; code=$?; done
+exit $code
+";
+
+/// Writes the script [`LONG_STEP`] to a folder; returns the option of `regatta launch` that uses it.
+pub fn long_step(folder: &Path) -> String {
+    let script = folder.join("long-step");
+    write_with_mode(&script, 0o755, LONG_STEP);
+    format!("--wrap {}", script.display())
+}
 
 /// `regatta train` with space-separated arguments, in a folder.
 pub fn train_command(folder: &TempDir, words: &str) -> Command {

@@ -13,6 +13,7 @@ use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
 use crate::commands::launch::{self, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
+use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
@@ -30,7 +31,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
     note_oversubscription(&args, &discovery);
     set_request(&mut args, &discovery, RankTask::Bench(Box::new(command.clone())))?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(RESULT_FILE));
-    let mut reporter = Reporter::new(options, Some(out))?;
+    let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
     let exit_code = reporter.finish()?;
     Ok(if code == ExitCode::SUCCESS { exit_code } else { code })

@@ -14,6 +14,7 @@ use regatta_launch::agent_launcher::handle::LauncherHandle;
 use regatta_launch::agent_launcher::slurm_gres::{self, Gres};
 use regatta_launch::agents::bootstrap_document::{BootstrapDocument, BootstrapParams, JobTimeouts};
 use regatta_launch::agents::coordinator::Coordinator;
+use regatta_launch::agents::killed_line;
 use regatta_launch::node_pool::{NodePool, PoolUpdate};
 use regatta_launch::reaper;
 use regatta_launch::run_folder::RunFolder;
@@ -59,15 +60,20 @@ pub struct ConnectedAgents {
 
 impl ConnectedAgents {
     /// Those of `nodes` on which a process of the agent may still run: all but those whose agent
-    /// launcher has exited with the status of the agent.
+    /// launcher has exited with the status of the agent, and those whose agent was killed and has
+    /// reported that nothing is left.
     pub fn possibly_running(&mut self, nodes: &[u32]) -> Vec<usize> {
         for (range, status) in self.launcher_handle.take_exited() {
             // ssh exits with 255 if it lost the connection.
             let ended = status.code().is_some_and(|code| code != 255);
             self.ended.extend(range.filter(|_| ended));
         }
+        let is_reported = |node: usize| {
+            let report = killed_line(&self.hosts[node]);
+            self.launcher_handle.output_tail(node).iter().any(|line| line.contains(&report))
+        };
         let nodes = nodes.iter().map(|&node| node as usize);
-        nodes.filter(|node| !self.ended.contains(node)).collect()
+        nodes.filter(|node| !self.ended.contains(node) && !is_reported(*node)).collect()
     }
 
     /// Ends the agents and waits until they have exited. Names the nodes for which that is not

@@ -1,6 +1,6 @@
 //! Reads run folders. Only what a launch, training or benchmark wrote is recognised.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -131,7 +131,23 @@ pub fn kind(path: &Path) -> Option<RunKind> {
     if has(BENCH_LOCK) || is_launch && has(RESULT_FILE) {
         return Some(RunKind::Bench);
     }
-    is_launch.then_some(RunKind::Launch)
+    // A training or benchmark that failed early has written none of its own files.
+    is_launch.then(|| match subcommand(path).as_deref() {
+        Some("train") => RunKind::Train,
+        Some("bench") => RunKind::Bench,
+        _ => RunKind::Launch,
+    })
+}
+
+/// The subcommand of `regatta` that a launch ran, from its first event.
+fn subcommand(path: &Path) -> Option<String> {
+    let mut line = String::new();
+    let events = regular_file::open(&path.join(EVENTS)).ok()?.take(TAIL_BYTES);
+    BufReader::new(events).read_line(&mut line).ok()?;
+    let event: Value = serde_json::from_str(&line).ok()?;
+    let program = Path::new(event["command"][0].as_str()?).file_name()?;
+    let subcommand = event["command"][1].as_str()?;
+    (program == "regatta").then(|| subcommand.to_owned())
 }
 
 /// The folder of the last launch of a run: the run folder itself, or that of the last resumption. A

@@ -59,8 +59,8 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
     let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
-    reporter.on_ranks_exited()?;
-    Ok(if reporter.has_failed_check() { ExitCode::FAILURE } else { code })
+    reporter.finish()?;
+    Ok(code)
 }
 
 /// The folder of this launch. Fails if the run cannot be resumed, or the folder holds another one.

@@ -90,7 +90,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         }
     };
     let reason = training::run(setup, &stop, &mut emit)?;
-    events.sink.finish()?;
+    events.sink.finish()?.map_or(Ok(()), |reporter| reporter.finish())?;
     Ok(match reason {
         EndReason::Completed => ExitCode::SUCCESS,
         EndReason::Interrupted => ExitCode::from(STOPPED_EARLY),

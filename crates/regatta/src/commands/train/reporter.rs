@@ -3,13 +3,14 @@
 //! Rank 0 itself records the metrics, so that those of a step are written before its checkpoint. A
 //! resumed run then has the metrics of every step, whichever process was killed.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
@@ -19,9 +20,8 @@ use signal_hook::low_level::signal_name;
 
 use super::history::RunHistory;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
-use crate::commands::launch::QueuedOutput;
+use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
-use crate::output::Stream;
 
 /// Interval of dashboard updates between events.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
@@ -43,7 +43,7 @@ pub struct ProgressReporter {
     /// Whether a termination signal was forwarded.
     terminating: bool,
     /// The output that the launcher writes.
-    queued: Option<QueuedOutput>,
+    queued: Option<QueuedStreams>,
 }
 
 impl ProgressReporter {
@@ -55,8 +55,8 @@ impl ProgressReporter {
     /// A reporter of the run in `run_dir`, in the launcher: a terminal or pipe that blocks must not
     /// stop the heartbeats to the nodes.
     pub fn of_launcher(json: bool, run_dir: &Path) -> Self {
-        let queued = QueuedOutput::new(Stream::Stdout);
-        let reporter = Self::new(json, run_dir, Box::new(queued.clone()));
+        let queued = QueuedStreams::new();
+        let reporter = Self::new(json, run_dir, Box::new(queued.stdout.clone()));
         Self { queued: Some(queued), ..reporter }
     }
 
@@ -73,6 +73,13 @@ impl ProgressReporter {
             terminating: false,
             queued: None,
         }
+    }
+
+    /// Fails if the progress could not be printed directly.
+    pub fn finish(&self) -> Result<()> {
+        let error = lock(&self.output).error.take();
+        let error = error.filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
+        error.map_or(Ok(()), |error| Err(error).context("standard output"))
     }
 }
 
@@ -121,7 +128,7 @@ impl EventReporter for ProgressReporter {
         lock(&self.output).hide_dashboard();
     }
 
-    fn stdout(&self) -> Option<QueuedOutput> {
+    fn output(&self) -> Option<QueuedStreams> {
         self.queued.clone()
     }
 }

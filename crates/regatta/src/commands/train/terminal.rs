@@ -1,6 +1,6 @@
 //! Prints the progress of a run: a dashboard drawn in place, log lines, or JSON lines.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anstream::adapter::strip_str;
 use regatta_train::metrics::Event;
@@ -65,6 +65,8 @@ pub struct TerminalOutput<W: Write> {
     logged_at: f64,
     /// Samples, printed below the dashboard at the end.
     samples: String,
+    /// The first write error.
+    pub error: Option<io::Error>,
 }
 
 impl TerminalOutput<Vec<u8>> {
@@ -86,6 +88,7 @@ impl<W: Write> TerminalOutput<W> {
             drawn_at: f64::NEG_INFINITY,
             logged_at: 0.0,
             samples: String::new(),
+            error: None,
         }
     }
 
@@ -204,9 +207,12 @@ impl<W: Write> TerminalOutput<W> {
         }
     }
 
-    /// Write errors are ignored: the run continues, and its folder has all metrics.
+    /// A write error does not end the run, whose folder has all metrics. Later text would follow a gap.
     fn write(&mut self, text: &str) {
-        let _ = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        if self.error.is_none() {
+            let written = self.out.write_all(text.as_bytes());
+            self.error = written.and_then(|()| self.out.flush()).err();
+        }
     }
 }
 
