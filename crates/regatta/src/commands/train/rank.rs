@@ -77,12 +77,15 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let stop = stop_flag()?;
     let stop = || stop.load(Ordering::Relaxed);
     let mut emit = |event: Event| {
-        // By now the configuration has been checked against the checkpoint. That of a run without steps
-        // left stays unchanged.
-        let saves_config =
-            rank == 0 && matches!(&event, Event::Start(about) if about.start_step < about.steps);
+        // By now the configuration has been checked against the checkpoint.
+        let has_steps_left = match &event {
+            Event::Start(about) if rank == 0 => Some(about.start_step < about.steps),
+            _ => None,
+        };
         events.emit(event);
-        if saves_config && let Err(error) = task.save_config(&folder) {
+        if let Some(has_steps_left) = has_steps_left
+            && let Err(error) = task.save_config(&folder, has_steps_left)
+        {
             let effect = "so --resume will use the previous one";
             events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
