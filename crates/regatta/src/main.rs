@@ -2,6 +2,8 @@
 
 mod cli;
 mod commands;
+#[cfg(test)]
+mod documented_commands;
 mod draw;
 mod env;
 mod options;
@@ -66,11 +68,18 @@ fn explain_usage_error(error: clap::Error) -> ! {
     };
     match words.first().filter(|word| *word == "train") {
         Some(_) => match commands::train::args::key_as_option(&words, option) {
-            Some(message) => Cli::command().error(ErrorKind::UnknownArgument, message).exit(),
+            Some(message) => usage_of("train").error(ErrorKind::UnknownArgument, message).exit(),
             None => error.exit(),
         },
         None => error.exit(),
     }
+}
+
+/// A subcommand, whose errors show its own usage.
+fn usage_of(subcommand: &str) -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command.find_subcommand(subcommand).cloned().unwrap_or(command)
 }
 
 /// The error and its causes in one line. Causes that an error already spells out are not repeated.

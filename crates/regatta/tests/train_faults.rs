@@ -22,7 +22,7 @@ use support::process::{
 };
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, long_step, metrics, run,
-    spawn, tiny_run, train_command, wait_for_more_steps, wait_for_step,
+    run_state, spawn, tiny_run, train_command, wait_for_more_steps, wait_for_step,
 };
 use support::{REGATTA, TempDir};
 
@@ -232,13 +232,17 @@ fn resume_with_an_incompatible_configuration_leaves_the_run_unchanged() {
         ("source=other.txt", " has a different "),
         ("train.batch=25", "train.batch 25 is not divisible by 2 ranks"),
     ];
-    let config = || folder.read("run/config.toml");
-    let before = config();
+    let contents = || {
+        let files = ["config.toml", "metrics.jsonl", "result.json"];
+        (files.map(|name| folder.read(format!("run/{name}"))), run_state(&folder, "run"))
+    };
+    let before = contents();
+    assert_eq!(before.1, "finished");
     for (words, expected) in cases {
         let refused = run(&folder, &format!("--resume run -n 2 train.steps=12 {words}"));
         let error = refused.assert_code(1).err;
         assert_eq!(error.matches(expected).count(), 1, "{words}: {error}");
-        assert_eq!(config(), before, "{words}");
+        assert_eq!(contents(), before, "{words}");
     }
     run(&folder, "--resume run -n 2 train.steps=12").ok();
     assert_identical(&metrics(&folder, "run"), &full, 12);
@@ -294,10 +298,14 @@ fn resume_of_a_running_run_is_rejected() {
     let folder = TempDir::new();
     let training = spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
     wait_for_step(&folder, "run", 20);
-    let refused = run(&folder, "--resume run -n 2").assert_code(1).err;
-    assert_eq!(refused.matches("run is in use by another job (process ").count(), 1, "{refused}");
+    for words in ["", "checkpoint.resume=never", "num_heads=1"] {
+        let refused = run(&folder, &format!("--resume run -n 2 {words}"));
+        refused.assert_error("run is in use by another job (process ");
+        assert_eq!(run_state(&folder, "run"), "running", "{words}");
+    }
     wait_for_more_steps(&folder, "run", 1);
     training.interrupt().assert_code(STOPPED_EARLY);
+    assert_eq!(run_state(&folder, "run"), "stopped");
     let found = metrics(&folder, "run");
     let steps = found.steps.len() as u64;
     assert_identical(&found, &found, steps);

@@ -11,6 +11,7 @@ pub mod generate;
 pub mod launch;
 pub mod man;
 pub mod map;
+pub mod model_args;
 pub mod rank_events;
 pub mod rank_worker;
 pub mod reporter_output;

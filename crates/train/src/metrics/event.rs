@@ -84,7 +84,7 @@ pub struct RunInfo {
     pub checkpoint_interval: u64,
     /// How FLOPs are counted.
     pub flops_formula: String,
-    /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
+    /// Measured GEMM peak of the ranks' cores in the precision of the run, in FLOP/s; 0 if unknown.
     pub gemm_flops_per_second: f64,
     /// Estimated seconds of the remaining steps, from their FLOPs and the GEMM throughput; 0 if unknown.
     pub estimated_seconds: f64,
@@ -203,7 +203,7 @@ pub struct Summary {
     pub tokens_per_second: f64,
     /// Mean model FLOPS.
     pub flops_per_second: f64,
-    /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
+    /// Measured GEMM peak of the ranks' cores in the precision of the run, in FLOP/s; 0 if unknown.
     #[serde(default)]
     pub gemm_flops_per_second: f64,
     /// The run folder.

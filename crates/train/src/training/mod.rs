@@ -7,6 +7,7 @@ mod error;
 pub mod evaluate;
 mod finish;
 mod gather;
+pub mod gemm_peak;
 mod report;
 mod resume;
 mod sample;
@@ -64,7 +65,7 @@ pub struct TrainingSetup {
     pub threads: usize,
     /// Description of the kernels in use.
     pub kernels: String,
-    /// Measured GEMM throughput of all ranks in FLOP/s; 0 if unknown.
+    /// Measured GEMM peak of the cores of all ranks in FLOP/s; 0 if unknown.
     pub gemm_flops_per_second: f64,
     /// The data.
     pub dataset: Dataset,

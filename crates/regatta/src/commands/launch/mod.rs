@@ -23,6 +23,7 @@ use regatta_launch::run_folder::{self, RunFolder};
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::worker_group::WorkerGroup;
 use regatta_model::document;
+use regatta_model::units::pluralize;
 
 use crate::cli::LaunchArgs;
 use crate::commands::rank_worker;
@@ -134,11 +135,11 @@ fn node_pool(args: &LaunchArgs, discovery: &Discovery) -> Result<NodePool> {
 /// Executes the rank's command in this process, which another launcher started as that rank.
 fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
     let plan = discovery.plan(&args.source, &args.job)?;
-    let ranks = plan.placement.ranks;
-    if rank >= ranks {
+    if rank >= plan.placement.ranks {
+        let ranks = pluralize(plan.placement.ranks as usize, "rank");
         bail!(
-            "rank {rank} of the environment is out of range: the job has {ranks} ranks; to launch a \
-             job from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
+            "rank {rank} of the environment is out of range: the job has {ranks}; to launch a job \
+             from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
         );
     }
     Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())

@@ -178,7 +178,7 @@ impl RunHistory {
         (mean.is_finite() && mean > 0.0).then(|| 1.0 / mean)
     }
 
-    /// Recent FLOP/s as a percentage of the measured GEMM throughput, if known.
+    /// Recent FLOP/s as a percentage of the measured GEMM peak, if known.
     pub fn gemm_percentage(&self) -> Option<f64> {
         let flops = self.throughput(|step| step.flops_per_second)?;
         gemm_percentage(flops, self.about.gemm_flops_per_second)
@@ -203,14 +203,23 @@ impl RunHistory {
     }
 }
 
-/// FLOP/s as a percentage of the measured GEMM throughput, if known.
+/// FLOP/s as a percentage of the measured GEMM peak, if known. More than the peak means that it was
+/// measured too low, under load.
 pub fn gemm_percentage(flops_per_second: f64, gemm_flops_per_second: f64) -> Option<f64> {
-    (gemm_flops_per_second > 0.0).then(|| 100.0 * flops_per_second / gemm_flops_per_second)
+    let fraction = flops_per_second / gemm_flops_per_second;
+    (gemm_flops_per_second > 0.0).then(|| 100.0 * fraction.min(1.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gemm_percentage_is_at_most_100() {
+        assert_eq!(gemm_percentage(103.0, 100.0), Some(100.0));
+        assert_eq!(gemm_percentage(40.0, 100.0), Some(40.0));
+        assert_eq!(gemm_percentage(40.0, 0.0), None);
+    }
 
     #[test]
     fn loss_history_of_a_long_run_is_downsampled_to_means() {
