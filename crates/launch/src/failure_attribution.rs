@@ -27,9 +27,11 @@ impl FailureAttribution {
         self.failures.insert(rank, exit);
     }
 
-    /// Records that a rank failed because it lost a peer.
+    /// Records that a rank failed because it lost a peer. A rank that aborted may name itself.
     pub fn add_lost_peer(&mut self, rank: u32, peer: u32) {
-        self.lost_peers.entry(rank).or_insert(peer);
+        if rank != peer {
+            self.lost_peers.entry(rank).or_insert(peer);
+        }
     }
 
     /// Whether a failure was reported.
@@ -71,6 +73,17 @@ mod tests {
         attribution.add_failure(1, LOST);
         attribution.add_lost_peer(1, 2);
         assert_eq!(attribution.first_failure(), Some((2, LOST)));
+    }
+
+    #[test]
+    fn rank_that_aborted_failed_first() {
+        let mut attribution = FailureAttribution::default();
+        attribution.set_first(1, LOST);
+        for rank in [1, 0] {
+            attribution.add_failure(rank, LOST);
+            attribution.add_lost_peer(rank, 0);
+        }
+        assert_eq!(attribution.first_failure(), Some((0, LOST)));
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! Compares the actual binding of a rank with its placement and diagnoses mismatches.
 
+use regatta_model::units::pluralize;
 use regatta_model::{
     CpuSet, GpuVisibility, LinkState, Machine, MemoryPolicy, NicKind, NodeLayout, PlacedRank,
 };
@@ -64,7 +65,7 @@ pub fn compare(
     actual: &ActualBinding,
 ) -> Vec<Mismatch> {
     let Some(plan) = layout.ranks.get(local_rank as usize) else {
-        let planned = format!("{} ranks on the node", layout.ranks.len());
+        let planned = format!("{} on the node", pluralize(layout.ranks.len(), "rank"));
         let why = "the launcher started a different number of ranks per node: pass the same --ranks-per-node";
         return vec![mismatch("rank", planned, format!("local rank {local_rank}"), why)];
     };

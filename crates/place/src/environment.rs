@@ -1,6 +1,8 @@
 //! The environment variables of a rank: rendezvous, GPU visibility, network, caches, threads; each
 //! with its reason.
 
+use std::net::IpAddr;
+
 use regatta_model::{GpuVendor, GpuVisibility, Machine, Nic, PlacedNode, PlacedRank, Placement};
 use serde::{Deserialize, Serialize};
 
@@ -202,13 +204,16 @@ impl RankEnv<'_> {
             true => (format!("[{address}]"), "[::]"),
             false => (address.clone(), "0.0.0.0"),
         };
-        let listens = "the coordinator listens on all interfaces of its node";
+        let (bind, listens) = match address.parse::<IpAddr>().is_ok_and(|a| a.is_loopback()) {
+            true => (host.as_str(), "the coordinator accepts connections from its own node only"),
+            false => (any, "the coordinator listens on all interfaces of its node"),
+        };
         let why = format!("{address_why}; {port_why}");
         let mut vars = self.rank_variables();
         vars.extend([
             var("JAX_COORDINATOR_ADDRESS", format!("{host}:{port}"), &why),
             var("JAX_COORDINATOR_PORT", port, port_why),
-            var("JAX_COORDINATOR_BIND_ADDRESS", format!("{any}:{port}"), listens),
+            var("JAX_COORDINATOR_BIND_ADDRESS", format!("{bind}:{port}"), listens),
         ]);
         let ids = match self.rank.visibility {
             GpuVisibility::Own => (0..self.rank.gpus.len() as u32).collect(),

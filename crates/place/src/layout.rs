@@ -1,5 +1,6 @@
 //! The layout of one node.
 
+use regatta_model::units::pluralize;
 use regatta_model::{
     CpuSet, JobSpec, Machine, MemoryBinding, MemoryPolicy, NodeLayout, PlacedRank,
     PlacementReasons, ReservedCores, Warning,
@@ -143,9 +144,11 @@ fn warnings(
     warnings.extend(gpus::idle_warning(machine, layout, job));
     let idle_cores = machine.cores.iter().filter(|c| c.cpus.intersects(&layout.idle)).count();
     if idle_cores >= ranks {
+        let are = if idle_cores == 1 { "is" } else { "are" };
+        let cores = format!("{} {are}", pluralize(idle_cores, "core"));
         warnings.push(Warning::new(
             "idle-cores",
-            format!("{host}: {idle_cores} cores are unused: {}", layout.idle),
+            format!("{host}: {cores} unused: {}", layout.idle),
             "use more ranks per node or --cores-per-rank; cores that are not local to \
              a rank's GPU are unused unless requested",
         ));

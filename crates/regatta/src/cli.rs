@@ -47,7 +47,14 @@ const STYLES: Styles = Styles::styled()
 
 /// Place and launch AI jobs, benchmark the network, train models: from one core to a supercomputer.
 #[derive(Debug, Parser)]
-#[command(name = "regatta", version, styles = STYLES, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "regatta",
+    version,
+    styles = STYLES,
+    propagate_version = true,
+    max_term_width = 100,
+    after_long_help = EXAMPLES
+)]
 pub struct Cli {
     /// Command to run
     #[command(subcommand)]
@@ -114,6 +121,16 @@ pub enum Command {
     },
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  regatta train                                 train a small model, half a minute on two cores
+  regatta train --smoke                         check that training on all ranks works
+  regatta map                                   this node and the placement of its ranks
+  regatta launch -n 2 python train.py           two bound ranks of any program
+  regatta bench all-reduce                      measure a collective, like nccl-tests
+
+`regatta COMMAND --help` shows the options and examples of a command.";
+
 const MAP_EXAMPLES: &str = "\
 Examples:
   regatta map                                   this node, one rank per GPU (or NUMA node)
@@ -139,7 +156,7 @@ const LAUNCH_EXAMPLES: &str = "\
 Examples:
   regatta launch python train.py                one rank per GPU (or NUMA node) of this node
   regatta launch -n 2 --dry-run ./train         print commands, binding and environment only
-  regatta launch --standalone --nproc-per-node 4 train.sh
+  regatta launch --standalone --nproc-per-node 4 ./train.sh
                                                 4 ranks on this node, as with torchrun
   regatta launch --rank 0 python train.py       show only rank 0's output; the logs keep all of it
   regatta launch --wrap 'nsys profile -o {host}-{rank}' --wrap-ranks 0 python train.py
@@ -156,7 +173,8 @@ const BENCH_EXAMPLES: &str = "\
 Examples:
   regatta bench all-reduce                      on this node, 8 B to 32 MiB
   regatta bench all-reduce -b 8 -e 4G -f 2      with the options of nccl-tests
-  salloc -N 2 regatta bench all -b 8 -e 1G -f 4 on the nodes of an allocation, without MPI
+  salloc -N 2 regatta bench all -b 8 -e 1G -f 4
+                                                on the nodes of an allocation, without MPI
   regatta launch -n 4 -- regatta bench broadcast
                                                 under regatta launch, like any other program
   regatta bench send-recv --pairs               find the slow link or node
@@ -165,9 +183,12 @@ Examples:
 const CHECKPOINT_EXAMPLES: &str = "\
 Examples:
   regatta checkpoint show runs/shakespeare      the latest checkpoint of a run
-  regatta checkpoint show step-00001000 --json  one checkpoint, with all its tensors
+  regatta checkpoint show runs/shakespeare/checkpoints/step-00000250 --json
+                                                one checkpoint, with all its tensors
   regatta checkpoint verify runs/shakespeare    all tensors present, all checksums correct
   regatta checkpoint import gpt2 --to start     from a folder with config.json and model.safetensors
+  regatta train gpt2 data.source=books checkpoint.resume=start
+                                                train the imported model
   regatta checkpoint export runs/shakespeare --to model
                                                 to a folder that transformers loads";
 
@@ -361,3 +382,6 @@ const SYNTAXES: [NamedValue<LauncherSyntax>; 5] = [
     ("openmpi", LauncherSyntax::OpenMpi, "Open MPI's mpirun"),
     ("mpich", LauncherSyntax::Mpich, "MPICH's mpiexec (Hydra)"),
 ];
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,8 @@
 
 mod cli;
 mod commands;
+#[cfg(test)]
+mod documented_commands;
 mod draw;
 mod env;
 mod options;
@@ -13,6 +15,7 @@ mod system;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use regatta_launch::signals;
@@ -21,9 +24,24 @@ use cli::{Cli, Command};
 
 fn main() -> ExitCode {
     signals::ignore_file_size_signal();
+    let result = match Cli::try_parse_from(cli::arguments(std::env::args_os())) {
+        Ok(cli) => run(cli.command),
+        Err(error) if error.use_stderr() => explain_usage_error(error),
+        Err(help) => output::print(&help.render().ansi().to_string()).map(|()| ExitCode::SUCCESS),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&one_line(&error));
+            commands::launch::exit_code(&error)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode> {
     let success = |()| ExitCode::SUCCESS;
-    let parsed = Cli::try_parse_from(cli::arguments(std::env::args_os()));
-    let result = match parsed.unwrap_or_else(|error| explain_usage_error(error)).command {
+    match command {
         Command::Map(args) => commands::map::run(&args),
         Command::Env(args) => commands::env::run(&args).map(success),
         Command::Launch(args) => commands::launch::run(&args),
@@ -38,14 +56,6 @@ fn main() -> ExitCode {
         Command::RankWorker => commands::rank_worker::run(),
         Command::Completions { shell } => commands::completions::run(shell).map(success),
         Command::Man { page } => commands::man::run(page.as_deref()).map(success),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::error(&one_line(&error));
-            commands::launch::exit_code(&error)
-        }
     }
 }
 
@@ -58,11 +68,18 @@ fn explain_usage_error(error: clap::Error) -> ! {
     };
     match words.first().filter(|word| *word == "train") {
         Some(_) => match commands::train::args::key_as_option(&words, option) {
-            Some(message) => Cli::command().error(ErrorKind::UnknownArgument, message).exit(),
+            Some(message) => usage_of("train").error(ErrorKind::UnknownArgument, message).exit(),
             None => error.exit(),
         },
         None => error.exit(),
     }
+}
+
+/// A subcommand, whose errors show its own usage.
+fn usage_of(subcommand: &str) -> clap::Command {
+    let mut command = Cli::command();
+    command.build();
+    command.find_subcommand(subcommand).cloned().unwrap_or(command)
 }
 
 /// The error and its causes in one line. Causes that an error already spells out are not repeated.
@@ -73,10 +90,4 @@ fn one_line(error: &anyhow::Error) -> String {
     };
     let text = error.chain().skip(1).map(ToString::to_string).fold(error.to_string(), add);
     text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
-}
-
-/// The reader closed the pipe early (`regatta map | head`), which is not an error.
-fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let io = error.chain().find_map(|e| e.downcast_ref::<std::io::Error>());
-    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -149,7 +149,8 @@ pub struct RankEnvArgs {
     /// Framework to set variables for
     #[arg(long, value_parser = one_of(&FRAMEWORKS), default_value = "torch")]
     pub framework: Framework,
-    /// Address rank 0 listens on [default: rank 0's address on the high-speed network]
+    /// Address rank 0 listens on [default: rank 0's address on the high-speed network; 127.0.0.1 on
+    /// a single node]
     #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new())]
     pub master_addr: Option<String>,
     /// Port rank 0 listens on [default: derived from the job]

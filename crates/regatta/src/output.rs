@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::run_folder::file_size_hint;
 use regatta_model::Warning;
-use rustix::fs::{Access, access};
+use rustix::fs::{Access, access, fstat};
 use rustix::io::Errno;
 
 use crate::cli::{ERROR, FAINT, WARNING};
@@ -30,6 +30,18 @@ pub fn print_raw(text: &str) -> Result<()> {
 /// Prints a text to standard error. A failure to do so cannot be reported anywhere.
 pub fn eprint(text: &str) {
     let _ = Stream::Stderr.write(text);
+}
+
+/// Whether the reader closed the pipe early (`regatta map | head`), which is not an error.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|e| e.downcast_ref::<io::Error>());
+    io.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Whether both standard streams are the same terminal, pipe or file.
+pub fn is_one_file() -> bool {
+    let [out, err] = [fstat(std::io::stdout()), fstat(std::io::stderr())];
+    matches!((out, err), (Ok(out), Ok(err)) if (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino))
 }
 
 /// A standard stream.

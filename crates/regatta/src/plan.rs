@@ -9,6 +9,7 @@ use regatta_discover::allocation::{self, DetectionInputs};
 use regatta_discover::{Env, Sysroot};
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::{self, short_hostname};
+use regatta_model::units::pluralize;
 use regatta_model::{
     AllocatedNode, Allocation, JobSpec, Machine, Nic, PlacedNode, Placement, Scheduler, Warning,
 };
@@ -205,7 +206,8 @@ fn allocation(
         let (wanted, spares) = (wanted as usize, spares as usize);
         if wanted + spares > available {
             let plus = if spares > 0 { format!(" plus --spares {spares}") } else { String::new() };
-            bail!("--nodes {wanted}{plus} exceeds the {available} nodes of the allocation");
+            let available = pluralize(available, "node");
+            bail!("--nodes {wanted}{plus} exceeds the {available} of the allocation");
         }
         allocation.nodes.truncate(wanted + spares);
     }
@@ -241,8 +243,9 @@ fn check_size(placement: &Placement, allocation: &Allocation, job: &JobSpec) -> 
     let explicit = job.ranks.is_some() || job.ranks_per_node.is_some();
     let (planned, me) = (placement.ranks, allocation.this_rank);
     if let Some(me) = me.filter(|me| !explicit && me.size != planned) {
+        let planned = pluralize(planned as usize, "rank");
         bail!(
-            "this is rank {} of {}, but the plan has {planned} ranks: the launcher does not report the \
+            "this is rank {} of {}, but the plan has {planned}: the launcher does not report the \
              ranks per node; pass --ranks-per-node, or --hostfile with `host slots=4` lines",
             me.rank,
             me.size

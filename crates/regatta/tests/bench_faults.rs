@@ -7,14 +7,18 @@ mod support;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
+use std::time::Duration;
 
 use libc::{SIGINT, SIGTERM};
 use regatta_measure::read::read;
 use regatta_model::{BenchResult, document};
-use regatta_testbed::{assert_contains, wait_until};
+use regatta_testbed::{assert_contains, default_signals, wait_until, write_with_mode};
 use support::bench::{bench, load_result, rows, run};
-use support::process::{Process, is_alive, kill, launch_regatta, run_command, shell_job};
-use support::{REGATTA, TempDir};
+use support::process::{
+    BlockedOutput, Process, assert_full_output_is_an_error, is_alive, kill, launch_regatta,
+    rank_log, run_command, run_result, shell_job,
+};
+use support::{REGATTA, TempDir, pty};
 
 /// The first sizes finish quickly; the last take long enough to interrupt the run.
 const LONG: &str = "-b 8 -e 64M -f 2 -n 500 -c 0";
@@ -87,13 +91,13 @@ fn several_results_of_a_job_have_different_files() {
 #[test]
 fn an_interrupted_sweep_saves_its_results() {
     let folder = TempDir::new();
-    let sweep = "--run-dir swept --out all.json --sweep REGATTA_A=1,2,3";
+    let sweep = "--run-dir swept --out all.json --sweep FI_A=1,2,3";
     let process = spawn(&folder, &format!("all-reduce {LONG} --ranks 2 {sweep}"));
     let killed = partial_result(&folder, "swept/0/bench.json");
     kill(&format!("-9 {}", killed.devices[1].pid));
     let before = partial_result(&folder, "swept/1/bench.json");
     let run = process.interrupt().assert_code(128 + SIGINT);
-    assert_contains(&run.err, ["note: REGATTA_A=1 failed", "note: REGATTA_A=2 interrupted"]);
+    assert_contains(&run.err, ["note: FI_A=1 failed", "note: FI_A=2 interrupted"]);
     assert!(!run.out.contains("best setting"), "no complete run: {}", run.out);
     assert_saved(&folder, "swept/0/bench.json", &killed);
     assert_saved(&folder, "swept/1/bench.json", &before);
@@ -161,6 +165,84 @@ fn a_full_disk_does_not_end_a_run() {
     let expected =
         "error: the result is not saved: cannot write /dev/full: No space left on device";
     assert!(last.starts_with(expected), "{}", full.err);
+}
+
+#[test]
+fn full_standard_output_is_an_error_after_the_run() {
+    let folder = TempDir::new();
+    for (number, format) in ["", "--csv", "--json"].iter().enumerate() {
+        let words = format!("-b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run{number} {format}");
+        assert_full_output_is_an_error(&mut bench(&folder, &format!("all-reduce {words}")));
+        assert!(load_result(&folder, &format!("run{number}/bench.json")).complete, "{format}");
+    }
+    let words = "bench all-reduce -b 8 -e 8 -n 2";
+    let script = format!("{REGATTA} {words} > /dev/full");
+    let rank = run_command(&mut shell_job(&folder, "-n 1 --run-dir launch", &script));
+    rank.assert_code(1).assert_stderr("error: standard output: No space left on device");
+}
+
+#[test]
+fn run_continues_and_handles_signals_while_its_output_is_not_read() {
+    let folder = TempDir::new();
+    let words = format!("all-reduce {LONG} --ranks 2 --run-dir run");
+    let process = BlockedOutput::spawn(bench(&folder, &words));
+    let before = partial_result(&folder, "run/bench.json");
+    kill(&format!("-INT {}", process.pid()));
+    let run = process.read().assert_code(128 + SIGINT);
+    assert_contains(&run.out, "# regatta version");
+    assert_saved(&folder, "run/bench.json", &before);
+}
+
+#[test]
+fn result_may_be_read_later_than_the_heartbeat_timeout() {
+    let folder = TempDir::new();
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --json";
+    let process =
+        BlockedOutput::spawn(bench(&folder, &format!("{words} --launch=--heartbeat-timeout=1")));
+    wait_until("the end of the ranks", || folder.exists("run/result.json"));
+    std::thread::sleep(Duration::from_secs(2));
+    let out = process.read().ok();
+    assert!(document::from_json::<BenchResult>(&out).unwrap().complete);
+}
+
+#[test]
+fn progress_bar_is_erased_before_the_report_of_a_signal() {
+    let folder = TempDir::new();
+    let mut command = bench(&folder, &format!("all-reduce {LONG} --ranks 2 --run-dir run"));
+    default_signals(&mut command);
+    let (terminal, child) = pty::spawn_on_pty(command, &[]);
+    let pid = child.id();
+    let shown = std::thread::spawn(move || pty::output((terminal, child)));
+    partial_result(&folder, "run/bench.json");
+    kill(&format!("-INT {pid}"));
+    let (shown, _) = shown.join().unwrap();
+    assert_contains(&shown, "░");
+    let line = shown.lines().find(|line| line.contains("terminated by signal 2")).unwrap();
+    let left = line.rsplit("\x1b[2K").next().unwrap();
+    assert!(!left.contains(['█', '░']), "{line:?}");
+}
+
+#[test]
+fn error_of_the_ranks_is_reported_once_with_the_fix_and_logged() {
+    let folder = TempDir::new();
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --backend host";
+    let limit = "--launch \"--wrap 'prlimit --fsize=4096'\"";
+    let run = run(&folder, &format!("{words} {limit}")).assert_code(1);
+    let error = "growing shared memory: File too large (os error 27); raise the limit with \
+                 `ulimit -f unlimited`";
+    assert_eq!(run.err.matches(error).count(), 1, "{run:?}");
+    let failed = run_result(&folder, "run").failure.unwrap().rank;
+    assert_contains(rank_log(&folder, "run", failed, "err"), error);
+}
+
+#[test]
+fn error_lines_of_ranks_that_do_not_fail_are_shown() {
+    let folder = TempDir::new();
+    let noisy = "#!/bin/sh\necho 'error: of a library' >&2\nexec \"$@\"\n";
+    write_with_mode(folder.join("noisy"), 0o755, noisy);
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 1 --run-dir run --launch='--wrap ./noisy'";
+    let run = run(&folder, words).assert_code(0);
+    assert_contains(&run.err, " 0] error: of a library\n");
 }
 
 /// Invalid options and their errors.

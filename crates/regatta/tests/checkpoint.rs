@@ -35,7 +35,7 @@ fn imported_model_is_shown_verified_and_exported_unchanged() {
     for name in ["gpt2", "llama"] {
         let folder = imported(name);
         let shown = run_in(&folder, "checkpoint show run");
-        shown.assert_ok([&*format!("{name}, "), "hidden size 32", " unsharded"]);
+        shown.assert_ok([&*format!("{name}, "), "hidden size 32", " unsharded", "1 from 1 rank, "]);
         let text = run_in(&folder, "checkpoint verify run/checkpoints/step-00000000").ok();
         assert!(text.starts_with("ok "), "{text}");
         let shown: Value = run_in(&folder, "checkpoint show run --json").json();
@@ -242,4 +242,7 @@ fn generate_names_the_damaged_checkpoint_and_the_one_it_uses() {
     let used = "; using run/checkpoints/step-00000005";
     let report: Value = generated.assert_stderr([damaged, used]).json();
     assert_eq!(report["step"], 5);
+    corrupt(&folder.join("run/checkpoints/step-00000005/rank-00000.safetensors"));
+    let none = "no valid checkpoint in run: run/checkpoints/step-00000010/rank-00000";
+    run_in(&folder, "generate run").assert_error(none);
 }

@@ -54,9 +54,10 @@ fn help_shows_every_option_and_example() {
 #[test]
 fn examples_in_the_help_work() {
     let folder = TempDir::new();
-    run_in(&folder, "map --dump node.json").ok();
+    run_in(&folder, "map --dump node.json").assert_stderr("wrote node.json\n").ok();
     run_in(&folder, "map --machine node.json -n 1").assert_ok("1 rank on 1 node");
-    run_in(&folder, "map --svg node.svg").ok();
+    run_in(&folder, "map -n 1 --svg node.svg").assert_stderr("wrote node.svg\n").ok();
+    assert_contains(folder.read("node.svg"), " with 1 rank<");
     run_line("map --system frontier -N 2 --format srun").assert_ok("--ntasks=16 ");
     run_line("env --framework jax --json").assert_ok("JAX_");
     let last = "env --system lumi-g -N 16 --rank 127 --master-addr nid001 --master-port 29500";
@@ -153,7 +154,7 @@ fn manual_pages_render() {
 }
 
 /// Commands that print, one per output path.
-const PRINTING: [&str; 12] = [
+const PRINTING: [&str; 15] = [
     "map --system lumi-g",
     "map --system lumi-g --json",
     "map --system lumi-g --why",
@@ -166,6 +167,9 @@ const PRINTING: [&str; 12] = [
     "env --system lumi-g --json",
     "completions bash",
     "man map",
+    "--version",
+    "--help",
+    "help train",
 ];
 
 #[test]

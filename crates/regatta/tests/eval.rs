@@ -92,7 +92,8 @@ fn data_in_other_tokens_is_refused() {
     run_in(&folder, "eval run --data none.txt").assert_error("none.txt");
     folder.write("short.txt", "The wind");
     run_in(&folder, "eval run --data short.txt").assert_error("8 tokens are too few");
-    run_in(&folder, "eval nowhere").assert_error("no model in nowhere");
+    run_in(&folder, "eval nowhere").assert_error("nowhere does not exist; `regatta runs` lists");
+    run_in(&folder, "eval tokens").assert_error("no model in tokens: expected a run folder");
     std::fs::rename(folder.join("text.txt"), folder.join("moved.txt")).unwrap();
     run_in(&folder, "eval run").assert_error(["data of the run, text.txt", "name it with --data"]);
     for (words, error) in [("--batches 0", "at least 1, or all"), ("--split test", "'test'")] {

@@ -65,7 +65,7 @@ fn full_disk_of_standard_output_fails_the_job_after_its_end() {
     let mut job = shell_job(&folder, "-n 1 --run-dir run", script);
     let child = job.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     let run = CommandOutput::from(child.wait_with_output().unwrap()).assert_code(1);
-    assert_contains(run.err, "note: standard output is incomplete: No space left on device");
+    assert_contains(run.err, "error: standard output is incomplete: No space left on device");
     assert!(folder.exists("done"), "the rank runs to its end");
     assert_eq!(rank_log(&folder, "run", 0, "out"), "first\nlast\n");
     assert_eq!(run_result(&folder, "run").exit_code, 0);
@@ -124,6 +124,13 @@ fn line_without_end_is_shown_in_pieces_and_logged_unchanged() {
     assert_eq!(run.out.matches('x').count(), LEN);
     assert!(run.out.lines().all(|line| line.len() < 66_000));
     assert_eq!(rank_log(&folder, "run", 0, "out").len(), LEN);
+}
+
+#[test]
+fn errors_of_a_users_program_are_shown_at_once_and_in_the_report() {
+    let folder = TempDir::new();
+    let run = run_job(&folder, "-n 1 --run-dir run", "echo error: x >&2; exit 3").assert_code(3);
+    assert_contains(&run.err, [" 0] error: x\n", "\n  | error: x\n"]);
 }
 
 #[test]

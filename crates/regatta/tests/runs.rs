@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::process::Command;
+
 use regatta_testbed::wait_until;
 use serde_json::Value;
 use support::process::{Process, run_in, run_job, shell_job};
@@ -39,10 +41,13 @@ fn runs_are_listed_with_kind_state_and_progress() {
     run_job(&folder, "-n 1 --run-dir runs/bad", "exit 3").assert_code(3);
     let bench = "bench all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir runs";
     run_in(&folder, &format!("{bench}/bench")).ok();
-    run_in(&folder, &format!("{bench}/swept --sweep REGATTA_OTHER=a,b")).ok();
+    run_in(&folder, &format!("{bench}/swept --sweep FI_OTHER=a,b")).ok();
+    let early = format!("train {TINY} checkpoint.dir=/proc/none -n 1 --run-dir runs/early");
+    run_in(&folder, &early).assert_code(1);
     write(&folder, "runs/notes/events.jsonl", "not a run");
     let expected = [
         ("train", "train finished"),
+        ("early", "train failed"),
         ("good", "launch finished"),
         ("bad", "launch failed"),
         ("bench", "bench finished"),
@@ -66,6 +71,9 @@ fn runs_are_listed_with_kind_state_and_progress() {
         (shown["result"]["exit_code"].as_u64(), &shown["state"]),
         (Some(3), &"failed".into())
     );
+    let root = folder.join("runs").display().to_string();
+    run_line(&format!("runs show good --root {root}")).assert_ok("1, 0 restarts, ");
+    run_in(&folder, "runs show none").assert_error("none does not exist, nor does runs/none; ");
     run_in(&folder, "runs show runs/notes").assert_error("runs/notes is not a run folder");
 }
 
@@ -93,14 +101,42 @@ fn running_and_stopped_runs_are_told_apart_and_running_ones_are_kept() {
 }
 
 #[test]
-fn killed_runs_have_failed() {
+fn a_run_without_a_checkpoint_is_running_until_it_is_killed_and_has_failed_then() {
     let folder = TempDir::new();
-    let mut train =
-        spawn(&folder, &format!("{TINY} train.steps=1000000 -n 1 --run-dir runs/train"));
+    let words = "train.steps=1000000 checkpoint.interval=999999 -n 1 --run-dir runs/train";
+    let mut train = spawn(&folder, &format!("{TINY} {words}"));
     wait_for_step(&folder, "runs/train", 1);
+    let reading = ["generate", "eval", "checkpoint show"];
+    let running = "runs/train has no checkpoint yet: the run is running; wait for its first \
+                   checkpoint, which it saves every 999999 steps";
+    for command in reading {
+        run_in(&folder, &format!("{command} runs/train")).assert_error(running);
+    }
+    for words in ["", " checkpoint.resume=never"] {
+        let resumed = run_in(&folder, &format!("train --resume runs/train -n 1{words}"));
+        resumed.assert_error("runs/train is in use by another job (process ");
+    }
     train.child.kill().unwrap();
     train.child.wait().unwrap();
     wait_until("the ranks have ended", || state(&folder, "train") == "train failed");
+    let failed = [
+        "runs/train has no checkpoint: the run failed before its first one",
+        "`regatta train --resume runs/train checkpoint.resume=never`",
+    ];
+    for command in reading {
+        run_in(&folder, &format!("{command} runs/train")).assert_error(failed);
+    }
+}
+
+#[test]
+fn files_that_are_not_regular_are_not_read() {
+    let folder = TempDir::new();
+    write(&folder, "runs/job/events.jsonl", "");
+    write(&folder, "runs/job/log/rank-0.out", "");
+    let fifos = ["result.json", "metrics.jsonl"].map(|name| folder.join("runs/job").join(name));
+    assert!(Command::new("mkfifo").args(fifos).status().unwrap().success());
+    assert_eq!(state(&folder, "job"), "launch failed");
+    run_in(&folder, "runs show job").assert_ok("runs/job (launch)");
 }
 
 #[test]

@@ -90,9 +90,15 @@ fn world_size_mismatch_with_the_launcher_is_rejected() {
 }
 
 #[test]
-fn jax_coordinator_binds_the_address_family_of_the_master() {
-    for (address, bind) in [("fd00::1", "'[::]:1234'"), ("10.0.0.1", "0.0.0.0:1234")] {
-        let words = format!("env --framework jax --master-port 1234 --master-addr {address}");
+fn jax_coordinator_binds_the_address_family_of_the_master_and_a_loopback_address_alone() {
+    for (address, bind) in [
+        ("--master-addr fd00::1", "'[::]:1234'"),
+        ("--master-addr 10.0.0.1", "0.0.0.0:1234"),
+        ("--master-addr ::1", "'[::1]:1234'"),
+        // The job has one node.
+        ("", "127.0.0.1:1234"),
+    ] {
+        let words = format!("env --framework jax --master-port 1234 {address}");
         assert_eq!(exported(run(&words, ""), "JAX_COORDINATOR_BIND_ADDRESS"), bind);
     }
 }

@@ -11,7 +11,9 @@ use std::process::Command;
 use libc::SIGTERM;
 use regatta_testbed::{assert_contains, wait_until, write_with_mode};
 use serde_json::Value;
-use support::process::{Process, run_command};
+use support::process::{
+    BlockedOutput, Process, assert_full_output_is_an_error, run_command, run_result,
+};
 use support::{CommandOutput, REGATTA, TempDir, command, from_json};
 
 /// All checks. Only the parent of the ranks reports the first one.
@@ -109,6 +111,37 @@ fn a_failed_rank_is_reported_with_the_current_check() {
     assert_eq!(failure["check"], "checkpoint", "{run:?}");
     assert!(failure["error"].as_str().unwrap().starts_with("rank 1 on "), "{run:?}");
     assert!(!run.err.contains("failed first"), "all ranks agree on the result: {run:?}");
+}
+
+#[test]
+fn result_of_a_failed_check_has_the_exit_code_of_the_process() {
+    let folder = TempDir::new();
+    let run = smoke(&folder, "-n 1 optimizer.lr=1").assert_code(1);
+    assert_contains(&run.out, "failed: steps: the loss did not decrease: ");
+    let result = run_result(&folder, "run");
+    assert_eq!(result.exit_code, 1);
+    assert_contains(&result.reason, "smoke test failed: steps: the loss did not decrease: ");
+}
+
+#[test]
+fn full_disk_of_standard_output_is_an_error() {
+    let folder = TempDir::new();
+    for (run, words) in [("a", ""), ("b", "--json")] {
+        let words = format!("{SMOKE} -n 1 --run-dir {run} {words}");
+        assert_full_output_is_an_error(&mut regatta_in(&folder, &words));
+        assert_eq!(run_result(&folder, run).exit_code, 0, "the ranks passed");
+    }
+}
+
+#[test]
+fn smoke_test_continues_while_its_output_is_not_read() {
+    let folder = TempDir::new();
+    let run = BlockedOutput::spawn(regatta_in(&folder, &format!("{SMOKE} -n 1 --run-dir run")));
+    wait_until("the exit of the rank", || {
+        folder.exists("run/events.jsonl") && folder.read("run/events.jsonl").contains("\"exited\"")
+    });
+    let out = run.read().assert_code(0).out;
+    assert!(out.lines().last().unwrap().starts_with("passed: 1 rank on 1 host in "), "{out}");
 }
 
 /// During the bootstrap, signals have their default action, because there is nothing to save.

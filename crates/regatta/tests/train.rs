@@ -68,8 +68,14 @@ fn invalid_arguments_are_rejected_with_one_line() {
 
 #[test]
 fn a_key_given_as_an_option_is_a_usage_error_with_the_assignment() {
-    let run = run_line("train --steps 100");
-    run.assert_usage_error("'--steps': configuration keys are given as KEY=VALUE; use steps=100");
+    let usage = "Usage: regatta train [OPTIONS]";
+    let keys = "configuration keys are given as KEY=VALUE; use";
+    for (words, expected) in [
+        ("--steps 100", format!("'--steps': {keys} steps=100")),
+        ("tiny --batch-size 8", format!("'--batch-size': {keys} train.batch=8")),
+    ] {
+        run_line(&format!("train {words}")).assert_stderr(usage).assert_usage_error(&*expected);
+    }
 }
 
 #[test]

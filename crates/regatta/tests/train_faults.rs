@@ -13,17 +13,18 @@ use libc::{SIGABRT, SIGCONT, SIGINT, SIGKILL, SIGSTOP, SIGTSTP, SIGUSR1};
 use regatta_model::result::RankExit;
 use regatta_testbed::{assert_contains, wait_until, write_with_mode};
 use regatta_train::data::prepare::{PrepareOptions, TokenizerSource, prepare};
-use support::TempDir;
 use support::disk::{SmallDisk, fill};
 use support::metrics::{assert_common_steps_identical, assert_identical, read_metrics};
 use support::process::{
-    Process, kill, launch_regatta, pid_of_rank, process_state, processes, regatta_in, run_command,
-    run_result, shell_job, signal_if_alive, wrap,
+    Process, assert_full_output_is_an_error, kill, launch_regatta, pid_of_rank, process_state,
+    processes, rank_log, regatta_in, run_command, run_job, run_result, shell_job, signal_if_alive,
+    wrap,
 };
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, copy, corrupt, last_step, long_step, metrics, run,
-    spawn, tiny_run, train_command, wait_for_more_steps, wait_for_step,
+    run_state, spawn, tiny_run, train_command, wait_for_more_steps, wait_for_step,
 };
+use support::{REGATTA, TempDir};
 
 #[test]
 fn restarted_ranks_resume_from_the_last_checkpoint() {
@@ -231,15 +232,52 @@ fn resume_with_an_incompatible_configuration_leaves_the_run_unchanged() {
         ("source=other.txt", " has a different "),
         ("train.batch=25", "train.batch 25 is not divisible by 2 ranks"),
     ];
-    let config = || folder.read("run/config.toml");
-    let before = config();
+    let contents = || {
+        let files = ["config.toml", "metrics.jsonl", "result.json"];
+        (files.map(|name| folder.read(format!("run/{name}"))), run_state(&folder, "run"))
+    };
+    let before = contents();
+    assert_eq!(before.1, "finished");
     for (words, expected) in cases {
         let refused = run(&folder, &format!("--resume run -n 2 train.steps=12 {words}"));
-        refused.assert_code(1).assert_stderr(expected);
-        assert_eq!(config(), before, "{words}");
+        let error = refused.assert_code(1).err;
+        assert_eq!(error.matches(expected).count(), 1, "{words}: {error}");
+        assert_eq!(contents(), before, "{words}");
     }
     run(&folder, "--resume run -n 2 train.steps=12").ok();
     assert_identical(&metrics(&folder, "run"), &full, 12);
+}
+
+#[test]
+fn error_of_all_ranks_is_reported_once_and_logged() {
+    let folder = TempDir::new();
+    let words = "train.steps=2 checkpoint.dir=/proc/none -n 2 --run-dir run";
+    let failed = run(&folder, &format!("{TINY} {words}")).assert_code(1).err;
+    let error = "error: cannot write /proc/none: ";
+    assert_eq!(failed.matches(error).count(), 1, "{failed}");
+    assert_contains(&failed, "; set checkpoint.dir to a writable directory\n");
+    let rank = run_result(&folder, "run").failure.unwrap().rank;
+    assert_contains(rank_log(&folder, "run", rank, "err"), error);
+}
+
+#[test]
+fn full_standard_output_is_an_error_of_a_complete_training() {
+    let folder = TempDir::new();
+    for (run, words) in [("run", ""), ("json", "--json")] {
+        let words = format!("{TINY} train.steps=5 -n 1 --run-dir {run} {words}");
+        assert_full_output_is_an_error(&mut train_command(&folder, &words));
+        assert_eq!(checkpoints(&folder, run), ["step-00000005"]);
+    }
+    let others = ["eval run", "generate run -n 1", "checkpoint show run", "runs show run", "runs"];
+    std::os::unix::fs::symlink(".", folder.join("runs")).unwrap();
+    for words in others {
+        assert_full_output_is_an_error(&mut regatta_in(&folder, words));
+    }
+    // A rank of another launcher prints itself.
+    let script = format!("{REGATTA} train {TINY} train.steps=5 --run-dir rank > /dev/full");
+    let ended = run_job(&folder, "-n 1 --run-dir launch", &script).assert_code(1);
+    assert_contains(&ended.err, "error: standard output: No space left on device");
+    assert_eq!(checkpoints(&folder, "rank"), ["step-00000005"]);
 }
 
 #[test]
@@ -260,10 +298,14 @@ fn resume_of_a_running_run_is_rejected() {
     let folder = TempDir::new();
     let training = spawn(&folder, &format!("{TINY} {ENDLESS} -n 2 --run-dir run"));
     wait_for_step(&folder, "run", 20);
-    let refused = run(&folder, "--resume run -n 2");
-    refused.assert_code(1).assert_stderr("run is in use by another job (process ");
+    for words in ["", "checkpoint.resume=never", "num_heads=1"] {
+        let refused = run(&folder, &format!("--resume run -n 2 {words}"));
+        refused.assert_error("run is in use by another job (process ");
+        assert_eq!(run_state(&folder, "run"), "running", "{words}");
+    }
     wait_for_more_steps(&folder, "run", 1);
     training.interrupt().assert_code(STOPPED_EARLY);
+    assert_eq!(run_state(&folder, "run"), "stopped");
     let found = metrics(&folder, "run");
     let steps = found.steps.len() as u64;
     assert_identical(&found, &found, steps);

@@ -28,11 +28,13 @@ pub enum LoadError {
     /// No model found.
     #[error(
         "no model in {}: expected a run folder, a checkpoint, or a folder with config.json and \
-        model.safetensors{}",
-        folder.display(),
-        if damaged.is_empty() { String::new() } else { format!(" ({damaged})") }
+        model.safetensors",
+        folder.display()
     )]
-    Nothing { folder: PathBuf, damaged: String },
+    Nothing { folder: PathBuf },
+    /// Only damaged checkpoints found.
+    #[error("no valid checkpoint in {}: {why}", folder.display())]
+    Damaged { folder: PathBuf, why: String },
 }
 
 /// A loaded model.
@@ -69,8 +71,11 @@ pub fn load(folder: &Path, device: &dyn Device) -> Result<Loaded, LoadError> {
     let (checkpoint, skipped) = latest_valid(&run_paths::find_checkpoint_dir(folder))?;
     let Some(checkpoint) = checkpoint else {
         let why = skipped.iter().flat_map(|skipped| &skipped.why).map(ToString::to_string);
-        let damaged = why.collect::<Vec<_>>().join("; ");
-        return Err(LoadError::Nothing { folder: folder.to_owned(), damaged });
+        let (folder, why) = (folder.to_owned(), why.collect::<Vec<_>>().join("; "));
+        return Err(match why.is_empty() {
+            true => LoadError::Nothing { folder },
+            false => LoadError::Damaged { folder, why },
+        });
     };
     Ok(Loaded { skipped, ..from_checkpoint(&checkpoint, device)? })
 }

@@ -40,8 +40,7 @@ pub fn lock_file(path: &Path) -> io::Result<LockResult> {
     match locked {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let owner = regular_file::read_to_string(path, MAX_OWNER_BYTES).unwrap_or_default();
-            return Ok(LockResult::HeldBy(owner.trim().to_owned()));
+            return Ok(LockResult::HeldBy(owner(path)));
         }
         Err(TryLockError::Error(_)) => return Ok(LockResult::Unsupported),
     }
@@ -49,4 +48,10 @@ pub fn lock_file(path: &Path) -> io::Result<LockResult> {
     // The owner is only informative, so a failure to write it is ignored.
     let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
     Ok(LockResult::Locked(file))
+}
+
+/// The process that locked a file last, `process 1234 on node7`; empty if unknown.
+pub fn owner(path: &Path) -> String {
+    let text = regular_file::read_to_string(path, MAX_OWNER_BYTES).unwrap_or_default();
+    text.trim().to_owned()
 }

@@ -339,8 +339,16 @@ fn fewer_steps_than_the_checkpoint_has_are_noted() {
 
 #[test]
 fn an_oversized_vocabulary_is_noted() {
-    let recorded = train(1, "steps=1 decay_steps=12 model.vocab_size=5000", &TempDir::new());
-    assert!(recorded.notes[0].starts_with("model.vocab_size is 5000, but"), "{:?}", recorded.notes);
+    let folder = TempDir::new();
+    let note = |steps| {
+        let words = format!("steps={steps} decay_steps=12 model.vocab_size=5000");
+        let notes = train(1, &words, &folder).notes;
+        notes.into_iter().find(|note| note.contains("vocab_size"))
+    };
+    let first = note(1).unwrap();
+    let fix = "tokens: set model.vocab_size=";
+    assert!(first.starts_with("model.vocab_size is 5000, but") && first.contains(fix), "{first}");
+    assert_eq!(note(2), None, "a resumed run keeps its vocabulary");
 }
 
 #[test]

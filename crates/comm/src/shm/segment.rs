@@ -31,8 +31,14 @@ impl Segment {
     /// Grows the file to at least `bytes`.
     pub fn grow(&self, bytes: u64) -> Result {
         // Unlike ftruncate this cannot shrink what another rank has grown concurrently.
-        fallocate(&self.file, FallocateFlags::empty(), bytes.saturating_sub(1), 1)
-            .map_err(system("growing shared memory"))
+        let grown = fallocate(&self.file, FallocateFlags::empty(), bytes.saturating_sub(1), 1);
+        grown.map_err(|why| {
+            let fix = match why {
+                Errno::FBIG => "; raise the limit with `ulimit -f unlimited`",
+                _ => "",
+            };
+            CommError::system("growing shared memory", format!("{why}{fix}"))
+        })
     }
 
     /// Frees the pages of a range, which then reads as zeros; whether that succeeded.

@@ -2,6 +2,7 @@
 
 use regatta_model::allocation::UNKNOWN_HOST;
 use regatta_model::hostlist::short_hostname;
+use regatta_model::units::pluralize;
 use regatta_model::{AllocatedNode, Allocation, Distribution, Launcher, RankId, Scheduler};
 
 use super::env_reader::EnvReader;
@@ -229,7 +230,8 @@ pub(crate) fn attach(allocation: &mut Allocation, rank: LaunchedRank, host: &str
     let nodes = allocation.nodes.len() as u32;
     if let Some(node) = node.filter(|&n| n >= nodes) {
         let names = format!("{} on node {node}", rank.names);
-        return Err(contradiction(&names, &format!("the allocation has {nodes} nodes")));
+        let has = pluralize(nodes as usize, "node");
+        return Err(contradiction(&names, &format!("the allocation has {has}")));
     }
     if rank.launcher != Launcher::Srun {
         apply_counts(allocation, &rank, node)?;
@@ -238,7 +240,8 @@ pub(crate) fn attach(allocation: &mut Allocation, rank: LaunchedRank, host: &str
     let local_size =
         rank.local_size.or(allocated).unwrap_or_else(|| rank.size.div_ceil(nodes.max(1)));
     if rank.local_rank >= local_size {
-        let detail = format!("local rank {} with {local_size} ranks on the node", rank.local_rank);
+        let ranks = pluralize(local_size as usize, "rank");
+        let detail = format!("local rank {} with {ranks} on the node", rank.local_rank);
         return Err(contradiction(&rank.names, &detail));
     }
     allocation.distribution = infer_distribution(allocation, &rank, node)?;
@@ -288,8 +291,8 @@ fn apply_counts(allocation: &mut Allocation, rank: &LaunchedRank, node: Option<u
     let Some(local_size) = rank.local_size else { return Ok(()) };
     let nodes = allocation.nodes.len() as u32;
     if nodes == 1 && local_size < rank.size {
-        let detail =
-            format!("only {local_size} ranks are on this node, and the allocation has one node");
+        let ranks = pluralize(local_size as usize, "rank");
+        let detail = format!("this node has only {ranks}, and the allocation has one node");
         return Err(contradiction(&rank.names, &detail));
     }
     let total: Option<u32> = allocation.nodes.iter().map(|n| n.ranks).sum();

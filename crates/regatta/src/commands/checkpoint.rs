@@ -18,6 +18,7 @@ use regatta_train::training::TOKENIZER;
 use regatta_train::{load, run_paths};
 use serde_json::json;
 
+use super::runs::no_checkpoint;
 use crate::cli::{ERROR, FAINT, GOOD, HEADING};
 use crate::output;
 
@@ -110,7 +111,10 @@ fn find(folder: &Path) -> Result<Checkpoint> {
     if folder.join("checkpoint.json").exists() {
         return Ok(Checkpoint::open(folder)?);
     }
-    bail!("no checkpoint found in {shown} or {shown}/checkpoints");
+    match no_checkpoint::message(folder) {
+        Some(message) => bail!(message),
+        None => bail!("no checkpoint found in {shown} or {shown}/checkpoints"),
+    }
 }
 
 fn show(args: &FolderArgs) -> Result<()> {
@@ -123,7 +127,7 @@ fn show(args: &FolderArgs) -> Result<()> {
     }
     let CheckpointMeta { step, tokens, seed, shape, config, tokenizer, .. } = checkpoint.meta();
     let bytes = units::format_bytes(manifest.files.values().sum());
-    let (files, ranks) = (manifest.files.len(), manifest.ranks);
+    let (files, ranks) = (manifest.files.len(), units::pluralize(manifest.ranks, "rank"));
     let count = |kind| manifest.tensors.iter().filter(|tensor| tensor.kind == kind).count();
     let [parameters, moments] = [StateTensor::Parameter, StateTensor::Moment1].map(count);
     let state = if moments > 0 { "with optimizer state" } else { "without optimizer state" };
@@ -132,7 +136,7 @@ fn show(args: &FolderArgs) -> Result<()> {
         ("step", format!("{step}, {tokens} tokens seen, seed {seed}")),
         ("model", describe(shape)),
         ("tensors", format!("{parameters}, {state}")),
-        ("files", format!("{files} from {ranks} ranks, {bytes}")),
+        ("files", format!("{files} from {ranks}, {bytes}")),
         ("sharding", sharding(manifest)),
         ("tokenizer", if tokenizer.is_empty() { "unknown".to_owned() } else { tokenizer.clone() }),
     ];
@@ -155,10 +159,12 @@ fn sharding(manifest: &Manifest) -> String {
 
 fn describe(shape: &ModelShape) -> String {
     let family = format!("{:?}", shape.family).to_lowercase();
-    let ModelShape { num_layers, hidden_size, num_heads, seq_len, vocab_size, .. } = shape;
+    let ModelShape { hidden_size, seq_len, vocab_size, .. } = shape;
+    let layers = units::pluralize(shape.num_layers, "layer");
+    let heads = units::pluralize(shape.num_heads, "head");
     format!(
-        "{family}, {} parameters: {num_layers} layers, hidden size {hidden_size}, {num_heads} heads, sequence \
-         length {seq_len}, vocabulary size {vocab_size}",
+        "{family}, {} parameters: {layers}, hidden size {hidden_size}, {heads}, sequence length \
+         {seq_len}, vocabulary size {vocab_size}",
         shape.num_params()
     )
 }

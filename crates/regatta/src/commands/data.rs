@@ -49,7 +49,7 @@ fn prepare(args: &PrepareArgs) -> Result<ExitCode> {
     };
     // Signals are handled between chunks of text, so that partial output is removed.
     let mut signals = SignalCatcher::new()?;
-    let mut bar = ProgressBar::new();
+    let mut bar = ProgressBar::new(None);
     let start = Instant::now();
     let mut drawn = start;
     let (mut phase, mut phase_start) = ("", start);

@@ -1,6 +1,6 @@
 //! `regatta eval`: the loss of a trained model on its validation split or on other data.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,17 @@ use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View};
 use regatta_kernels_cpu::Cpu;
 use regatta_measure::collectives::BenchProgress as BarProgress;
+use regatta_model::units::pluralize;
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataLoader, DataSpec, Dataset, Sampler, Tokenizer};
-use regatta_train::load::{self, Loaded};
+use regatta_train::load::Loaded;
 use regatta_train::model::Model;
 use regatta_train::step::DeviceModel;
 use regatta_train::training::evaluate::{self, EvalLoss};
 use serde::Serialize;
 
 use super::bench::progress_bar::ProgressBar;
-use super::generate::{model_tokenizer, note_skipped};
+use super::model_args::ModelArgs;
 use crate::cli::{FAINT, HEADING};
 use crate::options::{NamedValue, one_of};
 use crate::output;
@@ -32,9 +33,6 @@ const BAR_DELAY: Duration = Duration::from_secs(1);
 /// `regatta eval`.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// A run folder, a checkpoint, or a Hugging Face model folder
-    #[arg(value_name = "RUN")]
-    pub model: PathBuf,
     /// Data to evaluate on: a text file, a folder of `regatta data prepare`, or a named dataset
     /// [default: the data the model was trained on]
     #[arg(long, value_name = "SOURCE")]
@@ -46,12 +44,8 @@ pub struct EvalArgs {
     /// without a training configuration]
     #[arg(long, value_name = "COUNT|all")]
     pub batches: Option<Batches>,
-    /// Tokenizer file [default: the model's]
-    #[arg(long, value_name = "FILE")]
-    pub tokenizer: Option<PathBuf>,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
@@ -157,11 +151,8 @@ struct EvalReport {
 
 /// Runs the command.
 pub fn run(args: &EvalArgs) -> Result<()> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = args.threads.map_or_else(cores, usize::from);
-    let loaded = load::load(&args.model, &Cpu::new(threads, Precision::F32))?;
-    note_skipped(&loaded);
-    let (file, tokenizer) = model_tokenizer(args.tokenizer.as_deref(), &loaded)?;
+    let loaded = args.model.load()?;
+    let (file, tokenizer) = args.model.tokenizer(&loaded)?;
     let (source, dataset, split) = dataset(args, &loaded, &file, &tokenizer)?;
     let (tokens, split) = match split {
         Some(Split::Val) => (dataset.validation, "val"),
@@ -176,7 +167,7 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     let precision = config.map_or(Precision::F32, |config| {
         config.train.precision.unwrap_or_else(Cpu::fastest_precision)
     });
-    let device_model = DeviceModel::new(Model::new(shape), Box::new(Cpu::new(threads, precision)));
+    let device_model = DeviceModel::new(Model::new(shape), Box::new(args.model.device(precision)));
     let params: Vec<View<'_>> = parameters.iter().map(Tensor::view).collect();
     let start = Instant::now();
     let found = evaluate_with_bar((&device_model, &params), &loader, plan, &tokenizer, start)?;
@@ -262,7 +253,7 @@ fn evaluate_with_bar(
     tokenizer: &Tokenizer,
     start: Instant,
 ) -> Result<EvalLoss> {
-    let mut bar = ProgressBar::new();
+    let mut bar = ProgressBar::new(None);
     let mut progress = |done: u64, total: u64| {
         let elapsed = start.elapsed();
         if elapsed >= BAR_DELAY {
@@ -286,15 +277,13 @@ fn text(report: &EvalReport) -> String {
     };
     let split = if *split == "all" { "whole text".to_owned() } else { format!("{split} split") };
     let (seconds, speed) = (report.seconds, report.tokens_per_second);
+    let sequences = pluralize(*sequences as usize, "sequence");
     let lines = [
         ("data", format!("{data}, {split}")),
         ("loss", format!("{loss:.4}")),
         ("perplexity", format!("{perplexity:.3}")),
         bits,
-        (
-            "tokens",
-            format!("{tokens} in {sequences} sequences, {seconds:.1} s, {speed:.0} tokens/s"),
-        ),
+        ("tokens", format!("{tokens} in {sequences}, {seconds:.1} s, {speed:.0} tokens/s")),
     ];
     let line = |(name, value): &(_, String)| format!("  {FAINT}{name:<12}{FAINT:#}{value}\n");
     format!("{HEADING}{model}{step}{HEADING:#}\n{}", lines.iter().map(line).collect::<String>())

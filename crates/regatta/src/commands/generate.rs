@@ -1,21 +1,20 @@
 //! `regatta generate`: generates text from a trained model and streams it.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use regatta_device::precision::Precision;
 use regatta_device::tensor::Tensor;
-use regatta_kernels_cpu::Cpu;
 use regatta_train::data::Tokenizer;
 use regatta_train::generate::{Generator, Sampling};
-use regatta_train::load::{Loaded, load};
+use regatta_train::load::Loaded;
 use regatta_train::model::Model;
 use regatta_train::step::DeviceModel;
 use serde::Serialize;
 
+use super::model_args::ModelArgs;
 use crate::cli::FAINT;
 use crate::options::{at_least, number};
 use crate::output::{self, Stream};
@@ -24,8 +23,6 @@ use crate::sanitize::Sanitizer;
 /// `regatta generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// A run folder, a checkpoint, or a Hugging Face model folder
-    pub model: PathBuf,
     /// Prompt (`-`: standard input) [default: a newline]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
@@ -44,12 +41,8 @@ pub struct GenerateArgs {
     /// Random seed; the same seed generates the same text
     #[arg(long, value_name = "NUMBER", default_value_t = 1337, help_heading = "Sampling")]
     pub seed: u64,
-    /// Tokenizer file [default: the model's]
-    #[arg(long, value_name = "FILE")]
-    pub tokenizer: Option<PathBuf>,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// Print one JSON object at the end: model, step, prompt, text, tokens, seconds
     #[arg(long)]
     pub json: bool,
@@ -77,11 +70,8 @@ struct GenerateReport<'a> {
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs) -> Result<()> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let device = Cpu::new(args.threads.map_or_else(cores, usize::from), Precision::F32);
-    let loaded = load(&args.model, &device)?;
-    note_skipped(&loaded);
-    let tokenizer = model_tokenizer(args.tokenizer.as_deref(), &loaded)?.1;
+    let loaded = args.model.load()?;
+    let tokenizer = args.model.tokenizer(&loaded)?.1;
     let prompt = prompt(args)?;
     let prompt_tokens = match (tokenizer.encode(&prompt), &args.prompt) {
         // A character-level vocabulary may lack the newline.
@@ -89,6 +79,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         (encoded, _) => encoded.context("--prompt")?,
     };
     let Loaded { shape, parameters, from, step, .. } = loaded;
+    let device = args.model.device(Precision::F32);
     let device_model = DeviceModel::new(Model::new(shape), Box::new(device));
     let mut generator =
         Generator::new(&device_model, parameters.iter().map(Tensor::view).collect())
@@ -107,14 +98,6 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         output::eprint(&format!("{FAINT}{model}{step}, {speed:.0} tokens/s{FAINT:#}\n"));
     }
     Ok(())
-}
-
-/// Notes newer checkpoints that were skipped because they are damaged.
-pub fn note_skipped(loaded: &Loaded) {
-    for skipped in &loaded.skipped {
-        let from = loaded.from.display();
-        output::note(&format!("skipped damaged checkpoint {skipped}; using {from}"));
-    }
 }
 
 /// Generates token by token and prints each as soon as it decodes to text, until end-of-text or the
@@ -150,36 +133,6 @@ fn stream_text(
     print(stream.finish() + "\n")?;
     text.truncate(text.len() - 1);
     Ok((text, generated))
-}
-
-/// The tokenizer of `--tokenizer` or of the model, and its file.
-pub fn model_tokenizer(option: Option<&Path>, loaded: &Loaded) -> Result<(PathBuf, Tokenizer)> {
-    let Some(path) = option.or(loaded.tokenizer.as_deref()) else {
-        let from = loaded.from.display();
-        bail!("{from} has no tokenizer.json: pass one with --tokenizer");
-    };
-    let tokenizer = Tokenizer::load(path)?;
-    let (file, fingerprint) = (path.display(), tokenizer.fingerprint());
-    if let Some(expected) = loaded.made_by.as_ref().filter(|made_by| **made_by != fingerprint) {
-        let from = loaded.from.display();
-        let what = format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
-        if option.is_none() {
-            bail!(
-                "{what}: pass the model's tokenizer with --tokenizer FILE, or pass this file to use \
-                 it anyway"
-            );
-        }
-        // One given with `--tokenizer` may be equivalent despite another fingerprint.
-        output::note(&what);
-    }
-    let (tokenizer_size, model_size) = (tokenizer.vocab_size(), loaded.shape.vocab_size);
-    if tokenizer_size > model_size {
-        bail!(
-            "the vocabulary size of {file} is {tokenizer_size}, that of the model {model_size}: the \
-             tokenizer belongs to another model"
-        );
-    }
-    Ok((path.to_owned(), tokenizer))
 }
 
 /// The prompt of the command line or of standard input.

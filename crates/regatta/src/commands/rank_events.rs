@@ -6,7 +6,7 @@ use regatta_launch::channel::{self, ChannelError, Json, RankEnd};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::launch::{QueuedOutput, RankObserver};
+use super::launch::{QueuedStreams, RankObserver};
 
 /// Reports events to the user.
 pub trait EventReporter {
@@ -33,8 +33,16 @@ pub trait EventReporter {
     /// Erases progress from the terminal before other output.
     fn hide_progress(&mut self) {}
 
-    /// The reporter's text for standard output, if the launcher writes it.
-    fn stdout(&self) -> Option<QueuedOutput> {
+    /// Reports that all ranks have exited; called at least once.
+    fn on_exit(&mut self) {}
+
+    /// Why the job failed although all ranks exited successfully.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
+    /// The reporter's text for the standard streams, if the launcher writes it.
+    fn output(&self) -> Option<QueuedStreams> {
         None
     }
 }
@@ -62,12 +70,20 @@ impl<R: EventReporter> RankObserver for R {
         EventReporter::on_signal(self, signal);
     }
 
+    fn on_exit(&mut self) {
+        EventReporter::on_exit(self);
+    }
+
+    fn failure(&self) -> Option<String> {
+        EventReporter::failure(self)
+    }
+
     fn prints_run_dir(&self) -> bool {
         R::PRINTS_RUN_DIR
     }
 
-    fn stdout(&self) -> Option<QueuedOutput> {
-        EventReporter::stdout(self)
+    fn output(&self) -> Option<QueuedStreams> {
+        EventReporter::output(self)
     }
 }
 

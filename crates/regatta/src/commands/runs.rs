@@ -1,7 +1,8 @@
 //! `regatta runs`: lists, shows and removes run folders.
 
-mod folder;
-mod locks;
+pub mod folder;
+pub mod locks;
+pub mod no_checkpoint;
 mod prune;
 mod show;
 
@@ -33,7 +34,7 @@ pub struct RunsArgs {
 enum RunsCommand {
     /// Show one run: settings, checkpoints, last metrics and result
     Show(show::ShowArgs),
-    /// Remove old run folders, never a running one; without --yes only says which
+    /// Remove old run folders, never a running one; without --yes, only list them
     Prune(prune::PruneArgs),
 }
 
@@ -59,12 +60,12 @@ pub const EXAMPLES: &str = "\
 Examples:
   regatta runs                                  the run folders below runs/, newest first
   regatta runs --root /scratch/me/runs --json   those of another folder, for a script
-  regatta runs show runs/mine                   settings, checkpoints, last metrics, result
+  regatta runs show mine                        settings, checkpoints, last metrics, result
   regatta runs prune --keep 10                  which runs would go; add --yes to remove them
   regatta runs prune --older-than 30d --yes     remove runs without activity for 30 days
 
 States: running (a process holds the lock of the run), finished, stopped (by a signal, or before the
-last step), failed.";
+last step: `regatta train --resume RUN` continues), failed (a rank failed, or the launcher was killed).";
 
 /// Runs the command.
 pub fn run(args: &RunsArgs) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Commands, running processes, and jobs whose ranks are shell scripts.
 
 use std::fmt::Display;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::io::{PipeReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -58,6 +59,54 @@ pub fn run_job(folder: &TempDir, options: &str, script: &str) -> CommandOutput {
 /// Runs a command to its end.
 pub fn run_command(job: &mut Command) -> CommandOutput {
     CommandOutput::from(job.output().unwrap())
+}
+
+/// Runs a command with a full standard output, and asserts that it fails for that reason alone.
+#[track_caller]
+pub fn assert_full_output_is_an_error(command: &mut Command) {
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = run_command(command.stdout(full)).assert_code(1);
+    let is_error = |line: &&str| line.starts_with("error: standard output");
+    let errors: Vec<&str> = run.err.lines().filter(is_error).collect();
+    assert_eq!(errors.len(), 1, "{command:?}: {run:?}");
+    assert!(errors[0].contains(": No space left on device"), "{command:?}: {run:?}");
+}
+
+/// A command whose standard output is a full pipe, so that it blocks when it writes.
+pub struct BlockedOutput {
+    child: Child,
+    reader: PipeReader,
+    /// Bytes that fill the pipe.
+    filled: usize,
+}
+
+impl BlockedOutput {
+    pub fn spawn(mut command: Command) -> Self {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let mut filled = 0;
+        while let Ok(count) = writer.write(b"x") {
+            filled += count;
+        }
+        rustix::io::ioctl_fionbio(&writer, false).unwrap();
+        let command = default_signals(&mut command);
+        let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        Self { child, reader, filled }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Reads the output to its end and waits for the command.
+    pub fn read(self) -> CommandOutput {
+        let Self { child, mut reader, filled } = self;
+        let mut out = String::new();
+        reader.read_to_string(&mut out).unwrap();
+        let mut run = CommandOutput::from(child.wait_with_output().unwrap());
+        run.out = out.split_off(filled);
+        run
+    }
 }
 
 /// The result of a run.

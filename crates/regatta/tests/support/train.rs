@@ -6,7 +6,7 @@ use std::process::Command;
 use regatta_testbed::{wait_until, write_with_mode};
 
 use super::metrics::{RunMetrics, last_step_in, read_metrics};
-use super::process::{Process, regatta_in, run_command};
+use super::process::{Process, regatta_in, run_command, run_in};
 use super::{CommandOutput, TempDir};
 
 /// A tiny model, in f32 so that losses can be compared closely. `decay_steps` is set, so that the learning rate does not depend on the number of
@@ -64,6 +64,12 @@ pub fn run(folder: &TempDir, words: &str) -> CommandOutput {
 /// Starts `regatta train`.
 pub fn spawn(folder: &TempDir, words: &str) -> Process {
     Process::spawn(folder, &mut train_command(folder, words))
+}
+
+/// The state of a run, as `regatta runs` shows it.
+pub fn run_state(folder: &TempDir, run: &str) -> String {
+    let shown: serde_json::Value = run_in(folder, &format!("runs show {run} --json")).json();
+    shown["state"].as_str().unwrap().to_owned()
 }
 
 /// The metrics of a run.

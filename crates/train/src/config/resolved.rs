@@ -15,6 +15,8 @@ use super::{
 
 /// Top-level key of a file: the preset it is based on.
 const PRESET: &str = "preset";
+/// What the preset or file may be given as, although it is an argument of its own.
+const BASE_WORDS: [&str; 3] = [PRESET, "config", "model"];
 /// Top-level key of a file: the name of the configuration, instead of the file name.
 const NAME: &str = "name";
 
@@ -115,6 +117,12 @@ impl Resolved {
             let Some((key, text)) = parts else {
                 return Err(not_key_value(arg));
             };
+            if BASE_WORDS.contains(&key.trim()) {
+                let hint =
+                    format!("a preset or file is the first argument: `regatta train {text}`");
+                let (location, key) = (location.clone(), key.to_owned());
+                return Err(ConfigError::UnknownKey { location, key, hint });
+            }
             let index = find(&expand_short_form(key.trim(), &location)?, &location)?;
             self.set(index, &RawValue { text: text.trim(), quoting: Quoting::Unknown }, &location)?;
         }

@@ -156,6 +156,10 @@ fn arguments_without_a_key_and_unknown_presets_are_refused() {
     for (words, expected) in [
         (&["steps", "5"][..], "no preset or file named steps: to set this key, write steps=VALUE"),
         (&["tiny", "seed"], "`seed` is not key=value: to set this key, write seed=VALUE"),
+        (
+            &["preset=gpt2"],
+            "command line: unknown key preset: a preset or file is the first argument: `",
+        ),
         (&["tiny", "gpt2"], "`gpt2` is not key=value: only one preset or file can be given"),
     ] {
         let error = message(load(words));

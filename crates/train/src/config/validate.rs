@@ -181,9 +181,9 @@ impl Config {
                 0 => "train.batch_per_replica".to_owned(),
                 batch => format!("train.batch {batch} over {}", replicas(mesh)),
             };
+            let sequences = counted(replica_batch, "sequence", "sequences");
             return Err(Infeasible::new(format!(
-                "train.micro_batch {size} does not divide the {replica_batch} sequences of a replica \
-                 ({origin})"
+                "train.micro_batch {size} does not divide the {sequences} of a replica ({origin})"
             ))
             .suggest_key("train.micro_batch", others));
         }
@@ -195,9 +195,10 @@ impl Config {
             return Err(self.too_few_sequences(replica_batch, mesh));
         }
         Err(Infeasible::new(format!(
-            "train.micro_batch {size} gives {} per step ({replica_batch} sequences), but parallel.pp {} \
-             with parallel.schedule {} needs {}",
+            "train.micro_batch {size} gives {} per step ({}), but parallel.pp {} with \
+             parallel.schedule {} needs {}",
             counted(replica_batch / size, "micro-batch", "micro-batches"),
+            counted(replica_batch, "sequence", "sequences"),
             mesh.pp,
             self.parallel.schedule,
             self.needed_micro_batches(mesh.pp)

@@ -67,7 +67,9 @@ impl TrainingLoop {
         let info = report::run_info(&setup, &plan, &shape, done);
         emit(Event::Start(Box::new(info.clone())));
         let notes = [
-            unused_vocab_note(&shape, setup.dataset.tokenizer.vocab_size()),
+            // The vocabulary of a resumed run cannot change.
+            unused_vocab_note(&shape, setup.dataset.tokenizer.vocab_size())
+                .filter(|_| found.is_none()),
             multi_host_note(&plan.mesh, &*setup.comm),
         ];
         notes.into_iter().flatten().for_each(|note| emit(Event::Note(note)));
@@ -204,14 +206,14 @@ fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<String> {
     mesh.cross_host_warning(&hosts)
 }
 
-/// A note if the model's vocabulary is far larger than the tokenizer's: the data is probably not the
-/// intended one.
+/// A note if the model's vocabulary is far larger than the tokenizer's: memory and time are wasted, or the
+/// data is not the intended one.
 fn unused_vocab_note(shape: &ModelShape, tokens: usize) -> Option<String> {
     let vocab_size = shape.vocab_size;
     (vocab_size > 4 * tokens).then(|| {
         format!(
-            "model.vocab_size is {vocab_size}, but the tokenizer has {tokens} tokens: check data.source \
-             and data.tokenizer"
+            "model.vocab_size is {vocab_size}, but the tokenizer has only {tokens} tokens: set \
+             model.vocab_size={tokens}, or check data.source and data.tokenizer"
         )
     })
 }

@@ -13,6 +13,7 @@ use super::reporter::Reporter;
 use crate::cli::LaunchArgs;
 use crate::commands::launch::{self, new_run_id, run_dir_or_new};
 use crate::commands::rank_worker::RankTask;
+use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
@@ -30,7 +31,7 @@ pub fn run(command: &BenchCommand, options: &BenchOptions<'_>) -> Result<ExitCod
     note_oversubscription(&args, &discovery);
     set_request(&mut args, &discovery, RankTask::Bench(Box::new(command.clone())))?;
     let out = options.output.out.clone().unwrap_or_else(|| folder.join(RESULT_FILE));
-    let mut reporter = Reporter::new(options, Some(out))?;
+    let mut reporter = Reporter::new(options, Some(out), ReporterOutput::queued())?;
     let code = launch::launch(&args, discovery, Some(&mut reporter))?;
     let exit_code = reporter.finish()?;
     Ok(if code == ExitCode::SUCCESS { exit_code } else { code })
@@ -56,6 +57,26 @@ fn launch_options(ranks: &BenchRankArgs, run_dir: PathBuf) -> Result<Box<LaunchA
 
 fn may_use_gpus(backend: Backend) -> bool {
     matches!(backend, Backend::Auto | Backend::Nccl | Backend::Rccl)
+}
+
+/// The backend, if it is known before the launch that the ranks do not use NCCL or RCCL: if requested, or
+/// if they are on this machine, which has fewer GPUs.
+pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
+    match ranks.backend {
+        Backend::Nccl | Backend::Rccl => return Ok(None),
+        Backend::Auto => {}
+        backend => return Ok(Some(format!("{backend:?}").to_lowercase())),
+    }
+    let args = launch_options(ranks, PathBuf::new())?;
+    let discovery = launch::discover(&args)?;
+    let count = match has_rank_count(&args) {
+        true => args.job.ranks.unwrap_or(1),
+        false => default_rank_count(&discovery, ranks.backend).unwrap_or(1),
+    };
+    let gpus = |vendor| nccl::device_count(vendor).unwrap_or(0);
+    let has_gpus = [Vendor::Nvidia, Vendor::Amd].into_iter().any(|vendor| gpus(vendor) >= count);
+    let uses_host_memory = !discovery.needs_agents() && !has_gpus;
+    Ok(uses_host_memory.then(|| "host".to_owned()))
 }
 
 /// The number of ranks on a single machine without GPUs; otherwise the launcher determines it. Ranks

@@ -1,30 +1,31 @@
 //! A progress bar on the terminal.
 
-use std::io::IsTerminal;
-
 use regatta_measure::collectives::BenchProgress;
 
-use crate::output;
+use crate::commands::launch::QueuedOutput;
+use crate::output::{self, Stream};
 
 /// Width of the bar in characters.
 const WIDTH: usize = 24;
 
-/// A progress bar; invisible unless standard error is a terminal.
+/// A progress bar, erased when it is dropped; invisible unless standard error is a terminal.
 pub struct ProgressBar {
     shown: bool,
     terminal: bool,
+    /// Standard error, if the launcher writes it.
+    queued: Option<QueuedOutput>,
 }
 
 impl ProgressBar {
-    /// A hidden bar.
-    pub fn new() -> Self {
-        Self { shown: false, terminal: std::io::stderr().is_terminal() }
+    /// A hidden bar, written through a queue if one is given.
+    pub fn new(queued: Option<QueuedOutput>) -> Self {
+        Self { shown: false, terminal: Stream::Stderr.is_terminal(), queued }
     }
 
     /// Draws the bar.
     pub fn show(&mut self, progress: &BenchProgress) {
         if self.terminal {
-            output::eprint(&format!("\r\x1b[2K{}", line(progress)));
+            self.write(&format!("\r\x1b[2K{}", line(progress)));
             self.shown = true;
         }
     }
@@ -32,9 +33,22 @@ impl ProgressBar {
     /// Erases the bar before other output.
     pub fn hide(&mut self) {
         if self.shown {
-            output::eprint("\r\x1b[2K");
+            self.write("\r\x1b[2K");
             self.shown = false;
         }
+    }
+
+    fn write(&self, text: &str) {
+        match &self.queued {
+            Some(stderr) => stderr.print(text),
+            None => output::eprint(text),
+        }
+    }
+}
+
+impl Drop for ProgressBar {
+    fn drop(&mut self) {
+        self.hide();
     }
 }
 

@@ -20,6 +20,7 @@ use super::options::{BenchOptions, RooflineTest, Workload};
 use super::reporter::Reporter;
 use crate::commands::rank_events::EventSink;
 use crate::commands::rank_worker::RankContext;
+use crate::commands::reporter_output::ReporterOutput;
 
 /// Upper bound on result files in a run folder.
 const MAX_RESULT_FILES: u32 = 9999;
@@ -171,7 +172,10 @@ type BenchSink = EventSink<Reporter>;
 
 fn event_sink(rank: u32, options: &BenchOptions, channel: Option<RankEnd>) -> Result<BenchSink> {
     let out = || options.output.out.clone().or_else(new_result_file);
-    let reporter = || options.check_output_files().and_then(|()| Reporter::new(options, out()));
+    let reporter = || {
+        options.check_output_files()?;
+        Reporter::new(options, out(), ReporterOutput::default())
+    };
     EventSink::new(rank, channel, reporter)
 }
 

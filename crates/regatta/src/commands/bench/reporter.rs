@@ -19,7 +19,9 @@ use super::plot;
 use super::progress_bar::ProgressBar;
 use super::result_file::ResultFile;
 use crate::cli::{ERROR, FAINT};
+use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
+use crate::commands::reporter_output::ReporterOutput;
 use crate::output;
 
 /// The result so far, and its outputs.
@@ -41,6 +43,7 @@ pub struct Reporter {
     /// Whether no fault was found.
     healthy: bool,
     bar: ProgressBar,
+    printer: ReporterOutput,
 }
 
 /// Width of text heat maps.
@@ -70,7 +73,7 @@ impl EventReporter for Reporter {
             BenchEvent::Progress(progress) => self.bar.show(&progress),
             BenchEvent::Note(note) => {
                 self.bar.hide();
-                output::note(&note);
+                self.printer.note(&note);
                 self.result.notes.push(note);
             }
             BenchEvent::Finished => {
@@ -90,14 +93,30 @@ impl EventReporter for Reporter {
         self.event_error.get_or_insert(error.to_string());
     }
 
+    fn on_signal(&mut self, _: i32) {
+        self.bar.hide();
+    }
+
     fn hide_progress(&mut self) {
         self.bar.hide();
+    }
+
+    fn on_exit(&mut self) {
+        self.bar.hide();
+    }
+
+    fn output(&self) -> Option<QueuedStreams> {
+        self.printer.streams()
     }
 }
 
 impl Reporter {
     /// An empty result. Fails on options that would only be used at the end.
-    pub fn new(options: &BenchOptions<'_>, out: Option<PathBuf>) -> Result<Self> {
+    pub fn new(
+        options: &BenchOptions<'_>,
+        out: Option<PathBuf>,
+        printer: ReporterOutput,
+    ) -> Result<Self> {
         let args = options.output;
         let format = match (args.json, args.csv) {
             (true, _) => OutputFormat::Json,
@@ -122,7 +141,8 @@ impl Reporter {
                 _ => 0.0,
             },
             healthy: true,
-            bar: ProgressBar::new(),
+            bar: ProgressBar::new(printer.streams().map(|streams| streams.stderr)),
+            printer,
         })
     }
 
@@ -172,7 +192,8 @@ impl Reporter {
         self.tuning_error = output::write_file(file, table).context("--tune").err();
         if self.tuning_error.is_none() {
             let file = file.display();
-            output::eprint(&format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n"));
+            let text = format!("tuning table: {file}; use it with REGATTA_TUNING={file}\n");
+            self.printer.eprint(&text);
         }
     }
 
@@ -186,8 +207,7 @@ impl Reporter {
     fn print_table(&mut self, text: &str) {
         if self.format == OutputFormat::Table {
             self.bar.hide();
-            // A closed pipe is ignored: the result is in the file.
-            let _ = output::print(text);
+            self.printer.print(text);
         }
     }
 
@@ -206,8 +226,10 @@ impl Reporter {
 
     /// Prints and plots the result, and returns the exit code.
     pub fn finish(&mut self) -> Result<ExitCode> {
+        self.printer.on_launch_ended();
         self.flush();
         let code = self.exit_code()?;
+        self.printer.finish()?;
         match self.event_error.take() {
             Some(why) => bail!("the result is incomplete: {why}"),
             None => Ok(code),
@@ -225,16 +247,18 @@ impl Reporter {
         match self.format {
             OutputFormat::Table => {}
             OutputFormat::Json if self.file.is_stdout() => {}
-            OutputFormat::Json => output::print(&document::to_json(&self.result)?)?,
-            OutputFormat::Csv => output::print(&write::csv(std::slice::from_ref(&self.result)))?,
+            OutputFormat::Json => self.printer.print(&document::to_json(&self.result)?),
+            OutputFormat::Csv => {
+                self.printer.print(&write::csv(std::slice::from_ref(&self.result)));
+            }
         }
         match (&self.plot, &self.result.pairs) {
             (Some(plot), Some(pairs)) => plot::draw_pairs(plot, pairs)?,
             (Some(plot), None) => plot::draw(plot, std::slice::from_ref(&self.result), None)?,
             _ => {}
         }
-        if let Some(error) = &self.file.error {
-            bail!("the result is not saved: {error:#}");
+        if let Some(error) = self.file.error.take() {
+            return Err(error.context("the result is not saved"));
         }
         self.print_location(rows);
         let wrong = wrong(&self.result);
@@ -297,7 +321,7 @@ mod tests {
     fn finish(frame: &[u8]) -> Result<ExitCode> {
         let command = parse_bench(["all-reduce", "--csv"])?;
         let options = options::parse(&command)?.unwrap();
-        let mut reporter = Reporter::new(&options, None)?;
+        let mut reporter = Reporter::new(&options, None, ReporterOutput::default())?;
         reporter.on_event(BenchEvent::TableStarted(BenchTable::default()));
         reporter.on_event(BenchEvent::Row(Box::default()));
         reporter.on_frame(0, frame);

@@ -10,9 +10,10 @@ use regatta_launch::job::JobObserver;
 use regatta_launch::lines::MergedLine;
 use regatta_launch::signals::is_termination_signal;
 use regatta_model::hostlist;
+use regatta_model::result::RunResult;
 use regatta_model::units::pluralize;
 
-use super::line_writer::{LineWriter, QueuedOutput};
+use super::line_writer::{LineWriter, QueuedStreams};
 use super::{Observer, report};
 use crate::cli::{FAINT, LaunchArgs};
 use crate::draw::text::format_ranges;
@@ -24,6 +25,8 @@ use crate::sanitize::sanitize;
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a host list in a line's prefix, in characters.
 const MAX_HOST_LIST: usize = 40;
+/// Maximum size of the withheld errors, in bytes.
+const MAX_WITHHELD: usize = 64 * 1024;
 /// Ends all colours of a line.
 const RESET: &str = "\x1b[0m";
 
@@ -41,6 +44,9 @@ pub struct Console<'a> {
     writers: [LineWriter; 2],
     /// A line for which the queue had no room.
     pending: Option<(Stream, String)>,
+    /// Errors of regatta's own ranks, which end them. The failure report has that of the rank that failed
+    /// first.
+    withheld: String,
     /// Whether a termination signal was received.
     interrupted: bool,
     /// Number of lines dropped for a terminal, and for a pipe or file.
@@ -55,19 +61,17 @@ impl<'a> Console<'a> {
             File::create(path)
                 .with_context(|| format!("--tee {}: cannot create the file", path.display()))
         };
-        let spawn =
-            |stream, output| LineWriter::spawn(stream, output).context("start a console thread");
-        let stdout = observer.as_ref().and_then(|observer| observer.stdout());
-        let stdout = stdout.unwrap_or_else(|| QueuedOutput::new(Stream::Stdout));
-        let stderr = QueuedOutput::new(Stream::Stderr);
+        let streams = observer.as_ref().and_then(|observer| observer.output());
+        let streams = streams.unwrap_or_else(QueuedStreams::new);
         Ok(Self {
             hosts: Vec::new(),
             shown_ranks: args.show.clone(),
             grace: args.grace(),
             tee: args.tee.as_deref().map(open).transpose()?,
             tee_error: None,
-            writers: [spawn(Stream::Stdout, stdout)?, spawn(Stream::Stderr, stderr)?],
+            writers: LineWriter::spawn(streams).context("start a console thread")?,
             pending: None,
+            withheld: String::new(),
             interrupted: false,
             dropped: [0; 2],
             observer,
@@ -102,6 +106,11 @@ impl<'a> Console<'a> {
             text.push_str(&line.text);
         }
         text.push('\n');
+        let is_error = self.observer.is_some() && line.stderr && report::is_error(&line.text);
+        if is_error && self.withheld.len() < MAX_WITHHELD {
+            self.withheld.push_str(&text);
+            return true;
+        }
         self.pending = Some((stream, text));
         self.send_pending();
         true
@@ -146,8 +155,29 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Notes what is missing in the output; returns whether it is incomplete in a pipe or file.
-    pub fn report_losses(&mut self) -> bool {
+    /// Takes the errors of the ranks that were not shown.
+    pub fn take_withheld(&mut self) -> String {
+        std::mem::take(&mut self.withheld)
+    }
+
+    /// Sets the observer's failure as the result of ranks that all exited successfully.
+    pub fn apply_failure(&self, result: &mut RunResult) {
+        let failure = self.observer.as_ref().and_then(|observer| observer.failure());
+        if let Some(reason) = failure.filter(|_| result.exit_code == 0) {
+            (result.exit_code, result.reason) = (1, reason);
+        }
+    }
+
+    /// Reports what is missing in the output; returns whether it is incomplete in a pipe or file.
+    pub fn report_losses(&mut self, run_dir: &Path) -> bool {
+        let rest = match &self.observer {
+            None => "; the logs are complete".to_owned(),
+            // Its own text may be what is missing.
+            Some(observer) if observer.prints_run_dir() => {
+                format!("; run folder: {}", run_dir.display())
+            }
+            Some(_) => String::new(),
+        };
         if let Some(error) = self.tee_error.take() {
             output::note(&format!("the file of --tee is incomplete: {error}"));
         }
@@ -155,12 +185,12 @@ impl<'a> Console<'a> {
         for (count, reader) in dropped.into_iter().zip(["the terminal", "the reader"]) {
             if count > 0 {
                 let (lines, cause) = (pluralize(count, "line"), format!("{reader} was blocked"));
-                output::note(&format!("{lines} not shown because {cause}; the logs are complete"));
+                output::note(&format!("{lines} not shown because {cause}{rest}"));
             }
         }
         let errors: Vec<_> = self.writers.iter().filter_map(LineWriter::take_error).collect();
         for (stream, error) in &errors {
-            output::note(&format!("{stream} is incomplete: {error}; the logs are complete"));
+            output::error(&format!("{stream} is incomplete: {error}{rest}"));
         }
         dropped[1] > 0 || !errors.is_empty()
     }
@@ -213,6 +243,13 @@ impl JobObserver for Console<'_> {
     }
 
     fn flush(&mut self) -> bool {
+        if let Some(observer) = &mut self.observer {
+            observer.on_exit();
+        }
+        self.is_idle()
+    }
+
+    fn is_idle(&mut self) -> bool {
         self.send_pending() && self.is_flushed(Stream::Stdout) && self.is_flushed(Stream::Stderr)
     }
 

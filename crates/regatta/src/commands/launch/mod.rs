@@ -23,13 +23,14 @@ use regatta_launch::run_folder::{self, RunFolder};
 use regatta_launch::signals::SignalCatcher;
 use regatta_launch::worker_group::WorkerGroup;
 use regatta_model::document;
+use regatta_model::units::pluralize;
 
 use crate::cli::LaunchArgs;
 use crate::commands::rank_worker;
 use crate::output;
 use crate::plan::{Discovery, NO_SYSFS};
 use console::Console;
-pub use line_writer::QueuedOutput;
+pub use line_writer::{QueuedOutput, QueuedStreams};
 use rank_specs::LaunchPlan;
 
 /// Interval of signal checks before a restart.
@@ -70,11 +71,17 @@ pub trait RankObserver {
     /// Called when a signal is forwarded to the ranks.
     fn on_signal(&mut self, signal: i32);
 
+    /// Called at least once after all ranks have exited and their last line was shown.
+    fn on_exit(&mut self);
+
+    /// Why the job failed although all ranks exited successfully.
+    fn failure(&self) -> Option<String>;
+
     /// Whether the observer itself prints the path of the run folder at the end.
     fn prints_run_dir(&self) -> bool;
 
-    /// The observer's own text for standard output; `None`: it writes directly.
-    fn stdout(&self) -> Option<QueuedOutput>;
+    /// The observer's own text for the standard streams; `None`: it has none.
+    fn output(&self) -> Option<QueuedStreams>;
 }
 
 /// The observer of a command that launches its own ranks.
@@ -128,11 +135,11 @@ fn node_pool(args: &LaunchArgs, discovery: &Discovery) -> Result<NodePool> {
 /// Executes the rank's command in this process, which another launcher started as that rank.
 fn become_rank(args: &LaunchArgs, discovery: Discovery, rank: u32) -> Result<ExitCode> {
     let plan = discovery.plan(&args.source, &args.job)?;
-    let ranks = plan.placement.ranks;
-    if rank >= ranks {
+    if rank >= plan.placement.ranks {
+        let ranks = pluralize(plan.placement.ranks as usize, "rank");
         bail!(
-            "rank {rank} of the environment is out of range: the job has {ranks} ranks; to launch a \
-             job from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
+            "rank {rank} of the environment is out of range: the job has {ranks}; to launch a job \
+             from within a rank, unset the launcher's variables (such as RANK and WORLD_SIZE)"
         );
     }
     Err(rank_specs::adopted_rank(args, &plan, rank)?.exec().into())
@@ -164,6 +171,8 @@ fn start(args: &LaunchArgs, discovery: Discovery, observer: Observer<'_>) -> Res
     if ended.is_err() {
         folder.discard();
     }
+    // What the caller prints waits for the terminal.
+    reaper::suspend_heartbeats();
     ended
 }
 
@@ -203,6 +212,7 @@ fn run_attempts(
     mut console: Console<'_>,
 ) -> Result<ExitCode> {
     let mut attempt = 0;
+    let mut is_incomplete = false;
     let mut backoff = RestartBackoff::default();
     loop {
         let mut plan = target.plan(attempt)?;
@@ -227,17 +237,19 @@ fn run_attempts(
         if attempt == 0 && !console.has_observer() {
             report::print_start(&plan, folder);
         }
-        let outcome = job::run(&job, workers, folder, signals, &mut console);
+        let mut outcome = job::run(&job, workers, folder, signals, &mut console);
+        is_incomplete |= console.report_losses(folder.path());
+        let withheld = console.take_withheld();
+        report::print_result(&outcome.result, folder, console.prints_run_dir(), &withheld);
+        console.apply_failure(&mut outcome.result);
         let result = &outcome.result;
-        let incomplete = console.report_losses();
-        report::print_result(result, folder, console.prints_run_dir());
         // A full disk may be the cause of the failure and must not hide it.
         if let Err(error) = folder.write_durable("result.json", &document::to_json(result)?) {
             output::note(&error.to_string());
         }
         let failed = result.failure.is_some() || result.hang.is_some();
         let code = match result.exit_code {
-            0 if incomplete => ExitCode::FAILURE,
+            0 if is_incomplete => ExitCode::FAILURE,
             code => ExitCode::from(code),
         };
         let interrupted = outcome.terminated || signals.termination().is_some();

@@ -10,6 +10,7 @@ use regatta_launch::process::{EnvSetting, RankSpec};
 use regatta_launch::run_folder;
 use regatta_launch::wrap::Wrap;
 use regatta_model::hostlist;
+use regatta_model::units::pluralize;
 use regatta_place::environment::{EnvVar, Rendezvous};
 use serde::Serialize;
 
@@ -145,7 +146,8 @@ fn rank_plan(
     variables: Vec<EnvVar>,
 ) -> Result<RankPlan> {
     let Some((_, node, placed)) = plan.placement.find_rank(rank) else {
-        bail!("rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
+        let ranks = pluralize(plan.placement.ranks as usize, "rank");
+        bail!("rank {rank} is out of range: the plan has {ranks}");
     };
     let command: Vec<OsString> = match wrap {
         Some(wrap) => wrap.apply(rank, &node.host, &args.command),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anstream::adapter::strip_str;
 use anyhow::Result;
 use regatta_launch::node_pool::{NodeChange, PoolUpdate};
 use regatta_launch::run_folder::{self, RunFolder};
@@ -88,19 +89,37 @@ pub fn signal_notice(signal: i32, killing: bool, ranks: usize, grace: Duration) 
     format!("{WARNING}{name}:{WARNING:#} {effect}\n")
 }
 
+/// Whether a line is the error that ends regatta's own rank.
+pub fn is_error(line: &str) -> bool {
+    strip_str(line).to_string().starts_with("error: ")
+}
+
 /// Prints how the job ended: the first failure with its last lines, and the states of the other
-/// ranks. After success, prints the run folder unless the caller does.
-pub fn print_result(result: &RunResult, folder: &RunFolder, caller_prints_run_dir: bool) {
+/// ranks. After success, prints the run folder unless the caller does. `withheld` are errors of
+/// regatta's own ranks: the failure report has that of the first, which the others are a consequence of
+/// or repeat.
+pub fn print_result(
+    result: &RunResult,
+    folder: &RunFolder,
+    caller_prints_run_dir: bool,
+    withheld: &str,
+) {
     let notes = result.notes.iter().map(|n| format!("{WARNING}note:{WARNING:#} {n}\n"));
     let mut text: String = notes.collect();
     let folder = folder.path();
+    let mut last_lines = result.failure.as_ref().map_or(&[][..], |failure| &failure.last_lines);
+    match last_lines.iter().rposition(|line| is_error(line)) {
+        // The lines before have been shown.
+        Some(error) if !withheld.is_empty() => last_lines = &last_lines[error..],
+        _ => text.insert_str(0, withheld),
+    }
     if result.is_stopped_early() && !caller_prints_run_dir {
         text.push_str(&format!("{WARNING}{}{WARNING:#}\n", result.reason));
         text.push_str(&format!("{FAINT}run folder: {}{FAINT:#}\n", folder.display()));
     } else if result.exit_code != 0 && !result.is_stopped_early() {
         text.push_str(&format!("{ERROR}{}{ERROR:#}\n", result.reason));
         if let Some(failure) = &result.failure {
-            for line in &failure.last_lines {
+            for line in last_lines {
                 text.push_str(&format!("  | {}\n", Stream::Stderr.sanitized(line)));
             }
             text.push_str(&states(&failure.other_ranks));

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use regatta_comm::bootstrap::host_name;
 use regatta_model::Machine;
+use regatta_model::units::pluralize;
 use regatta_place::check::{self, ActualBinding, Mismatch};
 use regatta_place::gpu_visibility;
 use serde::Serialize;
@@ -30,7 +31,8 @@ pub fn run(args: &MapArgs, plan: &JobPlan) -> Result<ExitCode> {
     let me = plan.allocation.this_rank;
     let rank = me.map_or_else(|| rank_of_variables(plan), |me| Ok(me.rank))?;
     let Some((index, node, placed)) = plan.placement.find_rank(rank) else {
-        bail!("{host}: rank {rank} is out of range: the plan has {} ranks", plan.placement.ranks);
+        let ranks = pluralize(plan.placement.ranks as usize, "rank");
+        bail!("{host}: rank {rank} is out of range: the plan has {ranks}");
     };
     let local_rank = me.map_or(placed.local_rank, |me| me.local_rank);
     let machine = plan.machine(node);
@@ -55,8 +57,9 @@ fn rank_of_variables(plan: &JobPlan) -> Result<u32> {
     let (Some(rank), Some(size)) = (number("RANK"), number("WORLD_SIZE")) else { return Ok(0) };
     let planned = plan.placement.ranks;
     if size != planned {
+        let planned = pluralize(planned as usize, "rank");
         bail!(
-            "WORLD_SIZE is {size}, but the plan has {planned} ranks: pass -n {size}, and -N for several nodes"
+            "WORLD_SIZE is {size}, but the plan has {planned}: pass -n {size}, and -N for several nodes"
         );
     }
     Ok(rank)

@@ -41,12 +41,12 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         bail!("{one} and {other} cannot both write to standard output: write one to a file");
     }
     if let Some(path) = &args.dump {
-        output::write_file(path, &document::to_json(&plan.machines[0])?).context("--dump")?;
+        write_document(path, &document::to_json(&plan.machines[0])?).context("--dump")?;
     }
     if let Some(path) = &args.svg {
         let (machine, layout) = first_layout(&plan);
-        let title = format!("{} with {} ranks", machine.host, layout.ranks.len());
-        output::write_file(path, &draw::svg(machine, layout, &title)).context("--svg")?;
+        let title = format!("{} with {}", machine.host, pluralize(layout.ranks.len(), "rank"));
+        write_document(path, &draw::svg(machine, layout, &title)).context("--svg")?;
     }
     if let Some(launcher) = args.format {
         let (text, warnings) = launcher_options(&plan.placement, launcher);
@@ -61,6 +61,15 @@ pub fn run(args: &MapArgs) -> Result<ExitCode> {
         plan.placement.warnings.iter().for_each(output::warn);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a file and says so; `-` is standard output.
+fn write_document(path: &Path, text: &str) -> Result<()> {
+    output::write_file(path, text)?;
+    if path != Path::new("-") {
+        output::eprint(&format!("wrote {}\n", path.display()));
+    }
+    Ok(())
 }
 
 #[derive(Serialize)]

@@ -1,7 +1,6 @@
 //! Reads run folders. Only what a launch, training or benchmark wrote is recognised.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +10,7 @@ use regatta_launch::signals::is_termination_signal;
 use regatta_model::document;
 use regatta_model::result::RunResult;
 use regatta_train::metrics::METRICS_FILE;
-use regatta_train::run_paths;
+use regatta_train::{regular_file, run_paths};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -24,6 +23,8 @@ use crate::commands::train::run_folder::{LOCK_FILE as TRAIN_LOCK, RELAUNCH_FOLDE
 pub const EVENTS: &str = "events.jsonl";
 /// Bytes to read from the end of a file of JSON lines, which may have millions of lines.
 const TAIL_BYTES: u64 = 64 << 10;
+/// Maximum size of a result: that of a million ranks, with room to spare.
+const MAX_RESULT_BYTES: u64 = 1 << 30;
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -130,31 +131,49 @@ pub fn kind(path: &Path) -> Option<RunKind> {
     if has(BENCH_LOCK) || is_launch && has(RESULT_FILE) {
         return Some(RunKind::Bench);
     }
-    is_launch.then_some(RunKind::Launch)
+    // A training or benchmark that failed early has written none of its own files.
+    is_launch.then(|| match subcommand(path).as_deref() {
+        Some("train") => RunKind::Train,
+        Some("bench") => RunKind::Bench,
+        _ => RunKind::Launch,
+    })
 }
 
-/// The folder of the last launch of a run: the run folder itself, or that of the last resumption.
+/// The subcommand of `regatta` that a launch ran, from its first event.
+fn subcommand(path: &Path) -> Option<String> {
+    let mut line = String::new();
+    let events = regular_file::open(&path.join(EVENTS)).ok()?.take(TAIL_BYTES);
+    BufReader::new(events).read_line(&mut line).ok()?;
+    let event: Value = serde_json::from_str(&line).ok()?;
+    let program = Path::new(event["command"][0].as_str()?).file_name()?;
+    let subcommand = event["command"][1].as_str()?;
+    (program == "regatta").then(|| subcommand.to_owned())
+}
+
+/// The folder of the last launch of a run: the run folder itself, or that of the last resumption. A
+/// launch that was refused before its training started has no configuration and does not count.
 pub fn last_launch(path: &Path) -> PathBuf {
-    subfolders(&path.join(RELAUNCH_FOLDER)).into_iter().max().unwrap_or_else(|| path.to_owned())
+    let relaunches = subfolders(&path.join(RELAUNCH_FOLDER)).into_iter();
+    let started = relaunches.filter(|launch| launch.join(run_paths::CONFIG).is_file());
+    started.max().unwrap_or_else(|| path.to_owned())
 }
 
 /// The result of the last launch, if it ended.
 pub fn result(path: &Path) -> Option<RunResult> {
-    let text = std::fs::read_to_string(last_launch(path).join("result.json")).ok()?;
+    let file = last_launch(path).join("result.json");
+    let text = regular_file::read_to_string(&file, MAX_RESULT_BYTES).ok()?;
     document::from_json(&text).ok()
 }
 
 /// Files that processes of a running run have locked.
 pub fn lock_files(path: &Path) -> Vec<PathBuf> {
-    let launches = [last_launch(path), path.to_owned()].map(|launch| launch.join(EVENTS));
-    let mut files = vec![path.join(TRAIN_LOCK), path.join(BENCH_LOCK)];
-    files.extend(launches);
+    let mut files = [TRAIN_LOCK, BENCH_LOCK, EVENTS].map(|name| path.join(name)).to_vec();
+    let relaunches = subfolders(&path.join(RELAUNCH_FOLDER));
+    files.extend(relaunches.iter().map(|launch| launch.join(EVENTS)));
     if path.join(BENCH_LOCK).is_file() {
         files.extend(subfolders(path).iter().map(|child| child.join(EVENTS)));
     }
     files.retain(|file| file.is_file());
-    files.sort();
-    files.dedup();
     files
 }
 
@@ -224,7 +243,7 @@ fn metrics(path: &Path) -> LastMetrics {
 /// The last complete lines of a file of JSON lines. Unreadable lines and files are skipped.
 fn tail(path: &Path) -> Vec<Value> {
     let read = || -> io::Result<Vec<u8>> {
-        let mut file = File::open(path)?;
+        let mut file = regular_file::open(path)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
         let mut bytes = Vec::new();

@@ -4,6 +4,8 @@
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
+use regatta_train::regular_file;
+
 /// State of a lock file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockState {
@@ -15,7 +17,7 @@ pub enum LockState {
 
 /// Whether a process has locked a file. A file that cannot be opened is free.
 pub fn state(path: &Path) -> LockState {
-    let Ok(file) = File::open(path) else { return LockState::Free };
+    let Ok(file) = regular_file::open(path) else { return LockState::Free };
     match file.try_lock_shared() {
         Ok(()) => LockState::Free,
         Err(TryLockError::WouldBlock) => LockState::Held,
@@ -25,7 +27,8 @@ pub fn state(path: &Path) -> LockState {
 
 /// Locks all files until the result is dropped. None if another process has locked one.
 pub fn lock_all(paths: &[impl AsRef<Path>]) -> Option<Vec<File>> {
-    let files: Vec<File> = paths.iter().filter_map(|path| File::open(path).ok()).collect();
+    let files: Vec<File> =
+        paths.iter().filter_map(|path| regular_file::open(path.as_ref()).ok()).collect();
     let is_held = |file: &File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
     (!files.iter().any(is_held)).then_some(files)
 }

@@ -6,21 +6,23 @@ use anyhow::{Result, bail};
 use clap::Args;
 use regatta_model::result::RunResult;
 use regatta_model::units;
-use regatta_train::config::{Config, KEYS};
-use regatta_train::run_paths;
+use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES};
+use regatta_train::{regular_file, run_paths};
 use serde::Serialize;
 
 use super::folder::{self, RunSummary};
-use super::{ROOT, start_time, state_style};
+use super::{RootArgs, start_time, state_style};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 
 /// `regatta runs show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// A run folder, or its name below runs/
+    /// A run folder, or its name in the folder of --root
     #[arg(value_name = "RUN")]
     run: PathBuf,
+    #[command(flatten)]
+    root: RootArgs,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -47,9 +49,15 @@ struct Setting {
 
 /// Runs the command.
 pub fn run(args: &ShowArgs) -> Result<()> {
-    let below_root = Path::new(ROOT).join(&args.run);
-    let path =
-        if !args.run.exists() && below_root.is_dir() { below_root } else { args.run.clone() };
+    let below_root = args.root.root.join(&args.run);
+    let path = match (args.run.exists(), below_root.exists()) {
+        (true, _) => args.run.clone(),
+        (false, true) => below_root,
+        (false, false) => {
+            let (run, below_root) = (args.run.display(), below_root.display());
+            bail!("{run} does not exist, nor does {below_root}; `regatta runs` lists the runs");
+        }
+    };
     let Some(run) = folder::read(&path) else {
         bail!(
             "{} is not a run folder: expected one written by regatta train, launch or bench; \
@@ -74,7 +82,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
 /// The settings of a training that differ from the default.
 fn settings(path: &Path) -> Vec<Setting> {
     let file = path.join(run_paths::CONFIG);
-    let text = std::fs::read_to_string(&file).unwrap_or_default();
+    let text = regular_file::read_to_string(&file, MAX_CONFIG_BYTES).unwrap_or_default();
     // That of another version may not parse.
     let Ok(config) = Config::from_toml(&file, &text) else { return Vec::new() };
     let changed = KEYS.iter().filter(|key| key.get(&config) != key.default());
@@ -101,8 +109,9 @@ fn text(details: &RunDetails) -> String {
     let mut lines = vec![("state", format!("{state}{reason}"))];
     if let Some(result) = result {
         let seconds = units::format_duration(result.seconds);
+        let restarts = units::pluralize(result.restarts as usize, "restart");
         lines.push(("command", result.command.join(" ")));
-        lines.push(("ranks", format!("{}, {} restarts, {seconds}", result.ranks, result.restarts)));
+        lines.push(("ranks", format!("{}, {restarts}, {seconds}", result.ranks)));
     }
     lines.push(("start", format!("{} UTC", start_time(run))));
     if let (Some(step), Some(steps)) = (run.step, run.steps) {

@@ -37,10 +37,11 @@ pub struct TrainArgs {
     /// Print the expected memory and traffic of each rank and the pipeline schedule; do not train
     ///
     /// The number of ranks is that of a run: -n; without it, on one machine as many as parallel.dp,
-    /// .tp, .cp and .pp need, in an allocation as planned by `regatta map`. With --ranks-per-node, the output also shows which ranks share a host. All values are estimates:
-    /// the memory of parameters, gradients, optimizer state and activations, and the bytes that a
-    /// rank sends per step on each mesh axis with any collective algorithm. For an invalid parallel
-    /// layout, the error names the nearest valid ones.
+    /// .tp, .cp and .pp need, in an allocation as planned by `regatta map`. With --ranks-per-node, the
+    /// output also shows which ranks share a host. All values are estimates: the memory of
+    /// parameters, gradients, optimizer state and activations, and the bytes that a rank sends per
+    /// step on each mesh axis with any collective algorithm. For an invalid parallel layout, the
+    /// error names the nearest valid ones.
     #[arg(
         long,
         conflicts_with_all = ["smoke", "keys", "presets", "print_config"],
@@ -103,14 +104,19 @@ pub fn key_as_option(words: &[String], option: &str) -> Option<String> {
     })?;
     let inline = words[at].split_once('=').map(|(_, value)| value);
     let next = words.get(at + 1).map(String::as_str).filter(|word| !word.starts_with('-'));
-    let pair = format!("{}={}", name.replace('-', "_"), inline.or(next).unwrap_or("VALUE"));
-    let hint = "configuration keys are given as KEY=VALUE";
-    match config::load(&[&pair]) {
+    let value = inline.or(next).unwrap_or("VALUE");
+    let pair = format!("{}={value}", name.replace('-', "_"));
+    let hint = match config::load(&[&pair]) {
         // Without a similar key, the hint is to list all.
-        Err(ConfigError::UnknownKey { hint: near, .. }) => (!near.contains("--keys"))
-            .then(|| format!("unexpected argument '{option}': {hint}; {near}")),
-        _ => Some(format!("unexpected argument '{option}': {hint}; use {pair}")),
-    }
+        Err(ConfigError::UnknownKey { hint, .. }) if hint.contains("--keys") => return None,
+        Err(ConfigError::UnknownKey { hint, .. }) => match hint.strip_prefix("use ") {
+            Some(key) => format!("use {key}={value}"),
+            None => hint,
+        },
+        _ => format!("use {pair}"),
+    };
+    let keys = "configuration keys are given as KEY=VALUE";
+    Some(format!("unexpected argument '{option}': {keys}; {hint}"))
 }
 
 /// Examples in the help.
@@ -119,9 +125,9 @@ Examples:
   regatta train                                 a small model on Shakespeare, half a minute
   regatta train shakespeare-char                a preset: nanoGPT's model size, longer
   regatta train steps=200 hidden_size=256       the default preset with overrides
-  regatta train my.toml optimizer.lr=3e-4       a configuration file with one override
   regatta train gpt2 data.source=books          GPT-2 on data of `regatta data prepare`
-  regatta train gpt2 --print-config             show the resolved configuration
+  regatta train gpt2 --print-config > my.toml   write a configuration file to edit
+  regatta train my.toml optimizer.lr=3e-4       train with it and one override
   regatta train --resume runs/20261115-120000-4711
                                                 resume from the latest checkpoint
   regatta train llama-7b -n 8 tp=2 pp=2 zero=1 --explain
@@ -169,7 +175,10 @@ pub mod tests {
             ("train --steps 100", "use steps=100"),
             ("train tiny --steps=100 -n 2", "use steps=100"),
             ("train --seq-len", "use seq_len=VALUE"),
-            ("train --batch_size 12", "use train.batch"),
+            ("train --batch_size 12", "use train.batch=12"),
+            ("train --batch-size=8", "use train.batch=8"),
+            ("train --lr 1e-3", "use lr=1e-3"),
+            ("train --preset gpt2", "a preset or file is the first argument: `regatta train gpt2`"),
         ] {
             let found = explain(line).unwrap();
             assert!(found.ends_with(&format!("{hint}{expected}")), "{line}: {found}");

@@ -6,7 +6,7 @@ use anyhow::Result;
 use regatta_kernels_cpu::Cpu;
 use regatta_model::CpuSet;
 use regatta_model::text_table;
-use regatta_model::units::{format_memory, format_si_unit};
+use regatta_model::units::{format_memory, format_si_unit, pluralize};
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
 use regatta_predict::pipeline::{Timeline, draw};
@@ -99,10 +99,10 @@ fn summary(all: &Explanation) -> String {
     format!(
         "{HEADING}model{HEADING:#}  {}, {tilde}{parameters} parameters\n\
          {HEADING}ranks{HEADING:#}  {}: {axes}\n\
-         {HEADING}step{HEADING:#}   {} sequences of {} tokens, {} per replica, micro-batch {}\n",
+         {HEADING}step{HEADING:#}   {} of {} tokens, {} per replica, micro-batch {}\n",
         all.model,
         all.ranks.len(),
-        step.batch,
+        pluralize(step.batch, "sequence"),
         step.seq_len,
         step.batch_per_replica,
         step.micro_batch

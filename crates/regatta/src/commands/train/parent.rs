@@ -22,20 +22,18 @@ use crate::output;
 use crate::plan::Discovery;
 
 /// Launches the ranks.
-pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
+pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let config = task.config()?;
     let (smoke, run_dir) = (task.smoke, task.run_dir());
-    let id = new_run_id();
-    let folder = match (&args.resume, &args.run_dir) {
-        (Some(run_dir), _) => {
-            run_folder::check_resumable(run_dir, &config)?;
-            run_folder::relaunch_folder(run_dir, &id)
-        }
-        (None, Some(run_dir)) => run_folder::launch_folder(run_dir, &config, &id)?,
-        (None, None) => run_dir_or_new(None, &id),
-    };
-    let mut launch = launch_request(args, folder.clone()).options()?;
+    let mut launch = launch_request(args, PathBuf::new()).options()?;
     let discovery = launch::discover(&launch)?;
+    // A rank that a scheduler started must not take another rank of its job for another job.
+    if let Some(run_dir) = run_dir.as_ref().filter(|_| discovery.allocation.this_rank.is_none()) {
+        run_folder::check_not_in_use(run_dir)?;
+    }
+    let folder = launch_folder(args, &config)?;
+    task.set_launch_dir(&folder);
+    launch.run_dir = Some(folder.clone());
     if !has_rank_count(&launch) {
         launch.job.ranks = match smoke {
             true => local_rank_count(&discovery),
@@ -61,8 +59,21 @@ pub fn run(task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
     let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
-    reporter.on_ranks_exited()?;
-    Ok(if reporter.has_failed_check() { ExitCode::FAILURE } else { code })
+    reporter.finish()?;
+    Ok(code)
+}
+
+/// The folder of this launch. Fails if the run cannot be resumed, or the folder holds another one.
+fn launch_folder(args: &TrainArgs, config: &Config) -> Result<PathBuf> {
+    let id = new_run_id();
+    match (&args.resume, &args.run_dir) {
+        (Some(run_dir), _) => {
+            run_folder::check_resumable(run_dir, config)?;
+            Ok(run_folder::relaunch_folder(run_dir, &id))
+        }
+        (None, Some(run_dir)) => run_folder::launch_folder(run_dir, config, &id),
+        (None, None) => Ok(run_dir_or_new(None, &id)),
+    }
 }
 
 /// The number of ranks that training with these options starts, for `--explain`.

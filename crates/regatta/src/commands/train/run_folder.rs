@@ -3,13 +3,16 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use regatta_train::checkpoint;
 use regatta_train::config::{Config, KEYS, MAX_CONFIG_BYTES, Resume};
-use regatta_train::lock_file::{LockResult, lock_file};
+use regatta_train::lock_file::{self, LockResult, lock_file};
 use regatta_train::metrics::{JsonLines, METRICS_FILE};
 use regatta_train::training::TrainError;
 use regatta_train::{regular_file, run_paths};
+
+use crate::commands::runs::folder;
+use crate::commands::runs::locks::{self, LockState};
 
 /// Lock file of the run folder, locked by rank 0 during the run.
 pub const LOCK_FILE: &str = "train.lock";
@@ -130,11 +133,32 @@ pub fn lock(folder: &Path) -> Result<Option<File>> {
     match lock_file(&path).with_context(shown)? {
         LockResult::Locked(file) => Ok(Some(file)),
         LockResult::Unsupported => Ok(None),
-        LockResult::HeldBy(owner) => bail!(
-            "{} is in use by another job ({owner}): stop it, or choose another --run-dir",
-            folder.display()
-        ),
+        LockResult::HeldBy(owner) => Err(in_use(folder, &owner)),
     }
+}
+
+/// Fails if a job uses a run folder. Only a hint: rank 0 takes the lock.
+pub fn check_not_in_use(folder: &Path) -> Result<()> {
+    let is_held = |file: &Path| locks::state(file) == LockState::Held;
+    let lock_path = folder.join(LOCK_FILE);
+    if is_held(&lock_path) {
+        return Err(in_use(folder, &lock_file::owner(&lock_path)));
+    }
+    // The launcher of a job whose rank 0 has not started yet.
+    match folder::lock_files(folder).iter().any(|file| is_held(file)) {
+        true => Err(in_use(folder, "")),
+        false => Ok(()),
+    }
+}
+
+/// The error of a run folder that another job uses; its owner may be unknown.
+fn in_use(folder: &Path, owner: &str) -> anyhow::Error {
+    let folder = folder.display();
+    let owner = if owner.is_empty() { String::new() } else { format!(" ({owner})") };
+    anyhow!(
+        "{folder} is in use by another job{owner}: wait for it or stop it, or start a new run with \
+         another --run-dir"
+    )
 }
 
 #[cfg(test)]

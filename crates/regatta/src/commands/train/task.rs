@@ -20,6 +20,8 @@ pub struct TrainTask {
     config: String,
     /// Run folder, if the command line names it.
     run_dir: Option<OsString>,
+    /// Launch folder of a later launch in the run folder.
+    relaunch_dir: Option<OsString>,
     /// The run is resumed (`--resume`), so that it must have a checkpoint.
     resume: bool,
     /// Run the smoke test.
@@ -34,6 +36,7 @@ impl TrainTask {
             name: resolved.name.clone(),
             config: with_absolute_paths(resolved)?.to_toml(),
             run_dir: args.resume.as_ref().or(args.run_dir.as_ref()).map(Into::into),
+            relaunch_dir: None,
             resume: args.resume.is_some(),
             smoke: args.smoke,
             json: args.json,
@@ -48,16 +51,27 @@ impl TrainTask {
         self.run_dir.as_ref().map(PathBuf::from)
     }
 
+    /// Sets the launch folder.
+    pub fn set_launch_dir(&mut self, launch_dir: &Path) {
+        let is_relaunch = self.run_dir.as_ref().is_some_and(|run_dir| run_dir != launch_dir);
+        self.relaunch_dir = is_relaunch.then(|| launch_dir.into());
+    }
+
     /// Whether a missing checkpoint is an error. `checkpoint.resume=never` starts a resumed run over.
     pub fn require_checkpoint(&self) -> bool {
         self.resume
     }
 
-    /// Saves the configuration in the run folder, for `--resume` and for commands that look up the
-    /// run's checkpoints.
-    pub fn save_config(&self, run_dir: &Path) -> Result<()> {
-        std::fs::create_dir_all(run_dir).with_context(|| run_dir.display().to_string())?;
-        output::write_file(&run_dir.join(CONFIG_FILE), &self.config)
+    /// Saves the configuration when the training starts: in the folder of a later launch, which shows
+    /// that it was not refused; and in the run folder, for `--resume` and for commands that look up the
+    /// run's checkpoints, but that of a run without steps left stays unchanged.
+    pub fn save_config(&self, run_dir: &Path, has_steps_left: bool) -> Result<()> {
+        let relaunch_dir = self.relaunch_dir.as_ref().map(Path::new);
+        for folder in relaunch_dir.into_iter().chain(has_steps_left.then_some(run_dir)) {
+            std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+            output::write_file(&folder.join(CONFIG_FILE), &self.config)?;
+        }
+        Ok(())
     }
 }
 

@@ -102,102 +102,42 @@ fn plans_follow_the_parallel_keys() {
     assert_eq!(micros("pp=2 micro_batch=12", 2), (12, 2));
 }
 
+/// Invalid layouts, `-n RANKS WORDS => part of the error`.
+const INVALID_LAYOUTS: &str = "
+-n 8 tp=3 pp=2 => 8 ranks are not divisible by parallel.tp 3 x parallel.pp 2 = 6: run on 6 or 12 ranks, or use tp=2 pp=2 dp=2 or tp=4 pp=2
+-n 4 tp=3 => 4 ranks are not divisible by parallel.tp 3: run on 3 or 6 ranks, or use tp=2 dp=2 or
+-n 1 tp=2 cp=2 => 1 rank is not divisible by parallel.tp 2 x parallel.cp 2 = 4: run on 4 ranks (-n 4),
+# Eight heads divide neither by 5 nor by 10 ranks, nor 24 sequences by 5 replicas.
+-n 20 tp=5 num_heads=8 => parallel.tp 5: run on 16 ranks with tp=4 or 32 ranks with tp=8
+# Three ranks can only be split by 3.
+-n 3 tp=3 num_heads=4 hidden_size=64 => parallel.tp 3: use tp=1 dp=3, or run on 2 ranks with tp=2 or 4 ranks with tp=4
+-n 2 tp=2 num_heads=3 => run on 1 rank with tp=1 or 3 ranks with tp=3
+# Nor does a batch of 9 divide by 2 or 4.
+-n 8 tp=3 batch=9 => 8 ranks are not divisible by parallel.tp 3: run on 3 or 9 ranks
+-n 2 schedule=interleaved virtual_stages=2 => parallel.pp to 2, or set parallel.schedule to 1f1b and parallel.virtual_stages to 1
+-n 2 sequence_parallel=true => needs parallel.tp > 1: set parallel.tp to 2, or set parallel.sequence_parallel to auto
+-n 12 tp=8 hidden_size=64 num_heads=4 => use tp=2 dp=6 or tp=4 dp=3
+-n 4 pp=7 => by parallel.pp 7: run on 7 ranks (-n 7), or use pp=2 dp=2 or pp=4
+-n 8 dp=2 tp=2 => parallel.dp 2 does not match 8 ranks with parallel.tp 2: set it to 0, or run on 4 ranks
+-n 8 batch=9 tp=2 => is not divisible by 4 replicas on 8 ranks: set it to 8 or 12, run on 6 or 18
+-n 2 cp=2 seq_len=62 => by 4 (2 x parallel.cp 2): set it to 60 or 64
+-n 2 sequence_parallel=true tp=2 seq_len=63 => are not divisible by parallel.tp 2: set model.seq_len to 62 or 64, or set parallel.sequence_parallel to false
+-n 16 pp=16 => parallel.pp 16 exceeds model.num_layers 8: use pp=4 dp=4 or pp=8 dp=2, or run on 8 ranks with pp=8
+-n 4 pp=4 virtual_stages=4 schedule=interleaved => parallel.pp 4 x parallel.virtual_stages 4 exceeds model.num_layers 8: use pp=2 dp=2, or run on 2 ranks with pp=2
+-n 2 pp=2 virtual_stages=2 => parallel.virtual_stages 2 needs parallel.schedule interleaved
+-n 4 pp=4 batch=3 => at least 4 micro-batches per step, but a replica has 3 sequences: set train.batch to 4
+-n 4 pp=4 micro_batch=12 => gives 2 micro-batches per step (24 sequences), but parallel.pp 4
+-n 8 zero=1 hsdp_shard=3 => does not divide parallel.dp x parallel.cp = 8: set it to 2 or 4
+-n 8 hsdp_shard=2 => parallel.hsdp_shard 2 has no effect with parallel.zero 0
+";
+
 #[test]
 fn invalid_layouts_are_refused_with_suggestions() {
-    let cases = [
-        (
-            "tp=3 pp=2",
-            8,
-            "8 ranks are not divisible by parallel.tp 3 x parallel.pp 2 = 6: run on 6 or 12 ranks, or \
-             use tp=2 pp=2 dp=2 or tp=4 pp=2",
-        ),
-        (
-            "tp=3",
-            4,
-            "4 ranks are not divisible by parallel.tp 3: run on 3 or 6 ranks, or use tp=2 dp=2 or",
-        ),
-        (
-            "tp=2 cp=2",
-            1,
-            "1 rank is not divisible by parallel.tp 2 x parallel.cp 2 = 4: run on 4 ranks (-n 4),",
-        ),
-        // Eight heads divide neither by 5 nor by 10 ranks, nor 24 sequences by 5 replicas.
-        ("tp=5 num_heads=8", 20, " parallel.tp 5: run on 16 ranks with tp=4 or 32 ranks with tp=8"),
-        // Three ranks can only be split by 3.
-        (
-            "tp=3 num_heads=4 hidden_size=64",
-            3,
-            " parallel.tp 3: use tp=1 dp=3, or run on 2 ranks with tp=2 or 4 ranks with tp=4",
-        ),
-        ("tp=2 num_heads=3", 2, "run on 1 rank with tp=1 or 3 ranks with tp=3"),
-        // Nor does a batch of 9 divide by 2 or 4.
-        ("tp=3 batch=9", 8, "8 ranks are not divisible by parallel.tp 3: run on 3 or 9 ranks"),
-        (
-            "schedule=interleaved virtual_stages=2",
-            2,
-            "parallel.pp to 2, or set parallel.schedule to 1f1b and parallel.virtual_stages to 1",
-        ),
-        (
-            "sequence_parallel=true",
-            2,
-            "needs parallel.tp > 1: set parallel.tp to 2, or set parallel.sequence_parallel to auto",
-        ),
-        ("tp=8 hidden_size=64 num_heads=4", 12, "use tp=2 dp=6 or tp=4 dp=3"),
-        ("pp=7", 4, "by parallel.pp 7: run on 7 ranks (-n 7), or use pp=2 dp=2 or pp=4"),
-        (
-            "dp=2 tp=2",
-            8,
-            "parallel.dp 2 does not match 8 ranks with parallel.tp 2: set it to 0, or run on 4 ranks",
-        ),
-        (
-            "batch=9 tp=2",
-            8,
-            "is not divisible by 4 replicas on 8 ranks: set it to 8 or 12, run on 6 or 18",
-        ),
-        ("cp=2 seq_len=62", 2, "by 4 (2 x parallel.cp 2): set it to 60 or 64"),
-        (
-            "sequence_parallel=true tp=2 seq_len=63",
-            2,
-            "are not divisible by parallel.tp 2: set model.seq_len to 62 or 64, or set \
-             parallel.sequence_parallel to false",
-        ),
-        (
-            "pp=16",
-            16,
-            "parallel.pp 16 exceeds model.num_layers 8: use pp=4 dp=4 or pp=8 dp=2, or run on 8 ranks \
-             with pp=8",
-        ),
-        (
-            "pp=4 virtual_stages=4 schedule=interleaved",
-            4,
-            "parallel.pp 4 x parallel.virtual_stages 4 exceeds model.num_layers 8: use pp=2 dp=2, or \
-             run on 2 ranks with pp=2",
-        ),
-        (
-            "pp=2 virtual_stages=2",
-            2,
-            "parallel.virtual_stages 2 needs parallel.schedule interleaved",
-        ),
-        (
-            "pp=4 batch=3",
-            4,
-            "at least 4 micro-batches per step, but a replica has 3 sequences: set train.batch to 4",
-        ),
-        (
-            "pp=4 micro_batch=12",
-            4,
-            "gives 2 micro-batches per step (24 sequences), but parallel.pp 4",
-        ),
-        (
-            "zero=1 hsdp_shard=3",
-            8,
-            "does not divide parallel.dp x parallel.cp = 8: set it to 2 or 4",
-        ),
-        ("hsdp_shard=2", 8, "parallel.hsdp_shard 2 has no effect with parallel.zero 0"),
-    ];
-    for (all, ranks, expected) in cases {
-        let error = message(split(all, ranks));
-        assert!(error.contains(expected), "{error}");
+    for line in INVALID_LAYOUTS.lines().filter(|line| line.starts_with("-n ")) {
+        let (layout, expected) = line.split_once(" => ").unwrap();
+        let (ranks, words) = layout["-n ".len()..].split_once(' ').unwrap();
+        let error = message(split(words, ranks.parse().unwrap()));
+        assert!(error.contains(expected), "{layout}: {error}");
     }
     assert!(message(args("zero=4")).contains("an integer in [0, 3]"));
 }

@@ -29,7 +29,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let start = Instant::now();
     let comm: Arc<dyn Comm> = match hierarchical::join(settings) {
         Ok(comm) => Arc::new(comm),
-        Err(error) => return fail(&mut sink, Check::Join, TrainError::from(error).into()),
+        Err(error) => return fail(sink, Check::Join, TrainError::from(error).into()),
     };
     let elapsed = start.elapsed();
     // Installed only now: before the ranks are connected, a signal ends the process at once.
@@ -45,9 +45,10 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
         if let Some(mut to_launcher) = to_launcher {
             report_lost_peer(&mut to_launcher, &error);
         }
-        return fail(&mut sink, current, error);
+        return fail(sink, current, error);
     }
     sink.emit(SmokeEvent::Done);
+    finish(sink)?;
     // A parent process exits by the report. No rank has failed for the launcher: all agree on the
     // result.
     Ok(if passed || has_parent { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -98,7 +99,7 @@ fn run_checks(
 
 /// Reports an incomplete check. Rank 0 reports for all ranks; another rank prints only an error that
 /// the others do not have.
-fn fail(sink: &mut EventSink<SmokeReporter>, check: Check, error: Error) -> Result<ExitCode> {
+fn fail(mut sink: EventSink<SmokeReporter>, check: Check, error: Error) -> Result<ExitCode> {
     use TrainError::{Comm, Interrupted, NotFinite, RankMismatch, WrongAllReduce};
     let is_on_all_ranks = matches!(
         error.downcast_ref(),
@@ -113,5 +114,11 @@ fn fail(sink: &mut EventSink<SmokeReporter>, check: Check, error: Error) -> Resu
         Some(Interrupted) => SmokeEvent::Interrupted(check),
         _ => SmokeEvent::Aborted { check, reason: format!("{error:#}") },
     });
+    finish(sink)?;
     Ok(ExitCode::FAILURE)
+}
+
+/// Fails if the events could not be sent, or the report not be printed.
+fn finish(sink: EventSink<SmokeReporter>) -> Result<()> {
+    sink.finish()?.map_or(Ok(()), |mut reporter| reporter.finish())
 }

@@ -8,20 +8,30 @@ use regatta_train::training::smoke::SmokeEvent;
 
 use super::report::{ReportingProcess, SmokeReport};
 use super::text;
+use crate::commands::launch::QueuedStreams;
 use crate::commands::rank_events::EventReporter;
-use crate::output;
+use crate::commands::reporter_output::ReporterOutput;
 
 impl EventReporter for SmokeReporter {
     type Event = SmokeEvent;
 
     fn on_event(&mut self, event: SmokeEvent) {
         self.report.on_event(event, self.start.elapsed().as_secs_f64());
-        // A closed pipe must not end the job.
-        let _ = self.print();
+        self.print();
     }
 
     fn on_event_error(&mut self, error: ChannelError) {
-        output::note(&format!("cannot decode a check result of rank 0: {error}"));
+        self.printer.note(&format!("cannot decode a check result of rank 0: {error}"));
+    }
+
+    /// A check may fail on ranks that all complete it.
+    fn failure(&self) -> Option<String> {
+        let failure = self.report.failure.as_ref()?;
+        Some(format!("smoke test failed: {}: {}", failure.check.name(), failure.error))
+    }
+
+    fn output(&self) -> Option<QueuedStreams> {
+        self.printer.streams()
     }
 }
 
@@ -32,36 +42,37 @@ pub struct SmokeReporter {
     json: bool,
     /// Number of checks already printed.
     printed: usize,
+    printer: ReporterOutput,
 }
 
 impl SmokeReporter {
     /// A reporter that has printed nothing yet.
     pub fn new(process: ReportingProcess, json: bool) -> Self {
-        Self { report: SmokeReport::new(process), start: Instant::now(), json, printed: 0 }
+        let printer = match process {
+            ReportingProcess::Parent => ReporterOutput::queued(),
+            ReportingProcess::Rank => ReporterOutput::default(),
+        };
+        let report = SmokeReport::new(process);
+        Self { report, start: Instant::now(), json, printed: 0, printer }
     }
 
-    /// Whether a check failed on ranks that all completed it.
-    pub fn has_failed_check(&self) -> bool {
-        self.report.checks.iter().any(|check| check.findings.error.is_some())
-    }
-
-    /// Completes the report after all ranks have exited.
-    pub fn on_ranks_exited(&mut self) -> Result<()> {
-        if self.report.complete {
-            return Ok(());
+    /// Completes the report after the end. Fails if it could not be printed.
+    pub fn finish(&mut self) -> Result<()> {
+        self.printer.on_launch_ended();
+        if !self.report.complete {
+            self.report.on_ranks_exited(self.start.elapsed().as_secs_f64());
+            self.print();
         }
-        self.report.on_ranks_exited(self.start.elapsed().as_secs_f64());
-        self.print()
+        self.printer.finish()
     }
 
-    fn print(&mut self) -> Result<()> {
+    fn print(&mut self) {
         let is_complete = self.report.complete;
-        match (self.json, is_complete) {
-            (true, false) => return Ok(()),
-            (true, true) => {
-                return output::print(&(serde_json::to_string_pretty(&self.report)? + "\n"));
+        if self.json {
+            if let (true, Ok(json)) = (is_complete, serde_json::to_string_pretty(&self.report)) {
+                self.printer.print(&(json + "\n"));
             }
-            _ => {}
+            return;
         }
         let new = &self.report.checks[self.printed..];
         let header = (self.printed == 0 && !new.is_empty()).then(text::header);
@@ -69,7 +80,7 @@ impl SmokeReporter {
         let lines = header.into_iter().chain(new.iter().map(text::row)).chain(result);
         let lines: String = lines.collect();
         self.printed = self.report.checks.len();
-        output::print(&lines)
+        self.printer.print(&lines);
     }
 }
 

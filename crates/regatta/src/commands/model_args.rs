@@ -1,0 +1,85 @@
+//! The model of `regatta generate` and `regatta eval`.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, anyhow, bail};
+use clap::Args;
+use regatta_device::precision::Precision;
+use regatta_kernels_cpu::Cpu;
+use regatta_train::data::Tokenizer;
+use regatta_train::load::{LoadError, Loaded, load};
+
+use super::runs::no_checkpoint;
+use crate::output;
+
+/// A trained model, its tokenizer, and the threads to run it.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// A run folder, a checkpoint, or a Hugging Face model folder
+    #[arg(value_name = "RUN")]
+    run: PathBuf,
+    /// Tokenizer file [default: the model's]
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Number of threads [default: one per core]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+}
+
+impl ModelArgs {
+    /// A CPU with these threads.
+    pub fn device(&self, precision: Precision) -> Cpu {
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        Cpu::new(self.threads.map_or_else(cores, usize::from), precision)
+    }
+
+    /// Loads the model. Notes newer checkpoints that were skipped because they are damaged.
+    pub fn load(&self) -> Result<Loaded> {
+        let loaded =
+            load(&self.run, &self.device(Precision::F32)).map_err(|error| match error {
+                LoadError::Nothing { .. } if !self.run.exists() => {
+                    anyhow!("{} does not exist; `regatta runs` lists the runs", self.run.display())
+                }
+                LoadError::Nothing { .. } => {
+                    no_checkpoint::message(&self.run).map_or(error.into(), |text| anyhow!(text))
+                }
+                error => error.into(),
+            })?;
+        for skipped in &loaded.skipped {
+            let from = loaded.from.display();
+            output::note(&format!("skipped damaged checkpoint {skipped}; using {from}"));
+        }
+        Ok(loaded)
+    }
+
+    /// The tokenizer of `--tokenizer` or of the model, and its file.
+    pub fn tokenizer(&self, loaded: &Loaded) -> Result<(PathBuf, Tokenizer)> {
+        let Some(path) = self.tokenizer.as_ref().or(loaded.tokenizer.as_ref()) else {
+            let from = loaded.from.display();
+            bail!("{from} has no tokenizer.json: pass one with --tokenizer");
+        };
+        let tokenizer = Tokenizer::load(path)?;
+        let (file, fingerprint) = (path.display(), tokenizer.fingerprint());
+        if let Some(expected) = loaded.made_by.as_ref().filter(|made_by| **made_by != fingerprint) {
+            let from = loaded.from.display();
+            let what =
+                format!("{file} ({fingerprint}) is not the tokenizer of {from} ({expected})");
+            if self.tokenizer.is_none() {
+                bail!(
+                    "{what}: pass the model's tokenizer with --tokenizer FILE, or pass this file to \
+                     use it anyway"
+                );
+            }
+            // One given with `--tokenizer` may be equivalent despite another fingerprint.
+            output::note(&what);
+        }
+        let (tokenizer_size, model_size) = (tokenizer.vocab_size(), loaded.shape.vocab_size);
+        if tokenizer_size > model_size {
+            bail!(
+                "the vocabulary size of {file} is {tokenizer_size}, that of the model {model_size}: \
+                 the tokenizer belongs to another model"
+            );
+        }
+        Ok((path.to_owned(), tokenizer))
+    }
+}
