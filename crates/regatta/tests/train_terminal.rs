@@ -6,15 +6,14 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read;
-use std::process::Child;
-use std::time::{Duration, Instant};
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use libc::{SIGCONT, SIGINT, SIGTSTP};
 use regatta_testbed::{assert_contains, wait_until};
 use regatta_train::metrics::StepMetrics;
 use support::TempDir;
-use support::process::{process_state, signal_if_alive};
+use support::process::{process_state, run_command, signal_if_alive, wrap};
 use support::pty::{self, PtyProcess, output};
 use support::train::{ENDLESS, STOPPED_EARLY, TINY, train_command};
 
@@ -96,26 +95,28 @@ fn ctrl_z_leaves_the_terminal_to_the_shell_and_the_stop_out_of_the_times() {
     }
 }
 
+/// As in a container.
+#[test]
+fn training_runs_in_a_pid_namespace_without_the_leader_of_its_process_group() {
+    let folder = TempDir::new();
+    let unshare = ["-rpf", "--mount-proc"];
+    if !Command::new("unshare").args(unshare).arg("true").status().unwrap().success() {
+        return eprintln!("skipped: PID namespaces are not permitted");
+    }
+    let mut training = wrap(&train_command(&folder, ARGS), "unshare", &unshare);
+    run_command(&mut training).assert_ok("step 3/3");
+}
+
 #[test]
 fn long_step_shows_its_micro_batches() {
     let folder = TempDir::new();
     // A step of 128 micro-batches, each of which takes a fraction of a second.
     let long = "steps=1 num_layers=4 hidden_size=256 num_heads=2 seq_len=256 batch=1024 \
                 micro_batch=8 eval_interval=0 train.threads=1 --ranks 1 --run-dir run";
-    let (mut terminal, mut training) = pty::spawn_on_pty(train_command(&folder, long), &[]);
-    let mut shown = String::new();
-    let done = |shown: &str| -> BTreeSet<u32> {
-        let counts = shown.split("micro-batch ").skip(1).filter_map(|rest| rest.split_once("/128"));
-        counts.filter_map(|(done, _)| done.parse().ok()).collect()
+    let mut training = PtyProcess::new(pty::spawn_on_pty(train_command(&folder, long), &[]));
+    let counts = |shown: &str| -> BTreeSet<u32> {
+        let counts = shown.split("step 1/1  micro-batch ").skip(1);
+        counts.filter_map(|rest| rest.split_once("/128")?.0.parse().ok()).collect()
     };
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while done(&shown).len() < 2 && Instant::now() < deadline {
-        let mut bytes = [0; 4096];
-        let Ok(count) = terminal.read(&mut bytes) else { break };
-        shown.push_str(&String::from_utf8_lossy(&bytes[..count]));
-    }
-    training.kill().unwrap();
-    output((terminal, training));
-    assert!(done(&shown).len() >= 2, "{shown}");
-    assert_contains(&shown, "step 1/1  micro-batch ");
+    training.read_until("second micro-batch", |shown| counts(shown).len() >= 2);
 }

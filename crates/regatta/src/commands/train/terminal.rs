@@ -53,13 +53,16 @@ pub type GetSize = Box<dyn FnMut() -> Option<TerminalSize> + Send>;
 /// The current size of the terminal, while the process group of the caller is in the foreground. In the
 /// background, the terminal is that of the shell.
 pub fn terminal_size() -> GetSize {
-    // The launcher draws in another process group.
-    let group = rustix::process::getpgrp();
+    // The launcher draws in another process group. It is 0 if its leader is outside of this PID
+    // namespace, as in a container.
+    // SAFETY: a plain system call.
+    let group = unsafe { libc::getpgrp() };
     Box::new(move || {
         let stdout = std::io::stdout();
         // Fails without a controlling terminal, and thus without a shell that shares it.
-        let is_background =
-            rustix::termios::tcgetpgrp(&stdout).is_ok_and(|foreground| foreground != group);
+        // SAFETY: a plain system call on a descriptor that stays open.
+        let foreground = unsafe { libc::tcgetpgrp(libc::STDOUT_FILENO) };
+        let is_background = group > 0 && foreground > 0 && foreground != group;
         let size = rustix::termios::tcgetwinsize(&stdout).ok();
         let known = size.filter(|size| size.ws_col > 0 && size.ws_row > 0);
         let size = known.map_or(DEFAULT_SIZE, |size| TerminalSize {
