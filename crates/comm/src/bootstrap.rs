@@ -21,7 +21,7 @@ use crate::tcp::{
     decode, encode,
 };
 use crate::{CommError, Communicator, Result};
-pub use config::{BootstrapConfig, host_name};
+pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;
 
 /// Time for a peer to authenticate.

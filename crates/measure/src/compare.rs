@@ -163,7 +163,9 @@ fn row_cells(row: &ComparedRow) -> Vec<String> {
     let mut cells = vec![format_bytes(row.size_bytes)];
     for (index, (value, ratio)) in row.values.iter().zip(&row.ratios).enumerate() {
         cells.push(format_value(*value));
-        let ratio = || ratio.map_or_else(|| "-".to_owned(), |ratio| format!("×{ratio:.2}"));
+        let ratio = || {
+            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("×{}", format_value(Some(ratio))))
+        };
         cells.extend((index > 0).then(ratio));
     }
     cells

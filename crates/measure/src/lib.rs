@@ -7,6 +7,7 @@ pub mod bus_bandwidth;
 pub mod cases;
 pub mod collectives;
 pub mod compare;
+pub mod labels;
 pub mod metric;
 pub mod pairs;
 pub mod plot;

@@ -1,7 +1,7 @@
 //! `--sweep NAME=VALUE,VALUE…`: runs every combination of settings and reports the best for each
 //! size.
 
-use regatta_model::{BenchResult, text_table, units};
+use regatta_model::{BenchResult, Measurement, suggest, text_table, units};
 use serde::Serialize;
 
 use crate::cases::{self, BenchCase};
@@ -9,8 +9,14 @@ use crate::cases::{self, BenchCase};
 /// Upper bound on combinations; more would take days.
 pub const MAX_SETTINGS: usize = 256;
 
-/// Times within this ratio count as equal.
+/// Times within this ratio count as equal, even if every run is without noise.
 const TIE_RATIO: f64 = 1.02;
+
+/// Prefix of Regatta's variables.
+const OWN_PREFIX: &str = "REGATTA_";
+
+/// Shown instead of the best setting of a case without one.
+const NO_DIFFERENCE: &str = "none, all within noise";
 
 /// An invalid `--sweep` argument.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +40,9 @@ pub enum ParseSweepError {
     /// A variable is repeated.
     #[error("{name} is given twice; list all its values together, as in {name}=A,B")]
     DuplicateName { name: String },
+    /// Not a variable that any rank reads.
+    #[error("unknown variable {name}: {hint}")]
+    UnknownVariable { name: String, hint: String },
     /// Too many combinations.
     #[error("{found} combinations exceed the maximum of {max}; remove some values")]
     TooManySettings { found: usize, max: usize },
@@ -83,6 +92,22 @@ impl Sweep {
     pub fn nccl_variable(&self) -> Option<&str> {
         let is_nccl = |name: &&str| name.starts_with("NCCL_") || name.starts_with("RCCL_");
         self.variables.iter().map(|(name, _)| name.as_str()).find(is_nccl)
+    }
+
+    /// Refuses variables of Regatta that are not in `known`: no rank reads them.
+    pub fn check_own_variables(&self, known: &[&str]) -> Result<(), ParseSweepError> {
+        let own = self.variables.iter().filter(|(name, _)| name.starts_with(OWN_PREFIX));
+        let Some((name, _)) = own.into_iter().find(|(name, _)| !known.contains(&name.as_str()))
+        else {
+            return Ok(());
+        };
+        // The common prefix would make short names similar to all others.
+        let ends = known.iter().filter_map(|known| known.strip_prefix(OWN_PREFIX));
+        let hint = match suggest::closest_match(&name[OWN_PREFIX.len()..], ends) {
+            Some(closest) => format!("did you mean {OWN_PREFIX}{closest}?"),
+            None => format!("known: {}", known.join(", ")),
+        };
+        Err(ParseSweepError::UnknownVariable { name: name.clone(), hint })
     }
 
     /// All combinations. The last variable varies fastest.
@@ -141,20 +166,34 @@ pub struct BestSetting {
     pub busbw: Option<f64>,
     /// Speedup over the first run; absent if that has no valid measurement.
     pub speedup: Option<f64>,
+    /// Whether all settings are equal within noise, so that none is best.
+    pub within_noise: bool,
 }
 
-/// The best setting of each case, given one result per setting. Times within 2 % count as equal and
-/// the earlier setting wins; wrong results are excluded.
+/// Whether the times of two runs differ by no more than noise: by 2 %, or by the standard deviation
+/// of the calls in both.
+fn equal_within_noise(a: (f64, &Measurement), b: (f64, &Measurement)) -> bool {
+    let deviation = |(time, measured): (f64, &Measurement)| {
+        let stats = measured.call_stats.as_ref();
+        time * stats.and_then(|stats| stats.cv_percent).unwrap_or(0.0) / 100.0
+    };
+    let (low, high) = (a.0.min(b.0), a.0.max(b.0));
+    high <= low * TIE_RATIO || high - low <= deviation(a).hypot(deviation(b))
+}
+
+/// The best setting of each case, given one result per setting. Of settings that equal the fastest
+/// within noise the earliest is taken; wrong results are excluded.
 pub fn best(runs: &[BenchResult]) -> Vec<BestSetting> {
     let of = |case: BenchCase| {
         let timed = |(at, run)| Some((at, cases::measurement(run, &case)?));
         let all: Vec<_> = runs.iter().enumerate().filter_map(timed).collect();
-        let fastest = all.iter().map(|(_, (time, _))| *time).min_by(f64::total_cmp)?;
-        let is_best = |(_, (time, _)): &&(usize, (f64, _))| *time <= fastest * TIE_RATIO;
+        let fastest = all.iter().map(|(_, one)| *one).min_by(|a, b| a.0.total_cmp(&b.0))?;
+        let is_best = |(_, one): &&(usize, _)| equal_within_noise(*one, fastest);
         let (run, (time_us, measured)) = *all.iter().find(is_best)?;
+        let within_noise = all.len() > 1 && all.iter().all(|one| is_best(&one));
         let first = all.first().filter(|(at, _)| *at == 0);
         let speedup = first.map(|(_, (first, _))| first / time_us);
-        Some(BestSetting { run, time_us, busbw: measured.busbw, speedup, case })
+        Some(BestSetting { run, time_us, busbw: measured.busbw, speedup, within_noise, case })
     };
     cases::cases(runs.iter()).into_iter().filter_map(of).collect()
 }
@@ -173,7 +212,10 @@ pub fn table(best: &[BestSetting], settings: &[SweepSetting]) -> String {
             let [time, busbw] = [Some(best.time_us), best.busbw].map(text_table::format_value);
             let speedup =
                 best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x"));
-            let setting = settings.get(best.run).map(ToString::to_string).unwrap_or_default();
+            let setting = match best.within_noise {
+                true => NO_DIFFERENCE.to_owned(),
+                false => settings.get(best.run).map(ToString::to_string).unwrap_or_default(),
+            };
             vec![units::format_bytes(best.case.size_bytes), time, busbw, speedup, setting]
         };
         let rows: Vec<Vec<String>> = group.iter().map(row).collect();
@@ -189,6 +231,7 @@ mod tests {
     use super::*;
     use crate::cases::testing::run;
     use proptest::prelude::*;
+    use regatta_model::bench::TimeStats;
 
     #[test]
     fn combinations_follow_argument_order() {
@@ -253,6 +296,47 @@ size   time (us)  busbw (GB/s)  speedup  best setting
 4 KiB       7.00          1.00        -  A=z
 ";
         assert_eq!(table(&found, &settings), wanted);
+    }
+
+    #[test]
+    fn unknown_variables_of_regatta_are_refused_with_the_closest_name() {
+        let check = |words: &[&str]| {
+            let sweep = Sweep::parse(words).unwrap();
+            sweep.check_own_variables(&["REGATTA_FABRIC", "REGATTA_TUNING"])
+        };
+        assert_eq!(check(&["REGATTA_FABRIC=off,auto", "FI_PROVIDER=tcp", "X=1"]), Ok(()));
+        let error = check(&["REGATTA_FABRIC=off", "REGATTA_FABRICS=x"]).unwrap_err().to_string();
+        assert_eq!(error, "unknown variable REGATTA_FABRICS: did you mean REGATTA_FABRIC?");
+        let error = check(&["REGATTA_X=1"]).unwrap_err().to_string();
+        assert_eq!(error, "unknown variable REGATTA_X: known: REGATTA_FABRIC, REGATTA_TUNING");
+    }
+
+    /// Runs of one size with these times and coefficients of variation in percent.
+    fn noisy_runs(values: &[(f64, f64)]) -> Vec<BenchResult> {
+        let noisy = |&(time, cv): &(f64, f64)| {
+            let mut run = run(&[(8, time, 1.0)]);
+            let measured = run.tables[0].rows[0].out_of_place.as_mut().unwrap();
+            let stats = TimeStats { cv_percent: Some(cv), ..TimeStats::default() };
+            measured.call_stats = Some(stats);
+            run
+        };
+        values.iter().map(noisy).collect()
+    }
+
+    #[test]
+    fn no_setting_is_best_within_noise() {
+        let found = |values: &[(f64, f64)]| {
+            let best = &best(&noisy_runs(values))[0];
+            (best.run, best.within_noise)
+        };
+        assert_eq!(found(&[(10.0, 80.0), (5.0, 80.0)]), (0, true), "half the time, but noisy");
+        assert_eq!(found(&[(10.0, 5.0), (5.0, 5.0)]), (1, false));
+        assert_eq!(found(&[(10.0, 0.0), (9.9, 0.0)]), (0, true));
+        assert_eq!(found(&[(20.0, 1.0), (10.0, 10.0), (9.5, 10.0)]), (1, false), "one is slower");
+        assert_eq!(found(&[(10.0, 0.0)]), (0, false), "a single setting");
+        let settings = Sweep::parse(&["A=x,y"]).unwrap().settings();
+        let text = table(&best(&noisy_runs(&[(10.0, 80.0), (5.0, 80.0)])), &settings);
+        assert!(text.ends_with("1.00x  none, all within noise\n"), "{text}");
     }
 
     proptest! {

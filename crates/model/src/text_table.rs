@@ -26,18 +26,36 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     align(header, rows, &left).lines().map(str::to_owned).collect()
 }
 
-/// Two decimals, or a dash.
+/// Two decimals, but at least two significant digits; a dash without a value.
 pub fn format_value(value: Option<f64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
+    let Some(value) = value else { return "-".to_owned() };
+    match value.abs() {
+        // Tiny, but not zero.
+        size if size > 0.0 && size < 1e-4 => format!("{value:.1e}"),
+        size if size > 0.0 && size < 0.1 => {
+            let decimals = 1 - size.log10().floor() as i32;
+            format!("{value:.*}", decimals.unsigned_abs() as usize)
+        }
+        _ => format!("{value:.2}"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::table;
+    use super::{format_value, table};
 
     #[test]
     fn columns_of_digits_are_right_aligned() {
         let rows = [vec!["0".into(), "49-55".into()], vec!["10".into(), "1-7".into()]];
         assert_eq!(table(&["rank", "cpus"], &rows), ["rank  cpus", "   0  49-55", "  10  1-7"]);
+    }
+
+    #[test]
+    fn small_values_keep_two_significant_digits() {
+        let values = [12.345, 0.1, 0.0999, 0.0023, 0.000_123, 2e-7, 0.0, -0.05, f64::INFINITY];
+        let expected =
+            ["12.35", "0.10", "0.100", "0.0023", "0.00012", "2.0e-7", "0.00", "-0.050", "inf"];
+        assert_eq!(values.map(|value| format_value(Some(value))), expected);
+        assert_eq!(format_value(None), "-");
     }
 }

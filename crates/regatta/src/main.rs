@@ -2,6 +2,8 @@
 
 mod cli;
 mod commands;
+#[cfg(test)]
+mod documented_commands;
 mod draw;
 mod env;
 mod options;

@@ -144,19 +144,18 @@ fn a_tuning_table_is_written_and_used() {
 fn a_sweep_measures_every_setting() {
     let folder = TempDir::new();
     let sweep = "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --run-dir run --plot all.html \
-                 --sweep REGATTA_CONNECTIONS=1,2 REGATTA_OTHER=a,b";
+                 --sweep REGATTA_COMM_DEBUG=0,1 FI_OTHER=a,b";
     run(&folder, sweep).assert_ok("best setting");
-    let expected = [("1", "a"), ("1", "b"), ("2", "a"), ("2", "b")];
-    for (number, (connections, other)) in expected.into_iter().enumerate() {
+    let expected = [("0", "a"), ("0", "b"), ("1", "a"), ("1", "b")];
+    for (number, (debug, other)) in expected.into_iter().enumerate() {
         let result = load_result(&folder, &format!("run/{number}/bench.json"));
         assert_complete_and_correct(&result, 1, 2);
-        let settings = [&result.settings["REGATTA_CONNECTIONS"], &result.settings["REGATTA_OTHER"]];
-        assert_eq!(settings, [connections, other]);
-        let label = format!("REGATTA_CONNECTIONS={connections} REGATTA_OTHER={other}");
-        assert_eq!(result.label, label);
+        let settings = [&result.settings["REGATTA_COMM_DEBUG"], &result.settings["FI_OTHER"]];
+        assert_eq!(settings, [debug, other]);
+        assert_eq!(result.label, format!("REGATTA_COMM_DEBUG={debug} FI_OTHER={other}"));
     }
-    assert_contains(folder.read("all.html"), "REGATTA_CONNECTIONS=2 REGATTA_OTHER=b");
-    let json = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --sweep REGATTA_OTHER=a,b --json");
+    assert_contains(folder.read("all.html"), "REGATTA_COMM_DEBUG=1 FI_OTHER=b");
+    let json = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --sweep FI_OTHER=a,b --json");
     let best: Value = json.json();
     assert_eq!(best.as_array().unwrap().len(), 1, "{best}");
 }
@@ -165,7 +164,7 @@ fn a_sweep_measures_every_setting() {
 fn a_sweep_uses_the_default_number_of_ranks() {
     let folder = TempDir::new();
     run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir plain").ok();
-    let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep REGATTA_OTHER=a");
+    let swept = run(&folder, "all-reduce -b 8 -e 8 -n 2 --run-dir swept --sweep FI_OTHER=a");
     assert!(!swept.err.contains("note:"), "{}", swept.err);
     swept.ok();
     let more = "all-reduce -b 8 -e 8 -n 2 --run-dir more --launch=--start-timeout=60";
@@ -198,13 +197,13 @@ fn a_scan_doubles_the_nodes_and_saves_all_results() {
 fn sweep_results_are_written_to_stdout_and_file() {
     let folder = TempDir::new();
     let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --csv -Jall.json \
-                 --sweep REGATTA_OTHER=a,b";
+                 --sweep FI_OTHER=a,b";
     let csv = run(&folder, words).ok();
     let results = ["run/0/bench.json", "run/1/bench.json"].map(|file| load_result(&folder, file));
     assert_eq!(csv, regatta_measure::write::csv(&results));
     assert_eq!(read("all.json", &folder.read("all.json")).unwrap(), results);
     assert_eq!(run(&folder, "read all.json --csv").ok(), csv);
-    run(&folder, "compare all.json").assert_ok(["REGATTA_OTHER=a", "REGATTA_OTHER=b"]);
+    run(&folder, "compare all.json").assert_ok(["FI_OTHER=a", "FI_OTHER=b"]);
 }
 
 #[test]
@@ -254,7 +253,9 @@ fn plots_are_well_formed() {
     run(&folder, "all-reduce -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot one.svg --run-dir run").ok();
     run(&folder, "all -b 8 -e 64 -f 8 -n 2 --ranks 2 --plot all.html").ok();
     run(&folder, "send-recv --ranks 3 --pairs --plot pairs.svg --run-dir pairs");
-    run(&folder, "read run/bench.json --plot again.svg").ok();
+    run(&folder, "read run/bench.json --plot again.svg")
+        .assert_code(0)
+        .assert_stderr("plot: again.svg");
     for file in ["one.svg", "all.html", "pairs.svg", "again.svg"] {
         let text = folder.read(file);
         let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
@@ -327,16 +328,37 @@ fn a_baseline_check_reports_every_regression() {
 }
 
 #[test]
-fn nccl_variables_are_not_swept_on_a_backend_that_ignores_them() {
+fn variables_that_no_rank_reads_are_refused_before_the_first_run() {
     let folder = TempDir::new();
-    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --sweep NCCL_ALGO=Ring,Tree";
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir run --sweep";
     let error = "--sweep NCCL_ALGO: backend host ignores variables of NCCL";
-    run(&folder, &format!("{words} --backend host")).assert_error(error);
+    for backend in ["host", "auto"] {
+        // Of a machine with GPUs, none is visible.
+        let words = format!("{words} NCCL_ALGO=Ring,Tree --backend {backend}");
+        let mut command = bench(&folder, &words);
+        command.envs([("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", "")]);
+        run_command(&mut command).assert_error(error);
+    }
+    let unknown = run(&folder, &format!("{words} REGATTA_FABRICS=off,auto"));
+    unknown.assert_error("--sweep: unknown variable REGATTA_FABRICS: did you mean REGATTA_FABRIC?");
     assert!(!folder.exists("run"));
-    // Which backend it is, is known after the first run.
-    let auto = run(&folder, words).assert_code(1);
-    assert_contains(&auto.err, error);
-    assert!(!auto.out.contains("best setting") && !folder.exists("run/1"), "{}", auto.out);
+}
+
+#[test]
+fn compared_results_are_named_by_their_files() {
+    let folder = TempDir::new();
+    let words = "all-reduce -b 8 -e 8 -n 2 --ranks 2";
+    for out in ["one.json", "two.json --label mine", "new/one.json"] {
+        std::fs::create_dir_all(folder.path().join("new")).unwrap();
+        run(&folder, &format!("{words} -J {out}")).ok();
+    }
+    let header = |files: &str| {
+        let text = run(&folder, &format!("compare {files}")).ok();
+        text.lines().find(|line| line.contains("ratio")).unwrap_or_default().to_owned()
+    };
+    assert_contains(header("one.json two.json"), ["one", "mine"]);
+    assert_contains(header("one.json new/one.json"), ["one", "new/one"]);
+    assert_contains(header("one.json one.json"), ["one #1", "one #2"]);
 }
 
 #[test]
@@ -354,4 +376,6 @@ fn binary_files_are_not_read_as_results() {
     run(&folder, "read random").assert_error("random, line 3: byte 0x00 is not text");
     folder.write("words", "one\ttwo\nthree\tfour\n");
     run(&folder, "read words").assert_error("words: found no table");
+    folder.write("empty", "\n");
+    run(&folder, "read empty").assert_error("empty is empty: expected a result");
 }

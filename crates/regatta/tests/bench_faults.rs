@@ -91,13 +91,13 @@ fn several_results_of_a_job_have_different_files() {
 #[test]
 fn an_interrupted_sweep_saves_its_results() {
     let folder = TempDir::new();
-    let sweep = "--run-dir swept --out all.json --sweep REGATTA_A=1,2,3";
+    let sweep = "--run-dir swept --out all.json --sweep FI_A=1,2,3";
     let process = spawn(&folder, &format!("all-reduce {LONG} --ranks 2 {sweep}"));
     let killed = partial_result(&folder, "swept/0/bench.json");
     kill(&format!("-9 {}", killed.devices[1].pid));
     let before = partial_result(&folder, "swept/1/bench.json");
     let run = process.interrupt().assert_code(128 + SIGINT);
-    assert_contains(&run.err, ["note: REGATTA_A=1 failed", "note: REGATTA_A=2 interrupted"]);
+    assert_contains(&run.err, ["note: FI_A=1 failed", "note: FI_A=2 interrupted"]);
     assert!(!run.out.contains("best setting"), "no complete run: {}", run.out);
     assert_saved(&folder, "swept/0/bench.json", &killed);
     assert_saved(&folder, "swept/1/bench.json", &before);

@@ -41,7 +41,7 @@ fn runs_are_listed_with_kind_state_and_progress() {
     run_job(&folder, "-n 1 --run-dir runs/bad", "exit 3").assert_code(3);
     let bench = "bench all-reduce -b 8 -e 8 -n 2 --ranks 2 --run-dir runs";
     run_in(&folder, &format!("{bench}/bench")).ok();
-    run_in(&folder, &format!("{bench}/swept --sweep REGATTA_OTHER=a,b")).ok();
+    run_in(&folder, &format!("{bench}/swept --sweep FI_OTHER=a,b")).ok();
     let early = format!("train {TINY} checkpoint.dir=/proc/none -n 1 --run-dir runs/early");
     run_in(&folder, &early).assert_code(1);
     write(&folder, "runs/notes/events.jsonl", "not a run");

@@ -55,6 +55,23 @@ pub struct BootstrapConfig {
     pub debug: bool,
 }
 
+/// Environment variables that configure communication, including the paths of libraries; `RANK` and
+/// the others of the launcher are not among them.
+pub const VARIABLES: [&str; 12] = [
+    "REGATTA_BIND",
+    "REGATTA_COMM_DEBUG",
+    "REGATTA_CUDART",
+    "REGATTA_DESYNC_AFTER",
+    "REGATTA_DETERMINISTIC",
+    "REGATTA_FABRIC",
+    "REGATTA_HIP",
+    "REGATTA_LIBFABRIC",
+    "REGATTA_LOST_AFTER",
+    "REGATTA_NCCL",
+    "REGATTA_RCCL",
+    "REGATTA_TUNING",
+];
+
 impl BootstrapConfig {
     /// A configuration with default options.
     pub fn new(rank: u32, world_size: u32, master: &str, port: u16, secret: Secret) -> Self {
@@ -229,6 +246,19 @@ mod tests {
             _ => VALID.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()),
         };
         BootstrapConfig::from_variables(&get, Secret::generate().unwrap())
+    }
+
+    #[test]
+    fn every_variable_read_is_listed() {
+        let read = std::cell::RefCell::new(Vec::new());
+        let get = |name: &str| {
+            read.borrow_mut().push(name.to_owned());
+            VALID.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+        };
+        BootstrapConfig::from_variables(&get, Secret::generate().unwrap()).unwrap();
+        let own: Vec<_> = read.take().into_iter().filter(|n| n.starts_with("REGATTA_")).collect();
+        assert!(!own.is_empty());
+        assert!(own.iter().all(|name| VARIABLES.contains(&name.as_str())), "{own:?}");
     }
 
     #[test]

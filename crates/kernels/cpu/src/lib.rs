@@ -32,14 +32,7 @@ use self::gemm::parallel_bf16::Bf16Gemm;
 use self::isa::Isa;
 use self::scratch::{Scratch, ScratchPool};
 use self::thread_pool::ThreadPool;
-use regatta_device::LinearOps;
-use regatta_device::ops::LinearShape;
 use regatta_device::precision::Precision;
-use regatta_device::tensor::{View, ViewMut};
-use std::time::{Duration, Instant};
-
-/// Upper bound on the time of a GEMM measurement, except for its last call.
-const MAX_GEMM_TIME: Duration = Duration::from_millis(50);
 
 /// The CPU.
 #[derive(Debug)]
@@ -78,25 +71,6 @@ impl Cpu {
             true => Precision::Bf16,
             false => Precision::F32,
         }
-    }
-
-    /// Throughput of a large GEMM in FLOP/s: the best of a few calls, within about 50 ms.
-    pub fn measure_gemm(&self) -> f64 {
-        let shape = |n| LinearShape { rows: n, inputs: n, outputs: n };
-        let (mut size, mut best, start) = (128, 0.0f64, Instant::now());
-        while start.elapsed() < MAX_GEMM_TIME {
-            let [x, weight, mut y] = [(); 3].map(|()| vec![0.5f32; size * size]);
-            let (x, weight) = (View::from_slice(&x), View::from_slice(&weight));
-            let call = Instant::now();
-            self.linear(shape(size), x, weight, None, ViewMut::from_slice(&mut y));
-            let seconds = call.elapsed().as_secs_f64().max(1e-9);
-            best = best.max(2.0 * (size as f64).powi(3) / seconds);
-            // Larger matrices are faster, as long as there is time for several.
-            if seconds < MAX_GEMM_TIME.as_secs_f64() / 32.0 && size < 1024 {
-                size *= 2;
-            }
-        }
-        best
     }
 
     /// Threads, precision and GEMM kernel, such as `2 threads, f32 on avx512`.

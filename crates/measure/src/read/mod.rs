@@ -27,6 +27,9 @@ pub enum ReadError {
     /// Invalid JSON of another program.
     #[error("{file}: invalid nccl-tests JSON (-J): {source}")]
     Json { file: String, source: serde_json::Error },
+    /// Nothing in the file.
+    #[error("{file} is empty: expected a result of regatta bench, or the output of a benchmark")]
+    Empty { file: String },
     /// No result in the file.
     #[error(
         "{file}: found no table of nccl-tests, rccl-tests or the OSU micro-benchmarks with a row in \
@@ -84,8 +87,11 @@ pub fn read(name: &str, text: &str) -> Result<Vec<BenchResult>> {
         if found.iter().any(has_rows) { found } else { Vec::new() }
     };
     if results.is_empty() {
-        let lines = text.lines().count();
-        return Err(ReadError::NoResults { file: name.to_owned(), lines });
+        let (file, lines) = (name.to_owned(), text.lines().count());
+        return Err(match text.trim().is_empty() {
+            true => ReadError::Empty { file },
+            false => ReadError::NoResults { file, lines },
+        });
     }
     Ok(results)
 }

@@ -84,7 +84,7 @@ pub struct RunInfo {
     pub checkpoint_interval: u64,
     /// How FLOPs are counted.
     pub flops_formula: String,
-    /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
+    /// Measured GEMM peak of the ranks' cores in the precision of the run, in FLOP/s; 0 if unknown.
     pub gemm_flops_per_second: f64,
     /// Estimated seconds of the remaining steps, from their FLOPs and the GEMM throughput; 0 if unknown.
     pub estimated_seconds: f64,
@@ -120,13 +120,16 @@ pub struct StepMetrics {
     pub seconds: StepSeconds,
     /// When the step ended, in seconds since the Unix epoch.
     pub time: f64,
+    /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stopped_seconds: f64,
 }
 
 /// Time breakdown of a step, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepSeconds {
-    /// The whole step.
+    /// The whole step, without the time in which the rank was stopped.
     pub step: f64,
     /// Waiting for the data loader.
     pub data: f64,
@@ -191,13 +194,16 @@ pub struct Summary {
     pub val_loss: Option<f64>,
     /// Tokens trained on since the start.
     pub tokens: u64,
-    /// Seconds since the start.
+    /// Seconds since the start, without those in which rank 0 was stopped.
     pub seconds: f64,
+    /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stopped_seconds: f64,
     /// Mean throughput.
     pub tokens_per_second: f64,
     /// Mean model FLOPS.
     pub flops_per_second: f64,
-    /// Measured GEMM throughput of all ranks in the precision of the run, in FLOP/s; 0 if unknown.
+    /// Measured GEMM peak of the ranks' cores in the precision of the run, in FLOP/s; 0 if unknown.
     #[serde(default)]
     pub gemm_flops_per_second: f64,
     /// The run folder.
@@ -229,6 +235,11 @@ pub struct RankBytes {
     /// Offload I/O per step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_io: Vec<DiskIoBytes>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 #[cfg(test)]

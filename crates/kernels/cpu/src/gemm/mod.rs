@@ -3,6 +3,7 @@
 pub mod bf16;
 mod packed_f32;
 pub(crate) mod parallel_bf16;
+mod peak;
 pub(crate) mod small_f32;
 
 use regatta_comm::DType;

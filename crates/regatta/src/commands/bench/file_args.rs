@@ -14,7 +14,7 @@ pub struct CompareArgs {
     /// Result files; the others are compared with the first
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Labels of the results, separated by commas
+    /// Labels of the results, separated by commas [default: those of --label, else the file names]
     #[arg(long, value_name = "TEXTS", value_delimiter = ',')]
     pub labels: Vec<String>,
     /// Metric to compare [default: busbw, or time if there is none]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use regatta_measure::buffer_mode::BufferMode;
 use regatta_measure::compare::{self, CompareOptions};
-use regatta_measure::{read as reader, write};
-use regatta_model::{BenchResult, document};
+use regatta_measure::{labels, read as reader, write};
+use regatta_model::{BenchResult, document, units};
 
 use super::file_args::{CompareArgs, FormatArgs, ReadArgs};
 use super::plot;
@@ -46,21 +46,27 @@ fn check_is_text(name: &str, bytes: &[u8]) -> Result<()> {
     )
 }
 
-/// Reads and selects the results of several files.
-fn load_all(paths: &[PathBuf], format: &FormatArgs) -> Result<Vec<BenchResult>> {
+/// Reads and selects the results of several files, each with its file.
+fn load_all(paths: &[PathBuf], format: &FormatArgs) -> Result<Vec<(PathBuf, BenchResult)>> {
     let mut all = Vec::new();
-    paths.iter().try_for_each(|path| load(path).map(|results| all.extend(results)))?;
+    for path in paths {
+        all.extend(load(path)?.into_iter().map(|result| (path.clone(), result)));
+    }
     let Some(only) = &format.only else { return Ok(all) };
     if let Some(number) = only.iter().find(|number| *number == 0 || *number > all.len()) {
         bail!("--only {number} is out of range: the results are 1 to {}", all.len());
     }
     let selected = (1..).zip(all).filter(|(number, _)| only.contains(*number));
-    Ok(selected.map(|(_, result)| result).collect())
+    Ok(selected.map(|(_, found)| found).collect())
+}
+
+fn without_files(results: Vec<(PathBuf, BenchResult)>) -> Vec<BenchResult> {
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// `regatta bench read`.
 pub fn read(args: &ReadArgs) -> Result<()> {
-    let results = load_all(&args.files, &args.format)?;
+    let results = without_files(load_all(&args.files, &args.format)?);
     draw(&args.format, &results, None)?;
     output::print(&match (args.format.json, args.format.csv, results.as_slice()) {
         (true, _, [one]) => document::to_json(one)?,
@@ -93,11 +99,17 @@ fn shown(result: &BenchResult) -> String {
 pub fn compare(args: &CompareArgs) -> Result<()> {
     let mut results = load_all(&args.files, &args.format)?;
     if !args.labels.is_empty() && args.labels.len() != results.len() {
-        bail!("--labels has {} labels for {} results", args.labels.len(), results.len());
+        let labels = units::pluralize(args.labels.len(), "label");
+        bail!("--labels has {labels} for {}", units::pluralize(results.len(), "result"));
     }
-    for (result, label) in results.iter_mut().zip(&args.labels) {
-        result.label.clone_from(label);
+    match args.labels.is_empty() {
+        true => labels::distinguish(&mut results),
+        false => {
+            let labelled = results.iter_mut().zip(&args.labels);
+            labelled.for_each(|((_, result), label)| result.label.clone_from(label));
+        }
     }
+    let mut results = without_files(results);
     // Only tables can be compared.
     results.retain(|result| !result.tables.is_empty());
     let place = args.in_place.then_some(BufferMode::InPlace);

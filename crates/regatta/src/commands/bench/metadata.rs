@@ -7,8 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use regatta_comm::{Collectives, Comm};
 use regatta_launch::run_folder;
+use regatta_measure::labels::default_label;
 use regatta_model::bench::{BenchDevice, BenchMachine, BenchParameters, BenchProgram, BenchShape};
-use regatta_model::{BenchResult, Machine, units};
+use regatta_model::{BenchResult, Machine};
 
 use super::backend::{self, Connection};
 use super::child_run;
@@ -45,11 +46,8 @@ pub fn collect(
         ranks_per_node: each.filter(|each| counts.values().all(|count| count == each)),
         hosts,
     };
-    let label = options.output.label.clone().unwrap_or_else(|| {
-        let ranks = units::pluralize(comm.size() as usize, "rank");
-        let nodes = units::pluralize(shape.hosts.len(), "node");
-        format!("{}, {ranks} on {nodes}", connection.name)
-    });
+    let label = options.output.label.clone();
+    let label = label.unwrap_or_else(|| default_label(connection.name, &shape));
     // Rank 0 reports the metadata; the others only take part in the collectives.
     let machine = context.machine.or_else(|| (comm.rank() == 0).then(discover).flatten());
     Ok(BenchResult {

@@ -9,6 +9,7 @@ mod file_args;
 mod files;
 mod metadata;
 pub mod multi_run;
+mod nccl_tests_args;
 mod options;
 mod parent;
 mod plot;

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use regatta_comm::bootstrap;
 use regatta_launch::signals::SignalCatcher;
 use regatta_measure::sweep::Sweep;
 use regatta_measure::{scaling, sweep, write};
@@ -13,9 +14,9 @@ use regatta_model::BenchResult;
 use regatta_train::lock_file::{LockResult, lock_file};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::args::{Backend, CollectiveArgs};
+use super::args::CollectiveArgs;
 use super::child_run::ChildRun;
-use super::{files, plot};
+use super::{files, parent, plot};
 use crate::cli::HEADING;
 use crate::commands::launch::{new_run_id, run_dir_or_new};
 use crate::options::SourceArgs;
@@ -39,11 +40,11 @@ pub fn run(args: &CollectiveArgs) -> Result<ExitCode> {
 
 fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     let sweep = Sweep::parse(&args.mode.sweep)?;
-    let backend = args.ranks.backend;
-    if let (Backend::Host | Backend::Tcp | Backend::Libfabric, Some(variable)) =
-        (backend, sweep.nccl_variable())
+    sweep.check_own_variables(&bootstrap::VARIABLES).context("--sweep")?;
+    if let Some(variable) = sweep.nccl_variable()
+        && let Some(backend) = parent::host_backend(&args.ranks)?
     {
-        bail!("{}", ignored_variable(variable, &format!("{backend:?}").to_lowercase()));
+        bail!("{}", ignored_variable(variable, &backend));
     }
     let settings = sweep.settings();
     let child = |(number, setting): (usize, &sweep::SweepSetting)| ChildRun {
@@ -91,7 +92,7 @@ fn scan(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
 }
 
 /// Refuses a sweep of NCCL variables that `--backend auto` ran without NCCL: all differences are
-/// noise.
+/// noise. Whether other nodes have GPUs is known only then.
 fn check_backend(sweep: &Sweep, result: &BenchResult) -> Result<()> {
     match (sweep.nccl_variable(), result.backend.as_deref()) {
         (Some(variable), Some(backend)) if !["nccl", "rccl"].contains(&backend) => {

@@ -13,9 +13,10 @@ use regatta_model::Operation;
 use regatta_model::bench::SizeStep;
 
 use super::args::{
-    BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, IterationArgs, ModeArgs, OutputArgs,
-    RooflineArgs, SizeArgs, TableArgs,
+    BenchCommand, BenchRankArgs, CollectiveArgs, DiskArgs, ModeArgs, OutputArgs, RooflineArgs,
+    TableArgs,
 };
+use super::nccl_tests_args::{IterationArgs, SizeArgs};
 use super::plot;
 use crate::output;
 

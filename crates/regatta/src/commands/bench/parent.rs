@@ -59,6 +59,26 @@ fn may_use_gpus(backend: Backend) -> bool {
     matches!(backend, Backend::Auto | Backend::Nccl | Backend::Rccl)
 }
 
+/// The backend, if it is known before the launch that the ranks do not use NCCL or RCCL: if requested, or
+/// if they are on this machine, which has fewer GPUs.
+pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
+    match ranks.backend {
+        Backend::Nccl | Backend::Rccl => return Ok(None),
+        Backend::Auto => {}
+        backend => return Ok(Some(format!("{backend:?}").to_lowercase())),
+    }
+    let args = launch_options(ranks, PathBuf::new())?;
+    let discovery = launch::discover(&args)?;
+    let count = match has_rank_count(&args) {
+        true => args.job.ranks.unwrap_or(1),
+        false => default_rank_count(&discovery, ranks.backend).unwrap_or(1),
+    };
+    let gpus = |vendor| nccl::device_count(vendor).unwrap_or(0);
+    let has_gpus = [Vendor::Nvidia, Vendor::Amd].into_iter().any(|vendor| gpus(vendor) >= count);
+    let uses_host_memory = !discovery.needs_agents() && !has_gpus;
+    Ok(uses_host_memory.then(|| "host".to_owned()))
+}
+
 /// The number of ranks on a single machine without GPUs; otherwise the launcher determines it. Ranks
 /// use GPUs if requested, or if there are several (a single rank has no peer) and the library is
 /// available.

@@ -8,6 +8,7 @@ use regatta_measure::{pairs, plot};
 use regatta_model::BenchResult;
 use regatta_model::bench::PairMatrices;
 
+use crate::cli::FAINT;
 use crate::output;
 
 fn extension(path: &Path) -> &str {
@@ -53,11 +54,17 @@ pub fn draw(path: &Path, results: &[BenchResult], place: Option<BufferMode>) -> 
             drawn.with_context(|| format!("--plot {}: nothing to plot", path.display()))?
         }
     };
-    output::write_file(path, &text).context("--plot")
+    save(path, &text)
 }
 
 /// Plots the matrices of pairs.
 pub fn draw_pairs(path: &Path, pairs: &PairMatrices) -> Result<()> {
     check_pairs(path)?;
-    output::write_file(path, &pairs::svg::draw(pairs, "regatta bench --pairs")).context("--plot")
+    save(path, &pairs::svg::draw(pairs, "regatta bench --pairs"))
+}
+
+fn save(path: &Path, text: &str) -> Result<()> {
+    output::write_file(path, text).context("--plot")?;
+    output::eprint(&format!("{FAINT}plot: {}{FAINT:#}\n", path.display()));
+    Ok(())
 }

@@ -15,6 +15,7 @@ use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_train::config::Config;
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
+use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
@@ -58,7 +59,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let threads = threads(&config);
     let device = Cpu::new(threads, config.precision());
     let kernels = device.gemm_kernel().to_owned();
-    let gemm_flops_per_second = gemm_throughput(&device, &*comm).inspect_err(abort)?;
+    let gemm_flops_per_second = measure_gemm_peak(&device, threads, &*comm).inspect_err(abort)?;
     let setup = TrainingSetup {
         config,
         name: task.name.clone(),
@@ -149,11 +150,14 @@ pub fn resolve_precision(config: &mut Config, comm: &dyn Comm) -> Result<()> {
     Ok(())
 }
 
-/// GEMM throughput of all ranks in FLOP/s, measured at the same time, because they may share cores.
-fn gemm_throughput(device: &Cpu, comm: &dyn Comm) -> Result<f64> {
-    let mut sum = [device.measure_gemm()];
-    comm.all_reduce(&mut sum, ReduceOp::Sum)?;
-    Ok(sum[0])
+/// GEMM peak of all ranks' cores in FLOP/s. They measure at the same time, because cores share caches and
+/// power.
+fn measure_gemm_peak(device: &Cpu, threads: usize, comm: &dyn Comm) -> Result<f64> {
+    comm.barrier()?;
+    let flops_per_second = device.measure_gemm();
+    let host = comm.peer(comm.rank()).host;
+    let cpus = regatta_discover::live_affinity().unwrap_or_default();
+    Ok(gemm_peak(comm, &RankGemm { host, cpus, threads, flops_per_second })?)
 }
 
 /// Opens the dataset. The first rank of each node tokenizes and verifies it while the others wait.
