@@ -107,6 +107,9 @@ pub trait JobObserver {
     /// Whether all lines have been written; called after the last line until it is true.
     fn flush(&mut self) -> bool;
 
+    /// Whether all text so far has been written; called after SIGTSTP until it is true.
+    fn is_idle(&mut self) -> bool;
+
     /// Handles a frame of a rank's channel, and returns its text for the rank's log, possibly empty. It
     /// may overtake lines that wait for identical lines of other ranks.
     fn on_frame(&mut self, rank: u32, bytes: &[u8]) -> String;
@@ -158,13 +161,14 @@ impl JobDriver<'_> {
     fn run(&mut self, signals: &mut SignalCatcher, observer: &mut dyn JobObserver) {
         let mut last_check: Option<Instant> = None;
         let mut unshown: VecDeque<MergedLine> = VecDeque::new();
-        let mut finished = false;
+        let (mut finished, mut stopping) = (false, false);
         // At the end the reader of the output may take any time to read it. Meanwhile the agents
         // need heartbeats, and the user may interrupt.
         while !(finished && unshown.is_empty() && observer.flush()) {
             // A slow reader pauses the ranks' output and nothing else.
             let paused = finished || !unshown.is_empty();
-            let event = self.workers.next(if paused { OUTPUT_BACKOFF } else { TICK }, paused);
+            let wait = if paused || stopping { OUTPUT_BACKOFF } else { TICK };
+            let event = self.workers.next(wait, paused);
             let exits = matches!(event, Some(JobEvent::Finished | JobEvent::Exited(..)));
             finished |= event == Some(JobEvent::Finished);
             // Before an exit is handled: a rank killed by the same signal did not fail.
@@ -191,6 +195,11 @@ impl JobDriver<'_> {
             let killing = self.killing;
             for signal in self.unobserved.drain(..) {
                 may_block(|| observer.on_signal(signal, killing));
+                stopping |= signal == libc::SIGTSTP;
+            }
+            if stopping && observer.is_idle() {
+                reaper::confirm_stop();
+                stopping = false;
             }
             match finished {
                 true => unshown.extend(self.lines.finish()),

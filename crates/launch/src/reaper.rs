@@ -11,7 +11,7 @@
 //!
 //! - The reaper notices the death of the worker.
 //! - The original process, also a subreaper, notices the death of the reaper.
-//! - The worker notices the death of the original process: their pipe closes.
+//! - The worker notices the death of the original process: their connection closes.
 //!
 //! Each then kills all its descendants. The command name of the reaper is not that of the others, so
 //! `pkill -9 regatta` does not kill it.
@@ -19,10 +19,11 @@
 mod hang_detector;
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
@@ -59,6 +60,8 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 const KILLED: u8 = 128 + libc::SIGKILL as u8;
 /// Interval of the reaper's checks.
 const TICK: Duration = Duration::from_millis(100);
+/// Time that the worker has to stop its output on SIGTSTP, before the shell writes to the terminal.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval of the worker's heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -79,13 +82,16 @@ struct HeartbeatSender {
 static FORWARDED: Mutex<ForwardedSignals> =
     Mutex::new(ForwardedSignals { signals: Vec::new(), queued: false });
 static HEARTBEATS: Mutex<Option<HeartbeatSender>> = Mutex::new(None);
+/// The worker's connection to the original process.
+static ORIGINAL: OnceLock<UnixStream> = OnceLock::new();
 static PARENT_DIED: AtomicBool = AtomicBool::new(false);
 
 /// Forks twice. The caller continues as the worker, in its own process group; the original process
 /// and the reaper stay behind and exit with the worker's status. Must be called before any thread
 /// exists.
 pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
-    let (signal_reader, signal_writer) = std::io::pipe()?;
+    let (to_worker, to_original) = UnixStream::pair()?;
+    to_worker.set_read_timeout(Some(STOP_TIMEOUT))?;
     let (heartbeat_reader, heartbeat_writer) = std::io::pipe()?;
     // Neither a stopped reaper nor a stopped worker blocks the other.
     rustix::io::ioctl_fionbio(&heartbeat_reader, true).map_err(std::io::Error::from)?;
@@ -97,15 +103,15 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
     process::become_subreaper();
     let reaper = fork().inspect_err(|_| previous.set())?;
     if let Some(reaper) = reaper {
-        drop(signal_reader);
-        exit(forward_signals(reaper, signal_writer, &handled, &watchdog));
+        drop(to_original);
+        exit(forward_signals(reaper, to_worker, &handled, &watchdog));
     }
-    drop(signal_writer);
+    drop(to_worker);
     leave_process_group()?;
     process::become_subreaper();
     if let Some(worker) = fork()? {
         // Dropped, so that a write of the original process fails once the worker has exited.
-        drop(signal_reader);
+        drop(to_original);
         let code = run_reaper(worker, heartbeat_reader, &watchdog);
         continue_parent();
         exit(code);
@@ -115,7 +121,8 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
     // SAFETY: a plain library call; the function is async-signal-safe and takes no arguments.
     unsafe { libc::atexit(continue_parent) };
     *heartbeats() = Some(HeartbeatSender { pipe: heartbeat_writer, last: None });
-    let read = move || read_signals(signal_reader);
+    let _ = ORIGINAL.set(to_original.try_clone()?);
+    let read = move || read_signals(to_original);
     Ok(std::thread::Builder::new().name("reaper".to_owned()).spawn(read).map(drop)?)
 }
 
@@ -149,7 +156,7 @@ fn leave_process_group() -> std::io::Result<()> {
 /// The original process: forwards signals until the reaper exits; returns its exit code.
 fn forward_signals(
     reaper: libc::pid_t,
-    mut pipe: PipeWriter,
+    mut worker: UnixStream,
     handled: &SignalSet,
     watchdog: &Watchdog,
 ) -> u8 {
@@ -164,13 +171,31 @@ fn forward_signals(
             }
             Some(signal) => {
                 // Fails if the worker has just exited.
-                let _ = pipe.write_all(&[signal as u8]);
+                let _ = worker.write_all(&[signal as u8]);
                 if signal == libc::SIGTSTP {
-                    signals::stop();
+                    stop_after_worker(&mut worker);
                 }
             }
             None => {}
         }
+    }
+}
+
+/// Stops this process once the worker has confirmed that it writes no more: the shell then prints its
+/// prompt. A SIGCONT that has arrived in the meantime is forwarded instead, because a stop would discard it.
+fn stop_after_worker(worker: &mut UnixStream) {
+    // A confirmation after the timeout only shortens the next wait.
+    let _ = worker.read(&mut [0; 64]);
+    match SignalSet::of([libc::SIGCONT]).wait_for(Duration::ZERO) {
+        true => drop(worker.write_all(&[libc::SIGCONT as u8])),
+        false => signals::stop(),
+    }
+}
+
+/// Confirms to the original process that this worker has stopped its output on SIGTSTP.
+pub(crate) fn confirm_stop() {
+    if let Some(mut original) = ORIGINAL.get() {
+        let _ = original.write(&[1]);
     }
 }
 
@@ -236,9 +261,9 @@ fn reap_children(awaited: libc::pid_t) -> Option<ExitStatus> {
 }
 
 /// Receives forwarded signals; kills all descendants and exits when the original process dies.
-fn read_signals(mut pipe: PipeReader) {
+fn read_signals(mut original: UnixStream) {
     let mut signal = [0];
-    while pipe.read_exact(&mut signal).is_ok() {
+    while original.read_exact(&mut signal).is_ok() {
         on_signal(i32::from(signal[0]));
     }
     PARENT_DIED.store(true, Ordering::SeqCst);

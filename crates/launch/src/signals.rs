@@ -166,14 +166,14 @@ impl SignalSet {
         previous
     }
 
-    /// Waits up to `timeout` for one of these signals, which must be blocked.
-    pub(crate) fn wait_for(&self, timeout: Duration) {
+    /// Waits up to `timeout` for one of these signals, which must be blocked. Returns whether one arrived.
+    pub(crate) fn wait_for(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
         };
         // SAFETY: it reads the set and the time; a null siginfo is allowed.
-        unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &timeout) };
+        unsafe { libc::sigtimedwait(&self.0, std::ptr::null_mut(), &timeout) > 0 }
     }
 
     /// Waits for one of these signals, which must be blocked. `None` if interrupted.

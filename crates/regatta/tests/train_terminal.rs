@@ -8,11 +8,15 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::process::Child;
+use std::time::Duration;
 
-use regatta_testbed::assert_contains;
+use libc::{SIGCONT, SIGINT, SIGTSTP};
+use regatta_testbed::{assert_contains, wait_until};
+use regatta_train::metrics::StepMetrics;
 use support::TempDir;
-use support::pty::{self, output};
-use support::train::train_command;
+use support::process::{process_state, signal_if_alive};
+use support::pty::{self, PtyProcess, output};
+use support::train::{ENDLESS, STOPPED_EARLY, TINY, train_command};
 
 /// Three steps of a small model.
 const ARGS: &str = "steps=3 model.num_layers=1 model.hidden_size=16 model.num_heads=2 \
@@ -57,6 +61,38 @@ fn colours_and_dashboard_depend_on_no_color_term_and_locale() {
         assert!(status.success() && shown.contains("step 3/3"), "{variables:?} {status}: {shown}");
         let found = count_sequences(&shown).map(|count| count > 0);
         assert_eq!(found, [has_colours, has_dashboard], "{variables:?}: {shown}");
+    }
+}
+
+#[test]
+fn ctrl_z_leaves_the_terminal_to_the_shell_and_the_stop_out_of_the_times() {
+    let folder = TempDir::new();
+    let words = format!("{TINY} {ENDLESS} -n 2 --run-dir run");
+    let mut training = PtyProcess::new(pty::spawn_on_pty(train_command(&folder, &words), &[]));
+    let pid = training.child.id();
+    training.read_until("step", |shown| shown.contains("tok/s"));
+    signal_if_alive(pid, SIGTSTP);
+    wait_until("the stop", || process_state(pid) == 'T');
+    let last = training.read_until_silent(Duration::from_millis(200));
+    let after_frame = last.rsplit_once("\x1b[?25h").map_or(last.as_str(), |(_, rest)| rest);
+    assert_eq!(after_frame, "\r\x1b[K", "the cursor is visible, on an empty line: {last:?}");
+    assert_eq!(training.read_for(Duration::from_millis(1500)), "");
+    signal_if_alive(pid, SIGCONT);
+    let frame = training.read_until("frame", |shown| shown.contains("\x1b[?25h"));
+    assert!(frame.starts_with("\x1b[?25l") && !frame.starts_with("\x1b[?25l\r\x1b["), "{frame:?}");
+
+    signal_if_alive(pid, SIGINT);
+    let end = training.read_until("end", |shown| shown.contains("--resume run -n 2"));
+    assert_contains(&end, ["interrupted; checkpoint saved", " (stopped for "]);
+    assert_eq!(training.child.wait().unwrap().code(), Some(STOPPED_EARLY));
+    let lines = folder.read("run/metrics.jsonl");
+    // Lines of validations are no steps.
+    let steps = lines.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let steps: Vec<StepMetrics> = steps.collect();
+    assert!(steps.last().unwrap().stopped_seconds > 1.0);
+    for pair in steps.windows(2) {
+        let running = pair[1].seconds.step + pair[1].stopped_seconds - pair[0].stopped_seconds;
+        assert!(running < pair[1].time - pair[0].time + 0.1, "{pair:?}");
     }
 }
 

@@ -17,6 +17,7 @@ pub mod model;
 pub mod offload;
 pub mod parallel;
 pub mod regular_file;
+pub mod run_clock;
 pub mod run_paths;
 pub mod state;
 pub mod step;

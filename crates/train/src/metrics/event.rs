@@ -120,13 +120,16 @@ pub struct StepMetrics {
     pub seconds: StepSeconds,
     /// When the step ended, in seconds since the Unix epoch.
     pub time: f64,
+    /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stopped_seconds: f64,
 }
 
 /// Time breakdown of a step, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepSeconds {
-    /// The whole step.
+    /// The whole step, without the time in which the rank was stopped.
     pub step: f64,
     /// Waiting for the data loader.
     pub data: f64,
@@ -191,8 +194,11 @@ pub struct Summary {
     pub val_loss: Option<f64>,
     /// Tokens trained on since the start.
     pub tokens: u64,
-    /// Seconds since the start.
+    /// Seconds since the start, without those in which rank 0 was stopped.
     pub seconds: f64,
+    /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub stopped_seconds: f64,
     /// Mean throughput.
     pub tokens_per_second: f64,
     /// Mean model FLOPS.
@@ -229,6 +235,11 @@ pub struct RankBytes {
     /// Offload I/O per step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_io: Vec<DiskIoBytes>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(seconds: &f64) -> bool {
+    *seconds == 0.0
 }
 
 #[cfg(test)]

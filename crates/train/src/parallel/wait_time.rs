@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::run_clock;
 
 /// Accumulated time spent blocked on other ranks.
 #[derive(Debug, Clone, Default)]
@@ -11,9 +13,9 @@ pub struct WaitTime(Arc<AtomicU64>);
 impl WaitTime {
     /// Runs a blocking operation and adds its duration.
     pub fn measure<T>(&self, wait: impl FnOnce() -> T) -> T {
-        let start = Instant::now();
+        let start = run_clock::now();
         let result = wait();
-        let nanoseconds = start.elapsed().as_nanos().try_into().unwrap_or(u64::MAX);
+        let nanoseconds = run_clock::elapsed(start).as_nanos().try_into().unwrap_or(u64::MAX);
         self.0.fetch_add(nanoseconds, Ordering::Relaxed);
         result
     }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_comm::{DType, Pending};
 
@@ -18,6 +18,7 @@ use crate::buffer_pool::BufferPool;
 use crate::model::Model;
 use crate::offload::{OffloadedBlocks, Tier};
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
+use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::rank_bytes::IoBytes;
@@ -195,17 +196,17 @@ impl BlockStore {
 
     /// Starts to unshard a block that is needed soon.
     pub fn prefetch(&mut self, block: usize) {
-        let start = Instant::now();
+        let start = run_clock::now();
         self.start_unshard(block);
         // It may have waited for the disk.
-        self.wait_time += start.elapsed();
+        self.wait_time += run_clock::elapsed(start);
     }
 
     /// Unshards a block: its full parameters are in memory until `reshard` is called as often.
     pub fn unshard(&mut self, block: usize) -> Result<()> {
-        let start = Instant::now();
+        let start = run_clock::now();
         let result = self.finish_unshard(block);
-        self.wait_time += start.elapsed();
+        self.wait_time += run_clock::elapsed(start);
         result
     }
 

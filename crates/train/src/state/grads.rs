@@ -12,13 +12,14 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_comm::{DType, Pending};
 
 use super::{MemoryUse, Result, ZeroPartition};
 use crate::buffer_pool::{BufferPool, alloc_comm_buffer, byte_len};
 use crate::parallel::{ZeroStage, collective};
+use crate::run_clock;
 use regatta_device::ops::Device;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::shape::ParamBlock;
@@ -242,9 +243,9 @@ impl GradStore {
     }
 
     fn wait_for(&mut self, pending: Pending) -> Result<Tensor> {
-        let start = Instant::now();
+        let start = run_clock::now();
         let tensor = collective::wait(pending, self.dtype);
-        self.wait_time += start.elapsed();
+        self.wait_time += run_clock::elapsed(start);
         Ok(tensor?)
     }
 

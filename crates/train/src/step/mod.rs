@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
+use crate::run_clock;
 pub use crate::state::StepError;
 use crate::state::{BlockStore, ParamInit, Result, ShardingConfig};
 use regatta_device::optimizer::{AdamW, Sgd};
@@ -172,7 +173,7 @@ impl Engine {
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
         let loss_sum = self.run_schedule(config, &micro_batches, &mut timings, on_progress)?;
-        let start = Instant::now();
+        let start = run_clock::now();
         self.state.grads.wait()?;
         timings.optimizer += self.compute_time(start, &mut timings.communication);
         let grad_norm = timed(&mut timings.optimizer, || self.optimizer_step(config))?;
@@ -206,12 +207,12 @@ fn compute_time(
 ) -> Duration {
     let blocked = device_model.take_wait_time() + state.take_wait_time();
     *communication += blocked;
-    start.elapsed().saturating_sub(blocked)
+    run_clock::elapsed(start).saturating_sub(blocked)
 }
 
 fn timed<T>(total: &mut Duration, work: impl FnOnce() -> T) -> T {
-    let start = Instant::now();
+    let start = run_clock::now();
     let result = work();
-    *total += start.elapsed();
+    *total += run_clock::elapsed(start);
     result
 }

@@ -10,6 +10,7 @@ use crate::buffer_pool::PooledTensor;
 use crate::model::{LayerSaved, PassCtx};
 use crate::parallel::pipeline::P2pLinks;
 use crate::parallel::tensor::all_reduce_view;
+use crate::run_clock;
 use crate::state::{GradSync, Result};
 use regatta_predict::pipeline::{Action, Computation, Direction};
 
@@ -75,7 +76,7 @@ impl Engine {
             true => None,
             false => Some(step.recv(Direction::Forward, &pass)?),
         };
-        let start = Instant::now();
+        let start = run_clock::now();
         let (x, layers) = pass.forward(input)?;
         step.timings.forward += pass.compute_time(start, &mut step.timings.communication);
         let head_input = match pass.has_head() {
@@ -102,14 +103,14 @@ impl Engine {
         let mut dx = match head_input {
             None => step.recv(Direction::Backward, &pass)?,
             Some(x) => {
-                let start = Instant::now();
+                let start = run_clock::now();
                 let (loss, dx) = pass.head_backward(&x, 1.0 / step.config.tokens as f64)?;
                 step.loss += loss;
                 step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
                 dx
             }
         };
-        let start = Instant::now();
+        let start = run_clock::now();
         let deferred = pass.layers_backward(layers, &mut dx, weight_grads)?;
         let dx = match pass.has_embedding() {
             true => pass.embedding_backward(dx).map(|()| None)?,
@@ -130,7 +131,7 @@ impl Engine {
             unreachable!("{action} without the gradient of its input")
         };
         let mut pass = self.chunk_pass(action, step);
-        let start = Instant::now();
+        let start = run_clock::now();
         pass.backward_weights(deferred)?;
         step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
         Ok(())

@@ -19,7 +19,7 @@ mod usage;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use regatta_comm::{Collectives, Comm, ReduceOp};
 
@@ -35,6 +35,7 @@ use crate::config::{self, Config, OptimizerKind};
 use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
 use crate::lr_schedule::LrSchedule;
 use crate::metrics::{EndReason, Event};
+use crate::run_clock;
 use crate::step::{self, Engine, MicroBatch, OptimizerStep};
 use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
@@ -150,17 +151,17 @@ impl TrainingLoop {
         stop: &dyn Fn() -> bool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<bool> {
-        let start = Instant::now();
+        let start = run_clock::now();
         let batches = data.take(self.plan.micro_batches).collect::<Result<Vec<Batch>, _>>()?;
-        let data_time = start.elapsed();
+        let data_time = run_clock::elapsed(start);
         let first = self.engine.groups.coord.dp * self.plan.batch_per_replica;
         let micros = (first..).step_by(self.plan.micro_batch).zip(&batches).map(micro);
         let before = Counters::of(&self.engine);
         let (step, micro_batches) = (self.done + 1, self.plan.micro_batches);
         let mut reported = start;
         let mut on_progress = |done: usize| {
-            if reported.elapsed() >= PROGRESS_INTERVAL {
-                reported = Instant::now();
+            if run_clock::elapsed(reported) >= PROGRESS_INTERVAL {
+                reported = run_clock::now();
                 emit(Event::MicroBatch { step, done, micro_batches });
             }
         };
@@ -178,7 +179,7 @@ impl TrainingLoop {
         self.check_finite(self.done + 1, "gradient norm", result.grad_norm)?;
         self.done += 1;
         self.tokens += self.tokens_per_step();
-        let checkpoint_start = Instant::now();
+        let checkpoint_start = run_clock::now();
         self.handle_save_counts(stats.saves, emit)?;
         let stopping = stats.interrupted > 0.0;
         let is_last = stopping || self.done == self.config.train.steps;
@@ -192,8 +193,8 @@ impl TrainingLoop {
             lr: self.schedule.at(self.done - 1),
             grad_norm: result.grad_norm,
             stats: &stats,
-            total: start.elapsed(),
-            checkpoint: checkpoint_start.elapsed(),
+            total: run_clock::elapsed(start),
+            checkpoint: run_clock::elapsed(checkpoint_start),
         });
         emit(Event::Step(Box::new(metrics)));
         // The last validation runs after the last checkpoint, because an interrupted run may be killed soon.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::TrainingSetup;
 use super::step_stats::StepStats;
 use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
+use crate::run_clock;
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 
@@ -82,6 +83,8 @@ pub struct Throughput {
     flops_per_token: f64,
     gemm_flops_per_second: f64,
     start: Instant,
+    /// Time in which this process was stopped before the start.
+    stopped_before: Duration,
     /// Steps finished before the start.
     pub start_step: u64,
     loss: f64,
@@ -98,7 +101,8 @@ impl Throughput {
             tokens_per_step: info.tokens_per_step,
             flops_per_token: shape.training_flops_per_token(shape.seq_len),
             gemm_flops_per_second: info.gemm_flops_per_second,
-            start: Instant::now(),
+            start: run_clock::now(),
+            stopped_before: run_clock::stopped(),
             start_step: info.start_step,
             loss: f64::NAN,
             val_loss: None,
@@ -135,12 +139,18 @@ impl Throughput {
                 other,
             },
             time: unix_time(),
+            stopped_seconds: self.stopped_seconds(),
         }
+    }
+
+    /// Seconds since the start in which this process was stopped.
+    fn stopped_seconds(&self) -> f64 {
+        run_clock::stopped().saturating_sub(self.stopped_before).as_secs_f64()
     }
 
     /// Summary of the run.
     pub fn summary(&self, reason: EndReason, done: u64, folder: &Path) -> Summary {
-        let seconds = self.start.elapsed().as_secs_f64();
+        let seconds = run_clock::elapsed(self.start).as_secs_f64();
         let tokens = (done - self.start_step) * self.tokens_per_step;
         let tokens_per_second = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
         Summary {
@@ -151,6 +161,7 @@ impl Throughput {
             val_loss: self.val_loss,
             tokens,
             seconds,
+            stopped_seconds: self.stopped_seconds(),
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
             gemm_flops_per_second: self.gemm_flops_per_second,

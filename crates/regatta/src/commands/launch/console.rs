@@ -246,6 +246,10 @@ impl JobObserver for Console<'_> {
         if let Some(observer) = &mut self.observer {
             observer.on_exit();
         }
+        self.is_idle()
+    }
+
+    fn is_idle(&mut self) -> bool {
         self.send_pending() && self.is_flushed(Stream::Stdout) && self.is_flushed(Stream::Stderr)
     }
 

@@ -12,11 +12,12 @@ use super::loss_plot::{self, LossPlot, VAL_MARKER};
 use super::usage;
 use crate::cli::{FAINT, GOOD, HEADING, WARNING};
 use crate::draw::text::{sanitize, to_ascii, truncate, wrap};
+use crate::shell::quote;
 
 /// Minimum rows of the loss plot, including its x-axis.
 const MIN_PLOT_ROWS: usize = 5;
-/// Maximum width of bars and plot.
-const MAX_WIDTH: usize = 120;
+/// Minimum width of a terminal for the dashboard.
+const MIN_WIDTH: usize = 40;
 /// Separator of items in header and footer.
 const ITEM_GAP: &str = "   ";
 /// Separator of values.
@@ -42,11 +43,16 @@ pub struct TerminalSize {
     pub height: usize,
 }
 
-/// Renders the dashboard. It never exceeds the terminal: in a small one, metrics take precedence over
-/// the loss plot, and the plot over step times, header and footer.
+/// Renders the dashboard. It never exceeds the terminal: in a low one, metrics take precedence over
+/// the loss plot, and the plot over step times, header and footer; in a narrow one, it is a single line.
 pub fn render(history: &RunHistory, size: TerminalSize, now: f64) -> Vec<String> {
     // The last column stays empty, because terminals differ in whether a full line wraps.
-    let width = size.width.saturating_sub(1).clamp(20, MAX_WIDTH);
+    let width = size.width.saturating_sub(1);
+    if size.width < MIN_WIDTH {
+        let loss = history.last_step.as_ref().map(|step| format_loss(step.loss));
+        let loss = loss.map_or_else(String::new, |loss| format!("{VALUE_GAP}loss {loss}"));
+        return vec![fit(&(progress_text(history, now) + &loss), width)];
+    }
     let rows = size.height.saturating_sub(1).max(1);
     let mut metrics = vec![progress_bar(history, width, now)];
     metrics.extend(wrap(&current_metrics(history), VALUE_GAP, width));
@@ -109,34 +115,47 @@ fn header(about: &RunInfo, width: usize) -> Vec<String> {
     wrap(&items, ITEM_GAP, width)
 }
 
-/// The progress bar, with the ETA.
-fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
+/// Steps done, or the step in progress, and the ETA.
+fn progress_text(history: &RunHistory, now: f64) -> String {
     let (done, steps) = (history.done().min(history.steps()), history.steps());
     let eta = match (&history.summary, history.eta(now)) {
         (Some(summary), _) => format!("took {}", format_elapsed(summary.seconds)),
         (None, Some(eta)) => format!("eta {}", format_duration(eta)),
         (None, None) => estimate(&history.about).unwrap_or_else(|| "starting".to_owned()),
     };
-    let fraction = done as f64 / steps as f64;
-    let text = match step_progress(history) {
+    match step_progress(history, now) {
         Some(progress) => format!("{progress}  {eta}"),
-        None => format!("step {done}/{steps}  {:.0}%  {eta}", (fraction * 100.0).floor()),
-    };
-    let bar_width = |text: &str| width.saturating_sub(text.chars().count() + 2).min(50);
+        None => {
+            let percentage = (100.0 * done as f64 / steps as f64).floor();
+            format!("step {done}/{steps}  {percentage:.0}%  {eta}")
+        }
+    }
+}
+
+/// The progress bar, with its text.
+fn progress_bar(history: &RunHistory, width: usize, now: f64) -> String {
+    let text = progress_text(history, now);
+    let steps = history.steps();
+    let bar_width = |text: &str| width.saturating_sub(text.chars().count() + 2);
     // Sized for the longest text if possible, so that the bar does not change with the ETA.
     let longest = format!("step {steps}/{steps}  100%  eta 59 min 59 s");
     let (usual, now) = (bar_width(&longest), bar_width(&text));
     let bar_width = [usual.min(now), now].into_iter().find(|width| *width >= 8);
     let Some(bar_width) = bar_width else { return text };
+    let fraction = history.done().min(steps) as f64 / steps as f64;
     let filled = (fraction * bar_width as f64).floor() as usize;
     format!("{}{}  {text}", "█".repeat(filled), "░".repeat(bar_width - filled))
 }
 
-/// The step in progress, if it takes long: `step 1/1000  micro-batch 12/480`.
-fn step_progress(history: &RunHistory) -> Option<String> {
+/// The step in progress, if it takes long: `step 1/1000  micro-batch 12/480`, or its time if it has one
+/// micro-batch only.
+fn step_progress(history: &RunHistory, now: f64) -> Option<String> {
     let (done, micro_batches) = history.micro_batch?;
-    let (step, steps) = (history.done() + 1, history.steps());
-    Some(format!("step {step}/{steps}  micro-batch {done}/{micro_batches}"))
+    let progress = match micro_batches {
+        1 => format!("running for {}", format_duration(history.step_elapsed(now).floor())),
+        _ => format!("micro-batch {done}/{micro_batches}"),
+    };
+    Some(format!("step {}/{}  {progress}", history.done() + 1, history.steps()))
 }
 
 /// The estimated time of the run, before its first step is measured.
@@ -178,7 +197,7 @@ fn step_times(history: &RunHistory, width: usize) -> Vec<String> {
         return Vec::new();
     }
     let label = format!("{}/step ", format_time(times.step));
-    let bar_width = width.saturating_sub(label.chars().count()).min(60);
+    let bar_width = width.saturating_sub(label.chars().count());
     let mut bar = label;
     let (mut elapsed, mut drawn) = (0.0, 0);
     let mut legend = Vec::new();
@@ -209,8 +228,11 @@ fn colour_legend(line: &str) -> String {
     PHASE_STYLES.into_iter().fold(line.to_owned(), colour)
 }
 
-/// Legend of the plot, last checkpoint and run folder.
+/// Legend of the plot, last checkpoint and run folder; after a signal, what it does.
 fn footer(history: &RunHistory, width: usize) -> String {
+    if let Some(note) = history.signal_note.as_ref().filter(|_| history.summary.is_none()) {
+        return format!("{WARNING}{}{WARNING:#}", fit(note, width));
+    }
     let mut text = format!("⠒ train  {VAL_MARKER} val");
     if let Some(step) = history.checkpoint {
         text.push_str(&format!("{ITEM_GAP}checkpoint at step {step}"));
@@ -223,16 +245,19 @@ fn footer(history: &RunHistory, width: usize) -> String {
 pub fn log_header(about: &RunInfo) -> String {
     let items = header(about, usize::MAX).join(ITEM_GAP);
     let estimate = estimate(about).map_or_else(String::new, |estimate| {
-        let steps = format_count(about.steps.saturating_sub(about.start_step) as f64);
+        let steps = match about.steps.saturating_sub(about.start_step) {
+            1 => "1 step takes".to_owned(),
+            steps => format!("{steps} steps take"),
+        };
         let peak = format_si_unit(about.gemm_flops_per_second, "FLOP/s");
-        format!("{steps} steps take {estimate}: half of the measured GEMM peak, {peak}\n")
+        format!("{steps} {estimate}: half of the measured GEMM peak, {peak}\n")
     });
     format!("{items}\n{estimate}")
 }
 
 /// A log line within a long step.
-pub fn log_progress(history: &RunHistory) -> String {
-    step_progress(history).map_or_else(String::new, |progress| progress + "\n")
+pub fn log_progress(history: &RunHistory, now: f64) -> String {
+    step_progress(history, now).map_or_else(String::new, |progress| progress + "\n")
 }
 
 /// A log line of a validation.
@@ -254,8 +279,8 @@ pub fn log_line(history: &RunHistory, now: f64) -> String {
     values.join(VALUE_GAP) + "\n"
 }
 
-/// The summary at the end of a run, wrapped to `width`.
-pub fn summary(summary: &Summary, width: usize) -> String {
+/// The summary at the end of a run, wrapped to `width`, and the command to run next.
+pub fn summary(summary: &Summary, about: &RunInfo, width: usize) -> String {
     let (style, outcome) = match summary.reason {
         EndReason::Completed => (GOOD, "done"),
         EndReason::Interrupted if summary.checkpoint == Some(summary.step) => {
@@ -263,14 +288,22 @@ pub fn summary(summary: &Summary, width: usize) -> String {
         }
         EndReason::Interrupted => (WARNING, "interrupted; no checkpoint saved"),
     };
-    let folder = format!("{FAINT}run folder: {}{FAINT:#}\n", sanitize(&summary.folder));
+    let folder = format!(
+        "{FAINT}run folder: {}{FAINT:#}\n{}",
+        sanitize(&summary.folder),
+        next_command(summary, about)
+    );
     // Without a step in this launch there is no loss.
     if summary.loss.is_nan() {
         let step = summary.step;
         return format!("{style}{outcome}{style:#}: already at step {step}\n{folder}");
     }
+    let mut time = format_elapsed(summary.seconds);
+    if summary.stopped_seconds > 0.0 {
+        time.push_str(&format!(" (stopped for {})", format_elapsed(summary.stopped_seconds)));
+    }
     let mut values = vec![
-        format!("{outcome}: {} in {}", steps_done(summary), format_elapsed(summary.seconds)),
+        format!("{outcome}: {} in {time}", steps_done(summary)),
         format!("loss {}", format_loss(summary.loss)),
     ];
     values.extend(summary.val_loss.map(|loss| format!("val {}", format_loss(loss))));
@@ -279,6 +312,26 @@ pub fn summary(summary: &Summary, width: usize) -> String {
     let text = wrap(&values, ", ", width.saturating_sub(1)).join(",\n");
     let text = text.replacen(outcome, &format!("{style}{outcome}{style:#}"), 1);
     format!("{text}\n{}{folder}", usage::tables(summary))
+}
+
+/// What to run with the checkpoint of a run, if it has one.
+fn next_command(summary: &Summary, about: &RunInfo) -> String {
+    match (summary.checkpoint, summary.reason) {
+        (None, _) => String::new(),
+        (_, EndReason::Completed) => {
+            format!("generate text: regatta generate {}\n", quote(&sanitize(&summary.folder)))
+        }
+        (_, EndReason::Interrupted) => format!("resume: {}\n", resume_command(about)),
+    }
+}
+
+/// The command that resumes a run. In an allocation, its nodes determine the number of ranks.
+pub fn resume_command(about: &RunInfo) -> String {
+    let ranks = match (about.hosts, about.ranks) {
+        (0 | 1, ranks @ 2..) => format!(" -n {ranks}"),
+        _ => String::new(),
+    };
+    format!("regatta train --resume {}{ranks}", quote(&sanitize(&about.folder)))
 }
 
 /// The steps of this launch: `300 steps`, or after a resume `300 steps (301 to 600)`.

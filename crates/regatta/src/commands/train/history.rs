@@ -72,19 +72,29 @@ pub struct RunHistory {
     /// Phases of a step shown in the legend, in the order of [`StepSeconds::phases`]. A phase that
     /// was visible once stays, so that the layout is stable.
     pub visible_phases: [bool; PHASES],
-    /// Recent steps with their times.
-    recent: VecDeque<(f64, StepMetrics)>,
+    /// What a termination signal does, while it does.
+    pub signal_note: Option<String>,
+    /// When the current step started.
+    step_start: f64,
+    recent: VecDeque<StepMetrics>,
 }
 
 impl RunHistory {
     /// Applies an event.
     pub fn on_event(&mut self, event: &Event, now: f64) {
+        if matches!(event, Event::Start(_) | Event::Step(_) | Event::Validation { .. }) {
+            self.step_start = now;
+        }
         match event {
-            Event::Start(about) => self.about = (**about).clone(),
+            Event::Start(about) => {
+                self.about = (**about).clone();
+                // The times of a restarted run are those of another process.
+                self.recent.clear();
+            }
             Event::MicroBatch { done, micro_batches, .. } => {
                 self.micro_batch = Some((*done, *micro_batches));
             }
-            Event::Step(step) => self.add_step(step, now),
+            Event::Step(step) => self.add_step(step),
             Event::Validation { step, loss } => self.add_validation(*step, *loss),
             Event::Checkpoint { step, .. } => self.checkpoint = Some(*step),
             Event::End(summary) => self.summary = Some((**summary).clone()),
@@ -105,7 +115,7 @@ impl RunHistory {
         }
     }
 
-    fn add_step(&mut self, step: &StepMetrics, now: f64) {
+    fn add_step(&mut self, step: &StepMetrics) {
         self.micro_batch = None;
         self.train_losses.add(step.step, step.loss);
         if let Some(loss) = step.val_loss {
@@ -114,7 +124,7 @@ impl RunHistory {
         if self.recent.len() >= WINDOW {
             self.recent.pop_front();
         }
-        self.recent.push_back((now, step.clone()));
+        self.recent.push_back(step.clone());
         self.last_step = Some(step.clone());
         let phases = self.step_times().phases();
         let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
@@ -138,19 +148,32 @@ impl RunHistory {
         self.last_step.as_ref().map_or(self.about.steps, |step| step.steps).max(1)
     }
 
-    /// Estimated seconds to the last step, from the recent steps.
+    /// Excludes a time in which the job was stopped from that of the current step.
+    pub fn skip(&mut self, seconds: f64) {
+        self.step_start += seconds;
+    }
+
+    /// Seconds since the start of the current step.
+    pub fn step_elapsed(&self, now: f64) -> f64 {
+        (now - self.step_start).max(0.0)
+    }
+
+    /// Estimated seconds to the last step, from the recent steps. It does not fall further once a step
+    /// takes longer than these.
     pub fn eta(&self, now: f64) -> Option<f64> {
-        let ((first, from), (last, to)) = (self.recent.front()?, self.recent.back()?);
+        let (from, to) = (self.recent.front()?, self.recent.back()?);
         let steps = to.step.saturating_sub(from.step) as f64;
-        // The interval between steps includes validations and checkpoints.
-        let interval = if steps > 0.0 { (last - first) / steps } else { to.seconds.step };
+        // The interval between steps includes validations and checkpoints, but no stop.
+        let running = |step: &StepMetrics| step.time - step.stopped_seconds;
+        let seconds = (running(to) - running(from)).max(0.0);
+        let interval = if steps > 0.0 { seconds / steps } else { to.seconds.step };
         let remaining = to.steps.saturating_sub(to.step) as f64;
-        Some((remaining * interval - (now - last)).max(0.0))
+        Some((remaining * interval - self.step_elapsed(now).min(interval)).max(0.0))
     }
 
     /// The harmonic mean of a throughput over the recent steps, which have the same number of tokens.
     pub fn throughput(&self, of: fn(&StepMetrics) -> f64) -> Option<f64> {
-        let times = self.recent.iter().map(|(_, step)| 1.0 / of(step));
+        let times = self.recent.iter().map(|step| 1.0 / of(step));
         let mean = times.sum::<f64>() / self.recent.len() as f64;
         (mean.is_finite() && mean > 0.0).then(|| 1.0 / mean)
     }
@@ -165,7 +188,7 @@ impl RunHistory {
     pub fn step_times(&self) -> StepSeconds {
         let n = self.recent.len().max(1) as f64;
         let mean = |of: fn(&StepSeconds) -> f64| {
-            self.recent.iter().map(|(_, step)| of(&step.seconds)).sum::<f64>() / n
+            self.recent.iter().map(|step| of(&step.seconds)).sum::<f64>() / n
         };
         StepSeconds {
             step: mean(|s| s.step),
@@ -225,14 +248,30 @@ mod tests {
             let seconds = StepSeconds { step: 0.1, ..Default::default() };
             let interval = if step <= 40 { 1.0 } else { 0.5 };
             let (steps, tokens_per_second) = (200, 10.0);
+            let time = 1000.0 + step as f64 * interval;
             let metrics =
-                StepMetrics { step, steps, seconds, tokens_per_second, ..Default::default() };
-            history.on_event(&Event::Step(Box::new(metrics)), 1000.0 + step as f64 * interval);
+                StepMetrics { step, steps, seconds, tokens_per_second, time, ..Default::default() };
+            history.on_event(&Event::Step(Box::new(metrics)), time);
         }
         assert_eq!(history.eta(1050.0), Some(50.0));
-        assert_eq!(history.eta(1051.0), Some(49.0));
-        assert_eq!(history.eta(9999.0), Some(0.0));
+        assert_eq!(history.eta(1050.4), Some(50.0 - (1050.4 - 1050.0)));
+        assert_eq!(history.eta(9999.0), Some(49.5), "the step takes longer than the others");
         let rate = history.throughput(|s| s.tokens_per_second).unwrap();
         assert!((rate - 10.0).abs() < 1e-9, "{rate}");
+    }
+
+    #[test]
+    fn eta_excludes_the_time_in_which_the_job_was_stopped() {
+        let mut history = RunHistory::default();
+        for step in 1..=10u64 {
+            let stopped_seconds = if step > 5 { 22.0 } else { 0.0 };
+            let time = step as f64 + stopped_seconds;
+            let metrics =
+                StepMetrics { step, steps: 20, time, stopped_seconds, ..Default::default() };
+            history.on_event(&Event::Step(Box::new(metrics)), time);
+        }
+        assert_eq!(history.eta(32.0), Some(10.0));
+        history.skip(30.0);
+        assert_eq!((history.eta(62.5), history.step_elapsed(62.5)), (Some(9.5), 0.5));
     }
 }

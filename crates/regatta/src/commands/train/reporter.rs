@@ -14,10 +14,11 @@ use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_launch::channel::ChannelError;
 use regatta_launch::signals::is_termination_signal;
-use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder};
+use regatta_train::metrics::{Event, JsonLines, METRICS_FILE, Recorder, RunInfo};
 use signal_hook::consts::{SIGCONT, SIGINT, SIGTSTP};
 use signal_hook::low_level::signal_name;
 
+use super::dashboard::resume_command;
 use super::history::RunHistory;
 use super::terminal::{OutputMode, TerminalOutput, terminal_size};
 use crate::commands::launch::QueuedStreams;
@@ -62,14 +63,14 @@ impl ProgressReporter {
 
     fn new(json: bool, run_dir: &Path, out: StdoutWriter) -> Self {
         let mode = OutputMode::of_stdout(json);
-        let output = TerminalOutput::new(mode, out, Box::new(terminal_size));
+        let output = TerminalOutput::new(mode, out, terminal_size());
         Self {
             output: Arc::new(Mutex::new(output)),
             start: Instant::now(),
             run_dir: run_dir.to_owned(),
             refresh: None,
             has_dashboard: matches!(mode, OutputMode::Dashboard { .. }),
-            rank_log: TerminalOutput::new(OutputMode::Log, Vec::new(), Box::new(terminal_size)),
+            rank_log: TerminalOutput::new(OutputMode::Log, Vec::new(), terminal_size()),
             terminating: false,
             queued: None,
         }
@@ -113,13 +114,20 @@ impl EventReporter for ProgressReporter {
     }
 
     fn on_signal(&mut self, signal: i32) {
-        if [SIGTSTP, SIGCONT].contains(&signal) {
-            return;
-        }
-        let note = match self.terminating && is_termination_signal(signal) {
-            true => format!("{}: killing the ranks", name_of(signal)),
-            false => signal_note(signal, &lock(&self.output).history),
+        let now = self.start.elapsed().as_secs_f64();
+        let mut output = lock(&self.output);
+        let note = match signal {
+            SIGTSTP => return output.stop_drawing(now),
+            SIGCONT => return output.resume_drawing(now),
+            _ if self.terminating && is_termination_signal(signal) => {
+                // The note stays below the dashboard.
+                output.stop_drawing(now);
+                kill_note(signal, &output.history)
+            }
+            _ => signal_note(signal, &output.history),
         };
+        output.history.signal_note = Some(note.clone());
+        drop(output);
         self.terminating |= is_termination_signal(signal);
         self.on_event(Event::Note(note));
     }
@@ -151,6 +159,23 @@ fn signal_note(signal: i32, history: &RunHistory) -> String {
         _ => "then saving a checkpoint",
     };
     format!("{name}: finishing step {step}, {then}{kill}")
+}
+
+/// What is lost when a second signal kills the ranks.
+fn kill_note(signal: i32, history: &RunHistory) -> String {
+    let killing = format!("{}: killing the ranks", name_of(signal));
+    let RunInfo { steps, start_step, .. } = history.about;
+    if steps == 0 {
+        return killing;
+    }
+    let step = (history.done() + 1).min(history.steps());
+    match history.checkpoint.or((start_step > 0).then_some(start_step)) {
+        None => format!("{killing}; step {step} is not saved, and there is no checkpoint"),
+        Some(last) => format!(
+            "{killing}; step {step} is not saved, the last checkpoint is at step {last}; resume: {}",
+            resume_command(&history.about)
+        ),
+    }
 }
 
 fn name_of(signal: i32) -> &'static str {
@@ -226,7 +251,6 @@ fn unix_time() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use regatta_train::metrics::RunInfo;
     use signal_hook::consts::{SIGTERM, SIGUSR1};
 
     use super::*;
@@ -252,5 +276,20 @@ mod tests {
         assert!(signal_note(SIGUSR1, &history).starts_with(unsaved));
         history.about.start_step = 300;
         assert!(signal_note(SIGINT, &history).contains("finishing step 300, "));
+    }
+
+    #[test]
+    fn kill_note_names_the_step_that_is_lost_and_the_last_checkpoint() {
+        let mut history = RunHistory::default();
+        assert_eq!(kill_note(SIGTERM, &history), "SIGTERM: killing the ranks");
+        history.about =
+            RunInfo { steps: 300, ranks: 2, folder: "my run".to_owned(), ..history.about };
+        let lost = "SIGINT: killing the ranks; step 1 is not saved, ";
+        let none = format!("{lost}and there is no checkpoint");
+        assert_eq!(kill_note(SIGINT, &history), none);
+        history.checkpoint = Some(0);
+        let resume = "resume: regatta train --resume 'my run' -n 2";
+        let last = format!("{lost}the last checkpoint is at step 0; {resume}");
+        assert_eq!(kill_note(SIGINT, &history), last);
     }
 }

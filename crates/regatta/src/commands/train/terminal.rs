@@ -44,19 +44,37 @@ impl OutputMode {
     }
 }
 
-/// The current size of the terminal; 80 x 24 if unknown.
-pub fn terminal_size() -> TerminalSize {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
-    let known = size.filter(|size| size.ws_col > 0 && size.ws_row > 0);
-    let (columns, rows) = known.map_or((80, 24), |size| (size.ws_col, size.ws_row));
-    TerminalSize { width: usize::from(columns), height: usize::from(rows) }
+/// Size of a terminal of unknown size.
+const DEFAULT_SIZE: TerminalSize = TerminalSize { width: 80, height: 24 };
+
+/// The size of the terminal, if this process may draw on it.
+pub type GetSize = Box<dyn FnMut() -> Option<TerminalSize> + Send>;
+
+/// The current size of the terminal, while the process group of the caller is in the foreground. In the
+/// background, the terminal is that of the shell.
+pub fn terminal_size() -> GetSize {
+    // The launcher draws in another process group.
+    let group = rustix::process::getpgrp();
+    Box::new(move || {
+        let stdout = std::io::stdout();
+        // Fails without a controlling terminal, and thus without a shell that shares it.
+        let is_background =
+            rustix::termios::tcgetpgrp(&stdout).is_ok_and(|foreground| foreground != group);
+        let size = rustix::termios::tcgetwinsize(&stdout).ok();
+        let known = size.filter(|size| size.ws_col > 0 && size.ws_row > 0);
+        let size = known.map_or(DEFAULT_SIZE, |size| TerminalSize {
+            width: size.ws_col.into(),
+            height: size.ws_row.into(),
+        });
+        (!is_background).then_some(size)
+    })
 }
 
 /// Progress output to a terminal, file or pipe. Times are in seconds since the start.
 pub struct TerminalOutput<W: Write> {
     mode: OutputMode,
     out: W,
-    size: Box<dyn FnMut() -> TerminalSize + Send>,
+    size: GetSize,
     pub history: RunHistory,
     /// Widths of the dashboard lines now on the terminal.
     drawn: Vec<usize>,
@@ -65,6 +83,8 @@ pub struct TerminalOutput<W: Write> {
     logged_at: f64,
     /// Samples, printed below the dashboard at the end.
     samples: String,
+    /// When drawing was stopped.
+    stopped_at: Option<f64>,
     /// The first write error.
     pub error: Option<io::Error>,
 }
@@ -77,8 +97,8 @@ impl TerminalOutput<Vec<u8>> {
 }
 
 impl<W: Write> TerminalOutput<W> {
-    /// An output that has printed nothing yet; `size` returns the terminal's current size.
-    pub fn new(mode: OutputMode, out: W, size: Box<dyn FnMut() -> TerminalSize + Send>) -> Self {
+    /// An output that has printed nothing yet.
+    pub fn new(mode: OutputMode, out: W, size: GetSize) -> Self {
         Self {
             mode,
             out,
@@ -88,6 +108,7 @@ impl<W: Write> TerminalOutput<W> {
             drawn_at: f64::NEG_INFINITY,
             logged_at: 0.0,
             samples: String::new(),
+            stopped_at: None,
             error: None,
         }
     }
@@ -108,21 +129,46 @@ impl<W: Write> TerminalOutput<W> {
 
     /// Redraws the dashboard, to update the ETA between events.
     pub fn refresh(&mut self, now: f64) {
-        let is_running =
-            matches!(self.mode, OutputMode::Dashboard { .. }) && self.history.summary.is_none();
+        let is_running = self.is_dashboard() && self.history.summary.is_none();
         if is_running && !self.drawn.is_empty() && now - self.drawn_at >= MIN_REDRAW_INTERVAL {
+            self.draw(now);
+        }
+    }
+
+    /// Leaves the dashboard as it is, with the cursor below it, and draws no more: the terminal belongs to
+    /// the shell (Ctrl-Z), or the run is being killed.
+    pub fn stop_drawing(&mut self, now: f64) {
+        if !self.drawn.is_empty() {
+            // The terminal has echoed ^Z or ^C.
+            self.write("\r\x1b[K");
+            self.drawn.clear();
+        }
+        self.stopped_at.get_or_insert(now);
+    }
+
+    /// Draws a new dashboard after [`Self::stop_drawing`].
+    pub fn resume_drawing(&mut self, now: f64) {
+        let Some(stopped_at) = self.stopped_at.take() else { return };
+        self.history.skip(now - stopped_at);
+        if self.is_dashboard() && self.history.about.steps > 0 && self.history.summary.is_none() {
             self.draw(now);
         }
     }
 
     /// Erases the dashboard before other output. The next event redraws it.
     pub fn hide_dashboard(&mut self) {
-        if !self.drawn.is_empty() {
-            let width = (self.size)().width;
-            let text = self.cursor_up(width) + "\x1b[J";
-            self.write(&text);
-            self.drawn.clear();
+        if !self.drawn.is_empty()
+            && let Some(size) = (self.size)()
+        {
+            // Line by line: terminals save a screen that is erased from its first line in the scrollback.
+            let rows = "\x1b[1A\x1b[2K".repeat(self.drawn_rows(size.width));
+            self.write(&format!("\r\x1b[2K{rows}"));
         }
+        self.drawn.clear();
+    }
+
+    fn is_dashboard(&self) -> bool {
+        matches!(self.mode, OutputMode::Dashboard { .. })
     }
 
     fn print_log(&mut self, event: &Event, now: f64) {
@@ -132,7 +178,7 @@ impl<W: Write> TerminalOutput<W> {
                 dashboard::log_validation(&self.history, *step, *loss)
             }
             Event::MicroBatch { .. } if now - self.logged_at < MIN_LOG_INTERVAL => return,
-            Event::MicroBatch { .. } => dashboard::log_progress(&self.history),
+            Event::MicroBatch { .. } => dashboard::log_progress(&self.history, now),
             Event::Step(step) => {
                 let interval = self.history.about.log_interval.max(1);
                 let is_first = step.step == self.history.about.start_step + 1;
@@ -142,7 +188,7 @@ impl<W: Write> TerminalOutput<W> {
                 }
                 dashboard::log_line(&self.history, now)
             }
-            other => event_text(other, usize::MAX),
+            other => self.event_text(other, usize::MAX),
         };
         self.logged_at = now;
         let text = strip_str(&text).to_string();
@@ -155,14 +201,14 @@ impl<W: Write> TerminalOutput<W> {
                 // The last dashboard stays, with the summary below it.
                 self.draw(now);
                 self.drawn.clear();
-                let width = (self.size)().width.saturating_sub(1);
-                let below = std::mem::take(&mut self.samples) + &event_text(event, width);
+                let width = (self.size)().unwrap_or(DEFAULT_SIZE).width.saturating_sub(1);
+                let below = std::mem::take(&mut self.samples) + &self.event_text(event, width);
                 self.print(&below);
             }
-            Event::Sample(_) => self.samples.push_str(&event_text(event, usize::MAX)),
+            Event::Sample(_) => self.samples += &self.event_text(event, usize::MAX),
             Event::Note(_) => {
                 self.hide_dashboard();
-                self.print(&event_text(event, usize::MAX));
+                self.print(&self.event_text(event, usize::MAX));
                 self.draw(now);
             }
             _ if now - self.drawn_at >= MIN_REDRAW_INTERVAL => self.draw(now),
@@ -173,9 +219,14 @@ impl<W: Write> TerminalOutput<W> {
     /// Draws the dashboard over the previous one, in a single write. The cursor is hidden only within
     /// that write, so that it is visible however the process ends.
     fn draw(&mut self, now: f64) {
-        let size = (self.size)();
+        let size = (self.size)().filter(|_| self.stopped_at.is_none());
+        let Some(size) = size else { return self.drawn.clear() };
         let lines = dashboard::render(&self.history, size, now);
-        let mut text = format!("\x1b[?25l{}", self.cursor_up(size.width));
+        let up = match self.drawn_rows(size.width) {
+            0 => String::new(),
+            rows => format!("\r\x1b[{rows}A"),
+        };
+        let mut text = format!("\x1b[?25l{up}");
         for line in &lines {
             let shown = self.with_mode_colours(line);
             text.push_str(&format!("{shown}\x1b[K\r\n"));
@@ -187,11 +238,22 @@ impl<W: Write> TerminalOutput<W> {
         self.write(&text);
     }
 
-    /// Moves the cursor to the first line of the dashboard. Lines wider than the terminal is now have
-    /// been wrapped by it.
-    fn cursor_up(&self, width: usize) -> String {
-        let rows: usize = self.drawn.iter().map(|line| line.div_ceil(width.max(1)).max(1)).sum();
-        if rows == 0 { String::new() } else { format!("\r\x1b[{rows}A") }
+    /// Rows of the dashboard on the terminal. Lines wider than the terminal is now have been wrapped by it.
+    fn drawn_rows(&self, width: usize) -> usize {
+        self.drawn.iter().map(|line| line.div_ceil(width.max(1)).max(1)).sum()
+    }
+
+    /// The text of an event that is not part of the dashboard, with the summary wrapped to `width`.
+    fn event_text(&self, event: &Event, width: usize) -> String {
+        match event {
+            Event::Note(note) => format!("{WARNING}note:{WARNING:#} {}\n", sanitize(note)),
+            Event::Sample(text) => dashboard::sample(text),
+            Event::End(summary) => dashboard::summary(summary, &self.history.about, width),
+            Event::Checkpoint { step, dir: folder, seconds } => {
+                format!("saved checkpoint at step {step} in {seconds:.1} s: {}\n", sanitize(folder))
+            }
+            _ => String::new(),
+        }
     }
 
     fn print(&mut self, text: &str) {
@@ -213,19 +275,6 @@ impl<W: Write> TerminalOutput<W> {
             let written = self.out.write_all(text.as_bytes());
             self.error = written.and_then(|()| self.out.flush()).err();
         }
-    }
-}
-
-/// The text of an event that is not part of the dashboard, with the summary wrapped to `width`.
-fn event_text(event: &Event, width: usize) -> String {
-    match event {
-        Event::Note(note) => format!("{WARNING}note:{WARNING:#} {}\n", sanitize(note)),
-        Event::Sample(text) => dashboard::sample(text),
-        Event::End(summary) => dashboard::summary(summary, width),
-        Event::Checkpoint { step, dir: folder, seconds } => {
-            format!("saved checkpoint at step {step} in {seconds:.1} s: {}\n", sanitize(folder))
-        }
-        _ => String::new(),
     }
 }
 

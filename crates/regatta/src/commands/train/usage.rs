@@ -10,10 +10,10 @@ use crate::cli::FAINT;
 /// Upper bound on printed groups of ranks.
 const MAX_GROUPS: usize = 8;
 
-/// Ranks with identical usage.
-type RankGroup<'a> = (Vec<usize>, &'a RankBytes);
+/// Ranks whose tables have the same rows.
+type RankGroup = (Vec<usize>, Vec<Vec<String>>);
 
-/// Tables of expected and measured usage, one per group of ranks with identical usage. Empty if
+/// Tables of expected and measured usage, one per group of ranks with the same table. Empty if
 /// ranks neither communicate nor offload state to disk.
 pub fn tables(summary: &Summary) -> String {
     let first = RankBytes {
@@ -26,7 +26,7 @@ pub fn tables(summary: &Summary) -> String {
     if ranks.iter().all(|rank| rank.sent.is_empty() && rank.disk_io.is_empty()) {
         return String::new();
     }
-    let groups = group_by_usage(ranks);
+    let groups = group_by_table(ranks);
     let mut lines: Vec<String> = groups.iter().take(MAX_GROUPS).flat_map(group_table).collect();
     if let Some(more) = groups.len().checked_sub(MAX_GROUPS).filter(|more| *more > 0) {
         lines.push(format!("... and {more} more groups of ranks; --json prints all"));
@@ -34,21 +34,26 @@ pub fn tables(summary: &Summary) -> String {
     format!("{FAINT}{}{FAINT:#}\n", lines.join("\n"))
 }
 
-fn group_by_usage(ranks: &[RankBytes]) -> Vec<RankGroup<'_>> {
-    let mut groups: Vec<RankGroup<'_>> = Vec::new();
-    let same = |a: &RankBytes, b: &RankBytes| {
-        (&a.memory, &a.sent, &a.disk_io) == (&b.memory, &b.sent, &b.disk_io)
-    };
+/// Measured bytes differ slightly between ranks, but hardly any as they are printed.
+fn group_by_table(ranks: &[RankBytes]) -> Vec<RankGroup> {
+    let mut groups: Vec<RankGroup> = Vec::new();
     for rank in ranks {
-        match groups.iter_mut().find(|(_, first)| same(first, rank)) {
+        let rows = table_rows(rank);
+        match groups.iter_mut().find(|(_, other)| *other == rows) {
             Some((ranks, _)) => ranks.push(rank.rank),
-            None => groups.push((vec![rank.rank], rank)),
+            None => groups.push((vec![rank.rank], rows)),
         }
     }
     groups
 }
 
-fn group_table((ranks, usage): &RankGroup<'_>) -> Vec<String> {
+fn group_table((ranks, rows): &RankGroup) -> Vec<String> {
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
+    text_table::table(&[&title, "expected", "measured"], rows)
+}
+
+fn table_rows(usage: &RankBytes) -> Vec<Vec<String>> {
     let row = |format: fn(u64) -> String, label, expected: u64, measured: Option<u64>| {
         vec![label, format(expected), measured.map_or("-".to_owned(), format)]
     };
@@ -63,10 +68,7 @@ fn group_table((ranks, usage): &RankGroup<'_>) -> Vec<String> {
     let disk = disk_io
         .iter()
         .map(|d| row(traffic, format!("disk per step: {}", d.what), d.expected, d.measured));
-    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
-    let title = format!("{noun} {}", ranks.iter().copied().collect::<CpuSet>());
-    let rows: Vec<_> = memory.chain(sent).chain(disk).collect();
-    text_table::table(&[&title, "expected", "measured"], &rows)
+    memory.chain(sent).chain(disk).collect()
 }
 
 #[cfg(test)]
@@ -89,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn ranks_with_identical_usage_share_a_table() {
-        let text = text(vec![rank(0, 1000), rank(1, 1000), rank(2, 2000), rank(3, 1000)]);
+    fn ranks_with_the_same_printed_usage_share_a_table() {
+        let text = text(vec![rank(0, 100_000), rank(1, 100_001), rank(2, 2000), rank(3, 100_000)]);
         let titles: Vec<&str> = text.lines().filter(|line| line.contains("expected")).collect();
         assert!(titles[0].starts_with("ranks 0-1,3  "), "{text}");
         assert!(titles[1].starts_with("rank 2  ") && titles.len() == 2, "{text}");

@@ -18,6 +18,7 @@ pub use transfer::{chunks, fetch, put, restore};
 
 use super::{Result, TrainError};
 use crate::checkpoint::{self, CheckpointError, CheckpointMeta, Shard, State, Writer};
+use crate::run_clock;
 use crate::step::Engine;
 
 /// Upper bound for writing a rank's shards.
@@ -55,7 +56,7 @@ impl CheckpointManager {
 
     /// Starts a save. None may be in progress. Errors are reported once all ranks have finished.
     pub fn start(&mut self, engine: &mut Engine, meta: CheckpointMeta) -> Result<()> {
-        self.in_progress = Some((meta.step, Instant::now()));
+        self.in_progress = Some((meta.step, run_clock::now()));
         let shards = owned_shards(engine);
         let started = match self.in_background {
             true => {
@@ -113,7 +114,7 @@ impl CheckpointManager {
             Ok(committed) => {
                 let left = committed.iter().flat_map(|c| &c.left).map(ToString::to_string);
                 let notes = left.collect();
-                let seconds = start.elapsed().as_secs_f64();
+                let seconds = run_clock::elapsed(start).as_secs_f64();
                 SaveOutcome::Complete { step, folder: committed.map(|c| c.path), seconds, notes }
             }
             Err(error) => SaveOutcome::Failed { step, why: Some(Arc::new(error)) },

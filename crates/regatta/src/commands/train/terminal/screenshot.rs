@@ -57,14 +57,14 @@ fn cells(line: &str) -> Vec<(char, Look)> {
 fn shapes(c: char) -> Option<Vec<[f64; 5]>> {
     let vertical = |top: f64, end: f64| [0.46, top, 0.08, end - top, 0.6];
     let horizontal = |left: f64| [left, 0.48, 1.0 - left, 0.04, 0.6];
-    let quarter = |left: f64, top: f64| [left, top, 0.5, 0.5, 0.9];
+    let quarter = |left: f64, top: f64| [left, top, 0.5, 0.35, 0.9];
     Some(match c {
         '█' => vec![[0.0, 0.15, 1.0, 0.7, 1.0]],
         '▓' => vec![[0.0, 0.15, 1.0, 0.7, 0.75]],
         '▒' => vec![[0.0, 0.15, 1.0, 0.7, 0.5]],
         '░' => vec![[0.0, 0.15, 1.0, 0.7, 0.25]],
-        '▚' => vec![quarter(0.0, 0.1), quarter(0.5, 0.6)],
-        '▞' => vec![quarter(0.5, 0.1), quarter(0.0, 0.6)],
+        '▚' => vec![quarter(0.0, 0.15), quarter(0.5, 0.5)],
+        '▞' => vec![quarter(0.5, 0.15), quarter(0.0, 0.5)],
         '│' => vec![vertical(0.0, 1.0)],
         '┤' => vec![vertical(0.0, 1.0), [0.0, 0.48, 0.46, 0.04, 0.6]],
         '└' => vec![vertical(0.0, 0.5), horizontal(0.46)],
@@ -145,6 +145,16 @@ fn graphic_run(run: &[(char, Look)], (left, top): (f64, f64), colour: &str) -> S
         format!("<path fill=\"{colour}\" fill-opacity=\"{opacity}\" d=\"{path}\"/>\n")
     };
     paths.iter().map(path).collect()
+}
+
+#[test]
+fn patterns_of_all_phases_have_the_same_height() {
+    for pattern in "░▓█▒▚▞".chars() {
+        let shapes = shapes(pattern).unwrap();
+        let top = shapes.iter().map(|[_, y, ..]| *y).fold(1.0, f64::min);
+        let bottom = shapes.iter().map(|[_, y, _, h, _]| y + h).fold(0.0, f64::max);
+        assert_eq!((top, bottom), (0.15, 0.85), "{pattern}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use regatta_train::metrics::{RunInfo, StepMetrics, StepSeconds, Summary};
+use regatta_train::metrics::{EndReason, RunInfo, StepMetrics, StepSeconds, Summary};
 
 use super::*;
 
@@ -66,6 +66,7 @@ fn step(step: u64) -> Event {
         tokens_per_second: 121_034.0,
         flops_per_second: 38.24e9,
         seconds,
+        time: step as f64 / 10.0,
         ..Default::default()
     }))
 }
@@ -80,6 +81,7 @@ fn end() -> Event {
         flops_per_second: 38.24e9,
         gemm_flops_per_second: 76.48e9,
         folder: "runs/1".to_owned(),
+        checkpoint: Some(600),
         ..Default::default()
     }))
 }
@@ -139,15 +141,28 @@ fn dashboard_layout_does_not_depend_on_the_number_of_digits() {
 fn dashboard_never_exceeds_the_terminal() {
     for steps in [0, 1, 2, 300, 600] {
         let history = history(steps);
-        for width in [1, 20, 21, 39, 40, 41, 80, 200] {
+        for width in [1, 2, 15, 20, 39, 40, 41, 80, 200] {
             for height in [1, 2, 5, 9, 10, 12, 24, 60] {
                 let lines = render(&history, width, height, 30.0);
                 assert!(lines.len() < height.max(2), "{width}x{height}: {}", lines.len());
                 let widest = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
-                assert!(widest < width.max(21), "{width}x{height}: {widest}");
+                assert!(widest < width, "{width}x{height}: {widest}");
             }
         }
     }
+}
+
+#[test]
+fn dashboard_uses_the_width_of_the_terminal_and_is_a_line_in_a_narrow_one() {
+    let wide = render(&history(600), 200, 24, 60.0);
+    let widest = |part: &str| {
+        let widths = wide.iter().filter(|line| line.contains(part)).map(|l| l.chars().count());
+        widths.max().unwrap()
+    };
+    assert!(widest("step 600/600") > 180 && widest("/step") == 199 && widest("┬") == 199);
+    let narrow = |width| render(&history(300), width, 24, 30.0);
+    assert_eq!(narrow(39), ["step 300/600  50%  eta 30 s  loss 0.6…"]);
+    assert_eq!(narrow(15), ["step 300/600…"]);
 }
 
 #[test]
@@ -160,10 +175,10 @@ fn escape_sequences_in_names_are_sanitized() {
     assert!(!dashboard::sample("x\x1b[31my").contains("\x1b[31m"));
 }
 
-/// An output to a buffer, and the terminal size it sees.
-fn output(mode: OutputMode) -> (TerminalOutput<Buffer>, Buffer, Arc<Mutex<TerminalSize>>) {
+/// An output to a buffer, and the terminal size it sees; `None` in the background.
+fn output(mode: OutputMode) -> (TerminalOutput<Buffer>, Buffer, Arc<Mutex<Option<TerminalSize>>>) {
     let buffer = Buffer::default();
-    let size = Arc::new(Mutex::new(TerminalSize { width: 80, height: 24 }));
+    let size = Arc::new(Mutex::new(Some(DEFAULT_SIZE)));
     let current = size.clone();
     let get_size = Box::new(move || *current.lock().unwrap());
     (TerminalOutput::new(mode, buffer.clone(), get_size), buffer, size)
@@ -186,11 +201,15 @@ fn dashboard_is_redrawn_in_place_at_most_ten_times_per_second() {
     // At half the width, the terminal has wrapped the lines.
     let lines = render(&output.history, 80, 24, 0.1);
     let rows: usize = lines.iter().map(|line| line.chars().count().div_ceil(40).max(1)).sum();
-    *size.lock().unwrap() = TerminalSize { width: 40, height: 24 };
+    *size.lock().unwrap() = Some(TerminalSize { width: 40, height: 24 });
     output.refresh(0.3);
     assert!(buffer.take().starts_with(&format!("\x1b[?25l\r\x1b[{rows}A")));
     output.hide_dashboard();
-    assert!(buffer.take().ends_with("A\x1b[J"));
+    let hidden = buffer.take();
+    let rows = render(&output.history, 40, 24, 0.3).len();
+    assert_eq!(hidden.matches("\x1b[1A\x1b[2K").count(), rows);
+    // A terminal that erases its whole screen at once keeps a copy of it in the scrollback.
+    assert!(!hidden.contains("\x1b[J") && !hidden.contains("\x1b[2J"), "{hidden:?}");
     output.hide_dashboard();
     assert_eq!(buffer.take(), "");
 }
@@ -204,7 +223,7 @@ fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
     output.on_event(&Event::Note("the disk is full".to_owned()), 1.01);
     let text = buffer.take();
     let note = text.find("the disk is full").unwrap();
-    assert!(text.find("\x1b[J").unwrap() < note && note < text.find("step 600/600").unwrap());
+    assert!(text.rfind("\x1b[2K").unwrap() < note && note < text.find("step 600/600").unwrap());
     assert!(text.contains("\x1b[36m"), "{text:?}");
     output.on_event(&Event::Sample("To be\nor not".to_owned()), 1.015);
     assert_eq!(buffer.take(), "");
@@ -214,7 +233,8 @@ fn notes_are_printed_above_the_dashboard_and_the_summary_below() {
         "sample:\nTo be\nor not\n\
          done: 600 steps in 58 s, loss 1.5000, val 1.6000, 121k tok/s,\n\
          38.2 GFLOP/s (50% of GEMM peak)\n\
-         run folder: runs/1\n"
+         run folder: runs/1\n\
+         generate text: regatta generate runs/1\n"
     ));
     output.refresh(9.0);
     assert_eq!(buffer.take(), "");
@@ -244,6 +264,7 @@ step 500/600  loss 0.4286  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 10 s
 step 600/600  loss 0.3636  121k tok/s  38.2 GFLOP/s (50% of GEMM peak)  eta 0 s
 done: 600 steps in 58 s, loss 1.5000, val 1.6000, 121k tok/s, 38.2 GFLOP/s (50% of GEMM peak)
 run folder: runs/1
+generate text: regatta generate runs/1
 ";
     assert_eq!(buffer.take(), expected);
 }
@@ -273,6 +294,9 @@ fn long_steps_show_their_micro_batches_on_the_terminal_and_every_ten_seconds_in_
     );
     history.on_event(&progress(12), 2.0);
     assert!(bar(&history).contains("  step 1/600  micro-batch 12/480  "), "{}", bar(&history));
+    history.on_event(&Event::MicroBatch { step: 1, done: 0, micro_batches: 1 }, 2.0);
+    let shown = render(&history, 80, 24, 7.9)[2].clone();
+    assert!(shown.contains("  step 1/600  running for 7 s  "), "{shown}");
     history.on_event(&step(1), 30.0);
     assert!(bar(&history).contains("step 1/600  0%  eta "), "{}", bar(&history));
 
@@ -289,8 +313,66 @@ fn long_steps_show_their_micro_batches_on_the_terminal_and_every_ten_seconds_in_
 fn the_summary_of_a_resumed_run_counts_its_own_steps() {
     let Event::End(whole) = end() else { panic!() };
     let resumed = Summary { start_step: 300, seconds: 15.9, ..*whole };
-    let text = strip_str(&dashboard::summary(&resumed, 200)).to_string();
-    assert!(text.starts_with("done: 300 steps (301 to 600) in 15 s, loss 1.5000"), "{text}");
+    assert!(summary(&resumed).starts_with("done: 300 steps (301 to 600) in 15 s, loss 1.5000"));
+}
+
+fn summary(summary: &Summary) -> String {
+    let Event::Start(about) = begin() else { panic!() };
+    strip_str(&dashboard::summary(summary, &about, 200)).to_string()
+}
+
+#[test]
+fn the_summary_names_the_time_stopped_and_the_command_that_resumes() {
+    let Event::End(whole) = end() else { panic!() };
+    let reason = EndReason::Interrupted;
+    let stopped = Summary { reason, stopped_seconds: 22.0, step: 136, seconds: 31.0, ..*whole };
+    let unsaved = summary(&stopped);
+    let expected = "interrupted; no checkpoint saved: 136 steps in 31 s (stopped for 22 s), loss";
+    assert!(unsaved.starts_with(expected), "{unsaved}");
+    let saved = Summary { checkpoint: Some(136), ..stopped };
+    let resume = "run folder: runs/1\nresume: regatta train --resume runs/1 -n 2\n";
+    assert!(summary(&saved).ends_with(resume), "{}", summary(&saved));
+    let none = Summary { checkpoint: None, ..saved };
+    assert!(summary(&none).ends_with("run folder: runs/1\n"), "nothing to resume from");
+}
+
+#[test]
+fn stopped_dashboard_is_not_drawn_until_it_is_continued() {
+    let (mut output, buffer, size) = output(OutputMode::Dashboard { colour: false });
+    output.on_event(&begin(), 0.0);
+    output.on_event(&step(1), 1.0);
+    buffer.take();
+    output.stop_drawing(1.1);
+    assert_eq!(buffer.take(), "\r\x1b[K", "the ^Z that the terminal has echoed");
+    output.on_event(&step(2), 2.0);
+    output.refresh(9.0);
+    output.hide_dashboard();
+    assert_eq!(buffer.take(), "");
+    output.on_event(&Event::Note("SIGTERM".to_owned()), 9.0);
+    assert_eq!(buffer.take(), "note: SIGTERM\n");
+    output.resume_drawing(30.0);
+    let drawn = buffer.take();
+    assert!(drawn.starts_with("\x1b[?25l") && drawn.contains("step 2/600"), "{drawn:?}");
+    assert!(!drawn.contains("\x1b[1A") && !drawn.contains("23A"), "below the shell: {drawn:?}");
+    // `bg` continues the job in the background.
+    *size.lock().unwrap() = None;
+    output.on_event(&step(3), 31.0);
+    output.hide_dashboard();
+    assert_eq!(buffer.take(), "");
+    *size.lock().unwrap() = Some(DEFAULT_SIZE);
+    output.on_event(&step(4), 32.0);
+    let drawn = buffer.take();
+    assert!(drawn.contains("step 4/600") && !drawn.contains("23A"), "{drawn:?}");
+}
+
+#[test]
+fn a_signal_is_shown_within_the_dashboard_until_the_end() {
+    let mut history = history(3);
+    history.signal_note = Some("SIGINT: finishing step 4".to_owned());
+    let last = |history: &RunHistory| render(history, 80, 24, 1.0).pop().unwrap();
+    assert_eq!(last(&history), "SIGINT: finishing step 4");
+    history.on_event(&end(), 2.0);
+    assert!(last(&history).contains("train  o val"));
 }
 
 #[test]
