@@ -96,19 +96,18 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
 /// Any other rank registers with rank 0.
 fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
     let until = clock::now() + config.join_timeout;
-    let (mut conn, root) = connect_with_retry(&config, until)?;
-    let local = conn.stream.local_addr().map_err(|e| CommError::system("local address", e))?;
-    let (ips, listener) = match config.bind.as_slice() {
-        [] => (vec![local.ip()], listen(listen_address(&config, root, 0))),
-        [bind] => (vec![*bind], listen((*bind, 0).into())),
-        [first, ..] => (config.bind.clone(), listen(unspecified_address((*first, 0).into(), 0))),
+    let (conn, root, listener, reply) = loop {
+        let (mut conn, root) = connect_with_retry(&config, until)?;
+        let (hello, listener) = hello(&config, &conn, root)?;
+        match dial(&config, root, until + REPORT_SLACK).request(&mut conn, &encode(&hello)) {
+            Ok(reply) => break (conn, root, listener, reply),
+            // Rank 0 of the previous job on this port is still exiting.
+            Err(DialError::Unreachable(_)) if clock::now() + RETRY_INTERVAL < until => {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            Err(error) => return Err(connect_error(root, error)),
+        }
     };
-    let socket_error = |e| CommError::system("listening socket", e);
-    let listener = listener.map_err(socket_error)?;
-    let port = listener.local_addr().map_err(socket_error)?.port();
-    let hello = Hello::Join { world_size: config.world_size, member: config.rank_info(ips, port) };
-    let dial = dial(&config, root, until + REPORT_SLACK);
-    let reply = dial.request(&mut conn, &encode(&hello)).map_err(|e| connect_error(root, e))?;
     let (members, algorithms) = match decode::<FromRoot>(&reply) {
         Some(FromRoot::Ready { members, algorithms }) => {
             (members, load_algorithm_table::decode(&algorithms)?)
@@ -122,6 +121,25 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
     let role = ControlRole::member();
     let (shared, control) = start_control_plane(&config, listener, role, Some(conn))?;
     Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
+}
+
+/// The registration of a rank, and the socket it listens on.
+fn hello(
+    config: &BootstrapConfig,
+    conn: &AuthConn,
+    root: SocketAddr,
+) -> Result<(Hello, TcpListener)> {
+    let local = conn.stream.local_addr().map_err(|e| CommError::system("local address", e))?;
+    let (ips, listener) = match config.bind.as_slice() {
+        [] => (vec![local.ip()], listen(listen_address(config, root, 0))),
+        [bind] => (vec![*bind], listen((*bind, 0).into())),
+        [first, ..] => (config.bind.clone(), listen(unspecified_address((*first, 0).into(), 0))),
+    };
+    let socket_error = |e| CommError::system("listening socket", e);
+    let listener = listener.map_err(socket_error)?;
+    let port = listener.local_addr().map_err(socket_error)?.port();
+    let member = config.rank_info(ips, port);
+    Ok((Hello::Join { world_size: config.world_size, member }, listener))
 }
 
 /// Adds the address of an unbound rank 0, which differs between ranks.

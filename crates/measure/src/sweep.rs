@@ -160,6 +160,8 @@ pub struct BestSetting {
     pub case: BenchCase,
     /// Index of the run.
     pub run: usize,
+    /// Its setting.
+    pub setting: String,
     /// Time in µs.
     pub time_us: f64,
     /// Bus bandwidth in GB/s.
@@ -181,9 +183,9 @@ fn equal_within_noise(a: (f64, &Measurement), b: (f64, &Measurement)) -> bool {
     high <= low * TIE_RATIO || high - low <= deviation(a).hypot(deviation(b))
 }
 
-/// The best setting of each case, given one result per setting. Of settings that equal the fastest
+/// The best setting of each case, given the results of the settings, in order. Of settings that equal the fastest
 /// within noise the earliest is taken; wrong results are excluded.
-pub fn best(runs: &[BenchResult]) -> Vec<BestSetting> {
+pub fn best(runs: &[BenchResult], settings: &[SweepSetting]) -> Vec<BestSetting> {
     let of = |case: BenchCase| {
         let timed = |(at, run)| Some((at, cases::measurement(run, &case)?));
         let all: Vec<_> = runs.iter().enumerate().filter_map(timed).collect();
@@ -193,13 +195,15 @@ pub fn best(runs: &[BenchResult]) -> Vec<BestSetting> {
         let within_noise = all.len() > 1 && all.iter().all(|one| is_best(&one));
         let first = all.first().filter(|(at, _)| *at == 0);
         let speedup = first.map(|(_, (first, _))| first / time_us);
-        Some(BestSetting { run, time_us, busbw: measured.busbw, speedup, within_noise, case })
+        let setting = settings.get(run).map(ToString::to_string).unwrap_or_default();
+        let busbw = measured.busbw;
+        Some(BestSetting { run, setting, time_us, busbw, speedup, within_noise, case })
     };
     cases::cases(runs.iter()).into_iter().filter_map(of).collect()
 }
 
-/// The best settings as a text table; `settings` are those of the runs.
-pub fn table(best: &[BestSetting], settings: &[SweepSetting]) -> String {
+/// The best settings as a text table.
+pub fn table(best: &[BestSetting]) -> String {
     let mut text = String::new();
     let same = |a: &BestSetting, b: &BestSetting| {
         a.case.operation == b.case.operation && a.case.variant() == b.case.variant()
@@ -214,7 +218,7 @@ pub fn table(best: &[BestSetting], settings: &[SweepSetting]) -> String {
                 best.speedup.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}x"));
             let setting = match best.within_noise {
                 true => NO_DIFFERENCE.to_owned(),
-                false => settings.get(best.run).map(ToString::to_string).unwrap_or_default(),
+                false => best.setting.clone(),
             };
             vec![units::format_bytes(best.case.size_bytes), time, busbw, speedup, setting]
         };
@@ -283,19 +287,19 @@ mod tests {
             run(&[(8, 9.9, 1.0), (1024, 50.0, 4.0)]),
             run(&[(8, 20.0, 1.0), (1024, 49.5, 4.1), (4096, 7.0, 1.0)]),
         ];
-        let found = best(&runs);
+        let settings = Sweep::parse(&["A=x,y,z"]).unwrap().settings();
+        let found = best(&runs, &settings);
         let short =
             |best: &BestSetting| (best.case.size_bytes, best.run, best.time_us, best.speedup);
         let expected = [(8, 0, 10.0, Some(1.0)), (1024, 1, 50.0, Some(2.0)), (4096, 2, 7.0, None)];
         assert_eq!(found.iter().map(short).collect::<Vec<_>>(), expected);
-        let settings = Sweep::parse(&["A=x,y,z"]).unwrap().settings();
         let wanted = "all-reduce float sum
 size   time (us)  busbw (GB/s)  speedup  best setting
 8 B        10.00          1.00    1.00x  A=x
 1 KiB      50.00          4.00    2.00x  A=y
 4 KiB       7.00          1.00        -  A=z
 ";
-        assert_eq!(table(&found, &settings), wanted);
+        assert_eq!(table(&found), wanted);
     }
 
     #[test]
@@ -326,7 +330,7 @@ size   time (us)  busbw (GB/s)  speedup  best setting
     #[test]
     fn no_setting_is_best_within_noise() {
         let found = |values: &[(f64, f64)]| {
-            let best = &best(&noisy_runs(values))[0];
+            let best = &best(&noisy_runs(values), &[])[0];
             (best.run, best.within_noise)
         };
         assert_eq!(found(&[(10.0, 80.0), (5.0, 80.0)]), (0, true), "half the time, but noisy");
@@ -335,7 +339,7 @@ size   time (us)  busbw (GB/s)  speedup  best setting
         assert_eq!(found(&[(20.0, 1.0), (10.0, 10.0), (9.5, 10.0)]), (1, false), "one is slower");
         assert_eq!(found(&[(10.0, 0.0)]), (0, false), "a single setting");
         let settings = Sweep::parse(&["A=x,y"]).unwrap().settings();
-        let text = table(&best(&noisy_runs(&[(10.0, 80.0), (5.0, 80.0)])), &settings);
+        let text = table(&best(&noisy_runs(&[(10.0, 80.0), (5.0, 80.0)]), &settings));
         assert!(text.ends_with("1.00x  none, all within noise\n"), "{text}");
     }
 
@@ -355,7 +359,7 @@ size   time (us)  busbw (GB/s)  speedup  best setting
         #[test]
         fn no_setting_beats_the_best_by_more_than_the_tie_ratio(times in prop::collection::vec(0.5f64..2.0, 1..9)) {
             let runs: Vec<BenchResult> = times.iter().map(|time| run(&[(8, *time, 1.0)])).collect();
-            let found = best(&runs);
+            let found = best(&runs, &[]);
             let best = &found[0];
             for (at, time) in times.iter().enumerate() {
                 prop_assert!(best.time_us <= time * TIE_RATIO);

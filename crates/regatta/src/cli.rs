@@ -164,7 +164,7 @@ Examples:
   salloc -N 16 regatta launch python train.py   on all nodes of a Slurm, PBS or Flux allocation
   regatta launch --hostfile hosts python train.py
                                                 on the listed hosts, over ssh
-  regatta launch --spares 2 --max-restarts 5 python train.py
+  salloc -N 18 regatta launch --spares 2 --max-restarts 5 python train.py
                                                 restart on failure; replace lost nodes by spares
   srun $(regatta map -N 2 --format srun) regatta launch python train.py
                                                 one process per task: each becomes its rank";

@@ -158,6 +158,7 @@ fn a_sweep_measures_every_setting() {
     let json = run(&folder, "all-reduce -b 8 -e 8 -n 2 --ranks 2 --sweep FI_OTHER=a,b --json");
     let best: Value = json.json();
     assert_eq!(best.as_array().unwrap().len(), 1, "{best}");
+    assert_contains(best[0]["setting"].as_str().unwrap(), "FI_OTHER=");
 }
 
 #[test]
@@ -359,6 +360,9 @@ fn compared_results_are_named_by_their_files() {
     assert_contains(header("one.json two.json"), ["one", "mine"]);
     assert_contains(header("one.json new/one.json"), ["one", "new/one"]);
     assert_contains(header("one.json one.json"), ["one #1", "one #2"]);
+    let interrupted = folder.read("one.json").replace("\"complete\": true", "\"complete\": false");
+    folder.write("half.json", interrupted);
+    assert_contains(header("one.json half.json"), "half (incomplete)");
 }
 
 #[test]

@@ -72,6 +72,11 @@ impl FaultCoordinator {
         std::mem::take(&mut self.out)
     }
 
+    /// Whether a rank exited regularly.
+    pub fn has_shut_down(&self, rank: u32) -> bool {
+        self.shut_down.contains_key(&rank)
+    }
+
     /// Handles a message from a rank.
     pub fn handle(&mut self, from: u32, message: ToRoot, now: Instant) {
         match message {

@@ -60,6 +60,16 @@ pub fn configs(size: u32, configure: impl Fn(&mut BootstrapConfig)) -> Vec<Boots
     all
 }
 
+/// Listens at an address as soon as no other socket does.
+pub fn listen_when_free(address: std::net::SocketAddr) -> std::net::TcpListener {
+    loop {
+        match listen(address) {
+            Ok(listener) => return listener,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
 /// Runs a call on zeroed buffers, out of place.
 pub fn run_zeroed(comm: &dyn Comm, call: Call<'_>) -> Result {
     let (rank, ranks, size) = (comm.rank() as usize, comm.size() as usize, call.dtype.size());

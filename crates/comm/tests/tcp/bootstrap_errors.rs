@@ -85,3 +85,29 @@ fn unauthenticated_connections_are_ignored() {
         }
     });
 }
+
+#[test]
+fn a_rank_that_joins_the_next_job_early_waits_for_rank_0() {
+    let all = configs(2);
+    let port = all[0].master_port;
+    let address = std::net::SocketAddr::from(([127, 0, 0, 1], port));
+    let secret = all[0].secret.clone();
+    let next = |rank| {
+        let mut config = BootstrapConfig::new(rank, 2, "127.0.0.1", port, secret.clone());
+        config.join_timeout = Duration::from_secs(30);
+        config
+    };
+    let [root, member] = <[_; 2]>::try_from(crate::join_all(all)).unwrap_or_else(|_| panic!());
+    drop(member);
+    std::thread::scope(|scope| {
+        let early = scope.spawn(|| join(next(1)).map(drop));
+        // The first rank 0 stays for a while, then its port is free.
+        std::thread::sleep(Duration::from_millis(300));
+        drop(root);
+        let listener = suite::listen_when_free(address);
+        let mut config = next(0);
+        config.listener = Some(listener);
+        join(config).unwrap();
+        early.join().unwrap().unwrap();
+    });
+}

@@ -57,6 +57,7 @@ impl ControlPlane {
             (Some(Hello::Join { world_size, member }), ControlRole::Root(root)) => {
                 conn.peer = ConnPeer::Rank(member.rank);
                 if let Err(rejected) = root.register(id, world_size, member) {
+                    let Some(rejected) = rejected else { return false };
                     conn.link.send(&encode(&rejected));
                     let unknown = std::net::Ipv4Addr::UNSPECIFIED.into();
                     conn.peer = ConnPeer::Unauthenticated(unknown);

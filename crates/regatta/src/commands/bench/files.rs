@@ -112,6 +112,8 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
     let mut results = without_files(results);
     // Only tables can be compared.
     results.retain(|result| !result.tables.is_empty());
+    let incomplete = results.iter_mut().filter(|result| !result.complete);
+    incomplete.for_each(|result| result.label += " (incomplete)");
     let place = args.in_place.then_some(BufferMode::InPlace);
     draw(&args.format, &results, place)?;
     let found = compare::compare(&results, CompareOptions { metric: args.metric, place });

@@ -57,8 +57,8 @@ fn sweep(args: &CollectiveArgs, folder: &Path) -> Result<ExitCode> {
     let outcomes = run_children(args, &children, &|first| check_backend(&sweep, first))?;
     // Settings are matched by index, so a failed run keeps its place.
     let good = outcomes.children.iter().map(|child| child.good().cloned().unwrap_or_default());
-    let best = sweep::best(&good.collect::<Vec<_>>());
-    let table = sweep::table(&best, &settings);
+    let best = sweep::best(&good.collect::<Vec<_>>(), &settings);
+    let table = sweep::table(&best);
     print_summary(args, &outcomes, &table, serde_json::to_string_pretty(&best)?)
 }
 

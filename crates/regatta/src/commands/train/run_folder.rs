@@ -191,4 +191,25 @@ mod tests {
             RunFolderContents { has_checkpoints: true, config: None, ..no_checkpoints };
         assert!(error(&unreadable, &["steps=7"]).contains("cannot be read"));
     }
+
+    #[test]
+    fn a_run_folder_is_in_use_while_its_launcher_or_rank_0_holds_a_lock() {
+        let name = format!("regatta-in-use-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let launch = relaunch_folder(&folder, "1");
+        std::fs::create_dir_all(&launch).unwrap();
+        let is_refused_with = |part: &str| {
+            let error = check_not_in_use(&folder).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        };
+        check_not_in_use(&folder).unwrap();
+        let launcher = File::create(launch.join("events.jsonl")).unwrap();
+        launcher.lock().unwrap();
+        is_refused_with(" is in use by another job: wait for it or stop it");
+        let rank_0 = lock(&folder).unwrap();
+        is_refused_with(&format!(" by another job (process {} on ", std::process::id()));
+        drop((launcher, rank_0));
+        check_not_in_use(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
