@@ -95,20 +95,24 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
 
 /// Any other rank registers with rank 0.
 fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
-    let until = clock::now() + config.join_timeout;
+    let mut until = clock::now() + config.join_timeout;
     let (conn, root, listener, reply) = loop {
         let (mut conn, root) = connect_with_retry(&config, until)?;
         let (hello, listener) = hello(&config, &conn, root)?;
-        match dial(&config, root, until + REPORT_SLACK).request(&mut conn, &encode(&hello)) {
+        let dial = dial(&config, root, until + REPORT_SLACK);
+        let reply = dial.request(&mut conn, &encode(&hello));
+        match reply.map(|reply| decode::<FromRoot>(&reply)) {
+            Ok(Some(FromRoot::TryLater)) if clock::now() + RETRY_INTERVAL < until => {}
             Ok(reply) => break (conn, root, listener, reply),
-            // Rank 0 of the previous job on this port is still exiting.
+            // Rank 0 crashed, or exited at the end of an earlier job.
             Err(DialError::Unreachable(_)) if clock::now() + RETRY_INTERVAL < until => {
-                std::thread::sleep(RETRY_INTERVAL);
+                until = until.min(clock::now() + config.lost_after);
             }
             Err(error) => return Err(connect_error(root, error)),
         }
+        std::thread::sleep(RETRY_INTERVAL);
     };
-    let (members, algorithms) = match decode::<FromRoot>(&reply) {
+    let (members, algorithms) = match reply {
         Some(FromRoot::Ready { members, algorithms }) => {
             (members, load_algorithm_table::decode(&algorithms)?)
         }

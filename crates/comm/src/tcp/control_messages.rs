@@ -220,6 +220,8 @@ pub enum FromRoot {
         /// The fix.
         hint: String,
     },
+    /// This rank 0 is that of an earlier job, which is about to exit.
+    TryLater,
     /// Asks for the rank's [`ToRoot::Status`] in a communicator.
     QueryStatus {
         query: u64,

@@ -57,7 +57,6 @@ impl ControlPlane {
             (Some(Hello::Join { world_size, member }), ControlRole::Root(root)) => {
                 conn.peer = ConnPeer::Rank(member.rank);
                 if let Err(rejected) = root.register(id, world_size, member) {
-                    let Some(rejected) = rejected else { return false };
                     conn.link.send(&encode(&rejected));
                     let unknown = std::net::Ipv4Addr::UNSPECIFIED.into();
                     conn.peer = ConnPeer::Unauthenticated(unknown);
@@ -111,7 +110,7 @@ impl ControlPlane {
                     *root_shut_down = true;
                 }
             }
-            FromRoot::Ready { .. } | FromRoot::Rejected { .. } => {}
+            FromRoot::Ready { .. } | FromRoot::Rejected { .. } | FromRoot::TryLater => {}
         }
         None
     }

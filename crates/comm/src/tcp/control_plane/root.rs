@@ -62,26 +62,21 @@ impl RootState {
         self.failed.is_some()
     }
 
-    /// Registers a rank, or returns the message that rejects it; `None` if it should try again.
-    pub fn register(
-        &mut self,
-        conn: usize,
-        size: u32,
-        member: RankInfo,
-    ) -> Result<(), Option<FromRoot>> {
+    /// Registers a rank, or returns the message that rejects it.
+    pub fn register(&mut self, conn: usize, size: u32, member: RankInfo) -> Result<(), FromRoot> {
         let rank = member.rank;
         if let Some(error) = &self.failed {
-            return Err(Some(rejected(error)));
+            return Err(rejected(error));
         }
         let Some(rendezvous) = &mut self.rendezvous else {
             // This rank has left the job and joins the next one, which rank 0 has not begun.
             if self.coordinator.has_shut_down(rank) || !self.conns.contains_key(&rank) {
-                return Err(None);
+                return Err(FromRoot::TryLater);
             }
             let what =
                 format!("all ranks are connected already; another rank {rank} tried to join");
             let hint = "give every job its own MASTER_PORT".to_owned();
-            return Err(Some(FromRoot::Rejected { what, hint }));
+            return Err(FromRoot::Rejected { what, hint });
         };
         match rendezvous.register(size, member) {
             Ok(()) => {
@@ -92,7 +87,7 @@ impl RootState {
             Err(error) => {
                 let rejected = rejected(&error);
                 self.fail(error);
-                Err(Some(rejected))
+                Err(rejected)
             }
         }
     }
