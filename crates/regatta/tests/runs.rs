@@ -78,6 +78,18 @@ fn runs_are_listed_with_kind_state_and_progress() {
 }
 
 #[test]
+fn last_validation_is_found_behind_many_steps() {
+    let folder = TempDir::new();
+    tiny_run(&folder, "runs/train", "train.steps=4 train.eval_interval=2 -n 1");
+    let val_loss = list(&folder)[0]["val_loss"].as_f64().unwrap();
+    let metrics = folder.read("runs/train/metrics.jsonl");
+    let mut step: Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+    step.as_object_mut().unwrap().remove("val_loss");
+    write(&folder, "runs/train/metrics.jsonl", &(metrics + &format!("{step}\n").repeat(2000)));
+    assert_eq!(list(&folder)[0]["val_loss"].as_f64(), Some(val_loss));
+}
+
+#[test]
 fn running_and_stopped_runs_are_told_apart_and_running_ones_are_kept() {
     let folder = TempDir::new();
     let job = Process::spawn(

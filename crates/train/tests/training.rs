@@ -34,6 +34,9 @@ struct Recorded {
     checkpoints: Vec<u64>,
     sent: Vec<SentBytes>,
     disk_io: Vec<DiskIoBytes>,
+    step_seconds: f64,
+    /// Tokens and throughput of the summary.
+    throughput: (u64, f64),
 }
 
 /// Trains on `ranks` ranks, whose data may differ, interrupted after a step if given.
@@ -56,11 +59,13 @@ fn train_on(
             Event::Step(step) => {
                 done.set(step.step);
                 recorded.losses.push((step.step, step.loss));
+                recorded.step_seconds += step.seconds.step;
             }
             Event::Validation { step, loss } => recorded.validations.push((step, loss)),
             Event::Note(note) => recorded.notes.push(note),
             Event::Checkpoint { step, .. } => recorded.checkpoints.push(step),
             Event::End(summary) => {
+                recorded.throughput = (summary.tokens, summary.tokens_per_second);
                 (recorded.sent, recorded.disk_io) = (summary.sent, summary.disk_io);
             }
             _ => {}
@@ -99,6 +104,14 @@ fn error_on(ranks: u32, args: &str, folder: &TempDir, data: &[DataSpec]) -> Stri
 fn near(one: &[(u64, f64)], other: &[(u64, f64)]) -> bool {
     let same = |((a, x), (b, y)): (&(u64, f64), &(u64, f64))| a == b && (x - y).abs() < 1e-5 * x;
     one.len() == other.len() && one.iter().zip(other).all(same)
+}
+
+#[test]
+fn throughput_of_the_summary_is_that_of_the_steps() {
+    let recorded = train(1, "train.eval_interval=1", &TempDir::new());
+    let (tokens, tokens_per_second) = recorded.throughput;
+    let expected = tokens as f64 / recorded.step_seconds;
+    assert!((tokens_per_second / expected - 1.0).abs() < 1e-9, "{tokens_per_second} {expected}");
 }
 
 #[test]

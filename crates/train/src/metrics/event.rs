@@ -199,7 +199,7 @@ pub struct Summary {
     /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stopped_seconds: f64,
-    /// Mean throughput.
+    /// Mean throughput of the steps, without validation and samples.
     pub tokens_per_second: f64,
     /// Mean model FLOPS.
     pub flops_per_second: f64,

@@ -87,6 +87,8 @@ pub struct Throughput {
     stopped_before: Duration,
     /// Steps finished before the start.
     pub start_step: u64,
+    /// Seconds of all steps since the start, without validation and samples.
+    step_seconds: f64,
     loss: f64,
     /// The last validation loss.
     pub val_loss: Option<f64>,
@@ -104,6 +106,7 @@ impl Throughput {
             start: run_clock::now(),
             stopped_before: run_clock::stopped(),
             start_step: info.start_step,
+            step_seconds: 0.0,
             loss: f64::NAN,
             val_loss: None,
         }
@@ -115,6 +118,7 @@ impl Throughput {
         let [total, checkpoint] = [step.total, step.checkpoint].map(|time| time.as_secs_f64());
         let [data, forward, backward, communication, optimizer] =
             step.stats.seconds.map(|seconds| seconds / self.ranks);
+        self.step_seconds += total;
         let known = data + forward + backward + communication + optimizer + checkpoint;
         let other = (total - known).max(0.0);
         let tokens_per_second = self.tokens_per_step as f64 / total.max(f64::MIN_POSITIVE);
@@ -152,7 +156,7 @@ impl Throughput {
     pub fn summary(&self, reason: EndReason, done: u64, folder: &Path) -> Summary {
         let seconds = run_clock::elapsed(self.start).as_secs_f64();
         let tokens = (done - self.start_step) * self.tokens_per_step;
-        let tokens_per_second = tokens as f64 / seconds.max(f64::MIN_POSITIVE);
+        let tokens_per_second = tokens as f64 / self.step_seconds.max(f64::MIN_POSITIVE);
         Summary {
             reason,
             step: done,

@@ -23,6 +23,8 @@ use crate::commands::train::run_folder::{LOCK_FILE as TRAIN_LOCK, RELAUNCH_FOLDE
 pub const EVENTS: &str = "events.jsonl";
 /// Bytes to read from the end of a file of JSON lines, which may have millions of lines.
 const TAIL_BYTES: u64 = 64 << 10;
+/// Bytes of metrics in which the last validation is searched.
+const MAX_TAIL_BYTES: u64 = 64 << 20;
 /// Maximum size of a result: that of a million ranks, with room to spare.
 const MAX_RESULT_BYTES: u64 = 1 << 30;
 
@@ -183,7 +185,7 @@ fn state(path: &Path, run: &RunSummary) -> RunState {
         true => subfolders(path).iter().map(|child| result(child)).collect(),
         false => vec![result(path)],
     };
-    let is_signalled = tail(&last_launch(path).join(EVENTS)).iter().any(is_termination)
+    let is_signalled = tail(&last_launch(path).join(EVENTS), TAIL_BYTES).iter().any(is_termination)
         || results.iter().flatten().any(RunResult::is_stopped_early);
     let ended = results.iter().all(Option::is_some);
     if locks.contains(&LockState::Held) || locks.contains(&LockState::Unsupported) && !ended {
@@ -229,9 +231,23 @@ struct LastMetrics {
     val_loss: Option<f64>,
 }
 
+/// Reads more of the end of the file until it includes a validation, which may be many steps ago.
 fn metrics(path: &Path) -> LastMetrics {
+    let file = path.join(METRICS_FILE);
+    let length = std::fs::metadata(&file).map_or(0, |found| found.len()).min(MAX_TAIL_BYTES);
+    let mut bytes = TAIL_BYTES;
+    loop {
+        let last = last_metrics(tail(&file, bytes));
+        if last.val_loss.is_some() || bytes >= length {
+            return last;
+        }
+        bytes *= 8;
+    }
+}
+
+fn last_metrics(lines: Vec<Value>) -> LastMetrics {
     let mut last = LastMetrics::default();
-    for line in tail(&path.join(METRICS_FILE)) {
+    for line in lines {
         last.step = line["step"].as_u64().or(last.step);
         last.steps = line["steps"].as_u64().or(last.steps);
         last.loss = line["loss"].as_f64().or(last.loss);
@@ -241,20 +257,17 @@ fn metrics(path: &Path) -> LastMetrics {
 }
 
 /// The last complete lines of a file of JSON lines. Unreadable lines and files are skipped.
-fn tail(path: &Path) -> Vec<Value> {
+fn tail(path: &Path, bytes: u64) -> Vec<Value> {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = regular_file::open(path)?;
         let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        file.seek(SeekFrom::Start(length.saturating_sub(bytes)))?;
+        let mut text = Vec::new();
+        file.take(bytes).read_to_end(&mut text)?;
+        Ok(text)
     };
-    let bytes = read().unwrap_or_default();
-    bytes
-        .split(|byte| *byte == b'\n')
-        .filter_map(|line| serde_json::from_slice(line).ok())
-        .collect()
+    let text = read().unwrap_or_default();
+    text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
 /// Size on disk and last change of a folder. Links are not followed.
