@@ -52,7 +52,7 @@ fn splits_batches_and_other_data_are_evaluated() {
     assert!((bits - loss / std::f64::consts::LN_2).abs() < 1e-9, "{val}");
     assert!((val["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9, "{val}");
     // A text file that --data names is evaluated as a whole.
-    let whole = eval(&folder, "run --data text.txt --batches all");
+    let whole = eval(&folder, "run --data text.txt");
     assert_eq!((whole["split"].as_str(), whole["tokens"].as_u64()), (Some("all"), Some(6288)));
     let text = run_in(&folder, "eval run --data text.txt --split val");
     text.assert_ok(["val split", "perplexity", "bits/char", "tokens/s"]);

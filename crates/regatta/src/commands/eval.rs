@@ -40,8 +40,8 @@ pub struct EvalArgs {
     /// Split of the data [default: val; all of a text file that --data names]
     #[arg(long, value_name = "SPLIT", value_parser = one_of(&SPLITS))]
     pub split: Option<Split>,
-    /// Number of batches, or `all` [default: train.eval_batches, as in training; all for a model
-    /// without a training configuration]
+    /// Number of batches, or `all` [default: train.eval_batches, as in training; all with --data,
+    /// or for a model without a training configuration]
     #[arg(long, value_name = "COUNT|all")]
     pub batches: Option<Batches>,
     #[command(flatten)]
@@ -163,7 +163,8 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     let order = Sampler::sequential(tokens.len(), shape.seq_len as u64)
         .with_context(|| format!("split {split} of {source}"))?;
     let loader = DataLoader::new(tokens, order);
-    let plan = BatchPlan::new(config.as_ref(), args.batches);
+    let batches = args.batches.or_else(|| args.data.as_ref().map(|_| Batches::All));
+    let plan = BatchPlan::new(config.as_ref(), batches);
     let precision = config.map_or(Precision::F32, |config| {
         config.train.precision.unwrap_or_else(Cpu::fastest_precision)
     });
