@@ -84,6 +84,8 @@ pub struct TerminalOutput<W: Write> {
     drawn_at: f64,
     /// Time of the last log line.
     logged_at: f64,
+    /// The progress of the step that was logged last.
+    logged_progress: String,
     /// Samples, printed below the dashboard at the end.
     samples: String,
     /// When drawing was stopped.
@@ -110,6 +112,7 @@ impl<W: Write> TerminalOutput<W> {
             drawn: Vec::new(),
             drawn_at: f64::NEG_INFINITY,
             logged_at: 0.0,
+            logged_progress: String::new(),
             samples: String::new(),
             stopped_at: None,
             error: None,
@@ -181,7 +184,15 @@ impl<W: Write> TerminalOutput<W> {
                 dashboard::log_validation(&self.history, *step, *loss)
             }
             Event::MicroBatch { .. } if now - self.logged_at < MIN_LOG_INTERVAL => return,
-            Event::MicroBatch { .. } => dashboard::log_progress(&self.history, now),
+            Event::MicroBatch { .. } => {
+                let text = dashboard::log_progress(&self.history, now);
+                // A micro-batch may take long.
+                if text == self.logged_progress {
+                    return;
+                }
+                self.logged_progress.clone_from(&text);
+                text
+            }
             Event::Step(step) => {
                 let interval = self.history.about.log_interval.max(1);
                 let is_first = step.step == self.history.about.start_step + 1;

@@ -307,6 +307,8 @@ fn long_steps_show_their_micro_batches_on_the_terminal_and_every_ten_seconds_in_
         output.on_event(&progress(second), second as f64);
     }
     assert_eq!(buffer.take(), "step 1/600  micro-batch 10/480\nstep 1/600  micro-batch 20/480\n");
+    output.on_event(&progress(20), 50.0);
+    assert_eq!(buffer.take(), "", "no progress");
 }
 
 #[test]
