@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -123,6 +123,9 @@ impl RankSpec {
                 "there is no such file on this node, or the interpreter in its #! line is missing"
             }
             ErrorKind::NotFound => "it is not in PATH on this node",
+            ErrorKind::PermissionDenied if self.is_directory() => {
+                "it is a directory: name the program or script in it"
+            }
             ErrorKind::PermissionDenied => "it is not executable: chmod +x",
             ErrorKind::InvalidInput => {
                 "the placement's CPUs or memory nodes are not available here: run regatta map \
@@ -131,6 +134,13 @@ impl RankSpec {
             _ => "fix the cause reported by the system",
         };
         StartError::Spawn { rank: self.rank, program: program.unwrap_or_default(), source, hint }
+    }
+
+    /// Whether the command is the path of a directory.
+    fn is_directory(&self) -> bool {
+        let program = self.command.first().map(Path::new);
+        let path = |program| self.cwd.as_deref().unwrap_or(Path::new("")).join(program);
+        program.is_some_and(|program| path(program).is_dir())
     }
 
     fn is_cwd_missing(&self) -> bool {
@@ -334,6 +344,9 @@ mod tests {
         for (code, hint) in hints {
             assert!(message(code).contains(hint), "{}", message(code));
         }
+        let directory = RankSpec { command: vec!["/tmp".into()], ..spec.clone() };
+        let error = directory.error(io::Error::from_raw_os_error(libc::EACCES)).to_string();
+        assert!(error.contains("it is a directory"), "{error}");
     }
 
     #[test]

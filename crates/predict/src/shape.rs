@@ -101,7 +101,9 @@ impl ModelShape {
         }
         let (hidden, heads, kv) = (self.hidden_size, self.num_heads, self.num_kv_heads);
         if !hidden.is_multiple_of(heads) {
-            let near = nearest_multiple(hidden, heads);
+            // RoPE needs an even head dimension.
+            let pairs = if self.family == Family::Llama { 2 } else { 1 };
+            let near = nearest_multiple(hidden, heads * pairs);
             return Err(format!(
                 "model.hidden_size {hidden} is not a multiple of model.num_heads {heads}: try \
                  model.hidden_size={near}"

@@ -58,7 +58,7 @@ fn invalid_arguments_are_rejected_with_one_line() {
         ("train tiny gpt2", "`gpt2` is not key=value"),
         (
             "train --resume nowhere",
-            "--resume nowhere: not a run folder: nowhere/config.toml does not exist",
+            "--resume nowhere: no such folder; `regatta runs` lists run folders",
         ),
     ];
     for (words, expected) in cases {

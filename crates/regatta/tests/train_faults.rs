@@ -143,6 +143,20 @@ fn the_rank_that_fails_first_is_named_whatever_its_peers_report() {
     }
 }
 
+#[test]
+fn failure_report_has_the_command_that_resumes_from_the_last_checkpoint() {
+    let folder = TempDir::new();
+    let training =
+        spawn(&folder, &format!("{TINY} {ENDLESS} checkpoint.interval=2 -n 1 --run-dir run"));
+    wait_for_step(&folder, "run", 8);
+    signal_if_alive(pid_of_rank(&folder, 0).unwrap(), SIGKILL);
+    let ended = training.wait();
+    assert_contains(
+        &ended.err,
+        ["the last checkpoint is at step ", "; resume: regatta train --resume run"],
+    );
+}
+
 /// Truncates a file to half its length.
 fn truncate(path: &Path) {
     let bytes = std::fs::read(path).unwrap();

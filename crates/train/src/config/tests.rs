@@ -224,8 +224,12 @@ fn shape_defaults_depend_on_the_family() {
     assert!(error.contains(expected), "{error}");
     for (words, expected) in [
         (
-            "hidden_size=130",
+            "family=gpt2 hidden_size=130",
             "130 is not a multiple of model.num_heads 4: try model.hidden_size=132",
+        ),
+        (
+            "family=llama hidden_size=131",
+            "131 is not a multiple of model.num_heads 4: try model.hidden_size=128",
         ),
         ("num_kv_heads=3", "3 does not divide model.num_heads 4: try model.num_kv_heads=2"),
     ] {

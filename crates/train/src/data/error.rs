@@ -10,7 +10,7 @@ pub type Result<T, E = DataError> = std::result::Result<T, E>;
 #[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum DataError {
     /// An I/O error.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {source}{}", path.display(), create_hint(doing, source))]
     Io { doing: &'static str, path: PathBuf, source: std::io::Error },
     /// Neither a file nor a known dataset.
     #[error(
@@ -122,6 +122,15 @@ pub enum DataError {
     /// The loader thread cannot be started, or panicked.
     #[error("data prefetching failed: {reason}")]
     Prefetch { reason: String },
+}
+
+/// The fix if a folder cannot be created.
+fn create_hint(doing: &str, source: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    match doing == "create" && [PermissionDenied, ReadOnlyFilesystem].contains(&source.kind()) {
+        true => "; name a writable folder with --out, or with XDG_CACHE_HOME for a named dataset",
+        false => "",
+    }
 }
 
 impl DataError {

@@ -312,7 +312,7 @@ impl TempFolder {
             std::fs::create_dir_all(parent).map_err(DataError::io("create", parent))?;
         }
         let path = beside(folder, "part");
-        std::fs::create_dir(&path).map_err(DataError::io("create", &path))?;
+        std::fs::create_dir(&path).map_err(DataError::io("create", folder))?;
         Ok(Self { path })
     }
 

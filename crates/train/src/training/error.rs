@@ -38,8 +38,10 @@ pub enum TrainError {
     Offload(#[from] OffloadError),
     /// The loss, the gradients or the parameters are not finite.
     #[error(
-        "{what} is {number} in step {step} on rank {rank} ({host}); lower optimizer.lr, increase \
-        optimizer.warmup_steps, or set optimizer.grad_clip=1{}",
+        "{what} is {number} in step {step} on rank {rank} ({host}); lower optimizer.lr, {}{}",
+        if *clipped { "or increase optimizer.warmup_steps" } else {
+            "increase optimizer.warmup_steps, or set optimizer.grad_clip=1"
+        },
         checkpoint.map_or_else(String::new, |step| format!(". The checkpoint of step {step} is intact"))
     )]
     NotFinite {
@@ -48,6 +50,8 @@ pub enum TrainError {
         what: &'static str,
         number: f64,
         step: u64,
+        /// Whether gradients are clipped.
+        clipped: bool,
         checkpoint: Option<u64>,
     },
     /// Ranks have different configurations or data.

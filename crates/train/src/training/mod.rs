@@ -262,7 +262,8 @@ impl TrainingLoop {
     fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<()> {
         let rank = self.comm.rank();
         let (host, checkpoint) = (self.comm.peer(rank).host, self.complete_checkpoint);
-        let error = TrainError::NotFinite { rank, host, what, number, step, checkpoint };
+        let clipped = self.config.optimizer.grad_clip > 0.0;
+        let error = TrainError::NotFinite { rank, host, what, number, step, clipped, checkpoint };
         if number.is_finite() { Ok(()) } else { Err(error) }
     }
 

@@ -39,8 +39,11 @@ pub fn resolve(args: &TrainArgs) -> Result<Resolved> {
         }
         let config = folder.join(CONFIG_FILE);
         if !config.exists() {
-            let (folder, config) = (folder.display(), config.display());
-            bail!("--resume {folder}: not a run folder: {config} does not exist");
+            let why = match folder.is_dir() {
+                true => format!("no run of regatta train: {} does not exist", config.display()),
+                false => "no such folder; `regatta runs` lists run folders".to_owned(),
+            };
+            bail!("--resume {}: {why}", folder.display());
         }
         // A run that started from another run's checkpoint resumes from its own.
         words.insert(0, config.to_string_lossy().into_owned());
@@ -95,8 +98,11 @@ mod tests {
         assert_eq!(resolve_line(&format!("{line} steps=99")).unwrap().config.train.steps, 99);
         let error = resolve_line(&format!("{line} gpt2")).unwrap_err().to_string();
         assert!(error.contains("omit gpt2"), "{error}");
+        std::fs::remove_file(folder.join(CONFIG_FILE)).unwrap();
+        let error = resolve_line(&line).unwrap_err().to_string();
+        assert!(error.contains("no run of regatta train: "), "{error}");
         std::fs::remove_dir_all(&folder).unwrap();
         let error = resolve_line(&line).unwrap_err().to_string();
-        assert!(error.contains("not a run folder: "), "{error}");
+        assert!(error.contains("no such folder; `regatta runs`"), "{error}");
     }
 }

@@ -55,7 +55,9 @@ pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     if !smoke {
         launch.saves_on_signal = true;
         let mut reporter = ProgressReporter::of_launcher(args.json, &run_dir.unwrap_or(folder));
-        return launch::launch(&launch, discovery, Some(&mut reporter));
+        let code = launch::launch(&launch, discovery, Some(&mut reporter))?;
+        reporter.resume_hint().iter().for_each(|hint| output::note(hint));
+        return Ok(code);
     }
     let mut reporter = SmokeReporter::new(ReportingProcess::Parent, args.json);
     let code = launch::launch(&launch, discovery, Some(&mut reporter))?;

@@ -76,6 +76,16 @@ impl ProgressReporter {
         }
     }
 
+    /// How to resume a run that failed after a checkpoint.
+    pub fn resume_hint(&self) -> Option<String> {
+        let output = lock(&self.output);
+        let history = &output.history;
+        let failed = history.summary.is_none() && !self.terminating;
+        let last = history.checkpoint.filter(|_| failed)?;
+        let command = resume_command(&history.about);
+        Some(format!("the last checkpoint is at step {last}; resume: {command}"))
+    }
+
     /// Fails if the progress could not be printed directly.
     pub fn finish(&self) -> Result<()> {
         let error = lock(&self.output).error.take();

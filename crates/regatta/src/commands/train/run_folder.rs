@@ -10,6 +10,7 @@ use regatta_train::lock_file::{self, LockResult, lock_file};
 use regatta_train::metrics::{JsonLines, METRICS_FILE};
 use regatta_train::training::TrainError;
 use regatta_train::{regular_file, run_paths};
+use rustix::fs::{Access, access};
 
 use crate::commands::runs::folder;
 use crate::commands::runs::locks::{self, LockState};
@@ -35,6 +36,14 @@ struct RunFolderContents {
 /// Fails if a run to be resumed has no checkpoint: it would start over and lose its metrics.
 pub fn check_resumable(folder: &Path, config: &Config) -> Result<()> {
     let checkpoints = run_paths::checkpoint_dir(config, folder);
+    if access(folder, Access::WRITE_OK).is_err() {
+        let folder = folder.display();
+        bail!(
+            "--resume {folder}: the run folder is not writable; start a new run from its checkpoint: \
+             regatta train {folder}/{} checkpoint.resume={folder}",
+            run_paths::CONFIG
+        );
+    }
     match config.checkpoint.resume == Resume::Auto && !checkpoint::has_checkpoint(&checkpoints)? {
         true => Err(TrainError::no_checkpoint(&checkpoints).into()),
         false => Ok(()),

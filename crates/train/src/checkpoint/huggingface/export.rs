@@ -43,11 +43,15 @@ pub fn export<E: From<HuggingFaceError>>(
 ) -> Result<(), E> {
     let config = config::to_text(shape).map_err(|why| HuggingFaceError::Shape { why })?;
     check_target(folder, tokenizer.is_some(), overwrite)?;
+    let is_new = !folder.exists();
     fs::create_dir_all(folder).map_err(HuggingFaceError::io("create", folder))?;
     // Renamed when complete, so that a partial export is not taken for a model.
     let (path, partial) = (folder.join(MODEL), folder.join("model.safetensors.partial"));
     write_model(&partial, shape, elements).inspect_err(|_| {
         let _ = fs::remove_file(&partial);
+        if is_new {
+            let _ = fs::remove_dir(folder);
+        }
     })?;
     write(&folder.join(CONFIG), config.as_bytes())?;
     if let Some(tokenizer) = tokenizer {

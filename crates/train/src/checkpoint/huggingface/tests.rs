@@ -286,6 +286,15 @@ fn special_files_are_refused_without_blocking() {
 }
 
 #[test]
+fn failed_export_leaves_no_folder() {
+    let shape = import(&fixture("gpt2")).unwrap().shape;
+    let scratch = TempDir::in_memory();
+    let mut fail = |_: &str| Err(HuggingFaceError::Shape { why: "no data".to_owned() });
+    export(&scratch.0.join("model"), &shape, &mut fail, None, false).unwrap_err();
+    assert_eq!(scratch.names(), Vec::<String>::new());
+}
+
+#[test]
 fn exports_overwrite_neither_files_nor_run_folders() {
     let shape = import(&fixture("gpt2")).unwrap().shape;
     let tokenizer = Tokenizer::from_characters("ab".chars());

@@ -24,9 +24,10 @@ fn oversubscribed(host: &str, ranks: &[&RankInfo]) -> Option<String> {
     let cpus = sharing.iter().fold(CpuSet::new(), |all, rank| all.union(&rank.cpus));
     let threads: usize = sharing.iter().map(|rank| rank.threads).sum();
     let ranks: CpuSet = sharing.iter().map(|rank| rank.rank as usize).collect();
+    let cores = if cpus.len() == 1 { "core" } else { "cores" };
     (threads > cpus.len()).then(|| {
         format!(
-            "ranks {ranks} on {host} run {threads} threads on cores {cpus}: use fewer ranks (-n) or threads \
+            "ranks {ranks} on {host} run {threads} threads on {cores} {cpus}: use fewer ranks (-n) or threads \
             (train.threads)"
         )
     })
