@@ -10,7 +10,7 @@ use libc::{SIGCONT, SIGINT, SIGTSTP, SIGUSR1};
 use regatta_testbed::assert_contains;
 use regatta_train::metrics::Event;
 use support::metrics::{RunMetrics, assert_close, assert_common_steps_identical, assert_identical};
-use support::process::{launch_regatta, listening_addresses, processes, run_command};
+use support::process::{launch_regatta, listening_addresses, processes, run_command, run_in};
 use support::train::{
     ENDLESS, STOPPED_EARLY, TINY, checkpoints, metrics, run, spawn, tiny_run, train_tiny,
     wait_for_step,
@@ -335,6 +335,23 @@ fn repeating_the_command_resumes_its_run() {
     assert_identical(&metrics(&folder, "run"), &full, 300);
     let other_seed = run(&folder, &format!("{words} train.seed=2"));
     other_seed.assert_error("with train.seed=1337, not 2: resume it with --resume");
+}
+
+#[test]
+fn explanation_uses_the_vocabulary_of_the_data() {
+    let folder = TempDir::new();
+    folder.write("text.txt", "to be or not to be\n".repeat(200));
+    run_in(&folder, "data prepare text.txt -o tokens --bpe 300").ok();
+    let parameters = |words: &str| {
+        let line = format!("train tiny -n 1 {words} --explain --json");
+        let explained: serde_json::Value = run_in(&folder, &line).json();
+        explained["parameters"].as_u64().unwrap()
+    };
+    let vocabulary: serde_json::Value = run_in(&folder, "data show tokens --json").json();
+    let size = &vocabulary["prepared"]["vocabulary"];
+    assert_eq!(parameters("data.source=tokens"), parameters(&format!("model.vocab_size={size}")));
+    run_in(&folder, "train tiny -n 1 data.source=none --explain")
+        .assert_stderr("vocabulary is not known");
 }
 
 #[test]

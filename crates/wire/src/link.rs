@@ -83,7 +83,9 @@ pub enum LinkError {
     #[error("a frame failed to authenticate: it was altered, replayed or lost on the network")]
     FrameNotAuthentic,
     /// Nothing arrived within [`Timing::lost_after`].
-    #[error("no heartbeat for {seconds} s: the node or the network to it is down")]
+    #[error(
+        "no heartbeat for {seconds} s: the process is stopped, or its node or the network to it is down"
+    )]
     HeartbeatTimeout { seconds: u64 },
     /// The handshake did not complete within [`Timing::handshake`].
     #[error("handshake timed out: the peer did not authenticate in time")]

@@ -32,7 +32,9 @@ impl SizeRange {
         let mut sizes = vec![*min];
         while let Some(size) = next.filter(|size| *size <= self.max) {
             if sizes.len() == MAX_SIZES {
-                return Err(format!("more than {MAX_SIZES} sizes: use a larger step"));
+                return Err(format!(
+                    "more than {MAX_SIZES} sizes: use a larger step (-i), or a factor (-f 2)"
+                ));
             }
             sizes.push(size);
             next = self.next_size(size);

@@ -15,7 +15,7 @@ use regatta_train::config::{Resolved, explain};
 use super::args::TrainArgs;
 use super::format::format_params;
 use super::listing::ASSUMED_VOCABULARY;
-use super::parent;
+use super::{parent, preflight};
 use crate::cli::{FAINT, HEADING};
 use crate::output;
 
@@ -34,6 +34,12 @@ pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<()> {
     let mut resolved = resolved.clone();
     // The precision of a run on this machine.
     resolved.config.train.precision.get_or_insert_with(Cpu::fastest_precision);
+    if resolved.config.model.vocab_size == 0 {
+        match preflight::measure_data(&resolved.config) {
+            Ok((vocab_size, _)) => resolved.config.model.vocab_size = vocab_size,
+            Err(error) => output::note(&format!("the vocabulary is not known: {error:#}")),
+        }
+    }
     let all = explain(&resolved, ranks, args.ranks.ranks_per_node.map(|n| n as usize))?;
     output::print(&match args.json {
         true => serde_json::to_string_pretty(&all)? + "\n",

@@ -32,7 +32,7 @@ pub fn check(config: &Config, launch: &LaunchArgs, discovery: &Discovery) -> Res
 
 /// Vocabulary size and training tokens of the data, which is closed again: tokens in memory would count
 /// in the memory check.
-fn measure_data(config: &Config) -> Result<(usize, u64)> {
+pub fn measure_data(config: &Config) -> Result<(usize, u64)> {
     let dirs = DataDirs::of(|name| std::env::var_os(name));
     let dataset = data::open(&data::prepare(&data_spec(config), &dirs)?)?;
     Ok((dataset.tokenizer.vocab_size(), dataset.train.len()))
