@@ -122,6 +122,10 @@ impl RankSpec {
             ErrorKind::NotFound if program.as_ref().is_some_and(|p| p.contains('/')) => {
                 "there is no such file on this node, or the interpreter in its #! line is missing"
             }
+            ErrorKind::NotFound if self.is_script() => {
+                "the file is in the working directory, not in PATH: name its interpreter or its path, as \
+                 in python train.py or ./train.py"
+            }
             ErrorKind::NotFound => "it is not in PATH on this node",
             ErrorKind::PermissionDenied if self.is_directory() => {
                 "it is a directory: name the program or script in it"
@@ -141,6 +145,13 @@ impl RankSpec {
         let program = self.command.first().map(Path::new);
         let path = |program| self.cwd.as_deref().unwrap_or(Path::new("")).join(program);
         program.is_some_and(|program| path(program).is_dir())
+    }
+
+    /// Whether the command names a file of the working directory without a path.
+    fn is_script(&self) -> bool {
+        let program = self.command.first().map(Path::new);
+        let path = |program| self.cwd.as_deref().unwrap_or(Path::new("")).join(program);
+        program.is_some_and(|program| path(program).is_file())
     }
 
     fn is_cwd_missing(&self) -> bool {
@@ -347,6 +358,10 @@ mod tests {
         let directory = RankSpec { command: vec!["/tmp".into()], ..spec.clone() };
         let error = directory.error(io::Error::from_raw_os_error(libc::EACCES)).to_string();
         assert!(error.contains("it is a directory"), "{error}");
+        let cwd = Some(env!("CARGO_MANIFEST_DIR").into());
+        let script = RankSpec { command: vec!["Cargo.toml".into()], cwd, ..spec };
+        let error = script.error(io::Error::from_raw_os_error(libc::ENOENT)).to_string();
+        assert!(error.contains("name its interpreter or its path"), "{error}");
     }
 
     #[test]

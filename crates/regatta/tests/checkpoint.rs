@@ -151,7 +151,7 @@ fn tokenizer_is_imported_and_exported_with_the_model() {
     assert_eq!(folder.read("back/tokenizer.json"), BPE);
     // Another model's tokenizer is not overwritten, and an unsupported one is noted.
     folder.write("tokenizer.json", BPE.replace("<|end|>", "<|END|>"));
-    let import = run_in(&folder, "checkpoint import . --to run/checkpoints");
+    let import = run_in(&folder, "checkpoint import . --to run/checkpoints --force");
     import.assert_error("tokenizer.json belongs to another model");
     folder.write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
     let import = run_in(&folder, "checkpoint import . --to other");
@@ -192,6 +192,23 @@ fn exports_overwrite_files_only_by_force_and_run_folders_never() {
         refused.assert_error(&format!("{target} is a run folder or has checkpoints"));
         assert!(!folder.exists(format!("{target}/config.json")));
     }
+}
+
+#[test]
+fn imports_replace_checkpoints_only_by_force_and_run_folders_never() {
+    let folder = imported("llama");
+    run_in(&folder, "checkpoint export run --to model").ok();
+    run_in(&folder, "checkpoint import model --to imported").ok();
+    let refused = run_in(&folder, "checkpoint import model --to imported");
+    refused.assert_error("imported already has a checkpoint: choose another folder with --to");
+    run_in(&folder, "checkpoint import model --to imported --force").ok();
+    std::fs::create_dir(folder.join("trained")).unwrap();
+    folder.write("trained/config.toml", "");
+    for target in ["trained", "trained/checkpoints"] {
+        let refused = run_in(&folder, &format!("checkpoint import model --to {target} --force"));
+        refused.assert_error("trained is a run folder: import to another folder");
+    }
+    assert!(!folder.exists("trained/checkpoints"));
 }
 
 /// Rewrites the manifest of a checkpoint, with its checksum.

@@ -113,7 +113,7 @@ fn invalid_inputs_are_rejected() {
     folder.write("bad.txt", b"ab\xff");
     folder.write("tokenizer.json", "{\"model\": {\"type\": \"Unigram\"}}");
     for (words, error) in [
-        ("nowhere.txt", "\"nowhere.txt\" is neither a text file nor"),
+        ("nowhere.txt", "\"nowhere.txt\" does not exist, and is not"),
         ("empty.txt", "empty.txt is empty"),
         ("bad.txt", "not UTF-8: invalid byte at offset 2"),
         ("text.txt --tokenizer tokenizer.json", "tokenizer.json as a tokenizer"),

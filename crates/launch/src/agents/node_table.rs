@@ -288,7 +288,7 @@ impl<C: Copy + Eq + Hash> NodeTable<C> {
             let noun = if entry.ranks.len() == 1 { "rank" } else { "ranks" };
             let why = match blame_node {
                 true => format!("lost {host} with {noun} {ranks}: {why}"),
-                false => why.to_owned(),
+                false => format!("{why}, among them {host} with {noun} {ranks}"),
             };
             self.report_lost(node.unwrap_or_default(), 0, why, out);
         } else if self.running {

@@ -36,9 +36,10 @@ fn cause(closed: fn(u8) -> TableInput<u8>) -> String {
 }
 
 #[test]
-fn no_node_is_blamed_when_the_network_of_this_host_is_down() {
+fn the_network_of_this_host_is_blamed_and_the_lost_nodes_are_named_when_most_are_silent() {
     let down = cause(|conn| TableInput::NetworkDown(conn, "no network".to_owned()));
-    assert_eq!(down, "no network; no network");
+    let expected = "no network, among them a with rank 0; no network, among them b with rank 1";
+    assert_eq!(down, expected);
     let closed = cause(|conn| TableInput::Closed(conn, "it exited".to_owned()));
     assert_eq!(closed, "lost a with rank 0: it exited; lost b with rank 1: it exited");
 }

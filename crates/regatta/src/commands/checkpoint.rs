@@ -12,6 +12,7 @@ use regatta_train::checkpoint::huggingface::{self, HuggingFaceError};
 use regatta_train::checkpoint::manifest::{Manifest, ShardCounts};
 use regatta_train::checkpoint::{
     Checkpoint, CheckpointError, CheckpointMeta, SPLIT, Shard, State, StateTensor, Writer,
+    has_checkpoint,
 };
 use regatta_train::data::Tokenizer;
 use regatta_train::training::TOKENIZER;
@@ -57,9 +58,12 @@ struct ImportArgs {
     /// Folder with config.json and model.safetensors, or with sharded safetensors and their index
     #[arg(value_name = "MODEL")]
     model: PathBuf,
-    /// Folder of checkpoints to write to
+    /// Folder of checkpoints to write to; not that of a run
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
+    /// Write to a folder that has a checkpoint, and replace that of an earlier import
+    #[arg(long)]
+    force: bool,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -194,7 +198,22 @@ fn verify(args: &FolderArgs) -> Result<ExitCode> {
 /// Limit on writing a model that fits in memory.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
+/// Refuses to write a checkpoint into a run, and over another one without `--force`.
+fn check_import_target(to: &Path, force: bool) -> Result<()> {
+    let is_run = |folder: &Path| folder.join(run_paths::CONFIG).exists();
+    let parent = to.parent().filter(|_| to.ends_with(run_paths::CHECKPOINTS));
+    if let Some(run) = [Some(to), parent].into_iter().flatten().find(|folder| is_run(folder)) {
+        bail!("{} is a run folder: import to another folder with --to", run.display());
+    }
+    if !force && has_checkpoint(to)? {
+        let to = to.display();
+        bail!("{to} already has a checkpoint: choose another folder with --to, or use --force");
+    }
+    Ok(())
+}
+
 fn import(args: &ImportArgs) -> Result<()> {
+    check_import_target(&args.to, args.force)?;
     let model = huggingface::import(&args.model)?;
     let read = |parameter| -> Result<Shard, HuggingFaceError> {
         let values = model.read(&parameter)?;

@@ -27,7 +27,7 @@ pub struct GenerateArgs {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Number of tokens to generate
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 500, allow_negative_numbers = true, value_parser = at_least::<usize>(0))]
+    #[arg(short = 'n', long, alias = "max-new-tokens", value_name = "COUNT", default_value_t = 500, allow_negative_numbers = true, value_parser = at_least::<usize>(0))]
     pub tokens: usize,
     /// Sampling temperature: lower is more deterministic; 0 is greedy decoding
     #[arg(short, long, value_name = "NUMBER", default_value_t = 0.8, allow_negative_numbers = true, value_parser = number(|t| *t >= 0.0, "expected a number >= 0"), help_heading = "Sampling")]

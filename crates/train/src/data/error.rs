@@ -20,13 +20,13 @@ pub enum DataError {
     )]
     UnknownSource { name: String },
     /// An input of `regatta data prepare` that is neither a file nor a known dataset.
-    #[error("{name:?} is neither a text file nor a known dataset ({})", super::builtin::NAME)]
+    #[error("{name:?} does not exist, and is not the name of a dataset ({})", super::builtin::NAME)]
     UnknownInput { name: String },
     /// An empty text.
     #[error("{what} is empty")]
     Empty { what: String },
     /// Not a regular file.
-    #[error("{} is not a regular file: inputs are read twice, so pipes and directories are not supported", path.display())]
+    #[error("{} is not a regular file: inputs are read twice, so pipes and directories are not supported; name text files, as in DIR/*.txt", path.display())]
     NoFile { path: PathBuf },
     /// The training split is empty.
     #[error(
@@ -128,7 +128,9 @@ pub enum DataError {
 fn create_hint(doing: &str, source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
     match doing == "create" && [PermissionDenied, ReadOnlyFilesystem].contains(&source.kind()) {
-        true => "; name a writable folder with --out, or with XDG_CACHE_HOME for a named dataset",
+        true => {
+            "; name a writable folder with --output, or with XDG_CACHE_HOME for a named dataset"
+        }
         false => "",
     }
 }

@@ -55,7 +55,7 @@ const KERNELS: [MemoryKernel; CASES] = [
         name: "triad",
         arrays: 3,
         counted_arrays: 3,
-        counted: "bytes of all three arrays",
+        counted: "triad counts the bytes of all three arrays",
         run: triad,
     },
 ];

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// Which bytes of a copy are counted.
-const COUNTED_ONCE: &str = "bytes copied, counted once";
+const COUNTED_ONCE: &str = "a copy counts its bytes once";
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq)]

@@ -92,7 +92,10 @@ fn errors_name_the_problem() {
     let expected = "character 3, 'x', is not among the 2 characters of the tokenizer: remove it";
     assert_eq!(error.to_string(), expected, "in the validation split");
     let error = file("nowhere", &dirs).unwrap_err().to_string();
-    assert_eq!(error, "\"nowhere\" is neither a text file nor a known dataset (tinyshakespeare)");
+    assert_eq!(
+        error,
+        "\"nowhere\" does not exist, and is not the name of a dataset (tinyshakespeare)"
+    );
 }
 
 #[test]
