@@ -1,11 +1,14 @@
 //! Bootstrap of a job over the network: rank 0 listens at a known address, the other ranks register
 //! with it, and all receive the addresses of all ranks.
 
+mod backoff;
 mod config;
 mod listen;
 mod load_algorithm_table;
+mod root_connection;
+mod world_table;
 
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -23,6 +26,7 @@ use crate::tcp::{
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;
+use root_connection::{RootConnector, connect_error, resolve};
 
 /// Time for a peer to authenticate.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,9 +36,6 @@ const REPORT_SLACK: Duration = Duration::from_secs(5);
 
 /// Roughly the cost of putting a thread to sleep and waking it up.
 const SPIN: Duration = Duration::from_micros(50);
-
-/// The interval between attempts to connect to rank 0.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Larger than any machine; rank 0 keeps about 100 bytes per rank.
 const MAX_WORLD_SIZE: u32 = 1 << 20;
@@ -68,14 +69,14 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let port = config.master_port;
     let listener = match config.listener.take() {
         Some(listener) => listener,
-        None => listen(listen_address(&config, master(&config)?, port)).map_err(|error| {
+        None => listen(listen_address(&config, resolve(&config)?, port)).map_err(|error| {
             let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
             CommError::bootstrap(what, "choose a free MASTER_PORT, one per job")
         })?,
     };
     let algorithms = load_algorithm_table::load(&config)?;
     let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
-    let root_address = master(&config)?.ip();
+    let root_address = resolve(&config)?.ip();
     let own = config.rank_info(config.bind.clone(), port);
     let (sender, result) = channel();
     let table = load_algorithm_table::encode(&algorithms)?;
@@ -93,38 +94,72 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     Ok(context(config, with_root_address(root_address, members), algorithms, shared, control))
 }
 
-/// Any other rank registers with rank 0.
+/// Any other rank registers with rank 0 and receives the world table.
 fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
-    let mut until = clock::now() + config.join_timeout;
-    let (conn, root, listener, reply) = loop {
-        let (mut conn, root) = connect_with_retry(&config, until)?;
-        let (hello, listener) = hello(&config, &conn, root)?;
-        let dial = dial(&config, root, until + REPORT_SLACK);
-        let reply = dial.request(&mut conn, &encode(&hello));
-        match reply.map(|reply| decode::<FromRoot>(&reply)) {
-            Ok(Some(FromRoot::TryLater)) if clock::now() + RETRY_INTERVAL < until => {}
-            Ok(reply) => break (conn, root, listener, reply),
+    let until = clock::now() + config.join_timeout;
+    let Registration { conn, root, listener, reply } = register(&config, until)?;
+    let parent = match decode::<FromRoot>(&reply) {
+        Some(FromRoot::Ready { .. }) => None,
+        Some(FromRoot::ReadyAt(parent)) => Some(parent),
+        Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
+        Some(FromRoot::TryLater) => {
+            let what = format!("rank 0 at {root} belongs to an earlier job");
+            return Err(CommError::bootstrap(what, "give every job its own MASTER_PORT"));
+        }
+        _ => return Err(unrecognised(root)),
+    };
+    // The control plane sends heartbeats to rank 0 while this rank waits for its parent.
+    let (shared, control) =
+        start_control_plane(&config, listener, ControlRole::member(), Some(conn))?;
+    let table = match parent {
+        None => reply,
+        Some(parent) => world_table::fetch(&config, &parent, root, &shared, until + REPORT_SLACK)?,
+    };
+    let Some(FromRoot::Ready { members, algorithms }) = decode(&table) else {
+        return Err(unrecognised(root));
+    };
+    control.set_world_table(&table);
+    let algorithms = load_algorithm_table::decode(&algorithms)?;
+    Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
+}
+
+fn unrecognised(root: SocketAddr) -> CommError {
+    let what = format!("unrecognised reply from rank 0 at {root}");
+    CommError::bootstrap(what, "run the same version of Regatta on all nodes")
+}
+
+/// The reply of rank 0 to a registration, and what goes with it.
+struct Registration {
+    conn: AuthConn,
+    root: SocketAddr,
+    listener: TcpListener,
+    reply: Vec<u8>,
+}
+
+/// Registers with rank 0 and waits until all ranks have.
+fn register(config: &BootstrapConfig, mut until: Instant) -> Result<Registration> {
+    let mut connector = RootConnector::new(config);
+    loop {
+        let (mut conn, root) = connector.connect(until)?;
+        let (hello, listener) = hello(config, &conn, root)?;
+        let dial = dial(config, root, until + REPORT_SLACK);
+        match dial.request(&mut conn, &encode(&hello)) {
+            Ok(reply) => {
+                let try_later = decode::<FromRoot>(&reply) == Some(FromRoot::TryLater);
+                if !try_later || !connector.pause(until) {
+                    return Ok(Registration { conn, root, listener, reply });
+                }
+            }
             // Rank 0 crashed, or exited at the end of an earlier job.
-            Err(DialError::Unreachable(_)) if clock::now() + RETRY_INTERVAL < until => {
+            Err(error @ DialError::Unreachable(_)) => {
                 until = until.min(clock::now() + config.lost_after);
+                if !connector.pause(until) {
+                    return Err(connect_error(root, error));
+                }
             }
             Err(error) => return Err(connect_error(root, error)),
         }
-        std::thread::sleep(RETRY_INTERVAL);
-    };
-    let (members, algorithms) = match reply {
-        Some(FromRoot::Ready { members, algorithms }) => {
-            (members, load_algorithm_table::decode(&algorithms)?)
-        }
-        Some(FromRoot::Rejected { what, hint }) => return Err(CommError::bootstrap(what, hint)),
-        _ => {
-            let what = format!("unrecognised reply from rank 0 at {root}");
-            return Err(CommError::bootstrap(what, "run the same version of Regatta on all nodes"));
-        }
-    };
-    let role = ControlRole::member();
-    let (shared, control) = start_control_plane(&config, listener, role, Some(conn))?;
-    Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
+    }
 }
 
 /// The registration of a rank, and the socket it listens on.
@@ -154,23 +189,6 @@ fn with_root_address(address: IpAddr, mut members: Vec<RankInfo>) -> Vec<RankInf
     members
 }
 
-/// Connects to rank 0, which may start listening later.
-fn connect_with_retry(config: &BootstrapConfig, until: Instant) -> Result<(AuthConn, SocketAddr)> {
-    loop {
-        let attempt = master(config).map(|at| (at, dial(config, at, until).open()));
-        let error = match attempt {
-            Ok((at, Ok(conn))) => return Ok((conn, at)),
-            Ok((at, Err(error @ DialError::Rejected(_)))) => return Err(connect_error(at, error)),
-            Ok((at, Err(error))) => connect_error(at, error),
-            Err(error) => error,
-        };
-        if clock::now() + RETRY_INTERVAL >= until {
-            return Err(error);
-        }
-        std::thread::sleep(RETRY_INTERVAL);
-    }
-}
-
 fn dial(config: &BootstrapConfig, to: SocketAddr, until: Instant) -> Dial<'_> {
     let (secret, timing) = (&config.secret, timing(config));
     // Control traffic is light, and rank 0 may be on another network than the NICs.
@@ -180,17 +198,6 @@ fn dial(config: &BootstrapConfig, to: SocketAddr, until: Instant) -> Dial<'_> {
 fn timing(config: &BootstrapConfig) -> Timing {
     let beat = config.lost_after / 4;
     Timing { handshake: HANDSHAKE_TIMEOUT, heartbeat: beat, lost_after: config.lost_after }
-}
-
-/// The address of rank 0.
-fn master(config: &BootstrapConfig) -> Result<SocketAddr> {
-    let (name, port) = (config.master_addr.as_str(), config.master_port);
-    let unresolved = |why: &dyn std::fmt::Display| {
-        let hint = "set it to a name or address of rank 0's node that all nodes resolve";
-        CommError::bootstrap(format!("cannot resolve MASTER_ADDR {name}: {why}"), hint)
-    };
-    let mut found = (name, port).to_socket_addrs().map_err(|error| unresolved(&error))?;
-    found.next().ok_or_else(|| unresolved(&"the name has no address"))
 }
 
 /// Where a rank listens: at the address of rank 0 if that is a loopback address, because all ranks
@@ -264,16 +271,4 @@ fn spin(config: &BootstrapConfig, members: &[RankInfo]) -> Duration {
     let local_size = members.iter().filter(|member| member.node == node).count();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if local_size <= cores { SPIN } else { Duration::ZERO }
-}
-
-fn connect_error(at: SocketAddr, error: DialError) -> CommError {
-    let (why, hint) = match error {
-        DialError::Unreachable(why) => {
-            (why, "check that rank 0 is running and reachable from this node")
-        }
-        DialError::Rejected(why) => {
-            (why, "give all ranks the same REGATTA_SECRET_FILE and each job its own MASTER_PORT")
-        }
-    };
-    CommError::bootstrap(format!("cannot connect to rank 0 at {at}: {why}"), hint)
 }

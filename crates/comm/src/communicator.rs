@@ -1,7 +1,12 @@
 //! [`Communicator`] implements [`Comm`] on top of an [`Engine`]. Calls run in the order they were
 //! issued, on the calling thread or on a worker thread of the communicator.
 
+#[cfg(test)]
+mod tests;
+
+use std::any::Any;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, current};
@@ -16,7 +21,6 @@ use crate::{Call, Comm, CommError, OwnedCall, Pending, Result};
 pub struct Communicator {
     rank: u32,
     peers: Vec<Peer>,
-    abort: AbortFn,
     has_failed: HasFailedFn,
     allocator: Allocator,
     shared: Arc<WorkerState>,
@@ -24,6 +28,7 @@ pub struct Communicator {
 
 struct WorkerState {
     engine: Mutex<BoxEngine>,
+    abort: AbortFn,
     tickets: Arc<TicketQueue>,
     /// Whether the ticket queue is shared with other engines.
     serialized: bool,
@@ -96,6 +101,12 @@ impl TicketQueue {
     }
 }
 
+/// The text of a panic.
+fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("unknown cause")
+}
+
 /// Advances the queue when dropped, also on panic.
 struct AdvanceOnDrop<'a>(&'a TicketQueue);
 
@@ -107,10 +118,28 @@ impl Drop for AdvanceOnDrop<'_> {
 
 impl WorkerState {
     /// Runs `work` when the ticket is served.
-    fn in_turn<R>(&self, ticket: u64, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+    fn in_turn<R>(
+        &self,
+        ticket: u64,
+        work: impl FnOnce(&mut dyn Engine) -> Result<R>,
+    ) -> Result<R> {
         self.tickets.wait(ticket);
         let _advance = AdvanceOnDrop(&self.tickets);
-        work(lock(&self.engine).as_mut())
+        self.run_caught(lock(&self.engine).as_mut(), work)
+    }
+
+    /// Runs `work`. A panic becomes an error and aborts the communicator on all ranks: they wait for
+    /// messages that this rank will never send.
+    fn run_caught<R>(
+        &self,
+        engine: &mut dyn Engine,
+        work: impl FnOnce(&mut dyn Engine) -> Result<R>,
+    ) -> Result<R> {
+        catch_unwind(AssertUnwindSafe(|| work(engine))).unwrap_or_else(|payload| {
+            let why = format!("panic in a call: {}", panic_message(&*payload));
+            (self.abort)(&why);
+            Err(CommError::system("this rank aborted", why))
+        })
     }
 
     /// The worker thread: runs asynchronous calls until the communicator is dropped.
@@ -143,11 +172,11 @@ impl Communicator {
         Self {
             rank: engine.rank(),
             peers: engine.peers(),
-            abort: engine.abort_fn(),
             has_failed: engine.has_failed_fn(),
             allocator: engine.allocator(),
             shared: Arc::new(WorkerState {
                 serialized: engine.serialized(),
+                abort: engine.abort_fn(),
                 engine: Mutex::new(engine),
                 tickets,
                 jobs: Mutex::default(),
@@ -159,17 +188,22 @@ impl Communicator {
     /// Closes a serialised engine in its turn.
     fn close(&self) {
         if self.shared.serialized {
-            self.shared.in_turn(self.shared.tickets.take(), |engine| engine.close());
+            let close = |engine: &mut dyn Engine| {
+                engine.close();
+                Ok(())
+            };
+            // A panic has aborted the communicator.
+            let _ = self.shared.in_turn(self.shared.tickets.take(), close);
         }
     }
 
-    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> R) -> R {
+    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> Result<R>) -> Result<R> {
         let WorkerState { engine, tickets, serialized, .. } = &*self.shared;
         if !serialized {
             // Without outstanding tickets, the engine's lock suffices.
             let mut engine = lock(engine);
             if tickets.outstanding.load(Ordering::Acquire) == 0 {
-                return work(engine.as_mut());
+                return self.shared.run_caught(engine.as_mut(), work);
             }
         }
         self.shared.in_turn(tickets.take(), work)
@@ -256,7 +290,7 @@ impl Comm for Communicator {
     }
 
     fn abort(&self, why: &str) {
-        (self.abort)(why);
+        (self.shared.abort)(why);
     }
 
     fn has_failed(&self) -> bool {
@@ -275,10 +309,10 @@ impl Drop for Communicator {
         self.shared.job_added.notify_one();
         let panicking = std::thread::panicking();
         if panicking && thread.is_some() {
-            (self.abort)("the rank panicked");
+            (self.shared.abort)("the rank panicked");
         }
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != current().id()) {
-            // A panic of the worker was reported to the caller of `Pending::wait`.
+            // The worker catches panics.
             let _ = thread.join();
         }
         if !panicking {

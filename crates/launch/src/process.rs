@@ -10,8 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_model::result::RankExit;
+use rustix::io::Errno;
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open,
+    pidfd_send_signal, setrlimit,
+};
 
 use crate::channel::{self, RankChannel};
 use crate::cpu_binding::Binding;
@@ -235,8 +239,7 @@ pub fn descendants() -> Vec<u32> {
     let mut parents: Vec<(u32, u32)> = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-        parents.extend(parent_pid(&stat).map(|parent| (pid, parent)));
+        parents.extend(parent_of(pid).map(|parent| (pid, parent)));
     }
     let mut found = vec![std::process::id()];
     let mut next = 0;
@@ -249,6 +252,11 @@ pub fn descendants() -> Vec<u32> {
     found
 }
 
+/// The parent of a process, if it exists.
+fn parent_of(pid: u32) -> Option<u32> {
+    parent_pid(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
 /// The parent's process ID in /proc/PID/stat. The command name may contain any character, so
 /// fields are counted from its closing parenthesis.
 fn parent_pid(stat: &str) -> Option<u32> {
@@ -257,10 +265,29 @@ fn parent_pid(stat: &str) -> Option<u32> {
 
 /// Sends SIGKILL to all descendants.
 pub fn kill_descendants() {
-    for pid in descendants() {
-        // SAFETY: a plain system call; it fails harmlessly if the process is gone.
-        unsafe { libc::kill(pid as libc::pid_t, libc::SIGKILL) };
+    let own = std::process::id();
+    let found = descendants();
+    // Orphans are reparented to this process, a subreaper.
+    found
+        .iter()
+        .for_each(|pid| kill_child_of(*pid, |parent| parent == own || found.contains(&parent)));
+}
+
+/// Sends SIGKILL to a process if its parent is one of ours. The process may have exited since it was
+/// found, and its ID may be that of another process now; a pidfd keeps referring to the one checked.
+fn kill_child_of(pid: u32, is_ours: impl Fn(u32) -> bool) {
+    let Some(id) = Pid::from_raw(pid as i32) else { return };
+    let process = pidfd_open(id, PidfdFlags::empty());
+    if !parent_of(pid).is_some_and(is_ours) {
+        return;
     }
+    // Both fail harmlessly if the process is gone.
+    let _ = match process {
+        Ok(process) => pidfd_send_signal(process, Signal::KILL),
+        // Linux before 5.3, or a seccomp filter.
+        Err(Errno::NOSYS | Errno::PERM) => kill_process(id, Signal::KILL),
+        Err(error) => Err(error),
+    };
 }
 
 /// Kills and reaps all descendants until none is left, including processes forked meanwhile; gives
@@ -331,6 +358,17 @@ pub fn rank_exit(status: ExitStatus) -> RankExit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_with_another_parent_is_not_killed() {
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let own = std::process::id();
+        assert!(descendants().contains(&child.id()));
+        kill_child_of(child.id(), |parent| parent != own);
+        assert!(child.try_wait().unwrap().is_none());
+        kill_child_of(child.id(), |parent| parent == own);
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
 
     #[test]
     fn start_errors_have_specific_hints() {

@@ -72,8 +72,10 @@ impl MessageHeader {
         let kind = match kind {
             0 => HeaderKind::Credit(word(16)),
             1 => {
-                let header = Header::decode(header.last_chunk()?);
+                let header = Header::decode(header.last_chunk()?)?;
                 let (sequence, first_chunk, chunk_bytes) = (word(16), word(24), word(32) as u32);
+                let chunks = header.length.div_ceil(u64::from(chunk_bytes).max(1));
+                first_chunk.checked_add(chunks)?;
                 HeaderKind::Message(Message { sequence, header, first_chunk, chunk_bytes })
             }
             _ => return None,
@@ -90,7 +92,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_round_trip(job: u64, from: u32, sequence: u64, length: u64, chunk_bytes: u32) {
+        fn headers_round_trip(
+            job: u64, from: u32, sequence: u64, length in 0..=isize::MAX as u64, chunk_bytes: u32,
+        ) {
             let key = MessageKey { comm_id: job ^ 1, tagged: true, number: 7 };
             let header = Header { key, length, signature_hash: 9, stripes: 1 };
             let message = Message { sequence, header, first_chunk: sequence / 3, chunk_bytes };

@@ -41,7 +41,9 @@ fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
         let pool = RequestPool::new(endpoint, FabricTags::new(48, 2).unwrap(), 7, rank);
         rank += 1;
         let transport = FabricTransport::new(pool, 7, &addresses).unwrap();
-        Rank { transport, comms: CommTable::default() }
+        let mut comms = CommTable::default();
+        comms.get(COMM_ID);
+        Rank { transport, comms }
     }))
 }
 

@@ -43,6 +43,8 @@ pub enum Hello {
         /// The index among that rank's connections.
         index: u8,
     },
+    /// Requests [`FromRoot::Ready`] from any rank, which answers once it has it.
+    WorldTable,
 }
 
 /// Upper limit of connections to one peer.
@@ -146,6 +148,8 @@ pub struct MessageCounts {
 pub struct CommClosed {
     /// The communicator.
     pub comm_id: u64,
+    /// The number of its members.
+    pub size: u32,
     /// The number of collectives it completed.
     pub calls: u64,
     /// The number of messages it sent, by receiver.
@@ -165,6 +169,8 @@ pub enum ToRoot {
         sending: bool,
         /// The error.
         why: String,
+        /// All members of the communicator.
+        members: Vec<u32>,
     },
     /// Asks whether a stalled call can still complete.
     Query {
@@ -207,12 +213,14 @@ pub enum ToRoot {
 /// Messages from rank 0 to a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromRoot {
-    /// All ranks are registered.
+    /// All ranks are registered. Encoded once; ranks pass it on along a tree.
     Ready {
         members: Vec<RankInfo>,
         /// The algorithm table, as a JSON document.
         algorithms: String,
     },
+    /// All ranks are registered. This one passes on [`Self::Ready`].
+    ReadyAt(RankInfo),
     /// The bootstrap failed.
     Rejected {
         /// The cause.
@@ -250,9 +258,10 @@ pub enum FromRoot {
     Shutdown,
 }
 
-/// Serialises a message. Serialising these types is infallible.
+/// Serialises a message.
+#[allow(clippy::expect_used, reason = "an empty frame would be lost without an error")]
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
-    postcard::to_stdvec(message).unwrap_or_default()
+    postcard::to_stdvec(message).expect("serialising control messages is infallible")
 }
 
 /// Deserialises a message; `None` if it is malformed.

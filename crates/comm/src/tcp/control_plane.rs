@@ -5,11 +5,11 @@ mod conn;
 mod dispatch;
 mod root;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
@@ -23,6 +23,7 @@ use super::control_messages::{ToRoot, encode};
 use super::data_plane::SharedDataPlane;
 use super::dial::AuthConn;
 use conn::{Conn, ConnPeer};
+use root::Outgoing;
 pub use root::RootState;
 
 const LISTENER: Token = Token(0);
@@ -36,6 +37,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Upper limit of connections that have not authenticated yet. Lower if the process may only open
 /// few files.
 const MAX_UNAUTHENTICATED: u64 = 4096;
+/// Connections accepted before those that are open are served again: a flood of connections must not
+/// delay the handshakes of ranks.
+const ACCEPT_BATCH: usize = 64;
 
 fn max_unauthenticated() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -48,12 +52,22 @@ pub struct ControlHandle {
     outbox: Sender<ToRoot>,
     waker: Arc<Waker>,
     flushed: Arc<Mutex<Receiver<()>>>,
+    world_table: WorldTable,
 }
+
+/// The encoded [`FromRoot::Ready`](super::control_messages::FromRoot::Ready), once this rank has it.
+type WorldTable = Arc<OnceLock<Arc<[u8]>>>;
 
 impl ControlHandle {
     /// Sends a message to rank 0. Ignored if the thread has ended.
     pub fn send(&self, message: ToRoot) {
         let _ = self.outbox.send(message);
+        let _ = self.waker.wake();
+    }
+
+    /// Passes the world table on to the ranks that request it.
+    pub fn set_world_table(&self, frame: &[u8]) {
+        let _ = self.world_table.set(frame.into());
         let _ = self.waker.wake();
     }
 
@@ -89,9 +103,16 @@ pub struct ControlPlane {
     poll: Poll,
     listener: mio::net::TcpListener,
     conns: HashMap<usize, Conn>,
+    /// Accepted connections, oldest first. Those that have authenticated or closed are removed lazily.
+    accepted: VecDeque<usize>,
+    /// Whether the listener may have more connections. It reports an event only for new ones.
+    accept_again: bool,
     next: usize,
     outbox: Receiver<ToRoot>,
     shared: Arc<SharedDataPlane>,
+    world_table: WorldTable,
+    /// Connections of ranks that wait for the world table.
+    table_requests: Vec<usize>,
     secret: Secret,
     timing: Timing,
     role: ControlRole,
@@ -122,9 +143,13 @@ impl ControlPlane {
             poll,
             listener,
             conns: HashMap::new(),
+            accepted: VecDeque::new(),
+            accept_again: false,
             next: FIRST,
             outbox,
             shared,
+            world_table: WorldTable::default(),
+            table_requests: Vec::new(),
             secret,
             timing,
             role,
@@ -135,7 +160,8 @@ impl ControlPlane {
             plane.add(TcpStream::from_std(stream), link, ConnPeer::Root)?;
         }
         let flushed = Arc::new(Mutex::new(is_flushed));
-        Ok((plane, ControlHandle { outbox: sender, waker, flushed }))
+        let world_table = plane.world_table.clone();
+        Ok((plane, ControlHandle { outbox: sender, waker, flushed, world_table }))
     }
 
     /// Runs until this rank has exited; on rank 0, until all ranks have.
@@ -143,8 +169,12 @@ impl ControlPlane {
         let mut events = Events::with_capacity(256);
         let mut ticked = clock::now();
         while !self.is_finished() {
+            let timeout = if self.accept_again { Duration::ZERO } else { TICK };
             // Errors are ignored: a signal or a transient failure only shortens the wait.
-            let _ = self.poll.poll(&mut events, Some(TICK));
+            let _ = self.poll.poll(&mut events, Some(timeout));
+            if self.accept_again {
+                self.accept();
+            }
             for event in &events {
                 match event.token() {
                     LISTENER => self.accept(),
@@ -158,6 +188,7 @@ impl ControlPlane {
                 self.tick(ticked);
             }
             self.dispatch_outgoing();
+            self.send_world_table();
             self.flush();
             if self.closing.is_some() && self.is_flushed() {
                 let _ = self.flushed.send(());
@@ -191,22 +222,54 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Accepts up to [`ACCEPT_BATCH`] connections.
     fn accept(&mut self) {
-        loop {
+        self.accept_again = false;
+        for _ in 0..ACCEPT_BATCH {
             match self.listener.accept() {
-                Ok((stream, from)) => {
-                    let Ok(nonce) = random_bytes() else { continue };
-                    if self.conns.len() > max_unauthenticated() + self.authenticated() {
-                        continue;
-                    }
-                    let (role, now) = (Role::Responder, clock::now());
-                    let link = Link::new(role, &self.secret, nonce, self.timing, now);
-                    // A connection that cannot be polled is dropped; the peer retries.
-                    let _ = self.add(stream, link, ConnPeer::Unauthenticated(from.ip()));
+                Ok((stream, from)) => self.add_unauthenticated(stream, from),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    // Too many open files: one of them may be a peer that never authenticates.
+                    self.accept_again = self.evict_unauthenticated();
+                    return;
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => return,
             }
+        }
+        self.accept_again = true;
+    }
+
+    fn add_unauthenticated(&mut self, stream: TcpStream, from: SocketAddr) {
+        // A connection without a nonce or that cannot be polled is dropped; the peer retries.
+        let Ok(nonce) = random_bytes() else { return };
+        if self.conns.len() >= max_unauthenticated() + self.authenticated() {
+            self.evict_unauthenticated();
+        }
+        let link = Link::new(Role::Responder, &self.secret, nonce, self.timing, clock::now());
+        self.accepted.push_back(self.next);
+        let _ = self.add(stream, link, ConnPeer::Unauthenticated(from.ip()));
+    }
+
+    /// Closes the oldest connection that has not authenticated, if there is one. A rank authenticates
+    /// within one round trip, so the oldest is the least likely to be one.
+    fn evict_unauthenticated(&mut self) -> bool {
+        self.prune_accepted();
+        let oldest = self.accepted.pop_front();
+        let why = || "closed before it authenticated: too many connections".to_owned();
+        self.drop_all(oldest.map(|id| (id, why())).into_iter().collect());
+        oldest.is_some()
+    }
+
+    /// Removes connections that have authenticated or closed from the front of `accepted`.
+    fn prune_accepted(&mut self) {
+        let Self { accepted, conns, .. } = self;
+        let is_open = |id: &usize| {
+            let conn = conns.get(id);
+            conn.is_some_and(|conn| matches!(conn.peer, ConnPeer::Unauthenticated(_)))
+        };
+        while accepted.front().is_some_and(|id| !is_open(id)) {
+            accepted.pop_front();
         }
     }
 
@@ -267,17 +330,34 @@ impl ControlPlane {
             if outgoing.is_empty() {
                 return;
             }
-            for (conn, message) in outgoing.iter().filter_map(|(to, m)| Some(((*to)?, m))) {
-                if let Some(conn) = self.conns.get_mut(&conn) {
-                    conn.link.send(&encode(message));
+            for Outgoing { conns, frame, .. } in &outgoing {
+                for id in conns {
+                    if let Some(conn) = self.conns.get_mut(id) {
+                        conn.link.send(frame);
+                    }
                 }
             }
             self.flush();
-            for (_, message) in outgoing.into_iter().filter(|(to, _)| to.is_none()) {
+            for message in outgoing.into_iter().filter_map(|outgoing| outgoing.own) {
                 let answer = self.apply(message);
                 if let (ControlRole::Root(root), Some(answer)) = (&mut self.role, answer) {
                     root.coordinator.handle(0, answer, clock::now());
                 }
+            }
+        }
+    }
+
+    /// Answers requests for the world table, once this rank has it.
+    fn send_world_table(&mut self) {
+        if let ControlRole::Root(root) = &mut self.role
+            && let Some(table) = root.world_table.take()
+        {
+            let _ = self.world_table.set(table);
+        }
+        let Some(table) = self.world_table.get() else { return };
+        for id in self.table_requests.drain(..) {
+            if let Some(conn) = self.conns.get_mut(&id) {
+                conn.link.send(table);
             }
         }
     }
@@ -293,6 +373,7 @@ impl ControlPlane {
             |(id, conn): (&usize, &mut Conn)| Some((*id, conn.link.tick(now).err()?.to_string()));
         let dead = self.conns.iter_mut().filter_map(dead).collect();
         self.drop_all(dead);
+        self.prune_accepted();
         // Accepting may have failed for lack of file descriptors.
         self.accept();
         if let ControlRole::Root(root) = &mut self.role {

@@ -42,6 +42,16 @@ pub struct FaultState {
     pub clear: HashSet<u64>,
 }
 
+impl FaultState {
+    /// Forgets a communicator that this rank has closed. Lost ranks are lost for all others as well.
+    fn forget(&mut self, comm_id: u64) {
+        let is_lost = |fault: &Fault| matches!(fault, Fault::Lost { .. });
+        self.faults.retain(|(of, fault)| *of != Some(comm_id) || is_lost(fault));
+        self.closed.retain(|(of, _), _| *of != comm_id);
+        self.clear.remove(&comm_id);
+    }
+}
+
 /// The direction of a link, seen from this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkDirection {
@@ -169,7 +179,7 @@ impl DataPlane {
 
     /// Moves the completed requests of a communicator to `done`.
     pub fn take_completed(&mut self, comm_id: u64, done: &mut Vec<RequestId>) {
-        done.append(&mut self.comms.get(comm_id).completed);
+        done.append(&mut self.comms.take_completed(comm_id));
     }
 
     /// The sockets to poll, with the events of interest.
@@ -190,7 +200,7 @@ impl DataPlane {
         }
         self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(comm_id));
         self.incoming.values_mut().for_each(|incoming| incoming.cancel(comm_id));
-        self.comms.get(comm_id).completed.clear();
+        self.comms.take_completed(comm_id);
     }
 
     /// Closes a communicator. Messages that still arrive for it are discarded.
@@ -200,8 +210,8 @@ impl DataPlane {
             fabric.close(comm_id, &mut self.comms);
         }
         self.incoming.values_mut().for_each(|incoming| incoming.close(comm_id));
-        self.comms.open.remove(&comm_id);
-        self.comms.closed.insert(comm_id);
+        self.comms.close(comm_id);
+        self.fault_state.forget(comm_id);
     }
 }
 
@@ -234,6 +244,15 @@ impl SharedDataPlane {
             plane.add_outgoing(rank, stream);
         }
         self.wake_poller(&plane);
+    }
+
+    /// Applies what rank 0 announced about a communicator, unless this rank has closed it.
+    pub fn publish_for(&self, comm_id: u64, change: impl FnOnce(&mut FaultState)) {
+        self.publish(|plane| {
+            if !plane.comms.is_closed(comm_id) {
+                change(&mut plane.fault_state);
+            }
+        });
     }
 
     /// Applies a change and wakes all waiting threads.

@@ -59,6 +59,8 @@ struct ConnReport {
     /// Whether the reporting rank was the sender.
     sending: bool,
     why: String,
+    /// The members of the communicator.
+    members: Vec<u32>,
 }
 
 /// Takes the entries whose time has come.
@@ -80,8 +82,8 @@ impl FaultCoordinator {
     /// Handles a message from a rank.
     pub fn handle(&mut self, from: u32, message: ToRoot, now: Instant) {
         match message {
-            ToRoot::ConnFailed { comm_id, rank, sending, why } => {
-                let report = ConnReport { by: from, comm_id, rank, sending, why };
+            ToRoot::ConnFailed { comm_id, rank, sending, why, members } => {
+                let report = ConnReport { by: from, comm_id, rank, sending, why, members };
                 self.conn_reports.push((now + REPORT_DELAY, report));
             }
             ToRoot::Query { comm_id, call, awaited, members, timeout_s } => {
@@ -97,9 +99,7 @@ impl FaultCoordinator {
                 }
             }
             ToRoot::Abort { comm_id, fault } => self.abort_comm(comm_id, fault),
-            ToRoot::Closed(closed) => {
-                self.closed.entry(closed.comm_id).or_default().insert(from, closed);
-            }
+            ToRoot::Closed(closed) => self.comm_closed(from, closed),
             ToRoot::Shutdown => {
                 self.shut_down.insert(from, self.last_fault.clone());
                 // After the exit of rank 0 no rank can query any more.
@@ -115,12 +115,24 @@ impl FaultCoordinator {
         }
     }
 
+    /// A rank closed a communicator. When all members have, no rank asks about it any more.
+    fn comm_closed(&mut self, rank: u32, closed: CommClosed) {
+        let (comm_id, size) = (closed.comm_id, closed.size as usize);
+        let closed_by = self.closed.entry(comm_id).or_default();
+        closed_by.insert(rank, closed);
+        if closed_by.len() >= size {
+            self.closed.remove(&comm_id);
+            self.aborted.remove(&comm_id);
+        }
+    }
+
     /// A rank's control connection ended.
     pub fn connection_closed(&mut self, rank: u32, why: &str) {
         if !self.shut_down.contains_key(&rank) && self.lost.insert(rank) {
             self.broadcast_fault(None, Fault::Lost { rank, why: why.to_owned() });
-            self.conn_reports.clear();
-            self.probes.clear();
+            // The loss explains what its communicators report, and nothing else.
+            self.conn_reports.retain(|(_, report)| !report.members.contains(&rank));
+            self.probes.retain(|_, (_, report)| !report.members.contains(&rank));
         }
     }
 

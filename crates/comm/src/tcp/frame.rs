@@ -62,24 +62,25 @@ impl Header {
         bytes
     }
 
-    /// Decodes a header.
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Self {
+    /// Decodes a header; `None` if no message can be this long.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let number = |at: usize| {
             let mut eight = [0; 8];
             eight.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(eight)
         };
         let key = MessageKey { comm_id: number(0), tagged: bytes[28] != 0, number: number(8) };
-        let signature_hash = number(24) as u32;
-        Self { key, length: number(16), signature_hash, stripes: bytes[29].max(1) }
+        let (length, signature_hash) = (number(16), number(24) as u32);
+        let header = Self { key, length, signature_hash, stripes: bytes[29].max(1) };
+        (length <= isize::MAX as u64).then_some(header)
     }
 }
 
 /// The byte range of a stripe. Stripes start at multiples of 64, so elements are not split.
 pub fn stripe(length: usize, stripe: usize, stripes: usize) -> Range<usize> {
     let size = length.div_ceil(stripes.max(1)).next_multiple_of(64);
-    let start = (size * stripe).min(length);
-    start..(start + size).min(length)
+    let start = size.saturating_mul(stripe).min(length);
+    start..start.saturating_add(size).min(length)
 }
 
 #[cfg(test)]
@@ -92,7 +93,16 @@ mod tests {
         fn headers_round_trip(comm_id: u64, number: u64, length: u64, signature_hash: u32, tagged: bool) {
             let key = MessageKey { comm_id, tagged, number };
             let header = Header { key, length, signature_hash, stripes: 3 };
-            prop_assert_eq!(Header::decode(&header.encode()), header);
+            let expected = (length <= isize::MAX as u64).then_some(header);
+            prop_assert_eq!(Header::decode(&header.encode()), expected);
+        }
+
+        #[test]
+        fn headers_from_peers_have_valid_stripes(bytes: [u8; HEADER_BYTES]) {
+            let Some(header) = Header::decode(&bytes) else { return Ok(()) };
+            let (length, stripes) = (header.length as usize, usize::from(header.stripes));
+            let sizes = (0..stripes).map(|i| stripe(length, i, stripes).len());
+            prop_assert_eq!(sizes.sum::<usize>(), length);
         }
 
         #[test]

@@ -9,6 +9,8 @@ const MAX_REPORTED: usize = 8;
 #[derive(Debug)]
 pub struct Rendezvous {
     members: Vec<Option<RankInfo>>,
+    /// The number of registered ranks.
+    registered: usize,
     /// Failed authentications, with their number.
     unauthenticated: Vec<(String, u32)>,
 }
@@ -25,7 +27,8 @@ pub struct RendezvousError {
 impl Rendezvous {
     /// A rendezvous of `world_size` ranks.
     pub fn new(world_size: u32) -> Self {
-        Self { members: vec![None; world_size as usize], unauthenticated: Vec::new() }
+        let members = vec![None; world_size as usize];
+        Self { members, registered: 0, unauthenticated: Vec::new() }
     }
 
     pub fn register(&mut self, world_size: u32, member: RankInfo) -> Result<(), RendezvousError> {
@@ -37,8 +40,9 @@ impl Rendezvous {
                 format!("rank {rank} on {host} has WORLD_SIZE {world_size}, rank 0 has {ours}");
             return failed(what, "WORLD_SIZE must be the same on all ranks of a job");
         }
-        let differs = self.members.iter().flatten().find(|other| other.debug != member.debug);
-        if let Some(other) = differs {
+        // All registered ranks have the same setting.
+        let any = self.members.iter().flatten().next();
+        if let Some(other) = any.filter(|other| other.debug != member.debug) {
             let (on, off) = if member.debug { (&member, other) } else { (other, &member) };
             let what = format!(
                 "REGATTA_COMM_DEBUG is 1 on rank {} ({}) and 0 on rank {} ({})",
@@ -55,6 +59,7 @@ impl Rendezvous {
             return failed(what, "give every rank a unique RANK and every job its own MASTER_PORT");
         }
         *slot = Some(member);
+        self.registered += 1;
         Ok(())
     }
 
@@ -71,9 +76,12 @@ impl Rendezvous {
         }
     }
 
-    /// All ranks, once the last one is registered.
-    pub fn complete(&self) -> Option<Vec<RankInfo>> {
-        self.members.iter().cloned().collect()
+    /// Takes all ranks, once the last one is registered.
+    pub fn complete(&mut self) -> Option<Vec<RankInfo>> {
+        if self.registered < self.members.len() {
+            return None;
+        }
+        std::mem::take(&mut self.members).into_iter().collect()
     }
 
     /// The error after the deadline.

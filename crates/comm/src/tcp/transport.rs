@@ -398,7 +398,8 @@ impl Drop for TcpTransport {
         self.context.shared.lock().close(self.comm_id);
         if self.failed.is_none() {
             let p2p_sent = std::mem::take(&mut self.p2p_sent);
-            let closed = CommClosed { comm_id: self.comm_id, calls: self.calls_done, p2p_sent };
+            let (comm_id, size, calls) = (self.comm_id, self.members.len() as u32, self.calls_done);
+            let closed = CommClosed { comm_id, size, calls, p2p_sent };
             self.context.control.send(ToRoot::Closed(closed));
         }
     }

@@ -5,8 +5,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, join};
-use regatta_comm::{Collectives, CommError};
+use regatta_comm::{Collectives, Comm, CommError};
 use regatta_wire::secret::Secret;
+use rustix::process::{Resource, getrlimit};
 
 use crate::{configs, suite};
 
@@ -54,6 +55,42 @@ fn a_rank_with_another_secret_is_rejected_and_reported() {
     let error = |rank: usize| errors[rank].as_ref().unwrap().to_string();
     assert!(error(1).contains("the peer does not have this job's secret"), "{}", error(1));
     assert!(error(0).contains("rank 1; rejected 1 connections from 127.0.0.1"), "{}", error(0));
+}
+
+/// Silent connections are closed after a handshake timeout of 10 s, after the ranks have given up.
+#[test]
+fn a_flood_of_silent_connections_does_not_keep_ranks_out() {
+    let mut all = configs(3);
+    all.iter_mut().for_each(|config| config.join_timeout = Duration::from_secs(8));
+    let mut root = all.remove(0);
+    let listener = root.listener.take().unwrap();
+    let address = listener.local_addr().unwrap();
+    root.listener = Some(listener);
+    // More than rank 0 keeps.
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let flood = (files / 4).min(4096) + 20;
+    std::thread::scope(|scope| {
+        let root = scope.spawn(|| join(root).map(drop));
+        let silent: Vec<_> = (0..flood).map_while(|_| TcpStream::connect(address).ok()).collect();
+        assert_eq!(silent.len() as u64, flood);
+        let joined = suite::in_parallel(all, |config| join(config).map(drop));
+        assert_eq!((root.join().unwrap(), joined), (Ok(()), vec![Ok(()); 2]));
+    });
+}
+
+/// Ranks 17 and above receive the world table from other ranks than rank 0.
+#[test]
+fn ranks_receive_the_world_table_along_a_tree() {
+    suite::in_parallel(configs(40), |config| {
+        let (rank, comm) = (config.rank, join(config).unwrap());
+        assert_eq!((comm.rank(), comm.size()), (rank, 40));
+        assert_eq!((0..40).map(|rank| comm.peer(rank).host).collect::<Vec<_>>(), hosts(40));
+        comm.barrier().unwrap();
+    });
+}
+
+fn hosts(size: u32) -> Vec<String> {
+    (0..size).map(|rank| format!("node{rank}")).collect()
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::secret_file::{self, SecretFile, SecretFileError};
 use crate::signals::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
 use regatta_wire::clock;
+use regatta_wire::link::MAX_FRAME_LEN;
 
 /// Why an agent failed.
 #[derive(Debug, thiserror::Error)]
@@ -205,9 +206,19 @@ impl Agent<'_> {
         }
     }
 
-    /// A closed connection is reported as an event.
+    /// Sends a message. A closed connection is reported as an event; one with a message that cannot be
+    /// sent is closed, because the peer would wait for it forever.
     fn send(&mut self, conn: ConnId, message: &impl Serialize) {
-        self.net.send(conn, &encode(message).unwrap_or_default());
+        let why = match encode(message) {
+            Ok(payload) if payload.len() <= MAX_FRAME_LEN => {
+                self.net.send(conn, &payload);
+                return;
+            }
+            Ok(payload) => format!("a message of {} bytes is too long", payload.len()),
+            Err(error) => error.to_string(),
+        };
+        self.net.abort(conn);
+        self.handle(AgentInput::Closed(conn, why));
     }
 
     fn addresses(&self, parent: Parent) -> VecDeque<SocketAddr> {

@@ -226,9 +226,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_random_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = decode::<Upstream>(&bytes);
-            let _ = decode::<Downstream>(&bytes);
+        fn random_bytes_are_rejected_or_decode_to_a_message_that_round_trips(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            if let Ok(message) = decode::<Upstream>(&bytes) {
+                prop_assert_eq!(decode::<Upstream>(&encode(&message).unwrap()).unwrap(), message);
+            }
+            if let Ok(message) = decode::<Downstream>(&bytes) {
+                prop_assert_eq!(decode::<Downstream>(&encode(&message).unwrap()).unwrap(), message);
+            }
+        }
+
+        #[test]
+        fn truncated_messages_are_rejected(bytes: Vec<u8>, cut in any::<prop::sample::Index>()) {
+            let message = encode(&Upstream::Frame { attempt: 1, rank: 2, bytes }).unwrap();
+            prop_assert!(decode::<Upstream>(&message[..cut.index(message.len())]).is_err());
         }
     }
 }

@@ -54,6 +54,10 @@ impl ControlPlane {
                 }
                 false
             }
+            (Some(Hello::WorldTable), _) => {
+                self.table_requests.push(id);
+                true
+            }
             (Some(Hello::Join { world_size, member }), ControlRole::Root(root)) => {
                 conn.peer = ConnPeer::Rank(member.rank);
                 if let Err(rejected) = root.register(id, world_size, member) {
@@ -95,14 +99,13 @@ impl ControlPlane {
                 self.shared.abort(comm_id, fault);
             }
             FromRoot::Clear { comm_id } => {
-                self.shared.publish(|plane| {
-                    plane.fault_state.clear.insert(comm_id);
+                self.shared.publish_for(comm_id, |faults| {
+                    faults.clear.insert(comm_id);
                 });
             }
             FromRoot::Closed { rank, closed } => {
-                let key = (closed.comm_id, rank);
-                self.shared.publish(|plane| {
-                    plane.fault_state.closed.insert(key, closed);
+                self.shared.publish_for(closed.comm_id, |faults| {
+                    faults.closed.insert((closed.comm_id, rank), closed);
                 });
             }
             FromRoot::Shutdown => {
@@ -110,7 +113,10 @@ impl ControlPlane {
                     *root_shut_down = true;
                 }
             }
-            FromRoot::Ready { .. } | FromRoot::Rejected { .. } | FromRoot::TryLater => {}
+            FromRoot::Ready { .. }
+            | FromRoot::ReadyAt(_)
+            | FromRoot::Rejected { .. }
+            | FromRoot::TryLater => {}
         }
         None
     }

@@ -2,14 +2,34 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
-use crate::tcp::control_messages::{FromRoot, RankInfo};
+use crate::tcp::control_messages::{FromRoot, RankInfo, encode};
 use crate::tcp::fault_coordinator::{FaultCoordinator, Recipient};
 use crate::tcp::rendezvous::{Rendezvous, RendezvousError};
+
+/// The fan-out of the tree along which the ranks receive the world table. At 10,000 ranks the table
+/// has about a megabyte: rank 0 alone would encrypt and send ten gigabytes.
+const TREE_FANOUT: u32 = 16;
+
+/// A message of rank 0, encoded once for all its recipients.
+pub struct Outgoing {
+    /// The connections of the recipients.
+    pub conns: Vec<usize>,
+    pub frame: Arc<[u8]>,
+    /// The message, if rank 0 handles it as well.
+    pub own: Option<FromRoot>,
+}
+
+impl Outgoing {
+    fn to_others(conns: Vec<usize>, message: &FromRoot) -> Self {
+        Self { conns, frame: encode(message).into(), own: None }
+    }
+}
 
 /// The outcome of the rendezvous.
 pub type RendezvousResult = Result<Vec<RankInfo>, RendezvousError>;
@@ -25,7 +45,9 @@ pub struct RootState {
     algorithms: String,
     /// The connection of each rank.
     pub(super) conns: BTreeMap<u32, usize>,
-    out: Vec<(Option<usize>, FromRoot)>,
+    out: Vec<Outgoing>,
+    /// The encoded [`FromRoot::Ready`], once all ranks are registered.
+    pub(super) world_table: Option<Arc<[u8]>>,
     failed: Option<RendezvousError>,
 }
 
@@ -49,6 +71,7 @@ impl RootState {
             algorithms,
             conns: BTreeMap::new(),
             out: Vec::new(),
+            world_table: None,
             failed: None,
         };
         match registered {
@@ -92,19 +115,29 @@ impl RootState {
         }
     }
 
+    /// Once all ranks are registered, tells each from which rank it gets the world table.
     fn complete(&mut self) {
-        let Some(members) = self.rendezvous.as_ref().and_then(Rendezvous::complete) else { return };
+        let Some(members) = self.rendezvous.as_mut().and_then(Rendezvous::complete) else { return };
         self.rendezvous = None;
-        let algorithms = self.algorithms.clone();
-        let ready = FromRoot::Ready { members: members.clone(), algorithms };
-        self.out.extend(self.conns.values().map(|conn| (Some(*conn), ready.clone())));
+        let algorithms = std::mem::take(&mut self.algorithms);
+        let ready: Arc<[u8]> =
+            encode(&FromRoot::Ready { members: members.clone(), algorithms }).into();
+        for (parent, children) in tree(members.len() as u32) {
+            let frame = match parent {
+                0 => ready.clone(),
+                _ => encode(&FromRoot::ReadyAt(members[parent as usize].clone())).into(),
+            };
+            let conns = children.filter_map(|rank| self.conns.get(&rank).copied()).collect();
+            self.out.push(Outgoing { conns, frame, own: None });
+        }
+        self.world_table = Some(ready);
         let _ = self.result.send(Ok(members));
     }
 
     /// Fails the rendezvous and tells all connected ranks.
     fn fail(&mut self, error: RendezvousError) {
-        let rejected = rejected(&error);
-        self.out.extend(self.conns.values().map(|conn| (Some(*conn), rejected.clone())));
+        let conns = self.conns.values().copied().collect();
+        self.out.push(Outgoing::to_others(conns, &rejected(&error)));
         self.rendezvous = None;
         self.failed = Some(error.clone());
         let _ = self.result.send(Err(error));
@@ -136,25 +169,50 @@ impl RootState {
         self.coordinator.tick(now);
     }
 
-    /// Takes the messages to be sent, each with its connection; `None` for rank 0 itself.
-    pub fn take_outgoing(&mut self) -> Vec<(Option<usize>, FromRoot)> {
+    /// Takes the messages to be sent.
+    pub fn take_outgoing(&mut self) -> Vec<Outgoing> {
         for (to, message) in self.coordinator.take_outgoing() {
-            match to {
-                Recipient::Rank(0) => self.out.push((None, message)),
+            let (conns, own) = match to {
+                Recipient::Rank(0) => (Vec::new(), true),
                 Recipient::Rank(rank) => {
-                    self.out.extend(self.conns.get(&rank).map(|conn| (Some(*conn), message)));
+                    (self.conns.get(&rank).copied().into_iter().collect(), false)
                 }
-                Recipient::All => {
-                    let conns = self.conns.values();
-                    self.out.extend(conns.map(|conn| (Some(*conn), message.clone())));
-                    self.out.push((None, message));
-                }
-            }
+                Recipient::All => (self.conns.values().copied().collect(), true),
+            };
+            let others = Outgoing::to_others(conns, &message);
+            self.out.push(Outgoing { own: own.then_some(message), ..others });
         }
         std::mem::take(&mut self.out)
     }
 }
 
+/// The inner ranks of the tree with their children. Those of rank 0 come first.
+fn tree(world_size: u32) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> {
+    let children = move |parent: u32| {
+        let first = parent.saturating_mul(TREE_FANOUT).saturating_add(1).min(world_size);
+        first..first.saturating_add(TREE_FANOUT).min(world_size)
+    };
+    (0..world_size).map(move |parent| (parent, children(parent))).take_while(|(_, c)| !c.is_empty())
+}
+
 fn rejected(error: &RendezvousError) -> FromRoot {
     FromRoot::Rejected { what: error.what.clone(), hint: error.hint.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_but_the_root_has_one_parent_with_a_lower_rank() {
+        for world_size in [1, 2, 16, 17, 18, 273, 274, 10_000] {
+            let mut next = 1;
+            for (parent, children) in tree(world_size) {
+                assert_eq!(children.start, next);
+                assert!(parent < children.start && children.len() <= TREE_FANOUT as usize);
+                next = children.end;
+            }
+            assert_eq!(next, world_size, "{world_size} ranks");
+        }
+    }
 }

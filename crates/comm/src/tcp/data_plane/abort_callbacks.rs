@@ -31,7 +31,10 @@ impl SharedDataPlane {
         let aborts: Vec<AbortFn> =
             callbacks.iter().filter(concerned).map(|callback| callback.abort.clone()).collect();
         drop(callbacks);
-        self.publish(|plane| plane.fault_state.faults.push((comm_id, fault)));
+        match comm_id {
+            Some(of) => self.publish_for(of, |faults| faults.faults.push((comm_id, fault))),
+            None => self.publish(|plane| plane.fault_state.faults.push((None, fault))),
+        }
         aborts.iter().for_each(|abort| abort(&why));
     }
 

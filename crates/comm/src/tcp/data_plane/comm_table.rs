@@ -13,6 +13,9 @@ use crate::transport::RequestId;
 /// Number of past calls whose signatures are kept.
 const HISTORY: usize = 16;
 
+/// Number of closed communicators for which late messages are discarded. Their IDs are never reused.
+const MAX_CLOSED: usize = 1 << 16;
+
 /// An inconsistency found in a communicator's messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProtocolError {
@@ -86,15 +89,31 @@ fn signature_hash(signature: &Signature) -> u32 {
 /// The communicators of this process.
 #[derive(Default)]
 pub struct CommTable {
-    pub(super) open: HashMap<u64, CommState>,
-    pub(super) closed: HashSet<u64>,
+    open: HashMap<u64, CommState>,
+    closed: HashSet<u64>,
+    /// The closed communicators, oldest first.
+    close_order: VecDeque<u64>,
     /// Whether an operation completed that another thread may be waiting for.
     pub(super) progressed: bool,
 }
 
 impl CommTable {
+    /// The state of a communicator that this rank uses; opens it on first use.
     pub fn get(&mut self, comm_id: u64) -> &mut CommState {
         self.open.entry(comm_id).or_default()
+    }
+
+    /// Forgets a communicator. Messages that still arrive for it are discarded.
+    pub fn close(&mut self, comm_id: u64) {
+        self.open.remove(&comm_id);
+        if self.closed.insert(comm_id) {
+            self.close_order.push_back(comm_id);
+        }
+        if self.close_order.len() > MAX_CLOSED
+            && let Some(oldest) = self.close_order.pop_front()
+        {
+            self.closed.remove(&oldest);
+        }
     }
 
     pub fn peek(&self, comm_id: u64) -> Option<&CommState> {
@@ -110,9 +129,25 @@ impl CommTable {
         })
     }
 
+    pub fn is_closed(&self, comm_id: u64) -> bool {
+        self.closed.contains(&comm_id)
+    }
+
+    /// Takes the completed requests of a communicator.
+    pub fn take_completed(&mut self, comm_id: u64) -> Vec<RequestId> {
+        self.open
+            .get_mut(&comm_id)
+            .map(|comm| std::mem::take(&mut comm.completed))
+            .unwrap_or_default()
+    }
+
+    /// Completes a request. A message that was being sent when its communicator was closed has no
+    /// request any more.
     pub fn complete(&mut self, comm_id: u64, request: RequestId) {
         self.progressed = true;
-        self.get(comm_id).completed.push(request);
+        if let Some(comm) = self.open.get_mut(&comm_id) {
+            comm.completed.push(request);
+        }
     }
 
     pub fn add_bytes_moved(&mut self, comm_id: u64, bytes: usize) {
@@ -123,14 +158,16 @@ impl CommTable {
 
     pub(super) fn set_protocol_error(&mut self, comm_id: u64, error: ProtocolError) {
         self.progressed = true;
-        self.get(comm_id).protocol_error.get_or_insert(error);
+        if let Some(comm) = self.open.get_mut(&comm_id) {
+            comm.protocol_error.get_or_insert(error);
+        }
     }
 
     /// Whether an unexpected message may still be received later. A message of a finished call, or
     /// of the current call with another signature, is a protocol error.
     pub fn accept_unexpected(&mut self, header: &Header) -> bool {
         let key = header.key;
-        if self.closed.contains(&key.comm_id) {
+        if self.is_closed(key.comm_id) {
             return false;
         }
         let Some(comm) = self.open.get_mut(&key.comm_id) else { return true };
@@ -140,5 +177,38 @@ impl CommTable {
             return false;
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::frame::MessageKey;
+    use crate::transport::MatchKey;
+
+    fn header(comm_id: u64) -> Header {
+        let key = MessageKey::new(comm_id, MatchKey::Tag(1), 0);
+        Header { key, length: 0, signature_hash: 0, stripes: 1 }
+    }
+
+    /// The rest of a message in progress is sent after its communicator is closed.
+    #[test]
+    fn late_completions_do_not_reopen_a_closed_communicator() {
+        let mut comms = CommTable::default();
+        comms.get(7).calls = 3;
+        comms.close(7);
+        comms.complete(7, RequestId(1));
+        comms.set_protocol_error(7, ProtocolError::CallMismatch { call: 1 });
+        assert!(comms.take_completed(7).is_empty() && comms.peek(7).is_none());
+        assert!(!comms.accept_unexpected(&header(7)));
+    }
+
+    #[test]
+    fn the_number_of_closed_communicators_is_bounded() {
+        let mut comms = CommTable::default();
+        let last = 2 * MAX_CLOSED as u64;
+        (0..=last).for_each(|comm_id| comms.close(comm_id));
+        assert_eq!((comms.closed.len(), comms.close_order.len()), (MAX_CLOSED, MAX_CLOSED));
+        assert!(comms.is_closed(last) && !comms.is_closed(0));
     }
 }

@@ -126,8 +126,10 @@ impl Incoming {
                 return Ok(ReadStatus::WouldBlock);
             }
             if let Some(header) = reader.buffer.header() {
+                let invalid = "protocol error: invalid message header";
+                let header = Header::decode(&header).ok_or(invalid)?;
                 self.header_conn = Some(conn);
-                return self.begin(conn, Header::decode(&header), comms);
+                return self.begin(conn, header, comms);
             }
             return match reader.buffer.fill(&reader.stream) {
                 Err(_) if self.other_conn_may_carry(conn) => {
@@ -193,9 +195,10 @@ impl Incoming {
             Some(_) => (RecvBuffer::Discard, None),
             None if !comms.accept_unexpected(&header) => (RecvBuffer::Discard, None),
             None => {
+                let buffer = RecvBuffer::Unexpected(alloc_unexpected(length)?);
                 self.unexpected_bytes += length;
                 self.unexpected.push_back(id);
-                (RecvBuffer::Unexpected(alloc_unexpected(length)?), None)
+                (buffer, None)
             }
         };
         let stripes = usize::from(header.stripes);

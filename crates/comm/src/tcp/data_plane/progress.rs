@@ -79,8 +79,9 @@ mod tests {
 
     const LENGTH: usize = 1000;
 
-    /// Adds a connection from a rank and returns its remote end.
+    /// Opens communicator 1, adds a connection from a rank and returns its remote end.
     fn connect(plane: &mut DataPlane, rank: u32) -> TcpStream {
+        plane.comms.get(1);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         plane.incoming.entry(rank).or_default().add(0, listener.accept().unwrap().0);

@@ -18,7 +18,11 @@ pub fn unacked_for(stream: &TcpStream) -> Option<Duration> {
     };
     // SAFETY: all fields are integers, for which zero is valid.
     let info = unsafe { info.assume_init() };
-    let stalled = failed == 0 && info.tcpi_unacked > 0 && info.tcpi_retransmits > 0;
+    (failed == 0).then(|| stalled_for(&info)).flatten()
+}
+
+fn stalled_for(info: &libc::tcp_info) -> Option<Duration> {
+    let stalled = info.tcpi_unacked > 0 && info.tcpi_retransmits > 0;
     stalled.then(|| Duration::from_millis(info.tcpi_last_ack_recv.into()))
 }
 
@@ -26,6 +30,19 @@ pub fn unacked_for(stream: &TcpStream) -> Option<Duration> {
 mod tests {
     use super::*;
     use std::io::Write;
+
+    #[test]
+    fn retransmitted_data_without_acknowledgement_is_stalled() {
+        // SAFETY: all fields are integers, for which zero is valid.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        info.tcpi_last_ack_recv = 1500;
+        for (unacked, retransmits) in [(0, 0), (3, 0), (0, 2)] {
+            (info.tcpi_unacked, info.tcpi_retransmits) = (unacked, retransmits);
+            assert_eq!(stalled_for(&info), None, "{unacked} {retransmits}");
+        }
+        (info.tcpi_unacked, info.tcpi_retransmits) = (3, 2);
+        assert_eq!(stalled_for(&info), Some(Duration::from_millis(1500)));
+    }
 
     #[test]
     fn a_peer_with_a_full_receive_buffer_is_not_unacked() {

@@ -149,7 +149,7 @@ fn a_communicator_is_aborted_once() {
 fn ranks_that_await_a_departed_rank_are_informed() {
     let now = Instant::now();
     let mut root = FaultCoordinator::default();
-    let closed = CommClosed { comm_id: 7, calls: 3, p2p_sent: vec![] };
+    let closed = CommClosed { comm_id: 7, size: 3, calls: 3, p2p_sent: vec![] };
     root.handle(2, ToRoot::Closed(closed.clone()), now);
     root.handle(1, query(3, None), now);
     assert_eq!(root.take_outgoing(), []);
@@ -157,15 +157,35 @@ fn ranks_that_await_a_departed_rank_are_informed() {
     assert_eq!(root.take_outgoing(), [(Recipient::Rank(1), FromRoot::Closed { rank: 2, closed })]);
 }
 
+/// A rank could not send to `rank` in a communicator of these members.
+fn conn_failed(comm_id: u64, rank: u32, members: &[u32]) -> ToRoot {
+    let (sending, why, members) = (true, "reset".to_owned(), members.to_vec());
+    ToRoot::ConnFailed { comm_id, rank, sending, why, members }
+}
+
+fn lost(rank: u32, why: &str) -> Vec<(Recipient, FromRoot)> {
+    let fault = Fault::Lost { rank, why: why.to_owned() };
+    vec![(Recipient::All, FromRoot::Abort { comm_id: None, fault })]
+}
+
+#[test]
+fn a_communicator_is_forgotten_when_all_members_have_closed_it() {
+    let now = Instant::now();
+    let mut root = FaultCoordinator::default();
+    for comm_id in 1..100 {
+        for rank in 0..3 {
+            root.handle(rank, query(1, None), now);
+            let closed = CommClosed { comm_id, size: 3, calls: 1, p2p_sent: vec![] };
+            root.handle(rank, ToRoot::Closed(closed), now);
+        }
+    }
+    assert!(root.closed.is_empty(), "{:?}", root.closed);
+}
+
 #[test]
 fn a_connection_failure_waits_for_the_root_cause() {
     let now = Instant::now();
-    let report =
-        |rank| ToRoot::ConnFailed { comm_id: 7, rank, sending: true, why: "reset".to_owned() };
-    let lost = |rank, why: &str| {
-        let fault = Fault::Lost { rank, why: why.to_owned() };
-        vec![(Recipient::All, FromRoot::Abort { comm_id: None, fault })]
-    };
+    let report = |rank| conn_failed(7, rank, &[0, 1, 2]);
     let mut root = FaultCoordinator::default();
     root.handle(0, report(1), now);
     root.connection_closed(2, "killed");
@@ -183,12 +203,30 @@ fn a_connection_failure_waits_for_the_root_cause() {
 }
 
 #[test]
+fn a_lost_rank_explains_no_failure_in_communicators_without_it() {
+    let now = Instant::now();
+    let mut root = FaultCoordinator::default();
+    root.handle(0, conn_failed(7, 1, &[0, 1]), now);
+    root.handle(3, conn_failed(8, 4, &[3, 4]), now - Duration::from_secs(1));
+    root.tick(now);
+    let queried =
+        |query, rank| (Recipient::Rank(rank), FromRoot::QueryStatus { query, comm_id: 0 });
+    assert_eq!(root.take_outgoing(), [queried(1, 4)]);
+    root.connection_closed(2, "killed");
+    assert_eq!(root.take_outgoing(), lost(2, "killed"));
+    root.tick(now + Duration::from_secs(1));
+    assert_eq!(root.take_outgoing(), [queried(2, 1)]);
+    root.tick(now + Duration::from_secs(4));
+    assert_eq!(root.take_outgoing(), [lost(4, "reset"), lost(1, "reset")].concat());
+}
+
+#[test]
 fn if_the_peer_answers_the_link_is_broken() {
     let now = Instant::now();
     for (sending, from, to) in [(true, 2, 1), (false, 1, 2)] {
         let mut root = FaultCoordinator::default();
-        let why = "timed out".to_owned();
-        root.handle(2, ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why }, now);
+        let (why, members) = ("timed out".to_owned(), vec![1, 2]);
+        root.handle(2, ToRoot::ConnFailed { comm_id: 7, rank: 1, sending, why, members }, now);
         root.tick(now + Duration::from_secs(1));
         assert_eq!(root.take_outgoing().len(), 1);
         root.handle(1, status(1, 3, &[]), now);
@@ -252,7 +290,7 @@ fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
         |comm_id, fault| vec![(Recipient::All, FromRoot::Abort { comm_id: Some(comm_id), fault })];
     for lost in [false, true] {
         let mut root = FaultCoordinator::default();
-        let closed = CommClosed { comm_id: 8, calls: 1, p2p_sent: vec![] };
+        let closed = CommClosed { comm_id: 8, size: 3, calls: 1, p2p_sent: vec![] };
         root.handle(1, ToRoot::Closed(closed), now);
         if lost {
             root.connection_closed(3, "killed");
@@ -267,8 +305,7 @@ fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
             false => Fault::Aborted { rank: 1, why: "it exited".to_owned() },
         };
         assert_eq!(waits(&mut root, 7), sent(7, fault.clone()));
-        let why = "reset".to_owned();
-        root.handle(2, ToRoot::ConnFailed { comm_id: 9, rank: 1, sending: true, why }, now);
+        root.handle(2, conn_failed(9, 1, &[1, 2]), now);
         root.tick(now + Duration::from_secs(1));
         assert_eq!(root.take_outgoing(), sent(9, fault));
     }

@@ -37,7 +37,8 @@ impl TcpTransport {
         if self.suspicion.is_none() {
             let sending = direction == LinkDirection::Send;
             let comm_id = self.comm_id;
-            let report = ToRoot::ConnFailed { comm_id, rank, sending, why: why.clone() };
+            let (members, cause) = (self.members.clone(), why.clone());
+            let report = ToRoot::ConnFailed { comm_id, rank, sending, why: cause, members };
             self.context.control.send(report);
             let (peer, call) = (self.peer(rank), self.current_call.clone());
             let error = CommError::RankLost { peer, why, call };

@@ -1,0 +1,39 @@
+//! Exponential backoff with jitter between attempts to connect to rank 0. Thousands of ranks start at
+//! the same time; without it they would all retry at the same time, too.
+
+use std::time::Duration;
+
+/// The first delay, and the longest.
+const MIN_DELAY: Duration = Duration::from_millis(10);
+const MAX_DELAY: Duration = Duration::from_secs(1);
+
+/// The delays of a sequence of attempts.
+#[derive(Debug, Default)]
+pub struct Backoff {
+    attempts: u32,
+}
+
+impl Backoff {
+    /// The next delay. `random` is uniformly distributed.
+    pub fn next(&mut self, random: u32) -> Duration {
+        let longest = MIN_DELAY.saturating_mul(1 << self.attempts.min(16)).min(MAX_DELAY);
+        self.attempts += 1;
+        let half = longest / 2;
+        half + half.mul_f64(f64::from(random) / f64::from(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_limit_and_are_spread() {
+        let shortest = |backoff: &mut Backoff| backoff.next(0).as_millis();
+        let mut backoff = Backoff::default();
+        let delays: Vec<u128> = (0..9).map(|_| shortest(&mut backoff)).collect();
+        assert_eq!(delays, [5, 10, 20, 40, 80, 160, 320, 500, 500]);
+        assert_eq!(Backoff::default().next(u32::MAX), MIN_DELAY);
+        assert_eq!((0..99).fold(Duration::ZERO, |_, _| backoff.next(u32::MAX)), MAX_DELAY);
+    }
+}

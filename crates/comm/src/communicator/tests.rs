@@ -1,0 +1,148 @@
+//! A panic in a call becomes an error on every rank.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use regatta_wire::secret::Secret;
+
+use super::*;
+use crate::bootstrap::{BootstrapConfig, listen};
+use crate::{CallKind, Collectives, Counts, DType, ReduceOp, hierarchical, in_process, shm};
+
+const RANKS: u32 = 4;
+/// The rank whose engine panics.
+const VICTIM: u32 = 2;
+const CAUSE: &str = "index out of bounds";
+
+/// Panics in every call.
+struct PanickingEngine(Option<BoxEngine>);
+
+impl PanickingEngine {
+    fn inner(&self) -> &dyn Engine {
+        self.0.as_deref().unwrap()
+    }
+}
+
+impl Engine for PanickingEngine {
+    fn rank(&self) -> u32 {
+        self.inner().rank()
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.inner().peers()
+    }
+
+    fn run(&mut self, _: Call<'_>) -> Result {
+        panic!("{CAUSE}");
+    }
+
+    fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<BoxEngine>> {
+        panic!("{CAUSE}");
+    }
+
+    fn abort_fn(&self) -> AbortFn {
+        self.inner().abort_fn()
+    }
+}
+
+/// Lets every later call of a communicator panic.
+fn inject_panic(comm: &Communicator) {
+    let mut engine = lock(&comm.shared.engine);
+    let inner = std::mem::replace(&mut *engine, Box::new(PanickingEngine(None)));
+    *engine = Box::new(PanickingEngine(Some(inner)));
+}
+
+/// Ranks on two simulated nodes, over TCP and shared memory.
+fn two_nodes(ranks: u32) -> Vec<Communicator> {
+    let secret = Secret::generate().unwrap();
+    let mut listener = Some(listen("127.0.0.1:0".parse().unwrap()).unwrap());
+    let port = listener.as_ref().unwrap().local_addr().unwrap().port();
+    let join = |rank| {
+        let mut config = BootstrapConfig::new(rank, ranks, "127.0.0.1", port, secret.clone());
+        config.node = format!("node{}", rank / 2);
+        config.listener = listener.take();
+        std::thread::spawn(|| hierarchical::join(config).unwrap())
+    };
+    let threads: Vec<_> = (0..ranks).map(join).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// Runs `calls` on each rank and returns its results, in order of the ranks.
+fn on_all_ranks<R: Send + 'static>(
+    world: Vec<Communicator>,
+    calls: impl Fn(&Communicator) -> R + Clone + Send + 'static,
+) -> Vec<R> {
+    let spawn = |comm: Communicator| {
+        let (calls, (sender, result)) = (calls.clone(), channel());
+        std::thread::spawn(move || drop(sender.send(calls(&comm))));
+        result
+    };
+    let results: Vec<_> = world.into_iter().map(spawn).collect();
+    // A call that waits forever would leave its thread behind.
+    let limit = Duration::from_secs(60);
+    results
+        .into_iter()
+        .map(|result| result.recv_timeout(limit).expect("the call hangs or panics"))
+        .collect()
+}
+
+fn all_reduce(comm: &Communicator) -> OwnedCall {
+    let counts = Counts::Equal(1000);
+    OwnedCall::new(CallKind::AllReduce, DType::F32, counts, comm.buffer(4000))
+}
+
+/// Asserts that every rank names the victim and the panic, in every call.
+fn assert_reported(world: &str, results: Vec<Vec<Result>>) {
+    for (rank, results) in results.into_iter().enumerate() {
+        for result in results {
+            let error = result.unwrap_err();
+            assert!(error.to_string().contains(CAUSE), "{world}: rank {rank}: {error}");
+            if rank != VICTIM as usize {
+                assert_eq!(error.failed_rank(), Some(VICTIM), "{world}: rank {rank}: {error}");
+            }
+        }
+    }
+}
+
+/// A constructor of a world.
+type World = fn(u32) -> Vec<Communicator>;
+
+const WORLDS: [(&str, World); 3] = [
+    ("in process", in_process::world),
+    ("shared memory", |ranks| shm::world(ranks).unwrap()),
+    ("two nodes", two_nodes),
+];
+
+#[test]
+fn a_panic_of_an_asynchronous_call_is_an_error_of_this_and_all_later_calls() {
+    for (name, world) in WORLDS {
+        let results = on_all_ranks(world(RANKS), |comm| {
+            // The abort may come before all ranks have left the barrier.
+            let _ = comm.barrier();
+            if comm.rank() == VICTIM {
+                inject_panic(comm);
+            }
+            let started = [comm.start(all_reduce(comm)), comm.start(all_reduce(comm))];
+            let mut results: Vec<Result> = started.map(|call| call.wait().map(drop)).into();
+            results.push(comm.all_reduce(&mut [1.0f32; 10], ReduceOp::Sum));
+            results.push(comm.start(all_reduce(comm)).wait().map(drop));
+            results
+        });
+        assert_reported(name, results);
+    }
+}
+
+#[test]
+fn a_panic_of_a_blocking_call_is_an_error_on_every_rank() {
+    for (name, world) in WORLDS {
+        let results = on_all_ranks(world(RANKS), |comm| {
+            // The abort may come before all ranks have left the barrier.
+            let _ = comm.barrier();
+            if comm.rank() == VICTIM {
+                inject_panic(comm);
+            }
+            vec![comm.all_reduce(&mut [1.0f32; 10], ReduceOp::Sum), comm.barrier()]
+        });
+        assert_reported(name, results);
+    }
+}
