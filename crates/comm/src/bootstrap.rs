@@ -21,7 +21,7 @@ use crate::schedule::algorithm_table::AlgorithmTable;
 use crate::tcp::{
     AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
     MAX_CONNECTIONS, RankInfo, RootState, SharedDataPlane, TcpContext, TcpEngine, TcpTransport,
-    decode, encode,
+    ToRoot, decode, encode,
 };
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
@@ -80,7 +80,8 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let own = config.rank_info(config.bind.clone(), port);
     let (sender, result) = channel();
     let table = load_algorithm_table::encode(&algorithms)?;
-    let root = RootState::new(config.world_size, own, config.join_timeout, table, sender);
+    let fanout = config.table_fanout.max(1);
+    let root = RootState::new(config.world_size, own, config.join_timeout, table, fanout, sender);
     let role = ControlRole::Root(Box::new(root));
     let (shared, control) = start_control_plane(&config, listener, role, None)?;
     let members = match result.recv() {
@@ -119,6 +120,7 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
         return Err(unrecognised(root));
     };
     control.set_world_table(&table);
+    control.send(ToRoot::HasTable);
     let algorithms = load_algorithm_table::decode(&algorithms)?;
     Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
 }

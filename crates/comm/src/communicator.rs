@@ -8,7 +8,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, current};
 
 use crate::buffer::Buffer;
@@ -29,6 +29,8 @@ pub struct Communicator {
 struct WorkerState {
     engine: Mutex<BoxEngine>,
     abort: AbortFn,
+    /// The error after a panic in a call, which may have left the engine inconsistent.
+    panicked: OnceLock<CommError>,
     tickets: Arc<TicketQueue>,
     /// Whether the ticket queue is shared with other engines.
     serialized: bool,
@@ -135,10 +137,13 @@ impl WorkerState {
         engine: &mut dyn Engine,
         work: impl FnOnce(&mut dyn Engine) -> Result<R>,
     ) -> Result<R> {
+        if let Some(error) = self.panicked.get() {
+            return Err(error.clone());
+        }
         catch_unwind(AssertUnwindSafe(|| work(engine))).unwrap_or_else(|payload| {
             let why = format!("panic in a call: {}", panic_message(&*payload));
             (self.abort)(&why);
-            Err(CommError::system("this rank aborted", why))
+            Err(self.panicked.get_or_init(|| CommError::system("this rank aborted", why)).clone())
         })
     }
 
@@ -177,6 +182,7 @@ impl Communicator {
             shared: Arc::new(WorkerState {
                 serialized: engine.serialized(),
                 abort: engine.abort_fn(),
+                panicked: OnceLock::new(),
                 engine: Mutex::new(engine),
                 tickets,
                 jobs: Mutex::default(),

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -267,27 +267,38 @@ fn parent_pid(stat: &str) -> Option<u32> {
 pub fn kill_descendants() {
     let own = std::process::id();
     let found = descendants();
-    // Orphans are reparented to this process, a subreaper.
-    found
-        .iter()
-        .for_each(|pid| kill_child_of(*pid, |parent| parent == own || found.contains(&parent)));
+    let is_ours = |parent| parent == own || found.contains(&parent);
+    // All are checked before the first is killed: its children then have another parent.
+    let targets: Vec<_> = found.iter().filter_map(|pid| KillTarget::open(*pid, is_ours)).collect();
+    targets.iter().for_each(KillTarget::kill);
 }
 
-/// Sends SIGKILL to a process if its parent is one of ours. The process may have exited since it was
-/// found, and its ID may be that of another process now; a pidfd keeps referring to the one checked.
-fn kill_child_of(pid: u32, is_ours: impl Fn(u32) -> bool) {
-    let Some(id) = Pid::from_raw(pid as i32) else { return };
-    let process = pidfd_open(id, PidfdFlags::empty());
-    if !parent_of(pid).is_some_and(is_ours) {
-        return;
+/// A process to be killed. It may exit before, and its ID may then be that of another process; a pidfd
+/// keeps referring to the process that was checked.
+struct KillTarget {
+    id: Pid,
+    /// `None` where it cannot be opened: Linux before 5.3, a seccomp filter, too many open files.
+    pidfd: Option<OwnedFd>,
+}
+
+impl KillTarget {
+    /// The process, if its parent is one of ours.
+    fn open(pid: u32, is_ours: impl Fn(u32) -> bool) -> Option<Self> {
+        let id = Pid::from_raw(pid as i32)?;
+        let pidfd = match pidfd_open(id, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => return None,
+            opened => opened.ok(),
+        };
+        parent_of(pid).is_some_and(is_ours).then_some(Self { id, pidfd })
     }
-    // Both fail harmlessly if the process is gone.
-    let _ = match process {
-        Ok(process) => pidfd_send_signal(process, Signal::KILL),
-        // Linux before 5.3, or a seccomp filter.
-        Err(Errno::NOSYS | Errno::PERM) => kill_process(id, Signal::KILL),
-        Err(error) => Err(error),
-    };
+
+    /// Sends SIGKILL. Fails harmlessly if the process is gone.
+    fn kill(&self) {
+        let sent = self.pidfd.as_ref().map(|pidfd| pidfd_send_signal(pidfd, Signal::KILL));
+        if matches!(sent, None | Some(Err(Errno::NOSYS | Errno::PERM))) {
+            let _ = kill_process(self.id, Signal::KILL);
+        }
+    }
 }
 
 /// Kills and reaps all descendants until none is left, including processes forked meanwhile; gives
@@ -364,9 +375,9 @@ mod tests {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let own = std::process::id();
         assert!(descendants().contains(&child.id()));
-        kill_child_of(child.id(), |parent| parent != own);
+        assert!(KillTarget::open(child.id(), |parent| parent != own).is_none());
         assert!(child.try_wait().unwrap().is_none());
-        kill_child_of(child.id(), |parent| parent == own);
+        KillTarget::open(child.id(), |parent| parent == own).unwrap().kill();
         assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
     }
 

@@ -38,6 +38,8 @@ pub struct BootstrapConfig {
     pub bind: Vec<IpAddr>,
     /// The number of connections per peer that large messages are striped over, 1 to 16.
     pub connections: u8,
+    /// The number of ranks to which each rank passes on the addresses of all ranks. Rank 0 decides.
+    pub table_fanout: u32,
     /// The network for messages: libfabric or TCP.
     pub fabric: ProviderChoice,
     /// The timeout of the bootstrap.
@@ -87,6 +89,7 @@ impl BootstrapConfig {
             node: node(),
             bind: Vec::new(),
             connections: 2,
+            table_fanout: 256,
             fabric: ProviderChoice::default(),
             join_timeout: Duration::from_secs(120),
             lost_after: Duration::from_secs(15),

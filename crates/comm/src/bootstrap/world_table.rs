@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use regatta_wire::clock;
 
-use super::root_connection::connect_error;
 use super::{BootstrapConfig, dial};
 use crate::tcp::{Dial, DialError, Hello, RankInfo, SharedDataPlane, encode};
 use crate::{CommError, Result};
@@ -24,16 +23,23 @@ pub fn fetch(
         let dial = Dial { cancelled: &has_failed, ..dial(config, at, until) };
         dial.open().and_then(|mut conn| dial.request(&mut conn, &encode(&Hello::WorldTable)))
     };
-    let unreachable = || DialError::Unreachable("the rank has no address".to_owned());
+    let left = until.saturating_duration_since(clock::now());
+    let parent_until = clock::now() + config.lost_after.min(left / 2);
     let parent_at = parent.ips.first().map(|ip| SocketAddr::new(*ip, parent.port));
-    let parent_until = until.min(clock::now() + config.lost_after);
-    let table = parent_at.ok_or_else(unreachable).and_then(|at| request(at, parent_until));
-    table.or_else(|_| request(root, until)).map_err(|error| {
-        match shared.lock().fault_state.faults.first() {
-            Some((_, fault)) => {
-                CommError::bootstrap(fault.to_string(), "see the output of this rank")
-            }
-            None => connect_error(root, error),
+    let no_address = || DialError::Unreachable("the rank has no address".to_owned());
+    let failed = match parent_at.ok_or_else(no_address).and_then(|at| request(at, parent_until)) {
+        Ok(table) => return Ok(table),
+        Err(failed) => failed,
+    };
+    request(root, until).map_err(|error| match shared.lock().fault_state.faults.first() {
+        Some((_, fault)) => CommError::bootstrap(fault.to_string(), "see the output of that rank"),
+        None => {
+            let what = format!(
+                "cannot receive the addresses of all ranks from rank {} ({failed}) or from rank 0 at \
+                 {root} ({error})",
+                parent.rank
+            );
+            CommError::bootstrap(what, "check that these ranks are running and reachable")
         }
     })
 }

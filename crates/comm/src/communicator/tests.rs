@@ -14,12 +14,15 @@ const RANKS: u32 = 4;
 const VICTIM: u32 = 2;
 const CAUSE: &str = "index out of bounds";
 
-/// Panics in every call.
-struct PanickingEngine(Option<BoxEngine>);
+/// Panics in the next call.
+struct PanickingEngine {
+    inner: Option<BoxEngine>,
+    has_panicked: bool,
+}
 
 impl PanickingEngine {
     fn inner(&self) -> &dyn Engine {
-        self.0.as_deref().unwrap()
+        self.inner.as_deref().unwrap()
     }
 }
 
@@ -32,12 +35,15 @@ impl Engine for PanickingEngine {
         self.inner().peers()
     }
 
-    fn run(&mut self, _: Call<'_>) -> Result {
-        panic!("{CAUSE}");
+    fn run(&mut self, call: Call<'_>) -> Result {
+        if !std::mem::replace(&mut self.has_panicked, true) {
+            panic!("{CAUSE}");
+        }
+        self.inner.as_mut().unwrap().run(call)
     }
 
-    fn split(&mut self, _: Option<u32>, _: i64) -> Result<Option<BoxEngine>> {
-        panic!("{CAUSE}");
+    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
+        self.inner.as_mut().unwrap().split(colour, key)
     }
 
     fn abort_fn(&self) -> AbortFn {
@@ -45,11 +51,12 @@ impl Engine for PanickingEngine {
     }
 }
 
-/// Lets every later call of a communicator panic.
+/// Lets the next call of a communicator panic.
 fn inject_panic(comm: &Communicator) {
     let mut engine = lock(&comm.shared.engine);
-    let inner = std::mem::replace(&mut *engine, Box::new(PanickingEngine(None)));
-    *engine = Box::new(PanickingEngine(Some(inner)));
+    let panicking = |inner| Box::new(PanickingEngine { inner, has_panicked: false });
+    let inner = std::mem::replace(&mut *engine, panicking(None));
+    *engine = panicking(Some(inner));
 }
 
 /// Ranks on two simulated nodes, over TCP and shared memory.

@@ -159,6 +159,8 @@ pub struct CommClosed {
 /// Messages from a rank to rank 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToRoot {
+    /// The rank has received [`FromRoot::Ready`].
+    HasTable,
     /// A connection to a peer failed.
     ConnFailed {
         /// The communicator in use.

@@ -41,6 +41,12 @@ const MAX_UNAUTHENTICATED: u64 = 4096;
 /// delay the handshakes of ranks.
 const ACCEPT_BATCH: usize = 64;
 
+/// Whether this process or system cannot open more files.
+fn is_exhausted(error: &io::Error) -> bool {
+    let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
 fn max_unauthenticated() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     MAX_UNAUTHENTICATED.min(files / 4) as usize
@@ -111,6 +117,8 @@ pub struct ControlPlane {
     outbox: Receiver<ToRoot>,
     shared: Arc<SharedDataPlane>,
     world_table: WorldTable,
+    /// Frames of rank 0 that arrived with its reply to the registration.
+    unread: Vec<Vec<u8>>,
     /// Connections of ranks that wait for the world table.
     table_requests: Vec<usize>,
     secret: Secret,
@@ -149,6 +157,7 @@ impl ControlPlane {
             outbox,
             shared,
             world_table: WorldTable::default(),
+            unread: Vec::new(),
             table_requests: Vec::new(),
             secret,
             timing,
@@ -156,8 +165,9 @@ impl ControlPlane {
             closing: None,
             flushed,
         };
-        if let Some(AuthConn { stream, link }) = to_root {
+        if let Some(AuthConn { stream, link, unread }) = to_root {
             plane.add(TcpStream::from_std(stream), link, ConnPeer::Root)?;
+            plane.unread = unread;
         }
         let flushed = Arc::new(Mutex::new(is_flushed));
         let world_table = plane.world_table.clone();
@@ -168,6 +178,7 @@ impl ControlPlane {
     pub fn run(mut self) {
         let mut events = Events::with_capacity(256);
         let mut ticked = clock::now();
+        self.handle_unread();
         while !self.is_finished() {
             let timeout = if self.accept_again { Duration::ZERO } else { TICK };
             // Errors are ignored: a signal or a transient failure only shortens the wait.
@@ -228,13 +239,14 @@ impl ControlPlane {
         for _ in 0..ACCEPT_BATCH {
             match self.listener.accept() {
                 Ok((stream, from)) => self.add_unauthenticated(stream, from),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => {
-                    // Too many open files: one of them may be a peer that never authenticates.
+                Err(error) if is_exhausted(&error) => {
+                    // One of the open files may be a peer that never authenticates.
                     self.accept_again = self.evict_unauthenticated();
                     return;
                 }
+                // A signal, or a peer that is gone already.
+                Err(_) => {}
             }
         }
         self.accept_again = true;
@@ -264,11 +276,8 @@ impl ControlPlane {
     /// Removes connections that have authenticated or closed from the front of `accepted`.
     fn prune_accepted(&mut self) {
         let Self { accepted, conns, .. } = self;
-        let is_open = |id: &usize| {
-            let conn = conns.get(id);
-            conn.is_some_and(|conn| matches!(conn.peer, ConnPeer::Unauthenticated(_)))
-        };
-        while accepted.front().is_some_and(|id| !is_open(id)) {
+        let is_unauthenticated = |id: &usize| conns.get(id).is_some_and(|c| !c.link.is_ready());
+        while accepted.front().is_some_and(|id| !is_unauthenticated(id)) {
             accepted.pop_front();
         }
     }
@@ -295,6 +304,15 @@ impl ControlPlane {
                 self.conns.insert(id, conn);
             }
             _ => {}
+        }
+    }
+
+    /// Handles what rank 0 sent after its reply to the registration.
+    fn handle_unread(&mut self) {
+        for frame in std::mem::take(&mut self.unread) {
+            let Some(mut conn) = self.conns.remove(&FIRST) else { return };
+            self.handle_frame(FIRST, &mut conn, &frame);
+            self.conns.insert(FIRST, conn);
         }
     }
 

@@ -37,14 +37,18 @@ pub struct AuthConn {
     pub stream: TcpStream,
     /// The link after its handshake.
     pub link: Link,
+    /// Frames that arrived with the reply to a request.
+    pub unread: Vec<Vec<u8>>,
 }
 
 /// Why a connection failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DialError {
     /// The peer does not respond, or not yet.
+    #[error("{0}")]
     Unreachable(String),
     /// The peer failed to authenticate or rejected this rank.
+    #[error("{0}")]
     Rejected(String),
 }
 
@@ -55,8 +59,8 @@ impl Dial<'_> {
         let stream = self.connect().map_err(unreachable)?;
         let nonce = random_bytes().map_err(unreachable)?;
         let link = Link::new(Role::Initiator, self.secret, nonce, self.timing, clock::now());
-        let mut conn = AuthConn { stream, link };
-        let ready = |steps: &[LinkEvent]| steps.contains(&LinkEvent::Ready).then_some(());
+        let mut conn = AuthConn { stream, link, unread: Vec::new() };
+        let ready = |steps: &mut Vec<LinkEvent>| steps.contains(&LinkEvent::Ready).then_some(());
         self.exchange(&mut conn, &mut [0; 4 << 10], true, ready)?;
         Ok(conn)
     }
@@ -117,7 +121,7 @@ impl Dial<'_> {
         conn: &mut AuthConn,
         buffer: &mut [u8],
         heartbeats: bool,
-        found: impl Fn(&[LinkEvent]) -> Option<T>,
+        found: impl Fn(&mut Vec<LinkEvent>) -> Option<T>,
     ) -> Result<T, DialError> {
         let unreachable = |error: std::io::Error| DialError::Unreachable(error.to_string());
         let mut steps = Vec::new();
@@ -143,7 +147,8 @@ impl Dial<'_> {
                 }
                 Err(error) => return Err(unreachable(error)),
             }
-            if let Some(found) = found(&steps) {
+            if let Some(found) = found(&mut steps) {
+                conn.unread.extend(std::iter::from_fn(|| first_frame(&mut steps)));
                 return Ok(found);
             }
         }
@@ -163,13 +168,13 @@ impl Dial<'_> {
     }
 }
 
-/// The first frame among the steps.
-fn first_frame(steps: &[LinkEvent]) -> Option<Vec<u8>> {
-    let frame = |step: &LinkEvent| match step {
-        LinkEvent::Frame(frame) => Some(frame.clone()),
+/// Takes the first frame.
+fn first_frame(steps: &mut Vec<LinkEvent>) -> Option<Vec<u8>> {
+    let at = steps.iter().position(|step| matches!(step, LinkEvent::Frame(_)))?;
+    match steps.remove(at) {
+        LinkEvent::Frame(frame) => Some(frame),
         LinkEvent::Ready => None,
-    };
-    steps.iter().find_map(frame)
+    }
 }
 
 /// Writes as much of a link's data as the socket accepts; the rest is written later.
@@ -213,7 +218,7 @@ mod tests {
             stream.write_all(link.pending()).unwrap();
             link.advance(link.pending().len());
         };
-        while first_frame(&steps).is_none() {
+        while first_frame(&mut steps).is_none() {
             flush(&mut link, &mut stream);
             let count = stream.read(&mut buffer).unwrap();
             link.receive(&buffer[..count], clock::now(), &mut steps).unwrap();

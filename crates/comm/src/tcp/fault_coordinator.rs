@@ -99,6 +99,8 @@ impl FaultCoordinator {
                 }
             }
             ToRoot::Abort { comm_id, fault } => self.abort_comm(comm_id, fault),
+            // Of the bootstrap.
+            ToRoot::HasTable => {}
             ToRoot::Closed(closed) => self.comm_closed(from, closed),
             ToRoot::Shutdown => {
                 self.shut_down.insert(from, self.last_fault.clone());

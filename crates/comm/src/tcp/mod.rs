@@ -23,7 +23,9 @@ pub use engine::TcpEngine;
 pub use transport::TcpTransport;
 
 pub(crate) use context::TcpContext;
-pub(crate) use control_messages::{FromRoot, Hello, MAX_CONNECTIONS, RankInfo, decode, encode};
+pub(crate) use control_messages::{
+    FromRoot, Hello, MAX_CONNECTIONS, RankInfo, ToRoot, decode, encode,
+};
 pub(crate) use control_plane::{ControlHandle, ControlPlane, ControlRole, RootState};
 pub(crate) use data_plane::{CommTable, LinkDirection, PostedRecv, SharedDataPlane, check_match};
 pub(crate) use dial::{AuthConn, Dial, DialError};

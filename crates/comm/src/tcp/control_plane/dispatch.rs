@@ -20,8 +20,12 @@ impl ControlPlane {
             ConnPeer::Unauthenticated(_) => return self.hello(id, conn, frame),
             ConnPeer::Rank(rank) => {
                 let message = decode::<ToRoot>(frame);
-                if let (ControlRole::Root(root), Some(message)) = (&mut self.role, message) {
-                    root.coordinator.handle(rank, message, now);
+                match (&mut self.role, message) {
+                    (ControlRole::Root(root), Some(ToRoot::HasTable)) => root.has_table(rank),
+                    (ControlRole::Root(root), Some(message)) => {
+                        root.coordinator.handle(rank, message, now);
+                    }
+                    _ => {}
                 }
             }
             ConnPeer::Root => {

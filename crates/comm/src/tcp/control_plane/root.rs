@@ -1,6 +1,6 @@
 //! The state of rank 0: first the rendezvous, then the fault coordinator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -12,9 +12,8 @@ use crate::tcp::control_messages::{FromRoot, RankInfo, encode};
 use crate::tcp::fault_coordinator::{FaultCoordinator, Recipient};
 use crate::tcp::rendezvous::{Rendezvous, RendezvousError};
 
-/// The fan-out of the tree along which the ranks receive the world table. At 10,000 ranks the table
-/// has about a megabyte: rank 0 alone would encrypt and send ten gigabytes.
-const TREE_FANOUT: u32 = 16;
+/// Time after the deadline of the rendezvous in which all ranks must have the world table.
+const TABLE_SLACK: Duration = Duration::from_secs(10);
 
 /// A message of rank 0, encoded once for all its recipients.
 pub struct Outgoing {
@@ -43,12 +42,25 @@ pub struct RootState {
     result: Sender<RendezvousResult>,
     /// The algorithm table for all ranks, as a JSON document.
     algorithms: String,
+    /// The fan-out of the tree along which the ranks receive the world table. At 10,000 ranks the
+    /// table has hundreds of kilobytes: rank 0 alone would encrypt and send gigabytes.
+    fanout: u32,
+    /// While ranks receive the table from other ranks.
+    distribution: Option<Distribution>,
     /// The connection of each rank.
     pub(super) conns: BTreeMap<u32, usize>,
     out: Vec<Outgoing>,
     /// The encoded [`FromRoot::Ready`], once all ranks are registered.
     pub(super) world_table: Option<Arc<[u8]>>,
     failed: Option<RendezvousError>,
+}
+
+/// The distribution of the world table. Rank 0 does not exit before all ranks have it, because it
+/// serves those whose parent has exited or cannot be reached.
+struct Distribution {
+    members: Vec<RankInfo>,
+    /// The ranks that have not reported the table.
+    awaited: BTreeSet<u32>,
 }
 
 impl RootState {
@@ -58,6 +70,7 @@ impl RootState {
         own: RankInfo,
         timeout: Duration,
         algorithms: String,
+        fanout: u32,
         result: Sender<RendezvousResult>,
     ) -> Self {
         let mut rendezvous = Rendezvous::new(world_size);
@@ -69,6 +82,8 @@ impl RootState {
             timeout,
             result,
             algorithms,
+            fanout,
+            distribution: None,
             conns: BTreeMap::new(),
             out: Vec::new(),
             world_table: None,
@@ -122,7 +137,8 @@ impl RootState {
         let algorithms = std::mem::take(&mut self.algorithms);
         let ready: Arc<[u8]> =
             encode(&FromRoot::Ready { members: members.clone(), algorithms }).into();
-        for (parent, children) in tree(members.len() as u32) {
+        let world_size = members.len() as u32;
+        for (parent, children) in tree(world_size, self.fanout) {
             let frame = match parent {
                 0 => ready.clone(),
                 _ => encode(&FromRoot::ReadyAt(members[parent as usize].clone())).into(),
@@ -131,7 +147,33 @@ impl RootState {
             self.out.push(Outgoing { conns, frame, own: None });
         }
         self.world_table = Some(ready);
-        let _ = self.result.send(Ok(members));
+        // Rank 0 has sent the table to its children on their connections.
+        let awaited = (self.fanout.saturating_add(1)..world_size).collect();
+        self.distribution = Some(Distribution { members, awaited });
+        self.finish_distribution();
+    }
+
+    /// A rank has the world table, or has exited regularly.
+    pub fn has_table(&mut self, rank: u32) {
+        if let Some(distribution) = &mut self.distribution {
+            distribution.awaited.remove(&rank);
+        }
+        self.finish_distribution();
+    }
+
+    fn finish_distribution(&mut self) {
+        let is_done = |distribution: &mut Distribution| distribution.awaited.is_empty();
+        if let Some(Distribution { members, .. }) = self.distribution.take_if(is_done) {
+            let _ = self.result.send(Ok(members));
+        }
+    }
+
+    /// Ends the bootstrap of rank 0 with an error while other ranks receive the world table.
+    fn fail_distribution(&mut self, what: impl FnOnce(&Distribution) -> (String, String)) {
+        if let Some(distribution) = self.distribution.take() {
+            let (what, hint) = what(&distribution);
+            let _ = self.result.send(Err(RendezvousError { what, hint }));
+        }
     }
 
     /// Fails the rendezvous and tells all connected ranks.
@@ -147,10 +189,13 @@ impl RootState {
     pub fn connection_closed(&mut self, rank: u32, why: &str) {
         self.conns.remove(&rank);
         if self.rendezvous.is_some() {
-            let what = format!("rank {rank} disconnected during the bootstrap: {why}");
-            let hint = format!("see the output of rank {rank}");
+            let (what, hint) = disconnected(rank, why);
             self.fail(RendezvousError { what, hint });
         } else {
+            match self.coordinator.has_shut_down(rank) {
+                true => self.has_table(rank),
+                false => self.fail_distribution(|_| disconnected(rank, why)),
+            }
             self.coordinator.connection_closed(rank, why);
         }
     }
@@ -165,6 +210,16 @@ impl RootState {
         if let Some(rendezvous) = self.rendezvous.as_ref().filter(|_| now >= self.deadline) {
             let error = rendezvous.timeout_error(self.timeout.as_secs());
             self.fail(error);
+        }
+        if now >= self.deadline + TABLE_SLACK {
+            self.fail_distribution(|distribution| {
+                let missing = distribution.awaited.len();
+                let first = distribution.awaited.first().copied().unwrap_or_default();
+                let what = format!(
+                    "{missing} ranks did not receive the addresses of all ranks: rank {first}"
+                );
+                (what, format!("see the output of rank {first}"))
+            });
         }
         self.coordinator.tick(now);
     }
@@ -186,11 +241,17 @@ impl RootState {
     }
 }
 
+/// The error of a rank that exits in the bootstrap, and the hint.
+fn disconnected(rank: u32, why: &str) -> (String, String) {
+    let what = format!("rank {rank} disconnected during the bootstrap: {why}");
+    (what, format!("see the output of rank {rank}"))
+}
+
 /// The inner ranks of the tree with their children. Those of rank 0 come first.
-fn tree(world_size: u32) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> {
+fn tree(world_size: u32, fanout: u32) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> {
     let children = move |parent: u32| {
-        let first = parent.saturating_mul(TREE_FANOUT).saturating_add(1).min(world_size);
-        first..first.saturating_add(TREE_FANOUT).min(world_size)
+        let first = parent.saturating_mul(fanout).saturating_add(1).min(world_size);
+        first..first.saturating_add(fanout).min(world_size)
     };
     (0..world_size).map(move |parent| (parent, children(parent))).take_while(|(_, c)| !c.is_empty())
 }
@@ -205,11 +266,13 @@ mod tests {
 
     #[test]
     fn every_rank_but_the_root_has_one_parent_with_a_lower_rank() {
-        for world_size in [1, 2, 16, 17, 18, 273, 274, 10_000] {
+        for (world_size, fanout) in
+            [(1, 16), (2, 16), (17, 16), (18, 16), (274, 16), (9, 1), (10_000, 256)]
+        {
             let mut next = 1;
-            for (parent, children) in tree(world_size) {
+            for (parent, children) in tree(world_size, fanout) {
                 assert_eq!(children.start, next);
-                assert!(parent < children.start && children.len() <= TREE_FANOUT as usize);
+                assert!(parent < children.start && children.len() <= fanout as usize);
                 next = children.end;
             }
             assert_eq!(next, world_size, "{world_size} ranks");
