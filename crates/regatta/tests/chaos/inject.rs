@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 use crate::REGATTA;
 use crate::case::{Case, JobFault, PAUSE, ProcessRole};
 
-/// Limit on every wait.
-pub const TIMEOUT: Duration = Duration::from_secs(40);
+/// Limit on every wait. On a loaded machine the ranks of a job may take a minute to write their output.
+pub const TIMEOUT: Duration = Duration::from_secs(200);
 
 /// Polls until a value is available.
 pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> Result<T, String> {

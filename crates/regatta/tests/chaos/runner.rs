@@ -23,9 +23,9 @@ const NODES: u32 = 8;
 /// Concurrent cases per CPU.
 const WORKERS_PER_CPU: usize = 3;
 /// Time limit of a job.
-const LIMIT: Duration = Duration::from_secs(100);
+const LIMIT: Duration = Duration::from_secs(300);
 /// Time limit of a job with a large output.
-const LARGE_OUTPUT_LIMIT: Duration = Duration::from_secs(300);
+const LARGE_OUTPUT_LIMIT: Duration = Duration::from_secs(600);
 
 #[test]
 fn injected_faults_are_reported_and_leave_no_processes() {
