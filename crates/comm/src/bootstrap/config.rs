@@ -38,7 +38,8 @@ pub struct BootstrapConfig {
     pub bind: Vec<IpAddr>,
     /// The number of connections per peer that large messages are striped over, 1 to 16.
     pub connections: u8,
-    /// The number of ranks to which each rank passes on the addresses of all ranks. Rank 0 decides.
+    /// The number of ranks to which each rank passes on the addresses of all ranks; the value of rank 0
+    /// applies.
     pub table_fanout: u32,
     /// The network for messages: libfabric or TCP.
     pub fabric: ProviderChoice,

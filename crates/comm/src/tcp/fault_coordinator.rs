@@ -99,7 +99,7 @@ impl FaultCoordinator {
                 }
             }
             ToRoot::Abort { comm_id, fault } => self.abort_comm(comm_id, fault),
-            // Of the bootstrap.
+            // Handled by the state of the bootstrap.
             ToRoot::HasTable => {}
             ToRoot::Closed(closed) => self.comm_closed(from, closed),
             ToRoot::Shutdown => {
