@@ -16,6 +16,8 @@ pub fn run(
     peer: &Peer,
     arguments: &[String],
 ) -> Result<String> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
+    let binding = if ranks > cores { "none" } else { "core" };
     let (program, ranks) = (&peer.program, ranks.to_string());
     let mut command = match peer.launcher {
         Launcher::Mpich => Command::new("mpiexec.hydra"),
@@ -28,8 +30,11 @@ pub fn run(
             return take_log(run_dir);
         }
     };
-    if let Launcher::OpenMpi = peer.launcher {
-        command.args(["--oversubscribe", "--allow-run-as-root"]);
+    match peer.launcher {
+        Launcher::OpenMpi => {
+            command.args(["--oversubscribe", "--allow-run-as-root", "--bind-to", binding]);
+        }
+        _ => drop(command.args(["-bind-to", binding])),
     }
     stdout_of(command.args(["-n", &ranks]).args(program).args(arguments))
 }

@@ -5,9 +5,12 @@
 //! PyTorch of `REGATTA_BENCH_PYTHON` or `python3`.
 //!
 //! Arguments: numbers of ranks, 2 and 4 by default. `--hosts` runs each rank in a network namespace
-//! of its own, connected over TCP (needs root). `--min` reports the fastest round instead of the
-//! median, for machines with background load; `--runs N` sets the number of interleaved runs;
-//! `--bytes A,B,…` selects sizes.
+//! of its own, connected over TCP (needs root). `--runs N` sets the number of interleaved runs,
+//! `--bytes A,B,…` selects sizes, `--only NAME,…` selects collectives, and `--peers NAME,…` peers.
+//!
+//! A round is 20 calls (fewer from 64 MiB on) after 5 warm-ups. The table has the median of the
+//! rounds of all runs and, in brackets, the quartiles; the first call of each size has a table of its
+//! own.
 
 mod launch_local;
 mod launch_namespaces;
@@ -20,22 +23,36 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result};
 use regatta_benchmarks::{TempDir, peer_source, python_with_torch, regatta_binary};
 
-use results::{Results, Statistic};
+use results::Results;
 
+/// Our name among the implementations.
+const OURS: &str = "Regatta";
 /// Set in rank processes.
 const RANK: &str = "REGATTA_BENCH_RANK";
-/// Rounds per size and run; the peers' programs use the same number.
-const ROUNDS: usize = 5;
-/// The last one is ours only: an in-place all-reduce in buffers of the communicator.
-const NAMES: [&str; 5] = ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "in-buffers"];
+/// Ours only: an in-place all-reduce in buffers of the communicator.
+const IN_BUFFERS: &str = "in-buffers";
+const NAMES: [&str; 10] = [
+    "barrier",
+    "all-reduce",
+    "reduce",
+    "broadcast",
+    "all-gather",
+    "reduce-scatter",
+    "gather",
+    "scatter",
+    "all-to-all",
+    IN_BUFFERS,
+];
 
 /// Command-line options.
 struct Options {
     ranks: Vec<u32>,
     hosts: bool,
-    statistic: Statistic,
     runs: usize,
     bytes: Vec<u64>,
+    names: Vec<String>,
+    /// All, if empty.
+    peers: Vec<String>,
 }
 
 /// The launcher of a program's ranks.
@@ -73,18 +90,21 @@ fn main() -> Result<()> {
 }
 
 fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
-    let bytes = [3, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28].map(|bits| 1 << bits).to_vec();
-    let (ranks, statistic) = (Vec::new(), Statistic::Median);
-    let mut options = Options { ranks, hosts: false, statistic, runs: 3, bytes };
+    let bytes = [3, 6, 8, 10, 12, 15, 18, 20, 23, 26].map(|bits| 1 << bits).to_vec();
+    let names = NAMES.map(str::to_owned).to_vec();
+    let mut options =
+        Options { ranks: Vec::new(), hosts: false, runs: 3, bytes, names, peers: Vec::new() };
     while let Some(word) = words.next() {
         let mut value = || words.next().with_context(|| format!("{word} requires a value"));
+        let list = |text: String| text.split(',').map(str::to_owned).collect();
         match word.as_str() {
             "--hosts" => options.hosts = true,
-            "--min" => options.statistic = Statistic::Minimum,
             "--runs" => options.runs = value()?.parse()?,
             "--bytes" => {
                 options.bytes = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?
             }
+            "--only" => options.names = list(value()?),
+            "--peers" => options.peers = list(value()?),
             // Cargo passes it to every benchmark.
             "--bench" => {}
             _ => {
@@ -102,27 +122,34 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
     Ok(options)
 }
 
-/// Arguments of an implementation: pairs of repetitions per round and bytes. Slow implementations
-/// repeat small sizes less often.
-fn arguments(name: &str, ranks: u32, bytes: &[u64]) -> Vec<String> {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32);
-    let max = if name == "gloo" || ranks > cores { 100 } else { 2000 };
-    let repeats = |bytes: u64| ((64u64 << 20) / bytes.max(1)).clamp(2, max);
-    bytes.iter().flat_map(|bytes| [repeats(*bytes).to_string(), bytes.to_string()]).collect()
+/// Arguments of an implementation: the collectives, then warm-ups, rounds, calls and bytes of each
+/// size.
+fn arguments(ours: bool, options: &Options) -> Vec<String> {
+    let names = options.names.iter().filter(|name| ours || *name != IN_BUFFERS);
+    let size = |bytes: &u64| match *bytes {
+        0..0x400_0000 => [5, 5, 20, *bytes],
+        0x400_0000..0x1000_0000 => [2, 2, 4, *bytes],
+        _ => [1, 1, 2, *bytes],
+    };
+    let sizes = options.bytes.iter().flat_map(size).map(|number| number.to_string());
+    [names.cloned().collect::<Vec<_>>().join(",")].into_iter().chain(sizes).collect()
 }
 
 /// The installed implementations, and the names of the others. MPI programs are compiled to `folder`.
-fn peers(folder: &Path) -> Result<(Vec<Peer>, Vec<&'static str>)> {
+fn peers(folder: &Path, wanted: &[String]) -> Result<(Vec<Peer>, Vec<&'static str>)> {
     let (mpi, regatta) = (|compiler| compile_mpi(compiler, folder), Launcher::Regatta);
     let gloo = python_with_torch().map(|python| vec![python, peer_source("collectives.py")]);
     let all = [
-        ("ours", regatta, Some(vec![std::env::current_exe()?])),
+        (OURS, regatta, Some(vec![std::env::current_exe()?])),
         ("Open MPI", Launcher::OpenMpi, mpi("mpicc.openmpi")),
         ("MPICH", Launcher::Mpich, mpi("mpicc.mpich")),
         ("gloo", regatta, gloo),
     ];
     let (mut peers, mut missing) = (Vec::new(), Vec::new());
     for (name, launcher, program) in all {
+        if name != OURS && !wanted.is_empty() && !wanted.iter().any(|wanted| wanted == name) {
+            continue;
+        }
         match program {
             Some(program) => peers.push(Peer { name, launcher, program }),
             None => missing.push(name),
@@ -146,18 +173,20 @@ fn compare(
     folder: &Path,
     run: impl Fn(&Peer, &[String]) -> Result<String>,
 ) -> Result<()> {
-    let (peers, missing) = peers(folder)?;
+    let (peers, missing) = peers(folder, &options.peers)?;
     let mut results: Vec<Results> = peers.iter().map(|_| Results::default()).collect();
     for _ in 0..options.runs {
         for (peer, results) in peers.iter().zip(&mut results) {
-            let arguments = arguments(peer.name, ranks, &options.bytes);
+            let arguments = arguments(peer.name == OURS, options);
             results.read(&run(peer, &arguments).context(peer.name)?);
         }
     }
-    let place = if options.hosts { "on separate hosts," } else { "" };
-    println!("{ranks} ranks {place} on {} cores", std::thread::available_parallelism()?);
+    let place = if options.hosts { " on separate hosts" } else { "" };
+    println!("{ranks} ranks{place}, {} cores, µs", std::thread::available_parallelism()?);
     missing.iter().for_each(|name| println!("not installed: {name}"));
     let names: Vec<&str> = peers.iter().map(|peer| peer.name).collect();
-    results::print(&names, &results, options.statistic, &options.bytes);
+    results::print(&names, &results, options, "");
+    println!("\nfirst call:");
+    results::print(&names, &results, options, ":first");
     Ok(())
 }

@@ -1,31 +1,8 @@
 //! Collects and prints results.
 
 use std::collections::BTreeMap;
-use std::hint::black_box;
-use std::time::Instant;
 
-use crate::{NAMES, ROUNDS};
-
-/// Statistic over the rounds.
-#[derive(Debug, Clone, Copy)]
-pub enum Statistic {
-    /// The median.
-    Median,
-    /// The minimum: without background load.
-    Minimum,
-}
-
-impl Statistic {
-    fn of(self, times: &[f64]) -> Option<f64> {
-        let mut times = times.to_vec();
-        times.sort_by(f64::total_cmp);
-        let at = match self {
-            Self::Median => times.len() / 2,
-            Self::Minimum => 0,
-        };
-        times.get(at).copied()
-    }
-}
+use crate::Options;
 
 /// Seconds by operation and bytes.
 #[derive(Debug, Default)]
@@ -44,44 +21,39 @@ impl Results {
         }
     }
 
-    fn seconds(&self, name: &str, bytes: u64, statistic: Statistic) -> Option<f64> {
-        self.0.get(&(name.to_owned(), bytes)).and_then(|times| statistic.of(times))
+    /// First quartile, median and third quartile of all rounds.
+    fn quartiles(&self, name: &str, bytes: u64) -> Option<[f64; 3]> {
+        let mut times = self.0.get(&(name.to_owned(), bytes)).cloned()?;
+        times.sort_by(f64::total_cmp);
+        Some([1, 2, 3].map(|quarter| times[(times.len() - 1) * quarter / 4]))
     }
 }
 
-/// One line per operation and size: ours, the peers and a copy.
-pub fn print(names: &[&str], results: &[Results], statistic: Statistic, sizes: &[u64]) {
-    let head: String = names.iter().skip(1).map(|name| format!("{name:>22}")).collect();
-    println!("{:<15}{:>11}{:>13}{head}{:>12}", "operation", "bytes", "ours", "copy");
-    for name in NAMES {
+/// One Markdown row per operation and size: ours, the peers, and the best peer's time over ours.
+pub fn print(names: &[&str], results: &[Results], options: &Options, suffix: &str) {
+    println!("| operation | bytes | {} | ratio |", names.join(" | "));
+    println!("|---|---|{}---|", "---|".repeat(names.len()));
+    for name in &options.names {
+        // A barrier has no data.
+        let sizes = if name == "barrier" { &options.bytes[..1] } else { &options.bytes[..] };
         for &bytes in sizes {
-            let mut times = results.iter().map(|results| results.seconds(name, bytes, statistic));
-            let Some(Some(ours)) = times.next() else { continue };
-            let others: String = times.map(|theirs| beside(ours, theirs)).collect();
-            let copy = copy_seconds(bytes, statistic) * 1e6;
-            println!("{name:<15}{bytes:>11}{:>10.2} µs{others}{copy:>9.2} µs", ours * 1e6);
+            let of = |results: &Results| results.quartiles(&format!("{name}{suffix}"), bytes);
+            let times: Vec<Option<[f64; 3]>> = results.iter().map(of).collect();
+            let Some(Some(ours)) = times.first() else { continue };
+            let best = times[1..].iter().flatten().map(|t| t[1]).min_by(f64::total_cmp);
+            let ratio = best.map_or("-".to_owned(), |best| format!("{:.2}", best / ours[1]));
+            let cells: Vec<String> = times.iter().map(cell).collect();
+            println!("| {name} | {bytes} | {} | {ratio} |", cells.join(" | "));
         }
     }
 }
 
-/// A peer's time and our speed-up.
-fn beside(ours: f64, theirs: Option<f64>) -> String {
-    match theirs {
-        Some(theirs) => format!("{:>11.2} µs {:>6.2}x", theirs * 1e6, theirs / ours),
-        None => format!("{:>22}", "-"),
-    }
-}
-
-fn copy_seconds(bytes: u64, statistic: Statistic) -> f64 {
-    let (from, mut to) = (vec![1u8; bytes as usize], vec![0u8; bytes as usize]);
-    let repeats = ((64u64 << 20) / bytes.max(1)).clamp(3, 2000);
-    let once = || {
-        let start = Instant::now();
-        for _ in 0..repeats {
-            to.copy_from_slice(black_box(&from));
-            black_box(&mut to);
-        }
-        start.elapsed().as_secs_f64() / repeats as f64
-    };
-    statistic.of(&std::iter::repeat_with(once).take(ROUNDS).collect::<Vec<_>>()).unwrap_or(0.0)
+/// Median and quartiles in microseconds.
+fn cell(times: &Option<[f64; 3]>) -> String {
+    let Some(times) = times else { return "-".to_owned() };
+    let [low, median, high] = times.map(|seconds| {
+        let us = seconds * 1e6;
+        if us < 100.0 { format!("{us:.2}") } else { format!("{us:.0}") }
+    });
+    format!("{median} [{low}, {high}]")
 }
