@@ -1,20 +1,23 @@
 //! Reduction kernels, limited by memory bandwidth. Plain loops that the compiler vectorises, once
 //! per instruction set; the CPU is detected at run time.
 //!
-//! f16 and bf16 are computed in f32 and rounded to nearest even after every step, so that the
-//! result does not depend on how many inputs are reduced at once. Buffers may be unaligned.
+//! f16 and bf16 are computed in f32 and rounded to nearest even. [`reduce_many`] accumulates all
+//! inputs in f32 and rounds once. Buffers may be unaligned.
 
+mod accumulate_f32;
 mod f16;
 mod reduce_fn;
 pub mod stream;
+
+use std::ops::Range;
 
 use self::reduce_fn::{
     Bf16, Max, Min, Product, ReduceFn, Reducible, Sum, Unaligned, elements, elements_mut,
 };
 use crate::{DType, ReduceOp};
 
-/// Block size when many inputs are reduced: a block stays in the L1 cache.
-const BLOCK_BYTES: usize = 8 << 10;
+/// Block size when many inputs are reduced: a block of the output stays in the L1 cache.
+const BLOCK_BYTES: usize = 4 << 10;
 
 /// `into = into ∘ from`, up to the shorter length.
 pub fn reduce(dtype: DType, op: ReduceOp, into: &mut [u8], from: &[u8]) {
@@ -26,7 +29,8 @@ pub fn reduce_pair(dtype: DType, op: ReduceOp, out: &mut [u8], a: &[u8], b: &[u8
     dispatch_dtype(dtype, op, Operands::Two(out, a, b));
 }
 
-/// `out = (input(0) ∘ input(1)) ∘ … ∘ input(inputs - 1)`, in this order.
+/// `out = (input(0) ∘ input(1)) ∘ … ∘ input(inputs - 1)`, in this order, divided by their number if the
+/// reduction is an average.
 pub fn reduce_many<'a>(
     dtype: DType,
     op: ReduceOp,
@@ -34,19 +38,28 @@ pub fn reduce_many<'a>(
     inputs: usize,
     input: impl Fn(usize) -> &'a [u8],
 ) {
+    let rounds_twice = inputs > 2 || op == ReduceOp::Average;
     match inputs {
         0 => {}
         1 => copy(out, input(0)),
-        2 => reduce_pair(dtype, op, out, input(0), input(1)),
+        _ if dtype.size() == 2 && dtype != DType::I16 && rounds_twice => {
+            accumulate_f32::reduce_many(dtype, op, out, inputs, input);
+        }
         _ => {
             for (at, block) in out.chunks_mut(BLOCK_BYTES).enumerate() {
-                let start = at * BLOCK_BYTES;
-                let cut = |input: &'a [u8]| &input[start.min(input.len())..];
-                reduce_pair(dtype, op, block, cut(input(0)), cut(input(1)));
-                (2..inputs).for_each(|i| reduce(dtype, op, block, cut(input(i))));
+                let range = at * BLOCK_BYTES..at * BLOCK_BYTES + block.len();
+                let part = |i: usize| subslice(input(i), &range);
+                reduce_pair(dtype, op, block, part(0), part(1));
+                (2..inputs).for_each(|i| reduce(dtype, op, block, part(i)));
+                finalize(dtype, op, inputs as u32, block);
             }
         }
     }
+}
+
+/// The part of `range` that is inside.
+fn subslice<'a>(of: &'a [u8], range: &Range<usize>) -> &'a [u8] {
+    &of[range.start.min(of.len())..range.end.min(of.len())]
 }
 
 /// Divides by the number of ranks if the reduction is an average.

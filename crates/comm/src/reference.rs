@@ -87,7 +87,9 @@ fn floats<const N: usize>(
     read: impl Fn([u8; N]) -> f64,
     write: impl Fn(f64) -> [u8; N],
 ) -> Vec<u8> {
-    // Rounded after each step, as the engines do. NaN propagates through min and max.
+    // Accumulated in f32 or, if it is wider, in the element type, as in the engines. NaN propagates
+    // through min and max.
+    let accumulate = |value: f64| if N == 2 { f64::from(value as f32) } else { read(write(value)) };
     let two = |a: f64, b: f64| match op {
         ReduceOp::Sum | ReduceOp::Average => a + b,
         ReduceOp::Product => a * b,
@@ -97,8 +99,8 @@ fn floats<const N: usize>(
     };
     let ranks = inputs.len() as f64;
     each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
-        let all = values.map(&read).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0.0);
-        write(if op == ReduceOp::Average { all / ranks } else { all })
+        let all = values.map(&read).reduce(|a, b| accumulate(two(a, b))).unwrap_or(0.0);
+        write(if op == ReduceOp::Average { accumulate(all / ranks) } else { all })
     })
 }
 

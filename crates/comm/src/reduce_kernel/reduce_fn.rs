@@ -109,13 +109,13 @@ pub struct Bf16(u16);
 
 impl Bf16 {
     #[inline(always)]
-    fn to_f32(self) -> f32 {
+    pub fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
     }
 
     /// Rounds to nearest even. A NaN must not round to infinity.
     #[inline(always)]
-    fn from_f32(value: f32) -> Self {
+    pub fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
         let quiet = bits | 0x0040_0000;

@@ -73,9 +73,13 @@ proptest! {
         let slices: Vec<&[u8]> = shifted.iter().map(|i| &i[start..]).collect();
         let mut out = vec![0u8; start + bytes];
         reduce_many(dtype, op, &mut out[start..], slices.len(), |i| slices[i]);
-        finalize(dtype, op, ranks as u32, &mut out[start..]);
         check(dtype, op, &inputs, &out[start..])?;
 
+        // One by one, 16-bit floats are rounded after each step.
+        let rounds_once = dtype.size() > 2 || dtype == DType::I16 || ranks < 3 && op != ReduceOp::Average;
+        if !rounds_once {
+            return Ok(());
+        }
         let mut one_by_one = shifted[0].clone();
         for more in &slices[1..] {
             reduce(dtype, op, &mut one_by_one[start..], more);
@@ -96,6 +100,23 @@ fn reduce_many_covers_all_blocks() {
     reduce_many(DType::F32, ReduceOp::Sum, &mut out, slices.len(), |i| slices[i]);
     for (i, got) in out.chunks(4).enumerate() {
         assert_eq!(f32::from_ne_bytes(got.try_into().unwrap()), (6 * i) as f32);
+    }
+}
+
+#[test]
+fn bf16_and_f16_accumulate_in_f32() {
+    // Rounded after each step, 256 + 1 is 256 in bf16, and 2048 + 1 is 2048 in f16.
+    for (dtype, large) in [(DType::Bf16, 256.0), (DType::F16, 2048.0)] {
+        let of = |value: f32| match dtype {
+            DType::Bf16 => bf16::from_f32(value).to_ne_bytes(),
+            _ => f16::from_f32(value).to_ne_bytes(),
+        };
+        let inputs: Vec<[u8; 2]> = [large, 1.0, 1.0, 1.0, 1.0].map(of).to_vec();
+        let mut out = [0; 2];
+        reduce_many(dtype, ReduceOp::Sum, &mut out, inputs.len(), |i| &inputs[i][..]);
+        assert_eq!(out, of(large + 4.0), "{dtype}");
+        reduce_many(dtype, ReduceOp::Average, &mut out, inputs.len(), |i| &inputs[i][..]);
+        assert_eq!(out, of((large + 4.0) / 5.0), "{dtype}");
     }
 }
 

@@ -7,9 +7,11 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use regatta_model::CpuSet;
 use regatta_wire::clock;
 
 use super::arena::{self, Arena};
+use super::l3;
 use super::layout::{CPU_WORDS, RegionLayout};
 use super::region::{Activity, Region};
 use super::segment::Segment;
@@ -210,7 +212,11 @@ pub fn attach(
 impl ShmState {
     /// Publishes that this rank has joined.
     fn mark_joined(&self) {
-        self.region.mark_joined(process_token(), affinity_mask(), self.arena.is_some());
+        self.region.prefault(self.region.rank);
+        let cpus = affinity();
+        let l3 = cpus.as_ref().map_or(l3::UNKNOWN, l3::id);
+        let mask = cpus.map_or([u64::MAX; CPU_WORDS], |cpus| affinity_mask(&cpus));
+        self.region.mark_joined(process_token(), mask, l3, self.arena.is_some());
     }
 }
 
@@ -234,6 +240,7 @@ fn complete_bootstrap(mut shared: ShmState) -> ShmState {
     shared.same_process = (0..shared.peers.len()).map(of).collect();
     shared.region.asymmetric_fence = shared.region.all_support_membarrier();
     shared.arena = shared.arena.filter(|_| shared.region.all_map_arena());
+    (0..shared.peers.len()).for_each(|rank| shared.region.prefault(rank));
     shared.oversubscribed = shared.region.usable_cpus() < shared.peers.len() as u32;
     shared
 }
@@ -248,9 +255,14 @@ fn process_token() -> u64 {
     })
 }
 
-/// CPUs this rank may run on; all if unknown.
-fn affinity_mask() -> [u64; CPU_WORDS] {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return [u64::MAX; CPU_WORDS] };
-    let bit = |word: usize, bit: usize| u64::from(set.is_set(word * 64 + bit)) << bit;
-    std::array::from_fn(|word| (0..64).map(|b| bit(word, b)).fold(0, |all, one| all | one))
+/// CPUs this rank may run on, if they are known.
+fn affinity() -> Option<CpuSet> {
+    let set = rustix::thread::sched_getaffinity(None).ok()?;
+    Some((0..CPU_WORDS * 64).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+fn affinity_mask(cpus: &CpuSet) -> [u64; CPU_WORDS] {
+    let mut mask = [0; CPU_WORDS];
+    cpus.iter().for_each(|cpu| mask[cpu / 64] |= 1 << (cpu % 64));
+    mask
 }

@@ -91,6 +91,14 @@ impl<'a> Buffers<'a> {
         if self.streaming { stream::copy(out, data) } else { out.copy_from_slice(data) }
     }
 
+    /// Copies the input to the output, unless they are the same.
+    pub fn copy_own(&self, bytes: usize) {
+        if !self.is_aliased(0, 0) {
+            // SAFETY: out of place, input and output are disjoint.
+            unsafe { self.write(0..bytes, self.input(0..bytes)) };
+        }
+    }
+
     /// Whether these input and output offsets are the same address.
     pub fn is_aliased(&self, input: usize, output: usize) -> bool {
         std::ptr::eq(self.input.wrapping_add(input), self.output.wrapping_add(self.result + output))

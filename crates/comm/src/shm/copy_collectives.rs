@@ -13,7 +13,7 @@ impl ShmEngine {
     pub(super) fn max_block_bytes(&mut self, call: &Call, ctx: &CallCtx) -> Result<usize> {
         let Counts::PerPair { send, receive } = &call.counts else { return Ok(0) };
         let own_counts: Vec<u8> = send.iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
-        let slot = SlotKind::Slot(own_counts.len());
+        let slot = SlotKind::Slot;
         let seq = self.next_post(slot, ctx)?;
         self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);
         self.post(seq, ctx);
@@ -58,12 +58,9 @@ impl ShmEngine {
                     self.shared.await_post(other, seq, ctx)?;
                 }
                 if let Some(chunk) = chunk {
-                    self.read_payload(seq, chunk.bytes, |part| {
-                        let chunk = chunk.part(part);
-                        let from = self.payload(plan.slot, other, seq, chunk.in_slot());
-                        // SAFETY: received blocks are written where no unsent input is left.
-                        unsafe { buffers.write(chunk.in_buffer(), from) };
-                    });
+                    let from = self.payload(plan.slot, other, seq, chunk.in_slot());
+                    // SAFETY: received blocks are written where no unsent input is left.
+                    unsafe { buffers.write(chunk.in_buffer(), from) };
                 }
             }
         }

@@ -29,8 +29,9 @@ pub const P2P_CHUNK_BYTES: usize = 32 << 10;
 /// Inline payload of a chunk's header line.
 pub const P2P_INLINE_BYTES: usize = 32;
 
-/// Payloads of at least this size rotate through their slot.
-const MIN_ROTATED_BYTES: usize = 4 << 10;
+/// The first part of each payload slot has pages before the first call, so that no call of a small
+/// size pays for page faults.
+pub const PREFAULTED_BYTES: usize = 32 << 10;
 
 /// Wait lines per rank, one per communicator.
 pub const WAIT_LINES: usize = 16;
@@ -122,17 +123,6 @@ impl RegionLayout {
     pub fn slot(&self, rank: usize, seq: u64) -> usize {
         let slot = rank * PAYLOAD_SLOTS as usize + (seq % PAYLOAD_SLOTS) as usize;
         self.slots() + slot * self.slot_bytes()
-    }
-
-    /// Offset of a payload in its slot. Smaller payloads rotate through more positions: lines that
-    /// were read long ago are no longer in the readers' caches and are faster to write.
-    pub fn payload_offset(&self, seq: u64, bytes: usize) -> usize {
-        if bytes < MIN_ROTATED_BYTES {
-            return 0;
-        }
-        let stride = bytes.next_power_of_two();
-        let positions = (self.slot_bytes() / stride).max(1) as u64;
-        (seq / PAYLOAD_SLOTS % positions) as usize * stride
     }
 
     /// Bytes per payload slot.

@@ -18,34 +18,35 @@ mod arena;
 mod bootstrap;
 mod buffers;
 mod copy_collectives;
+mod l3;
 mod layout;
 mod membarrier;
 mod p2p;
+mod policy;
 mod reduce;
 mod region;
 mod round_plan;
 mod segment;
 pub(crate) mod signature_codec;
 mod split;
-mod store_policy;
 mod wait;
 mod wait_table;
 mod zero_copy;
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use self::buffers::Buffers;
 use self::layout::{PAYLOAD_SLOTS, POST_RING, READ_LAG};
 use self::p2p::P2pRing;
-use self::reduce::SlotKind;
+use self::policy::ShmPolicy;
+use self::reduce::{Reduction, SlotKind};
 use self::region::Activity;
 use self::round_plan::RoundPlan;
-use self::store_policy::StorePolicy;
 use self::wait::{CallCtx, ShmState};
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
+use crate::reduce_kernel::stream;
 use crate::wait_graph::WaitEdges;
 use crate::{Call, CallKind, CommError, Communicator, Result, Signature};
 
@@ -81,14 +82,16 @@ pub struct ShmEngine {
     shared: Arc<ShmState>,
     /// Sequence number of the next post.
     next: u64,
-    /// Signatures of all posts up to this one were compared.
+    /// Digest of all posts so far.
+    digest: u64,
+    /// All ranks have made the same posts up to this one.
     compared: u64,
     /// Number of collectives started.
     calls: u64,
     /// The same of the hierarchical communicator around it, of whose collectives it runs parts.
     pub(crate) outer_calls: Option<u64>,
     p2p: P2pRing,
-    store_policy: StorePolicy,
+    policy: ShmPolicy,
     /// This communicator's range of the file, if it is freed when all ranks have closed it.
     owned_range: Option<(u64, u64)>,
 }
@@ -106,10 +109,18 @@ pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
 
 impl ShmEngine {
     fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
-        let (p2p, store_policy) = (P2pRing::new(shared.peers.len()), StorePolicy::default());
-        let shared = Arc::new(shared);
-        let (next, compared, calls, outer_calls) = (1, 0, 0, None);
-        Self { shared, next, compared, calls, outer_calls, p2p, store_policy, owned_range }
+        let ranks = shared.peers.len();
+        Self {
+            p2p: P2pRing::new(ranks),
+            policy: ShmPolicy { ranks, shared_l3: shared.region.all_share_l3() },
+            shared: Arc::new(shared),
+            next: 1,
+            digest: 0,
+            compared: 0,
+            calls: 0,
+            outer_calls: None,
+            owned_range,
+        }
     }
 
     /// The ranks it currently waits for.
@@ -164,42 +175,47 @@ impl ShmEngine {
         // All ranks must have read the post that it replaces.
         let capacity = match slot {
             SlotKind::Inline => POST_RING,
-            SlotKind::Slot(_) => PAYLOAD_SLOTS,
+            SlotKind::Slot => PAYLOAD_SLOTS,
         };
         let read = (seq + READ_LAG).saturating_sub(capacity);
         if read > self.compared {
+            let mut compared = seq - 1;
             for other in self.others() {
-                let region = &self.shared.region;
-                if !region.has_posted(other, read) {
-                    self.shared.wait(other, ctx, || region.has_posted(other, read))?;
-                }
-                self.compare(other, read, ctx)?;
+                compared = compared.min(self.compare(other, read, ctx)?);
             }
-            self.compared = read;
+            self.compared = compared;
         }
         Ok(seq)
     }
 
-    /// Checks that another rank's posts up to `read` belong to the same calls as this rank's; not
-    /// every post is waited for. A rank that is so far ahead that a post was, or is about to be,
-    /// replaced has made this comparison itself.
-    #[inline]
-    fn compare(&self, other: usize, read: u64, ctx: &CallCtx) -> Result {
+    /// Waits for another rank's post `read` and checks that the rank has made the same calls as this
+    /// one; not every post is waited for. Returns the last post that was compared: a later one, if
+    /// the other has made it already, so that the next posts need no comparison.
+    fn compare(&self, other: usize, read: u64, ctx: &CallCtx) -> Result<u64> {
         let region = &self.shared.region;
-        for seq in self.compared + 1..=read {
-            let differs = region.digest(other, seq) != region.digest(region.rank, seq);
-            fence(Ordering::Acquire);
-            if differs && !region.has_posted(other, seq + POST_RING - 1) {
-                return Err(self.shared.earlier_mismatch_error(other, ctx));
+        loop {
+            // A rank that is ahead has replaced the post `read`, but not this rank's last one. One
+            // that is behind has usually made the post in between.
+            let last = self.next - 1;
+            for seq in [last, (last + read) / 2, read] {
+                if let Some(digest) = region.digest(other, seq) {
+                    return match region.digest(region.rank, seq) == Some(digest) {
+                        true => Ok(seq),
+                        false => Err(self.shared.mismatch_error(other, ctx)),
+                    };
+                }
             }
+            self.shared.wait(other, ctx, || region.has_posted(other, read))?;
         }
-        Ok(())
     }
 
     #[inline]
     fn post(&mut self, seq: u64, ctx: &CallCtx) {
-        self.store_policy.sfence();
-        self.shared.region.post(seq, ctx.digest);
+        if !self.policy.shared_l3 {
+            stream::sfence();
+        }
+        self.digest = signature_codec::mix(self.digest, ctx.digest);
+        self.shared.region.post(seq, self.digest);
         self.next = seq + 1;
     }
 
@@ -212,7 +228,7 @@ impl ShmEngine {
                 let bytes = call.counts.of(self.rank()) * dtype.size();
                 let wants_result = kind == AllReduce || root == self.rank();
                 let buffers = Buffers::new(call, self.rank());
-                self.reduce(&ctx, reduce::Reduction { dtype, op, wants_result, bytes }, &buffers)
+                self.reduce(&ctx, Reduction { dtype, op, wants_result, bytes }, &buffers)
             }
             _ => {
                 let max_block_bytes = self.max_block_bytes(&call, &ctx)?;

@@ -6,17 +6,11 @@ use std::ops::Range;
 use super::ShmEngine;
 use super::buffers::Buffers;
 use super::layout::INLINE_BYTES;
+use super::policy::ReduceAlgorithm;
 use super::round_plan::{ReduceShards, RoundPlan, SlotChunk};
-use super::store_policy::{MIN_STREAM_BYTES, StoreCosts};
 use super::wait::CallCtx;
-use crate::reduce_kernel::{finalize, reduce_many};
+use crate::reduce_kernel::{reduce_many, stream};
 use crate::{CallKind, DType, ReduceOp, Result};
-
-/// Up to this size redundant reduction is faster.
-const MAX_REDUNDANT_BYTES: usize = 8 << 10;
-
-/// From this size on, ranks exchange buffer offsets for a zero-copy reduction.
-const MIN_ZERO_COPY_BYTES: usize = 64 << 10;
 
 /// Block size that stays in the L1 cache between reduction and copies.
 pub const BLOCK_BYTES: usize = 8 << 10;
@@ -26,14 +20,14 @@ pub const BLOCK_BYTES: usize = 8 << 10;
 pub enum SlotKind {
     /// In the post's cache line.
     Inline,
-    /// In a payload slot, of which this many bytes are used.
-    Slot(usize),
+    /// In a payload slot.
+    Slot,
 }
 
 impl SlotKind {
     /// The location for a contiguous payload.
     pub fn of(bytes: usize) -> Self {
-        if bytes <= INLINE_BYTES { Self::Inline } else { Self::Slot(bytes) }
+        if bytes <= INLINE_BYTES { Self::Inline } else { Self::Slot }
     }
 }
 
@@ -54,28 +48,23 @@ impl ShmEngine {
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result {
-        let bytes = reduction.bytes;
-        if bytes <= MAX_REDUNDANT_BYTES {
-            return self.reduce_small(ctx, reduction, buffers);
+        let rooted = ctx.signature.kind != CallKind::AllReduce;
+        match self.policy.reduce_algorithm(reduction.bytes, rooted) {
+            ReduceAlgorithm::Redundant if self.ranks() == 1 => buffers.copy_own(reduction.bytes),
+            ReduceAlgorithm::Redundant => return self.reduce_redundant(ctx, reduction, buffers),
+            ReduceAlgorithm::ZeroCopy if self.reduce_zero_copy(ctx, reduction, buffers)? => {}
+            _ => return self.reduce_sharded(ctx, reduction, buffers),
         }
-        if self.ranks() == 1 {
-            if !buffers.is_aliased(0, 0) {
-                // SAFETY: out of place, input and output are disjoint.
-                let (from, to) = unsafe { (buffers.input(0..bytes), buffers.output(0..bytes)) };
-                to.copy_from_slice(from);
-            }
-            return Ok(());
-        }
-        // A rooted reduction has no outputs on the other ranks.
-        let zero_copy = ctx.signature.kind == CallKind::AllReduce && bytes >= MIN_ZERO_COPY_BYTES;
-        if zero_copy && self.reduce_zero_copy(ctx, reduction, buffers)? {
-            return Ok(());
-        }
-        self.reduce_sharded(ctx, reduction, buffers)
+        Ok(())
     }
 
     /// Every rank posts its input; ranks that want the result reduce all inputs.
-    fn reduce_small(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
+    fn reduce_redundant(
+        &mut self,
+        ctx: &CallCtx,
+        reduction: Reduction,
+        buffers: &Buffers,
+    ) -> Result {
         let Reduction { dtype, op, wants_result, bytes } = reduction;
         let slot = SlotKind::of(bytes);
         let seq = self.next_post(slot, ctx)?;
@@ -89,12 +78,7 @@ impl ShmEngine {
         self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
         // SAFETY: the own input was posted and is read from the slot.
         let out = unsafe { buffers.output(0..bytes) };
-        self.read_payload(seq, bytes, |part| {
-            let out = &mut out[part.clone()];
-            let input = |rank: usize| self.payload(slot, rank, seq, part.clone());
-            reduce_many(dtype, op, out, self.ranks(), input);
-            finalize(dtype, op, self.ranks() as u32, out);
-        });
+        reduce_many(dtype, op, out, self.ranks(), |rank| self.payload(slot, rank, seq, 0..bytes));
         Ok(())
     }
 
@@ -108,7 +92,7 @@ impl ShmEngine {
         for round in 0..=last {
             let seq = self.next;
             if round <= shards.rounds {
-                self.next_post(shards.slot(), ctx)?;
+                self.next_post(SlotKind::Slot, ctx)?;
             }
             if round < shards.rounds {
                 self.write_inputs(seq, &shards, round, buffers);
@@ -148,27 +132,20 @@ impl ShmEngine {
             let seq = first + before as u64;
             self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
             let received = self.others().find_map(|other| plan.recv(before, other));
-            let slot = received.map_or(0, |chunk| chunk.slot_offset);
-            self.read_payload(seq, chunk.bytes, |part| {
-                let in_slot = slot + part.start..slot + part.end;
+            let slot_offset = received.map_or(0, |chunk| chunk.slot_offset);
+            let mut block_result = [0; BLOCK_BYTES];
+            for block in (SlotChunk { slot_offset, ..chunk }).blocks(BLOCK_BYTES) {
+                let start = own + block.offset - chunk.offset;
                 let input = |rank: usize| match rank == self.rank() {
-                    // SAFETY: it is not written before it is read.
-                    true => unsafe { buffers.input(own + part.start..own + part.end) },
-                    false => self.payload(plan.slot, rank, seq, in_slot.clone()),
+                    // SAFETY: in place it is the output, which is only written below.
+                    true => unsafe { buffers.input(start..start + block.bytes) },
+                    false => self.payload(plan.slot, rank, seq, block.in_slot()),
                 };
-                let reduced = buffers.is_aliased(own, chunk.offset).then(|| {
-                    let mut reduced = vec![0; part.len()];
-                    reduce_many(dtype, op, &mut reduced, self.ranks(), input);
-                    reduced
-                });
-                // SAFETY: in place, the own input is the output, but it has been read by now.
-                let out = unsafe { buffers.output(chunk.part(part.clone()).in_buffer()) };
-                match reduced {
-                    Some(reduced) => out.copy_from_slice(&reduced),
-                    None => reduce_many(dtype, op, out, self.ranks(), input),
-                }
-                finalize(dtype, op, self.ranks() as u32, out);
-            });
+                let result = &mut block_result[..block.bytes];
+                reduce_many(dtype, op, result, self.ranks(), input);
+                // SAFETY: the input of this block has been read.
+                unsafe { buffers.write(block.in_buffer(), result) };
+            }
         }
         Ok(())
     }
@@ -179,7 +156,7 @@ impl ShmEngine {
             let shard = shards.shard(round, other);
             // SAFETY: no output of this chunk has been written yet.
             let input = unsafe { buffers.input(shard.in_buffer()) };
-            self.write_payload(shards.slot(), seq, shard.in_slot(), input);
+            self.write_payload(SlotKind::Slot, seq, shard.in_slot(), input);
         }
     }
 
@@ -194,41 +171,30 @@ impl ShmEngine {
     ) {
         let Reduction { dtype, op, wants_result, .. } = reduction;
         let mut block_result = [0; BLOCK_BYTES];
-        self.read_payload(seq - 1, shard.bytes, |part| {
-            for block in shard.part(part).blocks(BLOCK_BYTES) {
-                let input = |rank: usize| match rank == self.rank() {
-                    // SAFETY: it is only written below, after it was read.
-                    true => unsafe { buffers.input(block.in_buffer()) },
-                    false => self.payload(shards.slot(), rank, seq - 1, block.in_slot()),
-                };
-                let result = &mut block_result[..block.bytes];
-                reduce_many(dtype, op, result, self.ranks(), input);
-                finalize(dtype, op, self.ranks() as u32, result);
-                let to = self.payload_mut(shards.slot(), seq, shards.result(&block));
-                self.store_policy.write(shard.bytes, to, result);
-                if wants_result {
-                    // SAFETY: the input has been read.
-                    unsafe { buffers.write(block.in_buffer(), result) };
-                }
+        for block in shard.blocks(BLOCK_BYTES) {
+            let input = |rank: usize| match rank == self.rank() {
+                // SAFETY: it is only written below, after it was read.
+                true => unsafe { buffers.input(block.in_buffer()) },
+                false => self.payload(SlotKind::Slot, rank, seq - 1, block.in_slot()),
+            };
+            let result = &mut block_result[..block.bytes];
+            reduce_many(dtype, op, result, self.ranks(), input);
+            let to = self.payload_mut(SlotKind::Slot, seq, shards.result(&block));
+            self.store(shard.bytes, to, result);
+            if wants_result {
+                // SAFETY: the input has been read.
+                unsafe { buffers.write(block.in_buffer(), result) };
             }
-        });
+        }
     }
 
     /// Reads the other ranks' reduced shards into the output.
     fn read_results(&self, seq: u64, shards: &ReduceShards, round: usize, buffers: &Buffers) {
         for other in self.others() {
             let shard = shards.shard(round, other);
-            let from = self.payload(shards.slot(), other, seq, shards.result(&shard));
+            let from = self.payload(SlotKind::Slot, other, seq, shards.result(&shard));
             // SAFETY: the inputs of this chunk have been read.
             unsafe { buffers.write(shard.in_buffer(), from) };
-        }
-    }
-
-    /// Reads a payload part by part and publishes the cost if it was measured.
-    #[inline]
-    pub(super) fn read_payload(&self, seq: u64, bytes: usize, take: impl FnMut(Range<usize>)) {
-        if let Some((class, costs)) = self.store_policy.read(seq, bytes, take) {
-            self.shared.region.publish_read_cost(class, costs);
         }
     }
 
@@ -251,14 +217,16 @@ impl ShmEngine {
     /// Writes to the payload of the next post.
     #[inline]
     pub(super) fn write_payload(&self, slot: SlotKind, seq: u64, range: Range<usize>, data: &[u8]) {
-        let out = self.payload_mut(slot, seq, range);
-        if data.len() < MIN_STREAM_BYTES {
-            return out.copy_from_slice(data);
+        self.store(data.len(), self.payload_mut(slot, seq, range), data);
+    }
+
+    /// Writes a payload, or part of a payload of `payload_bytes`.
+    #[inline]
+    fn store(&self, payload_bytes: usize, out: &mut [u8], data: &[u8]) {
+        match self.policy.streams(payload_bytes) {
+            true => stream::copy(out, data),
+            false => out.copy_from_slice(data),
         }
-        self.store_policy.write_all(seq, out, data, |class| {
-            let of = |other| self.shared.region.read_cost(other, class);
-            self.others().map(of).fold(StoreCosts::default(), StoreCosts::slower)
-        });
     }
 
     /// The payload of the next post.
@@ -276,12 +244,7 @@ impl ShmEngine {
         let region = &self.shared.region;
         match slot {
             SlotKind::Inline => (region.inline_payload(rank, seq), INLINE_BYTES),
-            SlotKind::Slot(bytes) => {
-                let start = region.layout.payload_offset(seq, bytes);
-                // SAFETY: the offset is inside the slot.
-                let at = unsafe { region.slot(rank, seq).add(start) };
-                (at, region.layout.slot_bytes() - start)
-            }
+            SlotKind::Slot => (region.slot(rank, seq), region.layout.slot_bytes()),
         }
     }
 }

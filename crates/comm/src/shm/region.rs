@@ -7,15 +7,17 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::time::Duration;
 
+use rustix::mm::{Advice, madvise};
 use rustix::thread::futex;
 
+use super::l3;
 use super::layout::{
-    CPU_WORDS, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, RegionLayout,
+    CPU_WORDS, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, PAYLOAD_SLOTS,
+    PREFAULTED_BYTES, RegionLayout,
 };
 use super::membarrier;
 use super::segment::Mapping;
 use super::signature_codec::{self, SIGNATURE_WORDS};
-use super::store_policy::{SIZE_CLASSES, StoreCosts};
 use crate::Signature;
 
 /// What a rank is doing.
@@ -74,20 +76,41 @@ impl Region {
         self.word(self.layout.post(rank, seq)).load(Ordering::Acquire) >= seq
     }
 
-    /// Signature digest of a rank's post.
+    /// Digest of a rank's post and of all before it; `None` if the post was not made yet or replaced.
     #[inline]
-    pub fn digest(&self, rank: usize, seq: u64) -> u64 {
-        self.word(self.layout.post(rank, seq) + 8).load(Ordering::Relaxed)
+    pub fn digest(&self, rank: usize, seq: u64) -> Option<u64> {
+        let line = self.layout.post(rank, seq);
+        let stands = || self.word(line).load(Ordering::Acquire) == seq;
+        let before = stands();
+        let digest = self.word(line + 8).load(Ordering::Acquire);
+        (before && stands()).then_some(digest)
     }
 
     /// Posts and wakes waiting ranks.
     #[inline]
     pub fn post(&self, seq: u64, digest: u64) {
         let line = self.layout.post(self.rank, seq);
-        // Release: a reader of the new digest also sees that the previous post was replaced.
+        // A reader of the new digest also sees that the previous post was replaced.
+        self.word(line).store(0, Ordering::Release);
         self.word(line + 8).store(digest, Ordering::Release);
         self.word(line).store(seq, Ordering::Release);
         self.ring_doorbell();
+    }
+
+    /// Populates the page tables for a rank's slots. Pages are allocated on the NUMA node of the rank
+    /// that does so first, which is the rank that writes them.
+    pub fn prefault(&self, rank: usize) {
+        let advice = match rank == self.rank {
+            true => Advice::LinuxPopulateWrite,
+            false => Advice::LinuxPopulateRead,
+        };
+        let bytes = PREFAULTED_BYTES.min(self.layout.slot_bytes());
+        for slot in 0..PAYLOAD_SLOTS {
+            let start = self.map.at(self.layout.slot(rank, slot), bytes);
+            // SAFETY: the range is mapped, and its contents do not change. Kernels before 5.14 do
+            // not support it.
+            let _ = unsafe { madvise(start.cast(), bytes, advice) };
+        }
     }
 
     /// The inline payload of a post.
@@ -171,15 +194,16 @@ impl Region {
         if before && stands() { signature_codec::decode(words) } else { None }
     }
 
-    /// Publishes that this rank has joined: its process, CPU affinity and whether it maps the
-    /// arena.
-    pub fn mark_joined(&self, process: u64, cpus: [u64; CPU_WORDS], maps_arena: bool) {
+    /// Publishes that this rank has joined: its process, CPU affinity, L3 cache and whether it maps
+    /// the arena.
+    pub fn mark_joined(&self, process: u64, cpus: [u64; CPU_WORDS], l3: u64, maps_arena: bool) {
         for (i, word) in cpus.into_iter().enumerate() {
             self.word(self.layout.cpus(self.rank) + i * 8).store(word, Ordering::Relaxed);
         }
         let state = self.layout.state(self.rank);
         self.word(state + 24).store(membarrier::is_supported().into(), Ordering::Relaxed);
         self.word(state + 32).store(maps_arena.into(), Ordering::Relaxed);
+        self.word(state + 40).store(l3, Ordering::Relaxed);
         self.word(state).store(process, Ordering::Release);
         self.ring_doorbell();
     }
@@ -192,6 +216,12 @@ impl Region {
     /// Whether every rank maps the arena.
     pub fn all_map_arena(&self) -> bool {
         self.all_flags_set(32)
+    }
+
+    /// Whether all ranks are known to run on cores with one L3 cache.
+    pub fn all_share_l3(&self) -> bool {
+        let l3 = |rank| self.word(self.layout.state(rank) + 40).load(Ordering::Relaxed);
+        l3(0) != l3::UNKNOWN && (1..self.layout.ranks).all(|rank| l3(rank) == l3(0))
     }
 
     fn all_flags_set(&self, offset: usize) -> bool {
@@ -211,22 +241,6 @@ impl Region {
             (0..self.layout.ranks).map(word).fold(0, |all, word| all | word)
         };
         (0..CPU_WORDS).map(|i| all(i).count_ones()).sum()
-    }
-
-    /// Publishes this rank's measured read costs.
-    pub fn publish_read_cost(&self, class: usize, costs: StoreCosts) {
-        let word = self.word(self.read_cost_offset(self.rank, class));
-        word.store(costs.to_word(), Ordering::Relaxed);
-    }
-
-    /// A rank's published read costs.
-    pub fn read_cost(&self, rank: usize, class: usize) -> StoreCosts {
-        StoreCosts::from_word(self.word(self.read_cost_offset(rank, class)).load(Ordering::Relaxed))
-    }
-
-    fn read_cost_offset(&self, rank: usize, class: usize) -> usize {
-        const { assert!(40 + SIZE_CLASSES * 8 <= LINE_BYTES) };
-        self.layout.state(rank) + 40 + class * 8
     }
 
     /// Publishes that this rank will not post again.

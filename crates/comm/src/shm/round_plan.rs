@@ -164,10 +164,7 @@ impl RoundPlan {
         };
         let rounds = max_block_bytes.div_ceil(chunk.max(1)).max(1);
         let wait_for_all = call.kind == CallKind::Barrier;
-        let slot = match inline {
-            true => SlotKind::Inline,
-            false => SlotKind::Slot(if per_rank { chunk * ranks } else { chunk }),
-        };
+        let slot = if inline { SlotKind::Inline } else { SlotKind::Slot };
         Self { send, recv, own, rank, ranks, per_rank, chunk, rounds, slot, wait_for_all }
     }
 
@@ -230,13 +227,7 @@ impl ReduceShards {
         Self { bytes, chunk, ranks, rounds: bytes.div_ceil(chunk) }
     }
 
-    /// Location of a post's payload: the chunk, followed by the reduced shard of the previous
-    /// chunk.
-    pub fn slot(&self) -> SlotKind {
-        SlotKind::Slot(2 * self.padded_chunk())
-    }
-
-    /// Location of a reduced shard in the slot.
+    /// Location of a reduced shard of the previous chunk in the slot, after the chunk.
     pub fn result(&self, chunk: &SlotChunk) -> Range<usize> {
         let start = self.padded_chunk() + chunk.slot_offset;
         start..start + chunk.bytes

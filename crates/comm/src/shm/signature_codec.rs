@@ -27,12 +27,17 @@ pub fn decode([what, count, shape]: [u64; SIGNATURE_WORDS]) -> Option<Signature>
 
 /// Hash of a signature; different calls have different digests with high probability.
 pub fn digest(words: [u64; SIGNATURE_WORDS]) -> u64 {
-    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
-    words.into_iter().fold(ODD, |hash, word| {
-        let mixed = (hash ^ word).wrapping_mul(ODD);
-        mixed ^ (mixed >> 29)
-    })
+    words.into_iter().fold(ODD, mix)
 }
+
+/// Adds a word to a hash.
+#[inline]
+pub fn mix(hash: u64, word: u64) -> u64 {
+    let mixed = (hash ^ word).wrapping_mul(ODD);
+    mixed ^ (mixed >> 29)
+}
+
+const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[cfg(test)]
 mod tests {

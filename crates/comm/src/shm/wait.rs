@@ -65,7 +65,8 @@ impl ShmState {
         if !self.region.has_posted(rank, seq) {
             self.wait(rank, ctx, || self.region.has_posted(rank, seq))?;
         }
-        if self.region.digest(rank, seq) == ctx.digest {
+        let digest = self.region.digest(rank, seq);
+        if digest.is_some() && digest == self.region.digest(self.region.rank, seq) {
             return Ok(());
         }
         Err(self.mismatch_error(rank, ctx))
@@ -161,19 +162,9 @@ impl ShmState {
         }
     }
 
-    /// A rank's post belongs to another call.
+    /// A rank's post, or one before it, belongs to another call than this rank's.
     #[cold]
-    fn mismatch_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
-        let error = match self.region.published_call(rank, ctx.activity) {
-            Some(theirs) => self.mismatch(rank, ctx, theirs),
-            None => self.timeout_error(rank, ctx),
-        };
-        self.publish_or_adopt(error, ctx)
-    }
-
-    /// An earlier post of a rank belongs to another call than this rank's.
-    #[cold]
-    pub fn earlier_mismatch_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
+    pub fn mismatch_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
         let by = self.peers[self.region.rank].clone();
         let peer = &self.peers[rank];
         let why = format!("{peer} made a different call than this rank some calls ago");

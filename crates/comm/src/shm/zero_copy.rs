@@ -11,7 +11,7 @@ use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
 use super::round_plan::ReduceShards;
 use super::wait::CallCtx;
-use crate::reduce_kernel::{finalize, reduce_many, stream};
+use crate::reduce_kernel::{reduce_many, stream};
 use crate::{CommError, Result};
 
 /// Arena offsets of a rank's buffers.
@@ -91,7 +91,6 @@ impl ShmEngine {
             };
             let result = &mut block_result[..bytes];
             reduce_many(reduction.dtype, reduction.op, result, self.ranks(), input);
-            finalize(reduction.dtype, reduction.op, self.ranks() as u32, result);
             for (input, output) in &addresses {
                 // SAFETY: as above.
                 let out = unsafe { std::slice::from_raw_parts_mut(output.add(at), bytes) };
