@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use regatta_wire::clock;
 use regatta_wire::link::Timing;
 
+use crate::control::{
+    AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
+    MAX_CONNECTIONS, RankInfo, RootState, ToRoot, decode, encode,
+};
 use crate::libfabric;
 use crate::schedule::algorithm_table::AlgorithmTable;
-use crate::tcp::{
-    AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
-    MAX_CONNECTIONS, RankInfo, RootState, SharedDataPlane, TcpContext, TcpEngine, TcpTransport,
-    ToRoot, decode, encode,
-};
+use crate::tcp::{SharedDataPlane, TcpContext, TcpEngine, TcpTransport};
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;

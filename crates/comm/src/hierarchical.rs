@@ -22,11 +22,11 @@ use std::sync::Arc;
 
 use crate::error::Peer;
 
+use crate::control::wait_graph::WaitEdges;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
 use crate::shm::ShmEngine;
 use crate::tcp::{TcpEngine, TcpTransport};
 use crate::transport::Transport;
-use crate::wait_graph::WaitEdges;
 use crate::{Call, CommError, Communicator, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_socket_names::ShmNaming;

@@ -8,6 +8,7 @@ pub mod buffer;
 pub mod call;
 pub mod collectives;
 pub mod comm;
+pub mod control;
 pub mod counts;
 pub mod dtype;
 pub mod engine;
@@ -32,7 +33,6 @@ pub mod traffic;
 pub mod translate_ranks;
 pub mod transport;
 pub mod tune;
-pub mod wait_graph;
 
 pub use buffer::{Buffer, MemorySpace};
 pub use call::{Call, CallKind, Signature};

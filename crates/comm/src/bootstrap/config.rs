@@ -7,8 +7,8 @@ use std::time::Duration;
 use regatta_model::hash::fnv1a;
 use regatta_wire::secret::Secret;
 
+use crate::control::RankInfo;
 use crate::libfabric::{ProviderChoice, has_fabric};
-use crate::tcp::RankInfo;
 use crate::{CommError, Result};
 
 /// The configuration of a rank.

@@ -8,7 +8,7 @@ use regatta_wire::secret::random_bytes;
 
 use super::backoff::Backoff;
 use super::{BootstrapConfig, dial};
-use crate::tcp::{AuthConn, DialError};
+use crate::control::{AuthConn, DialError};
 use crate::{CommError, Result};
 
 /// How long a resolved address is used. Each lookup may load a name server that all ranks share.

@@ -6,7 +6,8 @@ use std::time::Instant;
 use regatta_wire::clock;
 
 use super::{BootstrapConfig, dial};
-use crate::tcp::{Dial, DialError, Hello, RankInfo, SharedDataPlane, encode};
+use crate::control::{Dial, DialError, Hello, RankInfo, encode};
+use crate::tcp::SharedDataPlane;
 use crate::{CommError, Result};
 
 /// Receives the encoded table from `parent`, or from rank 0 at `root` if the parent cannot be reached:

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::control::wait_graph::WaitEdges;
 use crate::engine::Engine;
 use crate::shm::ShmEngine;
-use crate::wait_graph::WaitEdges;
 use crate::{Call, CallKind, Counts, DType, ReduceOp, Result};
 
 /// An engine and the global ranks of its members.

@@ -15,8 +15,9 @@ use super::requests::RequestPool;
 use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use super::transport::FabricTransport;
+use crate::control::{RankInfo, decode, encode};
 use crate::engine::all_gather_bytes;
-use crate::tcp::{RankInfo, TcpContext, TcpEngine, TcpTransport, decode, encode};
+use crate::tcp::{TcpContext, TcpEngine, TcpTransport};
 use crate::{CommError, Result};
 
 /// The communicator for the negotiation.

@@ -44,10 +44,10 @@ use self::reduce::{Reduction, SlotKind};
 use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::wait::{CallCtx, ShmState};
+use crate::control::wait_graph::WaitEdges;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::reduce_kernel::stream;
-use crate::wait_graph::WaitEdges;
 use crate::{Call, CallKind, CommError, Communicator, Result, Signature};
 
 pub use self::bootstrap::{join, join_unless_cancelled};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::layout::{LINE_BYTES, WAIT_LINES};
 use super::region::Region;
+use crate::control::wait_graph;
 use crate::error::Peer;
-use crate::wait_graph;
 
 /// Maximum number of ranks in a wait record.
 const MAX_WAITED_RANKS: usize = LINE_BYTES / 8 - 1;

@@ -8,10 +8,10 @@ use regatta_wire::clock;
 use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
-use super::control_messages::{ACCEPTED, ACCEPTED_REUSE, Fault, Hello, RankInfo, encode};
-use super::control_plane::ControlHandle;
 use super::data_plane::SharedDataPlane;
-use super::dial::{Dial, DialError};
+use crate::control::ControlHandle;
+use crate::control::{ACCEPTED, ACCEPTED_REUSE, Fault, Hello, RankInfo, encode};
+use crate::control::{Dial, DialError};
 use crate::schedule::algorithm_table::AlgorithmTable;
 
 /// The connections and settings of this process.

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::control_messages::{CommClosed, Fault};
 use super::frame::Header;
+use crate::control::{CommClosed, Fault};
 use crate::libfabric::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 use crate::transport::RequestId;
 pub use abort_callbacks::AbortCallback;

@@ -4,7 +4,6 @@ mod fault_channel;
 mod faults;
 mod signature_barrier;
 mod spin;
-mod stall_detector;
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -13,16 +12,16 @@ use regatta_model::hash::fnv1a;
 use regatta_wire::clock;
 
 use super::context::TcpContext;
-use super::control_messages::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
 use super::data_plane::{DataPlane, LinkDirection, PostedRecv};
 use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
+use crate::control::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
 use crate::error::Peer;
 
+use crate::control::StallDetector;
 use crate::engine::AbortFn;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::{CommError, DType, ReduceOp, Result, Signature};
 use spin::Spin;
-use stall_detector::StallDetector;
 
 /// A posted request.
 struct PendingRequest {

@@ -6,9 +6,9 @@ use std::time::Duration;
 use regatta_wire::clock;
 
 use super::SharedDataPlane;
+use crate::control::Fault;
+use crate::control::wait_graph::WaitEdges;
 use crate::engine::AbortFn;
-use crate::tcp::control_messages::Fault;
-use crate::wait_graph::WaitEdges;
 
 /// A callback for the abort of a communicator.
 pub struct AbortCallback {

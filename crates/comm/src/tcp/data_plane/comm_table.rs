@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use regatta_model::hash::fnv1a;
 
 use crate::Signature;
-use crate::tcp::control_messages::MessageCounts;
+use crate::control::MessageCounts;
 use crate::tcp::frame::Header;
 use crate::transport::RequestId;
 

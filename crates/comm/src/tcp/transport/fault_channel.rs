@@ -9,10 +9,10 @@ use super::TcpTransport;
 use super::faults::COORDINATOR_TIMEOUT;
 
 use crate::CommError;
+use crate::control::wait_graph::WaitEdges;
+use crate::control::{Fault, ToRoot};
 use crate::engine::AbortFn;
-use crate::tcp::control_messages::{Fault, ToRoot};
 use crate::tcp::data_plane::AbortCallback;
-use crate::wait_graph::WaitEdges;
 
 /// How often the response of rank 0 is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

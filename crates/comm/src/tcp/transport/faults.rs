@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
-use super::stall_detector::StallAction;
 use super::{PendingRequest, TcpTransport};
+use crate::control::StallAction;
+use crate::control::{CommClosed, Fault, ToRoot};
 use crate::engine::HasFailedFn;
 use crate::error::Peer;
 use crate::libfabric::FabricTransport;
-use crate::tcp::control_messages::{CommClosed, Fault, ToRoot};
 use crate::tcp::data_plane::{DataPlane, LinkDirection, ProtocolError};
 use crate::transport::RequestId;
 use crate::{CommError, DType, Result, Signature};

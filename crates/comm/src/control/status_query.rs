@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::control_messages::{Fault, MessageCounts};
+use super::messages::{Fault, MessageCounts};
+use super::wait_graph::{explains_delay, root_causes};
 use crate::Signature;
-use crate::wait_graph::{explains_delay, root_causes};
 
 /// A call that timed out.
 #[derive(Debug, Clone)]

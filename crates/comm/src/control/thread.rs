@@ -19,9 +19,9 @@ use regatta_wire::link::{Link, Role, Timing};
 use regatta_wire::secret::{Secret, random_bytes};
 use rustix::process::{Resource, getrlimit};
 
-use super::control_messages::{ToRoot, encode};
-use super::data_plane::SharedDataPlane;
 use super::dial::AuthConn;
+use super::messages::{ToRoot, encode};
+use crate::tcp::SharedDataPlane;
 use conn::{Conn, ConnPeer};
 use root::Outgoing;
 pub use root::RootState;
@@ -61,7 +61,7 @@ pub struct ControlHandle {
     world_table: WorldTable,
 }
 
-/// The encoded [`FromRoot::Ready`](super::control_messages::FromRoot::Ready), once this rank has it.
+/// The encoded [`FromRoot::Ready`](super::messages::FromRoot::Ready), once this rank has it.
 type WorldTable = Arc<OnceLock<Arc<[u8]>>>;
 
 impl ControlHandle {

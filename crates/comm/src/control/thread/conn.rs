@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::net::TcpStream;
 use regatta_wire::link::{Link, LinkEvent};
 
-use crate::tcp::dial::write_pending;
+use crate::control::dial::write_pending;
 
 /// The remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

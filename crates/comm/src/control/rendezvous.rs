@@ -1,6 +1,6 @@
 //! Registration of all ranks with rank 0. No I/O.
 
-use super::control_messages::RankInfo;
+use super::messages::RankInfo;
 
 /// Number of distinct failed authentications that are reported.
 const MAX_REPORTED: usize = 8;

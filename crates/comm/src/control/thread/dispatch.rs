@@ -7,10 +7,10 @@ use regatta_wire::clock;
 
 use super::conn::{Conn, ConnPeer};
 use super::{ControlPlane, ControlRole};
-use crate::tcp::control_messages::{
+use crate::control::dial::set_socket_options;
+use crate::control::messages::{
     ACCEPTED, ACCEPTED_REUSE, Fault, FromRoot, Hello, MAX_CONNECTIONS, ToRoot, decode, encode,
 };
-use crate::tcp::dial::set_socket_options;
 
 impl ControlPlane {
     /// Handles a frame. Returns whether the connection stays with the control plane.

@@ -7,7 +7,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use super::control_messages::{CommClosed, Fault, FromRoot, ToRoot};
+use super::messages::{CommClosed, Fault, FromRoot, ToRoot};
 use super::status_query::{Diagnosis, RankStatus, StalledCall, StatusQuery};
 
 /// The time a rank's control-plane thread has to answer.

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
-use crate::tcp::control_messages::{FromRoot, RankInfo, encode};
-use crate::tcp::fault_coordinator::{FaultCoordinator, Recipient};
-use crate::tcp::rendezvous::{Rendezvous, RendezvousError};
+use crate::control::coordinator::{FaultCoordinator, Recipient};
+use crate::control::messages::{FromRoot, RankInfo, encode};
+use crate::control::rendezvous::{Rendezvous, RendezvousError};
 
 /// Time after the deadline of the rendezvous in which all ranks must have the world table.
 const TABLE_SLACK: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::control_messages::{CommClosed, Fault, FromRoot, MessageCounts, ToRoot};
+use super::super::messages::{CommClosed, Fault, FromRoot, MessageCounts, ToRoot};
 use super::{ANSWER_TIMEOUT, FaultCoordinator, Recipient};
 use crate::{CallKind, DType, ReduceOp, Signature};
 
