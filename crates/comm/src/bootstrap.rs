@@ -17,8 +17,8 @@ use regatta_wire::clock;
 use regatta_wire::link::Timing;
 
 use crate::control::{
-    AuthConn, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot, Hello,
-    MAX_CONNECTIONS, RankInfo, RootState, ToRoot, decode, encode,
+    AuthConn, CommRegistry, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot,
+    Hello, Job, MAX_CONNECTIONS, RankInfo, RootState, ToRoot, decode, encode,
 };
 use crate::libfabric;
 use crate::schedule::algorithm_table::AlgorithmTable;
@@ -83,7 +83,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let fanout = config.table_fanout.max(1);
     let root = RootState::new(config.world_size, own, config.join_timeout, table, fanout, sender);
     let role = ControlRole::Root(Box::new(root));
-    let (shared, control) = start_control_plane(&config, listener, role, None)?;
+    let control = start_control_plane(&config, listener, role, None)?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
         Ok(Err(error)) => return Err(CommError::bootstrap(error.what, error.hint)),
@@ -92,7 +92,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
             return Err(CommError::bootstrap(what, "please report this bug"));
         }
     };
-    Ok(context(config, with_root_address(root_address, members), algorithms, shared, control))
+    Ok(context(config, with_root_address(root_address, members), algorithms, control))
 }
 
 /// Any other rank registers with rank 0 and receives the world table.
@@ -110,19 +110,20 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
         _ => return Err(unrecognised(root)),
     };
     // The control plane sends heartbeats to rank 0 while this rank waits for its parent.
-    let (shared, control) =
-        start_control_plane(&config, listener, ControlRole::member(), Some(conn))?;
+    let control = start_control_plane(&config, listener, ControlRole::member(), Some(conn))?;
     let table = match parent {
         None => reply,
-        Some(parent) => world_table::fetch(&config, &parent, root, &shared, until + REPORT_SLACK)?,
+        Some(parent) => {
+            world_table::fetch(&config, &parent, root, &control.registry, until + REPORT_SLACK)?
+        }
     };
     let Some(FromRoot::Ready { members, algorithms }) = decode(&table) else {
         return Err(unrecognised(root));
     };
-    control.set_world_table(&table);
-    control.send(ToRoot::HasTable);
+    control.handle.set_world_table(&table);
+    control.handle.send(ToRoot::HasTable);
     let algorithms = load_algorithm_table::decode(&algorithms)?;
-    Ok(context(config, with_root_address(root.ip(), members), algorithms, shared, control))
+    Ok(context(config, with_root_address(root.ip(), members), algorithms, control))
 }
 
 fn unrecognised(root: SocketAddr) -> CommError {
@@ -222,31 +223,43 @@ fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
     }
 }
 
+/// A running control plane, and what it shares with the transports.
+struct RunningControl {
+    handle: ControlHandle,
+    shared: Arc<SharedDataPlane>,
+    registry: Arc<CommRegistry>,
+}
+
 fn start_control_plane(
     config: &BootstrapConfig,
     listener: TcpListener,
     role: ControlRole,
     to_root: Option<AuthConn>,
-) -> Result<(Arc<SharedDataPlane>, ControlHandle)> {
+) -> Result<RunningControl> {
     let shared = Arc::new(SharedDataPlane::new().map_err(|e| CommError::system("eventfd", e))?);
+    let woken = shared.clone();
+    let registry = Arc::new(CommRegistry::new(move || woken.wake_all()));
     let (secret, timing) = (config.secret.clone(), timing(config));
-    let parts = ControlPlane::new(listener, secret, timing, shared.clone(), role, to_root);
+    let planes = (shared.clone(), registry.clone());
+    let parts = ControlPlane::new(listener, secret, timing, planes, role, to_root);
     let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
-    let (control_plane, control) = parts.map_err(|e| CommError::system(what, e))?;
+    let (control_plane, handle) = parts.map_err(|e| CommError::system(what, e))?;
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
     let spawned = thread.spawn(|| control_plane.run());
     spawned.map_err(|e| CommError::system("control-plane thread", e))?;
-    Ok((shared, control))
+    Ok(RunningControl { handle, shared, registry })
 }
 
 fn context(
     config: BootstrapConfig,
     members: Vec<RankInfo>,
     algorithms: AlgorithmTable,
-    shared: Arc<SharedDataPlane>,
-    control: ControlHandle,
+    control: RunningControl,
 ) -> TcpContext {
     let spin = spin(&config, &members);
+    let members: Arc<[RankInfo]> = members.into();
+    let RunningControl { handle, shared, registry } = control;
+    let job = Job { rank: config.rank, members: members.clone(), control: handle, registry };
     TcpContext {
         rank: config.rank,
         members,
@@ -254,7 +267,7 @@ fn context(
         spin,
         shared,
         dialling: std::sync::Mutex::default(),
-        control,
+        job: Arc::new(job),
         connections: config.connections.clamp(1, MAX_CONNECTIONS),
         bind: config.bind.clone(),
         lost_after: config.lost_after,

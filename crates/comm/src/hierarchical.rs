@@ -15,106 +15,122 @@ mod node_layout;
 mod p2p;
 mod rails;
 mod shm_socket_names;
-mod subgroup;
+mod stage;
 mod two_level;
 
 use std::sync::Arc;
 
+use regatta_wire::secret::Secret;
+
 use crate::error::Peer;
 
-use crate::control::wait_graph::WaitEdges;
+use crate::bootstrap::BootstrapConfig;
+use crate::control::CommMonitor;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
 use crate::shm::ShmEngine;
-use crate::tcp::{TcpEngine, TcpTransport};
-use crate::transport::Transport;
-use crate::{Call, CommError, Communicator, Result, bootstrap, shm};
+use crate::tcp::{MonitorRole, TcpEngine};
+use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_socket_names::ShmNaming;
-use subgroup::Subgroup;
 
 /// One rank per node, over the network.
-type Rail = Subgroup<TcpEngine>;
+type Rail = TcpEngine;
 
 /// One rank.
 struct Hierarchical {
     /// All ranks, over the network.
     world: TcpEngine,
     /// The ranks of this node, if there are several.
-    local: Option<Subgroup<ShmEngine>>,
+    local: Option<ShmEngine>,
     /// One rank per node: the ranks with this local rank, or the leaders.
     rail: Option<Rail>,
-    /// Detects faults of a collective, of which each engine runs only a part.
-    fault_channel: TcpTransport,
+    /// Decides on the faults of all engines.
+    monitor: Arc<CommMonitor>,
     layout: NodeLayout,
     shm_naming: ShmNaming,
-    /// Aborts every engine.
-    abort_engines: Vec<AbortFn>,
-    /// Number of collectives started.
-    calls: u64,
-    failed: Option<CommError>,
 }
 
 /// Connects this rank with all others, over the fastest transport to each.
-pub fn join(config: bootstrap::BootstrapConfig) -> Result<Communicator> {
-    let shm_naming = ShmNaming::new(&config);
+pub fn join(config: BootstrapConfig) -> Result<Communicator> {
+    join_with(config, shm::ShmConfig::default().chunk_bytes)
+}
+
+/// [`join`] with this many bytes of a buffer per slot in shared memory, equal on all ranks.
+pub fn join_with(config: BootstrapConfig, chunk_bytes: usize) -> Result<Communicator> {
+    let shm_naming = ShmNaming::new(&config, chunk_bytes);
     let world = bootstrap::engine(config)?;
     Ok(Communicator::new(Hierarchical::build(world, shm_naming)?))
+}
+
+/// Communicators of ranks that are threads of this process, as on one node, for tests.
+pub fn world(
+    ranks: u32,
+    chunk_bytes: usize,
+    configure: impl Fn(&mut BootstrapConfig),
+) -> Result<Vec<Communicator>> {
+    let address = std::net::Ipv4Addr::LOCALHOST;
+    let listener = bootstrap::listen((address, 0).into());
+    let listener = listener.map_err(|error| CommError::system("listening socket", error))?;
+    let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
+    let secret = Secret::generate().map_err(|error| CommError::system("job secret", error))?;
+    // Isolates the shared memory of worlds that are joined at the same time.
+    let node = secret.derive("node").to_hex();
+    let configured = |rank: u32, listener| {
+        let (master, secret) = (address.to_string(), secret.clone());
+        let mut config = BootstrapConfig::new(rank, ranks, &master, port, secret);
+        (config.host, config.node, config.listener) =
+            ("this node".to_owned(), node.clone(), listener);
+        configure(&mut config);
+        config
+    };
+    let mut listener = Some(listener);
+    let configs: Vec<BootstrapConfig> =
+        (0..ranks).map(|rank| configured(rank, listener.take())).collect();
+    std::thread::scope(|scope| {
+        let join = |config| scope.spawn(move || join_with(config, chunk_bytes));
+        let threads: Vec<_> = configs.into_iter().map(join).collect();
+        let panicked = |_| Err(CommError::system("joining", "a thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    })
 }
 
 impl Hierarchical {
     /// Adds shared memory and rails to ranks that are connected over the network.
     fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
-        let fault_channel = world.fault_channel();
+        let monitor = world.derived_monitor();
         let ids =
             all_gather_words(&mut world, [shm_naming.node, shm_socket_names::fresh_comm_id()])?;
         let nodes: Vec<u64> = ids.iter().map(|[node, _]| *node).collect();
         let layout = NodeLayout::new(world.rank(), &nodes);
         // All ranks use the communicator id of rank 0.
         let name = shm_naming.name(ids[0][1], layout.node);
-        let cancelled = || fault_channel.known_abort();
-        let joined = Self::join_local(&world, &layout, &name, shm_naming.config, &cancelled)
+        let joined = Self::join_local(&monitor, &layout, &name, shm_naming.config)
             .and_then(|local| Ok((local, Self::join_rail(&mut world, &layout)?)));
-        let (local, rail) = joined.map_err(|error| {
-            // Other ranks may wait for this one in an engine that does not detect its failure.
-            fault_channel.abort_fn()(&error.to_string());
-            fault_channel.known_abort().unwrap_or(error)
+        let (local, mut rail) = joined.map_err(|error| {
+            // Other ranks may wait for this one on either.
+            world.abort_fn()(&error.to_string());
+            monitor.report_and_fail(error)
         })?;
-        let local_abort = local.as_ref().map(|local| local.engine.abort_fn());
-        let rail_abort = rail.as_ref().map(|rail| rail.engine.abort_fn());
-        let abort_engines: Vec<AbortFn> =
-            local_abort.into_iter().chain(rail_abort).chain([world.abort_fn()]).collect();
-        let none: WaitEdges = Arc::new(Vec::new);
-        let waits = local.as_ref().map_or(none, Subgroup::waits);
-        fault_channel.on_abort(abort_all(abort_engines.clone()), waits);
-        Ok(Box::new(Self {
-            world,
-            local,
-            rail,
-            fault_channel,
-            layout,
-            shm_naming,
-            abort_engines,
-            calls: 0,
-            failed: None,
-        }))
+        world.set_monitor(monitor.clone(), MonitorRole::Main);
+        if let Some(rail) = &mut rail {
+            rail.set_monitor(monitor.clone(), MonitorRole::Part);
+        }
+        Ok(Box::new(Self { world, local, rail, monitor, layout, shm_naming }))
     }
 
     /// Connects the ranks of this node, if there are several.
     fn join_local(
-        world: &TcpEngine,
+        monitor: &Arc<CommMonitor>,
         layout: &NodeLayout,
         name: &str,
         config: shm::ShmConfig,
-        cancelled: &dyn Fn() -> Option<CommError>,
-    ) -> Result<Option<Subgroup<ShmEngine>>> {
+    ) -> Result<Option<ShmEngine>> {
         if layout.local_ranks.len() == 1 {
             return Ok(None);
         }
-        let peers = world.peers();
-        let local = layout.local_ranks.iter().map(|&r| peers[r as usize].clone()).collect();
-        let rank = layout.local_rank;
-        let engine = shm::join_unless_cancelled(name, rank, local, config, cancelled)?;
-        Ok(Some(Subgroup { engine, members: layout.local_ranks.clone() }))
+        let members = layout.local_ranks.iter().map(|rank| monitor.members[*rank as usize]);
+        let (rank, members) = (layout.local_rank, members.collect());
+        shm::join(name, rank, members, monitor, config).map(Some)
     }
 
     /// Connects one rank per node, if there are several nodes.
@@ -124,69 +140,19 @@ impl Hierarchical {
         }
         let participates = layout.uniform || layout.local_rank == 0;
         let colour = participates.then_some(layout.local_rank);
-        let engine = world.split_off(colour, i64::from(layout.node))?;
-        Ok(engine.map(|engine| Subgroup { engine, members: layout.own_rail() }))
+        world.split_off(colour, i64::from(layout.node))
     }
 
-    /// Whether collectives run on several engines.
-    fn is_composite(&self) -> bool {
-        self.layout.nodes > 1 && !self.layout.is_one_rank_per_node()
-    }
-}
-
-impl Hierarchical {
     /// Runs a collective on all ranks.
     fn run_collective(&mut self, call: Call<'_>) -> Result {
-        self.check_not_failed()?;
-        self.calls += 1;
-        let is_composite = self.is_composite();
+        self.monitor.check_not_failed()?;
         let signature = call.signature(self.layout.ranks());
-        let registered = if is_composite { self.fault_channel.begin(signature) } else { Ok(()) };
-        let done = registered.and_then(|()| self.two_level(call));
-        done.map_err(|error| self.fail(error, &signature.to_string()))?;
-        if is_composite {
-            self.fault_channel.end();
-        }
-        Ok(())
+        self.monitor.begin(&signature);
+        let is_staged = self.layout.nodes > 1 && !self.layout.is_one_rank_per_node();
+        let compared = if is_staged { self.world.compare_signatures(signature) } else { Ok(()) };
+        let done = compared.and_then(|()| self.two_level(call));
+        done.map_err(|error| self.monitor.report_and_fail(error))
     }
-
-    /// Returns the error of an earlier call, if any.
-    fn check_not_failed(&self) -> Result {
-        self.failed.clone().map_or(Ok(()), Err)
-    }
-
-    /// Aborts all engines, because ranks would otherwise wait for each other across nodes, and
-    /// returns the error that all ranks agree on.
-    fn fail(&mut self, error: CommError, operation: &str) -> CommError {
-        // A single engine diagnoses its own faults, but it may have been aborted by the fault
-        // channel, and a late rank may be waiting in another communicator.
-        let is_indirect = matches!(error, CommError::Aborted { .. } | CommError::Timeout { .. });
-        let needs_resolve = self.is_composite() || is_indirect;
-        let resolved = needs_resolve.then(|| self.fault_channel.resolve(error.clone()));
-        let mut error = match (error, resolved) {
-            // This rank compared the counts itself and knows best.
-            (known @ CommError::CountMismatch { .. }, _) => known,
-            (error, resolved) => resolved.unwrap_or(error),
-        };
-        match &mut error {
-            CommError::RankLost { call, .. } | CommError::LinkBroken { call, .. } => {
-                operation.clone_into(call);
-            }
-            CommError::Timeout { call, .. } if call.is_empty() => operation.clone_into(call),
-            _ => {}
-        }
-        if !matches!(error, CommError::InvalidCall { .. }) {
-            let why = error.to_string();
-            self.abort_engines.iter().for_each(|abort| abort(&why));
-            self.failed = Some(error.clone());
-        }
-        error
-    }
-}
-
-/// A function that aborts several engines in order.
-fn abort_all(engines: Vec<AbortFn>) -> AbortFn {
-    Arc::new(move |why| engines.iter().for_each(|abort| abort(why)))
 }
 
 impl Engine for Hierarchical {
@@ -203,31 +169,29 @@ impl Engine for Hierarchical {
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
-        self.check_not_failed()?;
-        self.exchange(messages).map_err(|error| self.fail(error, "send and receive"))
+        self.monitor.check_not_failed()?;
+        self.exchange(messages).map_err(|error| self.monitor.report_and_fail(error))
     }
 
     fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
-        self.check_not_failed()?;
-        let world = self.world.split_off(colour, key).map_err(|error| self.fail(error, "split"))?;
+        self.monitor.check_not_failed()?;
+        let args = Call::new(CallKind::AllGather, DType::U8, Counts::Equal(16), &mut []);
+        self.monitor.begin(&args.signature(self.layout.ranks()));
+        let world = self.world.split_off(colour, key);
+        let world = world.map_err(|error| self.monitor.report_and_fail(error))?;
         let Some(world) = world else { return Ok(None) };
         Self::build(world, self.shm_naming.clone()).map(Some)
     }
 
     fn allocator(&self) -> Allocator {
-        self.local.as_ref().map_or_else(Allocator::default, |local| local.engine.allocator())
+        self.local.as_ref().map_or_else(Allocator::default, ShmEngine::allocator)
     }
 
     fn abort_fn(&self) -> AbortFn {
-        // The fault channel first, so that all ranks report the same reason.
-        let channel = [self.fault_channel.abort_fn()].into_iter();
-        abort_all(channel.chain(self.abort_engines.iter().cloned()).collect())
+        self.monitor.abort_fn()
     }
 
     fn has_failed_fn(&self) -> HasFailedFn {
-        let local = self.local.as_ref().map(|local| local.engine.has_failed_fn());
-        let network = [self.fault_channel.has_failed_fn(), self.world.has_failed_fn()];
-        let all: Vec<HasFailedFn> = local.into_iter().chain(network).collect();
-        Arc::new(move || all.iter().any(|has_failed| has_failed()))
+        self.monitor.has_failed_fn()
     }
 }

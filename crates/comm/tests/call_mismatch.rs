@@ -102,8 +102,11 @@ fn run_mismatch(
     minority: CallFn,
     majority: CallFn,
 ) -> Vec<(CommError, bool)> {
+    let first_call = std::sync::Barrier::new(RANKS as usize);
     suite::on_all_ranks(world, |comm| {
         comm.barrier().unwrap();
+        // A rank that is still in the first call would get the error there.
+        first_call.wait();
         let call = if comm.rank() == VICTIM { minority } else { majority };
         let (done, untouched) = call(comm);
         // A rank that completes the mismatching call goes on.

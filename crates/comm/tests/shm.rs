@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
+#[path = "tcp/port_file.rs"]
+mod port_file;
 #[path = "shm/rank_process.rs"]
 mod rank_process;
 #[path = "tcp/seeded_rng.rs"]
@@ -308,7 +310,7 @@ fn aborted_or_closed_rank_fails_the_others() {
     drop(world.pop());
     let sum = |comm: &Communicator| comm.all_reduce(&mut [1u8; 100_000], ReduceOp::Sum);
     for end in suite::on_all_ranks(world, sum) {
-        assert!(matches!(end.unwrap_err(), CommError::RankLost { peer, .. } if peer.rank == 2));
+        assert!(matches!(end.unwrap_err(), CommError::Aborted { by, .. } if by.rank == 2));
     }
 }
 

@@ -6,8 +6,7 @@ use std::time::Instant;
 use regatta_wire::clock;
 
 use super::{BootstrapConfig, dial};
-use crate::control::{Dial, DialError, Hello, RankInfo, encode};
-use crate::tcp::SharedDataPlane;
+use crate::control::{CommRegistry, Dial, DialError, Hello, RankInfo, encode};
 use crate::{CommError, Result};
 
 /// Receives the encoded table from `parent`, or from rank 0 at `root` if the parent cannot be reached:
@@ -16,10 +15,10 @@ pub fn fetch(
     config: &BootstrapConfig,
     parent: &RankInfo,
     root: SocketAddr,
-    shared: &SharedDataPlane,
+    registry: &CommRegistry,
     until: Instant,
 ) -> Result<Vec<u8>> {
-    let has_failed = || !shared.lock().fault_state.faults.is_empty();
+    let has_failed = || registry.job_fault().is_some();
     let request = |at: SocketAddr, until: Instant| {
         let dial = Dial { cancelled: &has_failed, ..dial(config, at, until) };
         dial.open().and_then(|mut conn| dial.request(&mut conn, &encode(&Hello::WorldTable)))
@@ -32,8 +31,8 @@ pub fn fetch(
         Ok(table) => return Ok(table),
         Err(failed) => failed,
     };
-    request(root, until).map_err(|error| match shared.lock().fault_state.faults.first() {
-        Some((_, fault)) => CommError::bootstrap(fault.to_string(), "see the output of that rank"),
+    request(root, until).map_err(|error| match registry.job_fault() {
+        Some(fault) => CommError::bootstrap(fault.to_string(), "see the output of that rank"),
         None => {
             let what = format!(
                 "cannot receive the addresses of all ranks from rank {} ({failed}) or from rank 0 at \

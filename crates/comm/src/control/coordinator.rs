@@ -4,7 +4,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::messages::{CommClosed, Fault, FromRoot, ToRoot};
@@ -19,6 +19,9 @@ const REPORT_DELAY: Duration = Duration::from_millis(200);
 
 /// A message that is still in flight after this time is stuck.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// Number of finished communicators for which late reports are ignored.
+const MAX_FINISHED: usize = 1024;
 
 /// The recipient of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,8 @@ pub struct FaultCoordinator {
     last_fault: Option<Fault>,
     /// Aborted communicators.
     aborted: HashSet<u64>,
+    /// The communicators that all their members have closed, the last of many.
+    finished: VecDeque<u64>,
     /// Connection failures to be examined after [`REPORT_DELAY`].
     conn_reports: Vec<(Instant, ConnReport)>,
     /// Status queries to apparently dead ranks. If the rank answers, only the link is broken.
@@ -125,6 +130,8 @@ impl FaultCoordinator {
         if closed_by.len() >= size {
             self.closed.remove(&comm_id);
             self.aborted.remove(&comm_id);
+            self.finished.truncate(MAX_FINISHED - 1);
+            self.finished.push_front(comm_id);
         }
     }
 
@@ -200,9 +207,10 @@ impl FaultCoordinator {
         self.out.push((Recipient::All, FromRoot::Abort { comm_id, fault }));
     }
 
-    /// Aborts a communicator once. Later reports have no effect.
+    /// Aborts a communicator once. Later reports, also after all members have closed it, have no
+    /// effect.
     fn abort_comm(&mut self, comm_id: u64, fault: Fault) {
-        if self.aborted.insert(comm_id) {
+        if !self.finished.contains(&comm_id) && self.aborted.insert(comm_id) {
             self.broadcast_fault(Some(comm_id), fault);
         }
     }

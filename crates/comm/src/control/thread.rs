@@ -21,6 +21,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::dial::AuthConn;
 use super::messages::{ToRoot, encode};
+use super::registry::CommRegistry;
 use crate::tcp::SharedDataPlane;
 use conn::{Conn, ConnPeer};
 use root::Outgoing;
@@ -77,6 +78,16 @@ impl ControlHandle {
         let _ = self.waker.wake();
     }
 
+    /// A handle without a thread, and the messages sent through it.
+    #[cfg(test)]
+    pub fn unconnected() -> (Self, Receiver<ToRoot>) {
+        let (outbox, messages) = channel();
+        let poll = Poll::new().unwrap();
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER).unwrap());
+        let flushed = Arc::new(Mutex::new(channel().1));
+        (Self { outbox, waker, flushed, world_table: WorldTable::default() }, messages)
+    }
+
     /// Announces a regular exit and waits until it is sent.
     pub fn shutdown(&self) {
         self.send(ToRoot::Shutdown);
@@ -116,6 +127,7 @@ pub struct ControlPlane {
     next: usize,
     outbox: Receiver<ToRoot>,
     shared: Arc<SharedDataPlane>,
+    registry: Arc<CommRegistry>,
     world_table: WorldTable,
     /// Frames of rank 0 that arrived with its reply to the registration.
     unread: Vec<Vec<u8>>,
@@ -136,7 +148,7 @@ impl ControlPlane {
         listener: TcpListener,
         secret: Secret,
         timing: Timing,
-        shared: Arc<SharedDataPlane>,
+        (shared, registry): (Arc<SharedDataPlane>, Arc<CommRegistry>),
         role: ControlRole,
         to_root: Option<AuthConn>,
     ) -> io::Result<(Self, ControlHandle)> {
@@ -156,6 +168,7 @@ impl ControlPlane {
             next: FIRST,
             outbox,
             shared,
+            registry,
             world_table: WorldTable::default(),
             unread: Vec::new(),
             table_requests: Vec::new(),

@@ -1,11 +1,7 @@
 //! The wait graph: finds the root cause when a late rank only waits for another one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
-
-/// Returns the ranks that a rank waits for, and for how long.
-pub type WaitEdges = Arc<dyn Fn() -> Vec<(u32, Duration)> + Send + Sync>;
 
 /// Whether a wait is long enough to explain a delay: it must cover at least half of it. A rank with
 /// several communicators often waits briefly in one of them.

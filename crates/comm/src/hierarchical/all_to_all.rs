@@ -6,6 +6,7 @@
 //! So are calls with per-pair counts, which one engine for all ranks compares before any data moves.
 
 use super::Hierarchical;
+use super::stage::StageEngine;
 use crate::engine::Engine;
 use crate::{Call, Counts, Result};
 

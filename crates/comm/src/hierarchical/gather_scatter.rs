@@ -7,7 +7,6 @@
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
 use super::rails::{Rails, block_permutation, per_rank};
-use super::subgroup::Subgroup;
 use super::two_level::leaders;
 use crate::engine::Engine;
 use crate::{Call, CallKind, Counts, DType, Result};
@@ -46,7 +45,7 @@ impl NodeBlocks {
 /// Runs one stage of a gather or scatter with these arguments and returns its output; the input if
 /// this rank does not take part.
 fn run_stage<E: Engine>(
-    group: Option<&mut Subgroup<E>>,
+    group: Option<&mut E>,
     (kind, dtype): (CallKind, DType),
     (root, counts): (u32, &[usize]),
     input: Vec<u8>,

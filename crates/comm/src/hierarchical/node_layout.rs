@@ -45,11 +45,6 @@ impl NodeLayout {
         self.coords.len()
     }
 
-    /// The ranks with this rank's local rank.
-    pub fn own_rail(&self) -> Vec<u32> {
-        self.rail(self.local_rank)
-    }
-
     /// The ranks with this local rank, in node order.
     pub fn rail(&self, local_rank: u32) -> Vec<u32> {
         let same = |(_, (_, local)): &(u32, &(u32, u32))| *local == local_rank;
@@ -89,7 +84,7 @@ mod tests {
         assert_eq!((layout.nodes, layout.node, layout.local_rank), (2, 0, 2));
         assert_eq!((layout.local_ranks.as_slice(), layout.uniform), (&[0, 1, 3][..], false));
         assert_eq!(layout.coords(4), (1, 1));
-        assert_eq!(NodeLayout::new(1, &[70, 70, 5, 70, 5]).own_rail(), [1, 4]);
+        assert_eq!(NodeLayout::new(1, &[70, 70, 5, 70, 5]).rail(1), [1, 4]);
         assert_eq!(NodeLayout::new(0, &[1, 2, 2, 1]).rail(1), [3, 2]);
         assert!(NodeLayout::new(0, &[1, 2, 1, 2]).uniform);
     }

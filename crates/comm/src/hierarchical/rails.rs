@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::Hierarchical;
 use super::node_layout::NodeLayout;
+use super::stage::StageEngine;
 use crate::engine::Engine;
 use crate::{Call, CallKind, Counts, ReduceOp, Result, reduce_kernel};
 

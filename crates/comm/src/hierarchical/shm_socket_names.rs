@@ -22,7 +22,7 @@ pub struct ShmNaming {
 }
 
 impl ShmNaming {
-    pub fn new(config: &bootstrap::BootstrapConfig) -> Self {
+    pub fn new(config: &bootstrap::BootstrapConfig, chunk_bytes: usize) -> Self {
         Self {
             secret: config.secret.clone(),
             node: fnv1a(config.node.bytes()),
@@ -30,7 +30,7 @@ impl ShmNaming {
                 desync_after: config.desync_after,
                 debug: config.debug,
                 join_timeout: config.join_timeout,
-                ..shm::ShmConfig::default()
+                chunk_bytes,
             },
         }
     }
@@ -61,7 +61,7 @@ mod tests {
     const MAX_NAME_BYTES: usize = 107 - "regatta-comm/".len();
 
     fn shm_naming(secret: &Secret) -> ShmNaming {
-        ShmNaming::new(&bootstrap::BootstrapConfig::new(0, 1, "localhost", 1, secret.clone()))
+        ShmNaming::new(&bootstrap::BootstrapConfig::new(0, 1, "localhost", 1, secret.clone()), 1)
     }
 
     #[test]

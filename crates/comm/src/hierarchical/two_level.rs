@@ -1,6 +1,7 @@
 //! Collectives in two levels: intra-node, inter-node, intra-node.
 
 use super::rails::bytes;
+use super::stage::StageEngine;
 use super::{Hierarchical, Rail};
 
 use crate::CallKind::{

@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 
 use super::NcclEngine;
 use super::sys::RawComm;
-use crate::shm::signature_codec;
+use crate::control::signature_codec;
 use crate::{Call, Collectives, CommError, Counts, ReduceOp, Result, Signature};
 
 /// Bytes of a sequence number and a signature.

@@ -33,15 +33,12 @@ pub const P2P_INLINE_BYTES: usize = 32;
 /// size pays for page faults.
 pub const PREFAULTED_BYTES: usize = 32 << 10;
 
-/// Wait lines per rank, one per communicator.
-pub const WAIT_LINES: usize = 16;
-
 /// Words of a CPU affinity mask.
 pub const CPU_WORDS: usize = 16;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Size of the abort record.
+/// Size of the header, which shows whether a rank has failed.
 const HEADER_BYTES: usize = PAGE_BYTES;
 
 // Offsets in a rank's block.
@@ -50,9 +47,8 @@ const CALLS: usize = POSTS + POST_RING as usize * LINE_BYTES;
 const STATE: usize = CALLS + (POST_RING as usize + 1) * LINE_BYTES;
 const DOORBELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = DOORBELL + LINE_BYTES;
-const WAITING: usize = CPUS + CPU_WORDS * 8;
 const RANK_BYTES: usize = 4096;
-const _: () = assert!(WAITING + WAIT_LINES * LINE_BYTES <= RANK_BYTES);
+const _: () = assert!(CPUS + CPU_WORDS * 8 <= RANK_BYTES);
 
 // Offsets in a point-to-point channel.
 const CONSUMED: usize = P2P_SLOTS as usize * LINE_BYTES;
@@ -68,8 +64,8 @@ pub struct RegionLayout {
 }
 
 impl RegionLayout {
-    /// The abort record.
-    pub fn abort(&self) -> usize {
+    /// Whether a rank has failed.
+    pub fn failed(&self) -> usize {
         0
     }
 
@@ -97,16 +93,6 @@ impl RegionLayout {
     /// A rank's CPU affinity.
     pub fn cpus(&self, rank: usize) -> usize {
         self.block(rank) + CPUS
-    }
-
-    /// A rank's wait line.
-    pub fn waits(&self, rank: usize, line: usize) -> usize {
-        self.block(rank) + WAITING + line * LINE_BYTES
-    }
-
-    /// End of the ranks' blocks.
-    pub fn rank_blocks_end(&self) -> usize {
-        self.block(self.ranks)
     }
 
     /// Header line of a message chunk.
@@ -166,7 +152,7 @@ mod tests {
     #[test]
     fn areas_do_not_overlap() {
         let layout = RegionLayout { ranks: 3, chunk_bytes: 4096 };
-        let mut areas = vec![(layout.abort(), HEADER_BYTES)];
+        let mut areas = vec![(layout.failed(), HEADER_BYTES)];
         for rank in 0..3 {
             areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
             areas.extend((0..POST_RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
@@ -175,7 +161,6 @@ mod tests {
             areas.push((layout.state(rank), LINE_BYTES));
             areas.push((layout.doorbell(rank), LINE_BYTES));
             areas.push((layout.cpus(rank), CPU_WORDS * 8));
-            areas.extend((0..WAIT_LINES).map(|line| (layout.waits(rank, line), LINE_BYTES)));
             for to in 0..3 {
                 areas.extend((0..P2P_SLOTS).map(|n| (layout.p2p_header(rank, to, n), LINE_BYTES)));
                 areas.extend(

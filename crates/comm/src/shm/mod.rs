@@ -3,17 +3,16 @@
 //! Ranks synchronise by *posts*: a cache line with a sequence number and, for small payloads, the
 //! data itself (`region.rs`). Larger payloads go through slots in rounds (`round_plan.rs`); each
 //! rank posts one round ahead of what it reads, which hides small delays. Waits spin, then sleep,
-//! and are always bounded (`wait.rs`).
+//! and are always bounded (`wait.rs`): they report to the control plane (`crate::control`), which
+//! decides on faults.
 //!
 //! Large buffers allocated by the communicator are in memory that all ranks map (`arena.rs`) and
 //! are reduced without copies (`zero_copy.rs`).
 //!
 //! The memory is an anonymous file that rank 0 creates and passes to the others over an abstract
 //! socket (`bootstrap.rs`): nothing is left behind if a rank is killed, and other users have no
-//! access. A file lock that the kernel releases with the process shows that a rank is alive; unlike
-//! process ids it works across PID namespaces, and it needs no heartbeat thread.
+//! access.
 
-mod abort_record;
 mod arena;
 mod bootstrap;
 mod buffers;
@@ -27,10 +26,7 @@ mod reduce;
 mod region;
 mod round_plan;
 mod segment;
-pub(crate) mod signature_codec;
-mod split;
 mod wait;
-mod wait_table;
 mod zero_copy;
 
 use std::sync::Arc;
@@ -44,13 +40,13 @@ use self::reduce::{Reduction, SlotKind};
 use self::region::Activity;
 use self::round_plan::RoundPlan;
 use self::wait::{CallCtx, ShmState};
-use crate::control::wait_graph::WaitEdges;
+use crate::control::signature_codec;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
 use crate::error::Peer;
 use crate::reduce_kernel::stream;
-use crate::{Call, CallKind, CommError, Communicator, Result, Signature};
+use crate::{Call, CallKind, CommError, Communicator, Result, Signature, hierarchical};
 
-pub use self::bootstrap::{join, join_unless_cancelled};
+pub(crate) use self::bootstrap::join;
 
 /// Configuration of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,12 +84,8 @@ pub struct ShmEngine {
     compared: u64,
     /// Number of collectives started.
     calls: u64,
-    /// The same of the hierarchical communicator around it, of whose collectives it runs parts.
-    pub(crate) outer_calls: Option<u64>,
     p2p: P2pRing,
     policy: ShmPolicy,
-    /// This communicator's range of the file, if it is freed when all ranks have closed it.
-    owned_range: Option<(u64, u64)>,
 }
 
 /// Communicators of ranks that are threads of this process, for tests.
@@ -103,12 +95,15 @@ pub fn world(ranks: u32) -> Result<Vec<Communicator>> {
 
 /// [`world`] with a configuration.
 pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
-    let engines = bootstrap::join_threads(ranks, config)?;
-    Ok(engines.into_iter().map(|engine| Communicator::new(Box::new(engine))).collect())
+    hierarchical::world(ranks, config.chunk_bytes, |of_rank| {
+        of_rank.desync_after = config.desync_after;
+        of_rank.join_timeout = config.join_timeout;
+        of_rank.debug = config.debug;
+    })
 }
 
 impl ShmEngine {
-    fn new(shared: ShmState, owned_range: Option<(u64, u64)>) -> Self {
+    fn new(shared: ShmState) -> Self {
         let ranks = shared.peers.len();
         Self {
             p2p: P2pRing::new(ranks),
@@ -118,15 +113,7 @@ impl ShmEngine {
             digest: 0,
             compared: 0,
             calls: 0,
-            outer_calls: None,
-            owned_range,
         }
-    }
-
-    /// The ranks it currently waits for.
-    pub(crate) fn waits(&self) -> WaitEdges {
-        let shared = self.shared.clone();
-        Arc::new(move || shared.wait_record.own_waits())
     }
 
     fn rank(&self) -> usize {
@@ -150,15 +137,12 @@ impl ShmEngine {
         let words = signature_codec::encode(&signature);
         let ctx = CallCtx {
             activity: Activity::Collective(self.calls),
-            sequence: self.calls,
             signature,
             digest: signature_codec::digest(words),
         };
         self.shared.region.publish_call(ctx.activity, words);
-        if abort_record::has_failed(&self.shared.region)
-            && let Some(error) = self.shared.abort_error(&ctx)
-        {
-            return Err(error);
+        if let Some(error) = self.shared.verdict(&ctx) {
+            return Err(self.shared.fail_with(error));
         }
         if self.shared.config.debug {
             let seq = self.next_post(SlotKind::Inline, &ctx)?;
@@ -269,9 +253,9 @@ impl Engine for ShmEngine {
         done
     }
 
-    fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
-        let child = self.split_off(colour, key)?;
-        Ok(child.map(|child| Box::new(child) as BoxEngine))
+    /// A hierarchical communicator splits the network's engine and connects the new nodes.
+    fn split(&mut self, _colour: Option<u32>, _key: i64) -> Result<Option<BoxEngine>> {
+        Err(CommError::invalid_call("split", "shared memory alone cannot be split"))
     }
 
     fn allocator(&self) -> Allocator {
@@ -280,27 +264,20 @@ impl Engine for ShmEngine {
     }
 
     fn abort_fn(&self) -> AbortFn {
-        let shared = self.shared.clone();
-        Arc::new(move |why| {
-            let by = shared.peers[shared.region.rank].clone();
-            shared.publish_error(CommError::Aborted { by, why: why.to_owned() });
-        })
+        self.shared.monitor.abort_fn()
     }
 
     fn has_failed_fn(&self) -> HasFailedFn {
-        let shared = self.shared.clone();
-        Arc::new(move || abort_record::has_failed(&shared.region))
+        self.shared.monitor.has_failed_fn()
     }
 }
 
 /// Publishes that this rank will not post again.
 impl Drop for ShmEngine {
     fn drop(&mut self) {
-        self.shared.region.mark_closed();
-        if let Some((start, bytes)) = self.owned_range
-            && abort_record::count_close(&self.shared.region)
-        {
-            self.shared.segment.punch_hole(start, bytes);
+        if self.shared.monitor.has_failed() {
+            self.shared.show_failure();
         }
+        self.shared.region.mark_closed();
     }
 }

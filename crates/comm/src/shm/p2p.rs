@@ -67,11 +67,10 @@ pub(super) struct UnexpectedMessage {
 impl ShmEngine {
     pub(super) fn begin_p2p(&self, call: &Call) -> Result<CallCtx> {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
-        let sequence = self.outer_calls.unwrap_or(self.calls);
-        let activity = Activity::P2p(self.calls);
-        let ctx = CallCtx { activity, sequence, signature, digest: 0 };
+        let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
-        self.shared.abort_error(&ctx).map_or(Ok(ctx), Err)
+        let verdict = self.shared.verdict(&ctx);
+        verdict.map_or(Ok(ctx), |error| Err(self.shared.fail_with(error)))
     }
 
     pub(super) fn send(&mut self, call: &Call) -> Result {
@@ -256,31 +255,6 @@ impl ShmEngine {
         match bytes <= P2P_INLINE_BYTES {
             true => region.p2p_header(from, to, seq).wrapping_add(LINE_BYTES - P2P_INLINE_BYTES),
             false => region.p2p_slot(from, to, seq),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{ShmConfig, bootstrap::join_threads};
-    use super::*;
-    use crate::Counts;
-    use crate::engine::Engine;
-
-    /// A hierarchical communicator reports the error of either rank.
-    #[test]
-    fn the_sender_of_a_mismatched_message_reports_the_receivers_sequence_number() {
-        let mut engines = join_threads(2, ShmConfig::default()).unwrap();
-        engines[1].outer_calls = Some(7);
-        let mut run = |rank: usize, kind, dtype| {
-            let (mut data, root) = ([0; 4], 1 - rank as u32);
-            let call = Call::new(kind, dtype, Counts::Equal(1), &mut data);
-            engines[rank].run(Call { root, ..call })
-        };
-        run(0, CallKind::Send, DType::F32).unwrap();
-        for (rank, kind) in [(1, CallKind::Receive), (0, CallKind::Reduce)] {
-            let error = run(rank, kind, DType::I32).unwrap_err();
-            assert!(matches!(error, CommError::CallMismatch { sequence: 7, .. }), "{error}");
         }
     }
 }

@@ -31,14 +31,6 @@ pub enum Activity {
     P2p(u64),
 }
 
-impl Activity {
-    /// The sequence number of the current or last collective.
-    pub fn sequence(self) -> u64 {
-        let (Self::Idle(seq) | Self::Collective(seq) | Self::P2p(seq)) = self;
-        seq
-    }
-}
-
 /// The shared memory, from one rank's perspective.
 #[derive(Debug)]
 pub struct Region {
@@ -257,18 +249,13 @@ impl Region {
     /// Wakes ranks that sleep on this rank's doorbell.
     #[inline]
     pub fn ring_doorbell(&self) {
-        self.ring_doorbell_of(self.rank);
-    }
-
-    #[inline]
-    pub fn ring_doorbell_of(&self, rank: usize) {
         // Either the sleeper sees the preceding stores, or this rank sees the sleeper. A hardware
         // fence would stall until the line is owned, which dominates the cost of a post.
         match self.asymmetric_fence {
             true => compiler_fence(Ordering::SeqCst),
             false => fence(Ordering::SeqCst),
         }
-        let doorbell = self.layout.doorbell(rank);
+        let doorbell = self.layout.doorbell(self.rank);
         if self.word32(doorbell + 4).load(Ordering::Relaxed) != 0 {
             self.word32(doorbell).fetch_add(1, Ordering::SeqCst);
             let _ = futex::wake(self.word32(doorbell), futex::Flags::empty(), i32::MAX as u32);
@@ -294,10 +281,5 @@ impl Region {
             let _ = futex::wait(rings, futex::Flags::empty(), seen, Some(&limit));
         }
         sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// The text of the abort record.
-    pub fn abort_text(&self, bytes: usize) -> *mut u8 {
-        self.map.at(self.layout.abort() + super::abort_record::TEXT, bytes)
     }
 }

@@ -1,6 +1,6 @@
 //! Anonymous shared memory, which disappears with the last process that has it open.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
@@ -56,33 +56,6 @@ impl Segment {
         let start = mapped.map_err(system("mapping shared memory"))?;
         let start = NonNull::new(start.cast()).ok_or_else(|| system("mapping")(Errno::NOMEM))?;
         Ok(Mapping { start, bytes })
-    }
-
-    /// Takes this rank's liveness lock, which is released with the process and not inherited.
-    pub fn lock_liveness(&self, rank: u32) -> Result {
-        let done = self.lock(libc::F_SETLK, rank);
-        done.map(drop).map_err(system("locking shared memory"))
-    }
-
-    /// Whether the process of a rank, other than this process, is alive.
-    pub fn is_alive(&self, rank: u32) -> bool {
-        // Alive if unknown: a late error is better than a wrong one.
-        self.lock(libc::F_GETLK, rank) != Ok(libc::F_UNLCK)
-    }
-
-    fn lock(&self, command: i32, rank: u32) -> Result<i32, Errno> {
-        // SAFETY: an all-zero `flock` is valid.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = libc::F_WRLCK as i16;
-        lock.l_whence = libc::SEEK_SET as i16;
-        lock.l_start = i64::from(rank);
-        lock.l_len = 1;
-        // SAFETY: the file is open, and the lock outlives the call.
-        let done = unsafe { libc::fcntl(self.file.as_raw_fd(), command, &raw mut lock) };
-        match done {
-            0 => Ok(lock.l_type.into()),
-            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-        }
     }
 }
 

@@ -2,17 +2,16 @@
 //! will not come.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
 use super::ShmConfig;
-use super::abort_record;
 use super::arena::Arena;
-use super::layout::{P2P_SLOTS, POST_RING};
+use super::layout::P2P_SLOTS;
 use super::region::{Activity, Region};
-use super::segment::Segment;
-use super::wait_table::WaitRecord;
+use crate::control::{CallWatch, CommMonitor, StallAction, Wait};
 use crate::error::Peer;
 use crate::{CallKind, CommError, Result, Signature};
 
@@ -33,28 +32,24 @@ pub(super) const SLEEP_MAX: Duration = Duration::from_millis(16);
 #[derive(Debug, Clone, Copy)]
 pub struct CallCtx {
     pub activity: Activity,
-    /// The sequence number that errors name.
-    pub sequence: u64,
     pub signature: Signature,
     pub digest: u64,
 }
 
-/// State of a communicator, shared by its engine and its abort handles.
+/// State of a communicator.
 #[derive(Debug)]
 pub struct ShmState {
     pub region: Region,
-    pub segment: Arc<Segment>,
+    /// The ranks of the node, as the monitor names them.
     pub peers: Vec<Peer>,
+    /// Their global ranks.
+    pub members: Vec<u32>,
     /// The arena; `None` unless all ranks map it.
     pub arena: Option<Arc<Arena>>,
-    /// Rank of each rank in the root communicator: key of its liveness lock and its arena range.
-    pub root_ranks: Vec<u32>,
-    /// Ranks in this process, which are alive.
-    pub same_process: Vec<bool>,
     /// Whether there are more ranks than CPUs.
     pub oversubscribed: bool,
-    /// Publishes whom this rank waits for.
-    pub wait_record: WaitRecord,
+    /// Decides on faults.
+    pub monitor: Arc<CommMonitor>,
     pub config: ShmConfig,
 }
 
@@ -89,111 +84,150 @@ impl ShmState {
     #[cold]
     pub fn wait_long(&self, ranks: &[usize], ctx: &CallCtx, ready: &dyn Fn() -> bool) -> Result {
         let began = clock::now();
+        let mut watch = self.watch(began);
         let yield_for = if self.oversubscribed { YIELD_FOR_OVERSUBSCRIBED } else { YIELD_FOR };
         // Only one doorbell can be slept on.
         let max_sleep = if ranks.len() == 1 { SLEEP_MAX } else { SLEEP_MIN };
         let mut sleep = SLEEP_MIN;
         while !ready() {
-            let waited = clock::elapsed(began);
-            if waited < yield_for {
+            if clock::elapsed(began) < yield_for {
                 std::thread::yield_now();
                 let spins = (0..SPINS_PER_YIELD).take_while(|_| !ready());
                 spins.for_each(|_| std::hint::spin_loop());
                 continue;
             }
-            self.wait_record.publish(ranks, waited);
-            let failure = ranks.iter().find_map(|rank| self.failure(*rank, ctx, waited));
-            // What arrived before the failure is still delivered.
-            if let Some(error) = failure.filter(|_| !ready()) {
-                return Err(self.publish_or_adopt(error, ctx));
-            }
+            self.check(&mut watch, ranks, ctx, ready)?;
             let first = ranks.first().copied().unwrap_or(self.region.rank);
-            self.region
-                .wait_doorbell(first, sleep, || ready() || abort_record::has_failed(&self.region));
+            self.region.wait_doorbell(first, sleep, || ready() || self.monitor.has_news());
             sleep = (sleep * 2).min(max_sleep);
         }
-        self.wait_record.publish(&[], Duration::ZERO);
         Ok(())
     }
 
-    /// Why the wait for a rank must end.
-    pub fn failure(&self, rank: usize, ctx: &CallCtx, waited: Duration) -> Option<CommError> {
-        if let Some(error) = self.abort_error(ctx) {
-            return Some(error);
-        }
-        if let Some(why) = self.exit_reason(rank) {
-            let (peer, call) = (self.peers[rank].clone(), ctx.signature.to_string());
-            return Some(CommError::RankLost { peer, why: why.to_owned(), call });
-        }
-        (waited >= self.config.desync_after).then(|| self.timeout_error(rank, ctx))
+    /// Watches a wait that began at a time.
+    pub fn watch(&self, began: Instant) -> CallWatch {
+        CallWatch::new(self.monitor.clone(), self.config.desync_after, began)
     }
 
-    /// Why a rank is gone, if it is.
-    pub fn exit_reason(&self, rank: usize) -> Option<&'static str> {
-        if self.region.has_closed(rank) {
-            return Some("it closed the communicator");
+    /// Reports what is known about a wait, and fails if it must end. What arrived before a failure is
+    /// still delivered.
+    pub fn check(
+        &self,
+        watch: &mut CallWatch,
+        ranks: &[usize],
+        ctx: &CallCtx,
+        ready: &dyn Fn() -> bool,
+    ) -> Result {
+        if let Some(error) = self.verdict(ctx) {
+            return if ready() { Ok(()) } else { Err(self.fail_with(error)) };
         }
-        let dead = !self.same_process[rank] && !self.segment.is_alive(self.root_ranks[rank]);
-        dead.then_some("its process exited")
+        let now = clock::now();
+        let departed = ranks.iter().find(|rank| self.region.has_closed(**rank));
+        if let Some(rank) = departed.filter(|_| !ready()) {
+            let error = self.monitor.departed(self.members[*rank], &self.describe(ctx));
+            // A rank that has failed departs as well; rank 0 knows why it failed.
+            match self.has_failed_rank() {
+                true => watch.suspect(error, now),
+                false => return Err(self.publish_error(error)),
+            }
+        }
+        match watch.check(0, now) {
+            StallAction::Wait(_) => {}
+            action => {
+                let deadlock = || ranks.iter().find_map(|rank| self.deadlock(*rank, ctx));
+                if action == StallAction::Timeout
+                    && let Some(error) = deadlock()
+                {
+                    return Err(self.publish_error(error));
+                }
+                let in_call = matches!(ctx.activity, Activity::Collective(_));
+                let awaited = ranks.iter().map(|rank| self.members[*rank]).collect();
+                watch.report(action, Wait { in_call, awaited, call: self.describe(ctx) }, now);
+            }
+        }
+        watch.check_suspicion(now, now).map_err(|error| self.mark_failed(error))?;
+        Ok(())
     }
 
     /// The communicator's error, if it has failed.
-    pub fn abort_error(&self, ctx: &CallCtx) -> Option<CommError> {
-        self.abort_error_during(&ctx.signature.to_string())
+    pub fn verdict(&self, ctx: &CallCtx) -> Option<CommError> {
+        self.monitor.verdict(&|| self.describe(ctx), &|_, _| false)
     }
 
-    /// [`Self::abort_error`] during a named operation.
-    pub fn abort_error_during(&self, call: &str) -> Option<CommError> {
-        abort_record::read(&self.region, &self.peers, &self.wait_record, call)
+    /// A call, for errors.
+    fn describe(&self, ctx: &CallCtx) -> String {
+        match ctx.activity {
+            Activity::Collective(_) => self.monitor.current_call(),
+            _ => ctx.signature.to_string(),
+        }
     }
 
-    /// Publishes an error to all ranks.
+    /// Fails with the communicator's error.
+    pub fn fail_with(&self, error: CommError) -> CommError {
+        self.mark_failed(self.monitor.fail_with_verdict(error))
+    }
+
+    /// Reports an error to all ranks and fails with it.
     pub fn publish_error(&self, error: CommError) -> CommError {
-        abort_record::publish(&self.region, &error);
+        self.mark_failed(self.monitor.report_and_fail(error))
+    }
+
+    /// Shows the other ranks of the node that this one has failed, before it departs or changes
+    /// buffers that they read.
+    pub fn show_failure(&self) {
+        self.region.word(self.region.layout.failed()).store(1, Ordering::SeqCst);
+    }
+
+    fn mark_failed(&self, error: CommError) -> CommError {
+        self.show_failure();
         error
     }
 
-    /// Publishes an error, unless another was published first, which then is this rank's error,
-    /// too.
-    pub fn publish_or_adopt(&self, error: CommError, ctx: &CallCtx) -> CommError {
-        match abort_record::publish(&self.region, &error) {
-            true => error,
-            false => self.abort_error(ctx).unwrap_or(error),
-        }
+    /// Whether a rank of the node has failed.
+    pub fn has_failed_rank(&self) -> bool {
+        self.region.word(self.region.layout.failed()).load(Ordering::SeqCst) != 0
     }
 
-    /// A rank's post, or one before it, belongs to another call than this rank's.
+    /// Fails if a rank of the node has.
+    pub fn check_ranks(&self, ctx: &CallCtx) -> Result {
+        if !self.has_failed_rank() {
+            return Ok(());
+        }
+        let by = self.peers[self.region.rank].clone();
+        let why = "another rank of this node failed".to_owned();
+        let mut watch = self.watch(clock::now());
+        watch.suspect(CommError::Aborted { by, why }, clock::now());
+        Err(self.await_verdict(watch, ctx))
+    }
+
+    /// A rank's post, or one before it, belongs to another call: rank 0 finds out which rank made
+    /// which call.
     #[cold]
     pub fn mismatch_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
-        let by = self.peers[self.region.rank].clone();
-        let peer = &self.peers[rank];
-        let why = format!("{peer} made a different call than this rank some calls ago");
-        let error = self.first_mismatch(rank, ctx);
-        let error = error.unwrap_or(CommError::Aborted { by, why });
-        self.publish_or_adopt(error, ctx)
+        let why = format!("{} made a different call", self.peers[rank]);
+        let mut watch = self.watch(clock::now());
+        let error = CommError::system(self.describe(ctx), why);
+        watch.call_mismatch(self.monitor.calls(), error, clock::now());
+        self.await_verdict(watch, ctx)
     }
 
-    /// The first of the recent calls in which a rank's signature differs from this rank's.
-    fn first_mismatch(&self, rank: usize, ctx: &CallCtx) -> Option<CommError> {
-        let calls = ctx.activity.sequence();
-        let differs = |call: u64| {
-            let called = |rank: usize| self.region.published_call(rank, Activity::Collective(call));
-            let (ours, theirs) = (called(self.region.rank)?, called(rank)?);
-            let activity = Activity::Collective(call);
-            let at = CallCtx { activity, sequence: call, signature: ours, digest: 0 };
-            (ours != theirs).then(|| self.mismatch(rank, &at, theirs))
-        };
-        (calls.saturating_sub(POST_RING - 1)..=calls).find_map(differs)
-    }
-
-    pub fn mismatch(&self, rank: usize, ctx: &CallCtx, theirs: Signature) -> CommError {
-        CommError::CallMismatch {
-            sequence: ctx.sequence,
-            ours_by: self.peers[self.region.rank].clone(),
-            ours: Box::new(ctx.signature),
-            theirs_by: self.peers[rank].clone(),
-            theirs: Box::new(theirs),
+    /// Waits for the decision of rank 0.
+    fn await_verdict(&self, mut watch: CallWatch, ctx: &CallCtx) -> CommError {
+        loop {
+            if let Some(error) = self.verdict(ctx) {
+                return self.fail_with(error);
+            }
+            if let Err(error) = watch.check_suspicion(clock::now(), clock::now()) {
+                return self.mark_failed(error);
+            }
+            std::thread::sleep(SLEEP_MIN);
         }
+    }
+
+    /// A mismatch between this rank's message and the call of another rank.
+    pub fn mismatch(&self, rank: usize, ctx: &CallCtx, theirs: Signature) -> CommError {
+        let ours = (self.members[self.region.rank], ctx.signature);
+        self.monitor.mismatch(self.monitor.calls(), ours, (self.members[rank], theirs))
     }
 
     /// The rank that a rank's message waits for; `None` if the message can make progress.
@@ -210,32 +244,13 @@ impl ShmState {
         waits.then_some(other)
     }
 
-    /// The error of a timeout: a mismatch, or late ranks.
-    fn timeout_error(&self, rank: usize, ctx: &CallCtx) -> CommError {
-        let others = || (0..self.peers.len()).filter(|other| *other != self.region.rank);
-        if let Some(disagree) = others().find_map(|other| self.first_mismatch(other, ctx)) {
-            return disagree;
-        }
+    /// The mismatch, if a rank can never provide what a message or collective of this rank waits for.
+    fn deadlock(&self, rank: usize, ctx: &CallCtx) -> Option<CommError> {
         let activity = self.region.activity(rank);
-        let theirs = self.region.published_call(rank, activity);
-        let own = self.region.rank as u32;
+        let theirs = self.region.published_call(rank, activity)?;
         let waits = !matches!(activity, Activity::P2p(_)) || self.p2p_waits_for(rank).is_some();
-        let is_deadlocked = |theirs: &Signature| is_deadlocked(own, ctx, activity, theirs) && waits;
-        if let Some(theirs) = theirs.filter(is_deadlocked) {
-            return self.mismatch(rank, ctx, theirs);
-        }
-        let is_collective = matches!(ctx.activity, Activity::Collective(_));
-        let collective = is_collective && !ctx.signature.kind.has_root();
-        let sequence = ctx.activity.sequence();
-        let has_entered = |other: usize| self.region.activity(other).sequence() >= sequence;
-        let missing = |other: &usize| *other == rank || (collective && !has_entered(*other));
-        let missing: Vec<usize> = others().filter(missing).collect();
-        CommError::Timeout {
-            call: ctx.signature.to_string(),
-            seconds: self.config.desync_after.as_secs(),
-            // Only the root causes, not ranks that are themselves waiting.
-            missing: self.wait_record.root_causes(&missing, self.config.desync_after),
-        }
+        let is_deadlocked = is_deadlocked(self.region.rank as u32, ctx, activity, &theirs) && waits;
+        is_deadlocked.then(|| self.mismatch(rank, ctx, theirs))
     }
 }
 

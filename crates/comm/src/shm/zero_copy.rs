@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::ShmEngine;
-use super::abort_record;
 use super::arena::Arena;
 use super::buffers::Buffers;
 use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
@@ -104,11 +103,7 @@ impl ShmEngine {
         stream::sfence();
         // A rank that has seen a failure owns its input again and may already have changed it.
         fence(Ordering::Acquire);
-        if abort_record::has_failed(&self.shared.region)
-            && let Some(error) = self.shared.abort_error(ctx)
-        {
-            return Err(error);
-        }
+        self.shared.check_ranks(ctx)?;
         let seq = self.next_post(SlotKind::Inline, ctx)?;
         self.post(seq, ctx);
         self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))
@@ -122,8 +117,7 @@ impl ShmEngine {
         bytes: usize,
     ) -> Option<Vec<(*mut u8, *mut u8)>> {
         let of = |(rank, buffers): (usize, &ArenaBuffers)| {
-            let owner = self.shared.root_ranks[rank] as usize;
-            Some((arena.at(owner, buffers.input, bytes)?, arena.at(owner, buffers.output, bytes)?))
+            Some((arena.at(rank, buffers.input, bytes)?, arena.at(rank, buffers.output, bytes)?))
         };
         buffers_of.iter().enumerate().map(of).collect()
     }

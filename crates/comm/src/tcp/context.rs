@@ -9,9 +9,7 @@ use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
 use super::data_plane::SharedDataPlane;
-use crate::control::ControlHandle;
-use crate::control::{ACCEPTED, ACCEPTED_REUSE, Fault, Hello, RankInfo, encode};
-use crate::control::{Dial, DialError};
+use crate::control::{ACCEPTED, ACCEPTED_REUSE, Dial, DialError, Hello, Job, RankInfo, encode};
 use crate::schedule::algorithm_table::AlgorithmTable;
 
 /// The connections and settings of this process.
@@ -19,13 +17,13 @@ pub struct TcpContext {
     /// The global rank.
     pub rank: u32,
     /// All ranks, in order.
-    pub members: Vec<RankInfo>,
+    pub members: Arc<[RankInfo]>,
     /// The data connections.
     pub shared: Arc<SharedDataPlane>,
     /// Serialises opening of connections.
     pub dialling: Mutex<()>,
     /// The control plane.
-    pub control: ControlHandle,
+    pub job: Arc<Job>,
     /// The algorithm table shared by all ranks.
     pub algorithms: Arc<AlgorithmTable>,
     /// The number of connections that a large message is striped over.
@@ -49,13 +47,6 @@ pub struct TcpContext {
 }
 
 impl TcpContext {
-    /// Whether a rank is known to be lost.
-    fn is_lost(&self, rank: u32) -> bool {
-        let lost =
-            |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { rank: of, .. } if *of == rank);
-        self.shared.lock().fault_state.faults.iter().any(lost)
-    }
-
     /// Opens connections to a rank until there are `count`. `cancelled` interrupts it.
     pub fn connect(&self, to: u32, count: u8, cancelled: &dyn Fn() -> bool) -> Result<(), String> {
         // Two threads would open the same connections.
@@ -80,7 +71,7 @@ impl TcpContext {
             let hello = encode(&Hello::Data { rank: self.rank, index });
             let conn = dial.open();
             // Once the peer has the connection, it would report its end as a broken link.
-            let dial = Dial { cancelled: &|| self.is_lost(to), ..dial };
+            let dial = Dial { cancelled: &|| self.job.registry.is_lost(to), ..dial };
             let reply = conn.and_then(|mut c| Ok((dial.request_final(&mut c, &hello)?, c)));
             let (stream, reuse) = match reply {
                 Ok((reply, conn)) if reply == ACCEPTED => (conn.stream, false),
@@ -107,7 +98,7 @@ impl Drop for TcpContext {
         if let Some(fabric) = fabric {
             fabric.shutdown();
         }
-        self.control.shutdown();
+        self.job.control.shutdown();
         self.shared.lock().close_all();
     }
 }

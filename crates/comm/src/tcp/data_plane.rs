@@ -2,7 +2,6 @@
 //! communicators. Any thread that waits makes progress for all of them. One waiting thread polls the
 //! sockets; the others wait on a condition variable that it signals.
 
-mod abort_callbacks;
 mod comm_table;
 mod incoming;
 mod outgoing;
@@ -11,7 +10,7 @@ mod reader;
 mod recv_buffer;
 mod tcp_info;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,37 +19,14 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::frame::Header;
-use crate::control::{CommClosed, Fault};
 use crate::libfabric::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 use crate::transport::RequestId;
-pub use abort_callbacks::AbortCallback;
 pub use comm_table::{CommTable, ProtocolError};
 use incoming::Incoming;
 pub use incoming::check_match;
 use outgoing::Outgoing;
 pub use recv_buffer::PostedRecv;
 use tcp_info::unacked_for;
-
-/// Faults and departures announced by other ranks.
-#[derive(Default)]
-pub struct FaultState {
-    /// The aborted communicator, or `None` for every communicator the fault concerns.
-    pub faults: Vec<(Option<u64>, Fault)>,
-    /// Communicators that ranks have closed, by communicator and rank.
-    pub closed: HashMap<(u64, u32), CommClosed>,
-    /// Communicators whose members all responded and agree.
-    pub clear: HashSet<u64>,
-}
-
-impl FaultState {
-    /// Forgets a communicator that this rank has closed. Lost ranks are lost for all others as well.
-    fn forget(&mut self, comm_id: u64) {
-        let is_lost = |fault: &Fault| matches!(fault, Fault::Lost { .. });
-        self.faults.retain(|(of, fault)| *of != Some(comm_id) || is_lost(fault));
-        self.closed.retain(|(of, _), _| *of != comm_id);
-        self.clear.remove(&comm_id);
-    }
-}
 
 /// The direction of a link, seen from this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +48,6 @@ pub struct DataPlane {
     /// Broken links and the reason.
     pub broken: BTreeMap<(u32, LinkDirection), String>,
     pub comms: CommTable,
-    pub fault_state: FaultState,
     /// Replaces the data connections if the ranks agreed on libfabric.
     pub fabric: Option<FabricTransport>,
     has_poller: bool,
@@ -91,7 +66,6 @@ pub struct SharedDataPlane {
     plane: Mutex<DataPlane>,
     changed: Condvar,
     wake: OwnedFd,
-    abort_callbacks: Mutex<Vec<AbortCallback>>,
 }
 
 impl DataPlane {
@@ -191,11 +165,9 @@ impl DataPlane {
     }
 
     /// Releases all user memory of a communicator.
-    pub fn cancel(&mut self, comm_id: u64) {
+    pub fn cancel(&mut self, comm_id: u64, is_rank_lost: bool) {
         if let Some(fabric) = &mut self.fabric {
-            let lost = |(_, fault): &(_, Fault)| matches!(fault, Fault::Lost { .. });
-            let rank_lost = self.fault_state.faults.iter().any(lost);
-            let timeout = if rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT };
+            let timeout = if is_rank_lost { CANCEL_TIMEOUT_RANK_LOST } else { CANCEL_TIMEOUT };
             fabric.cancel(comm_id, timeout, &mut self.comms);
         }
         self.outgoing.values_mut().for_each(|outgoing| outgoing.cancel(comm_id));
@@ -204,14 +176,13 @@ impl DataPlane {
     }
 
     /// Closes a communicator. Messages that still arrive for it are discarded.
-    pub fn close(&mut self, comm_id: u64) {
-        self.cancel(comm_id);
+    pub fn close(&mut self, comm_id: u64, is_rank_lost: bool) {
+        self.cancel(comm_id, is_rank_lost);
         if let Some(fabric) = &mut self.fabric {
             fabric.close(comm_id, &mut self.comms);
         }
         self.incoming.values_mut().for_each(|incoming| incoming.close(comm_id));
         self.comms.close(comm_id);
-        self.fault_state.forget(comm_id);
     }
 }
 
@@ -219,7 +190,7 @@ impl SharedDataPlane {
     pub fn new() -> std::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let plane = Mutex::new(DataPlane::new(UNEXPECTED_LIMIT));
-        Ok(Self { plane, changed: Condvar::new(), wake, abort_callbacks: Mutex::default() })
+        Ok(Self { plane, changed: Condvar::new(), wake })
     }
 
     pub fn lock(&self) -> PlaneGuard<'_> {
@@ -246,19 +217,9 @@ impl SharedDataPlane {
         self.wake_poller(&plane);
     }
 
-    /// Applies what rank 0 announced about a communicator, unless this rank has closed it.
-    pub fn publish_for(&self, comm_id: u64, change: impl FnOnce(&mut FaultState)) {
-        self.publish(|plane| {
-            if !plane.comms.is_closed(comm_id) {
-                change(&mut plane.fault_state);
-            }
-        });
-    }
-
-    /// Applies a change and wakes all waiting threads.
-    pub fn publish(&self, change: impl FnOnce(&mut DataPlane)) {
-        let mut plane = self.lock();
-        change(&mut plane);
+    /// Wakes all waiting threads.
+    pub fn wake_all(&self) {
+        let plane = self.lock();
         self.wake_poller(&plane);
         self.changed.notify_all();
     }

@@ -1,16 +1,18 @@
 //! The collective engine over TCP or libfabric.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
 
+use crate::control::CommMonitor;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::schedule::{Algorithm, Program};
-use crate::tcp::TcpTransport;
+use crate::tcp::transport::{MonitorRole, TcpTransport};
 use crate::transport::Transport;
-use crate::{Call, Result};
+use crate::{Call, Result, Signature};
 
 /// Runs collectives on a [`TcpTransport`].
 pub struct TcpEngine {
@@ -32,9 +34,24 @@ impl TcpEngine {
         self.transport.context.transport_name.get().map_or("TCP", String::as_str)
     }
 
-    /// A duplicate of the transport that reports faults of a hierarchical communicator.
-    pub(crate) fn fault_channel(&self) -> TcpTransport {
-        self.transport.fault_channel()
+    /// The monitor of a communicator with the same members that runs on several transports.
+    pub(crate) fn derived_monitor(&self) -> Arc<CommMonitor> {
+        self.transport.derived_monitor()
+    }
+
+    /// Makes this one of several engines of a communicator.
+    pub(crate) fn set_monitor(&mut self, monitor: Arc<CommMonitor>, role: MonitorRole) {
+        self.transport.set_monitor(monitor, role);
+    }
+
+    /// In debug mode, compares the signatures of all ranks before a collective in stages, of which
+    /// each engine sees only one.
+    pub(crate) fn compare_signatures(&mut self, signature: Signature) -> Result {
+        if self.transport.context.debug {
+            self.transport.begin(signature)?;
+            self.transport.end();
+        }
+        Ok(())
     }
 
     /// Runs a collective with this algorithm instead of the table's choice. All ranks must select the
@@ -105,6 +122,6 @@ impl Engine for TcpEngine {
     }
 
     fn has_failed_fn(&self) -> HasFailedFn {
-        self.transport.has_failed_fn()
+        self.transport.monitor.has_failed_fn()
     }
 }

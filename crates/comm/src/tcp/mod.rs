@@ -13,6 +13,7 @@ mod frame;
 mod transport;
 
 pub use engine::TcpEngine;
+pub(crate) use transport::MonitorRole;
 pub use transport::TcpTransport;
 
 pub(crate) use context::TcpContext;

@@ -1,6 +1,5 @@
 //! The transport of one communicator over the connections of the process.
 
-mod fault_channel;
 mod faults;
 mod signature_barrier;
 mod spin;
@@ -14,10 +13,9 @@ use regatta_wire::clock;
 use super::context::TcpContext;
 use super::data_plane::{DataPlane, LinkDirection, PostedRecv};
 use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
-use crate::control::{CommClosed, Fault, MAX_CONNECTIONS, ToRoot};
+use crate::control::{CallWatch, CommMonitor, MAX_CONNECTIONS};
 use crate::error::Peer;
 
-use crate::control::StallDetector;
 use crate::engine::AbortFn;
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::{CommError, DType, ReduceOp, Result, Signature};
@@ -40,9 +38,12 @@ pub struct TcpTransport {
     /// The global ranks of its members.
     pub(super) members: Vec<u32>,
     rank: u32,
+    /// The control plane's view of the communicator, which may run calls on several transports.
+    pub(super) monitor: Arc<CommMonitor>,
+    role: MonitorRole,
     requests: Vec<PendingRequest>,
-    /// The call in progress, for error messages.
-    current_call: String,
+    /// The message in progress, for errors.
+    current_message: Option<String>,
     /// Whether a collective is in progress.
     in_call: bool,
     calls_done: u64,
@@ -50,40 +51,55 @@ pub struct TcpTransport {
     p2p_sent: Vec<(u32, u64)>,
     /// Point-to-point messages received, by global rank.
     p2p_received: Vec<(u32, u64)>,
-    stall: StallDetector,
+    watch: CallWatch,
     spin: Spin,
-    /// The error to fail with unless rank 0 reports another one by then.
-    suspicion: Option<(Instant, CommError)>,
-    failed: Option<CommError>,
+}
+
+/// What a transport does for the monitor of its communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MonitorRole {
+    /// The only transport: it records the calls and closes the communicator.
+    Sole,
+    /// The one of several transports that closes the communicator.
+    Main,
+    /// One of several transports.
+    Part,
 }
 
 impl TcpTransport {
     /// A communicator of these global ranks, of which this process is member `rank`.
     pub fn new(context: Arc<TcpContext>, comm_id: u64, members: Vec<u32>, rank: u32) -> Self {
         context.shared.lock().comms.get(comm_id);
-        let stall = StallDetector::new(context.desync_after, clock::now());
+        let monitor = CommMonitor::open(context.job.clone(), comm_id, members.clone());
+        let shared = context.shared.clone();
+        monitor.count_messages_with(move || {
+            let plane = shared.lock();
+            plane.comms.peek(comm_id).map(|c| c.message_counts.clone()).unwrap_or_default()
+        });
+        let watch = CallWatch::new(monitor.clone(), context.desync_after, clock::now());
         let spin = Spin::new(context.spin);
         Self {
             context,
             comm_id,
             members,
             rank,
+            monitor,
+            role: MonitorRole::Sole,
             requests: Vec::new(),
-            current_call: String::new(),
+            current_message: None,
             in_call: false,
             calls_done: 0,
             p2p_sent: Vec::new(),
             p2p_received: Vec::new(),
-            stall,
+            watch,
             spin,
-            suspicion: None,
-            failed: None,
         }
     }
 
     /// Raises the collective timeout to `at_least`.
     pub fn with_timeout(mut self, at_least: Duration) -> Self {
-        self.stall = StallDetector::new(self.context.desync_after.max(at_least), clock::now());
+        let timeout = self.context.desync_after.max(at_least);
+        self.watch = CallWatch::new(self.monitor.clone(), timeout, clock::now());
         self
     }
 
@@ -99,12 +115,18 @@ impl TcpTransport {
         fnv1a(words.into_iter().flat_map(u64::to_le_bytes))
     }
 
-    /// A duplicate with the same members that reports faults of a hierarchical communicator. Needs no
-    /// communication.
-    pub fn fault_channel(&self) -> Self {
-        const FAULT_CHANNEL: u64 = 1 << 32;
-        let comm_id = self.derived_comm_id(FAULT_CHANNEL);
-        self.subgroup(comm_id, self.members.clone(), self.rank)
+    /// The monitor of a communicator with the same members that runs on several transports.
+    pub fn derived_monitor(&self) -> Arc<CommMonitor> {
+        const SEVERAL_TRANSPORTS: u64 = 1 << 32;
+        let comm_id = self.derived_comm_id(SEVERAL_TRANSPORTS);
+        CommMonitor::open(self.context.job.clone(), comm_id, self.members.clone())
+    }
+
+    /// Makes this one of several transports of a communicator.
+    pub(crate) fn set_monitor(&mut self, monitor: Arc<CommMonitor>, role: MonitorRole) {
+        self.monitor.close(Vec::new());
+        self.watch = CallWatch::new(monitor.clone(), self.context.desync_after, clock::now());
+        (self.monitor, self.role) = (monitor, role);
     }
 
     /// The node ID of each member.
@@ -113,37 +135,8 @@ impl TcpTransport {
         self.members.iter().map(|global| node(global).unwrap_or_default()).collect()
     }
 
-    /// The peer with this global rank, as this communicator names it.
-    fn peer(&self, global: u32) -> Peer {
-        let member = self.members.iter().position(|&m| m == global);
-        let host = self.context.members.get(global as usize).map(|m| m.host.clone());
-        let host = host.unwrap_or_else(|| "?".to_owned());
-        match member {
-            Some(rank) => Peer::new(rank as u32, host),
-            None => Peer::global(global, host),
-        }
-    }
-
     fn global(&self, rank: u32) -> u32 {
         self.members.get(rank as usize).copied().unwrap_or(u32::MAX)
-    }
-
-    /// The global rank of a peer named in an error.
-    fn global_of(&self, peer: &Peer) -> u32 {
-        if peer.global { peer.rank } else { self.global(peer.rank) }
-    }
-
-    fn global_rank(&self) -> u32 {
-        self.context.rank
-    }
-
-    /// Returns the error the communicator failed with, if any.
-    fn check_not_failed(&self) -> Result {
-        self.failed.clone().map_or(Ok(()), Err)
-    }
-
-    fn fail(&mut self, error: CommError) -> CommError {
-        self.failed.get_or_insert(error).clone()
     }
 
     /// Opens the connections for a message of this length and returns its stripe count.
@@ -163,12 +156,10 @@ impl TcpTransport {
         let broken = plane.broken.contains_key(&(to, LinkDirection::Send));
         drop(plane);
         if have < usize::from(stripes) && !broken {
-            let abort = || self.abort_record(&self.context.shared.lock());
-            if let Err(why) = self.context.connect(to, stripes, &|| abort().is_some()) {
+            let has_failed = || self.monitor.has_failed();
+            if let Err(why) = self.context.connect(to, stripes, &has_failed) {
                 // Connecting may have been interrupted by an abort rather than a network fault.
-                if let Some(error) = abort() {
-                    return Err(self.fail(error));
-                }
+                self.check_abort(&self.context.shared.lock())?;
                 self.report_conn_failure(to, LinkDirection::Send, why);
                 self.context.shared.lock().broken.entry((to, LinkDirection::Send)).or_default();
             }
@@ -179,9 +170,9 @@ impl TcpTransport {
     /// Records a point-to-point message as the current call.
     fn record_p2p(&mut self, key: MatchKey, plane: &DataPlane) {
         if let MatchKey::Tag(tag) = key {
-            self.current_call = format!("a message with tag {tag}");
+            self.current_message = Some(format!("a message with tag {tag}"));
             let moved = plane.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
-            self.stall.reset(moved, clock::now());
+            self.watch.reset(moved, clock::now());
         }
     }
 
@@ -194,7 +185,7 @@ impl TcpTransport {
         action: RecvAction,
         operand: Option<*const u8>,
     ) -> Result<RequestId> {
-        self.check_not_failed()?;
+        self.monitor.check_not_failed()?;
         let from = self.global(from);
         let shared = self.context.shared.clone();
         let mut plane = shared.lock();
@@ -240,12 +231,7 @@ impl TcpTransport {
             }
             !is_done
         });
-        self.stall.reset(comm.bytes_moved, now);
-        comm.waiting_for = None;
-        // The late rank has arrived.
-        if let Some((_, CommError::Timeout { .. })) = self.suspicion {
-            self.suspicion = None;
-        }
+        self.watch.reset(comm.bytes_moved, now);
         true
     }
 }
@@ -267,18 +253,20 @@ impl Transport for TcpTransport {
     }
 
     fn peers(&self) -> Vec<Peer> {
-        self.members.iter().map(|global| self.peer(*global)).collect()
+        self.members.iter().map(|global| self.monitor.peer(*global)).collect()
     }
 
     fn begin(&mut self, signature: Signature) -> Result {
-        self.check_not_failed()?;
-        self.current_call = signature.to_string();
+        self.monitor.check_not_failed()?;
+        if self.role == MonitorRole::Sole {
+            self.monitor.begin(&signature);
+        }
         self.in_call = true;
         let shared = self.context.shared.clone();
         let mut plane = shared.lock();
         let comm = plane.comms.get(self.comm_id);
         comm.begin(signature);
-        self.stall.reset(comm.bytes_moved, clock::now());
+        self.watch.reset(comm.bytes_moved, clock::now());
         self.check_abort(&plane)?;
         drop(plane);
         if self.context.debug { self.signature_barrier() } else { Ok(()) }
@@ -290,7 +278,7 @@ impl Transport for TcpTransport {
     }
 
     unsafe fn post_send(&mut self, to: u32, key: MatchKey, data: *const [u8]) -> Result<RequestId> {
-        self.check_not_failed()?;
+        self.monitor.check_not_failed()?;
         let to = self.global(to);
         let stripes = self.connect(to, data.len())?;
         let shared = self.context.shared.clone();
@@ -341,7 +329,7 @@ impl Transport for TcpTransport {
     }
 
     fn progress(&mut self, timeout: Duration, done: &mut Vec<RequestId>) -> Result {
-        self.check_not_failed()?;
+        self.monitor.check_not_failed()?;
         let context = self.context.clone();
         let shared = &context.shared;
         let start = clock::now();
@@ -375,31 +363,22 @@ impl Transport for TcpTransport {
     }
 
     fn cancel(&mut self) {
-        self.context.shared.lock().cancel(self.comm_id);
+        let is_rank_lost = self.context.job.registry.is_any_lost();
+        self.context.shared.lock().cancel(self.comm_id, is_rank_lost);
         self.requests.clear();
     }
 
     fn abort_fn(&self) -> AbortFn {
-        let (shared, control) = (self.context.shared.clone(), self.context.control.clone());
-        let (comm_id, rank) = (self.comm_id, self.context.rank);
-        Arc::new(move |why| {
-            let fault = Fault::Aborted { rank, why: why.to_owned() };
-            control.send(ToRoot::Abort { comm_id, fault: fault.clone() });
-            shared.abort(Some(comm_id), fault);
-        })
+        self.monitor.abort_fn()
     }
 }
 
-/// Announces the departure, so no rank waits for this one. After an error the others know already.
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        self.context.shared.abort_callbacks().retain(|callback| callback.comm_id != self.comm_id);
-        self.context.shared.lock().close(self.comm_id);
-        if self.failed.is_none() {
-            let p2p_sent = std::mem::take(&mut self.p2p_sent);
-            let (comm_id, size, calls) = (self.comm_id, self.members.len() as u32, self.calls_done);
-            let closed = CommClosed { comm_id, size, calls, p2p_sent };
-            self.context.control.send(ToRoot::Closed(closed));
+        let is_rank_lost = self.context.job.registry.is_any_lost();
+        self.context.shared.lock().close(self.comm_id, is_rank_lost);
+        if self.role != MonitorRole::Part {
+            self.monitor.close(std::mem::take(&mut self.p2p_sent));
         }
     }
 }

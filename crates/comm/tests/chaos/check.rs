@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use regatta_wire::secret::Secret;
 
-use crate::case::{ChaosCase, CommKind, Fault};
+use crate::case::{ChaosCase, Fault};
 use crate::outcome::RankOutcome;
 use crate::rank::timeouts;
 
@@ -82,7 +82,6 @@ fn time_limit(case: &ChaosCase, rank: usize) -> Duration {
     let timeout = match case.fault {
         Fault::Late | Fault::Resumed if rank == case.victim => return Duration::MAX,
         Fault::Mismatch(_) | Fault::Late => desync_after,
-        Fault::Stopped | Fault::Resumed if case.comm == CommKind::Shm => desync_after,
         Fault::Stopped | Fault::Resumed | Fault::NodeCut | Fault::LinkCut { .. } => lost_after,
         Fault::SlowNode => lost_after + desync_after,
         _ => return SLACK,
@@ -121,9 +120,6 @@ fn names_cause(case: &ChaosCase, kind: &str, outcome: &RankOutcome) -> bool {
             let named = victim || outcome.text.contains(&format!("rank {}", case.victim));
             // An error of `split` may name ranks of the new communicator.
             matches!(kind, "RankLost" | "Bootstrap" | "Aborted") && (named || case.colours > 1)
-        }
-        Fault::Stopped | Fault::Resumed if case.comm == CommKind::Shm => {
-            kind == "Timeout" && victim
         }
         Fault::Stopped | Fault::Resumed => kind == "RankLost" && victim,
         Fault::Aborted => kind == "Aborted" && victim,

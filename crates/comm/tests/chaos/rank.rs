@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use regatta_comm::error::Peer;
 use regatta_comm::{
     Buffer, Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, OwnedCall,
-    Pending, ReduceOp, Result, bootstrap, hierarchical, shm,
+    Pending, ReduceOp, Result, bootstrap, hierarchical,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
@@ -45,7 +44,7 @@ fn rank_main() {
     if case.fault == Fault::KilledInBootstrap && rank == case.victim {
         // Rank 0 must have published its port; without it the other ranks do not even connect.
         let port = dir.join("first-port");
-        let publishes = rank == 0 && case.comm != CommKind::Shm;
+        let publishes = rank == 0;
         later(Duration::from_micros(case.after_us * 20), move || {
             while publishes && !port.exists() {
                 std::thread::sleep(Duration::from_millis(1));
@@ -118,12 +117,11 @@ fn rejoin(case: &ChaosCase, rank: usize, dir: &Path) -> String {
 /// The heartbeat and collective timeouts. Only the one under test is short.
 pub fn timeouts(case: &ChaosCase) -> (Duration, Duration) {
     let (short, long) = (Duration::from_secs(4), LONG);
-    match (case.fault, case.comm) {
-        (Fault::Stopped | Fault::Resumed, CommKind::Shm) => (long, short),
-        (Fault::Stopped | Fault::Resumed, _) => (short, long),
-        (Fault::Mismatch(_) | Fault::Late, _) => (long, short),
-        (Fault::NodeCut | Fault::LinkCut { .. }, _) => (short, long),
-        (Fault::SlowNode | Fault::AllPaused, _) => (short, short),
+    match case.fault {
+        Fault::Stopped | Fault::Resumed => (short, long),
+        Fault::Mismatch(_) | Fault::Late => (long, short),
+        Fault::NodeCut | Fault::LinkCut { .. } => (short, long),
+        Fault::SlowNode | Fault::AllPaused => (short, short),
         _ => (long, long),
     }
 }
@@ -141,14 +139,6 @@ fn join(
     let join_timeout = if in_bootstrap { Duration::from_secs(5) } else { LONG };
     let comm_rank = members.iter().position(|member| *member == rank).unwrap() as u32;
     let debug = case.debug;
-    if case.comm == CommKind::Shm {
-        let peer = |(i, member): (u32, &usize)| Peer::new(i, case.host(*member));
-        let config =
-            shm::ShmConfig { desync_after, debug, join_timeout, ..shm::ShmConfig::default() };
-        let name = format!("{}/{name}", dir.display());
-        let engine = shm::join(&name, comm_rank, (0..).zip(members).map(peer).collect(), config)?;
-        return Ok(Communicator::new(Box::new(engine)));
-    }
     let secret = std::fs::read_to_string(dir.join(format!("{name}-secret"))).unwrap();
     let file = dir.join(format!("{name}-port"));
     let listener =
@@ -172,8 +162,9 @@ fn join(
         ..bootstrap::BootstrapConfig::new(comm_rank, members.len() as u32, &master, port, secret)
     };
     match case.comm {
-        CommKind::Hierarchical => hierarchical::join(config),
-        _ => bootstrap::join(config),
+        CommKind::Tcp => bootstrap::join(config),
+        // Shared memory is a hierarchical communicator on one node.
+        CommKind::Shm | CommKind::Hierarchical => hierarchical::join(config),
     }
 }
 

@@ -310,3 +310,18 @@ fn a_rank_that_exited_before_joining_a_communicator_aborts_it() {
         assert_eq!(root.take_outgoing(), sent(9, fault));
     }
 }
+
+#[test]
+fn reports_on_a_communicator_that_all_members_have_closed_are_ignored() {
+    let now = Instant::now();
+    let mut root = FaultCoordinator::default();
+    let fault = Fault::Aborted { rank: 1, why: "late".to_owned() };
+    for rank in 0..3 {
+        let closed = CommClosed { comm_id: 7, size: 3, calls: 1, p2p_sent: Vec::new() };
+        root.handle(rank, ToRoot::Closed(closed), now);
+    }
+    root.handle(1, ToRoot::Abort { comm_id: 7, fault: fault.clone() }, now);
+    assert!(root.take_outgoing().is_empty() && root.aborted.is_empty());
+    root.handle(1, ToRoot::Abort { comm_id: 8, fault }, now);
+    assert_eq!(root.take_outgoing().len(), 1);
+}

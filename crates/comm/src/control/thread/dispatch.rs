@@ -1,7 +1,6 @@
 //! Handling of control-plane messages.
 
 use std::net::TcpStream;
-use std::time::Duration;
 
 use regatta_wire::clock;
 
@@ -88,41 +87,12 @@ impl ControlPlane {
 
     /// Applies a message from rank 0 and returns the answer, if it asks for one.
     pub(super) fn apply(&mut self, message: FromRoot) -> Option<ToRoot> {
-        match message {
-            FromRoot::QueryStatus { query, comm_id } => {
-                let plane = self.shared.lock();
-                let state = plane.comms.peek(comm_id);
-                let state = state.map(|c| (c.calls, c.recent_calls(), c.message_counts.clone()));
-                let (calls, recent_calls, message_counts) = state.unwrap_or_default();
-                drop(plane);
-                let millis = |(rank, waited): (u32, Duration)| (rank, waited.as_millis() as u64);
-                let waits = self.shared.waits().into_iter().map(millis).collect();
-                return Some(ToRoot::Status { query, calls, recent_calls, message_counts, waits });
-            }
-            FromRoot::Abort { comm_id, fault } => {
-                self.shared.abort(comm_id, fault);
-            }
-            FromRoot::Clear { comm_id } => {
-                self.shared.publish_for(comm_id, |faults| {
-                    faults.clear.insert(comm_id);
-                });
-            }
-            FromRoot::Closed { rank, closed } => {
-                self.shared.publish_for(closed.comm_id, |faults| {
-                    faults.closed.insert((closed.comm_id, rank), closed);
-                });
-            }
-            FromRoot::Shutdown => {
-                if let ControlRole::Member { root_shut_down, .. } = &mut self.role {
-                    *root_shut_down = true;
-                }
-            }
-            FromRoot::Ready { .. }
-            | FromRoot::ReadyAt(_)
-            | FromRoot::Rejected { .. }
-            | FromRoot::TryLater => {}
+        if let (FromRoot::Shutdown, ControlRole::Member { root_shut_down, .. }) =
+            (&message, &mut self.role)
+        {
+            *root_shut_down = true;
         }
-        None
+        self.registry.apply(message)
     }
 
     /// Handles the end of a connection.
@@ -134,7 +104,7 @@ impl ControlPlane {
             }
             (ControlRole::Member { root_shut_down: false, .. }, ConnPeer::Root) => {
                 let fault = Fault::Lost { rank: 0, why: why.to_owned() };
-                self.shared.abort(None, fault);
+                self.registry.abort(None, fault);
             }
             _ => {}
         }

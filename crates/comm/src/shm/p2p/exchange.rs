@@ -8,6 +8,7 @@ use super::super::region::Activity;
 use super::super::signature_codec;
 use super::super::wait::{IN_GROUP, SLEEP_MAX, SLEEP_MIN};
 use super::group::P2pGroup;
+use crate::control::CallWatch;
 use crate::{Call, Result, Signature};
 
 /// How long both are polled before the caller sleeps on the network: the chunks of a message arrive
@@ -20,6 +21,7 @@ pub(crate) struct P2pExchange<'e, 'c> {
     group: P2pGroup<'c>,
     /// Time of the last progress.
     since: Instant,
+    watch: CallWatch,
 }
 
 impl ShmEngine {
@@ -30,7 +32,8 @@ impl ShmEngine {
         now: Instant,
     ) -> Result<P2pExchange<'_, 'c>> {
         let group = self.post_group(calls)?;
-        Ok(P2pExchange { engine: self, group, since: now })
+        let watch = self.shared.watch(now);
+        Ok(P2pExchange { engine: self, group, since: now, watch })
     }
 }
 
@@ -40,7 +43,7 @@ impl P2pExchange<'_, '_> {
     pub fn progress(&mut self, now: Instant) -> Result<Duration> {
         if self.engine.progress(&mut self.group)? {
             self.since = now;
-            self.engine.shared.wait_record.publish(&[], Duration::ZERO);
+            self.watch.reset(0, now);
             return Ok(Duration::ZERO);
         }
         let waited = now.saturating_duration_since(self.since);
@@ -56,13 +59,12 @@ impl P2pExchange<'_, '_> {
         }
         let shown = Signature { shape: IN_GROUP, ..first.signature };
         shared.region.publish_call(first.activity, signature_codec::encode(&shown));
-        shared.wait_record.publish(&ranks, waited);
-        let failure = ranks.iter().find_map(|rank| shared.failure(*rank, &first, waited));
-        match failure {
+        let ready = || self.engine.ranks_with_chunks().next().is_some();
+        match shared.check(&mut self.watch, &ranks, &first, &ready) {
             // Messages that arrived before the failure are still delivered.
-            Some(_) if self.engine.progress(&mut self.group)? => Ok(Duration::ZERO),
-            Some(error) => Err(self.engine.shared.publish_or_adopt(error, &first)),
-            None => Ok(waited.min(SLEEP_MIN)),
+            Err(_) if self.engine.progress(&mut self.group)? => Ok(Duration::ZERO),
+            Err(error) => Err(error),
+            Ok(()) => Ok(waited.min(SLEEP_MIN)),
         }
     }
 

@@ -1,7 +1,6 @@
 //! The communicators of this process, as seen by the data plane and by rank 0.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::time::{Duration, Instant};
 
 use regatta_model::hash::fnv1a;
 
@@ -9,9 +8,6 @@ use crate::Signature;
 use crate::control::MessageCounts;
 use crate::tcp::frame::Header;
 use crate::transport::RequestId;
-
-/// Number of past calls whose signatures are kept.
-const HISTORY: usize = 16;
 
 /// Number of closed communicators for which late messages are discarded. Their IDs are never reused.
 const MAX_CLOSED: usize = 1 << 16;
@@ -42,15 +38,12 @@ pub struct CommState {
     pub calls: u64,
     /// Hash of the signature of the current call.
     pub signature_hash: u32,
-    history: VecDeque<(u64, Signature)>,
     pub completed: Vec<RequestId>,
     /// Total bytes sent and received.
     pub bytes_moved: u64,
     pub protocol_error: Option<ProtocolError>,
     /// Messages of the current call.
     pub message_counts: MessageCounts,
-    /// The ranks this rank has been waiting for, and since when.
-    pub waiting_for: Option<(Instant, Vec<u32>)>,
 }
 
 impl CommState {
@@ -61,20 +54,6 @@ impl CommState {
         self.message_counts.received.clear();
         self.message_counts.awaited.clear();
         self.signature_hash = signature_hash(&signature);
-        self.history.push_back((self.calls, signature));
-        if self.history.len() > HISTORY {
-            self.history.pop_front();
-        }
-    }
-
-    /// The signature of a recent call.
-    pub fn signature_of(&self, call: u64) -> Option<Signature> {
-        self.history.iter().find(|(number, _)| *number == call).map(|(_, signature)| *signature)
-    }
-
-    /// The recent calls with their sequence numbers.
-    pub fn recent_calls(&self) -> Vec<(u64, Signature)> {
-        self.history.iter().copied().collect()
     }
 }
 
@@ -118,15 +97,6 @@ impl CommTable {
 
     pub fn peek(&self, comm_id: u64) -> Option<&CommState> {
         self.open.get(&comm_id)
-    }
-
-    /// The ranks this rank waits for in any communicator, and for how long.
-    pub fn waits(&self, now: Instant) -> impl Iterator<Item = (u32, Duration)> + '_ {
-        let waits = self.open.values().filter_map(|comm| comm.waiting_for.as_ref());
-        waits.flat_map(move |(since, ranks)| {
-            let waited = now.saturating_duration_since(*since);
-            ranks.iter().map(move |rank| (*rank, waited))
-        })
     }
 
     pub fn is_closed(&self, comm_id: u64) -> bool {

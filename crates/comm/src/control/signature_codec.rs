@@ -1,4 +1,4 @@
-//! Encodes call signatures as words in shared memory.
+//! Encodes call signatures as words.
 
 use crate::{CallKind, DType, ReduceOp, Signature};
 
