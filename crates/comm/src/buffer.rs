@@ -2,7 +2,9 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::any::Any;
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use crate::dtype::{bytes_of, bytes_of_mut};
 use crate::{CommError, Element, Result};
@@ -56,7 +58,7 @@ enum Owner {
     Empty,
     Heap,
     External { _owner: Box<dyn Any + Send> },
-    Device(Box<dyn DeviceCopy>),
+    Device(Arc<dyn DeviceCopy>),
 }
 
 /// Owned bytes, in host memory or on a device.
@@ -115,8 +117,25 @@ impl Buffer {
     /// # Safety
     /// The bytes must be on the device, valid while `device` lives, and not accessed by others while
     /// a collective uses them.
-    pub unsafe fn on_device(start: NonNull<u8>, bytes: usize, device: Box<dyn DeviceCopy>) -> Self {
+    pub unsafe fn on_device(start: NonNull<u8>, bytes: usize, device: Arc<dyn DeviceCopy>) -> Self {
         Self { start, bytes, owner: Owner::Device(device) }
+    }
+
+    /// A range of device memory, in bytes, which keeps the whole allocation alive. Several calls may
+    /// use ranges of one allocation at a time; they must not overlap if one of them is written.
+    pub fn device_range(&self, range: Range<usize>) -> Result<Self> {
+        let invalid = |what: String| Err(CommError::invalid_call("range of a buffer", what));
+        let Owner::Device(device) = &self.owner else {
+            return invalid(
+                "ranges of host memory would alias; only device memory has them".into(),
+            );
+        };
+        if range.start > range.end || range.end > self.bytes {
+            return invalid(format!("{range:?} exceeds a buffer of {} bytes", self.bytes));
+        }
+        // SAFETY: the offset was checked.
+        let start = unsafe { self.start.add(range.start) };
+        Ok(Self { start, bytes: range.len(), owner: Owner::Device(device.clone()) })
     }
 
     /// The memory it is in.
@@ -297,11 +316,17 @@ mod tests {
     #[should_panic(expected = "is in the memory of device 3")]
     fn device_memory_cannot_be_accessed_directly() {
         // SAFETY: the memory is never accessed.
-        let buffer = unsafe { Buffer::on_device(NonNull::dangling(), 8, Box::new(FakeDevice)) };
+        let buffer = unsafe { Buffer::on_device(NonNull::dangling(), 8, Arc::new(FakeDevice)) };
         assert_eq!(format!("{buffer:?}"), "Buffer(8 bytes in the memory of device 3)");
         let mut got = [0u8; 2];
         buffer.copy_to_host(&mut got).unwrap();
         assert_eq!(got, [7, 7]);
+        let range = buffer.device_range(2..6).unwrap();
+        assert_eq!((range.len(), range.space()), (4, MemorySpace::Device(3)));
+        assert_eq!(range.address(), buffer.address().map_addr(|at| at.saturating_add(2)));
+        let error = buffer.device_range(6..9).unwrap_err().to_string();
+        assert_eq!(error, "range of a buffer: 6..9 exceeds a buffer of 8 bytes");
+        assert!(Buffer::zeroed(8).device_range(0..4).is_err());
         buffer.bytes();
     }
 }

@@ -1,11 +1,11 @@
 //! The communicator trait.
 
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::Buffer;
 use crate::error::Peer;
-use crate::{Call, CommError, OwnedCall, Result};
+use crate::event::CompleteOnDrop;
+use crate::{Call, CommError, Event, OwnedCall, Result};
 
 /// A communicator.
 ///
@@ -30,17 +30,24 @@ pub trait Comm: Send + Sync {
         calls.into_iter().try_for_each(|call| self.run(call))
     }
 
-    /// Runs a call whose buffers may be in device memory `times` times, back to back. On a device all
-    /// repetitions are enqueued and synchronised once.
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result;
+    /// Runs a group of calls whose buffers may be in device memory `times` times, back to back. On a
+    /// device all repetitions are enqueued and waited for once.
+    fn run_owned(&self, calls: &mut [OwnedCall], times: u32) -> Result;
 
-    /// Runs point-to-point messages concurrently, `times` times, back to back. Their buffers may be
-    /// in device memory.
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result;
+    /// Enqueues a group of calls that runs once the events of `after` have completed. All calls of a
+    /// communicator, including those of [`Comm::run`], run in the order they were issued; those of
+    /// other communicators are independent of them.
+    ///
+    /// On device memory the group runs as one launch on the communicator's stream, which waits for
+    /// `after` and records the returned event; the host waits for neither. On host memory it runs on
+    /// a worker thread. The calls of a group must not depend on each other's results. An empty group
+    /// only waits for `after`.
+    fn enqueue(&self, calls: Vec<OwnedCall>, after: &[Event]) -> Pending;
 
-    /// Starts an asynchronous call. All calls of a communicator, including those of [`Comm::run`],
-    /// run in the order they were issued.
-    fn start(&self, call: OwnedCall) -> Pending;
+    /// Starts an asynchronous call.
+    fn start(&self, call: OwnedCall) -> Pending {
+        self.enqueue(vec![call], &[])
+    }
 
     /// Creates a sub-communicator of the ranks with the same colour, ordered by key, then by rank
     /// (`MPI_Comm_split`). All ranks must call it; a rank with `None` gets no communicator.
@@ -52,7 +59,7 @@ pub trait Comm: Send + Sync {
     }
 
     /// Allocates memory on this rank's device, to be filled by [`Buffer::copy_from_host`]. Calls on
-    /// it ([`Comm::start`]) do not copy to the host.
+    /// it and on its ranges ([`Comm::enqueue`]) do not copy to the host.
     fn device_buffer(&self, _bytes: usize) -> Result<Buffer> {
         Err(no_device())
     }
@@ -99,41 +106,69 @@ macro_rules! delegate_queries {
 }
 pub(crate) use delegate_queries;
 
-/// An asynchronous call in progress.
-#[must_use = "wait() returns the result and the buffers"]
+/// Calls in progress. The memory of their buffers lives until they have completed, even if this is
+/// dropped.
+#[must_use = "wait() returns the result and the buffers; event() the completion"]
 #[derive(Debug)]
 pub struct Pending {
-    result: Receiver<Result<OwnedCall>>,
-    /// The ranks to translate errors to, if any.
-    ranks: Option<Arc<[u32]>>,
+    event: Event,
+    calls: SharedCalls,
 }
 
-/// Completes a [`Pending`] call.
-pub type Completion = Box<dyn FnOnce(Result<OwnedCall>) + Send>;
+/// Completes a [`Pending`].
+pub type CompleteFn = Box<dyn FnOnce(Result<Vec<OwnedCall>>) + Send>;
 
 impl Pending {
-    /// A pending call and the function that completes it.
-    pub fn new() -> (Self, Completion) {
-        let (sender, result) = sync_channel(1);
-        // Sending fails if the caller dropped the handle without waiting.
-        let complete = move |result| drop(sender.send(result));
-        (Self { result, ranks: None }, Box::new(complete))
+    /// Pending calls and the function that completes them.
+    pub fn new() -> (Self, CompleteFn) {
+        let (event, completion) = CompleteOnDrop::new();
+        let calls = SharedCalls::default();
+        let pending = Self { event, calls: calls.clone() };
+        let complete = move |result: Result<Vec<OwnedCall>>| {
+            completion.complete(result.map(|done| *calls.lock() = done));
+        };
+        (pending, Box::new(complete))
+    }
+
+    /// Calls that complete with an event.
+    pub(crate) fn with_event(event: Event, calls: SharedCalls) -> Self {
+        Self { event, calls }
     }
 
     /// Translates the ranks of an error.
     pub(crate) fn translate_ranks(self, ranks: Arc<[u32]>) -> Self {
-        Self { ranks: Some(ranks), ..self }
+        Self { event: self.event.translate_ranks(ranks), ..self }
     }
 
-    /// Waits for completion and returns the buffers.
+    /// The completion of the calls.
+    pub fn event(&self) -> Event {
+        self.event.clone()
+    }
+
+    /// Waits for the completion of a single call and returns its buffers.
     pub fn wait(self) -> Result<OwnedCall> {
-        let why = "the worker thread of the communicator panicked";
-        let panicked = |_| Err(CommError::system("asynchronous call", why));
-        let result = self.result.recv().unwrap_or_else(panicked);
-        result.map_err(|error| match &self.ranks {
-            Some(ranks) => error.translate_ranks(ranks),
-            None => error,
-        })
+        let missing = || CommError::invalid_call("wait", "the group has no call");
+        self.wait_group()?.pop().ok_or_else(missing)
+    }
+
+    /// Waits for the completion of a group and returns its buffers.
+    pub fn wait_group(self) -> Result<Vec<OwnedCall>> {
+        self.event.wait()?;
+        Ok(std::mem::take(&mut *self.calls.lock()))
+    }
+}
+
+/// Calls in progress, shared by the engine that runs them and the caller that waits for them.
+#[derive(Debug, Clone, Default)]
+pub struct SharedCalls(Arc<Mutex<Vec<OwnedCall>>>);
+
+impl SharedCalls {
+    pub(crate) fn new(calls: Vec<OwnedCall>) -> Self {
+        Self(Arc::new(Mutex::new(calls)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<OwnedCall>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

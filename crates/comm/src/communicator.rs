@@ -7,33 +7,42 @@ mod tests;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, current};
+use std::time::Duration;
 
 use crate::buffer::Buffer;
-use crate::comm::{Completion, no_device};
-use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
+use crate::comm::{SharedCalls, no_device};
+use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn};
 use crate::error::Peer;
-use crate::{Call, Comm, CommError, OwnedCall, Pending, Result};
+use crate::event::CompleteOnDrop;
+use crate::{Call, CallKind, Comm, CommError, Counts, DType, Event, OwnedCall, Pending, Result};
+
+/// How often the worker thread checks calls in flight on a device stream. A host thread that waits
+/// for a stream of its own depends on these checks, because only an abort ends work that waits for a
+/// lost rank.
+const WATCH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A communicator on top of an engine, with a worker thread for asynchronous calls.
 pub struct Communicator {
     rank: u32,
     peers: Vec<Peer>,
-    has_failed: HasFailedFn,
     allocator: Allocator,
+    /// Which calls run on a device stream.
+    on_stream: Option<OnStreamFn>,
     shared: Arc<WorkerState>,
 }
 
 struct WorkerState {
     engine: Mutex<BoxEngine>,
     abort: AbortFn,
+    has_failed: HasFailedFn,
     /// The error after a panic in a call, which may have left the engine inconsistent.
     panicked: OnceLock<CommError>,
-    tickets: Arc<TicketQueue>,
-    /// Whether the ticket queue is shared with other engines.
-    serialized: bool,
+    tickets: TicketQueue,
+    /// Whether calls are in flight on a device stream. Changed only with the engine locked.
+    in_flight: AtomicBool,
     jobs: Mutex<Jobs>,
     job_added: Condvar,
 }
@@ -57,11 +66,18 @@ struct Turns {
     waiting: usize,
 }
 
-/// The asynchronous calls.
+/// Calls for the worker thread.
+struct Job {
+    ticket: u64,
+    calls: SharedCalls,
+    after: Vec<Event>,
+    completion: CompleteOnDrop,
+}
+
+/// The work of the worker thread.
 #[derive(Default)]
 struct Jobs {
-    /// Each with its ticket.
-    queue: VecDeque<(u64, OwnedCall, Completion)>,
+    queue: VecDeque<Job>,
     /// The worker thread, spawned on first use.
     thread: Option<JoinHandle<()>>,
     closed: bool,
@@ -147,22 +163,77 @@ impl WorkerState {
         })
     }
 
-    /// The worker thread: runs asynchronous calls until the communicator is dropped.
+    /// The worker thread: runs asynchronous calls and watches those on a device stream until the
+    /// communicator is dropped.
     fn run_jobs(&self) {
         loop {
             let mut jobs = lock(&self.jobs);
-            let (ticket, mut call, complete) = loop {
+            let job = loop {
                 if let Some(job) = jobs.queue.pop_front() {
-                    break job;
+                    break Some(job);
                 }
                 if jobs.closed {
                     return;
                 }
-                jobs = self.job_added.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                if self.in_flight.load(Ordering::Acquire) {
+                    let woken = self.job_added.wait_timeout(jobs, WATCH_INTERVAL);
+                    let (guard, timeout) = woken.unwrap_or_else(PoisonError::into_inner);
+                    jobs = guard;
+                    if timeout.timed_out() {
+                        break None;
+                    }
+                } else {
+                    jobs = self.job_added.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                }
             };
             drop(jobs);
-            let done = self.in_turn(ticket, |engine| engine.run_owned(&mut call));
-            complete(done.map(|()| call));
+            match job {
+                Some(Job { ticket, calls, after, completion }) => {
+                    completion.complete(self.run_job(ticket, &calls, &after));
+                }
+                None => self.watch(),
+            }
+        }
+    }
+
+    fn run_job(&self, ticket: u64, calls: &SharedCalls, after: &[Event]) -> Result {
+        self.tickets.wait(ticket);
+        let _advance = AdvanceOnDrop(&self.tickets);
+        after.iter().try_for_each(|event| self.wait_for(event))?;
+        let run = |engine: &mut dyn Engine| engine.run_owned(&mut calls.lock(), 1);
+        self.run_caught(lock(&self.engine).as_mut(), run)
+    }
+
+    /// Waits for work that a call depends on. If it failed, the communicator fails, too: the other
+    /// ranks wait for a call that will not run.
+    fn wait_for(&self, event: &Event) -> Result {
+        loop {
+            match event.wait_timeout(WATCH_INTERVAL) {
+                Ok(true) => return Ok(()),
+                Ok(false) if (self.has_failed)() => return Err(self.failure()),
+                Ok(false) => self.watch(),
+                Err(error) => {
+                    (self.abort)(&format!("work that a call depends on failed: {error}"));
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The error of a failed communicator, which each of its calls returns without waiting.
+    fn failure(&self) -> CommError {
+        let mut none = [];
+        let barrier = Call::new(CallKind::Barrier, DType::U8, Counts::Equal(0), &mut none);
+        let run = |engine: &mut dyn Engine| engine.run(barrier);
+        let failed = self.run_caught(lock(&self.engine).as_mut(), run).err();
+        failed.unwrap_or_else(|| CommError::system("communicator", "it has failed"))
+    }
+
+    /// Checks the calls in flight. A locked engine is running a call, which checks them itself.
+    fn watch(&self) {
+        if let Ok(mut engine) = self.engine.try_lock() {
+            let polled = self.run_caught(engine.as_mut(), |engine| Ok(engine.poll()));
+            self.in_flight.store(polled == Ok(true), Ordering::Release);
         }
     }
 }
@@ -170,49 +241,76 @@ impl WorkerState {
 impl Communicator {
     /// A communicator on top of this engine.
     pub fn new(engine: BoxEngine) -> Self {
-        Self::with_tickets(engine, Arc::default())
-    }
-
-    fn with_tickets(engine: BoxEngine, tickets: Arc<TicketQueue>) -> Self {
         Self {
             rank: engine.rank(),
             peers: engine.peers(),
-            has_failed: engine.has_failed_fn(),
             allocator: engine.allocator(),
+            on_stream: engine.on_stream_fn(),
             shared: Arc::new(WorkerState {
-                serialized: engine.serialized(),
                 abort: engine.abort_fn(),
+                has_failed: engine.has_failed_fn(),
                 panicked: OnceLock::new(),
                 engine: Mutex::new(engine),
-                tickets,
+                tickets: TicketQueue::default(),
+                in_flight: AtomicBool::new(false),
                 jobs: Mutex::default(),
                 job_added: Condvar::new(),
             }),
         }
     }
 
-    /// Closes a serialised engine in its turn.
-    fn close(&self) {
-        if self.shared.serialized {
-            let close = |engine: &mut dyn Engine| {
-                engine.close();
-                Ok(())
-            };
-            // A panic has aborted the communicator.
-            let _ = self.shared.in_turn(self.shared.tickets.take(), close);
+    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> Result<R>) -> Result<R> {
+        let WorkerState { engine, tickets, .. } = &*self.shared;
+        let mut guard = lock(engine);
+        // Without outstanding tickets, the engine's lock suffices.
+        if tickets.outstanding.load(Ordering::Acquire) == 0 {
+            return self.shared.run_caught(guard.as_mut(), work);
         }
+        drop(guard);
+        self.shared.in_turn(tickets.take(), work)
     }
 
-    fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> Result<R>) -> Result<R> {
-        let WorkerState { engine, tickets, serialized, .. } = &*self.shared;
-        if !serialized {
-            // Without outstanding tickets, the engine's lock suffices.
-            let mut engine = lock(engine);
-            if tickets.outstanding.load(Ordering::Acquire) == 0 {
-                return self.shared.run_caught(engine.as_mut(), work);
-            }
+    /// The jobs, with a running worker thread.
+    fn jobs(&self) -> Result<MutexGuard<'_, Jobs>> {
+        let mut jobs = lock(&self.shared.jobs);
+        if jobs.thread.is_none() {
+            let shared = self.shared.clone();
+            let thread = std::thread::Builder::new().name("collectives".to_owned());
+            let spawned = thread.spawn(move || shared.run_jobs());
+            let what = "cannot spawn the worker thread for asynchronous calls";
+            jobs.thread = Some(spawned.map_err(|error| CommError::system(what, error))?);
         }
-        self.shared.in_turn(tickets.take(), work)
+        Ok(jobs)
+    }
+
+    /// Enqueues calls on the device stream. Waits for earlier calls that run on the host.
+    fn enqueue_on_stream(&self, calls: &SharedCalls, after: &[Event]) -> Result<Event> {
+        drop(self.jobs()?);
+        let on_host = |event: &&Event| !event.is_on_device();
+        after.iter().filter(on_host).try_for_each(|event| self.shared.wait_for(event))?;
+        let shared = &self.shared;
+        let (event, was_in_flight) = self.in_turn(|engine| {
+            let event = engine.enqueue(calls, after)?;
+            Ok((event, shared.in_flight.swap(true, Ordering::AcqRel)))
+        })?;
+        if !was_in_flight {
+            // The lock orders the notification after the worker's check.
+            drop(lock(&shared.jobs));
+            shared.job_added.notify_one();
+        }
+        Ok(event)
+    }
+
+    /// Enqueues calls for the worker thread.
+    fn enqueue_job(&self, calls: &SharedCalls, after: &[Event]) -> Result<Event> {
+        let (event, completion) = CompleteOnDrop::new();
+        let mut jobs = self.jobs()?;
+        let (calls, after) = (calls.clone(), after.to_vec());
+        let ticket = self.shared.tickets.take();
+        jobs.queue.push_back(Job { ticket, calls, after, completion });
+        drop(jobs);
+        self.shared.job_added.notify_one();
+        Ok(event)
     }
 }
 
@@ -240,51 +338,26 @@ impl Comm for Communicator {
         self.in_turn(|engine| engine.run_group(calls))
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
-        call.check(self.rank, self.size())?;
-        self.in_turn(|engine| engine.repeat(call, times))
+    fn run_owned(&self, calls: &mut [OwnedCall], times: u32) -> Result {
+        calls.iter().try_for_each(|call| call.check(self.rank, self.size()))?;
+        self.in_turn(|engine| engine.run_owned(calls, times))
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
-        messages.iter().try_for_each(|message| message.check(self.rank, self.size()))?;
-        if let Some(other) = messages.iter().find(|message| !message.kind.is_p2p()) {
-            let what = "not a point-to-point message: use Comm::run_owned";
-            return Err(CommError::invalid_call(other.kind.name(), what));
-        }
-        self.in_turn(|engine| engine.repeat_p2p(messages, times))
-    }
-
-    fn start(&self, call: OwnedCall) -> Pending {
-        let (pending, complete) = Pending::new();
-        if let Err(error) = call.check(self.rank, self.size()) {
-            complete(Err(error));
-            return pending;
-        }
-        let mut jobs = lock(&self.shared.jobs);
-        if jobs.thread.is_none() {
-            let shared = self.shared.clone();
-            let thread = std::thread::Builder::new().name("collectives".to_owned());
-            match thread.spawn(move || shared.run_jobs()) {
-                Ok(thread) => jobs.thread = Some(thread),
-                Err(error) => {
-                    let what = "cannot spawn the worker thread for asynchronous calls";
-                    complete(Err(CommError::system(what, error)));
-                    return pending;
-                }
-            }
-        }
-        jobs.queue.push_back((self.shared.tickets.take(), call, complete));
-        drop(jobs);
-        self.shared.job_added.notify_one();
-        pending
+    fn enqueue(&self, calls: Vec<OwnedCall>, after: &[Event]) -> Pending {
+        let checked = calls.iter().try_for_each(|call| call.check(self.rank, self.size()));
+        let on_stream = |on_stream: &OnStreamFn| calls.iter().all(|call| on_stream(call));
+        let on_stream = self.on_stream.as_ref().is_some_and(on_stream);
+        let calls = SharedCalls::new(calls);
+        let event = checked.and_then(|()| match on_stream {
+            true => self.enqueue_on_stream(&calls, after),
+            false => self.enqueue_job(&calls, after),
+        });
+        Pending::with_event(event.unwrap_or_else(|error| Event::ended(Err(error))), calls)
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
         let engine = self.in_turn(|engine| engine.split(colour, key))?;
-        let tickets =
-            || if self.shared.serialized { self.shared.tickets.clone() } else { Arc::default() };
-        let comm = |engine| Box::new(Self::with_tickets(engine, tickets())) as Box<dyn Comm>;
-        Ok(engine.map(comm))
+        Ok(engine.map(|engine| Box::new(Self::new(engine)) as Box<dyn Comm>))
     }
 
     fn buffer(&self, bytes: usize) -> Buffer {
@@ -300,7 +373,7 @@ impl Comm for Communicator {
     }
 
     fn has_failed(&self) -> bool {
-        (self.has_failed)()
+        (self.shared.has_failed)()
     }
 }
 
@@ -313,16 +386,12 @@ impl Drop for Communicator {
         let thread = jobs.thread.take();
         drop(jobs);
         self.shared.job_added.notify_one();
-        let panicking = std::thread::panicking();
-        if panicking && thread.is_some() {
+        if std::thread::panicking() && thread.is_some() {
             (self.shared.abort)("the rank panicked");
         }
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != current().id()) {
             // The worker catches panics.
             let _ = thread.join();
-        }
-        if !panicking {
-            self.close();
         }
     }
 }

@@ -3,14 +3,18 @@
 use std::sync::Arc;
 
 use crate::buffer::{Buffer, MemorySpace};
+use crate::comm::SharedCalls;
 use crate::error::Peer;
-use crate::{Call, CallKind, CommError, Counts, DType, OwnedCall, Result};
+use crate::{Call, CallKind, CommError, Counts, DType, Event, OwnedCall, Result};
 
 /// Aborts an engine from any thread, with a reason.
 pub type AbortFn = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Returns, without blocking, whether an engine is known to have failed.
 pub type HasFailedFn = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Whether an engine runs a call on a device stream.
+pub type OnStreamFn = Arc<dyn Fn(&OwnedCall) -> bool + Send + Sync>;
 
 /// Allocates buffers for an engine, even while it is running a call.
 #[derive(Clone)]
@@ -45,26 +49,31 @@ pub trait Engine: Send {
     /// Runs a collective.
     fn run(&mut self, call: Call<'_>) -> Result;
 
-    /// Runs a collective whose buffers may be in device memory. Most engines support host memory only.
-    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
-        match call.space()? {
-            MemorySpace::Host => self.run(call.as_call()),
-            space => Err(unsupported_memory(call.kind.name(), space)),
+    /// Runs a group of calls whose buffers may be in device memory `times` times, as
+    /// [`Comm::run_owned`](crate::Comm::run_owned). Most engines support host memory only.
+    fn run_owned(&mut self, calls: &mut [OwnedCall], times: u32) -> Result {
+        match first_device_buffer(calls)? {
+            Some((kind, space)) => Err(unsupported_memory(kind.name(), space)),
+            None => run_on_host(self, calls, times),
         }
     }
 
-    /// Runs a collective `times` times, back to back, as [`Comm::run_owned`](crate::Comm::run_owned).
-    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
-        (0..times).try_for_each(|_| self.run_owned(call))
+    /// Whether a call runs on a device stream by [`Engine::enqueue`]; `None`: none does.
+    fn on_stream_fn(&self) -> Option<OnStreamFn> {
+        None
     }
 
-    /// Runs point-to-point messages `times` times, as [`Comm::run_p2p`](crate::Comm::run_p2p).
-    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
-        if let Some((kind, space)) = first_device_buffer(messages)? {
-            return Err(unsupported_memory(kind.name(), space));
-        }
-        let mut once = || self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect());
-        (0..times).try_for_each(|_| once())
+    /// Enqueues a group of calls on the device stream, as [`Comm::enqueue`](crate::Comm::enqueue),
+    /// and keeps their memory alive until they have completed.
+    fn enqueue(&mut self, calls: &SharedCalls, _after: &[Event]) -> Result<Event> {
+        let kind = calls.lock().first().map_or("group", |call| call.kind.name());
+        Err(CommError::invalid_call(kind, "this communicator has no device stream"))
+    }
+
+    /// Checks enqueued calls for completion, faults and timeouts, without waiting; whether some are
+    /// in flight.
+    fn poll(&mut self) -> bool {
+        false
     }
 
     /// Runs point-to-point messages concurrently. An engine whose sends block until they are received
@@ -88,14 +97,6 @@ pub trait Engine: Send {
     fn allocator(&self) -> Allocator {
         Allocator::default()
     }
-
-    /// Whether calls on the engines split off it must not run concurrently with its own.
-    fn serialized(&self) -> bool {
-        false
-    }
-
-    /// Closes the engine. For serialised engines this waits for its turn as well.
-    fn close(&mut self) {}
 
     /// A function that aborts it.
     fn abort_fn(&self) -> AbortFn;
@@ -132,6 +133,18 @@ pub(crate) fn all_gather_split_args(
     let own = [colour.map_or(u64::MAX, u64::from), key.cast_unsigned()];
     let args = |[colour, key]: [u64; 2]| (u32::try_from(colour).ok(), key.cast_signed());
     Ok(all_gather_words(engine, own)?.into_iter().map(args).collect())
+}
+
+/// Runs a group of calls on host memory `times` times.
+pub(crate) fn run_on_host<E: Engine + ?Sized>(
+    engine: &mut E,
+    calls: &mut [OwnedCall],
+    times: u32,
+) -> Result {
+    (0..times).try_for_each(|_| match &mut *calls {
+        [call] => engine.run(call.as_call()),
+        calls => engine.run_group(calls.iter_mut().map(OwnedCall::as_call).collect()),
+    })
 }
 
 /// The first call with buffers in device memory.

@@ -14,12 +14,19 @@ use crate::CommError;
 /// `cudaStream_t` or `hipStream_t`.
 pub type Stream = *mut c_void;
 
+/// `cudaEvent_t` or `hipEvent_t`.
+pub type RawEvent = *mut c_void;
+
 /// `cudaSuccess`; also the success code of NCCL and the BLAS libraries.
 pub const SUCCESS: c_int = 0;
 /// `cudaErrorNotReady`: queued work has not completed.
 pub const NOT_READY: c_int = 600;
 /// `cudaStreamNonBlocking`: no implicit synchronisation with the default stream.
 pub const STREAM_NON_BLOCKING: c_uint = 1;
+/// `cudaEventDisableTiming`: without time stamps, which are slower to record.
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `cudaStreamCaptureModeRelaxed`: a capture by another thread does not restrict this one.
+pub const CAPTURE_MODE_RELAXED: c_int = 2;
 /// `cudaMemcpyDefault`: the addresses determine the direction.
 pub const MEMCPY_DEFAULT: c_int = 4;
 /// Larger than `cudaDeviceProp` in any version. The device name comes first.
@@ -80,10 +87,19 @@ pub struct Runtime {
     pub free_host: unsafe extern "C" fn(*mut c_void) -> c_int,
     pub memcpy_async:
         unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int, Stream) -> c_int,
-    pub stream_create_with_flags: unsafe extern "C" fn(*mut Stream, c_uint) -> c_int,
+    pub device_get_stream_priority_range: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
+    pub stream_create_with_priority: unsafe extern "C" fn(*mut Stream, c_uint, c_int) -> c_int,
     pub stream_destroy: unsafe extern "C" fn(Stream) -> c_int,
     pub stream_synchronize: unsafe extern "C" fn(Stream) -> c_int,
     pub stream_query: unsafe extern "C" fn(Stream) -> c_int,
+    pub stream_wait_event: unsafe extern "C" fn(Stream, RawEvent, c_uint) -> c_int,
+    pub stream_is_capturing: unsafe extern "C" fn(Stream, *mut c_int) -> c_int,
+    pub thread_exchange_stream_capture_mode: unsafe extern "C" fn(*mut c_int) -> c_int,
+    pub event_create_with_flags: unsafe extern "C" fn(*mut RawEvent, c_uint) -> c_int,
+    pub event_record: unsafe extern "C" fn(RawEvent, Stream) -> c_int,
+    pub event_query: unsafe extern "C" fn(RawEvent) -> c_int,
+    pub event_elapsed_time: unsafe extern "C" fn(*mut f32, RawEvent, RawEvent) -> c_int,
+    pub event_destroy: unsafe extern "C" fn(RawEvent) -> c_int,
     pub get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     /// Keeps the library loaded; a fake has none.
     pub library: Option<Library>,
@@ -136,10 +152,20 @@ impl Runtime {
             host_alloc: load!(host_alloc)?,
             free_host: load!(free_host)?,
             memcpy_async: load!("MemcpyAsync")?,
-            stream_create_with_flags: load!("StreamCreateWithFlags")?,
+            device_get_stream_priority_range: load!("DeviceGetStreamPriorityRange")?,
+            stream_create_with_priority: load!("StreamCreateWithPriority")?,
             stream_destroy: load!("StreamDestroy")?,
             stream_synchronize: load!("StreamSynchronize")?,
             stream_query: load!("StreamQuery")?,
+            stream_wait_event: load!("StreamWaitEvent")?,
+            stream_is_capturing: load!("StreamIsCapturing")?,
+            thread_exchange_stream_capture_mode: load!("ThreadExchangeStreamCaptureMode")?,
+            event_create_with_flags: load!("EventCreateWithFlags")?,
+            event_record: load!("EventRecord")?,
+            event_query: load!("EventQuery")?,
+            event_elapsed_time: load!("EventElapsedTime")
+                .or_else(|_| load!("EventElapsedTime_v2"))?,
+            event_destroy: load!("EventDestroy")?,
             get_error_string: load!("GetErrorString")?,
             library: Some(library),
         })

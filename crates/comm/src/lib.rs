@@ -14,6 +14,7 @@ pub mod dtype;
 pub mod engine;
 mod enum_names;
 pub mod error;
+pub mod event;
 pub mod execute;
 pub mod libfabric;
 
@@ -42,6 +43,7 @@ pub use communicator::Communicator;
 pub use counts::Counts;
 pub use dtype::{DType, Element};
 pub use error::{CommError, Result};
+pub use event::Event;
 pub use owned_call::OwnedCall;
 pub use reduce_op::ReduceOp;
 pub use traffic::{CountingComm, TrafficCounters, TrafficSnapshot};

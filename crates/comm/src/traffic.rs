@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::comm::delegate_queries;
-use crate::{Call, CallKind, Comm, Counts, OwnedCall, Pending, Result};
+use crate::{Call, CallKind, Comm, Counts, Event, OwnedCall, Pending, Result};
 
 /// The number of elements that a rank sends in a call. The root is that of [`Call`].
 ///
@@ -177,19 +177,14 @@ impl Comm for CountingComm {
         self.inner.run_group(calls)
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
-        self.count(&call.without_buffers(), times);
-        self.inner.run_owned(call, times)
+    fn run_owned(&self, calls: &mut [OwnedCall], times: u32) -> Result {
+        calls.iter().for_each(|call| self.count(&call.without_buffers(), times));
+        self.inner.run_owned(calls, times)
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
-        messages.iter().for_each(|call| self.count(&call.without_buffers(), times));
-        self.inner.run_p2p(messages, times)
-    }
-
-    fn start(&self, call: OwnedCall) -> Pending {
-        self.count(&call.without_buffers(), 1);
-        self.inner.start(call)
+    fn enqueue(&self, calls: Vec<OwnedCall>, after: &[Event]) -> Pending {
+        calls.iter().for_each(|call| self.count(&call.without_buffers(), 1));
+        self.inner.enqueue(calls, after)
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
@@ -266,10 +261,10 @@ mod tests {
                 OwnedCall { root, ..OwnedCall::new(kind, DType::F32, counts, buffer) }
             };
             let mut both = [message(CallKind::Send), message(CallKind::Receive)];
-            comm.run_p2p(&mut both, 2).unwrap();
+            comm.run_owned(&mut both, 2).unwrap();
             let sum = || OwnedCall::all_reduce(DType::F32, ReduceOp::Sum, Buffer::zeroed(8));
             comm.start(sum()).wait().unwrap();
-            comm.run_owned(&mut sum(), 3).unwrap();
+            comm.run_owned(&mut [sum()], 3).unwrap();
         });
         for sent in all {
             assert_eq!((sent.calls(CallKind::Send), sent.bytes(CallKind::Send)), (2, 24));

@@ -6,6 +6,7 @@ use crate::Result;
 use crate::call::Call;
 use crate::collectives::Collectives;
 use crate::comm::{Comm, Pending, delegate_queries};
+use crate::event::Event;
 use crate::owned_call::OwnedCall;
 
 /// A communicator whose errors use the ranks of another one.
@@ -41,16 +42,12 @@ impl Comm for TranslatedComm {
         self.translate(self.inner.run_group(calls))
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result {
-        self.translate(self.inner.run_owned(call, times))
+    fn run_owned(&self, calls: &mut [OwnedCall], times: u32) -> Result {
+        self.translate(self.inner.run_owned(calls, times))
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result {
-        self.translate(self.inner.run_p2p(messages, times))
-    }
-
-    fn start(&self, call: OwnedCall) -> Pending {
-        self.inner.start(call).translate_ranks(self.ranks.clone())
+    fn enqueue(&self, calls: Vec<OwnedCall>, after: &[Event]) -> Pending {
+        self.inner.enqueue(calls, after).translate_ranks(self.ranks.clone())
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {

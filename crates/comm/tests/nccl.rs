@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
+#[path = "nccl/streams.rs"]
+mod streams;
 mod suite;
 
 use std::process::{Child, Command};
@@ -61,6 +63,8 @@ fn start(ranks: u32, scenario: &str) -> Vec<Child> {
         command.env(RANK, rank.to_string()).env(RANKS, ranks.to_string()).env(SCENARIO, scenario);
         command.env(PORT, port.to_string()).env(SECRET, &secret);
         command.env("NCCL_HOSTID", format!("host{rank}")).env("NCCL_SOCKET_IFNAME", "lo");
+        // Streams that share a hardware queue wait for each other.
+        command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         command.spawn().unwrap()
     };
     (0..ranks).map(rank).collect()
@@ -95,9 +99,11 @@ fn as_a_rank() {
         "sessions" => suite::random_sessions_on_rank(&nccl_comm(60), 12, true),
         "messages" => suite::random_messages_on_rank(&nccl_comm(60), 6),
         "edge-cases" => edge_cases(&nccl_comm(60)),
+        "streams" => streams::on_rank(&nccl_comm(60)),
         "call-mismatch" => call_mismatch(&nccl_comm_with(NcclConfig { debug: true, ..config(5) })),
         "missing-rank" => missing_rank(&nccl_comm(5)),
         "abort" => aborting_rank(&nccl_comm(600)),
+        "die-in-flight" => rank_dies_in_flight(&nccl_comm(600)),
         "die-during-init" => rank_dies_during_init(bootstrap_comm()),
         _ => rank_dies(&nccl_comm(600)),
     }
@@ -178,7 +184,7 @@ fn repeated_calls(comm: &Communicator) {
     let mut buffer = comm.device_buffer(80).unwrap();
     buffer.copy_from_host(&[1.0f64; 10]).unwrap();
     let mut call = OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, buffer);
-    comm.run_owned(&mut call, 5).unwrap();
+    comm.run_owned(std::slice::from_mut(&mut call), 5).unwrap();
     let mut got = [0.0; 10];
     call.output.copy_to_host(&mut got).unwrap();
     assert_eq!(got, [f64::from(comm.size()).powi(5); 10]);
@@ -192,7 +198,7 @@ fn repeated_calls(comm: &Communicator) {
     let before = (rank + ranks - 1) % ranks;
     let mut both =
         [message(CallKind::Send, (rank + 1) % ranks), message(CallKind::Receive, before)];
-    comm.run_p2p(&mut both, 3).unwrap();
+    comm.run_owned(&mut both, 3).unwrap();
     let mut got = [0i32];
     both[1].output.copy_to_host(&mut got).unwrap();
     assert_eq!(got, [before as i32]);
@@ -243,6 +249,23 @@ fn rank_dies_during_init(bootstrap: Communicator) {
     assert!(error.contains("rank 1 on"), "{error}");
 }
 
+/// Rank 1 dies while the other rank has calls in flight and waits for none of them.
+fn rank_dies_in_flight(comm: &Communicator) {
+    comm.barrier().unwrap();
+    let sum = || OwnedCall::all_reduce(DType::F64, ReduceOp::Sum, comm.device_buffer(80).unwrap());
+    comm.start(sum()).wait().unwrap();
+    if comm.rank() == 1 {
+        std::process::abort();
+    }
+    let events = [comm.start(sum()).event(), comm.start(sum()).event()];
+    while events.iter().any(|event| event.is_complete() == Ok(false)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let error = events[1].is_complete().unwrap_err().to_string();
+    assert!(error.contains("rank 1 on"), "{error}");
+    assert!(comm.has_failed());
+}
+
 /// Rank 1 dies between collectives.
 fn rank_dies(comm: &Communicator) {
     comm.barrier().unwrap();
@@ -279,6 +302,16 @@ fn mismatched_and_missing_ranks_are_reported() {
 #[test]
 fn edge_cases_match_the_reference() {
     run_ranks(&[4], "edge-cases", true);
+}
+
+#[test]
+fn streams_of_different_communicators_are_independent() {
+    run_ranks(&[2, 3], "streams", true);
+}
+
+#[test]
+fn killed_rank_fails_events_that_nobody_waits_for() {
+    run_ranks(&[2], "die-in-flight", false);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::thread;
 use common::TempDir;
 use regatta_comm::communicator::Communicator;
 use regatta_comm::error::Peer;
-use regatta_comm::{Call, CallKind, Comm, CommError, OwnedCall, Pending, in_process};
+use regatta_comm::{Call, CallKind, Comm, CommError, Event, OwnedCall, Pending, in_process};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_train::config::Config;
@@ -59,23 +59,21 @@ impl Comm for Faulty {
         Ok(())
     }
 
-    fn run_owned(&self, call: &mut OwnedCall, times: u32) -> Result<(), CommError> {
-        self.inner.run_owned(call, times)
+    fn run_owned(&self, calls: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
+        self.inner.run_owned(calls, times)
     }
 
-    fn run_p2p(&self, messages: &mut [OwnedCall], times: u32) -> Result<(), CommError> {
-        self.inner.run_p2p(messages, times)
-    }
-
-    fn start(&self, call: OwnedCall) -> Pending {
-        let pending = self.inner.start(call);
+    fn enqueue(&self, calls: Vec<OwnedCall>, after: &[Event]) -> Pending {
+        let pending = self.inner.enqueue(calls, after);
         if self.fault != Fault::Gradients {
             return pending;
         }
         let (corrupted, finish) = Pending::new();
-        finish(pending.wait().map(|mut call| {
-            call.output.as_mut_slice::<f32>()[0] += 1.0;
-            call
+        finish(pending.wait_group().map(|mut calls| {
+            for call in &mut calls {
+                call.output.as_mut_slice::<f32>()[0] += 1.0;
+            }
+            calls
         }));
         corrupted
     }

@@ -1,4 +1,4 @@
-//! A panic in a call becomes an error on every rank.
+//! Panics in calls, and calls that depend on events.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -149,6 +149,53 @@ fn a_panic_of_a_blocking_call_is_an_error_on_every_rank() {
                 inject_panic(comm);
             }
             vec![comm.all_reduce(&mut [1.0f32; 10], ReduceOp::Sum), comm.barrier()]
+        });
+        assert_reported(name, results);
+    }
+}
+
+#[test]
+fn calls_run_after_the_events_they_depend_on() {
+    for (name, world) in WORLDS {
+        let results = on_all_ranks(world(RANKS), |comm| {
+            let (written, complete) = Pending::new();
+            let first = comm.enqueue(vec![all_reduce(comm)], &[written.event()]);
+            // A group runs after the call before it.
+            let group = vec![all_reduce(comm), all_reduce(comm)];
+            let second = comm.enqueue(group, &[first.event()]);
+            assert_eq!(first.event().wait_timeout(Duration::from_millis(10)), Ok(false));
+            complete(Ok(Vec::new()));
+            assert_eq!(second.wait_group().unwrap().len(), 2);
+            first.event().is_complete()
+        });
+        assert_eq!(results, vec![Ok(true); RANKS as usize], "{name}");
+    }
+}
+
+#[test]
+fn a_failed_dependency_fails_the_call_on_every_rank() {
+    for (name, world) in WORLDS {
+        let results = on_all_ranks(world(RANKS), |comm| {
+            let failed = CommError::system(CAUSE, "of another communicator");
+            let is_victim = comm.rank() == VICTIM;
+            let after = if is_victim { Err(failed) } else { Ok(()) };
+            vec![comm.enqueue(vec![all_reduce(comm)], &[Event::ended(after)]).wait().map(drop)]
+        });
+        assert_reported(name, results);
+    }
+}
+
+#[test]
+fn an_abort_ends_the_wait_for_an_event() {
+    for (name, world) in WORLDS {
+        let results = on_all_ranks(world(RANKS), |comm| {
+            if comm.rank() == VICTIM {
+                comm.abort(CAUSE);
+                return vec![Err(CommError::system("aborted", CAUSE))];
+            }
+            let (never, _complete) = Pending::new();
+            let result = comm.enqueue(vec![all_reduce(comm)], &[never.event()]).wait().map(drop);
+            vec![result]
         });
         assert_reported(name, results);
     }

@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::gpu_runtime::{
-    MEMCPY_DEFAULT, NOT_READY, Runtime, STREAM_NON_BLOCKING, SUCCESS, Stream,
-    StreamOrderedAllocator,
+    CAPTURE_MODE_RELAXED, EVENT_DISABLE_TIMING, MEMCPY_DEFAULT, NOT_READY, RawEvent, Runtime,
+    STREAM_NON_BLOCKING, SUCCESS, Stream, StreamOrderedAllocator,
 };
 use crate::{CommError, Result};
 
@@ -21,6 +21,8 @@ pub struct GpuDevice {
     pub stream: Stream,
     allocator: StreamOrderedAllocator,
     index: c_int,
+    /// Events that can be recorded again.
+    events: Mutex<Vec<RawEvent>>,
 }
 
 // SAFETY: the runtime may be called from any thread.
@@ -35,11 +37,18 @@ impl GpuDevice {
             let what = "the GPU runtime has no stream-ordered allocator";
             CommError::bootstrap(what, "use CUDA 11.2, ROCm 5.2 or newer")
         })?;
-        let mut device = Self { runtime, stream: null_mut(), allocator, index: index as c_int };
+        let (stream, index) = (null_mut(), index as c_int);
+        let mut device = Self { runtime, stream, allocator, index, events: Mutex::default() };
         let _guard = device.make_current()?;
-        let create = device.runtime.stream_create_with_flags;
+        let (mut lowest, mut highest) = (0, 0);
+        // SAFETY: the function writes two integers.
+        let code =
+            unsafe { (device.runtime.device_get_stream_priority_range)(&mut lowest, &mut highest) };
+        device.check("querying the stream priorities", code)?;
+        let create = device.runtime.stream_create_with_priority;
+        // Communication that is ready must not wait behind the blocks of a large kernel.
         // SAFETY: the function writes one pointer.
-        let code = unsafe { create(&mut device.stream, STREAM_NON_BLOCKING) };
+        let code = unsafe { create(&mut device.stream, STREAM_NON_BLOCKING, highest) };
         device.check("creating a stream", code)?;
         Ok(device)
     }
@@ -49,7 +58,8 @@ impl GpuDevice {
         self.index as u32
     }
 
-    /// Makes this the current device of the thread until the guard is dropped.
+    /// Makes this the current device of the thread until the guard is dropped. A CUDA graph that
+    /// another thread captures does not restrict this one meanwhile.
     pub fn make_current(&self) -> Result<CurrentDevice> {
         let mut previous = self.index;
         // SAFETY: the function writes one integer.
@@ -58,24 +68,25 @@ impl GpuDevice {
         // SAFETY: the function accepts any index.
         let code = unsafe { (self.runtime.set_device)(self.index) };
         self.check(&format!("device {}", self.index), code)?;
-        Ok(CurrentDevice { runtime: self.runtime.clone(), previous })
+        let mut guard =
+            CurrentDevice { runtime: self.runtime.clone(), previous, mode: CAPTURE_MODE_RELAXED };
+        guard.exchange_capture_mode();
+        Ok(guard)
     }
 
     pub fn check(&self, what: &str, code: c_int) -> Result {
         check(&self.runtime, what, code)
     }
 
-    /// Allocates device memory in stream order. Other allocators synchronise the whole device,
-    /// which may be running a collective that waits for this rank.
+    /// Allocates device memory for use on this stream, in stream order. Other allocators synchronise
+    /// the whole device, which may be running a collective that waits for this rank.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceMemory> {
         let _guard = self.make_current()?;
         let mut start = null_mut();
         // SAFETY: the function writes one pointer.
         let code = unsafe { (self.allocator.malloc)(&mut start, bytes.max(1), self.stream) };
         self.check(&format!("allocating {bytes} bytes on device {}", self.index), code)?;
-        let memory = DeviceMemory { start, bytes, device: self.clone() };
-        self.synchronize()?;
-        Ok(memory)
+        Ok(DeviceMemory { start, bytes, device: self.clone() })
     }
 
     /// Enqueues a copy to the device. Both buffers must live until the stream is idle.
@@ -99,6 +110,32 @@ impl GpuDevice {
         self.check("copying to or from the device", code)
     }
 
+    /// An event to record, from the pool.
+    pub fn take_event(&self) -> Result<RawEvent> {
+        let pooled = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(event) = pooled {
+            return Ok(event);
+        }
+        let mut event = null_mut();
+        let create = self.runtime.event_create_with_flags;
+        // SAFETY: the function writes one pointer.
+        let code = unsafe { create(&mut event, EVENT_DISABLE_TIMING) };
+        self.check("creating an event", code).map(|()| event)
+    }
+
+    /// Returns an event to the pool. Streams that wait for its last record continue to do so.
+    pub fn return_event(&self, event: RawEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+
+    /// Whether work on the stream is being captured into a graph instead of running.
+    pub fn is_capturing(&self) -> Result<bool> {
+        let mut status = 0;
+        // SAFETY: the stream is valid; the function writes one integer.
+        let code = unsafe { (self.runtime.stream_is_capturing)(self.stream, &mut status) };
+        self.check("querying the capture of the stream", code).map(|()| status != 0)
+    }
+
     /// Waits until the stream is idle.
     pub fn synchronize(&self) -> Result {
         // SAFETY: the stream is valid.
@@ -118,6 +155,11 @@ impl GpuDevice {
 
 impl Drop for GpuDevice {
     fn drop(&mut self) {
+        let events = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for event in events.drain(..) {
+            // SAFETY: the event is valid and unused from here on.
+            unsafe { (self.runtime.event_destroy)(event) };
+        }
         if !self.stream.is_null() {
             // SAFETY: the stream is valid and unused from here on.
             unsafe { (self.runtime.stream_destroy)(self.stream) };
@@ -129,10 +171,20 @@ impl Drop for GpuDevice {
 pub struct CurrentDevice {
     runtime: Arc<Runtime>,
     previous: c_int,
+    /// The capture mode of the thread that is not in effect.
+    mode: c_int,
+}
+
+impl CurrentDevice {
+    fn exchange_capture_mode(&mut self) {
+        // SAFETY: the function exchanges one integer and fails only for an unknown mode.
+        unsafe { (self.runtime.thread_exchange_stream_capture_mode)(&mut self.mode) };
+    }
 }
 
 impl Drop for CurrentDevice {
     fn drop(&mut self) {
+        self.exchange_capture_mode();
         // SAFETY: the function accepts any index.
         unsafe { (self.runtime.set_device)(self.previous) };
     }

@@ -5,9 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::device::GpuDevice;
-use crate::Result;
+use super::gpu_event::GpuEvent;
 use crate::buffer::{Buffer, DeviceCopy};
-use crate::gpu_runtime::{Runtime, Vendor};
+use crate::gpu_runtime::{Runtime, Stream, Vendor};
+use crate::{Event, Result};
 
 /// A device on which this process allocates buffers. Communicators accept buffers of their own
 /// device.
@@ -26,6 +27,21 @@ impl Gpu {
         Ok(Self { device: Arc::new(GpuDevice::open(runtime, index)?) })
     }
 
+    pub(super) fn runtime(&self) -> Arc<Runtime> {
+        self.device.runtime.clone()
+    }
+
+    /// Records the completion of the work that is now on a stream of the caller. Calls may depend on
+    /// it ([`Comm::enqueue`](crate::Comm::enqueue)).
+    ///
+    /// # Safety
+    /// `stream` must be a valid stream of this device.
+    pub unsafe fn record(&self, stream: Stream) -> Result<Event> {
+        // SAFETY: as required of the caller.
+        let event = unsafe { GpuEvent::record(&self.device, stream) }?;
+        Ok(Event::new(Arc::new(event)))
+    }
+
     /// Free memory on the device.
     pub fn free_bytes(&self) -> Result<u64> {
         let _guard = self.device.make_current()?;
@@ -39,6 +55,8 @@ impl Gpu {
     /// Allocates device memory, uninitialised.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         let memory = self.device.alloc(bytes)?;
+        // Other streams use it, too.
+        self.device.synchronize()?;
         let start = NonNull::new(memory.start.cast()).unwrap_or(NonNull::dangling());
         // SAFETY: it is memory of this device, which the owner frees.
         Ok(unsafe { self.adopt(start, bytes, Box::new(memory)) })
@@ -47,9 +65,8 @@ impl Gpu {
     /// Wraps device memory of another library, which frees it when `owner` is dropped: a tensor
     /// that `owner` keeps alive, for example.
     ///
-    /// Collectives run on their own stream. Earlier work on other streams that writes the memory
-    /// must have completed before a call gets the buffer, and no other work may touch it until the
-    /// call has been waited for.
+    /// Collectives run on their own stream. A call must run after the events of earlier work on other
+    /// streams that writes the memory, and other work may touch it only after the event of the call.
     ///
     /// # Safety
     /// `start` must be the address of `bytes` bytes that this device can access, valid until
@@ -62,7 +79,7 @@ impl Gpu {
     ) -> Buffer {
         let memory = GpuMemory { device: self.device.clone(), _owner: owner };
         // SAFETY: as required of the caller.
-        unsafe { Buffer::on_device(start, bytes, Box::new(memory)) }
+        unsafe { Buffer::on_device(start, bytes, Arc::new(memory)) }
     }
 }
 

@@ -76,15 +76,15 @@ pub(super) struct Transfer {
 }
 
 impl NcclEngine {
-    /// Enqueues a call.
-    pub(super) fn enqueue(
+    /// Enqueues the operations of a call.
+    pub(super) fn enqueue_operations(
         &self,
         call: &Call,
         layout: &ByteLayout,
         buffers: DeviceBuffers,
     ) -> Result {
         use CallKind::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
-        self.grouped(call.kind.name(), || match call.kind {
+        match call.kind {
             AllReduce | Reduce | ReduceScatter => self.enqueue_reduction(call, layout, buffers),
             AllGather if matches!(layout.counts, Counts::Equal(_)) => {
                 self.enqueue_all_gather(layout, buffers)
@@ -92,25 +92,22 @@ impl NcclEngine {
             Broadcast | AllGather => self.enqueue_broadcasts(call, layout, buffers),
             Barrier => self.enqueue_barrier(buffers),
             _ => self.enqueue_p2p(call, layout, buffers),
-        })
+        }
     }
 
-    /// Runs `enqueue` between `ncclGroupStart` and `ncclGroupEnd`.
-    fn grouped(&self, what: &str, enqueue: impl FnOnce() -> Result) -> Result {
+    /// Runs `enqueue` between `ncclGroupStart` and `ncclGroupEnd`, and waits until the library has
+    /// enqueued the group.
+    pub(super) fn grouped(&self, what: &str, enqueue: impl FnOnce() -> Result) -> Result {
         // SAFETY: the function takes no arguments.
         self.check("group start", unsafe { (self.api.group_start)() })?;
         let enqueued = enqueue();
         // SAFETY: the function takes no arguments.
         let ended = self.check(what, unsafe { (self.api.group_end)() });
-        enqueued.and(ended)
+        enqueued.and(ended)?;
+        self.wait_enqueued(what)
     }
 
-    /// Enqueues sends and receives as one group.
-    pub(super) fn enqueue_transfers(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
-        self.grouped("send and receive", || self.enqueue_messages(sends, recvs))
-    }
-
-    fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
+    pub(super) fn enqueue_messages(&self, sends: &[Transfer], recvs: &[Transfer]) -> Result {
         let (raw, stream) = (self.raw, self.device.stream);
         let has_data = |transfer: &&Transfer| transfer.bytes > 0;
         for &Transfer { peer, address, bytes } in sends.iter().filter(has_data) {

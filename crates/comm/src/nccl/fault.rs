@@ -3,6 +3,7 @@
 use std::ptr::null_mut;
 
 use super::NcclEngine;
+use super::in_flight::Issued;
 use super::sys::RawComm;
 use crate::control::signature_codec;
 use crate::{Call, Collectives, CommError, Counts, ReduceOp, Result, Signature};
@@ -12,9 +13,12 @@ const SIGNATURE_BYTES: usize = 8 + signature_codec::SIGNATURE_WORDS * 8;
 
 impl NcclEngine {
     /// Aborts the communicator with the most specific error that can be determined.
-    pub(super) fn fail_with_diagnosis(&mut self, error: CommError, call: Signature) -> CommError {
+    pub(super) fn fail_with_diagnosis(&mut self, error: CommError, call: &Issued) -> CommError {
         if let CommError::InvalidCall { .. } = error {
             return error;
+        }
+        if let Some(failed) = &self.failed {
+            return failed.clone();
         }
         let specific = matches!(
             error,
@@ -22,45 +26,52 @@ impl NcclEngine {
                 | CommError::CountMismatch { .. }
                 | CommError::CallMismatch { .. }
         );
-        let error = match call.kind.is_p2p() || specific {
+        let error = match call.signature.kind.is_p2p() || specific {
             true => error,
             // All failing ranks exchange their signatures. The bootstrap communicator names a rank
             // that died or does not respond; the signatures name a rank that called something else.
-            false => self.compare_signatures(call).err().unwrap_or(error),
+            false => {
+                let compared = self.compare_signatures(call.signature, call.sequence);
+                compared.err().unwrap_or(error)
+            }
         };
         self.fail(error)
     }
 
     /// Aborts the communicator on all ranks.
     pub(super) fn fail(&mut self, error: CommError) -> CommError {
+        self.failed = Some(error.clone());
+        self.fail_in_flight(&error);
         // Notify the others first, because aborting may take a while.
         self.bootstrap.abort(&error.to_string());
-        if let Some(raw) = self.take_raw() {
-            self.abort_raw(raw);
+        let raw = self.take_raw();
+        let stopped = raw.is_null() || self.abort_raw(raw);
+        let in_flight = std::mem::take(&mut self.in_flight);
+        if !stopped {
+            // The device may still access the buffers.
+            std::mem::forget(in_flight);
         }
-        self.failed = Some(error.clone());
         error
     }
 
-    /// Takes the library's communicator, which is then only finalized or aborted.
-    pub(super) fn take_raw(&mut self) -> Option<RawComm> {
-        let raw = std::mem::replace(&mut self.raw, null_mut());
-        (!raw.is_null()).then_some(raw)
+    /// Takes the library's communicator, which is then only destroyed or aborted.
+    pub(super) fn take_raw(&mut self) -> RawComm {
+        std::mem::replace(&mut self.raw, null_mut())
     }
 
     /// Checks that all ranks make the same collective call.
-    pub(super) fn compare_signatures(&self, call: Signature) -> Result {
+    pub(super) fn compare_signatures(&self, call: Signature, sequence: u64) -> Result {
         if call.kind.is_p2p() {
             return Ok(());
         }
-        let words = [self.calls].into_iter().chain(signature_codec::encode(&call));
+        let words = [sequence].into_iter().chain(signature_codec::encode(&call));
         let own: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         let mut all = vec![0u8; SIGNATURE_BYTES * self.peers.len()];
         self.bootstrap.all_gather(&own, &mut all)?;
         let other = all.chunks_exact(SIGNATURE_BYTES).zip(&self.peers).find(|(it, _)| *it != own);
         match other.and_then(|(other, peer)| Some((decode_signature(other)?, peer))) {
             Some((theirs, peer)) => Err(CommError::CallMismatch {
-                sequence: self.calls,
+                sequence,
                 ours_by: self.peers[self.rank as usize].clone(),
                 ours: Box::new(call),
                 theirs_by: peer.clone(),

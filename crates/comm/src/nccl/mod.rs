@@ -1,12 +1,13 @@
 //! NCCL and RCCL, loaded at run time.
 //!
-//! Calls on device buffers ([`Comm::device_buffer`], [`Gpu`]) run in place on a stream of the
-//! communicator; host buffers are staged through the device. A bootstrap communicator distributes
-//! the unique id and diagnoses faults.
+//! Calls on device buffers ([`Comm::device_buffer`], [`Gpu`]) run in place on the stream of the
+//! communicator, after events of other streams and with an event of their own; the host waits for
+//! neither ([`Comm::enqueue`]). Host buffers are staged through the device. A bootstrap communicator
+//! distributes the unique id and diagnoses faults.
 //!
-//! All communicators split off one share its ticket queue, and their calls run one after the other,
-//! because NCCL does not guarantee more. All ranks must therefore issue their calls in the same
-//! order across these communicators.
+//! Every communicator has its own stream and its own queue, so a message that waits for its peer
+//! blocks no other communicator. The device must have room for the kernels of all communicators that
+//! wait at a time; docs/comm.md has the settings.
 //!
 //! Differences from the other communicators:
 //! - A call mismatch may go undetected and produce wrong results; only [`NcclConfig::debug`] detects
@@ -24,22 +25,32 @@ mod device;
 mod device_buffer;
 mod enqueue;
 mod fault;
+mod gpu_event;
+mod in_flight;
 mod sys;
+#[cfg(test)]
+mod tests;
 mod wait;
 
+use std::collections::VecDeque;
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use regatta_wire::clock;
 
 use crate::buffer::{Buffer, MemorySpace};
-use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, first_device_buffer};
+use crate::comm::SharedCalls;
+use crate::engine::{
+    AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn, first_device_buffer,
+    run_on_host,
+};
 use crate::error::Peer;
 use crate::gpu_runtime::{Runtime, SUCCESS};
-use crate::{
-    Call, CallKind, Collectives, Comm, CommError, Communicator, OwnedCall, Result, Signature,
-};
+use crate::{Call, CallKind, Collectives, Comm, CommError, Communicator, Event, OwnedCall, Result};
 use device::{DeviceMemory, GpuDevice};
+use in_flight::{Group, InFlight, Issued};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
 pub use crate::gpu_runtime::Vendor;
@@ -77,6 +88,10 @@ struct NcclEngine {
     gpu: Gpu,
     /// Sequence number of the last collective.
     calls: u64,
+    /// The calls on the stream, in order.
+    in_flight: VecDeque<InFlight>,
+    /// When the calls in flight are next checked for faults.
+    next_fault_check: Instant,
     /// Why this rank aborted.
     aborted: Arc<OnceLock<String>>,
     /// The error that every further call returns.
@@ -91,7 +106,8 @@ unsafe impl Send for NcclEngine {}
 /// Creates a device communicator for the ranks of `bootstrap`, which it keeps.
 pub fn init(bootstrap: Box<dyn Comm>, config: NcclConfig) -> Result<Communicator> {
     let (runtime, api) = open(config.vendor)?;
-    let engine = NcclEngine::join(Arc::new(runtime), Arc::new(api), bootstrap.into(), config)?;
+    let gpu = Gpu::with_runtime(Arc::new(runtime), config.device);
+    let engine = NcclEngine::join(gpu, Arc::new(api), bootstrap.into(), config)?;
     Ok(Communicator::new(Box::new(engine)))
 }
 
@@ -140,19 +156,23 @@ pub fn version(vendor: Vendor) -> Result<String> {
 
 impl NcclEngine {
     fn join(
-        runtime: Arc<Runtime>,
+        gpu: Result<Gpu>,
         api: Arc<NcclApi>,
         bootstrap: Arc<dyn Comm>,
         config: NcclConfig,
     ) -> Result<Self> {
-        let device = GpuDevice::open(runtime, config.device);
-        let device = all_ranks_have_devices(bootstrap.as_ref(), device)?;
-        Self::connect(api, Arc::new(device), bootstrap.clone(), config)
+        let opened = gpu.and_then(|gpu| {
+            let stream = GpuDevice::open(gpu.runtime(), config.device)?;
+            Ok((gpu, Arc::new(stream)))
+        });
+        let (gpu, device) = all_ranks_have_devices(bootstrap.as_ref(), opened)?;
+        Self::connect(gpu, api, device, bootstrap.clone(), config)
             .inspect_err(|error| bootstrap.abort(&error.to_string()))
     }
 
     /// Initialises the communicator once all ranks have opened their devices.
     fn connect(
+        gpu: Gpu,
         api: Arc<NcclApi>,
         device: Arc<GpuDevice>,
         bootstrap: Arc<dyn Comm>,
@@ -173,10 +193,12 @@ impl NcclEngine {
             raw: null_mut(),
             input: device.alloc(1)?,
             output: device.alloc(1)?,
-            gpu: Gpu::with_runtime(device.runtime.clone(), config.device)?,
+            gpu,
             device,
             config,
             calls: 0,
+            in_flight: VecDeque::new(),
+            next_fault_check: clock::now(),
             aborted: Arc::default(),
             failed: None,
             bootstrap,
@@ -211,21 +233,59 @@ impl NcclEngine {
         Err(CommError::invalid_call(kind.name(), what))
     }
 
-    fn wrong_memory_space(&self, kind: CallKind, space: MemorySpace) -> CommError {
+    /// Checks that calls can run on this rank's device.
+    fn check_on_device(&self, calls: &[OwnedCall]) -> Result {
+        if let [call] = calls {
+            self.check_not_self(call.kind, call.root)?;
+        }
         let own = MemorySpace::Device(self.config.device);
-        let what = format!("the buffers are in {space}, but this rank uses {own}");
-        CommError::invalid_call(kind.name(), what)
+        for call in calls {
+            let space = call.space()?;
+            if space != own {
+                let what = format!("the buffers are in {space}, but this rank uses {own}");
+                return Err(CommError::invalid_call(call.kind.name(), what));
+            }
+        }
+        Ok(())
     }
 
-    /// Runs device work; a failure aborts the communicator.
-    fn run_guarded(&mut self, call: Signature, work: impl FnOnce(&mut Self) -> Result) -> Result {
+    /// Issues calls; a failure aborts the communicator.
+    fn issue<R>(
+        &mut self,
+        group: Group,
+        work: impl FnOnce(&mut Self, &Issued) -> Result<R>,
+    ) -> Result<R> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.calls += u64::from(!call.kind.is_p2p());
         let _guard = self.device.make_current()?;
-        let compared = if self.config.debug { self.compare_signatures(call) } else { Ok(()) };
-        compared.and_then(|()| work(self)).map_err(|error| self.fail_with_diagnosis(error, call))
+        let issued = Issued::new(&group, self.calls + 1);
+        let mut collectives = group.into_iter().filter(|(call, _)| !call.kind.is_p2p());
+        let compared = collectives.try_for_each(|(call, _)| {
+            self.calls += 1;
+            if self.config.debug { self.compare_signatures(call, self.calls) } else { Ok(()) }
+        });
+        let done = compared.and_then(|()| work(self, &issued));
+        done.map_err(|error| self.fail_with_diagnosis(error, &issued))
+    }
+
+    /// What errors need to know of calls.
+    fn describe<'c>(&self, calls: impl IntoIterator<Item = &'c Call<'c>>) -> Group {
+        let each = |call: &Call| (call.signature(self.peers.len()), call.root);
+        calls.into_iter().map(each).collect()
+    }
+
+    fn describe_owned(&self, calls: &[OwnedCall]) -> Group {
+        let calls: Vec<_> = calls.iter().map(OwnedCall::without_buffers).collect();
+        self.describe(&calls)
+    }
+
+    /// Fails because work that a call depends on failed: no diagnosis is needed.
+    fn fail_dependent(&mut self, error: CommError) -> CommError {
+        match error {
+            CommError::InvalidCall { .. } => error,
+            error => self.fail(error),
+        }
     }
 
     fn check(&self, what: &str, code: c_int) -> Result {
@@ -267,69 +327,63 @@ impl Engine for NcclEngine {
 
     fn run(&mut self, call: Call<'_>) -> Result {
         self.check_not_self(call.kind, call.root)?;
-        let signature = call.signature(self.peers.len());
-        self.run_guarded(signature, |engine| engine.run_via_host(call))
+        let group = self.describe([&call]);
+        self.issue(group, |engine, issued| engine.run_via_host(call, issued))
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
-        let Some(first) = messages.first() else { return Ok(()) };
-        let signature = first.signature(self.peers.len());
-        self.run_guarded(signature, |engine| engine.run_p2p_via_host(messages))
+        if messages.is_empty() {
+            return Ok(());
+        }
+        let group = self.describe(&messages);
+        self.issue(group, |engine, issued| engine.run_p2p_via_host(messages, issued))
     }
 
-    fn run_owned(&mut self, call: &mut OwnedCall) -> Result {
+    fn run_owned(&mut self, calls: &mut [OwnedCall], times: u32) -> Result {
+        if first_device_buffer(calls)?.is_none() {
+            return run_on_host(self, calls, times);
+        }
+        self.check_on_device(calls)?;
+        let group = self.describe_owned(calls);
+        for _ in 0..times {
+            self.issue(group.clone(), |engine, issued| engine.run_on_device(calls, issued))?;
+        }
+        let _guard = self.device.make_current()?;
+        self.wait_idle()
+    }
+
+    fn on_stream_fn(&self) -> Option<OnStreamFn> {
         let own = MemorySpace::Device(self.config.device);
-        match call.space()? {
-            MemorySpace::Host => self.run(call.as_call()),
-            space if space == own => self.repeat(call, 1),
-            other => Err(self.wrong_memory_space(call.kind, other)),
-        }
+        Some(Arc::new(move |owned| owned.space() == Ok(own) && !call::needs_host(owned)))
     }
 
-    fn repeat(&mut self, call: &mut OwnedCall, times: u32) -> Result {
-        if call.space()? != MemorySpace::Device(self.config.device) {
-            return (0..times).try_for_each(|_| self.run_owned(call));
-        }
-        self.check_not_self(call.kind, call.root)?;
-        let signature = call.without_buffers().signature(self.peers.len());
-        self.run_guarded(signature, |engine| engine.run_on_device(call, times))
+    fn enqueue(&mut self, calls: &SharedCalls, after: &[Event]) -> Result<Event> {
+        let memory = calls.clone();
+        let calls = calls.lock();
+        self.check_on_device(&calls)?;
+        let all: Vec<&OwnedCall> = calls.iter().collect();
+        self.issue(self.describe_owned(&calls), |engine, issued| {
+            engine.enqueue_group(&all, after, issued, Some(memory))
+        })
     }
 
-    fn repeat_p2p(&mut self, messages: &mut [OwnedCall], times: u32) -> Result {
-        if first_device_buffer(messages)?.is_none() {
-            return (0..times).try_for_each(|_| {
-                self.run_p2p(messages.iter_mut().map(OwnedCall::as_call).collect())
-            });
-        }
-        let own = MemorySpace::Device(self.config.device);
-        if let Some(other) = messages.iter().find(|message| message.output.space() != own) {
-            return Err(self.wrong_memory_space(other.kind, other.output.space()));
-        }
-        let Some(first) = messages.first() else { return Ok(()) };
-        let signature = first.without_buffers().signature(self.peers.len());
-        self.run_guarded(signature, |engine| engine.run_p2p_on_device(messages, times))
+    fn poll(&mut self) -> bool {
+        let guard = self.device.make_current();
+        // The events in flight and all further calls return the error.
+        let _ = guard.and_then(|_guard| self.poll_in_flight());
+        !self.in_flight.is_empty()
     }
 
     fn split(&mut self, colour: Option<u32>, key: i64) -> Result<Option<BoxEngine>> {
         let Some(bootstrap) = self.bootstrap.split(colour, key)? else { return Ok(None) };
-        let (runtime, api) = (self.device.runtime.clone(), self.api.clone());
-        Ok(Some(Box::new(Self::join(runtime, api, bootstrap.into(), self.config)?)))
+        let (gpu, api) = (Ok(self.gpu.clone()), self.api.clone());
+        Ok(Some(Box::new(Self::join(gpu, api, bootstrap.into(), self.config)?)))
     }
 
     fn allocator(&self) -> Allocator {
         let gpu = self.gpu.clone();
         let device = Arc::new(move |bytes| gpu.buffer(bytes));
         Allocator { host: Arc::new(Buffer::zeroed), device: Some(device) }
-    }
-
-    fn serialized(&self) -> bool {
-        true
-    }
-
-    fn close(&mut self) {
-        if let Some(raw) = self.take_raw() {
-            self.finalize(raw);
-        }
     }
 
     fn abort_fn(&self) -> AbortFn {
@@ -349,6 +403,7 @@ impl Engine for NcclEngine {
 
 impl Drop for NcclEngine {
     fn drop(&mut self) {
-        self.close();
+        let _guard = self.device.make_current();
+        self.finalize();
     }
 }

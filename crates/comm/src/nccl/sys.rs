@@ -65,7 +65,8 @@ pub struct NcclApi {
     pub all_gather: unsafe extern "C" fn(Src, Dst, usize, c_int, RawComm, Stream) -> c_int,
     pub send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, Stream) -> c_int,
     pub recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, Stream) -> c_int,
-    _library: Library,
+    /// Keeps the library loaded; a fake has none.
+    pub _library: Option<Library>,
 }
 
 impl NcclApi {
@@ -99,7 +100,7 @@ impl NcclApi {
             all_gather: load!("ncclAllGather"),
             send: load!("ncclSend"),
             recv: load!("ncclRecv"),
-            _library: library,
+            _library: Some(library),
         })
     }
 

@@ -1,6 +1,5 @@
-//! Bounded waits for the library and the device. NCCL itself waits a minute for a rank that died
-//! before it connected and forever for a rank that never calls, so it runs in non-blocking mode and
-//! is polled.
+//! Bounded waits for the library. NCCL itself waits a minute for a rank that died before it connected
+//! and forever for a rank that never calls, so it runs in non-blocking mode and is polled.
 
 use std::time::Duration;
 
@@ -8,9 +7,8 @@ use regatta_wire::clock;
 
 use super::NcclEngine;
 use super::sys::{IN_PROGRESS, RawComm};
-use crate::error::Peer;
 use crate::gpu_runtime::SUCCESS;
-use crate::{CallKind, Collectives, CommError, Result};
+use crate::{Collectives, CommError, Result};
 
 /// How long the ranks may take to connect their devices, which takes a while for many ranks.
 const INIT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -22,8 +20,25 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 const SPIN: Duration = Duration::from_millis(1);
 const POLL_SLEEP: Duration = Duration::from_micros(20);
 
-/// How often the state of the other ranks is checked.
-const FAULT_CHECK_INTERVAL: Duration = Duration::from_millis(2);
+/// Polls `done` until it holds or the timeout expires; whether it holds.
+pub(super) fn poll_until(
+    timeout: Duration,
+    mut done: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
+    let start = clock::now();
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        let waited = clock::elapsed(start);
+        if waited >= timeout {
+            return Ok(false);
+        }
+        if waited > SPIN {
+            std::thread::sleep(POLL_SLEEP);
+        }
+    }
+}
 
 impl NcclEngine {
     /// Waits until all ranks have connected their devices.
@@ -32,98 +47,59 @@ impl NcclEngine {
         self.wait_library("communicator initialisation", timeout)
     }
 
-    /// Waits until the library has enqueued the call; only then it accepts the next one.
-    pub(super) fn wait_enqueued(&self, kind: CallKind) -> Result {
-        self.wait_library(kind.name(), self.config.desync_after)
+    /// Waits until the library has enqueued a call on the stream; only then the stream may be used
+    /// and the next call enqueued. This is no wait for the device, but the first call between two
+    /// ranks connects them.
+    pub(super) fn wait_enqueued(&self, what: &str) -> Result {
+        self.wait_library(what, self.config.desync_after)
     }
 
     fn wait_library(&self, what: &str, timeout: Duration) -> Result {
-        let done = self.with_timeout(timeout, || self.is_done(self.raw, what))?;
+        let done = poll_until(timeout, || {
+            self.check_not_aborted()?;
+            self.is_library_idle(what)
+        })?;
         done.then_some(()).ok_or_else(|| self.timeout_error(what, timeout, |_| true))
     }
 
-    /// Waits until the device has completed the call. A timed-out message names `peers`.
-    pub(super) fn synchronize(&self, kind: CallKind, peers: &[u32]) -> Result {
-        let timeout = self.config.desync_after;
-        let mut enqueued = false;
-        let done = self.with_timeout(timeout, || {
-            enqueued = enqueued || self.is_done(self.raw, kind.name())?;
-            Ok(enqueued && self.is_idle()?)
-        })?;
-        let awaited = |peer: &Peer| !kind.is_p2p() || peers.contains(&peer.rank);
-        done.then_some(()).ok_or_else(|| self.timeout_error(kind.name(), timeout, awaited))
-    }
-
-    /// Finalizes and destroys a communicator after all its messages have arrived.
-    pub(super) fn finalize(&self, raw: RawComm) {
+    /// Finalizes and destroys the communicator after all its calls have completed.
+    pub(super) fn finalize(&mut self) {
+        // An error has aborted the communicator.
+        let idle = self.wait_idle();
+        if idle.is_err() || self.raw.is_null() {
+            return;
+        }
         // SAFETY: the communicator is valid.
-        let code = unsafe { (self.api.comm_finalize)(raw) };
-        let done = self.check("finalizing", code).and_then(|()| {
-            self.with_timeout(self.config.desync_after, || self.is_done(raw, "finalizing"))
-        });
-        match done {
+        let code = unsafe { (self.api.comm_finalize)(self.raw) };
+        let done = self.check("finalizing", code);
+        match done.and_then(|()| self.wait_library("finalizing", self.config.desync_after)) {
             // SAFETY: the communicator is valid and unused from here on.
-            Ok(true) => drop(unsafe { (self.api.comm_destroy)(raw) }),
-            _ => self.abort_raw(raw),
+            Ok(()) => drop(unsafe { (self.api.comm_destroy)(self.take_raw()) }),
+            Err(_) => {
+                let raw = self.take_raw();
+                self.abort_raw(raw);
+            }
         }
     }
 
-    /// Aborts a communicator. Its device work has stopped on return, so that buffers can be freed.
-    pub(super) fn abort_raw(&self, raw: RawComm) {
+    /// Aborts a communicator; whether its device work has stopped, so that buffers can be freed.
+    pub(super) fn abort_raw(&self, raw: RawComm) -> bool {
         // SAFETY: the communicator is valid and unused from here on.
         unsafe { (self.api.comm_abort)(raw) };
-        let start = clock::now();
         // A failed device runs nothing any more.
-        while self.device.is_idle() == Ok(false) && clock::elapsed(start) < ABORT_TIMEOUT {
-            std::thread::sleep(POLL_SLEEP);
-        }
+        poll_until(ABORT_TIMEOUT, || self.device.is_idle()).unwrap_or(true)
     }
 
-    /// Whether the library has finished its current operation.
-    fn is_done(&self, raw: RawComm, what: &str) -> Result<bool> {
+    /// Whether the library has finished its current operation; fails on an asynchronous error.
+    pub(super) fn is_library_idle(&self, what: &str) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is valid; the function writes one integer.
-        let code = unsafe { (self.api.comm_get_async_error)(raw, &mut state) };
+        let code = unsafe { (self.api.comm_get_async_error)(self.raw, &mut state) };
         self.check(what, code).and_then(|()| self.check(what, state))?;
         Ok(state != IN_PROGRESS)
     }
 
-    /// Whether the stream is idle; fails if the library has an asynchronous error.
-    fn is_idle(&self) -> Result<bool> {
-        let idle = self.device.is_idle()?;
-        if !idle {
-            self.is_done(self.raw, "device work")?;
-        }
-        Ok(idle)
-    }
-
-    /// Polls `done` until it holds, a rank aborts or the timeout expires; whether it holds.
-    fn with_timeout(
-        &self,
-        timeout: Duration,
-        mut done: impl FnMut() -> Result<bool>,
-    ) -> Result<bool> {
-        let start = clock::now();
-        let mut next_check = FAULT_CHECK_INTERVAL;
-        loop {
-            if done()? {
-                return Ok(true);
-            }
-            let waited = clock::elapsed(start);
-            if waited >= next_check {
-                next_check = waited + FAULT_CHECK_INTERVAL;
-                self.check_not_aborted()?;
-            }
-            if waited >= timeout {
-                return Ok(false);
-            }
-            if waited > SPIN {
-                std::thread::sleep(POLL_SLEEP);
-            }
-        }
-    }
-
-    fn check_not_aborted(&self) -> Result {
+    pub(super) fn check_not_aborted(&self) -> Result {
         if let Some(why) = self.aborted.get() {
             let by = self.peers[self.rank as usize].clone();
             return Err(CommError::Aborted { by, why: why.clone() });
@@ -135,13 +111,14 @@ impl NcclEngine {
         }
     }
 
-    fn timeout_error(
+    pub(super) fn timeout_error(
         &self,
         what: &str,
         timeout: Duration,
-        awaited: impl Fn(&Peer) -> bool,
+        awaited: impl Fn(u32) -> bool,
     ) -> CommError {
-        let missing = self.peers.iter().filter(|peer| peer.rank != self.rank && awaited(peer));
+        let awaited = |rank: u32| rank != self.rank && awaited(rank);
+        let missing = self.peers.iter().filter(|peer| awaited(peer.rank));
         CommError::Timeout {
             call: what.to_owned(),
             seconds: timeout.as_secs(),

@@ -87,8 +87,7 @@ impl<'c> CollectiveCase<'c> {
             [call] if call.output.space() == MemorySpace::Host => {
                 (0..times).try_for_each(|_| comm.run(call.as_call()))
             }
-            [call] => comm.run_owned(call, times),
-            messages => comm.run_p2p(messages, times),
+            calls => comm.run_owned(calls, times),
         }
     }
 

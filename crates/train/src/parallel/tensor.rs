@@ -125,7 +125,7 @@ fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor> {
     let (tensor, slot) = tensor.take();
     let dtype = tensor.dtype();
     let mut call = OwnedCall::all_reduce(dtype, ReduceOp::Sum, tensor.into_buffer());
-    comm.run_owned(&mut call, 1)?;
+    comm.run_owned(std::slice::from_mut(&mut call), 1)?;
     Ok(slot.fill(Tensor::from_buffer(call.output, dtype)))
 }
 
@@ -150,7 +150,7 @@ fn collective(
     let dtype = output.dtype();
     let mut call = OwnedCall::new(kind, dtype, counts, output.into_buffer());
     call.input = Some(input.into_buffer());
-    comm.run_owned(&mut call, 1)?;
+    comm.run_owned(std::slice::from_mut(&mut call), 1)?;
     if let Some(input) = call.input {
         drop(input_slot.fill(Tensor::from_buffer(input, dtype)));
     }

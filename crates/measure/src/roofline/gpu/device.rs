@@ -42,7 +42,7 @@ impl RooflineGpu {
         device.check("select device", code)?;
         // SAFETY: the function writes one pointer.
         let code = unsafe {
-            (device.runtime.stream_create_with_flags)(&mut device.stream, STREAM_NON_BLOCKING)
+            (device.runtime.stream_create_with_priority)(&mut device.stream, STREAM_NON_BLOCKING, 0)
         };
         device.check("a stream", code)?;
         device.name = device.read_name()?;

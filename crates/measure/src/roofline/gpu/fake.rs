@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use regatta_comm::gpu_runtime::{Runtime, Stream, Vendor};
+use regatta_comm::gpu_runtime::{RawEvent, Runtime, Stream, Vendor};
 
 use super::blas_sys::{BlasFunctions, BlasHandle, GemmFn};
 use super::{Blas, RooflineGpu};
@@ -38,10 +38,19 @@ pub(in super::super) fn device(gemm_calls: i64) -> (RooflineGpu, Blas) {
         host_alloc,
         free_host: free,
         memcpy_async,
-        stream_create_with_flags,
+        device_get_stream_priority_range,
+        stream_create_with_priority,
         stream_destroy: stream_synchronize,
         stream_synchronize,
         stream_query: stream_synchronize,
+        stream_wait_event,
+        stream_is_capturing,
+        thread_exchange_stream_capture_mode: get_device_count,
+        event_create_with_flags,
+        event_record,
+        event_query: stream_synchronize,
+        event_elapsed_time,
+        event_destroy: stream_synchronize,
         get_error_string,
         library: None,
     };
@@ -109,9 +118,37 @@ unsafe extern "C" fn memcpy_async(
     0
 }
 
-unsafe extern "C" fn stream_create_with_flags(stream: *mut Stream, _flags: c_uint) -> c_int {
+unsafe extern "C" fn device_get_stream_priority_range(_: *mut c_int, _: *mut c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn stream_create_with_priority(
+    stream: *mut Stream,
+    _flags: c_uint,
+    _priority: c_int,
+) -> c_int {
     // SAFETY: the caller passes a valid pointer.
     unsafe { *stream = null_mut() };
+    0
+}
+
+unsafe extern "C" fn stream_wait_event(_: Stream, _: RawEvent, _flags: c_uint) -> c_int {
+    0
+}
+
+unsafe extern "C" fn stream_is_capturing(_: Stream, _status: *mut c_int) -> c_int {
+    0
+}
+
+unsafe extern "C" fn event_create_with_flags(_: *mut RawEvent, _flags: c_uint) -> c_int {
+    0
+}
+
+unsafe extern "C" fn event_record(_: RawEvent, _: Stream) -> c_int {
+    0
+}
+
+unsafe extern "C" fn event_elapsed_time(_: *mut f32, _: RawEvent, _: RawEvent) -> c_int {
     0
 }
 
