@@ -10,6 +10,7 @@ pub mod channel;
 pub mod cpu_binding;
 pub mod event_queue;
 mod failure_attribution;
+pub mod forked;
 pub mod job;
 pub mod lines;
 pub mod local;

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use regatta_wire::clock;
 
 use self::hang_detector::{HangDetector, Heartbeat};
+use crate::forked::{exit, fork};
 use crate::signals::{self, SignalSet};
 use crate::{process, secret_file};
 
@@ -130,16 +131,6 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
 extern "C" fn continue_parent() {
     // SAFETY: plain system calls. A parent that is not stopped ignores the signal.
     unsafe { libc::kill(libc::getppid(), libc::SIGCONT) };
-}
-
-/// Forks; returns the PID of the child in the parent. No other thread may exist.
-fn fork() -> std::io::Result<Option<libc::pid_t>> {
-    // SAFETY: no other thread exists that could hold a lock in the child.
-    match unsafe { libc::fork() } {
-        0 => Ok(None),
-        child if child > 0 => Ok(Some(child)),
-        _ => Err(std::io::Error::last_os_error()),
-    }
 }
 
 /// Moves this process out of the terminal's process group: Ctrl-C then arrives once, through the
@@ -336,10 +327,4 @@ pub fn suspend_heartbeats() {
     {
         let _ = sender.pipe.write(&[Heartbeat::Suspended as u8]);
     }
-}
-
-/// Exits without flushing: all processes hold a copy of the buffers from before the fork.
-fn exit(code: u8) -> ! {
-    // SAFETY: it does not return.
-    unsafe { libc::_exit(i32::from(code)) }
 }

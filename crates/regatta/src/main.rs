@@ -6,6 +6,7 @@ mod commands;
 mod documented_commands;
 mod draw;
 mod env;
+mod isolated;
 mod options;
 mod output;
 mod plan;

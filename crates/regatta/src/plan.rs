@@ -17,7 +17,7 @@ use regatta_place::gpu_visibility;
 use regatta_place::site_profile::{ProfileMatch, Profiles, SiteEvidence};
 
 use crate::options::{JobArgs, SourceArgs};
-use crate::system;
+use crate::{isolated, system};
 
 /// Code of the warning that this machine stands in for the nodes of the job.
 pub const STAND_IN: &str = "stand-in";
@@ -178,7 +178,8 @@ fn machines(source: &SourceArgs, env: &Env) -> Result<Vec<Machine>> {
         return Ok(vec![machine.clone()]);
     }
     if source.machines.is_empty() {
-        return Ok(vec![regatta_discover::discover(&Sysroot::live(), env)]);
+        let discover = || regatta_discover::discover(&Sysroot::live(), env);
+        return Ok(vec![isolated::run("the discovery of this machine", discover)?]);
     }
     Ok(source.machines.iter().map(|file| regatta_discover::load(file)).collect::<Result<_, _>>()?)
 }

@@ -17,6 +17,7 @@ use crate::commands::reporter_output::ReporterOutput;
 use crate::commands::self_launch::{
     LaunchRequest, has_rank_count, local_rank_count, note_oversubscription, set_request,
 };
+use crate::isolated;
 use crate::plan::Discovery;
 
 /// Launches the ranks.
@@ -73,21 +74,24 @@ pub fn host_backend(ranks: &BenchRankArgs) -> Result<Option<String>> {
         true => args.job.ranks.unwrap_or(1),
         false => default_rank_count(&discovery, ranks.backend).unwrap_or(1),
     };
-    let gpus = |vendor| nccl::device_count(vendor).unwrap_or(0);
-    let has_gpus = [Vendor::Nvidia, Vendor::Amd].into_iter().any(|vendor| gpus(vendor) >= count);
+    let has_gpus = gpu_count() >= count;
     let uses_host_memory = !discovery.needs_agents() && !has_gpus;
     Ok(uses_host_memory.then(|| "host".to_owned()))
+}
+
+/// The number of GPUs that NCCL or RCCL can use; 0 without the library.
+fn gpu_count() -> u32 {
+    let count = |vendor| nccl::device_count(vendor).unwrap_or(0);
+    let most = || [Vendor::Nvidia, Vendor::Amd].map(count).into_iter().max().unwrap_or(0);
+    isolated::run("counting the GPUs", most).unwrap_or(0)
 }
 
 /// The number of ranks on a single machine without GPUs; otherwise the launcher determines it. Ranks
 /// use GPUs if requested, or if there are several (a single rank has no peer) and the library is
 /// available.
 fn default_rank_count(discovery: &Discovery, backend: Backend) -> Option<u32> {
-    let library = |vendor| nccl::device_count(vendor).is_ok_and(|count| count > 1);
     let uses_gpus = match backend {
-        Backend::Auto if discovery.machines[0].gpus.len() > 1 => {
-            library(Vendor::Nvidia) || library(Vendor::Amd)
-        }
+        Backend::Auto if discovery.machines[0].gpus.len() > 1 => gpu_count() > 1,
         Backend::Auto => false,
         backend => may_use_gpus(backend),
     };
