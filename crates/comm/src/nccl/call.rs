@@ -9,68 +9,90 @@ use crate::comm::SharedCalls;
 use crate::reduce_kernel::{finalize, reduce_many};
 use crate::{Buffer, Call, CallKind, Counts, DType, Event, OwnedCall, ReduceOp, Result};
 
-/// Alignment of staged messages.
+/// Alignment in the staging buffer, whose first bytes are those of barriers.
 const STAGING_ALIGNMENT: usize = 64;
 
 impl NcclEngine {
-    /// Runs a call on host memory: copies the input to the device, runs there and copies the output
-    /// back.
-    pub(super) fn run_via_host(&mut self, call: Call<'_>, issued: &Issued) -> Result {
-        if call.kind.reduces() && nccl_dtype(call.dtype).is_none() {
-            return self.reduce_on_host(call, issued);
+    /// Connects the ranks of a communicator of two, as of a pipeline stage or a ring, for messages.
+    /// NCCL connects ranks in their first message, and the host of the one waits for that of the
+    /// other: early-posted receives would deadlock.
+    pub(super) fn connect_pair(&mut self) -> Result {
+        if self.peers.len() != 2 {
+            return Ok(());
         }
+        let (peer, bytes) = (1 - self.rank as usize, STAGING_ALIGNMENT / 2);
+        let transfer = |offset: usize| {
+            let address = address(&self.staging).wrapping_byte_add(offset);
+            [Transfer { peer, address, bytes }]
+        };
+        let exchange = || self.enqueue_messages(&transfer(0), &transfer(bytes));
+        self.grouped("connecting two ranks", exchange)?;
+        self.track(Issued::new(&Vec::new(), 0), &[], None)?;
+        self.wait_idle()
+    }
+
+    /// Runs calls on host memory as a group: copies their inputs to the device, runs there and copies
+    /// the results back.
+    pub(super) fn run_via_host(&mut self, mut calls: Vec<Call<'_>>, issued: &Issued) -> Result {
+        let (rank, ranks) = (self.rank as usize, self.peers.len() as u32);
         // A copy from or to pageable memory blocks until the stream is idle, without a timeout.
         self.wait_idle()?;
-        self.check_counts(&call)?;
-        let counts = call.counts.clone();
-        let (rank, ranks) = (self.rank as usize, self.peers.len());
-        let layout = ByteLayout { counts: &counts, size: call.dtype.size() };
-        let input = call.contribution(rank);
-        self.reserve_staging(input.len().max(4), call.output.len().max(4))?;
-        self.device.copy_from_host(self.input.start, input)?;
-        // An average is a sum divided on the host, as in all other communicators.
-        let op = if call.op == ReduceOp::Average { ReduceOp::Sum } else { call.op };
-        let buffers = self.staging();
-        let device_call =
-            Call { op, counts: counts.clone(), input: call.input, output: &mut [], ..call };
-        self.grouped(call.kind.name(), || self.enqueue_operations(&device_call, &layout, buffers))?;
-        self.track(issued.clone(), &[], None)?;
+        let bytes = |call: &Call| {
+            let (input, result) = (call.contribution(rank), call.result_range(rank));
+            input.len().next_multiple_of(STAGING_ALIGNMENT)
+                + result.len().next_multiple_of(STAGING_ALIGNMENT)
+        };
+        self.reserve_staging(calls.iter().map(bytes).sum())?;
+        let staged = self.copy_inputs(&calls)?;
+        self.enqueue_group(&staged.iter().collect::<Vec<_>>(), &[], issued, None)?;
         self.wait_idle()?;
-        let range = call.result_range(rank);
-        let result = &mut call.output[range];
-        self.device.copy_to_host(result, self.output.start)?;
+        for (call, staged) in calls.iter_mut().zip(&staged) {
+            let range = call.result_range(rank);
+            self.device.copy_to_host(&mut call.output[range], address(&staged.output))?;
+        }
         self.device.synchronize()?;
-        if call.kind.reduces() {
-            finalize(call.dtype, call.op, ranks as u32, result);
+        for call in calls.into_iter().filter(|call| call.kind.reduces()) {
+            let range = call.result_range(rank);
+            finalize(call.dtype, call.op, ranks, &mut call.output[range]);
         }
         Ok(())
     }
 
-    /// Runs a group of messages from and to host memory. NCCL has no tags, so messages between two
-    /// ranks are ordered by tag.
-    pub(super) fn run_p2p_via_host(&mut self, mut calls: Vec<Call<'_>>, issued: &Issued) -> Result {
-        self.wait_idle()?;
-        calls.sort_by_key(|call| call.tag);
-        let (sends, mut receives): (Vec<_>, Vec<_>) =
-            calls.into_iter().partition(|call| call.kind == CallKind::Send);
-        let sent_bytes = |call: &Call| call.input.map_or(call.output.len(), <[u8]>::len);
-        let input = staged_bytes(&sends, sent_bytes);
-        let output = staged_bytes(&receives, |call| call.output.len());
-        self.reserve_staging(input.max(4), output.max(4))?;
-        let send_transfers = staging_transfers(&sends, self.input.start, sent_bytes);
-        let recv_transfers =
-            staging_transfers(&receives, self.output.start, |call| call.output.len());
-        for (call, transfer) in sends.iter().zip(&send_transfers) {
-            self.device.copy_from_host(transfer.address, call.input.unwrap_or(call.output))?;
+    /// Copies the inputs of calls to the staging buffer and returns the calls on it.
+    fn copy_inputs(&self, calls: &[Call<'_>]) -> Result<Vec<OwnedCall>> {
+        let rank = self.rank as usize;
+        let mut offset = STAGING_ALIGNMENT;
+        let mut take = |bytes: usize| {
+            let range = self.staging.device_range(offset..offset + bytes);
+            offset += bytes.next_multiple_of(STAGING_ALIGNMENT);
+            range
+        };
+        let mut staged = Vec::new();
+        for call in calls {
+            let (input, counts) = (call.contribution(rank), call.counts.clone().into_owned());
+            let output = take(call.result_range(rank).len())?;
+            let mut copy = OwnedCall::new(call.kind, call.dtype, counts, output);
+            (copy.root, copy.tag) = (call.root, call.tag);
+            // An average is a sum divided on the host, as in all other communicators.
+            copy.op = if call.op == ReduceOp::Average { ReduceOp::Sum } else { call.op };
+            if !matches!(call.kind, CallKind::Broadcast | CallKind::Receive) {
+                copy.input = Some(take(input.len())?);
+            }
+            let to = copy.input.as_ref().unwrap_or(&copy.output);
+            self.device.copy_from_host(address(to), input)?;
+            staged.push(copy);
         }
-        let messages = || self.enqueue_messages(&send_transfers, &recv_transfers);
-        self.grouped("send and receive", messages)?;
-        self.track(issued.clone(), &[], None)?;
-        self.wait_idle()?;
-        for (call, transfer) in receives.iter_mut().zip(&recv_transfers) {
-            self.device.copy_to_host(call.output, transfer.address)?;
+        Ok(staged)
+    }
+
+    /// Grows the staging buffer. Work in flight keeps the previous one, which is freed in stream
+    /// order.
+    pub(super) fn reserve_staging(&mut self, bytes: usize) -> Result {
+        let bytes = STAGING_ALIGNMENT + bytes;
+        if self.staging.len() < bytes {
+            self.staging = self.gpu.buffer_on(&self.device, bytes.next_power_of_two())?;
         }
-        self.device.synchronize()
+        Ok(())
     }
 
     /// Runs a group of calls on buffers of this rank's device. Those that NCCL supports are only
@@ -121,16 +143,16 @@ impl NcclEngine {
         let is_staged = |call: &&OwnedCall| call.kind == CallKind::AllToAll && call.input.is_none();
         let staged_bytes = |call: &OwnedCall| call.output.len().next_multiple_of(STAGING_ALIGNMENT);
         let staged = calls.iter().copied().filter(is_staged);
-        self.reserve_staging(staged.map(staged_bytes).sum::<usize>().max(4), 4)?;
-        let mut offset = 0;
+        self.reserve_staging(staged.map(staged_bytes).sum())?;
+        let mut offset = STAGING_ALIGNMENT;
         let mut buffers = Vec::new();
         for call in calls {
             let mut each = self.device_buffers(call);
             if is_staged(call) {
-                each.send = self.input.start.wrapping_byte_add(offset);
+                let copy = address(&self.staging).wrapping_byte_add(offset);
                 offset += staged_bytes(call);
-                let output = call.output.address().as_ptr().cast();
-                self.device.copy(each.send.cast_mut(), output, call.output.len())?;
+                self.device.copy(copy, address(&call.output), call.output.len())?;
+                each.send = copy;
             }
             buffers.push(each);
         }
@@ -139,14 +161,13 @@ impl NcclEngine {
 
     /// Start addresses of a rank's contribution and result in its device buffers.
     fn device_buffers(&self, call: &OwnedCall) -> DeviceBuffers {
-        let address = |buffer: &Buffer| buffer.address().as_ptr().cast::<c_void>();
         let layout = ByteLayout { counts: &call.counts, size: call.dtype.size() };
         let (rank, output) = (self.rank as usize, address(&call.output));
         let own = output.wrapping_byte_add(layout.offset(rank));
         let root = call.root as usize == rank;
         let input = call.input.as_ref().filter(|_| call.kind != CallKind::Broadcast).map(address);
         let (send, recv) = match (input, call.kind) {
-            (_, CallKind::Barrier) => return self.staging(),
+            (_, CallKind::Barrier) => (address(&self.staging), address(&self.staging)),
             (Some(input), _) => (input, output),
             (None, CallKind::AllGather) => (own, output),
             (None, CallKind::Gather) if root => (own, output),
@@ -168,8 +189,16 @@ impl NcclEngine {
         let input = owned.input.as_ref().map(to_host).transpose()?;
         let call = owned.without_buffers();
         let call = Call { input: input.as_deref(), output: &mut output, ..call };
-        self.run_via_host(call, issued)?;
+        self.run_one_via_host(call, issued)?;
         owned.output.copy_from_host(&output)
+    }
+
+    /// Runs a call on host memory.
+    pub(super) fn run_one_via_host(&mut self, call: Call<'_>, issued: &Issued) -> Result {
+        match call.kind.reduces() && nccl_dtype(call.dtype).is_none() {
+            true => self.reduce_on_host(call, issued),
+            false => self.run_via_host(vec![call], issued),
+        }
     }
 
     /// Reduces a type that NCCL does not support: gathers all inputs and reduces them on the host.
@@ -185,7 +214,7 @@ impl NcclEngine {
             output: &mut all,
             ..call
         };
-        self.run_via_host(gather, issued)?;
+        self.run_via_host(vec![gather], issued)?;
         let mut reduced = vec![0; input.len()];
         let inputs: Vec<&[u8]> = all.chunks_exact(input.len().max(1)).collect();
         if !input.is_empty() {
@@ -198,10 +227,6 @@ impl NcclEngine {
         call.output[range].copy_from_slice(&reduced[from..from + bytes]);
         Ok(())
     }
-
-    fn staging(&self) -> DeviceBuffers {
-        DeviceBuffers { send: self.input.start, recv: self.output.start }
-    }
 }
 
 /// The messages of a kind. NCCL has no tags, so messages between two ranks are ordered by tag.
@@ -210,30 +235,13 @@ fn transfers(messages: &[&OwnedCall], kind: CallKind) -> Vec<Transfer> {
     calls.sort_by_key(|call| call.tag);
     let transfer = |call: &&&OwnedCall| {
         let buffer = call.input.as_ref().unwrap_or(&call.output);
-        let address = buffer.address().as_ptr().cast();
-        Transfer { peer: call.root as usize, address, bytes: buffer.len() }
+        Transfer { peer: call.root as usize, address: address(buffer), bytes: buffer.len() }
     };
     calls.iter().map(transfer).collect()
 }
 
-/// Size of a staging buffer for consecutive messages.
-fn staged_bytes(calls: &[Call<'_>], bytes: impl Fn(&Call) -> usize) -> usize {
-    calls.iter().map(|call| bytes(call).next_multiple_of(STAGING_ALIGNMENT)).sum()
-}
-
-/// Consecutive messages in a staging buffer.
-fn staging_transfers(
-    calls: &[Call<'_>],
-    start: *mut c_void,
-    bytes: impl Fn(&Call) -> usize,
-) -> Vec<Transfer> {
-    let mut offset = 0;
-    let transfer = |call: &Call| {
-        let (address, bytes) = (start.wrapping_byte_add(offset), bytes(call));
-        offset += bytes.next_multiple_of(STAGING_ALIGNMENT);
-        Transfer { peer: call.root as usize, address, bytes }
-    };
-    calls.iter().map(transfer).collect()
+fn address(buffer: &Buffer) -> *mut c_void {
+    buffer.address().as_ptr().cast()
 }
 
 /// Whether a call on device memory must run via the host: NCCL has no 16-bit integers, and its old

@@ -86,7 +86,7 @@ impl GpuDevice {
         // SAFETY: the function writes one pointer.
         let code = unsafe { (self.allocator.malloc)(&mut start, bytes.max(1), self.stream) };
         self.check(&format!("allocating {bytes} bytes on device {}", self.index), code)?;
-        Ok(DeviceMemory { start, bytes, device: self.clone() })
+        Ok(DeviceMemory { start, device: self.clone() })
     }
 
     /// Enqueues a copy to the device. Both buffers must live until the stream is idle.
@@ -192,7 +192,6 @@ impl Drop for CurrentDevice {
 
 pub struct DeviceMemory {
     pub start: *mut c_void,
-    pub bytes: usize,
     device: Arc<GpuDevice>,
 }
 

@@ -54,9 +54,15 @@ impl Gpu {
 
     /// Allocates device memory, uninitialised.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let memory = self.device.alloc(bytes)?;
+        let buffer = self.buffer_on(&self.device, bytes)?;
         // Other streams use it, too.
         self.device.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// Allocates and frees device memory in the order of a stream, on which it must be used.
+    pub(super) fn buffer_on(&self, stream: &Arc<GpuDevice>, bytes: usize) -> Result<Buffer> {
+        let memory = stream.alloc(bytes)?;
         let start = NonNull::new(memory.start.cast()).unwrap_or(NonNull::dangling());
         // SAFETY: it is memory of this device, which the owner frees.
         Ok(unsafe { self.adopt(start, bytes, Box::new(memory)) })

@@ -49,7 +49,7 @@ use crate::engine::{
 use crate::error::Peer;
 use crate::gpu_runtime::{Runtime, SUCCESS};
 use crate::{Call, CallKind, Collectives, Comm, CommError, Communicator, Event, OwnedCall, Result};
-use device::{DeviceMemory, GpuDevice};
+use device::GpuDevice;
 use in_flight::{Group, InFlight, Issued};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
@@ -80,9 +80,8 @@ struct NcclEngine {
     peers: Vec<Peer>,
     raw: RawComm,
     device: Arc<GpuDevice>,
-    /// Staging buffers on the device.
-    input: DeviceMemory,
-    output: DeviceMemory,
+    /// Device memory for host data, for copies and for barriers.
+    staging: Buffer,
     config: NcclConfig,
     /// Allocates device buffers for the caller.
     gpu: Gpu,
@@ -191,8 +190,7 @@ impl NcclEngine {
             rank,
             peers: (0..size).map(|r| bootstrap.peer(r)).collect(),
             raw: null_mut(),
-            input: device.alloc(1)?,
-            output: device.alloc(1)?,
+            staging: Buffer::default(),
             gpu,
             device,
             config,
@@ -203,25 +201,16 @@ impl NcclEngine {
             failed: None,
             bootstrap,
         };
+        engine.reserve_staging(0)?;
         let (size, rank) = (size as c_int, rank as c_int);
         let mut raw_config = RawConfig::new(config.blocking);
         let init_rank = engine.api.comm_init_rank_config;
         // SAFETY: the function writes one pointer; all ranks pass the same id and size.
         let code = unsafe { init_rank(&mut engine.raw, size, id, rank, &mut raw_config) };
         let checked = engine.check("communicator initialisation", code);
-        let connected = checked.and_then(|()| engine.wait_init());
+        let connected =
+            checked.and_then(|()| engine.wait_init()).and_then(|()| engine.connect_pair());
         connected.map_err(|error| engine.fail(error)).map(|()| engine)
-    }
-
-    /// Grows the staging buffers to these sizes.
-    fn reserve_staging(&mut self, input: usize, output: usize) -> Result {
-        if self.input.bytes < input {
-            self.input = self.device.alloc(input.next_power_of_two())?;
-        }
-        if self.output.bytes < output {
-            self.output = self.device.alloc(output.next_power_of_two())?;
-        }
-        Ok(())
     }
 
     /// Rejects a send to or receive from this rank itself, which would deadlock outside a group.
@@ -328,7 +317,7 @@ impl Engine for NcclEngine {
     fn run(&mut self, call: Call<'_>) -> Result {
         self.check_not_self(call.kind, call.root)?;
         let group = self.describe([&call]);
-        self.issue(group, |engine, issued| engine.run_via_host(call, issued))
+        self.issue(group, |engine, issued| engine.run_one_via_host(call, issued))
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
@@ -336,7 +325,7 @@ impl Engine for NcclEngine {
             return Ok(());
         }
         let group = self.describe(&messages);
-        self.issue(group, |engine, issued| engine.run_p2p_via_host(messages, issued))
+        self.issue(group, |engine, issued| engine.run_via_host(messages, issued))
     }
 
     fn run_owned(&mut self, calls: &mut [OwnedCall], times: u32) -> Result {

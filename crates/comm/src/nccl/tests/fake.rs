@@ -6,7 +6,7 @@
 mod api;
 mod runtime;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -33,6 +33,9 @@ struct Simulation {
     comms: HashMap<usize, FakeComm>,
     /// Device memory, by address.
     memory: BTreeMap<usize, Box<[u8]>>,
+    /// The ends of connections that were needed so far: communicator, sender, receiver, and whether
+    /// the sender needed it. A message waits on the host until both ends need the connection.
+    ends: HashSet<(u64, usize, usize, bool)>,
     /// Closed gates.
     gates: Vec<usize>,
     /// Accesses to memory that is not allocated.
@@ -251,6 +254,23 @@ impl Simulation {
             PartKind::Send { to, .. } => MatchKey::Message { id, from: comm.rank, to, number },
             PartKind::Recv { from, .. } => MatchKey::Message { id, from, to: comm.rank, number },
             _ => MatchKey::Collective { id, number },
+        }
+    }
+
+    /// Notes that a message needs its connection.
+    fn connect(&mut self, part: &Part) {
+        if let MatchKey::Message { id, from, to, .. } = self.match_key(part) {
+            let is_send = matches!(part.kind, PartKind::Send { .. });
+            self.ends.insert((id, from, to, is_send));
+        }
+    }
+
+    fn is_connected(&self, part: &Part) -> bool {
+        match self.match_key(part) {
+            MatchKey::Message { id, from, to, .. } => {
+                [true, false].iter().all(|is_send| self.ends.contains(&(id, from, to, *is_send)))
+            }
+            MatchKey::Collective { .. } => true,
         }
     }
 

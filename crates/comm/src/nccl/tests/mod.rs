@@ -131,6 +131,7 @@ type Message = (usize, CallKind);
 /// stream.
 fn completes(ranks: [&[Message]; 2], one_stream: bool) -> bool {
     let api: NcclApi = fake::api();
+    let mut enqueued = Vec::new();
     let mut memory = null_mut();
     // SAFETY: the function writes one pointer.
     unsafe { (fake::runtime().malloc)(&mut memory, 4) };
@@ -140,7 +141,7 @@ fn completes(ranks: [&[Message]; 2], one_stream: bool) -> bool {
         let own = [fake::new_stream(), fake::new_stream()];
         for &(link, kind) in messages {
             let (raw, stream) = (comms[link][rank], own[if one_stream { 0 } else { link }]);
-            let (peer, mut state) = (1 - rank as i32, 0);
+            let peer = 1 - rank as i32;
             // SAFETY: the memory holds the message.
             unsafe {
                 (api.group_start)();
@@ -149,10 +150,14 @@ fn completes(ranks: [&[Message]; 2], one_stream: bool) -> bool {
                     _ => (api.recv)(memory, 4, 1, peer, raw, stream),
                 };
                 (api.group_end)();
-                (api.comm_get_async_error)(raw, &mut state);
             }
+            enqueued.push(raw);
         }
         streams.extend(own);
+    }
+    for raw in enqueued {
+        // SAFETY: the function writes one integer.
+        unsafe { (api.comm_get_async_error)(raw, &mut 0) };
     }
     streams.into_iter().all(fake::is_idle)
 }

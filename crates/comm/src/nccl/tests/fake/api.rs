@@ -99,13 +99,19 @@ unsafe extern "C" fn comm_abort(raw: RawComm) -> c_int {
 unsafe extern "C" fn comm_get_async_error(raw: RawComm, state: *mut c_int) -> c_int {
     let mut simulation = simulation();
     let Some(comm) = simulation.comms.get_mut(&(raw as usize)) else { return INVALID_USAGE };
-    let launched = std::mem::take(&mut comm.unlaunched);
-    comm.launches += launched.len();
-    let code = if launched.is_empty() { comm.async_error } else { IN_PROGRESS };
+    let unlaunched = std::mem::take(&mut comm.unlaunched);
+    let code = if unlaunched.is_empty() { comm.async_error } else { IN_PROGRESS };
     // SAFETY: as above.
     unsafe { *state = code };
-    for (stream, parts) in launched {
-        simulation.push(stream, Operation::Group(parts));
+    for (stream, parts) in unlaunched {
+        let is_connected = parts.iter().all(|part| simulation.is_connected(part));
+        let Some(comm) = simulation.comms.get_mut(&(raw as usize)) else { continue };
+        if is_connected {
+            comm.launches += 1;
+            simulation.push(stream, Operation::Group(parts));
+        } else {
+            comm.unlaunched.push((stream, parts));
+        }
     }
     SUCCESS
 }
@@ -123,7 +129,8 @@ unsafe extern "C" fn group_end() -> c_int {
     let parts = GROUP.take();
     let Some(&(stream, Part { comm, .. })) = parts.first() else { return SUCCESS };
     let mut simulation = simulation();
-    let parts = parts.into_iter().map(|(_, part)| part).collect();
+    let parts: Vec<Part> = parts.into_iter().map(|(_, part)| part).collect();
+    parts.iter().for_each(|part| simulation.connect(part));
     if let Some(comm) = simulation.comms.get_mut(&comm) {
         comm.unlaunched.push((stream, parts));
     }
