@@ -37,6 +37,7 @@ impl Gpu {
     /// # Safety
     /// `stream` must be a valid stream of this device.
     pub unsafe fn record(&self, stream: Stream) -> Result<Event> {
+        let _guard = self.device.make_current()?;
         // SAFETY: as required of the caller.
         let event = unsafe { GpuEvent::record(&self.device, stream) }?;
         Ok(Event::new(Arc::new(event)))

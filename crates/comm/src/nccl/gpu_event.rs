@@ -21,12 +21,11 @@ unsafe impl Send for GpuEvent {}
 unsafe impl Sync for GpuEvent {}
 
 impl GpuEvent {
-    /// Records an event on a stream.
+    /// Records an event on a stream of the current device.
     ///
     /// # Safety
     /// `stream` must be a valid stream of the device.
     pub unsafe fn record(device: &Arc<GpuDevice>, stream: Stream) -> Result<Self> {
-        let _guard = device.make_current()?;
         let event = Self { raw: device.take_event()?, device: device.clone() };
         // SAFETY: the event and the stream are valid.
         let code = unsafe { (device.runtime.event_record)(event.raw, stream) };

@@ -91,7 +91,10 @@ impl NcclEngine {
 
     /// Waits until another call may be enqueued.
     pub(super) fn wait_for_room(&mut self) -> Result {
-        self.wait_in_flight(MAX_IN_FLIGHT - 1)
+        match self.in_flight.len() < MAX_IN_FLIGHT {
+            true => Ok(()),
+            false => self.wait_in_flight(MAX_IN_FLIGHT - 1),
+        }
     }
 
     /// Waits until the device has completed all calls.

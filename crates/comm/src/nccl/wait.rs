@@ -55,9 +55,9 @@ impl NcclEngine {
     }
 
     fn wait_library(&self, what: &str, timeout: Duration) -> Result {
-        let done = poll_until(timeout, || {
-            self.check_not_aborted()?;
-            self.is_library_idle(what)
+        let done = poll_until(timeout, || match self.is_library_idle(what)? {
+            true => Ok(true),
+            false => self.check_not_aborted().map(|()| false),
         })?;
         done.then_some(()).ok_or_else(|| self.timeout_error(what, timeout, |_| true))
     }

@@ -91,16 +91,18 @@ fn received(pending: Pending) -> [f32; 2] {
 /// the activation that the gradient depends on. The two directions have a communicator each.
 fn pipeline(comm: &Communicator, device: &Device) {
     let [forward, backward] = [0, 1].map(|_| comm.split(Some(0), 0).unwrap().unwrap());
+    let values = [0.0, 1.0, 2.0, 3.0];
+    let buffers =
+        values.map(|value| (device.filled(value), device.filled(value + 0.5), device.filled(-1.0)));
     let mut pending = Vec::new();
-    for micro_batch in 0..4 {
-        let value = micro_batch as f32;
+    for (value, (activation, gradient, empty)) in values.into_iter().zip(buffers) {
         if comm.rank() == 0 {
-            let receive = message(CallKind::Receive, 1, device.filled(-1.0));
+            let receive = message(CallKind::Receive, 1, empty);
             pending.push((backward.start(receive), value + 0.5));
-            drop(forward.start(message(CallKind::Send, 1, device.filled(value))));
+            drop(forward.start(message(CallKind::Send, 1, activation)));
         } else {
-            let arrived = forward.start(message(CallKind::Receive, 0, device.filled(-1.0)));
-            let send = message(CallKind::Send, 0, device.filled(value + 0.5));
+            let arrived = forward.start(message(CallKind::Receive, 0, empty));
+            let send = message(CallKind::Send, 0, gradient);
             drop(backward.enqueue(vec![send], &[arrived.event()]));
             pending.push((arrived, value));
         }
