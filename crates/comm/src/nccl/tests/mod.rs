@@ -8,6 +8,8 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::sys::{NcclApi, RawComm, RawConfig, UniqueId};
 use super::{Gpu, NcclConfig, NcclEngine, Vendor};
 use crate::gpu_runtime::{MEMCPY_DEFAULT, Stream};
@@ -407,4 +409,92 @@ fn invalid_calls_are_rejected_without_failing_the_communicator() {
         assert!(error.contains("in one group"), "{error}");
         rank.comm.barrier().unwrap();
     });
+}
+
+const BUFFERS: usize = 3;
+
+/// A step of a random session.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// An all-reduce of a buffer on one of three communicators.
+    Reduce { comm: usize, buffer: usize },
+    /// A copy on one of two streams of the caller.
+    Copy { stream: usize, to: usize, from: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let buffer = 0..BUFFERS;
+    let reduce =
+        (0..3usize, buffer.clone()).prop_map(|(comm, buffer)| Step::Reduce { comm, buffer });
+    let copy = (0..2usize, buffer.clone(), buffer);
+    let copy = copy.prop_map(|(stream, to, from)| Step::Copy { stream, to, from });
+    proptest::collection::vec(prop_oneof![reduce, copy], 1..16)
+}
+
+fn initial(rank: u32, buffer: usize) -> f32 {
+    (1 + buffer + 4 * rank as usize) as f32
+}
+
+/// The values of two ranks after steps in order.
+fn expected(steps: &[Step]) -> [[f32; BUFFERS]; 2] {
+    let mut values = [0, 1].map(|rank| std::array::from_fn(|buffer| initial(rank, buffer)));
+    for step in steps {
+        match *step {
+            Step::Reduce { buffer, .. } => {
+                let sum = values[0][buffer] + values[1][buffer];
+                values.iter_mut().for_each(|rank: &mut [f32; BUFFERS]| rank[buffer] = sum);
+            }
+            Step::Copy { to, from, .. } => {
+                values.iter_mut().for_each(|rank| rank[to] = rank[from]);
+            }
+        }
+    }
+    values
+}
+
+/// Enqueues all steps behind a kernel that has not ended, each after the last ones that use its
+/// buffers, and returns the values at the end.
+fn run_steps(rank: &Rank, steps: &[Step]) -> [f32; BUFFERS] {
+    let splits = [0, 1].map(|_| rank.comm.split(Some(0), 0).unwrap().unwrap());
+    let comms: [&dyn Comm; 3] = [&rank.comm, splits[0].as_ref(), splits[1].as_ref()];
+    let streams = [fake::new_stream(), fake::new_stream()];
+    let start: Vec<f32> = (0..BUFFERS).map(|at| initial(rank.comm.rank(), at)).collect();
+    let arena = rank.buffer(&start);
+    let buffer = |at: usize| arena.device_range(at * 4..at * 4 + 4).unwrap();
+    let kernel = fake::new_stream();
+    let gate = fake::close_gate(kernel);
+    let mut last: Vec<Event> = (0..BUFFERS).map(|_| rank.record(kernel)).collect();
+    for step in steps {
+        match *step {
+            Step::Reduce { comm, buffer: at } => {
+                let call = all_reduce(buffer(at));
+                last[at] = comms[comm].enqueue(vec![call], &[last[at].clone()]).event();
+            }
+            Step::Copy { stream, to, from } => {
+                for event in [&last[to], &last[from]] {
+                    // SAFETY: the stream is valid.
+                    unsafe { event.wait_on_stream(streams[stream]) }.unwrap();
+                }
+                copy(streams[stream], &buffer(to), &buffer(from));
+                let copied = rank.record(streams[stream]);
+                (last[to], last[from]) = (copied.clone(), copied);
+            }
+        }
+        assert!(last.iter().all(|event| event.is_complete() == Ok(false)));
+    }
+    fake::open_gate(gate);
+    last.iter().for_each(|event| event.wait().unwrap());
+    let got = values(&arena);
+    std::array::from_fn(|at| got[at])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn work_on_any_streams_runs_in_the_order_of_its_events(steps in steps()) {
+        let all = expected(&steps);
+        let got = run_ranks(2, LONG, move |rank| run_steps(&rank, &steps));
+        prop_assert_eq!(got, all);
+    }
 }
