@@ -16,9 +16,11 @@ const INIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long the device may take to stop aborted work.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Short operations are spun for; after this, polling sleeps in between.
+/// Short operations are spun for; after this, polling sleeps in between, for a fraction of the time
+/// waited so far.
 const SPIN: Duration = Duration::from_millis(1);
-const POLL_SLEEP: Duration = Duration::from_micros(20);
+const SLEEP_FRACTION: u32 = 50;
+const MAX_SLEEP: Duration = Duration::from_micros(500);
 
 /// Polls `done` until it holds or the timeout expires; whether it holds.
 pub(super) fn poll_until(
@@ -35,7 +37,7 @@ pub(super) fn poll_until(
             return Ok(false);
         }
         if waited > SPIN {
-            std::thread::sleep(POLL_SLEEP);
+            std::thread::sleep((waited / SLEEP_FRACTION).min(MAX_SLEEP));
         }
     }
 }

@@ -32,9 +32,9 @@ pub fn api() -> NcclApi {
         group_start,
         group_end,
         all_reduce,
-        reduce_scatter: unsupported_reduction,
+        reduce_scatter: unsupported,
         reduce: unsupported_reduce,
-        broadcast: unsupported_broadcast,
+        broadcast: unsupported,
         all_gather,
         send,
         recv,
@@ -206,7 +206,7 @@ unsafe extern "C" fn recv(
     add(raw, stream, PartKind::Recv { from: from as usize, address: address as usize })
 }
 
-unsafe extern "C" fn unsupported_reduction(
+unsafe extern "C" fn unsupported(
     _: *const c_void,
     _: *mut c_void,
     _: usize,
@@ -223,18 +223,6 @@ unsafe extern "C" fn unsupported_reduce(
     _: *mut c_void,
     _: usize,
     _: c_int,
-    _: c_int,
-    _: c_int,
-    _: RawComm,
-    _: Stream,
-) -> c_int {
-    INVALID_USAGE
-}
-
-unsafe extern "C" fn unsupported_broadcast(
-    _: *const c_void,
-    _: *mut c_void,
-    _: usize,
     _: c_int,
     _: c_int,
     _: RawComm,
