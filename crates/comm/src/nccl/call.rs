@@ -15,7 +15,8 @@ const STAGING_ALIGNMENT: usize = 64;
 impl NcclEngine {
     /// Connects the ranks of a communicator of two, as of a pipeline stage or a ring, for messages.
     /// NCCL connects ranks in their first message, and the host of the one waits for that of the
-    /// other: early-posted receives would deadlock.
+    /// other: early-posted receives would deadlock. It also fails if the first groups of two ranks do
+    /// not mirror each other (NVIDIA/nccl#2057).
     pub(super) fn connect_pair(&mut self) -> Result {
         if self.peers.len() != 2 {
             return Ok(());
