@@ -12,9 +12,9 @@ use regatta_launch::agents::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use regatta_launch::agents::message::{Registration, decode, encode};
 use regatta_launch::agents::tree::{Parent, Tree};
 use regatta_launch::lines::MergedLine;
-use regatta_launch::reactor::{ConnId, ListenerId, NetEvent, Reactor};
 use regatta_launch::worker_group::JobEvent;
 use regatta_model::result::RankExit;
+use regatta_wire::reactor::{ConnId, ListenerId, NetEvent, Reactor};
 use regatta_wire::secret::Secret;
 
 /// Timer interval of the agents. Real agents tick at least as often.

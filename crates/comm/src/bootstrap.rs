@@ -18,7 +18,7 @@ use regatta_wire::link::Timing;
 
 use crate::control::{
     AuthConn, CommRegistry, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot,
-    Hello, Job, MAX_CONNECTIONS, RankInfo, RootState, ToRoot, decode, encode,
+    Hello, Job, MAX_CONNECTIONS, RankInfo, RootState, ToRoot, children, decode, encode,
 };
 use crate::libfabric;
 use crate::schedule::algorithm_table::AlgorithmTable;
@@ -83,7 +83,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
     let fanout = config.table_fanout.max(1);
     let root = RootState::new(config.world_size, own, config.join_timeout, table, fanout, sender);
     let role = ControlRole::Root(Box::new(root));
-    let control = start_control_plane(&config, listener, role, None)?;
+    let control = start_control_plane(&config, listener, role)?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
         Ok(Err(error)) => return Err(CommError::bootstrap(error.what, error.hint)),
@@ -110,19 +110,22 @@ fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
         _ => return Err(unrecognised(root)),
     };
     // The control plane sends heartbeats to rank 0 while this rank waits for its parent.
-    let control = start_control_plane(&config, listener, ControlRole::member(), Some(conn))?;
+    let control =
+        start_control_plane(&config, listener, ControlRole::Member { root: Box::new(conn) })?;
     let table = match parent {
         None => reply,
         Some(parent) => {
             world_table::fetch(&config, &parent, root, &control.registry, until + REPORT_SLACK)?
         }
     };
-    let Some(FromRoot::Ready { members, algorithms }) = decode(&table) else {
+    let Some(FromRoot::Ready { table: members, algorithms, fanout }) = decode(&table) else {
         return Err(unrecognised(root));
     };
-    control.handle.set_world_table(&table);
+    let children = children(config.rank, config.world_size, fanout).len() as u32;
+    control.handle.pass_on(&table, children);
     control.handle.send(ToRoot::HasTable);
     let algorithms = load_algorithm_table::decode(&algorithms)?;
+    let members = members.into_members().ok_or_else(|| unrecognised(root))?;
     Ok(context(config, with_root_address(root.ip(), members), algorithms, control))
 }
 
@@ -234,14 +237,13 @@ fn start_control_plane(
     config: &BootstrapConfig,
     listener: TcpListener,
     role: ControlRole,
-    to_root: Option<AuthConn>,
 ) -> Result<RunningControl> {
     let shared = Arc::new(SharedDataPlane::new().map_err(|e| CommError::system("eventfd", e))?);
     let woken = shared.clone();
     let registry = Arc::new(CommRegistry::new(move || woken.wake_all()));
     let (secret, timing) = (config.secret.clone(), timing(config));
     let planes = (shared.clone(), registry.clone());
-    let parts = ControlPlane::new(listener, secret, timing, planes, role, to_root);
+    let parts = ControlPlane::new(listener, secret, timing, planes, role);
     let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
     let (control_plane, handle) = parts.map_err(|e| CommError::system(what, e))?;
     let thread = std::thread::Builder::new().name("comm-control".to_owned());

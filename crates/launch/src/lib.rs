@@ -18,7 +18,6 @@ pub mod node_pool;
 pub mod port;
 mod proc_stat;
 pub mod process;
-pub mod reactor;
 pub mod reaper;
 pub mod restart_backoff;
 pub mod run_folder;

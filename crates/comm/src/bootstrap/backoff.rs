@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use regatta_wire::secret::random_bytes;
+
 /// The first delay, and the longest.
 const MIN_DELAY: Duration = Duration::from_millis(10);
 const MAX_DELAY: Duration = Duration::from_secs(1);
@@ -19,8 +21,18 @@ impl Backoff {
         let longest = MIN_DELAY.saturating_mul(1 << self.attempts.min(16)).min(MAX_DELAY);
         self.attempts += 1;
         let half = longest / 2;
-        half + half.mul_f64(f64::from(random) / f64::from(u32::MAX))
+        half + fraction(half, random)
     }
+}
+
+/// A random number; if the system has none, this rank.
+pub fn random(rank: u32) -> u32 {
+    random_bytes().map_or(rank, |[a, b, c, d, ..]| u32::from_ne_bytes([a, b, c, d]))
+}
+
+/// A part of a duration. `random` is uniformly distributed.
+pub fn fraction(of: Duration, random: u32) -> Duration {
+    of.mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
 #[cfg(test)]

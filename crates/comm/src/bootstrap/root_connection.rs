@@ -4,9 +4,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
-use regatta_wire::secret::random_bytes;
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, random};
 use super::{BootstrapConfig, dial};
 use crate::control::{AuthConn, DialError};
 use crate::{CommError, Result};
@@ -54,9 +53,7 @@ impl<'a> RootConnector<'a> {
         if left < MIN_TIME_LEFT {
             return false;
         }
-        let random = random_bytes()
-            .map_or(self.config.rank, |[a, b, c, d, ..]| u32::from_ne_bytes([a, b, c, d]));
-        std::thread::sleep(self.backoff.next(random).min(left / 2));
+        std::thread::sleep(self.backoff.next(random(self.config.rank)).min(left / 2));
         true
     }
 

@@ -1,13 +1,19 @@
 //! Receives the world table, the addresses of all ranks, from the parent in a tree of ranks.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
+use super::backoff::{fraction, random};
+use super::root_connection::RootConnector;
 use super::{BootstrapConfig, dial};
 use crate::control::{CommRegistry, Dial, DialError, Hello, RankInfo, encode};
 use crate::{CommError, Result};
+
+/// The ranks that cannot reach their parents ask rank 0 within this time per rank of the job, because
+/// a firewall makes all of them ask.
+const SPREAD_PER_RANK: Duration = Duration::from_micros(200);
 
 /// Receives the encoded table from `parent`, or from rank 0 at `root` if the parent cannot be reached:
 /// firewalls may allow connections to rank 0 only.
@@ -31,7 +37,16 @@ pub fn fetch(
         Ok(table) => return Ok(table),
         Err(failed) => failed,
     };
-    request(root, until).map_err(|error| match registry.job_fault() {
+    let spread = (SPREAD_PER_RANK * config.world_size).min(left / 4);
+    std::thread::sleep(fraction(spread, random(config.rank)));
+    let mut connector = RootConnector::new(config);
+    let table = loop {
+        let table = request(root, until);
+        if table.is_ok() || has_failed() || !connector.pause(until) {
+            break table;
+        }
+    };
+    table.map_err(|error| match registry.job_fault() {
         Some(fault) => CommError::bootstrap(fault.to_string(), "see the output of that rank"),
         None => {
             let what = format!(

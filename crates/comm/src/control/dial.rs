@@ -15,6 +15,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 /// How often cancellation is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How long the first attempt to connect takes; each further one takes twice as long. A full backlog
+/// drops a connection request, which the kernel repeats only after a second.
+const FIRST_ATTEMPT: Duration = Duration::from_millis(200);
+
 /// The target and options of a connection.
 pub struct Dial<'a> {
     /// The remote address.
@@ -79,22 +83,27 @@ impl Dial<'_> {
     }
 
     fn connect(&self) -> std::io::Result<TcpStream> {
+        let mut attempt = FIRST_ATTEMPT;
         loop {
-            let error = match self.connect_once() {
+            let error = match self.connect_once(attempt) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => error,
             };
-            // The network may be back in a moment.
-            let transient = [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable];
             let expired = clock::now() >= self.until || (self.cancelled)();
-            if !transient.contains(&error.kind()) || expired {
-                return Err(error);
+            match error.kind() {
+                _ if expired => return Err(error),
+                ErrorKind::TimedOut => attempt *= 2,
+                // The network may be back in a moment.
+                ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+                    std::thread::sleep(POLL_INTERVAL);
+                }
+                _ => return Err(error),
             }
-            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    fn connect_once(&self) -> std::io::Result<TcpStream> {
+    fn connect_once(&self, limit: Duration) -> std::io::Result<TcpStream> {
+        let start = clock::now();
         let family = if self.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -108,7 +117,11 @@ impl Dial<'_> {
             Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
-        while !self.wait(&stream, PollFlags::OUT)? {}
+        while !self.wait(&stream, PollFlags::OUT)? {
+            if clock::elapsed(start) >= limit {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
         match sockopt::socket_error(&stream)? {
             Ok(()) => Ok(stream),
             Err(error) => Err(error.into()),
@@ -178,7 +191,7 @@ fn first_frame(steps: &mut Vec<LinkEvent>) -> Option<Vec<u8>> {
 }
 
 /// Writes as much of a link's data as the socket accepts; the rest is written later.
-pub fn write_pending(stream: &mut impl Write, link: &mut Link) -> std::io::Result<()> {
+fn write_pending(stream: &mut impl Write, link: &mut Link) -> std::io::Result<()> {
     while !link.pending().is_empty() {
         match stream.write(link.pending()) {
             Ok(count) => link.advance(count),

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::world_table::WorldTable;
 use crate::Signature;
 use crate::libfabric::Preference;
 
@@ -217,9 +218,12 @@ pub enum ToRoot {
 pub enum FromRoot {
     /// All ranks are registered. Encoded once; ranks pass it on along a tree.
     Ready {
-        members: Vec<RankInfo>,
+        /// The addresses of all ranks.
+        table: WorldTable,
         /// The algorithm table, as a JSON document.
         algorithms: String,
+        /// The fan-out of the tree.
+        fanout: u32,
     },
     /// All ranks are registered. This one passes on [`Self::Ready`].
     ReadyAt(RankInfo),

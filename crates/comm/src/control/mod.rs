@@ -17,6 +17,7 @@ mod stall_detector;
 mod status_query;
 mod thread;
 mod wait_graph;
+mod world_table;
 
 pub(crate) use call_watch::{CallWatch, Wait};
 pub(crate) use dial::{AuthConn, Dial, DialError};
@@ -28,3 +29,4 @@ pub(crate) use monitor::{CommMonitor, Job};
 pub(crate) use registry::CommRegistry;
 pub(crate) use stall_detector::StallAction;
 pub(crate) use thread::{ControlHandle, ControlPlane, ControlRole, RootState};
+pub(crate) use world_table::children;

@@ -1,8 +1,10 @@
 //! Registration of all ranks with rank 0. No I/O.
 
+use regatta_wire::reactor::Refusal;
+
 use super::messages::RankInfo;
 
-/// Number of distinct failed authentications that are reported.
+/// Number of distinct refused peers that are reported.
 const MAX_REPORTED: usize = 8;
 
 /// The ranks registered so far.
@@ -11,8 +13,6 @@ pub struct Rendezvous {
     members: Vec<Option<RankInfo>>,
     /// The number of registered ranks.
     registered: usize,
-    /// Failed authentications, with their number.
-    unauthenticated: Vec<(String, u32)>,
 }
 
 /// Why the rendezvous failed, and the fix.
@@ -28,7 +28,7 @@ impl Rendezvous {
     /// A rendezvous of `world_size` ranks.
     pub fn new(world_size: u32) -> Self {
         let members = vec![None; world_size as usize];
-        Self { members, registered: 0, unauthenticated: Vec::new() }
+        Self { members, registered: 0 }
     }
 
     pub fn register(&mut self, world_size: u32, member: RankInfo) -> Result<(), RendezvousError> {
@@ -63,19 +63,6 @@ impl Rendezvous {
         Ok(())
     }
 
-    /// Records a connection that failed to authenticate.
-    pub fn record_unauthenticated(&mut self, from: String, why: &str) {
-        let what = format!("{from}: {why}");
-        let known = self.unauthenticated.iter().position(|(known, _)| *known == what);
-        match known {
-            Some(at) => self.unauthenticated[at].1 += 1,
-            None if self.unauthenticated.len() < MAX_REPORTED => {
-                self.unauthenticated.push((what, 1));
-            }
-            None => {}
-        }
-    }
-
     /// Takes all ranks, once the last one is registered.
     pub fn complete(&mut self) -> Option<Vec<RankInfo>> {
         if self.registered < self.members.len() {
@@ -84,8 +71,8 @@ impl Rendezvous {
         std::mem::take(&mut self.members).into_iter().collect()
     }
 
-    /// The error after the deadline.
-    pub fn timeout_error(&self, seconds: u64) -> RendezvousError {
+    /// The error after the deadline, with the connections that were refused.
+    pub fn timeout_error(&self, seconds: u64, refusals: &[Refusal]) -> RendezvousError {
         const SHOWN: usize = 16;
         let ranks = self.members.iter().enumerate().filter(|(_, m)| m.is_none());
         let missing: Vec<String> = ranks.map(|(rank, _)| rank.to_string()).collect();
@@ -98,8 +85,8 @@ impl Rendezvous {
         if missing.len() > SHOWN {
             what += &format!(" and {} more", missing.len() - SHOWN);
         }
-        for (peer, times) in &self.unauthenticated {
-            what += &format!("; rejected {times} connections from {peer}");
+        for Refusal { peer, why, count } in refusals.iter().take(MAX_REPORTED) {
+            what += &format!("; rejected {count} connections from {peer}: {why}");
         }
         let hint = "check that the missing ranks started and can reach MASTER_ADDR".to_owned();
         RendezvousError { what, hint }
@@ -121,10 +108,9 @@ mod tests {
     fn missing_ranks_and_rejected_peers_are_reported() {
         let mut rendezvous = Rendezvous::new(3);
         rendezvous.register(3, member(2, "c")).unwrap();
-        rendezvous.record_unauthenticated("10.0.0.9".to_owned(), "no secret");
-        rendezvous.record_unauthenticated("10.0.0.9".to_owned(), "no secret");
+        let refused = Refusal { peer: [10, 0, 0, 9].into(), why: "no secret".to_owned(), count: 2 };
         assert_eq!(
-            rendezvous.timeout_error(60).what,
+            rendezvous.timeout_error(60, &[refused]).what,
             "timed out after 60 s: 2 of 3 ranks missing: rank 0, 1; \
              rejected 2 connections from 10.0.0.9: no secret"
         );

@@ -108,7 +108,7 @@ impl ProviderChoice {
 }
 
 /// The network preference of a rank, announced when it joins.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Preference {
     /// TCP only.
     Tcp,

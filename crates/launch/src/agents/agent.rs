@@ -15,7 +15,6 @@ use super::tree::Parent;
 use crate::cache_dir;
 use crate::event_queue::Notify;
 use crate::local::{LocalOptions, LocalWorkers};
-use crate::reactor::{ConnId, NetEvent, Reactor};
 use crate::reaper;
 use crate::run_folder::LogFolder;
 use crate::secret_file::{self, SecretFile, SecretFileError};
@@ -23,6 +22,7 @@ use crate::signals::SignalCatcher;
 use crate::worker_group::{JobEvent, WorkerGroup};
 use regatta_wire::clock;
 use regatta_wire::link::MAX_FRAME_LEN;
+use regatta_wire::reactor::{ConnId, NetEvent, Reactor};
 
 /// Why an agent failed.
 #[derive(Debug, thiserror::Error)]

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::bootstrap_document::{JobTimeouts, REJOIN_TIMEOUT};
 use super::message::{Downstream, NodeLaunch, RankEvent, Registration, Upstream, decode, encode};
 use super::node_table::{NodeTable, TableInput, TableOutput};
-use crate::reactor::{CloseReason, ConnId, NetEvent, Reactor};
 use crate::worker_group::{JobEvent, RankControl, WorkerGroup};
 use regatta_wire::clock;
+use regatta_wire::reactor::{CloseReason, ConnId, NetEvent, Reactor};
 use regatta_wire::secret::Secret;
 
 /// Interval at which a kill is repeated.

@@ -2,12 +2,16 @@
 
 use std::sync::mpsc::Receiver;
 
+use regatta_wire::link::Timing;
+use regatta_wire::secret::Secret;
+
 use super::*;
+use crate::control::thread::LocalMessage;
 use crate::control::{CallWatch, FromRoot, StallAction, Wait};
 use crate::{CallKind, DType, ReduceOp};
 
 /// Rank 1 of a job of four ranks, and the messages it sends to rank 0.
-fn job() -> (Arc<Job>, Receiver<ToRoot>) {
+fn job() -> (Arc<Job>, Receiver<LocalMessage>) {
     let member = |rank: u32| RankInfo {
         rank,
         local_rank: 0,
@@ -18,7 +22,9 @@ fn job() -> (Arc<Job>, Receiver<ToRoot>) {
         debug: false,
         fabric: crate::libfabric::Preference::Tcp,
     };
-    let (control, sent) = ControlHandle::unconnected();
+    let limit = Duration::from_secs(9);
+    let timing = Timing { handshake: limit, heartbeat: limit, lost_after: limit };
+    let (control, sent) = ControlHandle::unconnected(Secret::generate().unwrap(), timing);
     let registry = Arc::new(CommRegistry::new(|| {}));
     let members = (0..4).map(member).collect();
     (Arc::new(Job { rank: 1, members, control, registry }), sent)
@@ -112,13 +118,14 @@ fn a_timeout_is_reported_and_fails_unless_rank_0_names_another_cause() {
         members: vec![0, 1, 2],
         timeout_s: Some(2),
     };
-    assert_eq!(sent.try_iter().collect::<Vec<_>>(), [query]);
+    assert!(matches!(sent.try_recv(), Ok(LocalMessage::ToRoot(sent)) if sent == query));
     assert_eq!(monitor.waits().len(), 1);
     assert!(watch.check_suspicion(late, late).is_ok());
     let error = watch.check_suspicion(late, late + Duration::from_secs(6)).unwrap_err();
     let CommError::Timeout { missing, .. } = &error else { panic!("{error}") };
     // Rank 0 did not answer either.
     assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [0, 2]);
-    assert!(matches!(sent.try_recv(), Ok(ToRoot::Abort { comm_id: 7, .. })));
+    let abort = sent.try_recv();
+    assert!(matches!(abort, Ok(LocalMessage::ToRoot(ToRoot::Abort { comm_id: 7, .. }))));
     assert_eq!(monitor.check_not_failed(), Err(error));
 }

@@ -1,16 +1,18 @@
 //! The state of rank 0: first the rendezvous, then the fault coordinator.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
+use regatta_wire::reactor::{ConnId, Refusal};
 
+use super::table_server::TableServer;
 use crate::control::coordinator::{FaultCoordinator, Recipient};
 use crate::control::messages::{FromRoot, RankInfo, encode};
 use crate::control::rendezvous::{Rendezvous, RendezvousError};
+use crate::control::world_table::{WorldTable, children};
 
 /// Time after the deadline of the rendezvous in which all ranks must have the world table.
 const TABLE_SLACK: Duration = Duration::from_secs(10);
@@ -18,16 +20,26 @@ const TABLE_SLACK: Duration = Duration::from_secs(10);
 /// A message of rank 0, encoded once for all its recipients.
 pub struct Outgoing {
     /// The connections of the recipients.
-    pub conns: Vec<usize>,
+    pub conns: Vec<ConnId>,
     pub frame: Arc<[u8]>,
     /// The message, if rank 0 handles it as well.
     pub own: Option<FromRoot>,
 }
 
 impl Outgoing {
-    fn to_others(conns: Vec<usize>, message: &FromRoot) -> Self {
+    fn to_others(conns: Vec<ConnId>, message: &FromRoot) -> Self {
         Self { conns, frame: encode(message).into(), own: None }
     }
+}
+
+/// The world table on rank 0.
+enum TableState {
+    /// To be served to this many ranks, if they ask.
+    New(Arc<[u8]>, u32),
+    /// Served, or not known yet.
+    Current,
+    /// All ranks have it.
+    Done,
 }
 
 /// The outcome of the rendezvous.
@@ -48,10 +60,10 @@ pub struct RootState {
     /// While ranks receive the table from other ranks.
     distribution: Option<Distribution>,
     /// The connection of each rank.
-    pub(super) conns: BTreeMap<u32, usize>,
+    pub(super) conns: BTreeMap<u32, ConnId>,
     out: Vec<Outgoing>,
-    /// The encoded [`FromRoot::Ready`], once all ranks are registered.
-    pub(super) world_table: Option<Arc<[u8]>>,
+    /// The encoded [`FromRoot::Ready`], while ranks receive it from other ranks.
+    table: TableState,
     failed: Option<RendezvousError>,
 }
 
@@ -86,7 +98,7 @@ impl RootState {
             distribution: None,
             conns: BTreeMap::new(),
             out: Vec::new(),
-            world_table: None,
+            table: TableState::Current,
             failed: None,
         };
         match registered {
@@ -101,7 +113,7 @@ impl RootState {
     }
 
     /// Registers a rank, or returns the message that rejects it.
-    pub fn register(&mut self, conn: usize, size: u32, member: RankInfo) -> Result<(), FromRoot> {
+    pub fn register(&mut self, conn: ConnId, size: u32, member: RankInfo) -> Result<(), FromRoot> {
         let rank = member.rank;
         if let Some(error) = &self.failed {
             return Err(rejected(error));
@@ -135,8 +147,8 @@ impl RootState {
         let Some(members) = self.rendezvous.as_mut().and_then(Rendezvous::complete) else { return };
         self.rendezvous = None;
         let algorithms = std::mem::take(&mut self.algorithms);
-        let ready: Arc<[u8]> =
-            encode(&FromRoot::Ready { members: members.clone(), algorithms }).into();
+        let (table, fanout) = (WorldTable::new(&members), self.fanout);
+        let ready: Arc<[u8]> = encode(&FromRoot::Ready { table, algorithms, fanout }).into();
         let world_size = members.len() as u32;
         for (parent, children) in tree(world_size, self.fanout) {
             let frame = match parent {
@@ -146,7 +158,7 @@ impl RootState {
             let conns = children.filter_map(|rank| self.conns.get(&rank).copied()).collect();
             self.out.push(Outgoing { conns, frame, own: None });
         }
-        self.world_table = Some(ready);
+        self.table = TableState::New(ready, world_size);
         // Rank 0 has sent the table to its children on their connections.
         let awaited = (self.fanout.saturating_add(1)..world_size).collect();
         self.distribution = Some(Distribution { members, awaited });
@@ -165,6 +177,16 @@ impl RootState {
         let is_done = |distribution: &mut Distribution| distribution.awaited.is_empty();
         if let Some(Distribution { members, .. }) = self.distribution.take_if(is_done) {
             let _ = self.result.send(Ok(members));
+            self.table = TableState::Done;
+        }
+    }
+
+    /// Passes a new table on, and frees one that all ranks have.
+    pub fn update_table(&mut self, tables: &mut TableServer) {
+        match std::mem::replace(&mut self.table, TableState::Current) {
+            TableState::New(table, requests) => tables.set(table, requests),
+            TableState::Current => {}
+            TableState::Done => tables.clear(),
         }
     }
 
@@ -200,15 +222,9 @@ impl RootState {
         }
     }
 
-    pub fn record_unauthenticated(&mut self, from: IpAddr, why: &str) {
-        if let Some(rendezvous) = &mut self.rendezvous {
-            rendezvous.record_unauthenticated(from.to_string(), why);
-        }
-    }
-
-    pub fn tick(&mut self, now: Instant) {
+    pub fn tick(&mut self, now: Instant, refusals: &[Refusal]) {
         if let Some(rendezvous) = self.rendezvous.as_ref().filter(|_| now >= self.deadline) {
-            let error = rendezvous.timeout_error(self.timeout.as_secs());
+            let error = rendezvous.timeout_error(self.timeout.as_secs(), refusals);
             self.fail(error);
         }
         if now >= self.deadline + TABLE_SLACK {
@@ -249,11 +265,8 @@ fn disconnected(rank: u32, why: &str) -> (String, String) {
 
 /// The inner ranks of the tree with their children. Those of rank 0 come first.
 fn tree(world_size: u32, fanout: u32) -> impl Iterator<Item = (u32, std::ops::Range<u32>)> {
-    let children = move |parent: u32| {
-        let first = parent.saturating_mul(fanout).saturating_add(1).min(world_size);
-        first..first.saturating_add(fanout).min(world_size)
-    };
-    (0..world_size).map(move |parent| (parent, children(parent))).take_while(|(_, c)| !c.is_empty())
+    let inner = (0..world_size).map(move |parent| (parent, children(parent, world_size, fanout)));
+    inner.take_while(|(_, children)| !children.is_empty())
 }
 
 fn rejected(error: &RendezvousError) -> FromRoot {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};
 use std::net::{IpAddr, Ipv4Addr};
 
-use regatta_wire::link::LinkError;
+use crate::link::LinkError;
 
 /// Maximum number of separate records; further refusals share one.
 const MAX_ENTRIES: usize = 1000;

@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
-use regatta_launch::reactor::CloseReason;
 use regatta_wire::link::{LinkError, PROTOCOL_VERSION, Timing};
+use regatta_wire::reactor::CloseReason;
 use support::{NO_TIMEOUT, Peer, ReactorPair, secret, set_file_limit, wait_until};
 
 const MAGIC: &[u8] = b"REGATTA\n";

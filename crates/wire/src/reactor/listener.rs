@@ -14,8 +14,8 @@ use super::ConnId;
 /// drops a SYN, which is retried only after a second.
 const BACKLOG: i32 = 4096;
 
-/// Maximum number of unauthenticated connections per listener: more than the 64 that a wide tree
-/// opens at once, but few enough to leave file descriptors for authenticated ones.
+/// Maximum number of unauthenticated connections per listener: more than are accepted before those
+/// that are open are served, but few enough to leave file descriptors for authenticated ones.
 static MAX_UNAUTHENTICATED: LazyLock<usize> =
     LazyLock::new(|| (max_open_files() / 4).clamp(128, 1024));
 
@@ -35,7 +35,11 @@ impl LinkListener {
         if unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { socket, unauthenticated: BTreeSet::new() })
+        Ok(Self::new(socket))
+    }
+
+    pub(super) fn new(socket: TcpListener) -> Self {
+        Self { socket, unauthenticated: BTreeSet::new() }
     }
 
     /// Whether the oldest connection must be evicted before another is accepted.

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use regatta_launch::reactor::{CloseReason, ConnId, ListenerId, NetEvent, Reactor};
 use regatta_wire::link::Timing;
+use regatta_wire::reactor::{CloseReason, ConnId, ListenerId, NetEvent, Reactor};
 use regatta_wire::secret::Secret;
 
 /// Timeouts that do not expire even on a slow machine.

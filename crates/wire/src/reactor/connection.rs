@@ -7,7 +7,7 @@ use std::time::Instant;
 use mio::net::TcpStream;
 
 use super::{ConnId, ListenerId};
-use regatta_wire::link::{Link, LinkError, LinkEvent};
+use crate::link::{Link, LinkError, LinkEvent};
 
 /// Maximum number of reads per connection and poll.
 const MAX_READS: usize = 16;
@@ -52,6 +52,26 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    pub(super) fn new(
+        stream: TcpStream,
+        link: Link,
+        peer: SocketAddr,
+        listener: Option<ListenerId>,
+        phase: ConnPhase,
+    ) -> Self {
+        Self {
+            stream,
+            link,
+            peer,
+            listener,
+            phase,
+            blocked: false,
+            flush_queued: false,
+            peer_closed: false,
+            write_failed: false,
+        }
+    }
+
     /// Queues the connection for flushing, once.
     pub(super) fn queue_flush(&mut self, id: ConnId, queue: &mut Vec<ConnId>) {
         if !std::mem::replace(&mut self.flush_queued, true) {

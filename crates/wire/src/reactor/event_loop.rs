@@ -12,11 +12,11 @@ use super::refusals::RefusalReason;
 use super::{
     CLOSE_TIMEOUT, CloseReason, ConnId, EVENT_BATCH, ListenerId, NetEvent, Reactor, WAKE_TOKEN,
 };
-use regatta_wire::clock;
-use regatta_wire::link::{LinkError, LinkEvent, Timing};
+use crate::clock;
+use crate::link::{LinkError, LinkEvent, Timing};
 
 /// Maximum number of connections accepted from one listener per poll.
-const MAX_ACCEPTS: usize = 64;
+const MAX_ACCEPTS: usize = 256;
 
 /// Pause before accepting again when file descriptors are exhausted.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);

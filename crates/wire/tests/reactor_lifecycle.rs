@@ -9,8 +9,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use regatta_launch::reactor::CloseReason;
 use regatta_wire::link::{Link, LinkError, LinkEvent, MAX_FRAME_LEN, Role, Timing};
+use regatta_wire::reactor::CloseReason;
 use support::{NO_TIMEOUT, Peer, ReactorPair, secret};
 
 /// An authenticated peer whose socket the test reads and writes itself.

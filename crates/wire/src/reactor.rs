@@ -1,5 +1,5 @@
 //! A reactor for many links in one thread: opens and accepts connections and transfers the frames
-//! of authenticated ones. The protocol is in [`regatta_wire::link`].
+//! of authenticated ones. The protocol is in [`crate::link`].
 //!
 //! Unauthenticated peers can do no harm to a listener: each occupies a file descriptor and a
 //! handshake buffer for a limited time, and beyond a limit the oldest one is evicted.
@@ -13,17 +13,18 @@ mod waker;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
+use crate::clock;
+use crate::link::{Link, LinkError, LinkEvent, Role, Timing};
+use crate::secret::{self, Secret};
 use connection::{ConnPhase, Connection};
 use listener::LinkListener;
 use refusals::Refusals;
-use regatta_wire::clock;
-use regatta_wire::link::{Link, LinkError, LinkEvent, Role, Timing};
-use regatta_wire::secret::{self, Secret};
 
 pub use refusals::Refusal;
 pub use waker::Waker;
@@ -140,12 +141,54 @@ impl Reactor {
 
     /// Listens on an address; port 0 selects a free port. Returns the bound address.
     pub fn listen(&mut self, address: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        let id = ListenerId(self.allocate_id());
-        let mut listener = LinkListener::bind(address)?;
+        let listener = LinkListener::bind(address)?;
         let address = listener.socket.local_addr()?;
+        Ok((self.register(listener)?, address))
+    }
+
+    /// Accepts connections from a socket that listens already.
+    pub fn add_listener(&mut self, socket: std::net::TcpListener) -> io::Result<ListenerId> {
+        socket.set_nonblocking(true)?;
+        self.register(LinkListener::new(mio::net::TcpListener::from_std(socket)))
+    }
+
+    fn register(&mut self, mut listener: LinkListener) -> io::Result<ListenerId> {
+        let id = ListenerId(self.allocate_id());
         self.poll.registry().register(&mut listener.socket, token(id.0), Interest::READABLE)?;
         self.listeners.insert(id, listener);
-        Ok((id, address))
+        Ok(id)
+    }
+
+    /// Adds a connection that was opened and authenticated elsewhere.
+    pub fn adopt(&mut self, stream: std::net::TcpStream, link: Link) -> io::Result<ConnId> {
+        let peer = stream.peer_addr()?;
+        stream.set_nonblocking(true)?;
+        let id = ConnId(self.allocate_id());
+        let conn = Connection::new(TcpStream::from_std(stream), link, peer, None, ConnPhase::Open);
+        self.insert(id, conn)?;
+        Ok(id)
+    }
+
+    /// A second handle to the socket of a connection, for [`Self::release`].
+    pub fn duplicate(&self, id: ConnId) -> io::Result<std::net::TcpStream> {
+        let conn = self.conns.get(&id).ok_or(io::ErrorKind::NotConnected)?;
+        Ok(conn.stream.as_fd().try_clone_to_owned()?.into())
+    }
+
+    /// Sends a last frame and forgets a connection, which stays open if it was duplicated. The frame
+    /// must fit into the empty send buffer of the socket.
+    pub fn release(&mut self, id: ConnId, last: &[u8]) {
+        if let Some(mut conn) = self.remove(id) {
+            conn.link.send(last);
+            // If it cannot be sent, the peer gives up.
+            let _ = conn.flush();
+            let _ = self.poll.registry().deregister(&mut conn.stream);
+        }
+    }
+
+    /// Whether data is queued on any connection.
+    pub fn has_unsent(&self) -> bool {
+        self.conns.values().any(|conn| !conn.link.pending().is_empty())
     }
 
     /// Starts to connect. Reports [`NetEvent::Ready`], or [`NetEvent::Closed`] on failure or when
@@ -160,7 +203,7 @@ impl Reactor {
 
     /// Queues a payload, also before the connection is ready; the next [`Self::poll`] sends it.
     /// False if the connection is gone or the payload exceeds
-    /// [`regatta_wire::link::MAX_FRAME_LEN`].
+    /// [`crate::link::MAX_FRAME_LEN`].
     pub fn send(&mut self, id: ConnId, payload: &[u8]) -> bool {
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         if matches!(conn.phase, ConnPhase::Closing(_)) || !conn.link.send(payload) {
@@ -222,7 +265,7 @@ impl Reactor {
     fn add(
         &mut self,
         id: ConnId,
-        mut stream: TcpStream,
+        stream: TcpStream,
         peer: SocketAddr,
         listener: Option<ListenerId>,
         phase: ConnPhase,
@@ -230,19 +273,12 @@ impl Reactor {
     ) -> io::Result<()> {
         let role = if listener.is_some() { Role::Responder } else { Role::Initiator };
         let link = Link::new(role, &self.secret, secret::random_bytes()?, self.timing, now);
+        self.insert(id, Connection::new(stream, link, peer, listener, phase))
+    }
+
+    fn insert(&mut self, id: ConnId, mut conn: Connection) -> io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut stream, token(id.0), interest)?;
-        let conn = Connection {
-            stream,
-            link,
-            peer,
-            listener,
-            phase,
-            blocked: false,
-            flush_queued: false,
-            peer_closed: false,
-            write_failed: false,
-        };
+        self.poll.registry().register(&mut conn.stream, token(id.0), interest)?;
         self.conns.insert(id, conn);
         Ok(())
     }
