@@ -2,6 +2,7 @@
 //! not worsen the ratio. Each result is saved at once, and the next run shows the change.
 
 pub mod sim_agents;
+pub mod sim_ranks;
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};

@@ -6,6 +6,7 @@ mod config;
 mod listen;
 mod load_algorithm_table;
 mod root_connection;
+pub mod simulation;
 mod world_table;
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
