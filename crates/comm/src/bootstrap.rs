@@ -22,8 +22,9 @@ use crate::control::{
     Hello, Job, MAX_CONNECTIONS, RankInfo, RootState, ToRoot, children, decode, encode,
 };
 use crate::libfabric;
+use crate::network::SharedState;
 use crate::schedule::algorithm_table::AlgorithmTable;
-use crate::tcp::{SharedDataPlane, TcpContext, TcpEngine, TcpTransport};
+use crate::tcp::{Sockets, TcpContext, TcpEngine, TcpNetwork, TcpTransport};
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;
@@ -59,10 +60,10 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     }
     let choice = config.fabric.clone();
     let context = Arc::new(if rank == 0 { serve(config) } else { connect_root(config) }?);
-    let network = libfabric::connect(&context, &choice)?;
-    context.transport_name.get_or_init(|| network);
+    let (network, name) = libfabric::select_network(&context, &choice)?;
+    context.network.get_or_init(|| (network.clone(), name));
     let members = (0..world_size).collect();
-    Ok(TcpEngine::new(TcpTransport::new(context, 0, members, rank)))
+    Ok(TcpEngine::new(TcpTransport::new(context, network, 0, members, rank)))
 }
 
 /// Rank 0 accepts the registrations of all other ranks.
@@ -230,7 +231,7 @@ fn unspecified_address(like: SocketAddr, port: u16) -> SocketAddr {
 /// A running control plane, and what it shares with the transports.
 struct RunningControl {
     handle: ControlHandle,
-    shared: Arc<SharedDataPlane>,
+    sockets: Arc<Sockets>,
     registry: Arc<CommRegistry>,
 }
 
@@ -239,18 +240,18 @@ fn start_control_plane(
     listener: TcpListener,
     role: ControlRole,
 ) -> Result<RunningControl> {
-    let shared = Arc::new(SharedDataPlane::new().map_err(|e| CommError::system("eventfd", e))?);
-    let woken = shared.clone();
-    let registry = Arc::new(CommRegistry::new(move || woken.wake_all()));
+    let shared = Arc::new(SharedState::new().map_err(|e| CommError::system("eventfd", e))?);
+    let sockets = Arc::new(Sockets::new(shared.clone()));
+    let registry = Arc::new(CommRegistry::new(move || shared.wake_all()));
     let (secret, timing) = (config.secret.clone(), timing(config));
-    let planes = (shared.clone(), registry.clone());
+    let planes = (sockets.clone(), registry.clone());
     let parts = ControlPlane::new(listener, secret, timing, planes, role);
     let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
     let (control_plane, handle) = parts.map_err(|e| CommError::system(what, e))?;
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
     let spawned = thread.spawn(|| control_plane.run());
     spawned.map_err(|e| CommError::system("control-plane thread", e))?;
-    Ok(RunningControl { handle, shared, registry })
+    Ok(RunningControl { handle, sockets, registry })
 }
 
 fn context(
@@ -259,26 +260,35 @@ fn context(
     algorithms: AlgorithmTable,
     control: RunningControl,
 ) -> TcpContext {
-    let spin = spin(&config, &members);
+    let (spin, timing) = (spin(&config, &members), timing(&config));
     let members: Arc<[RankInfo]> = members.into();
-    let RunningControl { handle, shared, registry } = control;
+    let RunningControl { handle, sockets, registry } = control;
+    let shared = sockets.shared.clone();
+    let tcp = TcpNetwork {
+        sockets,
+        registry: registry.clone(),
+        rank: config.rank,
+        members: members.clone(),
+        bind: config.bind,
+        connections: config.connections.clamp(1, MAX_CONNECTIONS),
+        lost_after: config.lost_after,
+        secret: config.secret,
+        timing,
+        dialling: std::sync::Mutex::default(),
+    };
     let job = Job { rank: config.rank, members: members.clone(), control: handle, registry };
     TcpContext {
         rank: config.rank,
         members,
-        algorithms: Arc::new(algorithms),
-        spin,
         shared,
-        dialling: std::sync::Mutex::default(),
+        tcp: Arc::new(tcp),
+        network: std::sync::OnceLock::new(),
         job: Arc::new(job),
-        connections: config.connections.clamp(1, MAX_CONNECTIONS),
-        bind: config.bind.clone(),
+        algorithms: Arc::new(algorithms),
         lost_after: config.lost_after,
         desync_after: config.desync_after,
         debug: config.debug,
-        timing: timing(&config),
-        transport_name: std::sync::OnceLock::new(),
-        secret: config.secret,
+        spin,
     }
 }
 

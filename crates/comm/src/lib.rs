@@ -17,6 +17,8 @@ pub mod error;
 pub mod event;
 pub mod execute;
 pub mod libfabric;
+mod matching;
+mod network;
 
 pub mod communicator;
 pub mod gpu_runtime;

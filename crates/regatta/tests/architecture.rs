@@ -175,6 +175,11 @@ fn result_formats_do_no_io() {
 }
 
 #[test]
+fn matching_and_schedules_do_no_io() {
+    assert_no_io("crates/comm", &["matching.rs", "schedule/"]);
+}
+
+#[test]
 fn deterministic_parts_of_train_do_no_io() {
     assert_no_io("crates/train", &DETERMINISTIC);
 }

@@ -20,7 +20,7 @@ use regatta_wire::secret::Secret;
 use super::dial::AuthConn;
 use super::messages::{ToRoot, encode};
 use super::registry::CommRegistry;
-use crate::tcp::SharedDataPlane;
+use crate::tcp::Sockets;
 use root::Outgoing;
 pub use root::RootState;
 use table_server::TableServer;
@@ -108,7 +108,7 @@ pub struct ControlPlane {
     /// The ranks that registered with this one, which is rank 0.
     ranks: HashMap<ConnId, u32>,
     outbox: Receiver<LocalMessage>,
-    shared: Arc<SharedDataPlane>,
+    sockets: Arc<Sockets>,
     registry: Arc<CommRegistry>,
     tables: TableServer,
     /// Frames of rank 0 that arrived with its reply to the registration.
@@ -127,7 +127,7 @@ impl ControlPlane {
         listener: TcpListener,
         secret: Secret,
         timing: Timing,
-        (shared, registry): (Arc<SharedDataPlane>, Arc<CommRegistry>),
+        (sockets, registry): (Arc<Sockets>, Arc<CommRegistry>),
         role: ControlRole,
     ) -> io::Result<(Self, ControlHandle)> {
         let mut net = Reactor::new(secret, timing)?;
@@ -149,7 +149,7 @@ impl ControlPlane {
             net,
             ranks: HashMap::new(),
             outbox,
-            shared,
+            sockets,
             registry,
             tables: TableServer::default(),
             unread,

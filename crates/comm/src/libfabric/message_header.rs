@@ -74,7 +74,7 @@ impl MessageHeader {
             1 => {
                 let header = Header::decode(header.last_chunk()?)?;
                 let (sequence, first_chunk, chunk_bytes) = (word(16), word(24), word(32) as u32);
-                let chunks = header.length.div_ceil(u64::from(chunk_bytes).max(1));
+                let chunks = header.envelope.length.div_ceil(u64::from(chunk_bytes).max(1));
                 first_chunk.checked_add(chunks)?;
                 HeaderKind::Message(Message { sequence, header, first_chunk, chunk_bytes })
             }
@@ -87,7 +87,7 @@ impl MessageHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::MessageKey;
+    use crate::matching::{Envelope, MessageKey};
     use proptest::prelude::*;
 
     proptest! {
@@ -96,7 +96,8 @@ mod tests {
             job: u64, from: u32, sequence: u64, length in 0..=isize::MAX as u64, chunk_bytes: u32,
         ) {
             let key = MessageKey { comm_id: job ^ 1, tagged: true, number: 7 };
-            let header = Header { key, length, signature_hash: 9, stripes: 1 };
+            let envelope = Envelope { key, length, signature_hash: 9 };
+            let header = Header { envelope, stripes: 1 };
             let message = Message { sequence, header, first_chunk: sequence / 3, chunk_bytes };
             for kind in [HeaderKind::Message(message), HeaderKind::Credit(sequence)] {
                 let header = MessageHeader { job, from, kind };

@@ -2,8 +2,7 @@
 //! (verbs), Omni-Path, or any other provider by name.
 //!
 //! Only data messages use libfabric. Bootstrap, authentication, heartbeats and fault reports stay on
-//! the TCP control plane. A `FabricTransport` replaces the data connections between ranks; the
-//! layers above it are unchanged.
+//! the TCP control plane.
 //!
 //! libfabric does not authenticate senders: any process that reaches a rank's endpoint can send to
 //! it. Stray messages of other jobs are detected by a job key derived from the secret and dropped,
@@ -13,11 +12,14 @@ use std::collections::BTreeSet;
 
 mod abi;
 mod atexit_guard;
+mod delivery;
 mod endpoint;
+mod fabric;
+mod incoming;
 mod library;
-mod match_queue;
 mod message_header;
 mod negotiate;
+mod network;
 mod outgoing;
 mod provider_choice;
 mod requests;
@@ -25,13 +27,11 @@ mod shm_cleanup;
 mod tag;
 #[cfg(test)]
 mod tests;
-mod transport;
 
 pub use provider_choice::ProviderChoice;
 
-pub(crate) use negotiate::{connect, has_fabric};
+pub(crate) use negotiate::{has_fabric, select_network};
 pub(crate) use provider_choice::Preference;
-pub(crate) use transport::{CANCEL_TIMEOUT, CANCEL_TIMEOUT_RANK_LOST, FabricTransport};
 
 /// The result of a libfabric operation, or the error message.
 type FiResult<T = ()> = Result<T, String>;

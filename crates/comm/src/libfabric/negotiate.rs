@@ -9,14 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use super::FiResult;
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
+use super::fabric::Fabric;
 use super::library::{InfoQuery, library};
+use super::network::FabricNetwork;
 use super::provider_choice::{NetworkPlan, Preference, ProviderChoice};
 use super::requests::RequestPool;
 use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
-use super::transport::FabricTransport;
 use crate::control::{RankInfo, decode, encode};
 use crate::engine::all_gather_bytes;
+use crate::network::Network;
 use crate::tcp::{TcpContext, TcpEngine, TcpTransport};
 use crate::{CommError, Result};
 
@@ -47,15 +49,21 @@ pub fn has_fabric() -> bool {
     any("/sys/class/cxi") || any("/sys/class/infiniband")
 }
 
-/// Switches the data plane to libfabric if all ranks want and can. Returns the network in use and why.
-pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<String> {
+/// libfabric if all ranks want and can, else TCP. Returns the network to use, with its name and why.
+pub fn select_network(
+    context: &Arc<TcpContext>,
+    choice: &ProviderChoice,
+) -> Result<(Arc<dyn Network>, String)> {
+    let tcp = |why: String| -> Result<(Arc<dyn Network>, String)> {
+        Ok((context.tcp.clone(), format!("TCP: {why}")))
+    };
     let peer = |rank: usize| match context.members.get(rank) {
         Some(member) => format!("rank {rank} on {}", member.host),
         None => format!("rank {rank}"),
     };
     let preferences: Vec<Preference> = context.members.iter().map(|info| info.fabric).collect();
     match NetworkPlan::new(&preferences, peer) {
-        NetworkPlan::Tcp(why) => return Ok(format!("TCP: {why}")),
+        NetworkPlan::Tcp(why) => return tcp(why),
         NetworkPlan::Conflict(one, other) => {
             let what = format!("{} and {} select different networks", peer(one), peer(other));
             let hint = "REGATTA_FABRIC must be the same on all ranks";
@@ -64,13 +72,12 @@ pub fn connect(context: &Arc<TcpContext>, choice: &ProviderChoice) -> Result<Str
         NetworkPlan::Negotiate => {}
     }
     match Negotiation::new(context).run(choice)? {
-        Ok(transport) => {
-            let name = format!("libfabric: {}", transport.name());
-            context.shared.lock().fabric = Some(transport);
-            Ok(name)
+        Ok(fabric) => {
+            let name = format!("libfabric: {}", fabric.name());
+            Ok((Arc::new(FabricNetwork::new(fabric, context.shared.clone())), name))
         }
         Err((rank, why)) if *choice == ProviderChoice::Auto => {
-            Ok(format!("TCP: {}: {why}", peer(rank)))
+            tcp(format!("{}: {why}", peer(rank)))
         }
         Err((rank, why)) => {
             let what = format!("{} cannot use the selected libfabric provider: {why}", peer(rank));
@@ -92,12 +99,13 @@ struct Negotiation {
 impl Negotiation {
     fn new(context: &Arc<TcpContext>) -> Self {
         let all = (0..context.members.len() as u32).collect();
-        let transport = TcpTransport::new(context.clone(), NEGOTIATION_COMM, all, context.rank);
+        let (network, rank) = (context.tcp.clone(), context.rank);
+        let transport = TcpTransport::new(context.clone(), network, NEGOTIATION_COMM, all, rank);
         let transport = transport.with_timeout(NEGOTIATION_TIMEOUT);
         Self { context: context.clone(), engine: TcpEngine::new(transport) }
     }
 
-    fn run(&mut self, choice: &ProviderChoice) -> Result<Result<FabricTransport, Unavailable>> {
+    fn run(&mut self, choice: &ProviderChoice) -> Result<Result<Fabric, Unavailable>> {
         let (endpoint, own) = match self.open(choice) {
             Ok((endpoint, offer)) => (Some(endpoint), offer),
             Err(why) => (None, unavailable(why)),
@@ -107,15 +115,15 @@ impl Negotiation {
             return Ok(Err(agreed(&offers).err().unwrap_or_default()));
         };
         // A rank may still fail here, which all others must know.
-        let (transport, own) = match self.build_transport(endpoint, &addresses) {
-            Ok(transport) => (Some(transport), offers[self.context.rank as usize].clone()),
+        let (fabric, own) = match self.build(endpoint, &addresses) {
+            Ok(fabric) => (Some(fabric), offers[self.context.rank as usize].clone()),
             Err(why) => (None, unavailable(why)),
         };
         let offers = self.all_gather(own)?;
-        match (transport, agreed(&offers)) {
-            (Some(transport), Ok(_)) => Ok(Ok(transport)),
-            (transport, agreed) => {
-                transport.into_iter().for_each(FabricTransport::shutdown);
+        match (fabric, agreed(&offers)) {
+            (Some(fabric), Ok(_)) => Ok(Ok(fabric)),
+            (fabric, agreed) => {
+                fabric.into_iter().for_each(Fabric::shutdown);
                 Ok(Err(agreed.err().unwrap_or_default()))
             }
         }
@@ -133,7 +141,7 @@ impl Negotiation {
         }
         let address = |member: &RankInfo| member.ips.first().copied();
         let own_address = context.members.get(own).and_then(address);
-        let source = choice.source(context.bind.first().copied(), own_address);
+        let source = choice.source(context.tcp.bind.first().copied(), own_address);
         let endpoint = open(choice, source, local_rank, local_size)?;
         let (provider, address) = (endpoint.info.provider.clone(), endpoint.address()?);
         if address.len() > MAX_ADDRESS_BYTES {
@@ -143,18 +151,14 @@ impl Negotiation {
         Ok((endpoint, RankOffer::Available { provider, address }))
     }
 
-    fn build_transport(
-        &self,
-        mut endpoint: Endpoint,
-        addresses: &[Vec<u8>],
-    ) -> FiResult<FabricTransport> {
+    fn build(&self, mut endpoint: Endpoint, addresses: &[Vec<u8>]) -> FiResult<Fabric> {
         endpoint.insert_addresses(addresses)?;
         let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
-        let job = fnv1a(self.context.secret.derive("libfabric").to_hex().bytes());
+        let job = fnv1a(self.context.tcp.secret.derive("libfabric").to_hex().bytes());
         let pool = RequestPool::new(endpoint, tags, job, self.context.rank);
-        FabricTransport::new(pool, job, addresses)
+        Fabric::new(pool, job, addresses, self.context.shared.clone())
     }
 
     fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>> {

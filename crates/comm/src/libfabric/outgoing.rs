@@ -3,6 +3,8 @@
 use super::FiResult;
 use super::message_header::{HeaderKind, Message};
 use super::requests::{RequestPool, UserMemory};
+use crate::matching::Envelope;
+use crate::network::UserSend;
 use crate::tcp::Header;
 use crate::transport::RequestId;
 
@@ -30,7 +32,7 @@ impl SendWindow {
 /// A message being sent.
 pub struct OutgoingMessage {
     pub to: u32,
-    pub header: Header,
+    envelope: Envelope,
     pub request: RequestId,
     /// The user memory; `None` if it was reclaimed, in which case arbitrary bytes are sent.
     pub user: Option<UserMemory>,
@@ -42,13 +44,19 @@ pub struct OutgoingMessage {
 }
 
 impl OutgoingMessage {
-    pub fn new(to: u32, header: Header, request: RequestId, start: *const u8) -> Self {
-        let user = Some(UserMemory { start: start.cast_mut(), comm_id: header.key.comm_id });
-        Self { to, header, request, user, header_sent: false, first_chunk: 0, at: 0, in_flight: 0 }
+    pub fn new(to: u32, UserSend { envelope, request, start }: UserSend) -> Self {
+        let comm_id = envelope.key.comm_id;
+        let user = Some(UserMemory { start: start.cast_mut(), comm_id });
+        let (header_sent, first_chunk, at, in_flight) = (false, 0, 0, 0);
+        Self { to, envelope, request, user, header_sent, first_chunk, at, in_flight }
     }
 
-    fn length(&self) -> usize {
-        self.header.length as usize
+    pub fn comm_id(&self) -> u64 {
+        self.envelope.key.comm_id
+    }
+
+    pub fn length(&self) -> usize {
+        self.envelope.length as usize
     }
 
     /// Posts the header and as many chunks as possible.
@@ -86,7 +94,8 @@ impl OutgoingMessage {
         }
         let chunk_bytes = if is_eager { 0 } else { pool.chunk_bytes as u32 };
         let (sequence, first_chunk) = (window.sequence, window.chunks);
-        let message = Message { sequence, header: self.header, first_chunk, chunk_bytes };
+        let header = Header { envelope: self.envelope, stripes: 1 };
+        let message = Message { sequence, header, first_chunk, chunk_bytes };
         if pool.send_header(self.to, HeaderKind::Message(message), eager)? {
             self.header_sent = true;
             window.sequence += 1;

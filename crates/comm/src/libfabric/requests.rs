@@ -52,6 +52,9 @@ pub struct BounceBuffer {
     region: *mut c_void,
 }
 
+// SAFETY: memory regions may be used from any thread.
+unsafe impl Send for BounceBuffer {}
+
 impl BounceBuffer {
     pub fn bytes(&self) -> &[u8] {
         self.buffer.bytes()
@@ -65,8 +68,8 @@ pub struct UserMemory {
     pub comm_id: u64,
 }
 
-// SAFETY: the memory is only accessed under the lock of the data plane; the caller of the transport
-// guarantees that it is valid.
+// SAFETY: the memory is only accessed by the provider and under the lock of the endpoint; the caller
+// of the transport guarantees that it is valid.
 unsafe impl Send for UserMemory {}
 
 /// The endpoint and its requests.

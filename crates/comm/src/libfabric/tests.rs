@@ -1,21 +1,24 @@
-//! Two ranks in one thread, each with a transport. Skipped with a message if libfabric is missing.
+//! Two ranks in one thread, each with an endpoint. Skipped with a message if libfabric is missing.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::fabric::Fabric;
 use super::negotiate::open;
+use super::network::FabricNetwork;
 use super::provider_choice::ProviderChoice;
 use super::requests::RequestPool;
 use super::tag::FabricTags;
-use super::transport::{CANCEL_TIMEOUT, FabricTransport};
-use crate::tcp::{CommTable, Header, MessageKey, PostedRecv};
+use crate::matching::{Envelope, MessageKey, PostedRecv};
+use crate::network::{Network, SharedState, UserBuffer, UserSend};
 use crate::transport::{RecvAction, RequestId};
 use crate::{DType, ReduceOp};
 
 const COMM_ID: u64 = 5;
 
 struct Rank {
-    transport: FabricTransport,
-    comms: CommTable,
+    network: FabricNetwork,
+    shared: Arc<SharedState>,
 }
 
 /// Two ranks over the tcp provider, optionally simulating required memory registration.
@@ -40,10 +43,10 @@ fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
     Some(endpoints.map(|endpoint| {
         let pool = RequestPool::new(endpoint, FabricTags::new(48, 2).unwrap(), 7, rank);
         rank += 1;
-        let transport = FabricTransport::new(pool, 7, &addresses).unwrap();
-        let mut comms = CommTable::default();
-        comms.get(COMM_ID);
-        Rank { transport, comms }
+        let shared = Arc::new(SharedState::new().unwrap());
+        shared.lock().comms.get(COMM_ID);
+        let fabric = Fabric::new(pool, 7, &addresses, shared.clone()).unwrap();
+        Rank { network: FabricNetwork::new(fabric, shared.clone()), shared }
     }))
 }
 
@@ -67,37 +70,39 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     assert!(endpoint.close() && endpoint.close());
 }
 
-fn key(tag: u64) -> MessageKey {
-    MessageKey { comm_id: COMM_ID, tagged: true, number: tag }
+fn envelope(tag: u64, length: usize) -> Envelope {
+    let key = MessageKey { comm_id: COMM_ID, tagged: true, number: tag };
+    Envelope { key, length: length as u64, signature_hash: 0 }
 }
 
 impl Rank {
-    fn send(&mut self, to: u32, tag: u64, bytes: &[u8]) {
-        let length = bytes.len() as u64;
-        let header = Header { key: key(tag), length, signature_hash: 0, stripes: 1 };
-        self.transport.send(to, header, RequestId(tag), bytes.as_ptr(), &mut self.comms);
+    fn send(&self, to: u32, tag: u64, bytes: &[u8]) {
+        let (envelope, start) = (envelope(tag, bytes.len()), bytes.as_ptr());
+        self.network.send(to, UserSend { envelope, request: RequestId(tag), start });
     }
 
-    fn receive(&mut self, from: u32, tag: u64, into: &mut [u8], action: RecvAction) {
-        let posted = PostedRecv { action, ..PostedRecv::copy(key(tag), 0, RequestId(tag), into) };
-        self.transport.receive(from, posted, &mut self.comms);
+    fn receive(&self, from: u32, tag: u64, into: &mut [u8], action: RecvAction) {
+        let (envelope, request) = (envelope(tag, into.len()), RequestId(tag));
+        let buffer = UserBuffer::new(into, action, None);
+        self.network.receive(from, PostedRecv { envelope, request, buffer });
     }
 
     /// Makes progress once. Returns whether a request completed.
-    fn progress(&mut self) -> bool {
-        let broken = self.transport.progress(&mut self.comms);
-        assert!(broken.is_empty(), "{broken:?}");
-        self.transport.sleep_hint();
-        !std::mem::take(&mut self.comms.get(COMM_ID).completed).is_empty()
+    fn progress(&self) -> bool {
+        self.network.progress();
+        self.network.sleep_set(Duration::ZERO);
+        let mut state = self.shared.lock();
+        assert!(state.broken.is_empty(), "{:?}", state.broken);
+        !state.comms.take_completed(COMM_ID).is_empty()
     }
 }
 
 /// Makes progress until each rank has completed this many requests.
-fn run(ranks: &mut [Rank; 2], mut pending: [usize; 2]) {
+fn run(ranks: &[Rank; 2], mut pending: [usize; 2]) {
     let until = Instant::now() + Duration::from_secs(60);
     while pending != [0, 0] {
         assert!(Instant::now() < until, "pending: {pending:?}");
-        for (rank, pending) in ranks.iter_mut().zip(&mut pending) {
+        for (rank, pending) in ranks.iter().zip(&mut pending) {
             *pending -= usize::from(rank.progress()).min(*pending);
         }
     }
@@ -110,13 +115,13 @@ fn pattern(count: usize, from: u8) -> Vec<u8> {
 #[test]
 fn messages_of_all_sizes_are_copied_and_reduced() {
     for registration in [false, true] {
-        let Some(mut ranks) = two_ranks(registration) else { return };
+        let Some(ranks) = two_ranks(registration) else { return };
         for length in [0, 1, 5000, 16_312, 16_313, 262_144, 262_145, 3_000_001] {
             for action in [RecvAction::Copy, RecvAction::Reduce(DType::U8, ReduceOp::Sum)] {
                 let (sent, mut got) = (pattern(length, 1), pattern(length, 3));
                 ranks[1].receive(0, 9, &mut got, action);
                 ranks[0].send(1, 9, &sent);
-                run(&mut ranks, [1, 1]);
+                run(&ranks, [1, 1]);
                 let sum = action != RecvAction::Copy;
                 let expected = |i: usize| sent[i] + if sum { (i % 50) as u8 + 3 } else { 0 };
                 assert!((0..length).all(|i| got[i] == expected(i)), "{length} {action:?}");
@@ -127,39 +132,40 @@ fn messages_of_all_sizes_are_copied_and_reduced() {
 
 #[test]
 fn large_unexpected_messages_are_fetched() {
-    let Some(mut ranks) = two_ranks(false) else { return };
+    let Some(ranks) = two_ranks(false) else { return };
     let (sent, mut got) = (pattern(1_000_000, 0), vec![0; 1_000_000]);
     ranks[0].send(1, 1, &sent);
-    run(&mut ranks, [1, 0]);
+    run(&ranks, [1, 0]);
     drop(sent);
     ranks[1].receive(0, 1, &mut got, RecvAction::Copy);
-    run(&mut ranks, [0, 1]);
+    run(&ranks, [0, 1]);
     assert_eq!(got, pattern(1_000_000, 0));
 }
 
 #[test]
 fn cancelled_memory_is_not_written_and_later_messages_arrive() {
-    let Some(mut ranks) = two_ranks(false) else { return };
+    let Some(ranks) = two_ranks(false) else { return };
     let (sent, mut got) = (pattern(4_000_000, 1), vec![0; 4_000_000]);
     ranks[1].receive(0, 1, &mut got, RecvAction::Copy);
     ranks[0].send(1, 1, &sent);
     // Until part of the message has arrived.
-    while ranks[1].comms.get(COMM_ID).bytes_moved == 0 {
-        ranks.iter_mut().for_each(|rank| drop(rank.transport.progress(&mut rank.comms)));
+    while ranks[1].shared.lock().comms.get(COMM_ID).bytes_moved == 0 {
+        ranks.iter().for_each(|rank| rank.network.progress());
     }
     // Concurrently, because the ranks wait for each other.
     std::thread::scope(|scope| {
-        for rank in &mut ranks {
-            scope.spawn(|| rank.transport.cancel(COMM_ID, CANCEL_TIMEOUT, &mut rank.comms));
+        for rank in &ranks {
+            scope.spawn(|| rank.network.cancel(COMM_ID, false));
         }
     });
+    ranks.iter().for_each(|rank| drop(rank.shared.lock().comms.take_completed(COMM_ID)));
     let (before, mut next) = (got.clone(), [0; 3]);
     drop(sent);
     ranks[1].receive(0, 2, &mut next, RecvAction::Copy);
     ranks[0].send(1, 2, &[4, 5, 6]);
-    run(&mut ranks, [1, 1]);
+    run(&ranks, [1, 1]);
     for _ in 0..1000 {
-        ranks.iter_mut().for_each(|rank| assert!(!rank.progress()));
+        ranks.iter().for_each(|rank| assert!(!rank.progress()));
     }
     assert!(got == before);
     assert_eq!(next, [4, 5, 6]);

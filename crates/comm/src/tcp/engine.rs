@@ -31,7 +31,7 @@ impl TcpEngine {
 
     /// The network in use: the libfabric provider, or TCP and the reason for it.
     pub fn transport_name(&self) -> &str {
-        self.transport.context.transport_name.get().map_or("TCP", String::as_str)
+        self.transport.context.network.get().map_or("TCP", |(_, name)| name)
     }
 
     /// The monitor of a communicator with the same members that runs on several transports.

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::transport::MatchKey;
+use crate::matching::{Envelope, MessageKey};
 
 /// Size of an encoded header.
 pub const HEADER_BYTES: usize = 32;
@@ -15,36 +15,10 @@ pub const STRIPE_MIN_BYTES: usize = 128 << 10;
 /// Smallest message that is striped over several NICs.
 pub const RAIL_STRIPE_MIN_BYTES: usize = 64 << 10;
 
-/// Matches messages of a sender with posted receives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MessageKey {
-    /// The communicator.
-    pub comm_id: u64,
-    /// Whether it is a point-to-point message with a tag.
-    pub tagged: bool,
-    /// The tag, or the sequence number of the collective.
-    pub number: u64,
-}
-
-impl MessageKey {
-    /// The key of a message during collective number `call`.
-    pub fn new(comm_id: u64, match_key: MatchKey, call: u64) -> Self {
-        match match_key {
-            MatchKey::Collective => Self { comm_id, tagged: false, number: call },
-            MatchKey::Tag(tag) => Self { comm_id, tagged: true, number: tag.into() },
-        }
-    }
-}
-
 /// The header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The matching key.
-    pub key: MessageKey,
-    /// The payload size in bytes.
-    pub length: u64,
-    /// Hash of the signature of the collective.
-    pub signature_hash: u32,
+    pub envelope: Envelope,
     /// The number of connections it is striped over.
     pub stripes: u8,
 }
@@ -52,12 +26,13 @@ pub struct Header {
 impl Header {
     /// The header in little-endian byte order.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let Envelope { key, length, signature_hash } = self.envelope;
         let mut bytes = [0; HEADER_BYTES];
-        bytes[..8].copy_from_slice(&self.key.comm_id.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.key.number.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.length.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.signature_hash.to_le_bytes());
-        bytes[28] = u8::from(self.key.tagged);
+        bytes[..8].copy_from_slice(&key.comm_id.to_le_bytes());
+        bytes[8..16].copy_from_slice(&key.number.to_le_bytes());
+        bytes[16..24].copy_from_slice(&length.to_le_bytes());
+        bytes[24..28].copy_from_slice(&signature_hash.to_le_bytes());
+        bytes[28] = u8::from(key.tagged);
         bytes[29] = self.stripes;
         bytes
     }
@@ -71,7 +46,8 @@ impl Header {
         };
         let key = MessageKey { comm_id: number(0), tagged: bytes[28] != 0, number: number(8) };
         let (length, signature_hash) = (number(16), number(24) as u32);
-        let header = Self { key, length, signature_hash, stripes: bytes[29].max(1) };
+        let envelope = Envelope { key, length, signature_hash };
+        let header = Self { envelope, stripes: bytes[29].max(1) };
         (length <= isize::MAX as u64).then_some(header)
     }
 }
@@ -92,7 +68,7 @@ mod tests {
         #[test]
         fn headers_round_trip(comm_id: u64, number: u64, length: u64, signature_hash: u32, tagged: bool) {
             let key = MessageKey { comm_id, tagged, number };
-            let header = Header { key, length, signature_hash, stripes: 3 };
+            let header = Header { envelope: Envelope { key, length, signature_hash }, stripes: 3 };
             let expected = (length <= isize::MAX as u64).then_some(header);
             prop_assert_eq!(Header::decode(&header.encode()), expected);
         }
@@ -100,7 +76,7 @@ mod tests {
         #[test]
         fn headers_from_peers_have_valid_stripes(bytes: [u8; HEADER_BYTES]) {
             let Some(header) = Header::decode(&bytes) else { return Ok(()) };
-            let (length, stripes) = (header.length as usize, usize::from(header.stripes));
+            let (length, stripes) = (header.envelope.length as usize, usize::from(header.stripes));
             let sizes = (0..stripes).map(|i| stripe(length, i, stripes).len());
             prop_assert_eq!(sizes.sum::<usize>(), length);
         }

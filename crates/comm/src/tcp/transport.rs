@@ -4,19 +4,18 @@ mod faults;
 mod signature_barrier;
 mod spin;
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_model::hash::fnv1a;
 use regatta_wire::clock;
 
 use super::context::TcpContext;
-use super::data_plane::{DataPlane, LinkDirection, PostedRecv};
-use super::frame::{Header, MessageKey, RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
-use crate::control::{CallWatch, CommMonitor, MAX_CONNECTIONS};
-use crate::error::Peer;
-
+use crate::control::{CallWatch, CommMonitor};
 use crate::engine::AbortFn;
+use crate::error::Peer;
+use crate::matching::{Envelope, MessageKey, PostedRecv};
+use crate::network::{LinkDirection, Network, NetworkState, UserBuffer, UserSend};
 use crate::transport::{MatchKey, RecvAction, RequestId, Transport};
 use crate::{CommError, DType, ReduceOp, Result, Signature};
 use spin::Spin;
@@ -34,7 +33,10 @@ struct PendingRequest {
 /// The transport of one communicator.
 pub struct TcpTransport {
     pub(super) context: Arc<TcpContext>,
+    network: Arc<dyn Network>,
     comm_id: u64,
+    /// Hash of the signature of the current collective.
+    signature_hash: u32,
     /// The global ranks of its members.
     pub(super) members: Vec<u32>,
     rank: u32,
@@ -68,19 +70,27 @@ pub(crate) enum MonitorRole {
 
 impl TcpTransport {
     /// A communicator of these global ranks, of which this process is member `rank`.
-    pub fn new(context: Arc<TcpContext>, comm_id: u64, members: Vec<u32>, rank: u32) -> Self {
+    pub fn new(
+        context: Arc<TcpContext>,
+        network: Arc<dyn Network>,
+        comm_id: u64,
+        members: Vec<u32>,
+        rank: u32,
+    ) -> Self {
         context.shared.lock().comms.get(comm_id);
         let monitor = CommMonitor::open(context.job.clone(), comm_id, members.clone());
         let shared = context.shared.clone();
         monitor.count_messages_with(move || {
-            let plane = shared.lock();
-            plane.comms.peek(comm_id).map(|c| c.message_counts.clone()).unwrap_or_default()
+            let state = shared.lock();
+            state.comms.peek(comm_id).map(|c| c.message_counts.clone()).unwrap_or_default()
         });
         let watch = CallWatch::new(monitor.clone(), context.desync_after, clock::now());
         let spin = Spin::new(context.spin);
         Self {
             context,
+            network,
             comm_id,
+            signature_hash: 0,
             members,
             rank,
             monitor,
@@ -105,7 +115,7 @@ impl TcpTransport {
 
     /// A communicator of some of the members.
     pub fn subgroup(&self, comm_id: u64, members: Vec<u32>, rank: u32) -> Self {
-        Self::new(self.context.clone(), comm_id, members, rank)
+        Self::new(self.context.clone(), self.network.clone(), comm_id, members, rank)
     }
 
     /// The ID of a communicator derived from this one after the current call, such as the
@@ -139,41 +149,44 @@ impl TcpTransport {
         self.members.get(rank as usize).copied().unwrap_or(u32::MAX)
     }
 
-    /// Opens the connections for a message of this length and returns its stripe count.
-    fn connect(&mut self, to: u32, length: usize) -> Result<u8> {
-        // Connections over several NICs pay off earlier than several over one.
-        let rails = self.context.bind.len().min(usize::from(MAX_CONNECTIONS)) as u8;
-        let stripes = match length {
-            _ if length >= STRIPE_MIN_BYTES => self.context.connections.max(rails).max(1),
-            _ if length >= RAIL_STRIPE_MIN_BYTES => rails.max(1),
-            _ => 1,
-        };
-        let plane = self.context.shared.lock();
-        if plane.fabric.is_some() {
-            return Ok(1);
+    /// Opens the connections for a message of this length.
+    fn connect(&mut self, to: u32, length: usize) -> Result {
+        let has_failed = || self.monitor.has_failed();
+        if let Err(why) = self.network.connect(to, length, &has_failed) {
+            // Connecting may have been interrupted by an abort rather than a network fault.
+            self.check_abort(&self.context.shared.lock())?;
+            self.report_conn_failure(to, LinkDirection::Send, why);
+            self.context.shared.lock().broken.entry((to, LinkDirection::Send)).or_default();
         }
-        let have = plane.connections_to(to);
-        let broken = plane.broken.contains_key(&(to, LinkDirection::Send));
-        drop(plane);
-        if have < usize::from(stripes) && !broken {
-            let has_failed = || self.monitor.has_failed();
-            if let Err(why) = self.context.connect(to, stripes, &has_failed) {
-                // Connecting may have been interrupted by an abort rather than a network fault.
-                self.check_abort(&self.context.shared.lock())?;
-                self.report_conn_failure(to, LinkDirection::Send, why);
-                self.context.shared.lock().broken.entry((to, LinkDirection::Send)).or_default();
-            }
-        }
-        Ok(stripes)
+        Ok(())
     }
 
-    /// Records a point-to-point message as the current call.
-    fn record_p2p(&mut self, key: MatchKey, plane: &DataPlane) {
-        if let MatchKey::Tag(tag) = key {
-            self.current_message = Some(format!("a message with tag {tag}"));
-            let moved = plane.comms.peek(self.comm_id).map_or(0, |comm| comm.bytes_moved);
-            self.watch.reset(moved, clock::now());
+    /// Records a request and returns what identifies its message.
+    fn record_request(
+        &mut self,
+        peer: u32,
+        key: MatchKey,
+        length: usize,
+        direction: LinkDirection,
+    ) -> (Envelope, RequestId) {
+        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
+        let (tagged, signature_hash) = (key.tagged, self.signature_hash);
+        let mut state = self.context.shared.lock();
+        let id = state.next_request();
+        let comm = state.comms.get(self.comm_id);
+        match (tagged, direction) {
+            (false, LinkDirection::Send) => increment(&mut comm.message_counts.sent, peer),
+            (false, LinkDirection::Recv) => comm.message_counts.awaited.push(peer),
+            (true, _) => {
+                self.current_message = Some(format!("a message with tag {}", key.number));
+                self.watch.reset(comm.bytes_moved, clock::now());
+                if direction == LinkDirection::Send {
+                    increment(&mut self.p2p_sent, peer);
+                }
+            }
         }
+        self.requests.push(PendingRequest { id, peer, direction, p2p: tagged });
+        (Envelope { key, length: length as u64, signature_hash }, id)
     }
 
     /// Posts a receive, under the conditions of [`Transport::post_receive`].
@@ -187,36 +200,24 @@ impl TcpTransport {
     ) -> Result<RequestId> {
         self.monitor.check_not_failed()?;
         let from = self.global(from);
-        let shared = self.context.shared.clone();
-        let mut plane = shared.lock();
-        self.record_p2p(key, &plane);
-        let comm = plane.comms.get(self.comm_id);
-        let signature_hash = comm.signature_hash;
-        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
-        if !key.tagged {
-            comm.message_counts.awaited.push(from);
-        }
-        let (start, length, request) = (into.cast::<u8>(), into.len(), RequestId(0));
-        let posted = PostedRecv { key, signature_hash, request, start, length, action, operand };
-        let id = plane.receive(from, posted);
-        shared.wake_poller(&plane);
-        let direction = LinkDirection::Recv;
-        self.requests.push(PendingRequest { id, peer: from, direction, p2p: key.tagged });
-        Ok(id)
+        let (envelope, request) = self.record_request(from, key, into.len(), LinkDirection::Recv);
+        let buffer = UserBuffer::new(into, action, operand);
+        self.network.receive(from, PostedRecv { envelope, request, buffer });
+        Ok(request)
     }
 
     /// Collects completed requests. Returns whether there are any.
     fn take_completed(
         &mut self,
-        plane: &mut DataPlane,
+        state: &mut NetworkState,
         done: &mut Vec<RequestId>,
         now: Instant,
     ) -> bool {
-        plane.take_completed(self.comm_id, done);
+        let comm = state.comms.get(self.comm_id);
+        done.append(&mut comm.completed);
         if done.is_empty() {
             return false;
         }
-        let comm = plane.comms.get(self.comm_id);
         let (p2p_received, counts) = (&mut self.p2p_received, &mut comm.message_counts);
         self.requests.retain(|request| {
             let is_done = done.contains(&request.id);
@@ -263,12 +264,13 @@ impl Transport for TcpTransport {
         }
         self.in_call = true;
         let shared = self.context.shared.clone();
-        let mut plane = shared.lock();
-        let comm = plane.comms.get(self.comm_id);
+        let mut state = shared.lock();
+        let comm = state.comms.get(self.comm_id);
         comm.begin(signature);
+        self.signature_hash = comm.signature_hash;
         self.watch.reset(comm.bytes_moved, clock::now());
-        self.check_abort(&plane)?;
-        drop(plane);
+        self.check_abort(&state)?;
+        drop(state);
         if self.context.debug { self.signature_barrier() } else { Ok(()) }
     }
 
@@ -280,25 +282,10 @@ impl Transport for TcpTransport {
     unsafe fn post_send(&mut self, to: u32, key: MatchKey, data: *const [u8]) -> Result<RequestId> {
         self.monitor.check_not_failed()?;
         let to = self.global(to);
-        let stripes = self.connect(to, data.len())?;
-        let shared = self.context.shared.clone();
-        let mut plane = shared.lock();
-        self.record_p2p(key, &plane);
-        let comm = plane.comms.get(self.comm_id);
-        let signature_hash = comm.signature_hash;
-        let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
-        if !key.tagged {
-            increment(&mut comm.message_counts.sent, to);
-        }
-        let header = Header { key, length: data.len() as u64, signature_hash, stripes };
-        let id = plane.send(to, header, data);
-        shared.wake_poller(&plane);
-        let direction = LinkDirection::Send;
-        self.requests.push(PendingRequest { id, peer: to, direction, p2p: key.tagged });
-        if key.tagged {
-            increment(&mut self.p2p_sent, to);
-        }
-        Ok(id)
+        self.connect(to, data.len())?;
+        let (envelope, request) = self.record_request(to, key, data.len(), LinkDirection::Send);
+        self.network.send(to, UserSend { envelope, request, start: data.cast() });
+        Ok(request)
     }
 
     unsafe fn post_receive(
@@ -334,37 +321,41 @@ impl Transport for TcpTransport {
         let shared = &context.shared;
         let start = clock::now();
         let mut now = start;
-        let mut plane: MutexGuard<'_, DataPlane> = shared.lock();
+        let mut is_last_round = false;
         loop {
-            plane.progress();
-            if self.take_completed(&mut plane, done, now) {
-                shared.notify_waiters(&mut plane);
-                self.spin.waited(now - start);
-                return Ok(());
+            self.network.progress();
+            let mut state = shared.lock();
+            let is_done = self.take_completed(&mut state, done, now);
+            // A message that arrived before a fault was announced is received first.
+            if !is_done && !is_last_round && self.verdict(&state).is_some() {
+                is_last_round = true;
+                continue;
             }
-            let next = match self.check(&mut plane, now) {
-                Ok(next) => next,
-                Err(error) => {
-                    shared.notify_waiters(&mut plane);
-                    return Err(error);
+            if is_done {
+                self.spin.waited(now - start);
+            }
+            let checked = (!is_done).then(|| self.check(&mut state, now));
+            let next = match checked {
+                Some(Ok(next)) if now < start + timeout => next.min(start + timeout),
+                ended => {
+                    shared.hand_over(&mut state);
+                    return ended.map_or(Ok(()), |checked| checked.map(drop));
                 }
             };
-            let until = next.min(start + timeout);
-            if now >= start + timeout {
-                shared.notify_waiters(&mut plane);
-                return Ok(());
+            if now < start + self.spin.budget() {
+                drop(state);
+                std::hint::spin_loop();
+            } else {
+                let limit = next.saturating_duration_since(now);
+                drop(shared.wait(state, self.comm_id, &*self.network, limit));
             }
-            plane = match now < start + self.spin.budget() {
-                true => shared.yield_lock(plane),
-                false => shared.wait(plane, until.saturating_duration_since(now)),
-            };
             now = clock::now();
         }
     }
 
     fn cancel(&mut self) {
-        let is_rank_lost = self.context.job.registry.is_any_lost();
-        self.context.shared.lock().cancel(self.comm_id, is_rank_lost);
+        self.network.cancel(self.comm_id, self.context.job.registry.is_any_lost());
+        self.context.shared.lock().comms.take_completed(self.comm_id);
         self.requests.clear();
     }
 
@@ -375,8 +366,9 @@ impl Transport for TcpTransport {
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        let is_rank_lost = self.context.job.registry.is_any_lost();
-        self.context.shared.lock().close(self.comm_id, is_rank_lost);
+        self.network.cancel(self.comm_id, self.context.job.registry.is_any_lost());
+        self.context.shared.lock().comms.close(self.comm_id);
+        self.network.close(self.comm_id);
         if self.role != MonitorRole::Part {
             self.monitor.close(std::mem::take(&mut self.p2p_sent));
         }

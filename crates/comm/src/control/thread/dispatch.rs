@@ -57,13 +57,13 @@ impl ControlPlane {
     fn hand_to_data_plane(&mut self, conn: ConnId, rank: u32, index: u8) {
         let Ok(stream) = self.net.duplicate(conn) else { return self.net.abort(conn) };
         set_socket_options(&stream, self.lost_after);
-        let is_sending = index == 0 && self.shared.lock().connections_to(rank) > 0;
+        let is_sending = index == 0 && self.sockets.connections_to(rank) > 0;
         let reply = if is_sending { ACCEPTED_REUSE } else { ACCEPTED };
         if index == 0 {
             self.net.release(conn, reply);
-            self.shared.add_incoming(rank, index, stream);
+            self.sockets.add_incoming(rank, index, stream);
         } else {
-            self.shared.add_incoming(rank, index, stream);
+            self.sockets.add_incoming(rank, index, stream);
             self.net.release(conn, reply);
         }
     }

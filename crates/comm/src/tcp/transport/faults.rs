@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{PendingRequest, TcpTransport};
 use crate::control::{CommClosed, StallAction, Wait};
-use crate::libfabric::FabricTransport;
-use crate::tcp::data_plane::{DataPlane, LinkDirection, ProtocolError};
+use crate::matching::ProtocolError;
+use crate::network::{LinkDirection, NetworkState};
 use crate::transport::RequestId;
 use crate::{CommError, DType, Result};
 
@@ -29,13 +29,13 @@ impl TcpTransport {
     }
 
     /// The error this communicator has failed with, if rank 0 or a departure made it fail.
-    pub(super) fn verdict(&self, plane: &DataPlane) -> Option<CommError> {
-        let awaits = |rank: u32, closed: &CommClosed| self.awaits_departed(rank, closed, plane);
+    pub(super) fn verdict(&self, state: &NetworkState) -> Option<CommError> {
+        let awaits = |rank: u32, closed: &CommClosed| self.awaits_departed(rank, closed, state);
         self.monitor.verdict(&|| self.describe_wait(), &awaits)
     }
 
     /// Whether the current call waits for a rank that has closed the communicator.
-    fn awaits_departed(&self, rank: u32, closed: &CommClosed, plane: &DataPlane) -> bool {
+    fn awaits_departed(&self, rank: u32, closed: &CommClosed, state: &NetworkState) -> bool {
         if self.in_call {
             return closed.calls < self.monitor.calls();
         }
@@ -43,7 +43,7 @@ impl TcpTransport {
             counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
         };
         // A completed request that is not yet collected may be the last one the peer served.
-        let comm = plane.comms.peek(self.comm_id);
+        let comm = state.comms.peek(self.comm_id);
         let is_done = |id: &RequestId| comm.is_some_and(|comm| comm.completed.contains(id));
         let waits = self.requests.iter().any(|r| r.peer == rank && !is_done(&r.id));
         waits && count(&self.p2p_received, rank) >= count(&closed.p2p_sent, self.context.rank)
@@ -65,19 +65,19 @@ impl TcpTransport {
     }
 
     /// Fails if a fault is known.
-    pub(super) fn check_abort(&self, plane: &DataPlane) -> Result {
-        let verdict = self.verdict(plane);
+    pub(super) fn check_abort(&self, state: &NetworkState) -> Result {
+        let verdict = self.verdict(state);
         verdict.map_or(Ok(()), |error| Err(self.monitor.fail_with_verdict(error)))
     }
 
     /// Checks for faults, protocol errors and timeouts. Returns when to check again.
-    pub(super) fn check(&mut self, plane: &mut DataPlane, now: Instant) -> Result<Instant> {
-        self.check_abort(plane)?;
-        if let Some(why) = plane.fabric.as_ref().and_then(FabricTransport::failure) {
+    pub(super) fn check(&mut self, state: &mut NetworkState, now: Instant) -> Result<Instant> {
+        self.check_abort(state)?;
+        if let Some(why) = self.network.failure() {
             let error = CommError::system("libfabric endpoint closed", why);
             return Err(self.monitor.report_and_fail(error));
         }
-        match plane.comms.get(self.comm_id).protocol_error.take() {
+        match state.comms.get(self.comm_id).protocol_error.take() {
             Some(ProtocolError::SizeMismatch { request, sent, expected }) => {
                 return Err(self.count_mismatch(request, sent, expected));
             }
@@ -89,18 +89,18 @@ impl TcpTransport {
             None => {}
         }
         let broken = |r: &PendingRequest| {
-            Some((r.peer, r.direction, plane.broken.get(&(r.peer, r.direction))?))
+            Some((r.peer, r.direction, state.broken.get(&(r.peer, r.direction))?))
         };
         let broken = self.requests.iter().find_map(broken);
         if let Some((rank, direction, why)) = broken {
             self.report_conn_failure(rank, direction, why.clone());
         }
-        let moved = plane.comms.get(self.comm_id).bytes_moved;
+        let moved = state.comms.get(self.comm_id).bytes_moved;
         let next = match self.watch.check(moved, now) {
             StallAction::Wait(then) => then,
             action => {
                 self.watch.report(action, self.wait(), now);
-                self.check_acks(plane);
+                self.check_acks();
                 now
             }
         };
@@ -116,10 +116,11 @@ impl TcpTransport {
     }
 
     /// Checks that the kernels of the awaited peers still acknowledge data.
-    fn check_acks(&mut self, plane: &DataPlane) {
+    fn check_acks(&mut self) {
         let limit: Duration = self.context.lost_after;
         let unacked = self.requests.iter().find_map(|request| {
-            let unacked = plane.unacked_for(request.peer).filter(|unacked| *unacked >= limit)?;
+            let unacked =
+                self.network.unacked_for(request.peer).filter(|unacked| *unacked >= limit)?;
             Some((request.peer, request.direction, unacked))
         });
         if let Some((rank, direction, unacked)) = unacked {

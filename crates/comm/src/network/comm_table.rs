@@ -1,4 +1,4 @@
-//! The communicators of this process, as seen by the data plane and by rank 0.
+//! The communicators of this process, as seen by the network and by rank 0.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -6,30 +6,11 @@ use regatta_model::hash::fnv1a;
 
 use crate::Signature;
 use crate::control::MessageCounts;
-use crate::tcp::frame::Header;
+use crate::matching::{CommStatus, ProtocolError};
 use crate::transport::RequestId;
 
 /// Number of closed communicators for which late messages are discarded. Their IDs are never reused.
 const MAX_CLOSED: usize = 1 << 16;
-
-/// An inconsistency found in a communicator's messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ProtocolError {
-    /// A message belongs to a different call than this rank's.
-    CallMismatch {
-        /// The sequence number of the call.
-        call: u64,
-    },
-    /// A message does not have the size of the posted receive.
-    SizeMismatch {
-        /// The receive.
-        request: RequestId,
-        /// Bytes sent.
-        sent: u64,
-        /// Bytes expected.
-        expected: u64,
-    },
-}
 
 /// The state of one communicator.
 #[derive(Default)]
@@ -44,6 +25,8 @@ pub struct CommState {
     pub protocol_error: Option<ProtocolError>,
     /// Messages of the current call.
     pub message_counts: MessageCounts,
+    /// Whether its thread sleeps.
+    pub sleeping: bool,
 }
 
 impl CommState {
@@ -72,8 +55,6 @@ pub struct CommTable {
     closed: HashSet<u64>,
     /// The closed communicators, oldest first.
     close_order: VecDeque<u64>,
-    /// Whether an operation completed that another thread may be waiting for.
-    pub(super) progressed: bool,
 }
 
 impl CommTable {
@@ -99,8 +80,14 @@ impl CommTable {
         self.open.get(&comm_id)
     }
 
-    pub fn is_closed(&self, comm_id: u64) -> bool {
-        self.closed.contains(&comm_id)
+    pub fn status(&self, comm_id: u64) -> CommStatus {
+        match self.open.get(&comm_id) {
+            Some(comm) => {
+                CommStatus::Open { calls: comm.calls, signature_hash: comm.signature_hash }
+            }
+            None if self.closed.contains(&comm_id) => CommStatus::Closed,
+            None => CommStatus::Unknown,
+        }
     }
 
     /// Takes the completed requests of a communicator.
@@ -112,12 +99,13 @@ impl CommTable {
     }
 
     /// Completes a request. A message that was being sent when its communicator was closed has no
-    /// request any more.
-    pub fn complete(&mut self, comm_id: u64, request: RequestId) {
-        self.progressed = true;
-        if let Some(comm) = self.open.get_mut(&comm_id) {
+    /// request any more. Returns whether a sleeping thread must be woken.
+    pub fn complete(&mut self, comm_id: u64, request: RequestId) -> bool {
+        let comm = self.open.get_mut(&comm_id);
+        comm.is_some_and(|comm| {
             comm.completed.push(request);
-        }
+            comm.sleeping
+        })
     }
 
     pub fn add_bytes_moved(&mut self, comm_id: u64, bytes: usize) {
@@ -126,40 +114,19 @@ impl CommTable {
         }
     }
 
-    pub(super) fn set_protocol_error(&mut self, comm_id: u64, error: ProtocolError) {
-        self.progressed = true;
-        if let Some(comm) = self.open.get_mut(&comm_id) {
+    /// Returns whether a sleeping thread must be woken.
+    pub fn set_protocol_error(&mut self, comm_id: u64, error: ProtocolError) -> bool {
+        let comm = self.open.get_mut(&comm_id);
+        comm.is_some_and(|comm| {
             comm.protocol_error.get_or_insert(error);
-        }
-    }
-
-    /// Whether an unexpected message may still be received later. A message of a finished call, or
-    /// of the current call with another signature, is a protocol error.
-    pub fn accept_unexpected(&mut self, header: &Header) -> bool {
-        let key = header.key;
-        if self.is_closed(key.comm_id) {
-            return false;
-        }
-        let Some(comm) = self.open.get_mut(&key.comm_id) else { return true };
-        let other = key.number == comm.calls && header.signature_hash != comm.signature_hash;
-        if !key.tagged && (key.number < comm.calls || other) {
-            self.set_protocol_error(key.comm_id, ProtocolError::CallMismatch { call: key.number });
-            return false;
-        }
-        true
+            comm.sleeping
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::frame::MessageKey;
-    use crate::transport::MatchKey;
-
-    fn header(comm_id: u64) -> Header {
-        let key = MessageKey::new(comm_id, MatchKey::Tag(1), 0);
-        Header { key, length: 0, signature_hash: 0, stripes: 1 }
-    }
 
     /// The rest of a message in progress is sent after its communicator is closed.
     #[test]
@@ -167,10 +134,15 @@ mod tests {
         let mut comms = CommTable::default();
         comms.get(7).calls = 3;
         comms.close(7);
-        comms.complete(7, RequestId(1));
-        comms.set_protocol_error(7, ProtocolError::CallMismatch { call: 1 });
+        comms.get(8).sleeping = true;
+        let error = ProtocolError::CallMismatch { call: 1 };
+        let wakes = |comms: &mut CommTable, id| {
+            let completed = comms.complete(id, RequestId(1));
+            (completed, comms.set_protocol_error(id, error.clone()))
+        };
+        assert_eq!([wakes(&mut comms, 7), wakes(&mut comms, 8)], [(false, false), (true, true)]);
         assert!(comms.take_completed(7).is_empty() && comms.peek(7).is_none());
-        assert!(!comms.accept_unexpected(&header(7)));
+        assert_eq!(comms.status(7), CommStatus::Closed);
     }
 
     #[test]
@@ -179,6 +151,7 @@ mod tests {
         let last = 2 * MAX_CLOSED as u64;
         (0..=last).for_each(|comm_id| comms.close(comm_id));
         assert_eq!((comms.closed.len(), comms.close_order.len()), (MAX_CLOSED, MAX_CLOSED));
-        assert!(comms.is_closed(last) && !comms.is_closed(0));
+        assert_eq!(comms.status(last), CommStatus::Closed);
+        assert_eq!(comms.status(0), CommStatus::Unknown);
     }
 }

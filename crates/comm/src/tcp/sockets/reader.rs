@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::recv_buffer::RecvBuffer;
+use super::incoming::RecvBuffer;
 use crate::tcp::frame::HEADER_BYTES;
 
 /// Small enough that data is still in the L2 cache when it is reduced.

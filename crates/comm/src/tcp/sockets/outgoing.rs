@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::CommTable;
+use crate::network::{Report, UserSend};
 use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
 use crate::transport::RequestId;
 
@@ -43,7 +43,7 @@ enum Payload {
     Owned(Vec<u8>),
 }
 
-// SAFETY: user memory is only read, under the lock of the data plane; the caller of `post_send`
+// SAFETY: user memory is only read, under the lock of the connections; the caller of `post_send`
 // guarantees that it is valid.
 unsafe impl Send for Payload {}
 
@@ -82,8 +82,10 @@ impl Outgoing {
     }
 
     /// Queues a message, to be written by [`Self::write`].
-    pub fn push(&mut self, header: Header, request: RequestId, start: *const u8, length: usize) {
-        let stripes = usize::from(header.stripes);
+    pub fn push(&mut self, UserSend { envelope, request, start }: UserSend, stripes: u8) {
+        let (comm_id, length) = (envelope.key.comm_id, envelope.length as usize);
+        let header = Header { envelope, stripes }.encode();
+        let stripes = usize::from(stripes);
         if stripes > 1 {
             self.stripes_left.insert(request, stripes);
         }
@@ -92,7 +94,6 @@ impl Outgoing {
             // SAFETY: a stripe is within the message.
             let payload = Payload::User(unsafe { start.add(range.start) }, range.len());
             let header_at = if i == 0 { 0 } else { HEADER_BYTES };
-            let (comm_id, header) = (header.key.comm_id, header.encode());
             let (started, at) = (false, 0);
             let chunk = Chunk { comm_id, request, header, header_at, started, payload, at };
             conn.queue.push_back(chunk);
@@ -100,7 +101,7 @@ impl Outgoing {
     }
 
     /// Writes as much as the sockets accept. Returns whether anything was written.
-    pub fn write(&mut self, comms: &mut CommTable) -> Result<bool, Errno> {
+    pub fn write(&mut self, report: &mut Report) -> Result<bool, Errno> {
         let mut wrote = false;
         for conn in &mut self.conns {
             while let Some(chunk) = conn.queue.front_mut() {
@@ -109,7 +110,7 @@ impl Outgoing {
                         Ok(count) => {
                             wrote = true;
                             chunk.advance(count);
-                            comms.add_bytes_moved(chunk.comm_id, count);
+                            report.add_moved(chunk.comm_id, count);
                         }
                         Err(Errno::AGAIN) => break,
                         Err(Errno::INTR) => continue,
@@ -120,7 +121,7 @@ impl Outgoing {
                     let (comm_id, request) = (chunk.comm_id, chunk.request);
                     conn.queue.pop_front();
                     if last_stripe(&mut self.stripes_left, request) {
-                        comms.complete(comm_id, request);
+                        report.completed.push((comm_id, request));
                     }
                 }
             }
@@ -128,9 +129,9 @@ impl Outgoing {
         Ok(wrote)
     }
 
-    /// All connections.
-    pub fn streams(&self) -> impl Iterator<Item = &Arc<TcpStream>> {
-        self.conns.iter().map(|conn| &conn.stream)
+    /// Whether messages wait to be written.
+    pub fn has_queued(&self) -> bool {
+        self.conns.iter().any(|conn| !conn.queue.is_empty())
     }
 
     /// The connections to poll for writability.

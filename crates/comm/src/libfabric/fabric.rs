@@ -1,0 +1,349 @@
+//! The endpoint of this process and the messages on it. Makes progress when a thread waits.
+//!
+//! Every message starts with a header, which contains the whole message if it is small. The chunks of
+//! a large message have their own tags and are received once a matching receive is posted: directly
+//! into user memory if they are only copied and the provider needs no registration, else into bounce
+//! buffers, from which each chunk is copied or reduced while others arrive.
+
+mod on_message;
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use regatta_wire::clock;
+
+use super::FiResult;
+use super::abi::CqEntry;
+use super::delivery::Delivery;
+use super::endpoint::PollResult;
+use super::incoming::{IncomingMessage, Resequencer};
+use super::message_header::Message;
+use super::outgoing::{OutgoingMessage, SendWindow};
+use super::requests::{InFlight, Op, RequestPool};
+use super::shm_cleanup::remove_stale_segments;
+use crate::matching::MatchQueue;
+use crate::network::{LinkDirection, Report, SharedState, UserBuffer, UserSend};
+
+/// Completions read per poll.
+const CQ_BATCH: usize = 16;
+
+/// Polls in a row before control returns to the caller.
+const MAX_POLLS: usize = 16;
+
+/// Time for the last sends to complete.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Unsuccessful polls with `yield_now` before the thread sleeps.
+const YIELDS: u32 = 20;
+
+/// Sleep durations: with a file descriptor to poll, and the range of the backoff without one.
+const FD_SLEEP: Duration = Duration::from_millis(50);
+pub const MIN_SLEEP: Duration = Duration::from_micros(10);
+const MAX_SLEEP: Duration = Duration::from_millis(1);
+
+/// Unsuccessful polls, a few milliseconds, after which large unexpected messages are fetched.
+const FETCH_AFTER: u32 = YIELDS + 10;
+
+/// The payload of an unexpected message.
+#[derive(Debug, Clone)]
+enum Payload {
+    Bytes(Vec<u8>),
+    /// A large message that is still at the sender.
+    Remote(Message),
+}
+
+/// The messages exchanged with a peer.
+#[derive(Default)]
+struct PeerState {
+    window: SendWindow,
+    order: Resequencer,
+    queue: MatchQueue<UserBuffer, Payload>,
+    /// Consumed messages for which the peer has not received credits.
+    credits: u64,
+}
+
+/// The endpoint of this process.
+pub struct Fabric {
+    pool: RequestPool,
+    job: u64,
+    ranks: u32,
+    addresses: Vec<Vec<u8>>,
+    shared: Arc<SharedState>,
+    peers: BTreeMap<u32, PeerState>,
+    sends: BTreeMap<u64, OutgoingMessage>,
+    recvs: BTreeMap<u64, IncomingMessage>,
+    next: u64,
+    /// What happened since it was last taken.
+    pub report: Report,
+    /// Copies and reductions to be run without the lock.
+    pub deliveries: Vec<Delivery>,
+    /// The communicators of the deliveries that are running.
+    delivering: Vec<u64>,
+    /// Why the endpoint failed.
+    pub failure: Option<String>,
+    /// Consecutive polls without completions.
+    idle: u32,
+}
+
+/// How a waiting thread may sleep.
+#[derive(Debug, Clone, Copy)]
+pub struct SleepHint {
+    /// A descriptor that becomes readable on a completion.
+    pub fd: Option<RawFd>,
+    /// The longest sleep.
+    pub limit: Duration,
+}
+
+impl Fabric {
+    /// An endpoint that knows the addresses of all ranks.
+    pub fn new(
+        mut pool: RequestPool,
+        job: u64,
+        addresses: &[Vec<u8>],
+        shared: Arc<SharedState>,
+    ) -> FiResult<Self> {
+        pool.post_header_recvs()?;
+        Ok(Self {
+            pool,
+            job,
+            ranks: addresses.len() as u32,
+            addresses: addresses.to_vec(),
+            shared,
+            peers: BTreeMap::new(),
+            sends: BTreeMap::new(),
+            recvs: BTreeMap::new(),
+            next: 0,
+            report: Report::default(),
+            deliveries: Vec::new(),
+            delivering: Vec::new(),
+            failure: None,
+            idle: 0,
+        })
+    }
+
+    /// The provider and its domain.
+    pub fn name(&self) -> String {
+        let info = &self.pool.endpoint.info;
+        format!("{} on {}", info.provider, info.domain)
+    }
+
+    /// Posts a send.
+    pub fn send(&mut self, to: u32, message: UserSend) {
+        self.next += 1;
+        self.sends.insert(self.next, OutgoingMessage::new(to, message));
+        self.post_sends();
+    }
+
+    /// Makes progress without blocking.
+    pub fn progress(&mut self) {
+        self.pool.needs_retry = false;
+        if self.failure.is_none() {
+            self.poll();
+        }
+        if self.failure.is_none() {
+            self.post_sends();
+            self.post_recvs();
+            self.send_credits();
+            if let Err(why) = self.pool.post_header_recvs() {
+                self.fail(why);
+            }
+        }
+    }
+
+    fn poll(&mut self) {
+        let empty = CqEntry { context: std::ptr::null_mut(), flags: 0, len: 0 };
+        for _ in 0..MAX_POLLS {
+            let mut entries = [empty; CQ_BATCH];
+            match self.pool.endpoint.poll_cq(&mut entries) {
+                PollResult::Empty => {
+                    self.idle = self.idle.saturating_add(1);
+                    return;
+                }
+                PollResult::Done(count) => {
+                    for entry in &entries[..count] {
+                        if let Some(request) = self.pool.complete(entry.context) {
+                            self.completed(request, entry.len);
+                        }
+                    }
+                }
+                PollResult::Broken(why) => return self.fail(why),
+                PollResult::Failed(context, why) => {
+                    if let Some(request) = self.pool.complete(context) {
+                        self.request_failed(request, why);
+                    }
+                }
+            }
+            self.idle = 0;
+        }
+    }
+
+    /// Handles a completed request.
+    fn completed(&mut self, request: InFlight, length: usize) {
+        match (request.op, request.bounce) {
+            (Op::RecvHeader, Some(bounce)) => self.handle_header(bounce, length),
+            (Op::RecvChunk(id, at, size), bounce) if length == size => {
+                self.chunk_received(id, at, size, bounce);
+            }
+            (Op::RecvChunk(id, _, size), bounce) => {
+                self.fail_recv(id, format!("received a chunk of {length} bytes, not {size}"));
+                self.pool.release(bounce);
+            }
+            (op, bounce) => {
+                if let Op::SendChunk(id) = op {
+                    self.chunk_sent(id);
+                }
+                self.pool.release(bounce);
+            }
+        }
+    }
+
+    /// Handles a failed request; without a reason, it was cancelled.
+    fn request_failed(&mut self, request: InFlight, why: Option<String>) {
+        match (request.op, why) {
+            (Op::SendHeader(to), Some(why)) => {
+                self.report.broken.push((to, LinkDirection::Send, why));
+            }
+            (Op::SendChunk(id), None) => self.chunk_sent(id),
+            (Op::SendChunk(id), Some(why)) => {
+                if let Some(message) = self.sends.remove(&id) {
+                    self.report.broken.push((message.to, LinkDirection::Send, why));
+                }
+            }
+            (Op::RecvChunk(id, at, _), None) => {
+                // The chunk still arrives and is discarded then.
+                if let Some(message) = self.recvs.get_mut(&id) {
+                    message.in_flight -= 1;
+                    message.reposts.push(at);
+                }
+            }
+            (Op::RecvChunk(id, ..), Some(why)) => self.fail_recv(id, why),
+            (Op::SendHeader(_), None) | (Op::RecvHeader, _) => {}
+        }
+        self.pool.release(request.bounce);
+    }
+
+    fn chunk_sent(&mut self, id: u64) {
+        let Some(message) = self.sends.get_mut(&id) else { return };
+        message.in_flight -= 1;
+        self.report.add_moved(message.comm_id(), self.pool.chunk_bytes);
+        if message.is_done() {
+            self.finish_send(id);
+        }
+    }
+
+    fn finish_send(&mut self, id: u64) {
+        if let Some(message) = self.sends.remove(&id).filter(|message| message.user.is_some()) {
+            self.report.completed.push((message.comm_id(), message.request));
+        }
+    }
+
+    /// Posts sends. The headers to each peer are sent in order.
+    fn post_sends(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let mut blocked: Vec<u32> = Vec::new();
+        let mut last = 0;
+        while let Some((&id, message)) = self.sends.range_mut(last + 1..).next() {
+            last = id;
+            if !message.header_sent && blocked.contains(&message.to) {
+                continue;
+            }
+            let to = message.to;
+            let window = &mut self.peers.entry(to).or_default().window;
+            let posted = message.post(id, window, &mut self.pool);
+            if !message.header_sent {
+                blocked.push(to);
+            }
+            match posted {
+                Err(why) => {
+                    self.report.broken.push((to, LinkDirection::Send, why));
+                    self.sends.remove(&id);
+                }
+                Ok(()) if message.is_done() => {
+                    self.report.add_moved(message.comm_id(), message.length());
+                    self.finish_send(id);
+                }
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Begins to release all user memory of a communicator.
+    pub fn cancel(&mut self, comm_id: u64) {
+        self.peers.values_mut().for_each(|peer| peer.queue.cancel(comm_id));
+        // A message whose header was sent is completed with arbitrary bytes, as the peer expects it.
+        self.sends.retain(|_, send| send.header_sent || send.comm_id() != comm_id);
+        for message in self.sends.values_mut().filter(|send| send.comm_id() == comm_id) {
+            message.user = None;
+        }
+        for message in self.recvs.values_mut().filter(|recv| recv.comm_id() == comm_id) {
+            message.recv = None;
+        }
+        if self.failure.is_none() {
+            self.pool.cancel(comm_id);
+        }
+    }
+
+    /// Whether all user memory of a cancelled communicator is released, usually at once. If it is not
+    /// in time, closes the endpoint. An endpoint that cannot be closed while it may write to user
+    /// memory is waited for, because the caller will reuse the memory.
+    pub fn is_released(&mut self, comm_id: u64, expired: bool) -> bool {
+        if self.failure.is_none() && self.pool.is_using(comm_id) {
+            if !expired {
+                self.progress();
+                return false;
+            }
+            self.fail("the provider did not release user memory in time".to_owned());
+        }
+        if self.failure.is_some() && !self.pool.close_ep() && self.pool.may_write(comm_id) {
+            self.poll();
+            return false;
+        }
+        !self.delivering.contains(&comm_id)
+    }
+
+    fn fail(&mut self, why: String) {
+        self.pool.close_ep();
+        self.recvs.clear();
+        self.failure.get_or_insert(why);
+    }
+
+    /// How a waiting thread may sleep.
+    pub fn sleep_hint(&mut self) -> SleepHint {
+        if self.failure.is_some() {
+            return SleepHint { fd: None, limit: FD_SLEEP };
+        }
+        let doubled = MIN_SLEEP * 2u32.saturating_pow(self.idle.saturating_sub(YIELDS).min(10));
+        let limit = if self.idle < YIELDS { Duration::ZERO } else { doubled.min(MAX_SLEEP) };
+        let short = SleepHint { fd: None, limit };
+        if self.peers.values().any(|peer| peer.queue.any_payload(is_remote)) {
+            if self.idle >= FETCH_AFTER {
+                self.fetch_unexpected();
+            }
+            return short;
+        }
+        match self.pool.endpoint.wait_fd() {
+            Err(()) => SleepHint { fd: None, limit: Duration::ZERO },
+            Ok(Some(fd)) if !self.pool.needs_retry => SleepHint { fd: Some(fd), limit: FD_SLEEP },
+            Ok(_) => short,
+        }
+    }
+
+    /// Completes the last sends and closes the endpoint.
+    pub fn shutdown(mut self) {
+        let until = clock::now() + SHUTDOWN_TIMEOUT;
+        while self.failure.is_none() && self.pool.is_sending() && clock::now() < until {
+            self.poll();
+            std::thread::sleep(MIN_SLEEP);
+        }
+        remove_stale_segments(&self.addresses);
+        self.pool.drop_or_leak(self.failure.is_some() || !self.recvs.is_empty());
+    }
+}
+
+fn is_remote(payload: &Payload) -> bool {
+    matches!(payload, Payload::Remote(_))
+}

@@ -1,0 +1,133 @@
+//! TCP as a [`Network`]: opens connections on first use and stripes large messages over several.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use regatta_wire::clock;
+use regatta_wire::link::Timing;
+use regatta_wire::secret::Secret;
+
+use super::frame::{RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
+use super::sockets::Sockets;
+use crate::control::{
+    ACCEPTED, ACCEPTED_REUSE, CommRegistry, Dial, DialError, Hello, MAX_CONNECTIONS, RankInfo,
+    encode,
+};
+use crate::network::{LinkDirection, Network, SleepSet, UserRecv, UserSend};
+
+/// The data connections of this process, and what it needs to open them.
+pub struct TcpNetwork {
+    pub sockets: Arc<Sockets>,
+    pub registry: Arc<CommRegistry>,
+    /// The global rank.
+    pub rank: u32,
+    /// All ranks, in order.
+    pub members: Arc<[RankInfo]>,
+    /// The local addresses to bind connections to.
+    pub bind: Vec<IpAddr>,
+    /// The number of connections that a large message is striped over.
+    pub connections: u8,
+    /// The heartbeat timeout.
+    pub lost_after: Duration,
+    /// The job's secret.
+    pub secret: Secret,
+    /// The timeouts of connections.
+    pub timing: Timing,
+    /// Serialises opening of connections.
+    pub dialling: Mutex<()>,
+}
+
+impl TcpNetwork {
+    /// The number of connections that a message is striped over. Connections over several NICs pay
+    /// off earlier than several over one.
+    fn stripes(&self, length: usize) -> u8 {
+        let rails = self.bind.len().min(usize::from(MAX_CONNECTIONS)) as u8;
+        match length {
+            _ if length >= STRIPE_MIN_BYTES => self.connections.max(rails).max(1),
+            _ if length >= RAIL_STRIPE_MIN_BYTES => rails.max(1),
+            _ => 1,
+        }
+    }
+
+    /// Opens connections to a rank until there are `count`.
+    fn dial(&self, to: u32, count: u8, cancelled: &dyn Fn() -> bool) -> Result<(), String> {
+        // Two threads would open the same connections.
+        let _guard = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
+        let have = self.sockets.adopt_incoming(to);
+        for index in have as u8..count {
+            let member = self.members.get(to as usize).ok_or("no such rank")?;
+            // First connections of different pairs are spread over the rails, and both ranks of a
+            // pair choose the same rail.
+            let pair = to as usize + self.rank as usize;
+            let rail = (usize::from(index) + pair) % member.ips.len().max(1);
+            let ip = member.ips.get(rail).ok_or("the rank has no address")?;
+            let same_rails = self.bind.len() == member.ips.len();
+            let dial = Dial {
+                to: SocketAddr::new(*ip, member.port),
+                from: self.bind.get(rail).copied().filter(|_| same_rails),
+                secret: &self.secret,
+                timing: self.timing,
+                until: clock::now() + self.lost_after,
+                cancelled,
+            };
+            let hello = encode(&Hello::Data { rank: self.rank, index });
+            let conn = dial.open();
+            // Once the peer has the connection, it would report its end as a broken link.
+            let dial = Dial { cancelled: &|| self.registry.is_lost(to), ..dial };
+            let reply = conn.and_then(|mut c| Ok((dial.request_final(&mut c, &hello)?, c)));
+            let (stream, reuse) = match reply {
+                Ok((reply, conn)) if reply == ACCEPTED => (conn.stream, false),
+                Ok((reply, conn)) if reply == ACCEPTED_REUSE => (conn.stream, true),
+                Ok(_) => return Err("the peer did not accept the connection".to_owned()),
+                Err(DialError::Unreachable(why) | DialError::Rejected(why)) => {
+                    return Err(format!("cannot connect to {}: {why}", dial.to));
+                }
+            };
+            match index {
+                0 => self.sockets.add_dialled(to, stream, reuse || to < self.rank),
+                _ => self.sockets.add_outgoing(to, stream),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Network for TcpNetwork {
+    fn connect(&self, to: u32, length: usize, cancelled: &dyn Fn() -> bool) -> Result<(), String> {
+        let stripes = self.stripes(length);
+        let connected = self.sockets.connections_to(to) >= usize::from(stripes);
+        if connected || self.sockets.shared.lock().broken.contains_key(&(to, LinkDirection::Send)) {
+            return Ok(());
+        }
+        self.dial(to, stripes, cancelled)
+    }
+
+    fn send(&self, to: u32, message: UserSend) {
+        self.sockets.send(to, message, self.stripes(message.envelope.length as usize));
+    }
+
+    fn receive(&self, from: u32, recv: UserRecv) {
+        self.sockets.receive(from, recv);
+    }
+
+    fn progress(&self) {
+        self.sockets.progress();
+    }
+
+    fn sleep_set(&self, limit: Duration) -> SleepSet {
+        self.sockets.sleep_set(limit)
+    }
+
+    fn cancel(&self, comm_id: u64, _: bool) {
+        self.sockets.cancel(comm_id);
+    }
+
+    fn close(&self, comm_id: u64) {
+        self.sockets.close(comm_id);
+    }
+
+    fn unacked_for(&self, rank: u32) -> Option<Duration> {
+        self.sockets.unacked_for(rank)
+    }
+}

@@ -1,0 +1,270 @@
+//! The data connections of this process to other ranks, shared by its communicators. Sending to a
+//! rank, receiving from it and matching its messages have a lock each, so that threads move messages
+//! of different ranks at the same time.
+//!
+//! Lock order: connections of a rank, match queue of a rank, shared state.
+
+mod incoming;
+mod outgoing;
+mod reader;
+mod tcp_info;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+
+use crate::matching::{MatchQueue, MatchResult};
+use crate::network::{
+    LinkDirection, Report, SharedState, SleepSet, UserBuffer, UserRecv, UserSend,
+};
+use incoming::Incoming;
+use outgoing::Outgoing;
+use tcp_info::unacked_for;
+
+/// Bytes buffered in a peer's unexpected-message queue before other peers are read first.
+const UNEXPECTED_LIMIT: u64 = 256 << 20;
+
+/// Consecutive rounds for which peers over the unexpected-message limit may be deferred.
+const MAX_DEFERRALS: u32 = 64;
+
+/// The match queue of a peer. The payload of an unexpected message is buffered as it arrives.
+type PeerQueue = MatchQueue<UserBuffer, Vec<u8>>;
+
+/// The connections to and from a rank.
+#[derive(Default)]
+struct PeerSockets {
+    outgoing: Mutex<Outgoing>,
+    incoming: Mutex<Incoming>,
+    queue: Mutex<PeerQueue>,
+    /// All open connections.
+    streams: Mutex<Vec<Arc<TcpStream>>>,
+}
+
+type PeerTable = BTreeMap<u32, Arc<PeerSockets>>;
+
+/// All data connections.
+pub struct Sockets {
+    pub shared: Arc<SharedState>,
+    /// Replaced as a whole, so that no lock is held while data moves.
+    peers: Mutex<Arc<PeerTable>>,
+    /// Reading from a peer with this many bytes of unexpected messages is deferred while other peers
+    /// make progress.
+    unexpected_limit: u64,
+    /// Consecutive rounds in which peers over the limit were not read, because others progressed.
+    deferrals: AtomicU32,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `None` if another thread holds the lock.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+impl Sockets {
+    pub fn new(shared: Arc<SharedState>) -> Self {
+        Self::with_limit(shared, UNEXPECTED_LIMIT)
+    }
+
+    fn with_limit(shared: Arc<SharedState>, unexpected_limit: u64) -> Self {
+        Self { shared, peers: Mutex::default(), unexpected_limit, deferrals: AtomicU32::new(0) }
+    }
+
+    fn peer(&self, rank: u32) -> Arc<PeerSockets> {
+        let mut peers = lock(&self.peers);
+        if let Some(peer) = peers.get(&rank) {
+            return peer.clone();
+        }
+        Arc::make_mut(&mut peers).entry(rank).or_default().clone()
+    }
+
+    /// Calls `each` for every rank with connections or posted receives.
+    fn for_each(&self, mut each: impl FnMut(u32, &PeerSockets)) {
+        let peers = lock(&self.peers).clone();
+        peers.iter().for_each(|(rank, peer)| each(*rank, peer));
+    }
+
+    pub fn connections_to(&self, rank: u32) -> usize {
+        lock(&self.peer(rank).outgoing).connections()
+    }
+
+    /// Adds a further connection for messages to a rank.
+    pub fn add_outgoing(&self, rank: u32, stream: TcpStream) {
+        let (peer, stream) = (self.peer(rank), Arc::new(stream));
+        lock(&peer.streams).push(stream.clone());
+        lock(&peer.outgoing).add(stream);
+    }
+
+    /// Adds a connection that a peer opened.
+    pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
+        let (peer, stream) = (self.peer(rank), Arc::new(stream));
+        lock(&peer.streams).push(stream.clone());
+        lock(&peer.incoming).add(index.into(), stream);
+        self.shared.rebuild_poll_set();
+    }
+
+    /// Adds the first connection this rank opened to a peer. If the peer opened one as well, both
+    /// sides should use the same one; `use_theirs` selects the peer's. The choices may differ,
+    /// because all messages of a rank arrive on the connection that it chose.
+    pub fn add_dialled(&self, rank: u32, stream: TcpStream, use_theirs: bool) {
+        let (peer, stream) = (self.peer(rank), Arc::new(stream));
+        lock(&peer.streams).push(stream.clone());
+        lock(&peer.incoming).add_local(stream.clone());
+        if !use_theirs || self.adopt_incoming(rank) == 0 {
+            lock(&peer.outgoing).add(stream);
+        }
+        self.shared.rebuild_poll_set();
+    }
+
+    /// Reuses a connection that the peer opened for messages to it. A bidirectional connection needs
+    /// fewer packets because acknowledgements piggyback on data. Returns the number of connections.
+    pub fn adopt_incoming(&self, rank: u32) -> usize {
+        let peer = self.peer(rank);
+        let theirs = lock(&peer.incoming).peer_initiated();
+        let mut outgoing = lock(&peer.outgoing);
+        if let Some(stream) = theirs.filter(|_| outgoing.connections() == 0) {
+            outgoing.add(stream);
+        }
+        outgoing.connections()
+    }
+
+    /// Posts a send over `stripes` connections and writes as much of it as the sockets accept.
+    pub fn send(&self, to: u32, message: UserSend, stripes: u8) {
+        let peer = self.peer(to);
+        let mut outgoing = lock(&peer.outgoing);
+        outgoing.push(message, stripes);
+        self.write(to, &mut outgoing);
+        if outgoing.has_queued() {
+            self.shared.rebuild_poll_set();
+        }
+    }
+
+    /// Posts a receive. An unexpected message is copied to it at once.
+    pub fn receive(&self, from: u32, recv: UserRecv) {
+        let comm_id = recv.envelope.key.comm_id;
+        let result = lock(&self.peer(from).queue).post(recv);
+        let mut report = Report::default();
+        match result {
+            MatchResult::Deliver(mut recv, payload) => {
+                recv.buffer.write(0, &payload.unwrap_or_default());
+                report.completed.push((comm_id, recv.request));
+            }
+            MatchResult::Discard(_, error) => report.add_error(comm_id, error),
+            MatchResult::Queued => return self.shared.rebuild_poll_set(),
+        }
+        self.shared.record(report);
+    }
+
+    /// Reads and writes as much as possible without blocking. Connections that other threads use are
+    /// left to them.
+    pub fn progress(&self) {
+        let mut moved = false;
+        self.for_each(|rank, peer| {
+            if let Some(mut outgoing) = try_lock(&peer.outgoing) {
+                moved |= outgoing.has_queued() && self.write(rank, &mut outgoing);
+            }
+        });
+        self.for_each(|rank, peer| moved |= self.read(rank, peer, self.unexpected_limit));
+        // The awaited message may follow more unexpected messages than the limit allows, so peers
+        // over the limit must be read eventually. Other peers are only read first.
+        if moved && self.deferrals.fetch_add(1, Ordering::Relaxed) < MAX_DEFERRALS {
+            return;
+        }
+        self.deferrals.store(0, Ordering::Relaxed);
+        self.for_each(|rank, peer| {
+            if lock(&peer.queue).unexpected_bytes() >= self.unexpected_limit {
+                self.read(rank, peer, u64::MAX);
+            }
+        });
+    }
+
+    /// Returns whether anything was written.
+    fn write(&self, to: u32, outgoing: &mut Outgoing) -> bool {
+        let mut report = Report::default();
+        let wrote = outgoing.write(&mut report).unwrap_or_else(|error| {
+            *outgoing = Outgoing::default();
+            let why = std::io::Error::from(error).to_string();
+            report.broken.push((to, LinkDirection::Send, why));
+            true
+        });
+        self.shared.record(report);
+        wrote
+    }
+
+    /// Returns whether anything was read.
+    fn read(&self, from: u32, peer: &PeerSockets, limit: u64) -> bool {
+        let Some(mut incoming) = try_lock(&peer.incoming) else { return false };
+        let mut report = Report::default();
+        let read = incoming.read(&peer.queue, &self.shared, limit, &mut report);
+        let read = read.unwrap_or_else(|why| {
+            incoming.close_all();
+            report.broken.push((from, LinkDirection::Recv, why));
+            true
+        });
+        // Before another thread may cancel the communicator of a completed request.
+        self.shared.record(report);
+        read
+    }
+
+    /// The sockets to poll, with the events of interest.
+    pub fn sleep_set(&self, limit: Duration) -> SleepSet {
+        let mut sockets = Vec::new();
+        self.for_each(|_, peer| {
+            if let Some(outgoing) = self.lock_for_poll(&peer.outgoing) {
+                sockets.extend(outgoing.blocked().map(|s| (s.clone(), PollFlags::OUT)));
+            }
+            if let Some(incoming) = self.lock_for_poll(&peer.incoming) {
+                let has_posted = lock(&peer.queue).has_posted();
+                sockets.extend(incoming.awaited(has_posted).map(|s| (s.clone(), PollFlags::IN)));
+            }
+        });
+        SleepSet { sockets, fd: None, limit }
+    }
+
+    /// Locks connections, or makes sure that the thread that holds the lock hands them over.
+    fn lock_for_poll<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
+        try_lock(mutex).or_else(|| {
+            self.shared.omit_from_poll();
+            try_lock(mutex)
+        })
+    }
+
+    /// The time since the peer's kernel last acknowledged data, if data is outstanding.
+    pub fn unacked_for(&self, rank: u32) -> Option<Duration> {
+        let peer = self.peer(rank);
+        let streams = lock(&peer.streams);
+        streams.iter().filter_map(|stream| unacked_for(stream)).max()
+    }
+
+    /// Releases all user memory of a communicator.
+    pub fn cancel(&self, comm_id: u64) {
+        self.for_each(|_, peer| {
+            lock(&peer.outgoing).cancel(comm_id);
+            // First, so that no further message is delivered.
+            lock(&peer.queue).cancel(comm_id);
+            lock(&peer.incoming).cancel(comm_id);
+        });
+    }
+
+    /// Discards the unexpected messages of a communicator.
+    pub fn close(&self, comm_id: u64) {
+        self.for_each(|_, peer| drop(lock(&peer.queue).close(comm_id)));
+    }
+
+    /// Closes all connections.
+    pub fn close_all(&self) {
+        *lock(&self.peers) = Arc::default();
+    }
+}

@@ -1,0 +1,306 @@
+//! The connections from one rank. A message goes into the buffer of the matching posted receive, or
+//! into the unexpected-message queue until one is posted.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+
+use super::reader::{ReadResult, ReadStatus, Reader};
+use super::{PeerQueue, lock};
+use crate::matching::MatchResult;
+use crate::network::{Report, SharedState, UserRecv};
+use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
+
+/// Bytes read from one peer before the others get a turn.
+const READ_QUANTUM: usize = 4 << 20;
+
+/// Index of the connection that this rank opened and the peer may send over. Connections after it
+/// carry stripes only.
+const LOCAL_CONN: usize = 1;
+
+/// Connections from a rank.
+#[derive(Default)]
+pub struct Incoming {
+    /// The peer's first connection, the one this rank opened, and the peer's further connections.
+    conns: Vec<Option<Reader>>,
+    /// Which of the first two carries the headers, once known.
+    header_conn: Option<usize>,
+    messages: HashMap<u64, PartialMessage>,
+    next: u64,
+}
+
+struct PartialMessage {
+    comm_id: u64,
+    buffer: RecvBuffer,
+    /// Stripes still to arrive.
+    stripes_left: usize,
+}
+
+/// The destination of a message's payload.
+pub enum RecvBuffer {
+    /// The memory of a posted receive.
+    User(UserRecv),
+    /// Buffered, because no receive was posted.
+    Unexpected(Vec<u8>),
+    /// The payload is dropped.
+    Discard,
+}
+
+impl RecvBuffer {
+    /// The memory, if the socket may be read directly into it.
+    pub fn direct(&mut self, at: usize, left: usize) -> Option<&mut [u8]> {
+        match self {
+            Self::User(recv) => recv.buffer.direct(at, left),
+            Self::Unexpected(bytes) => bytes.get_mut(at..at + left),
+            Self::Discard => None,
+        }
+    }
+
+    /// Copies or reduces payload bytes into the destination at offset `at`.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        match self {
+            Self::User(recv) => recv.buffer.write(at, bytes),
+            Self::Unexpected(queued) => {
+                if let Some(into) = queued.get_mut(at..at + bytes.len()) {
+                    into.copy_from_slice(bytes);
+                }
+            }
+            Self::Discard => {}
+        }
+    }
+}
+
+/// What a read step needs beside the connections.
+struct ReadCtx<'a> {
+    queue: &'a Mutex<PeerQueue>,
+    shared: &'a SharedState,
+    /// No message is started while there are this many bytes of unexpected messages.
+    limit: u64,
+    report: &'a mut Report,
+}
+
+impl ReadCtx<'_> {
+    /// Headers are read while a receive is posted and the unexpected-message queue is not full.
+    fn wants_header(&self) -> bool {
+        let queue = lock(self.queue);
+        queue.has_posted() && queue.unexpected_bytes() < self.limit
+    }
+}
+
+impl Incoming {
+    /// Adds a connection that the peer opened, with its index.
+    pub fn add(&mut self, index: usize, stream: Arc<TcpStream>) {
+        self.insert(conn_index(index, 0), stream);
+    }
+
+    /// Adds the connection that this rank opened.
+    pub fn add_local(&mut self, stream: Arc<TcpStream>) {
+        self.insert(LOCAL_CONN, stream);
+    }
+
+    fn insert(&mut self, conn: usize, stream: Arc<TcpStream>) {
+        if self.conns.len() <= conn {
+            self.conns.resize_with(conn + 1, || None);
+        }
+        self.conns[conn] = Some(Reader::new(stream));
+    }
+
+    /// The first connection that the peer opened.
+    pub fn peer_initiated(&self) -> Option<Arc<TcpStream>> {
+        self.conns.first()?.as_ref().map(|reader| reader.stream.clone())
+    }
+
+    /// Reads until a message completes, the quantum is used up or the sockets are drained. Starts no
+    /// message while the unexpected-message queue is full. Returns whether anything was read.
+    pub fn read(
+        &mut self,
+        queue: &Mutex<PeerQueue>,
+        shared: &SharedState,
+        limit: u64,
+        report: &mut Report,
+    ) -> Result<bool, String> {
+        let mut ctx = ReadCtx { queue, shared, limit, report };
+        let mut quantum = READ_QUANTUM;
+        for conn in 0..self.conns.len() {
+            loop {
+                let status = match self.step(conn, &mut ctx) {
+                    Err(_) if self.is_redundant(conn) => {
+                        self.conns[conn] = None;
+                        ReadStatus::WouldBlock
+                    }
+                    status => status?,
+                };
+                match status {
+                    ReadStatus::WouldBlock => break,
+                    ReadStatus::Read(count) => quantum = quantum.saturating_sub(count),
+                    ReadStatus::MessageDone => return Ok(true),
+                }
+                if quantum == 0 {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(quantum < READ_QUANTUM)
+    }
+
+    /// One step with at most one system call.
+    fn step(&mut self, conn: usize, ctx: &mut ReadCtx<'_>) -> ReadResult {
+        let carries_headers = self.carries_headers(conn);
+        let Some(reader) = self.conns.get_mut(conn).and_then(Option::as_mut) else {
+            return Ok(ReadStatus::WouldBlock);
+        };
+        let Some(stripe) = reader.stripes.front_mut() else {
+            if !carries_headers || !ctx.wants_header() {
+                return Ok(ReadStatus::WouldBlock);
+            }
+            if let Some(header) = reader.buffer.header() {
+                let invalid = "protocol error: invalid message header";
+                let header = Header::decode(&header).ok_or(invalid)?;
+                self.header_conn = Some(conn);
+                return self.begin(conn, header, ctx);
+            }
+            return match reader.buffer.fill(&reader.stream) {
+                Err(_) if self.other_conn_may_carry(conn) => {
+                    self.conns[conn] = None;
+                    Ok(ReadStatus::WouldBlock)
+                }
+                filled => filled,
+            };
+        };
+        let Some(message) = self.messages.get_mut(&stripe.message) else {
+            return Err("protocol error: a stripe arrived without its message".to_owned());
+        };
+        let (status, count) =
+            reader.buffer.read_into(&reader.stream, &mut message.buffer, stripe.at, stripe.left)?;
+        stripe.at += count;
+        stripe.left -= count;
+        ctx.report.add_moved(message.comm_id, count);
+        if stripe.left > 0 {
+            return Ok(status);
+        }
+        let id = stripe.message;
+        reader.stripes.pop_front();
+        message.stripes_left -= 1;
+        Ok(self.finish(id, ctx))
+    }
+
+    /// Whether the peer's remaining messages may arrive on the other connection.
+    fn is_redundant(&self, conn: usize) -> bool {
+        let other = |other: usize| self.conns.get(other).is_some_and(Option::is_some);
+        conn <= LOCAL_CONN && self.header_conn != Some(conn) && other(LOCAL_CONN - conn)
+    }
+
+    /// Only the connection that the peer chose carries headers.
+    fn carries_headers(&self, conn: usize) -> bool {
+        conn <= LOCAL_CONN && self.header_conn.is_none_or(|chosen| chosen == conn)
+    }
+
+    /// Whether messages may still arrive on the other connection when this one is closed. A rank
+    /// that exits closes both, with data possibly in flight.
+    fn other_conn_may_carry(&self, conn: usize) -> bool {
+        let other = self.conns.get(LOCAL_CONN - conn.min(LOCAL_CONN)).is_some_and(Option::is_some);
+        self.header_conn.is_none() && conn <= LOCAL_CONN && other
+    }
+
+    /// Starts a message.
+    fn begin(&mut self, first: usize, header: Header, ctx: &mut ReadCtx<'_>) -> ReadResult {
+        let (length, comm_id) = (header.envelope.length as usize, header.envelope.key.comm_id);
+        self.next += 1;
+        let id = self.next;
+        let status = || ctx.shared.comm_status(comm_id);
+        let buffer = match lock(ctx.queue).arrive(id, header.envelope, None, status) {
+            MatchResult::Deliver(recv, _) => RecvBuffer::User(recv),
+            MatchResult::Queued => RecvBuffer::Unexpected(alloc_unexpected(length)?),
+            MatchResult::Discard(_, error) => {
+                ctx.report.add_error(comm_id, error);
+                RecvBuffer::Discard
+            }
+        };
+        let stripes = usize::from(header.stripes);
+        // Nothing is sent for an empty stripe.
+        let ranges = (0..stripes).map(|i| stripe(length, i, stripes));
+        let ranges: Vec<_> = ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect();
+        self.messages.insert(id, PartialMessage { comm_id, buffer, stripes_left: ranges.len() });
+        for (index, range) in ranges {
+            // All connections exist before the first message that uses them.
+            let reader = self.conns.get_mut(conn_index(index, first)).and_then(Option::as_mut);
+            let missing =
+                "protocol error: a stripe is announced on a connection that does not exist";
+            reader.ok_or(missing)?.expect(id, range);
+        }
+        Ok(self.finish(id, ctx))
+    }
+
+    /// Completes a message if it has arrived.
+    fn finish(&mut self, id: u64, ctx: &mut ReadCtx<'_>) -> ReadStatus {
+        if self.messages.get(&id).is_none_or(|message| message.stripes_left > 0) {
+            return ReadStatus::Read(0);
+        }
+        let Some(message) = self.messages.remove(&id) else { return ReadStatus::Read(0) };
+        let completed = match message.buffer {
+            RecvBuffer::User(recv) => Some(recv.request),
+            RecvBuffer::Unexpected(bytes) => {
+                let supplied = lock(ctx.queue).supply(id, bytes);
+                match supplied {
+                    MatchResult::Deliver(mut recv, bytes) => {
+                        recv.buffer.write(0, &bytes.unwrap_or_default());
+                        Some(recv.request)
+                    }
+                    MatchResult::Discard(..) | MatchResult::Queued => None,
+                }
+            }
+            RecvBuffer::Discard => None,
+        };
+        ctx.report.completed.extend(completed.map(|request| (message.comm_id, request)));
+        ReadStatus::MessageDone
+    }
+
+    /// The connections to poll for input.
+    pub fn awaited(&self, has_posted: bool) -> impl Iterator<Item = &Arc<TcpStream>> {
+        let wanted = move |(i, conn): &(usize, &Option<Reader>)| {
+            let wants_header = has_posted && self.carries_headers(*i);
+            conn.as_ref().is_some_and(|reader| wants_header || !reader.stripes.is_empty())
+        };
+        let wanted = self.conns.iter().enumerate().filter(wanted);
+        wanted.filter_map(|(_, conn)| Some(&conn.as_ref()?.stream))
+    }
+
+    /// Closes all connections. Posted receives stay pending.
+    pub fn close_all(&mut self) {
+        self.conns.clear();
+        self.header_conn = None;
+    }
+
+    /// Releases the memory of a communicator. Messages in flight are discarded.
+    pub fn cancel(&mut self, comm_id: u64) {
+        for message in self.messages.values_mut().filter(|m| m.comm_id == comm_id) {
+            if let RecvBuffer::User(_) = message.buffer {
+                message.buffer = RecvBuffer::Discard;
+            }
+        }
+    }
+}
+
+/// The position of the connection with this index if the first one is at `first`.
+fn conn_index(index: usize, first: usize) -> usize {
+    if index == 0 { first } else { index + LOCAL_CONN }
+}
+
+/// Memory for an unexpected message. The length comes from the peer, so allocation may fail.
+fn alloc_unexpected(length: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let none = |_| format!("out of memory for an unexpected message of {length} bytes");
+    bytes.try_reserve_exact(length).map_err(none)?;
+    bytes.resize(length, 0);
+    Ok(bytes)
+}
+
+impl Reader {
+    fn expect(&mut self, message: u64, range: std::ops::Range<usize>) {
+        let (at, left) = (range.start, range.len());
+        self.stripes.push_back(super::reader::PendingStripe { message, at, left });
+    }
+}
+
+/// The read buffer holds at least a header.
+const _: () = assert!(HEADER_BYTES <= super::reader::BUFFER_BYTES);
