@@ -29,8 +29,8 @@ pub const SEGMENT_BYTES: usize = 256 << 10;
 
 /// Runs a collective as its program prescribes. The segment length is a multiple of 8 and identical
 /// on all ranks, by default [`SEGMENT_BYTES`].
-pub fn run(
-    transport: &mut dyn Transport,
+pub fn run<T: Transport + ?Sized>(
+    transport: &mut T,
     call: Call<'_>,
     program: &Program,
     scratch: &mut Scratch,
@@ -44,8 +44,8 @@ pub fn run(
     result
 }
 
-fn run_program(
-    transport: &mut dyn Transport,
+fn run_program<T: Transport + ?Sized>(
+    transport: &mut T,
     call: Call<'_>,
     program: &Program,
     scratch: &mut Scratch,
@@ -77,14 +77,14 @@ fn run_program(
 }
 
 /// Runs a group of sends and receives concurrently.
-pub fn run_p2p(transport: &mut dyn Transport, calls: Vec<Call<'_>>) -> Result {
+pub fn run_p2p<T: Transport + ?Sized>(transport: &mut T, calls: Vec<Call<'_>>) -> Result {
     run_p2p_with(transport, calls, &mut || Ok(PROGRESS_TIMEOUT))
 }
 
 /// [`run_p2p`], calling `progress_other` before each wait. It drives another transport and returns
 /// how long that transport can go without progress.
-pub(crate) fn run_p2p_with(
-    transport: &mut dyn Transport,
+pub(crate) fn run_p2p_with<T: Transport + ?Sized>(
+    transport: &mut T,
     calls: Vec<Call<'_>>,
     progress_other: &mut dyn FnMut() -> Result<Duration>,
 ) -> Result {
@@ -116,15 +116,15 @@ pub(crate) fn run_p2p_with(
 }
 
 /// A running program.
-struct Execution<'t> {
-    posted: PostedOps<'t>,
+struct Execution<'t, T: Transport + ?Sized> {
+    posted: PostedOps<'t, T>,
     scheduler: DependencyScheduler,
     requests: Vec<(RequestId, SegmentId)>,
     dtype: DType,
     op: ReduceOp,
 }
 
-impl Execution<'_> {
+impl<T: Transport + ?Sized> Execution<'_, T> {
     fn run(&mut self, buffers: &ProgramBuffers) -> Result {
         let mut completed: Vec<RequestId> = Vec::new();
         while !self.scheduler.is_complete() {
@@ -180,12 +180,12 @@ impl Execution<'_> {
 }
 
 /// Counts pending operations and cancels them when dropped, because their memory is borrowed.
-struct PostedOps<'t> {
-    transport: &'t mut dyn Transport,
+struct PostedOps<'t, T: Transport + ?Sized> {
+    transport: &'t mut T,
     pending: usize,
 }
 
-impl PostedOps<'_> {
+impl<T: Transport + ?Sized> PostedOps<'_, T> {
     /// Waits for all pending operations.
     fn wait(&mut self) -> Result {
         self.wait_with(&mut || Ok(PROGRESS_TIMEOUT))
@@ -202,7 +202,7 @@ impl PostedOps<'_> {
     }
 }
 
-impl Drop for PostedOps<'_> {
+impl<T: Transport + ?Sized> Drop for PostedOps<'_, T> {
     fn drop(&mut self) {
         if self.pending > 0 {
             self.transport.cancel();

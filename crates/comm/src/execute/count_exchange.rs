@@ -7,7 +7,7 @@ use crate::{Call, CommError, Counts, Result};
 
 /// Checks that every rank sends what this rank expects. Other collectives carry all their counts in
 /// the signature and need no exchange.
-pub(super) fn check_counts(transport: &mut dyn Transport, call: &Call) -> Result {
+pub(super) fn check_counts<T: Transport + ?Sized>(transport: &mut T, call: &Call) -> Result {
     let Counts::PerPair { send, receive } = &call.counts else { return Ok(()) };
     let own = transport.rank() as usize;
     let sent: Vec<[u8; 8]> = send.iter().map(|count| (*count as u64).to_le_bytes()).collect();

@@ -19,7 +19,8 @@ pub struct Planner {
     rank: u32,
     /// The node index of each rank, numbered from 0.
     pub nodes: Vec<u32>,
-    cache: HashMap<(CallKind, Algorithm, u32), Arc<Program>>,
+    /// Few enough that a search is faster than hashing.
+    cache: Vec<((CallKind, Algorithm, u32), Arc<Program>)>,
 }
 
 impl Planner {
@@ -31,7 +32,7 @@ impl Planner {
             *seen.entry(*node).or_insert(next)
         };
         let nodes = nodes.iter().map(index).collect();
-        Self { table, rank, nodes, cache: HashMap::new() }
+        Self { table, rank, nodes, cache: Vec::new() }
     }
 
     /// The program for a call, by the algorithm that the table selects.
@@ -46,7 +47,7 @@ impl Planner {
     pub fn plan_with(&mut self, call: &Call, algorithm: Algorithm) -> Result<Arc<Program>> {
         let root = if call.kind.has_root() { call.root } else { 0 };
         let key = (call.kind, algorithm, root);
-        if let Some(cached) = self.cache.get(&key) {
+        if let Some((_, cached)) = self.cache.iter().find(|(cached, _)| *cached == key) {
             return Ok(cached.clone());
         }
         let ranks = self.nodes.len() as u32;
@@ -58,7 +59,7 @@ impl Planner {
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();
         }
-        self.cache.insert(key, built.clone());
+        self.cache.push((key, built.clone()));
         Ok(built)
     }
 }

@@ -1,6 +1,6 @@
 //! The communicators of this process, as seen by the network and by rank 0.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use regatta_model::hash::fnv1a;
 
@@ -51,7 +51,8 @@ fn signature_hash(signature: &Signature) -> u32 {
 /// The communicators of this process.
 #[derive(Default)]
 pub struct CommTable {
-    open: HashMap<u64, CommState>,
+    /// A process has few, and this is looked up for every message.
+    open: BTreeMap<u64, CommState>,
     closed: HashSet<u64>,
     /// The closed communicators, oldest first.
     close_order: VecDeque<u64>,

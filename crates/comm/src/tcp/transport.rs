@@ -322,9 +322,15 @@ impl Transport for TcpTransport {
         let start = clock::now();
         let mut now = start;
         let mut is_last_round = false;
+        // The time of the last progress, and the bytes until then.
+        let (mut active, mut moved) = (start, 0);
         loop {
             self.network.progress();
             let mut state = shared.lock();
+            let bytes_moved = state.comms.get(self.comm_id).bytes_moved;
+            if moved != bytes_moved {
+                (active, moved) = (now, bytes_moved);
+            }
             let is_done = self.take_completed(&mut state, done, now);
             // A message that arrived before a fault was announced is received first.
             if !is_done && !is_last_round && self.verdict(&state).is_some() {
@@ -332,7 +338,7 @@ impl Transport for TcpTransport {
                 continue;
             }
             if is_done {
-                self.spin.waited(now - start);
+                self.spin.waited(now - active);
             }
             let checked = (!is_done).then(|| self.check(&mut state, now));
             let next = match checked {
@@ -342,7 +348,7 @@ impl Transport for TcpTransport {
                     return ended.map_or(Ok(()), |checked| checked.map(drop));
                 }
             };
-            if now < start + self.spin.budget() {
+            if now < active + self.spin.budget() {
                 drop(state);
                 std::hint::spin_loop();
             } else {

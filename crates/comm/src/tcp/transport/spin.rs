@@ -7,7 +7,8 @@ const MAX_BACKOFF: u32 = 4096;
 
 /// Spinning is faster than sleeping if the message arrives soon. If the sender has no core to run
 /// on, spinning delays it. So every unsuccessful spin doubles the number of waits without spinning
-/// (exponential backoff), and every successful one shortens it.
+/// (exponential backoff), and every successful one shortens it. So do short waits without spinning,
+/// because spinning might have succeeded.
 #[derive(Debug)]
 pub struct Spin {
     limit: Duration,
@@ -27,10 +28,11 @@ impl Spin {
         if self.skip == 0 { self.limit } else { Duration::ZERO }
     }
 
-    /// Records how long a wait took.
+    /// Records how long a wait took since bytes last moved.
     pub fn waited(&mut self, took: Duration) {
         if self.skip > 0 {
-            self.skip -= 1;
+            let sooner = if took <= self.limit { self.skip / 8 } else { 0 };
+            self.skip -= 1 + sooner.min(self.skip - 1);
         } else if took <= self.limit {
             self.backoff = self.backoff.saturating_sub(1);
         } else {
@@ -59,5 +61,15 @@ mod tests {
     fn spins_on_short_waits_and_backs_off_on_long_ones() {
         assert_eq!(spins(Duration::from_micros(20)), 1000);
         assert!(spins(Duration::from_micros(200)) <= 10);
+    }
+
+    #[test]
+    fn spins_again_soon_after_waits_become_short() {
+        let mut spin = Spin::new(Duration::from_micros(50));
+        while spin.skip < 1000 {
+            spin.waited(Duration::from_micros(200));
+        }
+        (0..60).for_each(|_| spin.waited(Duration::from_micros(20)));
+        assert_eq!(spin.budget(), Duration::from_micros(50));
     }
 }
