@@ -22,9 +22,9 @@ use crate::control::{
     Hello, Job, MAX_CONNECTIONS, RankInfo, RootState, ToRoot, children, decode, encode,
 };
 use crate::libfabric;
-use crate::network::SharedState;
+use crate::network::{NetworkContext, NetworkEngine, NetworkTransport, SharedState};
 use crate::schedule::algorithm_table::AlgorithmTable;
-use crate::tcp::{Sockets, TcpContext, TcpEngine, TcpNetwork, TcpTransport};
+use crate::tcp::{Sockets, TcpNetwork};
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;
@@ -48,7 +48,7 @@ pub fn join(config: BootstrapConfig) -> Result<Communicator> {
 }
 
 /// The engine of [`join`].
-pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
+pub fn engine(config: BootstrapConfig) -> Result<NetworkEngine> {
     let (rank, world_size) = (config.rank, config.world_size);
     if rank >= world_size {
         let what = format!("rank {rank} is out of range: the world size is {world_size}");
@@ -63,11 +63,11 @@ pub fn engine(config: BootstrapConfig) -> Result<TcpEngine> {
     let (network, name) = libfabric::select_network(&context, &choice)?;
     context.network.get_or_init(|| (network.clone(), name));
     let members = (0..world_size).collect();
-    Ok(TcpEngine::new(TcpTransport::new(context, network, 0, members, rank)))
+    Ok(NetworkEngine::new(NetworkTransport::new(context, network, 0, members, rank)))
 }
 
 /// Rank 0 accepts the registrations of all other ranks.
-fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
+fn serve(mut config: BootstrapConfig) -> Result<NetworkContext> {
     let port = config.master_port;
     let listener = match config.listener.take() {
         Some(listener) => listener,
@@ -98,7 +98,7 @@ fn serve(mut config: BootstrapConfig) -> Result<TcpContext> {
 }
 
 /// Any other rank registers with rank 0 and receives the world table.
-fn connect_root(config: BootstrapConfig) -> Result<TcpContext> {
+fn connect_root(config: BootstrapConfig) -> Result<NetworkContext> {
     let until = clock::now() + config.join_timeout;
     let Registration { conn, root, listener, reply } = register(&config, until)?;
     let parent = match decode::<FromRoot>(&reply) {
@@ -259,7 +259,7 @@ fn context(
     members: Vec<RankInfo>,
     algorithms: AlgorithmTable,
     control: RunningControl,
-) -> TcpContext {
+) -> NetworkContext {
     let (spin, timing) = (spin(&config, &members), timing(&config));
     let members: Arc<[RankInfo]> = members.into();
     let RunningControl { handle, sockets, registry } = control;
@@ -277,7 +277,7 @@ fn context(
         dialling: std::sync::Mutex::default(),
     };
     let job = Job { rank: config.rank, members: members.clone(), control: handle, registry };
-    TcpContext {
+    NetworkContext {
         rank: config.rank,
         members,
         shared,

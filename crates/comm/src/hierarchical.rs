@@ -27,19 +27,19 @@ use crate::error::Peer;
 use crate::bootstrap::BootstrapConfig;
 use crate::control::CommMonitor;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, all_gather_words};
+use crate::network::{MonitorRole, NetworkEngine};
 use crate::shm::ShmEngine;
-use crate::tcp::{MonitorRole, TcpEngine};
 use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, bootstrap, shm};
 use node_layout::NodeLayout;
 use shm_socket_names::ShmNaming;
 
 /// One rank per node, over the network.
-type Rail = TcpEngine;
+type Rail = NetworkEngine;
 
 /// One rank.
 struct Hierarchical {
     /// All ranks, over the network.
-    world: TcpEngine,
+    world: NetworkEngine,
     /// The ranks of this node, if there are several.
     local: Option<ShmEngine>,
     /// One rank per node: the ranks with this local rank, or the leaders.
@@ -96,7 +96,7 @@ pub fn world(
 
 impl Hierarchical {
     /// Adds shared memory and rails to ranks that are connected over the network.
-    fn build(mut world: TcpEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
+    fn build(mut world: NetworkEngine, shm_naming: ShmNaming) -> Result<Box<dyn Engine>> {
         let monitor = world.derived_monitor();
         let ids =
             all_gather_words(&mut world, [shm_naming.node, shm_socket_names::fresh_comm_id()])?;
@@ -134,7 +134,7 @@ impl Hierarchical {
     }
 
     /// Connects one rank per node, if there are several nodes.
-    fn join_rail(world: &mut TcpEngine, layout: &NodeLayout) -> Result<Option<Rail>> {
+    fn join_rail(world: &mut NetworkEngine, layout: &NodeLayout) -> Result<Option<Rail>> {
         if layout.nodes == 1 {
             return Ok(None);
         }

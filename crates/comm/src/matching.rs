@@ -40,6 +40,33 @@ pub struct Envelope {
     pub signature_hash: u32,
 }
 
+/// Size of an encoded envelope. The last two bytes are zero.
+pub const ENVELOPE_BYTES: usize = 32;
+
+impl Envelope {
+    /// The envelope in little-endian byte order.
+    pub fn encode(&self) -> [u8; ENVELOPE_BYTES] {
+        let Self { key, length, signature_hash } = self;
+        let mut bytes = [0; ENVELOPE_BYTES];
+        bytes[..8].copy_from_slice(&key.comm_id.to_le_bytes());
+        bytes[8..16].copy_from_slice(&key.number.to_le_bytes());
+        bytes[16..24].copy_from_slice(&length.to_le_bytes());
+        bytes[24..28].copy_from_slice(&signature_hash.to_le_bytes());
+        bytes[28] = u8::from(key.tagged);
+        bytes
+    }
+
+    /// Decodes an envelope; `None` if no message can be this long.
+    pub fn decode(bytes: &[u8; ENVELOPE_BYTES]) -> Option<Self> {
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |at: usize| u64::from_le_bytes(words[at]);
+        let key = MessageKey { comm_id: word(0), tagged: bytes[28] != 0, number: word(1) };
+        let (length, signature_hash) = (word(2), word(3) as u32);
+        let envelope = Self { key, length, signature_hash };
+        (length <= isize::MAX as u64).then_some(envelope)
+    }
+}
+
 /// The communicator of an incoming message, as this rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommStatus {

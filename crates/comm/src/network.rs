@@ -1,8 +1,11 @@
-//! What TCP and libfabric have in common: the state shared by all communicators of a process, and the
-//! trait of a network that moves their messages.
+//! What TCP and libfabric have in common: the state shared by all communicators of a process, the
+//! trait of a network that moves their messages, and the transport and engine of a communicator.
 
 mod comm_table;
+mod context;
+mod engine;
 mod shared_state;
+mod transport;
 mod user_buffer;
 
 use std::net::TcpStream;
@@ -15,7 +18,11 @@ use rustix::event::PollFlags;
 use crate::matching::{Envelope, PostedRecv};
 use crate::transport::RequestId;
 pub use comm_table::CommTable;
+pub use context::NetworkContext;
+pub use engine::NetworkEngine;
 pub use shared_state::{LinkDirection, NetworkState, Report, SharedState};
+pub(crate) use transport::MonitorRole;
+pub use transport::NetworkTransport;
 #[cfg(test)]
 pub use user_buffer::Reduction;
 pub use user_buffer::UserBuffer;

@@ -7,10 +7,10 @@ use std::time::Instant;
 use regatta_model::document::{from_json, to_json_line};
 
 use crate::engine::Engine;
+use crate::network::NetworkEngine;
 use crate::schedule::Algorithm;
 use crate::schedule::algorithm_table::{AlgorithmTable, RankDistribution};
 use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
-use crate::tcp::TcpEngine;
 use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, Result};
 
 /// The extent of the measurement. Must be the same on all ranks.
@@ -35,7 +35,7 @@ impl Default for TuneConfig {
 }
 
 /// Measures all algorithms. Rank 0 selects the fastest, and all ranks use its table from then on.
-pub fn tune(engine: &mut TcpEngine, config: &TuneConfig) -> Result<AlgorithmTable> {
+pub fn tune(engine: &mut NetworkEngine, config: &TuneConfig) -> Result<AlgorithmTable> {
     let mut measured = Vec::new();
     for collective in CallKind::ALL {
         let sizes: &[u64] = if collective == CallKind::Barrier { &[0] } else { &config.bytes };
@@ -56,7 +56,7 @@ pub fn tune(engine: &mut TcpEngine, config: &TuneConfig) -> Result<AlgorithmTabl
 
 /// The time of the fastest round; the time of a round is that of the slowest rank.
 fn fastest(
-    engine: &mut TcpEngine,
+    engine: &mut NetworkEngine,
     kind: CallKind,
     algorithm: Algorithm,
     bytes: u64,
@@ -87,7 +87,7 @@ struct Workload {
 }
 
 impl Workload {
-    fn new(engine: &TcpEngine, kind: CallKind, bytes: u64) -> Self {
+    fn new(engine: &NetworkEngine, kind: CallKind, bytes: u64) -> Self {
         let (rank, ranks) = (engine.rank() as usize, engine.peers().len());
         let elements = bytes as usize / DType::F32.size();
         let count = if kind.has_uniform_count() { elements } else { elements / ranks.max(1) };
@@ -111,7 +111,7 @@ fn in_place(kind: CallKind, dtype: DType, output: &mut [u8]) -> Call<'_> {
 }
 
 /// Broadcasts the table of rank 0.
-fn broadcast_table(engine: &mut TcpEngine, own: &AlgorithmTable) -> Result<AlgorithmTable> {
+fn broadcast_table(engine: &mut NetworkEngine, own: &AlgorithmTable) -> Result<AlgorithmTable> {
     let failed = |why: String| CommError::system("cannot broadcast the algorithm table", why);
     let mut text = to_json_line(own).map_err(|error| failed(error.to_string()))?.into_bytes();
     let mut length = (text.len() as f64).to_ne_bytes();

@@ -61,7 +61,7 @@ impl IncomingMessage {
 
     /// An unexpected message to be fetched; `None` if there is no memory for it.
     pub fn unexpected(from: u32, message: Message) -> Option<Self> {
-        let length = message.header.envelope.length as usize;
+        let length = message.envelope.length as usize;
         let mut buffered = Vec::new();
         buffered.try_reserve_exact(length).ok()?;
         buffered.resize(length, 0);
@@ -69,11 +69,11 @@ impl IncomingMessage {
     }
 
     pub fn comm_id(&self) -> u64 {
-        self.message.header.envelope.key.comm_id
+        self.message.envelope.key.comm_id
     }
 
     fn length(&self) -> usize {
-        self.message.header.envelope.length as usize
+        self.message.envelope.length as usize
     }
 
     /// Posts as many chunk receives as possible.
@@ -115,13 +115,11 @@ impl IncomingMessage {
 mod tests {
     use super::*;
     use crate::matching::{Envelope, MessageKey};
-    use crate::tcp::Header;
 
     fn message(sequence: u64) -> Message {
         let key = MessageKey { comm_id: 1, tagged: true, number: sequence % 2 };
-        let header =
-            Header { envelope: Envelope { key, length: 0, signature_hash: 0 }, stripes: 1 };
-        Message { sequence, header, first_chunk: 0, chunk_bytes: 0 }
+        let envelope = Envelope { key, length: 0, signature_hash: 0 };
+        Message { sequence, envelope, first_chunk: 0, chunk_bytes: 0 }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The header of a message between two ranks, followed by the message itself if it is small (eager).
 //! The chunks of a large message are sent separately (rendezvous).
 
-use crate::tcp::{HEADER_BYTES, Header};
+use crate::matching::{ENVELOPE_BYTES, Envelope};
 
 /// Size of an encoded header.
-pub const MESSAGE_HEADER_BYTES: usize = 40 + HEADER_BYTES;
+pub const MESSAGE_HEADER_BYTES: usize = 40 + ENVELOPE_BYTES;
 
 /// A message under the header tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum HeaderKind {
 pub struct Message {
     /// The sequence number between the two ranks.
     pub sequence: u64,
-    pub header: Header,
+    pub envelope: Envelope,
     /// The number of the first chunk of a large message.
     pub first_chunk: u64,
     /// The chunk size of a large message; 0 if it is eager.
@@ -55,7 +55,7 @@ impl MessageHeader {
                 put(24, &message.first_chunk.to_le_bytes());
                 put(32, &message.chunk_bytes.to_le_bytes());
                 put(36, &[0; 4]);
-                put(40, &message.header.encode());
+                put(40, &message.envelope.encode());
             }
         }
     }
@@ -72,11 +72,11 @@ impl MessageHeader {
         let kind = match kind {
             0 => HeaderKind::Credit(word(16)),
             1 => {
-                let header = Header::decode(header.last_chunk()?)?;
+                let envelope = Envelope::decode(header.last_chunk()?)?;
                 let (sequence, first_chunk, chunk_bytes) = (word(16), word(24), word(32) as u32);
-                let chunks = header.envelope.length.div_ceil(u64::from(chunk_bytes).max(1));
+                let chunks = envelope.length.div_ceil(u64::from(chunk_bytes).max(1));
                 first_chunk.checked_add(chunks)?;
-                HeaderKind::Message(Message { sequence, header, first_chunk, chunk_bytes })
+                HeaderKind::Message(Message { sequence, envelope, first_chunk, chunk_bytes })
             }
             _ => return None,
         };
@@ -87,7 +87,7 @@ impl MessageHeader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::matching::{Envelope, MessageKey};
+    use crate::matching::MessageKey;
     use proptest::prelude::*;
 
     proptest! {
@@ -97,8 +97,7 @@ mod tests {
         ) {
             let key = MessageKey { comm_id: job ^ 1, tagged: true, number: 7 };
             let envelope = Envelope { key, length, signature_hash: 9 };
-            let header = Header { envelope, stripes: 1 };
-            let message = Message { sequence, header, first_chunk: sequence / 3, chunk_bytes };
+            let message = Message { sequence, envelope, first_chunk: sequence / 3, chunk_bytes };
             for kind in [HeaderKind::Message(message), HeaderKind::Credit(sequence)] {
                 let header = MessageHeader { job, from, kind };
                 let mut bytes = [0xaa; MESSAGE_HEADER_BYTES + 5];

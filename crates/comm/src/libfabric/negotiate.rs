@@ -18,8 +18,7 @@ use super::shm_cleanup::find_shared_process;
 use super::tag::FabricTags;
 use crate::control::{RankInfo, decode, encode};
 use crate::engine::all_gather_bytes;
-use crate::network::Network;
-use crate::tcp::{TcpContext, TcpEngine, TcpTransport};
+use crate::network::{Network, NetworkContext, NetworkEngine, NetworkTransport};
 use crate::{CommError, Result};
 
 /// The communicator for the negotiation.
@@ -51,7 +50,7 @@ pub fn has_fabric() -> bool {
 
 /// libfabric if all ranks want and can, else TCP. Returns the network to use, with its name and why.
 pub fn select_network(
-    context: &Arc<TcpContext>,
+    context: &Arc<NetworkContext>,
     choice: &ProviderChoice,
 ) -> Result<(Arc<dyn Network>, String)> {
     let tcp = |why: String| -> Result<(Arc<dyn Network>, String)> {
@@ -92,17 +91,18 @@ type Unavailable = (usize, String);
 
 /// The negotiation, over TCP.
 struct Negotiation {
-    context: Arc<TcpContext>,
-    engine: TcpEngine,
+    context: Arc<NetworkContext>,
+    engine: NetworkEngine,
 }
 
 impl Negotiation {
-    fn new(context: &Arc<TcpContext>) -> Self {
+    fn new(context: &Arc<NetworkContext>) -> Self {
         let all = (0..context.members.len() as u32).collect();
         let (network, rank) = (context.tcp.clone(), context.rank);
-        let transport = TcpTransport::new(context.clone(), network, NEGOTIATION_COMM, all, rank);
+        let transport =
+            NetworkTransport::new(context.clone(), network, NEGOTIATION_COMM, all, rank);
         let transport = transport.with_timeout(NEGOTIATION_TIMEOUT);
-        Self { context: context.clone(), engine: TcpEngine::new(transport) }
+        Self { context: context.clone(), engine: NetworkEngine::new(transport) }
     }
 
     fn run(&mut self, choice: &ProviderChoice) -> Result<Result<Fabric, Unavailable>> {

@@ -5,7 +5,6 @@ use super::message_header::{HeaderKind, Message};
 use super::requests::{RequestPool, UserMemory};
 use crate::matching::Envelope;
 use crate::network::UserSend;
-use crate::tcp::Header;
 use crate::transport::RequestId;
 
 /// Chunks of a message in flight at once.
@@ -94,8 +93,7 @@ impl OutgoingMessage {
         }
         let chunk_bytes = if is_eager { 0 } else { pool.chunk_bytes as u32 };
         let (sequence, first_chunk) = (window.sequence, window.chunks);
-        let header = Header { envelope: self.envelope, stripes: 1 };
-        let message = Message { sequence, header, first_chunk, chunk_bytes };
+        let message = Message { sequence, envelope: self.envelope, first_chunk, chunk_bytes };
         if pool.send_header(self.to, HeaderKind::Message(message), eager)? {
             self.header_sent = true;
             window.sequence += 1;

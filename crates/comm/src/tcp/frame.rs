@@ -4,10 +4,13 @@
 
 use std::ops::Range;
 
-use crate::matching::{Envelope, MessageKey};
+use crate::matching::{ENVELOPE_BYTES, Envelope};
 
 /// Size of an encoded header.
-pub const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = ENVELOPE_BYTES;
+
+/// Where an encoded header has the number of stripes.
+const STRIPES_AT: usize = 29;
 
 /// Smallest message that is striped over several connections.
 pub const STRIPE_MIN_BYTES: usize = 128 << 10;
@@ -24,31 +27,16 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header in little-endian byte order.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let Envelope { key, length, signature_hash } = self.envelope;
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[..8].copy_from_slice(&key.comm_id.to_le_bytes());
-        bytes[8..16].copy_from_slice(&key.number.to_le_bytes());
-        bytes[16..24].copy_from_slice(&length.to_le_bytes());
-        bytes[24..28].copy_from_slice(&signature_hash.to_le_bytes());
-        bytes[28] = u8::from(key.tagged);
-        bytes[29] = self.stripes;
+        let mut bytes = self.envelope.encode();
+        bytes[STRIPES_AT] = self.stripes;
         bytes
     }
 
     /// Decodes a header; `None` if no message can be this long.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let number = |at: usize| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(eight)
-        };
-        let key = MessageKey { comm_id: number(0), tagged: bytes[28] != 0, number: number(8) };
-        let (length, signature_hash) = (number(16), number(24) as u32);
-        let envelope = Envelope { key, length, signature_hash };
-        let header = Self { envelope, stripes: bytes[29].max(1) };
-        (length <= isize::MAX as u64).then_some(header)
+        let envelope = Envelope::decode(bytes)?;
+        Some(Self { envelope, stripes: bytes[STRIPES_AT].max(1) })
     }
 }
 
@@ -62,6 +50,7 @@ pub fn stripe(length: usize, stripe: usize, stripes: usize) -> Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::matching::MessageKey;
     use proptest::prelude::*;
 
     proptest! {

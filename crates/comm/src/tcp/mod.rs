@@ -5,18 +5,9 @@
 //! authenticates with the job's secret before anything else. Faults are reported to the control
 //! plane (`crate::control`), which accepts the connections as well.
 
-mod context;
-mod engine;
 mod frame;
 mod network;
 mod sockets;
-mod transport;
 
-pub use engine::TcpEngine;
-pub(crate) use transport::MonitorRole;
-pub use transport::TcpTransport;
-
-pub(crate) use context::TcpContext;
-pub(crate) use frame::{HEADER_BYTES, Header};
 pub(crate) use network::TcpNetwork;
 pub(crate) use sockets::Sockets;

@@ -90,10 +90,9 @@ impl Sockets {
         Arc::make_mut(&mut peers).entry(rank).or_default().clone()
     }
 
-    /// Calls `each` for every rank with connections or posted receives.
-    fn for_each(&self, mut each: impl FnMut(u32, &PeerSockets)) {
-        let peers = lock(&self.peers).clone();
-        peers.iter().for_each(|(rank, peer)| each(*rank, peer));
+    /// Every rank with connections or posted receives.
+    fn all(&self) -> Arc<PeerTable> {
+        lock(&self.peers).clone()
     }
 
     pub fn connections_to(&self, rank: u32) -> usize {
@@ -171,23 +170,26 @@ impl Sockets {
     /// left to them.
     pub fn progress(&self) {
         let mut moved = false;
-        self.for_each(|rank, peer| {
+        let peers = self.all();
+        for (rank, peer) in &*peers {
             if let Some(mut outgoing) = try_lock(&peer.outgoing) {
-                moved |= outgoing.has_queued() && self.write(rank, &mut outgoing);
+                moved |= outgoing.has_queued() && self.write(*rank, &mut outgoing);
             }
-        });
-        self.for_each(|rank, peer| moved |= self.read(rank, peer, self.unexpected_limit));
+        }
+        for (rank, peer) in &*peers {
+            moved |= self.read(*rank, peer, self.unexpected_limit);
+        }
         // The awaited message may follow more unexpected messages than the limit allows, so peers
         // over the limit must be read eventually. Other peers are only read first.
         if moved && self.deferrals.fetch_add(1, Ordering::Relaxed) < MAX_DEFERRALS {
             return;
         }
         self.deferrals.store(0, Ordering::Relaxed);
-        self.for_each(|rank, peer| {
-            if lock(&peer.queue).unexpected_bytes() >= self.unexpected_limit {
-                self.read(rank, peer, u64::MAX);
-            }
-        });
+        let is_full =
+            |peer: &PeerSockets| lock(&peer.queue).unexpected_bytes() >= self.unexpected_limit;
+        for (rank, peer) in peers.iter().filter(|(_, peer)| is_full(peer)) {
+            self.read(*rank, peer, u64::MAX);
+        }
     }
 
     /// Returns whether anything was written.
@@ -221,7 +223,7 @@ impl Sockets {
     /// The sockets to poll, with the events of interest.
     pub fn sleep_set(&self, limit: Duration) -> SleepSet {
         let mut sockets = Vec::new();
-        self.for_each(|_, peer| {
+        for peer in self.all().values() {
             if let Some(outgoing) = self.lock_for_poll(&peer.outgoing) {
                 sockets.extend(outgoing.blocked().map(|s| (s.clone(), PollFlags::OUT)));
             }
@@ -229,7 +231,7 @@ impl Sockets {
                 let has_posted = lock(&peer.queue).has_posted();
                 sockets.extend(incoming.awaited(has_posted).map(|s| (s.clone(), PollFlags::IN)));
             }
-        });
+        }
         SleepSet { sockets, fd: None, limit }
     }
 
@@ -250,17 +252,19 @@ impl Sockets {
 
     /// Releases all user memory of a communicator.
     pub fn cancel(&self, comm_id: u64) {
-        self.for_each(|_, peer| {
+        for peer in self.all().values() {
             lock(&peer.outgoing).cancel(comm_id);
             // First, so that no further message is delivered.
             lock(&peer.queue).cancel(comm_id);
             lock(&peer.incoming).cancel(comm_id);
-        });
+        }
     }
 
     /// Discards the unexpected messages of a communicator.
     pub fn close(&self, comm_id: u64) {
-        self.for_each(|_, peer| drop(lock(&peer.queue).close(comm_id)));
+        for peer in self.all().values() {
+            lock(&peer.queue).close(comm_id);
+        }
     }
 
     /// Closes all connections.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use regatta_comm::NetworkEngine;
 use regatta_comm::bootstrap::{BootstrapConfig, engine};
 use regatta_comm::engine::{AbortFn, BoxEngine, Engine};
 use regatta_comm::error::Peer;
 use regatta_comm::schedule::Algorithm;
 use regatta_comm::schedule::algorithm_table::AlgorithmTable;
-use regatta_comm::tcp::TcpEngine;
 use regatta_comm::tune::{TuneConfig, tune};
 use regatta_comm::{Call, CallKind, Communicator, Counts, DType, ReduceOp, Result};
 use regatta_model::document::to_json;
@@ -17,7 +17,7 @@ use crate::{configs, suite};
 
 /// Runs calls with a selected algorithm.
 struct FixedAlgorithm {
-    engine: TcpEngine,
+    engine: NetworkEngine,
     selected: Arc<AtomicUsize>,
 }
 
@@ -44,7 +44,7 @@ impl Engine for FixedAlgorithm {
 }
 
 /// The engines of all ranks.
-fn engines(all: Vec<BootstrapConfig>) -> Vec<TcpEngine> {
+fn engines(all: Vec<BootstrapConfig>) -> Vec<NetworkEngine> {
     suite::in_parallel(all, |config| engine(config).unwrap())
 }
 

@@ -40,7 +40,7 @@ impl Fabric {
 
     /// Matches a message with a posted receive or queues it as unexpected.
     fn match_message(&mut self, from: u32, message: Message, eager: Source) {
-        let (envelope, is_eager) = (message.header.envelope, message.chunk_bytes == 0);
+        let (envelope, is_eager) = (message.envelope, message.chunk_bytes == 0);
         let shared = self.shared.clone();
         let status = || shared.comm_status(envelope.key.comm_id);
         self.next += 1;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::TcpTransport;
+use super::NetworkTransport;
 use crate::Result;
 use crate::transport::{MatchKey, RecvAction, Transport};
 
 /// The timeout of one `progress` call. The transport detects late ranks itself.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl TcpTransport {
+impl NetworkTransport {
     /// A dissemination barrier that returns when all ranks have started this call. Message headers
     /// carry the signature. A rank that sees another signature stops, so no rank completes the
     /// barrier.

@@ -3,13 +3,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::network::TcpNetwork;
+use super::{Network, SharedState};
 use crate::control::{Job, RankInfo};
-use crate::network::{Network, SharedState};
 use crate::schedule::algorithm_table::AlgorithmTable;
+use crate::tcp::TcpNetwork;
 
 /// The connections and settings of this process.
-pub struct TcpContext {
+pub struct NetworkContext {
     /// The global rank.
     pub rank: u32,
     /// All ranks, in order.
@@ -36,7 +36,7 @@ pub struct TcpContext {
 
 /// Announces a regular exit. The control-plane thread of rank 0 stays until all ranks have exited,
 /// but data connections close.
-impl Drop for TcpContext {
+impl Drop for NetworkContext {
     fn drop(&mut self) {
         if let Some((network, _)) = self.network.get() {
             network.shutdown();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{PendingRequest, TcpTransport};
+use super::{NetworkTransport, PendingRequest};
 use crate::control::{CommClosed, StallAction, Wait};
 use crate::matching::ProtocolError;
 use crate::network::{LinkDirection, NetworkState};
@@ -13,7 +13,7 @@ use crate::{CommError, DType, Result};
 const SEND_DEADLOCK: &str = " that is not received (blocking sends in a cycle deadlock: post sends \
                              and receives in one group)";
 
-impl TcpTransport {
+impl NetworkTransport {
     /// Reports a failed connection to rank 0, which may know a better cause.
     pub(super) fn report_conn_failure(&mut self, rank: u32, direction: LinkDirection, why: String) {
         let call = self.current_call();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::{MonitorRole, NetworkTransport};
 use crate::comm::split_order;
 use crate::error::Peer;
 use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
@@ -10,20 +11,19 @@ use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
 use crate::control::CommMonitor;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::schedule::{Algorithm, Program};
-use crate::tcp::transport::{MonitorRole, TcpTransport};
 use crate::transport::Transport;
 use crate::{Call, Result, Signature};
 
-/// Runs collectives on a [`TcpTransport`].
-pub struct TcpEngine {
-    transport: TcpTransport,
+/// Runs collectives on a [`NetworkTransport`].
+pub struct NetworkEngine {
+    transport: NetworkTransport,
     pub(crate) planner: Planner,
     scratch: Scratch,
 }
 
-impl TcpEngine {
+impl NetworkEngine {
     /// An engine with the algorithm table of rank 0.
-    pub fn new(transport: TcpTransport) -> Self {
+    pub fn new(transport: NetworkTransport) -> Self {
         let table = transport.context.algorithms.clone();
         let planner = Planner::new(table, transport.rank(), &transport.nodes());
         Self { transport, planner, scratch: Scratch::default() }
@@ -91,7 +91,7 @@ impl TcpEngine {
     }
 }
 
-impl Engine for TcpEngine {
+impl Engine for NetworkEngine {
     fn rank(&self) -> u32 {
         self.transport.rank()
     }

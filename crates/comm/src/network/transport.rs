@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use regatta_model::hash::fnv1a;
 use regatta_wire::clock;
 
-use super::context::TcpContext;
+use super::context::NetworkContext;
 use crate::control::{CallWatch, CommMonitor};
 use crate::engine::AbortFn;
 use crate::error::Peer;
@@ -31,8 +31,8 @@ struct PendingRequest {
 }
 
 /// The transport of one communicator.
-pub struct TcpTransport {
-    pub(super) context: Arc<TcpContext>,
+pub struct NetworkTransport {
+    pub(super) context: Arc<NetworkContext>,
     network: Arc<dyn Network>,
     comm_id: u64,
     /// Hash of the signature of the current collective.
@@ -68,10 +68,10 @@ pub(crate) enum MonitorRole {
     Part,
 }
 
-impl TcpTransport {
+impl NetworkTransport {
     /// A communicator of these global ranks, of which this process is member `rank`.
     pub fn new(
-        context: Arc<TcpContext>,
+        context: Arc<NetworkContext>,
         network: Arc<dyn Network>,
         comm_id: u64,
         members: Vec<u32>,
@@ -244,7 +244,7 @@ fn increment(counts: &mut Vec<(u32, u64)>, rank: u32) {
     }
 }
 
-impl Transport for TcpTransport {
+impl Transport for NetworkTransport {
     fn rank(&self) -> u32 {
         self.rank
     }
@@ -328,17 +328,18 @@ impl Transport for TcpTransport {
             self.network.progress();
             let mut state = shared.lock();
             let bytes_moved = state.comms.get(self.comm_id).bytes_moved;
-            if moved != bytes_moved {
-                (active, moved) = (now, bytes_moved);
-            }
             let is_done = self.take_completed(&mut state, done, now);
             // A message that arrived before a fault was announced is received first.
             if !is_done && !is_last_round && self.verdict(&state).is_some() {
                 is_last_round = true;
                 continue;
             }
-            if is_done {
+            // What is complete at once says nothing about spinning.
+            if is_done && now > start {
                 self.spin.waited(now - active);
+            }
+            if moved != bytes_moved {
+                (active, moved) = (now, bytes_moved);
             }
             let checked = (!is_done).then(|| self.check(&mut state, now));
             let next = match checked {
@@ -370,7 +371,7 @@ impl Transport for TcpTransport {
     }
 }
 
-impl Drop for TcpTransport {
+impl Drop for NetworkTransport {
     fn drop(&mut self) {
         self.network.cancel(self.comm_id, self.context.job.registry.is_any_lost());
         self.context.shared.lock().comms.close(self.comm_id);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Largest number of consecutive waits without spinning.
-const MAX_BACKOFF: u32 = 4096;
+const MAX_BACKOFF: u32 = 64;
 
 /// Spinning is faster than sleeping if the message arrives soon. If the sender has no core to run
 /// on, spinning delays it. So every unsuccessful spin doubles the number of waits without spinning
@@ -34,7 +34,7 @@ impl Spin {
             let sooner = if took <= self.limit { self.skip / 8 } else { 0 };
             self.skip -= 1 + sooner.min(self.skip - 1);
         } else if took <= self.limit {
-            self.backoff = self.backoff.saturating_sub(1);
+            self.backoff /= 2;
         } else {
             self.backoff = (self.backoff * 2).clamp(1, MAX_BACKOFF);
             self.skip = self.backoff;
@@ -60,16 +60,16 @@ mod tests {
     #[test]
     fn spins_on_short_waits_and_backs_off_on_long_ones() {
         assert_eq!(spins(Duration::from_micros(20)), 1000);
-        assert!(spins(Duration::from_micros(200)) <= 10);
+        assert!(spins(Duration::from_micros(200)) <= 25);
     }
 
     #[test]
     fn spins_again_soon_after_waits_become_short() {
         let mut spin = Spin::new(Duration::from_micros(50));
-        while spin.skip < 1000 {
+        while spin.skip < MAX_BACKOFF {
             spin.waited(Duration::from_micros(200));
         }
-        (0..60).for_each(|_| spin.waited(Duration::from_micros(20)));
+        (0..25).for_each(|_| spin.waited(Duration::from_micros(20)));
         assert_eq!(spin.budget(), Duration::from_micros(50));
     }
 }
