@@ -185,8 +185,8 @@ fn compare(
     println!("{ranks} ranks{place}, {} cores, µs", std::thread::available_parallelism()?);
     missing.iter().for_each(|name| println!("not installed: {name}"));
     let names: Vec<&str> = peers.iter().map(|peer| peer.name).collect();
-    results::print(&names, &results, options, "");
+    results::print(&names, &results, options, ranks, "");
     println!("\nfirst call:");
-    results::print(&names, &results, options, ":first");
+    results::print(&names, &results, options, ranks, ":first");
     Ok(())
 }
