@@ -20,8 +20,11 @@ pub const P2P_SLOTS: u64 = 16;
 /// A rank that has posted `n` has read all posts before `n + 1 - READ_LAG`.
 pub const READ_LAG: u64 = 2;
 
-/// Inline payload of a post's line, beside its sequence number and digest.
-pub const INLINE_BYTES: usize = 48;
+/// Size of a post: two cache lines, which adjacent-line prefetchers fetch together.
+const POST_BYTES: usize = 2 * LINE_BYTES;
+
+/// Inline payload of a post, after its sequence number and digest.
+pub const INLINE_BYTES: usize = POST_BYTES - INLINE;
 
 /// Chunk size of messages.
 pub const P2P_CHUNK_BYTES: usize = 32 << 10;
@@ -41,9 +44,12 @@ const PAGE_BYTES: usize = 4096;
 /// Size of the header, which shows whether a rank has failed.
 const HEADER_BYTES: usize = PAGE_BYTES;
 
+/// Offset of the inline payload in a post.
+pub const INLINE: usize = 16;
+
 // Offsets in a rank's block.
 const POSTS: usize = 0;
-const CALLS: usize = POSTS + POST_RING as usize * LINE_BYTES;
+const CALLS: usize = POSTS + POST_RING as usize * POST_BYTES;
 const STATE: usize = CALLS + (POST_RING as usize + 1) * LINE_BYTES;
 const DOORBELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = DOORBELL + LINE_BYTES;
@@ -71,7 +77,7 @@ impl RegionLayout {
 
     /// A rank's post.
     pub fn post(&self, rank: usize, seq: u64) -> usize {
-        self.block(rank) + POSTS + (seq % POST_RING) as usize * LINE_BYTES
+        self.block(rank) + POSTS + (seq % POST_RING) as usize * POST_BYTES
     }
 
     /// Signature of a rank's collective `seq`, or of its current message.
@@ -154,7 +160,7 @@ mod tests {
         let layout = RegionLayout { ranks: 3, chunk_bytes: 4096 };
         let mut areas = vec![(layout.failed(), HEADER_BYTES)];
         for rank in 0..3 {
-            areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), LINE_BYTES)));
+            areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), POST_BYTES)));
             areas.extend((0..POST_RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
             areas.extend((0..PAYLOAD_SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
             areas.push((layout.call(rank, None), LINE_BYTES));

@@ -133,18 +133,26 @@ impl ShmEngine {
             self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
             let received = self.others().find_map(|other| plan.recv(before, other));
             let slot_offset = received.map_or(0, |chunk| chunk.slot_offset);
-            let mut block_result = [0; BLOCK_BYTES];
+            // In place, the own input is the output.
+            let is_aliased = buffers.is_aliased(own, chunk.offset);
+            let mut scratch = vec![0; if is_aliased { chunk.bytes.min(BLOCK_BYTES) } else { 0 }];
             for block in (SlotChunk { slot_offset, ..chunk }).blocks(BLOCK_BYTES) {
                 let start = own + block.offset - chunk.offset;
                 let input = |rank: usize| match rank == self.rank() {
-                    // SAFETY: in place it is the output, which is only written below.
+                    // SAFETY: it is not written before it is read.
                     true => unsafe { buffers.input(start..start + block.bytes) },
                     false => self.payload(plan.slot, rank, seq, block.in_slot()),
                 };
-                let result = &mut block_result[..block.bytes];
-                reduce_many(dtype, op, result, self.ranks(), input);
-                // SAFETY: the input of this block has been read.
-                unsafe { buffers.write(block.in_buffer(), result) };
+                if is_aliased {
+                    let result = &mut scratch[..block.bytes];
+                    reduce_many(dtype, op, result, self.ranks(), input);
+                    // SAFETY: the input has been read.
+                    unsafe { buffers.write(block.in_buffer(), result) };
+                } else {
+                    // SAFETY: input and output are disjoint.
+                    let out = unsafe { buffers.output(block.in_buffer()) };
+                    reduce_many(dtype, op, out, self.ranks(), input);
+                }
             }
         }
         Ok(())
@@ -170,14 +178,14 @@ impl ShmEngine {
         buffers: &Buffers,
     ) {
         let Reduction { dtype, op, wants_result, .. } = reduction;
-        let mut block_result = [0; BLOCK_BYTES];
+        let mut scratch = vec![0; shard.bytes.min(BLOCK_BYTES)];
         for block in shard.blocks(BLOCK_BYTES) {
             let input = |rank: usize| match rank == self.rank() {
                 // SAFETY: it is only written below, after it was read.
                 true => unsafe { buffers.input(block.in_buffer()) },
                 false => self.payload(SlotKind::Slot, rank, seq - 1, block.in_slot()),
             };
-            let result = &mut block_result[..block.bytes];
+            let result = &mut scratch[..block.bytes];
             reduce_many(dtype, op, result, self.ranks(), input);
             let to = self.payload_mut(SlotKind::Slot, seq, shards.result(&block));
             self.store(shard.bytes, to, result);

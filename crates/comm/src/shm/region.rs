@@ -12,7 +12,7 @@ use rustix::thread::futex;
 
 use super::l3;
 use super::layout::{
-    CPU_WORDS, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, PAYLOAD_SLOTS,
+    CPU_WORDS, INLINE, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, PAYLOAD_SLOTS,
     PREFAULTED_BYTES, RegionLayout,
 };
 use super::membarrier;
@@ -108,7 +108,7 @@ impl Region {
     /// The inline payload of a post.
     #[inline]
     pub fn inline_payload(&self, rank: usize, seq: u64) -> *mut u8 {
-        self.map.at(self.layout.post(rank, seq) + LINE_BYTES - INLINE_BYTES, INLINE_BYTES)
+        self.map.at(self.layout.post(rank, seq) + INLINE, INLINE_BYTES)
     }
 
     /// The payload slot of a post.
