@@ -24,7 +24,7 @@ use crate::control::{
 use crate::libfabric;
 use crate::network::{NetworkContext, NetworkEngine, NetworkTransport, SharedState};
 use crate::schedule::algorithm_table::AlgorithmTable;
-use crate::tcp::{Sockets, TcpNetwork};
+use crate::tcp::{Dialler, Sockets};
 use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;
@@ -264,24 +264,26 @@ fn context(
     let members: Arc<[RankInfo]> = members.into();
     let RunningControl { handle, sockets, registry } = control;
     let shared = sockets.shared.clone();
-    let tcp = TcpNetwork {
-        sockets,
+    let dialler = Dialler {
         registry: registry.clone(),
         rank: config.rank,
         members: members.clone(),
-        bind: config.bind,
+        bind: config.bind.clone(),
         connections: config.connections.clamp(1, MAX_CONNECTIONS),
         lost_after: config.lost_after,
-        secret: config.secret,
+        secret: config.secret.clone(),
         timing,
         dialling: std::sync::Mutex::default(),
     };
+    sockets.dialler.get_or_init(|| dialler);
     let job = Job { rank: config.rank, members: members.clone(), control: handle, registry };
     NetworkContext {
         rank: config.rank,
         members,
         shared,
-        tcp: Arc::new(tcp),
+        tcp: sockets,
+        bind: config.bind,
+        secret: config.secret,
         network: std::sync::OnceLock::new(),
         job: Arc::new(job),
         algorithms: Arc::new(algorithms),

@@ -141,7 +141,7 @@ impl Negotiation {
         }
         let address = |member: &RankInfo| member.ips.first().copied();
         let own_address = context.members.get(own).and_then(address);
-        let source = choice.source(context.tcp.bind.first().copied(), own_address);
+        let source = choice.source(context.bind.first().copied(), own_address);
         let endpoint = open(choice, source, local_rank, local_size)?;
         let (provider, address) = (endpoint.info.provider.clone(), endpoint.address()?);
         if address.len() > MAX_ADDRESS_BYTES {
@@ -156,7 +156,7 @@ impl Negotiation {
         let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
-        let job = fnv1a(self.context.tcp.secret.derive("libfabric").to_hex().bytes());
+        let job = fnv1a(self.context.secret.derive("libfabric").to_hex().bytes());
         let pool = RequestPool::new(endpoint, tags, job, self.context.rank);
         Fabric::new(pool, job, addresses, self.context.shared.clone())
     }

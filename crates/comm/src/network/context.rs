@@ -1,12 +1,15 @@
 //! Process-wide state that all communicators of a process share.
 
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+
+use regatta_wire::secret::Secret;
 
 use super::{Network, SharedState};
 use crate::control::{Job, RankInfo};
 use crate::schedule::algorithm_table::AlgorithmTable;
-use crate::tcp::TcpNetwork;
+use crate::tcp::Sockets;
 
 /// The connections and settings of this process.
 pub struct NetworkContext {
@@ -17,13 +20,17 @@ pub struct NetworkContext {
     /// The state of all communicators.
     pub shared: Arc<SharedState>,
     /// The data connections over TCP, which are used to agree on a network.
-    pub tcp: Arc<TcpNetwork>,
+    pub tcp: Arc<Sockets>,
     /// The network in use, and why.
     pub network: OnceLock<(Arc<dyn Network>, String)>,
     /// The control plane.
     pub job: Arc<Job>,
     /// The algorithm table shared by all ranks.
     pub algorithms: Arc<AlgorithmTable>,
+    /// The local addresses to bind connections to.
+    pub bind: Vec<IpAddr>,
+    /// The job's secret.
+    pub secret: Secret,
     /// The heartbeat timeout.
     pub lost_after: Duration,
     /// The timeout of a collective.
@@ -42,6 +49,6 @@ impl Drop for NetworkContext {
             network.shutdown();
         }
         self.job.control.shutdown();
-        self.tcp.sockets.close_all();
+        self.tcp.close_all();
     }
 }

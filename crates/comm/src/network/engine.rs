@@ -10,7 +10,7 @@ use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
 
 use crate::control::CommMonitor;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
-use crate::schedule::{Algorithm, Program};
+use crate::schedule::Algorithm;
 use crate::transport::Transport;
 use crate::{Call, Result, Signature};
 
@@ -58,11 +58,7 @@ impl NetworkEngine {
     /// same one.
     pub fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
         let program = self.planner.plan_with(&call, algorithm)?;
-        self.run_program(call, &program)
-    }
-
-    fn run_program(&mut self, call: Call<'_>, program: &Program) -> Result {
-        execute::run(&mut self.transport, call, program, &mut self.scratch, SEGMENT_BYTES)
+        execute::run(&mut self.transport, call, &program, &mut self.scratch, SEGMENT_BYTES)
     }
 
     /// Runs point-to-point messages as [`execute::run_p2p_with`].
@@ -105,7 +101,7 @@ impl Engine for NetworkEngine {
             return self.run_p2p(vec![call]);
         }
         let program = self.planner.plan(&call)?;
-        self.run_program(call, &program)
+        execute::run(&mut self.transport, call, &program, &mut self.scratch, SEGMENT_BYTES)
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {

@@ -5,9 +5,9 @@
 //! authenticates with the job's secret before anything else. Faults are reported to the control
 //! plane (`crate::control`), which accepts the connections as well.
 
+mod dialler;
 mod frame;
-mod network;
 mod sockets;
 
-pub(crate) use network::TcpNetwork;
+pub(crate) use dialler::Dialler;
 pub(crate) use sockets::Sockets;

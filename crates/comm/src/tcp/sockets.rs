@@ -14,14 +14,15 @@ mod tests;
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 
+use super::dialler::Dialler;
 use crate::matching::{MatchQueue, MatchResult};
 use crate::network::{
-    LinkDirection, Report, SharedState, SleepSet, UserBuffer, UserRecv, UserSend,
+    LinkDirection, Network, Report, SharedState, SleepSet, UserBuffer, UserRecv, UserSend,
 };
 use incoming::Incoming;
 use outgoing::Outgoing;
@@ -51,6 +52,8 @@ type PeerTable = BTreeMap<u32, Arc<PeerSockets>>;
 /// All data connections.
 pub struct Sockets {
     pub shared: Arc<SharedState>,
+    /// Opens connections, once all ranks are known.
+    pub dialler: OnceLock<Dialler>,
     /// Replaced as a whole, so that no lock is held while data moves.
     peers: Mutex<Arc<PeerTable>>,
     /// Reading from a peer with this many bytes of unexpected messages is deferred while other peers
@@ -79,7 +82,8 @@ impl Sockets {
     }
 
     fn with_limit(shared: Arc<SharedState>, unexpected_limit: u64) -> Self {
-        Self { shared, peers: Mutex::default(), unexpected_limit, deferrals: AtomicU32::new(0) }
+        let (dialler, peers, deferrals) = (OnceLock::new(), Mutex::default(), AtomicU32::new(0));
+        Self { shared, dialler, peers, unexpected_limit, deferrals }
     }
 
     fn peer(&self, rank: u32) -> Arc<PeerSockets> {
@@ -139,57 +143,8 @@ impl Sockets {
         outgoing.connections()
     }
 
-    /// Posts a send over `stripes` connections and writes as much of it as the sockets accept.
-    pub fn send(&self, to: u32, message: UserSend, stripes: u8) {
-        let peer = self.peer(to);
-        let mut outgoing = lock(&peer.outgoing);
-        outgoing.push(message, stripes);
-        self.write(to, &mut outgoing);
-        if outgoing.has_queued() {
-            self.shared.rebuild_poll_set();
-        }
-    }
-
-    /// Posts a receive. An unexpected message is copied to it at once.
-    pub fn receive(&self, from: u32, recv: UserRecv) {
-        let comm_id = recv.envelope.key.comm_id;
-        let result = lock(&self.peer(from).queue).post(recv);
-        let mut report = Report::default();
-        match result {
-            MatchResult::Deliver(mut recv, payload) => {
-                recv.buffer.write(0, &payload.unwrap_or_default());
-                report.completed.push((comm_id, recv.request));
-            }
-            MatchResult::Discard(_, error) => report.add_error(comm_id, error),
-            MatchResult::Queued => return self.shared.rebuild_poll_set(),
-        }
-        self.shared.record(report);
-    }
-
-    /// Reads and writes as much as possible without blocking. Connections that other threads use are
-    /// left to them.
-    pub fn progress(&self) {
-        let mut moved = false;
-        let peers = self.all();
-        for (rank, peer) in &*peers {
-            if let Some(mut outgoing) = try_lock(&peer.outgoing) {
-                moved |= outgoing.has_queued() && self.write(*rank, &mut outgoing);
-            }
-        }
-        for (rank, peer) in &*peers {
-            moved |= self.read(*rank, peer, self.unexpected_limit);
-        }
-        // The awaited message may follow more unexpected messages than the limit allows, so peers
-        // over the limit must be read eventually. Other peers are only read first.
-        if moved && self.deferrals.fetch_add(1, Ordering::Relaxed) < MAX_DEFERRALS {
-            return;
-        }
-        self.deferrals.store(0, Ordering::Relaxed);
-        let is_full =
-            |peer: &PeerSockets| lock(&peer.queue).unexpected_bytes() >= self.unexpected_limit;
-        for (rank, peer) in peers.iter().filter(|(_, peer)| is_full(peer)) {
-            self.read(*rank, peer, u64::MAX);
-        }
+    fn stripes(&self, length: usize) -> u8 {
+        self.dialler.get().map_or(1, |dialler| dialler.stripes(length))
     }
 
     /// Returns whether anything was written.
@@ -220,8 +175,85 @@ impl Sockets {
         read
     }
 
-    /// The sockets to poll, with the events of interest.
-    pub fn sleep_set(&self, limit: Duration) -> SleepSet {
+    /// Locks connections, or makes sure that the thread that holds the lock hands them over.
+    fn lock_for_poll<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
+        try_lock(mutex).or_else(|| {
+            self.shared.omit_from_poll();
+            try_lock(mutex)
+        })
+    }
+
+    /// Closes all connections.
+    pub fn close_all(&self) {
+        *lock(&self.peers) = Arc::default();
+    }
+}
+
+impl Network for Sockets {
+    fn connect(&self, to: u32, length: usize, cancelled: &dyn Fn() -> bool) -> Result<(), String> {
+        let stripes = self.stripes(length);
+        let connected = self.connections_to(to) >= usize::from(stripes);
+        if connected || self.shared.lock().broken.contains_key(&(to, LinkDirection::Send)) {
+            return Ok(());
+        }
+        let dialler = self.dialler.get().ok_or("the ranks are not known yet")?;
+        dialler.dial(self, to, stripes, cancelled)
+    }
+
+    /// Writes as much of the message as the sockets accept.
+    fn send(&self, to: u32, message: UserSend) {
+        let stripes = self.stripes(message.envelope.length as usize);
+        let peer = self.peer(to);
+        let mut outgoing = lock(&peer.outgoing);
+        outgoing.push(message, stripes);
+        self.write(to, &mut outgoing);
+        if outgoing.has_queued() {
+            self.shared.rebuild_poll_set();
+        }
+    }
+
+    /// An unexpected message is copied to the receive at once.
+    fn receive(&self, from: u32, recv: UserRecv) {
+        let comm_id = recv.envelope.key.comm_id;
+        let result = lock(&self.peer(from).queue).post(recv);
+        let mut report = Report::default();
+        match result {
+            MatchResult::Deliver(mut recv, payload) => {
+                recv.buffer.write(0, &payload.unwrap_or_default());
+                report.completed.push((comm_id, recv.request));
+            }
+            MatchResult::Discard(_, error) => report.add_error(comm_id, error),
+            MatchResult::Queued => return self.shared.rebuild_poll_set(),
+        }
+        self.shared.record(report);
+    }
+
+    /// Connections that other threads use are left to them.
+    fn progress(&self) {
+        let mut moved = false;
+        let peers = self.all();
+        for (rank, peer) in &*peers {
+            if let Some(mut outgoing) = try_lock(&peer.outgoing) {
+                moved |= outgoing.has_queued() && self.write(*rank, &mut outgoing);
+            }
+        }
+        for (rank, peer) in &*peers {
+            moved |= self.read(*rank, peer, self.unexpected_limit);
+        }
+        // The awaited message may follow more unexpected messages than the limit allows, so peers
+        // over the limit must be read eventually. Other peers are only read first.
+        if moved && self.deferrals.fetch_add(1, Ordering::Relaxed) < MAX_DEFERRALS {
+            return;
+        }
+        self.deferrals.store(0, Ordering::Relaxed);
+        let is_full =
+            |peer: &PeerSockets| lock(&peer.queue).unexpected_bytes() >= self.unexpected_limit;
+        for (rank, peer) in peers.iter().filter(|(_, peer)| is_full(peer)) {
+            self.read(*rank, peer, u64::MAX);
+        }
+    }
+
+    fn sleep_set(&self, limit: Duration) -> SleepSet {
         let mut sockets = Vec::new();
         for peer in self.all().values() {
             if let Some(outgoing) = self.lock_for_poll(&peer.outgoing) {
@@ -235,23 +267,7 @@ impl Sockets {
         SleepSet { sockets, fd: None, limit }
     }
 
-    /// Locks connections, or makes sure that the thread that holds the lock hands them over.
-    fn lock_for_poll<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
-        try_lock(mutex).or_else(|| {
-            self.shared.omit_from_poll();
-            try_lock(mutex)
-        })
-    }
-
-    /// The time since the peer's kernel last acknowledged data, if data is outstanding.
-    pub fn unacked_for(&self, rank: u32) -> Option<Duration> {
-        let peer = self.peer(rank);
-        let streams = lock(&peer.streams);
-        streams.iter().filter_map(|stream| unacked_for(stream)).max()
-    }
-
-    /// Releases all user memory of a communicator.
-    pub fn cancel(&self, comm_id: u64) {
+    fn cancel(&self, comm_id: u64, _: bool) {
         for peer in self.all().values() {
             lock(&peer.outgoing).cancel(comm_id);
             // First, so that no further message is delivered.
@@ -260,15 +276,15 @@ impl Sockets {
         }
     }
 
-    /// Discards the unexpected messages of a communicator.
-    pub fn close(&self, comm_id: u64) {
+    fn close(&self, comm_id: u64) {
         for peer in self.all().values() {
             lock(&peer.queue).close(comm_id);
         }
     }
 
-    /// Closes all connections.
-    pub fn close_all(&self) {
-        *lock(&self.peers) = Arc::default();
+    fn unacked_for(&self, rank: u32) -> Option<Duration> {
+        let peer = self.peer(rank);
+        let streams = lock(&peer.streams);
+        streams.iter().filter_map(|stream| unacked_for(stream)).max()
     }
 }

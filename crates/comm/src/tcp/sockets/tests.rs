@@ -161,7 +161,7 @@ fn a_communicator_progresses_while_another_one_reduces() {
         let payload = [6; LENGTH];
         let request = sockets.shared.lock().next_request();
         let start = payload.as_ptr();
-        sockets.send(8, UserSend { envelope: envelope(2, 6, LENGTH), request, start }, 1);
+        sockets.send(8, UserSend { envelope: envelope(2, 6, LENGTH), request, start });
         let mut sent = [0; HEADER_BYTES + LENGTH];
         far_2.read_exact(&mut sent).unwrap();
         assert_eq!(sent[HEADER_BYTES..], payload);

@@ -1,4 +1,4 @@
-//! TCP as a [`Network`]: opens connections on first use and stripes large messages over several.
+//! Opens data connections on first use, several for large messages.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,11 +14,9 @@ use crate::control::{
     ACCEPTED, ACCEPTED_REUSE, CommRegistry, Dial, DialError, Hello, MAX_CONNECTIONS, RankInfo,
     encode,
 };
-use crate::network::{LinkDirection, Network, SleepSet, UserRecv, UserSend};
 
-/// The data connections of this process, and what it needs to open them.
-pub struct TcpNetwork {
-    pub sockets: Arc<Sockets>,
+/// What this process needs to open data connections.
+pub struct Dialler {
     pub registry: Arc<CommRegistry>,
     /// The global rank.
     pub rank: u32,
@@ -38,10 +36,10 @@ pub struct TcpNetwork {
     pub dialling: Mutex<()>,
 }
 
-impl TcpNetwork {
+impl Dialler {
     /// The number of connections that a message is striped over. Connections over several NICs pay
     /// off earlier than several over one.
-    fn stripes(&self, length: usize) -> u8 {
+    pub fn stripes(&self, length: usize) -> u8 {
         let rails = self.bind.len().min(usize::from(MAX_CONNECTIONS)) as u8;
         match length {
             _ if length >= STRIPE_MIN_BYTES => self.connections.max(rails).max(1),
@@ -50,11 +48,17 @@ impl TcpNetwork {
         }
     }
 
-    /// Opens connections to a rank until there are `count`.
-    fn dial(&self, to: u32, count: u8, cancelled: &dyn Fn() -> bool) -> Result<(), String> {
+    /// Opens connections to a rank until there are `count`. `cancelled` interrupts it.
+    pub fn dial(
+        &self,
+        sockets: &Sockets,
+        to: u32,
+        count: u8,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), String> {
         // Two threads would open the same connections.
         let _guard = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
-        let have = self.sockets.adopt_incoming(to);
+        let have = sockets.adopt_incoming(to);
         for index in have as u8..count {
             let member = self.members.get(to as usize).ok_or("no such rank")?;
             // First connections of different pairs are spread over the rails, and both ranks of a
@@ -85,49 +89,10 @@ impl TcpNetwork {
                 }
             };
             match index {
-                0 => self.sockets.add_dialled(to, stream, reuse || to < self.rank),
-                _ => self.sockets.add_outgoing(to, stream),
+                0 => sockets.add_dialled(to, stream, reuse || to < self.rank),
+                _ => sockets.add_outgoing(to, stream),
             }
         }
         Ok(())
-    }
-}
-
-impl Network for TcpNetwork {
-    fn connect(&self, to: u32, length: usize, cancelled: &dyn Fn() -> bool) -> Result<(), String> {
-        let stripes = self.stripes(length);
-        let connected = self.sockets.connections_to(to) >= usize::from(stripes);
-        if connected || self.sockets.shared.lock().broken.contains_key(&(to, LinkDirection::Send)) {
-            return Ok(());
-        }
-        self.dial(to, stripes, cancelled)
-    }
-
-    fn send(&self, to: u32, message: UserSend) {
-        self.sockets.send(to, message, self.stripes(message.envelope.length as usize));
-    }
-
-    fn receive(&self, from: u32, recv: UserRecv) {
-        self.sockets.receive(from, recv);
-    }
-
-    fn progress(&self) {
-        self.sockets.progress();
-    }
-
-    fn sleep_set(&self, limit: Duration) -> SleepSet {
-        self.sockets.sleep_set(limit)
-    }
-
-    fn cancel(&self, comm_id: u64, _: bool) {
-        self.sockets.cancel(comm_id);
-    }
-
-    fn close(&self, comm_id: u64) {
-        self.sockets.close(comm_id);
-    }
-
-    fn unacked_for(&self, rank: u32) -> Option<Duration> {
-        self.sockets.unacked_for(rank)
     }
 }
