@@ -6,11 +6,14 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{self, SendAncillaryBuffer, SendFlags, sendmsg};
 
 use crate::network::{Report, UserSend};
 use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
 use crate::transport::RequestId;
+
+/// Up to this size, a copy costs less than the second slice of a system call.
+const SMALL_BYTES: usize = 256;
 
 /// Connections to a rank. Messages are sent in the order they were posted.
 #[derive(Default)]
@@ -169,7 +172,15 @@ fn last_stripe(stripes_left: &mut HashMap<RequestId, usize>, request: RequestId)
 }
 
 fn send(stream: &TcpStream, chunk: &Chunk) -> Result<usize, Errno> {
-    let slices = [IoSlice::new(&chunk.header[chunk.header_at..]), IoSlice::new(chunk.unsent())];
+    let (header, payload) = (&chunk.header[chunk.header_at..], chunk.unsent());
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut small = [0; SMALL_BYTES];
+    let length = header.len() + payload.len();
+    if let Some(bytes) = small.get_mut(..length) {
+        bytes[..header.len()].copy_from_slice(header);
+        bytes[header.len()..].copy_from_slice(payload);
+        return net::send(stream, bytes, flags);
+    }
+    let slices = [IoSlice::new(header), IoSlice::new(payload)];
     sendmsg(stream, &slices, &mut SendAncillaryBuffer::default(), flags)
 }
