@@ -88,7 +88,11 @@ fn serve(mut config: BootstrapConfig) -> Result<NetworkContext> {
     let control = start_control_plane(&config, listener, role)?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
-        Ok(Err(error)) => return Err(CommError::bootstrap(error.what, error.hint)),
+        Ok(Err(error)) => {
+            // The process may exit next, but the other ranks must be told.
+            control.handle.shutdown();
+            return Err(CommError::bootstrap(error.what, error.hint));
+        }
         Err(_) => {
             let what = "the control-plane thread of rank 0 ended";
             return Err(CommError::bootstrap(what, "please report this bug"));

@@ -283,7 +283,7 @@ fn unobserved_mismatch_is_reported_some_calls_later() {
 
 #[test]
 fn collective_and_message_are_reported_as_a_mismatch() {
-    let world = shm::world_with(2, short_timeout()).unwrap();
+    let world = shm::world_with(2, long_timeout()).unwrap();
     let errors = errors(world, |comm| match comm.rank() {
         0 => comm.barrier(),
         _ => comm.receive(&mut [0u8], 0, 0),
