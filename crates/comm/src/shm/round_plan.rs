@@ -301,8 +301,8 @@ mod tests {
     fn small_payloads_are_inline() {
         let plan = |kind, count| RoundPlan::new(&call(kind, Counts::Equal(count)), 0, 3, 4096, 0);
         let inline = |kind, count| matches!(plan(kind, count).slot, SlotKind::Inline);
-        assert!(inline(CallKind::AllGather, 48) && !inline(CallKind::AllGather, 49));
-        assert!(inline(CallKind::AllToAll, 16) && !inline(CallKind::AllToAll, 17));
+        assert!(inline(CallKind::AllGather, 112) && !inline(CallKind::AllGather, 113));
+        assert!(inline(CallKind::AllToAll, 37) && !inline(CallKind::AllToAll, 38));
         assert_eq!(
             (plan(CallKind::Barrier, 0).rounds, plan(CallKind::AllGather, 5000).rounds),
             (1, 2)

@@ -42,11 +42,12 @@ struct Simulation {
     invalid_accesses: usize,
 }
 
-/// How often an event was recorded, and the last record that has completed.
+/// How often an event was recorded, and the records that have not completed: those on different
+/// streams complete in any order.
 #[derive(Default)]
 struct Recorded {
     issued: u64,
-    completed: u64,
+    pending: HashSet<u64>,
 }
 
 /// One rank of a communicator.
@@ -189,10 +190,10 @@ impl Simulation {
         match head {
             Operation::Copy { to, from, bytes } => copy(*to, *from, *bytes),
             Operation::Record { event, number } => {
-                self.events.entry(*event).or_default().completed = *number;
+                self.events.entry(*event).or_default().pending.remove(number);
             }
             Operation::Wait { event, number } => {
-                return self.events.get(event).is_none_or(|event| event.completed >= *number);
+                return self.events.get(event).is_none_or(|event| !event.pending.contains(number));
             }
             Operation::Gate(gate) => return !self.gates.contains(gate),
             Operation::Free(address) => drop(self.memory.remove(address)),

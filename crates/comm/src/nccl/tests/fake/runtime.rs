@@ -183,6 +183,7 @@ unsafe extern "C" fn event_record(event: RawEvent, stream: Stream) -> c_int {
     let recorded = simulation.events.entry(event).or_default();
     recorded.issued += 1;
     let number = recorded.issued;
+    recorded.pending.insert(number);
     simulation.push(stream as usize, Operation::Record { event, number });
     SUCCESS
 }
@@ -190,7 +191,7 @@ unsafe extern "C" fn event_record(event: RawEvent, stream: Stream) -> c_int {
 unsafe extern "C" fn event_query(event: RawEvent) -> c_int {
     let mut simulation = simulation();
     simulation.progress();
-    let complete = |event: &super::Recorded| event.completed == event.issued;
+    let complete = |event: &super::Recorded| !event.pending.contains(&event.issued);
     match simulation.events.get(&(event as usize)).is_none_or(complete) {
         true => SUCCESS,
         false => NOT_READY,
