@@ -86,7 +86,7 @@ fn ranks_share_a_session_without_a_terminal_and_have_process_groups() {
     let script = "set -- $(cut -d')' -f2 /proc/$$/stat); echo $3 $4 $5 $$ > stat$RANK";
     run_job(&folder, "-n 2", script).assert_code(0);
     let stat = |rank: u32| -> Vec<u32> {
-        let text = folder.read(&format!("stat{rank}"));
+        let text = folder.read(format!("stat{rank}"));
         text.split_whitespace().map(|word| word.parse().unwrap()).collect()
     };
     let (first, second) = (stat(0), stat(1));
