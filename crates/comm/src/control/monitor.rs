@@ -41,7 +41,7 @@ pub struct CommMonitor {
     job: Arc<Job>,
     history: CallHistory,
     /// Whether anything was announced. The only thing that is read while all is well.
-    has_news: AtomicBool,
+    has_announcement: AtomicBool,
     announced: Mutex<Announced>,
     /// The error that every further call returns.
     error: OnceLock<CommError>,
@@ -76,7 +76,7 @@ impl CommMonitor {
             members,
             job,
             history: CallHistory::default(),
-            has_news: AtomicBool::new(false),
+            has_announcement: AtomicBool::new(false),
             announced: Mutex::default(),
             error: OnceLock::new(),
             count_messages: OnceLock::new(),
@@ -134,16 +134,16 @@ impl CommMonitor {
         self.count_messages.get().map_or_else(MessageCounts::default, |count| count())
     }
 
-    /// Whether there is something to be examined with [`Self::verdict`]: one load.
+    /// Whether there is something to be examined with [`Self::announced_error`]: one load.
     #[inline]
-    pub fn has_news(&self) -> bool {
-        self.has_news.load(Ordering::Acquire)
+    pub fn has_announcement(&self) -> bool {
+        self.has_announcement.load(Ordering::Acquire)
     }
 
     /// Returns the error of an earlier call, if any.
     #[inline]
     pub fn check_not_failed(&self) -> Result {
-        match self.has_news() {
+        match self.has_announcement() {
             true => self.error.get().cloned().map_or(Ok(()), Err),
             false => Ok(()),
         }
@@ -151,7 +151,7 @@ impl CommMonitor {
 
     /// Whether the communicator is known to have failed.
     pub fn has_failed(&self) -> bool {
-        self.has_news() && (self.error.get().is_some() || self.lock().fault.is_some())
+        self.has_announcement() && (self.error.get().is_some() || self.lock().fault.is_some())
     }
 
     /// A function that tells whether the communicator is known to have failed.
@@ -172,12 +172,12 @@ impl CommMonitor {
 
     /// The error to fail with, if rank 0 announced a fault, or the departure of a rank that the
     /// current call waits for.
-    pub fn verdict(
+    pub fn announced_error(
         &self,
         call: &dyn Fn() -> String,
         awaits: &dyn Fn(u32, &CommClosed) -> bool,
     ) -> Option<CommError> {
-        if !self.has_news() {
+        if !self.has_announcement() {
             return None;
         }
         if let Some(error) = self.error.get() {
@@ -200,7 +200,7 @@ impl CommMonitor {
     /// Fails with an error that the other ranks know.
     pub fn fail(&self, error: CommError) -> CommError {
         let error = self.error.get_or_init(|| error).clone();
-        self.has_news.store(true, Ordering::Release);
+        self.has_announcement.store(true, Ordering::Release);
         error
     }
 
@@ -216,9 +216,9 @@ impl CommMonitor {
         self.fail(error)
     }
 
-    /// Fails as [`Self::verdict`] says. A departure is reported to the others, because this rank
+    /// Fails as [`Self::announced_error`] says. A departure is reported to the others, because this rank
     /// will depart as well.
-    pub fn fail_with_verdict(&self, error: CommError) -> CommError {
+    pub fn fail_with_announced(&self, error: CommError) -> CommError {
         match error {
             CommError::Aborted { .. } => self.report_and_fail(error),
             error => self.fail(error),
@@ -231,7 +231,7 @@ impl CommMonitor {
             Announcement::Fault(fault) => drop(announced.fault.get_or_insert(fault)),
             Announcement::Closed(rank, closed) => drop(announced.closed.insert(rank, closed)),
         }
-        self.has_news.store(true, Ordering::Release);
+        self.has_announcement.store(true, Ordering::Release);
     }
 
     /// Rank 0 found all ranks healthy.

@@ -330,7 +330,7 @@ impl Transport for NetworkTransport {
             let bytes_moved = state.comms.get(self.comm_id).bytes_moved;
             let is_done = self.take_completed(&mut state, done, now);
             // A message that arrived before a fault was announced is received first.
-            if !is_done && !is_last_round && self.verdict(&state).is_some() {
+            if !is_done && !is_last_round && self.announced_error(&state).is_some() {
                 is_last_round = true;
                 continue;
             }

@@ -46,7 +46,7 @@ pub fn join(
     let request = JoinRequest { rank, ranks, shared_settings: shared_settings(&config) };
     let peers: Vec<Peer> = members.iter().map(|global| monitor.peer(*global)).collect();
     let waiting = || "the bootstrap of shared memory".to_owned();
-    let cancelled = || monitor.verdict(&waiting, &|_, _| false);
+    let cancelled = || monitor.announced_error(&waiting, &|_, _| false);
     let segment = Arc::new(match rank {
         0 => create_segment(layout)?,
         _ => Segment { file: receive_segment(name, request, deadline, &cancelled)? },

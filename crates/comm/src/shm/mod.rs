@@ -141,7 +141,7 @@ impl ShmEngine {
             digest: signature_codec::digest(words),
         };
         self.shared.region.publish_call(ctx.activity, words);
-        if let Some(error) = self.shared.verdict(&ctx) {
+        if let Some(error) = self.shared.announced_error(&ctx) {
             return Err(self.shared.fail_with(error));
         }
         if self.shared.config.debug {

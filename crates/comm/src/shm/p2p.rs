@@ -69,8 +69,8 @@ impl ShmEngine {
         let signature = Signature { root: call.root, ..call.signature(self.ranks()) };
         let ctx = CallCtx { activity: Activity::P2p(self.calls), signature, digest: 0 };
         self.shared.region.publish_call(ctx.activity, signature_codec::encode(&signature));
-        let verdict = self.shared.verdict(&ctx);
-        verdict.map_or(Ok(ctx), |error| Err(self.shared.fail_with(error)))
+        let announced_error = self.shared.announced_error(&ctx);
+        announced_error.map_or(Ok(ctx), |error| Err(self.shared.fail_with(error)))
     }
 
     pub(super) fn send(&mut self, call: &Call) -> Result {

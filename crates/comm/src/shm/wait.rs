@@ -98,7 +98,7 @@ impl ShmState {
             }
             self.check(&mut watch, ranks, ctx, ready)?;
             let first = ranks.first().copied().unwrap_or(self.region.rank);
-            self.region.wait_doorbell(first, sleep, || ready() || self.monitor.has_news());
+            self.region.wait_doorbell(first, sleep, || ready() || self.monitor.has_announcement());
             sleep = (sleep * 2).min(max_sleep);
         }
         Ok(())
@@ -118,7 +118,7 @@ impl ShmState {
         ctx: &CallCtx,
         ready: &dyn Fn() -> bool,
     ) -> Result {
-        if let Some(error) = self.verdict(ctx) {
+        if let Some(error) = self.announced_error(ctx) {
             return if ready() { Ok(()) } else { Err(self.fail_with(error)) };
         }
         let now = clock::now();
@@ -150,8 +150,8 @@ impl ShmState {
     }
 
     /// The communicator's error, if it has failed.
-    pub fn verdict(&self, ctx: &CallCtx) -> Option<CommError> {
-        self.monitor.verdict(&|| self.describe(ctx), &|_, _| false)
+    pub fn announced_error(&self, ctx: &CallCtx) -> Option<CommError> {
+        self.monitor.announced_error(&|| self.describe(ctx), &|_, _| false)
     }
 
     /// A call, for errors.
@@ -164,7 +164,7 @@ impl ShmState {
 
     /// Fails with the communicator's error.
     pub fn fail_with(&self, error: CommError) -> CommError {
-        self.mark_failed(self.monitor.fail_with_verdict(error))
+        self.mark_failed(self.monitor.fail_with_announced(error))
     }
 
     /// Reports an error to all ranks and fails with it.
@@ -197,7 +197,7 @@ impl ShmState {
         let why = "another rank of this node failed".to_owned();
         let mut watch = self.watch(clock::now());
         watch.suspect(CommError::Aborted { by, why }, clock::now());
-        Err(self.await_verdict(watch, ctx))
+        Err(self.await_announced_error(watch, ctx))
     }
 
     /// A rank's post, or one before it, belongs to another call: rank 0 finds out which rank made
@@ -208,13 +208,13 @@ impl ShmState {
         let mut watch = self.watch(clock::now());
         let error = CommError::system(self.describe(ctx), why);
         watch.call_mismatch(self.monitor.calls(), error, clock::now());
-        self.await_verdict(watch, ctx)
+        self.await_announced_error(watch, ctx)
     }
 
     /// Waits for the decision of rank 0.
-    fn await_verdict(&self, mut watch: CallWatch, ctx: &CallCtx) -> CommError {
+    fn await_announced_error(&self, mut watch: CallWatch, ctx: &CallCtx) -> CommError {
         loop {
-            if let Some(error) = self.verdict(ctx) {
+            if let Some(error) = self.announced_error(ctx) {
                 return self.fail_with(error);
             }
             if let Err(error) = watch.check_suspicion(clock::now(), clock::now()) {

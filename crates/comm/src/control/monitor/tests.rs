@@ -35,9 +35,9 @@ fn all_reduce(count: u64) -> Signature {
     Signature { kind, dtype, op, root: 0, count, shape: 0 }
 }
 
-fn verdict(monitor: &CommMonitor) -> Option<CommError> {
+fn announced_error(monitor: &CommMonitor) -> Option<CommError> {
     let awaits = |_: u32, closed: &CommClosed| closed.calls < monitor.calls();
-    monitor.verdict(&|| "a call".to_owned(), &awaits)
+    monitor.announced_error(&|| "a call".to_owned(), &awaits)
 }
 
 #[test]
@@ -46,10 +46,13 @@ fn announcements_before_the_communicator_is_opened_are_kept() {
     let fault = Fault::Aborted { rank: 3, why: "out of data".to_owned() };
     job.registry.apply(FromRoot::Abort { comm_id: Some(7), fault });
     let other = CommMonitor::open(job.clone(), 8, vec![1, 3]);
-    assert!(!other.has_failed() && verdict(&other).is_none());
+    assert!(!other.has_failed() && announced_error(&other).is_none());
     let monitor = CommMonitor::open(job, 7, vec![1, 3]);
     let by = Peer::new(1, "n3");
-    assert_eq!(verdict(&monitor), Some(CommError::Aborted { by, why: "out of data".to_owned() }));
+    assert_eq!(
+        announced_error(&monitor),
+        Some(CommError::Aborted { by, why: "out of data".to_owned() })
+    );
     assert!(monitor.has_failed());
 }
 
@@ -63,7 +66,7 @@ fn a_lost_rank_fails_the_communicators_that_it_is_a_member_of() {
     let later = open(3, vec![3, 1]);
     let failed = [&with, &without, &later].map(|monitor| monitor.has_failed());
     assert_eq!(failed, [true, false, true]);
-    let named = verdict(&later).and_then(|error| error.failed_rank());
+    let named = announced_error(&later).and_then(|error| error.failed_rank());
     assert_eq!((named, job.registry.is_lost(3)), (Some(0), true));
 }
 
@@ -74,9 +77,9 @@ fn only_a_departure_before_the_current_call_fails_it() {
     monitor.begin(&all_reduce(1));
     let closed = CommClosed { comm_id: 7, size: 3, calls: 1, p2p_sent: Vec::new() };
     job.registry.apply(FromRoot::Closed { rank: 2, closed });
-    assert!(verdict(&monitor).is_none() && !monitor.has_failed());
+    assert!(announced_error(&monitor).is_none() && !monitor.has_failed());
     monitor.begin(&all_reduce(1));
-    let error = verdict(&monitor).unwrap();
+    let error = announced_error(&monitor).unwrap();
     assert!(matches!(&error, CommError::Aborted { by, .. } if by.rank == 2), "{error}");
 }
 
@@ -92,7 +95,8 @@ fn both_sides_of_a_mismatch_name_their_own_call_first() {
             minority: (2, all_reduce(9)),
         };
         job.registry.apply(FromRoot::Abort { comm_id: Some(7), fault });
-        let Some(CommError::CallMismatch { ours_by, ours, theirs: other, .. }) = verdict(&monitor)
+        let Some(CommError::CallMismatch { ours_by, ours, theirs: other, .. }) =
+            announced_error(&monitor)
         else {
             panic!("no mismatch")
         };

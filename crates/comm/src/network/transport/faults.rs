@@ -29,9 +29,9 @@ impl NetworkTransport {
     }
 
     /// The error this communicator has failed with, if rank 0 or a departure made it fail.
-    pub(super) fn verdict(&self, state: &NetworkState) -> Option<CommError> {
+    pub(super) fn announced_error(&self, state: &NetworkState) -> Option<CommError> {
         let awaits = |rank: u32, closed: &CommClosed| self.awaits_departed(rank, closed, state);
-        self.monitor.verdict(&|| self.describe_wait(), &awaits)
+        self.monitor.announced_error(&|| self.describe_wait(), &awaits)
     }
 
     /// Whether the current call waits for a rank that has closed the communicator.
@@ -66,8 +66,8 @@ impl NetworkTransport {
 
     /// Fails if a fault is known.
     pub(super) fn check_abort(&self, state: &NetworkState) -> Result {
-        let verdict = self.verdict(state);
-        verdict.map_or(Ok(()), |error| Err(self.monitor.fail_with_verdict(error)))
+        let announced_error = self.announced_error(state);
+        announced_error.map_or(Ok(()), |error| Err(self.monitor.fail_with_announced(error)))
     }
 
     /// Checks for faults, protocol errors and timeouts. Returns when to check again.
