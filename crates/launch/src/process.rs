@@ -162,7 +162,7 @@ impl RankSpec {
         self.cwd.as_ref().is_some_and(|cwd| !cwd.is_dir())
     }
 
-    /// Spawns the rank in its own process group, with its output piped to this process, and with a
+    /// Spawns the rank in its own session, with its output piped to this process, and with a
     /// channel if it has an input.
     pub(crate) fn spawn(&self, open_files: &OpenFilesLimit) -> Result<SpawnedRank, StartError> {
         let mut command = self.prepare()?;
@@ -178,7 +178,7 @@ impl RankSpec {
         // SAFETY: only system calls are made between fork and exec, on memory allocated before.
         unsafe {
             command.pre_exec(move || {
-                start_process_group(parent)?;
+                start_session(parent)?;
                 setrlimit(Resource::Nofile, open_files)?;
                 // Of the copy in the child only: no other rank inherits the descriptor.
                 rank_end.as_ref().map_or(Ok(()), |fd| fcntl_setfd(fd, FdFlags::empty()))?;
@@ -205,26 +205,11 @@ impl RankSpec {
 /// Makes the calling process a session leader, without a controlling terminal and in its own
 /// process group, and has the kernel kill it when its parent dies. Safe between fork and exec.
 pub fn start_session(parent: u32) -> io::Result<()> {
-    // SAFETY: a plain system call on the calling process.
-    die_with(parent, || unsafe { libc::setsid() })
-}
-
-/// [`start_session`] for a rank, which stays in the session of its parent. The kernel schedules each
-/// session as a group (autogroup), and `sched_yield` switches within a group only: ranks that share
-/// a core would wait for the end of a time slice instead of yielding to each other.
-fn start_process_group(parent: u32) -> io::Result<()> {
-    // SAFETY: a plain system call on the calling process.
-    die_with(parent, || unsafe { libc::setpgid(0, 0) })
-}
-
-/// Separates the calling process from its parent's process group, and has the kernel kill it when
-/// its parent dies. Safe between fork and exec.
-fn die_with(parent: u32, separate: impl FnOnce() -> libc::pid_t) -> io::Result<()> {
     signals::unblock_stop_signals();
     signals::restore_file_size_signal();
     // SAFETY: plain system calls on the calling process.
     unsafe {
-        if separate() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+        if libc::setsid() < 0 || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
             return Err(io::Error::last_os_error());
         }
         // The parent may have died before the prctl call.

@@ -87,7 +87,7 @@ static HEARTBEATS: Mutex<Option<HeartbeatSender>> = Mutex::new(None);
 static ORIGINAL: OnceLock<UnixStream> = OnceLock::new();
 static PARENT_DIED: AtomicBool = AtomicBool::new(false);
 
-/// Forks twice. The caller continues as the worker, in its own session; the original process
+/// Forks twice. The caller continues as the worker, in its own process group; the original process
 /// and the reaper stay behind and exit with the worker's status. Must be called before any thread
 /// exists.
 pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
@@ -118,7 +118,7 @@ pub fn fork_worker(watchdog: Watchdog) -> Result<(), ReaperError> {
         exit(code);
     }
     previous.set();
-    start_session()?;
+    leave_process_group()?;
     // SAFETY: a plain library call; the function is async-signal-safe and takes no arguments.
     unsafe { libc::atexit(continue_parent) };
     *heartbeats() = Some(HeartbeatSender { pipe: heartbeat_writer, last: None });
@@ -140,17 +140,6 @@ fn leave_process_group() -> std::io::Result<()> {
     // SAFETY: a plain system call on this process.
     match unsafe { libc::setpgid(0, 0) } {
         0 => Ok(()),
-        _ => Err(std::io::Error::last_os_error()),
-    }
-}
-
-/// Starts the session of the worker and its ranks, which have no controlling terminal: they cannot be
-/// stopped by reading from it.
-fn start_session() -> std::io::Result<()> {
-    signals::block_stop_signals();
-    // SAFETY: a plain system call on this process.
-    match unsafe { libc::setsid() } {
-        sid if sid >= 0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     }
 }

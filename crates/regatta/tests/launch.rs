@@ -77,26 +77,6 @@ fn fatal_signal_of_a_rank_is_named() {
     run.assert_code(128 + SIGSEGV).assert_stderr("signal 11 (SEGV");
 }
 
-/// The kernel schedules a session as a group: ranks of different sessions that share a core could not
-/// yield to each other.
-#[test]
-fn ranks_share_a_session_without_a_terminal_and_have_process_groups() {
-    let folder = TempDir::new();
-    // After "pid (name) state ppid": process group, session and controlling terminal.
-    let script = "set -- $(cut -d')' -f2 /proc/$$/stat); echo $3 $4 $5 $$ > stat$RANK";
-    run_job(&folder, "-n 2", script).assert_code(0);
-    let stat = |rank: u32| -> Vec<u32> {
-        let text = folder.read(format!("stat{rank}"));
-        text.split_whitespace().map(|word| word.parse().unwrap()).collect()
-    };
-    let (first, second) = (stat(0), stat(1));
-    assert_eq!(first[1], second[1], "one session");
-    assert_ne!(first[1], first[3], "no rank is its leader");
-    for rank in [first, second] {
-        assert_eq!((rank[0], rank[2]), (rank[3], 0), "own process group, no terminal");
-    }
-}
-
 #[test]
 fn ranks_that_ignore_sigterm_are_killed_with_their_descendants() {
     let folder = TempDir::new();
