@@ -1,5 +1,5 @@
 //! A collective between a chain of copies on one stream and a copy on another, without host
-//! synchronisation, as a Chrome trace (chrome://tracing, https://ui.perfetto.dev).
+//! synchronisation, as a Chrome trace (chrome://tracing, <https://ui.perfetto.dev>).
 //!
 //! `nccl_stream_trace TRACE.json [RANKS]`; the ranks share one GPU. Fails if the host returned from
 //! enqueueing after the chain had ended, or if the collective overlaps what it depends on.

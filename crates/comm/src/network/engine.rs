@@ -14,7 +14,7 @@ use crate::schedule::Algorithm;
 use crate::transport::Transport;
 use crate::{Call, Result, Signature};
 
-/// Runs collectives on a [`NetworkTransport`].
+/// Runs collectives on a `NetworkTransport`.
 pub struct NetworkEngine {
     transport: NetworkTransport,
     pub(crate) planner: Planner,
