@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::buffer::Buffer;
+use crate::control::CommMonitor;
 use crate::error::Peer;
 use crate::event::CompleteOnDrop;
 use crate::{Call, CommError, Event, OwnedCall, Result};
@@ -70,6 +71,11 @@ pub trait Comm: Send + Sync {
     /// Whether the communicator is known to have failed, without blocking. The next call returns the
     /// error.
     fn has_failed(&self) -> bool;
+
+    /// The control plane's view of it, if it has a control plane.
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        None
+    }
 }
 
 /// Delegates the methods of [`Comm`] that run no calls to `self.inner`.
@@ -101,6 +107,10 @@ macro_rules! delegate_queries {
 
         fn has_failed(&self) -> bool {
             self.inner.has_failed()
+        }
+
+        fn monitor(&self) -> Option<std::sync::Arc<$crate::control::CommMonitor>> {
+            self.inner.monitor()
         }
     };
 }

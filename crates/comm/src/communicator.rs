@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::comm::{SharedCalls, no_device};
+use crate::control::CommMonitor;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn};
 use crate::error::Peer;
 use crate::event::CompleteOnDrop;
@@ -31,6 +32,7 @@ pub struct Communicator {
     allocator: Allocator,
     /// Which calls run on a device stream.
     on_stream: Option<OnStreamFn>,
+    monitor: Option<Arc<CommMonitor>>,
     shared: Arc<WorkerState>,
 }
 
@@ -246,6 +248,7 @@ impl Communicator {
             peers: engine.peers(),
             allocator: engine.allocator(),
             on_stream: engine.on_stream_fn(),
+            monitor: engine.monitor(),
             shared: Arc::new(WorkerState {
                 abort: engine.abort_fn(),
                 has_failed: engine.has_failed_fn(),
@@ -374,6 +377,10 @@ impl Comm for Communicator {
 
     fn has_failed(&self) -> bool {
         (self.shared.has_failed)()
+    }
+
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        self.monitor.clone()
     }
 }
 

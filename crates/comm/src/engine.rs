@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::buffer::{Buffer, MemorySpace};
 use crate::comm::SharedCalls;
+use crate::control::CommMonitor;
 use crate::error::Peer;
 use crate::{Call, CallKind, CommError, Counts, DType, Event, OwnedCall, Result};
 
@@ -104,6 +105,11 @@ pub trait Engine: Send {
     /// A function that tells whether it has failed.
     fn has_failed_fn(&self) -> HasFailedFn {
         Arc::new(|| false)
+    }
+
+    /// The control plane's view of its communicator, if it has a control plane.
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        None
     }
 }
 

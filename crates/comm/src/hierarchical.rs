@@ -194,4 +194,8 @@ impl Engine for Hierarchical {
     fn has_failed_fn(&self) -> HasFailedFn {
         self.monitor.has_failed_fn()
     }
+
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        Some(self.monitor.clone())
+    }
 }

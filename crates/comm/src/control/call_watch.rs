@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::messages::ToRoot;
+use regatta_wire::clock;
+
+use super::messages::{CommClosed, ToRoot};
 use super::monitor::CommMonitor;
 use super::stall_detector::{StallAction, StallDetector};
 use crate::{CommError, Result};
@@ -12,10 +14,13 @@ use crate::{CommError, Result};
 /// The time rank 0 has to diagnose a fault. After it, this rank reports what it observed itself.
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(6);
 
+/// How often the decision of rank 0 is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
 /// A wait in a call.
 pub struct Wait {
-    /// Whether it is in a collective.
-    pub in_call: bool,
+    /// The sequence number of the collective; `None` for a message.
+    pub call_number: Option<u64>,
     /// The global ranks it waits for.
     pub awaited: Vec<u32>,
     /// The call, for errors.
@@ -67,7 +72,7 @@ impl CallWatch {
             StallAction::Query => None,
             StallAction::Timeout => Some(self.stall.seconds(now)),
         };
-        let Wait { in_call, awaited, call } = wait;
+        let Wait { call_number, awaited, call } = wait;
         self.withdraw_wait();
         self.wait = Some(self.monitor.add_wait(self.stall.since, awaited.clone()));
         if let Some(seconds) = timeout_s {
@@ -75,7 +80,7 @@ impl CallWatch {
             let missing = awaited.iter().map(|rank| self.monitor.peer(*rank)).collect();
             self.suspect(CommError::Timeout { call, seconds, missing }, now);
         }
-        self.query(in_call.then(|| self.monitor.calls()), awaited, timeout_s);
+        self.query(call_number, awaited, timeout_s);
     }
 
     fn query(&self, call: Option<u64>, awaited: Vec<u32>, timeout_s: Option<u64>) {
@@ -92,7 +97,7 @@ impl CallWatch {
             let cause = why.clone();
             self.monitor.send(ToRoot::ConnFailed { comm_id, rank, sending, why: cause, members });
             let error = CommError::RankLost { peer: self.monitor.peer(rank), why, call };
-            self.suspect(error, regatta_wire::clock::now());
+            self.suspect(error, clock::now());
         }
     }
 
@@ -106,7 +111,27 @@ impl CallWatch {
 
     /// Fails with an error unless rank 0 announces another one in time.
     pub fn suspect(&mut self, error: CommError, now: Instant) {
-        self.suspicion.get_or_insert((now + COORDINATOR_TIMEOUT, error));
+        self.suspect_until(error, now + COORDINATOR_TIMEOUT);
+    }
+
+    /// [`Self::suspect`] with a deadline.
+    pub fn suspect_until(&mut self, error: CommError, until: Instant) {
+        self.suspicion.get_or_insert((until, error));
+    }
+
+    /// Waits for the decision of rank 0 on a call that was reported or has failed.
+    pub fn await_announced_error(mut self, call: &str, call_number: Option<u64>) -> CommError {
+        let awaits =
+            |_, closed: &CommClosed| call_number.is_some_and(|number| closed.calls < number);
+        loop {
+            if let Some(error) = self.monitor.announced_error(&|| call.to_owned(), &awaits) {
+                return self.monitor.fail_with_announced(error);
+            }
+            if let Err(error) = self.check_suspicion(clock::now(), clock::now()) {
+                return error;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
     }
 
     /// Fails with the suspected error if rank 0 has no better one. Returns when to check again.

@@ -25,7 +25,8 @@ pub(crate) use messages::{
     ACCEPTED, ACCEPTED_REUSE, CommClosed, FromRoot, Hello, MAX_CONNECTIONS, MessageCounts,
     RankInfo, ToRoot, decode, encode,
 };
-pub(crate) use monitor::{CommMonitor, Job};
+pub use monitor::CommMonitor;
+pub(crate) use monitor::Job;
 pub(crate) use registry::CommRegistry;
 pub(crate) use stall_detector::StallAction;
 pub(crate) use thread::{ControlHandle, ControlPlane, ControlRole, RootState};

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use regatta_model::hash::fnv1a;
 use regatta_wire::clock;
 
-use super::call_history::CallHistory;
+use super::call_history::{CallHistory, SYNCHRONOUS_CALLS};
 use super::messages::{CommClosed, Fault, MessageCounts, RankInfo, ToRoot};
 use super::registry::{Announcement, CommRegistry};
 use super::thread::ControlHandle;
@@ -35,9 +36,9 @@ type CountMessages = Box<dyn Fn() -> MessageCounts + Send + Sync>;
 
 /// The control plane's view of one communicator on this rank, shared by its transports.
 pub struct CommMonitor {
-    pub comm_id: u64,
+    pub(crate) comm_id: u64,
     /// The global ranks of the members, in order.
-    pub members: Vec<u32>,
+    pub(crate) members: Vec<u32>,
     job: Arc<Job>,
     history: CallHistory,
     /// Whether anything was announced. The only thing that is read while all is well.
@@ -70,12 +71,25 @@ impl std::fmt::Debug for CommMonitor {
 
 impl CommMonitor {
     /// Opens a communicator of these global ranks.
-    pub fn open(job: Arc<Job>, comm_id: u64, members: Vec<u32>) -> Arc<Self> {
+    pub(crate) fn open(job: Arc<Job>, comm_id: u64, members: Vec<u32>) -> Arc<Self> {
+        Self::open_with(job, comm_id, members, SYNCHRONOUS_CALLS)
+    }
+
+    /// A communicator of the same ranks, of which this many calls may be in flight. Needs no
+    /// communication, if all ranks do it after the same call.
+    pub(crate) fn derive(&self, calls: usize) -> Arc<Self> {
+        const DEVICE: u64 = 1 << 33;
+        let words = [self.comm_id, self.calls(), DEVICE];
+        let comm_id = fnv1a(words.into_iter().flat_map(u64::to_le_bytes));
+        Self::open_with(self.job.clone(), comm_id, self.members.clone(), calls)
+    }
+
+    fn open_with(job: Arc<Job>, comm_id: u64, members: Vec<u32>, calls: usize) -> Arc<Self> {
         let monitor = Arc::new(Self {
             comm_id,
             members,
             job,
-            history: CallHistory::default(),
+            history: CallHistory::new(calls),
             has_announcement: AtomicBool::new(false),
             announced: Mutex::default(),
             error: OnceLock::new(),
@@ -88,7 +102,7 @@ impl CommMonitor {
 
     /// Announces that this rank has left the communicator, after `p2p_sent` messages by receiver, so
     /// no rank waits for it.
-    pub fn close(&self, p2p_sent: Vec<(u32, u64)>) {
+    pub(crate) fn close(&self, p2p_sent: Vec<(u32, u64)>) {
         if !self.is_closed.swap(true, Ordering::Relaxed) {
             self.job.registry.close(self.comm_id);
             let (comm_id, size, calls) = (self.comm_id, self.members.len() as u32, self.calls());
@@ -97,7 +111,10 @@ impl CommMonitor {
     }
 
     /// The function that counts the messages of the current call.
-    pub fn count_messages_with(&self, count: impl Fn() -> MessageCounts + Send + Sync + 'static) {
+    pub(crate) fn count_messages_with(
+        &self,
+        count: impl Fn() -> MessageCounts + Send + Sync + 'static,
+    ) {
         let _ = self.count_messages.set(Box::new(count));
     }
 
@@ -111,17 +128,17 @@ impl CommMonitor {
 
     /// Records the start of a collective.
     #[inline]
-    pub fn begin(&self, signature: &Signature) {
+    pub(crate) fn begin(&self, signature: &Signature) {
         self.history.begin(signature);
     }
 
     /// The number of collectives started.
-    pub fn calls(&self) -> u64 {
+    pub(crate) fn calls(&self) -> u64 {
         self.history.calls()
     }
 
     /// The current collective.
-    pub fn current_call(&self) -> String {
+    pub(crate) fn current_call(&self) -> String {
         let current = self.history.signature_of(self.calls());
         current.map_or_else(String::new, |signature| signature.to_string())
     }
@@ -136,13 +153,13 @@ impl CommMonitor {
 
     /// Whether there is something to be examined with [`Self::announced_error`]: one load.
     #[inline]
-    pub fn has_announcement(&self) -> bool {
+    pub(crate) fn has_announcement(&self) -> bool {
         self.has_announcement.load(Ordering::Acquire)
     }
 
     /// Returns the error of an earlier call, if any.
     #[inline]
-    pub fn check_not_failed(&self) -> Result {
+    pub(crate) fn check_not_failed(&self) -> Result {
         match self.has_announcement() {
             true => self.error.get().cloned().map_or(Ok(()), Err),
             false => Ok(()),
@@ -150,18 +167,18 @@ impl CommMonitor {
     }
 
     /// Whether the communicator is known to have failed.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.has_announcement() && (self.error.get().is_some() || self.lock().fault.is_some())
     }
 
     /// A function that tells whether the communicator is known to have failed.
-    pub fn has_failed_fn(self: &Arc<Self>) -> HasFailedFn {
+    pub(crate) fn has_failed_fn(self: &Arc<Self>) -> HasFailedFn {
         let monitor = self.clone();
         Arc::new(move || monitor.has_failed())
     }
 
     /// A function that aborts the communicator on all ranks.
-    pub fn abort_fn(self: &Arc<Self>) -> AbortFn {
+    pub(crate) fn abort_fn(self: &Arc<Self>) -> AbortFn {
         let monitor = self.clone();
         Arc::new(move |why| {
             let fault = Fault::Aborted { rank: monitor.job.rank, why: why.to_owned() };
@@ -172,7 +189,7 @@ impl CommMonitor {
 
     /// The error to fail with, if rank 0 announced a fault, or the departure of a rank that the
     /// current call waits for.
-    pub fn announced_error(
+    pub(crate) fn announced_error(
         &self,
         call: &dyn Fn() -> String,
         awaits: &dyn Fn(u32, &CommClosed) -> bool,
@@ -192,20 +209,20 @@ impl CommMonitor {
     }
 
     /// The error if a rank closed the communicator before a call.
-    pub fn departed(&self, rank: u32, call: &str) -> CommError {
+    pub(crate) fn departed(&self, rank: u32, call: &str) -> CommError {
         let why = format!("it closed the communicator before {call}");
         CommError::Aborted { by: self.peer(rank), why }
     }
 
     /// Fails with an error that the other ranks know.
-    pub fn fail(&self, error: CommError) -> CommError {
+    pub(crate) fn fail(&self, error: CommError) -> CommError {
         let error = self.error.get_or_init(|| error).clone();
         self.has_announcement.store(true, Ordering::Release);
         error
     }
 
     /// Reports an error to all ranks and fails with it, unless the communicator has failed already.
-    pub fn report_and_fail(&self, error: CommError) -> CommError {
+    pub(crate) fn report_and_fail(&self, error: CommError) -> CommError {
         if let CommError::InvalidCall { .. } = error {
             return error;
         }
@@ -218,7 +235,7 @@ impl CommMonitor {
 
     /// Fails as [`Self::announced_error`] says. A departure is reported to the others, because this rank
     /// will depart as well.
-    pub fn fail_with_announced(&self, error: CommError) -> CommError {
+    pub(crate) fn fail_with_announced(&self, error: CommError) -> CommError {
         match error {
             CommError::Aborted { .. } => self.report_and_fail(error),
             error => self.fail(error),
@@ -269,12 +286,12 @@ impl CommMonitor {
     }
 
     /// The global rank of this process.
-    pub fn global_rank(&self) -> u32 {
+    pub(crate) fn global_rank(&self) -> u32 {
         self.job.rank
     }
 
     /// The peer with this global rank, as this communicator names it.
-    pub fn peer(&self, global: u32) -> Peer {
+    pub(crate) fn peer(&self, global: u32) -> Peer {
         let member = self.members.iter().position(|&m| m == global);
         let host = self.job.members.get(global as usize).map(|m| m.host.clone());
         let host = host.unwrap_or_else(|| "?".to_owned());
@@ -336,7 +353,7 @@ impl CommMonitor {
     }
 
     /// A mismatch between this rank's call and that of another one.
-    pub fn mismatch(
+    pub(crate) fn mismatch(
         &self,
         sequence: u64,
         ours: (u32, Signature),

@@ -1,46 +1,58 @@
-//! Fault diagnosis over the bootstrap communicator: NCCL itself only reports that something failed.
+//! Faults: NCCL itself only reports that something failed; rank 0 decides what.
 
 use std::ptr::null_mut;
+use std::time::Duration;
+
+use regatta_wire::clock;
 
 use super::NcclEngine;
 use super::in_flight::Issued;
 use super::sys::RawComm;
-use crate::control::signature_codec;
+use crate::control::{CallWatch, StallAction, Wait, signature_codec};
 use crate::{Call, Collectives, CommError, Counts, ReduceOp, Result, Signature};
 
 /// Bytes of a sequence number and a signature.
 const SIGNATURE_BYTES: usize = 8 + signature_codec::SIGNATURE_WORDS * 8;
 
+/// The time in which the control plane learns that the process of a rank has exited.
+const LOSS_TIMEOUT: Duration = Duration::from_secs(1);
+
 impl NcclEngine {
-    /// Aborts the communicator with the most specific error that can be determined.
+    /// Aborts the communicator with the error that rank 0 decides on.
     pub(super) fn fail_with_diagnosis(&mut self, error: CommError, call: &Issued) -> CommError {
         if let CommError::InvalidCall { .. } = error {
             return error;
         }
-        if let Some(failed) = &self.failed {
-            return failed.clone();
-        }
-        let specific = matches!(
-            error,
-            CommError::Aborted { .. }
-                | CommError::CountMismatch { .. }
-                | CommError::CallMismatch { .. }
-        );
-        let error = match call.signature.kind.is_p2p() || specific {
-            true => error,
-            // All failing ranks exchange their signatures. The bootstrap communicator names a rank
-            // that died or does not respond; the signatures name a rank that called something else.
-            false => {
-                let compared = self.compare_signatures(call.signature, call.sequence);
-                compared.err().unwrap_or(error)
+        let now = clock::now();
+        let timeout = self.config.desync_after;
+        let began = now.checked_sub(timeout).unwrap_or(now);
+        let mut watch = CallWatch::new(self.monitor.clone(), timeout, began);
+        let call_number = (!call.signature.kind.is_p2p()).then_some(call.sequence);
+        let what = call.signature.to_string();
+        let error = match error {
+            // Rank 0 finds out which rank is late or called something else.
+            CommError::Timeout { .. } => {
+                let is_awaited = |rank: &u32| call.peers.is_empty() || call.peers.contains(rank);
+                let others = (0..self.peers.len() as u32).filter(|rank| *rank != self.rank);
+                let global = |rank: u32| self.monitor.members[rank as usize];
+                let awaited = others.filter(is_awaited).map(global).collect();
+                let wait = Wait { call_number, awaited, call: what.clone() };
+                watch.report(StallAction::Timeout, wait, now);
+                watch.await_announced_error(&what, call_number)
             }
+            // The library may notice the loss of a rank before the control plane.
+            CommError::System { .. } => {
+                watch.suspect_until(error, now + LOSS_TIMEOUT);
+                watch.await_announced_error(&what, call_number)
+            }
+            error => error,
         };
         self.fail(error)
     }
 
     /// Aborts the communicator on all ranks.
     pub(super) fn fail(&mut self, error: CommError) -> CommError {
-        self.failed = Some(error.clone());
+        let error = self.monitor.report_and_fail(error);
         self.fail_in_flight(&error);
         // Notify the others first, because aborting may take a while.
         self.bootstrap.abort(&error.to_string());

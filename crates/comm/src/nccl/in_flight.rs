@@ -15,7 +15,7 @@ use crate::event::Completion;
 use crate::{CallKind, CommError, DType, Event, ReduceOp, Result, Signature};
 
 /// The runtime blocks when some thousand operations are queued.
-const MAX_IN_FLIGHT: usize = 256;
+pub(super) const MAX_IN_FLIGHT: usize = 256;
 
 /// How often the state of the other ranks is checked.
 const FAULT_CHECK_INTERVAL: Duration = Duration::from_millis(2);
@@ -165,8 +165,7 @@ impl NcclEngine {
         let timeout = self.config.desync_after;
         match active_since {
             Some(since) if now.saturating_duration_since(since) >= timeout => {
-                let awaited = |rank| issued.peers.is_empty() || issued.peers.contains(&rank);
-                Err(self.timeout_error(issued.signature.kind.name(), timeout, awaited))
+                Err(self.timeout_error(issued.signature.kind.name(), timeout, &issued.peers))
             }
             _ => Ok(()),
         }

@@ -3,7 +3,7 @@
 //! Calls on device buffers ([`Comm::device_buffer`], [`Gpu`]) run in place on the stream of the
 //! communicator, after events of other streams and with an event of their own; the host waits for
 //! neither ([`Comm::enqueue`]). Host buffers are staged through the device. A bootstrap communicator
-//! distributes the unique id and diagnoses faults.
+//! distributes the unique id; its control plane decides on faults.
 //!
 //! Every communicator has its own stream and its own queue, so a message that waits for its peer
 //! blocks no other communicator. The device must have room for the kernels of all communicators that
@@ -35,13 +35,14 @@ mod wait;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
 use crate::buffer::{Buffer, MemorySpace};
 use crate::comm::SharedCalls;
+use crate::control::CommMonitor;
 use crate::engine::{
     AbortFn, Allocator, BoxEngine, Engine, HasFailedFn, OnStreamFn, first_device_buffer,
     run_on_host,
@@ -50,7 +51,7 @@ use crate::error::Peer;
 use crate::gpu_runtime::{Runtime, SUCCESS};
 use crate::{Call, CallKind, Collectives, Comm, CommError, Communicator, Event, OwnedCall, Result};
 use device::GpuDevice;
-use in_flight::{Group, InFlight, Issued};
+use in_flight::{Group, InFlight, Issued, MAX_IN_FLIGHT};
 use sys::{IN_PROGRESS, NcclApi, RawComm, RawConfig, UniqueId};
 
 pub use crate::gpu_runtime::Vendor;
@@ -85,17 +86,13 @@ struct NcclEngine {
     config: NcclConfig,
     /// Allocates device buffers for the caller.
     gpu: Gpu,
-    /// Sequence number of the last collective.
-    calls: u64,
+    /// Counts the collectives and decides on faults.
+    monitor: Arc<CommMonitor>,
     /// The calls on the stream, in order.
     in_flight: VecDeque<InFlight>,
     /// When the calls in flight are next checked for faults.
     next_fault_check: Instant,
-    /// Why this rank aborted.
-    aborted: Arc<OnceLock<String>>,
-    /// The error that every further call returns.
-    failed: Option<CommError>,
-    /// Distributes unique ids, splits communicators and diagnoses faults.
+    /// Distributes unique ids, splits communicators and compares calls in debug mode.
     bootstrap: Arc<dyn Comm>,
 }
 
@@ -184,6 +181,10 @@ impl NcclEngine {
             check(&api, "creating a unique id", unsafe { (api.get_unique_id)(&mut id) })?;
         }
         bootstrap.broadcast(&mut id.0, 0)?;
+        let monitor = bootstrap.monitor().ok_or_else(|| {
+            let what = "the bootstrap communicator has no control plane";
+            CommError::bootstrap(what, "create it with hierarchical::join or bootstrap::join")
+        })?;
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let mut engine = Self {
             api,
@@ -194,11 +195,9 @@ impl NcclEngine {
             gpu,
             device,
             config,
-            calls: 0,
+            monitor: monitor.derive(2 * MAX_IN_FLIGHT),
             in_flight: VecDeque::new(),
             next_fault_check: clock::now(),
-            aborted: Arc::default(),
-            failed: None,
             bootstrap,
         };
         engine.reserve_staging(0)?;
@@ -244,15 +243,16 @@ impl NcclEngine {
         group: Group,
         work: impl FnOnce(&mut Self, &Issued) -> Result<R>,
     ) -> Result<R> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
+        self.monitor.check_not_failed()?;
         let _guard = self.device.make_current()?;
-        let issued = Issued::new(&group, self.calls + 1);
+        let issued = Issued::new(&group, self.monitor.calls() + 1);
         let mut collectives = group.into_iter().filter(|(call, _)| !call.kind.is_p2p());
         let compared = collectives.try_for_each(|(call, _)| {
-            self.calls += 1;
-            if self.config.debug { self.compare_signatures(call, self.calls) } else { Ok(()) }
+            self.monitor.begin(&call);
+            match self.config.debug {
+                true => self.compare_signatures(call, self.monitor.calls()),
+                false => Ok(()),
+            }
         });
         let done = compared.and_then(|()| work(self, &issued));
         done.map_err(|error| self.fail_with_diagnosis(error, &issued))
@@ -376,17 +376,19 @@ impl Engine for NcclEngine {
     }
 
     fn abort_fn(&self) -> AbortFn {
-        let (aborted, bootstrap) = (self.aborted.clone(), self.bootstrap.clone());
+        let (abort, bootstrap) = (self.monitor.abort_fn(), self.bootstrap.clone());
         Arc::new(move |why| {
-            // Only the first reason is kept.
-            let _ = aborted.set(why.to_owned());
+            abort(why);
             bootstrap.abort(why);
         })
     }
 
     fn has_failed_fn(&self) -> HasFailedFn {
-        let bootstrap = self.bootstrap.clone();
-        Arc::new(move || bootstrap.has_failed())
+        self.monitor.has_failed_fn()
+    }
+
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        Some(self.monitor.clone())
     }
 }
 
@@ -394,5 +396,6 @@ impl Drop for NcclEngine {
     fn drop(&mut self) {
         let _guard = self.device.make_current();
         self.finalize();
+        self.monitor.close(Vec::new());
     }
 }

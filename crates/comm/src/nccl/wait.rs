@@ -8,7 +8,7 @@ use regatta_wire::clock;
 use super::NcclEngine;
 use super::sys::{IN_PROGRESS, RawComm};
 use crate::gpu_runtime::SUCCESS;
-use crate::{Collectives, CommError, Result};
+use crate::{CommError, Result};
 
 /// How long the ranks may take to connect their devices, which takes a while for many ranks.
 const INIT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -61,7 +61,7 @@ impl NcclEngine {
             true => Ok(true),
             false => self.check_not_aborted().map(|()| false),
         })?;
-        done.then_some(()).ok_or_else(|| self.timeout_error(what, timeout, |_| true))
+        done.then_some(()).ok_or_else(|| self.timeout_error(what, timeout, &[]))
     }
 
     /// Finalizes and destroys the communicator after all its calls have completed.
@@ -102,24 +102,13 @@ impl NcclEngine {
     }
 
     pub(super) fn check_not_aborted(&self) -> Result {
-        if let Some(why) = self.aborted.get() {
-            let by = self.peers[self.rank as usize].clone();
-            return Err(CommError::Aborted { by, why: why.clone() });
-        }
-        match self.bootstrap.has_failed() {
-            // A call on a failed communicator returns its error without waiting.
-            true => self.bootstrap.barrier(),
-            false => Ok(()),
-        }
+        let announced_error = self.monitor.announced_error(&|| self.monitor.current_call(), &|_, _| false);
+        announced_error.map_or(Ok(()), Err)
     }
 
-    pub(super) fn timeout_error(
-        &self,
-        what: &str,
-        timeout: Duration,
-        awaited: impl Fn(u32) -> bool,
-    ) -> CommError {
-        let awaited = |rank: u32| rank != self.rank && awaited(rank);
+    /// The timeout of a wait for these ranks, or for all others.
+    pub(super) fn timeout_error(&self, what: &str, timeout: Duration, ranks: &[u32]) -> CommError {
+        let awaited = |rank: u32| rank != self.rank && (ranks.is_empty() || ranks.contains(&rank));
         let missing = self.peers.iter().filter(|peer| awaited(peer.rank));
         CommError::Timeout {
             call: what.to_owned(),

@@ -120,4 +120,8 @@ impl Engine for NetworkEngine {
     fn has_failed_fn(&self) -> HasFailedFn {
         self.transport.monitor.has_failed_fn()
     }
+
+    fn monitor(&self) -> Option<Arc<CommMonitor>> {
+        Some(self.transport.monitor.clone())
+    }
 }

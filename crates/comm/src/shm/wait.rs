@@ -141,8 +141,9 @@ impl ShmState {
                     return Err(self.publish_error(error));
                 }
                 let in_call = matches!(ctx.activity, Activity::Collective(_));
+                let call_number = in_call.then(|| self.monitor.calls());
                 let awaited = ranks.iter().map(|rank| self.members[*rank]).collect();
-                watch.report(action, Wait { in_call, awaited, call: self.describe(ctx) }, now);
+                watch.report(action, Wait { call_number, awaited, call: self.describe(ctx) }, now);
             }
         }
         watch.check_suspicion(now, now).map_err(|error| self.mark_failed(error))?;
@@ -197,7 +198,7 @@ impl ShmState {
         let why = "another rank of this node failed".to_owned();
         let mut watch = self.watch(clock::now());
         watch.suspect(CommError::Aborted { by, why }, clock::now());
-        Err(self.await_announced_error(watch, ctx))
+        Err(self.mark_failed(watch.await_announced_error(&self.describe(ctx), None)))
     }
 
     /// A rank's post, or one before it, belongs to another call: rank 0 finds out which rank made
@@ -208,20 +209,7 @@ impl ShmState {
         let mut watch = self.watch(clock::now());
         let error = CommError::system(self.describe(ctx), why);
         watch.call_mismatch(self.monitor.calls(), error, clock::now());
-        self.await_announced_error(watch, ctx)
-    }
-
-    /// Waits for the decision of rank 0.
-    fn await_announced_error(&self, mut watch: CallWatch, ctx: &CallCtx) -> CommError {
-        loop {
-            if let Some(error) = self.announced_error(ctx) {
-                return self.fail_with(error);
-            }
-            if let Err(error) = watch.check_suspicion(clock::now(), clock::now()) {
-                return self.mark_failed(error);
-            }
-            std::thread::sleep(SLEEP_MIN);
-        }
+        self.mark_failed(watch.await_announced_error(&self.describe(ctx), None))
     }
 
     /// A mismatch between this rank's message and the call of another rank.

@@ -113,7 +113,7 @@ fn a_timeout_is_reported_and_fails_unless_rank_0_names_another_cause() {
     let mut watch = CallWatch::new(monitor.clone(), Duration::from_secs(2), start);
     let late = start + Duration::from_secs(2);
     assert_eq!(watch.check(0, late), StallAction::Timeout);
-    let wait = Wait { in_call: true, awaited: vec![2], call: "a call".to_owned() };
+    let wait = Wait { call_number: Some(1), awaited: vec![2], call: "a call".to_owned() };
     watch.report(StallAction::Timeout, wait, late);
     let query = ToRoot::Query {
         comm_id: 7,

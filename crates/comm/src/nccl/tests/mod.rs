@@ -15,7 +15,7 @@ use super::{Gpu, NcclConfig, NcclEngine, Vendor};
 use crate::gpu_runtime::{MEMCPY_DEFAULT, Stream};
 use crate::{
     Buffer, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, Event, OwnedCall,
-    ReduceOp, Result, in_process,
+    ReduceOp, Result, in_process, shm,
 };
 
 /// One rank on a simulated device.
@@ -52,7 +52,7 @@ fn run_ranks<R: Send + 'static>(
         });
         result
     };
-    let results: Vec<_> = in_process::world(ranks).into_iter().map(spawn).collect();
+    let results: Vec<_> = shm::world(ranks).unwrap().into_iter().map(spawn).collect();
     // A call that waits forever would leave its thread behind.
     let limit = Duration::from_secs(60);
     let received = results.into_iter().map(|result| result.recv_timeout(limit));
@@ -350,17 +350,41 @@ fn an_abort_fails_events_in_flight_and_not_completed_ones() {
 
 #[test]
 fn a_late_rank_is_named_after_the_timeout() {
-    let departed = Arc::new(Barrier::new(2));
-    let errors = run_ranks(2, Duration::from_millis(200), move |rank| {
-        let error = (rank.comm.rank() == 0).then(|| {
-            let receive = message(CallKind::Receive, 1, rank.buffer(&[1.0]));
-            rank.comm.start(receive).wait().unwrap_err()
+    for in_message in [false, true] {
+        let departed = Arc::new(Barrier::new(3));
+        let errors = run_ranks(3, Duration::from_millis(200), move |rank| {
+            let error = (rank.comm.rank() == 0).then(|| {
+                let receive = message(CallKind::Receive, 1, rank.buffer(&[1.0]));
+                let reduce = all_reduce(rank.buffer(&[1.0]));
+                rank.comm.start(if in_message { receive } else { reduce }).wait().unwrap_err()
+            });
+            departed.wait();
+            error
+        });
+        let Some(CommError::Timeout { missing, .. }) = &errors[0] else { panic!("{errors:?}") };
+        let late: Vec<u32> = missing.iter().map(|peer| peer.rank).collect();
+        assert_eq!(late, if in_message { vec![1] } else { vec![1, 2] });
+    }
+}
+
+#[test]
+fn ranks_that_hang_in_different_calls_report_both() {
+    let departed = Arc::new(Barrier::new(3));
+    let errors = run_ranks(3, Duration::from_millis(200), move |rank| {
+        let error = (rank.comm.rank() < 2).then(|| {
+            let buffer = rank.buffer(&vec![1.0; 5 + rank.comm.rank() as usize]);
+            rank.comm.start(all_reduce(buffer)).wait().unwrap_err()
         });
         departed.wait();
         error
     });
-    let Some(CommError::Timeout { missing, .. }) = &errors[0] else { panic!("{errors:?}") };
-    assert_eq!(missing.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1]);
+    for (rank, error) in errors[..2].iter().flatten().enumerate() {
+        let CommError::CallMismatch { sequence, ours_by, ours, theirs, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((*sequence, ours_by.rank as usize), (1, rank), "{error}");
+        assert_eq!((ours.count, theirs.count), (5 + rank as u64, 6 - rank as u64), "{error}");
+    }
 }
 
 #[test]

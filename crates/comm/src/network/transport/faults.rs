@@ -61,7 +61,8 @@ impl NetworkTransport {
         let mut awaited: Vec<u32> = self.requests.iter().map(|request| request.peer).collect();
         awaited.sort_unstable();
         awaited.dedup();
-        Wait { in_call: self.in_call, awaited, call: self.describe_wait() }
+        let call_number = self.in_call.then(|| self.monitor.calls());
+        Wait { call_number, awaited, call: self.describe_wait() }
     }
 
     /// Fails if a fault is known.
