@@ -102,7 +102,8 @@ impl NcclEngine {
     }
 
     pub(super) fn check_not_aborted(&self) -> Result {
-        let announced_error = self.monitor.announced_error(&|| self.monitor.current_call(), &|_, _| false);
+        let announced_error =
+            self.monitor.announced_error(&|| self.monitor.current_call(), &|_, _| false);
         announced_error.map_or(Ok(()), Err)
     }
 
