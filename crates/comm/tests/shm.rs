@@ -40,6 +40,16 @@ fn payloads_larger_than_a_slot_match_the_reference() {
 }
 
 #[test]
+fn long_payloads_match_the_reference_with_and_without_reads_of_memory() {
+    for cross_memory in [true, false] {
+        let config = ShmConfig { cross_memory, ..ShmConfig::default() };
+        let world = |ranks| shm::world_with(ranks, config).unwrap();
+        suite::all_collectives(&[2, 3], &[140_001], world);
+        suite::all_collectives(&[9], &[33_001], world);
+    }
+}
+
+#[test]
 fn debug_mode_matches_the_reference() {
     let debug = ShmConfig { debug: true, ..ShmConfig::default() };
     suite::all_collectives(&[2, 3], &[0, 9, 5000], |ranks| shm::world_with(ranks, debug).unwrap());

@@ -54,14 +54,18 @@ pub struct BootstrapConfig {
     /// Whether results are bitwise reproducible for the same number of ranks and nodes. The tuning
     /// file is then ignored. The setting of rank 0 applies to all ranks.
     pub deterministic: bool,
+    /// Whether the ranks of a node may read each other's memory (cross memory attach). They do if all
+    /// ranks may and can.
+    pub cross_memory: bool,
     /// Whether ranks compare call signatures before any data moves. Must be the same on all ranks.
     pub debug: bool,
 }
 
 /// Environment variables that configure communication, including the paths of libraries; `RANK` and
 /// the others of the launcher are not among them.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 13] = [
     "REGATTA_BIND",
+    "REGATTA_CMA",
     "REGATTA_COMM_DEBUG",
     "REGATTA_CUDART",
     "REGATTA_DESYNC_AFTER",
@@ -97,6 +101,7 @@ impl BootstrapConfig {
             desync_after: Duration::from_secs(300),
             tuning: None,
             deterministic: false,
+            cross_memory: true,
             debug: false,
         }
     }
@@ -105,8 +110,8 @@ impl BootstrapConfig {
     /// `MASTER_PORT` and `REGATTA_SECRET_FILE`, a file that only the user can read. Optional:
     /// `REGATTA_BIND` (NIC addresses, comma-separated), `REGATTA_FABRIC` (`off`, `auto` or a
     /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
-    /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table) and
-    /// `REGATTA_DETERMINISTIC=1` (ignore it).
+    /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table),
+    /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA=0` (no reads of other ranks' memory).
     pub fn from_env() -> Result<Self> {
         let get = |name: &str| std::env::var(name).ok();
         Self::from_variables(&get, secret(&get)?)
@@ -133,8 +138,9 @@ impl BootstrapConfig {
         if let Some(after) = seconds(get, "REGATTA_DESYNC_AFTER")? {
             config.desync_after = after;
         }
-        config.debug = flag(get, "REGATTA_COMM_DEBUG")?;
-        config.deterministic = flag(get, "REGATTA_DETERMINISTIC")?;
+        config.debug = flag(get, "REGATTA_COMM_DEBUG", false)?;
+        config.deterministic = flag(get, "REGATTA_DETERMINISTIC", false)?;
+        config.cross_memory = flag(get, "REGATTA_CMA", true)?;
         config.tuning = get("REGATTA_TUNING").filter(|file| !file.is_empty()).map(PathBuf::from);
         config.fabric = ProviderChoice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
         Ok(config)
@@ -166,9 +172,10 @@ fn invalid(name: &str, value: &str, expected: &str) -> CommError {
 }
 
 /// Whether a variable is 1. The default is 0.
-fn flag(get: &Getenv, name: &str) -> Result<bool> {
+fn flag(get: &Getenv, name: &str, default: bool) -> Result<bool> {
     match get(name).as_deref().map(str::trim) {
-        None | Some("" | "0") => Ok(false),
+        None | Some("") => Ok(default),
+        Some("0") => Ok(false),
         Some("1") => Ok(true),
         Some(text) => Err(invalid(name, text, "0 or 1")),
     }
@@ -285,6 +292,7 @@ mod tests {
         assert!(from(("REGATTA_COMM_DEBUG", Some("1"))).unwrap().debug);
         assert!(!from(("REGATTA_COMM_DEBUG", Some("0"))).unwrap().debug);
         assert!(from(("REGATTA_DETERMINISTIC", Some("1"))).unwrap().deterministic);
+        assert!(default.cross_memory && !from(("REGATTA_CMA", Some("0"))).unwrap().cross_memory);
         let tuning = from(("REGATTA_TUNING", Some("best.json"))).unwrap().tuning;
         assert_eq!(tuning, Some(PathBuf::from("best.json")));
     }

@@ -31,6 +31,7 @@ impl ShmNaming {
                 debug: config.debug,
                 join_timeout: config.join_timeout,
                 chunk_bytes,
+                cross_memory: config.cross_memory,
             },
         }
     }

@@ -10,6 +10,7 @@ use regatta_model::CpuSet;
 use regatta_wire::clock;
 
 use super::arena::{self, Arena};
+use super::cross_memory::Probe;
 use super::l3;
 use super::layout::{CPU_WORDS, RegionLayout};
 use super::region::Region;
@@ -25,9 +26,6 @@ use socket::{JoinRequest, receive_segment, serve_segment};
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
 const PAGE_BYTES: usize = 4096;
-
-/// The mark of a rank that has joined.
-const JOINED: u64 = 1;
 
 /// Joins the ranks of this node: `members` are the global ranks of all of them, this one is `rank` of
 /// them. The `name` must be equal on all ranks and unique to the communicator.
@@ -53,12 +51,20 @@ pub fn join(
     });
     let arena = Arena::open(segment.clone(), arena_start(layout), layout.ranks, rank as usize);
     let mut region = Region::new(segment.map(0, layout.bytes())?, layout, rank as usize);
-    mark_joined(&region, arena.is_some());
+    let probe = Probe::new();
+    mark_joined(&region, &probe, arena.is_some());
     if rank == 0 {
         serve_segment(name, &segment, request, &peers, deadline, &cancelled)?;
     }
-    await_joined(&region, &peers, deadline, &cancelled)?;
+    let await_all =
+        |done: &dyn Fn(usize) -> bool| await_ranks(&region, &peers, done, deadline, &cancelled);
+    await_all(&|rank| region.process(rank) != 0)?;
+    let reaches_all = || (0..peers.len()).all(|rank| region.probe(rank).is_reachable());
+    region.publish_probed(config.cross_memory && reaches_all());
     (0..peers.len()).for_each(|rank| region.prefault(rank));
+    // The others read the probe until then.
+    await_all(&|rank| region.has_probed(rank))?;
+    drop(probe);
     let oversubscribed = region.usable_cpus() < ranks;
     let arena = arena.filter(|_| region.all_map_arena());
     region.asymmetric_fence = region.all_support_membarrier();
@@ -67,16 +73,16 @@ pub fn join(
     Ok(ShmEngine::new(state))
 }
 
-/// Waits until all ranks have joined.
-fn await_joined(
+/// Waits until all ranks have done something.
+fn await_ranks(
     region: &Region,
     peers: &[Peer],
+    done: &dyn Fn(usize) -> bool,
     deadline: Instant,
     cancelled: &dyn Fn() -> Option<CommError>,
 ) -> Result {
     loop {
-        let missing = (0..peers.len()).filter(|rank| region.process_id(*rank).is_none());
-        let missing: Vec<usize> = missing.collect();
+        let missing: Vec<usize> = (0..peers.len()).filter(|rank| !done(*rank)).collect();
         let Some(first) = missing.first().copied() else { return Ok(()) };
         if let Some(error) = cancelled() {
             return Err(error);
@@ -85,7 +91,7 @@ fn await_joined(
         if rest.is_zero() {
             return Err(join_timeout(missing.into_iter().map(|rank| &peers[rank])));
         }
-        region.wait_doorbell(first, rest.min(SLEEP_MAX), || region.process_id(first).is_some());
+        region.wait_doorbell(first, rest.min(SLEEP_MAX), || done(first));
     }
 }
 
@@ -112,12 +118,12 @@ fn arena_start(layout: RegionLayout) -> u64 {
 }
 
 /// Publishes that this rank has joined.
-fn mark_joined(region: &Region, maps_arena: bool) {
+fn mark_joined(region: &Region, probe: &Probe, maps_arena: bool) {
     region.prefault(region.rank);
     let cpus = affinity();
     let l3 = cpus.as_ref().map_or(l3::UNKNOWN, l3::id);
     let mask = cpus.map_or([u64::MAX; CPU_WORDS], |cpus| affinity_mask(&cpus));
-    region.mark_joined(JOINED, mask, l3, maps_arena);
+    region.mark_joined(probe.location(), mask, l3, maps_arena);
 }
 
 /// CPUs this rank may run on, if they are known.

@@ -20,6 +20,8 @@ pub struct Buffers<'a> {
     result: usize,
     /// Whether the output is written with streaming stores.
     streaming: bool,
+    /// Whether blocks are received where blocks for other ranks are.
+    pub overwrites_unsent: bool,
     borrow: PhantomData<&'a mut [u8]>,
 }
 
@@ -48,7 +50,18 @@ impl<'a> Buffers<'a> {
         // An in-place reduction has just read the output, so it is cached.
         let cached = in_place && call.kind.reduces();
         let streaming = output_bytes >= STREAM_OUTPUT_BYTES && !cached;
-        Self { input, input_bytes, output, output_bytes, result, streaming, borrow: PhantomData }
+        let overwrites_unsent = in_place && call.kind == CallKind::AllToAll;
+        let borrow = PhantomData;
+        Self {
+            input,
+            input_bytes,
+            output,
+            output_bytes,
+            result,
+            streaming,
+            overwrites_unsent,
+            borrow,
+        }
     }
 
     /// Arena offsets of input and output, if both are in the arena and the output is a whole
@@ -57,6 +70,11 @@ impl<'a> Buffers<'a> {
         let full_size = self.output_bytes == bytes && self.input_bytes == bytes;
         let output = full_size.then(|| arena.find_exact(self.output, bytes))??;
         Some((arena.find(self.input, bytes)?, output))
+    }
+
+    /// Address and length of the input.
+    pub fn whole_input(&self) -> (*const u8, usize) {
+        (self.input, self.input_bytes)
     }
 
     /// Bytes of the input.
@@ -91,11 +109,12 @@ impl<'a> Buffers<'a> {
         if self.streaming { stream::copy(out, data) } else { out.copy_from_slice(data) }
     }
 
-    /// Copies the input to the output, unless they are the same.
-    pub fn copy_own(&self, bytes: usize) {
-        if !self.is_aliased(0, 0) {
+    /// Copies a block of the input to the output, unless they are the same bytes.
+    pub fn copy_block(&self, input: usize, output: Range<usize>) {
+        if !self.is_aliased(input, output.start) {
+            let bytes = output.len();
             // SAFETY: out of place, input and output are disjoint.
-            unsafe { self.write(0..bytes, self.input(0..bytes)) };
+            unsafe { self.write(output, self.input(input..input + bytes)) };
         }
     }
 

@@ -48,7 +48,9 @@ impl ShmEngine {
         for round in 0..=plan.rounds {
             if round < plan.rounds {
                 self.post_round(ctx, plan, round, buffers)?;
-                copy_own_block(plan, round, buffers);
+                if let Some((own, chunk)) = plan.own_copy(round) {
+                    buffers.copy_block(own, chunk.in_buffer());
+                }
             }
             let Some(before) = round.checked_sub(1) else { continue };
             let seq = first + before as u64;
@@ -83,17 +85,5 @@ impl ShmEngine {
         }
         self.post(seq, ctx);
         Ok(())
-    }
-}
-
-/// Copies this rank's own block.
-fn copy_own_block(plan: &RoundPlan, round: usize, buffers: &Buffers) {
-    let Some((own, chunk)) = plan.own_copy(round) else { return };
-    if !buffers.is_aliased(own, chunk.offset) {
-        // SAFETY: out of place, input and output are disjoint.
-        unsafe {
-            let input = buffers.input(own..own + chunk.bytes);
-            buffers.write(chunk.in_buffer(), input);
-        }
     }
 }

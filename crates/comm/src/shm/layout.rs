@@ -53,8 +53,9 @@ const CALLS: usize = POSTS + POST_RING as usize * POST_BYTES;
 const STATE: usize = CALLS + (POST_RING as usize + 1) * LINE_BYTES;
 const DOORBELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = DOORBELL + LINE_BYTES;
+const PROBE: usize = CPUS + CPU_WORDS * 8;
 const RANK_BYTES: usize = 4096;
-const _: () = assert!(CPUS + CPU_WORDS * 8 <= RANK_BYTES);
+const _: () = assert!(PROBE + LINE_BYTES <= RANK_BYTES);
 
 // Offsets in a point-to-point channel.
 const CONSUMED: usize = P2P_SLOTS as usize * LINE_BYTES;
@@ -99,6 +100,11 @@ impl RegionLayout {
     /// A rank's CPU affinity.
     pub fn cpus(&self, rank: usize) -> usize {
         self.block(rank) + CPUS
+    }
+
+    /// The location of a rank's probe, and the result of its reading those of others.
+    pub fn probe(&self, rank: usize) -> usize {
+        self.block(rank) + PROBE
     }
 
     /// Header line of a message chunk.
@@ -167,6 +173,7 @@ mod tests {
             areas.push((layout.state(rank), LINE_BYTES));
             areas.push((layout.doorbell(rank), LINE_BYTES));
             areas.push((layout.cpus(rank), CPU_WORDS * 8));
+            areas.push((layout.probe(rank), LINE_BYTES));
             for to in 0..3 {
                 areas.extend((0..P2P_SLOTS).map(|n| (layout.p2p_header(rank, to, n), LINE_BYTES)));
                 areas.extend(

@@ -6,8 +6,9 @@
 //! and are always bounded (`wait.rs`): they report to the control plane (`crate::control`), which
 //! decides on faults.
 //!
-//! Large buffers allocated by the communicator are in memory that all ranks map (`arena.rs`) and
-//! are reduced without copies (`zero_copy.rs`).
+//! Ranks read large inputs from the memory of each other's processes, if they are permitted to
+//! (`direct.rs`). Large buffers allocated by the communicator are in memory that all ranks map
+//! (`arena.rs`) and are reduced without copies (`zero_copy.rs`).
 //!
 //! The memory is an anonymous file that rank 0 creates and passes to the others over an abstract
 //! socket (`bootstrap.rs`): nothing is left behind if a rank is killed, and other users have no
@@ -17,6 +18,8 @@ mod arena;
 mod bootstrap;
 mod buffers;
 mod copy_collectives;
+mod cross_memory;
+mod direct;
 mod l3;
 mod layout;
 mod membarrier;
@@ -59,6 +62,8 @@ pub struct ShmConfig {
     pub join_timeout: Duration,
     /// Bytes of a buffer per slot. Must be equal on all ranks.
     pub chunk_bytes: usize,
+    /// Whether other ranks may read this rank's memory.
+    pub cross_memory: bool,
 }
 
 impl Default for ShmConfig {
@@ -68,6 +73,7 @@ impl Default for ShmConfig {
             debug: false,
             join_timeout: Duration::from_secs(60),
             chunk_bytes: 256 << 10,
+            cross_memory: true,
         }
     }
 }
@@ -86,6 +92,8 @@ pub struct ShmEngine {
     calls: u64,
     p2p: P2pRing,
     policy: ShmPolicy,
+    /// Memory for inputs fetched from other ranks.
+    fetched: Vec<u8>,
 }
 
 /// Communicators of ranks that are threads of this process, for tests.
@@ -99,6 +107,7 @@ pub fn world_with(ranks: u32, config: ShmConfig) -> Result<Vec<Communicator>> {
         of_rank.desync_after = config.desync_after;
         of_rank.join_timeout = config.join_timeout;
         of_rank.debug = config.debug;
+        of_rank.cross_memory = config.cross_memory;
     })
 }
 
@@ -107,7 +116,12 @@ impl ShmEngine {
         let ranks = shared.peers.len();
         Self {
             p2p: P2pRing::new(ranks),
-            policy: ShmPolicy { ranks, shared_l3: shared.region.all_share_l3() },
+            policy: ShmPolicy {
+                ranks,
+                shared_l3: shared.region.all_share_l3(),
+                reads_memory: shared.region.all_reach_all(),
+            },
+            fetched: Vec::new(),
             shared: Arc::new(shared),
             next: 1,
             digest: 0,
@@ -219,9 +233,21 @@ impl ShmEngine {
                 let chunk = self.shared.config.chunk_bytes;
                 let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
                 let buffers = Buffers::new(call, self.rank());
-                match kind {
-                    ReduceScatter => self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers),
-                    _ => self.run_copies(&ctx, &plan, &buffers),
+                let directly = self.policy.reads_directly(kind, plan.bytes) && plan.is_regular;
+                let addresses = match directly {
+                    true => self.exchange_addresses(&ctx, &plan, &buffers)?,
+                    false => None,
+                };
+                match (kind, addresses) {
+                    (ReduceScatter, Some(addresses)) => {
+                        let inputs = self.remote_inputs(addresses);
+                        self.reduce_scatter_directly(&ctx, &plan, (dtype, op), &buffers, inputs)
+                    }
+                    (ReduceScatter, None) => {
+                        self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers)
+                    }
+                    (_, Some(addresses)) => self.copy_directly(&ctx, &plan, &buffers, &addresses),
+                    (_, None) => self.run_copies(&ctx, &plan, &buffers),
                 }
             }
         }

@@ -5,15 +5,20 @@ use std::ops::Range;
 
 use super::ShmEngine;
 use super::buffers::Buffers;
+use super::direct::RemoteInputs;
 use super::layout::INLINE_BYTES;
 use super::policy::ReduceAlgorithm;
 use super::round_plan::{ReduceShards, RoundPlan, SlotChunk};
 use super::wait::CallCtx;
 use crate::reduce_kernel::{reduce_many, stream};
-use crate::{CallKind, DType, ReduceOp, Result};
+use crate::{DType, ReduceOp, Result};
 
 /// Block size that stays in the L1 cache between reduction and copies.
 pub const BLOCK_BYTES: usize = 8 << 10;
+
+/// Maximum shard of a reduction whose inputs are not in slots: the results in slots stay in the L2
+/// cache.
+const DIRECT_SHARD_BYTES: usize = 256 << 10;
 
 /// Location of a post's payload.
 #[derive(Debug, Clone, Copy)]
@@ -48,14 +53,27 @@ impl ShmEngine {
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result {
-        let rooted = ctx.signature.kind != CallKind::AllReduce;
-        match self.policy.reduce_algorithm(reduction.bytes, rooted) {
-            ReduceAlgorithm::Redundant if self.ranks() == 1 => buffers.copy_own(reduction.bytes),
+        let (kind, bytes) = (ctx.signature.kind, reduction.bytes);
+        let addresses = match self.policy.reduce_algorithm(kind, bytes) {
+            ReduceAlgorithm::Redundant if self.ranks() == 1 => {
+                buffers.copy_block(0, 0..bytes);
+                return Ok(());
+            }
             ReduceAlgorithm::Redundant => return self.reduce_redundant(ctx, reduction, buffers),
-            ReduceAlgorithm::ZeroCopy if self.reduce_zero_copy(ctx, reduction, buffers)? => {}
-            _ => return self.reduce_sharded(ctx, reduction, buffers),
+            ReduceAlgorithm::Exchanged => {
+                let directly = self.policy.reads_directly(kind, bytes);
+                let address = if directly { self.address_of(buffers) } else { 0 };
+                let exchanged = self.reduce_zero_copy(ctx, reduction, buffers, address)?;
+                let Some(addresses) = exchanged else { return Ok(()) };
+                addresses
+            }
+            ReduceAlgorithm::Sharded => vec![0; self.ranks()],
+        };
+        if addresses.contains(&0) {
+            return self.reduce_sharded(ctx, reduction, buffers);
         }
-        Ok(())
+        let inputs = self.remote_inputs(addresses);
+        self.reduce_sharded_directly(ctx, reduction, buffers, inputs)
     }
 
     /// Every rank posts its input; ranks that want the result reduce all inputs.
@@ -101,8 +119,11 @@ impl ShmEngine {
                 self.others().try_for_each(|r| self.shared.await_post(r, seq - 1, ctx))?;
             }
             if (1..=shards.rounds).contains(&round) {
+                let input = |rank, block: &SlotChunk| {
+                    self.payload(SlotKind::Slot, rank, seq - 1, block.in_slot())
+                };
                 let shard = shards.shard(round - 1, self.rank());
-                self.reduce_shard(seq, reduction, (&shards, shard), buffers);
+                self.reduce_part(seq, reduction, (&shards, shard), buffers, &input);
             }
             if round <= shards.rounds {
                 self.post(seq, ctx);
@@ -112,6 +133,39 @@ impl ShmEngine {
             }
         }
         Ok(())
+    }
+
+    /// Like [`Self::reduce_sharded`], with inputs that are read from the memory of the other ranks;
+    /// results go through slots.
+    fn reduce_sharded_directly(
+        &mut self,
+        ctx: &CallCtx,
+        reduction: Reduction,
+        buffers: &Buffers,
+        mut inputs: RemoteInputs,
+    ) -> Result {
+        let shard_bytes = self.shared.config.chunk_bytes.min(DIRECT_SHARD_BYTES);
+        let shards = ReduceShards::without_inputs(reduction.bytes, shard_bytes, self.ranks());
+        for round in 0..=shards.rounds {
+            let seq = self.next;
+            if round < shards.rounds {
+                self.next_post(SlotKind::Slot, ctx)?;
+                let shard = shards.shard(round, self.rank());
+                for part in shard.blocks(inputs.block_bytes) {
+                    self.fetch(&mut inputs, part.in_buffer(), ctx)?;
+                    let input = |rank, block: &SlotChunk| inputs.get(rank, block.in_buffer());
+                    self.reduce_part(seq, reduction, (&shards, part), buffers, &input);
+                }
+                self.post(seq, ctx);
+            }
+            let Some(before) = round.checked_sub(1) else { continue };
+            self.others().try_for_each(|r| self.shared.await_post(r, seq - 1, ctx))?;
+            if reduction.wants_result {
+                self.read_results(seq - 1, &shards, before, buffers);
+            }
+        }
+        self.recycle(inputs);
+        self.check_inputs(ctx)
     }
 
     /// Reduce-scatter, posting one round ahead of what is read.
@@ -133,29 +187,68 @@ impl ShmEngine {
             self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
             let received = self.others().find_map(|other| plan.recv(before, other));
             let slot_offset = received.map_or(0, |chunk| chunk.slot_offset);
-            // In place, the own input is the output.
-            let is_aliased = buffers.is_aliased(own, chunk.offset);
-            let mut scratch = vec![0; if is_aliased { chunk.bytes.min(BLOCK_BYTES) } else { 0 }];
-            for block in (SlotChunk { slot_offset, ..chunk }).blocks(BLOCK_BYTES) {
-                let start = own + block.offset - chunk.offset;
-                let input = |rank: usize| match rank == self.rank() {
-                    // SAFETY: it is not written before it is read.
-                    true => unsafe { buffers.input(start..start + block.bytes) },
-                    false => self.payload(plan.slot, rank, seq, block.in_slot()),
-                };
-                if is_aliased {
-                    let result = &mut scratch[..block.bytes];
-                    reduce_many(dtype, op, result, self.ranks(), input);
-                    // SAFETY: the input has been read.
-                    unsafe { buffers.write(block.in_buffer(), result) };
-                } else {
-                    // SAFETY: input and output are disjoint.
-                    let out = unsafe { buffers.output(block.in_buffer()) };
-                    reduce_many(dtype, op, out, self.ranks(), input);
-                }
-            }
+            let input =
+                |rank, block: &SlotChunk| self.payload(plan.slot, rank, seq, block.in_slot());
+            let received = SlotChunk { slot_offset, ..chunk };
+            self.reduce_block((dtype, op), own, received, buffers, &input);
         }
         Ok(())
+    }
+
+    /// [`Self::reduce_scatter`] with inputs that are read from the memory of the other ranks.
+    pub(super) fn reduce_scatter_directly(
+        &mut self,
+        ctx: &CallCtx,
+        plan: &RoundPlan,
+        of: (DType, ReduceOp),
+        buffers: &Buffers,
+        mut inputs: RemoteInputs,
+    ) -> Result {
+        if let Some((own, chunk)) = plan.own_block() {
+            for part in chunk.blocks(inputs.block_bytes) {
+                let start = own + part.offset - chunk.offset;
+                self.fetch(&mut inputs, start..start + part.bytes, ctx)?;
+                let input = |rank, block: &SlotChunk| {
+                    let start = start + block.offset - part.offset;
+                    inputs.get(rank, start..start + block.bytes)
+                };
+                self.reduce_block(of, start, part, buffers, &input);
+            }
+        }
+        self.recycle(inputs);
+        self.finish_reads(ctx, true)
+    }
+
+    /// Reduces a block into the output. The own input starts at `own`; `input` returns the others'.
+    fn reduce_block<'a>(
+        &self,
+        (dtype, op): (DType, ReduceOp),
+        own: usize,
+        chunk: SlotChunk,
+        buffers: &'a Buffers,
+        input: &dyn Fn(usize, &SlotChunk) -> &'a [u8],
+    ) {
+        // In place, the own input is the output.
+        let is_aliased = buffers.is_aliased(own, chunk.offset);
+        let mut scratch = [0; BLOCK_BYTES];
+        for block in chunk.blocks(BLOCK_BYTES) {
+            let start = own + block.offset - chunk.offset;
+            let input = |rank: usize| match rank == self.rank() {
+                // SAFETY: it is not written before it is read.
+                true => unsafe { buffers.input(start..start + block.bytes) },
+                false => input(rank, &block),
+            };
+            if is_aliased {
+                let result = &mut scratch[..block.bytes];
+                reduce_many(dtype, op, result, self.ranks(), input);
+                // SAFETY: the input has been read.
+                unsafe { buffers.write(block.in_buffer(), result) };
+            } else {
+                // SAFETY: input and output are disjoint.
+                let out = unsafe { buffers.output(block.in_buffer()) };
+                reduce_many(dtype, op, out, self.ranks(), input);
+            }
+        }
     }
 
     /// Writes the other ranks' shards of the input to the slot.
@@ -168,27 +261,28 @@ impl ShmEngine {
         }
     }
 
-    /// Reduces this rank's shard from the inputs of the previous post, into the output and the
-    /// slot.
-    fn reduce_shard(
+    /// Reduces a part of this rank's shard into the output and the slot; `input` returns the inputs
+    /// of other ranks.
+    fn reduce_part<'a>(
         &self,
         seq: u64,
         reduction: Reduction,
-        (shards, shard): (&ReduceShards, SlotChunk),
-        buffers: &Buffers,
+        (shards, part): (&ReduceShards, SlotChunk),
+        buffers: &'a Buffers,
+        input: &dyn Fn(usize, &SlotChunk) -> &'a [u8],
     ) {
         let Reduction { dtype, op, wants_result, .. } = reduction;
-        let mut scratch = vec![0; shard.bytes.min(BLOCK_BYTES)];
-        for block in shard.blocks(BLOCK_BYTES) {
+        let mut scratch = [0; BLOCK_BYTES];
+        for block in part.blocks(BLOCK_BYTES) {
             let input = |rank: usize| match rank == self.rank() {
                 // SAFETY: it is only written below, after it was read.
                 true => unsafe { buffers.input(block.in_buffer()) },
-                false => self.payload(SlotKind::Slot, rank, seq - 1, block.in_slot()),
+                false => input(rank, &block),
             };
             let result = &mut scratch[..block.bytes];
             reduce_many(dtype, op, result, self.ranks(), input);
             let to = self.payload_mut(SlotKind::Slot, seq, shards.result(&block));
-            self.store(shard.bytes, to, result);
+            self.store(part.bytes, to, result);
             if wants_result {
                 // SAFETY: the input has been read.
                 unsafe { buffers.write(block.in_buffer(), result) };

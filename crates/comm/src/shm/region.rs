@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::mm::{Advice, madvise};
 use rustix::thread::futex;
 
+use super::cross_memory::ProbeLocation;
 use super::l3;
 use super::layout::{
     CPU_WORDS, INLINE, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, PAYLOAD_SLOTS,
@@ -19,6 +20,10 @@ use super::membarrier;
 use super::segment::Mapping;
 use super::signature_codec::{self, SIGNATURE_WORDS};
 use crate::Signature;
+
+/// Whether a rank can read the memory of all others.
+const REACHES_ALL: u64 = 1;
+const REACHES_NOT_ALL: u64 = 2;
 
 /// What a rank is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,9 +191,15 @@ impl Region {
         if before && stands() { signature_codec::decode(words) } else { None }
     }
 
-    /// Publishes that this rank has joined: its process, CPU affinity, L3 cache and whether it maps
-    /// the arena.
-    pub fn mark_joined(&self, process: u64, cpus: [u64; CPU_WORDS], l3: u64, maps_arena: bool) {
+    /// Publishes that this rank has joined: its probe, CPU affinity, L3 cache and whether it maps the
+    /// arena.
+    pub fn mark_joined(
+        &self,
+        probe: ProbeLocation,
+        cpus: [u64; CPU_WORDS],
+        l3: u64,
+        maps_arena: bool,
+    ) {
         for (i, word) in cpus.into_iter().enumerate() {
             self.word(self.layout.cpus(self.rank) + i * 8).store(word, Ordering::Relaxed);
         }
@@ -196,7 +207,10 @@ impl Region {
         self.word(state + 24).store(membarrier::is_supported().into(), Ordering::Relaxed);
         self.word(state + 32).store(maps_arena.into(), Ordering::Relaxed);
         self.word(state + 40).store(l3, Ordering::Relaxed);
-        self.word(state).store(process, Ordering::Release);
+        let at = self.layout.probe(self.rank);
+        self.word(at).store(probe.address, Ordering::Relaxed);
+        self.word(at + 8).store(probe.value, Ordering::Relaxed);
+        self.word(state).store(probe.process as u64, Ordering::Release);
         self.ring_doorbell();
     }
 
@@ -221,9 +235,37 @@ impl Region {
         (0..self.layout.ranks).all(|rank| flag(rank) != 0)
     }
 
-    /// Process token of a rank; `None` if it has not joined.
-    pub fn process_id(&self, rank: usize) -> Option<u64> {
-        Some(self.word(self.layout.state(rank)).load(Ordering::Acquire)).filter(|p| *p != 0)
+    /// The process of a rank; 0 if it has not joined.
+    #[inline]
+    pub fn process(&self, rank: usize) -> i32 {
+        self.word(self.layout.state(rank)).load(Ordering::Acquire) as i32
+    }
+
+    /// The probe of a rank that has joined.
+    pub fn probe(&self, rank: usize) -> ProbeLocation {
+        let word = |at| self.word(self.layout.probe(rank) + at).load(Ordering::Relaxed);
+        ProbeLocation { process: self.process(rank), address: word(0), value: word(8) }
+    }
+
+    /// Publishes whether this rank can read the memory of all others.
+    pub fn publish_probed(&self, reaches_all: bool) {
+        let result = if reaches_all { REACHES_ALL } else { REACHES_NOT_ALL };
+        self.word(self.layout.probe(self.rank) + 16).store(result, Ordering::Release);
+        self.ring_doorbell();
+    }
+
+    /// Whether a rank has tried to read the memory of all others.
+    pub fn has_probed(&self, rank: usize) -> bool {
+        self.probed(rank) != 0
+    }
+
+    /// Whether every rank can read the memory of all others.
+    pub fn all_reach_all(&self) -> bool {
+        (0..self.layout.ranks).all(|rank| self.probed(rank) == REACHES_ALL)
+    }
+
+    fn probed(&self, rank: usize) -> u64 {
+        self.word(self.layout.probe(rank) + 16).load(Ordering::Acquire)
     }
 
     /// Number of CPUs in the union of all ranks' affinities.

@@ -102,6 +102,14 @@ pub struct RoundPlan {
     pub slot: SlotKind,
     /// Whether to wait for all ranks even if nothing is received from them.
     pub wait_for_all: bool,
+    /// The only rank that sends, if not all do.
+    sender: Option<usize>,
+    /// Offset in a sender's input of what this rank receives.
+    pub remote_offset: usize,
+    /// Bytes of the largest buffer.
+    pub bytes: usize,
+    /// Whether this rank can derive the offsets of all ranks.
+    pub is_regular: bool,
 }
 
 impl RoundPlan {
@@ -154,8 +162,12 @@ impl RoundPlan {
             Counts::Equal(_) => part(0).bytes,
             Counts::PerRank(_) => (0..ranks).map(|r| part(r).bytes).max().unwrap_or(0),
         };
+        let sender = matches!(call.kind, Broadcast | Scatter).then_some(root);
+        let remote_offset = if per_rank { part(rank).offset } else { 0 };
+        let is_regular = !matches!(call.counts, Counts::PerPair { .. });
+        let bytes = max_block_bytes * if call.kind == Broadcast { 1 } else { ranks };
         let payload = if per_rank { max_block_bytes * ranks } else { max_block_bytes };
-        let inline = payload <= INLINE_BYTES && !matches!(call.counts, Counts::PerPair { .. });
+        let inline = payload <= INLINE_BYTES && is_regular;
         let capacity = if per_rank { slot_bytes / ranks } else { slot_bytes };
         let capacity = (capacity & !(LINE_BYTES - 1)).max(LINE_BYTES);
         let chunk = match inline {
@@ -165,7 +177,22 @@ impl RoundPlan {
         let rounds = max_block_bytes.div_ceil(chunk.max(1)).max(1);
         let wait_for_all = call.kind == CallKind::Barrier;
         let slot = if inline { SlotKind::Inline } else { SlotKind::Slot };
-        Self { send, recv, own, rank, ranks, per_rank, chunk, rounds, slot, wait_for_all }
+        Self {
+            send,
+            recv,
+            own,
+            rank,
+            ranks,
+            per_rank,
+            chunk,
+            rounds,
+            slot,
+            wait_for_all,
+            sender,
+            remote_offset,
+            bytes,
+            is_regular,
+        }
     }
 
     /// What this rank posts in a round, from its input.
@@ -183,6 +210,22 @@ impl RoundPlan {
     pub fn recv(&self, round: usize, from: usize) -> Option<SlotChunk> {
         let slot = if self.per_rank { self.rank * self.chunk } else { 0 };
         if from == self.rank { None } else { self.recv.of(from).chunk(round, self.chunk, slot) }
+    }
+
+    /// Whether other ranks receive from this one.
+    pub fn is_sender(&self, rank: usize) -> bool {
+        self.sender.is_none_or(|sender| sender == rank)
+    }
+
+    /// All that this rank receives from another, into its output.
+    pub fn recv_block(&self, from: usize) -> Option<SlotChunk> {
+        self.recv.of(from).chunk(0, usize::MAX, 0)
+    }
+
+    /// This rank's own block: offset in the input, and destination.
+    pub fn own_block(&self) -> Option<(usize, SlotChunk)> {
+        let (from, part) = self.own;
+        Some((from, part.chunk(0, usize::MAX, 0)?))
     }
 
     /// The part of this rank's own block in a round: offset in the input, and destination.
@@ -220,25 +263,35 @@ pub struct ReduceShards {
     chunk: usize,
     ranks: usize,
     pub rounds: usize,
+    /// Whether the slot has the inputs of a chunk, before the results of the previous one.
+    has_inputs: bool,
 }
 
 impl ReduceShards {
     pub fn new(bytes: usize, chunk: usize, ranks: usize) -> Self {
-        Self { bytes, chunk, ranks, rounds: bytes.div_ceil(chunk) }
+        Self { bytes, chunk, ranks, rounds: bytes.div_ceil(chunk), has_inputs: true }
     }
 
-    /// Location of a reduced shard of the previous chunk in the slot, after the chunk.
+    /// Shards of `shard` bytes at most; slots have results only.
+    pub fn without_inputs(bytes: usize, shard: usize, ranks: usize) -> Self {
+        Self { has_inputs: false, ..Self::new(bytes, shard * ranks, ranks) }
+    }
+
+    /// Location of a reduced shard of the previous chunk in the slot.
     pub fn result(&self, chunk: &SlotChunk) -> Range<usize> {
         let start = self.padded_chunk() + chunk.slot_offset;
         start..start + chunk.bytes
     }
 
-    /// Slot bytes per chunk.
+    /// Slot bytes of the inputs of a chunk.
     fn padded_chunk(&self) -> usize {
-        self.bytes.min(self.chunk).next_multiple_of(LINE_BYTES)
+        match self.has_inputs {
+            true => self.bytes.min(self.chunk).next_multiple_of(LINE_BYTES),
+            false => 0,
+        }
     }
 
-    /// A rank's shard in a round. A chunk has the same layout in slot and buffer.
+    /// A rank's shard in a round. The inputs of a chunk have the same layout in slot and buffer.
     pub fn shard(&self, round: usize, rank: usize) -> SlotChunk {
         let start = round * self.chunk;
         let length = self.bytes.saturating_sub(start).min(self.chunk);
@@ -246,7 +299,8 @@ impl ReduceShards {
         let lines = length.div_ceil(LINE_BYTES);
         let cut = |rank: usize| (lines * rank / self.ranks * LINE_BYTES).min(length);
         let (from, to) = (cut(rank), cut(rank + 1));
-        SlotChunk { offset: start + from, slot_offset: from, bytes: to - from }
+        let slot_offset = if self.has_inputs { from } else { 0 };
+        SlotChunk { offset: start + from, slot_offset, bytes: to - from }
     }
 }
 

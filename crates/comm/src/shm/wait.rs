@@ -201,6 +201,16 @@ impl ShmState {
         Err(self.mark_failed(watch.await_announced_error(&self.describe(ctx), None)))
     }
 
+    /// Reading the memory of a rank failed, probably because it has exited: rank 0 knows why.
+    #[cold]
+    pub fn read_error(&self, rank: usize, why: &std::io::Error, ctx: &CallCtx) -> CommError {
+        let (peer, call) = (self.peers[rank].clone(), self.describe(ctx));
+        let mut watch = self.watch(clock::now());
+        let why = format!("reading its memory failed: {why}");
+        watch.suspect(CommError::RankLost { peer, why, call: call.clone() }, clock::now());
+        self.mark_failed(watch.await_announced_error(&call, None))
+    }
+
     /// A rank's post, or one before it, belongs to another call: rank 0 finds out which rank made
     /// which call.
     #[cold]

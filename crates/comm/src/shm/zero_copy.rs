@@ -2,16 +2,15 @@
 //! all outputs.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use super::ShmEngine;
 use super::arena::Arena;
 use super::buffers::Buffers;
-use super::reduce::{BLOCK_BYTES, Reduction, SlotKind};
+use super::reduce::{BLOCK_BYTES, Reduction};
 use super::round_plan::ReduceShards;
 use super::wait::CallCtx;
 use crate::reduce_kernel::{reduce_many, stream};
-use crate::{CommError, Result};
+use crate::{CallKind, CommError, Result};
 
 /// Arena offsets of a rank's buffers.
 #[derive(Debug, Clone, Copy)]
@@ -21,48 +20,39 @@ struct ArenaBuffers {
 }
 
 impl ShmEngine {
-    /// Reduces in place if all ranks' buffers are in the arena; whether they are.
+    /// All-reduces in the arena, if all ranks' buffers are there. Otherwise returns the addresses of
+    /// all inputs, in which this rank's is `address`.
     pub(super) fn reduce_zero_copy(
         &mut self,
         ctx: &CallCtx,
         reduction: Reduction,
         buffers: &Buffers,
-    ) -> Result<bool> {
-        let Some(arena) = self.shared.arena.clone() else { return Ok(false) };
-        let own = buffers.in_arena(&arena, reduction.bytes);
-        let done = match self.exchange_offsets(ctx, own) {
-            Ok(Some(buffers_of)) => {
-                self.reduce_in_arena(ctx, &arena, &buffers_of, reduction).map(|()| true)
+        address: u64,
+    ) -> Result<Option<Vec<u64>>> {
+        let arena = self.shared.arena.clone();
+        let in_arena = |arena: &Arc<Arena>| buffers.in_arena(arena, reduction.bytes);
+        let is_rooted = ctx.signature.kind != CallKind::AllReduce;
+        let own = arena.as_ref().filter(|_| !is_rooted).and_then(in_arena);
+        let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1);
+        let words = [word(own.map(|own| own.0)), word(own.map(|own| own.1)), address];
+        let done = self.exchange_words(ctx, words, |_| true).and_then(|words_of| {
+            let at = |word: u64| word.checked_sub(1).map(|at| at as usize);
+            let buffers = |[input, output, _]: &[u64; 3]| {
+                Some(ArenaBuffers { input: at(*input)?, output: at(*output)? })
+            };
+            let buffers_of: Option<Vec<ArenaBuffers>> = words_of.iter().map(buffers).collect();
+            match (&arena, buffers_of) {
+                (Some(arena), Some(buffers_of)) => {
+                    self.reduce_in_arena(ctx, arena, &buffers_of, reduction).map(|()| None)
+                }
+                _ => Ok(Some(words_of.iter().map(|words| words[2]).collect())),
             }
-            Ok(None) => Ok(false),
-            Err(error) => Err(error),
-        };
+        });
         // Ranks that have not seen the failure yet may still write to the output.
-        if let (Err(_), Some((_, output))) = (&done, own) {
+        if let (Err(_), Some(arena), Some((_, output))) = (&done, &arena, own) {
             arena.detach(output, reduction.bytes);
         }
         done
-    }
-
-    /// Exchanges the buffer offsets; `None` if a rank's buffers are not in the arena.
-    fn exchange_offsets(
-        &mut self,
-        ctx: &CallCtx,
-        own: Option<(usize, usize)>,
-    ) -> Result<Option<Vec<ArenaBuffers>>> {
-        let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1).to_le_bytes();
-        let offsets = [word(own.map(|own| own.0)), word(own.map(|own| own.1))].concat();
-        let seq = self.next_post(SlotKind::Inline, ctx)?;
-        self.write_payload(SlotKind::Inline, seq, 0..offsets.len(), &offsets);
-        self.post(seq, ctx);
-        self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
-        let buffers = |rank: usize| {
-            let offsets = self.payload(SlotKind::Inline, rank, seq, 0..offsets.len());
-            let (words, _) = offsets.as_chunks::<8>();
-            let at = |word: &[u8; 8]| u64::from_le_bytes(*word).checked_sub(1);
-            Some(ArenaBuffers { input: at(&words[0])? as usize, output: at(&words[1])? as usize })
-        };
-        Ok((0..self.ranks()).map(buffers).collect())
     }
 
     fn reduce_in_arena(
@@ -101,12 +91,7 @@ impl ShmEngine {
             at += bytes;
         }
         stream::sfence();
-        // A rank that has seen a failure owns its input again and may already have changed it.
-        fence(Ordering::Acquire);
-        self.shared.check_ranks(ctx)?;
-        let seq = self.next_post(SlotKind::Inline, ctx)?;
-        self.post(seq, ctx);
-        self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))
+        self.finish_reads(ctx, true)
     }
 
     /// The addresses of all ranks' inputs and outputs.

@@ -1,0 +1,164 @@
+//! Collectives in which ranks read the inputs of others from the memory of their processes
+//! (`cross_memory.rs`): one copy instead of two through a slot.
+//!
+//! The ranks exchange the addresses of their inputs, read, and post again. A rank that others read
+//! from returns after their last post.
+
+use std::ops::Range;
+use std::sync::atomic::{Ordering, fence};
+
+use super::ShmEngine;
+use super::buffers::Buffers;
+use super::cross_memory;
+use super::reduce::SlotKind;
+use super::round_plan::RoundPlan;
+use super::wait::CallCtx;
+use crate::Result;
+
+/// Bytes of all ranks' inputs that are fetched at a time: they stay in the L2 cache.
+const FETCHED_BYTES: usize = 512 << 10;
+/// A rank's block, which a system call fetches, is a multiple of this.
+const BLOCK_UNIT: usize = 16 << 10;
+
+/// The inputs of a reduction in the memory of their processes, fetched in blocks.
+#[derive(Debug)]
+pub struct RemoteInputs {
+    addresses: Vec<u64>,
+    /// A block of every rank.
+    blocks: Vec<u8>,
+    /// Offset of the blocks in the inputs.
+    offset: usize,
+    pub block_bytes: usize,
+}
+
+impl RemoteInputs {
+    fn new(addresses: Vec<u64>, mut blocks: Vec<u8>) -> Self {
+        let ranks = addresses.len();
+        let block_bytes = (FETCHED_BYTES / ranks / BLOCK_UNIT).max(1) * BLOCK_UNIT;
+        blocks.resize(ranks * block_bytes, 0);
+        Self { addresses, blocks, offset: 0, block_bytes }
+    }
+
+    /// Bytes of a rank's input, which were fetched.
+    pub fn get(&self, rank: usize, range: Range<usize>) -> &[u8] {
+        let start = rank * self.block_bytes + (range.start - self.offset);
+        &self.blocks[start..start + range.len()]
+    }
+}
+
+impl ShmEngine {
+    /// The inputs at these addresses.
+    pub(super) fn remote_inputs(&mut self, addresses: Vec<u64>) -> RemoteInputs {
+        RemoteInputs::new(addresses, std::mem::take(&mut self.fetched))
+    }
+
+    /// The address at which the others read this rank's input; 0 if they cannot.
+    pub(super) fn address_of(&self, buffers: &Buffers) -> u64 {
+        let (input, bytes) = buffers.whole_input();
+        let readable = !buffers.overwrites_unsent && cross_memory::is_readable(input, bytes);
+        if readable { input.addr() as u64 } else { 0 }
+    }
+
+    /// Exchanges the addresses of the inputs of a plan. If a rank that sends has none, all ranks get
+    /// `None`.
+    pub(super) fn exchange_addresses(
+        &mut self,
+        ctx: &CallCtx,
+        plan: &RoundPlan,
+        buffers: &Buffers,
+    ) -> Result<Option<Vec<u64>>> {
+        let own = if plan.is_sender(self.rank()) { self.address_of(buffers) } else { 0 };
+        let words = self.exchange_words(ctx, [own], |rank| plan.is_sender(rank))?;
+        let has_all = (0..self.ranks()).all(|rank| words[rank] != [0] || !plan.is_sender(rank));
+        Ok(has_all.then(|| words.as_flattened().to_vec()))
+    }
+
+    /// Posts words and returns those of some ranks.
+    pub(super) fn exchange_words<const N: usize>(
+        &mut self,
+        ctx: &CallCtx,
+        own: [u64; N],
+        from: impl Fn(usize) -> bool,
+    ) -> Result<Vec<[u64; N]>> {
+        let (bytes, slot) = (own.map(u64::to_le_bytes), SlotKind::Inline);
+        let seq = self.next_post(slot, ctx)?;
+        self.write_payload(slot, seq, 0..N * 8, bytes.as_flattened());
+        self.post(seq, ctx);
+        let mut words_of = vec![[0; N]; self.ranks()];
+        words_of[self.rank()] = own;
+        for other in self.others().filter(|other| from(*other)) {
+            self.shared.await_post(other, seq, ctx)?;
+            let (words, _) = self.payload(slot, other, seq, 0..N * 8).as_chunks::<8>();
+            words_of[other] = std::array::from_fn(|i| u64::from_le_bytes(words[i]));
+        }
+        Ok(words_of)
+    }
+
+    /// Runs a collective that copies, by reading from these addresses.
+    pub(super) fn copy_directly(
+        &mut self,
+        ctx: &CallCtx,
+        plan: &RoundPlan,
+        buffers: &Buffers,
+        addresses: &[u64],
+    ) -> Result {
+        if let Some((own, block)) = plan.own_block() {
+            buffers.copy_block(own, block.in_buffer());
+        }
+        for other in self.others_from_next() {
+            let Some(block) = plan.recv_block(other) else { continue };
+            // SAFETY: received blocks are written where no unsent input is left.
+            let out = unsafe { buffers.output(block.in_buffer()) };
+            self.read_memory(other, addresses[other] + plan.remote_offset as u64, out, ctx)?;
+        }
+        self.finish_reads(ctx, plan.is_sender(self.rank()))
+    }
+
+    /// Fetches a block of all other ranks' inputs.
+    pub(super) fn fetch(
+        &self,
+        inputs: &mut RemoteInputs,
+        range: Range<usize>,
+        ctx: &CallCtx,
+    ) -> Result {
+        inputs.offset = range.start;
+        for other in self.others_from_next() {
+            let start = other * inputs.block_bytes;
+            let block = &mut inputs.blocks[start..start + range.len()];
+            self.read_memory(other, inputs.addresses[other] + range.start as u64, block, ctx)?;
+        }
+        Ok(())
+    }
+
+    /// The other ranks, starting after this one, so that not all ranks read from the same one.
+    fn others_from_next(&self) -> impl Iterator<Item = usize> + use<> {
+        let (next, ranks) = (self.rank() + 1, self.ranks());
+        (next..next + ranks - 1).map(move |rank| rank % ranks)
+    }
+
+    /// Keeps the memory of fetched blocks for the next call.
+    pub(super) fn recycle(&mut self, inputs: RemoteInputs) {
+        self.fetched = inputs.blocks;
+    }
+
+    fn read_memory(&self, rank: usize, address: u64, out: &mut [u8], ctx: &CallCtx) -> Result {
+        let process = self.shared.region.process(rank);
+        let read = cross_memory::read(process, address, out);
+        read.map_err(|why| self.shared.read_error(rank, &why, ctx))
+    }
+
+    /// Posts that this rank has read all inputs; a rank that others read from waits for them.
+    pub(super) fn finish_reads(&mut self, ctx: &CallCtx, is_sender: bool) -> Result {
+        self.check_inputs(ctx)?;
+        let seq = self.next_post(SlotKind::Inline, ctx)?;
+        self.post(seq, ctx);
+        let mut awaited = self.others().filter(|_| is_sender);
+        awaited.try_for_each(|other| self.shared.await_post(other, seq, ctx))
+    }
+
+    /// Fails if a rank has: it owns its input again and may already have changed it.
+    pub(super) fn check_inputs(&self, ctx: &CallCtx) -> Result {
+        fence(Ordering::Acquire);
+        self.shared.check_ranks(ctx)
+    }
+}
