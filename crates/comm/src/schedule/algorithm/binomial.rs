@@ -6,33 +6,37 @@
 
 use std::ops::Range;
 
-use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send, wrapped};
-use super::{Program, RankContext, equal_blocks, one_block, per_rank_blocks};
+use super::build::{
+    RankGroup, copy, copy_round, receive, reduce as reduced, reversed, send, wrapped,
+};
+use super::{Program, RankContext, equal_blocks, per_rank_blocks};
 use crate::schedule::BufferKind::{self, Input, Output, Scratch};
 use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    let tree = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = reduce_to_root(&tree, Input, Output, 0..1);
-    rounds.extend(broadcast_from_root(&tree, 0..1));
-    one_block(rounds)
+    equal_blocks(1, all_reduce_rounds(ctx, 0..1))
 }
 
 pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let tree = RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root);
     let work = if ctx.is_root() { Output } else { Scratch };
-    one_block(reduce_to_root(&tree, Input, work, 0..1))
+    equal_blocks(1, reduce_to_root(&tree, Input, work, 0..1))
 }
 
 pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
-    one_block(broadcast_from_root(&RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root), 0..1))
+    let tree = RankGroup::from_root(ctx.ranks, ctx.rank, ctx.root);
+    equal_blocks(1, broadcast_from_root(&tree, 0..1))
 }
 
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
+    equal_blocks(0, all_reduce_rounds(ctx, 0..0))
+}
+
+fn all_reduce_rounds(ctx: &RankContext, blocks: Range<u32>) -> Vec<Round> {
     let tree = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = reduce_to_root(&tree, Input, Output, 0..0);
-    rounds.extend(broadcast_from_root(&tree, 0..0));
-    equal_blocks(0, rounds)
+    let mut rounds = reduce_to_root(&tree, Input, Output, blocks.clone());
+    rounds.extend(broadcast_from_root(&tree, blocks));
+    rounds
 }
 
 fn parent(v: u32) -> Option<u32> {
@@ -83,48 +87,31 @@ pub(super) fn broadcast_from_root(tree: &RankGroup, blocks: Range<u32>) -> Vec<R
     received.into_iter().chain([forwarded]).collect()
 }
 
-/// The blocks of a subtree, which may wrap around the end.
-fn subtree_blocks(of: u32, root: u32, n: u32) -> impl Iterator<Item = Range<u32>> {
-    let members = subtree(of, n);
-    wrapped(root + members.start, members.len() as u32, n)
-}
-
 pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks: n, rank, root, .. } = *ctx;
-    let tree = RankGroup::from_root(n, rank, root);
-    let v = tree.me;
-    let runs = |of: u32| subtree_blocks(of, root, n);
-    let own = rank..rank + 1;
-    if children(v, n).next().is_none() {
-        let to = tree.rank(parent(v)?);
-        return per_rank_blocks(vec![vec![send(to, Input, own)]]);
-    }
-    let work = if v == 0 { Output } else { Scratch };
-    let received = children(v, n)
-        .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
-        .map(|(c, blocks)| receive(tree.rank(c), work, blocks));
-    let first = std::iter::once(copy(Input, work, own)).chain(received).collect();
-    let to = parent(v).map(|p| tree.rank(p));
-    let forwarded = to.map(|to| runs(v).map(|blocks| send(to, work, blocks)).collect());
-    per_rank_blocks([first].into_iter().chain(forwarded).collect())
+    per_rank_blocks(gather_rounds(ctx))
 }
 
 pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks: n, rank, root, .. } = *ctx;
-    let tree = RankGroup::from_root(n, rank, root);
-    let v = tree.me;
-    let runs = |of: u32| subtree_blocks(of, root, n);
-    let own = rank..rank + 1;
-    let from = parent(v).map(|p| tree.rank(p));
-    if let Some(from) = from.filter(|_| children(v, n).next().is_none()) {
-        return per_rank_blocks(vec![vec![receive(from, Output, own)]]);
+    per_rank_blocks(reversed(gather_rounds(ctx)))
+}
+
+/// Gathers the blocks of each subtree, which may wrap around the end.
+fn gather_rounds(ctx: &RankContext) -> Vec<Round> {
+    let n = ctx.ranks;
+    let tree = RankGroup::from_root(n, ctx.rank, ctx.root);
+    let runs = |of: u32| {
+        let members = subtree(of, n);
+        wrapped(ctx.root + members.start, members.len() as u32, n)
+    };
+    let to = parent(tree.me).map(|p| tree.rank(p));
+    if let Some(to) = to.filter(|_| children(tree.me, n).next().is_none()) {
+        return vec![vec![send(to, Input, ctx.own())]];
     }
-    let work = if v == 0 { Input } else { Scratch };
-    let received = from.map(|from| runs(v).map(|blocks| receive(from, work, blocks)).collect());
-    let forwarded = children(v, n)
-        .rev()
+    let work = if ctx.is_root() { Output } else { Scratch };
+    let received = children(tree.me, n)
         .flat_map(|c| runs(c).map(move |blocks| (c, blocks)))
-        .map(|(c, blocks)| send(tree.rank(c), work, blocks));
-    let last = forwarded.chain([copy(work, Output, own)]).collect();
-    per_rank_blocks(received.into_iter().chain([last]).collect())
+        .map(|(c, blocks)| receive(tree.rank(c), work, blocks));
+    let first = std::iter::once(copy(Input, work, ctx.own())).chain(received).collect();
+    let forwarded = to.map(|to| runs(tree.me).map(|blocks| send(to, work, blocks)).collect());
+    [first].into_iter().chain(forwarded).collect()
 }

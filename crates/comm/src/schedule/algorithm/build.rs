@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::schedule::{BlockRange, BufferKind, ProgramStep, Round};
+use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::{BlockRange, ProgramStep, Round};
 
 /// An ordered set of ranks.
 pub(super) struct RankGroup {
@@ -64,6 +65,54 @@ pub(super) fn copy(from: BufferKind, to: BufferKind, blocks: Range<u32>) -> Prog
 /// A round with one copy, unless there is nothing to copy.
 pub(super) fn copy_round(from: BufferKind, to: BufferKind, blocks: Range<u32>) -> Option<Round> {
     (from != to && !blocks.is_empty()).then(|| vec![copy(from, to, blocks)])
+}
+
+/// All-reduce of a rank that only sends its data to its leader and receives the result.
+pub(super) fn follow(leader: u32, source: BufferKind, blocks: Range<u32>) -> Vec<Round> {
+    let contribution = vec![send(leader, source, blocks.clone())];
+    vec![contribution, vec![receive(leader, Output, blocks)]]
+}
+
+/// All-reduce of a rank and its followers. `active` returns the rounds between the leaders, given
+/// the buffer of this leader's contribution.
+pub(super) fn lead(
+    followers: &[u32],
+    source: BufferKind,
+    blocks: Range<u32>,
+    active: impl FnOnce(BufferKind) -> Vec<Round>,
+) -> Vec<Round> {
+    if followers.is_empty() {
+        return active(source);
+    }
+    let mut rounds = Vec::from_iter(copy_round(source, Output, blocks.clone()));
+    rounds.extend(followers.iter().map(|&from| vec![reduce(from, Output, blocks.clone())]));
+    rounds.extend(active(Output));
+    rounds.push(followers.iter().map(|&to| send(to, Output, blocks.clone())).collect());
+    rounds
+}
+
+/// The same messages and copies in the opposite direction and order, with input and output swapped.
+pub(super) fn reversed(rounds: Vec<Round>) -> Vec<Round> {
+    let swapped = |range: BlockRange| {
+        let buffer = match range.buffer {
+            Input => Output,
+            Output => Input,
+            Scratch => Scratch,
+        };
+        BlockRange { buffer, ..range }
+    };
+    let step = |step| match step {
+        ProgramStep::Send { to, what } => {
+            ProgramStep::Receive { from: to, into: swapped(what), reduce: false }
+        }
+        ProgramStep::Receive { from, into, .. } => {
+            ProgramStep::Send { to: from, what: swapped(into) }
+        }
+        ProgramStep::Copy { from, to } => {
+            ProgramStep::Copy { from: swapped(to), to: swapped(from) }
+        }
+    };
+    rounds.into_iter().rev().map(|round| round.into_iter().rev().map(step).collect()).collect()
 }
 
 /// `length` blocks from `start` on, modulo `count`: one or two ranges.

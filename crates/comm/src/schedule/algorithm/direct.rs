@@ -1,65 +1,51 @@
 //! Direct exchange with every peer, either concurrently or one peer at a time. Nothing is reduced
 //! or forwarded.
 
-use super::build::{copy, receive, send};
+use super::build::{copy, receive, reversed, send};
 use super::{Program, RankContext, per_rank_blocks};
 use crate::schedule::BufferKind::{Input, Output};
-use crate::schedule::ProgramStep;
+use crate::schedule::{ProgramStep, Round};
 
 /// In round *k* each rank sends to the rank *k* after it: one message per direction at a time.
 pub(super) fn pairwise(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks, rank, .. } = *ctx;
-    let mut rounds = vec![vec![copy(Input, Output, rank..rank + 1)]];
-    rounds.extend((1..ranks).map(|k| exchange(ctx, k).to_vec()));
-    per_rank_blocks(rounds)
+    let exchanges = (1..ctx.ranks).map(|k| exchange(ctx, k, ctx.after(k)).to_vec());
+    per_rank_blocks([vec![copy_own(ctx)]].into_iter().chain(exchanges).collect())
 }
 
 /// All pairs in one round. Each rank starts with a different peer to avoid incast.
 pub(super) fn all_to_all(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks, rank, .. } = *ctx;
-    let exchanges = (1..ranks).flat_map(|k| exchange(ctx, k));
-    copy_own_then(rank, exchanges)
-}
-
-/// One round that copies the own block and runs the other steps.
-fn copy_own_then(rank: u32, steps: impl Iterator<Item = ProgramStep>) -> Option<Program> {
-    let own = copy(Input, Output, rank..rank + 1);
-    per_rank_blocks(vec![std::iter::once(own).chain(steps).collect()])
-}
-
-fn exchange(ctx: &RankContext, k: u32) -> [ProgramStep; 2] {
-    let RankContext { ranks, rank, .. } = *ctx;
-    let (to, from) = ((rank + k) % ranks, (rank + ranks - k) % ranks);
-    [send(to, Input, to..to + 1), receive(from, Output, from..from + 1)]
+    let exchanges = (1..ctx.ranks).flat_map(|k| exchange(ctx, k, ctx.after(k)));
+    per_rank_blocks(vec![exchanges.chain([copy_own(ctx)]).collect()])
 }
 
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks, rank, .. } = *ctx;
-    let peers = (1..ranks).flat_map(|k| {
-        let (to, from) = ((rank + k) % ranks, (rank + ranks - k) % ranks);
-        [send(to, Input, rank..rank + 1), receive(from, Output, from..from + 1)]
-    });
-    copy_own_then(rank, peers)
+    let exchanges = (1..ctx.ranks).flat_map(|k| exchange(ctx, k, ctx.rank));
+    per_rank_blocks(vec![exchanges.chain([copy_own(ctx)]).collect()])
+}
+
+fn copy_own(ctx: &RankContext) -> ProgramStep {
+    copy(Input, Output, ctx.own())
+}
+
+/// Sends a block to the rank `k` after this one and receives from the rank `k` before it.
+fn exchange(ctx: &RankContext, k: u32, block: u32) -> [ProgramStep; 2] {
+    let from = ctx.before(k);
+    [send(ctx.after(k), Input, block..block + 1), receive(from, Output, from..from + 1)]
 }
 
 pub(super) fn gather(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks, rank, root, .. } = *ctx;
-    let own = rank..rank + 1;
-    if !ctx.is_root() {
-        return per_rank_blocks(vec![vec![send(root, Input, own)]]);
-    }
-    let others = (0..ranks).filter(|&from| from != root);
-    let received = others.map(|from| receive(from, Output, from..from + 1));
-    copy_own_then(rank, received)
+    per_rank_blocks(gather_rounds(ctx))
 }
 
 pub(super) fn scatter(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks, rank, root, .. } = *ctx;
-    let own = rank..rank + 1;
+    per_rank_blocks(reversed(gather_rounds(ctx)))
+}
+
+fn gather_rounds(ctx: &RankContext) -> Vec<Round> {
     if !ctx.is_root() {
-        return per_rank_blocks(vec![vec![receive(root, Output, own)]]);
+        return vec![vec![send(ctx.root, Input, ctx.own())]];
     }
-    let others = (0..ranks).filter(|&to| to != root);
-    let sends = others.map(|to| send(to, Input, to..to + 1));
-    copy_own_then(rank, sends)
+    let others = (0..ctx.ranks).filter(|&from| from != ctx.root);
+    let received = others.map(|from| receive(from, Output, from..from + 1));
+    vec![received.chain([copy_own(ctx)]).collect()]
 }

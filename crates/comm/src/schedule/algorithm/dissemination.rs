@@ -17,23 +17,20 @@ pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
 
 pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
     let mut rounds = reduce(ctx, Scratch);
-    rounds.extend(copy_round(Scratch, Output, ctx.rank..ctx.rank + 1));
+    rounds.extend(copy_round(Scratch, Output, ctx.own()));
     per_rank_blocks(rounds)
 }
 
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
-    let mut rounds = vec![vec![copy(Input, Output, ctx.rank..ctx.rank + 1)]];
+    let mut rounds = vec![vec![copy(Input, Output, ctx.own())]];
     rounds.extend(gather(ctx));
     per_rank_blocks(rounds)
 }
 
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
-    let RankContext { ranks, rank, .. } = *ctx;
-    let round = |step: u32| {
-        let (to, from) = ((rank + ranks - step) % ranks, (rank + step) % ranks);
-        vec![send(to, Output, 0..0), receive(from, Output, 0..0)]
-    };
-    equal_blocks(0, distances(ranks).map(round).collect())
+    let round =
+        |far: u32| vec![send(ctx.before(far), Output, 0..0), receive(ctx.after(far), Output, 0..0)];
+    equal_blocks(0, distances(ctx.ranks).map(round).collect())
 }
 
 /// 1, 2, 4, … below `ranks`.
@@ -43,28 +40,26 @@ fn distances(ranks: u32) -> impl DoubleEndedIterator<Item = u32> {
 
 /// All-gathers the blocks; each rank has its own block in the output.
 fn gather(ctx: &RankContext) -> Vec<Round> {
-    let RankContext { ranks, rank, .. } = *ctx;
     let round = |far: u32| {
         // Rank r has the blocks r..r+far and receives the next `far`, as far as there are any.
-        let length = far.min(ranks - far);
-        let (to, from) = ((rank + ranks - far) % ranks, (rank + far) % ranks);
-        let sent = wrapped(rank, length, ranks).map(|blocks| send(to, Output, blocks));
-        let received = wrapped(from, length, ranks).map(|blocks| receive(from, Output, blocks));
-        sent.chain(received).collect()
+        let length = far.min(ctx.ranks - far);
+        let (to, from) = (ctx.before(far), ctx.after(far));
+        let sent = wrapped(ctx.rank, length, ctx.ranks).map(|blocks| send(to, Output, blocks));
+        let received = wrapped(from, length, ctx.ranks);
+        sent.chain(received.map(|blocks| receive(from, Output, blocks))).collect()
     };
-    distances(ranks).map(round).collect()
+    distances(ctx.ranks).map(round).collect()
 }
 
 /// Reduce-scatters into `work`, which also holds the partial results of other blocks.
 fn reduce(ctx: &RankContext, work: BufferKind) -> Vec<Round> {
-    let RankContext { ranks, rank, .. } = *ctx;
     let round = |far: u32| {
-        let length = far.min(ranks - far);
-        let (to, from) = ((rank + far) % ranks, (rank + ranks - far) % ranks);
-        let sent = wrapped(to, length, ranks).map(|blocks| send(to, work, blocks));
-        let received = wrapped(rank, length, ranks).map(|blocks| reduced(from, work, blocks));
-        sent.chain(received).collect()
+        let length = far.min(ctx.ranks - far);
+        let (to, from) = (ctx.after(far), ctx.before(far));
+        let sent = wrapped(to, length, ctx.ranks).map(|blocks| send(to, work, blocks));
+        let received = wrapped(ctx.rank, length, ctx.ranks);
+        sent.chain(received.map(|blocks| reduced(from, work, blocks))).collect()
     };
-    let first = copy_round(Input, work, 0..ranks);
-    first.into_iter().chain(distances(ranks).rev().map(round)).collect()
+    let first = copy_round(Input, work, 0..ctx.ranks);
+    first.into_iter().chain(distances(ctx.ranks).rev().map(round)).collect()
 }

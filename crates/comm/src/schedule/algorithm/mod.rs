@@ -17,6 +17,8 @@ mod ring;
 mod tests;
 mod two_level;
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Blocks, BufferKind, Program, Round};
@@ -75,6 +77,21 @@ struct RankContext<'a> {
 impl RankContext<'_> {
     fn is_root(&self) -> bool {
         self.rank == self.root
+    }
+
+    /// The block that belongs to this rank.
+    fn own(&self) -> Range<u32> {
+        self.rank..self.rank + 1
+    }
+
+    /// The rank `distance` after this one.
+    fn after(&self, distance: u32) -> u32 {
+        (self.rank + distance) % self.ranks
+    }
+
+    /// The rank `distance` before this one.
+    fn before(&self, distance: u32) -> u32 {
+        (self.rank + self.ranks - distance) % self.ranks
     }
 }
 
@@ -163,10 +180,6 @@ fn single_rank_program(kind: CallKind) -> Program {
     let idle = matches!(kind, CallKind::Barrier | CallKind::Broadcast);
     let copy = if idle { None } else { copy_round(BufferKind::Input, BufferKind::Output, 0..1) };
     Program { blocks, rounds: copy.into_iter().collect() }
-}
-
-fn one_block(rounds: Vec<Round>) -> Option<Program> {
-    Some(Program { blocks: Blocks::Equal(1), rounds })
 }
 
 fn equal_blocks(shares: u32, rounds: Vec<Round>) -> Option<Program> {

@@ -1,51 +1,55 @@
 //! Folds any number of members to a power of two: in some of the leading pairs the second member
-//! sends its data to the first, idles, and receives the result at the end.
+//! follows the first.
 
-use super::build::RankGroup;
+use std::ops::Range;
 
-/// The role of a member.
-pub(super) enum FoldRole {
-    /// Participates as `index` of a power of two.
-    Active {
-        index: u32,
-        /// The idle rank whose data was folded into this one.
-        folded_rank: Option<u32>,
-    },
-    /// Idle; its data is folded into this rank.
-    Folded(u32),
-}
+use super::build::{RankGroup, follow, lead};
+use crate::schedule::{BufferKind, Round};
 
-/// The folding of a group.
-pub(super) struct PowerOfTwoFold<'a> {
+/// The active members, a power of two.
+pub(super) struct PowerOfTwo<'a> {
     group: &'a RankGroup,
     /// Number of idle members.
     extra: u32,
+    /// This rank's index.
+    pub index: u32,
 }
 
-impl<'a> PowerOfTwoFold<'a> {
+impl<'a> PowerOfTwo<'a> {
     pub fn new(group: &'a RankGroup) -> Self {
         let extra = group.size() - (1 << group.size().ilog2());
-        Self { group, extra }
+        let index = if group.me < 2 * extra { group.me / 2 } else { group.me - extra };
+        Self { group, extra, index }
     }
 
     /// Number of active members.
-    pub fn workers(&self) -> u32 {
+    pub fn size(&self) -> u32 {
         self.group.size() - self.extra
     }
 
-    /// The role of this rank.
-    pub fn role(&self) -> FoldRole {
-        let me = self.group.me;
-        match me < 2 * self.extra {
-            true if me % 2 == 1 => FoldRole::Folded(self.group.rank(me - 1)),
-            true => FoldRole::Active { index: me / 2, folded_rank: Some(self.group.rank(me + 1)) },
-            false => FoldRole::Active { index: me - self.extra, folded_rank: None },
-        }
-    }
-
-    /// The active rank with this index.
-    pub fn worker(&self, index: u32) -> u32 {
+    /// The rank with this index.
+    pub fn rank(&self, index: u32) -> u32 {
         let at = if index < self.extra { 2 * index } else { index + self.extra };
         self.group.rank(at)
+    }
+
+    /// Distances between partners: 1, 2, 4, …
+    pub fn distances(&self) -> impl DoubleEndedIterator<Item = u32> + use<> {
+        (0..self.size().ilog2()).map(|k| 1 << k)
+    }
+
+    /// An all-reduce in which `active` returns the rounds between active members.
+    pub fn all_reduce(
+        &self,
+        source: BufferKind,
+        blocks: Range<u32>,
+        active: impl FnOnce(BufferKind) -> Vec<Round>,
+    ) -> Vec<Round> {
+        let me = self.group.me;
+        let partner = (me < 2 * self.extra).then(|| self.group.rank(me ^ 1));
+        match partner {
+            Some(leader) if me % 2 == 1 => follow(leader, source, blocks),
+            follower => lead(follower.as_slice(), source, blocks, active),
+        }
     }
 }

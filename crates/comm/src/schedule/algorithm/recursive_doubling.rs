@@ -7,38 +7,31 @@
 
 use std::ops::Range;
 
-use super::build::{RankGroup, copy_round, receive, reduce, send};
-use super::power_of_two::{FoldRole, PowerOfTwoFold};
-use super::{Program, RankContext, one_block};
+use super::build::{RankGroup, copy_round, reduce, send};
+use super::power_of_two::PowerOfTwo;
+use super::{Program, RankContext, equal_blocks};
 use crate::schedule::BufferKind::{self, Input, Output, Scratch};
 use crate::schedule::Round;
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    one_block(reduce_all(&RankGroup::all(ctx.ranks, ctx.rank), Input, 0..1))
+    equal_blocks(1, reduce_all(&RankGroup::all(ctx.ranks, ctx.rank), Input, 0..1))
 }
 
 /// All-reduces the members' `source` buffers into their outputs.
 pub(super) fn reduce_all(group: &RankGroup, source: BufferKind, blocks: Range<u32>) -> Vec<Round> {
-    let fold = PowerOfTwoFold::new(group);
-    let (index, folded_rank) = match fold.role() {
-        FoldRole::Active { index, folded_rank } => (index, folded_rank),
-        FoldRole::Folded(worker) => {
-            let fold = vec![send(worker, source, blocks.clone())];
-            return vec![fold, vec![receive(worker, Output, blocks)]];
+    let active = PowerOfTwo::new(group);
+    active.all_reduce(source, blocks.clone(), |source| {
+        let mut rounds = Vec::from_iter(copy_round(source, Output, blocks.clone()));
+        for far in active.distances() {
+            let partner = active.rank(active.index ^ far);
+            // The send buffer must stay unchanged while the partner's data is reduced into the
+            // output.
+            rounds.extend(copy_round(Output, Scratch, blocks.clone()));
+            rounds.push(vec![
+                send(partner, Scratch, blocks.clone()),
+                reduce(partner, Output, blocks.clone()),
+            ]);
         }
-    };
-    let mut rounds: Vec<Round> = Vec::new();
-    rounds.extend(copy_round(source, Output, blocks.clone()));
-    rounds.extend(folded_rank.map(|rank| vec![reduce(rank, Output, blocks.clone())]));
-    for k in 0..fold.workers().ilog2() {
-        let partner = fold.worker(index ^ (1 << k));
-        // The send buffer must stay unchanged while the partner's data is reduced into the output.
-        rounds.extend(copy_round(Output, Scratch, blocks.clone()));
-        rounds.push(vec![
-            send(partner, Scratch, blocks.clone()),
-            reduce(partner, Output, blocks.clone()),
-        ]);
-    }
-    rounds.extend(folded_rank.map(|rank| vec![send(rank, Output, blocks)]));
-    rounds
+        rounds
+    })
 }

@@ -15,7 +15,7 @@ use crate::schedule::Round;
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let ring = RankGroup::all(ctx.ranks, ctx.rank);
     let mut rounds = reduce_scatter_blocks(&ring, own, Input, Output, Output);
-    rounds.extend(all_gather_blocks(&ring, own, Output));
+    rounds.extend(all_gather_blocks(&ring, |at| [own(at)], Output));
     equal_blocks(ctx.ranks, rounds)
 }
 
@@ -26,8 +26,8 @@ pub(super) fn reduce_scatter(ctx: &RankContext) -> Option<Program> {
 
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
     let ring = RankGroup::all(ctx.ranks, ctx.rank);
-    let mut rounds = all_gather_blocks(&ring, own, Input);
-    rounds.first_mut()?.push(copy(Input, Output, own(ctx.rank)));
+    let mut rounds = all_gather_blocks(&ring, |at| [own(at)], Input);
+    rounds.first_mut()?.push(copy(Input, Output, ctx.own()));
     per_rank_blocks(rounds)
 }
 
@@ -66,18 +66,18 @@ pub(super) fn reduce_scatter_blocks(
     rounds
 }
 
-/// All-gathers the blocks into the outputs. Each member has its own block in `source`.
-pub(super) fn all_gather_blocks(
+/// All-gathers the parts of all members into the outputs. Each member has its own in `source`.
+pub(super) fn all_gather_blocks<P: IntoIterator<Item = Range<u32>>>(
     ring: &RankGroup,
-    part: impl Fn(u32) -> Range<u32>,
+    part: impl Fn(u32) -> P,
     source: BufferKind,
 ) -> Vec<Round> {
+    let (to, from) = (ring.rank(ring.me + 1), ring.rank(ring.preceding(1)));
     let round = |k: u32| {
-        let from = if k == 0 { source } else { Output };
-        vec![
-            send(ring.rank(ring.me + 1), from, part(ring.preceding(k))),
-            receive(ring.rank(ring.preceding(1)), Output, part(ring.preceding(k + 1))),
-        ]
+        let buffer = if k == 0 { source } else { Output };
+        let sent = part(ring.preceding(k)).into_iter().map(|blocks| send(to, buffer, blocks));
+        let received = part(ring.preceding(k + 1)).into_iter();
+        sent.chain(received.map(|blocks| receive(from, Output, blocks))).collect()
     };
     (0..ring.size() - 1).map(round).collect()
 }

@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::build::{RankGroup, copy, receive, send};
-use super::{
-    Program, RankContext, binomial, equal_blocks, one_block, per_rank_blocks, recursive_doubling,
-};
+use super::ring::all_gather_blocks;
+use super::{Program, RankContext, binomial, equal_blocks, per_rank_blocks, recursive_doubling};
 use crate::schedule::BufferKind::{Input, Output, Scratch};
 use crate::schedule::Round;
 
@@ -57,7 +56,7 @@ impl Levels {
 }
 
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
-    one_block(all_reduce_rounds(&Levels::new(ctx)?, 0..1))
+    equal_blocks(1, all_reduce_rounds(&Levels::new(ctx)?, 0..1))
 }
 
 pub(super) fn barrier(ctx: &RankContext) -> Option<Program> {
@@ -79,44 +78,33 @@ pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let mut rounds = binomial::reduce_to_root(&levels.node, Input, work, 0..1);
     let between = |leaders: &RankGroup| binomial::reduce_to_root(leaders, work, work, 0..1);
     rounds.extend(levels.between_leaders(between));
-    one_block(rounds)
+    equal_blocks(1, rounds)
 }
 
 pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
     let levels = Levels::new(ctx)?;
     let mut rounds = levels.between_leaders(|leaders| binomial::broadcast_from_root(leaders, 0..1));
     rounds.extend(binomial::broadcast_from_root(&levels.node, 0..1));
-    one_block(rounds)
+    equal_blocks(1, rounds)
 }
 
 /// Leaders gather their node's blocks, all-gather along a ring and broadcast within their node.
 pub(super) fn all_gather(ctx: &RankContext) -> Option<Program> {
     let levels = Levels::new(ctx)?;
-    let own = ctx.rank..ctx.rank + 1;
-    let leader = levels.node.rank(0);
     let mut rounds = match levels.node.me {
         0 => {
             let others = (1..levels.node.size()).map(|at| levels.node.rank(at));
             let received = others.map(|from| receive(from, Output, from..from + 1));
-            vec![received.chain([copy(Input, Output, own)]).collect()]
+            vec![received.chain([copy(Input, Output, ctx.own())]).collect()]
         }
-        _ => vec![vec![send(leader, Input, own)]],
+        _ => vec![vec![send(levels.node.rank(0), Input, ctx.own())]],
     };
-    rounds.extend(levels.between_leaders(|leaders| leader_ring(leaders, &levels.members)));
+    // Each leader's part is the blocks of its node.
+    rounds.extend(levels.between_leaders(|leaders| {
+        all_gather_blocks(leaders, |node| runs(&levels.members[node as usize]), Output)
+    }));
     rounds.extend(binomial::broadcast_from_root(&levels.node, 0..ctx.ranks));
     per_rank_blocks(rounds)
-}
-
-/// A ring of leaders in which each leader's blocks are those of its node.
-fn leader_ring(leaders: &RankGroup, members: &[Vec<u32>]) -> Vec<Round> {
-    let round = |k: u32| {
-        let (to, from) = (leaders.rank(leaders.me + 1), leaders.rank(leaders.preceding(1)));
-        let (out, into) = (leaders.preceding(k) as usize, leaders.preceding(k + 1) as usize);
-        let sent = runs(&members[out]).map(|blocks| send(to, Output, blocks));
-        let received = runs(&members[into]).map(|blocks| receive(from, Output, blocks));
-        sent.chain(received).collect()
-    };
-    (0..leaders.size() - 1).map(round).collect()
 }
 
 /// Ascending ranks as contiguous ranges.
