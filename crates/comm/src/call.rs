@@ -12,6 +12,7 @@ use crate::{CommError, DType, ReduceOp, Result};
 
 /// The collective or point-to-point operation of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum CallKind {
     /// All ranks get the reduction of all inputs.
     AllReduce,
