@@ -74,26 +74,42 @@ pub fn simulate(
     machine: &MachineModel,
 ) -> Result<SimulatedCost, CheckError> {
     let messages = ScheduledMessages::match_all(programs)?;
-    Simulation::new(programs, sizes, machine, &messages).all()
+    let count = programs.len() as u32;
+    let rank = |rank| SimRank { arrived: vec![None; messages.count(rank)], ..SimRank::default() };
+    let simulation = Simulation {
+        programs,
+        sizes,
+        machine,
+        messages: &messages,
+        ranks: (0..count).map(rank).collect(),
+        links: HashMap::new(),
+        events: (0..count).map(|rank| Reverse((0f64.to_bits(), rank))).collect(),
+    };
+    simulation.all()
 }
 
 /// Simulation state of a rank.
+#[derive(Default)]
 struct SimRank {
     round: usize,
     /// Start of the current round.
     since: f64,
-    /// When the rank's own link is free.
-    out_free: f64,
-    in_free: f64,
     /// Arrival time of each receive, by message index.
     arrived: Vec<Option<f64>>,
     waits: bool,
     bytes: u64,
 }
 
-/// When a node's NIC is free.
+/// A link within a node belongs to a rank, a NIC to a node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum LinkId {
+    Rank(u32),
+    Node(u32),
+}
+
+/// When each direction of a link is free.
 #[derive(Default)]
-struct NicState {
+struct LinkState {
     out_free: f64,
     in_free: f64,
 }
@@ -104,39 +120,12 @@ struct Simulation<'a> {
     machine: &'a MachineModel,
     messages: &'a ScheduledMessages,
     ranks: Vec<SimRank>,
-    nics: HashMap<u32, NicState>,
+    links: HashMap<LinkId, LinkState>,
     /// Round starts, earliest first. Non-negative times are ordered like their bits.
     events: BinaryHeap<Reverse<(u64, u32)>>,
 }
 
-impl<'a> Simulation<'a> {
-    fn new(
-        programs: &'a [Program],
-        sizes: &'a [u64],
-        machine: &'a MachineModel,
-        messages: &'a ScheduledMessages,
-    ) -> Self {
-        let count = programs.len() as u32;
-        let rank = |rank| SimRank {
-            round: 0,
-            since: 0.0,
-            out_free: 0.0,
-            in_free: 0.0,
-            arrived: vec![None; messages.count(rank)],
-            waits: false,
-            bytes: 0,
-        };
-        Self {
-            programs,
-            sizes,
-            machine,
-            messages,
-            ranks: (0..count).map(rank).collect(),
-            nics: HashMap::new(),
-            events: (0..count).map(|rank| Reverse((0f64.to_bits(), rank))).collect(),
-        }
-    }
-
+impl Simulation<'_> {
     fn all(mut self) -> Result<SimulatedCost, CheckError> {
         let mut seconds: f64 = 0.0;
         while let Some(Reverse((now, rank))) = self.events.pop() {
@@ -179,31 +168,34 @@ impl<'a> Simulation<'a> {
         woken.into_iter().for_each(|peer| self.end(peer));
     }
 
+    fn is_intra_node(&self, rank: u32, peer: u32) -> bool {
+        self.machine.node(rank) == self.machine.node(peer)
+    }
+
     fn link(&self, rank: u32, peer: u32) -> LinkModel {
-        let inside = self.machine.node(rank) == self.machine.node(peer);
-        if inside { self.machine.intra_node } else { self.machine.inter_node }
+        let MachineModel { intra_node, inter_node, .. } = *self.machine;
+        if self.is_intra_node(rank, peer) { intra_node } else { inter_node }
     }
 
     fn send(&mut self, rank: u32, message: ScheduledMessage, now: f64) {
-        let bytes = self.bytes(rank, message);
-        let (node, peer_node) = (self.machine.node(rank), self.machine.node(message.peer));
-        let link = self.link(rank, message.peer);
-        let time = bytes as f64 / link.bytes_per_s;
-        let out_free = match node == peer_node {
-            true => &mut self.ranks[rank as usize].out_free,
-            false => &mut self.nics.entry(node).or_default().out_free,
+        let read = message.step(&self.programs[rank as usize]).reads();
+        let bytes = read.map_or(0, |range| self.length(range));
+        let model = self.link(rank, message.peer);
+        let time = bytes as f64 / model.bytes_per_s;
+        let [ours, theirs] = match self.is_intra_node(rank, message.peer) {
+            true => [rank, message.peer].map(LinkId::Rank),
+            false => [rank, message.peer].map(|rank| LinkId::Node(self.machine.node(rank))),
         };
+        let out_free = &mut self.links.entry(ours).or_default().out_free;
         let start = now.max(*out_free);
-        *out_free = start + time;
-        let in_free = match node == peer_node {
-            true => &mut self.ranks[message.peer as usize].in_free,
-            false => &mut self.nics.entry(peer_node).or_default().in_free,
-        };
-        let arrived = (start + link.latency_s).max(*in_free) + time;
-        *in_free = arrived;
         let left = start + time;
-        self.ranks[rank as usize].since = self.ranks[rank as usize].since.max(left);
-        self.ranks[rank as usize].bytes += bytes;
+        *out_free = left;
+        let in_free = &mut self.links.entry(theirs).or_default().in_free;
+        let arrived = (start + model.latency_s).max(*in_free) + time;
+        *in_free = arrived;
+        let me = &mut self.ranks[rank as usize];
+        me.since = me.since.max(left);
+        me.bytes += bytes;
         self.ranks[message.peer as usize].arrived[message.other as usize] = Some(arrived);
     }
 
@@ -237,11 +229,6 @@ impl<'a> Simulation<'a> {
             ProgramStep::Copy { to, .. } => worked(to),
         });
         times.sum()
-    }
-
-    fn bytes(&self, rank: u32, message: ScheduledMessage) -> u64 {
-        let round = &self.programs[rank as usize].rounds[message.round as usize];
-        round[message.step as usize].reads().map_or(0, |range| self.length(range))
     }
 
     fn length(&self, range: &BlockRange) -> u64 {

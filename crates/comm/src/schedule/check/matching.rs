@@ -1,7 +1,5 @@
 //! Matches sends with receives; messages between two ranks match in order.
 
-use std::vec::IntoIter;
-
 use super::{CheckError, Defect, wrong};
 use crate::schedule::{Program, ProgramStep};
 
@@ -19,48 +17,59 @@ pub(in crate::schedule) struct ScheduledMessage {
     pub is_send: bool,
 }
 
-/// The sends and receives of all ranks, in program order.
-pub(in crate::schedule) struct ScheduledMessages {
-    of: Vec<Vec<ScheduledMessage>>,
-    /// Index of the first message of each round, plus the total.
-    starts: Vec<Vec<u32>>,
+impl ScheduledMessage {
+    /// The step in the program of the message's rank.
+    pub fn step<'a>(&self, program: &'a Program) -> &'a ProgramStep {
+        &program.rounds[self.round as usize][self.step as usize]
+    }
 }
 
-impl ScheduledMessages {
-    /// Matches all messages. Receives are sorted by sender, and senders are visited in rank order.
-    pub fn match_all(programs: &[Program]) -> Result<Self, CheckError> {
-        let mut all = Self { of: Vec::new(), starts: Vec::new() };
-        programs.iter().for_each(|program| all.collect(program));
-        let mut receives: Vec<_> = all.of.iter().map(|m| by_sender(m).into_iter()).collect();
-        for rank in 0..programs.len() as u32 {
-            for index in 0..all.count(rank) as u32 {
-                let ScheduledMessage { peer, is_send, round, .. } = all.get(rank, index);
-                let Some(theirs) = receives.get_mut(peer as usize).filter(|_| peer != rank) else {
-                    return wrong(rank, round as usize, Defect::InvalidPeer { peer });
-                };
-                if !is_send {
-                    continue;
-                }
-                match theirs.next().map(|other| (other, all.get(peer, other))) {
-                    Some((other, message)) if message.peer == rank => {
-                        all.link(programs, (rank, index), (peer, other))?;
-                    }
-                    Some((_, message)) if message.peer < rank => return not_sent(peer, message),
-                    _ => return wrong(rank, round as usize, Defect::NotReceived { to: peer }),
-                }
-            }
-        }
-        all.all_matched(receives)?;
-        Ok(all)
-    }
+/// The sends and receives of each rank, in program order.
+pub(in crate::schedule) struct ScheduledMessages(Vec<Vec<ScheduledMessage>>);
 
-    fn all_matched(&self, receives: Vec<IntoIter<u32>>) -> Result<(), CheckError> {
-        for (rank, mut left) in receives.into_iter().enumerate() {
-            if let Some(index) = left.next() {
-                return not_sent(rank as u32, self.get(rank as u32, index));
+impl ScheduledMessages {
+    pub fn match_all(programs: &[Program]) -> Result<Self, CheckError> {
+        let mut all = Self(programs.iter().map(messages).collect());
+        // Sender, receiver and index of all sends and of all receives, in the same order.
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for (rank, messages) in (0..).zip(&all.0) {
+            for (index, message) in (0..).zip(messages) {
+                let ScheduledMessage { peer, round, is_send, .. } = *message;
+                if peer as usize >= programs.len() || peer == rank {
+                    return wrong(rank, round as usize, Defect::InvalidPeer { peer });
+                }
+                match is_send {
+                    true => sends.push((rank, peer, index)),
+                    false => receives.push((peer, rank, index)),
+                }
             }
         }
-        Ok(())
+        sends.sort_by_key(|(from, to, _)| (*from, *to));
+        receives.sort_by_key(|(from, to, _)| (*from, *to));
+        let not_sent = |all: &Self, (from, to, index): (u32, u32, u32)| {
+            wrong(to, all.get(to, index).round as usize, Defect::NotSent { from })
+        };
+        let mut receives = receives.into_iter();
+        for (from, to, send) in sends {
+            match receives.next() {
+                Some((other_from, other_to, receive)) if (other_from, other_to) == (from, to) => {
+                    all.0[from as usize][send as usize].other = receive;
+                    all.0[to as usize][receive as usize].other = send;
+                    all.check_length(programs, from, send)?;
+                }
+                Some(receive) if (receive.0, receive.1) < (from, to) => {
+                    return not_sent(&all, receive);
+                }
+                _ => {
+                    let round = all.get(from, send).round as usize;
+                    return wrong(from, round, Defect::NotReceived { to });
+                }
+            }
+        }
+        match receives.next() {
+            Some(receive) => not_sent(&all, receive),
+            None => Ok(all),
+        }
     }
 
     /// The messages of a round with their indices.
@@ -69,82 +78,47 @@ impl ScheduledMessages {
         rank: u32,
         round: usize,
     ) -> impl Iterator<Item = (u32, ScheduledMessage)> {
-        let starts = &self.starts[rank as usize];
-        let indices = starts[round]..starts[round + 1];
-        indices.map(move |index| (index, self.get(rank, index)))
-    }
-
-    /// Number of messages in a round.
-    pub fn in_round(&self, rank: u32, round: usize) -> usize {
-        let starts = &self.starts[rank as usize];
-        (starts[round + 1] - starts[round]) as usize
+        let messages = &self.0[rank as usize];
+        let first = messages.partition_point(|message| (message.round as usize) < round);
+        let rest = (first as u32..).zip(messages[first..].iter().copied());
+        rest.take_while(move |(_, message)| message.round as usize == round)
     }
 
     /// A rank's message by index.
     pub fn get(&self, rank: u32, index: u32) -> ScheduledMessage {
-        self.of[rank as usize][index as usize]
+        self.0[rank as usize][index as usize]
     }
 
     /// Number of messages of a rank.
     pub fn count(&self, rank: u32) -> usize {
-        self.of[rank as usize].len()
+        self.0[rank as usize].len()
     }
 
-    fn collect(&mut self, program: &Program) {
-        let mut messages = Vec::new();
-        let mut starts = vec![0];
-        for (round, steps) in program.rounds.iter().enumerate() {
-            for (step, what) in steps.iter().enumerate() {
-                let (peer, is_send) = match what {
-                    ProgramStep::Send { to, .. } => (*to, true),
-                    ProgramStep::Receive { from, .. } => (*from, false),
-                    ProgramStep::Copy { .. } => continue,
-                };
-                let (round, step) = (round as u32, step as u32);
-                messages.push(ScheduledMessage { round, step, peer, other: 0, is_send });
-            }
-            starts.push(messages.len() as u32);
-        }
-        self.of.push(messages);
-        self.starts.push(starts);
-    }
-
-    /// Links a send and a receive, each given as rank and index.
-    fn link(
-        &mut self,
-        programs: &[Program],
-        send: (u32, u32),
-        receive: (u32, u32),
-    ) -> Result<(), CheckError> {
-        self.of[send.0 as usize][send.1 as usize].other = receive.1;
-        self.of[receive.0 as usize][receive.1 as usize].other = send.1;
-        self.same_length(programs, send.0, send.1)
-    }
-
-    fn same_length(&self, programs: &[Program], rank: u32, index: u32) -> Result<(), CheckError> {
-        let send = self.get(rank, index);
+    fn check_length(&self, programs: &[Program], from: u32, index: u32) -> Result<(), CheckError> {
+        let send = self.get(from, index);
         let receive = self.get(send.peer, send.other);
-        let step = |rank: u32, m: ScheduledMessage| {
-            &programs[rank as usize].rounds[m.round as usize][m.step as usize]
-        };
-        let sent = step(rank, send).reads().map_or(0, |range| range.blocks.len());
-        let wanted = step(send.peer, receive).writes().map_or(0, |range| range.blocks.len());
+        let sent = send.step(&programs[from as usize]).reads();
+        let wanted = receive.step(&programs[send.peer as usize]).writes();
+        let [sent, wanted] = [sent, wanted].map(|range| range.map_or(0, |r| r.blocks.len()));
         if sent != wanted {
-            let problem = Defect::MessageLength { from: rank, sent, wanted };
+            let problem = Defect::MessageLength { from, sent, wanted };
             return wrong(send.peer, receive.round as usize, problem);
         }
         Ok(())
     }
 }
 
-/// Indices of the receives, sorted by sender; order per sender is kept.
-fn by_sender(messages: &[ScheduledMessage]) -> Vec<u32> {
-    let indices = 0..messages.len() as u32;
-    let mut indices: Vec<u32> = indices.filter(|&n| !messages[n as usize].is_send).collect();
-    indices.sort_by_key(|&index| messages[index as usize].peer);
-    indices
-}
-
-fn not_sent<T>(rank: u32, message: ScheduledMessage) -> Result<T, CheckError> {
-    wrong(rank, message.round as usize, Defect::NotSent { from: message.peer })
+fn messages(program: &Program) -> Vec<ScheduledMessage> {
+    let steps = (0..)
+        .zip(&program.rounds)
+        .flat_map(|(round, steps)| (0..).zip(steps).map(move |(step, what)| (round, step, what)));
+    let message = |(round, step, what): (u32, u32, &ProgramStep)| {
+        let (peer, is_send) = match what {
+            ProgramStep::Send { to, .. } => (*to, true),
+            ProgramStep::Receive { from, .. } => (*from, false),
+            ProgramStep::Copy { .. } => return None,
+        };
+        Some(ScheduledMessage { round, step, peer, other: 0, is_send })
+    };
+    steps.filter_map(message).collect()
 }

@@ -69,7 +69,7 @@ impl<'a> SymbolicRun<'a> {
         }
         me.seen_before = me.seen.clone();
         me.copies(round)?;
-        me.pending = messages.in_round(rank, round);
+        me.pending = messages.of_round(rank, round).count();
         for (_, message) in messages.of_round(rank, round) {
             let other = messages.get(message.peer, message.other);
             if self.ranks[message.peer as usize].round != Some(other.round as usize) {
@@ -101,16 +101,13 @@ impl<'a> SymbolicRun<'a> {
     ) -> Result<(), CheckError> {
         let sender = &self.ranks[from as usize];
         let seen_before = sender.seen_before.clone();
-        let step = |rank: &SymbolicRank<'a>, message: ScheduledMessage| {
-            &rank.program.rounds[message.round as usize][message.step as usize]
-        };
-        let values = match step(sender, sent) {
+        let values = match sent.step(sender.program) {
             ProgramStep::Send { what, .. } => sender.read(what),
             _ => Ok(Vec::new()),
         };
         let values = values.or_else(|p| wrong(from, sent.round as usize, p))?;
         let receiver = &mut self.ranks[to as usize];
-        if let ProgramStep::Receive { into, reduce, .. } = step(receiver, got) {
+        if let ProgramStep::Receive { into, reduce, .. } = got.step(receiver.program) {
             let put = receiver.write(into, values, *reduce);
             put.or_else(|p| wrong(to, got.round as usize, p))?;
         }
