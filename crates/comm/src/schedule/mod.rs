@@ -1,5 +1,5 @@
 //! Collectives as programs: which rank sends which blocks to which rank in which round. Programs
-//! are pure data that can be printed, checked and simulated before any byte moves.
+//! are pure data that can be checked and simulated before any byte moves.
 //!
 //! A rank's buffer is cut into blocks: equal blocks for all-reduce, reduce and broadcast, one block
 //! per rank otherwise. The steps of a round may run concurrently; a rank starts its next round when
@@ -22,9 +22,8 @@
 //! block to the same output block is then a no-op. Only an in-place all-to-all copies its input
 //! first. A barrier has no blocks; its messages are empty.
 //!
-//! [`algorithm`] builds programs, [`check`] verifies them, [`simulate`] estimates their cost,
-//! [`mod@format`] prints them, and [`algorithm_table`] picks one from a table that [`fit_table`] derives
-//! from measurements.
+//! [`algorithm`] builds programs, [`check`] verifies them, [`simulate`] estimates their cost, and
+//! [`algorithm_table`] picks one from a table that [`fit_table`] derives from measurements.
 
 use std::ops::Range;
 
@@ -32,9 +31,6 @@ pub mod algorithm;
 pub mod algorithm_table;
 pub mod check;
 pub mod fit_table;
-pub mod format;
-#[cfg(test)]
-mod interpreter;
 pub mod simulate;
 
 pub use algorithm::{Algorithm, program};

@@ -9,6 +9,7 @@ use regatta_comm::engine::AbortFn;
 use regatta_comm::error::Peer;
 use regatta_comm::transport::{MatchKey, RecvAction, RequestId, Transport};
 use regatta_comm::{DType, ReduceOp, Result, Signature, reduce_kernel};
+use regatta_testbed::Random;
 
 /// No operation takes this long unless there is a deadlock.
 const DEADLOCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -34,7 +35,7 @@ pub struct ShuffledTransport {
     network: Arc<Network>,
     pending: Vec<(RequestId, u32, Posted)>,
     next_request: u64,
-    rng: u64,
+    rng: Random,
 }
 
 // SAFETY: borrowed buffers are only accessed by the thread that owns the transport.
@@ -43,7 +44,7 @@ unsafe impl Send for ShuffledTransport {}
 pub fn world(ranks: u32, seed: u64) -> Vec<ShuffledTransport> {
     let network = Arc::new(Network::default());
     let rank = |rank| {
-        let (network, rng) = (network.clone(), seed ^ (u64::from(rank) << 32));
+        let (network, rng) = (network.clone(), Random::new(seed ^ (u64::from(rank) << 32)));
         ShuffledTransport { rank, ranks, network, pending: Vec::new(), next_request: 0, rng }
     };
     (0..ranks).map(rank).collect()
@@ -54,11 +55,6 @@ impl ShuffledTransport {
         self.next_request += 1;
         self.pending.push((RequestId(self.next_request), peer, posted));
         RequestId(self.next_request)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.rng = self.rng.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.rng >> 33) as usize % end
     }
 
     /// The operations that can complete: the first to and from each rank.
@@ -161,7 +157,7 @@ impl Transport for ShuffledTransport {
         if ready.is_empty() {
             return Ok(());
         }
-        let at = ready[self.below(ready.len())];
+        let at = self.rng.pick(&ready);
         let (request, with, posted) = self.pending.remove(at);
         if let Posted::Send(bytes) = posted {
             // SAFETY: the buffer is borrowed until the request completes.
