@@ -81,6 +81,17 @@ fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
+/// The value of an element, if it is a float.
+pub fn float(dtype: DType, bytes: &[u8]) -> Option<f64> {
+    Some(match dtype {
+        DType::F16 => f16::from_ne_bytes(bytes.try_into().ok()?).to_f64(),
+        DType::Bf16 => bf16::from_ne_bytes(bytes.try_into().ok()?).to_f64(),
+        DType::F32 => f32::from_ne_bytes(bytes.try_into().ok()?).into(),
+        DType::F64 => f64::from_ne_bytes(bytes.try_into().ok()?),
+        _ => return None,
+    })
+}
+
 fn floats<const N: usize>(
     op: ReduceOp,
     inputs: &[Vec<u8>],

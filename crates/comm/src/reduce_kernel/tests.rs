@@ -5,42 +5,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dtype::bytes_of;
-use crate::reference::expected_outputs;
+use crate::reference::{expected_outputs, float};
 use crate::{CallKind, Counts};
 
-/// Reads an element as f64 or i64.
-fn read(dtype: DType, bytes: &[u8]) -> Value {
-    macro_rules! take {
-        ($type:ty) => {
-            <$type>::from_ne_bytes(bytes.try_into().unwrap())
-        };
-    }
-    match dtype {
-        DType::F16 => Value::Float(take!(f16).to_f64()),
-        DType::Bf16 => Value::Float(take!(bf16).to_f64()),
-        DType::F32 => Value::Float(f64::from(take!(f32))),
-        DType::F64 => Value::Float(take!(f64)),
-        DType::I8 => Value::Integer(i64::from(take!(i8))),
-        DType::I16 => Value::Integer(i64::from(take!(i16))),
-        DType::I32 => Value::Integer(i64::from(take!(i32))),
-        DType::I64 => Value::Integer(take!(i64)),
-        DType::U8 => Value::Integer(i64::from(take!(u8))),
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Value {
-    Float(f64),
-    Integer(i64),
-}
-
 /// Equality that treats all NaNs as equal and ignores the sign of zero.
-fn same(a: Value, b: Value) -> bool {
-    match (a, b) {
-        (Value::Float(a), Value::Float(b)) => a == b || (a.is_nan() && b.is_nan()),
-        (Value::Integer(a), Value::Integer(b)) => a == b,
-        _ => false,
-    }
+fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
+    let floats = float(dtype, a).zip(float(dtype, b));
+    floats.map_or(a == b, |(a, b)| a == b || (a.is_nan() && b.is_nan()))
 }
 
 fn check(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], out: &[u8]) -> Result<(), TestCaseError> {
@@ -48,8 +19,8 @@ fn check(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>], out: &[u8]) -> Result<(
     let expected = &expected_outputs(CallKind::AllReduce, dtype, op, 0, &counts, inputs)[0];
     let size = dtype.size();
     for (at, (got, expected)) in out.chunks(size).zip(expected.chunks(size)).enumerate() {
-        let (got, expected) = (read(dtype, got), read(dtype, expected));
-        prop_assert!(same(got, expected), "{dtype} {op} at {at}: {got:?}, not {expected:?}");
+        let same = same(dtype, got, expected);
+        prop_assert!(same, "{dtype} {op} at {at}: {got:?}, not {expected:?}");
     }
     Ok(())
 }

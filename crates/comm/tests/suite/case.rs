@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use regatta_comm::reference::{all_to_all_v, expected_outputs};
+use regatta_comm::reference::{all_to_all_v, expected_outputs, float};
 use regatta_comm::{Buffer, Call, CallKind, Comm, Counts, DType, OwnedCall, Pending, ReduceOp};
 
 use super::{in_parallel, on_all_ranks};
@@ -17,6 +17,9 @@ pub enum Sizes {
     PerRank(Vec<usize>),
     /// The send counts of each rank.
     PerPair(Vec<Vec<usize>>),
+    /// Random, at most this many per rank, or per pair for an all-to-all; some counts are 0. Only
+    /// until the number of ranks is known.
+    Uneven(usize),
 }
 
 /// Counts per rank.
@@ -66,9 +69,40 @@ impl Case {
         let (dtype, op, sizes) = (DType::F32, ReduceOp::Sum, Sizes::Equal(count));
         Self { kind, dtype, op, root: 1, sizes, in_place: false, seed: 1 }
     }
-    pub fn counts(&self, rank: usize) -> Counts<'static> {
+
+    /// The case for a number of ranks.
+    pub fn for_ranks(&self, ranks: usize) -> Self {
+        let parts = !self.kind.has_uniform_count() && self.kind != CallKind::Barrier;
+        let sizes = match self.sizes {
+            Sizes::Uneven(most) if !parts => Sizes::Equal(most),
+            Sizes::Uneven(most) if self.kind == CallKind::AllToAll => {
+                Sizes::PerPair((0..ranks).map(|from| self.send_counts(from, ranks, most)).collect())
+            }
+            Sizes::Uneven(most) => {
+                Sizes::PerRank((0..ranks).map(|rank| self.random_count(rank, 0, most)).collect())
+            }
+            _ => self.sizes.clone(),
+        };
+        Self { root: self.root % ranks as u32, sizes, ..*self }
+    }
+
+    /// A rank's send counts; symmetric for in-place calls.
+    fn send_counts(&self, from: usize, ranks: usize, most: usize) -> Vec<usize> {
+        let pair = |to: usize| match self.in_place {
+            true => self.random_count(from.min(to), from.max(to), most),
+            false => self.random_count(from, to, most),
+        };
+        (0..ranks).map(pair).collect()
+    }
+
+    fn random_count(&self, one: usize, other: usize, most: usize) -> usize {
+        let random = hash64(self.seed ^ hash64((one * 64 + other) as u64 + 1));
+        if random.is_multiple_of(4) { 0 } else { (random >> 8) as usize % (most + 1) }
+    }
+
+    fn counts(&self, rank: usize) -> Counts<'static> {
         match &self.sizes {
-            Sizes::Equal(count) => Counts::Equal(*count),
+            Sizes::Equal(count) | Sizes::Uneven(count) => Counts::Equal(*count),
             Sizes::PerRank(counts) => Counts::PerRank(counts.clone().into()),
             Sizes::PerPair(send) => Counts::PerPair {
                 send: send[rank].clone().into(),
@@ -78,16 +112,9 @@ impl Case {
     }
 
     /// A rank's contribution, by the table at `Call`; the root's data for a broadcast.
-    pub fn input(&self, rank: usize, ranks: usize) -> Vec<u8> {
-        let counts = self.counts(rank);
-        let count = match self.kind {
-            CallKind::AllReduce | CallKind::Reduce | CallKind::Broadcast => counts.of(0),
-            CallKind::AllGather | CallKind::Gather => counts.of(rank),
-            CallKind::ReduceScatter => counts.total(ranks),
-            CallKind::AllToAll => (0..ranks).map(|to| counts.send_block(to).1).sum(),
-            CallKind::Scatter if self.root as usize == rank => counts.total(ranks),
-            _ => 0,
-        };
+    fn input(&self, rank: usize, ranks: usize) -> Vec<u8> {
+        let (input, output) = self.call(rank, Some(&[]), &mut []).lengths(rank, ranks);
+        let count = if self.kind == CallKind::Broadcast { output } else { input };
         let mut bytes = Vec::with_capacity(count * self.dtype.size());
         (0..count).for_each(|i| push(&mut bytes, self.dtype, self.value(rank, i)));
         bytes
@@ -247,12 +274,6 @@ fn difference(got: &[u8], expected: &[u8]) -> String {
 
 /// Equality up to rounding for floats; exact for integers.
 fn approximately_equal(dtype: DType, got: &[u8], expected: &[u8]) -> bool {
-    let read = |bytes: &[u8]| match dtype {
-        DType::F16 => f16::from_ne_bytes(bytes.try_into().unwrap()).to_f64(),
-        DType::Bf16 => bf16::from_ne_bytes(bytes.try_into().unwrap()).to_f64(),
-        DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()).into(),
-        _ => f64::from_ne_bytes(bytes.try_into().unwrap()),
-    };
     let bits = match dtype {
         DType::F16 => 10,
         DType::Bf16 => 7,
@@ -262,9 +283,9 @@ fn approximately_equal(dtype: DType, got: &[u8], expected: &[u8]) -> bool {
     };
     // Rounding error of up to 17 addends of magnitude at most 15.
     let allowed = 17.0 * 15.0 / f64::powi(2.0, bits);
-    let pairs = got.chunks_exact(dtype.size()).zip(expected.chunks_exact(dtype.size()));
-    got.len() == expected.len()
-        && pairs.into_iter().all(|(a, b)| (read(a) - read(b)).abs() <= allowed)
+    let mut pairs = got.chunks_exact(dtype.size()).zip(expected.chunks_exact(dtype.size()));
+    let close = |(a, b)| Some((float(dtype, a)? - float(dtype, b)?).abs() <= allowed);
+    got.len() == expected.len() && pairs.all(|pair| close(pair) == Some(true))
 }
 
 /// A 64-bit hash, as a source of pseudo-random values.

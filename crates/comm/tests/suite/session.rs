@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use regatta_comm::Comm;
 use regatta_comm::comm::split_order;
+use regatta_testbed::Random;
 
-use super::case::{BufferSource, StartedCase, hash64};
-use super::case_template::{CaseTemplate, template};
+use super::case::{BufferSource, Case, StartedCase, hash64};
 use super::on_all_ranks;
+use super::random_case::any_case;
 
 /// Colour and key of each rank of the world.
 type SplitArgs = Vec<(Option<u32>, i64)>;
@@ -29,7 +30,8 @@ pub struct Session {
 pub struct SessionStep {
     /// 0 for the world, n for split n - 1.
     pub group: usize,
-    pub template: CaseTemplate,
+    /// For any number of ranks.
+    pub case: Case,
     /// Buffer source of a background call; `None` for a blocking call.
     pub started: Option<BufferSource>,
 }
@@ -62,7 +64,7 @@ impl Session {
         let expected = |step: &SessionStep| {
             let each = groups[step.group].iter();
             let expected = |members: &Members| {
-                let case = step.template.case(members.len());
+                let case = step.case.for_ranks(members.len());
                 (members.clone(), case.expected(members.len()))
             };
             each.map(expected).collect()
@@ -86,8 +88,8 @@ impl Session {
             let at = |m: &Members| (m.iter().position(|r| *r == rank).unwrap(), m.len());
             assert_eq!(own, within(group + 1).map(at), "rank {rank} in split {group}");
         }
-        let mut open: Vec<(usize, StartedCase)> = Vec::new();
-        let mut rng = Rng(hash64(self.seed ^ hash64(u64::from(rank))));
+        let mut open: Vec<(StartedCase, &[u8])> = Vec::new();
+        let mut rng = Random::new(hash64(self.seed ^ hash64(u64::from(rank))));
         // Device communicators share a ticket queue, so all ranks must use the same order.
         let order = if devices { self.in_order() } else { self.shuffled_order(&mut rng) };
         for (at, may_wait) in order {
@@ -95,17 +97,18 @@ impl Session {
             let Some(members) = within(step.group) else { continue };
             let part = step.group.checked_sub(1).and_then(|group| parts[group].as_deref());
             let comm = part.unwrap_or(world);
-            let case = step.template.case(members.len());
+            let case = step.case.for_ranks(members.len());
+            let expected = &results.expected[at][members][comm.rank() as usize];
             match step.started {
                 Some(memory) => {
                     let plain = memory == BufferSource::Device && !devices;
                     let memory = if plain { BufferSource::Communicator } else { memory };
-                    open.push((at, case.start(comm, memory)));
+                    open.push((case.start(comm, memory), expected));
                 }
-                None => case.run(comm, &results.expected[at][members][comm.rank() as usize]),
+                None => case.run(comm, expected),
             }
             if may_wait && rng.below(2) == 0 {
-                self.wait_for_one(&mut open, &mut rng, rank, results);
+                wait_for_one(&mut open, &mut rng);
             }
         }
         // Background calls complete even if their communicator is dropped.
@@ -113,13 +116,13 @@ impl Session {
             parts.clear();
         }
         while !open.is_empty() {
-            self.wait_for_one(&mut open, &mut rng, rank, results);
+            wait_for_one(&mut open, &mut rng);
         }
     }
 
     /// A rank's start order, and whether it may wait after each start. Adjacent background calls on
     /// different communicators may be swapped if the rank does not wait in between.
-    fn shuffled_order(&self, rng: &mut Rng) -> Vec<(usize, bool)> {
+    fn shuffled_order(&self, rng: &mut Random) -> Vec<(usize, bool)> {
         let mut order = self.in_order();
         let mut at = 0;
         while at + 1 < order.len() {
@@ -139,27 +142,6 @@ impl Session {
         (0..self.steps.len()).map(|at| (at, true)).collect()
     }
 
-    /// Waits for a random pending call, or drops it.
-    fn wait_for_one(
-        &self,
-        open: &mut Vec<(usize, StartedCase)>,
-        rng: &mut Rng,
-        rank: u32,
-        results: &ExpectedResults,
-    ) {
-        if open.is_empty() {
-            return;
-        }
-        let (at, started) = open.remove(rng.below(open.len()));
-        if rng.below(5) == 0 {
-            return;
-        }
-        let group = &results.groups[self.steps[at].group];
-        let members = group.iter().find(|m| m.contains(&rank)).unwrap();
-        let index = members.iter().position(|r| *r == rank).unwrap();
-        started.finish(&results.expected[at][members][index]);
-    }
-
     /// Runs the session on all ranks of a world.
     pub fn check<C: Comm>(&self, world: Vec<C>) {
         let results = self.expected_results();
@@ -167,12 +149,14 @@ impl Session {
     }
 }
 
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = hash64(self.0.wrapping_add(0x5eed));
-        (self.0 >> 16) as usize % limit
+/// Waits for a random pending call, or drops it.
+fn wait_for_one(open: &mut Vec<(StartedCase, &[u8])>, rng: &mut Random) {
+    if open.is_empty() {
+        return;
+    }
+    let (started, expected) = open.remove(rng.below(open.len() as u64) as usize);
+    if rng.below(5) > 0 {
+        started.finish(expected);
     }
 }
 
@@ -181,14 +165,16 @@ pub fn session(ranks: impl Strategy<Value = u32>) -> impl Strategy<Value = Sessi
     let split = (any::<prop::sample::Index>(), prop::collection::vec(args, 17));
     let memory = [BufferSource::Heap, BufferSource::Communicator, BufferSource::Device];
     let memory = prop::option::of(prop::sample::select(memory.to_vec()));
-    let step = (any::<prop::sample::Index>(), template(), memory);
+    let step = (any::<prop::sample::Index>(), any_case(), memory);
     let (splits, steps) = (prop::collection::vec(split, 0..3), prop::collection::vec(step, 1..24));
     (ranks, splits, steps, any::<u64>()).prop_map(|(ranks, splits, steps, seed)| {
         let groups = splits.len() + 1;
         let splits = splits.into_iter().enumerate();
         let splits = splits.map(|(at, (of, args))| (of.index(at + 1), args)).collect();
-        let step = |(group, template, started): (prop::sample::Index, CaseTemplate, _)| {
-            SessionStep { group: group.index(groups), template, started }
+        let step = |(group, case, started): (prop::sample::Index, Case, _)| SessionStep {
+            group: group.index(groups),
+            case,
+            started,
         };
         let steps = steps.into_iter().map(step).collect();
         Session { ranks, splits, steps, seed }
