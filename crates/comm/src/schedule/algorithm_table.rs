@@ -99,19 +99,64 @@ impl AlgorithmTable {
     /// The algorithm for a collective; a safe fallback if no row matches.
     pub fn select(&self, kind: CallKind, bytes: u64, ranks: u32, nodes: u32) -> Algorithm {
         let spread = RankDistribution::of(ranks, nodes);
-        let fits = |row: &&AlgorithmRow| row.matches(kind, bytes, ranks, spread);
-        match self.rows.iter().find(fits) {
-            Some(row) => row.algorithm,
-            None => fallback(kind),
-        }
+        let mut rows = self.rows.iter();
+        let row = rows.find(|row| row.matches(kind, bytes, ranks, spread));
+        row.map_or(fallback(kind), |row| row.algorithm)
     }
 }
 
 /// The default table, used unless one was measured.
 impl Default for AlgorithmTable {
     fn default() -> Self {
-        let groups = [uniform_count_collectives(), all_rank_collectives(), rooted_collectives()];
-        Self { rows: groups.into_iter().flatten().collect() }
+        use Algorithm::*;
+        use CallKind::*;
+        use RankDistribution::{Mixed, OnePerNode};
+        let rows = vec![
+            row(AllReduce, TwoLevel).bytes(32 * KIB).spread(Mixed),
+            row(AllReduce, MultiLeader).spread(Mixed),
+            // With two ranks every round is one message; a ring copies least.
+            row(AllReduce, RecursiveDoubling).bytes(16 * KIB).ranks(2),
+            row(AllReduce, Ring).ranks(2),
+            row(AllReduce, RecursiveDoubling).bytes(8 * KIB),
+            // Both send the same bytes. A ring has more rounds, but works on one block at a time.
+            row(AllReduce, Dissemination).bytes(MIB),
+            row(AllReduce, Ring).ranks(8),
+            row(AllReduce, Dissemination).bytes(64 * MIB),
+            row(AllReduce, Ring).ranks(64),
+            row(AllReduce, Dissemination),
+            row(Reduce, TwoLevel).bytes(64 * KIB).spread(Mixed),
+            row(Reduce, BinomialTree).ranks(2),
+            row(Reduce, BinomialTree).bytes(64 * KIB),
+            row(Reduce, DoubleBinaryTree),
+            row(Broadcast, TwoLevel).bytes(64 * KIB).spread(Mixed),
+            row(Broadcast, BinomialTree).ranks(2),
+            row(Broadcast, BinomialTree).bytes(64 * KIB),
+            row(Broadcast, DoubleBinaryTree),
+            row(AllGather, Direct).bytes(16 * KIB).ranks(16),
+            row(AllGather, Dissemination).bytes(256 * KIB),
+            row(AllGather, Ring).spread(Mixed),
+            row(AllGather, Dissemination),
+            row(ReduceScatter, Ring).ranks(2),
+            row(ReduceScatter, Dissemination).bytes(256 * KIB),
+            row(ReduceScatter, Ring).spread(Mixed),
+            row(ReduceScatter, Ring).ranks(8),
+            row(ReduceScatter, Dissemination).bytes(64 * MIB),
+            row(ReduceScatter, Ring).ranks(64),
+            row(ReduceScatter, Dissemination),
+            row(AllToAll, Direct).bytes(256 * KIB).ranks(64),
+            row(AllToAll, Direct).bytes(MIB).ranks(64).spread(OnePerNode),
+            row(AllToAll, Pairwise),
+            row(Barrier, TwoLevel).spread(Mixed),
+            row(Barrier, Dissemination),
+            // A tree would forward most bytes of a large buffer several times.
+            row(Gather, Direct).ranks(32),
+            row(Gather, BinomialTree).bytes(256 * KIB),
+            row(Gather, Direct),
+            row(Scatter, Direct).ranks(32),
+            row(Scatter, BinomialTree).bytes(256 * KIB),
+            row(Scatter, Direct),
+        ];
+        Self { rows }
     }
 }
 
@@ -126,110 +171,29 @@ fn fallback(kind: CallKind) -> Algorithm {
     }
 }
 
-fn uniform_count_collectives() -> Vec<AlgorithmRow> {
-    use Algorithm::{
-        BinomialTree, Dissemination, DoubleBinaryTree, MultiLeader, RecursiveDoubling, Ring,
-        TwoLevel,
-    };
-    use RankDistribution::Mixed;
-    let all_reduce = |algorithm| row(CallKind::AllReduce, algorithm);
-    let reduce = |algorithm| row(CallKind::Reduce, algorithm);
-    let broadcast = |algorithm| row(CallKind::Broadcast, algorithm);
-    vec![
-        all_reduce(TwoLevel).bytes(32 * KIB).spread(Mixed),
-        all_reduce(MultiLeader).spread(Mixed),
-        // With two ranks every round is one message; a ring copies least.
-        all_reduce(RecursiveDoubling).bytes(16 * KIB).ranks(2),
-        all_reduce(Ring).ranks(2),
-        all_reduce(RecursiveDoubling).bytes(8 * KIB),
-        // Both send the same bytes. A ring has more rounds, but works on one block at a time.
-        all_reduce(Dissemination).bytes(MIB),
-        all_reduce(Ring).ranks(8),
-        all_reduce(Dissemination).bytes(64 * MIB),
-        all_reduce(Ring).ranks(64),
-        all_reduce(Dissemination),
-        reduce(TwoLevel).bytes(64 * KIB).spread(Mixed),
-        reduce(BinomialTree).ranks(2),
-        reduce(BinomialTree).bytes(64 * KIB),
-        reduce(DoubleBinaryTree),
-        broadcast(TwoLevel).bytes(64 * KIB).spread(Mixed),
-        broadcast(BinomialTree).ranks(2),
-        broadcast(BinomialTree).bytes(64 * KIB),
-        broadcast(DoubleBinaryTree),
-    ]
-}
-
-fn all_rank_collectives() -> Vec<AlgorithmRow> {
-    use Algorithm::{Direct, Dissemination, Pairwise, Ring, TwoLevel};
-    use RankDistribution::{Mixed, OnePerNode};
-    let all_gather = |algorithm| row(CallKind::AllGather, algorithm);
-    let reduce_scatter = |algorithm| row(CallKind::ReduceScatter, algorithm);
-    vec![
-        all_gather(Direct).bytes(16 * KIB).ranks(16),
-        all_gather(Dissemination).bytes(256 * KIB),
-        all_gather(Ring).spread(Mixed),
-        all_gather(Dissemination),
-        reduce_scatter(Ring).ranks(2),
-        reduce_scatter(Dissemination).bytes(256 * KIB),
-        reduce_scatter(Ring).spread(Mixed),
-        reduce_scatter(Ring).ranks(8),
-        reduce_scatter(Dissemination).bytes(64 * MIB),
-        reduce_scatter(Ring).ranks(64),
-        reduce_scatter(Dissemination),
-        row(CallKind::AllToAll, Direct).bytes(256 * KIB).ranks(64),
-        row(CallKind::AllToAll, Direct).bytes(MIB).ranks(64).spread(OnePerNode),
-        row(CallKind::AllToAll, Pairwise),
-        row(CallKind::Barrier, TwoLevel).spread(Mixed),
-        row(CallKind::Barrier, Dissemination),
-    ]
-}
-
-fn rooted_collectives() -> Vec<AlgorithmRow> {
-    use Algorithm::{BinomialTree, Direct};
-    let pair = |kind| {
-        [
-            row(kind, Direct).ranks(32),
-            row(kind, BinomialTree).bytes(256 * KIB),
-            // A tree would forward most bytes several times.
-            row(kind, Direct),
-        ]
-    };
-    [pair(CallKind::Gather), pair(CallKind::Scatter)].into_iter().flatten().collect()
-}
-
 #[cfg(test)]
 mod tests {
     use regatta_model::document::{from_json, to_json};
 
     use super::*;
-    use crate::schedule::algorithm::programs;
-    use crate::schedule::simulate::{MachineModel, block_sizes, simulate};
-
-    fn seconds(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> Option<f64> {
-        let ranks = nodes.len() as u32;
-        let programs = programs(kind, by, ranks, 0, nodes)?;
-        let sizes = block_sizes(programs[0].blocks, ranks, bytes);
-        Some(simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap().seconds)
-    }
+    use crate::schedule::simulate::tests::cost;
 
     #[test]
     fn default_selection_is_within_half_of_the_simulated_best() {
         let table = AlgorithmTable::default();
         let mut far: Vec<String> = Vec::new();
-        for (ranks, ranks_per_node) in [(2, 2), (2, 1), (5, 5), (8, 1), (16, 4), (24, 1), (32, 8)] {
-            let nodes: Vec<u32> = (0..ranks).map(|rank| rank / ranks_per_node).collect();
+        for (ranks, per_node) in [(2, 2), (2, 1), (5, 5), (8, 1), (16, 4), (24, 1), (32, 8)] {
+            let nodes: Vec<u32> = (0..ranks).map(|rank| rank / per_node).collect();
             for kind in CallKind::ALL {
                 for bytes in [8, 4 << 10, 64 << 10, 1 << 20, 64 << 20] {
-                    let by =
-                        table.select(kind, bytes as u64, ranks, ranks.div_ceil(ranks_per_node));
-                    let chosen = seconds(kind, by, bytes, &nodes).unwrap();
-                    let all = Algorithm::ALL.into_iter();
-                    let times = all.filter_map(|by| Some((seconds(kind, by, bytes, &nodes)?, by)));
+                    let by = table.select(kind, bytes as u64, ranks, ranks.div_ceil(per_node));
+                    let seconds = |by: Algorithm| cost(kind, by, bytes, &nodes).seconds;
+                    let all = Algorithm::ALL.into_iter().filter(|by| by.does(kind));
+                    let times = all.map(|by| (seconds(by), by));
                     let best = times.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
-                    let (name, factor) = (kind.name(), chosen / best.0);
-                    let case =
-                        format!("{name} of {bytes} B, {ranks} ranks, {ranks_per_node} a node");
+                    let factor = seconds(by) / best.0;
                     if factor > 1.5 {
+                        let case = format!("{kind} of {bytes} B on nodes {nodes:?}");
                         far.push(format!("{case}: {by} takes {factor:.2} times {}", best.1));
                     }
                 }

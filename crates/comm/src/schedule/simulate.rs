@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use super::check::{CheckError, Defect, ScheduledMessage, ScheduledMessages};
-use super::{BlockRange, Blocks, Program, ProgramStep, equal_block};
+use super::{BlockRange, Program, ProgramStep};
 
 /// Parameters of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,12 +58,6 @@ pub struct SimulatedCost {
     pub seconds: f64,
     /// Bytes sent by each rank.
     pub bytes_sent: Vec<u64>,
-}
-
-/// Block sizes of a buffer of `bytes` bytes, over all ranks.
-pub fn block_sizes(blocks: Blocks, ranks: u32, bytes: usize) -> Vec<u64> {
-    let count = blocks.count(ranks);
-    (0..count).map(|index| equal_block(bytes, count, index).len() as u64).collect()
 }
 
 /// The cost of the programs, one per rank, for the given block sizes in bytes. Fails for programs
@@ -238,15 +232,19 @@ impl Simulation<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::CallKind;
     use crate::schedule::algorithm::{Algorithm, programs};
+    use crate::schedule::equal_block;
 
-    fn cost(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> SimulatedCost {
+    /// The cost of a collective on a buffer of `bytes` bytes, over all ranks.
+    pub fn cost(kind: CallKind, by: Algorithm, bytes: usize, nodes: &[u32]) -> SimulatedCost {
         let ranks = nodes.len() as u32;
         let programs = programs(kind, by, ranks, 0, nodes).unwrap();
-        let sizes = block_sizes(programs[0].blocks, ranks, bytes);
+        let count = programs[0].blocks.count(ranks);
+        let size = |index| equal_block(bytes, count, index).len() as u64;
+        let sizes: Vec<u64> = (0..count).map(size).collect();
         simulate(&programs, &sizes, &MachineModel::typical(nodes.to_vec())).unwrap()
     }
 
@@ -256,37 +254,38 @@ mod tests {
 
     #[test]
     fn bytes_sent_match_the_textbook_formulas() {
+        use Algorithm::*;
+        use CallKind::*;
         for n in [2u32, 3, 8, 13, 64, 100] {
-            let bytes = 480 * n as usize;
-            let part = 480;
-            let others = u64::from(n - 1);
-            let all = |each: u64| vec![each; n as usize];
-            let ring = |kind| sent(kind, Algorithm::Ring, n, bytes);
-            assert_eq!(ring(CallKind::AllReduce), all(2 * others * part));
-            assert_eq!(ring(CallKind::ReduceScatter), all(others * part));
-            assert_eq!(ring(CallKind::AllGather), all(others * part));
-            let round = |kind| sent(kind, Algorithm::Dissemination, n, bytes);
-            assert_eq!(round(CallKind::AllReduce), all(2 * others * part));
-            assert_eq!(round(CallKind::ReduceScatter), all(others * part));
-            assert_eq!(sent(CallKind::AllToAll, Algorithm::Pairwise, n, bytes), all(others * part));
-            assert_eq!(sent(CallKind::AllToAll, Algorithm::Direct, n, bytes), all(others * part));
-            for tree in [Algorithm::BinomialTree, Algorithm::DoubleBinaryTree] {
-                let total = |kind| sent(kind, tree, n, bytes).iter().sum::<u64>();
-                assert_eq!(total(CallKind::Broadcast), others * bytes as u64);
-                assert_eq!(total(CallKind::Reduce), others * bytes as u64);
-                assert_eq!(total(CallKind::AllReduce), 2 * others * bytes as u64);
+            let (part, others) = (480, u64::from(n - 1));
+            let bytes = part * u64::from(n);
+            // Bytes sent by each rank.
+            let each = [
+                (AllReduce, Ring, 2 * others * part),
+                (ReduceScatter, Ring, others * part),
+                (AllGather, Ring, others * part),
+                (AllReduce, Dissemination, 2 * others * part),
+                (ReduceScatter, Dissemination, others * part),
+                (AllToAll, Pairwise, others * part),
+                (AllToAll, Direct, others * part),
+                (AllReduce, RecursiveDoubling, u64::from(n.ilog2()) * bytes),
+                (AllReduce, HalvingDoubling, 2 * others * part),
+            ];
+            let folds = |by| [RecursiveDoubling, HalvingDoubling].contains(&by);
+            for (kind, by, expected) in each {
+                if n.is_power_of_two() || !folds(by) {
+                    assert_eq!(sent(kind, by, n, bytes as usize), vec![expected; n as usize]);
+                }
             }
-            let direct = sent(CallKind::Gather, Algorithm::Direct, n, bytes);
-            assert_eq!(direct.iter().sum::<u64>(), others * part);
-        }
-        for n in [2u32, 8, 64] {
-            let all = |each: u64| vec![each; n as usize];
-            let bytes = 480 * u64::from(n);
-            let doubling =
-                sent(CallKind::AllReduce, Algorithm::RecursiveDoubling, n, bytes as usize);
-            assert_eq!(doubling, all(u64::from(n.ilog2()) * bytes));
-            let halving = sent(CallKind::AllReduce, Algorithm::HalvingDoubling, n, bytes as usize);
-            assert_eq!(halving, all(2 * u64::from(n - 1) * 480));
+            // Bytes sent by all ranks.
+            let trees = [BinomialTree, DoubleBinaryTree].into_iter().flat_map(|tree| {
+                let twice = (AllReduce, tree, 2 * others * bytes);
+                [(Broadcast, tree, others * bytes), (Reduce, tree, others * bytes), twice]
+            });
+            for (kind, by, expected) in trees.chain([(Gather, Direct, others * part)]) {
+                let total = sent(kind, by, n, bytes as usize).into_iter().sum::<u64>();
+                assert_eq!(total, expected, "{kind} by {by}, {n} ranks");
+            }
         }
     }
 

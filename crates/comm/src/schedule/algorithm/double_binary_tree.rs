@@ -10,7 +10,7 @@
 //! Each message has a time slot, the same on both sides, and a rank processes its messages in the
 //! order of these slots. This rules out deadlocks.
 
-use super::build::{RankGroup, copy, copy_round, receive, reduce as reduced, send};
+use super::build::{RankGroup, copy, receive, reduce as reduced, send};
 use super::{Program, RankContext, equal_blocks};
 use crate::schedule::BufferKind::{self, Input, Output, Scratch};
 use crate::schedule::{ProgramStep, Round};
@@ -21,61 +21,50 @@ const SEGMENTS: u32 = 8;
 pub(super) fn all_reduce(ctx: &RankContext) -> Option<Program> {
     let group = RankGroup::all(ctx.ranks, ctx.rank);
     let mut timeline = StepTimeline::default();
-    let trees = trees(&group);
-    for tree in &trees {
-        timeline.up(tree, Output);
-        timeline.down(tree, 2 * tree.height());
+    for tree in trees(&group) {
+        timeline.up(&tree, Output);
+        timeline.down(&tree, 2 * height(group.size()));
     }
-    let first = trees.iter().flat_map(|tree| tree.input_copy(Output)).collect();
-    equal_blocks(2 * SEGMENTS, [first].into_iter().chain(timeline.rounds()).collect())
+    timeline.program()
 }
 
 /// The trees span the other ranks; the root sends to the tree roots.
 pub(super) fn broadcast(ctx: &RankContext) -> Option<Program> {
     let mut timeline = StepTimeline::default();
-    match others(ctx) {
-        Some(group) => {
-            for tree in trees(&group) {
-                if tree.parent(tree.me).is_none() {
-                    let received = |s| receive(ctx.root, Output, tree.block(s));
-                    timeline.each_segment(|s| s, received);
-                }
-                timeline.down(&tree, 1);
-            }
+    let Some(group) = others(ctx) else {
+        for (tree, rank) in tree_roots(ctx) {
+            timeline.each_segment(0, |s| send(rank, Output, block(tree, s)));
         }
-        None => {
-            for (tree, rank) in tree_roots(ctx) {
-                let sent = |s| send(rank, Output, block(tree, s));
-                timeline.each_segment(|s| s, sent);
-            }
+        return timeline.program();
+    };
+    for tree in trees(&group) {
+        if tree.parent(tree.me).is_none() {
+            timeline.each_segment(0, |s| receive(ctx.root, Output, tree.block(s)));
         }
+        timeline.down(&tree, 1);
     }
-    equal_blocks(2 * SEGMENTS, timeline.rounds())
+    timeline.program()
 }
 
 /// The trees span the other ranks; the root reduces the results of the tree roots.
 pub(super) fn reduce(ctx: &RankContext) -> Option<Program> {
     let mut timeline = StepTimeline::default();
+    let last = 2 * height(ctx.ranks - 1);
     let Some(group) = others(ctx) else {
-        let last = 2 * height(ctx.ranks - 1);
+        timeline.copies.push(copy(Input, Output, 0..2 * SEGMENTS));
         for (tree, rank) in tree_roots(ctx) {
-            let received = |s| reduced(rank, Output, block(tree, s));
-            timeline.each_segment(|s| last + s, received);
+            timeline.each_segment(last, |s| reduced(rank, Output, block(tree, s)));
         }
-        let first = copy_round(Input, Output, 0..2 * SEGMENTS);
-        return equal_blocks(2 * SEGMENTS, first.into_iter().chain(timeline.rounds()).collect());
+        return timeline.program();
     };
-    let trees = trees(&group);
-    let first = trees.iter().flat_map(|tree| tree.input_copy(Scratch)).collect();
-    for tree in &trees {
-        timeline.up(tree, Scratch);
+    for tree in trees(&group) {
+        timeline.up(&tree, Scratch);
         if tree.parent(tree.me).is_none() {
-            let from = if tree.is_leaf(tree.me) { Input } else { Scratch };
-            let sent = |s| send(ctx.root, from, tree.block(s));
-            timeline.each_segment(|s| 2 * tree.height() + s, sent);
+            let from = if tree.is_leaf() { Input } else { Scratch };
+            timeline.each_segment(last, |s| send(ctx.root, from, tree.block(s)));
         }
     }
-    equal_blocks(2 * SEGMENTS, [first].into_iter().chain(timeline.rounds()).collect())
+    timeline.program()
 }
 
 /// All ranks but the root, if this rank is not the root.
@@ -135,10 +124,6 @@ struct BinaryTree<'a> {
 }
 
 impl BinaryTree<'_> {
-    fn height(&self) -> u32 {
-        height(self.group.size())
-    }
-
     /// Height of a position above the leaf level.
     fn level(position: u32) -> u32 {
         position.trailing_zeros()
@@ -152,18 +137,9 @@ impl BinaryTree<'_> {
         (parent > 0).then_some(parent)
     }
 
-    fn left(position: u32) -> Option<u32> {
-        let half = (1 << Self::level(position)) / 2;
-        (half > 0).then_some(position - half)
-    }
-
-    fn right(&self, position: u32) -> Option<u32> {
-        let below = (0..Self::level(position)).rev().map(|k| position + (1 << k));
-        below.into_iter().find(|&child| child <= self.group.size())
-    }
-
-    fn is_leaf(&self, position: u32) -> bool {
-        position % 2 == 1
+    /// Whether this rank has no children.
+    fn is_leaf(&self) -> bool {
+        self.me % 2 == 1
     }
 
     fn rank(&self, position: u32) -> u32 {
@@ -174,21 +150,13 @@ impl BinaryTree<'_> {
         block(self.index, segment)
     }
 
-    /// The copy of this rank's contribution to the buffer in which it reduces its children.
-    fn input_copy(&self, work: BufferKind) -> Option<ProgramStep> {
-        let blocks = self.block(0).start..self.block(SEGMENTS - 1).end;
-        (!self.is_leaf(self.me)).then(|| copy(Input, work, blocks))
-    }
-
     /// This rank's children, each with its side: 0 for left, 1 for right.
     fn children(&self) -> impl Iterator<Item = (u32, u32)> {
-        let left = Self::left(self.me).map(|child| (child, 0));
-        left.into_iter().chain(self.right(self.me).map(|child| (child, 1)))
-    }
-
-    /// 1 if this rank is the right child of its parent.
-    fn side(&self) -> u32 {
-        self.parent(self.me).map_or(0, |parent| u32::from(self.me > parent))
+        let half = (1 << Self::level(self.me)) / 2;
+        let left = (half > 0).then(|| self.me - half);
+        let below = (0..Self::level(self.me)).rev().map(|k| self.me + (1 << k));
+        let right = below.into_iter().find(|&child| child <= self.group.size());
+        left.into_iter().zip([0]).chain(right.into_iter().zip([1]))
     }
 
     /// Distance to the root.
@@ -198,28 +166,36 @@ impl BinaryTree<'_> {
     }
 }
 
-/// Steps with their time slots. A block advances one level per slot. On the way up, right children
-/// are one slot later, because a parent must not reduce the same block from both children at once.
+/// Steps with their time slots, after the first copies. A block advances one level per slot. On the
+/// way up, right children are one slot later, because a parent must not reduce the same block from
+/// both children at once.
 #[derive(Default)]
 struct StepTimeline {
+    copies: Round,
     steps: Vec<(u32, ProgramStep)>,
 }
 
 impl StepTimeline {
-    fn each_segment(&mut self, time: impl Fn(u32) -> u32, step: impl Fn(u32) -> ProgramStep) {
-        self.steps.extend((0..SEGMENTS).map(|s| (time(s), step(s))));
+    /// One step per segment, in consecutive slots from `start`.
+    fn each_segment(&mut self, start: u32, step: impl Fn(u32) -> ProgramStep) {
+        self.steps.extend((0..SEGMENTS).map(|s| (start + s, step(s))));
     }
 
-    /// Reduces to the tree's root, in `work`.
+    /// Reduces to the tree's root, in `work`, to which inner nodes copy their contribution.
     fn up(&mut self, tree: &BinaryTree, work: BufferKind) {
+        if !tree.is_leaf() {
+            let blocks = tree.block(0).start..tree.block(SEGMENTS - 1).end;
+            self.copies.push(copy(Input, work, blocks));
+        }
         for (child, side) in tree.children() {
             let received = |s| reduced(tree.rank(child), work, tree.block(s));
-            self.each_segment(|s| 2 * BinaryTree::level(child) + side + s, received);
+            self.each_segment(2 * BinaryTree::level(child) + side, received);
         }
         if let Some(parent) = tree.parent(tree.me) {
-            let from = if tree.is_leaf(tree.me) { Input } else { work };
+            let from = if tree.is_leaf() { Input } else { work };
+            let side = u32::from(tree.me > parent);
             let sent = |s| send(tree.rank(parent), from, tree.block(s));
-            self.each_segment(|s| 2 * BinaryTree::level(tree.me) + tree.side() + s, sent);
+            self.each_segment(2 * BinaryTree::level(tree.me) + side, sent);
         }
     }
 
@@ -228,19 +204,20 @@ impl StepTimeline {
         let depth = tree.depth();
         if let Some(parent) = tree.parent(tree.me) {
             let received = |s| receive(tree.rank(parent), Output, tree.block(s));
-            self.each_segment(|s| start + depth - 1 + s, received);
+            self.each_segment(start + depth - 1, received);
         }
         for (child, _) in tree.children() {
             let forwarded = |s| send(tree.rank(child), Output, tree.block(s));
-            self.each_segment(|s| start + depth + s, forwarded);
+            self.each_segment(start + depth, forwarded);
         }
     }
 
-    /// One round per time slot.
-    fn rounds(mut self) -> Vec<Round> {
+    /// The copies, then one round per time slot.
+    fn program(mut self) -> Option<Program> {
         self.steps.sort_by_key(|(time, _)| *time);
-        let same = self.steps.chunk_by(|(a, _), (b, _)| a == b);
-        same.map(|round| round.iter().map(|(_, step)| step.clone()).collect()).collect()
+        let slots = self.steps.chunk_by(|(a, _), (b, _)| a == b);
+        let rounds = slots.map(|slot| slot.iter().map(|(_, step)| step.clone()).collect());
+        equal_blocks(2 * SEGMENTS, [self.copies].into_iter().chain(rounds).collect())
     }
 }
 
@@ -258,7 +235,7 @@ mod tests {
                 assert!(inner <= 1, "{me} of {n}");
                 for tree in &trees {
                     assert_eq!(member(tree.index, tree.me, n), me);
-                    assert!(tree.depth() <= 2 * tree.height());
+                    assert!(tree.depth() <= 2 * height(n));
                 }
             }
         }

@@ -1,16 +1,17 @@
 //! Checks each round on its own: valid block ranges and no conflicting accesses.
 
+use std::collections::HashMap;
+
 use super::rank_buffers::RankBuffers;
 use super::{CheckError, Defect, wrong};
 use crate::CallKind;
-use crate::schedule::BufferKind::{self, Input, Output, Scratch};
+use crate::schedule::BufferKind::{self, Input, Output};
 use crate::schedule::{BlockRange, Program, ProgramStep, Round};
 
 pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(), CheckError> {
     let ranks = programs.len() as u32;
     let Some(first) = programs.first() else { return Ok(()) };
     let blocks = first.blocks.count(ranks);
-    let mut last_writes = LastWrites::new(blocks as usize);
     for (rank, program) in programs.iter().enumerate() {
         let rank = rank as u32;
         if program.blocks != first.blocks {
@@ -19,8 +20,8 @@ pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(
         let buffers = RankBuffers { kind, ranks, rank, root, blocks };
         for (at, round) in program.rounds.iter().enumerate() {
             let one = round.iter().try_for_each(|step| check_step(&buffers, step));
-            one.and_then(|()| last_writes.check(&buffers, round))
-                .or_else(|p| wrong(rank, at, p))?;
+            let conflicts = one.and_then(|()| check_conflicts(&buffers, round));
+            conflicts.or_else(|p| wrong(rank, at, p))?;
         }
     }
     Ok(())
@@ -40,7 +41,8 @@ fn check_step(buffers: &RankBuffers, step: &ProgramStep) -> Result<(), Defect> {
     }
     if let Some(range) = step.writes() {
         if range.buffer == Input && !range.blocks.is_empty() {
-            return Err(missing(range.buffer, range.blocks.start, "written"));
+            let block = range.blocks.start;
+            return Err(Defect::InvalidBlock { buffer: Input, block, used: "written" });
         }
         check_range(buffers, range, "written")?;
     }
@@ -57,71 +59,34 @@ fn check_range(
         return Ok(());
     }
     let block = if available.contains(&blocks.start) { available.end } else { blocks.start };
-    Err(missing(range.buffer, block, used))
+    Err(Defect::InvalidBlock { buffer: range.buffer, block, used })
 }
 
-fn missing(buffer: BufferKind, block: u32, used: &'static str) -> Defect {
-    Defect::InvalidBlock { buffer, block, used }
-}
-
-/// The round in which each output and scratch block was last written. Rounds are numbered across
-/// all ranks, so that nothing needs to be reset.
-struct LastWrites {
-    round: u64,
-    output: Vec<u64>,
-    scratch: Vec<u64>,
-    /// The same for output blocks that are only copied from the input, which is a no-op in place.
-    copied_input: Vec<u64>,
-}
-
-impl LastWrites {
-    fn new(blocks: usize) -> Self {
-        let none = || vec![0; blocks];
-        Self { round: 0, output: none(), scratch: none(), copied_input: none() }
-    }
-
-    fn check(&mut self, buffers: &RankBuffers, round: &Round) -> Result<(), Defect> {
-        self.round += 1;
-        round.iter().try_for_each(|step| self.write(step))?;
-        // A reduction reads and writes its destination in one step.
-        let reads = round.iter().filter(|step| !matches!(step, ProgramStep::Receive { .. }));
-        reads.filter_map(ProgramStep::reads).try_for_each(|range| self.read(buffers, range))
-    }
-
-    fn write(&mut self, step: &ProgramStep) -> Result<(), Defect> {
-        let Some(BlockRange { buffer, blocks }) = step.writes() else { return Ok(()) };
-        let last_writes = if *buffer == Output { &mut self.output } else { &mut self.scratch };
+/// Checks that no step of a round accesses a block that another one writes.
+fn check_conflicts(buffers: &RankBuffers, round: &Round) -> Result<(), Defect> {
+    // The written blocks, and whether they are only copied from the input, a no-op in place.
+    let mut written: HashMap<(BufferKind, u32), bool> = HashMap::new();
+    for step in round {
+        let Some(BlockRange { buffer, blocks }) = step.writes() else { continue };
+        let input = BlockRange { buffer: Input, blocks: blocks.clone() };
+        let output = BlockRange { buffer: Output, blocks: blocks.clone() };
+        let copied_input = *step == ProgramStep::Copy { from: input, to: output };
         for block in blocks.clone() {
-            if std::mem::replace(&mut last_writes[block as usize], self.round) == self.round {
+            if written.insert((*buffer, block), copied_input).is_some() {
                 return Err(Defect::WrittenTwice { buffer: *buffer, block });
             }
         }
-        if let ProgramStep::Copy { from, to } = step
-            && (from.buffer, to.buffer) == (Input, Output)
-            && from.blocks == to.blocks
-        {
-            blocks.clone().for_each(|block| self.copied_input[block as usize] = self.round);
-        }
-        Ok(())
     }
-
-    fn read(&self, buffers: &RankBuffers, range: &BlockRange) -> Result<(), Defect> {
-        let buffer = range.buffer;
-        let written = |block: &u32| {
-            let at = *block as usize;
-            match buffer {
-                Output => self.output[at] == self.round,
-                Scratch => self.scratch[at] == self.round,
-                Input => {
-                    buffers.aliased(*block)
-                        && self.output[at] == self.round
-                        && self.copied_input[at] != self.round
-                }
-            }
+    // A reduction reads and writes its destination in one step.
+    let reads = round.iter().filter(|step| !matches!(step, ProgramStep::Receive { .. }));
+    for BlockRange { buffer, blocks } in reads.filter_map(ProgramStep::reads) {
+        let is_written = |block: &u32| match buffer {
+            Input => buffers.aliased(*block) && written.get(&(Output, *block)) == Some(&false),
+            _ => written.contains_key(&(*buffer, *block)),
         };
-        match range.blocks.clone().find(written) {
-            Some(block) => Err(Defect::ReadWhileWritten { buffer, block }),
-            None => Ok(()),
+        if let Some(block) = blocks.clone().find(is_written) {
+            return Err(Defect::ReadWhileWritten { buffer: *buffer, block });
         }
     }
+    Ok(())
 }
