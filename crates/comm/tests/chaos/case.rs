@@ -160,6 +160,15 @@ impl ChaosCase {
         self.nodes.len()
     }
 
+    pub fn all_ranks(&self) -> Vec<usize> {
+        (0..self.ranks()).collect()
+    }
+
+    /// Whether a rank exists and runs on this host.
+    pub fn is_on(&self, rank: usize, host: &str) -> bool {
+        rank < self.ranks() && self.host(rank) == host
+    }
+
     pub fn host(&self, rank: usize) -> String {
         format!("node{}", self.nodes[rank] + 1)
     }

@@ -14,34 +14,21 @@ const SLACK: Duration = Duration::from_secs(3);
 
 /// Checks the outcomes of all ranks.
 pub fn all(case: &ChaosCase, outcomes: &[Option<RankOutcome>]) -> Result<(), String> {
-    let list = || {
-        let line = |(rank, outcome): (usize, &Option<RankOutcome>)| match outcome {
-            Some(outcome) => format!("  rank {rank}: {outcome:?}\n"),
-            None => format!("  rank {rank}: no outcome\n"),
-        };
-        outcomes.iter().enumerate().map(line).collect::<String>()
-    };
-    let failed = |why: String| Err(format!("{why}\n{}", list()));
-    let dies = |rank: usize| {
+    let checked = outcomes.iter().enumerate().try_for_each(|(rank, outcome)| {
         let deadly = [Fault::Killed, Fault::KilledInBootstrap, Fault::Exited, Fault::Stopped];
-        deadly.contains(&case.fault) && rank == case.victim
-    };
-    for (rank, outcome) in outcomes.iter().enumerate() {
-        match outcome {
-            None if dies(rank) => {}
-            None => return failed(format!("rank {rank} has no outcome")),
-            Some(_) if dies(rank) => return failed(format!("rank {rank} survived")),
-            Some(outcome) => {
-                if let Err(why) = check_rank(case, rank, outcome) {
-                    return failed(format!("rank {rank}: {why}"));
-                }
-            }
-        }
-    }
-    if !outcomes_agree(case, outcomes) {
-        return failed("the ranks report different errors".to_owned());
-    }
-    Ok(())
+        let dies = deadly.contains(&case.fault) && rank == case.victim;
+        let result = match outcome {
+            None if dies => Ok(()),
+            None => Err("no outcome".to_owned()),
+            Some(_) if dies => Err("survived".to_owned()),
+            Some(outcome) => check_rank(case, rank, outcome),
+        };
+        result.map_err(|why| format!("rank {rank}: {why}"))
+    });
+    let agree = outcomes_agree(case, outcomes).then_some(());
+    let checked =
+        checked.and_then(|()| agree.ok_or_else(|| "the ranks report different errors".to_owned()));
+    checked.map_err(|why| format!("{why}\n{outcomes:#?}"))
 }
 
 fn check_rank(case: &ChaosCase, rank: usize, outcome: &RankOutcome) -> Result<(), String> {
@@ -61,18 +48,14 @@ fn check_rank(case: &ChaosCase, rank: usize, outcome: &RankOutcome) -> Result<()
     if case.survivors().contains(&rank) && outcome.rejoin != "ok" {
         return Err(format!("cannot join again: {}", outcome.rejoin));
     }
-    if let Some((named, host)) =
-        outcome.named.iter().find(|(r, host)| *r >= case.ranks() || case.host(*r) != *host)
-    {
+    if let Some((named, host)) = outcome.named.iter().find(|(r, host)| !case.is_on(*r, host)) {
         return Err(format!("rank {named} is not on {host}"));
     }
     if is_cut_off(case, rank) || is_reported_late(case, outcome) {
         return Ok(());
     }
-    match names_cause(case, kind, outcome) {
-        true => Ok(()),
-        false => Err("the error does not name the cause".to_owned()),
-    }
+    let named = names_cause(case, kind, outcome);
+    named.then_some(()).ok_or_else(|| "the error does not name the cause".to_owned())
 }
 
 /// The time limit of a failing call: the timeout under test plus the time for rank 0 to diagnose it.
@@ -114,14 +97,15 @@ fn names_cause(case: &ChaosCase, kind: &str, outcome: &RankOutcome) -> bool {
     let splits = case.script.iter().any(|step| step.in_split);
     let on_victims_node = outcome.ranks().iter().any(|r| node(*r) == node(case.victim));
     match case.fault {
-        Fault::Killed | Fault::Exited => kind == "RankLost" && victim,
+        Fault::Killed | Fault::Exited | Fault::Stopped | Fault::Resumed => {
+            kind == "RankLost" && victim
+        }
         // During the bootstrap some ranks only see that the victim does not register.
         Fault::KilledInBootstrap => {
             let named = victim || outcome.text.contains(&format!("rank {}", case.victim));
             // An error of `split` may name ranks of the new communicator.
             matches!(kind, "RankLost" | "Bootstrap" | "Aborted") && (named || case.colours > 1)
         }
-        Fault::Stopped | Fault::Resumed => kind == "RankLost" && victim,
         Fault::Aborted => kind == "Aborted" && victim,
         // And no other rank.
         Fault::Late => kind == "Timeout" && outcome.ranks() == [case.victim],

@@ -25,7 +25,7 @@ const REASON: &str = "because of <";
 
 impl RankOutcome {
     /// The outcome of an error in a communicator of these global ranks.
-    pub fn of(error: &CommError, members: &[usize], took_ms: u64) -> Self {
+    pub fn of(error: &CommError, members: &[usize]) -> Self {
         let name = |peer: &regatta_comm::error::Peer| {
             let rank = peer.rank as usize;
             let global = || members.get(rank).copied().unwrap_or(usize::MAX);
@@ -46,13 +46,8 @@ impl RankOutcome {
             CommError::Bootstrap { .. } => ("Bootstrap", Vec::new()),
             CommError::System { .. } => ("System", Vec::new()),
         };
-        Self {
-            kind: Some(kind.to_owned()),
-            named,
-            took_ms,
-            text: error.to_string(),
-            ..Self::default()
-        }
+        let (kind, text) = (Some(kind.to_owned()), error.to_string());
+        Self { kind, named, text, ..Self::default() }
     }
 
     /// The global ranks named in the error.
@@ -78,9 +73,8 @@ impl RankOutcome {
         format!("\n{MARK}{}", serde_json::to_string(self).unwrap())
     }
 
-    /// Parses the outcome in a rank's output.
-    pub fn read(output: &str) -> Option<Self> {
-        let line = output.lines().find_map(|line| line.strip_prefix(MARK))?;
-        Some(serde_json::from_str(line).unwrap())
+    /// Parses a line of a rank's output.
+    pub fn read(line: &str) -> Option<Self> {
+        line.strip_prefix(MARK).map(|outcome| serde_json::from_str(outcome).unwrap())
     }
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use regatta_comm::{
-    Buffer, Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, OwnedCall,
-    Pending, ReduceOp, Result, bootstrap, hierarchical,
+    Call, CallKind, Collectives, Comm, CommError, Communicator, Counts, DType, OwnedCall, Pending,
+    ReduceOp, Result, bootstrap, hierarchical,
 };
 use regatta_wire::secret::Secret;
 use rustix::process::{Signal, getpid, kill_process};
@@ -40,7 +40,6 @@ fn rank_main() {
     let rank: usize = variable(RANK).parse().unwrap();
     let dir = PathBuf::from(variable(DIRECTORY));
     let before = (count("/proc/self/task", ""), count("/proc/self/fd", "socket"));
-    let all_ranks: Vec<usize> = (0..case.ranks()).collect();
     if case.fault == Fault::KilledInBootstrap && rank == case.victim {
         // Rank 0 must have published its port; without it the other ranks do not even connect.
         let port = dir.join("first-port");
@@ -52,9 +51,9 @@ fn rank_main() {
             raise(Signal::KILL);
         });
     }
-    let mut outcome = match join(&case, rank, &all_ranks, &dir, "first") {
+    let mut outcome = match join(&case, rank, &case.all_ranks(), &dir, "first") {
         Ok(world) => RankDriver::new(&case, rank, world).drive(),
-        Err(error) => RankOutcome::of(&error, &all_ranks, 0),
+        Err(error) => RankOutcome::of(&error, &case.all_ranks()),
     };
     if outcome.kind.is_some() && case.survivors().contains(&rank) {
         outcome.rejoin = rejoin(&case, rank, &dir);
@@ -118,9 +117,8 @@ fn rejoin(case: &ChaosCase, rank: usize, dir: &Path) -> String {
 pub fn timeouts(case: &ChaosCase) -> (Duration, Duration) {
     let (short, long) = (Duration::from_secs(4), LONG);
     match case.fault {
-        Fault::Stopped | Fault::Resumed => (short, long),
         Fault::Mismatch(_) | Fault::Late => (long, short),
-        Fault::NodeCut | Fault::LinkCut { .. } => (short, long),
+        Fault::Stopped | Fault::Resumed | Fault::NodeCut | Fault::LinkCut { .. } => (short, long),
         Fault::SlowNode | Fault::AllPaused => (short, short),
         _ => (long, long),
     }
@@ -138,7 +136,6 @@ fn join(
     let in_bootstrap = case.fault == Fault::KilledInBootstrap && name == "first";
     let join_timeout = if in_bootstrap { Duration::from_secs(5) } else { LONG };
     let comm_rank = members.iter().position(|member| *member == rank).unwrap() as u32;
-    let debug = case.debug;
     let secret = std::fs::read_to_string(dir.join(format!("{name}-secret"))).unwrap();
     let file = dir.join(format!("{name}-port"));
     let listener =
@@ -158,7 +155,7 @@ fn join(
         join_timeout,
         lost_after,
         desync_after,
-        debug,
+        debug: case.debug,
         ..bootstrap::BootstrapConfig::new(comm_rank, members.len() as u32, &master, port, secret)
     };
     match case.comm {
@@ -187,47 +184,35 @@ impl<'a> RankDriver<'a> {
 
     /// Runs steps until one fails or the case is over.
     fn drive(&mut self) -> RankOutcome {
-        let colour = Some(self.rank as u32 % self.case.colours);
-        let all_ranks: Vec<usize> = (0..self.case.ranks()).collect();
-        match self.world.split(colour, 0) {
+        match self.world.split(Some(self.rank as u32 % self.case.colours), 0) {
             Ok(split) => self.split = split,
-            Err(error) => return self.split_outcome(&error),
-        }
-        let mut number = 0;
-        loop {
-            let start = Instant::now();
-            if let Err(outcome) = self.run_step(number) {
-                let took_ms = start.elapsed().as_millis() as u64;
-                return self.abort_all(RankOutcome { took_ms, ..*outcome });
+            Err(error) => {
+                let outcome = self.split_outcome(&error);
+                return self.abort_all(outcome);
             }
-            if number % self.case.script.len() == 0 {
-                match self.should_continue(number) {
-                    Ok(true) => {}
-                    Ok(false) => return RankOutcome::default(),
-                    Err(error) => {
-                        let took = start.elapsed().as_millis() as u64;
-                        let outcome = RankOutcome::of(&error, &all_ranks, took);
-                        return self.abort_all(outcome);
-                    }
+        }
+        for number in 0.. {
+            let start = Instant::now();
+            match self.run_step(number).and_then(|()| self.should_continue(number)) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(outcome) => {
+                    let took_ms = start.elapsed().as_millis() as u64;
+                    return self.abort_all(RankOutcome { took_ms, ..*outcome });
                 }
             }
-            number += 1;
         }
+        RankOutcome::default()
     }
 
     /// An error of `split` names ranks of the parent or of the new communicator.
-    fn split_outcome(&mut self, error: &CommError) -> RankOutcome {
-        let all_ranks: Vec<usize> = (0..self.case.ranks()).collect();
+    fn split_outcome(&self, error: &CommError) -> RankOutcome {
+        let in_parent = RankOutcome::of(error, &self.case.all_ranks());
         let split = self.case.members(self.rank, ChaosStep { in_split: true, ..self.case.step(0) });
-        let exists = |(rank, host): &(usize, String)| {
-            *rank < all_ranks.len() && self.case.host(*rank) == *host
-        };
-        let in_parent = RankOutcome::of(error, &all_ranks, 0);
-        let outcome = match in_parent.named.iter().all(exists) {
+        match in_parent.named.iter().all(|(rank, host)| self.case.is_on(*rank, host)) {
             true => in_parent,
-            false => RankOutcome::of(error, &split, 0),
-        };
-        self.abort_all(outcome)
+            false => RankOutcome::of(error, &split),
+        }
     }
 
     /// Aborts all communicators, as an application should, so no rank waits for this one.
@@ -246,8 +231,11 @@ impl<'a> RankDriver<'a> {
         outcome
     }
 
-    /// Whether to run more steps, decided by rank 0.
-    fn should_continue(&self, number: usize) -> Result<bool> {
+    /// Whether to run more steps, decided by rank 0 after each run of the script.
+    fn should_continue(&self, number: usize) -> Result<bool, Box<RankOutcome>> {
+        if number % self.case.script.len() != 0 {
+            return Ok(true);
+        }
         let enough = match self.case.fault {
             Fault::Paused => Duration::from_secs(2),
             // Longer than the pause.
@@ -258,7 +246,8 @@ impl<'a> RankDriver<'a> {
         let more = number < self.case.at + 8 || self.started.elapsed() < enough;
         // An all-reduce instead of a broadcast keeps the ranks in step.
         let mut flag = [u8::from(more || self.rank != 0)];
-        self.world.all_reduce(&mut flag, ReduceOp::Min)?;
+        let done = self.world.all_reduce(&mut flag, ReduceOp::Min);
+        done.map_err(|error| Box::new(RankOutcome::of(&error, &self.case.all_ranks())))?;
         Ok(flag[0] != 0)
     }
 
@@ -267,8 +256,6 @@ impl<'a> RankDriver<'a> {
             self.trigger_fault();
         }
         let step = self.case.step_of(number, self.rank);
-        let members = self.case.members(self.rank, step);
-        let failed = |error: CommError| Box::new(RankOutcome::of(&error, &members, 0));
         if step.background {
             self.pending.push((self.comm(step).start(owned(step, self.comm(step))), number));
             return if self.pending.len() < 3 { Ok(()) } else { self.wait_pending() };
@@ -280,7 +267,7 @@ impl<'a> RankDriver<'a> {
             }
             None => ring(self.comm(step), step.count),
         };
-        done.map_err(failed)?;
+        done.map_err(|error| self.outcome(step, &error))?;
         self.wait_pending()
     }
 
@@ -288,10 +275,14 @@ impl<'a> RankDriver<'a> {
     fn wait_pending(&mut self) -> Result<(), Box<RankOutcome>> {
         for (pending, number) in std::mem::take(&mut self.pending) {
             let step = self.case.step_of(number, self.rank);
-            let members = self.case.members(self.rank, step);
-            pending.wait().map_err(|error| Box::new(RankOutcome::of(&error, &members, 0)))?;
+            pending.wait().map_err(|error| self.outcome(step, &error))?;
         }
         Ok(())
+    }
+
+    /// The outcome of a failed step.
+    fn outcome(&self, step: ChaosStep, error: &CommError) -> Box<RankOutcome> {
+        Box::new(RankOutcome::of(error, &self.case.members(self.rank, step)))
     }
 
     fn comm(&self, step: ChaosStep) -> &dyn Comm {
@@ -331,19 +322,15 @@ impl<'a> RankDriver<'a> {
 
 /// The call of a step.
 fn owned(step: ChaosStep, comm: &dyn Comm) -> OwnedCall {
-    let kind = step.kind.unwrap_or(CallKind::Barrier);
     let ChaosStep { dtype, op, root, count, .. } = step;
-    let call = OwnedCall::new(kind, dtype, Counts::Equal(count), Buffer::zeroed(0));
-    let mut call = OwnedCall { op, root, ..call };
-    let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
-    if !matches!(kind, CallKind::Broadcast | CallKind::Barrier) {
-        call.input = Some(Buffer::zeroed(0));
-        let input = call.as_call().lengths(rank, ranks).0;
-        call.input = Some(comm.buffer(input * dtype.size()));
-    }
-    let output = call.as_call().lengths(rank, ranks).1;
-    call.output = comm.buffer(output * dtype.size());
-    call
+    let (kind, counts) = (step.kind.unwrap_or(CallKind::Barrier), Counts::Equal(count));
+    let has_input = !matches!(kind, CallKind::Broadcast | CallKind::Barrier);
+    let empty = Call::new(kind, dtype, counts.clone(), &mut []);
+    let empty = Call { root, input: has_input.then_some(&[]), ..empty };
+    let (input, output) = empty.lengths(comm.rank() as usize, comm.size() as usize);
+    let input = has_input.then(|| comm.buffer(input * dtype.size()));
+    let output = comm.buffer(output * dtype.size());
+    OwnedCall { op, root, input, ..OwnedCall::new(kind, dtype, counts, output) }
 }
 
 /// A ring exchange: sends to the right and receives from the left.

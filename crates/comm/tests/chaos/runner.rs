@@ -22,8 +22,8 @@ const TIMEOUT: Duration = Duration::from_secs(75);
 enum RankEvent {
     /// The fault is to be injected now.
     Inject,
-    /// A rank exited with this output.
-    Exited(usize, String),
+    /// A rank exited, perhaps with an outcome.
+    Exited(usize, Option<RankOutcome>),
 }
 
 /// A directory, removed on drop.
@@ -38,10 +38,8 @@ impl Drop for TempDir {
 /// The directory through which the ranks of a case exchange secrets and ports.
 fn temp_dir(case: &ChaosCase, cluster: Option<&Cluster>) -> TempDir {
     let name = format!("chaos-{}-{}", std::process::id(), case.seed);
-    let path = match cluster {
-        Some(cluster) => cluster.shared().join(name),
-        None => std::env::temp_dir().join(name),
-    };
+    let path =
+        cluster.map_or_else(std::env::temp_dir, |cluster| cluster.shared().into()).join(name);
     std::fs::create_dir_all(&path).unwrap();
     for name in ["first", "rejoin"] {
         let secret = Secret::generate().unwrap().to_hex();
@@ -124,9 +122,9 @@ impl World {
             let rest = until.saturating_duration_since(Instant::now());
             match self.events.recv_timeout(rest) {
                 Ok(RankEvent::Inject) => inject::inject(case, cluster, &self.children),
-                Ok(RankEvent::Exited(rank, text)) => {
+                Ok(RankEvent::Exited(rank, outcome)) => {
                     open.retain(|open| *open != rank);
-                    outcomes[rank] = RankOutcome::read(&text);
+                    outcomes[rank] = outcome;
                 }
                 Err(_) => return Err(format!("ranks {open:?} hang; outcomes: {outcomes:?}")),
             }
@@ -149,14 +147,13 @@ impl World {
 fn read_events(rank: usize, child: &mut Child, sender: Sender<RankEvent>) {
     let output = child.stdout.take().unwrap();
     std::thread::spawn(move || {
-        let mut text = String::new();
+        let mut outcome = None;
         for line in BufReader::new(output).lines().map_while(Result::ok) {
             if line == INJECT {
                 let _ = sender.send(RankEvent::Inject);
             }
-            text.push_str(&line);
-            text.push('\n');
+            outcome = outcome.or_else(|| RankOutcome::read(&line));
         }
-        let _ = sender.send(RankEvent::Exited(rank, text));
+        let _ = sender.send(RankEvent::Exited(rank, outcome));
     });
 }
