@@ -34,8 +34,15 @@ pub fn any_case() -> impl Strategy<Value = Case> {
     })
 }
 
-/// All combinations with a few element counts, each with a hash by which a sample is drawn.
-pub fn all_combinations(ranks: u32) -> Vec<(u64, Case)> {
+/// A sample of all combinations: this fraction of them.
+pub fn sample(ranks: u32, fraction: f64) -> Vec<Case> {
+    let drawn = |case: &Case| (case.seed as f64 / u64::MAX as f64) < fraction;
+    let some = all_combinations(ranks).into_iter().filter(drawn);
+    some.map(|case| case.for_ranks(ranks as usize)).collect()
+}
+
+/// All combinations with a few element counts, each with a seed by which a sample is drawn.
+pub fn all_combinations(ranks: u32) -> Vec<Case> {
     let mut all = Vec::new();
     for kind in CallKind::ALL {
         let ops = if kind.reduces() { &ReduceOp::ALL[..] } else { &ReduceOp::ALL[..1] };
@@ -47,8 +54,7 @@ pub fn all_combinations(ranks: u32) -> Vec<(u64, Case)> {
                     let shapes = [Sizes::Equal(count), Sizes::Uneven(count)];
                     for sizes in shapes.into_iter().take(1 + usize::from(uneven)) {
                         let seed = hash64(all.len() as u64 * 32 + u64::from(ranks));
-                        let case = Case { kind, dtype, op, root, sizes, in_place, seed };
-                        all.push((seed, case));
+                        all.push(Case { kind, dtype, op, root, sizes, in_place, seed });
                     }
                 }
             }
