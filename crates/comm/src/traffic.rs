@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::comm::delegate_queries;
+use crate::schedule::equal_block;
 use crate::{Call, CallKind, Comm, Counts, Event, OwnedCall, Pending, Result};
 
 /// The number of elements that a rank sends in a call. The root is that of [`Call`].
@@ -25,15 +26,15 @@ use crate::{Call, CallKind, Comm, Counts, Event, OwnedCall, Pending, Result};
 /// | send | S |
 /// | barrier, receive | nothing |
 ///
-/// The parts of an all-reduce are those of [`shard_len`]. The sum over all ranks is exact even if the
-/// parts differ.
+/// The parts of an all-reduce are those of [`equal_block`]. The sum over all ranks is exact even if
+/// the parts differ.
 pub fn elements_sent(kind: CallKind, counts: &Counts, root: u32, rank: u32, ranks: u32) -> u64 {
     let (own, n) = (rank as usize, ranks as usize);
     let (mine, all) = (counts.of(own) as u64, counts.total(n) as u64);
     let (others, is_root) = (u64::from(ranks) - 1, rank == root);
     match kind {
         CallKind::AllReduce => {
-            let part = shard_len(mine, rank, ranks);
+            let part = equal_block(counts.of(own), ranks, rank).len() as u64;
             mine - part + others * part
         }
         CallKind::ReduceScatter => all - mine,
@@ -47,12 +48,6 @@ pub fn elements_sent(kind: CallKind, counts: &Counts, root: u32, rank: u32, rank
         CallKind::Send if !is_root => mine,
         _ => 0,
     }
-}
-
-/// The size of a rank's shard of `elements`. The first ranks have one more if it does not divide.
-pub fn shard_len(elements: u64, rank: u32, ranks: u32) -> u64 {
-    let (each, remainder) = (elements / u64::from(ranks), elements % u64::from(ranks));
-    each + u64::from(u64::from(rank) < remainder)
 }
 
 /// The live counters of a communicator.
@@ -87,7 +82,7 @@ impl TrafficCounters {
     }
 }
 
-/// Counts at a point in time, or the difference of two.
+/// Counts at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TrafficSnapshot {
     calls: [u64; KINDS],
@@ -105,29 +100,15 @@ impl TrafficSnapshot {
         self.bytes[kind as usize]
     }
 
-    /// The number of calls of all kinds.
-    pub fn total_calls(&self) -> u64 {
-        self.calls.iter().sum()
-    }
-
     /// The bytes sent in calls of all kinds.
     pub fn total_bytes(&self) -> u64 {
         self.bytes.iter().sum()
     }
 
-    /// The difference to an earlier snapshot.
-    pub fn since(&self, before: &Self) -> Self {
-        self.zip(before, u64::wrapping_sub)
-    }
-
     /// The sum of two snapshots.
     pub fn plus(&self, other: &Self) -> Self {
-        self.zip(other, u64::wrapping_add)
-    }
-
-    fn zip(&self, other: &Self, op: fn(u64, u64) -> u64) -> Self {
-        let zip = |a: &[u64; KINDS], b: &[u64; KINDS]| std::array::from_fn(|i| op(a[i], b[i]));
-        Self { calls: zip(&self.calls, &other.calls), bytes: zip(&self.bytes, &other.bytes) }
+        let sum = |a: &[u64; KINDS], b: &[u64; KINDS]| std::array::from_fn(|i| a[i] + b[i]);
+        Self { calls: sum(&self.calls, &other.calls), bytes: sum(&self.bytes, &other.bytes) }
     }
 }
 
@@ -146,15 +127,6 @@ impl CountingComm {
     /// The counters, which outlive the communicator.
     pub fn counters(&self) -> Arc<TrafficCounters> {
         self.counters.clone()
-    }
-
-    /// [`Comm::split`] that returns the concrete type.
-    pub fn split_counting(&self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
-        let Some(split) = self.inner.split(colour, key)? else { return Ok(None) };
-        let split = Self::new(Arc::from(split));
-        let mut splits = self.counters.splits.lock().unwrap_or_else(PoisonError::into_inner);
-        splits.push(split.counters());
-        Ok(Some(split))
     }
 
     fn count(&self, call: &Call, times: u32) {
@@ -188,8 +160,11 @@ impl Comm for CountingComm {
     }
 
     fn split(&self, colour: Option<u32>, key: i64) -> Result<Option<Box<dyn Comm>>> {
-        let split = self.split_counting(colour, key)?;
-        Ok(split.map(|split| Box::new(split) as Box<dyn Comm>))
+        let Some(split) = self.inner.split(colour, key)? else { return Ok(None) };
+        let split = Self::new(Arc::from(split));
+        let mut splits = self.counters.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        splits.push(split.counters());
+        Ok(Some(Box::new(split)))
     }
 }
 
@@ -229,15 +204,20 @@ mod tests {
             comm.reduce(&mut [0f32; 2], ReduceOp::Max, 1).unwrap();
             comm.barrier().unwrap();
         });
-        // 2 * 3/4 of 32 bytes; 3/4 of 64; 3/4 of 12; three copies; three of four parts.
-        assert_eq!(bytes(&all, CallKind::AllReduce), [48; 4]);
-        assert_eq!(bytes(&all, CallKind::ReduceScatter), [48; 4]);
-        assert_eq!(bytes(&all, CallKind::AllGather), [9; 4]);
-        assert_eq!(bytes(&all, CallKind::Broadcast), [0, 0, 60, 0]);
-        assert_eq!(bytes(&all, CallKind::AllToAll), [36; 4]);
-        assert_eq!(bytes(&all, CallKind::Reduce), [8, 0, 8, 8]);
-        let calls = |sent: &TrafficSnapshot| (sent.total_calls(), sent.calls(CallKind::Barrier));
-        assert!(all.iter().map(calls).all(|calls| calls == (7, 1)));
+        let expected = [
+            // 2 * 3/4 of 32 bytes; 3/4 of 64; 3/4 of 12; three copies; three of four parts.
+            (CallKind::AllReduce, [48; 4]),
+            (CallKind::ReduceScatter, [48; 4]),
+            (CallKind::AllGather, [9; 4]),
+            (CallKind::Broadcast, [0, 0, 60, 0]),
+            (CallKind::AllToAll, [36; 4]),
+            (CallKind::Reduce, [8, 0, 8, 8]),
+            (CallKind::Barrier, [0; 4]),
+        ];
+        for (kind, sent) in expected {
+            assert_eq!(bytes(&all, kind), sent, "{kind}");
+            assert!(all.iter().all(|sent| sent.calls(kind) == 1), "{kind}");
+        }
     }
 
     #[test]
@@ -267,20 +247,17 @@ mod tests {
             comm.run_owned(&mut [sum()], 3).unwrap();
         });
         for sent in all {
-            assert_eq!((sent.calls(CallKind::Send), sent.bytes(CallKind::Send)), (2, 24));
-            assert_eq!((sent.calls(CallKind::Receive), sent.bytes(CallKind::Receive)), (2, 0));
-            assert_eq!((sent.calls(CallKind::AllReduce), sent.bytes(CallKind::AllReduce)), (4, 32));
+            let counts = |kind| (sent.calls(kind), sent.bytes(kind));
+            let kinds = [CallKind::Send, CallKind::Receive, CallKind::AllReduce];
+            assert_eq!(kinds.map(counts), [(2, 24), (2, 0), (4, 32)]);
         }
     }
 
     #[test]
     fn a_sub_communicator_has_its_own_counters() {
         let all = counted(4, |comm| {
-            let before = comm.counters().snapshot();
-            let pair = comm.split_counting(Some(comm.rank() % 2), 0).unwrap().unwrap();
+            let pair = comm.split(Some(comm.rank() % 2), 0).unwrap().unwrap();
             pair.all_reduce(&mut [0f32; 2], ReduceOp::Sum).unwrap();
-            assert_eq!(pair.counters().snapshot().total_bytes(), 8);
-            assert_eq!(comm.counters().snapshot().since(&before), TrafficSnapshot::default());
             assert_eq!(comm.counters().snapshot_with_splits().total_bytes(), 8);
         });
         assert!(all.iter().all(|sent| *sent == TrafficSnapshot::default()));
@@ -289,18 +266,22 @@ mod tests {
     proptest! {
         #[test]
         fn totals_over_all_ranks_match_the_formulas(elements in 0usize..1000, ranks in 1u32..20) {
-            let sum = |kind, counts: Counts<'_>| -> u64 {
-                (0..ranks).map(|rank| elements_sent(kind, &counts, 0, rank, ranks)).sum()
-            };
+            let counts = Counts::Equal(elements);
             let (s, others) = (elements as u64, u64::from(ranks) - 1);
-            prop_assert_eq!(sum(CallKind::AllReduce, Counts::Equal(elements)), 2 * others * s);
-            let total = s * u64::from(ranks);
-            prop_assert_eq!(sum(CallKind::ReduceScatter, Counts::Equal(elements)), others * total);
-            prop_assert_eq!(sum(CallKind::AllGather, Counts::Equal(elements)), others * total);
-            prop_assert_eq!(sum(CallKind::Broadcast, Counts::Equal(elements)), others * s);
-            prop_assert_eq!(sum(CallKind::Scatter, Counts::Equal(elements)), others * s);
-            prop_assert_eq!(sum(CallKind::Gather, Counts::Equal(elements)), others * s);
-            prop_assert_eq!(sum(CallKind::AllToAll, Counts::Equal(elements)), others * total);
+            let parts = others * s * u64::from(ranks);
+            let expected = [
+                (CallKind::AllReduce, 2 * others * s),
+                (CallKind::ReduceScatter, parts),
+                (CallKind::AllGather, parts),
+                (CallKind::Broadcast, others * s),
+                (CallKind::Scatter, others * s),
+                (CallKind::Gather, others * s),
+                (CallKind::AllToAll, parts),
+            ];
+            for (kind, total) in expected {
+                let sent = (0..ranks).map(|rank| elements_sent(kind, &counts, 0, rank, ranks));
+                prop_assert_eq!(sent.sum::<u64>(), total, "{}", kind);
+            }
         }
     }
 }
