@@ -8,7 +8,7 @@ use crate::comm::split_order;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
 use crate::error::Peer;
 use crate::reference::{all_to_all_v, expected_outputs};
-use crate::{Call, CallKind, CommError, Communicator, Counts, DType, Result, Signature};
+use crate::{Call, CallKind, CommError, Communicator, Counts, Result, Signature};
 
 /// The state shared by all ranks.
 struct World {
@@ -91,78 +91,56 @@ impl World {
         self.lock().aborted.get_or_insert((rank, why.to_owned()));
         self.changed.notify_all();
     }
-
-    fn depart(&self, rank: u32) {
-        self.lock().departed.insert(rank);
-        self.changed.notify_all();
-    }
 }
 
 impl WorldState {
     /// Computes the results once all ranks have called.
     fn complete_collective(&mut self, call: &Call, ranks: usize) {
-        let mut calls: Vec<_> = (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
+        let calls: Vec<_> = (0..ranks).filter_map(|r| self.calls.remove(&r)).collect();
         self.sequence += 1;
-        let mismatch = calls.iter().position(|c| c.signature != calls[0].signature);
-        if let Some(mismatch) = mismatch {
-            let error = CommError::CallMismatch {
-                sequence: self.sequence,
-                ours_by: World::peer(0),
-                ours: Box::new(calls[0].signature),
-                theirs_by: World::peer(mismatch as u32),
-                theirs: Box::new(calls[mismatch].signature),
-            };
-            self.results = (0..ranks).map(|r| (r, Err(error.clone()))).collect();
-            return;
-        }
-        let inputs: Vec<Vec<u8>> = calls.iter_mut().map(|c| std::mem::take(&mut c.input)).collect();
-        let pair_counts = |c: &Contribution| match &c.counts {
-            Counts::PerPair { send, receive } => Some((send.to_vec(), receive.to_vec())),
-            _ => None,
+        self.results = match outputs(call, self.sequence, calls) {
+            Ok(outputs) => outputs.into_iter().map(Ok).enumerate().collect(),
+            Err(error) => (0..ranks).map(|rank| (rank, Err(error.clone()))).collect(),
         };
-        let pair_counts: Option<Vec<_>> = calls.iter().map(pair_counts).collect();
-        let all = match pair_counts {
-            Some(pair_counts) => {
-                if let Some(error) = count_mismatch(call.dtype, &pair_counts) {
-                    self.results = (0..ranks).map(|r| (r, Err(error.clone()))).collect();
-                    return;
-                }
-                let send: Vec<Vec<usize>> = pair_counts.into_iter().map(|(send, _)| send).collect();
-                all_to_all_v(call.dtype, &send, &inputs)
-            }
-            None => {
-                let root = call.root as usize;
-                expected_outputs(call.kind, call.dtype, call.op, root, &calls[0].counts, &inputs)
-            }
-        };
-        self.results = all.into_iter().map(Ok).enumerate().collect();
     }
 }
 
-/// The first pair of ranks whose send and receive counts differ.
-fn count_mismatch(dtype: DType, pair_counts: &[(Vec<usize>, Vec<usize>)]) -> Option<CommError> {
-    let all = 0..pair_counts.len();
-    let mut each = all.clone().flat_map(|from| all.clone().map(move |to| (from, to)));
-    let (from, to) = each.find(|&(from, to)| pair_counts[from].0[to] != pair_counts[to].1[from])?;
-    Some(CommError::CountMismatch {
-        from: World::peer(from as u32),
-        to: World::peer(to as u32),
-        dtype,
-        sent: pair_counts[from].0[to] as u64,
-        expected: pair_counts[to].1[from] as u64,
-    })
+/// The outputs of all ranks.
+fn outputs(call: &Call, sequence: u64, calls: Vec<Contribution>) -> Result<Vec<Vec<u8>>> {
+    let signature = calls[0].signature;
+    if let Some(mismatch) = calls.iter().position(|c| c.signature != signature) {
+        return Err(CommError::CallMismatch {
+            sequence,
+            ours_by: World::peer(0),
+            ours: Box::new(signature),
+            theirs_by: World::peer(mismatch as u32),
+            theirs: Box::new(calls[mismatch].signature),
+        });
+    }
+    let (inputs, counts): (Vec<_>, Vec<_>) = calls.into_iter().map(|c| (c.input, c.counts)).unzip();
+    if !matches!(counts[0], Counts::PerPair { .. }) {
+        let Call { kind, dtype, op, root, .. } = *call;
+        return Ok(expected_outputs(kind, dtype, op, root as usize, &counts[0], &inputs));
+    }
+    let all = 0..counts.len();
+    for (from, to) in all.clone().flat_map(|from| all.clone().map(move |to| (from, to))) {
+        let (sent, expected) = (counts[from].send_block(to).1 as u64, counts[to].of(from) as u64);
+        if sent != expected {
+            let (from, to) = (World::peer(from as u32), World::peer(to as u32));
+            return Err(CommError::CountMismatch { from, to, dtype: call.dtype, sent, expected });
+        }
+    }
+    let sent = |counts: &Counts| all.clone().map(|to| counts.send_block(to).1).collect();
+    let sent: Vec<Vec<usize>> = counts.iter().map(sent).collect();
+    Ok(all_to_all_v(call.dtype, &sent, &inputs))
 }
 
 impl InProcessEngine {
     fn run_message(&self, call: Call<'_>) -> Result {
         let mut state = self.world.lock();
         if call.kind == CallKind::Send {
-            let key = (self.rank, call.root, call.tag);
-            state
-                .messages
-                .entry(key)
-                .or_default()
-                .push(call.contribution(self.rank as usize).to_vec());
+            let message = call.contribution(self.rank as usize).to_vec();
+            state.messages.entry((self.rank, call.root, call.tag)).or_default().push(message);
             self.world.changed.notify_all();
             return Ok(());
         }
@@ -250,6 +228,7 @@ impl Engine for InProcessEngine {
 /// Other ranks must not wait for a departed one.
 impl Drop for InProcessEngine {
     fn drop(&mut self) {
-        self.world.depart(self.rank);
+        self.world.lock().departed.insert(self.rank);
+        self.world.changed.notify_all();
     }
 }
