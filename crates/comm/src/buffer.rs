@@ -166,20 +166,19 @@ impl Buffer {
     /// # Panics
     /// If the buffer is in device memory, as do the other accessors; use [`Buffer::copy_to_host`].
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised and live as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.host_ptr().as_ptr(), self.bytes) }
+        self.as_slice()
     }
 
     /// The bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and access is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.host_ptr().as_ptr(), self.bytes) }
+        self.as_mut_slice()
     }
 
     /// The elements. A partial element at the end is left out.
     pub fn as_slice<T: Element>(&self) -> &[T] {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: aligned for any Element, and every bit pattern is valid.
+        // SAFETY: the bytes are initialised, live as long as `self` and are aligned for any Element,
+        // of which every bit pattern is valid.
         unsafe { std::slice::from_raw_parts(self.host_ptr().as_ptr().cast(), count) }
     }
 

@@ -48,6 +48,7 @@ impl CallKind {
     pub(crate) fn from_index(index: usize) -> Option<Self> {
         Self::ALL.into_iter().chain([Self::Send, Self::Receive]).nth(index)
     }
+
     /// Whether it reduces elements.
     pub fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
@@ -164,7 +165,7 @@ impl Call<'_> {
         };
         let shape = match &self.counts {
             Counts::Equal(_) => 0,
-            Counts::PerRank(counts) => hash_counts(counts),
+            Counts::PerRank(counts) => fnv1a(counts.iter().flat_map(|c| (*c as u64).to_le_bytes())),
             Counts::PerPair { .. } => PER_PAIR,
         };
         Signature {
@@ -256,8 +257,7 @@ impl Call<'_> {
             CallKind::Barrier => (0, 0),
             CallKind::AllReduce => (part, part),
             // In place, ranks other than the root provide their data in the output.
-            CallKind::Reduce if root || in_place => (part, part),
-            CallKind::Reduce => (part, 0),
+            CallKind::Reduce => (part, if root || in_place { part } else { 0 }),
             CallKind::Broadcast | CallKind::Receive => (0, part),
             CallKind::Send => (part, if in_place { part } else { 0 }),
             CallKind::AllGather => (part, all),
@@ -266,16 +266,9 @@ impl Call<'_> {
             CallKind::Gather => (part, if in_place { part } else { 0 }),
             CallKind::Scatter if root => (all, if in_place { all } else { part }),
             CallKind::Scatter => (0, part),
-            CallKind::AllToAll => match &self.counts {
-                Counts::PerPair { send, .. } => (send.iter().sum(), all),
-                _ => (all, all),
-            },
+            CallKind::AllToAll => (self.counts.send_block(ranks).0, all),
         }
     }
-}
-
-fn hash_counts(counts: &[usize]) -> u64 {
-    fnv1a(counts.iter().flat_map(|c| (*c as u64).to_le_bytes()))
 }
 
 #[cfg(test)]

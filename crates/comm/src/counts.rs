@@ -33,10 +33,7 @@ impl Counts<'_> {
 
     /// The total count of all ranks.
     pub fn total(&self, ranks: usize) -> usize {
-        match self {
-            Self::Equal(count) => count * ranks,
-            Self::PerRank(counts) | Self::PerPair { receive: counts, .. } => counts.iter().sum(),
-        }
+        self.offset(ranks)
     }
 
     /// The offset of a rank's elements.
@@ -79,37 +76,34 @@ impl Counts<'_> {
         ranks: usize,
         in_place: bool,
     ) -> Result<(), String> {
-        let invalid = |what: &str| Err(what.to_owned());
-        let check_len = |counts: &[usize]| match counts.len() == ranks {
-            true => Ok(()),
-            false => Err(format!("{} counts are given for {ranks} ranks", counts.len())),
+        let lists: &[&[usize]] = match self {
+            Self::Equal(_) => &[],
+            Self::PerRank(counts) => &[counts],
+            Self::PerPair { send, receive } => &[send, receive],
         };
-        match self {
-            Self::Equal(_) => Ok(()),
+        let wrong_length = lists.iter().find(|counts| counts.len() != ranks);
+        let what = match self {
             Self::PerRank(_) if kind.has_uniform_count() => {
-                invalid("all ranks have the same count: use Counts::Equal")
+                "all ranks have the same count: use Counts::Equal"
             }
             Self::PerRank(_) if kind == CallKind::AllToAll => {
-                invalid("an all-to-all needs send and receive counts: use Counts::PerPair")
+                "an all-to-all needs send and receive counts: use Counts::PerPair"
             }
-            Self::PerRank(counts) => check_len(counts),
             Self::PerPair { .. } if kind != CallKind::AllToAll => {
-                invalid("only an all-to-all has per-pair counts (Counts::PerPair)")
+                "only an all-to-all has per-pair counts (Counts::PerPair)"
             }
-            Self::PerPair { send, receive } => {
-                check_len(send)?;
-                check_len(receive)?;
-                if send.get(rank) != receive.get(rank) {
-                    return invalid(
-                        "the counts that this rank sends to and receives from itself differ",
-                    );
-                }
-                if in_place && send != receive {
-                    return invalid("an in-place all-to-all needs equal send and receive counts");
-                }
-                Ok(())
+            _ if let Some(counts) = wrong_length => {
+                return Err(format!("{} counts are given for {ranks} ranks", counts.len()));
             }
-        }
+            Self::PerPair { send, receive } if send.get(rank) != receive.get(rank) => {
+                "the counts that this rank sends to and receives from itself differ"
+            }
+            Self::PerPair { send, receive } if in_place && send != receive => {
+                "an in-place all-to-all needs equal send and receive counts"
+            }
+            _ => return Ok(()),
+        };
+        Err(what.to_owned())
     }
 
     /// Checks that the total size in bytes does not overflow.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::dependency_scheduler::ByteRange;
 use crate::schedule::BufferKind::{self, Input, Output, Scratch};
-use crate::schedule::{BlockRange, Blocks, Program};
+use crate::schedule::{BlockRange, Blocks, Program, equal_block};
 use crate::{Call, CallKind, Counts, DType};
 
 /// Lengths of a call's buffers and how they are cut into blocks.
@@ -54,24 +54,21 @@ impl<'a> BlockLayout<'a> {
             Input if self.input.is_none() && !self.needs_copy() => Output,
             buffer => buffer,
         };
-        if bytes.is_empty() {
-            return Some(ByteRange { buffer, bytes: 0..0 });
-        }
-        if buffer != Scratch {
-            return Some(ByteRange { buffer, bytes });
-        }
-        let scratch = self.scratch_bytes();
-        let within = scratch.start <= bytes.start && bytes.end <= scratch.end;
-        within.then(|| {
-            let bytes = bytes.start - scratch.start..bytes.end - scratch.start;
-            ByteRange { buffer, bytes }
-        })
+        let bytes = match buffer {
+            _ if bytes.is_empty() => 0..0,
+            Input | Output => bytes,
+            Scratch => {
+                let used = self.scratch_bytes();
+                let start = bytes.start.checked_sub(used.start)?;
+                (bytes.end <= used.end).then(|| start..bytes.end - used.start)?
+            }
+        };
+        Some(ByteRange { buffer, bytes })
     }
 
     /// The bytes of a block range in its buffer; for scratch, in a buffer with all blocks.
     fn buffer_bytes(&self, range: &BlockRange) -> Option<Range<usize>> {
-        let Range { start, end } = range.blocks;
-        let (first, last) = (start as usize, end as usize);
+        let (first, last) = (range.blocks.start as usize, range.blocks.end as usize);
         if first > last || last > self.blocks() {
             return None;
         }
@@ -94,35 +91,25 @@ impl<'a> BlockLayout<'a> {
 
     /// This rank's result in the output.
     pub(super) fn result(&self) -> Option<Range<usize>> {
-        let (first, count) = match self.kind {
-            CallKind::ReduceScatter => (self.rank, 1),
-            _ => (0, self.blocks()),
+        let blocks = match self.kind {
+            CallKind::ReduceScatter => self.rank as u32..self.rank as u32 + 1,
+            _ => 0..self.blocks() as u32,
         };
-        let blocks = first as u32..(first + count) as u32;
         self.buffer_bytes(&BlockRange { buffer: Output, blocks })
     }
 
     fn blocks(&self) -> usize {
-        match self.blocks {
-            Blocks::Equal(count) => count as usize,
-            Blocks::PerRank => self.ranks,
-        }
+        self.blocks.count(self.ranks as u32) as usize
     }
 
     /// Byte offset of a block in a buffer with all blocks.
     fn start(&self, buffer: BufferKind, block: usize) -> usize {
-        let elements = match (self.blocks, &self.counts) {
-            // Avoids a product that could overflow.
-            (Blocks::Equal(blocks), counts) => {
-                let (count, blocks) = (counts.of(0), blocks.max(1) as usize);
-                count / blocks * block + block.min(count % blocks)
+        let elements = match self.blocks {
+            Blocks::Equal(blocks) => equal_block(self.counts.of(0), blocks, block as u32).start,
+            Blocks::PerRank if buffer == Input && self.input.is_some() => {
+                self.counts.send_block(block).0
             }
-            (Blocks::PerRank, Counts::PerPair { send, .. })
-                if buffer == Input && self.input.is_some() =>
-            {
-                send.iter().take(block).sum()
-            }
-            (Blocks::PerRank, counts) => counts.offset(block),
+            Blocks::PerRank => self.counts.offset(block),
         };
         elements * self.dtype.size()
     }

@@ -1,5 +1,7 @@
 //! The buffers that a program reads and writes.
 
+use std::marker::PhantomData;
+
 use super::block_layout::BlockLayout;
 use super::dependency_scheduler::{ByteRange, StepOp};
 use crate::buffer::Buffer;
@@ -20,42 +22,40 @@ pub struct Scratch {
 /// A call's buffers as raw pointers, because a program reads one part of a buffer while another
 /// part is written.
 pub(super) struct ProgramBuffers<'a> {
-    input: (*const u8, usize),
-    output: (*mut u8, usize),
-    scratch: (*mut u8, usize),
-    borrow: std::marker::PhantomData<&'a mut [u8]>,
+    /// Not written, unless it aliases the output.
+    input: *mut [u8],
+    output: *mut [u8],
+    scratch: *mut [u8],
+    borrow: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> ProgramBuffers<'a> {
     pub(super) fn new(call: Call<'a>, layout: &BlockLayout, scratch: &'a mut Scratch) -> Self {
-        let output = (call.output.as_mut_ptr(), call.output.len());
-        let input = match call.input {
-            Some(input) => (input.as_ptr(), input.len()),
-            None if layout.needs_copy() => {
-                let copy = resized(&mut scratch.input, call.output.len());
-                copy.copy_from_slice(call.output);
-                (copy.as_ptr(), copy.len())
-            }
-            None => (output.0.cast_const(), output.1),
-        };
+        let mut copy = None;
+        if layout.needs_copy() {
+            let into = copy.insert(resized(&mut scratch.input, call.output.len()));
+            into.copy_from_slice(call.output);
+        }
+        let output: *mut [u8] = call.output;
+        let input = call.input.map(|input| (&raw const *input).cast_mut());
+        let input = input.unwrap_or_else(|| copy.map_or(output, |copy| copy));
         let scratch = resized(&mut scratch.scratch, layout.scratch_bytes().len());
-        let scratch = (scratch.as_mut_ptr(), scratch.len());
-        Self { input, output, scratch, borrow: std::marker::PhantomData }
+        Self { input, output, scratch, borrow: PhantomData }
     }
 
     /// The bytes of a range, to be read.
     pub(super) fn source(&self, range: &Option<ByteRange>) -> Result<*const [u8]> {
-        let Some(range) = range else { return Ok(std::ptr::slice_from_raw_parts(self.input.0, 0)) };
-        let (start, length) = match range.buffer {
+        let Some(range) = range else { return Ok(&[]) };
+        let buffer = match range.buffer {
             BufferKind::Input => self.input,
-            BufferKind::Output => (self.output.0.cast_const(), self.output.1),
-            BufferKind::Scratch => (self.scratch.0.cast_const(), self.scratch.1),
+            BufferKind::Output => self.output,
+            BufferKind::Scratch => self.scratch,
         };
-        if range.bytes.start > range.bytes.end || range.bytes.end > length {
+        if range.bytes.start > range.bytes.end || range.bytes.end > buffer.len() {
             return Err(invalid_range());
         }
         // SAFETY: the range ends within the buffer.
-        let start = unsafe { start.add(range.bytes.start) };
+        let start = unsafe { buffer.cast::<u8>().add(range.bytes.start) };
         Ok(std::ptr::slice_from_raw_parts(start, range.bytes.len()))
     }
 
@@ -82,10 +82,8 @@ impl<'a> ProgramBuffers<'a> {
 
     /// Part of the output, after the program has completed.
     pub(super) fn result(&mut self, range: std::ops::Range<usize>) -> &mut [u8] {
-        let end = range.end.min(self.output.1);
-        let start = range.start.min(end);
         // SAFETY: no operation is pending, and the output is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.output.0.add(start), end - start) }
+        unsafe { &mut (&mut *self.output)[range] }
     }
 }
 
