@@ -1,7 +1,10 @@
 //! Reduces many f16 or bf16 inputs with an f32 accumulator.
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use super::reduce_fn::{Bf16, Unaligned, elements, elements_mut};
-use super::{f16, finalize, reduce, subslice};
+use super::{copy, finalize, reduce, subslice};
 use crate::dtype::{bytes_of, bytes_of_mut};
 use crate::{DType, ReduceOp};
 
@@ -35,7 +38,10 @@ pub fn reduce_many<'a>(
 
 fn widen(dtype: DType, out: &mut [f32], from: &[u8]) {
     if dtype == DType::F16 {
-        return f16::widen(out, from);
+        let mut aligned = [f16::ZERO; BLOCK];
+        let aligned = &mut aligned[..out.len()];
+        copy(bytes_of_mut(aligned), from);
+        return aligned.convert_to_f32_slice(out);
     }
     with_avx2(|| {
         for (out, from) in out.iter_mut().zip(elements::<Bf16>(from)) {
@@ -46,7 +52,10 @@ fn widen(dtype: DType, out: &mut [f32], from: &[u8]) {
 
 fn narrow(dtype: DType, out: &mut [u8], from: &[f32]) {
     if dtype == DType::F16 {
-        return f16::narrow(out, from);
+        let mut aligned = [f16::ZERO; BLOCK];
+        let aligned = &mut aligned[..from.len()];
+        aligned.convert_from_f32_slice(from);
+        return copy(out, bytes_of(aligned));
     }
     with_avx2(|| {
         for (out, from) in elements_mut::<Bf16>(out).iter_mut().zip(from) {

@@ -129,68 +129,6 @@ fn map(out: &mut [u8], a: Option<&[u8]>, b: &[u8], op: impl Fn(f32, f32) -> f32)
     unsafe { map_with::<Software>(out, a, b, op) }
 }
 
-/// Converts f16 to f32.
-pub fn widen(out: &mut [f32], from: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-        // SAFETY: the CPU supports these instructions.
-        return unsafe { widen_f16c(out, from) };
-    }
-    // SAFETY: the software conversion needs no special instructions.
-    unsafe { widen_with::<Software>(out, from) }
-}
-
-/// Converts f32 to f16.
-pub fn narrow(out: &mut [u8], from: &[f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-        // SAFETY: the CPU supports these instructions.
-        return unsafe { narrow_f16c(out, from) };
-    }
-    // SAFETY: the software conversion needs no special instructions.
-    unsafe { narrow_with::<Software>(out, from) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-fn widen_f16c(out: &mut [f32], from: &[u8]) {
-    // SAFETY: the target features of this function include those of the conversion.
-    unsafe { widen_with::<F16c>(out, from) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-fn narrow_f16c(out: &mut [u8], from: &[f32]) {
-    // SAFETY: the target features of this function include those of the conversion.
-    unsafe { narrow_with::<F16c>(out, from) }
-}
-
-/// # Safety
-/// The CPU must support the instructions of the conversion.
-#[inline(always)]
-unsafe fn widen_with<C: Convert>(out: &mut [f32], from: &[u8]) {
-    for (out, from) in out.chunks_mut(8).zip(from.chunks(F16X8_BYTES)) {
-        let mut packed = [0; F16X8_BYTES];
-        packed[..from.len()].copy_from_slice(from);
-        // SAFETY: as required of the caller.
-        let values = unsafe { C::to_f32(packed) };
-        out.copy_from_slice(&values[..out.len()]);
-    }
-}
-
-/// # Safety
-/// The CPU must support the instructions of the conversion.
-#[inline(always)]
-unsafe fn narrow_with<C: Convert>(out: &mut [u8], from: &[f32]) {
-    for (out, from) in out.chunks_mut(F16X8_BYTES).zip(from.chunks(8)) {
-        let mut values = [0.0; 8];
-        values[..from.len()].copy_from_slice(from);
-        // SAFETY: as required of the caller.
-        let packed = unsafe { C::from_f32(values) };
-        out.copy_from_slice(&packed[..out.len()]);
-    }
-}
-
 pub fn run<F: ReduceFn>(operands: Operands<'_>) {
     match operands {
         Operands::Into(into, from) => map(into, None, from, F::apply::<f32>),
