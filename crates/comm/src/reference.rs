@@ -109,10 +109,8 @@ fn floats<const N: usize>(
         ReduceOp::Max => a.max(b),
     };
     let ranks = inputs.len() as f64;
-    each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
-        let all = values.map(&read).reduce(|a, b| accumulate(two(a, b))).unwrap_or(0.0);
-        write(if op == ReduceOp::Average { accumulate(all / ranks) } else { all })
-    })
+    let last = |all| if op == ReduceOp::Average { accumulate(all / ranks) } else { all };
+    each(inputs, &read, |a, b| accumulate(two(a, b)), |all| write(last(all)))
 }
 
 fn integers<const N: usize>(
@@ -128,24 +126,20 @@ fn integers<const N: usize>(
         ReduceOp::Max => a.max(b),
     };
     let ranks = inputs.len() as i64;
-    each(inputs, |values: &mut dyn Iterator<Item = [u8; N]>| {
-        let all = values.map(&read).reduce(|a, b| read(write(two(a, b)))).unwrap_or(0);
-        write(if op == ReduceOp::Average { all / ranks } else { all })
-    })
+    let last = |all| if op == ReduceOp::Average { all / ranks } else { all };
+    each(inputs, &read, |a, b| read(write(two(a, b))), |all| write(last(all)))
 }
 
-/// Combines the elements of all inputs at each index.
-fn each<const N: usize>(
+/// Reduces the elements of all inputs at each index.
+fn each<V, const N: usize>(
     inputs: &[Vec<u8>],
-    one: impl Fn(&mut dyn Iterator<Item = [u8; N]>) -> [u8; N],
+    read: impl Fn([u8; N]) -> V,
+    two: impl Fn(V, V) -> V,
+    write: impl Fn(V) -> [u8; N],
 ) -> Vec<u8> {
     let count = inputs.iter().map(|i| i.len() / N).min().unwrap_or(0);
-    let element = |at: usize, input: &Vec<u8>| {
-        let mut bytes = [0; N];
-        bytes.copy_from_slice(&input[at * N..(at + 1) * N]);
-        bytes
-    };
-    (0..count).flat_map(|at| one(&mut inputs.iter().map(|i| element(at, i)))).collect()
+    let all = |at: usize| inputs.iter().map(move |input| input.as_chunks().0[at]);
+    (0..count).filter_map(|at| all(at).map(&read).reduce(&two)).flat_map(write).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::network::NetworkEngine;
 use crate::schedule::Algorithm;
 use crate::schedule::algorithm_table::{AlgorithmTable, RankDistribution};
 use crate::schedule::fit_table::{AlgorithmTiming, fit_table};
-use crate::{Call, CallKind, CommError, Counts, DType, ReduceOp, Result};
+use crate::{Buffer, Call, CallKind, CommError, Counts, DType, OwnedCall, ReduceOp, Result};
 
 /// The extent of the measurement. Must be the same on all ranks.
 #[derive(Debug, Clone)]
@@ -62,14 +62,14 @@ fn fastest(
     bytes: u64,
     config: &TuneConfig,
 ) -> Result<f64> {
-    let mut work = Workload::new(engine, kind, bytes);
+    let mut work = workload(engine, kind, bytes);
     let repeats = (config.round_bytes / bytes.max(1)).clamp(1, config.max_repeats.max(1));
-    engine.run_with(work.call(), algorithm)?;
+    engine.run_with(work.as_call(), algorithm)?;
     let mut fastest = f64::INFINITY;
     for _ in 0..config.rounds {
         engine.run(in_place(CallKind::Barrier, DType::U8, &mut []))?;
         let start = Instant::now();
-        (0..repeats).try_for_each(|_| engine.run_with(work.call(), algorithm))?;
+        (0..repeats).try_for_each(|_| engine.run_with(work.as_call(), algorithm))?;
         let mut slowest = (start.elapsed().as_secs_f64() / repeats as f64).to_ne_bytes();
         let max = in_place(CallKind::AllReduce, DType::F64, &mut slowest);
         engine.run(Call { op: ReduceOp::Max, ..max })?;
@@ -78,31 +78,16 @@ fn fastest(
     Ok(fastest)
 }
 
-/// The buffers of a collective.
-struct Workload {
-    kind: CallKind,
-    counts: Counts<'static>,
-    input: Vec<u8>,
-    output: Vec<u8>,
-}
-
-impl Workload {
-    fn new(engine: &NetworkEngine, kind: CallKind, bytes: u64) -> Self {
-        let (rank, ranks) = (engine.rank() as usize, engine.peers().len());
-        let elements = bytes as usize / DType::F32.size();
-        let count = if kind.has_uniform_count() { elements } else { elements / ranks.max(1) };
-        let counts = Counts::Equal(count);
-        let mut work = Self { kind, counts, input: Vec::new(), output: Vec::new() };
-        let (input, output) = work.call().lengths(rank, ranks);
-        work.input = vec![0; input * DType::F32.size()];
-        work.output = vec![0; output * DType::F32.size()];
-        work
-    }
-
-    fn call(&mut self) -> Call<'_> {
-        let call = Call::new(self.kind, DType::F32, self.counts.clone(), &mut self.output);
-        Call { input: Some(&self.input), ..call }
-    }
+/// A collective on buffers of this size.
+fn workload(engine: &NetworkEngine, kind: CallKind, bytes: u64) -> OwnedCall {
+    let (rank, ranks) = (engine.rank() as usize, engine.peers().len());
+    let (dtype, elements) = (DType::F32, bytes as usize / DType::F32.size());
+    let counts =
+        Counts::Equal(if kind.has_uniform_count() { elements } else { elements / ranks.max(1) });
+    let empty = Call::new(kind, dtype, counts.clone(), &mut []);
+    let (input, output) = Call { input: Some(&[]), ..empty }.lengths(rank, ranks);
+    let [input, output] = [input, output].map(|count| Buffer::zeroed(count * dtype.size()));
+    OwnedCall { input: Some(input), ..OwnedCall::new(kind, dtype, counts, output) }
 }
 
 /// An in-place collective.
