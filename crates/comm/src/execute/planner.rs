@@ -52,10 +52,10 @@ impl Planner {
         }
         let ranks = self.nodes.len() as u32;
         let built = program(call.kind, algorithm, ranks, self.rank, root, &self.nodes);
-        let unsupported = || format!("algorithm {algorithm} does not support it");
-        let built =
-            built.ok_or_else(|| CommError::invalid_call(call.kind.name(), unsupported()))?;
-        let built = Arc::new(built);
+        let built = Arc::new(built.ok_or_else(|| {
+            let what = format!("algorithm {algorithm} does not support it");
+            CommError::invalid_call(call.kind.name(), what)
+        })?);
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();
         }

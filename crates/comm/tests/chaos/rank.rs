@@ -233,7 +233,7 @@ impl<'a> RankDriver<'a> {
 
     /// Whether to run more steps, decided by rank 0 after each run of the script.
     fn should_continue(&self, number: usize) -> Result<bool, Box<RankOutcome>> {
-        if number % self.case.script.len() != 0 {
+        if !number.is_multiple_of(self.case.script.len()) {
             return Ok(true);
         }
         let enough = match self.case.fault {

@@ -60,13 +60,13 @@ impl RankBuffers {
 
     /// What an output block must hold at the end.
     pub fn result(&self, block: u32) -> SymbolicValue {
-        let one = |block, rank: u32| SymbolicValue { block, of: RankSet::range(rank..rank + 1) };
-        match self.kind {
-            CallKind::Broadcast | CallKind::Scatter => one(block, self.root),
-            CallKind::AllGather | CallKind::Gather => one(block, block),
-            CallKind::AllToAll => one(self.rank, block),
-            _ => SymbolicValue { block, of: RankSet::range(0..self.ranks) },
-        }
+        let (block, of) = match self.kind {
+            CallKind::Broadcast | CallKind::Scatter => (block, self.root..self.root + 1),
+            CallKind::AllGather | CallKind::Gather => (block, block..block + 1),
+            CallKind::AllToAll => (self.rank, block..block + 1),
+            _ => (block, 0..self.ranks),
+        };
+        SymbolicValue { block, of: RankSet::range(of) }
     }
 
     /// Whether a value has the length of the block it is written to. All-to-all scratch blocks are

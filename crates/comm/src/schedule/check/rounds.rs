@@ -12,8 +12,7 @@ pub(super) fn check(kind: CallKind, root: u32, programs: &[Program]) -> Result<(
     let ranks = programs.len() as u32;
     let Some(first) = programs.first() else { return Ok(()) };
     let blocks = first.blocks.count(ranks);
-    for (rank, program) in programs.iter().enumerate() {
-        let rank = rank as u32;
+    for (rank, program) in (0..).zip(programs) {
         if program.blocks != first.blocks {
             return wrong(rank, 0, Defect::BlockCountMismatch);
         }

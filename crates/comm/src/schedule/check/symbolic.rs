@@ -39,12 +39,11 @@ impl<'a> SymbolicRun<'a> {
         messages: &'a ScheduledMessages,
     ) -> Self {
         let ranks = programs.len() as u32;
-        let new = |(rank, program): (usize, &'a Program)| {
-            let rank = rank as u32;
+        let new = |(rank, program): (u32, &'a Program)| {
             let blocks = program.blocks.count(ranks);
             SymbolicRank::new(RankBuffers { kind, ranks, rank, root, blocks }, program)
         };
-        Self { ranks: programs.iter().enumerate().map(new).collect(), messages }
+        Self { ranks: (0..).zip(programs).map(new).collect(), messages }
     }
 
     /// Runs to completion.
@@ -140,10 +139,8 @@ impl<'a> SymbolicRank<'a> {
     fn new(buffers: RankBuffers, program: &'a Program) -> Self {
         let own = buffers.own(0).of;
         let empty = || vec![None; buffers.blocks as usize];
-        let mut output = empty();
-        if buffers.starts_filled() {
-            output = (0..buffers.blocks).map(|block| Some(buffers.own(block))).collect();
-        }
+        let filled = || (0..buffers.blocks).map(|block| Some(buffers.own(block))).collect();
+        let output = if buffers.starts_filled() { filled() } else { empty() };
         let scratch = if program.scratch().is_empty() { Vec::new() } else { empty() };
         let (seen, seen_before) = (own.clone(), own.clone());
         Self { buffers, program, own, round: None, pending: 0, output, scratch, seen, seen_before }
