@@ -193,14 +193,16 @@ proptest! {
     fn reordered_programs_are_rejected_or_correct(
         (kind, root, mut programs) in any_programs(),
         how in prop::sample::select(vec![Mutation::Swap, Mutation::Move]),
-        in_place: bool,
         seed: u64,
     ) {
         let mutated = mutate(&mut programs, how, &mut Random::new(seed)).is_some();
         if mutated && check(kind, root, &programs).is_ok() {
-            let sizes = sizes(kind, programs.len() as u32, &[3, 0, 7]);
-            let case = Case { root, sizes, in_place, seed, ..Case::sum(kind, 0) };
-            case.check(world(programs, 8, seed));
+            for in_place in [false, true] {
+                // Several elements in each of up to 16 equal blocks.
+                let sizes = sizes(kind, programs.len() as u32, &[40, 0, 7]);
+                let case = Case { root, sizes, in_place, seed, ..Case::sum(kind, 0) };
+                case.check(world(programs.clone(), 8, seed));
+            }
         }
     }
 }
