@@ -67,7 +67,8 @@ pub fn join(
     drop(probe);
     let oversubscribed = region.usable_cpus() < ranks;
     let arena = arena.filter(|_| region.all_map_arena());
-    region.asymmetric_fence = region.all_support_membarrier();
+    // With more ranks than CPUs they sleep often, and the barrier interrupts all CPUs.
+    region.asymmetric_fence = !oversubscribed && region.all_support_membarrier();
     let monitor = monitor.clone();
     let state = ShmState { region, peers, members, arena, oversubscribed, monitor, config };
     Ok(ShmEngine::new(state))

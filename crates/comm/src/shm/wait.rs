@@ -21,7 +21,7 @@ const SPINS_OVERSUBSCRIBED: u32 = 20;
 /// Duration of the yield phase that follows, before sleeping. It lets the awaited rank run if it
 /// shares this CPU.
 const YIELD_FOR: Duration = Duration::from_millis(1);
-const YIELD_FOR_OVERSUBSCRIBED: Duration = Duration::from_micros(5);
+const YIELD_FOR_OVERSUBSCRIBED: Duration = Duration::from_micros(100);
 /// Spin iterations between two yields.
 const SPINS_PER_YIELD: u32 = 30;
 /// Minimum and maximum sleep between fault checks.
