@@ -15,11 +15,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
-use regatta_wire::link::Timing;
 
 use crate::control::{
     AuthConn, CommRegistry, ControlHandle, ControlPlane, ControlRole, Dial, DialError, FromRoot,
-    Hello, Job, MAX_CONNECTIONS, RankInfo, RootState, ToRoot, children, decode, encode,
+    Hello, Job, RankInfo, RootState, ToRoot, children, decode, encode,
 };
 use crate::libfabric;
 use crate::network::{NetworkContext, NetworkEngine, NetworkTransport, SharedState};
@@ -29,9 +28,6 @@ use crate::{CommError, Communicator, Result};
 pub use config::{BootstrapConfig, VARIABLES, host_name};
 pub use listen::listen;
 use root_connection::{RootConnector, connect_error, resolve};
-
-/// Time for a peer to authenticate.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Rank 0 reports why the bootstrap failed; the other ranks wait a little longer for the report.
 const REPORT_SLACK: Duration = Duration::from_secs(5);
@@ -68,24 +64,21 @@ pub fn engine(config: BootstrapConfig) -> Result<NetworkEngine> {
 
 /// Rank 0 accepts the registrations of all other ranks.
 fn serve(mut config: BootstrapConfig) -> Result<NetworkContext> {
-    let port = config.master_port;
+    let (address, port) = (resolve(&config)?, config.master_port);
     let listener = match config.listener.take() {
         Some(listener) => listener,
-        None => listen(listen_address(&config, resolve(&config)?, port)).map_err(|error| {
+        None => listen(listen_address(&config, address, port)).map_err(|error| {
             let what = format!("rank 0 cannot listen on MASTER_PORT {port}: {error}");
             CommError::bootstrap(what, "choose a free MASTER_PORT, one per job")
         })?,
     };
     let algorithms = load_algorithm_table::load(&config)?;
-    let port = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?.port();
-    let root_address = resolve(&config)?.ip();
-    let own = config.rank_info(config.bind.clone(), port);
+    let own = config.rank_info(config.bind.clone(), port_of(&listener)?);
     let (sender, result) = channel();
     let table = load_algorithm_table::encode(&algorithms)?;
     let fanout = config.table_fanout.max(1);
     let root = RootState::new(config.world_size, own, config.join_timeout, table, fanout, sender);
-    let role = ControlRole::Root(Box::new(root));
-    let control = start_control_plane(&config, listener, role)?;
+    let control = start_control_plane(&config, listener, ControlRole::Root(Box::new(root)))?;
     let members = match result.recv() {
         Ok(Ok(members)) => members,
         Ok(Err(error)) => {
@@ -98,13 +91,13 @@ fn serve(mut config: BootstrapConfig) -> Result<NetworkContext> {
             return Err(CommError::bootstrap(what, "please report this bug"));
         }
     };
-    Ok(context(config, with_root_address(root_address, members), algorithms, control))
+    Ok(context(config, address.ip(), members, algorithms, control))
 }
 
 /// Any other rank registers with rank 0 and receives the world table.
 fn connect_root(config: BootstrapConfig) -> Result<NetworkContext> {
     let until = clock::now() + config.join_timeout;
-    let Registration { conn, root, listener, reply } = register(&config, until)?;
+    let (conn, root, listener, reply) = register(&config, until)?;
     let parent = match decode::<FromRoot>(&reply) {
         Some(FromRoot::Ready { .. }) => None,
         Some(FromRoot::ReadyAt(parent)) => Some(parent),
@@ -132,7 +125,7 @@ fn connect_root(config: BootstrapConfig) -> Result<NetworkContext> {
     control.handle.send(ToRoot::HasTable);
     let algorithms = load_algorithm_table::decode(&algorithms)?;
     let members = members.into_members().ok_or_else(|| unrecognised(root))?;
-    Ok(context(config, with_root_address(root.ip(), members), algorithms, control))
+    Ok(context(config, root.ip(), members, algorithms, control))
 }
 
 fn unrecognised(root: SocketAddr) -> CommError {
@@ -140,16 +133,12 @@ fn unrecognised(root: SocketAddr) -> CommError {
     CommError::bootstrap(what, "run the same version of Regatta on all nodes")
 }
 
-/// The reply of rank 0 to a registration, and what goes with it.
-struct Registration {
-    conn: AuthConn,
-    root: SocketAddr,
-    listener: TcpListener,
-    reply: Vec<u8>,
-}
-
-/// Registers with rank 0 and waits until all ranks have.
-fn register(config: &BootstrapConfig, mut until: Instant) -> Result<Registration> {
+/// Registers with rank 0 and waits until all ranks have. Returns the connection to rank 0, its address,
+/// the socket that this rank listens on, and the reply.
+fn register(
+    config: &BootstrapConfig,
+    mut until: Instant,
+) -> Result<(AuthConn, SocketAddr, TcpListener, Vec<u8>)> {
     let mut connector = RootConnector::new(config);
     loop {
         let (mut conn, root) = connector.connect(until)?;
@@ -159,7 +148,7 @@ fn register(config: &BootstrapConfig, mut until: Instant) -> Result<Registration
             Ok(reply) => {
                 let try_later = decode::<FromRoot>(&reply) == Some(FromRoot::TryLater);
                 if !try_later || !connector.pause(until) {
-                    return Ok(Registration { conn, root, listener, reply });
+                    return Ok((conn, root, listener, reply));
                 }
             }
             // Rank 0 crashed, or exited at the end of an earlier job.
@@ -186,30 +175,20 @@ fn hello(
         [bind] => (vec![*bind], listen((*bind, 0).into())),
         [first, ..] => (config.bind.clone(), listen(unspecified_address((*first, 0).into(), 0))),
     };
-    let socket_error = |e| CommError::system("listening socket", e);
-    let listener = listener.map_err(socket_error)?;
-    let port = listener.local_addr().map_err(socket_error)?.port();
-    let member = config.rank_info(ips, port);
+    let listener = listener.map_err(|e| CommError::system("listening socket", e))?;
+    let member = config.rank_info(ips, port_of(&listener)?);
     Ok((Hello::Join { world_size: config.world_size, member }, listener))
 }
 
-/// Adds the address of an unbound rank 0, which differs between ranks.
-fn with_root_address(address: IpAddr, mut members: Vec<RankInfo>) -> Vec<RankInfo> {
-    if let Some(root) = members.first_mut().filter(|member| member.ips.is_empty()) {
-        root.ips.push(address);
-    }
-    members
+fn port_of(listener: &TcpListener) -> Result<u16> {
+    let address = listener.local_addr().map_err(|e| CommError::system("listening socket", e))?;
+    Ok(address.port())
 }
 
 fn dial(config: &BootstrapConfig, to: SocketAddr, until: Instant) -> Dial<'_> {
-    let (secret, timing) = (&config.secret, timing(config));
+    let (secret, timing) = (&config.secret, config.timing());
     // Control traffic is light, and rank 0 may be on another network than the NICs.
     Dial { to, from: None, secret, timing, until, cancelled: &|| false }
-}
-
-fn timing(config: &BootstrapConfig) -> Timing {
-    let beat = config.lost_after / 4;
-    Timing { handshake: HANDSHAKE_TIMEOUT, heartbeat: beat, lost_after: config.lost_after }
 }
 
 /// Where a rank listens: at the address of rank 0 if that is a loopback address, because all ranks
@@ -247,9 +226,8 @@ fn start_control_plane(
     let shared = Arc::new(SharedState::new().map_err(|e| CommError::system("eventfd", e))?);
     let sockets = Arc::new(Sockets::new(shared.clone()));
     let registry = Arc::new(CommRegistry::new(move || shared.wake_all()));
-    let (secret, timing) = (config.secret.clone(), timing(config));
     let planes = (sockets.clone(), registry.clone());
-    let parts = ControlPlane::new(listener, secret, timing, planes, role);
+    let parts = ControlPlane::new(listener, config.secret.clone(), config.timing(), planes, role);
     let what = if config.rank == 0 { "control plane of rank 0" } else { "control plane" };
     let (control_plane, handle) = parts.map_err(|e| CommError::system(what, e))?;
     let thread = std::thread::Builder::new().name("comm-control".to_owned());
@@ -258,42 +236,34 @@ fn start_control_plane(
     Ok(RunningControl { handle, sockets, registry })
 }
 
+/// The state of this process. The address of an unbound rank 0 differs between ranks.
 fn context(
     config: BootstrapConfig,
-    members: Vec<RankInfo>,
+    root: IpAddr,
+    mut members: Vec<RankInfo>,
     algorithms: AlgorithmTable,
     control: RunningControl,
 ) -> NetworkContext {
-    let (spin, timing) = (spin(&config, &members), timing(&config));
-    let members: Arc<[RankInfo]> = members.into();
+    if let Some(unbound) = members.first_mut().filter(|member| member.ips.is_empty()) {
+        unbound.ips.push(root);
+    }
+    let spin = spin(&config, &members);
+    let (config, members): (_, Arc<[RankInfo]>) = (Arc::new(config), members.into());
     let RunningControl { handle, sockets, registry } = control;
-    let shared = sockets.shared.clone();
-    let dialler = Dialler {
-        registry: registry.clone(),
-        rank: config.rank,
+    let dialling = std::sync::Mutex::default();
+    sockets.dialler.get_or_init(|| Dialler {
+        config: config.clone(),
         members: members.clone(),
-        bind: config.bind.clone(),
-        connections: config.connections.clamp(1, MAX_CONNECTIONS),
-        lost_after: config.lost_after,
-        secret: config.secret.clone(),
-        timing,
-        dialling: std::sync::Mutex::default(),
-    };
-    sockets.dialler.get_or_init(|| dialler);
-    let job = Job { rank: config.rank, members: members.clone(), control: handle, registry };
+        registry: registry.clone(),
+        dialling,
+    });
     NetworkContext {
-        rank: config.rank,
-        members,
-        shared,
+        job: Arc::new(Job { rank: config.rank, members, control: handle, registry }),
+        config,
+        shared: sockets.shared.clone(),
         tcp: sockets,
-        bind: config.bind,
-        secret: config.secret,
         network: std::sync::OnceLock::new(),
-        job: Arc::new(job),
         algorithms: Arc::new(algorithms),
-        lost_after: config.lost_after,
-        desync_after: config.desync_after,
-        debug: config.debug,
         spin,
     }
 }

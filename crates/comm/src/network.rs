@@ -23,8 +23,6 @@ pub use engine::NetworkEngine;
 pub use shared_state::{LinkDirection, NetworkState, Report, SharedState};
 pub(crate) use transport::MonitorRole;
 pub use transport::NetworkTransport;
-#[cfg(test)]
-pub use user_buffer::Reduction;
 pub use user_buffer::UserBuffer;
 
 /// A receive into user memory.

@@ -5,11 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use regatta_model::hash::fnv1a;
+use regatta_wire::link::Timing;
 use regatta_wire::secret::Secret;
 
 use crate::control::RankInfo;
 use crate::libfabric::{ProviderChoice, has_fabric};
 use crate::{CommError, Result};
+
+/// Time for a peer to authenticate.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The configuration of a rank.
 #[derive(Debug)]
@@ -114,7 +118,8 @@ impl BootstrapConfig {
     /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA=0` (no reads of other ranks' memory).
     pub fn from_env() -> Result<Self> {
         let get = |name: &str| std::env::var(name).ok();
-        Self::from_variables(&get, secret(&get)?)
+        let secret = read_secret(Path::new(&required(&get, "REGATTA_SECRET_FILE")?))?;
+        Self::from_variables(&get, secret)
     }
 
     fn from_variables(get: &Getenv, secret: Secret) -> Result<Self> {
@@ -132,12 +137,8 @@ impl BootstrapConfig {
             let expected = "IP addresses separated by commas";
             config.bind = addresses.map_err(|_| invalid("REGATTA_BIND", &bind, expected))?;
         }
-        if let Some(after) = seconds(get, "REGATTA_LOST_AFTER")? {
-            config.lost_after = after;
-        }
-        if let Some(after) = seconds(get, "REGATTA_DESYNC_AFTER")? {
-            config.desync_after = after;
-        }
+        config.lost_after = seconds(get, "REGATTA_LOST_AFTER", config.lost_after)?;
+        config.desync_after = seconds(get, "REGATTA_DESYNC_AFTER", config.desync_after)?;
         config.debug = flag(get, "REGATTA_COMM_DEBUG", false)?;
         config.deterministic = flag(get, "REGATTA_DETERMINISTIC", false)?;
         config.cross_memory = flag(get, "REGATTA_CMA", true)?;
@@ -157,6 +158,12 @@ impl BootstrapConfig {
     /// A hash of the node identifier.
     pub(super) fn node_id(&self) -> u64 {
         fnv1a(self.node.bytes())
+    }
+
+    /// The timeouts of connections.
+    pub(crate) fn timing(&self) -> Timing {
+        let (heartbeat, lost_after) = (self.lost_after / 4, self.lost_after);
+        Timing { handshake: HANDSHAKE_TIMEOUT, heartbeat, lost_after }
     }
 }
 
@@ -193,22 +200,15 @@ fn number(get: &Getenv, name: &str) -> Result<u32> {
 /// About thirty years. Larger values overflow the clock on some systems.
 const MAX_SECONDS: f64 = 1e9;
 
-/// A time in seconds, if the variable is set.
-fn seconds(get: &Getenv, name: &str) -> Result<Option<Duration>> {
-    let Some(text) = get(name) else { return Ok(None) };
-    let number: Option<f64> = text.trim().parse().ok();
-    let time = number
-        .filter(|n| *n > 0.0 && *n <= MAX_SECONDS)
-        .and_then(|n| Duration::try_from_secs_f64(n).ok());
-    time.map(Some).ok_or_else(|| invalid(name, &text, "seconds in (0, 1e9]"))
+/// A time in seconds.
+fn seconds(get: &Getenv, name: &str, default: Duration) -> Result<Duration> {
+    let Some(text) = get(name) else { return Ok(default) };
+    let number = text.trim().parse().ok().filter(|n| *n > 0.0 && *n <= MAX_SECONDS);
+    let time = number.and_then(|n| Duration::try_from_secs_f64(n).ok());
+    time.ok_or_else(|| invalid(name, &text, "seconds in (0, 1e9]"))
 }
 
 /// The job's secret, from a file that only the user can read.
-fn secret(get: &Getenv) -> Result<Secret> {
-    let file = required(get, "REGATTA_SECRET_FILE")?;
-    read_secret(Path::new(&file))
-}
-
 fn read_secret(file: &Path) -> Result<Secret> {
     use std::os::unix::fs::MetadataExt;
     let shown = file.display();

@@ -56,11 +56,11 @@ pub fn select_network(
     let tcp = |why: String| -> Result<(Arc<dyn Network>, String)> {
         Ok((context.tcp.clone(), format!("TCP: {why}")))
     };
-    let peer = |rank: usize| match context.members.get(rank) {
+    let peer = |rank: usize| match context.job.members.get(rank) {
         Some(member) => format!("rank {rank} on {}", member.host),
         None => format!("rank {rank}"),
     };
-    let preferences: Vec<Preference> = context.members.iter().map(|info| info.fabric).collect();
+    let preferences: Vec<Preference> = context.job.members.iter().map(|info| info.fabric).collect();
     match NetworkPlan::new(&preferences, peer) {
         NetworkPlan::Tcp(why) => return tcp(why),
         NetworkPlan::Conflict(one, other) => {
@@ -97,8 +97,8 @@ struct Negotiation {
 
 impl Negotiation {
     fn new(context: &Arc<NetworkContext>) -> Self {
-        let all = (0..context.members.len() as u32).collect();
-        let (network, rank) = (context.tcp.clone(), context.rank);
+        let all = (0..context.job.members.len() as u32).collect();
+        let (network, rank) = (context.tcp.clone(), context.config.rank);
         let transport =
             NetworkTransport::new(context.clone(), network, NEGOTIATION_COMM, all, rank);
         let transport = transport.with_timeout(NEGOTIATION_TIMEOUT);
@@ -116,7 +116,7 @@ impl Negotiation {
         };
         // A rank may still fail here, which all others must know.
         let (fabric, own) = match self.build(endpoint, &addresses) {
-            Ok(fabric) => (Some(fabric), offers[self.context.rank as usize].clone()),
+            Ok(fabric) => (Some(fabric), offers[self.context.config.rank as usize].clone()),
             Err(why) => (None, unavailable(why)),
         };
         let offers = self.all_gather(own)?;
@@ -130,18 +130,18 @@ impl Negotiation {
     }
 
     fn open(&self, choice: &ProviderChoice) -> Result<(Endpoint, RankOffer), String> {
-        let (context, own) = (&self.context, self.context.rank as usize);
-        let node = |rank: usize| context.members.get(rank).map(|member| member.node);
+        let (context, own) = (&self.context, self.context.config.rank as usize);
+        let node = |rank: usize| context.job.members.get(rank).map(|member| member.node);
         let same_node = |rank: &usize| node(*rank) == node(own);
-        let local_size = (0..context.members.len()).filter(same_node).count();
+        let local_size = (0..context.job.members.len()).filter(same_node).count();
         let local_rank = (0..own).filter(same_node).count();
         let is_shm = matches!(choice, ProviderChoice::Named { provider, .. } if provider == "shm");
-        if is_shm && local_size < context.members.len() {
+        if is_shm && local_size < context.job.members.len() {
             return Err("provider shm cannot reach ranks on other nodes".to_owned());
         }
         let address = |member: &RankInfo| member.ips.first().copied();
-        let own_address = context.members.get(own).and_then(address);
-        let source = choice.source(context.bind.first().copied(), own_address);
+        let own_address = context.job.members.get(own).and_then(address);
+        let source = choice.source(context.config.bind.first().copied(), own_address);
         let endpoint = open(choice, source, local_rank, local_size)?;
         let (provider, address) = (endpoint.info.provider.clone(), endpoint.address()?);
         if address.len() > MAX_ADDRESS_BYTES {
@@ -156,8 +156,8 @@ impl Negotiation {
         let bits = endpoint.info.tag_bits;
         let tags = FabricTags::new(bits, addresses.len() as u32);
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
-        let job = fnv1a(self.context.secret.derive("libfabric").to_hex().bytes());
-        let pool = RequestPool::new(endpoint, tags, job, self.context.rank);
+        let job = fnv1a(self.context.config.secret.derive("libfabric").to_hex().bytes());
+        let pool = RequestPool::new(endpoint, tags, job, self.context.config.rank);
         Fabric::new(pool, job, addresses, self.context.shared.clone())
     }
 

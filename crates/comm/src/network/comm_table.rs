@@ -52,7 +52,7 @@ fn signature_hash(signature: &Signature) -> u32 {
 #[derive(Default)]
 pub struct CommTable {
     /// A process has few, and this is looked up for every message.
-    open: BTreeMap<u64, CommState>,
+    pub open: BTreeMap<u64, CommState>,
     closed: HashSet<u64>,
     /// The closed communicators, oldest first.
     close_order: VecDeque<u64>,
@@ -77,10 +77,6 @@ impl CommTable {
         }
     }
 
-    pub fn peek(&self, comm_id: u64) -> Option<&CommState> {
-        self.open.get(&comm_id)
-    }
-
     pub fn status(&self, comm_id: u64) -> CommStatus {
         match self.open.get(&comm_id) {
             Some(comm) => {
@@ -93,58 +89,14 @@ impl CommTable {
 
     /// Takes the completed requests of a communicator.
     pub fn take_completed(&mut self, comm_id: u64) -> Vec<RequestId> {
-        self.open
-            .get_mut(&comm_id)
-            .map(|comm| std::mem::take(&mut comm.completed))
-            .unwrap_or_default()
-    }
-
-    /// Completes a request. A message that was being sent when its communicator was closed has no
-    /// request any more. Returns whether a sleeping thread must be woken.
-    pub fn complete(&mut self, comm_id: u64, request: RequestId) -> bool {
         let comm = self.open.get_mut(&comm_id);
-        comm.is_some_and(|comm| {
-            comm.completed.push(request);
-            comm.sleeping
-        })
-    }
-
-    pub fn add_bytes_moved(&mut self, comm_id: u64, bytes: usize) {
-        if let Some(comm) = self.open.get_mut(&comm_id) {
-            comm.bytes_moved += bytes as u64;
-        }
-    }
-
-    /// Returns whether a sleeping thread must be woken.
-    pub fn set_protocol_error(&mut self, comm_id: u64, error: ProtocolError) -> bool {
-        let comm = self.open.get_mut(&comm_id);
-        comm.is_some_and(|comm| {
-            comm.protocol_error.get_or_insert(error);
-            comm.sleeping
-        })
+        comm.map(|comm| std::mem::take(&mut comm.completed)).unwrap_or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The rest of a message in progress is sent after its communicator is closed.
-    #[test]
-    fn late_completions_do_not_reopen_a_closed_communicator() {
-        let mut comms = CommTable::default();
-        comms.get(7).calls = 3;
-        comms.close(7);
-        comms.get(8).sleeping = true;
-        let error = ProtocolError::CallMismatch { call: 1 };
-        let wakes = |comms: &mut CommTable, id| {
-            let completed = comms.complete(id, RequestId(1));
-            (completed, comms.set_protocol_error(id, error.clone()))
-        };
-        assert_eq!([wakes(&mut comms, 7), wakes(&mut comms, 8)], [(false, false), (true, true)]);
-        assert!(comms.take_completed(7).is_empty() && comms.peek(7).is_none());
-        assert_eq!(comms.status(7), CommStatus::Closed);
-    }
 
     #[test]
     fn the_number_of_closed_communicators_is_bounded() {

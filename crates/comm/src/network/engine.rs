@@ -47,7 +47,7 @@ impl NetworkEngine {
     /// In debug mode, compares the signatures of all ranks before a collective in stages, of which
     /// each engine sees only one.
     pub(crate) fn compare_signatures(&mut self, signature: Signature) -> Result {
-        if self.transport.context.debug {
+        if self.transport.context.config.debug {
             self.transport.begin(signature)?;
             self.transport.end();
         }

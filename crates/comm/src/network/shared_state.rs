@@ -101,14 +101,24 @@ impl SharedState {
         }
         let mut state = self.lock();
         let mut wake = !report.broken.is_empty();
+        // A message that was being sent when its communicator was closed has no request any more.
+        let open = &mut state.comms.open;
         for (comm_id, bytes) in report.moved {
-            state.comms.add_bytes_moved(comm_id, bytes);
+            if let Some(comm) = open.get_mut(&comm_id) {
+                comm.bytes_moved += bytes as u64;
+            }
         }
         for (comm_id, request) in report.completed {
-            wake |= state.comms.complete(comm_id, request);
+            if let Some(comm) = open.get_mut(&comm_id) {
+                comm.completed.push(request);
+                wake |= comm.sleeping;
+            }
         }
         for (comm_id, error) in report.errors {
-            wake |= state.comms.set_protocol_error(comm_id, error);
+            if let Some(comm) = open.get_mut(&comm_id) {
+                comm.protocol_error.get_or_insert(error);
+                wake |= comm.sleeping;
+            }
         }
         for (rank, direction, why) in report.broken {
             state.broken.entry((rank, direction)).or_insert(why);
@@ -205,5 +215,34 @@ impl SharedState {
         if !polled[0].revents().is_empty() {
             let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rest of a message in progress is sent after its communicator is closed.
+    #[test]
+    fn late_completions_do_not_reopen_a_closed_communicator() {
+        let shared = SharedState::new().unwrap();
+        let mut state = shared.lock();
+        state.has_poller = true;
+        state.comms.get(7).calls = 3;
+        state.comms.close(7);
+        state.comms.get(8).sleeping = true;
+        drop(state);
+        let wakes = |comm_id: u64| {
+            let completed = vec![(comm_id, RequestId(1))];
+            let errors = vec![(comm_id, ProtocolError::CallMismatch { call: 1 })];
+            let reports =
+                [Report { completed, ..Report::default() }, Report { errors, ..Report::default() }];
+            reports.map(|report| {
+                shared.record(report);
+                rustix::io::read(&shared.wake, &mut [0u8; 8]).is_ok()
+            })
+        };
+        assert_eq!([wakes(7), wakes(8)], [[false; 2], [true; 2]]);
+        assert_eq!(shared.comm_status(7), CommStatus::Closed);
     }
 }

@@ -82,9 +82,9 @@ impl NetworkTransport {
         let shared = context.shared.clone();
         monitor.count_messages_with(move || {
             let state = shared.lock();
-            state.comms.peek(comm_id).map(|c| c.message_counts.clone()).unwrap_or_default()
+            state.comms.open.get(&comm_id).map(|c| c.message_counts.clone()).unwrap_or_default()
         });
-        let watch = CallWatch::new(monitor.clone(), context.desync_after, clock::now());
+        let watch = CallWatch::new(monitor.clone(), context.config.desync_after, clock::now());
         let spin = Spin::new(context.spin);
         Self {
             context,
@@ -108,7 +108,7 @@ impl NetworkTransport {
 
     /// Raises the collective timeout to `at_least`.
     pub fn with_timeout(mut self, at_least: Duration) -> Self {
-        let timeout = self.context.desync_after.max(at_least);
+        let timeout = self.context.config.desync_after.max(at_least);
         self.watch = CallWatch::new(self.monitor.clone(), timeout, clock::now());
         self
     }
@@ -135,13 +135,14 @@ impl NetworkTransport {
     /// Makes this one of several transports of a communicator.
     pub(crate) fn set_monitor(&mut self, monitor: Arc<CommMonitor>, role: MonitorRole) {
         self.monitor.close(Vec::new());
-        self.watch = CallWatch::new(monitor.clone(), self.context.desync_after, clock::now());
+        self.watch =
+            CallWatch::new(monitor.clone(), self.context.config.desync_after, clock::now());
         (self.monitor, self.role) = (monitor, role);
     }
 
     /// The node ID of each member.
     pub fn nodes(&self) -> Vec<u64> {
-        let node = |global: &u32| self.context.members.get(*global as usize).map(|m| m.node);
+        let node = |global: &u32| self.context.job.members.get(*global as usize).map(|m| m.node);
         self.members.iter().map(|global| node(global).unwrap_or_default()).collect()
     }
 
@@ -271,7 +272,7 @@ impl Transport for NetworkTransport {
         self.watch.reset(comm.bytes_moved, clock::now());
         self.check_abort(&state)?;
         drop(state);
-        if self.context.debug { self.signature_barrier() } else { Ok(()) }
+        if self.context.config.debug { self.signature_barrier() } else { Ok(()) }
     }
 
     fn end(&mut self) {

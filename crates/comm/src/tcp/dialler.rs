@@ -1,15 +1,13 @@
 //! Opens data connections on first use, several for large messages.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use regatta_wire::clock;
-use regatta_wire::link::Timing;
-use regatta_wire::secret::Secret;
 
 use super::frame::{RAIL_STRIPE_MIN_BYTES, STRIPE_MIN_BYTES};
 use super::sockets::Sockets;
+use crate::bootstrap::BootstrapConfig;
 use crate::control::{
     ACCEPTED, ACCEPTED_REUSE, CommRegistry, Dial, DialError, Hello, MAX_CONNECTIONS, RankInfo,
     encode,
@@ -17,21 +15,10 @@ use crate::control::{
 
 /// What this process needs to open data connections.
 pub struct Dialler {
-    pub registry: Arc<CommRegistry>,
-    /// The global rank.
-    pub rank: u32,
+    pub config: Arc<BootstrapConfig>,
     /// All ranks, in order.
     pub members: Arc<[RankInfo]>,
-    /// The local addresses to bind connections to.
-    pub bind: Vec<IpAddr>,
-    /// The number of connections that a large message is striped over.
-    pub connections: u8,
-    /// The heartbeat timeout.
-    pub lost_after: Duration,
-    /// The job's secret.
-    pub secret: Secret,
-    /// The timeouts of connections.
-    pub timing: Timing,
+    pub registry: Arc<CommRegistry>,
     /// Serialises opening of connections.
     pub dialling: Mutex<()>,
 }
@@ -40,10 +27,12 @@ impl Dialler {
     /// The number of connections that a message is striped over. Connections over several NICs pay
     /// off earlier than several over one.
     pub fn stripes(&self, length: usize) -> u8 {
-        let rails = self.bind.len().min(usize::from(MAX_CONNECTIONS)) as u8;
+        let rails = self.config.bind.len().clamp(1, usize::from(MAX_CONNECTIONS)) as u8;
         match length {
-            _ if length >= STRIPE_MIN_BYTES => self.connections.max(rails).max(1),
-            _ if length >= RAIL_STRIPE_MIN_BYTES => rails.max(1),
+            _ if length >= STRIPE_MIN_BYTES => {
+                self.config.connections.clamp(rails, MAX_CONNECTIONS)
+            }
+            _ if length >= RAIL_STRIPE_MIN_BYTES => rails,
             _ => 1,
         }
     }
@@ -56,6 +45,7 @@ impl Dialler {
         count: u8,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<(), String> {
+        let BootstrapConfig { rank, bind, secret, .. } = &*self.config;
         // Two threads would open the same connections.
         let _guard = self.dialling.lock().unwrap_or_else(PoisonError::into_inner);
         let have = sockets.adopt_incoming(to);
@@ -63,19 +53,19 @@ impl Dialler {
             let member = self.members.get(to as usize).ok_or("no such rank")?;
             // First connections of different pairs are spread over the rails, and both ranks of a
             // pair choose the same rail.
-            let pair = to as usize + self.rank as usize;
+            let pair = to as usize + *rank as usize;
             let rail = (usize::from(index) + pair) % member.ips.len().max(1);
             let ip = member.ips.get(rail).ok_or("the rank has no address")?;
-            let same_rails = self.bind.len() == member.ips.len();
+            let same_rails = bind.len() == member.ips.len();
             let dial = Dial {
                 to: SocketAddr::new(*ip, member.port),
-                from: self.bind.get(rail).copied().filter(|_| same_rails),
-                secret: &self.secret,
-                timing: self.timing,
-                until: clock::now() + self.lost_after,
+                from: bind.get(rail).copied().filter(|_| same_rails),
+                secret,
+                timing: self.config.timing(),
+                until: clock::now() + self.config.lost_after,
                 cancelled,
             };
-            let hello = encode(&Hello::Data { rank: self.rank, index });
+            let hello = encode(&Hello::Data { rank: *rank, index });
             let conn = dial.open();
             // Once the peer has the connection, it would report its end as a broken link.
             let dial = Dial { cancelled: &|| self.registry.is_lost(to), ..dial };
@@ -89,7 +79,7 @@ impl Dialler {
                 }
             };
             match index {
-                0 => sockets.add_dialled(to, stream, reuse || to < self.rank),
+                0 => sockets.add_dialled(to, stream, reuse || to < *rank),
                 _ => sockets.add_outgoing(to, stream),
             }
         }

@@ -24,7 +24,7 @@ use crate::matching::{MatchQueue, MatchResult};
 use crate::network::{
     LinkDirection, Network, Report, SharedState, SleepSet, UserBuffer, UserRecv, UserSend,
 };
-use incoming::Incoming;
+use incoming::{Incoming, LOCAL_CONN, conn_index};
 use outgoing::Outgoing;
 use tcp_info::unacked_for;
 
@@ -103,18 +103,22 @@ impl Sockets {
         lock(&self.peer(rank).outgoing).connections()
     }
 
-    /// Adds a further connection for messages to a rank.
-    pub fn add_outgoing(&self, rank: u32, stream: TcpStream) {
+    fn add(&self, rank: u32, stream: TcpStream) -> (Arc<PeerSockets>, Arc<TcpStream>) {
         let (peer, stream) = (self.peer(rank), Arc::new(stream));
         lock(&peer.streams).push(stream.clone());
+        (peer, stream)
+    }
+
+    /// Adds a further connection for messages to a rank.
+    pub fn add_outgoing(&self, rank: u32, stream: TcpStream) {
+        let (peer, stream) = self.add(rank, stream);
         lock(&peer.outgoing).add(stream);
     }
 
     /// Adds a connection that a peer opened.
     pub fn add_incoming(&self, rank: u32, index: u8, stream: TcpStream) {
-        let (peer, stream) = (self.peer(rank), Arc::new(stream));
-        lock(&peer.streams).push(stream.clone());
-        lock(&peer.incoming).add(index.into(), stream);
+        let (peer, stream) = self.add(rank, stream);
+        lock(&peer.incoming).add(conn_index(index.into(), 0), stream);
         self.shared.rebuild_poll_set();
     }
 
@@ -122,9 +126,8 @@ impl Sockets {
     /// sides should use the same one; `use_theirs` selects the peer's. The choices may differ,
     /// because all messages of a rank arrive on the connection that it chose.
     pub fn add_dialled(&self, rank: u32, stream: TcpStream, use_theirs: bool) {
-        let (peer, stream) = (self.peer(rank), Arc::new(stream));
-        lock(&peer.streams).push(stream.clone());
-        lock(&peer.incoming).add_local(stream.clone());
+        let (peer, stream) = self.add(rank, stream);
+        lock(&peer.incoming).add(LOCAL_CONN, stream.clone());
         if !use_theirs || self.adopt_incoming(rank) == 0 {
             lock(&peer.outgoing).add(stream);
         }

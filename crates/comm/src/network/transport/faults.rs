@@ -43,10 +43,11 @@ impl NetworkTransport {
             counts.iter().find(|(rank, _)| *rank == of).map_or(0, |(_, count)| *count)
         };
         // A completed request that is not yet collected may be the last one the peer served.
-        let comm = state.comms.peek(self.comm_id);
+        let comm = state.comms.open.get(&self.comm_id);
         let is_done = |id: &RequestId| comm.is_some_and(|comm| comm.completed.contains(id));
         let waits = self.requests.iter().any(|r| r.peer == rank && !is_done(&r.id));
-        waits && count(&self.p2p_received, rank) >= count(&closed.p2p_sent, self.context.rank)
+        waits
+            && count(&self.p2p_received, rank) >= count(&closed.p2p_sent, self.context.config.rank)
     }
 
     /// The call that waits, with a likely reason if it times out.
@@ -112,13 +113,13 @@ impl NetworkTransport {
     fn count_mismatch(&self, request: RequestId, sent: u64, expected: u64) -> CommError {
         let from = self.requests.iter().find(|pending| pending.id == request);
         let from = self.monitor.peer(from.map_or(u32::MAX, |pending| pending.peer));
-        let (to, dtype) = (self.monitor.peer(self.context.rank), DType::U8);
+        let (to, dtype) = (self.monitor.peer(self.context.config.rank), DType::U8);
         CommError::CountMismatch { from, to, dtype, sent, expected }
     }
 
     /// Checks that the kernels of the awaited peers still acknowledge data.
     fn check_acks(&mut self) {
-        let limit: Duration = self.context.lost_after;
+        let limit: Duration = self.context.config.lost_after;
         let unacked = self.requests.iter().find_map(|request| {
             let unacked =
                 self.network.unacked_for(request.peer).filter(|unacked| *unacked >= limit)?;

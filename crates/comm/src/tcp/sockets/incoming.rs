@@ -1,11 +1,12 @@
 //! The connections from one rank. A message goes into the buffer of the matching posted receive, or
 //! into the unexpected-message queue until one is posted.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
-use super::reader::{ReadResult, ReadStatus, Reader};
+use super::reader::{PendingStripe, ReadBuffer, ReadResult, ReadStatus, Reader};
 use super::{PeerQueue, lock};
 use crate::matching::MatchResult;
 use crate::network::{Report, SharedState, UserRecv};
@@ -16,7 +17,7 @@ const READ_QUANTUM: usize = 4 << 20;
 
 /// Index of the connection that this rank opened and the peer may send over. Connections after it
 /// carry stripes only.
-const LOCAL_CONN: usize = 1;
+pub const LOCAL_CONN: usize = 1;
 
 /// Connections from a rank.
 #[derive(Default)]
@@ -88,21 +89,13 @@ impl ReadCtx<'_> {
 }
 
 impl Incoming {
-    /// Adds a connection that the peer opened, with its index.
-    pub fn add(&mut self, index: usize, stream: Arc<TcpStream>) {
-        self.insert(conn_index(index, 0), stream);
-    }
-
-    /// Adds the connection that this rank opened.
-    pub fn add_local(&mut self, stream: Arc<TcpStream>) {
-        self.insert(LOCAL_CONN, stream);
-    }
-
-    fn insert(&mut self, conn: usize, stream: Arc<TcpStream>) {
+    /// Adds a connection at its position.
+    pub fn add(&mut self, conn: usize, stream: Arc<TcpStream>) {
         if self.conns.len() <= conn {
             self.conns.resize_with(conn + 1, || None);
         }
-        self.conns[conn] = Some(Reader::new(stream));
+        let (buffer, stripes) = (ReadBuffer::default(), VecDeque::new());
+        self.conns[conn] = Some(Reader { stream, buffer, stripes });
     }
 
     /// The first connection that the peer opened.
@@ -146,9 +139,7 @@ impl Incoming {
     /// One step with at most one system call.
     fn step(&mut self, conn: usize, ctx: &mut ReadCtx<'_>) -> ReadResult {
         let carries_headers = self.carries_headers(conn);
-        let Some(reader) = self.conns.get_mut(conn).and_then(Option::as_mut) else {
-            return Ok(ReadStatus::WouldBlock);
-        };
+        let Some(reader) = &mut self.conns[conn] else { return Ok(ReadStatus::WouldBlock) };
         let Some(stripe) = reader.stripes.front_mut() else {
             if !carries_headers || !ctx.wants_header() {
                 return Ok(ReadStatus::WouldBlock);
@@ -159,17 +150,10 @@ impl Incoming {
                 self.header_conn = Some(conn);
                 return self.begin(conn, header, ctx);
             }
-            return match reader.buffer.fill(&reader.stream) {
-                Err(_) if self.other_conn_may_carry(conn) => {
-                    self.conns[conn] = None;
-                    Ok(ReadStatus::WouldBlock)
-                }
-                filled => filled,
-            };
+            return reader.buffer.fill(&reader.stream);
         };
-        let Some(message) = self.messages.get_mut(&stripe.message) else {
-            return Err("protocol error: a stripe arrived without its message".to_owned());
-        };
+        let missing = "protocol error: a stripe arrived without its message";
+        let message = self.messages.get_mut(&stripe.message).ok_or(missing)?;
         let (status, count) =
             reader.buffer.read_into(&reader.stream, &mut message.buffer, stripe.at, stripe.left)?;
         stripe.at += count;
@@ -184,7 +168,8 @@ impl Incoming {
         Ok(self.finish(id, ctx))
     }
 
-    /// Whether the peer's remaining messages may arrive on the other connection.
+    /// Whether the peer's remaining messages may arrive on the other connection. A rank that exits
+    /// closes both, with data possibly in flight.
     fn is_redundant(&self, conn: usize) -> bool {
         let other = |other: usize| self.conns.get(other).is_some_and(Option::is_some);
         conn <= LOCAL_CONN && self.header_conn != Some(conn) && other(LOCAL_CONN - conn)
@@ -193,13 +178,6 @@ impl Incoming {
     /// Only the connection that the peer chose carries headers.
     fn carries_headers(&self, conn: usize) -> bool {
         conn <= LOCAL_CONN && self.header_conn.is_none_or(|chosen| chosen == conn)
-    }
-
-    /// Whether messages may still arrive on the other connection when this one is closed. A rank
-    /// that exits closes both, with data possibly in flight.
-    fn other_conn_may_carry(&self, conn: usize) -> bool {
-        let other = self.conns.get(LOCAL_CONN - conn.min(LOCAL_CONN)).is_some_and(Option::is_some);
-        self.header_conn.is_none() && conn <= LOCAL_CONN && other
     }
 
     /// Starts a message.
@@ -226,32 +204,30 @@ impl Incoming {
             let reader = self.conns.get_mut(conn_index(index, first)).and_then(Option::as_mut);
             let missing =
                 "protocol error: a stripe is announced on a connection that does not exist";
-            reader.ok_or(missing)?.expect(id, range);
+            let stripe = PendingStripe { message: id, at: range.start, left: range.len() };
+            reader.ok_or(missing)?.stripes.push_back(stripe);
         }
         Ok(self.finish(id, ctx))
     }
 
     /// Completes a message if it has arrived.
     fn finish(&mut self, id: u64, ctx: &mut ReadCtx<'_>) -> ReadStatus {
-        if self.messages.get(&id).is_none_or(|message| message.stripes_left > 0) {
+        let Entry::Occupied(message) = self.messages.entry(id) else { return ReadStatus::Read(0) };
+        if message.get().stripes_left > 0 {
             return ReadStatus::Read(0);
         }
-        let Some(message) = self.messages.remove(&id) else { return ReadStatus::Read(0) };
-        let completed = match message.buffer {
-            RecvBuffer::User(recv) => Some(recv.request),
+        let PartialMessage { comm_id, buffer, .. } = message.remove();
+        match buffer {
+            RecvBuffer::User(recv) => ctx.report.completed.push((comm_id, recv.request)),
             RecvBuffer::Unexpected(bytes) => {
                 let supplied = lock(ctx.queue).supply(id, bytes);
-                match supplied {
-                    MatchResult::Deliver(mut recv, bytes) => {
-                        recv.buffer.write(0, &bytes.unwrap_or_default());
-                        Some(recv.request)
-                    }
-                    MatchResult::Discard(..) | MatchResult::Queued => None,
+                if let MatchResult::Deliver(mut recv, bytes) = supplied {
+                    recv.buffer.write(0, &bytes.unwrap_or_default());
+                    ctx.report.completed.push((comm_id, recv.request));
                 }
             }
-            RecvBuffer::Discard => None,
-        };
-        ctx.report.completed.extend(completed.map(|request| (message.comm_id, request)));
+            RecvBuffer::Discard => {}
+        }
         ReadStatus::MessageDone
     }
 
@@ -282,7 +258,7 @@ impl Incoming {
 }
 
 /// The position of the connection with this index if the first one is at `first`.
-fn conn_index(index: usize, first: usize) -> usize {
+pub fn conn_index(index: usize, first: usize) -> usize {
     if index == 0 { first } else { index + LOCAL_CONN }
 }
 
@@ -293,13 +269,6 @@ fn alloc_unexpected(length: usize) -> Result<Vec<u8>, String> {
     bytes.try_reserve_exact(length).map_err(none)?;
     bytes.resize(length, 0);
     Ok(bytes)
-}
-
-impl Reader {
-    fn expect(&mut self, message: u64, range: std::ops::Range<usize>) {
-        let (at, left) = (range.start, range.len());
-        self.stripes.push_back(super::reader::PendingStripe { message, at, left });
-    }
 }
 
 /// The read buffer holds at least a header.

@@ -123,8 +123,12 @@ impl Outgoing {
                 if chunk.is_done() {
                     let (comm_id, request) = (chunk.comm_id, chunk.request);
                     conn.queue.pop_front();
-                    if last_stripe(&mut self.stripes_left, request) {
-                        report.completed.push((comm_id, request));
+                    match self.stripes_left.get_mut(&request) {
+                        Some(left) if *left > 1 => *left -= 1,
+                        _ => {
+                            self.stripes_left.remove(&request);
+                            report.completed.push((comm_id, request));
+                        }
                     }
                 }
             }
@@ -158,17 +162,6 @@ impl Outgoing {
             }
         }
     }
-}
-
-/// Records a completed stripe. Returns whether it was the last of its message.
-fn last_stripe(stripes_left: &mut HashMap<RequestId, usize>, request: RequestId) -> bool {
-    let Some(left) = stripes_left.get_mut(&request) else { return true };
-    *left -= 1;
-    if *left > 0 {
-        return false;
-    }
-    stripes_left.remove(&request);
-    true
 }
 
 fn send(stream: &TcpStream, chunk: &Chunk) -> Result<usize, Errno> {

@@ -45,12 +45,6 @@ pub struct Reader {
     pub stripes: VecDeque<PendingStripe>,
 }
 
-impl Reader {
-    pub fn new(stream: Arc<TcpStream>) -> Self {
-        Self { stream, buffer: ReadBuffer::default(), stripes: VecDeque::new() }
-    }
-}
-
 #[derive(Default)]
 pub struct ReadBuffer {
     bytes: Vec<u8>,

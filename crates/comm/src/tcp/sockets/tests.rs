@@ -7,9 +7,9 @@ use std::sync::{Mutex, OnceLock};
 
 use super::*;
 use crate::matching::{Envelope, MessageKey, PostedRecv};
-use crate::network::Reduction;
 use crate::tcp::frame::{HEADER_BYTES, Header};
 use crate::transport::{MatchKey, RecvAction, RequestId};
+use crate::{DType, ReduceOp};
 
 const LENGTH: usize = 1000;
 
@@ -143,14 +143,15 @@ fn a_communicator_progresses_while_another_one_reduces() {
         scope.spawn(move || {
             let mut into = [0; LENGTH];
             let mut recv = recv(sockets, 1, 5, &mut into);
-            recv.buffer = recv.buffer.with_reduction(Reduction::with(|_, _, into, _, received| {
+            let sum = RecvAction::Reduce(DType::U8, ReduceOp::Sum);
+            recv.buffer = UserBuffer::new(&mut into, sum, None);
+            recv.buffer.on_write = Some(|| {
                 let (started, is_finished) = REDUCTION.get().unwrap();
                 started.send(()).unwrap();
                 let is_finished = is_finished.lock().unwrap();
                 // Only a lock that the reduction holds lets this expire.
                 is_finished.recv_timeout(Duration::from_secs(60)).unwrap();
-                into.copy_from_slice(received);
-            }));
+            });
             sockets.receive(7, recv);
             wait(sockets, 1, &[recv.request]);
             assert_eq!(into, [5; LENGTH]);
