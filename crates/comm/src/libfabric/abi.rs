@@ -64,79 +64,55 @@ pub struct Info {
     pub next: *mut Info,
     pub caps: u64,
     pub mode: u64,
-    pub addr_format: u32,
-    pub src_addrlen: usize,
-    pub dest_addrlen: usize,
-    pub src_addr: *mut c_void,
-    pub dest_addr: *mut c_void,
-    pub handle: *mut Fid,
-    pub tx_attr: *mut TxAttr,
-    pub rx_attr: *mut RxAttr,
+    unused: [usize; 6],
+    pub tx_attr: *mut QueueAttr,
+    pub rx_attr: *mut QueueAttr,
     pub ep_attr: *mut EpAttr,
     pub domain_attr: *mut DomainAttr,
     pub fabric_attr: *mut FabricAttr,
-    pub nic: *mut c_void,
 }
 
+/// The attributes of the transmit queue or of the receive queue.
 #[repr(C)]
-pub struct TxAttr {
-    pub caps: u64,
-    pub mode: u64,
-    pub op_flags: u64,
-    pub msg_order: u64,
-    pub comp_order: u64,
+pub struct QueueAttr {
+    unused: [u64; 5],
+    /// Only of the transmit queue.
     pub inject_size: usize,
-    pub size: usize,
-}
-
-#[repr(C)]
-pub struct RxAttr {
-    pub caps: u64,
-    pub mode: u64,
-    pub op_flags: u64,
-    pub msg_order: u64,
-    pub comp_order: u64,
-    pub total_buffered_recv: usize,
     pub size: usize,
 }
 
 #[repr(C)]
 pub struct EpAttr {
     pub kind: c_int,
-    pub protocol: u32,
-    pub protocol_version: u32,
+    protocol: [u32; 2],
     pub max_msg_size: usize,
-    pub msg_prefix_size: usize,
-    pub max_order: [usize; 3],
+    unused: [usize; 4],
     pub mem_tag_format: u64,
 }
 
 #[repr(C)]
 pub struct DomainAttr {
-    pub domain: *mut c_void,
+    domain: *mut c_void,
     pub name: *mut c_char,
     pub threading: c_int,
-    pub control_progress: c_int,
+    control_progress: c_int,
     pub data_progress: c_int,
-    pub resource_mgmt: c_int,
+    resource_mgmt: c_int,
     pub av_type: c_int,
     pub mr_mode: c_int,
 }
 
 #[repr(C)]
 pub struct FabricAttr {
-    pub fabric: *mut c_void,
-    pub name: *mut c_char,
+    fabric: *mut c_void,
+    name: *mut c_char,
     pub prov_name: *mut c_char,
-    pub prov_version: u32,
-    pub api_version: u32,
 }
 
 /// The common prefix of all objects.
 #[repr(C)]
 pub struct Fid {
-    pub fclass: usize,
-    pub context: *mut c_void,
+    unused: [usize; 2],
     pub ops: *const Ops,
 }
 
@@ -148,20 +124,22 @@ pub struct Ops {
     pub control: unsafe extern "C" fn(*mut Fid, c_int, *mut c_void) -> c_int,
 }
 
+/// The first fields of most objects.
 #[repr(C)]
-pub struct Fabric {
+pub struct Object<O> {
     pub fid: Fid,
-    pub ops: *const FabricOps,
-    pub api_version: u32,
+    pub ops: *const O,
 }
+
+pub type Fabric = Object<FabricOps>;
+pub type Av = Object<AvOps>;
+pub type Cq = Object<CqOps>;
 
 #[repr(C)]
 pub struct FabricOps {
-    pub size: usize,
+    size: usize,
     pub domain: unsafe extern "C" fn(*mut Fabric, *mut Info, Out<Domain>, Ptr) -> c_int,
-    pub passive_ep: *const c_void,
-    pub eq_open: *const c_void,
-    pub wait_open: *const c_void,
+    unused: [usize; 3],
     pub trywait: unsafe extern "C" fn(*mut Fabric, *mut *mut Fid, c_int) -> c_int,
 }
 
@@ -174,15 +152,15 @@ pub struct Domain {
 
 #[repr(C)]
 pub struct DomainOps {
-    pub size: usize,
-    pub av_open: unsafe extern "C" fn(*mut Domain, *mut AvAttr, *mut *mut Av, *mut c_void) -> c_int,
-    pub cq_open: unsafe extern "C" fn(*mut Domain, *mut CqAttr, *mut *mut Cq, *mut c_void) -> c_int,
-    pub endpoint: unsafe extern "C" fn(*mut Domain, *mut Info, *mut *mut Ep, *mut c_void) -> c_int,
+    size: usize,
+    pub av_open: unsafe extern "C" fn(*mut Domain, *mut AvAttr, Out<Av>, Ptr) -> c_int,
+    pub cq_open: unsafe extern "C" fn(*mut Domain, *mut CqAttr, Out<Cq>, Ptr) -> c_int,
+    pub endpoint: unsafe extern "C" fn(*mut Domain, *mut Info, Out<Ep>, Ptr) -> c_int,
 }
 
 #[repr(C)]
 pub struct MrOps {
-    pub size: usize,
+    size: usize,
     pub reg: RegFunction,
 }
 
@@ -190,7 +168,6 @@ pub struct MrOps {
 pub struct Mr {
     pub fid: Fid,
     pub mem_desc: *mut c_void,
-    pub key: u64,
 }
 
 #[repr(C)]
@@ -198,42 +175,33 @@ pub struct Ep {
     pub fid: Fid,
     pub ops: *const EpOps,
     pub cm: *const CmOps,
-    pub msg: *const c_void,
-    pub rma: *const c_void,
+    unused: [usize; 2],
     pub tagged: *const TaggedOps,
 }
 
 #[repr(C)]
 pub struct EpOps {
-    pub size: usize,
+    size: usize,
     pub cancel: unsafe extern "C" fn(*mut Fid, *mut c_void) -> isize,
 }
 
 #[repr(C)]
 pub struct CmOps {
-    pub size: usize,
-    pub setname: *const c_void,
+    unused: [usize; 2],
     pub getname: unsafe extern "C" fn(*mut Fid, *mut c_void, *mut usize) -> c_int,
 }
 
 #[repr(C)]
 pub struct TaggedOps {
-    pub size: usize,
+    size: usize,
     pub recv: unsafe extern "C" fn(*mut Ep, Ptr, usize, Ptr, u64, u64, u64, Ptr) -> isize,
-    pub recvv: *const c_void,
-    pub recvmsg: *const c_void,
+    unused: [usize; 2],
     pub send: unsafe extern "C" fn(*mut Ep, ConstPtr, usize, Ptr, u64, u64, Ptr) -> isize,
 }
 
 #[repr(C)]
-pub struct Av {
-    pub fid: Fid,
-    pub ops: *const AvOps,
-}
-
-#[repr(C)]
 pub struct AvOps {
-    pub size: usize,
+    size: usize,
     pub insert: unsafe extern "C" fn(*mut Av, ConstPtr, usize, *mut u64, u64, Ptr) -> c_int,
 }
 
@@ -242,21 +210,14 @@ pub struct AvOps {
 pub struct AvAttr {
     pub kind: c_int,
     pub rx_ctx_bits: c_int,
-    pub count: usize,
-    pub rest: [usize; 8],
-}
-
-#[repr(C)]
-pub struct Cq {
-    pub fid: Fid,
-    pub ops: *const CqOps,
+    pub rest: [usize; 9],
 }
 
 #[repr(C)]
 pub struct CqOps {
-    pub size: usize,
+    size: usize,
     pub read: unsafe extern "C" fn(*mut Cq, *mut c_void, usize) -> isize,
-    pub readfrom: *const c_void,
+    unused: usize,
     pub readerr: unsafe extern "C" fn(*mut Cq, *mut CqError, u64) -> isize,
 }
 
@@ -282,39 +243,30 @@ pub struct CqEntry {
 #[repr(C)]
 pub struct CqError {
     pub context: *mut c_void,
-    pub flags: u64,
-    pub len: usize,
-    pub buf: *mut c_void,
-    pub data: u64,
-    pub tag: u64,
-    pub olen: usize,
+    unused: [u64; 6],
     pub err: c_int,
-    pub prov_errno: c_int,
-    pub rest: [usize; 8],
+    rest: [usize; 8],
 }
 
 /// The offsets in the headers.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
-    assert!(size_of::<Info>() == 120 && offset_of!(Info, tx_attr) == 72);
-    assert!(offset_of!(Info, src_addrlen) == 32 && offset_of!(Info, fabric_attr) == 104);
-    assert!(offset_of!(TxAttr, inject_size) == 40 && offset_of!(TxAttr, size) == 48);
-    assert!(offset_of!(RxAttr, size) == 48);
+    assert!(offset_of!(Info, tx_attr) == 72 && offset_of!(Info, fabric_attr) == 104);
+    assert!(offset_of!(QueueAttr, inject_size) == 40 && offset_of!(QueueAttr, size) == 48);
     assert!(offset_of!(EpAttr, max_msg_size) == 16 && offset_of!(EpAttr, mem_tag_format) == 56);
     assert!(offset_of!(DomainAttr, threading) == 16 && offset_of!(DomainAttr, mr_mode) == 36);
-    assert!(size_of::<FabricAttr>() == 32 && offset_of!(FabricAttr, prov_name) == 16);
+    assert!(offset_of!(FabricAttr, prov_name) == 16 && size_of::<CqEntry>() == 24);
     assert!(size_of::<Fid>() == 24 && offset_of!(Ops, control) == 24);
-    assert!(size_of::<Fabric>() == 40 && offset_of!(FabricOps, trywait) == 40);
+    assert!(offset_of!(FabricOps, domain) == 8 && offset_of!(FabricOps, trywait) == 40);
     assert!(size_of::<Domain>() == 40 && offset_of!(DomainOps, endpoint) == 24);
-    assert!(offset_of!(MrOps, reg) == 8 && size_of::<Mr>() == 40);
+    assert!(offset_of!(MrOps, reg) == 8 && offset_of!(Mr, mem_desc) == 24);
     assert!(offset_of!(Ep, cm) == 32 && offset_of!(Ep, tagged) == 56);
     assert!(offset_of!(EpOps, cancel) == 8 && offset_of!(CmOps, getname) == 16);
     assert!(offset_of!(TaggedOps, recv) == 8 && offset_of!(TaggedOps, send) == 32);
     assert!(size_of::<Av>() == 32 && offset_of!(AvOps, insert) == 8);
-    assert!(offset_of!(AvAttr, count) == 8 && size_of::<AvAttr>() >= 48);
-    assert!(size_of::<Cq>() == 32 && offset_of!(CqOps, read) == 8);
-    assert!(offset_of!(CqOps, readerr) == 24 && offset_of!(CqAttr, format) == 16);
-    assert!(offset_of!(CqAttr, wait_obj) == 20 && size_of::<CqAttr>() >= 48);
-    assert!(size_of::<CqEntry>() == 24 && offset_of!(CqError, err) == 56);
-    assert!(offset_of!(CqError, prov_errno) == 60 && size_of::<CqError>() >= 88);
+    assert!(offset_of!(AvAttr, rest) == 8 && size_of::<AvAttr>() >= 48);
+    assert!(offset_of!(CqOps, read) == 8 && offset_of!(CqOps, readerr) == 24);
+    assert!(offset_of!(CqAttr, format) == 16 && offset_of!(CqAttr, wait_obj) == 20);
+    assert!(size_of::<CqAttr>() >= 48);
+    assert!(offset_of!(CqError, err) == 56 && size_of::<CqError>() >= 88);
 };

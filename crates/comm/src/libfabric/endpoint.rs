@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 
 use super::FiResult;
 use super::abi::{self, Av, AvAttr, Context, Cq, CqAttr, CqEntry, CqError, Domain, Ep, Fabric};
-use super::abi::{Fid, Mr};
-use super::library::{FabricInfo, Library};
+use super::abi::{Fid, Mr, TaggedOps};
+use super::library::InfoList;
 
 /// Upper limit of an address in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 512;
@@ -17,8 +17,6 @@ pub const MAX_ADDRESS_BYTES: usize = 512;
 /// Providers that only make progress when polled. shm does as well, but leaks segments if it is not
 /// closed.
 const MANUAL_PROGRESS: [&str; 3] = ["tcp", "net", "udp"];
-
-const CLOSED: &str = "the endpoint is closed";
 
 /// The properties of an opened provider.
 #[derive(Debug, Clone)]
@@ -55,8 +53,8 @@ pub enum PollResult {
 
 /// An endpoint and its objects, which are null until they are opened.
 pub struct Endpoint {
-    library: &'static Library,
-    fabric_info: FabricInfo,
+    /// The fi_info of the provider, whose attributes are never null.
+    info_list: InfoList,
     /// The properties of the provider.
     pub info: ProviderInfo,
     fabric: *mut Fabric,
@@ -82,23 +80,21 @@ unsafe impl Send for Endpoint {}
 
 /// Calls a libfabric function and converts its error code.
 macro_rules! fi_call {
-    ($library:expr, $what:literal, $call:expr) => {
+    ($endpoint:expr, $what:literal, $call:expr) => {
         // SAFETY: the objects are open, and the arguments live long enough.
         match unsafe { $call } {
             0 => Ok(()),
-            code => Err(format!(concat!($what, ": {}"), $library.error_text(code))),
+            code => Err($endpoint.error($what, code)),
         }
     };
 }
 
 impl Endpoint {
-    /// Opens an endpoint.
-    pub fn open(fabric_info: FabricInfo) -> FiResult<Self> {
-        let info = provider_info(&fabric_info);
+    /// Opens an endpoint of the first provider in a list.
+    pub fn open(info_list: InfoList, provider: &str, domain: &str) -> FiResult<Self> {
         let mut endpoint = Self {
-            library: fabric_info.library(),
-            fabric_info,
-            info,
+            info: provider_info(&info_list, provider, domain),
+            info_list,
             fabric: std::ptr::null_mut(),
             domain: std::ptr::null_mut(),
             av: std::ptr::null_mut(),
@@ -116,13 +112,12 @@ impl Endpoint {
     }
 
     fn open_objects(&mut self) -> FiResult {
-        let (library, info, none) = (self.library, self.fabric_info.raw(), std::ptr::null_mut());
-        // SAFETY: the attributes of an fi_info are never null.
-        self.fabric = unsafe { library.open_fabric((*info).fabric_attr) }
-            .map_err(|why| format!("fi_fabric: {why}"))?;
+        let InfoList { library, first: info } = self.info_list;
+        let (fabric, domain, none) =
+            (&raw mut self.fabric, &raw mut self.domain, std::ptr::null_mut());
+        fi_call!(self, "fi_fabric", (library.fabric)((*info).fabric_attr, fabric, none))?;
         let fabric = self.fabric;
-        let domain = &raw mut self.domain;
-        fi_call!(library, "fi_domain", ((*(*fabric).ops).domain)(fabric, info, domain, none))?;
+        fi_call!(self, "fi_domain", ((*(*fabric).ops).domain)(fabric, info, domain, none))?;
         let domain = self.domain;
         let (av, ep) = (&raw mut self.av, &raw mut self.ep);
         // SAFETY: the attributes of an fi_info are never null.
@@ -130,26 +125,26 @@ impl Endpoint {
             abi::AV_UNSPEC => abi::AV_TABLE,
             only => only,
         };
-        let mut attributes = AvAttr { kind, rx_ctx_bits: 0, count: 0, rest: [0; 8] };
+        let mut attributes = AvAttr { kind, rx_ctx_bits: 0, rest: [0; 9] };
         let a = &raw mut attributes;
-        fi_call!(library, "fi_av_open", ((*(*domain).ops).av_open)(domain, a, av, none))?;
+        fi_call!(self, "fi_av_open", ((*(*domain).ops).av_open)(domain, a, av, none))?;
         self.open_queue()?;
-        fi_call!(library, "fi_endpoint", ((*(*domain).ops).endpoint)(domain, info, ep, none))?;
+        fi_call!(self, "fi_endpoint", ((*(*domain).ops).endpoint)(domain, info, ep, none))?;
         self.bind(self.av.cast(), 0)?;
         self.bind(self.cq.cast(), abi::SEND | abi::RECV)?;
         let ep: *mut Fid = self.ep.cast();
-        fi_call!(library, "fi_enable", ((*(*ep).ops).control)(ep, abi::ENABLE, none))
+        fi_call!(self, "fi_enable", ((*(*ep).ops).control)(ep, abi::ENABLE, none))
     }
 
     fn bind(&self, object: *mut Fid, flags: u64) -> FiResult {
         let ep: *mut Fid = self.ep.cast();
-        fi_call!(self.library, "fi_ep_bind", ((*(*ep).ops).bind)(ep, object, flags))
+        fi_call!(self, "fi_ep_bind", ((*(*ep).ops).bind)(ep, object, flags))
     }
 
     /// Opens the completion queue, with a wait descriptor if the provider supports one.
     fn open_queue(&mut self) -> FiResult {
-        let (library, info) = (self.library, self.fabric_info.raw());
-        let (domain, cq, none) = (self.domain, &raw mut self.cq, std::ptr::null_mut());
+        let (info, none) = (self.info_list.first, std::ptr::null_mut());
+        let (domain, cq) = (self.domain, &raw mut self.cq);
         // SAFETY: the attributes of an fi_info are never null.
         let size = unsafe { (*(*info).tx_attr).size + (*(*info).rx_attr).size };
         let mut opened = Err(String::new());
@@ -157,8 +152,7 @@ impl Endpoint {
             let format = abi::CQ_FORMAT_MSG;
             let mut attributes = CqAttr { size, flags: 0, format, wait_obj, rest: [0; 8] };
             let a = &raw mut attributes;
-            opened =
-                fi_call!(library, "fi_cq_open", ((*(*domain).ops).cq_open)(domain, a, cq, none));
+            opened = fi_call!(self, "fi_cq_open", ((*(*domain).ops).cq_open)(domain, a, cq, none));
             if opened.is_ok() {
                 self.fd = (wait_obj == abi::WAIT_FD).then(|| self.get_wait_fd()).flatten();
                 break;
@@ -170,8 +164,7 @@ impl Endpoint {
     fn get_wait_fd(&self) -> Option<RawFd> {
         let (cq, mut fd): (*mut Fid, c_int) = (self.cq.cast(), -1);
         let into: *mut c_void = (&raw mut fd).cast();
-        let got =
-            fi_call!(self.library, "fi_control", ((*(*cq).ops).control)(cq, abi::GETWAIT, into));
+        let got = fi_call!(self, "fi_control", ((*(*cq).ops).control)(cq, abi::GETWAIT, into));
         (got.is_ok() && fd >= 0).then_some(fd)
     }
 
@@ -180,7 +173,7 @@ impl Endpoint {
         let (ep, mut address) = (self.ep, vec![0u8; MAX_ADDRESS_BYTES]);
         let (into, mut length) = (address.as_mut_ptr().cast(), MAX_ADDRESS_BYTES);
         let fid = ep.cast();
-        fi_call!(self.library, "fi_getname", ((*(*ep).cm).getname)(fid, into, &mut length))?;
+        fi_call!(self, "fi_getname", ((*(*ep).cm).getname)(fid, into, &mut length))?;
         address.truncate(length);
         Ok(address)
     }
@@ -198,7 +191,7 @@ impl Endpoint {
                 ((*(*av).ops).insert)(av, padded.as_ptr().cast(), 1, &mut handle, 0, none)
             };
             if inserted != 1 {
-                let why = self.library.error_text(inserted);
+                let why = self.info_list.library.error_text(inserted);
                 return Err(format!("fi_av_insert: address of rank {rank} rejected: {why}"));
             }
             self.addresses.push(handle);
@@ -217,77 +210,60 @@ impl Endpoint {
         let (fid, start) = (domain.cast(), start.cast_const().cast());
         let into = &raw mut region;
         fi_call!(
-            self.library,
+            self,
             "fi_mr_reg",
             ((*(*domain).mr).reg)(fid, start, length, access, 0, key, 0, into, none)
         )?;
         self.regions.push(region);
         // SAFETY: the attributes of an fi_info are never null.
-        if unsafe { (*(*self.fabric_info.raw()).domain_attr).mr_mode } & abi::MR_ENDPOINT != 0 {
+        if unsafe { (*(*self.info_list.first).domain_attr).mr_mode } & abi::MR_ENDPOINT != 0 {
             let (mr, ep): (*mut Fid, *mut Fid) = (region.cast(), self.ep.cast());
-            fi_call!(self.library, "fi_mr_bind", ((*(*mr).ops).bind)(mr, ep, 0))?;
-            fi_call!(self.library, "fi_mr_enable", ((*(*mr).ops).control)(mr, abi::ENABLE, none))?;
+            fi_call!(self, "fi_mr_bind", ((*(*mr).ops).bind)(mr, ep, 0))?;
+            fi_call!(self, "fi_mr_enable", ((*(*mr).ops).control)(mr, abi::ENABLE, none))?;
         }
         // SAFETY: the region is open.
         Ok(unsafe { (*region).mem_desc })
     }
 
-    /// Posts a tagged send. Returns false if the caller must retry.
+    /// Posts a tagged send to a rank, or a tagged receive from any sender. Returns false if the caller
+    /// must retry.
     ///
     /// # Safety
     /// The bytes and the context must stay valid until the request completes or the endpoint is
     /// closed.
-    pub unsafe fn send(
+    pub unsafe fn post(
         &mut self,
-        to: u32,
-        bytes: (*const u8, usize),
+        to: Option<u32>,
+        bytes: *mut [u8],
         region: *mut c_void,
         tag: u64,
         context: *mut Context,
     ) -> FiResult<bool> {
-        let (ep, (start, length)) = (self.ep, bytes);
         if self.closing {
-            return Err(CLOSED.to_owned());
+            return Err("the endpoint is closed".to_owned());
         }
-        let address = self.addresses.get(to as usize).copied().unwrap_or(abi::ADDR_UNSPEC);
+        let (ep, start, length, context) = (self.ep, bytes.cast(), bytes.len(), context.cast());
+        let any_source = abi::ADDR_UNSPEC;
         // SAFETY: guaranteed by the caller.
-        let code = unsafe {
-            let send = (*(*ep).tagged).send;
-            send(ep, start.cast(), length, region, address, tag, context.cast())
+        let (what, code) = unsafe {
+            let TaggedOps { send, recv, .. } = *(*ep).tagged;
+            match to.map(|to| self.addresses.get(to as usize).copied()) {
+                Some(to) => {
+                    let to = to.unwrap_or(abi::ADDR_UNSPEC);
+                    ("fi_tsend", send(ep, start, length, region, to, tag, context))
+                }
+                None => ("fi_trecv", recv(ep, start, length, region, any_source, tag, 0, context)),
+            }
         };
-        self.posted("fi_tsend", code)
-    }
-
-    /// Posts a tagged receive from any sender. Returns false if the caller must retry.
-    ///
-    /// # Safety
-    /// As for [`Self::send`].
-    pub unsafe fn receive(
-        &mut self,
-        bytes: (*mut u8, usize),
-        region: *mut c_void,
-        tag: u64,
-        context: *mut Context,
-    ) -> FiResult<bool> {
-        let (ep, (start, length)) = (self.ep, bytes);
-        if self.closing {
-            return Err(CLOSED.to_owned());
-        }
-        // SAFETY: guaranteed by the caller.
-        let code = unsafe {
-            let receive = (*(*ep).tagged).recv;
-            let any_source = abi::ADDR_UNSPEC;
-            receive(ep, start.cast(), length, region, any_source, tag, 0, context.cast())
-        };
-        self.posted("fi_trecv", code)
-    }
-
-    fn posted(&self, what: &str, code: isize) -> FiResult<bool> {
         match code {
             0 => Ok(true),
             code if code == -abi::EAGAIN => Ok(false),
-            code => Err(format!("{what}: {}", self.library.error_text(code))),
+            code => Err(self.error(what, code)),
         }
+    }
+
+    fn error(&self, what: &str, code: impl TryInto<c_int>) -> String {
+        format!("{what}: {}", self.info_list.library.error_text(code))
     }
 
     /// Makes progress and reads completions.
@@ -299,7 +275,7 @@ impl Endpoint {
             code if code == -abi::EAVAIL => self.read_error(),
             code if code > 0 => PollResult::Done(code as usize),
             code if code == 0 || code == -abi::EAGAIN => PollResult::Empty,
-            code => PollResult::Broken(format!("fi_cq_read: {}", self.library.error_text(code))),
+            code => PollResult::Broken(self.error("fi_cq_read", code)),
         }
     }
 
@@ -311,7 +287,8 @@ impl Endpoint {
         if unsafe { ((*(*cq).ops).readerr)(cq, &mut error, 0) } <= 0 {
             return PollResult::Empty;
         }
-        let why = (error.err != abi::ECANCELED).then(|| self.library.error_text(error.err));
+        let why =
+            (error.err != abi::ECANCELED).then(|| self.info_list.library.error_text(error.err));
         PollResult::Failed(error.context, why)
     }
 
@@ -338,22 +315,21 @@ impl Endpoint {
     }
 }
 
-fn provider_info(fabric_info: &FabricInfo) -> ProviderInfo {
-    let (provider, domain) = fabric_info.name();
-    let info = fabric_info.raw();
+fn provider_info(info_list: &InfoList, provider: &str, domain: &str) -> ProviderInfo {
+    let layer = provider.split(';').next().unwrap_or_default();
     // SAFETY: the attributes of an fi_info are never null.
     unsafe {
-        let (ep, rx) = (&*(*info).ep_attr, &*(*info).rx_attr);
+        let info = &*info_list.first;
+        let ep = &*info.ep_attr;
         ProviderInfo {
-            manual_progress: MANUAL_PROGRESS
-                .contains(&provider.split(';').next().unwrap_or_default()),
-            provider,
-            domain,
+            manual_progress: MANUAL_PROGRESS.contains(&layer),
+            provider: provider.to_owned(),
+            domain: domain.to_owned(),
             max_msg_size: ep.max_msg_size,
-            inject: (*(*info).tx_attr).inject_size,
+            inject: (*info.tx_attr).inject_size,
             tag_bits: u64::BITS - ep.mem_tag_format.leading_zeros(),
-            rx_size: rx.size,
-            needs_registration: (*(*info).domain_attr).mr_mode & abi::MR_LOCAL != 0,
+            rx_size: (*info.rx_attr).size,
+            needs_registration: (*info.domain_attr).mr_mode & abi::MR_LOCAL != 0,
         }
     }
 }

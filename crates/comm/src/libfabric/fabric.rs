@@ -7,8 +7,9 @@
 
 mod on_message;
 
+pub use on_message::Delivery;
+
 use std::collections::BTreeMap;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,15 +17,14 @@ use regatta_wire::clock;
 
 use super::FiResult;
 use super::abi::CqEntry;
-use super::delivery::Delivery;
 use super::endpoint::PollResult;
 use super::incoming::{IncomingMessage, Resequencer};
 use super::message_header::Message;
 use super::outgoing::{OutgoingMessage, SendWindow};
-use super::requests::{InFlight, Op, RequestPool};
+use super::requests::{InFlight, Op, RequestMemory, RequestPool};
 use super::shm_cleanup::remove_stale_segments;
 use crate::matching::MatchQueue;
-use crate::network::{LinkDirection, Report, SharedState, UserBuffer, UserSend};
+use crate::network::{LinkDirection, Report, SharedState, SleepSet, UserBuffer, UserSend};
 
 /// Completions read per poll.
 const CQ_BATCH: usize = 16;
@@ -67,8 +67,7 @@ struct PeerState {
 /// The endpoint of this process.
 pub struct Fabric {
     pool: RequestPool,
-    job: u64,
-    ranks: u32,
+    /// The addresses of all ranks.
     addresses: Vec<Vec<u8>>,
     shared: Arc<SharedState>,
     peers: BTreeMap<u32, PeerState>,
@@ -87,28 +86,16 @@ pub struct Fabric {
     idle: u32,
 }
 
-/// How a waiting thread may sleep.
-#[derive(Debug, Clone, Copy)]
-pub struct SleepHint {
-    /// A descriptor that becomes readable on a completion.
-    pub fd: Option<RawFd>,
-    /// The longest sleep.
-    pub limit: Duration,
-}
-
 impl Fabric {
     /// An endpoint that knows the addresses of all ranks.
     pub fn new(
         mut pool: RequestPool,
-        job: u64,
         addresses: &[Vec<u8>],
         shared: Arc<SharedState>,
     ) -> FiResult<Self> {
         pool.post_header_recvs()?;
         Ok(Self {
             pool,
-            job,
-            ranks: addresses.len() as u32,
             addresses: addresses.to_vec(),
             shared,
             peers: BTreeMap::new(),
@@ -181,20 +168,21 @@ impl Fabric {
 
     /// Handles a completed request.
     fn completed(&mut self, request: InFlight, length: usize) {
-        match (request.op, request.bounce) {
-            (Op::RecvHeader, Some(bounce)) => self.handle_header(bounce, length),
-            (Op::RecvChunk(id, at, size), bounce) if length == size => {
-                self.chunk_received(id, at, size, bounce);
+        match (request.op, request.memory) {
+            (Op::RecvHeader, RequestMemory::Bounce(bounce)) => self.handle_header(bounce, length),
+            (Op::RecvChunk(id, at, size), memory) if length == size => {
+                self.chunk_received(id, at, size, memory);
             }
-            (Op::RecvChunk(id, _, size), bounce) => {
-                self.fail_recv(id, format!("received a chunk of {length} bytes, not {size}"));
-                self.pool.release(bounce);
-            }
-            (op, bounce) => {
-                if let Op::SendChunk(id) = op {
-                    self.chunk_sent(id);
+            (op, memory) => {
+                self.pool.release(memory);
+                match op {
+                    Op::SendChunk(id) => self.chunk_sent(id),
+                    Op::RecvChunk(id, _, size) => {
+                        let why = format!("received a chunk of {length} bytes, not {size}");
+                        self.fail_recv(id, why);
+                    }
+                    Op::SendHeader(_) | Op::RecvHeader => {}
                 }
-                self.pool.release(bounce);
             }
         }
     }
@@ -221,7 +209,7 @@ impl Fabric {
             (Op::RecvChunk(id, ..), Some(why)) => self.fail_recv(id, why),
             (Op::SendHeader(_), None) | (Op::RecvHeader, _) => {}
         }
-        self.pool.release(request.bounce);
+        self.pool.release(request.memory);
     }
 
     fn chunk_sent(&mut self, id: u64) {
@@ -291,14 +279,16 @@ impl Fabric {
     /// in time, closes the endpoint. An endpoint that cannot be closed while it may write to user
     /// memory is waited for, because the caller will reuse the memory.
     pub fn is_released(&mut self, comm_id: u64, expired: bool) -> bool {
-        if self.failure.is_none() && self.pool.is_using(comm_id) {
+        if self.failure.is_none() && self.pool.using(comm_id).next().is_some() {
             if !expired {
                 self.progress();
                 return false;
             }
             self.fail("the provider did not release user memory in time".to_owned());
         }
-        if self.failure.is_some() && !self.pool.close_ep() && self.pool.may_write(comm_id) {
+        let writes = |(op, _): (Op, _)| matches!(op, Op::RecvChunk(..));
+        let may_write = |pool: &RequestPool| pool.using(comm_id).any(writes);
+        if self.failure.is_some() && !self.pool.close_ep() && may_write(&self.pool) {
             self.poll();
             return false;
         }
@@ -312,30 +302,32 @@ impl Fabric {
     }
 
     /// How a waiting thread may sleep.
-    pub fn sleep_hint(&mut self) -> SleepHint {
+    pub fn sleep_set(&mut self) -> SleepSet {
+        let sleep = |fd, limit| SleepSet { sockets: Vec::new(), fd, limit };
         if self.failure.is_some() {
-            return SleepHint { fd: None, limit: FD_SLEEP };
+            return sleep(None, FD_SLEEP);
         }
         let doubled = MIN_SLEEP * 2u32.saturating_pow(self.idle.saturating_sub(YIELDS).min(10));
         let limit = if self.idle < YIELDS { Duration::ZERO } else { doubled.min(MAX_SLEEP) };
-        let short = SleepHint { fd: None, limit };
         if self.peers.values().any(|peer| peer.queue.any_payload(is_remote)) {
             if self.idle >= FETCH_AFTER {
                 self.fetch_unexpected();
             }
-            return short;
+            return sleep(None, limit);
         }
         match self.pool.endpoint.wait_fd() {
-            Err(()) => SleepHint { fd: None, limit: Duration::ZERO },
-            Ok(Some(fd)) if !self.pool.needs_retry => SleepHint { fd: Some(fd), limit: FD_SLEEP },
-            Ok(_) => short,
+            Err(()) => sleep(None, Duration::ZERO),
+            Ok(Some(fd)) if !self.pool.needs_retry => sleep(Some(fd), FD_SLEEP),
+            Ok(_) => sleep(None, limit),
         }
     }
 
     /// Completes the last sends and closes the endpoint.
     pub fn shutdown(mut self) {
         let until = clock::now() + SHUTDOWN_TIMEOUT;
-        while self.failure.is_none() && self.pool.is_sending() && clock::now() < until {
+        let sends = |op: Op| matches!(op, Op::SendHeader(_) | Op::SendChunk(_));
+        let is_sending = |pool: &RequestPool| pool.in_flight().any(sends);
+        while self.failure.is_none() && is_sending(&self.pool) && clock::now() < until {
             self.poll();
             std::thread::sleep(MIN_SLEEP);
         }

@@ -24,7 +24,7 @@ pub struct Library {
     getinfo: GetInfo,
     freeinfo: unsafe extern "C" fn(*mut Info),
     dupinfo: unsafe extern "C" fn(*const Info) -> *mut Info,
-    fabric: unsafe extern "C" fn(*mut FabricAttr, *mut *mut Fabric, *mut c_void) -> c_int,
+    pub fabric: unsafe extern "C" fn(*mut FabricAttr, Out<Fabric>, *mut c_void) -> c_int,
     strerror: unsafe extern "C" fn(c_int) -> *const c_char,
     // Never closed, because providers leave threads and handlers behind.
     _library: libloading::Library,
@@ -34,17 +34,6 @@ pub struct Library {
 pub fn library() -> FiResult<&'static Library> {
     static OPENED: OnceLock<FiResult<Library>> = OnceLock::new();
     OPENED.get_or_init(|| preserving_process_state(Library::open)).as_ref().map_err(Clone::clone)
-}
-
-/// The query for providers.
-#[derive(Debug, Clone, Copy)]
-pub struct InfoQuery<'a> {
-    /// The provider; `None` for all.
-    pub provider: Option<&'a str>,
-    /// The source address.
-    pub source: Option<IpAddr>,
-    /// Whether to include providers that require registration of local buffers (`FI_MR_LOCAL`).
-    pub allow_registration: bool,
 }
 
 impl Library {
@@ -76,10 +65,17 @@ impl Library {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages.
-    pub fn infos(&'static self, query: InfoQuery<'_>) -> FiResult<InfoList> {
-        let hints = self.hints(query)?;
-        let node = query.source.and_then(|ip| CString::new(ip.to_string()).ok());
+    /// Providers of reliable datagram endpoints (`FI_EP_RDM`) with tagged messages: all of them or those
+    /// of a name, for a source address, and possibly with those that require registration of local
+    /// buffers (`FI_MR_LOCAL`).
+    pub fn infos(
+        &'static self,
+        provider: Option<&str>,
+        source: Option<IpAddr>,
+        allow_registration: bool,
+    ) -> FiResult<InfoList> {
+        let hints = self.hints(provider, allow_registration)?;
+        let node = source.and_then(|ip| CString::new(ip.to_string()).ok());
         let (node, flags) = match &node {
             Some(node) => (node.as_ptr(), abi::SOURCE),
             None => (std::ptr::null(), 0),
@@ -97,7 +93,11 @@ impl Library {
         }
     }
 
-    fn hints(&'static self, query: InfoQuery<'_>) -> FiResult<InfoList> {
+    fn hints(
+        &'static self,
+        provider: Option<&str>,
+        allow_registration: bool,
+    ) -> FiResult<InfoList> {
         // SAFETY: with null, the function allocates an empty fi_info.
         let first = unsafe { (self.dupinfo)(std::ptr::null()) };
         let hints = InfoList { library: self, first };
@@ -107,7 +107,7 @@ impl Library {
         };
         info.caps = abi::TAGGED;
         info.mode = abi::MODE_CONTEXT | abi::MODE_CONTEXT2;
-        let local = if query.allow_registration { abi::MR_LOCAL } else { 0 };
+        let local = if allow_registration { abi::MR_LOCAL } else { 0 };
         let modes = abi::MR_VIRT_ADDR | abi::MR_ALLOCATED | abi::MR_PROV_KEY | abi::MR_ENDPOINT;
         // SAFETY: as above.
         unsafe {
@@ -115,25 +115,12 @@ impl Library {
             (*info.domain_attr).mr_mode = modes | local;
             (*info.domain_attr).threading = abi::THREAD_DOMAIN;
             (*info.domain_attr).data_progress = abi::PROGRESS_MANUAL;
-            if let Some(name) = query.provider.and_then(|name| CString::new(name).ok()) {
+            if let Some(name) = provider.and_then(|name| CString::new(name).ok()) {
                 // Freed by fi_freeinfo.
                 (*info.fabric_attr).prov_name = libc::strdup(name.as_ptr());
             }
         }
         Ok(hints)
-    }
-
-    /// Opens a fabric.
-    ///
-    /// # Safety
-    /// The attributes must be those of a [`FabricInfo`].
-    pub unsafe fn open_fabric(&self, attributes: *mut FabricAttr) -> FiResult<*mut Fabric> {
-        let mut fabric = std::ptr::null_mut();
-        // SAFETY: guaranteed by the caller.
-        match unsafe { (self.fabric)(attributes, &mut fabric, std::ptr::null_mut()) } {
-            0 => Ok(fabric),
-            code => Err(self.error_text(code)),
-        }
     }
 }
 
@@ -145,8 +132,8 @@ fn symbol<F: Copy>(library: &libloading::Library, name: &CStr) -> FiResult<F> {
 
 /// A list of fi_info structures, freed when dropped.
 pub struct InfoList {
-    library: &'static Library,
-    first: *mut Info,
+    pub library: &'static Library,
+    pub first: *mut Info,
 }
 
 // SAFETY: exclusively owned.
@@ -179,12 +166,11 @@ impl InfoList {
     }
 
     /// A copy of one entry.
-    pub fn get(&self, index: usize) -> Option<FabricInfo> {
+    pub fn get(&self, index: usize) -> Option<Self> {
         let info = self.iter().nth(index)?;
         // SAFETY: a valid entry; the copy has no successor.
         let first = unsafe { (self.library.dupinfo)(info) };
-        let info = InfoList { library: self.library, first };
-        (!first.is_null()).then_some(FabricInfo(info))
+        (!first.is_null()).then_some(Self { library: self.library, first })
     }
 }
 
@@ -194,26 +180,6 @@ impl Drop for InfoList {
             // SAFETY: allocated by the library, and not referenced any more.
             unsafe { (self.library.freeinfo)(self.first) };
         }
-    }
-}
-
-/// One fi_info.
-pub struct FabricInfo(InfoList);
-
-impl FabricInfo {
-    /// The library it belongs to.
-    pub fn library(&self) -> &'static Library {
-        self.0.library
-    }
-
-    /// The raw pointer; never null.
-    pub fn raw(&self) -> *mut Info {
-        self.0.first
-    }
-
-    /// The provider and domain.
-    pub fn name(&self) -> (String, String) {
-        self.0.names().into_iter().next().unwrap_or_default()
     }
 }
 

@@ -36,51 +36,41 @@ pub struct Message {
 }
 
 impl MessageHeader {
-    pub fn encode(&self, into: &mut [u8]) {
-        let mut put = |at: usize, bytes: &[u8]| {
-            if let Some(into) = into.get_mut(at..at + bytes.len()) {
-                into.copy_from_slice(bytes);
+    pub fn encode(&self) -> [u8; MESSAGE_HEADER_BYTES] {
+        let (kind, words, envelope) = match &self.kind {
+            HeaderKind::Credit(count) => (0, [*count, 0, 0], [0; ENVELOPE_BYTES]),
+            HeaderKind::Message(message) => {
+                let Message { sequence, envelope, first_chunk, chunk_bytes } = message;
+                (1, [*sequence, *first_chunk, (*chunk_bytes).into()], envelope.encode())
             }
         };
-        put(0, &self.job.to_le_bytes());
-        put(8, &self.from.to_le_bytes());
-        match self.kind {
-            HeaderKind::Credit(count) => {
-                put(12, &0u32.to_le_bytes());
-                put(16, &count.to_le_bytes());
-            }
-            HeaderKind::Message(message) => {
-                put(12, &1u32.to_le_bytes());
-                put(16, &message.sequence.to_le_bytes());
-                put(24, &message.first_chunk.to_le_bytes());
-                put(32, &message.chunk_bytes.to_le_bytes());
-                put(36, &[0; 4]);
-                put(40, &message.envelope.encode());
-            }
+        let from = u64::from(self.from) | kind << 32;
+        let mut bytes = [0; MESSAGE_HEADER_BYTES];
+        let (encoded, last) = bytes.split_at_mut(MESSAGE_HEADER_BYTES - ENVELOPE_BYTES);
+        for (into, word) in encoded.chunks_exact_mut(8).zip([self.job, from].iter().chain(&words)) {
+            into.copy_from_slice(&word.to_le_bytes());
         }
+        last.copy_from_slice(&envelope);
+        bytes
     }
 
     /// Decodes untrusted bytes; `None` if they are malformed.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; MESSAGE_HEADER_BYTES] = bytes.first_chunk()?;
-        let word = |at: usize| {
-            let mut eight = [0; 8];
-            eight.copy_from_slice(&header[at..at + 8]);
-            u64::from_le_bytes(eight)
-        };
-        let (job, from, kind) = (word(0), word(8) as u32, word(8) >> 32);
-        let kind = match kind {
-            0 => HeaderKind::Credit(word(16)),
+        let (words, _) = header.as_chunks::<8>();
+        let word = |at: usize| u64::from_le_bytes(words[at]);
+        let kind = match word(1) >> 32 {
+            0 => HeaderKind::Credit(word(2)),
             1 => {
                 let envelope = Envelope::decode(header.last_chunk()?)?;
-                let (sequence, first_chunk, chunk_bytes) = (word(16), word(24), word(32) as u32);
+                let (sequence, first_chunk, chunk_bytes) = (word(2), word(3), word(4) as u32);
                 let chunks = envelope.length.div_ceil(u64::from(chunk_bytes).max(1));
                 first_chunk.checked_add(chunks)?;
                 HeaderKind::Message(Message { sequence, envelope, first_chunk, chunk_bytes })
             }
             _ => return None,
         };
-        Some(Self { job, from, kind })
+        Some(Self { job: word(0), from: word(1) as u32, kind })
     }
 }
 
@@ -100,8 +90,7 @@ mod tests {
             let message = Message { sequence, envelope, first_chunk: sequence / 3, chunk_bytes };
             for kind in [HeaderKind::Message(message), HeaderKind::Credit(sequence)] {
                 let header = MessageHeader { job, from, kind };
-                let mut bytes = [0xaa; MESSAGE_HEADER_BYTES + 5];
-                header.encode(&mut bytes);
+                let bytes = [&header.encode()[..], &[0xaa; 5]].concat();
                 prop_assert_eq!(MessageHeader::decode(&bytes), Some(header));
             }
         }

@@ -12,7 +12,6 @@ use std::collections::BTreeSet;
 
 mod abi;
 mod atexit_guard;
-mod delivery;
 mod endpoint;
 mod fabric;
 mod incoming;
@@ -39,8 +38,7 @@ type FiResult<T = ()> = Result<T, String>;
 /// The libfabric providers available on this node, each as `PROVIDER/DOMAIN`, or why libfabric
 /// cannot be queried.
 pub fn available_providers() -> Result<Vec<String>, String> {
-    let query = library::InfoQuery { provider: None, source: None, allow_registration: true };
-    let names = library::library()?.infos(query)?.names().into_iter();
+    let names = library::library()?.infos(None, None, true)?.names().into_iter();
     let names = names.map(|(provider, domain)| format!("{provider}/{domain}"));
     Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
 }

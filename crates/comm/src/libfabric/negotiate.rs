@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::FiResult;
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
 use super::fabric::Fabric;
-use super::library::{InfoQuery, library};
+use super::library::library;
 use super::network::FabricNetwork;
 use super::provider_choice::{NetworkPlan, Preference, ProviderChoice};
 use super::requests::RequestPool;
@@ -158,7 +158,7 @@ impl Negotiation {
         let tags = tags.ok_or_else(|| format!("the provider has too few tag bits ({bits})"))?;
         let job = fnv1a(self.context.config.secret.derive("libfabric").to_hex().bytes());
         let pool = RequestPool::new(endpoint, tags, job, self.context.config.rank);
-        Fabric::new(pool, job, addresses, self.context.shared.clone())
+        Fabric::new(pool, addresses, self.context.shared.clone())
     }
 
     fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>> {
@@ -210,13 +210,14 @@ pub fn open(
         _ => None,
     };
     for allow_registration in [false, true] {
-        let query = InfoQuery { provider, source, allow_registration };
         // If nothing matches, the error below lists what is available.
-        let Ok(infos) = library.infos(query) else { continue };
-        let selected = choice.select(&infos.names(), local_rank, local_size);
-        if let Some(info) = selected.and_then(|index| infos.get(index)) {
-            let (provider, domain) = info.name();
-            return Endpoint::open(info).map_err(|why| format!("{provider} on {domain}: {why}"));
+        let Ok(infos) = library.infos(provider, source, allow_registration) else { continue };
+        let names = infos.names();
+        let selected = choice.select(&names, local_rank, local_size);
+        if let Some((index, info)) = selected.and_then(|index| Some((index, infos.get(index)?))) {
+            let (provider, domain) = &names[index];
+            let opened = Endpoint::open(info, provider, domain);
+            return opened.map_err(|why| format!("{provider} on {domain}: {why}"));
         }
     }
     let names = super::available_providers()?.join(", ");

@@ -35,9 +35,8 @@ impl FabricNetwork {
     /// `None` if the process exits.
     fn with<R>(&self, work: impl FnOnce(&mut Fabric) -> R) -> Option<R> {
         let _guard = enter()?;
-        let (result, deliveries) =
+        let (result, mut pending) =
             self.locked(|fabric| (work(fabric), fabric.start_deliveries()))?;
-        let mut pending = deliveries;
         // Completing one may release a message that waited for it.
         while !pending.is_empty() {
             pending.iter_mut().for_each(|delivery| delivery.run());
@@ -65,10 +64,6 @@ impl FabricNetwork {
 }
 
 impl Network for FabricNetwork {
-    fn connect(&self, _: u32, _: usize, _: &dyn Fn() -> bool) -> Result<(), String> {
-        Ok(())
-    }
-
     fn send(&self, to: u32, message: UserSend) {
         self.with(|fabric| fabric.send(to, message));
         self.shared.rebuild_poll_set();
@@ -84,9 +79,9 @@ impl Network for FabricNetwork {
     }
 
     fn sleep_set(&self, limit: Duration) -> SleepSet {
-        let hint = self.with(Fabric::sleep_hint);
-        let limit = hint.map_or(limit, |hint| limit.min(hint.limit));
-        SleepSet { sockets: Vec::new(), fd: hint.and_then(|hint| hint.fd), limit }
+        let unlimited = || SleepSet { sockets: Vec::new(), fd: None, limit };
+        let sleep = self.with(Fabric::sleep_set).unwrap_or_else(unlimited);
+        SleepSet { limit: sleep.limit.min(limit), ..sleep }
     }
 
     fn cancel(&self, comm_id: u64, is_rank_lost: bool) {

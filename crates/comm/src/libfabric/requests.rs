@@ -7,7 +7,7 @@ use super::FiResult;
 use super::abi::Context;
 use super::endpoint::Endpoint;
 use super::message_header::{HeaderKind, MESSAGE_HEADER_BYTES, MessageHeader};
-use super::tag::FabricTags;
+use super::tag::{FabricTags, HEADER_TAG};
 use crate::buffer::Buffer;
 
 /// Size of a header with an eager message, unless the provider prefers less. Most providers send
@@ -40,10 +40,13 @@ pub enum Op {
 /// A request in flight.
 pub struct InFlight {
     pub op: Op,
-    /// The bounce buffer, unless user memory is used directly.
-    pub bounce: Option<BounceBuffer>,
-    /// The communicator whose user memory is in use.
-    pub user_comm: Option<u64>,
+    pub memory: RequestMemory,
+}
+
+/// The memory that a request reads or writes.
+pub enum RequestMemory {
+    Bounce(BounceBuffer),
+    User(UserMemory),
 }
 
 /// An internal buffer, registered with the provider if required.
@@ -80,7 +83,7 @@ pub struct RequestPool {
     eager_buffers: Vec<BounceBuffer>,
     chunk_buffers: Vec<BounceBuffer>,
     tags: FabricTags,
-    job: u64,
+    pub job: u64,
     rank: u32,
     posted_headers: usize,
     /// Size of a header with its eager message.
@@ -138,15 +141,12 @@ impl RequestPool {
     pub fn send_header(&mut self, to: u32, kind: HeaderKind, message: &[u8]) -> FiResult<bool> {
         let mut bounce = self.bounce_buffer(false)?;
         let header = MessageHeader { job: self.job, from: self.rank, kind };
-        let bytes = bounce.buffer.bytes_mut();
-        header.encode(bytes);
-        bytes[MESSAGE_HEADER_BYTES..MESSAGE_HEADER_BYTES + message.len()].copy_from_slice(message);
+        let (first, rest) = bounce.buffer.bytes_mut().split_at_mut(MESSAGE_HEADER_BYTES);
+        first.copy_from_slice(&header.encode());
+        rest[..message.len()].copy_from_slice(message);
         let length = MESSAGE_HEADER_BYTES + message.len();
-        let tag = self.tags.header();
-        self.post(Op::SendHeader(to), Some(bounce), None, |endpoint, start, region, context| {
-            // SAFETY: the bounce buffer and the context live until the request completes.
-            unsafe { endpoint.send(to, (start, length), region, tag, context) }
-        })
+        let memory = RequestMemory::Bounce(bounce);
+        self.post(Op::SendHeader(to), Some(to), memory, length, HEADER_TAG)
     }
 
     /// Sends a chunk of user memory; if it was reclaimed, arbitrary bytes. Returns false to retry.
@@ -158,8 +158,8 @@ impl RequestPool {
         from: Option<UserMemory>,
         size: usize,
     ) -> FiResult<bool> {
-        let (bounce, user) = match from {
-            Some(user) if self.is_direct() => (None, Some(user)),
+        let memory = match from {
+            Some(user) if self.is_direct() => RequestMemory::User(user),
             from => {
                 let mut bounce = self.bounce_buffer(true)?;
                 if let Some(from) = from {
@@ -167,14 +167,11 @@ impl RequestPool {
                     let bytes = unsafe { std::slice::from_raw_parts(from.start, size) };
                     bounce.buffer.bytes_mut()[..size].copy_from_slice(bytes);
                 }
-                (Some(bounce), None)
+                RequestMemory::Bounce(bounce)
             }
         };
         let tag = self.tags.chunk(self.rank, number);
-        self.post(Op::SendChunk(message), bounce, user, |endpoint, start, region, context| {
-            // SAFETY: user memory is valid until the request completes, and the rest is owned by it.
-            unsafe { endpoint.send(to, (start, size), region, tag, context) }
-        })
+        self.post(Op::SendChunk(message), Some(to), memory, size, tag)
     }
 
     /// Receives a chunk directly into user memory or into a bounce buffer. Returns false to retry.
@@ -186,26 +183,19 @@ impl RequestPool {
         into: Option<UserMemory>,
         size: usize,
     ) -> FiResult<bool> {
-        let user = into.filter(|_| self.is_direct());
-        let bounce = if user.is_some() { None } else { Some(self.bounce_buffer(true)?) };
-        let tag = self.tags.chunk(from, number);
-        self.post(op, bounce, user, |endpoint, start, region, context| {
-            // SAFETY: as in `send_chunk`.
-            unsafe { endpoint.receive((start, size), region, tag, context) }
-        })
+        let memory = match into.filter(|_| self.is_direct()) {
+            Some(user) => RequestMemory::User(user),
+            None => RequestMemory::Bounce(self.bounce_buffer(true)?),
+        };
+        self.post(op, None, memory, size, self.tags.chunk(from, number))
     }
 
     /// Keeps enough header receives posted.
     pub fn post_header_recvs(&mut self) -> FiResult {
         let target = HEADER_RECVS.min(self.endpoint.info.rx_size / 2).max(1);
         while self.posted_headers < target {
-            let (length, tag) = (self.eager_bytes, self.tags.header());
-            let bounce = Some(self.bounce_buffer(false)?);
-            let receive = |endpoint: &mut Endpoint, start, region, context| {
-                // SAFETY: the bounce buffer and the context live until the request completes.
-                unsafe { endpoint.receive((start, length), region, tag, context) }
-            };
-            if !self.post(Op::RecvHeader, bounce, None, receive)? {
+            let bounce = RequestMemory::Bounce(self.bounce_buffer(false)?);
+            if !self.post(Op::RecvHeader, None, bounce, self.eager_bytes, HEADER_TAG)? {
                 break;
             }
             self.posted_headers += 1;
@@ -213,29 +203,32 @@ impl RequestPool {
         Ok(())
     }
 
-    /// Posts an operation on a bounce buffer or on user memory.
+    /// Posts a send to a rank or a receive from any, with the first `length` bytes of the memory.
     fn post(
         &mut self,
         op: Op,
-        mut bounce: Option<BounceBuffer>,
-        user: Option<UserMemory>,
-        post: impl FnOnce(&mut Endpoint, *mut u8, *mut c_void, *mut Context) -> FiResult<bool>,
+        to: Option<u32>,
+        mut memory: RequestMemory,
+        length: usize,
+        tag: u64,
     ) -> FiResult<bool> {
-        let (start, region) = match (&mut bounce, user) {
-            (Some(bounce), _) => (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region),
-            (None, Some(user)) => (user.start, std::ptr::null_mut()),
-            (None, None) => (std::ptr::null_mut(), std::ptr::null_mut()),
+        let (start, region) = match &mut memory {
+            RequestMemory::Bounce(bounce) => {
+                (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region)
+            }
+            RequestMemory::User(user) => (user.start, std::ptr::null_mut()),
         };
+        let bytes = std::ptr::slice_from_raw_parts_mut(start, length);
         let number = self.slot();
         let context = self.slots[number].context.as_ptr();
-        let posted = post(&mut self.endpoint, start, region, context);
+        // SAFETY: user memory is valid until the request completes, and the rest is owned by it.
+        let posted = unsafe { self.endpoint.post(to, bytes, region, tag, context) };
         if matches!(posted, Ok(true)) {
-            let user_comm = user.map(|user| user.comm_id);
-            self.slots[number].request = Some(InFlight { op, bounce, user_comm });
+            self.slots[number].request = Some(InFlight { op, memory });
         } else {
             self.needs_retry = true;
             self.free.push(number);
-            self.release(bounce);
+            self.release(memory);
         }
         posted
     }
@@ -265,8 +258,8 @@ impl RequestPool {
     }
 
     /// Returns a bounce buffer to the pool.
-    pub fn release(&mut self, bounce: Option<BounceBuffer>) {
-        if let Some(bounce) = bounce {
+    pub fn release(&mut self, memory: RequestMemory) {
+        if let RequestMemory::Bounce(bounce) = memory {
             let is_chunk = bounce.buffer.bytes().len() > self.eager_bytes;
             let pool = if is_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
             pool.push(bounce);
@@ -287,24 +280,23 @@ impl RequestPool {
 
     /// Requests cancellation of all operations on user memory of a communicator.
     pub fn cancel(&mut self, comm_id: u64) {
-        let contexts: Vec<_> = self.using(comm_id).map(|slot| slot.context.as_ptr()).collect();
-        contexts.iter().for_each(|context| self.endpoint.cancel(*context));
+        let contexts: Vec<_> = self.using(comm_id).map(|(_, context)| context).collect();
+        contexts.into_iter().for_each(|context| self.endpoint.cancel(context));
     }
 
-    /// Whether any request still uses user memory of a communicator.
-    pub fn is_using(&self, comm_id: u64) -> bool {
-        self.using(comm_id).next().is_some()
+    /// The operations on user memory of a communicator.
+    pub fn using(&self, comm_id: u64) -> impl Iterator<Item = (Op, *mut Context)> {
+        self.slots.iter().filter_map(move |slot| match &slot.request {
+            Some(InFlight { op, memory: RequestMemory::User(user) }) => {
+                (user.comm_id == comm_id).then_some((*op, slot.context.as_ptr()))
+            }
+            _ => None,
+        })
     }
 
-    fn using(&self, comm_id: u64) -> impl Iterator<Item = &Slot> {
-        let uses = move |r: &InFlight| r.user_comm == Some(comm_id);
-        self.slots.iter().filter(move |slot| slot.request.as_ref().is_some_and(uses))
-    }
-
-    /// Whether any send is in flight.
-    pub fn is_sending(&self) -> bool {
-        let sends = |r: &InFlight| matches!(r.op, Op::SendHeader(_) | Op::SendChunk(_));
-        self.slots.iter().any(|slot| slot.request.as_ref().is_some_and(sends))
+    /// The operations in flight.
+    pub fn in_flight(&self) -> impl Iterator<Item = Op> {
+        self.slots.iter().filter_map(|slot| slot.request.as_ref().map(|request| request.op))
     }
 
     /// Closes the endpoint, after which no memory is accessed and nothing completes. A provider with
@@ -319,22 +311,15 @@ impl RequestPool {
         }
         let cancelled: Vec<InFlight> =
             self.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
-        cancelled.into_iter().for_each(|request| self.release(request.bounce));
+        cancelled.into_iter().for_each(|request| self.release(request.memory));
         true
-    }
-
-    /// Whether a receive may still write to user memory of a communicator.
-    pub fn may_write(&self, comm_id: u64) -> bool {
-        let receives =
-            |slot: &Slot| slot.request.as_ref().is_some_and(|r| matches!(r.op, Op::RecvChunk(..)));
-        self.using(comm_id).any(receives)
     }
 
     /// Drops the pool at shutdown. Closing an endpoint during a transfer crashes some providers, so
     /// one with manual progress is leaked in that case.
     pub fn drop_or_leak(self, unfinished: bool) {
-        let busy = |slot: &Slot| slot.request.as_ref().is_some_and(|r| r.op != Op::RecvHeader);
-        if self.endpoint.info.manual_progress && (unfinished || self.slots.iter().any(busy)) {
+        let is_busy = || self.in_flight().any(|op| op != Op::RecvHeader);
+        if self.endpoint.info.manual_progress && (unfinished || is_busy()) {
             std::mem::forget(self);
         }
     }

@@ -7,6 +7,9 @@ pub struct FabricTags {
     chunk_bits: u32,
 }
 
+/// The tag of headers.
+pub const HEADER_TAG: u64 = 0;
+
 /// Enough for the chunks of one sender in flight before numbers are reused.
 const MIN_CHUNK_BITS: u32 = 16;
 
@@ -16,11 +19,6 @@ impl FabricTags {
         let rank_bits = u32::BITS - ranks.saturating_sub(1).leading_zeros();
         let chunk_bits = bits.checked_sub(1 + rank_bits)?.min(32);
         (chunk_bits >= MIN_CHUNK_BITS).then_some(Self { rank_bits, chunk_bits })
-    }
-
-    /// The tag of headers.
-    pub fn header(self) -> u64 {
-        0
     }
 
     /// The tag of a chunk, by its sender and number.
@@ -38,7 +36,7 @@ mod tests {
     #[test]
     fn tags_are_unique() {
         let tags = FabricTags::new(48, 1000).unwrap();
-        let mut all = vec![tags.header()];
+        let mut all = vec![HEADER_TAG];
         for from in [0, 1, 999] {
             all.extend([0, 1, 70_000].map(|number| tags.chunk(from, number)));
         }

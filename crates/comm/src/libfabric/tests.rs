@@ -45,7 +45,7 @@ fn two_ranks(registration: bool) -> Option<[Rank; 2]> {
         rank += 1;
         let shared = Arc::new(SharedState::new().unwrap());
         shared.lock().comms.get(COMM_ID);
-        let fabric = Fabric::new(pool, 7, &addresses, shared.clone()).unwrap();
+        let fabric = Fabric::new(pool, &addresses, shared.clone()).unwrap();
         Rank { network: FabricNetwork::new(fabric, shared.clone()), shared }
     }))
 }
@@ -62,9 +62,9 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     endpoint.register(memory.as_mut_ptr(), memory.len()).unwrap();
     endpoint.simulate_busy(true);
     assert!(!endpoint.close_ep() && !endpoint.close());
-    let (bytes, none) = ((memory.as_ptr(), memory.len()), std::ptr::null_mut());
+    let none = std::ptr::null_mut();
     // SAFETY: nothing is posted, because the endpoint is closed.
-    let rejected = unsafe { endpoint.send(0, bytes, none, 0, std::ptr::null_mut()) };
+    let rejected = unsafe { endpoint.post(Some(0), &mut memory[..], none, 0, none.cast()) };
     assert!(rejected.unwrap_err().contains("closed"));
     endpoint.simulate_busy(false);
     assert!(endpoint.close() && endpoint.close());

@@ -1,31 +1,65 @@
-//! Matching and delivery of incoming messages.
+//! Matching and delivery of incoming messages. Copies and reductions of received bytes run without the
+//! lock of the endpoint.
+
+use std::collections::btree_map::Entry;
+use std::ops::Range;
 
 use super::{Fabric, Payload};
-use crate::libfabric::delivery::{Delivery, Source};
 use crate::libfabric::incoming::IncomingMessage;
 use crate::libfabric::message_header::{HeaderKind, MESSAGE_HEADER_BYTES, Message, MessageHeader};
 use crate::libfabric::outgoing::SEND_WINDOW;
-use crate::libfabric::requests::BounceBuffer;
+use crate::libfabric::requests::{BounceBuffer, RequestMemory};
 use crate::matching::MatchResult;
 use crate::network::{LinkDirection, UserBuffer, UserRecv};
+
+/// Received bytes.
+pub enum Source {
+    Bounce(BounceBuffer, Range<usize>),
+    Bytes(Vec<u8>),
+}
+
+impl Source {
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bounce(bounce, range) => bounce.bytes().get(range.clone()).unwrap_or_default(),
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// Received bytes and the receive they belong to.
+pub struct Delivery {
+    pub recv: UserRecv,
+    /// The offset within the message.
+    pub at: usize,
+    pub source: Source,
+    /// The message of which this is a chunk, or `None` if it is the whole message.
+    pub message: Option<u64>,
+}
+
+impl Delivery {
+    /// Copies or reduces the bytes.
+    pub fn run(&mut self) {
+        self.recv.buffer.write(self.at, self.source.bytes());
+    }
+}
 
 impl Fabric {
     /// Handles a header. Malformed headers and those of other jobs are dropped.
     pub(super) fn handle_header(&mut self, bounce: BounceBuffer, length: usize) {
         let length = length.min(bounce.bytes().len());
         let header = MessageHeader::decode(&bounce.bytes()[..length]);
-        let header = header.filter(|h| h.job == self.job && h.from < self.ranks);
-        let Some(MessageHeader { from, kind, .. }) = header else {
-            return self.pool.release(Some(bounce));
-        };
+        let ranks = self.addresses.len();
+        let header = header.filter(|h| h.job == self.pool.job && (h.from as usize) < ranks);
+        let eager = Source::Bounce(bounce, MESSAGE_HEADER_BYTES..length);
+        let Some(MessageHeader { from, kind, .. }) = header else { return self.release(eager) };
         let peer = self.peers.entry(from).or_default();
         match kind {
             HeaderKind::Credit(count) => {
                 peer.window.credit(count);
-                self.pool.release(Some(bounce));
+                self.release(eager);
             }
             HeaderKind::Message(message) => {
-                let eager = Source::Bounce(bounce, MESSAGE_HEADER_BYTES..length);
                 match peer.order.push(&message, eager.bytes()) {
                     true => self.match_message(from, message, eager),
                     false => self.release(eager),
@@ -125,7 +159,7 @@ impl Fabric {
     /// Returns received bytes to the pool.
     fn release(&mut self, source: Source) {
         if let Source::Bounce(bounce, _) = source {
-            self.pool.release(Some(bounce));
+            self.pool.release(RequestMemory::Bounce(bounce));
         }
     }
 
@@ -170,29 +204,33 @@ impl Fabric {
         id: u64,
         at: usize,
         size: usize,
-        bounce: Option<BounceBuffer>,
+        memory: RequestMemory,
     ) {
-        let Some(message) = self.recvs.get_mut(&id) else { return self.pool.release(bounce) };
+        let Some(message) = self.recvs.get_mut(&id) else { return self.pool.release(memory) };
         self.report.add_moved(message.comm_id(), size);
-        if let (Some(recv), Some(_)) = (message.recv, &bounce) {
-            let source = bounce.map(|bounce| Source::Bounce(bounce, 0..size));
-            let delivery = |source| Delivery { recv, at, source, message: Some(id) };
-            return self.deliveries.extend(source.map(delivery));
+        if let RequestMemory::Bounce(bounce) = memory {
+            let source = Source::Bounce(bounce, 0..size);
+            if let Some(recv) = message.recv {
+                let delivery = Delivery { recv, at, source, message: Some(id) };
+                return self.deliveries.push(delivery);
+            }
+            // Into memory of this endpoint, so under its lock.
+            if let Some(buffered) = &mut message.buffered {
+                buffered[at..at + size].copy_from_slice(source.bytes());
+            }
+            self.release(source);
         }
-        // Into memory of this endpoint, so under its lock.
-        if let (Some(buffered), Some(bounce)) = (&mut message.buffered, &bounce) {
-            buffered[at..at + size].copy_from_slice(&bounce.bytes()[..size]);
-        }
-        message.in_flight -= 1;
-        self.pool.release(bounce);
-        self.finish_recv(id);
+        self.chunk_finished(id);
     }
 
-    fn finish_recv(&mut self, id: u64) {
-        if !self.recvs.get(&id).is_some_and(IncomingMessage::is_done) {
+    /// A chunk has been received, copied or reduced. Completes its message after the last one.
+    fn chunk_finished(&mut self, id: u64) {
+        let Entry::Occupied(mut message) = self.recvs.entry(id) else { return };
+        message.get_mut().in_flight -= 1;
+        if !message.get().is_done() {
             return;
         }
-        let Some(message) = self.recvs.remove(&id) else { return };
+        let message = message.remove();
         let (from, comm_id) = (message.from, message.comm_id());
         if let Some(bytes) = message.buffered {
             let queue = &mut self.peers.entry(from).or_default().queue;
@@ -225,12 +263,7 @@ impl Fabric {
         self.release(source);
         match message {
             None => self.report.completed.push((comm_id, recv.request)),
-            Some(id) => {
-                if let Some(message) = self.recvs.get_mut(&id) {
-                    message.in_flight -= 1;
-                }
-                self.finish_recv(id);
-            }
+            Some(id) => self.chunk_finished(id),
         }
     }
 
