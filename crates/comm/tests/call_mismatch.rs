@@ -37,41 +37,30 @@ fn shared_memory(debug: bool) -> Vec<Communicator> {
     shm::world_with(RANKS, config).unwrap()
 }
 
-/// A call; returns its result and whether the data is unchanged.
-type CallFn = fn(&Communicator) -> (Result, bool);
+/// A call and its description. The call returns its result and whether the data is unchanged.
+type NamedCall = (fn(&Communicator) -> (Result, bool), &'static str);
 
-/// The difference, the calls of the victim and of the others, and their descriptions.
-const CASES: [(&str, CallFn, CallFn, &str, &str); 5] = [
-    ("operation", gather, sum, "all-gather of 4 f32", "all-reduce of 9 f32, sum"),
-    ("size", larger, sum, "all-reduce of 30000 f32, sum", "all-reduce of 9 f32, sum"),
-    ("type", other_type, sum, "all-reduce of 9 i32, sum", "all-reduce of 9 f32, sum"),
+const SUM: NamedCall = (|comm| all_reduce(comm, 9, ReduceOp::Sum), "all-reduce of 9 f32, sum");
+const BROADCAST: NamedCall = (|comm| broadcast(comm, 1), "broadcast of 5 u8, root 1");
+
+/// The calls of the victim and of the others.
+const CASES: [(NamedCall, NamedCall); 8] = [
+    ((gather, "all-gather of 4 f32"), SUM),
+    ((|comm| (comm.barrier(), true), "barrier"), SUM),
+    (BROADCAST, SUM),
+    ((|comm| broadcast(comm, 3), "broadcast of 5 u8, root 3"), BROADCAST),
+    ((|comm| all_reduce(comm, 10, ReduceOp::Sum), "all-reduce of 10 f32, sum"), SUM),
+    ((|comm| all_reduce(comm, 30_000, ReduceOp::Sum), "all-reduce of 30000 f32, sum"), SUM),
+    ((other_type, "all-reduce of 9 i32, sum"), SUM),
     (
-        "root",
-        |comm| broadcast(comm, 3),
-        |comm| broadcast(comm, 1),
-        "broadcast of 5 u8, root 3",
-        "broadcast of 5 u8, root 1",
-    ),
-    (
-        "order",
-        |comm| in_order(comm, [ReduceOp::Max, ReduceOp::Sum]),
-        |comm| in_order(comm, [ReduceOp::Sum, ReduceOp::Max]),
-        "all-reduce of 9 f32, max",
-        "all-reduce of 9 f32, sum",
+        (|comm| in_order(comm, [ReduceOp::Max, ReduceOp::Sum]), "all-reduce of 9 f32, max"),
+        (|comm| in_order(comm, [ReduceOp::Sum, ReduceOp::Max]), "all-reduce of 9 f32, sum"),
     ),
 ];
 
 fn all_reduce(comm: &Communicator, count: usize, op: ReduceOp) -> (Result, bool) {
     let mut data = vec![1.0f32; count];
     (comm.all_reduce(&mut data, op), data.iter().all(|v| *v == 1.0))
-}
-
-fn sum(comm: &Communicator) -> (Result, bool) {
-    all_reduce(comm, 9, ReduceOp::Sum)
-}
-
-fn larger(comm: &Communicator) -> (Result, bool) {
-    all_reduce(comm, 30_000, ReduceOp::Sum)
 }
 
 fn other_type(comm: &Communicator) -> (Result, bool) {
@@ -99,8 +88,8 @@ fn in_order(comm: &Communicator, [first, second]: [ReduceOp; 2]) -> (Result, boo
 /// The error of every rank, and whether its data is unchanged.
 fn run_mismatch(
     world: Vec<Communicator>,
-    minority: CallFn,
-    majority: CallFn,
+    (minority, _): NamedCall,
+    (majority, _): NamedCall,
 ) -> Vec<(CommError, bool)> {
     let first_call = std::sync::Barrier::new(RANKS as usize);
     suite::on_all_ranks(world, |comm| {
@@ -118,44 +107,48 @@ fn run_mismatch(
     })
 }
 
-fn check(engine: &str, world: &dyn Fn(bool) -> Vec<Communicator>) {
-    for debug in [false, true] {
-        for (what, minority, majority, minority_call, majority_call) in CASES {
-            let start = Instant::now();
-            let errors = run_mismatch(world(debug), minority, majority);
-            assert!(start.elapsed() < Duration::from_secs(15), "{engine}: {what}");
-            for (rank, (error, untouched)) in errors.iter().enumerate() {
-                let case = format!("{engine}, debug {debug}, {what}: rank {rank}: {error}");
-                let CommError::CallMismatch { sequence, ours_by, ours, theirs_by, theirs } = error
-                else {
-                    panic!("{case}");
-                };
-                let calls = [ours.to_string(), theirs.to_string()];
-                let expected = match rank as u32 == VICTIM {
-                    true => [minority_call, majority_call],
-                    false => [majority_call, minority_call],
-                };
-                assert_eq!(calls, expected, "{case}");
-                assert_eq!(*sequence, 2, "{case}");
-                let named = if rank as u32 == VICTIM { ours_by } else { theirs_by };
-                assert_eq!(named.rank, VICTIM, "{case}");
-                assert!(!debug || *untouched, "{case}");
-            }
+/// The ranks of node n are on host n.
+fn check(engine: &str, hosts: [&str; 2], world: &dyn Fn(bool) -> Vec<Communicator>) {
+    for (debug, (minority, majority)) in
+        [false, true].into_iter().flat_map(|d| CASES.map(|c| (d, c)))
+    {
+        let start = Instant::now();
+        let errors = run_mismatch(world(debug), minority, majority);
+        let what = format!("{engine}, debug {debug}, {}", minority.1);
+        assert!(start.elapsed() < Duration::from_secs(15), "{what}");
+        for (rank, (error, untouched)) in (0..).zip(&errors) {
+            let what = format!("{what}: rank {rank}: {error}");
+            let CommError::CallMismatch { sequence, ours_by, ours, theirs_by, theirs } = error
+            else {
+                panic!("{what}");
+            };
+            let calls = [ours.to_string(), theirs.to_string()];
+            let expected = match rank == VICTIM {
+                true => [minority.1, majority.1],
+                false => [majority.1, minority.1],
+            };
+            assert_eq!(calls, expected, "{what}");
+            assert_eq!((*sequence, ours_by.rank), (2, rank), "{what}");
+            assert_eq!(theirs_by.rank == VICTIM, rank != VICTIM, "{what}");
+            assert_eq!(theirs_by.host, hosts[theirs_by.rank as usize / 2], "{what}");
+            let both = format!("{ours_by} called {ours}, {theirs_by} called {theirs}");
+            assert!(error.to_string().contains(&format!("call 2 of this communicator: {both}")));
+            assert!(!debug || *untouched, "{what}");
         }
     }
 }
 
 #[test]
 fn shared_memory_reports_mismatches() {
-    check("shared memory", &shared_memory);
+    check("shared memory", ["this node"; 2], &shared_memory);
 }
 
 #[test]
 fn tcp_reports_mismatches() {
-    check("TCP", &|debug| network(debug, bootstrap::join));
+    check("TCP", ["node0", "node1"], &|debug| network(debug, bootstrap::join));
 }
 
 #[test]
 fn hierarchical_reports_mismatches() {
-    check("hierarchical", &|debug| network(debug, hierarchical::join));
+    check("hierarchical", ["node0", "node1"], &|debug| network(debug, hierarchical::join));
 }

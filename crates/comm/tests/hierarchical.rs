@@ -12,13 +12,11 @@ use regatta_comm::{
     hierarchical,
 };
 
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A world of ranks on simulated nodes.
 fn world(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
     world_with(size, node, Duration::from_secs(300))
-}
-
-fn short_timeout(size: u32, node: impl Fn(u32) -> u32) -> Vec<Communicator> {
-    world_with(size, node, Duration::from_secs(1))
 }
 
 fn world_with(size: u32, node: impl Fn(u32) -> u32, desync_after: Duration) -> Vec<Communicator> {
@@ -31,21 +29,15 @@ fn world_with(size: u32, node: impl Fn(u32) -> u32, desync_after: Duration) -> V
 }
 
 #[test]
-fn two_ranks_per_node_match_the_reference() {
+fn collectives_match_the_reference() {
+    // Two ranks per node, cyclic, non-uniform, on a single node, and one rank per node.
     suite::all_collectives(&[1, 2, 4, 6], &[0, 1, 7, 20_000], |size| world(size, |rank| rank / 2));
-    suite::edge_cases(|size| world(size, |rank| rank / 2));
-}
-
-#[test]
-fn cyclic_and_non_uniform_layouts_match_the_reference() {
     suite::all_collectives(&[4, 5, 6], &[1, 7, 20_000], |size| world(size, |rank| rank % 2));
     suite::all_collectives(&[4], &[3, 100], |size| world(size, |rank| u32::from(rank == 3)));
-}
-
-#[test]
-fn single_node_and_one_rank_per_node_match_the_reference() {
     suite::all_collectives(&[3], &[0, 7, 20_000], |size| world(size, |_| 0));
     suite::all_collectives(&[3], &[0, 7, 1000], |size| world(size, |rank| rank));
+    suite::edge_cases(|size| world(size, |rank| rank / 2));
+    suite::large_buffers(|size| world(size, |rank| rank / 2));
 }
 
 #[test]
@@ -54,24 +46,11 @@ fn sampled_combinations_match_the_reference() {
 }
 
 #[test]
-fn random_messages_are_delivered() {
+fn random_messages_sessions_and_layouts_match_the_reference() {
     suite::random_messages(16, 1..9, |size| world(size, |rank| rank / 3));
-}
-
-#[test]
-fn random_sessions_match_the_reference() {
     // Non-uniform nodes with scattered ranks.
     suite::random_sessions(24, 1..18, |size| world(size, |rank| (rank * 7 + size) % 5 % 3));
-}
-
-#[test]
-fn random_node_layouts_match_the_reference() {
     suite::random_node_layouts(24, |nodes| world(nodes.len() as u32, |rank| nodes[rank as usize]));
-}
-
-#[test]
-fn large_buffers_match_the_reference() {
-    suite::large_buffers(|size| world(size, |rank| rank / 2));
 }
 
 /// Without a call; closing a split communicator is not a failure.
@@ -133,7 +112,7 @@ fn rank_waiting_for_another_node_drains_local_messages() {
 fn missing_sender_is_reported_on_either_transport() {
     // On the node of rank 0, and on another node.
     for silent in [1, 2] {
-        let ended = suite::on_all_ranks(short_timeout(4, |rank| rank / 2), |comm| {
+        let ended = suite::on_all_ranks(world_with(4, |rank| rank / 2, SHORT_TIMEOUT), |comm| {
             comm.barrier().unwrap();
             let (mut one, mut two) = ([0u8; 9], [0u8; 9]);
             let done = match comm.rank() {
@@ -157,7 +136,7 @@ fn missing_sender_is_reported_on_either_transport() {
 /// A mismatch between two ranks of a node is reported on all nodes.
 #[test]
 fn message_mismatch_within_a_node_is_reported_on_every_node() {
-    let ended = suite::on_all_ranks(short_timeout(4, |rank| rank / 2), |comm| {
+    let ended = suite::on_all_ranks(world_with(4, |rank| rank / 2, SHORT_TIMEOUT), |comm| {
         // The error may reach other ranks while they are still in the barrier.
         let done = comm.barrier().and_then(|()| match comm.rank() {
             3 => comm.send(&[1.5f32; 3], 2, 5),

@@ -117,6 +117,7 @@ pub struct Fid {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct Ops {
     pub size: usize,
     pub close: unsafe extern "C" fn(*mut Fid) -> c_int,

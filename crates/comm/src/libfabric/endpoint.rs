@@ -69,9 +69,6 @@ pub struct Endpoint {
     /// The provider's address handles, by rank.
     addresses: Vec<u64>,
     regions: Vec<*mut Mr>,
-    /// The endpoint's functions while a test simulates a busy endpoint.
-    #[cfg(test)]
-    real_ops: Option<*const abi::Ops>,
 }
 
 // SAFETY: libfabric objects may be used from any thread, one at a time as requested
@@ -104,8 +101,6 @@ impl Endpoint {
             fd: None,
             addresses: Vec::new(),
             regions: Vec::new(),
-            #[cfg(test)]
-            real_ops: None,
         };
         // After an error, dropping the endpoint closes the objects opened so far.
         serialized(|| endpoint.open_objects()).map(|()| endpoint)

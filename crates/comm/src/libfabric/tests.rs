@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::abi::{Fid, Ops};
 use super::fabric::Fabric;
 use super::negotiate::open;
 use super::network::FabricNetwork;
@@ -60,13 +61,19 @@ fn a_busy_endpoint_rejects_posts_and_can_be_closed_later() {
     let mut memory = vec![0u8; 100];
     endpoint.info.needs_registration = true;
     endpoint.register(memory.as_mut_ptr(), memory.len()).unwrap();
-    endpoint.simulate_busy(true);
+    unsafe extern "C" fn refuse(_: *mut Fid) -> std::ffi::c_int {
+        -libc::EBUSY
+    }
+    let real = *endpoint.ops();
+    // SAFETY: the functions of an open endpoint.
+    let busy = Ops { close: refuse, ..unsafe { *real } };
+    *endpoint.ops() = Box::leak(Box::new(busy));
     assert!(!endpoint.close_ep() && !endpoint.close());
     let none = std::ptr::null_mut();
     // SAFETY: nothing is posted, because the endpoint is closed.
     let rejected = unsafe { endpoint.post(Some(0), &mut memory[..], none, 0, none.cast()) };
     assert!(rejected.unwrap_err().contains("closed"));
-    endpoint.simulate_busy(false);
+    *endpoint.ops() = real;
     assert!(endpoint.close() && endpoint.close());
 }
 

@@ -80,8 +80,8 @@ impl NetworkEngine {
         let global = |rank: &u32| self.transport.members.get(*rank as usize).copied();
         let members = ranks.iter().filter_map(global).collect();
         let comm_id = self.transport.derived_comm_id(colour.into());
-        let transport = self.transport.subgroup(comm_id, members, rank);
-        let mut child = Self::new(transport);
+        let (context, network) = (self.transport.context.clone(), self.transport.network.clone());
+        let mut child = Self::new(NetworkTransport::new(context, network, comm_id, members, rank));
         child.planner.table = self.planner.table.clone();
         Ok(Some(child))
     }

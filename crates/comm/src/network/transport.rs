@@ -33,10 +33,8 @@ struct PendingRequest {
 /// The transport of one communicator.
 pub struct NetworkTransport {
     pub(super) context: Arc<NetworkContext>,
-    network: Arc<dyn Network>,
+    pub(super) network: Arc<dyn Network>,
     comm_id: u64,
-    /// Hash of the signature of the current collective.
-    signature_hash: u32,
     /// The global ranks of its members.
     pub(super) members: Vec<u32>,
     rank: u32,
@@ -90,7 +88,6 @@ impl NetworkTransport {
             context,
             network,
             comm_id,
-            signature_hash: 0,
             members,
             rank,
             monitor,
@@ -111,11 +108,6 @@ impl NetworkTransport {
         let timeout = self.context.config.desync_after.max(at_least);
         self.watch = CallWatch::new(self.monitor.clone(), timeout, clock::now());
         self
-    }
-
-    /// A communicator of some of the members.
-    pub fn subgroup(&self, comm_id: u64, members: Vec<u32>, rank: u32) -> Self {
-        Self::new(self.context.clone(), self.network.clone(), comm_id, members, rank)
     }
 
     /// The ID of a communicator derived from this one after the current call, such as the
@@ -171,10 +163,11 @@ impl NetworkTransport {
         direction: LinkDirection,
     ) -> (Envelope, RequestId) {
         let key = MessageKey::new(self.comm_id, key, self.calls_done + 1);
-        let (tagged, signature_hash) = (key.tagged, self.signature_hash);
+        let tagged = key.tagged;
         let mut state = self.context.shared.lock();
         let id = state.next_request();
         let comm = state.comms.get(self.comm_id);
+        let signature_hash = comm.signature_hash;
         match (tagged, direction) {
             (false, LinkDirection::Send) => increment(&mut comm.message_counts.sent, peer),
             (false, LinkDirection::Recv) => comm.message_counts.awaited.push(peer),
@@ -268,7 +261,6 @@ impl Transport for NetworkTransport {
         let mut state = shared.lock();
         let comm = state.comms.get(self.comm_id);
         comm.begin(signature);
-        self.signature_hash = comm.signature_hash;
         self.watch.reset(comm.bytes_moved, clock::now());
         self.check_abort(&state)?;
         drop(state);

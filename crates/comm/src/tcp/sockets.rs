@@ -24,7 +24,7 @@ use crate::matching::{MatchQueue, MatchResult};
 use crate::network::{
     LinkDirection, Network, Report, SharedState, SleepSet, UserBuffer, UserRecv, UserSend,
 };
-use incoming::{Incoming, LOCAL_CONN, conn_index};
+use incoming::{Incoming, LOCAL_CONN, ReadCtx, conn_index};
 use outgoing::Outgoing;
 use tcp_info::unacked_for;
 
@@ -78,12 +78,8 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 impl Sockets {
     pub fn new(shared: Arc<SharedState>) -> Self {
-        Self::with_limit(shared, UNEXPECTED_LIMIT)
-    }
-
-    fn with_limit(shared: Arc<SharedState>, unexpected_limit: u64) -> Self {
         let (dialler, peers, deferrals) = (OnceLock::new(), Mutex::default(), AtomicU32::new(0));
-        Self { shared, dialler, peers, unexpected_limit, deferrals }
+        Self { shared, dialler, peers, unexpected_limit: UNEXPECTED_LIMIT, deferrals }
     }
 
     fn peer(&self, rank: u32) -> Arc<PeerSockets> {
@@ -167,8 +163,9 @@ impl Sockets {
     fn read(&self, from: u32, peer: &PeerSockets, limit: u64) -> bool {
         let Some(mut incoming) = try_lock(&peer.incoming) else { return false };
         let mut report = Report::default();
-        let read = incoming.read(&peer.queue, &self.shared, limit, &mut report);
-        let read = read.unwrap_or_else(|why| {
+        let (queue, shared) = (&peer.queue, &*self.shared);
+        let mut ctx = ReadCtx { queue, shared, limit, report: &mut report };
+        let read = incoming.read(&mut ctx).unwrap_or_else(|why| {
             incoming.close_all();
             report.broken.push((from, LinkDirection::Recv, why));
             true

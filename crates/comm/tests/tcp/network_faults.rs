@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use regatta_testbed::{Cluster, cluster_or_skip};
 
-use crate::rank_process::{ARGUMENTS, RankScript, as_rank, environment, error_of, secret_file};
+use crate::rank_process::{MAIN, RankProcesses, RankScript, arguments, start};
 
 fn cluster() -> Option<Cluster> {
     cluster_or_skip(&Cluster::builder().nodes(4).cpus(2).slurm(false))
@@ -16,7 +16,7 @@ fn ranks_on_a_disconnected_node_are_lost() {
     for victim in [2, 0] {
         let named = format!("rank {victim} on {} was lost", cluster.nodes()[victim]);
         let cut = || cluster.disconnect(&cluster.nodes()[victim]).unwrap();
-        for (rank, outcome) in (0..).zip(outcomes(&cluster, &format!("cut-{victim}"), &cut)) {
+        for (rank, outcome) in (0..).zip(outcomes(&cluster, &cut)) {
             assert!(rank == victim || outcome.contains(&named), "rank {rank}: {outcome}");
         }
     }
@@ -25,7 +25,7 @@ fn ranks_on_a_disconnected_node_are_lost() {
 #[test]
 fn a_cut_link_between_two_nodes_is_reported() {
     let Some(cluster) = cluster() else { return };
-    let all = outcomes(&cluster, "between", &|| cluster.disconnect_pair("node2", "node3").unwrap());
+    let all = outcomes(&cluster, &|| cluster.disconnect_pair("node2", "node3").unwrap());
     // Both directions are cut. All ranks must report the same one.
     let links = [("rank 1 on node2", "rank 2 on node3"), ("rank 2 on node3", "rank 1 on node2")];
     let links = links.map(|(from, to)| format!("the link from {from} to {to} failed"));
@@ -36,31 +36,37 @@ fn a_cut_link_between_two_nodes_is_reported() {
 #[test]
 fn a_link_below_the_minimum_rate_is_reported() {
     let Some(cluster) = cluster() else { return };
-    let all = outcomes(&cluster, "slow", &|| cluster.throttle("node3", "8kbit").unwrap());
+    let all = outcomes(&cluster, &|| cluster.throttle("node3", "8kbit").unwrap());
     for (rank, outcome) in all.iter().enumerate() {
         assert!(rank == 2 || outcome.contains("rank 2 on node3"), "rank {rank}: {outcome}");
     }
 }
 
+/// Starts a rank per node, bound to the NIC addresses that `bind` returns.
+pub fn start_on_nodes(
+    cluster: &Cluster,
+    script: RankScript,
+    bind: impl Fn(usize) -> Option<String>,
+) -> RankProcesses {
+    let (nodes, program) = (cluster.nodes(), std::env::current_exe().unwrap());
+    let command = |(rank, node): (usize, &String)| {
+        let mut command = cluster.on(node, &program, arguments(MAIN)).unwrap();
+        command.envs(bind(rank).map(|bind| ("REGATTA_BIND", bind)));
+        command
+    };
+    start(nodes.iter().enumerate().map(command), &script, &nodes[0], cluster.shared())
+}
+
 /// The errors of four ranks, one per node, after a network fault.
-fn outcomes(cluster: &Cluster, name: &str, inject: &dyn Fn()) -> Vec<String> {
+fn outcomes(cluster: &Cluster, inject: &dyn Fn()) -> Vec<String> {
     let script =
         RankScript { lost_after_s: 2, desync_after_s: 5, ..RankScript::all_reduce(100_000) };
     let nodes = cluster.nodes();
-    let secret = secret_file(cluster.shared(), name);
-    let program = std::env::current_exe().unwrap();
-    let rank = |(rank, node): (usize, &String)| {
-        let mut command = cluster.on(node, &program, ARGUMENTS).unwrap();
-        let environment = environment(rank as u32, 4, &nodes[0], &secret.0);
-        as_rank(&mut command, script, &environment);
-        command.spawn().unwrap()
-    };
-    let children: Vec<_> = nodes.iter().enumerate().map(rank).collect();
+    let mut ranks = start_on_nodes(cluster, script, |_| None);
     std::thread::sleep(Duration::from_secs(2));
     inject();
     let start = Instant::now();
-    let errors: Vec<String> =
-        children.into_iter().map(|child| error_of(child).unwrap_or_default()).collect();
+    let errors: Vec<String> = ranks.outcomes().into_iter().map(Option::unwrap_or_default).collect();
     assert!(start.elapsed() < Duration::from_secs(15), "{errors:?}");
     nodes.iter().for_each(|node| cluster.heal(node).unwrap());
     errors

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use regatta_comm::CallKind;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rank_process::{RankScript, assert_victim_lost, error_of, start};
+use crate::rank_process::{MAIN, Operation, RankScript, outcome, start_local};
 use crate::seeded_rng::SeededRng;
 use crate::suite::case_count;
 
@@ -16,7 +16,7 @@ fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
         let mut seeded = SeededRng(seed);
         let ranks = 2 + seeded.below(4) as u32;
         let script = RankScript {
-            kind: CallKind::ALL[(seed % 9) as usize],
+            operation: Operation::Collective(CallKind::ALL[(seed % 9) as usize]),
             count: seeded.choose(&[0, 1, 1000, 300_000, 2_000_000]),
             victim: seeded.below(ranks.into()) as u32,
             call: 1 + seeded.below(20),
@@ -24,8 +24,7 @@ fn a_rank_killed_in_any_collective_is_reported_by_all_others() {
             ..RankScript::all_reduce(0)
         };
         let start_at = Instant::now();
-        let (children, _secret) = start(ranks, script, &format!("killed-{seed}"));
-        assert_victim_lost(children, script, &format!("seed {seed}"));
+        start_local(ranks, MAIN, &script, &[]).assert_victim_lost(script, &format!("seed {seed}"));
         assert!(start_at.elapsed() < Duration::from_secs(15), "seed {seed}: {script:?}");
     }
 }
@@ -41,30 +40,24 @@ fn wait_until_working(child: &mut Child) {
     }
 }
 
+#[test]
+fn a_stopped_rank_is_lost() {
+    [0, 2].into_iter().for_each(stopped_rank_is_lost);
+}
+
 fn stopped_rank_is_lost(victim: u32) {
     let script = RankScript { lost_after_s: 2, desync_after_s: 60, ..RankScript::all_reduce(1000) };
-    let (mut children, _secret) = start(3, script, &format!("stopped-{victim}"));
-    wait_until_working(&mut children[0]);
-    let id = Pid::from_child(&children[victim as usize]);
-    kill_process(id, Signal::STOP).unwrap();
+    let mut ranks = start_local(3, MAIN, &script, &[]);
+    wait_until_working(&mut ranks.children[0]);
+    let mut stopped = ranks.children.remove(victim as usize);
+    kill_process(Pid::from_child(&stopped), Signal::STOP).unwrap();
     let start_at = Instant::now();
-    let mut stopped = children.remove(victim as usize);
-    for child in children {
-        let error = error_of(child).unwrap();
+    for child in ranks.children.drain(..) {
+        let error = outcome(child).unwrap();
         assert!(error.contains(&format!("rank {victim} on ")), "{error}");
         assert!(error.contains("no heartbeat for"), "{error}");
         assert!(start_at.elapsed() < Duration::from_secs(10), "{error}");
     }
     stopped.kill().unwrap();
     stopped.wait().unwrap();
-}
-
-#[test]
-fn a_stopped_rank_is_lost() {
-    stopped_rank_is_lost(2);
-}
-
-#[test]
-fn a_stopped_rank_0_is_lost() {
-    stopped_rank_is_lost(0);
 }

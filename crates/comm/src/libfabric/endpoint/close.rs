@@ -2,8 +2,6 @@
 //! to posted memory, which must then not be freed.
 
 use super::{Endpoint, serialized};
-#[cfg(test)]
-use crate::libfabric::abi;
 use crate::libfabric::abi::Fid;
 
 impl Endpoint {
@@ -40,25 +38,11 @@ impl Endpoint {
         })
     }
 
-    /// Simulates a busy endpoint, or ends the simulation.
+    /// The functions of the endpoint, which a test replaces.
     #[cfg(test)]
-    pub fn simulate_busy(&mut self, busy: bool) {
-        unsafe extern "C" fn refuse(_: *mut Fid) -> std::ffi::c_int {
-            -libc::EBUSY
-        }
-        let fid: *mut Fid = self.ep.cast();
-        let real_ops = self.real_ops.take();
-        // SAFETY: the endpoint is open, and the leaked table outlives it.
-        unsafe {
-            let ops = real_ops.unwrap_or((*fid).ops);
-            if busy {
-                let abi::Ops { size, bind, control, .. } = *ops;
-                (*fid).ops = Box::leak(Box::new(abi::Ops { size, close: refuse, bind, control }));
-                self.real_ops = Some(ops);
-            } else {
-                (*fid).ops = ops;
-            }
-        }
+    pub fn ops(&mut self) -> &mut *const crate::libfabric::abi::Ops {
+        // SAFETY: the endpoint is open.
+        unsafe { &mut (*self.ep.cast::<Fid>()).ops }
     }
 }
 

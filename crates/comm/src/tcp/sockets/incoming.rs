@@ -72,12 +72,12 @@ impl RecvBuffer {
 }
 
 /// What a read step needs beside the connections.
-struct ReadCtx<'a> {
-    queue: &'a Mutex<PeerQueue>,
-    shared: &'a SharedState,
+pub struct ReadCtx<'a> {
+    pub queue: &'a Mutex<PeerQueue>,
+    pub shared: &'a SharedState,
     /// No message is started while there are this many bytes of unexpected messages.
-    limit: u64,
-    report: &'a mut Report,
+    pub limit: u64,
+    pub report: &'a mut Report,
 }
 
 impl ReadCtx<'_> {
@@ -105,18 +105,11 @@ impl Incoming {
 
     /// Reads until a message completes, the quantum is used up or the sockets are drained. Starts no
     /// message while the unexpected-message queue is full. Returns whether anything was read.
-    pub fn read(
-        &mut self,
-        queue: &Mutex<PeerQueue>,
-        shared: &SharedState,
-        limit: u64,
-        report: &mut Report,
-    ) -> Result<bool, String> {
-        let mut ctx = ReadCtx { queue, shared, limit, report };
+    pub fn read(&mut self, ctx: &mut ReadCtx<'_>) -> Result<bool, String> {
         let mut quantum = READ_QUANTUM;
         for conn in 0..self.conns.len() {
             loop {
-                let status = match self.step(conn, &mut ctx) {
+                let status = match self.step(conn, ctx) {
                     Err(_) if self.is_redundant(conn) => {
                         self.conns[conn] = None;
                         ReadStatus::WouldBlock

@@ -19,7 +19,7 @@ fn rank(unexpected_limit: u64) -> Sockets {
     for comm_id in [1, 2] {
         shared.lock().comms.get(comm_id);
     }
-    Sockets::with_limit(shared, unexpected_limit)
+    Sockets { unexpected_limit, ..Sockets::new(shared) }
 }
 
 /// Both ends of a connection.

@@ -2,26 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic like the tests")]
 
-#[path = "tcp/algorithms.rs"]
 mod algorithms;
-#[path = "tcp/bootstrap_errors.rs"]
 mod bootstrap_errors;
-#[path = "tcp/call_mismatch.rs"]
 mod call_mismatch;
-#[path = "tcp/network_faults.rs"]
 mod network_faults;
-#[path = "tcp/nic_binding.rs"]
 mod nic_binding;
-#[path = "tcp/port_file.rs"]
 mod port_file;
-#[path = "tcp/random_mismatch.rs"]
 mod random_mismatch;
-#[path = "tcp/rank_failure.rs"]
 mod rank_failure;
-#[path = "tcp/rank_process.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
 mod rank_process;
-#[path = "tcp/seeded_rng.rs"]
 mod seeded_rng;
+#[path = "../suite/mod.rs"]
 mod suite;
 
 use regatta_comm::bootstrap::{BootstrapConfig, join};
@@ -43,10 +35,6 @@ fn world(size: u32) -> Vec<Communicator> {
 #[test]
 fn collectives_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 4, 5, 8, 9], &[0, 1, 7, 100, 5003], world);
-}
-
-#[test]
-fn edge_cases() {
     suite::edge_cases(world);
 }
 

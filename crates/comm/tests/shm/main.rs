@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "test helpers may panic")]
 
-#[path = "tcp/port_file.rs"]
+#[path = "../tcp/port_file.rs"]
 mod port_file;
-#[path = "shm/rank_process.rs"]
+#[path = "../tcp/rank_process.rs"]
 mod rank_process;
-#[path = "tcp/seeded_rng.rs"]
+mod scenarios;
+#[path = "../tcp/seeded_rng.rs"]
 mod seeded_rng;
+#[path = "../suite/mod.rs"]
 mod suite;
 
 use std::time::Duration;
@@ -163,113 +165,80 @@ fn zero_copy_reductions_are_bit_identical_to_copied_ones() {
     }
 }
 
+/// A world whose timeout is long enough that the start order does not matter.
+fn with_timeout(ranks: u32) -> Vec<Communicator> {
+    let desync_after = Duration::from_secs(2);
+    shm::world_with(ranks, ShmConfig { desync_after, ..ShmConfig::default() }).unwrap()
+}
+
 fn errors(world: Vec<Communicator>, work: impl Fn(&Communicator) -> Result + Sync) -> Vec<String> {
     suite::on_all_ranks(world, |comm| work(comm).unwrap_err().to_string())
 }
 
+type CallFn = fn(&Communicator) -> Result;
+
 #[test]
-fn call_mismatch_reports_both_calls() {
-    for debug in [false, true] {
-        let settings = ShmConfig { debug, ..ShmConfig::default() };
-        let world = || shm::world_with(2, settings).unwrap();
-        let sizes = errors(world(), |comm| {
-            let mut data = vec![1.0f32; 3 + comm.rank() as usize];
-            comm.all_reduce(&mut data, ReduceOp::Sum)
-        });
-        for (rank, error) in sizes.iter().enumerate() {
-            let (ours, theirs) = (3 + rank, 4 - rank);
-            let both = format!(
-                "call 1 of this communicator: rank {rank} on this node called all-reduce of {ours} \
-                 f32, sum, rank {} on this node called all-reduce of {theirs} f32, sum",
-                1 - rank
-            );
-            assert!(error.contains(&both), "{error}");
+fn mismatches_of_roots_and_messages_are_reported_by_all_ranks() {
+    let cases: [(u32, CallFn, [&str; 2]); 3] = [
+        // Some ranks run ahead.
+        (
+            3,
+            |comm| loop {
+                comm.broadcast(&mut [0i16; 3], u32::from(comm.rank() == 2))?;
+            },
+            ["root 0", "root 1"],
+        ),
+        (
+            2,
+            |comm| match comm.rank() {
+                0 => comm.send(&[1u8, 2], 1, 0).and_then(|()| comm.barrier()),
+                _ => comm.receive(&mut [0u8; 3], 0, 0),
+            },
+            ["send of 2 u8", "receive of 3 u8"],
+        ),
+        (
+            2,
+            |comm| match comm.rank() {
+                0 => comm.barrier(),
+                _ => comm.receive(&mut [0u8], 0, 0),
+            },
+            ["barrier", "receive of 1 u8"],
+        ),
+    ];
+    for (ranks, work, both) in cases {
+        for error in errors(with_timeout(ranks), work) {
+            assert!(both.iter().all(|call| error.contains(call)), "{both:?}: {error}");
         }
-        let kinds = errors(world(), |comm| match comm.rank() {
-            0 => comm.barrier(),
-            _ => comm.all_gather(&[1u8], &mut [0, 0]),
+    }
+}
+
+#[test]
+fn timeouts_name_the_rank_that_makes_no_call() {
+    let cases: [CallFn; 3] = [
+        |comm| if comm.rank() == 2 { Ok(()) } else { comm.barrier() },
+        |comm| match comm.rank() {
+            0 => comm.receive(&mut [0u8], 2, 0),
+            1 => comm.barrier(),
+            _ => Ok(()),
+        },
+        |comm| {
+            let all = vec![1u8; if comm.rank() == 1 { 3000 } else { 0 }];
+            let scatter = |_| comm.scatter(&all, &mut [0u8; 1000], 1);
+            // The root is some calls ahead before it waits for the last rank.
+            (0..if comm.rank() == 2 { 1 } else { 100 }).try_for_each(scatter)
+        },
+    ];
+    for work in cases {
+        // All ranks stay alive until all have their result.
+        let over = std::sync::Barrier::new(3);
+        let ends = suite::on_all_ranks(with_timeout(3), |comm| {
+            let end = work(comm);
+            over.wait();
+            end
         });
-        let both = |e: &String| e.contains("barrier") && e.contains("all-gather");
-        assert!(kinds.iter().all(both), "{kinds:?}");
+        ends[..2].iter().for_each(|end| suite::timeouts::assert_waits_for(end, 2));
     }
-}
-
-#[test]
-fn root_mismatch_is_reported_to_ranks_that_ran_ahead() {
-    let errors = errors(world(3), |comm| {
-        let root = u32::from(comm.rank() == 2);
-        loop {
-            comm.broadcast(&mut [0i16; 3], root)?;
-        }
-    });
-    assert!(errors.iter().all(|e| e.contains("root 0") && e.contains("root 1")), "{errors:?}");
-}
-
-#[test]
-fn message_length_mismatch_is_reported() {
-    let errors = errors(world(2), |comm| match comm.rank() {
-        0 => comm.send(&[1u8, 2], 1, 0).and_then(|()| comm.barrier()),
-        _ => comm.receive(&mut [0u8; 3], 0, 0),
-    });
-    for error in errors {
-        assert!(error.contains("send of 2 u8") && error.contains("receive of 3 u8"), "{error}");
-    }
-}
-
-fn short_timeout() -> ShmConfig {
-    ShmConfig { desync_after: Duration::from_millis(300), ..ShmConfig::default() }
-}
-
-/// Long enough that the start order does not matter.
-fn long_timeout() -> ShmConfig {
-    ShmConfig { desync_after: Duration::from_secs(2), ..ShmConfig::default() }
-}
-
-/// The results of three ranks, which stay alive until all have theirs.
-fn ends_of_three(config: ShmConfig, work: impl Fn(&Communicator) -> Result + Sync) -> Vec<Result> {
-    let barrier = std::sync::Barrier::new(3);
-    suite::on_all_ranks(shm::world_with(3, config).unwrap(), |comm| {
-        let end = work(comm);
-        barrier.wait();
-        end
-    })
-}
-
-#[test]
-fn timeout_names_the_missing_rank() {
-    let barrier = |comm: &Communicator| if comm.rank() == 1 { Ok(()) } else { comm.barrier() };
-    let ends = ends_of_three(short_timeout(), barrier);
-    for rank in [0, 2] {
-        suite::timeouts::assert_waits_for(&ends[rank], 1);
-    }
-}
-
-#[test]
-fn rank_waiting_for_a_third_is_not_reported() {
-    let ends = ends_of_three(long_timeout(), |comm| match comm.rank() {
-        0 => comm.receive(&mut [0u8], 2, 0),
-        1 => comm.barrier(),
-        _ => Ok(()),
-    });
-    ends[..2].iter().for_each(|end| suite::timeouts::assert_waits_for(end, 2));
-}
-
-#[test]
-fn root_waiting_for_a_third_is_not_reported() {
-    let ends = ends_of_three(long_timeout(), |comm| {
-        let all = vec![1u8; if comm.rank() == 1 { 3000 } else { 0 }];
-        let scatter = |_| comm.scatter(&all, &mut [0u8; 1000], 1);
-        // The root is some calls ahead before it waits for the last rank.
-        (0..if comm.rank() == 2 { 1 } else { 100 }).try_for_each(scatter)
-    });
-    ends[..2].iter().for_each(|end| suite::timeouts::assert_waits_for(end, 2));
-}
-
-#[test]
-fn rank_waiting_in_another_communicator_is_not_reported() {
-    suite::timeouts::rank_waiting_in_another_communicator_is_not_reported(
-        shm::world_with(3, long_timeout()).unwrap(),
-    );
+    suite::timeouts::rank_waiting_in_another_communicator_is_not_reported(with_timeout(3));
 }
 
 #[test]
@@ -288,18 +257,6 @@ fn unobserved_mismatch_is_reported_some_calls_later() {
             let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
             assert!(both && error.contains("call 1 of"), "{error}");
         }
-    }
-}
-
-#[test]
-fn collective_and_message_are_reported_as_a_mismatch() {
-    let world = shm::world_with(2, long_timeout()).unwrap();
-    let errors = errors(world, |comm| match comm.rank() {
-        0 => comm.barrier(),
-        _ => comm.receive(&mut [0u8], 0, 0),
-    });
-    for error in errors {
-        assert!(error.contains("barrier") && error.contains("receive of 1 u8"), "{error}");
     }
 }
 
