@@ -69,7 +69,7 @@ pub fn engine(config: BootstrapConfig) -> Result<NetworkEngine> {
     let (network, name) = libfabric::select_network(&context, &choice)?;
     context.network.get_or_init(|| (network.clone(), name));
     let members = (0..world_size).collect();
-    Ok(NetworkEngine::new(NetworkTransport::new(context, network, 0, members, rank)))
+    Ok(NetworkEngine::new(NetworkTransport::new(context, network, 0, members)))
 }
 
 /// Rank 0 accepts the registrations of all other ranks.

@@ -36,6 +36,14 @@ pub struct UserSend {
     pub start: *const u8,
 }
 
+/// Memory for an unexpected message. The length comes from the peer, so allocation may fail.
+pub fn alloc_unexpected(length: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length).ok()?;
+    bytes.resize(length, 0);
+    Some(bytes)
+}
+
 /// What a waiting thread sleeps on, and for how long at most.
 pub struct SleepSet {
     pub sockets: Vec<(Arc<TcpStream>, PollFlags)>,

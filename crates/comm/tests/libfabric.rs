@@ -33,19 +33,23 @@ fn providers() -> Vec<&'static str> {
     found
 }
 
-/// Whether the tcp provider is available, which connects ranks of the same process.
-fn has_tcp() -> bool {
-    providers().contains(&"tcp")
-}
-
 /// The configurations of all ranks on this machine.
 fn configs(size: u32, provider: &str) -> Vec<BootstrapConfig> {
     suite::configs(size, |config| config.fabric = ProviderChoice::parse(provider))
 }
 
-/// Ranks over the tcp provider.
+/// Ranks over the tcp provider, which connects ranks of the same process.
 fn world(size: u32) -> Vec<Communicator> {
     suite::in_parallel(configs(size, "tcp"), |config| join(config).unwrap())
+}
+
+/// [`world`], if the tcp provider is available.
+fn tcp_world(size: u32) -> Option<Vec<Communicator>> {
+    has_tcp().then(|| world(size))
+}
+
+fn has_tcp() -> bool {
+    providers().contains(&"tcp")
 }
 
 #[test]
@@ -67,12 +71,10 @@ fn collectives_match_the_reference() {
 
 #[test]
 fn messages_around_the_eager_and_chunk_limits_match_the_reference() {
-    if !has_tcp() {
-        return;
-    }
+    let Some(world) = tcp_world(3) else { return };
     // Around the eager limit and the chunk size, and many chunks.
     let counts = [1000, 2030, 4096, 65_535, 65_537, 600_001];
-    suite::on_all_ranks(world(3), |comm| {
+    suite::on_all_ranks(world, |comm| {
         for count in counts {
             for kind in [CallKind::AllReduce, CallKind::AllGather] {
                 let in_place = kind == CallKind::AllReduce;
@@ -84,9 +86,8 @@ fn messages_around_the_eager_and_chunk_limits_match_the_reference() {
 
 #[test]
 fn messages_with_other_tags_overtake_large_ones() {
-    if has_tcp() {
-        suite::messages_with_other_tags_overtake_large_ones(world(2));
-    }
+    let Some(world) = tcp_world(2) else { return };
+    suite::messages_with_other_tags_overtake_large_ones(world);
 }
 
 /// Rank 0 sends many messages to rank 1, which starts to receive them later.
@@ -109,17 +110,14 @@ fn send_many(comm: &Communicator, count: i32, delay: Duration) {
 
 #[test]
 fn a_sender_beyond_its_window_waits_for_credits() {
-    if has_tcp() {
-        suite::on_all_ranks(world(2), |comm| send_many(comm, 5000, Duration::from_millis(300)));
-    }
+    let Some(world) = tcp_world(2) else { return };
+    suite::on_all_ranks(world, |comm| send_many(comm, 5000, Duration::from_millis(300)));
 }
 
 #[test]
 fn communicators_of_one_rank_run_concurrently() {
-    if has_tcp() {
-        let count = |i| 1 + i * 997 % 50_000;
-        suite::communicators_of_one_rank_run_concurrently(world(4), 50, count);
-    }
+    let Some(world) = tcp_world(4) else { return };
+    suite::communicators_of_one_rank_run_concurrently(world, 50, |i| 1 + i * 997 % 50_000);
 }
 
 #[test]
@@ -148,10 +146,8 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
 
 #[test]
 fn an_aborted_communicator_does_not_affect_others() {
-    if !has_tcp() {
-        return;
-    }
-    suite::on_all_ranks(world(3), |comm| {
+    let Some(world) = tcp_world(3) else { return };
+    suite::on_all_ranks(world, |comm| {
         let split = comm.split(Some(0), 0).unwrap().unwrap();
         comm.barrier().unwrap();
         if comm.rank() == 2 {

@@ -10,6 +10,7 @@ mod on_message;
 pub use on_message::Delivery;
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use super::endpoint::PollResult;
 use super::incoming::{IncomingMessage, Resequencer};
 use super::message_header::Message;
 use super::outgoing::{OutgoingMessage, SendWindow};
-use super::requests::{InFlight, Op, RequestMemory, RequestPool};
+use super::requests::{Chunk, InFlight, Op, RequestPool};
 use super::shm_cleanup::remove_stale_segments;
 use crate::matching::MatchQueue;
 use crate::network::{LinkDirection, Report, SharedState, SleepSet, UserBuffer, UserSend};
@@ -77,7 +78,7 @@ pub struct Fabric {
     /// What happened since it was last taken.
     pub report: Report,
     /// Copies and reductions to be run without the lock.
-    pub deliveries: Vec<Delivery>,
+    deliveries: Vec<Delivery>,
     /// The communicators of the deliveries that are running.
     delivering: Vec<u64>,
     /// Why the endpoint failed.
@@ -150,66 +151,47 @@ impl Fabric {
                 }
                 PollResult::Done(count) => {
                     for entry in &entries[..count] {
-                        if let Some(request) = self.pool.complete(entry.context) {
-                            self.completed(request, entry.len);
-                        }
+                        self.ended(entry.context, Ok(entry.len));
                     }
                 }
                 PollResult::Broken(why) => return self.fail(why),
-                PollResult::Failed(context, why) => {
-                    if let Some(request) = self.pool.complete(context) {
-                        self.request_failed(request, why);
-                    }
-                }
+                PollResult::Failed(context, why) => self.ended(context, Err(why)),
             }
             self.idle = 0;
         }
     }
 
-    /// Handles a completed request.
-    fn completed(&mut self, request: InFlight, length: usize) {
-        match (request.op, request.memory) {
-            (Op::RecvHeader, RequestMemory::Bounce(bounce)) => self.handle_header(bounce, length),
-            (Op::RecvChunk(id, at, size), memory) if length == size => {
-                self.chunk_received(id, at, size, memory);
+    /// Handles a request that transferred this many bytes or failed; without a reason, it was cancelled.
+    fn ended(&mut self, context: *mut c_void, end: Result<usize, Option<String>>) {
+        let Some(InFlight { op, memory }) = self.pool.complete(context) else { return };
+        match (op, end) {
+            (Op::RecvHeader, Ok(length)) => return self.handle_header(memory, length),
+            (Op::RecvChunk(chunk), Ok(length)) if length == chunk.size => {
+                return self.chunk_received(chunk, memory);
             }
-            (op, memory) => {
-                self.pool.release(memory);
-                match op {
-                    Op::SendChunk(id) => self.chunk_sent(id),
-                    Op::RecvChunk(id, _, size) => {
-                        let why = format!("received a chunk of {length} bytes, not {size}");
-                        self.fail_recv(id, why);
-                    }
-                    Op::SendHeader(_) | Op::RecvHeader => {}
+            (Op::RecvChunk(Chunk { message, size, .. }), Ok(length)) => {
+                self.fail_recv(message, format!("received a chunk of {length} bytes, not {size}"));
+            }
+            (Op::RecvChunk(chunk), Err(Some(why))) => self.fail_recv(chunk.message, why),
+            (Op::RecvChunk(chunk), Err(None)) => {
+                // The chunk still arrives and is discarded then.
+                if let Some(message) = self.recvs.get_mut(&chunk.message) {
+                    message.in_flight -= 1;
+                    message.reposts.push(chunk.at);
                 }
             }
-        }
-    }
-
-    /// Handles a failed request; without a reason, it was cancelled.
-    fn request_failed(&mut self, request: InFlight, why: Option<String>) {
-        match (request.op, why) {
-            (Op::SendHeader(to), Some(why)) => {
+            (Op::SendChunk(chunk), Ok(_) | Err(None)) => self.chunk_sent(chunk.message),
+            (Op::SendChunk(chunk), Err(Some(why))) => {
+                if self.sends.remove(&chunk.message).is_some() {
+                    self.report.broken.push((chunk.peer, LinkDirection::Send, why));
+                }
+            }
+            (Op::SendHeader(to, _), Err(Some(why))) => {
                 self.report.broken.push((to, LinkDirection::Send, why));
             }
-            (Op::SendChunk(id), None) => self.chunk_sent(id),
-            (Op::SendChunk(id), Some(why)) => {
-                if let Some(message) = self.sends.remove(&id) {
-                    self.report.broken.push((message.to, LinkDirection::Send, why));
-                }
-            }
-            (Op::RecvChunk(id, at, _), None) => {
-                // The chunk still arrives and is discarded then.
-                if let Some(message) = self.recvs.get_mut(&id) {
-                    message.in_flight -= 1;
-                    message.reposts.push(at);
-                }
-            }
-            (Op::RecvChunk(id, ..), Some(why)) => self.fail_recv(id, why),
-            (Op::SendHeader(_), None) | (Op::RecvHeader, _) => {}
+            (Op::SendHeader(..), Ok(_) | Err(None)) | (Op::RecvHeader, Err(_)) => {}
         }
-        self.pool.release(request.memory);
+        self.pool.release(memory);
     }
 
     fn chunk_sent(&mut self, id: u64) {
@@ -325,7 +307,7 @@ impl Fabric {
     /// Completes the last sends and closes the endpoint.
     pub fn shutdown(mut self) {
         let until = clock::now() + SHUTDOWN_TIMEOUT;
-        let sends = |op: Op| matches!(op, Op::SendHeader(_) | Op::SendChunk(_));
+        let sends = |op: Op| matches!(op, Op::SendHeader(..) | Op::SendChunk(_));
         let is_sending = |pool: &RequestPool| pool.in_flight().any(sends);
         while self.failure.is_none() && is_sending(&self.pool) && clock::now() < until {
             self.poll();

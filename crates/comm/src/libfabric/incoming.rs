@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::FiResult;
 use super::message_header::Message;
 use super::outgoing::{MAX_CHUNKS_IN_FLIGHT, SEND_WINDOW};
-use super::requests::{Op, RequestPool, UserMemory};
-use crate::network::UserRecv;
+use super::requests::{Chunk, RequestPool, UserMemory};
+use crate::network::{UserRecv, alloc_unexpected};
 
 /// Restores the order of a peer's headers. Providers may reorder messages.
 #[derive(Default)]
@@ -61,11 +61,8 @@ impl IncomingMessage {
 
     /// An unexpected message to be fetched; `None` if there is no memory for it.
     pub fn unexpected(from: u32, message: Message) -> Option<Self> {
-        let length = message.envelope.length as usize;
-        let mut buffered = Vec::new();
-        buffered.try_reserve_exact(length).ok()?;
-        buffered.resize(length, 0);
-        Some(Self { buffered: Some(buffered), ..Self::new(from, message, None) })
+        let buffered = Some(alloc_unexpected(message.envelope.length as usize)?);
+        Some(Self { buffered, ..Self::new(from, message, None) })
     }
 
     pub fn comm_id(&self) -> u64 {
@@ -93,8 +90,8 @@ impl IncomingMessage {
             let comm_id = self.comm_id();
             let direct = self.recv.as_mut().and_then(|recv| recv.buffer.direct(at, size));
             let into = direct.map(|bytes| UserMemory { start: bytes.as_mut_ptr(), comm_id });
-            let op = Op::RecvChunk(id, at, size);
-            if !pool.receive_chunk(op, self.from, number, into, size)? {
+            let chunk = Chunk { message: id, peer: self.from, number, at, size };
+            if !pool.receive_chunk(chunk, into)? {
                 break;
             }
             if self.reposts.pop().is_none() {

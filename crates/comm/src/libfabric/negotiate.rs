@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regatta_model::hash::fnv1a;
-use serde::{Deserialize, Serialize};
 
 use super::FiResult;
 use super::endpoint::{Endpoint, MAX_ADDRESS_BYTES};
@@ -33,14 +32,8 @@ const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longer reasons are truncated, so that an offer fits.
 const MAX_REASON_BYTES: usize = 400;
 
-/// The result of opening an endpoint on a rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum RankOffer {
-    /// The provider and the address of the endpoint.
-    Available { provider: String, address: Vec<u8> },
-    /// Why no endpoint could be opened.
-    Unavailable(String),
-}
+/// The provider and the address of the endpoint of a rank, or why it could not open one.
+type RankOffer = FiResult<(String, Vec<u8>)>;
 
 /// Whether this node has a high-speed network.
 pub fn has_fabric() -> bool {
@@ -98,38 +91,32 @@ struct Negotiation {
 impl Negotiation {
     fn new(context: &Arc<NetworkContext>) -> Self {
         let all = (0..context.job.members.len() as u32).collect();
-        let (network, rank) = (context.tcp.clone(), context.config.rank);
         let transport =
-            NetworkTransport::new(context.clone(), network, NEGOTIATION_COMM, all, rank);
+            NetworkTransport::new(context.clone(), context.tcp.clone(), NEGOTIATION_COMM, all);
         let transport = transport.with_timeout(NEGOTIATION_TIMEOUT);
         Self { context: context.clone(), engine: NetworkEngine::new(transport) }
     }
 
     fn run(&mut self, choice: &ProviderChoice) -> Result<Result<Fabric, Unavailable>> {
-        let (endpoint, own) = match self.open(choice) {
-            Ok((endpoint, offer)) => (Some(endpoint), offer),
-            Err(why) => (None, unavailable(why)),
+        let opened = self.open(choice);
+        let own = opened.as_ref().map(|(_, offer)| offer.clone()).map_err(String::clone);
+        let addresses = match agreed(&self.all_gather(&own)?) {
+            Ok(addresses) => addresses,
+            Err(unavailable) => return Ok(Err(unavailable)),
         };
-        let offers = self.all_gather(own)?;
-        let (Some(endpoint), Ok(addresses)) = (endpoint, agreed(&offers)) else {
-            return Ok(Err(agreed(&offers).err().unwrap_or_default()));
-        };
+        let built = opened.and_then(|(endpoint, _)| self.build(endpoint, &addresses));
         // A rank may still fail here, which all others must know.
-        let (fabric, own) = match self.build(endpoint, &addresses) {
-            Ok(fabric) => (Some(fabric), offers[self.context.config.rank as usize].clone()),
-            Err(why) => (None, unavailable(why)),
-        };
-        let offers = self.all_gather(own)?;
-        match (fabric, agreed(&offers)) {
-            (Some(fabric), Ok(_)) => Ok(Ok(fabric)),
-            (fabric, agreed) => {
-                fabric.into_iter().for_each(Fabric::shutdown);
+        let own = built.as_ref().map_err(String::clone).and(own);
+        match (built, agreed(&self.all_gather(&own)?)) {
+            (Ok(fabric), Ok(_)) => Ok(Ok(fabric)),
+            (built, agreed) => {
+                built.into_iter().for_each(Fabric::shutdown);
                 Ok(Err(agreed.err().unwrap_or_default()))
             }
         }
     }
 
-    fn open(&self, choice: &ProviderChoice) -> Result<(Endpoint, RankOffer), String> {
+    fn open(&self, choice: &ProviderChoice) -> FiResult<(Endpoint, (String, Vec<u8>))> {
         let (context, own) = (&self.context, self.context.config.rank as usize);
         let node = |rank: usize| context.job.members.get(rank).map(|member| member.node);
         let same_node = |rank: &usize| node(*rank) == node(own);
@@ -148,7 +135,7 @@ impl Negotiation {
             let limit = MAX_ADDRESS_BYTES;
             return Err(format!("the endpoint address has {} bytes, over {limit}", address.len()));
         }
-        Ok((endpoint, RankOffer::Available { provider, address }))
+        Ok((endpoint, (provider, address)))
     }
 
     fn build(&self, mut endpoint: Endpoint, addresses: &[Vec<u8>]) -> FiResult<Fabric> {
@@ -161,20 +148,19 @@ impl Negotiation {
         Fabric::new(pool, addresses, self.context.shared.clone())
     }
 
-    fn all_gather(&mut self, own: RankOffer) -> Result<Vec<RankOffer>> {
-        let mut bytes = encode(&own);
-        bytes.resize(OFFER_BYTES, 0);
-        let all = all_gather_bytes(&mut self.engine, &bytes)?;
-        let malformed = || RankOffer::Unavailable("it sent a malformed offer".to_owned());
+    fn all_gather(&mut self, own: &RankOffer) -> Result<Vec<RankOffer>> {
+        let all = all_gather_bytes(&mut self.engine, &encode_offer(own))?;
+        let malformed = || Err("it sent a malformed offer".to_owned());
         let offer = |bytes: &[u8]| decode(bytes).unwrap_or_else(malformed);
         Ok(all.chunks_exact(OFFER_BYTES).map(offer).collect())
     }
 }
 
-fn unavailable(mut why: String) -> RankOffer {
-    let end = why.char_indices().map(|(at, _)| at).find(|at| *at >= MAX_REASON_BYTES);
-    why.truncate(end.unwrap_or(why.len()));
-    RankOffer::Unavailable(why)
+fn encode_offer(offer: &RankOffer) -> Vec<u8> {
+    let shortened = |why: &String| why[..why.floor_char_boundary(MAX_REASON_BYTES)].to_owned();
+    let mut bytes = encode(&offer.as_ref().map_err(shortened));
+    bytes.resize(OFFER_BYTES, 0);
+    bytes
 }
 
 /// The addresses of all ranks, if all opened the same provider.
@@ -183,12 +169,12 @@ fn agreed(offers: &[RankOffer]) -> Result<Vec<Vec<u8>>, Unavailable> {
     let mut first: Option<&str> = None;
     for (rank, offer) in offers.iter().enumerate() {
         match offer {
-            RankOffer::Unavailable(why) => return Err((rank, why.clone())),
-            RankOffer::Available { provider, .. } if *first.get_or_insert(provider) != provider => {
+            Err(why) => return Err((rank, why.clone())),
+            Ok((provider, _)) if *first.get_or_insert(provider) != provider => {
                 let first = first.unwrap_or_default();
                 return Err((rank, format!("it opened {provider}, rank 0 opened {first}")));
             }
-            RankOffer::Available { address, .. } => all.push(address.clone()),
+            Ok((_, address)) => all.push(address.clone()),
         }
     }
     if let Some(rank) = find_shared_process(&all) {
@@ -231,13 +217,13 @@ mod tests {
     use super::*;
 
     fn available(provider: &str) -> RankOffer {
-        RankOffer::Available { provider: provider.to_owned(), address: vec![1] }
+        Ok((provider.to_owned(), vec![1]))
     }
 
     #[test]
     fn the_rank_without_the_common_provider_is_named() {
         assert_eq!(agreed(&[available("cxi"), available("cxi")]).unwrap().len(), 2);
-        let error = agreed(&[available("cxi"), unavailable("no library".to_owned())]).unwrap_err();
+        let error = agreed(&[available("cxi"), Err("no library".to_owned())]).unwrap_err();
         assert_eq!(error, (1, "no library".to_owned()));
         let error = agreed(&[available("cxi"), available("cxi"), available("tcp")]).unwrap_err();
         assert_eq!(error, (2, "it opened tcp, rank 0 opened cxi".to_owned()));
@@ -245,10 +231,9 @@ mod tests {
 
     #[test]
     fn the_longest_offers_fit() {
-        let long = encode(&unavailable("ü".repeat(2000)));
-        let address = vec![255; MAX_ADDRESS_BYTES];
-        let provider = "verbs;ofi_rxm;ofi_mrail".to_owned();
-        let available = encode(&RankOffer::Available { provider, address });
-        assert!(long.len() <= OFFER_BYTES && available.len() <= OFFER_BYTES);
+        let available = ("verbs;ofi_rxm;ofi_mrail".to_owned(), vec![255; MAX_ADDRESS_BYTES]);
+        assert!(encode(&RankOffer::Ok(available)).len() <= OFFER_BYTES);
+        let shortened: RankOffer = decode(&encode_offer(&Err("ü".repeat(2000)))).unwrap();
+        assert_eq!(shortened, Err("ü".repeat(MAX_REASON_BYTES / 2)));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::FiResult;
 use super::message_header::{HeaderKind, Message};
-use super::requests::{RequestPool, UserMemory};
+use super::requests::{Chunk, RequestPool, UserMemory};
 use crate::matching::Envelope;
 use crate::network::UserSend;
 use crate::transport::RequestId;
@@ -18,14 +18,7 @@ pub const SEND_WINDOW: u64 = 1024;
 pub struct SendWindow {
     sequence: u64,
     chunks: u64,
-    unconsumed: u64,
-}
-
-impl SendWindow {
-    /// The peer has consumed this many messages.
-    pub fn credit(&mut self, count: u64) {
-        self.unconsumed = self.unconsumed.saturating_sub(count);
-    }
+    pub unconsumed: u64,
 }
 
 /// A message being sent.
@@ -64,15 +57,13 @@ impl OutgoingMessage {
             self.send_header(window, pool)?;
         }
         while self.header_sent && self.at < self.length() && self.in_flight < MAX_CHUNKS_IN_FLIGHT {
-            let size = pool.chunk_bytes.min(self.length() - self.at);
-            let number = self.first_chunk + (self.at / pool.chunk_bytes) as u64;
-            let at = self.at;
-            let chunk = self.user.map(|user| UserMemory {
-                // SAFETY: the offset lies within the message.
-                start: unsafe { user.start.add(at) },
-                ..user
-            });
-            if !pool.send_chunk(id, self.to, number, chunk, size)? {
+            let (at, peer) = (self.at, self.to);
+            let size = pool.chunk_bytes.min(self.length() - at);
+            let number = self.first_chunk + (at / pool.chunk_bytes) as u64;
+            // SAFETY: the offset lies within the message.
+            let from = |user: UserMemory| unsafe { user.start.add(at) };
+            let from = self.user.map(|user| UserMemory { start: from(user), ..user });
+            if !pool.send_chunk(Chunk { message: id, peer, number, at, size }, from)? {
                 break;
             }
             self.at += size;

@@ -50,10 +50,9 @@ impl ProviderChoice {
     /// The source address for the provider: the bind address, or the one that peers use. Most
     /// providers have none; for verbs, the bind address selects the NIC.
     pub fn source(&self, bind: Option<IpAddr>, own: Option<IpAddr>) -> Option<IpAddr> {
-        let verbs = matches!(self, Self::Named { provider, .. } if provider.starts_with("verbs"));
-        match (self.has_ip_addresses(), verbs) {
-            (true, _) => bind.or(own),
-            (_, true) => bind,
+        match self {
+            Self::Named { provider, .. } if provider.starts_with("verbs") => bind,
+            _ if self.has_ip_addresses() => bind.or(own),
             _ => None,
         }
     }

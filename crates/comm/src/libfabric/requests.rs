@@ -27,14 +27,25 @@ const HEADER_RECVS: usize = 64;
 /// A posted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// Receives a header.
     RecvHeader,
-    /// Sends a header to a rank.
-    SendHeader(u32),
-    /// Sends a chunk of the message with this ID.
-    SendChunk(u64),
-    /// Receives a chunk of the message with this ID: its offset and size.
-    RecvChunk(u64, usize, usize),
+    /// Sends a header to a rank, with its eager message this many bytes.
+    SendHeader(u32, usize),
+    SendChunk(Chunk),
+    RecvChunk(Chunk),
+}
+
+/// A chunk of a large message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// The ID of the message.
+    pub message: u64,
+    /// The other rank.
+    pub peer: u32,
+    /// The number among the chunks of the sender.
+    pub number: u64,
+    /// The offset within the message.
+    pub at: usize,
+    pub size: usize,
 }
 
 /// A request in flight.
@@ -80,8 +91,8 @@ pub struct RequestPool {
     pub endpoint: Endpoint,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    eager_buffers: Vec<BounceBuffer>,
-    chunk_buffers: Vec<BounceBuffer>,
+    /// Unused bounce buffers, for headers and for chunks.
+    bounce_buffers: [Vec<BounceBuffer>; 2],
     tags: FabricTags,
     pub job: u64,
     rank: u32,
@@ -115,8 +126,7 @@ impl RequestPool {
             endpoint,
             slots: Vec::new(),
             free: Vec::new(),
-            eager_buffers: Vec::new(),
-            chunk_buffers: Vec::new(),
+            bounce_buffers: [Vec::new(), Vec::new()],
             tags,
             job,
             rank,
@@ -145,49 +155,33 @@ impl RequestPool {
         first.copy_from_slice(&header.encode());
         rest[..message.len()].copy_from_slice(message);
         let length = MESSAGE_HEADER_BYTES + message.len();
-        let memory = RequestMemory::Bounce(bounce);
-        self.post(Op::SendHeader(to), Some(to), memory, length, HEADER_TAG)
+        self.post(Op::SendHeader(to, length), RequestMemory::Bounce(bounce))
     }
 
     /// Sends a chunk of user memory; if it was reclaimed, arbitrary bytes. Returns false to retry.
-    pub fn send_chunk(
-        &mut self,
-        message: u64,
-        to: u32,
-        number: u64,
-        from: Option<UserMemory>,
-        size: usize,
-    ) -> FiResult<bool> {
+    pub fn send_chunk(&mut self, chunk: Chunk, from: Option<UserMemory>) -> FiResult<bool> {
         let memory = match from {
             Some(user) if self.is_direct() => RequestMemory::User(user),
             from => {
                 let mut bounce = self.bounce_buffer(true)?;
                 if let Some(from) = from {
                     // SAFETY: user memory of this size, and a chunk fits into the bounce buffer.
-                    let bytes = unsafe { std::slice::from_raw_parts(from.start, size) };
-                    bounce.buffer.bytes_mut()[..size].copy_from_slice(bytes);
+                    let bytes = unsafe { std::slice::from_raw_parts(from.start, chunk.size) };
+                    bounce.buffer.bytes_mut()[..chunk.size].copy_from_slice(bytes);
                 }
                 RequestMemory::Bounce(bounce)
             }
         };
-        let tag = self.tags.chunk(self.rank, number);
-        self.post(Op::SendChunk(message), Some(to), memory, size, tag)
+        self.post(Op::SendChunk(chunk), memory)
     }
 
     /// Receives a chunk directly into user memory or into a bounce buffer. Returns false to retry.
-    pub fn receive_chunk(
-        &mut self,
-        op: Op,
-        from: u32,
-        number: u64,
-        into: Option<UserMemory>,
-        size: usize,
-    ) -> FiResult<bool> {
+    pub fn receive_chunk(&mut self, chunk: Chunk, into: Option<UserMemory>) -> FiResult<bool> {
         let memory = match into.filter(|_| self.is_direct()) {
             Some(user) => RequestMemory::User(user),
             None => RequestMemory::Bounce(self.bounce_buffer(true)?),
         };
-        self.post(op, None, memory, size, self.tags.chunk(from, number))
+        self.post(Op::RecvChunk(chunk), memory)
     }
 
     /// Keeps enough header receives posted.
@@ -195,7 +189,7 @@ impl RequestPool {
         let target = HEADER_RECVS.min(self.endpoint.info.rx_size / 2).max(1);
         while self.posted_headers < target {
             let bounce = RequestMemory::Bounce(self.bounce_buffer(false)?);
-            if !self.post(Op::RecvHeader, None, bounce, self.eager_bytes, HEADER_TAG)? {
+            if !self.post(Op::RecvHeader, bounce)? {
                 break;
             }
             self.posted_headers += 1;
@@ -203,15 +197,15 @@ impl RequestPool {
         Ok(())
     }
 
-    /// Posts a send to a rank or a receive from any, with the first `length` bytes of the memory.
-    fn post(
-        &mut self,
-        op: Op,
-        to: Option<u32>,
-        mut memory: RequestMemory,
-        length: usize,
-        tag: u64,
-    ) -> FiResult<bool> {
+    /// Posts an operation.
+    fn post(&mut self, op: Op, mut memory: RequestMemory) -> FiResult<bool> {
+        let chunk_tag = |from, chunk: Chunk| self.tags.chunk(from, chunk.number);
+        let (to, length, tag) = match op {
+            Op::RecvHeader => (None, self.eager_bytes, HEADER_TAG),
+            Op::SendHeader(to, length) => (Some(to), length, HEADER_TAG),
+            Op::SendChunk(chunk) => (Some(chunk.peer), chunk.size, chunk_tag(self.rank, chunk)),
+            Op::RecvChunk(chunk) => (None, chunk.size, chunk_tag(chunk.peer, chunk)),
+        };
         let (start, region) = match &mut memory {
             RequestMemory::Bounce(bounce) => {
                 (bounce.buffer.bytes_mut().as_mut_ptr(), bounce.region)
@@ -261,14 +255,12 @@ impl RequestPool {
     pub fn release(&mut self, memory: RequestMemory) {
         if let RequestMemory::Bounce(bounce) = memory {
             let is_chunk = bounce.buffer.bytes().len() > self.eager_bytes;
-            let pool = if is_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
-            pool.push(bounce);
+            self.bounce_buffers[usize::from(is_chunk)].push(bounce);
         }
     }
 
     fn bounce_buffer(&mut self, for_chunk: bool) -> FiResult<BounceBuffer> {
-        let pool = if for_chunk { &mut self.chunk_buffers } else { &mut self.eager_buffers };
-        if let Some(bounce) = pool.pop() {
+        if let Some(bounce) = self.bounce_buffers[usize::from(for_chunk)].pop() {
             return Ok(bounce);
         }
         let chunk_bytes = self.chunk_bytes.max(self.eager_bytes + 1);
@@ -330,8 +322,7 @@ impl Drop for RequestPool {
         if !self.endpoint.close() {
             // An open endpoint may write to its buffers at any time, so they are leaked.
             std::mem::forget(std::mem::take(&mut self.slots));
-            std::mem::forget(std::mem::take(&mut self.eager_buffers));
-            std::mem::forget(std::mem::take(&mut self.chunk_buffers));
+            std::mem::forget(std::mem::take(&mut self.bounce_buffers));
             return;
         }
         for slot in &self.slots {

@@ -74,14 +74,11 @@ impl NetworkEngine {
     pub(crate) fn split_off(&mut self, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
         let args = all_gather_split_args(self, colour, key)?;
         let Some(colour) = colour else { return Ok(None) };
-        let ranks = split_order(&args, colour);
-        let own = self.transport.rank();
-        let rank = ranks.iter().position(|&rank| rank == own).unwrap_or(0) as u32;
-        let global = |rank: &u32| self.transport.members.get(*rank as usize).copied();
-        let members = ranks.iter().filter_map(global).collect();
+        let global = |rank: u32| self.transport.members.get(rank as usize).copied();
+        let members = split_order(&args, colour).into_iter().filter_map(global).collect();
         let comm_id = self.transport.derived_comm_id(colour.into());
         let (context, network) = (self.transport.context.clone(), self.transport.network.clone());
-        let mut child = Self::new(NetworkTransport::new(context, network, comm_id, members, rank));
+        let mut child = Self::new(NetworkTransport::new(context, network, comm_id, members));
         child.planner.table = self.planner.table.clone();
         Ok(Some(child))
     }

@@ -67,14 +67,15 @@ pub(crate) enum MonitorRole {
 }
 
 impl NetworkTransport {
-    /// A communicator of these global ranks, of which this process is member `rank`.
+    /// A communicator of these global ranks, of which this process is one.
     pub fn new(
         context: Arc<NetworkContext>,
         network: Arc<dyn Network>,
         comm_id: u64,
         members: Vec<u32>,
-        rank: u32,
     ) -> Self {
+        let own = |global: &u32| *global == context.config.rank;
+        let rank = members.iter().position(own).unwrap_or(0) as u32;
         context.shared.lock().comms.get(comm_id);
         let monitor = CommMonitor::open(context.job.clone(), comm_id, members.clone());
         let shared = context.shared.clone();

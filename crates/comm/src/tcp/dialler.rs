@@ -13,6 +13,9 @@ use crate::control::{
     encode,
 };
 
+/// The number of connections per peer that large messages are striped over at least.
+const CONNECTIONS: u8 = 2;
+
 /// What this process needs to open data connections.
 pub struct Dialler {
     pub config: Arc<BootstrapConfig>,
@@ -29,9 +32,7 @@ impl Dialler {
     pub fn stripes(&self, length: usize) -> u8 {
         let rails = self.config.bind.len().clamp(1, usize::from(MAX_CONNECTIONS)) as u8;
         match length {
-            _ if length >= STRIPE_MIN_BYTES => {
-                self.config.connections.clamp(rails, MAX_CONNECTIONS)
-            }
+            _ if length >= STRIPE_MIN_BYTES => rails.max(CONNECTIONS),
             _ if length >= RAIL_STRIPE_MIN_BYTES => rails,
             _ => 1,
         }

@@ -30,15 +30,20 @@ fn world_with_small_slots(ranks: u32) -> Vec<Communicator> {
 }
 
 #[test]
-fn all_collectives_match_the_reference() {
+fn collectives_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 5, 8, 17], &[0, 1, 7, 100], world);
     suite::edge_cases(world);
+    suite::large_buffers(world);
 }
 
 #[test]
-fn payloads_larger_than_a_slot_match_the_reference() {
+fn small_slots_and_debug_mode_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 5], &[4099, 20_011, 33_333], world_with_small_slots);
     suite::edge_cases(world_with_small_slots);
+    let config = ShmConfig { debug: true, ..ShmConfig::default() };
+    let debug = |ranks| shm::world_with(ranks, config).unwrap();
+    suite::all_collectives(&[2, 3], &[0, 9, 5000], debug);
+    suite::edge_cases(debug);
 }
 
 #[test]
@@ -49,13 +54,6 @@ fn long_payloads_match_the_reference_with_and_without_reads_of_memory() {
         suite::all_collectives(&[2, 3], &[140_001], world);
         suite::all_collectives(&[9], &[33_001], world);
     }
-}
-
-#[test]
-fn debug_mode_matches_the_reference() {
-    let debug = ShmConfig { debug: true, ..ShmConfig::default() };
-    suite::all_collectives(&[2, 3], &[0, 9, 5000], |ranks| shm::world_with(ranks, debug).unwrap());
-    suite::edge_cases(|ranks| shm::world_with(ranks, debug).unwrap());
 }
 
 #[test]
@@ -73,11 +71,6 @@ fn random_messages_are_delivered() {
 fn random_sessions_match_the_reference() {
     suite::random_sessions(32, 1..18, world);
     suite::random_sessions(32, 1..6, world_with_small_slots);
-}
-
-#[test]
-fn large_buffers_match_the_reference() {
-    suite::large_buffers(world);
 }
 
 #[test]

@@ -36,6 +36,7 @@ fn world(size: u32) -> Vec<Communicator> {
 fn collectives_match_the_reference() {
     suite::all_collectives(&[1, 2, 3, 4, 5, 8, 9], &[0, 1, 7, 100, 5003], world);
     suite::edge_cases(world);
+    suite::large_buffers(world);
 }
 
 #[test]
@@ -52,11 +53,6 @@ fn random_messages_are_delivered() {
 #[test]
 fn random_sessions_match_the_reference() {
     suite::random_sessions(24, 1..18, world);
-}
-
-#[test]
-fn large_buffers_match_the_reference() {
-    suite::large_buffers(world);
 }
 
 #[test]

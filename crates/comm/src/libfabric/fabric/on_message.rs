@@ -8,7 +8,7 @@ use super::{Fabric, Payload};
 use crate::libfabric::incoming::IncomingMessage;
 use crate::libfabric::message_header::{HeaderKind, MESSAGE_HEADER_BYTES, Message, MessageHeader};
 use crate::libfabric::outgoing::SEND_WINDOW;
-use crate::libfabric::requests::{BounceBuffer, RequestMemory};
+use crate::libfabric::requests::{BounceBuffer, Chunk, RequestMemory};
 use crate::matching::MatchResult;
 use crate::network::{LinkDirection, UserBuffer, UserRecv};
 
@@ -37,16 +37,10 @@ pub struct Delivery {
     pub message: Option<u64>,
 }
 
-impl Delivery {
-    /// Copies or reduces the bytes.
-    pub fn run(&mut self) {
-        self.recv.buffer.write(self.at, self.source.bytes());
-    }
-}
-
 impl Fabric {
     /// Handles a header. Malformed headers and those of other jobs are dropped.
-    pub(super) fn handle_header(&mut self, bounce: BounceBuffer, length: usize) {
+    pub(super) fn handle_header(&mut self, memory: RequestMemory, length: usize) {
+        let RequestMemory::Bounce(bounce) = memory else { return };
         let length = length.min(bounce.bytes().len());
         let header = MessageHeader::decode(&bounce.bytes()[..length]);
         let ranks = self.addresses.len();
@@ -56,7 +50,7 @@ impl Fabric {
         let peer = self.peers.entry(from).or_default();
         match kind {
             HeaderKind::Credit(count) => {
-                peer.window.credit(count);
+                peer.window.unconsumed = peer.window.unconsumed.saturating_sub(count);
                 self.release(eager);
             }
             HeaderKind::Message(message) => {
@@ -199,13 +193,8 @@ impl Fabric {
     }
 
     /// Handles a chunk, in a bounce buffer or directly in user memory.
-    pub(super) fn chunk_received(
-        &mut self,
-        id: u64,
-        at: usize,
-        size: usize,
-        memory: RequestMemory,
-    ) {
+    pub(super) fn chunk_received(&mut self, chunk: Chunk, memory: RequestMemory) {
+        let Chunk { message: id, at, size, .. } = chunk;
         let Some(message) = self.recvs.get_mut(&id) else { return self.pool.release(memory) };
         self.report.add_moved(message.comm_id(), size);
         if let RequestMemory::Bounce(bounce) = memory {

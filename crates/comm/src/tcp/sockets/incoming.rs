@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use super::reader::{PendingStripe, ReadBuffer, ReadResult, ReadStatus, Reader};
 use super::{PeerQueue, lock};
 use crate::matching::MatchResult;
-use crate::network::{Report, SharedState, UserRecv};
+use crate::network::{Report, SharedState, UserRecv, alloc_unexpected};
 use crate::tcp::frame::{HEADER_BYTES, Header, stripe};
 
 /// Bytes read from one peer before the others get a turn.
@@ -59,14 +59,10 @@ impl RecvBuffer {
 
     /// Copies or reduces payload bytes into the destination at offset `at`.
     pub fn write(&mut self, at: usize, bytes: &[u8]) {
-        match self {
-            Self::User(recv) => recv.buffer.write(at, bytes),
-            Self::Unexpected(queued) => {
-                if let Some(into) = queued.get_mut(at..at + bytes.len()) {
-                    into.copy_from_slice(bytes);
-                }
-            }
-            Self::Discard => {}
+        if let Self::User(recv) = self {
+            recv.buffer.write(at, bytes);
+        } else if let Some(into) = self.direct(at, bytes.len()) {
+            into.copy_from_slice(bytes);
         }
     }
 }
@@ -181,7 +177,10 @@ impl Incoming {
         let status = || ctx.shared.comm_status(comm_id);
         let buffer = match lock(ctx.queue).arrive(id, header.envelope, None, status) {
             MatchResult::Deliver(recv, _) => RecvBuffer::User(recv),
-            MatchResult::Queued => RecvBuffer::Unexpected(alloc_unexpected(length)?),
+            MatchResult::Queued => {
+                let none = || format!("out of memory for an unexpected message of {length} bytes");
+                RecvBuffer::Unexpected(alloc_unexpected(length).ok_or_else(none)?)
+            }
             MatchResult::Discard(_, error) => {
                 ctx.report.add_error(comm_id, error);
                 RecvBuffer::Discard
@@ -253,15 +252,6 @@ impl Incoming {
 /// The position of the connection with this index if the first one is at `first`.
 pub fn conn_index(index: usize, first: usize) -> usize {
     if index == 0 { first } else { index + LOCAL_CONN }
-}
-
-/// Memory for an unexpected message. The length comes from the peer, so allocation may fail.
-fn alloc_unexpected(length: usize) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let none = |_| format!("out of memory for an unexpected message of {length} bytes");
-    bytes.try_reserve_exact(length).map_err(none)?;
-    bytes.resize(length, 0);
-    Ok(bytes)
 }
 
 /// The read buffer holds at least a header.
