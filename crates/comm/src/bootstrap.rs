@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use regatta_model::document::to_json_line;
 use regatta_wire::clock;
 
 use crate::control::{
@@ -85,7 +86,8 @@ fn serve(mut config: BootstrapConfig) -> Result<NetworkContext> {
     let algorithms = load_algorithm_table::load(&config)?;
     let own = config.rank_info(config.bind.clone(), port_of(&listener)?);
     let (sender, result) = channel();
-    let table = load_algorithm_table::encode(&algorithms)?;
+    let table = to_json_line(&algorithms)
+        .map_err(|e| CommError::system("cannot encode the algorithm table", e))?;
     let fanout = config.table_fanout.max(1);
     let root = RootState::new(config.world_size, own, config.join_timeout, table, fanout, sender);
     let control = start_control_plane(&config, listener, ControlRole::Root(Box::new(root)))?;

@@ -128,7 +128,8 @@ fn a_call_mismatch_is_reported_by_all_ranks() {
     let mut all = configs(3, "tcp");
     all.iter_mut().for_each(|s| s.desync_after = Duration::from_millis(500));
     let start = Instant::now();
-    let errors = suite::on_all_ranks(suite::in_parallel(all, |s| join(s).unwrap()), |comm| {
+    let errors = suite::in_parallel(all, |config| {
+        let comm = join(config).unwrap();
         comm.barrier().unwrap();
         // Several chunks, so user memory is in use when the call fails.
         let count = if comm.rank() == 1 { 900_000 } else { 1_000_000 };

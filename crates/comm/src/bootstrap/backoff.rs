@@ -9,20 +9,10 @@ use regatta_wire::secret::random_bytes;
 const MIN_DELAY: Duration = Duration::from_millis(10);
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
-/// The delays of a sequence of attempts.
-#[derive(Debug, Default)]
-pub struct Backoff {
-    attempts: u32,
-}
-
-impl Backoff {
-    /// The next delay. `random` is uniformly distributed.
-    pub fn next(&mut self, random: u32) -> Duration {
-        let longest = MIN_DELAY.saturating_mul(1 << self.attempts.min(16)).min(MAX_DELAY);
-        self.attempts += 1;
-        let half = longest / 2;
-        half + fraction(half, random)
-    }
+/// The delay after this many attempts. `random` is uniformly distributed.
+pub fn delay(attempts: u32, random: u32) -> Duration {
+    let longest = MIN_DELAY.saturating_mul(1 << attempts.min(16)).min(MAX_DELAY);
+    longest / 2 + fraction(longest / 2, random)
 }
 
 /// A random number; if the system has none, this rank.
@@ -41,11 +31,8 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_the_limit_and_are_spread() {
-        let shortest = |backoff: &mut Backoff| backoff.next(0).as_millis();
-        let mut backoff = Backoff::default();
-        let delays: Vec<u128> = (0..9).map(|_| shortest(&mut backoff)).collect();
+        let delays: Vec<u128> = (0..9).map(|attempts| delay(attempts, 0).as_millis()).collect();
         assert_eq!(delays, [5, 10, 20, 40, 80, 160, 320, 500, 500]);
-        assert_eq!(Backoff::default().next(u32::MAX), MIN_DELAY);
-        assert_eq!((0..99).fold(Duration::ZERO, |_, _| backoff.next(u32::MAX)), MAX_DELAY);
+        assert_eq!([0, 99].map(|attempts| delay(attempts, u32::MAX)), [MIN_DELAY, MAX_DELAY]);
     }
 }

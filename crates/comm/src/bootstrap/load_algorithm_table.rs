@@ -1,7 +1,7 @@
 //! The algorithm table. Rank 0 loads it and sends it to all ranks, so all run the same algorithms
 //! even if their nodes have different files.
 
-use regatta_model::document::{from_json, to_json_line};
+use regatta_model::document::from_json;
 
 use super::BootstrapConfig;
 use crate::schedule::algorithm_table::AlgorithmTable;
@@ -21,11 +21,6 @@ pub(super) fn load(config: &BootstrapConfig) -> Result<AlgorithmTable> {
     from_json(&text).map_err(|error| invalid(error.to_string()))
 }
 
-/// The table as a JSON document.
-pub(super) fn encode(table: &AlgorithmTable) -> Result<String> {
-    to_json_line(table).map_err(|e| CommError::system("cannot encode the algorithm table", e))
-}
-
 /// The table received from rank 0.
 pub(super) fn decode(text: &str) -> Result<AlgorithmTable> {
     from_json(text).map_err(|error| {
@@ -37,13 +32,14 @@ pub(super) fn decode(text: &str) -> Result<AlgorithmTable> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use regatta_model::document::to_json_line;
     use regatta_wire::secret::Secret;
 
     #[test]
     fn the_tuning_file_is_loaded_unless_the_job_is_deterministic() {
         let file = std::env::temp_dir().join(format!("regatta-tuning-{}", std::process::id()));
         let tuned = AlgorithmTable { rows: AlgorithmTable::default().rows[..1].to_vec() };
-        std::fs::write(&file, encode(&tuned).unwrap()).unwrap();
+        std::fs::write(&file, to_json_line(&tuned).unwrap()).unwrap();
         let secret = Secret::generate().unwrap();
         let config = |deterministic| BootstrapConfig {
             tuning: Some(file.clone()),
@@ -58,6 +54,6 @@ mod tests {
         assert!(error.ends_with(hint), "{error}");
         std::fs::remove_file(&file).unwrap();
         assert!(load(&config(false)).is_err());
-        assert_eq!(decode(&encode(&tuned).unwrap()).unwrap(), tuned);
+        assert_eq!(decode(&to_json_line(&tuned).unwrap()).unwrap(), tuned);
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use regatta_wire::clock;
 
-use super::backoff::{Backoff, random};
+use super::backoff::{delay, random};
 use super::{BootstrapConfig, dial};
 use crate::control::{AuthConn, DialError};
 use crate::{CommError, Result};
@@ -21,12 +21,13 @@ pub struct RootConnector<'a> {
     config: &'a BootstrapConfig,
     /// The address of rank 0, and when it was resolved.
     resolved: Option<(SocketAddr, Instant)>,
-    backoff: Backoff,
+    /// Attempts so far.
+    attempts: u32,
 }
 
 impl<'a> RootConnector<'a> {
     pub fn new(config: &'a BootstrapConfig) -> Self {
-        Self { config, resolved: None, backoff: Backoff::default() }
+        Self { config, resolved: None, attempts: 0 }
     }
 
     /// Connects to rank 0 before the deadline.
@@ -53,7 +54,8 @@ impl<'a> RootConnector<'a> {
         if left < MIN_TIME_LEFT {
             return false;
         }
-        std::thread::sleep(self.backoff.next(random(self.config.rank)).min(left / 2));
+        std::thread::sleep(delay(self.attempts, random(self.config.rank)).min(left / 2));
+        self.attempts += 1;
         true
     }
 

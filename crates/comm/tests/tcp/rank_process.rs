@@ -99,14 +99,12 @@ fn port_file(secret: &Path) -> PathBuf {
 }
 
 fn secret_file(dir: &Path) -> PathBuf {
-    use std::os::unix::fs::OpenOptionsExt;
+    use std::os::unix::fs::PermissionsExt;
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = dir.join(format!("regatta-test-{}-{number}", std::process::id()));
-    let _ = std::fs::remove_file(&path);
-    let mut options = std::fs::OpenOptions::new();
-    let file = options.create_new(true).write(true).mode(0o600).open(&path).unwrap();
-    std::io::Write::write_all(&mut &file, Secret::generate().unwrap().to_hex().as_bytes()).unwrap();
+    std::fs::write(&path, Secret::generate().unwrap().to_hex()).unwrap();
+    std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     path
 }
 
