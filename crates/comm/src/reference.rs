@@ -60,7 +60,13 @@ pub fn all_to_all_v(dtype: DType, send: &[Vec<usize>], inputs: &[Vec<u8>]) -> Ve
 fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     macro_rules! half {
         ($t:ident) => {
-            floats(op, inputs, |b| $t::from_ne_bytes(b).to_f64(), |v| $t::from_f64(v).to_ne_bytes())
+            // `from_f64` ignores the low half of the mantissa; the value is an f32.
+            floats(
+                op,
+                inputs,
+                |b| $t::from_ne_bytes(b).to_f64(),
+                |v| $t::from_f32(v as f32).to_ne_bytes(),
+            )
         };
     }
     macro_rules! by {
