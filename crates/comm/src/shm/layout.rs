@@ -20,8 +20,8 @@ pub const P2P_SLOTS: u64 = 16;
 /// A rank that has posted `n` has read all posts before `n + 1 - READ_LAG`.
 pub const READ_LAG: u64 = 2;
 
-/// Size of a post: two cache lines, which adjacent-line prefetchers fetch together.
-const POST_BYTES: usize = 2 * LINE_BYTES;
+/// Size of a post: small payloads follow its sequence number, so that they are fetched with it.
+const POST_BYTES: usize = 8 * LINE_BYTES;
 
 /// Inline payload of a post, after its sequence number and digest.
 pub const INLINE_BYTES: usize = POST_BYTES - INLINE;
@@ -54,7 +54,7 @@ const STATE: usize = CALLS + (POST_RING as usize + 1) * LINE_BYTES;
 const DOORBELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = DOORBELL + LINE_BYTES;
 const PROBE: usize = CPUS + CPU_WORDS * 8;
-const RANK_BYTES: usize = 4096;
+const RANK_BYTES: usize = 16384;
 const _: () = assert!(PROBE + LINE_BYTES <= RANK_BYTES);
 
 // Offsets in a point-to-point channel.

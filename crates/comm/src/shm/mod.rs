@@ -1,10 +1,10 @@
 //! Communicator for the ranks of one node, over shared memory.
 //!
-//! Ranks synchronise by *posts*: a cache line with a sequence number and, for small payloads, the
-//! data itself (`region.rs`). Larger payloads go through slots in rounds (`round_plan.rs`); each
-//! rank posts one round ahead of what it reads, which hides small delays. Waits spin, then sleep,
-//! and are always bounded (`wait.rs`): they report to the control plane (`crate::control`), which
-//! decides on faults.
+//! Ranks synchronise by *posts*: a sequence number and, for small payloads, the data itself
+//! (`region.rs`). Larger payloads go through slots in rounds (`round_plan.rs`); each rank posts one
+//! round ahead of what it reads, which hides small delays. Waits spin, then sleep, and are always
+//! bounded (`wait.rs`): they report to the control plane (`crate::control`), which decides on
+//! faults.
 //!
 //! Ranks read large inputs from the memory of each other's processes, if they are permitted to
 //! (`direct.rs`). Large buffers allocated by the communicator are in memory that all ranks map

@@ -23,7 +23,7 @@ const DIRECT_SHARD_BYTES: usize = 256 << 10;
 /// Location of a post's payload.
 #[derive(Debug, Clone, Copy)]
 pub enum SlotKind {
-    /// In the post's cache line.
+    /// In the post.
     Inline,
     /// In a payload slot.
     Slot,

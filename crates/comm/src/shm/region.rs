@@ -1,8 +1,8 @@
 //! Accessors for the shared memory of a communicator.
 //!
-//! A post is a cache line with an increasing sequence number, written with release semantics: a
-//! rank that sees the number sees everything written before it. Posting makes a system call only if
-//! a rank sleeps.
+//! A post starts with an increasing sequence number, written with release semantics: a rank that
+//! sees the number sees everything written before it. Posting makes a system call only if a rank
+//! sleeps.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
 use std::time::Duration;
@@ -71,6 +71,20 @@ impl Region {
     #[inline]
     pub fn has_posted(&self, rank: usize, seq: u64) -> bool {
         self.word(self.layout.post(rank, seq)).load(Ordering::Acquire) >= seq
+    }
+
+    /// Loads a post into the cache, in case it was made already.
+    #[inline]
+    pub fn prefetch_post(&self, rank: usize, seq: u64) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let line = self.map.at(self.layout.post(rank, seq), LINE_BYTES);
+            // SAFETY: a prefetch has no effect on memory.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (rank, seq);
     }
 
     /// Digest of a rank's post and of all before it; `None` if the post was not made yet or replaced.

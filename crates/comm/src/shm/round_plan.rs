@@ -355,8 +355,10 @@ mod tests {
     fn small_payloads_are_inline() {
         let plan = |kind, count| RoundPlan::new(&call(kind, Counts::Equal(count)), 0, 3, 4096, 0);
         let inline = |kind, count| matches!(plan(kind, count).slot, SlotKind::Inline);
-        assert!(inline(CallKind::AllGather, 112) && !inline(CallKind::AllGather, 113));
-        assert!(inline(CallKind::AllToAll, 37) && !inline(CallKind::AllToAll, 38));
+        // A byte per element; an all-to-all has a block per rank.
+        for (kind, most) in [(CallKind::AllGather, 496), (CallKind::AllToAll, 165)] {
+            assert!(inline(kind, most) && !inline(kind, most + 1), "{kind:?}");
+        }
         assert_eq!(
             (plan(CallKind::Barrier, 0).rounds, plan(CallKind::AllGather, 5000).rounds),
             (1, 2)

@@ -60,6 +60,8 @@ impl ShmState {
         if !self.region.has_posted(rank, seq) {
             self.wait(rank, ctx, || self.region.has_posted(rank, seq))?;
         }
+        // A rank that does not wait for this one may have made its next post already.
+        self.region.prefetch_post(rank, seq + 1);
         let digest = self.region.digest(rank, seq);
         if digest.is_some() && digest == self.region.digest(self.region.rank, seq) {
             return Ok(());
