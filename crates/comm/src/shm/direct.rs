@@ -35,7 +35,10 @@ impl RemoteInputs {
     fn new(addresses: Vec<u64>, mut blocks: Vec<u8>) -> Self {
         let ranks = addresses.len();
         let block_bytes = (FETCHED_BYTES / ranks / BLOCK_UNIT).max(1) * BLOCK_UNIT;
-        blocks.resize(ranks * block_bytes, 0);
+        if blocks.is_empty() {
+            // Pages are allocated when they are used.
+            blocks = vec![0; ranks * block_bytes];
+        }
         Self { addresses, blocks, offset: 0, block_bytes }
     }
 

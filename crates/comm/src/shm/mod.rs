@@ -225,8 +225,10 @@ impl ShmEngine {
             AllReduce | Reduce => {
                 let bytes = call.counts.of(self.rank()) * dtype.size();
                 let wants_result = kind == AllReduce || root == self.rank();
+                let shares_result = kind == AllReduce || root != self.rank();
                 let buffers = Buffers::new(call, self.rank());
-                self.reduce(&ctx, Reduction { dtype, op, wants_result, bytes }, &buffers)
+                let reduction = Reduction { dtype, op, wants_result, shares_result, bytes };
+                self.reduce(&ctx, reduction, &buffers)
             }
             _ => {
                 let max_block_bytes = self.max_block_bytes(&call, &ctx)?;

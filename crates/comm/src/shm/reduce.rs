@@ -43,6 +43,8 @@ pub struct Reduction {
     pub op: ReduceOp,
     /// Whether this rank gets the result.
     pub wants_result: bool,
+    /// Whether other ranks do.
+    pub shares_result: bool,
     pub bytes: usize,
 }
 
@@ -83,7 +85,7 @@ impl ShmEngine {
         reduction: Reduction,
         buffers: &Buffers,
     ) -> Result {
-        let Reduction { dtype, op, wants_result, bytes } = reduction;
+        let Reduction { dtype, op, wants_result, bytes, .. } = reduction;
         let slot = SlotKind::of(bytes);
         let seq = self.next_post(slot, ctx)?;
         // SAFETY: the input is not written concurrently.
@@ -271,7 +273,7 @@ impl ShmEngine {
         buffers: &'a Buffers,
         input: &dyn Fn(usize, &SlotChunk) -> &'a [u8],
     ) {
-        let Reduction { dtype, op, wants_result, .. } = reduction;
+        let Reduction { dtype, op, wants_result, shares_result, .. } = reduction;
         let mut scratch = [0; BLOCK_BYTES];
         for block in part.blocks(BLOCK_BYTES) {
             let input = |rank: usize| match rank == self.rank() {
@@ -281,8 +283,10 @@ impl ShmEngine {
             };
             let result = &mut scratch[..block.bytes];
             reduce_many(dtype, op, result, self.ranks(), input);
-            let to = self.payload_mut(SlotKind::Slot, seq, shards.result(&block));
-            self.store(part.bytes, to, result);
+            if shares_result {
+                let to = self.payload_mut(SlotKind::Slot, seq, shards.result(&block));
+                self.store(part.bytes, to, result);
+            }
             if wants_result {
                 // SAFETY: the input has been read.
                 unsafe { buffers.write(block.in_buffer(), result) };
