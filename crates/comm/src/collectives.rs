@@ -49,10 +49,34 @@ pub trait Collectives: Comm {
         self.run(out_of_place(CallKind::AllGather, per_rank(counts), part, all))
     }
 
+    /// An all-gather whose own part is already at its position in `all`.
+    fn all_gather_in_place<T: Element>(&self, all: &mut [T]) -> Result {
+        let count = all.len() / (self.size() as usize).max(1);
+        self.run(in_place(CallKind::AllGather, count, all))
+    }
+
     /// Reduces `all` over all ranks and returns this rank's part.
     fn reduce_scatter<T: Element>(&self, all: &[T], part: &mut [T], op: ReduceOp) -> Result {
         let counts = Counts::Equal(part.len());
         self.run(Call { op, ..out_of_place(CallKind::ReduceScatter, counts, all, part) })
+    }
+
+    /// The same with an element count per rank.
+    fn reduce_scatter_v<T: Element>(
+        &self,
+        all: &[T],
+        part: &mut [T],
+        counts: &[usize],
+        op: ReduceOp,
+    ) -> Result {
+        let counts = per_rank(counts);
+        self.run(Call { op, ..out_of_place(CallKind::ReduceScatter, counts, all, part) })
+    }
+
+    /// The same with the result at its position in `all`. The other parts are unspecified.
+    fn reduce_scatter_in_place<T: Element>(&self, all: &mut [T], op: ReduceOp) -> Result {
+        let count = all.len() / (self.size() as usize).max(1);
+        self.run(Call { op, ..in_place(CallKind::ReduceScatter, count, all) })
     }
 
     /// Concatenates the `part`s of all ranks at the root. `all` is empty on other ranks.
@@ -78,10 +102,27 @@ pub trait Collectives: Comm {
         self.run(Call { root, ..out_of_place(CallKind::Scatter, counts, all, part) })
     }
 
+    /// The same with an element count per rank.
+    fn scatter_v<T: Element>(
+        &self,
+        all: &[T],
+        part: &mut [T],
+        counts: &[usize],
+        root: u32,
+    ) -> Result {
+        self.run(Call { root, ..out_of_place(CallKind::Scatter, per_rank(counts), all, part) })
+    }
+
     /// Sends a part to every rank and receives one from every rank, all of equal size.
     fn all_to_all<T: Element>(&self, to: &[T], from: &mut [T]) -> Result {
         let counts = Counts::Equal(to.len() / (self.size() as usize).max(1));
         self.run(out_of_place(CallKind::AllToAll, counts, to, from))
+    }
+
+    /// The same in place: the part sent to a rank is replaced by the one received from it.
+    fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result {
+        let count = data.len() / (self.size() as usize).max(1);
+        self.run(in_place(CallKind::AllToAll, count, data))
     }
 
     /// The same with send and receive counts per rank.

@@ -266,9 +266,25 @@ fn typed_calls<C: Comm>(world: Vec<C>) {
         let sum = if me == 1 { &mut sum[..] } else { &mut [] };
         comm.reduce_into(&[me, 1], sum, ReduceOp::Sum, 1).unwrap();
         assert!(me != 1 || *sum == [3, 3]);
+        let mut all = [-1; 3];
+        all[me as usize] = me;
+        comm.all_gather_in_place(&mut all).unwrap();
+        assert_eq!(all, [0, 1, 2]);
+        comm.reduce_scatter_in_place(&mut all, ReduceOp::Max).unwrap();
+        assert_eq!(all[me as usize], me);
+        let mut transposed = [me * 10, me * 10 + 1, me * 10 + 2];
+        comm.all_to_all_in_place(&mut transposed).unwrap();
+        assert_eq!(transposed, [me, 10 + me, 20 + me]);
+        let (own, counts) = (vec![me; me as usize], [0, 1, 2]);
         let mut parts = vec![-1; if me == 2 { 3 } else { 0 }];
-        comm.gather_v(&vec![me; me as usize], &mut parts, &[0, 1, 2], 2).unwrap();
+        comm.gather_v(&own, &mut parts, &counts, 2).unwrap();
         assert!(me != 2 || parts == [1, 2, 2]);
+        let mut back = vec![-1; own.len()];
+        comm.scatter_v(&parts, &mut back, &counts, 2).unwrap();
+        assert_eq!(back, own);
+        let mut sum = vec![-1; own.len()];
+        comm.reduce_scatter_v(&[1, 2, 3], &mut sum, &counts, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [&[][..], &[3], &[6, 9]][me as usize]);
     });
 }
 
