@@ -56,9 +56,10 @@ pub struct BootstrapConfig {
     /// Whether results are bitwise reproducible for the same number of ranks and nodes. The tuning
     /// file is then ignored. The setting of rank 0 applies to all ranks.
     pub deterministic: bool,
-    /// Whether the ranks of a node may read each other's memory (cross memory attach). They do if all
-    /// ranks may and can.
-    pub cross_memory: bool,
+    /// Whether the ranks of a node read large inputs from each other's memory (cross memory attach) if
+    /// all are permitted to. By default they do where it is faster. Not equal on all ranks: never,
+    /// if one says so, and otherwise the default.
+    pub cross_memory: Option<bool>,
     /// Whether ranks compare call signatures before any data moves. Must be the same on all ranks.
     pub debug: bool,
 }
@@ -102,7 +103,7 @@ impl BootstrapConfig {
             desync_after: Duration::from_secs(300),
             tuning: None,
             deterministic: false,
-            cross_memory: true,
+            cross_memory: None,
             debug: false,
         }
     }
@@ -112,7 +113,8 @@ impl BootstrapConfig {
     /// `REGATTA_BIND` (NIC addresses, comma-separated), `REGATTA_FABRIC` (`off`, `auto` or a
     /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
     /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table),
-    /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA=0` (no reads of other ranks' memory).
+    /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA` (0: never read other ranks' memory, 1: wherever
+    /// possible).
     pub fn from_env() -> Result<Self> {
         let get = |name: &str| std::env::var(name).ok();
         let secret = read_secret(Path::new(&required(&get, "REGATTA_SECRET_FILE")?))?;
@@ -136,9 +138,9 @@ impl BootstrapConfig {
         }
         config.lost_after = seconds(get, "REGATTA_LOST_AFTER", config.lost_after)?;
         config.desync_after = seconds(get, "REGATTA_DESYNC_AFTER", config.desync_after)?;
-        config.debug = flag(get, "REGATTA_COMM_DEBUG", false)?;
-        config.deterministic = flag(get, "REGATTA_DETERMINISTIC", false)?;
-        config.cross_memory = flag(get, "REGATTA_CMA", true)?;
+        config.debug = flag(get, "REGATTA_COMM_DEBUG")?.unwrap_or(false);
+        config.deterministic = flag(get, "REGATTA_DETERMINISTIC")?.unwrap_or(false);
+        config.cross_memory = flag(get, "REGATTA_CMA")?;
         config.tuning = get("REGATTA_TUNING").filter(|file| !file.is_empty()).map(PathBuf::from);
         config.fabric = ProviderChoice::parse(&get("REGATTA_FABRIC").unwrap_or_default());
         Ok(config)
@@ -176,11 +178,11 @@ fn invalid(name: &str, value: &str, expected: &str) -> CommError {
 }
 
 /// Whether a variable is 1. The default is 0.
-fn flag(get: &Getenv, name: &str, default: bool) -> Result<bool> {
+fn flag(get: &Getenv, name: &str) -> Result<Option<bool>> {
     match get(name).as_deref().map(str::trim) {
-        None | Some("") => Ok(default),
-        Some("0") => Ok(false),
-        Some("1") => Ok(true),
+        None | Some("") => Ok(None),
+        Some("0") => Ok(Some(false)),
+        Some("1") => Ok(Some(true)),
         Some(text) => Err(invalid(name, text, "0 or 1")),
     }
 }
@@ -279,7 +281,8 @@ mod tests {
         assert_eq!(with("REGATTA_LOST_AFTER", "7").lost_after.as_secs(), 7);
         assert!(with("REGATTA_COMM_DEBUG", "1").debug && !with("REGATTA_COMM_DEBUG", "0").debug);
         assert!(with("REGATTA_DETERMINISTIC", "1").deterministic);
-        assert!(default.cross_memory && !with("REGATTA_CMA", "0").cross_memory);
+        let cross_memory = ["", "0", "1"].map(|value| with("REGATTA_CMA", value).cross_memory);
+        assert_eq!(cross_memory, [None, Some(false), Some(true)]);
         let tuning = with("REGATTA_TUNING", "best.json").tuning;
         assert_eq!(tuning, Some(PathBuf::from("best.json")));
     }

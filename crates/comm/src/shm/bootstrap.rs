@@ -10,7 +10,7 @@ use regatta_model::CpuSet;
 use regatta_wire::clock;
 
 use super::arena::{self, Arena};
-use super::cross_memory::Probe;
+use super::cross_memory::{CrossMemory, Probe};
 use super::l3;
 use super::layout::{CPU_WORDS, RegionLayout};
 use super::region::Region;
@@ -60,7 +60,12 @@ pub fn join(
         |done: &dyn Fn(usize) -> bool| await_ranks(&region, &peers, done, deadline, &cancelled);
     await_all(&|rank| region.process(rank) != 0)?;
     let reaches_all = || (0..peers.len()).all(|rank| region.probe(rank).is_reachable());
-    region.publish_probed(config.cross_memory && reaches_all());
+    region.publish_probed(match config.cross_memory {
+        Some(false) => CrossMemory::Never,
+        _ if !reaches_all() => CrossMemory::Never,
+        Some(true) => CrossMemory::Always,
+        None => CrossMemory::IfFaster,
+    });
     (0..peers.len()).for_each(|rank| region.prefault(rank));
     // The others read the probe until then.
     await_all(&|rank| region.has_probed(rank))?;

@@ -7,6 +7,15 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Error, ErrorKind};
 
+/// Whether a rank wants the ranks to read each other's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CrossMemory {
+    /// Also if it cannot.
+    Never = 1,
+    IfFaster,
+    Always,
+}
+
 /// Reads memory of a process at an address.
 pub fn read(process: i32, address: u64, into: &mut [u8]) -> std::io::Result<()> {
     let mut done = 0;

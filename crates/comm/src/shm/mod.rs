@@ -62,8 +62,8 @@ pub struct ShmConfig {
     pub join_timeout: Duration,
     /// Bytes of a buffer per slot. Must be equal on all ranks.
     pub chunk_bytes: usize,
-    /// Whether other ranks may read this rank's memory.
-    pub cross_memory: bool,
+    /// As in [`crate::bootstrap::BootstrapConfig`].
+    pub cross_memory: Option<bool>,
 }
 
 impl Default for ShmConfig {
@@ -73,7 +73,7 @@ impl Default for ShmConfig {
             debug: false,
             join_timeout: Duration::from_secs(60),
             chunk_bytes: 256 << 10,
-            cross_memory: true,
+            cross_memory: None,
         }
     }
 }
@@ -119,7 +119,7 @@ impl ShmEngine {
             policy: ShmPolicy {
                 ranks,
                 shared_l3: shared.region.all_share_l3(),
-                reads_memory: shared.region.all_reach_all(),
+                reads_memory: shared.region.reads_memory(),
             },
             fetched: Vec::new(),
             shared: Arc::new(shared),

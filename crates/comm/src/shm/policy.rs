@@ -39,7 +39,7 @@ pub struct ShmPolicy {
     pub ranks: usize,
     /// Whether all ranks are known to run on cores with one L3 cache.
     pub shared_l3: bool,
-    /// Whether the ranks can read each other's memory.
+    /// Whether the ranks read each other's memory.
     pub reads_memory: bool,
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::mm::{Advice, madvise};
 use rustix::thread::futex;
 
-use super::cross_memory::ProbeLocation;
+use super::cross_memory::{CrossMemory, ProbeLocation};
 use super::l3;
 use super::layout::{
     CPU_WORDS, INLINE, INLINE_BYTES, LINE_BYTES, P2P_CHUNK_BYTES, P2P_SLOTS, PAYLOAD_SLOTS,
@@ -20,10 +20,6 @@ use super::membarrier;
 use super::segment::Mapping;
 use super::signature_codec::{self, SIGNATURE_WORDS};
 use crate::Signature;
-
-/// Whether a rank can read the memory of all others.
-const REACHES_ALL: u64 = 1;
-const REACHES_NOT_ALL: u64 = 2;
 
 /// What a rank is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -261,21 +257,22 @@ impl Region {
         ProbeLocation { process: self.process(rank), address: word(0), value: word(8) }
     }
 
-    /// Publishes whether this rank can read the memory of all others.
-    pub fn publish_probed(&self, reaches_all: bool) {
-        let result = if reaches_all { REACHES_ALL } else { REACHES_NOT_ALL };
-        self.word(self.layout.probe(self.rank) + 16).store(result, Ordering::Release);
+    /// Publishes whether this rank, after its probe, wants to read the memory of others.
+    pub fn publish_probed(&self, result: CrossMemory) {
+        self.word(self.layout.probe(self.rank) + 16).store(result as u64, Ordering::Release);
         self.ring_doorbell();
     }
 
-    /// Whether a rank has tried to read the memory of all others.
+    /// Whether a rank has published the result of its probe.
     pub fn has_probed(&self, rank: usize) -> bool {
         self.probed(rank) != 0
     }
 
-    /// Whether every rank can read the memory of all others.
-    pub fn all_reach_all(&self) -> bool {
-        (0..self.layout.ranks).all(|rank| self.probed(rank) == REACHES_ALL)
+    /// Whether the ranks read each other's memory. It is not faster if payloads are written with
+    /// streaming stores.
+    pub fn reads_memory(&self) -> bool {
+        let all = |result| (0..self.layout.ranks).all(|rank| self.probed(rank) >= result as u64);
+        all(CrossMemory::Always) || (self.all_share_l3() && all(CrossMemory::IfFaster))
     }
 
     fn probed(&self, rank: usize) -> u64 {

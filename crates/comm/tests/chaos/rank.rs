@@ -156,6 +156,8 @@ fn join(
         lost_after,
         desync_after,
         debug: case.debug,
+        // Some cases use slots, most read memory.
+        cross_memory: Some(!case.debug),
         ..bootstrap::BootstrapConfig::new(comm_rank, members.len() as u32, &master, port, secret)
     };
     match case.comm {

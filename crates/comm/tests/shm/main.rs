@@ -48,7 +48,7 @@ fn small_slots_and_debug_mode_match_the_reference() {
 
 #[test]
 fn long_payloads_match_the_reference_with_and_without_reads_of_memory() {
-    for cross_memory in [true, false] {
+    for cross_memory in [Some(true), Some(false)] {
         let config = ShmConfig { cross_memory, ..ShmConfig::default() };
         let world = |ranks| shm::world_with(ranks, config).unwrap();
         suite::all_collectives(&[2, 3], &[140_001], world);

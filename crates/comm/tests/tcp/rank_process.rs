@@ -193,6 +193,8 @@ pub fn own_config() -> BootstrapConfig {
     let mut config = BootstrapConfig::from_env().unwrap();
     config.listener = (config.rank == 0).then(|| listen("0.0.0.0:0".parse().unwrap()).unwrap());
     config.join_timeout = Duration::from_secs(50);
+    // On any machine, so that a killed rank interrupts reads of its memory.
+    config.cross_memory = Some(true);
     let secret = PathBuf::from(std::env::var("REGATTA_SECRET_FILE").unwrap());
     let own = config.listener.as_ref().map(|listener| listener.local_addr().unwrap().port());
     config.master_port = port_file::exchange_port(&port_file(&secret), own);
