@@ -56,9 +56,9 @@ pub struct BootstrapConfig {
     /// Whether results are bitwise reproducible for the same number of ranks and nodes. The tuning
     /// file is then ignored. The setting of rank 0 applies to all ranks.
     pub deterministic: bool,
-    /// Whether the ranks of a node read large inputs from each other's memory (cross memory attach) if
-    /// all are permitted to. By default they do where it is faster. Not equal on all ranks: never,
-    /// if one says so, and otherwise the default.
+    /// Whether the ranks of a node read large inputs from each other's memory (cross memory attach),
+    /// if all are permitted to; by default where it is faster. `Some(false)` on one rank applies to
+    /// all, `Some(true)` only if it is set on all.
     pub cross_memory: Option<bool>,
     /// Whether ranks compare call signatures before any data moves. Must be the same on all ranks.
     pub debug: bool,
@@ -113,8 +113,8 @@ impl BootstrapConfig {
     /// `REGATTA_BIND` (NIC addresses, comma-separated), `REGATTA_FABRIC` (`off`, `auto` or a
     /// libfabric provider), `REGATTA_LOST_AFTER` and `REGATTA_DESYNC_AFTER` (seconds),
     /// `REGATTA_COMM_DEBUG=1` (compare call signatures), `REGATTA_TUNING` (algorithm table),
-    /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA` (0: never read other ranks' memory, 1: wherever
-    /// possible).
+    /// `REGATTA_DETERMINISTIC=1` (ignore it) and `REGATTA_CMA` (0: never read other ranks' memory,
+    /// 1: whenever permitted).
     pub fn from_env() -> Result<Self> {
         let get = |name: &str| std::env::var(name).ok();
         let secret = read_secret(Path::new(&required(&get, "REGATTA_SECRET_FILE")?))?;
