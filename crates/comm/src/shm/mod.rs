@@ -7,7 +7,7 @@
 //! faults.
 //!
 //! Ranks read large inputs from the memory of each other's processes, if they are permitted to
-//! (`direct.rs`). Large buffers allocated by the communicator are in memory that all ranks map
+//! (`single_copy.rs`). Large buffers allocated by the communicator are in memory that all ranks map
 //! (`arena.rs`) and are reduced without copies (`zero_copy.rs`).
 //!
 //! The memory is an anonymous file that rank 0 creates and passes to the others over an abstract
@@ -19,7 +19,6 @@ mod bootstrap;
 mod buffers;
 mod copy_collectives;
 mod cross_memory;
-mod direct;
 mod l3;
 mod layout;
 mod membarrier;
@@ -29,6 +28,7 @@ mod reduce;
 mod region;
 mod round_plan;
 mod segment;
+mod single_copy;
 mod wait;
 mod zero_copy;
 
@@ -235,20 +235,22 @@ impl ShmEngine {
                 let chunk = self.shared.config.chunk_bytes;
                 let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
                 let buffers = Buffers::new(call, self.rank());
-                let directly = self.policy.reads_directly(kind, plan.bytes) && plan.is_regular;
-                let addresses = match directly {
+                let single_copy = self.policy.uses_single_copy(kind, plan.bytes) && plan.is_regular;
+                let addresses = match single_copy {
                     true => self.exchange_addresses(&ctx, &plan, &buffers)?,
                     false => None,
                 };
                 match (kind, addresses) {
                     (ReduceScatter, Some(addresses)) => {
                         let inputs = self.remote_inputs(addresses);
-                        self.reduce_scatter_directly(&ctx, &plan, (dtype, op), &buffers, inputs)
+                        self.reduce_scatter_single_copy(&ctx, &plan, (dtype, op), &buffers, inputs)
                     }
                     (ReduceScatter, None) => {
                         self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers)
                     }
-                    (_, Some(addresses)) => self.copy_directly(&ctx, &plan, &buffers, &addresses),
+                    (_, Some(addresses)) => {
+                        self.run_single_copies(&ctx, &plan, &buffers, &addresses)
+                    }
                     (_, None) => self.run_copies(&ctx, &plan, &buffers),
                 }
             }

@@ -13,10 +13,10 @@ const MAX_REDUNDANT_ROOTED_BYTES: usize = 16 << 10;
 const MIN_ZERO_COPY_BYTES: usize = 64 << 10;
 
 /// From this size on, ranks reduce inputs that they read from each other's memory.
-const MIN_DIRECT_REDUCTION_BYTES: usize = 256 << 10;
+const MIN_SINGLE_COPY_REDUCTION_BYTES: usize = 256 << 10;
 
 /// Up to this size, ranks read what they only copy: longer copies are faster with streaming stores.
-const MAX_DIRECT_COPY_BYTES: usize = 16 << 20;
+const MAX_SINGLE_COPY_BYTES: usize = 16 << 20;
 
 /// Smaller payloads are always written with cached stores.
 const MIN_STREAM_BYTES: usize = 8 << 10;
@@ -54,7 +54,7 @@ impl ShmPolicy {
             }
             // A rooted reduction has no outputs on the other ranks.
             MIN_ZERO_COPY_BYTES.. if !rooted => ReduceAlgorithm::Exchanged,
-            _ if self.reads_directly(kind, bytes) => ReduceAlgorithm::Exchanged,
+            _ if self.uses_single_copy(kind, bytes) => ReduceAlgorithm::Exchanged,
             _ => ReduceAlgorithm::Sharded,
         }
     }
@@ -62,17 +62,17 @@ impl ShmPolicy {
     /// Whether the ranks read inputs from each other's memory, in a collective whose largest buffer
     /// has `bytes` bytes. Equal on all ranks. Readers of one process contend for its page tables, one
     /// lock per 2 MiB: few ranks read from small buffers.
-    pub fn reads_directly(&self, kind: CallKind, bytes: usize) -> bool {
+    pub fn uses_single_copy(&self, kind: CallKind, bytes: usize) -> bool {
         let (min, max) = match kind {
-            CallKind::AllToAll => (128 << 10, MAX_DIRECT_COPY_BYTES),
+            CallKind::AllToAll => (128 << 10, MAX_SINGLE_COPY_BYTES),
             CallKind::Scatter if self.ranks == 2 => (256 << 10, usize::MAX),
             CallKind::Scatter if self.ranks <= 8 => (2 << 20, usize::MAX),
             CallKind::Scatter => (1 << 20, usize::MAX),
             CallKind::Broadcast if self.ranks == 2 => (256 << 10, 1 << 20),
-            CallKind::AllGather if self.ranks <= 4 => (256 << 10, MAX_DIRECT_COPY_BYTES),
-            CallKind::AllGather if self.ranks <= 8 => (1 << 20, MAX_DIRECT_COPY_BYTES),
+            CallKind::AllGather if self.ranks <= 4 => (256 << 10, MAX_SINGLE_COPY_BYTES),
+            CallKind::AllGather if self.ranks <= 8 => (1 << 20, MAX_SINGLE_COPY_BYTES),
             CallKind::AllReduce | CallKind::Reduce | CallKind::ReduceScatter => {
-                (MIN_DIRECT_REDUCTION_BYTES, usize::MAX)
+                (MIN_SINGLE_COPY_REDUCTION_BYTES, usize::MAX)
             }
             _ => return false,
         };
@@ -108,10 +108,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_directly_where_readers_do_not_contend() {
+    fn single_copy_is_used_where_readers_do_not_contend() {
         use CallKind::{AllGather, AllToAll, Broadcast, Gather, Scatter};
         let of = |ranks, kind, bytes| {
-            ShmPolicy { ranks, shared_l3: true, reads_memory: true }.reads_directly(kind, bytes)
+            ShmPolicy { ranks, shared_l3: true, reads_memory: true }.uses_single_copy(kind, bytes)
         };
         let mib = 1 << 20;
         assert!(of(2, Scatter, mib) && !of(4, Scatter, mib) && of(4, Scatter, 2 * mib));
@@ -119,7 +119,7 @@ mod tests {
         assert!(of(8, AllGather, mib) && !of(16, AllGather, mib) && of(16, AllToAll, mib));
         assert!(!of(2, Gather, mib) && !of(2, AllToAll, 1024));
         let policy = ShmPolicy { ranks: 2, shared_l3: true, reads_memory: false };
-        assert!(!policy.reads_directly(AllToAll, mib));
+        assert!(!policy.uses_single_copy(AllToAll, mib));
     }
 
     #[test]

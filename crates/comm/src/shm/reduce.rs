@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::ShmEngine;
 use super::buffers::Buffers;
-use super::direct::RemoteInputs;
 use super::layout::INLINE_BYTES;
 use super::policy::ReduceAlgorithm;
 use super::round_plan::{ReduceShards, RoundPlan, SlotChunk};
+use super::single_copy::RemoteInputs;
 use super::wait::CallCtx;
 use crate::reduce_kernel::{reduce_many, stream};
 use crate::{DType, ReduceOp, Result};
@@ -18,7 +18,7 @@ pub const BLOCK_BYTES: usize = 8 << 10;
 
 /// Maximum shard of a reduction whose inputs are not in slots: the results in slots stay in the L2
 /// cache.
-const DIRECT_SHARD_BYTES: usize = 256 << 10;
+const SINGLE_COPY_SHARD_BYTES: usize = 256 << 10;
 
 /// Location of a post's payload.
 #[derive(Debug, Clone, Copy)]
@@ -63,8 +63,8 @@ impl ShmEngine {
             }
             ReduceAlgorithm::Redundant => return self.reduce_redundant(ctx, reduction, buffers),
             ReduceAlgorithm::Exchanged => {
-                let directly = self.policy.reads_directly(kind, bytes);
-                let address = if directly { self.address_of(buffers) } else { 0 };
+                let single_copy = self.policy.uses_single_copy(kind, bytes);
+                let address = if single_copy { self.address_of(buffers) } else { 0 };
                 let exchanged = self.reduce_zero_copy(ctx, reduction, buffers, address)?;
                 let Some(addresses) = exchanged else { return Ok(()) };
                 addresses
@@ -75,7 +75,7 @@ impl ShmEngine {
             return self.reduce_sharded(ctx, reduction, buffers);
         }
         let inputs = self.remote_inputs(addresses);
-        self.reduce_sharded_directly(ctx, reduction, buffers, inputs)
+        self.reduce_sharded_single_copy(ctx, reduction, buffers, inputs)
     }
 
     /// Every rank posts its input; ranks that want the result reduce all inputs.
@@ -139,14 +139,14 @@ impl ShmEngine {
 
     /// Like [`Self::reduce_sharded`], with inputs that are read from the memory of the other ranks;
     /// results go through slots.
-    fn reduce_sharded_directly(
+    fn reduce_sharded_single_copy(
         &mut self,
         ctx: &CallCtx,
         reduction: Reduction,
         buffers: &Buffers,
         mut inputs: RemoteInputs,
     ) -> Result {
-        let shard_bytes = self.shared.config.chunk_bytes.min(DIRECT_SHARD_BYTES);
+        let shard_bytes = self.shared.config.chunk_bytes.min(SINGLE_COPY_SHARD_BYTES);
         let shards = ReduceShards::without_inputs(reduction.bytes, shard_bytes, self.ranks());
         for round in 0..=shards.rounds {
             let seq = self.next;
@@ -198,7 +198,7 @@ impl ShmEngine {
     }
 
     /// [`Self::reduce_scatter`] with inputs that are read from the memory of the other ranks.
-    pub(super) fn reduce_scatter_directly(
+    pub(super) fn reduce_scatter_single_copy(
         &mut self,
         ctx: &CallCtx,
         plan: &RoundPlan,

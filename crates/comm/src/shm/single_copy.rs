@@ -1,5 +1,5 @@
-//! Collectives in which ranks read the inputs of others from the memory of their processes
-//! (`cross_memory.rs`): one copy instead of two through a slot.
+//! Single-copy collectives: ranks read the inputs of others from the memory of their processes
+//! (`cross_memory.rs`), instead of one copy into a slot and one out of it.
 //!
 //! The ranks exchange the addresses of their inputs, read, and post again. A rank that others read
 //! from returns after their last post.
@@ -98,7 +98,7 @@ impl ShmEngine {
     }
 
     /// Runs a collective that copies, by reading from these addresses.
-    pub(super) fn copy_directly(
+    pub(super) fn run_single_copies(
         &mut self,
         ctx: &CallCtx,
         plan: &RoundPlan,
