@@ -150,7 +150,10 @@ impl Hierarchical {
         self.monitor.begin(&signature);
         let is_staged = self.layout.nodes > 1 && !self.layout.is_one_rank_per_node();
         let compared = if is_staged { self.world.compare_signatures(signature) } else { Ok(()) };
-        let done = compared.and_then(|()| self.two_level(call));
+        let done = compared.and_then(|()| match (&mut self.local, self.layout.nodes) {
+            (Some(local), 1) => local.run_collective(call, signature),
+            _ => self.two_level(call),
+        });
         done.map_err(|error| self.monitor.report_and_fail(error))
     }
 }

@@ -118,6 +118,7 @@ pub enum MatchResult<B, M> {
 }
 
 /// A message without a posted receive.
+#[derive(Debug)]
 struct Unexpected<M> {
     id: u64,
     envelope: Envelope,
@@ -126,6 +127,7 @@ struct Unexpected<M> {
 }
 
 /// The posted receives and unexpected messages of a peer.
+#[derive(Debug)]
 pub struct MatchQueue<B, M> {
     /// Receives without a message, in posting order.
     posted: VecDeque<PostedRecv<B>>,

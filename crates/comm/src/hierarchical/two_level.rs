@@ -19,18 +19,17 @@ const MIN_SHARD_BYTES: usize = 16 << 10;
 impl Hierarchical {
     pub(super) fn two_level(&mut self, call: Call<'_>) -> Result {
         // A rank that is alone on its node participates like the others.
-        match (self.local.as_mut(), self.layout.nodes, call.kind) {
-            (Some(local), 1, _) => local.run(call),
+        match call.kind {
             _ if self.layout.is_one_rank_per_node() => self.world.run(call),
-            (_, _, AllReduce) => self.all_reduce(call),
-            (_, _, Reduce) => self.reduce(call),
-            (_, _, Broadcast) => self.broadcast(call),
-            (_, _, Barrier) => self.barrier(),
-            (_, _, AllGather) if self.layout.uniform => self.all_gather(call),
-            (_, _, ReduceScatter) if self.layout.uniform => self.reduce_scatter(call),
-            (_, _, Gather) => self.gather(call),
-            (_, _, Scatter) => self.scatter(call),
-            (_, _, AllToAll) => self.all_to_all(call),
+            AllReduce => self.all_reduce(call),
+            Reduce => self.reduce(call),
+            Broadcast => self.broadcast(call),
+            Barrier => self.barrier(),
+            AllGather if self.layout.uniform => self.all_gather(call),
+            ReduceScatter if self.layout.uniform => self.reduce_scatter(call),
+            Gather => self.gather(call),
+            Scatter => self.scatter(call),
+            AllToAll => self.all_to_all(call),
             _ => self.world.run(call),
         }
     }

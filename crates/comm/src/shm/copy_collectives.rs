@@ -2,7 +2,7 @@
 
 use super::ShmEngine;
 use super::buffers::Buffers;
-use super::reduce::SlotKind;
+use super::payload::SlotKind;
 use super::round_plan::RoundPlan;
 use super::wait::CallCtx;
 use crate::{Call, CommError, Counts, Result};
@@ -16,7 +16,7 @@ impl ShmEngine {
         let slot = SlotKind::Slot;
         let seq = self.next_post(slot, ctx)?;
         self.write_payload(slot, seq, 0..own_counts.len(), &own_counts);
-        self.post(seq, ctx);
+        self.post(seq, SlotKind::Slot, ctx);
         let mut most = send.iter().max().copied().unwrap_or(0);
         for other in self.others() {
             self.shared.await_post(other, seq, ctx)?;
@@ -55,12 +55,9 @@ impl ShmEngine {
             let Some(before) = round.checked_sub(1) else { continue };
             let seq = first + before as u64;
             for other in self.others() {
-                let chunk = plan.recv(before, other);
-                if chunk.is_some() || plan.wait_for_all {
+                if let Some(chunk) = plan.recv(before, other) {
                     self.shared.await_post(other, seq, ctx)?;
-                }
-                if let Some(chunk) = chunk {
-                    let from = self.payload(plan.slot, other, seq, chunk.in_slot());
+                    let from = self.payload(SlotKind::Slot, other, seq, chunk.in_slot());
                     // SAFETY: received blocks are written where no unsent input is left.
                     unsafe { buffers.write(chunk.in_buffer(), from) };
                 }
@@ -77,13 +74,13 @@ impl ShmEngine {
         round: usize,
         buffers: &Buffers,
     ) -> Result {
-        let seq = self.next_post(plan.slot, ctx)?;
+        let seq = self.next_post(SlotKind::Slot, ctx)?;
         for chunk in plan.sends(round) {
             // SAFETY: the input is not written concurrently.
             let input = unsafe { buffers.input(chunk.in_buffer()) };
-            self.write_payload(plan.slot, seq, chunk.in_slot(), input);
+            self.write_payload(SlotKind::Slot, seq, chunk.in_slot(), input);
         }
-        self.post(seq, ctx);
+        self.post(seq, SlotKind::Slot, ctx);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Layout of a communicator's shared memory. Pure arithmetic.
 //!
-//! Every rank has a block of cache lines that only it writes: its posts, calls and state. Payload
+//! Every rank has a block of cache lines that only it writes: its posts, its wait and its state. Payload
 //! slots follow. The file is sparse, so unused parts cost nothing.
 
 /// Cache line size. Lines written by different ranks are disjoint.
@@ -49,8 +49,8 @@ pub const INLINE: usize = 16;
 
 // Offsets in a rank's block.
 const POSTS: usize = 0;
-const CALLS: usize = POSTS + POST_RING as usize * POST_BYTES;
-const STATE: usize = CALLS + (POST_RING as usize + 1) * LINE_BYTES;
+const WAIT: usize = POSTS + POST_RING as usize * POST_BYTES;
+const STATE: usize = WAIT + LINE_BYTES;
 const DOORBELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = DOORBELL + LINE_BYTES;
 const PROBE: usize = CPUS + CPU_WORDS * 8;
@@ -81,10 +81,9 @@ impl RegionLayout {
         self.block(rank) + POSTS + (seq % POST_RING) as usize * POST_BYTES
     }
 
-    /// Signature of a rank's collective `seq`, or of its current message.
-    pub fn call(&self, rank: usize, seq: Option<u64>) -> usize {
-        let line = seq.map_or(POST_RING, |seq| seq % POST_RING);
-        self.block(rank) + CALLS + line as usize * LINE_BYTES
+    /// The call in which a rank waits.
+    pub fn wait(&self, rank: usize) -> usize {
+        self.block(rank) + WAIT
     }
 
     /// A rank's state line.
@@ -167,9 +166,8 @@ mod tests {
         let mut areas = vec![(layout.failed(), HEADER_BYTES)];
         for rank in 0..3 {
             areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), POST_BYTES)));
-            areas.extend((0..POST_RING).map(|n| (layout.call(rank, Some(n)), LINE_BYTES)));
             areas.extend((0..PAYLOAD_SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
-            areas.push((layout.call(rank, None), LINE_BYTES));
+            areas.push((layout.wait(rank), LINE_BYTES));
             areas.push((layout.state(rank), LINE_BYTES));
             areas.push((layout.doorbell(rank), LINE_BYTES));
             areas.push((layout.cpus(rank), CPU_WORDS * 8));

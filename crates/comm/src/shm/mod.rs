@@ -23,12 +23,14 @@ mod l3;
 mod layout;
 mod membarrier;
 mod p2p;
+mod payload;
 mod policy;
 mod reduce;
 mod region;
 mod round_plan;
 mod segment;
 mod single_copy;
+mod single_post;
 mod wait;
 mod zero_copy;
 
@@ -37,11 +39,12 @@ use std::time::Duration;
 
 use self::buffers::Buffers;
 use self::layout::{PAYLOAD_SLOTS, POST_RING, READ_LAG};
-use self::p2p::P2pRing;
+use self::p2p::P2pRings;
+use self::payload::SlotKind;
 use self::policy::ShmPolicy;
-use self::reduce::{Reduction, SlotKind};
 use self::region::Activity;
 use self::round_plan::RoundPlan;
+use self::single_post::longest_contribution;
 use self::wait::{CallCtx, ShmState};
 use crate::control::signature_codec;
 use crate::engine::{AbortFn, Allocator, BoxEngine, Engine, HasFailedFn};
@@ -90,7 +93,7 @@ pub struct ShmEngine {
     compared: u64,
     /// Number of collectives started.
     calls: u64,
-    p2p: P2pRing,
+    p2p: P2pRings,
     policy: ShmPolicy,
     /// Memory for inputs fetched from other ranks.
     fetched: Vec<u8>,
@@ -115,9 +118,10 @@ impl ShmEngine {
     fn new(shared: ShmState) -> Self {
         let ranks = shared.peers.len();
         Self {
-            p2p: P2pRing::new(ranks),
+            p2p: P2pRings::new(ranks),
             policy: ShmPolicy {
                 ranks,
+                chunk_bytes: shared.config.chunk_bytes,
                 shared_l3: shared.region.all_share_l3(),
                 reads_memory: shared.region.reads_memory(),
             },
@@ -144,23 +148,20 @@ impl ShmEngine {
         (0..self.ranks()).filter(move |other| *other != rank)
     }
 
-    /// Publishes this rank's call.
     #[inline]
     fn begin(&mut self, signature: Signature) -> Result<CallCtx> {
         self.calls += 1;
-        let words = signature_codec::encode(&signature);
         let ctx = CallCtx {
             activity: Activity::Collective(self.calls),
             signature,
-            digest: signature_codec::digest(words),
+            digest: signature_codec::digest(signature_codec::encode(&signature)),
         };
-        self.shared.region.publish_call(ctx.activity, words);
         if let Some(error) = self.shared.announced_error(&ctx) {
             return Err(self.shared.fail_with(error));
         }
         if self.shared.config.debug {
             let seq = self.next_post(SlotKind::Inline, &ctx)?;
-            self.post(seq, &ctx);
+            self.post(seq, SlotKind::Inline, &ctx);
             self.others().try_for_each(|other| self.shared.await_post(other, seq, &ctx))?;
         }
         Ok(ctx)
@@ -208,8 +209,8 @@ impl ShmEngine {
     }
 
     #[inline]
-    fn post(&mut self, seq: u64, ctx: &CallCtx) {
-        if !self.policy.shared_l3 {
+    fn post(&mut self, seq: u64, slot: SlotKind, ctx: &CallCtx) {
+        if matches!(slot, SlotKind::Slot) && !self.policy.shared_l3 {
             stream::sfence();
         }
         self.digest = signature_codec::mix(self.digest, ctx.digest);
@@ -217,43 +218,41 @@ impl ShmEngine {
         self.next = seq + 1;
     }
 
-    fn collective(&mut self, call: Call<'_>) -> Result {
-        use CallKind::{AllReduce, Reduce, ReduceScatter};
-        let ctx = self.begin(call.signature(self.ranks()))?;
-        let (dtype, op, kind, root) = (call.dtype, call.op, call.kind, call.root as usize);
-        match kind {
-            AllReduce | Reduce => {
-                let bytes = call.counts.of(self.rank()) * dtype.size();
-                let wants_result = kind == AllReduce || root == self.rank();
-                let shares_result = kind == AllReduce || root != self.rank();
-                let buffers = Buffers::new(call, self.rank());
-                let reduction = Reduction { dtype, op, wants_result, shares_result, bytes };
-                self.reduce(&ctx, reduction, &buffers)
+    /// Runs a collective with this signature.
+    pub(crate) fn run_collective(&mut self, call: Call<'_>, signature: Signature) -> Result {
+        let ctx = self.begin(signature)?;
+        if let Some(bytes) = longest_contribution(&call, self.ranks())
+            && self.policy.uses_single_post(call.kind, bytes)
+        {
+            return self.run_single_post(&ctx, call, bytes);
+        }
+        match call.kind {
+            CallKind::AllReduce | CallKind::Reduce => self.reduce(&ctx, call),
+            _ => self.run_rounds(&ctx, call),
+        }
+    }
+
+    /// Runs a collective that moves blocks, in rounds or by reading the memory of the senders.
+    fn run_rounds(&mut self, ctx: &CallCtx, call: Call<'_>) -> Result {
+        use CallKind::ReduceScatter;
+        let max_block_bytes = self.max_block_bytes(&call, ctx)?;
+        let chunk = self.shared.config.chunk_bytes;
+        let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
+        let (kind, of) = (call.kind, (call.dtype, call.op));
+        let buffers = Buffers::new(call, self.rank());
+        let single_copy = self.policy.uses_single_copy(kind, plan.bytes) && plan.is_regular;
+        let addresses = match single_copy {
+            true => self.exchange_addresses(ctx, &plan, &buffers)?,
+            false => None,
+        };
+        match (kind, addresses) {
+            (ReduceScatter, Some(addresses)) => {
+                let inputs = self.remote_inputs(addresses);
+                self.reduce_scatter_single_copy(ctx, &plan, of, &buffers, inputs)
             }
-            _ => {
-                let max_block_bytes = self.max_block_bytes(&call, &ctx)?;
-                let chunk = self.shared.config.chunk_bytes;
-                let plan = RoundPlan::new(&call, self.rank(), self.ranks(), chunk, max_block_bytes);
-                let buffers = Buffers::new(call, self.rank());
-                let single_copy = self.policy.uses_single_copy(kind, plan.bytes) && plan.is_regular;
-                let addresses = match single_copy {
-                    true => self.exchange_addresses(&ctx, &plan, &buffers)?,
-                    false => None,
-                };
-                match (kind, addresses) {
-                    (ReduceScatter, Some(addresses)) => {
-                        let inputs = self.remote_inputs(addresses);
-                        self.reduce_scatter_single_copy(&ctx, &plan, (dtype, op), &buffers, inputs)
-                    }
-                    (ReduceScatter, None) => {
-                        self.reduce_scatter(&ctx, &plan, (dtype, op), &buffers)
-                    }
-                    (_, Some(addresses)) => {
-                        self.run_single_copies(&ctx, &plan, &buffers, &addresses)
-                    }
-                    (_, None) => self.run_copies(&ctx, &plan, &buffers),
-                }
-            }
+            (ReduceScatter, None) => self.reduce_scatter(ctx, &plan, of, &buffers),
+            (_, Some(addresses)) => self.run_single_copies(ctx, &plan, &buffers, &addresses),
+            (_, None) => self.run_copies(ctx, &plan, &buffers),
         }
     }
 }
@@ -268,19 +267,16 @@ impl Engine for ShmEngine {
     }
 
     fn run(&mut self, call: Call<'_>) -> Result {
-        let done = match call.kind {
-            CallKind::Send => self.send(&call),
-            CallKind::Receive => self.receive(call),
-            _ => self.collective(call),
-        };
-        self.shared.region.set_activity(Activity::Idle(self.calls));
-        done
+        if call.kind.is_p2p() {
+            return self.run_p2p(vec![call]);
+        }
+        let signature = call.signature(self.ranks());
+        self.run_collective(call, signature)
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {
-        let done = self.post_group(messages).and_then(|mut group| self.wait_group(&mut group));
-        self.shared.region.set_activity(Activity::Idle(self.calls));
-        done
+        let mut group = self.post_group(messages)?;
+        self.wait_group(&mut group)
     }
 
     /// A hierarchical communicator splits the network's engine and connects the new nodes.

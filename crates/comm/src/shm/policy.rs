@@ -1,13 +1,17 @@
 //! Which algorithm and which stores a collective uses: a fixed policy over size, ranks and topology,
 //! so that the first call of a size is as fast as all later ones.
 
+use super::layout::INLINE_BYTES;
 use crate::CallKind;
 
-/// Up to this many bytes from all other ranks, every rank that wants the result reduces the whole
-/// buffer: reading them is cheaper than a second synchronisation.
+/// Up to this many bytes from all other ranks, every rank reduces the whole buffer: reading them is
+/// cheaper than a second synchronisation.
 const MAX_REDUNDANT_BYTES: usize = 8 << 10;
 /// The same for a rooted reduction, in which the other ranks do not wait.
 const MAX_REDUNDANT_ROOTED_BYTES: usize = 16 << 10;
+
+/// Up to this size, the same payload for all ranks goes into one post.
+const MAX_SINGLE_POST_BYTES: usize = 32 << 10;
 
 /// From this size on, ranks exchange the locations of their buffers, which may be in the arena.
 const MIN_ZERO_COPY_BYTES: usize = 64 << 10;
@@ -21,22 +25,12 @@ const MAX_SINGLE_COPY_BYTES: usize = 16 << 20;
 /// Smaller payloads are always written with cached stores.
 const MIN_STREAM_BYTES: usize = 8 << 10;
 
-/// The algorithm of an all-reduce or reduce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReduceAlgorithm {
-    /// Every rank that wants the result reduces all inputs.
-    Redundant,
-    /// Every rank reduces one shard.
-    Sharded,
-    /// [`Self::Sharded`], after an exchange of the buffers' locations: in the callers' buffers if they
-    /// are in the arena, or with inputs that are read from the memory of other ranks.
-    Exchanged,
-}
-
 /// The policy of a communicator.
 #[derive(Debug, Clone, Copy)]
 pub struct ShmPolicy {
     pub ranks: usize,
+    /// Bytes of a buffer per slot.
+    pub chunk_bytes: usize,
     /// Whether all ranks are known to run on cores with one L3 cache.
     pub shared_l3: bool,
     /// Whether the ranks read each other's memory.
@@ -44,19 +38,25 @@ pub struct ShmPolicy {
 }
 
 impl ShmPolicy {
-    /// The algorithm for a buffer of `bytes` bytes. Equal on all ranks.
-    pub fn reduce_algorithm(&self, kind: CallKind, bytes: usize) -> ReduceAlgorithm {
-        let rooted = kind == CallKind::Reduce;
-        let max_redundant = if rooted { MAX_REDUNDANT_ROOTED_BYTES } else { MAX_REDUNDANT_BYTES };
-        match bytes {
-            _ if bytes.saturating_mul(self.ranks - 1) <= max_redundant => {
-                ReduceAlgorithm::Redundant
-            }
-            // A rooted reduction has no outputs on the other ranks.
-            MIN_ZERO_COPY_BYTES.. if !rooted => ReduceAlgorithm::Exchanged,
-            _ if self.uses_single_copy(kind, bytes) => ReduceAlgorithm::Exchanged,
-            _ => ReduceAlgorithm::Sharded,
-        }
+    /// Whether a collective with contributions of at most `bytes` bytes runs in one post per rank.
+    /// Equal on all ranks.
+    #[inline]
+    pub fn uses_single_post(&self, kind: CallKind, bytes: usize) -> bool {
+        let others = (self.ranks - 1).max(1);
+        let max = match kind {
+            CallKind::AllReduce => MAX_REDUNDANT_BYTES / others,
+            CallKind::Reduce => MAX_REDUNDANT_ROOTED_BYTES / others,
+            // The contribution includes this rank's own block, which no other rank reads.
+            CallKind::Scatter | CallKind::ReduceScatter | CallKind::AllToAll => INLINE_BYTES,
+            _ => MAX_SINGLE_POST_BYTES,
+        };
+        bytes <= max.min(self.chunk_bytes)
+    }
+
+    /// Whether the ranks exchange the locations of their buffers in the arena.
+    pub fn uses_zero_copy(&self, kind: CallKind, bytes: usize) -> bool {
+        // A rooted reduction has no outputs on the other ranks.
+        kind == CallKind::AllReduce && bytes >= MIN_ZERO_COPY_BYTES
     }
 
     /// Whether the ranks read inputs from each other's memory, in a collective whose largest buffer
@@ -92,39 +92,45 @@ impl ShmPolicy {
 mod tests {
     use super::*;
 
+    fn policy(ranks: usize) -> ShmPolicy {
+        ShmPolicy { ranks, chunk_bytes: 256 << 10, shared_l3: true, reads_memory: true }
+    }
+
     #[test]
     fn more_ranks_reduce_redundantly_up_to_smaller_sizes() {
         use CallKind::{AllReduce, Reduce};
-        use ReduceAlgorithm::{Exchanged, Redundant, Sharded};
-        let of = |ranks, kind, bytes| {
-            ShmPolicy { ranks, shared_l3: true, reads_memory: true }.reduce_algorithm(kind, bytes)
-        };
-        assert_eq!([2, 3].map(|ranks| of(ranks, AllReduce, 8 << 10)), [Redundant, Sharded]);
-        assert_eq!([512, 1024].map(|bytes| of(16, AllReduce, bytes)), [Redundant, Sharded]);
-        assert_eq!([1024, 2048].map(|bytes| of(16, Reduce, bytes)), [Redundant, Sharded]);
-        assert_eq!([AllReduce, Reduce].map(|kind| of(2, kind, 64 << 10)), [Exchanged, Sharded]);
-        assert_eq!([AllReduce, Reduce].map(|kind| of(2, kind, 1 << 20)), [Exchanged, Exchanged]);
-        assert_eq!(of(1, AllReduce, 1 << 40), Redundant);
+        let of = |ranks, kind, bytes| policy(ranks).uses_single_post(kind, bytes);
+        assert!(of(2, AllReduce, 8 << 10) && !of(3, AllReduce, 8 << 10));
+        assert!(of(16, AllReduce, 512) && !of(16, AllReduce, 1024));
+        assert!(of(16, Reduce, 1024) && !of(16, Reduce, 2048));
+    }
+
+    #[test]
+    fn a_single_post_fits_into_a_slot() {
+        use CallKind::{AllGather, AllToAll, Barrier, Broadcast};
+        let small_slots = ShmPolicy { chunk_bytes: 4096, ..policy(2) };
+        assert!(small_slots.uses_single_post(Broadcast, 4096));
+        assert!(!small_slots.uses_single_post(Broadcast, 4097));
+        assert!(policy(2).uses_single_post(AllGather, 32 << 10));
+        assert!(!policy(2).uses_single_post(AllToAll, 1024));
+        assert!(policy(2).uses_single_post(Barrier, 0));
     }
 
     #[test]
     fn single_copy_is_used_where_readers_do_not_contend() {
         use CallKind::{AllGather, AllToAll, Broadcast, Gather, Scatter};
-        let of = |ranks, kind, bytes| {
-            ShmPolicy { ranks, shared_l3: true, reads_memory: true }.uses_single_copy(kind, bytes)
-        };
+        let of = |ranks, kind, bytes| policy(ranks).uses_single_copy(kind, bytes);
         let mib = 1 << 20;
         assert!(of(2, Scatter, mib) && !of(4, Scatter, mib) && of(4, Scatter, 2 * mib));
         assert!(of(2, Broadcast, mib) && !of(2, Broadcast, 8 * mib) && !of(3, Broadcast, mib));
         assert!(of(8, AllGather, mib) && !of(16, AllGather, mib) && of(16, AllToAll, mib));
         assert!(!of(2, Gather, mib) && !of(2, AllToAll, 1024));
-        let policy = ShmPolicy { ranks: 2, shared_l3: true, reads_memory: false };
-        assert!(!policy.uses_single_copy(AllToAll, mib));
+        assert!(!ShmPolicy { reads_memory: false, ..policy(2) }.uses_single_copy(AllToAll, mib));
     }
 
     #[test]
     fn payloads_stream_between_l3_caches_only() {
-        let of = |shared_l3| ShmPolicy { ranks: 2, shared_l3, reads_memory: false };
+        let of = |shared_l3| ShmPolicy { shared_l3, ..policy(2) };
         assert!(of(false).streams(8 << 10) && !of(true).streams(1 << 30));
         assert!(!of(false).streams((8 << 10) - 1));
     }

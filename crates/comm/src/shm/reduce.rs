@@ -1,17 +1,14 @@
 //! All-reduce, reduce and reduce-scatter, in rank order, so that results are bit-identical and
-//! reproducible. Small buffers are reduced redundantly by every rank, large ones in shards.
-
-use std::ops::Range;
+//! reproducible. Small buffers are reduced by every rank (`single_post.rs`), large ones in shards.
 
 use super::ShmEngine;
 use super::buffers::Buffers;
-use super::layout::INLINE_BYTES;
-use super::policy::ReduceAlgorithm;
+use super::payload::SlotKind;
 use super::round_plan::{ReduceShards, RoundPlan, SlotChunk};
 use super::single_copy::RemoteInputs;
 use super::wait::CallCtx;
-use crate::reduce_kernel::{reduce_many, stream};
-use crate::{DType, ReduceOp, Result};
+use crate::reduce_kernel::reduce_many;
+use crate::{Call, CallKind, DType, ReduceOp, Result};
 
 /// Block size that stays in the L1 cache between reduction and copies.
 pub const BLOCK_BYTES: usize = 8 << 10;
@@ -19,22 +16,6 @@ pub const BLOCK_BYTES: usize = 8 << 10;
 /// Maximum shard of a reduction whose inputs are not in slots: the results in slots stay in the L2
 /// cache.
 const SINGLE_COPY_SHARD_BYTES: usize = 256 << 10;
-
-/// Location of a post's payload.
-#[derive(Debug, Clone, Copy)]
-pub enum SlotKind {
-    /// In the post.
-    Inline,
-    /// In a payload slot.
-    Slot,
-}
-
-impl SlotKind {
-    /// The location for a contiguous payload.
-    pub fn of(bytes: usize) -> Self {
-        if bytes <= INLINE_BYTES { Self::Inline } else { Self::Slot }
-    }
-}
 
 /// Parameters of a reduction.
 #[derive(Debug, Clone, Copy)]
@@ -49,57 +30,30 @@ pub struct Reduction {
 }
 
 impl ShmEngine {
-    pub(super) fn reduce(
-        &mut self,
-        ctx: &CallCtx,
-        reduction: Reduction,
-        buffers: &Buffers,
-    ) -> Result {
-        let (kind, bytes) = (ctx.signature.kind, reduction.bytes);
-        let addresses = match self.policy.reduce_algorithm(kind, bytes) {
-            ReduceAlgorithm::Redundant if self.ranks() == 1 => {
-                buffers.copy_block(0, 0..bytes);
-                return Ok(());
-            }
-            ReduceAlgorithm::Redundant => return self.reduce_redundant(ctx, reduction, buffers),
-            ReduceAlgorithm::Exchanged => {
-                let single_copy = self.policy.uses_single_copy(kind, bytes);
-                let address = if single_copy { self.address_of(buffers) } else { 0 };
-                let exchanged = self.reduce_zero_copy(ctx, reduction, buffers, address)?;
-                let Some(addresses) = exchanged else { return Ok(()) };
-                addresses
-            }
-            ReduceAlgorithm::Sharded => vec![0; self.ranks()],
+    /// Runs an all-reduce or reduce in shards.
+    pub(super) fn reduce(&mut self, ctx: &CallCtx, call: Call<'_>) -> Result {
+        let (kind, is_root) = (call.kind, call.root as usize == self.rank());
+        let reduction = Reduction {
+            dtype: call.dtype,
+            op: call.op,
+            wants_result: kind == CallKind::AllReduce || is_root,
+            shares_result: kind == CallKind::AllReduce || !is_root,
+            bytes: call.counts.of(self.rank()) * call.dtype.size(),
         };
+        let buffers = Buffers::new(call, self.rank());
+        let single_copy = self.policy.uses_single_copy(kind, reduction.bytes);
+        let mut addresses = vec![0; self.ranks()];
+        if single_copy || self.policy.uses_zero_copy(kind, reduction.bytes) {
+            let address = if single_copy { self.address_of(&buffers) } else { 0 };
+            let exchanged = self.reduce_zero_copy(ctx, reduction, &buffers, address)?;
+            let Some(exchanged) = exchanged else { return Ok(()) };
+            addresses = exchanged;
+        }
         if addresses.contains(&0) {
-            return self.reduce_sharded(ctx, reduction, buffers);
+            return self.reduce_sharded(ctx, reduction, &buffers);
         }
         let inputs = self.remote_inputs(addresses);
-        self.reduce_sharded_single_copy(ctx, reduction, buffers, inputs)
-    }
-
-    /// Every rank posts its input; ranks that want the result reduce all inputs.
-    fn reduce_redundant(
-        &mut self,
-        ctx: &CallCtx,
-        reduction: Reduction,
-        buffers: &Buffers,
-    ) -> Result {
-        let Reduction { dtype, op, wants_result, bytes, .. } = reduction;
-        let slot = SlotKind::of(bytes);
-        let seq = self.next_post(slot, ctx)?;
-        // SAFETY: the input is not written concurrently.
-        let input = unsafe { buffers.input(0..bytes) };
-        self.write_payload(slot, seq, 0..bytes, input);
-        self.post(seq, ctx);
-        if !wants_result {
-            return Ok(());
-        }
-        self.others().try_for_each(|other| self.shared.await_post(other, seq, ctx))?;
-        // SAFETY: the own input was posted and is read from the slot.
-        let out = unsafe { buffers.output(0..bytes) };
-        reduce_many(dtype, op, out, self.ranks(), |rank| self.payload(slot, rank, seq, 0..bytes));
-        Ok(())
+        self.reduce_sharded_single_copy(ctx, reduction, &buffers, inputs)
     }
 
     /// Pipelines chunks: in one round a rank posts its inputs of one chunk, reduces its shard of
@@ -128,7 +82,7 @@ impl ShmEngine {
                 self.reduce_part(seq, reduction, (&shards, shard), buffers, &input);
             }
             if round <= shards.rounds {
-                self.post(seq, ctx);
+                self.post(seq, SlotKind::Slot, ctx);
             }
             if round > 1 && reduction.wants_result {
                 self.read_results(seq - 1, &shards, round - 2, buffers);
@@ -158,7 +112,7 @@ impl ShmEngine {
                     let input = |rank, block: &SlotChunk| inputs.get(rank, block.in_buffer());
                     self.reduce_part(seq, reduction, (&shards, part), buffers, &input);
                 }
-                self.post(seq, ctx);
+                self.post(seq, SlotKind::Slot, ctx);
             }
             let Some(before) = round.checked_sub(1) else { continue };
             self.others().try_for_each(|r| self.shared.await_post(r, seq - 1, ctx))?;
@@ -190,7 +144,7 @@ impl ShmEngine {
             let received = self.others().find_map(|other| plan.recv(before, other));
             let slot_offset = received.map_or(0, |chunk| chunk.slot_offset);
             let input =
-                |rank, block: &SlotChunk| self.payload(plan.slot, rank, seq, block.in_slot());
+                |rank, block: &SlotChunk| self.payload(SlotKind::Slot, rank, seq, block.in_slot());
             let received = SlotChunk { slot_offset, ..chunk };
             self.reduce_block((dtype, op), own, received, buffers, &input);
         }
@@ -301,56 +255,6 @@ impl ShmEngine {
             let from = self.payload(SlotKind::Slot, other, seq, shards.result(&shard));
             // SAFETY: the inputs of this chunk have been read.
             unsafe { buffers.write(shard.in_buffer(), from) };
-        }
-    }
-
-    /// A rank's posted payload.
-    #[inline]
-    pub(super) fn payload(
-        &self,
-        slot: SlotKind,
-        rank: usize,
-        seq: u64,
-        range: Range<usize>,
-    ) -> &[u8] {
-        let (start, length) = self.payload_location(slot, rank, seq);
-        assert!(range.start <= range.end && range.end <= length);
-        // SAFETY: in bounds; it was posted, and is not overwritten before this rank's next post but
-        // one.
-        unsafe { std::slice::from_raw_parts(start.add(range.start), range.len()) }
-    }
-
-    /// Writes to the payload of the next post.
-    #[inline]
-    pub(super) fn write_payload(&self, slot: SlotKind, seq: u64, range: Range<usize>, data: &[u8]) {
-        self.store(data.len(), self.payload_mut(slot, seq, range), data);
-    }
-
-    /// Writes a payload, or part of a payload of `payload_bytes`.
-    #[inline]
-    fn store(&self, payload_bytes: usize, out: &mut [u8], data: &[u8]) {
-        match self.policy.streams(payload_bytes) {
-            true => stream::copy(out, data),
-            false => out.copy_from_slice(data),
-        }
-    }
-
-    /// The payload of the next post.
-    #[inline]
-    #[allow(clippy::mut_from_ref, reason = "the memory belongs to the segment, not to self")]
-    fn payload_mut(&self, slot: SlotKind, seq: u64, range: Range<usize>) -> &mut [u8] {
-        let (start, length) = self.payload_location(slot, self.rank(), seq);
-        assert!(range.start <= range.end && range.end <= length);
-        // SAFETY: in bounds; only this rank writes it, and it is not read before the post.
-        unsafe { std::slice::from_raw_parts_mut(start.add(range.start), range.len()) }
-    }
-
-    #[inline]
-    fn payload_location(&self, slot: SlotKind, rank: usize, seq: u64) -> (*mut u8, usize) {
-        let region = &self.shared.region;
-        match slot {
-            SlotKind::Inline => (region.inline_payload(rank, seq), INLINE_BYTES),
-            SlotKind::Slot => (region.slot(rank, seq), region.layout.slot_bytes()),
         }
     }
 }

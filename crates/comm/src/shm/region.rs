@@ -18,18 +18,34 @@ use super::layout::{
 };
 use super::membarrier;
 use super::segment::Mapping;
-use super::signature_codec::{self, SIGNATURE_WORDS};
 use crate::Signature;
+use crate::control::signature_codec;
 
-/// What a rank is doing.
+/// What a rank waits in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// Not in a call; after this many collectives.
-    Idle(u64),
-    /// In the collective with this sequence number.
+    /// The collective with this sequence number.
     Collective(u64),
-    /// Sending or receiving; after this many collectives.
+    /// A message, after this many collectives.
     P2p(u64),
+}
+
+impl Activity {
+    /// It as a word that is not 0.
+    fn encode(self) -> u64 {
+        match self {
+            Self::Collective(calls) => calls << 2 | 1,
+            Self::P2p(calls) => calls << 2 | 2,
+        }
+    }
+
+    fn decode(word: u64) -> Option<Self> {
+        match word & 3 {
+            1 => Some(Self::Collective(word >> 2)),
+            2 => Some(Self::P2p(word >> 2)),
+            _ => None,
+        }
+    }
 }
 
 /// The shared memory, from one rank's perspective.
@@ -149,56 +165,28 @@ impl Region {
         sent.saturating_sub(self.word(self.layout.consumed(from, to)).load(Ordering::Acquire))
     }
 
-    /// Publishes this rank's call. Its signature stays readable for some further calls.
-    #[inline]
-    pub fn publish_call(&self, activity: Activity, words: [u64; SIGNATURE_WORDS]) {
-        let seq = match activity {
-            Activity::Collective(seq) => Some(seq),
-            _ => None,
-        };
-        let line = self.layout.call(self.rank, seq);
+    /// Publishes the call in which this rank waits.
+    pub fn publish_wait(&self, activity: Activity, signature: &Signature) {
+        let line = self.layout.wait(self.rank);
         self.word(line).store(0, Ordering::Release);
-        for (i, word) in words.into_iter().enumerate() {
+        for (i, word) in signature_codec::encode(signature).into_iter().enumerate() {
             self.word(line + 8 + i * 8).store(word, Ordering::Release);
         }
-        self.word(line).store(seq.unwrap_or(0) + 1, Ordering::Release);
-        self.set_activity(activity);
+        self.word(line).store(activity.encode(), Ordering::Release);
     }
 
-    /// Publishes this rank's activity.
-    #[inline]
-    pub fn set_activity(&self, activity: Activity) {
-        let word = match activity {
-            Activity::Idle(seq) => seq << 2,
-            Activity::Collective(seq) => seq << 2 | 1,
-            Activity::P2p(seq) => seq << 2 | 2,
-        };
-        self.word(self.layout.state(self.rank) + 8).store(word, Ordering::Release);
+    /// Publishes that this rank does not wait.
+    pub fn withdraw_wait(&self) {
+        self.word(self.layout.wait(self.rank)).store(0, Ordering::Release);
     }
 
-    /// A rank's activity.
-    pub fn activity(&self, rank: usize) -> Activity {
-        let word = self.word(self.layout.state(rank) + 8).load(Ordering::Acquire);
-        match word & 3 {
-            1 => Activity::Collective(word >> 2),
-            2 => Activity::P2p(word >> 2),
-            _ => Activity::Idle(word >> 2),
-        }
-    }
-
-    /// The signature that a rank published for an activity; `None` if it is overwritten or being
-    /// written.
-    pub fn published_call(&self, rank: usize, activity: Activity) -> Option<Signature> {
-        let seq = match activity {
-            Activity::Collective(seq) => Some(seq),
-            Activity::P2p(_) => None,
-            Activity::Idle(_) => return None,
-        };
-        let line = self.layout.call(rank, seq);
-        let stands = || self.word(line).load(Ordering::Acquire) == seq.unwrap_or(0) + 1;
-        let before = stands();
+    /// The call in which a rank has been waiting for a while.
+    pub fn published_wait(&self, rank: usize) -> Option<(Activity, Signature)> {
+        let line = self.layout.wait(rank);
+        let activity = || Activity::decode(self.word(line).load(Ordering::Acquire));
+        let before = activity()?;
         let words = std::array::from_fn(|i| self.word(line + 8 + i * 8).load(Ordering::Acquire));
-        if before && stands() { signature_codec::decode(words) } else { None }
+        (activity() == Some(before)).then_some((before, signature_codec::decode(words)?))
     }
 
     /// Publishes that this rank has joined: its probe, CPU affinity, L3 cache and whether it maps the

@@ -5,8 +5,7 @@
 
 use std::ops::Range;
 
-use super::layout::{INLINE_BYTES, LINE_BYTES};
-use super::reduce::SlotKind;
+use super::layout::LINE_BYTES;
 use crate::{Call, CallKind, Counts};
 
 /// Bytes that move between a buffer and a slot.
@@ -98,10 +97,6 @@ pub struct RoundPlan {
     chunk: usize,
     /// Number of rounds; at least one, because every collective synchronises.
     pub rounds: usize,
-    /// Location of a post's payload.
-    pub slot: SlotKind,
-    /// Whether to wait for all ranks even if nothing is received from them.
-    pub wait_for_all: bool,
     /// The only rank that sends, if not all do.
     sender: Option<usize>,
     /// Offset in a sender's input of what this rank receives.
@@ -126,7 +121,7 @@ impl RoundPlan {
         let root = call.root as usize;
         let part = |r: usize| Extent {
             offset: call.counts.offset(r) * size,
-            bytes: block_count(call, r) * size,
+            bytes: call.counts.of(r) * size,
         };
         let start = |r: usize| Extent { offset: 0, ..part(r) };
         let own_block = || Extents::One(rank, start(rank));
@@ -166,17 +161,10 @@ impl RoundPlan {
         let remote_offset = if per_rank { part(rank).offset } else { 0 };
         let is_regular = !matches!(call.counts, Counts::PerPair { .. });
         let bytes = max_block_bytes * if call.kind == Broadcast { 1 } else { ranks };
-        let payload = if per_rank { max_block_bytes * ranks } else { max_block_bytes };
-        let inline = payload <= INLINE_BYTES && is_regular;
         let capacity = if per_rank { slot_bytes / ranks } else { slot_bytes };
         let capacity = (capacity & !(LINE_BYTES - 1)).max(LINE_BYTES);
-        let chunk = match inline {
-            true => max_block_bytes,
-            false => capacity.min(max_block_bytes.next_multiple_of(LINE_BYTES)),
-        };
+        let chunk = capacity.min(max_block_bytes.next_multiple_of(LINE_BYTES));
         let rounds = max_block_bytes.div_ceil(chunk.max(1)).max(1);
-        let wait_for_all = call.kind == CallKind::Barrier;
-        let slot = if inline { SlotKind::Inline } else { SlotKind::Slot };
         Self {
             send,
             recv,
@@ -186,8 +174,6 @@ impl RoundPlan {
             per_rank,
             chunk,
             rounds,
-            slot,
-            wait_for_all,
             sender,
             remote_offset,
             bytes,
@@ -234,11 +220,6 @@ impl RoundPlan {
         let chunk = part.chunk(round, self.chunk, 0)?;
         Some((from + chunk.offset - part.offset, chunk))
     }
-}
-
-/// Element count of a rank's block.
-fn block_count(call: &Call, rank: usize) -> usize {
-    if call.kind == CallKind::Barrier { 0 } else { call.counts.of(rank) }
 }
 
 /// What an all-to-all sends to and receives from each rank.
@@ -349,19 +330,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn small_payloads_are_inline() {
-        let plan = |kind, count| RoundPlan::new(&call(kind, Counts::Equal(count)), 0, 3, 4096, 0);
-        let inline = |kind, count| matches!(plan(kind, count).slot, SlotKind::Inline);
-        // A byte per element; an all-to-all has a block per rank.
-        for (kind, most) in [(CallKind::AllGather, 496), (CallKind::AllToAll, 165)] {
-            assert!(inline(kind, most) && !inline(kind, most + 1), "{kind:?}");
-        }
-        assert_eq!(
-            (plan(CallKind::Barrier, 0).rounds, plan(CallKind::AllGather, 5000).rounds),
-            (1, 2)
-        );
     }
 }

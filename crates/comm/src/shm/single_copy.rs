@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::ShmEngine;
 use super::buffers::Buffers;
 use super::cross_memory;
-use super::reduce::SlotKind;
+use super::payload::SlotKind;
 use super::round_plan::RoundPlan;
 use super::wait::CallCtx;
 use crate::Result;
@@ -86,7 +86,7 @@ impl ShmEngine {
         let (bytes, slot) = (own.map(u64::to_le_bytes), SlotKind::Inline);
         let seq = self.next_post(slot, ctx)?;
         self.write_payload(slot, seq, 0..N * 8, bytes.as_flattened());
-        self.post(seq, ctx);
+        self.post(seq, SlotKind::Inline, ctx);
         let mut words_of = vec![[0; N]; self.ranks()];
         words_of[self.rank()] = own;
         for other in self.others().filter(|other| from(*other)) {
@@ -154,7 +154,7 @@ impl ShmEngine {
     pub(super) fn finish_reads(&mut self, ctx: &CallCtx, is_sender: bool) -> Result {
         self.check_inputs(ctx)?;
         let seq = self.next_post(SlotKind::Inline, ctx)?;
-        self.post(seq, ctx);
+        self.post(seq, SlotKind::Inline, ctx);
         let mut awaited = self.others().filter(|_| is_sender);
         awaited.try_for_each(|other| self.shared.await_post(other, seq, ctx))
     }

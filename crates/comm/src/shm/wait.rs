@@ -72,13 +72,20 @@ impl ShmState {
     /// Waits for a condition that a rank brings about.
     #[inline]
     pub fn wait(&self, rank: usize, ctx: &CallCtx, ready: impl Fn() -> bool) -> Result {
-        for _ in 0..if self.oversubscribed { SPINS_OVERSUBSCRIBED } else { SPINS } {
-            if ready() {
-                return Ok(());
+        if self.spin(&ready) { Ok(()) } else { self.wait_long(&[rank], ctx, &ready) }
+    }
+
+    /// Polls a condition for a short time; whether it holds.
+    #[inline]
+    pub fn spin(&self, ready: &impl Fn() -> bool) -> bool {
+        let spins = if self.oversubscribed { SPINS_OVERSUBSCRIBED } else { SPINS };
+        (0..spins).any(|_| {
+            let is_ready = ready();
+            if !is_ready {
+                std::hint::spin_loop();
             }
-            std::hint::spin_loop();
-        }
-        self.wait_long(&[rank], ctx, &ready)
+            is_ready
+        })
     }
 
     /// Waits for a condition that one of several ranks brings about; `ctx` waits for the first of
@@ -103,6 +110,7 @@ impl ShmState {
             self.region.wait_doorbell(first, sleep, || ready() || self.monitor.has_announcement());
             sleep = (sleep * 2).min(max_sleep);
         }
+        self.region.withdraw_wait();
         Ok(())
     }
 
@@ -123,6 +131,7 @@ impl ShmState {
         if let Some(error) = self.announced_error(ctx) {
             return if ready() { Ok(()) } else { Err(self.fail_with(error)) };
         }
+        self.region.publish_wait(ctx.activity, &ctx.signature);
         let now = clock::now();
         let departed = ranks.iter().find(|rank| self.region.has_closed(**rank));
         if let Some(rank) = departed.filter(|_| !ready()) {
@@ -230,25 +239,20 @@ impl ShmState {
         self.monitor.mismatch(self.monitor.calls(), ours, (self.members[rank], theirs))
     }
 
-    /// The rank that a rank's message waits for; `None` if the message can make progress.
-    fn p2p_waits_for(&self, rank: usize) -> Option<usize> {
-        let activity = self.region.activity(rank);
-        let theirs = self.region.published_call(rank, activity)?;
+    /// Whether a rank's message waits for another rank, and cannot make progress.
+    fn is_blocked(&self, rank: usize, theirs: &Signature) -> bool {
         let other = theirs.root as usize;
-        let waits = match (activity, theirs.kind) {
-            (Activity::P2p(_), _) if other >= self.peers.len() => false,
-            (Activity::P2p(_), CallKind::Receive) => self.region.chunks_in_flight(other, rank) == 0,
-            (Activity::P2p(_), _) => self.region.chunks_in_flight(rank, other) >= P2P_SLOTS,
-            _ => false,
-        };
-        waits.then_some(other)
+        match theirs.kind {
+            _ if other >= self.peers.len() => false,
+            CallKind::Receive => self.region.chunks_in_flight(other, rank) == 0,
+            _ => self.region.chunks_in_flight(rank, other) >= P2P_SLOTS,
+        }
     }
 
     /// The mismatch, if a rank can never provide what a message or collective of this rank waits for.
     fn deadlock(&self, rank: usize, ctx: &CallCtx) -> Option<CommError> {
-        let activity = self.region.activity(rank);
-        let theirs = self.region.published_call(rank, activity)?;
-        let waits = !matches!(activity, Activity::P2p(_)) || self.p2p_waits_for(rank).is_some();
+        let (activity, theirs) = self.region.published_wait(rank)?;
+        let waits = matches!(activity, Activity::Collective(_)) || self.is_blocked(rank, &theirs);
         let is_deadlocked = is_deadlocked(self.region.rank as u32, ctx, activity, &theirs) && waits;
         is_deadlocked.then(|| self.mismatch(rank, ctx, theirs))
     }

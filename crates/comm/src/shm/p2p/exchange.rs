@@ -4,12 +4,10 @@
 use std::time::{Duration, Instant};
 
 use super::super::ShmEngine;
-use super::super::region::Activity;
-use super::super::signature_codec;
 use super::super::wait::{IN_GROUP, SLEEP_MAX, SLEEP_MIN};
 use super::group::P2pGroup;
 use crate::control::CallWatch;
-use crate::{Call, Result, Signature};
+use crate::{Call, Result};
 
 /// How long both are polled before the caller sleeps on the network: the chunks of a message arrive
 /// in quick succession.
@@ -42,6 +40,7 @@ impl P2pExchange<'_, '_> {
     /// are queued, so that their senders continue.
     pub fn progress(&mut self, now: Instant) -> Result<Duration> {
         if self.engine.progress(&mut self.group)? {
+            self.engine.shared.region.withdraw_wait();
             self.since = now;
             self.watch.reset(0, now);
             return Ok(Duration::ZERO);
@@ -49,17 +48,15 @@ impl P2pExchange<'_, '_> {
         let waited = now.saturating_duration_since(self.since);
         let (ranks, first) = self.group.awaited();
         let shared = &self.engine.shared;
-        let Some(first) = first else {
-            shared.region.set_activity(Activity::Idle(self.engine.calls));
+        let Some(mut first) = first else {
             return Ok(waited.clamp(SLEEP_MIN, SLEEP_MAX));
         };
         if waited < POLL_FOR {
             std::thread::yield_now();
             return Ok(Duration::ZERO);
         }
-        let shown = Signature { shape: IN_GROUP, ..first.signature };
-        shared.region.publish_call(first.activity, signature_codec::encode(&shown));
-        let ready = || self.engine.ranks_with_chunks().next().is_some();
+        first.signature.shape = IN_GROUP;
+        let ready = || self.engine.has_chunks();
         match shared.check(&mut self.watch, &ranks, &first, &ready) {
             // Messages that arrived before the failure are still delivered.
             Err(_) if self.engine.progress(&mut self.group)? => Ok(Duration::ZERO),
@@ -76,6 +73,6 @@ impl P2pExchange<'_, '_> {
 
 impl Drop for P2pExchange<'_, '_> {
     fn drop(&mut self) {
-        self.engine.shared.region.set_activity(Activity::Idle(self.engine.calls));
+        self.engine.shared.region.withdraw_wait();
     }
 }

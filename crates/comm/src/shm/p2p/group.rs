@@ -2,15 +2,16 @@
 
 use super::super::ShmEngine;
 use super::super::layout::P2P_CHUNK_BYTES;
-use super::super::signature_codec;
 use super::super::wait::{CallCtx, IN_GROUP};
-use super::{ChunkHeader, UnexpectedMessage, no_send_to_self};
-use crate::{Call, CallKind, Result, Signature};
+use super::{Arriving, Destination, Message, MessageHeader};
+use crate::matching::{CommStatus, MatchResult, PostedRecv, ProtocolError};
+use crate::transport::RequestId;
+use crate::{Call, CallKind, CommError, Result, Signature};
 
 /// A message that is to be sent.
 struct PendingSend<'a> {
     to: usize,
-    header: ChunkHeader,
+    header: MessageHeader,
     rest: &'a [u8],
     ctx: CallCtx,
     done: bool,
@@ -19,11 +20,9 @@ struct PendingSend<'a> {
 /// A message that is to come.
 struct PendingRecv<'a> {
     from: usize,
-    header: ChunkHeader,
-    rest: &'a mut [u8],
+    header: MessageHeader,
+    out: &'a mut [u8],
     ctx: CallCtx,
-    /// Whether its first chunk has arrived.
-    matched: bool,
     done: bool,
 }
 
@@ -35,14 +34,14 @@ pub(in crate::shm) struct P2pGroup<'a> {
 }
 
 impl P2pGroup<'_> {
-    /// The first incomplete send to each rank; sends to a rank keep their order.
-    fn next_sends(&self) -> impl Iterator<Item = usize> + '_ {
-        let open = |i: &usize| !self.sends[*i].done;
-        let first = |i: &usize| {
-            let earlier = self.sends[..*i].iter();
-            !earlier.into_iter().any(|other| !other.done && other.to == self.sends[*i].to)
-        };
-        (0..self.sends.len()).filter(open).filter(first)
+    fn is_complete(&self) -> bool {
+        self.sends.iter().all(|send| send.done) && self.receives.iter().all(|recv| recv.done)
+    }
+
+    /// Whether a send is the first incomplete one to its rank; sends to a rank keep their order.
+    fn is_next(&self, send: usize) -> bool {
+        let PendingSend { to, done, .. } = &self.sends[send];
+        !done && !self.sends[..send].iter().any(|earlier| !earlier.done && earlier.to == *to)
     }
 
     /// The awaited ranks, and the call that waits for the first of them.
@@ -60,88 +59,105 @@ impl P2pGroup<'_> {
     }
 }
 
+fn no_send_to_self() -> CommError {
+    let what = "no matching send from this rank to itself";
+    CommError::invalid_call(CallKind::Receive.name(), what)
+}
+
 impl ShmEngine {
+    /// Posts the messages of a group. Messages to this rank itself are delivered at once, and
+    /// receives are matched with unexpected messages.
+    pub(in crate::shm) fn post_group<'a>(&mut self, calls: Vec<Call<'a>>) -> Result<P2pGroup<'a>> {
+        let mut group = P2pGroup::default();
+        for call in calls {
+            let ctx = self.begin_p2p(&call)?;
+            match call.kind {
+                CallKind::Send => self.post_send(&mut group, call, ctx)?,
+                _ => self.post_receive(&mut group, call, ctx)?,
+            }
+        }
+        if group.receives.iter().any(|recv| recv.from == self.rank() && !recv.done) {
+            self.p2p.incoming.iter_mut().for_each(|incoming| incoming.queue.cancel(0));
+            return Err(no_send_to_self());
+        }
+        Ok(group)
+    }
+
+    fn post_send<'a>(&mut self, group: &mut P2pGroup<'a>, call: Call<'a>, ctx: CallCtx) -> Result {
+        let to = call.root as usize;
+        let rest: &[u8] = call.input.unwrap_or(call.output);
+        let header =
+            MessageHeader { tag: call.tag, dtype: call.dtype as u8, bytes: rest.len() as u64 };
+        if to != self.rank() {
+            group.sends.push(PendingSend { to, header, rest, ctx, done: false });
+            return Ok(());
+        }
+        let message = Message { header, bytes: rest.to_vec() };
+        let matched = self.arrive(to, header, Some(message));
+        self.deliver(group, to, header, matched).map(drop)
+    }
+
+    fn post_receive<'a>(
+        &mut self,
+        group: &mut P2pGroup<'a>,
+        call: Call<'a>,
+        ctx: CallCtx,
+    ) -> Result {
+        let (from, request) = (call.root as usize, RequestId(group.receives.len() as u64));
+        let header = MessageHeader::new(&call, call.output.len());
+        group.receives.push(PendingRecv { from, header, out: call.output, ctx, done: false });
+        let incoming = &mut self.p2p.incoming[from];
+        let recv = PostedRecv { envelope: header.envelope(), request, buffer: () };
+        let matched = incoming.queue.post(recv);
+        let arriving = incoming.arriving.as_ref().map(|arriving| arriving.header);
+        self.deliver(group, from, arriving.unwrap_or(header), matched).map(drop)
+    }
+
     /// Runs the group to completion.
     pub(in crate::shm) fn wait_group(&mut self, group: &mut P2pGroup) -> Result {
         loop {
             let moved = self.progress(group)?;
-            let (ranks, ctx) = group.awaited();
-            let Some(ctx) = ctx else { return Ok(()) };
+            if group.is_complete() {
+                return Ok(());
+            }
             if moved {
                 continue;
             }
-            let shape = if ranks.len() > 1 { IN_GROUP } else { 0 };
-            let shown = Signature { shape, ..ctx.signature };
-            self.shared.region.publish_call(ctx.activity, signature_codec::encode(&shown));
-            let has_slot = |i: usize| {
-                let to = group.sends[i].to;
-                self.has_free_slot(to, self.p2p.sent[to] + 1)
-            };
-            let ready =
-                || self.ranks_with_chunks().next().is_some() || group.next_sends().any(has_slot);
+            let can_send = |i: usize| group.is_next(i) && self.has_free_slot(group.sends[i].to);
+            let ready = || self.has_chunks() || (0..group.sends.len()).any(can_send);
+            if self.shared.spin(&ready) {
+                continue;
+            }
+            let (ranks, ctx) = group.awaited();
+            let Some(mut ctx) = ctx else { return Ok(()) };
+            ctx.signature.shape = if ranks.len() > 1 { IN_GROUP } else { 0 };
             self.shared.wait_long(&ranks, &ctx, &ready)?;
         }
     }
 
     /// Moves all chunks that can be moved now; whether there were any.
     pub(super) fn progress(&mut self, group: &mut P2pGroup) -> Result<bool> {
-        Ok(self.progress_sends(group) | self.progress_recvs(group)?)
-    }
-
-    /// Posts the messages of a group. Messages to this rank itself are delivered at once, and
-    /// unexpected messages are matched.
-    pub(in crate::shm) fn post_group<'a>(&mut self, calls: Vec<Call<'a>>) -> Result<P2pGroup<'a>> {
-        let mut group = P2pGroup::default();
-        for call in calls {
-            let ctx = self.begin_p2p(&call)?;
-            let with = call.root as usize;
-            match call.kind {
-                CallKind::Send => {
-                    let rest = call.input.unwrap_or(call.output);
-                    let header = ChunkHeader::new(&call, rest.len());
-                    if with == self.rank() {
-                        let message = UnexpectedMessage { header, bytes: rest.to_vec() };
-                        self.p2p.unexpected[with].push_back(message);
-                    } else {
-                        group.sends.push(PendingSend { to: with, header, rest, ctx, done: false });
-                    }
-                }
-                _ => {
-                    let header = ChunkHeader::new(&call, call.output.len());
-                    let rest = call.output;
-                    let awaited =
-                        PendingRecv { from: with, header, rest, ctx, matched: false, done: false };
-                    group.receives.push(awaited);
-                }
+        let mut moved = self.progress_sends(group);
+        for from in self.others() {
+            if self.has_chunk(from) {
+                self.progress_recv(group, from)?;
+                moved = true;
             }
         }
-        self.match_unexpected(&mut group)?;
-        Ok(group)
-    }
-
-    /// Matches receives with unexpected messages.
-    fn match_unexpected(&mut self, group: &mut P2pGroup) -> Result {
-        for receive in group.receives.iter_mut().filter(|r| !r.matched && !r.done) {
-            if let Some(message) = self.p2p.take_unexpected(receive.from, receive.header.tag) {
-                self.check_header(receive.from, &receive.ctx, receive.header, message.header)?;
-                receive.rest.copy_from_slice(&message.bytes);
-                receive.done = true;
-            } else if receive.from == self.rank() {
-                return Err(no_send_to_self());
-            }
-        }
-        Ok(())
+        Ok(moved)
     }
 
     /// Whether any chunk was sent.
     fn progress_sends(&mut self, group: &mut P2pGroup) -> bool {
         let mut moved = false;
-        for i in group.next_sends().collect::<Vec<_>>() {
+        for i in 0..group.sends.len() {
+            if !group.is_next(i) {
+                continue;
+            }
             let send = &mut group.sends[i];
-            while !send.done && self.has_free_slot(send.to, self.p2p.sent[send.to] + 1) {
+            while !send.done && self.has_free_slot(send.to) {
                 let (chunk, more) = send.rest.split_at(send.rest.len().min(P2P_CHUNK_BYTES));
-                let seq = self.p2p.sent[send.to] + 1;
-                self.write_chunk(send.to, seq, send.header, chunk);
+                self.write_chunk(send.to, send.header, chunk);
                 send.rest = more;
                 send.done = more.is_empty();
                 moved = true;
@@ -150,35 +166,106 @@ impl ShmEngine {
         moved
     }
 
-    /// Whether any chunk was received, either into its buffer or into the unexpected-message queue.
-    fn progress_recvs(&mut self, group: &mut P2pGroup) -> Result<bool> {
-        let mut moved = false;
-        for from in self.ranks_with_chunks().collect::<Vec<_>>() {
-            moved = true;
-            let header = self.next_header(from);
-            let open = |r: &&mut PendingRecv| !r.done && r.from == from;
-            let matched = group.receives.iter_mut().filter(open).find(|r| r.matched);
-            let receive = match matched {
-                Some(receive) => Some(receive),
-                None if self.p2p.partial[from].is_some() => None,
-                None => group.receives.iter_mut().filter(open).find(|r| r.header.tag == header.tag),
-            };
-            let Some(receive) = receive else {
-                self.queue_unexpected(from);
-                // It may complete a message that a receive waits for.
-                self.match_unexpected(group)?;
-                continue;
-            };
-            if !receive.matched {
-                self.check_header(from, &receive.ctx, receive.header, header)?;
-                receive.matched = true;
+    /// Receives a chunk, either into the buffer of a receive or for the unexpected-message queue.
+    fn progress_recv(&mut self, group: &mut P2pGroup, from: usize) -> Result {
+        let mut arriving = match self.p2p.incoming[from].arriving.take() {
+            Some(arriving) => arriving,
+            None => self.begin_message(group, from)?,
+        };
+        let bytes = arriving.header.bytes as usize;
+        let is_complete = match &mut arriving.to {
+            Destination::Recv(index, done) => {
+                let recv = &mut group.receives[*index];
+                let end = bytes.min(*done + P2P_CHUNK_BYTES);
+                self.read_chunk(from, &mut recv.out[*done..end]);
+                *done = end;
+                recv.done = end == bytes;
+                recv.done
             }
-            let rest = std::mem::take(&mut receive.rest);
-            let (chunk, more) = rest.split_at_mut(rest.len().min(P2P_CHUNK_BYTES));
-            self.read_chunk(from, chunk);
-            receive.done = more.is_empty();
-            receive.rest = more;
+            Destination::Unexpected(buffered) => {
+                let done = buffered.len();
+                buffered.resize(bytes.min(done + P2P_CHUNK_BYTES), 0);
+                self.read_chunk(from, &mut buffered[done..]);
+                buffered.len() == bytes
+            }
+        };
+        match arriving {
+            arriving if !is_complete => self.p2p.incoming[from].arriving = Some(arriving),
+            Arriving { header, to: Destination::Unexpected(bytes) } => {
+                let incoming = &mut self.p2p.incoming[from];
+                let matched = incoming.queue.supply(incoming.messages, Message { header, bytes });
+                self.deliver(group, from, header, matched)?;
+            }
+            Arriving { to: Destination::Recv(..), .. } => {}
         }
-        Ok(moved)
+        Ok(())
+    }
+
+    /// Decides where the message goes whose first chunk has arrived.
+    fn begin_message(&mut self, group: &mut P2pGroup, from: usize) -> Result<Arriving> {
+        let header = self.next_header(from);
+        let matched = self.arrive(from, header, None);
+        let to = match self.deliver(group, from, header, matched)? {
+            Some(index) => Destination::Recv(index, 0),
+            None => Destination::Unexpected(Vec::new()),
+        };
+        Ok(Arriving { header, to })
+    }
+
+    fn arrive(
+        &mut self,
+        from: usize,
+        header: MessageHeader,
+        message: Option<Message>,
+    ) -> MatchResult<(), Message> {
+        let incoming = &mut self.p2p.incoming[from];
+        incoming.messages += 1;
+        let open = || CommStatus::Open { calls: 0, signature_hash: 0 };
+        incoming.queue.arrive(incoming.messages, header.envelope(), message, open)
+    }
+
+    /// Delivers a matched message, or returns the receive that its chunks go to. `header`: that of a
+    /// message which has not arrived completely.
+    fn deliver(
+        &self,
+        group: &mut P2pGroup,
+        from: usize,
+        header: MessageHeader,
+        matched: MatchResult<(), Message>,
+    ) -> Result<Option<usize>> {
+        match matched {
+            MatchResult::Deliver(recv, message) => {
+                let index = recv.request.0 as usize;
+                let recv = &mut group.receives[index];
+                let header = message.as_ref().map_or(header, |message| message.header);
+                if header.dtype != recv.header.dtype {
+                    return Err(self.message_mismatch(from, &recv.ctx, header));
+                }
+                if let Some(message) = message {
+                    recv.out.copy_from_slice(&message.bytes);
+                    recv.done = true;
+                }
+                Ok(Some(index))
+            }
+            MatchResult::Discard(message, Some(ProtocolError::SizeMismatch { request, .. })) => {
+                let ctx = group.receives[request.0 as usize].ctx;
+                let header = message.map_or(header, |message| message.header);
+                Err(self.message_mismatch(from, &ctx, header))
+            }
+            MatchResult::Discard(..) | MatchResult::Queued => Ok(None),
+        }
+    }
+
+    /// The error of a message with another dtype or length than its receive.
+    fn message_mismatch(&self, from: usize, ctx: &CallCtx, header: MessageHeader) -> CommError {
+        let dtype = header.dtype();
+        let theirs = Signature {
+            kind: CallKind::Send,
+            dtype,
+            root: self.rank() as u32,
+            count: header.bytes / dtype.size() as u64,
+            ..ctx.signature
+        };
+        self.shared.publish_error(self.shared.mismatch(from, ctx, theirs))
     }
 }
