@@ -157,6 +157,7 @@ impl<'a> Call<'a> {
 
 impl Call<'_> {
     /// The signature, which must be the same on all ranks.
+    #[inline]
     pub fn signature(&self, ranks: usize) -> Signature {
         let count = match &self.counts {
             Counts::PerPair { .. } => 0,
@@ -184,6 +185,7 @@ impl Call<'_> {
     }
 
     /// The same for buffers of these sizes in bytes.
+    #[inline]
     pub(crate) fn check_lengths(
         &self,
         rank: u32,
@@ -223,6 +225,7 @@ impl Call<'_> {
     }
 
     /// The bytes that a rank contributes.
+    #[inline]
     pub(crate) fn contribution(&self, rank: usize) -> &[u8] {
         let root = self.root as usize == rank;
         match (self.input, self.kind) {
@@ -237,6 +240,7 @@ impl Call<'_> {
     }
 
     /// The output bytes of a rank's result.
+    #[inline]
     pub(crate) fn result_range(&self, rank: usize) -> Range<usize> {
         let (root, in_place) = (self.root as usize == rank, self.input.is_none());
         match self.kind {
@@ -249,6 +253,7 @@ impl Call<'_> {
     }
 
     /// The element counts of this rank's input and output.
+    #[inline]
     pub fn lengths(&self, rank: usize, ranks: usize) -> (usize, usize) {
         let (part, all) = (self.counts.of(rank), self.counts.total(ranks));
         let root = self.root as usize == rank;

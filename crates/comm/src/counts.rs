@@ -22,6 +22,7 @@ pub enum Counts<'a> {
 
 impl Counts<'_> {
     /// The count of a rank; for per-pair counts, the number received from it.
+    #[inline]
     pub fn of(&self, rank: usize) -> usize {
         match self {
             Self::Equal(count) => *count,
@@ -32,11 +33,13 @@ impl Counts<'_> {
     }
 
     /// The total count of all ranks.
+    #[inline]
     pub fn total(&self, ranks: usize) -> usize {
         self.offset(ranks)
     }
 
     /// The offset of a rank's elements.
+    #[inline]
     pub fn offset(&self, rank: usize) -> usize {
         match self {
             Self::Equal(count) => count * rank,
@@ -69,6 +72,7 @@ impl Counts<'_> {
     }
 
     /// Checks that a collective may have these counts on this rank.
+    #[inline]
     pub(crate) fn validate(
         &self,
         kind: CallKind,
@@ -77,7 +81,7 @@ impl Counts<'_> {
         in_place: bool,
     ) -> Result<(), String> {
         let lists: &[&[usize]] = match self {
-            Self::Equal(_) => &[],
+            Self::Equal(_) => return Ok(()),
             Self::PerRank(counts) => &[counts],
             Self::PerPair { send, receive } => &[send, receive],
         };
@@ -107,6 +111,7 @@ impl Counts<'_> {
     }
 
     /// Checks that the total size in bytes does not overflow.
+    #[inline]
     pub(crate) fn check_size(&self, ranks: usize, size: usize) -> Result<(), String> {
         let sum = |counts: &[usize]| counts.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
         let total = match self {

@@ -215,16 +215,17 @@ impl ShmEngine {
         }
         self.digest = signature_codec::mix(self.digest, ctx.digest);
         self.shared.region.post(seq, self.digest);
+        self.shared.region.prefetch_own_post(seq + 1);
         self.next = seq + 1;
     }
 
     /// Runs a collective with this signature.
-    pub(crate) fn run_collective(&mut self, call: Call<'_>, signature: Signature) -> Result {
+    pub(crate) fn run_collective(&mut self, mut call: Call<'_>, signature: Signature) -> Result {
         let ctx = self.begin(signature)?;
         if let Some(bytes) = longest_contribution(&call, self.ranks())
             && self.policy.uses_single_post(call.kind, bytes)
         {
-            return self.run_single_post(&ctx, call, bytes);
+            return self.run_single_post(&ctx, &mut call, bytes);
         }
         match call.kind {
             CallKind::AllReduce | CallKind::Reduce => self.reduce(&ctx, call),

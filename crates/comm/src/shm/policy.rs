@@ -10,7 +10,7 @@ const MAX_REDUNDANT_BYTES: usize = 8 << 10;
 /// The same for a rooted reduction, in which the other ranks do not wait.
 const MAX_REDUNDANT_ROOTED_BYTES: usize = 16 << 10;
 
-/// Up to this size, the same payload for all ranks goes into one post.
+/// Up to this size, what a rank sends goes into one post.
 const MAX_SINGLE_POST_BYTES: usize = 32 << 10;
 
 /// From this size on, ranks exchange the locations of their buffers, which may be in the arena.
@@ -18,6 +18,11 @@ const MIN_ZERO_COPY_BYTES: usize = 64 << 10;
 
 /// From this size on, ranks reduce inputs that they read from each other's memory.
 const MIN_SINGLE_COPY_REDUCTION_BYTES: usize = 256 << 10;
+
+/// From this size on, ranks read their blocks of a scatter from the root's memory, below the second
+/// one only a part of them: the lock of a page table is the limit.
+const MIN_SINGLE_COPY_SCATTER_BYTES: usize = 256 << 10;
+const MAX_SPLIT_SCATTER_BYTES: usize = 2 << 20;
 
 /// Up to this size, ranks read what they only copy: longer copies are faster with streaming stores.
 const MAX_SINGLE_COPY_BYTES: usize = 16 << 20;
@@ -46,8 +51,8 @@ impl ShmPolicy {
         let max = match kind {
             CallKind::AllReduce => MAX_REDUNDANT_BYTES / others,
             CallKind::Reduce => MAX_REDUNDANT_ROOTED_BYTES / others,
-            // The contribution includes this rank's own block, which no other rank reads.
-            CallKind::Scatter | CallKind::ReduceScatter | CallKind::AllToAll => INLINE_BYTES,
+            // The post includes this rank's own block, which no other rank reads.
+            CallKind::ReduceScatter => INLINE_BYTES,
             _ => MAX_SINGLE_POST_BYTES,
         };
         bytes <= max.min(self.chunk_bytes)
@@ -65,9 +70,7 @@ impl ShmPolicy {
     pub fn uses_single_copy(&self, kind: CallKind, bytes: usize) -> bool {
         let (min, max) = match kind {
             CallKind::AllToAll => (128 << 10, MAX_SINGLE_COPY_BYTES),
-            CallKind::Scatter if self.ranks == 2 => (256 << 10, usize::MAX),
-            CallKind::Scatter if self.ranks <= 8 => (2 << 20, usize::MAX),
-            CallKind::Scatter => (1 << 20, usize::MAX),
+            CallKind::Scatter => (MIN_SINGLE_COPY_SCATTER_BYTES, usize::MAX),
             CallKind::Broadcast if self.ranks == 2 => (256 << 10, 1 << 20),
             CallKind::AllGather if self.ranks <= 4 => (256 << 10, MAX_SINGLE_COPY_BYTES),
             CallKind::AllGather if self.ranks <= 8 => (1 << 20, MAX_SINGLE_COPY_BYTES),
@@ -77,6 +80,12 @@ impl ShmPolicy {
             _ => return false,
         };
         self.reads_memory && (min..=max).contains(&bytes)
+    }
+
+    /// Whether the sender copies the first part of each block to its slot and the receivers read only
+    /// the rest from its memory. Equal on all ranks.
+    pub fn splits_blocks(&self, kind: CallKind, bytes: usize) -> bool {
+        kind == CallKind::Scatter && self.ranks > 2 && bytes < MAX_SPLIT_SCATTER_BYTES
     }
 
     /// Whether a payload is written with streaming (non-temporal) stores. Between cores with one L3
@@ -107,12 +116,12 @@ mod tests {
 
     #[test]
     fn a_single_post_fits_into_a_slot() {
-        use CallKind::{AllGather, AllToAll, Barrier, Broadcast};
+        use CallKind::{AllGather, Barrier, Broadcast, ReduceScatter};
         let small_slots = ShmPolicy { chunk_bytes: 4096, ..policy(2) };
         assert!(small_slots.uses_single_post(Broadcast, 4096));
         assert!(!small_slots.uses_single_post(Broadcast, 4097));
         assert!(policy(2).uses_single_post(AllGather, 32 << 10));
-        assert!(!policy(2).uses_single_post(AllToAll, 1024));
+        assert!(!policy(2).uses_single_post(ReduceScatter, 1024));
         assert!(policy(2).uses_single_post(Barrier, 0));
     }
 
@@ -121,7 +130,9 @@ mod tests {
         use CallKind::{AllGather, AllToAll, Broadcast, Gather, Scatter};
         let of = |ranks, kind, bytes| policy(ranks).uses_single_copy(kind, bytes);
         let mib = 1 << 20;
-        assert!(of(2, Scatter, mib) && !of(4, Scatter, mib) && of(4, Scatter, 2 * mib));
+        assert!(of(2, Scatter, mib) && of(4, Scatter, mib) && !of(4, Scatter, mib / 8));
+        let splits = |ranks, bytes| policy(ranks).splits_blocks(Scatter, bytes);
+        assert!(splits(4, mib) && !splits(2, mib) && !splits(4, 2 * mib));
         assert!(of(2, Broadcast, mib) && !of(2, Broadcast, 8 * mib) && !of(3, Broadcast, mib));
         assert!(of(8, AllGather, mib) && !of(16, AllGather, mib) && of(16, AllToAll, mib));
         assert!(!of(2, Gather, mib) && !of(2, AllToAll, 1024));

@@ -22,22 +22,25 @@ const SINGLE_COPY_SHARD_BYTES: usize = 256 << 10;
 pub struct Reduction {
     pub dtype: DType,
     pub op: ReduceOp,
-    /// Whether this rank gets the result.
-    pub wants_result: bool,
-    /// Whether other ranks do.
-    pub shares_result: bool,
+    /// The only rank that gets the result, if not all do.
+    pub root: Option<usize>,
     pub bytes: usize,
+}
+
+impl Reduction {
+    fn is_wanted_by(&self, rank: usize) -> bool {
+        self.root.is_none_or(|root| root == rank)
+    }
 }
 
 impl ShmEngine {
     /// Runs an all-reduce or reduce in shards.
     pub(super) fn reduce(&mut self, ctx: &CallCtx, call: Call<'_>) -> Result {
-        let (kind, is_root) = (call.kind, call.root as usize == self.rank());
+        let kind = call.kind;
         let reduction = Reduction {
             dtype: call.dtype,
             op: call.op,
-            wants_result: kind == CallKind::AllReduce || is_root,
-            shares_result: kind == CallKind::AllReduce || !is_root,
+            root: (kind == CallKind::Reduce).then_some(call.root as usize),
             bytes: call.counts.of(self.rank()) * call.dtype.size(),
         };
         let buffers = Buffers::new(call, self.rank());
@@ -62,7 +65,8 @@ impl ShmEngine {
     fn reduce_sharded(&mut self, ctx: &CallCtx, reduction: Reduction, buffers: &Buffers) -> Result {
         let chunk = self.shared.config.chunk_bytes;
         let shards = ReduceShards::new(reduction.bytes, chunk, self.ranks());
-        let last = if reduction.wants_result { shards.rounds + 1 } else { shards.rounds };
+        let wants_result = reduction.is_wanted_by(self.rank());
+        let last = if wants_result { shards.rounds + 1 } else { shards.rounds };
         for round in 0..=last {
             let seq = self.next;
             if round <= shards.rounds {
@@ -84,7 +88,7 @@ impl ShmEngine {
             if round <= shards.rounds {
                 self.post(seq, SlotKind::Slot, ctx);
             }
-            if round > 1 && reduction.wants_result {
+            if round > 1 && wants_result {
                 self.read_results(seq - 1, &shards, round - 2, buffers);
             }
         }
@@ -101,7 +105,8 @@ impl ShmEngine {
         mut inputs: RemoteInputs,
     ) -> Result {
         let shard_bytes = self.shared.config.chunk_bytes.min(SINGLE_COPY_SHARD_BYTES);
-        let shards = ReduceShards::without_inputs(reduction.bytes, shard_bytes, self.ranks());
+        let (bytes, chunk) = (reduction.bytes, shard_bytes * self.ranks());
+        let shards = ReduceShards::new(bytes, chunk, self.ranks()).without_inputs();
         for round in 0..=shards.rounds {
             let seq = self.next;
             if round < shards.rounds {
@@ -116,7 +121,7 @@ impl ShmEngine {
             }
             let Some(before) = round.checked_sub(1) else { continue };
             self.others().try_for_each(|r| self.shared.await_post(r, seq - 1, ctx))?;
-            if reduction.wants_result {
+            if reduction.is_wanted_by(self.rank()) {
                 self.read_results(seq - 1, &shards, before, buffers);
             }
         }
@@ -227,7 +232,7 @@ impl ShmEngine {
         buffers: &'a Buffers,
         input: &dyn Fn(usize, &SlotChunk) -> &'a [u8],
     ) {
-        let Reduction { dtype, op, wants_result, shares_result, .. } = reduction;
+        let Reduction { dtype, op, root, .. } = reduction;
         let mut scratch = [0; BLOCK_BYTES];
         for block in part.blocks(BLOCK_BYTES) {
             let input = |rank: usize| match rank == self.rank() {
@@ -237,11 +242,11 @@ impl ShmEngine {
             };
             let result = &mut scratch[..block.bytes];
             reduce_many(dtype, op, result, self.ranks(), input);
-            if shares_result {
+            if root != Some(self.rank()) {
                 let to = self.payload_mut(SlotKind::Slot, seq, shards.result(&block));
                 self.store(part.bytes, to, result);
             }
-            if wants_result {
+            if reduction.is_wanted_by(self.rank()) {
                 // SAFETY: the input has been read.
                 unsafe { buffers.write(block.in_buffer(), result) };
             }

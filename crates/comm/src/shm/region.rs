@@ -99,6 +99,22 @@ impl Region {
         let _ = (rank, seq);
     }
 
+    /// Loads this rank's next post into the cache for writing: the readers of the post that it replaces
+    /// have copies of it.
+    #[inline]
+    pub fn prefetch_own_post(&self, seq: u64) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let line = self.map.at(self.layout.post(self.rank, seq), LINE_BYTES);
+            // SAFETY: a prefetch has no effect on memory; processors without this one ignore it.
+            unsafe {
+                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = seq;
+    }
+
     /// Digest of a rank's post and of all before it; `None` if the post was not made yet or replaced.
     #[inline]
     pub fn digest(&self, rank: usize, seq: u64) -> Option<u64> {

@@ -208,6 +208,11 @@ impl RoundPlan {
         self.recv.of(from).chunk(0, usize::MAX, 0)
     }
 
+    /// All that this rank sends to another, from its input.
+    pub fn send_block(&self, to: usize) -> Option<SlotChunk> {
+        self.send.of(to).chunk(0, usize::MAX, 0)
+    }
+
     /// This rank's own block: offset in the input, and destination.
     pub fn own_block(&self) -> Option<(usize, SlotChunk)> {
         let (from, part) = self.own;
@@ -253,9 +258,9 @@ impl ReduceShards {
         Self { bytes, chunk, ranks, rounds: bytes.div_ceil(chunk), has_inputs: true }
     }
 
-    /// Shards of `shard` bytes at most; slots have results only.
-    pub fn without_inputs(bytes: usize, shard: usize, ranks: usize) -> Self {
-        Self { has_inputs: false, ..Self::new(bytes, shard * ranks, ranks) }
+    /// Without inputs in the slots.
+    pub fn without_inputs(self) -> Self {
+        Self { has_inputs: false, ..self }
     }
 
     /// Location of a reduced shard of the previous chunk in the slot.

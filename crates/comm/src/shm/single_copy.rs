@@ -10,6 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::ShmEngine;
 use super::buffers::Buffers;
 use super::cross_memory;
+use super::layout::LINE_BYTES;
 use super::payload::SlotKind;
 use super::round_plan::RoundPlan;
 use super::wait::CallCtx;
@@ -105,16 +106,61 @@ impl ShmEngine {
         buffers: &Buffers,
         addresses: &[u64],
     ) -> Result {
+        let slot_seq = match self.policy.splits_blocks(ctx.signature.kind, plan.bytes) {
+            true => Some(self.post_first_parts(ctx, plan, buffers)?),
+            false => None,
+        };
         if let Some((own, block)) = plan.own_block() {
             buffers.copy_block(own, block.in_buffer());
         }
         for other in self.others_from_next() {
             let Some(block) = plan.recv_block(other) else { continue };
+            let in_slot = slot_seq.map_or(0, |_| self.first_part(block.bytes));
+            let rest = block.part(in_slot..block.bytes);
             // SAFETY: received blocks are written where no unsent input is left.
-            let out = unsafe { buffers.output(block.in_buffer()) };
-            self.read_memory(other, addresses[other] + plan.remote_offset as u64, out, ctx)?;
+            let out = unsafe { buffers.output(rest.in_buffer()) };
+            let address = addresses[other] + (plan.remote_offset + in_slot) as u64;
+            self.read_memory(other, address, out, ctx)?;
+            if let Some(seq) = slot_seq {
+                self.shared.await_post(other, seq, ctx)?;
+                let start = self.rank() * self.first_part_slot();
+                let part = self.payload(SlotKind::Slot, other, seq, start..start + in_slot);
+                // SAFETY: as above.
+                unsafe { buffers.write(block.part(0..in_slot).in_buffer(), part) };
+            }
         }
         self.finish_reads(ctx, plan.is_sender(self.rank()))
+    }
+
+    /// Copies the first part of each block to this rank's slot, while the others read the rest from
+    /// its memory: that shares the work between sender and receivers.
+    fn post_first_parts(
+        &mut self,
+        ctx: &CallCtx,
+        plan: &RoundPlan,
+        buffers: &Buffers,
+    ) -> Result<u64> {
+        let seq = self.next_post(SlotKind::Slot, ctx)?;
+        for other in self.others() {
+            let Some(block) = plan.send_block(other) else { continue };
+            let part = block.part(0..self.first_part(block.bytes));
+            let start = other * self.first_part_slot();
+            // SAFETY: the input is not written concurrently.
+            let input = unsafe { buffers.input(part.in_buffer()) };
+            self.write_payload(SlotKind::Slot, seq, start..start + part.bytes, input);
+        }
+        self.post(seq, SlotKind::Slot, ctx);
+        Ok(seq)
+    }
+
+    /// Bytes of a block that go through the slot.
+    fn first_part(&self, block_bytes: usize) -> usize {
+        (block_bytes / 2).min(self.first_part_slot())
+    }
+
+    /// Bytes of the slot for the first part of a block.
+    fn first_part_slot(&self) -> usize {
+        (self.shared.region.layout.slot_bytes() / self.ranks()) & !(LINE_BYTES - 1)
     }
 
     /// Fetches a block of all other ranks' inputs.

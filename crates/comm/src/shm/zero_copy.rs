@@ -10,7 +10,7 @@ use super::reduce::{BLOCK_BYTES, Reduction};
 use super::round_plan::ReduceShards;
 use super::wait::CallCtx;
 use crate::reduce_kernel::{reduce_many, stream};
-use crate::{CallKind, CommError, Result};
+use crate::{CommError, Result};
 
 /// Arena offsets of a rank's buffers.
 #[derive(Debug, Clone, Copy)]
@@ -31,8 +31,7 @@ impl ShmEngine {
     ) -> Result<Option<Vec<u64>>> {
         let arena = self.shared.arena.clone();
         let in_arena = |arena: &Arc<Arena>| buffers.in_arena(arena, reduction.bytes);
-        let is_rooted = ctx.signature.kind != CallKind::AllReduce;
-        let own = arena.as_ref().filter(|_| !is_rooted).and_then(in_arena);
+        let own = arena.as_ref().filter(|_| reduction.root.is_none()).and_then(in_arena);
         let word = |at: Option<usize>| at.map_or(0, |at| at as u64 + 1);
         let words = [word(own.map(|own| own.0)), word(own.map(|own| own.1)), address];
         let done = self.exchange_words(ctx, words, |_| true).and_then(|words_of| {
