@@ -26,6 +26,7 @@ pub mod hierarchical;
 pub mod in_process;
 pub mod nccl;
 pub mod owned_call;
+mod prefetch;
 pub mod reduce_kernel;
 pub mod reduce_op;
 pub mod reference;

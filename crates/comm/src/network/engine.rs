@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{MonitorRole, NetworkTransport};
 use crate::comm::split_order;
 use crate::error::Peer;
-use crate::execute::{self, Planner, SEGMENT_BYTES, Scratch};
+use crate::execute::{self, Planner, Scratch, segment_bytes};
 
 use crate::control::CommMonitor;
 use crate::engine::{AbortFn, BoxEngine, Engine, HasFailedFn, all_gather_split_args};
@@ -58,7 +58,8 @@ impl NetworkEngine {
     /// same one.
     pub fn run_with(&mut self, call: Call<'_>, algorithm: Algorithm) -> Result {
         let program = self.planner.plan_with(&call, algorithm)?;
-        execute::run(&mut self.transport, call, &program, &mut self.scratch, SEGMENT_BYTES)
+        let segment = segment_bytes(self.transport.ranks());
+        execute::run(&mut self.transport, call, &program, &mut self.scratch, segment)
     }
 
     /// Runs point-to-point messages as [`execute::run_p2p_with`].
@@ -98,7 +99,8 @@ impl Engine for NetworkEngine {
             return self.run_p2p(vec![call]);
         }
         let program = self.planner.plan(&call)?;
-        execute::run(&mut self.transport, call, &program, &mut self.scratch, SEGMENT_BYTES)
+        let segment = segment_bytes(self.transport.ranks());
+        execute::run(&mut self.transport, call, &program, &mut self.scratch, segment)
     }
 
     fn run_p2p(&mut self, messages: Vec<Call<'_>>) -> Result {

@@ -18,8 +18,8 @@ use super::layout::{
 };
 use super::membarrier;
 use super::segment::Mapping;
-use crate::Signature;
 use crate::control::signature_codec;
+use crate::{Signature, prefetch};
 
 /// What a rank waits in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,31 +88,14 @@ impl Region {
     /// Loads a post into the cache, in case it was made already.
     #[inline]
     pub fn prefetch_post(&self, rank: usize, seq: u64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line = self.map.at(self.layout.post(rank, seq), LINE_BYTES);
-            // SAFETY: a prefetch has no effect on memory.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (rank, seq);
+        prefetch::read(self.map.at(self.layout.post(rank, seq), LINE_BYTES));
     }
 
     /// Loads this rank's next post into the cache for writing: the readers of the post that it replaces
     /// have copies of it.
     #[inline]
     pub fn prefetch_own_post(&self, seq: u64) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let line = self.map.at(self.layout.post(self.rank, seq), LINE_BYTES);
-            // SAFETY: a prefetch has no effect on memory; processors without this one ignore it.
-            unsafe {
-                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = seq;
+        prefetch::write(self.map.at(self.layout.post(self.rank, seq), LINE_BYTES));
     }
 
     /// Digest of a rank's post and of all before it; `None` if the post was not made yet or replaced.

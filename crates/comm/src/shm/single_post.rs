@@ -8,7 +8,7 @@ use crate::CallKind::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
 use crate::reduce_kernel::reduce_many;
-use crate::{Call, Counts, Result};
+use crate::{Call, Counts, Result, prefetch};
 
 /// Bytes of the longest contribution of a rank; `None` if this rank cannot derive it.
 pub fn longest_contribution(call: &Call, ranks: usize) -> Option<usize> {
@@ -106,7 +106,10 @@ impl ShmEngine {
             }
             AllReduce | Reduce | ReduceScatter if kind != Reduce || rank == root => {
                 let range = if kind == ReduceScatter { own } else { 0..result.len() };
-                self.others().try_for_each(posted)?;
+                for from in self.others() {
+                    posted(from)?;
+                    prefetch::read_slice(payload(from, range.clone()));
+                }
                 reduce_many(dtype, op, result, ranks, |from| payload(from, range.clone()));
             }
             Barrier => self.others().try_for_each(posted)?,
