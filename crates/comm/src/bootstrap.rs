@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use regatta_model::cpuset::CpuSet;
 use regatta_model::document::to_json_line;
 use regatta_wire::clock;
 
@@ -285,6 +286,14 @@ fn context(
 fn spin(config: &BootstrapConfig, members: &[RankInfo]) -> Duration {
     let node = config.node_id();
     let local_size = members.iter().filter(|member| member.node == node).count();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if local_size <= cores { SPIN } else { Duration::ZERO }
+    if local_size <= online_cpus() { SPIN } else { Duration::ZERO }
+}
+
+/// The CPUs of this node. Those of this rank's affinity would be too few: a launcher binds each rank
+/// to cores of its own.
+fn online_cpus() -> usize {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    let online = online.and_then(|list| list.trim().parse::<CpuSet>().ok());
+    let own = || std::thread::available_parallelism().map_or(1, usize::from);
+    online.map_or_else(own, |cpus| cpus.len())
 }

@@ -31,7 +31,9 @@ const OURS: &str = "Regatta";
 const RANK: &str = "REGATTA_BENCH_RANK";
 /// Ours only: an in-place all-reduce in buffers of the communicator.
 const IN_BUFFERS: &str = "in-buffers";
-const NAMES: [&str; 10] = [
+/// Ours only: every rank copies a buffer, the limit of collectives in which one core copies all bytes.
+const COPY: &str = "copy";
+const NAMES: [&str; 11] = [
     "barrier",
     "all-reduce",
     "reduce",
@@ -42,6 +44,7 @@ const NAMES: [&str; 10] = [
     "scatter",
     "all-to-all",
     IN_BUFFERS,
+    COPY,
 ];
 
 /// Command-line options.
@@ -125,7 +128,8 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options> {
 /// Arguments of an implementation: the collectives, then warm-ups, rounds, calls and bytes of each
 /// size.
 fn arguments(ours: bool, options: &Options) -> Vec<String> {
-    let names = options.names.iter().filter(|name| ours || *name != IN_BUFFERS);
+    let ours_only = |name: &str| [IN_BUFFERS, COPY].contains(&name);
+    let names = options.names.iter().filter(|name| ours || !ours_only(name));
     let size = |bytes: &u64| match *bytes {
         0..0x400_0000 => [5, 5, 20, *bytes],
         0x400_0000..0x1000_0000 => [2, 2, 4, *bytes],

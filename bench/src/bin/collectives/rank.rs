@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use regatta_comm::bootstrap::BootstrapConfig;
 use regatta_comm::{Collectives, Comm, ReduceOp, hierarchical};
 
-use crate::IN_BUFFERS;
+use crate::{COPY, IN_BUFFERS};
 
 /// Runs the requested collectives and sizes, with the arguments and output of `peers/collectives.c`.
 pub fn run() -> Result<()> {
@@ -46,6 +46,10 @@ fn time_size(
         "scatter" => comm.scatter(&data[..at_root], &mut out[..part], 0),
         "all-to-all" => comm.all_to_all(&data[..all], &mut out[..all]),
         IN_BUFFERS => comm.all_reduce(shared.as_mut_slice::<f32>(), ReduceOp::Max),
+        COPY => {
+            out.copy_from_slice(std::hint::black_box(&data));
+            Ok(())
+        }
         _ => comm.barrier(),
     };
     timed(comm, &format!("{name}:first {}", count * 4), 1, &mut once)?;
