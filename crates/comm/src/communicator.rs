@@ -33,6 +33,7 @@ pub struct Communicator {
     /// Which calls run on a device stream.
     on_stream: Option<OnStreamFn>,
     monitor: Option<Arc<CommMonitor>>,
+    transport_name: String,
     shared: Arc<WorkerState>,
 }
 
@@ -249,6 +250,7 @@ impl Communicator {
             allocator: engine.allocator(),
             on_stream: engine.on_stream_fn(),
             monitor: engine.monitor(),
+            transport_name: engine.transport_name(),
             shared: Arc::new(WorkerState {
                 abort: engine.abort_fn(),
                 has_failed: engine.has_failed_fn(),
@@ -260,6 +262,11 @@ impl Communicator {
                 job_added: Condvar::new(),
             }),
         }
+    }
+
+    /// The transports in use, for people; empty if there is nothing to tell.
+    pub fn transport_name(&self) -> &str {
+        &self.transport_name
     }
 
     fn in_turn<R>(&self, work: impl FnOnce(&mut dyn Engine) -> Result<R>) -> Result<R> {

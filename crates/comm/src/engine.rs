@@ -107,6 +107,11 @@ pub trait Engine: Send {
         Arc::new(|| false)
     }
 
+    /// The transports in use, for people; empty if there is nothing to tell.
+    fn transport_name(&self) -> String {
+        String::new()
+    }
+
     /// The control plane's view of its communicator, if it has a control plane.
     fn monitor(&self) -> Option<Arc<CommMonitor>> {
         None

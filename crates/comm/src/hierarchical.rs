@@ -198,6 +198,13 @@ impl Engine for Hierarchical {
         self.monitor.has_failed_fn()
     }
 
+    fn transport_name(&self) -> String {
+        let within = self.local.as_ref().map(Engine::transport_name);
+        let between = (self.layout.nodes > 1).then(|| self.world.transport_name());
+        let names: Vec<String> = within.into_iter().chain(between).collect();
+        names.join(" within a node, between nodes ")
+    }
+
     fn monitor(&self) -> Option<Arc<CommMonitor>> {
         Some(self.monitor.clone())
     }

@@ -13,6 +13,7 @@ mod suite;
 use std::time::{Duration, Instant};
 
 use regatta_comm::bootstrap::{BootstrapConfig, engine, join};
+use regatta_comm::engine::Engine as _;
 use regatta_comm::libfabric::{ProviderChoice, available_providers};
 use regatta_comm::{CallKind, Collectives, Comm, CommError, Communicator, ReduceOp, hierarchical};
 
@@ -55,7 +56,7 @@ fn has_tcp() -> bool {
 #[test]
 fn the_selected_provider_is_used() {
     if has_tcp() {
-        let name = |config| engine(config).unwrap().transport_name().to_owned();
+        let name = |config| engine(config).unwrap().transport_name();
         let names = suite::in_parallel(configs(2, "tcp"), name);
         assert!(names.iter().all(|name| name.starts_with("libfabric: tcp")), "{names:?}");
     }

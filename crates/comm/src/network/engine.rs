@@ -29,11 +29,6 @@ impl NetworkEngine {
         Self { transport, planner, scratch: Scratch::default() }
     }
 
-    /// The network in use: the libfabric provider, or TCP and the reason for it.
-    pub fn transport_name(&self) -> &str {
-        self.transport.context.network.get().map_or("TCP", |(_, name)| name)
-    }
-
     /// The monitor of a communicator with the same members that runs on several transports.
     pub(crate) fn derived_monitor(&self) -> Arc<CommMonitor> {
         self.transport.derived_monitor()
@@ -118,6 +113,11 @@ impl Engine for NetworkEngine {
 
     fn has_failed_fn(&self) -> HasFailedFn {
         self.transport.monitor.has_failed_fn()
+    }
+
+    /// The libfabric provider, or TCP and the reason for it.
+    fn transport_name(&self) -> String {
+        self.transport.context.network.get().map_or("TCP", |(_, name)| name).to_owned()
     }
 
     fn monitor(&self) -> Option<Arc<CommMonitor>> {

@@ -297,6 +297,13 @@ impl Engine for ShmEngine {
     fn has_failed_fn(&self) -> HasFailedFn {
         self.shared.monitor.has_failed_fn()
     }
+
+    fn transport_name(&self) -> String {
+        match self.policy.reads_memory {
+            true => "shared memory, large buffers by cross memory attach (CMA)".to_owned(),
+            false => "shared memory".to_owned(),
+        }
+    }
 }
 
 /// Publishes that this rank will not post again.

@@ -19,9 +19,8 @@ const MIN_ZERO_COPY_BYTES: usize = 64 << 10;
 /// From this size on, ranks reduce inputs that they read from each other's memory.
 const MIN_SINGLE_COPY_REDUCTION_BYTES: usize = 256 << 10;
 
-/// From this size on, ranks read their blocks of a scatter from the root's memory, below the second
-/// one only a part of them: the lock of a page table is the limit.
-const MIN_SINGLE_COPY_SCATTER_BYTES: usize = 256 << 10;
+/// Below this size, ranks read only a part of their blocks of a scatter from the root's memory: the
+/// lock of a page table is the limit.
 const MAX_SPLIT_SCATTER_BYTES: usize = 2 << 20;
 
 /// Up to this size, ranks read what they only copy: longer copies are faster with streaming stores.
@@ -70,7 +69,8 @@ impl ShmPolicy {
     pub fn uses_single_copy(&self, kind: CallKind, bytes: usize) -> bool {
         let (min, max) = match kind {
             CallKind::AllToAll => (128 << 10, MAX_SINGLE_COPY_BYTES),
-            CallKind::Scatter => (MIN_SINGLE_COPY_SCATTER_BYTES, usize::MAX),
+            CallKind::Scatter if self.ranks == 2 => (256 << 10, usize::MAX),
+            CallKind::Scatter => (512 << 10, usize::MAX),
             CallKind::Broadcast if self.ranks == 2 => (256 << 10, 1 << 20),
             CallKind::AllGather if self.ranks <= 4 => (256 << 10, MAX_SINGLE_COPY_BYTES),
             CallKind::AllGather if self.ranks <= 8 => (1 << 20, MAX_SINGLE_COPY_BYTES),
@@ -130,7 +130,7 @@ mod tests {
         use CallKind::{AllGather, AllToAll, Broadcast, Gather, Scatter};
         let of = |ranks, kind, bytes| policy(ranks).uses_single_copy(kind, bytes);
         let mib = 1 << 20;
-        assert!(of(2, Scatter, mib) && of(4, Scatter, mib) && !of(4, Scatter, mib / 8));
+        assert!(of(2, Scatter, mib) && of(4, Scatter, mib) && !of(4, Scatter, mib / 4));
         let splits = |ranks, bytes| policy(ranks).splits_blocks(Scatter, bytes);
         assert!(splits(4, mib) && !splits(2, mib) && !splits(4, 2 * mib));
         assert!(of(2, Broadcast, mib) && !of(2, Broadcast, 8 * mib) && !of(3, Broadcast, mib));

@@ -118,7 +118,8 @@ const ALL: [Operation; 9] = [
 pub enum Backend {
     /// NCCL or RCCL if every rank has a GPU and the library, else host
     Auto,
-    /// Host memory: shared memory within a node, the network between nodes
+    /// Host memory: shared memory within a node (REGATTA_CMA=0: without cross memory attach), the
+    /// network between nodes
     Host,
     /// Host memory over TCP, also within a node
     Tcp,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use regatta_comm::bootstrap::{self, BootstrapConfig};
 use regatta_comm::communicator::Communicator;
+use regatta_comm::engine::Engine as _;
 use regatta_comm::libfabric::ProviderChoice;
 use regatta_comm::nccl::{self, Vendor};
 use regatta_comm::{Collectives, Comm, hierarchical};
@@ -58,7 +59,7 @@ pub fn settings(timeout: Option<u64>) -> Result<BootstrapConfig> {
 
 fn libfabric(settings: BootstrapConfig) -> Result<Connection> {
     let engine = bootstrap::engine(settings)?;
-    let carried = engine.transport_name().to_owned();
+    let carried = engine.transport_name();
     if carried.contains("TCP") {
         bail!(
             "libfabric is not in use: {carried}; select a provider with REGATTA_FABRIC, e.g. \

@@ -50,7 +50,9 @@ pub fn collect(
     let label = label.unwrap_or_else(|| default_label(connection.name, &shape));
     // Rank 0 reports the metadata; the others only take part in the collectives.
     let machine = context.machine.or_else(|| (comm.rank() == 0).then(discover).flatten());
+    let transport = Some(comm.transport_name()).filter(|name| !name.is_empty());
     Ok(BenchResult {
+        notes: transport.map(|name| format!("# Transport: {name}")).into_iter().collect(),
         program: BenchProgram::Regatta,
         label,
         command: Some(command.join(" ")),
