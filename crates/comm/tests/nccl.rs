@@ -9,6 +9,7 @@ mod streams;
 mod suite;
 
 use std::process::{Child, Command};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use regatta_comm::bootstrap::{self, BootstrapConfig, listen};
@@ -70,11 +71,15 @@ fn start(ranks: u32, scenario: &str) -> Vec<Child> {
     (0..ranks).map(rank).collect()
 }
 
+/// The ranks of all tests at once would exhaust the memory of a device.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// Runs a scenario with each number of ranks, if there is a device; in some, rank 1 dies.
 fn run_ranks(worlds: &[u32], scenario: &str, rank_1_survives: bool) {
     if !has_device() {
         return;
     }
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for ranks in worlds {
         for (rank, mut child) in start(*ranks, scenario).into_iter().enumerate() {
             let success = child.wait().unwrap().success();
