@@ -71,6 +71,9 @@ pub struct BenchResult {
     /// The communication backend: `tcp`, `shm`, `nccl`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// The transports in use: `shared memory`, `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
     /// Relevant environment variables.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, String>,

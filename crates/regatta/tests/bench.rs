@@ -102,9 +102,8 @@ fn all_host_backends_are_correct() {
         assert_complete_and_correct(&result, 9, 2);
         let backend = if options.contains("tcp") { "tcp" } else { "host" };
         assert_eq!(result.backend.as_deref(), Some(backend), "{options}");
-        let transport =
-            if backend == "tcp" { "# Transport: TCP" } else { "# Transport: shared memory" };
-        assert!(result.notes[0].starts_with(transport), "{options}: {:?}", result.notes);
+        let transport = if backend == "tcp" { "TCP" } else { "shared memory" };
+        assert!(result.transport.unwrap().starts_with(transport), "{options}");
     }
     let types = "-d all -o all --backend host --run-dir types";
     run(&folder, &format!("all-reduce -b 64 -e 64 -n 2 --ranks 2 {types}")).ok();

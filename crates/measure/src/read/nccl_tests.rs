@@ -171,6 +171,10 @@ impl NcclTestsParser {
             return true;
         }
         let (comment, text) = (text, text.trim());
+        if let Some(transport) = text.strip_prefix("Transport: ") {
+            self.result.transport = Some(transport.to_owned());
+            return true;
+        }
         if text.contains("in-place") && self.columns.is_none() {
             let both = text.contains("out-of-place");
             self.first = if both { BufferMode::OutOfPlace } else { BufferMode::InPlace };

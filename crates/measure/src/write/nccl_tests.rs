@@ -71,6 +71,7 @@ pub fn preamble(result: &BenchResult, operation: &Operation) -> String {
     }
     text += &format!("# Collective test starting: {}\n", program_name(operation));
     text.extend(result.parameters.as_ref().map(parameters_line));
+    text.extend(result.transport.as_ref().map(|name| format!("# Transport: {name}\n")));
     let notes = result.notes.iter().filter(|note| note.starts_with('#'));
     text.extend(notes.map(|note| format!("{note}\n")));
     text += "#\n# Using devices\n";

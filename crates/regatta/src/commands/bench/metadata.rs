@@ -52,7 +52,7 @@ pub fn collect(
     let machine = context.machine.or_else(|| (comm.rank() == 0).then(discover).flatten());
     let transport = Some(comm.transport_name()).filter(|name| !name.is_empty());
     Ok(BenchResult {
-        notes: transport.map(|name| format!("# Transport: {name}")).into_iter().collect(),
+        transport: transport.map(str::to_owned),
         program: BenchProgram::Regatta,
         label,
         command: Some(command.join(" ")),
