@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::fd::FromRawFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use regatta_launch::channel::{self, RankEnd};
@@ -101,9 +101,17 @@ fn rank_spec(rank: u32, input: &RankInput) -> RankSpec {
     spec(rank, &command, Some(channel::encode(input).unwrap()))
 }
 
-/// All events until the end. The consumer pauses now and then, as for a slow terminal.
+fn lock() -> MutexGuard<'static, ()> {
+    SERIAL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All events until the end.
 fn run(specs: &[RankSpec]) -> Vec<JobEvent> {
-    let _serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    run_serial(specs, &lock())
+}
+
+/// [`run`] with the lock held. The consumer pauses now and then, as for a slow terminal.
+fn run_serial(specs: &[RankSpec], _serial: &MutexGuard<()>) -> Vec<JobEvent> {
     let options = LocalOptions { logs: None, attempt: 0, report_progress: false, notify: None };
     let mut workers = LocalWorkers::start(specs, &options).unwrap();
     let (mut events, mut pauses) = (Vec::new(), 0..100);
@@ -201,14 +209,14 @@ fn programs_that_ignore_their_channel_finish() {
 
 #[test]
 fn ranks_may_need_more_descriptors_than_the_soft_limit_and_inherit_it() {
-    let serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let serial = lock();
     let previous = getrlimit(Resource::Nofile);
     let low = Rlimit { current: Some(64), ..previous };
     setrlimit(Resource::Nofile, low).unwrap();
-    drop(serial);
     let program = ["sh", "-c", "ulimit -n"];
     let specs: Vec<_> = (0..40).map(|rank| spec(rank, &program, Some(Vec::new()))).collect();
-    let events = run(&specs);
+    // Other runs change the limit, too.
+    let events = run_serial(&specs, &serial);
     let is_limit = |event: &&JobEvent| matches!(event, JobEvent::Line(l) if l.text == "64");
     assert_eq!(events.iter().filter(is_limit).count(), 40);
     assert_eq!(getrlimit(Resource::Nofile), low);
