@@ -4,8 +4,12 @@ use std::ops::Range;
 
 use crate::shape::{BlockLayout, ModelShape, Module};
 
-/// Elements of logits in memory at once, approximately.
-const MAX_LOGITS: usize = 1 << 22;
+/// Every chunk reads the output matrix and adds to its gradients: with chunks of 4 Mi logits, a step of
+/// GPT-2 124M took twice as long on 16 cores.
+const MAX_LOGITS: usize = 1 << 26;
+
+/// A tiled output matrix saves memory, and its tiles stay in caches.
+const MAX_TILED_LOGITS: usize = 1 << 22;
 
 /// Partial results of the cross-entropy per row: maximum, sum of exponentials, target logit.
 pub const PARTIALS_PER_ROW: usize = 3;
@@ -17,6 +21,8 @@ pub struct LogitChunks {
     pub columns: usize,
     /// Tiles of the output matrix; 0 if it is not tiled.
     pub tiles: usize,
+    /// Elements of logits in memory at once, approximately.
+    pub max_logits: usize,
 }
 
 impl LogitChunks {
@@ -30,12 +36,13 @@ impl LogitChunks {
         let (tiles, _) = matrices.weight(module);
         let largest = tiles.iter().map(|tile| tile.rows.len()).max();
         let columns = largest.unwrap_or(shape.vocab_size.div_ceil(matrices.block.shard.ranks));
-        Self { columns, tiles: tiles.len() }
+        let max_logits = if tiles.is_empty() { MAX_LOGITS } else { MAX_TILED_LOGITS };
+        Self { columns, tiles: tiles.len(), max_logits }
     }
 
     /// Rows per chunk of `rows` rows.
     pub fn rows(&self, rows: usize) -> usize {
-        let max = (MAX_LOGITS / self.columns.max(1)).max(1);
+        let max = (self.max_logits / self.columns.max(1)).max(1);
         rows.div_ceil(rows.div_ceil(max).max(1)).max(1)
     }
 
@@ -57,5 +64,21 @@ impl LogitChunks {
             0 => self.len(rows),
             tiles => self.len(rows) + PARTIALS_PER_ROW * rows * (tiles + 1 + gathered),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_the_rows_in_equal_parts_within_the_limit() {
+        let chunks = LogitChunks { columns: 50_257, tiles: 0, max_logits: MAX_LOGITS };
+        assert_eq!(chunks.ranges(2048).collect::<Vec<_>>(), [0..1024, 1024..2048]);
+        let chunks = LogitChunks { columns: 10, tiles: 0, max_logits: 45 };
+        assert_eq!(chunks.ranges(9).collect::<Vec<_>>(), [0..3, 3..6, 6..9]);
+        assert_eq!((chunks.len(9), chunks.ranges(0).count()), (30, 0));
+        let wide = LogitChunks { columns: 100, ..chunks };
+        assert_eq!(wide.ranges(2).collect::<Vec<_>>(), [0..1, 1..2]);
     }
 }

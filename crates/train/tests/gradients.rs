@@ -138,9 +138,24 @@ fn recomputation_and_gradient_accumulation_do_not_change_gradients() {
             let mut other = engine(&shape);
             let same = step(&mut other, &config(0.2, recompute, 20), micro_batches);
             assert!((loss - same).abs() < 1e-12, "{loss} {same}");
-            let pairs = gradients(&plain).concat().into_iter().zip(gradients(&other).concat());
-            let max = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let max = max_difference(&plain, &other);
             assert!(max < 1e-12, "{family:?} {recompute} {micro_batches}: {max}");
         }
     }
+}
+
+#[test]
+fn chunks_of_logits_do_not_change_gradients() {
+    let shape = shape(Family::Gpt2);
+    let (mut whole, mut chunked) = (engine(&shape), engine(&shape));
+    // 20 rows of 11 logits in chunks of 3 rows.
+    chunked.device_model.model.head.logit_chunks.max_logits = 35;
+    let losses = [&mut whole, &mut chunked].map(|engine| step(engine, &config(0.0, false, 20), 1));
+    assert!((losses[0] - losses[1]).abs() < 1e-12, "{losses:?}");
+    assert!(max_difference(&whole, &chunked) < 1e-12);
+}
+
+fn max_difference(one: &Engine, other: &Engine) -> f64 {
+    let pairs = gradients(one).concat().into_iter().zip(gradients(other).concat());
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }

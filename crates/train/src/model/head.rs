@@ -25,7 +25,8 @@ pub struct LmHead {
     /// The output layer, which may be tied to the token embedding.
     pub table: VocabTable,
     hidden_size: usize,
-    logit_chunks: LogitChunks,
+    /// The chunks in which logits are computed.
+    pub logit_chunks: LogitChunks,
 }
 
 /// The rows of a micro-batch after the final norm, and their target tokens.
