@@ -264,7 +264,7 @@ impl Communicator {
         }
     }
 
-    /// The transports in use, for people; empty if there is nothing to tell.
+    /// The transports in use, human-readable; empty if the engine does not name them.
     pub fn transport_name(&self) -> &str {
         &self.transport_name
     }

@@ -107,7 +107,7 @@ pub trait Engine: Send {
         Arc::new(|| false)
     }
 
-    /// The transports in use, for people; empty if there is nothing to tell.
+    /// The transports in use, human-readable; empty if the engine does not name them.
     fn transport_name(&self) -> String {
         String::new()
     }

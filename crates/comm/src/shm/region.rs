@@ -21,7 +21,7 @@ use super::segment::Mapping;
 use crate::control::signature_codec;
 use crate::{Signature, prefetch};
 
-/// What a rank waits in.
+/// The call in which a rank waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// The collective with this sequence number.
@@ -31,7 +31,7 @@ pub enum Activity {
 }
 
 impl Activity {
-    /// It as a word that is not 0.
+    /// Encodes it as a word other than 0.
     fn encode(self) -> u64 {
         match self {
             Self::Collective(calls) => calls << 2 | 1,

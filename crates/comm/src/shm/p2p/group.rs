@@ -85,9 +85,8 @@ impl ShmEngine {
 
     fn post_send<'a>(&mut self, group: &mut P2pGroup<'a>, call: Call<'a>, ctx: CallCtx) -> Result {
         let to = call.root as usize;
+        let header = MessageHeader::new(&call, call.input.map_or(call.output.len(), <[u8]>::len));
         let rest: &[u8] = call.input.unwrap_or(call.output);
-        let header =
-            MessageHeader { tag: call.tag, dtype: call.dtype as u8, bytes: rest.len() as u64 };
         if to != self.rank() {
             group.sends.push(PendingSend { to, header, rest, ctx, done: false });
             return Ok(());
