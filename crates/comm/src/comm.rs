@@ -161,6 +161,14 @@ impl Pending {
         self.wait_group()?.pop().ok_or_else(missing)
     }
 
+    /// The buffers of a single call, without waiting: for a caller that orders all later work on them
+    /// behind [`Pending::event`] on a device stream.
+    pub fn into_call_in_flight(self) -> Result<OwnedCall> {
+        let missing = || CommError::invalid_call("wait", "the group has no call");
+        let call = self.calls.lock().pop();
+        call.ok_or_else(missing)
+    }
+
     /// Waits for the completion of a group and returns its buffers.
     pub fn wait_group(self) -> Result<Vec<OwnedCall>> {
         self.event.wait()?;

@@ -4,10 +4,13 @@
 //! The two runtimes declare these functions identically but for their names, so one table serves
 //! both. NCCL and BLAS bindings load their libraries through [`open_library`] and [`symbol`], too.
 
+pub mod library_path;
+
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::path::PathBuf;
 
 use libloading::{Library, Symbol};
+
+pub use library_path::open as open_library;
 
 use crate::CommError;
 
@@ -188,23 +191,6 @@ pub unsafe fn error_text(text: *const c_char, code: c_int) -> String {
     }
     // SAFETY: as required of the caller.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// Loads a library: the one that the environment variable names, or the first of `names` that the
-/// dynamic linker finds.
-pub fn open_library(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
-    let overridden = std::env::var_os(variable).map(PathBuf::from);
-    let mut why = None;
-    for path in overridden.into_iter().chain(names.iter().map(PathBuf::from)) {
-        // SAFETY: initialising a vendor library that the user installed has no preconditions.
-        match unsafe { Library::new(&path) } {
-            Ok(library) => return Ok(library),
-            Err(error) => why = why.or(Some(error.to_string())),
-        }
-    }
-    let hint = format!("set {variable} to its path, or add its directory to LD_LIBRARY_PATH");
-    let what = format!("cannot load the library (tried {})", names.join(", "));
-    Err(LibraryError { what, why: why.unwrap_or_default(), hint })
 }
 
 /// Resolves a symbol; `F` must be the type of the function in the vendor's header.

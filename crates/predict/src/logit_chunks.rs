@@ -40,6 +40,11 @@ impl LogitChunks {
         Self { columns, tiles: tiles.len(), max_logits }
     }
 
+    /// With another limit, which does not apply to tiles.
+    pub fn with_max_logits(self, max_logits: usize) -> Self {
+        if self.tiles == 0 { Self { max_logits, ..self } } else { self }
+    }
+
     /// Rows per chunk of `rows` rows.
     pub fn rows(&self, rows: usize) -> usize {
         let max = (self.max_logits / self.columns.max(1)).max(1);

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// All library crates that the binary may use.
 const LIBRARIES: &str =
-    "model discover place wire launch comm measure predict device kernels-cpu train";
+    "model discover place wire launch comm measure predict device kernels-cpu kernels-cuda train";
 
 /// The crates of this workspace that each crate may depend on, outside of tests.
-const ALLOWED_DEPENDENCIES: [(&str, &str); 15] = [
+const ALLOWED_DEPENDENCIES: [(&str, &str); 17] = [
     ("crates/model", ""),
     ("crates/discover", "model"),
     ("crates/place", "model"),
@@ -21,10 +21,15 @@ const ALLOWED_DEPENDENCIES: [(&str, &str); 15] = [
     ("crates/predict", "model comm"),
     ("crates/kernels/device", "model comm"),
     ("crates/kernels/cpu", "model comm device"),
+    ("crates/kernels/cuda", "comm device"),
+    ("crates/kernels/conformance", "comm device"),
     ("crates/train", "model comm device kernels-cpu predict"),
     ("crates/testbed", ""),
     ("crates/regatta", LIBRARIES),
-    ("bench", "model discover place wire launch comm predict device kernels-cpu train testbed"),
+    (
+        "bench",
+        "model discover place wire launch comm predict device kernels-cpu kernels-cuda train testbed",
+    ),
     ("xtask", ""),
 ];
 

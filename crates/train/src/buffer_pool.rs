@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::parallel::ProcessGroup;
-use regatta_comm::DType;
+use regatta_comm::{DType, MemorySpace};
 use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
 
@@ -99,8 +99,10 @@ pub fn alloc_comm_buffer(
     dtype: DType,
 ) -> Tensor {
     match group {
-        Some(comm) => Tensor::from_buffer(comm.buffer(elements * dtype.size()), dtype),
-        None => device.zeros(elements, dtype),
+        Some(comm) if device.memory_space() == MemorySpace::Host => {
+            Tensor::from_buffer(comm.buffer(elements * dtype.size()), dtype)
+        }
+        _ => device.zeros(elements, dtype),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Text generation: sampling and decoding with a KV cache.
 
 use crate::data::Tokenizer;
-use crate::model::{KvCache, ResidentParams};
+use crate::model::{KvCache, ResidentParams, Residual};
 use crate::state::Result;
 use crate::step::DeviceModel;
 use regatta_device::random;
@@ -120,16 +120,16 @@ impl<'a> Generator<'a> {
         let ctx = self.device_model.pass_ctx(1, self.tokens.len());
         let model = &self.device_model.model;
         let params = |block| ResidentParams { all: &self.params, block };
-        let mut x = model.embedding.forward(&ctx, &mut params(0), &self.tokens)?;
+        let tokens = ctx.upload(&self.tokens);
+        let mut x = Residual::new(model.embedding.forward(&ctx, &mut params(0), &tokens)?);
         for (index, layer) in model.layers.iter().enumerate() {
             let (out, saved) = layer.forward(&ctx, &mut params(index + 1), x)?;
             layer.prefill_cache(&ctx, &saved, &mut self.cache[index]);
             x = out;
         }
         let last = self.tokens.len() - 1..self.tokens.len();
-        let logits = model.head.logits(&ctx, &mut params(model.head_block()), &x, last)?;
-        self.read_logits(&logits);
-        Ok(())
+        let logits = model.head.logits(&ctx, &mut params(model.head_block()), x, last)?;
+        self.read_logits(&logits)
     }
 
     /// Samples the next token and adds it to the context. None at the end of the text.
@@ -167,14 +167,15 @@ impl<'a> Generator<'a> {
             let (params, cache) = (&mut params(index + 1), &mut self.cache[index]);
             x = layer.decode(&ctx, params, x, cache, position)?;
         }
-        let logits = model.head.logits(&ctx, &mut params(model.head_block()), &x, 0..1)?;
-        self.read_logits(&logits);
-        Ok(())
+        let (head, x) = (&mut params(model.head_block()), Residual::new(x));
+        let logits = model.head.logits(&ctx, head, x, 0..1)?;
+        self.read_logits(&logits)
     }
 
-    fn read_logits(&mut self, logits: &Tensor) {
+    fn read_logits(&mut self, logits: &Tensor) -> Result<()> {
         self.logits.resize(self.device_model.model.shape.vocab_size, 0.0);
         self.device_model.device.copy_to_host(logits.view(), &mut self.logits);
+        Ok(self.device_model.device.synchronize()?)
     }
 }
 

@@ -138,7 +138,7 @@ fn tensors<E>(
         for parameter in &block.parameters {
             read(parameter, &mut elements[parameter.range()])?;
         }
-        let mut tensor = device.zeros_master(block.padded_len());
+        let mut tensor = device.zeros(block.padded_len(), device.weight_dtype());
         device.copy_from_host(&elements, tensor.view_mut());
         Ok(tensor)
     };

@@ -53,8 +53,7 @@ impl Case {
         );
         let config = config(&[&model, words]);
         let plan = config.validate(ranks).unwrap();
-        let options =
-            CostOptions { master_bytes: 8, activation_bytes: 8, recompute: config.train.recompute };
+        let options = CostOptions::uniform(8, 8, config.train.recompute);
         Self { shape: config.shape(13).unwrap(), plan, options, dir: TempDir::new() }
     }
 

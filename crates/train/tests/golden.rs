@@ -3,20 +3,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../kernels/cpu/tests/device_ops/host_copy.rs"]
-mod host_copy;
-
 use regatta_device::ops::Device;
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::precision::Precision;
 use regatta_device::reference::Reference;
+use regatta_device_conformance::host_copy::{copy_from_f64, copy_to_f64, tokens};
 use regatta_kernels_cpu::Cpu;
 use regatta_predict::shape::{Init, ModelShape, ParamBlock};
-use regatta_train::model::{Model, ResidentParams};
+use regatta_train::model::{Model, ResidentParams, Residual};
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig, StepResult};
 use serde::Deserialize;
-
-use host_copy::{copy_from_f64, copy_to_f64};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -157,13 +153,15 @@ impl Golden {
         let (device_model, params) = (&engine.device_model, engine.state.all_params().unwrap());
         let (ctx, (inputs, _)) = (device_model.pass_ctx(self.batch, self.seq_len), self.tokens(0));
         let params = |block| ResidentParams { all: &params, block };
-        let mut x = device_model.model.embedding.forward(&ctx, &mut params(0), &inputs).unwrap();
+        let inputs = tokens(&*device_model.device, &inputs);
+        let x = device_model.model.embedding.forward(&ctx, &mut params(0), &inputs).unwrap();
+        let mut x = Residual::new(x);
         let head = device_model.model.head_block();
         for block in 1..head {
             x = device_model.model.layer(block).forward(&ctx, &mut params(block), x).unwrap().0;
         }
         let last = ctx.rows() - 1..ctx.rows();
-        let logits = device_model.model.head.logits(&ctx, &mut params(head), &x, last).unwrap();
+        let logits = device_model.model.head.logits(&ctx, &mut params(head), x, last).unwrap();
         let logits = copy_to_f64(&*device_model.device, logits.view());
         assert_eq!(logits.len(), self.last_logits.len());
         for (found, expected) in logits.iter().zip(&self.last_logits) {
@@ -174,8 +172,7 @@ impl Golden {
 
     /// Gradients of a step with a learning rate of 0.
     fn check_gradients(&self, engine: &mut Engine, tolerance: Tolerance) {
-        let optimizer =
-            OptimizerStep::Sgd(Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0, grad_scale: 1.0 });
+        let optimizer = OptimizerStep::Sgd(Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 });
         let result = self.step(engine, 0, optimizer, 0.0);
         let loss = result.loss_sum / (self.batch * self.seq_len) as f64;
         assert_near("the loss", loss, self.loss, tolerance.values * self.loss);
@@ -192,7 +189,7 @@ impl Golden {
         assert_eq!((self.losses.len(), self.gradient_norms.len()), (20, 20));
         for (at, (loss, norm)) in self.losses.iter().zip(&self.gradient_norms).enumerate() {
             let step = at as u64 + 1;
-            let adamw = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 };
+            let adamw = AdamW { lr, beta1, beta2, eps, weight_decay, step };
             let result = self.step(engine, at, OptimizerStep::AdamW(adamw), grad_clip);
             let found = result.loss_sum / (self.batch * self.seq_len) as f64;
             assert_near(&format!("loss {at}"), found, *loss, tolerance.losses * loss);

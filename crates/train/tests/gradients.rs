@@ -25,8 +25,7 @@ fn shape(family: Family) -> ModelShape {
 
 /// A step with a learning rate of 0.
 fn config(dropout: f32, recompute: bool, tokens: u64) -> StepConfig {
-    let optimizer =
-        OptimizerStep::Sgd(Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0, grad_scale: 1.0 });
+    let optimizer = OptimizerStep::Sgd(Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 });
     StepConfig { step: 3, tokens, optimizer, grad_clip: 0.0, dropout, seed: 9, recompute }
 }
 

@@ -175,7 +175,6 @@ impl BenchTrainer {
             eps: 1e-8,
             weight_decay: 0.1,
             step: step + 1,
-            grad_scale: 1.0,
         });
         let (grad_clip, dropout, seed, recompute) = (1.0, 0.0, 1, false);
         let config = StepConfig { step, tokens, optimizer, grad_clip, dropout, seed, recompute };

@@ -23,7 +23,8 @@ impl Gpu {
         Self::with_runtime(Arc::new(Runtime::open(vendor)?), index)
     }
 
-    pub(super) fn with_runtime(runtime: Arc<Runtime>, index: u32) -> Result<Self> {
+    /// Opens a device of a runtime that is loaded already.
+    pub fn with_runtime(runtime: Arc<Runtime>, index: u32) -> Result<Self> {
         Ok(Self { device: Arc::new(GpuDevice::open(runtime, index)?) })
     }
 

@@ -20,8 +20,11 @@ impl ActivationOps for Cpu {
         });
     }
 
-    fn gelu_backward(&self, derivative: View<'_>, dy: ViewMut<'_>) {
-        self.zip_chunks(derivative, dy, |by, dy| mul_assign_kernel(self.isa, by, dy));
+    fn gelu_backward(&self, derivative: View<'_>, mut dy: ViewMut<'_>, dbias: Option<ViewMut<'_>>) {
+        self.zip_chunks(derivative, dy.reborrow(), |by, dy| mul_assign_kernel(self.isa, by, dy));
+        if let Some(dbias) = dbias {
+            self.add_column_sums(row_count(dy.len(), dbias.len()), dy.view(), dbias);
+        }
     }
 
     fn swiglu(&self, dim: usize, x: View<'_>, y: ViewMut<'_>) {

@@ -41,7 +41,7 @@ impl ElementwiseOps for Cpu {
     }
 
     /// Independent of the number of threads: chunk sums are added in order.
-    fn sum_of_squares(&self, x: View<'_>) -> f64 {
+    fn sum_of_squares(&self, x: View<'_>, sum: ViewMut<'_>) {
         let x = Slice::from(x);
         let chunks = x.len().div_ceil(SQUARES_CHUNK);
         let sums = Mutex::new(vec![0.0; chunks]);
@@ -55,7 +55,7 @@ impl ElementwiseOps for Cpu {
                 sums[range].copy_from_slice(&partial);
             }
         });
-        sums.into_inner().unwrap_or_default().into_iter().sum()
+        sum.as_slice::<f64>()[0] += sums.into_inner().unwrap_or_default().iter().sum::<f64>();
     }
 }
 

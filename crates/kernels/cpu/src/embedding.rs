@@ -10,7 +10,8 @@ use regatta_device::EmbeddingOps;
 use regatta_device::tensor::{View, ViewMut};
 
 impl EmbeddingOps for Cpu {
-    fn embedding(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>) {
+    fn embedding(&self, tokens: View<'_>, first: usize, table: View<'_>, y: ViewMut<'_>) {
+        let tokens = tokens.as_slice::<i32>();
         if tokens.is_empty() {
             return;
         }
@@ -27,7 +28,14 @@ impl EmbeddingOps for Cpu {
         });
     }
 
-    fn embedding_backward(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>) {
+    fn embedding_backward(
+        &self,
+        tokens: View<'_>,
+        first: usize,
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+    ) {
+        let tokens = tokens.as_slice::<i32>();
         if tokens.is_empty() {
             return;
         }
@@ -36,7 +44,8 @@ impl EmbeddingOps for Cpu {
         self.scatter_add(dim, dy, dtable, |row| local_row(tokens[row], first, local_rows));
     }
 
-    fn add_position_embedding(&self, dim: usize, pos: &[u32], table: View<'_>, y: ViewMut<'_>) {
+    fn add_position_embedding(&self, dim: usize, pos: View<'_>, table: View<'_>, y: ViewMut<'_>) {
+        let pos = pos.as_slice::<i32>();
         let rows = positioned_rows(dim, pos, y.len());
         let (table, y) = (Slice::from(table), DisjointMut::new(y));
         self.for_each_row(rows, dim, |row| {
@@ -50,10 +59,11 @@ impl EmbeddingOps for Cpu {
     fn position_embedding_backward(
         &self,
         dim: usize,
-        positions: &[u32],
+        positions: View<'_>,
         dy: View<'_>,
         dtable: ViewMut<'_>,
     ) {
+        let positions = positions.as_slice::<i32>();
         positioned_rows(dim, positions, dy.len());
         let position = |row: usize| Some(positions[row % positions.len()] as usize);
         self.scatter_add(dim, dy, dtable, position);
@@ -87,12 +97,12 @@ impl Cpu {
 }
 
 /// A token's row in the local part of a table, which starts at token `first`.
-fn local_row(token: u32, first: usize, local_rows: usize) -> Option<usize> {
+fn local_row(token: i32, first: usize, local_rows: usize) -> Option<usize> {
     (token as usize).checked_sub(first).filter(|row| *row < local_rows)
 }
 
 /// Number of rows, which must be a multiple of the number of positions.
-fn positioned_rows(dim: usize, positions: &[u32], elements: usize) -> usize {
+fn positioned_rows(dim: usize, positions: &[i32], elements: usize) -> usize {
     let rows = row_count(elements, dim);
     assert!(
         rows == 0 || (!positions.is_empty() && rows.is_multiple_of(positions.len())),

@@ -17,26 +17,34 @@ use regatta_device::tensor::{View, ViewMut};
 const MIN_LOGITS_PER_THREAD: usize = 2 * 1024;
 
 impl LossOps for Cpu {
-    fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, grad_scale: Option<f64>) -> f64 {
+    fn cross_entropy(
+        &self,
+        targets: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: Option<f64>,
+        loss: ViewMut<'_>,
+    ) {
+        let targets = targets.as_slice::<i32>();
         if targets.is_empty() {
-            return 0.0;
+            return;
         }
         let vocab = row_count(logits.len(), targets.len());
         let (logits, scale) = (DisjointMut::new(logits), grad_scale.map(|scale| scale as f32));
-        self.sum_rows(targets.len(), vocab, |range| {
+        loss.as_slice::<f64>()[0] += self.sum_rows(targets.len(), vocab, |range| {
             // SAFETY: ranges are disjoint.
             let logits = unsafe { logits.slice(range.start * vocab..range.end * vocab) };
             cross_entropy_kernel(self.isa, &targets[range], logits, scale)
-        })
+        });
     }
 
     fn cross_entropy_partials(
         &self,
-        targets: &[u32],
+        targets: View<'_>,
         first: usize,
         logits: View<'_>,
         partials: ViewMut<'_>,
     ) {
+        let targets = targets.as_slice::<i32>();
         assert_eq!(partials.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
             return;
@@ -52,14 +60,19 @@ impl LossOps for Cpu {
         });
     }
 
-    fn merge_cross_entropy_partials(&self, partials: View<'_>, merged: ViewMut<'_>) -> f64 {
+    fn merge_cross_entropy_partials(
+        &self,
+        partials: View<'_>,
+        merged: ViewMut<'_>,
+        loss: Option<ViewMut<'_>>,
+    ) {
         if merged.is_empty() {
-            return 0.0;
+            return;
         }
         let rows = row_count(merged.len(), 3);
         let sets = row_count(partials.len(), 3 * rows);
         let (partials, merged) = (partials.as_slice::<f32>(), DisjointMut::new(merged));
-        self.sum_rows(rows, 8 * sets, |range| {
+        let sum = self.sum_rows(rows, 8 * sets, |range| {
             // SAFETY: ranges are disjoint.
             let merged = unsafe { merged.slice_f32(3 * range.start..3 * range.end) };
             let merge_row = |(row, merged): (usize, &mut [f32])| {
@@ -71,17 +84,19 @@ impl LossOps for Cpu {
                 partial.loss()
             };
             range.zip(merged.chunks_exact_mut(3)).map(merge_row).sum()
-        })
+        });
+        loss.into_iter().for_each(|loss| loss.as_slice::<f64>()[0] += sum);
     }
 
     fn cross_entropy_backward(
         &self,
-        targets: &[u32],
+        targets: View<'_>,
         first: usize,
         merged: View<'_>,
         logits: ViewMut<'_>,
         grad_scale: f64,
     ) {
+        let targets = targets.as_slice::<i32>();
         assert_eq!(merged.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
             return;
@@ -115,7 +130,7 @@ impl Cpu {
 
 kernel! {
     /// Sum of the losses. With a scale, `logits` become their gradient.
-    fn cross_entropy_kernel<V>(targets: &[u32], logits: SliceMut<'_>, scale: Option<f32>) -> f64 {
+    fn cross_entropy_kernel<V>(targets: &[i32], logits: SliceMut<'_>, scale: Option<f32>) -> f64 {
         let Some(vocab) = logits.len().checked_div(targets.len()) else { return 0.0 };
         let mut loss = 0.0;
         for (row, target) in targets.iter().enumerate() {
@@ -130,7 +145,7 @@ kernel! {
         loss
     }
 
-    fn partials_kernel<V>(targets: &[u32], first: usize, logits: Slice<'_>, partials: &mut [f32]) {
+    fn partials_kernel<V>(targets: &[i32], first: usize, logits: Slice<'_>, partials: &mut [f32]) {
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, (target, partial)) in targets.iter().zip(partials.chunks_exact_mut(3)).enumerate() {
             let logits = logits.slice(row * columns..(row + 1) * columns);
@@ -139,7 +154,7 @@ kernel! {
     }
 
     fn backward_kernel<V>(
-        targets: &[u32], first: usize, merged: &[f32], logits: SliceMut<'_>, scale: f32,
+        targets: &[i32], first: usize, merged: &[f32], logits: SliceMut<'_>, scale: f32,
     ) {
         let Some(columns) = logits.len().checked_div(targets.len()) else { return };
         for (row, target) in targets.iter().enumerate() {
@@ -152,7 +167,7 @@ kernel! {
 
 /// The target's column, if it is one of the local ones.
 #[inline(always)]
-fn local_column(target: u32, first: usize, columns: usize) -> Option<usize> {
+fn local_column(target: i32, first: usize, columns: usize) -> Option<usize> {
     (target as usize).checked_sub(first).filter(|column| *column < columns)
 }
 

@@ -8,9 +8,11 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use regatta_device::DeviceMemory;
+use regatta_device::ops::SCALAR_DTYPE;
 use regatta_device::precision::Precision;
+use regatta_device::reference::copy_tokens;
 use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_device::{DeviceError, DeviceMemory};
 
 /// Columns of a row-major matrix.
 struct ColumnRange {
@@ -63,7 +65,18 @@ impl DeviceMemory for Cpu {
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
+        if x.dtype() == SCALAR_DTYPE {
+            return x.as_slice::<f64>().fill(value);
+        }
         self.map_chunks(x, |_, x| x.fill(value as f32));
+    }
+
+    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
+        copy_tokens(from, to.as_slice());
+    }
+
+    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
+        Ok(scalars.as_slice().to_vec())
     }
 }
 

@@ -5,9 +5,9 @@ use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
 use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, row_count, store_partial};
 use crate::thread_pool::{MIN_ELEMENTS_PER_THREAD, task_range};
-use regatta_device::NormOps;
 use regatta_device::ops::{Norm, NormGrads, NormSaved};
 use regatta_device::tensor::{View, ViewMut};
+use regatta_device::{DeviceMemory, NormOps};
 
 impl NormOps for Cpu {
     fn norm(
@@ -42,14 +42,16 @@ impl NormOps for Cpu {
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
-        dx: ViewMut<'_>,
+        mut dx: ViewMut<'_>,
+        dx_copy: Option<ViewMut<'_>>,
         grads: NormGrads<'_>,
     ) {
         let dim = saved.weight.len();
         let rows = row_count(dy.len(), dim);
         let lengths_match = saved.x.len() == dy.len() && dx.len() == dy.len();
         assert!(lengths_match && saved.mean_rstd.len() == 2 * rows, "row counts differ");
-        let (x, dy, dx) = (Slice::from(saved.x), Slice::from(dy), DisjointMut::new(dx));
+        let (x, dy) = (Slice::from(saved.x), Slice::from(dy));
+        let disjoint_dx = DisjointMut::new(dx.reborrow());
         let [weight, mean_rstd] = [saved.weight, saved.mean_rstd].map(View::as_slice::<f32>);
         let tasks = self.pool.tasks(rows, MIN_ELEMENTS_PER_THREAD.div_ceil(dim));
         let mut partial = self.scratch(tasks * 2 * dim);
@@ -60,7 +62,7 @@ impl NormOps for Cpu {
             let elements = range.start * dim..range.end * dim;
             // SAFETY: tasks are disjoint.
             let (dx, partial) = unsafe {
-                let dx = dx.slice(elements.clone());
+                let dx = disjoint_dx.slice(elements.clone());
                 (dx, partial_of_tasks.slice_f32(2 * task * dim..2 * (task + 1) * dim))
             };
             let (dweight, dbias) = partial.split_at_mut(dim);
@@ -78,6 +80,9 @@ impl NormOps for Cpu {
         accumulate(grads.weight.as_slice(), 0);
         if let Some(bias) = grads.bias {
             accumulate(bias.as_slice(), dim);
+        }
+        if let Some(copy) = dx_copy {
+            self.copy(dx.view(), copy);
         }
     }
 }

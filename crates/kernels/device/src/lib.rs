@@ -5,8 +5,10 @@
 //! gradients of parameters and statistics have the device's [`DeviceMemory::master_dtype`]; other
 //! activations and their gradients have its [`DeviceMemory::activation_dtype`], which may be narrower.
 //! Operations accept either, by the dtype of the view. Gradients of parameters are accumulated into their
-//! buffer. Wrong lengths are bugs of the caller and panic.
+//! buffer. Scalars that operations produce stay in device memory. Wrong lengths are bugs of the caller and
+//! panic.
 
+mod error;
 pub mod ops;
 pub mod optimizer;
 pub mod precision;
@@ -14,6 +16,7 @@ pub mod random;
 pub mod reference;
 pub mod tensor;
 
+pub use error::DeviceError;
 pub use ops::{
     ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, LinearOps,
     LossOps, NormOps, OptimizerOps,

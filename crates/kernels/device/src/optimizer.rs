@@ -1,5 +1,7 @@
 //! Hyperparameters of one optimizer step. No I/O.
 
+use std::ops::Range;
+
 /// AdamW with decoupled weight decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
@@ -11,12 +13,10 @@ pub struct AdamW {
     pub beta2: f64,
     /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Weight decay; 0 for norms and biases.
+    /// Weight decay, of the elements that have it.
     pub weight_decay: f64,
     /// Number of this step, from 1, for bias correction.
     pub step: u64,
-    /// Factor applied to gradients first, for clipping.
-    pub grad_scale: f64,
 }
 
 /// Per-step factors of AdamW.
@@ -49,8 +49,45 @@ pub struct Sgd {
     pub lr: f64,
     /// Momentum.
     pub momentum: f64,
-    /// Weight decay, added to the gradient.
+    /// Weight decay, added to the gradient of the elements that have it.
     pub weight_decay: f64,
-    /// Factor applied to gradients first, for clipping.
-    pub grad_scale: f64,
+}
+
+/// Splits `0..len` at the bounds of ascending ranges; each part is inside one of them or outside of all.
+pub fn split_by_decay(
+    len: usize,
+    decayed: &[Range<usize>],
+) -> impl Iterator<Item = (Range<usize>, bool)> {
+    let mut bounds = vec![0];
+    bounds.extend(decayed.iter().flat_map(|range| [range.start, range.end]));
+    bounds.push(len);
+    let parts = (0..bounds.len() - 1).map(move |i| (bounds[i]..bounds[i + 1], i % 2 == 1));
+    parts.filter(|(range, _)| !range.is_empty())
+}
+
+/// The clip coefficient of gradients with this sum of squares.
+pub fn clip_coefficient(sum_of_squares: f64, max_norm: f64) -> f64 {
+    let norm = sum_of_squares.sqrt();
+    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_all_elements_and_know_their_decay() {
+        let parts = |decayed: &[Range<usize>]| split_by_decay(10, decayed).collect::<Vec<_>>();
+        assert_eq!(parts(&[]), [(0..10, false)]);
+        assert_eq!(parts(&[0..4, 4..6]), [(0..4, true), (4..6, true), (6..10, false)]);
+        let expected = [(0..2, false), (2..3, true), (3..5, false), (5..10, true)];
+        assert_eq!(parts(&[2..3, 5..10]), expected);
+    }
+
+    #[test]
+    fn only_large_gradients_are_clipped() {
+        assert_eq!(clip_coefficient(0.25, 1.0), 1.0);
+        assert!((clip_coefficient(16.0, 1.0) - 0.25).abs() < 1e-6);
+        assert_eq!(clip_coefficient(16.0, 0.0), 1.0);
+    }
 }

@@ -94,6 +94,16 @@ impl<'a> View<'a> {
         self.dtype
     }
 
+    /// The memory the elements are in.
+    pub fn space(self) -> MemorySpace {
+        self.space
+    }
+
+    /// The address of the first element, in host or device memory.
+    pub fn address(self) -> NonNull<u8> {
+        self.start
+    }
+
     /// A range of the elements.
     ///
     /// # Panics

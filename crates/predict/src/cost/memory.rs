@@ -16,11 +16,13 @@ impl RankModel<'_> {
         // Offloaded shards in memory: one being read, one in use, one being written.
         let staged = self.at_once(3) / self.shard_ranks() as u64 * element;
         let bytes = |resident, transient| StateBytes { resident, transient };
+        let weight = self.options.weight_bytes;
+        let copies = |elements| if self.options.has_weight_copy() { elements } else { 0 };
         let params = match (self.plan.disk_offload.params, zero) {
-            (true, 0) => bytes(0, staged),
-            (true, _) => bytes(0, unsharded * element + staged),
-            (false, 3..) => bytes(shard * element, unsharded * element),
-            (false, _) => bytes(full * element, 0),
+            (true, 0) => bytes(copies(full) * weight, staged),
+            (true, _) => bytes(copies(shard) * weight, unsharded * weight + staged),
+            (false, 3..) => bytes(shard * element + copies(shard) * weight, unsharded * weight),
+            (false, _) => bytes(full * weight + copies(shard) * element, 0),
         };
         let optimizer = match self.plan.disk_offload.optimizer {
             false => bytes(2 * shard * element, 0),
@@ -170,13 +172,17 @@ impl RankModel<'_> {
             inner += rows * shape.qkv_dim() / tp;
         }
         let mut residual = self.local_rows() * hidden;
+        if self.options.has_weight_copy() {
+            // The gradient of the residual stream as an operand of GEMMs.
+            inner += self.local_rows() * hidden;
+        }
         if self.plan.sequence_parallel {
             // The gathered gradient of the residual stream.
             inner += rows * hidden;
         }
         if self.options.recompute {
-            // Recomputed outputs of attention or MLP, and of the layer.
-            (inner, residual) = (inner + rows * hidden, residual + self.local_rows() * hidden);
+            // Recomputed output of attention or MLP.
+            inner += rows * hidden;
         }
         if self.plan.mesh.cp > 1 && shape.has_attention() {
             // Unpacked q, k and v, the received k and v, and the f32 accumulators.
@@ -209,7 +215,12 @@ impl RankModel<'_> {
         if !self.has_head() {
             return 0;
         }
-        let elements = self.blocks.logits.workspace(self.rows(), self.plan.mesh.tp);
-        elements as u64 * self.options.master_bytes
+        let logits = match self.options.max_logits {
+            Some(max_logits) => self.blocks.logits.with_max_logits(max_logits),
+            None => self.blocks.logits,
+        };
+        let (rows, tp) = (self.rows(), self.plan.mesh.tp);
+        let (chunk, all) = (logits.len(rows), logits.workspace(rows, tp));
+        chunk as u64 * self.options.logit_bytes + (all - chunk) as u64 * self.options.master_bytes
     }
 }

@@ -27,18 +27,47 @@ use crate::shape::ModelShape;
 /// Element sizes and recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CostOptions {
-    /// Bytes per element of parameters, gradients, optimizer state and residual stream.
+    /// Bytes per element of master parameters, gradients, optimizer state and residual stream.
     pub master_bytes: u64,
+    /// Bytes per element of the parameters that passes read.
+    pub weight_bytes: u64,
     /// Bytes per element of other activations.
     pub activation_bytes: u64,
+    /// Bytes per element of logits.
+    pub logit_bytes: u64,
+    /// Elements of logits in memory at once; `None` for the default.
+    pub max_logits: Option<usize>,
     /// Whether layers recompute their activations in the backward pass.
     pub recompute: bool,
 }
 
 impl CostOptions {
-    /// With f32 parameters and residual stream.
+    /// On CPUs: f32 parameters, residual stream and logits.
     pub fn new(activation_bytes: u64, recompute: bool) -> Self {
-        Self { master_bytes: 4, activation_bytes, recompute }
+        Self::uniform(4, activation_bytes, recompute)
+    }
+
+    /// Everything but activations has elements of the same size.
+    pub fn uniform(master_bytes: u64, activation_bytes: u64, recompute: bool) -> Self {
+        let (weight_bytes, logit_bytes) = (master_bytes, master_bytes);
+        let max_logits = None;
+        Self { master_bytes, weight_bytes, activation_bytes, logit_bytes, max_logits, recompute }
+    }
+
+    /// On GPUs: f32 master parameters and residual stream; parameters, activations and logits in the
+    /// dtype of the GEMMs.
+    pub fn gpu(gemm_bytes: u64, max_logits: Option<usize>, recompute: bool) -> Self {
+        Self {
+            weight_bytes: gemm_bytes,
+            logit_bytes: gemm_bytes,
+            max_logits,
+            ..Self::new(gemm_bytes, recompute)
+        }
+    }
+
+    /// Whether parameters exist as master parameters and as a copy that passes read.
+    fn has_weight_copy(&self) -> bool {
+        self.weight_bytes != self.master_bytes
     }
 }
 

@@ -139,9 +139,11 @@ impl RankModel<'_> {
             let (len, role) = (self.padded_len(block), block.role);
             let scatters = if zero == 1 { 1 } else { self.reduce_scatters(role) };
             let gathers = if zero < 3 { 1 } else { self.micro_batches() * self.unshards(role) };
-            scatters * member.sends(ReduceScatter, len) + gathers * member.sends(AllGather, len)
+            let options = &self.options;
+            scatters * member.sends(ReduceScatter, len) * options.master_bytes
+                + gathers * member.sends(AllGather, len) * options.weight_bytes
         };
-        self.sum(block_bytes) * self.options.master_bytes
+        self.sum(block_bytes)
     }
 
     /// Reduce-scatters of a block's gradients per step under ZeRO 2 and 3: an embedding tied across

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use regatta_comm::MemorySpace;
 use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View};
 use regatta_kernels_cpu::Cpu;
@@ -151,7 +152,8 @@ struct EvalReport {
 
 /// Runs the command.
 pub fn run(args: &EvalArgs) -> Result<()> {
-    let loaded = args.model.load()?;
+    let device = args.model.device(Precision::F32)?;
+    let loaded = args.model.load(&*device)?;
     let (file, tokenizer) = args.model.tokenizer(&loaded)?;
     let (source, dataset, split) = dataset(args, &loaded, &file, &tokenizer)?;
     let (tokens, split) = match split {
@@ -168,7 +170,12 @@ pub fn run(args: &EvalArgs) -> Result<()> {
     let precision = config.map_or(Precision::F32, |config| {
         config.train.precision.unwrap_or_else(Cpu::fastest_precision)
     });
-    let device_model = DeviceModel::new(Model::new(shape), Box::new(args.model.device(precision)));
+    // Tensors on the CPU do not depend on the precision.
+    let device = match device.memory_space() {
+        MemorySpace::Host => args.model.device(precision)?,
+        MemorySpace::Device(_) => device,
+    };
+    let device_model = DeviceModel::new(Model::new(shape), device);
     let params: Vec<View<'_>> = parameters.iter().map(Tensor::view).collect();
     let start = Instant::now();
     let found = evaluate_with_bar((&device_model, &params), &loader, plan, &tokenizer, start)?;

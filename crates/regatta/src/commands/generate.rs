@@ -70,7 +70,8 @@ struct GenerateReport<'a> {
 
 /// Runs the command.
 pub fn run(args: &GenerateArgs) -> Result<()> {
-    let loaded = args.model.load()?;
+    let device = args.model.device(Precision::F32)?;
+    let loaded = args.model.load(&*device)?;
     let tokenizer = args.model.tokenizer(&loaded)?.1;
     let prompt = prompt(args)?;
     let prompt_tokens = match (tokenizer.encode(&prompt), &args.prompt) {
@@ -79,8 +80,7 @@ pub fn run(args: &GenerateArgs) -> Result<()> {
         (encoded, _) => encoded.context("--prompt")?,
     };
     let Loaded { shape, parameters, from, step, .. } = loaded;
-    let device = args.model.device(Precision::F32);
-    let device_model = DeviceModel::new(Model::new(shape), Box::new(device));
+    let device_model = DeviceModel::new(Model::new(shape), device);
     let mut generator =
         Generator::new(&device_model, parameters.iter().map(Tensor::view).collect())
             .with_tokenizer(&tokenizer);

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod bench;
 pub mod checkpoint;
 pub mod completions;
+mod compute_device;
 pub mod data;
 pub mod env;
 pub mod eval;

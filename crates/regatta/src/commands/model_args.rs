@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
+use regatta_comm::nccl::Vendor;
+use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
+use regatta_kernels_cuda::{CudaDevice, device_count};
 use regatta_train::data::Tokenizer;
 use regatta_train::load::{LoadError, Loaded, load};
 
@@ -21,30 +24,49 @@ pub struct ModelArgs {
     /// Tokenizer file [default: the model's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
+    /// Where to run the model: a GPU in bf16 if there is one, or the CPU
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
     /// Number of threads [default: one per core]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 }
 
+/// Where to run a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceChoice {
+    /// The first GPU, or the CPU if there is none
+    Auto,
+    /// The CPU
+    Cpu,
+    /// The first GPU
+    Gpu,
+}
+
 impl ModelArgs {
-    /// A CPU with these threads.
-    pub fn device(&self, precision: Precision) -> Cpu {
+    /// The GPU, or a CPU with these threads in a precision.
+    pub fn device(&self, cpu_precision: Precision) -> Result<Box<dyn Device>> {
+        let has_gpu = || device_count(Vendor::Nvidia) > 0;
+        if self.device == DeviceChoice::Gpu || self.device == DeviceChoice::Auto && has_gpu() {
+            return Ok(Box::new(CudaDevice::open(0, Precision::Bf16)?));
+        }
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        Cpu::new(self.threads.map_or_else(cores, usize::from), precision)
+        let threads = self.threads.map_or_else(cores, usize::from);
+        Ok(Box::new(Cpu::new(threads, cpu_precision)))
     }
 
-    /// Loads the model. Notes newer checkpoints that were skipped because they are damaged.
-    pub fn load(&self) -> Result<Loaded> {
-        let loaded =
-            load(&self.run, &self.device(Precision::F32)).map_err(|error| match error {
-                LoadError::Nothing { .. } if !self.run.exists() => {
-                    anyhow!("{} does not exist; `regatta runs` lists the runs", self.run.display())
-                }
-                LoadError::Nothing { .. } => {
-                    no_checkpoint::message(&self.run).map_or(error.into(), |text| anyhow!(text))
-                }
-                error => error.into(),
-            })?;
+    /// Loads the model into the memory of a device. Notes newer checkpoints that were skipped because
+    /// they are damaged.
+    pub fn load(&self, device: &dyn Device) -> Result<Loaded> {
+        let loaded = load(&self.run, device).map_err(|error| match error {
+            LoadError::Nothing { .. } if !self.run.exists() => {
+                anyhow!("{} does not exist; `regatta runs` lists the runs", self.run.display())
+            }
+            LoadError::Nothing { .. } => {
+                no_checkpoint::message(&self.run).map_or(error.into(), |text| anyhow!(text))
+            }
+            error => error.into(),
+        })?;
         for skipped in &loaded.skipped {
             let from = loaded.from.display();
             output::note(&format!("skipped damaged checkpoint {skipped}; using {from}"));

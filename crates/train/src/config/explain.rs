@@ -1,6 +1,5 @@
 //! `regatta train --explain`: predicted memory, traffic and compute of a configuration.
 
-use regatta_predict::cost::CostOptions;
 use regatta_predict::explain::{ExplainInput, Explanation, MAX_RANKS};
 
 use super::presets::CHAR_VOCAB_SIZE;
@@ -30,7 +29,7 @@ pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Re
     let vocab_known = config.model.vocab_size != 0;
     let vocab_size = if vocab_known { config.model.vocab_size } else { CHAR_VOCAB_SIZE };
     let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
-    let options = CostOptions::new(config.precision().activation_bytes(), config.train.recompute);
+    let options = config.cost_options();
     let input = ExplainInput {
         model: &resolved.name,
         shape: &shape,

@@ -25,7 +25,7 @@ pub use presets::{PRESETS, Preset};
 pub use render::{keys_markdown, keys_text, presets_markdown};
 pub use resolved::{Origin, Resolved};
 pub use schema::Key;
-pub use value::{OptimizerKind, Resume};
+pub use value::{DeviceKind, OptimizerKind, Resume};
 
 use schema::{
     ANY, COUNT, FRACTION, NON_NEGATIVE, POSITIVE, SIZE, SIZE_OR_ZERO, STEPS, STEPS_OR_ZERO,
@@ -96,9 +96,13 @@ configuration! {
         micro_batch: usize = 0, SIZE_OR_ZERO;
         /// Random seed.
         seed: u64 = 1337, UNSIGNED;
+        /// Where to train: cpu, gpu (one per rank), or auto: GPUs if every rank has one, otherwise CPUs.
+        device: Option<DeviceKind> = None, ANY;
+        /// Bit-reproducible results on GPUs, at some cost in speed. CPUs are always reproducible.
+        deterministic: bool = false, ANY;
         /// Precision of matrix products and activations; master weights and optimizer state are f32.
-        /// auto: bf16 if the CPUs of all ranks have instructions for it (AVX512_BF16 or AMX), otherwise
-        /// f32.
+        /// auto: bf16 on GPUs, and on CPUs if those of all ranks have instructions for it (AVX512_BF16 or
+        /// AMX), otherwise f32.
         precision: Option<Precision> = None, ANY;
         /// Compute threads per rank; 0: one per core.
         threads: usize = 0, SIZE_OR_ZERO;

@@ -3,11 +3,12 @@
 
 use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
-use super::{Config, ConfigError, Result};
+use super::{Config, ConfigError, DeviceKind, Result};
 use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
+use regatta_device::ops::GPU_MAX_LOGITS;
 use regatta_device::precision::Precision;
-use regatta_predict::cost::MemoryBytes;
+use regatta_predict::cost::{CostOptions, MemoryBytes};
 use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
@@ -93,6 +94,16 @@ impl Config {
                 params: self.offload.parameters == Tier::Disk,
             },
         })
+    }
+
+    /// Element sizes and recomputation of a run on the configured device; on CPUs if it is `auto` and not
+    /// resolved yet.
+    pub fn cost_options(&self) -> CostOptions {
+        let (bytes, recompute) = (self.precision().activation_bytes(), self.train.recompute);
+        match self.train.device {
+            Some(DeviceKind::Gpu) => CostOptions::gpu(bytes, Some(GPU_MAX_LOGITS), recompute),
+            Some(DeviceKind::Cpu) | None => CostOptions::new(bytes, recompute),
+        }
     }
 
     /// The precision; f32 if it is `auto` and not resolved yet.

@@ -172,6 +172,15 @@ macro_rules! named_variants {
     };
 }
 
+/// Where to train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The cores of each rank.
+    Cpu,
+    /// A GPU per rank.
+    Gpu,
+}
+
 /// Optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OptimizerKind {
@@ -198,6 +207,7 @@ impl Value for ScheduleKind {
 named_variants!(Tier: Device = "device", Host = "host", Disk = "disk");
 named_variants!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
 named_variants!(Precision: F32 = "f32", Bf16 = "bf16");
+named_variants!(DeviceKind: Cpu = "cpu", Gpu = "gpu");
 named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
 named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");
 named_variants!(LrScaling: None = "none", Sqrt = "sqrt", Linear = "linear");
@@ -224,6 +234,7 @@ macro_rules! or_auto {
 }
 or_auto!(bool, "true, false or auto");
 or_auto!(Precision, "f32, bf16 or auto");
+or_auto!(DeviceKind, "cpu, gpu or auto");
 or_auto!(f64, "auto or a number");
 
 /// Where to resume from.

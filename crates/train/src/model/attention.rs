@@ -1,9 +1,9 @@
 //! Attention: the first half of a transformer layer.
 
-use super::linear::Linear;
-use super::norm::NormLayer;
+use super::linear::{BiasGrad, Linear};
+use super::norm::{NormLayer, Normed};
 use super::pass_ctx::DropoutSite;
-use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
+use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
 use regatta_device::ops::{AttentionDropout, AttentionSaved, AttentionShape, RopeDirection};
@@ -63,14 +63,14 @@ impl Attention {
         }
     }
 
-    /// `mid = x + dropout(proj(attention(qkv(norm(x)))))`.
+    /// `x + dropout(proj(attention(qkv(norm(x)))))`, not yet added.
     pub fn forward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<(AttentionActivations, PooledTensor)> {
-        let (normed, norm_stats) = self.norm.forward(ctx, params.block(), x);
+        input: Residual,
+    ) -> Result<(AttentionActivations, Residual)> {
+        let Normed { x, normed, stats: norm_stats } = self.norm.forward(ctx, params.block(), input);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
         let mut qkv = self.qkv.forward(ctx, params, &normed)?;
         self.apply_rope(ctx, RopeDirection::Forward, qkv.view_mut());
@@ -78,31 +78,33 @@ impl Attention {
         let mut out = self.proj.forward(ctx, params, &heads)?;
         let site = DropoutSite::attention_output(self.block);
         ctx.apply_dropout(site, self.hidden_size, out.view_mut());
-        let mut mid = ctx.full_precision(x.len());
-        ctx.device.add(x.view(), out.view(), mid.view_mut());
-        Ok((AttentionActivations { normed, norm_stats, qkv, heads, lse }, mid))
+        Ok((
+            AttentionActivations { normed, norm_stats, qkv, heads, lse },
+            Residual { x, delta: Some(out) },
+        ))
     }
 
-    /// Turns `dx` from the gradient of `mid` into that of `x`.
+    /// Turns `grad` from the gradient of the output into that of `x`.
     pub fn backward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         saved: AttentionActivations,
-        dx: &mut Tensor,
+        grad: &mut StreamGrad,
     ) -> Result<()> {
         let site = DropoutSite::attention_output(self.block);
-        let dropped = ctx.dropout_grad(site, self.hidden_size, dx);
+        let dropped = ctx.dropout_grad(site, self.hidden_size, grad);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
         let dheads = self.proj.backward_input(ctx, params, &dout)?;
         let mut dqkv = self.attention_backward(ctx, &saved, dheads.view())?;
-        self.proj.backward_weight(ctx, params, saved.heads, dout)?;
+        self.proj.backward_weight(ctx, params, saved.heads, dout, BiasGrad::WithWeight)?;
         self.apply_rope(ctx, RopeDirection::Inverse, dqkv.view_mut());
         let dnormed = self.qkv.backward_input(ctx, params, &dqkv)?;
-        self.qkv.backward_weight(ctx, params, saved.normed, MaybeOwned::Owned(dqkv))?;
+        let dqkv = MaybeOwned::Owned(dqkv);
+        self.qkv.backward_weight(ctx, params, saved.normed, dqkv, BiasGrad::WithWeight)?;
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
-        self.norm.backward(ctx, params, x, &saved.norm_stats, &dnormed, dx);
+        self.norm.backward(ctx, params, x, &saved.norm_stats, &dnormed, grad);
         Ok(())
     }
 
@@ -122,7 +124,7 @@ impl Attention {
         // With context parallelism there is a position for each row.
         let (batch, sequence) = (ctx.rows() / positions.len(), positions.len());
         let size = AttentionShape { batch, seq_len: sequence, ..self.size(ctx) };
-        ctx.device.apply_rope(size, theta, &positions, direction, qkv.reborrow());
+        ctx.device.apply_rope(size, theta, positions.view(), direction, qkv.reborrow());
     }
 
     /// The outputs of the heads, and the softmax lse.

@@ -1,7 +1,8 @@
 //! Decoding with a KV cache: each new token costs one row.
 
 use super::attention::Attention;
-use super::{Layer, LayerSaved, Model, Params, PassCtx};
+use super::norm::Normed;
+use super::{Layer, LayerSaved, Model, Params, PassCtx, Residual};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
 use regatta_device::ops::{Device, RopeDirection};
@@ -35,10 +36,10 @@ impl Layer {
         position: usize,
     ) -> Result<PooledTensor> {
         let mid = match &self.attention {
-            Some(attention) => attention.decode(ctx, &mut *params, &x, cache, position)?,
+            Some(attention) => attention.decode(ctx, &mut *params, x, cache, position)?,
             None => x,
         };
-        Ok(self.mlp.forward(ctx, params, &mid)?.1)
+        Ok(self.mlp.forward(ctx, params, Residual::new(mid))?.1.into_tensor(ctx))
     }
 
     /// Fills the cache with the keys and values of a forward pass over the prompt.
@@ -58,16 +59,16 @@ impl Attention {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        x: &Tensor,
+        x: PooledTensor,
         cache: &mut KvCache,
         position: usize,
     ) -> Result<PooledTensor> {
         let (device, size) = (ctx.device, self.size(ctx));
-        let (normed, _) = self.norm.forward(ctx, params.block(), x);
+        let Normed { x, normed, .. } = self.norm.forward(ctx, params.block(), Residual::new(x));
         let mut qkv = self.qkv.forward(ctx, params, &normed)?;
         if let Some(theta) = self.rope_theta {
-            let (positions, direction) = ([position as u32], RopeDirection::Forward);
-            device.apply_rope(size, theta, &positions, direction, qkv.view_mut());
+            let (positions, direction) = (ctx.upload(&[position as u32]), RopeDirection::Forward);
+            device.apply_rope(size, theta, positions.view(), direction, qkv.view_mut());
         }
         self.cache_token(ctx, qkv.view(), cache, position);
         let cached = 0..(position + 1) * size.kv_heads * size.head_dim;
@@ -76,9 +77,7 @@ impl Attention {
         let queries = qkv.view().slice(0..size.out_dim());
         device.decode_attention(size, queries, keys, values.slice(cached), heads.view_mut());
         let out = self.proj.forward(ctx, params, &heads)?;
-        let mut mid = ctx.full_precision(x.len());
-        device.add(x.view(), out.view(), mid.view_mut());
-        Ok(mid)
+        Ok(Residual { x, delta: Some(out) }.into_tensor(ctx))
     }
 
     /// Copies the keys and values of a token into the cache.

@@ -6,6 +6,7 @@ use super::pass_ctx::DropoutSite;
 use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
+use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, ParamSpec};
 
 /// The embedding.
@@ -32,7 +33,7 @@ impl Embedding {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        tokens: &[u32],
+        tokens: &Tensor,
     ) -> Result<PooledTensor> {
         let partial = self.embed(ctx, params, tokens, &ctx.positions())?;
         let mut x = ctx.tensor.reduce_scatter_rows(ctx, partial)?;
@@ -48,7 +49,8 @@ impl Embedding {
         token: u32,
         position: usize,
     ) -> Result<PooledTensor> {
-        self.embed(ctx, params, &[token], &[position as u32])
+        let [token, position] = [token, position as u32].map(|id| ctx.upload(&[id]));
+        self.embed(ctx, params, &token, &position)
     }
 
     /// This rank's part of the sum of all embeddings. `positions` are those of one sequence, or of all
@@ -57,19 +59,19 @@ impl Embedding {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        tokens: &[u32],
-        positions: &[u32],
+        tokens: &Tensor,
+        positions: &Tensor,
     ) -> Result<PooledTensor> {
         let mut x = ctx.full_precision(tokens.len() * self.hidden_size);
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
             let (first, table) = (self.table.first_token(tile), self.table.tile(params, tile));
             if tile == 0 {
-                ctx.device.embedding(tokens, first, table, x.view_mut());
+                ctx.device.embedding(tokens.view(), first, table, x.view_mut());
             } else {
                 // Each token is in one tile; its rows of the other tiles are zero.
                 let mut rows = ctx.like(&x, x.len());
-                ctx.device.embedding(tokens, first, table, rows.view_mut());
+                ctx.device.embedding(tokens.view(), first, table, rows.view_mut());
                 ctx.device.add_assign(rows.view(), x.view_mut());
             }
             self.table.reshard(params, tile);
@@ -77,7 +79,8 @@ impl Embedding {
         // The rows are summed over the tensor-parallel group: one rank only adds the positions.
         if let Some(range) = self.positions.clone().filter(|_| ctx.tensor.shard.rank == 0) {
             let table = params.block().slice(range);
-            ctx.device.add_position_embedding(self.hidden_size, positions, table, x.view_mut());
+            let (dim, positions) = (self.hidden_size, positions.view());
+            ctx.device.add_position_embedding(dim, positions, table, x.view_mut());
         }
         Ok(x)
     }
@@ -87,20 +90,21 @@ impl Embedding {
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
-        tokens: &[u32],
+        tokens: &Tensor,
         mut dx: PooledTensor,
     ) -> Result<()> {
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, dx.view_mut());
         let dx = ctx.tensor.all_gather_rows(ctx, dx)?;
         for tile in self.table.tiles() {
             let (first, grads) = (self.table.first_token(tile), self.table.grads(params, tile));
-            ctx.device.embedding_backward(tokens, first, dx.view(), grads);
+            ctx.device.embedding_backward(tokens.view(), first, dx.view(), grads);
             self.table.reduce_grads(params, tile)?;
         }
         if let Some(range) = self.positions.clone() {
             let mut grads = params.grads();
             let (positions, grads) = (ctx.positions(), grads.slice(range));
-            ctx.device.position_embedding_backward(self.hidden_size, &positions, dx.view(), grads);
+            let (dim, positions) = (self.hidden_size, positions.view());
+            ctx.device.position_embedding_backward(dim, positions, dx.view(), grads);
         }
         Ok(())
     }

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use super::norm::NormLayer;
-use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
+use super::norm::{NormLayer, Normed};
+use super::{Params, ParamsAndGrads, PassCtx, Residual, StreamGrad, VocabTable};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
 use regatta_device::tensor::{Tensor, View, ViewMut};
@@ -33,7 +33,7 @@ pub struct LmHead {
 #[derive(Clone, Copy)]
 struct HeadInput<'a> {
     normed: &'a Tensor,
-    targets: &'a [u32],
+    targets: View<'a>,
 }
 
 /// A block of the logits: a chunk of rows for the tokens of a tile.
@@ -44,11 +44,13 @@ struct LogitChunk<'a> {
     tile: usize,
 }
 
-/// Softmax statistics of all rows over the full vocabulary.
-struct LossStats {
-    /// Sum of the cross-entropy losses.
-    loss: f64,
-    per_row: PooledTensor,
+/// The loss of a step: a sum in device memory, and the factor of its gradients.
+#[derive(Debug)]
+pub struct ScaledLoss<'a> {
+    /// A scalar to which losses are added.
+    pub sum: ViewMut<'a>,
+    /// Factor of the gradients.
+    pub grad_scale: f64,
 }
 
 /// Whether the gradient round follows the statistics round.
@@ -75,52 +77,55 @@ impl LmHead {
         }
     }
 
-    /// Sum of the cross-entropy losses, without gradients.
+    /// Adds the cross-entropy losses to the scalar `loss`, without gradients.
     pub fn loss(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        x: &Tensor,
-        targets: &[u32],
-    ) -> Result<f64> {
-        let (normed, _) = self.final_norm(ctx, params, x)?;
-        let input = HeadInput { normed: &normed, targets };
+        x: Residual,
+        targets: &Tensor,
+        mut loss: ViewMut<'_>,
+    ) -> Result<()> {
+        let Normed { normed, .. } = self.final_norm(ctx, params, x)?;
+        let input = HeadInput { normed: &normed, targets: targets.view() };
         if self.table.is_tiled() {
-            return Ok(self.softmax_stats(ctx, params, input, Gradients::NotNeeded)?.loss);
+            return self.softmax_stats(ctx, params, input, Gradients::NotNeeded, loss).map(drop);
         }
-        let (mut buffer, mut loss) = (self.logit_buffer(ctx), 0.0);
+        let mut buffer = self.logit_buffer(ctx);
         self.table.unshard(params, 0)?;
         for rows in self.logit_chunks.ranges(ctx.rows()) {
             let chunk = LogitChunk { normed: &normed, rows: rows.clone(), tile: 0 };
             let mut logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
-            loss += self.cross_entropy(ctx, &targets[rows], &mut logits, None)?;
+            let targets = input.targets.slice(rows);
+            self.cross_entropy(ctx, targets, &mut logits, None, loss.reborrow())?;
         }
         self.table.reshard(params, 0);
-        Ok(loss)
+        Ok(())
     }
 
-    /// The loss, and its gradient times `grad_scale`: parameter gradients are accumulated, that of the
-    /// residual stream is returned.
+    /// The loss, which is added to a scalar, and its gradient: parameter gradients are accumulated, that
+    /// of the residual stream is returned.
     pub fn loss_and_grads(
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
-        x: &Tensor,
-        targets: &[u32],
-        grad_scale: f64,
-    ) -> Result<(f64, PooledTensor)> {
-        let (normed, norm_stats) = self.final_norm(ctx, params, x)?;
+        x: Residual,
+        targets: &Tensor,
+        loss: ScaledLoss<'_>,
+    ) -> Result<StreamGrad> {
+        let Normed { x, normed, stats } = self.final_norm(ctx, params, x)?;
         let mut dnormed = ctx.activation(ctx.rows() * self.hidden_size);
-        let input = HeadInput { normed: &normed, targets };
-        let loss = match self.table.is_tiled() {
-            true => self.tiled_loss_and_grads(ctx, params, input, grad_scale, &mut dnormed)?,
-            false => self.fused_loss_and_grads(ctx, params, input, grad_scale, &mut dnormed)?,
-        };
+        let input = HeadInput { normed: &normed, targets: targets.view() };
+        match self.table.is_tiled() {
+            true => self.tiled_loss_and_grads(ctx, params, input, loss, &mut dnormed)?,
+            false => self.fused_loss_and_grads(ctx, params, input, loss, &mut dnormed)?,
+        }
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
         let mut dx = ctx.full_precision(x.len());
         ctx.device.zero(dx.view_mut());
-        self.norm.backward(ctx, params, x, &norm_stats, &dnormed, &mut dx);
-        Ok((loss, dx))
+        let mut grad = StreamGrad::new(dx);
+        self.norm.backward(ctx, params, &x, &stats, &dnormed, &mut grad);
+        Ok(grad)
     }
 
     /// Loss and gradients in one round over chunks of rows.
@@ -129,21 +134,22 @@ impl LmHead {
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         input: HeadInput<'_>,
-        grad_scale: f64,
+        loss: ScaledLoss<'_>,
         dnormed: &mut Tensor,
-    ) -> Result<f64> {
+    ) -> Result<()> {
         let HeadInput { normed, targets } = input;
-        let (mut buffer, mut loss) = (self.logit_buffer(ctx), 0.0);
+        let ScaledLoss { mut sum, grad_scale } = loss;
+        let mut buffer = self.logit_buffer(ctx);
         self.table.unshard(params, 0)?;
         for rows in self.logit_chunks.ranges(ctx.rows()) {
             let chunk = LogitChunk { normed, rows: rows.clone(), tile: 0 };
             let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
-            loss += self.cross_entropy(ctx, &targets[rows], &mut logits, Some(grad_scale))?;
+            let (targets, sum) = (targets.slice(rows), sum.reborrow());
+            self.cross_entropy(ctx, targets, &mut logits, Some(grad_scale), sum)?;
             self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
         }
         self.table.reshard(params, 0);
-        self.table.reduce_grads(params, 0)?;
-        Ok(loss)
+        self.table.reduce_grads(params, 0)
     }
 
     /// Softmax statistics in a first round over all tiles, gradients in a second.
@@ -152,10 +158,11 @@ impl LmHead {
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         input: HeadInput<'_>,
-        grad_scale: f64,
+        loss: ScaledLoss<'_>,
         dnormed: &mut Tensor,
-    ) -> Result<f64> {
-        let stats = self.softmax_stats(ctx, params, input, Gradients::Needed)?;
+    ) -> Result<()> {
+        let ScaledLoss { sum, grad_scale } = loss;
+        let stats = self.softmax_stats(ctx, params, input, Gradients::Needed, sum)?;
         let HeadInput { normed, targets } = input;
         let mut buffer = self.logit_buffer(ctx);
         for tile in self.table.tiles() {
@@ -163,8 +170,8 @@ impl LmHead {
             for rows in self.logit_chunks.ranges(ctx.rows()) {
                 let chunk = LogitChunk { normed, rows: rows.clone(), tile };
                 let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
-                let row_stats = stats.per_row.view().slice(stats_range(0, &rows));
-                let (targets, first) = (&targets[rows], self.table.first_token(tile));
+                let row_stats = stats.view().slice(stats_range(0, &rows));
+                let (targets, first) = (targets.slice(rows), self.table.first_token(tile));
                 let (device, dlogits) = (ctx.device, logits.reborrow());
                 device.cross_entropy_backward(targets, first, row_stats, dlogits, grad_scale);
                 self.backward_chunk(ctx, params, chunk, logits.view(), dnormed);
@@ -172,7 +179,7 @@ impl LmHead {
             self.table.reshard(params, tile);
             self.table.reduce_grads(params, tile)?;
         }
-        Ok(stats.loss)
+        Ok(())
     }
 
     /// Backward pass of the output layer for a chunk of the logits. The first tile overwrites the rows
@@ -194,14 +201,16 @@ impl LmHead {
         ctx.device.linear_backward_weight(size, x, dlogits, grads, None);
     }
 
-    /// Softmax statistics and loss of all rows, tile by tile.
+    /// Softmax statistics of all rows over the full vocabulary, tile by tile. Their losses are added to
+    /// `loss`.
     fn softmax_stats(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
         input: HeadInput<'_>,
         gradients: Gradients,
-    ) -> Result<LossStats> {
+        loss: ViewMut<'_>,
+    ) -> Result<PooledTensor> {
         let HeadInput { normed, targets } = input;
         let (mut buffer, all_rows) = (self.logit_buffer(ctx), ctx.rows());
         let tiles = self.table.tiles().len();
@@ -216,24 +225,34 @@ impl LmHead {
                 let logits = self.chunk_logits(ctx, params, chunk, &mut buffer);
                 let (mut partials, first) = (partials.view_mut(), self.table.first_token(tile));
                 let partials = partials.slice(stats_range(tile * all_rows, &rows));
-                ctx.device.cross_entropy_partials(&targets[rows], first, logits.view(), partials);
+                let targets = targets.slice(rows);
+                ctx.device.cross_entropy_partials(targets, first, logits.view(), partials);
             }
             self.table.reshard(params, tile);
         }
         let mut per_row = ctx.full_precision(PARTIALS_PER_ROW * all_rows);
-        let loss = ctx.device.merge_cross_entropy_partials(partials.view(), per_row.view_mut());
-        if ctx.tensor.shard.ranks == 1 {
-            return Ok(LossStats { loss, per_row });
+        let is_sharded = ctx.tensor.shard.ranks > 1;
+        let (merged, mut loss) = (per_row.view_mut(), Some(loss));
+        let complete = loss.take_if(|_| !is_sharded);
+        ctx.device.merge_cross_entropy_partials(partials.view(), merged, complete);
+        match loss {
+            Some(loss) => self.merge_vocab_shards(ctx, per_row, loss),
+            None => Ok(per_row),
         }
-        self.merge_vocab_shards(ctx, per_row)
     }
 
     /// Merges the softmax statistics of the tensor-parallel ranks' vocabulary shards.
-    fn merge_vocab_shards(&self, ctx: &PassCtx, local: PooledTensor) -> Result<LossStats> {
+    fn merge_vocab_shards(
+        &self,
+        ctx: &PassCtx,
+        local: PooledTensor,
+        loss: ViewMut<'_>,
+    ) -> Result<PooledTensor> {
         let mut per_row = ctx.full_precision(local.len());
         let partials = ctx.tensor.all_gather(ctx, local)?;
-        let loss = ctx.device.merge_cross_entropy_partials(partials.view(), per_row.view_mut());
-        Ok(LossStats { loss, per_row })
+        let merged = per_row.view_mut();
+        ctx.device.merge_cross_entropy_partials(partials.view(), merged, Some(loss));
+        Ok(per_row)
     }
 
     /// Vocab-parallel cross-entropy of a chunk of rows. With `grad_scale`, the logits become their
@@ -241,22 +260,24 @@ impl LmHead {
     fn cross_entropy(
         &self,
         ctx: &PassCtx,
-        targets: &[u32],
+        targets: View<'_>,
         logits: &mut ViewMut<'_>,
         grad_scale: Option<f64>,
-    ) -> Result<f64> {
+        loss: ViewMut<'_>,
+    ) -> Result<()> {
         let device = ctx.device;
         if ctx.tensor.shard.ranks == 1 {
-            return Ok(device.cross_entropy(targets, logits.reborrow(), grad_scale));
+            device.cross_entropy(targets, logits.reborrow(), grad_scale, loss);
+            return Ok(());
         }
         let mut local = ctx.full_precision(PARTIALS_PER_ROW * targets.len());
         let first = self.table.first_token(0);
         device.cross_entropy_partials(targets, first, logits.view(), local.view_mut());
-        let LossStats { loss, per_row } = self.merge_vocab_shards(ctx, local)?;
+        let per_row = self.merge_vocab_shards(ctx, local, loss)?;
         if let Some(scale) = grad_scale {
             device.cross_entropy_backward(targets, first, per_row.view(), logits.reborrow(), scale);
         }
-        Ok(loss)
+        Ok(())
     }
 
     /// The logits of some rows.
@@ -264,13 +285,13 @@ impl LmHead {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        x: &Tensor,
+        x: Residual,
         rows: Range<usize>,
     ) -> Result<PooledTensor> {
-        let (normed, _) = self.final_norm(ctx, params, x)?;
+        let Normed { normed, .. } = self.final_norm(ctx, params, x)?;
         let vocab_size = self.table.local_rows();
         let mut logits = ctx.full_precision(rows.len() * vocab_size);
-        let mut buffer = ctx.full_precision(rows.len() * self.table.max_tile_rows());
+        let mut buffer = ctx.logits(rows.len() * self.table.max_tile_rows());
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
             let chunk = LogitChunk { normed: &normed, rows: rows.clone(), tile };
@@ -282,15 +303,10 @@ impl LmHead {
         Ok(logits)
     }
 
-    /// All rows after the final norm, and the norm statistics of the local ones.
-    fn final_norm(
-        &self,
-        ctx: &PassCtx,
-        params: &dyn Params,
-        x: &Tensor,
-    ) -> Result<(PooledTensor, PooledTensor)> {
-        let (normed, stats) = self.norm.forward(ctx, params.block(), x);
-        Ok((ctx.tensor.all_gather_rows(ctx, normed)?, stats))
+    /// All rows after the final norm, and the input and the norm statistics of the local ones.
+    fn final_norm(&self, ctx: &PassCtx, params: &dyn Params, x: Residual) -> Result<Normed> {
+        let Normed { x, normed, stats } = self.norm.forward(ctx, params.block(), x);
+        Ok(Normed { x, normed: ctx.tensor.all_gather_rows(ctx, normed)?, stats })
     }
 
     /// Computes a chunk of the logits in `buffer`.
@@ -311,7 +327,7 @@ impl LmHead {
 
     /// A buffer for the logits of a chunk of rows.
     fn logit_buffer(&self, ctx: &PassCtx) -> PooledTensor {
-        ctx.full_precision(self.logit_chunks.len(ctx.rows()))
+        ctx.logits(self.logit_chunks.len(ctx.rows()))
     }
 
     /// The elements of rows of hidden states.

@@ -1,8 +1,10 @@
 //! A transformer layer: attention, then MLP, each added to the residual stream.
 
+use std::sync::Arc;
+
 use super::attention::{Attention, AttentionActivations};
 use super::mlp::{Mlp, MlpActivations};
-use super::{Params, ParamsAndGrads, PassCtx};
+use super::{Params, ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
 use regatta_device::tensor::Tensor;
@@ -18,23 +20,22 @@ pub struct Layer {
 /// What the backward pass of a layer needs from the forward pass.
 #[derive(Debug)]
 pub struct LayerSaved {
-    x: PooledTensor,
+    x: Arc<PooledTensor>,
     /// `None` with activation recomputation.
     activations: Option<LayerActivations>,
 }
 
 #[derive(Debug)]
 struct LayerActivations {
-    /// With the residual stream after attention; `None` in a model without attention.
-    attention: Option<(AttentionActivations, PooledTensor)>,
+    /// `None` in a model without attention.
+    attention: Option<AttentionActivations>,
     mlp: MlpActivations,
 }
 
 impl LayerSaved {
     /// Queries, keys and values, if they were saved.
     pub(super) fn qkv(&self) -> Option<&Tensor> {
-        let (attention, _) = self.activations.as_ref()?.attention.as_ref()?;
-        Some(&attention.qkv)
+        Some(&self.activations.as_ref()?.attention.as_ref()?.qkv)
     }
 }
 
@@ -49,47 +50,49 @@ impl Layer {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        x: PooledTensor,
-    ) -> Result<(PooledTensor, LayerSaved)> {
-        let (activations, out) = self.activations(ctx, params, &x)?;
+        input: Residual,
+    ) -> Result<(Residual, LayerSaved)> {
+        let (x, activations, out) = self.activations(ctx, params, input)?;
         let activations = (!ctx.recompute).then_some(activations);
         Ok((out, LayerSaved { x, activations }))
     }
 
+    /// The input with everything added, the activations, and the output.
     fn activations(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        x: &Tensor,
-    ) -> Result<(LayerActivations, PooledTensor)> {
-        let attention = match &self.attention {
-            Some(attention) => Some(attention.forward(ctx, &mut *params, x)?),
-            None => None,
+        input: Residual,
+    ) -> Result<(Arc<PooledTensor>, LayerActivations, Residual)> {
+        let Some(attention) = &self.attention else {
+            let (mlp, out) = self.mlp.forward(ctx, params, input)?;
+            return Ok((mlp.mid.clone(), LayerActivations { attention: None, mlp }, out));
         };
-        let mid = attention.as_ref().map_or(x, |(_, mid)| mid);
+        let (saved, mid) = attention.forward(ctx, &mut *params, input)?;
+        let x = mid.x.clone();
         let (mlp, out) = self.mlp.forward(ctx, params, mid)?;
-        Ok((LayerActivations { attention, mlp }, out))
+        Ok((x, LayerActivations { attention: Some(saved), mlp }, out))
     }
 
-    /// Turns `dx` from the gradient of the residual stream after the layer into that before it.
+    /// Turns `grad` from the gradient of the residual stream after the layer into that before it.
     pub fn backward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         saved: LayerSaved,
-        dx: &mut Tensor,
+        grad: &mut StreamGrad,
     ) -> Result<()> {
         let LayerSaved { x, activations } = saved;
-        let activations = match activations {
+        let LayerActivations { attention, mlp } = match activations {
             Some(activations) => activations,
-            None => self.activations(ctx, params, &x)?.0,
+            None => {
+                let input = Residual { x: x.clone(), delta: None };
+                self.activations(ctx, params, input)?.1
+            }
         };
-        let LayerActivations { attention, mlp } = activations;
-        let mid: &Tensor = attention.as_ref().map_or(&x, |(_, mid)| mid);
-        self.mlp.backward(ctx, params, mid, mlp, dx)?;
-        if let (Some(attention), Some((saved, mid))) = (&self.attention, attention) {
-            drop(mid);
-            attention.backward(ctx, params, &x, saved, dx)?;
+        self.mlp.backward(ctx, params, mlp, grad)?;
+        if let (Some(attention), Some(saved)) = (&self.attention, attention) {
+            attention.backward(ctx, params, &x, saved, grad)?;
         }
         Ok(())
     }

@@ -37,18 +37,28 @@ enum Storage {
     Tiled { tiles: Vec<Tile>, bias: Option<Range<usize>> },
 }
 
+/// Where the gradient of a bias is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BiasGrad {
+    /// Together with that of the weight.
+    WithWeight,
+    /// The backward pass of the activation computed it already.
+    Done,
+}
+
 /// A weight gradient whose computation is deferred: nothing downstream depends on it.
 #[derive(Debug)]
 pub struct DeferredWeightGrad {
     linear: Linear,
     x: PooledTensor,
     dy: PooledTensor,
+    bias_grad: BiasGrad,
 }
 
 impl DeferredWeightGrad {
     /// Accumulates the gradient.
     pub fn compute(self, ctx: &PassCtx, params: &mut dyn ParamsAndGrads) -> Result<()> {
-        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy)
+        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy, self.bias_grad)
     }
 }
 
@@ -111,6 +121,47 @@ impl Linear {
         }
     }
 
+    /// `gelu(x weightᵀ + bias)` of a column-parallel layer, and what its backward pass needs.
+    pub fn forward_gelu(
+        &self,
+        ctx: &PassCtx,
+        params: &mut dyn Params,
+        x: &Tensor,
+    ) -> Result<(PooledTensor, PooledTensor)> {
+        let size = self.size(ctx);
+        let mut y = ctx.activation(size.rows * size.outputs);
+        let Storage::InBlock(at) = &self.storage else {
+            let mut saved = self.forward(ctx, params, x)?;
+            ctx.device.gelu(saved.view_mut(), y.view_mut());
+            return Ok((saved, y));
+        };
+        let mut saved = ctx.activation(size.rows * size.outputs);
+        let (weight, bias) = at.of(params.block());
+        let (kept, out) = (saved.view_mut(), y.view_mut());
+        ctx.device.linear_gelu(size, x.view(), weight, bias, kept, out);
+        Ok((saved, y))
+    }
+
+    /// Turns `dy` from the gradient after GELU into that before it, with the gradient of the bias if it
+    /// is in the layer's block.
+    pub fn gelu_backward(
+        &self,
+        ctx: &PassCtx,
+        params: &mut dyn ParamsAndGrads,
+        saved: &Tensor,
+        dy: &mut Tensor,
+    ) -> BiasGrad {
+        if let Storage::InBlock(at) = &self.storage {
+            let mut grads = params.grads();
+            if let (_, Some(dbias)) = at.of_mut(&mut grads) {
+                ctx.device.gelu_backward(saved.view(), dy.view_mut(), Some(dbias));
+                return BiasGrad::Done;
+            }
+        }
+        ctx.device.gelu_backward(saved.view(), dy.view_mut(), None);
+        BiasGrad::WithWeight
+    }
+
     /// `dx = dy weight`: this rank's part of a sum over the tensor-parallel group if the outputs are
     /// sharded, which the caller reduces after `backward_weight`, when `dy` is freed; else its inputs.
     pub fn backward_input(
@@ -145,13 +196,14 @@ impl Linear {
         params: &mut dyn ParamsAndGrads,
         x: PooledTensor,
         dy: MaybeOwned<'_>,
+        bias_grad: BiasGrad,
     ) -> Result<()> {
         if let Some(deferred) = params.deferred() {
             let (linear, dy) = (self.clone(), dy.into_owned(ctx));
-            deferred.push(DeferredWeightGrad { linear, x, dy });
+            deferred.push(DeferredWeightGrad { linear, x, dy, bias_grad });
             return Ok(());
         }
-        self.accumulate_weight_grad(ctx, params, &x, &dy)
+        self.accumulate_weight_grad(ctx, params, &x, &dy, bias_grad)
     }
 
     fn accumulate_weight_grad(
@@ -160,12 +212,14 @@ impl Linear {
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         dy: &Tensor,
+        bias_grad: BiasGrad,
     ) -> Result<()> {
         let size = self.size(ctx);
         match &self.storage {
             Storage::InBlock(at) => {
                 let mut grads = params.grads();
                 let (dweight, dbias) = at.of_mut(&mut grads);
+                let dbias = dbias.filter(|_| bias_grad == BiasGrad::WithWeight);
                 ctx.device.linear_backward_weight(size, x.view(), dy.view(), dweight, dbias);
             }
             Storage::Tiled { tiles, bias } => {

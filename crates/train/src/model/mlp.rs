@@ -1,12 +1,13 @@
 //! The MLP (feed-forward network): the second half of a transformer layer.
 
-use super::linear::Linear;
-use super::norm::NormLayer;
+use super::linear::{BiasGrad, Linear};
+use super::norm::{NormLayer, Normed};
 use super::pass_ctx::DropoutSite;
-use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx};
+use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx, Residual, StreamGrad};
+use std::sync::Arc;
+
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
-use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, ModelShape, Module};
 
 /// An MLP with its norm: GELU, or SwiGLU if it is gated.
@@ -27,7 +28,9 @@ pub struct Mlp {
 pub struct MlpActivations {
     normed: PooledTensor,
     norm_stats: PooledTensor,
-    /// Gate and up projection, or the derivative of GELU.
+    /// The residual stream before the MLP.
+    pub(super) mid: Arc<PooledTensor>,
+    /// Gate and up projection, or what the device saved of GELU.
     up: PooledTensor,
     activated: PooledTensor,
 }
@@ -47,58 +50,60 @@ impl Mlp {
         }
     }
 
-    /// `out = mid + dropout(down(activation(up(norm(mid)))))`.
+    /// `mid + dropout(down(activation(up(norm(mid)))))`, not yet added.
     pub fn forward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        mid: &Tensor,
-    ) -> Result<(MlpActivations, PooledTensor)> {
-        let device = ctx.device;
-        let (normed, norm_stats) = self.norm.forward(ctx, params.block(), mid);
+        input: Residual,
+    ) -> Result<(MlpActivations, Residual)> {
+        let Normed { x: mid, normed, stats: norm_stats } =
+            self.norm.forward(ctx, params.block(), input);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
-        let mut up = self.up.forward(ctx, params, &normed)?;
-        let mut activated = ctx.activation(ctx.rows() * self.intermediate_size);
-        match self.is_gated {
-            true => device.swiglu(self.intermediate_size, up.view(), activated.view_mut()),
-            false => device.gelu(up.view_mut(), activated.view_mut()),
-        }
+        let (up, activated) = match self.is_gated {
+            false => self.up.forward_gelu(ctx, params, &normed)?,
+            true => {
+                let up = self.up.forward(ctx, params, &normed)?;
+                let mut activated = ctx.activation(ctx.rows() * self.intermediate_size);
+                ctx.device.swiglu(self.intermediate_size, up.view(), activated.view_mut());
+                (up, activated)
+            }
+        };
         let mut down = self.down.forward(ctx, params, &activated)?;
         let site = DropoutSite::mlp_output(self.block);
         ctx.apply_dropout(site, self.hidden_size, down.view_mut());
-        let mut out = ctx.full_precision(mid.len());
-        device.add(mid.view(), down.view(), out.view_mut());
-        Ok((MlpActivations { normed, norm_stats, up, activated }, out))
+        let out = Residual { x: mid.clone(), delta: Some(down) };
+        Ok((MlpActivations { normed, norm_stats, mid, up, activated }, out))
     }
 
-    /// Turns `dx` from the gradient of `out` into that of `mid`.
+    /// Turns `grad` from the gradient of the output into that of `mid`.
     pub fn backward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
-        mid: &Tensor,
         saved: MlpActivations,
-        dx: &mut Tensor,
+        grad: &mut StreamGrad,
     ) -> Result<()> {
-        let device = ctx.device;
         let site = DropoutSite::mlp_output(self.block);
-        let dropped = ctx.dropout_grad(site, self.hidden_size, dx);
+        let dropped = ctx.dropout_grad(site, self.hidden_size, grad);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
         let mut dactivated = self.down.backward_input(ctx, params, &dout)?;
-        self.down.backward_weight(ctx, params, saved.activated, dout)?;
+        self.down.backward_weight(ctx, params, saved.activated, dout, BiasGrad::WithWeight)?;
+        let mut bias_grad = BiasGrad::WithWeight;
         let dup = if self.is_gated {
             let mut dup = ctx.activation(ctx.rows() * self.up_size);
             let (up, dy) = (saved.up.view(), dactivated.view());
-            device.swiglu_backward(self.intermediate_size, up, dy, dup.view_mut());
+            ctx.device.swiglu_backward(self.intermediate_size, up, dy, dup.view_mut());
             dup
         } else {
-            device.gelu_backward(saved.up.view(), dactivated.view_mut());
+            bias_grad = self.up.gelu_backward(ctx, params, &saved.up, &mut dactivated);
             dactivated
         };
         let dnormed = self.up.backward_input(ctx, params, &dup)?;
-        self.up.backward_weight(ctx, params, saved.normed, MaybeOwned::Owned(dup))?;
+        let dup = MaybeOwned::Owned(dup);
+        self.up.backward_weight(ctx, params, saved.normed, dup, bias_grad)?;
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
-        self.norm.backward(ctx, params, mid, &saved.norm_stats, &dnormed, dx);
+        self.norm.backward(ctx, params, &saved.mid, &saved.norm_stats, &dnormed, grad);
         Ok(())
     }
 }

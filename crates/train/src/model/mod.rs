@@ -12,17 +12,21 @@ mod mlp;
 mod norm;
 mod param_access;
 mod pass_ctx;
+mod positions;
+mod residual;
 mod vocab_table;
 mod weight_bias;
 
 pub use decode::KvCache;
 pub use embedding::Embedding;
-pub use head::LmHead;
+pub use head::{LmHead, ScaledLoss};
 pub use layer::{Layer, LayerSaved};
 pub use linear::DeferredWeightGrad;
 pub use maybe_owned::MaybeOwned;
 pub use param_access::{Params, ParamsAndGrads, ResidentParams};
 pub use pass_ctx::{Dropout, PassCtx};
+pub use positions::PositionCache;
+pub use residual::{Residual, StreamGrad};
 pub use vocab_table::VocabTable;
 
 use regatta_predict::logit_chunks::LogitChunks;

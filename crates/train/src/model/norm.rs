@@ -1,7 +1,9 @@
 //! LayerNorm and RMSNorm.
 
+use std::sync::Arc;
+
 use super::weight_bias::WeightBias;
-use super::{ParamsAndGrads, PassCtx};
+use super::{ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
 use regatta_device::ops::{Norm, NormGrads, NormSaved};
 use regatta_device::tensor::{Tensor, View};
@@ -25,16 +27,29 @@ impl NormLayer {
         Self { params: WeightBias::new(block, module), norm, hidden_size: shape.hidden_size }
     }
 
-    /// The normalized rows, and mean and rstd of each row for the backward pass.
-    pub fn forward(&self, ctx: &PassCtx, params: View, x: &Tensor) -> (PooledTensor, PooledTensor) {
+    /// The residual stream with everything added, its normalized rows, and their statistics.
+    pub fn forward(&self, ctx: &PassCtx, params: View, input: Residual) -> Normed {
+        let Residual { x, delta } = input;
         let mut normed = ctx.activation(x.len());
         let mut stats = ctx.full_precision(2 * x.len() / self.hidden_size);
         let (weight, bias) = self.params.of(params);
-        ctx.device.norm(self.norm, x.view(), weight, bias, normed.view_mut(), stats.view_mut());
-        (normed, stats)
+        let (y, mean_rstd) = (normed.view_mut(), stats.view_mut());
+        let x = match delta {
+            None => {
+                ctx.device.norm(self.norm, x.view(), weight, bias, y, mean_rstd);
+                x
+            }
+            Some(delta) => {
+                let mut sum = ctx.full_precision(x.len());
+                let (x, delta, to) = (x.view(), delta.view(), sum.view_mut());
+                ctx.device.add_norm(self.norm, x, delta, weight, bias, to, y, mean_rstd);
+                Arc::new(sum)
+            }
+        };
+        Normed { x, normed, stats }
     }
 
-    /// Adds the input gradient to `dx`, and the gradients of weight and bias to theirs.
+    /// Adds the input gradient to `grad`, and the gradients of weight and bias to theirs.
     pub fn backward(
         &self,
         ctx: &PassCtx,
@@ -42,13 +57,26 @@ impl NormLayer {
         x: &Tensor,
         stats: &Tensor,
         dy: &Tensor,
-        dx: &mut Tensor,
+        grad: &mut StreamGrad,
     ) {
         let (params, mut grads) = params.params_and_grads();
         let (weight, _) = self.params.of(params);
         let (dweight, dbias) = self.params.of_mut(&mut grads);
         let saved = NormSaved { x: x.view(), weight, mean_rstd: stats.view() };
         let grads = NormGrads { weight: dweight, bias: dbias };
-        ctx.device.norm_backward(self.norm, saved, dy.view(), dx.view_mut(), grads);
+        let mut operand = grad.take_operand(ctx);
+        let copy = operand.as_mut().map(|copy| copy.view_mut());
+        ctx.device.norm_backward(self.norm, saved, dy.view(), grad.dx.view_mut(), copy, grads);
+        grad.operand = operand;
     }
+}
+
+/// The output of a norm.
+pub struct Normed {
+    /// The input: the residual stream.
+    pub x: Arc<PooledTensor>,
+    /// The normalized rows.
+    pub normed: PooledTensor,
+    /// Mean and rstd of each row, for the backward pass.
+    pub stats: PooledTensor,
 }

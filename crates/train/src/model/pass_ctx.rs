@@ -1,12 +1,14 @@
 //! The context of a pass: device, buffers, parallel groups, micro-batch size, dropout.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::MaybeOwned;
+use super::{MaybeOwned, StreamGrad};
 use crate::buffer_pool::{BufferPool, PooledTensor};
+use crate::model::positions::PositionCache;
 use crate::parallel::context::ContextParallel;
 use crate::parallel::tensor::TensorParallel;
-use regatta_device::ops::Device;
+use regatta_device::ops::{Device, TOKEN_DTYPE};
 use regatta_device::random::{self, DropoutMask};
 use regatta_device::tensor::{Tensor, ViewMut};
 
@@ -17,6 +19,8 @@ pub struct PassCtx<'a> {
     pub device: &'a dyn Device,
     /// Buffers for activations and their gradients.
     pub pool: &'a BufferPool,
+    /// Positions in device memory.
+    pub positions: &'a PositionCache,
     /// Tensor parallelism.
     pub tensor: &'a TensorParallel,
     /// Context parallelism.
@@ -48,11 +52,30 @@ impl PassCtx<'_> {
     }
 
     /// The positions of the tokens of one sequence; with context parallelism, of all rows.
-    pub(super) fn positions(&self) -> Vec<u32> {
+    fn host_positions(&self) -> Vec<u32> {
         let chunks = self.context.chunks(self.context.shard.rank, self.full_seq_len());
         let times = if self.context.is_enabled() { self.batch } else { 1 };
         let repeat = |chunk: Range<usize>| (0..times).flat_map(move |_| chunk.clone());
         chunks.into_iter().flat_map(repeat).map(|position| position as u32).collect()
+    }
+
+    /// The positions of the tokens of one sequence, or with context parallelism of all rows, in device
+    /// memory.
+    pub(super) fn positions(&self) -> Arc<Tensor> {
+        let key = (self.batch, self.seq_len);
+        self.positions.get(self.device, key, || self.host_positions())
+    }
+
+    /// Token ids or positions in device memory.
+    pub(crate) fn upload(&self, tokens: &[u32]) -> PooledTensor {
+        let mut tensor = self.pool.get(tokens.len(), TOKEN_DTYPE);
+        self.device.copy_tokens_from_host(tokens, tensor.view_mut());
+        tensor
+    }
+
+    /// A buffer for logits. Its contents are arbitrary.
+    pub(super) fn logits(&self, elements: usize) -> PooledTensor {
+        self.pool.get(elements, self.device.logit_dtype())
     }
 
     /// A buffer in full precision: residual stream, its gradients, softmax and norm statistics. Its
@@ -71,18 +94,19 @@ impl PassCtx<'_> {
         self.pool.get(elements, other.dtype())
     }
 
-    /// The gradient of rows to which dropout was applied.
+    /// The gradient of rows to which dropout was applied, for a GEMM.
     pub(super) fn dropout_grad<'t>(
         &self,
         site: DropoutSite,
         width: usize,
-        dx: &'t Tensor,
+        grad: &'t mut StreamGrad,
     ) -> MaybeOwned<'t> {
+        let operand = grad.gemm_operand(self);
         if self.dropout.is_none_or(|dropout| dropout.p <= 0.0) {
-            return MaybeOwned::Borrowed(dx);
+            return MaybeOwned::Borrowed(operand);
         }
-        let mut dropped = self.full_precision(dx.len());
-        self.device.copy(dx.view(), dropped.view_mut());
+        let mut dropped = self.like(operand, operand.len());
+        self.device.copy(operand.view(), dropped.view_mut());
         self.apply_dropout(site, width, dropped.view_mut());
         MaybeOwned::Owned(dropped)
     }
@@ -105,7 +129,7 @@ impl PassCtx<'_> {
             return vec![RowSpan { local: 0..rows.len(), first: first_row }];
         }
         let mut spans: Vec<RowSpan> = Vec::new();
-        let positions = self.positions();
+        let positions = self.host_positions();
         let chunk_len = self.seq_len / 2;
         for row in rows {
             let sequence = row / chunk_len % self.batch;

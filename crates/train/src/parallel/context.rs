@@ -16,6 +16,7 @@ use crate::buffer_pool::PooledTensor;
 use crate::model::PassCtx;
 use regatta_device::ops::{
     AttentionChunkSaved, AttentionChunkShape, AttentionDropout, AttentionSaved, AttentionShape,
+    Device,
 };
 use regatta_device::tensor::{Tensor, View};
 use regatta_predict::shape::Shard;
@@ -97,7 +98,7 @@ impl ContextParallel {
                 );
             }
             if let Some(next_kv) = next_kv {
-                kv = self.wait_time.measure(|| next_kv.wait())?;
+                kv = self.wait_time.measure(|| next_kv.wait(device))?;
             }
         }
         let mut heads = ctx.activation(y.len());
@@ -143,9 +144,9 @@ impl ContextParallel {
             }
             let next_dkv = self.send_recv(ctx, dkv)?;
             if let Some(next_kv) = next_kv {
-                kv = self.wait_time.measure(|| next_kv.wait())?;
+                kv = self.wait_time.measure(|| next_kv.wait(device))?;
             }
-            dkv = self.wait_time.measure(|| next_dkv.wait())?;
+            dkv = self.wait_time.measure(|| next_dkv.wait(device))?;
         }
         let mut dqkv = ctx.activation(saved.qkv.len());
         let (qkv_width, q_width) = (of.qkv_dim(), of.out_dim());
@@ -205,8 +206,8 @@ impl ContextParallel {
             return Err(CommError::InvalidCall { call: CallKind::Send.name(), what });
         };
         let buffer = ctx.like(&message, message.len());
-        let send = P2pTransfer::send(&**next, message);
-        Ok(SendRecv { send, recv: P2pTransfer::recv(&**previous, buffer) })
+        let send = P2pTransfer::send(ctx.device, &**next, message);
+        Ok(SendRecv { send, recv: P2pTransfer::recv(ctx.device, &**previous, buffer) })
     }
 }
 
@@ -233,9 +234,9 @@ struct SendRecv {
 }
 
 impl SendRecv {
-    fn wait(self) -> Result<PooledTensor> {
-        let message = self.recv.wait()?;
-        drop(self.send.wait()?);
+    fn wait(self, device: &dyn Device) -> Result<PooledTensor> {
+        let message = self.recv.wait(device)?;
+        drop(self.send.wait(device)?);
         Ok(message)
     }
 }

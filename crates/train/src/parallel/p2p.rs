@@ -2,8 +2,9 @@
 
 use regatta_comm::{CallKind, Comm, Counts, DType, OwnedCall, Pending};
 
-use super::Result;
+use super::{Result, collective};
 use crate::buffer_pool::{PoolSlot, PooledTensor};
+use regatta_device::ops::Device;
 use regatta_device::tensor::Tensor;
 
 /// A send or receive in flight over a two-rank communicator: rank 0 sends, rank 1 receives.
@@ -15,26 +16,32 @@ pub struct P2pTransfer {
 
 impl P2pTransfer {
     /// Starts a send.
-    pub fn send(comm: &dyn Comm, message: PooledTensor) -> Self {
-        Self::start(comm, CallKind::Send, 1, message)
+    pub fn send(device: &dyn Device, comm: &dyn Comm, message: PooledTensor) -> Self {
+        Self::start(device, comm, CallKind::Send, 1, message)
     }
 
     /// Starts a receive that fills `buffer`.
-    pub fn recv(comm: &dyn Comm, buffer: PooledTensor) -> Self {
-        Self::start(comm, CallKind::Receive, 0, buffer)
+    pub fn recv(device: &dyn Device, comm: &dyn Comm, buffer: PooledTensor) -> Self {
+        Self::start(device, comm, CallKind::Receive, 0, buffer)
     }
 
-    /// Waits for completion and returns the buffer, which holds the message.
-    pub fn wait(self) -> Result<PooledTensor> {
-        let output = self.pending.wait()?.output;
+    /// Completes the transfer and returns the buffer, which holds the message.
+    pub fn wait(self, device: &dyn Device) -> Result<PooledTensor> {
+        let output = collective::finish(device, self.pending)?.output;
         Ok(self.slot.fill(Tensor::from_buffer(output, self.dtype)))
     }
 
-    fn start(comm: &dyn Comm, kind: CallKind, peer: u32, message: PooledTensor) -> Self {
+    fn start(
+        device: &dyn Device,
+        comm: &dyn Comm,
+        kind: CallKind,
+        peer: u32,
+        message: PooledTensor,
+    ) -> Self {
         let (tensor, slot) = message.take();
         let (dtype, counts) = (tensor.dtype(), Counts::Equal(tensor.len()));
         let mut call = OwnedCall::new(kind, dtype, counts, tensor.into_buffer());
         call.root = peer;
-        Self { pending: comm.start(call), slot, dtype }
+        Self { pending: collective::start(device, comm, call), slot, dtype }
     }
 }

@@ -11,6 +11,7 @@ use crate::buffer_pool::PooledTensor;
 use crate::model::PassCtx;
 use crate::parallel::p2p::P2pTransfer;
 use crate::parallel::{P2pLink, ProcessGroups, Result};
+use regatta_device::ops::Device;
 use regatta_predict::pipeline::{Action, Direction, Stage};
 
 /// A rank's links to its neighbour stages, for one step.
@@ -56,26 +57,32 @@ impl P2pLinks {
         let queue = self.queue(direction);
         queue.post_recv(ctx, elements);
         let Some(receiving) = queue.receiving.take() else { return Err(no_link("receive")) };
-        let message = receiving.wait()?;
+        let message = receiving.wait(ctx.device)?;
         queue.post_recv(ctx, elements);
         Ok(message)
     }
 
     /// Starts a send; blocks only while too many earlier ones are in flight.
-    pub fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<()> {
+    pub fn send(
+        &mut self,
+        direction: Direction,
+        device: &dyn Device,
+        message: PooledTensor,
+    ) -> Result<()> {
         let queue = self.queue(direction);
         let Some(comm) = &queue.link.send_to else { return Err(no_link("send")) };
-        queue.sending.push_back(P2pTransfer::send(&**comm, message));
+        queue.sending.push_back(P2pTransfer::send(device, &**comm, message));
         while queue.sending.len() > MAX_SENDS_IN_FLIGHT {
-            queue.sending.pop_front().map_or(Ok(()), |oldest| oldest.wait().map(drop))?;
+            let oldest = queue.sending.pop_front();
+            oldest.map_or(Ok(()), |oldest| oldest.wait(device).map(drop))?;
         }
         Ok(())
     }
 
     /// Waits until all sends completed.
-    pub fn finish(self) -> Result<()> {
+    pub fn finish(self, device: &dyn Device) -> Result<()> {
         let mut sends = self.forward.sending.into_iter().chain(self.backward.sending);
-        sends.try_for_each(|send| send.wait().map(drop))
+        sends.try_for_each(|send| send.wait(device).map(drop))
     }
 
     fn queue(&mut self, direction: Direction) -> &mut LinkQueue {
@@ -92,7 +99,8 @@ impl LinkQueue {
         let is_due = self.receiving.is_none() && self.receives_left > 0;
         if let Some(comm) = self.link.recv_from.as_ref().filter(|_| is_due) {
             self.receives_left -= 1;
-            self.receiving = Some(P2pTransfer::recv(&**comm, ctx.full_precision(elements)));
+            let buffer = ctx.full_precision(elements);
+            self.receiving = Some(P2pTransfer::recv(ctx.device, &**comm, buffer));
         }
     }
 }

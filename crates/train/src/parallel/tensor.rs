@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use regatta_comm::{CallKind, Comm, Counts, OwnedCall, ReduceOp};
 
-use super::{ProcessGroup, Result, WaitTime};
+use super::{ProcessGroup, Result, WaitTime, collective};
 use crate::buffer_pool::PooledTensor;
 use crate::model::{MaybeOwned, PassCtx};
 use regatta_device::tensor::{Tensor, ViewMut};
@@ -56,7 +56,7 @@ impl TensorParallel {
     pub fn all_gather(&self, ctx: &PassCtx, local: PooledTensor) -> Result<PooledTensor> {
         let Some(comm) = &self.group else { return Ok(local) };
         let full = ctx.like(&local, local.len() * self.shard.ranks);
-        self.wait_time.measure(|| collective(&**comm, CallKind::AllGather, local, full))
+        self.wait_time.measure(|| collective(ctx, &**comm, CallKind::AllGather, local, full))
     }
 
     /// Sums the partial outputs of a row-parallel layer: reduce-scatter to the local rows with sequence
@@ -71,9 +71,9 @@ impl TensorParallel {
             Some(comm) if self.sequence_parallel => {
                 let local = ctx.like(&partial, partial.len() / self.shard.ranks);
                 self.wait_time
-                    .measure(|| collective(&**comm, CallKind::ReduceScatter, partial, local))
+                    .measure(|| collective(ctx, &**comm, CallKind::ReduceScatter, partial, local))
             }
-            Some(comm) => self.wait_time.measure(|| all_reduce(&**comm, partial)),
+            Some(comm) => self.wait_time.measure(|| all_reduce(ctx, &**comm, partial)),
         }
     }
 
@@ -110,7 +110,7 @@ impl TensorParallel {
             ctx.device.copy(norm_grads.view(), bucket.slice(offset..offset + norm.len()));
             offset += norm.len();
         }
-        let bucket = self.wait_time.measure(|| all_reduce(&**comm, bucket))?;
+        let bucket = self.wait_time.measure(|| all_reduce(ctx, &**comm, bucket))?;
         let mut offset = 0;
         for norm in norms() {
             let reduced = bucket.view().slice(offset..offset + norm.len());
@@ -121,11 +121,12 @@ impl TensorParallel {
     }
 }
 
-fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor> {
+/// Sums a tensor over all ranks.
+pub fn all_reduce(ctx: &PassCtx, comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor> {
     let (tensor, slot) = tensor.take();
     let dtype = tensor.dtype();
-    let mut call = OwnedCall::all_reduce(dtype, ReduceOp::Sum, tensor.into_buffer());
-    comm.run_owned(std::slice::from_mut(&mut call), 1)?;
+    let call = OwnedCall::all_reduce(dtype, ReduceOp::Sum, tensor.into_buffer());
+    let call = collective::run(ctx.device, comm, call)?;
     Ok(slot.fill(Tensor::from_buffer(call.output, dtype)))
 }
 
@@ -133,13 +134,14 @@ fn all_reduce(comm: &dyn Comm, tensor: PooledTensor) -> Result<PooledTensor> {
 pub fn all_reduce_view(comm: &dyn Comm, ctx: &PassCtx, mut elements: ViewMut<'_>) -> Result<()> {
     let mut copy = ctx.full_precision(elements.len());
     ctx.device.copy(elements.view(), copy.view_mut());
-    let sum = all_reduce(comm, copy)?;
+    let sum = all_reduce(ctx, comm, copy)?;
     ctx.device.copy(sum.view(), elements.reborrow());
     Ok(())
 }
 
 /// Runs a collective from `input` to `output`, and returns `input` to its pool.
 fn collective(
+    ctx: &PassCtx,
     comm: &dyn Comm,
     kind: CallKind,
     input: PooledTensor,
@@ -150,7 +152,7 @@ fn collective(
     let dtype = output.dtype();
     let mut call = OwnedCall::new(kind, dtype, counts, output.into_buffer());
     call.input = Some(input.into_buffer());
-    comm.run_owned(std::slice::from_mut(&mut call), 1)?;
+    let call = collective::run(ctx.device, comm, call)?;
     if let Some(input) = call.input {
         drop(input_slot.fill(Tensor::from_buffer(input, dtype)));
     }

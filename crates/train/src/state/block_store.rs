@@ -4,6 +4,9 @@
 //! blocks are always in memory; after an update their shards are all-gathered in the background. Of
 //! sharded blocks only the local shard is stored, in its memory tier; the full block exists between
 //! `unshard` and the last `reshard`.
+//!
+//! If passes read parameters in another dtype than the master's, blocks are in that dtype, and every rank
+//! has the master parameters of its shards besides.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use regatta_comm::{DType, Pending};
 use super::grads::{GradStore, GradSync};
 use super::init::Initializer;
 use super::{MemoryUse, ParamInit, Result, ShardingConfig, StateMemory, StepError, ZeroPartition};
-use crate::buffer_pool::BufferPool;
+use crate::buffer_pool::{BufferPool, byte_len};
 use crate::model::Model;
 use crate::offload::{OffloadedBlocks, Tier};
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
@@ -31,11 +34,17 @@ pub struct BlockStore {
     /// Ranks that shard a block.
     pub shard_count: usize,
     pub(super) device: Arc<dyn Device>,
-    dtype: DType,
+    /// Data type of the parameters that passes read.
+    weight_dtype: DType,
     partition: ZeroPartition,
     pub(super) blocks: Vec<ParamSlot>,
-    /// Local parameter shards; `None` if parameters are replicated.
+    /// Whether full blocks exist only while they are in use.
+    pub(super) is_sharded: bool,
+    /// Master parameters of the local shards; `None` if the full blocks have them.
     pub(super) param_shards: Option<OffloadedBlocks>,
+    /// Local shards in the weight dtype, if parameters are sharded and it is not the master's; `None`
+    /// while a collective has the tensor.
+    pub(super) weight_shards: Vec<Option<Tensor>>,
     /// Buffers for unsharded blocks.
     pool: BufferPool,
     last_prefetched: usize,
@@ -107,7 +116,8 @@ impl BlockStore {
         init: ParamInit,
     ) -> Result<Self> {
         let partition = ZeroPartition::new(config, groups)?;
-        let dtype = device.master_dtype();
+        let (dtype, weight_dtype) = (device.master_dtype(), device.weight_dtype());
+        let has_weight_copy = weight_dtype != dtype;
         let shards: Vec<_> = model.blocks.iter().map(|block| partition.shard(block)).collect();
         let lens = |per_element: usize| -> Vec<Option<usize>> {
             let local = shards.iter().zip(is_local);
@@ -121,7 +131,7 @@ impl BlockStore {
         };
         let shard_pool = || BufferPool::for_group(device.clone(), partition.shard_group.clone());
         let is_sharded = offload.parameters == Tier::Disk || partition.stage == ZeroStage::Three;
-        let param_shards = match is_sharded {
+        let param_shards = match is_sharded || has_weight_copy {
             true => Some(offloaded(offload.parameters, "parameters", 1, shard_pool())?),
             false => None,
         };
@@ -131,7 +141,7 @@ impl BlockStore {
             let (block, user) = (&model.blocks[index], model.users[index]);
             let padded_len = partition.padded_len(block);
             let full = match is_local[index] && !is_sharded {
-                true => FullBlock::Resident(gather_pool.alloc(padded_len, dtype)),
+                true => FullBlock::Resident(gather_pool.alloc(padded_len, weight_dtype)),
                 false => FullBlock::Absent,
             };
             let sequence = match user == index {
@@ -140,12 +150,20 @@ impl BlockStore {
             };
             ParamSlot { is_local: is_local[index], padded_len, users: 0, full, sequence }
         };
+        let weight_pool = shard_pool();
+        let weight_shard = |(shard, is_local): (&Range<usize>, &bool)| {
+            let is_needed = is_sharded && has_weight_copy && *is_local;
+            is_needed.then(|| weight_pool.alloc(shard.len(), weight_dtype))
+        };
+        let weight_shards = shards.iter().zip(is_local).map(weight_shard).collect();
         let mut store = Self {
             blocks: (0..model.blocks.len()).map(new_block).collect(),
             shard_count: partition.ranks(),
             device: device.clone(),
-            dtype,
+            weight_dtype,
+            is_sharded,
             param_shards,
+            weight_shards,
             pool: shard_pool(),
             last_prefetched: 0,
             grads: GradStore::new(device, &partition, &model.blocks, is_local),
@@ -172,6 +190,9 @@ impl BlockStore {
                     let (range, shard) = (self.shards[index].clone(), shards.view_mut(index));
                     initializer.fill(&*self.device, block, range, shard);
                     shards.write_back(index)?;
+                    if self.has_weight_copy() {
+                        self.all_gather_updated(index)?;
+                    }
                 }
                 (None, FullBlock::Resident(full)) => {
                     initializer.fill(&*self.device, block, 0..full.len(), full.view_mut());
@@ -221,15 +242,29 @@ impl BlockStore {
     }
 
     fn start_all_gather(&mut self, block: usize) -> Result<()> {
-        let Some(shards) = &mut self.param_shards else { return Ok(()) };
-        let Some(comm) = &self.partition.shard_group else {
-            shards.prefetch(block);
+        let has_weight_copy = self.has_weight_copy();
+        let Some(shards) = self.param_shards.as_mut().filter(|_| self.is_sharded) else {
             return Ok(());
         };
-        shards.load(block)?;
-        let full = self.pool.take(self.blocks[block].padded_len, self.dtype);
-        let pending = collective::all_gather_into(&**comm, shards.take(block), full);
+        let Some(comm) = &self.partition.shard_group else {
+            if !has_weight_copy {
+                shards.prefetch(block);
+            }
+            return Ok(());
+        };
+        let full = self.pool.take(self.blocks[block].padded_len, self.weight_dtype);
+        let shard = match self.weight_shards[block].take() {
+            Some(shard) => shard,
+            None => {
+                shards.load(block)?;
+                shards.take(block)
+            }
+        };
+        let pending = collective::all_gather_into(&*self.device, &**comm, shard, full);
         self.blocks[block].full = FullBlock::InFlight(pending);
+        if has_weight_copy {
+            return Ok(());
+        }
         // Reads ahead from disk in the direction of the pass. Prefetches of a pass have the same order on
         // all ranks, and so have these reads. At the end of a sequence the next block is unknown, and a
         // wrong guess would occupy a buffer until the block is used.
@@ -254,22 +289,56 @@ impl BlockStore {
             FullBlock::Failed(error) => return Err(error),
             FullBlock::Resident(full) => full,
             FullBlock::InFlight(pending) => {
-                let call = pending.wait()?;
-                if let (Some(shard), Some(shards)) = (call.input, &mut self.param_shards) {
-                    shards.put_back(block, Tensor::from_buffer(shard, self.dtype));
+                let call = collective::finish(&*self.device, pending)?;
+                if let Some(shard) = call.input {
+                    self.put_shard_back(block, Tensor::from_buffer(shard, self.weight_dtype));
                 }
-                Tensor::from_buffer(call.output, self.dtype)
+                Tensor::from_buffer(call.output, self.weight_dtype)
             }
-            FullBlock::Absent => match &mut self.param_shards {
-                Some(shards) => {
-                    shards.load(block)?;
-                    shards.take(block)
-                }
-                None => unreachable!("replicated block {block} was lost by a failed all-gather"),
-            },
+            FullBlock::Absent => self.take_shard(block)?,
         };
         self.blocks[block].full = FullBlock::Resident(full);
         Ok(())
+    }
+
+    /// Whether passes read the parameters in another dtype than the master's.
+    fn has_weight_copy(&self) -> bool {
+        self.weight_dtype != self.device.master_dtype()
+    }
+
+    /// Takes the local shard of a sharded block in the weight dtype.
+    fn take_shard(&mut self, block: usize) -> Result<Tensor> {
+        if let Some(shard) = self.weight_shards[block].take() {
+            return Ok(shard);
+        }
+        match self.param_shards.as_mut().filter(|_| self.is_sharded) {
+            Some(shards) => {
+                shards.load(block)?;
+                Ok(shards.take(block))
+            }
+            None => unreachable!("replicated block {block} was lost by a failed all-gather"),
+        }
+    }
+
+    /// Returns a shard that was taken.
+    fn put_shard_back(&mut self, block: usize, shard: Tensor) {
+        if self.has_weight_copy() {
+            self.weight_shards[block] = Some(shard);
+        } else if let Some(shards) = &mut self.param_shards {
+            shards.put_back(block, shard);
+        }
+    }
+
+    /// This rank's part of the weights of a block, if they are a copy of the master parameters. The
+    /// block must not be in flight.
+    pub(super) fn weight_shard_mut(&mut self, block: usize) -> Option<ViewMut<'_>> {
+        if !self.has_weight_copy() || !self.blocks[block].is_local {
+            return None;
+        }
+        match &mut self.weight_shards[block] {
+            Some(shard) => Some(shard.view_mut()),
+            None => Some(self.blocks[block].shard_mut(&self.shards[block])),
+        }
     }
 
     /// The full parameters of an unsharded block; empty if this rank does not have it.
@@ -285,11 +354,13 @@ impl BlockStore {
     pub fn reshard(&mut self, block: usize) {
         let ParamSlot { users, full, .. } = &mut self.blocks[block];
         *users = users.saturating_sub(1);
-        let Some(shards) = self.param_shards.as_mut().filter(|_| *users == 0) else { return };
+        if *users > 0 || !self.is_sharded {
+            return;
+        }
         if let FullBlock::Resident(tensor) = std::mem::replace(full, FullBlock::Absent) {
             match self.partition.shard_group {
                 Some(_) => self.pool.give(tensor),
-                None => shards.put_back(block, tensor),
+                None => self.put_shard_back(block, tensor),
             }
         }
     }
@@ -308,19 +379,37 @@ impl BlockStore {
         Ok(())
     }
 
-    /// Starts to all-gather a block whose shards all ranks have updated, if parameters are replicated;
-    /// else stores the shard in its tier.
+    /// Makes passes see the master parameters of a block that all ranks have changed outside of an
+    /// optimizer step.
     pub fn all_gather_updated(&mut self, block: usize) -> Result<()> {
+        if self.has_weight_copy() && self.blocks[block].is_local {
+            self.load_param_shard(block)?;
+            let mut masters = self.param_shards.take();
+            let device = self.device.clone();
+            if let (Some(masters), Some(weights)) = (&masters, self.weight_shard_mut(block)) {
+                device.copy(masters.view(block), weights);
+            }
+            self.param_shards = masters.take();
+        }
+        self.publish_shard(block)
+    }
+
+    /// Starts to all-gather a block whose shards all ranks have updated, if parameters are replicated;
+    /// stores the master parameters in their tier.
+    pub(super) fn publish_shard(&mut self, block: usize) -> Result<()> {
         if let Some(shards) = &mut self.param_shards {
-            return Ok(shards.write_back(block)?);
+            shards.write_back(block)?;
         }
         let (Some(comm), full) = (&self.partition.gather_group, &mut self.blocks[block].full)
         else {
             return Ok(());
         };
+        if self.is_sharded {
+            return Ok(());
+        }
         *full = match std::mem::replace(full, FullBlock::Absent) {
             FullBlock::Resident(tensor) => {
-                FullBlock::InFlight(collective::all_gather(&**comm, tensor))
+                FullBlock::InFlight(collective::all_gather(&*self.device, &**comm, tensor))
             }
             other => other,
         };
@@ -329,7 +418,7 @@ impl BlockStore {
 
     /// Waits for all-gathers of updated parameters.
     pub fn wait(&mut self) -> Result<()> {
-        if self.param_shards.is_some() {
+        if self.is_sharded {
             return Ok(());
         }
         self.local_blocks().try_for_each(|block| self.finish_unshard(block))
@@ -338,7 +427,7 @@ impl BlockStore {
     /// The parameters of all blocks, if this rank has all of them in memory.
     pub fn all_params(&self) -> Option<Vec<View<'_>>> {
         let resident = |block: usize| match &self.blocks[block].full {
-            FullBlock::Resident(full) if self.param_shards.is_none() => Some(full.view()),
+            FullBlock::Resident(full) if !self.is_sharded => Some(full.view()),
             _ => None,
         };
         (0..self.blocks.len()).map(resident).collect()
@@ -365,9 +454,10 @@ impl BlockStore {
             transient: blocks.transient_bytes(),
         };
         let local = self.blocks.iter().filter(|block| block.is_local);
-        let full = local.map(|block| block.padded_len).sum::<usize>() * self.dtype.size();
-        let replicated = MemoryUse { resident: full, transient: 0 };
-        let mut parameters = self.param_shards.as_ref().map_or(replicated, tier);
+        let full = local.map(|block| block.padded_len).sum::<usize>() * self.weight_dtype.size();
+        let mut parameters = self.param_shards.as_ref().map_or(MemoryUse::default(), tier);
+        parameters.resident += if self.is_sharded { 0 } else { full };
+        parameters.resident += self.weight_shards.iter().flatten().map(byte_len).sum::<usize>();
         parameters.transient += self.pool.peak_bytes();
         StateMemory { parameters, gradients: self.grads.memory(), moments: tier(&self.moments) }
     }

@@ -1,6 +1,7 @@
 //! Errors of a training step.
 
 use regatta_comm::CommError;
+use regatta_device::DeviceError;
 use thiserror::Error;
 
 use crate::offload::OffloadError;
@@ -14,6 +15,9 @@ pub enum StepError {
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// Offloaded state cannot be read or written.
     #[error(transparent)]
     Offload(#[from] OffloadError),

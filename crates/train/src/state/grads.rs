@@ -163,11 +163,11 @@ impl GradStore {
         let Some(comm) = shard_group.as_ref().or(replica_group.as_ref()) else { return Ok(()) };
         match self.blocks[block].as_mut().and_then(|grads| grads.full.take()) {
             Some(full) if shard_group.is_some() => {
-                let pending = collective::reduce_scatter(&**comm, full);
+                let pending = collective::reduce_scatter(&*self.device, &**comm, full);
                 self.reduce_scatters.push_back(ReduceScatter { block, sync, pending });
             }
             Some(full) => {
-                let pending = collective::all_reduce(&**comm, full);
+                let pending = collective::all_reduce(&*self.device, &**comm, full);
                 self.all_reduces.push_back(AllReduce { block, full: None, pending });
             }
             None => {}
@@ -220,7 +220,7 @@ impl GradStore {
             (None, None)
         };
         if let (Some(shard), Some(comm)) = (shard, &self.partition.replica_group) {
-            let pending = collective::all_reduce(&**comm, shard);
+            let pending = collective::all_reduce(&*self.device, &**comm, shard);
             self.all_reduces.push_back(AllReduce { block, full, pending });
         }
         Ok(())
@@ -244,7 +244,7 @@ impl GradStore {
 
     fn wait_for(&mut self, pending: Pending) -> Result<Tensor> {
         let start = run_clock::now();
-        let tensor = collective::wait(pending, self.dtype);
+        let tensor = collective::wait(&*self.device, pending, self.dtype);
         self.wait_time += run_clock::elapsed(start);
         Ok(tensor?)
     }

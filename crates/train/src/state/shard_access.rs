@@ -18,6 +18,8 @@ pub struct OptimizerBlock<'a> {
     pub moment1: ViewMut<'a>,
     /// Second moment.
     pub moment2: ViewMut<'a>,
+    /// Copy of the parameters that passes read, if it has another dtype.
+    pub weights: Option<ViewMut<'a>>,
 }
 
 impl BlockStore {
@@ -37,17 +39,26 @@ impl BlockStore {
     pub fn optimizer_block(&mut self, block: usize) -> OptimizerBlock<'_> {
         let shard = self.shards[block].clone();
         let (moment1, moment2) = self.moments.view_mut(block).split_at(shard.len());
-        let params = match &mut self.param_shards {
-            Some(shards) => shards.view_mut(block),
-            None => self.blocks[block].shard_mut(&shard),
+        let full = &mut self.blocks[block];
+        let (params, weights) = match &mut self.param_shards {
+            None => (full.shard_mut(&shard), None),
+            Some(masters) => {
+                let weights = match &mut self.weight_shards[block] {
+                    Some(weights) => Some(weights.view_mut()),
+                    None if self.is_sharded => None,
+                    None => Some(full.shard_mut(&shard)),
+                };
+                (masters.view_mut(block), weights)
+            }
         };
-        OptimizerBlock { shard, params, grads: self.grads.shard(block), moment1, moment2 }
+        let grads = self.grads.shard(block);
+        OptimizerBlock { shard, params, grads, moment1, moment2, weights }
     }
 
     /// Stores the updated shards of a block, and starts to all-gather replicated parameters.
     pub fn store_optimizer_block(&mut self, block: usize) -> Result<()> {
         self.moments.write_back(block)?;
-        self.all_gather_updated(block)
+        self.publish_shard(block)
     }
 
     /// This rank's parameter shard, to modify it outside of a step; other ranks see the change after
@@ -140,7 +151,7 @@ impl BlockStore {
     }
 
     /// Makes this rank's parameter shard resident.
-    fn load_param_shard(&mut self, block: usize) -> Result<()> {
+    pub(super) fn load_param_shard(&mut self, block: usize) -> Result<()> {
         self.cancel(block)?;
         if let Some(shards) = &mut self.param_shards {
             shards.load(block)?;

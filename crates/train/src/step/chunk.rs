@@ -9,8 +9,11 @@ use std::ops::Range;
 use super::layer_params::LayerParams;
 use super::{DeviceModel, MicroBatch, StepConfig};
 use crate::buffer_pool::PooledTensor;
-use crate::model::{DeferredWeightGrad, Dropout, LayerSaved, Model, PassCtx};
+use crate::model::{
+    DeferredWeightGrad, Dropout, LayerSaved, Model, PassCtx, Residual, ScaledLoss, StreamGrad,
+};
 use crate::state::{BlockStore, GradSync, Result};
+use regatta_device::tensor::ViewMut;
 use regatta_predict::pipeline::Stage;
 
 /// A micro-batch in a chunk of the model.
@@ -68,14 +71,11 @@ impl<'a> ChunkPass<'a> {
 
     /// The residual stream after the chunk, and what the backward pass of its layers needs. `input` is
     /// the residual stream from the previous chunk; the first chunk embeds the tokens instead.
-    pub fn forward(
-        &mut self,
-        input: Option<PooledTensor>,
-    ) -> Result<(PooledTensor, Vec<LayerSaved>)> {
-        let mut x = match input {
+    pub fn forward(&mut self, input: Option<PooledTensor>) -> Result<(Residual, Vec<LayerSaved>)> {
+        let mut x = Residual::new(match input {
             Some(x) => x,
             None => self.embedding_forward()?,
-        };
+        });
         let mut saved = Vec::with_capacity(self.layers().len());
         for block in self.layers() {
             self.store.unshard(block)?;
@@ -95,28 +95,28 @@ impl<'a> ChunkPass<'a> {
     fn embedding_forward(&mut self) -> Result<PooledTensor> {
         self.store.unshard(0)?;
         self.store.prefetch(1);
-        let (embedding, inputs) = (&self.model().embedding, self.micro_batch.inputs);
-        let x = embedding.forward(&self.ctx, &mut LayerParams::forward(self.store, 0), inputs)?;
+        let embedding = &self.model().embedding;
+        let inputs = self.ctx.upload(self.micro_batch.inputs);
+        let params = &mut LayerParams::forward(self.store, 0);
+        let x = embedding.forward(&self.ctx, params, &inputs)?;
         self.store.reshard(0);
         Ok(x)
     }
 
-    /// The loss of the micro-batch; `x` is the residual stream after the last layer.
-    pub fn head_loss(&mut self, x: &PooledTensor) -> Result<f64> {
+    /// Adds the loss of the micro-batch to a scalar; `x` is the residual stream after the last layer.
+    pub fn head_loss(&mut self, x: Residual, loss: ViewMut<'_>) -> Result<()> {
         let (head, block) = (&self.model().head, self.model().head_block());
+        let targets = self.ctx.upload(self.micro_batch.targets);
         self.store.unshard(block)?;
         let params = &mut LayerParams::forward(self.store, block);
-        let loss = head.loss(&self.ctx, params, x, self.micro_batch.targets)?;
+        head.loss(&self.ctx, params, x, &targets, loss)?;
         self.store.reshard(block);
-        Ok(loss)
+        Ok(())
     }
 
-    /// The loss of the micro-batch, and the gradient of the residual stream `x` after the last layer.
-    pub fn head_backward(
-        &mut self,
-        x: &PooledTensor,
-        grad_scale: f64,
-    ) -> Result<(f64, PooledTensor)> {
+    /// Adds the loss of the micro-batch to a scalar. Returns the gradient of the residual stream `x`
+    /// after the last layer.
+    pub fn head_backward(&mut self, x: Residual, loss: ScaledLoss<'_>) -> Result<StreamGrad> {
         let (head, block) = (&self.model().head, self.model().head_block());
         let table_sync = match self.tied {
             TiedEmbedding::Untied => self.sync,
@@ -126,19 +126,19 @@ impl<'a> ChunkPass<'a> {
         };
         self.store.unshard(block)?;
         let params = &mut LayerParams::backward(self.store, block, table_sync);
-        let targets = self.micro_batch.targets;
-        let (loss, dx) = head.loss_and_grads(&self.ctx, params, x, targets, grad_scale)?;
+        let targets = self.ctx.upload(self.micro_batch.targets);
+        let grad = head.loss_and_grads(&self.ctx, params, x, &targets, loss)?;
         self.store.reshard(block);
         self.reduce_grads(block)?;
-        Ok((loss, dx))
+        Ok(grad)
     }
 
-    /// Backward pass through the layers: turns `dx` from the gradient of the residual stream after the
+    /// Backward pass through the layers: turns `grad` from the gradient of the residual stream after the
     /// last one into that before the first. Returns the deferred weight gradients.
     pub fn layers_backward(
         &mut self,
         saved: Vec<LayerSaved>,
-        dx: &mut PooledTensor,
+        grad: &mut StreamGrad,
         weight_grads: WeightGrads,
     ) -> Result<Vec<DeferredBlock>> {
         let mut deferred_blocks = Vec::new();
@@ -150,7 +150,7 @@ impl<'a> ChunkPass<'a> {
             let (layer, mut deferred) = (self.model().layer(block), Vec::new());
             let mut params = LayerParams::backward(self.store, block, self.sync);
             params.deferred = (weight_grads == WeightGrads::Deferred).then_some(&mut deferred);
-            layer.backward(&self.ctx, &mut params, layer_saved, dx)?;
+            layer.backward(&self.ctx, &mut params, layer_saved, grad)?;
             self.store.reshard(block);
             match weight_grads {
                 WeightGrads::Immediate => self.reduce_grads(block)?,
@@ -168,7 +168,8 @@ impl<'a> ChunkPass<'a> {
         let is_split = self.tied == TiedEmbedding::SplitAcrossStages;
         let table_sync = if is_split { GradSync::Deferred } else { self.sync };
         let params = &mut LayerParams::backward(self.store, 0, table_sync);
-        embedding.backward(&self.ctx, params, self.micro_batch.inputs, dx)?;
+        let inputs = self.ctx.upload(self.micro_batch.inputs);
+        embedding.backward(&self.ctx, params, &inputs, dx)?;
         if is_split && embedding.table.is_in_block(0) {
             return Ok(());
         }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{MicroBatch, Result};
-use crate::buffer_pool::BufferPool;
-use crate::model::{Model, PassCtx, ResidentParams};
+use crate::buffer_pool::{BufferPool, PooledTensor};
+use crate::model::{Model, PassCtx, PositionCache, ResidentParams, Residual};
 use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
 use crate::parallel::tensor::TensorParallel;
-use regatta_device::ops::Device;
+use regatta_device::ops::{Device, SCALAR_DTYPE};
 use regatta_device::tensor::View;
 use regatta_predict::shape::ModelShape;
 
@@ -24,6 +24,7 @@ pub struct DeviceModel {
     /// Context parallelism.
     pub context: ContextParallel,
     pool: BufferPool,
+    positions: PositionCache,
 }
 
 impl DeviceModel {
@@ -52,9 +53,25 @@ impl DeviceModel {
         Self::on_device(TensorParallel::disabled(), model, self.device.clone())
     }
 
-    fn on_device(tensor: TensorParallel, model: Model, device: Arc<dyn Device>) -> Self {
-        let pool = BufferPool::new(device.clone());
-        Self { model, device, tensor, context: ContextParallel::disabled(), pool }
+    fn on_device(tensor: TensorParallel, mut model: Model, device: Arc<dyn Device>) -> Self {
+        if let Some(max_logits) = device.max_logits() {
+            model.head.logit_chunks = model.head.logit_chunks.with_max_logits(max_logits);
+        }
+        let (pool, positions) = (BufferPool::new(device.clone()), PositionCache::default());
+        Self { model, device, tensor, context: ContextParallel::disabled(), pool, positions }
+    }
+
+    /// A scalar in device memory, 0.
+    pub(super) fn scalar(&self) -> PooledTensor {
+        let mut scalar = self.pool.get(1, SCALAR_DTYPE);
+        self.device.zero(scalar.view_mut());
+        scalar
+    }
+
+    /// The value of a scalar.
+    pub(super) fn read_scalar(&self, scalar: &PooledTensor) -> Result<f64> {
+        let values = self.device.read_scalars(scalar.view())?;
+        Ok(values.first().copied().unwrap_or(0.0))
     }
 
     /// Peak memory of activations and their gradients, in bytes.
@@ -74,9 +91,9 @@ impl DeviceModel {
 
     /// The context of a pass over `batch` sequences, of which this rank has `seq_len` tokens each.
     pub fn pass_ctx(&self, batch: usize, seq_len: usize) -> PassCtx<'_> {
-        let Self { device, pool, tensor, context, .. } = self;
+        let Self { device, pool, positions, tensor, context, .. } = self;
         let (device, dropout, recompute) = (&**device, None, false);
-        PassCtx { device, pool, tensor, context, batch, seq_len, dropout, recompute }
+        PassCtx { device, pool, positions, tensor, context, batch, seq_len, dropout, recompute }
     }
 
     /// The sum of the losses of a micro-batch, with the given parameters of all blocks.
@@ -86,10 +103,14 @@ impl DeviceModel {
         // Recomputation: no activations are saved.
         let ctx = PassCtx { recompute: true, ..self.pass_ctx(batch, micro_batch.seq_len()) };
         let params_of = |block| ResidentParams { all: params, block };
-        let mut x = model.embedding.forward(&ctx, &mut params_of(0), inputs)?;
+        let [inputs, targets] = [inputs, targets].map(|tokens| ctx.upload(tokens));
+        let x = model.embedding.forward(&ctx, &mut params_of(0), &inputs)?;
+        let mut x = Residual::new(x);
         for block in 1..model.head_block() {
             x = model.layer(block).forward(&ctx, &mut params_of(block), x)?.0;
         }
-        model.head.loss(&ctx, &mut params_of(model.head_block()), &x, targets)
+        let (mut loss, head) = (self.scalar(), &mut params_of(model.head_block()));
+        model.head.loss(&ctx, head, x, &targets, loss.view_mut())?;
+        self.read_scalar(&loss)
     }
 }

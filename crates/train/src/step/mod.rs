@@ -2,12 +2,14 @@
 
 mod chunk;
 mod device_model;
+mod device_timings;
 mod layer_params;
 mod optimizer;
 mod run_pipeline;
 
 pub use device_model::DeviceModel;
 
+use device_timings::{DeviceTimings, Phase};
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
@@ -123,6 +125,7 @@ pub struct Engine {
     pub groups: ProcessGroups,
     /// This rank's pipeline stage and its schedule.
     pub stage: Stage,
+    device_timings: DeviceTimings,
 }
 
 impl Engine {
@@ -145,7 +148,8 @@ impl Engine {
         let is_local = device_model.model.retain_stage(&stage);
         let DeviceModel { model, device, .. } = &device_model;
         let state = BlockStore::new(model, device, &groups, config, &is_local, init)?;
-        Ok(Self { device_model, state, groups, stage })
+        let device_timings = DeviceTimings::default();
+        Ok(Self { device_model, state, groups, stage, device_timings })
     }
 
     /// One step over this rank's micro-batches.
@@ -168,15 +172,25 @@ impl Engine {
         self.state.take_wait_time();
         let first_block = self.stage.chunk_blocks[self.stage.index].start;
         self.device_model.prefetch(&mut self.state, first_block);
+        let device = self.device_model.device.clone();
+        self.device_timings.begin(&*device, Phase::Optimizer);
         timed(&mut timings.optimizer, || self.state.grads.zero());
         let local = |micro_batch| LocalTokens::new(micro_batch, &self.device_model.context);
         let tokens: Vec<LocalTokens<'a>> = micro_batches.map(local).collect();
         let micro_batches: Vec<_> = tokens.iter().map(LocalTokens::micro_batch).collect();
-        let loss_sum = self.run_schedule(config, &micro_batches, &mut timings, on_progress)?;
+        let loss = self.run_schedule(config, &micro_batches, &mut timings, on_progress)?;
         let start = run_clock::now();
         self.state.grads.wait()?;
         timings.optimizer += self.compute_time(start, &mut timings.communication);
-        let grad_norm = timed(&mut timings.optimizer, || self.optimizer_step(config))?;
+        let start = run_clock::now();
+        self.device_timings.begin(&*device, Phase::Optimizer);
+        let squares = self.optimizer_step(config)?;
+        self.device_timings.end(&*device);
+        // The only host wait of a step.
+        let loss_sum = self.device_model.read_scalar(&loss)?;
+        let grad_norm = self.grad_norm(&squares)?;
+        timings.optimizer += run_clock::elapsed(start);
+        std::mem::take(&mut self.device_timings).replace(&*device, &mut timings);
         Ok(StepResult { loss_sum: self.counted_loss(loss_sum), grad_norm, timings })
     }
 

@@ -2,20 +2,22 @@
 
 use std::ops::Range;
 
-use regatta_comm::{Collectives, ReduceOp};
-
 use super::{Engine, OptimizerStep, StepConfig};
+use crate::buffer_pool::PooledTensor;
+use crate::parallel::tensor::all_reduce;
 use crate::state::{OptimizerBlock, Result};
-use regatta_device::ops::Device;
-use regatta_device::optimizer::{AdamW, Sgd};
-use regatta_device::tensor::{View, ViewMut};
-use regatta_predict::shape::ParamSpec;
+use regatta_device::ops::{Device, OptimizerState};
+use regatta_device::tensor::View;
+use regatta_predict::shape::{ParamBlock, ParamSpec};
 
 impl Engine {
-    /// Clips the gradients and updates the parameters. Returns the gradient norm before clipping.
-    pub(super) fn optimizer_step(&mut self, config: &StepConfig) -> Result<f64> {
-        let norm = self.grad_norm()?;
-        let optimizer = config.optimizer.with_grad_scale(clip_coefficient(norm, config.grad_clip));
+    /// Clips the gradients and updates the parameters. Returns the sum of the squares of all gradients
+    /// before clipping, a scalar in device memory, for [`Engine::grad_norm`].
+    pub(super) fn optimizer_step(&mut self, config: &StepConfig) -> Result<PooledTensor> {
+        let squares = self.sum_of_squares()?;
+        let mut scale = self.device_model.scalar();
+        let (copies, device) = (self.copies() as f64, &self.device_model.device);
+        device.clip_coefficient(squares.view(), copies, config.grad_clip, scale.view_mut());
         let mut blocks = self.state.local_blocks().peekable();
         while let Some(block) = blocks.next() {
             self.state.load_optimizer_block(block)?;
@@ -23,49 +25,92 @@ impl Engine {
             if let Some(next) = blocks.peek() {
                 self.state.prefetch_optimizer_block(*next);
             }
-            self.update_block(optimizer, block);
+            self.update_block(config.optimizer, block, scale.view());
             self.state.store_optimizer_block(block)?;
         }
-        Ok(norm)
+        Ok(squares)
     }
 
-    fn update_block(&mut self, optimizer: OptimizerStep, block: usize) {
+    fn update_block(&mut self, optimizer: OptimizerStep, block: usize, grad_scale: View<'_>) {
         let device = &*self.device_model.device;
-        let OptimizerBlock { shard, mut params, grads, mut moment1, mut moment2 } =
+        let OptimizerBlock { shard, params, grads, moment1, moment2, weights } =
             self.state.optimizer_block(block);
-        for parameter in &self.device_model.model.blocks[block].parameters {
-            let range = || range_in_shard(parameter, &shard);
-            let moments = [moment1.slice(range()), moment2.slice(range())];
-            let (grads, params) = (grads.slice(range()), params.slice(range()));
-            optimizer.apply(device, parameter.has_weight_decay(), grads, moments, params);
-        }
+        let spec = &self.device_model.model.blocks[block];
+        let decayed = merged_ranges(spec, &shard, ParamSpec::has_weight_decay);
+        let state = OptimizerState {
+            grad: grads,
+            grad_scale,
+            moment1,
+            moment2,
+            param: params,
+            weight: weights,
+            decayed: &decayed,
+        };
+        optimizer.apply(device, state);
     }
 
-    /// The norm of all gradients of the model, over all ranks.
-    fn grad_norm(&self) -> Result<f64> {
-        let Self { device_model, state, groups, stage } = self;
-        let mut squares = 0.0;
+    /// The norm of all gradients of the model, given the sum of their squares over all ranks.
+    pub(super) fn grad_norm(&self, squares: &PooledTensor) -> Result<f64> {
+        Ok((self.device_model.read_scalar(squares)? / self.copies() as f64).sqrt())
+    }
+
+    /// How often the sum of squares counts every gradient: once for each replica, unless all ranks are
+    /// replicas, which need not communicate.
+    fn copies(&self) -> usize {
+        let replicas = self.groups.mesh.data_ranks() / self.state.shard_count;
+        if replicas == self.groups.mesh.ranks() { 1 } else { replicas }
+    }
+
+    /// Whether ranks have different gradients.
+    fn is_distributed(&self) -> bool {
+        self.groups.mesh.data_ranks() / self.state.shard_count < self.groups.mesh.ranks()
+    }
+
+    /// The sum of the squares of all gradients of the model, [`Engine::copies`] times.
+    fn sum_of_squares(&self) -> Result<PooledTensor> {
+        let Self { device_model, state, groups, stage, .. } = self;
+        let mut squares = device_model.scalar();
         for block in
             state.local_blocks().filter(|block| stage.owns(device_model.model.users[*block]))
         {
-            let grads = state.grads.shard(block);
-            for parameter in &device_model.model.blocks[block].parameters {
-                // Parameters that are replicated in the tensor-parallel group count once.
+            let (grads, spec) = (state.grads.shard(block), &device_model.model.blocks[block]);
+            // Parameters that are replicated in the tensor-parallel group count once.
+            let is_counted = |parameter: &ParamSpec| {
                 let is_sharded = parameter.len() < parameter.full_shape.iter().product();
-                if groups.coord.tp == 0 || is_sharded {
-                    let range = range_in_shard(parameter, &state.shards[block]);
-                    squares += device_model.device.sum_of_squares(grads.slice(range));
-                }
+                groups.coord.tp == 0 || is_sharded
+            };
+            for range in merged_ranges(spec, &state.shards[block], is_counted) {
+                device_model.device.sum_of_squares(grads.slice(range), squares.view_mut());
             }
         }
-        let replicas = groups.mesh.data_ranks() / state.shard_count;
-        let mut sum = [squares / replicas as f64];
-        if let Some(world) = groups.world.as_ref().filter(|_| replicas < groups.mesh.ranks()) {
-            world.all_reduce(&mut sum, ReduceOp::Sum)?;
-            return Ok(sum[0].sqrt());
-        }
-        Ok(squares.sqrt())
+        let Some(world) = groups.world.as_ref().filter(|_| self.is_distributed()) else {
+            return Ok(squares);
+        };
+        Ok(all_reduce(&device_model.pass_ctx(1, 1), &**world, squares)?)
     }
+}
+
+/// The parts of some parameters that are in a shard of their block, relative to the shard. Neighbours
+/// are merged: what lies between them is padding, which is zero.
+fn merged_ranges(
+    block: &ParamBlock,
+    shard: &Range<usize>,
+    is_included: impl Fn(&ParamSpec) -> bool,
+) -> Vec<Range<usize>> {
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    let mut extends = false;
+    for parameter in &block.parameters {
+        let range = range_in_shard(parameter, shard);
+        let included = is_included(parameter);
+        match merged.last_mut() {
+            Some(last) if included && extends => last.end = range.end.max(last.end),
+            _ if included => merged.push(range),
+            _ => {}
+        }
+        extends = included;
+    }
+    merged.retain(|range| !range.is_empty());
+    merged
 }
 
 /// The part of a parameter that is in a shard of its block, relative to the shard.
@@ -76,37 +121,10 @@ fn range_in_shard(parameter: &ParamSpec, shard: &Range<usize>) -> Range<usize> {
 }
 
 impl OptimizerStep {
-    fn with_grad_scale(self, scale: f64) -> Self {
+    fn apply(self, device: &dyn Device, state: OptimizerState<'_>) {
         match self {
-            Self::AdamW(adamw) => Self::AdamW(AdamW { grad_scale: scale, ..adamw }),
-            Self::Sgd(sgd) => Self::Sgd(Sgd { grad_scale: scale, ..sgd }),
+            Self::AdamW(adamw) => device.adamw(&adamw, state),
+            Self::Sgd(sgd) => device.sgd(&sgd, state),
         }
     }
-
-    fn apply(
-        self,
-        device: &dyn Device,
-        has_weight_decay: bool,
-        grads: View<'_>,
-        moments: [ViewMut<'_>; 2],
-        params: ViewMut<'_>,
-    ) {
-        let decay = |decay: f64| if has_weight_decay { decay } else { 0.0 };
-        match self {
-            Self::AdamW(adamw) => {
-                let adamw = AdamW { weight_decay: decay(adamw.weight_decay), ..adamw };
-                device.adamw(&adamw, grads, moments, params);
-            }
-            Self::Sgd(sgd) => {
-                let sgd = Sgd { weight_decay: decay(sgd.weight_decay), ..sgd };
-                let [momentum, _] = moments;
-                device.sgd(&sgd, grads, momentum, params);
-            }
-        }
-    }
-}
-
-/// The factor by which clipping scales gradients of this norm.
-fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
-    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }

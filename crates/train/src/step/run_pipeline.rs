@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::chunk::{ChunkPass, DeferredBlock, TiedEmbedding, WeightGrads};
+use super::device_timings::Phase;
 use super::{Engine, MicroBatch, StepConfig, StepTimings, compute_time, timed};
 use crate::buffer_pool::PooledTensor;
-use crate::model::{LayerSaved, PassCtx};
+use crate::model::{LayerSaved, PassCtx, Residual, ScaledLoss, StreamGrad};
 use crate::parallel::pipeline::P2pLinks;
 use crate::parallel::tensor::all_reduce_view;
 use crate::run_clock;
@@ -17,7 +18,7 @@ use regatta_predict::pipeline::{Action, Computation, Direction};
 /// What the forward pass of a micro-batch through a chunk leaves for the backward pass.
 struct SavedActivations {
     /// The residual stream after the last chunk of the model, the input of the head.
-    head_input: Option<PooledTensor>,
+    head_input: Option<Residual>,
     layers: Vec<LayerSaved>,
 }
 
@@ -29,19 +30,21 @@ struct StepState<'a> {
     /// By chunk and micro-batch.
     saved: HashMap<(usize, usize), SavedActivations>,
     deferred: HashMap<(usize, usize), Vec<DeferredBlock>>,
-    loss: f64,
+    /// Sum of the losses, a scalar in device memory.
+    loss: PooledTensor,
     timings: &'a mut StepTimings,
 }
 
 impl Engine {
-    /// Runs the passes of a step. Returns the sum of the losses on the stage with the head, else 0.
+    /// Runs the passes of a step. Returns the sum of the losses on the stage with the head, else 0, as a
+    /// scalar in device memory.
     pub(super) fn run_schedule(
         &mut self,
         config: &StepConfig,
         micro_batches: &[MicroBatch<'_>],
         timings: &mut StepTimings,
         on_progress: &mut dyn FnMut(usize),
-    ) -> Result<f64> {
+    ) -> Result<PooledTensor> {
         let actions = self.stage.actions(micro_batches.len()).into_owned();
         let mut step = StepState {
             config,
@@ -49,7 +52,7 @@ impl Engine {
             links: P2pLinks::new(&self.groups, &self.stage, &actions),
             saved: HashMap::new(),
             deferred: HashMap::new(),
-            loss: 0.0,
+            loss: self.device_model.scalar(),
             timings,
         };
         use WeightGrads::{Deferred, Immediate};
@@ -64,12 +67,14 @@ impl Engine {
             on_progress(done * micro_batches.len() / passes);
         }
         let StepState { links, loss, timings, .. } = step;
-        timed(&mut timings.communication, || links.finish())?;
+        let device = self.device_model.device.clone();
+        timed(&mut timings.communication, || links.finish(&*device))?;
         timed(&mut timings.communication, || self.all_reduce_tied_embedding())?;
         Ok(loss)
     }
 
     fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<()> {
+        self.begin_phase(Phase::Forward);
         let mut pass = self.chunk_pass(action, step);
         pass.prefetch_first();
         let input = match pass.has_embedding() {
@@ -81,7 +86,10 @@ impl Engine {
         step.timings.forward += pass.compute_time(start, &mut step.timings.communication);
         let head_input = match pass.has_head() {
             true => Some(x),
-            false => step.send(Direction::Forward, x).map(|()| None)?,
+            false => {
+                let x = x.into_tensor(&pass.ctx);
+                step.send(Direction::Forward, &pass, x).map(|()| None)?
+            }
         };
         let saved = SavedActivations { head_input, layers };
         step.saved.insert((action.chunk, action.micro_batch), saved);
@@ -98,27 +106,29 @@ impl Engine {
         let Some(SavedActivations { head_input, layers }) = step.saved.remove(&key) else {
             unreachable!("{action} without its forward pass")
         };
+        self.begin_phase(Phase::Backward);
         let mut pass = self.chunk_pass(action, step);
         pass.prefetch_last_layer();
-        let mut dx = match head_input {
-            None => step.recv(Direction::Backward, &pass)?,
+        let mut grad = match head_input {
+            None => StreamGrad::new(step.recv(Direction::Backward, &pass)?),
             Some(x) => {
                 let start = run_clock::now();
-                let (loss, dx) = pass.head_backward(&x, 1.0 / step.config.tokens as f64)?;
-                step.loss += loss;
+                let (sum, grad_scale) = (step.loss.view_mut(), 1.0 / step.config.tokens as f64);
+                let grad = pass.head_backward(x, ScaledLoss { sum, grad_scale })?;
                 step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
-                dx
+                grad
             }
         };
         let start = run_clock::now();
-        let deferred = pass.layers_backward(layers, &mut dx, weight_grads)?;
+        let deferred = pass.layers_backward(layers, &mut grad, weight_grads)?;
+        let dx = grad.into_tensor();
         let dx = match pass.has_embedding() {
             true => pass.embedding_backward(dx).map(|()| None)?,
             false => Some(dx),
         };
         step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
         if let Some(dx) = dx {
-            step.send(Direction::Backward, dx)?;
+            step.send(Direction::Backward, &pass, dx)?;
         }
         if weight_grads == WeightGrads::Deferred {
             step.deferred.insert(key, deferred);
@@ -130,11 +140,16 @@ impl Engine {
         let Some(deferred) = step.deferred.remove(&(action.chunk, action.micro_batch)) else {
             unreachable!("{action} without the gradient of its input")
         };
+        self.begin_phase(Phase::Backward);
         let mut pass = self.chunk_pass(action, step);
         let start = run_clock::now();
         pass.backward_weights(deferred)?;
         step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
         Ok(())
+    }
+
+    fn begin_phase(&mut self, phase: Phase) {
+        self.device_timings.begin(&*self.device_model.device, phase);
     }
 
     fn chunk_pass<'e>(&'e mut self, action: Action, step: &StepState<'e>) -> ChunkPass<'e> {
@@ -150,7 +165,7 @@ impl Engine {
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
     fn all_reduce_tied_embedding(&mut self) -> Result<()> {
-        let Self { device_model, state, stage, groups } = self;
+        let Self { device_model, state, stage, groups, .. } = self;
         if TiedEmbedding::new(device_model, stage) != TiedEmbedding::SplitAcrossStages {
             return Ok(());
         }
@@ -167,14 +182,14 @@ impl Engine {
 
     /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
     pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
-        let Self { device_model, state, stage, groups } = self;
+        let Self { device_model, state, stage, groups, .. } = self;
         // Recomputation: no activations are saved.
         let ctx = device_model.pass_ctx(micro_batch.batch, micro_batch.seq_len());
         let ctx = PassCtx { recompute: true, ..ctx };
         let forward = |chunk| Action { computation: Computation::Forward, chunk, micro_batch: 0 };
         let actions: Vec<Action> = stage.local_chunks().map(forward).collect();
         let mut links = P2pLinks::new(groups, stage, &actions);
-        let mut loss = 0.0;
+        let mut loss = device_model.scalar();
         for chunk in stage.local_chunks() {
             let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
             let (blocks, tied) =
@@ -187,13 +202,13 @@ impl Engine {
             };
             let (x, _) = pass.forward(input)?;
             if pass.has_head() {
-                loss = pass.head_loss(&x)?;
+                pass.head_loss(x, loss.view_mut())?;
             } else {
-                links.send(Direction::Forward, x)?;
+                links.send(Direction::Forward, ctx.device, x.into_tensor(&ctx))?;
             }
         }
-        links.finish()?;
-        Ok(loss)
+        links.finish(ctx.device)?;
+        device_model.read_scalar(&loss)
     }
 }
 
@@ -206,8 +221,15 @@ impl StepState<'_> {
     }
 
     /// Sends the residual stream, or its gradient, to a neighbour stage.
-    fn send(&mut self, direction: Direction, message: PooledTensor) -> Result<()> {
-        Ok(timed(&mut self.timings.communication, || self.links.send(direction, message))?)
+    fn send(
+        &mut self,
+        direction: Direction,
+        pass: &ChunkPass<'_>,
+        message: PooledTensor,
+    ) -> Result<()> {
+        let Self { links, timings, .. } = self;
+        let send = || links.send(direction, pass.ctx.device, message);
+        Ok(timed(&mut timings.communication, send)?)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use regatta_comm::CommError;
+use regatta_device::DeviceError;
 use thiserror::Error;
 
 use crate::checkpoint::CheckpointError;
@@ -33,6 +34,21 @@ pub enum TrainError {
     /// Communication failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device failed in a step.
+    #[error(
+        "rank {rank} ({host}) failed in step {step}: {source}{}",
+        checkpoint.map_or_else(String::new, |step| format!(". The checkpoint of step {step} is intact"))
+    )]
+    DeviceInStep {
+        rank: u32,
+        host: String,
+        step: u64,
+        checkpoint: Option<u64>,
+        source: DeviceError,
+    },
     /// Offloaded state cannot be read or written.
     #[error(transparent)]
     Offload(#[from] OffloadError),
@@ -104,6 +120,7 @@ impl From<StepError> for TrainError {
     fn from(error: StepError) -> Self {
         match error {
             StepError::Comm(error) => Self::Comm(error),
+            StepError::Device(error) => Self::Device(error),
             StepError::Offload(error) => Self::Offload(error),
         }
     }

@@ -36,8 +36,8 @@ use crate::data::{Batch, DataLoader, Dataset, Prefetcher, Sampler, sampler};
 use crate::lr_schedule::LrSchedule;
 use crate::metrics::{EndReason, Event};
 use crate::run_clock;
-use crate::step::{self, Engine, MicroBatch, OptimizerStep};
-use regatta_device::ops::Device;
+use crate::step::{self, Engine, MicroBatch, OptimizerStep, StepError};
+use regatta_device::ops::{Device, SCALAR_DTYPE};
 use regatta_device::optimizer::{AdamW, Sgd};
 use regatta_device::tensor::View;
 use regatta_predict::plan::ParallelPlan;
@@ -59,6 +59,8 @@ pub struct TrainingSetup {
     pub name: String,
     /// The ranks.
     pub comm: Arc<dyn Comm>,
+    /// The same ranks with a communicator for device memory; `None` if tensors are in host memory.
+    pub device_comm: Option<Arc<dyn Comm>>,
     /// The compute device.
     pub device: Box<dyn Device>,
     /// Compute threads of this rank.
@@ -166,7 +168,8 @@ impl TrainingLoop {
             }
         };
         let config = self.step_config();
-        let result = self.engine.step_with_progress(&config, micros, &mut on_progress)?;
+        let result = self.engine.step_with_progress(&config, micros, &mut on_progress);
+        let result = result.map_err(|error| self.failed_step(error))?;
         self.usage.add_step(before, &self.engine);
         let saves = self.manager.as_mut().map_or([0.0; 2], CheckpointManager::save_counts);
         let interrupted = f64::from(stop());
@@ -207,17 +210,15 @@ impl TrainingLoop {
     /// Parameters of the next step.
     fn step_config(&self) -> step::StepConfig {
         let Config { train, optimizer, model, .. } = &self.config;
-        let (lr, grad_scale) = (self.schedule.at(self.done), 1.0);
+        let lr = self.schedule.at(self.done);
         let config::Optimizer { beta1, beta2, eps, weight_decay, momentum, .. } = *optimizer;
         let rule = match optimizer.name {
             OptimizerKind::AdamW => {
                 let step = self.done + 1;
-                let adamw = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale };
+                let adamw = AdamW { lr, beta1, beta2, eps, weight_decay, step };
                 OptimizerStep::AdamW(adamw)
             }
-            OptimizerKind::Sgd => {
-                OptimizerStep::Sgd(Sgd { lr, momentum, weight_decay, grad_scale })
-            }
+            OptimizerKind::Sgd => OptimizerStep::Sgd(Sgd { lr, momentum, weight_decay }),
         };
         step::StepConfig {
             step: self.done,
@@ -258,6 +259,20 @@ impl TrainingLoop {
         Ok(Prefetcher::new(loader, lists, PREFETCH_DEPTH)?)
     }
 
+    /// An error of the next step. Operations of a device are asynchronous: only the step is known.
+    fn failed_step(&self, error: StepError) -> TrainError {
+        match error {
+            StepError::Device(source) => TrainError::DeviceInStep {
+                rank: self.comm.rank(),
+                host: self.comm.peer(self.comm.rank()).host,
+                step: self.done + 1,
+                checkpoint: self.complete_checkpoint,
+                source,
+            },
+            error => error.into(),
+        }
+    }
+
     /// Fails if a value is not finite.
     fn check_finite(&self, step: u64, what: &'static str, number: f64) -> Result<()> {
         let rank = self.comm.rank();
@@ -270,12 +285,14 @@ impl TrainingLoop {
     /// Fails if the parameters are not finite. An update can overflow without affecting an earlier loss.
     fn check_parameters(&mut self) -> Result<()> {
         let Engine { device_model, state, .. } = &mut self.engine;
-        let mut squares = 0.0;
+        let device = &*device_model.device;
+        let mut squares = device.zeros(1, SCALAR_DTYPE);
         for block in state.local_blocks() {
-            let sum = |own: View<'_>| device_model.device.sum_of_squares(own);
-            squares += state.with_shard(block, StateTensor::Parameter, sum)?;
+            let sum = |own: View<'_>| device.sum_of_squares(own, squares.view_mut());
+            state.with_shard(block, StateTensor::Parameter, sum)?;
         }
-        self.check_finite(self.done, "parameter norm", squares.sqrt())
+        let sum: f64 = device.read_scalars(squares.view()).map_err(StepError::from)?.iter().sum();
+        self.check_finite(self.done, "parameter norm", sum.sqrt())
     }
 
     /// Evaluates the model on the validation split.

@@ -22,7 +22,7 @@ use crate::parallel::{ProcessGroups, ZeroStage};
 use crate::run_paths;
 use crate::state::{ParamInit, ShardingConfig};
 use crate::step::{DeviceModel, Engine};
-use regatta_predict::cost::{CostOptions, rank_cost};
+use regatta_predict::cost::rank_cost;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{Stage, StageError};
 use regatta_predict::plan::ParallelPlan;
@@ -137,15 +137,13 @@ impl TrainingLoop {
         init: ParamInit,
     ) -> Result<Self> {
         let throughput = Throughput::new(info, &shape);
-        let TrainingSetup { config, comm, device, dataset, folder, run, .. } = setup;
+        let TrainingSetup { config, comm, device_comm, device, dataset, folder, run, .. } = setup;
         let extra = [(RUN, run), (DATA, dataset.digest.clone()), (SPLIT, plan.mesh.to_string())];
         let extra = extra.into_iter().filter(|(_, what)| !what.is_empty());
         let extra = extra.map(|(name, what)| (name.to_owned(), what)).collect();
-        let options =
-            CostOptions::new(config.precision().activation_bytes(), config.train.recompute);
-        let cost = rank_cost(&shape, &plan, options, comm.rank() as usize)
+        let cost = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)
             .map_err(|error| ConfigError::Inconsistent(error.to_string()))?;
-        let groups = ProcessGroups::new(comm.clone(), plan.mesh)?;
+        let groups = ProcessGroups::new(device_comm.unwrap_or_else(|| comm.clone()), plan.mesh)?;
         let stage = stage(&plan, &shape, &groups)?;
         let tiles = config.parallel.tiles;
         let device_model =

@@ -60,6 +60,7 @@ pub fn training_setup(
         config: config.clone(),
         name: "test".to_owned(),
         comm,
+        device_comm: None,
         device,
         threads: 1,
         kernels: String::new(),
@@ -80,7 +81,6 @@ pub fn step_config(step: u64, tokens: usize, dropout: f32, recompute: bool) -> S
         eps: 1e-8,
         weight_decay: 0.1,
         step: step + 1,
-        grad_scale: 1.0,
     });
     let (tokens, grad_clip, seed) = (tokens as u64, 1.0, 3);
     StepConfig { step, tokens, optimizer, grad_clip, dropout, seed, recompute }

@@ -163,10 +163,11 @@ impl AttentionOps for Cpu {
         &self,
         shape: AttentionShape,
         theta: f64,
-        positions: &[u32],
+        positions: View<'_>,
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
+        let positions = positions.as_slice::<i32>();
         let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
         assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
         assert_lens("qkv", [qkv.len()], shape.rows() * row_len);

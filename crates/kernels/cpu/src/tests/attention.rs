@@ -116,7 +116,8 @@ fn rope_matches_reference() {
         for (positions, direction) in cases {
             let what = format!("{shape:?} {positions:?} {direction:?}");
             check_reference(&what, [Act(shape.rows() * shape.qkv_dim())], |device, [qkv]| {
-                device.apply_rope(shape, 10_000.0, positions, direction, qkv);
+                let positions = tokens(device, positions);
+                device.apply_rope(shape, 10_000.0, positions.view(), direction, qkv);
             });
         }
     }

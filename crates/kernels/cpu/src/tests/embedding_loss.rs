@@ -10,17 +10,19 @@ pub(super) fn random_tokens(seed: u64, count: usize, vocab: usize) -> Vec<u32> {
 #[test]
 fn embedding_matches_reference() {
     for (rows, dim, vocab) in [(1, 1, 1), (15, 17, 9), (256, 100, 65)] {
-        let tokens = random_tokens(1, rows, vocab);
+        let ids = random_tokens(1, rows, vocab);
         // The full table, and a shard of it.
         for local in [0..vocab, vocab / 3..vocab / 2 + 1] {
             for y in [Master(rows * dim), Act(rows * dim)] {
                 let what = format!("{rows} rows of {dim}, tokens {local:?}");
                 let specs = [Master(local.len() * dim), y];
                 check_reference(&what, specs, |device, [table, y]| {
-                    device.embedding(&tokens, local.start, table.view(), y)
+                    let ids = tokens(device, &ids);
+                    device.embedding(ids.view(), local.start, table.view(), y)
                 });
                 check_reference(&what, specs, |device, [table, y]| {
-                    device.embedding_backward(&tokens, local.start, y.view(), table)
+                    let ids = tokens(device, &ids);
+                    device.embedding_backward(ids.view(), local.start, y.view(), table)
                 });
             }
         }
@@ -34,10 +36,12 @@ fn position_embedding_matches_reference() {
         for y in [Master(rows * dim), Act(rows * dim)] {
             let what = format!("{rows} rows of {dim}");
             check_reference(&what, [Master(70 * dim), y], |device, [table, y]| {
-                device.add_position_embedding(dim, &positions, table.view(), y)
+                let positions = tokens(device, &positions);
+                device.add_position_embedding(dim, positions.view(), table.view(), y)
             });
             check_reference(&what, [Master(70 * dim), y], |device, [dtable, dy]| {
-                device.position_embedding_backward(dim, &positions, dy.view(), dtable);
+                let positions = tokens(device, &positions);
+                device.position_embedding_backward(dim, positions.view(), dy.view(), dtable);
             });
         }
     }
@@ -51,7 +55,10 @@ fn cross_entropy_matches_reference() {
             for logits in [Act(rows * vocab), Master(rows * vocab)] {
                 let what = format!("{rows} rows of {vocab}, {grad_scale:?}");
                 check_result(&what, &[logits], |device, t| {
-                    device.cross_entropy(&targets, t[0].view_mut(), grad_scale)
+                    let (targets, mut loss) = (tokens(device, &targets), scalar(device, 1.5));
+                    let logits = t[0].view_mut();
+                    device.cross_entropy(targets.view(), logits, grad_scale, loss.view_mut());
+                    read_scalar(device, &loss)
                 });
             }
         }
@@ -70,21 +77,44 @@ fn vocab_parallel_cross_entropy_matches_reference() {
             specs.extend([Master(3 * rows * ranks), Master(3 * rows)]);
             let what = format!("{rows} rows split at {bounds:?}");
             check_result(&what, &specs, |device, t| {
+                let (targets, mut loss) = (tokens(device, &targets), scalar(device, 1.5));
                 let (logits, others) = t.split_at_mut(ranks);
                 let [partials, merged] = others else { unreachable!() };
                 for (rank, logits) in logits.iter().enumerate() {
-                    let mut partials = partials.view_mut();
+                    let (first, mut partials) = (bounds[rank], partials.view_mut());
                     let local = partials.slice(3 * rows * rank..3 * rows * (rank + 1));
-                    device.cross_entropy_partials(&targets, bounds[rank], logits.view(), local);
+                    device.cross_entropy_partials(targets.view(), first, logits.view(), local);
                 }
-                let loss = device.merge_cross_entropy_partials(partials.view(), merged.view_mut());
+                let (to, sum) = (merged.view_mut(), Some(loss.view_mut()));
+                device.merge_cross_entropy_partials(partials.view(), to, sum);
                 for (rank, logits) in logits.iter_mut().enumerate() {
-                    let (first, merged) = (bounds[rank], merged.view());
-                    let logits = logits.view_mut();
-                    device.cross_entropy_backward(&targets, first, merged, logits, 0.125);
+                    let (targets, first, to) = (targets.view(), bounds[rank], logits.view_mut());
+                    device.cross_entropy_backward(targets, first, merged.view(), to, 0.125);
                 }
-                loss
+                read_scalar(device, &loss)
             });
         }
+    }
+}
+
+/// Bits of the loss of one or two calls that add to the same scalar.
+fn loss_bits(cpu: &Cpu, rows: &[u32], grad_scale: Option<f64>, calls: usize) -> u64 {
+    let vocab = 65;
+    let (targets, mut loss) = (tokens(cpu, rows), scalar(cpu, 0.0));
+    for _ in 0..calls {
+        let mut logits = tensors(cpu, &[Master(rows.len() * vocab)]).remove(0);
+        cpu.cross_entropy(targets.view(), logits.view_mut(), grad_scale, loss.view_mut());
+    }
+    read_scalar(cpu, &loss).to_bits()
+}
+
+#[test]
+fn losses_are_added_and_do_not_depend_on_the_gradient_scale() {
+    let targets = random_tokens(2, 50, 65);
+    for cpu in devices() {
+        let once = loss_bits(&cpu, &targets, None, 1);
+        assert_eq!(loss_bits(&cpu, &targets, Some(0.3), 1), once, "{}", cpu.describe());
+        let twice = f64::from_bits(loss_bits(&cpu, &targets, None, 2));
+        assert_eq!(twice, 2.0 * f64::from_bits(once), "{}", cpu.describe());
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use regatta_device::ops::{LinearShape, Norm, NormGrads, NormSaved};
+use regatta_device::{DeviceMemory, NormOps};
 
 /// Rows, inputs and outputs.
 const SHAPES: [[usize; 3]; 8] = [
@@ -53,6 +54,19 @@ fn linear_backward_matches_reference() {
 }
 
 #[test]
+fn linear_gelu_matches_reference() {
+    for [rows, inputs, outputs] in SHAPES {
+        let shape = LinearShape { rows, inputs, outputs };
+        let (x, w, y) = (Act(rows * inputs), Master(outputs * inputs), Act(rows * outputs));
+        let specs = [x, w, Master(outputs), y, y];
+        check_reference(&format!("{shape:?}"), specs, |device, [x, weight, bias, saved, y]| {
+            let (x, weight, bias) = (x.view(), weight.view(), Some(bias.view()));
+            device.linear_gelu(shape, x, weight, bias, saved, y);
+        });
+    }
+}
+
+#[test]
 fn norm_matches_reference() {
     for norm in [Norm::Layer { eps: 1e-5 }, Norm::Rms { eps: 1e-6 }] {
         for (rows, dim) in [(1, 1), (3, 5), (1, 16), (17, 33), (40, 128), (700, 50)] {
@@ -65,14 +79,45 @@ fn norm_matches_reference() {
                     let bias = with_bias.then(|| bias.view());
                     device.norm(norm, x.view(), weight.view(), bias, y, mean_rstd);
                 });
-                let specs = [x, param, stats, y, x, param, param];
-                check_reference(&what, specs, |device, [x, weight, stats, dy, dx, dw, db]| {
-                    let (x, weight, mean_rstd) = (x.view(), weight.view(), stats.view());
-                    let saved = NormSaved { x, weight, mean_rstd };
-                    let grads = NormGrads { weight: dw, bias: with_bias.then_some(db) };
-                    device.norm_backward(norm, saved, dy.view(), dx, grads);
+                let specs = [x, y, param, param, x, y, stats];
+                check_reference(&what, specs, |device, [x, delta, weight, bias, sum, y, stats]| {
+                    let (x, delta, weight) = (x.view(), delta.view(), weight.view());
+                    let bias = with_bias.then(|| bias.view());
+                    device.add_norm(norm, x, delta, weight, bias, sum, y, stats);
                 });
+                for with_copy in [false, true] {
+                    let specs = [x, param, stats, y, x, y, param, param];
+                    check_reference(&what, specs, |device, all| {
+                        let [x, weight, stats, dy, dx, copy, dw, db] = all;
+                        let (x, weight, mean_rstd) = (x.view(), weight.view(), stats.view());
+                        let saved = NormSaved { x, weight, mean_rstd };
+                        let grads = NormGrads { weight: dw, bias: with_bias.then_some(db) };
+                        let copy = with_copy.then_some(copy);
+                        device.norm_backward(norm, saved, dy.view(), dx, copy, grads);
+                    });
+                }
             }
         }
+    }
+}
+
+#[test]
+fn dx_copy_is_the_accumulated_gradient() {
+    let (rows, dim) = (17, 33);
+    for cpu in devices() {
+        let (x, y, param) = (Master(rows * dim), Act(rows * dim), Master(dim));
+        let mut all = tensors(&cpu, &[x, param, Master(2 * rows), y, x, y, param, param]);
+        let [x, weight, stats, dy, dx, copy, dw, db] = &mut all[..] else { unreachable!() };
+        let before = to_host(&cpu, std::slice::from_ref(dx));
+        let saved = NormSaved { x: x.view(), weight: weight.view(), mean_rstd: stats.view() };
+        let grads = NormGrads { weight: dw.view_mut(), bias: Some(db.view_mut()) };
+        let (norm, to) = (Norm::Layer { eps: 1e-5 }, Some(copy.view_mut()));
+        cpu.norm_backward(norm, saved, dy.view(), dx.view_mut(), to, grads);
+        assert_ne!(to_host(&cpu, std::slice::from_ref(dx)), before);
+        let mut expected = cpu.zeros_activation(rows * dim);
+        cpu.copy(dx.view(), expected.view_mut());
+        let [copy, expected] =
+            [copy, &mut expected].map(|tensor| to_host(&cpu, std::slice::from_ref(tensor)));
+        assert_eq!(copy, expected, "{}", cpu.describe());
     }
 }

@@ -1,15 +1,31 @@
 //! Activation functions of the MLP.
 
+use super::{LinearOps, LinearShape};
 use crate::tensor::{View, ViewMut};
 
 /// GELU and SwiGLU.
-pub trait ActivationOps {
-    /// `y = gelu(x)`, tanh approximation. Overwrites `x` with the derivative, which needs the same
-    /// exponential and is all that the backward pass needs.
+pub trait ActivationOps: LinearOps {
+    /// `y = gelu(x)`, tanh approximation. `x` becomes what the device saves for the backward pass: the
+    /// input, or the derivative, which needs the same exponential.
     fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>);
 
-    /// Multiplies `dy` by the derivative in place.
-    fn gelu_backward(&self, derivative: View<'_>, dy: ViewMut<'_>);
+    /// `y = gelu(x weightᵀ + bias)`. `saved` receives what [`ActivationOps::gelu`] leaves in its input.
+    fn linear_gelu(
+        &self,
+        shape: LinearShape,
+        x: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        mut saved: ViewMut<'_>,
+        y: ViewMut<'_>,
+    ) {
+        self.linear(shape, x, weight, bias, saved.reborrow());
+        self.gelu(saved, y);
+    }
+
+    /// Multiplies `dy` by the derivative in place. `dbias`, if any, is the gradient of a bias that was
+    /// added before the activation: the column sums of the result are added to it.
+    fn gelu_backward(&self, saved: View<'_>, dy: ViewMut<'_>, dbias: Option<ViewMut<'_>>);
 
     /// `y = silu(gate) * up`. A row of `x` has `dim` gate elements, then `dim` up elements.
     fn swiglu(&self, dim: usize, x: View<'_>, y: ViewMut<'_>);

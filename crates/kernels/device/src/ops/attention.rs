@@ -231,7 +231,7 @@ pub trait AttentionOps {
         &self,
         shape: AttentionShape,
         theta: f64,
-        positions: &[u32],
+        positions: View<'_>,
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     );

@@ -17,6 +17,6 @@ pub trait ElementwiseOps {
     /// `x *= by`.
     fn scale(&self, by: f64, x: ViewMut<'_>);
 
-    /// Sum of squares.
-    fn sum_of_squares(&self, x: View<'_>) -> f64;
+    /// Adds the sum of squares to a scalar.
+    fn sum_of_squares(&self, x: View<'_>, sum: ViewMut<'_>);
 }

@@ -37,31 +37,42 @@ pub fn merge_partials(
     CrossEntropyPartial { max, sum_exp, target_logit }
 }
 
-/// Cross-entropy.
+/// Cross-entropy. Targets have [`super::TOKEN_DTYPE`].
 pub trait LossOps {
-    /// Sum of the cross-entropies of the rows of `logits`. With `grad_scale`, `logits` are replaced by their
-    /// gradient times the scale.
-    fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, grad_scale: Option<f64>) -> f64;
+    /// Adds the cross-entropies of the rows of `logits` to the scalar `loss`. With `grad_scale`, `logits`
+    /// are replaced by their gradient times the scale.
+    fn cross_entropy(
+        &self,
+        targets: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: Option<f64>,
+        loss: ViewMut<'_>,
+    );
 
     /// Partial cross-entropy of each row over the logits of the tokens from `first` on. `partials` receives
     /// three elements per row, as in [`CrossEntropyPartial`].
     fn cross_entropy_partials(
         &self,
-        targets: &[u32],
+        targets: View<'_>,
         first: usize,
         logits: View<'_>,
         partials: ViewMut<'_>,
     );
 
-    /// Merges several sets of partials, each of all rows, into `merged`. Returns the sum of the
-    /// cross-entropies, if all columns are included.
-    fn merge_cross_entropy_partials(&self, partials: View<'_>, merged: ViewMut<'_>) -> f64;
+    /// Merges several sets of partials, each of all rows, into `merged`. Adds the cross-entropies to the
+    /// scalar `loss`, for callers whose partials include all columns.
+    fn merge_cross_entropy_partials(
+        &self,
+        partials: View<'_>,
+        merged: ViewMut<'_>,
+        loss: Option<ViewMut<'_>>,
+    );
 
     /// Replaces `logits` of the tokens from `first` on by their gradient times `grad_scale`, given the merged
     /// partials of all columns.
     fn cross_entropy_backward(
         &self,
-        targets: &[u32],
+        targets: View<'_>,
         first: usize,
         merged: View<'_>,
         logits: ViewMut<'_>,

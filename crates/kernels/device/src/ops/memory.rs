@@ -1,18 +1,74 @@
-//! Allocation and copies.
+//! Allocation, copies and completion.
 
+use std::any::Any;
 use std::ops::Range;
 
-use regatta_comm::DType;
+use regatta_comm::{DType, Event, MemorySpace};
 
+use crate::DeviceError;
 use crate::tensor::{Tensor, View, ViewMut};
 
+/// Data type of token ids and positions.
+pub const TOKEN_DTYPE: DType = DType::I32;
+
+/// Elements of logits in a GPU's memory at once: 8,192 rows of GPT-2's vocabulary. Larger GEMMs are not
+/// faster.
+pub const GPU_MAX_LOGITS: usize = 8192 * 50_304;
+
+/// Data type of scalars in device memory: losses, sums of squares, clip coefficients.
+pub const SCALAR_DTYPE: DType = DType::F64;
+
+/// A point in a device's queue of operations, which only the device can read.
+pub struct TimeMark(pub Box<dyn Any + Send>);
+
+/// Execution time of a kernel or library call, summed over its calls.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KernelTime {
+    /// Its name.
+    pub name: String,
+    /// Number of calls.
+    pub calls: u64,
+    /// Time on the device in seconds.
+    pub seconds: f64,
+}
+
 /// Memory of a device.
+///
+/// Operations of a device may be asynchronous: they are queued in order, and the caller's data in host
+/// memory is read before an operation returns. The first error makes all later operations no-ops, and
+/// [`DeviceMemory::synchronize`] and [`DeviceMemory::read_scalars`] return it.
 pub trait DeviceMemory: Send + Sync {
+    /// The memory its tensors are in.
+    fn memory_space(&self) -> MemorySpace {
+        MemorySpace::Host
+    }
+
     /// Data type of parameters, their gradients, the residual stream and statistics.
     fn master_dtype(&self) -> DType;
 
     /// Data type of other activations.
     fn activation_dtype(&self) -> DType;
+
+    /// Data type of the parameters that passes read: a copy that optimizer steps keep up to date if it
+    /// is not the master dtype.
+    fn weight_dtype(&self) -> DType {
+        self.master_dtype()
+    }
+
+    /// Data type of logits.
+    fn logit_dtype(&self) -> DType {
+        self.master_dtype()
+    }
+
+    /// Elements of logits in memory at once, at most; `None` for the default.
+    fn max_logits(&self) -> Option<usize> {
+        None
+    }
+
+    /// Data type that operands of GEMMs must have; `None` if they may have any.
+    fn gemm_dtype(&self) -> Option<DType> {
+        None
+    }
 
     /// Allocates zeros.
     fn zeros(&self, elements: usize, dtype: DType) -> Tensor;
@@ -50,5 +106,46 @@ pub trait DeviceMemory: Send + Sync {
     /// Fills with zeros.
     fn zero(&self, x: ViewMut<'_>) {
         self.fill(0.0, x);
+    }
+
+    /// Copies token ids or positions from host memory to a tensor of [`TOKEN_DTYPE`].
+    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>);
+
+    /// Waits for all operations so far and reads scalars of [`SCALAR_DTYPE`].
+    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError>;
+
+    /// Waits for all operations so far. Returns the first error of any operation.
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// A point in the queue of operations; `None` if operations complete before they return, so that a
+    /// clock of the host measures them.
+    fn record_time(&self) -> Option<TimeMark> {
+        None
+    }
+
+    /// Seconds between two points that the device has passed.
+    fn seconds_between(&self, _start: &TimeMark, _end: &TimeMark) -> f64 {
+        0.0
+    }
+
+    /// Times all kernels from now on, if the device can.
+    fn start_kernel_times(&self) {}
+
+    /// Ends timing; the times since [`DeviceMemory::start_kernel_times`].
+    fn take_kernel_times(&self) -> Vec<KernelTime> {
+        Vec::new()
+    }
+
+    /// The completion of all operations so far, for collectives that read their results; `None` if
+    /// operations complete before they return.
+    fn record_event(&self) -> Option<Event> {
+        None
+    }
+
+    /// Lets later operations wait for an event, without waiting on the host if both are on a device.
+    fn wait_event(&self, event: &Event) -> regatta_comm::Result {
+        event.wait()
     }
 }

@@ -20,9 +20,9 @@ pub use elementwise::ElementwiseOps;
 pub use embedding::EmbeddingOps;
 pub use linear::{LinearOps, LinearShape};
 pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
-pub use memory::DeviceMemory;
+pub use memory::{DeviceMemory, GPU_MAX_LOGITS, KernelTime, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark};
 pub use norm::{Norm, NormGrads, NormOps, NormSaved};
-pub use optimizer::OptimizerOps;
+pub use optimizer::{OptimizerOps, OptimizerState};
 
 macro_rules! device {
     ($($operations:ident)*) => {

@@ -1,5 +1,6 @@
 //! LayerNorm and RMSNorm.
 
+use super::ElementwiseOps;
 use crate::tensor::{View, ViewMut};
 
 /// Kind of norm.
@@ -33,7 +34,7 @@ pub struct NormGrads<'a> {
 }
 
 /// Norms.
-pub trait NormOps {
+pub trait NormOps: ElementwiseOps {
     /// `y = norm(x) * weight + bias` of rows as long as `weight`. `mean_rstd` receives two elements per
     /// row: mean (0 for RMSNorm) and reciprocal standard deviation.
     fn norm(
@@ -46,13 +47,32 @@ pub trait NormOps {
         mean_rstd: ViewMut<'_>,
     );
 
-    /// Accumulates into `dx`, which is the gradient of the residual stream, and into `grads`.
+    /// `sum = x + delta`, then the norm of `sum`.
+    #[allow(clippy::too_many_arguments, reason = "a fused kernel has the arguments of both")]
+    fn add_norm(
+        &self,
+        norm: Norm,
+        x: View<'_>,
+        delta: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        mut sum: ViewMut<'_>,
+        y: ViewMut<'_>,
+        mean_rstd: ViewMut<'_>,
+    ) {
+        self.add(x, delta, sum.reborrow());
+        self.norm(norm, sum.view(), weight, bias, y, mean_rstd);
+    }
+
+    /// Accumulates into `dx`, which is the gradient of the residual stream, and into `grads`. `dx_copy`
+    /// receives the updated `dx` in its own dtype, for GEMMs.
     fn norm_backward(
         &self,
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
         dx: ViewMut<'_>,
+        dx_copy: Option<ViewMut<'_>>,
         grads: NormGrads<'_>,
     );
 }

@@ -1,13 +1,44 @@
 //! Optimizer updates.
 
+use std::ops::Range;
+
 use crate::optimizer::{AdamW, Sgd};
 use crate::tensor::{View, ViewMut};
 
-/// Optimizer updates over flat buffers of equal length.
+/// What an optimizer step reads and updates: flat buffers of equal length.
+#[derive(Debug)]
+pub struct OptimizerState<'a> {
+    /// Gradients.
+    pub grad: View<'a>,
+    /// Scalar by which gradients are multiplied first, for clipping.
+    pub grad_scale: View<'a>,
+    /// First moment, or momentum.
+    pub moment1: ViewMut<'a>,
+    /// Second moment; unused by SGD.
+    pub moment2: ViewMut<'a>,
+    /// Master parameters.
+    pub param: ViewMut<'a>,
+    /// Copy of the parameters in the weight dtype, if the device has one.
+    pub weight: Option<ViewMut<'a>>,
+    /// Disjoint, ascending ranges of elements with weight decay: matrices, not norms and biases.
+    pub decayed: &'a [Range<usize>],
+}
+
+/// Optimizer updates over flat buffers.
 pub trait OptimizerOps {
-    /// One AdamW step; `moments` are the first and the second moment.
-    fn adamw(&self, config: &AdamW, grad: View<'_>, moments: [ViewMut<'_>; 2], param: ViewMut<'_>);
+    /// Writes the factor by which gradient clipping scales gradients: `min(1, max_norm / (norm + 1e-6))`;
+    /// 1 if `max_norm` is 0. The sum of squares counts every gradient `copies` times.
+    fn clip_coefficient(
+        &self,
+        sum_of_squares: View<'_>,
+        copies: f64,
+        max_norm: f64,
+        to: ViewMut<'_>,
+    );
+
+    /// One AdamW step.
+    fn adamw(&self, config: &AdamW, state: OptimizerState<'_>);
 
     /// One step of SGD with momentum.
-    fn sgd(&self, config: &Sgd, grad: View<'_>, momentum: ViewMut<'_>, param: ViewMut<'_>);
+    fn sgd(&self, config: &Sgd, state: OptimizerState<'_>);
 }

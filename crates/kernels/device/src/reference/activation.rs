@@ -1,6 +1,7 @@
 //! GELU and SwiGLU.
 
 use super::Reference;
+use super::linear::add_column_sums;
 use crate::ops::ActivationOps;
 use crate::tensor::{View, ViewMut};
 
@@ -17,9 +18,10 @@ impl ActivationOps for Reference {
         }
     }
 
-    fn gelu_backward(&self, derivative: View<'_>, dy: ViewMut<'_>) {
+    fn gelu_backward(&self, derivative: View<'_>, dy: ViewMut<'_>, dbias: Option<ViewMut<'_>>) {
         let dy = dy.as_slice::<f64>();
         dy.iter_mut().zip(derivative.as_slice::<f64>()).for_each(|(dy, d)| *dy *= d);
+        dbias.into_iter().for_each(|dbias| add_column_sums(dy, dbias.as_slice()));
     }
 
     fn swiglu(&self, dim: usize, x: View<'_>, y: ViewMut<'_>) {

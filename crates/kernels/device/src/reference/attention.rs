@@ -158,10 +158,11 @@ impl AttentionOps for Reference {
         &self,
         shape: AttentionShape,
         theta: f64,
-        positions: &[u32],
+        positions: View<'_>,
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
+        let positions = positions.as_slice::<i32>();
         assert_eq!(positions.len(), shape.seq_len);
         let half = shape.head_dim / 2;
         let qkv = qkv.as_slice::<f64>();

@@ -27,7 +27,7 @@ impl ElementwiseOps for Reference {
         x.as_slice::<f64>().iter_mut().for_each(|x| *x *= by);
     }
 
-    fn sum_of_squares(&self, x: View<'_>) -> f64 {
-        x.as_slice::<f64>().iter().map(|x| x * x).sum()
+    fn sum_of_squares(&self, x: View<'_>, sum: ViewMut<'_>) {
+        sum.as_slice::<f64>()[0] += x.as_slice::<f64>().iter().map(|x| x * x).sum::<f64>();
     }
 }

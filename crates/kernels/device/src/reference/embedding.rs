@@ -5,7 +5,8 @@ use crate::ops::EmbeddingOps;
 use crate::tensor::{View, ViewMut};
 
 impl EmbeddingOps for Reference {
-    fn embedding(&self, tokens: &[u32], first: usize, table: View<'_>, y: ViewMut<'_>) {
+    fn embedding(&self, tokens: View<'_>, first: usize, table: View<'_>, y: ViewMut<'_>) {
+        let tokens = tokens.as_slice::<i32>();
         let (table, y) = (table.as_slice::<f64>(), y.as_slice::<f64>());
         let dim = row_len(y.len(), tokens);
         for (row, token) in tokens.iter().enumerate() {
@@ -17,7 +18,14 @@ impl EmbeddingOps for Reference {
         }
     }
 
-    fn embedding_backward(&self, tokens: &[u32], first: usize, dy: View<'_>, dtable: ViewMut<'_>) {
+    fn embedding_backward(
+        &self,
+        tokens: View<'_>,
+        first: usize,
+        dy: View<'_>,
+        dtable: ViewMut<'_>,
+    ) {
+        let tokens = tokens.as_slice::<i32>();
         let (dy, dtable) = (dy.as_slice::<f64>(), dtable.as_slice::<f64>());
         let dim = row_len(dy.len(), tokens);
         for (row, token) in tokens.iter().enumerate() {
@@ -27,7 +35,8 @@ impl EmbeddingOps for Reference {
         }
     }
 
-    fn add_position_embedding(&self, dim: usize, pos: &[u32], table: View<'_>, y: ViewMut<'_>) {
+    fn add_position_embedding(&self, dim: usize, pos: View<'_>, table: View<'_>, y: ViewMut<'_>) {
+        let pos = pos.as_slice::<i32>();
         let (table, y) = (table.as_slice::<f64>(), y.as_slice::<f64>());
         assert!(y.len().is_multiple_of(dim * pos.len()));
         for (y, position) in y.chunks_exact_mut(dim).zip(pos.iter().cycle()) {
@@ -38,10 +47,11 @@ impl EmbeddingOps for Reference {
     fn position_embedding_backward(
         &self,
         dim: usize,
-        positions: &[u32],
+        positions: View<'_>,
         dy: View<'_>,
         dtable: ViewMut<'_>,
     ) {
+        let positions = positions.as_slice::<i32>();
         let (dy, dtable) = (dy.as_slice::<f64>(), dtable.as_slice::<f64>());
         assert!(dy.len().is_multiple_of(dim * positions.len()));
         for (dy, position) in dy.chunks_exact(dim).zip(positions.iter().cycle()) {
@@ -51,12 +61,12 @@ impl EmbeddingOps for Reference {
 }
 
 /// Offset of a token's row in the local part of a table, if it is there.
-fn local_row(token: u32, first: usize, dim: usize, table_len: usize) -> Option<usize> {
+fn local_row(token: i32, first: usize, dim: usize, table_len: usize) -> Option<usize> {
     let start = (token as usize).checked_sub(first)? * dim;
     (start < table_len).then_some(start)
 }
 
-fn row_len(elements: usize, tokens: &[u32]) -> usize {
+fn row_len(elements: usize, tokens: &[i32]) -> usize {
     let dim = elements / tokens.len().max(1);
     assert_eq!(elements, tokens.len() * dim);
     dim

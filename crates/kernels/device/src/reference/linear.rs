@@ -63,10 +63,14 @@ impl LinearOps for Reference {
                 }
             }
         }
-        let Some(dbias) = dbias.map(ViewMut::as_slice::<f64>) else { return };
-        for row in dy.chunks_exact(outputs) {
-            dbias.iter_mut().zip(row).for_each(|(sum, dy)| *sum += dy);
-        }
+        dbias.into_iter().for_each(|dbias| add_column_sums(dy, dbias.as_slice()));
+    }
+}
+
+/// Adds the column sums of `x` to `sums`.
+pub fn add_column_sums(x: &[f64], sums: &mut [f64]) {
+    for row in x.chunks_exact(sums.len()) {
+        sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
     }
 }
 

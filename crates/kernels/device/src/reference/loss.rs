@@ -5,28 +5,34 @@ use crate::ops::{CrossEntropyPartial, LossOps, merge_partials};
 use crate::tensor::{View, ViewMut};
 
 impl LossOps for Reference {
-    fn cross_entropy(&self, targets: &[u32], logits: ViewMut<'_>, grad_scale: Option<f64>) -> f64 {
+    fn cross_entropy(
+        &self,
+        targets: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: Option<f64>,
+        loss: ViewMut<'_>,
+    ) {
+        let (targets, loss) = (targets.as_slice::<i32>(), &mut loss.as_slice::<f64>()[0]);
         let logits = logits.as_slice::<f64>();
         let vocab_size = logits.len() / targets.len();
-        let mut loss = 0.0;
         for (target, logits) in targets.iter().zip(logits.chunks_exact_mut(vocab_size)) {
             let target = *target as usize;
             let (max, sum_exp) = max_and_sum_exp(logits);
-            loss += max + sum_exp.ln() - logits[target];
+            *loss += max + sum_exp.ln() - logits[target];
             let Some(scale) = grad_scale else { continue };
             logits.iter_mut().for_each(|x| *x = (*x - max).exp() / sum_exp * scale);
             logits[target] -= scale;
         }
-        loss
     }
 
     fn cross_entropy_partials(
         &self,
-        targets: &[u32],
+        targets: View<'_>,
         first: usize,
         logits: View<'_>,
         partials: ViewMut<'_>,
     ) {
+        let targets = targets.as_slice::<i32>();
         let (logits, partials) = (logits.as_slice::<f64>(), partials.as_slice::<f64>());
         let columns = logits.len() / targets.len();
         assert_eq!(partials.len(), 3 * targets.len());
@@ -38,30 +44,36 @@ impl LossOps for Reference {
         }
     }
 
-    fn merge_cross_entropy_partials(&self, partials: View<'_>, merged: ViewMut<'_>) -> f64 {
+    fn merge_cross_entropy_partials(
+        &self,
+        partials: View<'_>,
+        merged: ViewMut<'_>,
+        loss: Option<ViewMut<'_>>,
+    ) {
         let (partials, merged) = (partials.as_slice::<f64>(), merged.as_slice::<f64>());
         let rows = merged.len() / 3;
         assert!(partials.len().is_multiple_of(3 * rows));
-        let mut loss = 0.0;
+        let mut sum = 0.0;
         for row in 0..rows {
             let of_row = partials.chunks_exact(3 * rows).map(|set| {
                 CrossEntropyPartial::from([set[3 * row], set[3 * row + 1], set[3 * row + 2]])
             });
             let CrossEntropyPartial { max, sum_exp, target_logit } = merge_partials(of_row);
             merged[3 * row..3 * row + 3].copy_from_slice(&[max, sum_exp, target_logit]);
-            loss += CrossEntropyPartial { max, sum_exp, target_logit }.loss();
+            sum += CrossEntropyPartial { max, sum_exp, target_logit }.loss();
         }
-        loss
+        loss.into_iter().for_each(|loss| loss.as_slice::<f64>()[0] += sum);
     }
 
     fn cross_entropy_backward(
         &self,
-        targets: &[u32],
+        targets: View<'_>,
         first: usize,
         merged: View<'_>,
         logits: ViewMut<'_>,
         grad_scale: f64,
     ) {
+        let targets = targets.as_slice::<i32>();
         let (merged, logits) = (merged.as_slice::<f64>(), logits.as_slice::<f64>());
         let columns = logits.len() / targets.len();
         assert_eq!(merged.len(), 3 * targets.len());
@@ -82,6 +94,6 @@ fn max_and_sum_exp(logits: &[f64]) -> (f64, f64) {
 }
 
 /// The column of a target, if it is local.
-fn local_column(target: u32, first: usize, columns: usize) -> Option<usize> {
+fn local_column(target: i32, first: usize, columns: usize) -> Option<usize> {
     (target as usize).checked_sub(first).filter(|column| *column < columns)
 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use regatta_comm::DType;
 
 use super::Reference;
+use crate::DeviceError;
 use crate::ops::DeviceMemory;
 use crate::tensor::{Tensor, View, ViewMut};
 
@@ -58,4 +59,18 @@ impl DeviceMemory for Reference {
     fn fill(&self, value: f64, x: ViewMut<'_>) {
         x.as_slice::<f64>().fill(value);
     }
+
+    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
+        copy_tokens(from, to.as_slice());
+    }
+
+    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
+        Ok(scalars.as_slice().to_vec())
+    }
+}
+
+/// Converts token ids. Vocabularies are far smaller than an i32.
+pub fn copy_tokens(from: &[u32], to: &mut [i32]) {
+    assert_eq!(from.len(), to.len());
+    to.iter_mut().zip(from).for_each(|(to, from)| *to = *from as i32);
 }

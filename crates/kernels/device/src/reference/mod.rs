@@ -11,6 +11,8 @@ mod memory;
 mod norm;
 mod optimizer;
 
+pub use memory::copy_tokens;
+
 /// The reference device. All dtypes are f64.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reference;

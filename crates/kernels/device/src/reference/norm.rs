@@ -39,6 +39,7 @@ impl NormOps for Reference {
         saved: NormSaved<'_>,
         dy: View<'_>,
         dx: ViewMut<'_>,
+        dx_copy: Option<ViewMut<'_>>,
         grads: NormGrads<'_>,
     ) {
         let NormSaved { x, weight, mean_rstd } = saved;
@@ -66,5 +67,6 @@ impl NormOps for Reference {
                 }
             }
         }
+        dx_copy.into_iter().for_each(|copy| copy.as_slice::<f64>().copy_from_slice(dx));
     }
 }

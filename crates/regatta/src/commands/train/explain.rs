@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use anyhow::Result;
-use regatta_kernels_cpu::Cpu;
 use regatta_model::CpuSet;
 use regatta_model::text_table;
 use regatta_model::units::{format_memory, format_si_unit, pluralize};
@@ -17,6 +16,7 @@ use super::format::format_params;
 use super::listing::ASSUMED_VOCABULARY;
 use super::{parent, preflight};
 use crate::cli::{FAINT, HEADING};
+use crate::commands::compute_device;
 use crate::output;
 
 /// Up to this many ranks, each one is listed; above, only their groups.
@@ -32,8 +32,8 @@ const MAX_RANGES: usize = 3;
 pub fn run(resolved: &Resolved, args: &TrainArgs) -> Result<()> {
     let ranks = parent::planned_ranks(&resolved.config, args)?;
     let mut resolved = resolved.clone();
-    // The precision of a run on this machine.
-    resolved.config.train.precision.get_or_insert_with(Cpu::fastest_precision);
+    // The device and the precision of a run on this machine.
+    compute_device::resolve_here(&mut resolved.config);
     if resolved.config.model.vocab_size == 0 {
         match preflight::measure_data(&resolved.config) {
             Ok((vocab_size, _)) => resolved.config.model.vocab_size = vocab_size,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use regatta_train::config::{Config, implied_ranks};
+use regatta_train::config::{Config, DeviceKind, implied_ranks};
 
 use super::args::TrainArgs;
 use super::preflight;
@@ -25,7 +25,7 @@ use crate::plan::Discovery;
 pub fn run(mut task: TrainTask, args: &TrainArgs) -> Result<ExitCode> {
     let config = task.config()?;
     let (smoke, run_dir) = (task.smoke, task.run_dir());
-    let mut launch = launch_request(args, PathBuf::new()).options()?;
+    let mut launch = launch_request(args, &config, PathBuf::new()).options()?;
     let discovery = launch::discover(&launch)?;
     // A rank that a scheduler started must not take another rank of its job for another job.
     if let Some(run_dir) = run_dir.as_ref().filter(|_| discovery.allocation.this_rank.is_none()) {
@@ -80,7 +80,7 @@ fn launch_folder(args: &TrainArgs, config: &Config) -> Result<PathBuf> {
 
 /// The number of ranks that training with these options starts, for `--explain`.
 pub fn planned_ranks(config: &Config, args: &TrainArgs) -> Result<usize> {
-    let launch = launch_request(args, PathBuf::new()).options()?;
+    let launch = launch_request(args, config, PathBuf::new()).options()?;
     if let Some(ranks) = launch.job.ranks {
         return Ok(ranks as usize);
     }
@@ -101,7 +101,7 @@ fn ranks_of_layout(config: &Config, discovery: &Discovery) -> Option<u32> {
 }
 
 /// The ranks to launch, with logs in `run_dir`.
-fn launch_request(args: &TrainArgs, run_dir: PathBuf) -> LaunchRequest<'_> {
+fn launch_request<'a>(args: &'a TrainArgs, config: &Config, run_dir: PathBuf) -> LaunchRequest<'a> {
     let ranks = &args.ranks;
     LaunchRequest {
         ranks: ranks.ranks,
@@ -109,7 +109,7 @@ fn launch_request(args: &TrainArgs, run_dir: PathBuf) -> LaunchRequest<'_> {
         nodes: ranks.nodes,
         hostfile: ranks.hostfile.as_deref(),
         run_dir,
-        gpus: false,
+        gpus: config.train.device != Some(DeviceKind::Cpu),
         user_options: ranks.launch.as_deref(),
     }
 }

@@ -3,15 +3,15 @@
 
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
-use regatta_kernels_cpu::Cpu;
-use regatta_predict::cost::{CostOptions, rank_cost};
+use regatta_predict::cost::rank_cost;
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
-use regatta_train::config::Config;
+use regatta_train::config::{Config, DeviceKind};
 use regatta_train::data::{self, DataDirs, Sampler};
 
 use super::rank::data_spec;
 use crate::cli::LaunchArgs;
+use crate::commands::compute_device;
 use crate::plan::Discovery;
 use crate::system::memory_limits;
 
@@ -27,7 +27,13 @@ pub fn check(config: &Config, launch: &LaunchArgs, discovery: &Discovery) -> Res
     let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
     Sampler::shuffled(config.train.seed, tokens, config.model.seq_len as u64)
         .with_context(|| config.data.source.clone())?;
-    if config.train.check_memory { check_memory(config, &plan, &shape, ranks) } else { Ok(()) }
+    let mut config = config.clone();
+    compute_device::resolve_here(&mut config);
+    // Ranks check the memory of their GPUs, which this process must not open before it forks.
+    match config.train.check_memory && config.train.device == Some(DeviceKind::Cpu) {
+        true => check_memory(&config, &plan, &shape, ranks),
+        false => Ok(()),
+    }
 }
 
 /// Vocabulary size and training tokens of the data, which is closed again: tokens in memory would count
@@ -54,8 +60,7 @@ fn check_memory(
 ) -> Result<()> {
     let host = host_name();
     let limits = memory_limits(&host);
-    let precision = config.train.precision.unwrap_or_else(Cpu::fastest_precision);
-    let options = CostOptions::new(precision.activation_bytes(), config.train.recompute);
+    let options = config.cost_options();
     let need = |rank| Ok(config.memory_need(plan, &rank_cost(shape, plan, options, rank)?.memory));
     let needs = (0..ranks).map(need).collect::<Result<Vec<_>>>()?;
     let entries: Vec<_> = needs.iter().map(|need| need.entry(&limits)).collect();

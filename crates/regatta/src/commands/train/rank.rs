@@ -6,22 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use regatta_comm::{Collectives, Comm, ReduceOp, bootstrap, hierarchical};
-use regatta_device::precision::Precision;
-use regatta_kernels_cpu::Cpu;
+use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
-use regatta_predict::cost::{CostOptions, rank_cost};
-use regatta_train::config::Config;
+use regatta_predict::cost::rank_cost;
+use regatta_train::config::{Config, DeviceKind};
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
-use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::reporter::{EventRecorder, ProgressReporter};
 use super::run_folder;
 use super::task::TrainTask;
+use crate::commands::compute_device::{self, ComputeDevice};
 use crate::commands::launch::new_run_id;
 use crate::commands::rank_events::EventSink;
 use crate::system::memory_limits;
@@ -44,7 +42,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     if is_restart() {
         training::resume_own_run(&mut config, &folder, &run_id())?;
     }
-    resolve_precision(&mut config, &*comm)?;
+    compute_device::resolve(&mut config, &*comm)?;
     let rank = comm.rank();
     let recorder = || EventRecorder::new(&folder, config.metrics.tensorboard);
     let mut events = TrainEvents {
@@ -55,16 +53,17 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let abort = |e: &anyhow::Error| comm.abort(&e.to_string());
     let _lock = (rank == 0).then(|| run_folder::lock(&folder)).transpose().inspect_err(abort)?;
     let dataset = open_dataset(&config, &*comm).inspect_err(abort)?;
-    check_memory(&config, dataset.tokenizer.vocab_size(), &*comm).inspect_err(abort)?;
     let threads = threads(&config);
-    let device = Cpu::new(threads, config.precision());
-    let kernels = device.gemm_kernel().to_owned();
-    let gemm_flops_per_second = measure_gemm_peak(&device, threads, &*comm).inspect_err(abort)?;
+    let device = open_device(&config, &dataset, threads, &*comm).inspect_err(abort)?;
+    let gemm_flops_per_second = device.measure_gemm_peak(&*comm).inspect_err(abort)?;
+    let device_comm = device.device_comm(&*comm).inspect_err(abort)?;
+    let (kernels, device_notes) = (device.kernels(), device.notes());
     let setup = TrainingSetup {
         config,
         name: task.name.clone(),
         comm,
-        device: Box::new(device),
+        device_comm,
+        device: device.into_device(),
         threads,
         kernels,
         gemm_flops_per_second,
@@ -90,6 +89,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
             events.emit(Event::Note(format!("cannot save the configuration, {effect}: {error:#}")));
         }
     };
+    device_notes.into_iter().filter(|_| rank == 0).for_each(|note| emit(Event::Note(note)));
     let reason = training::run(setup, &stop, &mut emit)?;
     events.sink.finish()?.map_or(Ok(()), |reporter| reporter.finish())?;
     Ok(match reason {
@@ -139,25 +139,20 @@ pub fn threads(config: &Config) -> usize {
     if config.train.threads == 0 { cores() } else { config.train.threads.min(MAX_THREADS) }
 }
 
-/// Resolves `train.precision` auto: bf16 if all ranks are fast at it.
-pub fn resolve_precision(config: &mut Config, comm: &dyn Comm) -> Result<()> {
-    if config.train.precision.is_none() {
-        let mut f32_ranks = [i32::from(Cpu::fastest_precision() == Precision::F32)];
-        comm.all_reduce(&mut f32_ranks, ReduceOp::Max)?;
-        let all_fast = f32_ranks == [0];
-        config.train.precision = Some(if all_fast { Precision::Bf16 } else { Precision::F32 });
+/// Opens the compute device once the run is known to fit in its memory.
+pub fn open_device(
+    config: &Config,
+    dataset: &Dataset,
+    threads: usize,
+    comm: &dyn Comm,
+) -> Result<ComputeDevice> {
+    let vocab_size = dataset.tokenizer.vocab_size();
+    if config.train.device != Some(DeviceKind::Gpu) {
+        check_memory(config, vocab_size, comm)?;
     }
-    Ok(())
-}
-
-/// GEMM peak of all ranks' cores in FLOP/s. They measure at the same time, because cores share caches and
-/// power.
-fn measure_gemm_peak(device: &Cpu, threads: usize, comm: &dyn Comm) -> Result<f64> {
-    comm.barrier()?;
-    let flops_per_second = device.measure_gemm();
-    let host = comm.peer(comm.rank()).host;
-    let cpus = regatta_discover::live_affinity().unwrap_or_default();
-    Ok(gemm_peak(comm, &RankGemm { host, cpus, threads, flops_per_second })?)
+    let device = ComputeDevice::open(config, threads, comm)?;
+    device.check_memory(config, vocab_size, comm)?;
+    Ok(device)
 }
 
 /// Opens the dataset. The first rank of each node tokenizes and verifies it while the others wait.
@@ -175,11 +170,9 @@ pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
 /// Fails if the run does not fit in memory, instead of leaving that to the OOM killer, which gives no
 /// reason. Ranks exchange what they need of which memory limit, because several may share a node or
 /// a cgroup.
-pub fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
+fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
     let (plan, shape) = config.validate_with_vocab(comm.size() as usize, vocab_size)?;
-    let train = &config.train;
-    let options = CostOptions::new(config.precision().activation_bytes(), train.recompute);
-    let memory = rank_cost(&shape, &plan, options, comm.rank() as usize)?.memory;
+    let memory = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)?.memory;
     let need = config.memory_need(&plan, &memory);
     let host = comm.peer(comm.rank()).host;
     let limits = memory_limits(&host);
@@ -187,7 +180,7 @@ pub fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Resu
     let mut all = vec![own; comm.size() as usize];
     // No rank allocates before all have read the free memory.
     comm.all_gather(&own, all.as_flattened_mut())?;
-    if train.check_memory {
+    if config.train.check_memory {
         let all: Vec<_> = all.iter().map(|entry| entry.map(i64::cast_unsigned)).collect();
         need.check((comm.rank(), &host), &limits, &all)?;
     }

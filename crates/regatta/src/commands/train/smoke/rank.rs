@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 use regatta_comm::{Comm, bootstrap, hierarchical};
-use regatta_kernels_cpu::Cpu;
 use regatta_launch::channel::RankEnd;
 use regatta_train::training::smoke::{Check, Details, Findings, RankInfo, SmokeEvent, SmokeTest};
 use regatta_train::training::{TrainError, TrainingSetup};
 
 use super::report::ReportingProcess;
 use super::reporter::SmokeReporter;
+use crate::commands::compute_device;
 use crate::commands::rank_events::EventSink;
 use crate::commands::rank_worker::report_lost_peer;
 use crate::commands::train::{TrainTask, rank as training};
@@ -63,27 +63,28 @@ fn run_checks(
 ) -> Result<()> {
     smoke.joined(bootstrap_time)?;
     let mut config = task.config()?;
-    training::resolve_precision(&mut config, &**comm)?;
+    compute_device::resolve(&mut config, &**comm)?;
     let threads = training::threads(&config);
-    let device = Cpu::new(threads, config.precision());
-    let kernels = device.describe();
+    let kernels = compute_device::describe(&config, threads);
     let rank = comm.rank();
     let host = comm.peer(rank).host;
     let cpus = regatta_discover::live_affinity().unwrap_or_default();
     smoke.ranks(&RankInfo { rank, host, cpus, threads, kernels: kernels.clone() })?;
     let folder = training::run_folder(task, &**comm)?;
-    let dataset = smoke.check(Check::Data, |comm| {
+    let (dataset, device) = smoke.check(Check::Data, |comm| {
         let dataset = training::open_dataset(&config, comm)?;
-        training::check_memory(&config, dataset.tokenizer.vocab_size(), comm)?;
+        let device = training::open_device(&config, &dataset, threads, comm)?;
         let (source, tokens) = (config.data.source.clone(), dataset.train.len());
-        Ok::<_, anyhow::Error>((dataset, Findings::of(Details::Data { source, tokens })))
+        Ok::<_, anyhow::Error>(((dataset, device), Findings::of(Details::Data { source, tokens })))
     })?;
-    let (name, comm, device) = (task.name.clone(), comm.clone(), Box::new(device));
+    let device_comm = device.device_comm(&**comm)?;
+    let (name, comm, device) = (task.name.clone(), comm.clone(), device.into_device());
     let run = training::run_id();
     let setup = TrainingSetup {
         config,
         name,
         comm,
+        device_comm,
         device,
         threads,
         kernels,

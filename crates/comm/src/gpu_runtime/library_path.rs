@@ -1,0 +1,115 @@
+//! Where vendor libraries are: an environment variable, the dynamic linker, or the packages of a Python
+//! environment, which bring their own CUDA libraries.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+use libloading::os::unix;
+
+use super::LibraryError;
+
+/// Loads a library: the one that the environment variable names, or the first of `names` that the
+/// dynamic linker or a Python environment has.
+pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
+    let overridden = std::env::var_os(variable).map(PathBuf::from);
+    let by_name = names.iter().map(PathBuf::from);
+    let in_packages = || {
+        let dirs = package_dirs(&python_prefixes(|name| std::env::var_os(name)));
+        let paths = dirs.into_iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+        paths.filter(|path| path.is_file()).collect::<Vec<_>>()
+    };
+    let mut why = None;
+    let paths = overridden.into_iter().chain(by_name);
+    for path in paths.chain(std::iter::once_with(in_packages).flatten()) {
+        preload_builtins(&path);
+        // SAFETY: initialising a vendor library that the user installed has no preconditions.
+        match unsafe { Library::new(&path) } {
+            Ok(library) => return Ok(library),
+            Err(error) => why = why.or(Some(error.to_string())),
+        }
+    }
+    let hint = format!(
+        "set {variable} to its path, add its directory to LD_LIBRARY_PATH, or activate a Python \
+         environment that has it"
+    );
+    let what = format!("cannot load the library (tried {})", names.join(", "));
+    Err(LibraryError { what, why: why.unwrap_or_default(), hint })
+}
+
+/// NVRTC loads its builtins by name, which the linker finds only if they are loaded already.
+fn preload_builtins(path: &Path) {
+    let is_nvrtc = path.file_name().is_some_and(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with("libnvrtc.so")
+    });
+    let Some(dir) = path.parent().filter(|dir| is_nvrtc && !dir.as_os_str().is_empty()) else {
+        return;
+    };
+    let is_builtins = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        name.is_some_and(|name| name.starts_with("libnvrtc-builtins.so"))
+    };
+    for builtins in entries(dir).into_iter().filter(is_builtins) {
+        // SAFETY: as for the library itself.
+        let loaded =
+            unsafe { unix::Library::open(Some(&builtins), unix::RTLD_NOW | unix::RTLD_GLOBAL) };
+        // NVRTC needs it for as long as the process lives.
+        loaded.into_iter().for_each(std::mem::forget);
+    }
+}
+
+/// The Python environments of the user: the active one first, then those of `python3` in the path.
+fn python_prefixes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(&variable);
+    let mut prefixes: Vec<PathBuf> = active.map(PathBuf::from).collect();
+    let path = variable("PATH").unwrap_or_default();
+    for bin in std::env::split_paths(&path).filter(|bin| bin.join("python3").exists()) {
+        prefixes.extend(bin.parent().map(Path::to_owned));
+    }
+    prefixes
+}
+
+/// The directories of vendor libraries in the packages of Python environments.
+fn package_dirs(prefixes: &[PathBuf]) -> Vec<PathBuf> {
+    let mut dirs = Vec::new();
+    for prefix in prefixes {
+        for python in entries(&prefix.join("lib")) {
+            for packages in ["site-packages", "dist-packages"] {
+                let vendor = entries(&python.join(packages).join("nvidia"));
+                dirs.extend(vendor.into_iter().map(|package| package.join("lib")));
+            }
+        }
+    }
+    dirs.retain(|dir| dir.is_dir());
+    dirs
+}
+
+/// The entries of a directory, sorted; none if it cannot be read.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = found.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_of_python_packages_are_found() {
+        let root = std::env::temp_dir().join(format!("regatta-packages-{}", std::process::id()));
+        let lib = root.join("env/lib/python3.12/site-packages/nvidia/cudnn/lib");
+        std::fs::create_dir_all(&lib).unwrap();
+        std::fs::create_dir_all(root.join("env/bin")).unwrap();
+        std::fs::write(root.join("env/bin/python3"), "").unwrap();
+        let path = root.join("env/bin").into_os_string();
+        let prefixes = python_prefixes(|name| (name == "PATH").then(|| path.clone()));
+        let active = python_prefixes(|name| (name == "VIRTUAL_ENV").then(|| root.clone().into()));
+        let dirs = package_dirs(&prefixes);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(dirs, [lib]);
+        assert_eq!(active, [root]);
+    }
+}

@@ -1,0 +1,133 @@
+//! LayerNorm and RMSNorm, also of a sum.
+
+use regatta_device::ops::{Device, Norm, NormGrads, NormSaved};
+
+use crate::gradient_check::{Operation, assert_same};
+use crate::guarded::{
+    Guarded, accumulated, activation, activation_output, initial_grad, master, master_output,
+    weight,
+};
+use crate::host_copy::rounded;
+
+/// LayerNorm or RMSNorm: inputs are x, weight and, with a bias, bias.
+#[derive(Debug, Clone, Copy)]
+pub struct NormLayer {
+    /// Kind.
+    pub norm: Norm,
+    /// Tokens.
+    pub rows: usize,
+    /// Elements of a row.
+    pub dim: usize,
+    /// Whether there is a bias.
+    pub bias: bool,
+    /// Whether the backward pass copies the gradient of x to the activation dtype.
+    pub dx_copy: bool,
+}
+
+impl NormLayer {
+    /// Output, and mean and rstd.
+    fn forward_with_stats(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> [Guarded; 2] {
+        let (x, w) = (master(device, &inputs[0]), weight(device, &inputs[1]));
+        let bias = inputs.get(2).map(|bias| weight(device, bias));
+        let bias = bias.as_ref().map(Guarded::view);
+        let mut y = activation_output(device, x.len());
+        let mut mean_rstd = master_output(device, 2 * self.rows);
+        let (to, stats) = (y.view_mut(), mean_rstd.view_mut());
+        device.norm(self.norm, x.view(), w.view(), bias, to, stats);
+        [y, mean_rstd]
+    }
+
+    /// Accumulates into `dx`. Returns the gradients of weight and bias.
+    fn accumulate(
+        &self,
+        device: &dyn Device,
+        saved: NormSaved<'_>,
+        dy: &[f64],
+        dx: &mut Guarded,
+    ) -> Vec<Vec<f64>> {
+        let dy = activation(device, dy);
+        let mut copy = self.dx_copy.then(|| activation_output(device, dx.len()));
+        let mut dweight = initial_grad(device, self.dim);
+        let mut dbias = self.bias.then(|| initial_grad(device, self.dim));
+        let bias = dbias.as_mut().map(Guarded::view_mut);
+        let grads = NormGrads { weight: dweight.view_mut(), bias };
+        let to = copy.as_mut().map(Guarded::view_mut);
+        device.norm_backward(self.norm, saved, dy.view(), dx.view_mut(), to, grads);
+        if let Some(copy) = copy {
+            let expected = rounded(&dx.read(device), device.activation_dtype());
+            assert_same(&copy.read(device), &expected, &format!("{self:?}: dx_copy"));
+        }
+        let mut all = vec![accumulated(device, &dweight)];
+        all.extend(dbias.map(|dbias| accumulated(device, &dbias)));
+        all
+    }
+}
+
+impl Operation for NormLayer {
+    fn input_lens(&self) -> Vec<usize> {
+        let mut all = vec![self.rows * self.dim, self.dim];
+        all.extend(self.bias.then_some(self.dim));
+        all
+    }
+
+    fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let [y, _] = self.forward_with_stats(device, inputs);
+        y.read(device)
+    }
+
+    fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
+        let (x, w) = (master(device, &inputs[0]), weight(device, &inputs[1]));
+        let [_, mean_rstd] = self.forward_with_stats(device, inputs);
+        let mut dx = initial_grad(device, x.len());
+        let saved = NormSaved { x: x.view(), weight: w.view(), mean_rstd: mean_rstd.view() };
+        let mut all = self.accumulate(device, saved, dy, &mut dx);
+        all.insert(0, accumulated(device, &dx));
+        all
+    }
+}
+
+/// Norm of the sum of the residual stream and the output of a layer. Inputs are both, weight and, with a
+/// bias, bias; outputs are the sum and its norm.
+#[derive(Debug, Clone, Copy)]
+pub struct AddNorm(pub NormLayer);
+
+impl AddNorm {
+    /// Sum, output, and mean and rstd.
+    fn forward_with_stats(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> [Guarded; 3] {
+        let (x, delta) = (master(device, &inputs[0]), activation(device, &inputs[1]));
+        let w = weight(device, &inputs[2]);
+        let bias = inputs.get(3).map(|bias| weight(device, bias));
+        let bias = bias.as_ref().map(Guarded::view);
+        let (mut sum, mut y) = (master_output(device, x.len()), activation_output(device, x.len()));
+        let mut mean_rstd = master_output(device, 2 * self.0.rows);
+        let (x, delta, w) = (x.view(), delta.view(), w.view());
+        let (norm, stats) = (self.0.norm, mean_rstd.view_mut());
+        device.add_norm(norm, x, delta, w, bias, sum.view_mut(), y.view_mut(), stats);
+        [sum, y, mean_rstd]
+    }
+}
+
+impl Operation for AddNorm {
+    fn input_lens(&self) -> Vec<usize> {
+        let mut all = self.0.input_lens();
+        all.insert(1, all[0]);
+        all
+    }
+
+    fn forward(&self, device: &dyn Device, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let [sum, y, _] = self.forward_with_stats(device, inputs);
+        [sum.read(device), y.read(device)].concat()
+    }
+
+    fn backward(&self, device: &dyn Device, inputs: &[Vec<f64>], dy: &[f64]) -> Vec<Vec<f64>> {
+        let [sum, _, mean_rstd] = self.forward_with_stats(device, inputs);
+        let w = weight(device, &inputs[2]);
+        let (dsum, dy) = dy.split_at(sum.len());
+        let mut dx = master(device, dsum);
+        let saved = NormSaved { x: sum.view(), weight: w.view(), mean_rstd: mean_rstd.view() };
+        let mut all = self.0.accumulate(device, saved, dy, &mut dx);
+        let dx = dx.read(device);
+        all.splice(0..0, [dx.clone(), dx]);
+        all
+    }
+}

@@ -1,0 +1,283 @@
+//! Descriptors of a GEMM: what the library needs to choose and to launch an algorithm.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use regatta_comm::gpu_runtime::{SUCCESS, Stream, Vendor};
+
+use super::constants::Constants;
+use super::gemm::{Epilogue, Gemm, GemmArgs};
+use super::sys::{
+    ALGORITHM_BYTES, Algorithm, CUBLASLT_ALGORITHM_WORDS, Functions, HIPBLASLT_ALGORITHM_WORDS,
+    Handle, HeuristicResult, MatmulDesc, MatmulPreference, MatrixLayout,
+};
+use crate::Ptr;
+
+/// Memory that algorithms may use for partial results.
+pub(crate) const WORKSPACE_BYTES: usize = 64 << 20;
+
+/// An error code of the library, and the function that returned it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StatusError {
+    pub function: &'static str,
+    pub code: c_int,
+}
+
+fn check(function: &'static str, code: c_int) -> Result<(), StatusError> {
+    if code == SUCCESS { Ok(()) } else { Err(StatusError { function, code }) }
+}
+
+/// The descriptors of one GEMM, destroyed when dropped.
+pub(crate) struct Descriptors {
+    functions: Arc<Functions>,
+    gemm: Gemm,
+    desc: MatmulDesc,
+    a: MatrixLayout,
+    b: MatrixLayout,
+    /// `c` and `d` have the same layout.
+    d: MatrixLayout,
+}
+
+impl Descriptors {
+    /// Creates the descriptors.
+    pub fn new(functions: &Arc<Functions>, gemm: Gemm) -> Result<Self, StatusError> {
+        let functions = functions.clone();
+        let nothing = null_mut();
+        let mut created =
+            Self { functions, gemm, desc: nothing, a: nothing, b: nothing, d: nothing };
+        created.create()?;
+        Ok(created)
+    }
+
+    fn create(&mut self) -> Result<(), StatusError> {
+        let Gemm { m, n, k, lda, ldb, ldd, .. } = self.gemm;
+        let constants = self.constants();
+        let create = self.functions.matmul_desc_create;
+        // SAFETY: the function writes one pointer.
+        let code = unsafe { create(&mut self.desc, constants.compute_f32, constants.f32) };
+        check("MatmulDescCreate", code)?;
+        let desc = &constants.desc;
+        let operation = |transpose: bool| constants.operations[usize::from(transpose)];
+        self.set(desc.transpose_a, operation(self.gemm.transpose_a))?;
+        self.set(desc.transpose_b, operation(self.gemm.transpose_b))?;
+        self.set_epilogue()?;
+        let stored =
+            |transpose, rows, columns| if transpose { (columns, rows) } else { (rows, columns) };
+        let (input, output) = (self.gemm.input, self.gemm.output);
+        let a = self.layout(constants.data_type(input), stored(self.gemm.transpose_a, m, k), lda);
+        self.a = a?;
+        let b = self.layout(constants.data_type(input), stored(self.gemm.transpose_b, k, n), ldb);
+        self.b = b?;
+        self.d = self.layout(constants.data_type(output), (m, n), ldd)?;
+        Ok(())
+    }
+
+    fn set_epilogue(&self) -> Result<(), StatusError> {
+        let Constants { desc, epilogues, .. } = self.constants();
+        let (epilogue, bias) = match self.gemm.epilogue {
+            Epilogue::None => (epilogues.default, None),
+            Epilogue::Bias(dtype) => (epilogues.bias, Some(dtype)),
+            Epilogue::GeluAuxBias(dtype) => {
+                self.set(desc.aux_ld, self.gemm.ldd as i64)?;
+                (epilogues.gelu_aux_bias, Some(dtype))
+            }
+        };
+        if let Some(dtype) = bias {
+            self.set(desc.bias_data_type, self.constants().data_type(dtype))?;
+        }
+        self.set(desc.epilogue, epilogue)
+    }
+
+    fn layout(
+        &self,
+        data_type: c_int,
+        (rows, columns): (u64, u64),
+        ld: u64,
+    ) -> Result<MatrixLayout, StatusError> {
+        let mut layout = null_mut();
+        let create = self.functions.matrix_layout_create;
+        // SAFETY: the function writes one pointer.
+        let code = unsafe { create(&mut layout, data_type, rows, columns, ld as i64) };
+        check("MatrixLayoutCreate", code).map(|()| layout)
+    }
+
+    /// Sets the addresses that are attributes, not arguments. The heuristic considers their alignment.
+    pub fn set_pointers(&self, args: &GemmArgs) -> Result<(), StatusError> {
+        let desc = &self.constants().desc;
+        if self.gemm.epilogue != Epilogue::None {
+            self.set(desc.bias_pointer, args.bias.as_raw())?;
+        }
+        if matches!(self.gemm.epilogue, Epilogue::GeluAuxBias(_)) {
+            self.set(desc.aux_pointer, args.aux.as_raw())?;
+        }
+        Ok(())
+    }
+
+    fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), StatusError> {
+        let set = self.functions.matmul_desc_set_attribute;
+        // SAFETY: the descriptor is valid; the function reads one value.
+        let code = unsafe { set(self.desc, attribute, (&raw const value).cast(), size_of::<T>()) };
+        check("MatmulDescSetAttribute", code)
+    }
+
+    /// At most `count` algorithms, the best by the library's estimate first.
+    ///
+    /// # Safety
+    /// `handle` must be valid.
+    pub unsafe fn heuristic(
+        &self,
+        handle: Handle,
+        count: usize,
+    ) -> Result<Vec<Algorithm>, StatusError> {
+        match self.functions.vendor {
+            // SAFETY: as required of the caller; the results have the vendor's layout.
+            Vendor::Nvidia => unsafe { self.query::<CUBLASLT_ALGORITHM_WORDS>(handle, count) },
+            // SAFETY: as above.
+            Vendor::Amd => unsafe { self.query::<HIPBLASLT_ALGORITHM_WORDS>(handle, count) },
+        }
+    }
+
+    /// # Safety
+    /// `handle` must be valid, and algorithms must have this number of words.
+    unsafe fn query<const WORDS: usize>(
+        &self,
+        handle: Handle,
+        count: usize,
+    ) -> Result<Vec<Algorithm>, StatusError> {
+        let preference = Preference::new(&self.functions, self.gemm.alignment)?;
+        let none = HeuristicResult::<WORDS> {
+            algorithm: [0; WORDS],
+            workspace_bytes: 0,
+            state: 0,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
+        let mut results = vec![none; count];
+        let mut found: c_int = 0;
+        // SAFETY: handle and descriptors are valid; the function writes at most `count` results and
+        // their number.
+        let code = unsafe {
+            (self.functions.matmul_algo_get_heuristic)(
+                handle,
+                self.desc,
+                self.a,
+                self.b,
+                self.d,
+                self.d,
+                preference.raw,
+                count as c_int,
+                results.as_mut_ptr().cast(),
+                &mut found,
+            )
+        };
+        check("MatmulAlgoGetHeuristic", code)?;
+        results.truncate(found.max(0) as usize);
+        let usable =
+            results.iter().filter(|r| r.state == SUCCESS && r.workspace_bytes <= WORKSPACE_BYTES);
+        Ok(usable.map(|result| algorithm_of(&result.algorithm)).collect())
+    }
+
+    /// Queues the GEMM; the result is the library's code.
+    ///
+    /// # Safety
+    /// `handle` and `stream` must be valid. The matrices must be as large as the GEMM demands, and
+    /// `workspace` must have [`WORKSPACE_BYTES`].
+    pub unsafe fn launch(
+        &self,
+        handle: Handle,
+        args: &GemmArgs,
+        algorithm: &Algorithm,
+        workspace: Ptr,
+        stream: Stream,
+    ) -> c_int {
+        let alpha = 1.0f32;
+        let beta = f32::from(u8::from(self.gemm.accumulate));
+        let scalar = |value: &f32| (&raw const *value).cast::<c_void>();
+        let d = args.d.as_raw();
+        // SAFETY: as required of the caller; the scalars are read before the function returns.
+        unsafe {
+            (self.functions.matmul)(
+                handle,
+                self.desc,
+                scalar(&alpha),
+                args.a.as_raw(),
+                self.a,
+                args.b.as_raw(),
+                self.b,
+                scalar(&beta),
+                d,
+                self.d,
+                d,
+                self.d,
+                algorithm,
+                workspace.as_raw(),
+                WORKSPACE_BYTES,
+                stream,
+            )
+        }
+    }
+
+    fn constants(&self) -> &'static Constants {
+        Constants::of(self.functions.vendor)
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: what was created is valid and not used afterwards.
+        unsafe {
+            for layout in [self.a, self.b, self.d].into_iter().filter(|layout| !layout.is_null()) {
+                (self.functions.matrix_layout_destroy)(layout);
+            }
+            if !self.desc.is_null() {
+                (self.functions.matmul_desc_destroy)(self.desc);
+            }
+        }
+    }
+}
+
+fn algorithm_of(words: &[u64]) -> Algorithm {
+    let mut bytes = [0; ALGORITHM_BYTES];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    Algorithm(bytes)
+}
+
+/// Limits on the algorithms of the heuristic.
+struct Preference<'a> {
+    functions: &'a Functions,
+    raw: MatmulPreference,
+}
+
+impl<'a> Preference<'a> {
+    fn new(functions: &'a Functions, alignment: u32) -> Result<Self, StatusError> {
+        let mut created = Self { functions, raw: null_mut() };
+        // SAFETY: the function writes one pointer.
+        let code = unsafe { (functions.matmul_preference_create)(&mut created.raw) };
+        check("MatmulPreferenceCreate", code)?;
+        let constants = Constants::of(functions.vendor);
+        created.set(constants.max_workspace_bytes, WORKSPACE_BYTES as u64)?;
+        for attribute in constants.min_alignment_bytes {
+            created.set(*attribute, alignment)?;
+        }
+        Ok(created)
+    }
+
+    fn set<T: Copy>(&self, attribute: c_int, value: T) -> Result<(), StatusError> {
+        let set = self.functions.matmul_preference_set_attribute;
+        // SAFETY: the preference is valid; the function reads one value.
+        let code = unsafe { set(self.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
+        check("MatmulPreferenceSetAttribute", code)
+    }
+}
+
+impl Drop for Preference<'_> {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: it is valid and not used afterwards.
+            unsafe { (self.functions.matmul_preference_destroy)(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Module loading and kernel launches: the CUDA driver, or the same functions of the HIP runtime.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::null;
+
+use libloading::Library;
+use regatta_comm::gpu_runtime::{
+    LibraryError, SUCCESS, Stream, Vendor, error_text, open_library, symbol,
+};
+
+/// `CUmodule` or `hipModule_t`.
+pub type RawModule = *mut c_void;
+/// `CUfunction` or `hipFunction_t`.
+pub type RawFunction = *mut c_void;
+
+/// Functions of the driver.
+pub struct Driver {
+    pub vendor: Vendor,
+    pub module_load_data: unsafe extern "C" fn(*mut RawModule, *const c_void) -> c_int,
+    pub module_get_function:
+        unsafe extern "C" fn(*mut RawFunction, RawModule, *const c_char) -> c_int,
+    pub launch_kernel: LaunchKernel,
+    /// Allows more dynamic shared memory than 48 KiB; HIP needs no permission.
+    pub func_set_attribute: Option<unsafe extern "C" fn(RawFunction, c_int, c_int) -> c_int>,
+    /// `cuMemsetD8Async`, or `hipMemsetAsync`, which takes an int.
+    pub memset_async: MemsetAsync,
+    pub device_get_attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+    pub get_error_string: GetErrorString,
+    /// Keeps the library loaded; a fake has none.
+    pub library: Option<Library>,
+}
+
+#[rustfmt::skip]
+pub type LaunchKernel = unsafe extern "C" fn(
+    RawFunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream,
+    *mut *mut c_void, *mut *mut c_void,
+) -> c_int;
+
+/// Memory, value, bytes, stream. Zero has the same representation in either type of the value.
+pub type MemsetAsync = unsafe extern "C" fn(*mut c_void, c_uint, usize, Stream) -> c_int;
+
+/// The text of an error code, which the vendors return differently.
+#[derive(Clone, Copy)]
+pub enum GetErrorString {
+    Cuda(unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int),
+    Hip(unsafe extern "C" fn(c_int) -> *const c_char),
+}
+
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+
+/// A property of a device.
+#[derive(Debug, Clone, Copy)]
+pub enum Attribute {
+    MultiprocessorCount,
+    ComputeCapabilityMajor,
+    ComputeCapabilityMinor,
+    MaxSharedBytesPerBlock,
+}
+
+impl Attribute {
+    /// `CUdevice_attribute` or `hipDeviceAttribute_t`.
+    fn code(self, vendor: Vendor) -> c_int {
+        match (vendor, self) {
+            (Vendor::Nvidia, Self::MultiprocessorCount) => 16,
+            (Vendor::Nvidia, Self::ComputeCapabilityMajor) => 75,
+            (Vendor::Nvidia, Self::ComputeCapabilityMinor) => 76,
+            (Vendor::Nvidia, Self::MaxSharedBytesPerBlock) => 97,
+            (Vendor::Amd, Self::MultiprocessorCount) => 63,
+            (Vendor::Amd, Self::ComputeCapabilityMajor) => 23,
+            (Vendor::Amd, Self::ComputeCapabilityMinor) => 61,
+            (Vendor::Amd, Self::MaxSharedBytesPerBlock) => 74,
+        }
+    }
+}
+
+impl Driver {
+    /// Loads the driver of a vendor.
+    pub fn open(vendor: Vendor) -> Result<Self, LibraryError> {
+        match vendor {
+            Vendor::Nvidia => {
+                let library = open_library("REGATTA_CUDA", &["libcuda.so.1"])?;
+                let hint = "install an NVIDIA driver for CUDA 12 or newer";
+                Ok(Self {
+                    vendor,
+                    module_load_data: symbol(&library, "cuModuleLoadData", hint)?,
+                    module_get_function: symbol(&library, "cuModuleGetFunction", hint)?,
+                    launch_kernel: symbol(&library, "cuLaunchKernel", hint)?,
+                    func_set_attribute: Some(symbol(&library, "cuFuncSetAttribute", hint)?),
+                    memset_async: symbol(&library, "cuMemsetD8Async", hint)?,
+                    device_get_attribute: symbol(&library, "cuDeviceGetAttribute", hint)?,
+                    get_error_string: GetErrorString::Cuda(symbol(
+                        &library,
+                        "cuGetErrorString",
+                        hint,
+                    )?),
+                    library: Some(library),
+                })
+            }
+            Vendor::Amd => {
+                let names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
+                let library = open_library("REGATTA_HIP", &names)?;
+                let hint = "use ROCm 5 or newer";
+                Ok(Self {
+                    vendor,
+                    module_load_data: symbol(&library, "hipModuleLoadData", hint)?,
+                    module_get_function: symbol(&library, "hipModuleGetFunction", hint)?,
+                    launch_kernel: symbol(&library, "hipModuleLaunchKernel", hint)?,
+                    func_set_attribute: None,
+                    memset_async: symbol(&library, "hipMemsetAsync", hint)?,
+                    device_get_attribute: symbol(&library, "hipDeviceGetAttribute", hint)?,
+                    get_error_string: GetErrorString::Hip(symbol(
+                        &library,
+                        "hipGetErrorString",
+                        hint,
+                    )?),
+                    library: Some(library),
+                })
+            }
+        }
+    }
+
+    /// A property of a device; 0 if the driver does not know it.
+    pub fn attribute(&self, device: u32, attribute: Attribute) -> u32 {
+        let mut value = 0;
+        let code = attribute.code(self.vendor);
+        // SAFETY: the function writes one integer.
+        match unsafe { (self.device_get_attribute)(&mut value, code, device as c_int) } {
+            SUCCESS => value.unsigned_abs(),
+            _ => 0,
+        }
+    }
+
+    /// Allows a kernel this much dynamic shared memory.
+    ///
+    /// # Safety
+    /// `function` must be a loaded kernel.
+    pub unsafe fn allow_shared_bytes(&self, function: RawFunction, bytes: u32) -> c_int {
+        match self.func_set_attribute {
+            // SAFETY: as required of the caller.
+            Some(set) => unsafe { set(function, MAX_DYNAMIC_SHARED_BYTES, bytes as c_int) },
+            None => SUCCESS,
+        }
+    }
+
+    /// The message of an error code.
+    pub fn error_string(&self, code: c_int) -> String {
+        let mut text = null();
+        match self.get_error_string {
+            // SAFETY: the function writes one pointer to a static string, or none for an unknown code.
+            GetErrorString::Cuda(get) => unsafe {
+                get(code, &mut text);
+                error_text(text, code)
+            },
+            // SAFETY: the function returns a static string for any code.
+            GetErrorString::Hip(get) => unsafe { error_text(get(code), code) },
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The functions of the driver. A module is a CUDA source; its kernels are emulated.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use regatta_comm::gpu_runtime::{SUCCESS, Stream, Vendor};
+
+use super::declarations::{self, Defines, Parameter};
+use super::error::{INVALID_HANDLE, LAUNCH_FAILURE, NOT_FOUND, get_error_string, misuse};
+use super::gpu::{FakeGpu, MAX_SHARED_BYTES, MULTIPROCESSORS, current, gpu_of_stream, world};
+use super::kernels::{Emulation, emulation};
+use super::launch::{Launch, read_args};
+use super::runtime::code;
+use crate::driver::{Driver, GetErrorString, RawFunction, RawModule};
+
+/// A loaded source.
+pub struct Module {
+    source: String,
+    defines: Defines,
+    kernels: BTreeMap<String, Vec<Parameter>>,
+}
+
+/// A kernel.
+pub struct Function {
+    module: Arc<Module>,
+    name: String,
+    emulation: Emulation,
+    /// Dynamic shared memory that it may use.
+    allowed_shared_bytes: AtomicU32,
+}
+
+/// Dynamic shared memory that every kernel may use.
+const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
+
+/// Threads of a block, and blocks of the second and third dimension of a grid, at most.
+const MAX_THREADS: u32 = 1024;
+const MAX_BLOCKS: u32 = 65_535;
+
+/// Time of a kernel.
+const KERNEL_MS: f32 = 0.001;
+
+/// The driver of the fake GPUs.
+pub fn driver() -> Driver {
+    Driver {
+        vendor: Vendor::Nvidia,
+        module_load_data,
+        module_get_function,
+        launch_kernel,
+        func_set_attribute: Some(func_set_attribute),
+        memset_async,
+        device_get_attribute,
+        get_error_string: GetErrorString::Hip(get_error_string),
+        library: None,
+    }
+}
+
+/// The image is a line with the name of the source and its definitions, then the source.
+unsafe extern "C" fn module_load_data(to: *mut RawModule, image: *const c_void) -> c_int {
+    // SAFETY: without a compiler, the image is a C string.
+    let image = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+    let Some(module) = Module::parse(&image) else { return misuse("the image is no source") };
+    let mut world = world();
+    let handle = world.new_handle();
+    world.modules.insert(handle, Arc::new(module));
+    // SAFETY: the caller passes a valid pointer, as in all functions below.
+    unsafe { *to = handle as RawModule };
+    SUCCESS
+}
+
+impl Module {
+    fn parse(image: &str) -> Option<Self> {
+        let (line, text) = image.split_once('\n')?;
+        let mut words = line.split(' ');
+        let source = words.next()?.to_owned();
+        let define = |word: &str| {
+            let (name, value) = word.split_once('=')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        let defines = words.map(define).collect::<Option<Defines>>()?;
+        let kernels = declarations::kernels(text, &defines);
+        Some(Self { source, defines, kernels })
+    }
+}
+
+unsafe extern "C" fn module_get_function(
+    to: *mut RawFunction,
+    module: RawModule,
+    name: *const c_char,
+) -> c_int {
+    // SAFETY: the caller passes a C string.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let find = || {
+        let gpu = current()?;
+        let module = world().modules.get(&(module as usize)).cloned().ok_or(INVALID_HANDLE)?;
+        let is_missing = gpu.config.missing_kernels.contains(&name);
+        if is_missing || !module.kernels.contains_key(&name) {
+            return Err(NOT_FOUND);
+        }
+        let Some(emulation) = emulation(&module.source, &name) else {
+            return Err(misuse(format!("the fake GPU does not know {}: {name}", module.source)));
+        };
+        let allowed_shared_bytes = AtomicU32::new(DEFAULT_SHARED_BYTES);
+        let mut world = world();
+        let handle = world.new_handle();
+        let function = Function { module, name, emulation, allowed_shared_bytes };
+        world.functions.insert(handle, Arc::new(function));
+        Ok(handle)
+    };
+    // SAFETY: as above.
+    code(find().map(|handle| unsafe { *to = handle as RawFunction }))
+}
+
+fn function_of(raw: RawFunction) -> Result<Arc<Function>, c_int> {
+    world().functions.get(&(raw as usize)).cloned().ok_or(INVALID_HANDLE)
+}
+
+unsafe extern "C" fn func_set_attribute(raw: RawFunction, attribute: c_int, value: c_int) -> c_int {
+    code(function_of(raw).and_then(|function| {
+        let bytes = value.unsigned_abs();
+        if attribute != 8 || bytes > MAX_SHARED_BYTES {
+            return Err(misuse(format!("{bytes} bytes of shared memory for {}", function.name)));
+        }
+        function.allowed_shared_bytes.store(bytes, Ordering::Relaxed);
+        Ok(())
+    }))
+}
+
+#[rustfmt::skip]
+unsafe extern "C" fn launch_kernel(
+    raw: RawFunction, x: c_uint, y: c_uint, z: c_uint,
+    threads_x: c_uint, threads_y: c_uint, threads_z: c_uint,
+    shared_bytes: c_uint, stream: Stream, params: *mut *mut c_void, _extra: *mut *mut c_void,
+) -> c_int {
+    let blocks = [x, y, z];
+    let threads = threads_x * threads_y * threads_z;
+    let launch = || {
+        let (function, gpu) = (function_of(raw)?, gpu_of_stream(stream)?);
+        let Function { module, name, .. } = &*function;
+        gpu.lock().launched.insert((module.source.clone(), name.clone()));
+        let failed = |error: String| misuse(format!("{}: {error}", module.source));
+        function.check_grid(blocks, threads, shared_bytes).map_err(failed)?;
+        // SAFETY: the device announced the arguments.
+        let args = unsafe { read_args(params, &module.kernels[name]) }.map_err(failed)?;
+        if gpu.config.failing_launches.contains(name) {
+            return Err(LAUNCH_FAILURE);
+        }
+        gpu.lock().clock_ms += KERNEL_MS;
+        // After an error the GPU runs nothing, but the host learns of it later.
+        if gpu.lock().queued_error.is_some() {
+            return Ok(());
+        }
+        if gpu.config.failing_kernels.contains(name) {
+            gpu.queue_error(super::error::ILLEGAL_ADDRESS);
+            return Ok(());
+        }
+        let launch = Launch {
+            defines: &module.defines,
+            dtypes: function.emulation.dtypes.clone(),
+            width: function.emulation.width,
+            blocks: blocks.map(|blocks| blocks as usize),
+            threads: threads as usize,
+            shared_bytes: shared_bytes as usize,
+            args,
+            gpu,
+        };
+        run(function.emulation.run, &launch).map_err(failed)
+    };
+    code(launch())
+}
+
+impl Function {
+    fn check_grid(&self, [x, y, z]: [u32; 3], threads: u32, shared: u32) -> Result<(), String> {
+        let allowed = self.allowed_shared_bytes.load(Ordering::Relaxed);
+        let is_grid = x > 0 && x <= i32::MAX as u32 && (1..=MAX_BLOCKS).contains(&y.max(z));
+        if !is_grid || y.min(z) == 0 || !(1..=MAX_THREADS).contains(&threads) {
+            return Err(format!("a grid of {x}, {y}, {z} blocks of {threads} threads"));
+        }
+        if shared > allowed {
+            return Err(format!("{shared} bytes of shared memory, {allowed} are allowed"));
+        }
+        Ok(())
+    }
+}
+
+/// Runs a kernel. Its assertions are errors: a panic must not cross the foreign interface.
+fn run(emulation: fn(&Launch<'_>), launch: &Launch<'_>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| emulation(launch))).map_err(|panic| panic_text(&*panic))
+}
+
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "panicked".to_owned())
+}
+
+unsafe extern "C" fn memset_async(
+    start: *mut c_void,
+    value: c_uint,
+    bytes: usize,
+    stream: Stream,
+) -> c_int {
+    let checked = gpu_of_stream(stream).and_then(|gpu: Arc<FakeGpu>| {
+        super::memory::check_access(&gpu, start as u64, bytes).map_err(misuse)
+    });
+    // SAFETY: the memory was checked.
+    code(checked.map(|()| unsafe { start.cast::<u8>().write_bytes(value as u8, bytes) }))
+}
+
+unsafe extern "C" fn device_get_attribute(to: *mut c_int, attribute: c_int, index: c_int) -> c_int {
+    let Some(gpu) = world().gpus.get(&index).cloned() else { return INVALID_HANDLE };
+    let (major, minor) = gpu.config.compute_capability;
+    let value = match attribute {
+        16 => MULTIPROCESSORS,
+        75 => major as c_int,
+        76 => minor as c_int,
+        97 => MAX_SHARED_BYTES as c_int,
+        _ => return misuse(format!("unknown attribute {attribute}")),
+    };
+    // SAFETY: as above.
+    unsafe { *to = value };
+    SUCCESS
+}

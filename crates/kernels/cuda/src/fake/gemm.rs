@@ -1,0 +1,169 @@
+//! Matrix products of the fake BLAS library.
+
+use half::bf16;
+use regatta_comm::DType;
+
+use super::blas::{Desc, Layout, dtype};
+use super::gpu::FakeGpu;
+use super::memory::check_access;
+use crate::blaslt::constants::Constants;
+
+/// A GEMM.
+pub(super) struct Gemm<'a> {
+    pub desc: &'a Desc,
+    pub a: Matrix,
+    pub b: Matrix,
+    pub d: Matrix,
+    pub beta: f32,
+    /// Whether products are 1, whatever the operands.
+    pub is_one: bool,
+}
+
+/// A matrix in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    pub start: u64,
+    pub layout: Layout,
+}
+
+impl Matrix {
+    /// Asserts that the matrix is in memory of a GPU.
+    fn assert_accessible(&self, gpu: &FakeGpu) {
+        let Layout { dtype, rows, columns, ld } = self.layout;
+        let elements = (columns - 1) * ld + rows;
+        if let Err(error) = check_access(gpu, self.start, elements * dtype.size()) {
+            panic!("a matrix of a GEMM: {error}");
+        }
+    }
+
+    fn address(&self, row: usize, column: usize) -> *mut u8 {
+        let Layout { dtype, rows, columns, ld } = self.layout;
+        assert!(row < rows && column < columns, "out of bounds");
+        (self.start as *mut u8).wrapping_add((row + column * ld) * dtype.size())
+    }
+
+    fn get(&self, row: usize, column: usize) -> f32 {
+        // SAFETY: the element is in the matrix.
+        unsafe { load(self.address(row, column), self.layout.dtype) }
+    }
+
+    fn set(&self, row: usize, column: usize, value: f32) {
+        let address = self.address(row, column);
+        // SAFETY: the element is in the matrix.
+        unsafe {
+            match self.layout.dtype {
+                DType::Bf16 => address.cast::<bf16>().write_unaligned(bf16::from_f32(value)),
+                _ => address.cast::<f32>().write_unaligned(value),
+            }
+        }
+    }
+
+    /// The columns of the matrix or of its transpose.
+    fn columns(&self, of_transpose: bool) -> Vec<Vec<f32>> {
+        let Layout { rows, columns, .. } = self.layout;
+        if of_transpose {
+            return (0..rows).map(|r| (0..columns).map(|c| self.get(r, c)).collect()).collect();
+        }
+        (0..columns).map(|c| (0..rows).map(|r| self.get(r, c)).collect()).collect()
+    }
+}
+
+/// # Safety
+/// The address must be that of an element.
+unsafe fn load(address: *const u8, dtype: DType) -> f32 {
+    // SAFETY: as required of the caller.
+    unsafe {
+        match dtype {
+            DType::Bf16 => address.cast::<bf16>().read_unaligned().to_f32(),
+            _ => address.cast::<f32>().read_unaligned(),
+        }
+    }
+}
+
+/// GELU, tanh approximation.
+pub(crate) fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044715 * x * x * x)).tanh())
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 8];
+    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+        sums.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum += a * b);
+    }
+    sums.iter().sum()
+}
+
+/// Computes `d`. Panics are errors.
+pub(super) fn run(gemm: &Gemm<'_>, gpu: &FakeGpu) {
+    let Gemm { desc, a, b, d, beta, is_one } = *gemm;
+    let Constants { desc: at, operations, .. } = Constants::of(gpu.config.vendor);
+    if gpu.config.checks_gemm_memory {
+        [a, b, d].iter().for_each(|matrix| matrix.assert_accessible(gpu));
+    }
+    let is_transposed = |attribute| desc.get(attribute) as i32 == operations[1];
+    let epilogue = Epilogue::new(desc, gpu, d.layout);
+    let none = Vec::new();
+    // Rows of op(a), columns of op(b).
+    let (a_rows, b_columns) = match is_one {
+        true => (none.clone(), none),
+        false => {
+            (a.columns(!is_transposed(at.transpose_a)), b.columns(is_transposed(at.transpose_b)))
+        }
+    };
+    let shape = (a_rows.len(), b_columns.len());
+    assert!(is_one || shape == (d.layout.rows, d.layout.columns), "{shape:?}");
+    for column in 0..d.layout.columns {
+        for row in 0..d.layout.rows {
+            let mut value = match is_one {
+                true => 1.0,
+                false => {
+                    let (a, b) = (&a_rows[row], &b_columns[column]);
+                    assert_eq!(a.len(), b.len(), "inner dimensions");
+                    dot(a, b)
+                }
+            };
+            if beta != 0.0 {
+                value += beta * d.get(row, column);
+            }
+            d.set(row, column, epilogue.apply(row, column, value));
+        }
+    }
+}
+
+/// What follows a product.
+struct Epilogue {
+    bias: Option<Matrix>,
+    /// Where the input of GELU is stored.
+    aux: Option<Matrix>,
+}
+
+impl Epilogue {
+    fn new(desc: &Desc, gpu: &FakeGpu, layout: Layout) -> Self {
+        let Constants { desc: at, epilogues, .. } = Constants::of(gpu.config.vendor);
+        let epilogue = desc.get(at.epilogue) as u32;
+        let bias = (epilogue != epilogues.default).then(|| {
+            let dtype = dtype(desc.get(at.bias_data_type) as i32);
+            let layout = Layout { dtype, columns: 1, ld: layout.rows, ..layout };
+            Matrix { start: desc.get(at.bias_pointer), layout }
+        });
+        let aux = (epilogue == epilogues.gelu_aux_bias).then(|| {
+            let layout = Layout { ld: desc.get(at.aux_ld) as usize, ..layout };
+            Matrix { start: desc.get(at.aux_pointer), layout }
+        });
+        if gpu.config.checks_gemm_memory {
+            bias.iter().chain(&aux).for_each(|matrix| matrix.assert_accessible(gpu));
+        }
+        Self { bias, aux }
+    }
+
+    fn apply(&self, row: usize, column: usize, value: f32) -> f32 {
+        let value = value + self.bias.map_or(0.0, |bias| bias.get(row, 0));
+        match self.aux {
+            Some(aux) => {
+                aux.set(row, column, value);
+                gelu(value)
+            }
+            None => value,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The fake GPUs of the process, and the handles of their objects.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use regatta_comm::gpu_runtime::{Stream, Vendor};
+
+use super::blas::Library;
+use super::driver::{Function, Module};
+use super::error::{INVALID_DEVICE, INVALID_HANDLE};
+use super::memory::Allocation;
+
+/// Properties and faults of a fake GPU.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub vendor: Vendor,
+    pub compute_capability: (u32, u32),
+    /// Allocations beyond it fail.
+    pub memory_bytes: usize,
+    /// Kernels whose launch fails.
+    pub failing_launches: BTreeSet<String>,
+    /// Kernels that fail after their launch.
+    pub failing_kernels: BTreeSet<String>,
+    /// Kernels that modules do not have.
+    pub missing_kernels: BTreeSet<String>,
+    /// Whether GEMMs check that their matrices are in device memory.
+    pub checks_gemm_memory: bool,
+}
+
+/// Few, so that blocks of small tensors process several rows.
+pub const MULTIPROCESSORS: c_int = 4;
+/// As on an H200.
+pub const MAX_SHARED_BYTES: u32 = 227 * 1024;
+
+/// A fake GPU.
+pub struct FakeGpu {
+    pub index: c_int,
+    pub config: Config,
+    pub state: Mutex<GpuState>,
+    pub blas: Mutex<Library>,
+}
+
+/// What changes.
+#[derive(Debug)]
+pub struct GpuState {
+    /// Advances with kernels.
+    pub clock_ms: f32,
+    pub is_capturing: bool,
+    /// An error of queued work, which the next synchronisation returns.
+    pub queued_error: Option<c_int>,
+    /// An error that was returned by a synchronisation: all later calls return it.
+    pub error: Option<c_int>,
+    /// Larger allocations fail.
+    pub max_allocation_bytes: usize,
+    pub allocated_bytes: usize,
+    pub peak_bytes: usize,
+    pub allocations: usize,
+    pub events: usize,
+    /// Sources and functions of the kernels that were launched.
+    pub launched: BTreeSet<(String, String)>,
+}
+
+impl FakeGpu {
+    /// A new GPU, which becomes the current device of this thread.
+    pub fn create(config: Config, blas: Library) -> Arc<Self> {
+        let state = GpuState {
+            clock_ms: 0.0,
+            is_capturing: false,
+            queued_error: None,
+            error: None,
+            max_allocation_bytes: usize::MAX,
+            allocated_bytes: 0,
+            peak_bytes: 0,
+            allocations: 0,
+            events: 0,
+            launched: BTreeSet::new(),
+        };
+        let mut world = world();
+        // There is no device 0, the default: a thread must select its device.
+        let index = world.gpus.len() as c_int + 1;
+        let (state, blas) = (Mutex::new(state), Mutex::new(blas));
+        let gpu = Arc::new(Self { index, config, state, blas });
+        world.gpus.insert(index, gpu.clone());
+        CURRENT.set(index);
+        gpu
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, GpuState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The error of earlier work, if it was returned already.
+    pub fn check(&self) -> Result<(), c_int> {
+        self.lock().error.map_or(Ok(()), Err)
+    }
+
+    /// Waits for all work, and returns its error.
+    pub fn synchronize(&self) -> Result<(), c_int> {
+        let mut state = self.lock();
+        state.error = state.error.or(state.queued_error);
+        state.error.map_or(Ok(()), Err)
+    }
+
+    /// Fails by the next synchronisation.
+    pub fn queue_error(&self, code: c_int) {
+        self.lock().queued_error.get_or_insert(code);
+    }
+}
+
+/// Everything with a handle or an address.
+#[derive(Default)]
+pub struct World {
+    last_handle: usize,
+    pub gpus: BTreeMap<c_int, Arc<FakeGpu>>,
+    /// By address.
+    pub allocations: BTreeMap<usize, Allocation>,
+    pub streams: BTreeMap<usize, Arc<FakeGpu>>,
+    pub events: BTreeMap<usize, Event>,
+    pub modules: BTreeMap<usize, Arc<Module>>,
+    pub functions: BTreeMap<usize, Arc<Function>>,
+}
+
+/// An event: the time of its last record.
+pub struct Event {
+    pub gpu: Arc<FakeGpu>,
+    pub has_timing: bool,
+    pub recorded_ms: Option<f32>,
+}
+
+impl World {
+    /// A handle that is never used again.
+    pub fn new_handle(&mut self) -> usize {
+        self.last_handle += 64;
+        self.last_handle
+    }
+
+    /// The GPU of a stream.
+    pub fn stream(&self, stream: Stream) -> Result<Arc<FakeGpu>, c_int> {
+        self.streams.get(&(stream as usize)).cloned().ok_or(INVALID_HANDLE)
+    }
+
+    pub fn event(&mut self, event: *mut c_void) -> Result<&mut Event, c_int> {
+        self.events.get_mut(&(event as usize)).ok_or(INVALID_HANDLE)
+    }
+}
+
+static WORLD: Mutex<Option<World>> = Mutex::new(None);
+
+/// All fake GPUs.
+pub struct WorldGuard(MutexGuard<'static, Option<World>>);
+
+pub fn world() -> WorldGuard {
+    let mut guard = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
+    guard.get_or_insert_default();
+    WorldGuard(guard)
+}
+
+impl std::ops::Deref for WorldGuard {
+    type Target = World;
+
+    fn deref(&self) -> &World {
+        self.0.as_ref().unwrap()
+    }
+}
+
+impl std::ops::DerefMut for WorldGuard {
+    fn deref_mut(&mut self) -> &mut World {
+        self.0.as_mut().unwrap()
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<c_int> = const { Cell::new(0) };
+}
+
+/// The index of the thread's current device.
+pub fn current_index() -> c_int {
+    CURRENT.get()
+}
+
+pub fn set_current_index(index: c_int) {
+    CURRENT.set(index);
+}
+
+/// The thread's current device.
+pub fn current() -> Result<Arc<FakeGpu>, c_int> {
+    world().gpus.get(&CURRENT.get()).cloned().ok_or(INVALID_DEVICE)
+}
+
+/// The GPU of a stream, which must be the current device and without errors.
+pub fn gpu_of_stream(stream: Stream) -> Result<Arc<FakeGpu>, c_int> {
+    let gpu = world().stream(stream)?;
+    if gpu.index != CURRENT.get() {
+        return Err(INVALID_HANDLE);
+    }
+    gpu.check().map(|()| gpu)
+}

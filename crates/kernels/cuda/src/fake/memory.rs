@@ -1,0 +1,106 @@
+//! Device memory in host memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use super::error::{INVALID_VALUE, OUT_OF_MEMORY, misuse};
+use super::gpu::{FakeGpu, world};
+
+/// As of `cudaMalloc`.
+const ALIGNMENT: usize = 256;
+
+/// NaN in every floating-point dtype, and an index out of bounds.
+const POISON: u8 = 0xff;
+
+/// Bytes of an allocation that are poisoned. Large allocations are workspaces, of which small tensors use
+/// the first bytes.
+const MAX_POISONED_BYTES: usize = 4 << 20;
+
+/// Device memory, or pinned host memory.
+pub struct Allocation {
+    layout: Layout,
+    bytes: usize,
+    gpu: Arc<FakeGpu>,
+    is_pinned: bool,
+}
+
+/// Allocates memory of a GPU, or pinned host memory.
+pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mut c_void, c_int> {
+    let mut state = gpu.lock();
+    let total = state.allocated_bytes + if is_pinned { 0 } else { bytes };
+    if total > gpu.config.memory_bytes || bytes > state.max_allocation_bytes {
+        return Err(OUT_OF_MEMORY);
+    }
+    let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).map_err(|_| OUT_OF_MEMORY)?;
+    // SAFETY: the size is not 0.
+    let start = unsafe { alloc_zeroed(layout) };
+    if start.is_null() {
+        return Err(OUT_OF_MEMORY);
+    }
+    // SAFETY: the allocation has at least this many bytes.
+    unsafe { start.write_bytes(POISON, bytes.min(MAX_POISONED_BYTES)) };
+    state.allocated_bytes = total;
+    state.peak_bytes = state.peak_bytes.max(total);
+    state.allocations += 1;
+    drop(state);
+    let allocation = Allocation { layout, bytes, gpu: gpu.clone(), is_pinned };
+    world().allocations.insert(start as usize, allocation);
+    Ok(start.cast())
+}
+
+/// Frees memory that was allocated and not freed since.
+pub fn free(start: *mut c_void, is_pinned: bool) -> Result<(), c_int> {
+    let freed = world().allocations.remove(&(start as usize));
+    let Some(allocation) = freed.filter(|allocation| allocation.is_pinned == is_pinned) else {
+        return Err(INVALID_VALUE);
+    };
+    let Allocation { layout, bytes, gpu, .. } = allocation;
+    // SAFETY: it was allocated with this layout and is no longer in the table.
+    unsafe { dealloc(start.cast(), layout) };
+    let mut state = gpu.lock();
+    state.allocations -= 1;
+    if !is_pinned {
+        state.allocated_bytes -= bytes;
+    }
+    Ok(())
+}
+
+/// Checks that a kernel may access some bytes: they are in one allocation of the GPU.
+pub fn check_access(gpu: &FakeGpu, address: u64, bytes: usize) -> Result<(), String> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let world = world();
+    let range = format!("{bytes} bytes at {address:#x}");
+    let Some((start, allocation)) = find(&world.allocations, address) else {
+        return Err(format!("{range} are not in device memory"));
+    };
+    if allocation.is_pinned || allocation.gpu.index != gpu.index {
+        return Err(format!("{range} are not in the memory of device {}", gpu.index));
+    }
+    let available = start + allocation.bytes - address as usize;
+    if bytes > available {
+        return Err(format!("{range}: the allocation ends after {available} bytes"));
+    }
+    Ok(())
+}
+
+/// Checks one side of a copy. Addresses outside of allocations are in host memory.
+pub fn check_copy(address: *const c_void, bytes: usize) -> Result<(), c_int> {
+    let world = world();
+    match find(&world.allocations, address as u64) {
+        Some((start, allocation)) if address as usize + bytes > start + allocation.bytes => {
+            Err(misuse(format!("a copy of {bytes} bytes exceeds an allocation")))
+        }
+        _ => Ok(()),
+    }
+}
+
+type Allocations = std::collections::BTreeMap<usize, Allocation>;
+
+/// The allocation that contains an address.
+fn find(allocations: &Allocations, address: u64) -> Option<(usize, &Allocation)> {
+    let (start, allocation) = allocations.range(..=address as usize).next_back()?;
+    (address as usize - start < allocation.bytes).then_some((*start, allocation))
+}

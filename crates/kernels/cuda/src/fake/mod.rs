@@ -1,0 +1,167 @@
+//! A fake GPU in host memory, for tests without a device. It calls itself `Fake GPU (host memory)`.
+//!
+//! The host code of the backend runs as on a GPU: allocations, copies, kernel launches and GEMMs. The
+//! driver, the runtime and the BLAS library are fakes. Every launch is compared with the declaration of the
+//! kernel in its CUDA source, and what the kernel does is emulated. Accesses outside of allocations,
+//! unaligned vectors and invalid handles are errors; new memory is NaN.
+//!
+//! ```
+//! use regatta_device::DeviceMemory;
+//! use regatta_device::precision::Precision;
+//!
+//! let device = regatta_kernels_cuda::fake::device(Precision::F32);
+//! let mut x = device.zeros_master(3);
+//! device.fill(2.5, x.view_mut());
+//! let mut values = [0.0; 3];
+//! device.copy_to_host(x.view(), &mut values);
+//! assert_eq!(values, [2.5; 3]);
+//! ```
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "misuse of the fake may panic")]
+
+mod array;
+pub(crate) mod blas;
+mod declarations;
+mod driver;
+mod error;
+pub(crate) mod gemm;
+pub(crate) mod gpu;
+mod kernels;
+pub(crate) mod launch;
+mod memory;
+pub(crate) mod runtime;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use regatta_comm::gpu_runtime::Vendor;
+use regatta_device::DeviceError;
+use regatta_device::precision::Precision;
+
+use crate::CudaDevice;
+use crate::blaslt::BlasLt;
+use crate::blaslt::constants::Constants;
+use crate::device::Libraries;
+use blas::{Library, candidate};
+use gpu::{Config, FakeGpu};
+
+/// The name of fake GPUs.
+const NAME: &CStr = c"Fake GPU (host memory)";
+
+/// Memory of a fake GPU.
+const MEMORY_BYTES: usize = 8 << 30;
+
+/// A fake GPU without faults.
+pub fn device(precision: Precision) -> CudaDevice {
+    FakeDevice::new(precision).open().unwrap()
+}
+
+/// Properties and faults of a fake GPU.
+#[derive(Debug, Clone)]
+pub struct FakeDevice {
+    precision: Precision,
+    has_epilogues: bool,
+    config: Config,
+}
+
+impl FakeDevice {
+    /// Without faults.
+    pub fn new(precision: Precision) -> Self {
+        let config = Config {
+            vendor: Vendor::Nvidia,
+            compute_capability: (9, 0),
+            memory_bytes: MEMORY_BYTES,
+            failing_launches: BTreeSet::new(),
+            failing_kernels: BTreeSet::new(),
+            missing_kernels: BTreeSet::new(),
+            checks_gemm_memory: true,
+        };
+        Self { precision, has_epilogues: true, config }
+    }
+
+    /// Allocations fail when more than this number of bytes are in use.
+    pub fn memory_bytes(mut self, bytes: usize) -> Self {
+        self.config.memory_bytes = bytes;
+        self
+    }
+
+    /// Launches of this kernel fail.
+    pub fn fail_launch(mut self, kernel: &str) -> Self {
+        self.config.failing_launches.insert(kernel.to_owned());
+        self
+    }
+
+    /// This kernel fails after it was launched: the next synchronisation returns the error.
+    pub fn fail_kernel(mut self, kernel: &str) -> Self {
+        self.config.failing_kernels.insert(kernel.to_owned());
+        self
+    }
+
+    /// Modules do not have this kernel.
+    pub fn without_kernel(mut self, kernel: &str) -> Self {
+        self.config.missing_kernels.insert(kernel.to_owned());
+        self
+    }
+
+    /// GEMMs do not support bias and GELU.
+    pub fn without_epilogues(mut self) -> Self {
+        self.has_epilogues = false;
+        self
+    }
+
+    /// With another compute capability than 9.0.
+    pub fn compute_capability(mut self, major: u32, minor: u32) -> Self {
+        self.config.compute_capability = (major, minor);
+        self
+    }
+
+    /// Opens the device.
+    pub fn open(self) -> Result<CudaDevice, DeviceError> {
+        self.open_with_probe().map(|(device, _)| device)
+    }
+
+    /// Opens the device, and returns what observes it.
+    pub fn open_with_probe(self) -> Result<(CudaDevice, Probe), DeviceError> {
+        let vendor = self.config.vendor;
+        let mut library = Library { candidates: vec![candidate(1, 0.01)], ..Library::default() };
+        if !self.has_epilogues {
+            let epilogues = &Constants::of(vendor).epilogues;
+            library.unsupported_epilogues = vec![epilogues.bias, epilogues.gelu_aux_bias];
+        }
+        let gpu = FakeGpu::create(self.config, library);
+        let libraries = Libraries {
+            runtime: runtime::runtime(vendor),
+            driver: driver::driver(),
+            compiler: None,
+            blas: BlasLt::with_functions(blas::functions(vendor)),
+            cudnn: None,
+        };
+        let device = CudaDevice::with_libraries(libraries, gpu.index as u32, self.precision)?;
+        Ok((device, Probe { gpu }))
+    }
+}
+
+/// Observes a fake GPU, also after its device was dropped.
+pub struct Probe {
+    gpu: Arc<FakeGpu>,
+}
+
+impl Probe {
+    /// Allocations that are not freed, of device memory and of pinned host memory.
+    pub fn allocations(&self) -> usize {
+        self.gpu.lock().allocations
+    }
+
+    /// Most bytes of device memory that were in use at a time.
+    pub fn peak_bytes(&self) -> usize {
+        self.gpu.lock().peak_bytes
+    }
+
+    /// Sources and names of the kernels that were launched.
+    pub fn launched(&self) -> BTreeSet<(String, String)> {
+        self.gpu.lock().launched.clone()
+    }
+}

@@ -1,0 +1,1 @@
+//! Faults and observations of the fake GPU.

@@ -1,0 +1,169 @@
+//! Backward pass: statistics of queries, then the gradients of keys and values, then those of queries.
+
+use regatta_comm::DType;
+use regatta_device::ops::AttentionChunkShape;
+
+use super::mma::BackwardLayout;
+use super::problem::kernel_args;
+use super::{Problem, generic};
+use crate::elementwise::{are_aligned, is_bf16, to_u32};
+use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
+
+pub(crate) static PREPARE: Source =
+    Source { name: "attention_prepare", text: include_str!("../../kernels/attention_prepare.cu") };
+
+/// Heads are padded to a multiple of this, at least the queries of a block.
+const PADDED_QUERIES: usize = 128;
+/// Threads of a block of the preparation.
+const PREPARE_THREADS: usize = 256;
+
+/// Inputs of the backward pass besides the operands.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BackwardInputs {
+    pub y: Ptr,
+    pub y_dtype: DType,
+    pub dy: Ptr,
+    pub dy_dtype: DType,
+    /// f32.
+    pub lse: Ptr,
+}
+
+/// Gradients of the operands, which are accumulated if the problem is a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grads {
+    pub dq: Ptr,
+    pub dk: Ptr,
+    pub dv: Ptr,
+    pub dtype: DType,
+    /// Elements between rows of `dq`.
+    pub dq_stride: usize,
+    /// Elements between rows of `dk`, and of `dv`.
+    pub dkv_stride: usize,
+}
+
+/// Statistics of queries in scratch memory.
+#[derive(Debug, Clone, Copy)]
+struct Statistics {
+    scaled_lse: Ptr,
+    delta: Ptr,
+    padded_queries: usize,
+}
+
+impl CudaDevice {
+    /// Gradients by tensor cores. Every gradient is summed in a fixed order.
+    pub(crate) fn flash_backward(&self, problem: &Problem, inputs: BackwardInputs, grads: Grads) {
+        let statistics = self.prepare_backward(problem, inputs);
+        let head_dim = problem.shape.head_dim;
+        let layout = BackwardLayout::new(head_dim, self.max_shared_bytes() as usize);
+        let kernel = layout.kernel(problem, "attention_mma_backward_kv");
+        let args = kv_args(problem, inputs, statistics, grads);
+        self.launch(&kernel, layout.kv_grid(problem), &args);
+        let kernel = layout.kernel(problem, "attention_mma_backward_q");
+        let args = q_args(problem, inputs, statistics, grads);
+        self.launch(&kernel, layout.q_grid(problem), &args);
+    }
+
+    /// Gradients without tensor cores, in a fixed order, too.
+    pub(crate) fn generic_backward(&self, problem: &Problem, inputs: BackwardInputs, grads: Grads) {
+        let statistics = self.prepare_backward(problem, inputs);
+        let layout = generic::Layout::new(problem, self.warp_threads());
+        let [dy_bf16, out_bf16] = [inputs.dy_dtype, grads.dtype].map(is_bf16);
+        let rows = layout.block_rows();
+        let kernel = layout.kernel(problem, "attention_generic_backward_kv", dy_bf16, out_bf16);
+        let args = kv_args(problem, inputs, statistics, grads);
+        self.launch(&kernel, layout.grid(problem.key_blocks(rows)), &args);
+        let kernel = layout.kernel(problem, "attention_generic_backward_q", dy_bf16, out_bf16);
+        let args = q_args(problem, inputs, statistics, grads);
+        self.launch(&kernel, layout.grid(problem.query_blocks(rows)), &args);
+    }
+
+    fn prepare_backward(&self, problem: &Problem, inputs: BackwardInputs) -> Statistics {
+        let AttentionChunkShape { batch, queries, heads, head_dim, .. } = problem.shape;
+        let padded_queries = queries.next_multiple_of(PADDED_QUERIES);
+        let count = batch * heads * padded_queries;
+        let bytes = count * size_of::<f32>();
+        let scaled_lse = self.scratch(2 * bytes);
+        let delta = scaled_lse.offset_bytes(bytes);
+        let dtypes = [inputs.y_dtype, inputs.dy_dtype].map(|dtype| u64::from(is_bf16(dtype)));
+        let vector = vector_len(head_dim, inputs);
+        let kernel = prepare_kernel(head_dim as u64, dtypes, problem.is_chunk);
+        let kernel = kernel.define("VECTOR", vector as u64);
+        let threads = count * query_lanes(head_dim.div_ceil(vector));
+        let args: [Arg; 9] = [
+            inputs.y.into(),
+            inputs.dy.into(),
+            inputs.lse.into(),
+            scaled_lse.into(),
+            delta.into(),
+            (count as u64).into(),
+            to_u32(queries).into(),
+            to_u32(padded_queries).into(),
+            to_u32(heads).into(),
+        ];
+        let blocks = to_u32(threads.div_ceil(PREPARE_THREADS));
+        self.launch(&kernel, Grid::new(blocks, to_u32(PREPARE_THREADS)), &args);
+        Statistics { scaled_lse, delta, padded_queries }
+    }
+}
+
+/// The kernel of the preparation, without `VECTOR`.
+pub(super) fn prepare_kernel(
+    head_dim: u64,
+    [y_bf16, dy_bf16]: [u64; 2],
+    lse_by_row: bool,
+) -> Kernel {
+    Kernel::new(&PREPARE, "attention_prepare_backward")
+        .define("HEAD_DIM", head_dim)
+        .define("Y_BF16", y_bf16)
+        .define("DY_BF16", dy_bf16)
+        .define("BY_ROW", lse_by_row.into())
+}
+
+/// Elements of a load of the preparation.
+fn vector_len(head_dim: usize, inputs: BackwardInputs) -> usize {
+    if head_dim.is_multiple_of(8) && are_aligned(&[inputs.y, inputs.dy]) { 8 } else { 1 }
+}
+
+/// `LANES` of the preparation: lanes that share a query of so many vectors.
+fn query_lanes(vectors: usize) -> usize {
+    vectors.next_power_of_two().min(32)
+}
+
+fn kv_args(
+    problem: &Problem,
+    inputs: BackwardInputs,
+    statistics: Statistics,
+    grads: Grads,
+) -> Vec<Arg> {
+    let Statistics { scaled_lse, delta, padded_queries } = statistics;
+    let AttentionChunkShape { queries, keys, heads, kv_heads, .. } = problem.shape;
+    let Problem { q, k, v, q_stride, kv_stride, .. } = *problem;
+    let pointers = [q, k, v, inputs.dy, scaled_lse, delta, grads.dk, grads.dv];
+    let sizes = [queries, keys, padded_queries, heads, kv_heads];
+    kernel_args(problem, &pointers, &sizes, &[q_stride, kv_stride, grads.dkv_stride])
+}
+
+fn q_args(
+    problem: &Problem,
+    inputs: BackwardInputs,
+    statistics: Statistics,
+    grads: Grads,
+) -> Vec<Arg> {
+    let Statistics { scaled_lse, delta, padded_queries } = statistics;
+    let AttentionChunkShape { queries, keys, heads, kv_heads, .. } = problem.shape;
+    let Problem { q, k, v, q_stride, kv_stride, .. } = *problem;
+    let pointers = [q, k, v, inputs.dy, scaled_lse, delta, grads.dq];
+    let sizes = [queries, keys, padded_queries, heads, kv_heads];
+    kernel_args(problem, &pointers, &sizes, &[q_stride, kv_stride, grads.dq_stride])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_share_a_query() {
+        let lanes = [1, 8, 10, 16, 32, 33, 256].map(query_lanes);
+        assert_eq!(lanes, [1, 8, 16, 16, 32, 32, 32]);
+    }
+}

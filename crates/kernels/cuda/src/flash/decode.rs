@@ -1,0 +1,110 @@
+//! Attention of one query to a KV cache.
+
+use regatta_comm::DType;
+use regatta_comm::gpu_runtime::Vendor;
+use regatta_device::ops::AttentionShape;
+
+use crate::elementwise::{is_bf16, to_u32};
+use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
+
+pub(crate) static SOURCE: Source =
+    Source { name: "attention_decode", text: include_str!("../../kernels/attention_decode.cu") };
+
+/// `WARPS` of the source.
+const WARPS: usize = 8;
+/// Keys of a block, at least: fewer do not occupy its warps.
+const MIN_SPLIT_KEYS: usize = 128;
+/// Threads of a block that merges splits.
+const MERGE_THREADS: u32 = 128;
+
+/// A query, the cache and the output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DecodeOperands {
+    pub q: Ptr,
+    pub keys: Ptr,
+    pub values: Ptr,
+    /// Dtype of the query, the keys and the values.
+    pub dtype: DType,
+    pub y: Ptr,
+    pub y_dtype: DType,
+    pub tokens: usize,
+}
+
+impl CudaDevice {
+    pub(crate) fn decode(&self, shape: AttentionShape, operands: DecodeOperands) {
+        let AttentionShape { heads, kv_heads, head_dim, .. } = shape;
+        let DecodeOperands { q, keys, values, y, tokens, .. } = operands;
+        let keys_per_split = split_keys(tokens, heads, self.sm_count() as usize);
+        let splits = tokens.div_ceil(keys_per_split);
+        let partial_bytes = heads * splits * (head_dim + 2) * size_of::<f32>();
+        let partials = if splits > 1 { self.scratch(partial_bytes) } else { Ptr::NULL };
+        let kernel = |function| {
+            kernel(function, head_dim as u64, [operands.dtype, operands.y_dtype].map(is_bf16))
+                .define("WARP_THREADS", self.warp_threads() as u64)
+        };
+        let blocks = [to_u32(heads), to_u32(splits), 1];
+        let threads = to_u32(WARPS * self.warp_threads());
+        self.launch(
+            &kernel("attention_decode"),
+            Grid { blocks, threads, shared_bytes: 0 },
+            &[
+                q.into(),
+                keys.into(),
+                values.into(),
+                y.into(),
+                partials.into(),
+                to_u32(tokens).into(),
+                to_u32(keys_per_split).into(),
+                to_u32(kv_heads).into(),
+                ((1.0 / (head_dim as f64).sqrt()) as f32).into(),
+            ],
+        );
+        if splits > 1 {
+            self.launch(
+                &kernel("attention_decode_merge"),
+                Grid::new(to_u32(heads), MERGE_THREADS),
+                &[partials.into(), y.into(), to_u32(splits).into()],
+            );
+        }
+    }
+
+    /// Threads of a warp.
+    pub(crate) fn warp_threads(&self) -> usize {
+        match self.runtime().vendor {
+            Vendor::Nvidia => 32,
+            Vendor::Amd => 64,
+        }
+    }
+}
+
+/// Keys of a split: as many splits as occupy the GPU, but not too short ones.
+fn split_keys(tokens: usize, heads: usize, multiprocessors: usize) -> usize {
+    let splits = (2 * multiprocessors).div_ceil(heads.max(1));
+    tokens.div_ceil(splits.max(1)).max(MIN_SPLIT_KEYS)
+}
+
+/// A kernel without `WARP_THREADS`.
+fn kernel(function: &'static str, head_dim: u64, [in_bf16, out_bf16]: [bool; 2]) -> Kernel {
+    Kernel::new(&SOURCE, function)
+        .define("HEAD_DIM", head_dim)
+        .define("IN_BF16", in_bf16.into())
+        .define("OUT_BF16", out_bf16.into())
+}
+
+#[cfg(test)]
+pub(super) fn kernels(head_dim: u64, bf16: u64) -> Vec<Kernel> {
+    let kernel = kernel("attention_decode", head_dim, [bf16 == 1; 2]);
+    vec![kernel.define("WARP_THREADS", 32)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_caches_are_split_over_the_gpu() {
+        assert_eq!(split_keys(1, 12, 132), MIN_SPLIT_KEYS);
+        assert_eq!(split_keys(4096, 32, 132), 4096usize.div_ceil(9));
+        assert_eq!(split_keys(1000, 1000, 132), 1000);
+    }
+}

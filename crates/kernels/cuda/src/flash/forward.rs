@@ -1,0 +1,43 @@
+//! Forward pass.
+
+use regatta_comm::DType;
+
+use super::{Problem, generic, mma};
+use crate::elementwise::is_bf16;
+use crate::{Arg, CudaDevice, Ptr};
+
+/// What the forward pass writes, or merges into if the problem is a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForwardOutputs {
+    pub y: Ptr,
+    pub y_dtype: DType,
+    /// f32.
+    pub lse: Ptr,
+}
+
+impl CudaDevice {
+    /// Attention on tensor cores.
+    pub(crate) fn flash_forward(&self, problem: &Problem, outputs: ForwardOutputs) {
+        let kernel = mma::forward_kernel(problem);
+        let grid = mma::forward_grid(problem);
+        self.launch(&kernel, grid, &forward_args(problem, outputs));
+    }
+
+    /// Attention without tensor cores.
+    pub(crate) fn generic_forward(&self, problem: &Problem, outputs: ForwardOutputs) {
+        let layout = generic::Layout::new(problem, self.warp_threads());
+        let out_bf16 = is_bf16(outputs.y_dtype);
+        let kernel = layout.kernel(problem, "attention_generic_forward", out_bf16, out_bf16);
+        let blocks = problem.query_blocks(layout.block_rows());
+        self.launch(&kernel, layout.grid(blocks), &forward_args(problem, outputs));
+    }
+}
+
+/// Arguments of `attention_mma_forward` and `attention_generic_forward`.
+fn forward_args(problem: &Problem, outputs: ForwardOutputs) -> Vec<Arg> {
+    let shape = problem.shape;
+    let pointers = [problem.q, problem.k, problem.v, outputs.y, outputs.lse];
+    let sizes = [shape.queries, shape.keys, shape.heads, shape.kv_heads];
+    let strides = [problem.q_stride, problem.kv_stride];
+    super::problem::kernel_args(problem, &pointers, &sizes, &strides)
+}

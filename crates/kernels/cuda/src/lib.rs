@@ -1,0 +1,40 @@
+//! The GPU backend of the training engine.
+//!
+//! Nothing is linked: the CUDA driver, the runtime, NVRTC, cuBLASLt and cuDNN are loaded at run time.
+//! Kernels are compiled for the device by NVRTC and cached on disk. All operations are queued on one
+//! stream; the host waits only where it reads results. The first error makes all later operations
+//! no-ops and is returned by the next synchronisation.
+
+mod activation;
+mod attention;
+mod blaslt;
+mod cache_dir;
+mod compiler;
+mod cudnn;
+mod device;
+mod driver;
+mod elementwise;
+mod embedding;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+mod flash;
+mod gemm_peak;
+mod kernel_times;
+mod launch;
+mod linear;
+mod loss;
+mod memory;
+mod module_cache;
+mod norm;
+mod optimizer;
+mod owned_stream;
+mod rope;
+#[cfg(test)]
+mod sources;
+mod sticky_error;
+mod token_staging;
+
+pub use device::{CudaDevice, DeviceInfo, device_count};
+
+pub(crate) use launch::{Arg, Grid, Kernel, Ptr, Source};
+pub(crate) use regatta_comm::gpu_runtime::library_path;

@@ -1,0 +1,221 @@
+//! Cross-entropy, also vocabulary-parallel.
+
+use regatta_comm::DType;
+use regatta_device::LossOps;
+use regatta_device::ops::TOKEN_DTYPE;
+use regatta_device::tensor::{View, ViewMut};
+
+use crate::elementwise::{kernel_name, row_count, to_u32};
+use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
+
+pub(crate) static SOURCE: Source =
+    Source { name: "loss", text: include_str!("../kernels/loss.cu") };
+
+/// `MAX_THREADS` of the source.
+const MAX_THREADS: usize = 1024;
+
+/// Shared memory that a block uses besides that for its row, and that the driver reserves for it.
+const RESERVED_SHARED_BYTES: usize = 2048;
+
+/// Bytes of a vector.
+const VECTOR_BYTES: usize = 16;
+
+/// Elements of a row of partials.
+const PARTIALS_PER_ROW: usize = 3;
+
+impl LossOps for CudaDevice {
+    fn cross_entropy(
+        &self,
+        targets: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: Option<f64>,
+        loss: ViewMut<'_>,
+    ) {
+        assert_targets(targets);
+        if targets.is_empty() {
+            return;
+        }
+        let rows = targets.len();
+        let columns = row_count(logits.len(), rows);
+        let losses = self.scratch(rows * (size_of::<f64>() + PARTIALS_PER_ROW * size_of::<f32>()));
+        let partials = losses.offset_bytes(rows * size_of::<f64>());
+        let shared_bytes = row_bytes(columns, logits.dtype());
+        let fits = shared_bytes + RESERVED_SHARED_BYTES <= self.max_shared_bytes() as usize;
+        if let Some(grad_scale) = grad_scale.filter(|_| fits) {
+            let name = kernel_name("cross_entropy", [logits.dtype()]);
+            let two_fit =
+                2 * (shared_bytes + RESERVED_SHARED_BYTES) <= self.max_shared_bytes() as usize;
+            let max_threads = if two_fit { MAX_THREADS / 2 } else { MAX_THREADS };
+            let threads = row_threads(columns, logits.dtype(), max_threads);
+            self.launch(
+                &Kernel::new(&SOURCE, name),
+                Grid::new(to_u32(rows), threads).shared(shared_bytes as u32),
+                &[
+                    Ptr::of(targets).into(),
+                    Ptr::of_mut(&logits).into(),
+                    to_u32(columns).into(),
+                    (grad_scale as f32).into(),
+                    losses.into(),
+                ],
+            );
+        } else {
+            self.launch_partials(targets, 0, logits.view(), partials);
+            self.launch_merge(partials, rows, 1, Ptr::NULL, losses);
+            if let Some(grad_scale) = grad_scale {
+                self.launch_backward(targets, 0, partials, logits, grad_scale);
+            }
+        }
+        self.add_scalars(losses, rows, &loss);
+    }
+
+    fn cross_entropy_partials(
+        &self,
+        targets: View<'_>,
+        first: usize,
+        logits: View<'_>,
+        partials: ViewMut<'_>,
+    ) {
+        assert_targets(targets);
+        assert_partials(partials.view(), targets.len());
+        if !targets.is_empty() {
+            self.launch_partials(targets, first, logits, Ptr::of_mut(&partials));
+        }
+    }
+
+    fn merge_cross_entropy_partials(
+        &self,
+        partials: View<'_>,
+        merged: ViewMut<'_>,
+        loss: Option<ViewMut<'_>>,
+    ) {
+        if merged.is_empty() {
+            return;
+        }
+        let rows = row_count(merged.len(), PARTIALS_PER_ROW);
+        let sets = row_count(partials.len(), merged.len());
+        let is_f32 = partials.dtype() == DType::F32 && merged.dtype() == DType::F32;
+        assert!(is_f32, "partials are f32");
+        let losses = match &loss {
+            Some(_) => self.scratch(rows * size_of::<f64>()),
+            None => Ptr::NULL,
+        };
+        self.launch_merge(Ptr::of(partials), rows, sets, Ptr::of_mut(&merged), losses);
+        if let Some(loss) = loss {
+            self.add_scalars(losses, rows, &loss);
+        }
+    }
+
+    fn cross_entropy_backward(
+        &self,
+        targets: View<'_>,
+        first: usize,
+        merged: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: f64,
+    ) {
+        assert_targets(targets);
+        assert_partials(merged, targets.len());
+        if !targets.is_empty() {
+            self.launch_backward(targets, first, Ptr::of(merged), logits, grad_scale);
+        }
+    }
+}
+
+impl CudaDevice {
+    fn launch_partials(&self, targets: View<'_>, first: usize, logits: View<'_>, partials: Ptr) {
+        let columns = row_count(logits.len(), targets.len());
+        let threads = row_threads(columns, logits.dtype(), MAX_THREADS / 2);
+        self.launch(
+            &Kernel::new(&SOURCE, kernel_name("cross_entropy_partials", [logits.dtype()])),
+            Grid::new(to_u32(targets.len()), threads),
+            &[
+                Ptr::of(targets).into(),
+                (first as u64).into(),
+                Ptr::of(logits).into(),
+                to_u32(columns).into(),
+                partials.into(),
+            ],
+        );
+    }
+
+    fn launch_merge(&self, partials: Ptr, rows: usize, sets: usize, merged: Ptr, losses: Ptr) {
+        self.launch(
+            &Kernel::new(&SOURCE, "merge_partials"),
+            Grid::linear(rows, 1),
+            &[
+                partials.into(),
+                (rows as u64).into(),
+                to_u32(sets).into(),
+                merged.into(),
+                losses.into(),
+            ],
+        );
+    }
+
+    fn launch_backward(
+        &self,
+        targets: View<'_>,
+        first: usize,
+        merged: Ptr,
+        logits: ViewMut<'_>,
+        grad_scale: f64,
+    ) {
+        let columns = row_count(logits.len(), targets.len());
+        let threads = row_threads(columns, logits.dtype(), MAX_THREADS / 2);
+        self.launch(
+            &Kernel::new(&SOURCE, kernel_name("cross_entropy_backward", [logits.dtype()])),
+            Grid::new(to_u32(targets.len()), threads),
+            &[
+                Ptr::of(targets).into(),
+                (first as u64).into(),
+                merged.into(),
+                Ptr::of_mut(&logits).into(),
+                to_u32(columns).into(),
+                (grad_scale as f32).into(),
+            ],
+        );
+    }
+}
+
+/// Bytes of the aligned vectors that contain a row, wherever it starts.
+fn row_bytes(columns: usize, dtype: DType) -> usize {
+    ((columns - 1) * dtype.size()).next_multiple_of(VECTOR_BYTES) + VECTOR_BYTES
+}
+
+/// Threads for a row: one per vector, in whole warps of any device.
+fn row_threads(columns: usize, dtype: DType, max_threads: usize) -> u32 {
+    let vectors = row_bytes(columns, dtype) / VECTOR_BYTES;
+    vectors.next_multiple_of(64).min(max_threads) as u32
+}
+
+fn assert_targets(targets: View<'_>) {
+    assert!(targets.dtype() == TOKEN_DTYPE, "targets are {TOKEN_DTYPE}, not {}", targets.dtype());
+}
+
+fn assert_partials(partials: View<'_>, rows: usize) {
+    assert_eq!(partials.len(), PARTIALS_PER_ROW * rows, "partials have three elements per row");
+    assert!(partials.dtype() == DType::F32, "partials are f32");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_holds_rows_of_any_alignment() {
+        for (dtype, len) in [(DType::F32, 4usize), (DType::Bf16, 8)] {
+            for columns in 1..40 {
+                let vectors = (0..len).map(|start| (start + columns).div_ceil(len)).max().unwrap();
+                assert_eq!(row_bytes(columns, dtype), vectors * VECTOR_BYTES, "{columns}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_rows_of_gpt2_fit_on_an_h200() {
+        let bytes = row_bytes(50_304, DType::Bf16) + RESERVED_SHARED_BYTES;
+        assert!(2 * bytes <= 227 * 1024);
+        assert_eq!(row_threads(50_304, DType::Bf16, MAX_THREADS / 2), 512);
+        assert_eq!(row_threads(65, DType::Bf16, MAX_THREADS), 64);
+    }
+}

@@ -1,0 +1,320 @@
+//! Allocation, copies and completion.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS};
+use regatta_comm::{DType, Event, MemorySpace};
+use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, TimeMark};
+use regatta_device::precision::Precision;
+use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_device::{DeviceError, DeviceMemory};
+
+use crate::kernel_times::TimingEvent;
+use crate::owned_stream::OwnedStream;
+use crate::{CudaDevice, Ptr};
+
+/// Memory is reserved in steps, so that slowly growing requests do not reallocate each time.
+const WORKSPACE_STEP: usize = 32 << 20;
+
+/// A grow-only buffer for temporary results.
+#[derive(Default)]
+pub(crate) struct Workspace {
+    memory: Option<Allocation>,
+}
+
+impl Workspace {
+    /// Memory of at least this size. Earlier memory stays valid for kernels that are queued already,
+    /// because it is freed in stream order.
+    pub fn reserve(&mut self, device: &CudaDevice, bytes: usize) -> Ptr {
+        if self.memory.as_ref().is_none_or(|memory| memory.bytes < bytes) {
+            self.memory = None;
+            self.memory = device.allocate(bytes.next_multiple_of(WORKSPACE_STEP));
+        }
+        self.memory.as_ref().map_or(Ptr::NULL, |memory| Ptr(memory.start as u64))
+    }
+}
+
+/// Device memory that is freed in the order of the device's stream.
+pub(crate) struct Allocation {
+    start: *mut c_void,
+    bytes: usize,
+    runtime: Arc<Runtime>,
+    stream: Arc<OwnedStream>,
+}
+
+// SAFETY: it owns its memory, which is not bound to a thread.
+unsafe impl Send for Allocation {}
+// SAFETY: a shared reference only exposes the address.
+unsafe impl Sync for Allocation {}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated by the matching function; in stream order, or after all work.
+        unsafe {
+            match self.runtime.stream_ordered {
+                Some(allocator) => (allocator.free)(self.start, self.stream.raw),
+                None => (self.runtime.free)(self.start),
+            }
+        };
+    }
+}
+
+impl CudaDevice {
+    /// Allocates device memory; a failure is the device's error.
+    pub(crate) fn allocate(&self, bytes: usize) -> Option<Allocation> {
+        if self.has_failed() || !self.make_current() {
+            return None;
+        }
+        let mut start = null_mut();
+        // SAFETY: the functions write one pointer.
+        let code = unsafe {
+            match self.runtime.stream_ordered {
+                Some(allocator) => (allocator.malloc)(&mut start, bytes.max(1), self.stream()),
+                None => (self.runtime.malloc)(&mut start, bytes.max(1)),
+            }
+        };
+        if code == SUCCESS {
+            let (runtime, stream) = (self.runtime.clone(), self.owned_stream());
+            return Some(Allocation { start, bytes, runtime, stream });
+        }
+        let free = self.gpu.free_bytes().unwrap_or(0);
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let cause = format!(
+            "{}: {} MiB requested, {} MiB free; reduce train.micro_batch, set train.recompute=true, \
+             or shard the state with parallel.zero",
+            self.runtime.error_string(code),
+            mib(bytes as u64),
+            mib(free),
+        );
+        self.fail("allocating device memory", cause);
+        None
+    }
+
+    /// Queues a copy between any memories. Host memory must stay valid until the copy has run, unless
+    /// it is pageable: the runtime copies from pageable memory before it returns.
+    fn queue_copy(&self, to: *mut c_void, from: *const c_void, bytes: usize) {
+        if bytes == 0 || self.has_failed() || !self.make_current() {
+            return;
+        }
+        let memcpy = self.runtime.memcpy_async;
+        // SAFETY: both are valid for this many bytes, as the callers ensure by their lengths.
+        let code = self.timed(
+            || "memcpy".to_owned(),
+            || unsafe { memcpy(to, from, bytes, MEMCPY_DEFAULT, self.stream()) },
+        );
+        if code != SUCCESS {
+            self.fail("copying memory", self.runtime.error_string(code));
+        }
+    }
+
+    /// Waits for the stream; an error of any queued operation becomes the device's error.
+    fn wait(&self) -> Result<(), DeviceError> {
+        self.check()?;
+        let code = self.synchronize_stream();
+        if code != SUCCESS {
+            let hint = match self.is_launch_blocking() {
+                true => "",
+                false => "; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel",
+            };
+            let cause = format!("{}{hint}", self.runtime.error_string(code));
+            self.fail("an operation that was queued before this point", cause);
+        }
+        self.check()
+    }
+
+    /// Copies device memory to the host and waits.
+    fn read(&self, to: *mut c_void, from: View<'_>, bytes: usize) {
+        self.queue_copy(to, Ptr::of(from).as_raw(), bytes);
+        // The error is reported by the next synchronisation.
+        let _ = self.wait();
+    }
+}
+
+impl DeviceMemory for CudaDevice {
+    fn memory_space(&self) -> MemorySpace {
+        MemorySpace::Device(self.index())
+    }
+
+    fn master_dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn activation_dtype(&self) -> DType {
+        match self.precision() {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::Bf16,
+        }
+    }
+
+    fn weight_dtype(&self) -> DType {
+        self.activation_dtype()
+    }
+
+    fn logit_dtype(&self) -> DType {
+        self.activation_dtype()
+    }
+
+    fn max_logits(&self) -> Option<usize> {
+        Some(GPU_MAX_LOGITS)
+    }
+
+    fn gemm_dtype(&self) -> Option<DType> {
+        Some(self.activation_dtype())
+    }
+
+    fn zeros(&self, elements: usize, dtype: DType) -> Tensor {
+        let bytes = elements * dtype.size();
+        let memory = self.allocate(bytes);
+        // After a failure no operation accesses it.
+        let start = memory.as_ref().and_then(|memory| NonNull::new(memory.start.cast::<u8>()));
+        let start = start.unwrap_or(NonNull::dangling());
+        if memory.is_some() {
+            // SAFETY: the memory has this many bytes, and the stream is valid.
+            let code = unsafe {
+                (self.driver.memset_async)(start.as_ptr().cast(), 0, bytes, self.stream())
+            };
+            if code != SUCCESS {
+                self.fail("zeroing memory", self.driver.error_string(code));
+            }
+        }
+        // SAFETY: the owner keeps the memory valid; accesses are ordered by the stream, and by events
+        // with other streams.
+        let buffer = unsafe { self.gpu.adopt(start, bytes, Box::new(memory)) };
+        Tensor::from_buffer(buffer, dtype)
+    }
+
+    fn copy_from_host(&self, from: &[f32], to: ViewMut<'_>) {
+        assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        match to.dtype() {
+            DType::F32 => {
+                let to = Ptr::of_mut(&to).as_raw();
+                self.queue_copy(to, from.as_ptr().cast(), size_of_val(from));
+            }
+            _ => {
+                let values: Vec<half::bf16> =
+                    from.iter().map(|value| half::bf16::from_f32(*value)).collect();
+                let to = Ptr::of_mut(&to).as_raw();
+                self.queue_copy(to, values.as_ptr().cast(), size_of_val(&*values));
+            }
+        }
+        // The source is pageable: the copy may still read it.
+        let _ = self.wait();
+    }
+
+    fn copy_to_host(&self, from: View<'_>, to: &mut [f32]) {
+        assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        match from.dtype() {
+            DType::F32 => self.read(to.as_mut_ptr().cast(), from, size_of_val(to)),
+            _ => {
+                let mut values = vec![half::bf16::ZERO; to.len()];
+                self.read(values.as_mut_ptr().cast(), from, size_of_val(&*values));
+                to.iter_mut().zip(values).for_each(|(to, from)| *to = from.to_f32());
+            }
+        }
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        if from.dtype() == to.dtype() {
+            let bytes = from.len() * from.dtype().size();
+            return self.queue_copy(Ptr::of_mut(&to).as_raw(), Ptr::of(from).as_raw(), bytes);
+        }
+        self.convert(from, to);
+    }
+
+    fn copy_from_columns(&self, x: View<'_>, row_len: usize, cols: Range<usize>, y: ViewMut<'_>) {
+        let columns = cols.len();
+        self.copy_columns(x, (row_len, cols.start), y, (columns, 0), columns);
+    }
+
+    fn copy_to_columns(&self, x: View<'_>, y: ViewMut<'_>, row_len: usize, cols: Range<usize>) {
+        let columns = cols.len();
+        self.copy_columns(x, (columns, 0), y, (row_len, cols.start), columns);
+    }
+
+    fn fill(&self, value: f64, x: ViewMut<'_>) {
+        if value == 0.0 && value.is_sign_positive() {
+            return self.zero(x);
+        }
+        self.fill_with(value as f32, x);
+    }
+
+    fn zero(&self, x: ViewMut<'_>) {
+        let bytes = x.len() * x.dtype().size();
+        if bytes == 0 || self.has_failed() || !self.make_current() {
+            return;
+        }
+        let start = Ptr::of_mut(&x).as_raw();
+        // SAFETY: the tensor has this many bytes, and the stream is valid.
+        let code = unsafe { (self.driver.memset_async)(start, 0, bytes, self.stream()) };
+        if code != SUCCESS {
+            self.fail("zeroing memory", self.driver.error_string(code));
+        }
+    }
+
+    fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
+        assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        if from.is_empty() || self.has_failed() {
+            return;
+        }
+        let to = Ptr::of_mut(&to).as_raw();
+        let staged = self.tokens.stage(from, |pinned, bytes| {
+            self.queue_copy(to, pinned, bytes);
+            Ok(self.record_event())
+        });
+        if let Err(cause) = staged {
+            self.fail("allocating pinned host memory", cause);
+        }
+    }
+
+    fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
+        assert!(scalars.dtype() == DType::F64, "scalars are f64");
+        let mut values = vec![0.0f64; scalars.len()];
+        self.read(values.as_mut_ptr().cast(), scalars, size_of_val(&*values));
+        self.check().map(|()| values)
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        self.wait()
+    }
+
+    fn record_time(&self) -> Option<TimeMark> {
+        self.make_current();
+        self.record_timing_event().map(|event| TimeMark(Box::new(event)))
+    }
+
+    fn seconds_between(&self, start: &TimeMark, end: &TimeMark) -> f64 {
+        let [start, end] = [start, end].map(|mark| mark.0.downcast_ref::<TimingEvent>());
+        start.zip(end).map_or(0.0, |(start, end)| start.seconds_until(end))
+    }
+
+    fn start_kernel_times(&self) {
+        self.enable_kernel_times();
+    }
+
+    fn take_kernel_times(&self) -> Vec<KernelTime> {
+        self.collect_kernel_times()
+    }
+
+    fn record_event(&self) -> Option<Event> {
+        if self.has_failed() {
+            return None;
+        }
+        // SAFETY: the stream is a stream of this device.
+        match unsafe { self.gpu.record(self.stream()) } {
+            Ok(event) => Some(event),
+            Err(error) => {
+                self.fail("recording an event", error);
+                None
+            }
+        }
+    }
+
+    fn wait_event(&self, event: &Event) -> regatta_comm::Result {
+        // SAFETY: the stream is a stream of the runtime that the event belongs to.
+        unsafe { event.wait_on_stream(self.stream()) }
+    }
+}

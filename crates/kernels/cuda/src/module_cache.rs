@@ -1,0 +1,161 @@
+//! Compiled kernels: in memory, and as machine code on disk.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::sync::{Mutex, PoisonError};
+use std::{fs, process};
+
+use regatta_comm::gpu_runtime::SUCCESS;
+use sha2::{Digest, Sha256};
+
+use crate::cache_dir::cache_dir;
+use crate::compiler::Compiler;
+use crate::driver::{RawFunction, RawModule};
+use crate::{CudaDevice, Kernel};
+
+/// What every source begins with.
+const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
+
+/// The loaded kernels of a device.
+pub struct ModuleCache {
+    /// `None` for a fake device, whose driver knows its kernels by name.
+    compiler: Option<Compiler>,
+    /// The architecture, such as `sm_90a` or `gfx90a`.
+    arch: String,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<ModuleKey, RawModule>,
+    functions: HashMap<(ModuleKey, String), RawFunction>,
+}
+
+// SAFETY: modules and functions may be used by any thread.
+unsafe impl Send for Loaded {}
+
+/// The name of a source and its definitions.
+type ModuleKey = (&'static str, Vec<(&'static str, u64)>);
+
+impl ModuleCache {
+    pub fn new(compiler: Option<Compiler>, arch: String) -> Self {
+        Self { compiler, arch, loaded: Mutex::default() }
+    }
+
+    /// A kernel, which is compiled and loaded on its first use.
+    pub fn function(&self, device: &CudaDevice, kernel: &Kernel) -> Result<RawFunction, String> {
+        let module_key = (kernel.source.name, kernel.defines.clone());
+        let key = (module_key, kernel.function.to_string());
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = loaded.functions.get(&key) {
+            return Ok(*function);
+        }
+        let module = match loaded.modules.get(&key.0) {
+            Some(module) => *module,
+            None => {
+                let module = self.load(device, kernel)?;
+                loaded.modules.insert(key.0.clone(), module);
+                module
+            }
+        };
+        let name = CString::new(&*key.1).map_err(|error| error.to_string())?;
+        let mut function = null_mut();
+        let get = device.driver.module_get_function;
+        // SAFETY: the module is valid; the function writes one pointer.
+        match unsafe { get(&mut function, module, name.as_ptr()) } {
+            SUCCESS => loaded.functions.insert(key, function),
+            code => return Err(device.driver.error_string(code)),
+        };
+        Ok(function)
+    }
+
+    fn load(&self, device: &CudaDevice, kernel: &Kernel) -> Result<RawModule, String> {
+        let code = match &self.compiler {
+            Some(compiler) => self.code(compiler, kernel)?,
+            None => uncompiled(kernel),
+        };
+        let mut module = null_mut();
+        // SAFETY: the image is machine code for this device, from the compiler or its cache.
+        match unsafe { (device.driver.module_load_data)(&mut module, code.as_ptr().cast()) } {
+            SUCCESS => Ok(module),
+            code => Err(device.driver.error_string(code)),
+        }
+    }
+
+    /// The machine code of a kernel's source, from the disk cache if it is there.
+    fn code(&self, compiler: &Compiler, kernel: &Kernel) -> Result<Vec<u8>, String> {
+        let source = format!("{PRELUDE}\n{}", kernel.source.text);
+        let options = self.options(kernel);
+        let path = cached_path(&source, &options, &compiler.version());
+        if let Some(code) = path.as_ref().and_then(|path| fs::read(path).ok()) {
+            return Ok(code);
+        }
+        let code = compiler.compile(kernel.source.name, &source, &options)?;
+        if let Some(path) = path {
+            store(&path, &code);
+        }
+        Ok(code)
+    }
+
+    fn options(&self, kernel: &Kernel) -> Vec<String> {
+        let mut options =
+            vec![format!("--gpu-architecture={}", self.arch), "--std=c++17".to_owned()];
+        options.extend(kernel.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        options
+    }
+}
+
+/// What a fake driver gets: a line with the name of the source and its definitions, then the source.
+fn uncompiled(kernel: &Kernel) -> Vec<u8> {
+    let defines = kernel.defines.iter().map(|(name, value)| format!(" {name}={value}"));
+    let defines: String = defines.collect();
+    format!("{}{defines}\n{}\0", kernel.source.name, kernel.source.text).into_bytes()
+}
+
+fn cached_path(source: &str, options: &[String], version: &str) -> Option<PathBuf> {
+    let mut digest = Sha256::new();
+    for part in [source, version].into_iter().chain(options.iter().map(String::as_str)) {
+        digest.update(part.as_bytes());
+        digest.update([0]);
+    }
+    let name: String = digest.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect();
+    Some(cache_dir()?.join("kernels").join(format!("{name}.bin")))
+}
+
+/// Stores compiled code. A cache that cannot be written only costs time.
+fn store(path: &std::path::Path, code: &[u8]) {
+    let Some(dir) = path.parent() else { return };
+    let temporary = path.with_extension(format!("{}.tmp", process::id()));
+    let written = fs::create_dir_all(dir)
+        .and_then(|()| fs::write(&temporary, code))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regatta_comm::gpu_runtime::Vendor;
+
+    /// Every source must compile without headers, for every architecture that it supports.
+    #[test]
+    fn all_sources_compile() {
+        let compiler = match Compiler::open(Vendor::Nvidia) {
+            Ok(compiler) => compiler,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        for kernel in crate::sources::representative_kernels() {
+            for arch in ["sm_80", "sm_90a"] {
+                let cache = ModuleCache::new(None, arch.to_owned());
+                let source = format!("{PRELUDE}\n{}", kernel.source.text);
+                let options = cache.options(&kernel);
+                let code = compiler.compile(kernel.source.name, &source, &options);
+                assert!(code.is_ok(), "{} for {arch}: {code:?}", kernel.source.name);
+            }
+        }
+    }
+}

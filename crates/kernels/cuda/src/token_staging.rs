@@ -1,0 +1,88 @@
+//! Pinned host memory for token ids: copies from it do not wait for the stream.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use regatta_comm::Event;
+use regatta_comm::gpu_runtime::{Runtime, SUCCESS};
+
+/// Copies that may be in flight.
+const SLOTS: usize = 16;
+
+/// A ring of pinned buffers.
+pub struct TokenStaging {
+    runtime: Arc<Runtime>,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Default)]
+struct Ring {
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+#[derive(Default)]
+struct Slot {
+    memory: Option<Pinned>,
+    /// Completion of the last copy from it.
+    copied: Option<Event>,
+}
+
+struct Pinned {
+    start: *mut c_void,
+    bytes: usize,
+    runtime: Arc<Runtime>,
+}
+
+// SAFETY: it owns its memory, which is not bound to a thread.
+unsafe impl Send for Pinned {}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: allocated by the matching function; copies from it have completed.
+        unsafe { (self.runtime.free_host)(self.start) };
+    }
+}
+
+impl TokenStaging {
+    pub fn new(runtime: Arc<Runtime>) -> Self {
+        Self { runtime, ring: Mutex::default() }
+    }
+
+    /// Calls `copy` with a pinned copy of the tokens; `copy` returns the completion of its copy.
+    pub fn stage(
+        &self,
+        tokens: &[u32],
+        copy: impl FnOnce(*const c_void, usize) -> Result<Option<Event>, String>,
+    ) -> Result<(), String> {
+        let bytes = size_of_val(tokens);
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = ring.next;
+        ring.next = (index + 1) % SLOTS;
+        if ring.slots.len() <= index {
+            ring.slots.push(Slot::default());
+        }
+        let slot = &mut ring.slots[index];
+        if let Some(copied) = slot.copied.take() {
+            copied.wait().map_err(|error| error.to_string())?;
+        }
+        let start = match &slot.memory {
+            Some(memory) if memory.bytes >= bytes => memory.start,
+            _ => slot.memory.insert(self.alloc(bytes.next_power_of_two())?).start,
+        };
+        // SAFETY: the slot has this many bytes, and no copy from it is in flight.
+        unsafe { std::ptr::copy_nonoverlapping(tokens.as_ptr().cast(), start.cast::<u8>(), bytes) };
+        slot.copied = copy(start, bytes)?;
+        Ok(())
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Pinned, String> {
+        let mut start = null_mut();
+        // SAFETY: the function writes one pointer.
+        match unsafe { (self.runtime.host_alloc)(&mut start, bytes, 0) } {
+            SUCCESS => Ok(Pinned { start, bytes, runtime: self.runtime.clone() }),
+            code => Err(format!("{bytes} bytes: {}", self.runtime.error_string(code))),
+        }
+    }
+}

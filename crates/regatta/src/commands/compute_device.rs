@@ -1,0 +1,211 @@
+//! The compute device of a rank: its cores or a GPU.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use regatta_comm::nccl::{self, NcclConfig, Vendor};
+use regatta_comm::{Collectives, Comm, ReduceOp};
+use regatta_device::ops::Device;
+use regatta_device::precision::Precision;
+use regatta_kernels_cpu::Cpu;
+use regatta_kernels_cuda::{CudaDevice, device_count};
+use regatta_model::units::format_memory;
+use regatta_predict::cost::rank_cost;
+use regatta_train::config::{Config, DeviceKind};
+use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
+
+/// Memory that the libraries of a GPU use besides tensors: code, workspaces, communication buffers.
+const GPU_LIBRARY_BYTES: u64 = 2 << 30;
+
+/// Timeout of a collective between GPUs.
+const DESYNC_AFTER: Duration = Duration::from_secs(600);
+
+/// The compute device of a rank.
+pub enum ComputeDevice {
+    /// The cores that the rank may use.
+    Cpu {
+        /// Its kernels.
+        device: Box<Cpu>,
+        /// Compute threads.
+        threads: usize,
+    },
+    /// A GPU.
+    Gpu {
+        /// The device.
+        device: Box<CudaDevice>,
+        /// Its index among the visible ones.
+        index: u32,
+    },
+}
+
+/// Resolves `train.device` and `train.precision` if they are auto, the same on all ranks.
+pub fn resolve(config: &mut Config, comm: &dyn Comm) -> Result<()> {
+    if config.train.device.is_none() {
+        let mut without_gpu = [i32::from(device_count(Vendor::Nvidia) == 0)];
+        comm.all_reduce(&mut without_gpu, ReduceOp::Max)?;
+        let kind = if without_gpu == [0] { DeviceKind::Gpu } else { DeviceKind::Cpu };
+        config.train.device = Some(kind);
+    }
+    if config.train.precision.is_none() {
+        let is_slow = match config.train.device {
+            Some(DeviceKind::Gpu) => false,
+            _ => Cpu::fastest_precision() == Precision::F32,
+        };
+        let mut f32_ranks = [i32::from(is_slow)];
+        comm.all_reduce(&mut f32_ranks, ReduceOp::Max)?;
+        let all_fast = f32_ranks == [0];
+        config.train.precision = Some(if all_fast { Precision::Bf16 } else { Precision::F32 });
+    }
+    Ok(())
+}
+
+/// Resolves `train.device` and `train.precision` for a run on this machine, without opening a GPU.
+pub fn resolve_here(config: &mut Config) {
+    let kind = if has_gpu_driver() { DeviceKind::Gpu } else { DeviceKind::Cpu };
+    let kind = *config.train.device.get_or_insert(kind);
+    config.train.precision.get_or_insert_with(|| match kind {
+        DeviceKind::Gpu => Precision::Bf16,
+        DeviceKind::Cpu => Cpu::fastest_precision(),
+    });
+}
+
+fn has_gpu_driver() -> bool {
+    std::path::Path::new("/dev/nvidiactl").exists()
+}
+
+/// The kernels of a resolved configuration in a few words.
+pub fn describe(config: &Config, threads: usize) -> String {
+    match config.train.device {
+        Some(DeviceKind::Gpu) => format!("{} on a GPU", config.precision().name()),
+        _ => Cpu::new(threads, config.precision()).describe(),
+    }
+}
+
+impl ComputeDevice {
+    /// Opens the device of a resolved configuration.
+    pub fn open(config: &Config, threads: usize, comm: &dyn Comm) -> Result<Self> {
+        if config.train.device != Some(DeviceKind::Gpu) {
+            let device = Box::new(Cpu::new(threads, config.precision()));
+            return Ok(Self::Cpu { device, threads });
+        }
+        let devices = device_count(Vendor::Nvidia);
+        if devices == 0 {
+            let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
+            bail!(
+                "rank {rank} on {host} sees no NVIDIA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, \
+                 or train on CPUs with train.device=cpu"
+            );
+        }
+        let index = local_rank(comm) % devices;
+        let device = CudaDevice::open(index, config.precision())?;
+        let device = match config.train.deterministic {
+            true => device.deterministic_results(),
+            false => device,
+        };
+        Ok(Self::Gpu { device: Box::new(device), index })
+    }
+
+    /// Its kernels in a few words.
+    pub fn kernels(&self) -> String {
+        match self {
+            Self::Cpu { device, .. } => device.gemm_kernel().to_owned(),
+            Self::Gpu { device, .. } => device.info().name.clone(),
+        }
+    }
+
+    /// GEMM peak of the devices of all ranks in FLOP/s. They measure at the same time, because cores
+    /// share caches and power.
+    pub fn measure_gemm_peak(&self, comm: &dyn Comm) -> Result<f64> {
+        comm.barrier()?;
+        let host = comm.peer(comm.rank()).host;
+        match self {
+            Self::Cpu { device, threads } => {
+                let (threads, flops_per_second) = (*threads, device.measure_gemm());
+                let cpus = regatta_discover::live_affinity().unwrap_or_default();
+                Ok(gemm_peak(comm, &RankGemm { host, cpus, threads, flops_per_second })?)
+            }
+            Self::Gpu { device, .. } => {
+                let mut total = [device.measure_gemm()];
+                comm.all_reduce(&mut total, ReduceOp::Sum)?;
+                Ok(total[0])
+            }
+        }
+    }
+
+    /// Fails if the ranks that share this GPU need more memory than it has.
+    pub fn check_memory(&self, config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
+        let Self::Gpu { device, index } = self else { return Ok(()) };
+        let (rank, ranks) = (comm.rank() as usize, comm.size() as usize);
+        let (plan, shape) = config.validate_with_vocab(ranks, vocab_size)?;
+        let cost = rank_cost(&shape, &plan, config.cost_options(), rank)?;
+        let need = cost.memory.total() + GPU_LIBRARY_BYTES;
+        let free = device.free_bytes()?;
+        let own = [i64::from(*index), need.cast_signed()];
+        let mut all = vec![own; ranks];
+        comm.all_gather(&own, all.as_flattened_mut())?;
+        let host = comm.peer(comm.rank()).host;
+        let shares = |other: &u32| {
+            comm.peer(*other).host == host && all[*other as usize][0] == i64::from(*index)
+        };
+        let sharing: Vec<u32> = (0..comm.size()).filter(shares).collect();
+        let total: u64 = sharing.iter().map(|rank| all[*rank as usize][1].cast_unsigned()).sum();
+        if config.train.check_memory && total > free {
+            bail!(
+                "rank {rank} on {host}: {} of {} {} needs about {}, {} are free; lower \
+                 train.micro_batch, set train.recompute=true, shard the state with parallel.zero, or \
+                 train anyway with train.check_memory=false",
+                match sharing.len() {
+                    1 => "the run".to_owned(),
+                    ranks => format!("the {ranks} ranks"),
+                },
+                device.info().name,
+                format_args!("(device {index})"),
+                format_memory(total),
+                format_memory(free),
+            );
+        }
+        Ok(comm.barrier()?)
+    }
+
+    /// A communicator of the same ranks for device memory, if there are several.
+    pub fn device_comm(&self, comm: &dyn Comm) -> Result<Option<Arc<dyn Comm>>> {
+        let Self::Gpu { index, .. } = self else { return Ok(None) };
+        if comm.size() == 1 {
+            return Ok(None);
+        }
+        let Some(bootstrap) = comm.split(Some(0), i64::from(comm.rank()))? else {
+            return Ok(None);
+        };
+        let config = NcclConfig {
+            vendor: Vendor::Nvidia,
+            device: *index,
+            desync_after: DESYNC_AFTER,
+            debug: false,
+            blocking: false,
+        };
+        Ok(Some(Arc::new(nccl::init(bootstrap, config)?)))
+    }
+
+    /// What a user should know about its libraries.
+    pub fn notes(&self) -> Vec<String> {
+        match self {
+            Self::Cpu { .. } => Vec::new(),
+            Self::Gpu { device, .. } => device.notes(),
+        }
+    }
+
+    /// The device of the training engine.
+    pub fn into_device(self) -> Box<dyn Device> {
+        match self {
+            Self::Cpu { device, .. } => device,
+            Self::Gpu { device, .. } => device,
+        }
+    }
+}
+
+/// The index of this rank among those of its host.
+fn local_rank(comm: &dyn Comm) -> u32 {
+    let host = comm.peer(comm.rank()).host;
+    (0..comm.rank()).filter(|rank| comm.peer(*rank).host == host).count() as u32
+}
