@@ -6,8 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::signature_codec::{self, SIGNATURE_WORDS};
 use crate::Signature;
 
-/// Number of calls that are kept if they complete in order: more than a rank can be ahead of another.
-pub const SYNCHRONOUS_CALLS: usize = 32;
+/// Number of calls that are kept if they complete in order: more than twice as many as a rank can be
+/// ahead of another (`POST_RING_OVERSUBSCRIBED` of shared memory), because a mismatching call may be
+/// noticed as many calls later.
+pub const SYNCHRONOUS_CALLS: usize = 256;
 
 /// One call. The sequence number is 0 while the words change.
 #[derive(Debug, Default)]

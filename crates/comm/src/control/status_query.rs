@@ -103,9 +103,7 @@ impl StatusQuery {
     /// The cause, by priority: ranks that made another call, ranks that have not entered the call or
     /// do not respond, a message that does not arrive, the awaited ranks.
     pub fn diagnose(&self) -> Diagnosis {
-        let sequences = self.answers.values().flat_map(|status| &status.recent_calls);
-        let sequences: BTreeSet<u64> = sequences.map(|(sequence, _)| *sequence).collect();
-        if let Some(mismatch) = sequences.into_iter().find_map(|call| self.call_mismatch(call)) {
+        if let Some(mismatch) = self.call_mismatch() {
             return Diagnosis::Fault(mismatch);
         }
         if let Some(timeout) = self.timeout(&self.missing()) {
@@ -174,17 +172,27 @@ impl StatusQuery {
         links.into_iter().max_by_key(most_stuck).map(|(_, link)| link)
     }
 
-    /// Whether ranks made different calls with this sequence number.
-    fn call_mismatch(&self, sequence: u64) -> Option<Fault> {
-        let call = |(rank, status): (&u32, &RankStatus)| {
-            let call = status.recent_calls.iter().find(|(number, _)| *number == sequence)?;
-            Some((*rank, call.1))
-        };
-        let calls: Vec<(u32, Signature)> = self.answers.iter().filter_map(call).collect();
-        let frequency = |one: &Signature| calls.iter().filter(|(_, call)| call == one).count();
-        // In a tie, the call of the lowest rank is the majority.
-        let majority = calls.iter().rev().max_by_key(|(_, call)| frequency(call)).copied()?;
-        let minority = calls.iter().find(|(_, call)| *call != majority.1).copied()?;
-        Some(Fault::CallMismatch { sequence, majority, minority })
+    /// The first call that ranks made differently.
+    fn call_mismatch(&self) -> Option<Fault> {
+        let mut calls: BTreeMap<u64, Vec<(u32, Signature)>> = BTreeMap::new();
+        for (rank, status) in &self.answers {
+            for (sequence, call) in &status.recent_calls {
+                calls.entry(*sequence).or_default().push((*rank, *call));
+            }
+        }
+        calls.into_iter().find_map(|(sequence, calls)| mismatch(sequence, &calls))
     }
+}
+
+/// Whether ranks made different calls with this sequence number.
+fn mismatch(sequence: u64, calls: &[(u32, Signature)]) -> Option<Fault> {
+    // Almost always they did not; counting is quadratic in the ranks.
+    if calls.windows(2).all(|pair| pair[0].1 == pair[1].1) {
+        return None;
+    }
+    let frequency = |one: &Signature| calls.iter().filter(|(_, call)| call == one).count();
+    // In a tie, the call of the lowest rank is the majority.
+    let majority = calls.iter().rev().max_by_key(|(_, call)| frequency(call)).copied()?;
+    let minority = calls.iter().find(|(_, call)| *call != majority.1).copied()?;
+    Some(Fault::CallMismatch { sequence, majority, minority })
 }

@@ -12,7 +12,7 @@ use regatta_wire::clock;
 use super::arena::{self, Arena};
 use super::cross_memory::{CrossMemory, Probe};
 use super::l3;
-use super::layout::{CPU_WORDS, RegionLayout};
+use super::layout::{CPU_WORDS, POST_RING, POST_RING_OVERSUBSCRIBED, RegionLayout};
 use super::region::Region;
 use super::segment::Segment;
 use super::wait::{SLEEP_MAX, ShmState};
@@ -39,7 +39,7 @@ pub fn join(
     let chunk_bytes = config.chunk_bytes.max(MIN_CHUNK_BYTES).next_multiple_of(PAGE_BYTES);
     let config = ShmConfig { chunk_bytes, ..config };
     let deadline = clock::now() + config.join_timeout;
-    let layout = RegionLayout { ranks: members.len(), chunk_bytes };
+    let layout = RegionLayout { ranks: members.len(), chunk_bytes, post_ring: POST_RING };
     let ranks = members.len() as u32;
     let request = JoinRequest { rank, ranks, shared_settings: shared_settings(&config) };
     let peers: Vec<Peer> = members.iter().map(|global| monitor.peer(*global)).collect();
@@ -70,7 +70,12 @@ pub fn join(
     // The others read the probe until then.
     await_all(&|rank| region.has_probed(rank))?;
     drop(probe);
+    // All ranks must agree on the ring: they derive it from what all have published.
     let oversubscribed = region.usable_cpus() < ranks;
+    if oversubscribed {
+        region.layout.post_ring = POST_RING_OVERSUBSCRIBED;
+        region.prefault_posts();
+    }
     let arena = arena.filter(|_| region.all_map_arena());
     // With more ranks than CPUs they sleep often, and the barrier interrupts all CPUs.
     region.asymmetric_fence = !oversubscribed && region.all_support_membarrier();

@@ -6,9 +6,15 @@
 /// Cache line size. Lines written by different ranks are disjoint.
 pub const LINE_BYTES: usize = 64;
 
-/// Posts per rank in the ring. A rank may be this many posts, minus [`READ_LAG`], ahead of the
-/// slowest.
+/// Posts per rank in the ring, with a CPU per rank. A rank may be this many posts, minus [`READ_LAG`],
+/// ahead of the slowest.
 pub const POST_RING: u64 = 16;
+
+/// Posts per rank in the ring if there are more ranks than CPUs. A rank that no one makes wait, such as
+/// the root of small broadcasts, then gives its CPU away less often. With 4 and 8 ranks on two CPUs,
+/// longer rings were not clearly faster.
+pub const POST_RING_OVERSUBSCRIBED: u64 = 128;
+const _: () = assert!(POST_RING.is_power_of_two() && POST_RING_OVERSUBSCRIBED.is_power_of_two());
 
 /// Payload slots per rank.
 pub const PAYLOAD_SLOTS: u64 = 4;
@@ -49,13 +55,12 @@ pub const INLINE: usize = 16;
 
 // Offsets in a rank's block.
 const POSTS: usize = 0;
-const WAIT: usize = POSTS + POST_RING as usize * POST_BYTES;
+const WAIT: usize = POSTS + POST_RING_OVERSUBSCRIBED as usize * POST_BYTES;
 const STATE: usize = WAIT + LINE_BYTES;
 const DOORBELL: usize = STATE + LINE_BYTES;
 const CPUS: usize = DOORBELL + LINE_BYTES;
 const PROBE: usize = CPUS + CPU_WORDS * 8;
-const RANK_BYTES: usize = 16384;
-const _: () = assert!(PROBE + LINE_BYTES <= RANK_BYTES);
+const RANK_BYTES: usize = (PROBE + LINE_BYTES).next_multiple_of(PAGE_BYTES);
 
 // Offsets in a point-to-point channel.
 const CONSUMED: usize = P2P_SLOTS as usize * LINE_BYTES;
@@ -68,6 +73,8 @@ pub struct RegionLayout {
     pub ranks: usize,
     /// Bytes of a buffer per slot.
     pub chunk_bytes: usize,
+    /// Posts in use of each rank's ring: [`POST_RING`] or [`POST_RING_OVERSUBSCRIBED`].
+    pub post_ring: u64,
 }
 
 impl RegionLayout {
@@ -78,7 +85,12 @@ impl RegionLayout {
 
     /// A rank's post.
     pub fn post(&self, rank: usize, seq: u64) -> usize {
-        self.block(rank) + POSTS + (seq % POST_RING) as usize * POST_BYTES
+        self.block(rank) + POSTS + (seq & (self.post_ring - 1)) as usize * POST_BYTES
+    }
+
+    /// Bytes of a rank's posts.
+    pub fn posts_bytes(&self) -> usize {
+        self.post_ring as usize * POST_BYTES
     }
 
     /// The call in which a rank waits.
@@ -162,10 +174,11 @@ mod tests {
 
     #[test]
     fn areas_do_not_overlap() {
-        let layout = RegionLayout { ranks: 3, chunk_bytes: 4096 };
+        let layout =
+            RegionLayout { ranks: 3, chunk_bytes: 4096, post_ring: POST_RING_OVERSUBSCRIBED };
         let mut areas = vec![(layout.failed(), HEADER_BYTES)];
         for rank in 0..3 {
-            areas.extend((0..POST_RING).map(|n| (layout.post(rank, n), POST_BYTES)));
+            areas.extend((0..layout.post_ring).map(|n| (layout.post(rank, n), POST_BYTES)));
             areas.extend((0..PAYLOAD_SLOTS).map(|n| (layout.slot(rank, n), layout.slot_bytes())));
             areas.push((layout.wait(rank), LINE_BYTES));
             areas.push((layout.state(rank), LINE_BYTES));

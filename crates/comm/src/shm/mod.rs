@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::buffers::Buffers;
-use self::layout::{PAYLOAD_SLOTS, POST_RING, READ_LAG};
+use self::layout::{PAYLOAD_SLOTS, READ_LAG};
 use self::p2p::P2pRings;
 use self::payload::SlotKind;
 use self::policy::ShmPolicy;
@@ -173,7 +173,7 @@ impl ShmEngine {
         let seq = self.next;
         // All ranks must have read the post that it replaces.
         let capacity = match slot {
-            SlotKind::Inline => POST_RING,
+            SlotKind::Inline => self.shared.region.layout.post_ring,
             SlotKind::Slot => PAYLOAD_SLOTS,
         };
         let read = (seq + READ_LAG).saturating_sub(capacity);

@@ -135,6 +135,14 @@ impl Region {
         }
     }
 
+    /// Populates the page tables for this rank's posts.
+    pub fn prefault_posts(&self) {
+        let bytes = self.layout.posts_bytes();
+        let start = self.map.at(self.layout.post(self.rank, 0), bytes);
+        // SAFETY: the range is mapped, and its contents do not change.
+        let _ = unsafe { madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) };
+    }
+
     /// The inline payload of a post.
     #[inline]
     pub fn inline_payload(&self, rank: usize, seq: u64) -> *mut u8 {

@@ -19,6 +19,7 @@ use regatta_comm::shm::{self, ShmConfig};
 use regatta_comm::{
     Buffer, Collectives, Comm, CommError, Communicator, DType, OwnedCall, ReduceOp, Result,
 };
+use rustix::thread::CpuSet;
 
 fn world(ranks: u32) -> Vec<Communicator> {
     shm::world(ranks).unwrap()
@@ -250,6 +251,67 @@ fn unobserved_mismatch_is_reported_some_calls_later() {
             let both = error.contains("scatter of 28 u8, root 0") && error.contains("root 3");
             assert!(both && error.contains("call 1 of"), "{error}");
         }
+    }
+}
+
+/// A world whose ranks share one CPU.
+fn world_on_one_cpu(ranks: u32) -> Vec<Communicator> {
+    let create = || {
+        let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+        let mut one = CpuSet::new();
+        one.set((0..CpuSet::MAX_CPU).find(|cpu| cpus.is_set(*cpu)).unwrap());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        with_timeout(ranks)
+    };
+    // The test's own thread keeps its CPUs.
+    std::thread::scope(|scope| scope.spawn(create).join().unwrap())
+}
+
+#[test]
+fn root_of_small_broadcasts_runs_ahead_of_ranks_that_do_not_run() {
+    let is_ahead = std::sync::Barrier::new(3);
+    let ends = suite::on_all_ranks(world_on_one_cpu(3), |comm| -> Result {
+        let broadcast = |call: i64| {
+            let mut data = if comm.rank() == 0 { [call; 3] } else { [0; 3] };
+            comm.broadcast(&mut data, 0)?;
+            assert_eq!(data, [call; 3]);
+            Ok(())
+        };
+        // The second hundred posts are beyond the end of the ring.
+        for first in [0, 100] {
+            if comm.rank() > 0 {
+                is_ahead.wait();
+            }
+            let end = (first..first + 100).try_for_each(broadcast);
+            if comm.rank() == 0 {
+                is_ahead.wait();
+            }
+            end?;
+            comm.barrier()?;
+        }
+        (0..1000).try_for_each(broadcast)
+    });
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+}
+
+#[test]
+fn mismatch_is_reported_by_a_rank_that_is_far_behind() {
+    let is_ahead = std::sync::Barrier::new(2);
+    let errors = errors(world_on_one_cpu(2), |comm| {
+        // Both believe to be the root and therefore wait for no one.
+        comm.scatter(&[1u8; 14], &mut [0; 7], comm.rank())?;
+        if comm.rank() == 1 {
+            is_ahead.wait();
+        }
+        let end = (0..100).try_for_each(|_| comm.broadcast(&mut [1u8], 0));
+        if comm.rank() == 0 {
+            is_ahead.wait();
+        }
+        end.and_then(|()| comm.barrier())
+    });
+    for error in errors {
+        let both = error.contains("scatter of 14 u8, root 0") && error.contains("root 1");
+        assert!(both && error.contains("call 1 of"), "{error}");
     }
 }
 
