@@ -2,13 +2,14 @@
 //!
 //! Arguments: models, `124m`, `355m` and `1b` (Llama), each with a batch size, as in `124m:32`. Options:
 //! `--rounds N` (default 7) and `--steps N` per round (default 10); `--mode max-autotune` for torch.compile;
-//! `--no-peer`; `--kernels` prints the time of each kernel instead. PyTorch is that of `python3`, or of the
+//! `--no-peer`; `--bf16-residual`; `--kernels` prints the time of each kernel instead. PyTorch is that of `python3`, or of the
 //! Python in `REGATTA_BENCH_PYTHON`.
 
 mod own;
 mod peer;
 
 use anyhow::{Context, Result, bail};
+use regatta_device::precision::Precision;
 use regatta_predict::shape::{Family, ModelShape};
 
 /// A model and a batch size.
@@ -26,6 +27,7 @@ struct Options {
     mode: String,
     peer: bool,
     kernels: bool,
+    residual: Precision,
 }
 
 fn main() -> Result<()> {
@@ -41,6 +43,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
         mode: "default".to_owned(),
         peer: true,
         kernels: false,
+        residual: Precision::F32,
     };
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
@@ -50,6 +53,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
             "--mode" => options.mode = value()?,
             "--no-peer" => options.peer = false,
             "--kernels" => options.kernels = true,
+            "--bf16-residual" => options.residual = Precision::Bf16,
             name => options.cases.push(Case::parse(name)?),
         }
     }
@@ -99,7 +103,7 @@ impl Case {
 
 /// Measures both in alternating rounds and prints the ratio of each.
 fn compare(case: &Case, options: &Options) -> Result<()> {
-    let mut own = own::Trainer::new(case)?;
+    let mut own = own::Trainer::new(case, options.residual)?;
     println!("{}: {}", case.name, own.describe());
     if options.kernels {
         return own.print_kernels(options.steps);

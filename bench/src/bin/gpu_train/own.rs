@@ -23,8 +23,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    pub fn new(case: &Case) -> Result<Self> {
-        let device = CudaDevice::open(0, Precision::Bf16)?;
+    pub fn new(case: &Case, residual: Precision) -> Result<Self> {
+        let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(residual);
         let description = device.describe();
         let device_model = DeviceModel::new(Model::new(case.shape.clone()), Box::new(device));
         let tokens = case.tokens() as u64;

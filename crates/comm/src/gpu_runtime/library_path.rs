@@ -37,6 +37,67 @@ pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
     Err(LibraryError { what, why: why.unwrap_or_default(), hint })
 }
 
+/// Loads the newest version of a library among those of the system and of Python packages whose name
+/// starts with `package`. Two versions must not be loaded into one process, so versions are those in
+/// file names and package metadata. Otherwise like [`open`].
+pub fn open_newest(variable: &str, names: &[&str], package: &str) -> Result<Library, LibraryError> {
+    if std::env::var_os(variable).is_none() {
+        let prefixes = python_prefixes(|name| std::env::var_os(name));
+        let mut found = installed(&system_dirs(), names);
+        found.extend(packaged(&package_dirs(&prefixes), names, package));
+        let newest = found.into_iter().max_by(|(a, _), (b, _)| a.cmp(b));
+        // SAFETY: initialising a vendor library that the user installed has no preconditions.
+        if let Some(Ok(library)) = newest.map(|(_, path)| unsafe { Library::new(path) }) {
+            return Ok(library);
+        }
+    }
+    open(variable, names)
+}
+
+/// Where the dynamic linker looks on common systems.
+fn system_dirs() -> Vec<PathBuf> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let standard = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/cuda/lib64",
+    ];
+    std::env::split_paths(&path).chain(standard.map(PathBuf::from)).collect()
+}
+
+/// Libraries in directories, with the versions that the files they link to have in their names, as in
+/// `libcudnn.so.9.14.0`.
+fn installed(dirs: &[PathBuf], names: &[&str]) -> Vec<(Vec<u32>, PathBuf)> {
+    let paths = dirs.iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    let versioned = paths.filter_map(|path| {
+        let file = path.canonicalize().ok()?;
+        let (_, version) = file.file_name()?.to_str()?.split_once(".so.")?;
+        Some((parse_version(version)?, path))
+    });
+    versioned.collect()
+}
+
+/// Libraries in the directories of packages, with the versions of the packages.
+fn packaged(dirs: &[PathBuf], names: &[&str], package: &str) -> Vec<(Vec<u32>, PathBuf)> {
+    let paths = dirs.iter().flat_map(|dir| names.iter().map(move |name| dir.join(name)));
+    let versioned = paths.filter(|path| path.is_file()).filter_map(|path| {
+        // site-packages/nvidia/cudnn/lib/libcudnn.so.9, site-packages/nvidia_cudnn_cu13-9.19.0.dist-info
+        let version = entries(path.ancestors().nth(4)?).into_iter().find_map(|entry| {
+            let name = entry.file_name()?.to_str()?.strip_suffix(".dist-info")?;
+            let (name, version) = name.split_once('-')?;
+            if name.starts_with(package) { parse_version(version) } else { None }
+        })?;
+        Some((version, path))
+    });
+    versioned.collect()
+}
+
+fn parse_version(text: &str) -> Option<Vec<u32>> {
+    text.split('.').map(|part| part.parse().ok()).collect()
+}
+
 /// NVRTC loads its builtins by name, which the linker finds only if they are loaded already.
 fn preload_builtins(path: &Path) {
     let is_nvrtc = path.file_name().is_some_and(|name| {
@@ -108,8 +169,19 @@ mod tests {
         let prefixes = python_prefixes(|name| (name == "PATH").then(|| path.clone()));
         let active = python_prefixes(|name| (name == "VIRTUAL_ENV").then(|| root.clone().into()));
         let dirs = package_dirs(&prefixes);
+        assert_eq!(dirs, std::slice::from_ref(&lib));
+        assert_eq!(active, std::slice::from_ref(&root));
+        let packages = root.join("env/lib/python3.12/site-packages");
+        std::fs::create_dir(packages.join("nvidia_cudnn_cu13-9.19.0.56.dist-info")).unwrap();
+        std::fs::write(lib.join("libcudnn.so.9"), "").unwrap();
+        std::fs::write(root.join("libcudnn.so.9.14.0"), "").unwrap();
+        std::os::unix::fs::symlink("libcudnn.so.9.14.0", root.join("libcudnn.so.9")).unwrap();
+        let names = ["libcudnn.so.9"];
+        let system = installed(std::slice::from_ref(&root), &names);
+        let package = packaged(&dirs, &names, "nvidia_cudnn");
         std::fs::remove_dir_all(&root).unwrap();
-        assert_eq!(dirs, [lib]);
-        assert_eq!(active, [root]);
+        assert_eq!(system, [(vec![9, 14, 0], root.join("libcudnn.so.9"))]);
+        assert_eq!(package, [(vec![9, 19, 0, 56], lib.join("libcudnn.so.9"))]);
+        assert!(package[0].0 > system[0].0);
     }
 }

@@ -1,8 +1,8 @@
 //! LayerNorm and RMSNorm, also of a sum.
 
-use regatta_device::ops::{Device, Norm, NormGrads, NormSaved};
+use regatta_device::ops::{Device, Norm, NormGrads, NormInputGrad, NormSaved};
 
-use crate::gradient_check::{Operation, assert_same};
+use crate::gradient_check::{Operation, assert_close, assert_same};
 use crate::guarded::{
     Guarded, accumulated, activation, activation_output, initial_grad, master, master_output,
     weight,
@@ -20,7 +20,7 @@ pub struct NormLayer {
     pub dim: usize,
     /// Whether there is a bias.
     pub bias: bool,
-    /// Whether the backward pass copies the gradient of x to the activation dtype.
+    /// Whether the backward pass copies the gradient of x to the activation dtype and sums its columns.
     pub dx_copy: bool,
 }
 
@@ -51,8 +51,21 @@ impl NormLayer {
         let mut dbias = self.bias.then(|| initial_grad(device, self.dim));
         let bias = dbias.as_mut().map(Guarded::view_mut);
         let grads = NormGrads { weight: dweight.view_mut(), bias };
-        let to = copy.as_mut().map(Guarded::view_mut);
-        device.norm_backward(self.norm, saved, dy.view(), dx.view_mut(), to, grads);
+        let mut sums = self.dx_copy.then(|| master_output(device, self.dim));
+        let input_grad = NormInputGrad {
+            dx: dx.view_mut(),
+            copy: copy.as_mut().map(Guarded::view_mut),
+            column_sums: sums.as_mut().map(Guarded::view_mut),
+        };
+        device.norm_backward(self.norm, saved, dy.view(), input_grad, grads);
+        if let Some(sums) = sums {
+            let (dx, mut expected) = (dx.read(device), vec![0.0; self.dim]);
+            for row in dx.chunks_exact(self.dim) {
+                expected.iter_mut().zip(row).for_each(|(sum, dx)| *sum += dx);
+            }
+            let what = format!("{self:?}: column sums");
+            assert_close(&sums.read(device), &expected, 1e-5, &what);
+        }
         if let Some(copy) = copy {
             let expected = rounded(&dx.read(device), device.activation_dtype());
             assert_same(&copy.read(device), &expected, &format!("{self:?}: dx_copy"));

@@ -5,7 +5,7 @@ use crate::isa::kernel;
 use crate::lanes::{Lanes, WIDTH};
 use crate::slice::{DisjointMut, Slice, SliceMut, load_padded, row_count, store_partial};
 use crate::thread_pool::{MIN_ELEMENTS_PER_THREAD, task_range};
-use regatta_device::ops::{Norm, NormGrads, NormSaved};
+use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::tensor::{View, ViewMut};
 use regatta_device::{DeviceMemory, NormOps};
 
@@ -42,10 +42,10 @@ impl NormOps for Cpu {
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
-        mut dx: ViewMut<'_>,
-        dx_copy: Option<ViewMut<'_>>,
+        input_grad: NormInputGrad<'_>,
         grads: NormGrads<'_>,
     ) {
+        let NormInputGrad { mut dx, copy, column_sums } = input_grad;
         let dim = saved.weight.len();
         let rows = row_count(dy.len(), dim);
         let lengths_match = saved.x.len() == dy.len() && dx.len() == dy.len();
@@ -81,8 +81,12 @@ impl NormOps for Cpu {
         if let Some(bias) = grads.bias {
             accumulate(bias.as_slice(), dim);
         }
-        if let Some(copy) = dx_copy {
+        if let Some(copy) = copy {
             self.copy(dx.view(), copy);
+        }
+        if let Some(mut sums) = column_sums {
+            self.zero(sums.reborrow());
+            self.add_column_sums(rows, dx.view(), sums);
         }
     }
 }

@@ -168,10 +168,11 @@ KERNEL __launch_bounds__(THREADS) add_scalars(const double* partials, u64 count,
 #define COLUMNS 32
 #define LANES 16
 
-// Adds the column sums of `count` rows to `first`, and those of the columns after its `first_len` columns to
-// `second`. In a fixed order; for few rows.
+// Adds the column sums of `count` rows to `first`, those of the columns from `first_len` on to `second`, and
+// writes those of the columns from `second_end` on to `third`. In a fixed order; for few rows.
 KERNEL __launch_bounds__(COLUMNS* LANES) add_column_partials(const float* partials, u32 count, u64 columns,
-                                                             float* first, u64 first_len, float* second) {
+                                                             float* first, u64 first_len, float* second,
+                                                             u64 second_end, float* third) {
     __shared__ float shared[LANES][COLUMNS];
     u32 local = threadIdx.x % COLUMNS, lane = threadIdx.x / COLUMNS;
     u64 column = (u64)blockIdx.x * COLUMNS + local;
@@ -183,6 +184,10 @@ KERNEL __launch_bounds__(COLUMNS* LANES) add_column_partials(const float* partia
     __syncthreads();
     if (lane > 0 || column >= columns) return;
     for (u32 other = 1; other < LANES; other++) sum += shared[other][local];
+    if (column >= second_end) {
+        third[column - second_end] = sum;
+        return;
+    }
     float* to = column < first_len ? first + column : second + (column - first_len);
     *to += sum;
 }

@@ -3,7 +3,7 @@
 // Definitions: COLUMNS of a row, a multiple of 8; ROW_THREADS that share a row, a multiple of WARP; BLOCK_ROWS
 // of a block; IS_RMS; whether tensors are bf16: X_BF16 the input and its gradient, DELTA_BF16 what is added to
 // it, WEIGHT_BF16 weight and bias, Y_BF16 the output and its gradient, COPY_BF16 the copy of the input's
-// gradient. The backward pass is compiled with HAS_BIAS, and with MIN_BLOCKS that a multiprocessor holds.
+// gradient. The backward pass is compiled with HAS_BIAS, HAS_SUMS, and MIN_BLOCKS that a multiprocessor holds.
 
 typedef ElementType<X_BF16>::type X;
 typedef ElementType<DELTA_BF16>::type Delta;
@@ -149,10 +149,15 @@ struct RowVectors {
     Packed<X, 8> dx[PER_THREAD];
 };
 
-// Adds the parameter gradients of all rows of the block to those of its first, and writes these.
-DEVICE void write_partials(float (&dweight)[PER_THREAD][8], float (&dbias)[PER_THREAD][8], float* partials) {
+// Partial sums of a thread: of the weight's gradient, of the bias's, and of the input's.
+constexpr int PARTS = 1 + HAS_BIAS + HAS_SUMS;
+constexpr int BIAS_PART = HAS_BIAS;
+constexpr int SUMS_PART = HAS_BIAS + HAS_SUMS;
+
+// Adds the partial sums of all rows of the block to those of its first, and writes these.
+DEVICE void write_partials(float (&parts)[PARTS][PER_THREAD][8], float* partials) {
     constexpr int SHARED_COLUMNS = BLOCK_ROWS > 1 ? COLUMNS : 8;
-    __shared__ __align__(16) float shared[2][SHARED_COLUMNS];
+    __shared__ __align__(16) float shared[PARTS][SHARED_COLUMNS];
     int row = threadIdx.x / ROW_THREADS;
     for (int other = 1; other < BLOCK_ROWS; other++) {
         __syncthreads();
@@ -160,39 +165,38 @@ DEVICE void write_partials(float (&dweight)[PER_THREAD][8], float (&dbias)[PER_T
         for (int i = 0; i < PER_THREAD; i++) {
             if (row != other || !has_vector(i)) continue;
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                shared[0][vector_column(i) + j] = dweight[i][j];
-                if (HAS_BIAS) shared[1][vector_column(i) + j] = dbias[i][j];
-            }
+            for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) shared[part][vector_column(i) + j] = parts[part][i][j];
         }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             if (row != 0 || !has_vector(i)) continue;
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                dweight[i][j] += shared[0][vector_column(i) + j];
-                if (HAS_BIAS) dbias[i][j] += shared[1][vector_column(i) + j];
-            }
+            for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) parts[part][i][j] += shared[part][vector_column(i) + j];
         }
     }
     if (row != 0) return;
-    partials += (u64)blockIdx.x * (HAS_BIAS ? 2 : 1) * COLUMNS;
+    partials += (u64)blockIdx.x * PARTS * COLUMNS;
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         if (!has_vector(i)) continue;
-        store(partials + vector_column(i), dweight[i]);
-        if (HAS_BIAS) store(partials + COLUMNS + vector_column(i), dbias[i]);
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+            store(partials + part * COLUMNS + vector_column(i), parts[part][i]);
     }
 }
 
 // Accumulates into dx, and writes it to dx_copy unless that is null. Each block sums the parameter gradients
-// of its rows and writes them to `partials`: those of the weight, then those of the bias.
+// of its rows and writes them to `partials`: those of the weight, those of the bias, and the column sums of dx.
 KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
     norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, X* dx,
                   Copy* dx_copy, float* partials, u64 rows) {
     __shared__ float2 shared[2][BLOCK_ROWS][ROW_WARPS];
-    float dweight[PER_THREAD][8] = {}, dbias[PER_THREAD][8] = {};
+    float parts[PARTS][PER_THREAD][8] = {};
     Packed<Weight, 8> weights[PER_THREAD];
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++)
@@ -225,8 +229,8 @@ KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 normalised[i][j] = (normalised[i][j] - stats.x) * stats.y;
-                dweight[i][j] += upstream[i][j] * normalised[i][j];
-                if (HAS_BIAS) dbias[i][j] += upstream[i][j];
+                parts[0][i][j] += upstream[i][j] * normalised[i][j];
+                if (HAS_BIAS) parts[BIAS_PART][i][j] += upstream[i][j];
                 upstream[i][j] *= w[j];
                 sums.x += upstream[i][j];
                 sums.y += upstream[i][j] * normalised[i][j];
@@ -242,13 +246,15 @@ KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
             float sum[8];
             unpack(loaded.dx[i], sum);
 #pragma unroll
-            for (int j = 0; j < 8; j++)
+            for (int j = 0; j < 8; j++) {
                 sum[j] += (upstream[i][j] - shift - normalised[i][j] * projection) * stats.y;
+                if (HAS_SUMS) parts[SUMS_PART][i][j] += sum[j];
+            }
             store(dx + at, sum);
             if (dx_copy) store(dx_copy + at, sum);
         }
     }
-    write_partials(dweight, dbias, partials);
+    write_partials(parts, partials);
 }
 
 #endif

@@ -2,9 +2,32 @@
 
 #define THREADS 256
 // Elements of a block.
-#define CHUNK 4096
+#define CHUNK 2048
+// Vectors that a thread loads at once.
+#define AT_ONCE 2
 // Bounds of ranges with weight decay that a launch takes.
 #define MAX_BOUNDS 64
+
+// Square root and quotient within two units in the last place: accurate ones take longer than the memory.
+DEVICE float fast_sqrt(float x) {
+#if ON_HIP
+    return sqrtf(x);
+#else
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+DEVICE float fast_divide(float x, float y) {
+#if ON_HIP
+    return x / y;
+#else
+    float quotient;
+    asm("div.approx.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
+#endif
+}
 
 #define BOUNDS_8(n)                                                                                    \
     u64 bound##n##0, u64 bound##n##1, u64 bound##n##2, u64 bound##n##3, u64 bound##n##4,               \
@@ -49,20 +72,20 @@ DEVICE Decay decay_of(u64 first, const u64* shared) {
     return {inside == 0, before % 2 == 1, shared};
 }
 
-// Updates the elements of the block's chunk, from `begin + blockIdx.x * CHUNK` to `end` at most. `step.at<N>(
-// element, has_decay)` updates N elements.
+// Updates the elements of the block's chunk, from `begin + blockIdx.x * CHUNK` to `end` at most. `step.at<N,
+// COUNT>(element, has_decay)` updates COUNT vectors of N elements, THREADS vectors apart.
 template <class Step> DEVICE void for_chunk(u64 begin, u64 end, bool is_vectorised, const u64* bounds, Step step) {
     const u64 first = begin + (u64)blockIdx.x * CHUNK;
     const Decay decay = decay_of(first, bounds);
     if (is_vectorised && decay.is_uniform && first + CHUNK <= end) {
-#pragma unroll 2
-        for (int i = 0; i < CHUNK / (4 * THREADS); i++)
-            step.template at<4>(first + (i * THREADS + threadIdx.x) * 4, decay.is_decayed);
+#pragma unroll 1
+        for (int i = 0; i < CHUNK / (4 * THREADS); i += AT_ONCE)
+            step.template at<4, AT_ONCE>(first + (i * THREADS + threadIdx.x) * 4, decay.is_decayed);
         return;
     }
     const u64 last = first + CHUNK < end ? first + CHUNK : end;
 #pragma unroll 1
-    for (u64 at = first + threadIdx.x; at < last; at += THREADS) step.template at<1>(at, decay.of(at));
+    for (u64 at = first + threadIdx.x; at < last; at += THREADS) step.template at<1, 1>(at, decay.of(at));
 }
 
 template <class W> struct AdamW {
@@ -71,24 +94,33 @@ template <class W> struct AdamW {
     W* __restrict__ weight;
     float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, v_correction, decay;
 
-    template <int N> __device__ __forceinline__ void at(u64 first, bool has_decay) const {
-        float g[N], m[N], v[N], p[N];
-        load(grad + first, g);
-        load((const float*)moment1 + first, m);
-        load((const float*)moment2 + first, v);
-        load((const float*)param + first, p);
+    template <int N, int COUNT> __device__ __forceinline__ void at(u64 first, bool has_decay) const {
+        float g[COUNT][N], m[COUNT][N], v[COUNT][N], p[COUNT][N];
+        // All loads before the first store, which the compiler must assume to overlap.
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float scaled = g[i] * grad_scale;
-            m[i] = fmaf(m[i], beta1, scaled * one_minus_beta1);
-            v[i] = fmaf(v[i], beta2, scaled * scaled * one_minus_beta2);
-            float update = m[i] / fmaf(sqrtf(v[i]), v_correction, eps);
-            p[i] = fmaf(update, -step_size, has_decay ? p[i] * decay : p[i]);
+        for (int i = 0; i < COUNT; i++) {
+            u64 at = first + i * N * THREADS;
+            load(grad + at, g[i]);
+            load((const float*)moment1 + at, m[i]);
+            load((const float*)moment2 + at, v[i]);
+            load((const float*)param + at, p[i]);
         }
-        store(moment1 + first, m);
-        store(moment2 + first, v);
-        store(param + first, p);
-        if (weight) store(weight + first, p);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            u64 at = first + i * N * THREADS;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                float scaled = g[i][j] * grad_scale;
+                m[i][j] = fmaf(m[i][j], beta1, scaled * one_minus_beta1);
+                v[i][j] = fmaf(v[i][j], beta2, scaled * scaled * one_minus_beta2);
+                float update = fast_divide(m[i][j], fmaf(fast_sqrt(v[i][j]), v_correction, eps));
+                p[i][j] = fmaf(update, -step_size, has_decay ? p[i][j] * decay : p[i][j]);
+            }
+            store(moment1 + at, m[i]);
+            store(moment2 + at, v[i]);
+            store(param + at, p[i]);
+            if (weight) store(weight + at, p[i]);
+        }
     }
 };
 
@@ -117,20 +149,28 @@ template <class W> struct Sgd {
     W* __restrict__ weight;
     float grad_scale, lr, momentum, weight_decay;
 
-    template <int N> __device__ __forceinline__ void at(u64 first, bool has_decay) const {
-        float g[N], m[N], p[N];
-        load(grad + first, g);
-        load((const float*)moment + first, m);
-        load((const float*)param + first, p);
+    template <int N, int COUNT> __device__ __forceinline__ void at(u64 first, bool has_decay) const {
+        float g[COUNT][N], m[COUNT][N], p[COUNT][N];
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float decayed = fmaf(g[i], grad_scale, has_decay ? p[i] * weight_decay : 0.0f);
-            m[i] = fmaf(m[i], momentum, decayed);
-            p[i] = fmaf(m[i], -lr, p[i]);
+        for (int i = 0; i < COUNT; i++) {
+            u64 at = first + i * N * THREADS;
+            load(grad + at, g[i]);
+            load((const float*)moment + at, m[i]);
+            load((const float*)param + at, p[i]);
         }
-        store(moment + first, m);
-        store(param + first, p);
-        if (weight) store(weight + first, p);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            u64 at = first + i * N * THREADS;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                float decayed = fmaf(g[i][j], grad_scale, has_decay ? p[i][j] * weight_decay : 0.0f);
+                m[i][j] = fmaf(m[i][j], momentum, decayed);
+                p[i][j] = fmaf(m[i][j], -lr, p[i][j]);
+            }
+            store(moment + at, m[i]);
+            store(param + at, p[i]);
+            if (weight) store(weight + at, p[i]);
+        }
     }
 };
 

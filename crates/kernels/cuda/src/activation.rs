@@ -100,6 +100,6 @@ impl CudaDevice {
                 u32::from(is_vectorised).into(),
             ],
         );
-        self.add_column_partials(partials, row_blocks, &dbias, None);
+        self.add_column_partials(partials, row_blocks, &dbias, None, None);
     }
 }

@@ -41,6 +41,7 @@ pub struct CudaDevice {
     index: u32,
     info: DeviceInfo,
     precision: Precision,
+    residual: Precision,
     deterministic: bool,
     launch_blocking: bool,
     error: StickyError,
@@ -142,6 +143,7 @@ impl CudaDevice {
             notes: Mutex::new(notes),
             kernel_times: KernelTimes::default(),
             deterministic: false,
+            residual: Precision::F32,
             runtime,
             driver,
             blas,
@@ -157,6 +159,12 @@ impl CudaDevice {
     /// With bit-reproducible results, which cost some speed.
     pub fn deterministic_results(mut self) -> Self {
         self.deterministic = true;
+        self
+    }
+
+    /// With another precision of the residual stream; f32 by default.
+    pub fn with_residual(mut self, residual: Precision) -> Self {
+        self.residual = residual;
         self
     }
 
@@ -202,6 +210,10 @@ impl CudaDevice {
         self.precision
     }
 
+    pub(crate) fn residual(&self) -> Precision {
+        self.residual
+    }
+
     pub(crate) fn deterministic(&self) -> bool {
         self.deterministic
     }
@@ -221,10 +233,6 @@ impl CudaDevice {
 
     pub(crate) fn sm_count(&self) -> u32 {
         self.info.multiprocessors.max(1)
-    }
-
-    pub(crate) fn compute_capability(&self) -> (u32, u32) {
-        self.info.compute_capability
     }
 
     pub(crate) fn max_shared_bytes(&self) -> u32 {

@@ -27,7 +27,7 @@ pub struct Driver {
     pub device_get_attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
     pub get_error_string: GetErrorString,
     /// Keeps the library loaded; a fake has none.
-    pub library: Option<Library>,
+    pub _library: Option<Library>,
 }
 
 #[rustfmt::skip]
@@ -94,7 +94,7 @@ impl Driver {
                         "cuGetErrorString",
                         hint,
                     )?),
-                    library: Some(library),
+                    _library: Some(library),
                 })
             }
             Vendor::Amd => {
@@ -114,7 +114,7 @@ impl Driver {
                         "hipGetErrorString",
                         hint,
                     )?),
-                    library: Some(library),
+                    _library: Some(library),
                 })
             }
         }

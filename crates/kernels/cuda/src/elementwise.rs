@@ -146,16 +146,18 @@ impl CudaDevice {
         );
     }
 
-    /// Adds the column sums of `count` rows of f32 to two tensors: a row has the columns of the first,
-    /// then those of the second.
+    /// Adds the column sums of `count` rows of f32 to two tensors and writes those of a third: a row has
+    /// the columns of the first, then those of the second, then those of the third.
     pub(crate) fn add_column_partials(
         &self,
         partials: Ptr,
         count: usize,
         first: &ViewMut<'_>,
         second: Option<&ViewMut<'_>>,
+        third: Option<&ViewMut<'_>>,
     ) {
-        let columns = first.len() + second.map_or(0, ViewMut::len);
+        let second_end = first.len() + second.map_or(0, ViewMut::len);
+        let columns = second_end + third.map_or(0, ViewMut::len);
         let blocks = columns.div_ceil(PARTIALS_COLUMNS);
         self.launch(
             &Kernel::new(&SOURCE, "add_column_partials"),
@@ -167,6 +169,8 @@ impl CudaDevice {
                 Ptr::of_mut(first).into(),
                 (first.len() as u64).into(),
                 Ptr::optional_mut(second).into(),
+                (second_end as u64).into(),
+                Ptr::optional_mut(third).into(),
             ],
         );
     }

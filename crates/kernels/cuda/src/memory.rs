@@ -8,7 +8,6 @@ use std::sync::Arc;
 use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS};
 use regatta_comm::{DType, Event, MemorySpace};
 use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, TimeMark};
-use regatta_device::precision::Precision;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory};
 
@@ -49,6 +48,14 @@ pub(crate) struct Allocation {
 unsafe impl Send for Allocation {}
 // SAFETY: a shared reference only exposes the address.
 unsafe impl Sync for Allocation {}
+
+#[cfg(test)]
+impl Allocation {
+    /// Its address.
+    pub fn address(&self) -> NonNull<u8> {
+        NonNull::new(self.start.cast()).unwrap()
+    }
+}
 
 impl Drop for Allocation {
     fn drop(&mut self) {
@@ -143,10 +150,11 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn activation_dtype(&self) -> DType {
-        match self.precision() {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::Bf16,
-        }
+        self.precision().dtype()
+    }
+
+    fn residual_dtype(&self) -> DType {
+        self.residual().dtype()
     }
 
     fn weight_dtype(&self) -> DType {
@@ -159,6 +167,10 @@ impl DeviceMemory for CudaDevice {
 
     fn max_logits(&self) -> Option<usize> {
         Some(GPU_MAX_LOGITS)
+    }
+
+    fn norms_sum_columns(&self) -> bool {
+        true
     }
 
     fn gemm_dtype(&self) -> Option<DType> {

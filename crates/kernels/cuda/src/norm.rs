@@ -2,9 +2,9 @@
 
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
-use regatta_device::NormOps;
-use regatta_device::ops::{Norm, NormGrads, NormSaved};
+use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::tensor::{View, ViewMut};
+use regatta_device::{DeviceMemory, NormOps};
 
 use crate::elementwise::{is_bf16, is_vectorised, row_count, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
@@ -68,22 +68,22 @@ impl NormOps for CudaDevice {
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
-        dx: ViewMut<'_>,
-        dx_copy: Option<ViewMut<'_>>,
+        input_grad: NormInputGrad<'_>,
         grads: NormGrads<'_>,
     ) {
+        let NormInputGrad { dx, copy: dx_copy, column_sums } = input_grad;
         let NormSaved { x, weight, mean_rstd } = saved;
         let shape = Shape::check(x.len(), weight, None, &dx, mean_rstd);
         assert!(dy.len() == x.len(), "tensor lengths differ");
         assert!(dx_copy.as_ref().is_none_or(|copy| copy.len() == x.len()), "tensor lengths differ");
         assert_eq!(x.dtype(), dx.dtype(), "the dtypes of a tensor and its gradient differ");
-        let parameter_grads = [Some(&grads.weight), grads.bias.as_ref()];
-        for grad in parameter_grads.into_iter().flatten() {
+        let sums = [Some(&grads.weight), grads.bias.as_ref(), column_sums.as_ref()];
+        for grad in sums.into_iter().flatten() {
             assert_eq!(grad.len(), shape.columns, "parameter and gradient lengths differ");
             assert!(grad.dtype() == DType::F32, "gradients of parameters are f32");
         }
         if shape.rows == 0 {
-            return;
+            return column_sums.into_iter().for_each(|sums| self.zero(sums));
         }
         let copy_dtype = dx_copy.as_ref().map_or(dy.dtype(), ViewMut::dtype);
         let dtypes = Dtypes { copy: copy_dtype, ..Dtypes::new(norm, x, weight, dy.dtype()) };
@@ -95,13 +95,22 @@ impl NormOps for CudaDevice {
             dx: Ptr::of_mut(&dx),
             dx_copy: Ptr::optional_mut(dx_copy.as_ref()),
         };
-        let has_bias = grads.bias.is_some();
-        let layout = BackwardLayout::of(shape.columns, self.warp());
+        let mut parts = Parts { has_bias: grads.bias.is_some(), has_sums: column_sums.is_some() };
+        let layout = BackwardLayout::of(shape.columns, self.warp(), parts);
         let (partials, count) = match layout.filter(|_| tensors.are_vectorised(shape.columns)) {
-            Some(layout) => self.backward_in_registers(dtypes, layout, shape, &tensors, has_bias),
-            None => self.backward_generic(dtypes, shape, &tensors, has_bias),
+            Some(layout) => self.backward_in_registers(dtypes, layout, shape, &tensors, parts),
+            None => {
+                parts.has_sums = false;
+                self.backward_generic(dtypes, shape, &tensors, parts.has_bias)
+            }
         };
-        self.add_column_partials(partials, count, &grads.weight, grads.bias.as_ref());
+        let fused_sums = column_sums.as_ref().filter(|_| parts.has_sums);
+        let (weight, bias) = (&grads.weight, grads.bias.as_ref());
+        self.add_column_partials(partials, count, weight, bias, fused_sums);
+        if let Some(mut sums) = column_sums.filter(|_| !parts.has_sums) {
+            self.zero(sums.reborrow());
+            self.add_column_sums(dx.view(), sums);
+        }
     }
 }
 
@@ -142,16 +151,16 @@ impl CudaDevice {
         layout: BackwardLayout,
         Shape { rows, columns }: Shape,
         tensors: &BackwardTensors,
-        has_bias: bool,
+        parts: Parts,
     ) -> (Ptr, usize) {
         let BackwardLayout { row_threads, block_rows, blocks_per_sm } = layout;
         let resident_blocks = self.sm_count() as usize * blocks_per_sm;
         let blocks = rows.div_ceil(block_rows).min(resident_blocks);
-        let partials = self.scratch(blocks * partial_len(columns, has_bias) * size_of::<f32>());
+        let partials = self.scratch(blocks * parts.count() * columns * size_of::<f32>());
         let mut args: Vec<Arg> = tensors.in_order().map(Into::into).to_vec();
         args.extend([Arg::from(partials), (rows as u64).into()]);
         let grid = Grid::new(to_u32(blocks), (row_threads * block_rows) as u32);
-        self.launch(&layout.kernel(dtypes, columns, has_bias), grid, &args);
+        self.launch(&layout.kernel(dtypes, columns, parts), grid, &args);
         (partials, blocks)
     }
 
@@ -170,7 +179,8 @@ impl CudaDevice {
         // Enough blocks for the device, and rows for each that are worth one.
         let row_blocks = (8 * self.sm_count() as usize).div_ceil(column_blocks);
         let row_blocks = row_blocks.min(rows.div_ceil(16)).max(1);
-        let partials = self.scratch(row_blocks * partial_len(columns, has_bias) * size_of::<f32>());
+        let parts = Parts { has_bias, has_sums: false };
+        let partials = self.scratch(row_blocks * parts.count() * columns * size_of::<f32>());
         let kernel = dtypes.kernel(&GENERIC_SOURCE, "norm_backward_params");
         let blocks = [to_u32(column_blocks), to_u32(row_blocks), 1];
         let BackwardTensors { dy, x, mean_rstd, .. } = *tensors;
@@ -196,9 +206,17 @@ impl CudaDevice {
     }
 }
 
-/// Elements of a row of partial sums.
-fn partial_len(columns: usize, has_bias: bool) -> usize {
-    if has_bias { 2 * columns } else { columns }
+/// Which columns blocks of the backward pass sum besides those of the weight's gradient.
+#[derive(Debug, Clone, Copy)]
+struct Parts {
+    has_bias: bool,
+    has_sums: bool,
+}
+
+impl Parts {
+    fn count(self) -> usize {
+        1 + usize::from(self.has_bias) + usize::from(self.has_sums)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -314,11 +332,14 @@ struct BackwardLayout {
 impl BackwardLayout {
     /// One vector per thread, two for long rows: threads also hold the parameter gradients of their
     /// columns. `None` for rows that are too long.
-    fn of(columns: usize, warp: usize) -> Option<Self> {
+    fn of(columns: usize, warp: usize, parts: Parts) -> Option<Self> {
         let vectors = columns / VECTOR_LEN;
-        let (per_thread, threads_per_sm) = match vectors {
-            0..=256 => (1, 768),
-            257..=1024 => (2, 512),
+        // As many threads as registers allow without spills; column sums take more of them.
+        let (per_thread, threads_per_sm) = match (vectors, parts.has_sums) {
+            (0..=256, false) => (1, 768),
+            (0..=256, true) => (1, 576),
+            (257..=1024, false) => (2, 512),
+            (257..=1024, true) => (2, 256),
             _ => return None,
         };
         let row_threads = vectors.div_ceil(per_thread).max(1).next_multiple_of(warp);
@@ -327,13 +348,14 @@ impl BackwardLayout {
         Some(Self { row_threads, block_rows, blocks_per_sm })
     }
 
-    fn kernel(self, dtypes: Dtypes, columns: usize, has_bias: bool) -> Kernel {
+    fn kernel(self, dtypes: Dtypes, columns: usize, parts: Parts) -> Kernel {
         dtypes
             .kernel(&SOURCE, "norm_backward")
             .define("COLUMNS", columns as u64)
             .define("ROW_THREADS", self.row_threads as u64)
             .define("BLOCK_ROWS", self.block_rows as u64)
-            .define("HAS_BIAS", u64::from(has_bias))
+            .define("HAS_BIAS", u64::from(parts.has_bias))
+            .define("HAS_SUMS", u64::from(parts.has_sums))
             .define("MIN_BLOCKS", self.blocks_per_sm as u64)
     }
 }
@@ -348,8 +370,9 @@ pub(crate) fn representative_kernels() -> Vec<Kernel> {
             let dtypes = Dtypes { is_rms, x: DType::F32, delta: y, weight: y, y, copy: y };
             let forward = ForwardLayout::of(columns, 32);
             kernels.extend(forward.map(|layout| layout.kernel(dtypes, "add_norm", columns)));
-            let backward = BackwardLayout::of(columns, 32);
-            kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, !is_rms)));
+            let parts = Parts { has_bias: !is_rms, has_sums: !is_rms };
+            let backward = BackwardLayout::of(columns, 32, parts);
+            kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, parts)));
             kernels.push(dtypes.kernel(&GENERIC_SOURCE, "add_norm"));
         }
     }
@@ -373,13 +396,15 @@ mod tests {
     #[test]
     fn backward_layouts_cover_rows_with_whole_warps() {
         for columns in (8..=8192).step_by(8) {
+            let parts = Parts { has_bias: true, has_sums: true };
             let BackwardLayout { row_threads, block_rows, .. } =
-                BackwardLayout::of(columns, 32).unwrap();
+                BackwardLayout::of(columns, 32, parts).unwrap();
             assert!(row_threads.is_multiple_of(32) && row_threads * block_rows <= 512);
             assert!(row_threads * 2 * VECTOR_LEN >= columns);
             // Hardware barriers 1 to 15.
             assert!(block_rows <= 15);
         }
-        assert_eq!(BackwardLayout::of(8200, 32), None);
+        let parts = Parts { has_bias: true, has_sums: false };
+        assert_eq!(BackwardLayout::of(8200, 32, parts), None);
     }
 }

@@ -2,39 +2,58 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::cell::RefCell;
+
 use regatta_device::ops::Device;
 use regatta_device::precision::Precision;
 use regatta_device_conformance::{Suite, Tolerances, run_checks};
 use regatta_kernels_cuda::CudaDevice;
-use regatta_kernels_cuda::fake::{self, FakeDevice};
+use regatta_kernels_cuda::fake::FakeDevice;
 
-fn check(make_device: &dyn Fn() -> CudaDevice, tolerances: Tolerances) {
-    let make_device = || -> Box<dyn Device> { Box::new(make_device()) };
+/// Runs the suite on devices that `configure` changes. They must free all of their memory.
+fn check(fake: &FakeDevice, tolerances: Tolerances, configure: fn(CudaDevice) -> CudaDevice) {
+    let probes = RefCell::new(Vec::new());
+    let make_device = || -> Box<dyn Device> {
+        let (device, probe) = fake.clone().open_with_probe().unwrap();
+        probes.borrow_mut().push(probe);
+        Box::new(configure(device))
+    };
     let suite = Suite { make_device: &make_device, tolerances, cases: 12, max: 24, seed: 1 };
     let wanted = std::env::var("REGATTA_CONFORMANCE").unwrap_or_default();
     let checks = suite.checks().into_iter().filter(|check| check.name.contains(&wanted));
     if let Err(failures) = run_checks(checks) {
         panic!("{} failures:\n{failures}", failures.lines().count());
     }
+    assert!(probes.borrow().iter().all(|probe| probe.allocations() == 0), "memory leaks");
+}
+
+fn bf16() -> FakeDevice {
+    FakeDevice::new(Precision::Bf16)
 }
 
 #[test]
 fn fake_gpu_matches_the_reference_in_f32() {
-    check(&|| fake::device(Precision::F32), Tolerances::F32);
+    check(&FakeDevice::new(Precision::F32), Tolerances::F32, |device| device);
 }
 
 #[test]
 fn fake_gpu_matches_the_reference_in_bf16() {
-    check(&|| fake::device(Precision::Bf16), Tolerances::BF16);
+    check(&bf16(), Tolerances::BF16, |device| device);
 }
 
 #[test]
 fn deterministic_kernels_match_the_reference() {
-    check(&|| fake::device(Precision::Bf16).deterministic_results(), Tolerances::BF16);
+    check(&bf16(), Tolerances::BF16, CudaDevice::deterministic_results);
 }
 
 #[test]
 fn separate_bias_and_gelu_match_the_reference() {
-    let device = || FakeDevice::new(Precision::Bf16).without_epilogues().open().unwrap();
-    check(&device, Tolerances::BF16);
+    check(&bf16().without_epilogues(), Tolerances::BF16, |device| device);
+}
+
+/// No kernel may use vectors.
+#[test]
+fn unaligned_tensors_match_the_reference() {
+    check(&FakeDevice::new(Precision::F32).unaligned(), Tolerances::F32, |device| device);
+    check(&bf16().unaligned(), Tolerances::BF16, CudaDevice::deterministic_results);
 }

@@ -1,5 +1,6 @@
 //! Storage format of activations.
 
+use regatta_comm::DType;
 use serde::{Deserialize, Serialize};
 
 /// Data type of activations and of GEMM operands. Everything else is f32.
@@ -22,11 +23,16 @@ impl Precision {
         }
     }
 
+    /// The dtype of its elements.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::Bf16,
+        }
+    }
+
     /// Bytes of an element of an activation.
     pub fn activation_bytes(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 => 2,
-        }
+        self.dtype().size() as u64
     }
 }

@@ -118,7 +118,7 @@ impl RankModel<'_> {
     /// layer, and without recomputation its intermediate activations.
     fn saved(&self, chunk: usize) -> u64 {
         let elements = self.local_rows() * self.shape.hidden_size;
-        let residual = elements as u64 * self.options.master_bytes;
+        let residual = elements as u64 * self.options.residual_bytes;
         let layer = if self.options.recompute { 0 } else { self.layer_activations() };
         let output = if self.stage.is_last(chunk) { residual } else { 0 };
         self.layers(chunk) as u64 * (residual + layer) + output
@@ -137,7 +137,7 @@ impl RankModel<'_> {
         // The gradient of the residual stream is gathered under sequence parallelism, otherwise copied.
         let outer_bytes = match self.plan.sequence_parallel {
             true => self.options.activation_bytes,
-            false => self.options.master_bytes,
+            false => self.options.residual_bytes,
         };
         let row = inner as u64 * self.options.activation_bytes + outer as u64 * outer_bytes;
         self.layers(chunk) as u64 * rows as u64 * row
@@ -150,15 +150,17 @@ impl RankModel<'_> {
         let (rows, local) = (self.rows(), self.local_rows());
         let mlp = shape.up_dim() / tp + shape.intermediate_size / tp;
         let mut activations = rows * (shape.hidden_size + mlp);
-        let mut master = 2 * local;
+        let (mut master, mut residual) = (2 * local, 0);
         if shape.has_attention() {
             let heads = shape.num_heads * shape.head_dim();
             activations += rows * (shape.hidden_size + shape.qkv_dim() / tp + heads / tp);
             // lse, and the residual stream between attention and MLP.
-            master += 2 * local + rows * shape.num_heads / tp + local * shape.hidden_size;
+            master += 2 * local + rows * shape.num_heads / tp;
+            residual += local * shape.hidden_size;
         }
         activations as u64 * self.options.activation_bytes
             + master as u64 * self.options.master_bytes
+            + residual as u64 * self.options.residual_bytes
     }
 
     /// Gradients in memory at once in the backward pass of a layer: of the residual stream, of the
@@ -172,7 +174,9 @@ impl RankModel<'_> {
             inner += rows * shape.qkv_dim() / tp;
         }
         let mut residual = self.local_rows() * hidden;
-        if self.options.has_weight_copy() {
+        if self.options.has_weight_copy()
+            && self.options.residual_bytes != self.options.weight_bytes
+        {
             // The gradient of the residual stream as an operand of GEMMs.
             inner += self.local_rows() * hidden;
         }
@@ -189,7 +193,7 @@ impl RankModel<'_> {
             let (qkv, heads) = (shape.qkv_dim() / tp, shape.num_heads * shape.head_dim() / tp);
             (inner, residual) = (inner + rows * (2 * qkv - heads), residual + rows * (qkv + heads));
         }
-        inner as u64 * self.options.activation_bytes + residual as u64 * self.options.master_bytes
+        inner as u64 * self.options.activation_bytes + residual as u64 * self.options.residual_bytes
     }
 
     /// Pipeline messages: one being received and two being sent, per direction.
@@ -199,7 +203,7 @@ impl RankModel<'_> {
             (pp, stage) if stage == 0 || stage + 1 == pp => 3,
             _ => 6,
         };
-        (count * self.local_rows() * self.shape.hidden_size) as u64 * self.options.master_bytes
+        (count * self.local_rows() * self.shape.hidden_size) as u64 * self.options.residual_bytes
     }
 
     /// Copies in which two stages sum the gradients of a tied embedding: one of each tile length.

@@ -27,8 +27,10 @@ use crate::shape::ModelShape;
 /// Element sizes and recomputation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CostOptions {
-    /// Bytes per element of master parameters, gradients, optimizer state and residual stream.
+    /// Bytes per element of master parameters, gradients and optimizer state.
     pub master_bytes: u64,
+    /// Bytes per element of the residual stream.
+    pub residual_bytes: u64,
     /// Bytes per element of the parameters that passes read.
     pub weight_bytes: u64,
     /// Bytes per element of other activations.
@@ -49,9 +51,15 @@ impl CostOptions {
 
     /// Everything but activations has elements of the same size.
     pub fn uniform(master_bytes: u64, activation_bytes: u64, recompute: bool) -> Self {
-        let (weight_bytes, logit_bytes) = (master_bytes, master_bytes);
-        let max_logits = None;
-        Self { master_bytes, weight_bytes, activation_bytes, logit_bytes, max_logits, recompute }
+        Self {
+            master_bytes,
+            residual_bytes: master_bytes,
+            weight_bytes: master_bytes,
+            activation_bytes,
+            logit_bytes: master_bytes,
+            max_logits: None,
+            recompute,
+        }
     }
 
     /// On GPUs: f32 master parameters and residual stream; parameters, activations and logits in the

@@ -74,7 +74,7 @@ impl RankModel<'_> {
         let activation = self.options.activation_bytes;
         let mut bytes = self.local_layers() * self.passes() * sublayers * once * activation;
         if self.stage.owns(0) {
-            bytes += once * self.options.master_bytes;
+            bytes += once * self.options.residual_bytes;
         }
         if self.has_head() {
             // The vocabulary-parallel cross-entropy gathers three elements per row.
@@ -183,7 +183,7 @@ impl RankModel<'_> {
         let sent = self.stage.schedule.sent(self.coord.pp);
         let messages = sent.filter(|message| message.direction == direction).count();
         let elements = messages * self.local_rows() * self.shape.hidden_size;
-        elements as u64 * self.options.master_bytes
+        elements as u64 * self.options.residual_bytes
     }
 
     /// Gradients of an embedding tied across the first and the last stage.

@@ -6,13 +6,15 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use regatta_comm::nccl::{self, NcclConfig, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
-use regatta_device::ops::Device;
+use regatta_device::ops::{AttentionShape, Device};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::{CudaDevice, device_count};
+use regatta_model::CpuSet;
 use regatta_model::units::format_memory;
 use regatta_predict::cost::rank_cost;
 use regatta_train::config::{Config, DeviceKind};
+use regatta_train::offload::Tier;
 use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
 
 /// Memory that the libraries of a GPU use besides tensors: code, workspaces, communication buffers.
@@ -86,8 +88,17 @@ impl ComputeDevice {
     /// Opens the device of a resolved configuration.
     pub fn open(config: &Config, threads: usize, comm: &dyn Comm) -> Result<Self> {
         if config.train.device != Some(DeviceKind::Gpu) {
+            if config.train.residual == Precision::Bf16 {
+                bail!("train.residual=bf16 needs GPUs: remove it, or set train.device=gpu");
+            }
             let device = Box::new(Cpu::new(threads, config.precision()));
             return Ok(Self::Cpu { device, threads });
+        }
+        if config.offload.optimizer != Tier::Device || config.offload.parameters != Tier::Device {
+            bail!(
+                "offload.optimizer and offload.parameters are not supported on GPUs yet: remove them, \
+                 shard the state over more ranks with parallel.zero, or set train.device=cpu"
+            );
         }
         let devices = device_count(Vendor::Nvidia);
         if devices == 0 {
@@ -99,6 +110,7 @@ impl ComputeDevice {
         }
         let index = local_rank(comm) % devices;
         let device = CudaDevice::open(index, config.precision())?;
+        let device = device.with_residual(config.train.residual);
         let device = match config.train.deterministic {
             true => device.deterministic_results(),
             false => device,
@@ -106,11 +118,29 @@ impl ComputeDevice {
         Ok(Self::Gpu { device: Box::new(device), index })
     }
 
-    /// Its kernels in a few words.
-    pub fn kernels(&self) -> String {
+    /// Its kernels in a few words: for a GPU also the attention kernels of the configured model.
+    pub fn kernels(&self, config: &Config, ranks: usize) -> String {
         match self {
             Self::Cpu { device, .. } => device.gemm_kernel().to_owned(),
-            Self::Gpu { device, .. } => device.info().name.clone(),
+            Self::Gpu { device, .. } => {
+                let name = &device.info().name;
+                let Ok(shape) = config.shape(1) else { return name.clone() };
+                if !shape.has_attention() {
+                    return name.clone();
+                }
+                // The shape of the run, because cuDNN's plan for it is used again.
+                let tp = config.parallel.tp.max(1);
+                let attention = AttentionShape {
+                    batch: config.validate(ranks).map_or(1, |plan| plan.micro_batch),
+                    seq_len: shape.seq_len / config.parallel.cp.max(1),
+                    heads: shape.num_heads / tp,
+                    kv_heads: shape.num_kv_heads / tp,
+                    head_dim: shape.head_dim(),
+                };
+                let has_dropout = config.model.dropout > 0.0;
+                let attention = device.attention_backend(attention, has_dropout);
+                format!("{name}, attention: {attention}")
+            }
         }
     }
 
@@ -125,10 +155,11 @@ impl ComputeDevice {
                 let cpus = regatta_discover::live_affinity().unwrap_or_default();
                 Ok(gemm_peak(comm, &RankGemm { host, cpus, threads, flops_per_second })?)
             }
-            Self::Gpu { device, .. } => {
-                let mut total = [device.measure_gemm()];
-                comm.all_reduce(&mut total, ReduceOp::Sum)?;
-                Ok(total[0])
+            Self::Gpu { device, index } => {
+                // Ranks that share a GPU measure what each gets of it.
+                let (host, flops_per_second) = (format!("{host}, GPUs"), device.measure_gemm());
+                let cpus = CpuSet::from_iter([*index as usize]);
+                Ok(gemm_peak(comm, &RankGemm { host, cpus, threads: 1, flops_per_second })?)
             }
         }
     }
@@ -177,6 +208,12 @@ impl ComputeDevice {
         let Some(bootstrap) = comm.split(Some(0), i64::from(comm.rank()))? else {
             return Ok(None);
         };
+        if self.shares_gpu(comm)? && std::env::var_os("NCCL_HOSTID").is_none() {
+            bail!(
+                "several ranks share a GPU, which NCCL refuses: start one rank per GPU, or for a test \
+                 add --launch \"--wrap 'env NCCL_HOSTID={{rank}}'\""
+            );
+        }
         let config = NcclConfig {
             vendor: Vendor::Nvidia,
             device: *index,
@@ -185,6 +222,18 @@ impl ComputeDevice {
             blocking: false,
         };
         Ok(Some(Arc::new(nccl::init(bootstrap, config)?)))
+    }
+
+    /// Whether another rank uses the same GPU.
+    fn shares_gpu(&self, comm: &dyn Comm) -> Result<bool> {
+        let Self::Gpu { index, .. } = self else { return Ok(false) };
+        let mut all = vec![0i64; comm.size() as usize];
+        comm.all_gather(&[i64::from(*index)], &mut all)?;
+        let host = |rank: u32| comm.peer(rank).host;
+        let place = |rank: u32| (host(rank), all[rank as usize]);
+        let mut places: Vec<_> = (0..comm.size()).map(place).collect();
+        places.sort();
+        Ok(places.windows(2).any(|pair| pair[0] == pair[1]))
     }
 
     /// What a user should know about its libraries.

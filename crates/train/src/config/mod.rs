@@ -104,6 +104,9 @@ configuration! {
         /// auto: bf16 on GPUs, and on CPUs if those of all ranks have instructions for it (AVX512_BF16 or
         /// AMX), otherwise f32.
         precision: Option<Precision> = None, ANY;
+        /// Precision of the residual stream and its gradient on GPUs: f32, or bf16, which is faster and
+        /// less accurate.
+        residual: Precision = Precision::F32, ANY;
         /// Compute threads per rank; 0: one per core.
         threads: usize = 0, SIZE_OR_ZERO;
         /// Recompute activations in the backward pass (activation checkpointing).

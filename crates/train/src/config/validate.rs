@@ -101,7 +101,10 @@ impl Config {
     pub fn cost_options(&self) -> CostOptions {
         let (bytes, recompute) = (self.precision().activation_bytes(), self.train.recompute);
         match self.train.device {
-            Some(DeviceKind::Gpu) => CostOptions::gpu(bytes, Some(GPU_MAX_LOGITS), recompute),
+            Some(DeviceKind::Gpu) => CostOptions {
+                residual_bytes: self.train.residual.activation_bytes(),
+                ..CostOptions::gpu(bytes, Some(GPU_MAX_LOGITS), recompute)
+            },
             Some(DeviceKind::Cpu) | None => CostOptions::new(bytes, recompute),
         }
     }

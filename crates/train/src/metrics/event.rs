@@ -62,7 +62,7 @@ pub struct RunInfo {
     pub mesh: String,
     /// Number of hosts.
     pub hosts: usize,
-    /// Compute threads per rank.
+    /// Compute threads per rank; 0 if each rank has a GPU.
     pub threads: usize,
     /// Precision of matrix products and activations, such as `bf16`.
     pub precision: String,

@@ -94,11 +94,12 @@ impl Attention {
         grad: &mut StreamGrad,
     ) -> Result<()> {
         let site = DropoutSite::attention_output(self.block);
+        let sums = grad.column_sums.take();
         let dropped = ctx.dropout_grad(site, self.hidden_size, grad);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
         let dheads = self.proj.backward_input(ctx, params, &dout)?;
         let mut dqkv = self.attention_backward(ctx, &saved, dheads.view())?;
-        self.proj.backward_weight(ctx, params, saved.heads, dout, BiasGrad::WithWeight)?;
+        self.proj.backward_weight(ctx, params, saved.heads, dout, BiasGrad::of(&sums))?;
         self.apply_rope(ctx, RopeDirection::Inverse, dqkv.view_mut());
         let dnormed = self.qkv.backward_input(ctx, params, &dqkv)?;
         let dqkv = MaybeOwned::Owned(dqkv);

@@ -62,7 +62,7 @@ impl Embedding {
         tokens: &Tensor,
         positions: &Tensor,
     ) -> Result<PooledTensor> {
-        let mut x = ctx.full_precision(tokens.len() * self.hidden_size);
+        let mut x = ctx.residual(tokens.len() * self.hidden_size);
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
             let (first, table) = (self.table.first_token(tile), self.table.tile(params, tile));

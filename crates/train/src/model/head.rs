@@ -121,7 +121,7 @@ impl LmHead {
             false => self.fused_loss_and_grads(ctx, params, input, loss, &mut dnormed)?,
         }
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
-        let mut dx = ctx.full_precision(x.len());
+        let mut dx = ctx.residual(x.len());
         ctx.device.zero(dx.view_mut());
         let mut grad = StreamGrad::new(dx);
         self.norm.backward(ctx, params, &x, &stats, &dnormed, &mut grad);

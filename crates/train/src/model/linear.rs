@@ -38,12 +38,21 @@ enum Storage {
 }
 
 /// Where the gradient of a bias is computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BiasGrad {
+#[derive(Debug, Clone, Copy)]
+pub enum BiasGrad<'a> {
     /// Together with that of the weight.
     WithWeight,
     /// The backward pass of the activation computed it already.
     Done,
+    /// These are the column sums of the output gradient.
+    ColumnSums(&'a Tensor),
+}
+
+impl<'a> BiasGrad<'a> {
+    /// From the column sums of the output gradient, if they are known.
+    pub fn of(sums: &'a Option<PooledTensor>) -> Self {
+        sums.as_ref().map_or(Self::WithWeight, |sums| Self::ColumnSums(sums))
+    }
 }
 
 /// A weight gradient whose computation is deferred: nothing downstream depends on it.
@@ -52,13 +61,14 @@ pub struct DeferredWeightGrad {
     linear: Linear,
     x: PooledTensor,
     dy: PooledTensor,
-    bias_grad: BiasGrad,
+    has_bias_grad: bool,
 }
 
 impl DeferredWeightGrad {
     /// Accumulates the gradient.
     pub fn compute(self, ctx: &PassCtx, params: &mut dyn ParamsAndGrads) -> Result<()> {
-        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy, self.bias_grad)
+        let bias_grad = if self.has_bias_grad { BiasGrad::Done } else { BiasGrad::WithWeight };
+        self.linear.accumulate_weight_grad(ctx, params, &self.x, &self.dy, bias_grad)
     }
 }
 
@@ -150,7 +160,7 @@ impl Linear {
         params: &mut dyn ParamsAndGrads,
         saved: &Tensor,
         dy: &mut Tensor,
-    ) -> BiasGrad {
+    ) -> BiasGrad<'static> {
         if let Storage::InBlock(at) = &self.storage {
             let mut grads = params.grads();
             if let (_, Some(dbias)) = at.of_mut(&mut grads) {
@@ -196,14 +206,32 @@ impl Linear {
         params: &mut dyn ParamsAndGrads,
         x: PooledTensor,
         dy: MaybeOwned<'_>,
-        bias_grad: BiasGrad,
+        bias_grad: BiasGrad<'_>,
     ) -> Result<()> {
+        let bias_grad = self.add_column_sums(ctx, params, bias_grad);
         if let Some(deferred) = params.deferred() {
             let (linear, dy) = (self.clone(), dy.into_owned(ctx));
-            deferred.push(DeferredWeightGrad { linear, x, dy, bias_grad });
+            let has_bias_grad = matches!(bias_grad, BiasGrad::Done);
+            deferred.push(DeferredWeightGrad { linear, x, dy, has_bias_grad });
             return Ok(());
         }
         self.accumulate_weight_grad(ctx, params, &x, &dy, bias_grad)
+    }
+
+    /// Adds column sums that are the gradient of a bias in the layer's block.
+    fn add_column_sums<'a>(
+        &self,
+        ctx: &PassCtx,
+        params: &mut dyn ParamsAndGrads,
+        bias_grad: BiasGrad<'a>,
+    ) -> BiasGrad<'a> {
+        let BiasGrad::ColumnSums(sums) = bias_grad else { return bias_grad };
+        let Storage::InBlock(at) = &self.storage else { return BiasGrad::WithWeight };
+        let mut grads = params.grads();
+        if let (_, Some(dbias)) = at.of_mut(&mut grads) {
+            ctx.device.add_assign(sums.view(), dbias);
+        }
+        BiasGrad::Done
     }
 
     fn accumulate_weight_grad(
@@ -212,14 +240,14 @@ impl Linear {
         params: &mut dyn ParamsAndGrads,
         x: &Tensor,
         dy: &Tensor,
-        bias_grad: BiasGrad,
+        bias_grad: BiasGrad<'_>,
     ) -> Result<()> {
         let size = self.size(ctx);
         match &self.storage {
             Storage::InBlock(at) => {
                 let mut grads = params.grads();
                 let (dweight, dbias) = at.of_mut(&mut grads);
-                let dbias = dbias.filter(|_| bias_grad == BiasGrad::WithWeight);
+                let dbias = dbias.filter(|_| matches!(bias_grad, BiasGrad::WithWeight));
                 ctx.device.linear_backward_weight(size, x.view(), dy.view(), dweight, dbias);
             }
             Storage::Tiled { tiles, bias } => {

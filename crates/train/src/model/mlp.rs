@@ -85,10 +85,11 @@ impl Mlp {
         grad: &mut StreamGrad,
     ) -> Result<()> {
         let site = DropoutSite::mlp_output(self.block);
+        let sums = grad.column_sums.take();
         let dropped = ctx.dropout_grad(site, self.hidden_size, grad);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
         let mut dactivated = self.down.backward_input(ctx, params, &dout)?;
-        self.down.backward_weight(ctx, params, saved.activated, dout, BiasGrad::WithWeight)?;
+        self.down.backward_weight(ctx, params, saved.activated, dout, BiasGrad::of(&sums))?;
         let mut bias_grad = BiasGrad::WithWeight;
         let dup = if self.is_gated {
             let mut dup = ctx.activation(ctx.rows() * self.up_size);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::weight_bias::WeightBias;
 use super::{ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
-use regatta_device::ops::{Norm, NormGrads, NormSaved};
+use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::tensor::{Tensor, View};
 use regatta_predict::shape::{Family, ModelShape, Module, ParamBlock};
 
@@ -40,7 +40,7 @@ impl NormLayer {
                 x
             }
             Some(delta) => {
-                let mut sum = ctx.full_precision(x.len());
+                let mut sum = ctx.residual(x.len());
                 let (x, delta, to) = (x.view(), delta.view(), sum.view_mut());
                 ctx.device.add_norm(self.norm, x, delta, weight, bias, to, y, mean_rstd);
                 Arc::new(sum)
@@ -65,9 +65,14 @@ impl NormLayer {
         let saved = NormSaved { x: x.view(), weight, mean_rstd: stats.view() };
         let grads = NormGrads { weight: dweight, bias: dbias };
         let mut operand = grad.take_operand(ctx);
-        let copy = operand.as_mut().map(|copy| copy.view_mut());
-        ctx.device.norm_backward(self.norm, saved, dy.view(), grad.dx.view_mut(), copy, grads);
-        grad.operand = operand;
+        let mut sums = ctx.column_sums(self.hidden_size);
+        let input_grad = NormInputGrad {
+            dx: grad.dx.view_mut(),
+            copy: operand.as_mut().map(|copy| copy.view_mut()),
+            column_sums: sums.as_mut().map(|sums| sums.view_mut()),
+        };
+        ctx.device.norm_backward(self.norm, saved, dy.view(), input_grad, grads);
+        (grad.operand, grad.column_sums) = (operand, sums);
     }
 }
 

@@ -78,8 +78,12 @@ impl PassCtx<'_> {
         self.pool.get(elements, self.device.logit_dtype())
     }
 
-    /// A buffer in full precision: residual stream, its gradients, softmax and norm statistics. Its
-    /// contents are arbitrary.
+    /// A buffer for the residual stream or its gradient. Its contents are arbitrary.
+    pub(crate) fn residual(&self, elements: usize) -> PooledTensor {
+        self.pool.get(elements, self.device.residual_dtype())
+    }
+
+    /// A buffer in full precision: softmax and norm statistics, sums. Its contents are arbitrary.
     pub(crate) fn full_precision(&self, elements: usize) -> PooledTensor {
         self.pool.get(elements, self.device.master_dtype())
     }
@@ -102,13 +106,25 @@ impl PassCtx<'_> {
         grad: &'t mut StreamGrad,
     ) -> MaybeOwned<'t> {
         let operand = grad.gemm_operand(self);
-        if self.dropout.is_none_or(|dropout| dropout.p <= 0.0) {
+        if !self.has_dropout() {
             return MaybeOwned::Borrowed(operand);
         }
         let mut dropped = self.like(operand, operand.len());
         self.device.copy(operand.view(), dropped.view_mut());
         self.apply_dropout(site, width, dropped.view_mut());
         MaybeOwned::Owned(dropped)
+    }
+
+    /// A buffer for the column sums of the gradient of the residual stream, if norms sum them and they
+    /// are the gradients of biases: with dropout and sequence parallelism, these have other rows.
+    pub(super) fn column_sums(&self, hidden_size: usize) -> Option<PooledTensor> {
+        let is_gradient = !self.tensor.sequence_parallel && !self.has_dropout();
+        let is_wanted = is_gradient && self.device.norms_sum_columns();
+        is_wanted.then(|| self.full_precision(hidden_size))
+    }
+
+    fn has_dropout(&self) -> bool {
+        self.dropout.is_some_and(|dropout| dropout.p > 0.0)
     }
 
     /// Applies dropout to this rank's rows of the residual stream.

@@ -25,7 +25,7 @@ impl Residual {
     pub fn into_tensor(self, ctx: &PassCtx) -> PooledTensor {
         let Self { x, delta } = self;
         if let Some(delta) = delta {
-            let mut sum = ctx.full_precision(x.len());
+            let mut sum = ctx.residual(x.len());
             ctx.device.add(x.view(), delta.view(), sum.view_mut());
             return sum;
         }
@@ -43,12 +43,15 @@ pub struct StreamGrad {
     pub(super) dx: PooledTensor,
     /// Up to date, if there is one.
     pub(super) operand: Option<PooledTensor>,
+    /// Column sums of the gradient: the gradient of the bias of the sublayer before. `None` if the
+    /// backward pass of its linear layer sums them.
+    pub(super) column_sums: Option<PooledTensor>,
 }
 
 impl StreamGrad {
     /// The gradient in full precision.
     pub fn new(dx: PooledTensor) -> Self {
-        Self { dx, operand: None }
+        Self { dx, operand: None, column_sums: None }
     }
 
     /// The gradient in full precision.

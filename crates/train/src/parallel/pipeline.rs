@@ -99,7 +99,7 @@ impl LinkQueue {
         let is_due = self.receiving.is_none() && self.receives_left > 0;
         if let Some(comm) = self.link.recv_from.as_ref().filter(|_| is_due) {
             self.receives_left -= 1;
-            let buffer = ctx.full_precision(elements);
+            let buffer = ctx.residual(elements);
             self.receiving = Some(P2pTransfer::recv(ctx.device, &**comm, buffer));
         }
     }

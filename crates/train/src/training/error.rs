@@ -47,7 +47,7 @@ pub enum TrainError {
         host: String,
         step: u64,
         checkpoint: Option<u64>,
-        source: DeviceError,
+        source: Box<DeviceError>,
     },
     /// Offloaded state cannot be read or written.
     #[error(transparent)]

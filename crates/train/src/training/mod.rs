@@ -267,7 +267,7 @@ impl TrainingLoop {
                 host: self.comm.peer(self.comm.rank()).host,
                 step: self.done + 1,
                 checkpoint: self.complete_checkpoint,
-                source,
+                source: Box::new(source),
             },
             error => error.into(),
         }

@@ -8,6 +8,7 @@ use super::TrainingSetup;
 use super::step_stats::StepStats;
 use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
 use crate::run_clock;
+use regatta_comm::MemorySpace;
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 
@@ -23,6 +24,7 @@ pub fn run_info(
     done: u64,
 ) -> RunInfo {
     let config = &setup.config;
+    let on_gpu = setup.device.memory_space() != MemorySpace::Host;
     let hosts: BTreeSet<String> =
         (0..setup.comm.size()).map(|rank| setup.comm.peer(rank).host).collect();
     let tokens_per_step = (plan.batch * shape.seq_len) as u64;
@@ -36,7 +38,7 @@ pub fn run_info(
         ranks: plan.mesh.ranks(),
         mesh: if plan.mesh.is_model_parallel() { plan.mesh.to_string() } else { String::new() },
         hosts: hosts.len(),
-        threads: setup.threads,
+        threads: if on_gpu { 0 } else { setup.threads },
         precision: config.precision().name().to_owned(),
         kernels: setup.kernels.clone(),
         data: config.data.source.clone(),

@@ -1,7 +1,7 @@
 //! Linear layers and norms.
 
 use super::*;
-use regatta_device::ops::{LinearShape, Norm, NormGrads, NormSaved};
+use regatta_device::ops::{LinearShape, Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::{DeviceMemory, NormOps};
 
 /// Rows, inputs and outputs.
@@ -93,7 +93,8 @@ fn norm_matches_reference() {
                         let saved = NormSaved { x, weight, mean_rstd };
                         let grads = NormGrads { weight: dw, bias: with_bias.then_some(db) };
                         let copy = with_copy.then_some(copy);
-                        device.norm_backward(norm, saved, dy.view(), dx, copy, grads);
+                        let input_grad = NormInputGrad { copy, ..NormInputGrad::new(dx) };
+                        device.norm_backward(norm, saved, dy.view(), input_grad, grads);
                     });
                 }
             }
@@ -111,8 +112,9 @@ fn dx_copy_is_the_accumulated_gradient() {
         let before = to_host(&cpu, std::slice::from_ref(dx));
         let saved = NormSaved { x: x.view(), weight: weight.view(), mean_rstd: stats.view() };
         let grads = NormGrads { weight: dw.view_mut(), bias: Some(db.view_mut()) };
-        let (norm, to) = (Norm::Layer { eps: 1e-5 }, Some(copy.view_mut()));
-        cpu.norm_backward(norm, saved, dy.view(), dx.view_mut(), to, grads);
+        let (norm, copy_to) = (Norm::Layer { eps: 1e-5 }, Some(copy.view_mut()));
+        let input_grad = NormInputGrad { copy: copy_to, ..NormInputGrad::new(dx.view_mut()) };
+        cpu.norm_backward(norm, saved, dy.view(), input_grad, grads);
         assert_ne!(to_host(&cpu, std::slice::from_ref(dx)), before);
         let mut expected = cpu.zeros_activation(rows * dim);
         cpu.copy(dx.view(), expected.view_mut());

@@ -73,7 +73,7 @@ impl CudaDevice {
     }
 
     /// What computes the forward pass of attention for a shape, for reports to users.
-    pub(crate) fn attention_backend(&self, shape: AttentionShape, has_dropout: bool) -> String {
+    pub fn attention_backend(&self, shape: AttentionShape, has_dropout: bool) -> String {
         let dtype = self.activation_dtype();
         let problem = Problem::without_memory(shape, dtype, has_dropout);
         let others = [(Ptr::NULL, is_bf16(dtype))];

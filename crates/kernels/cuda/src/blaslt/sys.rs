@@ -142,10 +142,11 @@ impl Functions {
     /// Name and version for users; hipBLASLt tells its version only to a handle.
     pub fn describe(&self) -> String {
         match self.get_version {
-            // SAFETY: the function has no preconditions.
-            GetVersion::Cublas(get) => match unsafe { get() } {
-                version => format!("cuBLASLt {}.{}", version / 10_000, version % 10_000 / 100),
-            },
+            GetVersion::Cublas(get) => {
+                // SAFETY: the function has no preconditions.
+                let version = unsafe { get() };
+                format!("cuBLASLt {}.{}", version / 10_000, version % 10_000 / 100)
+            }
             GetVersion::Hipblas(_) => "hipBLASLt".to_owned(),
         }
     }

@@ -178,7 +178,8 @@ pub(crate) struct Functions {
 impl Functions {
     /// Loads the library.
     pub fn open() -> Result<Self, LibraryError> {
-        let library = library_path::open("REGATTA_CUDNN", &["libcudnn.so.9"])?;
+        let library =
+            library_path::open_newest("REGATTA_CUDNN", &["libcudnn.so.9"], "nvidia_cudnn")?;
         macro_rules! load {
             ($name:literal) => {
                 symbol(&library, concat!("cudnn", $name), "use cuDNN 9")?

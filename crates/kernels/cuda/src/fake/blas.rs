@@ -51,6 +51,7 @@ pub(crate) struct Library {
 }
 
 /// Accesses the library of this thread's GPU.
+#[cfg(test)]
 pub(crate) fn library<R>(access: impl FnOnce(&mut Library) -> R) -> R {
     let gpu = current().unwrap_or_else(|_| panic!("the thread has no GPU"));
     access(&mut gpu.blas.lock().unwrap())

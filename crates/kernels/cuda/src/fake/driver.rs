@@ -54,7 +54,7 @@ pub fn driver() -> Driver {
         memset_async,
         device_get_attribute,
         get_error_string: GetErrorString::Hip(get_error_string),
-        library: None,
+        _library: None,
     }
 }
 

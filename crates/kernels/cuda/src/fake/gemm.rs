@@ -102,31 +102,37 @@ pub(super) fn run(gemm: &Gemm<'_>, gpu: &FakeGpu) {
     }
     let is_transposed = |attribute| desc.get(attribute) as i32 == operations[1];
     let epilogue = Epilogue::new(desc, gpu, d.layout);
-    let none = Vec::new();
-    // Rows of op(a), columns of op(b).
-    let (a_rows, b_columns) = match is_one {
-        true => (none.clone(), none),
-        false => {
-            (a.columns(!is_transposed(at.transpose_a)), b.columns(is_transposed(at.transpose_b)))
+    let product = Product::new(gemm, is_transposed(at.transpose_a), is_transposed(at.transpose_b));
+    for (row, column) in (0..d.layout.columns).flat_map(|c| (0..d.layout.rows).map(move |r| (r, c)))
+    {
+        let mut value = if is_one { 1.0 } else { product.element(row, column) };
+        if beta != 0.0 {
+            value += beta * d.get(row, column);
         }
-    };
-    let shape = (a_rows.len(), b_columns.len());
-    assert!(is_one || shape == (d.layout.rows, d.layout.columns), "{shape:?}");
-    for column in 0..d.layout.columns {
-        for row in 0..d.layout.rows {
-            let mut value = match is_one {
-                true => 1.0,
-                false => {
-                    let (a, b) = (&a_rows[row], &b_columns[column]);
-                    assert_eq!(a.len(), b.len(), "inner dimensions");
-                    dot(a, b)
-                }
-            };
-            if beta != 0.0 {
-                value += beta * d.get(row, column);
-            }
-            d.set(row, column, epilogue.apply(row, column, value));
+        d.set(row, column, epilogue.apply(row, column, value));
+    }
+}
+
+/// The operands of a product.
+struct Product {
+    a_rows: Vec<Vec<f32>>,
+    b_columns: Vec<Vec<f32>>,
+}
+
+impl Product {
+    fn new(gemm: &Gemm<'_>, transpose_a: bool, transpose_b: bool) -> Self {
+        if gemm.is_one {
+            return Self { a_rows: Vec::new(), b_columns: Vec::new() };
         }
+        let (a_rows, b_columns) = (gemm.a.columns(!transpose_a), gemm.b.columns(transpose_b));
+        let Layout { rows, columns, .. } = gemm.d.layout;
+        assert_eq!((a_rows.len(), b_columns.len()), (rows, columns), "outer dimensions");
+        assert_eq!(a_rows[0].len(), b_columns[0].len(), "inner dimensions");
+        Self { a_rows, b_columns }
+    }
+
+    fn element(&self, row: usize, column: usize) -> f32 {
+        dot(&self.a_rows[row], &self.b_columns[column])
     }
 }
 

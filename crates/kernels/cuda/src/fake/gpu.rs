@@ -19,6 +19,8 @@ pub struct Config {
     pub compute_capability: (u32, u32),
     /// Allocations beyond it fail.
     pub memory_bytes: usize,
+    /// Offset of allocations from an aligned address.
+    pub offset_bytes: usize,
     /// Kernels whose launch fails.
     pub failing_launches: BTreeSet<String>,
     /// Kernels that fail after their launch.

@@ -32,12 +32,15 @@ pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mu
     if total > gpu.config.memory_bytes || bytes > state.max_allocation_bytes {
         return Err(OUT_OF_MEMORY);
     }
-    let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).map_err(|_| OUT_OF_MEMORY)?;
+    let offset = gpu.config.offset_bytes;
+    let size = bytes.max(1).checked_add(offset).ok_or(OUT_OF_MEMORY)?;
+    let layout = Layout::from_size_align(size, ALIGNMENT).map_err(|_| OUT_OF_MEMORY)?;
     // SAFETY: the size is not 0.
-    let start = unsafe { alloc_zeroed(layout) };
-    if start.is_null() {
+    let aligned = unsafe { alloc_zeroed(layout) };
+    if aligned.is_null() {
         return Err(OUT_OF_MEMORY);
     }
+    let start = aligned.wrapping_add(offset);
     // SAFETY: the allocation has at least this many bytes.
     unsafe { start.write_bytes(POISON, bytes.min(MAX_POISONED_BYTES)) };
     state.allocated_bytes = total;
@@ -56,8 +59,9 @@ pub fn free(start: *mut c_void, is_pinned: bool) -> Result<(), c_int> {
         return Err(INVALID_VALUE);
     };
     let Allocation { layout, bytes, gpu, .. } = allocation;
+    let aligned = start.cast::<u8>().wrapping_sub(gpu.config.offset_bytes);
     // SAFETY: it was allocated with this layout and is no longer in the table.
-    unsafe { dealloc(start.cast(), layout) };
+    unsafe { dealloc(aligned, layout) };
     let mut state = gpu.lock();
     state.allocations -= 1;
     if !is_pinned {

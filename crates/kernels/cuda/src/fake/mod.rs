@@ -74,6 +74,7 @@ impl FakeDevice {
             vendor: Vendor::Nvidia,
             compute_capability: (9, 0),
             memory_bytes: MEMORY_BYTES,
+            offset_bytes: 0,
             failing_launches: BTreeSet::new(),
             failing_kernels: BTreeSet::new(),
             missing_kernels: BTreeSet::new(),
@@ -85,6 +86,12 @@ impl FakeDevice {
     /// Allocations fail when more than this number of bytes are in use.
     pub fn memory_bytes(mut self, bytes: usize) -> Self {
         self.config.memory_bytes = bytes;
+        self
+    }
+
+    /// Allocations are aligned to 8 bytes only, as views of tensors may be: vectors are never aligned.
+    pub fn unaligned(mut self) -> Self {
+        self.config.offset_bytes = 8;
         self
     }
 

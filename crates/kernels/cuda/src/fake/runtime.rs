@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::io::Write;
+use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{
     EVENT_DISABLE_TIMING, RawEvent, Runtime, SUCCESS, Stream, StreamOrderedAllocator, Vendor,
 };
 
 use super::error::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, get_error_string, misuse};
-use super::gpu::{Event, current, current_index, gpu_of_stream, set_current_index, world};
+use super::gpu::{Event, FakeGpu, current, current_index, set_current_index, world};
 use super::{NAME, memory};
 
 /// The runtime of the fake GPUs of a vendor.
@@ -49,6 +50,12 @@ pub fn runtime(vendor: Vendor) -> Runtime {
 /// The code of a result.
 pub fn code(result: Result<(), c_int>) -> c_int {
     result.err().unwrap_or(SUCCESS)
+}
+
+/// The GPU of a stream, which need not be the current device: only launches depend on that.
+fn gpu_of(stream: Stream) -> Result<Arc<FakeGpu>, c_int> {
+    let gpu = world().stream(stream)?;
+    gpu.check().map(|()| gpu)
 }
 
 /// Writes a successful result.
@@ -115,7 +122,7 @@ unsafe extern "C" fn free(start: *mut c_void) -> c_int {
 
 unsafe extern "C" fn malloc_async(start: *mut *mut c_void, bytes: usize, on: Stream) -> c_int {
     // SAFETY: as above.
-    unsafe { write(start, gpu_of_stream(on).and_then(|gpu| memory::allocate(&gpu, bytes, false))) }
+    unsafe { write(start, gpu_of(on).and_then(|gpu| memory::allocate(&gpu, bytes, false))) }
 }
 
 unsafe extern "C" fn free_async(start: *mut c_void, stream: Stream) -> c_int {
@@ -151,7 +158,7 @@ unsafe extern "C" fn memcpy_async(
     stream: Stream,
 ) -> c_int {
     let checked = || {
-        gpu_of_stream(stream)?;
+        gpu_of(stream)?;
         memory::check_copy(from, bytes)?;
         memory::check_copy(to, bytes)
     };
@@ -228,7 +235,7 @@ unsafe extern "C" fn event_create_with_flags(event: *mut RawEvent, flags: c_uint
 
 unsafe extern "C" fn event_record(event: RawEvent, stream: Stream) -> c_int {
     let record = || {
-        let gpu = gpu_of_stream(stream)?;
+        let gpu = gpu_of(stream)?;
         let now = gpu.lock().clock_ms;
         let mut world = world();
         let event = world.event(event).ok().filter(|event| event.gpu.index == gpu.index);

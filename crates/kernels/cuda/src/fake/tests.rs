@@ -1,1 +1,188 @@
-//! Faults and observations of the fake GPU.
+//! Faults of the fake GPU, and the errors that they become.
+
+use regatta_comm::DType;
+use regatta_device::ops::{Device, LinearShape};
+use regatta_device::precision::Precision;
+use regatta_device::tensor::Tensor;
+use regatta_device::{DeviceMemory, ElementwiseOps, LinearOps, OptimizerOps};
+
+use super::declarations::{self, Defines};
+use super::kernels::emulation;
+use super::{FakeDevice, Probe, device};
+use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, elementwise, sources};
+
+fn open(fake: FakeDevice) -> (CudaDevice, Probe) {
+    fake.open_with_probe().unwrap()
+}
+
+fn f32_device() -> FakeDevice {
+    FakeDevice::new(Precision::F32)
+}
+
+fn filled(device: &dyn Device, len: usize, value: f64) -> Tensor {
+    let mut tensor = device.zeros_master(len);
+    device.fill(value, tensor.view_mut());
+    tensor
+}
+
+fn read(device: &dyn Device, tensor: &Tensor) -> Vec<f32> {
+    let mut values = vec![0.0; tensor.len()];
+    device.copy_to_host(tensor.view(), &mut values);
+    values
+}
+
+/// The error of the device, by its text.
+fn error(device: &CudaDevice) -> String {
+    device.synchronize().unwrap_err().to_string()
+}
+
+#[test]
+fn every_kernel_is_emulated() {
+    for Kernel { source, defines, .. } in sources::representative_kernels() {
+        let defines: Defines =
+            defines.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let kernels = declarations::kernels(source.text, &defines);
+        assert!(!kernels.is_empty(), "{}", source.name);
+        for function in kernels.keys() {
+            assert!(emulation(source.name, function).is_some(), "{}: {function}", source.name);
+        }
+    }
+}
+
+#[test]
+fn the_device_says_that_it_is_fake() {
+    let device = device(Precision::Bf16);
+    assert_eq!(device.info().name, "Fake GPU (host memory)");
+    assert!(device.describe().starts_with("Fake GPU (host memory) (sm_90a), bf16"));
+}
+
+#[test]
+fn nothing_leaks() {
+    let (device, probe) = open(f32_device());
+    let tensor = filled(&device, 100, 1.0);
+    device.sum_of_squares(tensor.view(), device.zeros(1, DType::F64).view_mut());
+    let shape = LinearShape { rows: 4, inputs: 5, outputs: 20 };
+    let (x, mut y) = (filled(&device, 20, 1.0), device.zeros_master(80));
+    device.linear(shape, x.view(), tensor.view(), None, y.view_mut());
+    let mut tokens = device.zeros(3, DType::I32);
+    device.copy_tokens_from_host(&[1, 2, 3], tokens.view_mut());
+    device.start_kernel_times();
+    assert_eq!(read(&device, &y), [5.0; 80]);
+    assert!(device.take_kernel_times().iter().any(|time| time.name == "memcpy"));
+    assert!(probe.allocations() > 0);
+    // Tensors may outlive their device.
+    drop(device);
+    drop((tensor, x, y, tokens));
+    assert_eq!((probe.allocations(), probe.gpu.lock().events), (0, 0));
+}
+
+#[test]
+fn memory_is_not_initialised() {
+    let device = device(Precision::F32);
+    let memory = device.allocate(64).unwrap();
+    // SAFETY: the memory lives until the end of the test.
+    let buffer = unsafe { device.gpu().adopt(memory.address(), 64, Box::new(memory)) };
+    let tensor = Tensor::from_buffer(buffer, DType::F32);
+    assert!(read(&device, &tensor).iter().all(|value| value.is_nan()));
+}
+
+#[test]
+fn allocations_beyond_the_memory_fail() {
+    let (device, probe) = open(f32_device().memory_bytes(1 << 20));
+    let first = filled(&device, 1 << 17, 2.0);
+    assert_eq!(device.free_bytes().unwrap(), 1 << 19);
+    let second = filled(&device, 1 << 18, 2.0);
+    let expected = "allocating device memory failed: out of memory: 1 MiB requested, 1 MiB free; \
+                    reduce train.micro_batch, set train.recompute=true, or shard the state with \
+                    parallel.zero";
+    assert!(error(&device).ends_with(expected), "{}", error(&device));
+    // Later operations do nothing, not even on memory that there is.
+    device.scale(3.0, filled(&device, 4, 1.0).view_mut());
+    assert!(error(&device).ends_with(expected));
+    drop((first, second, device));
+    assert_eq!((probe.allocations(), probe.peak_bytes()), (0, 1 << 19));
+}
+
+#[test]
+fn a_failed_launch_is_reported_with_its_kernel() {
+    let (device, _) = open(f32_device().fail_launch("scale_f32"));
+    let mut tensor = filled(&device, 4, 1.0);
+    device.scale(2.0, tensor.view_mut());
+    assert!(error(&device).ends_with("scale_f32 failed: unspecified launch failure"));
+}
+
+#[test]
+fn a_kernel_that_fails_later_is_reported_by_the_next_synchronisation() {
+    let (device, _) = open(f32_device().fail_kernel("scale_f32"));
+    let mut tensor = filled(&device, 4, 1.0);
+    device.scale(2.0, tensor.view_mut());
+    device.scale(2.0, tensor.view_mut());
+    let expected = "an operation that was queued before this point failed: an illegal memory access \
+                    was encountered; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel";
+    for _ in 0..2 {
+        assert!(error(&device).ends_with(expected), "{}", error(&device));
+    }
+    assert!(device.read_scalars(device.zeros(1, DType::F64).view()).is_err());
+}
+
+#[test]
+fn a_missing_kernel_is_an_error() {
+    let (device, _) = open(f32_device().without_kernel("clip_coefficient"));
+    let scalar = || device.zeros(1, DType::F64);
+    device.clip_coefficient(scalar().view(), 1.0, 1.0, scalar().view_mut());
+    assert!(error(&device).ends_with("clip_coefficient failed: named symbol not found"));
+}
+
+#[test]
+fn old_devices_are_rejected() {
+    let error = f32_device().compute_capability(7, 5).open().err().unwrap().to_string();
+    assert!(error.contains("Fake GPU (host memory) has compute capability 7.5"), "{error}");
+}
+
+/// The arguments of a kernel for a tensor.
+type MakeArgs<'a> = &'a dyn Fn(Ptr) -> Vec<Arg>;
+
+/// Launches `scale` with arguments of a wrong type, of a wrong length or in host memory.
+#[test]
+fn wrong_arguments_are_detected() {
+    let host = [0.0f32; 8];
+    let launch = |kernel: &'static str, args: MakeArgs<'_>| {
+        let device = device(Precision::F32);
+        let tensor = filled(&device, 8, 1.0);
+        let kernel = Kernel::new(&elementwise::SOURCE, kernel);
+        device.launch(&kernel, Grid::new(1, 256), &args(Ptr::of(tensor.view())));
+        error(&device)
+    };
+    let scale = |x: Ptr, len: u64| vec![x.into(), 2f32.into(), len.into(), 0u64.into()];
+    let host_address = Ptr(host.as_ptr() as u64);
+    let cases: [(&str, MakeArgs<'_>, &str); 6] = [
+        ("scale_f32", &|x| vec![x.into(), 2f32.into(), 8u64.into()], "the source declares"),
+        ("scale_f32", &|x| vec![x.into(), 2f64.into(), 8u64.into(), 0u64.into()], "F64"),
+        ("scale_f32", &|x| scale(x, 9), "the allocation ends after 32 bytes"),
+        ("scale_f32", &|_| scale(host_address, 8), "are not in device memory"),
+        ("scale_f32", &|x| scale(x.offset_bytes(2), 4), "is not aligned"),
+        ("scale_f16", &|x| scale(x, 8), "named symbol not found"),
+    ];
+    for (kernel, args, expected) in cases {
+        let error = launch(kernel, args);
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn unaligned_vectors_are_detected() {
+    let device = device(Precision::F32);
+    let tensor = filled(&device, 16, 1.0);
+    let x = Ptr::of(tensor.view()).offset_bytes(4);
+    let kernel = Kernel::new(&elementwise::SOURCE, "scale_f32");
+    device.launch(&kernel, Grid::new(1, 256), &[x.into(), 2f32.into(), 8u64.into(), 8u64.into()]);
+    assert!(error(&device).contains("a vector of 8 at"));
+}
+
+#[test]
+fn several_devices_share_a_thread() {
+    let (first, second) = (device(Precision::F32), device(Precision::F32));
+    for device in [&first, &second, &first] {
+        assert_eq!(read(device, &filled(device, 3, 4.0)), [4.0; 3]);
+    }
+}

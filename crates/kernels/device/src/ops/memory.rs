@@ -43,11 +43,16 @@ pub trait DeviceMemory: Send + Sync {
         MemorySpace::Host
     }
 
-    /// Data type of parameters, their gradients, the residual stream and statistics.
+    /// Data type of parameters, their gradients and statistics.
     fn master_dtype(&self) -> DType;
 
     /// Data type of other activations.
     fn activation_dtype(&self) -> DType;
+
+    /// Data type of the residual stream and its gradient.
+    fn residual_dtype(&self) -> DType {
+        self.master_dtype()
+    }
 
     /// Data type of the parameters that passes read: a copy that optimizer steps keep up to date if it
     /// is not the master dtype.
@@ -68,6 +73,11 @@ pub trait DeviceMemory: Send + Sync {
     /// Data type that operands of GEMMs must have; `None` if they may have any.
     fn gemm_dtype(&self) -> Option<DType> {
         None
+    }
+
+    /// Whether the backward pass of norms sums columns faster than that of linear layers.
+    fn norms_sum_columns(&self) -> bool {
+        false
     }
 
     /// Allocates zeros.

@@ -33,6 +33,25 @@ pub struct NormGrads<'a> {
     pub bias: Option<ViewMut<'a>>,
 }
 
+/// Gradient of the input of a norm, which is the residual stream.
+#[derive(Debug)]
+pub struct NormInputGrad<'a> {
+    /// The gradient so far, to which that through the norm is added.
+    pub dx: ViewMut<'a>,
+    /// Receives the updated gradient in its own dtype, for GEMMs.
+    pub copy: Option<ViewMut<'a>>,
+    /// Receives the column sums of the updated gradient: the gradient of a bias that was added to the
+    /// residual stream before the norm.
+    pub column_sums: Option<ViewMut<'a>>,
+}
+
+impl<'a> NormInputGrad<'a> {
+    /// Without copy and column sums.
+    pub fn new(dx: ViewMut<'a>) -> Self {
+        Self { dx, copy: None, column_sums: None }
+    }
+}
+
 /// Norms.
 pub trait NormOps: ElementwiseOps {
     /// `y = norm(x) * weight + bias` of rows as long as `weight`. `mean_rstd` receives two elements per
@@ -64,15 +83,13 @@ pub trait NormOps: ElementwiseOps {
         self.norm(norm, sum.view(), weight, bias, y, mean_rstd);
     }
 
-    /// Accumulates into `dx`, which is the gradient of the residual stream, and into `grads`. `dx_copy`
-    /// receives the updated `dx` in its own dtype, for GEMMs.
+    /// Accumulates into the gradients of the input and of the parameters.
     fn norm_backward(
         &self,
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
-        dx: ViewMut<'_>,
-        dx_copy: Option<ViewMut<'_>>,
+        input_grad: NormInputGrad<'_>,
         grads: NormGrads<'_>,
     );
 }

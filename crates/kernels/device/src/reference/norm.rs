@@ -1,7 +1,8 @@
 //! LayerNorm and RMSNorm.
 
 use super::Reference;
-use crate::ops::{Norm, NormGrads, NormOps, NormSaved};
+use super::linear::add_column_sums;
+use crate::ops::{Norm, NormGrads, NormInputGrad, NormOps, NormSaved};
 use crate::tensor::{View, ViewMut};
 
 impl NormOps for Reference {
@@ -38,10 +39,10 @@ impl NormOps for Reference {
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
-        dx: ViewMut<'_>,
-        dx_copy: Option<ViewMut<'_>>,
+        input_grad: NormInputGrad<'_>,
         grads: NormGrads<'_>,
     ) {
+        let NormInputGrad { dx, copy, column_sums } = input_grad;
         let NormSaved { x, weight, mean_rstd } = saved;
         let [x, weight, mean_rstd, dy] = [x, weight, mean_rstd, dy].map(View::as_slice::<f64>);
         let [dx, dweight] = [dx, grads.weight].map(ViewMut::as_slice::<f64>);
@@ -67,6 +68,10 @@ impl NormOps for Reference {
                 }
             }
         }
-        dx_copy.into_iter().for_each(|copy| copy.as_slice::<f64>().copy_from_slice(dx));
+        copy.into_iter().for_each(|copy| copy.as_slice::<f64>().copy_from_slice(dx));
+        if let Some(sums) = column_sums.map(ViewMut::as_slice::<f64>) {
+            sums.fill(0.0);
+            add_column_sums(dx, sums);
+        }
     }
 }

@@ -108,7 +108,10 @@ fn header(about: &RunInfo, width: usize) -> Vec<String> {
     let per_rank = if about.ranks == 1 { "" } else { " per rank" };
     let items = [
         format!("{}, {} parameters", name(&about.model), format_params(about.parameters as f64)),
-        format!("{ranks}, {}{per_rank}", pluralize(about.threads, "thread")),
+        match about.threads {
+            0 => ranks,
+            threads => format!("{ranks}, {}{per_rank}", pluralize(threads, "thread")),
+        },
         format!("{} ({})", name(&about.precision), name(&about.kernels)),
         format!("{}, {} tokens", name(&about.data), format_count(about.data_tokens as f64)),
     ];

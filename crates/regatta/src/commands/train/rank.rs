@@ -57,7 +57,8 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let device = open_device(&config, &dataset, threads, &*comm).inspect_err(abort)?;
     let gemm_flops_per_second = device.measure_gemm_peak(&*comm).inspect_err(abort)?;
     let device_comm = device.device_comm(&*comm).inspect_err(abort)?;
-    let (kernels, device_notes) = (device.kernels(), device.notes());
+    let kernels = device.kernels(&config, comm.size() as usize);
+    let device_notes = device.notes();
     let setup = TrainingSetup {
         config,
         name: task.name.clone(),

@@ -10,7 +10,7 @@ use regatta_comm::gpu_runtime::{Runtime, Vendor};
 
 use super::{BlasLt, Gemm, GemmArgs, GemmError, StreamContext};
 use crate::fake::blas::{self, Candidate, Library};
-use crate::fake::gpu::{Config, FakeGpu};
+use crate::fake::gpu::{Config, FakeGpu, set_current_index};
 use crate::fake::runtime;
 use crate::owned_stream::OwnedStream;
 
@@ -30,6 +30,7 @@ impl Fake {
             vendor,
             compute_capability: (9, 0),
             memory_bytes: usize::MAX,
+            offset_bytes: 0,
             failing_launches: BTreeSet::new(),
             failing_kernels: BTreeSet::new(),
             missing_kernels: BTreeSet::new(),
@@ -42,6 +43,11 @@ impl Fake {
         let stream = OwnedStream::create(&runtime).unwrap();
         let blas = BlasLt::with_functions(blas::functions(vendor));
         Self { blas, runtime, gpu, stream, tune: true }
+    }
+
+    /// Makes its GPU the current device of this thread.
+    fn make_current(&self) {
+        set_current_index(self.gpu.index);
     }
 
     fn run(&self, gemm: Gemm, args: &GemmArgs) -> Result<(), GemmError> {

@@ -11,7 +11,6 @@ use super::super::{Epilogue, Gemm, GemmArgs, GemmError};
 use super::Fake;
 use crate::Ptr;
 use crate::fake::blas::{Candidate, candidate, library};
-use crate::fake::gpu::{FakeGpu, GpuState};
 
 /// The fastest that works is 7.
 const CANDIDATES: [Candidate; 5] = [
@@ -78,9 +77,14 @@ fn the_fastest_algorithm_is_used_and_the_output_is_written_once() {
 fn nothing_leaks() {
     let fake = fake();
     run(&fake, gemm(LARGE), &mut [0.0; LEN]).unwrap();
-    assert_eq!((allocations(), events()), (1, 0), "the workspace");
+    let gpu = fake.gpu.clone();
+    let live = || {
+        let state = gpu.lock();
+        (state.allocations, state.events)
+    };
+    assert_eq!(live(), (1, 0), "the workspace");
     drop(fake);
-    assert_eq!((allocations(), library(|library| library.live_objects)), (0, 0));
+    assert_eq!((live(), library(|library| library.live_objects)), ((0, 0), 0));
 }
 
 #[test]
@@ -97,14 +101,14 @@ fn small_gemms_use_the_first_choice() {
 fn captured_gemms_are_tuned_later() {
     let fake = fake();
     let mut d = [0.0; LEN];
-    set_capturing(true);
+    fake.gpu.lock().is_capturing = true;
     run(&fake, gemm(LARGE), &mut d).unwrap();
     run(&fake, gemm(LARGE), &mut d).unwrap();
     assert_eq!(library(|library| library.launches.clone()), [3, 3]);
-    set_capturing(false);
+    fake.gpu.lock().is_capturing = false;
     run(&fake, gemm(LARGE), &mut d).unwrap();
     assert_eq!(last_launch(), Some(7));
-    set_capturing(true);
+    fake.gpu.lock().is_capturing = true;
     run(&fake, gemm(LARGE), &mut d).unwrap();
     assert_eq!((last_launch(), d), (Some(7), [4.0; LEN]));
 }
@@ -120,7 +124,7 @@ fn reproducible_results_forbid_tuning() {
 fn without_memory_to_tune_in_the_first_choice_is_used() {
     let fake = fake();
     run(&fake, gemm(SMALL), &mut [0.0; LEN]).unwrap();
-    limit_allocations(0);
+    fake.gpu.lock().max_allocation_bytes = 0;
     let mut d = [0.0; LEN];
     run(&fake, gemm(LARGE), &mut d).unwrap();
     assert_eq!((last_launch(), d), (Some(3), [1.0; LEN]));
@@ -129,7 +133,7 @@ fn without_memory_to_tune_in_the_first_choice_is_used() {
 #[test]
 fn a_missing_workspace_is_an_error() {
     let fake = fake();
-    limit_allocations(1 << 20);
+    fake.gpu.lock().max_allocation_bytes = 1 << 20;
     let error = run(&fake, gemm(LARGE), &mut [0.0; LEN]).unwrap_err();
     assert_eq!(error.to_string(), "allocating 64 MiB of GEMM workspace: out of memory");
 }
@@ -214,8 +218,7 @@ fn cached_algorithms_that_fail_are_tuned_again() {
     run(&directory.fake(&CANDIDATES), gemm(LARGE), &mut [0.0; LEN]).unwrap();
     let others = [candidate(3, 1.0), candidate(5, 0.8)];
     for (heuristic_calls, fake) in [(1, directory.fake(&others)), (0, directory.fake(&others))] {
-        // The constructor of the other fake replaced this thread's library.
-        library(|library| library.heuristic_calls = 0);
+        fake.make_current();
         let mut d = [0.0; LEN];
         run(&fake, gemm(LARGE), &mut d).unwrap();
         assert_eq!((last_launch(), d), (Some(5), [1.0; LEN]));

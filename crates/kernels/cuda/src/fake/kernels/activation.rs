@@ -21,7 +21,7 @@ pub(super) fn kernel(operation: &str) -> Option<Run> {
 const COLUMN_THREADS: usize = 128;
 
 /// sqrt(2 / pi), twice.
-const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
 
 fn gelu_sigmoid(x: f32) -> f32 {
     sigmoid(TWICE_SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x))

@@ -155,22 +155,26 @@ fn add_scalars(launch: &Launch<'_>) {
     (0..count).for_each(|at| partials.set(at, f64::NAN));
 }
 
-/// As [`add_scalars`].
+/// As [`add_scalars`]. Adds to the first and the second tensor, and overwrites the third.
 fn add_column_partials(launch: &Launch<'_>) {
     launch.assert_threads(COLUMNS * LANES);
     launch.assert_one_dimension();
     let mut args = launch.args();
     let (partials, count, columns) = (args.ptr(), args.size32(), args.size());
-    let (first, first_len, second) = (args.ptr(), args.size(), args.ptr());
+    let (first, first_len) = (args.ptr(), args.size());
+    let (second, second_end, third) = (args.ptr(), args.size(), args.ptr());
     let partials = launch.array(partials, DType::F32, count * columns);
     let first = launch.array(first, DType::F32, first_len);
-    let second = launch.optional_array(second, DType::F32, columns - first_len);
+    let second = launch.optional_array(second, DType::F32, second_end - first_len);
+    let third = launch.optional_array(third, DType::F32, columns - second_end);
     for column in 0..columns.min(launch.blocks[0] * COLUMNS) {
-        let added = sum((0..count).map(|row| partials.get(row * columns + column)));
-        match (column.checked_sub(first_len), second) {
-            (None, _) => first.add(column, added),
-            (Some(column), Some(second)) => second.add(column, added),
-            (Some(_), None) => panic!("{columns} columns for {first_len}"),
+        let sum = sum((0..count).map(|row| partials.get(row * columns + column)));
+        if column < first_len {
+            first.add(column, sum);
+        } else if column < second_end {
+            second.unwrap().add(column - first_len, sum);
+        } else {
+            third.unwrap().set(column - second_end, sum);
         }
     }
     (0..count * columns).for_each(|at| partials.set(at, f32::NAN));

@@ -177,8 +177,9 @@ impl Backward {
         }
     }
 
-    /// Updates the input's gradient of a row. Returns the upstream gradient and the normalised input.
-    fn row(&self, row: usize) -> (Vec<f32>, Vec<f32>) {
+    /// Updates the input's gradient of a row. Returns what the row adds to the gradients of the weight and of
+    /// the bias, and the input's gradient.
+    fn row(&self, row: usize) -> [Vec<f32>; 3] {
         let rows = self.rows;
         let dy = rows.row(self.dy, row);
         let normalised = normalised(&rows.row(self.x, row), self.mean_rstd, row);
@@ -190,6 +191,7 @@ impl Backward {
         for array in [Some(self.dx), self.dx_copy].into_iter().flatten() {
             array.assert_vector(row * rows.columns, rows.width);
         }
+        let mut totals = Vec::with_capacity(rows.columns);
         for column in 0..rows.columns {
             let at = row * rows.columns + column;
             let added = (upstream[column] - shift - normalised[column] * projection) * rstd;
@@ -198,8 +200,10 @@ impl Backward {
             if let Some(copy) = self.dx_copy {
                 copy.set(at, total);
             }
+            totals.push(total);
         }
-        (dy, normalised)
+        let dweight = dy.iter().zip(&normalised).map(|(dy, x)| dy * x).collect();
+        [dweight, dy, totals]
     }
 }
 
@@ -215,24 +219,20 @@ fn backward_in_registers(launch: &Launch<'_>) {
     let mut last = launch.args_from_end(2);
     let (partials, rows) = (last.ptr(), last.size());
     let backward = Backward::new(launch, Rows { count: rows, columns, width: VECTOR });
-    let partial_rows = if launch.define("HAS_BIAS") == 1 { 2 } else { 1 };
+    let is_summed = [true, launch.define("HAS_BIAS") == 1, launch.define("HAS_SUMS") == 1];
+    let parts: Vec<usize> = (0..3).filter(|part| is_summed[*part]).collect();
     let blocks = launch.blocks[0];
-    let partials = launch.array(partials, DType::F32, blocks * partial_rows * columns);
+    let partials = launch.array(partials, DType::F32, blocks * parts.len() * columns);
     for block in 0..blocks {
-        let mut sums = vec![0.0; 2 * columns];
+        let mut sums = vec![0.0; parts.len() * columns];
         for row in (0..rows).filter(|row| row / block_rows % blocks == block) {
-            let (dy, normalised) = backward.row(row);
-            for column in 0..columns {
-                sums[column] += dy[column] * normalised[column];
-                sums[columns + column] += dy[column];
-            }
+            let of_row = backward.row(row);
+            let added = parts.iter().flat_map(|part| &of_row[*part]);
+            sums.iter_mut().zip(added).for_each(|(sum, x)| *sum += x);
         }
-        let first = block * partial_rows * columns;
+        let first = block * parts.len() * columns;
         partials.assert_vector(first, VECTOR);
-        sums[..partial_rows * columns]
-            .iter()
-            .enumerate()
-            .for_each(|(at, sum)| partials.set(first + at, *sum));
+        sums.iter().enumerate().for_each(|(at, sum)| partials.set(first + at, *sum));
     }
 }
 

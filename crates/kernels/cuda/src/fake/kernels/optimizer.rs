@@ -17,7 +17,7 @@ pub(super) fn kernel(operation: &str) -> Option<Run> {
 
 /// `THREADS`, `CHUNK` and `MAX_BOUNDS` of the source.
 const THREADS: usize = 256;
-const CHUNK: usize = 4096;
+const CHUNK: usize = 2048;
 const MAX_BOUNDS: usize = 64;
 
 /// Elements of a vector.

@@ -1,0 +1,222 @@
+//! Training on a GPU gives the losses of the CPU. The GPU is a fake, whose kernels run on the host.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod staged_comm;
+
+use std::sync::Arc;
+
+use common::{LossAndNorm, ShortRun, run_ranks, step_config, tokens};
+use regatta_comm::{Comm, in_process};
+use regatta_device::DeviceError;
+use regatta_device::ops::Device;
+use regatta_device::precision::Precision;
+use regatta_kernels_cpu::Cpu;
+use regatta_kernels_cuda::fake::{self, FakeDevice};
+use regatta_predict::mesh::Mesh;
+use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
+use regatta_predict::shape::{Family, ModelShape};
+use regatta_predict::testing;
+use regatta_train::model::Model;
+use regatta_train::parallel::{ProcessGroups, ZeroStage};
+use regatta_train::state::{ParamInit, ShardingConfig};
+use regatta_train::step::{DeviceModel, Engine, MicroBatch, StepError};
+use staged_comm::StagedComm;
+
+const SEED: u64 = 11;
+
+/// Precisions, and relative errors of their losses.
+const PRECISIONS: [(Precision, f64); 2] = [(Precision::F32, 1e-4), (Precision::Bf16, 2e-2)];
+
+/// A few steps with dropout; every second one recomputes activations.
+const RUN: ShortRun = ShortRun {
+    steps: 3,
+    batch: 4,
+    seq_len: 8,
+    micro_batches: 2,
+    dropout: 0.1,
+    recompute: |step| step % 2 == 1,
+};
+
+/// A model that the vectorised and tensor-core kernels support.
+fn aligned_shape(family: Family) -> ModelShape {
+    let num_kv_heads = if family == Family::Llama { 1 } else { 2 };
+    ModelShape { hidden_size: 128, intermediate_size: 256, num_kv_heads, ..testing::shape(family) }
+}
+
+/// A model with odd sizes, for the generic kernels.
+fn odd_shape(family: Family) -> ModelShape {
+    ModelShape { hidden_size: 12, num_heads: 2, intermediate_size: 18, ..testing::shape(family) }
+}
+
+/// All families and shapes.
+fn shapes() -> impl Iterator<Item = ModelShape> {
+    let families = [Family::Gpt2, Family::Llama].into_iter();
+    families.flat_map(|family| [aligned_shape(family), odd_shape(family)])
+}
+
+fn train(shape: &ModelShape, device: Box<dyn Device>, run: ShortRun) -> Vec<LossAndNorm> {
+    let device_model = DeviceModel::new(Model::new(shape.clone()), device);
+    let mut engine = Engine::single_rank(device_model, SEED);
+    run.run(&mut engine, &in_process::world(1)[0], 0, 1)
+}
+
+fn cpu() -> Box<dyn Device> {
+    Box::new(Cpu::new(1, Precision::F32))
+}
+
+/// Asserts the losses, and the first gradient norm: AdamW enlarges rounding errors of gradients that are 0.
+fn assert_close(expected: &[LossAndNorm], found: &[LossAndNorm], tolerance: f64, what: &str) {
+    assert_eq!(expected.len(), found.len());
+    let check = |expected: f64, found: f64| {
+        let error = (expected - found).abs() / expected;
+        assert!(error <= tolerance, "{what}: {expected} is {found}");
+    };
+    check(expected[0].grad_norm, found[0].grad_norm);
+    expected.iter().zip(found).for_each(|(expected, found)| check(expected.loss, found.loss));
+}
+
+#[test]
+fn gpu_trains_as_the_cpu() {
+    for shape in shapes() {
+        let expected = train(&shape, cpu(), RUN);
+        for (precision, tolerance) in PRECISIONS {
+            let found = train(&shape, Box::new(fake::device(precision)), RUN);
+            assert_close(&expected, &found, tolerance, &format!("{precision:?}, {shape:?}"));
+        }
+    }
+}
+
+#[test]
+fn recomputed_activations_are_the_same() {
+    for shape in shapes() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            let device = || Box::new(fake::device(precision).deterministic_results());
+            let all = train(&shape, device(), ShortRun { recompute: |_| true, ..RUN });
+            let none = train(&shape, device(), ShortRun { recompute: |_| false, ..RUN });
+            assert_eq!(all, none, "{precision:?}, {shape:?}");
+        }
+    }
+}
+
+/// A parallel layout.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    mesh: Mesh,
+    zero: ZeroStage,
+    sequence_parallel: bool,
+    precision: Precision,
+}
+
+impl Layout {
+    fn new(mesh: Mesh) -> Self {
+        let precision = Precision::F32;
+        Self { mesh, zero: ZeroStage::Off, sequence_parallel: false, precision }
+    }
+
+    /// Trains on several ranks, each with a GPU of its own.
+    fn train(self, shape: &ModelShape) -> Vec<LossAndNorm> {
+        let rank = |comm| self.train_rank(shape, Arc::new(StagedComm::new(comm)));
+        let mut all = run_ranks(in_process::world(self.mesh.ranks() as u32), rank);
+        assert!(all.iter().all(|rank| *rank == all[0]), "{self:?}: {all:?}");
+        all.swap_remove(0)
+    }
+
+    fn train_rank(self, shape: &ModelShape, comm: Arc<dyn Comm>) -> Vec<LossAndNorm> {
+        let Self { mesh, zero, sequence_parallel, precision } = self;
+        let groups = ProcessGroups::new(comm.clone(), mesh).unwrap();
+        let device = Box::new(fake::device(precision));
+        let model = DeviceModel::parallel(shape.clone(), &groups, sequence_parallel, 1, device);
+        let size = PipelineSize {
+            kind: ScheduleKind::OneFOneB,
+            stages: mesh.pp,
+            virtual_stages: 1,
+            micro_batches: RUN.micro_batches,
+        };
+        let stage = match mesh.pp {
+            1 => Stage::single(&model.model.shape),
+            _ => Stage::new(&model.model.shape, size, groups.coord.pp).unwrap(),
+        };
+        let (config, init) = (ShardingConfig::zero(zero), ParamInit::Random { seed: SEED });
+        let mut engine = Engine::new(model, groups, stage, &config, init).unwrap();
+        RUN.run(&mut engine, &*comm, mesh.coord(comm.rank() as usize).dp, mesh.dp)
+    }
+}
+
+/// Numbers of data-, context-, tensor- and pipeline-parallel ranks, fully sharded.
+fn mesh(dp: usize, cp: usize, tp: usize, pp: usize) -> Mesh {
+    Mesh { dp, cp, tp, pp, shard: dp * cp }
+}
+
+#[test]
+fn data_parallel_ranks_and_zero_have_the_losses_of_one_rank() {
+    for shape in shapes() {
+        for (precision, tolerance) in PRECISIONS {
+            let expected = train(&shape, Box::new(fake::device(precision)), RUN);
+            for zero in [ZeroStage::Off, ZeroStage::One, ZeroStage::Two, ZeroStage::Three] {
+                let layout = Layout { zero, precision, ..Layout::new(mesh(2, 1, 1, 1)) };
+                let found = layout.train(&shape);
+                assert_close(&expected, &found, tolerance, &format!("{layout:?}, {shape:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn parallel_layouts_have_the_losses_of_one_rank() {
+    for family in [Family::Gpt2, Family::Llama] {
+        let shape = ModelShape { num_heads: 4, num_kv_heads: 2, ..aligned_shape(family) };
+        let expected = train(&shape, Box::new(fake::device(Precision::F32)), RUN);
+        let tensor = Layout::new(mesh(1, 1, 2, 1));
+        let layouts = [
+            tensor,
+            Layout { sequence_parallel: true, ..tensor },
+            Layout::new(mesh(1, 2, 1, 1)),
+            Layout::new(mesh(1, 1, 1, 2)),
+        ];
+        for layout in layouts {
+            let found = layout.train(&shape);
+            assert_close(&expected, &found, 1e-4, &format!("{layout:?}, {shape:?}"));
+        }
+    }
+}
+
+/// The error of a step on a device.
+fn step_error(fake: FakeDevice) -> DeviceError {
+    let shape = aligned_shape(Family::Gpt2);
+    let device_model = DeviceModel::new(Model::new(shape), Box::new(fake.open().unwrap()));
+    let mut engine = Engine::single_rank(device_model, SEED);
+    let ShortRun { batch, seq_len, .. } = RUN;
+    let [inputs, targets] = [0, 1].map(|shift| tokens(seq_len, 0, 0..batch, shift));
+    let micro_batch = MicroBatch { inputs: &inputs, targets: &targets, batch, first_sequence: 0 };
+    let config = step_config(0, batch * seq_len, 0.1, false);
+    let error = engine.step(&config, std::iter::once(micro_batch)).unwrap_err();
+    let StepError::Device(error) = error else { panic!("{error}") };
+    assert_eq!(engine.loss(&micro_batch), Err(StepError::Device(error.clone())));
+    error
+}
+
+#[test]
+fn a_step_that_runs_out_of_memory_says_how_to_save_it() {
+    // Enough for no parameters, and for no temporary results besides those of GEMMs.
+    for bytes in [1 << 20, 80 << 20] {
+        let error = step_error(FakeDevice::new(Precision::F32).memory_bytes(bytes));
+        assert_eq!(error.operation, "allocating device memory");
+        assert!(error.cause.starts_with("out of memory: "), "{error}");
+        assert!(error.cause.contains("reduce train.micro_batch"), "{error}");
+    }
+    let error = step_error(FakeDevice::new(Precision::F32).memory_bytes(8 << 20));
+    assert_eq!(error.cause, "allocating 64 MiB of GEMM workspace: out of memory");
+}
+
+#[test]
+fn a_kernel_that_fails_is_an_error_of_the_step() {
+    let kernel = "attention_generic_backward_kv";
+    let error = step_error(FakeDevice::new(Precision::F32).fail_kernel(kernel));
+    assert_eq!(error.operation, "an operation that was queued before this point");
+    assert!(error.cause.contains("an illegal memory access was encountered"), "{error}");
+    assert!(error.cause.contains("REGATTA_LAUNCH_BLOCKING=1"), "{error}");
+    let error = step_error(FakeDevice::new(Precision::F32).fail_launch(kernel));
+    assert_eq!((&*error.operation, &*error.cause), (kernel, "unspecified launch failure"));
+}
