@@ -140,6 +140,13 @@ impl CudaDevice {
     }
 }
 
+/// # Panics
+/// If elements of a dtype cannot be copied to and from f32.
+fn assert_float(dtype: DType) {
+    let is_float = matches!(dtype, DType::F32 | DType::Bf16);
+    assert!(is_float, "elements are f32 or bf16, not {dtype}");
+}
+
 impl DeviceMemory for CudaDevice {
     fn memory_space(&self) -> MemorySpace {
         MemorySpace::Device(self.index())
@@ -200,6 +207,7 @@ impl DeviceMemory for CudaDevice {
 
     fn copy_from_host(&self, from: &[f32], to: ViewMut<'_>) {
         assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        assert_float(to.dtype());
         match to.dtype() {
             DType::F32 => {
                 let to = Ptr::of_mut(&to).as_raw();
@@ -218,6 +226,7 @@ impl DeviceMemory for CudaDevice {
 
     fn copy_to_host(&self, from: View<'_>, to: &mut [f32]) {
         assert_eq!(from.len(), to.len(), "tensor lengths differ");
+        assert_float(from.dtype());
         match from.dtype() {
             DType::F32 => self.read(to.as_mut_ptr().cast(), from, size_of_val(to)),
             _ => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use regatta_comm::nccl::{self, NcclConfig, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::{AttentionShape, Device};
@@ -109,7 +109,8 @@ impl ComputeDevice {
             );
         }
         let index = local_rank(comm) % devices;
-        let device = CudaDevice::open(index, config.precision())?;
+        let device = CudaDevice::open(index, config.precision())
+            .map_err(|error| anyhow!("{error}; train.device=cpu trains on CPUs instead"))?;
         let device = device.with_residual(config.train.residual);
         let device = match config.train.deterministic {
             true => device.deterministic_results(),
@@ -236,12 +237,10 @@ impl ComputeDevice {
         Ok(places.windows(2).any(|pair| pair[0] == pair[1]))
     }
 
-    /// What a user should know about its libraries.
-    pub fn notes(&self) -> Vec<String> {
-        match self {
-            Self::Cpu { .. } => Vec::new(),
-            Self::Gpu { device, .. } => device.notes(),
-        }
+    /// What a user should know about its libraries and the model's sizes.
+    pub fn notes(&self, vocab_size: usize) -> Vec<String> {
+        let Self::Gpu { device, .. } = self else { return Vec::new() };
+        device.notes().into_iter().chain(vocab_note(vocab_size)).collect()
     }
 
     /// The device of the training engine.
@@ -253,8 +252,31 @@ impl ComputeDevice {
     }
 }
 
+/// A note if tensor cores cannot access rows of logits by vectors of 16 bytes.
+fn vocab_note(vocab_size: usize) -> Option<String> {
+    const LARGE: usize = 1000;
+    (vocab_size > LARGE && !vocab_size.is_multiple_of(8)).then(|| {
+        let padded = vocab_size.next_multiple_of(64);
+        format!(
+            "the vocabulary size {vocab_size} is not a multiple of 8, which makes the GEMMs of the head \
+             slow on GPUs: set model.vocab_size={padded}"
+        )
+    })
+}
+
 /// The index of this rank among those of its host.
 fn local_rank(comm: &dyn Comm) -> u32 {
     let host = comm.peer(comm.rank()).host;
     (0..comm.rank()).filter(|rank| comm.peer(*rank).host == host).count() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_vocabularies_should_be_multiples_of_8() {
+        assert_eq!((vocab_note(65), vocab_note(50_304)), (None, None));
+        assert!(vocab_note(50_257).is_some_and(|note| note.ends_with("model.vocab_size=50304")));
+    }
 }

@@ -58,7 +58,8 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let gemm_flops_per_second = device.measure_gemm_peak(&*comm).inspect_err(abort)?;
     let device_comm = device.device_comm(&*comm).inspect_err(abort)?;
     let kernels = device.kernels(&config, comm.size() as usize);
-    let device_notes = device.notes();
+    let vocab_size = config.shape(dataset.tokenizer.vocab_size())?.vocab_size;
+    let device_notes = device.notes(vocab_size);
     let setup = TrainingSetup {
         config,
         name: task.name.clone(),
