@@ -258,8 +258,8 @@ fn vocab_note(vocab_size: usize) -> Option<String> {
     (vocab_size > LARGE && !vocab_size.is_multiple_of(8)).then(|| {
         let padded = vocab_size.next_multiple_of(64);
         format!(
-            "the vocabulary size {vocab_size} is not a multiple of 8, which makes the GEMMs of the head \
-             slow on GPUs: set model.vocab_size={padded}"
+            "the vocabulary size {vocab_size} is not a multiple of 8, so that rows of logits are not \
+             aligned for tensor cores: set model.vocab_size={padded}"
         )
     })
 }
