@@ -10,10 +10,11 @@ use std::sync::Arc;
 use common::{LossAndNorm, ShortRun, run_ranks, step_config, tokens};
 use regatta_comm::{Comm, in_process};
 use regatta_device::DeviceError;
-use regatta_device::ops::Device;
+use regatta_device::ops::{Device, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::fake::{self, FakeDevice};
+use regatta_predict::cost::{CostOptions, rank_cost};
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::{PipelineSize, ScheduleKind, Stage};
 use regatta_predict::shape::{Family, ModelShape};
@@ -85,6 +86,49 @@ fn gpu_trains_as_the_cpu() {
             let found = train(&shape, Box::new(fake::device(precision)), RUN);
             assert_close(&expected, &found, tolerance, &format!("{precision:?}, {shape:?}"));
         }
+    }
+}
+
+#[test]
+fn a_bf16_residual_stream_trains_as_the_cpu() {
+    for shape in shapes() {
+        let expected = train(&shape, cpu(), RUN);
+        let device = fake::device(Precision::Bf16).with_residual(Precision::Bf16);
+        let found = train(&shape, Box::new(device), RUN);
+        assert_close(&expected, &found, 2e-2, &format!("{shape:?}"));
+    }
+}
+
+/// Parameters, gradients and moments exactly, activations within a tenth.
+#[test]
+fn memory_is_that_of_the_cost_model() {
+    let plan = common::config(&["batch=4 seq_len=8 micro_batch=2"]).validate(1).unwrap();
+    for residual in [Precision::F32, Precision::Bf16] {
+        // Large activations, so that partial sums and scalars do not matter.
+        let shape = ModelShape { num_layers: 6, ..aligned_shape(Family::Gpt2) };
+        let device = fake::device(Precision::Bf16).with_residual(residual);
+        let model = DeviceModel::new(Model::new(shape.clone()), Box::new(device));
+        let mut engine = Engine::single_rank(model, SEED);
+        ShortRun { dropout: 0.0, recompute: |_| false, ..RUN }.run(
+            &mut engine,
+            &in_process::world(1)[0],
+            0,
+            1,
+        );
+        let options = CostOptions {
+            residual_bytes: residual.activation_bytes(),
+            ..CostOptions::gpu(2, Some(GPU_MAX_LOGITS), false)
+        };
+        let expected = rank_cost(&shape, &plan, options, 0).unwrap().memory;
+        let found = engine.state.memory();
+        let state =
+            [found.parameters, found.gradients, found.moments].map(|memory| memory.peak() as u64);
+        let predicted =
+            [expected.params, expected.grads, expected.optimizer].map(|bytes| bytes.peak());
+        assert_eq!(state, predicted, "{residual:?}");
+        let activations = engine.device_model.activation_bytes() as f64;
+        let predicted = (expected.activations + expected.workspace) as f64;
+        assert!((activations / predicted - 1.0).abs() < 0.1, "{activations} {predicted}");
     }
 }
 

@@ -1,0 +1,29 @@
+//! `regatta train` on a machine without a GPU: the default is the CPU, and what needs a GPU is refused.
+
+#![allow(clippy::unwrap_used, reason = "test helpers may panic")]
+
+mod support;
+
+use support::TempDir;
+use support::train::run;
+
+const MODEL: &str = "num_layers=1 num_heads=2 hidden_size=16 seq_len=16 batch=2 steps=2 \
+                     eval_interval=0 checkpoint.interval=0 -n 1";
+
+#[test]
+fn without_a_gpu_cpus_train_and_what_needs_one_is_refused() {
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        return eprintln!("skipped: this machine has an NVIDIA GPU");
+    }
+    let folder = TempDir::new();
+    let train = |words: &str| run(&folder, &format!("{MODEL} {words}"));
+    train("").ok();
+    train("train.device=cpu").ok();
+    let fix = "train on CPUs with train.device=cpu";
+    train("train.device=gpu").assert_code(1).assert_stderr(["sees no NVIDIA GPU", fix]);
+    let fix = "remove it, or set train.device=gpu";
+    train("train.residual=bf16").assert_code(1).assert_stderr(["train.residual=bf16", fix]);
+    train("train.device=gpu offload.optimizer=disk")
+        .assert_code(1)
+        .assert_stderr(["not supported on GPUs yet", "parallel.zero"]);
+}
