@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{LossAndNorm, ShortRun, run_ranks, step_config, tokens};
 use regatta_comm::{Comm, in_process};
 use regatta_device::DeviceError;
-use regatta_device::ops::{Device, GPU_MAX_LOGITS};
+use regatta_device::ops::{Device, Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::fake::{self, FakeDevice};
@@ -99,14 +99,40 @@ fn a_bf16_residual_stream_trains_as_the_cpu() {
     }
 }
 
+/// Dimensions that are multiples of 16, as fp8 GEMMs need.
+fn fp8_shape(family: Family) -> ModelShape {
+    let shape = aligned_shape(family);
+    ModelShape { vocab_size: shape.vocab_size.next_multiple_of(16), ..shape }
+}
+
+/// Two steps: AdamW enlarges differences of gradients.
+#[test]
+fn fp8_gemms_train_as_the_cpu() {
+    let run = ShortRun { steps: 2, ..RUN };
+    for shape in [Family::Gpt2, Family::Llama].map(fp8_shape) {
+        let expected = train(&shape, cpu(), run);
+        for fp8 in [Fp8::Layers, Fp8::All] {
+            let (device, probe) = FakeDevice::new(Precision::Bf16).open_with_probe().unwrap();
+            let found = train(&shape, Box::new(device.with_fp8(fp8).unwrap()), run);
+            assert_close(&expected, &found, 2e-2, &format!("{fp8:?}, {shape:?}"));
+            let launched = |name: &str| probe.launched().iter().any(|(_, kernel)| kernel == name);
+            assert!(launched("quantize_rows") && launched("quantize_transpose_bf16"));
+            assert_eq!(launched("cross_entropy_fp8_bf16"), fp8 == Fp8::All);
+        }
+    }
+}
+
 /// Parameters, gradients and moments exactly, activations within a tenth.
 #[test]
 fn memory_is_that_of_the_cost_model() {
     let plan = common::config(&["batch=4 seq_len=8 micro_batch=2"]).validate(1).unwrap();
-    for residual in [Precision::F32, Precision::Bf16] {
+    let (f32, bf16) = (Precision::F32, Precision::Bf16);
+    let cases = [(f32, Fp8::Off), (bf16, Fp8::Off), (f32, Fp8::Layers), (bf16, Fp8::All)];
+    for (residual, fp8) in cases {
         // Large activations, so that partial sums and scalars do not matter.
-        let shape = ModelShape { num_layers: 6, ..aligned_shape(Family::Gpt2) };
+        let shape = ModelShape { num_layers: 6, ..fp8_shape(Family::Gpt2) };
         let device = fake::device(Precision::Bf16).with_residual(residual);
+        let device = device.with_fp8(fp8).unwrap();
         let model = DeviceModel::new(Model::new(shape.clone()), Box::new(device));
         let mut engine = Engine::single_rank(model, SEED);
         ShortRun { dropout: 0.0, recompute: |_| false, ..RUN }.run(
@@ -117,6 +143,8 @@ fn memory_is_that_of_the_cost_model() {
         );
         let options = CostOptions {
             residual_bytes: residual.activation_bytes(),
+            fp8_layers: fp8 != Fp8::Off,
+            fp8_head: fp8 == Fp8::All,
             ..CostOptions::gpu(2, Some(GPU_MAX_LOGITS), false)
         };
         let expected = rank_cost(&shape, &plan, options, 0).unwrap().memory;
@@ -125,7 +153,7 @@ fn memory_is_that_of_the_cost_model() {
             [found.parameters, found.gradients, found.moments].map(|memory| memory.peak() as u64);
         let predicted =
             [expected.params, expected.grads, expected.optimizer].map(|bytes| bytes.peak());
-        assert_eq!(state, predicted, "{residual:?}");
+        assert_eq!(state, predicted, "{residual:?}, {fp8:?}");
         let activations = engine.device_model.activation_bytes() as f64;
         let predicted = (expected.activations + expected.workspace) as f64;
         assert!((activations / predicted - 1.0).abs() < 0.1, "{activations} {predicted}");

@@ -2,13 +2,14 @@
 //!
 //! Arguments: models, `124m`, `355m` and `1b` (Llama), each with a batch size, as in `124m:32`. Options:
 //! `--rounds N` (default 7) and `--steps N` per round (default 10); `--mode max-autotune` for torch.compile;
-//! `--no-peer`; `--bf16-residual`; `--kernels` prints the time of each kernel instead. PyTorch is that of `python3`, or of the
-//! Python in `REGATTA_BENCH_PYTHON`.
+//! `--no-peer`; `--bf16-residual`; `--fp8 layers` or `--fp8 all`; `--kernels` prints the time of each kernel
+//! instead. PyTorch is that of `python3`, or of the Python in `REGATTA_BENCH_PYTHON`.
 
 mod own;
 mod peer;
 
 use anyhow::{Context, Result, bail};
+use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 use regatta_predict::shape::{Family, ModelShape};
 
@@ -28,6 +29,7 @@ struct Options {
     peer: bool,
     kernels: bool,
     residual: Precision,
+    fp8: Fp8,
 }
 
 fn main() -> Result<()> {
@@ -44,6 +46,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
         peer: true,
         kernels: false,
         residual: Precision::F32,
+        fp8: Fp8::Off,
     };
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
@@ -53,6 +56,13 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
             "--mode" => options.mode = value()?,
             "--no-peer" => options.peer = false,
             "--kernels" => options.kernels = true,
+            "--fp8" => {
+                options.fp8 = match value()?.as_str() {
+                    "layers" => Fp8::Layers,
+                    "all" => Fp8::All,
+                    other => bail!("--fp8 {other}: layers or all"),
+                }
+            }
             "--bf16-residual" => options.residual = Precision::Bf16,
             name => options.cases.push(Case::parse(name)?),
         }
@@ -103,7 +113,7 @@ impl Case {
 
 /// Measures both in alternating rounds and prints the ratio of each.
 fn compare(case: &Case, options: &Options) -> Result<()> {
-    let mut own = own::Trainer::new(case, options.residual)?;
+    let mut own = own::Trainer::new(case, options.residual, options.fp8)?;
     println!("{}: {}", case.name, own.describe());
     if options.kernels {
         return own.print_kernels(options.steps);

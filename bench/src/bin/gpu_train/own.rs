@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use regatta_device::ops::Fp8;
 use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
 use regatta_device::random;
@@ -23,8 +24,9 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    pub fn new(case: &Case, residual: Precision) -> Result<Self> {
+    pub fn new(case: &Case, residual: Precision, fp8: Fp8) -> Result<Self> {
         let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(residual);
+        let device = device.with_fp8(fp8)?;
         let description = device.describe();
         let device_model = DeviceModel::new(Model::new(case.shape.clone()), Box::new(device));
         let tokens = case.tokens() as u64;

@@ -25,6 +25,7 @@ mod attention_chunks;
 mod embedding_loss;
 mod fixed_shapes;
 mod formulas;
+mod fp8;
 mod gradient_check;
 mod guarded;
 pub mod host_copy;
@@ -111,6 +112,25 @@ impl<'a> Suite<'a> {
             })
         };
         operations(self.max).into_iter().map(check).collect()
+    }
+
+    /// GEMMs on fp8 operands and what produces these; for a device with fp8.
+    pub fn fp8(&self) -> Vec<Check<'a>> {
+        let tolerance = self.tolerances.activation;
+        let linear = move |device: &dyn Device, case: &fp8::Dimensions, seed: u64| {
+            fp8::check_linear(device, case, seed, tolerance);
+        };
+        let fused = move |device: &dyn Device, case: &fp8::Dimensions, seed: u64| {
+            fp8::check_fused(device, case, seed, tolerance);
+        };
+        vec![
+            self.random("fp8 conversion", fp8::dimensions(), fp8::check_quantize),
+            self.random("fp8 linear", fp8::dimensions(), linear),
+            self.random("fp8 fused", fp8::dimensions(), fused),
+            self.fixed("fp8 conversion", fp8::fixed_dimensions(), fp8::check_quantize),
+            self.fixed("fp8 linear", fp8::fixed_dimensions(), linear),
+            self.fixed("fp8 fused", fp8::fixed_dimensions(), fused),
+        ]
     }
 
     /// Outputs and gradients of random operations agree with the reference.

@@ -32,6 +32,7 @@ use self::gemm::parallel_bf16::Bf16Gemm;
 use self::isa::Isa;
 use self::scratch::{Scratch, ScratchPool};
 use self::thread_pool::ThreadPool;
+use regatta_device::Fp8Ops;
 use regatta_device::precision::Precision;
 
 /// The CPU.
@@ -46,6 +47,8 @@ pub struct Cpu {
     /// Largest depth that an f32 GEMM packs at once.
     max_kc: usize,
 }
+
+impl Fp8Ops for Cpu {}
 
 impl Cpu {
     /// A device of `threads` threads, at least one.

@@ -151,6 +151,56 @@ DEVICE void cross_entropy(const i32* targets, T* logits, u32 columns, float grad
     if (threadIdx.x == 0) losses[blockIdx.x] = loss_of(max, sum_exp, target_logit);
 }
 
+// As cross_entropy; the gradient is also written in fp8. Rows are vectors without gaps.
+template <class T>
+DEVICE void cross_entropy_fp8(const i32* targets, T* logits, u32 columns, float grad_scale, double* losses,
+                              u8* fp8_values, float* fp8_scales) {
+    constexpr u32 N = Row<T>::N;
+    __shared__ float shared[MAX_THREADS / WARP];
+    const Row<T> row(logits + (u64)blockIdx.x * columns, columns);
+    const u32 vectors = columns / N, target = row.target_element(targets[blockIdx.x], 0);
+    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) copy_to_shared(shared_row + i, row.aligned + i * N);
+    finish_copies();
+    // Largest logit of the other tokens, which has the largest probability of them.
+    float other = NEG_INFINITY, sum_exp = 0, x[N];
+    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
+        load((const T*)(shared_row + i), x);
+#pragma unroll
+        for (u32 j = 0; j < N; j++) other = fmaxf(other, i * N + j == target ? NEG_INFINITY : x[j]);
+    }
+    other = block_max(other, shared);
+    bool has_target = target != 0xffffffff;
+    float target_logit = has_target ? to_float(((const T*)shared_row)[target]) : NEG_INFINITY;
+    float max = fmaxf(other, target_logit);
+    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
+        load((const T*)(shared_row + i), x);
+#pragma unroll
+        for (u32 j = 0; j < N; j++) sum_exp += exp_for<T>(x[j] - max);
+    }
+    sum_exp = block_sum(sum_exp, shared);
+    float factor = grad_scale / sum_exp;
+    float magnitude = rounded<T>(exp_for<T>(other - max) * factor);
+    if (has_target) {
+        float of_target = exp_for<T>(target_logit - max) * factor - grad_scale;
+        magnitude = fmaxf(magnitude, fabsf(rounded<T>(of_target)));
+    }
+    float scale = fp8_scale(magnitude), inverse = 1.0f / scale;
+    for (u32 i = threadIdx.x; i < vectors; i += blockDim.x) {
+        load((const T*)(shared_row + i), x);
+        row.to_gradient(i, x, max, sum_exp, grad_scale, target);
+        row.store_vector(i, x);
+#pragma unroll
+        for (u32 j = 0; j < N; j++) x[j] = rounded<T>(x[j]) * inverse;
+        u8* to = fp8_values + (u64)blockIdx.x * columns + i * N;
+#pragma unroll
+        for (u32 j = 0; j < N; j += 4) *(u32*)(to + j) = e4m3_quad(x[j], x[j + 1], x[j + 2], x[j + 3]);
+    }
+    if (threadIdx.x == 0) {
+        losses[blockIdx.x] = loss_of(max, sum_exp, has_target ? target_logit : 0.0f);
+        fp8_scales[blockIdx.x] = scale;
+    }
+}
+
 // ---- With the row in global memory ----
 
 // Writes maximum, sum of exponentials and the target's logit of each row.
@@ -220,6 +270,11 @@ KERNEL __launch_bounds__(256)
         cross_entropy_##T(const i32* targets, T* logits, u32 columns, float grad_scale,                \
                           double* losses) {                                                            \
         cross_entropy(targets, logits, columns, grad_scale, losses);                                   \
+    }                                                                                                  \
+    KERNEL __launch_bounds__(MAX_THREADS)                                                              \
+        cross_entropy_fp8_##T(const i32* targets, T* logits, u32 columns, float grad_scale,            \
+                              double* losses, u8* fp8_values, float* fp8_scales) {                     \
+        cross_entropy_fp8(targets, logits, columns, grad_scale, losses, fp8_values, fp8_scales);       \
     }                                                                                                  \
     KERNEL __launch_bounds__(MAX_THREADS)                                                              \
         cross_entropy_partials_##T(const i32* targets, u64 first, const T* logits, u32 columns,        \

@@ -1,9 +1,9 @@
 // LayerNorm and RMSNorm of rows that threads hold in registers.
 //
-// Definitions: COLUMNS of a row, a multiple of 8; ROW_THREADS that share a row, a multiple of WARP; BLOCK_ROWS
-// of a block; IS_RMS; whether tensors are bf16: X_BF16 the input and its gradient, DELTA_BF16 what is added to
-// it, WEIGHT_BF16 weight and bias, Y_BF16 the output and its gradient, COPY_BF16 the copy of the input's
-// gradient. The backward pass is compiled with HAS_BIAS, HAS_SUMS, and MIN_BLOCKS that a multiprocessor holds.
+// Definitions besides those of rows.cuh: IS_RMS; whether tensors are bf16: X_BF16 the input and its gradient,
+// DELTA_BF16 what is added to it, WEIGHT_BF16 weight and bias, Y_BF16 the output and its gradient, COPY_BF16 the
+// copy of the input's gradient; HAS_FP8 whether operands of GEMMs are also written in fp8. The backward pass is
+// compiled with HAS_BIAS, HAS_SUMS, and MIN_BLOCKS that a multiprocessor holds.
 
 typedef ElementType<X_BF16>::type X;
 typedef ElementType<DELTA_BF16>::type Delta;
@@ -11,58 +11,11 @@ typedef ElementType<WEIGHT_BF16>::type Weight;
 typedef ElementType<Y_BF16>::type Y;
 typedef ElementType<COPY_BF16>::type Copy;
 
-constexpr int VECTORS = COLUMNS / 8;
-constexpr int PER_THREAD = (VECTORS + ROW_THREADS - 1) / ROW_THREADS;
-constexpr bool IS_EXACT = VECTORS % ROW_THREADS == 0;
-constexpr int ROW_WARPS = ROW_THREADS / WARP;
-
-static_assert(COLUMNS % 8 == 0 && ROW_THREADS % WARP == 0, "unsupported layout");
-
-// Index of a thread in its row.
-DEVICE int row_thread() { return threadIdx.x % ROW_THREADS; }
-
-// Whether a thread has an i-th vector.
-DEVICE bool has_vector(int i) { return IS_EXACT || i * ROW_THREADS + row_thread() < VECTORS; }
-
-// First column of a thread's i-th vector.
-DEVICE int vector_column(int i) { return (i * ROW_THREADS + row_thread()) * 8; }
-
-// Waits for the threads of this row. All rows of a block wait equally often.
-DEVICE void row_barrier() {
-#if ON_HIP
-    __syncthreads();
-#else
-    if (BLOCK_ROWS == 1) {
-        __syncthreads();
-    } else {
-        asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.x / ROW_THREADS + 1), "n"(ROW_THREADS) : "memory");
-    }
-#endif
-}
-
-// Sums over a row, for all of its threads. `shared` must not be read by an earlier sum that threads may
-// still be in: it alternates.
-DEVICE float2 row_sum(float2 x, float2 (*shared)[ROW_WARPS]) {
-    x.x = warp_sum(x.x);
-    x.y = warp_sum(x.y);
-    if (ROW_WARPS == 1) return x;
-    float2* of_row = shared[threadIdx.x / ROW_THREADS];
-    if (threadIdx.x % WARP == 0) of_row[row_thread() / WARP] = x;
-    row_barrier();
-    x = of_row[0];
-#pragma unroll
-    for (int warp = 1; warp < ROW_WARPS; warp++) {
-        x.x += of_row[warp].x;
-        x.y += of_row[warp].y;
-    }
-    return x;
-}
-
 #ifndef HAS_BIAS
 
 // The norm of a row in registers. `row` may be past the end: such threads only take part in the sums.
 DEVICE void norm_of_registers(const float (&x)[PER_THREAD][8], const Weight* weight, const Weight* bias,
-                              Y* y, float2* mean_rstd, float eps, u64 row, bool is_row) {
+                              Y* y, Fp8Rows fp8, float2* mean_rstd, float eps, u64 row, bool is_row) {
     __shared__ float2 shared[2][BLOCK_ROWS][ROW_WARPS];
     // Loaded before the sums, whose latency is longer than that of the loads.
     Packed<Weight, 8> weights[PER_THREAD], biases[PER_THREAD] = {};
@@ -88,37 +41,42 @@ DEVICE void norm_of_registers(const float (&x)[PER_THREAD][8], const Weight* wei
     }
     float variance = row_sum(make_float2(squares, 0), shared[1]).x / COLUMNS;
     float rstd = 1.0f / sqrtf(variance + eps);
-    if (!is_row) return;
-    if (row_thread() == 0) mean_rstd[row] = make_float2(mean, rstd);
+    if (is_row && row_thread() == 0) mean_rstd[row] = make_float2(mean, rstd);
+    float result[PER_THREAD][8] = {};
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
-        if (!has_vector(i)) continue;
+        if (!is_row || !has_vector(i)) continue;
         float w[8], b[8];
         unpack(weights[i], w);
         unpack(biases[i], b);
 #pragma unroll
-        for (int j = 0; j < 8; j++) w[j] = (x[i][j] - mean) * rstd * w[j] + b[j];
-        store(y + row * COLUMNS + vector_column(i), w);
+        for (int j = 0; j < 8; j++) result[i][j] = (x[i][j] - mean) * rstd * w[j] + b[j];
+        store(y + row * COLUMNS + vector_column(i), result[i]);
+    }
+    if (HAS_FP8) {
+        __shared__ float maxima[BLOCK_ROWS][ROW_WARPS];
+        store_fp8_row<Y>(result, fp8, row, is_row, maxima);
     }
 }
 
 DEVICE u64 first_row() { return (u64)blockIdx.x * BLOCK_ROWS + threadIdx.x / ROW_THREADS; }
 
 KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS)
-    norm_forward(const X* x, const Weight* weight, const Weight* bias, Y* y, float2* mean_rstd, float eps, u64 rows) {
+    norm_forward(const X* x, const Weight* weight, const Weight* bias, Y* y, u8* fp8_values, float* fp8_scales,
+                 float2* mean_rstd, float eps, u64 rows) {
     u64 row = first_row();
     float values[PER_THREAD][8] = {};
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
         if (row < rows && has_vector(i)) load(x + row * COLUMNS + vector_column(i), values[i]);
     }
-    norm_of_registers(values, weight, bias, y, mean_rstd, eps, row, row < rows);
+    norm_of_registers(values, weight, bias, y, {fp8_values, fp8_scales}, mean_rstd, eps, row, row < rows);
 }
 
 // sum = x + delta, and its norm.
 KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS)
     add_norm(const X* x, const Delta* delta, const Weight* weight, const Weight* bias, X* sum, Y* y,
-             float2* mean_rstd, float eps, u64 rows) {
+             u8* fp8_values, float* fp8_scales, float2* mean_rstd, float eps, u64 rows) {
     u64 row = first_row();
     float values[PER_THREAD][8] = {};
     Packed<Delta, 8> deltas[PER_THREAD];
@@ -137,7 +95,7 @@ KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS)
         for (int j = 0; j < 8; j++) values[i][j] = rounded<X>(values[i][j] + added[j]);
         store(sum + row * COLUMNS + vector_column(i), values[i]);
     }
-    norm_of_registers(values, weight, bias, y, mean_rstd, eps, row, row < rows);
+    norm_of_registers(values, weight, bias, y, {fp8_values, fp8_scales}, mean_rstd, eps, row, row < rows);
 }
 
 #else
@@ -154,48 +112,13 @@ constexpr int PARTS = 1 + HAS_BIAS + HAS_SUMS;
 constexpr int BIAS_PART = HAS_BIAS;
 constexpr int SUMS_PART = HAS_BIAS + HAS_SUMS;
 
-// Adds the partial sums of all rows of the block to those of its first, and writes these.
-DEVICE void write_partials(float (&parts)[PARTS][PER_THREAD][8], float* partials) {
-    constexpr int SHARED_COLUMNS = BLOCK_ROWS > 1 ? COLUMNS : 8;
-    __shared__ __align__(16) float shared[PARTS][SHARED_COLUMNS];
-    int row = threadIdx.x / ROW_THREADS;
-    for (int other = 1; other < BLOCK_ROWS; other++) {
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            if (row != other || !has_vector(i)) continue;
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                for (int j = 0; j < 8; j++) shared[part][vector_column(i) + j] = parts[part][i][j];
-        }
-        __syncthreads();
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            if (row != 0 || !has_vector(i)) continue;
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                for (int j = 0; j < 8; j++) parts[part][i][j] += shared[part][vector_column(i) + j];
-        }
-    }
-    if (row != 0) return;
-    partials += (u64)blockIdx.x * PARTS * COLUMNS;
-#pragma unroll
-    for (int i = 0; i < PER_THREAD; i++) {
-        if (!has_vector(i)) continue;
-#pragma unroll
-        for (int part = 0; part < PARTS; part++)
-            store(partials + part * COLUMNS + vector_column(i), parts[part][i]);
-    }
-}
-
-// Accumulates into dx, and writes it to dx_copy unless that is null. Each block sums the parameter gradients
+// Accumulates into dx, and writes it to dx_copy unless that is null, and with HAS_FP8 in fp8. Each block sums the parameter gradients
 // of its rows and writes them to `partials`: those of the weight, those of the bias, and the column sums of dx.
 KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
     norm_backward(const Y* dy, const X* x, const Weight* weight, const float2* mean_rstd, X* dx,
-                  Copy* dx_copy, float* partials, u64 rows) {
+                  Copy* dx_copy, u8* fp8_values, float* fp8_scales, float* partials, u64 rows) {
     __shared__ float2 shared[2][BLOCK_ROWS][ROW_WARPS];
+    __shared__ float maxima[2][BLOCK_ROWS][ROW_WARPS];
     float parts[PARTS][PER_THREAD][8] = {};
     Packed<Weight, 8> weights[PER_THREAD];
 #pragma unroll
@@ -237,22 +160,23 @@ KERNEL __launch_bounds__(ROW_THREADS* BLOCK_ROWS, MIN_BLOCKS)
             }
         }
         sums = row_sum(sums, shared[turn]);
-        turn ^= 1;
         float shift = IS_RMS ? 0.0f : sums.x / COLUMNS, projection = sums.y / COLUMNS;
+        float total[PER_THREAD][8] = {};
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             if (!is_row || !has_vector(i)) continue;
             u64 at = row * COLUMNS + vector_column(i);
-            float sum[8];
-            unpack(loaded.dx[i], sum);
+            unpack(loaded.dx[i], total[i]);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                sum[j] += (upstream[i][j] - shift - normalised[i][j] * projection) * stats.y;
-                if (HAS_SUMS) parts[SUMS_PART][i][j] += sum[j];
+                total[i][j] += (upstream[i][j] - shift - normalised[i][j] * projection) * stats.y;
+                if (HAS_SUMS) parts[SUMS_PART][i][j] += total[i][j];
             }
-            store(dx + at, sum);
-            if (dx_copy) store(dx_copy + at, sum);
+            store(dx + at, total[i]);
+            if (dx_copy) store(dx_copy + at, total[i]);
         }
+        if (HAS_FP8) store_fp8_row<Copy>(total, {fp8_values, fp8_scales}, row, is_row, maxima[turn]);
+        turn ^= 1;
     }
     write_partials(parts, partials);
 }

@@ -16,6 +16,7 @@
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -8,8 +8,10 @@ use regatta_device::{ActivationOps, LinearOps};
 use crate::elementwise::{Elements, is_vectorised, kernel_name, row_count, to_u32};
 use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
 
-pub(crate) static SOURCE: Source =
-    Source { name: "activation", text: include_str!("../kernels/activation.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "activation",
+    text: concat!(include_str!("../kernels/gelu.cuh"), include_str!("../kernels/activation.cu")),
+};
 
 /// `COLUMN_THREADS` of the source.
 const COLUMN_THREADS: usize = 128;

@@ -10,6 +10,7 @@ use regatta_comm::gpu_runtime::{
 };
 use regatta_comm::nccl::Gpu;
 use regatta_device::DeviceError;
+use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 
 use crate::Ptr;
@@ -42,6 +43,7 @@ pub struct CudaDevice {
     info: DeviceInfo,
     precision: Precision,
     residual: Precision,
+    fp8: Fp8,
     deterministic: bool,
     launch_blocking: bool,
     error: StickyError,
@@ -71,6 +73,9 @@ pub struct DeviceInfo {
 
 /// Oldest supported compute capability: bf16 tensor cores and cp.async.
 const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
+
+/// Oldest compute capability whose fp8 GEMMs have a scale per row.
+const MIN_FP8_CAPABILITY: (u32, u32) = (9, 0);
 
 thread_local! {
     /// The device that this thread made current; -1 for none.
@@ -144,6 +149,7 @@ impl CudaDevice {
             kernel_times: KernelTimes::default(),
             deterministic: false,
             residual: Precision::F32,
+            fp8: Fp8::Off,
             runtime,
             driver,
             blas,
@@ -168,6 +174,20 @@ impl CudaDevice {
         self
     }
 
+    /// With GEMMs on fp8 operands. An error if the device has none.
+    pub fn with_fp8(mut self, fp8: Fp8) -> Result<Self, DeviceError> {
+        let is_supported = self.runtime.vendor == Vendor::Nvidia
+            && self.info.compute_capability >= MIN_FP8_CAPABILITY
+            && self.precision == Precision::Bf16;
+        if fp8 != Fp8::Off && !is_supported {
+            let why = "fp8 GEMMs with a scale per row need train.precision=bf16 and an NVIDIA GPU of \
+                       compute capability 9.0 (Hopper) or newer; set train.fp8=off";
+            return Err(self.error("selecting fp8 GEMMs", why));
+        }
+        self.fp8 = fp8;
+        Ok(self)
+    }
+
     /// Its properties.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
@@ -180,7 +200,10 @@ impl CudaDevice {
             Some(cudnn) => format!("cuDNN {}", cudnn.version()),
             None => "without cuDNN".to_owned(),
         };
-        let precision = self.precision.name();
+        let precision = match self.fp8 {
+            Fp8::Off => self.precision.name().to_owned(),
+            fp8 => format!("{}, fp8 GEMMs ({})", self.precision.name(), fp8.name()),
+        };
         format!("{name} ({arch}), {precision}, {}, {attention}", self.blas.describe())
     }
 
@@ -212,6 +235,10 @@ impl CudaDevice {
 
     pub(crate) fn residual(&self) -> Precision {
         self.residual
+    }
+
+    pub(crate) fn fp8_gemms(&self) -> Fp8 {
+        self.fp8
     }
 
     pub(crate) fn deterministic(&self) -> bool {

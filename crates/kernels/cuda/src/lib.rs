@@ -18,6 +18,7 @@ mod embedding;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 mod flash;
+mod fp8;
 mod gemm_peak;
 mod kernel_times;
 mod launch;

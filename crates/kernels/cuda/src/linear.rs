@@ -1,7 +1,7 @@
 //! Linear layers.
 
 use regatta_comm::DType;
-use regatta_device::ops::LinearShape;
+use regatta_device::ops::{FP8_DTYPE, Fp8Rows, LinearShape};
 use regatta_device::tensor::{View, ViewMut};
 use regatta_device::{DeviceMemory, LinearOps};
 
@@ -47,15 +47,7 @@ impl LinearOps for CudaDevice {
         let Some((input, [a, b])) = self.operands([weight, x], y.dtype()) else { return };
         let gemm = Gemm::forward(shape, input, y.dtype());
         let args = GemmArgs::new(a, b, Ptr::of_mut(&y));
-        if let Some(bias) = bias.filter(|bias| bias.dtype() == y.dtype()) {
-            let args = GemmArgs { bias: Ptr::of(bias), ..args };
-            match self.gemm(gemm.with_epilogue(Epilogue::Bias(bias.dtype())), &args) {
-                Err(GemmError::Unsupported { .. }) => {}
-                result => return self.report("linear", result),
-            }
-        }
-        self.report("linear", self.gemm(gemm, &args));
-        self.add_bias(bias, y);
+        self.with_bias("linear", gemm, args, bias, y);
     }
 
     fn linear_backward_input(
@@ -146,6 +138,32 @@ impl CudaDevice {
         }
     }
 
+    /// `y = x weightᵀ + bias` of operands in fp8, whose shapes are those of the layer.
+    pub(crate) fn linear_scaled(
+        &self,
+        shape: LinearShape,
+        x: Fp8Rows<'_>,
+        weight: Fp8Rows<'_>,
+        bias: Option<View<'_>>,
+        y: ViewMut<'_>,
+    ) {
+        check_bias(shape, bias.map(View::len));
+        assert_eq!(
+            y.len(),
+            shape.rows * shape.outputs,
+            "the output does not have the layer's shape"
+        );
+        if y.is_empty() || self.has_failed() {
+            return;
+        }
+        let gemm = Gemm::forward(shape, FP8_DTYPE, y.dtype());
+        let operands = [weight, x];
+        let [a, b] = operands.map(|operand| Ptr::of(operand.values));
+        let scales = operands.map(|operand| Ptr::of(operand.scales));
+        let args = GemmArgs { scales, ..GemmArgs::new(a, b, Ptr::of_mut(&y)) };
+        self.with_bias("linear_fp8", gemm, args, bias, y);
+    }
+
     /// Adds the column sums of `x` to `sums`, which is f32. The order of additions is fixed.
     pub(crate) fn add_column_sums(&self, x: View<'_>, sums: ViewMut<'_>) {
         let columns = sums.len();
@@ -191,6 +209,26 @@ impl CudaDevice {
             grid([columns.div_ceil(LANES), 1], LANES * PARTIAL_GROUPS),
             &[partials.into(), rows.into(), row_len.into(), Ptr::of_mut(&sums).into()],
         );
+    }
+
+    /// A GEMM whose output is `y`, then the bias: in one call if the library supports that.
+    fn with_bias(
+        &self,
+        operation: &str,
+        gemm: Gemm,
+        args: GemmArgs,
+        bias: Option<View<'_>>,
+        y: ViewMut<'_>,
+    ) {
+        if let Some(bias) = bias.filter(|bias| bias.dtype() == y.dtype()) {
+            let args = GemmArgs { bias: Ptr::of(bias), ..args };
+            match self.gemm(gemm.with_epilogue(Epilogue::Bias(bias.dtype())), &args) {
+                Err(GemmError::Unsupported { .. }) => {}
+                result => return self.report(operation, result),
+            }
+        }
+        self.report(operation, self.gemm(gemm, &args));
+        self.add_bias(bias, y);
     }
 
     /// Adds the bias, if any, to every row of `y`.

@@ -5,11 +5,13 @@ use regatta_device::LossOps;
 use regatta_device::ops::TOKEN_DTYPE;
 use regatta_device::tensor::{View, ViewMut};
 
-use crate::elementwise::{kernel_name, row_count, to_u32};
-use crate::{CudaDevice, Grid, Kernel, Ptr, Source};
+use crate::elementwise::{is_vectorised, kernel_name, row_count, to_u32};
+use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
-pub(crate) static SOURCE: Source =
-    Source { name: "loss", text: include_str!("../kernels/loss.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "loss",
+    text: concat!(include_str!("../kernels/e4m3.cuh"), include_str!("../kernels/loss.cu")),
+};
 
 /// `MAX_THREADS` of the source.
 const MAX_THREADS: usize = 1024;
@@ -31,41 +33,12 @@ impl LossOps for CudaDevice {
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
     ) {
-        assert_targets(targets);
-        if targets.is_empty() {
-            return;
+        let is_fused = grad_scale.is_some_and(|grad_scale| {
+            self.cross_entropy_fused(targets, &logits, grad_scale, &loss, None)
+        });
+        if !is_fused {
+            self.cross_entropy_whole(targets, logits, grad_scale, loss);
         }
-        let rows = targets.len();
-        let columns = row_count(logits.len(), rows);
-        let losses = self.scratch(rows * (size_of::<f64>() + PARTIALS_PER_ROW * size_of::<f32>()));
-        let partials = losses.offset_bytes(rows * size_of::<f64>());
-        let shared_bytes = row_bytes(columns, logits.dtype());
-        let fits = shared_bytes + RESERVED_SHARED_BYTES <= self.max_shared_bytes() as usize;
-        if let Some(grad_scale) = grad_scale.filter(|_| fits) {
-            let name = kernel_name("cross_entropy", [logits.dtype()]);
-            let two_fit =
-                2 * (shared_bytes + RESERVED_SHARED_BYTES) <= self.max_shared_bytes() as usize;
-            let max_threads = if two_fit { MAX_THREADS / 2 } else { MAX_THREADS };
-            let threads = row_threads(columns, logits.dtype(), max_threads);
-            self.launch(
-                &Kernel::new(&SOURCE, name),
-                Grid::new(to_u32(rows), threads).shared(shared_bytes as u32),
-                &[
-                    Ptr::of(targets).into(),
-                    Ptr::of_mut(&logits).into(),
-                    to_u32(columns).into(),
-                    (grad_scale as f32).into(),
-                    losses.into(),
-                ],
-            );
-        } else {
-            self.launch_partials(targets, 0, logits.view(), partials);
-            self.launch_merge(partials, rows, 1, Ptr::NULL, losses);
-            if let Some(grad_scale) = grad_scale {
-                self.launch_backward(targets, 0, partials, logits, grad_scale);
-            }
-        }
-        self.add_scalars(losses, rows, &loss);
     }
 
     fn cross_entropy_partials(
@@ -122,6 +95,73 @@ impl LossOps for CudaDevice {
 }
 
 impl CudaDevice {
+    /// Loss and gradient by one kernel with rows in shared memory, and the gradient in fp8 if its addresses
+    /// are given. Returns false, without effects, if rows do not fit.
+    pub(crate) fn cross_entropy_fused(
+        &self,
+        targets: View<'_>,
+        logits: &ViewMut<'_>,
+        grad_scale: f64,
+        loss: &ViewMut<'_>,
+        fp8: Option<[Ptr; 2]>,
+    ) -> bool {
+        assert_targets(targets);
+        if targets.is_empty() {
+            return true;
+        }
+        let rows = targets.len();
+        let columns = row_count(logits.len(), rows);
+        let shared_bytes = row_bytes(columns, logits.dtype());
+        let max_shared_bytes = self.max_shared_bytes() as usize;
+        let is_aligned = fp8.is_none() || is_vectorised(&[columns], &[Ptr::of_mut(logits)]);
+        if shared_bytes + RESERVED_SHARED_BYTES > max_shared_bytes || !is_aligned {
+            return false;
+        }
+        let losses = self.scratch(rows * size_of::<f64>());
+        let two_fit = 2 * (shared_bytes + RESERVED_SHARED_BYTES) <= max_shared_bytes;
+        let max_threads = if two_fit { MAX_THREADS / 2 } else { MAX_THREADS };
+        let threads = row_threads(columns, logits.dtype(), max_threads);
+        let function = if fp8.is_some() { "cross_entropy_fp8" } else { "cross_entropy" };
+        let mut args = vec![
+            Arg::from(Ptr::of(targets)),
+            Ptr::of_mut(logits).into(),
+            to_u32(columns).into(),
+            (grad_scale as f32).into(),
+            losses.into(),
+        ];
+        args.extend(fp8.into_iter().flatten().map(Arg::from));
+        self.launch(
+            &Kernel::new(&SOURCE, kernel_name(function, [logits.dtype()])),
+            Grid::new(to_u32(rows), threads).shared(shared_bytes as u32),
+            &args,
+        );
+        self.add_scalars(losses, rows, loss);
+        true
+    }
+
+    /// Loss and gradient by kernels that read rows from global memory.
+    pub(crate) fn cross_entropy_whole(
+        &self,
+        targets: View<'_>,
+        logits: ViewMut<'_>,
+        grad_scale: Option<f64>,
+        loss: ViewMut<'_>,
+    ) {
+        assert_targets(targets);
+        if targets.is_empty() {
+            return;
+        }
+        let rows = targets.len();
+        let losses = self.scratch(rows * (size_of::<f64>() + PARTIALS_PER_ROW * size_of::<f32>()));
+        let partials = losses.offset_bytes(rows * size_of::<f64>());
+        self.launch_partials(targets, 0, logits.view(), partials);
+        self.launch_merge(partials, rows, 1, Ptr::NULL, losses);
+        if let Some(grad_scale) = grad_scale {
+            self.launch_backward(targets, 0, partials, logits, grad_scale);
+        }
+        self.add_scalars(losses, rows, &loss);
+    }
+
     fn launch_partials(&self, targets: View<'_>, first: usize, logits: View<'_>, partials: Ptr) {
         let columns = row_count(logits.len(), targets.len());
         let threads = row_threads(columns, logits.dtype(), MAX_THREADS / 2);

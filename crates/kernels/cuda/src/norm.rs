@@ -2,16 +2,23 @@
 
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
-use regatta_device::ops::{Norm, NormGrads, NormInputGrad, NormSaved};
+use regatta_device::ops::{Fp8RowsMut, Norm, NormGrads, NormInputGrad, NormSaved};
 use regatta_device::tensor::{View, ViewMut};
-use regatta_device::{DeviceMemory, NormOps};
+use regatta_device::{DeviceMemory, Fp8Ops, NormOps};
 
 use crate::elementwise::{is_bf16, is_vectorised, row_count, to_u32};
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
 /// Rows in registers.
-pub(crate) static SOURCE: Source =
-    Source { name: "norm", text: include_str!("../kernels/norm.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "norm",
+    text: concat!(
+        include_str!("../kernels/rows.cuh"),
+        include_str!("../kernels/e4m3.cuh"),
+        include_str!("../kernels/fp8_rows.cuh"),
+        include_str!("../kernels/norm.cu"),
+    ),
+};
 
 /// Rows of any length and alignment.
 pub(crate) static GENERIC_SOURCE: Source =
@@ -37,7 +44,7 @@ impl NormOps for CudaDevice {
         let pointers = [Ptr::of(x), Ptr::of(weight), Ptr::optional(bias), Ptr::of_mut(&y)];
         let dtypes = Dtypes::new(norm, x, weight, y.dtype());
         let (function, stats) = ("norm_forward", Ptr::of_mut(&mean_rstd));
-        self.forward(function, dtypes, shape, &pointers, stats, norm);
+        self.forward(function, dtypes, shape, &pointers, stats, norm, None);
     }
 
     fn add_norm(
@@ -51,6 +58,36 @@ impl NormOps for CudaDevice {
         y: ViewMut<'_>,
         mean_rstd: ViewMut<'_>,
     ) {
+        self.add_norm_with(norm, x, delta, weight, bias, sum, y, mean_rstd, None);
+    }
+
+    fn norm_backward(
+        &self,
+        norm: Norm,
+        saved: NormSaved<'_>,
+        dy: View<'_>,
+        input_grad: NormInputGrad<'_>,
+        grads: NormGrads<'_>,
+    ) {
+        self.norm_backward_with(norm, saved, dy, input_grad, grads, None);
+    }
+}
+
+impl CudaDevice {
+    /// [`NormOps::add_norm`], with `y` in fp8 if wanted.
+    #[allow(clippy::too_many_arguments, reason = "a fused kernel has the arguments of all")]
+    pub(crate) fn add_norm_with(
+        &self,
+        norm: Norm,
+        x: View<'_>,
+        delta: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        sum: ViewMut<'_>,
+        y: ViewMut<'_>,
+        mean_rstd: ViewMut<'_>,
+        fp8: Option<Fp8RowsMut<'_>>,
+    ) {
         let shape = Shape::check(x.len(), weight, bias, &y, mean_rstd.view());
         assert!(delta.len() == x.len() && sum.len() == x.len(), "tensor lengths differ");
         assert_eq!(x.dtype(), sum.dtype(), "the dtypes of a tensor and its sum differ");
@@ -59,17 +96,24 @@ impl NormOps for CudaDevice {
         let pointers =
             [Ptr::of(x), Ptr::of(delta), weight_ptr, bias_ptr, Ptr::of_mut(&sum), Ptr::of_mut(&y)];
         let dtypes = Dtypes { delta: delta.dtype(), ..Dtypes::new(norm, x, weight, y.dtype()) };
-        self.forward("add_norm", dtypes, shape, &pointers, Ptr::of_mut(&mean_rstd), norm);
+        let stats = Ptr::of_mut(&mean_rstd);
+        let fused = fp8.as_ref().filter(|_| self.is_forward_in_registers(shape.columns, &pointers));
+        self.forward("add_norm", dtypes, shape, &pointers, stats, norm, fused);
+        if let Some(fp8) = fp8.filter(|_| !self.is_forward_in_registers(shape.columns, &pointers)) {
+            self.quantize_rows(y.view(), fp8, None);
+        }
     }
 
-    /// Each block sums the parameter gradients of its rows; these partial sums are added in order.
-    fn norm_backward(
+    /// [`NormOps::norm_backward`], with the input's gradient in fp8 if wanted. Each block sums the parameter
+    /// gradients of its rows; these partial sums are added in order.
+    pub(crate) fn norm_backward_with(
         &self,
         norm: Norm,
         saved: NormSaved<'_>,
         dy: View<'_>,
         input_grad: NormInputGrad<'_>,
         grads: NormGrads<'_>,
+        fp8: Option<Fp8RowsMut<'_>>,
     ) {
         let NormInputGrad { dx, copy: dx_copy, column_sums } = input_grad;
         let NormSaved { x, weight, mean_rstd } = saved;
@@ -95,12 +139,19 @@ impl NormOps for CudaDevice {
             dx: Ptr::of_mut(&dx),
             dx_copy: Ptr::optional_mut(dx_copy.as_ref()),
         };
-        let mut parts = Parts { has_bias: grads.bias.is_some(), has_sums: column_sums.is_some() };
+        let mut parts = Parts {
+            has_bias: grads.bias.is_some(),
+            has_sums: column_sums.is_some(),
+            has_fp8: fp8.is_some(),
+        };
         let layout = BackwardLayout::of(shape.columns, self.warp(), parts);
         let (partials, count) = match layout.filter(|_| tensors.are_vectorised(shape.columns)) {
-            Some(layout) => self.backward_in_registers(dtypes, layout, shape, &tensors, parts),
+            Some(layout) => {
+                let to = fp8_pointers(fp8.as_ref());
+                self.backward_in_registers(dtypes, layout, shape, &tensors, to, parts)
+            }
             None => {
-                parts.has_sums = false;
+                (parts.has_sums, parts.has_fp8) = (false, false);
                 self.backward_generic(dtypes, shape, &tensors, parts.has_bias)
             }
         };
@@ -111,10 +162,12 @@ impl NormOps for CudaDevice {
             self.zero(sums.reborrow());
             self.add_column_sums(dx.view(), sums);
         }
+        if let Some(fp8) = fp8.filter(|_| !parts.has_fp8) {
+            let operand = dx_copy.as_ref().map_or(dx.view(), ViewMut::view);
+            self.quantize_rows(operand, fp8, None);
+        }
     }
-}
 
-impl CudaDevice {
     fn forward(
         &self,
         function: &'static str,
@@ -123,20 +176,25 @@ impl CudaDevice {
         pointers: &[Ptr],
         mean_rstd: Ptr,
         norm: Norm,
+        fp8: Option<&Fp8RowsMut<'_>>,
     ) {
         let Shape { rows, columns } = shape;
         let (Norm::Layer { eps } | Norm::Rms { eps }) = norm;
         let mut args: Vec<Arg> = pointers.iter().map(|pointer| (*pointer).into()).collect();
-        args.extend([Arg::from(mean_rstd), (eps as f32).into()]);
+        let stats = [Arg::from(mean_rstd), (eps as f32).into()];
         let layout = ForwardLayout::of(columns, self.warp());
         match layout.filter(|_| is_vectorised(&[columns], pointers)) {
             Some(layout) => {
+                args.extend(fp8_pointers(fp8).map(Arg::from));
+                args.extend(stats);
                 args.push((rows as u64).into());
                 let blocks = to_u32(rows.div_ceil(layout.block_rows));
                 let grid = Grid::new(blocks, (layout.row_threads * layout.block_rows) as u32);
-                self.launch(&layout.kernel(dtypes, function, columns), grid, &args);
+                let kernel = layout.kernel(dtypes, function, columns, fp8.is_some());
+                self.launch(&kernel, grid, &args);
             }
             None => {
+                args.extend(stats);
                 args.push((columns as u64).into());
                 let grid = Grid::new(to_u32(rows), GENERIC_THREADS);
                 self.launch(&dtypes.kernel(&GENERIC_SOURCE, function), grid, &args);
@@ -151,6 +209,7 @@ impl CudaDevice {
         layout: BackwardLayout,
         Shape { rows, columns }: Shape,
         tensors: &BackwardTensors,
+        fp8: [Ptr; 2],
         parts: Parts,
     ) -> (Ptr, usize) {
         let BackwardLayout { row_threads, block_rows, blocks_per_sm } = layout;
@@ -158,6 +217,7 @@ impl CudaDevice {
         let blocks = rows.div_ceil(block_rows).min(resident_blocks);
         let partials = self.scratch(blocks * parts.count() * columns * size_of::<f32>());
         let mut args: Vec<Arg> = tensors.in_order().map(Into::into).to_vec();
+        args.extend(fp8.map(Arg::from));
         args.extend([Arg::from(partials), (rows as u64).into()]);
         let grid = Grid::new(to_u32(blocks), (row_threads * block_rows) as u32);
         self.launch(&layout.kernel(dtypes, columns, parts), grid, &args);
@@ -179,7 +239,7 @@ impl CudaDevice {
         // Enough blocks for the device, and rows for each that are worth one.
         let row_blocks = (8 * self.sm_count() as usize).div_ceil(column_blocks);
         let row_blocks = row_blocks.min(rows.div_ceil(16)).max(1);
-        let parts = Parts { has_bias, has_sums: false };
+        let parts = Parts { has_bias, has_sums: false, has_fp8: false };
         let partials = self.scratch(row_blocks * parts.count() * columns * size_of::<f32>());
         let kernel = dtypes.kernel(&GENERIC_SOURCE, "norm_backward_params");
         let blocks = [to_u32(column_blocks), to_u32(row_blocks), 1];
@@ -200,10 +260,19 @@ impl CudaDevice {
         (partials, row_blocks)
     }
 
+    fn is_forward_in_registers(&self, columns: usize, pointers: &[Ptr]) -> bool {
+        ForwardLayout::of(columns, self.warp()).is_some() && is_vectorised(&[columns], pointers)
+    }
+
     /// Threads of a warp, at most.
     fn warp(&self) -> usize {
         if self.runtime().vendor == Vendor::Amd { 64 } else { 32 }
     }
+}
+
+/// The addresses of values and scales.
+fn fp8_pointers(fp8: Option<&Fp8RowsMut<'_>>) -> [Ptr; 2] {
+    fp8.map_or([Ptr::NULL; 2], |fp8| [&fp8.values, &fp8.scales].map(Ptr::of_mut))
 }
 
 /// Which columns blocks of the backward pass sum besides those of the weight's gradient.
@@ -211,6 +280,8 @@ impl CudaDevice {
 struct Parts {
     has_bias: bool,
     has_sums: bool,
+    /// Whether the input's gradient is also written in fp8.
+    has_fp8: bool,
 }
 
 impl Parts {
@@ -312,9 +383,16 @@ impl ForwardLayout {
         Some(Self { row_threads, block_rows: (128 / row_threads).max(1) })
     }
 
-    fn kernel(self, dtypes: Dtypes, function: &'static str, columns: usize) -> Kernel {
+    fn kernel(
+        self,
+        dtypes: Dtypes,
+        function: &'static str,
+        columns: usize,
+        has_fp8: bool,
+    ) -> Kernel {
         dtypes
             .kernel(&SOURCE, function)
+            .define("HAS_FP8", u64::from(has_fp8))
             .define("COLUMNS", columns as u64)
             .define("ROW_THREADS", self.row_threads as u64)
             .define("BLOCK_ROWS", self.block_rows as u64)
@@ -351,6 +429,7 @@ impl BackwardLayout {
     fn kernel(self, dtypes: Dtypes, columns: usize, parts: Parts) -> Kernel {
         dtypes
             .kernel(&SOURCE, "norm_backward")
+            .define("HAS_FP8", u64::from(parts.has_fp8))
             .define("COLUMNS", columns as u64)
             .define("ROW_THREADS", self.row_threads as u64)
             .define("BLOCK_ROWS", self.block_rows as u64)
@@ -369,8 +448,9 @@ pub(crate) fn representative_kernels() -> Vec<Kernel> {
         for (is_rms, columns) in [(false, 64), (false, 768), (true, 1600), (true, 8192)] {
             let dtypes = Dtypes { is_rms, x: DType::F32, delta: y, weight: y, y, copy: y };
             let forward = ForwardLayout::of(columns, 32);
-            kernels.extend(forward.map(|layout| layout.kernel(dtypes, "add_norm", columns)));
-            let parts = Parts { has_bias: !is_rms, has_sums: !is_rms };
+            kernels
+                .extend(forward.map(|layout| layout.kernel(dtypes, "add_norm", columns, is_bf16)));
+            let parts = Parts { has_bias: !is_rms, has_sums: !is_rms, has_fp8: is_bf16 };
             let backward = BackwardLayout::of(columns, 32, parts);
             kernels.extend(backward.map(|layout| layout.kernel(dtypes, columns, parts)));
             kernels.push(dtypes.kernel(&GENERIC_SOURCE, "add_norm"));
@@ -396,7 +476,7 @@ mod tests {
     #[test]
     fn backward_layouts_cover_rows_with_whole_warps() {
         for columns in (8..=8192).step_by(8) {
-            let parts = Parts { has_bias: true, has_sums: true };
+            let parts = Parts { has_bias: true, has_sums: true, has_fp8: true };
             let BackwardLayout { row_threads, block_rows, .. } =
                 BackwardLayout::of(columns, 32, parts).unwrap();
             assert!(row_threads.is_multiple_of(32) && row_threads * block_rows <= 512);
@@ -404,7 +484,7 @@ mod tests {
             // Hardware barriers 1 to 15.
             assert!(block_rows <= 15);
         }
-        let parts = Parts { has_bias: true, has_sums: false };
+        let parts = Parts { has_bias: true, has_sums: false, has_fp8: false };
         assert_eq!(BackwardLayout::of(8200, 32, parts), None);
     }
 }

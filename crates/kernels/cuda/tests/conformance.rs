@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use regatta_comm::gpu_runtime::Vendor;
-use regatta_device::ops::Device;
+use regatta_device::ops::{Device, Fp8};
 use regatta_device::precision::Precision;
-use regatta_device_conformance::{Suite, Tolerances, run_checks};
+use regatta_device_conformance::{Check, Suite, Tolerances, run_checks};
 use regatta_kernels_cuda::{CudaDevice, device_count};
 
 fn check(precision: Precision, tolerances: Tolerances, deterministic: bool) {
@@ -18,11 +18,28 @@ fn check(precision: Precision, tolerances: Tolerances, deterministic: bool) {
         Box::new(if deterministic { device.deterministic_results() } else { device })
     };
     let suite = Suite { make_device: &make_device, tolerances, cases: 24, max: 40, seed: 1 };
+    run(suite.checks(), precision.name());
+}
+
+fn run(checks: Vec<Check<'_>>, what: &str) {
     let wanted = std::env::var("REGATTA_CONFORMANCE").unwrap_or_default();
-    let checks = suite.checks().into_iter().filter(|check| check.name.contains(&wanted));
+    let checks = checks.into_iter().filter(|check| check.name.contains(&wanted));
     if let Err(failures) = run_checks(checks) {
-        panic!("{} of {}:\n{failures}", failures.lines().count(), precision.name());
+        panic!("{} of {what}:\n{failures}", failures.lines().count());
     }
+}
+
+#[test]
+fn fp8_gemms_match_the_reference() {
+    if device_count(Vendor::Nvidia) == 0 {
+        return eprintln!("skipped: no NVIDIA GPU");
+    }
+    let make_device = || -> Box<dyn Device> {
+        Box::new(CudaDevice::open(0, Precision::Bf16).unwrap().with_fp8(Fp8::All).unwrap())
+    };
+    let tolerances = Tolerances::BF16;
+    let suite = Suite { make_device: &make_device, tolerances, cases: 16, max: 40, seed: 1 };
+    run(suite.fp8(), "fp8");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use regatta_device::ops::Device;
+use regatta_device::ops::{Device, Fp8};
 use regatta_device::precision::Precision;
 use regatta_device_conformance::{Suite, Tolerances, run_checks};
 use regatta_kernels_cuda::CudaDevice;
@@ -56,4 +56,24 @@ fn separate_bias_and_gelu_match_the_reference() {
 fn unaligned_tensors_match_the_reference() {
     check(&FakeDevice::new(Precision::F32).unaligned(), Tolerances::F32, |device| device);
     check(&bf16().unaligned(), Tolerances::BF16, CudaDevice::deterministic_results);
+}
+
+#[test]
+fn fp8_gemms_match_the_reference() {
+    let make_device =
+        || -> Box<dyn Device> { Box::new(bf16().open().unwrap().with_fp8(Fp8::All).unwrap()) };
+    let tolerances = Tolerances::BF16;
+    let suite = Suite { make_device: &make_device, tolerances, cases: 6, max: 24, seed: 1 };
+    // Long rows take minutes on the host.
+    let checks = suite.fp8().into_iter().filter(|check| check.name.starts_with("random"));
+    run_checks(checks).unwrap();
+}
+
+#[test]
+fn fp8_needs_bf16_and_a_gpu_with_scaled_gemms() {
+    let open = |fake: FakeDevice, fp8| fake.open().unwrap().with_fp8(fp8).map(drop);
+    let error = open(bf16().compute_capability(8, 9), Fp8::Layers).unwrap_err().to_string();
+    assert!(error.contains("compute capability 9.0") && error.contains("train.fp8=off"), "{error}");
+    assert!(open(FakeDevice::new(Precision::F32), Fp8::All).is_err());
+    assert!(open(bf16().compute_capability(8, 0), Fp8::Off).is_ok());
 }

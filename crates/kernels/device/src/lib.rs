@@ -9,6 +9,7 @@
 //! buffer. Scalars that operations produce stay in device memory. Wrong lengths are bugs of the caller and
 //! panic.
 
+pub mod e4m3;
 mod error;
 pub mod ops;
 pub mod optimizer;
@@ -19,6 +20,6 @@ pub mod tensor;
 
 pub use error::DeviceError;
 pub use ops::{
-    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, LinearOps,
-    LossOps, NormOps, OptimizerOps,
+    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, Fp8Ops,
+    LinearOps, LossOps, NormOps, OptimizerOps,
 };

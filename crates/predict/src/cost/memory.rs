@@ -1,9 +1,10 @@
 //! Peak memory of a rank.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::block_classes::BlockRole;
 use super::{MemoryBytes, RankModel, StateBytes};
+use crate::logit_chunks::LogitChunks;
 use crate::pipeline::{Action, Computation};
 
 impl RankModel<'_> {
@@ -29,7 +30,8 @@ impl RankModel<'_> {
             true => bytes(0, 2 * staged),
         };
         let (grads, activations) = (self.grads(full), self.activations());
-        let workspace = self.layer_grads() + self.logits() + self.messages() + self.tied_copies();
+        let passes = self.layer_grads() + self.fp8_operands() + self.logits();
+        let workspace = passes + self.messages() + self.tied_copies();
         MemoryBytes { params, grads, optimizer, activations, workspace }
     }
 
@@ -196,6 +198,38 @@ impl RankModel<'_> {
         inner as u64 * self.options.activation_bytes + residual as u64 * self.options.residual_bytes
     }
 
+    /// Operands in fp8: one buffer of each size, for activations, for weights and their transposes, which have
+    /// the same sizes, and for scales.
+    fn fp8_operands(&self) -> u64 {
+        let (shape, tp, rows) = (self.shape, self.plan.mesh.tp, self.rows());
+        let hidden = shape.hidden_size;
+        let mut sizes = BTreeSet::new();
+        let mut linear = |inputs: usize, outputs: usize| {
+            sizes.extend([rows * inputs, rows * outputs, inputs * outputs]);
+            // f32 scales of rows, and of the weight's rows and columns.
+            sizes.extend([rows, inputs, outputs].map(|scales| 4 * scales));
+        };
+        if self.options.fp8_layers {
+            linear(hidden, shape.up_dim() / tp);
+            linear(shape.intermediate_size / tp, hidden);
+            if shape.has_attention() {
+                linear(hidden, shape.qkv_dim() / tp);
+                linear(shape.num_heads * shape.head_dim() / tp, hidden);
+            }
+        }
+        let layers: usize = sizes.iter().sum();
+        layers as u64 + self.fp8_head()
+    }
+
+    /// The weight of the head, its transpose, and the gradient of a chunk of logits.
+    fn fp8_head(&self) -> u64 {
+        if !self.options.fp8_head || !self.has_head() || self.plan.mesh.tp > 1 {
+            return 0;
+        }
+        let weight = self.shape.vocab_size * self.shape.hidden_size;
+        (2 * weight + self.logit_chunks().len(self.rows())) as u64
+    }
+
     /// Pipeline messages: one being received and two being sent, per direction.
     fn messages(&self) -> u64 {
         let count = match (self.plan.mesh.pp, self.coord.pp) {
@@ -215,14 +249,18 @@ impl RankModel<'_> {
         lens.sum::<usize>() as u64 * self.options.master_bytes
     }
 
+    fn logit_chunks(&self) -> LogitChunks {
+        match self.options.max_logits {
+            Some(max_logits) => self.blocks.logits.with_max_logits(max_logits),
+            None => self.blocks.logits,
+        }
+    }
+
     fn logits(&self) -> u64 {
         if !self.has_head() {
             return 0;
         }
-        let logits = match self.options.max_logits {
-            Some(max_logits) => self.blocks.logits.with_max_logits(max_logits),
-            None => self.blocks.logits,
-        };
+        let logits = self.logit_chunks();
         let (rows, tp) = (self.rows(), self.plan.mesh.tp);
         let (chunk, all) = (logits.len(rows), logits.workspace(rows, tp));
         chunk as u64 * self.options.logit_bytes + (all - chunk) as u64 * self.options.master_bytes

@@ -41,6 +41,10 @@ pub struct CostOptions {
     pub max_logits: Option<usize>,
     /// Whether layers recompute their activations in the backward pass.
     pub recompute: bool,
+    /// Whether layers have GEMMs on fp8 operands.
+    pub fp8_layers: bool,
+    /// Whether the head has.
+    pub fp8_head: bool,
 }
 
 impl CostOptions {
@@ -59,6 +63,8 @@ impl CostOptions {
             logit_bytes: master_bytes,
             max_logits: None,
             recompute,
+            fp8_layers: false,
+            fp8_head: false,
         }
     }
 

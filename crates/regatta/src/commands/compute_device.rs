@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use regatta_comm::nccl::{self, NcclConfig, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
-use regatta_device::ops::{AttentionShape, Device};
+use regatta_device::ops::{AttentionShape, Device, Fp8};
 use regatta_device::precision::Precision;
 use regatta_kernels_cpu::Cpu;
 use regatta_kernels_cuda::{CudaDevice, device_count};
@@ -91,6 +91,10 @@ impl ComputeDevice {
             if config.train.residual == Precision::Bf16 {
                 bail!("train.residual=bf16 needs GPUs: remove it, or set train.device=gpu");
             }
+            if config.train.fp8 != Fp8::Off {
+                let fp8 = config.train.fp8.name();
+                bail!("train.fp8={fp8} needs GPUs: remove it, or set train.device=gpu");
+            }
             let device = Box::new(Cpu::new(threads, config.precision()));
             return Ok(Self::Cpu { device, threads });
         }
@@ -111,7 +115,7 @@ impl ComputeDevice {
         let index = local_rank(comm) % devices;
         let device = CudaDevice::open(index, config.precision())
             .map_err(|error| anyhow!("{error}; train.device=cpu trains on CPUs instead"))?;
-        let device = device.with_residual(config.train.residual);
+        let device = device.with_residual(config.train.residual).with_fp8(config.train.fp8)?;
         let device = match config.train.deterministic {
             true => device.deterministic_results(),
             false => device,

@@ -34,6 +34,7 @@ use schema::{
 
 use crate::lr_schedule::{LrDecay, LrScaling};
 use crate::offload::Tier;
+use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;
@@ -107,6 +108,9 @@ configuration! {
         /// Precision of the residual stream and its gradient on GPUs: f32, or bf16, which is faster and
         /// less accurate.
         residual: Precision = Precision::F32, ANY;
+        /// GEMMs on fp8 operands (e4m3 with a scale per row) on GPUs: off, layers (those of the transformer
+        /// layers), or all (also those of the LM head). Weight gradients stay bf16. Faster, less accurate.
+        fp8: Fp8 = Fp8::Off, ANY;
         /// Compute threads per rank; 0: one per core.
         threads: usize = 0, SIZE_OR_ZERO;
         /// Recompute activations in the backward pass (activation checkpointing).

@@ -6,7 +6,7 @@ use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, DeviceKind, Result};
 use crate::lr_schedule::LrSchedule;
 use crate::offload::Tier;
-use regatta_device::ops::GPU_MAX_LOGITS;
+use regatta_device::ops::{Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_predict::cost::{CostOptions, MemoryBytes};
 use regatta_predict::memory_check::MemoryNeed;
@@ -103,6 +103,8 @@ impl Config {
         match self.train.device {
             Some(DeviceKind::Gpu) => CostOptions {
                 residual_bytes: self.train.residual.activation_bytes(),
+                fp8_layers: self.train.fp8 != Fp8::Off,
+                fp8_head: self.train.fp8 == Fp8::All,
                 ..CostOptions::gpu(bytes, Some(GPU_MAX_LOGITS), recompute)
             },
             Some(DeviceKind::Cpu) | None => CostOptions::new(bytes, recompute),

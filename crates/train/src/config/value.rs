@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::lr_schedule::{LrDecay, LrScaling};
 use crate::offload::Tier;
+use regatta_device::ops::Fp8;
 use regatta_device::precision::Precision;
 use regatta_predict::pipeline::ScheduleKind;
 use regatta_predict::shape::Family;
@@ -207,6 +208,7 @@ impl Value for ScheduleKind {
 named_variants!(Tier: Device = "device", Host = "host", Disk = "disk");
 named_variants!(Family: Gpt2 = "gpt2", Llama = "llama", Mlp = "mlp");
 named_variants!(Precision: F32 = "f32", Bf16 = "bf16");
+named_variants!(Fp8: Off = "off", Layers = "layers", All = "all");
 named_variants!(DeviceKind: Cpu = "cpu", Gpu = "gpu");
 named_variants!(OptimizerKind: AdamW = "adamw", Sgd = "sgd");
 named_variants!(LrDecay: Cosine = "cosine", Linear = "linear", Constant = "constant");

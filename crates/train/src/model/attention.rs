@@ -70,12 +70,13 @@ impl Attention {
         params: &mut dyn Params,
         input: Residual,
     ) -> Result<(AttentionActivations, Residual)> {
-        let Normed { x, normed, stats: norm_stats } = self.norm.forward(ctx, params.block(), input);
+        let Normed { x, normed, normed_fp8, stats: norm_stats } =
+            self.norm.forward(ctx, params.block(), input, &self.qkv);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
-        let mut qkv = self.qkv.forward(ctx, params, &normed)?;
+        let mut qkv = self.qkv.forward(ctx, params, &normed, normed_fp8)?;
         self.apply_rope(ctx, RopeDirection::Forward, qkv.view_mut());
         let (heads, lse) = self.attention(ctx, qkv.view())?;
-        let mut out = self.proj.forward(ctx, params, &heads)?;
+        let mut out = self.proj.forward(ctx, params, &heads, None)?;
         let site = DropoutSite::attention_output(self.block);
         ctx.apply_dropout(site, self.hidden_size, out.view_mut());
         Ok((
@@ -94,16 +95,17 @@ impl Attention {
         grad: &mut StreamGrad,
     ) -> Result<()> {
         let site = DropoutSite::attention_output(self.block);
-        let sums = grad.column_sums.take();
+        let (sums, fp8) = (grad.column_sums.take(), grad.fp8.take());
         let dropped = ctx.dropout_grad(site, self.hidden_size, grad);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
-        let dheads = self.proj.backward_input(ctx, params, &dout)?;
+        let dheads = self.proj.backward_input(ctx, params, &dout, fp8)?;
         let mut dqkv = self.attention_backward(ctx, &saved, dheads.view())?;
         self.proj.backward_weight(ctx, params, saved.heads, dout, BiasGrad::of(&sums))?;
         self.apply_rope(ctx, RopeDirection::Inverse, dqkv.view_mut());
-        let dnormed = self.qkv.backward_input(ctx, params, &dqkv)?;
+        let (bias_grad, dqkv_fp8) = self.qkv.quantize_output_grad(ctx, params, &dqkv);
+        let dnormed = self.qkv.backward_input(ctx, params, &dqkv, dqkv_fp8)?;
         let dqkv = MaybeOwned::Owned(dqkv);
-        self.qkv.backward_weight(ctx, params, saved.normed, dqkv, BiasGrad::WithWeight)?;
+        self.qkv.backward_weight(ctx, params, saved.normed, dqkv, bias_grad)?;
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;
         self.norm.backward(ctx, params, x, &saved.norm_stats, &dnormed, grad);
         Ok(())

@@ -64,8 +64,9 @@ impl Attention {
         position: usize,
     ) -> Result<PooledTensor> {
         let (device, size) = (ctx.device, self.size(ctx));
-        let Normed { x, normed, .. } = self.norm.forward(ctx, params.block(), Residual::new(x));
-        let mut qkv = self.qkv.forward(ctx, params, &normed)?;
+        let input = Residual::new(x);
+        let Normed { x, normed, .. } = self.norm.forward(ctx, params.block(), input, &self.qkv);
+        let mut qkv = self.qkv.forward(ctx, params, &normed, None)?;
         if let Some(theta) = self.rope_theta {
             let (positions, direction) = (ctx.upload(&[position as u32]), RopeDirection::Forward);
             device.apply_rope(size, theta, positions.view(), direction, qkv.view_mut());
@@ -76,7 +77,7 @@ impl Attention {
         let mut heads = ctx.activation(size.out_dim());
         let queries = qkv.view().slice(0..size.out_dim());
         device.decode_attention(size, queries, keys, values.slice(cached), heads.view_mut());
-        let out = self.proj.forward(ctx, params, &heads)?;
+        let out = self.proj.forward(ctx, params, &heads, None)?;
         Ok(Residual { x, delta: Some(out) }.into_tensor(ctx))
     }
 

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::fp8_head::Fp8Head;
 use super::norm::{NormLayer, Normed};
 use super::{Params, ParamsAndGrads, PassCtx, Residual, StreamGrad, VocabTable};
 use crate::buffer_pool::PooledTensor;
@@ -113,7 +114,7 @@ impl LmHead {
         targets: &Tensor,
         loss: ScaledLoss<'_>,
     ) -> Result<StreamGrad> {
-        let Normed { x, normed, stats } = self.final_norm(ctx, params, x)?;
+        let Normed { x, normed, stats, .. } = self.final_norm(ctx, params, x)?;
         let mut dnormed = ctx.activation(ctx.rows() * self.hidden_size);
         let input = HeadInput { normed: &normed, targets: targets.view() };
         match self.table.is_tiled() {
@@ -141,8 +142,19 @@ impl LmHead {
         let ScaledLoss { mut sum, grad_scale } = loss;
         let mut buffer = self.logit_buffer(ctx);
         self.table.unshard(params, 0)?;
+        let fp8 = Fp8Head::new(ctx, params, &self.table);
         for rows in self.logit_chunks.ranges(ctx.rows()) {
             let chunk = LogitChunk { normed, rows: rows.clone(), tile: 0 };
+            if let Some(fp8) = &fp8 {
+                let (targets, elements) = (targets.slice(rows.clone()), self.elements(rows));
+                let x = normed.view().slice(elements.clone());
+                let loss = ScaledLoss { sum: sum.reborrow(), grad_scale };
+                let mut dnormed = dnormed.view_mut();
+                let dx = dnormed.slice(elements);
+                let dlogits = fp8.loss_and_input_grad(ctx, x, targets, loss, &mut buffer, dx);
+                self.backward_weight(ctx, params, chunk, dlogits);
+                continue;
+            }
             let mut logits = self.chunk_logits(ctx, params, chunk.clone(), &mut buffer);
             let (targets, sum) = (targets.slice(rows), sum.reborrow());
             self.cross_entropy(ctx, targets, &mut logits, Some(grad_scale), sum)?;
@@ -192,11 +204,24 @@ impl LmHead {
         dlogits: View<'_>,
         dnormed: &mut Tensor,
     ) {
-        let LogitChunk { normed, rows, tile } = chunk;
+        let LogitChunk { rows, tile, .. } = chunk.clone();
         let (size, elements) = (self.table.gemm_shape(tile, rows.len()), self.elements(rows));
         let (mut dnormed, add) = (dnormed.view_mut(), tile > 0);
-        let dx = dnormed.slice(elements.clone());
+        let dx = dnormed.slice(elements);
         ctx.device.linear_backward_input(size, dlogits, self.table.tile(params, tile), dx, add);
+        self.backward_weight(ctx, params, chunk, dlogits);
+    }
+
+    /// Accumulates the weight gradient of the output layer for a chunk of the logits.
+    fn backward_weight(
+        &self,
+        ctx: &PassCtx,
+        params: &mut dyn ParamsAndGrads,
+        chunk: LogitChunk<'_>,
+        dlogits: View<'_>,
+    ) {
+        let LogitChunk { normed, rows, tile } = chunk;
+        let (size, elements) = (self.table.gemm_shape(tile, rows.len()), self.elements(rows));
         let (x, grads) = (normed.view().slice(elements), self.table.grads(params, tile));
         ctx.device.linear_backward_weight(size, x, dlogits, grads, None);
     }
@@ -305,8 +330,8 @@ impl LmHead {
 
     /// All rows after the final norm, and the input and the norm statistics of the local ones.
     fn final_norm(&self, ctx: &PassCtx, params: &dyn Params, x: Residual) -> Result<Normed> {
-        let Normed { x, normed, stats } = self.norm.forward(ctx, params.block(), x);
-        Ok(Normed { x, normed: ctx.tensor.all_gather_rows(ctx, normed)?, stats })
+        let out = self.norm.forward_with(ctx, params.block(), x, false);
+        Ok(Normed { normed: ctx.tensor.all_gather_rows(ctx, out.normed)?, ..out })
     }
 
     /// Computes a chunk of the logits in `buffer`.

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use super::fp8::Fp8Tensor;
 use super::param_access::{Params, ParamsAndGrads, unshard_tile};
 use super::weight_bias::{WeightBias, bias};
 use super::{MaybeOwned, PassCtx};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
-use regatta_device::ops::LinearShape;
+use regatta_device::ops::{Fp8, LinearShape};
 use regatta_device::tensor::Tensor;
 use regatta_predict::shape::{Matrices, Module, Tile};
 
@@ -55,6 +56,16 @@ impl<'a> BiasGrad<'a> {
     }
 }
 
+/// The output of a linear layer with GELU.
+#[derive(Debug)]
+pub struct GeluOutput {
+    /// What the backward pass needs.
+    pub saved: PooledTensor,
+    pub y: PooledTensor,
+    /// `y` in fp8.
+    pub y_fp8: Option<Fp8Tensor>,
+}
+
 /// A weight gradient whose computation is deferred: nothing downstream depends on it.
 #[derive(Debug)]
 pub struct DeferredWeightGrad {
@@ -97,13 +108,21 @@ impl Linear {
         LinearShape { rows: ctx.rows(), inputs: self.inputs, outputs: self.outputs }
     }
 
+    /// Whether operands are fp8, except for those of weight gradients.
+    pub fn uses_fp8(&self, ctx: &PassCtx) -> bool {
+        let is_in_block = matches!(self.storage, Storage::InBlock(_));
+        let is_wanted = is_in_block && ctx.device.fp8() != Fp8::Off;
+        is_wanted && ctx.device.supports_fp8(self.size(ctx))
+    }
+
     /// `y = x weightᵀ + bias`: this rank's outputs of all rows, or the outputs summed over the
-    /// tensor-parallel group.
+    /// tensor-parallel group. `x_fp8` is `x` in fp8, if it is known already.
     pub fn forward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
+        x_fp8: Option<Fp8Tensor>,
     ) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut y = ctx.activation(size.rows * size.outputs);
@@ -111,7 +130,14 @@ impl Linear {
             Storage::InBlock(at) => {
                 let (weight, bias) = at.of(params.block());
                 let bias = bias.filter(|_| self.adds_bias);
-                ctx.device.linear(size, x.view(), weight, bias, y.view_mut());
+                if self.uses_fp8(ctx) {
+                    let rows_of_x = || Fp8Tensor::of_rows(ctx, x.view(), size.inputs);
+                    let x = x_fp8.unwrap_or_else(rows_of_x);
+                    let weight = Fp8Tensor::of_rows(ctx, weight, size.inputs);
+                    ctx.device.linear_fp8(size, x.rows(), weight.rows(), bias, y.view_mut());
+                } else {
+                    ctx.device.linear(size, x.view(), weight, bias, y.view_mut());
+                }
             }
             Storage::Tiled { tiles, bias } => for_each_tile(params, tiles, |params, tile| {
                 let rows = &tile.rows;
@@ -131,58 +157,99 @@ impl Linear {
         }
     }
 
-    /// `gelu(x weightᵀ + bias)` of a column-parallel layer, and what its backward pass needs.
+    /// `gelu(x weightᵀ + bias)` of a column-parallel layer, and what its backward pass needs. The output is
+    /// also in fp8 if this layer uses it, for the next.
     pub fn forward_gelu(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
         x: &Tensor,
-    ) -> Result<(PooledTensor, PooledTensor)> {
+        x_fp8: Option<Fp8Tensor>,
+    ) -> Result<GeluOutput> {
         let size = self.size(ctx);
         let mut y = ctx.activation(size.rows * size.outputs);
+        if self.uses_fp8(ctx) {
+            let mut saved = self.forward(ctx, params, x, x_fp8)?;
+            let mut y_fp8 = Fp8Tensor::new(ctx, size.rows, size.outputs);
+            ctx.device.gelu_fp8(saved.view_mut(), y.view_mut(), y_fp8.rows_mut());
+            return Ok(GeluOutput { saved, y, y_fp8: Some(y_fp8) });
+        }
         let Storage::InBlock(at) = &self.storage else {
-            let mut saved = self.forward(ctx, params, x)?;
+            let mut saved = self.forward(ctx, params, x, None)?;
             ctx.device.gelu(saved.view_mut(), y.view_mut());
-            return Ok((saved, y));
+            return Ok(GeluOutput { saved, y, y_fp8: None });
         };
         let mut saved = ctx.activation(size.rows * size.outputs);
         let (weight, bias) = at.of(params.block());
         let (kept, out) = (saved.view_mut(), y.view_mut());
         ctx.device.linear_gelu(size, x.view(), weight, bias, kept, out);
-        Ok((saved, y))
+        Ok(GeluOutput { saved, y, y_fp8: None })
     }
 
     /// Turns `dy` from the gradient after GELU into that before it, with the gradient of the bias if it
-    /// is in the layer's block.
+    /// is in the layer's block, and in fp8 if this layer uses it.
     pub fn gelu_backward(
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         saved: &Tensor,
         dy: &mut Tensor,
-    ) -> BiasGrad<'static> {
-        if let Storage::InBlock(at) = &self.storage {
-            let mut grads = params.grads();
-            if let (_, Some(dbias)) = at.of_mut(&mut grads) {
-                ctx.device.gelu_backward(saved.view(), dy.view_mut(), Some(dbias));
-                return BiasGrad::Done;
-            }
+    ) -> (BiasGrad<'static>, Option<Fp8Tensor>) {
+        let mut grads = params.grads();
+        let dbias = match &self.storage {
+            Storage::InBlock(at) => at.of_mut(&mut grads).1,
+            Storage::Tiled { .. } => None,
+        };
+        let bias_grad = if dbias.is_some() { BiasGrad::Done } else { BiasGrad::WithWeight };
+        if !self.uses_fp8(ctx) {
+            ctx.device.gelu_backward(saved.view(), dy.view_mut(), dbias);
+            return (bias_grad, None);
         }
-        ctx.device.gelu_backward(saved.view(), dy.view_mut(), None);
-        BiasGrad::WithWeight
+        let mut fp8 = Fp8Tensor::new(ctx, ctx.rows(), self.outputs);
+        ctx.device.gelu_backward_fp8(saved.view(), dy.view_mut(), dbias, fp8.rows_mut());
+        (bias_grad, Some(fp8))
+    }
+
+    /// The output's gradient in fp8 if this layer uses it, with the gradient of the bias.
+    pub fn quantize_output_grad(
+        &self,
+        ctx: &PassCtx,
+        params: &mut dyn ParamsAndGrads,
+        dy: &Tensor,
+    ) -> (BiasGrad<'static>, Option<Fp8Tensor>) {
+        let Storage::InBlock(at) = &self.storage else { return (BiasGrad::WithWeight, None) };
+        if !self.uses_fp8(ctx) {
+            return (BiasGrad::WithWeight, None);
+        }
+        let mut grads = params.grads();
+        let (_, dbias) = at.of_mut(&mut grads);
+        let mut fp8 = Fp8Tensor::new(ctx, ctx.rows(), self.outputs);
+        ctx.device.quantize_rows(dy.view(), fp8.rows_mut(), dbias);
+        (BiasGrad::Done, Some(fp8))
     }
 
     /// `dx = dy weight`: this rank's part of a sum over the tensor-parallel group if the outputs are
     /// sharded, which the caller reduces after `backward_weight`, when `dy` is freed; else its inputs.
+    /// `dy_fp8` is `dy` in fp8, if it is known already.
     pub fn backward_input(
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
         dy: &Tensor,
+        dy_fp8: Option<Fp8Tensor>,
     ) -> Result<PooledTensor> {
         let size = self.size(ctx);
         let mut dx = ctx.activation(size.rows * size.inputs);
         match &self.storage {
+            Storage::InBlock(at) if self.uses_fp8(ctx) => {
+                let (weight, _) = at.of(params.block());
+                let rows_of_dy = || Fp8Tensor::of_rows(ctx, dy.view(), size.outputs);
+                let dy = dy_fp8.unwrap_or_else(rows_of_dy);
+                let columns = Fp8Tensor::of_columns(ctx, weight, size.inputs);
+                let transposed = LinearShape { inputs: size.outputs, outputs: size.inputs, ..size };
+                let (dy, weight, dx) = (dy.rows(), columns.rows(), dx.view_mut());
+                ctx.device.linear_fp8(transposed, dy, weight, None, dx);
+            }
             Storage::InBlock(at) => {
                 let (weight, _) = at.of(params.block());
                 ctx.device.linear_backward_input(size, dy.view(), weight, dx.view_mut(), false);

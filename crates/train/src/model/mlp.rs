@@ -57,19 +57,22 @@ impl Mlp {
         params: &mut dyn Params,
         input: Residual,
     ) -> Result<(MlpActivations, Residual)> {
-        let Normed { x: mid, normed, stats: norm_stats } =
-            self.norm.forward(ctx, params.block(), input);
+        let Normed { x: mid, normed, normed_fp8, stats: norm_stats } =
+            self.norm.forward(ctx, params.block(), input, &self.up);
         let normed = ctx.tensor.all_gather_rows(ctx, normed)?;
-        let (up, activated) = match self.is_gated {
-            false => self.up.forward_gelu(ctx, params, &normed)?,
+        let (up, activated, activated_fp8) = match self.is_gated {
+            false => {
+                let output = self.up.forward_gelu(ctx, params, &normed, normed_fp8)?;
+                (output.saved, output.y, output.y_fp8)
+            }
             true => {
-                let up = self.up.forward(ctx, params, &normed)?;
+                let up = self.up.forward(ctx, params, &normed, normed_fp8)?;
                 let mut activated = ctx.activation(ctx.rows() * self.intermediate_size);
                 ctx.device.swiglu(self.intermediate_size, up.view(), activated.view_mut());
-                (up, activated)
+                (up, activated, None)
             }
         };
-        let mut down = self.down.forward(ctx, params, &activated)?;
+        let mut down = self.down.forward(ctx, params, &activated, activated_fp8)?;
         let site = DropoutSite::mlp_output(self.block);
         ctx.apply_dropout(site, self.hidden_size, down.view_mut());
         let out = Residual { x: mid.clone(), delta: Some(down) };
@@ -85,22 +88,22 @@ impl Mlp {
         grad: &mut StreamGrad,
     ) -> Result<()> {
         let site = DropoutSite::mlp_output(self.block);
-        let sums = grad.column_sums.take();
+        let (sums, fp8) = (grad.column_sums.take(), grad.fp8.take());
         let dropped = ctx.dropout_grad(site, self.hidden_size, grad);
         let dout = ctx.tensor.all_gather_grad_rows(ctx, dropped)?;
-        let mut dactivated = self.down.backward_input(ctx, params, &dout)?;
+        let mut dactivated = self.down.backward_input(ctx, params, &dout, fp8)?;
         self.down.backward_weight(ctx, params, saved.activated, dout, BiasGrad::of(&sums))?;
-        let mut bias_grad = BiasGrad::WithWeight;
+        let (mut bias_grad, mut dup_fp8) = (BiasGrad::WithWeight, None);
         let dup = if self.is_gated {
             let mut dup = ctx.activation(ctx.rows() * self.up_size);
             let (up, dy) = (saved.up.view(), dactivated.view());
             ctx.device.swiglu_backward(self.intermediate_size, up, dy, dup.view_mut());
             dup
         } else {
-            bias_grad = self.up.gelu_backward(ctx, params, &saved.up, &mut dactivated);
+            (bias_grad, dup_fp8) = self.up.gelu_backward(ctx, params, &saved.up, &mut dactivated);
             dactivated
         };
-        let dnormed = self.up.backward_input(ctx, params, &dup)?;
+        let dnormed = self.up.backward_input(ctx, params, &dup, dup_fp8)?;
         let dup = MaybeOwned::Owned(dup);
         self.up.backward_weight(ctx, params, saved.normed, dup, bias_grad)?;
         let dnormed = ctx.tensor.reduce_scatter_rows(ctx, dnormed)?;

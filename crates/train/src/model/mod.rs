@@ -4,6 +4,8 @@
 mod attention;
 mod decode;
 mod embedding;
+mod fp8;
+mod fp8_head;
 mod head;
 mod layer;
 mod linear;

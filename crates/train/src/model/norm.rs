@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::fp8::Fp8Tensor;
+use super::linear::Linear;
 use super::weight_bias::WeightBias;
 use super::{ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
@@ -27,26 +29,47 @@ impl NormLayer {
         Self { params: WeightBias::new(block, module), norm, hidden_size: shape.hidden_size }
     }
 
-    /// The residual stream with everything added, its normalized rows, and their statistics.
-    pub fn forward(&self, ctx: &PassCtx, params: View, input: Residual) -> Normed {
+    /// The residual stream with everything added, its normalized rows, and their statistics. The rows are
+    /// also in fp8 if the layer that reads them wants that.
+    pub fn forward(&self, ctx: &PassCtx, params: View, input: Residual, reader: &Linear) -> Normed {
+        let wants_fp8 = !ctx.tensor.sequence_parallel && reader.uses_fp8(ctx);
+        self.forward_with(ctx, params, input, wants_fp8)
+    }
+
+    /// As [`NormLayer::forward`]. Rows in fp8 are written only together with an addition.
+    pub fn forward_with(
+        &self,
+        ctx: &PassCtx,
+        params: View,
+        input: Residual,
+        wants_fp8: bool,
+    ) -> Normed {
         let Residual { x, delta } = input;
         let mut normed = ctx.activation(x.len());
         let mut stats = ctx.full_precision(2 * x.len() / self.hidden_size);
         let (weight, bias) = self.params.of(params);
         let (y, mean_rstd) = (normed.view_mut(), stats.view_mut());
+        let (norm, mut normed_fp8) = (self.norm, None);
         let x = match delta {
             None => {
-                ctx.device.norm(self.norm, x.view(), weight, bias, y, mean_rstd);
+                ctx.device.norm(norm, x.view(), weight, bias, y, mean_rstd);
                 x
             }
             Some(delta) => {
                 let mut sum = ctx.residual(x.len());
+                let rows = x.len() / self.hidden_size;
                 let (x, delta, to) = (x.view(), delta.view(), sum.view_mut());
-                ctx.device.add_norm(self.norm, x, delta, weight, bias, to, y, mean_rstd);
+                if wants_fp8 {
+                    let fp8 = normed_fp8.insert(Fp8Tensor::new(ctx, rows, self.hidden_size));
+                    let fp8 = fp8.rows_mut();
+                    ctx.device.add_norm_fp8(norm, x, delta, weight, bias, to, y, mean_rstd, fp8);
+                } else {
+                    ctx.device.add_norm(norm, x, delta, weight, bias, to, y, mean_rstd);
+                }
                 Arc::new(sum)
             }
         };
-        Normed { x, normed, stats }
+        Normed { x, normed, normed_fp8, stats }
     }
 
     /// Adds the input gradient to `grad`, and the gradients of weight and bias to theirs.
@@ -71,8 +94,15 @@ impl NormLayer {
             copy: operand.as_mut().map(|copy| copy.view_mut()),
             column_sums: sums.as_mut().map(|sums| sums.view_mut()),
         };
-        ctx.device.norm_backward(self.norm, saved, dy.view(), input_grad, grads);
-        (grad.operand, grad.column_sums) = (operand, sums);
+        let mut fp8 = ctx.stream_grad_fp8(x.len(), self.hidden_size);
+        match &mut fp8 {
+            Some(fp8) => {
+                let (dy, fp8) = (dy.view(), fp8.rows_mut());
+                ctx.device.norm_backward_fp8(self.norm, saved, dy, input_grad, grads, fp8);
+            }
+            None => ctx.device.norm_backward(self.norm, saved, dy.view(), input_grad, grads),
+        }
+        (grad.operand, grad.column_sums, grad.fp8) = (operand, sums, fp8);
     }
 }
 
@@ -82,6 +112,8 @@ pub struct Normed {
     pub x: Arc<PooledTensor>,
     /// The normalized rows.
     pub normed: PooledTensor,
+    /// These rows in fp8.
+    pub normed_fp8: Option<Fp8Tensor>,
     /// Mean and rstd of each row, for the backward pass.
     pub stats: PooledTensor,
 }

@@ -3,12 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::fp8::Fp8Tensor;
 use super::{MaybeOwned, StreamGrad};
 use crate::buffer_pool::{BufferPool, PooledTensor};
 use crate::model::positions::PositionCache;
 use crate::parallel::context::ContextParallel;
 use crate::parallel::tensor::TensorParallel;
-use regatta_device::ops::{Device, TOKEN_DTYPE};
+use regatta_device::ops::{Device, LinearShape, TOKEN_DTYPE};
 use regatta_device::random::{self, DropoutMask};
 use regatta_device::tensor::{Tensor, ViewMut};
 
@@ -121,6 +122,15 @@ impl PassCtx<'_> {
         let is_gradient = !self.tensor.sequence_parallel && !self.has_dropout();
         let is_wanted = is_gradient && self.device.norms_sum_columns();
         is_wanted.then(|| self.full_precision(hidden_size))
+    }
+
+    /// Buffers for the gradient of the residual stream in fp8, if GEMMs read it as it is: not with dropout or
+    /// sequence parallelism.
+    pub(super) fn stream_grad_fp8(&self, elements: usize, hidden: usize) -> Option<Fp8Tensor> {
+        let shape = LinearShape { rows: elements / hidden, inputs: hidden, outputs: hidden };
+        let is_operand = !self.tensor.sequence_parallel && !self.has_dropout();
+        (is_operand && self.device.supports_fp8(shape))
+            .then(|| Fp8Tensor::new(self, shape.rows, hidden))
     }
 
     fn has_dropout(&self) -> bool {

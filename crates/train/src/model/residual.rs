@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::PassCtx;
+use super::fp8::Fp8Tensor;
 use crate::buffer_pool::PooledTensor;
 use regatta_device::tensor::Tensor;
 
@@ -46,12 +47,14 @@ pub struct StreamGrad {
     /// Column sums of the gradient: the gradient of the bias of the sublayer before. `None` if the
     /// backward pass of its linear layer sums them.
     pub(super) column_sums: Option<PooledTensor>,
+    /// The copy in fp8, if there is one.
+    pub(super) fp8: Option<Fp8Tensor>,
 }
 
 impl StreamGrad {
     /// The gradient in full precision.
     pub fn new(dx: PooledTensor) -> Self {
-        Self { dx, operand: None, column_sums: None }
+        Self { dx, operand: None, column_sums: None, fp8: None }
     }
 
     /// The gradient in full precision.

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::Vendor;
+use regatta_device::ops::FP8_DTYPE;
 
 /// The values that one vendor's library uses.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,6 +23,23 @@ pub(crate) struct Constants {
     /// `…_MATMUL_PREF_MIN_ALIGNMENT_{A,B,C,D}_BYTES`. hipBLASLt assumes no alignment.
     pub min_alignment_bytes: &'static [c_int],
     pub epilogues: Epilogues,
+    /// GEMMs on fp8 operands, if they are supported.
+    pub fp8: Option<Fp8Constants>,
+}
+
+/// Attributes and values of GEMMs on fp8 operands with a scale per row.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fp8Constants {
+    /// `…_R_8F_E4M3`.
+    pub e4m3: c_int,
+    /// `…_MATMUL_DESC_{A,B}_SCALE_POINTER`.
+    pub scale_pointers: [c_int; 2],
+    /// `…_MATMUL_DESC_{A,B}_SCALE_MODE`.
+    pub scale_modes: [c_int; 2],
+    /// `…_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`.
+    pub outer_vector: c_int,
+    /// `…_MATMUL_DESC_FAST_ACCUM`.
+    pub fast_accumulation: c_int,
 }
 
 /// `…MatmulDescAttributes_t`.
@@ -63,6 +81,13 @@ static CUBLASLT: Constants = Constants {
     max_workspace_bytes: 1,
     min_alignment_bytes: &[5, 6, 7, 8],
     epilogues: EPILOGUES,
+    fp8: Some(Fp8Constants {
+        e4m3: 28,
+        scale_pointers: [17, 18],
+        scale_modes: [31, 32],
+        outer_vector: 3,
+        fast_accumulation: 25,
+    }),
 };
 
 static HIPBLASLT: Constants = Constants {
@@ -82,6 +107,8 @@ static HIPBLASLT: Constants = Constants {
     max_workspace_bytes: 1,
     min_alignment_bytes: &[],
     epilogues: EPILOGUES,
+    // Its fp8 of gfx942 has another bias, and gfx90a has none.
+    fp8: None,
 };
 
 impl Constants {
@@ -101,7 +128,8 @@ impl Constants {
         match dtype {
             DType::F32 => self.f32,
             DType::Bf16 => self.bf16,
-            dtype => panic!("GEMM operands must be f32 or bf16, not {dtype}"),
+            FP8_DTYPE => self.fp8.as_ref().map_or(self.bf16, |fp8| fp8.e4m3),
+            dtype => panic!("GEMM operands must be f32, bf16 or fp8, not {dtype}"),
         }
     }
 }

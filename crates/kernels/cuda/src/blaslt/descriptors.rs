@@ -5,8 +5,9 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{SUCCESS, Stream, Vendor};
+use regatta_device::ops::FP8_DTYPE;
 
-use super::constants::Constants;
+use super::constants::{Constants, Fp8Constants};
 use super::gemm::{Epilogue, Gemm, GemmArgs};
 use super::sys::{
     ALGORITHM_BYTES, Algorithm, CUBLASLT_ALGORITHM_WORDS, Functions, HIPBLASLT_ALGORITHM_WORDS,
@@ -62,6 +63,7 @@ impl Descriptors {
         self.set(desc.transpose_a, operation(self.gemm.transpose_a))?;
         self.set(desc.transpose_b, operation(self.gemm.transpose_b))?;
         self.set_epilogue()?;
+        self.set_scale_modes()?;
         let stored =
             |transpose, rows, columns| if transpose { (columns, rows) } else { (rows, columns) };
         let (input, output) = (self.gemm.input, self.gemm.output);
@@ -89,6 +91,20 @@ impl Descriptors {
         self.set(desc.epilogue, epilogue)
     }
 
+    /// Operands in fp8 have a scale per row of the output's factors. Fast accumulation keeps fewer bits of
+    /// partial sums than f32, but more than operands have.
+    fn set_scale_modes(&self) -> Result<(), StatusError> {
+        let Some(fp8) = self.fp8() else { return Ok(()) };
+        for mode in fp8.scale_modes {
+            self.set(mode, fp8.outer_vector)?;
+        }
+        self.set(fp8.fast_accumulation, 1i8)
+    }
+
+    fn fp8(&self) -> Option<&'static Fp8Constants> {
+        self.constants().fp8.as_ref().filter(|_| self.gemm.input == FP8_DTYPE)
+    }
+
     fn layout(
         &self,
         data_type: c_int,
@@ -110,6 +126,11 @@ impl Descriptors {
         }
         if matches!(self.gemm.epilogue, Epilogue::GeluAuxBias(_)) {
             self.set(desc.aux_pointer, args.aux.as_raw())?;
+        }
+        if let Some(fp8) = self.fp8() {
+            for (attribute, scales) in fp8.scale_pointers.into_iter().zip(args.scales) {
+                self.set(attribute, scales.as_raw())?;
+            }
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Descriptions of GEMMs.
 
 use regatta_comm::DType;
-use regatta_device::ops::LinearShape;
+use regatta_device::ops::{FP8_DTYPE, LinearShape};
 use serde::{Deserialize, Serialize};
 
 use crate::Ptr;
@@ -29,7 +29,7 @@ pub(crate) struct Gemm {
     pub lda: u64,
     pub ldb: u64,
     pub ldd: u64,
-    /// Dtype of `a` and `b`.
+    /// Dtype of `a` and `b`; [`regatta_device::ops::FP8_DTYPE`] is e4m3 with scales.
     pub input: DType,
     /// Dtype of `d`.
     pub output: DType,
@@ -47,7 +47,8 @@ impl std::fmt::Display for Gemm {
             (false, true) => "backward weight",
         };
         let Self { m, n, k, .. } = self;
-        write!(f, "GEMM {pass} {m}x{n}x{k}")?;
+        let fp8 = if self.input == FP8_DTYPE { "fp8 " } else { "" };
+        write!(f, "GEMM {pass} {fp8}{m}x{n}x{k}")?;
         match self.epilogue {
             Epilogue::None => Ok(()),
             Epilogue::Bias(_) => f.write_str(" + bias"),
@@ -66,12 +67,14 @@ pub(crate) struct GemmArgs {
     pub bias: Ptr,
     /// The input of GELU, as large as `d`; null without GELU.
     pub aux: Ptr,
+    /// Scales of the rows of `a` and of `b`, if these are fp8.
+    pub scales: [Ptr; 2],
 }
 
 impl GemmArgs {
     /// Without an epilogue.
     pub fn new(a: Ptr, b: Ptr, d: Ptr) -> Self {
-        Self { a, b, d, bias: Ptr::NULL, aux: Ptr::NULL }
+        Self { a, b, d, bias: Ptr::NULL, aux: Ptr::NULL, scales: [Ptr::NULL; 2] }
     }
 }
 

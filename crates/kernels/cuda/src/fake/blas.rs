@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use regatta_comm::DType;
 use regatta_comm::gpu_runtime::{SUCCESS, Stream, Vendor};
+use regatta_device::ops::FP8_DTYPE;
 
 use super::driver::panic_text;
 use super::gemm::{self, Gemm, Matrix};
@@ -140,6 +141,7 @@ pub(super) fn dtype(data_type: c_int) -> DType {
     match data_type {
         0 => DType::F32,
         14 => DType::Bf16,
+        28 => FP8_DTYPE,
         other => panic!("unknown data type {other}"),
     }
 }

@@ -2,6 +2,8 @@
 
 use half::bf16;
 use regatta_comm::DType;
+use regatta_device::e4m3;
+use regatta_device::ops::FP8_DTYPE;
 
 use super::blas::{Desc, Layout, dtype};
 use super::gpu::FakeGpu;
@@ -75,6 +77,7 @@ unsafe fn load(address: *const u8, dtype: DType) -> f32 {
     unsafe {
         match dtype {
             DType::Bf16 => address.cast::<bf16>().read_unaligned().to_f32(),
+            FP8_DTYPE => e4m3::decode(*address),
             _ => address.cast::<f32>().read_unaligned(),
         }
     }
@@ -103,9 +106,11 @@ pub(super) fn run(gemm: &Gemm<'_>, gpu: &FakeGpu) {
     let is_transposed = |attribute| desc.get(attribute) as i32 == operations[1];
     let epilogue = Epilogue::new(desc, gpu, d.layout);
     let product = Product::new(gemm, is_transposed(at.transpose_a), is_transposed(at.transpose_b));
+    let scales = Scales::new(gemm, gpu);
     for (row, column) in (0..d.layout.columns).flat_map(|c| (0..d.layout.rows).map(move |r| (r, c)))
     {
         let mut value = if is_one { 1.0 } else { product.element(row, column) };
+        value *= scales.as_ref().map_or(1.0, |scales| scales.of(row, column));
         if beta != 0.0 {
             value += beta * d.get(row, column);
         }
@@ -133,6 +138,39 @@ impl Product {
 
     fn element(&self, row: usize, column: usize) -> f32 {
         dot(&self.a_rows[row], &self.b_columns[column])
+    }
+}
+
+/// Scales of the rows of the operands, if these are fp8: then the library demands that both have the inner
+/// dimension contiguous.
+struct Scales([Matrix; 2]);
+
+impl Scales {
+    fn new(gemm: &Gemm<'_>, gpu: &FakeGpu) -> Option<Self> {
+        let Gemm { desc, a, b, d, .. } = *gemm;
+        if a.layout.dtype != FP8_DTYPE {
+            return None;
+        }
+        let Constants { desc: at, operations, fp8, .. } = Constants::of(gpu.config.vendor);
+        let fp8 = fp8.as_ref().expect("fp8 GEMMs");
+        let transposes = [at.transpose_a, at.transpose_b].map(|at| desc.get(at) as i32);
+        assert_eq!(transposes, [operations[1], operations[0]], "transposes of fp8 operands");
+        for dimension in [a.layout.rows, a.layout.columns, b.layout.rows] {
+            assert!(dimension.is_multiple_of(16), "{dimension} is not a multiple of 16");
+        }
+        let modes = fp8.scale_modes.map(|mode| desc.get(mode) as i32);
+        assert_eq!(modes, [fp8.outer_vector; 2], "scale modes");
+        let vectors = [(0, d.layout.rows), (1, d.layout.columns)].map(|(at, rows)| {
+            let layout = Layout { dtype: DType::F32, rows, columns: 1, ld: rows };
+            let matrix = Matrix { start: desc.get(fp8.scale_pointers[at]), layout };
+            matrix.assert_accessible(gpu);
+            matrix
+        });
+        Some(Self(vectors))
+    }
+
+    fn of(&self, row: usize, column: usize) -> f32 {
+        self.0[0].get(row, 0) * self.0[1].get(column, 0)
     }
 }
 

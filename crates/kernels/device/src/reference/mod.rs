@@ -13,6 +13,8 @@ mod optimizer;
 
 pub use memory::copy_tokens;
 
+use crate::Fp8Ops;
+
 /// The reference device. All dtypes are f64.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reference;
@@ -23,3 +25,5 @@ impl Reference {
         Self
     }
 }
+
+impl Fp8Ops for Reference {}

@@ -23,11 +23,11 @@ const COLUMN_THREADS: usize = 128;
 /// sqrt(2 / pi), twice.
 const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
 
-fn gelu_sigmoid(x: f32) -> f32 {
+pub(super) fn gelu_sigmoid(x: f32) -> f32 {
     sigmoid(TWICE_SQRT_2_OVER_PI * x * (1.0 + 0.044715 * x * x))
 }
 
-fn gelu_derivative(x: f32) -> f32 {
+pub(super) fn gelu_derivative(x: f32) -> f32 {
     let s = gelu_sigmoid(x);
     s + x * s * (1.0 - s) * TWICE_SQRT_2_OVER_PI * (1.0 + 3.0 * 0.044715 * x * x)
 }

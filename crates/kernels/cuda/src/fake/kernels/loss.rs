@@ -4,11 +4,13 @@ use regatta_comm::DType;
 
 use super::super::array::Array;
 use super::super::launch::Launch;
-use super::{Run, exp, local_row, sum};
+use super::fp8::Fp8Rows;
+use super::{Run, VECTOR, exp, local_row, sum};
 
 pub(super) fn kernel(operation: &str) -> Option<Run> {
     Some(match operation {
-        "cross_entropy" => cross_entropy,
+        "cross_entropy" => |launch| cross_entropy(launch, false),
+        "cross_entropy_fp8" => |launch| cross_entropy(launch, true),
         "cross_entropy_partials" => cross_entropy_partials,
         "cross_entropy_backward" => cross_entropy_backward,
         "merge_partials" => merge_partials,
@@ -41,7 +43,7 @@ fn to_gradient(logits: Array, row: &[f32], softmax: (f32, f32), scale: f32, targ
 }
 
 /// One block per row, whose aligned vectors are in shared memory.
-fn cross_entropy(launch: &Launch<'_>) {
+fn cross_entropy(launch: &Launch<'_>, has_fp8: bool) {
     launch.assert_one_dimension();
     let mut args = launch.args();
     let (targets, logits, columns) = (args.ptr(), args.ptr(), args.size32());
@@ -50,6 +52,7 @@ fn cross_entropy(launch: &Launch<'_>) {
     let targets = launch.values::<i32>(targets, rows);
     let losses = launch.values::<f64>(losses, rows);
     let all = launch.array(logits, dtype, rows * columns);
+    let fp8 = has_fp8.then(|| Fp8Rows::new(launch, [args.ptr(), args.ptr()], rows, columns));
     for row in 0..rows {
         let start = logits.0 + (row * columns * dtype.size()) as u64;
         let row_bytes = start % VECTOR_BYTES + (columns * dtype.size()) as u64;
@@ -62,6 +65,9 @@ fn cross_entropy(launch: &Launch<'_>) {
         let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum_exp = sum(values.iter().map(|x| exp(x - max, dtype)));
         to_gradient(logits, &values, (max, sum_exp), grad_scale, target);
+        if let Some(fp8) = fp8 {
+            fp8.set_row(row, &logits.row(0, columns, VECTOR), dtype);
+        }
         losses.set(row, loss_of(max.into(), sum_exp.into(), target_logit.into()));
     }
 }

@@ -5,6 +5,7 @@ mod activation;
 mod attention;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod linear;
 mod loss;
 mod norm;
@@ -37,6 +38,8 @@ pub(crate) fn emulation(source: &str, function: &str) -> Option<Emulation> {
         | "attention_decode" => attention::kernel(operation),
         "elementwise" => elementwise::kernel(operation),
         "embedding" => embedding::kernel(operation),
+        "fp8" => fp8::kernel(operation),
+        "fp8_transpose" => fp8::transpose_kernel(operation),
         "linear" => linear::kernel(operation),
         "loss" => loss::kernel(operation),
         "norm" => norm::kernel(operation),

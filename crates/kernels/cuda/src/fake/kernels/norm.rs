@@ -3,7 +3,8 @@
 use regatta_comm::DType;
 
 use super::super::array::{Array, rounded};
-use super::super::launch::Launch;
+use super::super::launch::{Args, Launch};
+use super::fp8::Fp8Rows;
 use super::{Run, VECTOR, sum};
 use crate::Ptr;
 
@@ -56,6 +57,16 @@ impl Rows {
         Self { count: launch.blocks[0], columns: launch.args_from_end(1).size(), width: 1 }
     }
 
+    /// The arguments of rows in fp8, which only kernels with rows in registers have.
+    fn fp8_pointers(self, args: &mut Args<'_>) -> [Ptr; 2] {
+        if self.width == VECTOR { [args.ptr(), args.ptr()] } else { [Ptr::NULL; 2] }
+    }
+
+    fn fp8(self, launch: &Launch<'_>, pointers: [Ptr; 2]) -> Option<Fp8Rows> {
+        let has_fp8 = self.width == VECTOR && launch.define("HAS_FP8") == 1;
+        has_fp8.then(|| Fp8Rows::new(launch, pointers, self.count, self.columns))
+    }
+
     fn elements(self) -> usize {
         self.count * self.columns
     }
@@ -80,13 +91,15 @@ struct Forward {
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     y: Array,
+    fp8: Option<Fp8Rows>,
     mean_rstd: Array,
     eps: f32,
     is_rms: bool,
 }
 
 impl Forward {
-    fn new(launch: &Launch<'_>, rows: Rows, [weight, bias, y]: [Ptr; 3]) -> Self {
+    /// `fp8` are the arguments after `y` of kernels with rows in registers.
+    fn new(launch: &Launch<'_>, rows: Rows, [weight, bias, y]: [Ptr; 3], fp8: [Ptr; 2]) -> Self {
         let mut last = launch.args_from_end(3);
         let (mean_rstd, eps) = (last.ptr(), last.f32());
         let parameters = launch.dtype("WEIGHT_BF16");
@@ -95,6 +108,7 @@ impl Forward {
             weight: parameter(launch.array(weight, parameters, rows.columns)),
             bias: launch.optional_array(bias, parameters, rows.columns).map(parameter),
             y: launch.array(y, launch.dtype("Y_BF16"), rows.elements()),
+            fp8: rows.fp8(launch, fp8),
             mean_rstd: launch.array(mean_rstd, DType::F32, 2 * rows.count),
             eps,
             is_rms: launch.define("IS_RMS") == 1,
@@ -111,10 +125,14 @@ impl Forward {
         self.mean_rstd.set(2 * row, mean);
         self.mean_rstd.set(2 * row + 1, rstd);
         self.y.assert_vector(row * rows.columns, rows.width);
+        let mut y = Vec::with_capacity(rows.columns);
         for (column, x) in x.iter().enumerate() {
             let bias = self.bias.as_ref().map_or(0.0, |bias| bias[column]);
-            let y = (x - mean) * rstd * self.weight[column] + bias;
-            self.y.set(row * rows.columns + column, y);
+            y.push((x - mean) * rstd * self.weight[column] + bias);
+            self.y.set(row * rows.columns + column, y[column]);
+        }
+        if let Some(fp8) = self.fp8 {
+            fp8.set_row(row, &y, self.y.dtype());
         }
     }
 }
@@ -122,7 +140,8 @@ impl Forward {
 fn norm_forward(launch: &Launch<'_>, rows: Rows) {
     let mut args = launch.args();
     let x = args.array(launch.dtype("X_BF16"), rows.elements());
-    let forward = Forward::new(launch, rows, [args.ptr(), args.ptr(), args.ptr()]);
+    let tensors = [args.ptr(), args.ptr(), args.ptr()];
+    let forward = Forward::new(launch, rows, tensors, rows.fp8_pointers(&mut args));
     for row in 0..rows.count {
         forward.norm(row, rows, &rows.row(x, row));
     }
@@ -135,7 +154,8 @@ fn add_norm(launch: &Launch<'_>, rows: Rows) {
     let delta = args.array(launch.dtype("DELTA_BF16"), rows.elements());
     let (weight, bias) = (args.ptr(), args.ptr());
     let sum = args.array(x_dtype, rows.elements());
-    let forward = Forward::new(launch, rows, [weight, bias, args.ptr()]);
+    let tensors = [weight, bias, args.ptr()];
+    let forward = Forward::new(launch, rows, tensors, rows.fp8_pointers(&mut args));
     for row in 0..rows.count {
         let both = rows.row(x, row).into_iter().zip(rows.row(delta, row));
         let sums: Vec<f32> = both.map(|(x, delta)| rounded(x + delta, x_dtype)).collect();
@@ -154,6 +174,8 @@ struct Backward {
     mean_rstd: Array,
     dx: Array,
     dx_copy: Option<Array>,
+    fp8: Option<Fp8Rows>,
+    copy_dtype: DType,
     is_rms: bool,
 }
 
@@ -173,6 +195,8 @@ impl Backward {
             mean_rstd: args.array(DType::F32, 2 * rows.count),
             dx: args.array(x_dtype, rows.elements()),
             dx_copy: launch.optional_array(args.ptr(), launch.dtype("COPY_BF16"), rows.elements()),
+            fp8: rows.fp8(launch, rows.fp8_pointers(&mut args)),
+            copy_dtype: launch.dtype("COPY_BF16"),
             is_rms: launch.define("IS_RMS") == 1,
         }
     }
@@ -201,6 +225,9 @@ impl Backward {
                 copy.set(at, total);
             }
             totals.push(total);
+        }
+        if let Some(fp8) = self.fp8 {
+            fp8.set_row(row, &totals, self.copy_dtype);
         }
         let dweight = dy.iter().zip(&normalised).map(|(dy, x)| dy * x).collect();
         [dweight, dy, totals]

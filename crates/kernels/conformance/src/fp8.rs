@@ -1,0 +1,270 @@
+//! GEMMs on fp8 operands. Values in fp8 are read by products with the identity.
+
+use proptest::prelude::*;
+use regatta_device::e4m3;
+use regatta_device::ops::{
+    Device, FP8_DTYPE, FP8_SCALE_DTYPE, Fp8Rows, Fp8RowsMut, LinearShape, Norm, NormGrads,
+    NormInputGrad, NormSaved,
+};
+use regatta_device::tensor::Tensor;
+
+use crate::gradient_check::{assert_close, assert_same, exact_values};
+use crate::guarded::{
+    accumulated, activation, activation_output, initial_grad, logits, master, master_output, weight,
+};
+use crate::host_copy::{read_scalar, rounded, scalar, tokens};
+
+/// Dimensions of a matrix, multiples of 16.
+pub type Dimensions = [usize; 2];
+
+/// Random dimensions.
+pub fn dimensions() -> impl Strategy<Value = Dimensions> {
+    [1..9usize, 1..9].prop_map(|sizes| sizes.map(|size| 16 * size))
+}
+
+/// Dimensions of the layers of common models, and long rows.
+pub fn fixed_dimensions() -> Vec<Dimensions> {
+    vec![[48, 768], [32, 3072], [16, 4096], [16, 8192], [16, 50_304], [304, 1024]]
+}
+
+/// Longest rows that are read by products with the identity.
+const MAX_IDENTITY: usize = 1024;
+
+/// Rows in fp8 on a device.
+struct Fp8 {
+    values: Tensor,
+    scales: Tensor,
+    columns: usize,
+}
+
+impl Fp8 {
+    fn new(device: &dyn Device, rows: usize, columns: usize) -> Self {
+        let values = device.zeros(rows * columns, FP8_DTYPE);
+        Self { values, scales: device.zeros(rows, FP8_SCALE_DTYPE), columns }
+    }
+
+    fn of_rows(device: &dyn Device, x: &[f64], columns: usize) -> Self {
+        let mut rows = Self::new(device, x.len() / columns, columns);
+        device.quantize_rows(weight(device, x).view(), rows.rows_mut(), None);
+        rows
+    }
+
+    fn rows(&self) -> Fp8Rows<'_> {
+        Fp8Rows { values: self.values.view(), scales: self.scales.view() }
+    }
+
+    fn rows_mut(&mut self) -> Fp8RowsMut<'_> {
+        Fp8RowsMut { values: self.values.view_mut(), scales: self.scales.view_mut() }
+    }
+
+    /// The elements; for long rows products of the rows with others.
+    fn read(&self, device: &dyn Device) -> Vec<f64> {
+        let columns = self.columns;
+        let (outputs, operand) = match columns <= MAX_IDENTITY {
+            true => (columns, identity(columns)),
+            false => (16, exact_values(16 * columns, 1)),
+        };
+        let operand = Self::of_rows(device, &operand, columns);
+        let shape = LinearShape { rows: self.scales.len(), inputs: columns, outputs };
+        let mut y = activation_output(device, shape.rows * outputs);
+        device.linear_fp8(shape, self.rows(), operand.rows(), None, y.view_mut());
+        y.read(device)
+    }
+}
+
+fn identity(size: usize) -> Vec<f64> {
+    (0..size * size).map(|at| f64::from(u8::from(at % size == at / size))).collect()
+}
+
+/// What rows become, computed as devices do.
+fn quantized(x: &[f64], columns: usize) -> Vec<f64> {
+    let row = |row: &[f64]| {
+        let max = row.iter().fold(0.0f32, |max, x| max.max(x.abs() as f32));
+        let scale = if max > 0.0 { max / e4m3::MAX } else { 1.0 };
+        let value = move |x: &f64| e4m3::decode(e4m3::encode(*x as f32 * (1.0 / scale))) * scale;
+        row.iter().map(value).map(f64::from).collect::<Vec<_>>()
+    };
+    x.chunks_exact(columns).flat_map(row).collect()
+}
+
+/// Asserts equality up to one unit in the last place of bf16: a GEMM may truncate.
+fn assert_near(found: &[f64], expected: &[f64], what: &str) {
+    for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let is_near = (found - expected).abs() <= expected.abs() / 128.0;
+        assert!(is_near, "{what}: element {at} is {found}, expected {expected}");
+    }
+}
+
+fn transposed(x: &[f64], columns: usize) -> Vec<f64> {
+    let rows = x.len() / columns;
+    (0..x.len()).map(|at| x[at % rows * columns + at / rows]).collect()
+}
+
+/// Values of very different magnitudes, and a row of zeros.
+fn matrix([rows, columns]: Dimensions, seed: u64) -> Vec<f64> {
+    let mut x = exact_values(rows * columns, seed);
+    x.iter_mut()
+        .enumerate()
+        .for_each(|(at, x)| *x *= 2f64.powi((at / columns * 7 % 40) as i32 - 20));
+    x[..columns].fill(0.0);
+    x
+}
+
+/// Rows and columns become the nearest values of their scale.
+pub fn check_quantize(device: &dyn Device, dimensions: &Dimensions, seed: u64) {
+    let [rows, columns] = *dimensions;
+    let x = matrix(*dimensions, seed);
+    let on_device = activation(device, &x);
+    let mut fp8 = Fp8::new(device, rows, columns);
+    let mut sums = initial_grad(device, columns);
+    device.quantize_rows(on_device.view(), fp8.rows_mut(), Some(sums.view_mut()));
+    let mut expected_sums = vec![0.0; columns];
+    for row in x.chunks_exact(columns) {
+        expected_sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+    }
+    assert_close(&accumulated(device, &sums), &expected_sums, 1e-5, "column sums");
+    let mut again = Fp8::new(device, rows, columns);
+    device.quantize_rows(on_device.view(), again.rows_mut(), None);
+    assert_same(&again.read(device), &fp8.read(device), "without column sums");
+    let mut by_columns = Fp8::new(device, columns, rows);
+    device.quantize_columns(on_device.view(), by_columns.rows_mut());
+    let dtype = device.activation_dtype();
+    if columns <= MAX_IDENTITY {
+        assert_near(&fp8.read(device), &rounded(&quantized(&x, columns), dtype), "rows");
+    }
+    if rows <= MAX_IDENTITY {
+        let expected = rounded(&quantized(&transposed(&x, columns), rows), dtype);
+        assert_near(&by_columns.read(device), &expected, "columns");
+    }
+}
+
+/// Products of operands in fp8 agree with products of their values.
+pub fn check_linear(
+    device: &dyn Device,
+    [inputs, outputs]: &Dimensions,
+    seed: u64,
+    tolerance: f64,
+) {
+    let shape = LinearShape { rows: 24, inputs: *inputs, outputs: *outputs };
+    let x = exact_values(shape.rows * inputs, seed);
+    let w = exact_values(outputs * inputs, seed + 1);
+    let bias = exact_values(*outputs, seed + 2);
+    let [x8, w8] = [&x, &w].map(|operand| Fp8::of_rows(device, operand, *inputs));
+    let (x, w) = (quantized(&x, *inputs), quantized(&w, *inputs));
+    let bias_on_device = weight(device, &bias);
+    for bias in [None, Some(&bias)] {
+        let mut y = activation_output(device, shape.rows * outputs);
+        let view = bias.map(|_| bias_on_device.view());
+        device.linear_fp8(shape, x8.rows(), w8.rows(), view, y.view_mut());
+        let element = |at: usize| {
+            let (row, output) = (at / outputs, at % outputs);
+            let [x, w] =
+                [(&x, row), (&w, output)].map(|(m, at)| &m[at * inputs..(at + 1) * inputs]);
+            x.iter().zip(w).map(|(x, w)| x * w).sum::<f64>() + bias.map_or(0.0, |b| b[output])
+        };
+        let expected: Vec<f64> = (0..shape.rows * outputs).map(element).collect();
+        assert_close(&y.read(device), &expected, tolerance, "product");
+    }
+}
+
+/// Fused operations agree with the operations and the conversion of their result.
+pub fn check_fused(device: &dyn Device, dimensions: &Dimensions, seed: u64, tolerance: f64) {
+    let [rows, columns] = *dimensions;
+    let values = |index| exact_values(rows * columns, seed + index);
+    let is_converted = |y: &crate::guarded::Guarded, fp8: &Fp8, what: &str| {
+        let mut expected = Fp8::new(device, rows, columns);
+        device.quantize_rows(y.view(), expected.rows_mut(), None);
+        assert_same(&fp8.read(device), &expected.read(device), what);
+    };
+    check_gelu(device, &values, columns, &is_converted, tolerance);
+    check_norm(device, &values, columns, &is_converted, tolerance);
+    let mut fp8 = Fp8::new(device, rows, columns);
+    let targets: Vec<u32> = (0..rows as u32).map(|row| row * 31 % columns as u32).collect();
+    let targets = tokens(device, &targets);
+    let [mut fused, mut plain] = [(); 2].map(|()| logits(device, &values(9)));
+    let [mut fused_loss, mut plain_loss] = [(); 2].map(|()| scalar(device, 0.0));
+    let (grads, to) = (fused.view_mut(), fp8.rows_mut());
+    device.cross_entropy_fp8(targets.view(), grads, 0.5, fused_loss.view_mut(), to);
+    device.cross_entropy(targets.view(), plain.view_mut(), Some(0.5), plain_loss.view_mut());
+    is_converted(&fused, &fp8, "dlogits");
+    assert_close(&fused.read(device), &plain.read(device), tolerance, "dlogits");
+    let losses = [fused_loss, plain_loss].map(|loss| read_scalar(device, &loss));
+    assert_close(&losses[..1], &losses[1..], 1e-5, "loss");
+}
+
+type IsConverted<'a> = &'a dyn Fn(&crate::guarded::Guarded, &Fp8, &str);
+
+fn check_gelu(
+    device: &dyn Device,
+    values: &dyn Fn(u64) -> Vec<f64>,
+    columns: usize,
+    is_converted: IsConverted<'_>,
+    tolerance: f64,
+) {
+    let rows = values(0).len() / columns;
+    let [mut saved, mut plain_saved] = [(); 2].map(|()| activation(device, &values(0)));
+    let [mut y, mut plain] = [(); 2].map(|()| activation_output(device, rows * columns));
+    let mut fp8 = Fp8::new(device, rows, columns);
+    device.gelu_fp8(saved.view_mut(), y.view_mut(), fp8.rows_mut());
+    device.gelu(plain_saved.view_mut(), plain.view_mut());
+    is_converted(&y, &fp8, "gelu");
+    assert_close(&y.read(device), &plain.read(device), tolerance, "gelu");
+    for has_bias in [false, true] {
+        let [mut dy, mut plain] = [(); 2].map(|()| activation(device, &values(1)));
+        let [mut dbias, mut plain_dbias] = [(); 2].map(|()| initial_grad(device, columns));
+        let sums = has_bias.then(|| dbias.view_mut());
+        device.gelu_backward_fp8(saved.view(), dy.view_mut(), sums, fp8.rows_mut());
+        let sums = has_bias.then(|| plain_dbias.view_mut());
+        device.gelu_backward(plain_saved.view(), plain.view_mut(), sums);
+        is_converted(&dy, &fp8, "gelu_backward");
+        assert_close(&dy.read(device), &plain.read(device), tolerance, "gelu_backward");
+        let [found, expected] = [&dbias, &plain_dbias].map(|grad| accumulated(device, grad));
+        assert_close(&found, &expected, 1e-4, "gelu_backward: bias gradient");
+    }
+}
+
+fn check_norm(
+    device: &dyn Device,
+    values: &dyn Fn(u64) -> Vec<f64>,
+    columns: usize,
+    is_converted: IsConverted<'_>,
+    tolerance: f64,
+) {
+    let norm = Norm::Layer { eps: 1e-5 };
+    let rows = values(0).len() / columns;
+    let mut fp8 = Fp8::new(device, rows, columns);
+    let (x, delta) = (master(device, &values(2)), activation(device, &values(3)));
+    let w = weight(device, &values(4)[..columns]);
+    let [mut sum, mut y] =
+        [master_output(device, rows * columns), activation_output(device, rows * columns)];
+    let mut stats = master_output(device, 2 * rows);
+    let (view, to) = (y.view_mut(), fp8.rows_mut());
+    device.add_norm_fp8(
+        norm,
+        x.view(),
+        delta.view(),
+        w.view(),
+        None,
+        sum.view_mut(),
+        view,
+        stats.view_mut(),
+        to,
+    );
+    is_converted(&y, &fp8, "add_norm");
+    let mut plain = activation_output(device, rows * columns);
+    let mut plain_stats = master_output(device, 2 * rows);
+    device.norm(norm, sum.view(), w.view(), None, plain.view_mut(), plain_stats.view_mut());
+    assert_close(&y.read(device), &plain.read(device), tolerance, "add_norm");
+    let (dy, mut dx) = (activation(device, &values(5)), master(device, &values(6)));
+    let mut copy = activation_output(device, rows * columns);
+    let (mut dweight, mut sums) = (initial_grad(device, columns), master_output(device, columns));
+    let saved = NormSaved { x: sum.view(), weight: w.view(), mean_rstd: stats.view() };
+    let input_grad = NormInputGrad {
+        dx: dx.view_mut(),
+        copy: Some(copy.view_mut()),
+        column_sums: Some(sums.view_mut()),
+    };
+    let grads = NormGrads { weight: dweight.view_mut(), bias: None };
+    device.norm_backward_fp8(norm, saved, dy.view(), input_grad, grads, fp8.rows_mut());
+    is_converted(&copy, &fp8, "norm_backward");
+}

@@ -1,0 +1,185 @@
+//! GEMMs of linear layers on fp8 operands (e4m3), scaled by row.
+
+use regatta_comm::DType;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    ActivationOps, LinearShape, LossOps, Norm, NormGrads, NormInputGrad, NormOps, NormSaved,
+};
+use crate::tensor::{View, ViewMut};
+
+/// Data type of the bits of e4m3.
+pub const FP8_DTYPE: DType = DType::U8;
+
+/// Data type of scales.
+pub const FP8_SCALE_DTYPE: DType = DType::F32;
+
+/// GEMMs whose operands are fp8: forward, and those of the input's gradient. Gradients of weights keep the
+/// device's precision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fp8 {
+    /// None.
+    #[default]
+    Off,
+    /// Those of the transformer layers.
+    Layers,
+    /// Those of the transformer layers and of the LM head.
+    All,
+}
+
+impl Fp8 {
+    /// Its name, as in `train.fp8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Layers => "layers",
+            Self::All => "all",
+        }
+    }
+}
+
+/// Rows of a matrix in fp8: an element is its value times the scale of its row, which is the largest
+/// magnitude of the row divided by [`crate::e4m3::MAX`].
+#[derive(Debug, Clone, Copy)]
+pub struct Fp8Rows<'a> {
+    /// Values, of [`FP8_DTYPE`].
+    pub values: View<'a>,
+    /// One scale per row, of [`FP8_SCALE_DTYPE`].
+    pub scales: View<'a>,
+}
+
+impl Fp8Rows<'_> {
+    /// Elements of a row.
+    pub fn columns(&self) -> usize {
+        self.values.len() / self.scales.len().max(1)
+    }
+}
+
+/// Rows in fp8 that are written.
+#[derive(Debug)]
+pub struct Fp8RowsMut<'a> {
+    /// Values, of [`FP8_DTYPE`].
+    pub values: ViewMut<'a>,
+    /// One scale per row, of [`FP8_SCALE_DTYPE`].
+    pub scales: ViewMut<'a>,
+}
+
+impl Fp8RowsMut<'_> {
+    /// For reading.
+    pub fn rows(&self) -> Fp8Rows<'_> {
+        Fp8Rows { values: self.values.view(), scales: self.scales.view() }
+    }
+}
+
+/// GEMMs on fp8 operands, and operations that also write their result in fp8. Only a device whose
+/// [`Fp8Ops::fp8`] is not `Off` implements them. A fused operation gives the same result as the operation
+/// and [`Fp8Ops::quantize_rows`].
+pub trait Fp8Ops: NormOps + ActivationOps + LossOps {
+    /// GEMMs that the configuration of the device wants in fp8.
+    fn fp8(&self) -> Fp8 {
+        Fp8::Off
+    }
+
+    /// Whether the device computes a GEMM in fp8, forward and backward.
+    fn supports_fp8(&self, _shape: LinearShape) -> bool {
+        false
+    }
+
+    /// Writes the rows of `x` in fp8. The column sums of `x` are added to `column_sums`.
+    fn quantize_rows(&self, _x: View<'_>, _to: Fp8RowsMut<'_>, _column_sums: Option<ViewMut<'_>>) {
+        no_fp8()
+    }
+
+    /// Writes the columns of `x` as rows in fp8.
+    fn quantize_columns(&self, _x: View<'_>, _to: Fp8RowsMut<'_>) {
+        no_fp8()
+    }
+
+    /// `y = x weightᵀ + bias`. The gradient of the input is that of the weight's columns as rows.
+    fn linear_fp8(
+        &self,
+        _shape: LinearShape,
+        _x: Fp8Rows<'_>,
+        _weight: Fp8Rows<'_>,
+        _bias: Option<View<'_>>,
+        _y: ViewMut<'_>,
+    ) {
+        no_fp8()
+    }
+
+    /// [`NormOps::add_norm`], with `y` in fp8.
+    #[allow(clippy::too_many_arguments, reason = "a fused kernel has the arguments of all")]
+    fn add_norm_fp8(
+        &self,
+        norm: Norm,
+        x: View<'_>,
+        delta: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        sum: ViewMut<'_>,
+        mut y: ViewMut<'_>,
+        mean_rstd: ViewMut<'_>,
+        y_fp8: Fp8RowsMut<'_>,
+    ) {
+        self.add_norm(norm, x, delta, weight, bias, sum, y.reborrow(), mean_rstd);
+        self.quantize_rows(y.view(), y_fp8, None);
+    }
+
+    /// [`NormOps::norm_backward`], with the copy of the input's gradient in fp8, or with the gradient itself
+    /// if there is no copy.
+    fn norm_backward_fp8(
+        &self,
+        norm: Norm,
+        saved: NormSaved<'_>,
+        dy: View<'_>,
+        input_grad: NormInputGrad<'_>,
+        grads: NormGrads<'_>,
+        dx_fp8: Fp8RowsMut<'_>,
+    ) {
+        let NormInputGrad { mut dx, mut copy, column_sums } = input_grad;
+        let own = NormInputGrad {
+            dx: dx.reborrow(),
+            copy: copy.as_mut().map(ViewMut::reborrow),
+            column_sums,
+        };
+        self.norm_backward(norm, saved, dy, own, grads);
+        let operand = copy.as_ref().map_or(dx.view(), ViewMut::view);
+        self.quantize_rows(operand, dx_fp8, None);
+    }
+
+    /// [`ActivationOps::gelu`], with `y` in fp8.
+    fn gelu_fp8(&self, x: ViewMut<'_>, mut y: ViewMut<'_>, y_fp8: Fp8RowsMut<'_>) {
+        self.gelu(x, y.reborrow());
+        self.quantize_rows(y.view(), y_fp8, None);
+    }
+
+    /// [`ActivationOps::gelu_backward`], with the result in fp8.
+    fn gelu_backward_fp8(
+        &self,
+        saved: View<'_>,
+        mut dy: ViewMut<'_>,
+        dbias: Option<ViewMut<'_>>,
+        dy_fp8: Fp8RowsMut<'_>,
+    ) {
+        self.gelu_backward(saved, dy.reborrow(), dbias);
+        self.quantize_rows(dy.view(), dy_fp8, None);
+    }
+
+    /// [`LossOps::cross_entropy`], with the gradient of the logits in fp8.
+    fn cross_entropy_fp8(
+        &self,
+        targets: View<'_>,
+        mut logits: ViewMut<'_>,
+        grad_scale: f64,
+        loss: ViewMut<'_>,
+        dlogits_fp8: Fp8RowsMut<'_>,
+    ) {
+        self.cross_entropy(targets, logits.reborrow(), Some(grad_scale), loss);
+        self.quantize_rows(logits.view(), dlogits_fp8, None);
+    }
+}
+
+fn no_fp8() -> ! {
+    panic!("the device has no GEMMs on fp8 operands")
+}

@@ -1,0 +1,60 @@
+//! The output layer with GEMMs on fp8 operands, except for its weight gradient.
+
+use super::fp8::Fp8Tensor;
+use super::head::ScaledLoss;
+use super::{Params, PassCtx, VocabTable};
+use regatta_device::ops::{Fp8, LinearShape};
+use regatta_device::tensor::{Tensor, View, ViewMut};
+
+/// The weight of an output layer in fp8, for the forward pass and for the gradient of the input.
+pub(super) struct Fp8Head {
+    weight: Fp8Tensor,
+    columns: Fp8Tensor,
+    /// Of all rows of the micro-batch.
+    shape: LinearShape,
+}
+
+impl Fp8Head {
+    /// `None` if the head does not use fp8: it needs the whole vocabulary in one matrix.
+    pub fn new(ctx: &PassCtx, params: &dyn Params, table: &VocabTable) -> Option<Self> {
+        let is_whole = !table.is_tiled() && ctx.tensor.shard.ranks == 1;
+        if ctx.device.fp8() != Fp8::All || !is_whole {
+            return None;
+        }
+        let shape = table.gemm_shape(0, ctx.rows());
+        if !ctx.device.supports_fp8(shape) {
+            return None;
+        }
+        let weight = table.tile(params, 0);
+        Some(Self {
+            weight: Fp8Tensor::of_rows(ctx, weight, shape.inputs),
+            columns: Fp8Tensor::of_columns(ctx, weight, shape.inputs),
+            shape,
+        })
+    }
+
+    /// Adds the loss of rows `x`, writes the gradient of their logits to `buffer` and that of `x` to `dx`.
+    /// Returns the gradient of the logits.
+    pub fn loss_and_input_grad<'b>(
+        &self,
+        ctx: &PassCtx,
+        x: View<'_>,
+        targets: View<'_>,
+        loss: ScaledLoss<'_>,
+        buffer: &'b mut Tensor,
+        dx: ViewMut<'_>,
+    ) -> View<'b> {
+        let shape = LinearShape { rows: targets.len(), ..self.shape };
+        let LinearShape { rows, inputs, outputs } = shape;
+        let (mut logits, _) = buffer.view_mut().split_at(rows * outputs);
+        let x = Fp8Tensor::of_rows(ctx, x, inputs);
+        let (device, weight) = (ctx.device, self.weight.rows());
+        device.linear_fp8(shape, x.rows(), weight, None, logits.reborrow());
+        let mut dlogits = Fp8Tensor::new(ctx, rows, outputs);
+        let ScaledLoss { sum, grad_scale } = loss;
+        device.cross_entropy_fp8(targets, logits, grad_scale, sum, dlogits.rows_mut());
+        let transposed = LinearShape { rows, inputs: outputs, outputs: inputs };
+        device.linear_fp8(transposed, dlogits.rows(), self.columns.rows(), None, dx);
+        buffer.view().slice(0..rows * outputs)
+    }
+}
