@@ -43,8 +43,8 @@ impl NormOps for CudaDevice {
         let shape = Shape::check(x.len(), weight, bias, &y, mean_rstd.view());
         let pointers = [Ptr::of(x), Ptr::of(weight), Ptr::optional(bias), Ptr::of_mut(&y)];
         let dtypes = Dtypes::new(norm, x, weight, y.dtype());
-        let (function, stats) = ("norm_forward", Ptr::of_mut(&mean_rstd));
-        self.forward(function, dtypes, shape, &pointers, stats, norm, None);
+        let stats = Stats::new(norm, &mean_rstd);
+        self.forward("norm_forward", dtypes, shape, &pointers, stats, None);
     }
 
     fn add_norm(
@@ -96,9 +96,9 @@ impl CudaDevice {
         let pointers =
             [Ptr::of(x), Ptr::of(delta), weight_ptr, bias_ptr, Ptr::of_mut(&sum), Ptr::of_mut(&y)];
         let dtypes = Dtypes { delta: delta.dtype(), ..Dtypes::new(norm, x, weight, y.dtype()) };
-        let stats = Ptr::of_mut(&mean_rstd);
+        let stats = Stats::new(norm, &mean_rstd);
         let fused = fp8.as_ref().filter(|_| self.is_forward_in_registers(shape.columns, &pointers));
-        self.forward("add_norm", dtypes, shape, &pointers, stats, norm, fused);
+        self.forward("add_norm", dtypes, shape, &pointers, stats, fused);
         if let Some(fp8) = fp8.filter(|_| !self.is_forward_in_registers(shape.columns, &pointers)) {
             self.quantize_rows(y.view(), fp8, None);
         }
@@ -174,14 +174,12 @@ impl CudaDevice {
         dtypes: Dtypes,
         shape: Shape,
         pointers: &[Ptr],
-        mean_rstd: Ptr,
-        norm: Norm,
+        stats: Stats,
         fp8: Option<&Fp8RowsMut<'_>>,
     ) {
         let Shape { rows, columns } = shape;
-        let (Norm::Layer { eps } | Norm::Rms { eps }) = norm;
         let mut args: Vec<Arg> = pointers.iter().map(|pointer| (*pointer).into()).collect();
-        let stats = [Arg::from(mean_rstd), (eps as f32).into()];
+        let stats = [Arg::from(stats.mean_rstd), stats.eps.into()];
         let layout = ForwardLayout::of(columns, self.warp());
         match layout.filter(|_| is_vectorised(&[columns], pointers)) {
             Some(layout) => {
@@ -312,6 +310,20 @@ impl Shape {
             bias.is_none_or(|bias| (bias.len(), bias.dtype()) == (columns, weight.dtype()));
         assert!(same_bias, "lengths or dtypes of weight and bias differ");
         Self { rows, columns }
+    }
+}
+
+/// Where mean and rstd are written, and what the variance is increased by.
+#[derive(Debug, Clone, Copy)]
+struct Stats {
+    mean_rstd: Ptr,
+    eps: f32,
+}
+
+impl Stats {
+    fn new(norm: Norm, mean_rstd: &ViewMut<'_>) -> Self {
+        let (Norm::Layer { eps } | Norm::Rms { eps }) = norm;
+        Self { mean_rstd: Ptr::of_mut(mean_rstd), eps: eps as f32 }
     }
 }
 
