@@ -1,8 +1,8 @@
-"""Trains GPT-2 without biases with PyTorch in f32, as bench/src/bin/train does with Regatta: prints `ready`
+"""Trains GPT-2 without biases with PyTorch, as bench/src/bin/train does with Regatta: prints `ready`
 and the loss of the first step; then, for each line with a number of steps, prints the seconds of each step,
 a bar, and the loss of the last one.
 
-Arguments: eager or compiled, CPUs, vocabulary size, layers, heads, hidden size, sequence length, batch size
+With `TORCH_PRECISION=bf16`, autocast to bf16. Arguments: eager or compiled, CPUs, vocabulary size, layers, heads, hidden size, sequence length, batch size
 per rank. For one of several ranks also the parallelism: `data` (DistributedDataParallel) or `zero3` (FSDP2);
 rank and rendezvous are in the environment, and ranks communicate over gloo."""
 
@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
+PRECISION = os.environ.get("TORCH_PRECISION", "f32")
 COMPILED = sys.argv[1] == "compiled"
 VOCAB_SIZE, LAYERS, HEADS, HIDDEN_SIZE, SEQ_LEN, BATCH = (int(n) for n in sys.argv[3:9])
 PARALLELISM = sys.argv[9] if len(sys.argv) > 9 else None
@@ -120,7 +121,8 @@ steps_done = 0
 def step():
     global steps_done
     inputs, targets = batches[steps_done % BATCHES]
-    loss = forward(inputs, targets)
+    with torch.autocast("cpu", torch.bfloat16, enabled=PRECISION == "bf16"):
+        loss = forward(inputs, targets)
     loss.backward()
     nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
     optimizer.step()

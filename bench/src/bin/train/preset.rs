@@ -2,13 +2,14 @@
 
 use regatta_predict::shape::{Family, ModelShape};
 
-/// A model and its batch: GPT-2 without biases and dropout, on characters.
+/// A model and its batch: GPT-2 without biases and dropout.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
     pub name: &'static str,
     pub layers: usize,
     pub heads: usize,
     pub hidden_size: usize,
+    pub vocab_size: usize,
     pub seq_len: usize,
     /// Sequences of a step.
     pub batch: usize,
@@ -17,14 +18,16 @@ pub struct Preset {
 }
 
 /// The characters of English text.
-const VOCAB_SIZE: usize = 65;
+const CHARACTERS: usize = 65;
 
-pub const ALL: [Preset; 2] = [
+/// Presets that run unless others are named.
+pub const DEFAULT: [Preset; 2] = [
     Preset {
         name: "small",
         layers: 4,
         heads: 4,
         hidden_size: 128,
+        vocab_size: CHARACTERS,
         seq_len: 64,
         batch: 12,
         steps: 40,
@@ -34,21 +37,34 @@ pub const ALL: [Preset; 2] = [
         layers: 6,
         heads: 6,
         hidden_size: 384,
+        vocab_size: CHARACTERS,
         seq_len: 256,
         batch: 4,
         steps: 5,
     },
 ];
 
+/// GPT-2 124M with its own vocabulary, for many cores.
+pub const GPT2_124M: Preset = Preset {
+    name: "124m",
+    layers: 12,
+    heads: 12,
+    hidden_size: 768,
+    vocab_size: 50_257,
+    seq_len: 512,
+    batch: 4,
+    steps: 3,
+};
+
 impl Preset {
     pub fn find(name: &str) -> Option<Self> {
-        ALL.into_iter().find(|preset| preset.name == name)
+        DEFAULT.into_iter().chain([GPT2_124M]).find(|preset| preset.name == name)
     }
 
     pub fn shape(&self) -> ModelShape {
         ModelShape {
             family: Family::Gpt2,
-            vocab_size: VOCAB_SIZE,
+            vocab_size: self.vocab_size,
             seq_len: self.seq_len,
             hidden_size: self.hidden_size,
             num_layers: self.layers,
@@ -69,7 +85,7 @@ impl Preset {
 
     /// Arguments of `peers/train.py` for the model and a batch.
     pub fn torch_args(&self, batch: usize) -> [usize; 6] {
-        [VOCAB_SIZE, self.layers, self.heads, self.hidden_size, self.seq_len, batch]
+        [self.vocab_size, self.layers, self.heads, self.hidden_size, self.seq_len, batch]
     }
 
     pub fn describe(&self) -> String {

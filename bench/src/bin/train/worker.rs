@@ -118,8 +118,9 @@ fn connect(args: &WorkerArgs, rendezvous: &str) -> Result<Arc<dyn Comm>> {
     Ok(Arc::new(hierarchical::join(settings)?))
 }
 
-struct BenchTrainer {
-    engine: Engine,
+/// Trains on random tokens.
+pub struct BenchTrainer {
+    pub engine: Engine,
     /// Inputs and targets.
     batches: Vec<(Vec<u32>, Vec<u32>)>,
     batch: usize,
@@ -131,7 +132,7 @@ struct BenchTrainer {
 }
 
 impl BenchTrainer {
-    fn new(args: &WorkerArgs, groups: ProcessGroups) -> Result<Self> {
+    pub fn new(args: &WorkerArgs, groups: ProcessGroups) -> Result<Self> {
         let device = Cpu::new(args.cpus.len(), args.precision);
         let device_model = DeviceModel::new(Model::new(args.preset.shape()), Box::new(device));
         let tokens = args.preset.tokens(args.batch) as u64;
@@ -159,7 +160,7 @@ impl BenchTrainer {
     }
 
     /// Runs steps and returns their times and mean losses on this rank.
-    fn run_steps(&mut self, steps: usize) -> Result<Vec<(StepTime, f64)>> {
+    pub fn run_steps(&mut self, steps: usize) -> Result<Vec<(StepTime, f64)>> {
         (0..steps).map(|_| self.run_step()).collect()
     }
 

@@ -8,7 +8,7 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use regatta_device::ops::SCALAR_DTYPE;
+use regatta_device::ops::{KernelTime, SCALAR_DTYPE};
 use regatta_device::precision::Precision;
 use regatta_device::reference::copy_tokens;
 use regatta_device::tensor::{Tensor, View, ViewMut};
@@ -51,6 +51,7 @@ impl DeviceMemory for Cpu {
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        let _timer = self.timer("copy");
         self.zip_chunks(from, to, |from, to| copy_kernel(self.isa, from, to));
     }
 
@@ -65,6 +66,7 @@ impl DeviceMemory for Cpu {
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
+        let _timer = self.timer("fill");
         if x.dtype() == SCALAR_DTYPE {
             return x.as_slice::<f64>().fill(value);
         }
@@ -77,6 +79,14 @@ impl DeviceMemory for Cpu {
 
     fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
         Ok(scalars.as_slice().to_vec())
+    }
+
+    fn start_kernel_times(&self) {
+        self.kernel_times.start();
+    }
+
+    fn take_kernel_times(&self) -> Vec<KernelTime> {
+        self.kernel_times.take()
     }
 }
 

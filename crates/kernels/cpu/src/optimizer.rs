@@ -24,6 +24,7 @@ impl OptimizerOps for Cpu {
     }
 
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>) {
+        let _timer = self.timer("adamw");
         let OptimizerState { grad, grad_scale, moment1: m, moment2: v, param, decayed, .. } = state;
         let len = param.len();
         assert_eq!([grad.len(), m.len(), v.len()], [len; 3], "tensor lengths differ");
@@ -43,6 +44,7 @@ impl OptimizerOps for Cpu {
     }
 
     fn sgd(&self, config: &Sgd, state: OptimizerState<'_>) {
+        let _timer = self.timer("sgd");
         let OptimizerState { grad, grad_scale, moment1: momentum, param, decayed, .. } = state;
         let len = param.len();
         assert_eq!([grad.len(), momentum.len()], [len; 2], "tensor lengths differ");

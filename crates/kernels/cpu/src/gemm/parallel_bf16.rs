@@ -50,9 +50,12 @@ impl Cpu {
         let GemmShape { m, n, k } = shape;
         let Bf16Gemm { kernel, packed: packed_pool, scratch: scratch_pool, .. } = &self.bf16_gemm;
         let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);
+        let timer = self.kernel_times.timer(|| format!("pack {k} by {n} to bf16"));
         let mut packed = packed_pool.take();
         let run = |tasks: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(tasks, work);
         packed.pack_parallel(*kernel, [k, n], b, tasks, &run);
+        drop(timer);
+        let _timer = self.kernel_times.timer(|| format!("gemm {m}x{n}x{k} bf16"));
         let c = DisjointMut::new(c);
         let tasks = self.pool.balanced_tasks(shape.work(), MIN_WORK_PER_THREAD, BALANCED_WORK);
         self.pool.run(tasks, |task| {
