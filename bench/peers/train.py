@@ -86,6 +86,8 @@ def wrap(model):
         model = nn.parallel.DistributedDataParallel(model)
     elif PARALLELISM == "zero3":
         return wrap_fsdp(model)
+    elif PARALLELISM:
+        sys.exit(f"unknown parallelism {PARALLELISM}: expected data or zero3")
     return torch.compile(model) if COMPILED else model
 
 
@@ -94,7 +96,7 @@ def wrap_fsdp(model):
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model.num_layers:
+    for layer in model.layers:
         if COMPILED:
             layer.compile()
         fully_shard(layer, mesh=mesh)

@@ -30,7 +30,12 @@ pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> 
     }
     for precision in options.precisions.iter().copied() {
         for ranks in options.ranks.iter().filter(|ranks| **ranks <= cpus.len()) {
-            measure_ranks(preset, options, precision, *ranks, cpus)?;
+            for parallelism in options.parallelism.iter().filter(|_| *ranks > 1) {
+                measure_ranks(preset, options, precision, *ranks, *parallelism, cpus)?;
+            }
+            if *ranks == 1 {
+                measure_one_rank(preset, options, precision, cpus)?;
+            }
         }
     }
     Ok(())
@@ -74,17 +79,30 @@ fn measure_ranks(
     options: &Options,
     precision: Precision,
     ranks: usize,
+    parallelism: DataParallelism,
     cpus: &[usize],
 ) -> Result<()> {
     let threads = cpus.len() / ranks;
     let each: Vec<&[usize]> = cpus.chunks_exact(threads).take(ranks).collect();
-    let (parallelism, batch) = (DataParallelism::Replicated, preset.batch / ranks);
-    let workers = match ranks {
-        1 => Workers::regatta(preset, precision, cpus)?,
-        _ => Workers::regatta_ranks(preset, precision, parallelism, &each, batch)?,
-    };
-    let name = format!("{ranks} ranks of {threads} threads, {}", precision.name());
-    let mut contenders = [Contender::new(&name, workers)];
+    let batch = preset.batch / ranks;
+    let workers = Workers::regatta_ranks(preset, precision, parallelism, &each, batch)?;
+    let (precision, parallelism) = (precision.name(), parallelism.regatta_name());
+    let name = format!("{ranks} ranks x {threads}, {precision}, {parallelism}");
+    measure(&name, workers, preset, options)
+}
+
+fn measure_one_rank(
+    preset: Preset,
+    options: &Options,
+    precision: Precision,
+    cpus: &[usize],
+) -> Result<()> {
+    let name = format!("1 rank x {}, {}", cpus.len(), precision.name());
+    measure(&name, Workers::regatta(preset, precision, cpus)?, preset, options)
+}
+
+fn measure(name: &str, workers: Workers, preset: Preset, options: &Options) -> Result<()> {
+    let mut contenders = [Contender::new(name, workers)];
     run_rounds(&mut contenders, preset, options.rounds)?;
     contenders[0].print(&preset);
     Ok(())
@@ -121,7 +139,7 @@ impl Contender {
         };
         let of = &self.measurements;
         println!(
-            "  {:<28}{median:>8.0} tokens/s ({low:.0} to {high:.0}), {:.0} ms/step{}{}{}{}",
+            "  {:<36}{median:>8.0} tokens/s ({low:.0} to {high:.0}), {:.0} ms/step{}{}{}{}",
             self.name,
             times.median.as_secs_f64() * 1e3,
             phase("forward", of.median_phase(|_, phases| phases.forward)),

@@ -12,7 +12,7 @@
 //! `REGATTA_BENCH_PYTHON`; it trains in f32, eager and with `torch.compile`.
 //!
 //! Arguments: presets, `small` and `large`, default both, and `124m`; `ranks`, `scaling` or `kernels`;
-//! parallelism of ranks, `data` and `zero3`, default both. Options: `--rounds N`, default 7; `--eager` skips
+//! parallelism of ranks, `data` and `zero3`, default both, and `zero1` for `scaling`. Options: `--rounds N`, default 7; `--eager` skips
 //! `torch.compile`, which takes a minute to start; `--weak-scaling` gives each rank the full batch instead of
 //! a share of it. For `scaling` and `kernels`: `--threads LIST`, default 8,16; `--ranks LIST`, default none;
 //! `--precisions LIST`, default f32,bf16; `--batch N`, the global batch; `--no-peer`.
@@ -111,7 +111,13 @@ fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
     }
     let mut presets = or_all(presets, &preset::DEFAULT);
     presets.iter_mut().for_each(|preset| preset.batch = batch.unwrap_or(preset.batch));
-    let parallelism = or_all(parallelism, &DataParallelism::ALL);
+    let parallelism = or_all(
+        parallelism,
+        match mode {
+            Mode::Scaling => &DataParallelism::SCALED,
+            _ => &DataParallelism::COMPARED,
+        },
+    );
     Ok(Options {
         mode,
         presets,

@@ -102,17 +102,24 @@ impl Preset {
 pub enum DataParallelism {
     /// Every rank has all parameters.
     Replicated,
+    /// The optimizer state is sharded.
+    Zero1,
     /// Parameters, gradients and optimizer state are sharded.
     Zero3,
 }
 
 impl DataParallelism {
-    pub const ALL: [Self; 2] = [Self::Replicated, Self::Zero3];
+    /// Those compared with PyTorch.
+    pub const COMPARED: [Self; 2] = [Self::Replicated, Self::Zero3];
+    /// Those whose throughput is measured on many ranks.
+    pub const SCALED: [Self; 2] = [Self::Replicated, Self::Zero1];
+    const ALL: [Self; 3] = [Self::Replicated, Self::Zero1, Self::Zero3];
 
     /// Its name in arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Replicated => "data",
+            Self::Zero1 => "zero1",
             Self::Zero3 => "zero3",
         }
     }
@@ -124,6 +131,7 @@ impl DataParallelism {
     pub fn regatta_name(self) -> &'static str {
         match self {
             Self::Replicated => "data parallel",
+            Self::Zero1 => "ZeRO-1",
             Self::Zero3 => "ZeRO-3",
         }
     }
@@ -131,6 +139,7 @@ impl DataParallelism {
     pub fn torch_name(self) -> &'static str {
         match self {
             Self::Replicated => "DDP",
+            Self::Zero1 => "ZeroRedundancyOptimizer",
             Self::Zero3 => "FSDP2",
         }
     }

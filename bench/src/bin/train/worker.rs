@@ -146,6 +146,7 @@ impl BenchTrainer {
         let stage = Stage::single(&args.preset.shape());
         let zero = match args.parallelism {
             DataParallelism::Replicated => ZeroStage::Off,
+            DataParallelism::Zero1 => ZeroStage::One,
             DataParallelism::Zero3 => ZeroStage::Three,
         };
         let (sharding, init) = (ShardingConfig::zero(zero), ParamInit::Random { seed: 1 });

@@ -14,7 +14,7 @@ impl ActivationOps for Cpu {
         let _timer = self.timer("gelu");
         assert_eq!(x.len(), y.len(), "tensor lengths differ");
         let (x, y) = (DisjointMut::new(x), DisjointMut::new(y));
-        self.pool.run_ranges(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             let (x, y) = unsafe { (x.slice(range.clone()), y.slice(range)) };
             gelu_kernel(self.isa, x, y);

@@ -22,7 +22,7 @@ impl ElementwiseOps for Cpu {
         let _timer = self.timer("add");
         assert!(x.len() == z.len() && y.len() == z.len(), "tensor lengths differ");
         let (x, y, z) = (Slice::from(x), Slice::from(y), DisjointMut::new(z));
-        self.pool.run_ranges(z.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(z.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             let z = unsafe { z.slice(range.clone()) };
             add_kernel(self.isa, x.slice(range.clone()), y.slice(range), z);
@@ -80,7 +80,7 @@ impl Cpu {
     ) {
         assert_eq!(x.len(), y.len(), "tensor lengths differ");
         let (x, y) = (Slice::from(x), DisjointMut::new(y));
-        self.pool.run_ranges(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             kernel(x.slice(range.clone()), unsafe { y.slice(range) });
         });
@@ -89,7 +89,7 @@ impl Cpu {
     /// Applies a kernel to chunks of a tensor, given the index of the chunk's first element.
     pub(crate) fn map_chunks(&self, x: ViewMut<'_>, kernel: impl Fn(usize, SliceMut<'_>) + Sync) {
         let x = DisjointMut::new(x);
-        self.pool.run_ranges(x.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(x.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             kernel(range.start, unsafe { x.slice(range) });
         });

@@ -33,7 +33,7 @@ impl OptimizerOps for Cpu {
         for (part, has_decay) in split_by_decay(len, decayed) {
             let weight_decay = if has_decay { config.weight_decay } else { 0.0 };
             let config = AdamW { weight_decay, ..*config };
-            self.pool.run_ranges(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
+            self.pool.run_balanced(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
                 let range = part.start + range.start..part.start + range.end;
                 // SAFETY: ranges are disjoint.
                 let [m, v, param] =
@@ -53,7 +53,7 @@ impl OptimizerOps for Cpu {
         for (part, has_decay) in split_by_decay(len, decayed) {
             let weight_decay = if has_decay { config.weight_decay } else { 0.0 };
             let config = Sgd { weight_decay, ..*config };
-            self.pool.run_ranges(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
+            self.pool.run_balanced(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
                 let range = part.start + range.start..part.start + range.end;
                 // SAFETY: ranges are disjoint.
                 let [m, param] = unsafe { [m, param].map(|all| all.slice_f32(range.clone())) };

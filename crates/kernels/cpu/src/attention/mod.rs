@@ -218,11 +218,9 @@ impl Cpu {
         if shape.rows() == 0 || shape.keys == 0 {
             return;
         }
-        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
-            for unit in units {
-                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
-                work(AttentionHead { shape, layout, sequence, head });
-            }
+        self.pool.run(shape.batch * shape.heads, |unit| {
+            let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+            work(AttentionHead { shape, layout, sequence, head });
         });
     }
 

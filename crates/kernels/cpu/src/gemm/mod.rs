@@ -5,6 +5,7 @@ mod packed_f32;
 pub(crate) mod parallel_bf16;
 mod peak;
 pub(crate) mod small_f32;
+mod task_grid;
 
 use regatta_comm::DType;
 
@@ -48,6 +49,16 @@ pub enum Epilogue<'a> {
     Bias(&'a [f32]),
     /// `c += a b`.
     Accumulate,
+}
+
+impl Epilogue<'_> {
+    /// The epilogue of the columns from one on.
+    fn from_column(self, column: usize) -> Self {
+        match self {
+            Self::Bias(bias) => Self::Bias(&bias[column..]),
+            other => other,
+        }
+    }
 }
 
 /// Operands and epilogue of a GEMM.

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::aligned_lines::{CacheLine, WORDS};
-use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput, write_tile};
+use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput, TileStore, write_tile};
 use super::kernel::Blocking;
 use super::microkernel::{GemmTile, MicroKernelFn};
 use super::microkernel_x86::NativeRounding;
@@ -183,10 +183,10 @@ struct TileOperands {
 }
 
 impl TileOperands {
-    fn new(tile: &GemmTile, acc: &mut Accumulators, output: &mut TileOutput<'_>) -> Self {
+    fn new(tile: &GemmTile, store: &TileStore) -> Self {
         // Without a second panel, the first is read twice and its second result is not used.
         let second = (tile.panels - 1) * tile.b_stride;
-        let c = direct_store(tile, output).unwrap_or_else(|| acc.as_mut_ptr());
+        let c = store.to;
         Self {
             a: [0, TILE_ROWS].map(|row| tile.a.at_row(row).start),
             a_row: tile.a.row_bytes,
@@ -200,7 +200,7 @@ impl TileOperands {
 }
 
 /// Where a full tile can be stored directly.
-fn direct_store(tile: &GemmTile, output: &mut TileOutput<'_>) -> Option<MatrixPtrMut> {
+fn direct_store(tile: &GemmTile, output: &TileOutput<'_>) -> Option<MatrixPtrMut> {
     let is_full = tile.rows == 2 * TILE_ROWS;
     if is_full { output.direct_store(tile.rows, TILE_COLUMNS) } else { None }
 }
@@ -209,16 +209,28 @@ fn direct_store(tile: &GemmTile, output: &mut TileOutput<'_>) -> Option<MatrixPt
 /// See [`MicroKernelFn`]; and a [`TileConfigGuard`] must exist on this thread.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutput<'_>) {
-    let operands = TileOperands::new(tile, acc, &mut output);
+    let direct = direct_store(tile, &output);
+    // SAFETY: the caller's promise.
+    let store = unsafe { TileStore::new(direct, tile.init, tile.rows, acc, &mut output) };
+    let operands = TileOperands::new(tile, &store);
     let TileOperands { a, a_row, a_step, b, steps, c, c_row } = operands;
     // SAFETY: the caller promises configured tiles and operands of that many steps; the output has 32 rows of
     // 32 columns.
     unsafe {
         tile_asm!(
+            "test {accumulate}, {accumulate}",
+            "jz 5f",
+            "tileloadd tmm0, [{c_upper} + {c_row}*1]",
+            "tileloadd tmm1, [{c_upper} + {c_row}*1 + 64]",
+            "tileloadd tmm2, [{c_lower} + {c_row}*1]",
+            "tileloadd tmm3, [{c_lower} + {c_row}*1 + 64]",
+            "jmp 6f",
+            "5:",
             "tilezero tmm0",
             "tilezero tmm1",
             "tilezero tmm2",
             "tilezero tmm3",
+            "6:",
             "test {steps}, {steps}",
             "jz 4f",
             "tileloadd tmm6, [{b_0} + {row}*1]",
@@ -263,9 +275,10 @@ pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutpu
             c_upper = in(reg) c[0],
             c_lower = in(reg) c[1],
             c_row = in(reg) c_row,
+            accumulate = in(reg) usize::from(store.accumulate),
         );
     }
-    if direct_store(tile, &mut output).is_none() {
+    if !store.is_direct {
         // SAFETY: the caller's promise.
         unsafe { write_tile::<NativeRounding>(acc, tile.rows, output) };
     }

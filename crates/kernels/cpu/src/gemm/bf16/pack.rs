@@ -134,18 +134,9 @@ pub fn pack_a(
     if let Some(panel) = in_place(blocking, a, &rows, &ks) {
         return panel;
     }
-    // A tile may read, but not use, rows past the end. The rest of the stride spreads the groups of a tile
-    // over the cache sets. It is a multiple of sixteen, so that full blocks fit.
-    let stride = (rows.len() + blocking.tile_rows - 1 + 47) / 64 * 64 + 16;
+    let stride = a_stride(blocking, rows.len());
     let count = ks.len().div_ceil(DEPTH) * stride;
-    let source = PackSource {
-        elements: a.elements,
-        first: rows.start * a.row_stride + ks.start * a.column_stride,
-        lanes: rows.len(),
-        lane_stride: a.row_stride,
-        k: ks.len(),
-        k_stride: a.column_stride,
-    };
+    let source = a_source(a, &rows, &ks);
     let widened_count = if blocking.widen_a { 2 * count } else { 0 };
     let (packed, widened) = lines.at_least(count + widened_count).split_at_mut(count);
     dispatch(kernel, &source, PackedLayout::A { stride }, packed);
@@ -154,6 +145,82 @@ pub fn pack_a(
     }
     widen_lines(packed, widened);
     packed_panel(widened, 2 * stride, 2)
+}
+
+/// Lines between groups of sixteen pairs of packed A. A tile may read, but not use, rows past the end. The
+/// rest of the stride spreads the groups of a tile over the cache sets. It is a multiple of sixteen, so that
+/// full blocks fit.
+fn a_stride(blocking: &Blocking, rows: usize) -> usize {
+    (rows + blocking.tile_rows - 1 + 47) / 64 * 64 + 16
+}
+
+fn a_source<'a>(a: &MatrixSlice<'a>, rows: &Range<usize>, ks: &Range<usize>) -> PackSource<'a> {
+    PackSource {
+        elements: a.elements,
+        first: rows.start * a.row_stride + ks.start * a.column_stride,
+        lanes: rows.len(),
+        lane_stride: a.row_stride,
+        k: ks.len(),
+        k_stride: a.column_stride,
+    }
+}
+
+/// Blocks of rows of A, packed once for all columns of the output.
+#[derive(Debug, Default)]
+pub struct PackedA {
+    lines: AlignedLines,
+}
+
+/// A part of A that one task packs.
+struct PackAPart<'a> {
+    rows: Range<usize>,
+    ks: Range<usize>,
+    stride: usize,
+    out: &'a mut [CacheLine],
+}
+
+impl PackedA {
+    /// Whether packing it before is worthwhile: the kernel neither reads it in place nor widens it.
+    pub fn is_useful(kernel: Kernel, a: &MatrixSlice<'_>, [m, k]: [usize; 2]) -> bool {
+        let blocking = kernel.blocking();
+        let tiles = 0..m / blocking.tile_rows * blocking.tile_rows;
+        !blocking.widen_a && in_place(&blocking, a, &tiles, &(0..k)).is_none()
+    }
+
+    /// Packs blocks of rows, each in at most `depth_parts` parts of the depth, and returns a panel for each.
+    pub fn pack_parallel(
+        &mut self,
+        kernel: Kernel,
+        a: &MatrixSlice<'_>,
+        k: usize,
+        row_blocks: &[Range<usize>],
+        depth_parts: usize,
+        parallel_for: &ParallelFor<'_>,
+    ) -> Vec<PanelA> {
+        let (blocking, groups) = (kernel.blocking(), k.div_ceil(DEPTH));
+        let strides: Vec<usize> =
+            row_blocks.iter().map(|rows| a_stride(&blocking, rows.len())).collect();
+        let mut rest = self.lines.at_least(strides.iter().map(|stride| groups * stride).sum());
+        let part_groups = groups.div_ceil(depth_parts.max(1)).max(1);
+        let (mut panels, mut parts) = (Vec::new(), Vec::new());
+        for (rows, stride) in row_blocks.iter().zip(strides) {
+            let (block, after) = rest.split_at_mut(groups * stride);
+            rest = after;
+            panels.push(packed_panel(block, stride, 1));
+            for (part, out) in block.chunks_mut(part_groups * stride).enumerate() {
+                let first = part * part_groups * DEPTH;
+                let ks = first..k.min(first + part_groups * DEPTH);
+                parts.push(Mutex::new(PackAPart { rows: rows.clone(), ks, stride, out }));
+            }
+        }
+        parallel_for(parts.len(), &|task| {
+            let mut part = parts[task].lock().unwrap_or_else(PoisonError::into_inner);
+            let source = a_source(a, &part.rows, &part.ks);
+            let stride = part.stride;
+            dispatch(kernel, &source, PackedLayout::A { stride }, part.out);
+        });
+        panels
+    }
 }
 
 /// A packed panel with one line per row and group, or two if widened.
