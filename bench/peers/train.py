@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
+WARM_UP = int(os.environ.get("TORCH_WARM_UP", "2"))
 PRECISION = os.environ.get("TORCH_PRECISION", "f32")
 COMPILED = sys.argv[1] == "compiled"
 VOCAB_SIZE, LAYERS, HEADS, HIDDEN_SIZE, SEQ_LEN, BATCH = (int(n) for n in sys.argv[3:9])
@@ -140,11 +141,11 @@ def timed_step():
 
 
 first = step().item()
-for _ in range(2):
+for _ in range(WARM_UP):
     step()
 print("ready", first, flush=True)
 for line in sys.stdin:
-    for _ in range(2):
+    for _ in range(WARM_UP):
         step()
     steps = [timed_step() for _ in range(int(line))]
     print(*(seconds for seconds, _ in steps), "|", steps[-1][1].item(), flush=True)

@@ -1,5 +1,6 @@
 //! Many threads compared with PyTorch in the same precision, and data-parallel ranks on all CPUs.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -23,9 +24,13 @@ struct Contender {
 
 pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> {
     println!("{}, vocabulary {}", preset.describe(), preset.vocab_size);
-    for threads in options.threads.iter().filter(|threads| **threads <= cpus.len()) {
+    let thread_counts: Vec<_> =
+        options.threads.iter().filter(|threads| **threads <= cpus.len()).collect();
+    let wants_peer = options.peer && !thread_counts.is_empty();
+    let python = wants_peer.then(python_with_torch).flatten();
+    for threads in thread_counts {
         for precision in options.precisions.iter().copied() {
-            compare_threads(preset, options, precision, &cpus[..*threads])?;
+            compare_threads(preset, options, python.as_deref(), precision, &cpus[..*threads])?;
         }
     }
     for precision in options.precisions.iter().copied() {
@@ -45,16 +50,17 @@ pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> 
 fn compare_threads(
     preset: Preset,
     options: &Options,
+    python: Option<&Path>,
     precision: Precision,
     cpus: &[usize],
 ) -> Result<()> {
     let mut contenders =
         vec![Contender::new("Regatta", Workers::regatta(preset, precision, cpus)?)];
-    if let Some(python) = python_with_torch().filter(|_| options.peer) {
-        let eager = Workers::torch(&python, preset, false, precision, cpus)?;
+    if let Some(python) = python {
+        let eager = Workers::torch(python, preset, false, precision, cpus)?;
         contenders.push(Contender::new("PyTorch, eager", eager));
         if options.compile {
-            match Workers::torch(&python, preset, true, precision, cpus) {
+            match Workers::torch(python, preset, true, precision, cpus) {
                 Ok(compiled) => contenders.push(Contender::new("PyTorch, compiled", compiled)),
                 Err(error) => println!("torch.compile fails: {error:#}"),
             }

@@ -12,7 +12,7 @@
 //! `REGATTA_BENCH_PYTHON`; it trains in f32, eager and with `torch.compile`.
 //!
 //! Arguments: presets, `small` and `large`, default both, and `124m`; `ranks`, `scaling` or `kernels`;
-//! parallelism of ranks, `data` and `zero3`, default both, and `zero1` for `scaling`. Options: `--rounds N`, default 7; `--eager` skips
+//! parallelism of ranks, `data` and `zero3`, default both, and `zero1` for `scaling`. Options: `--rounds N`, default 7; `--steps N` per round; `--eager` skips
 //! `torch.compile`, which takes a minute to start; `--weak-scaling` gives each rank the full batch instead of
 //! a share of it. For `scaling` and `kernels`: `--threads LIST`, default 8,16; `--ranks LIST`, default none;
 //! `--precisions LIST`, default f32,bf16; `--batch N`, the global batch; `--no-peer`.
@@ -83,7 +83,8 @@ fn main() -> Result<()> {
 fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
     let (mut presets, mut parallelism) = (Vec::new(), Vec::new());
     let (mut mode, mut rounds, mut compile, mut weak_scaling) = (Mode::Threads, 7, true, false);
-    let (mut threads, mut ranks, mut peer, mut batch) = (vec![8, 16], Vec::new(), true, None);
+    let (mut threads, mut ranks, mut peer) = (vec![8, 16], Vec::new(), true);
+    let (mut batch, mut steps) = (None, None);
     let mut precisions = vec![Precision::F32, Precision::Bf16];
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -91,6 +92,7 @@ fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
             "scaling" => mode = Mode::Scaling,
             "kernels" => mode = Mode::Kernels,
             "--rounds" => rounds = value(&arg, &mut args)?.parse()?,
+            "--steps" => steps = Some(value(&arg, &mut args)?.parse()?),
             "--threads" => threads = parse_counts(&value(&arg, &mut args)?)?,
             "--ranks" => ranks = parse_counts(&value(&arg, &mut args)?)?,
             "--precisions" => precisions = parse_precisions(&value(&arg, &mut args)?)?,
@@ -110,7 +112,10 @@ fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
         }
     }
     let mut presets = or_all(presets, &preset::DEFAULT);
-    presets.iter_mut().for_each(|preset| preset.batch = batch.unwrap_or(preset.batch));
+    for preset in &mut presets {
+        preset.batch = batch.unwrap_or(preset.batch);
+        preset.steps = steps.unwrap_or(preset.steps);
+    }
     let parallelism = or_all(
         parallelism,
         match mode {

@@ -15,6 +15,8 @@ pub struct Preset {
     pub batch: usize,
     /// Steps of a round: enough that the clock's resolution and the first step do not matter.
     pub steps: usize,
+    /// Untimed steps before each round: the caches have the data of other processes.
+    pub warm_up: usize,
 }
 
 /// The characters of English text.
@@ -31,6 +33,7 @@ pub const DEFAULT: [Preset; 2] = [
         seq_len: 64,
         batch: 12,
         steps: 40,
+        warm_up: 2,
     },
     Preset {
         name: "large",
@@ -41,6 +44,7 @@ pub const DEFAULT: [Preset; 2] = [
         seq_len: 256,
         batch: 4,
         steps: 5,
+        warm_up: 2,
     },
 ];
 
@@ -54,6 +58,7 @@ pub const GPT2_124M: Preset = Preset {
     seq_len: 512,
     batch: 4,
     steps: 3,
+    warm_up: 1,
 };
 
 impl Preset {

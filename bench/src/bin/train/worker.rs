@@ -88,12 +88,11 @@ pub fn run(args: &[String]) -> Result<()> {
         }
     };
     let mut trainer = BenchTrainer::new(&args, groups)?;
-    let first = trainer.run_steps(3)?;
+    let first = trainer.run_steps(1 + args.preset.warm_up)?;
     print_line(&format!("ready {}", first[0].1))?;
     for line in lines {
         let steps: usize = line?.trim().parse()?;
-        // Warm-up: the caches have the data of other processes.
-        trainer.run_steps(2)?;
+        trainer.run_steps(args.preset.warm_up)?;
         let steps = trainer.run_steps(steps)?;
         let (_, loss) = *steps.last().context("a round without steps")?;
         let steps = steps.into_iter().map(|(step, _)| step).collect();

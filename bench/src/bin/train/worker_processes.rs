@@ -198,6 +198,6 @@ fn torch_command(
     let mut command = Command::new(python);
     command.arg(peer_source("train.py")).arg(if compiled { "compiled" } else { "eager" });
     command.arg(cpu_list).args(preset.torch_args(batch).map(|n| n.to_string()));
-    command.env("PYTHONWARNINGS", "ignore");
+    command.env("PYTHONWARNINGS", "ignore").env("TORCH_WARM_UP", preset.warm_up.to_string());
     command
 }

@@ -100,6 +100,7 @@ impl Cpu {
         b: MatrixPtr,
         packed: &'a mut [f32],
     ) -> &'a [f32] {
+        let _timer = self.kernel_times.timer(|| format!("pack {} by {} f32", shape.k, shape.n));
         let panels = shape.n.div_ceil(PANEL);
         let packed = &mut packed[..panels * PANEL * shape.k];
         let to = DisjointMut::new(&mut *packed);

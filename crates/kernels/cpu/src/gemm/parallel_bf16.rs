@@ -19,7 +19,10 @@ const MAX_BLOCK: MaxBlock = MaxBlock { rows: 256, columns: 512 };
 const PACK_TASKS: usize = 3;
 
 /// Larger operands are not packed as a whole, to save memory.
-const MAX_PACKED_A_ELEMENTS: usize = 8 << 20;
+const MAX_PACKED_A_ELEMENTS: usize = 32 << 20;
+
+/// With fewer columns, packing A takes longer than it saves.
+const MIN_COLUMNS_TO_PACK_A: usize = 64;
 
 /// Maximum columns of a block that has all of them.
 const MAX_UNSPLIT_COLUMNS: usize = 2048;
@@ -66,10 +69,10 @@ impl Cpu {
         let mut packed = packed_pool.take();
         let run = |tasks: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(tasks, work);
         packed.pack_parallel(*kernel, [k, n], b, PACK_TASKS * threads, &run);
-        let needs_packing = PackedA::is_useful(*kernel, &a, [m, k]);
-        let grid = task_grid(shape, needs_packing, threads);
+        let packs_a = PackedA::is_supported(*kernel) && packs_a_once(shape);
+        let grid = task_grid(shape, packs_a, threads);
         let mut a_lines = packed_a.take();
-        let panels = (needs_packing && grid.column_blocks() > 1).then(|| {
+        let panels = packs_a.then(|| {
             let rows: Vec<_> = (0..grid.row_blocks()).map(|block| grid.rows(block)).collect();
             let depth_parts = (PACK_TASKS * threads).div_ceil(rows.len());
             a_lines.pack_parallel(*kernel, &a, k, &rows, depth_parts, &run)
@@ -99,16 +102,23 @@ impl Cpu {
     }
 }
 
-/// The blocks of a GEMM's output.
-fn task_grid(shape: GemmShape, a_needs_packing: bool, threads: usize) -> TaskGrid {
-    let tile = TileSize { rows: bf16::MAX_TILE_ROWS, columns: bf16::TILE_COLUMNS };
-    // Large operands are packed block by block: with all columns in a block, each element once.
-    let all_columns = a_needs_packing
-        && shape.n <= MAX_UNSPLIT_COLUMNS
-        && shape.m.saturating_mul(shape.k) > MAX_PACKED_A_ELEMENTS;
-    let columns = if all_columns { MAX_UNSPLIT_COLUMNS } else { MAX_BLOCK.columns };
-    let tile = if all_columns { TileSize { columns: shape.n.max(1), ..tile } } else { tile };
-    TaskGrid::new(shape, tile, MaxBlock { columns, ..MAX_BLOCK }, threads)
+/// Whether A is packed as a whole. Tiles that are read in place, from rows far apart, take twice as long.
+fn packs_a_once(shape: GemmShape) -> bool {
+    let GemmShape { m, n, k } = shape;
+    m >= bf16::MAX_TILE_ROWS
+        && n >= MIN_COLUMNS_TO_PACK_A
+        && m.saturating_mul(k) <= MAX_PACKED_A_ELEMENTS
+}
+
+/// The blocks of a GEMM's output. If blocks pack A themselves, they have all columns, if these are few, so
+/// that each element is packed once.
+fn task_grid(shape: GemmShape, packs_a_once: bool, threads: usize) -> TaskGrid {
+    let (rows, columns) = (bf16::MAX_TILE_ROWS, bf16::TILE_COLUMNS);
+    if packs_a_once || shape.n > MAX_UNSPLIT_COLUMNS {
+        return TaskGrid::new(shape, TileSize { rows, columns }, MAX_BLOCK, threads);
+    }
+    let columns = shape.n.max(1);
+    TaskGrid::new(shape, TileSize { rows, columns }, MaxBlock { columns, ..MAX_BLOCK }, threads)
 }
 
 #[cfg(test)]
@@ -176,10 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn large_operands_that_need_packing_are_packed_once() {
+    fn operands_are_packed_once() {
         // The gradient of GPT-2's output matrix.
         let shape = GemmShape { m: 50_257, n: 768, k: 1024 };
-        assert_eq!(task_grid(shape, true, 16).column_blocks(), 1);
-        assert!(task_grid(shape, false, 16).column_blocks() > 1);
+        assert!(!packs_a_once(shape));
+        assert_eq!(task_grid(shape, false, 16).block(0).1, 0..768);
+        let layer = GemmShape { m: 2048, n: 3072, k: 768 };
+        assert!(packs_a_once(layer) && task_grid(layer, true, 16).block(0).1.len() < 3072);
     }
 }

@@ -81,10 +81,6 @@ impl TaskGrid {
         self.row_blocks
     }
 
-    pub fn column_blocks(&self) -> usize {
-        self.column_blocks
-    }
-
     /// Number of blocks.
     pub fn tasks(&self) -> usize {
         self.row_blocks * self.column_blocks
@@ -138,7 +134,7 @@ mod tests {
     fn few_rows_are_split_by_columns_too() {
         // 24 tiles of rows are not enough for 16 threads to have equal parts.
         let grid = grid(768, 3072, 16);
-        assert!(grid.column_blocks() > 1 && grid.tasks() >= 16, "{grid:?}");
+        assert!(grid.column_blocks > 1 && grid.tasks() >= 16, "{grid:?}");
         let per_thread = grid.tasks().div_ceil(16) * 16;
         assert!(grid.tasks() * 10 >= per_thread * 9, "{grid:?}");
     }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::aligned_lines::WORDS;
+use super::aligned_lines::{CacheLine, WORDS};
 use super::epilogue::{Accumulators, TILE_COLUMNS, TileOutput};
 use super::kernel::Blocking;
 use super::matrix::{MatrixSlice, MatrixSliceMut};
@@ -16,6 +16,9 @@ use crate::thread_pool::task_range;
 
 /// Maximum bytes of a packed block of A.
 const MAX_A_BLOCK_BYTES: usize = 256 << 10;
+
+/// Tiles of rows of a block from which on its operands are prefetched: smaller ones are in L2 already.
+const MIN_PREFETCH_TILES: usize = 4;
 
 /// The left operand of a block.
 #[derive(Clone, Copy)]
@@ -82,8 +85,8 @@ pub(crate) unsafe fn gemm_block(
     let blocking = kernel.blocking();
     let _tile_config = kernel.configure_thread();
     // A bf16 output would be rounded after every depth block; sums are staged in f32 if there are many.
-    let is_staged = !c.elements.is_f32() && b.k > 2 * blocking.kc;
-    let kc = if c.elements.is_f32() || is_staged { blocking.kc } else { usize::MAX };
+    let kc = even_depth(b.k, blocking.kc);
+    let is_staged = !c.elements.is_f32() && b.k > kc;
     let GemmScratch { packed_a, acc, staged_sums, .. } = scratch;
     for rows in row_blocks(&blocking, m, b.k.min(kc)) {
         let staged = is_staged.then(|| StagedSums::new(staged_sums, &blocking, rows.len(), b.n));
@@ -145,6 +148,11 @@ impl<'a> StagedSums<'a> {
     }
 }
 
+/// Depth of nearly equal blocks of at most about `max`, a multiple of the depth of packed blocks.
+fn even_depth(k: usize, max: usize) -> usize {
+    k.div_ceil(k.div_ceil(max).max(1)).next_multiple_of(pack::DEPTH).max(pack::DEPTH)
+}
+
 /// Blocks of rows. Tiles that are read in place are full, except for the last.
 fn row_blocks(blocking: &Blocking, m: usize, depth: usize) -> impl Iterator<Item = Range<usize>> {
     let unit = if blocking.a_in_place { blocking.tile_rows } else { 1 };
@@ -186,11 +194,20 @@ impl GemmBlock<'_> {
     ) {
         let panels = self.b.n.div_ceil(WORDS);
         let (is_first, is_last) = (self.ks.start == 0, self.ks.end == self.b.k);
+        let row_tiles = self.rows.len().div_ceil(self.blocking.tile_rows);
+        let is_large = row_tiles >= MIN_PREFETCH_TILES;
         for panel in (0..panels).step_by(self.blocking.tile_panels) {
             let panels = panel..panels.min(panel + self.blocking.tile_panels);
             let columns = panels.start * WORDS..self.b.n.min(panels.end * WORDS);
-            for rows in even_blocks(self.rows.clone(), self.blocking.tile_rows) {
+            for (index, rows) in even_blocks(self.rows.clone(), self.blocking.tile_rows).enumerate()
+            {
+                if is_large {
+                    self.prefetch_b(&panels, index, row_tiles);
+                }
                 let mut tile = self.tile(&rows, &panels);
+                if is_large && panel == 0 && index + 1 < row_tiles {
+                    self.prefetch_a(tile.a.at_row(rows.len()));
+                }
                 let (row, column) = (rows.start - self.rows.start, columns.start);
                 let output = match staged {
                     Some(staged) if !is_last => staged.tile_output(row, &panels, is_first),
@@ -204,12 +221,37 @@ impl GemmBlock<'_> {
         }
     }
 
-    fn tile(&self, rows: &Range<usize>, panels: &Range<usize>) -> GemmTile {
+    /// The lines of B from a panel on, and the lines between panels.
+    fn panel_lines(&self, panel: usize) -> (&[CacheLine], usize) {
         let packed = self.b.packed;
         let b_stride = pack::panel_stride(packed.k);
         let first_pair = (self.b.first + self.ks.start) / 2;
-        let first_panel = self.b.first_column / WORDS + panels.start;
-        let b = &packed.lines.as_slice()[first_panel * b_stride + first_pair..];
+        let first_panel = self.b.first_column / WORDS + panel;
+        (&packed.lines.as_slice()[first_panel * b_stride + first_pair..], b_stride)
+    }
+
+    /// Prefetches a part of the panels after these, one for each tile of rows: B is in L3, and loads of tiles
+    /// do not trigger the hardware's prefetchers.
+    fn prefetch_b(&self, panels: &Range<usize>, part: usize, parts: usize) {
+        let end = self.b.n.div_ceil(WORDS).min(panels.end + panels.len());
+        let pairs = task_range(self.ks.len().div_ceil(2), parts, part, 1);
+        for panel in panels.end..end {
+            let (lines, _) = self.panel_lines(panel);
+            lines[pairs.clone()].iter().for_each(|line| prefetch_to_l2(line));
+        }
+    }
+
+    /// Prefetches the next tile of rows of A.
+    fn prefetch_a(&self, a: PanelA) {
+        for step in 0..self.ks.len().div_ceil(pack::DEPTH) {
+            for row in 0..self.blocking.tile_rows {
+                prefetch_to_l2(a.at_depth(step * pack::DEPTH).at_row(row).start);
+            }
+        }
+    }
+
+    fn tile(&self, rows: &Range<usize>, panels: &Range<usize>) -> GemmTile {
+        let (b, b_stride) = self.panel_lines(panels.start);
         GemmTile {
             rows: rows.len(),
             panels: panels.len(),
@@ -220,6 +262,19 @@ impl GemmBlock<'_> {
             init: None,
         }
     }
+}
+
+/// Prefetches a line into L2, wherever it is.
+#[inline(always)]
+fn prefetch_to_l2(line: *const CacheLine) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: prefetches have no effect on invalid addresses.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Destination of the tile that starts at `row` and at the first column.

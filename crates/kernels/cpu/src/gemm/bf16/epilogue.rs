@@ -21,15 +21,6 @@ impl Accumulators {
         MatrixPtrMut { ptr: self.0.as_flattened_mut().as_mut_ptr(), row_stride: TILE_COLUMNS }
     }
 
-    /// Loads full rows.
-    #[inline(always)]
-    unsafe fn load_rows(&mut self, from: MatrixPtr, rows: usize) {
-        for (row, acc) in self.0[..rows].iter_mut().enumerate() {
-            // SAFETY: the caller promises the rows.
-            *acc = unsafe { from.at_row(row).ptr.cast::<[f32; TILE_COLUMNS]>().read_unaligned() };
-        }
-    }
-
     /// Loads the rows of an f32 output.
     #[inline(always)]
     unsafe fn load_output(&mut self, output: &TileOutput<'_>, rows: usize) {
@@ -42,20 +33,21 @@ impl Accumulators {
     }
 }
 
-/// Where the accumulators of a tile are stored, and whether they start with the values there.
+/// Where the accumulators of a tile come from and where they are stored.
 pub struct TileStore {
+    /// Initial values; zeros if there are none.
+    pub init: Option<MatrixPtr>,
     pub to: MatrixPtrMut,
-    pub accumulate: bool,
-    /// Whether that is the output; otherwise it is written by [`write_tile`].
+    /// Whether `to` is the output; otherwise it is written by [`write_tile`].
     pub is_direct: bool,
 }
 
 impl TileStore {
-    /// To `direct` if possible, else to `acc`. Sums continue from `init` or from an f32 output: how a GEMM is
-    /// split does not change the order of additions.
+    /// Stores to `direct` if possible, else to `acc`. Sums continue from `init` or from an f32 output, so that
+    /// how a GEMM is split does not change the order of additions.
     ///
     /// # Safety
-    /// No other thread may access the tile; `init` must have its rows, of [`TILE_COLUMNS`].
+    /// No other thread may access the tile.
     #[inline(always)]
     pub unsafe fn new(
         direct: Option<MatrixPtrMut>,
@@ -66,17 +58,16 @@ impl TileStore {
     ) -> Self {
         let adds = output.accumulates() && output.elements.is_f32();
         if let (Some(to), None) = (direct, init) {
-            return Self { to, accumulate: adds, is_direct: true };
+            return Self { init: adds.then(|| to.as_const()), to, is_direct: true };
         }
-        if let Some(init) = init {
-            // SAFETY: the caller's promise.
-            unsafe { acc.load_rows(init, rows) };
-        } else if adds {
-            // SAFETY: the caller's promise.
-            unsafe { acc.load_output(output, rows) };
-            output.epilogue = Epilogue::Store;
+        let to = acc.as_mut_ptr();
+        if init.is_some() || !adds {
+            return Self { init, to, is_direct: false };
         }
-        Self { to: acc.as_mut_ptr(), accumulate: adds || init.is_some(), is_direct: false }
+        // SAFETY: the caller's promise.
+        unsafe { acc.load_output(output, rows) };
+        output.epilogue = Epilogue::Store;
+        Self { init: Some(to.as_const()), to, is_direct: false }
     }
 }
 

@@ -19,7 +19,7 @@ pub struct GemmTile {
     pub b_stride: usize,
     /// Pairs of `k`.
     pub pairs: usize,
-    /// Sums of an earlier part of `k`, in rows of the largest tile.
+    /// Sums of an earlier part of `k`, of the size of the largest tile.
     pub init: Option<MatrixPtr>,
 }
 
@@ -103,10 +103,10 @@ unsafe fn multiply<M: MicroKernel, const R: usize, const V: usize>(
     // output of this size.
     unsafe {
         let (mut acc, to) = ([[M::zero(); V]; R], store.to);
-        if store.accumulate {
+        if let Some(init) = store.init {
             for (r, acc) in acc.iter_mut().enumerate() {
                 for (v, acc) in acc.iter_mut().enumerate() {
-                    *acc = M::load(to.ptr.add(r * to.row_stride + v * WORDS));
+                    *acc = M::load(init.ptr.add(r * init.row_stride + v * WORDS));
                 }
             }
         }

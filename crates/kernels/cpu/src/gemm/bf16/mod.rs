@@ -41,7 +41,7 @@ pub(crate) use pack::PackedA;
 use std::ops::Range;
 
 use super::{Epilogue, GemmShape};
-use aligned_lines::{AlignedLines, WORDS};
+use aligned_lines::AlignedLines;
 use epilogue::Accumulators;
 
 /// Buffers of a GEMM: one per thread, reused by every call.
@@ -76,8 +76,7 @@ impl PackedB {
     /// If `b` is too short, or the CPU does not support the kernel.
     pub fn pack(&mut self, kernel: Kernel, k: usize, n: usize, b: MatrixSlice<'_>) {
         self.reset(kernel, [k, n], &b);
-        let out = self.lines.at_least(n.div_ceil(WORDS) * pack::panel_stride(k));
-        pack::pack_columns(kernel, &b, k, 0..n, out);
+        pack::pack_b(kernel, &b, [k, n], &mut self.lines);
     }
 
     /// As [`Self::pack`], in at most `tasks` tasks run by `parallel_for`.

@@ -45,11 +45,13 @@ pub unsafe fn run(tile: &GemmTile, acc: &mut Accumulators, mut output: TileOutpu
     let TileOperands { mut a, a_row, a_step, mut b, steps, c, c_row } =
         TileOperands::new(tile, &store_to);
     let mut tiles = [[[[0.0; WORDS]; TILE_ROWS]; 2]; 2];
-    if store_to.accumulate {
-        for (tiles, c) in tiles.iter_mut().zip(c) {
+    if let Some(init) = store_to.init {
+        let row_bytes = init.row_stride * size_of::<f32>();
+        for (half, tiles) in tiles.iter_mut().enumerate() {
             for (side, tile) in tiles.iter_mut().enumerate() {
+                let from = init.at_row(half * TILE_ROWS).at_column(side * WORDS).ptr;
                 // SAFETY: the caller's promise.
-                let words = unsafe { load(c.byte_add(side * 64).cast(), c_row) };
+                let words = unsafe { load(from.cast(), row_bytes) };
                 *tile = words.map(|row| row.map(f32::from_bits));
             }
         }
