@@ -24,7 +24,10 @@ const MAX_PACKED_A_ELEMENTS: usize = 32 << 20;
 /// With fewer columns, packing A takes longer than it saves.
 const MIN_COLUMNS_TO_PACK_A: usize = 64;
 
-/// Maximum columns of a block that has all of them.
+/// Tasks per thread from which on rows that are read in place are not split by columns, too.
+const MIN_TASKS: usize = 2;
+
+/// Maximum columns of a block that packs A for all of them.
 const MAX_UNSPLIT_COLUMNS: usize = 2048;
 
 /// Kernel and reused buffers of bf16 GEMMs.
@@ -69,10 +72,13 @@ impl Cpu {
         let mut packed = packed_pool.take();
         let run = |tasks: usize, work: &(dyn Fn(usize) + Sync)| self.pool.run(tasks, work);
         packed.pack_parallel(*kernel, [k, n], b, PACK_TASKS * threads, &run);
-        let packs_a = PackedA::is_supported(*kernel) && packs_a_once(shape);
-        let grid = task_grid(shape, packs_a, threads);
+        let packing = match PackedA::is_unnecessary(*kernel, &a, [m, k]) {
+            true => PackingOfA::InPlace,
+            false => PackingOfA::for_shape(*kernel, shape),
+        };
+        let grid = packing.task_grid(shape, threads);
         let mut a_lines = packed_a.take();
-        let panels = packs_a.then(|| {
+        let panels = (packing == PackingOfA::Once).then(|| {
             let rows: Vec<_> = (0..grid.row_blocks()).map(|block| grid.rows(block)).collect();
             let depth_parts = (PACK_TASKS * threads).div_ceil(rows.len());
             a_lines.pack_parallel(*kernel, &a, k, &rows, depth_parts, &run)
@@ -102,23 +108,43 @@ impl Cpu {
     }
 }
 
-/// Whether A is packed as a whole. Tiles that are read in place, from rows far apart, take twice as long.
-fn packs_a_once(shape: GemmShape) -> bool {
-    let GemmShape { m, n, k } = shape;
-    m >= bf16::MAX_TILE_ROWS
-        && n >= MIN_COLUMNS_TO_PACK_A
-        && m.saturating_mul(k) <= MAX_PACKED_A_ELEMENTS
+/// How blocks of the output read A.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PackingOfA {
+    /// From its rows.
+    InPlace,
+    /// Packed as a whole before.
+    Once,
+    /// Packed by each block.
+    PerBlock,
 }
 
-/// The blocks of a GEMM's output. If blocks pack A themselves, they have all columns, if these are few, so
-/// that each element is packed once.
-fn task_grid(shape: GemmShape, packs_a_once: bool, threads: usize) -> TaskGrid {
-    let (rows, columns) = (bf16::MAX_TILE_ROWS, bf16::TILE_COLUMNS);
-    if packs_a_once || shape.n > MAX_UNSPLIT_COLUMNS {
-        return TaskGrid::new(shape, TileSize { rows, columns }, MAX_BLOCK, threads);
+impl PackingOfA {
+    /// Of a matrix that must be packed.
+    fn for_shape(kernel: Kernel, GemmShape { m, n, k }: GemmShape) -> Self {
+        let pays_off = m >= bf16::MAX_TILE_ROWS && n >= MIN_COLUMNS_TO_PACK_A;
+        let fits = m.saturating_mul(k) <= MAX_PACKED_A_ELEMENTS;
+        let is_once = PackedA::is_supported(kernel) && pays_off && fits;
+        if is_once { Self::Once } else { Self::PerBlock }
     }
-    let columns = shape.n.max(1);
-    TaskGrid::new(shape, TileSize { rows, columns }, MaxBlock { columns, ..MAX_BLOCK }, threads)
+
+    /// The blocks of the output. Rows that are read in place are those of one tile, which stay in L1 for all
+    /// columns if there are enough of them. Blocks that pack A have all columns, if these are few, so that
+    /// each element is packed once.
+    fn task_grid(self, shape: GemmShape, threads: usize) -> TaskGrid {
+        let tile = TileSize { rows: bf16::MAX_TILE_ROWS, columns: bf16::TILE_COLUMNS };
+        let all_columns = match self {
+            Self::InPlace => shape.m.div_ceil(tile.rows) >= MIN_TASKS * threads,
+            Self::Once => false,
+            Self::PerBlock => shape.n <= MAX_UNSPLIT_COLUMNS,
+        };
+        let columns = if all_columns { shape.n.max(1) } else { tile.columns };
+        let max = MaxBlock {
+            rows: if self == Self::InPlace { tile.rows } else { MAX_BLOCK.rows },
+            columns: columns.max(MAX_BLOCK.columns),
+        };
+        TaskGrid::new(shape, TileSize { columns, ..tile }, max, threads)
+    }
 }
 
 #[cfg(test)]
@@ -129,11 +155,11 @@ mod tests {
     use regatta_device::precision::Precision;
     use regatta_device::random::{key, uniform};
 
-    /// Shapes with several blocks of rows and columns, with staged sums and with a bias.
+    /// Shapes with several blocks of rows and columns, and with staged sums.
     const SHAPES: [GemmShape; 4] = [
         GemmShape { m: 300, n: 700, k: 70 },
         GemmShape { m: 70, n: 1100, k: 100 },
-        GemmShape { m: 40, n: 40, k: 2500 },
+        GemmShape { m: 40, n: 40, k: 4200 },
         GemmShape { m: 33, n: 65, k: 1056 },
     ];
 
@@ -187,11 +213,24 @@ mod tests {
 
     #[test]
     fn operands_are_packed_once() {
-        // The gradient of GPT-2's output matrix.
-        let shape = GemmShape { m: 50_257, n: 768, k: 1024 };
-        assert!(!packs_a_once(shape));
-        assert_eq!(task_grid(shape, false, 16).block(0).1, 0..768);
-        let layer = GemmShape { m: 2048, n: 3072, k: 768 };
-        assert!(packs_a_once(layer) && task_grid(layer, true, 16).block(0).1.len() < 3072);
+        // The gradients of GPT-2's output matrix and of a layer's.
+        let output = GemmShape { m: 50_257, n: 768, k: 1024 };
+        let layer = GemmShape { m: 768, n: 3072, k: 2048 };
+        #[cfg(target_arch = "x86_64")]
+        {
+            let packing = |shape| PackingOfA::for_shape(Kernel::AmxEmulated, shape);
+            assert_eq!([output, layer].map(packing), [PackingOfA::PerBlock, PackingOfA::Once]);
+        }
+        assert_eq!(PackingOfA::for_shape(Kernel::Portable, layer), PackingOfA::PerBlock);
+        assert_eq!(PackingOfA::PerBlock.task_grid(output, 16).block(0).1, 0..768);
+        assert!(PackingOfA::Once.task_grid(layer, 16).tasks() >= 16);
+        assert!(PackingOfA::Once.task_grid(layer, 16).block(0).1.len() < 3072);
+    }
+
+    #[test]
+    fn rows_that_are_read_in_place_are_split_by_columns_if_they_are_few() {
+        let grid = |m| PackingOfA::InPlace.task_grid(GemmShape { m, n: 3072, k: 768 }, 16);
+        assert_eq!((grid(2048).tasks(), grid(2048).block(0)), (64, (0..32, 0..3072)));
+        assert!(grid(128).tasks() >= 16);
     }
 }

@@ -17,8 +17,10 @@ use crate::thread_pool::task_range;
 /// Maximum bytes of a packed block of A.
 const MAX_A_BLOCK_BYTES: usize = 256 << 10;
 
-/// Tiles of rows of a block from which on its operands are prefetched: smaller ones are in L2 already.
-const MIN_PREFETCH_TILES: usize = 4;
+/// Depth blocks of a bf16 output before its sums are staged in f32. A block is then as deep as several:
+/// storing and loading tiles of sums takes as long as multiplying tiles.
+const MAX_UNSTAGED_BLOCKS: usize = 8;
+const STAGED_BLOCKS: usize = 4;
 
 /// The left operand of a block.
 #[derive(Clone, Copy)]
@@ -85,8 +87,13 @@ pub(crate) unsafe fn gemm_block(
     let blocking = kernel.blocking();
     let _tile_config = kernel.configure_thread();
     // A bf16 output would be rounded after every depth block; sums are staged in f32 if there are many.
-    let kc = even_depth(b.k, blocking.kc);
-    let is_staged = !c.elements.is_f32() && b.k > kc;
+    let is_f32 = c.elements.is_f32();
+    let is_staged = !is_f32 && b.k > MAX_UNSTAGED_BLOCKS * blocking.kc;
+    let kc = match (is_f32, is_staged) {
+        (true, _) => even_depth(b.k, blocking.kc),
+        (false, true) => even_depth(b.k, STAGED_BLOCKS * blocking.kc),
+        (false, false) => usize::MAX,
+    };
     let GemmScratch { packed_a, acc, staged_sums, .. } = scratch;
     for rows in row_blocks(&blocking, m, b.k.min(kc)) {
         let staged = is_staged.then(|| StagedSums::new(staged_sums, &blocking, rows.len(), b.n));
@@ -194,20 +201,11 @@ impl GemmBlock<'_> {
     ) {
         let panels = self.b.n.div_ceil(WORDS);
         let (is_first, is_last) = (self.ks.start == 0, self.ks.end == self.b.k);
-        let row_tiles = self.rows.len().div_ceil(self.blocking.tile_rows);
-        let is_large = row_tiles >= MIN_PREFETCH_TILES;
         for panel in (0..panels).step_by(self.blocking.tile_panels) {
             let panels = panel..panels.min(panel + self.blocking.tile_panels);
             let columns = panels.start * WORDS..self.b.n.min(panels.end * WORDS);
-            for (index, rows) in even_blocks(self.rows.clone(), self.blocking.tile_rows).enumerate()
-            {
-                if is_large {
-                    self.prefetch_b(&panels, index, row_tiles);
-                }
+            for rows in even_blocks(self.rows.clone(), self.blocking.tile_rows) {
                 let mut tile = self.tile(&rows, &panels);
-                if is_large && panel == 0 && index + 1 < row_tiles {
-                    self.prefetch_a(tile.a.at_row(rows.len()));
-                }
                 let (row, column) = (rows.start - self.rows.start, columns.start);
                 let output = match staged {
                     Some(staged) if !is_last => staged.tile_output(row, &panels, is_first),
@@ -230,26 +228,6 @@ impl GemmBlock<'_> {
         (&packed.lines.as_slice()[first_panel * b_stride + first_pair..], b_stride)
     }
 
-    /// Prefetches a part of the panels after these, one for each tile of rows: B is in L3, and loads of tiles
-    /// do not trigger the hardware's prefetchers.
-    fn prefetch_b(&self, panels: &Range<usize>, part: usize, parts: usize) {
-        let end = self.b.n.div_ceil(WORDS).min(panels.end + panels.len());
-        let pairs = task_range(self.ks.len().div_ceil(2), parts, part, 1);
-        for panel in panels.end..end {
-            let (lines, _) = self.panel_lines(panel);
-            lines[pairs.clone()].iter().for_each(|line| prefetch_to_l2(line));
-        }
-    }
-
-    /// Prefetches the next tile of rows of A.
-    fn prefetch_a(&self, a: PanelA) {
-        for step in 0..self.ks.len().div_ceil(pack::DEPTH) {
-            for row in 0..self.blocking.tile_rows {
-                prefetch_to_l2(a.at_depth(step * pack::DEPTH).at_row(row).start);
-            }
-        }
-    }
-
     fn tile(&self, rows: &Range<usize>, panels: &Range<usize>) -> GemmTile {
         let (b, b_stride) = self.panel_lines(panels.start);
         GemmTile {
@@ -262,19 +240,6 @@ impl GemmBlock<'_> {
             init: None,
         }
     }
-}
-
-/// Prefetches a line into L2, wherever it is.
-#[inline(always)]
-fn prefetch_to_l2(line: *const CacheLine) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: prefetches have no effect on invalid addresses.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(line.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
 }
 
 /// Destination of the tile that starts at `row` and at the first column.

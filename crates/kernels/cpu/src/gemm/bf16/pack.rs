@@ -213,6 +213,13 @@ impl PackedA {
         !kernel.blocking().widen_a
     }
 
+    /// Whether the kernel needs none, because it reads A in place.
+    pub fn is_unnecessary(kernel: Kernel, a: &MatrixSlice<'_>, [m, k]: [usize; 2]) -> bool {
+        let blocking = kernel.blocking();
+        let full_tiles = 0..m / blocking.tile_rows * blocking.tile_rows;
+        in_place(&blocking, a, &full_tiles, &(0..k)).is_some()
+    }
+
     /// Packs blocks of rows, each in at most `depth_parts` parts of the depth, and returns a panel for each.
     pub fn pack_parallel(
         &mut self,
