@@ -1,8 +1,8 @@
-"""Trains GPT-2 without biases with PyTorch in f32, as bench/src/bin/train does with Regatta: prints `ready`
+"""Trains GPT-2 without biases with PyTorch, as bench/src/bin/train does with Regatta: prints `ready`
 and the loss of the first step; then, for each line with a number of steps, prints the seconds of each step,
 a bar, and the loss of the last one.
 
-Arguments: eager or compiled, CPUs, vocabulary size, layers, heads, hidden size, sequence length, batch size
+With `TORCH_PRECISION=bf16`, autocast to bf16. Arguments: eager or compiled, CPUs, vocabulary size, layers, heads, hidden size, sequence length, batch size
 per rank. For one of several ranks also the parallelism: `data` (DistributedDataParallel) or `zero3` (FSDP2);
 rank and rendezvous are in the environment, and ranks communicate over gloo."""
 
@@ -21,6 +21,8 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
+WARM_UP = int(os.environ.get("TORCH_WARM_UP", "2"))
+PRECISION = os.environ.get("TORCH_PRECISION", "f32")
 COMPILED = sys.argv[1] == "compiled"
 VOCAB_SIZE, LAYERS, HEADS, HIDDEN_SIZE, SEQ_LEN, BATCH = (int(n) for n in sys.argv[3:9])
 PARALLELISM = sys.argv[9] if len(sys.argv) > 9 else None
@@ -85,6 +87,8 @@ def wrap(model):
         model = nn.parallel.DistributedDataParallel(model)
     elif PARALLELISM == "zero3":
         return wrap_fsdp(model)
+    elif PARALLELISM:
+        sys.exit(f"unknown parallelism {PARALLELISM}: expected data or zero3")
     return torch.compile(model) if COMPILED else model
 
 
@@ -93,7 +97,7 @@ def wrap_fsdp(model):
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model.num_layers:
+    for layer in model.layers:
         if COMPILED:
             layer.compile()
         fully_shard(layer, mesh=mesh)
@@ -120,7 +124,8 @@ steps_done = 0
 def step():
     global steps_done
     inputs, targets = batches[steps_done % BATCHES]
-    loss = forward(inputs, targets)
+    with torch.autocast("cpu", torch.bfloat16, enabled=PRECISION == "bf16"):
+        loss = forward(inputs, targets)
     loss.backward()
     nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
     optimizer.step()
@@ -136,11 +141,11 @@ def timed_step():
 
 
 first = step().item()
-for _ in range(2):
+for _ in range(WARM_UP):
     step()
 print("ready", first, flush=True)
 for line in sys.stdin:
-    for _ in range(2):
+    for _ in range(WARM_UP):
         step()
     steps = [timed_step() for _ in range(int(line))]
     print(*(seconds for seconds, _ in steps), "|", steps[-1][1].item(), flush=True)

@@ -31,7 +31,7 @@ struct Contender {
     measurements: Measurements,
 }
 
-pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
+pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> {
     let batch = if options.weak_scaling { preset.batch } else { preset.batch / cpus.len() };
     println!("{}, {} ranks, {batch} sequences per rank", preset.describe(), cpus.len());
     let mut contenders = start(preset, options, cpus, batch)?;
@@ -64,14 +64,16 @@ fn start(preset: Preset, options: &Options, cpus: &[usize], batch: usize) -> Res
     }
     let modes = if options.compile { &[false, true][..] } else { &[false] };
     for parallelism in options.parallelism.iter().copied() {
-        let ranks = Workers::regatta_ranks(preset, Precision::F32, parallelism, cpus, batch)?;
+        let each: Vec<&[usize]> = cpus.chunks(1).collect();
+        let ranks = Workers::regatta_ranks(preset, Precision::F32, parallelism, &each, batch)?;
         contenders.push(contender(ranks, Some(parallelism)));
         let Some(python) = &python else { continue };
         for compiled in modes.iter().copied() {
             match Workers::torch_ranks(python, preset, compiled, parallelism, cpus, batch) {
                 Ok(workers) => contenders.push(contender(workers, Some(parallelism))),
                 Err(error) => {
-                    let name = name(Framework::Torch { compiled }, Some(parallelism));
+                    let framework = Framework::Torch { compiled, precision: Precision::F32 };
+                    let name = name(framework, Some(parallelism));
                     println!("{name} fails: {error:#}");
                 }
             }
@@ -135,7 +137,7 @@ fn name(framework: Framework, parallelism: Option<DataParallelism>) -> String {
             let name = parallelism.map_or("independent", DataParallelism::regatta_name);
             format!("Regatta, {name}")
         }
-        (Framework::Torch { compiled }, parallelism) => {
+        (Framework::Torch { compiled, .. }, parallelism) => {
             let mode = if compiled { "compiled" } else { "eager" };
             let parallelism = parallelism.map_or("independent", DataParallelism::torch_name);
             format!("PyTorch, {parallelism}, {mode}")

@@ -10,7 +10,7 @@ use crate::table::{self, ResultRow};
 use crate::worker_processes::Workers;
 use crate::{Options, PAUSE};
 
-pub fn compare(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<()> {
+pub fn compare(preset: Preset, options: &Options, cpus: &[usize]) -> Result<()> {
     println!("{}", preset.describe());
     let mut groups = start_workers(preset, options, cpus)?;
     let mut seconds = vec![Vec::new(); groups.len()];
@@ -31,7 +31,7 @@ fn slowest(reports: &[RoundReport]) -> f64 {
     reports.iter().map(RoundReport::mean_seconds).fold(0.0, f64::max)
 }
 
-fn start_workers(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result<Vec<Workers>> {
+fn start_workers(preset: Preset, options: &Options, cpus: &[usize]) -> Result<Vec<Workers>> {
     let precisions = [Precision::F32, Precision::Bf16];
     let python = python_with_torch();
     if python.is_none() {
@@ -45,7 +45,7 @@ fn start_workers(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result
         for compiled in [false, true] {
             let wanted = options.compile || !compiled;
             let Some(python) = python.as_ref().filter(|_| wanted) else { continue };
-            match Workers::torch(python, preset, compiled, &cpus[..threads]) {
+            match Workers::torch(python, preset, compiled, Precision::F32, &cpus[..threads]) {
                 Ok(workers) => groups.push(workers),
                 Err(error) if compiled => println!("torch.compile fails: {error:#}"),
                 Err(error) => return Err(error.context("PyTorch")),
@@ -56,7 +56,8 @@ fn start_workers(preset: Preset, options: &Options, cpus: &[usize; 2]) -> Result
     for precision in precisions {
         for batch in [preset.batch / cpus.len(), preset.batch] {
             let parallelism = DataParallelism::Replicated;
-            groups.push(Workers::regatta_ranks(preset, precision, parallelism, cpus, batch)?);
+            let each: Vec<&[usize]> = cpus.chunks(1).collect();
+            groups.push(Workers::regatta_ranks(preset, precision, parallelism, &each, batch)?);
         }
     }
     Ok(groups)

@@ -1,6 +1,9 @@
 //! Training steps compared with PyTorch, if it is installed: forward, backward, clipping and AdamW of GPT-2
 //! without biases, on one and two threads, and on two data-parallel ranks. With the argument `ranks`, two
-//! ranks are compared with two ranks of PyTorch over gloo: data parallelism with DDP, ZeRO-3 with FSDP2.
+//! ranks are compared with two ranks of PyTorch over gloo: data parallelism with DDP, ZeRO-3 with FSDP2. With
+//! the argument `scaling`, f32 and bf16 are compared with PyTorch in the same precision on more threads, and
+//! data-parallel ranks on all CPUs with one process. With the argument `kernels`, the time of each operation
+//! is printed.
 //!
 //! Every contender is a process of its own, or several, bound to its CPUs, and contenders run one after the
 //! other in each round. The minimum step time over rounds counts, because other load only adds to it; for
@@ -8,12 +11,16 @@
 //! more reliable where the machine's speed varies. PyTorch is that of `python3`, or of the Python in
 //! `REGATTA_BENCH_PYTHON`; it trains in f32, eager and with `torch.compile`.
 //!
-//! Arguments: presets, `small` and `large`, default both; `ranks`; parallelism of ranks, `data` and `zero3`,
-//! default both. Options: `--rounds N`, default 7; `--eager` skips `torch.compile`, which takes a minute to
-//! start; `--weak-scaling` gives each rank the full batch instead of a share of it.
+//! Arguments: presets, `small` and `large`, default both, and `124m`; `ranks`, `scaling` or `kernels`;
+//! parallelism of ranks, `data` and `zero3`, default both, and `zero1` for `scaling`. Options: `--rounds N`, default 7; `--steps N` per round; `--eager` skips
+//! `torch.compile`, which takes a minute to start; `--weak-scaling` gives each rank the full batch instead of
+//! a share of it. For `scaling` and `kernels`: `--threads LIST`, default 8,16; `--ranks LIST`, default none;
+//! `--precisions LIST`, default f32,bf16; `--batch N`, the global batch; `--no-peer`.
 
 mod compare_ranks;
+mod compare_scaling;
 mod compare_threads;
+mod kernel_table;
 mod measurements;
 mod preset;
 mod round_line;
@@ -27,6 +34,7 @@ use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use preset::{DataParallelism, Preset};
+use regatta_device::precision::Precision;
 
 /// The first argument of a worker process.
 const WORKER: &str = "worker";
@@ -34,13 +42,27 @@ const WORKER: &str = "worker";
 /// Pause between contenders, in which threads of the previous one go to sleep.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Threads,
+    Ranks,
+    Scaling,
+    Kernels,
+}
+
 struct Options {
-    ranks: bool,
+    mode: Mode,
     presets: Vec<Preset>,
     parallelism: Vec<DataParallelism>,
     rounds: usize,
     compile: bool,
     weak_scaling: bool,
+    /// Thread counts, rank counts and precisions of `scaling` and `kernels`.
+    threads: Vec<usize>,
+    ranks: Vec<usize>,
+    precisions: Vec<Precision>,
+    peer: bool,
 }
 
 fn main() -> Result<()> {
@@ -49,18 +71,33 @@ fn main() -> Result<()> {
         return worker::run(&args[1..]);
     }
     let options = parse_options(args.into_iter())?;
-    let cpus = choose_cpus()?;
-    let compare = if options.ranks { compare_ranks::compare } else { compare_threads::compare };
-    options.presets.iter().try_for_each(|preset| compare(*preset, &options, &cpus))
+    let (all, two) = (available_cpus()?, choose_cpus()?);
+    options.presets.iter().try_for_each(|preset| match options.mode {
+        Mode::Threads => compare_threads::compare(*preset, &options, &two),
+        Mode::Ranks => compare_ranks::compare(*preset, &options, &two),
+        Mode::Scaling => compare_scaling::compare(*preset, &options, &all),
+        Mode::Kernels => kernel_table::print(*preset, &options, &all),
+    })
 }
 
 fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
     let (mut presets, mut parallelism) = (Vec::new(), Vec::new());
-    let (mut ranks, mut rounds, mut compile, mut weak_scaling) = (false, 7, true, false);
+    let (mut mode, mut rounds, mut compile, mut weak_scaling) = (Mode::Threads, 7, true, false);
+    let (mut threads, mut ranks, mut peer) = (vec![8, 16], Vec::new(), true);
+    let (mut batch, mut steps) = (None, None);
+    let mut precisions = vec![Precision::F32, Precision::Bf16];
     while let Some(arg) = args.next() {
         match arg.as_str() {
-            "ranks" => ranks = true,
-            "--rounds" => rounds = args.next().context("--rounds needs a value")?.parse()?,
+            "ranks" => mode = Mode::Ranks,
+            "scaling" => mode = Mode::Scaling,
+            "kernels" => mode = Mode::Kernels,
+            "--rounds" => rounds = value(&arg, &mut args)?.parse()?,
+            "--steps" => steps = Some(value(&arg, &mut args)?.parse()?),
+            "--threads" => threads = parse_counts(&value(&arg, &mut args)?)?,
+            "--ranks" => ranks = parse_counts(&value(&arg, &mut args)?)?,
+            "--precisions" => precisions = parse_precisions(&value(&arg, &mut args)?)?,
+            "--batch" => batch = Some(value(&arg, &mut args)?.parse()?),
+            "--no-peer" => peer = false,
             "--eager" => compile = false,
             "--weak-scaling" => weak_scaling = true,
             // Cargo passes it to every benchmark.
@@ -68,13 +105,59 @@ fn parse_options(mut args: impl Iterator<Item = String>) -> Result<Options> {
             _ => match (Preset::find(&arg), DataParallelism::find(&arg)) {
                 (Some(preset), _) => presets.push(preset),
                 (_, Some(kind)) => parallelism.push(kind),
-                _ => bail!("unknown argument {arg}: expected small, large, ranks, data or zero3"),
+                _ => bail!(
+                    "unknown argument {arg}: expected a preset (small, large, 124m), a mode or a parallelism"
+                ),
             },
         }
     }
-    let presets = or_all(presets, &preset::ALL);
-    let parallelism = or_all(parallelism, &DataParallelism::ALL);
-    Ok(Options { ranks, presets, parallelism, rounds, compile, weak_scaling })
+    let mut presets = or_all(presets, &preset::DEFAULT);
+    for preset in &mut presets {
+        preset.batch = batch.unwrap_or(preset.batch);
+        preset.steps = steps.unwrap_or(preset.steps);
+    }
+    let parallelism = or_all(
+        parallelism,
+        match mode {
+            Mode::Scaling => &DataParallelism::SCALED,
+            _ => &DataParallelism::COMPARED,
+        },
+    );
+    Ok(Options {
+        mode,
+        presets,
+        parallelism,
+        rounds,
+        compile,
+        weak_scaling,
+        threads,
+        ranks,
+        precisions,
+        peer,
+    })
+}
+
+fn value(option: &str, args: &mut impl Iterator<Item = String>) -> Result<String> {
+    args.next().with_context(|| format!("{option} needs a value"))
+}
+
+fn parse_counts(list: &str) -> Result<Vec<usize>> {
+    list.split(',').map(|count| Ok(count.parse()?)).collect()
+}
+
+fn parse_precisions(list: &str) -> Result<Vec<Precision>> {
+    let parse = |name| match name {
+        "f32" => Ok(Precision::F32),
+        "bf16" => Ok(Precision::Bf16),
+        other => bail!("unknown precision {other}: expected f32 or bf16"),
+    };
+    list.split(',').map(parse).collect()
+}
+
+/// The CPUs of this process's affinity mask.
+fn available_cpus() -> Result<Vec<usize>> {
+    let affinity = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| affinity.is_set(*cpu)).collect())
 }
 
 fn or_all<T: Copy>(selected: Vec<T>, all: &[T]) -> Vec<T> {
@@ -84,8 +167,7 @@ fn or_all<T: Copy>(selected: Vec<T>, all: &[T]) -> Vec<T> {
 /// Two CPUs of this process's affinity mask, on different cores if possible: hyperthreads of one core share
 /// its execution units.
 fn choose_cpus() -> Result<[usize; 2]> {
-    let affinity = sched_getaffinity(None)?;
-    let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| affinity.is_set(*cpu)).collect();
+    let all = available_cpus()?;
     let first = *all.first().context("the affinity mask is empty")?;
     let siblings = |cpu: usize| {
         let file = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");

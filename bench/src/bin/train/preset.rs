@@ -2,53 +2,74 @@
 
 use regatta_predict::shape::{Family, ModelShape};
 
-/// A model and its batch: GPT-2 without biases and dropout, on characters.
+/// A model and its batch: GPT-2 without biases and dropout.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
     pub name: &'static str,
     pub layers: usize,
     pub heads: usize,
     pub hidden_size: usize,
+    pub vocab_size: usize,
     pub seq_len: usize,
     /// Sequences of a step.
     pub batch: usize,
     /// Steps of a round: enough that the clock's resolution and the first step do not matter.
     pub steps: usize,
+    /// Untimed steps before each round: the caches have the data of other processes.
+    pub warm_up: usize,
 }
 
 /// The characters of English text.
-const VOCAB_SIZE: usize = 65;
+const CHARACTERS: usize = 65;
 
-pub const ALL: [Preset; 2] = [
+/// Presets that run unless others are named.
+pub const DEFAULT: [Preset; 2] = [
     Preset {
         name: "small",
         layers: 4,
         heads: 4,
         hidden_size: 128,
+        vocab_size: CHARACTERS,
         seq_len: 64,
         batch: 12,
         steps: 40,
+        warm_up: 2,
     },
     Preset {
         name: "large",
         layers: 6,
         heads: 6,
         hidden_size: 384,
+        vocab_size: CHARACTERS,
         seq_len: 256,
         batch: 4,
         steps: 5,
+        warm_up: 2,
     },
 ];
 
+/// GPT-2 124M with its own vocabulary, for many cores.
+pub const GPT2_124M: Preset = Preset {
+    name: "124m",
+    layers: 12,
+    heads: 12,
+    hidden_size: 768,
+    vocab_size: 50_257,
+    seq_len: 512,
+    batch: 4,
+    steps: 3,
+    warm_up: 1,
+};
+
 impl Preset {
     pub fn find(name: &str) -> Option<Self> {
-        ALL.into_iter().find(|preset| preset.name == name)
+        DEFAULT.into_iter().chain([GPT2_124M]).find(|preset| preset.name == name)
     }
 
     pub fn shape(&self) -> ModelShape {
         ModelShape {
             family: Family::Gpt2,
-            vocab_size: VOCAB_SIZE,
+            vocab_size: self.vocab_size,
             seq_len: self.seq_len,
             hidden_size: self.hidden_size,
             num_layers: self.layers,
@@ -69,7 +90,7 @@ impl Preset {
 
     /// Arguments of `peers/train.py` for the model and a batch.
     pub fn torch_args(&self, batch: usize) -> [usize; 6] {
-        [VOCAB_SIZE, self.layers, self.heads, self.hidden_size, self.seq_len, batch]
+        [self.vocab_size, self.layers, self.heads, self.hidden_size, self.seq_len, batch]
     }
 
     pub fn describe(&self) -> String {
@@ -86,17 +107,24 @@ impl Preset {
 pub enum DataParallelism {
     /// Every rank has all parameters.
     Replicated,
+    /// The optimizer state is sharded.
+    Zero1,
     /// Parameters, gradients and optimizer state are sharded.
     Zero3,
 }
 
 impl DataParallelism {
-    pub const ALL: [Self; 2] = [Self::Replicated, Self::Zero3];
+    /// Those compared with PyTorch.
+    pub const COMPARED: [Self; 2] = [Self::Replicated, Self::Zero3];
+    /// Those whose throughput is measured on many ranks.
+    pub const SCALED: [Self; 2] = [Self::Replicated, Self::Zero1];
+    const ALL: [Self; 3] = [Self::Replicated, Self::Zero1, Self::Zero3];
 
     /// Its name in arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Replicated => "data",
+            Self::Zero1 => "zero1",
             Self::Zero3 => "zero3",
         }
     }
@@ -108,6 +136,7 @@ impl DataParallelism {
     pub fn regatta_name(self) -> &'static str {
         match self {
             Self::Replicated => "data parallel",
+            Self::Zero1 => "ZeRO-1",
             Self::Zero3 => "ZeRO-3",
         }
     }
@@ -115,6 +144,7 @@ impl DataParallelism {
     pub fn torch_name(self) -> &'static str {
         match self {
             Self::Replicated => "DDP",
+            Self::Zero1 => "ZeroRedundancyOptimizer",
             Self::Zero3 => "FSDP2",
         }
     }

@@ -34,8 +34,8 @@ impl ResultRow {
         let framework = match self.framework {
             Framework::Regatta(Precision::F32) => "Regatta, f32",
             Framework::Regatta(Precision::Bf16) => "Regatta, bf16",
-            Framework::Torch { compiled: true } => "PyTorch, compiled",
-            Framework::Torch { compiled: false } => "PyTorch, eager",
+            Framework::Torch { compiled: true, .. } => "PyTorch, compiled",
+            Framework::Torch { compiled: false, .. } => "PyTorch, eager",
         };
         match (self.ranks, self.threads) {
             (1, 1) => format!("{framework}, 1 thread"),

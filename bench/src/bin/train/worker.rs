@@ -88,12 +88,11 @@ pub fn run(args: &[String]) -> Result<()> {
         }
     };
     let mut trainer = BenchTrainer::new(&args, groups)?;
-    let first = trainer.run_steps(3)?;
+    let first = trainer.run_steps(1 + args.preset.warm_up)?;
     print_line(&format!("ready {}", first[0].1))?;
     for line in lines {
         let steps: usize = line?.trim().parse()?;
-        // Warm-up: the caches have the data of other processes.
-        trainer.run_steps(2)?;
+        trainer.run_steps(args.preset.warm_up)?;
         let steps = trainer.run_steps(steps)?;
         let (_, loss) = *steps.last().context("a round without steps")?;
         let steps = steps.into_iter().map(|(step, _)| step).collect();
@@ -118,8 +117,9 @@ fn connect(args: &WorkerArgs, rendezvous: &str) -> Result<Arc<dyn Comm>> {
     Ok(Arc::new(hierarchical::join(settings)?))
 }
 
-struct BenchTrainer {
-    engine: Engine,
+/// Trains on random tokens.
+pub struct BenchTrainer {
+    pub engine: Engine,
     /// Inputs and targets.
     batches: Vec<(Vec<u32>, Vec<u32>)>,
     batch: usize,
@@ -131,7 +131,7 @@ struct BenchTrainer {
 }
 
 impl BenchTrainer {
-    fn new(args: &WorkerArgs, groups: ProcessGroups) -> Result<Self> {
+    pub fn new(args: &WorkerArgs, groups: ProcessGroups) -> Result<Self> {
         let device = Cpu::new(args.cpus.len(), args.precision);
         let device_model = DeviceModel::new(Model::new(args.preset.shape()), Box::new(device));
         let tokens = args.preset.tokens(args.batch) as u64;
@@ -145,6 +145,7 @@ impl BenchTrainer {
         let stage = Stage::single(&args.preset.shape());
         let zero = match args.parallelism {
             DataParallelism::Replicated => ZeroStage::Off,
+            DataParallelism::Zero1 => ZeroStage::One,
             DataParallelism::Zero3 => ZeroStage::Three,
         };
         let (sharding, init) = (ShardingConfig::zero(zero), ParamInit::Random { seed: 1 });
@@ -159,7 +160,7 @@ impl BenchTrainer {
     }
 
     /// Runs steps and returns their times and mean losses on this rank.
-    fn run_steps(&mut self, steps: usize) -> Result<Vec<(StepTime, f64)>> {
+    pub fn run_steps(&mut self, steps: usize) -> Result<Vec<(StepTime, f64)>> {
         (0..steps).map(|_| self.run_step()).collect()
     }
 

@@ -60,9 +60,10 @@ impl Drop for WorkerProcess {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framework {
     Regatta(Precision),
-    /// PyTorch in f32, eager or with `torch.compile`.
+    /// PyTorch, eager or with `torch.compile`; in bf16 by autocast.
     Torch {
         compiled: bool,
+        precision: Precision,
     },
 }
 
@@ -96,33 +97,41 @@ impl Workers {
         Self::start(Framework::Regatta(precision), batch, processes)
     }
 
-    /// Ranks of Regatta, one on each of the CPUs with `batch` sequences each.
+    /// Ranks of Regatta with `batch` sequences each, on disjoint CPUs with a thread on each.
     pub fn regatta_ranks(
         preset: Preset,
         precision: Precision,
         parallelism: DataParallelism,
-        cpus: &[usize],
+        rank_cpus: &[&[usize]],
         batch: usize,
     ) -> Result<Self> {
-        let ranks = cpus.len();
+        let (ranks, threads) = (rank_cpus.len(), rank_cpus.first().map_or(0, |cpus| cpus.len()));
         let rendezvous = format!("{} {}", free_port()?, Secret::generate()?.to_hex());
         let mut processes = Vec::new();
-        for (rank, cpu) in cpus.iter().enumerate() {
-            let cpus = vec![*cpu];
+        for (rank, cpus) in rank_cpus.iter().enumerate() {
+            let cpus = cpus.to_vec();
             let args = WorkerArgs { preset, precision, parallelism, batch, cpus, ranks, rank };
             let mut process = spawn_regatta(&args)?;
             process.write_line(&rendezvous)?;
             processes.push(process);
         }
         let workers = Self::start(Framework::Regatta(precision), batch * ranks, processes)?;
-        Ok(Self { ranks, ..workers })
+        Ok(Self { ranks, threads, ..workers })
     }
 
     /// One process of PyTorch.
-    pub fn torch(python: &Path, preset: Preset, compiled: bool, cpus: &[usize]) -> Result<Self> {
+    pub fn torch(
+        python: &Path,
+        preset: Preset,
+        compiled: bool,
+        precision: Precision,
+        cpus: &[usize],
+    ) -> Result<Self> {
         let mut command = torch_command(python, preset, compiled, cpus, preset.batch);
+        command.env("TORCH_PRECISION", precision.name());
+        let framework = Framework::Torch { compiled, precision };
         let process = WorkerProcess::spawn(&mut command)?;
-        let workers = Self::start(Framework::Torch { compiled }, preset.batch, vec![process])?;
+        let workers = Self::start(framework, preset.batch, vec![process])?;
         Ok(Self { threads: cpus.len(), ..workers })
     }
 
@@ -136,6 +145,7 @@ impl Workers {
         batch: usize,
     ) -> Result<Self> {
         let (port, ranks) = (free_port()?.to_string(), cpus.len());
+        let framework = Framework::Torch { compiled, precision: Precision::F32 };
         let spawn = |(rank, cpu): (usize, &usize)| {
             let mut command = torch_command(python, preset, compiled, &[*cpu], batch);
             command.arg(parallelism.name());
@@ -144,7 +154,7 @@ impl Workers {
             WorkerProcess::spawn(command.env("GLOO_SOCKET_IFNAME", "lo"))
         };
         let processes = cpus.iter().enumerate().map(spawn).collect::<Result<_>>()?;
-        let workers = Self::start(Framework::Torch { compiled }, batch * ranks, processes)?;
+        let workers = Self::start(framework, batch * ranks, processes)?;
         Ok(Self { ranks, ..workers })
     }
 
@@ -188,6 +198,6 @@ fn torch_command(
     let mut command = Command::new(python);
     command.arg(peer_source("train.py")).arg(if compiled { "compiled" } else { "eager" });
     command.arg(cpu_list).args(preset.torch_args(batch).map(|n| n.to_string()));
-    command.env("PYTHONWARNINGS", "ignore");
+    command.env("PYTHONWARNINGS", "ignore").env("TORCH_WARM_UP", preset.warm_up.to_string());
     command
 }

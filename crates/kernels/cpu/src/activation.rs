@@ -11,9 +11,10 @@ use regatta_device::tensor::{View, ViewMut};
 
 impl ActivationOps for Cpu {
     fn gelu(&self, x: ViewMut<'_>, y: ViewMut<'_>) {
+        let _timer = self.timer("gelu");
         assert_eq!(x.len(), y.len(), "tensor lengths differ");
         let (x, y) = (DisjointMut::new(x), DisjointMut::new(y));
-        self.pool.run_ranges(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             let (x, y) = unsafe { (x.slice(range.clone()), y.slice(range)) };
             gelu_kernel(self.isa, x, y);
@@ -21,6 +22,7 @@ impl ActivationOps for Cpu {
     }
 
     fn gelu_backward(&self, derivative: View<'_>, mut dy: ViewMut<'_>, dbias: Option<ViewMut<'_>>) {
+        let _timer = self.timer("gelu_backward");
         self.zip_chunks(derivative, dy.reborrow(), |by, dy| mul_assign_kernel(self.isa, by, dy));
         if let Some(dbias) = dbias {
             self.add_column_sums(row_count(dy.len(), dbias.len()), dy.view(), dbias);
@@ -28,6 +30,7 @@ impl ActivationOps for Cpu {
     }
 
     fn swiglu(&self, dim: usize, x: View<'_>, y: ViewMut<'_>) {
+        let _timer = self.timer("swiglu");
         assert_eq!(x.len(), 2 * y.len(), "a row of x has a gate and an up element per output");
         let (rows, x, y) = (row_count(y.len(), dim), Slice::from(x), DisjointMut::new(y));
         self.for_each_row(rows, dim, |row| {
@@ -38,6 +41,7 @@ impl ActivationOps for Cpu {
     }
 
     fn swiglu_backward(&self, dim: usize, x: View<'_>, dy: View<'_>, dx: ViewMut<'_>) {
+        let _timer = self.timer("swiglu_backward");
         let lengths_match = x.len() == dx.len() && x.len() == 2 * dy.len();
         assert!(lengths_match, "a row of x has a gate and an up element per output");
         let rows = row_count(dy.len(), dim);

@@ -19,9 +19,10 @@ const MIN_SQUARES_CHUNKS: usize = 4;
 
 impl ElementwiseOps for Cpu {
     fn add(&self, x: View<'_>, y: View<'_>, z: ViewMut<'_>) {
+        let _timer = self.timer("add");
         assert!(x.len() == z.len() && y.len() == z.len(), "tensor lengths differ");
         let (x, y, z) = (Slice::from(x), Slice::from(y), DisjointMut::new(z));
-        self.pool.run_ranges(z.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(z.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             let z = unsafe { z.slice(range.clone()) };
             add_kernel(self.isa, x.slice(range.clone()), y.slice(range), z);
@@ -29,19 +30,23 @@ impl ElementwiseOps for Cpu {
     }
 
     fn add_assign(&self, x: View<'_>, y: ViewMut<'_>) {
+        let _timer = self.timer("add_assign");
         self.zip_chunks(x, y, |x, y| add_assign_kernel(self.isa, x, y));
     }
 
     fn dropout(&self, mask: DropoutMask, x: ViewMut<'_>) {
+        let _timer = self.timer("dropout");
         self.map_chunks(x, |first, x| dropout_kernel(self.isa, mask, first, x));
     }
 
     fn scale(&self, by: f64, x: ViewMut<'_>) {
+        let _timer = self.timer("scale");
         self.map_chunks(x, |_, x| scale_kernel(self.isa, by as f32, x));
     }
 
     /// Independent of the number of threads: chunk sums are added in order.
     fn sum_of_squares(&self, x: View<'_>, sum: ViewMut<'_>) {
+        let _timer = self.timer("sum_of_squares");
         let x = Slice::from(x);
         let chunks = x.len().div_ceil(SQUARES_CHUNK);
         let sums = Mutex::new(vec![0.0; chunks]);
@@ -75,7 +80,7 @@ impl Cpu {
     ) {
         assert_eq!(x.len(), y.len(), "tensor lengths differ");
         let (x, y) = (Slice::from(x), DisjointMut::new(y));
-        self.pool.run_ranges(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(y.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             kernel(x.slice(range.clone()), unsafe { y.slice(range) });
         });
@@ -84,7 +89,7 @@ impl Cpu {
     /// Applies a kernel to chunks of a tensor, given the index of the chunk's first element.
     pub(crate) fn map_chunks(&self, x: ViewMut<'_>, kernel: impl Fn(usize, SliceMut<'_>) + Sync) {
         let x = DisjointMut::new(x);
-        self.pool.run_ranges(x.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
+        self.pool.run_balanced(x.len(), MIN_ELEMENTS_PER_THREAD, WIDTH, |range| {
             // SAFETY: ranges are disjoint.
             kernel(range.start, unsafe { x.slice(range) });
         });

@@ -11,6 +11,7 @@ use regatta_device::tensor::{View, ViewMut};
 
 impl EmbeddingOps for Cpu {
     fn embedding(&self, tokens: View<'_>, first: usize, table: View<'_>, y: ViewMut<'_>) {
+        let _timer = self.timer("embedding");
         let tokens = tokens.as_slice::<i32>();
         if tokens.is_empty() {
             return;
@@ -35,6 +36,7 @@ impl EmbeddingOps for Cpu {
         dy: View<'_>,
         dtable: ViewMut<'_>,
     ) {
+        let _timer = self.timer("embedding_backward");
         let tokens = tokens.as_slice::<i32>();
         if tokens.is_empty() {
             return;
@@ -45,6 +47,7 @@ impl EmbeddingOps for Cpu {
     }
 
     fn add_position_embedding(&self, dim: usize, pos: View<'_>, table: View<'_>, y: ViewMut<'_>) {
+        let _timer = self.timer("add_position_embedding");
         let pos = pos.as_slice::<i32>();
         let rows = positioned_rows(dim, pos, y.len());
         let (table, y) = (Slice::from(table), DisjointMut::new(y));
@@ -63,6 +66,7 @@ impl EmbeddingOps for Cpu {
         dy: View<'_>,
         dtable: ViewMut<'_>,
     ) {
+        let _timer = self.timer("position_embedding_backward");
         let positions = positions.as_slice::<i32>();
         positioned_rows(dim, positions, dy.len());
         let position = |row: usize| Some(positions[row % positions.len()] as usize);

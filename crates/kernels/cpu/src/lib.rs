@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 pub mod gemm;
 mod isa;
+mod kernel_times;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod lanes_avx2;
@@ -30,6 +31,7 @@ mod thread_pool;
 use self::gemm::bf16::Kernel;
 use self::gemm::parallel_bf16::Bf16Gemm;
 use self::isa::Isa;
+use self::kernel_times::{KernelTimer, KernelTimes};
 use self::scratch::{Scratch, ScratchPool};
 use self::thread_pool::ThreadPool;
 use regatta_device::Fp8Ops;
@@ -44,6 +46,7 @@ pub struct Cpu {
     scratch_pool: ScratchPool,
     rope_table: rope::RopeTable,
     bf16_gemm: Bf16Gemm,
+    kernel_times: KernelTimes,
     /// Largest depth that an f32 GEMM packs at once.
     max_kc: usize,
 }
@@ -64,6 +67,7 @@ impl Cpu {
             scratch_pool: ScratchPool::default(),
             rope_table: rope::RopeTable::default(),
             bf16_gemm: Bf16Gemm::new(isa),
+            kernel_times: KernelTimes::default(),
             max_kc: cache_info::max_kc(),
         }
     }
@@ -91,6 +95,11 @@ impl Cpu {
             Precision::F32 => self.isa.name(),
             Precision::Bf16 => self.bf16_gemm.kernel.name(),
         }
+    }
+
+    /// Times an operation until the guard is dropped, if timing is on.
+    fn timer(&self, name: &str) -> Option<KernelTimer<'_>> {
+        self.kernel_times.timer(|| name.to_owned())
     }
 
     fn scratch(&self, len: usize) -> Scratch<'_> {

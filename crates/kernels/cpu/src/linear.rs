@@ -82,6 +82,7 @@ impl Cpu {
     /// Adds the column sums of `x` to `sums`. Split by columns, so that the order of additions does not
     /// depend on the number of threads.
     pub(crate) fn add_column_sums(&self, rows: usize, x: View<'_>, sums: ViewMut<'_>) {
+        let _timer = self.timer("add_column_sums");
         let columns = sums.len();
         assert_eq!(x.len(), rows * columns, "dy does not have the layer's shape");
         let (x, sums) = (Slice::from(x), DisjointMut::new(sums));

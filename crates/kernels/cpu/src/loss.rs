@@ -24,6 +24,7 @@ impl LossOps for Cpu {
         grad_scale: Option<f64>,
         loss: ViewMut<'_>,
     ) {
+        let _timer = self.timer("cross_entropy");
         let targets = targets.as_slice::<i32>();
         if targets.is_empty() {
             return;
@@ -44,6 +45,7 @@ impl LossOps for Cpu {
         logits: View<'_>,
         partials: ViewMut<'_>,
     ) {
+        let _timer = self.timer("cross_entropy_partials");
         let targets = targets.as_slice::<i32>();
         assert_eq!(partials.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {
@@ -66,6 +68,7 @@ impl LossOps for Cpu {
         merged: ViewMut<'_>,
         loss: Option<ViewMut<'_>>,
     ) {
+        let _timer = self.timer("merge_cross_entropy_partials");
         if merged.is_empty() {
             return;
         }
@@ -96,6 +99,7 @@ impl LossOps for Cpu {
         logits: ViewMut<'_>,
         grad_scale: f64,
     ) {
+        let _timer = self.timer("cross_entropy_backward");
         let targets = targets.as_slice::<i32>();
         assert_eq!(merged.len(), 3 * targets.len(), "partials have three elements per row");
         if targets.is_empty() {

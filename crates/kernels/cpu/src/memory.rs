@@ -8,11 +8,15 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use regatta_device::ops::SCALAR_DTYPE;
+use regatta_device::ops::{KernelTime, SCALAR_DTYPE};
 use regatta_device::precision::Precision;
 use regatta_device::reference::copy_tokens;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory};
+
+/// Elements that do not stay in the cache until they are used: a fill writes them to memory without reading
+/// them first, which would take as long again.
+const MIN_STREAMED_ELEMENTS: usize = 4 << 20;
 
 /// Columns of a row-major matrix.
 struct ColumnRange {
@@ -51,6 +55,7 @@ impl DeviceMemory for Cpu {
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) {
+        let _timer = self.timer("copy");
         self.zip_chunks(from, to, |from, to| copy_kernel(self.isa, from, to));
     }
 
@@ -65,10 +70,15 @@ impl DeviceMemory for Cpu {
     }
 
     fn fill(&self, value: f64, x: ViewMut<'_>) {
+        let _timer = self.timer("fill");
         if x.dtype() == SCALAR_DTYPE {
             return x.as_slice::<f64>().fill(value);
         }
-        self.map_chunks(x, |_, x| x.fill(value as f32));
+        let is_large = x.len() >= MIN_STREAMED_ELEMENTS;
+        self.map_chunks(x, |_, x| match x {
+            SliceMut::F32(x) if is_large => fill_streaming(x, value as f32),
+            x => x.fill(value as f32),
+        });
     }
 
     fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
@@ -77,6 +87,14 @@ impl DeviceMemory for Cpu {
 
     fn read_scalars(&self, scalars: View<'_>) -> Result<Vec<f64>, DeviceError> {
         Ok(scalars.as_slice().to_vec())
+    }
+
+    fn start_kernel_times(&self) {
+        self.kernel_times.start();
+    }
+
+    fn take_kernel_times(&self) -> Vec<KernelTime> {
+        self.kernel_times.take()
     }
 }
 
@@ -105,11 +123,57 @@ impl Cpu {
     }
 }
 
+/// Fills with streaming stores.
+#[cfg(target_arch = "x86_64")]
+fn fill_streaming(x: &mut [f32], value: f32) {
+    use std::arch::x86_64::{__m128, _mm_set1_ps, _mm_sfence, _mm_stream_ps};
+    // SAFETY: any bits are a valid vector.
+    let (head, vectors, tail) = unsafe { x.align_to_mut::<__m128>() };
+    head.fill(value);
+    tail.fill(value);
+    // SAFETY: SSE is part of x86-64, and the vectors are aligned. The fence orders the stores before those
+    // that publish them to other threads.
+    unsafe {
+        let value = _mm_set1_ps(value);
+        for vector in vectors {
+            _mm_stream_ps(std::ptr::from_mut(vector).cast(), value);
+        }
+        _mm_sfence();
+    }
+}
+
+/// Only x86 has streaming stores in stable Rust.
+#[cfg(not(target_arch = "x86_64"))]
+fn fill_streaming(x: &mut [f32], value: f32) {
+    x.fill(value);
+}
+
 kernel! {
     /// `y = x`.
     pub fn copy_kernel<V>(x: Slice<'_>, y: SliceMut<'_>) {
         for at in (0..y.len()).step_by(WIDTH) {
             y.store_partial(at, x.load_padded::<V>(at));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_fills_reach_every_element_and_no_other() {
+        let cpu = Cpu::new(3, Precision::F32);
+        let mut x = Tensor::zeros(MIN_STREAMED_ELEMENTS + 50, DType::F32);
+        for first in [0, 1, 3] {
+            let end = first + MIN_STREAMED_ELEMENTS + 40;
+            cpu.fill(7.0, x.view_mut());
+            cpu.fill(-0.5, x.view_mut().slice(first..end));
+            let found = x.view().as_slice::<f32>();
+            let is_expected = |(at, found): (usize, &f32)| {
+                *found == if (first..end).contains(&at) { -0.5 } else { 7.0 }
+            };
+            assert!(found.iter().enumerate().all(is_expected), "from element {first}");
         }
     }
 }

@@ -19,6 +19,7 @@ impl NormOps for Cpu {
         y: ViewMut<'_>,
         mean_rstd: ViewMut<'_>,
     ) {
+        let _timer = self.timer("norm");
         let dim = weight.len();
         let rows = row_count(x.len(), dim);
         assert!(y.len() == x.len() && mean_rstd.len() == 2 * rows, "row counts differ");
@@ -45,6 +46,7 @@ impl NormOps for Cpu {
         input_grad: NormInputGrad<'_>,
         grads: NormGrads<'_>,
     ) {
+        let _timer = self.timer("norm_backward");
         let NormInputGrad { mut dx, copy, column_sums } = input_grad;
         let dim = saved.weight.len();
         let rows = row_count(dy.len(), dim);

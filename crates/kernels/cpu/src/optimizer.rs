@@ -24,6 +24,7 @@ impl OptimizerOps for Cpu {
     }
 
     fn adamw(&self, config: &AdamW, state: OptimizerState<'_>) {
+        let _timer = self.timer("adamw");
         let OptimizerState { grad, grad_scale, moment1: m, moment2: v, param, decayed, .. } = state;
         let len = param.len();
         assert_eq!([grad.len(), m.len(), v.len()], [len; 3], "tensor lengths differ");
@@ -32,7 +33,7 @@ impl OptimizerOps for Cpu {
         for (part, has_decay) in split_by_decay(len, decayed) {
             let weight_decay = if has_decay { config.weight_decay } else { 0.0 };
             let config = AdamW { weight_decay, ..*config };
-            self.pool.run_ranges(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
+            self.pool.run_balanced(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
                 let range = part.start + range.start..part.start + range.end;
                 // SAFETY: ranges are disjoint.
                 let [m, v, param] =
@@ -43,6 +44,7 @@ impl OptimizerOps for Cpu {
     }
 
     fn sgd(&self, config: &Sgd, state: OptimizerState<'_>) {
+        let _timer = self.timer("sgd");
         let OptimizerState { grad, grad_scale, moment1: momentum, param, decayed, .. } = state;
         let len = param.len();
         assert_eq!([grad.len(), momentum.len()], [len; 2], "tensor lengths differ");
@@ -51,7 +53,7 @@ impl OptimizerOps for Cpu {
         for (part, has_decay) in split_by_decay(len, decayed) {
             let weight_decay = if has_decay { config.weight_decay } else { 0.0 };
             let config = Sgd { weight_decay, ..*config };
-            self.pool.run_ranges(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
+            self.pool.run_balanced(part.len(), MIN_PARAMS_PER_THREAD, WIDTH, |range| {
                 let range = part.start + range.start..part.start + range.end;
                 // SAFETY: ranges are disjoint.
                 let [m, param] = unsafe { [m, param].map(|all| all.slice_f32(range.clone())) };

@@ -20,6 +20,9 @@ const SPINS: usize = 4_000;
 /// machine, and a task delayed by another process often ends soon.
 const YIELDS: usize = 2_000;
 
+/// Elements that take a few tens of microseconds, of which a thread may have several ranges.
+const BALANCED_RANGE: usize = 64 * 1024;
+
 /// Tasks per thread, at most, where tasks are large enough.
 const MAX_TASKS_PER_THREAD: usize = 8;
 
@@ -99,6 +102,24 @@ impl ThreadPool {
         });
     }
 
+    /// As [`Self::run_ranges`], with several ranges per thread if there are many items. For work whose result
+    /// does not depend on the ranges.
+    pub fn run_balanced(
+        &self,
+        items: usize,
+        min_items: usize,
+        unit: usize,
+        work: impl Fn(Range<usize>) + Sync,
+    ) {
+        let tasks = self.balanced_tasks(items, min_items, BALANCED_RANGE.max(min_items));
+        self.run(tasks, |task| {
+            let range = task_range(items, tasks, task, unit);
+            if !range.is_empty() {
+                work(range);
+            }
+        });
+    }
+
     /// Number of tasks for `items`: one per thread, unless a task would have fewer than `min_items`.
     pub fn tasks(&self, items: usize, min_items: usize) -> usize {
         (items / min_items.max(1)).clamp(1, self.threads())
@@ -106,7 +127,7 @@ impl ThreadPool {
 
     /// As [`Self::tasks`], but several per thread where each has at least `balance_items`, to balance load
     /// when a thread is delayed by another process or by its core's other hyperthread.
-    pub fn balanced_tasks(&self, items: usize, min_items: usize, balance_items: usize) -> usize {
+    fn balanced_tasks(&self, items: usize, min_items: usize, balance_items: usize) -> usize {
         let max = if self.workers.is_empty() { 1 } else { MAX_TASKS_PER_THREAD * self.threads() };
         self.tasks(items, min_items).max((items / balance_items.max(1)).min(max))
     }
@@ -284,6 +305,20 @@ mod tests {
             }
         });
         assert_eq!(sum.into_inner(), 3 * 100 * 3 * 3);
+    }
+
+    #[test]
+    fn many_items_have_several_ranges_per_thread() {
+        let pool = ThreadPool::new(2);
+        for (items, min_ranges) in [(100, 1), (4 * BALANCED_RANGE, 4), (1 << 24, 16)] {
+            let ranges = Mutex::new(Vec::new());
+            pool.run_balanced(items, 1000, 16, |range| ranges.lock().unwrap().push(range));
+            let mut ranges = ranges.into_inner().unwrap();
+            ranges.sort_by_key(|range| range.start);
+            assert_eq!((ranges[0].start, ranges[ranges.len() - 1].end), (0, items));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!(ranges.len(), min_ranges);
+        }
     }
 
     #[test]

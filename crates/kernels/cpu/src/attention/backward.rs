@@ -66,16 +66,14 @@ impl Cpu {
             return;
         }
         // Query heads that share a key/value head accumulate into the same gradients, so one task has them.
-        self.pool.run_ranges(shape.batch * shape.kv_heads, 1, 1, |units| {
-            for unit in units {
-                let (sequence, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
-                let head = kv_head * (shape.heads / shape.kv_heads);
-                let first = AttentionHead { shape, layout, sequence, head };
-                if self.uses_bf16_attention() {
-                    self.backward_group_bf16(first, args);
-                } else {
-                    self.backward_group(first, args);
-                }
+        self.pool.run(shape.batch * shape.kv_heads, |unit| {
+            let (sequence, kv_head) = (unit / shape.kv_heads, unit % shape.kv_heads);
+            let head = kv_head * (shape.heads / shape.kv_heads);
+            let first = AttentionHead { shape, layout, sequence, head };
+            if self.uses_bf16_attention() {
+                self.backward_group_bf16(first, args);
+            } else {
+                self.backward_group(first, args);
             }
         });
     }

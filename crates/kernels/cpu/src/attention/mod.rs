@@ -44,6 +44,7 @@ impl AttentionOps for Cpu {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
+        let _timer = self.timer("attention");
         assert_lens("qkv", [qkv.len()], shape.rows() * shape.qkv_dim());
         assert_lens("y", [y.len()], shape.rows() * shape.out_dim());
         assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
@@ -64,6 +65,7 @@ impl AttentionOps for Cpu {
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {
+        let _timer = self.timer("attention_backward");
         let AttentionSaved { qkv, y, lse } = saved;
         assert_lens("qkv", [qkv.len(), dqkv.len()], shape.rows() * shape.qkv_dim());
         assert_lens("y", [y.len(), dy.len()], shape.rows() * shape.out_dim());
@@ -83,6 +85,7 @@ impl AttentionOps for Cpu {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
+        let _timer = self.timer("attention_chunk");
         assert_lens("q or y", [q.len(), y.len()], shape.rows() * shape.out_dim());
         assert_lens("kv", [kv.len()], shape.kv_rows() * shape.kv_dim());
         assert_lens("lse", [lse.len()], shape.rows() * shape.heads);
@@ -102,6 +105,7 @@ impl AttentionOps for Cpu {
         dq: ViewMut<'_>,
         dkv: ViewMut<'_>,
     ) {
+        let _timer = self.timer("attention_chunk_backward");
         let AttentionChunkSaved { q, kv, y, lse } = saved;
         let out_lens = [q.len(), y.len(), dy.len(), dq.len()];
         assert_lens("q or y", out_lens, shape.rows() * shape.out_dim());
@@ -167,6 +171,7 @@ impl AttentionOps for Cpu {
         direction: RopeDirection,
         qkv: ViewMut<'_>,
     ) {
+        let _timer = self.timer("apply_rope");
         let positions = positions.as_slice::<i32>();
         let (row_len, half_dim) = (shape.qkv_dim(), shape.head_dim / 2);
         assert!(shape.head_dim.is_multiple_of(2), "RoPE needs an even head_dim");
@@ -213,11 +218,9 @@ impl Cpu {
         if shape.rows() == 0 || shape.keys == 0 {
             return;
         }
-        self.pool.run_ranges(shape.batch * shape.heads, 1, 1, |units| {
-            for unit in units {
-                let (sequence, head) = (unit / shape.heads, unit % shape.heads);
-                work(AttentionHead { shape, layout, sequence, head });
-            }
+        self.pool.run(shape.batch * shape.heads, |unit| {
+            let (sequence, head) = (unit / shape.heads, unit % shape.heads);
+            work(AttentionHead { shape, layout, sequence, head });
         });
     }
 

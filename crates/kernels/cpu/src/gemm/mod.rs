@@ -5,6 +5,7 @@ mod packed_f32;
 pub(crate) mod parallel_bf16;
 mod peak;
 pub(crate) mod small_f32;
+mod task_grid;
 
 use regatta_comm::DType;
 
@@ -48,6 +49,16 @@ pub enum Epilogue<'a> {
     Bias(&'a [f32]),
     /// `c += a b`.
     Accumulate,
+}
+
+impl Epilogue<'_> {
+    /// The epilogue of the columns from one on.
+    fn from_column(self, column: usize) -> Self {
+        match self {
+            Self::Bias(bias) => Self::Bias(&bias[column..]),
+            other => other,
+        }
+    }
 }
 
 /// Operands and epilogue of a GEMM.
@@ -96,6 +107,8 @@ impl Cpu {
     /// By packed panels, or by the `gemm` crate; then the longer side of `c` is split between threads.
     fn gemm_f32(&self, args: GemmArgs<'_>, c: &mut [f32]) {
         let GemmArgs { shape, epilogue, .. } = args;
+        let GemmShape { m, n, k } = shape;
+        let _timer = self.kernel_times.timer(|| format!("gemm {m}x{n}x{k} f32"));
         let (a, b) = (args.a.as_ptr(), args.b.as_ptr());
         if packed_f32::is_faster(self.isa, shape) {
             // SAFETY: `gemm` checked the bounds of both operands.
@@ -105,7 +118,7 @@ impl Cpu {
             self.broadcast_row(bias, ViewMut::from_slice(c));
         }
         let accumulate = !matches!(epilogue, Epilogue::Store);
-        let (GemmShape { m, n, k }, c) = (shape, DisjointMut::new(c));
+        let c = DisjointMut::new(c);
         let tasks = self.pool.tasks(shape.work(), MIN_WORK_PER_THREAD);
         self.pool.run(tasks, |task| {
             let (rows, columns) = if m >= n {
