@@ -19,6 +19,7 @@ mod embedding;
 pub mod fake;
 mod flash;
 mod gemm_peak;
+mod graph;
 mod kernel_times;
 mod launch;
 mod linear;

@@ -19,6 +19,6 @@ pub mod tensor;
 
 pub use error::DeviceError;
 pub use ops::{
-    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, LinearOps,
-    LossOps, NormOps, OptimizerOps,
+    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, GraphOps,
+    LinearOps, LossOps, NormOps, OptimizerOps,
 };

@@ -5,6 +5,7 @@ mod activation;
 mod attention;
 mod elementwise;
 mod embedding;
+mod graph;
 mod linear;
 mod loss;
 mod memory;
@@ -18,6 +19,7 @@ pub use attention::{
 };
 pub use elementwise::ElementwiseOps;
 pub use embedding::EmbeddingOps;
+pub use graph::{Graph, GraphMasks, GraphOps};
 pub use linear::{LinearOps, LinearShape};
 pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
 pub use memory::{DeviceMemory, GPU_MAX_LOGITS, KernelTime, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark};
@@ -35,5 +37,5 @@ macro_rules! device {
 
 device! {
     DeviceMemory LinearOps NormOps AttentionOps ActivationOps EmbeddingOps LossOps ElementwiseOps
-    OptimizerOps
+    OptimizerOps GraphOps
 }
