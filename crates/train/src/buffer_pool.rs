@@ -206,12 +206,14 @@ mod tests {
         first.view_mut().as_slice::<f64>()[0] = 5.0;
         let second = get(4);
         assert_eq!(second.view().as_slice::<f64>()[0], 0.0);
+        assert!(!pool.is_idle());
         drop(first);
         assert_eq!(get(4).view().as_slice::<f64>()[0], 5.0);
         assert_eq!(get(3).len(), 3);
         assert_eq!(pool.peak_bytes(), (4 + 4 + 3) * F64_BYTES);
         pool.trim();
         drop((second, get(4)));
+        assert!(pool.is_idle() && pool.trims() == 1);
         assert_eq!(pool.peak_bytes(), (4 + 4 + 3) * F64_BYTES);
     }
 }

@@ -100,9 +100,9 @@ fn graphs_are_bit_identical_to_eager_passes() {
     }
 }
 
-/// A loss of an evaluation.
-fn evaluate(engine: &mut Engine, batch: usize) -> f64 {
-    let [inputs, targets] = [0, 1].map(|shift| tokens(RUN.seq_len, 99, 0..batch, shift));
+/// A loss of an evaluation on other tokens for each `step`.
+fn evaluate(engine: &mut Engine, step: u64, batch: usize) -> f64 {
+    let [inputs, targets] = [0, 1].map(|shift| tokens(RUN.seq_len, 99 + step, 0..batch, shift));
     let micro_batch = MicroBatch { inputs: &inputs, targets: &targets, batch, first_sequence: 0 };
     engine.loss(&micro_batch).unwrap()
 }
@@ -120,7 +120,7 @@ fn evaluations_between_steps_do_not_disturb_graphs() {
                     engine.device_model.trim_buffers();
                 }
                 // A larger batch than that of the graphs enlarges the workspace.
-                let loss = evaluate(engine, 2 + 7 * round);
+                let loss = evaluate(engine, 0, 2 + 7 * round);
                 if trims {
                     engine.device_model.trim_buffers();
                 }
@@ -131,6 +131,21 @@ fn evaluations_between_steps_do_not_disturb_graphs() {
         let launches = assert_same(&shape, run);
         assert_eq!(launches, if trims { 3 * 2 * 6 } else { 2 * (3 * 8 - 2) });
     }
+}
+
+#[test]
+fn evaluations_run_as_graphs() {
+    let run = |engine: &mut Engine| {
+        let mut all = Vec::new();
+        for round in 0..2 {
+            all.extend(train(engine, RUN));
+            let losses = (0..4).map(|step| evaluate(engine, 10 * round + step, 3));
+            all.extend(losses.map(|loss| LossAndNorm { loss, grad_norm: 0.0 }));
+        }
+        all
+    };
+    let training = 2 * (2 * 8 - 2);
+    assert_eq!(assert_same(&shape(Family::Gpt2), run), training + 2 * 4 - 2);
 }
 
 /// Shapes alternate: each has its graphs, in the same buffers.
@@ -274,7 +289,7 @@ struct Recorded {
 fn training_run(args: &str, steps: u64, folder: &TempDir) -> (Recorded, usize) {
     let small = "model.family=gpt2 model.hidden_size=32 model.num_layers=2 model.num_heads=2 \
                  model.seq_len=16 model.dropout=0.1 train.batch=4 train.micro_batch=2 \
-                 train.eval_interval=5 train.eval_batches=1 optimizer.lr=0.004 \
+                 train.eval_interval=5 train.eval_batches=3 optimizer.lr=0.004 \
                  optimizer.warmup_steps=2 optimizer.decay_steps=20 checkpoint.interval=4 \
                  train.device=gpu train.precision=bf16";
     let config = common::config(&[small, args, &format!("train.steps={steps}")]);

@@ -1,7 +1,7 @@
 //! CUDA graphs of micro-batches: the passes of a micro-batch shape are captured once, and launched for all
-//! later micro-batches of that shape. A launch takes the place of hundreds of kernel launches.
+//! later micro-batches of that shape, in training and in evaluations. A launch takes the place of hundreds of kernel launches.
 //!
-//! Forward and backward pass are a graph each, so that events between them time the phases. Whatever differs
+//! Forward and backward pass of a step are a graph each, so that events between them time the phases. Whatever differs
 //! between micro-batches is in device memory: tokens, and keys and offsets of dropout masks. Activations are
 //! in the buffers of the pool that were free in the capture. A graph is captured again after these were freed,
 //! or if parameters or gradients have other addresses. Passes that communicate run without graphs.
@@ -13,8 +13,7 @@ use super::chunk::WeightGrads;
 use super::device_timings::Phase;
 use super::run_pipeline::StepState;
 use super::{Engine, MicroBatch};
-use crate::model::PassCtx;
-use crate::state::Result;
+use crate::state::{GradSync, Result};
 use regatta_device::ops::{Device, Graph, GraphMasks, TOKEN_DTYPE};
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{Tensor, View};
@@ -34,22 +33,26 @@ pub(super) struct GraphCache {
     pub notes: Vec<String>,
 }
 
-/// All host arguments of the kernels of a micro-batch.
+/// The kind of passes, and all host arguments of their kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct MicroBatchShape {
     batch: usize,
     seq_len: usize,
+    /// `None` in evaluations.
+    training: Option<TrainingArgs>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct TrainingArgs {
     recompute: bool,
     dropout_bits: u32,
     grad_scale_bits: u64,
 }
 
-impl MicroBatchShape {
-    fn new(ctx: &PassCtx, step: &StepState<'_>) -> Self {
+impl TrainingArgs {
+    fn of(step: &StepState<'_>) -> Self {
         Self {
-            batch: ctx.batch,
-            seq_len: ctx.seq_len,
-            recompute: ctx.recompute,
+            recompute: step.config.recompute,
             dropout_bits: step.config.dropout.to_bits(),
             grad_scale_bits: step.grad_scale().to_bits(),
         }
@@ -58,13 +61,14 @@ impl MicroBatchShape {
 
 impl fmt::Display for MicroBatchShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "micro-batches of {} x {} tokens", self.batch, self.seq_len)
+        let prefix = if self.training.is_some() { "" } else { "validation " };
+        write!(f, "{prefix}micro-batches of {} x {} tokens", self.batch, self.seq_len)
     }
 }
 
 struct ShapeState {
     // Before the inputs, which they read.
-    graphs: Option<MicroBatchGraphs>,
+    graphs: Option<Vec<PassGraph>>,
     inputs: GraphInputs,
     memory: GraphMemory,
     /// Passes since the memory changed.
@@ -74,10 +78,25 @@ struct ShapeState {
     is_noted: bool,
 }
 
-struct MicroBatchGraphs {
-    forward: Graph,
-    backward: Graph,
+/// The graph of a pass.
+struct PassGraph {
+    /// The phase of a step; `None` in evaluations.
+    phase: Option<Phase>,
+    graph: Graph,
 }
+
+/// A micro-batch whose passes may run by graphs.
+struct GraphedMicroBatch<'a> {
+    shape: MicroBatchShape,
+    tokens: MicroBatch<'a>,
+    masks: Vec<DropoutMask>,
+    /// Address of the loss.
+    loss: usize,
+}
+
+/// Captures the passes of a micro-batch, with tokens and masks from device memory.
+type Capture<'a> =
+    &'a mut dyn FnMut(&mut Engine, &GraphInputs, GraphMasks<'_>) -> Result<Vec<PassGraph>>;
 
 /// The memory that graphs use, besides their inputs.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -159,59 +178,91 @@ impl Engine {
     }
 
     /// Runs forward and backward pass of a micro-batch by graphs. Returns false if they must run without.
-    pub(super) fn run_graphs(&mut self, passes: [Action; 2], step: &mut StepState<'_>) -> bool {
-        if !self.may_use_graphs(passes, step) {
+    pub(super) fn train_by_graphs(
+        &mut self,
+        passes: [Action; 2],
+        step: &mut StepState<'_>,
+    ) -> bool {
+        let [forward, backward] = passes;
+        let is_pair = forward.computation == Computation::Forward
+            && backward == Action { computation: Computation::Backward, ..forward };
+        if !is_pair || !self.may_use_graphs(step.grad_sync(forward)) {
             return false;
         }
-        let Self { device_model, graphs, .. } = self;
-        let micro_batch = step.micro_batches[passes[0].micro_batch];
-        let ctx = device_model.train_ctx(step.config, &micro_batch);
-        let (shape, masks) =
-            (MicroBatchShape::new(&ctx, step), device_model.model.dropout_masks(&ctx));
-        let inputs = || GraphInputs::new(ctx.device, masks.len(), ctx.rows());
-        let Some(mut state) = graphs.take(shape, inputs) else { return false };
-        let result = self.run_shape(&mut state, passes, step, &masks);
+        let tokens = step.micro_batches[forward.micro_batch];
+        let ctx = self.device_model.train_ctx(step.config, &tokens);
+        let training = Some(TrainingArgs::of(step));
+        let micro_batch = GraphedMicroBatch {
+            shape: MicroBatchShape { batch: ctx.batch, seq_len: ctx.seq_len, training },
+            masks: self.device_model.model.dropout_masks(&ctx),
+            loss: address(&step.loss),
+            tokens,
+        };
+        self.run_by_graphs(&micro_batch, &mut |engine, inputs, masks| {
+            let captured = engine.capture_training(passes, step, inputs, masks);
+            // After an error, activations may be left.
+            captured.inspect_err(|_| step.saved.clear())
+        })
+    }
+
+    /// Adds the loss of a micro-batch to a scalar by a graph. Returns false if that must be done without.
+    pub(super) fn evaluate_by_graph(&mut self, tokens: MicroBatch<'_>, loss: &mut Tensor) -> bool {
+        if !self.may_use_graphs(GradSync::Deferred) {
+            return false;
+        }
+        let (batch, seq_len) = (tokens.batch, tokens.seq_len());
+        let shape = MicroBatchShape { batch, seq_len, training: None };
+        let micro_batch =
+            GraphedMicroBatch { shape, masks: Vec::new(), loss: address(loss), tokens };
+        self.run_by_graphs(&micro_batch, &mut |engine, inputs, masks| {
+            let device = engine.device_model.device.clone();
+            let mut pass = || engine.queue_evaluation(&tokens, loss, Some(inputs));
+            Ok(vec![PassGraph { phase: None, graph: capture_pass(&*device, masks, &mut pass)? }])
+        })
+    }
+
+    /// Whether passes may run by graphs: they go through the whole model and do not communicate.
+    fn may_use_graphs(&self, sync: GradSync) -> bool {
+        let Self { device_model, groups, stage, state, graphs, .. } = self;
+        let is_whole = stage.chunk_blocks.len() == 1 && groups.mesh.tp == 1 && groups.mesh.cp == 1;
+        graphs.is_enabled
+            && is_whole
+            && device_model.device.can_capture()
+            && state.is_pass_local(sync)
+            // Graphs overwrite the buffers that were free in the capture.
+            && device_model.pool().is_idle()
+    }
+
+    /// Returns whether graphs were launched.
+    fn run_by_graphs(&mut self, micro_batch: &GraphedMicroBatch<'_>, capture: Capture<'_>) -> bool {
+        let GraphedMicroBatch { shape, masks, .. } = micro_batch;
+        let device = &*self.device_model.device;
+        let inputs = || GraphInputs::new(device, masks.len(), shape.batch * shape.seq_len);
+        let Some(mut state) = self.graphs.take(*shape, inputs) else { return false };
+        let result = self.run_shape(&mut state, micro_batch, capture);
         if let Err(error) = &result {
             self.graphs.notes.push(format!("{shape} run without a CUDA graph: {error}"));
             (state.has_failed, state.graphs) = (true, None);
             // Buffers that the capture allocated may lack memory.
-            step.saved.clear();
             self.device_model.trim_buffers();
         } else if state.graphs.is_some() && !std::mem::replace(&mut state.is_noted, true) {
             self.graphs.notes.push(format!("{shape} run as CUDA graphs"));
         }
-        self.graphs.shapes.insert(shape, state);
+        self.graphs.shapes.insert(*shape, state);
         result.unwrap_or(false)
-    }
-
-    /// Whether two passes may run by graphs: they are those of one micro-batch through the whole model, and
-    /// do not communicate.
-    fn may_use_graphs(&self, [forward, backward]: [Action; 2], step: &StepState<'_>) -> bool {
-        let Self { device_model, groups, stage, state, graphs, .. } = self;
-        let is_pair = forward.computation == Computation::Forward
-            && backward == Action { computation: Computation::Backward, ..forward };
-        let is_whole = stage.chunk_blocks.len() == 1 && groups.mesh.tp == 1 && groups.mesh.cp == 1;
-        graphs.is_enabled
-            && is_pair
-            && is_whole
-            && device_model.device.can_capture()
-            && state.is_pass_local(step.grad_sync(forward))
-            // Graphs overwrite the buffers that were free in the capture.
-            && device_model.pool().is_idle()
     }
 
     /// Returns whether the graphs of a shape were launched: there are none in its first passes.
     fn run_shape(
         &mut self,
         state: &mut ShapeState,
-        passes: [Action; 2],
-        step: &mut StepState<'_>,
-        masks: &[DropoutMask],
+        micro_batch: &GraphedMicroBatch<'_>,
+        capture: Capture<'_>,
     ) -> Result<bool> {
         if state.has_failed {
             return Ok(false);
         }
-        let memory = self.graph_memory(step);
+        let memory = self.graph_memory(micro_batch.loss);
         if state.memory != memory {
             (state.memory, state.graphs, state.warmup_passes) = (memory, None, 0);
         }
@@ -219,52 +270,66 @@ impl Engine {
             state.warmup_passes += 1;
             return Ok(false);
         }
+        let GraphedMicroBatch { masks, tokens, .. } = micro_batch;
         let graphs = match state.graphs.take() {
             Some(graphs) => graphs,
-            None => self.capture(&state.inputs, passes, step, masks)?,
+            None => {
+                let words = state.inputs.mask_words();
+                capture(self, &state.inputs, GraphMasks { masks, words })?
+            }
         };
-        let micro_batch = &step.micro_batches[passes[0].micro_batch];
-        state.inputs.upload(&*self.device_model.device, masks, micro_batch);
+        state.inputs.upload(&*self.device_model.device, masks, tokens);
         self.launch(state.graphs.insert(graphs))?;
         Ok(true)
     }
 
-    fn graph_memory(&self, step: &StepState<'_>) -> GraphMemory {
+    fn graph_memory(&self, loss: usize) -> GraphMemory {
         let mut addresses = self.state.addresses();
-        addresses.push(step.loss.view().address().addr().get());
+        addresses.push(loss);
         GraphMemory { pool_trims: self.device_model.pool().trims(), addresses }
     }
 
-    fn capture(
+    fn capture_training(
         &mut self,
-        inputs: &GraphInputs,
         [forward, backward]: [Action; 2],
         step: &mut StepState<'_>,
-        masks: &[DropoutMask],
-    ) -> Result<MicroBatchGraphs> {
+        inputs: &GraphInputs,
+        masks: GraphMasks<'_>,
+    ) -> Result<Vec<PassGraph>> {
         let device = self.device_model.device.clone();
-        let masks = GraphMasks { masks, words: inputs.mask_words() };
-        let mut result = Ok(());
-        let mut queue = || result = self.forward(forward, step, Some(inputs));
-        let forward = device.capture(masks, &mut queue)?;
-        result?;
-        let mut result = Ok(());
-        let mut queue =
-            || result = self.backward(backward, step, WeightGrads::Immediate, Some(inputs));
-        let backward = device.capture(masks, &mut queue)?;
-        result?;
-        Ok(MicroBatchGraphs { forward, backward })
+        let mut pass = || self.forward(forward, step, Some(inputs));
+        let forward = capture_pass(&*device, masks, &mut pass)?;
+        let mut pass = || self.backward(backward, step, WeightGrads::Immediate, Some(inputs));
+        let backward = capture_pass(&*device, masks, &mut pass)?;
+        Ok(vec![
+            PassGraph { phase: Some(Phase::Forward), graph: forward },
+            PassGraph { phase: Some(Phase::Backward), graph: backward },
+        ])
     }
 
-    fn launch(&mut self, graphs: &MicroBatchGraphs) -> Result<()> {
-        let MicroBatchGraphs { forward, backward } = graphs;
+    fn launch(&mut self, graphs: &[PassGraph]) -> Result<()> {
         let device = self.device_model.device.clone();
-        for (phase, graph) in [(Phase::Forward, forward), (Phase::Backward, backward)] {
-            self.begin_phase(phase);
+        for PassGraph { phase, graph } in graphs {
+            phase.iter().for_each(|phase| self.begin_phase(*phase));
             // SAFETY: parameters, gradients and the loss have the addresses of the capture, the buffer pool
             // was not trimmed since, and the inputs live as long as the graphs.
             unsafe { device.launch_graph(graph) }?;
         }
         Ok(())
     }
+}
+
+/// Captures a pass.
+fn capture_pass(
+    device: &dyn Device,
+    masks: GraphMasks<'_>,
+    pass: &mut dyn FnMut() -> Result<()>,
+) -> Result<Graph> {
+    let mut result = Ok(());
+    let graph = device.capture(masks, &mut || result = pass())?;
+    result.map(|()| graph)
+}
+
+fn address(tensor: &Tensor) -> usize {
+    tensor.view().address().addr().get()
 }

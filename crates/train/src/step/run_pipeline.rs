@@ -73,7 +73,7 @@ impl Engine {
     /// Runs the first of the actions, or the first two by graphs. Returns how many.
     fn run_next(&mut self, actions: &[Action], step: &mut StepState<'_>) -> Result<usize> {
         if let [first, second, ..] = actions
-            && self.run_graphs([*first, *second], step)
+            && self.train_by_graphs([*first, *second], step)
         {
             return Ok(2);
         }
@@ -218,6 +218,22 @@ impl Engine {
 
     /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
     pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
+        let mut loss = self.take_loss();
+        if !self.evaluate_by_graph(*micro_batch, &mut loss) {
+            self.queue_evaluation(micro_batch, &mut loss, None)?;
+        }
+        let sum = self.device_model.read_scalar(&loss)?;
+        self.loss = Some(loss);
+        Ok(sum)
+    }
+
+    /// Adds the loss of a micro-batch to a scalar, with tokens from `inputs` if that is captured.
+    pub(super) fn queue_evaluation(
+        &mut self,
+        micro_batch: &MicroBatch<'_>,
+        loss: &mut Tensor,
+        inputs: Option<&GraphInputs>,
+    ) -> Result<()> {
         let Self { device_model, state, stage, groups, .. } = self;
         // Recomputation: no activations are saved.
         let ctx = device_model.pass_ctx(micro_batch.batch, micro_batch.seq_len());
@@ -225,12 +241,10 @@ impl Engine {
         let forward = |chunk| Action { computation: Computation::Forward, chunk, micro_batch: 0 };
         let actions: Vec<Action> = stage.local_chunks().map(forward).collect();
         let mut links = P2pLinks::new(groups, stage, &actions);
-        let mut loss = device_model.scalar();
         for chunk in stage.local_chunks() {
             let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
             let (blocks, tied) =
                 (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(device_model, stage));
-            let inputs = None;
             let mut pass = ChunkPass {
                 ctx,
                 micro_batch,
@@ -252,8 +266,7 @@ impl Engine {
                 links.send(Direction::Forward, ctx.device, x.into_tensor(&ctx))?;
             }
         }
-        links.finish(ctx.device)?;
-        device_model.read_scalar(&loss)
+        Ok(links.finish(ctx.device)?)
     }
 }
 
