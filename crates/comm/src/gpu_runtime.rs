@@ -6,7 +6,7 @@
 
 pub mod library_path;
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use libloading::{Library, Symbol};
 
@@ -71,6 +71,25 @@ pub struct StreamOrderedAllocator {
     pub free: unsafe extern "C" fn(*mut c_void, Stream) -> c_int,
 }
 
+/// `cudaGraph_t` or `hipGraph_t`.
+pub type RawGraph = *mut c_void;
+
+/// `cudaGraphExec_t` or `hipGraphExec_t`.
+pub type RawGraphExec = *mut c_void;
+
+/// Stream capture and graph launches.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the vendors document their functions")]
+pub struct GraphFunctions {
+    pub stream_begin_capture: unsafe extern "C" fn(Stream, c_int) -> c_int,
+    pub stream_end_capture: unsafe extern "C" fn(Stream, *mut RawGraph) -> c_int,
+    /// Unlike `GraphInstantiate`, it has the same parameters in all versions.
+    pub instantiate: unsafe extern "C" fn(*mut RawGraphExec, RawGraph, c_ulonglong) -> c_int,
+    pub launch: unsafe extern "C" fn(RawGraphExec, Stream) -> c_int,
+    pub destroy: unsafe extern "C" fn(RawGraph) -> c_int,
+    pub exec_destroy: unsafe extern "C" fn(RawGraphExec) -> c_int,
+}
+
 /// Functions of the runtime, named after `cuda…` and `hip…`.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the vendors document their functions")]
@@ -98,6 +117,8 @@ pub struct Runtime {
     pub stream_wait_event: unsafe extern "C" fn(Stream, RawEvent, c_uint) -> c_int,
     pub stream_is_capturing: unsafe extern "C" fn(Stream, *mut c_int) -> c_int,
     pub thread_exchange_stream_capture_mode: unsafe extern "C" fn(*mut c_int) -> c_int,
+    /// `None` before CUDA 11.4 and ROCm 5.3.
+    pub graphs: Option<GraphFunctions>,
     pub event_create_with_flags: unsafe extern "C" fn(*mut RawEvent, c_uint) -> c_int,
     pub event_record: unsafe extern "C" fn(RawEvent, Stream) -> c_int,
     pub event_query: unsafe extern "C" fn(RawEvent) -> c_int,
@@ -138,6 +159,17 @@ impl Runtime {
             (Ok(malloc), Ok(free)) => Some(StreamOrderedAllocator { malloc, free }),
             _ => None,
         };
+        let graphs = || {
+            Ok::<_, LibraryError>(GraphFunctions {
+                stream_begin_capture: load!("StreamBeginCapture")?,
+                stream_end_capture: load!("StreamEndCapture")?,
+                instantiate: load!("GraphInstantiateWithFlags")?,
+                launch: load!("GraphLaunch")?,
+                destroy: load!("GraphDestroy")?,
+                exec_destroy: load!("GraphExecDestroy")?,
+            })
+        };
+        let graphs = graphs().ok();
         Ok(Self {
             vendor,
             get_device_count: load!("GetDeviceCount")?,
@@ -163,6 +195,7 @@ impl Runtime {
             stream_wait_event: load!("StreamWaitEvent")?,
             stream_is_capturing: load!("StreamIsCapturing")?,
             thread_exchange_stream_capture_mode: load!("ThreadExchangeStreamCaptureMode")?,
+            graphs,
             event_create_with_flags: load!("EventCreateWithFlags")?,
             event_record: load!("EventRecord")?,
             event_query: load!("EventQuery")?,

@@ -27,6 +27,9 @@ struct Free {
     /// Bytes of all buffers, in use or free.
     bytes: usize,
     peak_bytes: usize,
+    /// Buffers that were taken and not returned.
+    in_use: usize,
+    trims: u64,
 }
 
 fn lock(free: &FreeList) -> MutexGuard<'_, Free> {
@@ -34,7 +37,9 @@ fn lock(free: &FreeList) -> MutexGuard<'_, Free> {
 }
 
 fn give(free: &FreeList, tensor: Tensor) {
-    lock(free).tensors.entry((tensor.len(), tensor.dtype())).or_default().push(tensor);
+    let mut free = lock(free);
+    free.in_use = free.in_use.saturating_sub(1);
+    free.tensors.entry((tensor.len(), tensor.dtype())).or_default().push(tensor);
 }
 
 impl BufferPool {
@@ -51,6 +56,7 @@ impl BufferPool {
     /// Takes a buffer with arbitrary contents; a newly allocated one is zeroed.
     pub fn take(&self, elements: usize, dtype: DType) -> Tensor {
         let mut free = lock(&self.free);
+        free.in_use += 1;
         if let Some(tensor) = free.tensors.get_mut(&(elements, dtype)).and_then(Vec::pop) {
             return tensor;
         }
@@ -82,6 +88,17 @@ impl BufferPool {
         let unused: usize = free.tensors.values().flatten().map(byte_len).sum();
         free.tensors.clear();
         free.bytes -= unused;
+        free.trims += 1;
+    }
+
+    /// Whether all buffers are free.
+    pub fn is_idle(&self) -> bool {
+        lock(&self.free).in_use == 0
+    }
+
+    /// Number of calls of [`BufferPool::trim`]: buffers stay allocated until the next.
+    pub fn trims(&self) -> u64 {
+        lock(&self.free).trims
     }
 
     /// Peak bytes of all buffers of the pool.
@@ -189,12 +206,14 @@ mod tests {
         first.view_mut().as_slice::<f64>()[0] = 5.0;
         let second = get(4);
         assert_eq!(second.view().as_slice::<f64>()[0], 0.0);
+        assert!(!pool.is_idle());
         drop(first);
         assert_eq!(get(4).view().as_slice::<f64>()[0], 5.0);
         assert_eq!(get(3).len(), 3);
         assert_eq!(pool.peak_bytes(), (4 + 4 + 3) * F64_BYTES);
         pool.trim();
         drop((second, get(4)));
+        assert!(pool.is_idle() && pool.trims() == 1);
         assert_eq!(pool.peak_bytes(), (4 + 4 + 3) * F64_BYTES);
     }
 }

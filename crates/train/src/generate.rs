@@ -121,7 +121,7 @@ impl<'a> Generator<'a> {
         let model = &self.device_model.model;
         let params = |block| ResidentParams { all: &self.params, block };
         let tokens = ctx.upload(&self.tokens);
-        let mut x = Residual::new(model.embedding.forward(&ctx, &mut params(0), &tokens)?);
+        let mut x = Residual::new(model.embedding.forward(&ctx, &mut params(0), tokens.view())?);
         for (index, layer) in model.layers.iter().enumerate() {
             let (out, saved) = layer.forward(&ctx, &mut params(index + 1), x)?;
             layer.prefill_cache(&ctx, &saved, &mut self.cache[index]);

@@ -154,7 +154,7 @@ impl Golden {
         let (ctx, (inputs, _)) = (device_model.pass_ctx(self.batch, self.seq_len), self.tokens(0));
         let params = |block| ResidentParams { all: &params, block };
         let inputs = tokens(&*device_model.device, &inputs);
-        let x = device_model.model.embedding.forward(&ctx, &mut params(0), &inputs).unwrap();
+        let x = device_model.model.embedding.forward(&ctx, &mut params(0), inputs.view()).unwrap();
         let mut x = Residual::new(x);
         let head = device_model.model.head_block();
         for block in 1..head {

@@ -1,10 +1,13 @@
 //! Training steps on a GPU compared with PyTorch's `torch.compile` on the same GPU, in alternating rounds.
 //!
-//! Arguments: models, `124m`, `355m` and `1b` (Llama), each with a batch size, as in `124m:32`. Options:
+//! Arguments: models, `124m`, `355m`, `1b` (Llama) and `char` (nanoGPT's character-level model, with dropout),
+//! each with a batch size, as in `124m:32`. Options:
 //! `--rounds N` (default 7) and `--steps N` per round (default 10); `--mode max-autotune` for torch.compile;
-//! `--no-peer`; `--bf16-residual`; `--fp8 layers` or `--fp8 all`; `--kernels` prints the time of each kernel
-//! instead. PyTorch is that of `python3`, or of the Python in `REGATTA_BENCH_PYTHON`.
+//! `--no-peer`; `--graphs` compares with steps without CUDA graphs instead; `--bf16-residual`; `--fp8 layers` or
+//! `--fp8 all`; `--kernels` prints the time of each kernel instead. PyTorch is that of `python3`, or of the Python
+//! in `REGATTA_BENCH_PYTHON`.
 
+mod graphs;
 mod own;
 mod peer;
 
@@ -19,6 +22,7 @@ struct Case {
     name: String,
     shape: ModelShape,
     batch: usize,
+    dropout: f32,
 }
 
 struct Options {
@@ -28,6 +32,7 @@ struct Options {
     mode: String,
     peer: bool,
     kernels: bool,
+    graphs: bool,
     residual: Precision,
     fp8: Fp8,
 }
@@ -45,6 +50,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
         mode: "default".to_owned(),
         peer: true,
         kernels: false,
+        graphs: false,
         residual: Precision::F32,
         fp8: Fp8::Off,
     };
@@ -63,6 +69,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Options> {
                     other => bail!("--fp8 {other}: layers or all"),
                 }
             }
+            "--graphs" => options.graphs = true,
             "--bf16-residual" => options.residual = Precision::Bf16,
             name => options.cases.push(Case::parse(name)?),
         }
@@ -101,9 +108,11 @@ impl Case {
                 bias: false,
                 ..gpt2(22, 32, 2048)
             },
-            _ => bail!("unknown model {name}: 124m, 355m or 1b"),
+            "char" => ModelShape { seq_len: 256, vocab_size: 65, bias: false, ..gpt2(6, 6, 384) },
+            _ => bail!("unknown model {name}: 124m, 355m, 1b or char"),
         };
-        Ok(Self { name: text.to_owned(), shape, batch: batch.parse()? })
+        let dropout = if name == "char" { 0.2 } else { 0.0 };
+        Ok(Self { name: text.to_owned(), shape, batch: batch.parse()?, dropout })
     }
 
     fn tokens(&self) -> f64 {
@@ -113,10 +122,16 @@ impl Case {
 
 /// Measures both in alternating rounds and prints the ratio of each.
 fn compare(case: &Case, options: &Options) -> Result<()> {
-    let mut own = own::Trainer::new(case, options.residual, options.fp8)?;
+    if options.graphs {
+        return graphs::compare(case, options);
+    }
+    let mut own = own::Trainer::new(case, options, true)?;
     println!("{}: {}", case.name, own.describe());
     if options.kernels {
         return own.print_kernels(options.steps);
+    }
+    if options.peer && case.dropout > 0.0 {
+        bail!("the peer has no dropout: add --no-peer or --graphs to {}", case.name);
     }
     let mut peer = match options.peer {
         true => Some(peer::Peer::start(case, &options.mode)?),
@@ -135,24 +150,26 @@ fn compare(case: &Case, options: &Options) -> Result<()> {
         }
         own_steps.extend(ours);
     }
-    let line = |who: &str, steps: &[f64]| {
-        let [low, median, high] = quartiles(steps);
-        println!(
-            "  {who:8} {:8.2} ms/step ({:.2} to {:.2})  {:9.0} tokens/s",
-            1e3 * median,
-            1e3 * low,
-            1e3 * high,
-            case.tokens() / median
-        );
-    };
-    line("regatta", &own_steps);
+    print_steps(case, "regatta", &own_steps);
     println!("  loss {:.4}", own.last_loss);
     if peer.is_some() {
-        line("torch", &peer_steps);
+        print_steps(case, "torch", &peer_steps);
         let [low, median, high] = quartiles(&ratios);
         println!("  ratio    {median:.3} ({low:.3} to {high:.3}), mode {}", options.mode);
     }
     Ok(())
+}
+
+/// Prints the median of the times of steps, with quartiles.
+fn print_steps(case: &Case, who: &str, steps: &[f64]) {
+    let [low, median, high] = quartiles(steps);
+    println!(
+        "  {who:8} {:8.2} ms/step ({:.2} to {:.2})  {:9.0} tokens/s",
+        1e3 * median,
+        1e3 * low,
+        1e3 * high,
+        case.tokens() / median
+    );
 }
 
 /// First quartile, median and third quartile.

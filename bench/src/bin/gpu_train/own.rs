@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use regatta_device::ops::Fp8;
 use regatta_device::optimizer::AdamW;
 use regatta_device::precision::Precision;
 use regatta_device::random;
@@ -11,30 +10,36 @@ use regatta_kernels_cuda::CudaDevice;
 use regatta_train::model::Model;
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 
-use crate::Case;
+use crate::{Case, Options};
 
 pub struct Trainer {
     engine: Engine,
     inputs: Vec<u32>,
     targets: Vec<u32>,
     batch: usize,
+    dropout: f32,
     step: u64,
     description: String,
     pub last_loss: f64,
 }
 
 impl Trainer {
-    pub fn new(case: &Case, residual: Precision, fp8: Fp8) -> Result<Self> {
-        let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(residual);
-        let device = device.with_fp8(fp8)?;
+    pub fn new(case: &Case, options: &Options, has_graphs: bool) -> Result<Self> {
+        let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(options.residual);
+        let device = device.with_fp8(options.fp8)?;
         let description = device.describe();
         let device_model = DeviceModel::new(Model::new(case.shape.clone()), Box::new(device));
         let tokens = case.tokens() as u64;
         let vocab_size = case.shape.vocab_size as u64;
         let token = |key: u64, i: u64| (random::mix(random::key(key, &[i])) % vocab_size) as u32;
         let stream = |key| (0..tokens).map(|i| token(key, i)).collect();
+        let mut engine = Engine::single_rank(device_model, 1);
+        if has_graphs {
+            engine.enable_graphs();
+        }
         Ok(Self {
-            engine: Engine::single_rank(device_model, 1),
+            engine,
+            dropout: case.dropout,
             inputs: stream(1),
             targets: stream(2),
             batch: case.batch,
@@ -42,6 +47,11 @@ impl Trainer {
             description,
             last_loss: f64::NAN,
         })
+    }
+
+    /// Notes about graphs since the last call.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        self.engine.take_graph_notes()
     }
 
     pub fn describe(&self) -> &str {
@@ -66,7 +76,7 @@ impl Trainer {
             step: *step + 1,
         });
         let tokens = inputs.len() as u64;
-        let (grad_clip, dropout, seed, recompute) = (1.0, 0.0, 1, false);
+        let (grad_clip, dropout, seed, recompute) = (1.0, self.dropout, 1, false);
         let config =
             StepConfig { step: *step, tokens, optimizer, grad_clip, dropout, seed, recompute };
         let result = self.engine.step(&config, std::iter::once(micro))?;

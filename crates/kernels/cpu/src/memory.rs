@@ -8,7 +8,7 @@ use crate::Cpu;
 use crate::isa::kernel;
 use crate::lanes::WIDTH;
 use crate::slice::{DisjointMut, Slice, SliceMut, row_count};
-use regatta_device::ops::{KernelTime, SCALAR_DTYPE};
+use regatta_device::ops::{GraphOps, KernelTime, SCALAR_DTYPE};
 use regatta_device::precision::Precision;
 use regatta_device::reference::copy_tokens;
 use regatta_device::tensor::{Tensor, View, ViewMut};
@@ -29,6 +29,8 @@ impl ColumnRange {
         row * self.row_len + self.columns.start..row * self.row_len + self.columns.end
     }
 }
+
+impl GraphOps for Cpu {}
 
 impl DeviceMemory for Cpu {
     fn master_dtype(&self) -> DType {

@@ -2,13 +2,15 @@
 
 // Arguments of kernels.
 #define DROPOUT_PARAMETERS                                                                      \
-    u64 mask_key, u64 mask_offset, u64 sequence_stride, u64 head_stride, u64 query_stride,      \
-        u32 mask_threshold, float dropout_scale
+    const u64 *mask_state, u64 mask_key, u64 mask_offset, u64 sequence_stride, u64 head_stride, \
+        u64 query_stride, u32 mask_threshold, float dropout_scale
 
 // The dropout of a head of a sequence.
 #define HEAD_DROPOUT(sequence, head)                                                            \
     HeadDropout {                                                                               \
-        mask_key, mask_offset + (u64)(sequence) * sequence_stride + (u64)(head) * head_stride,  \
+        state_key(mask_state, mask_key),                                                        \
+            state_offset(mask_state, mask_offset) + (u64)(sequence) * sequence_stride +         \
+                (u64)(head) * head_stride,                                                      \
             query_stride, mask_threshold, dropout_scale                                         \
     }
 

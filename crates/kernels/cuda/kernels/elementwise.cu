@@ -58,9 +58,11 @@ DEVICE void dropout(X* x, u64 key, u64 offset, float threshold, float scale, u64
 }
 
 #define DROPOUT(X)                                                                                     \
-    KERNEL __launch_bounds__(THREADS) dropout_##X(X* x, u64 key, u64 offset, float threshold,          \
-                                                  float scale, u64 len, u64 vectorised) {              \
-        dropout(x, key, offset, threshold, scale, len, vectorised);                                    \
+    KERNEL __launch_bounds__(THREADS)                                                                  \
+        dropout_##X(X* x, const u64* state, u64 key, u64 offset, float threshold, float scale,         \
+                    u64 len, u64 vectorised) {                                                         \
+        dropout(x, state_key(state, key), state_offset(state, offset), threshold, scale, len,          \
+                vectorised);                                                                           \
     }
 
 DROPOUT(f32)

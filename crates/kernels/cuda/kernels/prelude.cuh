@@ -301,6 +301,11 @@ DEVICE u32 random_u32(u64 key, u64 index) {
     return z ^ (z >> 16);
 }
 
+// Key and offset of a dropout mask. If the mask differs between launches of a graph, `state` has its key, and
+// the offset to which that of the operation is added; otherwise it is null.
+DEVICE u64 state_key(const u64* state, u64 key) { return state ? state[0] : key; }
+DEVICE u64 state_offset(const u64* state, u64 offset) { return state ? state[1] + offset : offset; }
+
 // The dropout factor of an element. `threshold` is p * 2^24, `scale` is 1 / (1 - p).
 DEVICE float dropout_factor(u64 key, u64 index, float threshold, float scale) {
     return (float)(random_u32(key, index) >> 8) < threshold ? 0.0f : scale;

@@ -26,7 +26,7 @@ impl AttentionOps for CudaDevice {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        let problem = Problem::packed(shape, qkv, dropout);
+        let problem = self.bind_mask(Problem::packed(shape, qkv, dropout));
         let outputs = forward_outputs(&problem, &y, &lse);
         if problem.is_empty() || self.has_failed() {
             return;
@@ -54,7 +54,7 @@ impl AttentionOps for CudaDevice {
         dy: View<'_>,
         dqkv: ViewMut<'_>,
     ) {
-        let problem = Problem::packed(shape, saved.qkv, dropout);
+        let problem = self.bind_mask(Problem::packed(shape, saved.qkv, dropout));
         let inputs = backward_inputs(&problem, saved.y, saved.lse, dy);
         assert_eq!(dqkv.len(), saved.qkv.len(), "dqkv does not have the shape");
         let (dq, dtype, stride) = (Ptr::of_mut(&dqkv), dqkv.dtype(), shape.qkv_dim());
@@ -90,7 +90,7 @@ impl AttentionOps for CudaDevice {
         y: ViewMut<'_>,
         lse: ViewMut<'_>,
     ) {
-        let problem = Problem::chunk(shape, q, kv, dropout);
+        let problem = self.bind_mask(Problem::chunk(shape, q, kv, dropout));
         let outputs = forward_outputs(&problem, &y, &lse);
         if problem.is_empty() || self.has_failed() {
             return;
@@ -113,7 +113,7 @@ impl AttentionOps for CudaDevice {
         dq: ViewMut<'_>,
         dkv: ViewMut<'_>,
     ) {
-        let problem = Problem::chunk(shape, saved.q, saved.kv, dropout);
+        let problem = self.bind_mask(Problem::chunk(shape, saved.q, saved.kv, dropout));
         let inputs = backward_inputs(&problem, saved.y, saved.lse, dy);
         assert_eq!(dq.len(), saved.q.len(), "dq does not have the shape");
         assert_eq!(dkv.len(), saved.kv.len(), "dkv does not have the shape");

@@ -18,8 +18,9 @@ use crate::blaslt::BlasLt;
 use crate::compiler::Compiler;
 use crate::cudnn::Cudnn;
 use crate::driver::{Attribute, Driver};
+use crate::graph::CaptureState;
 use crate::kernel_times::KernelTimes;
-use crate::memory::Workspace;
+use crate::memory::{Allocation, Workspace};
 use crate::module_cache::ModuleCache;
 use crate::owned_stream::OwnedStream;
 use crate::sticky_error::StickyError;
@@ -47,6 +48,7 @@ pub struct CudaDevice {
     deterministic: bool,
     launch_blocking: bool,
     error: StickyError,
+    pub(crate) capture: CaptureState,
     notes: Mutex<Vec<String>>,
     pub(crate) kernel_times: KernelTimes,
 }
@@ -145,6 +147,7 @@ impl CudaDevice {
             workspace: Mutex::new(Workspace::default()),
             launch_blocking: std::env::var_os(LAUNCH_BLOCKING).is_some_and(|value| value != "0"),
             error: StickyError::default(),
+            capture: CaptureState::default(),
             notes: Mutex::new(notes),
             kernel_times: KernelTimes::default(),
             deterministic: false,
@@ -291,6 +294,11 @@ impl CudaDevice {
         workspace.reserve(self, bytes)
     }
 
+    /// The memory of [`CudaDevice::scratch`], to keep.
+    pub(crate) fn shared_workspace(&self) -> Option<Arc<Allocation>> {
+        self.workspace.lock().unwrap_or_else(PoisonError::into_inner).memory()
+    }
+
     /// Waits for the stream.
     pub(crate) fn synchronize_stream(&self) -> c_int {
         self.make_current();
@@ -308,13 +316,17 @@ impl CudaDevice {
         }
     }
 
-    /// Records the first error; later operations are no-ops.
+    /// Records the first error; later operations are no-ops. An error in a capture only ends the capture.
     pub(crate) fn fail(&self, operation: &str, cause: impl Display) {
-        self.error.set(self.error(operation, cause));
+        let error = self.error(operation, cause);
+        match self.capture.is_active() {
+            true => self.capture.fail(error),
+            false => self.error.set(error),
+        }
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        self.error.is_set()
+        self.error.is_set() || self.capture.has_failed()
     }
 
     /// The first error, if any.
@@ -327,7 +339,7 @@ impl CudaDevice {
         self.launch_blocking
     }
 
-    fn error(&self, operation: &str, cause: impl Display) -> DeviceError {
+    pub(crate) fn error(&self, operation: &str, cause: impl Display) -> DeviceError {
         let device = format!("{} (device {})", self.info.name, self.index);
         DeviceError { device, operation: operation.to_owned(), cause: cause.to_string() }
     }

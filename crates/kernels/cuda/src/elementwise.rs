@@ -5,6 +5,7 @@ use regatta_device::ElementwiseOps;
 use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{View, ViewMut};
 
+use crate::graph::BoundMask;
 use crate::{Arg, CudaDevice, Grid, Kernel, Ptr, Source};
 
 pub(crate) static SOURCE: Source =
@@ -44,7 +45,9 @@ impl ElementwiseOps for CudaDevice {
 
     fn dropout(&self, mask: DropoutMask, x: ViewMut<'_>) {
         let (threshold, scale) = (mask.p * 16_777_216.0, 1.0 / (1.0 - mask.p));
-        let args: [Arg; 4] = [mask.key.into(), mask.offset.into(), threshold.into(), scale.into()];
+        let BoundMask { state, key, offset } = self.bound_mask(mask);
+        let args: [Arg; 5] =
+            [state.into(), key.into(), offset.into(), threshold.into(), scale.into()];
         self.launch_in_place("dropout", x, &args);
     }
 

@@ -49,10 +49,16 @@ impl TimingEvent {
     }
 }
 
+impl KernelTimes {
+    pub fn is_enabled(&self) -> bool {
+        self.is_enabled.load(Ordering::Relaxed)
+    }
+}
+
 impl CudaDevice {
     /// Queues work under a name, with its time if timing is on.
     pub(crate) fn timed<T>(&self, name: impl FnOnce() -> String, queue: impl FnOnce() -> T) -> T {
-        if !self.kernel_times.is_enabled.load(Ordering::Relaxed) {
+        if !self.kernel_times.is_enabled() {
             return queue();
         }
         let start = self.record_timing_event();

@@ -20,6 +20,7 @@ pub mod fake;
 mod flash;
 mod fp8;
 mod gemm_peak;
+mod graph;
 mod kernel_times;
 mod launch;
 mod linear;

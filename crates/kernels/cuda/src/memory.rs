@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS};
+use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS};
 use regatta_comm::{DType, Event, MemorySpace};
 use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, TimeMark};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory};
 
 use crate::kernel_times::TimingEvent;
-use crate::owned_stream::OwnedStream;
+use crate::owned_stream::{Memory, OwnedStream};
 use crate::{CudaDevice, Ptr};
 
 /// Memory is reserved in steps, so that slowly growing requests do not reallocate each time.
@@ -21,16 +21,25 @@ const WORKSPACE_STEP: usize = 32 << 20;
 /// A grow-only buffer for temporary results.
 #[derive(Default)]
 pub(crate) struct Workspace {
-    memory: Option<Allocation>,
+    memory: Option<Arc<Allocation>>,
 }
 
 impl Workspace {
+    /// The memory, to keep it beyond later growth.
+    pub fn memory(&self) -> Option<Arc<Allocation>> {
+        self.memory.clone()
+    }
+
     /// Memory of at least this size. Earlier memory stays valid for kernels that are queued already,
     /// because it is freed in stream order.
     pub fn reserve(&mut self, device: &CudaDevice, bytes: usize) -> Ptr {
         if self.memory.as_ref().is_none_or(|memory| memory.bytes < bytes) {
+            // A graph keeps one workspace only.
+            if device.fails_capture("enlarging the workspace") {
+                return Ptr::NULL;
+            }
             self.memory = None;
-            self.memory = device.allocate(bytes.next_multiple_of(WORKSPACE_STEP));
+            self.memory = device.allocate(bytes.next_multiple_of(WORKSPACE_STEP)).map(Arc::new);
         }
         self.memory.as_ref().map_or(Ptr::NULL, |memory| Ptr(memory.start as u64))
     }
@@ -40,7 +49,7 @@ impl Workspace {
 pub(crate) struct Allocation {
     start: *mut c_void,
     bytes: usize,
-    runtime: Arc<Runtime>,
+    is_stream_ordered: bool,
     stream: Arc<OwnedStream>,
 }
 
@@ -59,13 +68,8 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated by the matching function; in stream order, or after all work.
-        unsafe {
-            match self.runtime.stream_ordered {
-                Some(allocator) => (allocator.free)(self.start, self.stream.raw),
-                None => (self.runtime.free)(self.start),
-            }
-        };
+        let Self { start, is_stream_ordered, .. } = *self;
+        self.stream.free(Memory { start, is_stream_ordered });
     }
 }
 
@@ -76,16 +80,18 @@ impl CudaDevice {
             return None;
         }
         let mut start = null_mut();
+        // In a capture, an allocation in stream order would be part of the graph.
+        let allocator = self.runtime.stream_ordered.filter(|_| !self.is_capturing());
         // SAFETY: the functions write one pointer.
         let code = unsafe {
-            match self.runtime.stream_ordered {
+            match allocator {
                 Some(allocator) => (allocator.malloc)(&mut start, bytes.max(1), self.stream()),
                 None => (self.runtime.malloc)(&mut start, bytes.max(1)),
             }
         };
         if code == SUCCESS {
-            let (runtime, stream) = (self.runtime.clone(), self.owned_stream());
-            return Some(Allocation { start, bytes, runtime, stream });
+            let (is_stream_ordered, stream) = (allocator.is_some(), self.owned_stream());
+            return Some(Allocation { start, bytes, is_stream_ordered, stream });
         }
         let free = self.gpu.free_bytes().unwrap_or(0);
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
@@ -120,14 +126,22 @@ impl CudaDevice {
     /// Waits for the stream; an error of any queued operation becomes the device's error.
     fn wait(&self) -> Result<(), DeviceError> {
         self.check()?;
+        if self.fails_capture("waiting for the stream") {
+            return Ok(());
+        }
         let code = self.synchronize_stream();
+        let has_graph = self.capture.take_launched();
         if code != SUCCESS {
             let hint = match self.is_launch_blocking() {
                 true => "",
                 false => "; set REGATTA_LAUNCH_BLOCKING=1 to find the kernel",
             };
             let cause = format!("{}{hint}", self.runtime.error_string(code));
-            self.fail("an operation that was queued before this point", cause);
+            let operation = match has_graph {
+                true => "the graph of a micro-batch or an operation that was queued after it",
+                false => "an operation that was queued before this point",
+            };
+            self.fail(operation, cause);
         }
         self.check()
     }
@@ -278,7 +292,10 @@ impl DeviceMemory for CudaDevice {
 
     fn copy_tokens_from_host(&self, from: &[u32], to: ViewMut<'_>) {
         assert_eq!(from.len(), to.len(), "tensor lengths differ");
-        if from.is_empty() || self.has_failed() {
+        if from.is_empty()
+            || self.has_failed()
+            || self.fails_capture("copying tokens from the host")
+        {
             return;
         }
         let to = Ptr::of_mut(&to).as_raw();
@@ -303,6 +320,9 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn record_time(&self) -> Option<TimeMark> {
+        if self.is_capturing() {
+            return None;
+        }
         self.make_current();
         self.record_timing_event().map(|event| TimeMark(Box::new(event)))
     }
@@ -321,7 +341,7 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn record_event(&self) -> Option<Event> {
-        if self.has_failed() {
+        if self.has_failed() || self.fails_capture("recording an event") {
             return None;
         }
         // SAFETY: the stream is a stream of this device.
@@ -335,6 +355,9 @@ impl DeviceMemory for CudaDevice {
     }
 
     fn wait_event(&self, event: &Event) -> regatta_comm::Result {
+        if self.fails_capture("waiting for an event") {
+            return Ok(());
+        }
         // SAFETY: the stream is a stream of the runtime that the event belongs to.
         unsafe { event.wait_on_stream(self.stream()) }
     }

@@ -39,6 +39,15 @@ pub struct DropoutMask {
 }
 
 impl DropoutMask {
+    /// Number of [`DropoutMask::words`].
+    pub const WORDS: usize = 4;
+
+    /// Key and offset, each as its lower and its upper 32 bits.
+    pub fn words(&self) -> [u32; Self::WORDS] {
+        let [key, offset] = [self.key, self.offset].map(|word| [word as u32, (word >> 32) as u32]);
+        [key[0], key[1], offset[0], offset[1]]
+    }
+
     /// Factor of an element: 0, or 1 / (1 - p).
     pub fn factor(&self, index: u64) -> f32 {
         // 24 bits are exact in f32.

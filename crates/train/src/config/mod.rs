@@ -101,6 +101,9 @@ configuration! {
         device: Option<DeviceKind> = None, ANY;
         /// Bit-reproducible results on GPUs, at some cost in speed. CPUs are always reproducible.
         deterministic: bool = false, ANY;
+        /// Launch the passes of a micro-batch as CUDA graphs instead of kernel by kernel, where they do not
+        /// communicate; auto: if the device supports it.
+        cuda_graph: Option<bool> = None, ANY;
         /// Precision of matrix products and activations; master weights and optimizer state are f32.
         /// auto: bf16 on GPUs, and on CPUs if those of all ranks have instructions for it (AVX512_BF16 or
         /// AMX), otherwise f32.

@@ -45,12 +45,28 @@ impl Config {
         note(plan.mesh.pp == 1 && parallel.schedule != ScheduleKind::default(), &|| {
             format!("parallel.schedule {} has no effect with parallel.pp 1", parallel.schedule)
         });
+        note(self.train.cuda_graph == Some(true) && self.communicates_in_passes(plan), &|| {
+            "train.cuda_graph has no effect: every pass communicates or reads parameters from disk, and \
+             such passes run without graphs"
+                .to_owned()
+        });
         let any_on_disk = parameters_on_disk || offload.optimizer == Tier::Disk;
         note(!offload.dir.is_empty() && !any_on_disk, &|| {
             "offload.dir has no effect: neither offload.optimizer nor offload.parameters is disk"
                 .to_owned()
         });
         notes
+    }
+
+    /// Whether every pass of a step communicates, or waits for the disk.
+    fn communicates_in_passes(&self, plan: &ParallelPlan) -> bool {
+        let mesh = &plan.mesh;
+        let is_sharded = plan.zero >= 2 && mesh.shard > 1;
+        let is_model_parallel = mesh.tp > 1 || mesh.cp > 1 || mesh.pp > 1;
+        // The last micro-batch reduces gradients.
+        let always_reduces = mesh.data_ranks() > 1 && plan.micro_batches == 1;
+        let from_disk = self.offload.parameters == Tier::Disk;
+        is_model_parallel || is_sharded || always_reduces || from_disk
     }
 }
 
@@ -77,6 +93,9 @@ mod tests {
             ("tiles=4 zero=1", 2, "parallel.tiles 4 saves no memory"),
             ("offload.optimizer=host", 1, "offload.optimizer host has no effect"),
             ("offload.dir=x", 1, "offload.dir has no effect"),
+            ("cuda_graph=true tp=2", 2, "train.cuda_graph has no effect: every pass"),
+            ("cuda_graph=true zero=2 micro_batch=1", 2, "train.cuda_graph has no effect"),
+            ("cuda_graph=true", 2, "train.cuda_graph has no effect: every pass communicates"),
         ];
         for (args, ranks, part) in cases {
             let notes = notes(args, ranks);
@@ -85,6 +104,9 @@ mod tests {
         let fine = ["", "zero=3 tiles=4", "offload.parameters=disk zero=3 offload.dir=x tiles=2"];
         for args in fine {
             assert_eq!(notes(args, 2), [""; 0], "{args}");
+        }
+        for (args, ranks) in [("cuda_graph=true", 1), ("cuda_graph=true micro_batch=1", 2)] {
+            assert_eq!(notes(args, ranks), [""; 0], "{args}");
         }
     }
 }

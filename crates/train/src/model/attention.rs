@@ -7,6 +7,7 @@ use super::{MaybeOwned, Params, ParamsAndGrads, PassCtx, Residual, StreamGrad};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
 use regatta_device::ops::{AttentionDropout, AttentionSaved, AttentionShape, RopeDirection};
+use regatta_device::random::DropoutMask;
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_predict::shape::{Family, Matrices, ModelShape, Module};
 
@@ -113,12 +114,22 @@ impl Attention {
 
     /// Dropout of the attention weights, offset to this rank's first head.
     fn attention_dropout(&self, ctx: &PassCtx) -> Option<AttentionDropout> {
-        let (shard, seq_len) = (ctx.tensor.shard, ctx.full_seq_len());
-        let heads = self.heads * shard.ranks;
-        let site = DropoutSite::attention_weights(self.block);
-        let mask = ctx.dropout_mask(site, heads * seq_len * seq_len)?;
-        let full = AttentionDropout::new(mask, heads, seq_len);
+        let shard = ctx.tensor.shard;
+        let (heads, mask) = (self.heads * shard.ranks, self.weights_mask(ctx)?);
+        let full = AttentionDropout::new(mask, heads, ctx.full_seq_len());
         Some(full.shard([0, self.heads * shard.rank, 0, 0]))
+    }
+
+    /// The mask of the attention weights of all heads.
+    fn weights_mask(&self, ctx: &PassCtx) -> Option<DropoutMask> {
+        let (heads, seq_len) = (self.heads * ctx.tensor.shard.ranks, ctx.full_seq_len());
+        ctx.dropout_mask(DropoutSite::attention_weights(self.block), heads * seq_len * seq_len)
+    }
+
+    /// The dropout masks of a training pass.
+    pub fn dropout_masks(&self, ctx: &PassCtx) -> [Option<DropoutMask>; 2] {
+        let output = DropoutSite::attention_output(self.block);
+        [self.weights_mask(ctx), ctx.residual_mask(output, self.hidden_size)]
     }
 
     fn apply_rope(&self, ctx: &PassCtx, direction: RopeDirection, mut qkv: ViewMut<'_>) {

@@ -6,7 +6,8 @@ use super::pass_ctx::DropoutSite;
 use super::{Params, ParamsAndGrads, PassCtx, VocabTable};
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
-use regatta_device::tensor::Tensor;
+use regatta_device::random::DropoutMask;
+use regatta_device::tensor::View;
 use regatta_predict::shape::{Matrices, ModelShape, Module, ParamKind, ParamSpec};
 
 /// The embedding.
@@ -33,12 +34,17 @@ impl Embedding {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        tokens: &Tensor,
+        tokens: View<'_>,
     ) -> Result<PooledTensor> {
-        let partial = self.embed(ctx, params, tokens, &ctx.positions())?;
+        let partial = self.embed(ctx, params, tokens, ctx.positions().view())?;
         let mut x = ctx.tensor.reduce_scatter_rows(ctx, partial)?;
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, x.view_mut());
         Ok(x)
+    }
+
+    /// The dropout mask of a training pass.
+    pub(super) fn dropout_mask(&self, ctx: &PassCtx) -> Option<DropoutMask> {
+        ctx.residual_mask(DropoutSite::EMBEDDING, self.hidden_size)
     }
 
     /// The embedding of one token in decoding.
@@ -50,7 +56,7 @@ impl Embedding {
         position: usize,
     ) -> Result<PooledTensor> {
         let [token, position] = [token, position as u32].map(|id| ctx.upload(&[id]));
-        self.embed(ctx, params, &token, &position)
+        self.embed(ctx, params, token.view(), position.view())
     }
 
     /// This rank's part of the sum of all embeddings. `positions` are those of one sequence, or of all
@@ -59,19 +65,19 @@ impl Embedding {
         &self,
         ctx: &PassCtx,
         params: &mut dyn Params,
-        tokens: &Tensor,
-        positions: &Tensor,
+        tokens: View<'_>,
+        positions: View<'_>,
     ) -> Result<PooledTensor> {
         let mut x = ctx.residual(tokens.len() * self.hidden_size);
         for tile in self.table.tiles() {
             self.table.unshard(params, tile)?;
             let (first, table) = (self.table.first_token(tile), self.table.tile(params, tile));
             if tile == 0 {
-                ctx.device.embedding(tokens.view(), first, table, x.view_mut());
+                ctx.device.embedding(tokens, first, table, x.view_mut());
             } else {
                 // Each token is in one tile; its rows of the other tiles are zero.
                 let mut rows = ctx.like(&x, x.len());
-                ctx.device.embedding(tokens.view(), first, table, rows.view_mut());
+                ctx.device.embedding(tokens, first, table, rows.view_mut());
                 ctx.device.add_assign(rows.view(), x.view_mut());
             }
             self.table.reshard(params, tile);
@@ -79,8 +85,7 @@ impl Embedding {
         // The rows are summed over the tensor-parallel group: one rank only adds the positions.
         if let Some(range) = self.positions.clone().filter(|_| ctx.tensor.shard.rank == 0) {
             let table = params.block().slice(range);
-            let (dim, positions) = (self.hidden_size, positions.view());
-            ctx.device.add_position_embedding(dim, positions, table, x.view_mut());
+            ctx.device.add_position_embedding(self.hidden_size, positions, table, x.view_mut());
         }
         Ok(x)
     }
@@ -90,14 +95,14 @@ impl Embedding {
         &self,
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
-        tokens: &Tensor,
+        tokens: View<'_>,
         mut dx: PooledTensor,
     ) -> Result<()> {
         ctx.apply_dropout(DropoutSite::EMBEDDING, self.hidden_size, dx.view_mut());
         let dx = ctx.tensor.all_gather_rows(ctx, dx)?;
         for tile in self.table.tiles() {
             let (first, grads) = (self.table.first_token(tile), self.table.grads(params, tile));
-            ctx.device.embedding_backward(tokens.view(), first, dx.view(), grads);
+            ctx.device.embedding_backward(tokens, first, dx.view(), grads);
             self.table.reduce_grads(params, tile)?;
         }
         if let Some(range) = self.positions.clone() {

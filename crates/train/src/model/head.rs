@@ -84,11 +84,11 @@ impl LmHead {
         ctx: &PassCtx,
         params: &mut dyn Params,
         x: Residual,
-        targets: &Tensor,
+        targets: View<'_>,
         mut loss: ViewMut<'_>,
     ) -> Result<()> {
         let Normed { normed, .. } = self.final_norm(ctx, params, x)?;
-        let input = HeadInput { normed: &normed, targets: targets.view() };
+        let input = HeadInput { normed: &normed, targets };
         if self.table.is_tiled() {
             return self.softmax_stats(ctx, params, input, Gradients::NotNeeded, loss).map(drop);
         }
@@ -111,12 +111,12 @@ impl LmHead {
         ctx: &PassCtx,
         params: &mut dyn ParamsAndGrads,
         x: Residual,
-        targets: &Tensor,
+        targets: View<'_>,
         loss: ScaledLoss<'_>,
     ) -> Result<StreamGrad> {
         let Normed { x, normed, stats, .. } = self.final_norm(ctx, params, x)?;
         let mut dnormed = ctx.activation(ctx.rows() * self.hidden_size);
-        let input = HeadInput { normed: &normed, targets: targets.view() };
+        let input = HeadInput { normed: &normed, targets };
         match self.table.is_tiled() {
             true => self.tiled_loss_and_grads(ctx, params, input, loss, &mut dnormed)?,
             false => self.fused_loss_and_grads(ctx, params, input, loss, &mut dnormed)?,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::buffer_pool::PooledTensor;
 use crate::state::Result;
+use regatta_device::random::DropoutMask;
 use regatta_predict::shape::{Matrices, ModelShape, Module};
 
 /// An MLP with its norm: GELU, or SwiGLU if it is gated.
@@ -48,6 +49,11 @@ impl Mlp {
             is_gated: shape.is_gated(),
             block,
         }
+    }
+
+    /// The dropout mask of a training pass.
+    pub fn dropout_mask(&self, ctx: &PassCtx) -> Option<DropoutMask> {
+        ctx.residual_mask(DropoutSite::mlp_output(self.block), self.hidden_size)
     }
 
     /// `mid + dropout(down(activation(up(norm(mid)))))`, not yet added.

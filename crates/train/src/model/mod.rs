@@ -31,6 +31,7 @@ pub use positions::PositionCache;
 pub use residual::{Residual, StreamGrad};
 pub use vocab_table::VocabTable;
 
+use regatta_device::random::DropoutMask;
 use regatta_predict::logit_chunks::LogitChunks;
 use regatta_predict::pipeline::Stage;
 use regatta_predict::shape::{BlockLayout, ModelShape, Module, ParamBlock, Shard};
@@ -84,6 +85,17 @@ impl Model {
             !block.is_empty() && (stage.owns(*user) || *user == 0 && has_copy)
         };
         self.blocks.iter().zip(&self.users).map(is_local).collect()
+    }
+
+    /// All dropout masks of a training pass, of which each is used in both directions; none without
+    /// dropout.
+    pub fn dropout_masks(&self, ctx: &PassCtx) -> Vec<DropoutMask> {
+        let of_layer = |layer: &Layer| {
+            let attention = layer.attention.as_ref().map(|attention| attention.dropout_masks(ctx));
+            attention.into_iter().flatten().chain([layer.mlp.dropout_mask(ctx)])
+        };
+        let of_layers = self.layers.iter().flat_map(of_layer);
+        of_layers.chain([self.embedding.dropout_mask(ctx)]).flatten().collect()
     }
 
     /// The layer of a block.

@@ -139,7 +139,7 @@ impl PassCtx<'_> {
 
     /// Applies dropout to this rank's rows of the residual stream.
     pub(super) fn apply_dropout(&self, site: DropoutSite, width: usize, mut x: ViewMut<'_>) {
-        let Some(mask) = self.dropout_mask(site, self.full_seq_len() * width) else { return };
+        let Some(mask) = self.residual_mask(site, width) else { return };
         for RowSpan { local, first } in self.row_spans() {
             let first = mask.offset + (first * width) as u64;
             let elements = local.start * width..local.end * width;
@@ -166,6 +166,11 @@ impl PassCtx<'_> {
             }
         }
         spans
+    }
+
+    /// The dropout mask of a site in the residual stream.
+    pub(super) fn residual_mask(&self, site: DropoutSite, width: usize) -> Option<DropoutMask> {
+        self.dropout_mask(site, self.full_seq_len() * width)
     }
 
     /// The dropout mask of a site with `per_sequence` elements per sequence.

@@ -424,6 +424,23 @@ impl BlockStore {
         self.local_blocks().try_for_each(|block| self.finish_unshard(block))
     }
 
+    /// Whether a pass with this argument uses resident parameters and gradients only: it neither
+    /// communicates nor waits.
+    pub fn is_pass_local(&self, sync: GradSync) -> bool {
+        let is_ready =
+            |block: &ParamSlot| !block.is_local || matches!(block.full, FullBlock::Resident(_));
+        !self.is_sharded && self.blocks.iter().all(is_ready) && self.grads.is_pass_local(sync)
+    }
+
+    /// The addresses of resident parameters and gradients.
+    pub fn addresses(&self) -> Vec<usize> {
+        let resident = |block: &ParamSlot| match &block.full {
+            FullBlock::Resident(full) => Some(full.view().address().addr().get()),
+            _ => None,
+        };
+        self.blocks.iter().filter_map(resident).chain(self.grads.addresses()).collect()
+    }
+
     /// The parameters of all blocks, if this rank has all of them in memory.
     pub fn all_params(&self) -> Option<Vec<View<'_>>> {
         let resident = |block: usize| match &self.blocks[block].full {

@@ -154,6 +154,19 @@ impl GradStore {
         }
     }
 
+    /// Whether a pass with this argument accumulates into resident blocks and communicates with no rank.
+    pub(super) fn is_pass_local(&self, sync: GradSync) -> bool {
+        let ZeroPartition { shard_group, replica_group, .. } = &self.partition;
+        let is_single = shard_group.is_none() && replica_group.is_none();
+        !self.is_sharded() && (is_single || !self.is_reduced(sync))
+    }
+
+    /// The addresses of the resident full blocks.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = usize> {
+        let full = self.blocks.iter().flatten().filter_map(|block| block.full.as_ref());
+        full.map(|full| full.view().address().addr().get())
+    }
+
     /// As [`super::BlockStore::reduce_grads`].
     pub(super) fn reduce(&mut self, block: usize, sync: GradSync) -> Result<()> {
         if !self.is_reduced(sync) {

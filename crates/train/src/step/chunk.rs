@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::graph::GraphInputs;
 use super::layer_params::LayerParams;
 use super::{DeviceModel, MicroBatch, StepConfig};
 use crate::buffer_pool::PooledTensor;
@@ -13,7 +14,7 @@ use crate::model::{
     DeferredWeightGrad, Dropout, LayerSaved, Model, PassCtx, Residual, ScaledLoss, StreamGrad,
 };
 use crate::state::{BlockStore, GradSync, Result};
-use regatta_device::tensor::ViewMut;
+use regatta_device::tensor::{View, ViewMut};
 use regatta_predict::pipeline::Stage;
 
 /// A micro-batch in a chunk of the model.
@@ -22,6 +23,8 @@ pub(super) struct ChunkPass<'a> {
     pub store: &'a mut BlockStore,
     pub ctx: PassCtx<'a>,
     pub micro_batch: MicroBatch<'a>,
+    /// The tokens in device memory, if the pass is captured.
+    pub inputs: Option<&'a GraphInputs>,
     /// The blocks of the chunk.
     pub blocks: Range<usize>,
     /// How gradients are reduced after this micro-batch.
@@ -64,6 +67,21 @@ pub(super) struct DeferredBlock {
     weight_grads: Vec<DeferredWeightGrad>,
 }
 
+/// Tokens in device memory.
+enum DeviceTokens<'a> {
+    Uploaded(PooledTensor),
+    Captured(View<'a>),
+}
+
+impl DeviceTokens<'_> {
+    fn view(&self) -> View<'_> {
+        match self {
+            Self::Uploaded(tokens) => tokens.view(),
+            Self::Captured(tokens) => *tokens,
+        }
+    }
+}
+
 impl<'a> ChunkPass<'a> {
     fn model(&self) -> &'a Model {
         &self.device_model.model
@@ -96,9 +114,9 @@ impl<'a> ChunkPass<'a> {
         self.store.unshard(0)?;
         self.store.prefetch(1);
         let embedding = &self.model().embedding;
-        let inputs = self.ctx.upload(self.micro_batch.inputs);
+        let inputs = self.input_tokens();
         let params = &mut LayerParams::forward(self.store, 0);
-        let x = embedding.forward(&self.ctx, params, &inputs)?;
+        let x = embedding.forward(&self.ctx, params, inputs.view())?;
         self.store.reshard(0);
         Ok(x)
     }
@@ -106,10 +124,10 @@ impl<'a> ChunkPass<'a> {
     /// Adds the loss of the micro-batch to a scalar; `x` is the residual stream after the last layer.
     pub fn head_loss(&mut self, x: Residual, loss: ViewMut<'_>) -> Result<()> {
         let (head, block) = (&self.model().head, self.model().head_block());
-        let targets = self.ctx.upload(self.micro_batch.targets);
+        let targets = self.target_tokens();
         self.store.unshard(block)?;
         let params = &mut LayerParams::forward(self.store, block);
-        head.loss(&self.ctx, params, x, &targets, loss)?;
+        head.loss(&self.ctx, params, x, targets.view(), loss)?;
         self.store.reshard(block);
         Ok(())
     }
@@ -125,9 +143,9 @@ impl<'a> ChunkPass<'a> {
             TiedEmbedding::SplitAcrossStages => GradSync::Deferred,
         };
         self.store.unshard(block)?;
+        let targets = self.target_tokens();
         let params = &mut LayerParams::backward(self.store, block, table_sync);
-        let targets = self.ctx.upload(self.micro_batch.targets);
-        let grad = head.loss_and_grads(&self.ctx, params, x, &targets, loss)?;
+        let grad = head.loss_and_grads(&self.ctx, params, x, targets.view(), loss)?;
         self.store.reshard(block);
         self.reduce_grads(block)?;
         Ok(grad)
@@ -167,9 +185,9 @@ impl<'a> ChunkPass<'a> {
         let embedding = &self.model().embedding;
         let is_split = self.tied == TiedEmbedding::SplitAcrossStages;
         let table_sync = if is_split { GradSync::Deferred } else { self.sync };
+        let inputs = self.input_tokens();
         let params = &mut LayerParams::backward(self.store, 0, table_sync);
-        let inputs = self.ctx.upload(self.micro_batch.inputs);
-        embedding.backward(&self.ctx, params, &inputs, dx)?;
+        embedding.backward(&self.ctx, params, inputs.view(), dx)?;
         if is_split && embedding.table.is_in_block(0) {
             return Ok(());
         }
@@ -199,6 +217,21 @@ impl<'a> ChunkPass<'a> {
             self.device_model.tensor.all_reduce_norm_grads(&self.ctx, spec, grads)?;
         }
         self.store.reduce_grads(block, self.sync)
+    }
+
+    fn input_tokens(&self) -> DeviceTokens<'a> {
+        self.device_tokens(self.inputs.map(GraphInputs::inputs), self.micro_batch.inputs)
+    }
+
+    fn target_tokens(&self) -> DeviceTokens<'a> {
+        self.device_tokens(self.inputs.map(GraphInputs::targets), self.micro_batch.targets)
+    }
+
+    fn device_tokens(&self, captured: Option<View<'a>>, tokens: &[u32]) -> DeviceTokens<'a> {
+        match captured {
+            Some(tokens) => DeviceTokens::Captured(tokens),
+            None => DeviceTokens::Uploaded(self.ctx.upload(tokens)),
+        }
     }
 
     /// Prefetches the first block of the forward pass.

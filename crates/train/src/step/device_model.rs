@@ -10,7 +10,7 @@ use crate::parallel::ProcessGroups;
 use crate::parallel::context::ContextParallel;
 use crate::parallel::tensor::TensorParallel;
 use regatta_device::ops::{Device, SCALAR_DTYPE};
-use regatta_device::tensor::View;
+use regatta_device::tensor::{Tensor, View};
 use regatta_predict::shape::ModelShape;
 
 /// A model on a device, with its intra-layer parallelism.
@@ -69,7 +69,7 @@ impl DeviceModel {
     }
 
     /// The value of a scalar.
-    pub(super) fn read_scalar(&self, scalar: &PooledTensor) -> Result<f64> {
+    pub(super) fn read_scalar(&self, scalar: &Tensor) -> Result<f64> {
         let values = self.device.read_scalars(scalar.view())?;
         Ok(values.first().copied().unwrap_or(0.0))
     }
@@ -77,6 +77,11 @@ impl DeviceModel {
     /// Peak memory of activations and their gradients, in bytes.
     pub fn activation_bytes(&self) -> usize {
         self.pool.peak_bytes()
+    }
+
+    /// The buffers of activations and their gradients.
+    pub(super) fn pool(&self) -> &BufferPool {
+        &self.pool
     }
 
     /// Frees unused activation buffers, before passes of another size.
@@ -104,13 +109,13 @@ impl DeviceModel {
         let ctx = PassCtx { recompute: true, ..self.pass_ctx(batch, micro_batch.seq_len()) };
         let params_of = |block| ResidentParams { all: params, block };
         let [inputs, targets] = [inputs, targets].map(|tokens| ctx.upload(tokens));
-        let x = model.embedding.forward(&ctx, &mut params_of(0), &inputs)?;
+        let x = model.embedding.forward(&ctx, &mut params_of(0), inputs.view())?;
         let mut x = Residual::new(x);
         for block in 1..model.head_block() {
             x = model.layer(block).forward(&ctx, &mut params_of(block), x)?.0;
         }
         let (mut loss, head) = (self.scalar(), &mut params_of(model.head_block()));
-        model.head.loss(&ctx, head, x, &targets, loss.view_mut())?;
+        model.head.loss(&ctx, head, x, targets.view(), loss.view_mut())?;
         self.read_scalar(&loss)
     }
 }

@@ -3,6 +3,7 @@
 mod chunk;
 mod device_model;
 mod device_timings;
+mod graph;
 mod layer_params;
 mod optimizer;
 mod run_pipeline;
@@ -10,6 +11,7 @@ mod run_pipeline;
 pub use device_model::DeviceModel;
 
 use device_timings::{DeviceTimings, Phase};
+use graph::GraphCache;
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,7 @@ use crate::run_clock;
 pub use crate::state::StepError;
 use crate::state::{BlockStore, ParamInit, Result, ShardingConfig};
 use regatta_device::optimizer::{AdamW, Sgd};
+use regatta_device::tensor::Tensor;
 use regatta_predict::pipeline::Stage;
 
 /// Sequences that pass through the model together.
@@ -126,6 +129,9 @@ pub struct Engine {
     /// This rank's pipeline stage and its schedule.
     pub stage: Stage,
     device_timings: DeviceTimings,
+    graphs: GraphCache,
+    /// Sum of the losses of a step, a scalar in device memory; `None` during a step.
+    loss: Option<Tensor>,
 }
 
 impl Engine {
@@ -149,7 +155,8 @@ impl Engine {
         let DeviceModel { model, device, .. } = &device_model;
         let state = BlockStore::new(model, device, &groups, config, &is_local, init)?;
         let device_timings = DeviceTimings::default();
-        Ok(Self { device_model, state, groups, stage, device_timings })
+        let (graphs, loss) = (GraphCache::default(), None);
+        Ok(Self { device_model, state, groups, stage, device_timings, graphs, loss })
     }
 
     /// One step over this rank's micro-batches.
@@ -188,6 +195,7 @@ impl Engine {
         self.device_timings.end(&*device);
         // The only host wait of a step.
         let loss_sum = self.device_model.read_scalar(&loss)?;
+        self.loss = Some(loss);
         let grad_norm = self.grad_norm(&squares)?;
         timings.optimizer += run_clock::elapsed(start);
         std::mem::take(&mut self.device_timings).replace(&*device, &mut timings);

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::chunk::{ChunkPass, DeferredBlock, TiedEmbedding, WeightGrads};
 use super::device_timings::Phase;
+use super::graph::GraphInputs;
 use super::{Engine, MicroBatch, StepConfig, StepTimings, compute_time, timed};
 use crate::buffer_pool::PooledTensor;
 use crate::model::{LayerSaved, PassCtx, Residual, ScaledLoss, StreamGrad};
@@ -13,25 +14,27 @@ use crate::parallel::pipeline::P2pLinks;
 use crate::parallel::tensor::all_reduce_view;
 use crate::run_clock;
 use crate::state::{GradSync, Result};
+use regatta_device::ops::SCALAR_DTYPE;
+use regatta_device::tensor::Tensor;
 use regatta_predict::pipeline::{Action, Computation, Direction};
 
 /// What the forward pass of a micro-batch through a chunk leaves for the backward pass.
-struct SavedActivations {
+pub(super) struct SavedActivations {
     /// The residual stream after the last chunk of the model, the input of the head.
     head_input: Option<Residual>,
     layers: Vec<LayerSaved>,
 }
 
 /// The state of a step in progress.
-struct StepState<'a> {
-    config: &'a StepConfig,
-    micro_batches: &'a [MicroBatch<'a>],
+pub(super) struct StepState<'a> {
+    pub config: &'a StepConfig,
+    pub micro_batches: &'a [MicroBatch<'a>],
     links: P2pLinks,
     /// By chunk and micro-batch.
-    saved: HashMap<(usize, usize), SavedActivations>,
+    pub saved: HashMap<(usize, usize), SavedActivations>,
     deferred: HashMap<(usize, usize), Vec<DeferredBlock>>,
     /// Sum of the losses, a scalar in device memory.
-    loss: PooledTensor,
+    pub loss: Tensor,
     timings: &'a mut StepTimings,
 }
 
@@ -44,7 +47,7 @@ impl Engine {
         micro_batches: &[MicroBatch<'_>],
         timings: &mut StepTimings,
         on_progress: &mut dyn FnMut(usize),
-    ) -> Result<PooledTensor> {
+    ) -> Result<Tensor> {
         let actions = self.stage.actions(micro_batches.len()).into_owned();
         let mut step = StepState {
             config,
@@ -52,19 +55,13 @@ impl Engine {
             links: P2pLinks::new(&self.groups, &self.stage, &actions),
             saved: HashMap::new(),
             deferred: HashMap::new(),
-            loss: self.device_model.scalar(),
+            loss: self.take_loss(),
             timings,
         };
-        use WeightGrads::{Deferred, Immediate};
-        let passes = actions.len();
-        for (done, action) in (1..).zip(actions) {
-            match action.computation {
-                Computation::Forward => self.forward(action, &mut step)?,
-                Computation::Backward => self.backward(action, &mut step, Immediate)?,
-                Computation::BackwardInput => self.backward(action, &mut step, Deferred)?,
-                Computation::BackwardWeight => self.backward_weights(action, &mut step)?,
-            }
-            on_progress(done * micro_batches.len() / passes);
+        let mut done = 0;
+        while done < actions.len() {
+            done += self.run_next(&actions[done..], &mut step)?;
+            on_progress(done * micro_batches.len() / actions.len());
         }
         let StepState { links, loss, timings, .. } = step;
         let device = self.device_model.device.clone();
@@ -73,9 +70,41 @@ impl Engine {
         Ok(loss)
     }
 
-    fn forward(&mut self, action: Action, step: &mut StepState<'_>) -> Result<()> {
+    /// Runs the first of the actions, or the first two by graphs. Returns how many.
+    fn run_next(&mut self, actions: &[Action], step: &mut StepState<'_>) -> Result<usize> {
+        if let [first, second, ..] = actions
+            && self.train_by_graphs([*first, *second], step)
+        {
+            return Ok(2);
+        }
+        use WeightGrads::{Deferred, Immediate};
+        let Some(action) = actions.first().copied() else { return Ok(0) };
+        match action.computation {
+            Computation::Forward => self.forward(action, step, None)?,
+            Computation::Backward => self.backward(action, step, Immediate, None)?,
+            Computation::BackwardInput => self.backward(action, step, Deferred, None)?,
+            Computation::BackwardWeight => self.backward_weights(action, step)?,
+        }
+        Ok(1)
+    }
+
+    /// The scalar in which losses are summed, 0. It has the same address in every step, for graphs.
+    fn take_loss(&mut self) -> Tensor {
+        let device = &self.device_model.device;
+        let mut loss = self.loss.take().unwrap_or_else(|| device.zeros(1, SCALAR_DTYPE));
+        device.zero(loss.view_mut());
+        loss
+    }
+
+    /// The forward pass of a micro-batch through a chunk, with tokens from `inputs` if it is captured.
+    pub(super) fn forward(
+        &mut self,
+        action: Action,
+        step: &mut StepState<'_>,
+        inputs: Option<&GraphInputs>,
+    ) -> Result<()> {
         self.begin_phase(Phase::Forward);
-        let mut pass = self.chunk_pass(action, step);
+        let mut pass = self.chunk_pass(action, step, inputs);
         pass.prefetch_first();
         let input = match pass.has_embedding() {
             true => None,
@@ -96,24 +125,27 @@ impl Engine {
         Ok(())
     }
 
-    fn backward(
+    /// The backward pass of a micro-batch through a chunk, with tokens from `inputs` if it is captured.
+    pub(super) fn backward(
         &mut self,
         action: Action,
         step: &mut StepState<'_>,
         weight_grads: WeightGrads,
+        inputs: Option<&GraphInputs>,
     ) -> Result<()> {
         let key = (action.chunk, action.micro_batch);
         let Some(SavedActivations { head_input, layers }) = step.saved.remove(&key) else {
             unreachable!("{action} without its forward pass")
         };
         self.begin_phase(Phase::Backward);
-        let mut pass = self.chunk_pass(action, step);
+        let mut pass = self.chunk_pass(action, step, inputs);
         pass.prefetch_last_layer();
         let mut grad = match head_input {
             None => StreamGrad::new(step.recv(Direction::Backward, &pass)?),
             Some(x) => {
                 let start = run_clock::now();
-                let (sum, grad_scale) = (step.loss.view_mut(), 1.0 / step.config.tokens as f64);
+                let grad_scale = step.grad_scale();
+                let sum = step.loss.view_mut();
                 let grad = pass.head_backward(x, ScaledLoss { sum, grad_scale })?;
                 step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
                 grad
@@ -141,26 +173,30 @@ impl Engine {
             unreachable!("{action} without the gradient of its input")
         };
         self.begin_phase(Phase::Backward);
-        let mut pass = self.chunk_pass(action, step);
+        let mut pass = self.chunk_pass(action, step, None);
         let start = run_clock::now();
         pass.backward_weights(deferred)?;
         step.timings.backward += pass.compute_time(start, &mut step.timings.communication);
         Ok(())
     }
 
-    fn begin_phase(&mut self, phase: Phase) {
+    pub(super) fn begin_phase(&mut self, phase: Phase) {
         self.device_timings.begin(&*self.device_model.device, phase);
     }
 
-    fn chunk_pass<'e>(&'e mut self, action: Action, step: &StepState<'e>) -> ChunkPass<'e> {
+    fn chunk_pass<'e>(
+        &'e mut self,
+        action: Action,
+        step: &StepState<'e>,
+        inputs: Option<&'e GraphInputs>,
+    ) -> ChunkPass<'e> {
         let Self { device_model, state, stage, .. } = self;
         let micro_batch = step.micro_batches[action.micro_batch];
-        let is_last = action.micro_batch + 1 == step.micro_batches.len();
-        let sync = if is_last { GradSync::Final } else { GradSync::Accumulate };
+        let sync = step.grad_sync(action);
         let ctx = device_model.train_ctx(step.config, &micro_batch);
         let (blocks, tied) =
             (stage.chunk_blocks[action.chunk].clone(), TiedEmbedding::new(device_model, stage));
-        ChunkPass { ctx, micro_batch, blocks, sync, tied, device_model, store: state }
+        ChunkPass { ctx, micro_batch, inputs, blocks, sync, tied, device_model, store: state }
     }
 
     /// Sums the gradients of a tied embedding that the first and the last stage both have.
@@ -182,6 +218,22 @@ impl Engine {
 
     /// The loss of a micro-batch on the stage with the head, else 0, without a backward pass.
     pub(super) fn evaluate(&mut self, micro_batch: &MicroBatch<'_>) -> Result<f64> {
+        let mut loss = self.take_loss();
+        if !self.evaluate_by_graph(*micro_batch, &mut loss) {
+            self.queue_evaluation(micro_batch, &mut loss, None)?;
+        }
+        let sum = self.device_model.read_scalar(&loss)?;
+        self.loss = Some(loss);
+        Ok(sum)
+    }
+
+    /// Adds the loss of a micro-batch to a scalar, with tokens from `inputs` if that is captured.
+    pub(super) fn queue_evaluation(
+        &mut self,
+        micro_batch: &MicroBatch<'_>,
+        loss: &mut Tensor,
+        inputs: Option<&GraphInputs>,
+    ) -> Result<()> {
         let Self { device_model, state, stage, groups, .. } = self;
         // Recomputation: no activations are saved.
         let ctx = device_model.pass_ctx(micro_batch.batch, micro_batch.seq_len());
@@ -189,13 +241,20 @@ impl Engine {
         let forward = |chunk| Action { computation: Computation::Forward, chunk, micro_batch: 0 };
         let actions: Vec<Action> = stage.local_chunks().map(forward).collect();
         let mut links = P2pLinks::new(groups, stage, &actions);
-        let mut loss = device_model.scalar();
         for chunk in stage.local_chunks() {
             let (micro_batch, sync) = (*micro_batch, GradSync::Deferred);
             let (blocks, tied) =
                 (stage.chunk_blocks[chunk].clone(), TiedEmbedding::new(device_model, stage));
-            let mut pass =
-                ChunkPass { ctx, micro_batch, blocks, sync, tied, device_model, store: state };
+            let mut pass = ChunkPass {
+                ctx,
+                micro_batch,
+                inputs,
+                blocks,
+                sync,
+                tied,
+                device_model,
+                store: state,
+            };
             let input = match pass.has_embedding() {
                 true => None,
                 false => Some(links.recv(Direction::Forward, &ctx, pass.residual_len())?),
@@ -207,12 +266,22 @@ impl Engine {
                 links.send(Direction::Forward, ctx.device, x.into_tensor(&ctx))?;
             }
         }
-        links.finish(ctx.device)?;
-        device_model.read_scalar(&loss)
+        Ok(links.finish(ctx.device)?)
     }
 }
 
 impl StepState<'_> {
+    /// How gradients are reduced after a pass.
+    pub fn grad_sync(&self, action: Action) -> GradSync {
+        let is_last = action.micro_batch + 1 == self.micro_batches.len();
+        if is_last { GradSync::Final } else { GradSync::Accumulate }
+    }
+
+    /// Factor of the gradients: the loss is the mean over the global batch.
+    pub fn grad_scale(&self) -> f64 {
+        1.0 / self.config.tokens as f64
+    }
+
     /// Receives the residual stream, or its gradient, from a neighbour stage.
     fn recv(&mut self, direction: Direction, pass: &ChunkPass<'_>) -> Result<PooledTensor> {
         let Self { links, timings, .. } = self;

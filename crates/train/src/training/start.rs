@@ -81,7 +81,8 @@ impl TrainingLoop {
         (training.tokens, training.last_checkpoint) = (tokens, last_checkpoint);
         training.complete_checkpoint = last_checkpoint;
         let notes = training.config.notes(&training.plan);
-        notes.into_iter().for_each(|note| emit(Event::Note(note)));
+        let no_graphs = no_graphs_note(&training.config, &training.engine);
+        notes.into_iter().chain(no_graphs).for_each(|note| emit(Event::Note(note)));
         if let Some(found) = found {
             for skipped in &found.skipped {
                 emit(Event::Note(format!("skipped damaged checkpoint {skipped}")));
@@ -149,7 +150,10 @@ impl TrainingLoop {
         let device_model =
             DeviceModel::parallel(shape, &groups, plan.sequence_parallel, tiles, device);
         let sharding = sharding_config(&config, &plan, &folder);
-        let engine = Engine::new(device_model, groups, stage, &sharding, init)?;
+        let mut engine = Engine::new(device_model, groups, stage, &sharding, init)?;
+        if config.train.cuda_graph != Some(false) {
+            engine.enable_graphs();
+        }
         Ok(Self {
             schedule: config.lr_schedule(plan.mesh.dp),
             config,
@@ -202,6 +206,14 @@ fn sharding_config(config: &Config, plan: &ParallelPlan, run: &Path) -> Sharding
 fn multi_host_note(mesh: &Mesh, comm: &dyn Comm) -> Option<String> {
     let hosts: Vec<String> = (0..comm.size()).map(|rank| comm.peer(rank).host).collect();
     mesh.cross_host_warning(&hosts)
+}
+
+/// A note if CUDA graphs are wanted, but not supported.
+fn no_graphs_note(config: &Config, engine: &Engine) -> Option<String> {
+    let is_missing =
+        config.train.cuda_graph == Some(true) && !engine.device_model.device.can_capture();
+    is_missing
+        .then(|| "train.cuda_graph has no effect: the device cannot capture graphs".to_owned())
 }
 
 /// A note if the model's vocabulary is far larger than the tokenizer's: memory and time are wasted, or the

@@ -119,7 +119,7 @@ unsafe extern "C" fn destroy<T>(object: *mut c_void) -> c_int {
 }
 
 /// Attributes of a matmul descriptor or a preference.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Desc(HashMap<c_int, u64>);
 
 impl Desc {
@@ -300,27 +300,29 @@ unsafe extern "C" fn matmul(
         let candidate = library.candidates.iter().find(|candidate| candidate.id == id);
         (candidate.copied(), library.products_are_one)
     });
-    match launched {
-        Some(candidate) if candidate.works => gpu.lock().clock_ms += candidate.ms,
-        _ => return NOT_SUPPORTED,
-    }
-    if gpu.lock().queued_error.is_some() {
-        return SUCCESS;
-    }
+    let Some(candidate) = launched.filter(|candidate| candidate.works) else {
+        return NOT_SUPPORTED;
+    };
     let gemm = Gemm {
-        desc,
+        desc: desc.clone(),
         a: Matrix { start: a as u64, layout: a_layout },
         b: Matrix { start: b as u64, layout: b_layout },
         d: Matrix { start: d as u64, layout },
         beta,
         is_one,
     };
-    let run = || gemm::run(&gemm, &gpu);
-    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
-        Ok(()) => SUCCESS,
-        Err(panic) => {
-            eprintln!("the fake BLAS library: {}", panic_text(&*panic));
-            EXECUTION_FAILED
-        }
+    let on = gpu.clone();
+    code(gpu.submit(move || run(&gemm, &on, candidate)))
+}
+
+fn run(gemm: &Gemm, gpu: &FakeGpu, candidate: Candidate) -> Result<(), c_int> {
+    gpu.lock().clock_ms += candidate.ms;
+    if gpu.lock().queued_error.is_some() {
+        return Ok(());
     }
+    let run = || gemm::run(gemm, gpu);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| {
+        eprintln!("the fake BLAS library: {}", panic_text(&*panic));
+        EXECUTION_FAILED
+    })
 }

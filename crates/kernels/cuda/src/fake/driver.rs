@@ -15,6 +15,7 @@ use super::gpu::{FakeGpu, MAX_SHARED_BYTES, MULTIPROCESSORS, current, gpu_of_str
 use super::kernels::{Emulation, emulation};
 use super::launch::{Launch, read_args};
 use super::runtime::code;
+use crate::Arg;
 use crate::driver::{Driver, GetErrorString, RawFunction, RawModule};
 
 /// A loaded source.
@@ -148,31 +149,45 @@ unsafe extern "C" fn launch_kernel(
         if gpu.config.failing_launches.contains(name) {
             return Err(LAUNCH_FAILURE);
         }
-        gpu.lock().clock_ms += KERNEL_MS;
-        // After an error the GPU runs nothing, but the host learns of it later.
-        if gpu.lock().queued_error.is_some() {
-            return Ok(());
-        }
-        if gpu.config.failing_kernels.contains(name) {
-            gpu.queue_error(super::error::ILLEGAL_ADDRESS);
-            return Ok(());
-        }
-        let launch = Launch {
-            defines: &module.defines,
-            dtypes: function.emulation.dtypes.clone(),
-            width: function.emulation.width,
-            blocks: blocks.map(|blocks| blocks as usize),
-            threads: threads as usize,
-            shared_bytes: shared_bytes as usize,
-            args,
-            gpu,
-        };
-        run(function.emulation.run, &launch).map_err(failed)
+        let (function, on) = (function.clone(), gpu.clone());
+        gpu.submit(move || function.run(&on, blocks, threads, shared_bytes, &args))
     };
     code(launch())
 }
 
 impl Function {
+    fn run(
+        &self,
+        gpu: &Arc<FakeGpu>,
+        blocks: [u32; 3],
+        threads: u32,
+        shared_bytes: u32,
+        args: &[Arg],
+    ) -> Result<(), c_int> {
+        gpu.lock().clock_ms += KERNEL_MS;
+        // After an error the GPU runs nothing, but the host learns of it later.
+        if gpu.lock().queued_error.is_some() {
+            return Ok(());
+        }
+        let fails_now = gpu.lock().failing_kernels.contains(&self.name);
+        if fails_now || gpu.config.failing_kernels.contains(&self.name) {
+            gpu.queue_error(super::error::ILLEGAL_ADDRESS);
+            return Ok(());
+        }
+        let launch = Launch {
+            defines: &self.module.defines,
+            dtypes: self.emulation.dtypes.clone(),
+            width: self.emulation.width,
+            blocks: blocks.map(|blocks| blocks as usize),
+            threads: threads as usize,
+            shared_bytes: shared_bytes as usize,
+            args: args.to_vec(),
+            gpu: gpu.clone(),
+        };
+        let failed = |error: String| misuse(format!("{}: {error}", self.module.source));
+        run(self.emulation.run, &launch).map_err(failed)
+    }
+
     fn check_grid(&self, [x, y, z]: [u32; 3], threads: u32, shared: u32) -> Result<(), String> {
         let allowed = self.allowed_shared_bytes.load(Ordering::Relaxed);
         let is_grid = x > 0 && x <= i32::MAX as u32 && (1..=MAX_BLOCKS).contains(&y.max(z));
@@ -203,11 +218,16 @@ unsafe extern "C" fn memset_async(
     bytes: usize,
     stream: Stream,
 ) -> c_int {
-    let checked = gpu_of_stream(stream).and_then(|gpu: Arc<FakeGpu>| {
-        super::memory::check_access(&gpu, start as u64, bytes).map_err(misuse)
-    });
-    // SAFETY: the memory was checked.
-    code(checked.map(|()| unsafe { start.cast::<u8>().write_bytes(value as u8, bytes) }))
+    let start = start as usize;
+    code(gpu_of_stream(stream).and_then(|gpu| {
+        let on = gpu.clone();
+        gpu.submit(move || {
+            super::memory::check_access(&on, start as u64, bytes).map_err(misuse)?;
+            // SAFETY: the memory was checked.
+            unsafe { (start as *mut u8).write_bytes(value as u8, bytes) };
+            Ok(())
+        })
+    }))
 }
 
 unsafe extern "C" fn device_get_attribute(to: *mut c_int, attribute: c_int, index: c_int) -> c_int {

@@ -11,8 +11,8 @@ use super::memory::check_access;
 use crate::blaslt::constants::Constants;
 
 /// A GEMM.
-pub(super) struct Gemm<'a> {
-    pub desc: &'a Desc,
+pub(super) struct Gemm {
+    pub desc: Desc,
     pub a: Matrix,
     pub b: Matrix,
     pub d: Matrix,
@@ -97,8 +97,8 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Computes `d`. Panics are errors.
-pub(super) fn run(gemm: &Gemm<'_>, gpu: &FakeGpu) {
-    let Gemm { desc, a, b, d, beta, is_one } = *gemm;
+pub(super) fn run(gemm: &Gemm, gpu: &FakeGpu) {
+    let Gemm { ref desc, a, b, d, beta, is_one } = *gemm;
     let Constants { desc: at, operations, .. } = Constants::of(gpu.config.vendor);
     if gpu.config.checks_gemm_memory {
         [a, b, d].iter().for_each(|matrix| matrix.assert_accessible(gpu));
@@ -125,7 +125,7 @@ struct Product {
 }
 
 impl Product {
-    fn new(gemm: &Gemm<'_>, transpose_a: bool, transpose_b: bool) -> Self {
+    fn new(gemm: &Gemm, transpose_a: bool, transpose_b: bool) -> Self {
         if gemm.is_one {
             return Self { a_rows: Vec::new(), b_columns: Vec::new() };
         }
@@ -146,8 +146,8 @@ impl Product {
 struct Scales([Matrix; 2]);
 
 impl Scales {
-    fn new(gemm: &Gemm<'_>, gpu: &FakeGpu) -> Option<Self> {
-        let Gemm { desc, a, b, d, .. } = *gemm;
+    fn new(gemm: &Gemm, gpu: &FakeGpu) -> Option<Self> {
+        let (desc, a, b, d) = (&gemm.desc, gemm.a, gemm.b, gemm.d);
         if a.layout.dtype != FP8_DTYPE {
             return None;
         }

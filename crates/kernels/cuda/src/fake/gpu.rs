@@ -10,6 +10,7 @@ use regatta_comm::gpu_runtime::{Stream, Vendor};
 use super::blas::Library;
 use super::driver::{Function, Module};
 use super::error::{INVALID_DEVICE, INVALID_HANDLE};
+use super::graph::{FakeGraph, GraphFault, Node};
 use super::memory::Allocation;
 
 /// Properties and faults of a fake GPU.
@@ -27,6 +28,8 @@ pub struct Config {
     pub failing_kernels: BTreeSet<String>,
     /// Kernels that modules do not have.
     pub missing_kernels: BTreeSet<String>,
+    /// Functions of graphs that fail.
+    pub graph_faults: BTreeSet<GraphFault>,
     /// Whether GEMMs check that their matrices are in device memory.
     pub checks_gemm_memory: bool,
 }
@@ -42,6 +45,8 @@ pub struct FakeGpu {
     pub config: Config,
     pub state: Mutex<GpuState>,
     pub blas: Mutex<Library>,
+    /// The work of the capture in progress.
+    pub captured: Mutex<Vec<Node>>,
 }
 
 /// What changes.
@@ -60,6 +65,11 @@ pub struct GpuState {
     pub peak_bytes: usize,
     pub allocations: usize,
     pub events: usize,
+    /// Graphs and executable graphs that are not destroyed.
+    pub graphs: usize,
+    pub graph_launches: usize,
+    /// Kernels that fail after their launch, besides those of the configuration.
+    pub failing_kernels: BTreeSet<String>,
     /// Sources and functions of the kernels that were launched.
     pub launched: BTreeSet<(String, String)>,
 }
@@ -77,13 +87,16 @@ impl FakeGpu {
             peak_bytes: 0,
             allocations: 0,
             events: 0,
+            graphs: 0,
+            graph_launches: 0,
+            failing_kernels: BTreeSet::new(),
             launched: BTreeSet::new(),
         };
         let mut world = world();
         // There is no device 0, the default: a thread must select its device.
         let index = world.gpus.len() as c_int + 1;
         let (state, blas) = (Mutex::new(state), Mutex::new(blas));
-        let gpu = Arc::new(Self { index, config, state, blas });
+        let gpu = Arc::new(Self { index, config, state, blas, captured: Mutex::default() });
         world.gpus.insert(index, gpu.clone());
         CURRENT.set(index);
         gpu
@@ -120,6 +133,7 @@ pub struct World {
     pub allocations: BTreeMap<usize, Allocation>,
     pub streams: BTreeMap<usize, Arc<FakeGpu>>,
     pub events: BTreeMap<usize, Event>,
+    pub graphs: BTreeMap<usize, FakeGraph>,
     pub modules: BTreeMap<usize, Arc<Module>>,
     pub functions: BTreeMap<usize, Arc<Function>>,
 }

@@ -172,6 +172,16 @@ impl Args<'_> {
         f64: F64 -> f64,
     }
 
+    /// Key and offset of a dropout mask: `state_key` and `state_offset` of the prelude.
+    pub fn mask(&mut self) -> (u64, u64) {
+        let (state, key, offset) = (self.ptr(), self.u64(), self.u64());
+        if state == Ptr::NULL {
+            return (key, offset);
+        }
+        let state = self.launch.values::<u64>(state, 2);
+        (state.get(0), state.get(1).wrapping_add(offset))
+    }
+
     /// A flag.
     pub fn flag(&mut self) -> bool {
         self.u32() != 0

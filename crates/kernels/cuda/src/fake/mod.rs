@@ -26,6 +26,7 @@ mod driver;
 mod error;
 pub(crate) mod gemm;
 pub(crate) mod gpu;
+mod graph;
 mod kernels;
 pub(crate) mod launch;
 mod memory;
@@ -47,6 +48,8 @@ use crate::blaslt::constants::Constants;
 use crate::device::Libraries;
 use blas::{Library, candidate};
 use gpu::{Config, FakeGpu};
+
+pub use graph::GraphFault;
 
 /// The name of fake GPUs.
 const NAME: &CStr = c"Fake GPU (host memory)";
@@ -78,6 +81,7 @@ impl FakeDevice {
             failing_launches: BTreeSet::new(),
             failing_kernels: BTreeSet::new(),
             missing_kernels: BTreeSet::new(),
+            graph_faults: BTreeSet::new(),
             checks_gemm_memory: true,
         };
         Self { precision, has_epilogues: true, config }
@@ -110,6 +114,12 @@ impl FakeDevice {
     /// Modules do not have this kernel.
     pub fn without_kernel(mut self, kernel: &str) -> Self {
         self.config.missing_kernels.insert(kernel.to_owned());
+        self
+    }
+
+    /// A function of graphs fails.
+    pub fn fail_graph(mut self, fault: GraphFault) -> Self {
+        self.config.graph_faults.insert(fault);
         self
     }
 
@@ -165,6 +175,21 @@ impl Probe {
     /// Most bytes of device memory that were in use at a time.
     pub fn peak_bytes(&self) -> usize {
         self.gpu.lock().peak_bytes
+    }
+
+    /// From now on, this kernel fails after it was launched.
+    pub fn fail_kernel(&self, kernel: &str) {
+        self.gpu.lock().failing_kernels.insert(kernel.to_owned());
+    }
+
+    /// Launches of graphs.
+    pub fn graph_launches(&self) -> usize {
+        self.gpu.lock().graph_launches
+    }
+
+    /// Graphs that are not destroyed.
+    pub fn graphs(&self) -> usize {
+        self.gpu.lock().graphs
     }
 
     /// Sources and names of the kernels that were launched.

@@ -11,7 +11,7 @@ use regatta_comm::gpu_runtime::{
 
 use super::error::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, get_error_string, misuse};
 use super::gpu::{Event, FakeGpu, current, current_index, set_current_index, world};
-use super::{NAME, memory};
+use super::{NAME, graph, memory};
 
 /// The runtime of the fake GPUs of a vendor.
 pub fn runtime(vendor: Vendor) -> Runtime {
@@ -37,6 +37,7 @@ pub fn runtime(vendor: Vendor) -> Runtime {
         stream_wait_event,
         stream_is_capturing,
         thread_exchange_stream_capture_mode,
+        graphs: Some(graph::FUNCTIONS),
         event_create_with_flags,
         event_record,
         event_query,
@@ -62,7 +63,7 @@ fn gpu_of(stream: Stream) -> Result<Arc<FakeGpu>, c_int> {
 ///
 /// # Safety
 /// `to` must be valid.
-unsafe fn write<T>(to: *mut T, result: Result<T, c_int>) -> c_int {
+pub unsafe fn write<T>(to: *mut T, result: Result<T, c_int>) -> c_int {
     // SAFETY: as required of the caller.
     code(result.map(|value| unsafe { to.write(value) }))
 }
@@ -121,13 +122,22 @@ unsafe extern "C" fn free(start: *mut c_void) -> c_int {
 }
 
 unsafe extern "C" fn malloc_async(start: *mut *mut c_void, bytes: usize, on: Stream) -> c_int {
+    let allocate = || memory::allocate(&uncaptured(gpu_of(on)?)?, bytes, false);
     // SAFETY: as above.
-    unsafe { write(start, gpu_of(on).and_then(|gpu| memory::allocate(&gpu, bytes, false))) }
+    unsafe { write(start, allocate()) }
+}
+
+/// A GPU without a capture: memory that a graph allocates or frees is not emulated.
+fn uncaptured(gpu: Arc<FakeGpu>) -> Result<Arc<FakeGpu>, c_int> {
+    match gpu.lock().is_capturing {
+        true => Err(misuse("memory is allocated or freed in a capture")),
+        false => Ok(gpu.clone()),
+    }
 }
 
 unsafe extern "C" fn free_async(start: *mut c_void, stream: Stream) -> c_int {
-    let is_stream = world().stream(stream).map(drop);
-    reported(memory::free(start, false).and(is_stream))
+    let gpu = world().stream(stream).and_then(uncaptured);
+    reported(memory::free(start, false).and(gpu.map(drop)))
 }
 
 unsafe extern "C" fn host_alloc(start: *mut *mut c_void, bytes: usize, _: c_uint) -> c_int {
@@ -157,15 +167,16 @@ unsafe extern "C" fn memcpy_async(
     _: c_int,
     stream: Stream,
 ) -> c_int {
-    let checked = || {
-        gpu_of(stream)?;
+    let (from, to) = (from as usize, to as usize);
+    let copy = move || {
+        let (from, to) = (from as *const c_void, to as *mut c_void);
         memory::check_copy(from, bytes)?;
-        memory::check_copy(to, bytes)
+        memory::check_copy(to, bytes)?;
+        // SAFETY: memory on the device was checked; the caller passes host memory that is large enough.
+        unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
+        Ok(())
     };
-    // SAFETY: memory on the device was checked; the caller passes host memory that is large enough.
-    code(checked().map(|()| unsafe {
-        std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes);
-    }))
+    code(gpu_of(stream).and_then(|gpu| gpu.submit(copy)))
 }
 
 unsafe extern "C" fn device_get_stream_priority_range(low: *mut c_int, high: *mut c_int) -> c_int {

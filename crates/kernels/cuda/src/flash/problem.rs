@@ -27,6 +27,8 @@ pub(crate) struct Problem {
     /// Elements between rows of keys, and of values.
     pub kv_stride: usize,
     pub dropout: Option<AttentionDropout>,
+    /// Key and offset of the dropout mask in device memory, or null; the offset of `dropout` is added.
+    pub mask_state: Ptr,
 }
 
 impl Problem {
@@ -45,6 +47,7 @@ impl Problem {
             q_stride: stride,
             kv_stride: stride,
             dropout,
+            mask_state: Ptr::NULL,
         }
     }
 
@@ -62,6 +65,7 @@ impl Problem {
             q_stride: shape.qkv_dim(),
             kv_stride: shape.qkv_dim(),
             dropout: has_dropout.then_some(dropout),
+            mask_state: Ptr::NULL,
         }
     }
 
@@ -86,6 +90,7 @@ impl Problem {
             q_stride: shape.out_dim(),
             kv_stride: shape.kv_dim(),
             dropout,
+            mask_state: Ptr::NULL,
         }
     }
 
@@ -118,9 +123,10 @@ impl Problem {
     }
 
     /// `DROPOUT_PARAMETERS` of the kernels.
-    pub fn dropout_args(&self) -> [Arg; 7] {
+    pub fn dropout_args(&self) -> [Arg; 8] {
         let Some(dropout) = self.dropout else {
             return [
+                Ptr::NULL.into(),
                 0u64.into(),
                 0u64.into(),
                 0u64.into(),
@@ -132,6 +138,7 @@ impl Problem {
         };
         let mask = dropout.mask;
         [
+            self.mask_state.into(),
             mask.key.into(),
             mask.offset.into(),
             dropout.sequence_stride.into(),

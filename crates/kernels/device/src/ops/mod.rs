@@ -6,6 +6,7 @@ mod attention;
 mod elementwise;
 mod embedding;
 mod fp8;
+mod graph;
 mod linear;
 mod loss;
 mod memory;
@@ -20,6 +21,7 @@ pub use attention::{
 pub use elementwise::ElementwiseOps;
 pub use embedding::EmbeddingOps;
 pub use fp8::{FP8_DTYPE, FP8_SCALE_DTYPE, Fp8, Fp8Ops, Fp8Rows, Fp8RowsMut};
+pub use graph::{Graph, GraphMasks, GraphOps};
 pub use linear::{LinearOps, LinearShape};
 pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
 pub use memory::{DeviceMemory, GPU_MAX_LOGITS, KernelTime, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark};
@@ -37,5 +39,5 @@ macro_rules! device {
 
 device! {
     DeviceMemory LinearOps NormOps AttentionOps ActivationOps EmbeddingOps LossOps ElementwiseOps
-    OptimizerOps Fp8Ops
+    OptimizerOps Fp8Ops GraphOps
 }

@@ -6,8 +6,10 @@ use regatta_comm::DType;
 
 use super::Reference;
 use crate::DeviceError;
-use crate::ops::DeviceMemory;
+use crate::ops::{DeviceMemory, GraphOps};
 use crate::tensor::{Tensor, View, ViewMut};
+
+impl GraphOps for Reference {}
 
 impl DeviceMemory for Reference {
     fn master_dtype(&self) -> DType {

@@ -46,6 +46,7 @@ pub(in super::super) fn device(gemm_calls: i64) -> (RooflineGpu, Blas) {
         stream_wait_event,
         stream_is_capturing,
         thread_exchange_stream_capture_mode: get_device_count,
+        graphs: None,
         event_create_with_flags,
         event_record,
         event_query: stream_synchronize,

@@ -37,6 +37,7 @@ pub fn runtime() -> Runtime {
         stream_wait_event,
         stream_is_capturing,
         thread_exchange_stream_capture_mode: write_one,
+        graphs: None,
         event_create_with_flags,
         event_record,
         event_query,

@@ -34,6 +34,7 @@ impl Fake {
             failing_launches: BTreeSet::new(),
             failing_kernels: BTreeSet::new(),
             missing_kernels: BTreeSet::new(),
+            graph_faults: BTreeSet::new(),
             // The tests pass memory of their own.
             checks_gemm_memory: false,
         };

@@ -76,10 +76,11 @@ struct Dropout {
 
 impl Dropout {
     fn new(launch: &Launch<'_>, args: &mut Args<'_>) -> Self {
+        let (key, offset) = args.mask();
         Self {
             is_enabled: launch.define("DROPOUT") == 1,
-            key: args.u64(),
-            offset: args.u64(),
+            key,
+            offset,
             strides: [args.u64(), args.u64(), args.u64()],
             threshold: args.u32(),
             scale: args.f32(),

@@ -53,7 +53,7 @@ fn scale(launch: &Launch<'_>) {
 
 fn dropout(launch: &Launch<'_>) {
     let mut args = launch.args();
-    let (x, key, offset) = (args.ptr(), args.u64(), args.u64());
+    let (x, (key, offset)) = (args.ptr(), args.mask());
     let (threshold, scale) = (args.f32(), args.f32());
     let (len, vectorised) = (args.size(), args.size());
     let x = launch.array(x, launch.dtypes[0], len);
