@@ -17,10 +17,10 @@
 mod agreement;
 mod checkpoint_bytes;
 mod determinism;
+mod faults;
 mod harness;
 mod layouts;
 mod libraries;
-mod memory;
 mod overlap;
 mod rank_slots;
 mod rows;

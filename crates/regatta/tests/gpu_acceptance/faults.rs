@@ -7,11 +7,12 @@ use libc::SIGKILL;
 use regatta_comm::Buffer;
 use regatta_comm::nccl::{Gpu, Vendor};
 use regatta_testbed::assert_contains;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::checkpoint_bytes::{assert_same_state, shard_digests};
 use crate::harness::{Harness, errors};
 use crate::support::metrics::assert_identical;
-use crate::support::process::{pid_of_rank, run_result, signal_if_alive};
+use crate::support::process::{pid_of_rank, run_result};
 use crate::support::train::{ENDLESS, checkpoints};
 
 /// Many sequences of a small model: activations of all at once take more memory than the state.
@@ -22,17 +23,30 @@ const MODEL: &str = "family=gpt2 num_layers=4 num_heads=4 hidden_size=256 seq_le
 /// Free memory while the rest is held: enough for the libraries, the state and small micro-batches.
 const FREE: u64 = 6 << 30;
 
-/// Allocates GPU memory until `free` bytes are left, as another process would.
-fn hold_memory(free: u64) -> Vec<Buffer> {
-    const CHUNK: u64 = 1 << 30;
-    let gpu = Gpu::open(Vendor::Nvidia, 0).unwrap();
-    let mut held = Vec::new();
-    loop {
-        let excess = gpu.free_bytes().unwrap().saturating_sub(free);
-        if excess < CHUNK {
-            return held;
+/// GPU memory of another process, which is freed on drop.
+struct HeldMemory {
+    gpu: Gpu,
+    buffers: Vec<Buffer>,
+}
+
+impl HeldMemory {
+    /// Allocates memory until `free` bytes are left.
+    fn all_but(free: u64) -> Self {
+        const CHUNK: u64 = 1 << 30;
+        let mut held = Self { gpu: Gpu::open(Vendor::Nvidia, 0).unwrap(), buffers: Vec::new() };
+        while held.gpu.free_bytes().unwrap() >= free + CHUNK {
+            held.buffers.push(held.gpu.buffer(CHUNK as usize).unwrap());
         }
-        held.push(gpu.buffer(CHUNK as usize).unwrap());
+        held
+    }
+}
+
+impl Drop for HeldMemory {
+    fn drop(&mut self) {
+        self.buffers.clear();
+        // Memory of the stream-ordered allocator returns to the device when its stream synchronises,
+        // as an allocation does.
+        let _ = self.gpu.buffer(1);
     }
 }
 
@@ -54,7 +68,7 @@ fn a_model_larger_than_the_gpu_is_rejected_before_the_start() {
 fn memory_of_other_processes_is_not_free() {
     let Some(harness) = Harness::gpu_or_skip() else { return };
     let _alone = harness.all_slots();
-    let _held = hold_memory(FREE);
+    let _held = HeldMemory::all_but(FREE);
     let refused =
         harness.finish(harness.spawn(1, &format!("{MODEL} micro_batch=2048 --run-dir run")));
     let refused = refused.assert_code(1);
@@ -68,7 +82,7 @@ fn a_run_out_of_memory_ends_with_one_error_and_an_intact_checkpoint() {
     let train = |words: &str| harness.finish(harness.spawn(1, words));
     train(&format!("{MODEL} micro_batch=64 train.steps=2 --run-dir run")).ok();
     let before = shard_digests(&harness, "run", 2);
-    let held = hold_memory(FREE);
+    let held = HeldMemory::all_but(FREE);
     let resume = "--resume run train.steps=4 micro_batch=2048 check_memory=false";
     let failed = train(resume).assert_code(1);
     assert_contains(&failed.err, ["out of memory", "train.micro_batch"]);
@@ -93,7 +107,8 @@ fn assert_resumes_after_kill(ranks: usize, layout: &str, victim: u32) {
     let words = format!("{SMALL} {layout} {ENDLESS} --run-dir run");
     let mut training = harness.spawn(ranks, &words);
     harness.wait_for_step(&mut training, "run", 12);
-    signal_if_alive(pid_of_rank(&harness.folder, victim).unwrap(), SIGKILL);
+    let pid = pid_of_rank(&harness.folder, victim).unwrap().cast_signed();
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     let killed = Instant::now();
     let ended = harness.finish(training).assert_code(128 + SIGKILL);
     assert!(killed.elapsed() < Duration::from_secs(60), "{:?}", killed.elapsed());
