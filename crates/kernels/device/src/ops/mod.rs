@@ -20,7 +20,9 @@ pub use elementwise::ElementwiseOps;
 pub use embedding::EmbeddingOps;
 pub use linear::{LinearOps, LinearShape};
 pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
-pub use memory::{DeviceMemory, GPU_MAX_LOGITS, KernelTime, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark};
+pub use memory::{
+    DeviceMemory, GPU_MAX_LOGITS, KernelTime, MemoryUse, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark,
+};
 pub use norm::{Norm, NormGrads, NormInputGrad, NormOps, NormSaved};
 pub use optimizer::{OptimizerOps, OptimizerState};
 
