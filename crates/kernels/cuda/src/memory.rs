@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS};
+use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS, TimingEvent};
 use regatta_comm::{DType, Event, MemorySpace};
 use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory};
 
-use crate::kernel_times::TimingEvent;
 use crate::owned_stream::OwnedStream;
 use crate::{CudaDevice, Ptr};
 

@@ -240,6 +240,13 @@ impl ComputeDevice {
         Ok(places.windows(2).any(|pair| pair[0] == pair[1]))
     }
 
+    /// Starts to record the intervals of kernels and collectives; whether the device is a GPU.
+    pub fn start_trace(&self) -> bool {
+        let Self::Gpu { device, .. } = self else { return false };
+        device.start_trace();
+        true
+    }
+
     /// What a user should know about its libraries and the model's sizes.
     pub fn notes(&self, vocab_size: usize) -> Vec<String> {
         let Self::Gpu { device, .. } = self else { return Vec::new() };
