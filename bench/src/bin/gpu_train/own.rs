@@ -10,13 +10,14 @@ use regatta_kernels_cuda::CudaDevice;
 use regatta_train::model::Model;
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 
-use crate::Case;
+use crate::case::Case;
 
 pub struct Trainer {
     engine: Engine,
     inputs: Vec<u32>,
     targets: Vec<u32>,
     batch: usize,
+    recompute: bool,
     step: u64,
     description: String,
     pub last_loss: f64,
@@ -36,6 +37,7 @@ impl Trainer {
             inputs: stream(1),
             targets: stream(2),
             batch: case.batch,
+            recompute: case.recompute,
             step: 0,
             description,
             last_loss: f64::NAN,
@@ -46,6 +48,19 @@ impl Trainer {
         &self.description
     }
 
+    /// Peak memory of parameters, gradients, optimizer state and activations.
+    pub fn state_and_activation_bytes(&self) -> u64 {
+        let state = self.engine.state.memory();
+        let state = [state.parameters, state.gradients, state.moments];
+        let state: usize = state.iter().map(|memory| memory.peak()).sum();
+        (state + self.engine.device_model.activation_bytes()) as u64
+    }
+
+    /// Memory of the GPU that is in use, by this process and others.
+    pub fn memory_in_use(&self) -> u64 {
+        self.engine.device_model.device.memory_use().map_or(0, |memory| memory.used)
+    }
+
     /// Runs steps and returns their times in seconds.
     pub fn run(&mut self, steps: usize) -> Result<Vec<f64>> {
         (0..steps).map(|_| self.run_step()).collect()
@@ -53,7 +68,7 @@ impl Trainer {
 
     fn run_step(&mut self) -> Result<f64> {
         let start = Instant::now();
-        let Self { inputs, targets, batch, step, .. } = self;
+        let Self { inputs, targets, batch, step, recompute, .. } = self;
         let micro = MicroBatch { inputs, targets, batch: *batch, first_sequence: 0 };
         let optimizer = OptimizerStep::AdamW(AdamW {
             lr: 3e-4,
@@ -64,7 +79,7 @@ impl Trainer {
             step: *step + 1,
         });
         let tokens = inputs.len() as u64;
-        let (grad_clip, dropout, seed, recompute) = (1.0, 0.0, 1, false);
+        let (grad_clip, dropout, seed, recompute) = (1.0, 0.0, 1, *recompute);
         let config =
             StepConfig { step: *step, tokens, optimizer, grad_clip, dropout, seed, recompute };
         let result = self.engine.step(&config, std::iter::once(micro))?;
