@@ -18,6 +18,8 @@ VOCAB, SEQ, LAYERS, HEADS, HIDDEN = (
     shape[k] for k in ("vocab_size", "seq_len", "num_layers", "num_heads", "hidden_size")
 )
 BATCH, GATED, INNER = shape["batch"], shape["gated"], shape["intermediate_size"]
+KV_HEADS, EPS, THETA = shape["num_kv_heads"], shape["norm_eps"], shape["rope_theta"]
+HEAD_DIM = HIDDEN // HEADS
 torch.set_float32_matmul_precision("high")
 
 
@@ -29,16 +31,18 @@ def rope(x, cos, sin):
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN, bias=not GATED)
+        self.sizes = [HIDDEN, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
+        self.qkv = nn.Linear(HIDDEN, sum(self.sizes), bias=not GATED)
         self.proj = nn.Linear(HIDDEN, HIDDEN, bias=not GATED)
 
     def forward(self, x, cos, sin):
         batch, seq, _ = x.shape
-        heads = lambda t: t.view(batch, seq, HEADS, -1).transpose(1, 2)
-        q, k, v = map(heads, self.qkv(x).split(HIDDEN, 2))
+        heads = lambda t: t.view(batch, seq, -1, HEAD_DIM).transpose(1, 2)
+        q, k, v = map(heads, self.qkv(x).split(self.sizes, 2))
         if GATED:
             q, k = rope(q, cos, sin), rope(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        grouped = KV_HEADS < HEADS
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return self.proj(y.transpose(1, 2).reshape(batch, seq, HIDDEN))
 
 
@@ -56,10 +60,13 @@ class Mlp(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
+def norm():
+    return nn.RMSNorm(HIDDEN, EPS) if GATED else nn.LayerNorm(HIDDEN, EPS)
+
+
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
-        norm = (lambda: nn.RMSNorm(HIDDEN)) if GATED else (lambda: nn.LayerNorm(HIDDEN))
         self.norm1, self.attention, self.norm2, self.mlp = norm(), Attention(), norm(), Mlp()
 
     def forward(self, x, cos, sin):
@@ -73,14 +80,12 @@ class Model(nn.Module):
         self.tokens = nn.Embedding(VOCAB, HIDDEN)
         self.positions = None if GATED else nn.Embedding(SEQ, HIDDEN)
         self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
-        self.norm = nn.RMSNorm(HIDDEN) if GATED else nn.LayerNorm(HIDDEN)
+        self.norm = norm()
         self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
         if not GATED:
             self.head.weight = self.tokens.weight
-        dim = HIDDEN // HEADS
-        angles = torch.outer(
-            torch.arange(SEQ).float(), 10000.0 ** (-torch.arange(0, dim // 2).float() / (dim // 2))
-        )
+        half = HEAD_DIM // 2
+        angles = torch.outer(torch.arange(SEQ).float(), THETA ** (-torch.arange(half).float() / half))
         self.register_buffer("cos", angles.cos()[None, None])
         self.register_buffer("sin", angles.sin()[None, None])
         for parameter in self.parameters():

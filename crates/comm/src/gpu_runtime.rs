@@ -5,12 +5,15 @@
 //! both. NCCL and BLAS bindings load their libraries through [`open_library`] and [`symbol`], too.
 
 pub mod library_path;
+mod timing_event;
+pub mod trace;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use libloading::{Library, Symbol};
 
 pub use library_path::open as open_library;
+pub use timing_event::TimingEvent;
 
 use crate::CommError;
 

@@ -2,13 +2,16 @@
 
 use anyhow::Result;
 
+use crate::case::Case;
+use crate::options::{Options, Settings};
 use crate::own::Trainer;
-use crate::{Case, Options, print_steps, quartiles};
+use crate::report::{Measured, quartiles};
 
 /// Prints the times of steps with and without graphs, and their ratio.
 pub fn compare(case: &Case, options: &Options) -> Result<()> {
-    let mut graphs = Trainer::new(case, options, true)?;
-    let mut eager = Trainer::new(case, options, false)?;
+    let settings = options.settings;
+    let mut graphs = Trainer::new(case, Settings { graphs: true, ..settings })?;
+    let mut eager = Trainer::new(case, Settings { graphs: false, ..settings })?;
     println!("{}: {}", case.name, graphs.describe());
     graphs.run(5)?;
     eager.run(5)?;
@@ -20,9 +23,11 @@ pub fn compare(case: &Case, options: &Options) -> Result<()> {
         graph_steps.extend(with);
         eager_steps.extend(without);
     }
-    print_steps(case, "graphs", &graph_steps);
-    print_steps(case, "eager", &eager_steps);
-    println!("  losses {} and {}", graphs.last_loss, eager.last_loss);
+    let contenders = [("graphs", graph_steps, &graphs), ("eager", eager_steps, &eager)];
+    for (name, seconds, trainer) in contenders {
+        let (loss, memory) = (trainer.last_loss, trainer.state_and_activation_bytes());
+        println!("{}", Measured { seconds, loss, memory }.text(name, case));
+    }
     let [low, median, high] = quartiles(&ratios);
     println!("  ratio    {median:.3} ({low:.3} to {high:.3})");
     Ok(())

@@ -10,7 +10,8 @@ use regatta_kernels_cuda::CudaDevice;
 use regatta_train::model::Model;
 use regatta_train::step::{DeviceModel, Engine, MicroBatch, OptimizerStep, StepConfig};
 
-use crate::{Case, Options};
+use crate::case::Case;
+use crate::options::Settings;
 
 pub struct Trainer {
     engine: Engine,
@@ -18,15 +19,16 @@ pub struct Trainer {
     targets: Vec<u32>,
     batch: usize,
     dropout: f32,
+    recompute: bool,
     step: u64,
     description: String,
     pub last_loss: f64,
 }
 
 impl Trainer {
-    pub fn new(case: &Case, options: &Options, has_graphs: bool) -> Result<Self> {
-        let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(options.residual);
-        let device = device.with_fp8(options.fp8)?;
+    pub fn new(case: &Case, settings: Settings) -> Result<Self> {
+        let device = CudaDevice::open(0, Precision::Bf16)?.with_residual(settings.residual);
+        let device = device.with_fp8(settings.fp8)?;
         let description = device.describe();
         let device_model = DeviceModel::new(Model::new(case.shape.clone()), Box::new(device));
         let tokens = case.tokens() as u64;
@@ -34,7 +36,7 @@ impl Trainer {
         let token = |key: u64, i: u64| (random::mix(random::key(key, &[i])) % vocab_size) as u32;
         let stream = |key| (0..tokens).map(|i| token(key, i)).collect();
         let mut engine = Engine::single_rank(device_model, 1);
-        if has_graphs {
+        if settings.graphs {
             engine.enable_graphs();
         }
         Ok(Self {
@@ -43,6 +45,7 @@ impl Trainer {
             inputs: stream(1),
             targets: stream(2),
             batch: case.batch,
+            recompute: case.recompute,
             step: 0,
             description,
             last_loss: f64::NAN,
@@ -58,6 +61,19 @@ impl Trainer {
         &self.description
     }
 
+    /// Peak memory of parameters, gradients, optimizer state and activations.
+    pub fn state_and_activation_bytes(&self) -> u64 {
+        let state = self.engine.state.memory();
+        let state = [state.parameters, state.gradients, state.moments];
+        let state: usize = state.iter().map(|memory| memory.peak()).sum();
+        (state + self.engine.device_model.activation_bytes()) as u64
+    }
+
+    /// Memory of the GPU that is in use, by this process and others.
+    pub fn memory_in_use(&self) -> u64 {
+        self.engine.device_model.device.memory_use().map_or(0, |memory| memory.used)
+    }
+
     /// Runs steps and returns their times in seconds.
     pub fn run(&mut self, steps: usize) -> Result<Vec<f64>> {
         (0..steps).map(|_| self.run_step()).collect()
@@ -65,7 +81,7 @@ impl Trainer {
 
     fn run_step(&mut self) -> Result<f64> {
         let start = Instant::now();
-        let Self { inputs, targets, batch, step, .. } = self;
+        let Self { inputs, targets, batch, step, recompute, .. } = self;
         let micro = MicroBatch { inputs, targets, batch: *batch, first_sequence: 0 };
         let optimizer = OptimizerStep::AdamW(AdamW {
             lr: 3e-4,
@@ -76,7 +92,7 @@ impl Trainer {
             step: *step + 1,
         });
         let tokens = inputs.len() as u64;
-        let (grad_clip, dropout, seed, recompute) = (1.0, self.dropout, 1, false);
+        let (grad_clip, dropout, seed, recompute) = (1.0, self.dropout, 1, *recompute);
         let config =
             StepConfig { step: *step, tokens, optimizer, grad_clip, dropout, seed, recompute };
         let result = self.engine.step(&config, std::iter::once(micro))?;

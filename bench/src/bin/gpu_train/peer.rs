@@ -2,57 +2,116 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use regatta_predict::shape::Family;
 use serde_json::{Value, json};
 
-use crate::Case;
-use regatta_predict::shape::Family;
+use crate::case::Case;
+use crate::options::PeerOptions;
+use crate::report::Measured;
 
 const SCRIPT: &str = include_str!("../../../peers/gpu_train.py");
+
+/// Steps that compile and allocate.
+const WARMUP_STEPS: usize = 5;
+
+/// Limit of a round once everything is compiled.
+const ROUND_LIMIT: Duration = Duration::from_secs(300);
 
 /// A process that trains the same model.
 pub struct Peer {
     child: Child,
     requests: ChildStdin,
-    replies: BufReader<ChildStdout>,
+    /// Lines of its standard output.
+    replies: Receiver<String>,
 }
 
 impl Peer {
-    pub fn start(case: &Case, mode: &str) -> Result<Self> {
+    /// Starts it and compiles the model.
+    pub fn start(case: &Case, options: &PeerOptions) -> Result<Self> {
         let python = std::env::var("REGATTA_BENCH_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-        let shape = &case.shape;
-        let about = json!({
-            "vocab_size": shape.vocab_size,
-            "seq_len": shape.seq_len,
-            "num_layers": shape.num_layers,
-            "num_heads": shape.num_heads,
-            "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size,
-            "gated": shape.family == Family::Llama,
-            "batch": case.batch,
-        });
-        let mut child = Command::new(python)
-            .args(["-c", SCRIPT, &about.to_string(), mode])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting PyTorch")?;
+        let mut command = Command::new(python);
+        command.args(["-c", SCRIPT, &about(case).to_string(), &options.mode]);
+        if let Some(dir) = &options.cache_dir {
+            let dir = std::path::absolute(dir)?;
+            command.env("TORCHINDUCTOR_CACHE_DIR", dir.join("inductor"));
+            command.env("TRITON_CACHE_DIR", dir.join("triton"));
+            command.env("TORCHINDUCTOR_FX_GRAPH_CACHE", "1");
+        }
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = spawned.context("starting PyTorch")?;
         let requests = child.stdin.take().context("standard input of PyTorch")?;
-        let replies = BufReader::new(child.stdout.take().context("standard output of PyTorch")?);
-        Ok(Self { child, requests, replies })
+        let replies = lines(child.stdout.take().context("standard output of PyTorch")?);
+        let mut peer = Self { child, requests, replies };
+        let limit = options.compile_limit;
+        if peer.run_within(WARMUP_STEPS, limit)?.is_none() {
+            let kept = match &options.cache_dir {
+                Some(dir) => format!("repeat the call: {} keeps what is compiled", dir.display()),
+                None => "set --cache-dir to keep what is compiled for the next call".to_owned(),
+            };
+            bail!(
+                "torch.compile, mode {}, did not finish within --compile-limit {} s; {kept}",
+                options.mode,
+                limit.as_secs()
+            );
+        }
+        Ok(peer)
     }
 
-    /// Runs steps and returns their times in seconds.
-    pub fn run(&mut self, steps: usize) -> Result<Vec<f64>> {
+    /// Runs steps.
+    pub fn run(&mut self, steps: usize) -> Result<Measured> {
+        let measured = self.run_within(steps, ROUND_LIMIT)?;
+        measured.with_context(|| format!("PyTorch: {steps} steps took more than {ROUND_LIMIT:?}"))
+    }
+
+    /// Runs steps; `None` if they take longer than the limit.
+    fn run_within(&mut self, steps: usize, limit: Duration) -> Result<Option<Measured>> {
         writeln!(self.requests, "{steps}")?;
         self.requests.flush()?;
-        let mut line = String::new();
-        self.replies.read_line(&mut line)?;
-        let reply: Value = serde_json::from_str(&line).context("PyTorch ended")?;
+        let line = match self.replies.recv_timeout(limit) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
+            Err(RecvTimeoutError::Disconnected) => bail!("PyTorch ended; see its error above"),
+        };
+        let reply: Value = serde_json::from_str(&line).context("reply of PyTorch")?;
         let seconds = reply["seconds"].as_array().context("times of PyTorch")?;
-        Ok(seconds.iter().filter_map(Value::as_f64).collect())
+        Ok(Some(Measured {
+            seconds: seconds.iter().filter_map(Value::as_f64).collect(),
+            loss: reply["loss"].as_f64().context("loss of PyTorch")?,
+            memory: reply["memory"].as_u64().context("memory of PyTorch")?,
+        }))
     }
+}
+
+/// The model for the script.
+fn about(case: &Case) -> Value {
+    let shape = &case.shape;
+    json!({
+        "vocab_size": shape.vocab_size,
+        "seq_len": shape.seq_len,
+        "num_layers": shape.num_layers,
+        "num_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "gated": shape.family == Family::Llama,
+        "batch": case.batch,
+    })
+}
+
+/// Reads lines in a thread, so that waiting for them has a timeout.
+fn lines(output: ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
+    });
+    receiver
 }
 
 impl Drop for Peer {

@@ -12,7 +12,9 @@ use super::LibraryError;
 /// Loads a library: the one that the environment variable names, or the first of `names` that the
 /// dynamic linker or a Python environment has.
 pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
-    let overridden = std::env::var_os(variable).map(PathBuf::from);
+    if let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) {
+        return open_override(variable, Path::new(&path));
+    }
     let by_name = names.iter().map(PathBuf::from);
     let in_packages = || {
         let dirs = package_dirs(&python_prefixes(|name| std::env::var_os(name)));
@@ -20,8 +22,7 @@ pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
         paths.filter(|path| path.is_file()).collect::<Vec<_>>()
     };
     let mut why = None;
-    let paths = overridden.into_iter().chain(by_name);
-    for path in paths.chain(std::iter::once_with(in_packages).flatten()) {
+    for path in by_name.chain(std::iter::once_with(in_packages).flatten()) {
         preload_builtins(&path);
         // SAFETY: initialising a vendor library that the user installed has no preconditions.
         match unsafe { Library::new(&path) } {
@@ -35,6 +36,17 @@ pub fn open(variable: &str, names: &[&str]) -> Result<Library, LibraryError> {
     );
     let what = format!("cannot load the library (tried {})", names.join(", "));
     Err(LibraryError { what, why: why.unwrap_or_default(), hint })
+}
+
+/// Loads the library that the user named. Another one in its place would hide the mistake.
+fn open_override(variable: &str, path: &Path) -> Result<Library, LibraryError> {
+    preload_builtins(path);
+    // SAFETY: initialising a vendor library that the user installed has no preconditions.
+    unsafe { Library::new(path) }.map_err(|error| LibraryError {
+        what: format!("cannot load the library {}", path.display()),
+        why: error.to_string(),
+        hint: format!("correct or unset {variable}"),
+    })
 }
 
 /// Loads the newest version of a library among those of the system and of Python packages whose name
@@ -157,6 +169,15 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn library_that_the_user_named_is_not_replaced_by_another() {
+        let error = open_override("REGATTA_CUDART", Path::new("/nonexistent/libc.so.6"));
+        let error = error.unwrap_err();
+        assert_eq!(error.what, "cannot load the library /nonexistent/libc.so.6");
+        assert_eq!(error.hint, "correct or unset REGATTA_CUDART");
+        assert!(open_override("REGATTA_CUDART", Path::new("libc.so.6")).is_ok());
+    }
 
     #[test]
     fn libraries_of_python_packages_are_found() {

@@ -6,6 +6,7 @@ use super::NcclEngine;
 use super::enqueue::{ByteLayout, DeviceBuffers, Transfer, nccl_dtype};
 use super::in_flight::Issued;
 use crate::comm::SharedCalls;
+use crate::gpu_runtime::{TimingEvent, trace};
 use crate::reduce_kernel::{finalize, reduce_many};
 use crate::{Buffer, Call, CallKind, Counts, DType, Event, OwnedCall, ReduceOp, Result};
 
@@ -130,12 +131,26 @@ impl NcclEngine {
             self.enqueue_operations(&call.without_buffers(), &layout, buffers)
         };
         if !calls.is_empty() {
-            self.grouped(issued.signature.kind.name(), || {
+            let start = self.trace_event()?;
+            let name = issued.signature.kind.name();
+            self.grouped(name, || {
                 self.enqueue_messages(&sends, &recvs)?;
                 collectives.iter().zip(buffers).try_for_each(enqueue)
             })?;
+            if let (Some(start), Some(end)) = (start, self.trace_event()?) {
+                trace::record("NCCL", name.to_owned(), start, end);
+            }
         }
         self.track(issued.clone(), after, memory)
+    }
+
+    /// An event on the stream, if a trace is recorded. Events of captured work have no time.
+    fn trace_event(&self) -> Result<Option<TimingEvent>> {
+        if !trace::is_enabled() || self.device.is_capturing()? {
+            return Ok(None);
+        }
+        // SAFETY: the stream is a stream of the device, which is current while a call is issued.
+        Ok(unsafe { TimingEvent::record(&self.device.runtime, self.device.stream) })
     }
 
     /// The addresses of collectives. The input of an in-place all-to-all is copied to the staging

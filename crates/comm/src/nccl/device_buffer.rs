@@ -46,12 +46,17 @@ impl Gpu {
 
     /// Free memory on the device.
     pub fn free_bytes(&self) -> Result<u64> {
+        self.free_and_total_bytes().map(|(free, _)| free)
+    }
+
+    /// Free and total memory of the device.
+    pub fn free_and_total_bytes(&self) -> Result<(u64, u64)> {
         let _guard = self.device.make_current()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the function writes two integers.
         let code = unsafe { (self.device.runtime.mem_get_info)(&mut free, &mut total) };
         self.device.check("querying device memory", code)?;
-        Ok(free as u64)
+        Ok((free as u64, total as u64))
     }
 
     /// Allocates device memory, uninitialised.

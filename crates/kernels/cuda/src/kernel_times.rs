@@ -1,11 +1,10 @@
 //! Execution times of kernels, by events around each.
 
 use std::collections::BTreeMap;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use regatta_comm::gpu_runtime::{RawEvent, Runtime, SUCCESS};
+use regatta_comm::gpu_runtime::{TimingEvent, trace};
 use regatta_device::ops::KernelTime;
 
 use crate::CudaDevice;
@@ -23,35 +22,10 @@ struct TimedLaunch {
     end: TimingEvent,
 }
 
-/// A recorded event with a time stamp.
-pub(crate) struct TimingEvent {
-    raw: RawEvent,
-    runtime: Arc<Runtime>,
-}
-
-// SAFETY: events may be used by any thread.
-unsafe impl Send for TimingEvent {}
-
-impl Drop for TimingEvent {
-    fn drop(&mut self) {
-        // SAFETY: the event is valid and not used afterwards.
-        unsafe { (self.runtime.event_destroy)(self.raw) };
-    }
-}
-
-impl TimingEvent {
-    /// Seconds until a later event; both must have completed.
-    pub fn seconds_until(&self, end: &Self) -> f64 {
-        let mut milliseconds = 0.0;
-        // SAFETY: both events are valid.
-        unsafe { (self.runtime.event_elapsed_time)(&mut milliseconds, self.raw, end.raw) };
-        f64::from(milliseconds) / 1e3
-    }
-}
-
 impl KernelTimes {
+    /// Whether kernels are timed or traced one by one.
     pub fn is_enabled(&self) -> bool {
-        self.is_enabled.load(Ordering::Relaxed)
+        trace::is_enabled() || self.is_enabled.load(Ordering::Relaxed)
     }
 }
 
@@ -65,11 +39,21 @@ impl CudaDevice {
         let result = queue();
         let end = self.record_timing_event();
         if let (Some(start), Some(end)) = (start, end) {
+            if trace::is_enabled() {
+                trace::record("compute", name(), start, end);
+                return result;
+            }
             let launch = TimedLaunch { name: name(), start, end };
             let mut all = self.kernel_times.launches.lock().unwrap_or_else(PoisonError::into_inner);
             all.push(launch);
         }
         result
+    }
+
+    /// Records a trace of all kernels, and of the collectives of this process, from now on.
+    pub fn start_trace(&self) {
+        self.make_current();
+        self.record_timing_event().into_iter().for_each(trace::start);
     }
 
     /// Times all kernels from now on. Launches take longer.
@@ -93,14 +77,7 @@ impl CudaDevice {
     }
 
     pub(crate) fn record_timing_event(&self) -> Option<TimingEvent> {
-        let mut raw = null_mut();
-        // SAFETY: the function writes one pointer.
-        if unsafe { (self.runtime.event_create_with_flags)(&mut raw, 0) } != SUCCESS {
-            return None;
-        }
-        let event = TimingEvent { raw, runtime: self.runtime.clone() };
-        // SAFETY: the event and the stream are valid.
-        let code = unsafe { (self.runtime.event_record)(raw, self.stream()) };
-        (code == SUCCESS).then_some(event)
+        // SAFETY: the stream is a stream of this device, which is current.
+        unsafe { TimingEvent::record(&self.runtime, self.stream()) }
     }
 }

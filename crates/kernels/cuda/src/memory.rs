@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS};
+use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
 use regatta_comm::{DType, Event, MemorySpace};
-use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, TimeMark};
+use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
 use regatta_device::tensor::{Tensor, View, ViewMut};
 use regatta_device::{DeviceError, DeviceMemory};
 
-use crate::kernel_times::TimingEvent;
 use crate::owned_stream::{Memory, OwnedStream};
 use crate::{CudaDevice, Ptr};
 
@@ -164,6 +163,11 @@ fn assert_float(dtype: DType) {
 impl DeviceMemory for CudaDevice {
     fn memory_space(&self) -> MemorySpace {
         MemorySpace::Device(self.index())
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        let (free, total) = self.gpu.free_and_total_bytes().ok()?;
+        Some(MemoryUse { used: total.saturating_sub(free), total })
     }
 
     fn master_dtype(&self) -> DType {

@@ -20,6 +20,6 @@ pub mod tensor;
 
 pub use error::DeviceError;
 pub use ops::{
-    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, Fp8Ops, GraphOps,
-    LinearOps, LossOps, NormOps, OptimizerOps,
+    ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, Fp8Ops,
+    GraphOps, LinearOps, LossOps, NormOps, OptimizerOps,
 };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
+use regatta_comm::gpu_runtime::Runtime;
 use regatta_comm::nccl::{self, NcclConfig, Vendor};
 use regatta_comm::{Collectives, Comm, ReduceOp};
 use regatta_device::ops::{AttentionShape, Device, Fp8};
@@ -107,9 +108,11 @@ impl ComputeDevice {
         let devices = device_count(Vendor::Nvidia);
         if devices == 0 {
             let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
+            let cause = Runtime::open(Vendor::Nvidia).err();
+            let cause = cause.map_or_else(String::new, |error| format!(" ({error})"));
             bail!(
-                "rank {rank} on {host} sees no NVIDIA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, \
-                 or train on CPUs with train.device=cpu"
+                "rank {rank} on {host} sees no NVIDIA GPU{cause}: check nvidia-smi and \
+                 CUDA_VISIBLE_DEVICES, or train on CPUs with train.device=cpu"
             );
         }
         let index = local_rank(comm) % devices;
@@ -239,6 +242,13 @@ impl ComputeDevice {
         let mut places: Vec<_> = (0..comm.size()).map(place).collect();
         places.sort();
         Ok(places.windows(2).any(|pair| pair[0] == pair[1]))
+    }
+
+    /// Starts to record the intervals of kernels and collectives; whether the device is a GPU.
+    pub fn start_trace(&self) -> bool {
+        let Self::Gpu { device, .. } = self else { return false };
+        device.start_trace();
+        true
     }
 
     /// What a user should know about its libraries and the model's sizes.

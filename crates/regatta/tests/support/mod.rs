@@ -37,9 +37,11 @@ pub const SYSTEMS: [&str; 10] = [
     "dgx-h100",
 ];
 
-/// The binary in a clean environment.
+/// The binary in a clean environment: that of `REGATTA_TEST_BINARY` if it is set, for tests that run
+/// where nothing was built.
 pub fn command() -> Command {
-    clean_env(Command::new(REGATTA))
+    let binary = std::env::var_os("REGATTA_TEST_BINARY").unwrap_or_else(|| REGATTA.into());
+    clean_env(Command::new(binary))
 }
 
 /// Clears a command's environment except PATH, and resets its signals.

@@ -116,6 +116,9 @@ pub struct StepMetrics {
     pub tokens_per_second: f64,
     /// Model FLOPS of this step over all ranks: [`super::FLOPS_FORMULA`].
     pub flops_per_second: f64,
+    /// Memory of the GPU of rank 0, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory: Option<GpuMemory>,
     /// Time breakdown.
     pub seconds: StepSeconds,
     /// When the step ended, in seconds since the Unix epoch.
@@ -123,6 +126,15 @@ pub struct StepMetrics {
     /// Seconds since the start in which rank 0 was stopped (Ctrl-Z, `scontrol suspend`).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub stopped_seconds: f64,
+}
+
+/// Memory of a GPU in bytes, of all processes on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct GpuMemory {
+    /// Largest amount in use at the end of a step since the start.
+    pub peak: u64,
+    /// Memory of the device.
+    pub total: u64,
 }
 
 /// Time breakdown of a step, in seconds.

@@ -10,7 +10,9 @@ mod json_lines;
 mod recorder;
 mod tensorboard;
 
-pub use event::{EndReason, Event, RankBytes, RunInfo, StepMetrics, StepSeconds, Summary};
+pub use event::{
+    EndReason, Event, GpuMemory, RankBytes, RunInfo, StepMetrics, StepSeconds, Summary,
+};
 pub use json_lines::JsonLines;
 pub use recorder::Recorder;
 pub use tensorboard::TensorBoard;

@@ -63,6 +63,8 @@ impl Recorder {
             ("seconds/step", step.seconds.step),
         ];
         scalars.extend(phases.iter().map(|(name, seconds)| (name.as_str(), *seconds)));
+        let memory = step.gpu_memory.map(|memory| ("memory/gpu_peak_bytes", memory.peak as f64));
+        scalars.extend(memory);
         scalars.extend(step.val_loss.map(|loss| ("loss/val", loss)));
         lines.and(self.add_scalars(step.time, step.step, &scalars))
     }

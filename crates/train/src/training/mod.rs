@@ -8,6 +8,7 @@ pub mod evaluate;
 mod finish;
 mod gather;
 pub mod gemm_peak;
+mod gpu_memory;
 mod report;
 mod resume;
 mod sample;
@@ -25,6 +26,7 @@ use regatta_comm::{Collectives, Comm, ReduceOp};
 
 use checkpointing::CheckpointManager;
 pub use error::{Result, TrainError};
+use gpu_memory::GpuMemoryPeak;
 use report::{FinishedStep, Throughput};
 pub use start::resume_own_run;
 use step_stats::StepStats;
@@ -116,6 +118,7 @@ struct TrainingLoop {
     /// Additional metadata for checkpoints.
     extra: BTreeMap<String, String>,
     throughput: Throughput,
+    gpu_memory: GpuMemoryPeak,
     usage: Usage,
 }
 
@@ -199,6 +202,7 @@ impl TrainingLoop {
             stats: &stats,
             total: run_clock::elapsed(start),
             checkpoint: run_clock::elapsed(checkpoint_start),
+            gpu_memory: self.gpu_memory.sample(&*self.engine.device_model.device),
         });
         emit(Event::Step(Box::new(metrics)));
         // The last validation runs after the last checkpoint, because an interrupted run may be killed soon.

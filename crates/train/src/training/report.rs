@@ -6,7 +6,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::TrainingSetup;
 use super::step_stats::StepStats;
-use crate::metrics::{EndReason, FLOPS_FORMULA, RunInfo, StepMetrics, StepSeconds, Summary};
+use crate::metrics::{
+    EndReason, FLOPS_FORMULA, GpuMemory, RunInfo, StepMetrics, StepSeconds, Summary,
+};
 use crate::run_clock;
 use regatta_comm::MemorySpace;
 use regatta_predict::plan::ParallelPlan;
@@ -74,6 +76,8 @@ pub struct FinishedStep<'a> {
     pub total: Duration,
     /// Duration of checkpointing in it.
     pub checkpoint: Duration,
+    /// Memory of this rank's GPU.
+    pub gpu_memory: Option<GpuMemory>,
 }
 
 /// Throughput and losses of a run.
@@ -134,6 +138,7 @@ impl Throughput {
             tokens: step.tokens,
             tokens_per_second,
             flops_per_second: tokens_per_second * self.flops_per_token,
+            gpu_memory: step.gpu_memory,
             seconds: StepSeconds {
                 step: total,
                 data,

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::checkpointing::{self, CheckpointManager, OwnedShards};
 use super::error::{Result, TrainError};
+use super::gpu_memory::GpuMemoryPeak;
 use super::report::{self, Throughput};
 use super::usage::Usage;
 use super::{TOKENIZER, TrainingLoop, TrainingSetup, resume};
@@ -170,6 +171,7 @@ impl TrainingLoop {
             complete_checkpoint: None,
             extra,
             throughput,
+            gpu_memory: GpuMemoryPeak::default(),
             usage: Usage::new(cost),
         })
     }

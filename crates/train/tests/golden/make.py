@@ -1,5 +1,5 @@
 """Generates the golden values for tests/golden.rs: loss, logits, gradients and the losses of a short
-training, computed in f64 with PyTorch's autograd and AdamW.
+training, computed in f64 with PyTorch's autograd and AdamW. make_bf16.py generates those of bf16.
 
 Run it in this folder; PyTorch is the only dependency:
 
@@ -60,24 +60,24 @@ def names_and_sizes(shape):
         yield "head.output", (shape["vocab_size"], hidden)
 
 
-def parameters(shape):
-    """Element i of parameter n is 0.3 sin(1 + n + 0.37 i + 0.011 i²), plus 1 for norm weights."""
+def parameters(shape, amplitude=0.3):
+    """Element i of parameter n is amplitude sin(1 + n + 0.37 i + 0.011 i²), plus 1 for norm weights."""
     params = {}
     for n, (name, size) in enumerate(names_and_sizes(shape)):
         offset = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         count = math.prod(size)
-        values = [offset + 0.3 * math.sin(1 + n + 0.37 * i + 0.011 * i * i) for i in range(count)]
+        values = [offset + amplitude * math.sin(1 + n + 0.37 * i + 0.011 * i * i) for i in range(count)]
         params[name] = torch.tensor(values, dtype=torch.float64).reshape(size).requires_grad_()
     return params
 
 
-def tokens(shape, step):
+def tokens(shape, step, batch=BATCH, seq_len=SEQ_LEN):
     """Token j of the stream is (j² + floor(j / 3)) modulo the vocabulary size. The target of a token is
     the next one."""
-    first = step * BATCH * SEQ_LEN
-    stream = [(j * j + j // 3) % shape["vocab_size"] for j in range(first, first + BATCH * SEQ_LEN + 1)]
+    first = step * batch * seq_len
+    stream = [(j * j + j // 3) % shape["vocab_size"] for j in range(first, first + batch * seq_len + 1)]
     stream = torch.tensor(stream)
-    return stream[:-1].view(BATCH, SEQ_LEN), stream[1:].view(BATCH, SEQ_LEN)
+    return stream[:-1].view(batch, seq_len), stream[1:].view(batch, seq_len)
 
 
 def norm(shape, p, name, x):
@@ -154,19 +154,19 @@ def summary(name, gradient):
     )
 
 
-def train(shape):
-    p = parameters(shape)
+def train(p, loss_at, settings=OPTIMIZER):
+    """Losses and gradient norms of AdamW on the parameters p, with `loss_at(step)`."""
     matrices = [x for x in p.values() if x.dim() > 1]
     others = [x for x in p.values() if x.dim() == 1]
-    groups = [dict(params=matrices, weight_decay=OPTIMIZER["weight_decay"]), dict(params=others, weight_decay=0.0)]
-    betas = (OPTIMIZER["beta1"], OPTIMIZER["beta2"])
-    optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=betas, eps=OPTIMIZER["eps"])
+    groups = [dict(params=matrices, weight_decay=settings["weight_decay"]), dict(params=others, weight_decay=0.0)]
+    betas = (settings["beta1"], settings["beta2"])
+    optimizer = torch.optim.AdamW(groups, lr=settings["lr"], betas=betas, eps=settings["eps"])
     losses, norms = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss, _ = loss_of(shape, p, step)
+        loss = loss_at(step)
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(p.values(), OPTIMIZER["grad_clip"]).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(p.values(), settings["grad_clip"]).item())
         optimizer.step()
         losses.append(loss.item())
     return losses, norms
@@ -176,7 +176,8 @@ def golden(shape):
     p = parameters(shape)
     loss, out = loss_of(shape, p, 0)
     loss.backward()
-    losses, norms = train(shape)
+    trained = parameters(shape)
+    losses, norms = train(trained, lambda step: loss_of(shape, trained, step)[0])
     return dict(
         made_with=f"PyTorch {torch.__version__.split('+')[0]}",
         shape=shape,
@@ -191,7 +192,12 @@ def golden(shape):
     )
 
 
-for name, shape in MODELS.items():
+def write(name, values):
     with open(f"{name}.json", "w") as file:
-        json.dump(golden(shape), file, indent=None, separators=(",", ":"))
+        json.dump(values, file, indent=None, separators=(",", ":"))
         file.write("\n")
+
+
+if __name__ == "__main__":
+    for name, shape in MODELS.items():
+        write(name, golden(shape))

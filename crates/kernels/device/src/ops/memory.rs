@@ -32,6 +32,15 @@ pub struct KernelTime {
     pub seconds: f64,
 }
 
+/// Memory of a device, in use by all processes, and in total.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes of the device.
+    pub total: u64,
+}
+
 /// Memory of a device.
 ///
 /// Operations of a device may be asynchronous: they are queued in order, and the caller's data in host
@@ -41,6 +50,11 @@ pub trait DeviceMemory: Send + Sync {
     /// The memory its tensors are in.
     fn memory_space(&self) -> MemorySpace {
         MemorySpace::Host
+    }
+
+    /// Memory of the device; `None` if it is the host's.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
     }
 
     /// Data type of parameters, their gradients and statistics.

@@ -24,7 +24,9 @@ pub use fp8::{FP8_DTYPE, FP8_SCALE_DTYPE, Fp8, Fp8Ops, Fp8Rows, Fp8RowsMut};
 pub use graph::{Graph, GraphMasks, GraphOps};
 pub use linear::{LinearOps, LinearShape};
 pub use loss::{CrossEntropyPartial, LossOps, merge_partials};
-pub use memory::{DeviceMemory, GPU_MAX_LOGITS, KernelTime, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark};
+pub use memory::{
+    DeviceMemory, GPU_MAX_LOGITS, KernelTime, MemoryUse, SCALAR_DTYPE, TOKEN_DTYPE, TimeMark,
+};
 pub use norm::{Norm, NormGrads, NormInputGrad, NormOps, NormSaved};
 pub use optimizer::{OptimizerOps, OptimizerState};
 

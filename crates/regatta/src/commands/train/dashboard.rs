@@ -2,9 +2,10 @@
 
 use anstyle::{AnsiColor, Style};
 use regatta_model::units::{
-    format_duration, format_elapsed, format_si, format_si_unit, format_time, pluralize,
+    format_duration, format_elapsed, format_memory, format_si, format_si_unit, format_time,
+    pluralize,
 };
-use regatta_train::metrics::{EndReason, RunInfo, Summary};
+use regatta_train::metrics::{EndReason, GpuMemory, RunInfo, Summary};
 
 use super::format::{format_count, format_loss, format_params, format_token_rate};
 use super::history::{PHASES, RunHistory, gemm_percentage};
@@ -184,7 +185,13 @@ fn current_metrics(history: &RunHistory) -> Vec<String> {
     metrics.push(format!("{:<11}", format_token_rate(token_rate(history).unwrap_or(0.0))));
     metrics.push(format!("{:<12}", format_si_unit(flops, "FLOP/s")));
     metrics.extend(history.gemm_percentage().map(format_gemm_percentage));
+    metrics.extend(step.gpu_memory.map(format_gpu_memory));
     metrics
+}
+
+/// `62.3 GiB of 139.8 GiB memory`.
+fn format_gpu_memory(GpuMemory { peak, total }: GpuMemory) -> String {
+    format!("{} of {} memory", format_memory(peak), format_memory(total))
 }
 
 fn token_rate(history: &RunHistory) -> Option<f64> {
@@ -278,6 +285,8 @@ pub fn log_line(history: &RunHistory, now: f64) -> String {
     values.extend(token_rate(history).map(format_token_rate));
     let flops = history.throughput(|step| step.flops_per_second);
     values.extend(flops.map(|flops| format_flops(flops, history.about.gemm_flops_per_second)));
+    let memory = history.last_step.as_ref().and_then(|step| step.gpu_memory);
+    values.extend(memory.map(format_gpu_memory));
     values.extend(history.eta(now).map(|eta| format!("eta {}", format_duration(eta))));
     values.join(VALUE_GAP) + "\n"
 }

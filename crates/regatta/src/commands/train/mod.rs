@@ -4,6 +4,7 @@ pub mod args;
 mod dashboard;
 mod explain;
 mod format;
+mod gpu_trace;
 mod history;
 mod listing;
 mod loss_plot;

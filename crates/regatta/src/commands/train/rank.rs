@@ -16,6 +16,7 @@ use regatta_train::metrics::{EndReason, Event};
 use regatta_train::training::{self, TrainingSetup};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 
+use super::gpu_trace;
 use super::reporter::{EventRecorder, ProgressReporter};
 use super::run_folder;
 use super::task::TrainTask;
@@ -60,6 +61,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     let kernels = device.kernels(&config, comm.size() as usize);
     let vocab_size = config.shape(dataset.tokenizer.vocab_size())?.vocab_size;
     let device_notes = device.notes(vocab_size);
+    let trace = gpu_trace::path(rank).filter(|_| device.start_trace());
     let setup = TrainingSetup {
         config,
         name: task.name.clone(),
@@ -93,6 +95,7 @@ pub fn run(task: &TrainTask, channel: Option<RankEnd>) -> Result<ExitCode> {
     };
     device_notes.into_iter().filter(|_| rank == 0).for_each(|note| emit(Event::Note(note)));
     let reason = training::run(setup, &stop, &mut emit)?;
+    trace.map_or(Ok(()), |path| gpu_trace::write(&path, rank))?;
     events.sink.finish()?.map_or(Ok(()), |reporter| reporter.finish())?;
     Ok(match reason {
         EndReason::Completed => ExitCode::SUCCESS,

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use regatta_train::metrics::{EndReason, RunInfo, StepMetrics, StepSeconds, Summary};
+use regatta_train::metrics::{EndReason, GpuMemory, RunInfo, StepMetrics, StepSeconds, Summary};
 
 use super::*;
 
@@ -102,6 +102,18 @@ fn history(steps: u64) -> RunHistory {
 fn render(history: &RunHistory, width: usize, height: usize, now: f64) -> Vec<String> {
     let lines = dashboard::render(history, TerminalSize { width, height }, now);
     lines.iter().map(|line| strip_str(line).to_string()).collect()
+}
+
+#[test]
+fn memory_is_shown_if_the_device_is_a_gpu() {
+    let mut history = history(1);
+    assert!(!dashboard::log_line(&history, 1.0).contains("memory"));
+    let Event::Step(mut metrics) = step(2) else { unreachable!("an event of a step") };
+    metrics.gpu_memory = Some(GpuMemory { peak: 3 << 29, total: 140 << 30 });
+    history.on_event(&Event::Step(metrics), 0.2);
+    let shown = "1.5 GiB of 140.0 GiB memory";
+    assert!(dashboard::log_line(&history, 1.0).contains(shown));
+    assert!(render(&history, 100, 24, 1.0).iter().any(|line| line.contains(shown)));
 }
 
 #[test]
