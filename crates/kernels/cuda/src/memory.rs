@@ -9,7 +9,7 @@ use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS};
 use regatta_comm::{DType, Event, MemorySpace};
 use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, TimeMark};
 use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_device::{DeviceError, DeviceMemory};
+use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
 use crate::kernel_times::TimingEvent;
 use crate::owned_stream::OwnedStream;
@@ -235,6 +235,28 @@ impl DeviceMemory for CudaDevice {
                 to.iter_mut().zip(values).for_each(|(to, from)| *to = from.to_f32());
             }
         }
+    }
+
+    fn zeros_pinned(&self, elements: usize, dtype: DType) -> Result<HostTensor, DeviceError> {
+        self.alloc_pinned(elements, dtype)
+    }
+
+    fn load_async(
+        &self,
+        from: &mut HostTensor,
+        to: ViewMut<'_>,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy_to_device(from, &to, after)
+    }
+
+    fn store_async(
+        &self,
+        from: View<'_>,
+        to: &mut HostTensor,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy_from_device(from, to, after)
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) {

@@ -10,6 +10,7 @@
 //! panic.
 
 mod error;
+mod host_tensor;
 pub mod ops;
 pub mod optimizer;
 pub mod precision;
@@ -18,6 +19,7 @@ pub mod reference;
 pub mod tensor;
 
 pub use error::DeviceError;
+pub use host_tensor::HostTensor;
 pub use ops::{
     ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, LinearOps,
     LossOps, NormOps, OptimizerOps,
