@@ -91,7 +91,7 @@ impl CudaDevice {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let cause = format!(
             "{}: {} MiB requested, {} MiB free; reduce train.micro_batch, set train.recompute=true, \
-             or shard the state with parallel.zero",
+             shard the state with parallel.zero, or offload it (offload.optimizer, offload.parameters)",
             self.runtime.error_string(code),
             mib(bytes as u64),
             mib(free),

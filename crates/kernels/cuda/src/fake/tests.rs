@@ -171,8 +171,8 @@ fn allocations_beyond_the_memory_fail() {
     assert_eq!(device.free_bytes().unwrap(), 1 << 19);
     let second = filled(&device, 1 << 18, 2.0);
     let expected = "allocating device memory failed: out of memory: 1 MiB requested, 1 MiB free; \
-                    reduce train.micro_batch, set train.recompute=true, or shard the state with \
-                    parallel.zero";
+                    reduce train.micro_batch, set train.recompute=true, shard the state with \
+                    parallel.zero, or offload it (offload.optimizer, offload.parameters)";
     assert!(error(&device).ends_with(expected), "{}", error(&device));
     // Later operations do nothing, not even on memory that there is.
     device.scale(3.0, filled(&device, 4, 1.0).view_mut());
