@@ -19,6 +19,9 @@ use crate::shape::ModelShape;
 /// The largest number of ranks that is explained.
 pub const MAX_RANKS: usize = 1 << 16;
 
+/// Name of pinned host memory among the memory of a rank.
+pub const PINNED: &str = "pinned host memory";
+
 /// An explained configuration.
 #[derive(Debug, Clone, Serialize)]
 pub struct Explanation {
@@ -90,8 +93,11 @@ pub struct StepSummary {
 pub struct RankClass {
     /// The blocks that it has, or has shards of.
     pub blocks: Vec<String>,
-    /// Expected peak memory.
+    /// Expected peak memory of the device.
     pub memory: Vec<PeakBytes>,
+    /// Expected peak of host memory, if the device has a memory of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub host_memory: Vec<PeakBytes>,
     /// Expected bytes sent per step, without zero rows.
     pub sent: Vec<SentBytes>,
     /// Expected disk traffic per step.
@@ -100,8 +106,9 @@ pub struct RankClass {
 }
 
 impl RankClass {
-    fn new(cost: RankCost, checkpoint_copy: u64) -> Self {
+    fn new(cost: RankCost, checkpoint_copy: u64, has_own_memory: bool) -> Self {
         let RankCost { blocks, memory, traffic, disk_io } = cost;
+        let pinned = memory.pinned;
         let peak = |what: &str, expected| PeakBytes { what: what.into(), expected, measured: None };
         let mut memory = vec![
             peak("parameters", memory.params.peak()),
@@ -110,13 +117,15 @@ impl RankClass {
             peak("activations", memory.activations),
             peak("workspace", memory.workspace),
         ];
-        memory.extend((checkpoint_copy > 0).then(|| peak("checkpoint copy", checkpoint_copy)));
+        let mut host_memory = Vec::from_iter((pinned > 0).then(|| peak(PINNED, pinned)));
+        let copied_to = if has_own_memory { &mut host_memory } else { &mut memory };
+        copied_to.extend((checkpoint_copy > 0).then(|| peak("checkpoint copy", checkpoint_copy)));
         let sent = |axis: Axis| {
             let (expected, axis) = (traffic.on(axis), axis.name().to_owned());
             (expected > 0).then_some(SentBytes { axis, expected, measured: None })
         };
         let sent = Axis::ALL.into_iter().filter_map(sent).collect();
-        Self { blocks, memory, sent, disk_io: DiskIoBytes::rows(disk_io, None) }
+        Self { blocks, memory, host_memory, sent, disk_io: DiskIoBytes::rows(disk_io, None) }
     }
 }
 
@@ -182,7 +191,11 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
         true => MemoryNeed::checkpoint_copy(plan, &cost.memory),
         false => 0,
     };
-    let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?, checkpoint_copy);
+    let new_class = |cost: RankCost| {
+        let copy = checkpoint_copy(&cost);
+        RankClass::new(cost, copy, options.has_own_memory)
+    };
+    let (rank_classes, class_of) = rank_classes(rank_costs(shape, plan, options)?, new_class);
     let per_host = input.ranks_per_host.filter(|ranks| *ranks > 0);
     let host = |rank: usize| Some(format!("node {}", rank / per_host?));
     let hosts: Option<Vec<String>> = (0..class_of.len()).map(host).collect();
@@ -214,13 +227,12 @@ pub fn explain(input: ExplainInput<'_>) -> Result<Explanation, ExplainError> {
 /// Merges classes of equal cost, and maps each rank to its class.
 fn rank_classes(
     costs: RankCosts,
-    checkpoint_copy: impl Fn(&RankCost) -> u64,
+    new_class: impl Fn(RankCost) -> RankClass,
 ) -> (Vec<RankClass>, Vec<usize>) {
     let (mut classes, mut known) = (Vec::new(), HashMap::new());
     let mut index = |cost: RankCost| {
         *known.entry(cost.clone()).or_insert_with(|| {
-            let copy = checkpoint_copy(&cost);
-            classes.push(RankClass::new(cost, copy));
+            classes.push(new_class(cost));
             classes.len() - 1
         })
     };

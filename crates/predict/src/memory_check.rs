@@ -47,10 +47,7 @@ impl MemoryNeed {
 
     /// This rank's entry of the all-gather that precedes the check.
     pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
-        let mut entry = [0; ENTRY_LEN];
-        entry[0] = self.total();
-        entry[1..].iter_mut().zip(limits).for_each(|(id, limit)| *id = limit.id);
-        entry
+        entry(self.total(), limits)
     }
 
     /// Checks that all ranks under each of the limits of this rank, `rank` on `host`, fit, given the entries
@@ -61,17 +58,74 @@ impl MemoryNeed {
         limits: &[MemoryLimit],
         all: &[MemoryEntry],
     ) -> Result<(), InsufficientMemory> {
-        for MemoryLimit { id, free, name } in limits.iter().take(ENTRY_LEN - 1) {
-            let under = all.iter().filter(|entry| entry[1..].contains(id));
-            let ranks = under.clone().count();
-            let needed = under.fold(0u64, |sum, entry| sum.saturating_add(entry[0]));
-            if needed > *free {
-                let (free, limit, host, own) = (*free, name.clone(), host.to_owned(), *self);
-                return Err(InsufficientMemory { rank, host, ranks, needed, own, free, limit });
-            }
-        }
-        Ok(())
+        exceeded_limit(limits, all).map_or(Ok(()), |exceeded| {
+            Err(InsufficientMemory { rank, host: host.to_owned(), own: *self, exceeded })
+        })
     }
+}
+
+/// Pinned host memory that a rank needs for offloaded state of its GPU, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinnedNeed(pub u64);
+
+impl PinnedNeed {
+    /// This rank's entry of the all-gather that precedes the check.
+    pub fn entry(&self, limits: &[MemoryLimit]) -> MemoryEntry {
+        entry(self.0, limits)
+    }
+
+    /// As [`MemoryNeed::check`].
+    pub fn check(
+        &self,
+        (rank, host): (u32, &str),
+        limits: &[MemoryLimit],
+        all: &[MemoryEntry],
+    ) -> Result<(), InsufficientPinnedMemory> {
+        exceeded_limit(limits, all).map_or(Ok(()), |exceeded| {
+            let (host, own) = (host.to_owned(), self.0);
+            Err(InsufficientPinnedMemory { rank, host, own, exceeded })
+        })
+    }
+}
+
+fn entry(bytes: u64, limits: &[MemoryLimit]) -> MemoryEntry {
+    let mut entry = [0; ENTRY_LEN];
+    entry[0] = bytes;
+    entry[1..].iter_mut().zip(limits).for_each(|(id, limit)| *id = limit.id);
+    entry
+}
+
+/// A memory limit that its ranks exceed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExceededLimit {
+    /// Name of the limit.
+    pub limit: String,
+    /// Free bytes.
+    pub free: u64,
+    /// Ranks under the limit.
+    pub ranks: usize,
+    /// Bytes that they need.
+    pub needed: u64,
+}
+
+impl std::fmt::Display for ExceededLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { limit, free, ranks, needed } = self;
+        let (verb, noun) = (if *ranks == 1 { "needs" } else { "need" }, pluralize(*ranks, "rank"));
+        let (needed, free) = (format_memory(*needed), format_memory(*free));
+        write!(f, "{noun} {verb} {needed}, but {limit} has only {free} free")
+    }
+}
+
+/// The first of these limits that the ranks under it exceed.
+fn exceeded_limit(limits: &[MemoryLimit], all: &[MemoryEntry]) -> Option<ExceededLimit> {
+    limits.iter().take(ENTRY_LEN - 1).find_map(|MemoryLimit { id, free, name }| {
+        let under = all.iter().filter(|entry| entry[1..].contains(id));
+        let ranks = under.clone().count();
+        let needed = under.fold(0u64, |sum, entry| sum.saturating_add(entry[0]));
+        let (limit, free) = (name.clone(), *free);
+        (needed > free).then_some(ExceededLimit { limit, free, ranks, needed })
+    })
 }
 
 /// A memory limit that ranks share: that of their node or of a control group.
@@ -94,33 +148,44 @@ pub type MemoryEntry = [u64; ENTRY_LEN];
 /// A training run that does not fit in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "not enough memory on {host}: {} {} {}, but {limit} has only {} free. Rank {rank} needs {} for \
+    "not enough memory on {host}: {exceeded}. Rank {rank} needs {} for \
      parameters, gradients and optimizer state, {}and {} for activations. Reduce the model \
      (model.num_layers, model.hidden_size, model.vocab_size) or train.micro_batch, set \
      train.recompute=true, shard (parallel.zero, parallel.tp, parallel.pp), {}{}or offload \
      (offload.optimizer, offload.parameters). train.check_memory=false skips this check",
-    pluralize(*ranks, "rank"), if *ranks == 1 { "needs" } else { "need" }, format_memory(*needed),
-    format_memory(*free),
     format_memory(own.state), own.if_checkpoint(|size| format!("{size} for background checkpoints, ")),
     format_memory(own.activations),
     own.if_checkpoint(|size| format!("set checkpoint.interval=0 (no checkpoints; saves {size} per rank), ")),
-    if *ranks == 1 { "" } else { "use fewer ranks per node, " }
+    if exceeded.ranks == 1 { "" } else { "use fewer ranks per node, " }
 )]
 pub struct InsufficientMemory {
     /// The rank that reports it.
     pub rank: u32,
     /// Its host.
     pub host: String,
-    /// Ranks under the limit.
-    pub ranks: usize,
-    /// Bytes that they need.
-    pub needed: u64,
     /// What the reporting rank needs.
     pub own: MemoryNeed,
-    /// Free bytes.
-    pub free: u64,
-    /// Name of the limit.
-    pub limit: String,
+    /// The limit.
+    pub exceeded: ExceededLimit,
+}
+
+/// Offloaded state that does not fit in host memory.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "not enough host memory on {host} for offloaded state: {exceeded}. Rank {rank} needs {} of pinned \
+     memory. Offload less or to disk (offload.optimizer, offload.parameters), shard the state over more \
+     nodes (parallel.zero), or use fewer ranks per node. train.check_memory=false skips this check",
+    format_memory(*own)
+)]
+pub struct InsufficientPinnedMemory {
+    /// The rank that reports it.
+    pub rank: u32,
+    /// Its host.
+    pub host: String,
+    /// Bytes of pinned memory that the reporting rank needs.
+    pub own: u64,
+    /// The limit.
+    pub exceeded: ExceededLimit,
 }
 
 #[cfg(test)]
@@ -168,6 +233,19 @@ mod tests {
     }
 
     #[test]
+    fn insufficient_pinned_memory_names_host_rank_sizes_and_keys() {
+        let (need, node) = (PinnedNeed(3 << 30), [limit(1, (6 << 30) - 1)]);
+        assert_eq!(need.check(RANK, &node, &[need.entry(&node)]), Ok(()));
+        let error = need.check(RANK, &node, &[need.entry(&node); 2]).unwrap_err().to_string();
+        for part in [
+            "not enough host memory on n1 for offloaded state: 2 ranks need 6.0 GiB, but limit 1 has",
+            "Rank 3 needs 3.0 GiB of pinned memory. Offload less or to disk (offload.optimizer",
+        ] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
     fn each_limit_counts_the_ranks_under_it() {
         let need = MemoryNeed { state: 50, activations: 10, checkpoint: 0 };
         let (node, own, other) = (limit(1, 200), limit(2, 70), limit(3, 70));
@@ -176,10 +254,11 @@ mod tests {
         let all = [need.entry(&mine), need.entry(&theirs)];
         assert_eq!(need.check(RANK, &mine, &all), Ok(()));
         let small = [limit(1, 119), own.clone()];
-        assert_eq!(need.check(RANK, &small, &all).unwrap_err().limit, "limit 1");
+        assert_eq!(need.check(RANK, &small, &all).unwrap_err().exceeded.limit, "limit 1");
         // One control group for both.
         let error = need.check(RANK, &mine, &[need.entry(&mine); 2]).unwrap_err();
-        assert_eq!((error.ranks, error.needed, error.limit.as_str()), (2, 120, "limit 2"));
+        let exceeded = error.exceeded;
+        assert_eq!((exceeded.ranks, exceeded.needed, &*exceeded.limit), (2, 120, "limit 2"));
         // Ranks of other nodes do not count.
         let elsewhere = need.entry(&[limit(9, 0)]);
         assert_eq!(need.check(RANK, &mine, &[need.entry(&mine), elsewhere]), Ok(()));

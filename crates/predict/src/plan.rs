@@ -26,8 +26,8 @@ pub struct ParallelPlan {
     pub micro_batches: usize,
     /// Tiles per matrix.
     pub tiles: usize,
-    /// State kept on disk.
-    pub disk_offload: DiskOffload,
+    /// Where state is stored, on the devices of the run.
+    pub offload: StateTiers,
 }
 
 impl ParallelPlan {
@@ -42,11 +42,52 @@ impl ParallelPlan {
     }
 }
 
-/// State kept on disk.
+/// A memory tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DiskOffload {
+pub enum Tier {
+    /// Device memory.
+    #[default]
+    Device,
+    /// Host memory: pinned if the device has a memory of its own.
+    Host,
+    /// A file.
+    Disk,
+}
+
+impl Tier {
+    /// The tier in effect: without a memory of its own, the memory of the device is host memory.
+    pub fn in_effect(self, has_own_memory: bool) -> Self {
+        if self == Self::Host && !has_own_memory { Self::Device } else { self }
+    }
+
+    /// Whether state is in device memory only while in use.
+    pub fn is_offloaded(self) -> bool {
+        self != Self::Device
+    }
+}
+
+impl std::fmt::Display for Tier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+        })
+    }
+}
+
+/// The memory tiers of the state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StateTiers {
     /// Optimizer state.
-    pub optimizer: bool,
+    pub optimizer: Tier,
     /// Parameters.
-    pub params: bool,
+    pub params: Tier,
+}
+
+impl StateTiers {
+    /// Whether any state is offloaded.
+    pub fn any_offloaded(&self) -> bool {
+        self.optimizer.is_offloaded() || self.params.is_offloaded()
+    }
 }

@@ -23,7 +23,4 @@ fn without_a_gpu_cpus_train_and_what_needs_one_is_refused() {
     train("train.device=gpu").assert_code(1).assert_stderr(["sees no NVIDIA GPU", fix]);
     let fix = "remove it, or set train.device=gpu";
     train("train.residual=bf16").assert_code(1).assert_stderr(["train.residual=bf16", fix]);
-    train("train.device=gpu offload.optimizer=disk")
-        .assert_code(1)
-        .assert_stderr(["not supported on GPUs yet", "parallel.zero"]);
 }

@@ -47,10 +47,10 @@ fn bytes(held: StateBytes) -> (u64, u64) {
 #[test]
 fn a_single_rank_has_all_state_and_sends_nothing() {
     let one = &f32_costs("", 1)[0];
-    let MemoryBytes { params, grads, optimizer, activations, workspace } = one.memory;
+    let MemoryBytes { params, grads, optimizer, activations, workspace, pinned } = one.memory;
     // 16 bytes per parameter.
     assert_eq!((bytes(params), bytes(grads)), ((111_104, 0), (111_104, 0)));
-    assert_eq!(bytes(optimizer), (222_208, 0));
+    assert_eq!((bytes(optimizer), pinned), ((222_208, 0), 0));
     // 32 rows; a layer saves 448 elements of activations per row, and 72 of residual stream and statistics.
     assert_eq!(activations, 2 * 32 * (448 + 72) * 4 + 32 * 32 * 4);
     // Logits of 64 tokens; gradients of residual stream, norm output, MLP and qkv.

@@ -16,11 +16,11 @@ use regatta_kernels_cpu::Cpu;
 use regatta_predict::axis::Axis;
 use regatta_predict::cost::{CostOptions, MemoryBytes, RankCost, rank_cost};
 use regatta_predict::pipeline::Stage;
-use regatta_predict::plan::{DiskOffload, ParallelPlan};
+use regatta_predict::plan::{ParallelPlan, StateTiers};
 use regatta_predict::rank_bytes::IoBytes;
 use regatta_predict::shape::ModelShape;
 use regatta_train::checkpoint::StateTensor;
-use regatta_train::offload::{OffloadTiers, Tier};
+use regatta_train::offload::OffloadTiers;
 use regatta_train::parallel::{ProcessGroups, ZeroStage};
 use regatta_train::state::{ParamInit, ShardingConfig, StateMemory};
 use regatta_train::step::{DeviceModel, Engine, MicroBatch};
@@ -58,9 +58,8 @@ impl Case {
     }
 
     fn sharding(&self) -> ShardingConfig {
-        let ParallelPlan { zero, disk_offload: on_disk, .. } = self.plan;
-        let tier = |on_disk| if on_disk { Tier::Disk } else { Tier::Device };
-        let [optimizer, parameters] = [on_disk.optimizer, on_disk.params].map(tier);
+        let ParallelPlan { zero, offload: StateTiers { optimizer, params: parameters }, .. } =
+            self.plan;
         let offload = OffloadTiers { optimizer, parameters, dir: self.dir.0.clone() };
         ShardingConfig { zero: ZeroStage::from_number(zero).unwrap(), offload }
     }
@@ -123,7 +122,7 @@ impl Case {
     fn memory(&self, comm: Arc<dyn Comm>) -> [u64; 4] {
         let (mut engine, tokens) = (self.engine(comm), self.tokens());
         (0..3).for_each(|step| self.step(&mut engine, self.micro_batch(&tokens), step));
-        let StateMemory { parameters, gradients, moments } = engine.state.memory();
+        let StateMemory { parameters, gradients, moments, .. } = engine.state.memory();
         let activations = engine.device_model.activation_bytes();
         [parameters.peak(), gradients.peak(), moments.peak(), activations].map(|n| n as u64)
     }
@@ -133,7 +132,7 @@ impl Case {
         let world = in_process::world(self.plan.mesh.ranks() as u32);
         let all = run_ranks(world, |comm| self.memory(comm));
         for (rank, measured) in all.into_iter().enumerate() {
-            let MemoryBytes { params, grads, optimizer, activations, workspace } =
+            let MemoryBytes { params, grads, optimizer, activations, workspace, .. } =
                 rank_cost(&self.shape, &self.plan, self.options, rank).unwrap().memory;
             let state = [params, grads, optimizer].map(|held| held.peak());
             let predicted = [state[0], state[1], state[2], activations + workspace];
@@ -160,7 +159,7 @@ impl Case {
             );
         }
         // Fails if a swap file is left.
-        if self.plan.disk_offload != DiskOffload::default() {
+        if self.plan.offload.any_offloaded() {
             std::fs::remove_dir(&self.dir.0).unwrap();
         }
     }

@@ -259,7 +259,7 @@ fn memory_matches_the_formulas() {
         for ranks in 2..=4 {
             let (all, shard) = padded_lens(family, ranks);
             let of = |zero| {
-                let StateMemory { parameters, gradients, moments } =
+                let StateMemory { parameters, gradients, moments, .. } =
                     Case::zero(family, zero, ranks, 1).run().memory;
                 assert_eq!(moments.transient, 0);
                 let resident = [parameters.resident, gradients.resident, moments.resident];

@@ -12,6 +12,7 @@ use crate::formulas::FlatParams;
 use crate::gradient_check::Operation;
 use crate::layers::{Dropout, Gelu, Linear, LinearGelu, Swiglu};
 use crate::norms::{AddNorm, NormLayer};
+use crate::pinned_copies::PinnedBlocks;
 
 type Operations = Vec<Box<dyn Operation>>;
 
@@ -188,4 +189,9 @@ pub fn lens() -> Vec<usize> {
 pub fn flat_params() -> Vec<FlatParams> {
     let params = |len, parts| FlatParams { len, parts, steps: 2 };
     vec![params(999_999, 1), params(1_000_002, 60), params(1_048_577, 300)]
+}
+
+/// Blocks of several lengths, more and fewer than device buffers.
+pub fn pinned_blocks() -> Vec<PinnedBlocks> {
+    [(1, 7), (2, 64), (8, 1), (8, 3001)].map(|(blocks, len)| PinnedBlocks { blocks, len }).into()
 }

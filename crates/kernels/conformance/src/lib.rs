@@ -31,9 +31,11 @@ mod guarded;
 pub mod host_copy;
 mod layers;
 mod norms;
+mod pinned_copies;
 mod runner;
 mod strategies;
 
+pub use pinned_copies::{PinnedBlocks, check_pinned_blocks};
 pub use runner::{Check, MakeDevice, run_checks};
 
 use proptest::prelude::*;
@@ -227,6 +229,9 @@ impl<'a> Suite<'a> {
             }),
             self.fixed("sgd", fixed_shapes::flat_params(), move |device, case, seed| {
                 check_sgd(device, case, seed, master);
+            }),
+            self.fixed("pinned copies", fixed_shapes::pinned_blocks(), |device, case, _| {
+                check_pinned_blocks(device, *case);
             }),
         ]
     }

@@ -19,6 +19,7 @@ use crate::compiler::Compiler;
 use crate::cudnn::Cudnn;
 use crate::driver::{Attribute, Driver};
 use crate::graph::CaptureState;
+use crate::host_copy::CopyStreams;
 use crate::kernel_times::KernelTimes;
 use crate::memory::{Allocation, Workspace};
 use crate::module_cache::ModuleCache;
@@ -38,6 +39,7 @@ pub struct CudaDevice {
     pub(crate) cudnn: Option<Cudnn>,
     pub(crate) gpu: Gpu,
     pub(crate) tokens: TokenStaging,
+    pub(crate) copies: CopyStreams,
     pub(crate) workspace: Mutex<Workspace>,
     stream: Arc<OwnedStream>,
     index: u32,
@@ -144,6 +146,7 @@ impl CudaDevice {
         Ok(Self {
             modules: ModuleCache::new(compiler, info.arch.clone()),
             tokens: TokenStaging::new(runtime.clone()),
+            copies: CopyStreams::new(&device_name(&info, index)),
             workspace: Mutex::new(Workspace::default()),
             launch_blocking: std::env::var_os(LAUNCH_BLOCKING).is_some_and(|value| value != "0"),
             error: StickyError::default(),
@@ -340,7 +343,7 @@ impl CudaDevice {
     }
 
     pub(crate) fn error(&self, operation: &str, cause: impl Display) -> DeviceError {
-        let device = format!("{} (device {})", self.info.name, self.index);
+        let device = device_name(&self.info, self.index);
         DeviceError { device, operation: operation.to_owned(), cause: cause.to_string() }
     }
 }
@@ -348,7 +351,13 @@ impl CudaDevice {
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         self.synchronize_stream();
+        self.copies.synchronize(&self.runtime);
     }
+}
+
+/// The device in errors.
+fn device_name(info: &DeviceInfo, index: u32) -> String {
+    format!("{} (device {index})", info.name)
 }
 
 /// The libraries of a device.

@@ -2,8 +2,9 @@
 //!
 //! Nothing is linked: the CUDA driver, the runtime, NVRTC, cuBLASLt and cuDNN are loaded at run time.
 //! Kernels are compiled for the device by NVRTC and cached on disk. All operations are queued on one
-//! stream; the host waits only where it reads results. The first error makes all later operations
-//! no-ops and is returned by the next synchronisation.
+//! stream, copies of offloaded state on a stream per direction; the host waits only where it reads
+//! results. The first error makes all later operations no-ops and is returned by the next
+//! synchronisation.
 
 mod activation;
 mod attention;
@@ -21,6 +22,7 @@ mod flash;
 mod fp8;
 mod gemm_peak;
 mod graph;
+mod host_copy;
 mod kernel_times;
 mod launch;
 mod linear;
@@ -30,6 +32,7 @@ mod module_cache;
 mod norm;
 mod optimizer;
 mod owned_stream;
+mod pinned;
 mod rope;
 #[cfg(test)]
 mod sources;

@@ -9,7 +9,7 @@ use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, SUCCESS, TimingEvent};
 use regatta_comm::{DType, Event, MemorySpace};
 use regatta_device::ops::{GPU_MAX_LOGITS, KernelTime, MemoryUse, TimeMark};
 use regatta_device::tensor::{Tensor, View, ViewMut};
-use regatta_device::{DeviceError, DeviceMemory};
+use regatta_device::{DeviceError, DeviceMemory, HostTensor};
 
 use crate::owned_stream::{Memory, OwnedStream};
 use crate::{CudaDevice, Ptr};
@@ -96,7 +96,7 @@ impl CudaDevice {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let cause = format!(
             "{}: {} MiB requested, {} MiB free; reduce train.micro_batch, set train.recompute=true, \
-             or shard the state with parallel.zero",
+             shard the state with parallel.zero, or offload it (offload.optimizer, offload.parameters)",
             self.runtime.error_string(code),
             mib(bytes as u64),
             mib(free),
@@ -253,6 +253,28 @@ impl DeviceMemory for CudaDevice {
                 to.iter_mut().zip(values).for_each(|(to, from)| *to = from.to_f32());
             }
         }
+    }
+
+    fn zeros_pinned(&self, elements: usize, dtype: DType) -> Result<HostTensor, DeviceError> {
+        self.alloc_pinned(elements, dtype)
+    }
+
+    fn load_async(
+        &self,
+        from: &mut HostTensor,
+        to: ViewMut<'_>,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy_to_device(from, &to, after)
+    }
+
+    fn store_async(
+        &self,
+        from: View<'_>,
+        to: &mut HostTensor,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy_from_device(from, to, after)
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) {

@@ -1,11 +1,12 @@
 //! Pinned host memory for token ids: copies from it do not wait for the stream.
 
 use std::ffi::c_void;
-use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use regatta_comm::Event;
-use regatta_comm::gpu_runtime::{Runtime, SUCCESS};
+use regatta_comm::gpu_runtime::Runtime;
+
+use crate::pinned::Pinned;
 
 /// Copies that may be in flight.
 const SLOTS: usize = 16;
@@ -27,22 +28,6 @@ struct Slot {
     memory: Option<Pinned>,
     /// Completion of the last copy from it.
     copied: Option<Event>,
-}
-
-struct Pinned {
-    start: *mut c_void,
-    bytes: usize,
-    runtime: Arc<Runtime>,
-}
-
-// SAFETY: it owns its memory, which is not bound to a thread.
-unsafe impl Send for Pinned {}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: allocated by the matching function; copies from it have completed.
-        unsafe { (self.runtime.free_host)(self.start) };
-    }
 }
 
 impl TokenStaging {
@@ -78,11 +63,7 @@ impl TokenStaging {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Pinned, String> {
-        let mut start = null_mut();
-        // SAFETY: the function writes one pointer.
-        match unsafe { (self.runtime.host_alloc)(&mut start, bytes, 0) } {
-            SUCCESS => Ok(Pinned { start, bytes, runtime: self.runtime.clone() }),
-            code => Err(format!("{bytes} bytes: {}", self.runtime.error_string(code))),
-        }
+        Pinned::alloc(&self.runtime, bytes)
+            .map_err(|code| format!("{bytes} bytes: {}", self.runtime.error_string(code)))
     }
 }

@@ -11,6 +11,7 @@
 
 pub mod e4m3;
 mod error;
+mod host_tensor;
 pub mod ops;
 pub mod optimizer;
 pub mod precision;
@@ -19,6 +20,7 @@ pub mod reference;
 pub mod tensor;
 
 pub use error::DeviceError;
+pub use host_tensor::HostTensor;
 pub use ops::{
     ActivationOps, AttentionOps, Device, DeviceMemory, ElementwiseOps, EmbeddingOps, Fp8Ops,
     GraphOps, LinearOps, LossOps, NormOps, OptimizerOps,

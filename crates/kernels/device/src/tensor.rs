@@ -29,6 +29,14 @@ impl Tensor {
         self.buffer
     }
 
+    /// The bytes.
+    ///
+    /// # Panics
+    /// If the tensor is not in host memory.
+    pub fn host_bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.bytes_mut()
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.buffer.len() / self.dtype.size()

@@ -2,27 +2,31 @@
 
 use super::RankModel;
 use super::block_classes::BlockClass;
+use crate::plan::{StateTiers, Tier};
 use crate::rank_bytes::IoBytes;
 
 impl RankModel<'_> {
     /// Bytes read and written per step: offloaded state once for the update, parameters also for every
     /// pass that uses them.
     pub(super) fn disk_io(&self) -> IoBytes {
-        let offload = self.plan.disk_offload;
+        let StateTiers { optimizer, params } = self.plan.offload;
+        let options = self.options;
+        let shards = self.sum(|block| self.shard_len(block) as u64);
         let mut io = IoBytes::default();
-        if offload.optimizer {
-            let moments = 2 * self.sum(|block| self.shard_bytes(block));
+        if optimizer == Tier::Disk {
+            let moments = 2 * shards * options.master_bytes;
             io += IoBytes { read: moments, written: moments };
         }
-        if offload.params {
-            let uses = |block: &BlockClass| self.micro_batches() * self.unshards(block.role) + 1;
-            let read = self.sum(|block| uses(block) * self.shard_bytes(block));
-            io += IoBytes { read, written: self.sum(|block| self.shard_bytes(block)) };
+        if params == Tier::Disk {
+            let masters = shards * options.master_bytes;
+            io += IoBytes { read: masters, written: masters };
+            let uses = |block: &BlockClass| self.micro_batches() * self.unshards(block.role);
+            let used = self.sum(|block| uses(block) * self.shard_len(block) as u64);
+            // The copy that passes read is overwritten by the update.
+            let copies = if options.has_weight_copy() { shards } else { 0 };
+            let weight = options.weight_bytes;
+            io += IoBytes { read: used * weight, written: copies * weight };
         }
         io
-    }
-
-    fn shard_bytes(&self, block: &BlockClass) -> u64 {
-        self.shard_len(block) as u64 * self.options.master_bytes
     }
 }

@@ -6,6 +6,7 @@ use super::block_classes::BlockRole;
 use super::{MemoryBytes, RankModel, StateBytes};
 use crate::logit_chunks::LogitChunks;
 use crate::pipeline::{Action, Computation};
+use crate::plan::{StateTiers, Tier};
 
 impl RankModel<'_> {
     /// Peak memory of this rank.
@@ -14,25 +15,51 @@ impl RankModel<'_> {
         let full = self.sum(|block| self.padded_len(block) as u64);
         let shard = full / self.shard_ranks() as u64;
         let unsharded = self.at_once(2);
-        // Offloaded shards in memory: one being read, one in use, one being written.
-        let staged = self.at_once(3) / self.shard_ranks() as u64 * element;
         let bytes = |resident, transient| StateBytes { resident, transient };
         let weight = self.options.weight_bytes;
         let copies = |elements| if self.options.has_weight_copy() { elements } else { 0 };
-        let params = match (self.plan.disk_offload.params, zero) {
-            (true, 0) => bytes(copies(full) * weight, staged),
-            (true, _) => bytes(copies(shard) * weight, unsharded * weight + staged),
+        let StateTiers { params: params_tier, optimizer: optimizer_tier } = self.plan.offload;
+        let params = match (params_tier.is_offloaded(), zero) {
+            (true, 0) => bytes(0, self.staged_params()),
+            (true, _) => bytes(0, unsharded * weight + self.staged_params()),
             (false, 3..) => bytes(shard * element + copies(shard) * weight, unsharded * weight),
             (false, _) => bytes(full * weight + copies(shard) * element, 0),
         };
-        let optimizer = match self.plan.disk_offload.optimizer {
+        let optimizer = match optimizer_tier.is_offloaded() {
             false => bytes(2 * shard * element, 0),
-            true => bytes(0, 2 * staged),
+            true => bytes(0, 2 * self.staged()),
         };
+        let stored_params = shard * element + copies(shard) * weight;
+        let pinned = self.pinned(params_tier, stored_params, self.staged_params())
+            + self.pinned(optimizer_tier, 2 * shard * element, 2 * self.staged());
         let (grads, activations) = (self.grads(full), self.activations());
         let passes = self.layer_grads() + self.fp8_operands() + self.logits();
         let workspace = passes + self.messages() + self.tied_copies();
-        MemoryBytes { params, grads, optimizer, activations, workspace }
+        MemoryBytes { params, grads, optimizer, activations, workspace, pinned }
+    }
+
+    /// Bytes of offloaded shards in memory at once: one being loaded, one in use, one being stored.
+    fn staged(&self) -> u64 {
+        self.at_once(3) / self.shard_ranks() as u64 * self.options.master_bytes
+    }
+
+    /// The same for parameters. The copy that passes read is either loaded or stored.
+    fn staged_params(&self) -> u64 {
+        let copies = match self.options.has_weight_copy() {
+            true => self.at_once(2) / self.shard_ranks() as u64 * self.options.weight_bytes,
+            false => 0,
+        };
+        self.staged() + copies
+    }
+
+    /// Pinned host memory of state in a tier, if the device has a memory of its own: all of it in host
+    /// memory, or what is being read and written of state on disk.
+    fn pinned(&self, tier: Tier, stored: u64, staged: u64) -> u64 {
+        match tier {
+            Tier::Host => stored,
+            Tier::Disk if self.options.has_own_memory => staged,
+            Tier::Disk | Tier::Device => 0,
+        }
     }
 
     /// Gradients of all blocks, `full` elements without sharding.

@@ -45,6 +45,8 @@ pub struct CostOptions {
     pub fp8_layers: bool,
     /// Whether the head has.
     pub fp8_head: bool,
+    /// Whether device memory is not host memory.
+    pub has_own_memory: bool,
 }
 
 impl CostOptions {
@@ -65,6 +67,7 @@ impl CostOptions {
             recompute,
             fp8_layers: false,
             fp8_head: false,
+            has_own_memory: false,
         }
     }
 
@@ -75,6 +78,7 @@ impl CostOptions {
             weight_bytes: gemm_bytes,
             logit_bytes: gemm_bytes,
             max_logits,
+            has_own_memory: true,
             ..Self::new(gemm_bytes, recompute)
         }
     }
@@ -101,7 +105,7 @@ impl StateBytes {
     }
 }
 
-/// Peak memory of a rank in bytes.
+/// Peak device memory of a rank in bytes, and its host memory if that is another one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct MemoryBytes {
     /// Parameters.
@@ -115,6 +119,8 @@ pub struct MemoryBytes {
     /// Temporary buffers: activation gradients of a layer, a chunk of logits, pipeline messages, and
     /// copies of tied embedding gradients.
     pub workspace: u64,
+    /// Pinned host memory of offloaded state.
+    pub pinned: u64,
 }
 
 impl MemoryBytes {
@@ -123,7 +129,7 @@ impl MemoryBytes {
         self.params.peak() + self.grads.peak() + self.optimizer.peak()
     }
 
-    /// Everything.
+    /// All device memory.
     pub fn total(&self) -> u64 {
         self.state() + self.activations + self.workspace
     }
@@ -340,7 +346,7 @@ impl RankModel<'_> {
 
     /// Effective ZeRO stage: 0 in a sharding group of one; offloaded parameters are always sharded.
     fn zero(&self) -> usize {
-        match (self.plan.mesh.shard, self.plan.disk_offload.params) {
+        match (self.plan.mesh.shard, self.plan.offload.params.is_offloaded()) {
             (1, _) => 0,
             (_, true) => 3,
             _ => self.plan.zero,

@@ -15,7 +15,6 @@ use regatta_model::CpuSet;
 use regatta_model::units::format_memory;
 use regatta_predict::cost::rank_cost;
 use regatta_train::config::{Config, DeviceKind};
-use regatta_train::offload::Tier;
 use regatta_train::training::gemm_peak::{RankGemm, gemm_peak};
 
 /// Memory that the libraries of a GPU use besides tensors: code, workspaces, communication buffers.
@@ -98,12 +97,6 @@ impl ComputeDevice {
             }
             let device = Box::new(Cpu::new(threads, config.precision()));
             return Ok(Self::Cpu { device, threads });
-        }
-        if config.offload.optimizer != Tier::Device || config.offload.parameters != Tier::Device {
-            bail!(
-                "offload.optimizer and offload.parameters are not supported on GPUs yet: remove them, \
-                 shard the state over more ranks with parallel.zero, or set train.device=cpu"
-            );
         }
         let devices = device_count(Vendor::Nvidia);
         if devices == 0 {
@@ -192,8 +185,9 @@ impl ComputeDevice {
         if config.train.check_memory && total > free {
             bail!(
                 "rank {rank} on {host}: {} of {} {} needs about {}, {} are free; lower \
-                 train.micro_batch, set train.recompute=true, shard the state with parallel.zero, or \
-                 train anyway with train.check_memory=false",
+                 train.micro_batch, set train.recompute=true, shard the state with parallel.zero, offload \
+                 it (offload.optimizer, offload.parameters), or train anyway with \
+                 train.check_memory=false",
                 match sharing.len() {
                     1 => "the run".to_owned(),
                     ranks => format!("the {ranks} ranks"),

@@ -48,6 +48,7 @@ pub fn explain(resolved: &Resolved, ranks: usize, per_host: Option<usize>) -> Re
 mod tests {
     use super::*;
     use crate::config::resolve;
+    use regatta_predict::rank_bytes::PeakBytes;
 
     fn explained(words: &str, ranks: usize, per_host: Option<usize>) -> Explanation {
         let words: Vec<&str> = words.split_whitespace().collect();
@@ -104,6 +105,30 @@ mod tests {
         let notes = of("tiles=8").notes;
         let [note] = &notes[..] else { panic!("{notes:?}") };
         assert!(note.contains("parallel.tiles 8 saves no memory"), "{note}");
+    }
+
+    #[test]
+    fn pinned_memory_of_a_gpu_is_host_memory() {
+        let words = "num_layers=4 num_heads=4 hidden_size=64 seq_len=64 batch=16 train.device=gpu";
+        let rows = |more: &str| {
+            let all = explained(&format!("{words} {more}"), 1, None);
+            let class = &all.rank_classes[0];
+            let bytes = |rows: &[PeakBytes]| {
+                rows.iter().map(|row| (row.what.clone(), row.expected)).collect::<Vec<_>>()
+            };
+            (all.parameters as u64, bytes(&class.memory), bytes(&class.host_memory))
+        };
+        let (parameters, resident, copy) = rows("");
+        // Blocks are padded.
+        let near = |bytes: u64, expected: u64| (expected..expected * 101 / 100).contains(&bytes);
+        assert!(copy.len() == 1 && near(copy[0].1, 12 * parameters), "{copy:?}");
+        let (_, offloaded, host) = rows("offload.optimizer=host");
+        assert_eq!((host.len(), host[0].0.as_str()), (1, "pinned host memory"));
+        assert!(near(host[0].1, 8 * parameters), "{host:?}");
+        assert!(offloaded[2].1 < resident[2].1, "{offloaded:?} {resident:?}");
+        let (_, _, staging) = rows("offload.optimizer=disk");
+        assert!(staging[0].1 < host[0].1, "{staging:?}");
+        assert!(rows("checkpoint.interval=0").2.is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use regatta_predict::plan::ParallelPlan;
 
-use super::{Config, ScheduleKind};
+use super::{Config, DeviceKind, ScheduleKind};
 use crate::offload::Tier;
 
 impl Config {
@@ -11,21 +11,22 @@ impl Config {
     pub fn notes(&self, plan: &ParallelPlan) -> Vec<String> {
         let (parallel, offload) = (&self.parallel, &self.offload);
         let is_unsharded = plan.mesh.shard == 1;
-        let parameters_on_disk = offload.parameters == Tier::Disk;
+        let parameters_offloaded = plan.offload.params.is_offloaded();
         let mut notes = Vec::new();
         let mut note = |applies: bool, text: &dyn Fn() -> String| {
             notes.extend(applies.then(text));
         };
         for (key, target) in [("optimizer", offload.optimizer), ("parameters", offload.parameters)]
         {
-            note(target == Tier::Host, &|| {
+            let is_gpu = self.train.device == Some(DeviceKind::Gpu);
+            note(target == Tier::Host && !is_gpu, &|| {
                 format!(
                     "offload.{key} host has no effect: the device is the CPU and uses host memory"
                 )
             });
         }
-        note(parameters_on_disk && !is_unsharded && parallel.zero < 3, &|| {
-            "offload.parameters disk implies parallel.zero 3".to_owned()
+        note(parameters_offloaded && !is_unsharded && parallel.zero < 3, &|| {
+            format!("offload.parameters {} implies parallel.zero 3", offload.parameters)
         });
         note(parallel.zero > 0 && is_unsharded, &|| {
             let cause = match plan.mesh.data_ranks() {
@@ -35,10 +36,10 @@ impl Config {
             format!("parallel.zero {} has no effect: {cause}", parallel.zero)
         });
         let is_sharded = parallel.zero >= 2 && !is_unsharded;
-        note(parallel.tiles > 1 && !is_sharded && !parameters_on_disk, &|| {
+        note(parallel.tiles > 1 && !is_sharded && !parameters_offloaded, &|| {
             format!(
                 "parallel.tiles {} saves no memory and computes logits twice: parameters are not \
-                 sharded; use it with parallel.zero 3 on several ranks or offload.parameters disk",
+                 sharded; use it with parallel.zero 3 on several ranks or offload.parameters",
                 parallel.tiles
             )
         });
@@ -46,11 +47,11 @@ impl Config {
             format!("parallel.schedule {} has no effect with parallel.pp 1", parallel.schedule)
         });
         note(self.train.cuda_graph == Some(true) && self.communicates_in_passes(plan), &|| {
-            "train.cuda_graph has no effect: every pass communicates or reads parameters from disk, and \
+            "train.cuda_graph has no effect: every pass communicates or reads offloaded parameters, and \
              such passes run without graphs"
                 .to_owned()
         });
-        let any_on_disk = parameters_on_disk || offload.optimizer == Tier::Disk;
+        let any_on_disk = [offload.parameters, offload.optimizer].contains(&Tier::Disk);
         note(!offload.dir.is_empty() && !any_on_disk, &|| {
             "offload.dir has no effect: neither offload.optimizer nor offload.parameters is disk"
                 .to_owned()
@@ -65,8 +66,8 @@ impl Config {
         let is_model_parallel = mesh.tp > 1 || mesh.cp > 1 || mesh.pp > 1;
         // The last micro-batch reduces gradients.
         let always_reduces = mesh.data_ranks() > 1 && plan.micro_batches == 1;
-        let from_disk = self.offload.parameters == Tier::Disk;
-        is_model_parallel || is_sharded || always_reduces || from_disk
+        let is_offloaded = self.offload.parameters != Tier::Device;
+        is_model_parallel || is_sharded || always_reduces || is_offloaded
     }
 }
 
@@ -92,6 +93,11 @@ mod tests {
             ("tiles=4", 2, "parallel.tiles 4 saves no memory"),
             ("tiles=4 zero=1", 2, "parallel.tiles 4 saves no memory"),
             ("offload.optimizer=host", 1, "offload.optimizer host has no effect"),
+            (
+                "zero=2 offload.parameters=host train.device=gpu",
+                2,
+                "offload.parameters host implies parallel.zero 3",
+            ),
             ("offload.dir=x", 1, "offload.dir has no effect"),
             ("cuda_graph=true tp=2", 2, "train.cuda_graph has no effect: every pass"),
             ("cuda_graph=true zero=2 micro_batch=1", 2, "train.cuda_graph has no effect"),
@@ -101,7 +107,12 @@ mod tests {
             let notes = notes(args, ranks);
             assert!(notes.len() == 1 && notes[0].contains(part), "{args}: {notes:?}");
         }
-        let fine = ["", "zero=3 tiles=4", "offload.parameters=disk zero=3 offload.dir=x tiles=2"];
+        let fine = [
+            "",
+            "zero=3 tiles=4",
+            "offload.parameters=disk zero=3 offload.dir=x tiles=2",
+            "offload.optimizer=host train.device=gpu",
+        ];
         for args in fine {
             assert_eq!(notes(args, 2), [""; 0], "{args}");
         }

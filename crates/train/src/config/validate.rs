@@ -5,14 +5,13 @@ use super::mesh::divisors;
 use super::suggest::{Candidates, Infeasible, Suggestion};
 use super::{Config, ConfigError, DeviceKind, Result};
 use crate::lr_schedule::LrSchedule;
-use crate::offload::Tier;
 use regatta_device::ops::{Fp8, GPU_MAX_LOGITS};
 use regatta_device::precision::Precision;
 use regatta_predict::cost::{CostOptions, MemoryBytes};
 use regatta_predict::memory_check::MemoryNeed;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
-use regatta_predict::plan::{DiskOffload, ParallelPlan};
+use regatta_predict::plan::{ParallelPlan, StateTiers};
 use regatta_predict::shape::{Family, ModelShape};
 
 impl Config {
@@ -89,11 +88,16 @@ impl Config {
             micro_batch,
             micro_batches: replica_batch / micro_batch,
             tiles: self.parallel.tiles,
-            disk_offload: DiskOffload {
-                optimizer: self.offload.optimizer == Tier::Disk,
-                params: self.offload.parameters == Tier::Disk,
-            },
+            offload: self.state_tiers(),
         })
+    }
+
+    /// Where state is stored on the configured device; on CPUs if it is `auto` and not resolved yet.
+    fn state_tiers(&self) -> StateTiers {
+        let has_own_memory = self.train.device == Some(DeviceKind::Gpu);
+        let [optimizer, params] = [self.offload.optimizer, self.offload.parameters]
+            .map(|tier| tier.in_effect(has_own_memory));
+        StateTiers { optimizer, params }
     }
 
     /// Element sizes and recomputation of a run on the configured device; on CPUs if it is `auto` and not
@@ -119,8 +123,7 @@ impl Config {
     /// Whether checkpoints are copied and written while training continues. Offloaded state may not fit in
     /// memory, so it is written synchronously.
     pub fn saves_in_background(&self) -> bool {
-        let targets = [self.offload.optimizer, self.offload.parameters];
-        self.checkpoint.interval != 0 && !targets.contains(&Tier::Disk)
+        self.checkpoint.interval != 0 && !self.state_tiers().any_offloaded()
     }
 
     /// The memory that a rank needs, including the copy that a background checkpoint writes.

@@ -1,13 +1,15 @@
-//! Errors of swap files.
+//! Errors of offloaded state.
 
 use std::path::PathBuf;
 
+use regatta_comm::CommError;
+use regatta_device::DeviceError;
 use thiserror::Error;
 
-/// A result about swap files.
+/// A result about offloaded state.
 pub type Result<T, E = OffloadError> = std::result::Result<T, E>;
 
-/// An I/O error of a swap file.
+/// Why offloaded state cannot be accessed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "each field is what the message shows")]
 pub enum OffloadError {
@@ -24,6 +26,12 @@ pub enum OffloadError {
         why: String,
         hint: &'static str,
     },
+    /// Pinned memory cannot be allocated, or a copy failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device cannot wait for a copy.
+    #[error(transparent)]
+    Wait(#[from] CommError),
 }
 
 /// How to fix an error of the system.

@@ -13,8 +13,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::error::hint;
 use super::{OffloadError, Result};
-use crate::buffer_pool::byte_len;
-use regatta_device::tensor::Tensor;
+use regatta_device::HostTensor;
 use regatta_predict::rank_bytes::IoBytes;
 
 /// A swap file, removed on drop.
@@ -29,9 +28,9 @@ pub struct SwapFile {
 
 struct Request {
     offset: u64,
-    tensor: Tensor,
+    tensor: HostTensor,
     operation: IoOperation,
-    done: SyncSender<Result<Tensor>>,
+    done: SyncSender<Result<HostTensor>>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,13 +43,13 @@ enum IoOperation {
 #[must_use = "errors are reported by `wait`"]
 #[derive(Debug)]
 pub struct PendingIo {
-    done: Receiver<Result<Tensor>>,
+    done: Receiver<Result<HostTensor>>,
     path: PathBuf,
 }
 
 impl PendingIo {
     /// Waits for completion and returns the tensor.
-    pub fn wait(self) -> Result<Tensor> {
+    pub fn wait(self) -> Result<HostTensor> {
         let disconnected = |_| {
             let why = "the I/O thread panicked".to_owned();
             let (operation, hint) = ("access", "restart the training");
@@ -85,13 +84,13 @@ impl SwapFile {
         Ok(Self { path, requests, thread, io_bytes: Cell::default() })
     }
 
-    /// Starts to fill a tensor from the file.
-    pub fn read(&self, offset: u64, tensor: Tensor) -> PendingIo {
+    /// Starts to fill a tensor from the file, after copies by the device.
+    pub fn read(&self, offset: u64, tensor: HostTensor) -> PendingIo {
         self.submit(offset, tensor, IoOperation::Read)
     }
 
-    /// Starts to write a tensor to the file.
-    pub fn write(&self, offset: u64, tensor: Tensor) -> PendingIo {
+    /// Starts to write a tensor to the file, after copies by the device.
+    pub fn write(&self, offset: u64, tensor: HostTensor) -> PendingIo {
         self.submit(offset, tensor, IoOperation::Write)
     }
 
@@ -100,8 +99,8 @@ impl SwapFile {
         self.io_bytes.get()
     }
 
-    fn submit(&self, offset: u64, tensor: Tensor, operation: IoOperation) -> PendingIo {
-        let bytes = byte_len(&tensor) as u64;
+    fn submit(&self, offset: u64, tensor: HostTensor, operation: IoOperation) -> PendingIo {
+        let bytes = tensor.bytes() as u64;
         let io_bytes = match operation {
             IoOperation::Read => IoBytes { read: bytes, written: 0 },
             IoOperation::Write => IoBytes { read: 0, written: bytes },
@@ -193,21 +192,19 @@ fn execute(
     file: &File,
     path: &Path,
     offset: u64,
-    tensor: Tensor,
+    mut tensor: HostTensor,
     operation: IoOperation,
-) -> Result<Tensor> {
-    let dtype = tensor.dtype();
-    let mut buffer = tensor.into_buffer();
-    let bytes = buffer.len();
+) -> Result<HostTensor> {
+    let bytes = tensor.bytes();
     let (result, operation) = match operation {
-        IoOperation::Read => (file.read_exact_at(buffer.bytes_mut(), offset), "read"),
-        IoOperation::Write => (file.write_all_at(buffer.bytes(), offset), "write"),
+        IoOperation::Read => (file.read_exact_at(tensor.bytes_mut()?, offset), "read"),
+        IoOperation::Write => (file.write_all_at(tensor.bytes_mut()?, offset), "write"),
     };
     let failed = |error: io::Error| {
         let (why, hint) = (error.to_string(), hint(&error));
         OffloadError::Io { file: path.to_owned(), offset, bytes, operation, why, hint }
     };
-    result.map(|()| Tensor::from_buffer(buffer, dtype)).map_err(failed)
+    result.map(|()| tensor).map_err(failed)
 }
 
 #[cfg(test)]
@@ -215,22 +212,31 @@ mod tests {
     use super::*;
     use crate::testing::TempDir;
     use regatta_comm::DType;
+    use regatta_device::tensor::Tensor;
 
-    fn filled(value: f32) -> Tensor {
-        let mut tensor = Tensor::zeros(4, DType::F32);
-        tensor.view_mut().as_slice::<f32>().fill(value);
+    fn zeros() -> HostTensor {
+        HostTensor::new(Tensor::zeros(4, DType::F32))
+    }
+
+    fn filled(value: f32) -> HostTensor {
+        let mut tensor = zeros();
+        tensor.view_mut().unwrap().as_slice::<f32>().fill(value);
         tensor
+    }
+
+    fn elements(mut tensor: HostTensor) -> Vec<f32> {
+        tensor.view().unwrap().as_slice().to_vec()
     }
 
     #[test]
     fn reads_return_what_was_written_and_drop_removes_the_file() {
         let dir = TempDir::new();
         let file = SwapFile::create(&dir.0.join("one"), 64).unwrap();
-        let mut tensor = Tensor::zeros(4, DType::F32);
-        tensor.view_mut().as_slice::<f32>().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+        let mut tensor = zeros();
+        tensor.view_mut().unwrap().as_slice::<f32>().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
         let write = file.write(16, tensor);
-        let read = file.read(8, Tensor::zeros(4, DType::F32));
-        assert_eq!(read.wait().unwrap().view().as_slice::<f32>(), [0.0, 0.0, 1.0, 2.0]);
+        let read = file.read(8, zeros());
+        assert_eq!(elements(read.wait().unwrap()), [0.0, 0.0, 1.0, 2.0]);
         write.wait().unwrap();
         assert_eq!(file.io_bytes(), IoBytes { read: 16, written: 16 });
         assert!(dir.0.join("one").exists());
@@ -248,13 +254,13 @@ mod tests {
         }
         for (file, value) in files.iter().zip([1.0, 2.0]) {
             let read = file.read(0, filled(0.0)).wait().unwrap();
-            assert_eq!(read.view().as_slice::<f32>(), [value; 4]);
+            assert_eq!(elements(read), [value; 4]);
         }
         drop(files);
         dir.file("one", [7; 99]);
         let file = SwapFile::create(&dir.0.join("one"), 16).unwrap();
         let read = file.read(0, filled(3.0)).wait().unwrap();
-        assert_eq!(read.view().as_slice::<f32>(), [0.0; 4]);
+        assert_eq!(elements(read), [0.0; 4]);
         drop(file);
         assert_eq!(dir.names(), [""; 0]);
     }
@@ -268,7 +274,7 @@ mod tests {
         let (read, write) = (IoOperation::Read, IoOperation::Write);
         let results = [read, write, read, write].map(|operation| {
             let (done, result) = sync_channel(1);
-            let tensor = Tensor::zeros(4, DType::F32);
+            let tensor = zeros();
             requests.send(Request { offset: 0, tensor, operation, done }).unwrap();
             result
         });
@@ -278,14 +284,14 @@ mod tests {
         assert!(before.is_ok());
         let error = failed.unwrap_err();
         assert!(error.to_string().contains("cannot write 16 bytes at offset 0: "), "{error}");
-        assert_eq!([read.unwrap_err(), written.unwrap_err()], [error.clone(), error]);
+        assert_eq!([read, written].map(|result| result.unwrap_err()), [error.clone(), error]);
     }
 
     #[test]
     fn errors_name_the_file() {
         let dir = TempDir::new();
         let file = SwapFile::create(&dir.0.join("short"), 8).unwrap();
-        let error = file.read(0, Tensor::zeros(4, DType::F32)).wait().unwrap_err().to_string();
+        let error = file.read(0, zeros()).wait().unwrap_err().to_string();
         assert!(error.contains("short: cannot read 16 bytes at offset 0"), "{error}");
         let error = SwapFile::create(&dir.0.join("huge"), 1 << 62).unwrap_err().to_string();
         let expected = "huge: cannot create a swap file of 4611686018427387904 bytes";

@@ -1,12 +1,12 @@
 //! The training state of a rank, and how passes access parameters: prefetch, unshard, use, reshard.
 //!
-//! Parameters are *replicated* (ZeRO 0 to 2) or *sharded* (ZeRO 3, or offloaded to disk). Replicated
+//! Parameters are *replicated* (ZeRO 0 to 2) or *sharded* (ZeRO 3, or offloaded). Replicated
 //! blocks are always in memory; after an update their shards are all-gathered in the background. Of
 //! sharded blocks only the local shard is stored, in its memory tier; the full block exists between
 //! `unshard` and the last `reshard`.
 //!
 //! If passes read parameters in another dtype than the master's, blocks are in that dtype, and every rank
-//! has the master parameters of its shards besides.
+//! has the master parameters of its shards besides, in the same tier.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use regatta_comm::{DType, Pending};
 use super::grads::{GradStore, GradSync};
 use super::init::Initializer;
 use super::{MemoryUse, ParamInit, Result, ShardingConfig, StateMemory, StepError, ZeroPartition};
-use crate::buffer_pool::{BufferPool, byte_len};
+use crate::buffer_pool::BufferPool;
 use crate::model::Model;
-use crate::offload::{OffloadedBlocks, Tier};
+use crate::offload::OffloadedBlocks;
 use crate::parallel::{ProcessGroups, ZeroStage, collective};
 use crate::run_clock;
 use regatta_device::ops::Device;
@@ -42,9 +42,8 @@ pub struct BlockStore {
     pub(super) is_sharded: bool,
     /// Master parameters of the local shards; `None` if the full blocks have them.
     pub(super) param_shards: Option<OffloadedBlocks>,
-    /// Local shards in the weight dtype, if parameters are sharded and it is not the master's; `None`
-    /// while a collective has the tensor.
-    pub(super) weight_shards: Vec<Option<Tensor>>,
+    /// Local shards in the weight dtype, if parameters are sharded and it is not the master's.
+    pub(super) weight_shards: Option<OffloadedBlocks>,
     /// Buffers for unsharded blocks.
     pool: BufferPool,
     last_prefetched: usize,
@@ -115,7 +114,9 @@ impl BlockStore {
         is_local: &[bool],
         init: ParamInit,
     ) -> Result<Self> {
-        let partition = ZeroPartition::new(config, groups)?;
+        let offload = config.offload.on_device(&**device);
+        let config = ShardingConfig { offload, ..*config };
+        let partition = ZeroPartition::new(&config, groups)?;
         let (dtype, weight_dtype) = (device.master_dtype(), device.weight_dtype());
         let has_weight_copy = weight_dtype != dtype;
         let shards: Vec<_> = model.blocks.iter().map(|block| partition.shard(block)).collect();
@@ -125,17 +126,21 @@ impl BlockStore {
         };
         let rank = groups.world.as_ref().map_or(0, |world| world.rank());
         let offload = &config.offload;
-        let offloaded = |tier, name: &str, per_element, pool| {
+        let offloaded = |tier, name: &str, lens: &[Option<usize>], dtype, pool| {
             let path = offload.dir.join(format!("{name}-{rank}"));
-            OffloadedBlocks::new(tier, &path, &lens(per_element), dtype, pool)
+            OffloadedBlocks::new(device, tier, &path, lens, dtype, pool)
         };
         let shard_pool = || BufferPool::for_group(device.clone(), partition.shard_group.clone());
-        let is_sharded = offload.parameters == Tier::Disk || partition.stage == ZeroStage::Three;
-        let param_shards = match is_sharded || has_weight_copy {
-            true => Some(offloaded(offload.parameters, "parameters", 1, shard_pool())?),
-            false => None,
-        };
-        let moments = offloaded(offload.optimizer, "moments", 2, BufferPool::new(device.clone()))?;
+        let is_sharded = offload.parameters.is_offloaded() || partition.stage == ZeroStage::Three;
+        let params =
+            |name: &str, dtype| offloaded(offload.parameters, name, &lens(1), dtype, shard_pool());
+        let has_masters = is_sharded || has_weight_copy;
+        let param_shards = has_masters.then(|| params("parameters", dtype)).transpose()?;
+        let has_weight_shards = is_sharded && has_weight_copy;
+        let weight_shards =
+            has_weight_shards.then(|| params("weights", weight_dtype)).transpose()?;
+        let pool = BufferPool::new(device.clone());
+        let moments = offloaded(offload.optimizer, "moments", &lens(2), dtype, pool)?;
         let gather_pool = BufferPool::for_group(device.clone(), partition.gather_group.clone());
         let new_block = |index: usize| {
             let (block, user) = (&model.blocks[index], model.users[index]);
@@ -150,12 +155,6 @@ impl BlockStore {
             };
             ParamSlot { is_local: is_local[index], padded_len, users: 0, full, sequence }
         };
-        let weight_pool = shard_pool();
-        let weight_shard = |(shard, is_local): (&Range<usize>, &bool)| {
-            let is_needed = is_sharded && has_weight_copy && *is_local;
-            is_needed.then(|| weight_pool.alloc(shard.len(), weight_dtype))
-        };
-        let weight_shards = shards.iter().zip(is_local).map(weight_shard).collect();
         let mut store = Self {
             blocks: (0..model.blocks.len()).map(new_block).collect(),
             shard_count: partition.ranks(),
@@ -242,38 +241,25 @@ impl BlockStore {
     }
 
     fn start_all_gather(&mut self, block: usize) -> Result<()> {
-        let has_weight_copy = self.has_weight_copy();
-        let Some(shards) = self.param_shards.as_mut().filter(|_| self.is_sharded) else {
-            return Ok(());
+        let Some(comm) = self.partition.shard_group.clone() else {
+            return Ok(self.pass_shards().map_or(Ok(()), |shards| shards.prefetch(block))?);
         };
-        let Some(comm) = &self.partition.shard_group else {
-            if !has_weight_copy {
-                shards.prefetch(block);
-            }
-            return Ok(());
-        };
+        let Some(shards) = self.pass_shards() else { return Ok(()) };
+        shards.load(block)?;
+        let shard = shards.take(block);
         let full = self.pool.take(self.blocks[block].padded_len, self.weight_dtype);
-        let shard = match self.weight_shards[block].take() {
-            Some(shard) => shard,
-            None => {
-                shards.load(block)?;
-                shards.take(block)
-            }
-        };
-        let pending = collective::all_gather_into(&*self.device, &**comm, shard, full);
+        let pending = collective::all_gather_into(&*self.device, &*comm, shard, full);
         self.blocks[block].full = FullBlock::InFlight(pending);
-        if has_weight_copy {
-            return Ok(());
-        }
-        // Reads ahead from disk in the direction of the pass. Prefetches of a pass have the same order on
+        // Reads ahead from its tier in the direction of the pass. Prefetches of a pass have the same order on
         // all ranks, and so have these reads. At the end of a sequence the next block is unknown, and a
         // wrong guess would occupy a buffer until the block is used.
         let next = (2 * block).checked_sub(self.last_prefetched);
         if block.abs_diff(self.last_prefetched) == 1
             && let Some(next) = next.filter(|next| *next < self.blocks.len())
             && self.blocks[next].sequence == self.blocks[block].sequence
+            && let Some(shards) = self.pass_shards()
         {
-            shards.prefetch(next);
+            shards.prefetch(next)?;
         }
         self.last_prefetched = block;
         Ok(())
@@ -306,12 +292,15 @@ impl BlockStore {
         self.weight_dtype != self.device.master_dtype()
     }
 
+    /// The local shards that passes read, if parameters are sharded.
+    fn pass_shards(&mut self) -> Option<&mut OffloadedBlocks> {
+        let shards = self.weight_shards.as_mut().or(self.param_shards.as_mut());
+        shards.filter(|_| self.is_sharded)
+    }
+
     /// Takes the local shard of a sharded block in the weight dtype.
     fn take_shard(&mut self, block: usize) -> Result<Tensor> {
-        if let Some(shard) = self.weight_shards[block].take() {
-            return Ok(shard);
-        }
-        match self.param_shards.as_mut().filter(|_| self.is_sharded) {
+        match self.pass_shards() {
             Some(shards) => {
                 shards.load(block)?;
                 Ok(shards.take(block))
@@ -322,23 +311,24 @@ impl BlockStore {
 
     /// Returns a shard that was taken.
     fn put_shard_back(&mut self, block: usize, shard: Tensor) {
-        if self.has_weight_copy() {
-            self.weight_shards[block] = Some(shard);
-        } else if let Some(shards) = &mut self.param_shards {
+        if let Some(shards) = self.pass_shards() {
             shards.put_back(block, shard);
         }
     }
 
-    /// This rank's part of the weights of a block, if they are a copy of the master parameters. The
-    /// block must not be in flight.
-    pub(super) fn weight_shard_mut(&mut self, block: usize) -> Option<ViewMut<'_>> {
+    /// This rank's part of the weights of a block, to overwrite it, if they are a copy of the master
+    /// parameters. The block must not be in flight.
+    fn weight_shard_mut(&mut self, block: usize) -> Result<Option<ViewMut<'_>>> {
         if !self.has_weight_copy() || !self.blocks[block].is_local {
-            return None;
+            return Ok(None);
         }
-        match &mut self.weight_shards[block] {
-            Some(shard) => Some(shard.view_mut()),
-            None => Some(self.blocks[block].shard_mut(&self.shards[block])),
-        }
+        Ok(Some(match &mut self.weight_shards {
+            Some(shards) => {
+                shards.load_uninit(block)?;
+                shards.view_mut(block)
+            }
+            None => self.blocks[block].shard_mut(&self.shards[block]),
+        }))
     }
 
     /// The full parameters of an unsharded block; empty if this rank does not have it.
@@ -384,20 +374,23 @@ impl BlockStore {
     pub fn all_gather_updated(&mut self, block: usize) -> Result<()> {
         if self.has_weight_copy() && self.blocks[block].is_local {
             self.load_param_shard(block)?;
-            let mut masters = self.param_shards.take();
+            let masters = self.param_shards.take();
             let device = self.device.clone();
-            if let (Some(masters), Some(weights)) = (&masters, self.weight_shard_mut(block)) {
-                device.copy(masters.view(block), weights);
-            }
-            self.param_shards = masters.take();
+            let copied = self.weight_shard_mut(block).map(|weights| {
+                if let (Some(masters), Some(weights)) = (&masters, weights) {
+                    device.copy(masters.view(block), weights);
+                }
+            });
+            self.param_shards = masters;
+            copied?;
         }
         self.publish_shard(block)
     }
 
     /// Starts to all-gather a block whose shards all ranks have updated, if parameters are replicated;
-    /// stores the master parameters in their tier.
+    /// stores the shards in their tier.
     pub(super) fn publish_shard(&mut self, block: usize) -> Result<()> {
-        if let Some(shards) = &mut self.param_shards {
+        for shards in self.param_shards.iter_mut().chain(&mut self.weight_shards) {
             shards.write_back(block)?;
         }
         let (Some(comm), full) = (&self.partition.gather_group, &mut self.blocks[block].full)
@@ -472,17 +465,23 @@ impl BlockStore {
         };
         let local = self.blocks.iter().filter(|block| block.is_local);
         let full = local.map(|block| block.padded_len).sum::<usize>() * self.weight_dtype.size();
-        let mut parameters = self.param_shards.as_ref().map_or(MemoryUse::default(), tier);
-        parameters.resident += if self.is_sharded { 0 } else { full };
-        parameters.resident += self.weight_shards.iter().flatten().map(byte_len).sum::<usize>();
-        parameters.transient += self.pool.peak_bytes();
-        StateMemory { parameters, gradients: self.grads.memory(), moments: tier(&self.moments) }
+        let shards = self.param_shards.iter().chain(&self.weight_shards);
+        let mut parameters = MemoryUse {
+            resident: if self.is_sharded { 0 } else { full },
+            transient: self.pool.peak_bytes(),
+        };
+        for MemoryUse { resident, transient } in shards.clone().map(tier) {
+            parameters.resident += resident;
+            parameters.transient += transient;
+        }
+        let pinned = shards.chain([&self.moments]).map(OffloadedBlocks::pinned_bytes).sum();
+        let (gradients, moments) = (self.grads.memory(), tier(&self.moments));
+        StateMemory { parameters, gradients, moments, pinned }
     }
 
     /// Bytes read from and written to swap files so far.
     pub fn io_bytes(&self) -> IoBytes {
-        let params =
-            self.param_shards.as_ref().map_or(IoBytes::default(), OffloadedBlocks::io_bytes);
-        params + self.moments.io_bytes()
+        let shards = self.param_shards.iter().chain(&self.weight_shards).chain([&self.moments]);
+        shards.fold(IoBytes::default(), |sum, blocks| sum + blocks.io_bytes())
     }
 }

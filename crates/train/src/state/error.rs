@@ -20,5 +20,15 @@ pub enum StepError {
     Device(#[from] DeviceError),
     /// Offloaded state cannot be read or written.
     #[error(transparent)]
-    Offload(#[from] OffloadError),
+    Offload(OffloadError),
+}
+
+impl From<OffloadError> for StepError {
+    fn from(error: OffloadError) -> Self {
+        match error {
+            OffloadError::Device(error) => Self::Device(error),
+            OffloadError::Wait(error) => Self::Comm(error),
+            error => Self::Offload(error),
+        }
+    }
 }

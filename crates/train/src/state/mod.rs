@@ -18,7 +18,7 @@ pub use init::ParamInit;
 pub use partition::{ShardingConfig, ZeroPartition};
 pub use shard_access::OptimizerBlock;
 
-/// Memory of the training state on this rank, in bytes.
+/// Device memory of the training state on this rank, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StateMemory {
     /// Parameters.
@@ -27,6 +27,8 @@ pub struct StateMemory {
     pub gradients: MemoryUse,
     /// Optimizer moments.
     pub moments: MemoryUse,
+    /// Pinned host memory of offloaded state, if the device has a memory of its own.
+    pub pinned: usize,
 }
 
 /// Memory of one kind of state, in bytes.

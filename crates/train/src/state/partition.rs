@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use regatta_comm::CommError;
 
-use crate::offload::{OffloadTiers, Tier};
+use crate::offload::OffloadTiers;
 use crate::parallel::{ProcessGroup, ProcessGroups, ZeroStage};
 use regatta_predict::shape::ParamBlock;
 
@@ -23,12 +23,12 @@ impl ShardingConfig {
         Self { zero, ..Self::default() }
     }
 
-    /// The stage in effect: one rank shards nothing, and parameters on disk are sharded if there are
+    /// The stage in effect: one rank shards nothing, and offloaded parameters are sharded if there are
     /// several.
     fn effective_stage(&self, ranks: usize) -> ZeroStage {
-        match (ranks, self.offload.parameters) {
+        match (ranks, self.offload.parameters.is_offloaded()) {
             (1, _) => ZeroStage::Off,
-            (_, Tier::Disk) => ZeroStage::Three,
+            (_, true) => ZeroStage::Three,
             _ => self.zero,
         }
     }
@@ -93,6 +93,7 @@ impl ZeroPartition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::offload::Tier;
     use regatta_predict::shape::Family;
     use regatta_predict::testing::shape;
 
@@ -120,11 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn parameters_on_disk_are_sharded() {
-        let offload = OffloadTiers { parameters: Tier::Disk, ..OffloadTiers::default() };
-        let config = ShardingConfig { zero: ZeroStage::One, offload };
-        let stages = (config.effective_stage(1), config.effective_stage(2));
-        assert_eq!(stages, (ZeroStage::Off, ZeroStage::Three));
+    fn offloaded_parameters_are_sharded() {
+        for parameters in [Tier::Host, Tier::Disk] {
+            let offload = OffloadTiers { parameters, ..OffloadTiers::default() };
+            let config = ShardingConfig { zero: ZeroStage::One, offload };
+            let stages = (config.effective_stage(1), config.effective_stage(2));
+            assert_eq!(stages, (ZeroStage::Off, ZeroStage::Three));
+        }
         assert_eq!(ShardingConfig::zero(ZeroStage::Two).effective_stage(1), ZeroStage::Off);
     }
 }

@@ -24,14 +24,19 @@ pub struct OptimizerBlock<'a> {
 
 impl BlockStore {
     /// Starts to load the shards of the block that the optimizer updates next.
-    pub fn prefetch_optimizer_block(&mut self, block: usize) {
-        self.param_shards.iter_mut().for_each(|shards| shards.prefetch(block));
-        self.moments.prefetch(block);
+    pub fn prefetch_optimizer_block(&mut self, block: usize) -> Result<()> {
+        if let Some(shards) = &mut self.param_shards {
+            shards.prefetch(block)?;
+        }
+        Ok(self.moments.prefetch(block)?)
     }
 
-    /// Loads the shards of a block for the optimizer.
+    /// Loads the shards of a block for the optimizer, which overwrites the copy that passes read.
     pub fn load_optimizer_block(&mut self, block: usize) -> Result<()> {
         self.load_param_shard(block)?;
+        if let Some(weights) = &mut self.weight_shards {
+            weights.load_uninit(block)?;
+        }
         Ok(self.moments.load(block)?)
     }
 
@@ -43,8 +48,8 @@ impl BlockStore {
         let (params, weights) = match &mut self.param_shards {
             None => (full.shard_mut(&shard), None),
             Some(masters) => {
-                let weights = match &mut self.weight_shards[block] {
-                    Some(weights) => Some(weights.view_mut()),
+                let weights = match &mut self.weight_shards {
+                    Some(weights) => Some(weights.view_mut(block)),
                     None if self.is_sharded => None,
                     None => Some(full.shard_mut(&shard)),
                 };
@@ -112,11 +117,11 @@ impl BlockStore {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
-            return Ok(self.moments.read_elements(&*device, block, start, to)?);
+            return Ok(self.moments.read_elements(block, start, to)?);
         }
         self.cancel(block)?;
         match &mut self.param_shards {
-            Some(shards) => shards.read_elements(&*device, block, start, to)?,
+            Some(shards) => shards.read_elements(block, start, to)?,
             None => {
                 let params = self.blocks[block].shard(&shard);
                 device.copy_to_host(params.slice(start..start + to.len()), to);
@@ -137,11 +142,11 @@ impl BlockStore {
         let (shard, device) = (self.shards[block].clone(), self.device.clone());
         if kind != StateTensor::Parameter {
             let start = moment_range(kind, shard.len()).start + start;
-            return Ok(self.moments.write_elements(&*device, block, start, from)?);
+            return Ok(self.moments.write_elements(block, start, from)?);
         }
         self.cancel(block)?;
         match &mut self.param_shards {
-            Some(shards) => shards.write_elements(&*device, block, start, from)?,
+            Some(shards) => shards.write_elements(block, start, from)?,
             None => {
                 let mut params = self.blocks[block].shard_mut(&shard);
                 device.copy_from_host(from, params.slice(start..start + from.len()));

@@ -21,9 +21,9 @@ impl Engine {
         let mut blocks = self.state.local_blocks().peekable();
         while let Some(block) = blocks.next() {
             self.state.load_optimizer_block(block)?;
-            // The disk reads the next block during the update of this one.
+            // The next block is loaded during the update of this one.
             if let Some(next) = blocks.peek() {
-                self.state.prefetch_optimizer_block(*next);
+                self.state.prefetch_optimizer_block(*next)?;
             }
             self.update_block(config.optimizer, block, scale.view());
             self.state.store_optimizer_block(block)?;

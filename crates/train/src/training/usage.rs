@@ -5,6 +5,7 @@ use crate::state::StateMemory;
 use crate::step::Engine;
 use regatta_predict::axis::Axis;
 use regatta_predict::cost::{MemoryBytes, RankCost, TrafficBytes};
+use regatta_predict::explain::PINNED;
 use regatta_predict::rank_bytes::IoBytes;
 use regatta_predict::rank_bytes::{DiskIoBytes, PeakBytes, SentBytes};
 
@@ -45,7 +46,7 @@ impl Usage {
 
     /// Predicted and peak memory, by category.
     pub fn memory(&self, engine: &Engine) -> Vec<PeakBytes> {
-        let StateMemory { parameters, gradients, moments } = engine.state.memory();
+        let StateMemory { parameters, gradients, moments, pinned } = engine.state.memory();
         let expected = &self.memory;
         let passes = expected.activations + expected.workspace;
         let all = [
@@ -54,12 +55,17 @@ impl Usage {
             ("optimizer", expected.optimizer.peak(), moments.peak()),
             // They share buffers, so only their sum can be measured.
             ("activations and workspace", passes, engine.device_model.activation_bytes()),
+            (PINNED, expected.pinned, pinned),
         ];
         let one = |(what, expected, measured): (&str, u64, usize)| {
             let (what, measured) = (what.to_owned(), Some(measured as u64));
             PeakBytes { what, expected, measured }
         };
-        all.into_iter().map(one).collect()
+        // Only runs that offload state of a GPU have pinned memory.
+        let is_used = |(what, expected, measured): &(&str, u64, usize)| {
+            *what != PINNED || *expected > 0 || *measured > 0
+        };
+        all.into_iter().filter(is_used).map(one).collect()
     }
 
     /// Adds a step, given the counters before it.

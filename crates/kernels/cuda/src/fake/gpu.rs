@@ -12,6 +12,7 @@ use super::driver::{Function, Module};
 use super::error::{INVALID_DEVICE, INVALID_HANDLE};
 use super::graph::{FakeGraph, GraphFault, Node};
 use super::memory::Allocation;
+use super::streams::{Clock, FakeStream, RecordedPoint};
 
 /// Properties and faults of a fake GPU.
 #[derive(Debug, Clone)]
@@ -20,6 +21,10 @@ pub struct Config {
     pub compute_capability: (u32, u32),
     /// Allocations beyond it fail.
     pub memory_bytes: usize,
+    /// Allocations of pinned host memory beyond it fail.
+    pub pinned_bytes: usize,
+    /// The number of the copy of pinned memory that fails, from 1 on.
+    pub failing_copy: Option<u64>,
     /// Offset of allocations from an aligned address.
     pub offset_bytes: usize,
     /// Kernels whose launch fails.
@@ -63,6 +68,12 @@ pub struct GpuState {
     pub max_allocation_bytes: usize,
     pub allocated_bytes: usize,
     pub peak_bytes: usize,
+    pub pinned_bytes: usize,
+    pub peak_pinned_bytes: usize,
+    /// Copies of pinned memory that have run.
+    pub pinned_copies: u64,
+    /// What the host has waited for.
+    pub host_clock: Clock,
     pub allocations: usize,
     pub events: usize,
     /// Graphs and executable graphs that are not destroyed.
@@ -85,6 +96,10 @@ impl FakeGpu {
             max_allocation_bytes: usize::MAX,
             allocated_bytes: 0,
             peak_bytes: 0,
+            pinned_bytes: 0,
+            peak_pinned_bytes: 0,
+            pinned_copies: 0,
+            host_clock: Clock::default(),
             allocations: 0,
             events: 0,
             graphs: 0,
@@ -131,18 +146,19 @@ pub struct World {
     pub gpus: BTreeMap<c_int, Arc<FakeGpu>>,
     /// By address.
     pub allocations: BTreeMap<usize, Allocation>,
-    pub streams: BTreeMap<usize, Arc<FakeGpu>>,
+    pub streams: BTreeMap<usize, FakeStream>,
     pub events: BTreeMap<usize, Event>,
     pub graphs: BTreeMap<usize, FakeGraph>,
     pub modules: BTreeMap<usize, Arc<Module>>,
     pub functions: BTreeMap<usize, Arc<Function>>,
 }
 
-/// An event: the time of its last record.
+/// An event: its last record.
 pub struct Event {
     pub gpu: Arc<FakeGpu>,
     pub has_timing: bool,
     pub recorded_ms: Option<f32>,
+    pub point: Option<RecordedPoint>,
 }
 
 impl World {
@@ -154,7 +170,8 @@ impl World {
 
     /// The GPU of a stream.
     pub fn stream(&self, stream: Stream) -> Result<Arc<FakeGpu>, c_int> {
-        self.streams.get(&(stream as usize)).cloned().ok_or(INVALID_HANDLE)
+        let stream = self.streams.get(&(stream as usize)).ok_or(INVALID_HANDLE)?;
+        Ok(stream.gpu.clone())
     }
 
     pub fn event(&mut self, event: *mut c_void) -> Result<&mut Event, c_int> {
@@ -205,11 +222,13 @@ pub fn current() -> Result<Arc<FakeGpu>, c_int> {
     world().gpus.get(&CURRENT.get()).cloned().ok_or(INVALID_DEVICE)
 }
 
-/// The GPU of a stream, which must be the current device and without errors.
+/// Starts an operation on a stream. Its GPU must be the current device and without errors.
 pub fn gpu_of_stream(stream: Stream) -> Result<Arc<FakeGpu>, c_int> {
-    let gpu = world().stream(stream)?;
+    let mut world = world();
+    let gpu = world.stream(stream)?;
     if gpu.index != CURRENT.get() {
         return Err(INVALID_HANDLE);
     }
-    gpu.check().map(|()| gpu)
+    gpu.check()?;
+    world.start_operation(stream).map(|()| gpu)
 }

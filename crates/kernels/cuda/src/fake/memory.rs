@@ -4,8 +4,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use regatta_comm::gpu_runtime::Stream;
+
 use super::error::{INVALID_VALUE, OUT_OF_MEMORY, misuse};
-use super::gpu::{FakeGpu, world};
+use super::gpu::{FakeGpu, World, world};
+use super::streams::{Clock, operation};
 
 /// As of `cudaMalloc`.
 const ALIGNMENT: usize = 256;
@@ -23,13 +26,19 @@ pub struct Allocation {
     bytes: usize,
     gpu: Arc<FakeGpu>,
     is_pinned: bool,
+    /// The last operation of each stream that accessed it.
+    accesses: Clock,
 }
 
 /// Allocates memory of a GPU, or pinned host memory.
 pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mut c_void, c_int> {
     let mut state = gpu.lock();
-    let total = state.allocated_bytes + if is_pinned { 0 } else { bytes };
-    if total > gpu.config.memory_bytes || bytes > state.max_allocation_bytes {
+    let (used, limit) = match is_pinned {
+        true => (state.pinned_bytes, gpu.config.pinned_bytes),
+        false => (state.allocated_bytes, gpu.config.memory_bytes),
+    };
+    let total = used + bytes;
+    if total > limit || bytes > state.max_allocation_bytes {
         return Err(OUT_OF_MEMORY);
     }
     let offset = gpu.config.offset_bytes;
@@ -43,39 +52,60 @@ pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mu
     let start = aligned.wrapping_add(offset);
     // SAFETY: the allocation has at least this many bytes.
     unsafe { start.write_bytes(POISON, bytes.min(MAX_POISONED_BYTES)) };
-    state.allocated_bytes = total;
-    state.peak_bytes = state.peak_bytes.max(total);
+    if is_pinned {
+        state.pinned_bytes = total;
+        state.peak_pinned_bytes = state.peak_pinned_bytes.max(total);
+    } else {
+        state.allocated_bytes = total;
+        state.peak_bytes = state.peak_bytes.max(total);
+    }
     state.allocations += 1;
     drop(state);
-    let allocation = Allocation { layout, bytes, gpu: gpu.clone(), is_pinned };
+    let (gpu, accesses) = (gpu.clone(), Clock::default());
+    let allocation = Allocation { layout, bytes, gpu, is_pinned, accesses };
     world().allocations.insert(start as usize, allocation);
     Ok(start.cast())
 }
 
-/// Frees memory that was allocated and not freed since.
-pub fn free(start: *mut c_void, is_pinned: bool) -> Result<(), c_int> {
-    let freed = world().allocations.remove(&(start as usize));
+/// Frees memory that was allocated and not freed since. All accesses must have happened before: before the
+/// next operation of a stream, or for the host, which waits for none.
+pub fn free(start: *mut c_void, stream: Option<Stream>, is_pinned: bool) -> Result<(), c_int> {
+    let mut world = world();
+    if let Some(stream) = stream {
+        world.start_operation(stream)?;
+    }
+    let freed = world.allocations.remove(&(start as usize));
     let Some(allocation) = freed.filter(|allocation| allocation.is_pinned == is_pinned) else {
         return Err(INVALID_VALUE);
     };
+    let happened = match stream {
+        Some(stream) => world.clock(stream)?.includes(&allocation.accesses),
+        None => allocation.gpu.lock().host_clock.includes(&allocation.accesses),
+    };
+    if !happened {
+        return Err(misuse(format!("{} bytes are freed while in use", allocation.bytes)));
+    }
+    drop(world);
     let Allocation { layout, bytes, gpu, .. } = allocation;
     let aligned = start.cast::<u8>().wrapping_sub(gpu.config.offset_bytes);
     // SAFETY: it was allocated with this layout and is no longer in the table.
     unsafe { dealloc(aligned, layout) };
     let mut state = gpu.lock();
     state.allocations -= 1;
-    if !is_pinned {
-        state.allocated_bytes -= bytes;
+    match is_pinned {
+        true => state.pinned_bytes -= bytes,
+        false => state.allocated_bytes -= bytes,
     }
     Ok(())
 }
 
-/// Checks that a kernel may access some bytes: they are in one allocation of the GPU.
+/// Checks that a kernel may access some bytes: they are in one allocation of the GPU, and earlier accesses
+/// happened before.
 pub fn check_access(gpu: &FakeGpu, address: u64, bytes: usize) -> Result<(), String> {
     if bytes == 0 {
         return Ok(());
     }
-    let world = world();
+    let mut world = world();
     let range = format!("{bytes} bytes at {address:#x}");
     let Some((start, allocation)) = find(&world.allocations, address) else {
         return Err(format!("{range} are not in device memory"));
@@ -87,17 +117,40 @@ pub fn check_access(gpu: &FakeGpu, address: u64, bytes: usize) -> Result<(), Str
     if bytes > available {
         return Err(format!("{range}: the allocation ends after {available} bytes"));
     }
-    Ok(())
+    world.access(address)
 }
 
-/// Checks one side of a copy. Addresses outside of allocations are in host memory.
-pub fn check_copy(address: *const c_void, bytes: usize) -> Result<(), c_int> {
-    let world = world();
-    match find(&world.allocations, address as u64) {
-        Some((start, allocation)) if address as usize + bytes > start + allocation.bytes => {
-            Err(misuse(format!("a copy of {bytes} bytes exceeds an allocation")))
+/// Checks one side of a copy; whether it is in pinned memory. Addresses outside of allocations are in
+/// pageable host memory.
+pub fn check_copy(world: &mut World, address: *const c_void, bytes: usize) -> Result<bool, c_int> {
+    let Some((start, allocation)) = find(&world.allocations, address as u64) else {
+        return Ok(false);
+    };
+    if address as usize + bytes > start + allocation.bytes {
+        return Err(misuse(format!("a copy of {bytes} bytes exceeds an allocation")));
+    }
+    let is_pinned = allocation.is_pinned;
+    world.access(address as u64).map_err(misuse)?;
+    Ok(is_pinned)
+}
+
+impl World {
+    /// Notes that the current operation accesses an allocation, after all earlier accesses.
+    fn access(&mut self, address: u64) -> Result<(), String> {
+        let stream = operation();
+        let Some(clock) = self.streams.get(&stream).map(|stream| &stream.clock) else {
+            return Ok(());
+        };
+        let Some((start, allocation)) = find(&self.allocations, address) else { return Ok(()) };
+        if !clock.includes(&allocation.accesses) {
+            let bytes = allocation.bytes;
+            return Err(format!("{bytes} bytes are accessed by two streams without an order"));
         }
-        _ => Ok(()),
+        let number = clock.number(stream);
+        if let Some(allocation) = self.allocations.get_mut(&start) {
+            allocation.accesses.set(stream, number);
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,9 @@
 //! The host code of the backend runs as on a GPU: allocations, copies, kernel launches and GEMMs. The
 //! driver, the runtime and the BLAS library are fakes. Every launch is compared with the declaration of the
 //! kernel in its CUDA source, and what the kernel does is emulated. Accesses outside of allocations,
-//! unaligned vectors and invalid handles are errors; new memory is NaN.
+//! unaligned vectors and invalid handles are errors; new memory is NaN. Copies of pinned memory run as late
+//! as possible, and accesses of one allocation by two streams without an order are errors, so that a missing
+//! wait is found.
 //!
 //! ```
 //! use regatta_device::DeviceMemory;
@@ -31,6 +33,7 @@ mod kernels;
 pub(crate) mod launch;
 mod memory;
 pub(crate) mod runtime;
+mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -77,6 +80,8 @@ impl FakeDevice {
             vendor: Vendor::Nvidia,
             compute_capability: (9, 0),
             memory_bytes: MEMORY_BYTES,
+            pinned_bytes: usize::MAX,
+            failing_copy: None,
             offset_bytes: 0,
             failing_launches: BTreeSet::new(),
             failing_kernels: BTreeSet::new(),
@@ -90,6 +95,19 @@ impl FakeDevice {
     /// Allocations fail when more than this number of bytes are in use.
     pub fn memory_bytes(mut self, bytes: usize) -> Self {
         self.config.memory_bytes = bytes;
+        self
+    }
+
+    /// Allocations of pinned host memory fail when more than this number of bytes are in use.
+    pub fn pinned_bytes(mut self, bytes: usize) -> Self {
+        self.config.pinned_bytes = bytes;
+        self
+    }
+
+    /// The copy of pinned memory with this number, from 1 on, fails: the next synchronisation returns the
+    /// error.
+    pub fn fail_copy(mut self, number: u64) -> Self {
+        self.config.failing_copy = Some(number);
         self
     }
 
@@ -190,6 +208,16 @@ impl Probe {
     /// Graphs that are not destroyed.
     pub fn graphs(&self) -> usize {
         self.gpu.lock().graphs
+    }
+
+    /// Most bytes of pinned host memory that were in use at a time.
+    pub fn peak_pinned_bytes(&self) -> usize {
+        self.gpu.lock().peak_pinned_bytes
+    }
+
+    /// Copies of pinned memory that have run.
+    pub fn pinned_copies(&self) -> u64 {
+        self.gpu.lock().pinned_copies
     }
 
     /// Sources and names of the kernels that were launched.

@@ -1,4 +1,4 @@
-//! The functions of the runtime. All work completes before a call returns.
+//! The functions of the runtime. All work but copies of pinned memory completes before a call returns.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use regatta_comm::gpu_runtime::{
     EVENT_DISABLE_TIMING, RawEvent, Runtime, SUCCESS, Stream, StreamOrderedAllocator, Vendor,
+    error_text,
 };
 
 use super::error::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, get_error_string, misuse};
 use super::gpu::{Event, FakeGpu, current, current_index, set_current_index, world};
+use super::streams::FakeStream;
 use super::{NAME, graph, memory};
 
 /// The runtime of the fake GPUs of a vendor.
@@ -117,8 +119,12 @@ unsafe extern "C" fn malloc(start: *mut *mut c_void, bytes: usize) -> c_int {
     unsafe { write(start, allocate()) }
 }
 
+/// Waits for all work of the device, as the runtime does.
 unsafe extern "C" fn free(start: *mut c_void) -> c_int {
-    reported(memory::free(start, false))
+    if let Ok(gpu) = current() {
+        world().wait_for_all(&gpu);
+    }
+    reported(memory::free(start, None, false))
 }
 
 unsafe extern "C" fn malloc_async(start: *mut *mut c_void, bytes: usize, on: Stream) -> c_int {
@@ -137,7 +143,7 @@ fn uncaptured(gpu: Arc<FakeGpu>) -> Result<Arc<FakeGpu>, c_int> {
 
 unsafe extern "C" fn free_async(start: *mut c_void, stream: Stream) -> c_int {
     let gpu = world().stream(stream).and_then(uncaptured);
-    reported(memory::free(start, false).and(gpu.map(drop)))
+    reported(memory::free(start, Some(stream), false).and(gpu.map(drop)))
 }
 
 unsafe extern "C" fn host_alloc(start: *mut *mut c_void, bytes: usize, _: c_uint) -> c_int {
@@ -146,14 +152,16 @@ unsafe extern "C" fn host_alloc(start: *mut *mut c_void, bytes: usize, _: c_uint
 }
 
 unsafe extern "C" fn free_host(start: *mut c_void) -> c_int {
-    reported(memory::free(start, true))
+    reported(memory::free(start, None, true))
 }
 
 /// Callers ignore errors of a free, so such an error ends the process.
 fn reported(result: Result<(), c_int>) -> c_int {
     if let Err(code) = result {
         // Tests capture the output of `eprintln`.
-        let text = format!("the fake GPU got an invalid free (error {code})\n");
+        // SAFETY: the text is a C string, valid until the next misuse of this thread.
+        let cause = unsafe { error_text(get_error_string(code), code) };
+        let text = format!("the fake GPU got an invalid free: {cause}\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
         std::process::abort();
     }
@@ -167,13 +175,18 @@ unsafe extern "C" fn memcpy_async(
     _: c_int,
     stream: Stream,
 ) -> c_int {
-    let (from, to) = (from as usize, to as usize);
+    let (from, to, handle) = (from as usize, to as usize, stream as usize);
     let copy = move || {
-        let (from, to) = (from as *const c_void, to as *mut c_void);
-        memory::check_copy(from, bytes)?;
-        memory::check_copy(to, bytes)?;
-        // SAFETY: memory on the device was checked; the caller passes host memory that is large enough.
-        unsafe { std::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), bytes) };
+        let (from, to, stream) = (from as *const c_void, to as *mut c_void, handle as Stream);
+        let mut world = world();
+        world.queue_operation(stream)?;
+        let from_pinned = memory::check_copy(&mut world, from, bytes)?;
+        let to_pinned = memory::check_copy(&mut world, to, bytes)?;
+        world.defer_copy(stream, to, from, bytes)?;
+        // Pageable memory is read and written before the call returns.
+        if !from_pinned && !to_pinned {
+            world.run_all(stream);
+        }
         Ok(())
     };
     code(gpu_of(stream).and_then(|gpu| gpu.submit(copy)))
@@ -188,7 +201,7 @@ unsafe extern "C" fn stream_create_with_priority(to: *mut Stream, _: c_uint, _: 
     let create = |gpu| {
         let mut world = world();
         let handle = world.new_handle();
-        world.streams.insert(handle, gpu);
+        world.streams.insert(handle, FakeStream::new(gpu));
         handle as Stream
     };
     // SAFETY: as above.
@@ -196,7 +209,7 @@ unsafe extern "C" fn stream_create_with_priority(to: *mut Stream, _: c_uint, _: 
 }
 
 unsafe extern "C" fn stream_destroy(stream: Stream) -> c_int {
-    code(world().streams.remove(&(stream as usize)).map(drop).ok_or(INVALID_HANDLE))
+    code(world().remove_stream(stream))
 }
 
 unsafe extern "C" fn stream_synchronize(stream: Stream) -> c_int {
@@ -205,13 +218,21 @@ unsafe extern "C" fn stream_synchronize(stream: Stream) -> c_int {
         if gpu.lock().is_capturing {
             return Err(misuse("a stream that is captured cannot be waited for"));
         }
+        let mut world = world();
+        let point = world.record(stream)?;
+        world.wait_on_host(&gpu, &point);
         gpu.synchronize()
     }))
 }
 
 unsafe extern "C" fn stream_wait_event(stream: Stream, event: RawEvent, _: c_uint) -> c_int {
     let mut world = world();
-    code(world.stream(stream).and_then(|_| world.event(event).map(drop)))
+    let point = world.event(event).map(|event| event.point.clone());
+    code(world.stream(stream).and(point).and_then(|point| match point {
+        Some(point) => world.wait_on_stream(stream, &point),
+        // As of the runtime: an event without a record is complete.
+        None => Ok(()),
+    }))
 }
 
 unsafe extern "C" fn stream_is_capturing(stream: Stream, status: *mut c_int) -> c_int {
@@ -237,7 +258,7 @@ unsafe extern "C" fn event_create_with_flags(event: *mut RawEvent, flags: c_uint
         let mut world = world();
         let handle = world.new_handle();
         let has_timing = flags & EVENT_DISABLE_TIMING == 0;
-        world.events.insert(handle, Event { gpu, has_timing, recorded_ms: None });
+        world.events.insert(handle, Event { gpu, has_timing, recorded_ms: None, point: None });
         Ok(handle as RawEvent)
     };
     // SAFETY: as above.
@@ -249,16 +270,22 @@ unsafe extern "C" fn event_record(event: RawEvent, stream: Stream) -> c_int {
         let gpu = gpu_of(stream)?;
         let now = gpu.lock().clock_ms;
         let mut world = world();
+        let point = world.record(stream)?;
         let event = world.event(event).ok().filter(|event| event.gpu.index == gpu.index);
-        event.ok_or(INVALID_HANDLE)?.recorded_ms = Some(now);
+        let event = event.ok_or(INVALID_HANDLE)?;
+        (event.recorded_ms, event.point) = (Some(now), Some(point));
         Ok(())
     };
     code(record())
 }
 
 unsafe extern "C" fn event_query(event: RawEvent) -> c_int {
-    let gpu = world().event(event).map(|event| event.gpu.clone());
-    code(gpu.and_then(|gpu| gpu.synchronize()))
+    let mut world = world();
+    let found = world.event(event).map(|event| (event.gpu.clone(), event.point.clone()));
+    code(found.and_then(|(gpu, point)| {
+        point.iter().for_each(|point| world.wait_on_host(&gpu, point));
+        gpu.synchronize()
+    }))
 }
 
 unsafe extern "C" fn event_elapsed_time(ms: *mut f32, start: RawEvent, end: RawEvent) -> c_int {

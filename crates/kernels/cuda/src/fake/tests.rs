@@ -4,7 +4,7 @@ use regatta_comm::DType;
 use regatta_device::ops::{Device, LinearShape};
 use regatta_device::precision::Precision;
 use regatta_device::tensor::Tensor;
-use regatta_device::{DeviceMemory, ElementwiseOps, LinearOps, OptimizerOps};
+use regatta_device::{DeviceMemory, ElementwiseOps, HostTensor, LinearOps, OptimizerOps};
 
 use super::declarations::{self, Defines};
 use super::kernels::emulation;
@@ -76,6 +76,84 @@ fn nothing_leaks() {
     assert_eq!((probe.allocations(), probe.gpu.lock().events), (0, 0));
 }
 
+/// A device, a tensor of ones and zeros in pinned memory.
+fn pinned() -> (CudaDevice, Tensor, HostTensor) {
+    let device = device(Precision::F32);
+    let (ones, host) = (filled(&device, 8, 1.0), device.zeros_pinned(8, DType::F32).unwrap());
+    (device, ones, host)
+}
+
+#[test]
+fn copies_of_pinned_memory_run_when_they_are_waited_for() {
+    let (device, mut tensor, mut host) = pinned();
+    let after = device.record_event();
+    let stored = device.store_async(tensor.view(), &mut host, after.as_ref()).unwrap();
+    // SAFETY: the fake does not copy before something waits for the copy.
+    let early: f32 = unsafe { host.view_for_copy().view().address().cast().read() };
+    assert_eq!(early, 0.0);
+    assert_eq!(host.view().unwrap().as_slice::<f32>(), [1.0; 8]);
+    device.wait_event(&stored).unwrap();
+    host.view_mut().unwrap().as_slice::<f32>().fill(5.0);
+    let after = device.record_event();
+    let loaded = device.load_async(&mut host, tensor.view_mut(), after.as_ref()).unwrap();
+    device.wait_event(&loaded).unwrap();
+    assert_eq!(read(&device, &tensor), [5.0; 8]);
+}
+
+/// Stores and loads without one of the waits that they need.
+#[test]
+fn missing_waits_are_detected() {
+    let error = |misuse: fn(&CudaDevice, &mut Tensor, &mut HostTensor)| {
+        let (device, mut tensor, mut host) = pinned();
+        misuse(&device, &mut tensor, &mut host);
+        let error = error(&device);
+        // The memory is in use until all streams are idle.
+        device.copies.synchronize(&device.runtime);
+        error
+    };
+    let expected = "accessed by two streams without an order";
+    let before_the_kernel = error(|device, tensor, host| {
+        device.store_async(tensor.view(), host, None);
+    });
+    assert!(before_the_kernel.contains(expected), "{before_the_kernel}");
+    let kernel_before_the_copy = error(|device, tensor, host| {
+        let after = device.record_event();
+        device.load_async(host, tensor.view_mut(), after.as_ref());
+        device.scale(2.0, tensor.view_mut());
+    });
+    assert!(kernel_before_the_copy.contains(expected), "{kernel_before_the_copy}");
+}
+
+/// The device orders copies of the same pinned memory.
+#[test]
+fn a_load_runs_after_the_store_of_the_same_memory() {
+    let (device, ones, mut host) = pinned();
+    let mut tensor = filled(&device, 8, 3.0);
+    let after = device.record_event();
+    let stored = device.store_async(ones.view(), &mut host, after.as_ref());
+    let loaded = device.load_async(&mut host, tensor.view_mut(), after.as_ref());
+    for event in [stored, loaded] {
+        device.wait_event(&event.unwrap()).unwrap();
+    }
+    assert_eq!(read(&device, &tensor), [1.0; 8]);
+}
+
+#[test]
+fn pinned_allocations_beyond_the_limit_and_failed_copies_are_errors() {
+    let (device, _) = open(f32_device().pinned_bytes(64));
+    let error = device.zeros_pinned(17, DType::F32).unwrap_err().to_string();
+    assert!(error.contains("allocating pinned host memory failed: 68 bytes: out of memory"));
+    let (device, probe) = open(f32_device().fail_copy(1));
+    let tensor = filled(&device, 8, 1.0);
+    let mut host = device.zeros_pinned(8, DType::F32).unwrap();
+    device.store_async(tensor.view(), &mut host, device.record_event().as_ref());
+    let error = host.view().unwrap_err().to_string();
+    assert!(error.contains("an illegal memory access was encountered"), "{error}");
+    assert!(device.synchronize().is_err());
+    drop((tensor, host, device));
+    assert_eq!((probe.allocations(), probe.peak_pinned_bytes()), (0, 32));
+}
+
 #[test]
 fn memory_is_not_initialised() {
     let device = device(Precision::F32);
@@ -93,8 +171,8 @@ fn allocations_beyond_the_memory_fail() {
     assert_eq!(device.free_bytes().unwrap(), 1 << 19);
     let second = filled(&device, 1 << 18, 2.0);
     let expected = "allocating device memory failed: out of memory: 1 MiB requested, 1 MiB free; \
-                    reduce train.micro_batch, set train.recompute=true, or shard the state with \
-                    parallel.zero";
+                    reduce train.micro_batch, set train.recompute=true, shard the state with \
+                    parallel.zero, or offload it (offload.optimizer, offload.parameters)";
     assert!(error(&device).ends_with(expected), "{}", error(&device));
     // Later operations do nothing, not even on memory that there is.
     device.scale(3.0, filled(&device, 4, 1.0).view_mut());

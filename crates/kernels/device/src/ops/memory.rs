@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use regatta_comm::{DType, Event, MemorySpace};
 
-use crate::DeviceError;
 use crate::tensor::{Tensor, View, ViewMut};
+use crate::{DeviceError, HostTensor};
 
 /// Data type of token ids and positions.
 pub const TOKEN_DTYPE: DType = DType::I32;
@@ -112,6 +112,37 @@ pub trait DeviceMemory: Send + Sync {
 
     /// Copies to host memory. Lengths are equal.
     fn copy_to_host(&self, from: View<'_>, to: &mut [f32]);
+
+    /// Allocates zeros in host memory for [`DeviceMemory::load_async`] and [`DeviceMemory::store_async`]:
+    /// pinned memory if the device has a memory of its own.
+    fn zeros_pinned(&self, elements: usize, dtype: DType) -> Result<HostTensor, DeviceError> {
+        Ok(HostTensor::new(Tensor::zeros(elements, dtype)))
+    }
+
+    /// Starts to copy pinned memory to the device, after the event `after` and earlier copies of `from`.
+    /// Operations of the device do not wait for it; returns its completion, or `None` if it is complete.
+    /// Lengths and dtypes are equal.
+    fn load_async(
+        &self,
+        from: &mut HostTensor,
+        to: ViewMut<'_>,
+        _after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy(from.view_for_copy().view(), to);
+        None
+    }
+
+    /// Starts to copy from the device to pinned memory, as [`DeviceMemory::load_async`] does in the other
+    /// direction; both run at the same time.
+    fn store_async(
+        &self,
+        from: View<'_>,
+        to: &mut HostTensor,
+        _after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy(from, to.view_for_copy());
+        None
+    }
 
     /// Copies between tensors, converting the dtype.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>);

@@ -9,6 +9,7 @@ use regatta_model::units::{format_memory, format_si_unit, pluralize};
 use regatta_predict::axis::Axis;
 use regatta_predict::explain::{ExplainedRank, Explanation, RankClass};
 use regatta_predict::pipeline::{Timeline, draw};
+use regatta_predict::rank_bytes::PeakBytes;
 use regatta_train::config::{Resolved, explain};
 
 use super::args::TrainArgs;
@@ -52,7 +53,8 @@ fn text(all: &Explanation, width: usize) -> String {
     let mut text = summary(all);
     for (title, lines) in [
         ("device mesh", mesh(all)),
-        ("expected memory per rank", memory(all)),
+        ("expected memory per rank", memory(all, |class| &class.memory)),
+        ("expected host memory per rank", memory(all, |class| &class.host_memory)),
         ("expected bytes sent per rank and step", traffic(all)),
         ("expected disk I/O per rank and step", disk_io(all)),
     ] {
@@ -170,10 +172,15 @@ fn stages(all: &Explanation) -> Vec<String> {
     truncated_table(&["stage", "ranks", "blocks"], &rows)
 }
 
-fn memory(all: &Explanation) -> Vec<String> {
-    let row = |class: &RankClass| class.memory.iter().map(|memory| memory.expected).collect();
-    let names = all.rank_classes[0].memory.iter().map(|memory| memory.what.as_str());
-    byte_table(all, &names.collect::<Vec<_>>(), row, format_memory)
+/// Empty if the ranks need no memory of this kind.
+fn memory(all: &Explanation, of_class: fn(&RankClass) -> &[PeakBytes]) -> Vec<String> {
+    let row = |class: &RankClass| of_class(class).iter().map(|memory| memory.expected).collect();
+    let names: Vec<&str> =
+        of_class(&all.rank_classes[0]).iter().map(|memory| memory.what.as_str()).collect();
+    match names.is_empty() {
+        true => Vec::new(),
+        false => byte_table(all, &names, row, format_memory),
+    }
 }
 
 fn traffic(all: &Explanation) -> Vec<String> {

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use regatta_comm::bootstrap::host_name;
 use regatta_predict::cost::rank_cost;
+use regatta_predict::memory_check::PinnedNeed;
 use regatta_predict::plan::ParallelPlan;
 use regatta_predict::shape::ModelShape;
 use regatta_train::config::{Config, DeviceKind};
@@ -29,8 +30,7 @@ pub fn check(config: &Config, launch: &LaunchArgs, discovery: &Discovery) -> Res
         .with_context(|| config.data.source.clone())?;
     let mut config = config.clone();
     compute_device::resolve_here(&mut config);
-    // Ranks check the memory of their GPUs, which this process must not open before it forks.
-    match config.train.check_memory && config.train.device == Some(DeviceKind::Cpu) {
+    match config.train.check_memory {
         true => check_memory(&config, &plan, &shape, ranks),
         false => Ok(()),
     }
@@ -51,7 +51,8 @@ pub fn check_without_data(config: &Config, launch: &LaunchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Checks that all ranks fit in the memory of this node and of the cgroups of this process.
+/// Checks that all ranks fit in the host memory of this node and of the cgroups of this process. Ranks check
+/// the memory of their GPUs, which this process must not open before it forks.
 fn check_memory(
     config: &Config,
     plan: &ParallelPlan,
@@ -61,11 +62,18 @@ fn check_memory(
     let host = host_name();
     let limits = memory_limits(&host);
     let options = config.cost_options();
-    let need = |rank| Ok(config.memory_need(plan, &rank_cost(shape, plan, options, rank)?.memory));
-    let needs = (0..ranks).map(need).collect::<Result<Vec<_>>>()?;
-    let entries: Vec<_> = needs.iter().map(|need| need.entry(&limits)).collect();
-    for (rank, need) in (0..).zip(&needs) {
-        need.check((rank, &host), &limits, &entries)?;
+    let memory = |rank| Ok(rank_cost(shape, plan, options, rank)?.memory);
+    let memory = (0..ranks).map(memory).collect::<Result<Vec<_>>>()?;
+    if config.train.device == Some(DeviceKind::Gpu) {
+        let needs = memory.iter().map(|memory| PinnedNeed(memory.pinned));
+        let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
+        return Ok((0..)
+            .zip(needs)
+            .try_for_each(|(rank, need)| need.check((rank, &host), &limits, &entries))?);
     }
-    Ok(())
+    let needs = memory.iter().map(|memory| config.memory_need(plan, memory));
+    let entries: Vec<_> = needs.clone().map(|need| need.entry(&limits)).collect();
+    Ok((0..)
+        .zip(needs)
+        .try_for_each(|(rank, need)| need.check((rank, &host), &limits, &entries))?)
 }

@@ -10,6 +10,7 @@ use regatta_comm::{Collectives, Comm, bootstrap, hierarchical};
 use regatta_launch::channel::RankEnd;
 use regatta_model::result::STOPPED_EARLY;
 use regatta_predict::cost::rank_cost;
+use regatta_predict::memory_check::{MemoryEntry, PinnedNeed};
 use regatta_train::config::{Config, DeviceKind};
 use regatta_train::data::{self, DataDirs, DataSpec, Dataset};
 use regatta_train::metrics::{EndReason, Event};
@@ -152,9 +153,7 @@ pub fn open_device(
     comm: &dyn Comm,
 ) -> Result<ComputeDevice> {
     let vocab_size = dataset.tokenizer.vocab_size();
-    if config.train.device != Some(DeviceKind::Gpu) {
-        check_memory(config, vocab_size, comm)?;
-    }
+    check_memory(config, vocab_size, comm)?;
     let device = ComputeDevice::open(config, threads, comm)?;
     device.check_memory(config, vocab_size, comm)?;
     Ok(device)
@@ -172,24 +171,40 @@ pub fn open_dataset(config: &Config, comm: &dyn Comm) -> Result<Dataset> {
     Ok(dataset.map_or_else(open, Ok)?)
 }
 
-/// Fails if the run does not fit in memory, instead of leaving that to the OOM killer, which gives no
+/// Fails if the run does not fit in host memory, instead of leaving that to the OOM killer, which gives no
 /// reason. Ranks exchange what they need of which memory limit, because several may share a node or
 /// a cgroup.
 fn check_memory(config: &Config, vocab_size: usize, comm: &dyn Comm) -> Result<()> {
     let (plan, shape) = config.validate_with_vocab(comm.size() as usize, vocab_size)?;
     let memory = rank_cost(&shape, &plan, config.cost_options(), comm.rank() as usize)?.memory;
-    let need = config.memory_need(&plan, &memory);
-    let host = comm.peer(comm.rank()).host;
+    let (rank, host) = (comm.rank(), comm.peer(comm.rank()).host);
     let limits = memory_limits(&host);
-    let own = need.entry(&limits).map(u64::cast_signed);
-    let mut all = vec![own; comm.size() as usize];
-    // No rank allocates before all have read the free memory.
-    comm.all_gather(&own, all.as_flattened_mut())?;
-    if config.train.check_memory {
-        let all: Vec<_> = all.iter().map(|entry| entry.map(i64::cast_unsigned)).collect();
-        need.check((comm.rank(), &host), &limits, &all)?;
+    match config.train.device {
+        // The device checks its own memory.
+        Some(DeviceKind::Gpu) => {
+            let need = PinnedNeed(memory.pinned);
+            let all = exchange_entries(need.entry(&limits), comm)?;
+            if config.train.check_memory {
+                need.check((rank, &host), &limits, &all)?;
+            }
+        }
+        Some(DeviceKind::Cpu) | None => {
+            let need = config.memory_need(&plan, &memory);
+            let all = exchange_entries(need.entry(&limits), comm)?;
+            if config.train.check_memory {
+                need.check((rank, &host), &limits, &all)?;
+            }
+        }
     }
     Ok(comm.barrier()?)
+}
+
+/// The entries of all ranks. No rank allocates before all have read the free memory.
+fn exchange_entries(own: MemoryEntry, comm: &dyn Comm) -> Result<Vec<MemoryEntry>> {
+    let own = own.map(u64::cast_signed);
+    let mut all = vec![own; comm.size() as usize];
+    comm.all_gather(&own, all.as_flattened_mut())?;
+    Ok(all.into_iter().map(|entry| entry.map(i64::cast_unsigned)).collect())
 }
 
 /// The dataset of the configuration.

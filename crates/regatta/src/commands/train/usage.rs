@@ -3,6 +3,7 @@
 use regatta_model::CpuSet;
 use regatta_model::text_table;
 use regatta_model::units::{format_memory, format_si_unit};
+use regatta_predict::explain::PINNED;
 use regatta_train::metrics::{RankBytes, Summary};
 
 use crate::cli::FAINT;
@@ -14,7 +15,7 @@ const MAX_GROUPS: usize = 8;
 type RankGroup = (Vec<usize>, Vec<Vec<String>>);
 
 /// Tables of expected and measured usage, one per group of ranks with the same table. Empty if
-/// ranks neither communicate nor offload state to disk.
+/// ranks neither communicate nor offload state.
 pub fn tables(summary: &Summary) -> String {
     let first = RankBytes {
         rank: 0,
@@ -23,7 +24,10 @@ pub fn tables(summary: &Summary) -> String {
         disk_io: summary.disk_io.clone(),
     };
     let ranks: &[_] = if summary.ranks.is_empty() { &[first] } else { &summary.ranks };
-    if ranks.iter().all(|rank| rank.sent.is_empty() && rank.disk_io.is_empty()) {
+    let has_pinned = |rank: &RankBytes| rank.memory.iter().any(|memory| memory.what == PINNED);
+    let is_used =
+        |rank: &RankBytes| !rank.sent.is_empty() || !rank.disk_io.is_empty() || has_pinned(rank);
+    if !ranks.iter().any(is_used) {
         return String::new();
     }
     let groups = group_by_table(ranks);

@@ -3,7 +3,7 @@
 use super::*;
 use regatta_predict::mesh::Mesh;
 use regatta_predict::pipeline::ScheduleKind;
-use regatta_predict::plan::{DiskOffload, ParallelPlan};
+use regatta_predict::plan::{ParallelPlan, StateTiers};
 
 #[test]
 fn batches_that_do_not_divide_are_refused_with_suggestions() {
@@ -19,7 +19,7 @@ fn batches_that_do_not_divide_are_refused_with_suggestions() {
         micro_batch,
         micro_batches: share / micro_batch,
         tiles: 1,
-        disk_offload: DiskOffload::default(),
+        offload: StateTiers::default(),
     };
     assert_eq!(plan("batch=24 micro_batch=4", 3).unwrap(), data(3, 24, 8, 4));
     assert_eq!(plan("batch_per_replica=5", 8).unwrap(), data(8, 40, 5, 5));

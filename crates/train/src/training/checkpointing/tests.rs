@@ -192,4 +192,7 @@ fn the_predicted_checkpoint_copy_is_what_ranks_write() {
     assert_eq!(footprint(&["zero=1"]), 1200);
     assert_eq!(footprint(&["checkpoint.interval=0"]), 0);
     assert_eq!(footprint(&["offload.optimizer=disk"]), 0);
+    // Host memory is the CPU's own, and has the offloaded state of a GPU.
+    assert_eq!(footprint(&["offload.optimizer=host"]), 600);
+    assert_eq!(footprint(&["offload.optimizer=host", "train.device=gpu"]), 0);
 }

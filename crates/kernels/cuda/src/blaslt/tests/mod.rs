@@ -30,6 +30,8 @@ impl Fake {
             vendor,
             compute_capability: (9, 0),
             memory_bytes: usize::MAX,
+            pinned_bytes: usize::MAX,
+            failing_copy: None,
             offset_bytes: 0,
             failing_launches: BTreeSet::new(),
             failing_kernels: BTreeSet::new(),

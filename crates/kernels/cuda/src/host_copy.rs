@@ -1,0 +1,158 @@
+//! Asynchronous copies between pinned host memory and the device, on a stream per direction: the link is
+//! full duplex, and a copy must not wait for kernels that are unrelated to it.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use regatta_comm::gpu_runtime::{MEMCPY_DEFAULT, Runtime, SUCCESS, Stream};
+use regatta_comm::{Buffer, DType, Event};
+use regatta_device::tensor::{Tensor, View, ViewMut};
+use regatta_device::{DeviceError, HostTensor};
+
+use crate::owned_stream::OwnedStream;
+use crate::pinned::Pinned;
+use crate::{CudaDevice, Ptr};
+
+/// The copy streams of a device, created by the first copy.
+pub(crate) struct CopyStreams {
+    to_device: OnceLock<Result<OwnedStream, c_int>>,
+    to_host: OnceLock<Result<OwnedStream, c_int>>,
+    /// The device in errors of copies.
+    pub device: Arc<str>,
+}
+
+impl CopyStreams {
+    pub fn new(device: &str) -> Self {
+        Self { to_device: OnceLock::new(), to_host: OnceLock::new(), device: device.into() }
+    }
+
+    /// The stream of a direction.
+    fn get(&self, direction: Direction, runtime: &Arc<Runtime>) -> Result<Stream, c_int> {
+        let stream = match direction {
+            Direction::ToDevice => &self.to_device,
+            Direction::ToHost => &self.to_host,
+        };
+        match stream.get_or_init(|| OwnedStream::create(runtime)) {
+            Ok(stream) => Ok(stream.raw),
+            Err(code) => Err(*code),
+        }
+    }
+
+    /// Waits for all copies; the error of the first that failed.
+    pub fn synchronize(&self, runtime: &Runtime) -> c_int {
+        let streams = [&self.to_device, &self.to_host];
+        let created = streams.into_iter().filter_map(|stream| stream.get()?.as_ref().ok());
+        let codes = created.map(|stream| {
+            // SAFETY: the stream is valid.
+            unsafe { (runtime.stream_synchronize)(stream.raw) }
+        });
+        codes.fold(SUCCESS, |first, code| if first == SUCCESS { code } else { first })
+    }
+}
+
+/// The direction of a copy.
+#[derive(Clone, Copy)]
+enum Direction {
+    ToDevice,
+    ToHost,
+}
+
+impl CudaDevice {
+    /// Zeros in pinned memory.
+    pub(crate) fn alloc_pinned(
+        &self,
+        elements: usize,
+        dtype: DType,
+    ) -> Result<HostTensor, DeviceError> {
+        self.make_current();
+        self.check()?;
+        let bytes = elements * dtype.size();
+        let memory = Pinned::alloc(&self.runtime, bytes).map_err(|code| {
+            let cause = format!(
+                "{bytes} bytes: {}; offload less (offload.optimizer, offload.parameters), offload to \
+                 disk, or raise the memory limit of the job",
+                self.runtime.error_string(code)
+            );
+            self.error("allocating pinned host memory", cause)
+        })?;
+        let start = NonNull::new(memory.start.cast::<u8>()).unwrap_or(NonNull::dangling());
+        // SAFETY: the allocation has this many bytes.
+        unsafe { start.write_bytes(0, bytes) };
+        // SAFETY: initialised memory, aligned to a page, which its owner frees.
+        let buffer = unsafe { Buffer::from_owner(start, bytes, Box::new(memory)) };
+        Ok(HostTensor::new(Tensor::from_buffer(buffer, dtype)))
+    }
+
+    pub(crate) fn copy_to_device(
+        &self,
+        from: &mut HostTensor,
+        to: &ViewMut<'_>,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy_pinned(Direction::ToDevice, from, to.view(), after)
+    }
+
+    pub(crate) fn copy_from_device(
+        &self,
+        from: View<'_>,
+        to: &mut HostTensor,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        self.copy_pinned(Direction::ToHost, to, from, after)
+    }
+
+    /// Queues a copy; an error is the device's.
+    fn copy_pinned(
+        &self,
+        direction: Direction,
+        host: &mut HostTensor,
+        on_device: View<'_>,
+        after: Option<&Event>,
+    ) -> Option<Event> {
+        let pinned = host.view_for_copy();
+        assert_eq!(pinned.len(), on_device.len(), "tensor lengths differ");
+        assert_eq!(pinned.dtype(), on_device.dtype(), "tensor dtypes differ");
+        let bytes = pinned.len() * pinned.dtype().size();
+        let pinned = pinned.view().address().as_ptr().cast();
+        if bytes == 0 || self.has_failed() || !self.make_current() {
+            return None;
+        }
+        let device = Ptr::of(on_device).as_raw();
+        let (to, from) = match direction {
+            Direction::ToDevice => (device, pinned),
+            Direction::ToHost => (pinned, device),
+        };
+        let queue = || -> Result<Event, String> {
+            let code_error = |code| self.runtime.error_string(code);
+            let stream = self.copies.get(direction, &self.runtime).map_err(code_error)?;
+            for event in after.into_iter().chain(host.last_copy()) {
+                // SAFETY: the stream is a stream of the runtime that the event belongs to.
+                unsafe { event.wait_on_stream(stream) }.map_err(|error| error.to_string())?;
+            }
+            // SAFETY: both have this many bytes. The owner of the host memory waits for the event below; the
+            // device memory is used and freed after the event, in stream order.
+            let code =
+                unsafe { (self.runtime.memcpy_async)(to, from, bytes, MEMCPY_DEFAULT, stream) };
+            if code != SUCCESS {
+                return Err(code_error(code));
+            }
+            // SAFETY: the stream is a stream of this device.
+            unsafe { self.gpu.record(stream) }.map_err(|error| {
+                // Without an event, the owners of the memory cannot wait for the copy.
+                self.copies.synchronize(&self.runtime);
+                error.to_string()
+            })
+        };
+        match queue() {
+            Ok(event) => {
+                host.set_copy(event.clone(), self.copies.device.clone());
+                Some(event)
+            }
+            Err(cause) => {
+                self.fail("copying between host and device memory", cause);
+                None
+            }
+        }
+    }
+}
