@@ -147,10 +147,10 @@ unsafe extern "C" fn free_host(start: *mut c_void) -> c_int {
 /// Callers ignore errors of a free, so such an error ends the process.
 fn reported(result: Result<(), c_int>) -> c_int {
     if let Err(code) = result {
-        // Tests capture the output of `eprintln`.
         // SAFETY: the text is a C string, valid until the next misuse of this thread.
         let cause = unsafe { error_text(get_error_string(code), code) };
         let text = format!("the fake GPU got an invalid free: {cause}\n");
+        // Tests capture the output of `eprintln`.
         let _ = std::io::stderr().write_all(text.as_bytes());
         std::process::abort();
     }
@@ -164,24 +164,20 @@ unsafe extern "C" fn memcpy_async(
     _: c_int,
     stream: Stream,
 ) -> c_int {
-    gpu_of(stream).map_or_else(
-        |code| code,
-        |_| {
-            let copy = || {
-                let mut world = world();
-                world.queue_operation(stream)?;
-                let from_pinned = memory::check_copy(&mut world, from, bytes)?;
-                let to_pinned = memory::check_copy(&mut world, to, bytes)?;
-                world.defer_copy(stream, to, from, bytes)?;
-                // Pageable memory is read and written before the call returns.
-                if !from_pinned && !to_pinned {
-                    world.run_all(stream);
-                }
-                Ok(())
-            };
-            code(copy())
-        },
-    )
+    let copy = || {
+        gpu_of(stream)?;
+        let mut world = world();
+        world.queue_operation(stream)?;
+        let from_pinned = memory::check_copy(&mut world, from, bytes)?;
+        let to_pinned = memory::check_copy(&mut world, to, bytes)?;
+        world.defer_copy(stream, to, from, bytes)?;
+        // Pageable memory is read and written before the call returns.
+        if !from_pinned && !to_pinned {
+            world.run_all(stream);
+        }
+        Ok(())
+    };
+    code(copy())
 }
 
 unsafe extern "C" fn device_get_stream_priority_range(low: *mut c_int, high: *mut c_int) -> c_int {
