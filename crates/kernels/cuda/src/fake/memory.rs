@@ -41,7 +41,7 @@ pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mu
     if total > limit || bytes > state.max_allocation_bytes {
         return Err(OUT_OF_MEMORY);
     }
-    let offset = gpu.config.offset_bytes;
+    let offset = offset_of(gpu, is_pinned);
     let size = bytes.max(1).checked_add(offset).ok_or(OUT_OF_MEMORY)?;
     let layout = Layout::from_size_align(size, ALIGNMENT).map_err(|_| OUT_OF_MEMORY)?;
     // SAFETY: the size is not 0.
@@ -67,6 +67,11 @@ pub fn allocate(gpu: &Arc<FakeGpu>, bytes: usize, is_pinned: bool) -> Result<*mu
     Ok(start.cast())
 }
 
+/// Offset from an aligned address: pinned memory is aligned to a page.
+fn offset_of(gpu: &FakeGpu, is_pinned: bool) -> usize {
+    if is_pinned { 0 } else { gpu.config.offset_bytes }
+}
+
 /// Frees memory that was allocated and not freed since. All accesses must have happened before: before the
 /// next operation of a stream, or for the host, which waits for none.
 pub fn free(start: *mut c_void, stream: Option<Stream>, is_pinned: bool) -> Result<(), c_int> {
@@ -87,7 +92,7 @@ pub fn free(start: *mut c_void, stream: Option<Stream>, is_pinned: bool) -> Resu
     }
     drop(world);
     let Allocation { layout, bytes, gpu, .. } = allocation;
-    let aligned = start.cast::<u8>().wrapping_sub(gpu.config.offset_bytes);
+    let aligned = start.cast::<u8>().wrapping_sub(offset_of(&gpu, is_pinned));
     // SAFETY: it was allocated with this layout and is no longer in the table.
     unsafe { dealloc(aligned, layout) };
     let mut state = gpu.lock();

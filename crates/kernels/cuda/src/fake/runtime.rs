@@ -158,10 +158,10 @@ unsafe extern "C" fn free_host(start: *mut c_void) -> c_int {
 /// Callers ignore errors of a free, so such an error ends the process.
 fn reported(result: Result<(), c_int>) -> c_int {
     if let Err(code) = result {
-        // Tests capture the output of `eprintln`.
         // SAFETY: the text is a C string, valid until the next misuse of this thread.
         let cause = unsafe { error_text(get_error_string(code), code) };
         let text = format!("the fake GPU got an invalid free: {cause}\n");
+        // Tests capture the output of `eprintln`.
         let _ = std::io::stderr().write_all(text.as_bytes());
         std::process::abort();
     }
