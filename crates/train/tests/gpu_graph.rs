@@ -89,13 +89,14 @@ fn assert_same(shape: &ModelShape, run: impl Fn(&mut Engine) -> Vec<LossAndNorm>
 #[test]
 fn graphs_are_bit_identical_to_eager_passes() {
     for family in [Family::Gpt2, Family::Llama] {
-        for (dropout, micro_batches) in [(0.0, 1), (0.0, 2), (0.1, 1), (0.1, 2)] {
-            for recompute in [|_| false, |_| true] {
-                let run = ShortRun { dropout, micro_batches, recompute, ..RUN };
-                let launches = assert_same(&shape(family), |engine| train(engine, run));
-                // A forward and a backward graph for each but the first two micro-batches.
-                assert_eq!(launches, 2 * (4 * micro_batches - 2));
-            }
+        for run in [
+            ShortRun { dropout: 0.0, micro_batches: 1, ..RUN },
+            RUN,
+            ShortRun { recompute: |_| true, ..RUN },
+        ] {
+            let launches = assert_same(&shape(family), |engine| train(engine, run));
+            // A forward and a backward graph for each but the first two micro-batches.
+            assert_eq!(launches, 2 * (4 * run.micro_batches - 2));
         }
     }
 }
