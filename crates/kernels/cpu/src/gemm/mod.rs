@@ -53,7 +53,7 @@ pub enum Epilogue<'a> {
 
 impl Epilogue<'_> {
     /// The epilogue of the columns from one on.
-    fn from_column(self, column: usize) -> Self {
+    fn at_column(self, column: usize) -> Self {
         match self {
             Self::Bias(bias) => Self::Bias(&bias[column..]),
             other => other,

@@ -81,7 +81,7 @@ impl Cpu {
                     c,
                     c_stride: shape.n,
                     first_column: column,
-                    epilogue: epilogue.from_column(column),
+                    epilogue: epilogue.at_column(column),
                 };
                 // SAFETY: the caller promises the shape of `a`; `c` is borrowed mutably.
                 unsafe { self.multiply_packed(&gemm) };

@@ -96,7 +96,7 @@ impl Cpu {
                 None => OperandA::Matrix(a.at_row(rows.start)),
             };
             let b = PackedBView::from(&packed).columns(columns.clone());
-            let epilogue = epilogue.from_column(columns.start);
+            let epilogue = epilogue.at_column(columns.start);
             let c = OutputBlock { elements, first: rows.start * n + columns.start, row_stride: n };
             let mut buffers = scratch.take();
             // SAFETY: blocks are disjoint, and panels have the rows of their block and the depth of B.

@@ -64,7 +64,7 @@ impl<'a> DisjointLines<'a> {
     ///
     /// # Panics
     /// If it is out of bounds.
-    pub fn from_line(self, first: usize) -> Self {
+    pub fn at_line(self, first: usize) -> Self {
         assert!(first <= self.len, "line {first} of {}", self.len);
         Self { start: self.start.wrapping_add(first), len: self.len - first, ..self }
     }

@@ -144,7 +144,7 @@ unsafe fn pack_part(
         k_stride: b.row_stride,
     };
     let stride = panel_stride(k);
-    let out = out.from_line(columns.start / WORDS * stride + ks.start / DEPTH * WORDS);
+    let out = out.at_line(columns.start / WORDS * stride + ks.start / DEPTH * WORDS);
     // SAFETY: the caller's promise.
     unsafe { dispatch(kernel, &source, PackedLayout::B { stride }, out) };
 }
